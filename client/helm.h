@@ -113,6 +113,10 @@ struct helm_generate_request {
      * library tells the daemon which ones are allowed, from inside helm_dispatch: a program that does not dispatch holds up
      * this request, and loses it after 10 s. Not with ignore_eos. */
     struct helm_grammar *grammar;
+    /* For gateways: the user whom the request is for, at most 64 bytes of UTF-8 without control characters; NULL: this program
+     * itself. Users share the daemon as users of the machine do, and `helm-cli ps` shows their names: write no secret. The
+     * daemon refuses it (HELM_E_PERMISSION) unless helm_status.names_users. */
+    const char *user;
 };
 
 struct helm_logprob {
@@ -164,7 +168,7 @@ struct helm_embed_request {
     size_t prompt_count;
     enum helm_pooling pooling;
     uint32_t deadline_ms; /* as of helm_generate_request */
-    const char *label;
+    const char *label, *user;
 };
 struct helm_embedding {
     uint64_t id;
@@ -283,6 +287,7 @@ struct helm_status {
     /* The least that the link was busy, from its bytes and the profile; 0: there is none */
     double seconds_link;
     uint32_t kv_page_tokens;
+    bool names_users; /* this program may set `user` of its requests */
 };
 HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out,
                                 struct helm_err *err);
@@ -304,6 +309,7 @@ struct helm_list_entry {
     uint64_t id;
     const char *state; /* "queued", "prefill", "decode"; "stalled": a worker is stopped or late */
     const char *label;
+    const char *user; /* whom a gateway named; "" */
     uint32_t prompt_tokens, prefilled_tokens, output_tokens, max_tokens;
     uint64_t age_ms;
 };

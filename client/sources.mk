@@ -160,6 +160,7 @@ GATEWAY_SRC := \
   client/gateway/ask_ollama.c \
   client/gateway/ask_openai.c \
   client/gateway/ask_responses.c \
+  client/gateway/bodies.c \
   client/gateway/choice.c \
   client/gateway/embedding.c \
   client/gateway/exchange.c \
@@ -180,6 +181,7 @@ GATEWAY_SRC := \
   client/gateway/server.c \
   client/gateway/tool_arguments.c \
   client/gateway/tool_grammar.c \
+  client/gateway/users.c \
   client/gateway/voice_anthropic.c \
   client/gateway/voice_embed.c \
   client/gateway/voice_ollama.c \

@@ -91,7 +91,7 @@ static int start(struct helmd *d, struct helm_err *err)
     const struct client_socket_options clients = {.endpoints = &d->rundir.endpoints,
                                                   .curve_secret_key_file = c->curve_secret_key_file,
                                                   .curve_clients_file = c->curve_clients_file,
-                                                  .admin_group = c->admin_group,
+                                                  .groups = {c->admin_group, c->gateway_group},
                                                   .frame_max = request_frame_max(&limits)};
     rc = client_socket_open(&clients, &d->clients, err);
     if (!rc) rc = serving_open_workers(d, err);

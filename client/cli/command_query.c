@@ -259,6 +259,7 @@ static void list_json(const struct helm_list *list, struct cli_text *out)
         cli_text_printf(out, "{\"id\":%" PRIu64 ",", e->id);
         add_json(out, "state", e->state);
         add_json(out, "label", e->label);
+        add_json(out, "user", e->user);
         cli_text_printf(out,
                         "\"prompt_tokens\":%u,\"prefilled_tokens\":%u,\"output_tokens\":%u,\"max_tokens\":%u,"
                         "\"age_ms\":%" PRIu64 "},",
@@ -271,7 +272,7 @@ static void list_json(const struct helm_list *list, struct cli_text *out)
 void query_add_list(const struct helm_list *list, struct cli_text *out)
 {
     cli_text_printf(out, "%8s  %-8s %9s %15s %15s  %s\n", "ID", "STATE", "AGE", "PREFILLED", "OUTPUT",
-                    "LABEL");
+                    "LABEL (USER)");
     for (size_t i = 0; i < list->count; i++) {
         const struct helm_list_entry *e = &list->entries[i];
         char prefilled[32], output[32];
@@ -283,6 +284,11 @@ void query_add_list(const struct helm_list *list, struct cli_text *out)
                         (double)e->age_ms / 1000, prefilled, output);
         cli_text_free(&state);
         query_add_clean(out, e->label);
+        if (e->user && *e->user) {
+            cli_text_printf(out, " (");
+            query_add_clean(out, e->user);
+            cli_text_printf(out, ")");
+        }
         cli_text_add(out, "\n", 1);
     }
     if (list->others) cli_text_printf(out, "%zu of others, who alone may see them\n", list->others);

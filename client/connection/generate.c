@@ -13,6 +13,7 @@
 #define STOP_MAX  64
 #define TOP_MAX   20
 #define LABEL_MAX 64
+#define USER_MAX  64
 
 const char *helm_finish_name(enum helm_finish finish)
 {
@@ -31,7 +32,8 @@ int generate_error_code(Helm__V1__ErrorCode code)
                                 [HELM__V1__ERROR_CODE__ERROR_NOT_FOUND] = HELM_E_NOT_FOUND,
                                 [HELM__V1__ERROR_CODE__ERROR_CONTEXT] = HELM_E_CAPACITY,
                                 [HELM__V1__ERROR_CODE__ERROR_NOT_READY] = HELM_E_STATE,
-                                [HELM__V1__ERROR_CODE__ERROR_DUPLICATE] = HELM_E_STATE};
+                                [HELM__V1__ERROR_CODE__ERROR_DUPLICATE] = HELM_E_STATE,
+                                [HELM__V1__ERROR_CODE__ERROR_DENIED] = HELM_E_PERMISSION};
     const bool known = code >= 0 && (size_t)code < sizeof codes / sizeof *codes;
     return known && codes[code] ? codes[code] : HELM_E_INTERNAL;
 }
@@ -119,7 +121,7 @@ void generate_deliver(const struct connection_request *request, const Helm__V1__
     }
 }
 
-static int check_prompt(size_t count, const char *label, struct helm_err *err)
+static int check_prompt(size_t count, const char *label, const char *user, struct helm_err *err)
 {
     if (count == 0) return helm_fail(err, HELM_E_LIMIT, "the prompt is empty: it needs at least one token");
     if (count > CONNECTION_FRAME_BYTES_MAX)
@@ -128,6 +130,9 @@ static int check_prompt(size_t count, const char *label, struct helm_err *err)
     if (label && strlen(label) > LABEL_MAX)
         return helm_fail(err, HELM_E_LIMIT, "a label of %zu bytes exceeds the limit of %d", strlen(label),
                          LABEL_MAX);
+    if (user && strlen(user) > USER_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "a user's name of %zu bytes exceeds the limit of %d",
+                         strlen(user), USER_MAX);
     return 0;
 }
 
@@ -142,7 +147,7 @@ static int check_lists(const struct helm_generate_request *what, struct helm_err
     if (what->grammar && what->ignore_eos)
         return helm_fail(err, HELM_E_USAGE,
                          "a grammar needs the model's end of sequence: not with ignore_eos");
-    return check_prompt(what->prompt_count, what->label, err);
+    return check_prompt(what->prompt_count, what->label, what->user, err);
 }
 
 /* What a request was made with, beside its message. */
@@ -217,6 +222,7 @@ int helm_generate(struct helm_client *client, const struct helm_generate_request
     Helm__V1__Request message = CONNECTION_REQUEST_INIT;
     message.body_case = HELM__V1__REQUEST__BODY_GENERATE;
     message.generate = &generate;
+    if (what->user) message.user = (char *)what->user;
 
     struct constraint *constraint = NULL;
     if (what->grammar) rc = constraint_open(what->grammar, &constraint, err);
@@ -240,7 +246,7 @@ int helm_embed(struct helm_client *client, const struct helm_embed_request *what
     Helm__V1__Request message = CONNECTION_REQUEST_INIT;
     struct connection_request *entry = NULL;
     *request = 0;
-    int rc = check_prompt(what->prompt_count, what->label, err);
+    int rc = check_prompt(what->prompt_count, what->label, what->user, err);
     if (rc == 0) rc = connection_open_request(client, &entry, err);
     if (rc < 0) return rc;
     embed.n_prompt = what->prompt_count;
@@ -250,6 +256,7 @@ int helm_embed(struct helm_client *client, const struct helm_embed_request *what
     if (what->label) embed.label = (char *)what->label;
     message.body_case = HELM__V1__REQUEST__BODY_EMBED;
     message.embed = &embed;
+    if (what->user) message.user = (char *)what->user;
     return send_entry(client, entry, &message, &call, request, err);
 }
 

@@ -143,7 +143,8 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
                                .restarts_total = from->restarts_total,
                                .seconds_waiting = from->seconds_waiting,
                                .seconds_link = from->seconds_link,
-                               .kv_page_tokens = from->kv_page_tokens};
+                               .kv_page_tokens = from->kv_page_tokens,
+                               .names_users = from->names_users};
 }
 
 static void copy_model_info(struct block *block, const Helm__V1__ModelInfo *from)
@@ -180,11 +181,13 @@ static void copy_list(struct block *block, const Helm__V1__List *from)
     struct helm_list_entry *entries = block_take(block, from->n_entries * sizeof *entries);
     for (size_t i = 0; i < from->n_entries; i++) {
         const Helm__V1__ListEntry *e = from->entries[i];
-        const char *state = block_text(block, e->state), *label = block_text(block, e->label);
+        const char *state = block_text(block, e->state), *label = block_text(block, e->label),
+                   *user = block_text(block, e->user);
         if (entries)
             entries[i] = (struct helm_list_entry){.id = e->id,
                                                   .state = state,
                                                   .label = label,
+                                                  .user = user,
                                                   .prompt_tokens = e->prompt_tokens,
                                                   .prefilled_tokens = e->prefilled_tokens,
                                                   .output_tokens = e->output_tokens,

@@ -2,9 +2,12 @@
 #include "client/gateway/access.h"
 
 #include <arpa/inet.h>
+#include <sodium.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 
 #include "common/base/file.h"
@@ -20,6 +23,24 @@ static void free_keys(struct access_key *keys, size_t count)
         free(keys[i].name);
     }
     free(keys);
+}
+
+/* A name that can be shown as it is; or a hash, of a key without one. */
+static int name_user(const struct access *access, struct access_key *key, struct helm_err *err)
+{
+    unsigned char hash[crypto_generichash_BYTES_MIN];
+    bool plain = *key->name && strlen(key->name) < sizeof key->user;
+    for (const char *c = key->name; *c; c++) plain &= *c > ' ' && *c < 127;
+    if (plain) {
+        snprintf(key->user, sizeof key->user, "%s", key->name);
+        return 0;
+    }
+    if (crypto_generichash(hash, sizeof hash, (const unsigned char *)key->key, strlen(key->key),
+                           access->secret, sizeof access->secret) < 0)
+        return helm_fail(err, HELM_E_INTERNAL, "a key cannot be hashed");
+    snprintf(key->user, sizeof key->user, "key-%02x%02x%02x%02x%02x%02x", hash[0], hash[1], hash[2], hash[3],
+             hash[4], hash[5]);
+    return 0;
 }
 
 /* One line, cut at its white space. */
@@ -39,7 +60,8 @@ static int take_line(struct access *to, char *line, const char *file, size_t num
     to->keys = grown;
     struct access_key *entry = &to->keys[to->key_count++];
     *entry = (struct access_key){.name = strdup(second ? first : ""), .key = strdup(key)};
-    return entry->name && entry->key ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for keys");
+    if (!entry->name || !entry->key) return helm_fail(err, HELM_E_NOMEM, "no memory for keys");
+    return name_user(to, entry, err);
 }
 
 int access_read_keys(struct access *access, struct helm_err *err)
@@ -49,6 +71,9 @@ int access_read_keys(struct access *access, struct helm_err *err)
     char *text = NULL, *rest = NULL;
     size_t length = 0, number = 0;
     if (!access->file) return 0;
+    if (!access->keys && getrandom(access->secret, sizeof access->secret, 0) < 0)
+        return helm_fail_errno(err, "drawing a secret");
+    memcpy(fresh.secret, access->secret, sizeof fresh.secret);
     if (stat(access->file, &st) == 0 && (st.st_mode & S_IRWXO))
         return helm_fail(err, HELM_E_PERMISSION, "%s has mode %04o: others may read the keys (chmod o= %s)",
                          access->file, (unsigned)(st.st_mode & 07777), access->file);
@@ -139,20 +164,37 @@ static bool same_key(const char *a, const char *b)
     return !differs;
 }
 
+static const struct access_key *key_of(const struct access *access, const char *key)
+{
+    const struct access_key *found = NULL;
+    for (size_t i = 0; key && i < access->key_count; i++)
+        if (same_key(access->keys[i].key, key)) found = &access->keys[i];
+    return found;
+}
+
+/* The key in an Authorization header; NULL: there is none. */
+static const char *bearer(const char *authorization)
+{
+    static const char scheme[] = "Bearer ";
+    const bool has = authorization && strncasecmp(authorization, scheme, strlen(scheme)) == 0;
+    return has ? authorization + strlen(scheme) : NULL;
+}
+
 const char *access_key_name(const struct access *access, const char *authorization)
 {
-    static const char bearer[] = "Bearer ";
-    if (!access->file) return "";
-    if (!authorization || strncasecmp(authorization, bearer, strlen(bearer)) != 0) return NULL;
-    return access_name_of(access, authorization + strlen(bearer));
+    return access_name_of(access, bearer(authorization));
 }
 
 const char *access_name_of(const struct access *access, const char *key)
 {
-    const char *found = NULL;
+    const struct access_key *found = key_of(access, key);
     if (!access->file) return "";
-    if (!key) return NULL;
-    for (size_t i = 0; i < access->key_count; i++)
-        if (same_key(access->keys[i].key, key)) found = access->keys[i].name;
-    return found;
+    return found ? found->name : NULL;
+}
+
+const char *access_user(const struct access *access, const char *authorization, const char *key)
+{
+    const struct access_key *found = key_of(access, bearer(authorization));
+    if (!found) found = key_of(access, key);
+    return found ? found->user : NULL;
 }

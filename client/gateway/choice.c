@@ -160,6 +160,17 @@ bool choice_take(struct choice *c, const struct helm_token *token)
     return true;
 }
 
+void choice_opened(struct choice *c)
+{
+    users_open_generation(&c->exchange->gateway->users, c->exchange->whose);
+}
+
+void choice_closed(struct choice *c)
+{
+    if (c->number) users_close_generation(&c->exchange->gateway->users, c->exchange->whose);
+    c->number = 0;
+}
+
 void choice_finish(struct choice *c, enum helm_finish finish)
 {
     const char *text = "";

@@ -25,7 +25,7 @@ static void on_embedding(void *user, uint64_t request, const struct helm_embeddi
     struct exchange *ex = c->exchange;
     struct helm_err err = {0};
     (void)request;
-    c->number = 0;
+    choice_closed(c);
     if (ex->over || ex->dropped) return;
     c->over = true;
     c->embedding_count = embedding->count;
@@ -45,7 +45,7 @@ static void on_done(void *user, uint64_t request, const struct helm_done *done)
     char text[HELM_ERR_TEXT];
     const bool failed = done->finish == HELM_FINISH_ERROR;
     (void)request;
-    c->number = 0;
+    choice_closed(c);
     if (c->exchange->over || c->exchange->dropped) return;
     snprintf(text, sizeof text, "the embedding %s%s%s", failed ? "failed" : "was cancelled",
              *done->detail ? ": " : "", done->detail);
@@ -56,7 +56,7 @@ static void on_error(void *user, uint64_t request, int code, const char *text)
 {
     struct choice *c = user;
     (void)request;
-    c->number = 0;
+    choice_closed(c);
     if (!c->exchange->over && !c->exchange->dropped) exchange_fail(c->exchange, code, text);
 }
 
@@ -78,8 +78,10 @@ int embedding_send(struct exchange *ex, struct helm_err *err)
                                                 .prompt_count = ask->prompt[c->prompt].count,
                                                 .pooling = ask->pooling,
                                                 .deadline_ms = ex->gateway->model.answer_ms,
-                                                .label = label};
+                                                .label = label,
+                                                .user = gateway_user(ex)};
         rc = helm_embed(ex->gateway->cli.client, &what, &callbacks, c, 0, &c->number, err);
+        if (rc == 0) choice_opened(c);
         open++;
     }
     return rc;

@@ -210,7 +210,7 @@ static void on_done(void *user, uint64_t request, const struct helm_done *done)
 {
     struct choice *c = user;
     (void)request;
-    c->number = 0;
+    choice_closed(c);
     if (c->over || c->exchange->over || c->exchange->dropped) return;
     c->reported = true;
     c->cached_tokens = done->cached_tokens;
@@ -231,7 +231,7 @@ static void on_error(void *user, uint64_t request, int code, const char *text)
 {
     struct choice *c = user;
     (void)request;
-    c->number = 0;
+    choice_closed(c);
     if (c->over || c->exchange->over || c->exchange->dropped) return;
     exchange_fail(c->exchange, code, text);
 }
@@ -256,6 +256,7 @@ static int send_choice(struct choice *c, struct helm_err *err)
         .deadline_ms = model->answer_ms,
         .label = label,
         .grammar = ask->grammar ? ask->grammar->grammar : NULL,
+        .user = gateway_user(c->exchange),
     };
     /* with a seed each of several answers is another one, and the same one next time */
     what.sampling.seed += c->index % ask->choices;
@@ -263,9 +264,11 @@ static int send_choice(struct choice *c, struct helm_err *err)
                                              .token = on_token,
                                              .done = on_done,
                                              .error = on_error};
-    const int rc = choice_open(c, err);
-    return rc ? rc
-              : helm_generate(c->exchange->gateway->cli.client, &what, &callbacks, c, 0, &c->number, err);
+    int rc = choice_open(c, err);
+    if (rc == 0)
+        rc = helm_generate(c->exchange->gateway->cli.client, &what, &callbacks, c, 0, &c->number, err);
+    if (rc == 0) choice_opened(c);
+    return rc;
 }
 
 void exchange_informed(struct exchange *ex)
@@ -289,8 +292,7 @@ void exchange_start(struct exchange *ex)
             end_answer(ex);
         return;
     }
-    ex->gateway->body_bytes -= ex->body.length;
-    cli_text_free(&ex->body);
+    bodies_free(ex);
     if (ex->refusal.status || ex->gone) {
         if (ex->gone)
             exchange_drop(ex, "the client went away");
@@ -311,8 +313,7 @@ void exchange_start(struct exchange *ex)
                                  ? EMBEDDING_AT_ONCE
                                  : ex->choice_count;
     if (rc == 0 && !ex->gateway->cli.client) rc = helm_fail(&err, HELM_E_PEER, "helmd is not there");
-    if (rc == 0 && helm_open_requests(ex->gateway->cli.client) + at_once > HELM_OPEN_REQUESTS_MAX)
-        rc = helm_fail(&err, HELM_E_BUSY, "%d generations are open already", HELM_OPEN_REQUESTS_MAX);
+    if (rc == 0) rc = users_check_generations(&ex->gateway->users, ex->whose, at_once, &err);
     if (rc == 0 && ex->choice_count == 0) {
         ex->route->voice->whole(ex);
         exchange_answer(ex, 200, JSON_TYPE, &ex->out);
@@ -347,12 +348,14 @@ void exchange_free(struct exchange *ex)
             cancel(c);
             (void)!helm_abandon(client, c->number, &err); /* not from a callback: libmicrohttpd called */
         }
+        choice_closed(c);
         choice_free(c);
     }
     free(ex->choices);
     ask_free(&ex->ask);
-    cli_text_free(&ex->body);
+    bodies_free(ex);
     cli_text_free(&ex->out);
     for (unsigned i = 0; i < INQUIRY_QUESTIONS; i++) inquiry_give_back(ex->facts[i]);
+    users_leave(&ex->gateway->users, ex->whose);
     free(ex);
 }

@@ -15,6 +15,7 @@
 
 struct exchange;
 struct gateway;
+struct user;
 struct voice;
 
 /* A token whose logprobs wait for the text that it is part of. */
@@ -53,7 +54,7 @@ struct choice {
     struct exchange *exchange;
     uint32_t index;  /* in the answer */
     uint32_t prompt; /* which of the ask's prompts */
-    uint64_t number; /* of libhelm while it is open, else 0 */
+    uint64_t number; /* of libhelm while it is open, else 0: choice_closed */
     bool accepted, over;
     struct helm_detokenizer *detokenizer;
     struct cli_text held;          /* text that may yet turn out to be a stop text */
@@ -94,8 +95,9 @@ struct exchange {
     struct exchange *next, *previous; /* all of them */
     struct exchange *job;             /* next in a queue of jobs.c */
     char id[33];
-    char user[64];   /* whose key it was, for the log */
-    char named[256]; /* behind ROUTES_MODEL */
+    char user[64];      /* whose key it was, for the log */
+    struct user *whose; /* users.h; NULL: it was refused before that was known */
+    char named[256];    /* behind ROUTES_MODEL */
     time_t created;
     uint64_t begin_us, first_us, over_us;
     uint64_t unread_us; /* since when there is something to write; 0: there is not */
@@ -147,6 +149,12 @@ void exchange_fail(struct exchange *exchange, int code, const char *text);
 /* Gives everything back; libmicrohttpd is through with it. */
 void exchange_free(struct exchange *exchange);
 
+/* ---- bodies.c ---- */
+
+/* A piece of the body came: kept, or the request is refused. */
+void bodies_take(struct exchange *exchange, const char *data, size_t length);
+void bodies_free(struct exchange *exchange);
+
 /* ---- embedding.c ---- */
 
 #define EMBEDDING_AT_ONCE 8
@@ -158,6 +166,9 @@ HELM_MUST_CHECK int embedding_send(struct exchange *exchange, struct helm_err *e
 HELM_MUST_CHECK int choice_open(struct choice *choice, struct helm_err *err);
 /* A token came. false: memory was short, or the text is no text. */
 bool choice_take(struct choice *choice, const struct helm_token *token);
+/* The daemon has its generation (choice->number), or is through with it. */
+void choice_opened(struct choice *choice);
+void choice_closed(struct choice *choice);
 /* The output ends, for this reason; `over` is set. */
 void choice_finish(struct choice *choice, enum helm_finish finish);
 /* OpenAI's word for how it ended. */

@@ -4,6 +4,7 @@
  *   peer.c      connections: places, hang-ups, limits of time
  *   server.c    libmicrohttpd: heads, bodies, answers
  *   routes.c    the table of paths                 access.c     Host, Origin and API keys
+ *   users.c     whose requests are, and shares     bodies.c     bodies while they come
  *   inquiry.c   the thread that asks helmd
  *   jobs.c      threads that read bodies           ask*.c       what a body asks for
  *   grammars.c  grammars that are kept             tool_grammar.c   calls of tools as one
@@ -21,10 +22,10 @@
 #include "client/gateway/inquiry.h"
 #include "client/gateway/metrics.h"
 #include "client/gateway/peer.h"
+#include "client/gateway/users.h"
 
-#define GATEWAY_BODY_MAX    ((size_t)8 << 20)   /* of one request */
-#define GATEWAY_BODIES_MAX  ((size_t)128 << 20) /* of all that are being received or read */
-#define GATEWAY_BACKLOG_MAX ((size_t)8 << 20)   /* of one answer that its client does not fetch */
+#define GATEWAY_BODY_MAX    ((size_t)8 << 20) /* of one request */
+#define GATEWAY_BACKLOG_MAX ((size_t)8 << 20) /* of one answer that its client does not fetch */
 #define GATEWAY_DRAIN_US    10000000
 
 struct jobs;
@@ -41,7 +42,8 @@ struct gateway {
     struct inquiry *inquiry;
     struct metrics metrics;
     struct exchange *exchanges;
-    size_t body_bytes;
+    struct users users;
+    bool names_users;    /* helmd is told whose a request is */
     uint64_t request_us; /* longest time of a request's receipt, and of fetching an answer that is over */
     int epoll_fd;
     bool draining;
@@ -57,6 +59,11 @@ int loop_run(struct gateway *gateway);
 void loop_watch(struct gateway *gateway, struct peer *peer);
 /* Whether new connections are waited for. */
 void loop_listen(struct gateway *gateway, bool on);
+
+/* Connected: whether helmd lets this gateway name its users. The log says so if it does not. */
+void gateway_ask_users(struct gateway *gateway);
+/* Whom a request is for, as helmd is told; NULL: the gateway itself. */
+const char *gateway_user(const struct exchange *exchange);
 
 /* ---- info.c ---- */
 

@@ -36,7 +36,7 @@ void info_props(struct exchange *ex)
     exchange_answer(ex, 200, JSON_TYPE, out);
 }
 
-/* The requests that this gateway may see, one a slot: helmd has as many as are open. */
+/* The requests of the asker, one a slot: helmd has as many as are open. */
 void info_slots(struct exchange *ex)
 {
     struct gateway *g = ex->gateway;
@@ -51,9 +51,10 @@ void info_slots(struct exchange *ex)
     cli_text_printf(&ex->out, "[");
     for (size_t i = 0; i < list->count; i++) {
         const struct helm_list_entry *e = &list->entries[i];
+        if (g->names_users && strcmp(e->user, ex->whose->name) != 0) continue;
         cli_text_printf(&ex->out,
                         "%s{\"id\":%zu,\"id_task\":%llu,\"n_ctx\":%u,\"is_processing\":%s,\"state\":",
-                        i ? "," : "", i, (unsigned long long)e->id, g->model.context,
+                        ex->out.length > 1 ? "," : "", i, (unsigned long long)e->id, g->model.context,
                         strcmp(e->state, "queued") == 0 ? "false" : "true");
         voice_add_string(&ex->out, e->state);
         cli_text_printf(&ex->out,

@@ -7,45 +7,39 @@
 #include <unistd.h>
 
 #include "client/gateway/routes.h"
+#include "client/gateway/users.h"
 
 #define THREADS_MAX 16
-
-struct queue {
-    struct exchange *first, **last;
-};
 
 struct jobs {
     pthread_t thread[THREADS_MAX];
     uint32_t threads;
     pthread_mutex_t lock;
     pthread_cond_t more;
-    struct queue waiting, done;
+    struct users_queue waiting;
+    struct exchange *done, **done_last;
     int event_fd;
     bool quit;
 };
-
-static void append(struct queue *queue, struct exchange *exchange)
-{
-    exchange->job = NULL;
-    if (!queue->first) queue->last = &queue->first;
-    *queue->last = exchange;
-    queue->last = &exchange->job;
-}
 
 static void *run(void *argument)
 {
     struct jobs *jobs = argument;
     const uint64_t one = 1;
     pthread_mutex_lock(&jobs->lock);
-    for (;;) {
-        while (!jobs->quit && !jobs->waiting.first) pthread_cond_wait(&jobs->more, &jobs->lock);
-        if (jobs->quit) break;
-        struct exchange *exchange = jobs->waiting.first;
-        jobs->waiting.first = exchange->job;
+    while (!jobs->quit) {
+        struct exchange *exchange = users_queue_take(&jobs->waiting);
+        if (!exchange) {
+            pthread_cond_wait(&jobs->more, &jobs->lock);
+            continue;
+        }
         pthread_mutex_unlock(&jobs->lock);
         exchange_work(exchange);
         pthread_mutex_lock(&jobs->lock);
-        append(&jobs->done, exchange);
+        users_queue_done(exchange->whose); /* its next one is this thread's to take, if it is its turn */
+        exchange->job = NULL;
+        *jobs->done_last = exchange;
+        jobs->done_last = &exchange->job;
         (void)!write(jobs->event_fd, &one, sizeof one); /* EAGAIN: it is raised already */
     }
     pthread_mutex_unlock(&jobs->lock);
@@ -59,6 +53,8 @@ int jobs_open(uint32_t threads, struct jobs **out, struct helm_err *err)
     if (!jobs) return helm_fail(err, HELM_E_NOMEM, "no memory for threads");
     pthread_mutex_init(&jobs->lock, NULL);
     pthread_cond_init(&jobs->more, NULL);
+    jobs->done_last = &jobs->done;
+    users_queue_open(&jobs->waiting, threads > 1 ? threads - 1 : 1);
     jobs->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = jobs->event_fd < 0 ? helm_fail_errno(err, "eventfd") : 0;
     for (; rc == 0 && jobs->threads < threads && jobs->threads < THREADS_MAX; jobs->threads++)
@@ -79,9 +75,17 @@ int jobs_fd(const struct jobs *jobs)
 void jobs_push(struct jobs *jobs, struct exchange *exchange)
 {
     pthread_mutex_lock(&jobs->lock);
-    append(&jobs->waiting, exchange);
+    users_queue_push(&jobs->waiting, exchange);
     pthread_cond_signal(&jobs->more);
     pthread_mutex_unlock(&jobs->lock);
+}
+
+bool jobs_withdraw(struct jobs *jobs, struct exchange *exchange)
+{
+    pthread_mutex_lock(&jobs->lock);
+    const bool waits = users_queue_remove(&jobs->waiting, exchange);
+    pthread_mutex_unlock(&jobs->lock);
+    return waits;
 }
 
 struct exchange *jobs_take(struct jobs *jobs)
@@ -89,8 +93,9 @@ struct exchange *jobs_take(struct jobs *jobs)
     uint64_t count;
     (void)!read(jobs->event_fd, &count, sizeof count); /* EAGAIN: it was not raised */
     pthread_mutex_lock(&jobs->lock);
-    struct exchange *all = jobs->done.first;
-    jobs->done.first = NULL;
+    struct exchange *all = jobs->done;
+    jobs->done = NULL;
+    jobs->done_last = &jobs->done;
     pthread_mutex_unlock(&jobs->lock);
     return all;
 }

@@ -84,6 +84,22 @@ static void talk(struct gateway *g)
     if (g->cli.client && helm_dispatch(g->cli.client, 0, &err) < 0) lose_daemon(g, err.text);
 }
 
+void gateway_ask_users(struct gateway *g)
+{
+    struct inquiry_fact *fact = inquiry_last(g->inquiry, INQUIRY_STATUS);
+    g->names_users = fact && fact->status->names_users;
+    inquiry_give_back(fact);
+    if (!g->names_users)
+        log_warn("to helmd all users of this gateway are one: it does not let this program name them (root, "
+                 "helmd's own user, "
+                 "members of gateway-group, a CURVE key marked gateway may)");
+}
+
+const char *gateway_user(const struct exchange *ex)
+{
+    return ex->gateway->names_users ? ex->whose->name : NULL;
+}
+
 /* 0: it is there, or may be there later; else why the gateway cannot go on. */
 static int reconnect(struct gateway *g, struct helm_err *err)
 {
@@ -95,6 +111,7 @@ static int reconnect(struct gateway *g, struct helm_err *err)
     int rc = info_check_model(g, model, err);
     free(model);
     if (rc == 0) rc = watch(g, helm_client_fd(g->cli.client), SOURCE_DAEMON, err);
+    if (rc == 0) gateway_ask_users(g);
     if (rc == 0) log_info("helmd is there again");
     return rc;
 }

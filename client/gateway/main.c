@@ -62,8 +62,10 @@ static int start(struct gateway *g, const struct options *o, struct helm_err *er
     }
     if (rc == 0) rc = cpu_usable(-1, &cpus, err);
     const int half = rc == 0 ? (cpus.suggested + 1) / 2 : 1;
-    if (rc == 0) rc = jobs_open(half < THREADS_MAX ? (uint32_t)half : THREADS_MAX, &g->jobs, err);
+    /* one more, which the bodies of one user never take */
+    if (rc == 0) rc = jobs_open(half < THREADS_MAX ? (uint32_t)half + 1 : THREADS_MAX, &g->jobs, err);
     if (rc == 0) rc = inquiry_open(&g->cli, &g->inquiry, err);
+    if (rc == 0) gateway_ask_users(g);
     if (rc == 0) rc = server_open(g, o->listen, at, err);
     if (rc == 0)
         log_info("serving %s at http://%s, from %s%s", g->model.name, at, helm_client_endpoint(g->cli.client),

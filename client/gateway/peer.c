@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "client/gateway/gateway.h"
+#include "client/gateway/jobs.h"
 #include "client/gateway/server.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
@@ -283,6 +284,10 @@ static void leave(struct gateway *g, struct exchange *ex)
 {
     if (ex->gone) return;
     ex->gone = true;
+    if (ex->state == EXCHANGE_WORK && jobs_withdraw(g->jobs, ex)) {
+        exchange_start(ex); /* which ends it */
+        return;
+    }
     if (ex->state == EXCHANGE_WORK || ex->over) return; /* a thread has it; or it is being fetched, or not */
     g->metrics.cancelled++;
     exchange_drop(ex, "the client went away");

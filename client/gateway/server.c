@@ -155,6 +155,18 @@ static struct peer *peer_of(struct MHD_Connection *connection)
     return info ? info->socket_context : NULL;
 }
 
+/* Whose request it is: a key's owner's, or its address's. */
+static bool enter_user(struct exchange *ex)
+{
+    char address[USERS_NAME];
+    const char *user =
+        access_user(&ex->gateway->access, header(ex, MHD_HTTP_HEADER_AUTHORIZATION), header(ex, "x-api-key"));
+    snprintf(ex->user, sizeof ex->user, "%s", user ? user : "");
+    users_name_address(ex->peer->address, address);
+    ex->whose = users_enter(&ex->gateway->users, user ? user : address);
+    return ex->whose != NULL;
+}
+
 /* The headers are there: whether the request is one, and is allowed. */
 static void look_at_headers(struct exchange *ex, const char *url, const char *method)
 {
@@ -207,7 +219,10 @@ static void look_at_headers(struct exchange *ex, const char *url, const char *me
         return;
     }
     if (!route->open) ex->peer->keyed = g->access.file != NULL;
-    snprintf(ex->user, sizeof ex->user, "%s", name);
+    if (!enter_user(ex)) {
+        refuse(&ex->refusal, 503, "server_busy", NULL, "no memory for the request");
+        return;
+    }
     if (route->unsupported)
         refuse(&ex->refusal, 501, "unsupported", NULL, "%s is not supported by HELM's gateway: %s",
                route->path, route->unsupported);
@@ -251,20 +266,6 @@ static struct exchange *begin(struct gateway *g, struct MHD_Connection *connecti
     if (ex->next) ex->next->previous = ex;
     g->exchanges = ex;
     return ex;
-}
-
-static void take_body(struct exchange *ex, const char *data, size_t length)
-{
-    if (ex->refusal.status) return; /* read on, so that the client reads why */
-    if (ex->body.length + length > GATEWAY_BODY_MAX) {
-        refuse(&ex->refusal, 413, "body_too_large", NULL, "a body of more than %zu bytes", GATEWAY_BODY_MAX);
-    } else if (ex->gateway->body_bytes + length > GATEWAY_BODIES_MAX) {
-        refuse(&ex->refusal, 503, "server_busy", NULL, "too many bodies are being received");
-    } else {
-        cli_text_add(&ex->body, data, length);
-        ex->gateway->body_bytes += length;
-        if (ex->body.failed) refuse(&ex->refusal, 503, "server_busy", NULL, "no memory for the body");
-    }
 }
 
 /* The whole request is there. */
@@ -313,7 +314,7 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
         return MHD_YES;
     }
     if (*data_size) {
-        take_body(ex, data, *data_size);
+        bodies_take(ex, data, *data_size);
         *data_size = 0;
         return MHD_YES;
     }
@@ -359,7 +360,6 @@ static void completed(void *cls, struct MHD_Connection *connection, void **reque
         g->metrics.cancelled++;
     g->metrics.requests[routes_row(ex->route)][ex->queued ? ex->status / 100 : 0]++;
     log_request(ex);
-    g->body_bytes -= ex->body.length;
     if (ex->peer) peer_waits(ex->peer);
     if (ex->previous)
         ex->previous->next = ex->next;

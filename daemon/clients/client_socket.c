@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -33,7 +34,8 @@ struct listener {
 
 struct client_socket {
     size_t frame_max;
-    uint32_t admin_group;
+    struct endpoint_groups groups;
+    uint8_t secret[ENDPOINT_SECRET]; /* of endpoint_named */
     int epoll;
     struct listener listener[ARGS_LIST_MAX];
     uint32_t listeners;
@@ -133,11 +135,13 @@ int client_socket_open(const struct client_socket_options *options, struct clien
     *out = NULL;
     if (!sock) return helm_fail(err, HELM_E_NOMEM, "no memory for the client table");
     sock->frame_max = client_socket_frame_bound(options->frame_max);
-    sock->admin_group = options->admin_group;
+    sock->groups = options->groups;
     sock->clients_max = clients_allowed();
     sock->budget = CLIENT_ROUND;
     sock->epoll = epoll_create1(EPOLL_CLOEXEC);
     int rc = sock->epoll < 0 ? helm_fail_errno(err, "client sockets") : 0;
+    if (!rc && getrandom(sock->secret, sizeof sock->secret, 0) < 0)
+        rc = helm_fail_errno(err, "drawing a secret");
     for (uint32_t i = 0; !rc && i < options->endpoints->count; i++)
         rc = add_endpoint(sock, options->endpoints->item[i], options, err);
     if (rc) client_socket_close(&sock);
@@ -303,13 +307,14 @@ static void greet(struct client_socket *sock, int fd, bool tcp, uint64_t now_us)
         close(fd);
         return;
     }
-    const struct endpoint_peer user = tcp ? (struct endpoint_peer){0} : endpoint_user(fd, sock->admin_group);
+    const struct endpoint_peer user = tcp ? (struct endpoint_peer){0} : endpoint_user(fd, &sock->groups);
     const uint32_t entry = vacant_entry(sock);
     /* behind those that wait: coming anew is no way to be first */
     c->served = sock->turn;
     c->handle = ++sock->lives * CLIENT_SOCKET_CLIENTS_MAX + entry;
     c->peer = peers_join(&sock->peers, user.number, sock->turn);
     c->admin = user.administers;
+    c->names_users = user.names_users;
     c->since_us = now_us;
     sock->client[entry] = c;
     sock->clients++;
@@ -339,12 +344,12 @@ static void know_peer(struct client_socket *sock, struct connection *c)
 {
     if (!c->session.door || c->session.state != ZMTP_OPEN || sock->peers.peer[c->peer].number) return;
     const struct curve_client_key *key = curve_keys_find(&sock->keys, c->session.curve.client);
-    const struct endpoint_peer who = endpoint_key(c->session.curve.client, key && key->administers);
     sock->peers.peer[c->peer].held -= c->held;
     peers_leave(&sock->peers, c->peer);
-    c->peer = peers_join(&sock->peers, who.number, sock->turn);
+    c->peer = peers_join(&sock->peers, endpoint_key(c->session.curve.client), sock->turn);
     sock->peers.peer[c->peer].held += c->held;
-    c->admin = who.administers;
+    c->admin = key && key->administers;
+    c->names_users = key && key->names_users;
 }
 
 /* ---- rounds ------------------------------------------------------------------------------------------- */
@@ -443,6 +448,7 @@ static bool take_from(struct client_socket *sock, struct connection *c, struct c
     *frame = (struct client_frame){.client = c->handle,
                                    .peer = sock->peers.peer[c->peer].number,
                                    .admin = c->admin,
+                                   .names_users = c->names_users,
                                    .data = taken.frame,
                                    .size = taken.size,
                                    .too_many_parts = taken.too_many_parts,
@@ -471,6 +477,11 @@ void client_frame_close(struct client_socket *sock, struct client_frame *frame)
 {
     (void)frame; /* its bytes are the connection's */
     client_socket_flush(sock);
+}
+
+uint64_t client_socket_named(const struct client_socket *sock, uint64_t peer, const char *user)
+{
+    return endpoint_named(peer, user, sock->secret);
 }
 
 /* ---- sending ------------------------------------------------------------------------------------------ */

@@ -21,6 +21,7 @@
 
 #include "common/base/args.h"
 #include "common/base/err.h"
+#include "daemon/clients/endpoint.h"
 
 #define CLIENT_SOCKET_CLIENTS_MAX 4096                     /* connections, where descriptors suffice */
 #define CLIENT_HELD_MAX           ((size_t)128 << 20)      /* bytes in buffers of all of them */
@@ -33,8 +34,9 @@ struct client_socket;
 
 struct client_frame {
     uint64_t client;
-    uint64_t peer; /* the sender: the same of all connections of one user, or of one CURVE key; never 0 */
-    bool admin;    /* root, the daemon's user, a member of the administrators' group, or a key marked so */
+    uint64_t peer;    /* the sender: the same of all connections of one user, or of one CURVE key; never 0 */
+    bool admin;       /* root, the daemon's user, a member of the administrators' group, or a key marked so */
+    bool names_users; /* those, a member of the gateways' group, or a key marked so */
     const uint8_t *data; /* until client_frame_close */
     size_t size;
     bool too_many_parts; /* there is no data */
@@ -48,8 +50,8 @@ size_t client_socket_frame_bound(size_t frame_max);
 struct client_socket_options {
     const struct args_list *endpoints;                      /* resolved ipc:// and tcp:// */
     const char *curve_secret_key_file, *curve_clients_file; /* may be NULL when there is no tcp:// */
-    uint32_t admin_group; /* whose members administer; ENDPOINT_NO_GROUP (endpoint.h): none */
-    size_t frame_max;     /* of frames that are worth an answer */
+    struct endpoint_groups groups;                          /* whose members administer, and are gateways */
+    size_t frame_max;                                       /* of frames that are worth an answer */
 };
 HELM_MUST_CHECK int client_socket_open(const struct client_socket_options *options,
                                        struct client_socket **out, struct helm_err *err);
@@ -81,6 +83,9 @@ HELM_MUST_CHECK int client_socket_send(struct client_socket *sock, uint64_t clie
 /* A request of this client opens or closes. */
 void client_socket_retain(struct client_socket *sock, uint64_t client);
 void client_socket_release(struct client_socket *sock, uint64_t client);
+
+/* The peer of a user whom a client named (endpoint.h); `peer`: the client's. */
+uint64_t client_socket_named(const struct client_socket *sock, uint64_t peer, const char *user);
 
 /* `gone` is called, from watch, flush and client_frame_close, for each client with open requests that has left. */
 void client_socket_on_gone(struct client_socket *sock, void (*gone)(void *context, uint64_t client),

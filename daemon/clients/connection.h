@@ -22,8 +22,8 @@ struct connection_bytes {
 struct connection {
     uint64_t handle;
     int fd;
-    bool paused; /* its answers wait: it is not read */
-    bool admin;
+    bool paused;             /* its answers wait: it is not read */
+    bool admin, names_users; /* endpoint.h */
     /* In client_socket.c's list of those that may have a message; CONNECTION_NOT_READY: not there */
     uint32_t ready_at;
     uint32_t peer; /* entry of client_socket.c's table */

@@ -36,6 +36,11 @@ int curve_keys_read_secret(const char *path, struct curve_server *server, struct
     return rc;
 }
 
+static bool is_word(const char *text, size_t bytes, const char *word)
+{
+    return bytes == strlen(word) && strncmp(text, word, bytes) == 0;
+}
+
 static int take_line(const char *path, uint32_t line, char *text, struct curve_keys *keys,
                      struct helm_err *err)
 {
@@ -52,11 +57,13 @@ static int take_line(const char *path, uint32_t line, char *text, struct curve_k
     if (n != KEY_TEXT || !zmq_z85_decode(key->key, text))
         return helm_fail(err, HELM_E_FORMAT, "%s: key %u is not a Z85 key of %d characters", path, line,
                          KEY_TEXT);
-    if (word_bytes && *word != '#' && (word_bytes != 5 || strncmp(word, "admin", 5) != 0))
+    const bool comment = word_bytes == 0 || *word == '#';
+    key->administers = !comment && is_word(word, word_bytes, "admin");
+    key->names_users = key->administers || (!comment && is_word(word, word_bytes, "gateway"));
+    if (!comment && !key->names_users)
         return helm_fail(err, HELM_E_FORMAT,
-                         "%s: behind key %u stands '%.*s', which may be 'admin' or '# ...'", path, line,
-                         (int)(word_bytes < 32 ? word_bytes : 32), word);
-    key->administers = word_bytes && *word != '#';
+                         "%s: behind key %u stands '%.*s', which may be 'admin', 'gateway' or '# ...'", path,
+                         line, (int)(word_bytes < 32 ? word_bytes : 32), word);
     keys->count++;
     return 0;
 }

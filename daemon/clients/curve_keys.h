@@ -11,7 +11,8 @@
 
 struct curve_client_key {
     uint8_t key[CURVE_KEY];
-    bool administers; /* the word "admin" stands behind it */
+    bool administers; /* the word "admin" follows it */
+    bool names_users; /* the word "gateway" or "admin" does */
 };
 
 struct curve_keys {
@@ -22,7 +23,7 @@ struct curve_keys {
 /* One Z85 key, in a file that only its owner may read. */
 HELM_MUST_CHECK int curve_keys_read_secret(const char *path, struct curve_server *server,
                                            struct helm_err *err);
-/* One Z85 key a line, and perhaps the word "admin"; '#' starts a comment. */
+/* One Z85 key a line, and perhaps the word "admin" or "gateway"; '#' starts a comment. */
 HELM_MUST_CHECK int curve_keys_read_clients(const char *path, struct curve_keys *keys, struct helm_err *err);
 void curve_keys_free(struct curve_keys *keys);
 /* NULL: it is not among them. */

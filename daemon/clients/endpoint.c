@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,8 @@
 #include "daemon/children/rundir.h"
 
 #define BACKLOG    256
-#define KEYS       (UINT64_C(1) << 63) /* peers with a key have numbers behind those of users */
+#define KEYS       (UINT64_C(1) << 63) /* numbers of peers with a key have this bit */
+#define NAMED      (UINT64_C(1) << 62) /* those of users whom a gateway named have this one, and not KEYS */
 #define GROUPS_MAX 1024
 
 bool endpoint_is_tcp(const char *endpoint)
@@ -113,30 +115,43 @@ int endpoint_accept(int fd, bool tcp)
     return client;
 }
 
-static bool is_member(int fd, uint32_t group)
+static bool is_member(int fd, const struct ucred *user, uint32_t group)
 {
     gid_t groups[GROUPS_MAX];
     socklen_t size = sizeof groups;
+    if (group == ENDPOINT_NO_GROUP) return false;
+    if (user->gid == group) return true;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &size)) return false;
     for (size_t i = 0; i < size / sizeof *groups; i++)
         if (groups[i] == group) return true;
     return false;
 }
 
-struct endpoint_peer endpoint_user(int fd, uint32_t group)
+struct endpoint_peer endpoint_user(int fd, const struct endpoint_groups *groups)
 {
     struct ucred user;
     socklen_t size = sizeof user;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &user, &size)) return (struct endpoint_peer){0};
+    const bool administers =
+        user.uid == 0 || user.uid == geteuid() || is_member(fd, &user, groups->administer);
     return (struct endpoint_peer){.number = (uint64_t)user.uid + 1,
-                                  .administers = user.uid == 0 || user.uid == geteuid() ||
-                                                 (group != ENDPOINT_NO_GROUP &&
-                                                  (user.gid == group || is_member(fd, group)))};
+                                  .administers = administers,
+                                  .names_users = administers || is_member(fd, &user, groups->name_users)};
 }
 
-struct endpoint_peer endpoint_key(const uint8_t *key, bool administers)
+uint64_t endpoint_key(const uint8_t *key)
 {
     uint64_t number;
     memcpy(&number, key, sizeof number);
-    return (struct endpoint_peer){.number = number | KEYS, .administers = administers};
+    return number | KEYS;
+}
+
+uint64_t endpoint_named(uint64_t peer, const char *name, const uint8_t secret[ENDPOINT_SECRET])
+{
+    _Static_assert(crypto_shorthash_KEYBYTES == ENDPOINT_SECRET && crypto_shorthash_BYTES == 8, "SipHash");
+    uint64_t number, key[2];
+    memcpy(key, secret, sizeof key);
+    key[0] ^= peer; /* users of one name whom two gateways named are two */
+    crypto_shorthash((uint8_t *)&number, (const uint8_t *)name, strlen(name), (const uint8_t *)key);
+    return (number & (NAMED - 1)) | NAMED;
 }

@@ -16,6 +16,12 @@
 struct endpoint_peer {
     uint64_t number; /* the same of all connections of one user, or of one key; 0: not known yet */
     bool administers;
+    bool names_users; /* may say for which of its users it asks: a gateway */
+};
+
+/* Groups whose members have rights; ENDPOINT_NO_GROUP: nobody. */
+struct endpoint_groups {
+    uint32_t administer, name_users;
 };
 
 /* "ipc:///PATH" (mode 0660 from the first moment on) or "tcp://ADDRESS:PORT": *fd listens there, without blocking. */
@@ -29,10 +35,13 @@ HELM_MUST_CHECK int endpoint_check_free(const char *rundir, const struct args_li
 
 /* The next connection that waits, without blocking; -1 and errno. */
 int endpoint_accept(int fd, bool tcp);
-/* The user of a local connection, as the kernel knows it. Root, the daemon's own user and members of `group`
- * (ENDPOINT_NO_GROUP: none) administer. */
-struct endpoint_peer endpoint_user(int fd, uint32_t group);
-/* The peer of a CURVE key: told by its first bytes, apart from all users. */
-struct endpoint_peer endpoint_key(const uint8_t *key, bool administers);
+/* The user of a local connection, as the kernel knows it. Root, the daemon's own user and the members of one group
+ * administer. They and the members of the other group name users. */
+struct endpoint_peer endpoint_user(int fd, const struct endpoint_groups *groups);
+/* The number of a CURVE key: its first bytes. No user of the machine has such a number. */
+uint64_t endpoint_key(const uint8_t *key);
+/* The number of a user that `peer` named. It depends on `secret`, so that no name can be made to fit another's number. */
+#define ENDPOINT_SECRET 16
+uint64_t endpoint_named(uint64_t peer, const char *name, const uint8_t secret[ENDPOINT_SECRET]);
 
 #endif

@@ -159,10 +159,11 @@ static void on_generate(struct serve *serve, struct asker asker, struct request 
         batcher_cancel_client(serve->batcher, asker.client, "the client does not read its answers");
 }
 
-/* Requests belong to their peer: another user, or another key, neither sees nor cancels them. */
+/* Requests belong to their peer: another user, or another key, neither sees nor cancels them. A gateway that asks for none of
+ * its users may touch the requests of each. */
 static bool may_touch(struct asker asker, const struct sequence *seq)
 {
-    return asker.admin || asker.peer == seq->peer;
+    return asker.admin || asker.peer == seq->peer || asker.peer == seq->sender;
 }
 
 /* The answer to Cancel is the cancelled request's Done, at its own sender; Cancel's sender gets Accepted. */
@@ -195,6 +196,7 @@ static void on_status(struct serve *serve, struct asker asker, struct request *r
     (void)request;
     struct serve_status status;
     serve_status_fill(&status, serve, units_now_us());
+    status.status.names_users = asker.names_users;
     serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_STATUS, &status.status);
 }
 
@@ -260,6 +262,7 @@ static void on_list(struct serve *serve, struct asker asker, struct request *req
             const bool stalls = seq->slot != SEQUENCE_NO_SLOT && workers_stall(serve->workers);
             entry->state = stalls ? (char *)"stalled" : (char *)sequence_state_name(seq);
             entry->label = (char *)seq->label;
+            entry->user = (char *)seq->user;
             entry->prompt_tokens = seq->prompt_count;
             /* the KV cache holds the answer's tokens, too */
             entry->prefilled_tokens = seq->cached < seq->prompt_count ? seq->cached : seq->prompt_count;
@@ -302,9 +305,21 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
     }
     struct request request;
     struct request_error error;
-    const struct request_limits limits = {.vocab = serve->model->config.vocab, .context = serve->context};
+    const struct request_limits limits = {.vocab = serve->model->config.vocab,
+                                          .context = serve->context,
+                                          .names_users = frame->names_users};
     int rc = request_parse(frame->data, frame->size, &limits, &request, &error);
-    const struct asker asker = {frame->client, request.request_id, frame->peer, frame->admin};
+    struct asker asker = {.client = frame->client,
+                          .request_id = request.request_id,
+                          .sender = frame->peer,
+                          .peer = frame->peer,
+                          .user = request.user,
+                          .admin = frame->admin,
+                          .names_users = frame->names_users};
+    if (*request.user) { /* has that user's rights, whatever the sender's are */
+        asker.peer = client_socket_named(serve->clients, frame->peer, request.user);
+        asker.admin = false;
+    }
     if (rc && request.kind == REQUEST_MASK) /* has no answer of its own: its request ends */
         batcher_take_mask(serve->batcher, &asker, &request.mask, 0, error.text, units_now_us());
     else if (rc)

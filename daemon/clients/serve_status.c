@@ -21,6 +21,7 @@ static const char *const refusals[METRICS_REFUSALS] = {
     [HELM__V1__ERROR_CODE__ERROR_NOT_READY] = "not_ready",
     [HELM__V1__ERROR_CODE__ERROR_FAILED] = "failed",
     [HELM__V1__ERROR_CODE__ERROR_DUPLICATE] = "duplicate",
+    [HELM__V1__ERROR_CODE__ERROR_DENIED] = "denied",
 };
 
 /* Those that have names, also those that are 0: a series that begins with its first event has no rate then. */

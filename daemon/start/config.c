@@ -16,6 +16,7 @@
 
 #define OPTION_COUNT_MAX 48
 #define OWNED_MAX        256
+#define GATEWAY_GROUP    "helm-gateways" /* systemd/helm.sysusers */
 
 struct option_table {
     struct args_option option[OPTION_COUNT_MAX];
@@ -161,6 +162,10 @@ static void table_build(struct option_table *t, struct config *c)
          "users of this group (name or number) may list and cancel everybody's\n"
          "requests, as root and helmd's own user may (default: nobody else)",
          .target = &c->admin_group_name},
+        {"gateway-group", 0, ARGS_TEXT, "GROUP",
+         "programs of this group (name or number) may say for which of their users they\n"
+         "ask, as administrators may (default: " GATEWAY_GROUP ", if there is such a group)",
+         .target = &c->gateway_group_name},
         {"parent-fd", 0, ARGS_U64, "FD", "end when this descriptor (a pipe) is closed by its writer",
          .target = &c->parent_fd, .max = 65535},
         {"die-with-parent", 0, ARGS_FLAG, NULL, "end when the process that started this one ends",
@@ -261,18 +266,26 @@ static int config_read_file(struct config *config, struct option_table *table, c
     return 0;
 }
 
-static int read_group(struct config *c, struct helm_err *err)
+/* `name` NULL: ENDPOINT_NO_GROUP. */
+static int read_group(const char *option, const char *name, uint32_t *out, struct helm_err *err)
 {
-    const char *name = c->admin_group_name;
     char *end;
-    c->admin_group = ENDPOINT_NO_GROUP;
+    *out = ENDPOINT_NO_GROUP;
     if (!name) return 0;
     const unsigned long number = strtoul(name, &end, 10);
     const struct group *group = getgrnam(name);
     if (!group && (!*name || *end || number >= ENDPOINT_NO_GROUP))
-        return helm_fail(err, HELM_E_USAGE, "--admin-group: there is no group '%.64s'", name);
-    c->admin_group = group ? group->gr_gid : (uint32_t)number;
+        return helm_fail(err, HELM_E_USAGE, "--%s: there is no group '%.64s'", option, name);
+    *out = group ? group->gr_gid : (uint32_t)number;
     return 0;
+}
+
+static int read_groups(struct config *c, struct helm_err *err)
+{
+    int rc = read_group("admin-group", c->admin_group_name, &c->admin_group, err);
+    const char *gateways = c->gateway_group_name;
+    if (!gateways && getgrnam(GATEWAY_GROUP)) gateways = GATEWAY_GROUP;
+    return rc ? rc : read_group("gateway-group", gateways, &c->gateway_group, err);
 }
 
 static int config_check(struct config *c, struct helm_err *err)
@@ -301,7 +314,7 @@ static int config_check(struct config *c, struct helm_err *err)
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
     c->pack = strcmp(c->pack_name, "off") != 0;
     c->pack_all = strcmp(c->pack_name, "all") == 0;
-    rc = read_group(c, err);
+    rc = read_groups(c, err);
     if (rc) return rc;
     rc = formats_read(c->weights_name, &c->weights, err);
     if (rc) return rc;

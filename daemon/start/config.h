@@ -22,8 +22,8 @@ struct config {
     const char *model, *device, *config_file, *kernels, *rundir, *plan_file, *experts_file, *worker_dir,
         *kv_dtype_name, *kv_tiers_name, *kv_page_tokens;
     const char *log_level_name, *curve_secret_key_file, *curve_clients_file;
-    const char *admin_group_name;
-    uint32_t admin_group;     /* ENDPOINT_NO_GROUP (endpoint.h): none */
+    const char *admin_group_name, *gateway_group_name;
+    uint32_t admin_group, gateway_group; /* ENDPOINT_NO_GROUP (endpoint.h): none */
     const char *profile_file; /* NULL: the cached one of this hardware, measured first if there is none */
     const char *now;          /* auto, on, off, or a file */
     const char *strategy_name, *gpu_graphs_name, *gpu_chains_name, *pack_name, *weights_name;

@@ -34,10 +34,14 @@ void admission_free(struct admission *admission)
 
 /* ---- places in the queue ------------------------------------------------------------------------------ */
 
-static const struct admission_client *client_of(const struct admission *admission, uint64_t client)
+/* A gateway's connection is a client of each peer that it asks for. */
+static const struct admission_client *client_of(const struct admission *admission, uint64_t client,
+                                                uint64_t peer)
 {
-    for (uint32_t i = 0; i < admission->used; i++)
-        if (admission->client[i].open && admission->client[i].client == client) return &admission->client[i];
+    for (uint32_t i = 0; i < admission->used; i++) {
+        const struct admission_client *c = &admission->client[i];
+        if (c->open && c->client == client && admission->peer[c->peer].number == peer) return c;
+    }
     return NULL;
 }
 
@@ -61,7 +65,7 @@ int admission_check(const struct admission *admission, uint64_t client, uint64_t
                          "%u requests are open (%u at once and a queue of %u): try again later", open,
                          admission->slots, queue);
     if (open <= admission->slots + queue / 2) return 0;
-    const struct admission_client *c = client_of(admission, client);
+    const struct admission_client *c = client_of(admission, client, peer);
     const struct admission_peer *p = peer_of(admission, peer);
     const uint32_t more_peers = open >= places - queue / 16, more_clients = open >= places - queue / 8;
     const uint32_t peers_share = share_of(places, admission->peers + !p + more_peers);
@@ -98,7 +102,7 @@ static uint32_t enter_peer(struct admission *admission, uint64_t number)
 
 uint32_t admission_enter(struct admission *admission, uint64_t client, uint64_t peer)
 {
-    const struct admission_client *c = client_of(admission, client);
+    const struct admission_client *c = client_of(admission, client, peer);
     uint32_t entry = c ? (uint32_t)(c - admission->client) : 0;
     const uint32_t its = enter_peer(admission, peer);
     admission->open++;

@@ -9,6 +9,8 @@
  *   3. In the last eighth of the queue every peer counts one client more, and in the last sixteenth there counts one
  *      peer more, so that neither one client nor one peer can keep out the next one.
  *
+ * A client is a connection. One that asks for several peers (a gateway for its users) counts as a client of each.
+ *
  * Slots are given in turn (scheduler.h). For that each peer and each client has the time of its last slot, counted in slots
  * given; of one that has just come it is the present. */
 #ifndef HELM_DAEMON_STEPS_ADMISSION_H
@@ -57,7 +59,7 @@ HELM_MUST_CHECK int admission_init(struct admission *admission, uint32_t slots, 
                                    struct helm_err *err);
 void admission_free(struct admission *admission);
 
-/* May this client, which is this peer's, open one more request? HELM_E_BUSY, and why, if not. */
+/* May this client open one more request for this peer? HELM_E_BUSY, and why, if not. */
 HELM_MUST_CHECK int admission_check(const struct admission *admission, uint64_t client, uint64_t peer,
                                     struct helm_err *err);
 /* A request opens, which admission_check allowed: its client's entry, for admission_leave and

@@ -212,7 +212,7 @@ static uint32_t batcher_fill_view(struct batcher *batcher)
         batcher->view_index[n] = i;
         const struct turns turn = batcher_turns_of(batcher, seq);
         view[n++] = (struct scheduler_seq){.order = seq->order,
-                                           .client = seq->client,
+                                           .client = seq->again ? seq->client : seq->admission,
                                            .peer = seq->peer,
                                            .client_turn = turn.client,
                                            .peer_turn = turn.peer,

@@ -23,6 +23,8 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     seq->order = seq->id;
     seq->client = asker->client;
     seq->peer = asker->peer;
+    seq->sender = asker->sender;
+    snprintf(seq->user, sizeof seq->user, "%s", asker->user);
     seq->request_id = asker->request_id;
     seq->apart = batcher->with.plan->invariant;
     if (seq->apart) seq->list = plan_prompt_list(batcher->with.plan, seq->prompt_count);

@@ -47,7 +47,7 @@ enum frame_bytes {
                   4 * (FRAME_TAG + FRAME_VARINT) + FRAME_TAG + FRAME_VARINT64,
     FRAME_PIECE =
         2 * FRAME_LENGTH + FRAME_TAG + FRAME_VARINT + 2 * (FRAME_TAG + FRAME_VARINT64) + REQUEST_PIECE,
-    FRAME_REQUEST = FRAME_TAG + FRAME_VARINT + FRAME_TAG + FRAME_VARINT64,
+    FRAME_REQUEST = FRAME_TAG + FRAME_VARINT + FRAME_TAG + FRAME_VARINT64 + FRAME_LENGTH + REQUEST_USER_MAX,
     FRAME_UNKNOWN = 16 << 10, /* fields of later versions */
     FRAME_WITHOUT_PROMPT =
         FRAME_SAMPLING + FRAME_GENERATE + FRAME_MASK + FRAME_SHAPE + FRAME_REQUEST + FRAME_UNKNOWN,
@@ -443,6 +443,22 @@ static int parse_body(const Helm__V1__Request *in, const struct request_limits *
     return 0;
 }
 
+static int parse_user(const char *in, const struct request_limits *limits, struct request *request,
+                      struct request_error *error)
+{
+    const size_t bytes = strlen(in);
+    if (bytes == 0) return 0;
+    if (!limits->names_users)
+        return request_refuse(error, HELM_E_PERMISSION, HELM__V1__ERROR_CODE__ERROR_DENIED,
+                              "user is set, which only a gateway may do: root, helmd's own user, a member of "
+                              "gateway-group or admin-group, a CURVE key marked gateway or admin");
+    if (bytes > REQUEST_USER_MAX)
+        return REFUSE_TOO_LARGE("user has %zu bytes, at most %d are taken", bytes, REQUEST_USER_MAX);
+    if (!label_is_clean(in)) return REFUSE_BOUND("user is not UTF-8 text without control characters");
+    memcpy(request->user, in, bytes);
+    return 0;
+}
+
 int request_parse(const uint8_t *data, size_t size, const struct request_limits *limits,
                   struct request *request, struct request_error *error)
 {
@@ -464,7 +480,8 @@ int request_parse(const uint8_t *data, size_t size, const struct request_limits 
     else if (in->request_id == 0)
         rc = REFUSE_BOUND("request_id is 0, must be non-zero");
     else
-        rc = parse_body(in, limits, request, error);
+        rc = parse_user(in->user, limits, request, error);
+    if (!rc) rc = parse_body(in, limits, request, error);
     helm__v1__request__free_unpacked(in, &allocator);
     return rc;
 }

@@ -22,6 +22,7 @@
 #define REQUEST_PROMPT_MAX ((uint32_t)1 << 21)
 #define REQUEST_STOP_MAX   64
 #define REQUEST_LABEL_MAX  64
+#define REQUEST_USER_MAX   64
 #define REQUEST_MASK_MAX   512                   /* ids of a mask that lists them */
 #define REQUEST_PIECE      ((uint32_t)256 << 10) /* bytes of a session's page that cross at once, at most */
 
@@ -81,7 +82,8 @@ struct request_session {
 
 struct request {
     enum request_kind kind;
-    uint64_t request_id; /* set as soon as it is known, also when the rest is refused */
+    uint64_t request_id;             /* set as soon as it is known, also when the rest is refused */
+    char user[REQUEST_USER_MAX + 1]; /* whom it is for; "": its sender */
     struct request_generate generate;
     uint64_t cancel_id, cancel_request_id;
     uint32_t *mask, mask_index; /* REQUEST_MASK; owned, as above */
@@ -90,6 +92,7 @@ struct request {
 
 struct request_limits {
     uint32_t vocab, context;
+    bool names_users; /* the sender may set `user` */
 };
 
 struct request_error {
@@ -105,7 +108,7 @@ static inline uint32_t request_mask_words(uint32_t vocab)
 {
     return vocab / 32 + (vocab % 32 != 0);
 }
-/* 0, or HELM_E_FORMAT/HELM_E_LIMIT with what to tell the client in *error. request_free either way. */
+/* 0, or HELM_E_FORMAT/HELM_E_LIMIT/HELM_E_PERMISSION with what to tell the client in *error. request_free either way. */
 HELM_MUST_CHECK int request_parse(const uint8_t *data, size_t size, const struct request_limits *limits,
                                   struct request *request, struct request_error *error);
 void request_free(struct request *request);

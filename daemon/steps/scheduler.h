@@ -33,7 +33,7 @@
 
 struct scheduler_seq {
     uint64_t order;  /* arrival; unique; lower is older and keeps its place after a preemption */
-    uint64_t client; /* that sent it: clients take turns */
+    uint64_t client; /* that sent it, for its peer (admission.h): clients take turns */
     uint64_t peer;   /* of that client: peers take turns first */
     /* when these were given a slot last: grows from one slot given to the next (admission.h) */
     uint64_t client_turn, peer_turn;

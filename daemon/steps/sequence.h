@@ -21,15 +21,19 @@
 struct asker {
     uint64_t client;     /* client_socket's handle */
     uint64_t request_id; /* the client's */
-    uint64_t peer;       /* the client's peer (client_socket.h); 0: not known */
+    uint64_t sender;     /* the client's peer (client_socket.h); 0: not known */
+    uint64_t peer;       /* whom it is for: the sender, or a user that it named */
+    const char *user;    /* that user's name, "": the sender; borrowed for the call */
     bool admin;          /* may see and cancel all requests */
+    bool names_users;    /* may name a user */
 };
 
 struct sequence {
     uint64_t id;         /* the daemon's, shown to clients */
     uint64_t order;      /* arrival */
     uint64_t client;     /* client_socket's handle */
-    uint64_t peer;       /* of that client */
+    uint64_t peer;       /* whom it is for, and */
+    uint64_t sender;     /* that client's peer, as of struct asker */
     uint64_t request_id; /* the client's */
     uint32_t admission;  /* entry of its client (admission.h) */
     uint32_t slot;       /* SEQUENCE_NO_SLOT while it waits */
@@ -66,7 +70,7 @@ struct sequence {
     struct sampling_params sampling;
     uint32_t stop[REQUEST_STOP_MAX], stop_count;
     bool ignore_eos;
-    char label[REQUEST_LABEL_MAX + 1];
+    char label[REQUEST_LABEL_MAX + 1], user[REQUEST_USER_MAX + 1];
 
     /* Bits of the tokens that the next one may be, owned; NULL: the request is not constrained */
     uint32_t *mask;

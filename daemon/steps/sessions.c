@@ -89,7 +89,9 @@ static struct session *find(struct sessions *all, const struct asker *asker, uin
 {
     for (uint32_t i = 0; i < SESSIONS_MAX && id; i++) {
         struct session *s = &all->session[i];
-        if (s->id == id && s->asker.client == asker->client && s->asker.request_id) return s;
+        if (s->id == id && s->asker.client == asker->client && s->asker.peer == asker->peer &&
+            s->asker.request_id)
+            return s;
     }
     refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_NOT_FOUND, "no session %llu is open on this connection",
            (unsigned long long)id);
@@ -136,6 +138,7 @@ static struct session *open_session(struct sessions *all, const struct asker *as
                           .front = PREFIX_NO_PAGE,
                           .bytes = bytes,
                           .heard_us = now_us};
+    s->asker.user = NULL; /* was borrowed for the call */
     request->tokens = NULL;
     return s;
 }

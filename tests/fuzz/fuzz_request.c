@@ -35,12 +35,13 @@ static void check_generate(const struct request_generate *g)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    const struct request_limits limits = {.vocab = VOCAB, .context = CONTEXT};
+    const struct request_limits limits = {.vocab = VOCAB, .context = CONTEXT, .names_users = true};
     struct request request;
     struct request_error error;
     int rc = request_parse(data, size, &limits, &request, &error);
     if (rc == 0) {
         require(request.request_id != 0 && request.kind != REQUEST_NONE);
+        require(memchr(request.user, 0, sizeof request.user) != NULL);
         if (request.kind == REQUEST_GENERATE) check_generate(&request.generate);
         if (request.kind == REQUEST_CANCEL)
             require((request.cancel_id == 0) != (request.cancel_request_id == 0));

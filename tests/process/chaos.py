@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""Everything at once against one helmd: kills, stops, floods, broken frames, cancels, disconnects, and beside it daemons that
-start under odd limits and on spoiled checkpoints. What must hold: every stream that is not cancelled has each of its tokens,
-once and in order; memory, descriptors and pages come back; the daemon lives, and leaves nothing behind when it ends.
+"""Everything at once against one helmd: kills, stops, floods, broken frames, cancels, disconnects, a gateway with a greedy key
+and a modest one (chaos_keys.py), and beside it daemons that start under odd limits and on spoiled checkpoints. What must hold:
+every stream that is not cancelled has each of its tokens, once and in order; each request of the modest key is answered; memory,
+descriptors and pages come back; the daemon lives, and leaves nothing behind when it ends.
 
     chaos.py [SECONDS [SEED]]      (`make chaos`: 600; `make test`: a few, by test_helmd_chaos.py)"""
 import os
@@ -16,6 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import zmq  # noqa: E402
 from helmd_harness import (BIN, PROFILE, VOCAB, Client, Daemon, check, pb, same, wait_until, write_checkpoint,  # noqa: E402
                            SLOW)
+from chaos_keys import Keys  # noqa: E402
 from raw_zmtp import Raw, frame, greeting, ready  # noqa: E402
 
 MIB = 1 << 20
@@ -92,6 +94,7 @@ class Chaos:
         self.before = resident(self.d.pid)
         self.descriptors = len(os.listdir(f"/proc/{self.d.pid}/fd"))
         self.spoiled = os.path.join(self.d.base, "spoiled")
+        self.keys = Keys(self.d.endpoint, self.random, self.count)
 
     def count(self, what, n=1):
         self.counts[what] = self.counts.get(what, 0) + n
@@ -191,6 +194,9 @@ class Chaos:
             Raw(self.d.endpoint, greet=self.random.random() < 0.5).close()
         self.count("connections", 20)
 
+    def do_greedy_key(self):
+        self.keys.act()
+
     # -- what happens to processes --
 
     def do_kill(self):
@@ -280,6 +286,7 @@ class Chaos:
         self.settle()
 
     def settle(self):
+        self.keys.settle()
         for raw in self.raws:
             raw.close()
         end = time.time() + 60 * SLOW
@@ -318,6 +325,7 @@ def chaos(seconds, seed):
         print(f"---- seed {seed}; helmd's log:\n" + c.d.log()[-4000:])
         raise
     finally:
+        c.keys.close()
         c.d.close()
 
 

@@ -47,6 +47,8 @@ class FakeDaemon(threading.Thread):
         self.vocab = 2048
         self.going = {}        # daemon's id -> [client, request_id, generate, tokens sent]
         self.generated = []    # every Generate that came
+        self.names_users = False  # what it says of that
+        self.users = {}        # daemon's id -> the user who was named
         self.cancelled = []
         self.masks = []        # of every constrained Generate the first, and those that came later
         self.late = []         # daemon's ids whose cancel has not taken effect yet
@@ -89,7 +91,7 @@ class FakeDaemon(threading.Thread):
                                               pb.WorkerStatus(name="gpu", state="ready", device="a fake\x1b", threads=1,
                                                               vram_bytes=3 << 20, busy_seconds=2, wait_seconds=4,
                                                               weight_bytes_read=1 << 20, link_bytes=2 << 20)],
-                seconds_steps=8))
+                seconds_steps=8, names_users=self.names_users))
         elif kind == "model_info":
             self.send(client, number, model_info=pb.ModelInfo(
                 folder=self.folder, architecture="Fake\x1b[31mForCausalLM", layers=4, hidden=256, vocab=self.vocab,
@@ -108,7 +110,7 @@ class FakeDaemon(threading.Thread):
             self.masks.append(request.mask)
         elif kind == "list":
             self.send(client, number, list=pb.List(entries=[
-                pb.ListEntry(id=k, state="decode", label=v[2].label, prompt_tokens=len(v[2].prompt),
+                pb.ListEntry(id=k, state="decode", label=v[2].label, user=self.users[k], prompt_tokens=len(v[2].prompt),
                              prefilled_tokens=len(v[2].prompt), output_tokens=v[3], max_tokens=v[2].max_tokens,
                              age_ms=100) for k, v in self.going.items()]))
         elif kind == "cancel":
@@ -137,6 +139,7 @@ class FakeDaemon(threading.Thread):
                 return
             self.last_id += 1
             self.going[self.last_id] = [client, number, request.generate, 0, 0.0]
+            self.users[self.last_id] = request.user
             self.send(client, number, accepted=pb.Accepted(id=self.last_id))
 
     def tick(self):

@@ -255,13 +255,13 @@ class Client:
         self.next = 1
         self.streams = {}
 
-    def request(self, request_id=None):
+    def request(self, request_id=None, user=""):
         if request_id is None:
             request_id, self.next = self.next, self.next + 1
-        return pb.Request(version=1, request_id=request_id)
+        return pb.Request(version=1, request_id=request_id, user=user)
 
     def generate(self, prompt, count, seed=0, **fields):
-        r = self.request(fields.pop("request_id", None))
+        r = self.request(fields.pop("request_id", None), fields.pop("user", ""))
         sampling = fields.pop("sampling", {})
         r.generate.prompt.extend(prompt)
         r.generate.max_tokens = count
@@ -286,9 +286,9 @@ class Client:
             stream.take(response)
         return response
 
-    def ask(self, body, timeout=10, **fields):
+    def ask(self, body, timeout=10, user="", **fields):
         """A request with one answer; streams' messages that come in between are filed."""
-        r = self.request()
+        r = self.request(user=user)
         getattr(r, body).SetInParent()
         for key, value in fields.items():
             setattr(getattr(r, body), key, value)

@@ -174,9 +174,9 @@ def unit_command(root, name):
         with open(root.root + unit["EnvironmentFile"].lstrip("-")) as f:
             options = "".join(line.split("=", 1)[1].strip() for line in f if line.startswith("OPTIONS="))
     command = unit["ExecStart"].replace("$OPTIONS", options)
-    if "User" not in unit:  # DynamicUser: any that is nobody, in the group
+    if "User" not in unit:  # DynamicUser: any that is nobody, in the groups
         return ["chroot", root.root, "setpriv", "--reuid", "nobody", "--regid", "nogroup",
-                "--groups", unit["SupplementaryGroups"], "env", "-i", PATH, "sh", "-c", "exec " + command]
+                "--groups", unit["SupplementaryGroups"].replace(" ", ","), "env", "-i", PATH, "sh", "-c", "exec " + command]
     run, state = "/run/" + unit["RuntimeDirectory"], "/var/lib/" + unit["StateDirectory"]
     subprocess.run(["chroot", root.root, "install", "-d", "-o", unit["User"], "-g", unit["Group"],
                     "-m", unit["RuntimeDirectoryMode"], run], check=True)

@@ -111,12 +111,54 @@ static void test_keys(void **state)
     access_free(&access);
 }
 
+/* What helmd and ps are told: a name, or what tells nothing of the key. */
+static void test_users_of_keys(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/helm-test-keys-XXXXXX", hashed[USERS_NAME], name[200];
+    const int fd = mkstemp(path);
+    struct access access = {.file = NULL}, another = {.file = path};
+    struct helm_err err;
+    assert_true(fd >= 0);
+    close(fd);
+    assert_null(access_user(&access, "Bearer key-of-anna", NULL)); /* none is asked for */
+    access.file = path;
+    memset(name, 'n', sizeof name);
+    snprintf(name + 100, sizeof name - 100, " key-of-long\nann\x1b[2Ja key-of-odd\n");
+    char text[400];
+    snprintf(text, sizeof text, "anna key-of-anna\nanna another-of-anna\nkey-of-none\nkey-of-two\n%s", name);
+    assert_int_equal(read_keys(&access, text, 0600, &err), 0);
+    assert_string_equal(access_user(&access, "Bearer key-of-anna", NULL), "anna");
+    assert_string_equal(access_user(&access, NULL, "another-of-anna"), "anna");
+    assert_null(access_user(&access, "Bearer wrong-key", NULL));
+    assert_null(access_user(&access, NULL, NULL));
+    static const char *const keys[] = {"key-of-none", "key-of-two", "key-of-long", "key-of-odd"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const char *user = access_user(&access, NULL, keys[i]);
+        assert_non_null(user);
+        assert_int_equal(strlen(user), strlen("key-") + 12);
+        assert_int_equal(strncmp(user, "key-", 4), 0);
+        assert_int_equal(strspn(user + 4, "0123456789abcdef"), 12);
+        for (size_t k = 0; k < i; k++) assert_string_not_equal(user, access_user(&access, NULL, keys[k]));
+    }
+    /* the same when the file is read again, another one of another gateway */
+    snprintf(hashed, sizeof hashed, "%s", access_user(&access, NULL, "key-of-two"));
+    assert_int_equal(read_keys(&access, "key-of-two\n", 0600, &err), 0);
+    assert_string_equal(access_user(&access, NULL, "key-of-two"), hashed);
+    assert_int_equal(read_keys(&another, "key-of-two\n", 0600, &err), 0);
+    assert_string_not_equal(access_user(&another, NULL, "key-of-two"), hashed);
+    unlink(path);
+    access_free(&access);
+    access_free(&another);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hosts_and_origins),
         cmocka_unit_test(test_listed_origins),
         cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_users_of_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -133,6 +133,30 @@ static void a_peer_has_one_share_however_many_clients_it_has(void **state)
     admission_free(&a);
 }
 
+/* The users of a gateway come over one connection, and each has a share of its own. */
+static void one_connection_is_a_client_of_each_peer_that_it_asks_for(void **state)
+{
+    (void)state;
+    struct admission a = opened(8, 256);
+    struct helm_err err = {0};
+    assert_int_equal(fill_of(&a, 1, 100, 1000), 232);
+    assert_int_equal(a.clients, 1);
+    assert_int_equal(admission_check(&a, 1, 100, &err), HELM_E_BUSY);
+    assert_int_equal(fill_of(&a, 1, 200, 10), 10);
+    assert_int_equal(fill_of(&a, 1, 300, 10), 10);
+    assert_int_equal(a.clients, 3);
+    assert_int_equal(a.peers, 3);
+    const uint32_t first = admission_enter(&a, 1, 200), second = admission_enter(&a, 1, 300);
+    assert_int_not_equal(first, second);
+    admission_give_slot(&a, first);
+    assert_true(admission_client_turn(&a, first) > admission_client_turn(&a, second));
+    assert_true(admission_peer_turn(&a, first) > admission_peer_turn(&a, second));
+    admission_leave(&a, first);
+    admission_leave(&a, second);
+    assert_int_equal(a.peers, 3);
+    admission_free(&a);
+}
+
 /* ---- places: the scheduler itself, with requests that end one after the other ------------------------- */
 
 enum { SEQS = 24, SLOTS_MAX = 4 };
@@ -216,8 +240,9 @@ static void the_place_is_the_one_that_the_scheduler_gives(void **state)
             random = random * 1664525 + 1013904223;
             uint64_t client = 1 + (random >> 16) % clients;
             const uint64_t peer = seed % 3 ? client % (1 + seed % 3) : client;
-            life.seq[i] = (struct scheduler_seq){.order = i, .client = client, .peer = peer, .tokens = 2};
+            if (seed % 5 == 0) client = 1 + random % 2; /* gateways: connections that ask for several peers */
             life.entry[i] = entry[i] = admission_enter(&a, client, peer);
+            life.seq[i] = (struct scheduler_seq){.order = i, .client = entry[i], .peer = peer, .tokens = 2};
         }
         /* some of them have slots already, and have them in the order in which they came */
         for (uint32_t i = 0; i < seed % (life.slots + 1); i++) {
@@ -248,6 +273,7 @@ int main(void)
         cmocka_unit_test(a_queue_of_few_or_none_is_used_to_the_end),
         cmocka_unit_test(everybody_has_a_share_of_one),
         cmocka_unit_test(a_peer_has_one_share_however_many_clients_it_has),
+        cmocka_unit_test(one_connection_is_a_client_of_each_peer_that_it_asks_for),
         cmocka_unit_test(the_place_is_the_one_that_the_scheduler_gives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

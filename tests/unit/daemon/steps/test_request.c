@@ -12,7 +12,7 @@
 
 #include "daemon/steps/request.h"
 
-static const struct request_limits limits = {.vocab = 100, .context = 50};
+static struct request_limits limits = {.vocab = 100, .context = 50};
 
 struct example {
     Helm__V1__Request request;
@@ -202,6 +202,35 @@ static void labels_are_clean_text(void **state)
     takes(&e);
 }
 
+static void a_gateway_names_users(void **state)
+{
+    (void)state;
+    struct example e;
+    struct request request;
+    struct request_error error;
+    char user[66];
+    example_init(&e);
+    assert_int_equal(parse(&e, &request, &error), 0);
+    assert_string_equal(request.user, "");
+    request_free(&request);
+    e.request.user = (char *)"anna";
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_DENIED, "only a gateway");
+    limits.names_users = true;
+    assert_int_equal(parse(&e, &request, &error), 0);
+    assert_string_equal(request.user, "anna");
+    request_free(&request);
+    memset(user, 'x', sizeof user);
+    user[64] = 0;
+    e.request.user = user;
+    takes(&e);
+    user[64] = 'x';
+    user[65] = 0;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_TOO_LARGE, "user");
+    e.request.user = (char *)"a\x1b[2J";
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "user");
+    limits.names_users = false;
+}
+
 static void envelopes_are_checked(void **state)
 {
     (void)state;
@@ -232,7 +261,7 @@ static size_t largest_frame(uint32_t context, bool packed, uint8_t **out)
     char label[65];
     memset(label, 'x', 64);
     label[64] = 0;
-    e.generate.label = label;
+    e.generate.label = e.request.user = label;
     e.generate.max_tokens = 1;
     e.generate.logprobs = 20;
     e.generate.ignore_eos = true;
@@ -288,7 +317,9 @@ static void the_largest_request_of_any_context_is_taken(void **state)
 #endif
     for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++) {
         for (int packed = 0; packed < 2; packed++) {
-            const struct request_limits large = {.vocab = UINT32_MAX, .context = contexts[i]};
+            const struct request_limits large = {.vocab = UINT32_MAX,
+                                                 .context = contexts[i],
+                                                 .names_users = true};
             struct request request;
             struct request_error error;
             uint8_t *frame;
@@ -485,6 +516,7 @@ int main(void)
         cmocka_unit_test(counts_and_ids_have_their_bounds),
         cmocka_unit_test(the_context_holds_prompt_and_output),
         cmocka_unit_test(labels_are_clean_text),
+        cmocka_unit_test(a_gateway_names_users),
         cmocka_unit_test(envelopes_are_checked),
         cmocka_unit_test(the_largest_request_of_any_context_is_taken),
         cmocka_unit_test(a_frame_too_large_is_refused_unread),

@@ -1,0 +1,176 @@
+/* The gateway's users and their shares. See users.h. */
+#include "client/gateway/users.h"
+
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/gateway/exchange.h"
+
+/* ---- the table -------------------------------------------------------------------------------------- */
+
+struct user *users_enter(struct users *users, const char *name)
+{
+    struct user *user = users->first;
+    while (user && strcmp(user->name, name) != 0) user = user->next;
+    if (!user) {
+        user = calloc(1, sizeof *user);
+        if (!user) return NULL;
+        snprintf(user->name, sizeof user->name, "%s", name);
+        user->next = users->first;
+        users->first = user;
+    }
+    user->requests++;
+    return user;
+}
+
+void users_leave(struct users *users, struct user *user)
+{
+    if (!user || --user->requests > 0) return;
+    struct user **at = &users->first;
+    while (*at != user) at = &(*at)->next;
+    *at = user->next;
+    free(user);
+}
+
+void users_name_address(const char *address, char name[USERS_NAME])
+{
+    static const unsigned char mapped[12] = {[10] = 0xff, [11] = 0xff}; /* an IPv4 address as an IPv6 one */
+    unsigned char bytes[16];
+    char text[INET6_ADDRSTRLEN];
+    snprintf(name, USERS_NAME, "%s", address);
+    if (inet_pton(AF_INET6, address, bytes) != 1) return;
+    if (memcmp(bytes, mapped, sizeof mapped) == 0) {
+        inet_ntop(AF_INET, bytes + sizeof mapped, name, USERS_NAME);
+        return;
+    }
+    memset(bytes + 8, 0, 8);
+    if (inet_ntop(AF_INET6, bytes, text, sizeof text)) snprintf(name, USERS_NAME, "%s/64", text);
+}
+
+/* ---- bodies ----------------------------------------------------------------------------------------- */
+
+void users_add_body(struct users *users, struct user *user, size_t bytes)
+{
+    users->body_bytes += bytes;
+    user->body_bytes += bytes;
+}
+
+void users_drop_body(struct users *users, struct user *user, size_t bytes)
+{
+    users->body_bytes -= bytes;
+    user->body_bytes -= bytes;
+}
+
+struct user *users_largest(const struct users *users)
+{
+    struct user *largest = NULL;
+    for (struct user *user = users->first; user; user = user->next)
+        if (user->body_bytes > (largest ? largest->body_bytes : 0)) largest = user;
+    return largest;
+}
+
+/* ---- generations ------------------------------------------------------------------------------------ */
+
+/* As helmd shares its queue (daemon/steps/admission.h): half of the places are whoever's comes. Beyond that no user has more
+ * than an equal share, and of the last sixteenth one user more takes part, so that a newcomer finds a place. */
+int users_check_generations(const struct users *users, const struct user *user, uint32_t more,
+                            struct helm_err *err)
+{
+    const uint32_t open = users->generations, places = USERS_GENERATIONS_MAX;
+    uint32_t sharers = user->generations ? 0 : 1;
+    for (const struct user *other = users->first; other; other = other->next)
+        sharers += other->generations > 0;
+    sharers += open + more > places - places / 16;
+    const uint32_t equal = places / sharers, share = equal < places / 2 ? equal : places / 2;
+    if (open + more > places)
+        return helm_fail(err, HELM_E_BUSY, "%u of %u generations are open already: try again later", open,
+                         places);
+    if (user->generations + more <= (open + more > places / 2 ? share : places / 2)) return 0;
+    return helm_fail(
+        err, HELM_E_BUSY,
+        "%u of the %u open generations are this user's, whose share is %u of %u: try again later",
+        user->generations, open, share, places);
+}
+
+void users_open_generation(struct users *users, struct user *user)
+{
+    users->generations++;
+    user->generations++;
+}
+
+void users_close_generation(struct users *users, struct user *user)
+{
+    users->generations--;
+    user->generations--;
+}
+
+/* ---- the queue of bodies ---------------------------------------------------------------------------- */
+
+void users_queue_open(struct users_queue *queue, uint32_t at_once)
+{
+    queue->first = NULL;
+    queue->last = &queue->first;
+    queue->at_once = at_once;
+}
+
+static void queue_append(struct users_queue *queue, struct user *user)
+{
+    user->after = NULL;
+    *queue->last = user;
+    queue->last = &user->after;
+}
+
+void users_queue_push(struct users_queue *queue, struct exchange *exchange)
+{
+    struct user *user = exchange->whose;
+    exchange->job = NULL;
+    if (!user->waiting) {
+        user->waiting_last = &user->waiting;
+        queue_append(queue, user);
+    }
+    *user->waiting_last = exchange;
+    user->waiting_last = &exchange->job;
+}
+
+/* Takes the user at *at out of the turns. */
+static void queue_unlink(struct users_queue *queue, struct user **at)
+{
+    struct user *user = *at;
+    *at = user->after;
+    if (queue->last == &user->after) queue->last = at;
+}
+
+bool users_queue_remove(struct users_queue *queue, struct exchange *exchange)
+{
+    struct user *user = exchange->whose, **at = &queue->first;
+    struct exchange **job = &user->waiting;
+    while (*job && *job != exchange) job = &(*job)->job;
+    if (!*job) return false;
+    *job = exchange->job;
+    if (user->waiting_last == &exchange->job) user->waiting_last = job;
+    if (user->waiting) return true;
+    while (*at != user) at = &(*at)->after;
+    queue_unlink(queue, at);
+    return true;
+}
+
+struct exchange *users_queue_take(struct users_queue *queue)
+{
+    struct user **at = &queue->first;
+    while (*at && (*at)->reading >= queue->at_once) at = &(*at)->after;
+    struct user *user = *at;
+    if (!user) return NULL;
+    queue_unlink(queue, at);
+    struct exchange *exchange = user->waiting;
+    user->waiting = exchange->job;
+    user->reading++;
+    if (user->waiting) queue_append(queue, user); /* after all others */
+    return exchange;
+}
+
+void users_queue_done(struct user *user)
+{
+    user->reading--;
+}
