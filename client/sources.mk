@@ -155,6 +155,7 @@ GATEWAY_SRC := \
   client/gateway/ask_effort.c \
   client/gateway/ask_embed.c \
   client/gateway/ask_grammar.c \
+  client/gateway/ask_history.c \
   client/gateway/ask_members.c \
   client/gateway/ask_messages.c \
   client/gateway/ask_ollama.c \
@@ -167,6 +168,7 @@ GATEWAY_SRC := \
   client/gateway/grammars.c \
   client/gateway/info.c \
   client/gateway/info_llama.c \
+  client/gateway/info_responses.c \
   client/gateway/jobs.c \
   client/gateway/listen.c \
   client/gateway/loop.c \
@@ -174,6 +176,7 @@ GATEWAY_SRC := \
   client/gateway/page.c \
   client/gateway/pooling.c \
   client/gateway/refusal.c \
+  client/gateway/responses.c \
   client/gateway/routes.c \
   client/gateway/server.c \
   client/gateway/tool_arguments.c \

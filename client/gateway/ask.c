@@ -327,8 +327,7 @@ static void take_defaults(const struct sampling_options *from, struct helm_sampl
                                  .repetition_penalty = (float)from->repetition_penalty};
 }
 
-/* Before anything is allocated for them. */
-static bool check_values(struct ask_reader *r, const char *text, size_t length)
+size_t ask_count_values(const char *text, size_t length)
 {
     size_t values = 1;
     bool in_string = false;
@@ -340,7 +339,13 @@ static bool check_values(struct ask_reader *r, const char *text, size_t length)
         else
             values += text[i] == ',' || text[i] == '[' || text[i] == '{';
     }
-    return values <= ASK_VALUES ||
+    return values;
+}
+
+/* Before anything is allocated for them. */
+static bool check_values(struct ask_reader *r, const char *text, size_t length)
+{
+    return ask_count_values(text, length) <= ASK_VALUES ||
            refuse(r->refusal, 400, "invalid_value", NULL, "the body has more than %u values", ASK_VALUES);
 }
 
@@ -393,13 +398,14 @@ static bool read_body(struct ask_reader *r, const char *text, size_t length)
     return check_context(r) && ask_make_grammar(r);
 }
 
-bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *text, size_t length,
-              struct ask *ask, struct refusal *refusal)
+bool ask_read(enum ask_kind kind, const struct ask_model *model, const struct ask_asker *asker,
+              const char *text, size_t length, struct ask *ask, struct refusal *refusal)
 {
-    struct ask_reader reader = {.model = model, .ask = ask, .refusal = refusal};
+    struct ask_reader reader = {.model = model, .asker = asker, .ask = ask, .refusal = refusal};
     *refusal = (struct refusal){0};
     *ask = (struct ask){.kind = kind,
                         .choices = 1,
+                        .store = kind == ASK_RESPONSE && responses_keep_any(model->responses),
                         .pooling = model->pooling,
                         .truncate = kind == ASK_OLLAMA_EMBED};
     take_defaults(&model->defaults, &ask->sampling);
@@ -421,6 +427,8 @@ void ask_free(struct ask *ask)
     json_decref(ask->made);
     json_decref(ask->echo);
     json_decref(ask->spaces);
+    responses_give_back(ask->before);
+    response_items_free(&ask->items);
     free(ask->rendered);
     grammars_give_back(ask->grammar);
     *ask = (struct ask){0};

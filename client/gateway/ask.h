@@ -10,6 +10,7 @@
 
 #include "client/shared/sampling.h"
 #include "client/gateway/refusal.h"
+#include "client/gateway/responses.h"
 #include "client/text/answer/ends.h"
 #include "client/text/answer/syntax.h"
 
@@ -40,7 +41,8 @@ struct ask_model {
     const struct helm_vocabulary *vocabulary; /* NULL: no grammars; vocabulary_why says why */
     char vocabulary_why[HELM_ERR_TEXT];
     struct grammars *grammars;
-    enum helm_pooling pooling; /* of embeddings, unless a request says */
+    struct responses *responses; /* that are kept; NULL: none are */
+    enum helm_pooling pooling;   /* of embeddings, unless a request says */
     char pooling_why
         [HELM_ERR_TEXT]; /* not empty: a request has to say, since the model's own is none of HELM's */
     uint32_t context, vocab;
@@ -65,6 +67,11 @@ enum ask_kind {
 };
 #define ASK_EMBEDS (ASK_EMBED | ASK_OLLAMA_EMBED)
 
+/* Who asks: whose kept responses a request sees, and its own id. */
+struct ask_asker {
+    const char *owner, *id;
+};
+
 struct ask_prompt {
     uint32_t *ids;
     size_t count;
@@ -77,6 +84,9 @@ struct ask {
     json_t *made;   /* of ASK_RESPONSE, ASK_MESSAGE: tools as chats have them, which `tools` is then */
     json_t *spaces; /* of ASK_RESPONSE: {a function's name: {"namespace", "name"}} of those in namespaces */
     json_t *echo;   /* of ASK_RESPONSE: what the answer says of the request, an object with members */
+    struct response *before;     /* of ASK_RESPONSE: what it goes on with, held; NULL: nothing */
+    struct response_items items; /* of ASK_RESPONSE with `store`: what it says */
+    bool store;                  /* the answer is kept */
     bool stream, include_usage, logprobs;
     bool load_only;       /* Ollama: no prompt; the client only wants the model to be there */
     bool conversation;    /* the prompt came through the chat template */
@@ -105,9 +115,9 @@ struct ask {
     size_t rendered_length;
 };
 
-/* Reads a body. false: *refusal says why; *ask is empty then. */
-bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *text, size_t length,
-              struct ask *ask, struct refusal *refusal);
+/* Reads a body. false: *refusal says why; *ask is empty then. `asker` NULL: nothing is kept or found. */
+bool ask_read(enum ask_kind kind, const struct ask_model *model, const struct ask_asker *asker,
+              const char *text, size_t length, struct ask *ask, struct refusal *refusal);
 void ask_free(struct ask *ask);
 /* A body that names a model and nothing else that matters but `stream`, as Ollama's /api/show and /api/pull have it. */
 bool ask_read_name(const struct ask_model *model, const char *text, size_t length, bool *stream,
@@ -132,6 +142,7 @@ enum ask_effort {
 
 struct ask_reader {
     const struct ask_model *model;
+    const struct ask_asker *asker;
     struct ask *ask;
     struct refusal *refusal;
     const char *param;                                /* the field being read */
@@ -163,6 +174,18 @@ bool ask_settle_member(struct ask_reader *reader, const char *place, const char 
 void ask_note_ignored(struct ask *ask, const char *name);
 void ask_note_tool(struct ask *ask, const char *type);
 
+/* ask_history.c: previous_response_id and store. */
+bool ask_take_previous(struct ask_reader *reader, const json_t *value);
+bool ask_take_store(struct ask_reader *reader, const json_t *value);
+/* The items of the conversation that ask->before is the end of, added to a list. */
+bool ask_add_history(struct ask_reader *reader, json_t *list);
+/* References to items become those items. */
+bool ask_resolve_items(struct ask_reader *reader, json_t *input);
+/* The input's items into ask->items, if the answer is to be kept. */
+bool ask_keep_input(struct ask_reader *reader);
+
+/* Values of a JSON text, or more: counted without parsing it. */
+size_t ask_count_values(const char *text, size_t length);
 /* Numbers, each with its bounds. */
 bool ask_take_number(struct ask_reader *reader, const json_t *value, double min, double max, float *out);
 bool ask_take_count(struct ask_reader *reader, const json_t *value, uint64_t min, uint64_t max,

@@ -93,7 +93,7 @@ struct exchange {
     struct exchange *job;             /* next in a queue of jobs.c */
     char id[33];
     char user[64];   /* whose key it was, for the log */
-    char named[256]; /* behind ROUTES_MODEL */
+    char named[256]; /* what routes_find found in the path */
     time_t created;
     uint64_t begin_us, first_us, over_us;
     uint64_t unread_us; /* since when there is something to write; 0: there is not */

@@ -12,9 +12,12 @@
 
 static void read_ask(struct exchange *ex)
 {
+    char owner[RESPONSES_OWNER];
+    info_response_owner(ex, owner);
+    const struct ask_asker asker = {owner, ex->id};
     /* false: the refusal is filled in, which exchange_start looks at */
-    (void)!ask_read(ex->route->kind, &ex->gateway->model, ex->body.data ? ex->body.data : "", ex->body.length,
-                    &ex->ask, &ex->refusal);
+    (void)!ask_read(ex->route->kind, &ex->gateway->model, &asker, ex->body.data ? ex->body.data : "",
+                    ex->body.length, &ex->ask, &ex->refusal);
 }
 
 /* The body as an object, for the two below; json_decref it. */
@@ -167,6 +170,10 @@ const struct route routes[] = {
     {"POST", "/detokenize", .work = detokenize},
     {"POST", "/v1/embeddings", .work = read_ask, .kind = ASK_EMBED, .voice = &voice_embeddings},
     {"POST", "/v1/responses", .work = read_ask, .kind = ASK_RESPONSE, .voice = &voice_responses},
+    {"POST", "/v1/responses/input_tokens", .work = count_input, .kind = ASK_RESPONSE},
+    {"GET", "/v1/responses/{id}", .reply = info_response},
+    {"DELETE", "/v1/responses/{id}", .reply = info_response_forget},
+    {"GET", "/v1/responses/{id}/input_items", .reply = info_response_input},
     {"POST", "/v1/messages", .error = voice_error_anthropic, .work = read_ask, .kind = ASK_MESSAGE,
      .voice = &voice_messages},
     {"POST", "/v1/messages/count_tokens", .error = voice_error_anthropic, .work = count_tokens,
@@ -176,7 +183,6 @@ const struct route routes[] = {
     {"GET", "/props", .reply = info_props},
     {"GET", "/slots", .reply = info_slots},
     {"POST", "/apply-template", .work = apply_template, .kind = ASK_TEMPLATE},
-    {"POST", "/v1/responses/input_tokens", .work = count_input, .kind = ASK_RESPONSE},
     {"GET", "/api/version", .open = true, .error = voice_error_ollama, .reply = info_version},
     {"GET", "/api/tags", .error = voice_error_ollama, .reply = info_tags},
     {"GET", "/api/ps", .error = voice_error_ollama, .reply = info_ps},
@@ -220,10 +226,23 @@ size_t routes_row(const struct route *route)
     return route >= routes && route < routes + route_count ? (size_t)(route - routes) : METRICS_ROUTES - 1;
 }
 
-/* A path matches with /v1 before it or without: clients are given either address. */
-static bool is_path(const char *path, const char *asked)
+/* "{id}" in a path of the table is any one part. *named is what comes for it, without its end, else untouched. */
+static bool matches(const char *path, const char *asked, const char **named)
 {
-    return strcmp(path, asked) == 0 || (strncmp(path, "/v1/", 4) == 0 && strcmp(path + 3, asked) == 0);
+    const char *id = strstr(path, "{id}");
+    if (!id) return strcmp(path, asked) == 0;
+    const size_t before = (size_t)(id - path);
+    if (strncmp(path, asked, before) != 0) return false;
+    const size_t length = strcspn(asked + before, "/");
+    if (!length || strcmp(id + 4, asked + before + length) != 0) return false;
+    *named = asked + before;
+    return true;
+}
+
+/* A path matches with /v1 before it or without: clients are given either address. */
+static bool is_path(const char *path, const char *asked, const char **named)
+{
+    return matches(path, asked, named) || (strncmp(path, "/v1/", 4) == 0 && matches(path + 3, asked, named));
 }
 
 const struct route *routes_find(const char *method, const char *path, const char **named, char allow[64])
@@ -244,7 +263,7 @@ const struct route *routes_find(const char *method, const char *path, const char
         break;
     }
     for (size_t i = 0; i < route_count; i++) {
-        if (!is_path(routes[i].path, path)) continue;
+        if (!is_path(routes[i].path, path, named)) continue;
         const bool get = strcmp(routes[i].method, "GET") == 0;
         const size_t used = strlen(allow);
         snprintf(allow + used, 64 - used, "%s%s", used ? ", " : "", get ? "GET, HEAD" : routes[i].method);

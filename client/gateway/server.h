@@ -21,6 +21,10 @@ int server_run(struct server *server);
 void server_tick(struct gateway *gateway);
 /* No new connections. */
 void server_quiesce(struct server *server);
+/* The address of an exchange's client, as text. */
+const char *server_peer(const struct exchange *exchange);
+/* A part of its query, as in ?limit=2; NULL: it is missing. */
+const char *server_query(const struct exchange *exchange, const char *name);
 /* The socket of an exchange. */
 int server_peer_fd(const struct exchange *exchange);
 /* Ends what is open; the threads of jobs.c have ended. */

@@ -225,7 +225,7 @@ def member_tests(stage):
     chat, responses, messages = "/v1/chat/completions", "/v1/responses", "/v1/messages"
     bodies = {chat: {"messages": HELLO}, responses: {"input": "Hello"}, messages: {"messages": HELLO, "max_tokens": 8}, "/v1/completions": {"prompt": "Hello"},
               "/api/chat": {"messages": HELLO, "stream": False}, "/api/generate": {"prompt": "Hello", "stream": False}}
-    hints = {"metadata": ({"a": "b"}, (chat, responses, messages, "/v1/completions")), "store": (True, (chat, responses)), "prompt_cache_retention": ("24h", (chat, responses)),
+    hints = {"metadata": ({"a": "b"}, (chat, responses, messages, "/v1/completions")), "store": (True, (chat,)), "prompt_cache_retention": ("24h", (chat, responses)),
              "service_tier": ("flex", (chat, responses, messages)), "safety_identifier": ("x", (chat, responses)), "verbosity": ("low", (chat,)),
              "prediction": ({}, (chat,)), "cache_prompt": (False, (chat,)), "context_management": ({"edits": []}, (messages,))}
     for name, (value, paths) in hints.items():
