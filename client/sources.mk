@@ -160,6 +160,7 @@ GATEWAY_SRC := \
   client/gateway/ask_messages.c \
   client/gateway/ask_ollama.c \
   client/gateway/ask_openai.c \
+  client/gateway/ask_rerank.c \
   client/gateway/ask_responses.c \
   client/gateway/choice.c \
   client/gateway/embedding.c \
@@ -185,6 +186,7 @@ GATEWAY_SRC := \
   client/gateway/voice_embed.c \
   client/gateway/voice_ollama.c \
   client/gateway/voice_openai.c \
+  client/gateway/voice_rerank.c \
   client/gateway/voice_responses.c \
   $(GEN)/client/gateway/page_files.c
 

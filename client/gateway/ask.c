@@ -212,7 +212,9 @@ bool ask_take_tools(struct ask_reader *r, const json_t *value)
 struct ask_prompt *ask_new_prompt(struct ask_reader *r)
 {
     struct ask *ask = r->ask;
-    const size_t most = ask->kind & ASK_EMBEDS ? ASK_INPUTS : ASK_CHOICES;
+    const size_t most = ask->kind & ASK_EMBEDS   ? ASK_INPUTS
+                        : ask->kind & ASK_RERANK ? ASK_DOCUMENTS
+                                                 : ASK_CHOICES;
     if (ask->prompt_count == most) {
         refuse(r->refusal, 400, "invalid_value", r->param, "'%s' has more than %zu entries", r->param, most);
         return NULL;
@@ -357,7 +359,8 @@ static void drop_read(struct ask *ask)
     void *next;
     json_object_foreach_safe(ask->body, next, name, value)
     {
-        const bool kept = value == ask->tools || strcmp(name, "stop") == 0 || strcmp(name, "options") == 0 ||
+        const bool kept = value == ask->tools || (value == ask->documents && ask->return_documents) ||
+                          strcmp(name, "stop") == 0 || strcmp(name, "options") == 0 ||
                           strcmp(name, "stop_sequences") == 0;
         if (!kept) json_object_del(ask->body, name);
     }
@@ -372,6 +375,7 @@ static const struct dialect {
                  ask_openai_finish},
                 {ASK_OLLAMA_CHAT | ASK_OLLAMA_GENERATE, ask_ollama_fields, &ask_ollama_field_count,
                  ask_ollama_finish},
+                {ASK_RERANK, ask_rerank_fields, &ask_rerank_field_count, ask_rerank_finish},
                 {ASK_EMBEDS, ask_embed_fields, &ask_embed_field_count, ask_embed_finish},
                 {ASK_RESPONSE, ask_response_fields, &ask_response_field_count, ask_response_finish},
                 {ASK_MESSAGE | ASK_COUNT, ask_message_fields, &ask_message_field_count, ask_message_finish}};
@@ -391,7 +395,7 @@ static bool read_body(struct ask_reader *r, const char *text, size_t length)
     while (!(d->kinds & ask->kind)) d++;
     if (!ask_take_fields(r, "", ask->body, d->fields, *d->count) || !d->finish(r)) return false;
     if (ask->load_only || ask->kind & (ASK_COUNT | ASK_TEMPLATE)) return true; /* nothing is generated */
-    if (!(ask->kind & ASK_EMBEDS) && ask->prompt_count * ask->choices > ASK_CHOICES)
+    if (!(ask->kind & ASK_BATCHES) && ask->prompt_count * ask->choices > ASK_CHOICES)
         return refuse(r->refusal, 400, "invalid_value", "n",
                       "%zu prompts with %u answers each are more than %d", ask->prompt_count, ask->choices,
                       ASK_CHOICES);

@@ -18,9 +18,10 @@ struct grammars;
 struct kept_grammar;
 
 #define ASK_STOPS      16
-#define ASK_STOPS_CHAT 4   /* of OpenAI's */
-#define ASK_CHOICES    16  /* prompts times `n` */
-#define ASK_INPUTS     256 /* of one request for embeddings */
+#define ASK_STOPS_CHAT 4    /* of OpenAI's */
+#define ASK_CHOICES    16   /* prompts times `n` */
+#define ASK_INPUTS     256  /* of one request for embeddings */
+#define ASK_DOCUMENTS  1000 /* of one request for scores */
 #define ASK_BIASES     300
 #define ASK_TOP        20         /* logprobs of a token */
 #define ASK_STOP_BYTES 1024       /* of one stop text */
@@ -64,8 +65,11 @@ enum ask_kind {
     ASK_MESSAGE = 128,  /* Anthropic's */
     ASK_COUNT = 256,    /* ... whose tokens are counted */
     ASK_TEMPLATE = 512, /* a chat of which the text is wanted */
+    ASK_RERANK = 1024,
 };
 #define ASK_EMBEDS (ASK_EMBED | ASK_OLLAMA_EMBED)
+#define ASK_BATCHES                                                                                          \
+    (ASK_EMBEDS | ASK_RERANK) /* many prompts, for each of which there is one result and no text */
 
 /* Who asks: whose kept responses a request sees, and its own id. */
 struct ask_asker {
@@ -105,8 +109,12 @@ struct ask {
     size_t prompt_count, prompt_space;
     /* of ASK_EMBEDS, whose prompts are what is embedded */
     enum helm_pooling pooling;
-    bool has_pooling;             /* the request said */
-    bool base64, truncate;        /* truncate: what is longer than the context is cut */
+    bool has_pooling;      /* the request said */
+    bool base64, truncate; /* truncate: what is longer than the context is cut */
+    /* of ASK_RERANK; documents: borrowed from body */
+    const json_t *documents;
+    uint32_t top_n, judged[2]; /* judged: the tokens of "yes" and "no" */
+    bool return_documents;
     const json_t *tools;          /* borrowed from body; NULL: none are parsed */
     struct kept_grammar *grammar; /* what the answer fits; NULL: any */
     char label[ASK_LABEL + 1];
@@ -238,9 +246,9 @@ bool ask_add_text(struct ask_reader *reader, const char *text, size_t length, bo
 bool ask_add_messages(struct ask_reader *reader);
 
 extern const struct ask_field ask_openai_fields[], ask_ollama_fields[], ask_embed_fields[],
-    ask_response_fields[], ask_message_fields[];
+    ask_response_fields[], ask_message_fields[], ask_rerank_fields[];
 extern const size_t ask_openai_field_count, ask_ollama_field_count, ask_embed_field_count,
-    ask_response_field_count, ask_message_field_count;
+    ask_response_field_count, ask_message_field_count, ask_rerank_field_count;
 
 /* After the fields: the prompts. */
 bool ask_openai_finish(struct ask_reader *reader);
@@ -248,5 +256,9 @@ bool ask_ollama_finish(struct ask_reader *reader);
 bool ask_embed_finish(struct ask_reader *reader);
 bool ask_response_finish(struct ask_reader *reader);
 bool ask_message_finish(struct ask_reader *reader);
+bool ask_rerank_finish(struct ask_reader *reader);
+
+/* ask_rerank.c: the text of one of the documents; NULL: it has none. */
+const json_t *ask_document_text(const json_t *document);
 
 #endif

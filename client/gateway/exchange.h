@@ -74,6 +74,7 @@ struct choice {
     /* [embedding_count] of ASK_EMBEDS, of unit length; all else but `number` and `over` is unused */
     float *embedding;
     size_t embedding_count;
+    double score; /* of ASK_RERANK, in the same way: of its document, 0 to 1; below 0: not there yet */
 };
 
 enum exchange_state {
@@ -142,7 +143,7 @@ void exchange_free(struct exchange *exchange);
 /* ---- embedding.c ---- */
 
 #define EMBEDDING_AT_ONCE 8
-/* Sends embeddings that have not been sent, as many as may be at the daemon at once. */
+/* Sends what of ASK_BATCHES has not been sent, as many as may be at the daemon at once. */
 HELM_MUST_CHECK int embedding_send(struct exchange *exchange, struct helm_err *err);
 
 /* ---- choice.c ---- */

@@ -169,6 +169,7 @@ const struct route routes[] = {
     {"POST", "/tokenize", .work = tokenize},
     {"POST", "/detokenize", .work = detokenize},
     {"POST", "/v1/embeddings", .work = read_ask, .kind = ASK_EMBED, .voice = &voice_embeddings},
+    {"POST", "/v1/rerank", .work = read_ask, .kind = ASK_RERANK, .voice = &voice_rerank},
     {"POST", "/v1/responses", .work = read_ask, .kind = ASK_RESPONSE, .voice = &voice_responses},
     {"POST", "/v1/responses/input_tokens", .work = count_input, .kind = ASK_RESPONSE},
     {"GET", "/v1/responses/{id}", .reply = info_response},
