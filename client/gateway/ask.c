@@ -386,7 +386,7 @@ static bool read_body(struct ask_reader *r, const char *text, size_t length)
     struct helm_err err = {0};
     const bool ollama = ask->kind & (ASK_OLLAMA_CHAT | ASK_OLLAMA_GENERATE);
     if (!check_values(r, text, length)) return false;
-    int rc = json_parse_bounded("the body", text, length, BODY_BYTES_MAX, &ask->body, &err);
+    int rc = json_parse_numbers("the body", text, length, BODY_BYTES_MAX, &ask->numbers, &ask->body, &err);
     if (rc < 0) return refuse_err(r->refusal, NULL, rc, err.text);
     if (!json_is_object(ask->body))
         return refuse(r->refusal, 400, "invalid_type", NULL, "the body is not a JSON object");
@@ -427,6 +427,7 @@ void ask_free(struct ask *ask)
     for (size_t i = 0; i < ask->prompt_count; i++) free(ask->prompt[i].ids);
     free(ask->prompt);
     json_decref(ask->body);
+    json_numbers_free(ask->numbers);
     json_decref(ask->extra);
     json_decref(ask->made);
     json_decref(ask->echo);

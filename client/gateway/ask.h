@@ -13,6 +13,7 @@
 #include "client/gateway/responses.h"
 #include "client/text/answer/ends.h"
 #include "client/text/answer/syntax.h"
+#include "common/base/json_numbers.h"
 
 struct grammars;
 struct kept_grammar;
@@ -83,8 +84,9 @@ struct ask_prompt {
 
 struct ask {
     enum ask_kind kind;
-    json_t *body;   /* what the texts below are borrowed from */
-    json_t *extra;  /* chat_template_kwargs with how much is to be thought (ask_effort.c) */
+    json_t *body;                 /* what the texts below are borrowed from */
+    struct json_numbers *numbers; /* of all that is parsed for it */
+    json_t *extra;                /* chat_template_kwargs with how much is to be thought (ask_effort.c) */
     json_t *made;   /* of ASK_RESPONSE, ASK_MESSAGE: tools as chats have them, which `tools` is then */
     json_t *spaces; /* of ASK_RESPONSE: {a function's name: {"namespace", "name"}} of those in namespaces */
     json_t *echo;   /* of ASK_RESPONSE: what the answer says of the request, an object with members */

@@ -61,7 +61,8 @@ static bool add_turn(struct ask_reader *r, json_t *list, const struct response *
             return refuse(r->refusal, 400, "context_length_exceeded", "previous_response_id",
                           "the conversation before this request has more than %zu bytes or %u values",
                           GATEWAY_BODY_MAX, ASK_VALUES);
-        const int rc = json_parse_bounded("a kept item", text, length, GATEWAY_BODY_MAX, &item, &err);
+        const int rc =
+            json_parse_numbers("a kept item", text, length, GATEWAY_BODY_MAX, &r->ask->numbers, &item, &err);
         if (rc < 0) return refuse_err(r->refusal, NULL, rc, err.text);
         if (json_array_append_new(list, item) < 0) return out_of_memory(r);
     }
@@ -126,7 +127,8 @@ bool ask_resolve_items(struct ask_reader *r, json_t *input)
                           "the items that 'input' refers to have more than %zu bytes or %u values",
                           GATEWAY_BODY_MAX, ASK_VALUES);
         }
-        const int rc = json_parse_bounded("a kept item", text, length, GATEWAY_BODY_MAX, &found, &err);
+        const int rc =
+            json_parse_numbers("a kept item", text, length, GATEWAY_BODY_MAX, &r->ask->numbers, &found, &err);
         free(text);
         if (rc < 0) return refuse_err(r->refusal, NULL, rc, err.text);
         if (json_array_set_new(input, i, found) < 0) return out_of_memory(r);
@@ -166,7 +168,7 @@ static bool keep_item(struct ask_reader *r, const json_t *from, size_t index)
     if (type && strcmp(type, "message") == 0)
         json_object_set_new(item, "content", parts_of(json_object_get(item, "content"), role));
     if (!json_object_get(item, "status")) json_object_set_new(item, "status", json_string("completed"));
-    char *text = json_dump_text(item, JSON_COMPACT);
+    char *text = json_dump_numbers(item, JSON_COMPACT, r->ask->numbers);
     const bool good =
         text && response_items_add(&r->ask->items, json_string_value(json_object_get(item, "id")), text,
                                    strlen(text));

@@ -106,7 +106,7 @@ static void add_response(struct exchange *ex, const char *status)
     const bool cut = !status && c->finish == HELM_FINISH_LENGTH, over = !status;
     const size_t from = out->length;
     size_t items[sizeof c->items.what + 1] = {0}; /* where each begins; a comma follows each */
-    char *echo = json_dump_text(ex->ask.echo, JSON_COMPACT);
+    char *echo = json_dump_numbers(ex->ask.echo, JSON_COMPACT, ex->ask.numbers);
     cli_text_printf(
         out, "{\"id\":\"resp_%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"model\":",
         ex->id, (long long)ex->created,

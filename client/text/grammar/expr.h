@@ -48,7 +48,9 @@ struct exprs {
     uint32_t json_rule[8]; /* schema_values.c: shared rules that were made, plus one */
     uint32_t work;         /* steps that were charged */
     int failed;            /* code of the first failure, which is in err */
-    const char *place;     /* in a schema, that failures name; NULL: none is being read */
+    const struct json_numbers
+        *numbers;      /* borrowed: texts of a schema's numbers; NULL: as their values are written */
+    const char *place; /* in a schema, that failures name; NULL: none is being read */
     struct helm_err err;
 };
 
