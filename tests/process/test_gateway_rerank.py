@@ -62,14 +62,19 @@ def score_of(g, prompt):
     return math.exp(yes) / (math.exp(yes) + math.exp(no))
 
 
+def odds(score):
+    return math.log(score / (1 - score))
+
+
 def score_tests(g):
     a = g.post("/v1/rerank", {"query": "capital of France", "documents": DOCUMENTS})
     results = a.json["results"]
     prompts = [prompt_of(g, "capital of France", d) for d in DOCUMENTS]
     wanted = [score_of(g, p) for p in prompts]
     got = {r["index"]: r["relevance_score"] for r in results}
-    worst = max(abs(got[i] - w) for i, w in enumerate(wanted))
-    check("a score is the softmax over yes and no", a.status == 200 and worst < 2e-6 and len(set(wanted)) == len(wanted), (worst, got, wanted))
+    # this model is sure of yes, so odds are compared: between the documents they differ by far more than by how steps are cut
+    worst = max(abs(odds(got[i]) - odds(w)) for i, w in enumerate(wanted))
+    check("a score is the softmax over yes and no", a.status == 200 and worst < 0.05 and max(map(odds, wanted)) - min(map(odds, wanted)) > 0.2, (worst, got, wanted))
     check("... the best first", [r["index"] for r in results] == sorted(got, key=lambda i: -got[i]), results)
     count = sum(map(len, prompts))
     check("... tokens are counted, and what a document spells is text", a.json["usage"] == {"prompt_tokens": count, "total_tokens": count}, (a.json["usage"], count))
