@@ -104,7 +104,10 @@ struct helm_generate_request {
     struct helm_sampling sampling;
     const uint32_t *stop_tokens; /* beside the model's own end-of-sequence ids; at most 64 */
     size_t stop_count;
-    uint32_t logprobs;    /* alternatives reported with each token, 0 .. 20 */
+    uint32_t logprobs; /* alternatives reported with each token, 0 .. 20 */
+    /* Instead of the likeliest: the tokens whose logprobs come with each token, in this order; at most 20, with `logprobs` 0 */
+    const uint32_t *logprobs_of;
+    size_t logprobs_of_count;
     bool ignore_eos;      /* the model's end-of-sequence ids do not stop the request */
     uint32_t deadline_ms; /* 0: none; after it the daemon ends the request as cancelled */
     const char *label;    /* shown by `helm-cli ps`; at most 64 bytes; may be NULL */
@@ -128,7 +131,7 @@ struct helm_token {
     uint32_t index; /* 0, 1, ... of the output */
     uint32_t token;
     float logprob;                  /* of `token`; 0 unless logprobs were asked for */
-    const struct helm_logprob *top; /* falling */
+    const struct helm_logprob *top; /* falling, or as logprobs_of */
     size_t top_count;
 };
 

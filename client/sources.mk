@@ -155,10 +155,12 @@ GATEWAY_SRC := \
   client/gateway/ask_effort.c \
   client/gateway/ask_embed.c \
   client/gateway/ask_grammar.c \
+  client/gateway/ask_history.c \
   client/gateway/ask_members.c \
   client/gateway/ask_messages.c \
   client/gateway/ask_ollama.c \
   client/gateway/ask_openai.c \
+  client/gateway/ask_rerank.c \
   client/gateway/ask_responses.c \
   client/gateway/bodies.c \
   client/gateway/choice.c \
@@ -168,6 +170,7 @@ GATEWAY_SRC := \
   client/gateway/grammars.c \
   client/gateway/info.c \
   client/gateway/info_llama.c \
+  client/gateway/info_responses.c \
   client/gateway/inquiry.c \
   client/gateway/jobs.c \
   client/gateway/listen.c \
@@ -177,6 +180,7 @@ GATEWAY_SRC := \
   client/gateway/peer.c \
   client/gateway/pooling.c \
   client/gateway/refusal.c \
+  client/gateway/responses.c \
   client/gateway/routes.c \
   client/gateway/server.c \
   client/gateway/tool_arguments.c \
@@ -186,6 +190,7 @@ GATEWAY_SRC := \
   client/gateway/voice_embed.c \
   client/gateway/voice_ollama.c \
   client/gateway/voice_openai.c \
+  client/gateway/voice_rerank.c \
   client/gateway/voice_responses.c \
   $(GEN)/client/gateway/page_files.c
 

@@ -10,6 +10,7 @@ COMMON_SRC := \
   common/base/err.c \
   common/base/file.c \
   common/base/json.c \
+  common/base/json_numbers.c \
   common/base/load.c \
   common/base/log.c \
   common/base/node.c \

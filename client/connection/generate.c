@@ -144,6 +144,9 @@ static int check_lists(const struct helm_generate_request *what, struct helm_err
     if (what->stop_count > STOP_MAX)
         return helm_fail(err, HELM_E_LIMIT, "%zu stop tokens exceed the limit of %d", what->stop_count,
                          STOP_MAX);
+    if (what->logprobs_of_count > TOP_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "logprobs of %zu tokens exceed the limit of %d",
+                         what->logprobs_of_count, TOP_MAX);
     if (what->grammar && what->ignore_eos)
         return helm_fail(err, HELM_E_USAGE,
                          "a grammar needs the model's end of sequence: not with ignore_eos");
@@ -216,6 +219,8 @@ int helm_generate(struct helm_client *client, const struct helm_generate_request
     generate.n_stop_token_ids = what->stop_count;
     generate.stop_token_ids = (uint32_t *)what->stop_tokens;
     generate.logprobs = what->logprobs;
+    generate.n_logprobs_of = what->logprobs_of_count;
+    generate.logprobs_of = (uint32_t *)what->logprobs_of;
     generate.ignore_eos = what->ignore_eos;
     generate.deadline_ms = what->deadline_ms;
     if (what->label) generate.label = (char *)what->label;

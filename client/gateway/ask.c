@@ -213,7 +213,9 @@ bool ask_take_tools(struct ask_reader *r, const json_t *value)
 struct ask_prompt *ask_new_prompt(struct ask_reader *r)
 {
     struct ask *ask = r->ask;
-    const size_t most = ask->kind & ASK_EMBEDS ? ASK_INPUTS : ASK_CHOICES;
+    const size_t most = ask->kind & ASK_EMBEDS   ? ASK_INPUTS
+                        : ask->kind & ASK_RERANK ? ASK_DOCUMENTS
+                                                 : ASK_CHOICES;
     if (ask->gone && atomic_load(ask->gone)) { /* before a text is tokenized */
         refuse_err(r->refusal, NULL, HELM_E_CANCELLED, "the client went away");
         return NULL;
@@ -332,8 +334,7 @@ static void take_defaults(const struct sampling_options *from, struct helm_sampl
                                  .repetition_penalty = (float)from->repetition_penalty};
 }
 
-/* Before anything is allocated for them. */
-static bool check_values(struct ask_reader *r, const char *text, size_t length)
+size_t ask_count_values(const char *text, size_t length)
 {
     size_t values = 1;
     bool in_string = false;
@@ -345,7 +346,13 @@ static bool check_values(struct ask_reader *r, const char *text, size_t length)
         else
             values += text[i] == ',' || text[i] == '[' || text[i] == '{';
     }
-    return values <= ASK_VALUES ||
+    return values;
+}
+
+/* Before anything is allocated for them. */
+static bool check_values(struct ask_reader *r, const char *text, size_t length)
+{
+    return ask_count_values(text, length) <= ASK_VALUES ||
            refuse(r->refusal, 400, "invalid_value", NULL, "the body has more than %u values", ASK_VALUES);
 }
 
@@ -357,7 +364,8 @@ static void drop_read(struct ask *ask)
     void *next;
     json_object_foreach_safe(ask->body, next, name, value)
     {
-        const bool kept = value == ask->tools || strcmp(name, "stop") == 0 || strcmp(name, "options") == 0 ||
+        const bool kept = value == ask->tools || (value == ask->documents && ask->return_documents) ||
+                          strcmp(name, "stop") == 0 || strcmp(name, "options") == 0 ||
                           strcmp(name, "stop_sequences") == 0;
         if (!kept) json_object_del(ask->body, name);
     }
@@ -372,6 +380,7 @@ static const struct dialect {
                  ask_openai_finish},
                 {ASK_OLLAMA_CHAT | ASK_OLLAMA_GENERATE, ask_ollama_fields, &ask_ollama_field_count,
                  ask_ollama_finish},
+                {ASK_RERANK, ask_rerank_fields, &ask_rerank_field_count, ask_rerank_finish},
                 {ASK_EMBEDS, ask_embed_fields, &ask_embed_field_count, ask_embed_finish},
                 {ASK_RESPONSE, ask_response_fields, &ask_response_field_count, ask_response_finish},
                 {ASK_MESSAGE | ASK_COUNT, ask_message_fields, &ask_message_field_count, ask_message_finish}};
@@ -382,7 +391,7 @@ static bool read_body(struct ask_reader *r, const char *text, size_t length)
     struct helm_err err = {0};
     const bool ollama = ask->kind & (ASK_OLLAMA_CHAT | ASK_OLLAMA_GENERATE);
     if (!check_values(r, text, length)) return false;
-    int rc = json_parse_bounded("the body", text, length, BODY_BYTES_MAX, &ask->body, &err);
+    int rc = json_parse_numbers("the body", text, length, BODY_BYTES_MAX, &ask->numbers, &ask->body, &err);
     if (rc < 0) return refuse_err(r->refusal, NULL, rc, err.text);
     if (!json_is_object(ask->body))
         return refuse(r->refusal, 400, "invalid_type", NULL, "the body is not a JSON object");
@@ -391,21 +400,22 @@ static bool read_body(struct ask_reader *r, const char *text, size_t length)
     while (!(d->kinds & ask->kind)) d++;
     if (!ask_take_fields(r, "", ask->body, d->fields, *d->count) || !d->finish(r)) return false;
     if (ask->load_only || ask->kind & (ASK_COUNT | ASK_TEMPLATE)) return true; /* nothing is generated */
-    if (!(ask->kind & ASK_EMBEDS) && ask->prompt_count * ask->choices > ASK_CHOICES)
+    if (!(ask->kind & ASK_BATCHES) && ask->prompt_count * ask->choices > ASK_CHOICES)
         return refuse(r->refusal, 400, "invalid_value", "n",
                       "%zu prompts with %u answers each are more than %d", ask->prompt_count, ask->choices,
                       ASK_CHOICES);
     return check_context(r) && ask_make_grammar(r);
 }
 
-bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *text, size_t length,
-              struct ask *ask, struct refusal *refusal)
+bool ask_read(enum ask_kind kind, const struct ask_model *model, const struct ask_asker *asker,
+              const char *text, size_t length, struct ask *ask, struct refusal *refusal)
 {
-    struct ask_reader reader = {.model = model, .ask = ask, .refusal = refusal};
+    struct ask_reader reader = {.model = model, .asker = asker, .ask = ask, .refusal = refusal};
     *refusal = (struct refusal){0};
     *ask = (struct ask){.kind = kind,
                         .gone = ask->gone,
                         .choices = 1,
+                        .store = kind == ASK_RESPONSE && responses_keep_any(model->responses),
                         .pooling = model->pooling,
                         .truncate = kind == ASK_OLLAMA_EMBED};
     take_defaults(&model->defaults, &ask->sampling);
@@ -423,11 +433,14 @@ void ask_free(struct ask *ask)
     for (size_t i = 0; i < ask->prompt_count; i++) free(ask->prompt[i].ids);
     free(ask->prompt);
     json_decref(ask->body);
+    json_numbers_free(ask->numbers);
     json_decref(ask->extra);
     json_decref(ask->made);
     json_decref(ask->echo);
     free(ask->echo_text);
     json_decref(ask->spaces);
+    responses_give_back(ask->before);
+    response_items_free(&ask->items);
     free(ask->rendered);
     grammars_give_back(ask->grammar);
     *ask = (struct ask){0};

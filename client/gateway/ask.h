@@ -10,16 +10,19 @@
 
 #include "client/shared/sampling.h"
 #include "client/gateway/refusal.h"
+#include "client/gateway/responses.h"
 #include "client/text/answer/ends.h"
 #include "client/text/answer/syntax.h"
+#include "common/base/json_numbers.h"
 
 struct grammars;
 struct kept_grammar;
 
 #define ASK_STOPS      16
-#define ASK_STOPS_CHAT 4   /* of OpenAI's */
-#define ASK_CHOICES    16  /* prompts times `n` */
-#define ASK_INPUTS     256 /* of one request for embeddings */
+#define ASK_STOPS_CHAT 4    /* of OpenAI's */
+#define ASK_CHOICES    16   /* prompts times `n` */
+#define ASK_INPUTS     256  /* of one request for embeddings */
+#define ASK_DOCUMENTS  1000 /* of one request for scores */
 #define ASK_BIASES     300
 #define ASK_TOP        20         /* logprobs of a token */
 #define ASK_STOP_BYTES 1024       /* of one stop text */
@@ -40,7 +43,8 @@ struct ask_model {
     const struct helm_vocabulary *vocabulary; /* NULL: no grammars; vocabulary_why says why */
     char vocabulary_why[HELM_ERR_TEXT];
     struct grammars *grammars;
-    enum helm_pooling pooling; /* of embeddings, unless a request says */
+    struct responses *responses; /* that are kept; NULL: none are */
+    enum helm_pooling pooling;   /* of embeddings, unless a request says */
     char pooling_why
         [HELM_ERR_TEXT]; /* not empty: a request has to say, since the model's own is none of HELM's */
     uint32_t context, vocab;
@@ -62,8 +66,16 @@ enum ask_kind {
     ASK_MESSAGE = 128,  /* Anthropic's */
     ASK_COUNT = 256,    /* ... whose tokens are counted */
     ASK_TEMPLATE = 512, /* a chat of which the text is wanted */
+    ASK_RERANK = 1024,
 };
 #define ASK_EMBEDS (ASK_EMBED | ASK_OLLAMA_EMBED)
+#define ASK_BATCHES                                                                                          \
+    (ASK_EMBEDS | ASK_RERANK) /* many prompts, for each of which there is one result and no text */
+
+/* Who asks: whose kept responses a request sees, and its own id. */
+struct ask_asker {
+    const char *owner, *id;
+};
 
 struct ask_prompt {
     uint32_t *ids;
@@ -74,12 +86,16 @@ struct ask {
     enum ask_kind kind;
     const _Atomic bool *gone; /* another thread says that nobody waits for it; set before ask_read, or NULL */
     json_t *body;             /* what the texts below are borrowed from */
-    json_t *extra;            /* chat_template_kwargs with how much is to be thought (ask_effort.c) */
+    struct json_numbers *numbers; /* of all that is parsed for it */
+    json_t *extra;                /* chat_template_kwargs with how much is to be thought (ask_effort.c) */
     json_t *made;    /* of ASK_RESPONSE, ASK_MESSAGE: tools as chats have them, which `tools` is then */
     json_t *spaces;  /* of ASK_RESPONSE: {a function's name: {"namespace", "name"}} of those in namespaces */
     json_t *echo;    /* of ASK_RESPONSE: what the answer says of the request, an object with members */
     char *echo_text; /* that as JSON: it is long, and a stream says it three times */
     size_t echo_bytes;
+    struct response *before;     /* of ASK_RESPONSE: what it goes on with, held; NULL: nothing */
+    struct response_items items; /* of ASK_RESPONSE with `store`: what it says */
+    bool store;                  /* the answer is kept */
     bool stream, include_usage, logprobs;
     bool load_only;       /* Ollama: no prompt; the client only wants the model to be there */
     bool conversation;    /* the prompt came through the chat template */
@@ -98,8 +114,12 @@ struct ask {
     size_t prompt_count, prompt_space;
     /* of ASK_EMBEDS, whose prompts are what is embedded */
     enum helm_pooling pooling;
-    bool has_pooling;             /* the request said */
-    bool base64, truncate;        /* truncate: what is longer than the context is cut */
+    bool has_pooling;      /* the request said */
+    bool base64, truncate; /* truncate: what is longer than the context is cut */
+    /* of ASK_RERANK; documents: borrowed from body */
+    const json_t *documents;
+    uint32_t top_n, judged[2]; /* judged: the tokens of "yes" and "no" */
+    bool return_documents;
     const json_t *tools;          /* borrowed from body; NULL: none are parsed */
     struct kept_grammar *grammar; /* what the answer fits; NULL: any */
     char label[ASK_LABEL + 1];
@@ -108,9 +128,9 @@ struct ask {
     size_t rendered_length;
 };
 
-/* Reads a body. false: *refusal says why; *ask is empty then. */
-bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *text, size_t length,
-              struct ask *ask, struct refusal *refusal);
+/* Reads a body. false: *refusal says why; *ask is empty then. `asker` NULL: nothing is kept or found. */
+bool ask_read(enum ask_kind kind, const struct ask_model *model, const struct ask_asker *asker,
+              const char *text, size_t length, struct ask *ask, struct refusal *refusal);
 void ask_free(struct ask *ask);
 /* A body that names a model and nothing else that matters but `stream`, as Ollama's /api/show and /api/pull have it. */
 bool ask_read_name(const struct ask_model *model, const char *text, size_t length, bool *stream,
@@ -135,6 +155,7 @@ enum ask_effort {
 
 struct ask_reader {
     const struct ask_model *model;
+    const struct ask_asker *asker;
     struct ask *ask;
     struct refusal *refusal;
     const char *param;                                /* the field being read */
@@ -166,6 +187,18 @@ bool ask_settle_member(struct ask_reader *reader, const char *place, const char 
 void ask_note_ignored(struct ask *ask, const char *name);
 void ask_note_tool(struct ask *ask, const char *type);
 
+/* ask_history.c: previous_response_id and store. */
+bool ask_take_previous(struct ask_reader *reader, const json_t *value);
+bool ask_take_store(struct ask_reader *reader, const json_t *value);
+/* The items of the conversation that ask->before is the end of, added to a list. */
+bool ask_add_history(struct ask_reader *reader, json_t *list);
+/* References to items become those items. */
+bool ask_resolve_items(struct ask_reader *reader, json_t *input);
+/* The input's items into ask->items, if the answer is to be kept. */
+bool ask_keep_input(struct ask_reader *reader);
+
+/* Values of a JSON text, or more: counted without parsing it. */
+size_t ask_count_values(const char *text, size_t length);
 /* Numbers, each with its bounds. */
 bool ask_take_number(struct ask_reader *reader, const json_t *value, double min, double max, float *out);
 bool ask_take_count(struct ask_reader *reader, const json_t *value, uint64_t min, uint64_t max,
@@ -218,9 +251,9 @@ bool ask_add_text(struct ask_reader *reader, const char *text, size_t length, bo
 bool ask_add_messages(struct ask_reader *reader);
 
 extern const struct ask_field ask_openai_fields[], ask_ollama_fields[], ask_embed_fields[],
-    ask_response_fields[], ask_message_fields[];
+    ask_response_fields[], ask_message_fields[], ask_rerank_fields[];
 extern const size_t ask_openai_field_count, ask_ollama_field_count, ask_embed_field_count,
-    ask_response_field_count, ask_message_field_count;
+    ask_response_field_count, ask_message_field_count, ask_rerank_field_count;
 
 /* After the fields: the prompts. */
 bool ask_openai_finish(struct ask_reader *reader);
@@ -228,5 +261,9 @@ bool ask_ollama_finish(struct ask_reader *reader);
 bool ask_embed_finish(struct ask_reader *reader);
 bool ask_response_finish(struct ask_reader *reader);
 bool ask_message_finish(struct ask_reader *reader);
+bool ask_rerank_finish(struct ask_reader *reader);
+
+/* ask_rerank.c: the text of one of the documents; NULL: it has none. */
+const json_t *ask_document_text(const json_t *document);
 
 #endif

@@ -125,8 +125,8 @@ static char *make_key(const struct ask_reader *r)
         json_pack("{s:i, s:i, s:b, s:b, s:b, s:s?, s:O?, s:O?}", "format", (int)r->format, "at", (int)ask->at,
                   "conversation", ask->conversation, "one", ask->one_call, "forces", r->forces_call, "tool",
                   r->forced_tool, "value", r->format_value, "tools", ask->tools);
-    char *text =
-        key ? json_dumps(key, JSON_COMPACT) : NULL; /* members as they came: a schema's order counts */
+    char *text = key ? json_dump_numbers(key, JSON_COMPACT, ask->numbers)
+                     : NULL; /* members as they came: a schema's order counts */
     json_decref(key);
     return text;
 }
@@ -207,7 +207,7 @@ static bool refuse_grammar(struct ask_reader *r, int rc, const char *text)
 
 static bool open_grammar(struct ask_reader *r, const char *key)
 {
-    struct exprs x = {.stop = r->ask->gone};
+    struct exprs x = {.stop = r->ask->gone, .numbers = r->ask->numbers};
     struct helm_grammar *grammar = NULL;
     struct helm_err err = {0};
     uint32_t root = 0;

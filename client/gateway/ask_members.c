@@ -40,7 +40,7 @@ static const struct member_row rows[] = {
     {"anthropic_version", ANTHROPIC, HINT, NULL},
     {"diagnostics", ANTHROPIC, HINT, NULL},
     /* where and how fast a service computes, what it keeps and charges */
-    {"store", OPENAI, HINT, "false"},
+    {"store", TEXTS | ASK_EMBED, HINT, "false"},
     {"service_tier", OPENAI | ANTHROPIC, HINT, "\"auto\"|\"default\"|\"standard_only\""},
     {"prompt_cache_key", OPENAI, HINT, NULL},
     {"prompt_cache_retention", OPENAI, HINT, NULL},
@@ -101,7 +101,6 @@ static const struct member_row rows[] = {
     {"xtc_probability", TEXTS, ASKS, "0|0.0"},
     {"background", ASK_RESPONSE, ASKS, "false"},
     {"truncation", ASK_RESPONSE, ASKS, "\"disabled\""},
-    {"previous_response_id", ASK_RESPONSE, ASKS, NULL},
     {"conversation", ASK_RESPONSE, ASKS, NULL},
     {"prompt", ASK_RESPONSE, ASKS, NULL},
     {"context_management", ASK_RESPONSE, ASKS, NULL},

@@ -78,14 +78,14 @@ static bool take_content(const struct message *m, const json_t *value, bool may_
 /* ---- calls of tools --------------------------------------------------------------------------------- */
 
 /* OpenAI has arguments as JSON text, Ollama as an object; templates want the object. */
-static json_t *arguments_object(const json_t *value)
+static json_t *arguments_object(struct ask *ask, const json_t *value)
 {
     json_t *parsed = NULL;
     struct helm_err err = {0};
     if (!json_is_string(value)) return json_incref((json_t *)value);
     if (json_string_length(value) == 0 || strcmp(json_string_value(value), "null") == 0) return json_object();
-    if (json_parse_bounded("arguments", json_string_value(value), json_string_length(value),
-                           json_string_length(value), &parsed, &err) < 0)
+    if (json_parse_numbers("arguments", json_string_value(value), json_string_length(value),
+                           json_string_length(value), &ask->numbers, &parsed, &err) < 0)
         return json_incref((json_t *)value); /* what a model wrote wrongly is shown to it as it was */
     return parsed;
 }
@@ -103,7 +103,7 @@ static bool add_call(const struct message *m, const json_t *call, json_t *list)
             m, "invalid_value", "tool_calls",
             "not a list of {\"id\", \"type\": \"function\", \"function\": {\"name\", \"arguments\"}}");
     json_t *to = json_pack("{s:s, s:{s:O, s:o}}", "type", "function", "function", "name", name, "arguments",
-                           arguments ? arguments_object(arguments) : json_object());
+                           arguments ? arguments_object(m->reader->ask, arguments) : json_object());
     if (to && id) json_object_set(to, "id", (json_t *)id);
     if (json_array_append_new(list, to) == 0) return true;
     return refuse_err(m->reader->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
@@ -260,9 +260,9 @@ static bool render(struct ask_reader *r, const json_t *messages)
     struct helm_chat_prompt rendered = {0};
     struct ask_prompt *prompt = ask_new_prompt(r);
     if (!prompt) return false;
-    char *list = json_dump_text(messages, JSON_COMPACT);
-    char *tools = r->ask->tools ? json_dump_text(r->ask->tools, JSON_COMPACT) : NULL;
-    char *extra = r->extra ? json_dump_text(r->extra, JSON_COMPACT) : NULL;
+    char *list = json_dump_numbers(messages, JSON_COMPACT, r->ask->numbers);
+    char *tools = r->ask->tools ? json_dump_numbers(r->ask->tools, JSON_COMPACT, r->ask->numbers) : NULL;
+    char *extra = r->extra ? json_dump_numbers(r->extra, JSON_COMPACT, r->ask->numbers) : NULL;
     const struct helm_chat_input input = {.messages = list,
                                           .tools = tools,
                                           .extra = extra,

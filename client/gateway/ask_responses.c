@@ -1,7 +1,7 @@
 /* The fields of /v1/responses: items and instructions become the messages of a conversation, tools those of a chat,
  * and what the answer repeats of the request is kept. See ask.h.
  *
- * HELM keeps no responses: fields that need one that was kept are refused by name. */
+ * ask_history.c finds what was kept, and keeps what is said. */
 #include <stdio.h>
 #include <string.h>
 
@@ -23,6 +23,7 @@ static bool out_of_memory(struct ask_reader *r)
 
 struct items {
     struct ask_reader *reader;
+    const char *place; /* what `index` counts */
     size_t index;
     json_t *messages;
     const json_t *thought; /* of the assistant's next message */
@@ -30,8 +31,8 @@ struct items {
 
 static bool refuse_item(const struct items *s, const char *code, const char *text)
 {
-    char param[48];
-    snprintf(param, sizeof param, "input[%zu]", s->index);
+    char param[64];
+    snprintf(param, sizeof param, "%s[%zu]", s->place, s->index);
     return refuse(s->reader->refusal, 400, code, param, "%s %s", param, text);
 }
 
@@ -172,11 +173,16 @@ static bool take_item(struct items *s, const json_t *item)
                        "function_call_output and reasoning are");
 }
 
-static bool build_messages(struct ask_reader *r, json_t *messages)
+/* `before`: the items of an earlier conversation. */
+static bool build_messages(struct ask_reader *r, const json_t *before, json_t *messages)
 {
-    struct items s = {.reader = r, .messages = messages};
+    struct items s = {.reader = r, .place = "previous_response_id", .messages = messages};
     if (!r->prompt) return refuse(r->refusal, 400, "missing_parameter", "input", "'input' is missing");
     if (r->system && !add_message(&s, "system", json_incref((json_t *)r->system))) return false;
+    for (; s.index < json_array_size(before); s.index++)
+        if (!take_item(&s, json_array_get(before, s.index))) return false;
+    s.place = "input";
+    s.index = 0;
     if (json_is_string(r->prompt)) return add_message(&s, "user", json_incref((json_t *)r->prompt));
     if (json_array_size(r->prompt) == 0)
         return refuse(r->refusal, 400, "invalid_value", "input",
@@ -191,7 +197,7 @@ static bool build_messages(struct ask_reader *r, json_t *messages)
 static bool take_input(struct ask_reader *r, const json_t *value)
 {
     r->prompt = value;
-    return true;
+    return ask_resolve_items(r, (json_t *)value);
 }
 static bool take_instructions(struct ask_reader *r, const json_t *value)
 {
@@ -351,6 +357,8 @@ const struct ask_field ask_response_fields[] = {
     {"model", ASK_RESPONSE, ask_take_model},
     {"input", ASK_RESPONSE, take_input},
     {"instructions", ASK_RESPONSE, take_instructions},
+    {"previous_response_id", ASK_RESPONSE, ask_take_previous},
+    {"store", ASK_RESPONSE, ask_take_store},
     {"stream", ASK_RESPONSE, take_stream},
     {"stream_options", ASK_RESPONSE, take_stream_options},
     {"max_output_tokens", ASK_RESPONSE, ask_take_max_tokens},
@@ -420,7 +428,7 @@ static bool check_metadata(struct ask_reader *r, const json_t *metadata)
  * that, or the answer would be dropped after it was begun. */
 static bool check_echo(struct ask_reader *r)
 {
-    char *text = r->ask->echo_text = json_dump_text(r->ask->echo, JSON_COMPACT);
+    char *text = r->ask->echo_text = json_dump_numbers(r->ask->echo, JSON_COMPACT, r->ask->numbers);
     const size_t bytes = r->ask->echo_bytes = text ? strlen(text) : 0;
     if (!text) return out_of_memory(r);
     if (bytes <= ECHO_MAX) return true;
@@ -435,17 +443,18 @@ static bool keep_echo(struct ask_reader *r)
 {
     struct ask *ask = r->ask;
     if (!check_metadata(r, json_object_get(ask->body, "metadata"))) return false;
-    ask->echo = json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:f, s:f, s:i, s:b, s:b, s:s, s:n}",
-                          "instructions", echoed(ask, "instructions", json_null()), "metadata",
-                          echoed(ask, "metadata", json_object()), "tools", echoed(ask, "tools", json_array()),
-                          "tool_choice", echoed(ask, "tool_choice", json_string("auto")), "text",
-                          echoed(ask, "text", json_pack("{s:{s:s}}", "format", "type", "text")),
-                          "parallel_tool_calls", !ask->one_call, "max_output_tokens",
-                          echoed(ask, "max_output_tokens", json_null()), "user",
-                          echoed(ask, "user", json_null()), "temperature", (double)ask->sampling.temperature,
-                          "top_p", ask->sampling.top_p > 0 ? (double)ask->sampling.top_p : 1.0,
-                          "top_logprobs", (int)ask->top_logprobs, "store", false, "background", false,
-                          "truncation", "disabled", "previous_response_id");
+    ask->echo =
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:f, s:f, s:i, s:b, s:b, s:s, s:o}",
+                  "instructions", echoed(ask, "instructions", json_null()), "metadata",
+                  echoed(ask, "metadata", json_object()), "tools", echoed(ask, "tools", json_array()),
+                  "tool_choice", echoed(ask, "tool_choice", json_string("auto")), "text",
+                  echoed(ask, "text", json_pack("{s:{s:s}}", "format", "type", "text")),
+                  "parallel_tool_calls", !ask->one_call, "max_output_tokens",
+                  echoed(ask, "max_output_tokens", json_null()), "user", echoed(ask, "user", json_null()),
+                  "temperature", (double)ask->sampling.temperature, "top_p",
+                  ask->sampling.top_p > 0 ? (double)ask->sampling.top_p : 1.0, "top_logprobs",
+                  (int)ask->top_logprobs, "store", ask->store, "background", false, "truncation", "disabled",
+                  "previous_response_id", echoed(ask, "previous_response_id", json_null()));
     return ask->echo ? check_echo(r) : out_of_memory(r);
 }
 
@@ -456,12 +465,14 @@ bool ask_response_finish(struct ask_reader *r)
         return refuse(r->refusal, 400, "invalid_value", "top_logprobs",
                       "'top_logprobs' needs \"include\": [\"message.output_text.logprobs\"]");
     if (r->has_choice_none) ask->tools = NULL;
-    json_t *messages = json_array();
-    if (!messages) return out_of_memory(r);
-    bool good = build_messages(r, messages) && keep_echo(r);
+    json_t *messages = json_array(), *before = json_array();
+    bool good = (messages && before) || out_of_memory(r);
+    good = good && ask_add_history(r, before) && build_messages(r, before, messages) && ask_keep_input(r) &&
+           keep_echo(r);
     r->messages = messages;
     good = good && ask_add_messages(r);
     r->messages = NULL;
     json_decref(messages);
+    json_decref(before);
     return good;
 }

@@ -74,7 +74,7 @@ static void note_end(struct exchange *ex)
     struct metrics *m = &ex->gateway->metrics;
     m->prompt_tokens += voice_prompt_tokens(ex);
     m->completion_tokens += voice_completion_tokens(ex);
-    if (ex->ask.kind & ASK_EMBEDS) return; /* no generation */
+    if (ex->ask.kind & ASK_BATCHES) return; /* no generation */
     metrics_observe(&m->duration, (double)(units_now_us() - ex->begin_us) * 1e-6);
 }
 
@@ -309,7 +309,7 @@ void exchange_start(struct exchange *ex)
     ex->choice_count = ex->ask.load_only ? 0 : (uint32_t)ex->ask.prompt_count * ex->ask.choices;
     ex->choices = calloc(ex->choice_count ? ex->choice_count : 1, sizeof *ex->choices);
     int rc = ex->choices ? 0 : helm_fail(&err, HELM_E_NOMEM, "no memory for the answer");
-    const uint32_t at_once = ex->ask.kind & ASK_EMBEDS && ex->choice_count > EMBEDDING_AT_ONCE
+    const uint32_t at_once = ex->ask.kind & ASK_BATCHES && ex->choice_count > EMBEDDING_AT_ONCE
                                  ? EMBEDDING_AT_ONCE
                                  : ex->choice_count;
     if (rc == 0 && !ex->gateway->cli.client) rc = helm_fail(&err, HELM_E_PEER, "helmd is not there");
@@ -322,8 +322,8 @@ void exchange_start(struct exchange *ex)
     if (rc < 0) ex->choice_count = 0;
     for (uint32_t i = 0; i < ex->choice_count; i++)
         ex->choices[i] = (struct choice){.exchange = ex, .index = i, .prompt = i / ex->ask.choices};
-    if (rc == 0 && ex->ask.kind & ASK_EMBEDS) rc = embedding_send(ex, &err);
-    const uint32_t generated = ex->ask.kind & ASK_EMBEDS ? 0 : ex->choice_count;
+    if (rc == 0 && ex->ask.kind & ASK_BATCHES) rc = embedding_send(ex, &err);
+    const uint32_t generated = ex->ask.kind & ASK_BATCHES ? 0 : ex->choice_count;
     for (uint32_t i = 0; rc == 0 && i < generated; i++) rc = send_choice(&ex->choices[i], &err);
     if (rc < 0) exchange_fail(ex, rc, err.text);
 }

@@ -77,6 +77,7 @@ struct choice {
     /* [embedding_count] of ASK_EMBEDS, of unit length; all else but `number` and `over` is unused */
     float *embedding;
     size_t embedding_count;
+    double score; /* of ASK_RERANK, in the same way: of its document, 0 to 1; below 0: not there yet */
 };
 
 enum exchange_state {
@@ -97,7 +98,7 @@ struct exchange {
     char id[33];
     char user[64];      /* whose key it was, for the log */
     struct user *whose; /* users.h; NULL: it was refused before that was known */
-    char named[256];    /* behind ROUTES_MODEL */
+    char named[256];    /* what routes_find found in the path */
     time_t created;
     uint64_t begin_us, first_us, over_us;
     uint64_t unread_us; /* since when there is something to write; 0: there is not */
@@ -158,7 +159,7 @@ void bodies_free(struct exchange *exchange);
 /* ---- embedding.c ---- */
 
 #define EMBEDDING_AT_ONCE 8
-/* Sends embeddings that have not been sent, as many as may be at the daemon at once. */
+/* Sends what of ASK_BATCHES has not been sent, as many as may be at the daemon at once. */
 HELM_MUST_CHECK int embedding_send(struct exchange *exchange, struct helm_err *err);
 
 /* ---- choice.c ---- */

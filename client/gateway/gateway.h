@@ -8,6 +8,7 @@
  *   inquiry.c   the thread that asks helmd
  *   jobs.c      threads that read bodies           ask*.c       what a body asks for
  *   grammars.c  grammars that are kept             tool_grammar.c   calls of tools as one
+ *   responses.c responses that are kept            ask_history.c    what goes on with them
  *   exchange.c  one request and its generations    choice.c    tokens to text and calls
  *   voice*.c    the dialects of answers            info*.c, metrics.c  what is known of model and daemon
  *

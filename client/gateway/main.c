@@ -22,7 +22,7 @@
 struct options {
     const char *listen, *name, *log_level, *pooling;
     struct args_list hosts, aliases, origins;
-    uint64_t request_seconds, stall_seconds, address_connections, answer_seconds;
+    uint64_t request_seconds, stall_seconds, address_connections, answer_seconds, keep_bytes;
 };
 
 static const char epilogue[] =
@@ -56,6 +56,7 @@ static int start(struct gateway *g, const struct options *o, struct helm_err *er
     g->peers.address_max = (uint32_t)o->address_connections;
     g->peers.stall_us = o->stall_seconds * 1000000;
     int rc = info_open_model(g, o->name, err);
+    if (rc == 0) rc = responses_open((size_t)o->keep_bytes, &g->model.responses, err);
     if (o->pooling) {
         g->model.pooling = strcmp(o->pooling, "last") == 0 ? HELM_POOLING_LAST : HELM_POOLING_MEAN;
         *g->model.pooling_why = 0;
@@ -83,6 +84,7 @@ static void stop(struct gateway *g)
     access_free(&g->access);
     cli_close(&g->cli); /* requests that are still open hold a place in their grammar */
     grammars_close(g->model.grammars);
+    responses_close(g->model.responses);
     helm_vocabulary_close(g->vocabulary);
 }
 
@@ -120,7 +122,8 @@ int main(int argc, char **argv)
                         .request_seconds = 60,
                         .stall_seconds = 10,
                         .address_connections = PEERS_MAX / 2,
-                        .answer_seconds = 3600};
+                        .answer_seconds = 3600,
+                        .keep_bytes = (uint64_t)64 << 20};
     const struct args_option options[] = {
         {"listen", 0, ARGS_TEXT, "HOST:PORT",
          "where to listen (127.0.0.1:8080); other than loopback needs --api-keys", .target = &o.listen},
@@ -143,6 +146,9 @@ int main(int argc, char **argv)
          .target = &o.address_connections, .min = 1, .max = PEERS_MAX},
         {"answer-seconds", 0, ARGS_U64, "N", "longest time of an answer (3600)", .target = &o.answer_seconds,
          .min = 1, .max = 1000000},
+        {"keep-responses", 0, ARGS_SIZE, "SIZE",
+         "memory for responses of /v1/responses that are kept; 0 keeps none (64MiB)", .target = &o.keep_bytes,
+         .max = (uint64_t)64 << 30},
         {"pooling", 0, ARGS_CHOICE, "HOW",
          "what an embedding is made of, unless a request says: mean (of all tokens' hidden states) or last\n"
          "(default: as the model's files say, else mean)",

@@ -14,9 +14,10 @@ static void read_ask(struct exchange *ex)
 {
     if (ex->gone) return; /* while it waited for a thread */
     ex->ask.gone = &ex->gone;
+    const struct ask_asker asker = {ex->whose->name, ex->id};
     /* false: the refusal is filled in, which exchange_start looks at */
-    (void)!ask_read(ex->route->kind, &ex->gateway->model, ex->body.data ? ex->body.data : "", ex->body.length,
-                    &ex->ask, &ex->refusal);
+    (void)!ask_read(ex->route->kind, &ex->gateway->model, &asker, ex->body.data ? ex->body.data : "",
+                    ex->body.length, &ex->ask, &ex->refusal);
 }
 
 /* The body as an object, for the two below; json_decref it. */
@@ -170,7 +171,12 @@ const struct route routes[] = {
     {"POST", "/tokenize", .work = tokenize},
     {"POST", "/detokenize", .work = detokenize},
     {"POST", "/v1/embeddings", .work = read_ask, .kind = ASK_EMBED, .voice = &voice_embeddings},
+    {"POST", "/v1/rerank", .work = read_ask, .kind = ASK_RERANK, .voice = &voice_rerank},
     {"POST", "/v1/responses", .work = read_ask, .kind = ASK_RESPONSE, .voice = &voice_responses},
+    {"POST", "/v1/responses/input_tokens", .work = count_input, .kind = ASK_RESPONSE},
+    {"GET", "/v1/responses/{id}", .reply = info_response},
+    {"DELETE", "/v1/responses/{id}", .reply = info_response_forget},
+    {"GET", "/v1/responses/{id}/input_items", .reply = info_response_input},
     {"POST", "/v1/messages", .error = voice_error_anthropic, .work = read_ask, .kind = ASK_MESSAGE,
      .voice = &voice_messages},
     {"POST", "/v1/messages/count_tokens", .error = voice_error_anthropic, .work = count_tokens,
@@ -180,7 +186,6 @@ const struct route routes[] = {
     {"GET", "/props", .wants = INQUIRY_WANTS(INQUIRY_PLAN), .reply = info_props},
     {"GET", "/slots", .wants = INQUIRY_WANTS(INQUIRY_LIST), .reply = info_slots},
     {"POST", "/apply-template", .work = apply_template, .kind = ASK_TEMPLATE},
-    {"POST", "/v1/responses/input_tokens", .work = count_input, .kind = ASK_RESPONSE},
     {"GET", "/api/version", .open = true, .error = voice_error_ollama, .reply = info_version},
     {"GET", "/api/tags", .error = voice_error_ollama, .wants = INQUIRY_WANTS(INQUIRY_MODEL),
      .reply = info_tags},
@@ -227,10 +232,23 @@ size_t routes_row(const struct route *route)
     return route >= routes && route < routes + route_count ? (size_t)(route - routes) : METRICS_ROUTES - 1;
 }
 
-/* A path matches with /v1 before it or without: clients are given either address. */
-static bool is_path(const char *path, const char *asked)
+/* "{id}" in a path of the table is any one part. *named is what comes for it, without its end, else untouched. */
+static bool matches(const char *path, const char *asked, const char **named)
 {
-    return strcmp(path, asked) == 0 || (strncmp(path, "/v1/", 4) == 0 && strcmp(path + 3, asked) == 0);
+    const char *id = strstr(path, "{id}");
+    if (!id) return strcmp(path, asked) == 0;
+    const size_t before = (size_t)(id - path);
+    if (strncmp(path, asked, before) != 0) return false;
+    const size_t length = strcspn(asked + before, "/");
+    if (!length || strcmp(id + 4, asked + before + length) != 0) return false;
+    *named = asked + before;
+    return true;
+}
+
+/* A path matches with /v1 before it or without: clients are given either address. */
+static bool is_path(const char *path, const char *asked, const char **named)
+{
+    return matches(path, asked, named) || (strncmp(path, "/v1/", 4) == 0 && matches(path + 3, asked, named));
 }
 
 const struct route *routes_find(const char *method, const char *path, const char **named, char allow[64])
@@ -251,7 +269,7 @@ const struct route *routes_find(const char *method, const char *path, const char
         break;
     }
     for (size_t i = 0; i < route_count; i++) {
-        if (!is_path(routes[i].path, path)) continue;
+        if (!is_path(routes[i].path, path, named)) continue;
         const bool get = strcmp(routes[i].method, "GET") == 0;
         const size_t used = strlen(allow);
         snprintf(allow + used, 64 - used, "%s%s", used ? ", " : "", get ? "GET, HEAD" : routes[i].method);

@@ -338,7 +338,7 @@ static void log_request(const struct exchange *ex)
                  voice_completion_tokens(ex), first);
     log_info("%.8s %s%s%s %s %s: %d%s%s%s, %.1f ms", ex->id, ex->peer ? ex->peer->address : "",
              *ex->user ? " " : "", ex->user, ex->route->method, ex->route->path, ex->queued ? ex->status : 0,
-             ex->refusal.status ? " " : "",
+             ex->refusal.status && *ex->refusal.code ? " " : "",
              ex->refusal.status ? ex->refusal.code
              : ex->dropped      ? " client gone"
                                 : "",
@@ -455,6 +455,11 @@ int server_open(struct gateway *g, const char *listen_at, char at[128], struct h
     if (!info) return helm_fail(err, HELM_E_IO, "libmicrohttpd does not start");
     server->fd = info->epoll_fd;
     return 0;
+}
+
+const char *server_query(const struct exchange *ex, const char *name)
+{
+    return MHD_lookup_connection_value(ex->connection, MHD_GET_ARGUMENT_KIND, name);
 }
 
 int server_fd(const struct server *server)

@@ -22,6 +22,8 @@ int server_run(struct gateway *gateway);
 void server_tick(struct gateway *gateway);
 /* No new connections. */
 void server_quiesce(struct gateway *gateway);
+/* A part of an exchange's query, as in ?limit=2; NULL: it is missing. */
+const char *server_query(const struct exchange *exchange, const char *name);
 /* Ends what is open; the threads of jobs.c have ended. */
 void server_close(struct gateway *gateway);
 

@@ -18,7 +18,7 @@ struct voice {
         silence; /* written into a stream that has nothing to say, so that nobody ends it; NULL: nothing can be */
 };
 extern const struct voice voice_chat, voice_completion, voice_embeddings, voice_messages, voice_ollama,
-    voice_ollama_embed, voice_ollama_embedding, voice_responses;
+    voice_ollama_embed, voice_ollama_embedding, voice_rerank, voice_responses;
 
 #define VOICE_COMMENT ": ping\n\n" /* of server-sent events: no client reads it */
 

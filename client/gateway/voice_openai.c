@@ -41,7 +41,10 @@ void voice_error_openai(struct cli_text *out, const struct refusal *refusal)
         voice_add_string(out, refusal->param);
     else
         cli_text_printf(out, "null");
-    cli_text_printf(out, ",\"code\":\"%s\"}}", refusal->code);
+    if (*refusal->code)
+        cli_text_printf(out, ",\"code\":\"%s\"}}", refusal->code);
+    else
+        cli_text_printf(out, ",\"code\":null}}");
 }
 
 uint32_t voice_prompt_tokens(const struct exchange *ex)

@@ -1,9 +1,11 @@
 /* OpenAI's Responses: an answer as items (reasoning, message, function calls), and the events by which a stream builds them up.
  * See voice.h. There is one choice. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/gateway/gateway.h"
+#include "client/gateway/routes.h"
 #include "client/gateway/voice.h"
 #include "common/base/json.h"
 
@@ -95,11 +97,15 @@ static void add_usage(struct exchange *ex, const struct choice *c)
 }
 
 /* `status`: "in_progress", "failed", or NULL: as the choice ended. */
+static void keep(struct exchange *ex, size_t from, const size_t *items, size_t count);
+
 static void add_response(struct exchange *ex, const char *status)
 {
     struct cli_text *out = &ex->out;
     struct choice *c = &ex->choices[0];
     const bool cut = !status && c->finish == HELM_FINISH_LENGTH, over = !status;
+    const size_t from = out->length;
+    size_t items[sizeof c->items.what + 1] = {0}; /* where each begins; a comma follows each */
     cli_text_printf(
         out, "{\"id\":\"resp_%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"model\":",
         ex->id, (long long)ex->created,
@@ -118,8 +124,10 @@ static void add_response(struct exchange *ex, const char *status)
     cli_text_printf(out, ",\"incomplete_details\":%s,\"output\":[",
                     cut ? "{\"reason\":\"max_output_tokens\"}" : "null");
     for (uint32_t i = 0; over && i < c->items.count; i++) {
-        if (i) cli_text_printf(out, ",");
+        items[i] = out->length;
         add_item(ex, c, i, true);
+        items[i + 1] = out->length + 1;
+        if (i + 1 < c->items.count) cli_text_printf(out, ",");
     }
     cli_text_printf(out, "],\"usage\":");
     if (over)
@@ -128,6 +136,31 @@ static void add_response(struct exchange *ex, const char *status)
         cli_text_printf(out, "null");
     cli_text_add(out, ",", 1);
     cli_text_add(out, ex->ask.echo_text + 1, ex->ask.echo_bytes - 1); /* with its closing brace */
+    if (over && ex->ask.store && !out->failed) keep(ex, from, items, c->items.count);
+}
+
+/* The answer that was written at `from`, with its items, for requests that go on with it. */
+static void keep(struct exchange *ex, size_t from, const size_t *items, size_t count)
+{
+    const struct cli_text *out = &ex->out;
+    static const char before_id[] = "{\"id\":\"";
+    char id[RESPONSES_ID];
+    bool good = true;
+    for (size_t i = 0; i < count && good; i++) {
+        const char *text = out->data + items[i], *item_id = text + strlen(before_id);
+        snprintf(id, sizeof id, "%.*s", (int)strcspn(item_id, "\""), item_id);
+        good = response_items_add(&ex->ask.items, id, text, items[i + 1] - items[i] - 1);
+    }
+    if (!good) return; /* no memory: it is not kept */
+    snprintf(id, sizeof id, "resp_%s", ex->id);
+    const struct response_new new = {.owner = ex->whose->name,
+                                     .id = id,
+                                     .before = ex->ask.before,
+                                     .items = &ex->ask.items,
+                                     .text = out->data + from,
+                                     .length = out->length - from};
+    ex->ask.before = NULL;
+    responses_add(ex->gateway->model.responses, &new);
 }
 
 /* ---- events ----------------------------------------------------------------------------------------- */

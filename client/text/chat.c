@@ -9,7 +9,7 @@
 #include "client/text/jinja/run.h"
 #include "client/text/tokenizer/internal.h"
 #include "common/base/file.h"
-#include "common/base/json.h"
+#include "common/base/json_numbers.h"
 #include "common/model/gguf.h"
 
 #define REQUEST_BYTES_MAX (64u << 20)
@@ -139,6 +139,7 @@ void helm_chat_close(struct helm_chat **chat)
 struct conversation {
     json_t *variables;
     json_t *extra;
+    struct json_numbers *numbers; /* of both */
     int64_t now_s;
 };
 
@@ -146,6 +147,7 @@ static void end_conversation(struct conversation *c)
 {
     json_decref(c->variables);
     json_decref(c->extra);
+    json_numbers_free(c->numbers);
     *c = (struct conversation){0};
 }
 
@@ -162,6 +164,7 @@ static int render(const struct helm_chat *chat, const struct conversation *c, ch
     int rc = bad ? helm_fail(err, HELM_E_NOMEM, "no memory for the chat template's variables") : 0;
     if (!rc) {
         const struct jinja_input input = {.variables = c->variables,
+                                          .numbers = c->numbers,
                                           .now_s = c->now_s,
                                           .own = named,
                                           .own_key = "role"};
@@ -194,11 +197,12 @@ static int take_messages(const struct helm_chat_message *messages, size_t count,
 }
 
 /* NULL text: *out stays NULL. */
-static int parse_part(const char *what, const char *text, json_type type, json_t **out, struct helm_err *err)
+static int parse_part(const char *what, const char *text, json_type type, struct json_numbers **numbers,
+                      json_t **out, struct helm_err *err)
 {
     *out = NULL;
     if (!text) return 0;
-    int rc = json_parse_bounded(what, text, strlen(text), REQUEST_BYTES_MAX, out, err);
+    int rc = json_parse_numbers(what, text, strlen(text), REQUEST_BYTES_MAX, numbers, out, err);
     if (rc || json_typeof(*out) == type) return rc;
     if (type == JSON_ARRAY && json_is_null(*out) && strcmp(what, "tools") == 0) return 0;
     json_decref(*out);
@@ -210,10 +214,11 @@ static int take_input(const struct helm_chat_input *input, struct conversation *
 {
     static const char *const reserved[] = {"messages", "tools", "add_generation_prompt"};
     json_t *messages = NULL, *tools = NULL;
-    int rc = input->messages ? parse_part("messages", input->messages, JSON_ARRAY, &messages, err)
-                             : helm_fail(err, HELM_E_FORMAT, "messages: missing");
-    if (!rc) rc = parse_part("tools", input->tools, JSON_ARRAY, &tools, err);
-    if (!rc) rc = parse_part("extra variables", input->extra, JSON_OBJECT, &c->extra, err);
+    int rc = input->messages
+                 ? parse_part("messages", input->messages, JSON_ARRAY, &c->numbers, &messages, err)
+                 : helm_fail(err, HELM_E_FORMAT, "messages: missing");
+    if (!rc) rc = parse_part("tools", input->tools, JSON_ARRAY, &c->numbers, &tools, err);
+    if (!rc) rc = parse_part("extra variables", input->extra, JSON_OBJECT, &c->numbers, &c->extra, err);
     for (size_t i = 0; !rc && i < sizeof reserved / sizeof *reserved; i++)
         if (json_object_get(c->extra, reserved[i]))
             rc = helm_fail(err, HELM_E_FORMAT, "extra variables: '%s' has a parameter of its own",

@@ -27,6 +27,17 @@ static void put(struct survey *s, const char *bytes, size_t count)
     s->written += count;
 }
 
+/* A number such as 1e999, which is larger than any real number. */
+static bool is_beyond(const char *text, size_t length)
+{
+    char number[64];
+    const char *exponent = memchr(text, 'e', length), *other = memchr(text, 'E', length);
+    if ((!exponent && !other) || length >= sizeof number) return false;
+    memcpy(number, text, length);
+    number[length] = 0;
+    return isinf(strtod(number, NULL));
+}
+
 /* The number or word at `at`, with what stands for it: an integer beyond 64 bits is a real number, one beyond a real
  * number's range the largest of those, NaN and Infinity are texts of that name, which no getter takes for a number. */
 static size_t put_word(struct survey *s, size_t at)
@@ -60,6 +71,10 @@ static size_t put_word(struct survey *s, size_t at)
         } else {
             put(s, from, n);
         }
+    } else if (!whole && is_beyond(from, n)) {
+        s->changed = true;
+        put(s, from, minus);
+        put(s, most, sizeof most - 1);
     } else {
         put(s, from, n);
     }

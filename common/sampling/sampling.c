@@ -206,11 +206,17 @@ static float inverse_of(float temperature)
     return inverse < FLT_MAX ? inverse : FLT_MAX;
 }
 
+/* Of the weights at temperature 1. */
+static double log_sum_of(float top, uint64_t weights)
+{
+    return (double)top + log((double)weights / (double)SAMPLING_WEIGHT_ONE);
+}
+
 /* log-softmax of the model's own logits: the first `n` candidates are reported, `drawn` is the result's. */
 static void report_logprobs(struct sampling_candidate *c, size_t n, float top, uint64_t weights, float drawn,
                             struct sampling_result *result)
 {
-    double log_sum = (double)top + log((double)weights / (double)SAMPLING_WEIGHT_ONE);
+    const double log_sum = log_sum_of(top, weights);
     result->logprob = (float)((double)(drawn + 0.0f) - log_sum);
     for (size_t i = 1; i < n; i++) { /* insertion: at most SAMPLING_LOGPROBS_MAX */
         struct sampling_candidate one = c[i];
@@ -222,6 +228,20 @@ static void report_logprobs(struct sampling_candidate *c, size_t n, float top, u
     for (size_t i = 0; i < n; i++) {
         result->top[i].token = key_id(c[i].key);
         result->top[i].logprob = (float)((double)key_logit(c[i].key) - log_sum);
+    }
+}
+
+/* The same of the tokens that are asked of. */
+static void report_asked(const struct sampling_params *p, const struct sampling_row *row, uint64_t weights,
+                         struct sampling_result *result)
+{
+    const double log_sum = log_sum_of(row->top, weights);
+    result->logprob = (float)((double)(row->x[result->token] + 0.0f) - log_sum);
+    result->top_count = p->logprobs;
+    for (uint32_t i = 0; i < p->logprobs; i++) {
+        const float logit = row->x[p->of[i]];
+        result->top[i].token = p->of[i];
+        result->top[i].logprob = isfinite(logit) ? (float)((double)(logit + 0.0f) - log_sum) : -INFINITY;
     }
 }
 
@@ -279,6 +299,10 @@ int sampling_draw(const struct sampling_params *params, float *logits, uint32_t 
         row.x = logits;
         if (changed || masked) sampling_find_maxima(&row, w.block_max);
         uint64_t weights = sampling_find_weights(&row, w.block_max, NULL);
+        if (params->asked) {
+            report_asked(params, &row, weights, result);
+            return rc;
+        }
         size_t n = gather_first(&w, &row, logprobs_wanted(params, vocab));
         report_logprobs(w.candidate, n, row.top, weights, logits[result->token], result);
     }
@@ -304,7 +328,7 @@ void sampling_ask(const struct sampling_params *p, uint32_t vocab, const struct 
         ask->inv_temp = inverse_of(p->temperature);
         if (p->top_p < 1 ? changed : min_p_weight(p) == 0) ask->need = SAMPLING_NEEDS_ROW;
     }
-    if (ask->candidates > SAMPLING_FEW_MAX || tokens->mask) ask->need = SAMPLING_NEEDS_ROW;
+    if (ask->candidates > SAMPLING_FEW_MAX || tokens->mask || p->asked) ask->need = SAMPLING_NEEDS_ROW;
     if (changed) ask->candidates = SAMPLING_FEW_MAX;
     if (ask->candidates < logprobs_wanted(p, vocab)) ask->candidates = logprobs_wanted(p, vocab);
     if (ask->need != SAMPLING_NEEDS_FEW || !changed) return;

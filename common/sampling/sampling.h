@@ -49,6 +49,8 @@ struct sampling_params {
         uint32_t token;
         float bias; /* in [-100, 100] */
     } bias[SAMPLING_BIAS_MAX];
+    uint32_t asked;                     /* 1: the logprobs are of these tokens, not of the likeliest: */
+    uint32_t of[SAMPLING_LOGPROBS_MAX]; /* each below vocab */
 };
 
 struct sampling_result {
@@ -58,7 +60,9 @@ struct sampling_result {
     struct {
         uint32_t token;
         float logprob;
-    } top[SAMPLING_LOGPROBS_MAX]; /* falling; lowest id first on a tie */
+    } top
+        [SAMPLING_LOGPROBS_MAX]; /* falling, lowest id first on a tie; or those asked of, in their order: -inf without a
+                                   * finite logit */
 };
 
 /* Bytes of scratch that a draw needs for this vocabulary; 64-byte aligned. Its content means nothing. */
@@ -91,7 +95,8 @@ int sampling_draw(const struct sampling_params *params, float *logits, uint32_t 
  * Whether the candidates were enough shows only in them (a nucleus may be wide, a penalty may hit too many):
  * then sampling_draw_few says so, and the row is needed. It is needed from the start for a temperature
  * without any of top-k, top-p and min-p; for top-p without top-k together with penalties or bias; for top-k
- * above SAMPLING_FEW_MAX; where more than SAMPLING_CHANGES_MAX tokens change; and with a mask. */
+ * above SAMPLING_FEW_MAX; where more than SAMPLING_CHANGES_MAX tokens change; with a mask; and with logprobs of asked
+ * tokens. */
 #define SAMPLING_FEW_MAX     256
 #define SAMPLING_CHANGES_MAX 4096
 

@@ -89,7 +89,7 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         12u
+#define ARENA_ABI         13u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -276,7 +276,8 @@ static_assert(offsetof(struct step, row) == 32, "step layout");
 static_assert(sizeof(struct step) == 32 + 24 * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH, "step layout");
 static_assert(offsetof(struct step_result, row) == 56, "result layout");
 static_assert(sizeof(struct step_result_row) == 20 + 8 * SAMPLING_LOGPROBS_MAX, "result row layout");
-static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX, "slot layout");
+static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX + 4 * SAMPLING_LOGPROBS_MAX,
+              "slot layout");
 static_assert(sizeof(struct arena_slot) == sizeof(struct sampling_params) + 8, "slot layout");
 static_assert((ARENA_STEP_RING & (ARENA_STEP_RING - 1)) == 0, "serial % ring survives the wrap of serial");
 static_assert(ATOMIC_INT_LOCK_FREE == 2, "doorbells are shared by processes: no lock table");

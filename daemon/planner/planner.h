@@ -54,7 +54,8 @@ struct planner_request {
     uint32_t prompt;     /* tokens of the prompt that TTFT is reckoned for; 0: PLANNER_PROMPT_TOKENS */
     bool plan_given;     /* a plan that was taken is explained, not one of the strategies' */
     struct planner_refusal *refusal; /* or NULL */
-    struct planner_proof *proof;     /* planner_make's; NULL: not wanted */
+    bool sizes_alone; /* a refusal says sizes, and not what would fit instead, which takes searches */
+    struct planner_proof *proof; /* planner_make's; NULL: not wanted */
 };
 
 #define PLANNER_PROMPT_TOKENS 128

@@ -69,7 +69,7 @@ int refusal_write(struct making *m, const struct trying *t, struct attempt *atte
     char text[HELM_ERR_TEXT];
     int rc = attempt_nearest(m, t, attempt, plan, err);
     if (rc) return rc;
-    name_nearest(m, t, attempt, &would);
+    if (!m->r->sizes_alone) name_nearest(m, t, attempt, &would);
     ledger_describe(&m->c, plan, text, sizeof text);
     bool host = plan->memory[PLAN_HOST].total > plan->memory[PLAN_HOST].limit;
     const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[PLAN_VRAM0];

@@ -40,7 +40,8 @@ enum frame_bytes {
     FRAME_SAMPLING = FRAME_LENGTH + 6 * (FRAME_TAG + FRAME_FLOAT) + 2 * (FRAME_TAG + FRAME_VARINT) +
                      FRAME_TAG + FRAME_VARINT64 + SAMPLING_BIAS_MAX * FRAME_BIAS,
     FRAME_GENERATE = 2 * FRAME_LENGTH /* its own and of a packed prompt */ + 4 * (FRAME_TAG + FRAME_VARINT) +
-                     FRAME_LENGTH + REQUEST_STOP_MAX * FRAME_TOKEN + FRAME_LENGTH + REQUEST_LABEL_MAX,
+                     FRAME_LENGTH + REQUEST_STOP_MAX * FRAME_TOKEN + FRAME_LENGTH +
+                     SAMPLING_LOGPROBS_MAX * FRAME_TOKEN + FRAME_LENGTH + REQUEST_LABEL_MAX,
     FRAME_MASK =
         3 * FRAME_LENGTH + FRAME_TAG + FRAME_VARINT + REQUEST_MASK_MAX * FRAME_TOKEN, /* and its bits */
     FRAME_SHAPE = 2 * FRAME_LENGTH + REQUEST_WEIGHTS_MAX + FRAME_LENGTH + REQUEST_KV_DTYPE_MAX +
@@ -149,16 +150,34 @@ static bool label_is_clean(const char *text)
     return true;
 }
 
-static int parse_sampling(const Helm__V1__Sampling *in, uint32_t logprobs,
-                          const struct request_limits *limits, struct request_generate *out,
-                          struct request_error *error)
+/* How many logprobs beside a token's own, or of which tokens. */
+static int parse_logprobs(const Helm__V1__Generate *in, const struct request_limits *limits,
+                          struct sampling_params *s, struct request_error *error)
+{
+    if (in->logprobs > SAMPLING_LOGPROBS_MAX)
+        return REFUSE_BOUND("logprobs is %u, at most %d are given", in->logprobs, SAMPLING_LOGPROBS_MAX);
+    if (in->n_logprobs_of > SAMPLING_LOGPROBS_MAX)
+        return REFUSE_TOO_LARGE("logprobs_of has %zu entries, at most %d are taken", in->n_logprobs_of,
+                                SAMPLING_LOGPROBS_MAX);
+    if (in->n_logprobs_of && in->logprobs)
+        return REFUSE_BOUND("logprobs and logprobs_of are both there, at most one of them is taken");
+    for (size_t i = 0; i < in->n_logprobs_of; i++) {
+        if (in->logprobs_of[i] >= limits->vocab)
+            return REFUSE_BOUND("logprobs_of[%zu] is %u, the vocabulary has %u", i, in->logprobs_of[i],
+                                limits->vocab);
+        s->of[i] = in->logprobs_of[i];
+    }
+    s->asked = in->n_logprobs_of != 0;
+    s->logprobs = s->asked ? (uint32_t)in->n_logprobs_of : in->logprobs;
+    return 0;
+}
+
+static int parse_sampling(const Helm__V1__Sampling *in, const struct request_limits *limits,
+                          struct request_generate *out, struct request_error *error)
 {
     struct sampling_params *s = &out->sampling;
     s->top_p = 1;
     s->repetition_penalty = 1;
-    if (logprobs > SAMPLING_LOGPROBS_MAX)
-        return REFUSE_BOUND("logprobs is %u, at most %d are given", logprobs, SAMPLING_LOGPROBS_MAX);
-    s->logprobs = logprobs;
     if (!in) return 0;
     if (!in_range(in->temperature, 0, 100))
         return REFUSE_BOUND("temperature is %g, must be in [0, 100]", (double)in->temperature);
@@ -313,7 +332,8 @@ static int parse_generate(const Helm__V1__Generate *in, const struct request_lim
     out->ignore_eos = in->ignore_eos;
     out->deadline_ms = in->deadline_ms;
     int rc = parse_label(in->label, out, error);
-    if (!rc) rc = parse_sampling(in->sampling, in->logprobs, limits, out, error);
+    if (!rc) rc = parse_logprobs(in, limits, &out->sampling, error);
+    if (!rc) rc = parse_sampling(in->sampling, limits, out, error);
     if (!rc && in->mask && in->mask->index)
         rc = REFUSE_BOUND("mask.index is %u, a request begins with that of token 0", in->mask->index);
     if (!rc && in->mask) rc = parse_mask(in->mask, limits, &out->mask, error);

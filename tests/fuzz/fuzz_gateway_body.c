@@ -82,10 +82,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static struct ask_model model;
     struct refusal refusal = {0};
     struct ask ask;
+    static const struct ask_asker asker = {"fuzz", "00112233445566778899aabbccddeeff"};
+    struct helm_err err = {0};
     if (!model.tokenizer) open_model(&model);
+    if (!model.responses && responses_open(1 << 20, &model.responses, &err) < 0) abort();
     if (size == 0) return 0;
-    if (ask_read(kinds[data[0] % (sizeof kinds / sizeof *kinds)], &model, (const char *)data + 1, size - 1,
-                 &ask, &refusal))
+    if (ask_read(kinds[data[0] % (sizeof kinds / sizeof *kinds)], &model, &asker, (const char *)data + 1,
+                 size - 1, &ask, &refusal))
         check_ask(&ask, &model);
     else
         check_refusal(&refusal);

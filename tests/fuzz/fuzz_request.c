@@ -29,6 +29,7 @@ static void check_generate(const struct request_generate *g)
     require(s->presence_penalty >= -2 && s->presence_penalty <= 2);
     require(s->frequency_penalty >= -2 && s->frequency_penalty <= 2);
     require(s->logprobs <= SAMPLING_LOGPROBS_MAX && s->bias_count <= SAMPLING_BIAS_MAX);
+    for (uint32_t i = 0; s->asked && i < s->logprobs; i++) require(s->of[i] < VOCAB);
     for (uint32_t i = 0; i < s->bias_count; i++)
         require(s->bias[i].token < VOCAB && s->bias[i].bias >= -100 && s->bias[i].bias <= 100);
 }

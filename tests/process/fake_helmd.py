@@ -166,7 +166,8 @@ class FakeDaemon(threading.Thread):
                 self.finish(key, pb.FINISH_EOS)
                 continue
             token = 100 + sent if how == 10 else 1 if how == 11 and sent == len(rest) else rest[sent % len(rest)]
-            top = [pb.TokenLogprob(token=token + i, logprob=-0.5 - i) for i in range(generate.logprobs)]
+            listed = list(generate.logprobs_of) or range(token, token + generate.logprobs)
+            top = [pb.TokenLogprob(token=t, logprob=-0.5 - i) for i, t in enumerate(listed)]
             self.send(client, number, token=pb.Token(id=key, index=sent, token=token, logprob=-0.5, top=top))
             entry[3] += 1
             entry[4] = time.monotonic() + (self.token_seconds if how == 12 else 0)

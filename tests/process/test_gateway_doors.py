@@ -217,6 +217,33 @@ def codex_tests(stage):
         check("refused: %s" % bad, a.status == 400, a.body)
 
 
+def number_tests(stage):
+    """Numbers are passed on as they are written: in tools, in calls of the history, in what an answer repeats."""
+    g = stage.gateway
+    stage.daemon.say("It rains.")
+    big, schema = "123456789012345678901234567890", '{"type":"object","properties":{"x":{"enum":[1.50,%s],"maximum":1E5}}}'
+    schema %= big
+    arguments = '{"x":1.50,"n":%s,"m":-0.10}' % big
+    tool = '"tools":[{"type":"function","function":{"name":"f","parameters":%s}}]' % schema
+    call = '{"role":"assistant","tool_calls":[{"id":"a","type":"function","function":{"name":"f","arguments":%s}}]}' % json.dumps(arguments)
+    hello = '{"role":"user","content":"Hello"}'
+    wanted = [big + "]", "1.50", "1E5", '"x": 1.50, "n": %s, "m": -0.10' % big]
+    blocks = '{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"f","input":%s}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"a"}]}' % arguments
+    items = '{"type":"function_call","call_id":"a","name":"f","arguments":%s},%s' % (json.dumps(arguments), hello)
+    for path, body in (("/v1/chat/completions", '{"messages":[%s,%s,{"role":"tool","tool_call_id":"a","content":"x"}],%s}' % (hello, call, tool)),
+                       ("/api/chat", '{"stream":false,"messages":[%s,%s,%s],%s}' % (hello, call.replace(json.dumps(arguments), arguments), hello, tool)),
+                       ("/v1/messages", '{"max_tokens":9,"messages":[%s,%s],"tools":[{"name":"f","input_schema":%s}]}' % (hello, blocks, schema)),
+                       ("/v1/responses", '{"input":[%s,%s],"tools":[{"type":"function","name":"f","parameters":%s}]}' % (hello, items, schema))):
+        a = g.post(path, body.encode())
+        shown = stage.prompt()
+        check("%s: numbers as they are written" % path, a.status == 200 and all(w in shown for w in wanted), (a.body, shown))
+        if path == "/v1/responses":
+            check("... also in what the answer repeats, and in what is kept", ('"enum":[1.50,%s],"maximum":1E5' % big).encode() in a.body and
+                  g.get(path + "/" + a.json["id"]).body == a.body, a.body)
+            g.post(path, {"input": "Hello", "previous_response_id": a.json["id"]})
+            check("... when a conversation goes on", wanted[3] in stage.prompt(), stage.prompt())
+
+
 # ---- members that nothing reads -----------------------------------------------------------------------
 
 def member_tests(stage):
@@ -225,7 +252,7 @@ def member_tests(stage):
     chat, responses, messages = "/v1/chat/completions", "/v1/responses", "/v1/messages"
     bodies = {chat: {"messages": HELLO}, responses: {"input": "Hello"}, messages: {"messages": HELLO, "max_tokens": 8}, "/v1/completions": {"prompt": "Hello"},
               "/api/chat": {"messages": HELLO, "stream": False}, "/api/generate": {"prompt": "Hello", "stream": False}}
-    hints = {"metadata": ({"a": "b"}, (chat, responses, messages, "/v1/completions")), "store": (True, (chat, responses)), "prompt_cache_retention": ("24h", (chat, responses)),
+    hints = {"metadata": ({"a": "b"}, (chat, responses, messages, "/v1/completions")), "store": (True, (chat,)), "prompt_cache_retention": ("24h", (chat, responses)),
              "service_tier": ("flex", (chat, responses, messages)), "safety_identifier": ("x", (chat, responses)), "verbosity": ("low", (chat,)),
              "prediction": ({}, (chat,)), "cache_prompt": (False, (chat,)), "context_management": ({"edits": []}, (messages,))}
     for name, (value, paths) in hints.items():
@@ -336,6 +363,7 @@ def main():
         error_tests(stage)
         key_tests(stage)
         codex_tests(stage)
+        number_tests(stage)
         member_tests(stage)
         page_tests(stage)
         path_tests(stage)

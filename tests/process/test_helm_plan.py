@@ -5,6 +5,7 @@ and helmd taking what it printed. What it says of machines is in test_helm_plan_
 HELM_BIN: folder of the programs. Run from the repository's root."""
 import json
 import os
+import resource
 import shutil
 import struct
 import sys
@@ -319,6 +320,21 @@ def test_a_plan_that_was_edited():
                 ({}, ["--strategy", "thesis"], 2, ["--strategy", "--plan"])):
             status, _, err = explain(dict(edited, **change), *options)
             check(status == expected and all(word in err for word in words), f"{change} {options}: {status}, {err}")
+
+
+def test_many_layers_take_little_processor_time():
+    """Layers of Qwen3-8B, as many as a model may have: 512 are split between both memories, 1,024 fit in no way."""
+    for layers, machine, status, seconds in ((512, "h200-sapphire-rapids", 0, 3.5), (1024, "h200-sapphire-rapids", 4, 3.5)):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(model("qwen3-8b"), "config.json")) as f:
+                config = dict(json.load(f), num_hidden_layers=layers)
+            with open(os.path.join(folder, "config.json"), "w") as f:
+                json.dump(config, f)
+            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            said, out, err = run("--model", folder, "--profile", profile(machine), "--json")
+            took = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+        same(said, status, f"{layers} layers: {err}")
+        check(took < seconds * SLOW, f"{layers} layers: {took:.2f} s of a processor, not within {seconds * SLOW}")
 
 
 def test_helmd_takes_what_it_prints():

@@ -49,7 +49,9 @@ struct exprs {
     uint32_t work;            /* steps that were charged */
     int failed;               /* code of the first failure, which is in err */
     const _Atomic bool *stop; /* set by another thread: the grammar is not wanted any more; NULL: none */
-    const char *place;        /* in a schema, that failures name; NULL: none is being read */
+    const struct json_numbers
+        *numbers;      /* borrowed: texts of a schema's numbers; NULL: as their values are written */
+    const char *place; /* in a schema, that failures name; NULL: none is being read */
     struct helm_err err;
 };
 

@@ -9,6 +9,7 @@
 
 #include "client/text/grammar/grammar.h"
 #include "common/base/json.h"
+#include "common/base/json_numbers.h"
 
 void schema_refuse(struct schema *s, int code, const char *fmt, ...)
 {
@@ -492,9 +493,12 @@ int schema_compile(struct exprs *x, const json_t *schema, uint32_t *root, struct
 int schema_parse(struct exprs *x, const char *text, size_t length, uint32_t *root, struct helm_err *err)
 {
     json_t *schema;
-    int rc = json_parse_bounded("the schema", text, length, HELM_GRAMMAR_TEXT_LIMIT, &schema, err);
-    if (rc) return rc;
-    rc = schema_compile(x, schema, root, err);
+    struct json_numbers *numbers = NULL;
+    int rc = json_parse_numbers("the schema", text, length, HELM_GRAMMAR_TEXT_LIMIT, &numbers, &schema, err);
+    x->numbers = numbers;
+    if (!rc) rc = schema_compile(x, schema, root, err);
+    x->numbers = NULL;
     json_decref(schema);
+    json_numbers_free(numbers);
     return rc;
 }

@@ -6,7 +6,7 @@
 
 #include "client/text/grammar/json_text.h"
 #include "client/text/grammar/schema.h"
-#include "common/base/json.h"
+#include "common/base/json_numbers.h"
 
 #define SPACE_MAX          20 /* behind a line end: ten levels of two */
 #define DIGITS_MAX         16 /* of a number before and behind its point */
@@ -165,7 +165,7 @@ uint32_t schema_literal(struct schema *s, const json_t *value)
         return seq4(x, expr_char(x, '"'),
                     json_text_of(x, json_string_value(value), json_string_length(value)), expr_char(x, '"'),
                     EXPR_NONE);
-    char *dumped = json_dump_text(value, JSON_COMPACT | JSON_ENCODE_ANY);
+    char *dumped = json_dump_numbers(value, JSON_COMPACT | JSON_ENCODE_ANY, x->numbers);
     if (!dumped || strlen(dumped) > LITERAL_MAX) {
         schema_refuse(s, HELM_E_LIMIT, "a constant has more than %d bytes", LITERAL_MAX);
         free(dumped);

@@ -376,6 +376,7 @@ static int set_variables(struct jinja_run *run, const struct jinja_input *input,
         if (!rc) rc = jinja_scope_set(run, scope, jinja_text(name, strlen(name)), text);
         if (rc) return rc;
     }
+    run->numbers = input->numbers;
     rc = jinja_from_json(run, input->variables, &variables);
     if (!rc && variables.type != JINJA_DICT)
         rc = jinja_fail(run, HELM_E_INTERNAL, "the variables are no object");

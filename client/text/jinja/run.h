@@ -33,6 +33,7 @@ struct jinja_run {
     bool marks;                      /* bytes have marks (below) */
     const struct jinja_arena *own;   /* of the template: what it wrote itself */
     const char *own_key;             /* as in struct jinja_input */
+    const struct json_numbers *numbers;
 };
 
 /* Records the failure "line N: ..." and returns code. The first one stands. */

@@ -134,6 +134,7 @@ int jinja_repr(struct jinja_run *run, struct jinja_buffer *buffer, const struct 
         snprintf(number, sizeof number, "%lld", (long long)value->as.integer);
         return add_text(run, buffer, number);
     case JINJA_FLOAT:
+        if (value->as.written) return add_text(run, buffer, value->as.written);
         jinja_float_text(value->as.number, number);
         return add_text(run, buffer, number);
     case JINJA_TEXT:
@@ -205,9 +206,11 @@ static int json_text(struct jinja_run *run, struct jinja_buffer *buffer, const c
     return rc ? rc : add_text(run, buffer, "\"");
 }
 
-static int json_number(struct jinja_run *run, struct jinja_buffer *buffer, double number)
+static int json_number(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value)
 {
+    const double number = value->as.number;
     char text[40];
+    if (value->as.written) return add_text(run, buffer, value->as.written);
     jinja_float_text(number, text);
     if (isnan(number)) strcpy(text, "NaN");
     if (isinf(number)) strcpy(text, number < 0 ? "-Infinity" : "Infinity");
@@ -253,9 +256,7 @@ static int json_key(struct jinja_run *run, struct jinja_buffer *buffer, const st
     if (!jinja_is_number(key))
         return jinja_fail(run, HELM_E_FORMAT, "tojson: a %s cannot be a key", jinja_type_name(key));
     int rc = add_text(run, buffer, "\"");
-    if (!rc)
-        rc = key->type == JINJA_FLOAT ? json_number(run, buffer, key->as.number)
-                                      : jinja_repr(run, buffer, key);
+    if (!rc) rc = key->type == JINJA_FLOAT ? json_number(run, buffer, key) : jinja_repr(run, buffer, key);
     return rc ? rc : add_text(run, buffer, "\"");
 }
 
@@ -310,7 +311,7 @@ int jinja_json(struct jinja_run *run, struct jinja_buffer *buffer, const struct 
     case JINJA_INT:
         return jinja_repr(run, buffer, value);
     case JINJA_FLOAT:
-        return json_number(run, buffer, value->as.number);
+        return json_number(run, buffer, value);
     case JINJA_TEXT:
         return json_text(run, buffer, value->as.text.data, value->as.text.bytes, style->ascii);
     case JINJA_LIST:

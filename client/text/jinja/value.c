@@ -1,5 +1,6 @@
 /* Making, asking and comparing values. See jinja/value.h. Called by everything that renders. */
 #include "client/text/jinja/value.h"
+#include "common/base/json_numbers.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -167,6 +168,7 @@ int jinja_from_json(struct jinja_run *run, const json_t *json, struct jinja_valu
         break;
     case JSON_REAL:
         *out = jinja_float(json_real_value(json));
+        out->as.written = json_number_text(run->numbers, json);
         break;
     case JSON_STRING:
         if (json_string_length(json) > run->arena.bytes_max || json_string_length(json) > UINT32_MAX)

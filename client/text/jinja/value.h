@@ -51,7 +51,10 @@ struct jinja_value {
     union {
         bool boolean;
         int64_t integer;
-        double number;
+        struct {
+            double number;
+            const char *written; /* as JSON had it; NULL: as Python writes it */
+        };
         struct {
             const char *data; /* not NUL-terminated */
             uint32_t bytes, chars;

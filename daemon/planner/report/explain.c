@@ -220,6 +220,7 @@ static int explain_strategy(const struct reckoning *k, const struct explain *x, 
     r.tiers = out->strategy == SEARCH_BEST && plan_kv_tiered(k->plan) ? KV_TIERS_TWO : KV_TIERS_ONE;
     r.refusal = &refusal;
     r.device_required = out->strategy != SEARCH_ALL_CPU && out->strategy != SEARCH_BEST;
+    r.sizes_alone = r.device_required; /* others plan without the device, and the log says why */
     int rc = planner_make(&r, &plan, &spec, &refused);
     if (rc == HELM_E_CAPACITY || rc == HELM_E_UNSUPPORTED) {
         say_why(&refusal, &refused, out->why);

@@ -51,6 +51,7 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
     uint64_t random = 0x9e3779b97f4a7c15, end = s->simulated + budget, tries = 20ull * budget;
     double now = space_try(s, home, ends, ring, INFINITY);
     uint32_t changes = space_changes(s, home, ends), a, b;
+    struct space_tally tally = space_tally_of(s, home);
     while (s->simulated < end && tries-- > 0) {
         draw_pair(s, &random, &a, &b);
         const struct space_item *x = &s->item[a], *y = &s->item[b];
@@ -66,6 +67,10 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
         if (a == b) to_y = to_x;
         if ((to_x == at_x && to_y == at_y) || !(x->allowed & 1u << to_x) || !(y->allowed & 1u << to_y))
             continue;
+        struct space_tally moved = tally;
+        space_tally_move(s, &moved, a, at_x, to_x);
+        if (b != a) space_tally_move(s, &moved, b, at_y, to_y);
+        if (isfinite(now) && !space_tally_fits(s, &moved, ends, ring)) continue;
         space_put(s, home, a, to_x);
         space_put(s, home, b, to_y);
         double then = space_try(s, home, ends, ring, now);
@@ -73,6 +78,7 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
         if (then < now * (1 - 1e-9) || (then <= now * (1 + 1e-9) && then_changes <= changes)) {
             now = then;
             changes = then_changes;
+            tally = moved;
         } else {
             space_put(s, home, a, at_x);
             space_put(s, home, b, at_y);
@@ -94,8 +100,8 @@ static uint32_t edges(const struct space *s, const enum plan_home *home, const s
 }
 
 /* Puts x and y there if that makes fewer stages of them in no more time than counts as alike. */
-static bool put_simpler(struct space *s, enum plan_home *home, uint32_t a, uint32_t b, enum plan_home to_a,
-                        enum plan_home to_b)
+static bool put_simpler(struct space *s, enum plan_home *home, struct space_tally *tally, uint32_t a,
+                        uint32_t b, enum plan_home to_a, enum plan_home to_b)
 {
     const struct space_item *x = &s->item[a], *y = &s->item[b];
     enum plan_home at_a = home[x->first], at_b = home[y->first];
@@ -105,8 +111,14 @@ static bool put_simpler(struct space *s, enum plan_home *home, uint32_t a, uint3
     space_put(s, home, a, to_a);
     space_put(s, home, b, to_b);
     if (edges(s, home, s->at, a) + edges(s, home, s->at, b) < before) {
-        (void)space_try(s, home, s->at, s->ring, 0);
-        if (s->changes < changes) return true;
+        struct space_tally moved = *tally;
+        space_tally_move(s, &moved, a, at_a, to_a);
+        if (b != a) space_tally_move(s, &moved, b, at_b, to_b);
+        if (space_tally_fits(s, &moved, s->at, s->ring)) (void)space_try(s, home, s->at, s->ring, 0);
+        if (s->changes < changes) {
+            *tally = moved;
+            return true;
+        }
     }
     space_put(s, home, a, at_a);
     space_put(s, home, b, at_b);
@@ -121,12 +133,13 @@ static void simplify(struct space *s, enum plan_home *home, uint32_t budget)
     for (int pass = 0; pass < PASSES && simpler && s->simulated < end; pass++) {
         simpler = false;
         memcpy(home, s->home, s->table->units * sizeof *home);
+        struct space_tally tally = space_tally_of(s, home);
         for (uint32_t a = 0; a < s->items && s->simulated < end; a++) {
             for (int h = 0; h < SPACE_HOMES; h++)
-                simpler |= put_simpler(s, home, a, a, (enum plan_home)h, (enum plan_home)h);
+                simpler |= put_simpler(s, home, &tally, a, a, (enum plan_home)h, (enum plan_home)h);
             for (uint32_t b = a + 1; b < s->items && s->simulated < end; b++) {
                 enum plan_home at_a = home[s->item[a].first], at_b = home[s->item[b].first];
-                simpler |= put_simpler(s, home, a, b, at_b, at_a);
+                simpler |= put_simpler(s, home, &tally, a, b, at_b, at_a);
             }
         }
     }
@@ -137,6 +150,7 @@ static void simplify(struct space *s, enum plan_home *home, uint32_t budget)
 struct start {
     double seconds;
     const struct candidate *from;
+    const enum plan_home *home; /* [units]: the order that was found */
 };
 
 static int by_seconds(const void *a, const void *b)
@@ -165,13 +179,16 @@ static void try_orders(struct mixing *m)
         if (c->estimate > s->fastest && i >= TRIED_LEAST) break;
         bound_floors(s, c->ring);
         order_find(m, c);
-        start[starts++] =
-            (struct start){.seconds = space_try(s, m->home, c->ends, c->ring, INFINITY), .from = c};
+        enum plan_home *home = m->orders + (size_t)starts * s->table->units;
+        memcpy(home, m->home, s->table->units * sizeof *home);
+        start[starts++] = (struct start){.seconds = space_try(s, home, c->ends, c->ring, INFINITY),
+                                         .from = c,
+                                         .home = home};
     }
     qsort(start, starts, sizeof *start, by_seconds);
     for (uint32_t i = 0; i < starts && i < IMPROVED; i++) {
         bound_floors(s, start[i].from->ring);
-        order_find(m, start[i].from);
+        memcpy(m->home, start[i].home, s->table->units * sizeof *m->home);
         improve(s, m->home, start[i].from->ends, start[i].from->ring, work / (IMPROVED + 1));
     }
     if (!s->found) return;
@@ -211,12 +228,17 @@ int mixed_search(struct space *s, struct helm_err *err)
     if (!rc && s->memory) try_smallest(m);
     if (!rc && counts_group(m)) {
         counts_find(m);
-        try_orders(m);
+        m->orders = malloc((size_t)m->candidates * units * sizeof *m->orders);
+        if (m->orders)
+            try_orders(m);
+        else
+            rc = helm_fail(err, HELM_E_NOMEM, "no memory for orders of %u half layers", units);
     }
     if (m) {
         order_close(m->order);
         free(m->group_of);
         free(m->home);
+        free(m->orders);
     }
     free(m);
     return rc;

@@ -35,7 +35,8 @@ struct mixing {
     uint32_t *group_of; /* [items] */
     struct candidate candidate[CANDIDATES_MAX];
     uint32_t candidates;
-    enum plan_home *home; /* [units] */
+    enum plan_home *home;   /* [units] */
+    enum plan_home *orders; /* [candidates][units] */
     struct order *order;
 };
 

@@ -33,10 +33,15 @@ struct note {
     enum plan_home home;
 };
 
+#define PLACES 256 /* more than states come of an item's */
+#define NO_ONE UINT8_MAX
+
 struct order {
-    struct state now[WIDTH], next[WIDTH];
+    struct state states[2][WIDTH], *now, *next;
     uint64_t next_numbers[WIDTH]; /* by what `next` is looked through: the worker's added */
     double next_judged[WIDTH];
+    uint32_t worst;        /* the first of `next` that is judged worst */
+    uint8_t place[PLACES]; /* by numbers: indices in `next`, of which some have other numbers by now */
     uint32_t count, next_count;
     struct note *note; /* [items * WIDTH * SPACE_HOMES] */
     uint32_t notes;
@@ -129,22 +134,42 @@ static uint64_t number_of(uint32_t g, int home)
     return powers[g * SPACE_HOMES + (uint32_t)home];
 }
 
-/* Keeps the best WIDTH states, and of those with the same numbers left one. */
-static void keep(struct order *o, const struct state *t)
+/* The state of `next` with these numbers, or the place where it would be noted. */
+static uint8_t *place_of(struct order *o, uint64_t numbers)
 {
-    uint32_t at = NOBODY, worst = 0;
-    for (uint32_t i = 0; i < o->next_count; i++) {
-        if (o->next_numbers[i] == t->numbers + (uint64_t)t->worker) at = i;
-        if (o->next_judged[i] > o->next_judged[worst]) worst = i;
+    uint32_t at = (uint32_t)(numbers >> 40) % PLACES;
+    while (o->place[at] != NO_ONE && o->next_numbers[o->place[at]] != numbers) at = (at + 1) % PLACES;
+    return &o->place[at];
+}
+
+static void find_worst(struct order *o)
+{
+    o->worst = 0;
+    for (uint32_t i = 1; i < o->next_count; i++)
+        if (o->next_judged[i] > o->next_judged[o->worst]) o->worst = i;
+}
+
+/* Where a state so judged is kept: of the best WIDTH, and of those with the same numbers left one. NOBODY: it is not. */
+static uint32_t keep(struct order *o, uint64_t numbers, double judged)
+{
+    uint8_t *place = place_of(o, numbers);
+    uint32_t at = *place;
+    if (at == NO_ONE) {
+        at = o->next_count < WIDTH ? o->next_count : o->worst;
+        if (at < o->next_count && o->next_judged[at] <= judged) return NOBODY;
+        *place = (uint8_t)at;
+    } else if (o->next_judged[at] <= judged) {
+        return NOBODY;
     }
-    if (at == NOBODY)
-        at = o->next_count < WIDTH ? o->next_count++ : worst;
-    else if (o->next_judged[at] <= t->judged)
-        return;
-    if (at == worst && o->next_count == WIDTH && o->next_judged[at] <= t->judged) return;
-    o->next[at] = *t;
-    o->next_numbers[at] = t->numbers + (uint64_t)t->worker;
-    o->next_judged[at] = t->judged;
+    o->next_numbers[at] = numbers;
+    o->next_judged[at] = judged;
+    if (at == o->next_count) {
+        o->next_count++;
+        if (judged > o->next_judged[o->worst]) o->worst = at;
+    } else if (at == o->worst) {
+        find_worst(o);
+    }
+    return at;
 }
 
 static void continue_with(struct mixing *m, uint32_t item, const struct state *from)
@@ -153,16 +178,18 @@ static void continue_with(struct mixing *m, uint32_t item, const struct state *f
     const struct space *s = m->s;
     uint32_t g = m->group_of[item];
     for (int h = 0; h < SPACE_HOMES; h++) {
+        if (from->left.n[g][h] == 0) continue;
         struct state t = *from;
-        if (t.left.n[g][h] == 0) continue;
-        t.left.n[g][h]--;
         compute(o, s, &s->item[item], (enum plan_home)h, &t);
         for (int k = 0; k < SPACE_FLOORS; k++) t.rest[k] -= m->group[g].kind.floor[h][k];
         t.judged = judge(o, s, &t);
         t.numbers -= number_of(g, h);
         t.note = o->notes;
         o->note[o->notes++] = (struct note){.before = from->note, .home = (enum plan_home)h};
-        keep(o, &t);
+        const uint32_t at = keep(o, t.numbers + (uint64_t)t.worker, t.judged);
+        if (at == NOBODY) continue;
+        o->next[at] = t;
+        o->next[at].left.n[g][h]--;
     }
 }
 
@@ -170,8 +197,10 @@ void order_find(struct mixing *m, const struct candidate *c)
 {
     struct order *o = m->order;
     const struct space *s = m->s;
-    struct state *first = &o->now[0];
     set_rates(o, m, c);
+    o->now = o->states[0];
+    o->next = o->states[1];
+    struct state *first = &o->now[0];
     o->notes = 0;
     o->count = 1;
     *first = (struct state){.fill = o->ring, .left = c->counts, .worker = c->ends->embed, .note = NOBODY};
@@ -183,9 +212,12 @@ void order_find(struct mixing *m, const struct candidate *c)
     for (uint32_t g = 0; g < m->groups; g++)
         for (int h = 0; h < SPACE_HOMES; h++) first->numbers += (uint64_t)c->counts.n[g][h] * number_of(g, h);
     for (uint32_t i = 0; i < s->items; i++) {
-        o->next_count = 0;
+        o->next_count = o->worst = 0;
+        memset(o->place, NO_ONE, sizeof o->place);
         for (uint32_t j = 0; j < o->count; j++) continue_with(m, i, &o->now[j]);
-        memcpy(o->now, o->next, o->next_count * sizeof *o->now);
+        struct state *const done = o->now;
+        o->now = o->next;
+        o->next = done;
         o->count = o->next_count;
     }
     uint32_t best = 0;

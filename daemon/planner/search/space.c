@@ -219,6 +219,38 @@ struct search_bytes space_bytes_once(const struct space *s, unsigned uses, const
     return b;
 }
 
+/* With the ring that these homes need. */
+static struct search_bytes bytes_with(const struct space *s, struct search_bytes items, unsigned uses,
+                                      const struct space_ends *ends, uint64_t *ring)
+{
+    uint64_t least = space_ring_least(s, uses, ends);
+    if (!(uses & 1u << PLAN_HOME_STREAM) || *ring < least) *ring = least;
+    struct search_bytes b = space_bytes_once(s, uses, ends, *ring);
+    b.vram += items.vram;
+    b.host += items.host;
+    return b;
+}
+
+struct space_tally space_tally_of(const struct space *s, const enum plan_home *home)
+{
+    struct space_tally t = {.count = {0}};
+    for (uint32_t i = 0; i < s->items; i++) {
+        const enum plan_home at = home[s->item[i].first];
+        t.items.vram += s->bytes[SPACE_HOMES * i + at].vram;
+        t.items.host += s->bytes[SPACE_HOMES * i + at].host;
+        t.count[at]++;
+    }
+    return t;
+}
+
+bool space_tally_fits(const struct space *s, const struct space_tally *tally, const struct space_ends *ends,
+                      uint64_t ring)
+{
+    unsigned uses = 0;
+    for (unsigned h = 0; h < SPACE_HOMES; h++) uses |= (unsigned)(tally->count[h] > 0) << h;
+    return space_fits(s, bytes_with(s, tally->items, uses, ends, &ring));
+}
+
 struct search_bytes space_bytes(const struct space *s, const enum plan_home *home,
                                 const struct space_ends *ends, uint64_t *ring)
 {
@@ -235,12 +267,7 @@ struct search_bytes space_bytes(const struct space *s, const enum plan_home *hom
         items.host += bytes[home[u]].host;
     }
     for (unsigned h = 0; h < SPACE_HOMES; h++) uses |= (unsigned)used[h] << h;
-    uint64_t least = space_ring_least(s, uses, ends);
-    if (!(uses & 1u << PLAN_HOME_STREAM) || *ring < least) *ring = least;
-    struct search_bytes b = space_bytes_once(s, uses, ends, *ring);
-    b.vram += items.vram;
-    b.host += items.host;
-    return b;
+    return bytes_with(s, items, uses, ends, ring);
 }
 
 bool space_fits(const struct space *s, struct search_bytes b)

@@ -79,6 +79,24 @@ uint32_t space_changes(const struct space *space, const enum plan_home *home, co
 struct search_bytes space_bytes(const struct space *space, const enum plan_home *home,
                                 const struct space_ends *ends, uint64_t *ring);
 bool space_fits(const struct space *space, struct search_bytes bytes);
+/* What space_bytes adds up, kept while items change their homes. */
+struct space_tally {
+    struct search_bytes items;
+    uint32_t count[SPACE_HOMES]; /* items there */
+};
+struct space_tally space_tally_of(const struct space *space, const enum plan_home *home);
+static inline void space_tally_move(const struct space *space, struct space_tally *tally, uint32_t item,
+                                    enum plan_home from, enum plan_home to)
+{
+    const struct search_bytes *bytes = &space->bytes[SPACE_HOMES * item];
+    tally->items.vram += bytes[to].vram - bytes[from].vram;
+    tally->items.host += bytes[to].host - bytes[from].host;
+    tally->count[from]--;
+    tally->count[to]++;
+}
+/* Whether space_try would simulate such homes. */
+bool space_tally_fits(const struct space *space, const struct space_tally *tally,
+                      const struct space_ends *ends, uint64_t ring);
 /* The bytes that a plan with this set of homes takes beside its items: ends, what is there once, the ring. */
 struct search_bytes space_bytes_once(const struct space *space, unsigned uses, const struct space_ends *ends,
                                      uint64_t ring);

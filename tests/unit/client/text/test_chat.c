@@ -171,6 +171,13 @@ static void test_json(void **state)
         "\"tool_calls\": [{\"function\": {\"arguments\": {\"z\": 1, \"a\": [1.5, true]}}}]}]",
         NULL, "{\"enable_thinking\": false, \"stamp\": true}", 1,
         "user:\xC3\xA9;assistant:None{\"z\": 1, \"a\": [1.5, true]};False>2025");
+    expect_json(
+        chat,
+        "[{\"role\": 1.50, \"content\": 123456789012345678901234567890, \"tool_calls\": [{\"function\": "
+        "{\"arguments\": {\"a\": [1.50, -1E+5, 1e999, 5, 0.10], \"b\": -98765432109876543210}}}]}]",
+        NULL, "{\"enable_thinking\": 2.0}", 0,
+        "1.50:123456789012345678901234567890{\"a\": [1.50, -1E+5, 1e999, 5, 0.10], \"b\": "
+        "-98765432109876543210};2.0");
     struct helm_err err;
     char *text;
     size_t length;

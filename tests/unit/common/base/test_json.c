@@ -36,7 +36,9 @@ static void test_parse(void **state)
         {"nul", HELM_E_FORMAT, "not valid JSON"},
         {"]]]]", HELM_E_FORMAT, "not valid JSON"},
         {"\"\\", HELM_E_FORMAT, "not valid JSON"},
-        {"1e999", HELM_E_FORMAT, "not valid JSON"},
+        {"1e999", 0, ""}, /* for Python it is infinite */
+        {"-1E999", 0, ""},
+        {"1e99e9", HELM_E_FORMAT, "not valid JSON"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         json_t *value = (json_t *)&value;

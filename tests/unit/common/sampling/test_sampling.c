@@ -425,14 +425,44 @@ static void test_logprobs_are_the_models(void **state)
             assert_int_equal(result.top[i].token, e[i].id);
             assert_true(fabs((double)result.top[i].logprob - ((double)e[i].x - log_sum)) < 2e-6);
         }
-        p.logprobs = 0;
         uint32_t token = result.token;
+        float own = result.logprob;
+        p.asked = 1;
+        p.logprobs = 1 + (uint32_t)round % SAMPLING_LOGPROBS_MAX;
+        for (uint32_t i = 0; i < p.logprobs; i++)
+            p.of[i] = e[(i * 7919u + 5) % vocab].id; /* also the least likely */
+        assert_int_equal(run(&p, x, vocab, history, 3, 1, &result), 0);
+        assert_int_equal(result.token, token);
+        assert_true(result.logprob == own);
+        assert_int_equal(result.top_count, p.logprobs);
+        for (uint32_t i = 0; i < p.logprobs; i++) {
+            assert_int_equal(result.top[i].token, p.of[i]);
+            assert_true(fabs((double)result.top[i].logprob - ((double)x[p.of[i]] - log_sum)) < 2e-6);
+        }
+        p.asked = p.logprobs = 0;
         assert_int_equal(run(&p, x, vocab, history, 3, 1, &result), 0);
         assert_int_equal(result.token, token);
         assert_true(result.logprob == 0);
         assert_int_equal(result.top_count, 0);
     }
     free(x);
+}
+
+/* Tokens without a finite logit: no number stands for them. */
+static void test_asked_without_a_logit(void **state)
+{
+    (void)state;
+    const float x[4] = {1, NAN, -INFINITY, 2};
+    struct sampling_params p = plain_params();
+    struct sampling_result result;
+    p.temperature = 0;
+    p.asked = 1;
+    p.logprobs = 4;
+    for (uint32_t i = 0; i < 4; i++) p.of[i] = i == 3 ? 3 : 2 - i;
+    assert_int_equal(run(&p, x, 4, NULL, 0, 0, &result), 0);
+    assert_true(result.top[0].logprob == -INFINITY && result.top[1].logprob == -INFINITY);
+    assert_true(fabs((double)result.top[2].logprob - (1 - log(exp(1) + exp(2)))) < 1e-6);
+    assert_true(result.top[3].logprob == result.logprob);
 }
 
 /* The draw depends on seed and index alone, and on both. */
@@ -555,6 +585,7 @@ int main(void)
         cmocka_unit_test(test_non_finite),
         cmocka_unit_test(test_penalties_by_hand),
         cmocka_unit_test(test_logprobs_are_the_models),
+        cmocka_unit_test(test_asked_without_a_logit),
         cmocka_unit_test(test_reproducible),
         cmocka_unit_test(test_large_vocabulary),
         cmocka_unit_test(test_mask_is_minus_infinity),

@@ -173,6 +173,10 @@ static void test_what_is_asked_for(void **state)
     assert_int_equal(ask.need, SAMPLING_NEEDS_ROW);
     mask = NULL;
     p.logprobs = 5;
+    p.asked = 1;
+    ASK(9);
+    assert_int_equal(ask.need, SAMPLING_NEEDS_ROW);
+    p.asked = 0;
     ASK(9);
     assert_int_equal(ask.need, SAMPLING_NEEDS_FEW);
     assert_int_equal(ask.candidates, 5);
