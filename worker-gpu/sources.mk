@@ -44,6 +44,7 @@ WORKER_GPU_SRC := \
   worker-gpu/program/supply.c \
   worker-gpu/program/tiers.c \
   worker-gpu/session.c \
+  worker-gpu/states.c \
   worker-gpu/step.c \
   worker-gpu/tiers.c \
   worker-gpu/watch.c \

@@ -18,6 +18,7 @@ static const struct arch *const archs[] = {
     &arch_phi3,                                                     /* arch/phi3.c */
     &arch_opt,                                                      /* arch/opt.c */
     &arch_granite,                                                  /* arch/granite.c */
+    &arch_state_test,                                               /* arch/state_test.c */
 };
 #define ARCH_COUNT (sizeof archs / sizeof *archs)
 
@@ -61,7 +62,7 @@ const char *arch_names(char *text, size_t size, bool gguf)
     for (size_t i = 0; i < ARCH_COUNT; i++)
         for (int k = 0; k < ARCH_ALIASES; k++) {
             const char *name = gguf ? archs[i]->gguf[k] : k == 0 ? archs[i]->architecture : NULL;
-            bool known = !name;
+            bool known = !name || archs[i]->for_tests;
             for (size_t j = 0; j < count && !known; j++) known = strcmp(seen[j], name) == 0;
             if (known || used >= size) continue;
             const int n = snprintf(text + used, size - used, "%s%s", count ? ", " : "", name);

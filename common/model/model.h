@@ -45,6 +45,7 @@ struct model_config {
     uint32_t draft_layers; /* layers behind the last, which only drafts use: their tensors are skipped */
     /* What `window` and `sparse` are made of */
     uint32_t sliding_window, window_layers, sparse_step, leading_dense, shared_experts;
+    uint32_t full_attention_interval; /* of hybrids: each such layer attends; 0: all do */
     bool use_window;
     /* Multipliers of the embedding, of what is added to the residual stream, of attention's scores, of logits; 0: none */
     double embedding_scale, residual_scale, attention_scale, logit_scale;

@@ -33,6 +33,9 @@ int check_open(const struct check_options *o, struct check *check, struct helm_e
                             .pages = pages,
                             .sequences = room < CHECK_SEQUENCES ? room : CHECK_SEQUENCES};
     if (o->before) check->before = *o->before;
+    if (h->state.snapshot_bytes)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "a check goes from sequence to sequence in one slot, which has one fixed state");
     if (check->sequences * CHECK_POSITIONS < VERDICT_LEAST || tokens > h->context_tokens)
         return helm_fail(err, HELM_E_CAPACITY,
                          "the KV cache of %u pages of %u tokens is too small for a check over %d positions",
