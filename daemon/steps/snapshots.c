@@ -127,26 +127,34 @@ void snapshots_leave(struct snapshots *all, struct sequence *seq)
 
 /* ---- rows ---- */
 
-/* The end of the last page before the last token that is computed in a prompt's way: that one's logits are wanted. */
+/* The end of the last page in front of the last of `tokens`, whose logits are wanted. */
+static uint32_t end_of(const struct snapshots *all, uint32_t tokens)
+{
+    return (tokens - 1) / all->page_tokens * all->page_tokens;
+}
+
+/* The same of what is computed as a prompt: it alone, or after a preemption or a loss with the answer so far. */
 static uint32_t last_of(const struct snapshots *all, const struct sequence *seq)
 {
-    const uint32_t known = seq->apart ? seq->prompt_count : seq->token_count;
-    return (known - 1) / all->page_tokens * all->page_tokens;
+    return end_of(all, seq->apart ? seq->prompt_count : seq->token_count);
 }
 
 uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq)
 {
     if (!all->on || seq->rung >= last_of(all, seq)) return 0;
-    const uint32_t next = (seq->rung / all->prompt_every + 1) * all->prompt_every, last = last_of(all, seq);
-    return next < last ? next : last;
+    const uint32_t next = (seq->rung / all->prompt_every + 1) * all->prompt_every,
+                   prompt = end_of(all, seq->prompt_count);
+    uint32_t cut = last_of(all, seq);
+    if (next < cut) cut = next;
+    return prompt > seq->rung && prompt < cut ? prompt : cut;
 }
 
 /* Whether a row that ends there leaves a snapshot: its page will have a number, and it is one of the chosen positions. */
 static bool wants(const struct snapshots *all, const struct sequence *seq, uint32_t end)
 {
     if (!all->on || end % all->page_tokens || seq->scope == SEQUENCE_NO_SCOPE) return false;
-    if (end <= seq->prompt_count || end == last_of(all, seq))
-        return end == last_of(all, seq) || end % all->prompt_every == 0;
+    if (end == end_of(all, seq->prompt_count) || end == last_of(all, seq)) return true;
+    if (end <= seq->prompt_count) return end % all->prompt_every == 0;
     return !seq->apart && end % all->answer_every == 0;
 }
 

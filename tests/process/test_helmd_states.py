@@ -7,6 +7,7 @@ import json
 import math
 import operator
 import os
+import random
 import signal
 import struct
 import subprocess
@@ -24,32 +25,38 @@ CONFIG = {
     "architectures": ["HelmStateTestForCausalLM"], "model_type": "helm_state_test", "hidden_size": HIDDEN,
     "intermediate_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": 1,
     "head_dim": HEAD_DIM, "vocab_size": VOCAB, "rms_norm_eps": 1e-6, "max_position_embeddings": 1024,
-    "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16",
+    "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "float32",
     "full_attention_interval": 2, "bos_token_id": 0, "eos_token_id": 1,
 }
-CLOSE = 0.02  # between the reference's logits, whose spread is about 1 (fp32 kernels and caches, sums in another order)
+CLOSE = 0.001  # between the reference's logits, whose spread is about 1: everything is of fp32
 
 
 def make_model():
-    config = os.path.join(FOLDER.name, "config.json")
-    with open(config, "w") as f:
-        json.dump(CONFIG, f)
-    subprocess.run([os.path.join(BIN, "helm-mkmodel"), "--config", config, "--out", MODEL], check=True,
-                   stdout=subprocess.DEVNULL)
-
-
-def read_tensors():
-    with open(os.path.join(MODEL, "model.safetensors"), "rb") as f:
-        size, = struct.unpack("<Q", f.read(8))
-        header, data = json.loads(f.read(size)), f.read()
-    tensors = {}
-    for name, info in header.items():
-        if name == "__metadata__":
-            continue
-        begin, end = info["data_offsets"]
-        values = [struct.unpack("<f", b"\0\0" + data[i:i + 2])[0] for i in range(begin, end, 2)]
-        cols = info["shape"][-1]
+    """Random numbers of fp32, so that all processors compute in it and agree."""
+    rng, shapes = random.Random(36), {"model.embed_tokens": [VOCAB, HIDDEN], "model.norm": [HIDDEN], "lm_head": [VOCAB, HIDDEN]}
+    for n in range(LAYERS):
+        p, q = f"model.layers.{n}.", [HEADS * HEAD_DIM, HIDDEN]
+        shapes.update({p + "input_layernorm": [HIDDEN], p + "post_attention_layernorm": [HIDDEN], p + "self_attn.q_proj": q,
+                       p + "self_attn.o_proj": q[::-1], p + "mlp.gate_proj": [48, HIDDEN], p + "mlp.up_proj": [48, HIDDEN],
+                       p + "mlp.down_proj": [HIDDEN, 48]})
+        if (n + 1) % 2 == 0:
+            shapes.update({p + "self_attn.k_proj": [HEAD_DIM, HIDDEN], p + "self_attn.v_proj": [HEAD_DIM, HIDDEN]})
+    os.makedirs(MODEL)
+    tensors, header, data = {}, {}, b""
+    for name, shape in shapes.items():
+        cols, rows = shape[-1], shape[0] if len(shape) == 2 else 1
+        mean, spread = (0, cols ** -0.5) if len(shape) == 2 else (1, 0.05)
+        packed = struct.pack(f"<{rows * cols}f", *[rng.gauss(mean, spread) for _ in range(rows * cols)])
+        values = struct.unpack(f"<{rows * cols}f", packed)
         tensors[name] = [values[i:i + cols] for i in range(0, len(values), cols)]
+        header[name + ".weight"] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(packed)]}
+        data += packed
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(MODEL, "model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+    with open(os.path.join(MODEL, "config.json"), "w") as f:
+        json.dump(CONFIG, f)
     return tensors
 
 
@@ -84,12 +91,11 @@ class Reference:
         self.keys, self.values = [[] for _ in range(LAYERS)], [[] for _ in range(LAYERS)]
 
     @classmethod
-    def load(cls):
-        tensors = read_tensors()
+    def load(cls, tensors):
         for layer in range(LAYERS):
             prefix = f"model.layers.{layer}."
-            cls.weights.append({n[len(prefix):-len(".weight")]: t for n, t in tensors.items() if n.startswith(prefix)})
-        cls.ends = [tensors[n] for n in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")]
+            cls.weights.append({n[len(prefix):]: t for n, t in tensors.items() if n.startswith(prefix)})
+        cls.ends = [tensors[n] for n in ("model.embed_tokens", "model.norm", "lm_head")]
 
     def copy(self):
         other = Reference(self.forget)
@@ -198,7 +204,7 @@ def test_the_reference_tells_states_apart():
         tokens.append(sequence.logits.index(max(sequence.logits)))
         sequence.take(tokens[-1])
     same(misses(prompt, tokens), 0.0, "the reference's own tokens")
-    check(misses(prompt, tokens, forget=32) > 5 * CLOSE, "without the state of 32 tokens")
+    check(misses(prompt, tokens, forget=32) > 100 * CLOSE, "without the state of 32 tokens")
 
 
 def test_prompts_begin_at_snapshots():
@@ -254,7 +260,7 @@ def test_a_workers_death_costs_no_token():
             c = Client(d.endpoint)
             prompts = [prompt_of(150, n) for n in range(2)]
             for sig in (signal.SIGKILL, signal.SIGSEGV):
-                streams = [c.generate(p, 300, ignore_eos=True) for p in prompts]
+                streams = [c.generate(p, 200, ignore_eos=True) for p in prompts]
                 while min(len(s.tokens) for s in streams) < 10:
                     c.receive()
                 victim = d.children()[worker]
@@ -263,11 +269,12 @@ def test_a_workers_death_costs_no_token():
                     c.receive()
                 check(not any(s.ended for s in streams), f"{kind}: {worker} died too late")
                 os.kill(victim, sig)
-                os.kill(victim, signal.SIGCONT)
+                if sig != signal.SIGKILL:
+                    os.kill(victim, signal.SIGCONT)
                 c.run(*streams, timeout=60)
                 for n, (p, s) in enumerate(zip(prompts, streams)):
                     check(not s.error, f"{kind}: {s.error}")
-                    check_tokens(p, s.tokens, 300, f"{kind}: sequence {n} after {worker}'s {sig.name}")
+                    check_tokens(p, s.tokens, 200, f"{kind}: sequence {n} after {worker}'s {sig.name}")
             same(generate(c, prompts[0], 4, kind)[0], 128, f"{kind}: found afterwards")
 
 
@@ -276,7 +283,7 @@ def test_a_session_takes_its_state_along():
     prompt = prompt_of(200)
 
     def cli(d, *words):
-        done = subprocess.run([os.path.join(BIN, "helm-cli"), "--endpoint", d.endpoint, "session", *words],
+        done = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "session", *words],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60 * SLOW)
         same(done.returncode, 0, f"helm-cli session {words[0]}: {done.stderr}")
         return done.stderr
@@ -294,7 +301,7 @@ def test_a_session_takes_its_state_along():
         broken = path + "-broken"
         with open(broken, "wb") as f:
             f.write(text[:-30] + b"\xff" + text[-29:])
-        done = subprocess.run([os.path.join(BIN, "helm-cli"), "--endpoint", d.endpoint, "session", "restore", broken],
+        done = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "session", "restore", broken],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60 * SLOW)
         check(done.returncode != 0 and "damaged" in done.stderr, f"a damaged state: {done.stderr}")
 
@@ -362,6 +369,5 @@ def test_what_is_said_and_refused():
 
 
 if __name__ == "__main__":
-    make_model()
-    Reference.load()
+    Reference.load(make_model())
     run_tests(globals())
