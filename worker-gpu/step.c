@@ -202,8 +202,7 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     /* behind what draws wait for; a chunk's program has its own */
     if (!rc && g->tiers.on && !taken && p->tier != GPU_TIER_CHUNK) rc = gpu_tiers_store(g, at, 0, err);
     bool saves = false; /* a step launched behind the one before leaves no snapshot */
-    if (!rc && !taken)
-        rc = gpu_states_end(&g->states, g->device, &g->batch, g->source.moved, &saves, err);
+    if (!rc && !taken) rc = gpu_states_end(&g->states, g->device, &g->batch, g->source.moved, &saves, err);
     if (!rc && g->tiers.on) rc = gpu_tiers_fetch(g, step, err);
     if (!rc && !taken) rc = gpu_program_issue_tail(&g->source, p, goes_on(p, &g->batch), &g->prefix, err);
     if (!rc) rc = wait_for_end(g, step, gpu_follow_end(g, at), &watch, err);

@@ -121,7 +121,8 @@ int session_write_page(struct helm_client *client, const struct session *s, uint
 {
     int rc = 0;
     *full = false;
-    for (uint64_t offset = 0; offset < session_unit_bytes(s, page) && !rc && !*full; offset += s->piece_bytes) {
+    for (uint64_t offset = 0; offset < session_unit_bytes(s, page) && !rc && !*full;
+         offset += s->piece_bytes) {
         Helm__V1__SessionWrite body = HELM__V1__SESSION_WRITE__INIT;
         Helm__V1__Request message = CONNECTION_REQUEST_INIT;
         Helm__V1__Response *answer = NULL;

@@ -24,7 +24,8 @@ struct session {
     uint32_t pages;             /* saving: that can be read; restoring: of the tokens */
     uint32_t first;             /* restoring: pages in front of this one are there already */
     uint64_t page_bytes;
-    uint64_t state_bytes; /* of what comes after the pages as one more: fixed states at their end; 0: nothing does */
+    uint64_t
+        state_bytes; /* of what comes after the pages as one more: fixed states at their end; 0: nothing does */
     uint32_t piece_bytes;
     int timeout_ms;
 };

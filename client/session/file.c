@@ -57,7 +57,8 @@ uint64_t session_file_bytes(const struct session_head *head)
 /* The checksum of fixed part and tokens. */
 static uint64_t head_checksum(const struct fixed *fixed, const uint32_t *tokens)
 {
-    return content_of(tokens, fixed->tokens * sizeof *tokens, content_of(fixed, fixed_bytes(fixed->state_bytes), 0));
+    return content_of(tokens, fixed->tokens * sizeof *tokens,
+                      content_of(fixed, fixed_bytes(fixed->state_bytes), 0));
 }
 
 /* ---- reading ---- */

@@ -38,7 +38,7 @@
 
 struct session_head {
     struct session_shape shape;
-    uint32_t token_count, pages; /* pages: whole ones, of the first tokens */
+    uint32_t token_count, pages;      /* pages: whole ones, of the first tokens */
     uint64_t page_bytes, state_bytes; /* the latter 0: no state comes after the pages */
     uint32_t *tokens;                 /* owned */
 };

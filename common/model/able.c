@@ -86,17 +86,17 @@ static uint32_t wants_of(const struct math_op *op)
 
 int able_check_op(const struct math_op *op, enum able_worker worker, const char *where, struct helm_err *err)
 {
-    static const char *const by[] = {
-        [ABLE_CPU] = " by CPU workers",
-        [ABLE_GPU] = " by GPU workers",
-        [ABLE_EMULATED] = " by the emulated device",
-        [ABLE_WORKERS] = ""};
+    static const char *const by[] = {[ABLE_CPU] = " by CPU workers",
+                                     [ABLE_GPU] = " by GPU workers",
+                                     [ABLE_EMULATED] = " by the emulated device",
+                                     [ABLE_WORKERS] = ""};
     const uint32_t set = wants_of(op);
     for (uint32_t i = 0; i < WANTS; i++) {
         bool able = !(set & 1u << i);
         for (int w = 0; w < ABLE_WORKERS; w++)
-            able |= (worker == ABLE_WORKERS || (int)worker == w || (worker == ABLE_EMULATED && w == ABLE_GPU)) &&
-                    wants[i].able[w];
+            able |=
+                (worker == ABLE_WORKERS || (int)worker == w || (worker == ABLE_EMULATED && w == ABLE_GPU)) &&
+                wants[i].able[w];
         if (!able)
             return helm_fail(err, HELM_E_UNSUPPORTED, "%s: '%s' with %s is not supported%s", where, op->name,
                              wants[i].name, by[worker]);

@@ -67,7 +67,7 @@ struct arch {
     const char *gguf[ARCH_ALIASES]; /* general.architecture; the first is written */
     const char
         *gguf_told_by; /* a key of this architecture that is there and not 0, where several share the name */
-    bool for_tests;            /* messages do not name it */
+    bool for_tests;    /* messages do not name it */
     bool gguf_interleaved;     /* rows of q and k are as model_tensor.interleaved_heads says */
     struct model_config start; /* what absent keys mean */
     void (*gguf_start)(

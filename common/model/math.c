@@ -20,10 +20,8 @@ const char *activation_name(enum activation activation)
 
 const char *state_kind_name(enum state_kind kind)
 {
-    static const char *const names[STATE_KINDS] = {[STATE_NONE] = "none",
-                                                   [STATE_PAGES] = "pages",
-                                                   [STATE_WINDOW] = "window",
-                                                   [STATE_FIXED] = "fixed"};
+    static const char *const names[STATE_KINDS] = {
+        [STATE_NONE] = "none", [STATE_PAGES] = "pages", [STATE_WINDOW] = "window", [STATE_FIXED] = "fixed"};
     return names[kind];
 }
 

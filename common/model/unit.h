@@ -196,7 +196,7 @@ struct math_part {
     enum unit_part part;
     struct math_op op[MATH_OPS_MAX];
     uint32_t ops;
-    bool experts;     /* filled in: it has a router */
+    bool experts; /* filled in: it has a router */
     /* Filled in from its operations: what it keeps of a sequence. Bytes of the record, of STATE_FIXED; else 0 */
     enum state_kind state;
     uint64_t state_bytes;

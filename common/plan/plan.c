@@ -490,8 +490,7 @@ int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err)
                        &to->prefill[i].stages, err);
     if (!rc && from->format)
         rc = copy_list(from->format, head_at(from) + 1, sizeof *from->format, &to->format, err);
-    if (!rc && from->state)
-        rc = copy_list(from->state, from->layers, sizeof *from->state, &to->state, err);
+    if (!rc && from->state) rc = copy_list(from->state, from->layers, sizeof *from->state, &to->state, err);
     if (!rc)
         rc = copy_list(from->placement, from->placement_count, sizeof *from->placement, &to->placement, err);
     if (!rc && from->experts.first)

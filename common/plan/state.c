@@ -149,8 +149,7 @@ static int parse_entry(const json_t *json, struct plan *plan, uint32_t *next, st
                          (long long)first, (long long)last, *next, plan->layers);
     while (state.kind < STATE_KINDS && strcmp(kind, state_kind_name(state.kind)) != 0)
         state.kind = (enum state_kind)(state.kind + 1);
-    if (state.kind == STATE_KINDS)
-        return helm_fail(err, HELM_E_FORMAT, "'%.40s' is no kind of state", kind);
+    if (state.kind == STATE_KINDS) return helm_fail(err, HELM_E_FORMAT, "'%.40s' is no kind of state", kind);
     const bool fixed = state.kind == STATE_FIXED;
     int rc =
         json_get_u64(json, "bytes", fixed, fixed ? 1 : 0, fixed ? STATE_BYTES_MAX : 0, &state.bytes, err);

@@ -51,7 +51,7 @@ enum op_kind {
     OP_EXPERTS_SUM,  /* those of several tokens, likewise */
     OP_WEIGH, /* the shared expert's activations times its weight: sigmoid of a product with the normed x */
     OP_RUNNING_MEAN, /* out[t] = the mean of all inputs of the sequence up to t, whose sum is its state */
-    OP_LANE_READ, /* x = what the other worker put into the lane */
+    OP_LANE_READ,    /* x = what the other worker put into the lane */
     OP_LANE_WRITE,
     /* of the CPU */
     OP_LINEAR,

@@ -37,12 +37,9 @@
 #define LANES_MAX    4096u
 #define BYTES_MAX    ((uint64_t)1 << 46)
 
-static const char *const region_names[ARENA_REGION_COUNT] = {"control", "slots",      "masks",
-                                                             "history", "page_table", "vram_table",
-                                                             "lanes",   "kv_lanes",   "expert_lanes",
-                                                             "experts", "logits",     "pooled",
-                                                             "session", "snapshots",  "state",
-                                                             "kv",      "weights"};
+static const char *const region_names[ARENA_REGION_COUNT] = {
+    "control", "slots",  "masks",  "history", "page_table", "vram_table", "lanes", "kv_lanes", "expert_lanes",
+    "experts", "logits", "pooled", "session", "snapshots",  "state",      "kv",    "weights"};
 
 static int check_range(const char *what, uint64_t value, uint64_t min, uint64_t max, struct helm_err *err)
 {

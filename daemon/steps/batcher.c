@@ -226,7 +226,8 @@ static uint32_t batcher_fill_view(struct batcher *batcher)
                                            .cut = snapshots_cut(&batcher->snapshots, seq),
                                            .pages = seq->pages,
                                            .next_page = running && !sequence_is_held(seq)
-                                                            ? prefix_next_page(&batcher->pages, &batcher->snapshots, seq)
+                                                            ? prefix_next_page(&batcher->pages,
+                                                                               &batcher->snapshots, seq)
                                                             : 0,
                                            .prompt = seq->prompt_count,
                                            .list = seq->list};
@@ -343,8 +344,7 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
 static uint32_t batcher_shared(const void *context, uint32_t seq)
 {
     const struct batcher *batcher = context;
-    return prefix_shared(&batcher->pages, &batcher->snapshots,
-                         batcher->seq[batcher->view_index[seq]]);
+    return prefix_shared(&batcher->pages, &batcher->snapshots, batcher->seq[batcher->view_index[seq]]);
 }
 
 /* Chooses the next step for the sequences as they are. False: no step may be rung now. */

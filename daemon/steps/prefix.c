@@ -129,8 +129,8 @@ uint32_t prefix_shared(const struct kv_pages *pages, const struct snapshots *sna
     const uint32_t ahead = pages_ahead(pages, seq), edge = behind(pages, seq),
                    full = seq->cached / pages->known.page_tokens, prompts = edge > full ? edge - full : 0;
     uint32_t ignored;
-    const uint32_t reached = pages_reached(pages, snapshots, seq, ahead < prompts ? ahead : prompts,
-                                           seq->page_end, &ignored);
+    const uint32_t reached =
+        pages_reached(pages, snapshots, seq, ahead < prompts ? ahead : prompts, seq->page_end, &ignored);
     return kv_pages_shared(pages, reached, next_tokens(pages, seq), seq->page_end);
 }
 

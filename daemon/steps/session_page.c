@@ -31,7 +31,8 @@ static unsigned char *cells_of(const struct session_page *p, uint32_t page, uint
     if (processor == PLAN_GPU0 && !plan_kv_tiered(p->plan))
         return (unsigned char *)arena_region_ptr(p->arena, ARENA_REGION_SESSION) + kv_layer * layer_bytes;
     return (unsigned char *)arena_region_ptr(p->arena, ARENA_REGION_KV) +
-           kv_offset(host, page, plan_kv_tiered(p->plan) ? plan_kv_layer_in_arena(p->plan, layer) : kv_layer, 0, 0);
+           kv_offset(host, page, plan_kv_tiered(p->plan) ? plan_kv_layer_in_arena(p->plan, layer) : kv_layer,
+                     0, 0);
 }
 
 void session_page_read(const struct session_page *p, uint32_t page, unsigned char *bytes)
@@ -39,7 +40,8 @@ void session_page_read(const struct session_page *p, uint32_t page, unsigned cha
     const uint64_t layer_bytes = kv_layer_bytes(&p->kv);
     for (uint32_t l = 0; l < p->plan->layers; l++)
         if (plan_keeps_pages(p->plan, l))
-            memcpy(bytes + plan_kv_layer_in_arena(p->plan, l) * layer_bytes, cells_of(p, page, l), layer_bytes);
+            memcpy(bytes + plan_kv_layer_in_arena(p->plan, l) * layer_bytes, cells_of(p, page, l),
+                   layer_bytes);
 }
 
 void session_page_write(const struct session_page *p, uint32_t page, const unsigned char *bytes)
@@ -47,7 +49,8 @@ void session_page_write(const struct session_page *p, uint32_t page, const unsig
     const uint64_t layer_bytes = kv_layer_bytes(&p->kv);
     for (uint32_t l = 0; l < p->plan->layers; l++)
         if (plan_keeps_pages(p->plan, l))
-            memcpy(cells_of(p, page, l), bytes + plan_kv_layer_in_arena(p->plan, l) * layer_bytes, layer_bytes);
+            memcpy(cells_of(p, page, l), bytes + plan_kv_layer_in_arena(p->plan, l) * layer_bytes,
+                   layer_bytes);
 }
 
 /* ---- numbers ---- */

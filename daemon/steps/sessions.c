@@ -454,9 +454,9 @@ static void store_state(struct sessions *all, struct session *s)
         close_session(all, s);
         return;
     }
-    const uint32_t snapshot =
-        prefix_index_number(&pages_of(all)->known, s->front) == s->before ? snapshots_take_empty(snapshots)
-                                                                          : STATE_NO_SNAPSHOT;
+    const uint32_t snapshot = prefix_index_number(&pages_of(all)->known, s->front) == s->before
+                                  ? snapshots_take_empty(snapshots)
+                                  : STATE_NO_SNAPSHOT;
     if (snapshot == STATE_NO_SNAPSHOT) {
         end_full(all, s);
         return;

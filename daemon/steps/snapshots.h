@@ -15,8 +15,9 @@
 #include "common/shared/arena.h"
 #include "daemon/steps/sequence.h"
 
-#define SNAPSHOTS_PROMPT_TOKENS 1024 /* a long prompt leaves one at each multiple, or page if that is longer */
-#define SNAPSHOTS_ANSWER_TOKENS 64   /* an answer likewise, of which the newest stays */
+#define SNAPSHOTS_PROMPT_TOKENS                                                                              \
+    1024                           /* a long prompt leaves one at each multiple, or page if that is longer */
+#define SNAPSHOTS_ANSWER_TOKENS 64 /* an answer likewise, of which the newest stays */
 
 struct snapshot {
     uint64_t number; /* of the page that ends there; 0: not known yet, or free */

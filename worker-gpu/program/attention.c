@@ -199,15 +199,17 @@ void make_running_mean(struct lowering *low, const struct making *m)
     struct state_record record;
     if (!plan_state_record(s->plan, PLAN_GPU0, (uint32_t)m->at->layer, &record) && !low->rc)
         low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: its state is not in VRAM", m->at->layer);
-    making_op(low, m)->as.running_mean = (struct op_running_mean){
-        .step = gpu_block_step(&p->block, block, p->step.pages_per_slot, m->sub),
-        .row_state = (const void *)(block + p->block.row_state),
-        .state = s->states ? s->states->slots + record.slot_at + m->at->math->state_at : NULL,
-        .slot_bytes = plan_state_layout(s->plan, PLAN_GPU0).slot_bytes,
-        .in = (const float *)(void *)in.at,
-        .out = out.at,
-        .out_dtype = out.dtype,
-        .width = (uint32_t)(m->at->math->state_bytes / sizeof(float)),
-        .in_stride = in.stride,
-        .out_stride = out.stride};
+    making_op(low, m)->as.running_mean =
+        (struct op_running_mean){.step = gpu_block_step(&p->block, block, p->step.pages_per_slot, m->sub),
+                                 .row_state = (const void *)(block + p->block.row_state),
+                                 .state = s->states
+                                              ? s->states->slots + record.slot_at + m->at->math->state_at
+                                              : NULL,
+                                 .slot_bytes = plan_state_layout(s->plan, PLAN_GPU0).slot_bytes,
+                                 .in = (const float *)(void *)in.at,
+                                 .out = out.at,
+                                 .out_dtype = out.dtype,
+                                 .width = (uint32_t)(m->at->math->state_bytes / sizeof(float)),
+                                 .in_stride = in.stride,
+                                 .out_stride = out.stride};
 }

@@ -495,7 +495,8 @@ static void check_able(struct lowering *low, const struct lower_at *at)
     char where[32] = "model";
     if (at->layer >= 0) snprintf(where, sizeof where, "layer %d", at->layer);
     if (!low->rc)
-        low->rc = able_check_op(at->math, low->source->device->emulated ? ABLE_EMULATED : ABLE_GPU, where, low->err);
+        low->rc = able_check_op(at->math, low->source->device->emulated ? ABLE_EMULATED : ABLE_GPU, where,
+                                low->err);
 }
 
 void lower_unit(struct lowering *low, uint32_t unit, float *out)

@@ -63,7 +63,7 @@
 #include "common/shared/arena.h"
 #include "common/worker/batch.h"
 #include "worker-gpu/program/ring.h"
-#include "worker-gpu/states.h"
+#include "worker-gpu/program/states.h"
 #include "worker-gpu/weights/slots.h"
 #include "worker-gpu/weights/weights.h"
 

@@ -5,11 +5,11 @@
  * Constant tables and pure functions; see arch.h. */
 #include "common/model/arch/usual.h"
 
-static const struct arch_key state_test_keys[] = {
-    USUAL_KEYS(KEY_OPTIONAL, KEY_OPTIONAL), SILU_KEY,
-    COUNT(full_attention_interval, MODEL_LAYERS_MAX, KEY_NEEDED, NAMED("full_attention_interval"),
-          GGUF("full_attention_interval")),
-    END};
+static const struct arch_key state_test_keys[] = {USUAL_KEYS(KEY_OPTIONAL, KEY_OPTIONAL), SILU_KEY,
+                                                  COUNT(full_attention_interval, MODEL_LAYERS_MAX, KEY_NEEDED,
+                                                        NAMED("full_attention_interval"),
+                                                        GGUF("full_attention_interval")),
+                                                  END};
 
 /* ---- a layer ---- */
 
@@ -21,21 +21,19 @@ static const struct math_part dense = {.name = "MLP",
                                        .part = UNIT_MLP,
                                        .ops = 2,
                                        .op = {USUAL_GATE_UP, USUAL_DOWN}};
-static const struct math_part mean = {.name = "running mean",
-                                      .part = UNIT_ATTENTION,
-                                      .ops = 3,
-                                      .op = {{.kind = MATH_LINEAR,
-                                              .name = "q",
-                                              .in = BUFFER_X,
-                                              .norm = TENSOR_ATTN_NORM,
-                                              .weights = 1,
-                                              .weight = {TENSOR_Q},
-                                              .out = {BUFFER_Q}},
-                                             {.kind = MATH_RUNNING_MEAN,
-                                              .name = "running mean",
-                                              .in = BUFFER_Q,
-                                              .out = {BUFFER_A}},
-                                             USUAL_O}};
+static const struct math_part mean = {
+    .name = "running mean",
+    .part = UNIT_ATTENTION,
+    .ops = 3,
+    .op = {{.kind = MATH_LINEAR,
+            .name = "q",
+            .in = BUFFER_X,
+            .norm = TENSOR_ATTN_NORM,
+            .weights = 1,
+            .weight = {TENSOR_Q},
+            .out = {BUFFER_Q}},
+           {.kind = MATH_RUNNING_MEAN, .name = "running mean", .in = BUFFER_Q, .out = {BUFFER_A}},
+           USUAL_O}};
 enum { PART_MEAN = MATH_PART_SPARSE };
 static const struct math_part *const parts[] = {
     [MATH_PART_ATTENTION] = &attention, [MATH_PART_DENSE] = &dense, [PART_MEAN] = &mean, NULL};

@@ -300,8 +300,9 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
     struct arena_header header;
     *bytes = 0;
     int rc = arena_plan(&spec, &header, err);
-    if (!rc) *bytes = header.total_bytes + ROUNDING_BYTES + PROCESS_BYTES +
-                      ledger_stated_snapshots(c) * ledger_snapshot_bytes(c);
+    if (!rc)
+        *bytes = header.total_bytes + ROUNDING_BYTES + PROCESS_BYTES +
+                 ledger_stated_snapshots(c) * ledger_snapshot_bytes(c);
     return rc;
 }
 

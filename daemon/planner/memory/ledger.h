@@ -24,8 +24,8 @@
 #define LEDGER_CTX_LEAST       256
 #define LEDGER_POOL_TOKENS     16384 /* in the KV pool by default */
 #define LEDGER_STEP_TOKENS     512   /* in a step where no weights are streamed for it */
-#define LEDGER_SNAPSHOTS       4 /* of fixed states by default, for each slot, */
-#define LEDGER_SNAPSHOT_PART   4 /* in at most this part of the host memory that is left */
+#define LEDGER_SNAPSHOTS       4     /* of fixed states by default, for each slot, */
+#define LEDGER_SNAPSHOT_PART   4     /* in at most this part of the host memory that is left */
 
 struct ledger_wish {
     enum kv_dtype kv_dtype;

@@ -92,7 +92,9 @@ static void fill_units(const struct ledger_case *c, const struct memory_wish *wi
                        there = !pages   ? fixed
                                : places ? ledger_kv_layer_bytes(c, places)
                                         : layer_kv,
-                       on_host = !pages ? fixed : places ? 0 : layer_kv;
+                       on_host = !pages   ? fixed
+                                 : places ? 0
+                                          : layer_kv;
         const struct search_bytes kv = on_device(c, there, 0);
         unit[PLAN_HOME_CPU] = on_device(c, wish->prefill ? bytes.vram_vectors : 0,
                                         bytes.arena + bytes.vector_bytes + packed_more(c, u, PLAN_HOME_CPU));

@@ -150,7 +150,8 @@ static void pages_know_their_places(void **state)
     struct session_head head, back;
     struct helm_err err = {0};
     write_one(&m, kinds[0].dtype, kinds[0].bytes, &head, pages);
-    const size_t first = (size_t)session_file_head_bytes(&(struct session_head){.token_count = TOKENS}), page = kinds[0].bytes + sizeof(uint64_t);
+    const size_t first = (size_t)session_file_head_bytes(&(struct session_head){.token_count = TOKENS}),
+                 page = kinds[0].bytes + sizeof(uint64_t);
     unsigned char *copy = malloc(page);
     memcpy(copy, m.data + first, page);
     memmove(m.data + first, m.data + first + page, page);

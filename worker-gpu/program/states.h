@@ -3,8 +3,8 @@
  * Opened by engine.c; begun and ended around a launched step by step.c. The one place of this worker that knows where a
  * sequence's state lies. Copies go through the compute queue, so they are ordered with the steps that read and write the
  * slots. Snapshots lie in what engine.c has registered with the device. Owns the slots. */
-#ifndef HELM_WORKER_GPU_STATES_H
-#define HELM_WORKER_GPU_STATES_H
+#ifndef HELM_WORKER_GPU_PROGRAM_STATES_H
+#define HELM_WORKER_GPU_PROGRAM_STATES_H
 
 #include "common/plan/state.h"
 #include "common/worker/batch.h"

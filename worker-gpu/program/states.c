@@ -1,5 +1,5 @@
 /* The GPU's fixed states. See states.h. */
-#include "worker-gpu/states.h"
+#include "worker-gpu/program/states.h"
 
 #include <stdlib.h>
 
@@ -42,10 +42,9 @@ int gpu_states_begin(const struct gpu_states *s, struct device *d, const struct 
         char *slot = s->slots + row->slot * s->layout.slot_bytes;
         if (row->start == 0 && !rc) rc = d->ops->clear(d, DEVICE_COMPUTE, slot, s->layout.slot_bytes, err);
         for (uint32_t i = 0; i < s->records && row->state_from && !rc; i++)
-            rc = device_copy(
-                d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, slot + s->record[i].slot_at,
-                s->snapshots + state_in_snapshot(&s->layout, &s->record[i], row->state_from),
-                s->record[i].bytes, err);
+            rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, slot + s->record[i].slot_at,
+                             s->snapshots + state_in_snapshot(&s->layout, &s->record[i], row->state_from),
+                             s->record[i].bytes, err);
     }
     return rc;
 }
