@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """States of fixed size (docs/state.md) through real processes: the prefix cache, several sequences at once, preemption, workers'
 deaths and sessions, on the CPU, the emulated device and both. The model is the test architecture's: two of its four layers keep
-a running mean of their inputs, the others attend. Every answer is held against a reference here, in plain Python: a state of
+a running mean of their inputs and one of these means, the others attend. Every answer is held against a reference here, in plain Python: a state of
 another sequence, or of another position, gives other tokens."""
 import json
 import math
@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helmd_harness import BIN, SLOW, Client, check, plan_json, run_tests, running, same, status_of, wait_until  # noqa: E402
 
 PAGE, VOCAB, LAYERS, HIDDEN, HEADS, HEAD_DIM = 32, 64, 4, 32, 2, 16
-RECORD = HEADS * HEAD_DIM * 4
+RECORD = 2 * HEADS * HEAD_DIM * 4  # of two states
 FOLDER = tempfile.TemporaryDirectory(prefix="helm-states-")
 MODEL = os.path.join(FOLDER.name, "model")
 CONFIG = {
@@ -87,7 +87,7 @@ class Reference:
 
     def __init__(self, forget=None):
         self.position, self.forget, self.logits = 0, forget, None
-        self.sums = [[0.0] * (HEADS * HEAD_DIM) for _ in range(LAYERS)]
+        self.sums = [[[0.0] * (HEADS * HEAD_DIM)] * 2 for _ in range(LAYERS)]
         self.keys = [[] for _ in range(LAYERS)]
         self.values = [[[] for _ in range(HEAD_DIM)] for _ in range(LAYERS)]  # by column
 
@@ -121,10 +121,13 @@ class Reference:
         return out
 
     def mean(self, layer, h, w):
-        if self.forget == self.position:
-            self.sums[layer] = [0.0] * (HEADS * HEAD_DIM)
-        self.sums[layer] = list(map(operator.add, self.sums[layer], times(w["self_attn.q_proj"], h)))
-        return [s / (self.position + 1) for s in self.sums[layer]]
+        x = times(w["self_attn.q_proj"], h)
+        sums = [[0.0] * (HEADS * HEAD_DIM)] * 2 if self.forget == self.position else self.sums[layer]
+        self.sums[layer] = []
+        for before in sums:
+            self.sums[layer].append(list(map(operator.add, before, x)))
+            x = [s / (self.position + 1) for s in self.sums[layer][-1]]
+        return x
 
     def take(self, token):
         embed, final, head = self.ends
@@ -361,7 +364,7 @@ def test_what_is_said_and_refused():
         same(lines["fixed states of 8 slots"], 8 * 2 * RECORD, "slots in VRAM")
     states = [{"layers": [0, 3], "kind": "pages"}]
     for options, plan, said in [(("--device", "cuda"), None, "a state of fixed size is not supported by GPU workers"),
-                                (("--device", "emulated"), {**PLANS["gpu"], "states": states}, "layer 0 keeps 'fixed' of 128 bytes"),
+                                (("--device", "emulated"), {**PLANS["gpu"], "states": states}, "layer 0 keeps 'fixed' of 256 bytes"),
                                 (("--device", "emulated"),
                                  plan_json(LAYERS, "cccc", "c", "c", prefill="ssss", prefill_from=64, ring_bytes=1 << 20,
                                            kv_dtype="f32"), "its fixed state lies with the processor that decodes")]:

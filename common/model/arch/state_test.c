@@ -1,8 +1,8 @@
 /* The architecture that tests of fixed states run: Llama's layers, of which most keep a running mean instead of attention.
  *
  * No published model is called so, and messages do not name it. Every `full_attention_interval`-th layer attends, as in
- * hybrids. The others project the normalised input by q, take the mean over all positions so far, and project that by o.
- * Constant tables and pure functions; see arch.h. */
+ * hybrids. The others project the normalised input by q, take the mean over all positions so far, of these means again the mean,
+ * and project that by o: two states in one record, as gated delta nets have. Constant tables and pure functions; see arch.h. */
 #include "common/model/arch/usual.h"
 
 static const struct arch_key state_test_keys[] = {USUAL_KEYS(KEY_OPTIONAL, KEY_OPTIONAL), SILU_KEY,
@@ -24,7 +24,7 @@ static const struct math_part dense = {.name = "MLP",
 static const struct math_part mean = {
     .name = "running mean",
     .part = UNIT_ATTENTION,
-    .ops = 3,
+    .ops = 4,
     .op = {{.kind = MATH_LINEAR,
             .name = "q",
             .in = BUFFER_X,
@@ -32,7 +32,8 @@ static const struct math_part mean = {
             .weights = 1,
             .weight = {TENSOR_Q},
             .out = {BUFFER_Q}},
-           {.kind = MATH_RUNNING_MEAN, .name = "running mean", .in = BUFFER_Q, .out = {BUFFER_A}},
+           {.kind = MATH_RUNNING_MEAN, .name = "running mean", .in = BUFFER_Q, .out = {BUFFER_Q}},
+           {.kind = MATH_RUNNING_MEAN, .name = "mean of means", .in = BUFFER_Q, .out = {BUFFER_A}},
            USUAL_O}};
 enum { PART_MEAN = MATH_PART_SPARSE };
 static const struct math_part *const parts[] = {
