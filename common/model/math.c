@@ -60,7 +60,18 @@ static enum state_kind state_of(const struct math_op *op)
     return op->kind == MATH_ATTENTION ? STATE_PAGES : op->state_bytes ? STATE_FIXED : STATE_NONE;
 }
 
-/* Numbers of a buffer that a state is as wide as. */
+uint32_t model_paged_layers(const struct model_config *config)
+{
+    const struct arch *arch = arch_of(config);
+    uint32_t layers = 0;
+    for (uint32_t l = 0; l < config->layers; l++) {
+        const struct math_part *part = arch->parts[arch->kind(config, l, UNIT_ATTENTION)];
+        for (uint32_t i = 0; i < part->ops; i++) layers += state_of(&part->op[i]) == STATE_PAGES;
+    }
+    return layers;
+}
+
+/* Bytes of a running mean's state: as wide as the queries that it takes the mean of. */
 static uint64_t running_mean_bytes(const struct model_config *config)
 {
     return (uint64_t)config->heads * config->head_dim * sizeof(float);

@@ -230,6 +230,8 @@ void model_math_build(const struct model_config *config, struct model_math *math
 
 /* The window of the layers that have one, which is the same; 0: none has. */
 uint32_t model_window(const struct model_config *config);
+/* Layers that keep K and V of each position (STATE_PAGES). */
+uint32_t model_paged_layers(const struct model_config *config);
 /* Bytes of KV cache one token needs over `layers` layers at `kv_dtype`. */
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype);
 

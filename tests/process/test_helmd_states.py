@@ -313,17 +313,18 @@ def test_a_session_takes_its_state_along():
 
 
 def test_two_tiers_move_pages_and_no_state():
-    with start("gpu", "--parallel", 2, context_tokens=512, page_count=40, vram_page_count=8, slots=2, step_tokens=64,
-               kv_direct_permille=1000) as d:
-        c = Client(d.endpoint)
-        prompts = [prompt_of(170, n) for n in range(2)]
-        for found in ([0, 0], [160, 160]):
-            streams = [c.generate(p, 60, ignore_eos=True) for p in prompts]
-            c.run(*streams)
-            for n, (p, s) in enumerate(zip(prompts, streams)):
-                check(not s.error, f"{s.error}")
-                check_tokens(p, s.tokens, 60, f"two tiers: sequence {n}")
-            same([s.done.usage.cached_tokens for s in streams], found, "two tiers: found")
+    for permille in (1000, 0):  # the GPU reads what lies in host memory alone, or the CPU attends to it
+        with start("gpu", "--parallel", 2, context_tokens=512, page_count=40, vram_page_count=8, slots=2, step_tokens=64,
+                   kv_direct_permille=permille) as d:
+            c = Client(d.endpoint)
+            prompts = [prompt_of(170, n) for n in range(2)]
+            for found in ([0, 0], [160, 160]):
+                streams = [c.generate(p, 60, ignore_eos=True) for p in prompts]
+                c.run(*streams)
+                for n, (p, s) in enumerate(zip(prompts, streams)):
+                    check(not s.error, f"{s.error}")
+                    check_tokens(p, s.tokens, 60, f"two tiers, {permille}: sequence {n}")
+                same([s.done.usage.cached_tokens for s in streams], found, f"two tiers, {permille}: found")
 
 
 def test_the_least_used_snapshot_gives_way():
@@ -355,6 +356,7 @@ def test_what_is_said_and_refused():
                               {"layers": [n, n], "kind": "fixed", "bytes": RECORD} for n in range(LAYERS)], "states")
         lines = {line["what"]: line["bytes"] for line in plan["host"]["lines"]}
         same(lines["fixed states of 4 slots"], 4 * 2 * RECORD, "slots")
+        check("(256 B a token)" in d.log(), "a token of two layers' cache")
         same((plan["state_snapshots"], lines["16 snapshots of fixed states"]), (16, 16 * 2 * RECORD), "snapshots")
         kv = [b for w, b in lines.items() if w.startswith("KV cache")][0]
         check(kv < plan["page_count"] * PAGE * 3 * HEAD_DIM * 4 * 2 + (2 << 20), "pages of two layers alone")
