@@ -109,6 +109,12 @@ void snapshots_make_known(struct snapshots *all, uint32_t snapshot, uint64_t num
     *bucket_of(all, number) = snapshot;
 }
 
+void snapshots_give_back(struct snapshots *all, uint32_t snapshot)
+{
+    unpin(all, snapshot);
+    drop(all, snapshot);
+}
+
 /* ---- sequences ---- */
 
 void snapshots_begin(struct snapshots *all, struct sequence *seq, uint32_t snapshot)
@@ -183,8 +189,7 @@ void snapshots_done(struct snapshots *all, const struct step_row *row, struct se
     if (!row->state_to) return;
     /* a row too many stands behind the last token that is known: its page has no number */
     if (!seq || seq->cached != end || end > seq->token_count) {
-        unpin(all, row->state_to);
-        drop(all, row->state_to);
+        snapshots_give_back(all, row->state_to);
         return;
     }
     snapshots_make_known(all, row->state_to, seq->page_end);

@@ -53,9 +53,11 @@ void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row 
 /* The row's step is done, and prefix_computed has taken it. seq NULL: it has left its slot, or the row failed. */
 void snapshots_done(struct snapshots *all, const struct step_row *row, struct sequence *seq);
 
-/* For sessions: an empty one, pinned (STATE_NO_SNAPSHOT: all are in use); then known by its page's number, and not pinned. */
+/* For sessions, and the check (check.h): an empty one, pinned (STATE_NO_SNAPSHOT: all are in use); then known by its page's number, and not pinned. */
 uint32_t snapshots_take_empty(struct snapshots *all);
 void snapshots_make_known(struct snapshots *all, uint32_t snapshot, uint64_t number);
+/* The same that is of no use any more. */
+void snapshots_give_back(struct snapshots *all, uint32_t snapshot);
 
 /* Workers were lost, and no step is in flight: nothing is pinned. intact: what was known stays. */
 void snapshots_lost(struct snapshots *all, bool intact);
