@@ -349,6 +349,22 @@ def test_an_invariant_plan():
         same(first[1], again[1], "tokens from a snapshot on")
 
 
+def test_int8_activations_are_checked():
+    """The check computes sixteen sequences in turns, twice each: with mixed states both ways would differ widely."""
+    with running("--device", "cpu", "--threads", 2, "--weights", "q8_0", "--activations", "int8", real=True, model=MODEL) as d:
+        said = [line for line in d.log().splitlines() if "KL divergence" in line][0]
+        check(float(said.split("KL divergence ")[1].split()[0]) < 0.001, said)
+        prompt = prompt_of(100)
+        found = []
+        for _ in range(2):
+            c = Client(d.endpoint)
+            s = c.generate(prompt, 8, ignore_eos=True)
+            c.run(s)
+            found.append(s.done.usage.cached_tokens)
+            check(misses(prompt, s.tokens) < 0.2, f"{misses(prompt, s.tokens)}")
+        same(found, [0, 96], "found")
+
+
 def test_what_is_said_and_refused():
     with start("cpu", "--parallel", 4) as d:
         plan = json.loads(Client(d.endpoint).ask("plan").plan.json)
