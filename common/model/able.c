@@ -88,7 +88,7 @@ int able_check_op(const struct math_op *op, enum able_worker worker, const char 
 {
     static const char *const by[] = {[ABLE_CPU] = " by CPU workers",
                                      [ABLE_GPU] = " by GPU workers",
-                                     [ABLE_EMULATED] = " by the emulated device",
+                                     [ABLE_EMULATED] = " by GPU workers",
                                      [ABLE_WORKERS] = ""};
     const uint32_t set = wants_of(op);
     for (uint32_t i = 0; i < WANTS; i++) {
