@@ -185,6 +185,11 @@ static void operate(struct rig *r)
         begin(r, i, prompt, count);
     } else if (what < 80) {
         done(r, i, what != 0, true);
+        r->open[i] = r->seq[i].token_count < CONTEXT; /* the context is full: it ends */
+        if (!r->open[i]) {
+            leave(r, i);
+            return;
+        }
         (void)take(r, i);
         (void)ring(r, i, 1 + draw(r, 30));
     } else if (what < 92) {
