@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helmd_harness import BIN, SLOW, Client, check, plan_json, run_tests, running, same, status_of, wait_until  # noqa: E402
@@ -260,20 +261,30 @@ def test_preempted_sequences_go_on_from_snapshots():
         check(status_of(d).preemptions_total > 0, "gpu: nothing was preempted")
 
 
+def stopped_midway(d, c, worker, prompts, count):
+    """Streams of which none has ended and each has some tokens, and their worker, which is stopped."""
+    for _ in range(50):
+        victim, streams = d.children()[worker], [c.generate(p, count, ignore_eos=True) for p in prompts]
+        while min(len(s.tokens) for s in streams) < 10 and not any(s.ended for s in streams):
+            os.kill(victim, signal.SIGCONT)
+            time.sleep(0.002)
+            os.kill(victim, signal.SIGSTOP)
+            while c.socket.poll(20):
+                c.receive()
+        if not any(s.ended for s in streams):
+            return victim, streams
+        os.kill(victim, signal.SIGCONT)
+        c.run(*streams)
+    raise AssertionError(f"{worker} computes {count} tokens before it can be stopped")
+
+
 def test_a_workers_death_costs_no_token():
     for kind, worker in [("cpu", "cpu"), ("gpu", "gpu"), ("split", "cpu"), ("split", "gpu")]:
         with start(kind) as d:
             c = Client(d.endpoint)
             prompts = [prompt_of(70, n) for n in range(2)]
-            for sig in (signal.SIGKILL, signal.SIGSEGV):
-                streams = [c.generate(p, 150, ignore_eos=True) for p in prompts]
-                while min(len(s.tokens) for s in streams) < 10:
-                    c.receive()
-                victim = d.children()[worker]
-                os.kill(victim, signal.SIGSTOP)  # in a step of both, or soon
-                while c.socket.poll(200):
-                    c.receive()
-                check(not any(s.ended for s in streams), f"{kind}: {worker} died too late")
+            for sig in (signal.SIGKILL, signal.SIGABRT):
+                victim, streams = stopped_midway(d, c, worker, prompts, 150)
                 os.kill(victim, sig)
                 if sig != signal.SIGKILL:
                     os.kill(victim, signal.SIGCONT)
@@ -281,6 +292,7 @@ def test_a_workers_death_costs_no_token():
                 for n, (p, s) in enumerate(zip(prompts, streams)):
                     check(not s.error, f"{kind}: {s.error}")
                     check_tokens(p, s.tokens, 150, f"{kind}: sequence {n} after {worker}'s {sig.name}")
+            same(d.log().count(f"worker {worker}: pid"), 3, f"{kind}: workers one after another")
             same(generate(c, prompts[0], 4, kind)[0], 64, f"{kind}: found afterwards")
 
 
