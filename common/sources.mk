@@ -54,6 +54,7 @@ MODEL_SRC := \
   common/model/arch/opt.c \
   common/model/arch/phi3.c \
   common/model/arch/qwen.c \
+  common/model/arch/state_test.c \
   common/model/checkpoint.c \
   common/model/config.c \
   common/model/content.c \
@@ -89,6 +90,7 @@ MODEL_SRC := \
   common/plan/plan_json.c \
   common/plan/schedule.c \
   common/plan/slots.c \
+  common/plan/state.c \
   common/plan/workspace.c \
   common/program/op.c
 

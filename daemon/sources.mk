@@ -46,6 +46,7 @@ DAEMON_SRC := \
   daemon/planner/memory/ledger.c \
   daemon/planner/memory/memory.c \
   daemon/planner/memory/packed_sample.c \
+  daemon/planner/memory/states.c \
   daemon/planner/mixed.c \
   daemon/planner/mixed_bound.c \
   daemon/planner/packed_choice.c \
@@ -93,6 +94,7 @@ DAEMON_SRC := \
   daemon/steps/session_origin.c \
   daemon/steps/session_page.c \
   daemon/steps/sessions.c \
+  daemon/steps/snapshots.c \
   daemon/steps/tiers.c
 
 # helm-plan: plans explained and drawn

@@ -60,7 +60,7 @@ out:
  */
 static int bind_regions(struct engine *engine, struct helm_err *err)
 {
-    static const enum arena_region_id mine[] = {ARENA_REGION_KV, ARENA_REGION_WEIGHTS};
+    static const enum arena_region_id mine[] = {ARENA_REGION_STATE, ARENA_REGION_KV, ARENA_REGION_WEIGHTS};
     const struct arena_header *h = arena_header_of(engine->base.arena);
     if (engine->base.report.node < 0) return 0;
     pin_prefer_node(engine->base.report.node);
@@ -282,6 +282,7 @@ static int create_run(struct engine *engine, uint32_t spin_us, uint32_t peer_wai
     run->kernels = &engine->kernels;
     run->act = &engine->act;
     run->pool = engine->pool;
+    run->states = &engine->states;
     run->invariant = engine->plan.invariant;
     run->unit_tokens = plan_most_tokens(&engine->plan, PLAN_CPU0);
     run->spin_us = spin_us;
@@ -360,6 +361,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     if (!rc) rc = engine_check_kernels(engine, err);
     if (!rc) rc = populate_kv(engine, err);
     if (!rc) rc = load_weights(engine, o, err);
+    if (!rc) rc = state_open(arena, &engine->plan, &engine->states, err);
     if (!rc) rc = create_activations(engine, err);
     if (!rc) rc = engine_lower(engine, report->threads, err);
     if (!rc) rc = create_first_run(engine, o, err);
@@ -411,6 +413,7 @@ void engine_free(struct engine *engine)
         for (uint32_t p = 0; p < count; p++) program_free(programs[p]);
     }
     activations_free(&engine->act);
+    state_close(&engine->states);
     weights_free(&engine->weights);
     plan_free(&engine->plan);
     model_free(&engine->model);

@@ -17,6 +17,7 @@ struct engine {
     struct weights weights;
     struct kernel_set kernels;
     struct activations act;
+    struct states states;
     struct step_programs programs[LINEAR_INPUTS]; /* INT8: empty where no weights have kernels of it */
     enum linear_inputs inputs; /* of the next step; change it between steps by engine_use */
     struct run run;

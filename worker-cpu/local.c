@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/plan/state.h"
+
 /* Every unit that the CPU can compute with packed lies so. */
 static int pack_all(const struct model *model, struct plan *plan, struct helm_err *err)
 {
@@ -31,7 +33,8 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     all.layers = model.config.layers;
     stage.last = all.layers - 1;
     if (o->invariant) all.step_tokens = o->step_tokens;
-    if (o->pack_cpu) rc = pack_all(&model, &all, err);
+    if (!o->plan) rc = plan_take_states(&all, &model, err);
+    if (!rc && o->pack_cpu) rc = pack_all(&model, &all, err);
     if (!rc) rc = plan_copy(o->plan ? o->plan : &all, &plan, err);
     if (!rc) rc = placement_make(&model, NULL, &plan, err);
     if (rc) goto out;
@@ -50,6 +53,8 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                                      .page_tokens = page_tokens,
                                      .dtype = o->kv_dtype},
                               .page_count = pages_per_slot * o->slots,
+                              .state = plan_state_layout(&plan, PLAN_CPU0),
+                              .snapshot_count = o->snapshots,
                               .weight_bytes = placements_in(&plan, PLAN_HOST).region_bytes};
     rc = arena_create(&spec, &local->arena, err);
     if (rc) goto out;
@@ -73,6 +78,7 @@ out:
     plan_free(&plan);
     model_free(&model);
     free(all.format);
+    free(all.state);
     if (rc) arena_close(&local->arena);
     return rc;
 }

@@ -7,6 +7,7 @@
 #include "common/base/units.h"
 #include "common/plan/schedule.h"
 #include "common/worker/pooled.h"
+#include "worker-cpu/program/state.h"
 
 /* The program of the layers. HELM_E_LIMIT: the plan has none for such a step. */
 static int choose_program(const struct step_programs *programs, const struct batch *batch,
@@ -71,8 +72,10 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
                           : batch->sample_count <= programs->head_apart.few ? &programs->head_apart
                                                                             : &programs->head_many;
         bytes = run->program[0]->bytes + (run->program[1] ? run->program[1]->bytes : 0);
+        state_begin(run->states, run->pool, batch);
         rc = execute_run(run, err);
         if (rc) return rc;
+        state_end(run->states, run->pool, batch);
         if (head && batch->pool_count) pool_rows(run);
     }
     result->compute_ns = units_now_ns() - start_ns - run->wait_ns;

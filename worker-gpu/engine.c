@@ -33,6 +33,7 @@ static int check_ceiling(struct gpu_engine *g, struct helm_err *err)
                 {"experts", g->slots.place.bytes, g->slots.place.bytes > 0},
                 {"packed weights", g->weights.packed_room, g->weights.packed_room > 0},
                 {"KV pool", g->kv_bytes, true},
+                {"fixed states", g->states.bytes, g->states.bytes > 0},
                 {"borrowed KV", g->staging_bytes, g->staging_bytes > 0},
                 {"ring", g->ring_bytes, g->ring_bytes > 0},
                 {"expanded slice", g->expand.bytes, g->expand.bytes > 0},
@@ -100,6 +101,7 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
     rc = gpu_weights_plan(&g->model, &g->plan, arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
                           h->region[ARENA_REGION_WEIGHTS].bytes, &g->weights, err);
     if (!rc) rc = gpu_slots_plan(&g->weights, &g->plan, &g->slots, err);
+    if (!rc) rc = gpu_states_plan(&g->plan, arena, &g->states, err);
     if (!rc) rc = plan_rings(g, err);
     if (rc) return rc;
     gpu_expand_plan(&g->weights, g->ring, plan_phase_count(&g->plan), &g->home, &g->expand);
@@ -150,6 +152,7 @@ static int allocate_device(struct gpu_engine *g, struct helm_err *err)
     struct device *d = g->device;
     void *memory = NULL, *expanded = NULL;
     int rc = take_vram(g, DEVICE_KV, g->kv_bytes, g->kv_bytes, &g->kv_pool, err);
+    if (!rc) rc = gpu_states_open(&g->states, d, err);
     if (!rc) rc = take_vram(g, DEVICE_KV, g->staging_bytes, g->staging_bytes, &g->staging, err);
     if (!rc) rc = take_vram(g, DEVICE_RING, g->ring_bytes, g->ring_bytes, &g->ring_memory, err);
     /* not the tables behind it: the other queue fills those, and waits for nothing */
@@ -194,6 +197,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .ring = g->ring,
                                     .home = &g->home,
                                     .slots = &g->slots,
+                                    .states = &g->states,
                                     .ring_memory = g->ring_memory,
                                     .expanded = g->expand.memory,
                                     .block_host = pinned,
@@ -402,6 +406,7 @@ static void gpu_engine_free(struct worker_engine *base)
         if (g->copied) d->ops->event_free(d, g->copied);
         device_free(d, DEVICE_KV, g->kv_bytes, g->kv_pool);
         device_free(d, DEVICE_KV, g->staging_bytes, g->staging);
+        gpu_states_close(&g->states, d);
         device_free(d, DEVICE_RING, g->ring_bytes, g->ring_memory);
         device_free(d, DEVICE_EXPANDED, g->expand.bytes, g->expand.memory);
         device_free(d, DEVICE_WORKSPACE, g->buffers.work.bytes, g->buffers.memory);

@@ -26,6 +26,7 @@ struct gpu_engine {
     struct device *device;
     struct gpu_weights weights;
     struct gpu_slots slots;
+    struct gpu_states states;
     struct gpu_expand expand;
     struct gpu_buffers buffers;
     struct kv_layout kv;

@@ -125,7 +125,8 @@ static bool follows(const struct gpu_engine *g, const struct step *next)
         const struct step_row *in = &next->row[r];
         if (in->slot != row->slot || in->start != row->start + 1 || in->count != 1 ||
             in->flags != (STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS) || in->start >= h->context_tokens ||
-            in->host_tokens != row->host_tokens || in->direct_from != row->direct_from)
+            gpu_states_moves(&g->states, in) || in->host_tokens != row->host_tokens ||
+            in->direct_from != row->direct_from)
             return false;
         for (uint32_t p = g->follow.pages[r]; p <= in->start / h->kv.page_tokens; p++)
             if (row->pages[p] >= h->page_count || newest_of(g, row)[p] >= pages) return false;

@@ -81,6 +81,7 @@ static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
         const struct batch_row *row = &batch->row[r];
         row_first[r] = row->token_first;
         row_slot[r] = r;
+        array_of(g, b->row_state)[r] = row->slot;
         if (g->tiers.on)
             gpu_tiers_fill(g, p, r);
         else
@@ -175,6 +176,7 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
     atomic_store_explicit(g->source.sent, 0, memory_order_relaxed);
     atomic_store_explicit(g->source.end, 0, memory_order_release);
     int rc = gpu_tiers_begin(g, err);
+    if (!rc) rc = gpu_states_begin(&g->states, g->device, batch, err);
     if (!rc) rc = gpu_slots_begin(&g->slots, err);
     if (!rc) rc = gpu_program_issue_missing(&g->source, p, &g->prefix, err);
     if (!rc)
@@ -199,11 +201,14 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     if (!rc && head) rc = gpu_draw_queue(g, err);
     /* behind what draws wait for; a chunk's program has its own */
     if (!rc && g->tiers.on && !taken && p->tier != GPU_TIER_CHUNK) rc = gpu_tiers_store(g, at, 0, err);
+    bool saves = false; /* a step launched behind the one before leaves no snapshot */
+    if (!rc && !taken) rc = gpu_states_end(&g->states, g->device, &g->batch, g->source.moved, &saves, err);
     if (!rc && g->tiers.on) rc = gpu_tiers_fetch(g, step, err);
     if (!rc && !taken) rc = gpu_program_issue_tail(&g->source, p, goes_on(p, &g->batch), &g->prefix, err);
     if (!rc) rc = wait_for_end(g, step, gpu_follow_end(g, at), &watch, err);
     const uint64_t end_ns = units_now_ns();
     g->follow.before_ns = end_ns;
+    if (!rc && saves) rc = device_word_poll(g->device, g->source.moved, 1, g->wait_ms, err);
     if (!rc && head) rc = gpu_draw_finish(g, gpu_follow_tokens(g, at), result, err);
     if (!rc && head && g->batch.pool_count) rc = gpu_pool_rows(g, err);
     if (!rc && g->tiers.on) rc = gpu_tiers_finish(g, at, err);

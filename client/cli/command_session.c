@@ -85,9 +85,10 @@ static int save_pages(struct cli *cli, const struct session *s, struct session_h
     head->shape = s->shape;
     head->pages = s->pages;
     head->page_bytes = s->page_bytes;
+    head->state_bytes = s->state_bytes;
     int rc = session_file_create(&file, &stream, head, err);
-    if (!rc) rc = page_memory(s->page_bytes, &page, err);
-    for (uint32_t p = 0; p < s->pages && !rc; p++) {
+    if (!rc) rc = page_memory(session_file_unit_most(head), &page, err);
+    for (uint32_t p = 0; p < session_file_units(head) && !rc; p++) {
         rc = session_read_page(cli->client, s, p, page, err);
         if (!rc) rc = session_file_write_page(&file, head, page, err);
         if (!rc) rc = stopped(cli, signal_number, err);
@@ -220,9 +221,9 @@ static int restore_pages(struct cli *cli, const struct session *s, struct sessio
 {
     unsigned char *page = NULL;
     bool full = false;
-    int rc = page_memory(head->page_bytes, &page, err);
-    *there = s->first;
-    for (uint32_t p = 0; p < head->pages && !rc && !full; p++) {
+    int rc = page_memory(session_file_unit_most(head), &page, err);
+    *there = s->first < s->pages ? s->first : s->pages;
+    for (uint32_t p = 0; p < session_file_units(head) && !rc && !full; p++) {
         rc = session_file_read_page(file, head, page, err);
         if (!rc && p >= s->first) rc = session_write_page(cli->client, s, p, page, &full, there, err);
         if (!rc) rc = stopped(cli, signal_number, err);
@@ -243,6 +244,9 @@ static int restore_from(struct cli *cli, const struct session_head *head, struct
     if (!rc)
         rc =
             session_open_restore(cli->client, &head->shape, head->tokens, whole, SESSION_ANSWER_MS, &s, &err);
+    if (!rc && s.state_bytes != head->state_bytes)
+        rc = helm_fail(&err, HELM_E_FORMAT, "its state after the pages has %llu bytes, the daemon's %llu",
+                       (unsigned long long)head->state_bytes, (unsigned long long)s.state_bytes);
     if (!rc && s.page_bytes != head->page_bytes)
         rc = helm_fail(&err, HELM_E_FORMAT, "its pages have %llu bytes, the daemon's %llu",
                        (unsigned long long)head->page_bytes, (unsigned long long)s.page_bytes);

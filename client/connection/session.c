@@ -35,7 +35,8 @@ static int open_with(struct helm_client *client, Helm__V1__Request *message, int
     s->first = opened->first;
     s->page_bytes = opened->page_bytes;
     s->piece_bytes = opened->piece_bytes;
-    if (!rc && (!s->page_bytes || !s->piece_bytes || !s->shape.page_tokens || s->first > s->pages ||
+    s->state_bytes = opened->state_bytes;
+    if (!rc && (!s->page_bytes || !s->piece_bytes || !s->shape.page_tokens || s->first > session_units(s) ||
                 s->piece_bytes > CONNECTION_FRAME_BYTES_MAX / 2))
         rc = helm_fail(err, HELM_E_PEER, "the daemon opened a session of pages without bytes");
     helm__v1__response__free_unpacked(answer, NULL);
@@ -83,10 +84,10 @@ int session_open_restore(struct helm_client *client, const struct session_shape 
     return rc;
 }
 
-/* Bytes of the piece at `offset`. */
-static size_t piece_at(const struct session *s, uint64_t offset)
+/* Bytes of the piece of a page at `offset`. */
+static size_t piece_at(const struct session *s, uint32_t page, uint64_t offset)
 {
-    const uint64_t left = s->page_bytes - offset;
+    const uint64_t left = session_unit_bytes(s, page) - offset;
     return left < s->piece_bytes ? (size_t)left : s->piece_bytes;
 }
 
@@ -94,7 +95,7 @@ int session_read_page(struct helm_client *client, const struct session *s, uint3
                       unsigned char *bytes, struct helm_err *err)
 {
     int rc = 0;
-    for (uint64_t offset = 0; offset < s->page_bytes && !rc; offset += s->piece_bytes) {
+    for (uint64_t offset = 0; offset < session_unit_bytes(s, page) && !rc; offset += s->piece_bytes) {
         Helm__V1__SessionRead body = HELM__V1__SESSION_READ__INIT;
         Helm__V1__Request message = CONNECTION_REQUEST_INIT;
         Helm__V1__Response *answer = NULL;
@@ -105,9 +106,9 @@ int session_read_page(struct helm_client *client, const struct session *s, uint3
                             err);
         if (rc) break;
         const Helm__V1__SessionPiece *piece = answer->session_piece;
-        if (piece->page != page || piece->offset != offset || piece->data.len != piece_at(s, offset))
+        if (piece->page != page || piece->offset != offset || piece->data.len != piece_at(s, page, offset))
             rc = helm_fail(err, HELM_E_PEER, "the daemon sent %zu bytes of page %u, not %zu of page %u",
-                           piece->data.len, piece->page, piece_at(s, offset), page);
+                           piece->data.len, piece->page, piece_at(s, page, offset), page);
         else
             memcpy(bytes + offset, piece->data.data, piece->data.len);
         helm__v1__response__free_unpacked(answer, NULL);
@@ -120,7 +121,8 @@ int session_write_page(struct helm_client *client, const struct session *s, uint
 {
     int rc = 0;
     *full = false;
-    for (uint64_t offset = 0; offset < s->page_bytes && !rc && !*full; offset += s->piece_bytes) {
+    for (uint64_t offset = 0; offset < session_unit_bytes(s, page) && !rc && !*full;
+         offset += s->piece_bytes) {
         Helm__V1__SessionWrite body = HELM__V1__SESSION_WRITE__INIT;
         Helm__V1__Request message = CONNECTION_REQUEST_INIT;
         Helm__V1__Response *answer = NULL;
@@ -128,7 +130,7 @@ int session_write_page(struct helm_client *client, const struct session *s, uint
         body.page = page;
         body.offset = offset;
         body.data.data = (unsigned char *)bytes + offset;
-        body.data.len = piece_at(s, offset);
+        body.data.len = piece_at(s, page, offset);
         message.body_case = HELM__V1__REQUEST__BODY_SESSION_WRITE;
         message.session_write = &body;
         rc = connection_ask(client, &message, HELM__V1__RESPONSE__BODY_SESSION_STORED, s->timeout_ms, &answer,

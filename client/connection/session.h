@@ -24,6 +24,8 @@ struct session {
     uint32_t pages;             /* saving: that can be read; restoring: of the tokens */
     uint32_t first;             /* restoring: pages in front of this one are there already */
     uint64_t page_bytes;
+    uint64_t
+        state_bytes; /* of what comes after the pages as one more: fixed states at their end; 0: nothing does */
     uint32_t piece_bytes;
     int timeout_ms;
 };
@@ -35,7 +37,16 @@ HELM_MUST_CHECK int session_open_save(struct helm_client *client, const uint32_t
 HELM_MUST_CHECK int session_open_restore(struct helm_client *client, const struct session_shape *shape,
                                          const uint32_t *tokens, size_t count, int timeout_ms,
                                          struct session *s, struct helm_err *err);
-/* Page after page: s->page_bytes of each. HELM_E_NOT_FOUND: others were given this page meanwhile. */
+/* Pages, and the state after them. */
+static inline uint32_t session_units(const struct session *s)
+{
+    return s->pages + (s->state_bytes > 0);
+}
+static inline uint64_t session_unit_bytes(const struct session *s, uint32_t page)
+{
+    return page == s->pages ? s->state_bytes : s->page_bytes;
+}
+/* Page after page: session_unit_bytes of each. HELM_E_NOT_FOUND: others were given this page meanwhile. */
 HELM_MUST_CHECK int session_read_page(struct helm_client *client, const struct session *s, uint32_t page,
                                       unsigned char *bytes, struct helm_err *err);
 /* From s->first on. *full: the cache has no room for the page; *pages are there, and the session is over. */

@@ -2,6 +2,7 @@
 #include "client/session/file.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,8 +23,9 @@ struct fixed {
     char kv_dtype[SESSION_KV_DTYPE_MAX], weights[SESSION_WEIGHTS_MAX];
     uint32_t tokens, pages;
     uint64_t page_bytes, origin;
+    uint64_t state_bytes; /* of version SESSION_FILE_STATES alone */
 };
-_Static_assert(sizeof(struct fixed) == 104, "as file.h says");
+_Static_assert(sizeof(struct fixed) == 112, "as file.h says");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file's order is the machine's");
 
 #define CHECKSUM sizeof(uint64_t)
@@ -35,20 +37,28 @@ void session_head_free(struct session_head *head)
     *head = (struct session_head){0};
 }
 
-uint64_t session_file_head_bytes(uint32_t tokens)
+/* Bytes of the part in front of the tokens. */
+static size_t fixed_bytes(bool states)
 {
-    return sizeof(struct fixed) + (uint64_t)tokens * sizeof(uint32_t) + CHECKSUM;
+    return states ? sizeof(struct fixed) : offsetof(struct fixed, state_bytes);
+}
+
+uint64_t session_file_head_bytes(const struct session_head *head)
+{
+    return fixed_bytes(head->state_bytes) + (uint64_t)head->token_count * sizeof(uint32_t) + CHECKSUM;
 }
 
 uint64_t session_file_bytes(const struct session_head *head)
 {
-    return session_file_head_bytes(head->token_count) + head->pages * (head->page_bytes + CHECKSUM) + TRAILER;
+    const uint64_t state = head->state_bytes ? head->state_bytes + CHECKSUM : 0;
+    return session_file_head_bytes(head) + head->pages * (head->page_bytes + CHECKSUM) + state + TRAILER;
 }
 
 /* The checksum of fixed part and tokens. */
 static uint64_t head_checksum(const struct fixed *fixed, const uint32_t *tokens)
 {
-    return content_of(tokens, fixed->tokens * sizeof *tokens, content_of(fixed, sizeof *fixed, 0));
+    return content_of(tokens, fixed->tokens * sizeof *tokens,
+                      content_of(fixed, fixed_bytes(fixed->state_bytes), 0));
 }
 
 /* ---- reading ---- */
@@ -68,9 +78,13 @@ static int check_fixed(const struct fixed *f, uint64_t size, struct helm_err *er
 {
     if (memcmp(f->magic, magic, MAGIC_BYTES) != 0)
         return helm_fail(err, HELM_E_FORMAT, "this is no file of a session");
-    if (f->version != SESSION_FILE_VERSION)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "version %u of session files, this program knows %d",
-                         f->version, SESSION_FILE_VERSION);
+    const struct session_head sizes = {.token_count = f->tokens,
+                                       .pages = f->pages,
+                                       .page_bytes = f->page_bytes,
+                                       .state_bytes = f->state_bytes};
+    if (f->version != (f->state_bytes ? SESSION_FILE_STATES : SESSION_FILE_VERSION))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "version %u of session files, this program knows %d and %d",
+                         f->version, SESSION_FILE_VERSION, SESSION_FILE_STATES);
     const struct {
         const char *what;
         uint64_t value, least, most;
@@ -81,8 +95,9 @@ static int check_fixed(const struct fixed *f, uint64_t size, struct helm_err *er
                   {"tokens", f->tokens, 1, SESSION_FILE_TOKENS_MAX},
                   {"pages", f->pages, 1, f->page_tokens ? f->tokens / f->page_tokens : 0},
                   {"bytes of a page", f->page_bytes, 1, SESSION_FILE_PAGE_MAX},
-                  {"bytes of the head", f->head_bytes, session_file_head_bytes(f->tokens),
-                   session_file_head_bytes(f->tokens)}};
+                  {"bytes of the state", f->state_bytes, 0, SESSION_FILE_PAGE_MAX},
+                  {"bytes of the head", f->head_bytes, session_file_head_bytes(&sizes),
+                   session_file_head_bytes(&sizes)}};
     for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++)
         if (bounds[i].value < bounds[i].least || bounds[i].value > bounds[i].most)
             return helm_fail(err, HELM_E_LIMIT, "%s: %" PRIu64 ", not between %" PRIu64 " and %" PRIu64,
@@ -99,9 +114,6 @@ static int check_fixed(const struct fixed *f, uint64_t size, struct helm_err *er
         return helm_fail(err, HELM_E_FORMAT,
                          "a page is %" PRIu64 " bytes, its layers and heads take %" PRIu64, f->page_bytes,
                          kv_page_bytes(&kv));
-    const struct session_head sizes = {.token_count = f->tokens,
-                                       .pages = f->pages,
-                                       .page_bytes = f->page_bytes};
     if (session_file_bytes(&sizes) != size)
         return helm_fail(err, HELM_E_FORMAT,
                          "the file has %" PRIu64 " bytes, %u pages and %u tokens take %" PRIu64, size,
@@ -112,12 +124,14 @@ static int check_fixed(const struct fixed *f, uint64_t size, struct helm_err *er
 int session_file_open(struct session_file *file, const struct session_stream *stream, uint64_t size,
                       struct session_head *head, struct helm_err *err)
 {
-    struct fixed f;
+    struct fixed f = {.state_bytes = 0};
     uint64_t checksum;
     *head = (struct session_head){0};
     *file = (struct session_file){.stream = *stream};
     if (size < sizeof f) return helm_fail(err, HELM_E_FORMAT, "this is no file of a session");
-    int rc = stream->read(stream->context, &f, sizeof f, err);
+    int rc = stream->read(stream->context, &f, fixed_bytes(false), err);
+    if (!rc && f.version == SESSION_FILE_STATES)
+        rc = stream->read(stream->context, &f.state_bytes, sizeof f.state_bytes, err);
     if (!rc) rc = check_fixed(&f, size, err);
     if (rc) return rc;
     head->tokens = malloc(f.tokens * sizeof *head->tokens);
@@ -133,6 +147,7 @@ int session_file_open(struct session_file *file, const struct session_stream *st
     head->token_count = f.tokens;
     head->pages = f.pages;
     head->page_bytes = f.page_bytes;
+    head->state_bytes = f.state_bytes;
     head->shape = (struct session_shape){.model = f.model,
                                          .layers = f.layers,
                                          .kv_heads = f.kv_heads,
@@ -145,6 +160,12 @@ int session_file_open(struct session_file *file, const struct session_stream *st
     return 0;
 }
 
+/* Bytes of the page that is next, or of the state after the last. */
+static size_t next_bytes(const struct session_file *file, const struct session_head *head)
+{
+    return (size_t)(file->page == head->pages ? head->state_bytes : head->page_bytes);
+}
+
 static void add_checksum(struct session_file *file, uint64_t checksum)
 {
     file->digest = content_of(&checksum, sizeof checksum, file->digest);
@@ -154,10 +175,10 @@ int session_file_read_page(struct session_file *file, const struct session_head 
                            struct helm_err *err)
 {
     uint64_t checksum;
-    int rc = file->stream.read(file->stream.context, bytes, (size_t)head->page_bytes, err);
+    int rc = file->stream.read(file->stream.context, bytes, next_bytes(file, head), err);
     if (!rc) rc = file->stream.read(file->stream.context, &checksum, sizeof checksum, err);
     if (rc) return rc;
-    if (checksum != content_of(bytes, (size_t)head->page_bytes, file->page + UINT64_C(1)))
+    if (checksum != content_of(bytes, next_bytes(file, head), file->page + UINT64_C(1)))
         return helm_fail(err, HELM_E_FORMAT, "page %u is damaged: its checksum is another one", file->page);
     file->page++;
     add_checksum(file, checksum);
@@ -181,8 +202,8 @@ int session_file_read_end(struct session_file *file, struct helm_err *err)
 int session_file_create(struct session_file *file, const struct session_stream *stream,
                         const struct session_head *head, struct helm_err *err)
 {
-    struct fixed f = {.version = SESSION_FILE_VERSION,
-                      .head_bytes = (uint32_t)session_file_head_bytes(head->token_count),
+    struct fixed f = {.version = head->state_bytes ? SESSION_FILE_STATES : SESSION_FILE_VERSION,
+                      .head_bytes = (uint32_t)session_file_head_bytes(head),
                       .model = head->shape.model,
                       .layers = head->shape.layers,
                       .kv_heads = head->shape.kv_heads,
@@ -191,13 +212,14 @@ int session_file_create(struct session_file *file, const struct session_stream *
                       .tokens = head->token_count,
                       .pages = head->pages,
                       .page_bytes = head->page_bytes,
-                      .origin = head->shape.origin};
+                      .origin = head->shape.origin,
+                      .state_bytes = head->state_bytes};
     memcpy(f.magic, magic, MAGIC_BYTES);
     memcpy(f.kv_dtype, head->shape.kv_dtype, sizeof f.kv_dtype);
     memcpy(f.weights, head->shape.weights, sizeof f.weights);
     *file = (struct session_file){.stream = *stream, .digest = head_checksum(&f, head->tokens)};
     int rc = check_fixed(&f, session_file_bytes(head), err);
-    if (!rc) rc = stream->write(stream->context, &f, sizeof f, err);
+    if (!rc) rc = stream->write(stream->context, &f, fixed_bytes(f.state_bytes), err);
     if (!rc) rc = stream->write(stream->context, head->tokens, f.tokens * sizeof *head->tokens, err);
     return rc ? rc : stream->write(stream->context, &file->digest, sizeof file->digest, err);
 }
@@ -205,8 +227,8 @@ int session_file_create(struct session_file *file, const struct session_stream *
 int session_file_write_page(struct session_file *file, const struct session_head *head, const void *bytes,
                             struct helm_err *err)
 {
-    const uint64_t checksum = content_of(bytes, (size_t)head->page_bytes, file->page + UINT64_C(1));
-    int rc = file->stream.write(file->stream.context, bytes, (size_t)head->page_bytes, err);
+    const uint64_t checksum = content_of(bytes, next_bytes(file, head), file->page + UINT64_C(1));
+    int rc = file->stream.write(file->stream.context, bytes, next_bytes(file, head), err);
     if (!rc) rc = file->stream.write(file->stream.context, &checksum, sizeof checksum, err);
     if (rc) return rc;
     file->page++;

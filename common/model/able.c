@@ -23,6 +23,7 @@ enum want {
     WANT_OUTPUT_GATE,
     WANT_OTHER_CACHE,
     WANT_POSITIONS,
+    WANT_RUNNING_MEAN,
     WANTS
 };
 static const struct {
@@ -46,6 +47,7 @@ static const struct {
     [WANT_OUTPUT_GATE] = {"a gate of attention's output", {false, false}},
     [WANT_OTHER_CACHE] = {"the cache of another layer", {false, false}},
     [WANT_POSITIONS] = {"learned positions", {true, false}},
+    [WANT_RUNNING_MEAN] = {"a state of fixed size", {true, false, true}},
 };
 
 /* A set of enum want. */
@@ -75,6 +77,7 @@ static uint32_t wants_of(const struct math_op *op)
         [WANT_OUTPUT_GATE] = op->output_gate != BUFFER_NONE,
         [WANT_OTHER_CACHE] = op->cache_back != 0,
         [WANT_POSITIONS] = op->positions != TENSOR_NONE,
+        [WANT_RUNNING_MEAN] = op->kind == MATH_RUNNING_MEAN,
     };
     uint32_t set = 0;
     for (uint32_t i = 0; i < WANTS; i++) set |= want[i] ? 1u << i : 0;
@@ -83,13 +86,17 @@ static uint32_t wants_of(const struct math_op *op)
 
 int able_check_op(const struct math_op *op, enum able_worker worker, const char *where, struct helm_err *err)
 {
-    static const char *const by[] = {
-        [ABLE_CPU] = " by CPU workers", [ABLE_GPU] = " by GPU workers", [ABLE_WORKERS] = ""};
+    static const char *const by[] = {[ABLE_CPU] = " by CPU workers",
+                                     [ABLE_GPU] = " by GPU workers",
+                                     [ABLE_EMULATED] = " by GPU workers",
+                                     [ABLE_WORKERS] = ""};
     const uint32_t set = wants_of(op);
     for (uint32_t i = 0; i < WANTS; i++) {
         bool able = !(set & 1u << i);
         for (int w = 0; w < ABLE_WORKERS; w++)
-            able |= (worker == ABLE_WORKERS || (int)worker == w) && wants[i].able[w];
+            able |=
+                (worker == ABLE_WORKERS || (int)worker == w || (worker == ABLE_EMULATED && w == ABLE_GPU)) &&
+                wants[i].able[w];
         if (!able)
             return helm_fail(err, HELM_E_UNSUPPORTED, "%s: '%s' with %s is not supported%s", where, op->name,
                              wants[i].name, by[worker]);

@@ -7,7 +7,12 @@
 
 #include "common/model/model.h"
 
-enum able_worker { ABLE_CPU, ABLE_GPU, ABLE_WORKERS /* their number; as an argument: any of them */ };
+enum able_worker {
+    ABLE_CPU,
+    ABLE_GPU,
+    ABLE_EMULATED, /* a GPU worker on the emulated device, which computes all that a GPU does */
+    ABLE_WORKERS   /* their number; as an argument: any of them */
+};
 
 /* HELM_E_UNSUPPORTED: this kind of worker cannot compute the operation; `where` names its place in the model. */
 HELM_MUST_CHECK int able_check_op(const struct math_op *op, enum able_worker worker, const char *where,

@@ -67,6 +67,7 @@ struct arch {
     const char *gguf[ARCH_ALIASES]; /* general.architecture; the first is written */
     const char
         *gguf_told_by; /* a key of this architecture that is there and not 0, where several share the name */
+    bool for_tests;    /* messages do not name it */
     bool gguf_interleaved;     /* rows of q and k are as model_tensor.interleaved_heads says */
     struct model_config start; /* what absent keys mean */
     void (*gguf_start)(
@@ -93,6 +94,7 @@ extern const struct arch arch_llama, arch_mistral, arch_qwen2, arch_qwen3, arch_
 extern const struct arch arch_phi3;
 extern const struct arch arch_opt;
 extern const struct arch arch_granite;
+extern const struct arch arch_state_test;
 /* The registry: index from 0, NULL behind the last. */
 const struct arch *arch_at(uint32_t index);
 /* By a name in "architectures", or by a model_type; NULL: unknown. *outer: the text is in its `text_config`. */

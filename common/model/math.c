@@ -4,6 +4,7 @@
  * Called when a checkpoint has been read. No state. */
 #include <math.h>
 
+#include "common/base/round.h"
 #include "common/model/arch.h"
 
 const char *activation_name(enum activation activation)
@@ -15,6 +16,13 @@ const char *activation_name(enum activation activation)
                                                    [ACTIVATION_RELU] = "ReLU",
                                                    [ACTIVATION_RELU_SQUARED] = "squared ReLU"};
     return names[activation];
+}
+
+const char *state_kind_name(enum state_kind kind)
+{
+    static const char *const names[STATE_KINDS] = {
+        [STATE_NONE] = "none", [STATE_PAGES] = "pages", [STATE_WINDOW] = "window", [STATE_FIXED] = "fixed"};
+    return names[kind];
 }
 
 uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_MAX])
@@ -46,6 +54,37 @@ static bool exists(const struct model_config *config, const struct math_op *op)
     return role == TENSOR_NONE || role == TENSOR_HEAD || model_role_exists(config, role);
 }
 
+/* What an operation keeps of a sequence. */
+static enum state_kind state_of(const struct math_op *op)
+{
+    return op->kind == MATH_ATTENTION ? STATE_PAGES : op->state_bytes ? STATE_FIXED : STATE_NONE;
+}
+
+uint32_t model_paged_layers(const struct model_config *config)
+{
+    const struct arch *arch = arch_of(config);
+    uint32_t layers = 0;
+    for (uint32_t l = 0; l < config->layers; l++) {
+        const struct math_part *part = arch->parts[arch->kind(config, l, UNIT_ATTENTION)];
+        for (uint32_t i = 0; i < part->ops; i++) layers += state_of(&part->op[i]) == STATE_PAGES;
+    }
+    return layers;
+}
+
+/* Bytes of a running mean's state: as wide as the queries that it takes the mean of. */
+static uint64_t running_mean_bytes(const struct model_config *config)
+{
+    return (uint64_t)config->heads * config->head_dim * sizeof(float);
+}
+
+static void build_state(const struct model_config *config, struct math_part *part, struct math_op *op)
+{
+    if (op->kind == MATH_RUNNING_MEAN) op->state_bytes = running_mean_bytes(config);
+    op->state_at = part->state_bytes;
+    part->state_bytes += round_up(op->state_bytes, STATE_ALIGN);
+    if (state_of(op) != STATE_NONE) part->state = state_of(op);
+}
+
 static void build_part(const struct model_config *config, const struct math_part *from, struct math_part *to)
 {
     *to = *from;
@@ -57,6 +96,7 @@ static void build_part(const struct model_config *config, const struct math_part
         to->experts |= from->op[i].kind == MATH_ROUTE;
         struct math_op *op = &to->op[to->ops++];
         keep_existing(config, op);
+        build_state(config, to, op);
         if (op->kind == MATH_ATTENTION && op->score_scale == 0)
             op->score_scale = 1.0f / sqrtf((float)config->head_dim);
     }

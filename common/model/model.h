@@ -45,6 +45,7 @@ struct model_config {
     uint32_t draft_layers; /* layers behind the last, which only drafts use: their tensors are skipped */
     /* What `window` and `sparse` are made of */
     uint32_t sliding_window, window_layers, sparse_step, leading_dense, shared_experts;
+    uint32_t full_attention_interval; /* of hybrids: each such layer attends; 0: all do */
     bool use_window;
     /* Multipliers of the embedding, of what is added to the residual stream, of attention's scores, of logits; 0: none */
     double embedding_scale, residual_scale, attention_scale, logit_scale;
@@ -229,6 +230,8 @@ void model_math_build(const struct model_config *config, struct model_math *math
 
 /* The window of the layers that have one, which is the same; 0: none has. */
 uint32_t model_window(const struct model_config *config);
+/* Layers that keep K and V of each position (STATE_PAGES). */
+uint32_t model_paged_layers(const struct model_config *config);
 /* Bytes of KV cache one token needs over `layers` layers at `kv_dtype`. */
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype);
 

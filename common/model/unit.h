@@ -118,8 +118,18 @@ enum math_kind {
     MATH_EXPERTS_GLU, /* of each chosen expert: out = activation(its gate * input) * (its up * input) */
     MATH_EXPERTS_DOWN, /* out += the sum, in the order of choice, of weight * (the expert's down * its input) */
     MATH_WEIGH,        /* out *= sigmoid of (router * input) */
+    MATH_RUNNING_MEAN, /* state += input; out = state / (position + 1): the sum of a sequence's inputs is its state */
     MATH_KINDS
 };
+/* What a layer keeps of a sequence from step to step (docs/state.md). */
+enum state_kind {
+    STATE_NONE,
+    STATE_PAGES,  /* K and V of each position: common/shared/kv_layout.h */
+    STATE_WINDOW, /* of the last positions alone */
+    STATE_FIXED,  /* a record of one size at every position: common/shared/state_layout.h */
+    STATE_KINDS
+};
+const char *state_kind_name(enum state_kind kind);
 enum norm_kind {
     NORM_RMS,          /* x / sqrt(mean(x^2) + eps) * w */
     NORM_RMS_ONE_PLUS, /* the same times 1 + w */
@@ -166,6 +176,8 @@ struct math_op {
     /* EMBED: rows of positions, which are added; the row of position 0 */
     enum tensor_role positions;
     uint32_t position_first;
+    /* RUNNING_MEAN: bytes of its state, and where they lie in the layer's record; filled in */
+    uint64_t state_bytes, state_at;
 };
 /* How many of `bias` mean something. A router, which is none of the weights, has two: of its product, of its choice. */
 static inline uint32_t math_biases(const struct math_op *op)
@@ -176,6 +188,7 @@ static inline uint32_t math_biases(const struct math_op *op)
 #define MATH_ROLES_MAX (2 * MATH_WEIGHTS_MAX + 8)
 uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_MAX]);
 
+#define STATE_ALIGN  64 /* of each operation's part of a record */
 #define MATH_OPS_MAX 6
 /* One kind of unit: its operations in order. */
 struct math_part {
@@ -183,7 +196,10 @@ struct math_part {
     enum unit_part part;
     struct math_op op[MATH_OPS_MAX];
     uint32_t ops;
-    bool experts;     /* filled in: it has a router */
+    bool experts; /* filled in: it has a router */
+    /* Filled in from its operations: what it keeps of a sequence. Bytes of the record, of STATE_FIXED; else 0 */
+    enum state_kind state;
+    uint64_t state_bytes;
     double read_part; /* filled in: of its experts' bytes, what one token reads; 1 where it has none */
 };
 #define MATH_PARTS_MAX 8 /* kinds of units of one architecture */

@@ -60,8 +60,8 @@ uint32_t plan_assisted_layers(const struct plan *plan, const uint32_t *window, u
 {
     uint32_t layers = 0, kv_layer;
     for (uint32_t l = 0; l < end; l++)
-        layers +=
-            plan_kv_of(plan, l, &kv_layer) == PLAN_GPU0 && plan_assists_layer(plan, window ? window[l] : 0);
+        layers += plan_keeps_pages(plan, l) && plan_kv_of(plan, l, &kv_layer) == PLAN_GPU0 &&
+                  plan_assists_layer(plan, window ? window[l] : 0);
     return layers;
 }
 

@@ -10,6 +10,7 @@
 #include "common/model/router.h"
 #include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
+#include "common/plan/state.h"
 
 const char *plan_ops_name(enum plan_ops ops)
 {
@@ -192,20 +193,34 @@ void plan_restage(struct plan *plan)
     plan->stage_count = stages_of(home, plan->format, plan->layers, plan->stages);
 }
 
+/* Of the layers [first, end), those that keep pages. */
+static uint32_t paged(const struct plan *plan, uint32_t first, uint32_t end)
+{
+    uint32_t layers = 0;
+    if (!plan->state) return end - first;
+    for (uint32_t l = first; l < end; l++) layers += plan_keeps_pages(plan, l);
+    return layers;
+}
+
 uint32_t plan_layers_of(const struct plan *plan, enum plan_processor processor)
 {
     uint32_t layers = 0;
     for (uint32_t i = 0; i < plan->stage_count; i++) {
         const struct plan_stage *stage = &plan->stages[i];
         if (plan_home_processor(stage->home) == processor && stage->ops != PLAN_OPS_MLP)
-            layers += stage->last - stage->first + 1;
+            layers += paged(plan, stage->first, stage->last + 1);
     }
     return layers;
 }
 
+uint32_t plan_kv_layer_in_arena(const struct plan *plan, uint32_t layer)
+{
+    return paged(plan, 0, layer);
+}
+
 uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory)
 {
-    if (memory == PLAN_HOST && plan_kv_tiered(plan)) return plan->layers;
+    if (memory == PLAN_HOST && plan_kv_tiered(plan)) return paged(plan, 0, plan->layers);
     return plan_layers_of(plan, memory == PLAN_HOST ? PLAN_CPU0 : PLAN_GPU0);
 }
 
@@ -223,10 +238,10 @@ enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t
         if (stage->ops == PLAN_OPS_MLP) continue;
         if (layer <= stage->last) {
             const bool all = processor == PLAN_CPU0 && plan_kv_tiered(plan);
-            *kv_layer = all ? layer : before[processor] + layer - stage->first;
+            *kv_layer = all ? paged(plan, 0, layer) : before[processor] + paged(plan, stage->first, layer);
             return processor;
         }
-        before[processor] += stage->last - stage->first + 1;
+        before[processor] += paged(plan, stage->first, stage->last + 1);
     }
     *kv_layer = 0;
     return PLAN_CPU0;
@@ -298,7 +313,9 @@ bool plan_borrows_kv(const struct plan *plan)
             uint32_t kv_layer;
             if (stage->ops == PLAN_OPS_MLP) continue;
             for (uint32_t l = stage->first; l <= stage->last; l++)
-                if (plan_kv_of(plan, l, &kv_layer) != plan_home_processor(stage->home)) return true;
+                if (plan_keeps_pages(plan, l) &&
+                    plan_kv_of(plan, l, &kv_layer) != plan_home_processor(stage->home))
+                    return true;
         }
     }
     return false;
@@ -442,7 +459,8 @@ int plan_check(const struct plan *plan, struct helm_err *err)
     }
     if (plan_has_home(plan, PLAN_HOME_STREAM) && !plan->ring_bytes)
         return helm_fail(err, HELM_E_FORMAT, "there are 'stream' stages, but 'ring_bytes' is 0");
-    int rc = plan_check_tiers(plan, err);
+    int rc = plan_check_state_homes(plan, err);
+    if (!rc) rc = plan_check_tiers(plan, err);
     if (!rc) rc = check_mixed(plan, err);
     return rc ? rc : check_formats(plan, err);
 }
@@ -463,6 +481,7 @@ int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err)
     to->stages = NULL;
     to->format = NULL;
     to->placement = NULL;
+    to->state = NULL;
     to->experts.first = NULL;
     for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) to->prefill[i].stages = NULL;
     int rc = copy_list(from->stages, from->stage_count, sizeof *from->stages, &to->stages, err);
@@ -471,6 +490,7 @@ int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err)
                        &to->prefill[i].stages, err);
     if (!rc && from->format)
         rc = copy_list(from->format, head_at(from) + 1, sizeof *from->format, &to->format, err);
+    if (!rc && from->state) rc = copy_list(from->state, from->layers, sizeof *from->state, &to->state, err);
     if (!rc)
         rc = copy_list(from->placement, from->placement_count, sizeof *from->placement, &to->placement, err);
     if (!rc && from->experts.first)
@@ -485,6 +505,7 @@ void plan_free(struct plan *plan)
     free(plan->stages);
     free(plan->format);
     free(plan->placement);
+    free(plan->state);
     free(plan->experts.first);
     for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) free(plan->prefill[i].stages);
     memset(plan, 0, sizeof *plan);

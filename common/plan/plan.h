@@ -33,6 +33,7 @@
 #define PLAN_STAGES_MAX      2048
 #define PLAN_LINES_MAX       32
 #define PLAN_SLOTS_MAX       64
+#define PLAN_SNAPSHOTS_MAX   (1u << 16)
 #define PLAN_TOKENS_MAX      (1u << 28)
 #define PLAN_PAGE_TOKENS_MAX (1u << 16)
 #define PLAN_STEPS_IN_FLIGHT 2 /* one that is computed, one that is next */
@@ -102,6 +103,12 @@ struct ledger {
  * and takes the rest, so that the lines always add up. */
 void ledger_add(struct ledger *ledger, const char *what, uint64_t bytes);
 
+/* What a layer keeps of a sequence (state.h). */
+struct plan_state {
+    enum state_kind kind;
+    uint64_t bytes; /* of the record, of STATE_FIXED */
+};
+
 struct placement;
 struct plan {
     uint32_t layers;
@@ -140,6 +147,8 @@ struct plan {
     /* Experts that each of the files is cut into (common/model/parts.h); 0 or 1: they are whole. What is said of experts
      * here is said of such. */
     uint32_t expert_parts;
+    struct plan_state *state;  /* [layers], owned; NULL: all keep pages */
+    uint32_t state_snapshots;  /* that host memory has room for; 0 where no state is fixed */
     uint64_t ring_bytes;       /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
     enum plan_processor embed; /* where the embedding is */
     enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
@@ -202,6 +211,14 @@ struct plan_span {
 /* The spans of one phase, in a fresh array (free()). */
 HELM_MUST_CHECK int plan_spans(const struct plan *plan, uint32_t phase, struct plan_span **spans,
                                uint32_t *count, struct helm_err *err);
+static inline struct plan_state plan_state_at(const struct plan *plan, uint32_t layer)
+{
+    return plan->state ? plan->state[layer] : (struct plan_state){.kind = STATE_PAGES};
+}
+static inline bool plan_keeps_pages(const struct plan *plan, uint32_t layer)
+{
+    return plan_state_at(plan, layer).kind == STATE_PAGES;
+}
 /* Layers whose KV cache this processor holds: those whose attention it computes in decode. */
 uint32_t plan_layers_of(const struct plan *plan, enum plan_processor processor);
 static inline uint32_t plan_expert_parts(const struct plan *plan)
@@ -219,7 +236,8 @@ static inline bool plan_kv_assisted(const struct plan *plan)
     return plan_kv_tiered(plan) && plan->kv_direct_permille < 1000;
 }
 /* Layers that have room in the pages of a memory: kv_layout.layers of its pool. The arena's pages have room for the
- * CPU's layers, or for all, numbered as in the model, where there are two tiers. */
+ * CPU's layers, or for all that keep pages, in the order of the model, where there are two tiers: plan_kv_layer_in_arena. */
+uint32_t plan_kv_layer_in_arena(const struct plan *plan, uint32_t layer);
 uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory);
 /* The least that vram_page_count may be with two tiers: pages that one step of few tokens can append to, for steps in flight
  * two of every sequence. */
@@ -250,7 +268,7 @@ bool plan_assists_layer(const struct plan *plan, uint32_t window);
 uint32_t plan_assisted_layers(const struct plan *plan, const uint32_t *window, uint32_t end);
 /* Pages of a memory's pool. */
 uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory);
-/* The processor whose memory holds a layer's cache, and the layer's number in that memory's pages. */
+/* The processor whose memory holds a layer's state, and, if it keeps pages, the layer's number in that memory's pages. */
 enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer);
 /* Whether this processor computes anything in any phase (the CPU does for assisted caches), or its worker loads
  * weights into its memory. */
@@ -279,6 +297,8 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *
  *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
  *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32" | "q8_0",
+ *    "states": [{"layers": [first, last], "kind": "pages" | "fixed" | "none", "bytes": N}, ...] (state.h; default: pages),
+ *    "state_snapshots": N (default 0),
  *    "vram_page_count": N, "kv_direct_permille": 0 to 1000, "kv_direct_positions", "kv_direct_window": N,
  *    "kv_piece_pages": N (default of all: 0), "kv_free_places": N (default: plan_free_places),
  *    "invariant": true | false (default),

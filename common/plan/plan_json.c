@@ -9,6 +9,7 @@
 #include "common/model/arch.h"
 #include "common/model/router.h"
 #include "common/plan/placement.h"
+#include "common/plan/state.h"
 
 /* Members of "stages" beside "decode", by index in plan.prefill when both are there. */
 static const char *const prefill_names[PLAN_PREFILLS_MAX] = {"prefill_short", "prefill"};
@@ -117,6 +118,9 @@ json_t *plan_to_json(const struct plan *plan)
     if (plan->experts.slots && json) json_object_set_new(json, "mixed", experts_to_json(plan));
     if (plan->expert_parts > 1 && json)
         json_object_set_new(json, "expert_parts", json_integer(plan->expert_parts));
+    if (plan->state && json) json_object_set_new(json, "states", plan_states_to_json(plan));
+    if (plan->state_snapshots && json)
+        json_object_set_new(json, "state_snapshots", json_integer(plan->state_snapshots));
     if (plan->invariant && json) json_object_set_new(json, "invariant", json_true());
     add_format(json, "embed_format", plan_embed_format(plan));
     add_format(json, "head_format", plan_head_format(plan));
@@ -570,6 +574,7 @@ int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
     if (rc == 0) rc = parse_weights(json, &plan->weights, err);
     if (rc == 0) rc = parse_inputs(json, plan, err);
     if (rc == 0) rc = parse_experts(json, plan, err);
+    if (rc == 0) rc = plan_states_from_json(json, plan, err);
     if (rc == 0) rc = plan_check(plan, err);
     if (rc == 0) rc = parse_placements(json, plan, err);
     for (int m = 0; m < PLAN_MEMORIES && rc == 0; m++)

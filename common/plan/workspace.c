@@ -46,6 +46,7 @@ void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, bo
     b->token_row = take(&at, tokens);
     b->row_first = take(&at, rows + 1);
     b->row_slot = take(&at, rows);
+    b->row_state = take(&at, rows);
     b->row_begin = take(&at, rows);
     b->window_begin = take(&at, rows);
     b->pieces = take(&at, rows + 1);

@@ -25,6 +25,7 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_EXPERTS_DOWN] = {"experts' down", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_EXPERTS_SUM] = {"sum experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_WEIGH] = {"weigh shared expert", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_RUNNING_MEAN] = {"running mean", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_LOGITS] = {"router logits", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_EXPERTS_ASK] = {"ask for experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
     [OP_EXPERTS_ADD] = {"add asked experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
@@ -167,6 +168,9 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
         break;
     case MATH_WEIGH:
         add(&list, OP_WEIGH);
+        break;
+    case MATH_RUNNING_MEAN:
+        add(&list, OP_RUNNING_MEAN);
         break;
     case MATH_KINDS:
         break;

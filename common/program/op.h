@@ -19,6 +19,7 @@
  *   GPU experts  EXPERTS_GLU             EXPERTS_GLU                NORM, EXPERTS_GLU
  *                EXPERTS_DOWN            EXPERTS_DOWN               EXPERTS_DOWN, EXPERTS_SUM
  *   both WEIGH   WEIGH                   WEIGH                      WEIGH
+ *   both RUNNING_MEAN  RUNNING_MEAN      RUNNING_MEAN               RUNNING_MEAN
  *    mixed       EXPERTS_ASK behind ROUTE's, before any group; EXPERTS_ADD behind DOWN's (by the CPU: EXPERTS_TAKE and its own)
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
  *   GPU head    GEMV, ARGMAX         GATHER, GEMM_SMALL, ARGMAX     as few
@@ -49,7 +50,8 @@ enum op_kind {
     OP_EXPERTS_DOWN, /* of each chosen expert down: of one token (GPU: of few) summed by weight into x */
     OP_EXPERTS_SUM,  /* those of several tokens, likewise */
     OP_WEIGH, /* the shared expert's activations times its weight: sigmoid of a product with the normed x */
-    OP_LANE_READ, /* x = what the other worker put into the lane */
+    OP_RUNNING_MEAN, /* out[t] = the mean of all inputs of the sequence up to t, whose sum is its state */
+    OP_LANE_READ,    /* x = what the other worker put into the lane */
     OP_LANE_WRITE,
     /* of the CPU */
     OP_LINEAR,

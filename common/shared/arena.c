@@ -37,11 +37,9 @@
 #define LANES_MAX    4096u
 #define BYTES_MAX    ((uint64_t)1 << 46)
 
-static const char *const region_names[ARENA_REGION_COUNT] = {"control", "slots",      "masks",
-                                                             "history", "page_table", "vram_table",
-                                                             "lanes",   "kv_lanes",   "expert_lanes",
-                                                             "experts", "logits",     "pooled",
-                                                             "session", "kv",         "weights"};
+static const char *const region_names[ARENA_REGION_COUNT] = {
+    "control", "slots",  "masks",  "history", "page_table", "vram_table", "lanes", "kv_lanes", "expert_lanes",
+    "experts", "logits", "pooled", "session", "snapshots",  "state",      "kv",    "weights"};
 
 static int check_range(const char *what, uint64_t value, uint64_t min, uint64_t max, struct helm_err *err)
 {
@@ -76,6 +74,9 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         {"experts", spec->experts, 0, KV_FIELD_MAX},
         {"expert_layers", spec->expert_layers, 0, KV_FIELD_MAX},
         {"session_bytes", spec->session_bytes, 0, BYTES_MAX},
+        {"state.slot_bytes", spec->state.slot_bytes, 0, spec->state.snapshot_bytes},
+        {"state.snapshot_bytes", spec->state.snapshot_bytes, 0, BYTES_MAX >> 16},
+        {"snapshot_count", spec->snapshot_count, 0, spec->state.snapshot_bytes ? KV_FIELD_MAX : 0},
         {"weight_bytes", spec->weight_bytes, 0, BYTES_MAX},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -158,6 +159,8 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
         [ARENA_REGION_LOGITS] = logits_bytes,
         [ARENA_REGION_POOLED] = (uint64_t)spec->slots * spec->hidden * sizeof(double),
         [ARENA_REGION_SESSION] = spec->session_bytes,
+        [ARENA_REGION_SNAPSHOTS] = spec->snapshot_count * spec->state.snapshot_bytes,
+        [ARENA_REGION_STATE] = spec->slots * spec->state.slot_bytes,
         [ARENA_REGION_KV] = kv_bytes,
         [ARENA_REGION_WEIGHTS] = spec->weight_bytes,
     };
@@ -189,6 +192,8 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
     header->experts = spec->experts;
     header->expert_layers = spec->expert_layers;
     header->kv = spec->kv;
+    header->state = spec->state;
+    header->snapshot_count = spec->snapshot_count;
     return 0;
 }
 
@@ -286,6 +291,8 @@ static int check_header(const struct arena_header *header, uint64_t file_bytes, 
                                     .expert_layers = header->expert_layers,
                                     .kv = header->kv,
                                     .page_count = header->page_count,
+                                    .state = header->state,
+                                    .snapshot_count = header->snapshot_count,
                                     .session_bytes = header->region[ARENA_REGION_SESSION].bytes,
                                     .weight_bytes = header->region[ARENA_REGION_WEIGHTS].bytes};
     struct arena_header expected;

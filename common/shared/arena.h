@@ -26,6 +26,8 @@ struct arena_spec {
     uint32_t vram_page_count, kv_heads_asking;       /* as in the header; both 0 with one tier */
     uint32_t experts_chosen, experts, expert_layers; /* likewise */
     uint64_t session_bytes;                          /* of the session region */
+    struct state_layout state;                       /* of the state region; both 0: no state is fixed */
+    uint32_t snapshot_count;
     uint64_t weight_bytes;
 };
 
@@ -119,6 +121,13 @@ static inline struct arena_experts *arena_experts_of(const struct arena *a)
 static inline _Atomic uint64_t *arena_expert_uses_of(const struct arena *a)
 {
     return (_Atomic uint64_t *)(arena_experts_of(a) + 1);
+}
+
+/* A snapshot, from 1 on: [state.snapshot_bytes] */
+static inline void *arena_snapshot_of(const struct arena *a, uint32_t snapshot)
+{
+    return (char *)arena_region_ptr(a, ARENA_REGION_SNAPSHOTS) +
+           (snapshot - 1) * arena_header_of(a)->state.snapshot_bytes;
 }
 
 static inline struct lane *arena_lane_of(const struct arena *a, uint32_t lane)

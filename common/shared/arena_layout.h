@@ -25,6 +25,9 @@
  *                                                           that ends its prompt is done
  *   session             helmd, the GPU worker     both      cells of one page that lies in VRAM alone, while they are
  *                                                           moved: one tier only; see STEP_KV_OUT
+ *   snapshots           the layer's worker, helmd both      fixed states of a sequence at a position (state_layout.h); helmd
+ *                                                           writes one that no step in flight has (sessions)
+ *   state               the layer's worker        itself    fixed states of each slot, of the CPU's layers
  *   kv                  the layer's worker        workers   pages, see kv_layout.h; helmd writes pages that no step in
  *                                                           flight has, before they are known (sessions)
  *   weights             the loading worker        workers   read-only after READY
@@ -76,6 +79,10 @@
  * step.fetch: pages of the arena that the GPU copies to places in VRAM by the way; steps behind this one may
  * count on them.
  *
+ * Fixed states (state_layout.h). Before a step each worker copies, of its layers, the snapshot `state_from` of a row to the
+ * row's slot; a row at position 0 begins with zeros instead. After it, it copies the slot to the snapshot `state_to`. It
+ * rings `done` when that is done.
+ *
  * A change of anything here raises ARENA_ABI. */
 #ifndef HELM_COMMON_SHARED_ARENA_LAYOUT_H
 #define HELM_COMMON_SHARED_ARENA_LAYOUT_H
@@ -85,7 +92,7 @@
 #include <stdint.h>
 
 #include "common/shared/doorbell.h"
-#include "common/shared/kv_layout.h"
+#include "common/shared/state_layout.h"
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
@@ -113,6 +120,8 @@ enum arena_region_id {
     ARENA_REGION_LOGITS,
     ARENA_REGION_POOLED,
     ARENA_REGION_SESSION,
+    ARENA_REGION_SNAPSHOTS,
+    ARENA_REGION_STATE,
     ARENA_REGION_KV,
     ARENA_REGION_WEIGHTS,
     ARENA_REGION_COUNT
@@ -137,8 +146,10 @@ struct arena_header {
     uint32_t vram_page_count; /* two tiers: places in VRAM; 0: one tier */
     uint32_t kv_heads_asking; /* query heads of a layer, of the kv lanes; 0 with one tier */
     /* of experts in both memories: of a token chosen, in a layer, layers; all 0: there are none */
-    uint32_t experts_chosen, experts, expert_layers, reserved;
+    uint32_t experts_chosen, experts, expert_layers;
+    uint32_t snapshot_count;
     struct kv_layout kv;
+    struct state_layout state; /* slots: of the CPU's layers */
     struct arena_region region[ARENA_REGION_COUNT];
 };
 
@@ -164,6 +175,8 @@ struct step_row {
     uint32_t flags;
     uint32_t host_tokens; /* 0 with one tier; whole pages, <= start; see above */
     uint32_t direct_from; /* whole pages, <= host_tokens */
+    /* Snapshots, from 1 on, that the row begins with and leaves; STATE_NO_SNAPSHOT: it goes on from its slot, leaves none */
+    uint32_t state_from, state_to;
 };
 /* A page of the arena and the place in VRAM that it is copied to. */
 struct step_fetch {
@@ -263,17 +276,17 @@ static_assert(sizeof(struct doorbell) == 8, "doorbell is two words");
 static_assert(sizeof(struct kv_layout) == 20, "header layout");
 static_assert(offsetof(struct arena_header, total_bytes) == 8, "header layout");
 static_assert(offsetof(struct arena_header, kv) == 76, "header layout");
-static_assert(offsetof(struct arena_header, region) == 96, "header layout");
-static_assert(sizeof(struct arena_header) == 96 + 16 * ARENA_REGION_COUNT, "header layout");
+static_assert(offsetof(struct arena_header, region) == 112, "header layout");
+static_assert(sizeof(struct arena_header) == 112 + 16 * ARENA_REGION_COUNT, "header layout");
 static_assert(sizeof(struct arena_header) <= 4096, "the header has the first page for itself");
 static_assert(offsetof(struct arena_control, done) == 64, "one cache line per doorbell");
 static_assert(sizeof(struct arena_times) == 32, "times layout");
 static_assert(sizeof(struct arena_done) == 64 + 32 * ARENA_STEP_RING, "one cache line per doorbell");
 static_assert(offsetof(struct arena_control, step) == 64 + sizeof(struct arena_done) * ARENA_WORKERS_MAX,
               "one cache line per doorbell");
-static_assert(sizeof(struct step_row) == 24, "step row layout");
+static_assert(sizeof(struct step_row) == 32, "step row layout");
 static_assert(offsetof(struct step, row) == 32, "step layout");
-static_assert(sizeof(struct step) == 32 + 24 * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH, "step layout");
+static_assert(sizeof(struct step) == 32 + 32 * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH, "step layout");
 static_assert(offsetof(struct step_result, row) == 56, "result layout");
 static_assert(sizeof(struct step_result_row) == 20 + 8 * SAMPLING_LOGPROBS_MAX, "result row layout");
 static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX + 4 * SAMPLING_LOGPROBS_MAX,

@@ -43,6 +43,8 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     for (uint32_t i = 0; i <= last_page; i++)
         if (pages[i] >= h->page_count) return false;
     if (!take_tiers(arena, in, batch->flags & STEP_KV_ARENA, last_page)) return false;
+    if (in->state_from > h->snapshot_count || in->state_to > h->snapshot_count) return false;
+    if (in->state_from && in->start == 0) return false; /* nothing comes before position 0 */
     for (uint32_t i = 0; i < in->count; i++) {
         uint32_t token = follows ? 0 : history[in->start + i], at = batch->token_count + i;
         if (token >= vocab) return false;
@@ -55,6 +57,8 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
                               .places = h->vram_page_count ? arena_vram_table_of(arena, in->slot) : NULL,
                               .host_tokens = in->host_tokens,
                               .direct_from = in->direct_from,
+                              .state_from = in->state_from,
+                              .state_to = in->state_to,
                               .slot = in->slot,
                               .start = in->start,
                               .count = in->count,

@@ -6,6 +6,7 @@
 #include "common/base/units.h"
 #include "common/model/model.h"
 #include "common/model/parts.h"
+#include "common/plan/state.h"
 
 #define LOOK_MS 100 /* how often a worker that waits for tokens looks whether it should end */
 
@@ -56,6 +57,7 @@ int engine_read_model(const char *path, const struct plan *plan, struct model *m
 {
     int rc = model_read(path, model, err);
     if (!rc && plan) rc = model_cut_experts(model, plan_expert_parts(plan), err);
+    if (!rc && plan) rc = plan_check_states(plan, model, err);
     if (rc) model_free(model);
     return rc;
 }
@@ -89,6 +91,9 @@ int engine_check_arena(const struct arena *arena, const struct plan *plan, const
                   {"expert_layers", h->expert_layers, plan_mixed_units(plan)},
                   {"experts", h->experts, plan_mixed_units(plan) ? c->router.experts : 0},
                   {"experts_chosen", h->experts_chosen, plan_mixed_units(plan) ? c->router.chosen : 0},
+                  {"state.slot_bytes", h->state.slot_bytes, plan_state_layout(plan, PLAN_CPU0).slot_bytes},
+                  {"state.snapshot_bytes", h->state.snapshot_bytes,
+                   plan_state_layout(plan, PLAN_CPU0).snapshot_bytes},
                   {"kv.kv_heads", h->kv.kv_heads, c->kv_heads},
                   {"kv.head_dim", h->kv.head_dim, c->head_dim}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)

@@ -64,6 +64,7 @@ static void send_opened(struct serve *serve, struct asker asker, const struct se
     opened.first = s->first;
     opened.page_bytes = serve->sessions->cells.bytes;
     opened.piece_bytes = REQUEST_PIECE;
+    opened.state_bytes = serve->sessions->state_bytes;
     client_socket_retain(serve->clients, asker.client);
     serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_SESSION_OPENED, &opened);
 }

@@ -92,7 +92,8 @@ static void fill_cache(Helm__V1__Status *status, const struct serve *serve)
     status->kv_pages_used = serve->batcher->pages.count - serve->batcher->pages.free_count;
     status->kv_dtype = (char *)kv_dtype_name(serve->kv_dtype);
     status->kv_token_bytes =
-        model_kv_bytes_per_token(&serve->model->config, serve->model->config.layers, serve->kv_dtype);
+        model_kv_bytes_per_token(&serve->model->config, model_paged_layers(&serve->model->config),
+                                 serve->kv_dtype);
     status->prefix_cache = (char *)prefix_sharing_name(serve->batcher->with.sharing);
     status->kv_pages_cached = serve->batcher->pages.known.resting;
     status->prefix_hits_total = m->prefix_hits_total;

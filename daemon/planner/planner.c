@@ -9,6 +9,7 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "common/shared/kv_layout.h"
+#include "common/plan/state.h"
 #include "daemon/planner/attempt.h"
 #include "daemon/planner/cost/cost.h"
 #include "daemon/planner/formats.h"
@@ -252,6 +253,7 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     rc = lengthen_chunks(m, t.ctx, plan, spec, err);
     if (!rc) rc = ledger_fit(&m->c, t.ctx, plan, spec, err);
     if (!rc) rc = tiers_finish(m, plan, spec, err);
+    if (!rc) rc = ledger_fit_snapshots(&m->c, t.ctx, plan, spec, err);
     return rc ? rc : plan_check(plan, err);
 }
 
@@ -312,7 +314,8 @@ static int check_ring(const struct making *m, const struct plan *plan, struct he
                      units_format_size(plan->ring_bytes, has), units_format_size(least, needs));
 }
 
-static int check_plan(const struct planner_request *r, const struct plan *plan, struct helm_err *err)
+/* A plan that says nothing of its layers' states has the model's. */
+static int check_plan(const struct planner_request *r, struct plan *plan, struct helm_err *err)
 {
     const struct model_config *m = &r->model->config;
     if (plan->layers != m->layers)
@@ -324,7 +327,8 @@ static int check_plan(const struct planner_request *r, const struct plan *plan, 
     if (plan->step_tokens < plan->slots)
         return helm_fail(err, HELM_E_LIMIT, "'step_tokens' is %u: not one for each of the %u 'slots'",
                          plan->step_tokens, plan->slots);
-    int rc = check_lists(plan, err);
+    int rc = plan->state ? plan_check_states(plan, r->model, err) : plan_take_states(plan, r->model, err);
+    if (!rc) rc = check_lists(plan, err);
     if (!rc && plan_uses(plan, PLAN_GPU0) && r->machine.device.kind == LEDGER_DEVICE_NONE)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "the plan needs a GPU: %s", r->no_device);
     return rc;
@@ -340,6 +344,8 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
     w->vram_page_count = plan->vram_page_count;
     w->free_places = plan->kv_free_places;
     w->places_stand = true;
+    if (plan->state_snapshots)
+        w->snapshot_bytes = plan->state_snapshots * plan_state_layout(plan, PLAN_CPU0).snapshot_bytes;
     const enum kv_dtype kv_dtype = kv_dtype_named(plan->kv_dtype);
     if (kv_dtype != KV_DTYPE_COUNT) w->kv_dtype = kv_dtype;
 }

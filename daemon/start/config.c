@@ -71,6 +71,10 @@ static void table_build(struct option_table *t, struct config *c)
          "tokens the KV pool holds, all sequences together\n"
          "(default 16384, or one context if that is longer, as memory allows)",
          .target = &c->kv_tokens, .min = 16, .max = 1u << 28},
+        {"state-snapshots", 0, ARGS_SIZE, "SIZE",
+         "host memory for states of fixed size, as hybrid models have, at positions\n"
+         "that later prompts may go on from (default: as memory allows)",
+         .target = &c->snapshot_bytes},
         {"prefix-cache", 0, ARGS_CHOICE, "on|off|peer",
          "do not compute the beginning of a prompt that is in the KV pool\n"
          "already: whoever had it computed (on), or the same user or\n"

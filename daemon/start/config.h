@@ -44,6 +44,7 @@ struct config {
     uint64_t node;                          /* CONFIG_NO_NODE: chosen */
     uint64_t threads;                       /* 0: one a physical core */
     uint64_t kv_tokens;                     /* in the KV pool; 0: chosen */
+    uint64_t snapshot_bytes;                /* of fixed states; 0: chosen */
     uint64_t step_tokens;                   /* 0: the planner's choice */
     uint64_t parallel, queue, spin_us, drain_seconds;
     uint64_t step_timeout_ms; /* 0: computed from the model's size */

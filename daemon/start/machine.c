@@ -78,7 +78,8 @@ static int choose_device(struct helmd *d, const char *gpu_program, struct helm_e
 {
     const struct config *c = &d->config;
     struct helm_err why = {0};
-    const int able = able_check_worker(&d->model.math, ABLE_GPU, &why);
+    const int able = able_check_worker(&d->model.math,
+                                       strcmp(c->device, "emulated") == 0 ? ABLE_EMULATED : ABLE_GPU, &why);
     if (able && strcmp(c->device, "auto") != 0 && strcmp(c->device, "cpu") != 0)
         return helm_fail(err, able, "--device %s: %.460s", c->device, why.text);
     if (able) log_warn("device: %s: everything is planned on the CPU", why.text);
@@ -107,7 +108,8 @@ int machine_look(struct helmd *d, struct helm_err *err)
                                                  .pack_cpu = linear_pays(FORMAT_BF16_PACKED, cpu_features()),
                                                  .pack_all = c->pack_all,
                                                  .pack_gpu = true,
-                                                 .host_memory_bytes = c->host_memory_bytes},
+                                                 .host_memory_bytes = c->host_memory_bytes,
+                                                 .snapshot_bytes = c->snapshot_bytes},
                                         .profile = &d->profile,
                                         .strategy = c->strategy,
                                         .tiers = c->kv_tiers,

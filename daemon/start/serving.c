@@ -81,6 +81,7 @@ int serving_open_steps(struct helmd *d, struct helm_err *err)
     const struct check_options checking = {.arena = &d->arena,
                                            .model = &d->model.config,
                                            .pool = &d->batcher.pages,
+                                           .snapshots = &d->batcher.snapshots,
                                            .before = &a->before,
                                            .workers = d->workers.count,
                                            .step_tokens = step_tokens};

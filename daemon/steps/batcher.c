@@ -31,6 +31,7 @@ int batcher_init(struct batcher *batcher, const struct batcher_options *options,
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u requests", batcher->seq_capacity);
     if (!rc) rc = admission_init(&batcher->admission, header->slots, options->queue_limit, err);
     if (!rc) rc = kv_pages_init(&batcher->pages, header->page_count, header->kv.page_tokens, err);
+    if (!rc) rc = snapshots_init(&batcher->snapshots, options->plan, header->kv.page_tokens, err);
     if (!rc) rc = tiers_init(&batcher->tiers, options->plan, options->arena, err);
     if (rc) batcher_free(batcher);
     return rc;
@@ -46,6 +47,7 @@ void batcher_free(struct batcher *batcher)
     free(batcher->queue_view);
     admission_free(&batcher->admission);
     kv_pages_free(&batcher->pages);
+    snapshots_free(&batcher->snapshots);
     tiers_free(&batcher->tiers);
     memset(batcher, 0, sizeof *batcher);
 }
@@ -72,6 +74,7 @@ static void batcher_leave_slot(struct batcher *batcher, struct sequence *seq)
     tiers_begin(&batcher->tiers, seq->slot, 0);
     if (!slot->steps) batcher_free_left(batcher, seq->slot);
     seq->slot = SEQUENCE_NO_SLOT;
+    snapshots_leave(&batcher->snapshots, seq);
     prefix_begin(seq);
 }
 
@@ -178,7 +181,7 @@ static void batcher_take_prefix(struct batcher *batcher, struct sequence *seq)
 {
     const bool first = seq->found == 0;
     const uint32_t found = seq->found;
-    if (!prefix_take(&batcher->pages, batcher_row_of(batcher, seq->slot), seq)) return;
+    if (!prefix_take(&batcher->pages, &batcher->snapshots, batcher_row_of(batcher, seq->slot), seq)) return;
     tiers_begin(&batcher->tiers, seq->slot, seq->pages);
     if (seq->again) return;
     batcher->with.metrics->prefix_hits_total += first && seq->found;
@@ -220,9 +223,11 @@ static uint32_t batcher_fill_view(struct batcher *batcher)
                                            .held = sequence_is_held(seq),
                                            .tokens = seq->token_count + seq->asked,
                                            .cached = seq->rung,
+                                           .cut = snapshots_cut(&batcher->snapshots, seq),
                                            .pages = seq->pages,
                                            .next_page = running && !sequence_is_held(seq)
-                                                            ? prefix_next_page(&batcher->pages, seq)
+                                                            ? prefix_next_page(&batcher->pages,
+                                                                               &batcher->snapshots, seq)
                                                             : 0,
                                            .prompt = seq->prompt_count,
                                            .list = seq->list};
@@ -330,6 +335,7 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
                           .count = row->count,
                           .flags = last | (masked ? STEP_ROW_MASKED : 0) |
                                    (row->start >= seq->token_count ? STEP_ROW_FOLLOWS : 0)};
+    snapshots_row(&batcher->snapshots, seq, &step->row[step->row_count - 1]);
     step->token_count += row->count;
     seq->rung = row->start + row->count;
     seq->asked += sample;
@@ -338,7 +344,7 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
 static uint32_t batcher_shared(const void *context, uint32_t seq)
 {
     const struct batcher *batcher = context;
-    return prefix_shared(&batcher->pages, batcher->seq[batcher->view_index[seq]]);
+    return prefix_shared(&batcher->pages, &batcher->snapshots, batcher->seq[batcher->view_index[seq]]);
 }
 
 /* Chooses the next step for the sequences as they are. False: no step may be rung now. */

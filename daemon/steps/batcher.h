@@ -112,6 +112,7 @@ struct batcher {
     struct admission_request *queue_view; /* [seq_capacity]: admission's view */
     struct batcher_slot slot[ARENA_SLOTS_MAX];
     struct kv_pages pages;
+    struct snapshots snapshots;
     struct tiers tiers;
     struct tiers_member member[ARENA_SLOTS_MAX]; /* their view of the running sequences */
     uint64_t next_id, turn;

@@ -42,7 +42,8 @@ static bool is_worth_it(const struct batcher *batcher, const struct sequence *se
     const bool whole = seq->finish == HELM__V1__FINISH_REASON__FINISH_EOS ||
                        seq->finish == HELM__V1__FINISH_REASON__FINISH_STOP ||
                        seq->finish == HELM__V1__FINISH_REASON__FINISH_LENGTH;
-    return seq->apart && whole && seq->scope != SEQUENCE_NO_SCOPE &&
+    return seq->apart && whole &&
+           prefix_scope(batcher->with.sharing, seq->peer, seq->list) != SEQUENCE_NO_SCOPE &&
            seq->token_count / page_tokens > seq->prompt_count / page_tokens;
 }
 

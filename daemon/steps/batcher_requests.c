@@ -33,6 +33,9 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
         seq->pooling ? SEQUENCE_NO_SCOPE : prefix_scope(batcher->with.sharing, asker->peer, seq->list);
     seq->restored_scope = seq->pooling ? SEQUENCE_NO_SCOPE
                                        : prefix_restored_scope(batcher->with.sharing, asker->peer, seq->list);
+    /* what it goes on from after it gave its slot away: snapshots are known by pages */
+    if (batcher->snapshots.on && !seq->pooling && seq->scope == SEQUENCE_NO_SCOPE)
+        seq->scope = PREFIX_OWN_SCOPES + seq->id;
     prefix_begin(seq);
     seq->admission = admission_enter(&batcher->admission, asker->client, asker->peer);
     seq->arrived_us = now_us;

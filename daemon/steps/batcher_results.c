@@ -119,15 +119,18 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
     struct sequence *seq = slot->owner;
     slot->steps--;
     if (!seq) {
+        snapshots_done(&batcher->snapshots, row, NULL);
         if (!slot->steps) batcher_free_left(batcher, row->slot);
         return;
     }
     const struct step_result_row *got = &batcher->result.row[i];
+    const bool ok = got->status == STEP_ROW_OK;
     seq->asked -= (row->flags & STEP_ROW_SAMPLE) != 0;
-    if (got->status == STEP_ROW_OK)
+    if (ok)
         prefix_computed(&batcher->pages, batcher_row_of(batcher, row->slot), seq, row->start + row->count);
     else
         prefix_forget(&batcher->pages, batcher_row_of(batcher, row->slot), seq);
+    snapshots_done(&batcher->snapshots, row, ok ? seq : NULL);
     if (batcher_ended(seq)) return;
     if (got->status == STEP_ROW_NO_FINITE_LOGIT)
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR,

@@ -37,6 +37,7 @@ void batcher_end_exact(struct batcher *batcher)
 {
     batcher->exact = false;
     kv_pages_forget_all(&batcher->pages);
+    snapshots_lost(&batcher->snapshots, false);
 }
 
 void batcher_goes_on(struct batcher *batcher, uint32_t serial)
@@ -75,8 +76,9 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
                      BATCHER_CRASHES_MAX, loss->why);
             sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
         }
-        /* the step that was cut off may have added its part to the pooled sum */
-        const bool anew = !loss->kv_intact || seq->pooling;
+        /* the step that was cut off may have added its part to the pooled sum, or to fixed states */
+        const bool anew = !loss->kv_intact || seq->pooling || batcher->snapshots.on;
+        seq->state_from = STATE_NO_SNAPSHOT; /* nothing is pinned any more */
         if (anew && seq->slot != SEQUENCE_NO_SLOT) {
             /* two that shared a page would both write to it */
             kv_pages_shrink(&batcher->pages, batcher_row_of(batcher, seq->slot), &seq->pages, 0);
@@ -88,6 +90,7 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
         seq->asked = 0;
     }
     if (!loss->kv_intact) kv_pages_forget_all(&batcher->pages);
+    snapshots_lost(&batcher->snapshots, loss->kv_intact);
     for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++) {
         batcher->slot[i].steps = 0;
         if (batcher->slot[i].left_pages) batcher_free_left(batcher, i);

@@ -24,9 +24,11 @@ int check_open(const struct check_options *o, struct check *check, struct helm_e
     const uint32_t first = model->bos >= 0 && (uint32_t)model->bos < model->vocab ? 2 : 1,
                    tokens = first - 1 + CHECK_POSITIONS, pages = (tokens - 1) / h->kv.page_tokens + 1,
                    there = h->vram_page_count ? h->vram_page_count : h->page_count,
-                   room = there / (2 * pages);
+                   states = o->snapshots->on ? o->snapshots->count / 2 : CHECK_SEQUENCES,
+                   room = there / (2 * pages) < states ? there / (2 * pages) : states;
     *check = (struct check){.arena = o->arena,
                             .pool = o->pool,
+                            .snapshots = o->snapshots,
                             .model = model,
                             .workers = o->workers,
                             .first = first,
@@ -35,8 +37,9 @@ int check_open(const struct check_options *o, struct check *check, struct helm_e
     if (o->before) check->before = *o->before;
     if (check->sequences * CHECK_POSITIONS < VERDICT_LEAST || tokens > h->context_tokens)
         return helm_fail(err, HELM_E_CAPACITY,
-                         "the KV cache of %u pages of %u tokens is too small for a check over %d positions",
-                         there, h->kv.page_tokens, VERDICT_LEAST);
+                         "the KV cache of %u pages of %u tokens%s is too small for a check over %d positions",
+                         there, h->kv.page_tokens, o->snapshots->on ? " with its snapshots" : "",
+                         VERDICT_LEAST);
     check->rows = CHECK_SEQUENCES - CHECK_ALONE;
     if (check->rows > h->slots) check->rows = h->slots;
     if (check->rows > o->step_tokens) check->rows = o->step_tokens;
@@ -98,7 +101,14 @@ static void ring(struct check *c, uint64_t now_us)
                           .flags = c->rounded ? 0 : STEP_EXACT};
     for (uint32_t r = 0; r < c->count; r++) {
         fill_slot(c, r, c->from + r);
-        step->row[r] = (struct step_row){.slot = r, .start = c->at, .count = 1, .flags = STEP_ROW_SAMPLE};
+        const uint32_t state =
+            c->states ? c->state[2 * (c->from + r) + (c->rounded ? 1 : 0)] : STATE_NO_SNAPSHOT;
+        step->row[r] = (struct step_row){.slot = r,
+                                         .start = c->at,
+                                         .count = 1,
+                                         .flags = STEP_ROW_SAMPLE,
+                                         .state_from = c->at ? state : STATE_NO_SNAPSHOT,
+                                         .state_to = state};
     }
     c->begun_us = now_us;
     doorbell_ring(&control->step_bell, c->serial);
@@ -113,9 +123,28 @@ static void begin_sums(struct check *c)
     c->few = (struct check_sums){v->tokens * few, few};
 }
 
-int check_begin(struct check *c, uint32_t serial, bool idle, uint64_t now_us)
+static void end_round(struct check *c)
+{
+    c->running = false;
+    kv_pages_shrink(c->pool, c->table, &c->held, 0);
+    while (c->states) snapshots_give_back(c->snapshots, c->state[--c->states]);
+}
+
+/* Pages, and snapshots where states are of fixed size. */
+static int take_room(struct check *c)
 {
     if (kv_pages_grow(c->pool, c->table, &c->held, c->sequences * 2 * c->pages)) return HELM_E_BUSY;
+    for (; c->snapshots->on && c->states < 2 * c->sequences; c->states++)
+        if (!(c->state[c->states] = snapshots_take_empty(c->snapshots))) {
+            end_round(c);
+            return HELM_E_BUSY;
+        }
+    return 0;
+}
+
+int check_begin(struct check *c, uint32_t serial, bool idle, uint64_t now_us)
+{
+    if (take_room(c)) return HELM_E_BUSY;
     if (!idle) begin_sums(c);
     c->started_us = now_us;
     c->seed = check_positions(c);
@@ -132,12 +161,6 @@ int check_begin(struct check *c, uint32_t serial, bool idle, uint64_t now_us)
     }
     ring(c, now_us);
     return 0;
-}
-
-static void end_round(struct check *c)
-{
-    c->running = false;
-    kv_pages_shrink(c->pool, c->table, &c->held, 0);
 }
 
 void check_lost(struct check *c)

@@ -11,7 +11,9 @@
  * Such a run of steps is a round. A round that is interrupted gives its pages back and keeps its sums; the next one draws
  * other sequences. So sums may also come from an earlier start of helmd (verdict.h keeps them).
  *
- * Owns its rows and tokens, and holds its pages during a round; it leaves garbage in slots and page tables. */
+ * Where states are of fixed size every sequence has a snapshot for each of the two ways, which its rows begin with and leave.
+ *
+ * Owns its rows and tokens, and holds its pages and snapshots during a round; it leaves garbage in slots and page tables. */
 #ifndef HELM_DAEMON_STEPS_CHECK_H
 #define HELM_DAEMON_STEPS_CHECK_H
 
@@ -21,6 +23,7 @@
 #include "common/shared/arena.h"
 #include "daemon/planner/activations/verdict.h"
 #include "daemon/steps/kv_pages.h"
+#include "daemon/steps/snapshots.h"
 
 #define CHECK_SEQUENCES 16
 #define CHECK_POSITIONS 32                 /* of each that are compared */
@@ -38,22 +41,25 @@ struct check_sequence {
 };
 
 struct check {
-    const struct arena *arena;        /* borrowed */
-    struct kv_pages *pool;            /* borrowed */
-    const struct model_config *model; /* borrowed */
-    uint32_t workers;                 /* that take part in a step */
-    float *exact;                     /* [rows][vocab] */
-    struct check_sequence *sequence;  /* [sequences] */
-    uint32_t sequences, rows;         /* rows: of a step, at most */
-    uint32_t first;                   /* tokens of a sequence before the first that is drawn */
-    uint32_t pages;                   /* of a sequence, for each of the two ways */
-    uint32_t *table, held;            /* the pages of a round: [sequences][2][pages], or none */
-    uint32_t seed;                    /* of the round's sequences: positions before it */
-    uint64_t started_us, begun_us;    /* of the round; of the step in flight */
-    uint64_t took_us[2][2];           /* [of several rows][rounded]: the last such step; 0: unknown */
-    uint32_t serial;                  /* of the last step rung */
-    uint32_t at, from, count;         /* position of the step, its sequences */
-    bool rounded;                     /* it is the second of its pair */
+    const struct arena *arena;           /* borrowed */
+    struct kv_pages *pool;               /* borrowed */
+    struct snapshots *snapshots;         /* borrowed */
+    const struct model_config *model;    /* borrowed */
+    uint32_t workers;                    /* that take part in a step */
+    float *exact;                        /* [rows][vocab] */
+    struct check_sequence *sequence;     /* [sequences] */
+    uint32_t sequences, rows;            /* rows: of a step, at most */
+    uint32_t first;                      /* tokens of a sequence before the first that is drawn */
+    uint32_t pages;                      /* of a sequence, for each of the two ways */
+    uint32_t *table, held;               /* the pages of a round: [sequences][2][pages], or none */
+    uint32_t state[2 * CHECK_SEQUENCES]; /* snapshots of a round: [sequences][2] */
+    uint32_t states;                     /* of them held */
+    uint32_t seed;                       /* of the round's sequences: positions before it */
+    uint64_t started_us, begun_us;       /* of the round; of the step in flight */
+    uint64_t took_us[2][2];              /* [of several rows][rounded]: the last such step; 0: unknown */
+    uint32_t serial;                     /* of the last step rung */
+    uint32_t at, from, count;            /* position of the step, its sequences */
+    bool rounded;                        /* it is the second of its pair */
     bool running;
     bool idle;                  /* the round runs between requests: no bound of time */
     struct verdict before;      /* positions 0: nothing; else found by an earlier start */
@@ -65,18 +71,20 @@ struct check_options {
     const struct arena *arena;
     const struct model_config *model;
     struct kv_pages *pool;
+    struct snapshots *snapshots;
     const struct verdict *before;
     uint32_t workers; /* that take part in a step */
     uint32_t step_tokens;
 };
-/* Sizes it for the arena. HELM_E_CAPACITY: the KV cache holds too few positions for a verdict. */
+/* Sizes it for the arena. HELM_E_CAPACITY: the KV cache holds too few positions for a verdict, or there are too
+ * few snapshots. */
 HELM_MUST_CHECK int check_open(const struct check_options *options, struct check *check,
                                struct helm_err *err);
 void check_close(struct check *check);
 
 /* The workers are ready, and no step is in flight; `serial` is that of the last one rung in this epoch. Rings the first
  * step of a round: of the first one, which forgets what was found since check_open, or, if `idle`, of a further one.
- * HELM_E_BUSY: there are no pages for it now. */
+ * HELM_E_BUSY: there are no pages or snapshots for it now. */
 HELM_MUST_CHECK int check_begin(struct check *check, uint32_t serial, bool idle, uint64_t now_us);
 /* Looks whether every worker is done with the step in flight; takes it and rings the next. *done: there is none, since
  * the round is over, its time is up, or it has to `yield` to a request. An answer that breaks the protocol: HELM_E_PEER. */

@@ -4,12 +4,14 @@
  * so prompts that begin alike share what the first of them has computed so far. Only full pages are shared,
  * and at least the last known token is always computed, since its logits are wanted. Of a sequence that is `apart` pages
  * are shared up to the last that its prompt fills; those behind are known only to itself, after it had to give its slot
- * away, in a scope of their own. Owns nothing. */
+ * away, in a scope of their own. Where a model has fixed states, pages are shared up to the last whose end has a snapshot
+ * (snapshots.h), which the sequence begins with. Owns nothing. */
 #ifndef HELM_DAEMON_STEPS_PREFIX_H
 #define HELM_DAEMON_STEPS_PREFIX_H
 
 #include "daemon/steps/kv_pages.h"
 #include "daemon/steps/sequence.h"
+#include "daemon/steps/snapshots.h"
 
 /* --prefix-cache: which clients share pages. */
 enum prefix_sharing {
@@ -37,11 +39,14 @@ uint64_t prefix_better_scope(const struct kv_pages *pages, const uint64_t scope[
 void prefix_begin(struct sequence *seq);
 /* Gives a sequence of which no step is in flight the known pages that go on where it stands, in place of one that it has
  * begun. True: there were any. */
-bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq);
+bool prefix_take(struct kv_pages *pages, struct snapshots *snapshots, uint32_t *row, struct sequence *seq);
 /* The number of pages held by others that a sequence without a slot would be given. */
-uint32_t prefix_shared(const struct kv_pages *pages, const struct sequence *seq);
-/* What two sequences have in common that compute the same page next; 0: none. */
-uint64_t prefix_next_page(const struct kv_pages *pages, const struct sequence *seq);
+uint32_t prefix_shared(const struct kv_pages *pages, const struct snapshots *snapshots,
+                       const struct sequence *seq);
+/* What two sequences have in common that compute the same page next; 0: none. With fixed states a page alone is of no use
+ * to the other one: 0. */
+uint64_t prefix_next_page(const struct kv_pages *pages, const struct snapshots *snapshots,
+                          const struct sequence *seq);
 /* KV of tokens [0, cached) is there now, and good. */
 void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequence *seq, uint32_t cached);
 /* It is about to give its slot to an older one: its whole pages are known at least to itself, so that it finds those again

@@ -83,6 +83,7 @@ static void draft_give(struct draft *d, uint32_t at, uint32_t want)
     struct member *m = &d->member[at];
     const struct scheduler_seq *s = seq_of(d, m);
     uint32_t page_tokens = d->limits->page_tokens;
+    if (s->cut > s->cached && want > s->cut - s->cached) want = s->cut - s->cached;
     if (want > d->tokens_left) want = d->tokens_left;
     if (want == 0) return;
     uint64_t room = (uint64_t)(m->pages + d->pages_free) * page_tokens - s->cached;

@@ -20,7 +20,8 @@
  *      tokens behind prompts: at most few_tokens, and of each sequence as many as are known and not computed. Where
  *      there are both, the two kinds of steps take turns; where more sequences want a token than a step has,
  *      sequences take turns.
- *   7. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one, which goes
+ *   7. A row ends at its sequence's `cut`, where a snapshot of its fixed states is taken.
+ *   8. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one, which goes
  *      back to waiting and is computed again later (its tokens are kept, so its stream goes on). The oldest is
  *      therefore never stopped, and it fits alone because the pool holds at least one whole context. */
 #ifndef HELM_DAEMON_STEPS_SCHEDULER_H
@@ -41,6 +42,7 @@ struct scheduler_seq {
     bool held;       /* gets nothing now, but its pages may be taken */
     uint32_t tokens; /* known tokens: prompt and output so far */
     uint32_t cached; /* of these, how many have KV; < tokens */
+    uint32_t cut;    /* its row ends there at most, if that is above `cached` (snapshots.h) */
     uint32_t pages;  /* held now; 0 when not running */
     /* equal for two sequences whose next page, or page begun, has the same tokens behind the same beginning;
      * 0: not a whole page of known tokens, or no other sequence can share it */

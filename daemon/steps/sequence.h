@@ -60,6 +60,9 @@ struct sequence {
      * prompt */
     bool again;
     uint32_t again_from;
+    /* Fixed states (snapshots.h): the snapshot that its next row begins with, pinned; number of the newest in its answer */
+    uint32_t state_from;
+    uint64_t state_trail;
     uint32_t reach; /* the most that `cached` was */
     uint32_t found; /* tokens of the prompt that it did not compute: their pages were there */
 

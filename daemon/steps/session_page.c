@@ -8,7 +8,7 @@ int session_page_init(struct session_page *p, const struct plan *plan, const str
 {
     const struct arena_header *h = arena_header_of(arena);
     *p = (struct session_page){.plan = plan, .arena = arena, .kv = h->kv};
-    p->kv.layers = plan->layers;
+    p->kv.layers = plan_layers_of(plan, PLAN_CPU0) + plan_layers_of(plan, PLAN_GPU0);
     p->bytes = kv_page_bytes(&p->kv);
     const uint64_t apart =
         plan_kv_tiered(plan) ? 0 : plan_layers_of(plan, PLAN_GPU0) * kv_layer_bytes(&p->kv);
@@ -31,21 +31,26 @@ static unsigned char *cells_of(const struct session_page *p, uint32_t page, uint
     if (processor == PLAN_GPU0 && !plan_kv_tiered(p->plan))
         return (unsigned char *)arena_region_ptr(p->arena, ARENA_REGION_SESSION) + kv_layer * layer_bytes;
     return (unsigned char *)arena_region_ptr(p->arena, ARENA_REGION_KV) +
-           kv_offset(host, page, plan_kv_tiered(p->plan) ? layer : kv_layer, 0, 0);
+           kv_offset(host, page, plan_kv_tiered(p->plan) ? plan_kv_layer_in_arena(p->plan, layer) : kv_layer,
+                     0, 0);
 }
 
 void session_page_read(const struct session_page *p, uint32_t page, unsigned char *bytes)
 {
     const uint64_t layer_bytes = kv_layer_bytes(&p->kv);
-    for (uint32_t l = 0; l < p->kv.layers; l++)
-        memcpy(bytes + l * layer_bytes, cells_of(p, page, l), layer_bytes);
+    for (uint32_t l = 0; l < p->plan->layers; l++)
+        if (plan_keeps_pages(p->plan, l))
+            memcpy(bytes + plan_kv_layer_in_arena(p->plan, l) * layer_bytes, cells_of(p, page, l),
+                   layer_bytes);
 }
 
 void session_page_write(const struct session_page *p, uint32_t page, const unsigned char *bytes)
 {
     const uint64_t layer_bytes = kv_layer_bytes(&p->kv);
-    for (uint32_t l = 0; l < p->kv.layers; l++)
-        memcpy(cells_of(p, page, l), bytes + l * layer_bytes, layer_bytes);
+    for (uint32_t l = 0; l < p->plan->layers; l++)
+        if (plan_keeps_pages(p->plan, l))
+            memcpy(cells_of(p, page, l), bytes + plan_kv_layer_in_arena(p->plan, l) * layer_bytes,
+                   layer_bytes);
 }
 
 /* ---- numbers ---- */
@@ -118,4 +123,9 @@ bool session_page_is_finite(const struct session_page *p, const unsigned char *b
             if (!rows_are_finite(&p->kv, bytes + *layer * kv_layer_bytes(&p->kv) + h * head_bytes))
                 return false;
     return true;
+}
+
+bool session_state_is_finite(const unsigned char *state, uint64_t bytes)
+{
+    return all_finite32(state, bytes / sizeof(float));
 }

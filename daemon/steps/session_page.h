@@ -30,4 +30,7 @@ void session_page_write(const struct session_page *p, uint32_t page, const unsig
  * *layer: of one that is not. */
 bool session_page_is_finite(const struct session_page *p, const unsigned char *bytes, uint32_t *layer);
 
+/* Whether all numbers of fixed states are finite: fp32, zeros where records leave room. */
+bool session_state_is_finite(const unsigned char *state, uint64_t bytes);
+
 #endif

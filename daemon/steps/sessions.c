@@ -18,6 +18,7 @@ int sessions_init(struct sessions *all, struct batcher *batcher, const struct wo
     int rc = session_page_init(&all->cells, plan, batcher->with.arena, err);
     if (rc) return rc;
     const struct kv_layout *kv = &all->cells.kv;
+    all->state_bytes = arena_header_of(batcher->with.arena)->state.snapshot_bytes;
     all->shape = (struct request_shape){.model = identity,
                                         .layers = kv->layers,
                                         .kv_heads = kv->kv_heads,
@@ -32,6 +33,29 @@ int sessions_init(struct sessions *all, struct batcher *batcher, const struct wo
 static struct kv_pages *pages_of(const struct sessions *all)
 {
     return &all->batcher->pages;
+}
+
+/* Whether its pages are through, and the state after them is what comes. */
+static bool at_state(const struct sessions *all, const struct session *s)
+{
+    return all->state_bytes && s->page == s->pages;
+}
+
+static uint64_t unit_bytes(const struct sessions *all, const struct session *s)
+{
+    return at_state(all, s) ? all->state_bytes : all->cells.bytes;
+}
+
+/* Whether nothing comes any more. */
+static bool is_through(const struct sessions *all, const struct session *s)
+{
+    return s->page == s->pages + (all->state_bytes > 0);
+}
+
+/* Pages that lie in front of what comes. */
+static uint32_t pages_through(const struct session *s)
+{
+    return s->page < s->pages ? s->page : s->pages;
 }
 
 static const uint32_t *tokens_of(const struct sessions *all, const struct session *s, uint32_t page)
@@ -125,10 +149,11 @@ static struct session *open_session(struct sessions *all, const struct asker *as
                SESSIONS_MAX);
         return NULL;
     }
-    unsigned char *bytes = malloc((size_t)all->cells.bytes);
+    const uint64_t room = all->cells.bytes > all->state_bytes ? all->cells.bytes : all->state_bytes;
+    unsigned char *bytes = malloc((size_t)room);
     if (!bytes) {
         refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_FAILED, "no memory for a page of %llu bytes",
-               (unsigned long long)all->cells.bytes);
+               (unsigned long long)room);
         return NULL;
     }
     *s = (struct session){.id = all->next_id++,
@@ -141,6 +166,22 @@ static struct session *open_session(struct sessions *all, const struct asker *as
     s->asker.user = NULL; /* was borrowed for the call */
     request->tokens = NULL;
     return s;
+}
+
+/* Of `count` pages, how many a session can have: those that are known, with fixed states up to the last with a snapshot. */
+static uint32_t reached(const struct sessions *all, const struct session *s, uint32_t count)
+{
+    const struct prefix_index *known = &pages_of(all)->known;
+    uint32_t pages = 0;
+    uint64_t end = s->scope;
+    if (!all->state_bytes) return kv_pages_known(pages_of(all), count, s->tokens, end);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t page = prefix_index_find(known, end, tokens_of(all, s, i));
+        if (page == PREFIX_NO_PAGE) break;
+        end = prefix_index_number(known, page);
+        if (snapshots_find(&all->batcher->snapshots, end) != STATE_NO_SNAPSHOT) pages = i + 1;
+    }
+    return pages;
 }
 
 /* The first `count` pages of the session's tokens were used just now. *end: the number of the last one; *last: that page. */
@@ -182,7 +223,7 @@ const struct session *sessions_save(struct sessions *all, const struct asker *as
     set_list(all, s, plan->invariant ? plan_prompt_list(plan, request->token_count) : 0);
     scopes_of(all, asker, s->list, scope);
     s->scope = s->before = end = prefix_better_scope(pages_of(all), scope, whole, s->tokens);
-    s->pages = s->scope == SEQUENCE_NO_SCOPE ? 0 : kv_pages_known(pages_of(all), whole, s->tokens, s->scope);
+    s->pages = s->scope == SEQUENCE_NO_SCOPE ? 0 : reached(all, s, whole);
     if (s->pages && touch(all, s, s->pages, &end, &last)) return s;
     refuse(all, asker, s->pages ? HELM__V1__ERROR_CODE__ERROR_FAILED : HELM__V1__ERROR_CODE__ERROR_NOT_FOUND,
            s->pages ? "no memory for a session of %u pages"
@@ -273,6 +314,8 @@ const struct session *sessions_restore(struct sessions *all, const struct asker 
     s->first = kv_pages_known(pages_of(all), s->pages, s->tokens, s->scope);
     if (touch(all, s, s->first, &s->before, &s->front)) {
         s->page = s->first;
+        if (at_state(all, s) && snapshots_find(&all->batcher->snapshots, s->before) != STATE_NO_SNAPSHOT)
+            s->page = ++s->first;
         return s;
     }
     refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_FAILED, "no memory for a session of %u pages", s->pages);
@@ -303,11 +346,11 @@ static void move_next(struct sessions *all)
 
 static void send_piece(struct sessions *all, struct session *s)
 {
-    const uint64_t left = all->cells.bytes - s->offset;
+    const uint64_t left = unit_bytes(all, s) - s->offset;
     const uint32_t bytes = left < REQUEST_PIECE ? (uint32_t)left : REQUEST_PIECE;
     all->sink.piece(all->sink.context, &s->asker, s, bytes);
     s->offset += bytes;
-    if (s->offset < all->cells.bytes) return;
+    if (s->offset < unit_bytes(all, s)) return;
     s->offset = 0;
     s->loaded = false;
     s->page++;
@@ -320,6 +363,17 @@ static void end_load(struct sessions *all, struct session *s, uint32_t page)
     kv_pages_leave(pages_of(all), page, s->front);
     s->front = page;
     s->loaded = true;
+}
+
+/* The state at the end of its last page; false: it was given up meanwhile. No step is waited for: snapshots that are known
+ * lie in the arena, whole. */
+static bool load_state(struct sessions *all, struct session *s)
+{
+    const uint32_t snapshot = snapshots_find(&all->batcher->snapshots, s->before);
+    if (snapshot == STATE_NO_SNAPSHOT) return false;
+    memcpy(s->bytes, arena_snapshot_of(all->batcher->with.arena, snapshot), (size_t)all->state_bytes);
+    s->loaded = true;
+    return true;
 }
 
 /* Takes the next page; false: it is not in the cache any more. */
@@ -345,7 +399,7 @@ void sessions_read(struct sessions *all, const struct asker *asker, uint64_t id,
     struct session *s = find(all, asker, id);
     if (!s) return;
     s->heard_us = now_us;
-    if (!s->saves || s->move || (s->page == s->pages && !s->loaded)) {
+    if (!s->saves || s->move || (is_through(all, s) && !s->loaded)) {
         refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
                !s->saves ? "session %llu is one to write"
                : s->move ? "session %llu has a request without its answer yet"
@@ -354,7 +408,7 @@ void sessions_read(struct sessions *all, const struct asker *asker, uint64_t id,
         return;
     }
     s->asker.request_id = asker->request_id;
-    if (!s->loaded && !load_page(all, s)) {
+    if (!s->loaded && !(at_state(all, s) ? load_state : load_page)(all, s)) {
         refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_NOT_FOUND,
                "page %u of the session was given to others meanwhile", s->page);
         close_session(all, s);
@@ -368,7 +422,8 @@ void sessions_read(struct sessions *all, const struct asker *asker, uint64_t id,
 /* The page lies in the cache, as `page`; further ones lie behind it. */
 static void end_store(struct sessions *all, struct session *s)
 {
-    const uint32_t pages = ++s->page;
+    s->page++;
+    const uint32_t pages = pages_through(s);
     const struct asker asker = s->asker;
     s->offset = 0;
     all->sink.stored(all->sink.context, &asker, pages, false);
@@ -386,10 +441,32 @@ static void make_known(struct sessions *all, struct session *s, uint32_t page)
 /* The cache has no room for this page, or has reused one in front of it: restoring ends. */
 static void end_full(struct sessions *all, struct session *s)
 {
-    const uint32_t there = kv_pages_known(pages_of(all), s->pages, s->tokens, s->scope);
+    const uint32_t there = reached(all, s, s->pages);
     const struct asker asker = s->asker;
     all->sink.stored(all->sink.context, &asker, there, true);
     close_session(all, s);
+}
+
+/* s->bytes is a whole state: it becomes known by the number of the session's last page. */
+static void store_state(struct sessions *all, struct session *s)
+{
+    struct snapshots *snapshots = &all->batcher->snapshots;
+    if (!session_state_is_finite(s->bytes, all->state_bytes)) {
+        refuse(all, &s->asker, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
+               "the session's state after its pages has a number that is not finite");
+        close_session(all, s);
+        return;
+    }
+    const uint32_t snapshot = prefix_index_number(&pages_of(all)->known, s->front) == s->before
+                                  ? snapshots_take_empty(snapshots)
+                                  : STATE_NO_SNAPSHOT;
+    if (snapshot == STATE_NO_SNAPSHOT) {
+        end_full(all, s);
+        return;
+    }
+    memcpy(arena_snapshot_of(all->batcher->with.arena, snapshot), s->bytes, (size_t)all->state_bytes);
+    snapshots_make_known(snapshots, snapshot, s->before);
+    end_store(all, s);
 }
 
 /* s->bytes is whole. */
@@ -436,7 +513,7 @@ void sessions_write(struct sessions *all, const struct asker *asker, const struc
     struct session *s = find(all, asker, request->id);
     if (!s) return;
     s->heard_us = now_us;
-    if (s->saves || s->move || s->page == s->pages) {
+    if (s->saves || s->move || is_through(all, s)) {
         refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
                s->saves  ? "session %llu is one to read"
                : s->move ? "session %llu has a request without its answer yet"
@@ -444,7 +521,7 @@ void sessions_write(struct sessions *all, const struct asker *asker, const struc
                (unsigned long long)request->id);
         return;
     }
-    const uint64_t left = all->cells.bytes - s->offset;
+    const uint64_t left = unit_bytes(all, s) - s->offset;
     const uint32_t due = left < REQUEST_PIECE ? (uint32_t)left : REQUEST_PIECE;
     if (request->page != s->page || request->offset != s->offset || request->bytes != due) {
         refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
@@ -457,10 +534,10 @@ void sessions_write(struct sessions *all, const struct asker *asker, const struc
     s->asker.request_id = asker->request_id;
     memcpy(s->bytes + s->offset, request->data, due);
     s->offset += due;
-    if (s->offset == all->cells.bytes)
-        store_page(all, s);
+    if (s->offset == unit_bytes(all, s))
+        (at_state(all, s) ? store_state : store_page)(all, s);
     else
-        all->sink.stored(all->sink.context, asker, s->page, false);
+        all->sink.stored(all->sink.context, asker, pages_through(s), false);
 }
 
 void sessions_end(struct sessions *all, const struct asker *asker, uint64_t id)
@@ -472,7 +549,7 @@ void sessions_end(struct sessions *all, const struct asker *asker, uint64_t id)
                "session %llu has a request without its answer yet", (unsigned long long)id);
         return;
     }
-    const uint32_t pages = s->page;
+    const uint32_t pages = pages_through(s);
     close_session(all, s);
     all->sink.stored(all->sink.context, asker, pages, false);
 }

@@ -11,7 +11,8 @@
  *   3. Restoring empties pages that are kept for others, the oldest first, and never its own: then it is over.
  *   4. Of an invariant plan pages come back to where their bits are those that it would compute: of the same origin, and
  *      found by prompts of the list that they are of.
- *   5. With one tier a page comes and goes through the GPU worker (batcher_move), one session's at a time.
+ *   5. With fixed states a session ends where a snapshot is, which comes after its pages as one more (snapshots.h).
+ *   6. With one tier a page comes and goes through the GPU worker (batcher_move), one session's at a time.
  * Everything is answered through the sink, some of it later. */
 #ifndef HELM_DAEMON_STEPS_SESSIONS_H
 #define HELM_DAEMON_STEPS_SESSIONS_H
@@ -63,6 +64,7 @@ struct sessions {
     struct sessions_sink sink;
     struct request_shape shape; /* the daemon's own */
     struct session_page cells;
+    uint64_t state_bytes; /* of a snapshot of fixed states, which comes after the pages; 0: there is none */
     struct session session[SESSIONS_MAX];
     uint64_t next_id;
     uint32_t turn; /* of the session whose move is next */

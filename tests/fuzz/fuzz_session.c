@@ -37,8 +37,9 @@ static int read_all(struct memory *m, struct session_head *head, uint8_t **pages
     struct session_file file;
     int rc = session_file_open(&file, &stream, m->size, head, err);
     if (rc) return rc;
-    *pages = malloc((size_t)(head->pages * head->page_bytes)); /* as long as the file at most */
-    for (uint32_t p = 0; p < head->pages && !rc; p++)
+    *pages = malloc(
+        (size_t)(head->pages * head->page_bytes + head->state_bytes)); /* as long as the file at most */
+    for (uint32_t p = 0; p < session_file_units(head) && !rc; p++)
         rc = session_file_read_page(&file, head, *pages + p * head->page_bytes, err);
     return rc ? rc : session_file_read_end(&file, err);
 }
@@ -56,7 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (!err.code || !*err.text) abort();
     } else {
         int rc = session_file_create(&file, &stream, &head, &err);
-        for (uint32_t p = 0; p < head.pages && !rc; p++)
+        for (uint32_t p = 0; p < session_file_units(&head) && !rc; p++)
             rc = session_file_write_page(&file, &head, pages + p * head.page_bytes, &err);
         if (!rc) rc = session_file_write_end(&file, &err);
         if (rc || to.at != size || memcmp(to.copy, data, size) != 0) abort();

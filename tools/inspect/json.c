@@ -113,11 +113,11 @@ json_t *inspect_json(const struct inspect_report *report, bool tensors)
         json_t *json = config_json(config);
         if (json && config->router.experts) json_object_set_new(json, "experts", experts_json(config));
         json_object_set_new(root, "config", json);
-        json_object_set_new(root, "kv_bytes_per_token",
-                            json_pack("{s:o, s:o}", "bf16",
-                                      number(model_kv_bytes_per_token(config, config->layers, KV_BF16)),
-                                      "f32",
-                                      number(model_kv_bytes_per_token(config, config->layers, KV_F32))));
+        json_object_set_new(
+            root, "kv_bytes_per_token",
+            json_pack("{s:o, s:o}", "bf16",
+                      number(model_kv_bytes_per_token(config, model_paged_layers(config), KV_BF16)), "f32",
+                      number(model_kv_bytes_per_token(config, model_paged_layers(config), KV_F32))));
     }
     if (report->gguf) json_object_set_new(root, "keys", inspect_gguf_json(report->gguf));
     if (model) {

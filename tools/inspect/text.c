@@ -88,7 +88,7 @@ static void print_biases(const struct model_config *config, FILE *out)
 static void print_config(const struct model_config *config, FILE *out)
 {
     char bf16[UNITS_TEXT], f32[UNITS_TEXT], full[UNITS_TEXT];
-    uint64_t kv = model_kv_bytes_per_token(config, config->layers, KV_BF16);
+    uint64_t kv = model_kv_bytes_per_token(config, model_paged_layers(config), KV_BF16);
     fprintf(out, "architecture   %s (%s), %s\n", config->architecture, config->model_type,
             dtype_name(config->dtype));
     fprintf(out, "shape          %u layers, hidden %u, intermediate %u, vocabulary %u\n", config->layers,

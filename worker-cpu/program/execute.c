@@ -440,6 +440,7 @@ static struct pool_job job_of(struct run *run, const struct program_entry *e, ui
                                  .alone = run->attend_width == 1,
                                  .width = run->attend_width};
     if (e->kind == OP_ATTEND_HOST) return assist_job(run, e);
+    if (e->kind == OP_RUNNING_MEAN) return state_job(run, e);
     if (experts_are(e)) return experts_job(run, e);
     if (e->kind == OP_LINEAR) {
         const struct program *p = run->program[run->program_index];

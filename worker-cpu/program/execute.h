@@ -10,6 +10,7 @@
 #include "common/shared/arena.h"
 #include "common/cpu/pool.h"
 #include "worker-cpu/program/program.h"
+#include "worker-cpu/program/state.h"
 #include "common/worker/batch.h"
 
 /* Query positions of one attention task of a chunk. */
@@ -92,6 +93,7 @@ struct run {
     const struct weights *weights;
     const struct kernel_set *kernels;
     const struct activations *act;
+    const struct states *states;
     struct pool *pool;
     struct kv_layout kv;
     void *kv_pool;

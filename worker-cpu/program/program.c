@@ -12,6 +12,7 @@
 
 #include "common/model/able.h"
 #include "common/plan/schedule.h"
+#include "common/plan/state.h"
 
 enum op_tier program_tier_of(uint32_t tokens)
 {
@@ -207,6 +208,19 @@ static void make_attend(struct lowering *low, const struct making *m)
     if (m->op->sinks != TENSOR_NONE) e->sinks = weights_vector(low->source->weights, m->op->sinks, m->layer);
 }
 
+static void make_running_mean(struct lowering *low, const struct making *m)
+{
+    const struct program_source *s = low->source;
+    struct program_entry *e = add_entry(low, OP_RUNNING_MEAN, m->layer);
+    struct state_record record;
+    if (!plan_state_record(s->plan, PLAN_CPU0, (uint32_t)m->layer, &record))
+        lower_unsupported(low, m->layer, "a state that is not the CPU's");
+    e->state_at = record.slot_at + m->op->state_at;
+    e->in = s->act->buffer[m->op->in];
+    e->out = s->act->buffer[m->op->out[0]];
+    e->width = e->out_width = s->act->width[m->op->in];
+}
+
 static void make_sample(struct lowering *low, const struct making *m)
 {
     struct program_entry *e = add_entry(low, OP_SAMPLE, m->layer);
@@ -329,6 +343,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_SAMPLE] = make_sample,
     [OP_ROUTE] = make_route,
     [OP_WEIGH] = make_weigh,
+    [OP_RUNNING_MEAN] = make_running_mean,
     [OP_EXPERTS_GLU] = make_experts_glu,
     [OP_EXPERTS_DOWN] = make_experts_down,
     [OP_EXPERTS_SUM] = make_experts_sum,
@@ -399,13 +414,13 @@ static void lower_attend_host(struct lowering *low, uint32_t layer)
     const struct model_config *c = &s->model->config;
     const uint32_t *window = c->window, all = plan_assisted_layers(s->plan, window, c->layers);
     uint32_t kv_layer;
-    if (plan_kv_of(s->plan, layer, &kv_layer) != PLAN_GPU0) return;
+    if (!plan_keeps_pages(s->plan, layer) || plan_kv_of(s->plan, layer, &kv_layer) != PLAN_GPU0) return;
     if (!plan_assists_layer(s->plan, window ? window[layer] : 0)) return;
     struct program_entry *e = add_entry(low, OP_ATTEND_HOST, (int32_t)layer);
     const struct math_part *math = model_unit_math(s->model, unit_of(layer, UNIT_ATTENTION));
     for (uint32_t i = 0; i < math->ops; i++)
         if (math->op[i].kind == MATH_ATTENTION) e->scale = math->op[i].score_scale;
-    e->kv_layer = layer; /* in the arena's pages all layers have room */
+    e->kv_layer = plan_kv_layer_in_arena(s->plan, layer);
     e->window = window ? window[layer] : 0;
     e->ticket = ++low->asked;
     e->last = low->asked == all;

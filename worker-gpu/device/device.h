@@ -162,6 +162,7 @@ struct device {
     bool early_launch; /* GPUK_EARLY may be set */
     bool rings;        /* kernels that ask another worker for something ring and wait themselves */
     bool loads_code;   /* a first launch loads its code, which must not happen behind a waiting queue */
+    bool emulated;     /* it computes what no GPU has a kernel for (able.h) */
     bool steady; /* a matrix product gives a token the same bits whatever number of tokens it is asked for */
     const char *no_chains; /* why one token's operations are kernels of their own; NULL: they are chained */
 };

@@ -49,6 +49,17 @@ struct op_swiglu {
     enum dtype in_dtype, out_dtype;
     uint32_t n, stride, up_at, out_stride;
 };
+/* Of a row the record in its slot: [width] f32 at state + row_state[its line] * slot_bytes. `in` f32. */
+struct op_running_mean {
+    struct gpuk_step step;
+    const uint32_t *row_state;
+    char *state;
+    uint64_t slot_bytes;
+    const float *in;
+    void *out;
+    enum dtype out_dtype;
+    uint32_t width, in_stride, out_stride;
+};
 struct op_rope_table {
     struct gpuk_step step;
     const float *inv_freq;
@@ -159,6 +170,7 @@ struct op {
         struct op_move move;
         struct op_swiglu swiglu;
         struct op_rope_table rope_table;
+        struct op_running_mean running_mean;
         struct op_attention attention;
         struct gpuk_merge merge;
         struct op_matmul matmul;

@@ -1,4 +1,4 @@
-/* Lowering: attention, including its hand-overs to a CPU that attends to a part of the cache. See program.h and
+/* Lowering: operations that read a sequence's state: fixed ones, and attention, including its hand-overs to a CPU that attends to a part of the cache. See program.h and
  * making.h; called by math.c, whose table has these functions. */
 #include <math.h>
 
@@ -185,4 +185,31 @@ void make_whole_attention(struct lowering *low, struct making *m)
     m->kind = OP_ATTEND_PREFILL;
     m->sub = GPU_SUB_ALL;
     make_attend_prefill(low, m);
+}
+
+/* ---- fixed states ---- */
+
+void make_running_mean(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct gpu_program *p = low->program;
+    const struct place in = making_place(low, m, m->at->math->in),
+                       out = making_place(low, m, m->at->math->out[0]);
+    const char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
+    struct state_record record;
+    if (!plan_state_record(s->plan, PLAN_GPU0, (uint32_t)m->at->layer, &record) && !low->rc)
+        low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: its state is not in VRAM", m->at->layer);
+    making_op(low, m)->as.running_mean =
+        (struct op_running_mean){.step = gpu_block_step(&p->block, block, p->step.pages_per_slot, m->sub),
+                                 .row_state = (const void *)(block + p->block.row_state),
+                                 .state = s->states
+                                              ? s->states->slots + record.slot_at + m->at->math->state_at
+                                              : NULL,
+                                 .slot_bytes = plan_state_layout(s->plan, PLAN_GPU0).slot_bytes,
+                                 .in = (const float *)(void *)in.at,
+                                 .out = out.at,
+                                 .out_dtype = out.dtype,
+                                 .width = (uint32_t)(m->at->math->state_bytes / sizeof(float)),
+                                 .in_stride = in.stride,
+                                 .out_stride = out.stride};
 }

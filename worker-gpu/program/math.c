@@ -344,6 +344,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_LOGITS] = make_router,
     [OP_ROUTE] = make_route,
     [OP_WEIGH] = make_weigh,
+    [OP_RUNNING_MEAN] = make_running_mean,
     [OP_EXPERTS_GROUP] = make_experts_group,
     [OP_EXPERTS_GLU] = make_experts_glu,
     [OP_EXPERTS_DOWN] = make_experts_down,
@@ -493,7 +494,9 @@ static void check_able(struct lowering *low, const struct lower_at *at)
 {
     char where[32] = "model";
     if (at->layer >= 0) snprintf(where, sizeof where, "layer %d", at->layer);
-    if (!low->rc) low->rc = able_check_op(at->math, ABLE_GPU, where, low->err);
+    if (!low->rc)
+        low->rc = able_check_op(at->math, low->source->device->emulated ? ABLE_EMULATED : ABLE_GPU, where,
+                                low->err);
 }
 
 void lower_unit(struct lowering *low, uint32_t unit, float *out)
@@ -517,6 +520,8 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
             lower_cache_begin(low, (uint32_t)at.layer);
             (chunk && plan_kv_tiered(low->source->plan) ? make_whole_attention : make_subs)(low, &m);
             lower_cache_end(low, (uint32_t)at.layer);
+        } else if (at.math->kind == MATH_RUNNING_MEAN) {
+            make_subs(low, &m);
         } else if (weighs || (mixed && at.math->kind != MATH_LINEAR)) { /* nothing comes in pieces */
             m.sub = GPU_SUB_ALL;
             make(low, &m);

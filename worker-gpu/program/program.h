@@ -63,6 +63,7 @@
 #include "common/shared/arena.h"
 #include "common/worker/batch.h"
 #include "worker-gpu/program/ring.h"
+#include "worker-gpu/program/states.h"
 #include "worker-gpu/weights/slots.h"
 #include "worker-gpu/weights/weights.h"
 
@@ -201,6 +202,7 @@ struct gpu_source {
         [GPU_STAGINGS]; /* [page_count] pages of one layer, the arena's page numbers; two tiers: one, of pieces */
     const struct ring_schedule *ring; /* by phase */
     const struct ring_schedule *home; /* slices of what lies packed in VRAM */
+    const struct gpu_states *states;  /* fixed ones */
     const struct gpu_slots *slots;    /* of experts in both memories; of no use where there are none */
     char *ring_memory;
     char *expanded; /* where packed slices are expanded to */

@@ -257,7 +257,7 @@ static bool is_borrowed(const struct lowering *low, uint32_t layer, uint32_t *kv
 {
     if (plan_kv_of(low->source->plan, layer, kv_layer) != PLAN_GPU0) return true;
     if (low->program->tier != GPU_TIER_CHUNK || !plan_appends_in_arena(low->source->plan)) return false;
-    *kv_layer = layer;
+    *kv_layer = plan_kv_layer_in_arena(low->source->plan, layer);
     return true;
 }
 
@@ -268,9 +268,10 @@ static bool is_staged(const struct lowering *low, uint32_t layer, bool *own, uin
     const struct plan *plan = low->source->plan;
     const uint32_t unit = unit_of(layer, UNIT_ATTENTION);
     *own = !is_borrowed(low, layer, kv_layer);
+    if (!plan_keeps_pages(plan, layer)) return false;
     if (plan_home_processor(plan_unit_home(plan, low->program->phase, unit)) != PLAN_GPU0) return false;
     if (!*own) return true;
-    *kv_layer = layer;
+    *kv_layer = plan_kv_layer_in_arena(plan, layer);
     return plan_kv_tiered(plan) && low->program->tier == GPU_TIER_CHUNK;
 }
 
@@ -312,7 +313,8 @@ static void take_tiers(const struct lowering *low, uint32_t layer, bool borrowed
     const struct gpu_source *s = low->source;
     const struct kv_layout *host = &arena_header_of(s->arena)->kv;
     const bool chunk = low->program->tier == GPU_TIER_CHUNK;
-    char *arena = (char *)arena_region_ptr(s->arena, ARENA_REGION_KV) + layer * kv_layer_bytes(host);
+    char *arena = (char *)arena_region_ptr(s->arena, ARENA_REGION_KV) +
+                  plan_kv_layer_in_arena(s->plan, layer) * kv_layer_bytes(host);
     a->kv.pool_host = chunk ? s->staging[0] : arena;
     a->kv.host_stride = chunk ? kv_layer_bytes(host) : kv_page_bytes(host);
     if (borrowed)

@@ -6,7 +6,7 @@ bool gpu_cells_next(const struct plan *plan, uint32_t from, struct gpu_cells *ce
     uint32_t kv_layer;
     *cells = (struct gpu_cells){0};
     for (uint32_t l = from; l < plan->layers; l++) {
-        if (plan_kv_of(plan, l, &kv_layer) != PLAN_GPU0) {
+        if (!plan_keeps_pages(plan, l) || plan_kv_of(plan, l, &kv_layer) != PLAN_GPU0) {
             if (cells->layers) return true;
             continue;
         }
@@ -28,7 +28,7 @@ static int copy_pages(const struct gpu_source *s, enum device_queue queue, enum 
     const uint64_t layer_bytes = kv_layer_bytes(host), host_stride = kv_page_bytes(host),
                    stride = kv_page_bytes(&s->kv);
     char *there = (char *)arena_region_ptr(s->arena, ARENA_REGION_KV) + p->page * host_stride +
-                  cells->layer * layer_bytes;
+                  plan_kv_layer_in_arena(s->plan, cells->layer) * layer_bytes;
     char *here = (char *)s->kv_pool + p->place * stride + cells->kv_layer * layer_bytes;
     const bool down = direction == DEVICE_TO_HOST;
     const uint64_t width = cells->layers * layer_bytes;

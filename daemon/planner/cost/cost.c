@@ -340,7 +340,7 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, uint
 {
     const struct model_config *c = &p->model->config;
     const struct part_operations *o = &p->part[kind];
-    const bool mlp = kind != UNIT_ATTENTION;
+    const bool mlp = p->model->math.part[kind].state != STATE_PAGES; /* nothing is attended to or rotated */
     double rotated = 8.0 * c->head_dim * (c->heads + 2.0 * c->kv_heads);
     if (!mlp) {
         add_attention(p, r, window, attention_elsewhere(p, window), s);
@@ -421,7 +421,8 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     struct weights w = {.products = 0};
     u->experts = p->model->math.part[kind].experts;
     add_weights(p, unit, &w);
-    if (!mlp) add_attention(p, &p->cpu, window, 0, &w.cpu);
+    u->fixed = p->model->math.part[kind].state == STATE_FIXED;
+    if (p->model->math.part[kind].state == STATE_PAGES) add_attention(p, &p->cpu, window, 0, &w.cpu);
     add_bytes(&p->cpu, activation_bytes(p, kind), p->cpu.read, &w.cpu);
     add_operations(&p->cpu, o->cpu, &w.cpu);
     u->cpu = w.cpu.total;
@@ -466,7 +467,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     }
     u->borrow = 0;
     price_link(p, unit, window, u);
-    if (!mlp && p->step->kv.two) attention_price_host(p, window, u);
+    if (!mlp && !u->fixed && p->step->kv.two) attention_price_host(p, window, u);
     w.experts.unit = p->together * w.kernel.total;
     if (u->experts && cost_rates_packed_mixed(p, unit)) pack_experts(p, &w.experts);
     if (u->experts && p->step->experts.slots) experts_price(p, &w.experts, u);

@@ -86,6 +86,7 @@ struct cost_unit {
     bool cpu_packed;               /* `cpu` and `cpu_beside` are of packed weights */
     bool gpu_packed;               /* `gpu` is */
     bool experts;                  /* it is a mixture */
+    bool fixed;                    /* its state stays with one processor in all phases */
     bool stays;                    /* it is not streamed in such a step: experts but of a chunk */
     double cpu_spread, gpu_spread; /* of the rates of its matrices' formats, beside bf16's: for error bars */
     const char *cpu_bound, *gpu_bound; /* "memory", "compute", "overhead": for bound_by */

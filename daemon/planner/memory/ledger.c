@@ -19,6 +19,7 @@
 #include "common/base/log.h"
 #include "common/formats/packed.h"
 #include "common/plan/slots.h"
+#include "common/plan/state.h"
 #include "common/plan/workspace.h"
 #include "common/sampling/sampling.h"
 #include "common/base/units.h"
@@ -299,7 +300,9 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
     struct arena_header header;
     *bytes = 0;
     int rc = arena_plan(&spec, &header, err);
-    if (!rc) *bytes = header.total_bytes + ROUNDING_BYTES + PROCESS_BYTES;
+    if (!rc)
+        *bytes = header.total_bytes + ROUNDING_BYTES + PROCESS_BYTES +
+                 ledger_stated_snapshots(c) * ledger_snapshot_bytes(c);
     return rc;
 }
 
@@ -325,6 +328,16 @@ static bool streams_packed(const struct plan *plan)
         any |= streamed[u] && plan_unit_format(plan, u) == FORMAT_BF16_PACKED &&
                plan_home_memory(plan_unit_home(plan, 0, u)) == PLAN_HOST;
     return any;
+}
+
+/* Fixed states of all slots, of the processor's layers. Returns their bytes. */
+static uint64_t add_slots(const struct plan *plan, enum plan_processor processor, struct ledger *ledger)
+{
+    char what[48];
+    const uint64_t bytes = plan->slots * plan_state_layout(plan, processor).slot_bytes;
+    snprintf(what, sizeof what, "fixed states of %u slots", plan->slots);
+    if (bytes) ledger_add(ledger, what, bytes);
+    return bytes;
 }
 
 /* slots: bytes of those of experts. */
@@ -353,6 +366,7 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots
                  pages, plan->page_tokens);
         ledger_add(vram, what, times(kv_layers, ledger_kv_layer_bytes(c, pages)));
     }
+    add_slots(plan, PLAN_GPU0, vram);
     if (plan->ring_bytes) ledger_add(vram, "stream ring", plan->ring_bytes);
     const struct ledger_expands expands = {
         .ring_bytes = c->table->blocks || streams_packed(plan) ? plan->ring_bytes : 0,
@@ -394,9 +408,13 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
                                   : "KV cache, %u pages of %u tokens",
              plan->page_count, plan->page_tokens);
     if (!on_gpu || kv) ledger_add(host, what, kv);
+    const uint64_t slots = add_slots(plan, PLAN_CPU0, host),
+                   snapshots = header->region[ARENA_REGION_SNAPSHOTS].bytes;
+    snprintf(what, sizeof what, "%u snapshots of fixed states", plan->state_snapshots);
+    if (snapshots) ledger_add(host, what, snapshots);
     ledger_add(host,
                on_cpu && on_gpu ? "arena control, history, lanes, logits" : "arena control, history, logits",
-               header->total_bytes - weights - kv);
+               header->total_bytes - weights - kv - slots - snapshots);
     if (on_cpu) {
         ledger_add(host, "norms and biases in fp32",
                    placement_vectors(c->model, plan, PLAN_CPU0, NULL, NULL));
@@ -419,12 +437,14 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     const struct model_config *m = &c->model->config;
     struct arena_header header;
     int rc = plan->placement ? 0 : placement_make(c->model, &c->wish->parts, plan, err);
+    if (!rc && !plan->state) rc = plan_take_states(plan, c->model, err);
     if (rc) return rc;
     plan->context_tokens = ctx;
     plan->step_tokens = c->wish->step_tokens;
     plan->slots = c->wish->slots;
     plan->page_tokens = c->wish->page_tokens;
     plan->page_count = page_count;
+    plan->state_snapshots = ledger_stated_snapshots(c);
     plan->vram_page_count = plan_layers_of(plan, PLAN_GPU0) ? ledger_places(c, ctx) : 0;
     plan->kv_free_places = plan->vram_page_count ? c->wish->free_places : 0;
     if (!plan->vram_page_count)
@@ -449,6 +469,8 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                 .experts = mixed ? m->router.experts : 0,
                                 .expert_layers = mixed,
                                 .session_bytes = session_bytes(c, plan),
+                                .state = plan_state_layout(plan, PLAN_CPU0),
+                                .snapshot_count = plan->state_snapshots,
                                 .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
     rc = arena_plan(spec, &header, err);
     if (rc) return rc;
@@ -543,6 +565,7 @@ int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan, str
         rc = ledger_write(c, ctx, pages, plan, spec, err);
     }
     if (!rc) rc = fit_places(c, ctx, plan, spec, err);
+    if (!rc) rc = ledger_fit_snapshots(c, ctx, plan, spec, err);
     if (rc) return rc;
     if (!ledger_fits(plan)) {
         ledger_describe(c, plan, text, sizeof text);

@@ -24,6 +24,8 @@
 #define LEDGER_CTX_LEAST       256
 #define LEDGER_POOL_TOKENS     16384 /* in the KV pool by default */
 #define LEDGER_STEP_TOKENS     512   /* in a step where no weights are streamed for it */
+#define LEDGER_SNAPSHOTS       4     /* of fixed states by default, for each slot, */
+#define LEDGER_SNAPSHOT_PART   4     /* in at most this part of the host memory that is left */
 
 struct ledger_wish {
     enum kv_dtype kv_dtype;
@@ -44,6 +46,7 @@ struct ledger_wish {
     bool pack_gpu;              /* all that can be is packed in VRAM; in a request: it may be */
     struct packed_parts parts;  /* packed sizes, where weights were sampled */
     uint64_t host_memory_bytes; /* 0: not stated */
+    uint64_t snapshot_bytes;    /* for snapshots of fixed states (docs/state.md); 0: choose */
 };
 
 /* The accelerator that may be planned for. */
@@ -76,6 +79,11 @@ uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TE
 
 /* Bytes of all pages of one layer: its part of a pool, or of the staging memory for a borrowed cache. */
 uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count);
+/* Bytes of all slots' records of a layer; 0: its state is not fixed. */
+uint64_t ledger_state_layer_bytes(const struct ledger_case *c, uint32_t layer);
+/* Bytes of one snapshot; how many the wish states, 0: none. */
+uint64_t ledger_snapshot_bytes(const struct ledger_case *c);
+uint32_t ledger_stated_snapshots(const struct ledger_case *c);
 /* Places in VRAM that the wish comes to with steps of wish.step_tokens: as many as it says, or as these need; 0: one
  * tier. */
 uint32_t ledger_places(const struct ledger_case *c, uint32_t ctx);
@@ -130,6 +138,9 @@ uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx);
  * the arena's. HELM_E_CAPACITY names every line and the limit. */
 HELM_MUST_CHECK int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan,
                                struct arena_spec *spec, struct helm_err *err);
+/* Its part for snapshots where their number is not stated: for a plan that has everything else. */
+HELM_MUST_CHECK int ledger_fit_snapshots(const struct ledger_case *c, uint32_t ctx, struct plan *plan,
+                                         struct arena_spec *spec, struct helm_err *err);
 /* "needs A, has B (from): line, line ..." of the ledger that is over its limit (the host's if both are). */
 void ledger_describe(const struct ledger_case *c, const struct plan *plan, char *text, size_t size);
 

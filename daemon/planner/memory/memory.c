@@ -7,6 +7,7 @@
 #include "common/base/units.h"
 #include "common/model/arch.h"
 #include "common/plan/engine_limits.h"
+#include "common/plan/state.h"
 #include "common/plan/workspace.h"
 
 #define RING_UNIT_PARTS 4 /* the smallest ring: this part of the largest half layer, as a power of two */
@@ -72,6 +73,11 @@ static uint64_t packed_more(const struct ledger_case *c, uint32_t unit, enum pla
     return packs ? analyse_units(c->table, unit, unit).packed_more : 0;
 }
 
+static bool keeps_pages(const struct ledger_case *c, uint32_t layer)
+{
+    return plan_state_of_layer(c->model, layer).kind == STATE_PAGES;
+}
+
 static void fill_units(const struct ledger_case *c, const struct memory_wish *wish, struct search_bytes *unit)
 {
     const uint32_t places = ledger_places(c, wish->ctx);
@@ -81,13 +87,18 @@ static void fill_units(const struct ledger_case *c, const struct memory_wish *wi
     for (uint32_t u = 0; u < unit_count(c->table->layers); u++, unit += 3) {
         const struct analyse_bytes bytes = analyse_units(c->table, u, u);
         /* With two tiers all layers' pages are in host memory at all events: memory_build. */
-        const uint64_t kv_there = places ? ledger_kv_layer_bytes(c, places) : layer_kv,
-                       kv_host = places ? 0 : layer_kv;
-        const bool mlp = unit_part(u) == UNIT_MLP;
-        const struct search_bytes kv = on_device(c, mlp ? 0 : kv_there, 0);
+        const bool mlp = unit_part(u) == UNIT_MLP, pages = !mlp && keeps_pages(c, unit_layer(u));
+        const uint64_t fixed = mlp ? 0 : ledger_state_layer_bytes(c, unit_layer(u)),
+                       there = !pages   ? fixed
+                               : places ? ledger_kv_layer_bytes(c, places)
+                                        : layer_kv,
+                       on_host = !pages   ? fixed
+                                 : places ? 0
+                                          : layer_kv;
+        const struct search_bytes kv = on_device(c, there, 0);
         unit[PLAN_HOME_CPU] = on_device(c, wish->prefill ? bytes.vram_vectors : 0,
                                         bytes.arena + bytes.vector_bytes + packed_more(c, u, PLAN_HOME_CPU));
-        unit[PLAN_HOME_CPU].host += mlp ? 0 : kv_host;
+        unit[PLAN_HOME_CPU].host += on_host;
         uint64_t weights = c->wish->pack_gpu && c->table->packs_vram[u]
                                ? bytes.vram_vectors + ledger_packed_unit_bytes(c, u)
                                : bytes.vram;
@@ -184,8 +195,9 @@ int memory_build(const struct ledger_case *c, const struct memory_wish *wish, st
     if (!memory->unit)
         return helm_fail(err, HELM_E_NOMEM, "no memory for the sizes of %u half layers",
                          unit_count(c->table->layers));
-    if (ledger_places(c, wish->ctx))
-        fixed += c->table->layers * ledger_kv_layer_bytes(c, wish->pages) + ARENA_HUGE_PAGE;
+    for (uint32_t l = 0; l < c->table->layers && ledger_places(c, wish->ctx); l++)
+        if (keeps_pages(c, l)) fixed += ledger_kv_layer_bytes(c, wish->pages);
+    if (ledger_places(c, wish->ctx)) fixed += ARENA_HUGE_PAGE;
     s->unit = memory->unit;
     s->host_limit = take_off(ledger_host_limit(c, from), fixed + wish->less_host, &memory->host_missing);
     s->vram_limit =

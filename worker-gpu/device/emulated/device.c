@@ -318,7 +318,7 @@ int device_emulated_open(const struct device_options *options, struct device **d
     e->base.ceiling = options->vram_bytes ? options->vram_bytes : MEMORY_DEFAULT;
     e->base.spin_us = POLL_SPIN_US;
     e->base.nap_us = POLL_NAP_US;
-    e->base.steady = true;
+    e->base.steady = e->base.emulated = true;
     e->copy_bytes_per_s = options->copy_bytes_per_s;
     e->wait_ms = options->wait_ms;
     int rc = emulated_math_open(&e->math, err);

@@ -329,6 +329,25 @@ static void run_rope_table(struct emulated_math *math, const struct op *op)
     }
 }
 
+/* A row's tokens in order. Outputs may take the place of inputs of tokens that are done. */
+static void run_running_mean(struct emulated_math *math, const struct op *op)
+{
+    const struct op_running_mean *c = &op->as.running_mean;
+    float *mean = emulated_scratch(math, SCRATCH_Y, c->width * sizeof(float));
+    for (uint32_t r = 0; r < c->step.counts[1] && mean; r++) {
+        float *sum = (float *)(void *)(c->state + c->row_state[c->step.row_slot[r]] * c->slot_bytes);
+        for (uint32_t t = c->step.row_first[r]; t < c->step.row_first[r + 1]; t++) {
+            const float *in = c->in + (size_t)t * c->in_stride;
+            const float positions = (float)(c->step.position[t] + 1);
+            for (uint32_t i = 0; i < c->width; i++) {
+                sum[i] += in[i];
+                mean[i] = sum[i] / positions;
+            }
+            emulated_store(math, c->out, (size_t)t * c->out_stride, c->out_dtype, mean, c->width);
+        }
+    }
+}
+
 /* ---- the table ---- */
 
 static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
@@ -340,6 +359,7 @@ static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_KV_QUERY] = run_move,
     [OP_READ_BLOCK] = run_move,
     [OP_ROPE_TABLE] = run_rope_table,
+    [OP_RUNNING_MEAN] = run_running_mean,
     [OP_GEMV] = run_gemv,
     [OP_GEMM_SMALL] = run_gemm_small,
     [OP_LOGITS] = run_gemm_small,

@@ -43,9 +43,20 @@ static uint32_t random_of(uint32_t *state)
     return *state >> 8;
 }
 
-static void write_one(struct memory *m, const char *kv_dtype, uint64_t page_bytes, struct session_head *head,
+static const struct kind {
+    const char *dtype;
+    uint64_t bytes, state;
+} kinds[] = {{"f16", 2 * 2 * 2 * 4 * 64, 0},
+             {"bf16", 2 * 2 * 2 * 4 * 64, 0},
+             {"q8_0", 2 * 2 * 2 * 144, 0},
+             {"f16", 2 * 2 * 2 * 4 * 64, 192}};
+
+/* Pages, and the state after them. */
+static void write_one(struct memory *m, const struct kind *kind, struct session_head *head,
                       unsigned char *pages)
 {
+    const char *kv_dtype = kind->dtype;
+    const uint64_t page_bytes = kind->bytes;
     static uint32_t tokens[TOKENS];
     const struct session_stream stream = {.context = m, .write = put};
     struct session_file file;
@@ -60,13 +71,15 @@ static void write_one(struct memory *m, const char *kv_dtype, uint64_t page_byte
                                   .token_count = TOKENS,
                                   .pages = PAGES,
                                   .page_bytes = page_bytes,
+                                  .state_bytes = kind->state,
                                   .tokens = tokens};
     snprintf(head->shape.kv_dtype, sizeof head->shape.kv_dtype, "%s", kv_dtype);
     snprintf(head->shape.weights, sizeof head->shape.weights, "q4_k_m");
-    for (uint64_t i = 0; i < PAGES * page_bytes; i++) pages[i] = (unsigned char)random_of(&state);
+    for (uint64_t i = 0; i < PAGES * page_bytes + kind->state; i++)
+        pages[i] = (unsigned char)random_of(&state);
     m->size = m->at = 0;
     assert_int_equal(session_file_create(&file, &stream, head, &err), 0);
-    for (uint32_t p = 0; p < PAGES; p++)
+    for (uint32_t p = 0; p < session_file_units(head); p++)
         assert_int_equal(session_file_write_page(&file, head, pages + p * page_bytes, &err), 0);
     assert_int_equal(session_file_write_end(&file, &err), 0);
     assert_int_equal(m->size, session_file_bytes(head));
@@ -80,16 +93,11 @@ static int read_one(struct memory *m, struct session_head *head, unsigned char *
     struct session_file file;
     m->at = 0;
     int rc = session_file_open(&file, &stream, m->size, head, err);
-    if (!rc) assert_true(head->pages * head->page_bytes <= room);
-    for (uint32_t p = 0; p < head->pages && !rc; p++)
+    if (!rc) assert_true(head->pages * head->page_bytes + head->state_bytes <= room);
+    for (uint32_t p = 0; p < session_file_units(head) && !rc; p++)
         rc = session_file_read_page(&file, head, pages + p * head->page_bytes, err);
     return rc ? rc : session_file_read_end(&file, err);
 }
-
-static const struct {
-    const char *dtype;
-    uint64_t bytes;
-} kinds[] = {{"f16", 2 * 2 * 2 * 4 * 64}, {"bf16", 2 * 2 * 2 * 4 * 64}, {"q8_0", 2 * 2 * 2 * 144}};
 
 static void what_was_written_is_read(void **state)
 {
@@ -99,13 +107,14 @@ static void what_was_written_is_read(void **state)
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         struct session_head head, back;
         struct helm_err err = {0};
-        write_one(&m, kinds[k].dtype, kinds[k].bytes, &head, pages);
+        write_one(&m, &kinds[k], &head, pages);
         assert_int_equal(read_one(&m, &back, got, sizeof got, &err), 0);
         assert_memory_equal(&head.shape, &back.shape, sizeof head.shape);
         assert_int_equal(back.pages, PAGES);
         assert_int_equal(back.token_count, TOKENS);
         assert_memory_equal(head.tokens, back.tokens, TOKENS * sizeof *head.tokens);
-        assert_memory_equal(pages, got, PAGES * kinds[k].bytes);
+        assert_int_equal(back.state_bytes, kinds[k].state);
+        assert_memory_equal(pages, got, PAGES * kinds[k].bytes + kinds[k].state);
         session_head_free(&back);
     }
 }
@@ -118,9 +127,9 @@ static void a_thousand_damaged_files_are_refused(void **state)
     static unsigned char pages[ROOM], got[ROOM];
     struct session_head head, back;
     uint32_t random = 1;
-    write_one(&good, kinds[0].dtype, kinds[0].bytes, &head, pages);
     for (int i = 0; i < 1000; i++) {
         struct helm_err err = {0};
+        if (i % 500 == 0) write_one(&good, &kinds[i ? 3 : 0], &head, pages); /* without a state, with one */
         const uint32_t kind = random_of(&random) % 5, a = random_of(&random) % (uint32_t)good.size,
                        b = random_of(&random) % (uint32_t)good.size;
         bad = good;
@@ -149,8 +158,9 @@ static void pages_know_their_places(void **state)
     static unsigned char pages[ROOM], got[ROOM];
     struct session_head head, back;
     struct helm_err err = {0};
-    write_one(&m, kinds[0].dtype, kinds[0].bytes, &head, pages);
-    const size_t first = (size_t)session_file_head_bytes(TOKENS), page = kinds[0].bytes + sizeof(uint64_t);
+    write_one(&m, &kinds[0], &head, pages);
+    const size_t first = (size_t)session_file_head_bytes(&(struct session_head){.token_count = TOKENS}),
+                 page = kinds[0].bytes + sizeof(uint64_t);
     unsigned char *copy = malloc(page);
     memcpy(copy, m.data + first, page);
     memmove(m.data + first, m.data + first + page, page);
@@ -171,7 +181,8 @@ static void heads_beyond_bounds_are_refused_by_name(void **state)
         uint32_t value;
         int code;
         const char *what;
-    } cases[] = {{8, 3, HELM_E_UNSUPPORTED, "version 3"},
+    } cases[] = {{8, 4, HELM_E_UNSUPPORTED, "version 4"},
+                 {8, 3, HELM_E_LIMIT, "bytes of the state"}, /* where tokens begin */
                  {12, 1, HELM_E_LIMIT, "bytes of the head"},
                  {24, 0, HELM_E_LIMIT, "layers"},
                  {24, 5000, HELM_E_LIMIT, "layers"},
@@ -187,7 +198,7 @@ static void heads_beyond_bounds_are_refused_by_name(void **state)
                  {88, 64, HELM_E_FORMAT, "a page is 64 bytes"},
                  {24, 3, HELM_E_FORMAT, "its layers and heads take"}};
     struct session_head head, back;
-    write_one(&good, kinds[0].dtype, kinds[0].bytes, &head, pages);
+    write_one(&good, &kinds[0], &head, pages);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct helm_err err = {0};
         bad = good;

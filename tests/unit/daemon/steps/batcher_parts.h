@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <stdlib.h>
+
 #include "daemon/steps/batcher.h"
 
 struct batcher_parts {
@@ -15,6 +17,7 @@ struct batcher_parts {
     struct profile profile;
     struct plan plan, lists; /* the forecast's, the batcher's */
     struct plan_stage stage;
+    struct plan_state *state; /* [layers] */
     struct observe observe;
     struct metrics metrics;
     struct arena arena;
@@ -24,6 +27,7 @@ struct batcher_parts {
 struct batcher_parts_case {
     uint32_t slots, context_tokens, step_tokens, page_tokens, pages;
     uint32_t places, direct_permille, direct_positions, free_places; /* of a cache in two tiers; 0: one */
+    uint32_t snapshots; /* of a fixed state in layer 0; 0: all layers keep pages */
     uint32_t queue;
     enum prefix_sharing sharing;
     struct batcher_sink sink;
@@ -65,6 +69,13 @@ static inline void batcher_parts_open(struct batcher_parts *p, const struct batc
     p->lists.kv_direct_permille = c->direct_permille;
     p->lists.kv_direct_positions = c->direct_positions;
     p->lists.kv_free_places = c->free_places;
+    p->lists.state_snapshots = c->snapshots;
+    if (c->snapshots) {
+        p->lists.state = p->state = calloc(p->lists.layers, sizeof *p->state);
+        assert_non_null(p->state);
+        for (uint32_t l = 0; l < p->lists.layers; l++) p->state[l].kind = STATE_PAGES;
+        p->state[0] = (struct plan_state){.kind = STATE_FIXED, .bytes = STATE_ALIGN};
+    }
     const struct batcher_options options = {.model = &p->model.config,
                                             .plan = &p->lists,
                                             .arena = &p->arena,
@@ -83,6 +94,7 @@ static inline void batcher_parts_close(struct batcher_parts *p)
     arena_close(&p->arena);
     forecast_close(&p->observe.forecast);
     model_free(&p->model);
+    free(p->state);
 }
 
 #endif

@@ -38,7 +38,8 @@ static inline void on_done(void *context, const struct sequence *seq)
     s->done++;
 }
 
-static inline struct stage *stage_open_sharing(uint32_t pages, enum prefix_sharing sharing)
+/* snapshots: of a fixed state; 0: there is none. */
+static inline struct stage *stage_open_states(uint32_t pages, enum prefix_sharing sharing, uint32_t snapshots)
 {
     struct stage *s = calloc(1, sizeof *s);
     assert_non_null(s);
@@ -48,6 +49,7 @@ static inline struct stage *stage_open_sharing(uint32_t pages, enum prefix_shari
                                              .step_tokens = 64,
                                              .page_tokens = 32,
                                              .pages = pages,
+                                             .snapshots = snapshots,
                                              .queue = QUEUE,
                                              .sharing = sharing,
                                              .sink = {.context = s, .token = on_token, .done = on_done}});
@@ -55,6 +57,11 @@ static inline struct stage *stage_open_sharing(uint32_t pages, enum prefix_shari
     batcher_prepare_worker(&s->on.batcher, 1);
     batcher_worker_ready(&s->on.batcher);
     return s;
+}
+
+static inline struct stage *stage_open_sharing(uint32_t pages, enum prefix_sharing sharing)
+{
+    return stage_open_states(pages, sharing, 0);
 }
 
 static inline struct stage *stage_open(uint32_t pages)

@@ -17,6 +17,9 @@ struct stage {
     struct arena arena;
     struct model_config model;
     struct kv_pages pool;
+    struct snapshots snapshots; /* off, but for one test */
+    uint64_t state[2 * CHECK_SEQUENCES +
+                   1]; /* of a snapshot: the sequence, the way and the position that it is of */
     struct check check;
     uint32_t workers, steps, positions[2]; /* of steps of one row, of several: rounded rows */
     float off;                             /* by how much a rounded row's first logit is off */
@@ -28,6 +31,7 @@ static int open_check(struct stage *s, const struct verdict *before, struct helm
     const struct check_options options = {.arena = &s->arena,
                                           .model = &s->model,
                                           .pool = &s->pool,
+                                          .snapshots = &s->snapshots,
                                           .before = before,
                                           .workers = s->workers,
                                           .step_tokens = arena_header_of(&s->arena)->step_tokens};
@@ -72,6 +76,8 @@ static void stage_close(struct stage *s)
 {
     check_close(&s->check);
     assert_int_equal(s->pool.free_count, s->pool.count); /* no round keeps pages */
+    for (uint32_t i = 1; i <= s->snapshots.count; i++) assert_int_equal(s->snapshots.snapshot[i].pins, 0);
+    snapshots_free(&s->snapshots);
     kv_pages_free(&s->pool);
     arena_close(&s->arena);
 }
@@ -82,6 +88,15 @@ static void write_row(struct stage *s, uint32_t row, uint32_t token, uint32_t po
     float *logits = arena_logits_of(&s->arena, row);
     for (uint32_t i = 0; i < VOCAB; i++) logits[i] = (float)((token * 7 + position * 3 + i * i) % 11);
     if (rounded) logits[0] += s->off;
+}
+
+/* A row begins with what the one before it of this sequence, computed in this way, has left. */
+static void take_state(struct stage *s, const struct step_row *row, uint32_t way)
+{
+    assert_int_equal(row->state_to != STATE_NO_SNAPSHOT, s->snapshots.on);
+    assert_int_equal(row->state_from != STATE_NO_SNAPSHOT, s->snapshots.on && row->start > 0);
+    if (row->state_from) assert_int_equal(s->state[row->state_from], row->start * 1000 + way);
+    if (row->state_to) s->state[row->state_to] = (row->start + 1) * 1000 + way;
 }
 
 /* The worker's part of the step that is in flight; tokens count up. */
@@ -112,6 +127,7 @@ static void answer(struct stage *s)
         if (places) assert_true(arena_vram_table_of(&s->arena, row->slot)[0] < places);
         if (*page) assert_int_equal(*page, first);
         *page = first;
+        take_state(s, row, 2 * sequence + rounded);
         write_row(s, r, history[row->start], row->start, rounded);
         result->row[r] = (struct step_result_row){.slot = row->slot,
                                                   .sampled = {.token = (history[row->start] + 1) % VOCAB}};
@@ -366,6 +382,33 @@ static void it_keeps_to_the_places_in_vram(void **state)
     stage_close(&s);
 }
 
+/* Where a state is of fixed size each sequence has one for each way, and with few snapshots there are fewer sequences. */
+static void fixed_states_go_from_row_to_row(void **state)
+{
+    (void)state;
+    static struct plan_state kept = {.kind = STATE_FIXED, .bytes = STATE_ALIGN};
+    for (uint32_t count = 32; count; count = count == 32 ? 24 : count == 24 ? 2 : 0) {
+        const struct plan plan = {.layers = 1, .state = &kept, .state_snapshots = count};
+        struct stage s;
+        struct helm_err err = {0};
+        struct verdict verdict;
+        stage_open(&s, 4, 64, -1);
+        check_close(&s.check);
+        if (snapshots_init(&s.snapshots, &plan, PAGE, &err)) fail_msg("%s", err.text);
+        if (count == 2) {
+            assert_int_equal(open_check(&s, NULL, &err), HELM_E_CAPACITY);
+            assert_non_null(strstr(err.text, "with its snapshots"));
+        } else {
+            assert_int_equal(open_check(&s, NULL, &err), 0);
+            assert_int_equal(s.check.sequences, count / 2);
+            run(&s, 1000, &verdict);
+            assert_true(verdict.tokens == 0 && verdict.positions > 0);
+            assert_int_equal(s.check.states, 0);
+        }
+        stage_close(&s);
+    }
+}
+
 static void it_begins_anew_after_a_loss(void **state)
 {
     (void)state;
@@ -426,6 +469,7 @@ int main(void)
         cmocka_unit_test(it_goes_on_from_an_earlier_start),
         cmocka_unit_test(a_small_cache_is_refused),
         cmocka_unit_test(it_keeps_to_the_places_in_vram),
+        cmocka_unit_test(fixed_states_go_from_row_to_row),
         cmocka_unit_test(it_begins_anew_after_a_loss),
         cmocka_unit_test(answers_that_break_the_protocol),
     };

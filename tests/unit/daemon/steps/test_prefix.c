@@ -17,6 +17,7 @@ enum { PAGES = 48, PAGE = 4, CONTEXT = 80, ROW = CONTEXT / PAGE, SEQS = 9, OPERA
 /* The pool as workers would fill it: of each position a hash of all tokens up to there. */
 struct pool {
     struct kv_pages pages;
+    struct snapshots none; /* no state is fixed: test_snapshots.c */
     uint64_t cell[PAGES][PAGE];
     uint32_t row[SEQS][ROW];
     struct sequence seq[SEQS];
@@ -114,19 +115,19 @@ static void the_second_prompt_begins_behind_the_firsts_pages(void **state)
     struct pool p;
     pool_open(&p);
     begin(&p, 0, prompt, 17, 0);
-    assert_false(prefix_take(&p.pages, p.row[0], &p.seq[0]));
+    assert_false(prefix_take(&p.pages, &p.none, p.row[0], &p.seq[0]));
     compute(&p, 0, 17, 1);
     begin(&p, 1, prompt, 17, 0);
-    assert_true(prefix_take(&p.pages, p.row[1], &p.seq[1]));
+    assert_true(prefix_take(&p.pages, &p.none, p.row[1], &p.seq[1]));
     assert_int_equal(p.seq[1].cached, 16);
     assert_int_equal(p.seq[1].found, 16);
     begin(&p, 2, prompt, 16, 0); /* its last token is wanted: the page that it is in is computed */
-    assert_true(prefix_take(&p.pages, p.row[2], &p.seq[2]));
+    assert_true(prefix_take(&p.pages, &p.none, p.row[2], &p.seq[2]));
     assert_int_equal(p.seq[2].cached, 12);
     begin(&p, 3, prompt, 17, 9);
-    assert_false(prefix_take(&p.pages, p.row[3], &p.seq[3])); /* another sequence's */
+    assert_false(prefix_take(&p.pages, &p.none, p.row[3], &p.seq[3])); /* another sequence's */
     begin(&p, 4, prompt, 17, SEQUENCE_NO_SCOPE);
-    assert_false(prefix_take(&p.pages, p.row[4], &p.seq[4]));
+    assert_false(prefix_take(&p.pages, &p.none, p.row[4], &p.seq[4]));
     compute(&p, 4, 17, 1); /* and leaves nothing */
     assert_int_equal(p.seq[4].page_end, SEQUENCE_NO_SCOPE);
     pool_close(&p);
@@ -141,27 +142,30 @@ static void two_at_once_go_on_from_what_one_has(void **state)
     begin(&p, 0, prompt, 17, 0);
     begin(&p, 1, prompt, 15, 0);
     begin(&p, 2, prompt + 1, 15, 0);
-    assert_int_equal(prefix_next_page(&p.pages, &p.seq[0]), prefix_next_page(&p.pages, &p.seq[1]));
-    assert_int_not_equal(prefix_next_page(&p.pages, &p.seq[0]), prefix_next_page(&p.pages, &p.seq[2]));
+    assert_int_equal(prefix_next_page(&p.pages, &p.none, &p.seq[0]),
+                     prefix_next_page(&p.pages, &p.none, &p.seq[1]));
+    assert_int_not_equal(prefix_next_page(&p.pages, &p.none, &p.seq[0]),
+                         prefix_next_page(&p.pages, &p.none, &p.seq[2]));
     compute(&p, 0, 9, 0);
-    assert_true(prefix_take(&p.pages, p.row[1], &p.seq[1]));
+    assert_true(prefix_take(&p.pages, &p.none, p.row[1], &p.seq[1]));
     assert_int_equal(p.seq[1].cached, 8);
     assert_int_equal(p.seq[1].found, 8);
     /* the first one is in the middle of the page that the other one begins */
-    assert_int_not_equal(prefix_next_page(&p.pages, &p.seq[1]), 0);
-    assert_int_equal(prefix_next_page(&p.pages, &p.seq[0]), prefix_next_page(&p.pages, &p.seq[1]));
+    assert_int_not_equal(prefix_next_page(&p.pages, &p.none, &p.seq[1]), 0);
+    assert_int_equal(prefix_next_page(&p.pages, &p.none, &p.seq[0]),
+                     prefix_next_page(&p.pages, &p.none, &p.seq[1]));
     compute(&p, 1, 6, 0);
-    assert_true(
-        prefix_take(&p.pages, p.row[0], &p.seq[0])); /* what the other one has, for its own beginning of it */
+    assert_true(prefix_take(&p.pages, &p.none, p.row[0],
+                            &p.seq[0])); /* what the other one has, for its own beginning of it */
     assert_int_equal(p.seq[0].cached, 12);
     assert_int_equal(p.seq[0].found, 3);
     assert_int_equal(kv_pages_holders(&p.pages, p.row[0][2]), 2);
     assert_int_equal(p.pages.free_count, PAGES - 4);
     compute(&p, 0, 5, 1);
-    assert_false(prefix_take(&p.pages, p.row[1], &p.seq[1])); /* 15 tokens end in the fourth page */
+    assert_false(prefix_take(&p.pages, &p.none, p.row[1], &p.seq[1])); /* 15 tokens end in the fourth page */
     assert_int_equal(p.seq[1].cached, 14);
     assert_int_equal(p.seq[1].found, 8);
-    assert_int_equal(prefix_next_page(&p.pages, &p.seq[1]), 0);
+    assert_int_equal(prefix_next_page(&p.pages, &p.none, &p.seq[1]), 0);
     pool_close(&p);
 }
 
@@ -174,13 +178,13 @@ static void own_pages_are_found_again(void **state)
     begin(&p, 0, prompt, 17, 0);
     compute(&p, 0, 10, 0);
     leave(&p, 0);
-    assert_true(prefix_take(&p.pages, p.row[0], &p.seq[0]));
+    assert_true(prefix_take(&p.pages, &p.none, p.row[0], &p.seq[0]));
     assert_int_equal(p.seq[0].cached, 8);
     assert_int_equal(p.seq[0].found, 0);
     compute(&p, 0, 9, 1);
     prefix_forget(&p.pages, p.row[0], &p.seq[0]);
     begin(&p, 1, prompt, 17, 0);
-    assert_false(prefix_take(&p.pages, p.row[1], &p.seq[1]));
+    assert_false(prefix_take(&p.pages, &p.none, p.row[1], &p.seq[1]));
     pool_close(&p);
 }
 
@@ -199,15 +203,15 @@ static void who_has_to_leave_keeps_its_pages_to_itself(void **state)
         leave(&p, i);
     }
     for (uint32_t i = 0; i < 2; i++) {
-        assert_true(prefix_take(&p.pages, p.row[i], &p.seq[i]));
+        assert_true(prefix_take(&p.pages, &p.none, p.row[i], &p.seq[i]));
         assert_int_equal(p.seq[i].cached, 8);
         assert_int_equal(p.seq[i].found, 0);
     }
     assert_int_not_equal(p.row[0][0], p.row[1][0]);
     begin(&p, 2, prompt, 17, SEQUENCE_NO_SCOPE);
-    assert_false(prefix_take(&p.pages, p.row[2], &p.seq[2]));
+    assert_false(prefix_take(&p.pages, &p.none, p.row[2], &p.seq[2]));
     begin(&p, 3, prompt, 17, 0);
-    assert_false(prefix_take(&p.pages, p.row[3], &p.seq[3]));
+    assert_false(prefix_take(&p.pages, &p.none, p.row[3], &p.seq[3]));
     pool_close(&p);
 }
 
@@ -338,7 +342,7 @@ static void operate(struct pool *p)
     } else if (what < 66) {
         prefix_forget(&p->pages, p->row[i], seq);
     } else {
-        const bool took = prefix_take(&p->pages, p->row[i], seq);
+        const bool took = prefix_take(&p->pages, &p->none, p->row[i], seq);
         p->found += took;
         p->found_restored += took && found_restored(p, i);
         const uint32_t room = (seq->pages + p->pages.free_count) * PAGE - seq->cached;
@@ -389,17 +393,17 @@ static void pages_behind_prompts_are_their_sequences_own(void **state)
     for (uint32_t t = 11; t < 16; t++) compute(&p, 0, 1, prompt[t]);
     assert_int_equal(p.seq[0].cached, 15);
     begin(&p, 1, prompt, 17, 0); /* a prompt of the same tokens */
-    assert_true(prefix_take(&p.pages, p.row[1], &p.seq[1]));
+    assert_true(prefix_take(&p.pages, &p.none, p.row[1], &p.seq[1]));
     assert_int_equal(p.seq[1].cached, 8);
     compute(&p, 1, 9, 1);
     prefix_keep(&p.pages, p.row[0], &p.seq[0]); /* it gives way, and finds its own again */
     leave(&p, 0);
-    assert_true(prefix_take(&p.pages, p.row[0], &p.seq[0]));
+    assert_true(prefix_take(&p.pages, &p.none, p.row[0], &p.seq[0]));
     assert_int_equal(p.seq[0].cached, 12);
     assert_int_not_equal(p.row[0][2], p.row[1][2]);
     compute(&p, 0, 4, 1);
     begin(&p, 2, prompt, 17, 0); /* the prompt's third and fourth page, not the other one's */
-    assert_true(prefix_take(&p.pages, p.row[2], &p.seq[2]));
+    assert_true(prefix_take(&p.pages, &p.none, p.row[2], &p.seq[2]));
     assert_int_equal(p.seq[2].cached, 16);
     assert_int_equal(p.row[2][2], p.row[1][2]);
     pool_close(&p);

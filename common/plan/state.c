@@ -1,0 +1,181 @@
+/* What each layer of a plan keeps of a sequence. See state.h. */
+#include "common/plan/state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/json.h"
+
+#define STATE_BYTES_MAX ((uint64_t)1 << 40)
+
+/* ---- of the model ---- */
+
+struct plan_state plan_state_of_layer(const struct model *model, uint32_t layer)
+{
+    const struct math_part *part = model_unit_math(model, unit_of(layer, UNIT_ATTENTION));
+    return (struct plan_state){.kind = part->state, .bytes = part->state_bytes};
+}
+
+static bool alike(const struct plan_state *a, const struct plan_state *b)
+{
+    return a->kind == b->kind && a->bytes == b->bytes;
+}
+
+int plan_take_states(struct plan *plan, const struct model *model, struct helm_err *err)
+{
+    bool other = false;
+    free(plan->state);
+    plan->state = calloc(plan->layers, sizeof *plan->state);
+    if (!plan->state) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers' states", plan->layers);
+    for (uint32_t l = 0; l < plan->layers; l++) {
+        plan->state[l] = plan_state_of_layer(model, l);
+        other |= plan->state[l].kind != STATE_PAGES;
+    }
+    if (other) return 0;
+    free(plan->state);
+    plan->state = NULL;
+    return 0;
+}
+
+int plan_check_states(const struct plan *plan, const struct model *model, struct helm_err *err)
+{
+    for (uint32_t l = 0; l < plan->layers && l < model->config.layers; l++) {
+        const struct plan_state own = plan_state_at(plan, l), is = plan_state_of_layer(model, l);
+        if (!alike(&own, &is))
+            return helm_fail(err, HELM_E_MISMATCH,
+                             "layer %u keeps '%s' of %llu bytes of a sequence, in the plan '%s' of %llu", l,
+                             state_kind_name(is.kind), (unsigned long long)is.bytes,
+                             state_kind_name(own.kind), (unsigned long long)own.bytes);
+    }
+    return 0;
+}
+
+/* ---- where it lies ---- */
+
+bool plan_has_fixed(const struct plan *plan)
+{
+    for (uint32_t l = 0; plan->state && l < plan->layers; l++)
+        if (plan->state[l].kind == STATE_FIXED) return true;
+    return false;
+}
+
+static enum plan_processor keeper_of(const struct plan *plan, uint32_t layer)
+{
+    return plan_home_processor(plan_unit_home(plan, 0, unit_of(layer, UNIT_ATTENTION)));
+}
+
+/* Records of the fixed layers [0, end): of those of one processor, and of all. */
+static struct state_layout bytes_before(const struct plan *plan, enum plan_processor processor, uint32_t end)
+{
+    struct state_layout sum = {0};
+    for (uint32_t l = 0; plan->state && l < end; l++) {
+        if (plan->state[l].kind != STATE_FIXED) continue;
+        sum.snapshot_bytes += plan->state[l].bytes;
+        if (keeper_of(plan, l) == processor) sum.slot_bytes += plan->state[l].bytes;
+    }
+    return sum;
+}
+
+struct state_layout plan_state_layout(const struct plan *plan, enum plan_processor processor)
+{
+    return bytes_before(plan, processor, plan->layers);
+}
+
+bool plan_state_record(const struct plan *plan, enum plan_processor processor, uint32_t layer,
+                       struct state_record *record)
+{
+    *record = (struct state_record){0};
+    if (plan_state_at(plan, layer).kind != STATE_FIXED || keeper_of(plan, layer) != processor) return false;
+    const struct state_layout before = bytes_before(plan, processor, layer);
+    *record = (struct state_record){.bytes = plan->state[layer].bytes,
+                                    .slot_at = before.slot_bytes,
+                                    .snapshot_at = before.snapshot_bytes};
+    return true;
+}
+
+int plan_state_records(const struct plan *plan, enum plan_processor processor, struct state_record **records,
+                       uint32_t *count, struct helm_err *err)
+{
+    *count = 0;
+    *records = calloc(plan->layers, sizeof **records);
+    if (!*records) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers' states", plan->layers);
+    for (uint32_t l = 0; l < plan->layers; l++)
+        *count += plan_state_record(plan, processor, l, &(*records)[*count]);
+    return 0;
+}
+
+int plan_check_state_homes(const struct plan *plan, struct helm_err *err)
+{
+    for (uint32_t p = 1; plan->state && p < plan_phase_count(plan); p++)
+        for (uint32_t l = 0; l < plan->layers; l++) {
+            const enum plan_home home = plan_unit_home(plan, p, unit_of(l, UNIT_ATTENTION));
+            if (plan->state[l].kind != STATE_FIXED || plan_home_processor(home) == keeper_of(plan, l))
+                continue;
+            return helm_fail(err, HELM_E_FORMAT,
+                             "prefill list %u computes layer %u on '%s', but its fixed state lies with the "
+                             "processor that decodes",
+                             p, l, plan_home_name(home));
+        }
+    return 0;
+}
+
+/* ---- as JSON ---- */
+
+json_t *plan_states_to_json(const struct plan *plan)
+{
+    json_t *list = json_array();
+    for (uint32_t l = 0, first = 0; l < plan->layers; l++) {
+        if (l + 1 < plan->layers && alike(&plan->state[l], &plan->state[l + 1])) continue;
+        json_t *entry = json_pack("{s:[I, I], s:s}", "layers", (json_int_t)first, (json_int_t)l, "kind",
+                                  state_kind_name(plan->state[l].kind));
+        if (plan->state[l].bytes)
+            json_object_set_new(entry, "bytes", plan_bytes_to_json(plan->state[l].bytes));
+        json_array_append_new(list, entry);
+        first = l + 1;
+    }
+    return list;
+}
+
+/* An entry, whose layers follow those before `next`. */
+static int parse_entry(const json_t *json, struct plan *plan, uint32_t *next, struct helm_err *err)
+{
+    json_int_t first = -1, last = -1;
+    const char *kind = "";
+    struct plan_state state = {.kind = STATE_NONE};
+    if (json_unpack((json_t *)json, "{s:[I, I!], s:s}", "layers", &first, &last, "kind", &kind))
+        return helm_fail(err, HELM_E_FORMAT, "not {\"layers\": [first, last], \"kind\": ...}");
+    if (first != (json_int_t)*next || last < first || last >= (json_int_t)plan->layers)
+        return helm_fail(err, HELM_E_LIMIT, "layers [%lld, %lld] do not begin at %u and end below %u",
+                         (long long)first, (long long)last, *next, plan->layers);
+    while (state.kind < STATE_KINDS && strcmp(kind, state_kind_name(state.kind)) != 0)
+        state.kind = (enum state_kind)(state.kind + 1);
+    if (state.kind == STATE_KINDS) return helm_fail(err, HELM_E_FORMAT, "'%.40s' is no kind of state", kind);
+    const bool fixed = state.kind == STATE_FIXED;
+    int rc =
+        json_get_u64(json, "bytes", fixed, fixed ? 1 : 0, fixed ? STATE_BYTES_MAX : 0, &state.bytes, err);
+    if (!rc && state.bytes % STATE_ALIGN)
+        rc = helm_fail(err, HELM_E_LIMIT, "'bytes' is %llu, not a multiple of %d",
+                       (unsigned long long)state.bytes, STATE_ALIGN);
+    for (; !rc && (json_int_t)*next <= last; ++*next) plan->state[*next] = state;
+    return rc;
+}
+
+int plan_states_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    const json_t *list = json_object_get(json, "states");
+    uint64_t snapshots = 0;
+    uint32_t next = 0;
+    int rc = json_get_u64(json, "state_snapshots", false, 0, PLAN_SNAPSHOTS_MAX, &snapshots, err);
+    plan->state_snapshots = (uint32_t)snapshots;
+    if (rc || !list || json_is_null(list)) return rc;
+    if (!json_is_array(list)) return helm_fail(err, HELM_E_FORMAT, "'states' is no array");
+    plan->state = calloc(plan->layers, sizeof *plan->state);
+    if (!plan->state) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers' states", plan->layers);
+    for (size_t i = 0; i < json_array_size(list) && !rc; i++) {
+        rc = parse_entry(json_array_get(list, i), plan, &next, err);
+        if (rc) helm_err_prefix(err, "'states' entry %zu", i);
+    }
+    if (!rc && next != plan->layers)
+        rc = helm_fail(err, HELM_E_FORMAT, "'states' ends before layer %u of %u", next, plan->layers);
+    return rc;
+}

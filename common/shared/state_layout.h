@@ -1,0 +1,44 @@
+/* Where the state of a sequence lies, beyond pages: one definition for helmd and all workers (docs/state.md).
+ *
+ * Pages are kv_layout.h's. A layer with a fixed state has a *record* of one size at every position. Records lie
+ *
+ *   in a slot       [slot][fixed layers of one processor, in order]   in the memory of that processor
+ *   in a snapshot   [snapshot][fixed layers of the model, in order]   in the arena, whichever processor computes them
+ *
+ * each on STATE_ALIGN bytes. A step's row goes on from its slot's records, from zeros if it begins at position 0, or from a
+ * snapshot; after its last token it may leave a snapshot. Which snapshot stands for which tokens is helmd's alone
+ * (daemon/steps/snapshots.h). Header-only, no state. */
+#ifndef HELM_COMMON_SHARED_STATE_LAYOUT_H
+#define HELM_COMMON_SHARED_STATE_LAYOUT_H
+
+#include <stdint.h>
+
+#include "common/model/unit.h"
+#include "common/shared/kv_layout.h"
+
+/* Bytes of one slot and of one snapshot; both 0 where no layer has a fixed state. */
+struct state_layout {
+    uint64_t slot_bytes; /* in one processor's memory */
+    uint64_t snapshot_bytes;
+};
+
+/* One layer's record: its bytes, and where it lies in a slot and in a snapshot. */
+struct state_record {
+    uint64_t bytes, slot_at, snapshot_at;
+};
+
+/* step_row.state_from and state_to name snapshots from 1 on. */
+#define STATE_NO_SNAPSHOT 0u
+
+static inline uint64_t state_in_slot(const struct state_layout *l, const struct state_record *r,
+                                     uint32_t slot)
+{
+    return slot * l->slot_bytes + r->slot_at;
+}
+static inline uint64_t state_in_snapshot(const struct state_layout *l, const struct state_record *r,
+                                         uint32_t snapshot)
+{
+    return (snapshot - 1) * l->snapshot_bytes + r->snapshot_at;
+}
+
+#endif

@@ -1,0 +1,41 @@
+/* What fixed states take: slots and snapshots (docs/state.md). See ledger.h. Called by ledger.c and memory.c; owns nothing. */
+#include "common/plan/state.h"
+#include "daemon/planner/memory/ledger.h"
+
+uint64_t ledger_state_layer_bytes(const struct ledger_case *c, uint32_t layer)
+{
+    const struct plan_state state = plan_state_of_layer(c->model, layer);
+    return state.kind == STATE_FIXED ? c->wish->slots * state.bytes : 0;
+}
+
+uint64_t ledger_snapshot_bytes(const struct ledger_case *c)
+{
+    uint64_t bytes = 0;
+    for (uint32_t l = 0; l < c->model->config.layers; l++) {
+        const struct plan_state state = plan_state_of_layer(c->model, l);
+        bytes += state.kind == STATE_FIXED ? state.bytes : 0;
+    }
+    return bytes;
+}
+
+uint32_t ledger_stated_snapshots(const struct ledger_case *c)
+{
+    const uint64_t bytes = ledger_snapshot_bytes(c), count = bytes ? c->wish->snapshot_bytes / bytes : 0;
+    return count < PLAN_SNAPSHOTS_MAX ? (uint32_t)count : PLAN_SNAPSHOTS_MAX - 1;
+}
+
+int ledger_fit_snapshots(const struct ledger_case *c, uint32_t ctx, struct plan *plan,
+                         struct arena_spec *spec, struct helm_err *err)
+{
+    const uint64_t bytes = ledger_snapshot_bytes(c);
+    const struct ledger *host = &plan->memory[PLAN_HOST];
+    struct ledger_wish wish = *c->wish;
+    struct ledger_case more = *c;
+    if (!bytes || wish.snapshot_bytes || plan->state_snapshots || !ledger_fits(plan)) return 0;
+    const uint64_t usual = (uint64_t)LEDGER_SNAPSHOTS * wish.slots * bytes,
+                   room = (host->limit - host->total) / LEDGER_SNAPSHOT_PART;
+    more.wish = &wish;
+    wish.snapshot_bytes = usual < room ? usual : room;
+    wish.vram_page_count = plan->vram_page_count; /* as the places were fitted */
+    return ledger_write(&more, ctx, plan->page_count, plan, spec, err);
+}

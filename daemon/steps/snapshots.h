@@ -1,0 +1,66 @@
+/* Snapshots of fixed states: which of them stands for which tokens, and which a step reads and writes (docs/state.md).
+ *
+ * Called by batcher.c (rows), prefix.c (what a sequence may go on from), batcher_workers.c (losses) and sessions.c; the one
+ * place of helmd that maps a sequence to its fixed states at a position. Where no layer's state is fixed all of this is off
+ * and changes nothing. Owns its table; the bytes are the arena's, and workers alone write them in steps.
+ *
+ * A snapshot is known by the number of the page that ends at its position (prefix_index.h), which stands for all tokens up
+ * to there. A number is never given twice, so a snapshot whose page was reused is never found, and goes when it is the one
+ * used longest ago. A pinned snapshot is one that a step in flight reads or writes, or that a sequence is about to begin
+ * with. A broken count is a broken invariant: abort. */
+#ifndef HELM_DAEMON_STEPS_SNAPSHOTS_H
+#define HELM_DAEMON_STEPS_SNAPSHOTS_H
+
+#include "common/plan/plan.h"
+#include "common/shared/arena.h"
+#include "daemon/steps/sequence.h"
+
+#define SNAPSHOTS_PROMPT_TOKENS                                                                              \
+    1024                           /* a long prompt leaves one at each multiple, or page if that is longer */
+#define SNAPSHOTS_ANSWER_TOKENS 64 /* an answer likewise, of which the newest stays */
+
+struct snapshot {
+    uint64_t number; /* of the page that ends there; 0: not known yet, or free */
+    uint64_t used;   /* when it was known or begun with last; 0: free */
+    uint32_t pins;
+    uint32_t next; /* in its bucket */
+};
+
+struct snapshots {
+    bool on; /* some layer's state is fixed */
+    uint32_t count, mask;
+    uint32_t page_tokens, prompt_every, answer_every;
+    uint64_t clock;
+    struct snapshot *snapshot; /* [count + 1], from 1 on */
+    uint32_t *bucket;          /* [mask + 1] */
+};
+
+HELM_MUST_CHECK int snapshots_init(struct snapshots *all, const struct plan *plan, uint32_t page_tokens,
+                                   struct helm_err *err);
+void snapshots_free(struct snapshots *all);
+
+/* The snapshot at the end of the page of this number, or STATE_NO_SNAPSHOT. */
+uint32_t snapshots_find(const struct snapshots *all, uint64_t number);
+/* The sequence, of which no step is in flight, begins with this one: its next row does. */
+void snapshots_begin(struct snapshots *all, struct sequence *seq, uint32_t snapshot);
+/* It gives up its slot, or begins anew. */
+void snapshots_leave(struct snapshots *all, struct sequence *seq);
+
+/* Where the sequence's next row must end at most, so that a snapshot can be taken there; 0: anywhere. */
+uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq);
+/* Fills in state_from and state_to of a row that is about to be rung. */
+void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row *row);
+/* The row's step is done, and prefix_computed has taken it. seq NULL: it has left its slot, or the row failed. */
+void snapshots_done(struct snapshots *all, const struct step_row *row, struct sequence *seq);
+
+/* For sessions, and the check (check.h): an empty one, pinned (STATE_NO_SNAPSHOT: all are in use); then known by its page's number, and not pinned. */
+uint32_t snapshots_take_empty(struct snapshots *all);
+void snapshots_make_known(struct snapshots *all, uint32_t snapshot, uint64_t number);
+/* The same that is of no use any more. */
+void snapshots_give_back(struct snapshots *all, uint32_t snapshot);
+
+/* Workers were lost, and no step is in flight: nothing is pinned. intact: what was known stays. */
+void snapshots_lost(struct snapshots *all, bool intact);
+uint32_t snapshots_known(const struct snapshots *all);
+
+#endif

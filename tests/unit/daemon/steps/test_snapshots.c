@@ -1,0 +1,311 @@
+/* Unit tests of daemon/steps/snapshots.c with prefix.c: where rows are cut, and a long random run in which the state that every
+ * row begins with is held against the tokens in front of it, as workers would have made it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/steps/prefix.h"
+
+enum {
+    PAGES = 96,
+    PAGE = 4,
+    CONTEXT = 160,
+    ROW = CONTEXT / PAGE,
+    SEQS = 6,
+    SNAPSHOTS = 7,
+    OPERATIONS = 60000
+};
+
+/* A step's row that was rung and is not done. */
+struct flying {
+    struct step_row row;
+    bool left; /* its sequence has left the slot */
+};
+
+struct rig {
+    struct kv_pages pages;
+    struct snapshots snapshots;
+    uint32_t table[SEQS][ROW];
+    struct sequence seq[SEQS];
+    bool open[SEQS];
+    uint64_t slot[SEQS],
+        snapshot[SNAPSHOTS + 1]; /* what workers keep: a hash of all tokens up to a position */
+    struct flying flying[SEQS];
+    uint32_t random, from_snapshot, made, lost;
+};
+
+static uint32_t draw(struct rig *r, uint32_t below)
+{
+    r->random = r->random * 1664525 + 1013904223;
+    return (uint32_t)(((uint64_t)r->random * below) >> 32);
+}
+
+static uint64_t after(uint64_t hash, uint32_t token)
+{
+    return (hash ^ (token + 1)) * UINT64_C(1099511628211);
+}
+
+static uint64_t state_of(const struct sequence *seq, uint32_t count)
+{
+    uint64_t hash = 0;
+    for (uint32_t i = 0; i < count; i++) hash = after(hash, seq->tokens[i]);
+    return hash;
+}
+
+static void rig_open(struct rig *r)
+{
+    static struct plan_state state[2] = {{.kind = STATE_FIXED, .bytes = STATE_ALIGN}, {.kind = STATE_PAGES}};
+    const struct plan plan = {.layers = 2, .state = state, .state_snapshots = SNAPSHOTS};
+    struct helm_err err = {0};
+    memset(r, 0, sizeof *r);
+    r->random = 11;
+    if (kv_pages_init(&r->pages, PAGES, PAGE, &err) || snapshots_init(&r->snapshots, &plan, PAGE, &err))
+        fail_msg("%s", err.text);
+    assert_true(r->snapshots.on);
+    r->snapshots.prompt_every = 4 * PAGE; /* more of them than in daemons */
+    r->snapshots.answer_every = 2 * PAGE;
+}
+
+static void rig_close(struct rig *r)
+{
+    for (uint32_t i = 0; i < SEQS; i++) free(r->seq[i].tokens);
+    snapshots_free(&r->snapshots);
+    kv_pages_free(&r->pages);
+}
+
+static void begin(struct rig *r, uint32_t i, const uint32_t *tokens, uint32_t count)
+{
+    uint32_t *copy = calloc(CONTEXT, sizeof *copy);
+    assert_non_null(copy);
+    memcpy(copy, tokens, count * sizeof *tokens);
+    free(r->seq[i].tokens);
+    r->seq[i] = (struct sequence){.id = i + 1,
+                                  .tokens = copy,
+                                  .token_count = count,
+                                  .prompt_count = count,
+                                  .restored_scope = SEQUENCE_NO_SCOPE};
+    prefix_begin(&r->seq[i]);
+    r->open[i] = true;
+}
+
+static bool take(struct rig *r, uint32_t i)
+{
+    return prefix_take(&r->pages, &r->snapshots, r->table[i], &r->seq[i]);
+}
+
+/* Rings a row of at most `most` tokens; workers compute it. False: there is no room, or nothing to do. */
+static bool ring(struct rig *r, uint32_t i, uint32_t most)
+{
+    struct sequence *seq = &r->seq[i];
+    uint32_t count = seq->token_count - seq->rung;
+    const uint32_t cut = snapshots_cut(&r->snapshots, seq);
+    if (cut > seq->rung && count > cut - seq->rung) count = cut - seq->rung;
+    if (count > most) count = most;
+    const uint32_t end = seq->rung + count;
+    if (!count || kv_pages_grow(&r->pages, r->table[i], &seq->pages, (end + PAGE - 1) / PAGE)) return false;
+    struct step_row row = {.slot = i, .start = seq->rung, .count = count};
+    snapshots_row(&r->snapshots, seq, &row);
+    if (row.start == 0) assert_int_equal(row.state_from, STATE_NO_SNAPSHOT);
+    if (row.start == 0) r->slot[i] = 0;
+    if (row.state_from) r->slot[i] = r->snapshot[row.state_from];
+    r->from_snapshot += row.state_from != 0;
+    assert_true(r->slot[i] == state_of(seq, row.start)); /* the very state of the tokens in front of it */
+    for (uint32_t t = row.start; t < end; t++) r->slot[i] = after(r->slot[i], seq->tokens[t]);
+    if (row.state_to) r->snapshot[row.state_to] = r->slot[i];
+    r->made += row.state_to != 0;
+    seq->rung = end;
+    r->flying[i] = (struct flying){.row = row};
+    return true;
+}
+
+/* The row is done; `more`: a token follows what it computed. */
+static void done(struct rig *r, uint32_t i, bool ok, bool more)
+{
+    struct flying *f = &r->flying[i];
+    struct sequence *seq = f->left ? NULL : &r->seq[i];
+    if (!f->row.count) return;
+    if (seq && ok) prefix_computed(&r->pages, r->table[i], seq, f->row.start + f->row.count);
+    if (seq && !ok) prefix_forget(&r->pages, r->table[i], seq);
+    snapshots_done(&r->snapshots, &f->row, ok ? seq : NULL);
+    if (seq && more && seq->rung == seq->token_count && seq->token_count < CONTEXT)
+        seq->tokens[seq->token_count++] = draw(r, 5);
+    *f = (struct flying){0};
+}
+
+static void leave(struct rig *r, uint32_t i)
+{
+    r->flying[i].left = r->flying[i].row.count > 0;
+    done(r, i, true, false); /* the slot is not reused before that */
+    kv_pages_shrink(&r->pages, r->table[i], &r->seq[i].pages, 0);
+    snapshots_leave(&r->snapshots, &r->seq[i]);
+    prefix_begin(&r->seq[i]);
+}
+
+static void lose(struct rig *r, bool intact)
+{
+    for (uint32_t i = 0; i < SEQS; i++) {
+        r->flying[i] = (struct flying){0};
+        r->slot[i] = UINT64_C(0xdead); /* of no position */
+        r->seq[i].state_from = STATE_NO_SNAPSHOT;
+        if (!r->open[i]) continue;
+        kv_pages_shrink(&r->pages, r->table[i], &r->seq[i].pages, 0);
+        prefix_begin(&r->seq[i]);
+    }
+    if (!intact) kv_pages_forget_all(&r->pages);
+    snapshots_lost(&r->snapshots, intact);
+    r->lost++;
+}
+
+/* Nothing is pinned but by rows in flight and sequences that are about to begin. */
+static void check_pins(const struct rig *r)
+{
+    uint32_t pins = 0, expected = 0;
+    for (uint32_t s = 1; s <= SNAPSHOTS; s++) pins += r->snapshots.snapshot[s].pins;
+    for (uint32_t i = 0; i < SEQS; i++)
+        expected += (r->flying[i].row.state_from != 0) + (r->flying[i].row.state_to != 0) +
+                    (r->seq[i].state_from != 0);
+    assert_int_equal(pins, expected);
+}
+
+static void operate(struct rig *r)
+{
+    const uint32_t i = draw(r, SEQS), what = draw(r, 100);
+    uint32_t prompt[CONTEXT];
+    if (!r->open[i]) {
+        const uint32_t count = 1 + draw(r, CONTEXT / 2), like = draw(r, SEQS);
+        for (uint32_t t = 0; t < count; t++)
+            prompt[t] = r->seq[like].tokens && t < r->seq[like].token_count && draw(r, 60)
+                            ? r->seq[like].tokens[t]
+                            : draw(r, 5);
+        begin(r, i, prompt, count);
+    } else if (what < 80) {
+        done(r, i, what != 0, true);
+        r->open[i] = r->seq[i].token_count < CONTEXT; /* the context is full: it ends */
+        if (!r->open[i]) {
+            leave(r, i);
+            return;
+        }
+        (void)take(r, i);
+        (void)ring(r, i, 1 + draw(r, 30));
+    } else if (what < 92) {
+        done(r, i, true, true);
+    } else if (what < 95) { /* gives its slot to an older one, and goes on later */
+        done(r, i, true, true);
+        prefix_keep(&r->pages, r->table[i], &r->seq[i]);
+        leave(r, i);
+    } else if (what < 98) {
+        leave(r, i);
+        r->open[i] = false;
+    } else if (draw(r, 40) == 0) {
+        lose(r, draw(r, 2));
+    }
+}
+
+static void every_row_begins_with_its_tokens_state(void **state)
+{
+    (void)state;
+    struct rig *r = malloc(sizeof *r);
+    assert_non_null(r);
+    rig_open(r);
+    for (uint32_t n = 0; n < OPERATIONS; n++) {
+        operate(r);
+        if (n % 16 == 0) check_pins(r);
+    }
+    assert_true(r->from_snapshot > 500 && r->made > 1000 && r->lost > 5);
+    for (uint32_t i = 0; i < SEQS; i++)
+        if (r->open[i]) leave(r, i);
+    check_pins(r);
+    rig_close(r);
+    free(r);
+}
+
+static void prompts_are_cut_where_snapshots_are_taken(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r);
+    uint32_t tokens[CONTEXT];
+    for (uint32_t t = 0; t < CONTEXT; t++) tokens[t] = t % 5;
+    begin(&r, 0, tokens, 41);
+    static const uint32_t ends[] = {16, 32, 40, 41};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        assert_true(ring(&r, 0, CONTEXT));
+        assert_int_equal(r.seq[0].rung, ends[i]);
+        assert_int_equal(r.flying[0].row.state_to != 0, ends[i] % PAGE == 0);
+        done(&r, 0, true, true);
+    }
+    begin(&r, 1, tokens, 41); /* the last token is computed in any case */
+    assert_true(take(&r, 1));
+    assert_int_equal(r.seq[1].cached, 40);
+    assert_int_equal(r.seq[1].found, 40);
+    begin(&r, 2, tokens, 40);
+    assert_true(take(&r, 2));
+    assert_int_equal(r.seq[2].cached, 32); /* its pages go on to 36, where there is no snapshot */
+    for (uint32_t t = 20; t < 41; t++) tokens[t]++;
+    begin(&r, 3, tokens, 41);
+    assert_true(take(&r, 3));
+    assert_int_equal(r.seq[3].cached, 16);
+    for (uint32_t i = 0; i < 4; i++) leave(&r, i);
+    check_pins(&r);
+    /* of an answer the newest one stays */
+    begin(&r, 0, tokens, 20);
+    const uint32_t before = snapshots_known(&r.snapshots);
+    while (r.seq[0].token_count < 60) {
+        (void)take(&r, 0);
+        assert_true(ring(&r, 0, CONTEXT));
+        done(&r, 0, true, true);
+    }
+    assert_int_equal(snapshots_known(&r.snapshots), before + 1);
+    leave(&r, 0);
+    rig_close(&r);
+}
+
+static void a_failed_row_leaves_nothing(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r);
+    const uint32_t tokens[20] = {1, 2, 3};
+    begin(&r, 0, tokens, 17);
+    assert_true(ring(&r, 0, CONTEXT));
+    assert_int_not_equal(r.flying[0].row.state_to, STATE_NO_SNAPSHOT);
+    done(&r, 0, false, false);
+    assert_int_equal(snapshots_known(&r.snapshots), 0);
+    check_pins(&r);
+    leave(&r, 0);
+    rig_close(&r);
+}
+
+static void without_fixed_states_nothing_changes(void **state)
+{
+    (void)state;
+    const struct plan plan = {.layers = 2};
+    struct snapshots off;
+    struct helm_err err = {0};
+    struct sequence seq = {.prompt_count = 5000, .token_count = 5000};
+    struct step_row row = {.count = 4096};
+    assert_int_equal(snapshots_init(&off, &plan, 32, &err), 0);
+    assert_int_equal(snapshots_cut(&off, &seq), 0);
+    snapshots_row(&off, &seq, &row);
+    assert_int_equal(row.state_from | row.state_to, STATE_NO_SNAPSHOT);
+    snapshots_done(&off, &row, &seq);
+    snapshots_lost(&off, false);
+    assert_int_equal(snapshots_find(&off, 7), STATE_NO_SNAPSHOT);
+    snapshots_free(&off);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_row_begins_with_its_tokens_state),
+        cmocka_unit_test(prompts_are_cut_where_snapshots_are_taken),
+        cmocka_unit_test(a_failed_row_leaves_nothing),
+        cmocka_unit_test(without_fixed_states_nothing_changes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

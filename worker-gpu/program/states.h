@@ -1,0 +1,38 @@
+/* The GPU's fixed states: the records of its layers in VRAM, and the copies between them and snapshots (docs/state.md).
+ *
+ * Opened by engine.c; begun and ended around a launched step by step.c. The one place of this worker that knows where a
+ * sequence's state lies. Copies go through the compute queue, so they are ordered with the steps that read and write the
+ * slots. Snapshots lie in what engine.c has registered with the device. Owns the slots. */
+#ifndef HELM_WORKER_GPU_PROGRAM_STATES_H
+#define HELM_WORKER_GPU_PROGRAM_STATES_H
+
+#include "common/plan/state.h"
+#include "common/worker/batch.h"
+#include "worker-gpu/device/device.h"
+
+struct gpu_states {
+    struct state_layout layout;
+    struct state_record *record;
+    uint32_t records; /* layers of the GPU with a fixed state */
+    char *slots;      /* VRAM: [slots] of the layout; NULL: there are no records */
+    char *snapshots;  /* in the arena */
+    uint64_t bytes;
+};
+
+/* Sizes alone; then memory, zeroed. */
+HELM_MUST_CHECK int gpu_states_plan(const struct plan *plan, const struct arena *arena,
+                                    struct gpu_states *states, struct helm_err *err);
+HELM_MUST_CHECK int gpu_states_open(struct gpu_states *states, struct device *device, struct helm_err *err);
+void gpu_states_close(struct gpu_states *states, struct device *device);
+
+/* Whether a row has to be begun or left by copies; such a step cannot be launched behind another (follow.h). */
+bool gpu_states_moves(const struct gpu_states *states, const struct step_row *row);
+/* In front of the step: rows at position 0 get zeros, those with state_from that snapshot. */
+HELM_MUST_CHECK int gpu_states_begin(const struct gpu_states *states, struct device *device,
+                                     const struct batch *batch, struct helm_err *err);
+/* After it: rows with state_to leave their records there, then *word becomes 1. *waits: somebody must wait for that. */
+HELM_MUST_CHECK int gpu_states_end(const struct gpu_states *states, struct device *device,
+                                   const struct batch *batch, _Atomic uint32_t *word, bool *waits,
+                                   struct helm_err *err);
+
+#endif
