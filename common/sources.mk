@@ -21,6 +21,7 @@ COMMON_SRC := \
   common/experts/slots.c \
   common/formats/bf16.c \
   common/formats/bf16_packed.c \
+  common/formats/block_grids.c \
   common/formats/blocks.c \
   common/formats/f16.c \
   common/formats/f32.c \

@@ -19,7 +19,7 @@ static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes
     return quantize_rows(rows, NULL, out, err);
 }
 
-#define FORMAT(format, FORMAT_NAME, VALUES, BYTES, GROUP)                                                    \
+#define FORMAT(WRITE, format, FORMAT_NAME, VALUES, BYTES, GROUP)                                             \
     static bool format##_takes(uint64_t rows, uint64_t cols)                                                 \
     {                                                                                                        \
         return rows > 0 && cols > 0 && cols % (VALUES) == 0 && rows <= UINT64_MAX / sizeof(float) / cols;    \
@@ -44,13 +44,6 @@ static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes
         }                                                                                                    \
         return rc;                                                                                           \
     }                                                                                                        \
-    static int format##_write(const void *values, enum dtype dtype, uint32_t rows, uint32_t cols, void *out, \
-                              uint64_t *bytes, struct helm_err *err)                                         \
-    {                                                                                                        \
-        const struct tensor_rows what = {tensor_format_plain(dtype), FORMAT_##FORMAT_NAME, rows, cols,       \
-                                         values};                                                            \
-        return write_rows(&what, out, bytes, err);                                                           \
-    }                                                                                                        \
     const struct tensor_format_traits tensor_format_##format = {.name = #format,                             \
                                                                 .file = #FORMAT_NAME,                        \
                                                                 .value = DTYPE_F32,                          \
@@ -62,5 +55,16 @@ static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes
                                                                 .takes = format##_takes,                     \
                                                                 .bytes = format##_bytes,                     \
                                                                 .read_row = format##_read_row,               \
-                                                                .write = format##_write};
-BLOCK_FORMATS(FORMAT)
+                                                                .write = (WRITE)};
+#define READ(...) FORMAT(NULL, __VA_ARGS__)
+#define WRITTEN(format, FORMAT_NAME, ...)                                                                    \
+    static int format##_write(const void *values, enum dtype dtype, uint32_t rows, uint32_t cols, void *out, \
+                              uint64_t *bytes, struct helm_err *err)                                         \
+    {                                                                                                        \
+        const struct tensor_rows what = {tensor_format_plain(dtype), FORMAT_##FORMAT_NAME, rows, cols,       \
+                                         values};                                                            \
+        return write_rows(&what, out, bytes, err);                                                           \
+    }                                                                                                        \
+    FORMAT(format##_write, format, FORMAT_NAME, __VA_ARGS__)
+BLOCK_WRITTEN_FORMATS(WRITTEN)
+BLOCK_GRID_FORMATS(READ)

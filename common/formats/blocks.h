@@ -8,6 +8,7 @@
 
 #include "common/formats/blocks256.h"
 #include "common/formats/blocks32.h"
+#include "common/formats/blocks_grid.h"
 
 #define BLOCK_VALUES_MAX 256
 #define BLOCK_GROUPS_MAX 16
@@ -30,7 +31,17 @@
     X(q3_k, Q3_K, 256, 110, 16)                                                                              \
     X(q5_k, Q5_K, 256, 176, 32)                                                                              \
     X(q6_k, Q6_K, 256, 210, 16)
-#define BLOCK_FORMATS(X)                                        BLOCK_NIBBLE_FORMATS(X) BLOCK_OTHER_FORMATS(X)
+/* Those whose numbers are places in grids, which quantize.c does not write. */
+#define BLOCK_GRID_FORMATS(X)                                                                                \
+    X(iq2_xxs, IQ2_XXS, 256, 66, 32)                                                                         \
+    X(iq2_xs, IQ2_XS, 256, 74, 16)                                                                           \
+    X(iq2_s, IQ2_S, 256, 82, 16)                                                                             \
+    X(iq3_xxs, IQ3_XXS, 256, 98, 32)                                                                         \
+    X(iq3_s, IQ3_S, 256, 110, 32)                                                                            \
+    X(iq1_s, IQ1_S, 256, 50, 32)                                                                             \
+    X(iq1_m, IQ1_M, 256, 56, 16)
+#define BLOCK_WRITTEN_FORMATS(X)                                BLOCK_NIBBLE_FORMATS(X) BLOCK_OTHER_FORMATS(X)
+#define BLOCK_FORMATS(X)                                        BLOCK_WRITTEN_FORMATS(X) BLOCK_GRID_FORMATS(X)
 #define BLOCK_NUMBER(format, FORMAT_NAME, values, bytes, group) BLOCK_##FORMAT_NAME,
 enum { BLOCK_FORMATS(BLOCK_NUMBER) BLOCK_FORMAT_COUNT };
 

@@ -32,6 +32,14 @@ static inline uint64_t block_join(uint32_t low, uint32_t high)
     return low | (uint64_t)high << 32;
 }
 
+/* Eight halves of bytes to a byte each, the first byte's lower half first. */
+static inline uint64_t block_spread_fours(uint64_t halves)
+{
+    halves = (halves | halves << 16) & UINT64_C(0x0000ffff0000ffff);
+    halves = (halves | halves << 8) & UINT64_C(0x00ff00ff00ff00ff);
+    return (halves | halves << 4) & UINT64_C(0x0f0f0f0f0f0f0f0f);
+}
+
 /* 64 bytes have 256 numbers of 2 bits: of each half of them 32 bytes have four runs. */
 static inline block_bytes block_two_bits(const uint8_t *from, int run, int at)
 {
@@ -139,16 +147,13 @@ static inline uint64_t iq4_xs_scale_numbers(const uint8_t *block)
     uint16_t quarters;
     memcpy(&halves, block + 4, sizeof halves);
     memcpy(&quarters, block + 2, sizeof quarters);
-    uint64_t low = halves, high = quarters; /* spread to a byte each */
-    low = (low | low << 16) & UINT64_C(0x0000ffff0000ffff);
-    low = (low | low << 8) & UINT64_C(0x00ff00ff00ff00ff);
-    low = (low | low << 4) & UINT64_C(0x0f0f0f0f0f0f0f0f);
+    uint64_t high = quarters; /* spread to a byte each */
     high = (high | high << 24) & UINT64_C(0x000000ff000000ff);
     high = (high | high << 12) & UINT64_C(0x000f000f000f000f);
     high = (high | high << 6) & UINT64_C(0x0303030303030303);
     /* Less 32 in each byte: with its top bit set none borrows of its neighbour. */
     const uint64_t top = UINT64_C(0x8080808080808080);
-    return (((low | high << 4) | top) - UINT64_C(0x2020202020202020)) ^ top;
+    return (((block_spread_fours(halves) | high << 4) | top) - UINT64_C(0x2020202020202020)) ^ top;
 }
 static inline void iq4_xs_scales(const uint8_t *block, float *scale, float *least)
 {

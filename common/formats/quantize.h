@@ -20,7 +20,7 @@ struct quantize_values {
     const float *importance; /* [cols], none negative; NULL: all alike */
 };
 
-/* Whole blocks of BLOCK_FORMATS to `out`. The number of values written; fewer than there are: one of the next
+/* Whole blocks of BLOCK_WRITTEN_FORMATS to `out`. The number of values written; fewer than there are: one of the next
  * 16 * 32 is not finite or too large. */
 typedef uint64_t quantize_blocks(enum tensor_format format, const struct quantize_values *values,
                                  uint8_t *out);

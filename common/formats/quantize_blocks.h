@@ -379,7 +379,7 @@ static const struct {
     block_quantizer *quantize;
     int values;     /* of a group */
     uint32_t bytes; /* of a batch */
-} quantizers[FORMAT_COUNT] = {BLOCK_FORMATS(QUANTIZER)};
+} quantizers[FORMAT_COUNT] = {BLOCK_WRITTEN_FORMATS(QUANTIZER)};
 
 uint64_t QUANTIZE(enum tensor_format format, const struct quantize_values *v, uint8_t *out)
 {

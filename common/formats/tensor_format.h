@@ -41,6 +41,13 @@ enum tensor_format {
     FORMAT_IQ4_NL,
     FORMAT_IQ4_XS,
     FORMAT_MXFP4,
+    FORMAT_IQ2_XXS, /* from here on: places in grids (blocks_grid.h), only read */
+    FORMAT_IQ2_XS,
+    FORMAT_IQ2_S,
+    FORMAT_IQ3_XXS,
+    FORMAT_IQ3_S,
+    FORMAT_IQ1_S,
+    FORMAT_IQ1_M,
     FORMAT_COUNT
 };
 
@@ -154,7 +161,9 @@ HELM_MUST_CHECK int tensor_format_convert(const struct tensor_rows *what, void *
 extern const struct tensor_format_traits tensor_format_bf16, tensor_format_f16, tensor_format_f32,
     tensor_format_bf16_packed, tensor_format_q8_0, tensor_format_q4_0, tensor_format_q4_1, tensor_format_q5_0,
     tensor_format_q5_1, tensor_format_q2_k, tensor_format_q3_k, tensor_format_q4_k, tensor_format_q5_k,
-    tensor_format_q6_k, tensor_format_iq4_nl, tensor_format_iq4_xs, tensor_format_mxfp4;
+    tensor_format_q6_k, tensor_format_iq4_nl, tensor_format_iq4_xs, tensor_format_mxfp4,
+    tensor_format_iq2_xxs, tensor_format_iq2_xs, tensor_format_iq2_s, tensor_format_iq3_xxs,
+    tensor_format_iq3_s, tensor_format_iq1_s, tensor_format_iq1_m;
 
 #ifdef __cplusplus
 }

@@ -96,6 +96,14 @@ struct block_scale_places {
     uint32_t count, at[2];
     float most[2];
 };
+/* Of IQ1_M: four bits in the upper halves of four bytes. */
+static const uint32_t SCATTERED = UINT32_MAX;
+static inline void put_scale(unsigned char *block, uint32_t at, uint16_t half)
+{
+    for (int i = 0; at == SCATTERED && i < 4; i++)
+        block[49 + 2 * i] = (unsigned char)((block[49 + 2 * i] & 15) | (half >> 4 * i & 15) << 4);
+    if (at != SCATTERED) memcpy(block + at, &half, sizeof half);
+}
 static inline const block_scale_places &scale_places(enum tensor_format format)
 {
     static const block_scale_places places[] = {
@@ -112,6 +120,13 @@ static inline const block_scale_places &scale_places(enum tensor_format format)
         {FORMAT_IQ4_NL, 1, {0, 0}, {1 / 128.0f, 0}},
         {FORMAT_IQ4_XS, 1, {0, 0}, {1 / 4096.0f, 0}},
         {FORMAT_MXFP4, 0, {0, 0}, {0, 0}},
+        {FORMAT_IQ2_XXS, 1, {0, 0}, {1 / 128.0f, 0}},
+        {FORMAT_IQ2_XS, 1, {0, 0}, {1 / 128.0f, 0}},
+        {FORMAT_IQ2_S, 1, {0, 0}, {1 / 128.0f, 0}},
+        {FORMAT_IQ3_XXS, 1, {0, 0}, {1 / 256.0f, 0}},
+        {FORMAT_IQ3_S, 1, {0, 0}, {1 / 256.0f, 0}},
+        {FORMAT_IQ1_S, 1, {0, 0}, {1 / 16.0f, 0}},
+        {FORMAT_IQ1_M, 1, {SCATTERED, 0}, {1 / 16.0f, 0}},
     };
     for (const block_scale_places &p : places)
         if (p.format == format) return p;
@@ -130,7 +145,7 @@ static inline std::vector<unsigned char> random_blocks(struct test_context *t, s
     for (unsigned char *block = v.data(); block < v.data() + v.size(); block += traits->block_bytes) {
         for (uint32_t i = 0; i < places.count; i++) {
             const uint16_t half = convert_f32_f16((float)(random_uniform(t) * places.most[i] * scale));
-            memcpy(block + places.at[i], &half, sizeof half);
+            put_scale(block, places.at[i], half);
         }
         if (places.count == 0) block[0] = (unsigned char)(120 + random_below(t, 5) + (scale < 1 ? -4 : 0));
     }

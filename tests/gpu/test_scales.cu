@@ -41,7 +41,7 @@ struct odd_blocks {
                 if (power)
                     block[0] = odd_power[k];
                 else
-                    memcpy(block + scale_places(f).at[k / ODD_HALVES], &half, sizeof half);
+                    put_scale(block, scale_places(f).at[k / ODD_HALVES], half);
             }
         }
         value = to_double(odd, f);

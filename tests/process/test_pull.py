@@ -255,7 +255,7 @@ def fits_tests():
         check("... by name, with those that are", "'qwen35'" in err and "supported: llama" in err and "/tmp" not in err, err)
         refused(c, "... also by its tag", "'qwen35'", "org/m:Q2_K")
         refused(c, "... and by its name", "'qwen35'", "org/m/m-Q2_K.gguf")
-        for kind, name in ((19, "IQ1_S"), (34, "TQ1_0"), (99, "unknown")):
+        for kind, name in ((35, "TQ2_0"), (34, "TQ1_0"), (99, "unknown")):
             offer(tensors=[[n, s, kind if n == "blk.1.ffn_up.weight" else k, d] for n, s, k, d in gguf.tensors])
             err = refused(c, "tensors of type %s are refused" % name, "tensor 'blk.1.ffn_up.weight': type %s (%d) is not supported (supported: " % (name, kind))
             check("... with those that are", "Q4_K" in err and "BF16" in err, err)
@@ -274,9 +274,9 @@ def fits_tests():
         refused(c, "a part that is missing", "is one of 3 parts, of which org/m has 2")
         c.hub.repos["org/m"] = {"m-0000%d-of-00003.gguf" % (i + 1): parts[0] for i in range(3)}
         refused(c, "parts of other files", "split.no")
-        other = [[n, s, 19 if n == gguf.tensors[-1][0] else k, d] for n, s, k, d in gguf.tensors]
+        other = [[n, s, 35 if n == gguf.tensors[-1][0] else k, d] for n, s, k, d in gguf.tensors]
         c.hub.repos["org/m"] = {"m-0000%d-of-00003.gguf" % (i + 1): part for i, part in enumerate(Gguf(gguf.bytes(tensors=other)).parts(3))}
-        refused(c, "a type in the last part", "type IQ1_S (19) is not supported")
+        refused(c, "a type in the last part", "type TQ2_0 (35) is not supported")
         long = offer({"a.long.key": string("x" * (5 << 20))})
         c.hub.log.clear()
         code, out, err = c.run("pull", "org/m")

@@ -96,6 +96,7 @@ BYTES_(q5_1, Q5_1, 32, 24, 32)
 BYTES_(q2_k, Q2_K, 256, 84, 16)
 BYTES_(q3_k, Q3_K, 256, 110, 16)
 BYTES_(q5_k, Q5_K, 256, 176, 32)
+BLOCK_GRID_FORMATS(BYTES_)
 
 /* 64 bytes have the low four bits of 128 numbers, 32 the upper two: of the first two groups of 32, then of the others. */
 INLINE void q6_k_half(int8_t *number, const uint8_t *low, const uint8_t *high)

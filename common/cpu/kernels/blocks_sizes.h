@@ -32,6 +32,12 @@ INLINE size_t block_values(const enum tensor_format format){
 #undef CASE
 }
 
+/* Whether numbers are places in grids (common/formats/blocks_grid.h). */
+INLINE bool is_grid(const enum tensor_format format)
+{
+    return format >= FORMAT_IQ2_XXS && format <= FORMAT_IQ1_M;
+}
+
 /* Whether it has smallest values, which are not zero. */
 INLINE bool has_least(const enum tensor_format format)
 {
@@ -47,12 +53,23 @@ INLINE int number_less(const enum tensor_format format)
         return 4;
     case FORMAT_Q4_0:
         return 8;
+    case FORMAT_IQ1_S:
+    case FORMAT_IQ1_M:
+        return 9;
     case FORMAT_MXFP4:
         return 12;
+    case FORMAT_IQ3_S:
+        return 15;
     case FORMAT_Q5_0:
         return 16;
     case FORMAT_Q6_K:
         return 32;
+    case FORMAT_IQ2_XXS:
+    case FORMAT_IQ2_XS:
+    case FORMAT_IQ2_S:
+        return 43;
+    case FORMAT_IQ3_XXS:
+        return 62;
     case FORMAT_IQ4_NL:
     case FORMAT_IQ4_XS:
         return 127;

@@ -1,7 +1,7 @@
 /* Several tokens' products of blocks with activations of 8 bits, with AVX2: int8_gemm.h on 8 rows a vector. Called through
  * the table of linear.c after the CPU check.
  *
- * vpmaddubsw adds pairs of products in 16 bits: numbers of 6 bits times 255 fit, and several of them where numbers are
+ * vpmaddubsw adds pairs of products in 16 bits: numbers up to 64 times 255 fit, and several of them where numbers are
  * smaller. Formats with numbers of 8 bits have no kernel here. */
 #include "common/cpu/kernels/lanes256.h"
 
@@ -29,7 +29,15 @@ INLINE size_t narrow_steps(const enum tensor_format format)
     case FORMAT_Q4_K:
     case FORMAT_Q5_0:
     case FORMAT_MXFP4:
+    case FORMAT_IQ3_S:
+    case FORMAT_IQ1_S:
+    case FORMAT_IQ1_M:
         return 4; /* up to 16 */
+    case FORMAT_IQ2_XXS:
+    case FORMAT_IQ2_XS:
+    case FORMAT_IQ2_S:
+    case FORMAT_IQ3_XXS:
+        return 1; /* up to 64 */
     default:
         return 2; /* up to 32 */
     }

@@ -2,7 +2,7 @@
  * after the CPU check; int8_ref.c defines the arithmetic.
  *
  * 32 neighbouring weights are the 32 bytes of a vector (blocks_words256.h). vpmaddubsw multiplies numbers without sign of
- * at most 6 bits with x's and adds pairs in 16 bits, which hold them; what numbers are larger by than weights is taken off
+ * at most 124 with x's and adds pairs in 16 bits, which hold them; what numbers are larger by than weights is taken off
  * there. Numbers of 8 bits give x their sign first. vpmaddwd then adds pairs of pairs, times the group's whole scale where a
  * format has such: in the upper bytes of words, 256 times too large, which x's scale makes good. All of that is exact. A
  * chunk is 256 columns. */
@@ -168,6 +168,11 @@ INLINE struct chunk_scales whole_scales(vec *least, const uint8_t *w, const char
                                         const enum tensor_format format)
 {
     struct chunk_scales s;
+    if (is_grid(format)) {
+        s.whole = _mm256_broadcastsi128_si256(grid_scale_numbers(w, format));
+        s.scale = vec_set1(grid_scale(w, format));
+        return s;
+    }
     switch (format) {
     case FORMAT_Q4_K:
     case FORMAT_Q5_K: {

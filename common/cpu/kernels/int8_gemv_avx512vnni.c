@@ -34,6 +34,9 @@ INLINE enum layout layout_of(const enum tensor_format format)
     case FORMAT_Q2_K:
     case FORMAT_Q3_K:
     case FORMAT_Q6_K:
+    case FORMAT_IQ2_XS:
+    case FORMAT_IQ2_S:
+    case FORMAT_IQ1_M:
         return SIXTEEN;
     default:
         return EIGHT;
@@ -271,8 +274,9 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
         const uint8_t *row = w + s * stride;
         vec lowest = vec_zero();
         if (layout_of(format) == PAIRS && !is_k) own[s] = pair_scales(row, blocks, format);
-        if (layout_of(format) == EIGHT && format != FORMAT_IQ4_XS) own[s] = eight_scales(row, blocks, format);
-        if (format == FORMAT_IQ4_XS || layout_of(format) == SIXTEEN) {
+        const bool is_32 = layout_of(format) == EIGHT && block_values(format) == 32;
+        if (is_32) own[s] = eight_scales(row, blocks, format);
+        if (layout_of(format) != PAIRS && !is_32) {
             const struct block_scales both = scales_of(row, format);
             own[s] = both.scale;
             lowest = both.least;

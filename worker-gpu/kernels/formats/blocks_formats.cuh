@@ -1,4 +1,5 @@
-/* Blocks of few bits as kernels read them: common/formats/blocks32.h and blocks256.h have the same in plain C.
+/* Blocks of few bits as kernels read them: common/formats/blocks32.h and blocks256.h have the same in plain C. Included by
+ * blocks_grids.cuh, which has those of places in grids.
  *
  * A format's block is runs of 32 neighbouring values. A format says:
  *   VALUES, BYTES   of a block
@@ -334,10 +335,5 @@ struct block_iq4_xs {
     BLOCK_APART
     BLOCK_WHOLE
 };
-#undef BLOCK_FOUR
-#undef BLOCK_SCALES
-#undef BLOCK_APART
-#undef BLOCK_WHOLE
-#undef BLOCK_SCALES_TWO
 
 #endif

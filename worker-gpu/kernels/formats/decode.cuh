@@ -48,7 +48,14 @@ typedef decode_plain<float> decode_f32;
     X(q6_k, Q6_K)                                                                                            \
     X(iq4_nl, IQ4_NL)                                                                                        \
     X(iq4_xs, IQ4_XS)                                                                                        \
-    X(mxfp4, MXFP4)
+    X(mxfp4, MXFP4)                                                                                          \
+    X(iq2_xxs, IQ2_XXS)                                                                                      \
+    X(iq2_xs, IQ2_XS)                                                                                        \
+    X(iq2_s, IQ2_S)                                                                                          \
+    X(iq3_xxs, IQ3_XXS)                                                                                      \
+    X(iq3_s, IQ3_S)                                                                                          \
+    X(iq1_s, IQ1_S)                                                                                          \
+    X(iq1_m, IQ1_M)
 #define DECODE_BLOCK(name, NAME) typedef decode_block<block_##name> decode_##name;
 DECODE_BLOCKS(DECODE_BLOCK)
 /* Any of them, in chains, where an operation says which. */
@@ -61,7 +68,8 @@ struct decode_blocks;
         OF(decode_bf16), OF(decode_f16), OF(decode_f32), __VA_ARGS__, OF(decode_q8_0), OF(decode_q4_0),      \
             OF(decode_q4_1), OF(decode_q5_0), OF(decode_q5_1), OF(decode_q2_k), OF(decode_q3_k),             \
             OF(decode_q4_k), OF(decode_q5_k), OF(decode_q6_k), OF(decode_iq4_nl), OF(decode_iq4_xs),         \
-            OF(decode_mxfp4)                                                                                 \
+            OF(decode_mxfp4), OF(decode_iq2_xxs), OF(decode_iq2_xs), OF(decode_iq2_s), OF(decode_iq3_xxs),   \
+            OF(decode_iq3_s), OF(decode_iq1_s), OF(decode_iq1_m)                                             \
     }
 
 #endif

@@ -1,4 +1,4 @@
-/* The decoder of blocks of few bits, over a format of blocks_formats.cuh. See decode.cuh.
+/* The decoder of blocks of few bits, over a format of blocks_formats.cuh or blocks_grids.cuh. See decode.cuh.
  *
  * A run, 32 neighbouring values, is one lane's unit of a tile. Its numbers stay bytes, four in a word, and are multiplied by
  * those of x (blocks_x.cuh) four at a time; its scales are applied to the sums. A piece is 8 values of a run, 4 of its first
@@ -7,7 +7,7 @@
 #ifndef HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_BLOCKS_CUH
 #define HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_BLOCKS_CUH
 
-#include "worker-gpu/kernels/formats/blocks_formats.cuh"
+#include "worker-gpu/kernels/formats/blocks_grids.cuh"
 #include "worker-gpu/kernels/formats/blocks_x.cuh"
 #include "worker-gpu/kernels/linear.cuh"
 

@@ -7,7 +7,7 @@
 #ifndef HELM_WORKER_GPU_KERNELS_FORMATS_DIGITS_CUH
 #define HELM_WORKER_GPU_KERNELS_FORMATS_DIGITS_CUH
 
-#include "worker-gpu/kernels/formats/blocks_formats.cuh"
+#include "worker-gpu/kernels/formats/blocks_grids.cuh"
 #include "worker-gpu/kernels/formats/blocks_x.cuh"
 
 static const uint32_t DIGITS_ROWS = 16, DIGITS_RUNS = 8; /* of weights; a unit: so many runs of them */

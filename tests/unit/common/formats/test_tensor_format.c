@@ -1,5 +1,6 @@
 /* The registry of weight formats: names, sizes, and that what a format writes reads back, row by row, over odd
- * shapes; every row of the registry is walked, so a format cannot stand in it untested. */
+ * shapes; every row of the registry is walked, so a format cannot stand in it untested. Those of grids are only read
+ * (test_blocks_grid.c). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -97,6 +98,7 @@ static void test_round_trips(void **state)
     (void)state;
     for (int f = 0; f < FORMAT_COUNT; f++) {
         uint32_t checked = 0;
+        if (f >= FORMAT_IQ2_XXS && f <= FORMAT_IQ1_M) continue;
         for (size_t s = 0; s < SHAPES; s++) {
             if (!tensor_format_takes((enum tensor_format)f, shapes[s][0], shapes[s][1])) continue;
             check_shape((enum tensor_format)f, shapes[s][0], shapes[s][1]);

@@ -294,7 +294,7 @@ static void test_tensors(void **state)
         {1, {33}, 8, 0, HELM_E_FORMAT, "no whole blocks of 32"},
         {1, {24}, 0, 0, HELM_E_FORMAT, "32 bytes follow"},
         {1, {32}, 4, 0, HELM_E_UNSUPPORTED, "type unknown (4)"},
-        {1, {256}, 17, 0, HELM_E_UNSUPPORTED, "type IQ2_XS (17) is not supported (supported: F32, F16"},
+        {1, {256}, 35, 0, HELM_E_UNSUPPORTED, "type TQ2_0 (35) is not supported (supported: F32, F16"},
         {1, {32}, 24, 0, HELM_E_UNSUPPORTED, "type I8 (24)"},
         {1, {32}, UINT32_MAX, 0, HELM_E_UNSUPPORTED, "type unknown (4294967295)"},
     };
