@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OPTION_COUNT_MAX 48
+#define OPTION_COUNT_MAX 64
 #define OWNED_MAX        256
 #define GATEWAY_GROUP    "helm-gateways" /* systemd/helm.sysusers */
 
@@ -182,6 +182,7 @@ static void table_build(struct option_table *t, struct config *c)
         {"config", 0, ARGS_TEXT, "FILE", "read options from here: KEY = VALUE lines, same names",
          .target = &c->config_file},
     };
+    _Static_assert(sizeof options <= sizeof t->option, "OPTION_COUNT_MAX is too small");
     memset(t, 0, sizeof *t);
     t->count = sizeof options / sizeof *options;
     memcpy(t->option, options, sizeof options);
