@@ -90,7 +90,7 @@ def status(client):
 def checked(daemon):
     """Waits for the end of the check, which a slow processor takes between requests."""
     c = Client(daemon.endpoint)
-    check(wait_until(lambda: "until the check" not in status(c), 120), status(c))
+    check(wait_until(lambda: "between requests" not in status(c), 240), status(c))
 
 
 def exact(world, *options, **named):
