@@ -1,4 +1,4 @@
-/* libhelm: talking to helmd; part of libhelm's public, stable C API (docs/client.md has a tutorial).
+/* libhelm: talking to helmd; part of libhelm's public, stable C API (docs/client-library.md has a tutorial).
  *
  * A struct helm_client is one connection. Any number of requests may be open on it at once; each is known by
  * the number that helm_generate gave it. Nothing happens in the background that the caller can see: answers

@@ -25,7 +25,7 @@ struct planner_refusal {
 };
 
 /* How near the made plan is to the best one: seconds of the decode step that was made fastest, and what no plan for the same
- * context, chunks, tiers and formats takes less than (docs/planner.md, section 4); bound 0: not known, of a dense model's plan with two tiers. */
+ * context, chunks, tiers and formats takes less than (docs/planner.md); bound 0: not known, of a dense model's plan with two tiers. */
 struct planner_proof {
     double seconds, bound;
 };

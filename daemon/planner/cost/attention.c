@@ -1,4 +1,4 @@
-/* What attention costs. See cost/attention.h; equations are in docs/planner.md. Called by cost.c; owns nothing.
+/* What attention costs. See cost/attention.h; equations are in docs/planner-prices.md. Called by cost.c; owns nothing.
  *
  * With two tiers a row's oldest positions lie in the arena alone (plan.h, vram_page_count). In a step of few tokens, one a
  * row, the CPU attends to the first of them where they lie while the GPU attends to the others: it reads the last of them

@@ -1,7 +1,7 @@
 /* The cost of attention: over a cache in the attending processor's memory, and over one that lies partly in the arena
  * alone.
  *
- * Internal to cost.c. Pure. Equations are in docs/planner.md. */
+ * Internal to cost.c. Pure. Equations are in docs/planner-prices.md. */
 #ifndef HELM_DAEMON_PLANNER_COST_ATTENTION_H
 #define HELM_DAEMON_PLANNER_COST_ATTENTION_H
 

@@ -1,4 +1,4 @@
-/* Prices of a step's units, by the rates of cost/rates.c. See cost.h; the equations are in docs/planner.md.
+/* Prices of a step's units, by the rates of cost/rates.c. See cost.h; the equations are in docs/planner-prices.md.
  * Called by search.c, cost/plan.c and report/explain.c; owns nothing but the table that it returns. */
 #include "daemon/planner/cost/cost.h"
 

@@ -1,6 +1,6 @@
 /* What a step costs: prices of every unit on every resource, and a simulation of the three resources.
  *
- * Called by the search, by forecasts and by reports. Pure. docs/planner.md has the equations and their
+ * Called by the search, by forecasts and by reports. Pure. docs/planner-prices.md has the equations and their
  * sources (T: thesis, P: PIPO, C: CPU-GPU distribution). A unit is half a layer (common/plan/plan.h). */
 #ifndef HELM_DAEMON_PLANNER_COST_COST_H
 #define HELM_DAEMON_PLANNER_COST_COST_H
@@ -49,7 +49,7 @@ struct cost_step {
 
 /* The part of its bytes that a unit's weights have when packed, on the link (common/formats/packed.h). It is known
  * only once they are packed, and the plan is made before: this is the part of bf16 weights of language models, within
- * a hundredth (docs/planner.md). */
+ * a hundredth (docs/planner-prices.md). */
 #define COST_PACKED_PART PROFILE_PACKED_PART
 /* Reading packed weights directly takes longer than reading plain ones by this part of the time to expand them.
  * Measured on an H200, slices of 8B's shapes: 0.57 to 0.61 (helm-bench-gpu-kernels --expand,

@@ -2,7 +2,7 @@
  * third within minutes.
  *
  * `helm-profile --now` measures it; helmd and helm-plan read its answer and forecast by a profile whose rates are what they
- * would be now. Pure, but for profile_now_read. docs/planner.md has the rules. */
+ * would be now. Pure, but for profile_now_read. docs/planner-prices.md has the rules. */
 #ifndef HELM_DAEMON_PLANNER_PROFILE_NOW_H
 #define HELM_DAEMON_PLANNER_PROFILE_NOW_H
 
