@@ -53,6 +53,7 @@ MODEL_SRC := \
   common/model/arch/opt.c \
   common/model/arch/phi3.c \
   common/model/arch/qwen.c \
+  common/model/arch/qwen35.c \
   common/model/arch/state_test.c \
   common/model/checkpoint.c \
   common/model/config.c \
@@ -82,6 +83,7 @@ MODEL_SRC := \
   common/model/shards.c \
   common/model/take.c \
   common/model/unit.c \
+  common/model/vectors.c \
   common/model/weigh.c \
   common/plan/kv_tiers.c \
   common/plan/placement.c \

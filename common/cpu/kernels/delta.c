@@ -1,7 +1,6 @@
-/* The table of kernels of gated delta nets, the choice among them, and what all share. See delta.h. */
+/* The table of kernels of gated delta nets and the choice among them. See delta.h. */
 #include "common/cpu/kernels/delta.h"
 
-#include <math.h>
 #include <string.h>
 
 static const struct delta_variant *const delta_table[] = {&delta_ref, &delta_avx2, &delta_avx512};
@@ -32,13 +31,4 @@ int delta_choose(unsigned features, const char *name, const struct delta_variant
                              cpu_features_text(missing, text, sizeof text));
     }
     return helm_fail(err, HELM_E_NOT_FOUND, "delta kernel \"%s\" is none of ref, avx2, avx512", name);
-}
-
-struct delta_gates delta_gates_of(const struct delta_run *run, uint32_t token)
-{
-    const double alpha = (double)run->alpha[token * run->gate_stride] + (double)run->dt_bias,
-                 beta = (double)run->beta[token * run->gate_stride],
-                 softplus = alpha > 20 ? alpha : log1p(exp(alpha));
-    return (struct delta_gates){.decay = (float)exp((double)run->decay * softplus),
-                                .rate = (float)(1 / (1 + exp(-beta)))};
 }

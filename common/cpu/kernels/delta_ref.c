@@ -64,6 +64,16 @@ static void one_token(const struct delta_run *run, uint32_t t)
             (float)(out[j] * scale * (double)run->norm[j] * silu((double)z[j]));
 }
 
+/* Shared by the variants with vectors, which have no exponential of doubles. */
+struct delta_gates delta_gates_of(const struct delta_run *run, uint32_t token)
+{
+    const double alpha = (double)run->alpha[token * run->gate_stride] + (double)run->dt_bias,
+                 beta = (double)run->beta[token * run->gate_stride],
+                 softplus = alpha > 20 ? alpha : log1p(exp(alpha));
+    return (struct delta_gates){.decay = (float)exp((double)run->decay * softplus),
+                                .rate = (float)(1 / (1 + exp(-beta)))};
+}
+
 static void rule(const struct delta_run *run)
 {
     for (uint32_t t = 0; t < run->tokens; t++) one_token(run, t);
