@@ -83,7 +83,7 @@ uint64_t model_delta_matrices_at(const struct model_delta *delta)
     return round_up((uint64_t)(delta->conv - 1) * delta->channels * sizeof(float), STATE_ALIGN);
 }
 
-static uint64_t delta_bytes(const struct model_delta *d)
+uint64_t model_delta_bytes(const struct model_delta *d)
 {
     if (d->value_heads == 0) return 0;
     return model_delta_matrices_at(d) + (uint64_t)d->value_heads * d->key_dim * d->value_dim * sizeof(float);
@@ -93,7 +93,7 @@ static void build_state(const struct model_config *config, struct math_part *par
 {
     if (op->kind == MATH_RUNNING_MEAN) op->state_bytes = running_mean_bytes(config);
     if (op->kind == MATH_DELTA) {
-        op->state_bytes = delta_bytes(&config->delta);
+        op->state_bytes = model_delta_bytes(&config->delta);
         op->head_order = config->delta.order;
     }
     op->state_at = part->state_bytes;

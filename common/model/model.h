@@ -249,6 +249,8 @@ void model_math_build(const struct model_config *config, struct model_math *math
 /* Where the matrices of a gated delta net's heads, [value_heads][key_dim][value_dim], lie in its state: behind the columns of the
  * convolution, [conv - 1][channels]. */
 uint64_t model_delta_matrices_at(const struct model_delta *delta);
+/* Of all of it, in one layer of one sequence. */
+uint64_t model_delta_bytes(const struct model_delta *delta);
 /* The window of the layers that have one, which is the same; 0: none has. */
 uint32_t model_window(const struct model_config *config);
 /* Layers that keep K and V of each position (STATE_PAGES). */
