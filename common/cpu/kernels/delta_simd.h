@@ -8,7 +8,7 @@
 #include "common/cpu/kernels/swiglu_simd.h"
 
 #define TOKENS_TOGETHER 8 /* whose q and k are kept beside the state */
-#define VECTORS         4 /* columns at a time, in vectors: 128 rows of them are half a first cache or less */
+#define VECTORS         4 /* columns at a time, in vectors */
 
 /* ---- convolution ---- */
 
