@@ -131,7 +131,10 @@ class Converted:
         else:
             for letter, name in (("a", "alpha"), ("b", "beta")):
                 part = self.heads(rows(self.take(p + f"in_proj_{letter}.weight")), 1)
-                self.add(blk + f"ssm_{name}.weight", [self.values, hidden], b"".join(part))
+                if self.arch == "qwen35":
+                    self.add(blk + f"ssm_{name}.weight", [self.values, hidden], b"".join(part))
+                else:  # some files have them so
+                    self.add(blk + f"ssm_{name}.weight", [self.values, hidden], array.array("f", floats(b"".join(part))).tobytes(), F32)
         conv = rows(self.take(p + "conv1d.weight"))
         conv = conv[:before] + self.heads(conv[before:], self.value_dim)
         self.add(blk + "ssm_conv1d.weight", [len(conv), 4], array.array("f", floats(b"".join(conv))).tobytes(), F32)
