@@ -4,13 +4,14 @@ and as the text part of a multimodal checkpoint, and as GGUF with v heads in the
 transformers, alone, several at once, from snapshots and in an invariant plan; what is not computed is refused by name."""
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import hybrid_files  # noqa: E402
-from helmd_harness import BIN, SLOW, Client, Daemon, check, run_tests, running, same  # noqa: E402
+from helmd_harness import BIN, SLOW, Client, Daemon, check, run_tests, running, same, status_of  # noqa: E402
 
 NAMES = ["qwen35", "qwen35moe", "qwen3next"]
 FOLDER = tempfile.TemporaryDirectory(prefix="helm-hybrids-")
@@ -78,6 +79,32 @@ def test_prompts_begin_at_snapshots():
                 answers.append(s.tokens)
             same(found, [0, 128], f"{name}: tokens found")
             same(answers[0], answers[1], f"{name}: the answer from a snapshot")
+
+
+def test_preempted_sequences_and_a_workers_death():
+    name = "qwen35"
+    model = os.path.join(hybrid_files.GOLDEN, name)
+    with start(model, "--ctx", 192, "--kv-tokens", 224, "--invariant", "on") as d:
+        c, prompts = Client(d.endpoint), [case["prompt"] for case in cases_of(name) if len(case["prompt"]) in (16, 33, 64)]
+        streams = [c.generate(prompt, 110, ignore_eos=True) for prompt in prompts]
+        c.run(*streams)
+        check(status_of(d).preemptions_total > 0, "nothing was preempted")
+        for prompt, stream in zip(prompts, streams):
+            alone = c.generate(prompt, 110, ignore_eos=True)
+            c.run(alone)
+            check(not stream.error and not alone.error, f"{stream.error} {alone.error}")
+            same(stream.tokens, alone.tokens, f"{len(prompt)}: an answer that gave way, and alone")
+    with start(model, "--parallel", 8) as d:
+        c, cases = Client(d.endpoint), [case for case in cases_of(name) if sure(case)]
+        streams = [c.generate(case["prompt"], 400, ignore_eos=True) for case in cases]
+        while min(len(s.tokens) for s in streams) < 4:
+            c.receive()
+        os.kill(d.children()["cpu"], signal.SIGKILL)
+        c.run(*streams, timeout=60)
+        for case, stream in zip(cases, streams):
+            check(not stream.error, f"{stream.error}")
+            same(stream.tokens[:len(sure(case))], sure(case), "the beginning of an answer whose worker died")
+        same(misses(d, name), 0, "afterwards")
 
 
 def test_the_text_part_of_a_multimodal_checkpoint():
