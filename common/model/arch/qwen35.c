@@ -15,7 +15,7 @@
 /* ---- keys ---- */
 
 #define HYBRID_KEYS                                                                                          \
-    SILU_KEY, FLAG(q_bias, NAMED("attention_bias")),                                                         \
+    SILU_KEY, FLAG(q_bias, NAMED("attention_bias")), FLAG(gated_attention, NAMED("attn_output_gate")),       \
         COUNT(rope[0].dims, MODEL_HEAD_DIM_MAX, KEY_NEEDED_IN_GGUF, GGUF("rope.dimension_count")),           \
         COUNT(full_attention_interval, MODEL_LAYERS_MAX, KEY_OPTIONAL, NAMED("full_attention_interval"),     \
               GGUF("full_attention_interval")),                                                              \
@@ -254,6 +254,9 @@ static int hybrid_layers(struct keys *keys, struct model_config *c, struct helm_
     if (c->q_bias)
         return helm_fail(err, HELM_E_UNSUPPORTED, "'%s': biases of attention are not supported here",
                          keys_name(keys, AT(q_bias), name));
+    if (!c->gated_attention)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "'%s': attention without a gate is not supported here",
+                         keys_name(keys, AT(gated_attention), name));
     if (c->rope[0].dims > c->head_dim || c->rope[0].dims % 2)
         return helm_fail(err, HELM_E_FORMAT, "'%s' is %u, no even number of a head's %u values",
                          keys_name(keys, AT(rope[0].dims), name), c->rope[0].dims, c->head_dim);

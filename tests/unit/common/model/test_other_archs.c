@@ -203,6 +203,7 @@ static void what_is_not_computed_is_refused(void **state)
         {"qwen35", "{\"linear_num_key_heads\": 3}", HELM_E_FORMAT,
          "'linear_num_value_heads' 4 is not a multiple"},
         {"qwen35", "{\"attention_bias\": true}", HELM_E_UNSUPPORTED, "'attention_bias'"},
+        {"qwen35", "{\"attn_output_gate\": false}", HELM_E_UNSUPPORTED, "'attn_output_gate'"},
         {"qwen35",
          "{\"layer_types\": [\"linear_attention\", \"full_attention\", \"full_attention\", \"mamba\"]}",
          HELM_E_UNSUPPORTED, "entry 3 is 'mamba'"},
