@@ -55,6 +55,7 @@ MODEL_SRC := \
   common/model/arch/opt.c \
   common/model/arch/phi3.c \
   common/model/arch/qwen.c \
+  common/model/arch/qwen35.c \
   common/model/arch/state_test.c \
   common/model/checkpoint.c \
   common/model/config.c \
@@ -84,6 +85,7 @@ MODEL_SRC := \
   common/model/shards.c \
   common/model/take.c \
   common/model/unit.c \
+  common/model/vectors.c \
   common/model/weigh.c \
   common/plan/kv_tiers.c \
   common/plan/placement.c \
@@ -107,6 +109,7 @@ WORKER_SRC := \
 # computing on the CPU: threads, and the tables that choose among the kernels below
 CPU_SRC := \
   common/cpu/kernels/attention.c \
+  common/cpu/kernels/delta.c \
   common/cpu/kernels/kernel_set.c \
   common/cpu/kernels/linear.c \
   common/cpu/kernels/vector.c \
@@ -137,6 +140,9 @@ KERNEL_SRC := \
   common/cpu/kernels/blocks_avx512.c \
   common/cpu/kernels/blocks_avx512bf16.c \
   common/cpu/kernels/blocks_ref.c \
+  common/cpu/kernels/delta_avx2.c \
+  common/cpu/kernels/delta_avx512.c \
+  common/cpu/kernels/delta_ref.c \
   common/cpu/kernels/gemm_amx.c \
   common/cpu/kernels/gemm_avx2.c \
   common/cpu/kernels/gemm_avx512.c \

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "common/plan/state.h"
 #include "worker-cpu/engine.h"
 
 static const char *const tier_title[OP_TIER_COUNT] = {"1 token", "2 to 16 tokens", "a chunk of tokens"};
@@ -85,9 +86,11 @@ int print_plan(const char *folder, const struct plan *plan, uint32_t threads, co
     const uint32_t layers = engine->model.config.layers;
     struct plan_stage stage = {.last = layers - 1, .home = PLAN_HOME_CPU};
     const struct plan all = {.layers = layers, .step_tokens = UINT32_MAX, .stages = &stage, .stage_count = 1};
-    if (!plan) plan = &all;
+    const bool whole = !plan;
+    if (whole) plan = &all;
     if (!rc) rc = engine_check_plan(plan, &engine->model.config, err);
     if (!rc) rc = plan_copy(plan, &engine->plan, err);
+    if (!rc && whole) rc = plan_take_states(&engine->plan, &engine->model, err);
     if (!rc && !plan->placement) rc = placement_make(&engine->model, NULL, &engine->plan, err);
     if (!rc) rc = print_engine(engine, folder, threads, kernels, out, err);
     engine_free(engine);

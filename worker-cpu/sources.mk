@@ -8,6 +8,7 @@ WORKER_CPU_SRC := \
   worker-cpu/program/activations.c \
   worker-cpu/program/assist.c \
   worker-cpu/program/cut.c \
+  worker-cpu/program/delta.c \
   worker-cpu/program/execute.c \
   worker-cpu/program/experts.c \
   worker-cpu/program/linear.c \

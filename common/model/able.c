@@ -24,6 +24,8 @@ enum want {
     WANT_OTHER_CACHE,
     WANT_POSITIONS,
     WANT_RUNNING_MEAN,
+    WANT_PARTIAL_ROPE,
+    WANT_DELTA,
     WANTS
 };
 static const struct {
@@ -44,10 +46,12 @@ static const struct {
     [WANT_SOFT_CAP] = {"a soft cap", {false, false}},
     [WANT_OTHER_ROPE] = {"a RoPE table of its own", {false, false}},
     [WANT_NO_ROPE] = {"attention without RoPE", {true, false}},
-    [WANT_OUTPUT_GATE] = {"a gate of attention's output", {false, false}},
+    [WANT_OUTPUT_GATE] = {"a gate of attention's output", {true, false}},
     [WANT_OTHER_CACHE] = {"the cache of another layer", {false, false}},
     [WANT_POSITIONS] = {"learned positions", {true, false}},
     [WANT_RUNNING_MEAN] = {"a state of fixed size", {true, false, true}},
+    [WANT_PARTIAL_ROPE] = {"RoPE that turns a part of each head", {true, false}},
+    [WANT_DELTA] = {"the gated delta rule", {true, false}},
 };
 
 /* A set of enum want. */
@@ -77,6 +81,8 @@ static uint32_t wants_of(const struct math_op *op)
         [WANT_OUTPUT_GATE] = op->output_gate != BUFFER_NONE,
         [WANT_OTHER_CACHE] = op->cache_back != 0,
         [WANT_POSITIONS] = op->positions != TENSOR_NONE,
+        [WANT_PARTIAL_ROPE] = op->rope_dims != 0,
+        [WANT_DELTA] = op->kind == MATH_DELTA,
         [WANT_RUNNING_MEAN] = op->kind == MATH_RUNNING_MEAN,
     };
     uint32_t set = 0;
@@ -117,10 +123,9 @@ int able_check_worker(const struct model_math *math, enum able_worker worker, st
 static int check_ropes(const struct model_config *config, struct helm_err *err)
 {
     for (uint32_t i = 0; i < MODEL_ROPES_MAX; i++) {
-        const struct rope_config *rope = &config->rope[i];
-        if ((rope->dims && rope->dims != config->head_dim) || rope->pairs)
-            return helm_fail(err, HELM_E_UNSUPPORTED, "RoPE that turns %s of each head is not supported",
-                             rope->pairs ? "neighbours" : "a part");
+        if (config->rope[i].pairs)
+            return helm_fail(err, HELM_E_UNSUPPORTED,
+                             "RoPE that turns neighbours of each head is not supported");
     }
     return 0;
 }

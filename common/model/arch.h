@@ -55,6 +55,13 @@ struct arch_name {
         *gguf; /* behind the layer's prefix; NULL: the usual one. A star: the number of an expert */
 };
 
+/* A vector that is stored otherwise than it is used. */
+enum vector_form { VECTOR_LESS_ONE, /* w - 1 */ VECTOR_LOGARITHM /* w = -exp of it */ };
+struct arch_vector {
+    enum tensor_role role;
+    enum vector_form form;
+};
+
 /* ---- the architecture ---- */
 
 #define ARCH_ALIASES 3
@@ -76,6 +83,8 @@ struct arch {
     const struct arch_name *names; /* NULL: all are the usual ones */
     const struct fused_tensor
         *fused; /* tensors of files that hold several, or none row by row (fused.h); NULL: none */
+    /* Vectors of safetensors files that are stored otherwise than they are used (vectors.c), up to TENSOR_NONE; NULL: none */
+    const struct arch_vector *vectors;
     const char *const
         *skipped; /* beginnings of names that belong to other parts: images, drafts; NULL: none */
     const struct math_op *embed, *head;
@@ -94,6 +103,7 @@ extern const struct arch arch_llama, arch_mistral, arch_qwen2, arch_qwen3, arch_
 extern const struct arch arch_phi3;
 extern const struct arch arch_opt;
 extern const struct arch arch_granite;
+extern const struct arch arch_qwen35, arch_qwen35_moe, arch_qwen3_next; /* arch/qwen35.c */
 extern const struct arch arch_state_test;
 /* The registry: index from 0, NULL behind the last. */
 const struct arch *arch_at(uint32_t index);
@@ -145,6 +155,8 @@ bool arch_role_is_vector(enum tensor_role role);
 /* Dimensions of its tensor in a file: 3 of experts' in GGUF files; else 1 or 2. */
 uint32_t arch_role_rank(enum tensor_role role, bool gguf);
 bool arch_role_of_experts(enum tensor_role role);
+/* The weights of a convolution, which safetensors files have with a dimension of 1 between its two. */
+bool arch_role_of_channels(enum tensor_role role);
 /* A vector that files have also as a matrix of one row. */
 bool arch_role_of_one_row(enum tensor_role role);
 /* "q_proj" and the like for tables, e.g. "self_attn.q_proj.weight"; and what GGUF files usually call it. */

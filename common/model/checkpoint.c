@@ -228,6 +228,13 @@ static uint64_t config_pieces(const struct model_config *config)
         for (uint32_t l = 0; parts > 1 && l < config->layers; l++)
             count += model_expects(config, (enum tensor_role)r, (int32_t)l) ? parts : 0;
     }
+    for (const struct fused_tensor *f = arch_of(config)->fused; f && f->roles; f++) {
+        uint64_t rows, cols;
+        for (uint32_t k = 0; f->part == FUSED_RUNS && k < f->roles; k++)
+            for (uint32_t l = 0; model_expected_shape(config, f->role[k], &rows, &cols) && l < config->layers;
+                 l++)
+                count += model_expects(config, f->role[k], (int32_t)l) ? rows / f->run(config) : 0;
+    }
     return count;
 }
 

@@ -267,6 +267,7 @@ void model_config_free(struct model_config *config)
 {
     free(config->window);
     free(config->sparse);
+    free(config->recurrent);
     for (int i = 0; i < MODEL_ROPES_MAX; i++) {
         free(config->rope[i].factors);
         free(config->rope[i].long_factors);

@@ -51,5 +51,12 @@ uint64_t content_of_config(const struct model_config *c)
                                   (double)c->router.scale};
         sum += content_of(experts, sizeof experts, 4);
     }
+    if (c->delta.value_heads) {
+        const struct model_delta *d = &c->delta;
+        const double delta[] = {d->key_heads, d->value_heads, d->key_dim, d->value_dim,
+                                d->conv,      d->order,       r->dims};
+        sum += content_of(delta, sizeof delta, 8);
+    }
+    if (c->recurrent) sum += content_of(c->recurrent, c->layers * sizeof *c->recurrent, 9);
     return sum;
 }

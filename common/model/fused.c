@@ -16,7 +16,7 @@ const struct fused_tensor *fused_of(const struct model_config *config, uint32_t 
 {
     const bool blocks = config->experts_format == FORMAT_MXFP4;
     for (const struct fused_tensor *f = arch_of(config)->fused; f && f->roles; f++) {
-        const bool experts = f->part != FUSED_IN_TURN && f->part != FUSED_ROWS;
+        const bool experts = f->part != FUSED_IN_TURN && f->part != FUSED_ROWS && f->part != FUSED_RUNS;
         if (!(config->gguf ? f->gguf : f->name) || !model_role_exists(config, f->role[0])) continue;
         if (experts && blocks == (f->part == FUSED_COLUMNS)) continue;
         if (index-- == 0) return f;
@@ -29,16 +29,22 @@ uint32_t fused_shape(const struct model_config *config, const struct fused_tenso
     const uint64_t experts = config->router.experts;
     uint64_t rows = 0, cols = 0;
     (void)model_expected_shape(config, what->role[0], &rows, &cols);
-    if (what->part == FUSED_ROWS) {
+    if (what->part == FUSED_ROWS || what->part == FUSED_RUNS) {
         const bool vector = arch_role_is_vector(what->role[0]);
         uint64_t all = vector ? cols : rows, more;
         for (uint32_t i = 1; i < what->roles; i++) {
             (void)model_expected_shape(config, what->role[i], &rows, &more);
             all += vector ? more : rows;
         }
-        shape[0] = all;
-        shape[1] = cols;
-        return vector ? 1 : 2;
+        if (!arch_role_of_experts(what->role[0]) || experts == 0) {
+            shape[0] = all;
+            shape[1] = cols;
+            return vector ? 1 : 2;
+        }
+        shape[0] = experts;
+        shape[1] = all / experts;
+        shape[2] = cols;
+        return 3;
     }
     shape[0] = experts;
     if (what->part == FUSED_IN_TURN) {

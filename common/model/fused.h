@@ -1,5 +1,5 @@
-/* Experts' tensors that lie in files otherwise than row by row, gate and up in one tensor, in turn;
- * MXFP4 as numbers and scales apart; 16-bit values column by column; q, k and v one behind the other.
+/* Tensors that lie in files otherwise than each role by itself and row by row: experts' gate and up in one tensor, in turn;
+ * MXFP4 as numbers and scales apart; 16-bit values column by column; q, k and v one behind the other; runs of rows in turn.
  *
  * Called by checkpoint.c, which enters such a tensor of a file as one or two of the model, by shards.c, which reads them,
  * and by helm-mkmodel, which writes them. Constant table and pure functions but for reads. */
@@ -14,7 +14,8 @@ enum fused_part {
     FUSED_SCALES,  /* and powers of two, U8 [experts][rows][cols / 32], 127: 1 */
     FUSED_COLUMNS, /* 16 or 32 bits, [experts][cols][rows] */
     FUSED_IN_TURN, /* biases, [experts][rows] */
-    FUSED_ROWS     /* a matrix, or vector, whose roles' rows (values) follow each other */
+    FUSED_ROWS,    /* a matrix, or vector, whose roles' rows (values) follow each other */
+    FUSED_RUNS /* a matrix, or all experts', in which runs of rows of the roles take turns, as `row` says */
 };
 #define FUSED_ROLES_MAX 3
 /* A row of an architecture's table, which ends with one of no roles. */
@@ -23,6 +24,10 @@ struct fused_tensor {
     enum fused_part part;
     uint32_t roles; /* whose rows take turns, or follow each other */
     enum tensor_role role[FUSED_ROLES_MAX];
+    /* RUNS: as many rows lie together in the file as in the matrix of role[number], whose number of rows is a multiple of it; and
+     * where in the file a run's first row lies. */
+    uint64_t (*run)(const struct model_config *config);
+    uint64_t (*row)(const struct model_config *config, uint32_t number, uint64_t row);
 };
 /* The `index`-th tensor that files of this configuration have instead of single roles'; NULL behind the last. */
 const struct fused_tensor *fused_of(const struct model_config *config, uint32_t index);

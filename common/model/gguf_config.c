@@ -174,8 +174,10 @@ static int check_heads(struct reading *r, const struct model_config *config)
     static const char *const keys[] = {"attention.value_length", "rope.dimension_count"};
     const double usual = 1 / sqrt((double)config->head_dim);
     double scale = 0;
+    const uint32_t dims = config->rope[0].dims;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         uint64_t number = config->head_dim;
+        if (i == 1 && dims && dims <= config->head_dim && dims % 2 == 0) continue;
         int rc = gguf_get_u64(r->header, key_of(r, keys[i]), false, 0, UINT32_MAX, &number, r->err);
         if (!rc && number != config->head_dim)
             rc = helm_fail(r->err, HELM_E_UNSUPPORTED, "key '%s' is %llu, but heads have %u values", r->key,

@@ -335,6 +335,55 @@ int layers_with_window(const struct keys *keys, struct model_config *config, uin
     return 0;
 }
 
+/* config.json's list: linear_attention or full_attention. */
+static int recurrent_from_types(const json_t *types, struct model_config *config, struct helm_err *err)
+{
+    if (!json_is_array(types) || json_array_size(types) != config->layers)
+        return helm_fail(err, HELM_E_MISMATCH, "'layer_types' is no list of %u entries, one for each layer",
+                         config->layers);
+    for (uint32_t i = 0; i < config->layers; i++) {
+        const char *type = json_string_value(json_array_get(types, i));
+        config->recurrent[i] = type && strcmp(type, "linear_attention") == 0;
+        if (!type || (!config->recurrent[i] && strcmp(type, "full_attention") != 0))
+            return helm_fail(
+                err, HELM_E_UNSUPPORTED,
+                "'layer_types' entry %u is '%.40s'; only full_attention and linear_attention are "
+                "supported",
+                i, type ? type : "no string");
+    }
+    return 0;
+}
+
+/* The same of a GGUF file: a flag for each layer, those of drafts behind the others. */
+static int recurrent_from_flags(const struct gguf_value *flags, struct model_config *config,
+                                struct helm_err *err)
+{
+    if (!flags->array || flags->type == GGUF_STRING || flags->type == GGUF_ARRAY ||
+        flags->count < config->layers)
+        return helm_fail(err, HELM_E_MISMATCH, "key '%s' is no list of flags, one for each of %u layers",
+                         flags->key, config->layers);
+    for (uint32_t i = 0; i < config->layers; i++) config->recurrent[i] = gguf_number(flags, i) != 0;
+    return 0;
+}
+
+int layers_recurrent(const struct keys *keys, struct model_config *config, struct helm_err *err)
+{
+    char name[KEYS_NAME_MAX];
+    config->recurrent = calloc(config->layers, sizeof *config->recurrent);
+    if (!config->recurrent) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers", config->layers);
+    const json_t *types = keys->json ? json_object_get(keys->json, "layer_types") : NULL;
+    if (types && !json_is_null(types)) return recurrent_from_types(types, config, err);
+    snprintf(name, sizeof name, "%s.attention.recurrent_layers", keys->prefix ? keys->prefix : "");
+    const struct gguf_value *flags = keys->header ? gguf_find(keys->header, name) : NULL;
+    if (flags) return recurrent_from_flags(flags, config, err);
+    if (config->full_attention_interval == 0)
+        return helm_fail(err, HELM_E_FORMAT, "'%s' and '%s' are both missing",
+                         keys->json ? "layer_types" : name, "full_attention_interval");
+    for (uint32_t i = 0; i < config->layers; i++)
+        config->recurrent[i] = (i + 1) % config->full_attention_interval != 0;
+    return 0;
+}
+
 static int read_dense_layers(const json_t *root, const char *key, bool *sparse, uint32_t layers,
                              struct helm_err *err)
 {

@@ -36,6 +36,10 @@ HELM_MUST_CHECK int layers_with_window(const struct keys *keys, struct model_con
                                        uint32_t last, uint32_t step, struct helm_err *err);
 /* The same without any. */
 HELM_MUST_CHECK int layers_without_window(struct model_config *config, struct helm_err *err);
+/* config->recurrent, of hybrids: by config.json's `layer_types` or a GGUF file's list of flags; else all but every
+ * full_attention_interval-th layer. */
+HELM_MUST_CHECK int layers_recurrent(const struct keys *keys, struct model_config *config,
+                                     struct helm_err *err);
 /* config->sparse: every sparse_step-th layer behind the leading_dense ones, less those of config.json's list `dense` (NULL: it
  * has none). Without any such layer the configuration becomes a dense one. */
 HELM_MUST_CHECK int layers_with_experts(const struct keys *keys, struct model_config *config,

@@ -11,6 +11,8 @@
 #define MODEL_VOCAB_MAX        (1u << 24)
 #define MODEL_HEADS_MAX        4096
 #define MODEL_HEAD_DIM_MAX     4096
+#define MODEL_DELTA_HEAD_MAX   256 /* numbers of a head of a gated delta net, */
+#define MODEL_DELTA_HEAD_UNIT  16  /* and what they are a multiple of */
 #define MODEL_CONTEXT_MAX      (1u << 26)
 #define MODEL_EOS_MAX          16
 #define MODEL_SHARDS_MAX       4096

@@ -28,7 +28,8 @@ const char *state_kind_name(enum state_kind kind)
 uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_MAX])
 {
     const enum tensor_role single[] = {op->norm,  op->norm_bias, op->q_norm,     op->k_norm,
-                                       op->sinks, op->router,    op->after_norm, op->positions};
+                                       op->sinks, op->router,    op->after_norm, op->positions,
+                                       op->conv,  op->decay,     op->time_bias,  op->head_norm};
     uint32_t count = 0;
     for (uint32_t w = 0; w < op->weights; w++) roles[count++] = op->weight[w];
     for (size_t i = 0; i < sizeof single / sizeof *single; i++)
@@ -41,8 +42,8 @@ uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_
 /* Takes out what the configuration has not. */
 static void keep_existing(const struct model_config *config, struct math_op *op)
 {
-    enum tensor_role *optional[] = {&op->q_norm,  &op->k_norm,  &op->sinks,
-                                    &op->bias[0], &op->bias[1], &op->bias[2]};
+    enum tensor_role *optional[] = {&op->q_norm,  &op->k_norm,  &op->sinks,  &op->bias[0],
+                                    &op->bias[1], &op->bias[2], &op->bias[3]};
     for (size_t i = 0; i < sizeof optional / sizeof *optional; i++)
         if (!model_role_exists(config, *optional[i])) *optional[i] = TENSOR_NONE;
 }
@@ -77,9 +78,24 @@ static uint64_t running_mean_bytes(const struct model_config *config)
     return (uint64_t)config->heads * config->head_dim * sizeof(float);
 }
 
+uint64_t model_delta_matrices_at(const struct model_delta *delta)
+{
+    return round_up((uint64_t)(delta->conv - 1) * delta->channels * sizeof(float), STATE_ALIGN);
+}
+
+uint64_t model_delta_bytes(const struct model_delta *d)
+{
+    if (d->value_heads == 0) return 0;
+    return model_delta_matrices_at(d) + (uint64_t)d->value_heads * d->key_dim * d->value_dim * sizeof(float);
+}
+
 static void build_state(const struct model_config *config, struct math_part *part, struct math_op *op)
 {
     if (op->kind == MATH_RUNNING_MEAN) op->state_bytes = running_mean_bytes(config);
+    if (op->kind == MATH_DELTA) {
+        op->state_bytes = model_delta_bytes(&config->delta);
+        op->head_order = config->delta.order;
+    }
     op->state_at = part->state_bytes;
     part->state_bytes += round_up(op->state_bytes, STATE_ALIGN);
     if (state_of(op) != STATE_NONE) part->state = state_of(op);
@@ -97,6 +113,8 @@ static void build_part(const struct model_config *config, const struct math_part
         struct math_op *op = &to->op[to->ops++];
         keep_existing(config, op);
         build_state(config, to, op);
+        if (op->kind == MATH_ATTENTION && config->rope[op->rope].dims != config->head_dim)
+            op->rope_dims = config->rope[op->rope].dims;
         if (op->kind == MATH_ATTENTION && op->score_scale == 0)
             op->score_scale = 1.0f / sqrtf((float)config->head_dim);
     }

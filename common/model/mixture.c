@@ -206,6 +206,8 @@ enum tensor_format mixture_format(const struct mixture *mixture, const struct mo
 {
     enum tensor_format format = wanted(mixture, &model->config, t, importance);
     if (arch_role_is_vector(t->role)) return t->format;
+    /* A few rows, by which each token's decay and rate go. */
+    if (t->role == TENSOR_DELTA_ALPHA || t->role == TENSOR_DELTA_BETA) return t->format;
     if (tensor_format_takes(format, t->rows, t->cols)) return format;
     format = of_smaller_blocks(format);
     return tensor_format_takes(format, t->rows, t->cols) ? format : t->format;

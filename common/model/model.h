@@ -36,6 +36,16 @@ struct rope_config {
 };
 #define MODEL_ROPES_MAX 2
 
+/* Layers of gated delta nets. */
+struct model_delta {
+    uint32_t key_heads, value_heads; /* value_heads 0: there are none */
+    uint32_t key_dim, value_dim;     /* numbers of a head of q and k, of v */
+    uint32_t inner;                  /* GGUF: value_heads * value_dim */
+    uint32_t conv;                   /* tokens that the convolution sees */
+    uint32_t channels;               /* that it goes over: q, k and v of all heads */
+    enum head_order order;
+};
+
 struct model_config {
     char architecture[64]; /* "Qwen3ForCausalLM" */
     char model_type[32];   /* "qwen3" */
@@ -47,6 +57,10 @@ struct model_config {
     uint32_t sliding_window, window_layers, sparse_step, leading_dense, shared_experts;
     uint32_t full_attention_interval; /* of hybrids: each such layer attends; 0: all do */
     bool use_window;
+    struct model_delta delta;
+    bool *recurrent;      /* [layers]: of hybrids, the layer is a gated delta net; NULL: none is */
+    bool gated_attention; /* attention's output has a gate, whose rows lie with those of q */
+    bool partial_rope;    /* a part of each head turns; its configuration says which (rope[0].dims) */
     /* Multipliers of the embedding, of what is added to the residual stream, of attention's scores, of logits; 0: none */
     double embedding_scale, residual_scale, attention_scale, logit_scale;
     uint32_t max_context; /* max_position_embeddings, or what YaRN extends it to */
@@ -185,6 +199,10 @@ unsigned model_formats(const struct model *model);
 enum tensor_format model_main_format(const struct model *model);
 /* Whether workers keep it as fp32 beside their matrices: norms, biases, routers. */
 bool model_tensor_is_vector(const struct model_tensor *tensor);
+/* A vector's numbers as fp32, as they are in the file, into what operations use: some are stored less 1, or as logarithms; those
+ * of a convolution, [channels][tokens], become [tokens][channels]. Called by the workers when they have read one. */
+HELM_MUST_CHECK int model_vector_finish(const struct model_config *config, const struct model_tensor *tensor,
+                                        float *values, struct helm_err *err);
 /* The tensor with this role and layer (-1 where it has none), or NULL. TENSOR_HEAD of a tied model is its
  * EMBED. */
 const struct model_tensor *model_find(const struct model *model, enum tensor_role role, int32_t layer);
@@ -228,6 +246,11 @@ void model_part_name(const struct model_config *config, enum tensor_role role, i
 /* The operations that `config` implies. */
 void model_math_build(const struct model_config *config, struct model_math *math);
 
+/* Where the matrices of a gated delta net's heads, [value_heads][key_dim][value_dim], lie in its state: behind the columns of the
+ * convolution, [conv - 1][channels]. */
+uint64_t model_delta_matrices_at(const struct model_delta *delta);
+/* Of all of it, in one layer of one sequence. */
+uint64_t model_delta_bytes(const struct model_delta *delta);
 /* The window of the layers that have one, which is the same; 0: none has. */
 uint32_t model_window(const struct model_config *config);
 /* Layers that keep K and V of each position (STATE_PAGES). */
@@ -235,7 +258,7 @@ uint32_t model_paged_layers(const struct model_config *config);
 /* Bytes of KV cache one token needs over `layers` layers at `kv_dtype`. */
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype);
 
-/* Of one of its tables: inv_freq[head_dim / 2] in float32 as transformers computes it (ROPE_INIT_FUNCTIONS), and the factor that
+/* Of one of its tables: inv_freq[dims / 2] (dims 0: head_dim) in float32 as transformers computes it (ROPE_INIT_FUNCTIONS), and the factor that
  * multiplies cos and sin (1 except for yarn and longrope). `context` is what the run is planned for, which chooses a longrope's
  * factors. Angle = (float)position * inv_freq[i]. */
 void rope_inv_freq(const struct model_config *config, uint32_t table, uint32_t context, float *inv_freq,

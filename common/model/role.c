@@ -24,7 +24,12 @@ enum dim {
     DIM_EXPERT,         /* what is between the halves of one */
     DIM_EXPERTS_INNER,  /* rows of all experts' gates, */
     DIM_EXPERTS_HIDDEN, /* of all experts' downs */
-    DIM_SHARED          /* what is between the halves of the shared one */
+    DIM_CHANNELS,       /* of gated delta nets */
+    DIM_CONV,
+    DIM_DELTA_HEADS,
+    DIM_DELTA_HEAD,
+    DIM_DELTA_VALUES,
+    DIM_SHARED /* what is between the halves of the shared one */
 };
 #define AT(member) offsetof(struct model_config, member)
 #define NONE       SIZE_MAX
@@ -42,6 +47,11 @@ static const size_t dims[][2] = {
     [DIM_EXPERT] = {AT(expert_intermediate), NONE},
     [DIM_EXPERTS_INNER] = {AT(router.experts), AT(expert_intermediate)},
     [DIM_EXPERTS_HIDDEN] = {AT(router.experts), AT(hidden)},
+    [DIM_CHANNELS] = {AT(delta.channels), NONE},
+    [DIM_CONV] = {AT(delta.conv), NONE},
+    [DIM_DELTA_HEADS] = {AT(delta.value_heads), NONE},
+    [DIM_DELTA_HEAD] = {AT(delta.value_dim), NONE},
+    [DIM_DELTA_VALUES] = {AT(delta.value_heads), AT(delta.value_dim)},
     [DIM_SHARED] = {AT(shared_intermediate), NONE},
 };
 
@@ -59,6 +69,7 @@ struct role {
 };
 #define ATTENTION true, UNIT_ATTENTION
 #define MLP       true, UNIT_MLP
+#define DELTA     IF(delta.value_heads)
 #define MODEL     false, UNIT_PARTS
 static const struct role roles[TENSOR_ROLE_COUNT] = {
     [TENSOR_NONE] = {"none", "none", MODEL, DIM_ONE, DIM_ONE, ALWAYS},
@@ -75,6 +86,8 @@ static const struct role roles[TENSOR_ROLE_COUNT] = {
     [TENSOR_ATTN_OUT_NORM] = {"self_attn.output_norm.weight", "attn_post_norm.weight", ATTENTION, DIM_ONE,
                               DIM_HIDDEN, ALWAYS},
     [TENSOR_Q] = {"self_attn.q_proj.weight", "attn_q.weight", ATTENTION, DIM_Q, DIM_HIDDEN, ALWAYS},
+    [TENSOR_Q_GATE] = {"self_attn.q_gate_proj.weight", "attn_q_gate.weight", ATTENTION, DIM_Q, DIM_HIDDEN,
+                       IF(gated_attention)},
     [TENSOR_K] = {"self_attn.k_proj.weight", "attn_k.weight", ATTENTION, DIM_KV, DIM_HIDDEN, ALWAYS},
     [TENSOR_V] = {"self_attn.v_proj.weight", "attn_v.weight", ATTENTION, DIM_KV, DIM_HIDDEN, ALWAYS},
     [TENSOR_O] = {"self_attn.o_proj.weight", "attn_output.weight", ATTENTION, DIM_HIDDEN, DIM_Q, ALWAYS},
@@ -88,6 +101,23 @@ static const struct role roles[TENSOR_ROLE_COUNT] = {
     [TENSOR_K_NORM] = {"self_attn.k_norm.weight", "attn_k_norm.weight", ATTENTION, DIM_ONE, DIM_HEAD,
                        IF(qk_norm)},
     [TENSOR_SINKS] = {"self_attn.sinks", "attn_sinks.weight", ATTENTION, DIM_ONE, DIM_HEADS, IF(sinks)},
+    [TENSOR_DELTA_QKV] = {"linear_attn.in_proj_qkv.weight", "attn_qkv.weight", ATTENTION, DIM_CHANNELS,
+                          DIM_HIDDEN, DELTA},
+    [TENSOR_DELTA_Z] = {"linear_attn.in_proj_z.weight", "attn_gate.weight", ATTENTION, DIM_DELTA_VALUES,
+                        DIM_HIDDEN, DELTA},
+    [TENSOR_DELTA_ALPHA] = {"linear_attn.in_proj_a.weight", "ssm_alpha.weight", ATTENTION, DIM_DELTA_HEADS,
+                            DIM_HIDDEN, DELTA},
+    [TENSOR_DELTA_BETA] = {"linear_attn.in_proj_b.weight", "ssm_beta.weight", ATTENTION, DIM_DELTA_HEADS,
+                           DIM_HIDDEN, DELTA},
+    [TENSOR_DELTA_CONV] = {"linear_attn.conv1d.weight", "ssm_conv1d.weight", ATTENTION, DIM_CHANNELS,
+                           DIM_CONV, DELTA},
+    [TENSOR_DELTA_DECAY] = {"linear_attn.A_log", "ssm_a", ATTENTION, DIM_ONE, DIM_DELTA_HEADS, DELTA},
+    [TENSOR_DELTA_TIME_BIAS] = {"linear_attn.dt_bias", "ssm_dt.bias", ATTENTION, DIM_ONE, DIM_DELTA_HEADS,
+                                DELTA},
+    [TENSOR_DELTA_NORM] = {"linear_attn.norm.weight", "ssm_norm.weight", ATTENTION, DIM_ONE, DIM_DELTA_HEAD,
+                           DELTA},
+    [TENSOR_DELTA_OUT] = {"linear_attn.out_proj.weight", "ssm_out.weight", ATTENTION, DIM_HIDDEN,
+                          DIM_DELTA_VALUES, DELTA},
     [TENSOR_MLP_NORM] = {"post_attention_layernorm.weight", "ffn_norm.weight", MLP, DIM_ONE, DIM_HIDDEN,
                          ALWAYS},
     [TENSOR_MLP_NORM_BIAS] = {"post_attention_layernorm.bias", "ffn_norm.bias", MLP, DIM_ONE, DIM_HIDDEN,
@@ -138,7 +168,7 @@ bool arch_role_per_layer(enum tensor_role role)
 bool arch_role_is_vector(enum tensor_role role)
 {
     const enum dim rows = roles[role].rows;
-    return rows == DIM_ONE || rows == DIM_EXPERTS || rows == DIM_POSITIONS;
+    return rows == DIM_ONE || rows == DIM_EXPERTS || rows == DIM_POSITIONS || arch_role_of_channels(role);
 }
 
 bool model_tensor_is_vector(const struct model_tensor *tensor)
@@ -149,6 +179,11 @@ bool model_tensor_is_vector(const struct model_tensor *tensor)
 bool arch_role_of_experts(enum tensor_role role)
 {
     return roles[role].rows == DIM_EXPERTS_INNER || roles[role].rows == DIM_EXPERTS_HIDDEN;
+}
+
+bool arch_role_of_channels(enum tensor_role role)
+{
+    return role == TENSOR_DELTA_CONV;
 }
 
 bool arch_role_of_one_row(enum tensor_role role)
@@ -286,7 +321,8 @@ uint32_t model_mlp_width(const struct model_config *config)
 uint32_t model_widest(const struct model_config *config)
 {
     const uint64_t of[] = {config->hidden, (uint64_t)config->heads * config->head_dim, config->intermediate,
-                           config->shared_intermediate};
+                           config->shared_intermediate,
+                           (uint64_t)config->delta.value_heads * config->delta.value_dim};
     uint64_t widest = 0;
     for (size_t i = 0; i < sizeof of / sizeof *of; i++) widest = of[i] > widest ? of[i] : widest;
     return (uint32_t)widest;

@@ -37,10 +37,24 @@ static int read_kind(const json_t *scaling, enum rope_kind *kind, struct helm_er
         "RoPE type '%.40s' is not supported (supported: default, linear, llama3, yarn, longrope)", name);
 }
 
-static int check_partial(const json_t *obj, struct helm_err *err)
+/* Into rope->dims, of architectures that turn a part of each head; others turn all of it. */
+static int check_partial(const json_t *obj, const struct model_config *config, struct rope_config *rope,
+                         struct helm_err *err)
 {
     double part = 1;
     int rc = json_get_double(obj, "partial_rotary_factor", false, -1e9, 1e9, &part, err);
+    if (!rc && config->partial_rope && json_object_get(obj, "partial_rotary_factor")) {
+        const double dims = part * config->head_dim;
+        if (!(part > 0 && part <= 1) || dims != floor(dims) || (uint32_t)dims % 2)
+            return helm_fail(err, HELM_E_FORMAT,
+                             "'partial_rotary_factor' is %g: no even number of %u numbers of a head", part,
+                             config->head_dim);
+        if (rope->dims && rope->dims != (uint32_t)dims)
+            return helm_fail(err, HELM_E_MISMATCH,
+                             "'partial_rotary_factor' is %g here and another number elsewhere", part);
+        rope->dims = (uint32_t)dims;
+        return 0;
+    }
     if (!rc && part != 1.0)
         rc = helm_fail(err, HELM_E_UNSUPPORTED,
                        "'partial_rotary_factor' is %g: rotating a part of each head is not supported", part);
@@ -174,6 +188,7 @@ static int read_rope(const json_t *root, const json_t *scaling, double theta,
                                  .factor = 1,
                                  .attention_factor = config->rope[0].attention_factor,
                                  .original_context = config->rope[0].original_context,
+                                 .dims = config->rope[0].dims,
                                  .truncate = config->rope[0].truncate};
     if (!scaling) return 0;
     const char *key;
@@ -185,7 +200,7 @@ static int read_rope(const json_t *root, const json_t *scaling, double theta,
                              "RoPE parameters for each layer type ('%.40s') are not supported", key);
     }
     int rc = json_get_double(scaling, "rope_theta", false, ROPE_THETA_MIN, ROPE_THETA_MAX, &rope->theta, err);
-    if (!rc) rc = check_partial(scaling, err);
+    if (!rc) rc = check_partial(scaling, config, rope, err);
     if (!rc) rc = read_kind(scaling, &rope->kind, err);
     if (rc || rope->kind == ROPE_DEFAULT) return rc;
     if (rope->kind == ROPE_LINEAR) return read_factor(scaling, true, &rope->factor, err);
@@ -207,7 +222,8 @@ static bool same_rope(const struct rope_config *a, const struct rope_config *b, 
            a->low_freq_factor == b->low_freq_factor && a->high_freq_factor == b->high_freq_factor &&
            a->beta_fast == b->beta_fast && a->beta_slow == b->beta_slow &&
            a->attention_factor == b->attention_factor && a->truncate == b->truncate &&
-           a->original_context == b->original_context && same_factors(a->factors, b->factors, head_dim / 2) &&
+           a->original_context == b->original_context && a->dims == b->dims &&
+           same_factors(a->factors, b->factors, head_dim / 2) &&
            same_factors(a->long_factors, b->long_factors, head_dim / 2);
 }
 
@@ -251,7 +267,7 @@ int config_read_rope(const json_t *root, struct model_config *config, struct hel
     int rc = get_object(root, "rope_scaling", &scaling, err);
     if (!rc) rc = get_object(root, "rope_parameters", &parameters, err);
     if (!rc) rc = json_get_double(root, "rope_theta", false, ROPE_THETA_MIN, ROPE_THETA_MAX, &theta, err);
-    if (!rc) rc = check_partial(root, err);
+    if (!rc) rc = check_partial(root, config, &config->rope[0], err);
     if (rc) return rc;
     rc = read_rope(root, parameters ? parameters : scaling, theta != 0 ? theta : config->rope[0].theta,
                    config, &rope, err);
@@ -267,6 +283,8 @@ int config_read_rope(const json_t *root, struct model_config *config, struct hel
         return rc;
     }
     config->rope[0] = rope;
+    if (config->partial_rope && rope.dims == 0)
+        return helm_fail(err, HELM_E_FORMAT, "'partial_rotary_factor' is missing");
     extend_context(root, config);
     return 0;
 }

@@ -67,6 +67,9 @@ static int check_shape(const struct model_config *config, const struct safetenso
     if (entry->rank == wanted.rank &&
         memcmp(entry->shape, wanted.shape, wanted.rank * sizeof *wanted.shape) == 0)
         return 0;
+    if (arch_role_of_channels(role) && entry->rank == 3 && entry->shape[0] == rows && entry->shape[1] == 1 &&
+        entry->shape[2] == cols)
+        return 0;
     if (arch_role_of_one_row(role) && entry->shape[entry->rank - 1] == cols &&
         (entry->rank == 1 || (entry->rank == 2 && entry->shape[0] == 1)))
         return 0;
@@ -131,7 +134,7 @@ static int check_fused(const struct model_config *config, const struct safetenso
         return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies %s%s", entry->name,
                          found, source_of(config), implied,
                          keys_text(config, fused->role[0], true, true, keys, sizeof keys));
-    if (fused->part == FUSED_ROWS && entry->format != FORMAT_COUNT) return 0;
+    if ((fused->part == FUSED_ROWS || fused->part == FUSED_RUNS) && entry->format != FORMAT_COUNT) return 0;
     if (bytes ? strcmp(entry->dtype_text, "U8") == 0
               : entry->format != FORMAT_COUNT && tensor_format_is_plain(entry->format))
         return 0;
@@ -155,6 +158,29 @@ static int take_rows(struct model *model, const struct fused_tensor *fused, uint
     return checkpoint_add(model, tensor, err);
 }
 
+/* Runs of its rows are some of the file's: pieces of the tensor. */
+static int take_runs(struct model *model, const struct fused_tensor *fused, uint32_t number,
+                     struct model_tensor *tensor, struct helm_err *err)
+{
+    const struct model_config *config = &model->config;
+    const uint64_t run = fused->run(config);
+    (void)model_expected_shape(config, tensor->role, &tensor->rows, &tensor->cols);
+    const uint64_t row_bytes = tensor_format_row_bytes(tensor->format, tensor->cols), at = tensor->offset;
+    const uint32_t count = (uint32_t)(tensor->rows / run), piece = model->piece_count;
+    tensor->bytes = tensor_format_bytes(tensor->format, tensor->rows, tensor->cols);
+    tensor->piece = piece;
+    tensor->piece_count = count;
+    tensor->offset = at + fused->row(config, number, 0) * row_bytes;
+    int rc = checkpoint_add(model, tensor, err);
+    if (rc) return rc;
+    for (uint32_t i = 0; i < count; i++)
+        model->pieces[piece + i] =
+            (struct model_piece){.shard = tensor->shard,
+                                 .offset = at + fused->row(config, number, i * run) * row_bytes};
+    model->piece_count += count;
+    return 0;
+}
+
 /* One role's part of a tensor that has one or two: new, or the other half of one that is there. */
 static int take_fused_role(struct model *model, const struct fused_tensor *fused, uint32_t number,
                            const struct model_tensor *file, struct helm_err *err)
@@ -167,6 +193,7 @@ static int take_fused_role(struct model *model, const struct fused_tensor *fused
     struct model_tensor tensor = *file;
     tensor.role = role;
     if (fused->part == FUSED_ROWS) return take_rows(model, fused, number, &tensor, err);
+    if (fused->part == FUSED_RUNS) return take_runs(model, fused, number, &tensor, err);
     tensor.stored = apart                          ? STORED_BLOCKS_APART
                     : fused->part == FUSED_COLUMNS ? STORED_COLUMNS
                                                    : STORED_IN_TURN;

@@ -24,6 +24,7 @@ enum tensor_role {
     TENSOR_ATTN_NORM, /* [hidden]; from here on: one a layer */
     TENSOR_ATTN_NORM_BIAS,
     TENSOR_ATTN_OUT_NORM, /* [hidden]: of attention's output, before it is added */
+    TENSOR_Q_GATE,        /* [heads * head_dim, hidden]: of attention's output */
     TENSOR_Q,             /* [heads * head_dim, hidden] */
     TENSOR_K,             /* [kv_heads * head_dim, hidden] */
     TENSOR_V,
@@ -33,9 +34,19 @@ enum tensor_role {
     TENSOR_V_BIAS,
     TENSOR_O_BIAS,
     TENSOR_Q_NORM,
-    TENSOR_K_NORM,   /* [head_dim] */
-    TENSOR_SINKS,    /* [heads]: a score that joins each head's softmax, of no position */
-    TENSOR_MLP_NORM, /* [hidden] */
+    TENSOR_K_NORM, /* [head_dim] */
+    TENSOR_SINKS,  /* [heads]: a score that joins each head's softmax, of no position */
+    /* of gated delta nets (model_delta) */
+    TENSOR_DELTA_QKV,       /* [channels, hidden]: q and k of all key heads, v of all value heads */
+    TENSOR_DELTA_Z,         /* [value_heads * value_dim, hidden]: the gate of the output */
+    TENSOR_DELTA_ALPHA,     /* [value_heads, hidden]: what decays, */
+    TENSOR_DELTA_BETA,      /* and how much is learned */
+    TENSOR_DELTA_CONV,      /* [channels, conv] */
+    TENSOR_DELTA_DECAY,     /* [value_heads] */
+    TENSOR_DELTA_TIME_BIAS, /* [value_heads]: added to alpha */
+    TENSOR_DELTA_NORM,      /* [value_dim] */
+    TENSOR_DELTA_OUT,       /* [hidden, value_heads * value_dim] */
+    TENSOR_MLP_NORM,        /* [hidden] */
     TENSOR_MLP_NORM_BIAS,
     TENSOR_MLP_OUT_NORM, /* [hidden]: of the MLP's output */
     TENSOR_GATE,
@@ -99,14 +110,20 @@ enum model_buffer {
     BUFFER_K, /* [kv_heads * head_dim] */
     BUFFER_V,
     BUFFER_A,         /* attention output [heads * head_dim] */
+    BUFFER_DELTA,     /* output of a gated delta net [value_heads * value_dim] */
     BUFFER_SHARED,    /* of the shared expert what BUFFER_GATE is of others [shared_intermediate] */
     BUFFER_SHARED_UP, /* likewise */
     BUFFER_GATE,      /* [intermediate]; of experts [chosen][expert_intermediate] */
     BUFFER_UP,
-    BUFFER_ROUTER, /* logits of the experts [experts] */
-    BUFFER_CHOICE, /* ids of the chosen ones, then their weights: [2][chosen] */
-    BUFFER_DOWN,   /* what each chosen one adds, [chosen][hidden]; of several tokens */
-    BUFFER_LOGITS, /* [vocab] */
+    BUFFER_ROUTER,    /* logits of the experts [experts] */
+    BUFFER_CHOICE,    /* ids of the chosen ones, then their weights: [2][chosen] */
+    BUFFER_DOWN,      /* what each chosen one adds, [chosen][hidden]; of several tokens */
+    BUFFER_Q_GATE,    /* [heads * head_dim] */
+    BUFFER_DELTA_QKV, /* [channels] */
+    BUFFER_DELTA_Z,   /* [value_heads * value_dim] */
+    BUFFER_DELTA_ALPHA,
+    BUFFER_DELTA_BETA, /* [value_heads] */
+    BUFFER_LOGITS,     /* [vocab] */
 };
 
 enum math_kind {
@@ -119,6 +136,8 @@ enum math_kind {
     MATH_EXPERTS_DOWN, /* out += the sum, in the order of choice, of weight * (the expert's down * its input) */
     MATH_WEIGH,        /* out *= sigmoid of (router * input) */
     MATH_RUNNING_MEAN, /* state += input; out = state / (position + 1): the sum of a sequence's inputs is its state */
+    MATH_DELTA, /* the short convolution of q, k and v, then the gated delta rule of each v head, whose output is normed and
+                       gated by z (common/cpu/kernels/delta.h); state: the last columns, and a matrix of each v head */
     MATH_KINDS
 };
 /* What a layer keeps of a sequence from step to step (docs/state.md). */
@@ -146,7 +165,9 @@ enum activation {
     ACTIVATIONS
 };
 const char *activation_name(enum activation activation);
-#define MATH_WEIGHTS_MAX 3
+/* Which k head a v head has: v heads of one k head stand together (h / ratio), or the k heads take turns (h mod k heads). */
+enum head_order { HEADS_TOGETHER, HEADS_IN_TURN };
+#define MATH_WEIGHTS_MAX 4
 /* An operation is what its fields say: each is one thing, and 0 is "not there". Tables name what is there. */
 struct math_op {
     enum math_kind kind;
@@ -167,16 +188,20 @@ struct math_op {
     enum tensor_role q_norm, k_norm; /* of each head */
     enum tensor_role sinks;
     uint32_t rope;                 /* which of the configuration's tables turns q and k */
+    uint32_t rope_dims;            /* how many of a head's numbers turn; 0: all; filled in */
     bool no_rope;                  /* none does */
     float score_scale;             /* of q * k; 0: 1 / sqrt(head_dim) */
     enum model_buffer output_gate; /* its sigmoid multiplies the output */
     uint32_t cache_back;           /* k and v are those of the layer this far back; 0: its own */
+    /* DELTA: vectors, of all heads; in the order of the file */
+    enum tensor_role conv, decay, time_bias, head_norm;
+    enum head_order head_order;
     /* ROUTE, WEIGH: kept beside the matrices, as vectors are */
     enum tensor_role router;
     /* EMBED: rows of positions, which are added; the row of position 0 */
     enum tensor_role positions;
     uint32_t position_first;
-    /* RUNNING_MEAN: bytes of its state, and where they lie in the layer's record; filled in */
+    /* RUNNING_MEAN, DELTA: bytes of its state, and where they lie in the layer's record; filled in */
     uint64_t state_bytes, state_at;
 };
 /* How many of `bias` mean something. A router, which is none of the weights, has two: of its product, of its choice. */
@@ -185,7 +210,7 @@ static inline uint32_t math_biases(const struct math_op *op)
     return op->kind == MATH_ROUTE ? 2 : op->weights;
 }
 /* The tensors that an operation names, TENSOR_NONE left out: their number. */
-#define MATH_ROLES_MAX (2 * MATH_WEIGHTS_MAX + 8)
+#define MATH_ROLES_MAX (2 * MATH_WEIGHTS_MAX + 12)
 uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_MAX]);
 
 #define STATE_ALIGN  64 /* of each operation's part of a record */

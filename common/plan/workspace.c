@@ -260,6 +260,7 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                             [BUFFER_K] = kv,
                                             [BUFFER_V] = kv,
                                             [BUFFER_A] = q,
+                                            [BUFFER_DELTA] = c->delta.value_heads * c->delta.value_dim,
                                             [BUFFER_SHARED] = c->shared_intermediate,
                                             [BUFFER_SHARED_UP] = c->shared_intermediate,
                                             [BUFFER_GATE] = mlp,
@@ -267,6 +268,11 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                             [BUFFER_ROUTER] = c->router.experts,
                                             [BUFFER_CHOICE] = 3 * chosen,
                                             [BUFFER_DOWN] = chosen * c->hidden,
+                                            [BUFFER_Q_GATE] = c->gated_attention ? q : 0,
+                                            [BUFFER_DELTA_QKV] = c->delta.channels,
+                                            [BUFFER_DELTA_Z] = c->delta.value_heads * c->delta.value_dim,
+                                            [BUFFER_DELTA_ALPHA] = c->delta.value_heads,
+                                            [BUFFER_DELTA_BETA] = c->delta.value_heads,
                                             [BUFFER_LOGITS] = c->vocab},
                                   .widest = c->hidden};
     for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) {

@@ -26,6 +26,9 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_EXPERTS_SUM] = {"sum experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_WEIGH] = {"weigh shared expert", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_RUNNING_MEAN] = {"running mean", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_CONVOLVE] = {"convolve", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_DELTA] = {"gated delta rule", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_GATE] = {"gate", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_LOGITS] = {"router logits", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_EXPERTS_ASK] = {"ask for experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
     [OP_EXPERTS_ADD] = {"add asked experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
@@ -109,6 +112,7 @@ static void add_cpu(struct list *list, const struct math_op *math, enum op_tier 
     if (math->kind == MATH_ATTENTION) {
         add(list, OP_ROPE_APPEND);
         add(list, OP_ATTEND);
+        if (math->output_gate != BUFFER_NONE) add(list, OP_GATE);
     } else {
         if (math->norm != TENSOR_NONE || (tier != OP_TIER_ONE && math->in != BUFFER_GATE)) add(list, OP_NORM);
         add(list, OP_LINEAR);
@@ -171,6 +175,10 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
         break;
     case MATH_RUNNING_MEAN:
         add(&list, OP_RUNNING_MEAN);
+        break;
+    case MATH_DELTA:
+        add(&list, OP_CONVOLVE);
+        add(&list, OP_DELTA);
         break;
     case MATH_KINDS:
         break;

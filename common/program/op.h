@@ -20,6 +20,8 @@
  *                EXPERTS_DOWN            EXPERTS_DOWN               EXPERTS_DOWN, EXPERTS_SUM
  *   both WEIGH   WEIGH                   WEIGH                      WEIGH
  *   both RUNNING_MEAN  RUNNING_MEAN      RUNNING_MEAN               RUNNING_MEAN
+ *   CPU DELTA    CONVOLVE, DELTA         as one                     as one
+ *    gated       GATE behind ATTEND      as one                     as one
  *    mixed       EXPERTS_ASK behind ROUTE's, before any group; EXPERTS_ADD behind DOWN's (by the CPU: EXPERTS_TAKE and its own)
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
  *   GPU head    GEMV, ARGMAX         GATHER, GEMM_SMALL, ARGMAX     as few
@@ -51,6 +53,9 @@ enum op_kind {
     OP_EXPERTS_SUM,  /* those of several tokens, likewise */
     OP_WEIGH, /* the shared expert's activations times its weight: sigmoid of a product with the normed x */
     OP_RUNNING_MEAN, /* out[t] = the mean of all inputs of the sequence up to t, whose sum is its state */
+    OP_CONVOLVE,     /* q, k and v of a gated delta net by the sequence's last columns, which are its state */
+    OP_DELTA,        /* the gated delta rule of each v head, whose matrix is its state; normed and gated */
+    OP_GATE,         /* attention's output times the sigmoid of its gate */
     OP_LANE_READ,    /* x = what the other worker put into the lane */
     OP_LANE_WRITE,
     /* of the CPU */

@@ -159,6 +159,16 @@ static void swiglu_clamped_agrees(void **state)
     for (int i = 1; i < 4; i++) assert_true(fabsf(y[i] - glu_of(GLU_CLAMPED, gate[i], up[i])) < 1e-4f);
 }
 
+static void sigmoid_agrees(void **state)
+{
+    const struct vector_variant *v = usable(state);
+    glu_agrees("sigmoid", v->sigmoid, reference()->sigmoid, 1e-6); /* an exponential of 1 to 2 ulp */
+    float extreme[5] = {NAN, 1000, -1000, 0, 88.5f}, two[5] = {2, 2, 2, 2, 2};
+    v->sigmoid(two, extreme, two, 5); /* y may be u, too */
+    assert_true(isnan(two[0]));
+    assert_true(two[1] == 2 && two[2] == 0 && two[3] == 1 && two[4] == 2);
+}
+
 /* By u and alone; a NaN stays one. */
 static void activation_agrees(const char *name, glu_fn *f, glu_fn *want, double relative)
 {
@@ -285,6 +295,7 @@ int main(void)
                  {"relu", relu_agrees},
                  {"swiglu", swiglu_agrees},
                  {"swiglu_clamped", swiglu_clamped_agrees},
+                 {"sigmoid", sigmoid_agrees},
                  {"add", add_agrees},
                  {"load, store", conversions_agree},
                  {"argmax", argmax_agrees}};

@@ -41,6 +41,7 @@ static void print_rope(const struct rope_config *rope, FILE *out)
 {
     static const char *const names[] = {"default", "linear", "llama3", "yarn", "factors", "longrope"};
     fprintf(out, "rope           %s, theta %g", names[rope->kind], rope->theta);
+    if (rope->dims) fprintf(out, ", %u of each head", rope->dims);
     if (rope->kind != ROPE_DEFAULT && rope->kind != ROPE_FACTORS) fprintf(out, ", factor %g", rope->factor);
     if (rope->kind == ROPE_LLAMA3)
         fprintf(out, ", low %g, high %g", rope->low_freq_factor, rope->high_freq_factor);
@@ -53,6 +54,21 @@ static void print_rope(const struct rope_config *rope, FILE *out)
     fputc('\n', out);
 }
 
+/* Gated delta nets: their heads, and what they keep of a sequence whatever its length. */
+static void print_delta(const struct model_config *config, FILE *out)
+{
+    const struct model_delta *d = &config->delta;
+    char bytes[UNITS_TEXT];
+    uint32_t layers = 0;
+    for (uint32_t i = 0; config->recurrent && i < config->layers; i++) layers += config->recurrent[i];
+    if (layers == 0) return;
+    fprintf(
+        out,
+        "delta nets     in %u of %u layers, %u heads of %u over %u of %u; a state of %s in each sequence\n",
+        layers, config->layers, d->value_heads, d->value_dim, d->key_heads, d->key_dim,
+        units_format_size(layers * model_delta_bytes(d), bytes));
+}
+
 static void print_window(const struct model_config *config, FILE *out)
 {
     uint32_t sliding = 0, window = 0;
@@ -63,7 +79,7 @@ static void print_window(const struct model_config *config, FILE *out)
     }
     fprintf(out, "context        %u tokens, ", config->max_context);
     if (!sliding)
-        fprintf(out, "full attention in every layer\n");
+        fprintf(out, "full attention in %s\n", config->recurrent ? "the other layers" : "every layer");
     else
         fprintf(out, "a window of %u in %u of %u layers\n", window, sliding, config->layers);
 }
@@ -105,6 +121,7 @@ static void print_config(const struct model_config *config, FILE *out)
     }
     fprintf(out, "attention      %u heads over %u KV heads of %u%s%s\n", config->heads, config->kv_heads,
             config->head_dim, config->qk_norm ? ", norms on q and k" : "", config->sinks ? ", sinks" : "");
+    print_delta(config, out);
     print_biases(config, out);
     print_rope(&config->rope[0], out);
     print_window(config, out);

@@ -87,11 +87,9 @@ static void place_tensor(struct job *job, const struct made_tensor *tensor)
 static int add_fused(struct job *job, enum tensor_role role, int32_t layer, bool *is_part,
                      struct helm_err *err)
 {
-    static const enum made_values values[] = {[FUSED_BLOCKS] = MADE_BLOCKS,
-                                              [FUSED_SCALES] = MADE_SCALES,
-                                              [FUSED_COLUMNS] = MADE_MATRIX,
-                                              [FUSED_IN_TURN] = MADE_BIAS,
-                                              [FUSED_ROWS] = MADE_MATRIX};
+    static const enum made_values values[] = {
+        [FUSED_BLOCKS] = MADE_BLOCKS, [FUSED_SCALES] = MADE_SCALES, [FUSED_COLUMNS] = MADE_MATRIX,
+        [FUSED_IN_TURN] = MADE_BIAS,  [FUSED_ROWS] = MADE_MATRIX,   [FUSED_RUNS] = MADE_MATRIX};
     const struct model_config *config = job->request->config;
     const struct fused_tensor *fused;
     *is_part = false;

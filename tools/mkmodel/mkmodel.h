@@ -11,8 +11,8 @@
 
 #include "common/model/model.h"
 
-#define MKMODEL_ARCHS "qwen3|qwen2|llama|mistral|qwen3_moe|mixtral|gpt_oss"
-#define MKMODEL_SIZES "0.6b|1.7b|4b|8b|14b|32b|30b-a3b|8x7b|20b|120b"
+#define MKMODEL_ARCHS "qwen3|qwen2|llama|mistral|qwen3_moe|mixtral|gpt_oss|qwen3_5|qwen3_5_moe"
+#define MKMODEL_SIZES "0.6b|0.8b|1.7b|4b|8b|14b|27b|32b|30b-a3b|35b-a3b|8x7b|20b|120b"
 
 /* shape.c: config.json of an architecture at one of the sizes: those of the Qwen3 family, or of a mixture of experts its own.
  * A fresh object. */

@@ -1,10 +1,13 @@
 /* Configurations: the Qwen3 family's shapes for any dense architecture, published ones for mixtures of experts, or a file of
  * the user's. See mkmodel.h. */
+#include <stdio.h>
 #include <string.h>
 
 #include "common/base/json.h"
 #include "common/model/arch.h"
 #include "tools/mkmodel/mkmodel.h"
+
+#define HYBRID_VOCAB 248320
 
 struct size_preset {
     const char *name;
@@ -12,18 +15,24 @@ struct size_preset {
     bool tied;
     const char *arch;                                /* alone; NULL: of every dense one */
     int experts, chosen, expert_intermediate, vocab; /* of mixtures */
+    int value_heads;                                 /* of hybrids; they have 16 key heads */
 };
+/* Of an architecture's own sizes in front: Qwen3's of the same names are for those that have none. */
 static const struct size_preset presets[] = {
-    {"0.6b", 28, 1024, 3072, 16, 8, true, NULL, 0, 0, 0, 0},
-    {"1.7b", 28, 2048, 6144, 16, 8, true, NULL, 0, 0, 0, 0},
-    {"4b", 36, 2560, 9728, 32, 8, true, NULL, 0, 0, 0, 0},
-    {"8b", 36, 4096, 12288, 32, 8, false, NULL, 0, 0, 0, 0},
-    {"14b", 40, 5120, 17408, 40, 8, false, NULL, 0, 0, 0, 0},
-    {"32b", 64, 5120, 25600, 64, 8, false, NULL, 0, 0, 0, 0},
-    {"30b-a3b", 48, 2048, 6144, 32, 4, false, "qwen3_moe", 128, 8, 768, 151936},
-    {"8x7b", 32, 4096, 14336, 32, 8, false, "mixtral", 8, 2, 14336, 32000},
-    {"20b", 24, 2880, 2880, 64, 8, false, "gpt_oss", 32, 4, 2880, 201088},
-    {"120b", 36, 2880, 2880, 64, 8, false, "gpt_oss", 128, 4, 2880, 201088},
+    {"0.8b", 24, 1024, 3584, 8, 2, true, "qwen3_5_text", 0, 0, 0, HYBRID_VOCAB, 16},
+    {"4b", 32, 2560, 9216, 16, 4, true, "qwen3_5_text", 0, 0, 0, HYBRID_VOCAB, 32},
+    {"27b", 64, 5120, 17408, 24, 4, false, "qwen3_5_text", 0, 0, 0, HYBRID_VOCAB, 48},
+    {"35b-a3b", 40, 2048, 0, 16, 2, false, "qwen3_5_moe_text", 256, 8, 512, HYBRID_VOCAB, 32},
+    {"0.6b", 28, 1024, 3072, 16, 8, true, NULL, 0, 0, 0, 0, 0},
+    {"1.7b", 28, 2048, 6144, 16, 8, true, NULL, 0, 0, 0, 0, 0},
+    {"4b", 36, 2560, 9728, 32, 8, true, NULL, 0, 0, 0, 0, 0},
+    {"8b", 36, 4096, 12288, 32, 8, false, NULL, 0, 0, 0, 0, 0},
+    {"14b", 40, 5120, 17408, 40, 8, false, NULL, 0, 0, 0, 0, 0},
+    {"32b", 64, 5120, 25600, 64, 8, false, NULL, 0, 0, 0, 0, 0},
+    {"30b-a3b", 48, 2048, 6144, 32, 4, false, "qwen3_moe", 128, 8, 768, 151936, 0},
+    {"8x7b", 32, 4096, 14336, 32, 8, false, "mixtral", 8, 2, 14336, 32000, 0},
+    {"20b", 24, 2880, 2880, 64, 8, false, "gpt_oss", 32, 4, 2880, 201088, 0},
+    {"120b", 36, 2880, 2880, 64, 8, false, "gpt_oss", 128, 4, 2880, 201088, 0},
 };
 #define PRESET_HEAD_DIM 128
 #define PRESET_VOCAB    151936
@@ -98,6 +107,30 @@ static bool put_gpt_oss(json_t *root, int layers)
     return bad;
 }
 
+/* What Qwen3.5's configurations have otherwise. True: no memory. */
+static bool put_hybrid(json_t *root, const struct size_preset *size)
+{
+    json_t *own =
+        json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:{s:f, s:f, s:s}}", "head_dim", 256,
+                  "vocab_size", size->vocab, "bos_token_id", 248044, "eos_token_id", 248046,
+                  "max_position_embeddings", 262144, "linear_conv_kernel_dim", 4, "linear_key_head_dim", 128,
+                  "linear_value_head_dim", 128, "linear_num_key_heads", 16, "linear_num_value_heads",
+                  size->value_heads, "rope_parameters", "rope_theta", 1e7, "partial_rotary_factor", 0.25,
+                  "rope_type", "default");
+    json_t *types = json_array();
+    bool bad = !own || !types;
+    for (int i = 0; i < size->layers && !bad; i++)
+        bad = json_array_append_new(types, json_string((i + 1) % 4 ? "linear_attention" : "full_attention"));
+    if (size->experts && !bad)
+        bad = json_object_set_new(own, "shared_expert_intermediate_size",
+                                  json_integer(size->expert_intermediate)) ||
+              json_object_del(root, "intermediate_size");
+    bad = bad || json_object_set(own, "layer_types", types) || json_object_update(root, own);
+    json_decref(own);
+    json_decref(types);
+    return bad;
+}
+
 static int preset_json(const struct arch *arch, const struct size_preset *size, enum dtype dtype,
                        json_t **config, struct helm_err *err)
 {
@@ -125,6 +158,7 @@ static int preset_json(const struct arch *arch, const struct size_preset *size, 
         bad |= json_object_set_new(root, "max_window_layers", json_integer(size->layers));
     }
     if (root && size->experts) bad |= put_experts(root, experts_key(arch), size);
+    if (root && size->value_heads) bad |= put_hybrid(root, size);
     if (root && strcmp(arch->model_type, "gpt_oss") == 0) bad |= put_gpt_oss(root, size->layers);
     if (bad) {
         json_decref(root);
@@ -137,9 +171,12 @@ static int preset_json(const struct arch *arch, const struct size_preset *size, 
 int mkmodel_preset(const char *name, const char *size, enum dtype dtype, json_t **config,
                    struct helm_err *err)
 {
+    char text[64]; /* of a model with images, whose text has a name of its own */
     const struct arch *arch = arch_find_type(name);
     bool known = false;
     *config = NULL;
+    snprintf(text, sizeof text, "%s_text", name);
+    if (!arch && (arch = arch_find_type(text))) name = text;
     for (size_t s = 0; s < COUNT(presets) && arch; s++) {
         if (strcmp(presets[s].name, size) != 0) continue;
         known = true;

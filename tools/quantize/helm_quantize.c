@@ -138,6 +138,10 @@ static int write_model(const struct options *o, const struct model *model, const
     const double begin = seconds();
     char size[UNITS_TEXT];
     const bool interleaved = arch_of(&model->config)->gguf_interleaved;
+    if (model->config.delta.value_heads)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "%s: files with gated delta nets are read, and not written yet",
+                         model->config.architecture);
     int rc = check_output(o, model, err);
     if (!rc) rc = put_values(o, model, &values, err);
     if (!rc) rc = rewrite_plan(model, o->mixture, interleaved, o->imatrix ? imatrix : NULL, &rewrite, err);

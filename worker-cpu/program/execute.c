@@ -11,6 +11,7 @@
 
 #include "common/base/units.h"
 #include "worker-cpu/program/assist.h"
+#include "worker-cpu/program/delta.h"
 #include "worker-cpu/program/experts.h"
 #include "worker-cpu/program/linear.h"
 
@@ -50,7 +51,7 @@ static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
     struct run *run = ctx;
     const struct tensor_matrix *m = weights_matrix(run->weights, TENSOR_EMBED, -1);
     uint32_t first = chunk * run->entry->chunk, last = first + run->entry->chunk;
-    const uint32_t half = run->config->head_dim / 2;
+    const uint32_t half = run->rope_half;
     if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++) {
         if (run->entry->gather) place_token(run, m, t);
@@ -139,19 +140,19 @@ static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
     float eps = (float)c->norm_eps;
     if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++) {
-        const float *cosine = run->act->cosine + (size_t)t * (dim / 2),
-                    *sine = run->act->sine + (size_t)t * (dim / 2);
+        const float *cosine = run->act->cosine + (size_t)t * (e->rope_dims / 2),
+                    *sine = run->act->sine + (size_t)t * (e->rope_dims / 2);
         float *q = run->act->buffer[BUFFER_Q] + (size_t)t * c->heads * dim;
         float *k = run->act->buffer[BUFFER_K] + (size_t)t * c->kv_heads * dim;
         const float *v = run->act->buffer[BUFFER_V] + (size_t)t * c->kv_heads * dim;
         const uint32_t *pages = run->row[run->batch.token_row[t]].in->pages;
         for (uint32_t h = 0; h < c->heads; h++) {
             if (e->norm) vec->rmsnorm(q + h * dim, q + h * dim, e->norm, dim, eps);
-            if (!e->no_rope) vec->rope(q + h * dim, cosine, sine, dim);
+            if (!e->no_rope) vec->rope(q + h * dim, cosine, sine, e->rope_dims);
         }
         for (uint32_t h = 0; h < c->kv_heads; h++) {
             if (e->norm2) vec->rmsnorm(k + h * dim, k + h * dim, e->norm2, dim, eps);
-            if (!e->no_rope) vec->rope(k + h * dim, cosine, sine, dim);
+            if (!e->no_rope) vec->rope(k + h * dim, cosine, sine, e->rope_dims);
             append_head(run, pages, e->kv_layer, 0, h, run->batch.position[t], k + h * dim);
             append_head(run, pages, e->kv_layer, 1, h, run->batch.position[t], v + h * dim);
         }
@@ -396,7 +397,7 @@ static void run_clock(struct run *run)
     uint64_t *shortest = run->entry_ns[run->program_index];
     if (shortest && spent < shortest[run->entry_index - 1]) shortest[run->entry_index - 1] = spent;
     const enum op_kind kind = run->entry->kind;
-    if (kind == OP_ROPE_APPEND || kind == OP_ATTEND || kind == OP_ATTEND_HOST)
+    if (kind == OP_ROPE_APPEND || kind == OP_ATTEND || delta_is(kind) || kind == OP_ATTEND_HOST)
         run->attention_ns += spent;
     else if (kind == OP_SAMPLE)
         run->sample_ns += spent;
@@ -441,6 +442,7 @@ static struct pool_job job_of(struct run *run, const struct program_entry *e, ui
                                  .width = run->attend_width};
     if (e->kind == OP_ATTEND_HOST) return assist_job(run, e);
     if (e->kind == OP_RUNNING_MEAN) return state_job(run, e);
+    if (delta_is(e->kind)) return delta_job(run, e);
     if (experts_are(e)) return experts_job(run, e);
     if (e->kind == OP_LINEAR) {
         const struct program *p = run->program[run->program_index];
@@ -600,6 +602,7 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
         execute_destroy(run);
         return rc;
     }
+    run->rope_half = (c->rope[0].dims ? c->rope[0].dims : c->head_dim) / 2;
     rope_inv_freq(c, 0, arena_header_of(run->arena)->context_tokens, run->inv_freq, &run->rope_scale);
     run->reads = linear_reads_choose();
     pool_set_idle(run->pool, fetch_ahead, run);

@@ -100,6 +100,7 @@ struct run {
     uint32_t kv_heads_group; /* query heads of one kv head */
     float *inv_freq;
     float rope_scale;
+    uint32_t rope_half; /* of the numbers of a head that turn */
     struct run_thread *thread;
     uint32_t threads;
     bool invariant;                 /* the plan is */

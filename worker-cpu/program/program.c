@@ -193,6 +193,7 @@ static void make_rope_append(struct lowering *low, const struct making *m)
     if (plan_kv_of(s->plan, (uint32_t)m->layer, &e->kv_layer) != PLAN_CPU0)
         lower_unsupported(low, m->layer, "attention whose KV cache is not the CPU's");
     e->no_rope = m->op->no_rope;
+    e->rope_dims = m->op->rope_dims ? m->op->rope_dims : s->model->config.head_dim;
     if (!e->no_rope) low->program->entry[0].rotates = true;
     if (m->op->q_norm != TENSOR_NONE) e->norm = weights_vector(s->weights, m->op->q_norm, m->layer);
     if (m->op->k_norm != TENSOR_NONE) e->norm2 = weights_vector(s->weights, m->op->k_norm, m->layer);
@@ -206,6 +207,49 @@ static void make_attend(struct lowering *low, const struct making *m)
     e->window = c->window ? c->window[m->layer] : 0;
     e->scale = m->op->score_scale;
     if (m->op->sinks != TENSOR_NONE) e->sinks = weights_vector(low->source->weights, m->op->sinks, m->layer);
+}
+
+/* A gate's output, in place. */
+static void make_gate(struct lowering *low, const struct making *m)
+{
+    const struct program_source *s = low->source;
+    struct program_entry *e = add_entry(low, OP_GATE, m->layer);
+    e->in = s->act->buffer[m->op->output_gate];
+    e->out = s->act->buffer[m->op->out[0]];
+    e->width = e->out_width = s->act->width[m->op->out[0]];
+}
+
+/* The convolution, in place, and the rule: of one record, the columns first. */
+static void make_delta(struct lowering *low, const struct making *m, enum op_kind kind)
+{
+    const struct program_source *s = low->source;
+    const struct model_delta *d = &s->model->config.delta;
+    struct program_entry *e = add_entry(low, kind, m->layer);
+    struct state_record record;
+    if (!plan_state_record(s->plan, PLAN_CPU0, (uint32_t)m->layer, &record))
+        lower_unsupported(low, m->layer, "a state that is not the CPU's");
+    e->state_at = record.slot_at + m->op->state_at + (kind == OP_DELTA ? model_delta_matrices_at(d) : 0);
+    e->delta = (struct program_delta){.conv = weights_vector(s->weights, m->op->conv, m->layer),
+                                      .decay = weights_vector(s->weights, m->op->decay, m->layer),
+                                      .time_bias = weights_vector(s->weights, m->op->time_bias, m->layer),
+                                      .norm = weights_vector(s->weights, m->op->head_norm, m->layer),
+                                      .order = m->op->head_order};
+    if (!e->delta.conv || !e->delta.decay || !e->delta.time_bias || !e->delta.norm)
+        lower_unsupported(low, m->layer, "a gated delta net without its vectors");
+    e->in = s->act->buffer[m->op->in];
+    e->width = s->act->width[m->op->in];
+    e->out = s->act->buffer[m->op->out[0]];
+    e->out_width = s->act->width[m->op->out[0]];
+}
+
+static void make_convolve(struct lowering *low, const struct making *m)
+{
+    make_delta(low, m, OP_CONVOLVE);
+}
+
+static void make_rule(struct lowering *low, const struct making *m)
+{
+    make_delta(low, m, OP_DELTA);
 }
 
 static void make_running_mean(struct lowering *low, const struct making *m)
@@ -344,6 +388,9 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_ROUTE] = make_route,
     [OP_WEIGH] = make_weigh,
     [OP_RUNNING_MEAN] = make_running_mean,
+    [OP_CONVOLVE] = make_convolve,
+    [OP_DELTA] = make_rule,
+    [OP_GATE] = make_gate,
     [OP_EXPERTS_GLU] = make_experts_glu,
     [OP_EXPERTS_DOWN] = make_experts_down,
     [OP_EXPERTS_SUM] = make_experts_sum,

@@ -17,7 +17,7 @@
 #include "common/program/op.h"
 #include "worker-cpu/weights/weights.h"
 
-#define PROGRAM_SEGMENTS_MAX 3 /* q, k, v */
+#define PROGRAM_SEGMENTS_MAX 4 /* q, its gate, k, v */
 #define PROGRAM_ROWS_MAX     1024 /* rows of one chunk: a thread's result buffer on its stack has room for them */
 #define PROGRAM_TILE_TOKENS  CPU_TILE_TOKENS
 
@@ -29,7 +29,7 @@ struct activations {
     /* By enum model_buffer. X: unit or end tokens; H: unit tokens or sampled rows; LOGITS: [slots][vocab], in the
      * arena; all others: unit tokens, as are: */
     float *buffer[BUFFER_LOGITS + 1];
-    float *cosine, *sine;              /* [unit_tokens][head_dim / 2] */
+    float *cosine, *sine;              /* [unit_tokens][head_dim / 2], of as many numbers as turn */
     uint32_t width[BUFFER_LOGITS + 1]; /* floats a token, by enum model_buffer */
     /* One matrix input, tiled for the kernel of several tokens of that format; kernels that tile alike share it. Gated products
      * make theirs (TILED_JOINED) while they read another one. */
@@ -48,6 +48,12 @@ struct program_segment {
     enum tensor_role role; /* for printing */
 };
 
+/* Vectors of a gated delta net, of all channels or heads; the order of its v heads. */
+struct program_delta {
+    const float *conv, *decay, *time_bias, *norm;
+    enum head_order order;
+};
+
 struct program_entry {
     enum op_kind kind;
     bool sampled;               /* runs over the sampled rows, not over the tokens */
@@ -56,6 +62,7 @@ struct program_entry {
     enum activation activation; /* LINEAR: of segment 0, times segment 1 if it is gated */
     bool layer_norm;            /* NORM: LayerNorm; else RMS */
     const float *norm_bias;     /* NORM: or NULL */
+    uint32_t rope_dims;         /* ROPE_APPEND: numbers of each head that turn */
     bool no_rope;               /* ROPE_APPEND: nothing turns */
     uint32_t position_first;    /* EMBED: row of `vector` that is position 0's */
     /* LINEAR of several tokens, gated: makes the next one's input at once; NULL: several kernels do */
@@ -75,10 +82,11 @@ struct program_entry {
     uint32_t window;
     float scale;        /* ATTEND, ATTEND_HOST: of scores; EMBED: of rows, LINEAR: of products; 0: 1 */
     const float *sinks; /* ATTEND: of each head; or NULL */
-    uint64_t state_at;  /* RUNNING_MEAN: its state in a slot (state.h) */
-    uint32_t chunk;     /* of those that are not cut by rows: tokens of a chunk */
-    uint32_t chunks;    /* LINEAR: row chunks, as many for each thread */
-    uint32_t share;     /* LINEAR: threads it is shared by, 0: all */
+    uint64_t state_at;  /* RUNNING_MEAN, CONVOLVE, DELTA: its state in a slot (state.h) */
+    struct program_delta delta; /* CONVOLVE, DELTA */
+    uint32_t chunk;             /* of those that are not cut by rows: tokens of a chunk */
+    uint32_t chunks;            /* LINEAR: row chunks, as many for each thread */
+    uint32_t share;             /* LINEAR: threads it is shared by, 0: all */
     uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
     const float *norm, *norm2; /* NORM, WEIGH: weight or NULL. ROPE_APPEND: of q, of k */
     const float *

@@ -238,6 +238,7 @@ static int load_vectors(struct weights *w, const struct model_shards *shards, st
         const struct model_rows all = {.tensor = t, .rows = (uint32_t)t->rows, .format = p->format};
         float *at = w->vectors + p->offset / sizeof *at;
         rc = model_shards_read_rows(shards, &all, at, err);
+        if (!rc) rc = model_vector_finish(&w->model->config, t, at, err);
         w->vector[(uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role] = at;
     }
     return rc;

@@ -374,8 +374,10 @@ static int load_vectors(struct gpu_weights *w, const struct model_shards *shards
         const struct model_rows all = {.tensor = p->tensor,
                                        .rows = (uint32_t)p->tensor->rows,
                                        .format = p->format};
-        if (arch_role_is_vector(p->tensor->role))
-            rc = model_shards_read_rows(shards, &all, (char *)host + (p->offset - w->vector_at), err);
+        float *at = (float *)(void *)((char *)host + (p->offset - w->vector_at));
+        if (!arch_role_is_vector(p->tensor->role)) continue;
+        rc = model_shards_read_rows(shards, &all, at, err);
+        if (!rc) rc = model_vector_finish(&w->model->config, p->tensor, at, err);
     }
     if (!rc) rc = copy_whole(w, w->vector_at, host, w->vector_bytes, err);
     if (host) w->device->ops->host_free(w->device, host);

@@ -39,6 +39,11 @@ static void swiglu(float *y, const float *g, const float *u, size_t n)
     for (size_t i = 0; i < n; i++) y[i] = (float)((double)g[i] / (1.0 + exp(-(double)g[i])) * (double)u[i]);
 }
 
+static void sigmoid(float *y, const float *g, const float *u, size_t n)
+{
+    for (size_t i = 0; i < n; i++) y[i] = (float)((double)u[i] / (1.0 + exp(-(double)g[i])));
+}
+
 static void swiglu_clamped(float *y, const float *g, const float *u, size_t n)
 {
     const double limit = (double)GLU_CLAMP;
@@ -107,6 +112,7 @@ const struct vector_variant vector_ref = {.name = "ref",
                                           .rope = rope,
                                           .swiglu = swiglu,
                                           .swiglu_clamped = swiglu_clamped,
+                                          .sigmoid = sigmoid,
                                           .gelu = gelu,
                                           .relu = relu,
                                           .relu_squared = relu_squared,

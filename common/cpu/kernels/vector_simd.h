@@ -82,6 +82,17 @@ static void swiglu(float *y, const float *g, const float *u, size_t n)
     EACH(n, swiglu_part(y + i, g + i, u + i, left));
 }
 
+INLINE void sigmoid_part(float *y, const float *g, const float *u, size_t left)
+{
+    const vec e = vec_exp(vec_sub(vec_zero(), vec_load_part(g, left)));
+    vec_store_part(y, left, vec_div(vec_load_part(u, left), vec_add(vec_set1(1.0f), e)));
+}
+
+static void sigmoid(float *y, const float *g, const float *u, size_t n)
+{
+    EACH(n, sigmoid_part(y + i, g + i, u + i, left));
+}
+
 /* vec_max and vec_min return their second operand where one is a NaN: it stays one. */
 INLINE void swiglu_clamped_part(float *y, const float *g, const float *u, size_t left)
 {
@@ -186,6 +197,7 @@ const struct vector_variant VARIANT = {.name = NAME,
                                        .rope = rope,
                                        .swiglu = swiglu,
                                        .swiglu_clamped = swiglu_clamped,
+                                       .sigmoid = sigmoid,
                                        .gelu = gelu,
                                        .relu = relu,
                                        .relu_squared = relu_squared,

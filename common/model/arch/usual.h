@@ -44,10 +44,13 @@
 
 /* What every decoder has. kv_heads, head_dim: whether config.json must say them (enum key_need). */
 #define USUAL_KEYS(kv_need, head_need)                                                                       \
+    COUNT(intermediate, MODEL_INTERMEDIATE_MAX, KEY_NEEDED, NAMED("intermediate_size"),                      \
+          GGUF("feed_forward_length")),                                                                      \
+        KEYS_WITHOUT_WIDTH(kv_need, head_need)
+/* The same but for the width of dense MLPs, which mixtures may leave out. */
+#define KEYS_WITHOUT_WIDTH(kv_need, head_need)                                                               \
     COUNT(layers, MODEL_LAYERS_MAX, KEY_NEEDED, NAMED("num_hidden_layers"), GGUF("block_count")),            \
         COUNT(hidden, MODEL_HIDDEN_MAX, KEY_NEEDED, NAMED("hidden_size"), GGUF("embedding_length")),         \
-        COUNT(intermediate, MODEL_INTERMEDIATE_MAX, KEY_NEEDED, NAMED("intermediate_size"),                  \
-              GGUF("feed_forward_length")),                                                                  \
         COUNT(vocab, MODEL_VOCAB_MAX, KEY_NEEDED, NAMED("vocab_size")), /* GGUF: the embedding's rows */     \
         COUNT(heads, MODEL_HEADS_MAX, KEY_NEEDED, NAMED("num_attention_heads"),                              \
               GGUF("attention.head_count")),                                                                 \

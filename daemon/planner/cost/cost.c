@@ -423,6 +423,9 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     add_weights(p, unit, &w);
     u->fixed = p->model->math.part[kind].state == STATE_FIXED;
     if (p->model->math.part[kind].state == STATE_PAGES) add_attention(p, &p->cpu, window, 0, &w.cpu);
+    if (u->fixed) /* each row's is read and written */
+        add_bytes(&p->cpu, 2.0 * p->step->rows * (double)p->model->math.part[kind].state_bytes, p->cpu.read,
+                  &w.cpu);
     add_bytes(&p->cpu, activation_bytes(p, kind), p->cpu.read, &w.cpu);
     add_operations(&p->cpu, o->cpu, &w.cpu);
     u->cpu = w.cpu.total;

@@ -25,10 +25,11 @@
 #include "common/base/units.h"
 #include "common/shared/kv_layout.h"
 
-#define PROCESS_BYTES (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
-#define DRIVER_BYTES  (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
-#define THREAD_BYTES  MIB         /* of a thread of the CPU worker: stack, partial results */
-#define SCRATCH_ALIGN 64
+#define PROCESS_BYTES   (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
+#define DRIVER_BYTES    (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
+#define THREAD_BYTES    MIB         /* of a thread of the CPU worker: stack, partial results */
+#define GPU_WEIGHTS_MAX 3           /* of one of its operations: q, k, v */
+#define SCRATCH_ALIGN   64
 /* Pools are rounded up to a huge page in the arena, and allocations on the device to its own granularity. */
 #define ROUNDING_BYTES (2 * ARENA_HUGE_PAGE)
 
@@ -149,7 +150,7 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
             continue;
         }
         if (what->units && (blocks || c->table->packs[unit])) {
-            uint64_t most = blocks ? MATH_WEIGHTS_MAX * t->rows * bytes /* of an operation, at most */
+            uint64_t most = blocks ? GPU_WEIGHTS_MAX * t->rows * bytes
                                    : analyse_units(c->table, unit, unit).packable,
                      limit = blocks ? HOME_SLICE_BYTES : RING_PACKED_SLICE_BYTES;
             if (most > limit) most = limit;

@@ -1,4 +1,4 @@
-/* Configurations of Phi-3, OPT and Granite: what their keys mean, and what is refused by name. Each begins with the config.json of
+/* Configurations of Phi-3, OPT, Granite and the hybrids: what their keys mean, and what is refused by name. Each begins with the config.json of
  * the reference in tests/data/golden. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -127,6 +127,36 @@ static void granite_is_read(void **state)
     model_config_free(&c);
 }
 
+/* Kinds of layers by a list or by an interval; a part of each head turns; the record of a layer's state. */
+static void hybrids_are_read(void **state)
+{
+    (void)state;
+    struct model_config c;
+    struct model_math math;
+    float frequency[8], scale = 0;
+    accept("qwen35", "{\"layer_types\": \"DELETE\", \"full_attention_interval\": 2}", &c);
+    assert_true(c.recurrent[0] && !c.recurrent[1] && c.recurrent[2] && !c.recurrent[3]);
+    model_config_free(&c);
+    accept("qwen35", "{\"partial_rotary_factor\": \"DELETE\"}", &c); /* rope_parameters have it, too */
+    assert_int_equal(c.rope[0].dims, 16);
+    rope_inv_freq(&c, 0, 64, frequency, &scale);
+    for (int i = 0; i < 8; i++) assert_true(fabs((double)frequency[i] * pow(1e7, i / 8.0) - 1) < 1e-6);
+    assert_true(c.recurrent[0] && c.recurrent[2] && !c.recurrent[3] && c.delta.order == HEADS_TOGETHER);
+    assert_int_equal(c.delta.channels, 2 * 2 * 128 + 4 * 128);
+    assert_int_equal(model_delta_matrices_at(&c.delta), 3 * 1024 * 4);
+    assert_int_equal(model_delta_bytes(&c.delta), 3 * 1024 * 4 + 4 * 128 * 128 * 4);
+    model_math_build(&c, &math);
+    assert_int_equal(math.part[0].op[1].rope_dims, 16);
+    assert_int_equal(math.part[0].op[1].output_gate, BUFFER_Q_GATE);
+    model_config_free(&c);
+    accept("qwen35moe", "{\"norm_topk_prob\": \"DELETE\", \"intermediate_size\": \"DELETE\"}", &c);
+    assert_true(c.router.normalise && c.shared_weighed && c.sparse[0]);
+    model_config_free(&c);
+    accept("qwen3next", "{\"norm_topk_prob\": false}", &c);
+    assert_false(c.router.normalise);
+    model_config_free(&c);
+}
+
 static void what_is_not_computed_is_refused(void **state)
 {
     (void)state;
@@ -163,6 +193,27 @@ static void what_is_not_computed_is_refused(void **state)
         {"opt", "{\"ffn_dim\": \"DELETE\"}", HELM_E_FORMAT, "'ffn_dim' is missing"},
         {"opt", "{\"max_position_embeddings\": \"DELETE\"}", HELM_E_FORMAT,
          "'max_position_embeddings' is missing"},
+        {"qwen35", "{\"partial_rotary_factor\": 0.5}", HELM_E_MISMATCH,
+         "'partial_rotary_factor' is 0.25 here"},
+        {"qwen35", "{\"rope_parameters\": {\"rope_theta\": 1e7}, \"partial_rotary_factor\": 0.01}",
+         HELM_E_FORMAT, "'partial_rotary_factor' is 0.01"},
+        {"qwen35", "{\"linear_conv_kernel_dim\": 3}", HELM_E_UNSUPPORTED, "'linear_conv_kernel_dim' is 3"},
+        {"qwen35", "{\"linear_key_head_dim\": 512}", HELM_E_LIMIT, "'linear_key_head_dim' is 512"},
+        {"qwen35", "{\"linear_value_head_dim\": 24}", HELM_E_UNSUPPORTED, "multiples of 16"},
+        {"qwen35", "{\"linear_num_key_heads\": 3}", HELM_E_FORMAT,
+         "'linear_num_value_heads' 4 is not a multiple"},
+        {"qwen35", "{\"attention_bias\": true}", HELM_E_UNSUPPORTED, "'attention_bias'"},
+        {"qwen35", "{\"attn_output_gate\": false}", HELM_E_UNSUPPORTED, "'attn_output_gate'"},
+        {"qwen35",
+         "{\"layer_types\": [\"linear_attention\", \"full_attention\", \"full_attention\", \"mamba\"]}",
+         HELM_E_UNSUPPORTED, "entry 3 is 'mamba'"},
+        {"qwen35", "{\"layer_types\": [\"full_attention\"]}", HELM_E_MISMATCH, "no list of 4 entries"},
+        {"qwen35", "{\"layer_types\": \"DELETE\"}", HELM_E_FORMAT,
+         "'full_attention_interval' are both missing"},
+        {"qwen35moe", "{\"intermediate_size\": \"DELETE\", \"mlp_only_layers\": [2]}", HELM_E_FORMAT,
+         "'intermediate_size' is missing, but layer 2"},
+        {"qwen35moe", "{\"shared_expert_intermediate_size\": \"DELETE\"}", HELM_E_FORMAT,
+         "'shared_expert_intermediate_size' is missing"},
         {"granite", "{\"logits_scaling\": 0}", HELM_E_LIMIT, "'logits_scaling' is 0"},
         {"granite", "{\"residual_multiplier\": -1}", HELM_E_LIMIT, "'residual_multiplier' is -1"},
     };
@@ -184,6 +235,7 @@ int main(void)
         cmocka_unit_test(other_forms_of_a_longrope),
         cmocka_unit_test(opt_is_read),
         cmocka_unit_test(granite_is_read),
+        cmocka_unit_test(hybrids_are_read),
         cmocka_unit_test(what_is_not_computed_is_refused),
     };
     return cmocka_run_group_tests_name("model/other_archs", tests, NULL, NULL);

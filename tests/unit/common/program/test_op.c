@@ -56,9 +56,9 @@ static void weights_of_one_format_are_a_run(void **state)
     model_math_build(&plain, &math);
     const struct math_op *qkv = &math.part[UNIT_ATTENTION].op[0], *gates = &math.part[UNIT_MLP].op[0];
     assert_true(qkv->weights == 3 && gates->gated);
-    const enum tensor_format alike[] = {FORMAT_Q4_K, FORMAT_Q4_K, FORMAT_Q4_K},
-                             last[] = {FORMAT_Q4_K, FORMAT_Q4_K, FORMAT_Q6_K},
-                             middle[] = {FORMAT_BF16, FORMAT_Q8_0, FORMAT_BF16};
+    const enum tensor_format alike[MATH_WEIGHTS_MAX] = {FORMAT_Q4_K, FORMAT_Q4_K, FORMAT_Q4_K},
+                             last[MATH_WEIGHTS_MAX] = {FORMAT_Q4_K, FORMAT_Q4_K, FORMAT_Q6_K},
+                             middle[MATH_WEIGHTS_MAX] = {FORMAT_BF16, FORMAT_Q8_0, FORMAT_BF16};
     assert_int_equal(program_run_end(qkv, alike, 0), 3);
     assert_int_equal(program_run_end(qkv, last, 0), 2);
     assert_int_equal(program_run_end(qkv, last, 2), 3);

@@ -14,6 +14,7 @@
 #include "common/base/units.h"
 #include "worker-gpu/program/expand.h"
 
+#define PARTS 3 /* of an operation of a GPU */
 #define ROWS  48
 #define COLS  1000 /* tiles end inside rows */
 #define CELLS (2 * TENSOR_ROLE_COUNT)
@@ -23,12 +24,12 @@ struct bench {
     struct model model;
     struct gpu_matrix matrix[CELLS];
     struct gpu_weights weights;
-    uint16_t *value[MATH_WEIGHTS_MAX];
-    uint32_t *table[MATH_WEIGHTS_MAX]; /* in pinned memory, the groups behind them */
+    uint16_t *value[PARTS];
+    uint32_t *table[PARTS]; /* in pinned memory, the groups behind them */
     void *host;
 };
 
-static const enum tensor_role roles[MATH_WEIGHTS_MAX] = {TENSOR_Q, TENSOR_K, TENSOR_V};
+static const enum tensor_role roles[PARTS] = {TENSOR_Q, TENSOR_K, TENSOR_V};
 
 static void bench_open(struct bench *b)
 {
@@ -40,8 +41,8 @@ static void bench_open(struct bench *b)
     b->model.config.layers = 1;
     b->weights = (struct gpu_weights){.model = &b->model, .matrix = b->matrix, .device = b->device};
     const uint64_t each = 4096 + packed_matrix_bytes_max(ROWS, COLS);
-    assert_int_equal(device_host_alloc(b->device, MATH_WEIGHTS_MAX * each, &b->host, &err), 0);
-    for (int i = 0; i < MATH_WEIGHTS_MAX; i++) {
+    assert_int_equal(device_host_alloc(b->device, PARTS * each, &b->host, &err), 0);
+    for (int i = 0; i < PARTS; i++) {
         char *at = (char *)b->host + (uint64_t)i * each;
         b->value[i] = calloc(ROWS * COLS, sizeof *b->value[i]);
         assert_non_null(b->value[i]);
@@ -65,7 +66,7 @@ static const struct ring_schedule none;
 
 static void bench_close(struct bench *b)
 {
-    for (int i = 0; i < MATH_WEIGHTS_MAX; i++) free(b->value[i]);
+    for (int i = 0; i < PARTS; i++) free(b->value[i]);
     b->device->ops->host_free(b->device, b->host);
     device_close(b->device);
 }
@@ -105,10 +106,10 @@ static void a_slice_is_expanded_as_it_was(void **state)
     assert_true(b.weights.offsets_known);
 
     assert_int_equal(device_alloc(b.device, DEVICE_RING, MIB, &ring, &err), 0);
-    struct op op = {.kind = OP_EXPAND, .as.expand.parts = MATH_WEIGHTS_MAX};
+    struct op op = {.kind = OP_EXPAND, .as.expand.parts = PARTS};
     struct gpuk_expand_part *part = op.as.expand.part;
     uint64_t at = 0;
-    for (int i = 0; i < MATH_WEIGHTS_MAX; i++) {
+    for (int i = 0; i < PARTS; i++) {
         const struct gpu_matrix *m = gpu_matrix_of(&b.weights, roles[i], 0);
         const uint64_t from = packed_at(m->offset, first),
                        bytes = packed_at(m->offset, first + groups) - from;
@@ -128,7 +129,7 @@ static void a_slice_is_expanded_as_it_was(void **state)
     drain(&b, DEVICE_COPY);
     assert_int_equal(device_run(b.device, &op, &err), 0);
     drain(&b, DEVICE_COMPUTE);
-    for (int i = 0; i < MATH_WEIGHTS_MAX; i++)
+    for (int i = 0; i < PARTS; i++)
         assert_memory_equal(part[i].out, b.value[i] + first * PACKED_ROWS * COLS, (size_t)raw);
     op.as.expand.parts = GPUK_EXPAND_PARTS_MAX + 1;
     assert_int_equal(device_run(b.device, &op, &err), HELM_E_LIMIT);
