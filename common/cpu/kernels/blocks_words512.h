@@ -12,7 +12,7 @@
 #ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_WORDS512_H
 #define HELM_COMMON_CPU_KERNELS_BLOCKS_WORDS512_H
 
-#include "common/cpu/kernels/blocks_grid_words.h"
+#include "common/cpu/kernels/blocks_grid512.h"
 
 /* Formats whose weights choose from a table. */
 #define IS_TABLE(format)                                                                                     \
@@ -41,17 +41,19 @@ INLINE __m512i with_bits(__m512i a, __m512i b, uint8_t mask)
 /* 64 numbers that are places in grids. */
 INLINE __m512i grid_words(const uint8_t *w, const size_t k, const enum tensor_format format)
 {
-    const int i = 8 * (int)k, run = 2 * (int)k, less = number_less(format);
+    const __m512i less = _mm512_set1_epi8((char)number_less(format)), one = _mm512_set1_epi8(1);
+    const int i = 8 * (int)k, run = 2 * (int)k;
+    if (is_looked_up(format)) {
+        const __m512i grid = grid_magnitudes(w, k, format);
+        return _mm512_mask_sub_epi8(_mm512_add_epi8(grid, less), grid_mask(w, k, format), less, grid);
+    }
 #define ENTRY(n) grid_entry(w, i + (n), format)
     const __m512i grid =
         _mm512_setr_epi64(ENTRY(0), ENTRY(1), ENTRY(2), ENTRY(3), ENTRY(4), ENTRY(5), ENTRY(6), ENTRY(7));
 #undef ENTRY
     const __mmask64 signs = grid_signs(w, run, format) | (uint64_t)grid_signs(w, run + 1, format) << 32;
-    if (has_eighths(format))
-        return _mm512_add_epi8(grid, _mm512_mask_blend_epi8(signs, _mm512_set1_epi8((char)(less + 1)),
-                                                            _mm512_set1_epi8((char)(less - 1))));
-    const __m512i all = _mm512_set1_epi8((char)less);
-    return _mm512_mask_sub_epi8(_mm512_add_epi8(grid, all), signs, all, grid);
+    if (!has_eighths(format)) return _mm512_mask_sub_epi8(_mm512_add_epi8(grid, less), signs, less, grid);
+    return _mm512_add_epi8(grid, _mm512_mask_sub_epi8(_mm512_add_epi8(less, one), signs, less, one));
 }
 
 /* The weights' bytes. `second`: the block behind `w`, of formats of 32 values; w itself where there is none. */
@@ -174,8 +176,15 @@ INLINE struct block_scales scales_of(const uint8_t *w, const enum tensor_format 
 {
     float scale[BLOCK_GROUPS_MAX], least[BLOCK_GROUPS_MAX];
     if (is_grid(format)) {
-        const vec all = vec_mul(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(grid_scale_numbers(w, format))),
-                                vec_set1(grid_scale(w, format)));
+        __m512i number;
+        if (format == FORMAT_IQ2_XXS || format == FORMAT_IQ3_XXS) {
+            const __m256i four = _mm256_srli_epi32(grid_aux(w, format), 28);
+            number =
+                _mm512_zextsi256_si512(_mm256_add_epi32(_mm256_add_epi32(four, four), _mm256_set1_epi32(1)));
+        } else {
+            number = _mm512_cvtepi8_epi32(grid_scale_numbers(w, format));
+        }
+        const vec all = vec_mul(_mm512_cvtepi32_ps(number), vec_set1(grid_scale(w, format)));
         const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
         return (struct block_scales){all,
                                      block_group(format) == 16 ? all : _mm512_permutexvar_ps(twice, all)};
