@@ -123,13 +123,15 @@ async function responses(text) {
   const parsed = await client.responses.parse({ ...base, max_output_tokens: 200, temperature: 1, text: { format: { type: "json_schema", name: "verse", strict: true,
     schema: { type: "object", required: ["verse"], additionalProperties: false, properties: { verse: { type: "integer" } } } } } });
   check("... a JSON schema", parsed.status === "completed" && Number.isInteger(JSON.parse(parsed.output_text).verse), parsed);
-  for (const [field, value] of Object.entries({ previous_response_id: "resp_1", background: true, truncation: "auto", conversation: "c" }))
+  for (const [field, value] of Object.entries({ background: true, truncation: "auto", conversation: "c" }))
     await refused(`... ${field} is refused`, OpenAI.BadRequestError, "unsupported_parameter", () => client.responses.create({ ...base, [field]: value }));
   await refused("... a picture", OpenAI.BadRequestError, "unsupported_value", () => client.responses.create({ ...base, input: [{ role: "user", content: [{ type: "input_image", image_url: "x" }] }] }));
-  await refused("... an item that is not known", OpenAI.BadRequestError, "unsupported_value", () => client.responses.create({ ...base, input: [{ type: "item_reference", id: "x" }] }));
-  const without = await client.responses.create({ ...base, store: true, reasoning: { effort: "low" }, tools: [{ type: "web_search" }] }).withResponse();
+  await refused("... a response that is not known", OpenAI.BadRequestError, "previous_response_not_found",
+    () => client.responses.create({ ...base, previous_response_id: "resp_1" }));
+  await refused("... an item that is not known", OpenAI.NotFoundError, null, () => client.responses.create({ ...base, input: [{ type: "item_reference", id: "x" }] }));
+  const without = await client.responses.create({ ...base, metadata: { a: "b" }, reasoning: { effort: "low" }, tools: [{ type: "web_search" }] }).withResponse();
   const ignored = without.response.headers.get("x-helm-ignored") ?? "";
-  check("... another tool than a function is left out, hints are taken", without.data.output_text.length > 0 && ignored.includes("tools.web_search") && ignored.includes("store"), ignored);
+  check("... another tool than a function is left out, hints are taken", without.data.output_text.length > 0 && ignored.includes("tools.web_search") && ignored.includes("metadata"), ignored);
 }
 
 // A call, its result, the answer; whole and streamed.
