@@ -194,6 +194,7 @@ check-style:
 	@clang-format --dry-run -Werror $(STYLE_SRC)
 	@tools/check-style.sh $(STYLE_SRC)
 	@tools/check-includes.py
+	@! find tests/process -name 'test_*' ! -perm -100 | grep . || { echo 'tests that cannot be run as programs' >&2; exit 1; }
 	@tools/check-parameters.py
 format:
 	@clang-format -i $(STYLE_SRC)
