@@ -247,7 +247,7 @@ static void check_op(const struct math_op *op, bool *written, int *used)
 static void check_math(const struct model_config *config)
 {
     struct model_math math;
-    bool written[16] = {false};
+    bool written[BUFFER_LOGITS + 1] = {false};
     int used[TENSOR_ROLE_COUNT + 1] = {0};
     written[BUFFER_NONE] = true;
     model_math_build(config, &math);
