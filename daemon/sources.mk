@@ -60,6 +60,7 @@ DAEMON_SRC := \
   daemon/planner/profile/now.c \
   daemon/planner/profile/profile.c \
   daemon/planner/refusal.c \
+  daemon/planner/restricted.c \
   daemon/planner/tiers.c \
   daemon/planner/search/bound.c \
   daemon/planner/search/counts.c \

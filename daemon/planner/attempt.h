@@ -27,6 +27,9 @@ struct making {
     uint32_t priced_at; /* positions that the step to be made fast attends to; 0: as the request says */
     struct cost_experts experts; /* of attempt_price's step */
     uint32_t step; /* tokens of a chunk, where the request leaves them open; 0: the best for long prompts */
+    /* Of plans of the strategy `best`: seconds of the fastest restricted strategy's step (restricted.c), which no plan that is made
+     * exceeds; 0: not looked at. */
+    double floor;
 };
 
 /* The attempt's strategy and context. */
@@ -61,6 +64,10 @@ HELM_MUST_CHECK int attempt_tiers(struct making *m, const struct trying *t, stru
 /* tiers.c: the same with the tiers that the request asks for, or the better ones; the wish becomes that of the plan. */
 HELM_MUST_CHECK int attempt_context(struct making *m, const struct trying *t, struct plan *plan,
                                     struct attempt *attempt, struct helm_err *err);
+/* restricted.c: the fastest plan of the restricted strategies in one tier in the place of this one, if its step is faster.
+ * m->floor and attempt->seconds: of the step that all plans are compared by. */
+HELM_MUST_CHECK int restricted_try(struct making *m, const struct trying *t, struct plan *plan,
+                                   struct attempt *attempt, struct helm_err *err);
 /* Prices of the decode step that plans are made for, with weights in these formats (as cost_step's). */
 HELM_MUST_CHECK int attempt_price(const struct making *m, uint32_t ctx,
                                   const enum tensor_format (*format)[PLAN_HOMES], struct cost_table *prices,

@@ -47,6 +47,7 @@ static int check_sizes(const struct making *m, struct helm_err *err)
 
 uint32_t planner_typical_context(const struct planner_request *r, uint32_t ctx)
 {
+    if (r->typical) return r->typical < ctx ? r->typical : ctx;
     return r->wish.ctx || ctx < 2 ? ctx : ctx / 2;
 }
 

@@ -64,6 +64,7 @@ static uint32_t next_context(uint32_t context, uint32_t whole)
 
 struct score {
     double at_short, mean; /* seconds of a step: of a short context, geometric mean of all */
+    double typical;        /* of the step that plans are compared by (m->floor) */
     double session;        /* seconds of a prompt and SESSION_TOKENS behind it, likewise; 0: not looked at */
     double prompt;         /* seconds of a prompt of the context's LONG_PART; with session */
 };
@@ -80,7 +81,7 @@ static int score_of(const struct making *m, const struct plan *plan, uint32_t ct
         sum += log(seconds);
     }
     score->mean = exp(sum / count);
-    return 0;
+    return making_decode_seconds(m, plan, planner_typical_context(m->r, ctx), &score->typical, err);
 }
 
 /* Prompts as long as the contexts, in the plan's chunks. */
@@ -238,6 +239,7 @@ static bool better_chunks(const struct tiering *k, const struct candidate *c)
 static bool better(const struct tiering *k, const struct candidate *c)
 {
     const struct candidate *best = k->best;
+    if (k->m->floor > 0 && c->score.typical > k->m->floor) return false;
     if (!best->attempt.fits) return true;
     if (c->score.session > 0) return better_chunks(k, c);
     const bool in_time = c->score.at_short <= k->least, best_in_time = best->score.at_short <= k->least,
@@ -406,6 +408,7 @@ int attempt_context(struct making *m, const struct trying *t, struct plan *plan,
     const bool must = m->r->tiers == KV_TIERS_TWO, may = may_have_two(m, t);
     begin(m, 0);
     int rc = attempt_tiers(m, t, plan, attempt, err);
+    if (!rc && t->strategy == SEARCH_BEST && t->device) rc = restricted_try(m, t, plan, attempt, err);
     if (rc || !may) return rc;
     if (!must && (t->ctx <= TIERS_SHORT_CONTEXT || (attempt->fits && all_on_gpu(plan)))) return 0;
     struct candidate best = {.plan = *plan,

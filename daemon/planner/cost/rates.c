@@ -66,6 +66,8 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     r->attention_flops = rate_or(&kv_of(p)->cpu_attention_flops, cpu->attention_flops.value);
     r->attention_host = cost_attention_host(p->profile, p->step->kv_dtype);
     r->read = r->gemv;
+    r->linear = r->packed_longer = 0; /* one token's are none of its own, whatever step these rates were of before */
+    r->packed_as_one = false;
     r->operation = cpu->operation.value;
     r->parts = r->linear_slowed = 1;
     int rc = require(r->gemv, "cpu.gemv", err);
@@ -134,6 +136,7 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     r->attention = r->attention_beside = rate_or(&kv_of(p)->gpu_attention, gpu->attention.value);
     r->attention_flops = gpu->attention_flops.value;
     r->read = rate_or(&gpu->read, r->gemv);
+    r->linear = 0;
     r->operation =
         p->tier == OP_TIER_CHUNK ? rate_or(&gpu->launch, gpu->operation.value) : gpu->operation.value;
     r->parts = ceil((double)p->step->tokens / GPU_SUB_TOKENS);
@@ -249,12 +252,26 @@ static double part_of(enum tensor_format format)
     return (double)t->block_bytes / (t->block_values * 2.0);
 }
 
+/* bf16's table is bounded by the bytes of bf16 before its peak. Blocks have fewer: they do as many operations a second more, up
+ * to the peak, which is arithmetic's. */
+double cost_rates_linear(const struct profile_table *plain, enum tensor_format format, uint32_t tokens)
+{
+    const double rate = profile_table_at(plain, tokens).value;
+    double peak = rate;
+    if (tensor_format_is_plain(format)) return rate;
+    for (uint32_t i = 0; i < plain->count; i++)
+        if (plain->point[i].x > tokens) peak = fmax(peak, plain->point[i].y.value);
+    return fmin(rate / part_of(format), peak);
+}
+
 /* Several tokens' products take a measured multiple of bf16's time, whatever bounds that, as packed ones do. */
 static void cpu_with(const struct pricing *p, enum tensor_format format, uint32_t tokens,
                      struct format_rates *out)
 {
     const struct profile_format *f = &p->profile->format[format];
     struct device_rates *r = &out->cpu;
+    if (r->linear > 0 && !f->cpu_linear.count)
+        r->linear = cost_rates_linear(&p->profile->cpu.linear, format, tokens);
     if (f->cpu_gemv.value <= 0) return;
     const bool apart = tokens > 1 && p->apart && f->cpu_apart.count;
     if (tokens > 1 && f->cpu_linear.count && !apart) {
@@ -321,6 +338,8 @@ static void gpu_with(const struct pricing *p, enum tensor_format format, const s
     const uint32_t as_few = cost_rates_as_few(p),
                    few = as_few ? as_few : (uint32_t)fmin(size->tokens, ENGINE_FEW_TOKENS);
     bool reads = true; /* as it lies */
+    if (size->tier == OP_TIER_FEW && !f->gpu_linear.count && out->gpu.linear > 0)
+        out->gpu.linear = out->kernel.linear = cost_rates_linear(&p->profile->gpu.linear, format, few);
     const struct profile_table *linear = &f->gpu_linear;
     /* the worker measures chunks of blocks as they lie up to the tokens that it multiplies so */
     const double most = linear->count ? linear->point[linear->count - 1].x : 0;

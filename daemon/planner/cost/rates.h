@@ -93,6 +93,8 @@ double cost_rates_direct(const struct profile_link *link, double part);
 double cost_attention_direct(const struct profile *profile, enum kv_dtype kv_dtype);
 /* Bytes of such a cache a second that the CPU attends to in layers of the GPU, where nothing else reads. */
 double cost_attention_host(const struct profile *profile, enum kv_dtype kv_dtype);
+/* Operations a second of several tokens' products with weights of a format whose own were not measured, by bf16's. */
+double cost_rates_linear(const struct profile_table *plain, enum tensor_format format, uint32_t tokens);
 /* Relative half-width of a rate's samples. */
 double cost_rates_spread(const struct profile_value *value);
 
