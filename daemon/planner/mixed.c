@@ -19,7 +19,6 @@
 #include "daemon/planner/formats.h"
 #include "daemon/planner/histogram.h"
 
-#define MIXED_GAIN 0.02 /* of a decode step, for which a plan has experts in both memories by a histogram */
 /* Of a decode step: what slots for up to this part of the experts may cost beside the fastest plan if each expert was chosen
  * alike. Of published traces an eighth, kept by recency, caught 67 % of the uses; more would catch few more, and a prompt streams
  * all experts of such layers. */
@@ -475,8 +474,8 @@ int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struc
         if (attempt->fits) seen.seconds = attempt->seconds;
         rc = mixed_choose(m, t->ctx, &other, &seen, err);
     }
-    const double most = m->r->experts ? 1 - MIXED_GAIN : 1 + MIXED_SLACK;
-    if (!rc && seen.fits && (!attempt->fits || seen.seconds < most * attempt->seconds)) {
+    const double most = fmin((m->r->experts ? 1 : 1 + MIXED_SLACK) * attempt->seconds, m->floor);
+    if (!rc && seen.fits && (!attempt->fits || seen.seconds < most)) {
         const struct plan worse = *plan;
         *plan = other;
         other = worse;

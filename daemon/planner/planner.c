@@ -258,8 +258,8 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     return rc ? rc : plan_check(plan, err);
 }
 
-int planner_make(const struct planner_request *r, struct plan *plan, struct arena_spec *spec,
-                 struct helm_err *err)
+static int make_one(const struct planner_request *r, struct plan *plan, struct arena_spec *spec,
+                    struct helm_err *err)
 {
     struct making m = {0};
     bool device = r->machine.device.kind != LEDGER_DEVICE_NONE;
@@ -287,6 +287,72 @@ int planner_make(const struct planner_request *r, struct plan *plan, struct aren
     for (int p = 0; p < PLAN_PROCESSORS && !rc; p++)
         if (plan->head == (enum plan_processor)p || plan_most_tokens(plan, (enum plan_processor)p))
             plan->inputs[p] = r->inputs[p];
+    return rc;
+}
+
+/* ---- fewer at once ---- */
+
+uint32_t planner_at_once(const struct planner_request *r, const struct plan *plan)
+{
+    const uint32_t batch = r->batch ? r->batch : 1,
+                   pages = kv_pages_for(plan->context_tokens, plan->page_tokens),
+                   contexts = pages ? plan->page_count / pages : batch;
+    return contexts < 1 ? 1 : contexts < batch ? contexts : batch;
+}
+
+/* Tokens a second of all sequences that decode at once. */
+static int rate_of(const struct planner_request *r, const struct plan *plan, double *rate,
+                   struct helm_err *err)
+{
+    struct planner_prediction p;
+    const uint32_t at_once = planner_at_once(r, plan);
+    int rc =
+        planner_predict(r, plan, at_once, planner_typical_context(r, plan->context_tokens), 1, &p, err);
+    *rate = rc ? 0 : at_once / p.decode.seconds;
+    return rc;
+}
+
+/* A plan of the same context for `at_once` sequences, in the place of this one if it makes more of the request's. */
+static int try_fewer(const struct planner_request *r, uint32_t at_once, struct plan *plan,
+                     struct arena_spec *spec, double *rate, struct helm_err *err)
+{
+    struct planner_request fewer = *r;
+    struct planner_proof proof;
+    struct plan other = {0};
+    struct arena_spec room;
+    double seen = 0;
+    fewer.typical = planner_typical_context(r, plan->context_tokens);
+    fewer.wish.ctx = plan->context_tokens;
+    fewer.batch = fewer.wish.batch = at_once;
+    fewer.proof = r->proof ? &proof : NULL;
+    fewer.refusal = NULL;
+    int rc = make_one(&fewer, &other, &room, err);
+    fewer.batch = r->batch; /* its pool may have room for more of them */
+    if (!rc) rc = rate_of(&fewer, &other, &seen, err);
+    if (!rc && seen > *rate) {
+        const struct plan slower = *plan;
+        *plan = other;
+        other = slower;
+        *spec = room;
+        *rate = seen;
+        if (r->proof) *r->proof = proof;
+    }
+    plan_free(&other);
+    return rc;
+}
+
+int planner_make(const struct planner_request *r, struct plan *plan, struct arena_spec *spec,
+                 struct helm_err *err)
+{
+    double together, rate;
+    int rc = make_one(r, plan, spec, err);
+    if (rc || r->strategy != SEARCH_BEST || r->batch < 2 || r->wish.page_count) return rc;
+    rc = rate_of(r, plan, &together, err);
+    rate = together;
+    if (!rc) rc = try_fewer(r, 1, plan, spec, &rate, err);
+    for (uint32_t n = r->batch / 2; n > 1 && rate > together && !rc; n /= 2)
+        rc = try_fewer(r, n, plan, spec, &rate, err);
+    if (rc) plan_free(plan);
     return rc;
 }
 

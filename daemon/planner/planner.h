@@ -50,7 +50,7 @@ struct planner_request {
     const char *now;                            /* what memory gives, and what goes by it: likewise */
     enum search_strategy strategy;
     enum kv_tiers tiers; /* of plans of the strategy `best` that use the device; others have one */
-    uint32_t typical;    /* positions that a row of the step that is made fastest attends to; 0: planner_typical_context's own */
+    uint32_t typical;    /* positions that a row of the step that is made fastest has; 0: as the context says */
     uint32_t batch;      /* sequences that decode together in the step that is made fastest; 0: 1 */
     uint32_t prompt;     /* tokens of the prompt that TTFT is reckoned for; 0: PLANNER_PROMPT_TOKENS */
     bool plan_given;     /* a plan that was taken is explained, not one of the strategies' */
@@ -69,7 +69,12 @@ enum kv_tiers kv_tiers_named(const char *name); /* one of the choices */
  * since that is a sequence's mean length. */
 uint32_t planner_typical_context(const struct planner_request *request, uint32_t ctx);
 
-/* Makes a plan; HELM_E_USAGE without a profile. If the wish is to pack, it packs where that pays on the profile's
+/* Sequences of the request's batch that decode at once: as many as the plan's pool has whole contexts for. The others wait until
+ * one is done. */
+uint32_t planner_at_once(const struct planner_request *request, const struct plan *plan);
+
+/* Makes a plan. A plan of the strategy `best` is one for fewer sequences at once where those make more tokens a second than all
+ * together, whose caches would take the weights' room. HELM_E_USAGE without a profile. If the wish is to pack, it packs where that pays on the profile's
  * machine (cost_packing_pays; for its CPU, if the wish allows it, cost_packing_pays_cpu). plan_free on the caller,
  * also after an error. */
 HELM_MUST_CHECK int planner_make(const struct planner_request *request, struct plan *plan,

@@ -149,7 +149,7 @@ static void fill_serve(struct helmd *d)
                               .invariant = d->invariant.text,
                               .now = d->now.text,
                               .checking = d->activations.checks,
-                              .forecast_batch = (uint32_t)d->config.batch,
+                              .forecast_batch = planner_at_once(&d->request, &d->plan),
                               .forecast_context = d->typical_context,
                               .forecast_prompt = (uint32_t)d->config.prompt,
                               .context = before && before < context ? before : context,

@@ -16,6 +16,7 @@
 #define DIRECT_TAKES 0.6
 /* Of several tokens' experts both read for so long that they share what memory gives: 8 tokens of the whole model took 60 and 63 ms. */
 #define DIRECT_TAKES_FEW 0.9
+#define DIRECT_FEW       8 /* tokens of that step; between one and these the part grows along a line */
 
 /* ---- rates ---- */
 
@@ -116,7 +117,8 @@ static double direct_seconds(const struct pricing *p, double bytes)
 static double cpu_seconds(const struct pricing *p, const struct experts_parts *parts, double part,
                           double direct, bool copies)
 {
-    const double takes = p->step->tokens > 1 ? DIRECT_TAKES_FEW : DIRECT_TAKES;
+    const double more = fmin(1, (p->step->tokens - 1.0) / (DIRECT_FEW - 1)),
+                 takes = DIRECT_TAKES + more * (DIRECT_TAKES_FEW - DIRECT_TAKES);
     return part * (copies ? parts->cpu_beside : parts->cpu) + takes * direct * parts->cpu;
 }
 

@@ -216,6 +216,10 @@ static int explain_strategy(const struct reckoning *k, const struct explain *x, 
                                          .ttft_s = x->prediction.ttft.seconds};
         return 0;
     }
+    if (out->strategy == SEARCH_MIXED && (k->plan->invariant || r.one_memory)) {
+        snprintf(out->why, sizeof out->why, "an invariant plan has a layer's experts in one memory");
+        return 0;
+    }
     r.strategy = out->strategy;
     explain_other_sizes(k->plan, &r);
     r.tiers = out->strategy == SEARCH_BEST && plan_kv_tiered(k->plan) ? KV_TIERS_TWO : KV_TIERS_ONE;
@@ -229,9 +233,11 @@ static int explain_strategy(const struct reckoning *k, const struct explain *x, 
     } else if (rc) {
         rc = helm_fail(err, rc, "strategy %s: %s", search_strategy_name(out->strategy), refused.text);
     } else {
-        rc = planner_predict(&r, &plan, x->batch, x->context, x->prompt, &prediction, err);
+        const uint32_t at_once = planner_at_once(&r, &plan);
+        plan.invariant = k->plan->invariant && !plan_mixed_units(&plan); /* priced as this plan is */
+        rc = planner_predict(&r, &plan, at_once, x->context, x->prompt, &prediction, err);
         out->feasible = !rc;
-        out->decode_s = prediction.decode.seconds;
+        out->decode_s = prediction.decode.seconds * x->batch / at_once;
         out->ttft_s = prediction.ttft.seconds;
     }
     plan_free(&plan);
@@ -406,8 +412,9 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     struct reckoning k;
     *x = (struct explain){.request = request,
                           .plan = plan,
-                          .batch = request->batch ? request->batch : 1,
+                          .asked = request->batch ? request->batch : 1,
                           .prompt = request->prompt ? request->prompt : PLANNER_PROMPT_TOKENS};
+    x->batch = request->plan_given ? x->asked : planner_at_once(request, plan);
     x->prompt = least(x->prompt, plan->context_tokens);
     if (!context) context = planner_typical_context(request, plan->context_tokens);
     x->context = least(context, plan->context_tokens);

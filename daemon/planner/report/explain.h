@@ -32,7 +32,7 @@ struct explain_list {
 struct explain_strategy {
     enum search_strategy strategy;
     bool feasible;
-    double decode_s, ttft_s;
+    double decode_s, ttft_s; /* decode_s: of as many tokens as explain.batch */
     char why[200]; /* where it is not feasible */
 };
 
@@ -75,6 +75,7 @@ struct explain {
     const struct planner_request *request;
     const struct plan *plan;
     uint32_t batch, context, prompt; /* context: what a decoded token attends to */
+    uint32_t asked;                  /* sequences of the request, of which `batch` decode at once */
     struct planner_prediction prediction;
     struct cost_crossing crossing;    /* of a decode step: over the link */
     struct cost_crossing reading;     /* and by the CPU */

@@ -104,8 +104,9 @@ json_t *explain_to_json(const struct explain *x)
         "read_bytes", plan_bytes_to_json(x->reading.crossing), "gpu", "weight_bytes",
         plan_bytes_to_json(x->gpu_reading.bytes), "read_bytes", plan_bytes_to_json(x->gpu_reading.crossing),
         "rates", formats_to_json(x), "strategies", strategies_to_json(x), "profile", profile->fingerprint,
-        "machine", profile->machine, "assumed", "batch", (json_int_t)x->batch, "context",
+        "machine", profile->machine, "assumed", "batch", (json_int_t)x->asked, "context",
         (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
+    if (more && x->batch < x->asked) json_object_set_new(more, "at_once", json_integer(x->batch));
     const struct planner_proof *proof = x->request->proof;
     if (more && proof && proof->bound > 0)
         json_object_set_new(more, "proof",

@@ -296,6 +296,9 @@ void explain_print(const struct explain *x, FILE *out)
     fprintf(out, "decode   %.2f token/s (%.2f to %.2f): %u %s, %u tokens in\n", explain_rate(x),
             explain_rate_low(x), explain_rate_high(x), x->batch, how_many(x->batch, "sequence", "sequences"),
             x->context);
+    if (x->batch < x->asked)
+        fprintf(out, "turns    of %u sequences %u decode at once and the others wait: all together would be slower\n",
+                x->asked, x->batch);
     print_proof(x, out);
     fprintf(out, "first    %.1f ms (%.1f to %.1f) after a prompt of %u %s\n", 1e3 * p->ttft.seconds,
             1e3 * p->ttft.low, 1e3 * p->ttft.high, x->prompt, how_many(x->prompt, "token", "tokens"));

@@ -1,0 +1,137 @@
+/* Properties of what is planned, on the machines that come with HELM: no restricted strategy is faster than `best` in the step that
+ * plans are compared by, and several sequences together make no fewer tokens a second than one. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+
+#include "tests/unit/daemon/planner/explain_case.h"
+
+/* ---- models ---- */
+
+#define DENSE                                                                                                \
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 4096, \"intermediate_size\": 14336, "      \
+    "\"num_hidden_layers\": 12, \"num_attention_heads\": 32, \"num_key_value_heads\": 8, "                   \
+    "\"head_dim\": 128, \"vocab_size\": 32000, \"max_position_embeddings\": 40960, \"dtype\": "              \
+    "\"bfloat16\"}"
+#define SPARSE                                                                                               \
+    "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 6144, "    \
+    "\"moe_intermediate_size\": 768, \"num_experts\": 128, \"num_experts_per_tok\": 8, "                     \
+    "\"num_hidden_layers\": 12, \"num_attention_heads\": 32, \"num_key_value_heads\": 4, \"head_dim\": "     \
+    "128, \"vocab_size\": 32000, \"max_position_embeddings\": 40960, \"dtype\": \"bfloat16\"}"
+
+static const struct {
+    const char *name, *text, *weights;
+} models[] = {
+    {"dense in bf16", DENSE, "stored"},
+    {"dense in q4_k_m", DENSE, "q4_k_m"},
+    {"mixture in bf16", SPARSE, "stored"},
+    {"mixture in q4_k_m", SPARSE, "q4_k_m"},
+};
+static const char *const profiles[] = {"h200-sapphire-rapids", "thesis-l40s", "thesis-rtx3090",
+                                       "thesis-rtx4060-laptop"};
+static const uint32_t batches[] = {1, 2, 4, 8, 16, 32, 64};
+static const uint32_t contexts[] = {1024, 4096, 0}; /* 0: chosen */
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static void open_model(struct model *model, size_t which)
+{
+    const struct mixture *weights;
+    struct model_config config;
+    struct helm_err err = {0};
+    const char *text = models[which].text;
+    assert_int_equal(model_config_parse("config", text, strlen(text), &config, &err), 0);
+    assert_int_equal(model_from_config(&config, model, &err), 0);
+    assert_int_equal(formats_read(models[which].weights, &weights, &err), 0);
+    formats_lay(model, weights);
+}
+
+static uint64_t bytes_of(const struct model *model)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < model->tensor_count; i++) sum += model->tensors[i].bytes;
+    return sum;
+}
+
+/* ---- plans ---- */
+
+struct cell {
+    struct planner_request r;
+    char name[160];
+};
+
+/* Seconds of a step of the strategy's plan; INFINITY: none fits. */
+static double seconds_of(const struct cell *c, enum search_strategy strategy, uint32_t ctx)
+{
+    struct planner_request r = c->r;
+    struct planner_prediction p;
+    struct plan plan = {0};
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    r.strategy = strategy;
+    if (ctx) r.typical = planner_typical_context(&r, ctx), r.wish.ctx = ctx;
+    r.device_required = strategy != SEARCH_BEST && strategy != SEARCH_ALL_CPU;
+    const int rc = planner_make(&r, &plan, &spec, &err);
+    if (rc == HELM_E_CAPACITY || rc == HELM_E_UNSUPPORTED) return INFINITY;
+    if (rc) fail_msg("%s, %s: %s", c->name, search_strategy_name(strategy), err.text);
+    const uint32_t made_for = plan.context_tokens, at_once = planner_at_once(&r, &plan);
+    if (planner_predict(&r, &plan, at_once, planner_typical_context(&r, made_for), 0, &p, &err))
+        fail_msg("%s, %s: %s", c->name, search_strategy_name(strategy), err.text);
+    p.decode.seconds *= (double)r.batch / at_once;
+    plan_free(&plan);
+    if (strategy != SEARCH_BEST) return p.decode.seconds;
+    for (int s = SEARCH_BEST + 1; s < SEARCH_STRATEGIES; s++) {
+        if (s >= SEARCH_EXPERTS_CPU && !r.model->config.router.experts) continue;
+        const double other = seconds_of(c, (enum search_strategy)s, made_for);
+        if (other < p.decode.seconds * (1 - 1e-9))
+            print_message("BAD %s: best %.3f ms, %s %.3f ms a step %.4f\n", c->name, 1e3 * p.decode.seconds,
+                     search_strategy_name((enum search_strategy)s), 1e3 * other, p.decode.seconds/other);
+    }
+    return p.decode.seconds;
+}
+
+static void check_cell(struct explain_case *c, size_t model, const char *profile, uint32_t ctx, double part)
+{
+    double one = 0;
+    c->request.wish.ctx = ctx;
+    c->request.machine.device.limit = (uint64_t)(part * (double)bytes_of(c->request.model)) + 2 * GIB;
+    for (size_t b = 0; b < COUNT(batches); b++) {
+        struct cell cell = {.r = c->request};
+        cell.r.batch = cell.r.wish.batch = batches[b];
+        cell.r.wish.slots = batches[b] > 8 ? batches[b] : 8;
+        snprintf(cell.name, sizeof cell.name, "%s, %s, context %u, VRAM for %.0f %%, %u sequences",
+                 models[model].name, profile, ctx, 100 * part, batches[b]);
+        const double rate = batches[b] / seconds_of(&cell, SEARCH_BEST, 0);
+        if (b == 0) one = rate;
+        if (rate > 0 && rate < 0.98 * one)
+            print_message("BELOW %s: %.1f token/s in all, one %.1f  %.3f\n", cell.name, rate, one, rate/one);
+    }
+}
+
+static void best_is_the_best(void **state)
+{
+    (void)state;
+    static const double parts[] = {0.2, 0.5, 0.8};
+    uint32_t cells = 0;
+    for (size_t p = 0; p < COUNT(profiles); p++) {
+        struct explain_case c;
+        case_open(&c, "qwen3-4b", profiles[p], 0);
+        for (size_t m = 0; m < COUNT(models); m++) {
+            struct model model;
+            open_model(&model, m);
+            c.request.model = &model;
+            check_cell(&c, m, profiles[p], contexts[(p + m) % COUNT(contexts)], parts[cells++ % COUNT(parts)]);
+            model_free(&model);
+        }
+        case_close(&c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(best_is_the_best)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
