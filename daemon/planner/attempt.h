@@ -27,8 +27,8 @@ struct making {
     uint32_t priced_at; /* positions that the step to be made fast attends to; 0: as the request says */
     struct cost_experts experts; /* of attempt_price's step */
     uint32_t step; /* tokens of a chunk, where the request leaves them open; 0: the best for long prompts */
-    /* Of plans of the strategy `best`: seconds of the fastest restricted strategy's step (restricted.c), which no plan that is made
-     * exceeds; 0: not looked at. */
+    /* Plans of the strategy `best`: seconds of the fastest restricted strategy's step (restricted.c), which no plan that is made
+     * with a free choice of tiers exceeds. */
     double floor;
 };
 

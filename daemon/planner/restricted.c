@@ -4,10 +4,8 @@
  * have a ring and longer chunks for prompts, and some weights packed. So each restricted strategy is planned as it would be if
  * it was asked for, and its plan is taken if its decode step is faster. By this no restriction of the planner gains anything. */
 #include <math.h>
-#include <string.h>
 
 #include "daemon/planner/attempt.h"
-#include "daemon/planner/prefill.h"
 
 /* In the order of what they cost to search. `mixed` is tried by mixed_try. */
 static const enum search_strategy simpler[] = {SEARCH_ALL_CPU, SEARCH_ALL_GPU, SEARCH_THESIS,

@@ -9,6 +9,9 @@
  * on, and at the whole context. A plan that is slower with a short context than the one for TIERS_SHORT_CONTEXT by
  * more than TIERS_LOSS counts only where no other is better there.
  *
+ * Where the choice is free, a plan with two tiers counts only if in the step that all plans are compared by, with the typical
+ * context, it is no slower than any restricted strategy (restricted.c).
+ *
  * Plans with two tiers are made for the step of a short context: with the least places, then with twice as many as
  * long as that is better. With the best number they are made for the steps of longer contexts.
  *
@@ -64,7 +67,6 @@ static uint32_t next_context(uint32_t context, uint32_t whole)
 
 struct score {
     double at_short, mean; /* seconds of a step: of a short context, geometric mean of all */
-    double typical;        /* of the step that plans are compared by (m->floor) */
     double session;        /* seconds of a prompt and SESSION_TOKENS behind it, likewise; 0: not looked at */
     double prompt;         /* seconds of a prompt of the context's LONG_PART; with session */
 };
@@ -81,7 +83,7 @@ static int score_of(const struct making *m, const struct plan *plan, uint32_t ct
         sum += log(seconds);
     }
     score->mean = exp(sum / count);
-    return making_decode_seconds(m, plan, planner_typical_context(m->r, ctx), &score->typical, err);
+    return 0;
 }
 
 /* Prompts as long as the contexts, in the plan's chunks. */
@@ -239,7 +241,6 @@ static bool better_chunks(const struct tiering *k, const struct candidate *c)
 static bool better(const struct tiering *k, const struct candidate *c)
 {
     const struct candidate *best = k->best;
-    if (k->m->floor > 0 && c->score.typical > k->m->floor) return false;
     if (!best->attempt.fits) return true;
     if (c->score.session > 0) return better_chunks(k, c);
     const bool in_time = c->score.at_short <= k->least, best_in_time = best->score.at_short <= k->least,
@@ -416,16 +417,27 @@ int attempt_context(struct making *m, const struct trying *t, struct plan *plan,
                              .wish = m->wish,
                              .packs_cpu_beside = m->packs_cpu_beside};
     struct tiering k = {.m = m, .t = t, .best = &best, .session_least = INFINITY};
+    struct candidate one = best;
+    one.plan = (struct plan){0};
     if (must) best.attempt.fits = false;
-    rc = try_all(&k, err);
+    rc = attempt->fits && !must ? plan_copy(plan, &one.plan, err) : 0;
+    if (!rc) rc = try_all(&k, err);
     m->like = NULL;
+    /* as that of other plans, with which it is compared */
+    if (!rc && plan_kv_tiered(&best.plan))
+        rc = making_decode_seconds(m, &best.plan, planner_typical_context(m->r, t->ctx),
+                                   &best.attempt.seconds, err);
+    if (!rc && one.attempt.fits && !must && plan_kv_tiered(&best.plan) && best.attempt.seconds > m->floor) {
+        const struct candidate slower = best;
+        best = one;
+        one = slower;
+    }
+    plan_free(&one.plan);
     *plan = best.plan;
     *attempt = best.attempt;
     m->wish = best.wish;
     m->packs_cpu_beside = best.packs_cpu_beside;
-    if (rc || !plan_kv_tiered(plan)) return rc;
-    /* as that of other plans, with which it is compared */
-    return making_decode_seconds(m, plan, planner_typical_context(m->r, t->ctx), &attempt->seconds, err);
+    return rc;
 }
 
 int attempt_fits(struct making *m, const struct trying *t, bool *fits, struct helm_err *err)

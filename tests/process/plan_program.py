@@ -18,7 +18,7 @@ MEMBERS = {"activations", "activations_why", "invariant_why", "layers", "context
            "decode_tok_s", "ttft_ms", "parts", "link", "cpu", "gpu", "rates", "strategies", "profile", "machine", "assumed",
            "kv_tiers", "over_context"}
 MAY_BE = {"invariant", "page_tokens_why", "vram_page_count", "kv_free_places", "kv_direct_permille", "kv_direct_positions", "kv_direct_window",
-          "kv_piece_pages", "prefill_from_tokens", "prefill_short_from_tokens", "head_format", "proof"}
+          "at_once", "kv_piece_pages", "prefill_from_tokens", "prefill_short_from_tokens", "head_format", "proof"}
 
 
 def model(name):

@@ -33,6 +33,17 @@ def test_every_strategy_can_be_asked_for():
     check_refusal(out, "all-gpu on 8 GB")
 
 
+def test_best_is_the_best_and_several_are_no_less_than_one():
+    for name, machine, *options in (("qwen3-8b", MACHINES[1]), ("qwen3-30b-a3b", "h200-sapphire-rapids", "--vram", "8GiB", "--weights", "q4_k_m")):
+        one = None
+        for batch in 1, 2, 16, 64:
+            p = plan(name, machine, "--ctx", 4096, "--batch", batch, "--host-memory", "120GiB", *options)
+            for other in p["strategies"]:
+                check((other["decode_tok_s"] or 0) <= 1.0001 * p["decode_tok_s"]["value"], f"{name}, {batch}: {other}, best {p['decode_tok_s']}")
+            one = one or p["decode_tok_s"]["value"]
+            check(p["decode_tok_s"]["value"] >= 0.98 * one, f"{name}: {batch} sequences {p['decode_tok_s']}, one {one}")
+
+
 def test_a_written_plan_that_packs_in_vram():
     """All in VRAM with half of it packed takes less than it does plain, and is priced."""
     machine = "h200-sapphire-rapids"  # whose GPU takes longer with packed weights

@@ -289,8 +289,9 @@ static struct explain_split explain_split(struct reckoning *k, const struct memo
         place_homes(&place, layers, k->home);
         const struct cost_plan plan = {.home = k->home, .embed = place.embed, .head = place.head};
         const bool fits = place_fits(k, memory, &place);
-        const double seconds = cost_seconds(table, &plan, INFINITY);
-        if (fits < best.fits || (fits == best.fits && seconds >= best.decode_s)) continue;
+        if (fits < best.fits) continue;
+        const double seconds = cost_seconds(table, &plan, fits == best.fits ? best.decode_s : INFINITY);
+        if (fits == best.fits && seconds >= best.decode_s) continue;
         best = (struct explain_split){.fits = fits, .decode_s = seconds};
     }
     return best;
