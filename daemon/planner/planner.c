@@ -306,8 +306,7 @@ static int rate_of(const struct planner_request *r, const struct plan *plan, dou
 {
     struct planner_prediction p;
     const uint32_t at_once = planner_at_once(r, plan);
-    int rc =
-        planner_predict(r, plan, at_once, planner_typical_context(r, plan->context_tokens), 1, &p, err);
+    int rc = planner_predict(r, plan, at_once, planner_typical_context(r, plan->context_tokens), 1, &p, err);
     *rate = rc ? 0 : at_once / p.decode.seconds;
     return rc;
 }

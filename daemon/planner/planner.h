@@ -50,10 +50,10 @@ struct planner_request {
     const char *now;                            /* what memory gives, and what goes by it: likewise */
     enum search_strategy strategy;
     enum kv_tiers tiers; /* of plans of the strategy `best` that use the device; others have one */
-    uint32_t typical;    /* positions that a row of the step that is made fastest has; 0: as the context says */
-    uint32_t batch;      /* sequences that decode together in the step that is made fastest; 0: 1 */
-    uint32_t prompt;     /* tokens of the prompt that TTFT is reckoned for; 0: PLANNER_PROMPT_TOKENS */
-    bool plan_given;     /* a plan that was taken is explained, not one of the strategies' */
+    uint32_t typical; /* positions that a row of the step that is made fastest has; 0: as the context says */
+    uint32_t batch;   /* sequences that decode together in the step that is made fastest; 0: 1 */
+    uint32_t prompt;  /* tokens of the prompt that TTFT is reckoned for; 0: PLANNER_PROMPT_TOKENS */
+    bool plan_given;  /* a plan that was taken is explained, not one of the strategies' */
     struct planner_refusal *refusal; /* or NULL */
     bool sizes_alone; /* a refusal says sizes, and not what would fit instead, which takes searches */
     struct planner_proof *proof; /* planner_make's; NULL: not wanted */

@@ -45,7 +45,8 @@ int restricted_try(struct making *m, const struct trying *t, struct plan *plan, 
         if (!applies(m, simpler[i])) continue;
         rc = plan_simpler(m, simpler[i], t->ctx, &other, &seen, err);
         if (!rc && seen.fits) m->floor = fmin(m->floor, seen.seconds);
-        if (!rc && seen.fits && simpler[i] != SEARCH_ALL_CPU && (!attempt->fits || seen.seconds < attempt->seconds)) {
+        if (!rc && seen.fits && simpler[i] != SEARCH_ALL_CPU &&
+            (!attempt->fits || seen.seconds < attempt->seconds)) {
             const struct plan slower = *plan;
             *plan = other;
             other = slower;

@@ -58,8 +58,7 @@ static double longer_of_two(const struct profile *profile, enum tensor_format fo
     const uint32_t tokens = table->count && table->point[0].x > 2 ? table->point[0].x : 2;
     const double flops = of->cpu_linear.count ? profile_table_at(table, tokens).value
                                               : cost_rates_linear(table, format, tokens),
-                 values = 1 << 16,
-                 bytes = (double)tensor_format_row_bytes(format, 1 << 16);
+                 values = 1 << 16, bytes = (double)tensor_format_row_bytes(format, 1 << 16);
     return flops > 0 ? fmax(1, 2 * values * tokens / flops / (bytes / one->gemv)) : 1;
 }
 

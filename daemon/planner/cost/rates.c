@@ -66,7 +66,8 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     r->attention_flops = rate_or(&kv_of(p)->cpu_attention_flops, cpu->attention_flops.value);
     r->attention_host = cost_attention_host(p->profile, p->step->kv_dtype);
     r->read = r->gemv;
-    r->linear = r->packed_longer = 0; /* one token's are none of its own, whatever step these rates were of before */
+    r->linear = r->packed_longer =
+        0; /* one token's are none of its own, whatever step these rates were of before */
     r->packed_as_one = false;
     r->operation = cpu->operation.value;
     r->parts = r->linear_slowed = 1;

@@ -33,7 +33,7 @@ struct explain_strategy {
     enum search_strategy strategy;
     bool feasible;
     double decode_s, ttft_s; /* decode_s: of as many tokens as explain.batch */
-    char why[200]; /* where it is not feasible */
+    char why[200];           /* where it is not feasible */
 };
 
 /* A number of whole layers on the GPU, the first or the last ones, whichever is faster, and all others on the CPU. */

@@ -297,8 +297,10 @@ void explain_print(const struct explain *x, FILE *out)
             explain_rate_low(x), explain_rate_high(x), x->batch, how_many(x->batch, "sequence", "sequences"),
             x->context);
     if (x->batch < x->asked)
-        fprintf(out, "turns    of %u sequences %u decode at once and the others wait: all together would be slower\n",
-                x->asked, x->batch);
+        fprintf(
+            out,
+            "turns    of %u sequences %u decode at once and the others wait: all together would be slower\n",
+            x->asked, x->batch);
     print_proof(x, out);
     fprintf(out, "first    %.1f ms (%.1f to %.1f) after a prompt of %u %s\n", 1e3 * p->ttft.seconds,
             1e3 * p->ttft.low, 1e3 * p->ttft.high, x->prompt, how_many(x->prompt, "token", "tokens"));

@@ -14,13 +14,13 @@
 
 #define DENSE                                                                                                \
     "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 4096, \"intermediate_size\": 14336, "      \
-    "\"num_hidden_layers\": 8, \"num_attention_heads\": 32, \"num_key_value_heads\": 8, "                   \
+    "\"num_hidden_layers\": 8, \"num_attention_heads\": 32, \"num_key_value_heads\": 8, "                    \
     "\"head_dim\": 128, \"vocab_size\": 32000, \"max_position_embeddings\": 40960, \"dtype\": "              \
     "\"bfloat16\"}"
 #define SPARSE                                                                                               \
     "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 6144, "    \
     "\"moe_intermediate_size\": 768, \"num_experts\": 128, \"num_experts_per_tok\": 8, "                     \
-    "\"num_hidden_layers\": 8, \"num_attention_heads\": 32, \"num_key_value_heads\": 4, \"head_dim\": "     \
+    "\"num_hidden_layers\": 8, \"num_attention_heads\": 32, \"num_key_value_heads\": 4, \"head_dim\": "      \
     "128, \"vocab_size\": 32000, \"max_position_embeddings\": 40960, \"dtype\": \"bfloat16\"}"
 
 static const struct {
@@ -123,7 +123,8 @@ static void best_is_the_best(void **state)
             struct model model;
             open_model(&model, m);
             c.request.model = &model;
-            check_cell(&c, m, profiles[p], contexts[(p + m) % COUNT(contexts)], parts[cells++ % COUNT(parts)]);
+            check_cell(&c, m, profiles[p], contexts[(p + m) % COUNT(contexts)],
+                       parts[cells++ % COUNT(parts)]);
             model_free(&model);
         }
         case_close(&c);
