@@ -15,10 +15,10 @@ MAKE_MODE = $(MAKE) --no-print-directory BUILD=$(BUILD)
 # Each test as tests/run.py takes it: MODE:PROGRAM. In $(1): the mode.
 unit_tests = $(patsubst %,$(1):%,$(filter-out $(if $(FULL),,$(UNIT_ONLY_OTHER_$(1))),$(TEST_SRC:%.c=%)))
 # Numbers of planned prices alone: their code test_packed_gpu and test_search run sanitized as well.
-UNIT_ONLY_OTHER_asan := tests/unit/daemon/planner/test_packed_search
+UNIT_ONLY_OTHER_asan := $(addprefix tests/unit/daemon/planner/test_,best packed_search)
 # Sanitized alone: what takes values and gives values, whose optimised code the release build's programs run in the process tests.
 # Not those that hold times to bounds or try fewer cases sanitized.
-UNIT_BOTH := $(addprefix tests/unit/,$(addprefix daemon/planner/test_,attempt packed_cpu packed_gpu packed_search planner refusals search \
+UNIT_BOTH := $(addprefix tests/unit/,$(addprefix daemon/planner/test_,attempt best packed_cpu packed_gpu packed_search planner refusals search \
   search_prefill simulate tiers) daemon/steps/test_request common/shared/test_doorbell common/cpu/% common/sampling/% common/formats/% worker-gpu/device/test_device% \
   worker-gpu/weights/% worker-cpu/program/test_assist client/text/grammar/test_grammar_speed client/text/grammar/test_grammar_masks)
 UNIT_ONLY_OTHER_release := $(filter-out $(UNIT_BOTH),$(filter tests/unit/%,$(TEST_SRC:%.c=%)))
