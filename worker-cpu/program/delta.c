@@ -18,12 +18,6 @@ static uint32_t chunks_of(const struct program_entry *e)
     return (e->width + CHANNELS_A_CHUNK - 1) / CHANNELS_A_CHUNK;
 }
 
-static float *state_of(const struct run *run, const struct batch_row *row)
-{
-    const struct states *s = run->states;
-    return (float *)(void *)(s->slots + row->slot * s->layout.slot_bytes + run->entry->state_at);
-}
-
 static void chunk_convolve(void *ctx, uint32_t chunk, uint32_t thread)
 {
     (void)thread;
@@ -38,7 +32,7 @@ static void chunk_convolve(void *ctx, uint32_t chunk, uint32_t thread)
                                           .channels = left < CHANNELS_A_CHUNK ? left : CHANNELS_A_CHUNK,
                                           .weight = e->delta.conv + first,
                                           .weight_stride = e->width,
-                                          .state = state_of(run, row) + first,
+                                          .state = state_of_row(run, e, row) + first,
                                           .state_stride = e->width};
     run->kernels->delta->convolve(&now);
 }
@@ -73,7 +67,7 @@ static void chunk_rule(void *ctx, uint32_t chunk, uint32_t thread)
                                   .dt_bias = e->delta.time_bias[head],
                                   .norm = e->delta.norm,
                                   .eps = (float)run->config->norm_eps,
-                                  .state = state_of(run, row) + at * d->key_dim,
+                                  .state = state_of_row(run, e, row) + at * d->key_dim,
                                   .out = e->out + first * e->out_width + at,
                                   .out_stride = e->out_width};
     run->kernels->delta->rule(&now);

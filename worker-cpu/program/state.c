@@ -74,6 +74,12 @@ void state_end(const struct states *s, struct pool *pool, const struct batch *ba
 
 /* ---- operations ---- */
 
+float *state_of_row(const struct run *run, const struct program_entry *e, const struct batch_row *row)
+{
+    const struct states *s = run->states;
+    return (float *)(void *)(s->slots + row->slot * s->layout.slot_bytes + e->state_at);
+}
+
 static uint32_t blocks_of(const struct program_entry *e)
 {
     return (e->width + COLUMNS_A_CHUNK - 1) / COLUMNS_A_CHUNK;
@@ -85,11 +91,10 @@ static void chunk_running_mean(void *ctx, uint32_t chunk, uint32_t thread)
     (void)thread;
     const struct run *run = ctx;
     const struct program_entry *e = run->entry;
-    const struct states *s = run->states;
     const struct batch_row *row = &run->batch.row[chunk / blocks_of(e)];
     const uint32_t first = chunk % blocks_of(e) * COLUMNS_A_CHUNK, left = e->width - first,
                    count = left < COLUMNS_A_CHUNK ? left : COLUMNS_A_CHUNK;
-    float *sum = (float *)(void *)(s->slots + row->slot * s->layout.slot_bytes + e->state_at) + first;
+    float *sum = state_of_row(run, e, row) + first;
     for (uint32_t t = 0; t < row->count; t++) {
         const size_t at = (size_t)(row->token_first + t) * e->width + first;
         const float positions = (float)(row->start + t + 1);

@@ -11,6 +11,7 @@
 
 struct run;
 struct program_entry;
+struct batch_row;
 
 struct states {
     struct state_layout layout;
@@ -28,6 +29,8 @@ void state_begin(const struct states *states, struct pool *pool, const struct ba
 /* Rows with state_to leave their slot's records there. */
 void state_end(const struct states *states, struct pool *pool, const struct batch *batch);
 
+/* The floats of the entry's state that belong to a row's sequence. */
+float *state_of_row(const struct run *run, const struct program_entry *entry, const struct batch_row *row);
 /* RUNNING_MEAN over the step's rows. */
 struct pool_job state_job(struct run *run, const struct program_entry *entry);
 
