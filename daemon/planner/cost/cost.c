@@ -340,14 +340,14 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, uint
 {
     const struct model_config *c = &p->model->config;
     const struct part_operations *o = &p->part[kind];
-    const bool mlp = p->model->math.part[kind].state != STATE_PAGES; /* nothing is attended to or rotated */
+    const bool attends = p->model->math.part[kind].state == STATE_PAGES; /* and rotates */
     double rotated = 8.0 * c->head_dim * (c->heads + 2.0 * c->kv_heads);
-    if (!mlp) {
+    if (attends) {
         add_attention(p, r, window, attention_elsewhere(p, window), s);
         add_overhead(r, p->attend_chained, s);
     }
     if (r->product > 0) { /* norms and activations are in it */
-        add_bytes(r, mlp ? 0 : p->step->tokens * rotated, r->read, s);
+        add_bytes(r, attends ? p->step->tokens * rotated : 0, r->read, s);
         add_operations(r, o->others, s);
         return;
     }
@@ -416,16 +416,16 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
 {
     const uint32_t kind = model_unit_kind(p->model, unit);
     const struct part_operations *o = &p->part[kind];
-    bool mlp = unit_part(unit) == UNIT_MLP;
+    const struct math_part *math = &p->model->math.part[kind];
+    const bool mlp = unit_part(unit) == UNIT_MLP, attends = math->state == STATE_PAGES;
     double window = p->model->config.window ? p->model->config.window[unit_layer(unit)] : 0;
     struct weights w = {.products = 0};
-    u->experts = p->model->math.part[kind].experts;
+    u->experts = math->experts;
     add_weights(p, unit, &w);
-    u->fixed = p->model->math.part[kind].state == STATE_FIXED;
-    if (p->model->math.part[kind].state == STATE_PAGES) add_attention(p, &p->cpu, window, 0, &w.cpu);
+    u->fixed = math->state == STATE_FIXED;
+    if (attends) add_attention(p, &p->cpu, window, 0, &w.cpu);
     if (u->fixed) /* each row's is read and written */
-        add_bytes(&p->cpu, 2.0 * p->step->rows * (double)p->model->math.part[kind].state_bytes, p->cpu.read,
-                  &w.cpu);
+        add_bytes(&p->cpu, 2.0 * p->step->rows * (double)math->state_bytes, p->cpu.read, &w.cpu);
     add_bytes(&p->cpu, activation_bytes(p, kind), p->cpu.read, &w.cpu);
     add_operations(&p->cpu, o->cpu, &w.cpu);
     u->cpu = w.cpu.total;
@@ -470,7 +470,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     }
     u->borrow = 0;
     price_link(p, unit, window, u);
-    if (!mlp && !u->fixed && p->step->kv.two) attention_price_host(p, window, u);
+    if (attends && p->step->kv.two) attention_price_host(p, window, u);
     w.experts.unit = p->together * w.kernel.total;
     if (u->experts && cost_rates_packed_mixed(p, unit)) pack_experts(p, &w.experts);
     if (u->experts && p->step->experts.slots) experts_price(p, &w.experts, u);

@@ -46,6 +46,7 @@ static bool known(const struct profile_value *value)
 struct order {
     const char *fast, *limit;
     size_t fast_at, limit_at; /* in struct profile, or in struct profile_format */
+    bool beside;              /* limit_at is in the format, too */
 };
 #define READ_OF_ALL SIZE_MAX /* as limit_at: cpu.read of all threads */
 #define ORDER(fast, limit)                                                                                   \
@@ -68,10 +69,19 @@ static const struct order orders[] = {
 #fast, #limit, offsetof(struct profile_format, fast), offsetof(struct profile, limit)                \
     }
 static const struct order format_orders[] = {
-    BELOW_READ(profile_format, cpu_gemv),    BELOW_READ(profile_format, cpu_int8_gemv),
-    BELOW_READ(profile_format, cpu_experts), BELOW_READ(profile_format, cpu_int8_experts),
-    OF_FORMAT(link_beside, link.h2d),        OF_FORMAT(cpu_int8_link_beside, link.h2d),
-    OF_FORMAT(gpu_gemv, gpu.read),           OF_FORMAT(gpu_chain_gemv, gpu.read),
+    BELOW_READ(profile_format, cpu_gemv),
+    BELOW_READ(profile_format, cpu_int8_gemv),
+    BELOW_READ(profile_format, cpu_experts),
+    BELOW_READ(profile_format, cpu_int8_experts),
+    OF_FORMAT(link_beside, link.h2d),
+    OF_FORMAT(cpu_int8_link_beside, link.h2d),
+    OF_FORMAT(gpu_gemv, gpu.read),
+    OF_FORMAT(gpu_chain_gemv, gpu.read),
+    {.fast = "cpu_gemv_beside",
+     .limit = "cpu_gemv",
+     .fast_at = offsetof(struct profile_format, cpu_gemv_beside),
+     .limit_at = offsetof(struct profile_format, cpu_gemv),
+     .beside = true},
 };
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
@@ -94,17 +104,20 @@ static int check_order(const struct profile_value *fast, const char *fast_name,
                      fast->value, limit_name, limit->value);
 }
 
-/* `base`: the profile, or one of its formats. */
+/* What limits a value of `base`: the profile, or one of its formats. */
+static struct profile_value limit_of(const struct profile *profile, const void *base, const struct order *at)
+{
+    if (at->limit_at == READ_OF_ALL) return profile_table_at(&profile->cpu.read, profile->cpu.threads);
+    return *value_at(at->beside ? base : profile, at->limit_at);
+}
+
 static int check_orders(const struct profile *profile, const void *base, const struct order *list,
                         size_t count, struct helm_err *err)
 {
-    const struct profile_value read = profile_table_at(&profile->cpu.read, profile->cpu.threads);
     int rc = 0;
-    for (size_t i = 0; i < count && !rc; i++) {
-        const struct order *at = &list[i];
-        const struct profile_value *limit =
-            at->limit_at == READ_OF_ALL ? &read : value_at(profile, at->limit_at);
-        rc = check_order(value_at(base, at->fast_at), at->fast, limit, at->limit, err);
+    for (const struct order *at = list; at < list + count && !rc; at++) {
+        const struct profile_value limit = limit_of(profile, base, at);
+        rc = check_order(value_at(base, at->fast_at), at->fast, &limit, at->limit, err);
     }
     return rc;
 }
@@ -116,14 +129,13 @@ static bool settle_value(struct profile_value *fast, const struct profile_value 
     return true;
 }
 
-static bool settle_orders(struct profile *profile, void *base, const struct order *list, size_t count)
+static bool settle_orders(const struct profile *profile, void *base, const struct order *list, size_t count)
 {
-    const struct profile_value read = profile_table_at(&profile->cpu.read, profile->cpu.threads);
     bool changed = false;
-    for (size_t i = 0; i < count; i++)
-        changed |=
-            settle_value((struct profile_value *)((char *)base + list[i].fast_at),
-                         list[i].limit_at == READ_OF_ALL ? &read : value_at(profile, list[i].limit_at));
+    for (const struct order *at = list; at < list + count; at++) {
+        const struct profile_value limit = limit_of(profile, base, at);
+        changed |= settle_value((struct profile_value *)((char *)base + at->fast_at), &limit);
+    }
     return changed;
 }
 
@@ -137,9 +149,7 @@ bool profile_settle(struct profile *profile)
         changed |= settle_value(&at->y, &plain);
     }
     for (int f = 0; f < FORMAT_COUNT; f++) {
-        struct profile_format *format = &profile->format[f];
-        changed |= settle_orders(profile, format, format_orders, COUNT(format_orders));
-        changed |= settle_value(&format->cpu_gemv_beside, &format->cpu_gemv);
+        changed |= settle_orders(profile, &profile->format[f], format_orders, COUNT(format_orders));
     }
     if (changed && profile->busy_percent < PROFILE_BUSY) profile->busy_percent = PROFILE_BUSY;
     return changed;
@@ -212,8 +222,6 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
     for (int f = 0; f < FORMAT_COUNT && !rc; f++) {
         const struct profile_format *format = &profile->format[f];
         rc = check_orders(profile, format, format_orders, COUNT(format_orders), err);
-        if (!rc)
-            rc = check_order(&format->cpu_gemv_beside, "cpu_gemv_beside", &format->cpu_gemv, "cpu_gemv", err);
         if (!rc && known(&format->gpu_chain_gemv) && !known(&format->gpu_gemv))
             rc = helm_fail(err, HELM_E_FORMAT, "profile: gpu_chain_gemv is known and gpu_gemv is not");
         if (rc) helm_err_prefix(err, "formats.%s", tensor_format_name((enum tensor_format)f));
