@@ -58,6 +58,11 @@ bool ask_take_number(struct ask_reader *r, const json_t *value, double min, doub
     return true;
 }
 
+bool ask_out_of_memory(struct ask_reader *r)
+{
+    return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
+}
+
 bool ask_take_count(struct ask_reader *r, const json_t *value, uint64_t min, uint64_t max, uint32_t *out)
 {
     if (!json_is_integer(value)) return wrong_type(r, "a whole number");

@@ -197,6 +197,8 @@ bool ask_resolve_items(struct ask_reader *reader, json_t *input);
 /* The input's items into ask->items, if the answer is to be kept. */
 bool ask_keep_input(struct ask_reader *reader);
 
+/* false, with the refusal. */
+bool ask_out_of_memory(struct ask_reader *reader);
 /* Values of a JSON text, or more: counted without parsing it. */
 size_t ask_count_values(const char *text, size_t length);
 /* Numbers, each with its bounds. */

@@ -11,11 +11,6 @@
 #define KINDS (ASK_MESSAGE | ASK_COUNT)
 #define STAMP "x-anthropic-billing-header"
 
-static bool out_of_memory(struct ask_reader *r)
-{
-    return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
-}
-
 /* ---- blocks ----------------------------------------------------------------------------------------- */
 
 /* A message of the client, and what is made of it. */
@@ -47,7 +42,7 @@ static bool flush(struct turn *t)
 {
     const bool assistant = strcmp(t->role, "assistant") == 0;
     if (!t->text.length && !t->thought.length && !t->calls) return true;
-    if (t->text.failed || t->thought.failed) return out_of_memory(t->reader);
+    if (t->text.failed || t->thought.failed) return ask_out_of_memory(t->reader);
     json_t *message = json_pack("{s:s, s:o}", "role", t->role, "content",
                                 json_stringn(t->text.data ? t->text.data : "", t->text.length));
     if (message && assistant && t->thought.length)
@@ -56,7 +51,7 @@ static bool flush(struct turn *t)
     json_decref(t->calls);
     t->calls = NULL;
     t->text.length = t->thought.length = 0;
-    return json_array_append_new(t->messages, message) == 0 || out_of_memory(t->reader);
+    return json_array_append_new(t->messages, message) == 0 || ask_out_of_memory(t->reader);
 }
 
 static bool take_text(struct turn *t, const json_t *block)
@@ -93,7 +88,7 @@ static bool take_call(struct turn *t, const json_t *block)
     if (!t->calls) t->calls = json_array();
     json_t *call = json_pack("{s:O, s:s, s:{s:O, s:o}}", "id", id, "type", "function", "function", "name",
                              name, "arguments", input ? json_incref(input) : json_object());
-    return json_array_append_new(t->calls, call) == 0 || out_of_memory(t->reader);
+    return json_array_append_new(t->calls, call) == 0 || ask_out_of_memory(t->reader);
 }
 
 /* The texts of a block's own content. */
@@ -126,11 +121,11 @@ static bool take_result(struct turn *t, const json_t *block)
     if (!flush(t)) return false;
     if (json_is_true(json_object_get(block, "is_error"))) cli_text_printf(&text, "Error:");
     bool good = join_texts(t, json_object_get(block, "content"), &text);
-    if (good && text.failed) good = out_of_memory(t->reader);
+    if (good && text.failed) good = ask_out_of_memory(t->reader);
     if (good) {
         json_t *message = json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content",
                                     json_stringn(text.data ? text.data : "", text.length));
-        good = json_array_append_new(t->messages, message) == 0 || out_of_memory(t->reader);
+        good = json_array_append_new(t->messages, message) == 0 || ask_out_of_memory(t->reader);
     }
     cli_text_free(&text);
     return good;
@@ -208,7 +203,7 @@ static bool take_system_blocks(struct ask_reader *r, struct cli_text *to)
                           index);
         add_system(r, to, text);
     }
-    return !to->failed || out_of_memory(r);
+    return !to->failed || ask_out_of_memory(r);
 }
 
 /* ---- fields ----------------------------------------------------------------------------------------- */
@@ -361,7 +356,7 @@ static bool build_messages(struct ask_reader *r, json_t *messages)
     if (good && system.length) {
         json_t *message =
             json_pack("{s:s, s:o}", "role", "system", "content", json_stringn(system.data, system.length));
-        good = json_array_append_new(messages, message) == 0 || out_of_memory(r);
+        good = json_array_append_new(messages, message) == 0 || ask_out_of_memory(r);
     }
     cli_text_free(&system);
     for (; good && t.index < json_array_size(r->messages); t.index++)
@@ -381,7 +376,7 @@ bool ask_message_finish(struct ask_reader *r)
     struct ask *ask = r->ask;
     if (r->has_choice_none) ask->tools = NULL;
     json_t *messages = json_array();
-    if (!messages) return out_of_memory(r);
+    if (!messages) return ask_out_of_memory(r);
     bool good = build_messages(r, messages);
     r->messages = messages;
     good = good && ask_add_messages(r);

@@ -1,4 +1,5 @@
-/* What a request of /v1/responses takes from responses that are kept (responses.h), and what is kept of it. See ask.h. */
+/* Requests of /v1/responses and kept responses (responses.h): items that a request takes from them, and items of it that
+ * are kept. See ask.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,11 +9,6 @@
 #include "common/base/json.h"
 
 #define ID_SHOWN 100 /* characters of a stranger's id in a message */
-
-static bool out_of_memory(struct ask_reader *r)
-{
-    return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
-}
 
 /* ---- fields ----------------------------------------------------------------------------------------- */
 
@@ -45,40 +41,48 @@ bool ask_take_store(struct ask_reader *r, const json_t *value)
 
 /* ---- what was kept ---------------------------------------------------------------------------------- */
 
-/* Together they are bounded as a body is. */
-static bool add_turn(struct ask_reader *r, json_t *list, const struct response *turn, size_t *bytes,
-                     size_t *values)
+/* Items that are read back. Together they are bounded as a body is. */
+struct reading {
+    const char *param, *what; /* for the refusal: where they come from */
+    size_t bytes, values;
+};
+
+static bool read_item(struct ask_reader *r, struct reading *all, const char *text, json_t **item)
+{
+    const size_t length = strlen(text);
+    struct helm_err err = {0};
+    all->bytes += length;
+    all->values += ask_count_values(text, length);
+    if (all->bytes > GATEWAY_BODY_MAX || all->values > ASK_VALUES)
+        return refuse(r->refusal, 400, "context_length_exceeded", all->param,
+                      "%s more than %zu bytes or %u values", all->what, GATEWAY_BODY_MAX, ASK_VALUES);
+    const int rc =
+        json_parse_numbers("a kept item", text, length, GATEWAY_BODY_MAX, &r->ask->numbers, item, &err);
+    return rc == 0 || refuse_err(r->refusal, NULL, rc, err.text);
+}
+
+static bool add_turn(struct ask_reader *r, json_t *list, const struct response *turn, struct reading *all)
 {
     const struct response_items *items = response_items(turn);
     for (size_t i = 0; i < items->count; i++) {
-        const char *text = items->item[i].text;
-        const size_t length = strlen(text);
-        struct helm_err err = {0};
         json_t *item = NULL;
-        *bytes += length;
-        *values += ask_count_values(text, length);
-        if (*bytes > GATEWAY_BODY_MAX || *values > ASK_VALUES)
-            return refuse(r->refusal, 400, "context_length_exceeded", "previous_response_id",
-                          "the conversation before this request has more than %zu bytes or %u values",
-                          GATEWAY_BODY_MAX, ASK_VALUES);
-        const int rc =
-            json_parse_numbers("a kept item", text, length, GATEWAY_BODY_MAX, &r->ask->numbers, &item, &err);
-        if (rc < 0) return refuse_err(r->refusal, NULL, rc, err.text);
-        if (json_array_append_new(list, item) < 0) return out_of_memory(r);
+        if (!read_item(r, all, items->item[i].text, &item)) return false;
+        if (json_array_append_new(list, item) < 0) return ask_out_of_memory(r);
     }
     return true;
 }
 
 bool ask_add_history(struct ask_reader *r, json_t *list)
 {
-    size_t depth = 0, bytes = 0, values = 0;
+    struct reading all = {"previous_response_id", "the conversation before this request has", 0, 0};
+    size_t depth = 0;
     bool good = true;
     for (const struct response *t = r->ask->before; t; t = response_before(t)) depth++;
     const struct response **turns = calloc(depth ? depth : 1, sizeof *turns);
-    if (!turns) return out_of_memory(r);
+    if (!turns) return ask_out_of_memory(r);
     const struct response *turn = r->ask->before;
     for (size_t i = depth; i > 0; i--, turn = response_before(turn)) turns[i - 1] = turn;
-    for (size_t i = 0; i < depth && good; i++) good = add_turn(r, list, turns[i], &bytes, &values);
+    for (size_t i = 0; i < depth && good; i++) good = add_turn(r, list, turns[i], &all);
     free(turns);
     return good;
 }
@@ -104,11 +108,10 @@ static const char *empty_reasoning(const json_t *item)
 
 bool ask_resolve_items(struct ask_reader *r, json_t *input)
 {
-    size_t bytes = 0, values = 0;
+    struct reading all = {"input", "the items that 'input' refers to have", 0, 0};
     for (size_t i = 0; i < json_array_size(input); i++) {
         const json_t *item = json_array_get(input, i);
         const char *reference = referred(item), *id = reference ? reference : empty_reasoning(item);
-        struct helm_err err = {0};
         json_t *found = NULL;
         if (!id) continue;
         char *text = r->asker ? responses_copy_item(r->model->responses, r->asker->owner, id) : NULL;
@@ -118,20 +121,10 @@ bool ask_resolve_items(struct ask_reader *r, json_t *input)
                           "Item with id '%.*s' not found. Items are not kept when `store` is false, and the "
                           "oldest go when memory is full.",
                           ID_SHOWN, id);
-        const size_t length = strlen(text);
-        bytes += length;
-        values += ask_count_values(text, length);
-        if (bytes > GATEWAY_BODY_MAX || values > ASK_VALUES) {
-            free(text);
-            return refuse(r->refusal, 400, "context_length_exceeded", "input",
-                          "the items that 'input' refers to have more than %zu bytes or %u values",
-                          GATEWAY_BODY_MAX, ASK_VALUES);
-        }
-        const int rc =
-            json_parse_numbers("a kept item", text, length, GATEWAY_BODY_MAX, &r->ask->numbers, &found, &err);
+        const bool good = read_item(r, &all, text, &found);
         free(text);
-        if (rc < 0) return refuse_err(r->refusal, NULL, rc, err.text);
-        if (json_array_set_new(input, i, found) < 0) return out_of_memory(r);
+        if (!good) return false;
+        if (json_array_set_new(input, i, found) < 0) return ask_out_of_memory(r);
     }
     return true;
 }
@@ -174,7 +167,7 @@ static bool keep_item(struct ask_reader *r, const json_t *from, size_t index)
                                    strlen(text));
     free(text);
     json_decref(item);
-    return good || out_of_memory(r);
+    return good || ask_out_of_memory(r);
 }
 
 bool ask_keep_input(struct ask_reader *r)
@@ -185,7 +178,7 @@ bool ask_keep_input(struct ask_reader *r)
     if (json_is_string(r->prompt)) {
         json_t *message =
             json_pack("{s:s, s:s, s:O}", "type", "message", "role", "user", "content", r->prompt);
-        good = message ? keep_item(r, message, 0) : out_of_memory(r);
+        good = message ? keep_item(r, message, 0) : ask_out_of_memory(r);
         json_decref(message);
     }
     for (size_t i = 0; good && i < json_array_size(r->prompt); i++)

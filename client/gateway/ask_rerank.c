@@ -5,7 +5,7 @@
 
 #include "client/gateway/ask.h"
 
-/* What the model was trained with; control tokens are tokens here, and text in all that a request says. */
+/* The model's training prompt. Control tokens are tokens in it; in a request's own texts they are text. */
 static const char before[] =
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     "the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n"
@@ -16,11 +16,6 @@ static const char instruction[] =
 
 /* Tokens that a vocabulary has to have; the first two are those that are compared. */
 static const char *const needed[] = {"yes", "no", "<|im_start|>", "<|im_end|>", "<think>", "</think>"};
-
-static bool out_of_memory(struct ask_reader *r)
-{
-    return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
-}
 
 static bool take_text(struct ask_reader *r, const json_t *value, const json_t **out)
 {
@@ -108,7 +103,7 @@ static bool add_document(struct ask_reader *r, size_t index, const struct ids *h
                       "documents[%zu] is neither a text nor an object with a 'text'", index);
     json_t *whole = json_sprintf("<Instruct>: %s\n<Query>: %s\n<Document>: %s", instruct,
                                  json_string_value(r->prompt), json_string_value(text));
-    if (!whole) return out_of_memory(r);
+    if (!whole) return ask_out_of_memory(r);
     struct ask_prompt *prompt = ask_new_prompt(r);
     bool good = prompt && encode(r, json_string_value(whole), json_string_length(whole),
                                  HELM_TOKENIZER_ENCODE_PLAIN, &said);
@@ -121,7 +116,7 @@ static bool add_document(struct ask_reader *r, size_t index, const struct ids *h
                    index, count, r->model->context - 1);
     if (good) {
         prompt->ids = malloc(count * sizeof *prompt->ids);
-        good = prompt->ids || out_of_memory(r);
+        good = prompt->ids || ask_out_of_memory(r);
     }
     if (good) {
         memcpy(prompt->ids, head->data, head->count * sizeof *prompt->ids);

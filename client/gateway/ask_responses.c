@@ -14,11 +14,6 @@
 #define METADATA_VALUE_MAX 512
 #define ECHO_MAX           (GATEWAY_BACKLOG_MAX / 4)
 
-static bool out_of_memory(struct ask_reader *r)
-{
-    return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
-}
-
 /* ---- items ------------------------------------------------------------------------------------------ */
 
 struct items {
@@ -69,7 +64,7 @@ static bool add_message(struct items *s, const char *role, json_t *content)
         json_object_set(message, "reasoning_content", (json_t *)s->thought);
         s->thought = NULL;
     }
-    return json_array_append_new(s->messages, message) == 0 || out_of_memory(s->reader);
+    return json_array_append_new(s->messages, message) == 0 || ask_out_of_memory(s->reader);
 }
 
 static bool take_message(struct items *s, const json_t *item)
@@ -117,7 +112,7 @@ static bool take_call(struct items *s, const json_t *item)
     const char *offered = space ? offered_name(s->reader->ask, space, json_string_value(name)) : NULL;
     json_t *call = json_pack("{s:O, s:s, s:{s:s, s:O}}", "id", id, "type", "function", "function", "name",
                              offered ? offered : json_string_value(name), "arguments", arguments);
-    return json_array_append_new(calls, call) == 0 || out_of_memory(s->reader);
+    return json_array_append_new(calls, call) == 0 || ask_out_of_memory(s->reader);
 }
 
 static bool take_output(struct items *s, const json_t *item)
@@ -127,7 +122,7 @@ static bool take_output(struct items *s, const json_t *item)
     json_t *content = content_of(s, json_object_get(item, "output"), "input_text|output_text|text");
     if (!content || !add_message(s, "tool", content)) return false;
     json_t *message = json_array_get(s->messages, json_array_size(s->messages) - 1);
-    return json_object_set(message, "tool_call_id", (json_t *)id) == 0 || out_of_memory(s->reader);
+    return json_object_set(message, "tool_call_id", (json_t *)id) == 0 || ask_out_of_memory(s->reader);
 }
 
 /* The reasoning of an earlier answer, where the item has it as text. */
@@ -299,7 +294,7 @@ static bool add_function(struct ask_reader *r, const json_t *tool, const char *s
     }
     return json_array_append_new(ask->made,
                                  json_pack("{s:s, s:o}", "type", "function", "function", function)) == 0 ||
-           out_of_memory(r);
+           ask_out_of_memory(r);
 }
 
 /* The functions of a namespace, if it is one. */
@@ -430,7 +425,7 @@ static bool check_echo(struct ask_reader *r)
 {
     char *text = r->ask->echo_text = json_dump_numbers(r->ask->echo, JSON_COMPACT, r->ask->numbers);
     const size_t bytes = r->ask->echo_bytes = text ? strlen(text) : 0;
-    if (!text) return out_of_memory(r);
+    if (!text) return ask_out_of_memory(r);
     if (bytes <= ECHO_MAX) return true;
     return refuse(
         r->refusal, 400, "invalid_value", "instructions",
@@ -455,7 +450,7 @@ static bool keep_echo(struct ask_reader *r)
                   ask->sampling.top_p > 0 ? (double)ask->sampling.top_p : 1.0, "top_logprobs",
                   (int)ask->top_logprobs, "store", ask->store, "background", false, "truncation", "disabled",
                   "previous_response_id", echoed(ask, "previous_response_id", json_null()));
-    return ask->echo ? check_echo(r) : out_of_memory(r);
+    return ask->echo ? check_echo(r) : ask_out_of_memory(r);
 }
 
 bool ask_response_finish(struct ask_reader *r)
@@ -466,7 +461,7 @@ bool ask_response_finish(struct ask_reader *r)
                       "'top_logprobs' needs \"include\": [\"message.output_text.logprobs\"]");
     if (r->has_choice_none) ask->tools = NULL;
     json_t *messages = json_array(), *before = json_array();
-    bool good = (messages && before) || out_of_memory(r);
+    bool good = (messages && before) || ask_out_of_memory(r);
     good = good && ask_add_history(r, before) && build_messages(r, before, messages) && ask_keep_input(r) &&
            keep_echo(r);
     r->messages = messages;

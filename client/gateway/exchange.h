@@ -128,6 +128,25 @@ struct exchange {
     bool dropped;       /* the answer ends without its end */
 };
 
+/* Exchanges that are passed on, linked by `job`, in the order in which they came. */
+struct exchange_list {
+    struct exchange *first, **last; /* last: valid while there is a first one */
+};
+static inline void exchange_list_add(struct exchange_list *list, struct exchange *exchange)
+{
+    exchange->job = NULL;
+    if (!list->first) list->last = &list->first;
+    *list->last = exchange;
+    list->last = &exchange->job;
+}
+/* The first one, which is the caller's then; NULL: there is none. */
+static inline struct exchange *exchange_list_take(struct exchange_list *list)
+{
+    struct exchange *first = list->first;
+    if (first) list->first = first->job;
+    return first;
+}
+
 /* The gateway's: more output, or an end. Wakes the connection. */
 void exchange_wake(struct exchange *exchange);
 /* The whole answer of one piece; takes out->data. */

@@ -286,7 +286,7 @@ static void add_families(struct cli_text *out, const char *family)
     cli_text_printf(out, "]");
 }
 
-/* What Ollama's tools look at before they ask: the context's length and whether there are tools. In a thread. */
+/* Ollama's tools look here before they ask: at the context's length, and whether there are tools. Runs in a thread. */
 void info_show(struct exchange *ex)
 {
     const struct gateway *g = ex->gateway;

@@ -27,7 +27,7 @@ struct inquiry {
     pthread_cond_t more;
     /* guarded by it: */
     struct inquiry_fact *known[INQUIRY_QUESTIONS];
-    struct exchange *waiting, **waiting_end, *done;
+    struct exchange_list waiting, done;
     struct helm_client *lost, *made; /* the loop's: to be closed, to be taken */
     struct helm_model_info *made_model;
     bool silent; /* the last question had no answer */
@@ -218,7 +218,7 @@ static void wait_for_work(struct inquiry *q)
     const uint64_t until = q->tick_us + TICK_US;
     const struct timespec when = {.tv_sec = (time_t)(until / 1000000),
                                   .tv_nsec = (long)(until % 1000000) * 1000};
-    while (!q->quit && !q->waiting && !q->lost && units_now_us() < until)
+    while (!q->quit && !q->waiting.first && !q->lost && units_now_us() < until)
         (void)pthread_cond_timedwait(&q->more, &q->lock, &when);
 }
 
@@ -230,9 +230,8 @@ static void *run(void *argument)
         wait_for_work(q);
         if (q->quit) break;
         struct helm_client *lost = q->lost;
-        struct exchange *ex = q->waiting;
+        struct exchange *ex = exchange_list_take(&q->waiting);
         q->lost = NULL;
-        if (ex) q->waiting = ex->job;
         pthread_mutex_unlock(&q->lock);
         helm_disconnect(&lost);
         if (ex) answer(q, ex);
@@ -240,10 +239,9 @@ static void *run(void *argument)
         pthread_mutex_lock(&q->lock);
         if (ex) {
             take_facts(q, ex);
-            ex->job = q->done;
-            q->done = ex;
+            exchange_list_add(&q->done, ex);
         }
-        if (q->done || q->made) raise_event(q);
+        if (q->done.first || q->made) raise_event(q);
     }
     pthread_mutex_unlock(&q->lock);
     return NULL;
@@ -309,10 +307,7 @@ bool inquiry_push(struct inquiry *q, struct exchange *ex)
     pthread_mutex_lock(&q->lock);
     const bool waits = !q->silent;
     if (waits) {
-        ex->job = NULL;
-        if (!q->waiting) q->waiting_end = &q->waiting;
-        *q->waiting_end = ex;
-        q->waiting_end = &ex->job;
+        exchange_list_add(&q->waiting, ex);
         pthread_cond_signal(&q->more);
     } else {
         take_facts(q, ex);
@@ -326,8 +321,8 @@ struct exchange *inquiry_take(struct inquiry *q)
     uint64_t count;
     (void)!read(q->event_fd, &count, sizeof count); /* EAGAIN: it was not raised */
     pthread_mutex_lock(&q->lock);
-    struct exchange *all = q->done;
-    q->done = NULL;
+    struct exchange *all = q->done.first;
+    q->done.first = NULL;
     pthread_mutex_unlock(&q->lock);
     return all;
 }

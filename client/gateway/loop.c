@@ -20,7 +20,7 @@
 #define EVENTS  256
 #define TICK_US 1000000
 
-/* What epoll reports beside peers, whose pointers are larger. */
+/* Sources of epoll's events. An event of a peer has its pointer, which is larger than any of these. */
 enum source {
     SOURCE_SERVER = 1,
     SOURCE_LISTEN,

@@ -35,10 +35,9 @@ static void take_bytes(const struct sockaddr_storage *at, uint8_t bytes[16])
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     const struct sockaddr_in *four = (const void *)at;
     const struct sockaddr_in6 *six = (const void *)at;
-    memset(bytes, 0, 16);
     if (at->ss_family == AF_INET6) {
-        const bool is_four = memcmp(&six->sin6_addr, mapped, sizeof mapped) == 0;
-        memcpy(bytes, &six->sin6_addr, is_four ? 16 : 8);
+        memcpy(bytes, &six->sin6_addr, 16);
+        (void)users_network_of(bytes);
     } else {
         memcpy(bytes, mapped, sizeof mapped);
         memcpy(bytes + sizeof mapped, &four->sin_addr, 4);
@@ -142,7 +141,8 @@ static uint64_t idle_since(const struct peer *peer)
     return peer->exchange->over_us ? peer->exchange->over_us : peer->heard_us;
 }
 
-/* Of all connections, or of one address, the most willing; of these one of the address that has most; of these the idlest. */
+/* The connection that gives way, among all or among those of one address: the most willing. Among equals, one of the address
+ * with the most places, and of those the idlest. */
 static struct peer *who_gives_way(const struct peers *p, const struct peer_address *from)
 {
     const uint64_t now = units_now_us();

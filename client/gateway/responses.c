@@ -117,7 +117,7 @@ static void unlist(struct response *response)
     let_go(response);
 }
 
-/* What is held by a request or by a later response is still there afterwards: more of them go then. */
+/* A response that a request or a later response holds keeps its bytes for now, so more responses go. */
 static void keep_bound(struct responses *r)
 {
     while (r->bytes > r->bytes_max) {

@@ -57,7 +57,7 @@ struct response_new {
 /* Keeps one, and lets go what exceeds the bound. One that exceeds it alone, or for which there is no memory, is not kept. */
 void responses_add(struct responses *responses, const struct response_new *new);
 
-/* Of a held response. */
+/* Text and items of a response that the caller holds. */
 const char *response_text(const struct response *response, size_t *length);
 const struct response_items *response_items(const struct response *response);
 /* The one that it goes on with; NULL: none. Held as long as this one. */

@@ -155,7 +155,7 @@ static struct peer *peer_of(struct MHD_Connection *connection)
     return info ? info->socket_context : NULL;
 }
 
-/* Whose request it is: a key's owner's, or its address's. */
+/* Enters the request's user: the key's owner, or the address where there are no keys. */
 static bool enter_user(struct exchange *ex)
 {
     char address[USERS_NAME];
@@ -489,7 +489,7 @@ void server_close(struct gateway *g)
     server_quiesce(g);
     if (server->http) {
         for (struct exchange *ex = g->exchanges; ex; ex = ex->next) exchange_drop(ex, "the gateway ends");
-        for (int i = 0; i < 3; i++) (void)server_run(g); /* what was suspended comes to its end */
+        for (int i = 0; i < 3; i++) (void)server_run(g); /* suspended connections end */
         MHD_stop_daemon(server->http);
     }
     g->server = NULL;

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/gateway/exchange.h"
-
 /* ---- the table -------------------------------------------------------------------------------------- */
 
 struct user *users_enter(struct users *users, const char *name)
@@ -34,18 +32,24 @@ void users_leave(struct users *users, struct user *user)
     free(user);
 }
 
+bool users_network_of(unsigned char address[16])
+{
+    static const unsigned char mapped[12] = {[10] = 0xff, [11] = 0xff};
+    const bool four = memcmp(address, mapped, sizeof mapped) == 0;
+    if (!four) memset(address + 8, 0, 8);
+    return four;
+}
+
 void users_name_address(const char *address, char name[USERS_NAME])
 {
-    static const unsigned char mapped[12] = {[10] = 0xff, [11] = 0xff}; /* an IPv4 address as an IPv6 one */
     unsigned char bytes[16];
     char text[INET6_ADDRSTRLEN];
     snprintf(name, USERS_NAME, "%s", address);
     if (inet_pton(AF_INET6, address, bytes) != 1) return;
-    if (memcmp(bytes, mapped, sizeof mapped) == 0) {
-        inet_ntop(AF_INET, bytes + sizeof mapped, name, USERS_NAME);
+    if (users_network_of(bytes)) {
+        inet_ntop(AF_INET, bytes + 12, name, USERS_NAME);
         return;
     }
-    memset(bytes + 8, 0, 8);
     if (inet_ntop(AF_INET6, bytes, text, sizeof text)) snprintf(name, USERS_NAME, "%s/64", text);
 }
 
@@ -125,13 +129,8 @@ static void queue_append(struct users_queue *queue, struct user *user)
 void users_queue_push(struct users_queue *queue, struct exchange *exchange)
 {
     struct user *user = exchange->whose;
-    exchange->job = NULL;
-    if (!user->waiting) {
-        user->waiting_last = &user->waiting;
-        queue_append(queue, user);
-    }
-    *user->waiting_last = exchange;
-    user->waiting_last = &exchange->job;
+    if (!user->waiting.first) queue_append(queue, user);
+    exchange_list_add(&user->waiting, exchange);
 }
 
 /* Takes the user at *at out of the turns. */
@@ -145,12 +144,12 @@ static void queue_unlink(struct users_queue *queue, struct user **at)
 bool users_queue_remove(struct users_queue *queue, struct exchange *exchange)
 {
     struct user *user = exchange->whose, **at = &queue->first;
-    struct exchange **job = &user->waiting;
+    struct exchange **job = &user->waiting.first;
     while (*job && *job != exchange) job = &(*job)->job;
     if (!*job) return false;
     *job = exchange->job;
-    if (user->waiting_last == &exchange->job) user->waiting_last = job;
-    if (user->waiting) return true;
+    if (user->waiting.last == &exchange->job) user->waiting.last = job;
+    if (user->waiting.first) return true;
     while (*at != user) at = &(*at)->after;
     queue_unlink(queue, at);
     return true;
@@ -163,10 +162,9 @@ struct exchange *users_queue_take(struct users_queue *queue)
     struct user *user = *at;
     if (!user) return NULL;
     queue_unlink(queue, at);
-    struct exchange *exchange = user->waiting;
-    user->waiting = exchange->job;
+    struct exchange *exchange = exchange_list_take(&user->waiting);
     user->reading++;
-    if (user->waiting) queue_append(queue, user); /* after all others */
+    if (user->waiting.first) queue_append(queue, user); /* after all others */
     return exchange;
 }
 

@@ -9,14 +9,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "client/gateway/exchange.h"
 #include "common/base/err.h"
 
 #define USERS_NAME            64                  /* with the byte after the last */
 #define USERS_BODIES_MAX      ((size_t)128 << 20) /* bytes of all bodies that are being received or read */
 #define USERS_BODIES_OF_ONE   (USERS_BODIES_MAX / 2)
 #define USERS_GENERATIONS_MAX 1000 /* open at helmd, of all users; libhelm has some more, for questions */
-
-struct exchange;
 
 struct user {
     struct user *next;
@@ -25,7 +24,7 @@ struct user {
     size_t body_bytes;
     uint32_t generations; /* open at helmd */
     /* the queue's: its bodies that wait, those that threads read now, and the next user that has any */
-    struct exchange *waiting, **waiting_last;
+    struct exchange_list waiting;
     uint32_t reading;
     struct user *after;
 };
@@ -41,6 +40,8 @@ struct user *users_enter(struct users *users, const char *name);
 /* One of its requests is over. NULL is allowed. */
 void users_leave(struct users *users, struct user *user);
 /* The name of a user without a key: the address, or the /64 network of an IPv6 one, since a host has all of that. */
+/* An address as an IPv6 one, in network order, becomes that of its network: /64 of IPv6, all of IPv4 (mapped). True: IPv4. */
+bool users_network_of(unsigned char address[16]);
 void users_name_address(const char *address, char name[USERS_NAME]);
 
 /* `bytes` more (or fewer) of its bodies are held. */
