@@ -95,7 +95,7 @@ static bool collect(json_t *value, struct leaves *to)
     return good;
 }
 
-/* The next number at or behind `at`, and its length; 0: there is none. Words such as NaN and -Infinity are none. */
+/* The first number at or after `at`, and its length; 0: there is none. NaN and -Infinity are words, not numbers. */
 static size_t next_number(const char *text, size_t length, size_t *at)
 {
     bool in_string = false;

@@ -2,8 +2,8 @@
  * entries of 16 bits (common/formats/block_grids.h) are registers of 32 words, of which two permute as one, so 32 places are looked up
  * at once. IQ1's and IQ2_S's grids are too large for that: their entries are loaded one by one.
  *
- * What is of a whole block (places, signs) is the same for each 64 of it: inlined four times, it is computed once. Included by
- * blocks_words512.h behind blocks_grid_words.h. */
+ * Places and signs belong to a whole block. Inlined for each 64 of it, they are computed once. Included by
+ * blocks_words512.h after blocks_grid_words.h. */
 #ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_GRID512_H
 #define HELM_COMMON_CPU_KERNELS_BLOCKS_GRID512_H
 

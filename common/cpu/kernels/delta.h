@@ -59,10 +59,10 @@ const struct delta_variant *const *delta_variants(size_t *count);
 HELM_MUST_CHECK int delta_choose(unsigned features, const char *name, const struct delta_variant **variant,
                                  struct helm_err *err);
 
-/* What each kernel file exports. */
+/* The export of each kernel file. */
 extern const struct delta_variant delta_ref, delta_avx2, delta_avx512;
 
-/* Of one token of a head: e^g and b. The same bits in all variants but the reference. */
+/* e^g and b for one token of a head. All variants but the reference give the same bits. */
 struct delta_gates {
     float decay, rate;
 };
