@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""helmd and clients that mean harm: nothing that one sends costs another. Each bound of the table in docs/operations.md."""
+"""helmd and clients that mean harm: nothing that one sends costs another. Each bound of the table in docs/bounds.md."""
 import contextlib
 import os
 import resource

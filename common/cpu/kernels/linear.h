@@ -94,7 +94,7 @@ struct linear_kernel {
     gemv_fn *gemv;
     gemv_few_fn *few; /* NULL: token by token with gemv is what there is */
     /* Up to this many tokens `few` is faster than the kernels of several, which unpack blocks to rows or tiles first (measured
-     * by helm-bench-kernels --few: docs/operations.md, "The same tokens"); 0: from two on those are. */
+     * by helm-bench-kernels --few: docs/same-tokens.md); 0: from two on those are. */
     uint32_t apart;
     size_t streams;  /* rows it reads side by side, each an equal run of a call's rows: which should be a
                              multiple of it */
