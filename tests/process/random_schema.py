@@ -1,12 +1,12 @@
 #!/usr/bin/python3
-"""Random JSON schemas of the keywords that docs/client.md lists. Imported by test_structured.py."""
+"""Random JSON schemas of the keywords that docs/grammars.md lists. Imported by test_structured.py."""
 import random
 
 WORDS = ["name", "city", "count", "tags", "when", "id", "note", "left", "right", "a b", "quo\"te", "\u00fcber", "x/y~z"]
 
 
 def random_schema(r, depth=0):
-    """A schema of what docs/client.md lists, mostly small."""
+    """A schema of what docs/grammars.md lists, mostly small."""
     kinds = ["string", "string", "integer", "number", "boolean", "null", "enum", "const", "format", "pattern"]
     if depth < 3:
         kinds += ["object"] * (8 if depth == 0 else 3) + ["array"] * 3 + ["any", "prefix", "ref", "all"]

@@ -9,7 +9,7 @@
  * thread at a time. Close matchers before their grammar, grammars before their vocabulary.
  *
  * What a grammar asks for and is not supported fails at open with HELM_E_UNSUPPORTED and its name; nothing is ignored.
- * docs/client.md lists what is. Limits (HELM_E_LIMIT names the one that broke): text HELM_GRAMMAR_TEXT_LIMIT bytes; the
+ * docs/grammars.md lists what is. Limits (HELM_E_LIMIT names the one that broke): text HELM_GRAMMAR_TEXT_LIMIT bytes; the
  * states that it becomes; nesting. */
 #ifndef HELM_CLIENT_TEXT_GRAMMAR_GRAMMAR_H
 #define HELM_CLIENT_TEXT_GRAMMAR_GRAMMAR_H

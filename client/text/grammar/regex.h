@@ -1,6 +1,6 @@
-/* Regular expressions as expressions of a grammar. Called by grammar.c and, for `pattern`, by schema_values.c. docs/client.md
- * lists what is supported; all else is refused by name and place. Needs no library: one that matches texts cannot say
- * which bytes may come next. */
+/* Regular expressions as expressions of a grammar. Called by grammar.c and, for `pattern`, by schema_values.c.
+ * docs/grammars.md lists what is supported; all else is refused by name and place. Needs no library: one that
+ * matches texts cannot say which bytes may come next. */
 #ifndef HELM_CLIENT_TEXT_GRAMMAR_REGEX_H
 #define HELM_CLIENT_TEXT_GRAMMAR_REGEX_H
 

@@ -8,7 +8,7 @@
  *   schema_values.c    numbers, literals, any JSON
  *   schema_format.c    what `format` names
  *
- * docs/client.md lists the keywords. Every other one is refused with its place, except for those that say nothing about
+ * docs/grammars.md lists the keywords. Every other one is refused with its place, except for those that say nothing about
  * a value (title, description, ...; names that begin with "x-") and those whose value excludes nothing. The texts that
  * fit are some of those that JSON allows: members in the schema's order, little white space, numbers of bounded length,
  * no members that the schema does not name unless it says additionalProperties. */
