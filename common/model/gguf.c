@@ -27,7 +27,7 @@ static const char *const tensor_types[] = {
     [14] = "Q6_K",   [15] = "Q8_K",  [16] = "IQ2_XXS", [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S",
     [20] = "IQ4_NL", [21] = "IQ3_S", [22] = "IQ2_S",   [23] = "IQ4_XS", [24] = "I8",      [25] = "I16",
     [26] = "I32",    [27] = "I64",   [28] = "F64",     [29] = "IQ1_M",  [30] = "BF16",    [34] = "TQ1_0",
-    [35] = "TQ2_0",  [39] = "MXFP4"};
+    [35] = "TQ2_0",  [39] = "MXFP4", [40] = "NVFP4",   [41] = "Q1_0"};
 #define TENSOR_TYPES (sizeof tensor_types / sizeof *tensor_types)
 
 /* Where the parser is. */
@@ -157,22 +157,48 @@ static int take_value(struct cursor *c, struct gguf_value *value)
     return rc;
 }
 
+/* FORMAT_COUNT: of a type that is not supported, whose number is then `bytes`. */
 static int take_tensor_type(struct cursor *c, struct safetensors_entry *entry)
 {
     uint64_t number = 0;
-    char known[256] = "";
-    size_t used = 0;
     int rc = take_number(c, 4, "its type", &number);
     if (rc) return rc;
     entry->dtype_text = number < TENSOR_TYPES && tensor_types[number] ? tensor_types[number] : "unknown";
     entry->format = tensor_format_of_file(entry->dtype_text);
-    if (entry->format != FORMAT_COUNT) return 0;
+    entry->bytes = number;
+    return 0;
+}
+
+#define TYPES_NAMED 3 /* tensors of a message, and of the others their count */
+
+/* Fails where tensors have types that are not supported. */
+static int check_types(struct cursor *c, const struct gguf *header)
+{
+    char known[256] = "", named[TYPES_NAMED * (GGUF_NAME_MAX + 32) + 32] = "";
+    size_t used = 0;
+    uint32_t count = 0;
+    const struct safetensors_entry *first = NULL;
+    for (uint32_t i = 0; i < header->count; i++) {
+        const struct safetensors_entry *entry = &header->entries[i];
+        if (entry->format != FORMAT_COUNT) continue;
+        if (!first) first = entry;
+        if (count++ < TYPES_NAMED)
+            used += (size_t)snprintf(named + used, sizeof named - used, "%s'%s' %s (%llu)", used ? ", " : "",
+                                     entry->name, entry->dtype_text, (unsigned long long)entry->bytes);
+    }
+    if (count == 0) return 0;
+    if (count > TYPES_NAMED) snprintf(named + used, sizeof named - used, " and %u more", count - TYPES_NAMED);
+    used = 0;
     for (size_t i = 0; i < TENSOR_TYPES; i++)
         if (tensor_types[i] && tensor_format_of_file(tensor_types[i]) != FORMAT_COUNT && used < sizeof known)
             used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "",
                                      tensor_types[i]);
-    return helm_fail(c->err, HELM_E_UNSUPPORTED, "type %s (%llu) is not supported (supported: %s)",
-                     entry->dtype_text, (unsigned long long)number, known);
+    if (count == 1)
+        return helm_fail(c->err, HELM_E_UNSUPPORTED,
+                         "tensor '%s': type %s (%llu) is not supported (supported: %s)", first->name,
+                         first->dtype_text, (unsigned long long)first->bytes, known);
+    return helm_fail(c->err, HELM_E_UNSUPPORTED,
+                     "%u tensors have types that are not supported: %s (supported: %s)", count, named, known);
 }
 
 /* Files name the dimension along a row first, checkpoints last. */
@@ -199,8 +225,8 @@ static int measure(struct cursor *c, struct safetensors_entry *entry)
     const struct tensor_format_traits *traits = tensor_format_of(entry->format);
     const uint64_t row = entry->shape[entry->rank - 1];
     if (row % traits->block_values)
-        return helm_fail(c->err, HELM_E_FORMAT, "rows of %llu values are no whole blocks of %u",
-                         (unsigned long long)row, traits->block_values);
+        return helm_fail(c->err, HELM_E_FORMAT, "rows of %llu values are no whole blocks of %u, as %s needs",
+                         (unsigned long long)row, traits->block_values, entry->dtype_text);
     bool over = units_mul(row / traits->block_values, traits->block_bytes, &entry->bytes) != 0;
     for (uint32_t i = 0; i + 1 < entry->rank && !over; i++)
         over = units_mul(entry->bytes, entry->shape[i], &entry->bytes) != 0;
@@ -215,7 +241,7 @@ static int take_tensor(struct cursor *c, char name[GGUF_NAME_MAX], struct safete
     entry->name = name;
     rc = take_shape(c, entry);
     if (!rc) rc = take_tensor_type(c, entry);
-    if (!rc) rc = measure(c, entry);
+    if (!rc && entry->format != FORMAT_COUNT) rc = measure(c, entry);
     if (!rc) rc = take_number(c, 8, "its offset", &entry->begin);
     if (rc) helm_err_prefix(c->err, "tensor '%s'", name);
     return rc;
@@ -303,6 +329,8 @@ static int take_tensors(struct cursor *c, struct gguf *header, uint64_t count)
         int rc = take_tensor(c, header->names[header->count], &header->entries[header->count]);
         if (rc) return rc;
     }
+    int rc = check_types(c, header);
+    if (rc) return rc;
     qsort(header->entries, header->count, sizeof *header->entries, compare_names);
     for (uint32_t i = 1; i < header->count; i++)
         if (compare_names(&header->entries[i - 1], &header->entries[i]) == 0)

@@ -88,8 +88,8 @@ static int read_shape(const json_t *info, struct safetensors_entry *entry, struc
             return helm_fail(err, HELM_E_LIMIT, "the product of 'shape' overflows 64 bits");
     }
     if (row % block.values)
-        return helm_fail(err, HELM_E_FORMAT, "rows of %llu values are no whole blocks of %u",
-                         (unsigned long long)row, block.values);
+        return helm_fail(err, HELM_E_FORMAT, "rows of %llu values are no whole blocks of %u, as %s needs",
+                         (unsigned long long)row, block.values, entry->dtype_text);
     return 0;
 }
 

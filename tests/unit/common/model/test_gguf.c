@@ -291,7 +291,14 @@ static void test_tensors(void **state)
         {1, {32}, 0, 32, HELM_E_FORMAT, "begins at 32"},
         {1, {1}, 0, UINT64_MAX, HELM_E_FORMAT, "begins at 18446744073709551615"},
         {1, {32}, 0, half, HELM_E_FORMAT, "begins at"},
-        {1, {33}, 8, 0, HELM_E_FORMAT, "no whole blocks of 32"},
+        {1,
+         {33},
+         8,
+         0,
+         HELM_E_FORMAT,
+         "tensor 't': rows of 33 values are no whole blocks of 32, as Q8_0 needs"},
+        {2, {288, 4}, 12, 0, HELM_E_FORMAT, "rows of 288 values are no whole blocks of 256, as Q4_K needs"},
+        {2, {272, 4}, 20, 0, HELM_E_FORMAT, "rows of 272 values are no whole blocks of 32, as IQ4_NL needs"},
         {1, {24}, 0, 0, HELM_E_FORMAT, "32 bytes follow"},
         {1, {32}, 4, 0, HELM_E_UNSUPPORTED, "type unknown (4)"},
         {1, {256}, 35, 0, HELM_E_UNSUPPORTED, "type TQ2_0 (35) is not supported (supported: F32, F16"},
@@ -302,6 +309,25 @@ static void test_tensors(void **state)
         one_tensor(&built, cases[i].rank, cases[i].dimension, cases[i].type, cases[i].offset);
         refuse(&built, cases[i].code, cases[i].text);
     }
+}
+
+/* All tensors of types that are not supported are named, or the first and how many more there are. */
+static void test_types(void **state)
+{
+    (void)state;
+    static const char *const name[] = {"blk.0.a", "blk.0.b", "blk.0.c", "blk.1.a", "blk.1.b"};
+    put_start(&built, 3, 0);
+    put_tensor(&built, "fine", 32, 0, 8, 0);
+    put_tensor(&built, "blk.0.a", 256, 0, 35, 64);
+    put_tensor(&built, "blk.0.b", 100, 0, 99, 128);
+    refuse(&built, HELM_E_UNSUPPORTED,
+           "2 tensors have types that are not supported: 'blk.0.a' TQ2_0 (35), 'blk.0.b' unknown (99) "
+           "(supported: F32, F16");
+    put_start(&built, 5, 0);
+    for (int i = 0; i < 5; i++) put_tensor(&built, name[i], 256, 0, 34, 0);
+    refuse(&built, HELM_E_UNSUPPORTED,
+           "5 tensors have types that are not supported: 'blk.0.a' TQ1_0 (34), 'blk.0.b' TQ1_0 (34), "
+           "'blk.0.c' TQ1_0 (34) and 2 more (supported: ");
 }
 
 static void test_places(void **state)
@@ -378,10 +404,15 @@ static void test_reads_long_headers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_accepts), cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_counts),  cmocka_unit_test(test_keys),
-        cmocka_unit_test(test_start),   cmocka_unit_test(test_tensors),
-        cmocka_unit_test(test_places),  cmocka_unit_test(test_reads_long_headers),
+        cmocka_unit_test(test_accepts),
+        cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_start),
+        cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_types),
+        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_reads_long_headers),
     };
     return cmocka_run_group_tests_name("model/gguf", tests, NULL, NULL);
 }
