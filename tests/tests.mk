@@ -37,7 +37,7 @@ ONLY_asan := cli cli_chat cli_daemons cli_gguf client gateway gateway_doors gate
   gateway_users helmd helmd_changed helmd_edges helmd_experts helmd_hostile helmd_plan helmd_prefix helmd_sessions helmd_users pull
 # Arithmetic of workers and files: instrumented, the golden tests run the same workers, and tests/unit and the corpora read the
 # same files and grammars.
-ONLY_release := structured
+ONLY_release := structured mixed_types
 # The rest runs in both: deaths and hand-overs in real time, and everything else of the release build. Sanitized, the tests
 # of these scripts (words of their names, as on the scripts' command lines) that reach what no other sanitized test does.
 PARTS_asan_activations := int8_as_asked auto_beside files_that_are_no

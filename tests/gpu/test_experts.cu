@@ -174,7 +174,11 @@ static void test_chunk(struct test_context *t, const struct gpuk_device *device,
              device->warpgroups     ? "warpgroups"
              : device->tensor_cores ? "tensor cores"
                                     : "plain");
-    const enum dtype dtype = tensor_format_of(c.format)->product;
+    const enum dtype dtype = tensor_format_of(c.format)->product,
+                     /* of a down of another type */
+        act_dtype = !c.absent            ? dtype
+                    : dtype == DTYPE_F16 ? DTYPE_F32
+                                         : DTYPE_F16;
     const bool round = c.format >= FORMAT_Q8_0 && device->tensor_cores;
     const std::vector<uint32_t> slot = random_slots(t, c.experts, c.absent),
                                 id = random_choice(t, c.experts, c.chosen, c.tokens);
@@ -209,13 +213,20 @@ static void test_chunk(struct test_context *t, const struct gpuk_device *device,
     /* gate and up */
     const auto x = random_elements(t, (size_t)c.tokens * c.cols, dtype);
     const std::vector<double> xs = to_double(x, dtype);
-    gpu_buffer dx(x), act((size_t)pairs * c.rows * bytes_of(dtype));
-    struct gpuk_experts_glu_chunk glu = {
-        gate.on_device(&slots), up.on_device(&slots), c.glu, c.chosen, groups, dtype, dx.at, act.at};
+    gpu_buffer dx(x), act((size_t)pairs * c.rows * bytes_of(act_dtype));
+    struct gpuk_experts_glu_chunk glu = {gate.on_device(&slots),
+                                         up.on_device(&slots),
+                                         c.glu,
+                                         c.chosen,
+                                         groups,
+                                         dtype,
+                                         act_dtype,
+                                         dx.at,
+                                         act.at};
     GPUK(gpuk_experts_glu_chunk(device, &glu, c.tokens, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     const std::vector<unsigned char> bytes = act.read<unsigned char>();
-    const std::vector<double> acts = to_double(bytes, dtype);
+    const std::vector<double> acts = to_double(bytes, act_dtype);
     std::vector<float> got;
     std::vector<double> expected, terms;
     for (uint32_t p = 0; p < order.size(); p++)
@@ -230,12 +241,12 @@ static void test_chunk(struct test_context *t, const struct gpuk_device *device,
         }
     snprintf(part, sizeof part, "gate and up, %s", what);
     check_close(t, got, expected,
-                dtype == DTYPE_BF16  ? 4e-3
-                : dtype == DTYPE_F16 ? 5e-4
-                                     : 1e-5,
+                dtype == DTYPE_BF16 || act_dtype == DTYPE_BF16 ? 4e-3
+                : dtype == DTYPE_F16 || act_dtype == DTYPE_F16 ? 5e-4
+                                                               : 1e-5,
                 part, &terms);
     bool kept = true;
-    for (size_t i = order.size() * c.rows * bytes_of(dtype); i < bytes.size(); i++)
+    for (size_t i = order.size() * c.rows * bytes_of(act_dtype); i < bytes.size(); i++)
         kept = kept && bytes[i] == 0xff;
     check(t, kept, part);
     if (c.rows % tensor_format_of(c.format)->block_values != 0) return;

@@ -106,6 +106,7 @@ static int issue_experts(const struct measure_work *w, struct helm_err *err)
                                                         .chosen = chosen,
                                                         .groups = room.groups,
                                                         .dtype = dtype,
+                                                        .act_dtype = dtype,
                                                         .x = m->kernels->h,
                                                         .act = room.act}}};
     const struct op down = {.kind = OP_EXPERTS_DOWN,

@@ -208,7 +208,8 @@ void make_experts_glu(struct lowering *low, const struct making *m)
                                               .glu = math_glu(m->at->math),
                                               .chosen = c->router.chosen,
                                               .groups = groups,
-                                              .dtype = m->dtype,
+                                              .dtype = tensor_format_product(gate.format),
+                                              .act_dtype = tensor_format_product(downs_of(low, m).format),
                                               .x = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_X),
                                               .act = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_ACT)}};
         return;
@@ -246,7 +247,7 @@ void make_experts_down(struct lowering *low, const struct making *m)
                                      .chunk = {.down = down,
                                                .chosen = c->router.chosen,
                                                .groups = groups,
-                                               .dtype = m->dtype,
+                                               .dtype = tensor_format_product(down.format),
                                                .act = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_ACT),
                                                .sums = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_SUM)}};
         return;

@@ -12,7 +12,7 @@ struct making {
     enum op_kind kind;
     const struct piece *piece; /* LINEAR */
     uint32_t sub;              /* GPU_SUB_ALL in the decode tiers */
-    enum dtype dtype;          /* of what a chunk normalises and multiplies */
+    enum dtype normed;         /* of the piece before: what a chunk's normalised input is left in */
     uint32_t bias;             /* ADD_BIAS: which of the operation's */
     float *x_out;              /* where the residual stream goes */
 };
@@ -38,6 +38,13 @@ struct place {
     enum dtype dtype;
 };
 struct place making_place(const struct lowering *low, const struct making *m, enum model_buffer buffer);
+
+/* What a chunk's input is when it is multiplied by the operation's weights from number `first` on. */
+static inline enum dtype making_dtype(const struct lowering *low, const struct math_op *math, uint32_t first,
+                                      int32_t layer)
+{
+    return tensor_format_product(gpu_matrix_of(low->source->weights, math->weight[first], layer)->format);
+}
 
 static inline const float *making_vector(const struct lowering *low, const struct making *m,
                                          enum tensor_role role)

@@ -10,6 +10,16 @@
 
 /* ---- buffers ---- */
 
+/* What a chunk's numbers in a buffer are: what those weights ask for that are multiplied by them next. */
+static enum dtype read_as(const struct lowering *low, const struct making *m, enum model_buffer buffer)
+{
+    const struct math_part *part = model_unit_math(low->source->model, m->at->unit);
+    for (uint32_t i = 0; i < part->ops; i++)
+        if (part->op[i].in == buffer && part->op[i].weights > 0)
+            return making_dtype(low, &part->op[i], 0, m->at->layer);
+    return DTYPE_F32;
+}
+
 /* Where a buffer's rows are. q k v stand side by side; of a chunk the attention's output takes their place. */
 struct place making_place(const struct lowering *low, const struct making *m, enum model_buffer buffer)
 {
@@ -17,6 +27,11 @@ struct place making_place(const struct lowering *low, const struct making *m, en
     const struct model_config *c = &low->source->model->config;
     const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, width = q + 2 * kv;
     const bool chunk = making_tier(low) == OP_TIER_CHUNK;
+    enum dtype dtype = DTYPE_F32;
+    if (chunk && buffer == BUFFER_A) dtype = read_as(low, m, BUFFER_A);
+    if (chunk && (buffer == BUFFER_GATE || buffer == BUFFER_UP)) dtype = read_as(low, m, BUFFER_GATE);
+    if (chunk && (buffer == BUFFER_SHARED || buffer == BUFFER_SHARED_UP))
+        dtype = read_as(low, m, BUFFER_SHARED);
     float *qkv = (float *)making_row(chunk ? gpu_area(b, GPU_AREA_CHUNK_QKV) : gpu_area(b, GPU_AREA_FEW_QKV),
                                      m->sub, width, sizeof(float));
     switch (buffer) {
@@ -32,23 +47,22 @@ struct place making_place(const struct lowering *low, const struct making *m, en
     case BUFFER_A:
         /* of two tiers all sub-chunks' outputs, one behind the other, when all of q k v has been used */
         if (chunk && plan_kv_tiered(low->source->plan))
-            return (
-                struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_QKV), m->sub, q, dtype_bytes(m->dtype)),
-                              q, m->dtype};
-        return chunk ? (struct place){(char *)qkv, q, m->dtype}
+            return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_QKV), m->sub, q, dtype_bytes(dtype)),
+                                  q, dtype};
+        return chunk ? (struct place){(char *)qkv, q, dtype}
                      : (struct place){gpu_area(b, GPU_AREA_FEW_A), q, DTYPE_F32};
     case BUFFER_SHARED:
     case BUFFER_SHARED_UP: /* combined with it */
         if (!chunk)
             return (struct place){gpu_area(b, GPU_AREA_FEW_SHARED), c->shared_intermediate, DTYPE_F32};
         return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_SHARED), m->sub, c->shared_intermediate,
-                                         dtype_bytes(m->dtype)),
-                              c->shared_intermediate, m->dtype};
+                                         dtype_bytes(dtype)),
+                              c->shared_intermediate, dtype};
     default: /* GATE; UP is combined with it */
         if (!chunk) return (struct place){gpu_area(b, GPU_AREA_FEW_ACT), c->intermediate, DTYPE_F32};
         return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_ACT), m->sub, c->intermediate,
-                                         dtype_bytes(m->dtype)),
-                              c->intermediate, m->dtype};
+                                         dtype_bytes(dtype)),
+                              c->intermediate, dtype};
     }
 }
 
@@ -60,10 +74,11 @@ static struct place output_of(const struct lowering *low, const struct making *m
     if (math->gated &&
         making_tier(low) == OP_TIER_CHUNK) { /* gate and up side by side, as many as there are */
         const bool shared = math->out[0] == BUFFER_SHARED;
+        const enum dtype dtype = making_dtype(low, math, m->piece->first, m->at->layer);
         char *gates =
             gpu_area(low->source->buffers, shared ? GPU_AREA_CHUNK_SHARED_GATES : GPU_AREA_CHUNK_GATES);
-        return (struct place){gates + (uint64_t)part->weight * part->rows * dtype_bytes(m->dtype),
-                              2 * part->rows, m->dtype};
+        return (struct place){gates + (uint64_t)part->weight * part->rows * dtype_bytes(dtype),
+                              2 * part->rows, dtype};
     }
     struct place out = making_place(low, m, math->out[part->weight]);
     if (math->out[part->weight] == BUFFER_X && making_tier(low) != OP_TIER_CHUNK) out.at = (char *)m->x_out;
@@ -145,15 +160,16 @@ static void make_norm(struct lowering *low, const struct making *m)
     const struct model_config *c = &low->source->model->config;
     struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
     const bool experts = m->at->math->kind == MATH_EXPERTS_GLU; /* of all of a chunk's tokens */
+    const enum dtype dtype = making_dtype(low, m->at->math, m->piece->first, m->at->layer);
     e->sub = m->sub;
-    e->again = m->piece->index > 0;
+    e->again = m->piece->index > 0 && m->normed == dtype;
     e->op.as.norm = (struct op_norm){.x = (const float *)(void *)making_place(low, m, m->at->math->in).at,
                                      .norm = making_vector(low, m, m->at->math->norm),
                                      .eps = (float)c->norm_eps,
                                      .width = c->hidden,
                                      .out = gpu_area(low->source->buffers,
                                                      experts ? GPU_AREA_CHUNK_EXPERTS_X : GPU_AREA_H),
-                                     .out_dtype = m->dtype};
+                                     .out_dtype = dtype};
 }
 
 /* A piece's matrices over one sub-chunk: one product where they and their outputs lie one behind the other. */
@@ -386,26 +402,6 @@ static void make_subs(struct lowering *low, struct making *m)
     }
 }
 
-/* What a chunk's activations of a unit are of: the one type of its matrices' values. */
-static enum dtype unit_dtype(struct lowering *low, uint32_t unit)
-{
-    const struct math_part *part = model_unit_math(low->source->model, unit);
-    const int32_t layer = (int32_t)unit_layer(unit);
-    enum dtype dtype = DTYPE_F32;
-    bool any = false;
-    for (uint32_t i = 0; i < part->ops; i++)
-        for (uint32_t w = 0; w < part->op[i].weights; w++) {
-            const struct gpu_matrix *m = gpu_matrix_of(low->source->weights, part->op[i].weight[w], layer);
-            const enum dtype value = tensor_format_product(m->format);
-            if (any && value != dtype && !low->rc)
-                low->rc =
-                    helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: its matrices have two dtypes", layer);
-            dtype = value;
-            any = true;
-        }
-    return dtype;
-}
-
 static void issue_when(const struct lowering *low, uint32_t first, enum gpu_when when, uint32_t tokens)
 {
     for (uint32_t i = first; i < low->program->count; i++) {
@@ -451,6 +447,7 @@ static void make_pieces(struct lowering *low, struct making *m, struct piece *pi
             if (p->entry[i].home) p->entry[i].when = GPU_WHEN_LONG, p->entry[i].when_tokens = shorts;
         first = p->count;
         make_subs(low, m);
+        m->normed = making_dtype(low, m->at->math, piece->first, m->at->layer);
         if (shorts) issue_when(low, first, GPU_WHEN_LONG, shorts);
     }
 }
@@ -504,7 +501,7 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
     const struct math_part *part = model_unit_math(low->source->model, unit);
     const bool chunk = making_tier(low) == OP_TIER_CHUNK,
                mixed = plan_unit_home(low->source->plan, low->program->phase, unit) == PLAN_HOME_MIXED;
-    struct making m = {.dtype = chunk ? unit_dtype(low, unit) : DTYPE_F32};
+    struct making m = {0};
     uint32_t order[MATH_OPS_MAX];
     order_of(part, mixed, order);
     for (uint32_t i = 0; i < part->ops; i++) {

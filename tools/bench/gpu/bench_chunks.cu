@@ -197,8 +197,8 @@ static int bench_layer(chunks_bench *f, const layer_memory &m, uint32_t tokens)
     std::vector<float> act[2], sums[2];
     for (int way = 0; way < (f->b->device.warpgroups ? 2 : 1); way++) {
         const struct gpuk_device *device = way ? &f->wide : &f->old;
-        const struct gpuk_experts_glu_chunk glu = {role_of(f, 0), role_of(f, 1), GLU_SILU, CHOSEN,
-                                                   m.groups,      DTYPE_BF16,    f->x16,   m.act};
+        const struct gpuk_experts_glu_chunk glu = {role_of(f, 0), role_of(f, 1), GLU_SILU, CHOSEN, m.groups,
+                                                   DTYPE_BF16,    DTYPE_BF16,    f->x16,   m.act};
         const struct gpuk_experts_down_chunk down = {role_of(f, 2), CHOSEN, m.groups,
                                                      DTYPE_BF16,    m.act,  static_cast<float *>(m.sums)};
         time(way ? "gate and up, warpgroups" : "gate and up, tensor cores", 2 * flops,

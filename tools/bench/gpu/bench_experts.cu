@@ -359,9 +359,8 @@ static void bench_chunk(const experts_bench *f, uint32_t tokens)
     GPUK(gpuk_experts_group(&f->choice[0], s->experts, nullptr, f->count, tokens, &f->groups, 0, f->b->stream,
                             &err));
     time("glu", 2, [&](uint32_t l) {
-        const struct gpuk_experts_glu_chunk a = {role_of(f, l, 0), role_of(f, l, 1), s->glu,
-                                                 s->chosen,        f->groups,        dtype,
-                                                 f->x16,           f->act16};
+        const struct gpuk_experts_glu_chunk a = {
+            role_of(f, l, 0), role_of(f, l, 1), s->glu, s->chosen, f->groups, dtype, dtype, f->x16, f->act16};
         GPUK(gpuk_experts_glu_chunk(&f->b->device, &a, tokens, 0, f->b->stream, &err));
     });
     time("down", 1, [&](uint32_t l) {

@@ -224,7 +224,7 @@ static void glu_chunk(struct emulated_math *math, const struct gpuk_experts_glu_
         multiply(math, &c->gate, e, x, count, gate);
         multiply(math, &c->up, e, x, count, up);
         combine(c->glu, gate, up, (size_t)count * rows);
-        emulated_store(math, c->act, (size_t)first * rows, c->dtype, gate, (size_t)count * rows);
+        emulated_store(math, c->act, (size_t)first * rows, c->act_dtype, gate, (size_t)count * rows);
     }
 }
 

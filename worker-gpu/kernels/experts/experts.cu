@@ -175,7 +175,7 @@ extern "C" int gpuk_experts_glu_chunk(const struct gpuk_device *device,
     if (rc) return rc;
     struct experts_chunk_call call = chunk_of(device, &args->gate, args->chosen, &args->groups, args->dtype);
     call.params.role[1] = role_of(&args->up), call.params.glu = args->glu;
-    call.params.x = args->x, call.params.out = args->act;
+    call.params.x = args->x, call.params.out = args->act, call.params.out_dtype = args->act_dtype;
     call.tokens = tokens, call.flags = flags, call.stream = stream;
     return launch_chunk(call, err);
 }
@@ -187,7 +187,8 @@ extern "C" int gpuk_experts_down_chunk(const struct gpuk_device *device,
     int rc = check("experts' down", &args->down, args->chosen, err);
     if (rc) return rc;
     struct experts_chunk_call call = chunk_of(device, &args->down, args->chosen, &args->groups, args->dtype);
-    call.params.down = true, call.params.x = args->act, call.params.out = args->sums;
+    call.params.down = true, call.params.x = args->act, call.params.out = args->sums,
+    call.params.out_dtype = DTYPE_F32;
     call.tokens = tokens, call.flags = flags, call.stream = stream;
     return launch_chunk(call, err);
 }

@@ -338,12 +338,23 @@ struct experts_chunk_params {
     const uint32_t *slot;
     const uint32_t *first, *pair; /* struct gpuk_groups */
     const void *x;                /* [token][cols]; of down: [place][cols] */
-    void *out;                    /* [place][rows]: of x's dtype; of down: fp32 */
+    void *out;                    /* [place][rows]: of: */
+    enum dtype out_dtype;         /* down's is fp32 */
     uint64_t row_bytes;
     uint32_t experts, rows, cols, chosen;
     enum glu_kind glu;
     bool down;
 };
+/* Number i of what gate and up make. */
+__device__ __forceinline__ void experts_store(const experts_chunk_params &p, uint64_t i, float v)
+{
+    if (p.out_dtype == DTYPE_F32)
+        static_cast<float *>(p.out)[i] = v;
+    else if (p.out_dtype == DTYPE_F16)
+        static_cast<__half *>(p.out)[i] = element<__half>::store(v);
+    else
+        static_cast<__nv_bfloat16 *>(p.out)[i] = element<__nv_bfloat16>::store(v);
+}
 struct experts_chunk_call {
     const struct gpuk_device *device;
     enum tensor_format format;

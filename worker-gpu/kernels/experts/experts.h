@@ -120,13 +120,13 @@ HELM_MUST_CHECK int gpuk_experts_group(const struct gpuk_choice *choice, uint32_
                                        const struct gpuk_groups *out, uint32_t flags, void *stream,
                                        struct helm_err *err);
 /* Grouped products on tensor cores. x: [tokens][cols] of dtype (f16 or bf16: the format's product dtype), normalised.
- * act: [place of pair][rows] of dtype. */
+ * act: [place of pair][rows] of act_dtype, any: what down's product takes. */
 struct gpuk_experts_glu_chunk {
     struct gpuk_experts gate, up;
     enum glu_kind glu;
     uint32_t chosen;
     struct gpuk_groups groups;
-    enum dtype dtype;
+    enum dtype dtype, act_dtype;
     const void *x;
     void *act;
 };

@@ -90,16 +90,6 @@ __device__ __forceinline__ float load_as(const void *from, enum dtype dtype, uin
     if (dtype == DTYPE_F16) return element<__half>::load(static_cast<const __half *>(from)[i]);
     return element<__nv_bfloat16>::load(static_cast<const __nv_bfloat16 *>(from)[i]);
 }
-__device__ __forceinline__ void store_as(void *to, enum dtype dtype, uint64_t i, float v)
-{
-    if (dtype == DTYPE_F32)
-        static_cast<float *>(to)[i] = v;
-    else if (dtype == DTYPE_F16)
-        static_cast<__half *>(to)[i] = element<__half>::store(v);
-    else
-        static_cast<__nv_bfloat16 *>(to)[i] = element<__nv_bfloat16>::store(v);
-}
-
 template <typename D>
 __global__ void __launch_bounds__(THREADS)
     experts_each(const __grid_constant__ experts_chunk_params p, enum dtype dtype)
@@ -145,7 +135,7 @@ __global__ void __launch_bounds__(THREADS)
             if (p.role[0].bias) va += p.role[0].bias[bias];
             if (!p.down) {
                 if (p.role[1].bias) vb += p.role[1].bias[bias];
-                store_as(p.out, dtype, at, experts_glu_of(p.glu, va, vb));
+                experts_store(p, at, experts_glu_of(p.glu, va, vb));
                 continue;
             }
             static_cast<float *>(p.out)[at] = va;
