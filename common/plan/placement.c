@@ -201,9 +201,11 @@ struct placements placements_in(const struct plan *plan, enum plan_memory memory
     if (plan->placement) in.place = plan->placement + i;
     for (; i < plan->placement_count && plan->placement[i].memory == memory; i++, in.count++) {
         const struct placement *p = &plan->placement[i];
-        in.region_bytes = placement_rounded(memory, p->offset + p->bytes);
         if (tensor_format_of(p->format)->variable) in.varying += p->bytes;
     }
+    if (in.count)
+        in.region_bytes =
+            placement_rounded(memory, in.place[in.count - 1].offset + in.place[in.count - 1].bytes);
     return in;
 }
 

@@ -31,13 +31,13 @@ uint64_t slot_stride(const struct model_tensor *t, uint32_t experts, enum tensor
     return slot < most ? slot : most;
 }
 
-static int place_role(const struct model *model, const struct plan *plan, struct slot_unit *unit,
-                      enum slot_role role, uint64_t *end, struct helm_err *err)
+/* host: placements from this unit's on, of which those before the role's are taken off. */
+static int place_role(const struct model *model, const struct plan *plan, struct placements *host,
+                      struct slot_unit *unit, enum slot_role role, uint64_t *end, struct helm_err *err)
 {
-    const struct placements host = placements_in(plan, PLAN_HOST);
     const int32_t layer = (int32_t)unit_layer(unit->unit);
     const struct model_tensor *t = model_find(model, slot_tensor(role), layer);
-    const struct placement *p = placement_find(&host, slot_tensor(role), layer);
+    const struct placement *p = placement_find(host, slot_tensor(role), layer);
     const uint32_t experts = model->config.router.experts;
     if (!t)
         return helm_fail(err, HELM_E_MISMATCH, "layer %d has 'mixed' as home of its MLP, but no experts",
@@ -49,6 +49,10 @@ static int place_role(const struct model *model, const struct plan *plan, struct
                              format = p                             ? p->format
                                       : plan_format_varies(planned) ? planned
                                                                     : t->format;
+    if (p) {
+        host->count -= (uint32_t)(p - host->place);
+        host->place = p;
+    }
     uint64_t before;
     const uint64_t stride = slot_stride(t, experts, format, &before);
     if (!placement_takes(model, t, format) || stride % SLOT_ALIGN)
@@ -64,6 +68,7 @@ int slots_place(const struct model *model, const struct plan *plan, struct slots
                 struct helm_err *err)
 {
     struct slot_unit *const out = place->unit;
+    struct placements host = placements_in(plan, PLAN_HOST);
     uint64_t end = 0;
     int rc = 0;
     *place = (struct slots_place){.unit = out};
@@ -71,7 +76,7 @@ int slots_place(const struct model *model, const struct plan *plan, struct slots
         struct slot_unit unit = {.unit = u};
         if (plan_unit_home(plan, 0, u) != PLAN_HOME_MIXED) continue;
         for (int r = 0; r < SLOT_ROLES && !rc; r++)
-            rc = place_role(model, plan, &unit, (enum slot_role)r, &end, err);
+            rc = place_role(model, plan, &host, &unit, (enum slot_role)r, &end, err);
         if (out) out[place->units] = unit;
         place->units++;
     }

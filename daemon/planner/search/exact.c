@@ -42,7 +42,7 @@ static void leaf(struct tree *t, unsigned uses)
 static void descend(struct tree *t, uint32_t at, const struct partial *done, unsigned uses)
 {
     struct space *s = t->s;
-    if (s->simulated > t->most) return;
+    if (s->tried > t->most) return;
     if (floor_of(t, done, at) > s->fastest * (1 + SEARCH_ALIKE)) return;
     if (s->memory && (done->vram + t->rest[at].vram > s->memory->vram_limit ||
                       done->host + t->rest[at].host > s->memory->host_limit))
@@ -84,7 +84,7 @@ static void least_of_rest(struct tree *t)
 
 int exact_search(struct space *s, bool *done, struct helm_err *err)
 {
-    struct tree t = {.s = s, .most = s->simulated + SIMULATIONS};
+    struct tree t = {.s = s, .most = s->tried + SIMULATIONS};
     const struct partial none = {0};
     uint32_t choices = 0;
     *done = false;
@@ -103,7 +103,7 @@ int exact_search(struct space *s, bool *done, struct helm_err *err)
         t.ends = &s->ends[e];
         descend(&t, 0, &none, 0);
     }
-    *done = s->simulated <= t.most;
+    *done = s->tried <= t.most;
     free(t.rest);
     return 0;
 }

@@ -48,11 +48,12 @@ static void draw_pair(const struct space *s, uint64_t *random, uint32_t *a, uint
 static void improve(struct space *s, enum plan_home *home, const struct space_ends *ends, uint64_t ring,
                     uint32_t budget)
 {
-    uint64_t random = 0x9e3779b97f4a7c15, end = s->simulated + budget, tries = 20ull * budget;
+    uint64_t random = 0x9e3779b97f4a7c15, end = s->tried + budget, tries = 20ull * budget;
+    bound_floors(s, ring);
     double now = space_try(s, home, ends, ring, INFINITY);
     uint32_t changes = space_changes(s, home, ends), a, b;
     struct space_tally tally = space_tally_of(s, home);
-    while (s->simulated < end && tries-- > 0) {
+    while (s->tried < end && tries-- > 0) {
         draw_pair(s, &random, &a, &b);
         const struct space_item *x = &s->item[a], *y = &s->item[b];
         enum plan_home at_x = home[x->first], at_y = home[y->first], to_x = at_y, to_y = at_x;
@@ -71,6 +72,10 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
         space_tally_move(s, &moved, a, at_x, to_x);
         if (b != a) space_tally_move(s, &moved, b, at_y, to_y);
         if (isfinite(now) && !space_tally_fits(s, &moved, ends, ring)) continue;
+        if (space_tally_late(s, &moved, ends, now)) {
+            s->tried++;
+            continue;
+        }
         space_put(s, home, a, to_x);
         space_put(s, home, b, to_y);
         double then = space_try(s, home, ends, ring, now);
@@ -128,16 +133,16 @@ static bool put_simpler(struct space *s, enum plan_home *home, struct space_tall
 /* Homes moved and exchanged as long as stages become fewer; space_try keeps what is alike and simpler. */
 static void simplify(struct space *s, enum plan_home *home, uint32_t budget)
 {
-    uint64_t end = s->simulated + budget;
+    uint64_t end = s->tried + budget;
     bool simpler = true;
-    for (int pass = 0; pass < PASSES && simpler && s->simulated < end; pass++) {
+    for (int pass = 0; pass < PASSES && simpler && s->tried < end; pass++) {
         simpler = false;
         memcpy(home, s->home, s->table->units * sizeof *home);
         struct space_tally tally = space_tally_of(s, home);
-        for (uint32_t a = 0; a < s->items && s->simulated < end; a++) {
+        for (uint32_t a = 0; a < s->items && s->tried < end; a++) {
             for (int h = 0; h < SPACE_HOMES; h++)
                 simpler |= put_simpler(s, home, &tally, a, a, (enum plan_home)h, (enum plan_home)h);
-            for (uint32_t b = a + 1; b < s->items && s->simulated < end; b++) {
+            for (uint32_t b = a + 1; b < s->items && s->tried < end; b++) {
                 enum plan_home at_a = home[s->item[a].first], at_b = home[s->item[b].first];
                 simpler |= put_simpler(s, home, &tally, a, b, at_b, at_a);
             }
@@ -187,7 +192,6 @@ static void try_orders(struct mixing *m)
     }
     qsort(start, starts, sizeof *start, by_seconds);
     for (uint32_t i = 0; i < starts && i < IMPROVED; i++) {
-        bound_floors(s, start[i].from->ring);
         memcpy(m->home, start[i].home, s->table->units * sizeof *m->home);
         improve(s, m->home, start[i].from->ends, start[i].from->ring, work / (IMPROVED + 1));
     }

@@ -133,7 +133,7 @@ static int check_problem(const struct search_problem *p, struct helm_err *err)
 
 static int take_result(const struct space *s, struct search_found *found, struct helm_err *err)
 {
-    found->simulated = s->simulated;
+    found->tried = s->tried;
     if (!s->found) return 0;
     size_t bytes = s->table->units * sizeof *found->home;
     found->home = malloc(bytes);

@@ -75,7 +75,7 @@ struct search_found {
     /* Where nothing fits: by how much each limit would have to grow, if only that one did; UINT64_MAX: no
      * such growth alone would do. */
     uint64_t more_vram, more_host;
-    uint64_t simulated; /* plans that were simulated */
+    uint64_t tried; /* plans, most of them simulated */
 };
 /* A space without any feasible plan is no error: found->feasible says so. HELM_E_LIMIT: a problem that is
  * none. */

@@ -8,6 +8,8 @@
 #include "common/base/round.h"
 #include "daemon/planner/cost/larger.h"
 
+#define FLOOR_ROUNDING 1e-6 /* a part of a sum that moves to and fro may be off by */
+
 static bool same_item(const struct space_item *a, const struct space_item *b)
 {
     return a->count == b->count && a->allowed == b->allowed && a->crossing == b->crossing &&
@@ -58,9 +60,10 @@ static int allocate(struct space *s, uint32_t items, struct helm_err *err)
     s->item = calloc(items, sizeof *s->item);
     s->kind_first = calloc(2 * (size_t)items, sizeof *s->kind_first);
     s->kind = calloc(items, sizeof *s->kind);
+    s->priced = calloc(SPACE_PRICED, sizeof *s->priced);
     s->home = calloc(2 * (size_t)units, sizeof *s->home);
     s->bytes = calloc(SPACE_HOMES * (size_t)items, sizeof *s->bytes);
-    if (!s->item || !s->kind_first || !s->kind || !s->home || !s->bytes)
+    if (!s->item || !s->kind_first || !s->kind || !s->priced || !s->home || !s->bytes)
         return helm_fail(err, HELM_E_NOMEM, "no memory to search homes of %u half layers", units);
     s->kind_count = s->kind_first + items;
     s->scratch = s->home + units;
@@ -159,6 +162,7 @@ void space_close(struct space *s)
     free(s->item);
     free(s->kind_first);
     free(s->kind);
+    free(s->priced);
     free(s->home);
     free(s->bytes);
     memset(s, 0, sizeof *s);
@@ -240,6 +244,7 @@ struct space_tally space_tally_of(const struct space *s, const enum plan_home *h
         t.items.vram += s->bytes[SPACE_HOMES * i + at].vram;
         t.items.host += s->bytes[SPACE_HOMES * i + at].host;
         t.count[at]++;
+        for (int k = 0; k < SPACE_FLOORS; k++) t.floor[k] += s->item[i].floor[at][k];
     }
     return t;
 }
@@ -250,6 +255,20 @@ bool space_tally_fits(const struct space *s, const struct space_tally *tally, co
     unsigned uses = 0;
     for (unsigned h = 0; h < SPACE_HOMES; h++) uses |= (unsigned)(tally->count[h] > 0) << h;
     return space_fits(s, bytes_with(s, tally->items, uses, ends, &ring));
+}
+
+/* Slower than this no plan is kept, nor is it what a search goes on with. */
+static double limit_of(const struct space *s, double give_up)
+{
+    return larger(give_up, s->fastest * (1 + SEARCH_ALIKE));
+}
+
+bool space_tally_late(const struct space *s, const struct space_tally *tally, const struct space_ends *ends,
+                      double give_up)
+{
+    double most = 0;
+    for (int k = 0; k < SPACE_FLOORS; k++) most = larger(most, ends->floor[k] + tally->floor[k]);
+    return most > limit_of(s, give_up) * (1 + FLOOR_ROUNDING);
 }
 
 struct search_bytes space_bytes(const struct space *s, const enum plan_home *home,
@@ -284,6 +303,33 @@ static bool simpler(const struct space *s, double seconds, uint32_t changes, uin
     return seconds < s->seconds;
 }
 
+/* Four sums at once: each takes as long as it takes to multiply. */
+static uint64_t key_of(const struct space *s, const enum plan_home *home, const struct space_ends *ends,
+                       uint64_t ring)
+{
+    const uint64_t prime = 0x9e3779b97f4a7c15;
+    uint64_t sum[4] = {ring << 8, (uint64_t)(ends - s->ends) << 8, 1 << 8,
+                       2 << 8}; /* homes change the last byte */
+    uint32_t u = 0;
+    for (; u + 4 <= s->table->units; u += 4)
+        for (int i = 0; i < 4; i++) sum[i] = (sum[i] ^ (sum[i] >> 29) ^ (home[u + (uint32_t)i] + 1)) * prime;
+    for (; u < s->table->units; u++) sum[0] = (sum[0] ^ (sum[0] >> 29) ^ (home[u] + 1)) * prime;
+    for (int i = 1; i < 4; i++) sum[0] = (sum[0] ^ (sum[0] >> 32) ^ sum[i]) * prime;
+    return sum[0] ^ (sum[0] >> 32);
+}
+
+/* Simulated unless that was done before. */
+static double price(struct space *s, const struct cost_plan *plan, const struct space_ends *ends,
+                    double limit)
+{
+    const uint64_t key = key_of(s, plan->home, ends, plan->ring_bytes);
+    struct space_priced *known = &s->priced[key % SPACE_PRICED];
+    s->tried++;
+    if (known->key != key || (isinf(known->seconds) && known->limit < limit))
+        *known = (struct space_priced){key, cost_seconds(s->table, plan, limit), limit};
+    return known->seconds <= limit ? known->seconds : INFINITY;
+}
+
 double space_try(struct space *s, const enum plan_home *home, const struct space_ends *ends, uint64_t ring,
                  double give_up)
 {
@@ -296,9 +342,7 @@ double space_try(struct space *s, const enum plan_home *home, const struct space
                                    .head = ends->head,
                                    .ring_bytes = ring,
                                    .cold = s->cold};
-    double limit = larger(give_up, s->fastest * (1 + SEARCH_ALIKE));
-    double seconds = cost_seconds(s->table, &plan, limit);
-    s->simulated++;
+    const double seconds = price(s, &plan, ends, limit_of(s, give_up));
     if (!isfinite(seconds)) return INFINITY;
     if (seconds < s->fastest) s->fastest = seconds;
     if (seconds > s->fastest * (1 + SEARCH_ALIKE)) return seconds;

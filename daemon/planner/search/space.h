@@ -28,6 +28,13 @@ struct space_item {
     const struct search_mixed *mixed;        /* [space.mixed_ways]; NULL: none */
 };
 
+/* The price of a plan that was tried: searches come back to half of theirs. INFINITY: it takes longer than `limit`. */
+#define SPACE_PRICED 8192
+struct space_priced {
+    uint64_t key;
+    double seconds, limit;
+};
+
 /* A place for both ends. */
 struct space_ends {
     enum plan_processor embed, head;
@@ -50,6 +57,7 @@ struct space {
     uint32_t items, kinds;
     uint32_t *kind_first, *kind_count; /* [kinds]: an item of each, and how many there are */
     struct bound_kind *kind;           /* [kinds]: scratch of search/bound.c */
+    struct space_priced *priced;       /* [SPACE_PRICED]: by key, the last one of each place */
     struct space_ends ends[4];
     uint32_t ends_count;
     uint32_t mixed_ways;
@@ -61,7 +69,7 @@ struct space {
     uint64_t vram, host, ring;
     const struct space_ends *at;
     enum plan_home *home, *scratch; /* [units] */
-    uint64_t simulated;
+    uint64_t tried;                 /* plans that were simulated, or whose price was known */
 };
 
 /* `allowed`: bits of homes for units; `embeds`, `heads`: of the ends. */
@@ -83,6 +91,7 @@ bool space_fits(const struct space *space, struct search_bytes bytes);
 struct space_tally {
     struct search_bytes items;
     uint32_t count[SPACE_HOMES]; /* items there */
+    double floor[SPACE_FLOORS];  /* of the items, as bound_floors left them */
 };
 struct space_tally space_tally_of(const struct space *space, const enum plan_home *home);
 static inline void space_tally_move(const struct space *space, struct space_tally *tally, uint32_t item,
@@ -93,7 +102,12 @@ static inline void space_tally_move(const struct space *space, struct space_tall
     tally->items.host += bytes[to].host - bytes[from].host;
     tally->count[from]--;
     tally->count[to]++;
+    for (int k = 0; k < SPACE_FLOORS; k++)
+        tally->floor[k] += space->item[item].floor[to][k] - space->item[item].floor[from][k];
 }
+/* Whether such homes take longer than both the best and `give_up`, whatever their order; floors are of this ring. */
+bool space_tally_late(const struct space *space, const struct space_tally *tally,
+                      const struct space_ends *ends, double give_up);
 /* Whether space_try would simulate such homes. */
 bool space_tally_fits(const struct space *space, const struct space_tally *tally,
                       const struct space_ends *ends, uint64_t ring);
@@ -103,7 +117,7 @@ struct search_bytes space_bytes_once(const struct space *space, unsigned uses, c
 /* The smallest and largest rings for a plan with this set of homes; the same where it does not stream. */
 uint64_t space_ring_least(const struct space *space, unsigned uses, const struct space_ends *ends);
 uint64_t space_ring_most(const struct space *space, unsigned uses, const struct space_ends *ends);
-/* Simulates a plan, its ring as space_bytes has it, and keeps it if it is the best. Returns its seconds;
+/* Prices a plan, its ring as space_bytes has it, and keeps it if it is the best. Returns its seconds;
  * INFINITY where it does not fit or is certainly slower than `give_up` (and than the best). home: [units]. */
 double space_try(struct space *space, const enum plan_home *home, const struct space_ends *ends,
                  uint64_t ring, double give_up);
