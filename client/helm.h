@@ -96,6 +96,8 @@ struct helm_sampling {
 
 struct helm_grammar; /* grammar.h */
 
+#define HELM_MARKS_MAX 64 /* of a request */
+
 /* What to generate. Zero-initialise; pointers are borrowed for the call, but for the grammar's. */
 struct helm_generate_request {
     const uint32_t *prompt; /* token ids, at least one */
@@ -110,6 +112,11 @@ struct helm_generate_request {
     size_t logprobs_of_count;
     bool ignore_eos;      /* the model's end-of-sequence ids do not stop the request */
     uint32_t deadline_ms; /* 0: none; after it the daemon ends the request as cancelled */
+    /* Positions in the prompt where later prompts may part from it, such as ends of messages (helm_chat_prompt has them): tokens
+     * in front of each, rising, at most HELM_MARKS_MAX. A model with states of fixed size keeps its state there, so that later
+     * prompts compute less; for others they change nothing. */
+    const uint32_t *marks;
+    size_t mark_count;
     const char *label;    /* shown by `helm-cli ps`; at most 64 bytes; may be NULL */
     /* What the output fits as a whole, unless it ends early (HELM_FINISH_LENGTH and the like); NULL: any. Its vocabulary must
      * be of this model, its ends those that stop this request, and it must outlive the request. Before each token the
@@ -291,6 +298,10 @@ struct helm_status {
     double seconds_link;
     uint32_t kv_page_tokens;
     bool names_users; /* this program may set `user` of its requests */
+    /* States of fixed size at positions (all 0 where the model has none): those that prompts can find, those that there is
+     * room for, bytes of each; sequences that began with one, and those that gave their place to others. */
+    uint32_t snapshots, snapshots_total;
+    uint64_t snapshot_bytes, snapshot_hits_total, snapshots_dropped_total;
 };
 HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out,
                                 struct helm_err *err);

@@ -100,15 +100,16 @@ static bool filled_context(const struct chat *chat, const struct stream_result *
 
 static int stream_answer(struct chat *chat, struct stream_result *result, struct helm_err *err)
 {
-    uint32_t *ids = NULL;
-    size_t count = 0;
+    struct helm_chat_prompt prompt;
     enum reasoning_at at = REASONING_FREE;
     struct present present;
-    int rc = cli_encode_chat(chat->cli, chat->history.messages, chat->history.count, &ids, &count, &at, err);
+    int rc = cli_encode_chat(chat->cli, chat->history.messages, chat->history.count, &prompt, &at, err);
     if (rc == 0) {
         const struct stream_request request = {
-            .prompt = ids,
-            .prompt_count = count,
+            .prompt = prompt.ids,
+            .prompt_count = prompt.count,
+            .marks = prompt.marks,
+            .mark_count = prompt.mark_count,
             .options = &chat->sampling,
             .ends = &chat->cli->ends,
             .tags = chat->cli->tags,
@@ -120,7 +121,7 @@ static int stream_answer(struct chat *chat, struct stream_result *result, struct
         present_begin(&present, at == REASONING_INSIDE && chat->cli->tags->open);
         rc = stream_run(chat->cli, &request, result, err);
     }
-    free(ids);
+    helm_chat_prompt_free(&prompt);
     return rc;
 }
 

@@ -79,12 +79,16 @@ static void status_json(const struct helm_status *s, const struct helm_model_inf
                     "\"seconds_sample\":%.6f,\"seconds_idle\":%.6f,\"seconds_steps\":%.6f,"
                     "\"load_seconds_left\":%.3f,\"kv_token_bytes\":%" PRIu64 ",\"kv_pages_cached\":%u,"
                     "\"prefix_hits_total\":%" PRIu64 ",\"tokens_cached_total\":%" PRIu64
-                    ",\"prefix_evictions_total\":%" PRIu64 ",",
+                    ",\"prefix_evictions_total\":%" PRIu64
+                    ",\"snapshots\":%u,\"snapshots_total\":%u,\"snapshot_bytes\":%" PRIu64
+                    ",\"snapshot_hits_total\":%" PRIu64 ",\"snapshots_dropped_total\":%" PRIu64 ",",
                     s->uptime_ms, s->running, s->queued, s->queue_limit, s->kv_pages_used, s->kv_pages_total,
                     s->requests_total, s->tokens_prompt_total, s->tokens_output_total, s->steps_total,
                     s->seconds_linear, s->seconds_attention, s->seconds_sample, s->seconds_idle,
                     s->seconds_steps, s->load_seconds_left, s->kv_token_bytes, s->kv_pages_cached,
-                    s->prefix_hits_total, s->tokens_cached_total, s->prefix_evictions_total);
+                    s->prefix_hits_total, s->tokens_cached_total, s->prefix_evictions_total, s->snapshots,
+                    s->snapshots_total, s->snapshot_bytes, s->snapshot_hits_total,
+                    s->snapshots_dropped_total);
     cli_text_printf(out,
                     "\"kv_places_used\":%u,\"kv_places_total\":%u,\"kv_pages_host\":%u,"
                     "\"kv_pages_moved_out_total\":%" PRIu64 ",\"kv_pages_fetched_total\":%" PRIu64
@@ -212,6 +216,12 @@ static void status_table(const struct helm_status *s, const struct helm_model_in
                         " pages dropped",
                         s->kv_pages_cached, s->prefix_hits_total, s->tokens_cached_total,
                         s->prefix_evictions_total);
+    if (s->snapshots_total > 0)
+        cli_text_printf(out,
+                        "\nsnapshots  %u of %u, %s each; %" PRIu64 " sequences began with one, %" PRIu64
+                        " dropped",
+                        s->snapshots, s->snapshots_total, units_format_size(s->snapshot_bytes, size),
+                        s->snapshot_hits_total, s->snapshots_dropped_total);
     if (s->activations[0]) {
         cli_text_printf(out, "\nproducts   ");
         query_add_clean(out, s->activations);

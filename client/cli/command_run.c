@@ -32,8 +32,7 @@ static int read_prompt(const struct args_parsed *parsed, char **text, size_t *le
 
 /* The prompt's tokens; `at`: where a conversation's leaves thinking. */
 struct run_prompt {
-    uint32_t *ids;
-    size_t count;
+    struct helm_chat_prompt of;
     enum reasoning_at at;
 };
 
@@ -43,13 +42,13 @@ static int encode_prompt(const struct cli *cli, const struct run_options *option
     if (!options->chat)
         return helm_tokenizer_encode(cli->tok, text, length,
                                      HELM_TOKENIZER_ENCODE_PARSE_ADDED | HELM_TOKENIZER_ENCODE_ADD_SPECIAL,
-                                     &to->ids, &to->count, err);
+                                     &to->of.ids, &to->of.count, err);
     if (strlen(text) != length)
         return helm_fail(err, HELM_E_FORMAT, "a chat message may not hold a NUL byte (at byte %zu)",
                          strlen(text));
     const struct helm_chat_message messages[2] = {{"system", options->system}, {"user", text}};
     const struct helm_chat_message *first = options->system ? messages : messages + 1;
-    return cli_encode_chat(cli, first, options->system ? 2 : 1, &to->ids, &to->count, &to->at, err);
+    return cli_encode_chat(cli, first, options->system ? 2 : 1, &to->of, &to->at, err);
 }
 
 /* Connected; everything from the tokenizer to the last token. */
@@ -76,8 +75,10 @@ static int run_prompt(struct cli *cli, struct run_options *options, const char *
         goto out;
     }
     const struct stream_request request = {
-        .prompt = prompt.ids,
-        .prompt_count = prompt.count,
+        .prompt = prompt.of.ids,
+        .prompt_count = prompt.of.count,
+        .marks = prompt.of.marks,
+        .mark_count = prompt.of.mark_count,
         .options = &options->sampling,
         .grammar = options->grammar.opened,
         .ends = &cli->ends,
@@ -100,7 +101,7 @@ out:
     stream_free(&result);
     grammar_free(&options->grammar);
     free(folder);
-    free(prompt.ids);
+    helm_chat_prompt_free(&prompt.of);
     return status;
 }
 

@@ -148,13 +148,18 @@ static int tokens_of_chat(struct cli *cli, const char *path, uint32_t **ids, siz
                           struct helm_err *err)
 {
     struct chat_history history = {0};
+    struct helm_chat_prompt prompt = {0};
     int rc = chat_load(&history, path, err);
     if (!rc && !history.count)
         rc = helm_fail(err, HELM_E_FORMAT, "%s: a conversation without messages", path);
     if (!rc) rc = cli_open_tokenizer(cli, err);
     if (!rc) rc = cli_open_chat(cli, err);
     if (!rc)
-        rc = cli_encode_chat(cli, history.messages, history.count, ids, count, &(enum reasoning_at){0}, err);
+        rc = cli_encode_chat(cli, history.messages, history.count, &prompt, &(enum reasoning_at){0}, err);
+    *ids = prompt.ids;
+    *count = prompt.count;
+    prompt.ids = NULL;
+    helm_chat_prompt_free(&prompt);
     chat_free(&history);
     return rc;
 }

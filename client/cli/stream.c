@@ -244,6 +244,8 @@ static int send_request(struct stream *s, struct helm_err *err)
     const struct helm_generate_request what = {
         .prompt = s->request->prompt,
         .prompt_count = s->request->prompt_count,
+        .marks = s->request->marks,
+        .mark_count = s->request->mark_count,
         .max_tokens = (uint32_t)o->max_tokens,
         .sampling = {.temperature = (float)o->temperature,
                      .top_k = (uint32_t)o->top_k,

@@ -18,6 +18,8 @@ enum stream_print {
 struct stream_request {
     const uint32_t *prompt;
     size_t prompt_count;
+    const uint32_t *marks; /* of a conversation: ends of its messages */
+    size_t mark_count;
     const struct sampling_options *options;
     struct helm_grammar *grammar; /* NULL: any text */
     const struct ends *ends;      /* tokens that end the answer, in addition to the model's own; NULL: none */

@@ -144,6 +144,9 @@ static int check_lists(const struct helm_generate_request *what, struct helm_err
     if (what->stop_count > STOP_MAX)
         return helm_fail(err, HELM_E_LIMIT, "%zu stop tokens exceed the limit of %d", what->stop_count,
                          STOP_MAX);
+    if (what->mark_count > HELM_MARKS_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "%zu marks exceed the limit of %d", what->mark_count,
+                         HELM_MARKS_MAX);
     if (what->logprobs_of_count > TOP_MAX)
         return helm_fail(err, HELM_E_LIMIT, "logprobs of %zu tokens exceed the limit of %d",
                          what->logprobs_of_count, TOP_MAX);
@@ -221,6 +224,8 @@ int helm_generate(struct helm_client *client, const struct helm_generate_request
     generate.logprobs = what->logprobs;
     generate.n_logprobs_of = what->logprobs_of_count;
     generate.logprobs_of = (uint32_t *)what->logprobs_of;
+    generate.n_marks = what->mark_count;
+    generate.marks = (uint32_t *)what->marks;
     generate.ignore_eos = what->ignore_eos;
     generate.deadline_ms = what->deadline_ms;
     if (what->label) generate.label = (char *)what->label;

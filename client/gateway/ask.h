@@ -80,6 +80,8 @@ struct ask_asker {
 struct ask_prompt {
     uint32_t *ids;
     size_t count;
+    uint32_t marks[HELM_CHAT_MARKS_MAX]; /* of a conversation: ends of its messages */
+    size_t mark_count;
 };
 
 struct ask {

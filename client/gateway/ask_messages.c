@@ -278,6 +278,8 @@ static bool render(struct ask_reader *r, const json_t *messages)
         if (r->model->tags) r->ask->at = reasoning_after(r->model->tags, rendered.text, rendered.length);
         prompt->ids = rendered.ids;
         prompt->count = rendered.count;
+        memcpy(prompt->marks, rendered.marks, sizeof prompt->marks);
+        prompt->mark_count = rendered.mark_count;
         rendered.ids = NULL;
     }
     if (rc == 0 && r->ask->kind == ASK_TEMPLATE) {

@@ -245,6 +245,8 @@ static int send_choice(struct choice *c, struct helm_err *err)
     struct helm_generate_request what = {
         .prompt = ask->prompt[c->prompt].ids,
         .prompt_count = ask->prompt[c->prompt].count,
+        .marks = ask->prompt[c->prompt].marks,
+        .mark_count = ask->prompt[c->prompt].mark_count,
         .max_tokens = ask->max_tokens,
         .sampling = ask->sampling,
         .stop_tokens = model->ends.ids, /* a grammar's vocabulary has them as ends, too */

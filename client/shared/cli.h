@@ -85,10 +85,10 @@ HELM_MUST_CHECK int cli_open_tokenizer(struct cli *cli, struct helm_err *err);
 HELM_MUST_CHECK int cli_open_chat(struct cli *cli, struct helm_err *err);
 /* Fills cli->ends: needs cli->tok; a chat template shows one of them, where there is any. */
 void cli_find_ends(struct cli *cli);
-/* The conversation as the model's prompt, ending where the answer begins; *ids is malloc'd. Needs cli->chat
+/* The conversation as the model's prompt, ending where the answer begins; helm_chat_prompt_free. Needs cli->chat
  * and cli->tok. *at: where the prompt leaves thinking. */
 HELM_MUST_CHECK int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages,
-                                    size_t count, uint32_t **ids, size_t *id_count, enum reasoning_at *at,
+                                    size_t count, struct helm_chat_prompt *prompt, enum reasoning_at *at,
                                     struct helm_err *err);
 
 /* ---- signals.c ---- */

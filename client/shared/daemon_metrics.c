@@ -45,6 +45,14 @@ static void write_tokens(const struct helm_status *s, struct cli_text *out)
                        "Tokens of prompts that were not computed: their pages were there.");
     exposition_counter(out, "helm_prefix_evictions_total", (double)s->prefix_evictions_total,
                        "Pages that prompts could find and that were given to others.");
+    if (!s->snapshots_total) return;
+    exposition_gauge(out, "helm_snapshots", s->snapshots, "States of fixed size that prompts can find.");
+    exposition_gauge(out, "helm_snapshot_bytes", (double)s->snapshot_bytes * s->snapshots,
+                     "Host memory that these states take.");
+    exposition_counter(out, "helm_snapshot_hits_total", (double)s->snapshot_hits_total,
+                       "Times that a sequence began with one of these states.");
+    exposition_counter(out, "helm_snapshots_dropped_total", (double)s->snapshots_dropped_total,
+                       "States that prompts could find and that gave their place to others.");
 }
 
 static void write_cache(const struct helm_status *s, struct cli_text *out)

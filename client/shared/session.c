@@ -3,6 +3,7 @@
  * Called by the commands; everything lands in struct cli and is given back by cli_close. */
 #include "client/shared/cli.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -236,17 +237,14 @@ void cli_find_ends(struct cli *cli)
     ends_find(cli->tok, cli->chat, UINT32_MAX, &cli->ends);
 }
 
+static_assert(HELM_CHAT_MARKS_MAX <= HELM_MARKS_MAX, "a conversation's marks fit a request");
+
 int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages, size_t count,
-                    uint32_t **ids, size_t *id_count, enum reasoning_at *at, struct helm_err *err)
+                    struct helm_chat_prompt *prompt, enum reasoning_at *at, struct helm_err *err)
 {
-    struct helm_chat_prompt prompt;
     const unsigned flags =
         HELM_CHAT_GENERATION_PROMPT | (cli->allow_special ? HELM_CHAT_ALLOW_SPECIAL : HELM_CHAT_TEXT_IS_TEXT);
-    const int rc = helm_chat_encode(cli->chat, cli->tok, messages, count, flags, &prompt, err);
-    *at = rc == 0 && cli->tags ? reasoning_after(cli->tags, prompt.text, prompt.length) : REASONING_FREE;
-    *ids = prompt.ids;
-    *id_count = prompt.count;
-    prompt.ids = NULL;
-    helm_chat_prompt_free(&prompt);
+    const int rc = helm_chat_encode(cli->chat, cli->tok, messages, count, flags, prompt, err);
+    *at = rc == 0 && cli->tags ? reasoning_after(cli->tags, prompt->text, prompt->length) : REASONING_FREE;
     return rc;
 }

@@ -258,13 +258,31 @@ int helm_chat_render_json(const struct helm_chat *chat, const struct helm_chat_i
 
 /* ---- rendering to tokens */
 
-static int encode(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer,
-                  const struct conversation *c, unsigned flags, struct helm_chat_prompt *out,
-                  struct helm_err *err)
+#define MARKS_APART 8 /* tokens between two marks: templates write several special tokens between messages */
+#define MARKS_LAST  2 /* messages before the last whose ends are marked, of a template without special tokens */
+
+static void add_mark(struct helm_chat_prompt *out, size_t at)
+{
+    if (at == 0 || (out->mark_count && at < out->marks[out->mark_count - 1] + MARKS_APART)) return;
+    if (out->mark_count == HELM_CHAT_MARKS_MAX) {
+        out->mark_count--;
+        memmove(out->marks + 1, out->marks + 2, (out->mark_count - 1) * sizeof *out->marks);
+    }
+    out->marks[out->mark_count++] = (uint32_t)at;
+}
+
+/* A template writes special tokens around messages, and texts spell none: the first after a text is where that ends. */
+static void mark_special(const struct helm_tokenizer *tokenizer, struct helm_chat_prompt *out)
+{
+    for (size_t i = 1; i < out->count; i++)
+        if (helm_tokenizer_is_special(tokenizer, out->ids[i])) add_mark(out, i);
+}
+
+static int encode_text(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer,
+                       const struct conversation *c, unsigned flags, struct helm_chat_prompt *out,
+                       struct helm_err *err)
 {
     unsigned char *own = NULL;
-    if (flags & ~(unsigned)HELM_CHAT_ALLOW_SPECIAL)
-        return helm_fail(err, HELM_E_USAGE, "chat: unknown flags 0x%x", flags);
     const bool marked = !(flags & HELM_CHAT_ALLOW_SPECIAL);
     int rc = render(chat, c, &out->text, &out->length, marked ? &own : NULL, err);
     if (!rc && marked)
@@ -277,6 +295,46 @@ static int encode(const struct helm_chat *chat, const struct helm_tokenizer *tok
     free(own);
     if (rc) helm_chat_prompt_free(out);
     return rc;
+}
+
+/* A template without special tokens: the conversation's beginning is rendered, and marked as far as its tokens are the
+ * prompt's. One that the template refuses has no mark. */
+static void mark_beginning(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer,
+                           const struct conversation *c, unsigned flags, size_t messages,
+                           struct helm_chat_prompt *out)
+{
+    json_t *list = json_array(), *all = json_object_get(c->variables, "messages");
+    struct conversation part = *c;
+    struct helm_chat_prompt begins = {0};
+    struct helm_err err;
+    size_t same = 0;
+    part.variables = json_copy(c->variables);
+    bool bad = !list || !part.variables;
+    for (size_t i = 0; i < messages && !bad; i++) bad = json_array_append(list, json_array_get(all, i)) != 0;
+    bad = bad || json_object_set(part.variables, "messages", list) ||
+          json_object_set_new(part.variables, "add_generation_prompt", json_false());
+    if (!bad && encode_text(chat, tokenizer, &part, flags, &begins, &err) == 0)
+        while (same < begins.count && same < out->count && begins.ids[same] == out->ids[same]) same++;
+    if (same) add_mark(out, same);
+    helm_chat_prompt_free(&begins);
+    json_decref(part.variables);
+    json_decref(list);
+}
+
+static int encode(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer,
+                  const struct conversation *c, unsigned flags, struct helm_chat_prompt *out,
+                  struct helm_err *err)
+{
+    if (flags & ~(unsigned)HELM_CHAT_ALLOW_SPECIAL)
+        return helm_fail(err, HELM_E_USAGE, "chat: unknown flags 0x%x", flags);
+    int rc = encode_text(chat, tokenizer, c, flags, out, err);
+    if (rc) return rc;
+    mark_special(tokenizer, out);
+    const size_t messages = json_array_size(json_object_get(c->variables, "messages"));
+    const bool special = out->mark_count > 0;
+    for (size_t i = messages > MARKS_LAST ? messages - MARKS_LAST : 1; i <= messages && !special; i++)
+        mark_beginning(chat, tokenizer, c, flags, i, out);
+    return 0;
 }
 
 int helm_chat_encode(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer,

@@ -58,12 +58,18 @@ struct helm_chat_input {
 HELM_MUST_CHECK int helm_chat_render_json(const struct helm_chat *chat, const struct helm_chat_input *input,
                                           char **text, size_t *length, struct helm_err *err);
 
+#define HELM_CHAT_MARKS_MAX 64
+
 /* A conversation as the model's prompt. Free it with helm_chat_prompt_free. */
 struct helm_chat_prompt {
     char *text; /* NUL-terminated, `length` bytes: what helm_chat_render gives */
     size_t length;
     uint32_t *ids;
     size_t count;
+    /* Ends of messages: tokens in front of each, rising. A conversation with another ending begins with the same tokens up to
+     * one of them. They are helm_generate_request.marks; of more than HELM_CHAT_MARKS_MAX the first and the last are here. */
+    uint32_t marks[HELM_CHAT_MARKS_MAX];
+    size_t mark_count;
 };
 enum helm_chat_encode_flag {
     HELM_CHAT_TEXT_IS_TEXT = 0,

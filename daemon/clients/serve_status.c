@@ -99,6 +99,12 @@ static void fill_cache(Helm__V1__Status *status, const struct serve *serve)
     status->prefix_hits_total = m->prefix_hits_total;
     status->tokens_cached_total = m->tokens_found_total;
     status->prefix_evictions_total = serve->batcher->pages.evicted;
+    const struct snapshots *snapshots = &serve->batcher->snapshots;
+    status->snapshots = snapshots_known(snapshots);
+    status->snapshots_total = snapshots->count;
+    status->snapshot_bytes = arena_header_of(serve->batcher->with.arena)->state.snapshot_bytes;
+    status->snapshot_hits_total = snapshots->hits;
+    status->snapshots_dropped_total = snapshots->dropped;
     const struct kv_places *places = &serve->batcher->tiers.places;
     status->kv_places_used = kv_places_used(places);
     status->kv_places_total = places->count;

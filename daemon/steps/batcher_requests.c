@@ -36,6 +36,7 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     /* what it goes on from after it gave its slot away: snapshots are known by pages */
     if (batcher->snapshots.on && !seq->pooling && seq->scope == SEQUENCE_NO_SCOPE)
         seq->scope = PREFIX_OWN_SCOPES + seq->id;
+    snapshots_mark(&batcher->snapshots, seq);
     prefix_begin(seq);
     seq->admission = admission_enter(&batcher->admission, asker->client, asker->peer);
     seq->arrived_us = now_us;

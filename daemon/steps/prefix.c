@@ -18,17 +18,37 @@ uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer, uint3
     return sharing == PREFIX_OFF || !peer ? SEQUENCE_NO_SCOPE : list * PREFIX_LIST_SCOPES + peer;
 }
 
-uint64_t prefix_better_scope(const struct kv_pages *pages, const uint64_t scope[2], uint32_t count,
-                             const uint32_t *tokens)
+uint32_t prefix_reached(const struct kv_pages *pages, const struct snapshots *snapshots,
+                        const struct prefix_run *run, uint64_t end, uint32_t *snapshot)
 {
-    const uint32_t first = scope[0] == SEQUENCE_NO_SCOPE ? 0 : kv_pages_known(pages, count, tokens, scope[0]);
-    if (first == count || scope[1] == SEQUENCE_NO_SCOPE || scope[1] == scope[0]) return scope[0];
-    return kv_pages_known(pages, count, tokens, scope[1]) > first ? scope[1] : scope[0];
+    uint32_t reached = 0;
+    *snapshot = STATE_NO_SNAPSHOT;
+    for (uint32_t i = 0; i < run->count && end != SEQUENCE_NO_SCOPE; i++) {
+        const uint32_t page = prefix_index_find(&pages->known, i == run->edge ? run->behind : end,
+                                                run->tokens + (size_t)i * pages->known.page_tokens);
+        if (page == PREFIX_NO_PAGE) break;
+        end = prefix_index_number(&pages->known, page);
+        const uint32_t there = snapshots_find(snapshots, end);
+        if (snapshots->on && there == STATE_NO_SNAPSHOT) continue;
+        *snapshot = there;
+        reached = i + 1;
+    }
+    return reached;
+}
+
+uint64_t prefix_better_scope(const struct kv_pages *pages, const struct snapshots *snapshots,
+                             const struct prefix_run *run, const uint64_t scope[2])
+{
+    uint32_t ignored;
+    const uint32_t first = prefix_reached(pages, snapshots, run, scope[0], &ignored);
+    if (first == run->count || scope[1] == scope[0]) return scope[0];
+    return prefix_reached(pages, snapshots, run, scope[1], &ignored) > first ? scope[1] : scope[0];
 }
 
 void prefix_begin(struct sequence *seq)
 {
-    seq->cached = seq->rung = seq->asked = seq->pages = 0;
+    seq->cached = seq->rung = seq->asked = seq->pages = seq->state_at = 0;
+    seq->state_before = 0;
     seq->page_end = seq->scope;
 }
 
@@ -60,51 +80,28 @@ static uint32_t pages_ahead(const struct kv_pages *pages, const struct sequence 
     return (seq->token_count - 1) / page_tokens - full;
 }
 
-/* Of the next `ahead` pages, behind `end`, how many the sequence can go on after: all, or with fixed states those up to the
- * last that is known and has a snapshot, which is *snapshot. */
-static uint32_t pages_reached(const struct kv_pages *pages, const struct snapshots *snapshots,
-                              const struct sequence *seq, uint32_t ahead, uint64_t end, uint32_t *snapshot)
+/* The next `count` pages of known tokens. */
+static struct prefix_run run_of(const struct kv_pages *pages, const struct sequence *seq, uint32_t count)
 {
-    const uint32_t page_tokens = pages->known.page_tokens, full = seq->cached / page_tokens;
-    uint32_t reached = 0;
-    *snapshot = STATE_NO_SNAPSHOT;
-    if (!snapshots->on) return ahead;
-    for (uint32_t i = full; i < full + ahead; i++) {
-        const uint32_t page = prefix_index_find(&pages->known, before_page(pages, seq, i, end),
-                                                seq->tokens + (size_t)i * page_tokens);
-        if (page == PREFIX_NO_PAGE) break;
-        end = prefix_index_number(&pages->known, page);
-        const uint32_t there = snapshots_find(snapshots, end);
-        if (there == STATE_NO_SNAPSHOT) continue;
-        *snapshot = there;
-        reached = i + 1 - full;
-    }
-    return reached;
-}
-
-/* The scope, its own or that of restored sessions, in which more of the next `ahead` pages can be taken. */
-static uint64_t scope_of(const struct kv_pages *pages, const struct snapshots *snapshots,
-                         const struct sequence *seq, uint32_t ahead)
-{
-    const uint64_t scope[2] = {seq->scope, seq->restored_scope};
-    uint32_t ignored;
-    if (!snapshots->on) return prefix_better_scope(pages, scope, ahead, seq->tokens);
-    return pages_reached(pages, snapshots, seq, ahead, scope[1], &ignored) >
-                   pages_reached(pages, snapshots, seq, ahead, scope[0], &ignored)
-               ? scope[1]
-               : scope[0];
+    const uint32_t edge = behind(pages, seq), full = seq->cached / pages->known.page_tokens;
+    return (struct prefix_run){.tokens = next_tokens(pages, seq),
+                               .count = count,
+                               .edge = edge == UINT32_MAX ? edge : edge - full,
+                               .behind = PREFIX_BEHIND_SCOPES + seq->id};
 }
 
 bool prefix_take(struct kv_pages *pages, struct snapshots *snapshots, uint32_t *row, struct sequence *seq)
 {
     const uint32_t page_tokens = pages->known.page_tokens, full = seq->cached / page_tokens;
     const uint32_t ahead = pages_ahead(pages, seq), *tokens = next_tokens(pages, seq);
+    const struct prefix_run run = run_of(pages, seq, ahead);
     uint32_t snapshot;
-    if (ahead && !full && seq->restored_scope != SEQUENCE_NO_SCOPE)
-        seq->page_end = scope_of(pages, snapshots, seq, ahead);
+    if (ahead && !full && seq->restored_scope != SEQUENCE_NO_SCOPE) {
+        const uint64_t scope[2] = {seq->scope, seq->restored_scope};
+        seq->page_end = prefix_better_scope(pages, snapshots, &run, scope);
+    }
     uint64_t end = before_page(pages, seq, full, seq->page_end);
-    if (!ahead || prefix_index_find(&pages->known, end, tokens) == PREFIX_NO_PAGE) return false;
-    const uint32_t reached = pages_reached(pages, snapshots, seq, ahead, seq->page_end, &snapshot);
+    const uint32_t reached = prefix_reached(pages, snapshots, &run, seq->page_end, &snapshot);
     if (!reached) return false;
     kv_pages_shrink(pages, row, &seq->pages, full); /* drops its own page that it has begun */
     const uint32_t want = full + reached, edge = behind(pages, seq);
@@ -114,7 +111,7 @@ bool prefix_take(struct kv_pages *pages, struct snapshots *snapshots, uint32_t *
     }
     if (seq->pages == edge)
         kv_pages_take_known(pages, row, &seq->pages, want, seq->tokens + (size_t)edge * page_tokens, &end);
-    if (snapshot != STATE_NO_SNAPSHOT) snapshots_begin(snapshots, seq, snapshot);
+    if (snapshots->on) snapshots_begin(snapshots, seq, snapshot);
     seq->cached = seq->rung = seq->pages * page_tokens;
     const uint32_t to = seq->cached < seq->prompt_count ? seq->cached : seq->prompt_count;
     if (to > seq->reach)
@@ -128,10 +125,10 @@ uint32_t prefix_shared(const struct kv_pages *pages, const struct snapshots *sna
 {
     const uint32_t ahead = pages_ahead(pages, seq), edge = behind(pages, seq),
                    full = seq->cached / pages->known.page_tokens, prompts = edge > full ? edge - full : 0;
+    const struct prefix_run run = run_of(pages, seq, ahead < prompts ? ahead : prompts);
     uint32_t ignored;
-    const uint32_t reached =
-        pages_reached(pages, snapshots, seq, ahead < prompts ? ahead : prompts, seq->page_end, &ignored);
-    return kv_pages_shared(pages, reached, next_tokens(pages, seq), seq->page_end);
+    const uint32_t reached = prefix_reached(pages, snapshots, &run, seq->page_end, &ignored);
+    return kv_pages_shared(pages, reached, run.tokens, seq->page_end);
 }
 
 uint64_t prefix_next_page(const struct kv_pages *pages, const struct snapshots *snapshots,

@@ -28,10 +28,21 @@ uint64_t prefix_scope(enum prefix_sharing sharing, uint64_t peer, uint32_t list)
 /* The scope of pages of sessions that a peer restored: found by its own requests alone, since helmd cannot tell
  * whether the pages are what the model makes of their tokens. SEQUENCE_NO_SCOPE: nothing is restored. */
 uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer, uint32_t list);
-/* The one of two scopes, either of which may be SEQUENCE_NO_SCOPE, in which more of `count` pages of tokens are
- * known; the first one on a tie. */
-uint64_t prefix_better_scope(const struct kv_pages *pages, const uint64_t scope[2], uint32_t count,
-                             const uint32_t *tokens);
+/* Whole pages of tokens, one after another. */
+struct prefix_run {
+    const uint32_t *tokens;
+    uint32_t count; /* pages */
+    uint32_t edge;  /* before this one of them is `behind`, whatever is in front of it; UINT32_MAX: before none */
+    uint64_t behind;
+};
+/* How many pages of the run a sequence can go on after whose last page, or scope, is `end`: those that are known, with fixed
+ * states up to the last that has a snapshot, which is *snapshot. */
+uint32_t prefix_reached(const struct kv_pages *pages, const struct snapshots *snapshots,
+                        const struct prefix_run *run, uint64_t end, uint32_t *snapshot);
+/* The one of two scopes, either of which may be SEQUENCE_NO_SCOPE, in which more of the run is reached; the first one on a
+ * tie. */
+uint64_t prefix_better_scope(const struct kv_pages *pages, const struct snapshots *snapshots,
+                             const struct prefix_run *run, const uint64_t scope[2]);
 
 /* `row`: the sequence's of the page table. */
 

@@ -41,6 +41,7 @@ enum frame_bytes {
                      FRAME_TAG + FRAME_VARINT64 + SAMPLING_BIAS_MAX * FRAME_BIAS,
     FRAME_GENERATE = 2 * FRAME_LENGTH /* its own and of a packed prompt */ + 4 * (FRAME_TAG + FRAME_VARINT) +
                      FRAME_LENGTH + REQUEST_STOP_MAX * FRAME_TOKEN + FRAME_LENGTH +
+                     REQUEST_MARKS_MAX * FRAME_TOKEN + FRAME_LENGTH +
                      SAMPLING_LOGPROBS_MAX * FRAME_TOKEN + FRAME_LENGTH + REQUEST_LABEL_MAX,
     FRAME_MASK =
         3 * FRAME_LENGTH + FRAME_TAG + FRAME_VARINT + REQUEST_MASK_MAX * FRAME_TOKEN, /* and its bits */
@@ -297,9 +298,11 @@ static int parse_label(const char *in, struct request_generate *out, struct requ
     return 0;
 }
 
-static int parse_embed(const Helm__V1__Embed *in, const struct request_limits *limits,
-                       struct request_generate *out, struct request_error *error)
+static int parse_embed(const Helm__V1__Request *body, const struct request_limits *limits,
+                       struct request *request, struct request_error *error)
 {
+    const Helm__V1__Embed *in = body->embed;
+    struct request_generate *out = &request->generate;
     static const enum request_pooling poolings[] = {[HELM__V1__POOLING__POOLING_MEAN] = REQUEST_POOL_MEAN,
                                                     [HELM__V1__POOLING__POOLING_LAST] = REQUEST_POOL_LAST};
     if ((size_t)in->pooling >= sizeof poolings / sizeof *poolings)
@@ -316,9 +319,31 @@ static int parse_embed(const Helm__V1__Embed *in, const struct request_limits *l
     return rc ? rc : parse_prompt(in->prompt, in->n_prompt, limits, out, error);
 }
 
-static int parse_generate(const Helm__V1__Generate *in, const struct request_limits *limits,
-                          struct request_generate *out, struct request_error *error)
+/* Where the prompt may part from later ones. */
+static int parse_marks(const Helm__V1__Generate *in, struct request_generate *out,
+                       struct request_error *error)
 {
+    if (in->n_marks > REQUEST_MARKS_MAX)
+        return REFUSE_TOO_LARGE("marks has %zu entries, at most %d are taken", in->n_marks,
+                                REQUEST_MARKS_MAX);
+    for (size_t i = 0; i < in->n_marks; i++) {
+        if (in->marks[i] == 0 || in->marks[i] > in->n_prompt)
+            return REFUSE_BOUND("marks[%zu] is %u, must be in [1, %zu], the tokens of the prompt", i,
+                                in->marks[i], in->n_prompt);
+        if (i && in->marks[i] <= in->marks[i - 1])
+            return REFUSE_BOUND("marks[%zu] is %u, not above the mark in front of it, %u", i, in->marks[i],
+                                in->marks[i - 1]);
+        out->mark[i] = in->marks[i];
+    }
+    out->mark_count = (uint32_t)in->n_marks;
+    return 0;
+}
+
+static int parse_generate(const Helm__V1__Request *body, const struct request_limits *limits,
+                          struct request *request, struct request_error *error)
+{
+    const Helm__V1__Generate *in = body->generate;
+    struct request_generate *out = &request->generate;
     if (in->n_stop_token_ids > REQUEST_STOP_MAX)
         return REFUSE_TOO_LARGE("stop_token_ids has %zu entries, at most %d are taken", in->n_stop_token_ids,
                                 REQUEST_STOP_MAX);
@@ -338,7 +363,8 @@ static int parse_generate(const Helm__V1__Generate *in, const struct request_lim
         rc = REFUSE_BOUND("mask.index is %u, a request begins with that of token 0", in->mask->index);
     if (!rc && in->mask) rc = parse_mask(in->mask, limits, &out->mask, error);
     if (!rc) rc = parse_room(in, limits, out, error);
-    return rc ? rc : parse_prompt(in->prompt, in->n_prompt, limits, out, error);
+    if (!rc) rc = parse_prompt(in->prompt, in->n_prompt, limits, out, error);
+    return rc ? rc : parse_marks(in, out, error);
 }
 
 /* ---- sessions ---- */
@@ -385,9 +411,12 @@ static int parse_shape(const Helm__V1__SessionShape *in, struct request_shape *o
     return 0;
 }
 
-static int parse_write(const Helm__V1__SessionWrite *in, struct request_session *out,
-                       struct request_error *error)
+static int parse_write(const Helm__V1__Request *body, const struct request_limits *limits,
+                       struct request *request, struct request_error *error)
 {
+    const Helm__V1__SessionWrite *in = body->session_write;
+    struct request_session *out = &request->session;
+    (void)limits;
     if (in->data.len == 0 || in->data.len > REQUEST_PIECE)
         return REFUSE_TOO_LARGE("data has %zu bytes, a piece has 1 to %u", in->data.len, REQUEST_PIECE);
     out->id = in->id;
@@ -402,65 +431,81 @@ static int parse_write(const Helm__V1__SessionWrite *in, struct request_session 
     return 0;
 }
 
-static int parse_session(const Helm__V1__Request *in, const struct request_limits *limits,
-                         struct request *request, struct request_error *error)
-{
-    struct request_session *out = &request->session;
-    int rc;
-    switch (request->kind) {
-    case REQUEST_SESSION_SAVE:
-        return parse_session_tokens(in->session_save->tokens, in->session_save->n_tokens, limits, out, error);
-    case REQUEST_SESSION_RESTORE:
-        rc = parse_shape(in->session_restore->shape, &out->shape, error);
-        return rc ? rc
-                  : parse_session_tokens(in->session_restore->tokens, in->session_restore->n_tokens, limits,
-                                         out, error);
-    case REQUEST_SESSION_READ:
-        out->id = in->session_read->id;
-        return 0;
-    case REQUEST_SESSION_WRITE:
-        return parse_write(in->session_write, out, error);
-    default:
-        out->id = in->session_end->id;
-        return 0;
-    }
-}
-
-static int parse_body(const Helm__V1__Request *in, const struct request_limits *limits,
+static int parse_save(const Helm__V1__Request *in, const struct request_limits *limits,
                       struct request *request, struct request_error *error)
 {
-    static const enum request_kind kinds[] = {[HELM__V1__REQUEST__BODY_GENERATE] = REQUEST_GENERATE,
-                                              [HELM__V1__REQUEST__BODY_CANCEL] = REQUEST_CANCEL,
-                                              [HELM__V1__REQUEST__BODY_STATUS] = REQUEST_STATUS,
-                                              [HELM__V1__REQUEST__BODY_MODEL_INFO] = REQUEST_MODEL_INFO,
-                                              [HELM__V1__REQUEST__BODY_PLAN] = REQUEST_PLAN,
-                                              [HELM__V1__REQUEST__BODY_LIST] = REQUEST_LIST,
-                                              [HELM__V1__REQUEST__BODY_MASK] = REQUEST_MASK,
-                                              [HELM__V1__REQUEST__BODY_EMBED] = REQUEST_EMBED,
-                                              [HELM__V1__REQUEST__BODY_SESSION_SAVE] = REQUEST_SESSION_SAVE,
-                                              [HELM__V1__REQUEST__BODY_SESSION_RESTORE] =
-                                                  REQUEST_SESSION_RESTORE,
-                                              [HELM__V1__REQUEST__BODY_SESSION_READ] = REQUEST_SESSION_READ,
-                                              [HELM__V1__REQUEST__BODY_SESSION_WRITE] = REQUEST_SESSION_WRITE,
-                                              [HELM__V1__REQUEST__BODY_SESSION_END] = REQUEST_SESSION_END};
-    request->kind =
-        (size_t)in->body_case < sizeof kinds / sizeof *kinds ? kinds[in->body_case] : REQUEST_NONE;
-    if (request->kind == REQUEST_NONE)
-        return REFUSE_FORMAT("the request has no body that version %d knows", REQUEST_VERSION);
-    if (request->kind == REQUEST_GENERATE)
-        return parse_generate(in->generate, limits, &request->generate, error);
-    if (request->kind == REQUEST_EMBED) return parse_embed(in->embed, limits, &request->generate, error);
-    if (request->kind == REQUEST_MASK) {
-        request->mask_index = in->mask->index;
-        return parse_mask(in->mask, limits, &request->mask, error);
-    }
-    if (request->kind >= REQUEST_SESSION_SAVE) return parse_session(in, limits, request, error);
-    if (request->kind != REQUEST_CANCEL) return 0;
+    return parse_session_tokens(in->session_save->tokens, in->session_save->n_tokens, limits,
+                                &request->session, error);
+}
+
+static int parse_restore(const Helm__V1__Request *in, const struct request_limits *limits,
+                         struct request *request, struct request_error *error)
+{
+    const Helm__V1__SessionRestore *restore = in->session_restore;
+    int rc = parse_shape(restore->shape, &request->session.shape, error);
+    return rc ? rc
+              : parse_session_tokens(restore->tokens, restore->n_tokens, limits, &request->session, error);
+}
+
+static int parse_session_id(const Helm__V1__Request *in, const struct request_limits *limits,
+                            struct request *request, struct request_error *error)
+{
+    (void)limits;
+    (void)error;
+    request->session.id =
+        request->kind == REQUEST_SESSION_READ ? in->session_read->id : in->session_end->id;
+    return 0;
+}
+
+/* ---- the others ---- */
+
+static int parse_next_mask(const Helm__V1__Request *in, const struct request_limits *limits,
+                           struct request *request, struct request_error *error)
+{
+    request->mask_index = in->mask->index;
+    return parse_mask(in->mask, limits, &request->mask, error);
+}
+
+static int parse_cancel(const Helm__V1__Request *in, const struct request_limits *limits,
+                        struct request *request, struct request_error *error)
+{
+    (void)limits;
     request->cancel_id = in->cancel->id;
     request->cancel_request_id = in->cancel->request_id;
     if ((request->cancel_id == 0) == (request->cancel_request_id == 0))
         return REFUSE_BOUND("cancel needs exactly one of id and request_id");
     return 0;
+}
+
+/* What each body becomes, and the function that reads it; NULL: nothing is in it. */
+static const struct {
+    enum request_kind kind;
+    int (*parse)(const Helm__V1__Request *in, const struct request_limits *limits, struct request *request,
+                 struct request_error *error);
+} bodies[] = {
+    [HELM__V1__REQUEST__BODY_GENERATE] = {REQUEST_GENERATE, parse_generate},
+    [HELM__V1__REQUEST__BODY_CANCEL] = {REQUEST_CANCEL, parse_cancel},
+    [HELM__V1__REQUEST__BODY_STATUS] = {REQUEST_STATUS, NULL},
+    [HELM__V1__REQUEST__BODY_MODEL_INFO] = {REQUEST_MODEL_INFO, NULL},
+    [HELM__V1__REQUEST__BODY_PLAN] = {REQUEST_PLAN, NULL},
+    [HELM__V1__REQUEST__BODY_LIST] = {REQUEST_LIST, NULL},
+    [HELM__V1__REQUEST__BODY_MASK] = {REQUEST_MASK, parse_next_mask},
+    [HELM__V1__REQUEST__BODY_EMBED] = {REQUEST_EMBED, parse_embed},
+    [HELM__V1__REQUEST__BODY_SESSION_SAVE] = {REQUEST_SESSION_SAVE, parse_save},
+    [HELM__V1__REQUEST__BODY_SESSION_RESTORE] = {REQUEST_SESSION_RESTORE, parse_restore},
+    [HELM__V1__REQUEST__BODY_SESSION_READ] = {REQUEST_SESSION_READ, parse_session_id},
+    [HELM__V1__REQUEST__BODY_SESSION_WRITE] = {REQUEST_SESSION_WRITE, parse_write},
+    [HELM__V1__REQUEST__BODY_SESSION_END] = {REQUEST_SESSION_END, parse_session_id},
+};
+
+static int parse_body(const Helm__V1__Request *in, const struct request_limits *limits,
+                      struct request *request, struct request_error *error)
+{
+    const bool known = (size_t)in->body_case < sizeof bodies / sizeof *bodies;
+    request->kind = known ? bodies[in->body_case].kind : REQUEST_NONE;
+    if (request->kind == REQUEST_NONE)
+        return REFUSE_FORMAT("the request has no body that version %d knows", REQUEST_VERSION);
+    return bodies[in->body_case].parse ? bodies[in->body_case].parse(in, limits, request, error) : 0;
 }
 
 static int parse_user(const char *in, const struct request_limits *limits, struct request *request,

@@ -21,6 +21,7 @@
 #define REQUEST_UNPACK_MAX ((size_t)64 << 20) /* the same */
 #define REQUEST_PROMPT_MAX ((uint32_t)1 << 21)
 #define REQUEST_STOP_MAX   64
+#define REQUEST_MARKS_MAX  64
 #define REQUEST_LABEL_MAX  64
 #define REQUEST_USER_MAX   64
 #define REQUEST_MASK_MAX   512                   /* ids of a mask that lists them */
@@ -54,6 +55,7 @@ struct request_generate {
     struct sampling_params sampling;
     bool has_seed;
     uint32_t stop[REQUEST_STOP_MAX], stop_count;
+    uint32_t mark[REQUEST_MARKS_MAX], mark_count; /* positions in the prompt, rising */
     bool ignore_eos;
     uint32_t deadline_ms;
     char label[REQUEST_LABEL_MAX + 1];

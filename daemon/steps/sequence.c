@@ -24,6 +24,8 @@ int sequence_create(struct request_generate *request, struct sequence **out, str
     seq->sampling = request->sampling;
     memcpy(seq->stop, request->stop, request->stop_count * sizeof *seq->stop);
     seq->stop_count = request->stop_count;
+    memcpy(seq->mark, request->mark, request->mark_count * sizeof *seq->mark);
+    seq->mark_count = request->mark_count;
     seq->ignore_eos = request->ignore_eos;
     seq->pooling = request->pooling;
     memcpy(seq->label, request->label, sizeof seq->label);

@@ -1,6 +1,7 @@
-/* What decides the numbers of an invariant plan's pages. See session_origin.h. Called by sessions.c; owns nothing. */
+/* The shape of a session's pages, and what decides the numbers of an invariant plan's. See session_origin.h. Called by sessions.c; owns nothing. */
 #include "daemon/steps/session_origin.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "common/model/content.h"
@@ -48,4 +49,34 @@ uint64_t session_origin_of(const struct plan *plan, const struct workers *worker
     for (int p = 0; p < PLAN_PROCESSORS; p++)
         digest = add_number(digest, exact ? LINEAR_EXACT : plan->inputs[p]);
     return digest ? digest : 1;
+}
+
+bool session_shape_differs(const struct request_shape *from, const struct request_shape *to, char *text,
+                           size_t room)
+{
+    const struct {
+        const char *what;
+        uint32_t from, to;
+    } numbers[] = {{"layers", from->layers, to->layers},
+                   {"KV heads", from->kv_heads, to->kv_heads},
+                   {"head_dim", from->head_dim, to->head_dim},
+                   {"tokens in a page", from->page_tokens, to->page_tokens}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (numbers[i].from == numbers[i].to) continue;
+        snprintf(text, room, "the session has %u %s, this daemon %u", numbers[i].from, numbers[i].what,
+                 numbers[i].to);
+        return true;
+    }
+    if (strcmp(from->kv_dtype, to->kv_dtype) != 0)
+        snprintf(text, room, "the session's KV cache is of %s, this daemon's of %s", from->kv_dtype,
+                 to->kv_dtype);
+    else if (strcmp(from->weights, to->weights) != 0)
+        snprintf(text, room, "the session's weights were converted to '%s', this daemon's to '%s'",
+                 from->weights, to->weights);
+    else if (from->model != to->model)
+        snprintf(text, room, "the session is of model %016llx, this daemon serves model %016llx",
+                 (unsigned long long)from->model, (unsigned long long)to->model);
+    else
+        return false;
+    return true;
 }

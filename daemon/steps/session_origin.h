@@ -1,16 +1,20 @@
-/* Where a session's pages come from, as far as it shows in their bits: of an invariant plan (common/plan/schedule.h) a
+/* Whether a session's pages are those of this daemon: their shape, and where they come from, as far as it shows in their bits: of an invariant plan (common/plan/schedule.h) a
  * digest of the version, the workers' kernels and devices, the homes and formats of units in the list that computed
  * the prompt, and how activations are rounded. Pages of one origin, model and type of cache are the same for the same
  * tokens.
  *
- * Called by sessions.c, once workers are ready. */
+ * Called by sessions.c, for origins once workers are ready. */
 #ifndef HELM_DAEMON_STEPS_SESSION_ORIGIN_H
 #define HELM_DAEMON_STEPS_SESSION_ORIGIN_H
 
 #include "common/plan/plan.h"
 #include "daemon/children/workers.h"
+#include "daemon/steps/request.h"
 
 /* 0: the plan is not invariant. exact: steps are STEP_EXACT. */
 uint64_t session_origin_of(const struct plan *plan, const struct workers *workers, uint32_t list, bool exact);
+/* What differs between two shapes, in words; false: nothing. */
+bool session_shape_differs(const struct request_shape *from, const struct request_shape *to, char *text,
+                           size_t room);
 
 #endif

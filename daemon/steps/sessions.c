@@ -168,20 +168,17 @@ static struct session *open_session(struct sessions *all, const struct asker *as
     return s;
 }
 
-/* Of `count` pages, how many a session can have: those that are known, with fixed states up to the last with a snapshot. */
+/* The first `count` pages of its tokens; with fixed states a session can have those up to the last with a snapshot. */
+static struct prefix_run run_of(const struct session *s, uint32_t count)
+{
+    return (struct prefix_run){.tokens = s->tokens, .count = count, .edge = UINT32_MAX};
+}
+
 static uint32_t reached(const struct sessions *all, const struct session *s, uint32_t count)
 {
-    const struct prefix_index *known = &pages_of(all)->known;
-    uint32_t pages = 0;
-    uint64_t end = s->scope;
-    if (!all->state_bytes) return kv_pages_known(pages_of(all), count, s->tokens, end);
-    for (uint32_t i = 0; i < count; i++) {
-        const uint32_t page = prefix_index_find(known, end, tokens_of(all, s, i));
-        if (page == PREFIX_NO_PAGE) break;
-        end = prefix_index_number(known, page);
-        if (snapshots_find(&all->batcher->snapshots, end) != STATE_NO_SNAPSHOT) pages = i + 1;
-    }
-    return pages;
+    const struct prefix_run run = run_of(s, count);
+    uint32_t ignored;
+    return prefix_reached(pages_of(all), &all->batcher->snapshots, &run, s->scope, &ignored);
 }
 
 /* The first `count` pages of the session's tokens were used just now. *end: the number of the last one; *last: that page. */
@@ -222,8 +219,10 @@ const struct session *sessions_save(struct sessions *all, const struct asker *as
     const struct plan *plan = all->batcher->with.plan;
     set_list(all, s, plan->invariant ? plan_prompt_list(plan, request->token_count) : 0);
     scopes_of(all, asker, s->list, scope);
-    s->scope = s->before = end = prefix_better_scope(pages_of(all), scope, whole, s->tokens);
-    s->pages = s->scope == SEQUENCE_NO_SCOPE ? 0 : reached(all, s, whole);
+    const struct prefix_run run = run_of(s, whole);
+    s->scope = s->before = end =
+        prefix_better_scope(pages_of(all), &all->batcher->snapshots, &run, scope);
+    s->pages = reached(all, s, whole);
     if (s->pages && touch(all, s, s->pages, &end, &last)) return s;
     refuse(all, asker, s->pages ? HELM__V1__ERROR_CODE__ERROR_FAILED : HELM__V1__ERROR_CODE__ERROR_NOT_FOUND,
            s->pages ? "no memory for a session of %u pages"
@@ -235,36 +234,6 @@ const struct session *sessions_save(struct sessions *all, const struct asker *as
 }
 
 /* ---- restoring: shape and origin ---- */
-
-/* What differs between two shapes, in words; false: nothing. */
-static bool differs(const struct request_shape *from, const struct request_shape *to, char *text, size_t room)
-{
-    const struct {
-        const char *what;
-        uint32_t from, to;
-    } numbers[] = {{"layers", from->layers, to->layers},
-                   {"KV heads", from->kv_heads, to->kv_heads},
-                   {"head_dim", from->head_dim, to->head_dim},
-                   {"tokens in a page", from->page_tokens, to->page_tokens}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        if (numbers[i].from == numbers[i].to) continue;
-        snprintf(text, room, "the session has %u %s, this daemon %u", numbers[i].from, numbers[i].what,
-                 numbers[i].to);
-        return true;
-    }
-    if (strcmp(from->kv_dtype, to->kv_dtype) != 0)
-        snprintf(text, room, "the session's KV cache is of %s, this daemon's of %s", from->kv_dtype,
-                 to->kv_dtype);
-    else if (strcmp(from->weights, to->weights) != 0)
-        snprintf(text, room, "the session's weights were converted to '%s', this daemon's to '%s'",
-                 from->weights, to->weights);
-    else if (from->model != to->model)
-        snprintf(text, room, "the session is of model %016llx, this daemon serves model %016llx",
-                 (unsigned long long)from->model, (unsigned long long)to->model);
-    else
-        return false;
-    return true;
-}
 
 /* The list of an invariant plan whose pages have this origin. False: none has. */
 static bool find_list(const struct sessions *all, uint64_t origin, uint32_t *list)
@@ -284,7 +253,7 @@ const struct session *sessions_restore(struct sessions *all, const struct asker 
     uint64_t scope[2];
     uint32_t list = 0;
     const uint32_t page_tokens = all->shape.page_tokens;
-    if (differs(&request->shape, &all->shape, text, sizeof text)) {
+    if (session_shape_differs(&request->shape, &all->shape, text, sizeof text)) {
         refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "%s", text);
         return NULL;
     }
@@ -465,7 +434,7 @@ static void store_state(struct sessions *all, struct session *s)
         return;
     }
     memcpy(arena_snapshot_of(all->batcher->with.arena, snapshot), s->bytes, (size_t)all->state_bytes);
-    snapshots_make_known(snapshots, snapshot, s->before);
+    snapshots_make_known(snapshots, snapshot, s->before, s->pages * all->shape.page_tokens);
     end_store(all, s);
 }
 

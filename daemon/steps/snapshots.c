@@ -56,11 +56,24 @@ uint32_t snapshots_find(const struct snapshots *all, uint64_t number)
     return i;
 }
 
-/* It is not found any more. */
+/* It comes after the snapshot of this number, if that is there. */
+static void set_before(struct snapshots *all, uint32_t snapshot, uint64_t before)
+{
+    struct snapshot *s = at(all, snapshot);
+    const uint32_t from = snapshots_find(all, s->before), to = snapshots_find(all, before);
+    if (from != STATE_NO_SNAPSHOT) at(all, from)->longer--;
+    if (to != STATE_NO_SNAPSHOT) at(all, to)->longer++;
+    s->before = to != STATE_NO_SNAPSHOT ? before : 0;
+}
+
+/* It is not found any more: those after it come after the one in front of it. */
 static void forget(struct snapshots *all, uint32_t snapshot)
 {
     struct snapshot *s = at(all, snapshot);
     if (!s->number) return;
+    for (uint32_t i = 1; i <= all->count && s->longer; i++)
+        if (at(all, i)->before == s->number) set_before(all, i, s->before);
+    set_before(all, snapshot, 0);
     uint32_t *link = bucket_of(all, s->number);
     while (*link != snapshot) link = &at(all, *link)->next;
     *link = s->next;
@@ -83,30 +96,63 @@ static void unpin(struct snapshots *all, uint32_t snapshot)
     s->pins--;
 }
 
-uint32_t snapshots_take_empty(struct snapshots *all)
+/* It and all in front of it were used just now. */
+static void touch(struct snapshots *all, uint32_t snapshot)
 {
-    uint32_t oldest = STATE_NO_SNAPSHOT;
-    for (uint32_t i = 1; i <= all->count; i++)
-        if (!at(all, i)->pins && (oldest == STATE_NO_SNAPSHOT || at(all, i)->used < at(all, oldest)->used))
-            oldest = i;
-    if (oldest == STATE_NO_SNAPSHOT) return oldest;
-    drop(all, oldest);
-    *at(all, oldest) = (struct snapshot){.used = ++all->clock, .pins = 1};
-    return oldest;
+    all->clock++;
+    for (; snapshot != STATE_NO_SNAPSHOT; snapshot = snapshots_find(all, at(all, snapshot)->before))
+        at(all, snapshot)->used = all->clock;
 }
 
-void snapshots_make_known(struct snapshots *all, uint32_t snapshot, uint64_t number)
+/* How useful it is (snapshots.h); 0: it is free. */
+static uint32_t rank_of(const struct snapshots *all, const struct snapshot *s)
 {
+    if (!s->used) return 0;
+    if (all->clock - s->used > all->count) return 1;
+    return s->longer ? 1 + s->marked : 3;
+}
+
+static bool goes_sooner(const struct snapshots *all, const struct snapshot *a, const struct snapshot *b)
+{
+    const uint32_t rank_a = rank_of(all, a), rank_b = rank_of(all, b);
+    if (rank_a != rank_b) return rank_a < rank_b;
+    return a->used != b->used ? a->used < b->used : a->end < b->end;
+}
+
+uint32_t snapshots_take_empty(struct snapshots *all)
+{
+    uint32_t first = STATE_NO_SNAPSHOT;
+    for (uint32_t i = 1; i <= all->count; i++)
+        if (!at(all, i)->pins &&
+            (first == STATE_NO_SNAPSHOT || goes_sooner(all, at(all, i), at(all, first))))
+            first = i;
+    if (first == STATE_NO_SNAPSHOT) return first;
+    all->dropped += at(all, first)->number != 0;
+    drop(all, first);
+    at(all, first)->pins = 1;
+    return first;
+}
+
+/* It is let go and known; the snapshot that is, which is another one where a sequence was quicker. */
+static uint32_t enter(struct snapshots *all, uint32_t snapshot, uint64_t number, uint32_t end)
+{
+    const uint32_t there = snapshots_find(all, number);
     struct snapshot *s = at(all, snapshot);
     unpin(all, snapshot);
-    if (snapshots_find(all, number) != STATE_NO_SNAPSHOT) { /* another sequence was quicker */
+    if (there != STATE_NO_SNAPSHOT) {
         drop(all, snapshot);
-        return;
+        return there;
     }
     s->number = number;
-    s->used = ++all->clock;
+    s->end = end;
     s->next = *bucket_of(all, number);
     *bucket_of(all, number) = snapshot;
+    return snapshot;
+}
+
+void snapshots_make_known(struct snapshots *all, uint32_t snapshot, uint64_t number, uint32_t end)
+{
+    touch(all, enter(all, snapshot, number, end));
 }
 
 void snapshots_give_back(struct snapshots *all, uint32_t snapshot)
@@ -121,8 +167,11 @@ void snapshots_begin(struct snapshots *all, struct sequence *seq, uint32_t snaps
 {
     snapshots_leave(all, seq);
     at(all, snapshot)->pins++;
-    at(all, snapshot)->used = ++all->clock;
+    touch(all, snapshot);
+    all->hits++;
     seq->state_from = snapshot;
+    seq->state_at = at(all, snapshot)->end;
+    seq->state_before = at(all, snapshot)->number;
 }
 
 void snapshots_leave(struct snapshots *all, struct sequence *seq)
@@ -133,35 +182,64 @@ void snapshots_leave(struct snapshots *all, struct sequence *seq)
 
 /* ---- rows ---- */
 
-/* The end of the last page in front of the last of `tokens`, whose logits are wanted. */
-static uint32_t end_of(const struct snapshots *all, uint32_t tokens)
+/* The end of the last page in front of the last of `tokens`, whose logits are wanted, unless it is computed again. */
+static uint32_t end_of(const struct snapshots *all, const struct sequence *seq, uint32_t tokens)
 {
-    return (tokens - 1) / all->page_tokens * all->page_tokens;
+    return (tokens - !seq->again) / all->page_tokens * all->page_tokens;
 }
 
 /* The same of what is computed as a prompt: it alone, or after a preemption or a loss with the answer so far. */
 static uint32_t last_of(const struct snapshots *all, const struct sequence *seq)
 {
-    return end_of(all, seq->apart ? seq->prompt_count : seq->token_count);
+    return end_of(all, seq, seq->apart ? seq->prompt_count : seq->token_count);
+}
+
+void snapshots_mark(const struct snapshots *all, struct sequence *seq)
+{
+    uint32_t ends = 0, from = REQUEST_MARKS_MAX;
+    for (uint32_t i = 0; all->on && i < seq->mark_count; i++) {
+        const uint32_t last = end_of(all, seq, seq->prompt_count),
+                       page = seq->mark[i] / all->page_tokens * all->page_tokens,
+                       end = page < last ? page : last;
+        if (end && (!ends || end > seq->mark[ends - 1])) seq->mark[ends++] = end;
+    }
+    /* the newest stay, and the first, which other conversations have as well */
+    for (uint32_t i = ends; i-- > 0;)
+        if (i == 0 || ends - i <= SNAPSHOTS_MARKS_NEAR || seq->mark[from] - seq->mark[i] >= all->prompt_every)
+            seq->mark[--from] = seq->mark[i];
+    seq->mark_count = REQUEST_MARKS_MAX - from;
+    memmove(seq->mark, seq->mark + from, seq->mark_count * sizeof *seq->mark);
+}
+
+static void take_nearer(uint32_t *next, uint32_t after, uint32_t end)
+{
+    if (end > after && (!*next || end < *next)) *next = end;
+}
+
+/* The first chosen position after `after` of what is computed as a prompt; 0: none. */
+static uint32_t chosen_after(const struct snapshots *all, const struct sequence *seq, uint32_t after)
+{
+    uint32_t next = 0;
+    if (after >= last_of(all, seq)) return 0;
+    take_nearer(&next, after, last_of(all, seq));
+    take_nearer(&next, after, end_of(all, seq, seq->prompt_count));
+    take_nearer(&next, after, (after / all->prompt_every + 1) * all->prompt_every);
+    for (uint32_t i = 0; i < seq->mark_count; i++)
+        if (seq->mark[i] >= seq->state_at + SNAPSHOTS_MARK_TOKENS) take_nearer(&next, after, seq->mark[i]);
+    return next;
 }
 
 uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq)
 {
-    if (!all->on || seq->rung >= last_of(all, seq)) return 0;
-    const uint32_t next = (seq->rung / all->prompt_every + 1) * all->prompt_every,
-                   prompt = end_of(all, seq->prompt_count);
-    uint32_t cut = last_of(all, seq);
-    if (next < cut) cut = next;
-    return prompt > seq->rung && prompt < cut ? prompt : cut;
+    return all->on ? chosen_after(all, seq, seq->rung) : 0;
 }
 
 /* Whether a row that ends there leaves a snapshot: its page will have a number, and it is one of the chosen positions. */
 static bool wants(const struct snapshots *all, const struct sequence *seq, uint32_t end)
 {
     if (!all->on || end % all->page_tokens || seq->scope == SEQUENCE_NO_SCOPE) return false;
-    if (end == end_of(all, seq->prompt_count) || end == last_of(all, seq)) return true;
-    if (end <= seq->prompt_count) return end % all->prompt_every == 0;
-    return !seq->apart && end % all->answer_every == 0;
+    if (chosen_after(all, seq, end - 1) == end) return true;
+    return end > seq->prompt_count && !seq->apart && end % all->answer_every == 0;
 }
 
 void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row *row)
@@ -170,9 +248,27 @@ void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row 
     row->state_from = seq->state_from; /* with its pin */
     seq->state_from = STATE_NO_SNAPSHOT;
     row->state_to = wants(all, seq, end) ? snapshots_take_empty(all) : STATE_NO_SNAPSHOT;
+    if (row->state_to) seq->state_at = end;
 }
 
-/* Of an answer the newest alone stays: the next turn goes on behind it. */
+static bool is_marked(const struct snapshots *all, const struct sequence *seq, uint32_t end)
+{
+    bool marked = end == end_of(all, seq, seq->prompt_count);
+    for (uint32_t i = 0; i < seq->mark_count; i++) marked |= seq->mark[i] == end;
+    return marked;
+}
+
+/* It comes after the sequence's last one, unless it is known to come after a nearer one. */
+static void follow(struct snapshots *all, const struct sequence *seq, uint32_t snapshot)
+{
+    const uint32_t before = snapshots_find(all, at(all, snapshot)->before),
+                   last = snapshots_find(all, seq->state_before);
+    if (last == STATE_NO_SNAPSHOT || last == snapshot) return;
+    if (before == STATE_NO_SNAPSHOT || at(all, before)->end < at(all, last)->end)
+        set_before(all, snapshot, seq->state_before);
+}
+
+/* The newest alone of an answer stays: the next turn goes on after it. */
 static void replace_answers(struct snapshots *all, struct sequence *seq, uint32_t end)
 {
     if (end <= seq->prompt_count) return;
@@ -192,7 +288,11 @@ void snapshots_done(struct snapshots *all, const struct step_row *row, struct se
         snapshots_give_back(all, row->state_to);
         return;
     }
-    snapshots_make_known(all, row->state_to, seq->page_end);
+    const uint32_t left = enter(all, row->state_to, seq->page_end, end);
+    follow(all, seq, left);
+    at(all, left)->marked |= is_marked(all, seq, end);
+    touch(all, left);
+    seq->state_before = seq->page_end;
     replace_answers(all, seq, end);
 }
 
@@ -200,8 +300,9 @@ void snapshots_lost(struct snapshots *all, bool intact)
 {
     for (uint32_t i = 1; all->on && i <= all->count; i++) {
         at(all, i)->pins = 0;
-        if (!intact || !at(all, i)->number) drop(all, i);
+        if (!intact) *at(all, i) = (struct snapshot){0};
     }
+    for (uint32_t i = 0; all->on && !intact && i <= all->mask; i++) all->bucket[i] = STATE_NO_SNAPSHOT;
 }
 
 uint32_t snapshots_known(const struct snapshots *all)

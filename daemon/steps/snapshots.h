@@ -7,7 +7,14 @@
  * A snapshot is known by the number of the page that ends at its position (prefix_index.h), which stands for all tokens up
  * to there. A number is never given twice, so a snapshot whose page was reused is never found, and goes when it is the one
  * used longest ago. A pinned snapshot is one that a step in flight reads or writes, or that a sequence is about to begin
- * with. A broken count is a broken invariant: abort. */
+ * with. A broken count is a broken invariant: abort.
+ *
+ * A snapshot that a sequence leaves comes after the one that it began with or left last: the snapshots of a conversation are a
+ * tree. A sequence that begins with one, or leaves one, uses all in front of it. If all are in use, one of the lowest rank gives
+ * its place away, the one used longest ago, of those used together the shortest:
+ *   1. at no mark, with a longer one after it; and any that was not used since as many snapshots as there are were;
+ *   2. at a mark, or at a prompt's end, with a longer one after it;
+ *   3. with none after it. */
 #ifndef HELM_DAEMON_STEPS_SNAPSHOTS_H
 #define HELM_DAEMON_STEPS_SNAPSHOTS_H
 
@@ -17,11 +24,17 @@
 
 #define SNAPSHOTS_PROMPT_TOKENS                                                                              \
     1024                           /* a long prompt leaves one at each multiple, or page if that is longer */
-#define SNAPSHOTS_ANSWER_TOKENS 64 /* an answer likewise, of which the newest stays */
+#define SNAPSHOTS_ANSWER_TOKENS 32 /* an answer likewise, of which the newest stays */
+#define SNAPSHOTS_MARK_TOKENS   64 /* a mark nearer to the snapshot in front of it leaves none */
+#define SNAPSHOTS_MARKS_NEAR    4  /* the last marks; those in front are as far apart as a long prompt's */
 
 struct snapshot {
     uint64_t number; /* of the page that ends there; 0: not known yet, or free */
-    uint64_t used;   /* when it was known or begun with last; 0: free */
+    uint64_t before; /* the snapshot in front of it, by its number; 0: none */
+    uint64_t used;   /* when it, or one after it, was known or begun with last; 0: free */
+    uint32_t end;    /* its position */
+    uint32_t longer; /* snapshots directly after it */
+    bool marked;     /* at a mark, or at the end of a prompt */
     uint32_t pins;
     uint32_t next; /* in its bucket */
 };
@@ -30,7 +43,7 @@ struct snapshots {
     bool on; /* some layer's state is fixed */
     uint32_t count, mask;
     uint32_t page_tokens, prompt_every, answer_every;
-    uint64_t clock;
+    uint64_t clock, hits, dropped; /* hits: begun with; dropped: found no more, for others */
     struct snapshot *snapshot; /* [count + 1], from 1 on */
     uint32_t *bucket;          /* [mask + 1] */
 };
@@ -46,6 +59,8 @@ void snapshots_begin(struct snapshots *all, struct sequence *seq, uint32_t snaps
 /* It gives up its slot, or begins anew. */
 void snapshots_leave(struct snapshots *all, struct sequence *seq);
 
+/* A new sequence's marks become the ends of pages where it leaves snapshots. */
+void snapshots_mark(const struct snapshots *all, struct sequence *seq);
 /* Where the sequence's next row must end at most, so that a snapshot can be taken there; 0: anywhere. */
 uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq);
 /* Fills in state_from and state_to of a row that is about to be rung. */
@@ -53,9 +68,10 @@ void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row 
 /* The row's step is done, and prefix_computed has taken it. seq NULL: it has left its slot, or the row failed. */
 void snapshots_done(struct snapshots *all, const struct step_row *row, struct sequence *seq);
 
-/* For sessions, and the check (check.h): an empty one, pinned (STATE_NO_SNAPSHOT: all are in use); then known by its page's number, and not pinned. */
+/* For sessions, and the check (check.h): an empty one, pinned (STATE_NO_SNAPSHOT: all are pinned); then known by its page's
+ * number, which ends at `end`, and not pinned. */
 uint32_t snapshots_take_empty(struct snapshots *all);
-void snapshots_make_known(struct snapshots *all, uint32_t snapshot, uint64_t number);
+void snapshots_make_known(struct snapshots *all, uint32_t snapshot, uint64_t number, uint32_t end);
 /* The same that is of no use any more. */
 void snapshots_give_back(struct snapshots *all, uint32_t snapshot);
 

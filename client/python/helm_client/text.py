@@ -17,7 +17,8 @@ class _Err(ctypes.Structure):
 
 
 class _Prompt(ctypes.Structure):
-    _fields_ = [("text", ctypes.c_void_p), ("length", ctypes.c_size_t), ("ids", ctypes.c_void_p), ("count", ctypes.c_size_t)]
+    _fields_ = [("text", ctypes.c_void_p), ("length", ctypes.c_size_t), ("ids", ctypes.c_void_p), ("count", ctypes.c_size_t),
+                ("marks", ctypes.c_uint32 * 64), ("mark_count", ctypes.c_size_t)]
 
 
 class _Input(ctypes.Structure):

@@ -358,6 +358,127 @@ static void test_ways(void **state)
     helm_tokenizer_close(tokenizer);
 }
 
+/* ---- marks: ends of messages ---- */
+
+/* A conversation of `turns` questions, all but the last answered. */
+static void talk(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer, bool system, int turns,
+                 const char *last, struct helm_chat_prompt *prompt)
+{
+    json_t *list = json_array();
+    struct helm_err err = {0};
+    if (system)
+        json_array_append_new(list, json_pack("{s:s, s:s}", "role", "system", "content", "Be of some help."));
+    for (int i = 0; i < turns; i++) {
+        const char *question = i == turns - 1 ? last : "how is the weather over there?";
+        json_array_append_new(list, json_pack("{s:s, s:s}", "role", "user", "content", question));
+        if (i < turns - 1)
+            json_array_append_new(list, json_pack("{s:s, s:s}", "role", "assistant", "content",
+                                                  "there is some rain, as always."));
+    }
+    char *text = json_dumps(list, 0);
+    const struct helm_chat_input input = {
+        .messages = text, .add_generation_prompt = 1, .now_s = 1753500000};
+    if (helm_chat_encode_json(chat, tokenizer, &input, 0, prompt, &err)) fail_msg("%s", err.text);
+    free(text);
+    json_decref(list);
+}
+
+/* What two prompts have in common reaches little further than a mark of the first, or than its end. */
+static void check_near(const char *what, const struct helm_chat_prompt *a, const struct helm_chat_prompt *b)
+{
+    size_t common = 0, best = 0;
+    while (common < a->count && common < b->count && a->ids[common] == b->ids[common]) common++;
+    for (size_t i = 0; i < a->mark_count; i++) {
+        assert_true(a->marks[i] > (i ? a->marks[i - 1] : 0) && a->marks[i] <= a->count);
+        if (a->marks[i] <= common) best = a->marks[i];
+    }
+    if (best + 26 < common && common + 26 < a->count)
+        fail_msg("%s: %zu tokens in common, a mark at %zu of %zu: %s", what, common, best, a->count, a->text);
+}
+
+static void check_marks(const char *what, const struct helm_chat *chat,
+                        const struct helm_tokenizer *tokenizer, bool system)
+{
+    struct helm_chat_prompt before, edited, next;
+    talk(chat, tokenizer, system, 3, "and what of the day after that?", &before);
+    talk(chat, tokenizer, system, 3, "tell me a story instead of that.", &edited);
+    talk(chat, tokenizer, system, 4, "and what of the day after that?", &next);
+    check_near(what, &before, &edited);
+    if (strcmp(what, "parts.jinja") != 0) /* it writes how many messages there are */
+        check_near(what, &before, &next);
+    if (before.mark_count < 2) fail_msg("%s: %zu marks", what, before.mark_count);
+    helm_chat_prompt_free(&before);
+    assert_int_equal(before.mark_count, 0);
+    helm_chat_prompt_free(&edited);
+    helm_chat_prompt_free(&next);
+}
+
+static void test_marks(void **state)
+{
+    for (size_t i = 0; i < FAMILIES; i++) {
+        struct helm_chat *chat = open_chat(*state, &families[i]);
+        for (int pieces = 0; pieces < 2; pieces++) {
+            struct helm_tokenizer *tokenizer = make_tokenizer(&families[i], pieces);
+            check_marks(families[i].file, chat, tokenizer, families[i].system);
+            helm_tokenizer_close(tokenizer);
+        }
+        helm_chat_close(&chat);
+    }
+}
+
+static struct helm_chat *open_template(const char *folder, const char *template)
+{
+    struct helm_chat *chat;
+    struct helm_err err = {0};
+    write_file(folder, "chat_template.jinja", template, strlen(template));
+    write_file(folder, "tokenizer_config.json", "{}", 2);
+    if (helm_chat_open(folder, &chat, &err)) fail_msg("%s: %s", template, err.text);
+    return chat;
+}
+
+/* Beginnings are rendered, and one that is refused, or is no beginning, has no mark. */
+static void test_marks_without_special_tokens(void **state)
+{
+    static const char plain[] = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+    static const char strict[] = "{% if messages|length < 5 %}{{ raise_exception('no') }}{% endif %}"
+                                 "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+    static const char counting[] = "{{ messages|length }} messages"
+                                   "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    struct helm_tokenizer *tokenizer = make_tokenizer(&families[0], false);
+    struct helm_chat *chat = open_template(*state, plain);
+    struct helm_chat_prompt prompt;
+    check_marks("plain", chat, tokenizer, true);
+    helm_chat_close(&chat);
+    chat = open_template(*state, strict);
+    talk(chat, tokenizer, false, 3, "and what of the day after that?", &prompt);
+    assert_int_equal(prompt.mark_count, 1); /* the fifth message's end; four are refused */
+    helm_chat_prompt_free(&prompt);
+    helm_chat_close(&chat);
+    chat = open_template(*state, counting);
+    talk(chat, tokenizer, false, 3, "and what of the day after that?", &prompt);
+    assert_int_equal(prompt.mark_count, 1); /* fewer messages begin otherwise */
+    assert_int_equal(prompt.marks[0], prompt.count);
+    helm_chat_prompt_free(&prompt);
+    helm_chat_close(&chat);
+    helm_tokenizer_close(tokenizer);
+}
+
+static void test_marks_of_a_long_conversation(void **state)
+{
+    struct helm_tokenizer *tokenizer = make_tokenizer(&families[0], false);
+    struct helm_chat *chat = open_chat(*state, &families[0]);
+    struct helm_chat_prompt prompt, first;
+    talk(chat, tokenizer, true, 100, "and what of the day after that?", &prompt);
+    talk(chat, tokenizer, true, 1, "and what of the day after that?", &first);
+    assert_int_equal(prompt.mark_count, HELM_CHAT_MARKS_MAX);
+    assert_int_equal(prompt.marks[0], first.marks[0]); /* what all conversations have: the system message */
+    assert_true(prompt.marks[1] > prompt.count / 2 && prompt.marks[63] + 40 > prompt.count);
+    helm_chat_prompt_free(&prompt);
+    helm_chat_prompt_free(&first);
+    helm_chat_close(&chat);
+    helm_tokenizer_close(tokenizer);
+}
+
 static int make_folder(void **state)
 {
     char *folder = strdup("/tmp/helm-test-control-XXXXXX");
@@ -385,6 +506,9 @@ int main(void)
         cmocka_unit_test(test_all_templates),
         cmocka_unit_test_setup_teardown(test_plain_text, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(test_ways, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(test_marks, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(test_marks_without_special_tokens, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(test_marks_of_a_long_conversation, make_folder, remove_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -265,7 +265,8 @@ static void save(struct pool *p, const struct sequence *seq)
 {
     const uint64_t scope[2] = {0, RESTORED};
     const uint32_t whole = seq->token_count / PAGE;
-    uint64_t end = prefix_better_scope(&p->pages, scope, whole, seq->tokens);
+    const struct prefix_run run = {.tokens = seq->tokens, .count = whole, .edge = UINT32_MAX};
+    uint64_t end = prefix_better_scope(&p->pages, &p->none, &run, scope);
     uint32_t front = PREFIX_NO_PAGE;
     memcpy(p->saved_tokens, seq->tokens, whole * PAGE * sizeof *seq->tokens);
     for (p->saved = 0; p->saved < whole; p->saved++) {

@@ -171,6 +171,36 @@ static void counts_and_ids_have_their_bounds(void **state)
     refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "prompt[9]");
 }
 
+static void marks_rise_within_the_prompt(void **state)
+{
+    (void)state;
+    struct example e;
+    struct request request;
+    struct request_error error;
+    uint32_t marks[65];
+    example_init(&e);
+    for (uint32_t i = 0; i < 65; i++) marks[i] = i + 1;
+    e.generate.marks = marks;
+    e.generate.n_marks = 10; /* the last is the prompt's end */
+    takes(&e);
+    assert_int_equal(parse(&e, &request, &error), 0);
+    assert_int_equal(request.generate.mark_count, 10);
+    assert_int_equal(request.generate.mark[9], 10);
+    request_free(&request);
+    e.generate.n_marks = 11;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "marks[10] is 11, must be in [1, 10]");
+    e.generate.n_marks = 65;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_TOO_LARGE, "marks has 65 entries, at most 64 are taken");
+    e.generate.n_marks = 2;
+    marks[0] = 0;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "marks[0] is 0, must be in [1, 10]");
+    marks[0] = marks[1] = 4;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "marks[1] is 4, not above the mark in front of it, 4");
+    marks[1] = UINT32_MAX;
+    e.generate.n_marks = 3;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "marks[1] is 4294967295");
+}
+
 static void the_context_holds_prompt_and_output(void **state)
 {
     (void)state;
@@ -527,6 +557,7 @@ int main(void)
         cmocka_unit_test(defaults_are_filled_in),
         cmocka_unit_test(every_float_has_its_bounds),
         cmocka_unit_test(counts_and_ids_have_their_bounds),
+        cmocka_unit_test(marks_rise_within_the_prompt),
         cmocka_unit_test(the_context_holds_prompt_and_output),
         cmocka_unit_test(labels_are_clean_text),
         cmocka_unit_test(a_gateway_names_users),

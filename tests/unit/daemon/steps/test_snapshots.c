@@ -93,6 +93,17 @@ static void begin(struct rig *r, uint32_t i, const uint32_t *tokens, uint32_t co
     r->open[i] = true;
 }
 
+static void mark_at_random(struct rig *r, struct sequence *seq)
+{
+    while (draw(r, 3)) { /* rising, some near each other */
+        const uint32_t before = seq->mark_count ? seq->mark[seq->mark_count - 1] : 0,
+                       mark = before + 1 + draw(r, 40);
+        if (mark > seq->prompt_count) break;
+        seq->mark[seq->mark_count++] = mark;
+    }
+    snapshots_mark(&r->snapshots, seq);
+}
+
 static bool take(struct rig *r, uint32_t i)
 {
     return prefix_take(&r->pages, &r->snapshots, r->table[i], &r->seq[i]);
@@ -183,6 +194,7 @@ static void operate(struct rig *r)
                             ? r->seq[like].tokens[t]
                             : draw(r, 5);
         begin(r, i, prompt, count);
+        mark_at_random(r, &r->seq[i]);
     } else if (what < 80) {
         done(r, i, what != 0, true);
         r->open[i] = r->seq[i].token_count < CONTEXT; /* the context is full: it ends */
@@ -265,6 +277,142 @@ static void prompts_are_cut_where_snapshots_are_taken(void **state)
     rig_close(&r);
 }
 
+/* Ends of the rows of a prompt that was given marks. */
+static void check_marks(const uint32_t *marks, uint32_t count, uint32_t prompt, const uint32_t *ends)
+{
+    struct rig r;
+    uint32_t tokens[CONTEXT];
+    rig_open(&r);
+    r.snapshots.prompt_every = 128 * PAGE;
+    for (uint32_t t = 0; t < CONTEXT; t++) tokens[t] = t % 5;
+    begin(&r, 0, tokens, prompt);
+    if (count) memcpy(r.seq[0].mark, marks, count * sizeof *marks);
+    r.seq[0].mark_count = count;
+    snapshots_mark(&r.snapshots, &r.seq[0]);
+    do {
+        assert_true(ring(&r, 0, CONTEXT));
+        assert_int_equal(r.seq[0].rung, *ends);
+        assert_int_equal(r.flying[0].row.state_to != 0, *ends < prompt);
+        done(&r, 0, true, true);
+    } while (*ends++ < prompt);
+    leave(&r, 0);
+    check_pins(&r);
+    rig_close(&r);
+}
+
+static void marks_are_positions_of_snapshots(void **state)
+{
+    (void)state;
+    /* a mark leaves a snapshot at the end of the page in front of it, unless another is near */
+    check_marks((uint32_t[]){70, 100, 139}, 3, 150, (uint32_t[]){68, 136, 148, 150});
+    check_marks((uint32_t[]){71, 72, 150}, 3, 150, (uint32_t[]){68, 148, 150});
+    check_marks((uint32_t[]){3, 63, 150}, 3, 150, (uint32_t[]){148, 150});
+    check_marks(NULL, 0, 150, (uint32_t[]){148, 150});
+}
+
+static void many_marks_are_thinned(void **state)
+{
+    (void)state;
+    struct rig r;
+    uint32_t tokens[CONTEXT] = {0};
+    rig_open(&r);
+    r.snapshots.prompt_every = 8 * PAGE;
+    begin(&r, 0, tokens, CONTEXT);
+    for (uint32_t i = 0; i < 39; i++) r.seq[0].mark[i] = (i + 1) * PAGE + 1; /* 39: all pages' ends but one */
+    r.seq[0].mark_count = 39;
+    snapshots_mark(&r.snapshots, &r.seq[0]);
+    static const uint32_t kept[] = {1, 4, 12, 20, 28, 36, 37, 38, 39};
+    assert_int_equal(r.seq[0].mark_count, sizeof kept / sizeof *kept);
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        assert_int_equal(r.seq[0].mark[i], kept[i] * PAGE);
+    for (uint32_t i = 0; i < REQUEST_MARKS_MAX; i++) r.seq[0].mark[i] = i + 1; /* as many as there may be */
+    r.seq[0].mark_count = REQUEST_MARKS_MAX;
+    snapshots_mark(&r.snapshots, &r.seq[0]);
+    assert_int_equal(r.seq[0].mark[r.seq[0].mark_count - 1], 64);
+    leave(&r, 0);
+    rig_close(&r);
+}
+
+/* Known and not yet used: what a session restores. */
+static void put(struct rig *r, uint64_t number, uint32_t end)
+{
+    const uint32_t snapshot = snapshots_take_empty(&r->snapshots);
+    assert_int_not_equal(snapshot, STATE_NO_SNAPSHOT);
+    snapshots_make_known(&r->snapshots, snapshot, number, end);
+}
+
+static bool has(const struct rig *r, uint32_t seq, uint32_t end)
+{
+    struct sequence *s = (struct sequence *)&r->seq[seq];
+    const struct prefix_run run = {.tokens = s->tokens, .count = end / PAGE, .edge = UINT32_MAX};
+    uint32_t snapshot;
+    return prefix_reached(&r->pages, &r->snapshots, &run, 0, &snapshot) == end / PAGE;
+}
+
+/* A conversation of 150 tokens: snapshots at 16 and 32, which are periodic, a mark at 100, the prompt's end at 148. */
+static void converse(struct rig *r, uint32_t kind)
+{
+    uint32_t tokens[CONTEXT];
+    for (uint32_t t = 0; t < CONTEXT; t++) tokens[t] = (t * kind + t / 7) % 5;
+    begin(r, kind, tokens, 150);
+    r->seq[kind].mark[0] = 101;
+    r->seq[kind].mark_count = 1;
+    snapshots_mark(&r->snapshots, &r->seq[kind]);
+    r->snapshots.prompt_every = 4 * PAGE;
+    while (r->seq[kind].cached < 150) {
+        if (r->seq[kind].cached == 32) r->snapshots.prompt_every = 128 * PAGE;
+        assert_true(ring(r, kind, CONTEXT));
+        done(r, kind, true, false);
+    }
+}
+
+static void the_least_useful_goes_first(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r);
+    converse(&r, 1);
+    assert_int_equal(snapshots_known(&r.snapshots), 4);
+    for (uint64_t n = 0; n < SNAPSHOTS - 4; n++) put(&r, 1000 + n, 4); /* three others, each without a longer one */
+    assert_true(has(&r, 1, 16) && has(&r, 1, 32) && has(&r, 1, 100) && has(&r, 1, 148));
+    assert_int_equal(r.snapshots.dropped, 0);
+    put(&r, 2000, 4);
+    assert_true(!has(&r, 1, 16) && has(&r, 1, 32)); /* the shorter periodic one */
+    put(&r, 2001, 4);
+    assert_true(!has(&r, 1, 32) && has(&r, 1, 100)); /* the other one, before marks and before older tips */
+    assert_true(snapshots_find(&r.snapshots, 1000) != STATE_NO_SNAPSHOT);
+    put(&r, 2002, 4);
+    assert_true(!has(&r, 1, 100) && has(&r, 1, 148)); /* the mark has a longer one after it */
+    assert_int_equal(r.snapshots.dropped, 3);
+    put(&r, 2003, 4); /* all are tips now: the one used longest ago, which is the conversation's */
+    assert_false(has(&r, 1, 148));
+    assert_true(snapshots_find(&r.snapshots, 1000) != STATE_NO_SNAPSHOT);
+    leave(&r, 1);
+    rig_close(&r);
+}
+
+static void what_is_used_again_stays(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r);
+    converse(&r, 1);
+    for (uint64_t n = 0; n < SNAPSHOTS - 4; n++) put(&r, 1000 + n, 4);
+    for (uint64_t n = 0; n < 12; n++) { /* the conversation lives: each use counts for all in front of its tip */
+        begin(&r, 2, r.seq[1].tokens, 150);
+        assert_true(take(&r, 2));
+        assert_int_equal(r.seq[2].cached, 148);
+        leave(&r, 2);
+        if (n % 3 == 2) put(&r, 2000 + n, 4);
+    }
+    assert_true(has(&r, 1, 100) && has(&r, 1, 148)); /* its mark outlives what was not used for as long */
+    assert_int_equal(r.snapshots.hits, 12);
+    assert_true(snapshots_find(&r.snapshots, 1000) == STATE_NO_SNAPSHOT);
+    leave(&r, 1);
+    check_pins(&r);
+    rig_close(&r);
+}
+
 static void a_failed_row_leaves_nothing(void **state)
 {
     (void)state;
@@ -304,6 +452,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_begins_with_its_tokens_state),
         cmocka_unit_test(prompts_are_cut_where_snapshots_are_taken),
+        cmocka_unit_test(marks_are_positions_of_snapshots),
+        cmocka_unit_test(many_marks_are_thinned),
+        cmocka_unit_test(the_least_useful_goes_first),
+        cmocka_unit_test(what_is_used_again_stays),
         cmocka_unit_test(a_failed_row_leaves_nothing),
         cmocka_unit_test(without_fixed_states_nothing_changes),
     };
