@@ -117,7 +117,7 @@ struct helm_generate_request {
      * prompts compute less; for others they change nothing. */
     const uint32_t *marks;
     size_t mark_count;
-    const char *label;    /* shown by `helm-cli ps`; at most 64 bytes; may be NULL */
+    const char *label; /* shown by `helm-cli ps`; at most 64 bytes; may be NULL */
     /* What the output fits as a whole, unless it ends early (HELM_FINISH_LENGTH and the like); NULL: any. Its vocabulary must
      * be of this model, its ends those that stop this request, and it must outlive the request. Before each token the
      * library tells the daemon which ones are allowed, from inside helm_dispatch: a program that does not dispatch holds up

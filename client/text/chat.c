@@ -259,7 +259,8 @@ int helm_chat_render_json(const struct helm_chat *chat, const struct helm_chat_i
 /* ---- rendering to tokens */
 
 #define MARKS_APART 8 /* tokens between two marks: templates write several special tokens between messages */
-#define MARKS_LAST  2 /* messages before the last whose ends are marked, of a template without special tokens */
+#define MARKS_LAST                                                                                           \
+    2 /* messages before the last whose ends are marked, of a template without special tokens */
 
 static void add_mark(struct helm_chat_prompt *out, size_t at)
 {

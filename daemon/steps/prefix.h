@@ -32,7 +32,8 @@ uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer, uint3
 struct prefix_run {
     const uint32_t *tokens;
     uint32_t count; /* pages */
-    uint32_t edge;  /* before this one of them is `behind`, whatever is in front of it; UINT32_MAX: before none */
+    uint32_t
+        edge; /* before this one of them is `behind`, whatever is in front of it; UINT32_MAX: before none */
     uint64_t behind;
 };
 /* How many pages of the run a sequence can go on after whose last page, or scope, is `end`: those that are known, with fixed

@@ -41,8 +41,8 @@ enum frame_bytes {
                      FRAME_TAG + FRAME_VARINT64 + SAMPLING_BIAS_MAX * FRAME_BIAS,
     FRAME_GENERATE = 2 * FRAME_LENGTH /* its own and of a packed prompt */ + 4 * (FRAME_TAG + FRAME_VARINT) +
                      FRAME_LENGTH + REQUEST_STOP_MAX * FRAME_TOKEN + FRAME_LENGTH +
-                     REQUEST_MARKS_MAX * FRAME_TOKEN + FRAME_LENGTH +
-                     SAMPLING_LOGPROBS_MAX * FRAME_TOKEN + FRAME_LENGTH + REQUEST_LABEL_MAX,
+                     REQUEST_MARKS_MAX * FRAME_TOKEN + FRAME_LENGTH + SAMPLING_LOGPROBS_MAX * FRAME_TOKEN +
+                     FRAME_LENGTH + REQUEST_LABEL_MAX,
     FRAME_MASK =
         3 * FRAME_LENGTH + FRAME_TAG + FRAME_VARINT + REQUEST_MASK_MAX * FRAME_TOKEN, /* and its bits */
     FRAME_SHAPE = 2 * FRAME_LENGTH + REQUEST_WEIGHTS_MAX + FRAME_LENGTH + REQUEST_KV_DTYPE_MAX +
@@ -452,8 +452,7 @@ static int parse_session_id(const Helm__V1__Request *in, const struct request_li
 {
     (void)limits;
     (void)error;
-    request->session.id =
-        request->kind == REQUEST_SESSION_READ ? in->session_read->id : in->session_end->id;
+    request->session.id = request->kind == REQUEST_SESSION_READ ? in->session_read->id : in->session_end->id;
     return 0;
 }
 

@@ -64,7 +64,8 @@ struct sequence {
      * left, its position and, once that is known, its number; number of the newest in its answer */
     uint32_t state_from, state_at;
     uint64_t state_before, state_trail;
-    uint32_t mark[REQUEST_MARKS_MAX], mark_count; /* ends of pages of its prompt where it leaves one, rising */
+    uint32_t mark[REQUEST_MARKS_MAX],
+        mark_count; /* ends of pages of its prompt where it leaves one, rising */
     uint32_t reach; /* the most that `cached` was */
     uint32_t found; /* tokens of the prompt that it did not compute: their pages were there */
 

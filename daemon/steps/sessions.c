@@ -220,8 +220,7 @@ const struct session *sessions_save(struct sessions *all, const struct asker *as
     set_list(all, s, plan->invariant ? plan_prompt_list(plan, request->token_count) : 0);
     scopes_of(all, asker, s->list, scope);
     const struct prefix_run run = run_of(s, whole);
-    s->scope = s->before = end =
-        prefix_better_scope(pages_of(all), &all->batcher->snapshots, &run, scope);
+    s->scope = s->before = end = prefix_better_scope(pages_of(all), &all->batcher->snapshots, &run, scope);
     s->pages = reached(all, s, whole);
     if (s->pages && touch(all, s, s->pages, &end, &last)) return s;
     refuse(all, asker, s->pages ? HELM__V1__ERROR_CODE__ERROR_FAILED : HELM__V1__ERROR_CODE__ERROR_NOT_FOUND,

@@ -123,8 +123,7 @@ uint32_t snapshots_take_empty(struct snapshots *all)
 {
     uint32_t first = STATE_NO_SNAPSHOT;
     for (uint32_t i = 1; i <= all->count; i++)
-        if (!at(all, i)->pins &&
-            (first == STATE_NO_SNAPSHOT || goes_sooner(all, at(all, i), at(all, first))))
+        if (!at(all, i)->pins && (first == STATE_NO_SNAPSHOT || goes_sooner(all, at(all, i), at(all, first))))
             first = i;
     if (first == STATE_NO_SNAPSHOT) return first;
     all->dropped += at(all, first)->number != 0;

@@ -44,8 +44,8 @@ struct snapshots {
     uint32_t count, mask;
     uint32_t page_tokens, prompt_every, answer_every;
     uint64_t clock, hits, dropped; /* hits: begun with; dropped: found no more, for others */
-    struct snapshot *snapshot; /* [count + 1], from 1 on */
-    uint32_t *bucket;          /* [mask + 1] */
+    struct snapshot *snapshot;     /* [count + 1], from 1 on */
+    uint32_t *bucket;              /* [mask + 1] */
 };
 
 HELM_MUST_CHECK int snapshots_init(struct snapshots *all, const struct plan *plan, uint32_t page_tokens,

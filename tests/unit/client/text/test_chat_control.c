@@ -376,8 +376,7 @@ static void talk(const struct helm_chat *chat, const struct helm_tokenizer *toke
                                                   "there is some rain, as always."));
     }
     char *text = json_dumps(list, 0);
-    const struct helm_chat_input input = {
-        .messages = text, .add_generation_prompt = 1, .now_s = 1753500000};
+    const struct helm_chat_input input = {.messages = text, .add_generation_prompt = 1, .now_s = 1753500000};
     if (helm_chat_encode_json(chat, tokenizer, &input, 0, prompt, &err)) fail_msg("%s", err.text);
     free(text);
     json_decref(list);
@@ -439,9 +438,11 @@ static struct helm_chat *open_template(const char *folder, const char *template)
 /* Beginnings are rendered, and one that is refused, or is no beginning, has no mark. */
 static void test_marks_without_special_tokens(void **state)
 {
-    static const char plain[] = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
-    static const char strict[] = "{% if messages|length < 5 %}{{ raise_exception('no') }}{% endif %}"
-                                 "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+    static const char plain[] =
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+    static const char strict[] =
+        "{% if messages|length < 5 %}{{ raise_exception('no') }}{% endif %}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
     static const char counting[] = "{{ messages|length }} messages"
                                    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
     struct helm_tokenizer *tokenizer = make_tokenizer(&families[0], false);

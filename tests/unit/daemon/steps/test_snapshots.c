@@ -373,7 +373,8 @@ static void the_least_useful_goes_first(void **state)
     rig_open(&r);
     converse(&r, 1);
     assert_int_equal(snapshots_known(&r.snapshots), 4);
-    for (uint64_t n = 0; n < SNAPSHOTS - 4; n++) put(&r, 1000 + n, 4); /* three others, each without a longer one */
+    for (uint64_t n = 0; n < SNAPSHOTS - 4; n++)
+        put(&r, 1000 + n, 4); /* three others, each without a longer one */
     assert_true(has(&r, 1, 16) && has(&r, 1, 32) && has(&r, 1, 100) && has(&r, 1, 148));
     assert_int_equal(r.snapshots.dropped, 0);
     put(&r, 2000, 4);
@@ -398,7 +399,8 @@ static void what_is_used_again_stays(void **state)
     rig_open(&r);
     converse(&r, 1);
     for (uint64_t n = 0; n < SNAPSHOTS - 4; n++) put(&r, 1000 + n, 4);
-    for (uint64_t n = 0; n < 12; n++) { /* the conversation lives: each use counts for all in front of its tip */
+    for (uint64_t n = 0; n < 12;
+         n++) { /* the conversation lives: each use counts for all in front of its tip */
         begin(&r, 2, r.seq[1].tokens, 150);
         assert_true(take(&r, 2));
         assert_int_equal(r.seq[2].cached, 148);
