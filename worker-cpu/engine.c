@@ -102,7 +102,7 @@ static int lower_apart(struct program_source source, struct step_programs *progr
         if (!rc && source.apart) rc = program_lower(&source, p, OP_TIER_FEW, &programs->apart[p], err);
         if (rc) return rc;
     }
-    source.apart = source.plan->head == PLAN_CPU0 ? program_apart_head(&source) : 0;
+    source.apart = source.plan->head == source.self ? program_apart_head(&source) : 0;
     return source.apart ? program_lower_head(&source, true, &programs->head_apart, err) : 0;
 }
 
@@ -113,6 +113,7 @@ static int lower_programs(struct engine *engine, uint32_t threads, enum linear_i
     struct step_programs *programs = &engine->programs[inputs];
     struct program_source source = {.model = &engine->model,
                                     .plan = plan,
+                                    .self = engine->base.self,
                                     .weights = &engine->weights,
                                     .kernels = &engine->kernels,
                                     .inputs = inputs,
@@ -120,6 +121,7 @@ static int lower_programs(struct engine *engine, uint32_t threads, enum linear_i
                                     .threads = threads,
                                     .arena = engine->base.arena};
     programs->plan = plan;
+    programs->self = engine->base.self;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++)
         for (int t = 0; t < OP_TIER_COUNT; t++) {
             if (!program_tier_occurs(plan, p, (enum op_tier)t)) continue;
@@ -133,7 +135,7 @@ static int lower_programs(struct engine *engine, uint32_t threads, enum linear_i
         rc = program_lower(&source, 0, (enum op_tier)t, &programs->assisted[t], err);
         if (rc) return rc;
     }
-    if (plan->head != PLAN_CPU0) return 0;
+    if (plan->head != engine->base.self) return 0;
     rc = program_lower_head(&source, false, &programs->head_one, err);
     if (rc) return rc;
     return program_lower_head(&source, true, &programs->head_many, err);
@@ -141,7 +143,7 @@ static int lower_programs(struct engine *engine, uint32_t threads, enum linear_i
 
 int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err)
 {
-    engine->head = engine->plan.head == PLAN_CPU0;
+    engine->head = engine->plan.head == engine->base.self;
     int rc = lower_programs(engine, threads, LINEAR_EXACT, err);
     if (!rc && kernel_set_has_int8(&engine->kernels, engine->weights.formats))
         rc = lower_programs(engine, threads, LINEAR_INT8, err);
@@ -159,9 +161,9 @@ static int create_activations(struct engine *engine, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(engine->base.arena);
     const struct plan *plan = &engine->plan;
-    bool embed = plan->embed == PLAN_CPU0, head = plan->head == PLAN_CPU0;
+    bool embed = plan->embed == engine->base.self, head = plan->head == engine->base.self;
     const struct cpu_activations_case size = {.config = &engine->model.config,
-                                              .unit_tokens = plan_most_tokens(plan, PLAN_CPU0),
+                                              .unit_tokens = plan_most_tokens(plan, engine->base.self),
                                               .end_tokens = embed || head ? h->step_tokens : 0,
                                               .sampled_rows = head ? h->slots : 0};
     return activations_create(&size, engine->weights.formats, &engine->kernels,
@@ -284,7 +286,7 @@ static int create_run(struct engine *engine, uint32_t spin_us, uint32_t peer_wai
     run->pool = engine->pool;
     run->states = &engine->states;
     run->invariant = engine->plan.invariant;
-    run->unit_tokens = plan_most_tokens(&engine->plan, PLAN_CPU0);
+    run->unit_tokens = plan_most_tokens(&engine->plan, engine->base.self);
     run->spin_us = spin_us;
     run->peer_wait_ms = peer_wait_ms;
     run->cancel = &engine->base.cancel;
@@ -349,7 +351,8 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     struct engine_report *report = &engine->base.report;
     engine->base.ops = &cpu_engine_ops;
     engine->base.arena = arena;
-    int rc = engine_read_model(o->folder, o->plan, &engine->model, err);
+    int rc = engine_take_self(&engine->base, o, err);
+    if (!rc) rc = engine_read_model(o->folder, o->plan, &engine->model, err);
     if (!rc) rc = engine_check_arena(arena, o->plan, &engine->model.config, err);
     if (!rc) rc = plan_copy(o->plan, &engine->plan, err);
     engine->plan.step_tokens = h->step_tokens; /* of the arena, whose steps these are */
@@ -366,7 +369,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     if (!rc) rc = engine_lower(engine, report->threads, err);
     if (!rc) rc = create_first_run(engine, o, err);
     if (rc) goto out;
-    (void)engine_use(engine, engine->plan.inputs[PLAN_CPU0]);
+    (void)engine_use(engine, engine->plan.inputs[engine->base.self]);
     choose_read_ahead(engine);
     fill_report(engine, o->kernels, start_us);
 
@@ -389,7 +392,7 @@ int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err)
                                              .wait_ms = engine->run.peer_wait_ms};
     uint64_t waited_ns = 0;
     int rc = 0;
-    if (!engine->head && engine->plan.embed == PLAN_CPU0)
+    if (!engine->head && engine->plan.embed == engine->base.self)
         rc = engine_wait_drawn(&engine->base, step, &patience, &waited_ns, err);
     const enum linear_inputs inputs = step->flags & STEP_EXACT ? LINEAR_EXACT : engine->inputs;
     if (!rc) rc = step_run(&engine->run, &engine->programs[inputs], step, result, err);

@@ -56,9 +56,9 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
     uint64_t start_ns = units_now_ns(), bytes = 0;
     run->wait_ns = run->linear_ns = run->attention_ns = run->sample_ns = 0;
     struct batch *batch = &run->batch;
-    const bool head = programs->plan->head == PLAN_CPU0;
+    const bool head = programs->plan->head == programs->self;
     int rc = batch_take(run->arena, run->config->vocab, step, batch, result, err);
-    if (!rc && (head || programs->plan->embed == PLAN_CPU0))
+    if (!rc && (head || programs->plan->embed == programs->self))
         rc = batch_follow(run->arena, run->config->vocab, step, head, batch, err);
     if (rc) return rc;
     run->result = result;

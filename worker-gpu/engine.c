@@ -51,7 +51,7 @@ static int check_ceiling(struct gpu_engine *g, struct helm_err *err)
     return helm_fail(err, HELM_E_CAPACITY,
                      "the plan needs %s of VRAM, the ceiling is %s (%u pages of KV): %s",
                      units_format_size(sum, total), units_format_size(d->ceiling, ceiling),
-                     plan_kv_pages(&g->plan, PLAN_VRAM0), lines);
+                     plan_kv_pages(&g->plan, plan_processor_memory(g->base.self)), lines);
 }
 
 static int open_device(struct gpu_engine *g, const struct engine_options *o, struct helm_err *err)
@@ -82,26 +82,28 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
 {
     const struct arena *arena = g->base.arena;
     const struct arena_header *h = arena_header_of(arena);
+    const enum plan_processor self = g->base.self;
     int rc = gpu_program_check_phases(&g->plan, err);
     if (rc) return rc;
     g->kv = h->kv;
-    g->kv.layers = plan_layers_of(&g->plan, PLAN_GPU0);
-    g->staging_bytes = gpu_staging_bytes(&g->plan, h);
+    g->kv.layers = plan_layers_of(&g->plan, self);
+    g->staging_bytes = gpu_staging_bytes(&g->plan, self, h);
     if ((g->kv.layers || g->staging_bytes) && g->kv.head_dim > GPUK_HEAD_DIM_MAX)
         return helm_fail(err, HELM_E_UNSUPPORTED, "head_dim %u: the GPU's attention takes at most %d",
                          g->kv.head_dim, GPUK_HEAD_DIM_MAX);
     /* with one tier the arena's header says how many pages there are, whatever the plan does */
-    const uint32_t pages = plan_kv_tiered(&g->plan) ? plan_kv_pages(&g->plan, PLAN_VRAM0) : h->page_count;
+    const uint32_t pages =
+        plan_kv_tiered(&g->plan) ? plan_kv_pages(&g->plan, plan_processor_memory(self)) : h->page_count;
     if (units_mul(kv_page_bytes(&g->kv), pages, &g->kv_bytes))
         return helm_fail(err, HELM_E_LIMIT, "the KV pool of %u pages overflows", pages);
-    g->ring_bytes = plan_has_home(&g->plan, PLAN_HOME_STREAM) ? g->plan.ring_bytes : 0;
-    gpu_buffers_place(&g->model, &g->plan, h, g->device, &g->buffers);
+    g->ring_bytes = plan_streams(&g->plan, self) ? g->plan.ring_bytes : 0;
+    gpu_buffers_place(&g->model, &g->plan, self, h, g->device, &g->buffers);
     rc = gpu_buffers_check(&g->model.config, g->device, &g->buffers, err);
     if (rc) return rc;
-    rc = gpu_weights_plan(&g->model, &g->plan, arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
+    rc = gpu_weights_plan(&g->model, &g->plan, self, arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
                           h->region[ARENA_REGION_WEIGHTS].bytes, &g->weights, err);
     if (!rc) rc = gpu_slots_plan(&g->weights, &g->plan, &g->slots, err);
-    if (!rc) rc = gpu_states_plan(&g->plan, arena, &g->states, err);
+    if (!rc) rc = gpu_states_plan(&g->plan, self, arena, &g->states, err);
     if (!rc) rc = plan_rings(g, err);
     if (rc) return rc;
     gpu_expand_plan(&g->weights, g->ring, plan_phase_count(&g->plan), &g->home, &g->expand);
@@ -123,7 +125,7 @@ static int make_events(struct gpu_engine *g, struct helm_err *err)
 {
     struct device *d = g->device;
     int rc = d->ops->event_create(d, &g->copied, err);
-    g->events = gpu_events_place(&g->plan, g->ring);
+    g->events = gpu_events_place(&g->plan, g->base.self, g->ring);
     g->event = calloc((size_t)g->events.count + 1, sizeof *g->event);
     g->prefix.count = ring_prefix(&g->ring[0]);
     g->prefix.there = calloc((size_t)g->prefix.count + 1, sizeof *g->prefix.there);
@@ -188,6 +190,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     char *pinned = g->pinned;
     g->source = (struct gpu_source){.model = &g->model,
                                     .plan = &g->plan,
+                                    .self = g->base.self,
                                     .weights = &g->weights,
                                     .buffers = &g->buffers,
                                     .arena = arena,
@@ -243,9 +246,10 @@ static int register_host_memory(struct gpu_engine *g, struct helm_err *err)
     uint64_t first = g->weights.host_first / PAGE_BYTES * PAGE_BYTES;
     uint64_t end = round_up(g->weights.host_end, PAGE_BYTES);
     const bool streams = g->weights.host_end > 0, shares = g->staging_bytes || plan_kv_tiered(&g->plan);
+    const bool loaded = plan_uses(&g->plan, plan_memory_processor(PLAN_HOST)); /* by that worker */
     uint64_t huge = 0, small = 0;
-    int rc = streams || (shares && plan_uses(&g->plan, PLAN_CPU0)) ? wait_for_weights(g, err) : 0;
-    if (!rc && shares && !plan_uses(&g->plan, PLAN_CPU0)) /* no other process touches them */
+    int rc = streams || (shares && loaded) ? wait_for_weights(g, err) : 0;
+    if (!rc && shares && !loaded) /* no other process touches them */
         arena_populate(g->base.arena, kv->offset, kv->bytes, &huge, &small);
     g->base.report.huge_bytes += huge;
     g->base.report.small_bytes += small;
@@ -445,6 +449,7 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     int rc = set ? cpu_usable(-1, set, err) : helm_fail(err, HELM_E_NOMEM, "no memory for the list of CPUs");
     if (!rc) readers = o->threads ? o->threads : (uint32_t)set->suggested;
     free(set);
+    if (!rc) rc = engine_take_self(base, o, err);
     if (!rc) rc = engine_read_model(o->folder, o->plan, &g->model, err);
     if (!rc) rc = plan_copy(o->plan, &g->plan, err);
     if (!rc) rc = engine_check_arena(arena, &g->plan, &g->model.config, err);
@@ -453,7 +458,7 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     if (!rc) rc = allocate(g, err);
     if (!rc) rc = gpu_weights_load(&g->weights, g->device, readers, &base->bytes_done, &base->cancel, err);
     if (!rc) rc = take_batch_memory(g, err);
-    if (!rc && g->plan.head == PLAN_GPU0) rc = start_samplers(g, err);
+    if (!rc && g->plan.head == g->base.self) rc = start_samplers(g, err);
     if (!rc) rc = register_host_memory(g, err);
     if (!rc) rc = gpu_slots_open(&g->slots, g->device, arena, err);
     if (!rc) rc = gpu_slots_fill(&g->slots, err);
@@ -489,6 +494,7 @@ static int gpu_engine_step(struct worker_engine *base, uint32_t serial, struct h
 }
 
 const struct worker_engine_ops gpu_engine_ops = {.kind = "gpu",
+                                                 .device = true,
                                                  .bytes = sizeof(struct gpu_engine),
                                                  .load = gpu_engine_load,
                                                  .step = gpu_engine_step,

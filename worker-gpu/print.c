@@ -28,6 +28,16 @@ struct pretence {
     uint64_t space_bytes;
 };
 
+/* The first device that the plan uses. */
+static enum plan_processor device_of(const struct plan *plan)
+{
+    int p = 0;
+    while (p + 1 < PLAN_PROCESSORS &&
+           !(plan_processor_has_memory((enum plan_processor)p) && plan_uses(plan, (enum plan_processor)p)))
+        p++;
+    return (enum plan_processor)p;
+}
+
 /* Sizes that a plan leaves open, as a daemon might choose them. */
 static int pretend_arena(struct pretence *p, struct helm_err *err)
 {
@@ -64,8 +74,11 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     if (rc) return rc;
     const struct model_config *c = &p->model.config;
     struct plan_stage stage = {.last = c->layers - 1, .home = PLAN_HOME_GPU};
-    const struct plan all = {
-        .layers = c->layers, .stages = &stage, .stage_count = 1, .embed = PLAN_GPU0, .head = PLAN_GPU0};
+    const struct plan all = {.layers = c->layers,
+                             .stages = &stage,
+                             .stage_count = 1,
+                             .embed = plan_home_processor(stage.home),
+                             .head = plan_home_processor(stage.home)};
     rc = plan_copy(plan ? plan : &all, &p->plan, err);
     if (!rc) rc = engine_check_plan(&p->plan, c, err);
     if (!rc) rc = gpu_program_check_phases(&p->plan, err);
@@ -74,7 +87,8 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     if (!rc) rc = device_open(&options, &p->device, err);
     if (rc) return rc;
     const struct arena_header *h = arena_header_of(&p->arena);
-    rc = gpu_weights_plan(&p->model, &p->plan, arena_region_ptr(&p->arena, ARENA_REGION_WEIGHTS),
+    const enum plan_processor self = device_of(&p->plan);
+    rc = gpu_weights_plan(&p->model, &p->plan, self, arena_region_ptr(&p->arena, ARENA_REGION_WEIGHTS),
                           h->region[ARENA_REGION_WEIGHTS].bytes, &p->weights, err);
     for (uint32_t i = 0; i < plan_phase_count(&p->plan) && !rc; i++)
         rc = ring_plan(&p->weights, &p->plan, i, i ? &p->ring[0] : NULL, &p->ring[i], err);
@@ -82,7 +96,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     if (!rc) rc = gpu_slots_plan(&p->weights, &p->plan, &p->slots, err);
     if (rc) return rc;
     gpu_expand_plan(&p->weights, p->ring, plan_phase_count(&p->plan), &p->home, &p->expand);
-    gpu_buffers_place(&p->model, &p->plan, h, p->device, &p->buffers);
+    gpu_buffers_place(&p->model, &p->plan, self, h, p->device, &p->buffers);
     p->space_bytes = p->weights.bytes + p->buffers.work.bytes + p->plan.ring_bytes + p->slots.place.bytes +
                      p->expand.bytes + 4096;
     p->space =
@@ -97,6 +111,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     p->slots.memory = p->buffers.memory + p->buffers.work.bytes + p->plan.ring_bytes;
     *source = (struct gpu_source){.model = &p->model,
                                   .plan = &p->plan,
+                                  .self = self,
                                   .weights = &p->weights,
                                   .buffers = &p->buffers,
                                   .arena = &p->arena,
@@ -105,10 +120,10 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
                                   .ring = p->ring,
                                   .home = &p->home,
                                   .slots = &p->slots,
-                                  .events = gpu_events_place(&p->plan, p->ring),
+                                  .events = gpu_events_place(&p->plan, self, p->ring),
                                   .ring_memory = p->space + p->weights.bytes + p->buffers.work.bytes,
                                   .expanded = p->expand.memory};
-    source->kv.layers = plan_layers_of(&p->plan, PLAN_GPU0);
+    source->kv.layers = plan_layers_of(&p->plan, self);
     return 0;
 }
 

@@ -8,13 +8,14 @@ int gpu_session_move(struct gpu_engine *g, const struct step *step, struct helm_
 {
     const struct arena *arena = g->base.arena;
     const uint64_t bytes = kv_page_bytes(&g->kv),
+                   at = plan_session_layer(&g->plan, g->base.self) * kv_layer_bytes(&g->kv),
                    room = arena_header_of(arena)->region[ARENA_REGION_SESSION].bytes;
     if (!bytes) return 0; /* no layer's cache is the GPU's */
-    if (room < bytes)
+    if (room < at + bytes)
         return helm_fail(err, HELM_E_MISMATCH,
                          "step %u moves a page of %llu bytes, the arena's region for that has %llu",
-                         step->serial, (unsigned long long)bytes, (unsigned long long)room);
-    char *there = arena_region_ptr(arena, ARENA_REGION_SESSION);
+                         step->serial, (unsigned long long)(at + bytes), (unsigned long long)room);
+    char *there = (char *)arena_region_ptr(arena, ARENA_REGION_SESSION) + at;
     char *here = (char *)g->kv_pool + step->page * bytes;
     const bool out = (step->flags & STEP_KV_OUT) != 0;
     atomic_store_explicit(g->source.moved, 0, memory_order_release);

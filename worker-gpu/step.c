@@ -99,18 +99,18 @@ static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
 
 /* ---- waiting for the end ---- */
 
-static _Atomic uint32_t *lane_word(const struct arena *arena, enum plan_processor from,
-                                   enum plan_processor to)
+static _Atomic uint32_t *lane_word(const struct arena *arena, uint32_t lane)
 {
-    return &arena_lane_of(arena, plan_link_of(from, to))->bell.value;
+    return &arena_lane_of(arena, lane)->bell.value;
 }
 
 static void begin_watch(struct watch *w, struct gpu_engine *g, struct gpu_program *p)
 {
     const struct arena *arena = g->base.arena;
-    const bool two = arena_header_of(arena)->lanes != 0;
-    watch_begin(w, p, g->batch.token_count, two ? lane_word(arena, PLAN_CPU0, PLAN_GPU0) : NULL,
-                two ? lane_word(arena, PLAN_GPU0, PLAN_CPU0) : NULL, g->source.sent, units_now_ns());
+    const uint32_t lanes = arena_header_of(arena)->lanes;
+    const _Atomic uint32_t *word[PLAN_LINKS];
+    for (uint32_t l = 0; l < lanes; l++) word[l] = lane_word(arena, l);
+    watch_begin(w, p, g->batch.token_count, lanes ? word : NULL, g->source.sent, units_now_ns());
 }
 
 /* Waits for the end word. Meanwhile launches the next step when it is rung and follows, notes which worker's turn it
@@ -189,7 +189,7 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
 static int compute(struct gpu_engine *g, const struct step *step, struct gpu_program *p, uint64_t start_ns,
                    struct step_result *result, struct helm_err *err)
 {
-    const bool head = g->plan.head == PLAN_GPU0, taken = gpu_follow_take(g);
+    const bool head = g->plan.head == g->base.self, taken = gpu_follow_take(g);
     struct arena_times *times = &g->base.times;
     struct watch watch;
     begin_watch(&watch, g, p);
@@ -246,7 +246,7 @@ static struct gpu_program *program_of(struct gpu_engine *g, uint32_t phase, enum
 
 int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err *err)
 {
-    const bool head = g->plan.head == PLAN_GPU0, looks_up = g->plan.embed == PLAN_GPU0;
+    const bool head = g->plan.head == g->base.self, looks_up = g->plan.embed == g->base.self;
     const struct engine_patience patience = {.spin_us = TOKEN_SPIN_US, .wait_ms = g->wait_ms};
     struct arena_control *control = arena_control_of(g->base.arena);
     struct step_result *result = head ? &control->result[step->serial % ARENA_STEP_RING] : &g->own_result;
@@ -334,9 +334,9 @@ int gpu_step_warm(struct gpu_engine *g, const struct gpu_program *p, struct helm
 
 void gpu_step_abandon(struct gpu_engine *g)
 {
-    if (arena_header_of(g->base.arena)->lanes) {
-        atomic_store(lane_word(g->base.arena, PLAN_GPU0, PLAN_CPU0), 0);
-        atomic_store(lane_word(g->base.arena, PLAN_CPU0, PLAN_GPU0), INT32_MAX);
+    for (uint32_t l = 0; l < arena_header_of(g->base.arena)->lanes; l++) {
+        if (plan_link_rows[l].from == g->base.self) atomic_store(lane_word(g->base.arena, l), 0);
+        if (plan_link_rows[l].to == g->base.self) atomic_store(lane_word(g->base.arena, l), INT32_MAX);
     }
     gpu_tiers_abandon(g);
     gpu_slots_abandon(&g->plan, g->base.arena);

@@ -83,7 +83,8 @@ int gpu_tiers_store(struct gpu_engine *g, uint32_t place, uint32_t ahead, struct
     if (!pages) return 0;
     atomic_store_explicit(&t->stored[place], 0, memory_order_release);
     int rc = 0;
-    for (uint32_t from = 0; !rc && gpu_cells_next(&g->plan, from, &cells); from = cells.layer + cells.layers)
+    for (uint32_t from = 0; !rc && gpu_cells_next(&g->source, from, &cells);
+         from = cells.layer + cells.layers)
         rc = gpu_store_filled(&g->source, DEVICE_COMPUTE, &cells, &g->batch, ahead, err);
     return rc ? rc : device_word_write(g->device, &t->stored[place], 1, err);
 }

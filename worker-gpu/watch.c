@@ -6,17 +6,27 @@
 #define LATE_PART   16 /* the part of a turn's lateness that is slept until the next poll */
 #define NEW_PART    64 /* in an unknown turn: the part of its time so far that is slept */
 
-void watch_begin(struct watch *w, struct gpu_program *program, uint32_t tokens, const _Atomic uint32_t *in,
-                 const _Atomic uint32_t *out, const _Atomic uint32_t *sent, uint64_t now_ns)
+static uint32_t read_word(const struct watch *w, uint32_t lane)
+{
+    return atomic_load_explicit(w->word[lane], memory_order_relaxed);
+}
+
+void watch_begin(struct watch *w, struct gpu_program *program, uint32_t tokens,
+                 const _Atomic uint32_t *const *word, const _Atomic uint32_t *sent, uint64_t now_ns)
 {
     *w = (struct watch){.program = program,
-                        .in = in,
-                        .out = out,
                         .sent = sent,
-                        .left = in ? atomic_load_explicit(out, memory_order_relaxed) : 0,
-                        .waiting = in && program->turns && program->turn[0].in,
+                        .alone = !word,
+                        .waiting = word && program->turns && program->turn[0].in,
                         .since_ns = now_ns,
                         .seen_ns = now_ns};
+    for (uint32_t i = 0; word && i < program->turns; i++) {
+        const struct gpu_turn *turn = &program->turn[i];
+        if (turn->in) w->word[turn->lane_in] = word[turn->lane_in];
+        if (!turn->out) continue;
+        w->word[turn->lane_out] = word[turn->lane_out];
+        w->left[turn->lane_out] = read_word(w, turn->lane_out);
+    }
     if (tokens == program->turn_tokens) return;
     program->turn_tokens = tokens; /* takes another time */
     for (uint32_t i = 0; i < program->turns; i++) program->turn[i].usual_ns = 0;
@@ -31,22 +41,27 @@ static void remember(struct gpu_turn *turn, uint64_t took_ns)
         turn->usual_ns += (took_ns - turn->usual_ns) / SLOWER_PART;
 }
 
+/* What the turn's lane says of this step. */
+static uint32_t out_of(struct watch *w, const struct gpu_turn *turn)
+{
+    const uint32_t out = read_word(w, turn->lane_out);
+    if (out != w->left[turn->lane_out]) w->left[turn->lane_out] = 0;
+    return w->left[turn->lane_out] ? 0 : out;
+}
+
 void watch_look(struct watch *w, uint64_t now_ns)
 {
     struct gpu_program *p = w->program;
     w->seen_ns = now_ns;
-    if (!w->in) return;
-    uint32_t in = atomic_load_explicit(w->in, memory_order_relaxed);
-    uint32_t out = atomic_load_explicit(w->out, memory_order_relaxed);
-    if (out != w->left) w->left = 0;
-    if (w->left) out = 0;
-    bool sent = atomic_load_explicit(w->sent, memory_order_relaxed) == 1;
+    if (w->alone) return;
+    const uint32_t sent = atomic_load_explicit(w->sent, memory_order_relaxed);
     while (w->turn < p->turns) {
         struct gpu_turn *turn = &p->turn[w->turn], *next = w->turn + 1 < p->turns ? turn + 1 : NULL;
-        bool published =
-            turn->out && (out >= turn->out || (turn->last_out && sent) || (next && in >= next->in));
+        const bool published =
+            turn->out && (out_of(w, turn) >= turn->out || (turn->last_out && sent >= turn->last_out) ||
+                          (next && read_word(w, next->lane_in) >= next->in));
         if (w->waiting) {
-            if (in < turn->in && !published) return;
+            if (read_word(w, turn->lane_in) < turn->in && !published) return;
             w->waited_ns += now_ns - w->since_ns;
             remember(turn, now_ns - w->since_ns);
             w->waiting = false;

@@ -1,6 +1,6 @@
-/* Which worker computes in a step of two workers, and how long the host may sleep meanwhile.
+/* Which worker computes in a step of several workers, and how long the host may sleep meanwhile.
  *
- * The device does not report that it waits for the other worker, and asking it would cost as much as a
+ * The device does not report that it waits for another worker, and asking it would cost as much as a
  * hand-over. The lanes' words tell: it waits from publishing a ticket (or the step's beginning) until the
  * next one for it is published. A turn's begin and end are known as exactly as the host polls.
  *
@@ -21,17 +21,18 @@
 
 struct watch {
     struct gpu_program *program;
-    const _Atomic uint32_t *in, *out, *sent; /* NULL: one worker computes everything */
+    const _Atomic uint32_t *word[PLAN_LINKS], *sent; /* of each turn's lanes; others are not looked at */
     uint32_t turn;
-    uint32_t left; /* of the step before, what `out` still says: the CPU has not taken it; 0: nothing */
-    bool waiting;  /* for the CPU worker */
+    uint32_t left
+        [PLAN_LINKS]; /* of the step before, what a turn's `out` still says: it is not taken yet; 0: nothing */
+    bool alone;       /* one worker computes everything */
+    bool waiting;     /* for another worker */
     uint64_t since_ns, seen_ns, waited_ns; /* `since` of this turn or of the wait for it */
 };
 
-/* A step of `tokens` begins. in, out: the words of the lanes to the GPU and to the CPU, sent: 1 when the last
- * hand-over to the CPU was published; `in` NULL: there is no other worker. */
-void watch_begin(struct watch *w, struct gpu_program *program, uint32_t tokens, const _Atomic uint32_t *in,
-                 const _Atomic uint32_t *out, const _Atomic uint32_t *sent, uint64_t now_ns);
+/* A step of `tokens` begins. word: of the arena's lanes, NULL: there is no other worker; sent: gpu_source.sent. */
+void watch_begin(struct watch *w, struct gpu_program *program, uint32_t tokens,
+                 const _Atomic uint32_t *const *word, const _Atomic uint32_t *sent, uint64_t now_ns);
 void watch_look(struct watch *w, uint64_t now_ns);
 /* How long to sleep before the next look: in turns of the CPU worker at least WATCH_NAP_MIN_NS. 0: the device
  * computes, it may be looked for without pause until spin_ns after its turn began; then every nap_ns. */

@@ -66,12 +66,12 @@ static void stages_table(const struct plan *plan, struct cli_text *out)
         if (plan->inputs[p] == LINEAR_INT8)
             cli_text_printf(out, "\nblocks multiplied with int8 activations on %s",
                             plan_processor_name((enum plan_processor)p));
-    const uint32_t packed = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED);
+    uint64_t varying = 0;
+    const uint32_t packed = placements_packed_in_vram(plan, &varying);
     const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
     if (packed || head)
         cli_text_printf(out, "\npacked in VRAM: %u of its half layers, in order%s, in %s at most", packed,
-                        head ? ", and the head" : "",
-                        units_format_size(placements_in(plan, PLAN_VRAM0).varying, text));
+                        head ? ", and the head" : "", units_format_size(varying, text));
     cli_text_add(out, "\n", 1);
     for (uint32_t phase = 0; phase < plan_phase_count(plan); phase++) phase_table(plan, phase, out);
 }
@@ -205,7 +205,12 @@ static void plan_table(const struct helm_plan_info *info, const struct plan *pla
     stages_table(plan, out);
     speed_table(info, out);
     ledger_table("HOST MEMORY", &plan->memory[PLAN_HOST], out);
-    if (plan->memory[PLAN_VRAM0].line_count) ledger_table("VRAM", &plan->memory[PLAN_VRAM0], out);
+    for (int p = 0; p < PLAN_PROCESSORS; p++) {
+        const enum plan_memory memory = plan_processor_memory((enum plan_processor)p);
+        if (memory == PLAN_HOST || !plan->memory[memory].line_count) continue;
+        ledger_table(plan_device_index((enum plan_processor)p) ? "VRAM OF THE SECOND DEVICE" : "VRAM",
+                     &plan->memory[memory], out);
+    }
 }
 
 /* ---- JSON --------------------------------------------------------------------------------------------- */

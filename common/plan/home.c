@@ -4,16 +4,19 @@
 #include <stddef.h>
 #include <string.h>
 
-static const char *const memory_names[PLAN_MEMORIES] = {[PLAN_HOST] = "host", [PLAN_VRAM0] = "vram"};
+static const char *const memory_names[PLAN_MEMORIES] = {
+    [PLAN_HOST] = "host", [PLAN_VRAM0] = "vram", [PLAN_VRAM1] = "vram1"};
 
 const struct plan_processor_row plan_processor_rows[PLAN_PROCESSORS] = {
     [PLAN_CPU0] = {.name = "cpu", .memory = PLAN_HOST},
     [PLAN_GPU0] = {.name = "gpu", .memory = PLAN_VRAM0},
+    [PLAN_GPU1] = {.name = "gpu1", .memory = PLAN_VRAM1},
 };
 
 const struct plan_link_row plan_link_rows[PLAN_LINKS] = {
-    {.from = PLAN_CPU0, .to = PLAN_GPU0},
-    {.from = PLAN_GPU0, .to = PLAN_CPU0},
+    {.from = PLAN_CPU0, .to = PLAN_GPU0}, {.from = PLAN_GPU0, .to = PLAN_CPU0},
+    {.from = PLAN_CPU0, .to = PLAN_GPU1}, {.from = PLAN_GPU1, .to = PLAN_CPU0},
+    {.from = PLAN_GPU0, .to = PLAN_GPU1}, {.from = PLAN_GPU1, .to = PLAN_GPU0},
 };
 
 const struct plan_home_row plan_home_rows[PLAN_HOMES] = {
@@ -21,6 +24,7 @@ const struct plan_home_row plan_home_rows[PLAN_HOMES] = {
     [PLAN_HOME_GPU] = {"gpu", PLAN_VRAM0, PLAN_GPU0, PLAN_RESIDENT, PLAN_PROCESSORS},
     [PLAN_HOME_STREAM] = {"stream", PLAN_HOST, PLAN_GPU0, PLAN_STREAMED, PLAN_PROCESSORS},
     [PLAN_HOME_MIXED] = {"mixed", PLAN_HOST, PLAN_GPU0, PLAN_SLOTS, PLAN_CPU0},
+    [PLAN_HOME_GPU1] = {"gpu1", PLAN_VRAM1, PLAN_GPU1, PLAN_RESIDENT, PLAN_PROCESSORS},
 };
 
 enum plan_home plan_processor_home(enum plan_processor processor)
@@ -28,6 +32,20 @@ enum plan_home plan_processor_home(enum plan_processor processor)
     int home = 0;
     while (plan_home_rows[home].processor != processor || plan_home_rows[home].route != PLAN_RESIDENT) home++;
     return (enum plan_home)home;
+}
+
+enum plan_processor plan_memory_processor(enum plan_memory memory)
+{
+    int processor = 0;
+    while (plan_processor_rows[processor].memory != memory) processor++;
+    return (enum plan_processor)processor;
+}
+
+uint32_t plan_device_index(enum plan_processor processor)
+{
+    uint32_t index = 0;
+    for (int p = 0; p < (int)processor; p++) index += plan_processor_has_memory((enum plan_processor)p);
+    return index;
 }
 
 uint32_t plan_link_of(enum plan_processor from, enum plan_processor to)

@@ -2,8 +2,9 @@
  * units. Constant tables, indexed by the enumerations beside them; a further device is a row in each.
  *
  * Asked by the planner, by helmd and by the workers: code that wants to know where bytes are or what computes
- * asks for the memory or the processor of a home, it does not compare homes. Called by everything that reads
- * a plan; owns nothing.
+ * asks for the memory or the processor of a home, it does not compare homes. A worker knows its own processor
+ * (engine_options.processor) and compares with that. No file but these, the planner's profile/planned.h and the table of
+ * workers (daemon/children/workers.c) names a device. Called by everything that reads a plan; owns nothing.
  *
  * A processor's weights and caches are resident in its own memory. A home on another memory has a route by
  * which weights reach the processor. Of experts at home on `mixed` all lie in host memory and some in VRAM as well:
@@ -14,15 +15,22 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum plan_memory { PLAN_HOST, PLAN_VRAM0, PLAN_MEMORIES };
-enum plan_processor { PLAN_CPU0, PLAN_GPU0, PLAN_PROCESSORS };
+enum plan_memory { PLAN_HOST, PLAN_VRAM0, PLAN_VRAM1, PLAN_MEMORIES };
+enum plan_processor { PLAN_CPU0, PLAN_GPU0, PLAN_GPU1, PLAN_PROCESSORS };
 enum plan_route {
     PLAN_RESIDENT, /* the processor reads the weights where they lie */
     PLAN_STREAMED, /* they are copied through a ring in the processor's memory */
     PLAN_SLOTS /* of experts: some lie in slots in the processor's memory, too; the helper computes with others */
 };
 /* `cpu` is 0: a plan that says nothing of a home computes there. */
-enum plan_home { PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM, PLAN_HOME_MIXED, PLAN_HOMES };
+enum plan_home {
+    PLAN_HOME_CPU,
+    PLAN_HOME_GPU,
+    PLAN_HOME_STREAM,
+    PLAN_HOME_MIXED,
+    PLAN_HOME_GPU1,
+    PLAN_HOMES
+};
 
 struct plan_home_row {
     const char *name; /* in plans, options and reports */
@@ -35,7 +43,8 @@ struct plan_processor_row {
     const char *name;
     enum plan_memory memory;
 };
-/* By which one processor hands activations to another: the arena's lane of this index. */
+/* By which one processor hands activations to another: the arena's lane of this index. The links of a processor come after
+ * those between the processors before it, so an arena needs no lanes of processors after the last one that is used. */
 struct plan_link_row {
     enum plan_processor from, to;
 };
@@ -62,15 +71,29 @@ static inline enum plan_memory plan_processor_memory(enum plan_processor process
 {
     return plan_processor_rows[processor].memory;
 }
+/* Whether the processor is a device: its memory is not the host's, which all processes share in the arena. */
+static inline bool plan_processor_has_memory(enum plan_processor processor)
+{
+    return plan_processor_memory(processor) != PLAN_HOST;
+}
+/* Whether the processor computes with weights that come through its ring from this home. */
+static inline bool plan_home_streams(enum plan_home home, enum plan_processor processor)
+{
+    return plan_home_rows[home].route == PLAN_STREAMED && plan_home_rows[home].processor == processor;
+}
 /* The home of what a processor has in its own memory. */
 enum plan_home plan_processor_home(enum plan_processor processor);
+/* The processor whose own memory it is. */
+enum plan_processor plan_memory_processor(enum plan_memory memory);
+/* The processor's number among the devices, from 0 on. */
+uint32_t plan_device_index(enum plan_processor processor);
 /* The index of the link, and of its lane; the two differ. */
 uint32_t plan_link_of(enum plan_processor from, enum plan_processor to);
 
 /* "unknown" of a number that is none. */
-const char *plan_home_name(enum plan_home home);                /* "cpu", "gpu", "stream", "mixed" */
-const char *plan_processor_name(enum plan_processor processor); /* "cpu", "gpu" */
-const char *plan_memory_name(enum plan_memory memory);          /* "host", "vram" */
+const char *plan_home_name(enum plan_home home);                /* "cpu", "gpu", "stream", "mixed", "gpu1" */
+const char *plan_processor_name(enum plan_processor processor); /* "cpu", "gpu", "gpu1" */
+const char *plan_memory_name(enum plan_memory memory);          /* "host", "vram", "vram1" */
 /* By name; PLAN_HOMES, PLAN_PROCESSORS, PLAN_MEMORIES: there is none. */
 enum plan_home plan_home_named(const char *name);
 enum plan_processor plan_processor_named(const char *name);

@@ -60,7 +60,7 @@ uint32_t plan_assisted_layers(const struct plan *plan, const uint32_t *window, u
 {
     uint32_t layers = 0, kv_layer;
     for (uint32_t l = 0; l < end; l++)
-        layers += plan_keeps_pages(plan, l) && plan_kv_of(plan, l, &kv_layer) == PLAN_GPU0 &&
+        layers += plan_keeps_pages(plan, l) && plan_processor_has_memory(plan_kv_of(plan, l, &kv_layer)) &&
                   plan_assists_layer(plan, window ? window[l] : 0);
     return layers;
 }
@@ -72,7 +72,13 @@ int plan_check_tiers(const struct plan *plan, struct helm_err *err)
 {
     if (!plan_kv_tiered(plan)) return 0;
     const uint64_t least = plan_vram_pages_least(plan);
-    if (!plan_layers_of(plan, PLAN_GPU0))
+    if (plan_devices(plan) > 1)
+        return helm_fail(
+            err, HELM_E_UNSUPPORTED,
+            "'vram_page_count' is %u, but the plan uses %u devices: two tiers of the KV cache are for "
+            "plans with one",
+            plan->vram_page_count, plan_devices(plan));
+    if (!plan_device_layers(plan))
         return helm_fail(err, HELM_E_FORMAT, "'vram_page_count' is %u, but no layer's cache is the GPU's",
                          plan->vram_page_count);
     if (plan->invariant && plan_kv_assisted(plan))

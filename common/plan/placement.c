@@ -170,9 +170,11 @@ static int lay_all(struct laying *l, struct helm_err *err)
     l->place = calloc(2 * (size_t)model->tensor_count + 2, sizeof *l->place);
     if (!l->place) return helm_fail(err, HELM_E_NOMEM, "no memory for %u placements", model->tensor_count);
     int rc = lay_memory(l, PLAN_HOST, FIXED | VARYING, err);
-    l->end = 0;
-    if (!rc) rc = lay_memory(l, PLAN_VRAM0, FIXED, err);
-    if (!rc) rc = lay_memory(l, PLAN_VRAM0, VARYING, err);
+    for (int m = PLAN_HOST + 1; m < PLAN_MEMORIES && !rc; m++) {
+        l->end = 0;
+        rc = lay_memory(l, (enum plan_memory)m, FIXED, err);
+        if (!rc) rc = lay_memory(l, (enum plan_memory)m, VARYING, err);
+    }
     return rc;
 }
 
@@ -207,6 +209,17 @@ struct placements placements_in(const struct plan *plan, enum plan_memory memory
         in.region_bytes =
             placement_rounded(memory, in.place[in.count - 1].offset + in.place[in.count - 1].bytes);
     return in;
+}
+
+uint32_t placements_packed_in_vram(const struct plan *plan, uint64_t *varying)
+{
+    uint32_t units = 0;
+    *varying = 0;
+    for (int m = PLAN_HOST + 1; m < PLAN_MEMORIES; m++) {
+        units += plan_units_in(plan, (enum plan_memory)m, FORMAT_BF16_PACKED);
+        *varying += placements_in(plan, (enum plan_memory)m).varying;
+    }
+    return units;
 }
 
 const struct placement *placement_find(const struct placements *in, enum tensor_role role, int32_t layer)

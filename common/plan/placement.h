@@ -4,7 +4,7 @@
  * helmd makes the list from model and plan, once, and ships it with the plan; workers check it and obey it.
  * The planner's ledger takes its sizes from it. Pure functions of model and plan; the list belongs to the plan.
  *
- * Order: host memory, then VRAM, each in order of use: the embedding (unless it is also the head there), of
+ * Order: host memory, then VRAM of each device, each in order of use: the embedding (unless it is also the head there), of
  * every unit that is at home in the memory its matrices (q k v o, gate up down), the head. Each begins at a
  * multiple of placement_align. Of experts in both memories (`mixed`) all matrices are in host memory, and what is no expert's, a
  * shared one's, in VRAM too. q k v, and gate up, lie one behind the other, so that a product can take them
@@ -77,6 +77,8 @@ struct placements {
     uint64_t varying;      /* of them the rooms of formats of variable size */
 };
 struct placements placements_in(const struct plan *plan, enum plan_memory memory);
+/* Half layers that lie packed in the memories of devices; *varying: the rooms there of formats of variable size. */
+uint32_t placements_packed_in_vram(const struct plan *plan, uint64_t *varying);
 /* NULL: not there. */
 const struct placement *placement_find(const struct placements *in, enum tensor_role role, int32_t layer);
 /* The model's tensor; the list was made for it or checked. */

@@ -221,7 +221,7 @@ uint32_t plan_kv_layer_in_arena(const struct plan *plan, uint32_t layer)
 uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory)
 {
     if (memory == PLAN_HOST && plan_kv_tiered(plan)) return paged(plan, 0, plan->layers);
-    return plan_layers_of(plan, memory == PLAN_HOST ? PLAN_CPU0 : PLAN_GPU0);
+    return plan_layers_of(plan, plan_memory_processor(memory));
 }
 
 uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory)
@@ -237,7 +237,7 @@ enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t
         const enum plan_processor processor = plan_home_processor(stage->home);
         if (stage->ops == PLAN_OPS_MLP) continue;
         if (layer <= stage->last) {
-            const bool all = processor == PLAN_CPU0 && plan_kv_tiered(plan);
+            const bool all = !plan_processor_has_memory(processor) && plan_kv_tiered(plan);
             *kv_layer = all ? paged(plan, 0, layer) : before[processor] + paged(plan, stage->first, layer);
             return processor;
         }
@@ -245,6 +245,46 @@ enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t
     }
     *kv_layer = 0;
     return PLAN_CPU0;
+}
+
+uint32_t plan_session_layer(const struct plan *plan, enum plan_processor processor)
+{
+    uint32_t layers = 0;
+    for (int p = 0; p < (int)processor; p++)
+        if (plan_processor_has_memory((enum plan_processor)p))
+            layers += plan_layers_of(plan, (enum plan_processor)p);
+    return layers;
+}
+
+uint32_t plan_device_layers(const struct plan *plan)
+{
+    return plan_session_layer(plan, PLAN_PROCESSORS);
+}
+
+uint32_t plan_devices(const struct plan *plan)
+{
+    uint32_t devices = 0;
+    for (int p = 0; p < PLAN_PROCESSORS; p++)
+        devices +=
+            plan_processor_has_memory((enum plan_processor)p) && plan_uses(plan, (enum plan_processor)p);
+    return devices;
+}
+
+bool plan_device_computes(const struct plan *plan)
+{
+    for (int p = 0; p < PLAN_PROCESSORS; p++)
+        if (plan_processor_has_memory((enum plan_processor)p) &&
+            plan_most_tokens(plan, (enum plan_processor)p))
+            return true;
+    return false;
+}
+
+bool plan_streams(const struct plan *plan, enum plan_processor processor)
+{
+    for (int h = 0; h < PLAN_HOMES; h++)
+        if (plan_home_streams((enum plan_home)h, processor) && plan_has_home(plan, (enum plan_home)h))
+            return true;
+    return false;
 }
 
 bool plan_has_home(const struct plan *plan, enum plan_home home)
@@ -284,7 +324,7 @@ uint32_t plan_mixed_units(const struct plan *plan)
 bool plan_uses(const struct plan *plan, enum plan_processor processor)
 {
     if (plan->embed == processor || plan->head == processor) return true;
-    if (processor == PLAN_CPU0 && plan_kv_assisted(plan)) return true;
+    if (!plan_processor_has_memory(processor) && plan_kv_assisted(plan)) return true;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
         const struct plan_phase phase = plan_phase_at(plan, p);
         for (uint32_t i = 0; i < phase.stage_count; i++) {
@@ -299,25 +339,38 @@ bool plan_uses(const struct plan *plan, enum plan_processor processor)
 
 uint32_t plan_lanes(const struct plan *plan)
 {
-    uint32_t used = 0;
-    for (int p = 0; p < PLAN_PROCESSORS; p++) used += plan_uses(plan, (enum plan_processor)p);
-    return used > 1 ? PLAN_LINKS : 0;
+    unsigned used = 0;
+    for (int p = 0; p < PLAN_PROCESSORS; p++) used |= (unsigned)plan_uses(plan, (enum plan_processor)p) << p;
+    return plan_lanes_between(used);
 }
 
-bool plan_borrows_kv(const struct plan *plan)
+uint32_t plan_lanes_between(unsigned processors)
+{
+    uint32_t lanes = 0;
+    for (uint32_t l = 0; l < PLAN_LINKS; l++)
+        if (processors >> plan_link_rows[l].from & processors >> plan_link_rows[l].to & 1) lanes = l + 1;
+    return lanes;
+}
+
+bool plan_borrows(const struct plan *plan, enum plan_processor processor)
 {
     for (uint32_t p = 1; p < plan_phase_count(plan); p++) {
         const struct plan_phase phase = plan_phase_at(plan, p);
         for (uint32_t i = 0; i < phase.stage_count; i++) {
             const struct plan_stage *stage = &phase.stages[i];
             uint32_t kv_layer;
-            if (stage->ops == PLAN_OPS_MLP) continue;
+            if (stage->ops == PLAN_OPS_MLP || plan_home_processor(stage->home) != processor) continue;
             for (uint32_t l = stage->first; l <= stage->last; l++)
-                if (plan_keeps_pages(plan, l) &&
-                    plan_kv_of(plan, l, &kv_layer) != plan_home_processor(stage->home))
-                    return true;
+                if (plan_keeps_pages(plan, l) && plan_kv_of(plan, l, &kv_layer) != processor) return true;
         }
     }
+    return false;
+}
+
+bool plan_borrows_kv(const struct plan *plan)
+{
+    for (int p = 0; p < PLAN_PROCESSORS; p++)
+        if (plan_borrows(plan, (enum plan_processor)p)) return true;
     return false;
 }
 
@@ -363,7 +416,7 @@ static int check_against_decode(const struct plan *plan, uint32_t phase, struct 
                              plan_home_name(decode));
         const enum plan_processor keeper = plan_home_processor(decode);
         if (unit_part(u) == UNIT_ATTENTION && plan_home_processor(home) != keeper &&
-            plan_processor_memory(keeper) != PLAN_HOST)
+            plan_processor_has_memory(keeper))
             return helm_fail(err, HELM_E_FORMAT,
                              "the attention of layer %u is on '%s', but its KV cache is in VRAM",
                              unit_layer(u), plan_home_name(home));
@@ -386,7 +439,7 @@ static int check_formats(const struct plan *plan, struct helm_err *err)
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "'embed_format' is '%s': rows of an embedding are looked up, and cannot be in it",
                          tensor_format_name(plan_embed_format(plan)));
-    if (plan_format_varies(plan_head_format(plan)) && plan_processor_memory(plan->head) == PLAN_HOST)
+    if (plan_format_varies(plan_head_format(plan)) && !plan_processor_has_memory(plan->head))
         return helm_fail(err, HELM_E_UNSUPPORTED, "'head_format' is '%s', but the head is on 'cpu'",
                          tensor_format_name(plan_head_format(plan)));
     return 0;

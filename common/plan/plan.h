@@ -10,7 +10,7 @@
  * The decode list says where the bytes are: a unit at home on `gpu` is in VRAM, every other is in the arena.
  * It also says where the KV cache of a layer is: with the worker that computes its attention half in decode.
  * A prefill list has the same units on `gpu`, and may compute the others by either worker (`cpu` or
- * `stream`), with one exception: where the cache is in VRAM the CPU cannot attend. Only the decode list has MLP
+ * `stream`), with one exception: where the cache is in VRAM no other processor can attend. Only the decode list has MLP
  * halves on `mixed`.
  *
  * Weights lie in memory in one of three ways: as they are stored in the files, converted as the plan's mixture says
@@ -273,16 +273,29 @@ enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t
 /* Whether this processor computes anything in any phase (the CPU does for assisted caches), or its worker loads
  * weights into its memory. */
 bool plan_uses(const struct plan *plan, enum plan_processor processor);
-/* The arena's lanes for this plan: one a link, or none where one processor is used alone. */
+/* Processors that it uses and whose memory is not the host's. */
+uint32_t plan_devices(const struct plan *plan);
+/* Whether one of them computes a unit in some phase. */
+bool plan_device_computes(const struct plan *plan);
+/* Layers whose KV cache lies in the memory of a device; with two tiers their pages have room in the arena, too. */
+uint32_t plan_device_layers(const struct plan *plan);
+/* In the arena's session region, which has such layers' cells of one page: the first layer of a device. */
+uint32_t plan_session_layer(const struct plan *plan, enum plan_processor processor);
+/* The arena's lanes for this plan: none where one processor is used alone; else up to the last link between two that are used.
+ * The same of processors by their numbers, as bits. */
 uint32_t plan_lanes(const struct plan *plan);
+uint32_t plan_lanes_between(unsigned processors);
 /* The part of the chosen experts that is in VRAM, for forecasts. 0 where there are no such units. */
 double plan_hit_rate(const struct plan *plan, uint32_t experts);
 /* Units at home on `mixed`; the index of one among them. */
 uint32_t plan_mixed_units(const struct plan *plan);
 uint32_t plan_mixed_index(const struct plan *plan, uint32_t unit);
-/* Whether some phase has such a home; whether some prefill phase computes the attention of a layer on the
- * GPU whose cache is the CPU's (and so has to borrow it). */
+/* Whether some phase has such a home; such a home from which weights are streamed to this processor. */
 bool plan_has_home(const struct plan *plan, enum plan_home home);
+bool plan_streams(const struct plan *plan, enum plan_processor processor);
+/* Whether this processor, or any, computes the attention of a layer in some prefill phase whose cache is another's (and so
+ * has to borrow it). */
+bool plan_borrows(const struct plan *plan, enum plan_processor processor);
 bool plan_borrows_kv(const struct plan *plan);
 /* Checks the rules for lists at the top of this file, and the ring's size: HELM_E_FORMAT, HELM_E_LIMIT. */
 HELM_MUST_CHECK int plan_check(const struct plan *plan, struct helm_err *err);
@@ -303,23 +316,23 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "kv_piece_pages": N (default of all: 0), "kv_free_places": N (default: plan_free_places),
  *    "invariant": true | false (default),
  *    "stages": {"decode": [{"layers": [first, last], "ops": "all" (default) | "attention" | "mlp",
- *                           "home": "gpu"|"cpu"|"stream"|"mixed", "bytes": N,
+ *                           "home": "gpu"|"gpu1"|"cpu"|"stream"|"mixed", "bytes": N,
  *                           "format": "bf16-packed" (default: as stored; in this list alone)}, ...],
  *               "prefill_short": the same (optional), "prefill": the same (optional)},
  *    "prefill_short_from_tokens", "prefill_from_tokens": N | null (default null: that list is not used),
  *    "ring_bytes": N (default 0),
- *    "embed": "cpu"|"gpu" (default: where the first stage is computed),
- *    "head": "cpu"|"gpu" (default: where the last stage is computed),
+ *    "embed": "cpu"|"gpu"|"gpu1" (default: where the first stage is computed),
+ *    "head": "cpu"|"gpu"|"gpu1" (default: where the last stage is computed),
  *    "embed_format", "head_format": as a stage's "format",
  *    "mixed": {"slots": N, "direct_permille": 0 to 1000 (default 0), "moves": N (default 0),
  *                "move_cost": N (in 1,000ths of what a hit saves; default 600),
  *                "hit_permille": N (default 0: as if each expert was chosen alike), "first": [[EXPERT, ...], ...] (default: the lowest)} (where there are "mixed" stages),
  *    "expert_parts": N (into which each expert is cut, and of which "mixed" speaks; default 1: whole),
- *    "activations": {"cpu": "exact" | "int8", "gpu": the same} (default of each: exact),
+ *    "activations": {"cpu": "exact" | "int8", "gpu", "gpu1": the same} (default of each: exact),
  *    "weights": "q4_k_m" (a mixture that weights stored as single numbers are converted to; default: none),
- *    "placements": [[TENSOR, FORMAT, "host" | "vram", OFFSET, BYTES], ...] (default: helmd makes them),
+ *    "placements": [[TENSOR, FORMAT, "host" | "vram" | "vram1", OFFSET, BYTES], ...] (default: helmd makes them),
  *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},
- *    "vram": the same}
+ *    "vram": the same, "vram1": the same (where something is "gpu1")}
  *
  * "stages" may also be an array: the decode list alone. Every member shown without a default is required.
  * Each list covers all layers in order, see plan_check; a ledger's lines add up to its total (HELM_E_MISMATCH) and

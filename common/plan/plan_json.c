@@ -68,12 +68,20 @@ static json_t *placements_to_json(const struct plan *plan)
     return list;
 }
 
+/* Whether the plan says something of the processor and its memory: of the CPU and the first device whether it uses them or
+ * not. */
+static bool is_said(const struct plan *plan, enum plan_processor processor)
+{
+    return plan_device_index(processor) == 0 || plan_uses(plan, processor);
+}
+
 static json_t *inputs_to_json(const struct plan *plan)
 {
     json_t *json = json_object();
     for (int p = 0; p < PLAN_PROCESSORS; p++)
-        json_object_set_new(json, plan_processor_name((enum plan_processor)p),
-                            json_string(linear_inputs_name(plan->inputs[p])));
+        if (is_said(plan, (enum plan_processor)p))
+            json_object_set_new(json, plan_processor_name((enum plan_processor)p),
+                                json_string(linear_inputs_name(plan->inputs[p])));
     return json;
 }
 
@@ -127,7 +135,9 @@ json_t *plan_to_json(const struct plan *plan)
     if (plan->weights && json) json_object_set_new(json, "weights", json_string(mixture_name(plan->weights)));
     if (json) json_object_set_new(json, "activations", inputs_to_json(plan));
     for (int m = 0; m < PLAN_MEMORIES && json; m++)
-        json_object_set_new(json, plan_memory_name((enum plan_memory)m), ledger_to_json(&plan->memory[m]));
+        if (is_said(plan, plan_memory_processor((enum plan_memory)m)))
+            json_object_set_new(json, plan_memory_name((enum plan_memory)m),
+                                ledger_to_json(&plan->memory[m]));
     for (uint32_t i = 0; i < plan->prefill_count && json; i++) {
         /* a single prefill list is the one of long prompts */
         const char *name = prefill_names[PLAN_PREFILLS_MAX - plan->prefill_count + i];
@@ -173,7 +183,7 @@ static int parse_home(const json_t *json, enum plan_home *home, struct helm_err 
     if (rc) return rc;
     *home = plan_home_named(text);
     if (*home < PLAN_HOMES) return 0;
-    return helm_fail(err, HELM_E_FORMAT, "home '%.40s' is none of gpu, cpu, stream, mixed", text);
+    return helm_fail(err, HELM_E_FORMAT, "home '%.40s' is none of gpu, cpu, stream, mixed, gpu1", text);
 }
 
 static int parse_ops(const json_t *json, enum plan_ops *ops, struct helm_err *err)
@@ -358,7 +368,7 @@ static int parse_end(const json_t *json, const char *key, enum plan_home by_defa
     if (rc) return rc;
     *processor = text ? plan_processor_named(text) : plan_home_processor(by_default);
     if (*processor < PLAN_PROCESSORS) return 0;
-    return helm_fail(err, HELM_E_FORMAT, "'%s' is '%.40s', neither cpu nor gpu", key, text);
+    return helm_fail(err, HELM_E_FORMAT, "'%s' is '%.40s', none of cpu, gpu, gpu1", key, text);
 }
 
 static int parse_ledger_lines(const json_t *array, struct ledger *ledger, struct helm_err *err)
@@ -401,10 +411,13 @@ static int parse_ledger_body(const json_t *json, struct ledger *ledger, struct h
     return 0;
 }
 
-static int parse_ledger(const json_t *json, const char *key, struct ledger *ledger, struct helm_err *err)
+static int parse_ledger(const json_t *json, enum plan_memory memory, struct plan *plan, struct helm_err *err)
 {
-    int rc = parse_ledger_body(json_object_get(json, key), ledger, err);
-    if (rc) helm_err_prefix(err, "%s ledger", key);
+    const json_t *ledger = json_object_get(json, plan_memory_name(memory));
+    plan->memory[memory].limit = UINT64_MAX;
+    if (!ledger && !is_said(plan, plan_memory_processor(memory))) return 0;
+    int rc = parse_ledger_body(ledger, &plan->memory[memory], err);
+    if (rc) helm_err_prefix(err, "%s ledger", plan_memory_name(memory));
     return rc;
 }
 
@@ -578,7 +591,7 @@ int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
     if (rc == 0) rc = plan_check(plan, err);
     if (rc == 0) rc = parse_placements(json, plan, err);
     for (int m = 0; m < PLAN_MEMORIES && rc == 0; m++)
-        rc = parse_ledger(json, plan_memory_name((enum plan_memory)m), &plan->memory[m], err);
+        rc = parse_ledger(json, (enum plan_memory)m, plan, err);
     if (rc) {
         helm_err_prefix(err, "plan");
         plan_free(plan);

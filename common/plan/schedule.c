@@ -5,7 +5,7 @@
 
 static bool has_short(const struct plan *plan)
 {
-    return plan->invariant && plan_most_tokens(plan, PLAN_GPU0) > 0;
+    return plan->invariant && plan_device_computes(plan);
 }
 
 uint32_t plan_list_count(const struct plan *plan)

@@ -17,6 +17,12 @@ enum tensor_role slot_tensor(enum slot_role role)
     return of[role];
 }
 
+/* The memory that has the slots. */
+static enum plan_memory slots_memory(void)
+{
+    return plan_processor_memory(plan_home_processor(PLAN_HOME_MIXED));
+}
+
 uint64_t slot_stride(const struct model_tensor *t, uint32_t experts, enum tensor_format format,
                      uint64_t *before)
 {
@@ -25,7 +31,7 @@ uint64_t slot_stride(const struct model_tensor *t, uint32_t experts, enum tensor
     one.rows /= experts;
     if (!tensor_format_of(format)->variable) return tensor_format_bytes(format, one.rows, one.cols);
     *before = packed_groups_at((uint32_t)t->rows);
-    const uint64_t room = placement_room(&one, format, PLAN_VRAM0, NULL),
+    const uint64_t room = placement_room(&one, format, slots_memory(), NULL),
                    most = packed_matrix_bytes_max((uint32_t)one.rows, (uint32_t)one.cols),
                    slot = round_up(room + room / SLOT_PACKED_SLACK, PACKED_ALIGN);
     return slot < most ? slot : most;
@@ -60,7 +66,7 @@ static int place_role(const struct model *model, const struct plan *plan, struct
                          "layer %d: experts of %s, of %llu bytes each, cannot lie in slots", layer,
                          tensor_format_name(format), (unsigned long long)stride);
     unit->role[role] = (struct slot_place){.at = *end + before, .stride = stride};
-    *end += placement_rounded(PLAN_VRAM0, before + plan->experts.slots * stride);
+    *end += placement_rounded(slots_memory(), before + plan->experts.slots * stride);
     return 0;
 }
 
@@ -82,6 +88,6 @@ int slots_place(const struct model *model, const struct plan *plan, struct slots
     }
     place->tables = end;
     const uint64_t words = ((uint64_t)place->units + 1) * model->config.router.experts + 1;
-    place->bytes = place->units ? end + placement_rounded(PLAN_VRAM0, words * sizeof(uint32_t)) : 0;
+    place->bytes = place->units ? end + placement_rounded(slots_memory(), words * sizeof(uint32_t)) : 0;
     return rc;
 }

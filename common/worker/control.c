@@ -149,6 +149,11 @@ static int handle_load(struct control *c, const Message *message)
                          PEER_WAIT_MS_MAX);
     if (load->spin_us > SPIN_US_MAX)
         return helm_fail(c->err, HELM_E_LIMIT, "LOAD: spin of %u us, at most %d", load->spin_us, SPIN_US_MAX);
+    const enum plan_processor processor = plan_processor_named(load->processor);
+    if (processor == PLAN_PROCESSORS)
+        return helm_fail(c->err, HELM_E_MISMATCH,
+                         "LOAD: this worker should be '%.40s', which is no processor of plans",
+                         load->processor);
     int rc = json_parse_bounded("LOAD: plan", load->plan_json, strlen(load->plan_json), LOAD_PLAN_BYTES_MAX,
                                 &json, c->err);
     if (!rc) rc = plan_from_json(json, &c->plan, c->err);
@@ -171,6 +176,7 @@ static int handle_load(struct control *c, const Message *message)
     c->server->options =
         (struct engine_options){.folder = c->folder,
                                 .plan = &c->plan,
+                                .processor = processor,
                                 .threads = load->threads,
                                 .node = load->node,
                                 .kernels = c->kernels,

@@ -62,6 +62,14 @@ int engine_read_model(const char *path, const struct plan *plan, struct model *m
     return rc;
 }
 
+int engine_take_self(struct worker_engine *engine, const struct engine_options *o, struct helm_err *err)
+{
+    engine->self = o->processor;
+    if (plan_processor_has_memory(o->processor) == engine->ops->device) return 0;
+    return helm_fail(err, HELM_E_MISMATCH, "a '%s' worker cannot be the plan's processor '%s'",
+                     engine->ops->kind, plan_processor_name(o->processor));
+}
+
 int engine_check_plan(const struct plan *plan, const struct model_config *c, struct helm_err *err)
 {
     if (plan->layers != c->layers)

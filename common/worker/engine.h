@@ -20,10 +20,11 @@
 
 struct engine_options {
     const char *folder;
-    const struct plan *plan; /* borrowed during load */
-    uint32_t threads;        /* 0: one a physical core that this process may use */
-    int node;                /* NUMA node, -1: the one with the most free memory */
-    const char *kernels;     /* "" or NULL: the fastest */
+    const struct plan *plan;       /* borrowed during load */
+    enum plan_processor processor; /* that the engine is in the plan */
+    uint32_t threads;              /* 0: one a physical core that this process may use */
+    int node;                      /* NUMA node, -1: the one with the most free memory */
+    const char *kernels;           /* "" or NULL: the fastest */
     uint32_t spin_us;
     uint64_t weights_ready; /* digest of what the arena already holds, or 0 */
     bool pin;               /* threads to CPUs */
@@ -62,6 +63,7 @@ struct engine_measure_options {
 struct worker_engine;
 struct worker_engine_ops {
     const char *kind; /* in HELLO: "cpu", "gpu" */
+    bool device;      /* the processors that it can be have a memory of their own */
     size_t bytes;     /* of the whole engine: zeroed, 64-byte aligned memory to load into */
     /* load and step are called by one thread. On failure load releases everything. */
     int (*load)(struct worker_engine *engine, const struct arena *arena, const struct engine_options *options,
@@ -84,6 +86,7 @@ struct worker_engine_ops {
 struct worker_engine {
     const struct worker_engine_ops *ops;
     const struct arena *arena; /* borrowed */
+    enum plan_processor self;  /* the plan's processor that it is */
     struct engine_report report;
     struct arena_times times; /* of the step that just ran, filled in by `step` */
     /* readable by other threads during load */
@@ -108,6 +111,9 @@ struct model;
 struct model_config;
 HELM_MUST_CHECK int engine_read_model(const char *path, const struct plan *plan, struct model *model,
                                       struct helm_err *err);
+/* Sets engine->self. HELM_E_MISMATCH: this kind of engine is no such processor. */
+HELM_MUST_CHECK int engine_take_self(struct worker_engine *engine, const struct engine_options *options,
+                                     struct helm_err *err);
 /* Check that plan, or arena, agree with the checkpoint. */
 HELM_MUST_CHECK int engine_check_plan(const struct plan *plan, const struct model_config *config,
                                       struct helm_err *err);

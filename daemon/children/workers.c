@@ -22,19 +22,18 @@
 #include "daemon/children/worker_process.h"
 #include "daemon/children/workers_private.h"
 
+/* By processor: there when the plan has something for it to do. */
 static const struct {
-    const char *name, *program;
-    enum plan_processor processor; /* there when the plan has something for it to do */
+    const char *kind, *program;
 } topology[WORKERS_MAX] = {
-    {"cpu", "helm-worker-cpu", PLAN_CPU0}, /* also where it only loads what the GPU copies */
-    {"gpu", "helm-worker-gpu", PLAN_GPU0},
+    [PLAN_CPU0] = {"cpu", "helm-worker-cpu"}, /* also where it only loads what a GPU copies */
+    [PLAN_GPU0] = {"gpu", "helm-worker-gpu"},
+    [PLAN_GPU1] = {"gpu", "helm-worker-gpu"},
 };
 
-const char *workers_program_name(enum plan_processor processor)
+const char *workers_device_program(void)
 {
-    for (size_t i = 0; i < WORKERS_MAX; i++)
-        if (topology[i].processor == processor) return topology[i].program;
-    return NULL;
+    return topology[PLAN_GPU0].program;
 }
 
 /* Those that the plan has something to do for. */
@@ -42,10 +41,11 @@ static int find_workers(struct workers *workers, struct helm_err *err)
 {
     const struct workers_config *config = &workers->config;
     for (size_t i = 0; i < WORKERS_MAX; i++) {
-        if (!plan_uses(config->plan, topology[i].processor)) continue;
+        const enum plan_processor processor = (enum plan_processor)i;
+        if (!plan_uses(config->plan, processor)) continue;
         struct worker *w = &workers->worker[workers->count++];
-        w->name = topology[i].name;
-        w->processor = topology[i].processor;
+        w->name = plan_processor_name(processor);
+        w->processor = processor;
         w->done_fd = w->node = -1;
         int rc =
             worker_process_find(config->worker_dir, topology[i].program, w->program, sizeof w->program, err);
@@ -162,11 +162,23 @@ void worker_send(struct workers *workers, struct worker *w, Helm__Control__V1__C
     }
 }
 
+/* The device of a worker: the plan's first is the one that was chosen, "cuda:N", the next is "cuda:N+1". */
+static const char *device_of(const struct workers_config *c, enum plan_processor processor, char text[32])
+{
+    unsigned first = 0;
+    const uint32_t index = plan_device_index(processor);
+    if (!index || sscanf(c->device, "cuda:%u", &first) != 1) return c->device;
+    snprintf(text, 32, "cuda:%u", first + index);
+    return text;
+}
+
 static void worker_send_load(struct workers *workers, struct worker *w)
 {
     const struct workers_config *c = &workers->config;
     Helm__Control__V1__Load load = HELM__CONTROL__V1__LOAD__INIT;
-    bool gpu = w->processor == PLAN_GPU0;
+    const bool gpu = plan_processor_has_memory(w->processor);
+    char device[32];
+    load.processor = (char *)w->name;
     load.folder = (char *)c->folder;
     load.plan_json = (char *)c->plan_json;
     load.threads = c->threads;
@@ -176,7 +188,7 @@ static void worker_send_load(struct workers *workers, struct worker *w)
     /* What lies in the arena outlives its worker; what lies in VRAM does not. */
     load.weights_ready = gpu ? 0 : w->weights_digest;
     load.kernels = (char *)(gpu ? "" : c->kernels);
-    load.device = (char *)(gpu ? c->device : "");
+    load.device = (char *)(gpu ? device_of(c, w->processor, device) : "");
     load.vram_bytes = gpu ? c->vram_bytes : 0;
     load.copy_bytes_per_s = gpu ? c->copy_bytes_per_s : 0;
     load.no_graphs = gpu && c->no_graphs;
@@ -287,8 +299,7 @@ void worker_end(struct workers *workers, struct worker *w)
     /* Only a kill from outside at a moment when all were sound leaves the KV above suspicion, and what was in
      * VRAM alone is gone with its worker. */
     const struct plan *plan = workers->config.plan;
-    bool intact =
-        outside && workers_ready(workers) && (plan_kv_tiered(plan) || !plan_layers_of(plan, PLAN_GPU0));
+    bool intact = outside && workers_ready(workers) && (plan_kv_tiered(plan) || !plan_device_layers(plan));
     w->ended_at_us = 0;
     w->routing_id_size = 0;
     worker_close_fd(w);
@@ -358,7 +369,8 @@ static int worker_start(struct workers *workers, struct worker *w, struct helm_e
 static void quiet_weights_bell(const struct workers *workers)
 {
     for (uint32_t i = 0; i < workers->count; i++)
-        if (workers->worker[i].processor == PLAN_CPU0 && workers->worker[i].weights_digest) return;
+        if (!plan_processor_has_memory(workers->worker[i].processor) && workers->worker[i].weights_digest)
+            return;
     doorbell_init(&arena_control_of(workers->arena)->weights_bell, 0);
 }
 
@@ -400,8 +412,9 @@ static void on_hello(struct workers *workers, struct worker *w, const control_ms
     else if (hello->arena_abi != ARENA_ABI)
         snprintf(why, sizeof why, "HELLO with arena ABI %u, this helmd has %u: rebuild both",
                  hello->arena_abi, ARENA_ABI);
-    else if (strcmp(hello->kind, w->name) != 0)
-        snprintf(why, sizeof why, "HELLO of a '%.32s' worker, expected '%s'", hello->kind, w->name);
+    else if (strcmp(hello->kind, topology[w->processor].kind) != 0)
+        snprintf(why, sizeof why, "HELLO of a '%.32s' worker, expected '%s'", hello->kind,
+                 topology[w->processor].kind);
     if (why[0]) {
         if (hello->arena_abi != ARENA_ABI) w->fault_code = HELM_E_MISMATCH; /* trying again cannot help */
         worker_kill(w, why);
@@ -441,7 +454,9 @@ static void log_vram(const struct workers *workers, const struct worker *w,
     }
     log_info("worker %s: %s; VRAM in use: %s (planned: %s): %s", w->name, w->device,
              units_format_size(w->vram_bytes, used),
-             units_format_size(workers->config.plan->memory[PLAN_VRAM0].total, planned), lines);
+             units_format_size(workers->config.plan->memory[plan_processor_memory(w->processor)].total,
+                               planned),
+             lines);
 }
 
 static void on_ready(struct workers *workers, struct worker *w, const control_msg *msg)
@@ -467,7 +482,7 @@ static void on_ready(struct workers *workers, struct worker *w, const control_ms
              units_format_size(w->weight_bytes, bytes), ready->load_seconds, w->threads, w->node, w->kernels);
     for (size_t i = 0; i < ready->n_reduced && i < 16; i++)
         log_warn("worker %s: reduced: %.200s", w->name, ready->reduced[i]);
-    if (w->processor == PLAN_GPU0) log_vram(workers, w, ready);
+    if (plan_processor_has_memory(w->processor)) log_vram(workers, w, ready);
     if (!workers_ready(workers)) return;
     workers->ever_ready = true;
     workers->unready_starts = 0;

@@ -38,11 +38,12 @@ struct workers_config {
     const struct plan *plan;
     const char *plan_json;
     const char *kernels;
-    const char *device;                    /* the GPU worker's: "cuda:0", "emulated" */
-    uint64_t vram_bytes, copy_bytes_per_s; /* copy: the emulated device's, 0: as fast as memory */
-    bool no_graphs;                        /* the GPU worker issues every step anew */
-    bool no_chains;                        /* the GPU worker decodes with a kernel an operation */
-    int32_t node;                          /* NUMA node, -1: the workers' choice */
+    const char *device; /* the first GPU worker's: "cuda:0", "emulated" */
+    uint64_t vram_bytes,
+        copy_bytes_per_s; /* each's ceiling; copy: the emulated device's, 0: as fast as memory */
+    bool no_graphs;       /* the GPU worker issues every step anew */
+    bool no_chains;       /* the GPU worker decodes with a kernel an operation */
+    int32_t node;         /* NUMA node, -1: the workers' choice */
     uint32_t threads, spin_us;
     uint32_t restart_limit;   /* deaths within a minute */
     uint64_t step_timeout_ms; /* 0: from the two below */
@@ -70,7 +71,7 @@ struct workers_events {
 };
 
 struct worker {
-    const char *name; /* "cpu", "gpu" */
+    const char *name; /* of its processor: "cpu", "gpu", "gpu1" */
     char program[4096];
     enum plan_processor processor; /* that it runs on */
     enum worker_state state;
@@ -122,8 +123,8 @@ HELM_MUST_CHECK int workers_open(void *zmq, const struct workers_config *config,
                                  const struct workers_events *events, struct arena *arena,
                                  struct keeper *keeper, struct workers *workers, struct helm_err *err);
 
-/* The program of the worker for a home: "helm-worker-gpu". */
-const char *workers_program_name(enum plan_processor processor);
+/* The program of a device's worker, "helm-worker-gpu", which is also asked for the devices that there are. */
+const char *workers_device_program(void);
 
 #define WORKERS_POLL_MAX (1 + WORKERS_MAX)
 int workers_poll_items(struct workers *workers, zmq_pollitem_t items[WORKERS_POLL_MAX]);

@@ -30,7 +30,7 @@ void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns
         if (done[w].busy_ns > step_ns) done[w].busy_ns = step_ns;
         if (done[w].wait_ns > step_ns - done[w].busy_ns) done[w].wait_ns = step_ns - done[w].busy_ns;
     }
-    if (workers < 2 || step_flags & STEP_KV_ASSISTED) return;
+    if (workers != 2 || step_flags & STEP_KV_ASSISTED) return;
     struct arena_times *gpu = &done[1];
     uint64_t part_ns = gpu->busy_ns + gpu->wait_ns, beside_ns = step_ns - part_ns;
     uint64_t least_ns = done[0].busy_ns > beside_ns ? done[0].busy_ns - beside_ns : 0;

@@ -99,12 +99,12 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
         log_info("plan: streamed weights pass through a ring of %s",
                  units_format_size(plan->ring_bytes, size[0]));
     log_packing(r, plan);
-    const uint32_t packed = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED);
+    uint64_t varying = 0;
+    const uint32_t packed = placements_packed_in_vram(plan, &varying);
     const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
     if (packed || head)
         log_info("plan: in VRAM %u half layers%s lie packed, in up to %s", packed,
-                 head ? " and the head" : "",
-                 units_format_size(placements_in(plan, PLAN_VRAM0).varying, size[0]));
+                 head ? " and the head" : "", units_format_size(varying, size[0]));
     log_info("plan: up to %u tokens a step%s", plan->step_tokens,
              plan_appends_in_arena(plan) ? "; chunks of prompts append in host memory, layer by layer" : "");
 }
@@ -134,8 +134,7 @@ static void log_context(const struct planner_request *r, const struct plan *plan
                  "rest",
                  plan->vram_page_count, plan_places_filled(plan),
                  units_format_size((uint64_t)plan->vram_page_count * plan->page_tokens *
-                                       model_kv_bytes_per_token(&r->model->config,
-                                                                plan_layers_of(plan, PLAN_GPU0),
+                                       model_kv_bytes_per_token(&r->model->config, plan_device_layers(plan),
                                                                 kv_dtype_named(plan->kv_dtype)),
                                    bytes),
                  plan->kv_direct_positions, plan->kv_direct_permille / 10.0);
@@ -166,5 +165,10 @@ void planner_log(const struct planner_request *r, const struct plan *plan)
     log_context(r, plan);
     log_forecast(r, plan);
     ledger_log("memory", &plan->memory[PLAN_HOST]);
-    if (plan_uses(plan, PLAN_GPU0)) ledger_log("VRAM", &plan->memory[PLAN_VRAM0]);
+    for (int p = 0; p < PLAN_PROCESSORS; p++) {
+        const enum plan_processor device = (enum plan_processor)p;
+        if (plan_processor_has_memory(device) && plan_uses(plan, device))
+            ledger_log(plan_device_index(device) ? "VRAM of the second device" : "VRAM",
+                       &plan->memory[plan_processor_memory(device)]);
+    }
 }

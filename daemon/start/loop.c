@@ -80,10 +80,11 @@ static void loop_choose_looking(struct loop *loop)
     bool gpu = false;
     for (uint32_t i = 0; i < workers->count; i++) {
         const struct worker *w = &workers->worker[i];
-        if (w->processor == PLAN_CPU0 || !loop->real_device) threads += w->threads; /* or on the CPUs, too */
-        gpu = gpu || w->processor == PLAN_GPU0;
+        const bool device = plan_processor_has_memory(w->processor);
+        if (!device || !loop->real_device) threads += w->threads; /* or on the CPUs, too */
+        gpu = gpu || device;
     }
-    bool last = gpu && loop->real_device && workers->config.plan->head == PLAN_GPU0;
+    bool last = gpu && loop->real_device && plan_processor_has_memory(workers->config.plan->head);
     bool may = set && !cpu_usable(-1, set, &err);
     /* of a quota no more counts than that */
     if (may)

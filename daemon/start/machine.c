@@ -117,8 +117,8 @@ int machine_look(struct helmd *d, struct helm_err *err)
                                         .prompt = (uint32_t)c->prompt};
     const struct profiling_request profiling = machine_profiling(d, formats_of(d));
     /* A missing program is reported by the choice of the device. */
-    int rc = worker_process_find(c->worker_dir, workers_program_name(PLAN_GPU0), gpu_program,
-                                 sizeof gpu_program, &none);
+    int rc =
+        worker_process_find(c->worker_dir, workers_device_program(), gpu_program, sizeof gpu_program, &none);
     rc = choose_device(d, gpu_program, err);
     if (!rc) rc = accelerator_choose_node(&d->device, wanted_node(c), &d->node, err);
     if (!rc) rc = cpu_check_threads(d->node, c->threads, err);

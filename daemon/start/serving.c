@@ -10,10 +10,11 @@
 
 static int remake(struct helmd *d, struct helm_err *err);
 
-static uint32_t worker_index(const struct helmd *d, enum plan_processor processor)
+/* The CPU's worker, or the first device's. */
+static uint32_t worker_index(const struct helmd *d, bool device)
 {
     for (uint32_t i = 0; i < d->workers.count; i++)
-        if (d->workers.worker[i].processor == processor) return i;
+        if (plan_processor_has_memory(d->workers.worker[i].processor) == device) return i;
     return OBSERVE_NO_WORKER;
 }
 
@@ -69,7 +70,7 @@ int serving_open_steps(struct helmd *d, struct helm_err *err)
     struct activations *a = &d->activations;
     struct helm_err why = {0};
     bool again = false;
-    observe_init(&d->observe, worker_index(d, PLAN_CPU0), worker_index(d, PLAN_GPU0), d->config.max_stall_ms);
+    observe_init(&d->observe, worker_index(d, false), worker_index(d, true), d->config.max_stall_ms);
     batcher_free(&d->batcher); /* of another plan */
     sessions_free(&d->sessions);
     int rc = batcher_init(&d->batcher, &batching, err);

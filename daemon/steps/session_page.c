@@ -8,10 +8,9 @@ int session_page_init(struct session_page *p, const struct plan *plan, const str
 {
     const struct arena_header *h = arena_header_of(arena);
     *p = (struct session_page){.plan = plan, .arena = arena, .kv = h->kv};
-    p->kv.layers = plan_layers_of(plan, PLAN_CPU0) + plan_layers_of(plan, PLAN_GPU0);
+    p->kv.layers = plan_kv_layer_in_arena(plan, plan->layers);
     p->bytes = kv_page_bytes(&p->kv);
-    const uint64_t apart =
-        plan_kv_tiered(plan) ? 0 : plan_layers_of(plan, PLAN_GPU0) * kv_layer_bytes(&p->kv);
+    const uint64_t apart = plan_kv_tiered(plan) ? 0 : plan_device_layers(plan) * kv_layer_bytes(&p->kv);
     p->moves = apart > 0;
     if (apart > h->region[ARENA_REGION_SESSION].bytes)
         return helm_fail(err, HELM_E_MISMATCH,
@@ -28,8 +27,9 @@ static unsigned char *cells_of(const struct session_page *p, uint32_t page, uint
     uint32_t kv_layer;
     const enum plan_processor processor = plan_kv_of(p->plan, layer, &kv_layer);
     const uint64_t layer_bytes = kv_layer_bytes(&p->kv);
-    if (processor == PLAN_GPU0 && !plan_kv_tiered(p->plan))
-        return (unsigned char *)arena_region_ptr(p->arena, ARENA_REGION_SESSION) + kv_layer * layer_bytes;
+    if (plan_processor_has_memory(processor) && !plan_kv_tiered(p->plan))
+        return (unsigned char *)arena_region_ptr(p->arena, ARENA_REGION_SESSION) +
+               (plan_session_layer(p->plan, processor) + kv_layer) * layer_bytes;
     return (unsigned char *)arena_region_ptr(p->arena, ARENA_REGION_KV) +
            kv_offset(host, page, plan_kv_tiered(p->plan) ? plan_kv_layer_in_arena(p->plan, layer) : kv_layer,
                      0, 0);

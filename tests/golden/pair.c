@@ -64,6 +64,7 @@ static int start(const struct pair_options *o, struct pair *pair, enum pair_work
     server->ops = ops;
     server->options = (struct engine_options){.folder = o->folder,
                                               .plan = &pair->plan,
+                                              .processor = worker == PAIR_GPU ? PLAN_GPU0 : PLAN_CPU0,
                                               .threads = o->threads,
                                               .node = -1,
                                               .kernels = o->kernels,

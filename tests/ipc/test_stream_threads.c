@@ -101,6 +101,7 @@ static void open_setup(struct setup *s, const char *letters, uint64_t ring_bytes
     if (plan_spans(&s->plan, 0, &s->spans, &s->span_count, &err)) fail_msg("%s", err.text);
     const struct engine_options options = {.folder = FOLDER,
                                            .plan = &s->plan,
+                                           .processor = PLAN_GPU0,
                                            .threads = 1,
                                            .node = -1,
                                            .peer_wait_ms = 120000,
@@ -239,6 +240,7 @@ static void weights_are_waited_for(void **state)
     doorbell_ring(&arena_control_of(&s->arena)->weights_bell, 0);
     struct engine_options options = {.folder = FOLDER,
                                      .plan = &s->plan,
+                                     .processor = PLAN_GPU0,
                                      .threads = 1,
                                      .node = -1,
                                      .peer_wait_ms = 200,

@@ -92,8 +92,8 @@ def expected_tokens(prompt, count, seed=0, eos_at=0):
 
 
 def stages(layers, homes):
-    """A list of stages: `homes` has one letter a layer, c(pu), g(pu), s(tream) or m(ixed), or two: its attention, its MLP."""
-    names = {"c": "cpu", "g": "gpu", "s": "stream", "m": "mixed"}
+    """A list of stages: `homes` has one letter a layer, c(pu), g(pu), G(pu1), s(tream) or m(ixed), or two: its attention, its MLP."""
+    names = {"c": "cpu", "g": "gpu", "G": "gpu1", "s": "stream", "m": "mixed"}
     halves = homes if len(homes) == 2 * layers else "".join(h + h for h in homes)
     out = []
     for n in range(layers):
@@ -112,7 +112,7 @@ def stages(layers, homes):
 def plan_json(layers, homes, embed, head, prefill=None, prefill_from=None, packed="", **sizes):
     """A plan as a person writes it. `homes`, and `prefill` for steps of `prefill_from` tokens and more, as above; `packed`: the
     letters of homes whose weights lie packed."""
-    names = {"c": "cpu", "g": "gpu"}
+    names = {"c": "cpu", "g": "gpu", "G": "gpu1"}
     lists = {"decode": stages(layers, homes)}
     for stage in lists["decode"]:
         if stage["home"][0] in packed:
@@ -120,9 +120,10 @@ def plan_json(layers, homes, embed, head, prefill=None, prefill_from=None, packe
     if prefill:
         lists["prefill"] = stages(layers, prefill)
     empty = {"limit": None, "lines": [], "total": 0}
+    memories = ["host", "vram"] + ["vram1"] * ("G" in homes + embed + head)
     return {"layers": layers, "context_tokens": 512, "step_tokens": 64, "slots": 8, "page_tokens": 32,
             "page_count": 0, "kv_dtype": "f16", "stages": lists, "prefill_from_tokens": prefill_from, "embed": names[embed],
-            "head": names[head], "host": empty, "vram": empty, **sizes}
+            "head": names[head], **{name: empty for name in memories}, **sizes}
 
 
 class Daemon:

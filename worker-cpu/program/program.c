@@ -190,7 +190,7 @@ static void make_rope_append(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
     struct program_entry *e = add_entry(low, OP_ROPE_APPEND, m->layer);
-    if (plan_kv_of(s->plan, (uint32_t)m->layer, &e->kv_layer) != PLAN_CPU0)
+    if (plan_kv_of(s->plan, (uint32_t)m->layer, &e->kv_layer) != s->self)
         lower_unsupported(low, m->layer, "attention whose KV cache is not the CPU's");
     e->no_rope = m->op->no_rope;
     e->rope_dims = m->op->rope_dims ? m->op->rope_dims : s->model->config.head_dim;
@@ -223,7 +223,7 @@ static void make_gate(struct lowering *low, const struct making *m)
 static uint64_t state_place(struct lowering *low, const struct making *m)
 {
     struct state_record record;
-    if (!plan_state_record(low->source->plan, PLAN_CPU0, (uint32_t)m->layer, &record))
+    if (!plan_state_record(low->source->plan, low->source->self, (uint32_t)m->layer, &record))
         lower_unsupported(low, m->layer, "a state that is not the CPU's");
     return record.slot_at + m->op->state_at;
 }
@@ -464,7 +464,7 @@ static void lower_attend_host(struct lowering *low, uint32_t layer)
     const struct model_config *c = &s->model->config;
     const uint32_t *window = c->window, all = plan_assisted_layers(s->plan, window, c->layers);
     uint32_t kv_layer;
-    if (!plan_keeps_pages(s->plan, layer) || plan_kv_of(s->plan, layer, &kv_layer) != PLAN_GPU0) return;
+    if (!plan_keeps_pages(s->plan, layer) || plan_kv_of(s->plan, layer, &kv_layer) == s->self) return;
     if (!plan_assists_layer(s->plan, window ? window[layer] : 0)) return;
     struct program_entry *e = add_entry(low, OP_ATTEND_HOST, (int32_t)layer);
     const struct math_part *math = model_unit_math(s->model, unit_of(layer, UNIT_ATTENTION));
@@ -483,7 +483,7 @@ static void lower_attend_host(struct lowering *low, uint32_t layer)
 static void lower_asked(struct lowering *low, uint32_t phase, const struct plan_span *span)
 {
     for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++)
-        if (plan_unit_home(low->source->plan, phase, u) == PLAN_HOME_MIXED)
+        if (plan_home_rows[plan_unit_home(low->source->plan, phase, u)].helper == low->source->self)
             lower_mixed(low, u);
         else if (low->source->assisted && unit_part(u) == UNIT_ATTENTION)
             lower_attend_host(low, unit_layer(u));
@@ -513,7 +513,7 @@ int program_lower(const struct program_source *source, uint32_t phase, enum op_t
     low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
     if (!low.rc) add_entry(&low, OP_EMBED, -1);
     for (uint32_t i = 0; i < span_count && !low.rc; i++) {
-        if (spans[i].processor == PLAN_CPU0)
+        if (spans[i].processor == source->self)
             lower_span(&low, &spans[i]);
         else
             lower_asked(&low, phase, &spans[i]);
@@ -567,8 +567,8 @@ int program_apart(const struct program_source *source, uint32_t phase, uint32_t 
     for (uint32_t s = 0; s < count; s++)
         for (uint32_t u = spans[s].first_unit; u < spans[s].first_unit + spans[s].unit_count; u++) {
             const struct math_part *math = model_unit_math(source->model, u);
-            const bool ours = spans[s].processor == PLAN_CPU0,
-                       asked = plan_unit_home(source->plan, phase, u) == PLAN_HOME_MIXED;
+            const bool ours = spans[s].processor == source->self,
+                       asked = plan_home_rows[plan_unit_home(source->plan, phase, u)].helper == source->self;
             if (asked) most = 0; /* experts that the GPU asks for: experts.c chooses for each */
             for (uint32_t i = 0; i < math->ops && ours; i++)
                 most = apart_of(source, &math->op[i], (int32_t)unit_layer(u), most);

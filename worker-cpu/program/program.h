@@ -126,6 +126,7 @@ struct program {
 struct program_source {
     const struct model *model;
     const struct plan *plan;
+    enum plan_processor self; /* of the plan, whose programs these are */
     const struct weights *weights;
     const struct kernel_set *kernels;
     enum linear_inputs inputs; /* which of them */

@@ -197,7 +197,7 @@ void make_running_mean(struct lowering *low, const struct making *m)
                        out = making_place(low, m, m->at->math->out[0]);
     const char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
     struct state_record record;
-    if (!plan_state_record(s->plan, PLAN_GPU0, (uint32_t)m->at->layer, &record) && !low->rc)
+    if (!plan_state_record(s->plan, s->self, (uint32_t)m->at->layer, &record) && !low->rc)
         low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: its state is not in VRAM", m->at->layer);
     making_op(low, m)->as.running_mean =
         (struct op_running_mean){.step = gpu_block_step(&p->block, block, p->step.pages_per_slot, m->sub),
@@ -205,7 +205,7 @@ void make_running_mean(struct lowering *low, const struct making *m)
                                  .state = s->states
                                               ? s->states->slots + record.slot_at + m->at->math->state_at
                                               : NULL,
-                                 .slot_bytes = plan_state_layout(s->plan, PLAN_GPU0).slot_bytes,
+                                 .slot_bytes = plan_state_layout(s->plan, s->self).slot_bytes,
                                  .in = (const float *)(void *)in.at,
                                  .out = out.at,
                                  .out_dtype = out.dtype,

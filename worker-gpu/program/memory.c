@@ -37,14 +37,16 @@ void *gpu_attention_work(const struct gpu_source *s, uint32_t tokens)
            ask->attention_counters(tokens, heads);
 }
 
-static bool computes_layers(const struct plan *plan)
+static bool computes_layers(const struct plan *plan, enum plan_processor self)
 {
-    return plan_has_home(plan, PLAN_HOME_GPU) || plan_has_home(plan, PLAN_HOME_STREAM) ||
-           plan_has_home(plan, PLAN_HOME_MIXED);
+    for (int h = 0; h < PLAN_HOMES; h++)
+        if (plan_home_processor((enum plan_home)h) == self && plan_has_home(plan, (enum plan_home)h))
+            return true;
+    return false;
 }
 
-void gpu_buffers_place(const struct model *model, const struct plan *plan, const struct arena_header *arena,
-                       const struct device *device, struct gpu_buffers *b)
+void gpu_buffers_place(const struct model *model, const struct plan *plan, enum plan_processor self,
+                       const struct arena_header *arena, const struct device *device, struct gpu_buffers *b)
 {
     const struct gpu_workspace_case c = {.config = &model->config,
                                          .step_tokens = arena->step_tokens,
@@ -53,8 +55,8 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
                                          .chunk_bytes = workspace_chunk_bytes(model),
                                          .query_bytes =
                                              (uint32_t)dtype_bytes(kv_query_dtype(arena->kv.dtype)),
-                                         .layers = computes_layers(plan),
-                                         .head = plan->head == PLAN_GPU0,
+                                         .layers = computes_layers(plan, self),
+                                         .head = plan->head == self,
                                          .chains = !device->no_chains,
                                          .apart = arena->context_tokens > GPU_APART_POSITION,
                                          .tiered = plan_kv_tiered(plan),
@@ -98,12 +100,15 @@ int gpu_buffers_check(const struct model_config *c, const struct device *device,
 
 /* ---- beside them ---- */
 
-uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena)
+uint64_t gpu_staging_bytes(const struct plan *plan, enum plan_processor self,
+                           const struct arena_header *arena)
 {
+    if (!plan_kv_tiered(plan) && !plan_borrows(plan, self)) return 0;
     return plan_staging(plan).pages * kv_layer_bytes(&arena->kv);
 }
 
-struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_schedule *ring)
+struct gpu_events gpu_events_place(const struct plan *plan, enum plan_processor self,
+                                   const struct ring_schedule *ring)
 {
     uint32_t slices = 0, tail = 0;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
@@ -113,6 +118,6 @@ struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_sc
     struct gpu_events events = {.prefix = gpu_event_arrived(slices)};
     events.tail = events.prefix + ring_prefix(&ring[0]);
     events.count = events.tail + tail;
-    if (slices == 0 && !plan_borrows_kv(plan) && !plan_kv_tiered(plan)) events.count = 0;
+    if (slices == 0 && !plan_borrows(plan, self) && !plan_kv_tiered(plan)) events.count = 0;
     return events;
 }

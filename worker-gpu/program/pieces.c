@@ -66,7 +66,7 @@ static int copy_placed(const struct gpu_source *s, const struct gpu_entry *e, co
                        uint32_t index, enum device_direction direction, struct helm_err *err)
 {
     struct gpu_cells cells = {.layer = (uint32_t)e->layer, .layers = 1};
-    if (!plan_appends_in_arena(s->plan) || plan_kv_of(s->plan, cells.layer, &cells.kv_layer) != PLAN_GPU0)
+    if (!plan_appends_in_arena(s->plan) || plan_kv_of(s->plan, cells.layer, &cells.kv_layer) != s->self)
         return 0;
     return gpu_copy_page(s, direction, &cells, row->pages[index], row->places[index], err);
 }

@@ -128,7 +128,7 @@ struct lower_at lower_at(const struct lowering *low, uint32_t unit, uint32_t op)
 
 /* ---- spans ---- */
 
-static void lower_span(struct lowering *low, const struct plan_span *span, bool last_out)
+static void lower_span(struct lowering *low, const struct plan_span *span, uint32_t last_out)
 {
     const struct gpu_source *s = low->source;
     float *x = gpu_area(s->buffers, GPU_AREA_X);
@@ -148,12 +148,15 @@ static void lower_span(struct lowering *low, const struct plan_span *span, bool 
     /* Taken long ago; but as long as the word stands, the host sees whose turn it is (step.c). */
     if (span->ticket_in && span->last_in)
         lower_word(low, OP_WORD_WRITE, &arena_lane_of(s->arena, span->lane_in)->bell.value, 0, DEVICE_EQUAL);
-    low->program->turn[low->program->turns++] =
-        (struct gpu_turn){.in = span->ticket_in, .out = span->ticket_out, .last_out = last_out};
+    low->program->turn[low->program->turns++] = (struct gpu_turn){.in = span->ticket_in,
+                                                                  .out = span->ticket_out,
+                                                                  .lane_in = span->lane_in,
+                                                                  .lane_out = span->lane_out,
+                                                                  .last_out = last_out};
     if (!out) return;
     if (!direct) add_move(low, OP_LANE_WRITE, x, out->data);
     lower_word(low, OP_WORD_WRITE, &out->bell.value, span->ticket_out, DEVICE_EQUAL);
-    if (last_out) lower_word(low, OP_WORD_WRITE, s->sent, 1, DEVICE_EQUAL);
+    if (last_out) lower_word(low, OP_WORD_WRITE, s->sent, last_out, DEVICE_EQUAL);
 }
 
 static void add_rope_table(struct lowering *low)
@@ -171,16 +174,21 @@ static void add_rope_table(struct lowering *low)
  * compute queue is and what was borrowed is back. */
 static void lower_step(struct lowering *low, const struct plan_span *spans, uint32_t count)
 {
+    const enum plan_processor self = low->source->self;
+    uint32_t lasts = 0;
     bool layers = false;
-    for (uint32_t i = 0; i < count; i++) layers |= spans[i].processor == PLAN_GPU0 && spans[i].unit_count > 0;
+    for (uint32_t i = 0; i < count; i++) layers |= spans[i].processor == self && spans[i].unit_count > 0;
     lower_begin_copies(low);
-    bool streams = plan_has_home(low->source->plan, PLAN_HOME_STREAM);
+    bool streams = plan_streams(low->source->plan, self);
     if (!low->source->follows) lower_add(low, streams ? OP_READ_BLOCK : OP_COPY_BLOCK, -1);
     lower_first_copies(low);
     if (layers) add_rope_table(low);
     for (uint32_t i = 0; i < count && !low->rc; i++)
-        if (spans[i].processor == PLAN_GPU0) /* where we have another turn after the CPU's last */
-            lower_span(low, &spans[i], i + 2 < count && spans[i + 1].last_in);
+        if (spans[i].processor == self) { /* where another turn comes after the reader's last */
+            const bool last_out = i + 2 < count && spans[i + 1].last_in;
+            lasts += last_out;
+            lower_span(low, &spans[i], last_out ? lasts : 0);
+        }
     lower_end_caches(low);
     lower_word(low, OP_WORD_WRITE, low->source->end, 1, DEVICE_EQUAL);
     lower_tail(low);

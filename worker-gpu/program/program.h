@@ -151,12 +151,14 @@ static inline uint32_t gpu_event_used(uint32_t slice)
 {
     return GPU_EVENT_SLICES + 2 * slice + 1;
 }
-struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_schedule *ring);
+struct gpu_events gpu_events_place(const struct plan *plan, enum plan_processor self,
+                                   const struct ring_schedule *ring);
 
-/* One span: the ticket it waits for and the one it publishes; 0: none. */
+/* One span: the ticket it waits for and the one it publishes, each in its lane; 0: none. */
 struct gpu_turn {
-    uint32_t in, out;
-    bool last_out;     /* the CPU takes it and clears the word, so `sent` says that it was published */
+    uint32_t in, out, lane_in, lane_out;
+    uint32_t
+        last_out; /* its reader takes it and clears the word, so `sent` says this when it was published; 0: it stays */
     uint64_t usual_ns; /* the wait for `in` in the steps before (watch.c); 0: not known */
 };
 
@@ -192,6 +194,7 @@ struct gpu_program {
 struct gpu_source {
     const struct model *model;
     const struct plan *plan;
+    enum plan_processor self; /* of the plan, whose programs these are */
     const struct gpu_weights *weights;
     const struct gpu_buffers *buffers;
     const struct arena *arena;
@@ -212,14 +215,15 @@ struct gpu_source {
     struct gpuk_token *tokens; /* pinned: results of argmax, by sample; behind them the other place's */
     bool follows;              /* its step has the block that the one before leaves (follow.h) */
     _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done; behind it the other place's */
-    _Atomic uint32_t *sent;    /* pinned: becomes 1 when the last hand-over to the CPU is published */
+    _Atomic uint32_t *sent;    /* pinned: how many lanes' last hand-overs are published (gpu_turn.last_out) */
     _Atomic uint32_t *moved;   /* pinned: becomes 1 when a session's page is copied (session.h) */
     float rope_scale;
 };
 
 /* Sizes every buffer for this plan (common/plan/workspace.h). */
-void gpu_buffers_place(const struct model *model, const struct plan *plan, const struct arena_header *arena,
-                       const struct device *device, struct gpu_buffers *buffers);
+void gpu_buffers_place(const struct model *model, const struct plan *plan, enum plan_processor self,
+                       const struct arena_header *arena, const struct device *device,
+                       struct gpu_buffers *buffers);
 /* HELM_E_INTERNAL names the kernel that wants more on this device than the plan charges. */
 HELM_MUST_CHECK int gpu_buffers_check(const struct model_config *config, const struct device *device,
                                       const struct gpu_buffers *buffers, struct helm_err *err);
@@ -231,7 +235,8 @@ struct gpuk_step gpu_block_step(const struct gpu_block *block, const char *base,
                                 uint32_t sub);
 /* Bytes of VRAM for borrowed layers: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed; with two tiers
  * always pieces and a tail (plan_staging). */
-uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena);
+uint64_t gpu_staging_bytes(const struct plan *plan, enum plan_processor self,
+                           const struct arena_header *arena);
 
 /* Refuses prefill lists that begin below GPU_CHUNK_TOKENS. */
 HELM_MUST_CHECK int gpu_program_check_phases(const struct plan *plan, struct helm_err *err);

@@ -220,7 +220,9 @@ static int cut_operation(struct cutting *c, uint32_t unit, uint32_t op)
         as_it_lies(math, matrix_of(c, unit, op, 0)->format)) /* whatever the step */
         return 0;
     /* what every token reads beside experts in both memories is in VRAM, whatever list streams these */
-    if (!c->home && placement_lies(plan_unit_home(c->plan, 0, unit), math->weight[0], PLAN_VRAM0)) return 0;
+    if (!c->home && placement_lies(plan_unit_home(c->plan, 0, unit), math->weight[0],
+                                   plan_processor_memory(c->weights->self)))
+        return 0;
     for (struct run run = {.unit = unit, .op = op}; run.first < math->weights && !rc; run.first = run.end) {
         run.end = ring_run_end(c->weights, math, layer, run.first);
         if (!c->home || is_expanded(matrix_of(c, unit, op, run.first), layer)) rc = cut_run(c, &run);
@@ -244,7 +246,7 @@ static int cut_phase(struct cutting *c, const struct plan *plan, uint32_t phase)
     int rc = 0;
     for (uint32_t i = 0; i < list.stage_count; i++) {
         const struct plan_stage *stage = &list.stages[i];
-        if (stage->home != PLAN_HOME_STREAM) continue;
+        if (!plan_home_streams(stage->home, c->weights->self)) continue;
         for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage) && phase == 0; u++)
             if (model_unit_math(c->weights->model, u)->experts)
                 return helm_fail(
@@ -295,14 +297,16 @@ uint32_t ring_prefix(const struct ring_schedule *decode)
 
 /* From which slice on the phase's last ones are used in one go: units next to each other or with one resident half
  * layer between, all of whose slices can be in the ring before the first is used. */
-static uint32_t last_burst(const struct ring_schedule *s, const struct plan *plan, uint32_t phase)
+static uint32_t last_burst(const struct cutting *c, const struct plan *plan, uint32_t phase)
 {
+    const struct ring_schedule *s = c->schedule;
+    const enum plan_home resident = plan_processor_home(c->weights->self);
     uint32_t first = s->count;
     if (first) first--;
     for (; first > 0; first--) {
         const uint32_t unit = s->slice[first - 1].unit, next = s->slice[first].unit;
         if (next > unit + 2) break;
-        if (next == unit + 2 && plan_unit_home(plan, phase, unit + 1) != PLAN_HOME_GPU) break;
+        if (next == unit + 2 && plan_unit_home(plan, phase, unit + 1) != resident) break;
     }
     return s->count && s->slice[s->count - 1].after < (int32_t)first ? first : s->count;
 }
@@ -314,7 +318,7 @@ static int add_tail(struct cutting *c, const struct plan *plan, uint32_t phase,
                     const struct ring_schedule *decode)
 {
     struct ring_schedule *s = c->schedule;
-    uint32_t own = s->count, prefix = ring_prefix(decode), burst = last_burst(s, plan, phase);
+    uint32_t own = s->count, prefix = ring_prefix(decode), burst = last_burst(c, plan, phase);
     for (uint32_t k = 0; k < prefix; k++) {
         const struct ring_slice wanted = decode->slice[k];
         int32_t after = -1;

@@ -3,13 +3,13 @@
 
 #include <stdlib.h>
 
-int gpu_states_plan(const struct plan *plan, const struct arena *arena, struct gpu_states *s,
-                    struct helm_err *err)
+int gpu_states_plan(const struct plan *plan, enum plan_processor self, const struct arena *arena,
+                    struct gpu_states *s, struct helm_err *err)
 {
-    *s = (struct gpu_states){.layout = plan_state_layout(plan, PLAN_GPU0),
+    *s = (struct gpu_states){.layout = plan_state_layout(plan, self),
                              .snapshots = arena_region_ptr(arena, ARENA_REGION_SNAPSHOTS)};
     s->bytes = arena_header_of(arena)->slots * s->layout.slot_bytes;
-    return plan_state_records(plan, PLAN_GPU0, &s->record, &s->records, err);
+    return plan_state_records(plan, self, &s->record, &s->records, err);
 }
 
 int gpu_states_open(struct gpu_states *s, struct device *d, struct helm_err *err)

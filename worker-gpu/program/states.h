@@ -20,8 +20,9 @@ struct gpu_states {
 };
 
 /* Sizes alone; then memory, zeroed. */
-HELM_MUST_CHECK int gpu_states_plan(const struct plan *plan, const struct arena *arena,
-                                    struct gpu_states *states, struct helm_err *err);
+HELM_MUST_CHECK int gpu_states_plan(const struct plan *plan, enum plan_processor self,
+                                    const struct arena *arena, struct gpu_states *states,
+                                    struct helm_err *err);
 HELM_MUST_CHECK int gpu_states_open(struct gpu_states *states, struct device *device, struct helm_err *err);
 void gpu_states_close(struct gpu_states *states, struct device *device);
 

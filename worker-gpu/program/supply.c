@@ -255,7 +255,7 @@ void lower_expand_ahead(struct lowering *low, const struct plan_span *span)
  * place in VRAM. */
 static bool is_borrowed(const struct lowering *low, uint32_t layer, uint32_t *kv_layer)
 {
-    if (plan_kv_of(low->source->plan, layer, kv_layer) != PLAN_GPU0) return true;
+    if (plan_kv_of(low->source->plan, layer, kv_layer) != low->source->self) return true;
     if (low->program->tier != GPU_TIER_CHUNK || !plan_appends_in_arena(low->source->plan)) return false;
     *kv_layer = plan_kv_layer_in_arena(low->source->plan, layer);
     return true;
@@ -269,7 +269,8 @@ static bool is_staged(const struct lowering *low, uint32_t layer, bool *own, uin
     const uint32_t unit = unit_of(layer, UNIT_ATTENTION);
     *own = !is_borrowed(low, layer, kv_layer);
     if (!plan_keeps_pages(plan, layer)) return false;
-    if (plan_home_processor(plan_unit_home(plan, low->program->phase, unit)) != PLAN_GPU0) return false;
+    if (plan_home_processor(plan_unit_home(plan, low->program->phase, unit)) != low->source->self)
+        return false;
     if (!*own) return true;
     *kv_layer = plan_kv_layer_in_arena(plan, layer);
     return plan_kv_tiered(plan) && low->program->tier == GPU_TIER_CHUNK;

@@ -1,12 +1,13 @@
 /* Copies of pages between the two tiers of the cache. See tiers.h. */
 #include "worker-gpu/program/tiers.h"
 
-bool gpu_cells_next(const struct plan *plan, uint32_t from, struct gpu_cells *cells)
+bool gpu_cells_next(const struct gpu_source *s, uint32_t from, struct gpu_cells *cells)
 {
+    const struct plan *plan = s->plan;
     uint32_t kv_layer;
     *cells = (struct gpu_cells){0};
     for (uint32_t l = from; l < plan->layers; l++) {
-        if (!plan_keeps_pages(plan, l) || plan_kv_of(plan, l, &kv_layer) != PLAN_GPU0) {
+        if (!plan_keeps_pages(plan, l) || plan_kv_of(plan, l, &kv_layer) != s->self) {
             if (cells->layers) return true;
             continue;
         }
@@ -104,7 +105,7 @@ int gpu_fetch_pages(const struct gpu_source *s, const struct step_fetch *fetch, 
 {
     struct gpu_cells cells;
     int rc = 0;
-    for (uint32_t from = 0; !rc && gpu_cells_next(s->plan, from, &cells); from = cells.layer + cells.layers)
+    for (uint32_t from = 0; !rc && gpu_cells_next(s, from, &cells); from = cells.layer + cells.layers)
         for (uint32_t i = 0; i < count && !rc;) {
             struct pages p = {.page = fetch[i].page, .place = fetch[i].place, .run = 1};
             while (i + p.run < count && fetch[i + p.run].page == p.page + p.run &&

@@ -28,7 +28,7 @@ static struct gpu_matrix matrix_in(const struct model_tensor *t, enum tensor_for
 /* Matrices, then vectors. Until they are loaded the table says only what they are. */
 static int take_vram(struct gpu_weights *w, const struct plan *plan, struct helm_err *err)
 {
-    const struct placements vram = placements_in(plan, PLAN_VRAM0);
+    const struct placements vram = placements_in(plan, plan_processor_memory(w->self));
     struct placement *vector = calloc((size_t)w->model->tensor_count + 1, sizeof *vector);
     w->place = calloc((size_t)w->model->tensor_count + vram.count + 1, sizeof *w->place);
     if (!vector || !w->place) {
@@ -45,8 +45,9 @@ static int take_vram(struct gpu_weights *w, const struct plan *plan, struct helm
         if (p->format == FORMAT_BF16_PACKED) {
             if (!w->packed_table_bytes) w->packed_at = p->offset;
             place->table = w->packed_table_bytes;
-            w->packed_table_bytes += placement_rounded(PLAN_VRAM0, packed_offsets_bytes((uint32_t)t->rows));
-        } else if (t->role != TENSOR_EMBED || (w->model->config.tied_head && plan->head == PLAN_GPU0)) {
+            w->packed_table_bytes +=
+                placement_rounded(plan_processor_memory(w->self), packed_offsets_bytes((uint32_t)t->rows));
+        } else if (t->role != TENSOR_EMBED || (w->model->config.tied_head && plan->head == w->self)) {
             const struct model_router *router = &w->model->config.router;
             w->step_bytes +=
                 arch_role_of_experts(t->role) ? p->bytes / router->experts * router->chosen : p->bytes;
@@ -54,7 +55,7 @@ static int take_vram(struct gpu_weights *w, const struct plan *plan, struct helm
     }
     uint32_t vectors;
     w->vector_at = vram.region_bytes;
-    w->vector_bytes = placement_vectors(w->model, plan, PLAN_GPU0, vector, &vectors);
+    w->vector_bytes = placement_vectors(w->model, plan, w->self, vector, &vectors);
     w->bytes = w->vector_at + w->vector_bytes;
     w->packed_room = vram.varying;
     for (uint32_t i = 0; i < vectors; i++)
@@ -76,12 +77,14 @@ static int take_streamed(struct gpu_weights *w, const struct plan *plan, const v
 {
     const struct placements host = placements_in(plan, PLAN_HOST);
     bool its[UNIT_PARTS * MODEL_LAYERS_MAX];
-    plan_units_of(plan, PLAN_GPU0, its);
+    plan_units_of(plan, w->self, its);
     for (uint32_t i = 0; i < host.count; i++) {
         const struct placement *p = &host.place[i];
         const struct model_tensor *t = placement_tensor(w->model, p);
         if (t->layer < 0 || !its[model_tensor_unit(t)]) continue;
-        if (placement_lies(plan_unit_home(plan, 0, model_tensor_unit(t)), t->role, PLAN_VRAM0)) continue;
+        if (placement_lies(plan_unit_home(plan, 0, model_tensor_unit(t)), t->role,
+                           plan_processor_memory(w->self)))
+            continue;
         const char *at = (const char *)region + p->offset;
         struct gpu_matrix *m = &w->matrix[cell_of(t)];
         *m = matrix_in(t, p->format);
@@ -96,11 +99,10 @@ static int take_streamed(struct gpu_weights *w, const struct plan *plan, const v
                      (unsigned long long)region_bytes, (unsigned long long)host.region_bytes);
 }
 
-int gpu_weights_plan(const struct model *model, const struct plan *plan, const void *region,
-                     uint64_t region_bytes, struct gpu_weights *w, struct helm_err *err)
+int gpu_weights_plan(const struct model *model, const struct plan *plan, enum plan_processor self,
+                     const void *region, uint64_t region_bytes, struct gpu_weights *w, struct helm_err *err)
 {
-    memset(w, 0, sizeof *w);
-    w->model = model;
+    *w = (struct gpu_weights){.model = model, .self = self};
     size_t cells = ((size_t)model->config.layers + 1) * TENSOR_ROLE_COUNT;
     w->matrix = calloc(cells, sizeof *w->matrix);
     w->vector = calloc(cells, sizeof *w->vector);

@@ -28,6 +28,7 @@ struct gpu_matrix {
 
 struct gpu_weights {
     const struct model *model;       /* borrowed */
+    enum plan_processor self;        /* the plan's processor whose weights they are */
     struct device *device;           /* borrowed */
     struct gpu_matrix *matrix;       /* [layers + 1][TENSOR_ROLE_COUNT]; the first row is for layer -1 */
     const float **vector;            /* same indexing; device */
@@ -58,9 +59,9 @@ struct gpu_weights_place {
 
 /* Checks the plan's placements and takes them; reads and allocates nothing on the device. `region` is where the
  * arena's weights lie and its size (they need not be there yet). */
-HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct plan *plan, const void *region,
-                                     uint64_t region_bytes, struct gpu_weights *weights,
-                                     struct helm_err *err);
+HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct plan *plan,
+                                     enum plan_processor self, const void *region, uint64_t region_bytes,
+                                     struct gpu_weights *weights, struct helm_err *err);
 /* Allocates and fills VRAM. *bytes_done counts up as bytes are read; *cancel set by another thread ends it
  * with HELM_E_CANCELLED. Returns when everything has arrived. */
 HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device *device, uint32_t threads,

@@ -24,6 +24,7 @@
 #include "common/sampling/sampling.h"
 #include "common/base/units.h"
 #include "common/shared/kv_layout.h"
+#include "daemon/planner/profile/planned.h"
 
 #define PROCESS_BYTES   (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
 #define DRIVER_BYTES    (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
@@ -184,13 +185,13 @@ uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit)
     const struct model_unit *u = &c->model->unit[unit];
     uint64_t sum = 0;
     for (uint32_t i = 0; i < u->matrix_count; i++)
-        sum += placement_room(u->tensor[i], FORMAT_BF16_PACKED, PLAN_VRAM0, &c->wish->parts);
+        sum += placement_room(u->tensor[i], FORMAT_BF16_PACKED, PLANNED_VRAM, &c->wish->parts);
     return sum;
 }
 
 uint64_t ledger_packed_head_bytes(const struct ledger_case *c)
 {
-    return placement_room(model_find(c->model, TENSOR_HEAD, -1), FORMAT_BF16_PACKED, PLAN_VRAM0,
+    return placement_room(model_find(c->model, TENSOR_HEAD, -1), FORMAT_BF16_PACKED, PLANNED_VRAM,
                           &c->wish->parts);
 }
 
@@ -275,7 +276,7 @@ uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger
 /* The arena's session region: the cells of one page that lie in VRAM alone. */
 static uint64_t session_bytes(const struct ledger_case *c, const struct plan *plan)
 {
-    return plan_kv_tiered(plan) ? 0 : times(plan_layers_of(plan, PLAN_GPU0), ledger_kv_layer_bytes(c, 1));
+    return plan_kv_tiered(plan) ? 0 : times(plan_device_layers(plan), ledger_kv_layer_bytes(c, 1));
 }
 
 /* The same of any plan. */
@@ -307,13 +308,13 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
     return rc;
 }
 
-static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan)
+static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan, enum plan_processor device)
 {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < plan->stage_count; i++) {
         const struct plan_stage *stage = &plan->stages[i];
-        uint64_t ring = stage->home == PLAN_HOME_STREAM ? plan->ring_bytes : 0;
-        if (plan_home_processor(stage->home) != PLAN_GPU0) continue;
+        const uint64_t ring = plan_home_streams(stage->home, device) ? plan->ring_bytes : 0;
+        if (plan_home_processor(stage->home) != device) continue;
         for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
             sum += ledger_graph_bytes(c, u, ring);
     }
@@ -321,10 +322,10 @@ static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan
 }
 
 /* Whether some phase streams a packed unit, one that the CPU computes in another or not. */
-static bool streams_packed(const struct plan *plan)
+static bool streams_packed(const struct plan *plan, enum plan_processor device)
 {
     bool streamed[UNIT_PARTS * MODEL_LAYERS_MAX], any = false;
-    plan_units_of(plan, PLAN_GPU0, streamed);
+    plan_units_of(plan, device, streamed);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
         any |= streamed[u] && plan_unit_format(plan, u) == FORMAT_BF16_PACKED &&
                plan_home_memory(plan_unit_home(plan, 0, u)) == PLAN_HOST;
@@ -341,18 +342,20 @@ static uint64_t add_slots(const struct plan *plan, enum plan_processor processor
     return bytes;
 }
 
-/* slots: bytes of those of experts. */
-static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots, struct plan *plan)
+/* slots: bytes of those of experts. Every device is taken to be like the machine's, with the same limit. */
+static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots, enum plan_processor gpu,
+                       struct plan *plan)
 {
     const struct ledger_device *device = &c->machine->device;
-    struct ledger *vram = &plan->memory[PLAN_VRAM0];
-    const struct placements weights = placements_in(plan, PLAN_VRAM0);
-    const uint32_t kv_layers = plan_layers_of(plan, PLAN_GPU0);
+    const enum plan_memory memory = plan_processor_memory(gpu);
+    struct ledger *vram = &plan->memory[memory];
+    const struct placements weights = placements_in(plan, memory);
+    const uint32_t kv_layers = plan_layers_of(plan, gpu);
+    const uint64_t ring_bytes = plan_streams(plan, gpu) ? plan->ring_bytes : 0;
     char what[48];
     vram->limit = device->limit;
     ledger_add(vram, "weights",
-               weights.region_bytes - weights.varying +
-                   placement_vectors(c->model, plan, PLAN_GPU0, NULL, NULL));
+               weights.region_bytes - weights.varying + placement_vectors(c->model, plan, gpu, NULL, NULL));
     if (slots) {
         snprintf(what, sizeof what, "experts, %u slots of %u layers", plan->experts.slots,
                  plan_mixed_units(plan));
@@ -360,24 +363,24 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots
     }
     if (weights.varying) ledger_add(vram, "packed weights", weights.varying);
     if (kv_layers) {
-        const uint32_t pages = plan_kv_pages(plan, PLAN_VRAM0);
+        const uint32_t pages = plan_kv_pages(plan, memory);
         snprintf(what, sizeof what,
                  plan_kv_tiered(plan) ? "KV places, of %u pages of %u tokens"
                                       : "KV pool, %u pages of %u tokens",
                  pages, plan->page_tokens);
         ledger_add(vram, what, times(kv_layers, ledger_kv_layer_bytes(c, pages)));
     }
-    add_slots(plan, PLAN_GPU0, vram);
-    if (plan->ring_bytes) ledger_add(vram, "stream ring", plan->ring_bytes);
+    add_slots(plan, gpu, vram);
+    if (ring_bytes) ledger_add(vram, "stream ring", ring_bytes);
     const struct ledger_expands expands = {
-        .ring_bytes = c->table->blocks || streams_packed(plan) ? plan->ring_bytes : 0,
-        .units = (c->table->blocks && plan_has_home(plan, PLAN_HOME_GPU)) ||
-                 plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED) > 0,
-        .head = plan_head_format(plan) == FORMAT_BF16_PACKED};
+        .ring_bytes = c->table->blocks || streams_packed(plan, gpu) ? ring_bytes : 0,
+        .units = (c->table->blocks && plan_has_home(plan, plan_processor_home(gpu))) ||
+                 plan_units_in(plan, memory, FORMAT_BF16_PACKED) > 0,
+        .head = plan->head == gpu && plan_head_format(plan) == FORMAT_BF16_PACKED};
     const uint64_t expanded = ledger_expanded_bytes(c, &expands);
     if (expanded) ledger_add(vram, "expanded slice", expanded);
     const struct plan_staging staging = plan_staging(plan);
-    if (staging.pages) {
+    if (staging.pages && (plan_kv_tiered(plan) || plan_borrows(plan, gpu))) {
         if (plan_kv_tiered(plan))
             snprintf(what, sizeof what, "borrowed KV, 2 pieces of %u pages of a layer", staging.piece);
         else
@@ -386,12 +389,12 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots
     }
     const struct ledger_workspace work = {.step_tokens = plan->step_tokens,
                                           .ctx = ctx,
-                                          .layers = plan_most_tokens(plan, PLAN_GPU0) > 0,
-                                          .head = plan->head == PLAN_GPU0,
+                                          .layers = plan_most_tokens(plan, gpu) > 0,
+                                          .head = plan->head == gpu,
                                           .tiered = plan_kv_tiered(plan)};
     ledger_add(vram, "activations, workspace (estimate)",
                device->library_bytes + ledger_workspace_bytes(c, &work));
-    uint64_t graphs = device->graph_bytes + unit_graphs(c, plan);
+    uint64_t graphs = device->graph_bytes + unit_graphs(c, plan, gpu);
     if (graphs) ledger_add(vram, "graphs (estimate)", graphs);
     if (device->context_bytes) ledger_add(vram, "context (estimate)", device->context_bytes);
 }
@@ -422,13 +425,19 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
         ledger_add(host, "activations (estimate)",
                    ledger_cpu_buffer_bytes(c, plan_most_tokens(plan, PLAN_CPU0)));
     }
-    if (on_gpu && c->machine->device.kind == LEDGER_DEVICE_EMULATED) {
-        ledger_add(host, "the emulated device's memory", plan->memory[PLAN_VRAM0].total);
-        ledger_add(host, "staging for the emulated device", ledger_gpu_host_bytes(c));
-    } else if (on_gpu) {
-        ledger_add(host, "GPU driver and staging (estimate)", ledger_gpu_host_bytes(c));
+    for (int p = 0; p < PLAN_PROCESSORS; p++) {
+        const enum plan_processor device = (enum plan_processor)p;
+        if (!plan_processor_has_memory(device) || !plan_uses(plan, device)) continue;
+        if (c->machine->device.kind == LEDGER_DEVICE_EMULATED) {
+            ledger_add(host, "the emulated device's memory",
+                       plan->memory[plan_processor_memory(device)].total);
+            ledger_add(host, "staging for the emulated device", ledger_gpu_host_bytes(c));
+        } else {
+            ledger_add(host, "GPU driver and staging (estimate)", ledger_gpu_host_bytes(c));
+        }
     }
-    if (plan->head == PLAN_GPU0) ledger_add(host, "draws from the GPU's logits", ledger_draw_bytes(c));
+    if (plan_processor_has_memory(plan->head))
+        ledger_add(host, "draws from the GPU's logits", ledger_draw_bytes(c));
     ledger_add(host, "processes (estimate)", PROCESS_BYTES);
 }
 
@@ -446,16 +455,15 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     plan->page_tokens = c->wish->page_tokens;
     plan->page_count = page_count;
     plan->state_snapshots = ledger_stated_snapshots(c);
-    plan->vram_page_count = plan_layers_of(plan, PLAN_GPU0) ? ledger_places(c, ctx) : 0;
+    plan->vram_page_count = plan_device_layers(plan) ? ledger_places(c, ctx) : 0;
     plan->kv_free_places = plan->vram_page_count ? c->wish->free_places : 0;
     if (!plan->vram_page_count)
         plan->kv_direct_permille = plan->kv_direct_positions = plan->kv_direct_window = 0;
     snprintf(plan->kv_dtype, sizeof plan->kv_dtype, "%s", kv_dtype_name(c->wish->kv_dtype));
-    memset(&plan->memory[PLAN_VRAM0], 0, sizeof plan->memory[PLAN_VRAM0]);
-    memset(&plan->memory[PLAN_HOST], 0, sizeof plan->memory[PLAN_HOST]);
-    plan->memory[PLAN_VRAM0].limit = UINT64_MAX;
+    memset(plan->memory, 0, sizeof plan->memory);
+    for (int i = 0; i < PLAN_MEMORIES; i++) plan->memory[i].limit = UINT64_MAX;
     const uint32_t mixed = plan_mixed_units(plan);
-    bool on_cpu = plan_uses(plan, PLAN_CPU0), on_gpu = plan_uses(plan, PLAN_GPU0);
+    bool on_cpu = plan_uses(plan, PLAN_CPU0), on_gpu = plan_devices(plan) > 0;
     *spec = (struct arena_spec){.slots = c->wish->slots,
                                 .context_tokens = ctx,
                                 .step_tokens = c->wish->step_tokens,
@@ -478,15 +486,26 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     struct slots_place slots = {0};
     rc = slots_place(c->model, plan, &slots, err);
     if (rc) return rc;
-    if (on_gpu) write_vram(c, ctx, slots.bytes, plan);
+    for (int p = 0; p < PLAN_PROCESSORS; p++) {
+        const enum plan_processor gpu = (enum plan_processor)p;
+        const bool has_slots = plan_home_processor(PLAN_HOME_MIXED) == gpu;
+        if (plan_processor_has_memory(gpu) && plan_uses(plan, gpu))
+            write_vram(c, ctx, has_slots ? slots.bytes : 0, gpu, plan);
+    }
     write_host(c, &header, on_cpu, on_gpu, plan);
     return 0;
 }
 
 bool ledger_fits(const struct plan *plan)
 {
-    return plan->memory[PLAN_HOST].total <= plan->memory[PLAN_HOST].limit &&
-           plan->memory[PLAN_VRAM0].total <= plan->memory[PLAN_VRAM0].limit;
+    return ledger_over(plan) == PLAN_MEMORIES;
+}
+
+enum plan_memory ledger_over(const struct plan *plan)
+{
+    int m = 0;
+    while (m < PLAN_MEMORIES && plan->memory[m].total <= plan->memory[m].limit) m++;
+    return (enum plan_memory)m;
 }
 
 uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx)
@@ -498,10 +517,12 @@ uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx)
 }
 
 /* What a page more takes of VRAM. With two tiers pieces grow with a pool that is smaller than two of them. */
-static uint64_t device_page_bytes(const struct plan *plan, uint32_t pages, uint64_t layer_page)
+static uint64_t device_page_bytes(const struct plan *plan, enum plan_processor device, uint32_t pages,
+                                  uint64_t layer_page)
 {
+    if (!plan_uses(plan, device)) return 0;
     if (plan_kv_tiered(plan)) return pages < 2 * PLAN_PIECE_POSITIONS / plan->page_tokens ? layer_page : 0;
-    return (plan_layers_of(plan, PLAN_GPU0) + (plan_borrows_kv(plan) ? GPU_STAGINGS : 0u)) * layer_page;
+    return (plan_layers_of(plan, device) + (plan_borrows(plan, device) ? GPU_STAGINGS : 0u)) * layer_page;
 }
 
 /* Pages for a pool that may grow: see the top of this file. `plan` holds the ledgers of the smallest. */
@@ -509,9 +530,12 @@ static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const st
 {
     uint32_t least = ledger_least_pages(c, ctx);
     uint64_t layer_page = ledger_kv_layer_bytes(c, 1),
-             host_page = plan_kv_layers(plan, PLAN_HOST) * layer_page,
-             device_page = device_page_bytes(plan, least, layer_page);
-    if (c->machine->device.kind == LEDGER_DEVICE_EMULATED) host_page += device_page;
+             host_page = plan_kv_layers(plan, PLAN_HOST) * layer_page, device_page[PLAN_PROCESSORS] = {0};
+    for (int p = 0; p < PLAN_PROCESSORS; p++) {
+        if (!plan_processor_has_memory((enum plan_processor)p)) continue;
+        device_page[p] = device_page_bytes(plan, (enum plan_processor)p, least, layer_page);
+        if (c->machine->device.kind == LEDGER_DEVICE_EMULATED) host_page += device_page[p];
+    }
     uint64_t most = (uint64_t)c->wish->slots * kv_pages_for(ctx, c->wish->page_tokens),
              pages = LEDGER_POOL_TOKENS / c->wish->page_tokens;
     if (pages > most) pages = most;
@@ -521,9 +545,12 @@ static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const st
         if (pages > half) pages = half;
         if (pages > least && (pages - least) * host_page + ROUNDING_BYTES > spare) pages = least;
     }
-    if (device_page) {
-        uint64_t spare = plan->memory[PLAN_VRAM0].limit - plan->memory[PLAN_VRAM0].total;
-        uint64_t fits = least + (spare > ROUNDING_BYTES ? (spare - ROUNDING_BYTES) / device_page : 0);
+    for (int p = 0; p < PLAN_PROCESSORS; p++) {
+        const struct ledger *own = &plan->memory[plan_processor_memory((enum plan_processor)p)];
+        if (!device_page[p]) continue;
+        const uint64_t spare = own->limit - own->total,
+                       fits =
+                           least + (spare > ROUNDING_BYTES ? (spare - ROUNDING_BYTES) / device_page[p] : 0);
         if (pages > fits) pages = fits;
     }
     return pages > least ? (uint32_t)pages : least;
@@ -532,8 +559,8 @@ static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const st
 /* Places for a plan that may have more, of whose pages all but those have their part in its ledgers. */
 static uint32_t choose_places(const struct ledger_case *c, const struct plan *plan)
 {
-    const struct ledger *vram = &plan->memory[PLAN_VRAM0], *host = &plan->memory[PLAN_HOST];
-    const uint64_t place = times(plan_layers_of(plan, PLAN_GPU0), ledger_kv_layer_bytes(c, 1));
+    const struct ledger *vram = &plan->memory[PLANNED_VRAM], *host = &plan->memory[PLAN_HOST];
+    const uint64_t place = times(plan_device_layers(plan), ledger_kv_layer_bytes(c, 1));
     uint64_t spare = vram->limit - vram->total;
     if (c->machine->device.kind == LEDGER_DEVICE_EMULATED && host->limit - host->total < spare)
         spare = host->limit - host->total;
@@ -578,12 +605,13 @@ int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan, str
 void ledger_describe(const struct ledger_case *c, const struct plan *plan, char *text, size_t size)
 {
     char need[UNITS_TEXT], have[UNITS_TEXT], each[UNITS_TEXT], from[LEDGER_FROM_TEXT];
-    bool host = plan->memory[PLAN_HOST].total > plan->memory[PLAN_HOST].limit;
-    const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[PLAN_VRAM0];
+    const enum plan_memory over = ledger_over(plan), memory = over < PLAN_MEMORIES ? over : PLANNED_VRAM;
+    const bool host = memory == PLAN_HOST, first = plan_device_index(plan_memory_processor(memory)) == 0;
+    const struct ledger *ledger = &plan->memory[memory];
     ledger_host_limit(c, from);
-    int n = snprintf(text, size, "needs %s%s, has %s (%s):", units_format_size(ledger->total, need),
-                     host ? "" : " of VRAM", units_format_size(ledger->limit, have),
-                     host ? from : c->machine->device.limit_from);
+    int n = snprintf(text, size, "needs %s%s%s, has %s (%s):", units_format_size(ledger->total, need),
+                     host ? "" : " of VRAM", first ? "" : " of the second device",
+                     units_format_size(ledger->limit, have), host ? from : c->machine->device.limit_from);
     size_t used = n > 0 ? (size_t)n : 0;
     for (uint32_t i = 0; i < ledger->line_count && used < size; i++) {
         n = snprintf(text + used, size - used, "%s %s %s", i ? "," : "", ledger->line[i].what,

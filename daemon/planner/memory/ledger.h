@@ -130,6 +130,8 @@ uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger
 HELM_MUST_CHECK int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                  struct plan *plan, struct arena_spec *spec, struct helm_err *err);
 bool ledger_fits(const struct plan *plan);
+/* The first memory whose ledger is over its limit; PLAN_MEMORIES: none is. */
+enum plan_memory ledger_over(const struct plan *plan);
 /* Pages of the smallest pool for a context: as stated, or one whole context for each of the batch; no fewer than there
  * are places. */
 uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx);

@@ -9,6 +9,7 @@
 #include "common/plan/engine_limits.h"
 #include "common/plan/state.h"
 #include "common/plan/workspace.h"
+#include "daemon/planner/profile/planned.h"
 
 #define RING_UNIT_PARTS 4 /* the smallest ring: this part of the largest half layer, as a power of two */
 #define RING_STEPS      8 /* the largest one, in sizes of the smallest */
@@ -159,7 +160,8 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
                                            .tiered = w->vram_page_count > 0,
                                            .borrows = wish->prefill || ledger_appends_in_arena(c, wish->ctx)};
     uint64_t borrowed = ledger_kv_layer_bytes(c, plan_staging_of(&pool).pages);
-    uint64_t lanes = PLAN_LINKS * lane_bytes(w->step_tokens, c->model->config.hidden);
+    uint64_t lanes = plan_lanes_between(1u << PLAN_CPU0 | 1u << PLANNED_GPU) *
+                     lane_bytes(w->step_tokens, c->model->config.hidden);
     uint64_t work =
         device->library_bytes + device->graph_bytes + device->context_bytes + workspace_of(c, wish, false);
     s->cpu_any = (struct search_bytes){.host = ledger_cpu_buffer_bytes(c, w->step_tokens)};

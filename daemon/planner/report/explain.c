@@ -9,6 +9,7 @@
 #include "common/base/units.h"
 #include "common/model/arch.h"
 #include "daemon/planner/memory/memory.h"
+#include "daemon/planner/profile/planned.h"
 
 #define LINK_WAIT_LEAST 0.02 /* of a stage's time: less waiting for the link than that does not bound it */
 #define BOUNDS          3
@@ -45,7 +46,7 @@ static double unit_seconds(const struct cost_unit *unit, enum plan_home home)
 {
     if (home == PLAN_HOME_STREAM) return unit->stream;
     if (home == PLAN_HOME_MIXED) return unit->mixed;
-    return home == PLAN_HOME_GPU ? unit->gpu : unit->cpu;
+    return home == PLAN_HOME_CPU ? unit->cpu : unit->gpu;
 }
 
 /* `hand_over`: seconds of `wall` that the residual stream was under way for. */
@@ -54,7 +55,7 @@ static const char *bound_of(const struct cost_table *table, const struct plan_st
 {
     static const char *const names[BOUNDS] = {"memory", "compute", "overhead"};
     double seconds[BOUNDS] = {0}, all = 0;
-    bool gpu = plan_home_processor(stage->home) == PLAN_GPU0;
+    bool gpu = plan_processor_has_memory(plan_home_processor(stage->home));
     for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++) {
         const struct cost_unit *unit = &table->unit[u];
         const char *bound = gpu ? unit->gpu_bound : unit->cpu_bound;
@@ -172,7 +173,7 @@ static uint64_t packed_bytes(const struct reckoning *k)
     uint64_t sum = plan_head_format(k->plan) == FORMAT_BF16_PACKED ? k->analysed.head.stored : 0;
     for (uint32_t u = 0; u < unit_count(k->plan->layers); u++)
         if (plan_unit_format(k->plan, u) == FORMAT_BF16_PACKED &&
-            plan_home_memory(plan_unit_home(k->plan, 0, u)) == PLAN_VRAM0)
+            plan_home_memory(plan_unit_home(k->plan, 0, u)) != PLAN_HOST)
             sum += analyse_units_stored(&k->analysed, u, u);
     return sum;
 }
@@ -281,8 +282,8 @@ static struct explain_split explain_split(struct reckoning *k, const struct memo
     for (uint32_t way = 0; way < 8; way++) {
         struct split_place place = {.gpu_layers = gpu_layers,
                                     .first = way & 4,
-                                    .embed = way & 1 ? PLAN_GPU0 : PLAN_CPU0,
-                                    .head = way & 2 ? PLAN_GPU0 : PLAN_CPU0};
+                                    .embed = way & 1 ? PLANNED_GPU : PLAN_CPU0,
+                                    .head = way & 2 ? PLANNED_GPU : PLAN_CPU0};
         if (k->analysed.tied && place.embed != place.head) continue;
         if (gpu_layers == 0 && (way & 7)) continue; /* nothing on the GPU */
         if (gpu_layers == layers && place.first) continue;

@@ -202,15 +202,16 @@ static void print_packed(const struct explain *x, FILE *out)
 {
     const struct plan *plan = x->plan;
     char text[UNITS_TEXT], room[UNITS_TEXT];
-    const uint32_t packed = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED);
+    uint64_t varying = 0;
+    const uint32_t packed = placements_packed_in_vram(plan, &varying);
     const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
     uint32_t units = 0;
     if (!packed && !head) return;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        units += plan_unit_home(plan, 0, u) == PLAN_HOME_GPU;
+        units += plan_home_memory(plan_unit_home(plan, 0, u)) != PLAN_HOST;
     fprintf(out, "vram     %u of %u half layers there%s lie packed: %s in %s\n", packed, units,
             head ? " and the head" : "", units_format_size(x->packed_bytes, text),
-            units_format_size(placements_in(plan, PLAN_VRAM0).varying, room));
+            units_format_size(varying, room));
 }
 
 /* Who reads what lies in host memory alone, in decode. */
@@ -326,7 +327,12 @@ void explain_print(const struct explain *x, FILE *out)
             fprintf(out, "(for steps of %u tokens and more)\n", list->from_tokens);
         print_list(x, list, out);
     }
-    print_ledger("VRAM", &x->plan->memory[PLAN_VRAM0], out);
+    for (int i = 0; i < PLAN_PROCESSORS; i++) {
+        const uint32_t index = plan_device_index((enum plan_processor)i);
+        const enum plan_memory memory = plan_processor_memory((enum plan_processor)i);
+        if (memory != PLAN_HOST && (!index || x->plan->memory[memory].line_count))
+            print_ledger(index ? "VRAM of the second device" : "VRAM", &x->plan->memory[memory], out);
+    }
     print_ledger("host memory", &x->plan->memory[PLAN_HOST], out);
     print_strategies(x, out);
 }

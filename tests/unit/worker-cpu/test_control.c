@@ -206,6 +206,7 @@ static void send_load(struct stage *s, enum plan_home home, uint64_t weights_rea
     Message m = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Load load = HELM__CONTROL__V1__LOAD__INIT;
     load.folder = FOLDER;
+    load.processor = "cpu";
     load.plan_json = json_dumps(json, 0);
     load.threads = 1;
     load.node = -1;

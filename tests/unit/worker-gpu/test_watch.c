@@ -19,12 +19,19 @@ struct words {
 };
 
 /* The CPU worker begins, the GPU goes on, the CPU worker and the GPU again. */
-static struct gpu_turn turns_of_two[] = {{.in = 1, .out = 1}, {.in = 2}};
+static struct gpu_turn turns_of_two[] = {{.in = 1, .out = 1, .lane_out = 1}, {.in = 2, .lane_out = 1}};
+
+static void begin_with(struct watch *w, struct gpu_program *p, struct words *words, uint32_t tokens,
+                       uint64_t now)
+{
+    const _Atomic uint32_t *word[PLAN_LINKS] = {&words->in, &words->out};
+    watch_begin(w, p, tokens, word, &words->sent, now);
+}
 
 static void begin(struct watch *w, struct gpu_program *p, struct words *words, uint32_t tokens, uint64_t now)
 {
     words->in = words->out = words->sent = 0;
-    watch_begin(w, p, tokens, &words->in, &words->out, &words->sent, now);
+    begin_with(w, p, words, tokens, now);
 }
 
 /* Looks as often as it is told to until the word is there, which is at `end`; returns when that was seen. */
@@ -84,7 +91,7 @@ static void test_device_is_looked_for(void **state)
     assert_int_equal(watch_nap_ns(&w, SPIN_NS, NAP_NS, 50 * MS + SPIN_NS - 1), 0);
     assert_int_equal(watch_nap_ns(&w, SPIN_NS, NAP_NS, 50 * MS + SPIN_NS), NAP_NS);
     struct gpu_program alone = {0};
-    watch_begin(&w, &alone, 1, NULL, NULL, NULL, 7);
+    watch_begin(&w, &alone, 1, NULL, NULL, 7);
     watch_look(&w, 8);
     assert_int_equal(watch_nap_ns(&w, SPIN_NS, NAP_NS, 8), 0);
     assert_int_equal(watch_nap_ns(&w, SPIN_NS, NAP_NS, 7 + SPIN_NS), NAP_NS);
@@ -144,7 +151,7 @@ static void test_words_of_the_step_before(void **state)
     struct gpu_program p = {.turn = turns_of_two, .turns = 2};
     struct words words = {.out = 1};
     struct watch w;
-    watch_begin(&w, &p, 1, &words.in, &words.out, &words.sent, 100);
+    begin_with(&w, &p, &words, 1, 100);
     watch_look(&w, 200);
     assert_true(w.waiting && w.turn == 0);
     words.out = 0; /* taken */
@@ -159,11 +166,50 @@ static void test_words_of_the_step_before(void **state)
     assert_int_equal(watch_end(&w), 300);
 }
 
+/* A second device: the CPU hands over to this one, this one to the other, the other to the CPU and the CPU back, all once.
+ * Each turn goes by its own lanes, and the last hand-over in either lane is told apart though readers clear the words. */
+static void test_three_workers(void **state)
+{
+    (void)state;
+    struct gpu_turn turn[] = {{.in = 1, .out = 1, .lane_in = 0, .lane_out = 4, .last_out = 1},
+                              {.in = 2, .out = 1, .lane_in = 0, .lane_out = 1, .last_out = 2},
+                              {.in = 1, .lane_in = 5}};
+    struct gpu_program p = {.turn = turn, .turns = 3};
+    _Atomic uint32_t lane[PLAN_LINKS] = {0}, sent = 0;
+    const _Atomic uint32_t *word[PLAN_LINKS];
+    struct watch w;
+    for (uint32_t l = 0; l < PLAN_LINKS; l++) word[l] = &lane[l];
+    watch_begin(&w, &p, 1, word, &sent, 100);
+    lane[0] = 1;
+    watch_look(&w, 200);
+    assert_true(!w.waiting && w.turn == 0);
+    lane[1] = 1; /* of another pair: of no meaning for this turn */
+    watch_look(&w, 250);
+    assert_true(!w.waiting && w.turn == 0);
+    lane[1] = 0;
+    sent = 1; /* the other device has taken it and cleared the word */
+    watch_look(&w, 300);
+    assert_true(w.waiting && w.turn == 1);
+    lane[0] = 2;
+    watch_look(&w, 400);
+    assert_true(!w.waiting && w.turn == 1);
+    watch_look(&w, 450); /* the first lane's last hand-over is not this one's */
+    assert_true(!w.waiting && w.turn == 1);
+    sent = 2;
+    watch_look(&w, 500);
+    assert_true(w.waiting && w.turn == 2);
+    lane[5] = 1;
+    watch_look(&w, 700);
+    assert_false(w.waiting);
+    assert_int_equal(watch_end(&w), 100 + 100 + 200);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_turns_and_waits),
         cmocka_unit_test(test_words_of_the_step_before),
+        cmocka_unit_test(test_three_workers),
         cmocka_unit_test(test_device_is_looked_for),
         cmocka_unit_test(test_usual_turns_are_slept_through),
         cmocka_unit_test(test_other_steps_are_not_slept_through),

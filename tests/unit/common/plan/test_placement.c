@@ -176,7 +176,7 @@ static void packed_matrices_have_rooms(void **state)
     for (int known = 0; known < 2; known++) {
         const struct packed_parts parts = {0.5, 0.6, 0.7};
         const double part[] = {0.5, 0.6, 0.7};
-        uint32_t packed[PLAN_MEMORIES] = {0, 0};
+        uint32_t packed[PLAN_MEMORIES] = {0};
         uint64_t rooms = 0, end = 0;
         assert_int_equal(placement_make(&m, known ? &parts : NULL, &plan, &err), 0);
         if (placement_check(&m, &plan, &err)) fail_msg("%s", err.text);
@@ -277,6 +277,7 @@ static void vectors_are_laid_for_who_computes(void **state)
                 const struct model_tensor *t = &m.tensors[i];
                 const uint32_t u = t->layer < 0 ? 0 : model_tensor_unit(t) % 4;
                 if (!arch_role_is_vector(t->role)) continue;
+                if (processor == PLAN_GPU1) continue; /* the plan does not use it */
                 expected += t->layer < 0 ? processor == PLAN_GPU0 : processor == PLAN_CPU0 ? u < 2 : u > 0;
             }
             assert_int_equal(count, expected);

@@ -188,7 +188,7 @@ static void the_ends_have_homes(void **state)
     plan_free(&plan);
     edit(json, "head", "'stream'");
     assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_FORMAT);
-    assert_non_null(strstr(err.text, "'head' is 'stream', neither cpu nor gpu"));
+    assert_non_null(strstr(err.text, "'head' is 'stream', none of cpu, gpu, gpu1"));
     json_decref(printed);
     json_decref(json);
 }

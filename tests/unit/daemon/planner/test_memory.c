@@ -92,7 +92,7 @@ static void hold_against_ledger(const struct ledger_case *c, struct search_found
             slices += ledger_graph_bytes(c, u, memory->search.ring_granule) -
                       ledger_graph_bytes(c, u, found->ring_bytes);
     assert_in_range(sum.vram, vram, vram + idle + slices + 128 * KIB);
-    const uint64_t lanes = cpu && gpu ? 0 : PLAN_LINKS * lane_bytes(256, 512);
+    const uint64_t lanes = cpu && gpu ? 0 : 2 * lane_bytes(256, 512);
     const uint64_t emulated =
         c->machine->device.kind == LEDGER_DEVICE_EMULATED ? idle + slices + memory->search.ring_max : 0;
     assert_true(sum.host >= host_beside(c, &plan));

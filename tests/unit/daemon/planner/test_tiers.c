@@ -131,7 +131,7 @@ static void ledgers_count_places_and_all_pages(void **state)
     check_ledgers(&c);
     assert_true(c.plan.vram_page_count > plan_vram_pages_least(&c.plan));
     assert_true(plan_uses(&c.plan, PLAN_CPU0)); /* it computes no layer, but attends */
-    assert_int_equal(plan_lanes(&c.plan), PLAN_LINKS);
+    assert_int_equal(plan_lanes(&c.plan), 2);
     assert_non_null(line_of(&c.plan.memory[PLAN_HOST], "activations"));
     case_close(&c);
 }

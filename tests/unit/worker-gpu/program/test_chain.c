@@ -377,7 +377,7 @@ static void every_cut_has_room(void **state)
                                            .kv_heads = 1,
                                            .head_dim = 64}};
     struct gpu_buffers buffers = {0};
-    gpu_buffers_place(&model, &plan, &h, d, &buffers);
+    gpu_buffers_place(&model, &plan, PLAN_GPU0, &h, d, &buffers);
     for (uint32_t each = 2; each <= 21; each++) {
         uint64_t sum = 21 % each >= 2 ? d->ask.chain_bytes(NULL, 21 % each) : 0;
         sum += 21 / each * d->ask.chain_bytes(NULL, each);

@@ -84,7 +84,7 @@ static void workspace_is_as_charged(void **state)
             model.config.layers = 36;
             strcpy(model.config.architecture, "LlamaForCausalLM");
             plan.vram_page_count = (s + t) % 2 ? 100 : 0; /* two tiers take more */
-            gpu_buffers_place(&model, &plan, &h, d, &buffers);
+            gpu_buffers_place(&model, &plan, PLAN_GPU0, &h, d, &buffers);
             const struct ledger_wish wish = {.kv_dtype = KV_BF16, .slots = 8, .page_tokens = 32};
             const struct ledger_case c = {.model = &model, .wish = &wish};
             const struct ledger_workspace what = {.step_tokens = tokens[t],
@@ -110,9 +110,9 @@ static void workspace_is_as_charged(void **state)
     struct gpu_buffers with = {0}, without = {0};
     model.config.layers = 36;
     strcpy(model.config.architecture, "LlamaForCausalLM");
-    gpu_buffers_place(&model, &plan, &h, d, &with);
+    gpu_buffers_place(&model, &plan, PLAN_GPU0, &h, d, &with);
     d->no_chains = "of this test";
-    gpu_buffers_place(&model, &plan, &h, d, &without);
+    gpu_buffers_place(&model, &plan, PLAN_GPU0, &h, d, &without);
     const uint64_t chains = with.work.area[GPU_AREA_CHAINS].bytes;
     assert_int_equal(without.work.area[GPU_AREA_CHAINS].bytes, 0);
     assert_true(chains >= d->ask.chain_bytes(NULL, 5 * 36 + 1));

@@ -61,6 +61,7 @@ static void set_model(struct setup *s, uint32_t layers)
     strcpy(s->model.config.architecture, "LlamaForCausalLM");
     model_math_build(&s->model.config, &s->model.math);
     s->weights.model = &s->model;
+    s->weights.self = PLAN_GPU0;
     s->weights.matrix = s->matrix;
 }
 

@@ -32,12 +32,13 @@ static const struct plan *a_plan(void)
 static void runs_of_layers_are_found(void **state)
 {
     (void)state;
+    const struct gpu_source s = {.plan = a_plan(), .self = PLAN_GPU0};
     struct gpu_cells cells;
-    assert_true(gpu_cells_next(a_plan(), 0, &cells));
+    assert_true(gpu_cells_next(&s, 0, &cells));
     assert_true(cells.layer == 1 && cells.kv_layer == 0 && cells.layers == 2);
-    assert_true(gpu_cells_next(a_plan(), cells.layer + cells.layers, &cells));
+    assert_true(gpu_cells_next(&s, cells.layer + cells.layers, &cells));
     assert_true(cells.layer == 4 && cells.kv_layer == 2 && cells.layers == 1);
-    assert_false(gpu_cells_next(a_plan(), cells.layer + cells.layers, &cells));
+    assert_false(gpu_cells_next(&s, cells.layer + cells.layers, &cells));
 }
 
 static void filled_pages_are_counted(void **state)
@@ -95,7 +96,7 @@ static void cells_are_copied_both_ways(void **state)
     if (device_open(&options, &d, &err)) fail_msg("%s", err.text);
     const struct arena_region *region = &arena_header_of(&arena)->region[ARENA_REGION_KV];
     char *host = arena_region_ptr(&arena, ARENA_REGION_KV), *want = malloc(region->bytes);
-    struct gpu_source s = {.plan = a_plan(), .arena = &arena, .device = d, .kv = spec.kv};
+    struct gpu_source s = {.plan = a_plan(), .self = PLAN_GPU0, .arena = &arena, .device = d, .kv = spec.kv};
     s.kv.layers = 3;
     const uint64_t vram_bytes = PLACES * kv_page_bytes(&s.kv), layer = kv_layer_bytes(&s.kv);
     assert_int_equal(device_alloc(d, DEVICE_KV, vram_bytes, &kv_pool, &err), 0);
@@ -116,7 +117,7 @@ static void cells_are_copied_both_ways(void **state)
             memcpy(want + kv_offset(&spec.kv, pages[i], l == 2 ? 4 : l + 1, 0, 0),
                    (char *)kv_pool + kv_offset(&s.kv, places[i], l, 0, 0), layer);
     struct gpu_cells cells;
-    for (uint32_t from = 0; gpu_cells_next(s.plan, from, &cells); from = cells.layer + cells.layers)
+    for (uint32_t from = 0; gpu_cells_next(&s, from, &cells); from = cells.layer + cells.layers)
         if (gpu_store_filled(&s, DEVICE_COMPUTE, &cells, batch, 0, &err)) fail_msg("%s", err.text);
     assert_int_equal(device_await(d, DEVICE_COMPUTE, &err), 0);
     assert_memory_equal(host, want, region->bytes);

@@ -142,7 +142,7 @@ static uint64_t load_and_check(uint32_t readers, uint64_t room)
     _Atomic uint64_t done = 0;
     struct device *d = open_emulated(256 * MIB, 0, 5000);
     plan_weights(&all, FULL, room);
-    OK(gpu_weights_plan(&model, &all.plan, NULL, 0, &w, why));
+    OK(gpu_weights_plan(&model, &all.plan, PLAN_GPU0, NULL, 0, &w, why));
     OK(gpu_weights_load(&w, d, readers, &done, NULL, why));
     assert_int_equal(done, w.matrix_bytes);
     uint32_t packed = 0;
@@ -203,7 +203,7 @@ static void load_in_vain(const struct ending *e, int32_t calls)
     if (e->wait_fails) failing.event_wait = fail_some_wait;
     atomic_store(&calls_left, calls);
     plan_weights(&all, FULL, e->room);
-    OK(gpu_weights_plan(&model, &all.plan, NULL, 0, &w, why));
+    OK(gpu_weights_plan(&model, &all.plan, PLAN_GPU0, NULL, 0, &w, why));
     d->ops = &failing;
     assert_int_equal(gpu_weights_load(&w, d, READERS, &done, e->cancel, &err), e->code);
     if (!strstr(err.text, e->text)) fail_msg("'%s' is not in '%s'", e->text, err.text);
@@ -242,15 +242,15 @@ static void a_plan_of_other_places_is_refused(void **state)
     struct all_there all;
     struct gpu_weights w;
     write_all(&all);
-    assert_int_equal(gpu_weights_plan(&model, &all.plan, NULL, 0, &w, &err), HELM_E_FORMAT);
+    assert_int_equal(gpu_weights_plan(&model, &all.plan, PLAN_GPU0, NULL, 0, &w, &err), HELM_E_FORMAT);
     plan_weights(&all, FULL, 64);
-    assert_int_equal(gpu_weights_plan(&model, &all.plan, NULL, 0, &w, &err), HELM_E_CAPACITY);
+    assert_int_equal(gpu_weights_plan(&model, &all.plan, PLAN_GPU0, NULL, 0, &w, &err), HELM_E_CAPACITY);
     assert_non_null(strstr(err.text, "tables of packed weights take "));
     assert_non_null(strstr(err.text, " have 64 for them"));
     plan_drop_placements(&all.plan);
     plan_weights(&all, FULL, 0);
     all.plan.placement[1].offset = all.plan.placement[0].offset;
-    assert_int_equal(gpu_weights_plan(&model, &all.plan, NULL, 0, &w, &err), HELM_E_MISMATCH);
+    assert_int_equal(gpu_weights_plan(&model, &all.plan, PLAN_GPU0, NULL, 0, &w, &err), HELM_E_MISMATCH);
     plan_drop_placements(&all.plan);
 }
 
@@ -268,7 +268,7 @@ static void other_formats_are_converted(void **state)
         for (uint32_t u = 0; u < 2 * LAYERS + 2; u++)
             all.format[u] = u == 3 || u == 2 * LAYERS + 1 ? formats[f] : PLAN_AS_STORED;
         OK(placement_make(&model, NULL, &all.plan, why));
-        OK(gpu_weights_plan(&model, &all.plan, NULL, 0, &w, why));
+        OK(gpu_weights_plan(&model, &all.plan, PLAN_GPU0, NULL, 0, &w, why));
         OK(gpu_weights_load(&w, d, READERS, &done, NULL, why));
         assert_int_equal(done, w.matrix_bytes);
         uint32_t converted = 0;
