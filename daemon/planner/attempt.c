@@ -16,6 +16,7 @@
 #include "common/base/units.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/prefill.h"
+#include "daemon/planner/profile/planned.h"
 
 #define TIGHTEN_MAX 8 /* searches for one context until the ledger agrees */
 #define PACKED_WORTH                                                                                         \
@@ -115,7 +116,7 @@ static void force_try(struct forced *f, enum plan_processor embed, enum plan_pro
 static void force_device(const struct search_problem *problem, const struct memory *memory, bool cache,
                          struct search_found *found)
 {
-    static const enum plan_processor cpu = PLAN_CPU0, gpu = PLAN_GPU0;
+    static const enum plan_processor cpu = PLAN_CPU0, gpu = PLANNED_GPU;
     uint32_t units = problem->decode->units, step = problem->whole_layers ? 2 : 1;
     struct forced f = {/* all on the CPU */
                        .problem = problem, .memory = memory,   .found = found,
@@ -138,7 +139,7 @@ static void force_device(const struct search_problem *problem, const struct memo
 
 static bool found_uses_device(const struct search_found *found, uint32_t units)
 {
-    bool gpu = found->embed == PLAN_GPU0 || found->head == PLAN_GPU0;
+    bool gpu = found->embed == PLANNED_GPU || found->head == PLANNED_GPU;
     for (uint32_t u = 0; u < units; u++) gpu |= found->home[u] != PLAN_HOME_CPU;
     return gpu;
 }
@@ -332,7 +333,7 @@ static int attempt_packing(struct making *m, const struct trying *t, enum packin
         rc = ledger_write(&m->c, ctx, wish.pages, plan, &spec, err);
         if (rc || ledger_fits(plan)) break;
         attempt->fits = false;
-        wish.less_vram += attempt->vram = excess(&plan->memory[PLAN_VRAM0]);
+        wish.less_vram += attempt->vram = excess(&plan->memory[PLANNED_VRAM]);
         wish.less_host += attempt->host = excess(&plan->memory[PLAN_HOST]);
     }
     cost_table_free(&prices);
@@ -344,7 +345,7 @@ static bool all_in_vram(const struct plan *plan)
 {
     for (uint32_t i = 0; i < plan->stage_count; i++)
         if (plan->stages[i].home != PLAN_HOME_GPU) return false;
-    return plan->head == PLAN_GPU0;
+    return plan->head == PLANNED_GPU;
 }
 
 /* Whether all half layers could be in VRAM if they were packed, as far as their weights go. */

@@ -6,6 +6,7 @@
 
 #include "common/base/log.h"
 #include "common/model/arch.h"
+#include "daemon/planner/profile/planned.h"
 
 /* ---- all weights ---- */
 
@@ -110,7 +111,7 @@ void formats_warn_unmeasured(const struct model *model, const struct profile *pr
 
 static bool is_resident(const struct plan *plan, uint32_t unit)
 {
-    return plan_home_memory(plan_unit_home(plan, 0, unit)) == PLAN_VRAM0;
+    return plan_home_memory(plan_unit_home(plan, 0, unit)) == PLANNED_VRAM;
 }
 
 uint32_t formats_packable(const struct ledger_case *c, const struct plan *plan)
@@ -123,7 +124,8 @@ uint32_t formats_packable(const struct ledger_case *c, const struct plan *plan)
 
 bool formats_head_packable(const struct ledger_case *c, const struct plan *plan)
 {
-    return c->table->packs_head && plan->head == PLAN_GPU0 && !(c->table->tied && plan->embed == PLAN_GPU0);
+    return c->table->packs_head && plan->head == PLANNED_GPU &&
+           !(c->table->tied && plan->embed == PLANNED_GPU);
 }
 
 void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, struct plan *plan)
@@ -131,7 +133,7 @@ void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, st
     enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     plan_unit_homes(plan, 0, home);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
-        if (plan_home_memory(home[u]) != PLAN_VRAM0) continue;
+        if (plan_home_memory(home[u]) != PLANNED_VRAM) continue;
         const bool packed = units && c->table->packs_vram[u];
         plan_set_unit_format(plan, u, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
         units -= packed;

@@ -18,6 +18,7 @@
 #include "daemon/planner/attempt.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/histogram.h"
+#include "daemon/planner/profile/planned.h"
 
 /* Of a decode step: what slots for up to this part of the experts may cost beside the fastest plan if each expert was chosen
  * alike. Of published traces an eighth, kept by recency, caught 67 % of the uses; more would catch few more, and a prompt streams
@@ -90,7 +91,7 @@ static int place(const struct making *m, const struct plan *from, uint32_t whole
 /* VRAM that is left; an emulated device's is the host's. */
 static uint64_t left_over(const struct making *m, const struct plan *plan)
 {
-    const struct ledger *vram = &plan->memory[PLAN_VRAM0], *host = &plan->memory[PLAN_HOST];
+    const struct ledger *vram = &plan->memory[PLANNED_VRAM], *host = &plan->memory[PLAN_HOST];
     uint64_t left = vram->limit - vram->total;
     if (m->machine.device.kind == LEDGER_DEVICE_EMULATED && host->limit - host->total < left)
         left = host->limit - host->total;
@@ -379,7 +380,7 @@ int mixed_refuse(struct making *m, uint32_t ctx, const struct plan *plan, struct
     int rc = place(m, plan, 0, PACKS_NONE, &one, err);
     one.experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
     if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &one, &spec, err);
-    const struct ledger *vram = &one.memory[PLAN_VRAM0];
+    const struct ledger *vram = &one.memory[PLANNED_VRAM];
     struct planner_refusal *refusal = m->r->refusal;
     if (!rc) {
         units_format_size(vram->total, needed), units_format_size(vram->limit, has);

@@ -12,6 +12,7 @@
 #include "daemon/planner/attempt.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/histogram.h"
+#include "daemon/planner/profile/planned.h"
 
 #define HIT_ROUNDED 0.0005 /* plans have hit rates of a histogram in thousandths */
 
@@ -206,7 +207,7 @@ static int widen_limits(struct bounding *b, struct helm_err *err)
     if (!rc) rc = ledger_write(&b->m->c, b->ctx, ledger_least_pages(&b->m->c, b->ctx), &least, &spec, err);
     if (!rc) {
         const uint64_t fixed = above(least.memory[PLAN_HOST].limit, limits->host_limit);
-        limits->vram_limit += above(sum.vram, least.memory[PLAN_VRAM0].total);
+        limits->vram_limit += above(sum.vram, least.memory[PLANNED_VRAM].total);
         limits->host_limit += above(sum.host + fixed, least.memory[PLAN_HOST].total);
     }
     plan_free(&least);

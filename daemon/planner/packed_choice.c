@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "daemon/planner/formats.h"
+#include "daemon/planner/profile/planned.h"
 
 struct choosing {
     struct making *m;
@@ -97,13 +98,13 @@ int packed_choose(struct making *m, uint32_t ctx, bool cpu, struct plan *plan, d
                   struct helm_err *err)
 {
     const struct choosing c = {.m = m, .ctx = ctx, .plan = plan};
-    const uint32_t all = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED);
+    const uint32_t all = plan_units_in(plan, PLANNED_VRAM, FORMAT_BF16_PACKED);
     const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
     struct choice best = {.seconds = INFINITY, .units = all, .head = head, .embed = plan->embed};
     bool fits;
     int rc = choose_units(&c, all, head, &best, err);
     /* An embedding in VRAM takes the place of weights that could lie there plain. */
-    if (!rc && cpu && plan->embed == PLAN_GPU0 && !m->table.tied) {
+    if (!rc && cpu && plan->embed == PLANNED_GPU && !m->table.tied) {
         plan->embed = PLAN_CPU0;
         rc = choose_units(&c, all, head, &best, err);
         plan->embed = best.embed;

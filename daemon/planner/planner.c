@@ -14,6 +14,7 @@
 #include "daemon/planner/cost/cost.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/prefill.h"
+#include "daemon/planner/profile/planned.h"
 
 /* ---- checking the request ---- */
 
@@ -122,7 +123,7 @@ static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, stru
     const struct trying on_cpu = {.strategy = SEARCH_ALL_CPU, .ctx = ctx},
                         on_device = {.strategy = SEARCH_BEST, .device = true, .ctx = ctx};
     const struct ledger_wish wish = m->wish;
-    bool used = plan_uses(plan, PLAN_GPU0);
+    bool used = plan_uses(plan, PLANNED_GPU);
     int rc = attempt_context(m, &on_cpu, &alone, &cpu, err);
     m->wish = wish;
     plan_free(&alone);
@@ -160,7 +161,7 @@ static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, st
 static int lengthen_chunks(struct making *m, uint32_t ctx, struct plan *plan, struct arena_spec *spec,
                            struct helm_err *err)
 {
-    if (m->r->wish.step_tokens || !plan_uses(plan, PLAN_GPU0)) return 0;
+    if (m->r->wish.step_tokens || !plan_uses(plan, PLANNED_GPU)) return 0;
     while (plan->step_tokens < PREFILL_CHUNK_MAX && 2 * plan->step_tokens <= ctx) {
         const uint32_t now = plan->step_tokens, twice = 2 * now;
         const struct ledger_workspace room = {
@@ -395,7 +396,7 @@ static int check_plan(const struct planner_request *r, struct plan *plan, struct
                          plan->step_tokens, plan->slots);
     int rc = plan->state ? plan_check_states(plan, r->model, err) : plan_take_states(plan, r->model, err);
     if (!rc) rc = check_lists(plan, err);
-    if (!rc && plan_uses(plan, PLAN_GPU0) && r->machine.device.kind == LEDGER_DEVICE_NONE)
+    if (!rc && plan_uses(plan, PLANNED_GPU) && r->machine.device.kind == LEDGER_DEVICE_NONE)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "the plan needs a GPU: %s", r->no_device);
     return rc;
 }
@@ -458,7 +459,7 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     rc = ledger_fit(&m.c, r.wish.ctx, plan, spec, err);
     if (rc == HELM_E_CAPACITY && r.refusal) {
         bool host = plan->memory[PLAN_HOST].total > plan->memory[PLAN_HOST].limit;
-        const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[PLAN_VRAM0];
+        const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[PLANNED_VRAM];
         *r.refusal = (struct planner_refusal){.refused = true,
                                               .what = host ? "host memory" : "VRAM",
                                               .needed = ledger->total,

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "daemon/planner/profile/planned.h"
 
 /* Whether another strategy (or none of the device) would fit. */
 static bool would_fit(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx)
@@ -72,7 +73,7 @@ int refusal_write(struct making *m, const struct trying *t, struct attempt *atte
     if (!m->r->sizes_alone) name_nearest(m, t, attempt, &would);
     ledger_describe(&m->c, plan, text, sizeof text);
     bool host = plan->memory[PLAN_HOST].total > plan->memory[PLAN_HOST].limit;
-    const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[PLAN_VRAM0];
+    const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[PLANNED_VRAM];
     uint64_t more = host ? attempt->host : attempt->vram, needed = ledger->total;
     if (more != NEVER && !units_add(ledger->limit, more, &more) && more > needed) needed = more;
     if (refusal) {

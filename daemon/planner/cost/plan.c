@@ -8,20 +8,22 @@
 
 #include "common/plan/schedule.h"
 #include "daemon/planner/cost/rates.h"
+#include "daemon/planner/profile/planned.h"
 
 void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
                   struct cost_plan *out)
 {
     *out = (struct cost_plan){.home = home,
                               .kv_cpu = kv_cpu,
-                              .embed = plan->embed,
-                              .head = plan->head,
+                              .embed = planned_processor(plan->embed),
+                              .head = planned_processor(plan->head),
                               .ring_bytes = plan->ring_bytes,
                               .cold = phase != 0};
     plan_unit_homes(plan, 0, home); /* decode says where the caches are */
     for (uint32_t l = 0; l < plan->layers; l++)
         kv_cpu[l] = plan_home_processor(home[unit_of(l, UNIT_ATTENTION)]) == PLAN_CPU0;
     if (phase) plan_unit_homes(plan, phase, home);
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) home[u] = planned_home(home[u]);
 }
 
 /* A chunk that appends in the arena finds all that is in front of it there. */
@@ -50,9 +52,9 @@ void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_
         for (int h = 0; h < PLAN_HOMES; h++) format[u][h] = PLAN_AS_STORED;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
         plan_unit_homes(plan, p, home);
-        for (uint32_t u = 0; u < units; u++) format[u][home[u]] = plan_unit_format(plan, u);
+        for (uint32_t u = 0; u < units; u++) format[u][planned_home(home[u])] = plan_unit_format(plan, u);
     }
-    format[units][plan_processor_home(plan->head)] = plan_head_format(plan);
+    format[units][plan_processor_home(planned_processor(plan->head))] = plan_head_format(plan);
 }
 
 static uint64_t saving_of(uint64_t bytes, enum tensor_format format)
@@ -93,7 +95,7 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
                         const struct cost_plan *plan, const struct cost_result *result)
 {
     bool one = table->tokens <= 1, streams = false, packed = false;
-    bool in_vram = table->head.gpu_packed && plan->head == PLAN_GPU0;
+    bool in_vram = table->head.gpu_packed && plan->head == PLANNED_GPU;
     double waited = result->seconds - result->hand_overs - table->step;
     double cpu = one ? cost_rates_spread(&profile->cpu.gemv) : spread_at(&profile->cpu.linear, table->tokens);
     const struct profile_value *gemv =
@@ -210,7 +212,7 @@ static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_
     struct cost_result result = {.done = w->done};
     struct cost_plan plan;
     step.invariant = c->plan->invariant;
-    step.one_as_few = step.invariant && plan_most_tokens(c->plan, PLAN_GPU0) > 0;
+    step.one_as_few = step.invariant && plan_most_tokens(c->plan, PLANNED_GPU) > 0;
     cost_plan_of(c->plan, list_of(c->plan, &step), w->home, w->kv_cpu, &plan);
     int rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
     if (rc) return rc;

@@ -7,6 +7,7 @@
 
 #include "common/base/round.h"
 #include "daemon/planner/cost/larger.h"
+#include "daemon/planner/profile/planned.h"
 
 #define FLOOR_ROUNDING 1e-6 /* a part of a sum that moves to and fro may be off by */
 
@@ -78,7 +79,7 @@ static void add_ends(struct space *s, enum plan_processor embed, enum plan_proce
     e->seconds = t->step + (embed == PLAN_CPU0 ? t->embed.cpu : t->embed.gpu) +
                  (head == PLAN_CPU0 ? t->head.cpu : t->head.gpu);
     /* what all on the GPU does without, and nothing else: it takes at least that */
-    if (embed == PLAN_GPU0 && head == PLAN_GPU0) e->seconds -= t->step + 2 * t->launch;
+    if (embed == PLANNED_GPU && head == PLANNED_GPU) e->seconds -= t->step + 2 * t->launch;
     if (!s->memory) return;
     if (tied) {
         e->bytes = s->memory->tied_both[embed];
@@ -179,7 +180,7 @@ uint32_t space_changes(const struct space *s, const enum plan_home *home, const 
 static bool gpu_used(unsigned uses, const struct space_ends *ends)
 {
     return (uses & (1u << PLAN_HOME_GPU | 1u << PLAN_HOME_STREAM | SPACE_MIXED)) ||
-           ends->embed == PLAN_GPU0 || ends->head == PLAN_GPU0;
+           ends->embed == PLANNED_GPU || ends->head == PLANNED_GPU;
 }
 
 uint64_t space_ring_least(const struct space *s, unsigned uses, const struct space_ends *ends)
