@@ -11,6 +11,8 @@
 
 #define FLOOR_ROUNDING 1e-6 /* a part of a sum that moves to and fro may be off by */
 
+#define FLOOR_ROUNDING 1e-6 /* a part of a sum that moves to and fro may be off by */
+
 static bool same_item(const struct space_item *a, const struct space_item *b)
 {
     return a->count == b->count && a->allowed == b->allowed && a->crossing == b->crossing &&
