@@ -30,7 +30,8 @@ DAEMON_SRC := \
   daemon/planner/activations/choice.c \
   daemon/planner/activations/decision.c \
   daemon/planner/activations/verdict.c \
-  daemon/planner/attempt.c \
+  daemon/planner/candidate.c \
+  daemon/planner/chunks.c \
   daemon/planner/cost/analyse.c \
   daemon/planner/cost/attention.c \
   daemon/planner/cost/cost.c \
@@ -39,29 +40,33 @@ DAEMON_SRC := \
   daemon/planner/cost/rates.c \
   daemon/planner/cost/schedule.c \
   daemon/planner/cost/simulate.c \
+  daemon/planner/cpu_alone.c \
+  daemon/planner/experts.c \
+  daemon/planner/experts_moves.c \
+  daemon/planner/experts_shared.c \
+  daemon/planner/experts_slots.c \
+  daemon/planner/forced.c \
   daemon/planner/formats.c \
   daemon/planner/histogram.c \
+  daemon/planner/ideas.c \
   daemon/planner/invariant.c \
+  daemon/planner/known.c \
   daemon/planner/log.c \
   daemon/planner/memory/ledger.c \
   daemon/planner/memory/memory.c \
   daemon/planner/memory/packed_sample.c \
   daemon/planner/memory/states.c \
-  daemon/planner/mixed.c \
-  daemon/planner/mixed_bound.c \
-  daemon/planner/packed_choice.c \
   daemon/planner/packed_look.c \
+  daemon/planner/packing.c \
+  daemon/planner/page_size.c \
   daemon/planner/parts_look.c \
   daemon/planner/planner.c \
-  daemon/planner/page_size.c \
   daemon/planner/prefill.c \
   daemon/planner/profile/hardware.c \
   daemon/planner/profile/json.c \
   daemon/planner/profile/now.c \
   daemon/planner/profile/profile.c \
   daemon/planner/refusal.c \
-  daemon/planner/restricted.c \
-  daemon/planner/tiers.c \
   daemon/planner/search/bound.c \
   daemon/planner/search/counts.c \
   daemon/planner/search/exact.c \
@@ -70,6 +75,10 @@ DAEMON_SRC := \
   daemon/planner/search/prefill.c \
   daemon/planner/search/search.c \
   daemon/planner/search/space.c \
+  daemon/planner/strategies.c \
+  daemon/planner/tiers.c \
+  daemon/planner/tiers_score.c \
+  daemon/planner/unpacking.c \
   daemon/start/config.c \
   daemon/start/loop.c \
   daemon/start/machine.c \

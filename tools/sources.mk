@@ -15,6 +15,11 @@ QUANTIZE_SRC := \
   tools/quantize/rewrite.c \
   tools/quantize/vocabulary.c
 
+# The bound of plans: for tests alone.
+PROOF_SRC := \
+  tools/plan/proof.c \
+  tools/plan/proof_search.c
+
 PROFILE_SRC := \
   common/measure/reader.c \
   tools/interrupt/interrupt.c \

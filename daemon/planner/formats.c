@@ -1,4 +1,4 @@
-/* Formats of a plan's weights. See formats.h. Called by attempt.c, packed_choice.c, prefill.c and planner.c. */
+/* Formats of a plan's weights. See formats.h. Called by candidate.c, unpacking.c, prefill.c and planner.c. */
 #include "daemon/planner/formats.h"
 
 #include <stdio.h>
@@ -6,7 +6,6 @@
 
 #include "common/base/log.h"
 #include "common/model/arch.h"
-#include "daemon/planner/profile/planned.h"
 
 /* ---- all weights ---- */
 
@@ -111,7 +110,7 @@ void formats_warn_unmeasured(const struct model *model, const struct profile *pr
 
 static bool is_resident(const struct plan *plan, uint32_t unit)
 {
-    return plan_home_memory(plan_unit_home(plan, 0, unit)) == PLANNED_VRAM;
+    return plan_home_memory(plan_unit_home(plan, 0, unit)) != PLAN_HOST;
 }
 
 uint32_t formats_packable(const struct ledger_case *c, const struct plan *plan)
@@ -124,8 +123,7 @@ uint32_t formats_packable(const struct ledger_case *c, const struct plan *plan)
 
 bool formats_head_packable(const struct ledger_case *c, const struct plan *plan)
 {
-    return c->table->packs_head && plan->head == PLANNED_GPU &&
-           !(c->table->tied && plan->embed == PLANNED_GPU);
+    return c->table->packs_head && plan->head != PLAN_CPU0 && !(c->table->tied && plan->embed != PLAN_CPU0);
 }
 
 void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, struct plan *plan)
@@ -133,7 +131,7 @@ void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, st
     enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     plan_unit_homes(plan, 0, home);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
-        if (plan_home_memory(home[u]) != PLANNED_VRAM) continue;
+        if (plan_home_memory(home[u]) == PLAN_HOST) continue;
         const bool packed = units && c->table->packs_vram[u];
         plan_set_unit_format(plan, u, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
         units -= packed;
@@ -148,7 +146,7 @@ void formats_set_host(const struct ledger_case *c, struct plan *plan)
     for (uint32_t p = 0; p < phases; p++) plan_unit_homes(plan, p, home[p]);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         bool on_cpu = false;
-        /* those in both memories are as mixed.c has them */
+        /* those in both memories are as experts_slots.c has them */
         if (plan_home_memory(home[0][u]) != PLAN_HOST || home[0][u] == PLAN_HOME_MIXED) continue;
         for (uint32_t p = 0; p < phases; p++) on_cpu |= plan_home_processor(home[p][u]) == PLAN_CPU0;
         const bool packed =

@@ -10,11 +10,24 @@
 #include "common/base/units.h"
 #include "common/shared/kv_layout.h"
 #include "common/plan/state.h"
-#include "daemon/planner/attempt.h"
-#include "daemon/planner/cost/cost.h"
 #include "daemon/planner/formats.h"
-#include "daemon/planner/prefill.h"
-#include "daemon/planner/profile/planned.h"
+#include "daemon/planner/known.h"
+#include "daemon/planner/ideas.h"
+
+static const char *const tiers_names[KV_TIERS_COUNT] = {
+    [KV_TIERS_ONE] = "one", [KV_TIERS_TWO] = "two", [KV_TIERS_AUTO] = "auto"};
+
+const char *kv_tiers_name(enum kv_tiers tiers)
+{
+    return (unsigned)tiers < KV_TIERS_COUNT ? tiers_names[tiers] : "unknown";
+}
+
+enum kv_tiers kv_tiers_named(const char *name)
+{
+    int t = 0;
+    while (t + 1 < KV_TIERS_COUNT && strcmp(name, tiers_names[t]) != 0) t++;
+    return (enum kv_tiers)t;
+}
 
 /* ---- checking the request ---- */
 
@@ -61,19 +74,30 @@ static void warn_of_memory(const struct planner_request *r)
                  units_format_size(r->machine.memory.available_bytes, free_text));
 }
 
-static int open_making(const struct planner_request *r, struct making *m, struct helm_err *err)
+int making_open(const struct planner_request *r, struct making *m, struct helm_err *err)
 {
     warn_of_memory(r);
     *m = (struct making){.r = r,
-                         .wish = r->wish,
+                         .asked = r->wish,
                          .machine = r->machine,
                          .batch = r->batch ? r->batch : 1,
-                         .required = r->device_required || r->tiers == KV_TIERS_TWO};
-    m->wish.batch = m->batch;
+                         .required = r->device_required || r->tiers == KV_TIERS_TWO,
+                         .gpu = plan_home_processor(PLAN_HOME_GPU),
+                         .vram = plan_home_memory(PLAN_HOME_GPU),
+                         .cache = r->cache};
+    m->asked.batch = m->batch;
+    m->wish = m->asked;
     m->c =
         (struct ledger_case){.model = r->model, .wish = &m->wish, .machine = &m->machine, .table = &m->table};
     int rc = check_sizes(m, err);
     return rc ? rc : analyse_table_build(r->model, &m->table, err);
+}
+
+void making_settle(struct making *m)
+{
+    m->asked.free_places = plan_free_places(m->asked.slots, m->asked.page_tokens);
+    m->asked.pack = m->asked.pack && cost_packing_pays(m->r->profile);
+    m->of = known_case(m);
 }
 
 static int check_mixed(const struct planner_request *r, struct helm_err *err)
@@ -114,148 +138,56 @@ static bool packed_on_cpu(const struct plan *plan)
     return false;
 }
 
-/* `auto` uses the device only where that is faster than the CPU alone. */
-static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, struct plan *plan,
-                            bool *cpu_alone, struct helm_err *err)
+/* The best plan that uses the device, if it may; otherwise the CPU's. */
+static int make_lists(struct making *m, struct candidate *best, struct helm_err *err)
 {
-    struct plan alone = {0};
-    struct attempt cpu, with = {.seconds = seconds};
-    const struct trying on_cpu = {.strategy = SEARCH_ALL_CPU, .ctx = ctx},
-                        on_device = {.strategy = SEARCH_BEST, .device = true, .ctx = ctx};
-    const struct ledger_wish wish = m->wish;
-    bool used = plan_uses(plan, PLANNED_GPU);
-    int rc = attempt_context(m, &on_cpu, &alone, &cpu, err);
-    m->wish = wish;
-    plan_free(&alone);
-    *cpu_alone = !rc && cpu.fits && (!used || cpu.seconds <= seconds);
-    if (!*cpu_alone) return rc;
-    m->required = true; /* the plan with the device, for the log */
-    if (!used) rc = attempt_context(m, &on_device, plan, &with, err);
-    m->required = false;
-    if (!rc && (used || with.fits))
-        log_warn("device: planned on the CPU alone, %.3g token/s; the best plan that uses the device "
-                 "would have %.3g",
-                 m->batch / cpu.seconds, m->batch / with.seconds);
-    else if (!rc)
-        log_warn("device: planned on the CPU alone, %.3g token/s: nothing of the model fits on the device",
-                 m->batch / cpu.seconds);
-    return rc;
-}
-
-/* Seconds of a prompt of `prompt` tokens in chunks of `tokens`, which become the plan's. */
-static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, struct plan *plan,
-                          double *seconds, struct helm_err *err)
-{
-    const struct cost_case c = making_case(m, plan);
-    struct cost_forecast forecast;
-    plan->step_tokens = m->wish.step_tokens = tokens;
-    int rc = cost_ttft(&c, prompt, &forecast, err);
-    *seconds = forecast.seconds;
-    return rc;
-}
-
-#define CHUNK_GAIN 0.03 /* part of a prompt's time that a chunk of twice the length must save */
-
-/* Weights in VRAM that a chunk expands are expanded once for all its tokens: chunks become longer as long as that is
- * worth it and the device has room beside the smallest pool. */
-static int lengthen_chunks(struct making *m, uint32_t ctx, struct plan *plan, struct arena_spec *spec,
-                           struct helm_err *err)
-{
-    if (m->r->wish.step_tokens || !plan_uses(plan, PLANNED_GPU)) return 0;
-    while (plan->step_tokens < PREFILL_CHUNK_MAX && 2 * plan->step_tokens <= ctx) {
-        const uint32_t now = plan->step_tokens, twice = 2 * now;
-        const struct ledger_workspace room = {
-            .step_tokens = twice, .ctx = ctx, .layers = true, .head = true, .tiered = plan_kv_tiered(plan)};
-        double shorter, longer;
-        int rc = prompt_seconds(m, twice, now, plan, &shorter, err);
-        if (!rc) rc = prompt_seconds(m, twice, twice, plan, &longer, err);
-        const bool pays = !rc && longer <= (1 - CHUNK_GAIN) * shorter &&
-                          ledger_workspace_bytes(&m->c, &room) <= prefill_buffers_most(&m->c);
-        if (pays) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, spec, err);
-        if (pays && !rc && ledger_fits(plan)) continue;
-        plan->step_tokens = m->wish.step_tokens = now;
-        return rc;
+    const struct planner_request *r = m->r;
+    const bool device = r->machine.device.kind != LEDGER_DEVICE_NONE && r->strategy != SEARCH_ALL_CPU,
+               free_choice = r->strategy == SEARCH_BEST && !m->required;
+    struct helm_err refused = {0};
+    struct planner_refusal refusal = {0};
+    struct spec spec = {.strategy = r->strategy, .device = true};
+    int rc = device ? ideas_run(m, &spec, best, err) : 0;
+    if (rc || (device && best->fits)) return rc;
+    if (device && r->tiers == KV_TIERS_TWO)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "--kv-tiers two: no plan with a layer's cache on the GPU fits with a context of %u "
+                         "(--kv-tiers auto takes one tier then)",
+                         spec.ctx);
+    if (device) {
+        rc = refusal_write(m, &spec, best, err);
+        if (rc != HELM_E_CAPACITY || !free_choice) return rc;
+        refused = *err;
+        if (r->refusal) refusal = *r->refusal;
     }
+    m->required = false;
+    spec = (struct spec){.strategy = SEARCH_ALL_CPU};
+    rc = ideas_run(m, &spec, best, err);
+    if (!rc && !best->fits && refused.code) { /* what is missing beside the device is less */
+        *err = refused;
+        if (r->refusal) *r->refusal = refusal;
+        return refused.code;
+    }
+    if (!rc && !best->fits) rc = refusal_write(m, &spec, best, err);
+    if (rc) return rc;
+    if (refused.code) log_warn("device: planned on the CPU alone: %s", refused.text);
+    if (r->refusal) *r->refusal = (struct planner_refusal){0};
     return 0;
 }
 
-/* Plans that the searches did not look for, those with experts in both memories, are in the bound as well. */
-static int prove(struct making *m, const struct trying *t, const struct plan *plan,
-                 const struct attempt *attempt, struct helm_err *err)
+static int make(struct making *m, struct plan *plan, struct arena_spec *arena, struct helm_err *err)
 {
-    const struct planner_request *r = m->r;
-    const bool mixed = r->model->config.router.experts && !r->one_memory && t->device &&
-                       (t->strategy == SEARCH_BEST || t->strategy == SEARCH_MIXED);
-    if (!r->proof) return 0;
-    *r->proof = (struct planner_proof){.seconds = attempt->seconds};
-    if (!mixed && plan_kv_tiered(plan)) return 0; /* it was searched for a shorter context */
-    r->proof->bound = attempt->bound < attempt->seconds ? attempt->bound : attempt->seconds;
-    return mixed ? mixed_bound(m, t, plan, attempt->seconds, &r->proof->bound, err) : 0;
-}
-
-static int make(struct making *m, struct plan *plan, struct arena_spec *spec, struct helm_err *err)
-{
-    const struct planner_request *r = m->r;
-    bool device = r->machine.device.kind != LEDGER_DEVICE_NONE && r->strategy != SEARCH_ALL_CPU;
-    bool free_choice = r->strategy == SEARCH_BEST && !m->required, cpu_alone = false;
-    struct attempt attempt;
-    struct helm_err refused = {0};
-    struct planner_refusal refusal = {0};
-    struct trying t = {.strategy = r->strategy, .device = true};
-    int rc = 0;
-    if (device) {
-        rc = attempt_contexts(m, &t, plan, &attempt, err);
-        if (!rc && r->strategy == SEARCH_BEST) rc = mixed_try(m, &t, plan, &attempt, err);
-        if (!rc && attempt.fits && r->strategy == SEARCH_EXPERTS_CPU && !r->one_memory &&
-            r->model->config.shared_intermediate)
-            rc = mixed_beside(m, t.ctx, plan, &attempt, err);
-        if (!rc && attempt.fits && r->strategy == SEARCH_MIXED) {
-            rc = mixed_choose(m, t.ctx, plan, &attempt, err);
-            if (!rc && !attempt.fits) return mixed_refuse(m, t.ctx, plan, err); /* no room for its slots */
-        }
-        if (!rc && attempt.fits && free_choice)
-            rc = compare_with_cpu(m, t.ctx, attempt.seconds, plan, &cpu_alone, err);
-        if (!rc && !attempt.fits && r->tiers == KV_TIERS_TWO)
-            return helm_fail(
-                err, HELM_E_UNSUPPORTED,
-                "--kv-tiers two: no plan with a layer's cache on the GPU fits with a context of %u "
-                "(--kv-tiers auto takes one tier then)",
-                t.ctx);
-        if (!rc && !attempt.fits) {
-            rc = refusal_write(m, &t, &attempt, plan, err);
-            if (rc == HELM_E_CAPACITY && free_choice) {
-                refused = *err;
-                if (r->refusal) refusal = *r->refusal;
-                cpu_alone = true;
-                rc = 0;
-            }
-        }
-        if (rc) return rc;
-    }
-    if (!device || cpu_alone) {
-        m->required = false;
-        t = (struct trying){.strategy = SEARCH_ALL_CPU};
-        rc = attempt_contexts(m, &t, plan, &attempt, err);
-        if (!rc && !attempt.fits && refused.code) { /* what is missing beside the device is less */
-            *err = refused;
-            if (r->refusal) *r->refusal = refusal;
-            return refused.code;
-        }
-        if (!rc && !attempt.fits) rc = refusal_write(m, &t, &attempt, plan, err);
-        if (rc) return rc;
-        if (refused.code) log_warn("device: planned on the CPU alone: %s", refused.text);
-        if (r->refusal) *r->refusal = (struct planner_refusal){0};
-    }
-    m->wish.pack_cpu = packed_on_cpu(plan); /* the last attempt may have been another strategy's */
-    rc = prove(m, &t, plan, &attempt, err);
-    if (!rc) rc = formats_name_weights(r->model, plan, err);
+    struct candidate best = {.fits = false};
+    int rc = make_lists(m, &best, err);
+    *plan = best.plan;
+    if (rc) return rc;
+    m->wish = best.wish;
+    m->wish.pack_cpu = packed_on_cpu(plan); /* the last candidate may have been another strategy's */
+    rc = formats_name_weights(m->r->model, plan, err);
     if (rc) return rc;
     plan_restage(plan);
     analyse_fill_stages(&m->table, plan);
-    rc = lengthen_chunks(m, t.ctx, plan, spec, err);
-    if (!rc) rc = ledger_fit(&m->c, t.ctx, plan, spec, err);
-    if (!rc) rc = tiers_finish(m, plan, spec, err);
-    if (!rc) rc = ledger_fit_snapshots(&m->c, t.ctx, plan, spec, err);
+    rc = ideas_finish(m, plan, arena, err);
     return rc ? rc : plan_check(plan, err);
 }
 
@@ -279,10 +211,11 @@ static int make_one(const struct planner_request *r, struct plan *plan, struct a
                        "--strategy all-cpu leaves the device idle that was asked for: --device cpu");
     if (!rc) rc = check_mixed(r, err);
     if (!rc) rc = check_profile(r, err);
-    if (!rc) rc = open_making(r, &m, err);
-    if (!rc) m.wish.free_places = plan_free_places(m.wish.slots, m.wish.page_tokens);
-    m.wish.pack = m.wish.pack && r->profile && cost_packing_pays(r->profile);
-    if (!rc) rc = make(&m, plan, spec, err);
+    if (!rc) rc = making_open(r, &m, err);
+    if (!rc) {
+        making_settle(&m);
+        rc = make(&m, plan, spec, err);
+    }
     if (rc) plan_free(plan);
     analyse_table_free(&m.table);
     for (int p = 0; p < PLAN_PROCESSORS && !rc; p++)
@@ -317,14 +250,12 @@ static int try_fewer(const struct planner_request *r, uint32_t at_once, struct p
                      struct arena_spec *spec, double *rate, struct helm_err *err)
 {
     struct planner_request fewer = *r;
-    struct planner_proof proof;
     struct plan other = {0};
     struct arena_spec room;
     double seen = 0;
     fewer.typical = planner_typical_context(r, plan->context_tokens);
     fewer.wish.ctx = plan->context_tokens;
     fewer.batch = fewer.wish.batch = at_once;
-    fewer.proof = r->proof ? &proof : NULL;
     fewer.refusal = NULL;
     int rc = make_one(&fewer, &other, &room, err);
     fewer.batch = r->batch; /* its pool may have room for more of them */
@@ -335,24 +266,28 @@ static int try_fewer(const struct planner_request *r, uint32_t at_once, struct p
         other = slower;
         *spec = room;
         *rate = seen;
-        if (r->proof) *r->proof = proof;
     }
     plan_free(&other);
     return rc;
 }
 
-int planner_make(const struct planner_request *r, struct plan *plan, struct arena_spec *spec,
+int planner_make(const struct planner_request *request, struct plan *plan, struct arena_spec *spec,
                  struct helm_err *err)
 {
+    struct planner_cache own = {.first = NULL};
+    struct planner_request r = *request;
     double together, rate;
-    int rc = make_one(r, plan, spec, err);
-    if (rc || r->strategy != SEARCH_BEST || r->batch < 2 || r->wish.page_count) return rc;
-    rc = rate_of(r, plan, &together, err);
-    rate = together;
-    if (!rc) rc = try_fewer(r, 1, plan, spec, &rate, err);
-    for (uint32_t n = r->batch / 2; n > 1 && rate > together && !rc; n /= 2)
-        rc = try_fewer(r, n, plan, spec, &rate, err);
-    if (rc) plan_free(plan);
+    if (!r.cache) r.cache = &own;
+    int rc = make_one(&r, plan, spec, err);
+    if (!rc && r.strategy == SEARCH_BEST && r.batch >= 2 && !r.wish.page_count) {
+        rc = rate_of(&r, plan, &together, err);
+        rate = together;
+        if (!rc) rc = try_fewer(&r, 1, plan, spec, &rate, err);
+        for (uint32_t n = r.batch / 2; n > 1 && rate > together && !rc; n /= 2)
+            rc = try_fewer(&r, n, plan, spec, &rate, err);
+        if (rc) plan_free(plan);
+    }
+    planner_cache_free(&own);
     return rc;
 }
 
@@ -396,7 +331,8 @@ static int check_plan(const struct planner_request *r, struct plan *plan, struct
                          plan->step_tokens, plan->slots);
     int rc = plan->state ? plan_check_states(plan, r->model, err) : plan_take_states(plan, r->model, err);
     if (!rc) rc = check_lists(plan, err);
-    if (!rc && plan_uses(plan, PLANNED_GPU) && r->machine.device.kind == LEDGER_DEVICE_NONE)
+    if (!rc && plan_uses(plan, plan_home_processor(PLAN_HOME_GPU)) &&
+        r->machine.device.kind == LEDGER_DEVICE_NONE)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "the plan needs a GPU: %s", r->no_device);
     return rc;
 }
@@ -447,7 +383,7 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     if (!r.wish.step_tokens) r.wish.step_tokens = LEDGER_STEP_TOKENS;
     if (r.refusal) *r.refusal = (struct planner_refusal){0};
     int rc = check_plan(&r, plan, err);
-    if (!rc) rc = open_making(&r, &m, err);
+    if (!rc) rc = making_open(&r, &m, err);
     if (rc) goto out;
     rc = check_ring(&m, plan, err);
     if (!rc) rc = formats_name_weights(r.model, plan, err);
@@ -459,12 +395,9 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     rc = ledger_fit(&m.c, r.wish.ctx, plan, spec, err);
     if (rc == HELM_E_CAPACITY && r.refusal) {
         bool host = plan->memory[PLAN_HOST].total > plan->memory[PLAN_HOST].limit;
-        const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[PLANNED_VRAM];
-        *r.refusal = (struct planner_refusal){.refused = true,
-                                              .what = host ? "host memory" : "VRAM",
-                                              .needed = ledger->total,
-                                              .available = ledger->limit,
-                                              .nearest = "another plan"};
+        const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[m.vram];
+        *r.refusal = (struct planner_refusal){true, host ? "host memory" : "VRAM", ledger->total,
+                                              ledger->limit, "another plan"};
     }
 out:
     analyse_table_free(&m.table);

@@ -24,11 +24,11 @@ struct planner_refusal {
     char nearest[200]; /* "--ctx 4096, or 9.1 GiB of VRAM, or --device cpu" */
 };
 
-/* How near the made plan is to the best one: seconds of the decode step that was made fastest, and what no plan for the same
- * context, chunks, tiers and formats takes less than (docs/planner.md); bound 0: not known, of a dense model's plan with two tiers. */
-struct planner_proof {
-    double seconds, bound;
+/* Candidates that were made, for requests that follow (known.h). Zeroed at first; planner_cache_free at last. */
+struct planner_cache {
+    struct planner_known *first;
 };
+void planner_cache_free(struct planner_cache *cache);
 
 struct histogram;
 /* Whether the cache of the GPU's layers lies wholly in VRAM, or has a second tier in the arena (plan.h). */
@@ -56,7 +56,7 @@ struct planner_request {
     bool plan_given;  /* a plan that was taken is explained, not one of the strategies' */
     struct planner_refusal *refusal; /* or NULL */
     bool sizes_alone; /* a refusal says sizes, and not what would fit instead, which takes searches */
-    struct planner_proof *proof; /* planner_make's; NULL: not wanted */
+    struct planner_cache *cache; /* of requests for this model, or NULL */
 };
 
 #define PLANNER_PROMPT_TOKENS 128

@@ -270,7 +270,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     struct model model = {0};
     struct plan plan = {0};
     struct planner_refusal refusal = {0};
-    struct planner_proof proof = {0};
+    struct planner_cache cache = {.first = NULL};
     bool derived = false, again = false, able = true;
     int status = 0;
     struct activations activations = {.option = o->exact ? ACTIVATIONS_EXACT
@@ -296,7 +296,7 @@ static int run(const struct options *o, const struct args_spec *spec)
                                 .batch = (uint32_t)o->batch,
                                 .prompt = (uint32_t)o->prompt,
                                 .refusal = &refusal,
-                                .proof = &proof};
+                                .cache = &cache};
     int rc = model_read_headers(o->model, &model, &derived, &err);
     if (!rc) rc = check_able(o, &r, &able, &err);
     if (!rc && o->profile) rc = profile_read(o->profile, &measured, &err);
@@ -349,6 +349,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     }
 out:
     plan_free(&plan);
+    planner_cache_free(&cache);
     histogram_free(&experts);
     model_free(&model);
     if (rc == HELM_E_USAGE) return args_usage_error(spec, &err);

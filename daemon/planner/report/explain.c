@@ -192,7 +192,6 @@ static void say_why(const struct planner_refusal *refusal, const struct helm_err
 
 void explain_other_sizes(const struct plan *plan, struct planner_request *r)
 {
-    r->proof = NULL;
     r->typical = planner_typical_context(r, plan->context_tokens);
     r->wish.ctx = plan->context_tokens;
     if (!r->plan_given) return;

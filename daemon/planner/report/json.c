@@ -107,10 +107,6 @@ json_t *explain_to_json(const struct explain *x)
         "machine", profile->machine, "assumed", "batch", (json_int_t)x->asked, "context",
         (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
     if (more && x->batch < x->asked) json_object_set_new(more, "at_once", json_integer(x->batch));
-    const struct planner_proof *proof = x->request->proof;
-    if (more && proof && proof->bound > 0)
-        json_object_set_new(more, "proof",
-                            json_pack("{s:f, s:f}", "seconds", proof->seconds, "bound", proof->bound));
     if (more && x->experts.mixed)
         json_object_set_new(more, "mixed_forecast",
                             json_pack("{s:i, s:f, s:f, s:f}", "layers", (int)x->experts.mixed, "hit_rate",

@@ -272,15 +272,6 @@ static void print_curve(const struct explain *x, FILE *out)
     fputc('\n', out);
 }
 
-/* How near the plan is to what none can beat; of one that was given nothing is known. */
-static void print_proof(const struct explain *x, FILE *out)
-{
-    const struct planner_proof *proof = x->request->proof;
-    if (!proof || !(proof->bound > 0)) return;
-    fprintf(out, "bound    no plan takes less than %.2f ms a step (this one %.2f, %.1f %% above)\n",
-            1e3 * proof->bound, 1e3 * proof->seconds, 100 * (proof->seconds / proof->bound - 1));
-}
-
 void explain_print(const struct explain *x, FILE *out)
 {
     char text[UNITS_TEXT];
@@ -302,7 +293,6 @@ void explain_print(const struct explain *x, FILE *out)
             out,
             "turns    of %u sequences %u decode at once and the others wait: all together would be slower\n",
             x->asked, x->batch);
-    print_proof(x, out);
     fprintf(out, "first    %.1f ms (%.1f to %.1f) after a prompt of %u %s\n", 1e3 * p->ttft.seconds,
             1e3 * p->ttft.low, 1e3 * p->ttft.high, x->prompt, how_many(x->prompt, "token", "tokens"));
     print_experts(x, out);

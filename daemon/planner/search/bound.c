@@ -1,5 +1,5 @@
-/* What no plan can beat, and what the least plan needs. See search/space.h and docs/planner.md. Called by
- * search*.c; owns nothing.
+/* Floors of plans, prices of memory, and what the least plan needs. See search/space.h and docs/planner.md. Called by search, counts, mixed, prefill and
+ * by the proof (tools/plan/proof_search.c); owns nothing.
  *
  * With c the CPU's seconds alone, g the GPU's (hand-overs and the step's own among them) and l the link's, a
  * step's time is X + Y: X while the CPU computes, Y the rest. (The CPU's attention for a layer of the GPU is of Y, as if
@@ -15,9 +15,6 @@
  * A ring of R bytes tells more: beside one unit on the CPU the link copies no longer than R takes it, so x
  * has a limit a unit; and a streamed unit of more than R bytes keeps the GPU for as long as the rest of it
  * takes to come.
- *
- * Experts in both memories are the GPU's work, whatever the CPU does of it meanwhile, for each number of slots that a layer may
- * have; what is read of them over the link keeps no copy waiting.
  *
  * So the least over all plans is bounded from below by any mixture of the three, with prices for the bytes
  * that are scarce (Lagrange): every unit then chooses its home by itself. */
@@ -101,14 +98,6 @@ static double least_stream(const struct space *s, const struct space_item *item,
     return least;
 }
 
-/* The hand-overs that no order of the units avoids. */
-static double least_hand_overs(const struct space *s, unsigned uses, const struct space_ends *e)
-{
-    bool cpu = uses & 1u << PLAN_HOME_CPU, gpu = (uses & ~(1u << PLAN_HOME_CPU)) != 0;
-    if (e->embed != e->head) return s->hand_over;
-    return (e->embed == PLAN_CPU0 ? gpu : cpu) ? 2 * s->hand_over : 0;
-}
-
 void bound_floors(struct space *s, uint64_t ring)
 {
     struct factors f = factors_of(s, ring);
@@ -141,63 +130,37 @@ void bound_floors(struct space *s, uint64_t ring)
 /* ---- Lagrange ---- */
 
 struct dual {
-    const struct bound_kind *kind;
-    uint32_t kinds;
+    const struct bound_part *part;
+    uint32_t parts;
+    const struct bound_frame *frame;
     struct bound_prices prices; /* of the highest value so far */
     double value;
-    unsigned uses;
-    double fixed[SPACE_FLOORS];
-    double vram, host; /* what is left of each limit for the items */
-    double enough;     /* a bound as high as this need not be made higher */
-    uint32_t mixed_ways;
-    double overlap; /* the space's */
 };
-
-/* The way with experts in both memories that is cheapest at these prices, if it costs less than *least. It is the GPU's work, which
- * the CPU's part is in; whatever it reads over the link, no copy waits for. */
-static const struct search_mixed *cheapest_mixed(const struct dual *d, const struct bound_kind *kind,
-                                                 const struct bound_prices *p, double *least)
-{
-    const double weight = p->weight[0] + (1 - d->overlap) * p->weight[1];
-    const struct search_mixed *best = NULL;
-    for (uint32_t i = 0; kind->mixed && d->uses & SPACE_MIXED && i < d->mixed_ways; i++) {
-        const struct search_mixed *way = &kind->mixed[i];
-        const double v =
-            weight * way->seconds + p->vram * (double)way->bytes.vram + p->host * (double)way->bytes.host;
-        if (v >= *least) continue;
-        *least = v;
-        best = way;
-    }
-    return best;
-}
 
 /* The mixture's least value with these prices; by how much the cheapest choice is over each limit. */
 static double dual_value(struct dual *d, const struct bound_prices *p, double *over_vram, double *over_host)
 {
-    double value = 0, vram = -d->vram, host = -d->host;
-    for (int f = 0; f < SPACE_FLOORS; f++) value += p->weight[f] * d->fixed[f];
-    for (uint32_t k = 0; k < d->kinds; k++) {
-        const struct bound_kind *kind = &d->kind[k];
+    double value = 0, vram = -d->frame->vram, host = -d->frame->host;
+    for (int f = 0; f < SPACE_FLOORS; f++) value += p->weight[f] * d->frame->floor[f];
+    for (uint32_t i = 0; i < d->parts; i++) {
+        const struct bound_part *part = &d->part[i];
+        const struct bound_choice *at = NULL;
         double least = INFINITY;
-        int at = -1;
-        for (int h = 0; h < SPACE_HOMES; h++) {
-            if (!(kind->allowed & d->uses & 1u << h)) continue;
-            double v = p->vram * kind->vram[h] + p->host * kind->host[h];
-            for (int f = 0; f < SPACE_FLOORS; f++) v += p->weight[f] * kind->floor[h][f];
-            if (v < least) {
-                least = v;
-                at = h;
-            }
+        for (const struct bound_choice *c = part->choice; c < part->choice + part->choices; c++) {
+            double v = p->vram * c->vram + p->host * c->host;
+            for (int f = 0; f < SPACE_FLOORS; f++) v += p->weight[f] * c->floor[f];
+            if (v >= least) continue;
+            least = v;
+            at = c;
         }
-        const struct search_mixed *mixed = cheapest_mixed(d, kind, p, &least);
-        if (at < 0 && !mixed) return INFINITY;
-        value += kind->count * least;
-        vram += kind->count * (mixed ? (double)mixed->bytes.vram : kind->vram[at]);
-        host += kind->count * (mixed ? (double)mixed->bytes.host : kind->host[at]);
+        if (!at) return INFINITY;
+        value += part->count * least;
+        vram += part->count * at->vram;
+        host += part->count * at->host;
     }
     *over_vram = vram;
     *over_host = host;
-    value -= p->vram * d->vram + p->host * d->host;
+    value -= p->vram * d->frame->vram + p->host * d->frame->host;
     if (value > d->value) {
         d->value = value;
         d->prices = *p;
@@ -205,8 +168,7 @@ static double dual_value(struct dual *d, const struct bound_prices *p, double *o
     return value;
 }
 
-#define PLENTY      0x1p62 /* bytes */
-#define PRICE_FIRST 1e-12  /* seconds a byte: a terabyte a second */
+#define PRICE_FIRST 1e-12 /* seconds a byte: a terabyte a second */
 #define PRICE_LAST  1e3
 #define PRICE_STEPS 14
 
@@ -229,12 +191,12 @@ static double best_price(struct dual *d, struct bound_prices *p, bool host)
 {
     double over, low = 0, high = PRICE_FIRST, best = at_price(d, p, host, 0, &over);
     if (over <= 0) return best;
-    for (; over > 0 && high < PRICE_LAST && best < d->enough; high *= 8) {
+    for (; over > 0 && high < PRICE_LAST && best < d->frame->enough; high *= 8) {
         best = larger(best, at_price(d, p, host, high, &over));
         if (over <= 0) break;
         low = high;
     }
-    for (int i = 0; i < PRICE_STEPS && over <= 0 && best < d->enough; i++) {
+    for (int i = 0; i < PRICE_STEPS && over <= 0 && best < d->frame->enough; i++) {
         double middle = (low + high) / 2, over_middle;
         best = larger(best, at_price(d, p, host, middle, &over_middle));
         *(over_middle > 0 ? &low : &high) = middle;
@@ -256,11 +218,11 @@ static double best_mixture(struct dual *d, bool host)
 {
     const double golden = 0.6180339887498949;
     double best = 0;
-    for (int floor = 0; floor + 1 < SPACE_FLOORS && best < d->enough; floor++) {
+    for (int floor = 0; floor + 1 < SPACE_FLOORS && best < d->frame->enough; floor++) {
         double a = 0, b = 1, x = 1 - golden, y = golden;
         double at_x = at_mixture(d, floor, x, host), at_y = at_mixture(d, floor, y, host);
         best = larger(best, larger(at_mixture(d, floor, 0, host), at_mixture(d, floor, 1, host)));
-        for (int i = 0; i < 9 && best < d->enough; i++) {
+        for (int i = 0; i < 9 && best < d->frame->enough; i++) {
             best = larger(best, larger(at_x, at_y));
             if (at_x < at_y) {
                 a = x;
@@ -281,82 +243,37 @@ static double best_mixture(struct dual *d, bool host)
     return best;
 }
 
-/* Every item can be somewhere in `uses`. */
-static bool possible(const struct space *s, unsigned uses)
-{
-    for (uint32_t k = 0; k < s->kinds; k++) {
-        const struct space_item *item = &s->item[s->kind_first[k]];
-        if (!(item->allowed & uses) && !(item->mixed && uses & SPACE_MIXED)) return false;
-    }
-    return true;
-}
-
 static bool host_is_scarce(const struct dual *d)
 {
-    double left = d->host;
-    for (uint32_t k = 0; k < d->kinds; k++) {
+    double left = d->frame->host;
+    for (uint32_t i = 0; i < d->parts; i++) {
+        const struct bound_part *part = &d->part[i];
         double most = 0;
-        for (int h = 0; h < SPACE_HOMES; h++)
-            if (d->kind[k].allowed & d->uses & 1u << h) most = larger(most, d->kind[k].host[h]);
-        for (uint32_t i = 0; d->kind[k].mixed && d->uses & SPACE_MIXED && i < d->mixed_ways; i++)
-            most = larger(most, (double)d->kind[k].mixed[i].bytes.host);
-        left -= most * d->kind[k].count;
+        for (uint32_t c = 0; c < part->choices; c++) most = larger(most, part->choice[c].host);
+        left -= most * part->count;
     }
     return left < 0;
 }
 
-static void limits_of(const struct space *s, struct search_bytes once, struct dual *d)
+double bound_dual(const struct bound_part *part, uint32_t parts, const struct bound_frame *frame,
+                  struct bound_prices *prices)
 {
-    d->vram = s->memory ? (double)s->memory->vram_limit - (double)once.vram : PLENTY;
-    d->host = s->memory ? (double)s->memory->host_limit - (double)once.host : PLENTY;
+    struct dual d = {.part = part, .parts = parts, .frame = frame, .value = -INFINITY};
+    const double bound = best_mixture(&d, host_is_scarce(&d));
+    if (prices) *prices = d.prices;
+    return bound;
 }
 
-static void list_kinds(const struct space *s, struct bound_kind *kind)
+struct bound_frame bound_frame_of(const struct space *s, unsigned uses, const struct space_ends *ends,
+                                  uint64_t ring)
 {
-    for (uint32_t k = 0; k < s->kinds; k++) {
-        const struct space_item *item = &s->item[s->kind_first[k]];
-        kind[k] =
-            (struct bound_kind){.count = s->kind_count[k], .allowed = item->allowed, .mixed = item->mixed};
-        for (int h = 0; h < SPACE_HOMES; h++) {
-            kind[k].vram[h] = (double)item->vram[h];
-            kind[k].host[h] = (double)item->host[h];
-        }
-        memcpy(kind[k].floor, item->floor, sizeof kind[k].floor);
-    }
-}
-
-/* The bound over all plans with this set of homes, these ends and a ring of at least `least`, which memory
- * counts; the floors know how large it is at most. */
-static double bound_of_set(struct space *s, unsigned uses, const struct space_ends *ends, uint64_t least,
-                           double enough)
-{
-    struct search_bytes once = space_bytes_once(s, uses, ends, least);
-    struct dual d = {.kind = s->kind,
-                     .kinds = s->kinds,
-                     .uses = uses,
-                     .enough = enough,
-                     .value = -INFINITY,
-                     .mixed_ways = s->mixed_ways,
-                     .overlap = s->overlap};
-    double hand_overs = least_hand_overs(s, uses, ends);
-    if (!space_fits(s, once)) return INFINITY;
-    list_kinds(s, s->kind);
-    memcpy(d.fixed, ends->floor, sizeof d.fixed);
-    d.fixed[0] += hand_overs;
-    d.fixed[1] += (1 - s->overlap) * hand_overs;
-    limits_of(s, once, &d);
-    return best_mixture(&d, host_is_scarce(&d));
-}
-
-void bound_prices_of(const struct space *s, const struct bound_kind *kind, uint32_t kinds,
-                     const struct space_ends *ends, uint64_t ring, struct bound_prices *prices)
-{
-    unsigned uses = SPACE_USES - 1;
-    struct dual d = {.kind = kind, .kinds = kinds, .uses = uses, .enough = INFINITY, .value = -INFINITY};
-    memcpy(d.fixed, ends->floor, sizeof d.fixed);
-    limits_of(s, space_bytes_once(s, uses, ends, ring), &d);
-    (void)best_mixture(&d, host_is_scarce(&d));
-    *prices = d.prices;
+    const struct search_bytes once = space_bytes_once(s, uses, ends, ring);
+    struct bound_frame frame = {.enough = INFINITY, .vram = BOUND_PLENTY, .host = BOUND_PLENTY};
+    memcpy(frame.floor, ends->floor, sizeof frame.floor);
+    if (!s->memory) return frame;
+    frame.vram = (double)s->memory->vram_limit - (double)once.vram;
+    frame.host = (double)s->memory->host_limit - (double)once.host;
+    return frame;
 }
 
 uint32_t bound_rings(const struct space *s, unsigned uses, const struct space_ends *ends, uint32_t part,
@@ -374,24 +291,16 @@ uint32_t bound_rings(const struct space *s, unsigned uses, const struct space_en
     return count;
 }
 
-/* By sizes of ring: a small one holds the link up, a large one takes room from weights. */
-double bound_of_space(struct space *s, double enough)
-{
-    double bound = enough;
-    for (unsigned uses = (s->mixed_ways ? SPACE_USES_MIXED : SPACE_USES) - 1; uses > 0; uses--)
-        for (uint32_t e = 0; e < s->ends_count && possible(s, uses); e++) {
-            uint64_t ring[BOUND_RINGS_MAX];
-            uint32_t rings = bound_rings(s, uses, &s->ends[e], 4, ring);
-            for (uint32_t r = 0; r < rings; r++) {
-                uint64_t least = r ? ring[r - 1] + s->memory->ring_granule : ring[0];
-                bound_floors(s, ring[r]);
-                bound = smaller(bound, bound_of_set(s, uses, &s->ends[e], least, bound));
-            }
-        }
-    return bound;
-}
-
 /* ---- what would fit ---- */
+
+/* Every item can be somewhere in `uses`. */
+static bool possible(const struct space *s, unsigned uses)
+{
+    for (uint32_t k = 0; k < s->kinds; k++) {
+        if (!(s->item[s->kind_first[k]].allowed & uses)) return false;
+    }
+    return true;
+}
 
 /* Items of a kind are alike, so it is counted how many are where: models have hundreds of items, of a few
  * kinds. */

@@ -55,15 +55,15 @@ bool counts_group(struct mixing *m)
     for (uint32_t i = 0; i < m->s->items; i++) {
         const struct space_item *item = &m->s->item[i];
         struct group *g = &m->group[m->group_of[i]];
-        g->kind.count++;
-        g->kind.allowed = item->allowed;
+        g->count++;
+        g->allowed = item->allowed;
         g->bytes += (double)item->crossing;
         for (int h = 0; h < SPACE_HOMES; h++) {
-            g->kind.vram[h] = larger(g->kind.vram[h], (double)item->vram[h]);
-            g->kind.host[h] = larger(g->kind.host[h], (double)item->host[h]);
+            g->at[h].vram = larger(g->at[h].vram, (double)item->vram[h]);
+            g->at[h].host = larger(g->at[h].host, (double)item->host[h]);
         }
     }
-    for (uint32_t g = 0; g < m->groups; g++) m->group[g].bytes /= m->group[g].kind.count;
+    for (uint32_t g = 0; g < m->groups; g++) m->group[g].bytes /= m->group[g].count;
     return true;
 }
 
@@ -71,12 +71,13 @@ bool counts_group(struct mixing *m)
 static void group_floors(struct mixing *m, uint64_t ring)
 {
     bound_floors(m->s, ring);
-    for (uint32_t g = 0; g < m->groups; g++) memset(m->group[g].kind.floor, 0, sizeof m->group[g].kind.floor);
+    for (uint32_t g = 0; g < m->groups; g++)
+        for (int h = 0; h < SPACE_HOMES; h++)
+            memset(m->group[g].at[h].floor, 0, sizeof m->group[g].at[h].floor);
     for (uint32_t i = 0; i < m->s->items; i++) {
         struct group *g = &m->group[m->group_of[i]];
         for (int h = 0; h < SPACE_HOMES; h++)
-            for (int k = 0; k < SPACE_FLOORS; k++)
-                g->kind.floor[h][k] += m->s->item[i].floor[h][k] / g->kind.count;
+            for (int k = 0; k < SPACE_FLOORS; k++) g->at[h].floor[k] += m->s->item[i].floor[h][k] / g->count;
     }
 }
 
@@ -96,11 +97,11 @@ static void add_totals(struct totals *t, const struct totals *more, double times
 /* The sums of one item. */
 static struct totals totals_of_item(const struct mixing *m, uint32_t g, int home)
 {
-    const struct bound_kind *kind = &m->group[g].kind;
+    const struct bound_choice *at = &m->group[g].at[home];
     struct totals t = {0};
-    for (int k = 0; k < SPACE_FLOORS; k++) t.sum[k] = kind->floor[home][k];
-    t.sum[VRAM] = kind->vram[home];
-    t.sum[HOST] = kind->host[home];
+    for (int k = 0; k < SPACE_FLOORS; k++) t.sum[k] = at->floor[k];
+    t.sum[VRAM] = at->vram;
+    t.sum[HOST] = at->host;
     t.sum[AT + home] = 1;
     if (home == PLAN_HOME_STREAM) t.sum[STREAMED] = m->group[g].bytes;
     return t;
@@ -176,7 +177,7 @@ static uint32_t list_moves(const struct mixing *m, const struct counts *c, struc
     for (uint32_t g = 0; g < m->groups; g++)
         for (int from = 0; from < SPACE_HOMES; from++)
             for (int to = 0; to < SPACE_HOMES; to++) {
-                if (from == to || c->n[g][from] <= 0 || !(m->group[g].kind.allowed & 1u << to)) continue;
+                if (from == to || c->n[g][from] <= 0 || !(m->group[g].allowed & 1u << to)) continue;
                 const struct totals less = totals_of_item(m, g, from);
                 struct move *a = &move[count++];
                 *a = (struct move){g, from, to, c->n[g][from], totals_of_item(m, g, to)};
@@ -279,8 +280,8 @@ static void all_at(const struct mixing *m, int home, struct counts *c)
     memset(c, 0, sizeof *c);
     for (uint32_t g = 0; g < m->groups; g++) {
         int at = home;
-        for (int h = 0; h < SPACE_HOMES && !(m->group[g].kind.allowed & 1u << at); h++) at = h;
-        c->n[g][at] = (int32_t)m->group[g].kind.count;
+        for (int h = 0; h < SPACE_HOMES && !(m->group[g].allowed & 1u << at); h++) at = h;
+        c->n[g][at] = (int32_t)m->group[g].count;
     }
 }
 
@@ -295,17 +296,17 @@ static void all_by_price(const struct mixing *m, const struct bound_prices *p, s
 {
     memset(c, 0, sizeof *c);
     for (uint32_t g = 0; g < m->groups; g++) {
-        const struct bound_kind *kind = &m->group[g].kind;
+        const struct group *group = &m->group[g];
         double least = INFINITY;
         int at = 0;
         for (int h = 0; h < SPACE_HOMES; h++) {
-            double cost = p->vram * kind->vram[h] + p->host * kind->host[h];
-            for (int k = 0; k < SPACE_FLOORS; k++) cost += p->weight[k] * kind->floor[h][k];
-            if (!(kind->allowed & 1u << h) || cost >= least) continue;
+            double cost = p->vram * group->at[h].vram + p->host * group->at[h].host;
+            for (int k = 0; k < SPACE_FLOORS; k++) cost += p->weight[k] * group->at[h].floor[k];
+            if (!(group->allowed & 1u << h) || cost >= least) continue;
             least = cost;
             at = h;
         }
-        c->n[g][at] = (int32_t)kind->count;
+        c->n[g][at] = (int32_t)group->count;
     }
 }
 
@@ -314,16 +315,28 @@ static void all_by_price(const struct mixing *m, const struct bound_prices *p, s
 static void find_by_price(struct mixing *m, struct candidate *best)
 {
     static const double nudge[] = {0.97, 1.03};
-    struct bound_kind kind[GROUPS_MAX];
+    struct bound_choice choice[GROUPS_MAX * SPACE_HOMES];
+    struct bound_part part[GROUPS_MAX];
     struct bound_prices p;
-    for (uint32_t g = 0; g < m->groups; g++) kind[g] = m->group[g].kind;
-    bound_prices_of(m->s, kind, m->groups, best->ends, best->ring, &p);
+    struct counts begun[4];
+    for (uint32_t g = 0, n = 0; g < m->groups; g++) {
+        part[g] = (struct bound_part){.count = m->group[g].count, .choice = choice + n};
+        for (int h = 0; h < SPACE_HOMES; h++)
+            if (m->group[g].allowed & 1u << h) choice[n++] = m->group[g].at[h];
+        part[g].choices = (uint32_t)(choice + n - part[g].choice);
+    }
+    const struct bound_frame frame = bound_frame_of(m->s, SPACE_USES - 1, best->ends, best->ring);
+    (void)bound_dual(part, m->groups, &frame, &p);
     for (int i = 0; i < 4; i++) {
         struct candidate c = {.ends = best->ends, .ring = best->ring};
         struct bound_prices q = p;
+        bool known = false;
         q.vram *= nudge[i & 1];
         q.weight[SPACE_FLOORS - 1] *= nudge[i >> 1];
         all_by_price(m, &q, &c.counts);
+        begun[i] = c.counts;
+        for (int j = 0; j < i; j++) known |= memcmp(&begun[j], &begun[i], sizeof begun[i]) == 0;
+        if (known) continue;
         settle_counts(m, &c);
         if (c.estimate < best->estimate) *best = c;
     }

@@ -12,7 +12,9 @@
 /* Items that are nearly the same count as the same in an estimate: with their mean times and largest sizes.
  */
 struct group {
-    struct bound_kind kind; /* floors for the ring of group_floors */
+    uint32_t count;
+    unsigned allowed;
+    struct bound_choice at[SPACE_HOMES]; /* floors for the ring of group_floors */
     double bytes;
 };
 

@@ -181,7 +181,7 @@ static void continue_with(struct mixing *m, uint32_t item, const struct state *f
         if (from->left.n[g][h] == 0) continue;
         struct state t = *from;
         compute(o, s, &s->item[item], (enum plan_home)h, &t);
-        for (int k = 0; k < SPACE_FLOORS; k++) t.rest[k] -= m->group[g].kind.floor[h][k];
+        for (int k = 0; k < SPACE_FLOORS; k++) t.rest[k] -= m->group[g].at[h].floor[k];
         t.judged = judge(o, s, &t);
         t.numbers -= number_of(g, h);
         t.note = o->notes;
@@ -208,7 +208,7 @@ void order_find(struct mixing *m, const struct candidate *c)
     for (uint32_t g = 0; g < m->groups; g++)
         for (int h = 0; h < SPACE_HOMES; h++)
             for (int k = 0; k < SPACE_FLOORS; k++)
-                first->rest[k] += c->counts.n[g][h] * m->group[g].kind.floor[h][k];
+                first->rest[k] += c->counts.n[g][h] * m->group[g].at[h].floor[k];
     for (uint32_t g = 0; g < m->groups; g++)
         for (int h = 0; h < SPACE_HOMES; h++) first->numbers += (uint64_t)c->counts.n[g][h] * number_of(g, h);
     for (uint32_t i = 0; i < s->items; i++) {

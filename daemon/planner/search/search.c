@@ -150,27 +150,16 @@ static int take_result(const struct space *s, struct search_found *found, struct
     return 0;
 }
 
-/* `experts`: where the strategies that ask for it have experts. */
-static int open_strategy(struct space *s, const struct search_problem *problem, enum search_strategy strategy,
-                         unsigned experts, struct helm_err *err)
+int space_open_strategy(struct space *s, const struct search_problem *problem, enum search_strategy strategy,
+                        struct helm_err *err)
 {
-    int rc = space_open(s, problem, strategies[strategy].homes, strategies[strategy].ends,
+    memset(s, 0, sizeof *s);
+    int rc = check_problem(problem, err);
+    if (!rc)
+        rc = space_open(s, problem, strategies[strategy].homes, strategies[strategy].ends,
                         strategies[strategy].ends, err);
     for (uint32_t i = 0; i < s->items && (strategy == SEARCH_EXPERTS_CPU || strategy == SEARCH_MIXED); i++)
-        s->item[i].allowed &= s->table->unit[s->item[i].first].experts ? experts : ON_GPU;
-    return rc;
-}
-
-int search_bound(const struct search_problem *problem, enum search_strategy strategy, double enough,
-                 double *bound, struct helm_err *err)
-{
-    struct space s;
-    *bound = enough;
-    int rc = check_problem(problem, err);
-    if (rc) return rc;
-    rc = open_strategy(&s, problem, strategy, strategy == SEARCH_MIXED ? ON_CPU | ON_GPU : ON_CPU, err);
-    if (!rc) *bound = bound_of_space(&s, enough);
-    space_close(&s);
+        s->item[i].allowed &= s->table->unit[s->item[i].first].experts ? ON_CPU : ON_GPU;
     return rc;
 }
 
@@ -179,10 +168,7 @@ int search_run(const struct search_problem *problem, enum search_strategy strate
 {
     struct space s;
     memset(found, 0, sizeof *found);
-    found->bound = INFINITY;
-    int rc = check_problem(problem, err);
-    if (rc) return rc;
-    rc = open_strategy(&s, problem, strategy, ON_CPU, err);
+    int rc = space_open_strategy(&s, problem, strategy, err);
     if (rc) goto out;
     if (strategy == SEARCH_BEST || strategy == SEARCH_THESIS) each_split(&s, try_split, NULL);
     if (strategy == SEARCH_THESIS) {
@@ -194,9 +180,9 @@ int search_run(const struct search_problem *problem, enum search_strategy strate
     }
     if (!rc) rc = take_result(&s, found, err);
     if (rc) goto out;
-    if (found->feasible) {
-        found->bound = found->exact ? s.fastest : bound_of_space(&s, s.fastest);
-    } else if (strategy == SEARCH_THESIS) {
+    found->fastest = s.fastest;
+    if (found->feasible) goto out;
+    if (strategy == SEARCH_THESIS) {
         found->more_vram = found->more_host = UINT64_MAX;
         each_split(&s, need_of_split, found);
     } else {

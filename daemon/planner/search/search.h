@@ -41,12 +41,6 @@ const char *search_strategy_name(enum search_strategy strategy); /* "best", "all
  * files, nor where a layer's experts lie in both memories, since no kernel of the GPU reads packed ones. */
 bool search_strategy_packs(enum search_strategy strategy);
 
-/* A way for a unit's experts to lie in both memories, with some number of slots: what the step takes for it, and its bytes. */
-struct search_mixed {
-    double seconds;
-    struct search_bytes bytes;
-};
-
 struct search_problem {
     const struct cost_table *decode; /* prices of the decode step that counts */
     const struct search_memory *memory;
@@ -54,9 +48,6 @@ struct search_problem {
     bool tied;         /* embedding and head are the same bytes and stay together */
     bool whole_layers; /* no cuts inside layers */
     bool no_stream;
-    /* search_bound: [units][mixed_ways], NULL of units that have none; units alike have the same ones. 0: there are none. */
-    const struct search_mixed *const *mixed;
-    uint32_t mixed_ways;
 };
 
 /* Plans whose times differ by less than this part are alike: then the one with fewer changes of home counts,
@@ -69,8 +60,8 @@ struct search_found {
     enum plan_processor embed, head;
     uint64_t ring_bytes;
     double seconds;      /* of the decode step, as simulated */
-    double bound;        /* no plan in the strategy's space can be faster: seconds */
-    bool exact;          /* `bound` is the fastest plan's time: the space was searched to its end */
+    double fastest;      /* of all plans that were tried: `seconds` is at most SEARCH_ALIKE above it */
+    bool exact;          /* no plan of the strategy's space is faster: it was searched to its end */
     uint64_t vram, host; /* of what search_memory counts */
     /* Where nothing fits: by how much each limit would have to grow, if only that one did; UINT64_MAX: no
      * such growth alone would do. */
@@ -82,10 +73,6 @@ struct search_found {
 HELM_MUST_CHECK int search_run(const struct search_problem *problem, enum search_strategy strategy,
                                struct search_found *found, struct helm_err *err);
 void search_found_free(struct search_found *found);
-/* What no plan of the strategy's space can be faster than, with experts in both memories as the problem says: at most `enough`. */
-HELM_MUST_CHECK int search_bound(const struct search_problem *problem, enum search_strategy strategy,
-                                 double enough, double *bound, struct helm_err *err);
-
 /* Homes for steps of many tokens, given where decode put the bytes: units on `gpu` stay, the others become
  * `cpu` or `stream`, whichever makes the step fastest. `prefill`: prices of such a step. Without a ring
  * nothing becomes `stream`; a layer whose cache is in VRAM cannot attend on the CPU. */

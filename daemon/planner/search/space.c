@@ -7,16 +7,13 @@
 
 #include "common/base/round.h"
 #include "daemon/planner/cost/larger.h"
-#include "daemon/planner/profile/planned.h"
-
-#define FLOOR_ROUNDING 1e-6 /* a part of a sum that moves to and fro may be off by */
 
 #define FLOOR_ROUNDING 1e-6 /* a part of a sum that moves to and fro may be off by */
 
 static bool same_item(const struct space_item *a, const struct space_item *b)
 {
     return a->count == b->count && a->allowed == b->allowed && a->crossing == b->crossing &&
-           a->link == b->link && a->cache == b->cache && a->mixed == b->mixed &&
+           a->link == b->link && a->cache == b->cache &&
            memcmp(a->seconds, b->seconds, sizeof a->seconds) == 0 &&
            memcmp(a->vram, b->vram, sizeof a->vram) == 0 && memcmp(a->host, b->host, sizeof a->host) == 0 &&
            memcmp(a->floor, b->floor, sizeof a->floor) == 0;
@@ -62,11 +59,10 @@ static int allocate(struct space *s, uint32_t items, struct helm_err *err)
     s->items = items;
     s->item = calloc(items, sizeof *s->item);
     s->kind_first = calloc(2 * (size_t)items, sizeof *s->kind_first);
-    s->kind = calloc(items, sizeof *s->kind);
     s->priced = calloc(SPACE_PRICED, sizeof *s->priced);
     s->home = calloc(2 * (size_t)units, sizeof *s->home);
     s->bytes = calloc(SPACE_HOMES * (size_t)items, sizeof *s->bytes);
-    if (!s->item || !s->kind_first || !s->kind || !s->priced || !s->home || !s->bytes)
+    if (!s->item || !s->kind_first || !s->priced || !s->home || !s->bytes)
         return helm_fail(err, HELM_E_NOMEM, "no memory to search homes of %u half layers", units);
     s->kind_count = s->kind_first + items;
     s->scratch = s->home + units;
@@ -81,7 +77,7 @@ static void add_ends(struct space *s, enum plan_processor embed, enum plan_proce
     e->seconds = t->step + (embed == PLAN_CPU0 ? t->embed.cpu : t->embed.gpu) +
                  (head == PLAN_CPU0 ? t->head.cpu : t->head.gpu);
     /* what all on the GPU does without, and nothing else: it takes at least that */
-    if (embed == PLANNED_GPU && head == PLANNED_GPU) e->seconds -= t->step + 2 * t->launch;
+    if (embed != PLAN_CPU0 && head != PLAN_CPU0) e->seconds -= t->step + 2 * t->launch;
     if (!s->memory) return;
     if (tied) {
         e->bytes = s->memory->tied_both[embed];
@@ -100,7 +96,6 @@ int space_open(struct space *s, const struct search_problem *problem, unsigned a
     s->memory = problem->memory;
     s->hand_over = s->table->hand_over + s->table->activation;
     s->fastest = INFINITY;
-    s->mixed_ways = problem->device && step == 1 ? problem->mixed_ways : 0;
     if (!problem->device) {
         allowed &= 1u << PLAN_HOME_CPU;
         embeds &= 1u << PLAN_HOME_CPU;
@@ -113,7 +108,6 @@ int space_open(struct space *s, const struct search_problem *problem, unsigned a
     if (rc) return rc;
     for (uint32_t i = 0; i < s->items; i++) {
         s->item[i] = (struct space_item){.first = i * step, .count = step, .allowed = allowed};
-        if (s->mixed_ways) s->item[i].mixed = problem->mixed[i];
         for (uint32_t u = 0; u < step; u++) {
             add_unit(s, i * step + u, &s->item[i]);
             if (s->table->unit[i * step + u].stays) s->item[i].allowed &= ~(1u << PLAN_HOME_STREAM);
@@ -164,7 +158,6 @@ void space_close(struct space *s)
 {
     free(s->item);
     free(s->kind_first);
-    free(s->kind);
     free(s->priced);
     free(s->home);
     free(s->bytes);
@@ -181,8 +174,8 @@ uint32_t space_changes(const struct space *s, const enum plan_home *home, const 
 
 static bool gpu_used(unsigned uses, const struct space_ends *ends)
 {
-    return (uses & (1u << PLAN_HOME_GPU | 1u << PLAN_HOME_STREAM | SPACE_MIXED)) ||
-           ends->embed == PLANNED_GPU || ends->head == PLANNED_GPU;
+    return (uses & (1u << PLAN_HOME_GPU | 1u << PLAN_HOME_STREAM)) || ends->embed != PLAN_CPU0 ||
+           ends->head != PLAN_CPU0;
 }
 
 uint64_t space_ring_least(const struct space *s, unsigned uses, const struct space_ends *ends)
@@ -190,7 +183,7 @@ uint64_t space_ring_least(const struct space *s, unsigned uses, const struct spa
     if (!s->memory) return s->ring_fixed;
     uint64_t granule = s->memory->ring_granule, least = s->memory->ring_least;
     if (granule == 0) return 0;
-    bool kept = uses & (1u << PLAN_HOME_CPU | SPACE_MIXED) && gpu_used(uses, ends);
+    bool kept = uses & 1u << PLAN_HOME_CPU && gpu_used(uses, ends);
     if (!(uses & 1u << PLAN_HOME_STREAM)) return kept ? least : 0;
     least = kept && least > granule ? least : granule;
     return round_up(least, granule);
@@ -210,8 +203,7 @@ struct search_bytes space_bytes_once(const struct space *s, unsigned uses, const
     const struct search_memory *m = s->memory;
     struct search_bytes b = ends->bytes;
     if (!m) return b;
-    bool cpu =
-        uses & (1u << PLAN_HOME_CPU | SPACE_MIXED) || ends->embed == PLAN_CPU0 || ends->head == PLAN_CPU0;
+    bool cpu = uses & 1u << PLAN_HOME_CPU || ends->embed == PLAN_CPU0 || ends->head == PLAN_CPU0;
     if (cpu) {
         b.vram += m->cpu_any.vram;
         b.host += m->cpu_any.host;

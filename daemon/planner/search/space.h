@@ -11,9 +11,6 @@
 #define SPACE_HOMES  3 /* PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM */
 #define SPACE_USES   8 /* sets of homes, as bits 1 << home */
 #define SPACE_FLOORS 3
-/* In a set of homes, beside them: some unit's experts lie in both memories. Bounds alone know of such plans. */
-#define SPACE_MIXED      (1u << PLAN_HOME_MIXED)
-#define SPACE_USES_MIXED (2 * SPACE_MIXED)
 
 struct space_item {
     uint32_t first, count; /* units */
@@ -25,7 +22,6 @@ struct space_item {
     uint64_t crossing; /* bytes of it */
     uint64_t vram[SPACE_HOMES], host[SPACE_HOMES];
     double floor[SPACE_HOMES][SPACE_FLOORS]; /* what it adds to each lower bound, search/bound.c */
-    const struct search_mixed *mixed;        /* [space.mixed_ways]; NULL: none */
 };
 
 /* The price of a plan that was tried: searches come back to half of theirs. INFINITY: it takes longer than `limit`. */
@@ -56,11 +52,9 @@ struct space {
     struct search_bytes *bytes; /* [items][SPACE_HOMES]: those of the items, dense */
     uint32_t items, kinds;
     uint32_t *kind_first, *kind_count; /* [kinds]: an item of each, and how many there are */
-    struct bound_kind *kind;           /* [kinds]: scratch of search/bound.c */
     struct space_priced *priced;       /* [SPACE_PRICED]: by key, the last one of each place */
     struct space_ends ends[4];
     uint32_t ends_count;
-    uint32_t mixed_ways;
     /* the best so far */
     bool found;
     double fastest; /* of all that were simulated */
@@ -72,6 +66,9 @@ struct space {
     uint64_t tried;                 /* plans that were simulated, or whose price was known */
 };
 
+/* The strategy's space: see search.c. */
+HELM_MUST_CHECK int space_open_strategy(struct space *space, const struct search_problem *problem,
+                                        enum search_strategy strategy, struct helm_err *err);
 /* `allowed`: bits of homes for units; `embeds`, `heads`: of the ends. */
 HELM_MUST_CHECK int space_open(struct space *space, const struct search_problem *problem, unsigned allowed,
                                unsigned embeds, unsigned heads, struct helm_err *err);
@@ -131,24 +128,34 @@ static inline void space_put(const struct space *space, enum plan_home *home, ui
 
 /* Fills in every floor, for rings of no more than this. */
 void bound_floors(struct space *space, uint64_t ring);
-/* No plan of the space is faster than this, or than `enough`. Changes the floors. */
-double bound_of_space(struct space *space, double enough);
-/* Items that count as the same. */
-struct bound_kind {
-    double count;
-    unsigned allowed;
-    double vram[SPACE_HOMES], host[SPACE_HOMES];
-    double floor[SPACE_HOMES][SPACE_FLOORS];
-    const struct search_mixed *mixed; /* as the item's */
+/* Seconds and bytes of one way to have an item. */
+struct bound_choice {
+    double floor[SPACE_FLOORS];
+    double vram, host;
 };
-/* What the highest bound over plans of these items with such a ring is made with: how it mixes the floors,
- * what it charges a byte. */
+/* Items that count as the same, each of which has one of these. */
+struct bound_part {
+    double count;
+    const struct bound_choice *choice;
+    uint32_t choices;
+};
+/* What there is beside items: floors, what is left of each limit for the items; a bound as high as `enough` need not be made
+ * higher. */
+#define BOUND_PLENTY 0x1p62 /* bytes */
+struct bound_frame {
+    double floor[SPACE_FLOORS];
+    double vram, host, enough;
+};
+struct bound_frame bound_frame_of(const struct space *space, unsigned uses, const struct space_ends *ends,
+                                  uint64_t ring);
+/* What a bound is made with: how it mixes the floors, what it charges a byte. */
 struct bound_prices {
     double weight[SPACE_FLOORS];
     double vram, host; /* seconds a byte */
 };
-void bound_prices_of(const struct space *space, const struct bound_kind *kind, uint32_t kinds,
-                     const struct space_ends *ends, uint64_t ring, struct bound_prices *prices);
+/* No plan with one of its choices for every item takes less. *prices: the highest bound's, or NULL. */
+double bound_dual(const struct bound_part *part, uint32_t parts, const struct bound_frame *frame,
+                  struct bound_prices *prices);
 /* Sizes of ring from the least to the largest, each larger than the one before by a part'th of it. */
 #define BOUND_RINGS_MAX 20
 uint32_t bound_rings(const struct space *space, unsigned uses, const struct space_ends *ends, uint32_t part,

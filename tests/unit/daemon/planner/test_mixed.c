@@ -5,6 +5,7 @@
 #include "daemon/planner/histogram.h"
 #include "daemon/planner/parts_look.h"
 #include "tests/unit/daemon/planner/plan_case.h"
+#include "tools/plan/proof.h"
 
 #define CONFIG                                                                                               \
     "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 6144, "    \
@@ -271,10 +272,10 @@ static void whole_layers_may_be_packed(void **state)
         struct bench b;
         struct model model;
         struct plan plan = {0};
-        struct planner_proof proof = {0};
+        struct proof proof = {0};
+        struct helm_err err = {0};
         open_mixture(&b, &model, 4 * GIB);
         b.r.wish.pack = b.r.wish.pack_gpu = pack;
-        b.r.proof = &proof;
         b.profile.gpu.gemv_packed = b.profile.gpu.gemv;
         assert_true(mixed_units(&b, &plan) > 0);
         for (uint32_t u = 0; u < unit_count(plan.layers); u++) {
@@ -283,6 +284,7 @@ static void whole_layers_may_be_packed(void **state)
             assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, pack && experts);
         }
         seconds[pack] = seconds_of(&b.r, &plan);
+        if (proof_plan(&b.r, &plan, &proof, &err)) fail_msg("%s", err.text);
         assert_true(proof.bound <= proof.seconds && proof.seconds < 1.1 * proof.bound);
         plan_free(&plan);
         model_free(&model);
@@ -301,11 +303,11 @@ static void experts_in_both_memories_may_be_packed(void **state)
         struct bench b;
         struct model model;
         struct plan plan = {0};
-        struct planner_proof proof = {0};
+        struct proof proof = {0};
+        struct helm_err err = {0};
         open_mixture(&b, &model, 4 * GIB);
         b.r.wish.pack = b.r.wish.pack_gpu = true;
         b.r.wish.pack_cpu = pack;
-        b.r.proof = &proof;
         b.profile.gpu.gemv_packed = b.profile.gpu.gemv;
         b.profile.cpu.gemv_packed = b.profile.cpu.gemv_packed_beside = made_up_value(140e9);
         assert_true(mixed_units(&b, &plan) > 0);
@@ -314,6 +316,7 @@ static void experts_in_both_memories_may_be_packed(void **state)
                 assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, pack);
         slots[pack] = plan.experts.slots * plan_mixed_units(&plan);
         seconds[pack] = seconds_of(&b.r, &plan);
+        if (proof_plan(&b.r, &plan, &proof, &err)) fail_msg("%s", err.text);
         print_message("%u layers, %u slots, %u direct: %.3f ms, bound %.3f\n", plan_mixed_units(&plan),
                       plan.experts.slots, plan.experts.direct_permille, 1e3 * seconds[pack],
                       1e3 * proof.bound);

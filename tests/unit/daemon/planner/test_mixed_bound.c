@@ -2,8 +2,8 @@
  * rings, and made plans against others that are taken for the same model and machine. */
 #include <math.h>
 
-#include "daemon/planner/search/search.h"
 #include "tests/unit/daemon/planner/plan_case.h"
+#include "tools/plan/proof.h"
 
 /* ---- small spaces ---- */
 
@@ -27,9 +27,10 @@ struct small {
     struct cost_table table;
     struct search_bytes bytes[3 * UNITS];
     struct search_memory memory;
-    struct search_mixed way[UNITS][WAYS];
-    const struct search_mixed *ways[UNITS];
+    struct proof_way way[UNITS][WAYS];
+    const struct proof_way *ways[UNITS];
     struct search_problem problem;
+    struct proof_ways all;
 };
 
 /* Experts of 300 MB a layer, of which a token reads a part; more slots take less time. Every other machine's layers are alike. */
@@ -76,8 +77,8 @@ static void make_small(struct small *s)
                                        .unit = s->bytes,
                                        .ring_granule = 16000000,
                                        .ring_max = 64000000};
-    s->problem = (struct search_problem){
-        .decode = &s->table, .memory = &s->memory, .device = true, .mixed = s->ways, .mixed_ways = WAYS};
+    s->problem = (struct search_problem){.decode = &s->table, .memory = &s->memory, .device = true};
+    s->all = (struct proof_ways){.count = WAYS, .of = s->ways};
 }
 
 /* Where a unit is: a home, or in both memories by one of its ways. */
@@ -93,7 +94,7 @@ static struct search_bytes choose(struct small *s, uint32_t u, uint32_t choice, 
         home[u] = (enum plan_home)choice;
         return s->bytes[3 * u + choice];
     }
-    const struct search_mixed *way = &s->ways[u][choice - 2];
+    const struct proof_way *way = &s->ways[u][choice - 2];
     home[u] = PLAN_HOME_MIXED;
     s->unit[u].mixed = way->seconds;
     return way->bytes;
@@ -158,13 +159,13 @@ static void no_plan_is_below_the_bound(void **state)
             if (is_mixed_plan(home)) best_mixed = fmin(best_mixed, seconds);
         }
         if (!isfinite(best)) continue;
-        assert_int_equal(search_bound(&s.problem, SEARCH_BEST, INFINITY, &bound, &err), 0);
-        assert_int_equal(search_bound(&s.problem, SEARCH_MIXED, INFINITY, &bound_mixed, &err), 0);
+        assert_int_equal(proof_search(&s.problem, SEARCH_BEST, &s.all, INFINITY, &bound, &err), 0);
+        assert_int_equal(proof_search(&s.problem, SEARCH_MIXED, &s.all, INFINITY, &bound_mixed, &err), 0);
         if (bound > best * (1 + 1e-9) || bound_mixed > best_mixed * (1 + 1e-9) ||
             bound > bound_mixed * (1 + 1e-9))
             fail_msg("space %d: bounds %.9f and %.9f ms, brute force %.9f and %.9f", n, 1e3 * bound,
                      1e3 * bound_mixed, 1e3 * best, 1e3 * best_mixed);
-        assert_int_equal(search_bound(&s.problem, SEARCH_BEST, bound / 2, &bound_mixed, &err), 0);
+        assert_int_equal(proof_search(&s.problem, SEARCH_BEST, &s.all, bound / 2, &bound_mixed, &err), 0);
         assert_true(bound_mixed == bound / 2); /* no higher than it is worth anything */
         feasible++, with += in_both;
         sum += 1 - bound / best;
@@ -222,7 +223,6 @@ static bool take(const struct bench *b, const struct plan *made, uint32_t whole,
         *count = plan_stages_of(home, plan->layers, *stages);
     }
     plan->experts.slots = slots;
-    r.proof = NULL;
     return planner_take(&r, plan, &spec, &err) == 0;
 }
 
@@ -236,10 +236,11 @@ static void others_are_not_below_a_made_plans_bound(void **state)
         struct bench b;
         struct model model;
         struct plan plan = {0};
-        struct planner_proof proof = {0};
+        struct proof proof = {0};
+        struct helm_err err = {0};
         open_mixture(&b, &model, gib * GIB);
-        b.r.proof = &proof;
         make(&b, &plan);
+        if (proof_plan(&b.r, &plan, &proof, &err)) fail_msg("%s", err.text);
         assert_true(plan_mixed_units(&plan) > 0);
         assert_true(fabs(seconds_of(&b.r, &plan) - proof.seconds) < 1e-9 * proof.seconds);
         print_message("%u GiB: %.3f ms, %.1f %% above the bound\n", (unsigned)gib, 1e3 * proof.seconds,
@@ -273,12 +274,13 @@ static void other_plans_have_bounds(void **state)
         struct bench b;
         struct model model;
         struct plan plan = {0};
-        struct planner_proof proof = {0};
+        struct proof proof = {0};
+        struct helm_err err = {0};
         open_mixture(&b, &model, 24 * GIB);
-        b.r.proof = &proof;
         b.r.strategy = strategies[i];
         b.r.device_required = strategies[i] != SEARCH_ALL_CPU;
         make(&b, &plan);
+        if (proof_plan(&b.r, &plan, &proof, &err)) fail_msg("%s", err.text);
         assert_int_equal(plan_mixed_units(&plan), 0);
         assert_true(proof.bound > 0 && proof.bound <= proof.seconds && proof.seconds < 1.02 * proof.bound);
         plan_free(&plan);

@@ -1,28 +1,28 @@
-/* Which weights in VRAM are packed, where not all need to be. See attempt.h. Called by attempt.c; owns nothing.
+/* Which weights in VRAM are packed, where not all need to be. See candidate.h. Called by candidate.c; owns nothing.
  *
  * The search assumes that all weights that can be packed are, so that most of them fit in VRAM. Most devices compute
  * faster with plain weights, so the room that is left is then spent on unpacking: only the first half layers stay
  * packed, as few as fit allows, or all of them. Either is tried with the head packed or not, and with an embedding
  * that would be in VRAM there or not; the fastest wins.
  */
-#include "daemon/planner/attempt.h"
+#include "daemon/planner/candidate.h"
 
 #include <math.h>
 
 #include "daemon/planner/formats.h"
-#include "daemon/planner/profile/planned.h"
 
 struct choosing {
     struct making *m;
-    uint32_t ctx;
+    const struct spec *spec;
     struct plan *plan;
 };
 
 static int fits_with(const struct choosing *c, uint32_t units, bool head, bool *fits, struct helm_err *err)
 {
-    struct arena_spec spec;
+    struct arena_spec arena;
     formats_set_vram(&c->m->c, units, head, c->plan);
-    int rc = ledger_write(&c->m->c, c->ctx, ledger_least_pages(&c->m->c, c->ctx), c->plan, &spec, err);
+    int rc = ledger_write(&c->m->c, c->spec->ctx, ledger_least_pages(&c->m->c, c->spec->ctx), c->plan, &arena,
+                          err);
     *fits = !rc && ledger_fits(c->plan);
     return rc;
 }
@@ -60,7 +60,7 @@ static int seconds_with(const struct choosing *c, uint32_t units, bool head, dou
     formats_set_vram(&c->m->c, units, head, c->plan);
     formats_wished(&c->m->c, format);
     formats_plan_vram(c->plan, format);
-    int rc = attempt_price(c->m, c->ctx, format, &prices, err);
+    int rc = making_price(c->m, c->spec, format, &prices, err);
     if (rc) return rc;
     cost_plan_of(c->plan, 0, home, kv_cpu, &plan);
     *seconds = cost_seconds(&prices, &plan, INFINITY);
@@ -94,23 +94,23 @@ static int choose_units(const struct choosing *c, uint32_t all, bool head, struc
     return 0;
 }
 
-int packed_choose(struct making *m, uint32_t ctx, bool cpu, struct plan *plan, double *seconds,
-                  struct helm_err *err)
+int unpacking_choose(struct making *m, const struct spec *spec, struct candidate *made, struct helm_err *err)
 {
-    const struct choosing c = {.m = m, .ctx = ctx, .plan = plan};
-    const uint32_t all = plan_units_in(plan, PLANNED_VRAM, FORMAT_BF16_PACKED);
+    struct plan *plan = &made->plan;
+    const struct choosing c = {.m = m, .spec = spec, .plan = plan};
+    const uint32_t all = plan_units_in(plan, m->vram, FORMAT_BF16_PACKED);
     const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
     struct choice best = {.seconds = INFINITY, .units = all, .head = head, .embed = plan->embed};
     bool fits;
     int rc = choose_units(&c, all, head, &best, err);
     /* An embedding in VRAM takes the place of weights that could lie there plain. */
-    if (!rc && cpu && plan->embed == PLANNED_GPU && !m->table.tied) {
+    if (!rc && spec->strategy == SEARCH_BEST && plan->embed != PLAN_CPU0 && !m->table.tied) {
         plan->embed = PLAN_CPU0;
         rc = choose_units(&c, all, head, &best, err);
         plan->embed = best.embed;
     }
     if (rc) return rc;
-    *seconds = best.seconds;
+    made->seconds = best.seconds;
     rc = fits_with(&c, best.units, best.head, &fits, err);
     plan_restage(plan);
     if (!rc && !fits) rc = helm_fail(err, HELM_E_INTERNAL, "a plan with packed weights fits no more");

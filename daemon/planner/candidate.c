@@ -1,0 +1,283 @@
+/* One candidate: prices of the decode step, bytes by unit and home, the search, lists for long prompts, the ledger. See candidate.h.
+ *
+ * The ledger decides. Where it finds more bytes than the search counted, the search runs again and leaves the difference free. */
+#include "daemon/planner/candidate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/units.h"
+#include "daemon/planner/formats.h"
+#include "daemon/planner/known.h"
+#include "daemon/planner/prefill.h"
+
+#define TIGHTEN_MAX 8 /* searches for one candidate until the ledger agrees: else it does not fit */
+
+/* ---- what all share ---- */
+
+uint32_t making_first_ctx(const struct making *m)
+{
+    const struct ledger_wish *w = &m->r->wish;
+    uint32_t ctx = m->r->model->config.max_context;
+    uint64_t pool_tokens = (uint64_t)w->page_count * w->page_tokens / m->batch;
+    if (w->ctx) return w->ctx;
+    if (ctx > LEDGER_CTX_DEFAULT_MAX) ctx = LEDGER_CTX_DEFAULT_MAX;
+    return pool_tokens && pool_tokens < ctx ? (uint32_t)pool_tokens : ctx;
+}
+
+uint32_t making_next_ctx(const struct making *m, uint32_t ctx)
+{
+    return m->r->wish.ctx || ctx / 2 < LEDGER_CTX_LEAST ? 0 : ctx / 2;
+}
+
+struct cost_case making_case(const struct making *m, const struct plan *plan)
+{
+    return (struct cost_case){.model = m->r->model,
+                              .analysed = &m->table,
+                              .profile = m->r->profile,
+                              .plan = plan};
+}
+
+int making_decode_seconds(const struct making *m, const struct plan *plan, uint32_t context, double *seconds,
+                          struct helm_err *err)
+{
+    const struct cost_case c = making_case(m, plan);
+    struct cost_forecast f;
+    if (!context) context = planner_typical_context(m->r, plan->context_tokens);
+    int rc = cost_decode(&c, m->batch, context, &f, err);
+    *seconds = f.seconds;
+    return rc;
+}
+
+bool candidate_all_on_gpu(const struct plan *plan)
+{
+    for (uint32_t i = 0; i < plan->stage_count; i++)
+        if (plan->stages[i].home != PLAN_HOME_GPU) return false;
+    return true;
+}
+
+void candidate_begin(struct making *m, uint32_t places)
+{
+    m->wish = m->asked;
+    m->wish.vram_page_count = places;
+}
+
+void candidate_keep(struct making *m, struct candidate *best, struct candidate *other, bool better)
+{
+    if (better) {
+        const struct candidate worse = *best;
+        *best = *other;
+        *other = worse;
+    }
+    plan_free(&other->plan);
+    *other = (struct candidate){.fits = false};
+    m->wish = best->wish;
+}
+
+/* ---- prices ---- */
+
+static uint32_t context_of(const struct making *m, const struct spec *spec)
+{
+    return spec->priced_at ? spec->priced_at : planner_typical_context(m->r, spec->ctx);
+}
+
+struct cost_step making_step(const struct making *m, const struct spec *spec,
+                             const enum tensor_format (*format)[PLAN_HOMES])
+{
+    const struct plan cache = {.page_tokens = m->wish.page_tokens,
+                               .vram_page_count = ledger_places(&m->c, spec->ctx),
+                               .kv_free_places = m->wish.free_places,
+                               .kv_direct_permille = cost_direct_permille(m->r->profile, m->wish.kv_dtype)};
+    const uint32_t context = context_of(m, spec);
+    return (struct cost_step){.tokens = m->batch,
+                              .rows = m->batch,
+                              .samples = m->batch,
+                              .context = context,
+                              .kv_dtype = m->wish.kv_dtype,
+                              .format = format,
+                              .kv = cost_tiers_of(&cache, m->batch, m->batch, context)};
+}
+
+int making_price(const struct making *m, const struct spec *spec,
+                 const enum tensor_format (*format)[PLAN_HOMES], struct cost_table *prices,
+                 struct helm_err *err)
+{
+    const struct cost_step step = making_step(m, spec, format);
+    return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
+}
+
+int making_price_packing(const struct making *m, const struct spec *spec, struct cost_table *prices,
+                         struct helm_err *err)
+{
+    enum tensor_format format[FORMATS_ROWS][PLAN_HOMES];
+    formats_wished(&m->c, format);
+    if (spec->packing == PACKING_ALL) formats_all_vram(&m->c, format);
+    return making_price(m, spec, format, prices, err);
+}
+
+/* Not where several sequences decode at once, whose products unpack weights first; and beside a device only where expanding costs
+ * it less than the link gains. */
+bool candidate_may_pack_cpu(const struct making *m, const struct spec *spec)
+{
+    const struct ledger_wish *asked = &m->r->wish;
+    return asked->pack && asked->pack_cpu && search_strategy_packs(spec->strategy) && m->batch == 1 &&
+           (!spec->device || m->asked.pack) && cost_packing_pays_cpu(m->r->profile, spec->device);
+}
+
+bool candidate_packs_cpu(const struct making *m, const struct spec *spec)
+{
+    return candidate_may_pack_cpu(m, spec) && (!spec->device || m->r->wish.pack_all || spec->packs_cpu);
+}
+
+/* ---- one search ---- */
+
+/* Writes the decode list and the places of the ends; removes prefill lists. */
+static int apply(const struct making *m, const struct search_found *found, struct plan *plan,
+                 struct helm_err *err)
+{
+    uint32_t units = unit_count(m->table.layers);
+    prefill_clear(plan);
+    if (!plan->stages) plan->stages = calloc(units, sizeof *plan->stages);
+    if (!plan->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for a plan of %u units", units);
+    plan->layers = m->table.layers;
+    plan->stage_count = plan_stages_of(found->home, plan->layers, plan->stages);
+    plan->embed = found->embed;
+    plan->head = found->head;
+    plan->ring_bytes = found->ring_bytes;
+    plan->step_tokens = m->wish.step_tokens;
+    plan->expert_parts = model_expert_parts(&m->r->model->config);
+    int rc = plan_formats_clear(plan, err);
+    if (!rc && m->wish.pack_gpu)
+        formats_set_vram(&m->c, formats_packable(&m->c, plan),
+                         !m->table.tied && formats_head_packable(&m->c, plan), plan);
+    return rc;
+}
+
+static uint64_t more_of(uint64_t more, uint64_t missing, uint64_t other_missing)
+{
+    uint64_t sum;
+    return other_missing || more == NEVER || units_add(more, missing, &sum) ? NEVER : sum;
+}
+
+int candidate_search(const struct making *m, const struct spec *spec, const struct memory_wish *wish,
+                     const struct cost_table *prices, struct candidate *out, struct helm_err *err)
+{
+    struct memory memory = {0};
+    struct search_found found = {0};
+    const bool whole = spec->strategy == SEARCH_THESIS;
+    const struct search_problem problem = {.decode = prices,
+                                           .memory = &memory.search,
+                                           .device = wish->device,
+                                           .tied = m->table.tied,
+                                           .whole_layers = whole,
+                                           .no_stream = whole};
+    out->vram = out->host = NEVER;
+    int rc = memory_build(&m->c, wish, &memory, err);
+    if (rc) return rc;
+    rc = search_run(&problem, spec->strategy, &found, err);
+    if (!rc && found.feasible && wish->device && m->required && !forced_uses(m, spec, &found, prices->units))
+        forced_find(m, spec, &problem, &memory, &found);
+    if (rc) goto out;
+    out->fits = found.feasible && !memory.vram_missing && !memory.host_missing;
+    out->seconds = found.seconds;
+    if (out->fits) {
+        struct plan *plan = &out->plan;
+        rc = apply(m, &found, plan, err);
+        if (!rc && wish->prefill) rc = prefill_choose(&m->c, m->r->profile, &found, plan, err);
+        if (!rc && !plan_has_home(plan, PLAN_HOME_STREAM)) plan->ring_bytes = 0;
+        if (!rc) {
+            formats_set_host(&m->c, plan);
+            plan_restage(plan);
+        }
+    } else {
+        out->vram = more_of(found.feasible ? 0 : found.more_vram, memory.vram_missing, memory.host_missing);
+        out->host = more_of(found.feasible ? 0 : found.more_host, memory.host_missing, memory.vram_missing);
+    }
+out:
+    search_found_free(&found);
+    memory_free(&memory);
+    return rc;
+}
+
+/* ---- until the ledger agrees ---- */
+
+static uint64_t excess(const struct ledger *ledger)
+{
+    return ledger->total > ledger->limit ? ledger->total - ledger->limit : 0;
+}
+
+struct memory_wish making_memory_wish(const struct making *m, const struct spec *spec)
+{
+    return (struct memory_wish){.ctx = spec->ctx,
+                                .pages = ledger_least_pages(&m->c, spec->ctx),
+                                .device = spec->device,
+                                .cpu = spec->strategy != SEARCH_ALL_GPU && spec->strategy != SEARCH_STREAM};
+}
+
+/* Wishes for long prompts are given up where nothing fits with them, and where the plan that was found does without: first long
+ * chunks, then the ring. */
+static int tighten(struct making *m, const struct spec *spec, struct memory_wish *wish,
+                   const struct cost_table *prices, struct candidate *out, struct helm_err *err)
+{
+    struct arena_spec arena;
+    int rc = 0;
+    for (uint32_t tries = 0; !rc && tries < TIGHTEN_MAX; tries++) {
+        const bool longer = !m->r->wish.step_tokens && m->wish.step_tokens > LEDGER_STEP_TOKENS;
+        rc = candidate_search(m, spec, wish, prices, out, err);
+        if (rc) break;
+        const bool idle = out->fits && !plan_has_home(&out->plan, PLAN_HOME_STREAM);
+        if ((!out->fits || idle) && (longer || wish->prefill)) {
+            if (idle || !longer) wish->prefill = false;
+            if (longer) m->wish.step_tokens = LEDGER_STEP_TOKENS;
+            wish->pages = ledger_least_pages(&m->c, spec->ctx);
+            wish->less_vram = wish->less_host = 0;
+            continue;
+        }
+        if (!out->fits) break;
+        rc = ledger_write(&m->c, spec->ctx, wish->pages, &out->plan, &arena, err);
+        if (rc || ledger_fits(&out->plan)) break;
+        out->fits = false;
+        wish->less_vram += out->vram = excess(&out->plan.memory[m->vram]);
+        wish->less_host += out->host = excess(&out->plan.memory[PLAN_HOST]);
+    }
+    return rc;
+}
+
+static int make(struct making *m, const struct spec *spec, struct candidate *out, struct helm_err *err)
+{
+    const bool best = spec->strategy == SEARCH_BEST || spec->strategy == SEARCH_MIXED;
+    struct cost_table prices;
+    int rc = 0;
+    *out = (struct candidate){.vram = NEVER, .host = NEVER};
+    candidate_begin(m, spec->places);
+    m->wish.pack_cpu = candidate_packs_cpu(m, spec);
+    m->wish.pack_gpu = out->packed = spec->packing != PACKING_NONE;
+    if (!m->wish.step_tokens && spec->step)
+        m->wish.step_tokens = spec->step;
+    else if (!m->wish.step_tokens) {
+        m->wish.step_tokens = LEDGER_STEP_TOKENS;
+        if (spec->device && (best || spec->strategy == SEARCH_STREAM))
+            rc = prefill_step_tokens(&m->c, m->r->profile, spec->ctx, &m->wish.step_tokens, err);
+    }
+    if (rc) return rc;
+    struct memory_wish wish = making_memory_wish(m, spec); /* its pages are for steps of this many tokens */
+    wish.prefill = spec->device && best;
+    rc = making_price_packing(m, spec, &prices, err);
+    if (rc) return rc;
+    rc = tighten(m, spec, &wish, &prices, out, err);
+    cost_table_free(&prices);
+    if (!rc && out->fits && out->packed) rc = unpacking_choose(m, spec, out, err);
+    out->wish = m->wish;
+    return rc;
+}
+
+int candidate_make(struct making *m, const struct spec *spec, struct candidate *out, struct helm_err *err)
+{
+    const struct known_key key = known_key_of(m, spec, context_of(m, spec));
+    bool found;
+    int rc = known_find(m->cache, &key, out, &found, err);
+    if (!rc && !found) rc = make(m, spec, out, err);
+    if (!rc && !found) rc = known_add(m->cache, &key, out, err);
+    m->wish = out->wish;
+    return rc;
+}

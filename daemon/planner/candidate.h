@@ -1,0 +1,114 @@
+/* Candidates: plans that an idea of the planner asks for, priced and held to the ledger.
+ *
+ * Internal to ideas.c and the ideas, refusal.c and planner.c. An idea (ideas.h) writes a spec, candidate_make or packing_best makes
+ * a plan of it, and candidate_keep leaves the better one. What was made is in the request's cache: the same spec is never searched
+ * twice, neither by two ideas nor for helm-plan's table of strategies. */
+#ifndef HELM_DAEMON_PLANNER_CANDIDATE_H
+#define HELM_DAEMON_PLANNER_CANDIDATE_H
+
+#include "daemon/planner/memory/memory.h"
+#include "daemon/planner/planner.h"
+
+/* What all candidates of a request share. */
+struct making {
+    const struct planner_request *r;
+    struct ledger_wish asked;      /* the request's: what each candidate begins with */
+    struct ledger_wish wish;       /* the candidate's at hand */
+    struct ledger_machine machine; /* the request's; a refusal looks how large it would have to be */
+    struct ledger_case c;          /* of this wish, machine and table */
+    struct analyse_table table;
+    uint32_t batch;
+    bool required; /* a plan must use the device */
+    /* Plans of the strategy `best`: seconds of the fastest restricted strategy's step (strategies.c), which no plan that is made
+     * with a free choice of tiers exceeds. */
+    double floor;
+    /* The processor and the memory that plans may have beside the CPU and the host's */
+    enum plan_processor gpu;
+    enum plan_memory vram;
+    struct planner_cache *cache;
+    uint64_t of; /* model, profile and machine, as the cache tells them apart */
+};
+
+/* Weights that a search assumes packed in VRAM: none; all that can be; the same, but at the prices of plain weights, as if nearly
+ * all could be made plain again. */
+enum packing { PACKING_NONE, PACKING_ALL, PACKING_UNPRICED };
+
+/* What is asked for. */
+struct spec {
+    enum search_strategy strategy;
+    bool device;    /* may be used */
+    bool packs_cpu; /* the CPU reads packed weights beside the device, where it may */
+    enum packing packing;
+    uint32_t ctx;
+    uint32_t places;    /* 0: the cache has one tier; else two, with at least so many places */
+    uint32_t priced_at; /* positions that the step to be made fast attends to; 0: as the request says */
+    uint32_t step; /* tokens of a chunk, where the request leaves them open; 0: the best for long prompts */
+};
+
+#define NEVER UINT64_MAX
+struct candidate {
+    bool fits;
+    bool packed;    /* made with weights packed in VRAM, as far as they can be */
+    double seconds; /* of the decode step */
+    uint64_t vram,
+        host; /* where it does not fit: by how much each limit would have to grow, the other as it is; or NEVER */
+    struct ledger_wish wish;
+    struct plan plan;
+};
+/* Leaves `other` in *best if it is better, and frees the loser. The wish at hand becomes that of *best. */
+void candidate_keep(struct making *m, struct candidate *best, struct candidate *other, bool better);
+/* Every half layer is at home in VRAM. */
+bool candidate_all_on_gpu(const struct plan *plan);
+/* The wish at hand: what candidates of this many places begin with. */
+void candidate_begin(struct making *m, uint32_t places);
+
+/* planner.c: checks the request. analyse_table_free(&m->table) on the caller, also after an error. */
+HELM_MUST_CHECK int making_open(const struct planner_request *r, struct making *m, struct helm_err *err);
+/* What planner_make's candidates begin with, beside the request's wish. */
+void making_settle(struct making *m);
+/* The contexts that are tried, largest first: the one asked for, or halves of the usual one. 0: no more. */
+uint32_t making_first_ctx(const struct making *m);
+uint32_t making_next_ctx(const struct making *m, uint32_t ctx);
+/* What prices of one of its plans are of. */
+struct cost_case making_case(const struct making *m, const struct plan *plan);
+/* Seconds of the plan's decode step of m->batch sequences with `context` tokens behind each; 0: with the typical one. */
+HELM_MUST_CHECK int making_decode_seconds(const struct making *m, const struct plan *plan, uint32_t context,
+                                          double *seconds, struct helm_err *err);
+/* The decode step that a spec's plans are made for, with weights in these formats (as cost_step's), and its prices. */
+struct cost_step making_step(const struct making *m, const struct spec *spec,
+                             const enum tensor_format (*format)[PLAN_HOMES]);
+HELM_MUST_CHECK int making_price(const struct making *m, const struct spec *spec,
+                                 const enum tensor_format (*format)[PLAN_HOMES], struct cost_table *prices,
+                                 struct helm_err *err);
+/* The same with weights packed in VRAM as the spec says. */
+HELM_MUST_CHECK int making_price_packing(const struct making *m, const struct spec *spec,
+                                         struct cost_table *prices, struct helm_err *err);
+struct memory_wish making_memory_wish(const struct making *m, const struct spec *spec);
+
+/* The best plan of the spec with its smallest pool: lists, sizes and ledgers, also where it does not fit. */
+HELM_MUST_CHECK int candidate_make(struct making *m, const struct spec *spec, struct candidate *out,
+                                   struct helm_err *err);
+/* One search at these prices and sums of memory: its result as lists, whatever the ledger says. */
+HELM_MUST_CHECK int candidate_search(const struct making *m, const struct spec *spec,
+                                     const struct memory_wish *wish, const struct cost_table *prices,
+                                     struct candidate *out, struct helm_err *err);
+/* Whether plans of the spec may have the CPU read packed weights, and whether they do. */
+bool candidate_may_pack_cpu(const struct making *m, const struct spec *spec);
+bool candidate_packs_cpu(const struct making *m, const struct spec *spec);
+
+/* forced.c: whether what was found uses the device as it must; the fastest plan that does where the CPU alone is faster. */
+bool forced_uses(const struct making *m, const struct spec *spec, const struct search_found *found,
+                 uint32_t units);
+void forced_find(const struct making *m, const struct spec *spec, const struct search_problem *problem,
+                 const struct memory *memory, struct search_found *found);
+/* unpacking.c: takes a plan with all packed in VRAM that can be, whose ledgers with the smallest pool fit. Unpacks as many weights
+ * as still fit, and the head if that is faster; a plan of `best` may move its embedding to the CPU for that. */
+HELM_MUST_CHECK int unpacking_choose(struct making *m, const struct spec *spec, struct candidate *c,
+                                     struct helm_err *err);
+
+/* HELM_E_CAPACITY with every number and the nearest that would fit; fills in the request's refusal. `c` is the spec's candidate,
+ * and scratch then. */
+HELM_MUST_CHECK int refusal_write(struct making *m, const struct spec *spec, struct candidate *c,
+                                  struct helm_err *err);
+
+#endif

@@ -1,0 +1,41 @@
+/* The idea of longer chunks for weights in VRAM that a chunk expands. See chunks.h. Called by ideas.c; owns nothing. */
+#include "daemon/planner/chunks.h"
+
+#include "daemon/planner/prefill.h"
+
+/* Seconds of a prompt of `prompt` tokens in chunks of `tokens`, which become the plan's. */
+static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, struct plan *plan,
+                          double *seconds, struct helm_err *err)
+{
+    const struct cost_case c = making_case(m, plan);
+    struct cost_forecast forecast;
+    plan->step_tokens = m->wish.step_tokens = tokens;
+    int rc = cost_ttft(&c, prompt, &forecast, err);
+    *seconds = forecast.seconds;
+    return rc;
+}
+
+#define CHUNK_GAIN 0.03 /* part of a prompt's time that a chunk of twice the length must save */
+
+/* Weights in VRAM that a chunk expands are expanded once for all its tokens: chunks become longer as long as that is
+ * worth it and the device has room beside the smallest pool. */
+int chunks_lengthen(struct making *m, struct plan *plan, struct arena_spec *arena, struct helm_err *err)
+{
+    const uint32_t ctx = plan->context_tokens;
+    if (m->asked.step_tokens || !plan_uses(plan, m->gpu)) return 0;
+    while (plan->step_tokens < PREFILL_CHUNK_MAX && 2 * plan->step_tokens <= ctx) {
+        const uint32_t now = plan->step_tokens, twice = 2 * now;
+        const struct ledger_workspace room = {
+            .step_tokens = twice, .ctx = ctx, .layers = true, .head = true, .tiered = plan_kv_tiered(plan)};
+        double shorter, longer;
+        int rc = prompt_seconds(m, twice, now, plan, &shorter, err);
+        if (!rc) rc = prompt_seconds(m, twice, twice, plan, &longer, err);
+        const bool pays = !rc && longer <= (1 - CHUNK_GAIN) * shorter &&
+                          ledger_workspace_bytes(&m->c, &room) <= prefill_buffers_most(&m->c);
+        if (pays) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, arena, err);
+        if (pays && !rc && ledger_fits(plan)) continue;
+        plan->step_tokens = m->wish.step_tokens = now;
+        return rc;
+    }
+    return 0;
+}

@@ -1,0 +1,129 @@
+/* Slots for experts: plans that have them, their number, the share that is read directly. See experts.h. Called by experts.c; lists
+ * belong to the plan. */
+#include "daemon/planner/experts.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "common/plan/slots.h"
+#include "daemon/planner/histogram.h"
+
+#define DIRECT_STEP  50         /* of 1,000: shares of missing experts that are tried */
+#define SLOTS_MARGIN (4u << 20) /* of VRAM that is left: what the ledger rounds up by */
+/* Of experts' bytes, what sampled ones may come to packed for slots to have room for nearly all (common/plan/slots.c). */
+#define PACKED_SLOTS_WORTH 0.73
+
+/* A list with the homes of `home`, in fresh memory with room for any. */
+static int relist(uint32_t layers, const enum plan_home *home, struct plan_stage **stages, uint32_t *count,
+                  struct helm_err *err)
+{
+    struct plan_stage *list = calloc(unit_count(layers), sizeof *list);
+    if (!list) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", unit_count(layers));
+    *count = plan_stages_of(home, layers, list);
+    free(*stages);
+    *stages = list;
+    return 0;
+}
+
+int experts_place(const struct making *m, const struct plan *from, uint32_t whole, enum packs packs,
+                  struct plan *plan, struct helm_err *err)
+{
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
+    int rc = plan_copy(from, plan, err);
+    plan_drop_placements(plan);
+    for (uint32_t l = 0, seen = 0; l < plan->layers && !rc; l++) {
+        const uint32_t mlp = unit_of(l, UNIT_MLP);
+        if (!model_layer_sparse(&m->r->model->config, l)) continue;
+        const bool here = seen++ < whole;
+        const bool packed = m->table.packs_vram[mlp] &&
+                            (here ? packs >= PACKS_WHOLE : packs == PACKS_ALL && m->table.packs_cpu[mlp]);
+        plan_set_unit_format(plan, mlp, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
+    }
+    for (uint32_t p = 0; p < plan_phase_count(from) && !rc; p++) {
+        uint32_t seen = 0;
+        plan_unit_homes(from, p, home);
+        for (uint32_t l = 0; l < plan->layers; l++) {
+            if (!model_layer_sparse(&m->r->model->config, l)) continue;
+            enum plan_home *mlp = &home[unit_of(l, UNIT_MLP)];
+            if (seen++ < whole)
+                *mlp = PLAN_HOME_GPU;
+            else if (p == 0)
+                *mlp = PLAN_HOME_MIXED;
+        }
+        rc = p ? relist(plan->layers, home, &plan->prefill[p - 1].stages, &plan->prefill[p - 1].stage_count,
+                        err)
+               : relist(plan->layers, home, &plan->stages, &plan->stage_count, err);
+    }
+    return rc;
+}
+
+/* VRAM that is left; an emulated device's is the host's. */
+static uint64_t left_over(const struct making *m, const struct plan *plan)
+{
+    const struct ledger *vram = &plan->memory[m->vram], *host = &plan->memory[PLAN_HOST];
+    uint64_t left = vram->limit - vram->total;
+    if (m->machine.device.kind == LEDGER_DEVICE_EMULATED && host->limit - host->total < left)
+        left = host->limit - host->total;
+    return left > SLOTS_MARGIN ? left - SLOTS_MARGIN : 0;
+}
+
+int experts_fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, struct helm_err *err)
+{
+    const struct ledger_wish wish = m->wish;
+    struct arena_spec arena;
+    struct slots_place place = {0};
+    plan->experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
+    *fits = false;
+    int rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, &arena, err);
+    if (rc || !ledger_fits(plan)) return rc;
+    rc = slots_place(m->r->model, plan, &place, err);
+    if (rc) return rc;
+    const uint64_t slots = 1 + left_over(m, plan) / (place.bytes ? place.bytes : 1);
+    const uint32_t experts = m->r->model->config.router.experts;
+    plan->experts.slots = slots < experts ? (uint32_t)slots : experts;
+    m->wish.page_count = plan->page_count;
+    do {
+        rc = ledger_write(&m->c, ctx, plan->page_count, plan, &arena, err);
+        *fits = !rc && ledger_fits(plan);
+    } while (!rc && !*fits && --plan->experts.slots > 0);
+    m->wish = wish;
+    if (!rc && *fits) rc = ledger_fit(&m->c, ctx, plan, &arena, err);
+    return !rc && *fits && m->r->experts ? histogram_apply(m->r->experts, plan, err) : rc;
+}
+
+int experts_choose_direct(const struct making *m, struct plan *plan, double *least, struct helm_err *err)
+{
+    uint32_t best = 0;
+    int rc = 0;
+    *least = INFINITY;
+    for (uint32_t share = 0; share <= 1000 && !rc; share += DIRECT_STEP) {
+        double seconds;
+        plan->experts.direct_permille = share;
+        rc = making_decode_seconds(m, plan, 0, &seconds, err);
+        if (rc || seconds >= *least) continue;
+        *least = seconds;
+        best = share;
+    }
+    plan->experts.direct_permille = best;
+    return rc;
+}
+
+bool experts_pack_whole(const struct making *m)
+{
+    const struct ledger_wish *asked = &m->r->wish;
+    bool packs = false;
+    for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(m->table.layers); u += UNIT_PARTS)
+        packs |= m->table.packs_vram[u] && model_layer_sparse(&m->r->model->config, unit_layer(u));
+    return packs && asked->pack && asked->pack_gpu && m->batch == 1 &&
+           m->r->profile->gpu.gemv_packed.value > 0;
+}
+
+bool experts_pack_slots(const struct making *m)
+{
+    const struct ledger_wish *asked = &m->r->wish;
+    bool packs = false;
+    for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(m->table.layers); u += UNIT_PARTS)
+        packs |= m->table.packs_vram[u] && m->table.packs_cpu[u];
+    return packs && experts_pack_whole(m) && asked->pack_cpu && asked->parts.mlp < PACKED_SLOTS_WORTH &&
+           m->r->profile->cpu.gemv_packed.value > 0;
+}

@@ -1,0 +1,95 @@
+/* The planner's cache. See known.h. Called by candidate.c and planner.c. */
+#include "daemon/planner/known.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct planner_known {
+    struct known_key key;
+    struct candidate made;
+    struct planner_known *next;
+};
+
+/* Padding is part of a key: a difference there costs a search, and never gives a wrong plan. */
+struct known_key known_key_of(const struct making *m, const struct spec *spec, uint32_t context)
+{
+    const bool may_idle = spec->strategy == SEARCH_BEST || spec->strategy == SEARCH_THESIS;
+    struct known_key key;
+    memset(&key, 0, sizeof key);
+    key.spec = *spec;
+    key.asked = m->asked;
+    key.asked.ctx = key.spec.priced_at = 0; /* what goes by these is in the spec's context and in `context` */
+    key.batch = m->batch;
+    key.context = context;
+    key.required = m->required && spec->device && may_idle;
+    key.cache_required = key.required && m->r->tiers == KV_TIERS_TWO && spec->places;
+    key.of = m->of;
+    return key;
+}
+
+static uint64_t mix(uint64_t sum, const void *bytes, size_t count)
+{
+    const unsigned char *at = bytes;
+    for (uint64_t word = 0; count; count -= count < sizeof word ? count : sizeof word, at += sizeof word) {
+        word = 0;
+        memcpy(&word, at, count < sizeof word ? count : sizeof word);
+        sum = (sum ^ (sum >> 29) ^ word) * 0x9e3779b97f4a7c15;
+    }
+    return sum;
+}
+
+uint64_t known_case(const struct making *m)
+{
+    const struct analyse_table *t = &m->table;
+    const uint32_t units = unit_count(t->layers);
+    uint64_t sum = mix(1, m->r->profile, sizeof *m->r->profile);
+    sum = mix(sum, &m->r->machine, sizeof m->r->machine);
+    sum = mix(sum, &m->r->model, sizeof m->r->model);
+    sum = mix(sum, &m->r->model->laid, sizeof m->r->model->laid);
+    sum = mix(sum, &m->r->model->config, sizeof m->r->model->config);
+    sum = mix(sum, t->before, (units + 1) * sizeof *t->before);
+    sum = mix(sum, t->packs_vram, units * sizeof *t->packs_vram);
+    return mix(sum, t->packs_cpu, units * sizeof *t->packs_cpu);
+}
+
+int known_find(const struct planner_cache *cache, const struct known_key *key, struct candidate *out,
+               bool *found, struct helm_err *err)
+{
+    *found = false;
+    for (const struct planner_known *k = cache->first; k; k = k->next) {
+        if (memcmp(&k->key, key, sizeof *key) != 0) continue;
+        *out = k->made;
+        out->plan = (struct plan){0};
+        *found = true;
+        return plan_copy(&k->made.plan, &out->plan, err);
+    }
+    return 0;
+}
+
+int known_add(struct planner_cache *cache, const struct known_key *key, const struct candidate *made,
+              struct helm_err *err)
+{
+    struct planner_known *k = calloc(1, sizeof *k);
+    if (!k) return helm_fail(err, HELM_E_NOMEM, "no memory to keep a plan");
+    k->key = *key;
+    k->made = *made;
+    k->made.plan = (struct plan){0};
+    int rc = plan_copy(&made->plan, &k->made.plan, err);
+    if (rc) {
+        free(k);
+        return rc;
+    }
+    k->next = cache->first;
+    cache->first = k;
+    return 0;
+}
+
+void planner_cache_free(struct planner_cache *cache)
+{
+    while (cache->first) {
+        struct planner_known *k = cache->first;
+        cache->first = k->next;
+        plan_free(&k->made.plan);
+        free(k);
+    }
+}
