@@ -35,11 +35,6 @@ struct tiering {
     struct scored best;
 };
 
-/* Two tiers: at least `places` places, made fast for `priced_at` positions, with chunks of `step` tokens. */
-struct two_tiers {
-    uint32_t places, priced_at, step;
-};
-
 /* Whether a plan with longer chunks than the best one's is better. */
 static bool better_chunks(const struct tiering *k, const struct scored *c)
 {
@@ -72,15 +67,11 @@ static int score(const struct tiering *k, struct scored *c, struct helm_err *err
 }
 
 /* *places: that it has, 0: it is none. *taken: it is the best. */
-static int try_two(struct tiering *k, const struct two_tiers *what, uint32_t *places, bool *taken,
-                   struct helm_err *err)
+static int try_two(struct tiering *k, struct spec what, uint32_t *places, bool *taken, struct helm_err *err)
 {
     struct scored c = {.score = {0}};
-    struct spec spec = *k->spec;
-    spec.places = what->places;
-    spec.priced_at = what->priced_at < spec.ctx ? what->priced_at : spec.ctx;
-    spec.step = what->step;
-    int rc = packing_best(k->m, &spec, &k->like, &c.c, err);
+    if (what.priced_at > what.ctx) what.priced_at = what.ctx;
+    int rc = packing_best(k->m, &what, &k->like, &c.c, err);
     const bool there = !rc && c.c.fits && plan_kv_tiered(&c.c.plan);
     if (there) rc = score(k, &c, err);
     *places = there && !rc ? c.c.plan.vram_page_count : 0;
@@ -108,18 +99,17 @@ static int find_least(struct tiering *k, struct helm_err *err)
     return rc;
 }
 
-/* From the least on twice as many places each time, until they are no longer worth their weights. */
-static int try_places(struct tiering *k, uint32_t least, uint32_t *best, struct helm_err *err)
+/* From what->places on twice as many each time, until they are no longer worth their weights: then it has the best number. */
+static int try_places(struct tiering *k, struct spec *what, struct helm_err *err)
 {
-    const uint32_t most = ledger_least_pages(&k->m->c, k->spec->ctx);
-    struct two_tiers what = {.places = least, .priced_at = TIERS_SHORT, .step = LEDGER_STEP_TOKENS};
-    *best = least;
-    for (bool taken = true; taken && what.places <= most; what.places *= 2) {
+    const uint32_t most = ledger_least_pages(&k->m->c, what->ctx);
+    struct spec next = *what;
+    for (bool taken = true; taken && next.places <= most; next.places *= 2) {
         uint32_t places;
-        int rc = try_two(k, &what, &places, &taken, err);
+        int rc = try_two(k, next, &places, &taken, err);
         if (rc) return rc;
-        if (taken) *best = what.places;
-        while (2 * what.places <= places) what.places *= 2; /* that many are left over */
+        if (taken) what->places = next.places;
+        while (2 * next.places <= places) next.places *= 2; /* that many are left over */
     }
     return 0;
 }
@@ -134,22 +124,22 @@ static double most_at_short(const struct tiering *k)
 
 /* With the places that are best, and where that is not better with the least, which leave a short context more weights. Half as many
  * tokens more each time, then a third: every second length is a power of two. */
-static int try_chunks(struct tiering *k, uint32_t places, uint32_t priced_at, struct helm_err *err)
+static int try_chunks(struct tiering *k, struct spec what, struct helm_err *err)
 {
-    const uint32_t most = k->spec->ctx < PREFILL_CHUNK_MAX ? k->spec->ctx : PREFILL_CHUNK_MAX;
-    struct two_tiers what = {.places = places, .priced_at = priced_at, .step = LEDGER_STEP_TOKENS};
+    const uint32_t most = what.ctx < PREFILL_CHUNK_MAX ? what.ctx : PREFILL_CHUNK_MAX;
     uint32_t missed = 0, ignored;
     k->most = most_at_short(k);
-    int rc = tiers_score_session(k->m, &k->best.c.plan, k->spec->ctx, &k->best.score, err);
+    int rc = tiers_score_session(k->m, &k->best.c.plan, what.ctx, &k->best.score, err);
     while (!rc && missed < CHUNKS_MISSED) {
+        struct spec few;
         bool taken;
         k->session_least = fmin(k->session_least, k->best.score.session);
         what.step += what.step & (what.step - 1) ? what.step / 3 : what.step / 2;
         if (what.step > most) break;
-        rc = try_two(k, &what, &ignored, &taken, err);
-        struct two_tiers few = what;
+        rc = try_two(k, what, &ignored, &taken, err);
+        few = what;
         few.places = 1;
-        if (!rc && !taken && places > 1) rc = try_two(k, &few, &ignored, &taken, err);
+        if (!rc && !taken && what.places > 1) rc = try_two(k, few, &ignored, &taken, err);
         missed = taken ? 0 : missed + 1;
     }
     return rc;
@@ -159,24 +149,29 @@ static int try_all(struct tiering *k, struct helm_err *err)
 {
     static const uint32_t longer[] = {2 * TIERS_SHORT, 8 * TIERS_SHORT};
     struct making *m = k->m;
-    const uint32_t ctx = k->spec->ctx, stated = m->asked.step_tokens;
-    uint32_t places, ignored, priced_at = TIERS_SHORT;
+    const uint32_t stated = m->asked.step_tokens;
+    struct spec what = *k->spec;
+    uint32_t ignored;
     int rc = find_least(k, err);
     /* where not even a short context fits in one tier, two have no room: their arena has all layers' pages */
     if (!rc && isinf(k->least)) return 0;
-    if (!rc && k->best.c.fits) rc = tiers_score(m, &k->best.c.plan, ctx, &k->best.score, err);
+    if (!rc && k->best.c.fits) rc = tiers_score(m, &k->best.c.plan, what.ctx, &k->best.score, err);
     if (rc) return rc;
     candidate_begin(m, 1);
     m->wish.step_tokens = stated ? stated : LEDGER_STEP_TOKENS;
-    rc = try_places(k, ledger_places(&m->c, ctx), &places, err);
+    what.places = ledger_places(&m->c, what.ctx);
+    what.priced_at = TIERS_SHORT;
+    what.step = LEDGER_STEP_TOKENS;
+    rc = try_places(k, &what, err);
     if (rc || !plan_kv_tiered(&k->best.c.plan)) return rc;
     for (size_t i = 0; i < sizeof longer / sizeof *longer && !rc; i++) {
-        const struct two_tiers what = {.places = places, .priced_at = longer[i], .step = LEDGER_STEP_TOKENS};
+        struct spec other = what;
         bool taken;
-        rc = try_two(k, &what, &ignored, &taken, err);
-        if (taken) priced_at = longer[i];
+        other.priced_at = longer[i];
+        rc = try_two(k, other, &ignored, &taken, err);
+        if (taken) what.priced_at = longer[i];
     }
-    return rc || stated ? rc : try_chunks(k, places, priced_at, err);
+    return rc || stated ? rc : try_chunks(k, what, err);
 }
 
 bool tiers_may_be_two(const struct making *m, const struct spec *spec)

@@ -6,7 +6,8 @@
 
 #define SESSION_TOKENS 256 /* decoded after a prompt, in the sessions that chunks are judged by */
 #define LONG_PART      4   /* a long prompt is this part of the context */
-#define DIRECT_STEP    25  /* of 1,000: shares that are tried */
+#define DIRECT_STEP    25  /* of 1,000: shares that are tried beside the best */
+#define DIRECT_COARSE  100 /* of those that are tried first */
 
 /* ---- a plan over contexts ---- */
 
@@ -54,21 +55,31 @@ int tiers_score_session(const struct making *m, const struct plan *plan, uint32_
 
 /* ---- who reads the arena's part ---- */
 
+static int try_share(const struct making *m, struct plan *plan, uint32_t share, double *least, uint32_t *best,
+                     struct helm_err *err)
+{
+    struct score score;
+    plan->kv_direct_permille = share;
+    int rc = tiers_score(m, plan, plan->context_tokens, &score, err);
+    if (rc || score.mean >= *least) return rc;
+    *least = score.mean;
+    *best = share;
+    return 0;
+}
+
+/* One processor's time falls with the share, the other's rises: the least is beside the least of a coarse grid. */
 static int choose_share(const struct making *m, struct plan *plan, struct helm_err *err)
 {
     double least = INFINITY;
     uint32_t best = 0;
-    for (uint32_t share = 0; share <= 1000; share += DIRECT_STEP) {
-        struct score score;
-        plan->kv_direct_permille = share;
-        int rc = tiers_score(m, plan, plan->context_tokens, &score, err);
-        if (rc) return rc;
-        if (score.mean >= least) continue;
-        least = score.mean;
-        best = share;
-    }
+    int rc = 0;
+    for (uint32_t share = 0; share <= 1000 && !rc; share += DIRECT_COARSE)
+        rc = try_share(m, plan, share, &least, &best, err);
+    const uint32_t from = best > DIRECT_COARSE ? best - DIRECT_COARSE : 0, to = best + DIRECT_COARSE;
+    for (uint32_t share = from; share < to && share <= 1000 && !rc; share += DIRECT_STEP)
+        if (share % DIRECT_COARSE) rc = try_share(m, plan, share, &least, &best, err);
     plan->kv_direct_permille = best;
-    return 0;
+    return rc;
 }
 
 /* The windows whose layers are better left to the GPU alone, a hand-over each less: up to which length. */

@@ -43,25 +43,22 @@ static void put_split(enum plan_home *home, uint32_t units, uint32_t gpu, bool f
     }
 }
 
-/* A split of the layers: the first or the last `gpu` units on the GPU. `items`: bytes of all of them. */
+/* A split of the layers: the first or the last `gpu` units on the GPU. `items`: all of them. */
 struct split {
     uint32_t gpu;
     bool first;
     unsigned uses;
-    struct search_bytes items;
+    struct space_tally items;
 };
 
 /* Units [from, from + 2) from the CPU to the GPU. */
-static void move_bytes(const struct space *s, uint32_t from, struct search_bytes *sum)
+static void move_layer(const struct space *s, uint32_t from, struct space_tally *sum)
 {
-    for (uint32_t i = from * s->items / s->table->units; i < (from + 2) * s->items / s->table->units; i++) {
-        const struct space_item *item = &s->item[i];
-        sum->vram += item->vram[PLAN_HOME_GPU] - item->vram[PLAN_HOME_CPU];
-        sum->host += item->host[PLAN_HOME_GPU] - item->host[PLAN_HOME_CPU];
-    }
+    for (uint32_t i = from * s->items / s->table->units; i < (from + 2) * s->items / s->table->units; i++)
+        space_tally_move(s, sum, i, PLAN_HOME_CPU, PLAN_HOME_GPU);
 }
 
-/* Calls `visit` for each split and place of the ends; the ring is what prefill keeps. Bytes are kept from one
+/* Calls `visit` for each split and place of the ends; the ring is what prefill keeps. Sums are kept from one
  * split to the next: adding them up anew would take most of the time where few splits fit. */
 typedef void (*split_visit)(struct space *s, const struct split *split, const struct space_ends *ends,
                             uint64_t ring, void *context);
@@ -69,15 +66,12 @@ typedef void (*split_visit)(struct space *s, const struct split *split, const st
 static void each_split(struct space *s, split_visit visit, void *context)
 {
     uint32_t units = s->table->units;
-    struct search_bytes sum[2] = {{0}};
-    for (uint32_t i = 0; i < s->items; i++) {
-        sum[0].vram += s->item[i].vram[PLAN_HOME_CPU];
-        sum[0].host += s->item[i].host[PLAN_HOME_CPU];
-    }
-    sum[1] = sum[0];
+    struct space_tally sum[2];
+    put_split(s->scratch, units, 0, true);
+    sum[0] = sum[1] = space_tally_of(s, s->scratch);
     for (uint32_t gpu = 0; gpu <= units; gpu += 2) {
         for (int first = 0; first < 2 && gpu; first++)
-            move_bytes(s, first ? gpu - 2 : units - gpu, &sum[first]);
+            move_layer(s, first ? gpu - 2 : units - gpu, &sum[first]);
         for (int first = 0; first < 2; first++)
             for (uint32_t e = 0; e < s->ends_count; e++) {
                 const struct split split = {.gpu = gpu,
@@ -95,8 +89,8 @@ static struct search_bytes split_bytes(const struct space *s, const struct split
                                        const struct space_ends *ends, uint64_t ring)
 {
     struct search_bytes b = space_bytes_once(s, split->uses, ends, ring);
-    b.vram += split->items.vram;
-    b.host += split->items.host;
+    b.vram += split->items.items.vram;
+    b.host += split->items.items.host;
     return b;
 }
 
@@ -104,7 +98,8 @@ static void try_split(struct space *s, const struct split *split, const struct s
                       uint64_t ring, void *context)
 {
     (void)context;
-    if (!space_fits(s, split_bytes(s, split, ends, ring))) return;
+    if (!space_fits(s, split_bytes(s, split, ends, ring)) || space_tally_late(s, &split->items, ends, 0))
+        return;
     put_split(s->scratch, s->table->units, split->gpu, split->first);
     (void)space_try(s, s->scratch, ends, ring, 0);
 }
