@@ -59,7 +59,6 @@ DAEMON_SRC := \
   daemon/planner/packed_look.c \
   daemon/planner/packing.c \
   daemon/planner/page_size.c \
-  daemon/planner/parts_look.c \
   daemon/planner/planner.c \
   daemon/planner/prefill.c \
   daemon/planner/profile/hardware.c \

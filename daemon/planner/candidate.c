@@ -11,8 +11,6 @@
 #include "daemon/planner/known.h"
 #include "daemon/planner/prefill.h"
 
-#define TIGHTEN_MAX 8 /* searches for one candidate until the ledger agrees: else it does not fit */
-
 /* ---- what all share ---- */
 
 uint32_t making_first_ctx(const struct making *m)
@@ -221,7 +219,7 @@ static int tighten(struct making *m, const struct spec *spec, struct memory_wish
 {
     struct arena_spec arena;
     int rc = 0;
-    for (uint32_t tries = 0; !rc && tries < TIGHTEN_MAX; tries++) {
+    for (uint32_t tries = 0; !rc && tries < CANDIDATE_TRIES; tries++) {
         const bool longer = !m->r->wish.step_tokens && m->wish.step_tokens > LEDGER_STEP_TOKENS;
         rc = candidate_search(m, spec, wish, prices, out, err);
         if (rc) break;

@@ -46,6 +46,9 @@ struct spec {
 };
 
 #define NEVER UINT64_MAX
+/* Searches for one candidate until the ledger agrees; times that a refusal lets a limit grow until the search agrees. Each leaves a
+ * smaller difference; then it counts as not fitting. */
+#define CANDIDATE_TRIES 8
 struct candidate {
     bool fits;
     bool packed;    /* made with weights packed in VRAM, as far as they can be */

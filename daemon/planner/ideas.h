@@ -9,15 +9,15 @@
 
 /* The best plan for the spec's strategy: of the largest context for which there is one. spec->ctx becomes the last one tried. */
 HELM_MUST_CHECK int ideas_run(struct making *m, struct spec *spec, struct candidate *best,
-                             struct helm_err *err);
+                              struct helm_err *err);
 /* The best plan for one context, by the ideas that are tried for each. */
 HELM_MUST_CHECK int ideas_try_context(struct making *m, const struct spec *spec, struct candidate *best,
-                                 struct helm_err *err);
+                                      struct helm_err *err);
 /* Whether the spec's context fits with some tiers that the request allows. */
 HELM_MUST_CHECK int ideas_fit(struct making *m, const struct spec *spec, bool *fits, struct helm_err *err);
 /* Ideas for a plan whose lists stand: they change its sizes, and write its ledgers. */
 HELM_MUST_CHECK int ideas_finish(struct making *m, struct plan *plan, struct arena_spec *arena,
-                                struct helm_err *err);
+                                 struct helm_err *err);
 
 /* ---- ideas: each puts the best of its candidates in the place of *best, if that is worse ---- */
 

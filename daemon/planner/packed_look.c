@@ -2,8 +2,9 @@
 #include "daemon/planner/packed_look.h"
 
 #include "common/base/log.h"
+#include "common/model/parts.h"
 
-#define PLANS_MAX 4
+#define PLANS_MAX 4 /* plans that are made one after the other, each with larger parts: the last one stands */
 
 /* What PLACEMENT_PACKED_SLACK allows for needs no other plan. */
 static bool raise_part(double *part, double of)
@@ -55,6 +56,20 @@ int packed_look_make(struct planner_request *r, struct plan *plan, struct arena_
         if (rc || made == PLANS_MAX || !look(r, plan)) return rc;
         plan_free(plan);
     }
+}
+
+int parts_look_make(struct model *model, struct planner_request *r, struct plan *plan,
+                    struct arena_spec *spec, struct helm_err *err)
+{
+    const uint32_t parts = model_parts_wanted(model);
+    int rc = model_cut_experts(model, parts, err);
+    if (!rc) rc = packed_look_make(r, plan, spec, err);
+    /* what has no room in parts may have some whole */
+    const bool stands = parts == 1 || (rc ? rc != HELM_E_CAPACITY : plan_mixed_units(plan) > 0);
+    if (stands) return rc;
+    plan_free(plan);
+    rc = model_cut_experts(model, 1, err);
+    return rc ? rc : packed_look_make(r, plan, spec, err);
 }
 
 int packed_look_take(struct planner_request *r, struct plan *plan, struct arena_spec *spec,

@@ -9,11 +9,7 @@
 #include "common/base/units.h"
 #include "daemon/planner/cost/rates.h"
 
-#define CONTEXT_FIRST                                                                                        \
-    256 /* contexts are weighed evenly: this one, four times as many and so on, as tiers.c does */
-#define CONTEXT_GROWTH 4
-#define REQUEST_TOKENS 256 /* decoded behind a prompt, one of which is computed to a page that is not whole */
-#define PROMPT_TOKENS  512 /* of a chunk */
+#define PROMPT_TOKENS LEDGER_STEP_TOKENS /* of a chunk */
 /* The CPU takes runs of this size (worker-cpu/program/assist.c), where a page's heads have as much; rates are measured with
  * them. Runs of 8 KiB are read at half the rate of runs of 64 KiB: a run costs as much as this many bytes more. */
 #define RUN_BYTES      (32.0 * KIB)
@@ -84,7 +80,7 @@ static void price(const struct page_size_case *c, const struct token *t, uint32_
     const double room = t->two ? (double)plan_vram_pages_least(&sizes) * tokens : 0,
                  there = t->cpu ? fmax(0, context - room) : 0, run = run_bytes(c, tokens);
     seconds[PAGE_COST_PLACES] = fmax(0, room - context) * t->cache / t->host_rate;
-    seconds[PAGE_COST_AGAIN] = tokens / 2.0 * t->prompt / REQUEST_TOKENS;
+    seconds[PAGE_COST_AGAIN] = tokens / 2.0 * t->prompt / PLANNER_ANSWER_TOKENS;
     seconds[PAGE_COST_READS] = there * t->cache / t->cache_rate *
                                fmax(0, (1 + RUN_MORE_BYTES / run) / (1 + RUN_MORE_BYTES / RUN_BYTES) - 1);
     seconds[PAGE_COST_COPIES] = t->layers * t->latency / tokens;
@@ -98,9 +94,9 @@ static double base(const struct token *t, double context)
 static void weigh(const struct page_size_case *c, const struct token *t, uint32_t i, struct page_size *size)
 {
     const double whole = c->ctx ? c->ctx : fmin(c->model->config.max_context, LEDGER_CTX_DEFAULT_MAX);
-    double context = fmin(whole, CONTEXT_FIRST), seconds[PAGE_COSTS];
+    double context = fmin(whole, PLANNER_SHORT_CONTEXT), seconds[PAGE_COSTS];
     uint32_t count = 0;
-    for (bool last = false; !last; context = fmin(whole, context * CONTEXT_GROWTH), count++) {
+    for (bool last = false; !last; context = fmin(whole, context * PLANNER_CONTEXT_GROWTH), count++) {
         last = context >= whole;
         price(c, t, PAGE_SIZE_LEAST << i, context, seconds);
         for (int k = 0; k < PAGE_COSTS; k++) size->part[i][k] += seconds[k] / base(t, context);

@@ -60,6 +60,11 @@ struct planner_request {
 };
 
 #define PLANNER_PROMPT_TOKENS 128
+/* Contexts that plans and page sizes are judged over, each as much as another: this one, so many times as many and so on, and the
+ * whole. And the tokens that are decoded after a prompt, where whole requests are judged. */
+#define PLANNER_SHORT_CONTEXT  256
+#define PLANNER_CONTEXT_GROWTH 4
+#define PLANNER_ANSWER_TOKENS  256
 /* "one", "two", "auto" */
 #define KV_TIERS_CHOICES "auto|one|two"
 #define KV_TIERS_DEFAULT "auto"

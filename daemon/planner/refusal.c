@@ -7,7 +7,6 @@
 
 #include "common/base/units.h"
 
-#define TRIES_MAX  8  /* times that a limit grows until the search agrees */
 #define GROW_PARTS 16 /* it grows by one of so many, where the search says no number */
 
 /* ---- by how much ---- */
@@ -37,7 +36,7 @@ struct growing {
  * where that is nothing though it found no plan (its number is a bound), a part of what it was. */
 static int grow(const struct growing *g, bool vram, uint64_t *more, struct helm_err *err)
 {
-    for (uint32_t tries = 0; tries < TRIES_MAX && *more != NEVER; tries++) {
+    for (uint32_t tries = 0; tries < CANDIDATE_TRIES && *more != NEVER; tries++) {
         raise_limits(g->m, vram ? *more : 0, vram ? 0 : *more);
         int rc = candidate_search(g->m, g->spec, g->wish, g->prices, g->made, err);
         if (rc || g->made->fits) return rc;

@@ -91,8 +91,9 @@ static int find_least(struct tiering *k, struct helm_err *err)
     k->least = INFINITY;
     if (!rc && c.fits) {
         k->like = (struct packing_known){.vram = c.wish.pack_gpu, .cpu = c.wish.pack_cpu};
-        rc = making_decode_seconds(k->m, &c.plan, spec.ctx < TIERS_SHORT ? spec.ctx : TIERS_SHORT, &k->least,
-                                   err);
+        rc = making_decode_seconds(k->m, &c.plan,
+                                   spec.ctx < PLANNER_SHORT_CONTEXT ? spec.ctx : PLANNER_SHORT_CONTEXT,
+                                   &k->least, err);
         k->least /= 1 - TIERS_LOSS;
     }
     plan_free(&c.plan);
@@ -147,7 +148,7 @@ static int try_chunks(struct tiering *k, struct spec what, struct helm_err *err)
 
 static int try_all(struct tiering *k, struct helm_err *err)
 {
-    static const uint32_t longer[] = {2 * TIERS_SHORT, 8 * TIERS_SHORT};
+    static const uint32_t longer[] = {2 * PLANNER_SHORT_CONTEXT, 8 * PLANNER_SHORT_CONTEXT};
     struct making *m = k->m;
     const uint32_t stated = m->asked.step_tokens;
     struct spec what = *k->spec;
@@ -160,7 +161,7 @@ static int try_all(struct tiering *k, struct helm_err *err)
     candidate_begin(m, 1);
     m->wish.step_tokens = stated ? stated : LEDGER_STEP_TOKENS;
     what.places = ledger_places(&m->c, what.ctx);
-    what.priced_at = TIERS_SHORT;
+    what.priced_at = PLANNER_SHORT_CONTEXT;
     what.step = LEDGER_STEP_TOKENS;
     rc = try_places(k, &what, err);
     if (rc || !plan_kv_tiered(&k->best.c.plan)) return rc;

@@ -6,10 +6,6 @@
 
 #include "daemon/planner/ideas.h"
 
-/* A plan's score is of TIERS_SHORT positions, TIERS_GROWTH times as many and so on, and the whole context. */
-#define TIERS_SHORT  256
-#define TIERS_GROWTH 4
-
 struct score {
     double at_short, mean; /* seconds of a step: of a short context, geometric mean of all */
     double session;        /* seconds of a prompt and what is decoded after it, likewise; 0: not looked at */

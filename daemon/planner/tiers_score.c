@@ -4,10 +4,9 @@
 
 #include <math.h>
 
-#define SESSION_TOKENS 256 /* decoded after a prompt, in the sessions that chunks are judged by */
-#define LONG_PART      4   /* a long prompt is this part of the context */
-#define DIRECT_STEP    25  /* of 1,000: shares that are tried beside the best */
-#define DIRECT_COARSE  100 /* of those that are tried first */
+#define LONG_PART     4   /* a long prompt is this part of the context */
+#define DIRECT_STEP   25  /* of 1,000: shares that are tried beside the best */
+#define DIRECT_COARSE 100 /* of those that are tried first */
 
 /* ---- a plan over contexts ---- */
 
@@ -15,7 +14,7 @@
 static uint32_t next_context(uint32_t context, uint32_t whole)
 {
     if (context == whole) return 0;
-    return context > whole / TIERS_GROWTH ? whole : context * TIERS_GROWTH;
+    return context > whole / PLANNER_CONTEXT_GROWTH ? whole : context * PLANNER_CONTEXT_GROWTH;
 }
 
 int tiers_score(const struct making *m, const struct plan *plan, uint32_t ctx, struct score *score,
@@ -23,7 +22,8 @@ int tiers_score(const struct making *m, const struct plan *plan, uint32_t ctx, s
 {
     double sum = 0, seconds;
     uint32_t count = 0;
-    for (uint32_t c = ctx < TIERS_SHORT ? ctx : TIERS_SHORT; c; c = next_context(c, ctx)) {
+    for (uint32_t c = ctx < PLANNER_SHORT_CONTEXT ? ctx : PLANNER_SHORT_CONTEXT; c;
+         c = next_context(c, ctx)) {
         int rc = making_decode_seconds(m, plan, c, &seconds, err);
         if (rc) return rc;
         if (count++ == 0) score->at_short = seconds;
@@ -39,12 +39,13 @@ int tiers_score_session(const struct making *m, const struct plan *plan, uint32_
     const struct cost_case one = making_case(m, plan);
     double sum = 0, seconds;
     uint32_t count = 0;
-    for (uint32_t c = ctx < TIERS_SHORT ? ctx : TIERS_SHORT; c; c = next_context(c, ctx), count++) {
+    for (uint32_t c = ctx < PLANNER_SHORT_CONTEXT ? ctx : PLANNER_SHORT_CONTEXT; c;
+         c = next_context(c, ctx), count++) {
         struct cost_forecast first;
         int rc = cost_ttft(&one, c, &first, err);
         if (!rc) rc = making_decode_seconds(m, plan, c, &seconds, err);
         if (rc) return rc;
-        sum += log(first.seconds + SESSION_TOKENS * seconds);
+        sum += log(first.seconds + PLANNER_ANSWER_TOKENS * seconds);
     }
     score->session = exp(sum / count);
     struct cost_forecast prompt;

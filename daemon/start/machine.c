@@ -11,7 +11,7 @@
 #include "common/cpu/kernels/linear.h"
 #include "common/model/able.h"
 #include "daemon/children/end_request.h"
-#include "daemon/planner/parts_look.h"
+#include "daemon/planner/packed_look.h"
 #include "daemon/start/start.h"
 
 /* For the room that a plan keeps for packed weights in VRAM. */

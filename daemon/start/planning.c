@@ -7,7 +7,7 @@
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/model/parts.h"
-#include "daemon/planner/parts_look.h"
+#include "daemon/planner/packed_look.h"
 #include "daemon/start/start.h"
 
 static int plan_from_file(struct helmd *d, struct helm_err *err)

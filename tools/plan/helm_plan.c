@@ -28,7 +28,7 @@
 #include "daemon/planner/formats.h"
 #include "daemon/planner/report/explain.h"
 #include "daemon/planner/page_size.h"
-#include "daemon/planner/parts_look.h"
+#include "daemon/planner/packed_look.h"
 #include "daemon/planner/profile/now.h"
 #include "daemon/planner/report/plot.h"
 #include "daemon/children/worker_process.h"

@@ -168,9 +168,12 @@ static double dual_value(struct dual *d, const struct bound_prices *p, double *o
     return value;
 }
 
-#define PRICE_FIRST 1e-12 /* seconds a byte: a terabyte a second */
-#define PRICE_LAST  1e3
-#define PRICE_STEPS 14
+#define PRICE_FIRST  1e-12 /* seconds a byte: a terabyte a second */
+#define PRICE_LAST   1e3   /* more than any choice of homes pays for a byte */
+#define PRICE_GROWTH 8     /* from one price to the next, until the cheapest choice is within the limit */
+#define PRICE_STEPS                                                                                          \
+    14 /* then the interval is halved as often: any price gives a bound, none need be the very best */
+#define MIXTURE_STEPS 9 /* the golden section leaves a hundredth of the way from one floor to the next */
 
 static double best_price(struct dual *d, struct bound_prices *p, bool host);
 
@@ -191,7 +194,7 @@ static double best_price(struct dual *d, struct bound_prices *p, bool host)
 {
     double over, low = 0, high = PRICE_FIRST, best = at_price(d, p, host, 0, &over);
     if (over <= 0) return best;
-    for (; over > 0 && high < PRICE_LAST && best < d->frame->enough; high *= 8) {
+    for (; over > 0 && high < PRICE_LAST && best < d->frame->enough; high *= PRICE_GROWTH) {
         best = larger(best, at_price(d, p, host, high, &over));
         if (over <= 0) break;
         low = high;
@@ -222,7 +225,7 @@ static double best_mixture(struct dual *d, bool host)
         double a = 0, b = 1, x = 1 - golden, y = golden;
         double at_x = at_mixture(d, floor, x, host), at_y = at_mixture(d, floor, y, host);
         best = larger(best, larger(at_mixture(d, floor, 0, host), at_mixture(d, floor, 1, host)));
-        for (int i = 0; i < 9 && best < d->frame->enough; i++) {
+        for (int i = 0; i < MIXTURE_STEPS && best < d->frame->enough; i++) {
             best = larger(best, larger(at_x, at_y));
             if (at_x < at_y) {
                 a = x;

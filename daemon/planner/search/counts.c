@@ -11,7 +11,13 @@
 
 #include "daemon/planner/cost/larger.h"
 
-#define EXCESS_COST 1e-6 /* seconds a byte over a limit: more than any placement gains */
+#define EXCESS_COST  1e-6 /* seconds a byte over a limit: more than any placement gains */
+#define SETTLE_MAX   200  /* changes of one candidate, each of which makes it faster */
+#define SETTLE_LEAST 1e-9 /* by this part at least, so that rounding ends it */
+#define EXCHANGE_MAX 4    /* items of the first kind in an exchange; 1, 2 and 4 are tried */
+#define RATIO_MAX                                                                                            \
+    4096 /* items of the second kind for one of the first: no layer is so much larger than another */
+#define RING_PART 3 /* rings that are tried grow by this part, a dozen from the least to the largest */
 
 /* ---- groups ---- */
 
@@ -46,6 +52,7 @@ static bool group_items(struct mixing *m, double tolerance)
 
 bool counts_group(struct mixing *m)
 {
+    /* the less alike, the rougher the estimate: as much as it takes for GROUPS_MAX groups */
     static const double tolerances[] = {0, 0.01, 0.03, 0.1, 0.3, 0.6, 0.9, 1};
     bool grouped = false;
     for (size_t t = 0; t < sizeof tolerances / sizeof *tolerances && !grouped; t++)
@@ -197,7 +204,7 @@ static void shift(struct counts *c, const struct move *move, int32_t by)
 static double vram_ratio(const struct move *a, const struct move *b)
 {
     double gives = -a->one.sum[VRAM], takes = b->one.sum[VRAM];
-    return takes != 0 && gives / takes > 0 && gives / takes < 4096 ? gives / takes : 0;
+    return takes != 0 && gives / takes > 0 && gives / takes < RATIO_MAX ? gives / takes : 0;
 }
 
 /* The best change that was found: up to two moves, NULL: none. */
@@ -209,7 +216,7 @@ struct change {
 
 static bool make_change(const struct change *change, struct candidate *c)
 {
-    if (!change->a || change->estimate >= c->estimate * (1 - 1e-9)) return false;
+    if (!change->a || change->estimate >= c->estimate * (1 - SETTLE_LEAST)) return false;
     shift(&c->counts, change->a, change->x);
     if (change->b) shift(&c->counts, change->b, change->y);
     c->estimate = change->estimate;
@@ -226,7 +233,7 @@ static void exchange(const struct frame *f, const struct totals *now, const stru
             if (a == b) continue;
             const double ratio = vram_ratio(a, b);
             const bool same = a->g == b->g && a->from == b->from; /* items move once */
-            for (int32_t x = 1; x <= 4 && x <= a->most; x *= 2) {
+            for (int32_t x = 1; x <= EXCHANGE_MAX && x <= a->most; x *= 2) {
                 const int32_t amounts[] = {(int32_t)floor(ratio * x), 1, 2, 4},
                               most = b->most - (same ? x : 0);
                 struct totals part = *now;
@@ -262,7 +269,7 @@ static void settle_counts(const struct mixing *m, struct candidate *c)
     struct totals now = totals_of(m, &c->counts);
     frame_open(m, c, &f);
     c->estimate = estimate(&f, &now);
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < SETTLE_MAX; i++) {
         struct change best = {.estimate = c->estimate};
         uint32_t moves = list_moves(m, &c->counts, move);
         move_some(&f, &now, move, moves, &best);
@@ -360,7 +367,7 @@ void counts_find(struct mixing *m)
     for (uint32_t i = 0; i < s->items; i++) allowed |= s->item[i].allowed;
     for (uint32_t e = 0; e < s->ends_count; e++) {
         uint64_t ring[BOUND_RINGS_MAX];
-        uint32_t rings = bound_rings(s, allowed, &s->ends[e], 3, ring);
+        uint32_t rings = bound_rings(s, allowed, &s->ends[e], RING_PART, ring);
         for (uint32_t r = 0; r < rings; r++) {
             struct candidate *c = &m->candidate[m->candidates++];
             group_floors(m, ring[r]);

@@ -13,7 +13,7 @@
 
 #include "daemon/planner/cost/larger.h"
 
-#define WIDTH  24
+#define WIDTH  24 /* states that are kept after each item: the time of an order grows with it */
 #define NOBODY UINT32_MAX
 
 struct state {

@@ -157,7 +157,7 @@ struct bound_prices {
 double bound_dual(const struct bound_part *part, uint32_t parts, const struct bound_frame *frame,
                   struct bound_prices *prices);
 /* Sizes of ring from the least to the largest, each larger than the one before by a part'th of it. */
-#define BOUND_RINGS_MAX 20
+#define BOUND_RINGS_MAX 20 /* the last of them is the largest */
 uint32_t bound_rings(const struct space *space, unsigned uses, const struct space_ends *ends, uint32_t part,
                      uint64_t ring[BOUND_RINGS_MAX]);
 /* The growth of one limit with which something would fit, the other as it is; 0: it fits as it is. At most an

@@ -3,7 +3,7 @@
 #include "common/model/parts.h"
 #include "common/plan/slots.h"
 #include "daemon/planner/histogram.h"
-#include "daemon/planner/parts_look.h"
+#include "daemon/planner/packed_look.h"
 #include "tests/unit/daemon/planner/plan_case.h"
 #include "tools/plan/proof.h"
 
