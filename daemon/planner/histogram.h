@@ -1,7 +1,7 @@
 /* What tokens chose of a model's experts, as `helm-cli experts --histogram` writes it: which experts a plan puts into VRAM at
  * first, and how many uses they should catch.
  *
- * Called by main.c and helm-plan, which read a file, and by mixed.c. Pure but for the file. */
+ * Called by main.c and helm-plan, which read a file, and by experts_slots.c. Pure but for the file. */
 #ifndef HELM_DAEMON_PLANNER_HISTOGRAM_H
 #define HELM_DAEMON_PLANNER_HISTOGRAM_H
 

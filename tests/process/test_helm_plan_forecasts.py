@@ -225,8 +225,6 @@ def test_a_mixture_in_a_card_half_its_size():
     speed = {line.split()[0]: float(line.split()[1]) for line in out[out.index("\nstrategies"):].splitlines()[2:]
              if "token/s," in line}
     check(speed["best"] > 1.4 * speed["experts-cpu"], speed)
-    bound = [line for line in out.splitlines() if line.startswith("bound ")]
-    check(len(bound) == 1 and float(bound[0].split()[-3]) < 10, bound)  # "... 5.3 % above)"
     check("experts, " in out and "of missing experts the GPU reads" in out and "each chosen alike: assumed" in out, out)
 
 

@@ -4,8 +4,8 @@
     tools/plan/matrix.py plan build/bin/helm-plan before.json     writes forecasts, plans and processor time of every cell
     tools/plan/matrix.py compare before.json after.json           fails if a forecast got worse by more than 0.1 %
 
-For changes of the planner that must not change what is chosen. The test of a few of these cells is
-tests/unit/daemon/planner/test_matrix.c. Run from the repository's root; a run takes about a minute of processor time."""
+For changes of the planner that must not change what is chosen. Run from the repository's root; a run takes 15 s of a
+processor."""
 import json
 import os
 import resource

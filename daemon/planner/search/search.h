@@ -33,7 +33,7 @@ enum search_strategy {
     SEARCH_THESIS,      /* one run of whole layers on the GPU, first or last, the rest on the CPU */
     SEARCH_STREAM,      /* what fits on the GPU, the rest streamed: no CPU */
     SEARCH_EXPERTS_CPU, /* all mixtures of experts on the CPU, all else on the GPU; without any: all-gpu */
-    SEARCH_MIXED,       /* the same, of which mixed.c makes experts in both memories */
+    SEARCH_MIXED,       /* the same, of which experts.c makes experts in both memories */
     SEARCH_STRATEGIES
 };
 const char *search_strategy_name(enum search_strategy strategy); /* "best", "all-gpu", ... */

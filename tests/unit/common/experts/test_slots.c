@@ -157,7 +157,7 @@ static void sticky_routing_is_followed(void **unused)
     assert_true(late.foretold > late.part - 0.03 && late.foretold < late.part + 0.03);
     assert_true(still.foretold > late.foretold - 0.03 && still.foretold < late.foretold + 0.03);
     assert_true(late.filled > still.part - 0.03 && late.filled < still.part + 0.03);
-    /* as the planner counts them (daemon/planner/mixed.c) */
+    /* as the planner counts them (daemon/planner/experts_moves.c) */
     assert_true(late.moves > 0.6 * all * (1 - late.part) && late.moves < 0.8 * all * (1 - late.part));
 }
 

@@ -1,4 +1,4 @@
-/* Unit tests of daemon/planner/attempt.c, refusal.c and prefill.c through planner.c: machines and wishes of
+/* Unit tests of daemon/planner/candidate.c, refusal.c and prefill.c through planner.c: machines and wishes of
  * all kinds, drawn at random; every answer is a plan that holds, or a refusal whose numbers do. */
 #include <setjmp.h>
 #include <stdarg.h>

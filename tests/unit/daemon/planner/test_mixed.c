@@ -1,4 +1,4 @@
-/* Plans with a layer's experts in both memories (daemon/planner/mixed.c): made for a mixture that exists only here, checked in
+/* Plans with a layer's experts in both memories (daemon/planner/experts.c): made for a mixture that exists only here, checked in
  * all ways that hold for any plan. */
 #include "common/model/parts.h"
 #include "common/plan/slots.h"
