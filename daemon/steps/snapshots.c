@@ -109,7 +109,7 @@ static uint32_t rank_of(const struct snapshots *all, const struct snapshot *s)
 {
     if (!s->used) return 0;
     if (all->clock - s->used > all->count) return 1;
-    return s->longer ? 1 + s->marked : 3;
+    return s->longer && !s->begun ? 1 + s->marked : 3;
 }
 
 static bool goes_sooner(const struct snapshots *all, const struct snapshot *a, const struct snapshot *b)
@@ -167,7 +167,8 @@ void snapshots_begin(struct snapshots *all, struct sequence *seq, uint32_t snaps
     snapshots_leave(all, seq);
     at(all, snapshot)->pins++;
     touch(all, snapshot);
-    all->hits++;
+    at(all, snapshot)->begun = true;
+    all->hits += !seq->again;
     seq->state_from = snapshot;
     seq->state_at = at(all, snapshot)->end;
     seq->state_before = at(all, snapshot)->number;

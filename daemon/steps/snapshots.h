@@ -14,7 +14,7 @@
  * its place away, the one used longest ago, of those used together the shortest:
  *   1. at no mark, with a longer one after it; and any that was not used since as many snapshots as there are were;
  *   2. at a mark, or at a prompt's end, with a longer one after it;
- *   3. with none after it. */
+ *   3. with none after it; and any that a sequence began with. */
 #ifndef HELM_DAEMON_STEPS_SNAPSHOTS_H
 #define HELM_DAEMON_STEPS_SNAPSHOTS_H
 
@@ -35,6 +35,7 @@ struct snapshot {
     uint32_t end;    /* its position */
     uint32_t longer; /* snapshots directly after it */
     bool marked;     /* at a mark, or at the end of a prompt */
+    bool begun;      /* a sequence began with it */
     uint32_t pins;
     uint32_t next; /* in its bucket */
 };

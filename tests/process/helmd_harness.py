@@ -270,8 +270,8 @@ class Client:
         r.generate.sampling.seed = seed
         for key, value in sampling.items():
             setattr(r.generate.sampling, key, value)
-        stop = fields.pop("stop", [])
-        r.generate.stop_token_ids.extend(stop)
+        r.generate.stop_token_ids.extend(fields.pop("stop", []))
+        r.generate.marks.extend(fields.pop("marks", []))
         for key, value in fields.items():
             setattr(r.generate, key, value)
         self.streams[r.request_id] = Stream()

@@ -1,9 +1,11 @@
 """Reference checkpoints of hybrids (tests/data/golden/qwen35, qwen35moe, qwen3next) in the other forms that such models come in:
-as the text part of a multimodal checkpoint, with fused experts, and as GGUF files, whose v heads are in another order."""
+as the text part of a multimodal checkpoint, with fused experts, and as GGUF files, whose v heads are in another order; and with
+a chat template and a tokenizer."""
 import array
 import json
 import math
 import os
+import shutil
 import struct
 
 GOLDEN = "tests/data/golden"
@@ -70,6 +72,34 @@ def multimodal(name, folder):
 # ---- GGUF ----
 
 F32, BF16 = 0, 30
+
+
+def byte_tokenizer(special):
+    """A token for each byte, from 3 on; in front of them those of the reference checkpoints, after them the special ones."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in plain]
+    letter = {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
+    names = {0: "<|bos|>", 1: "<|eos|>", 2: "<|pad|>", **{259 + i: name for i, name in enumerate(special)}}
+    added = [{"id": i, "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+             for i, name in names.items()]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return {"version": "1.0", "added_tokens": added, "normalizer": None, "pre_tokenizer": level, "post_processor": None, "decoder": level,
+            "model": {"type": "BPE", "vocab": {letter[b]: 3 + b for b in range(256)}, "merges": []}}
+
+
+def chat_model(name, folder, template="qwen3.jinja", special=("<|im_start|>", "<|im_end|>"), context=4096):
+    """The checkpoint with a chat template, and a tokenizer of bytes: tokens beyond the checkpoint's own have rows of others."""
+    config, tensors = read(name)
+    count = 259 + len(special)
+    for tensor in ("model.embed_tokens.weight", "lm_head.weight"):
+        shape, data = tensors[tensor]
+        each, more = len(data) // shape[0], count - shape[0]
+        tensors[tensor] = ([count, shape[1]], data + data[3 * each:(3 + more) * each])
+    write_safetensors(folder, {**config, "vocab_size": count, "max_position_embeddings": context}, tensors)
+    with open(os.path.join(folder, "tokenizer.json"), "w") as f:
+        json.dump(byte_tokenizer(special), f)
+    shutil.copy(os.path.join("tests/data/chat/templates", template), os.path.join(folder, "chat_template.jinja"))
+    return folder
 
 
 def floats(data):

@@ -415,6 +415,32 @@ static void what_is_used_again_stays(void **state)
     rig_close(&r);
 }
 
+/* A mark that each turn begins with outlives the tips of others, however many snapshots come after it. */
+static void what_sequences_begin_with_stays(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r);
+    converse(&r, 1);
+    r.snapshots.prompt_every = 128 * PAGE;
+    for (uint32_t n = 0; n < 12; n++) {
+        put(&r, 1000 + n, 4);
+        begin(&r, 2, r.seq[1].tokens, 150);
+        for (uint32_t t = 105; t < 150; t++) r.seq[2].tokens[t] = (n + t) % 4; /* another last turn */
+        r.seq[2].tokens[104] = 5 + n;
+        assert_true(take(&r, 2));
+        assert_int_equal(r.seq[2].cached, 100);
+        while (r.seq[2].cached < 150) {
+            assert_true(ring(&r, 2, CONTEXT));
+            done(&r, 2, true, false);
+        }
+        leave(&r, 2);
+    }
+    assert_true(r.snapshots.dropped > 12);
+    leave(&r, 1);
+    rig_close(&r);
+}
+
 static void a_failed_row_leaves_nothing(void **state)
 {
     (void)state;
@@ -458,6 +484,7 @@ int main(void)
         cmocka_unit_test(many_marks_are_thinned),
         cmocka_unit_test(the_least_useful_goes_first),
         cmocka_unit_test(what_is_used_again_stays),
+        cmocka_unit_test(what_sequences_begin_with_stays),
         cmocka_unit_test(a_failed_row_leaves_nothing),
         cmocka_unit_test(without_fixed_states_nothing_changes),
     };
