@@ -358,6 +358,7 @@ static bool batcher_schedule(struct batcher *batcher, bool admit, struct schedul
                                       .step_tokens = batcher_again_tokens(batcher, header->step_tokens),
                                       .page_tokens = header->kv.page_tokens,
                                       .pages_free = batcher->pages.free_count,
+                                      .fixed = batcher->snapshots.on,
                                       .prompt_tokens = prompt_tokens_of(batcher, count),
                                       .turn = computes->invariant ? batcher->prompt_turn : batcher->turn,
                                       .list_tokens = computes->invariant ? batcher->list_tokens : NULL,

@@ -134,10 +134,14 @@ uint32_t prefix_shared(const struct kv_pages *pages, const struct snapshots *sna
 uint64_t prefix_next_page(const struct kv_pages *pages, const struct snapshots *snapshots,
                           const struct sequence *seq)
 {
-    if (snapshots->on || !pages_ahead(pages, seq) ||
-        seq->cached / pages->known.page_tokens >= behind(pages, seq))
-        return 0;
-    return prefix_index_hash(&pages->known, seq->page_end, next_tokens(pages, seq));
+    const uint32_t page_tokens = pages->known.page_tokens, cut = snapshots_cut(snapshots, seq);
+    if (!pages_ahead(pages, seq) || seq->cached / page_tokens >= behind(pages, seq)) return 0;
+    if (!snapshots->on) return prefix_index_hash(&pages->known, seq->page_end, next_tokens(pages, seq));
+    uint64_t hash = cut ? seq->state_before : 0;
+    if (cut && !hash) hash = seq->scope;
+    for (uint32_t at = seq->state_at; at < cut; at += page_tokens)
+        hash = prefix_index_hash(&pages->known, hash, seq->tokens + at);
+    return hash;
 }
 
 void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequence *seq, uint32_t cached)

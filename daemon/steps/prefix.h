@@ -55,8 +55,8 @@ bool prefix_take(struct kv_pages *pages, struct snapshots *snapshots, uint32_t *
 /* The number of pages held by others that a sequence without a slot would be given. */
 uint32_t prefix_shared(const struct kv_pages *pages, const struct snapshots *snapshots,
                        const struct sequence *seq);
-/* What two sequences have in common that compute the same page next; 0: none. With fixed states a page alone is of no use
- * to the other one: 0. */
+/* What two sequences have in common that compute the same page next; 0: none. With fixed states a page alone is of no use to
+ * the other one: the same tokens up to the next snapshot that both leave. */
 uint64_t prefix_next_page(const struct kv_pages *pages, const struct snapshots *snapshots,
                           const struct sequence *seq);
 /* KV of tokens [0, cached) is there now, and good. */

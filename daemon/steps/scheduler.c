@@ -192,7 +192,8 @@ static void draft_admit(struct draft *d)
     }
 }
 
-/* Whether another member has got the tokens that fill the page which this one would fill next. */
+/* Whether another member has got the tokens that fill the page which this one would fill next, or with fixed states any
+ * of those in front of the snapshot that both go on to. */
 static bool draft_fills_next_page(const struct draft *d, const struct member *m)
 {
     const uint64_t page = seq_of(d, m)->next_page;
@@ -200,7 +201,8 @@ static bool draft_fills_next_page(const struct draft *d, const struct member *m)
         const struct member *other = &d->member[i];
         const struct scheduler_seq *s = seq_of(d, other);
         if (other != m && !other->out && s->next_page == page &&
-            s->cached % d->limits->page_tokens + other->given >= d->limits->page_tokens)
+            (d->limits->fixed ? other->given > 0
+                              : s->cached % d->limits->page_tokens + other->given >= d->limits->page_tokens))
             return true;
     }
     return false;

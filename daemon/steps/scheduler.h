@@ -14,7 +14,8 @@
  *      its own peer, however much they have queued. A request that does not fit is not overtaken, so none starves.
  *   4. The common beginning of two prompts is computed once: a sequence whose next page another one of this step fills
  *      with the same tokens gets nothing in it, and finds the page when the step is done. Of two that fill the same
- *      page the one that has more of it goes first, in the other one's turn if need be.
+ *      page the one that has more of it goes first, in the other one's turn if need be. With fixed states this goes for all
+ *      that both have in common up to their next `cut`, where the other one finds a snapshot.
  *   5. A held sequence (its next token's mask has not come) gets nothing and is not admitted; others pass it.
  *   6. In an invariant plan (common/plan/schedule.h) a step has either tokens of prompts alone, all of one list, or
  *      tokens behind prompts: at most few_tokens, and of each sequence as many as are known and not computed. Where
@@ -44,8 +45,8 @@ struct scheduler_seq {
     uint32_t cached; /* of these, how many have KV; < tokens */
     uint32_t cut;    /* its row ends there at most, if that is above `cached` (snapshots.h) */
     uint32_t pages;  /* held now; 0 when not running */
-    /* equal for two sequences whose next page, or page begun, has the same tokens behind the same beginning;
-     * 0: not a whole page of known tokens, or no other sequence can share it */
+    /* equal for two sequences whose next page, or page begun, has the same tokens behind the same beginning, with fixed states
+     * all up to the next cut; 0: not a whole page of known tokens, or no other sequence can share it */
     uint64_t next_page;
     /* of an invariant plan: tokens of the prompt, and the list that computes them */
     uint32_t prompt, list;
@@ -56,6 +57,7 @@ struct scheduler_limits {
     uint32_t step_tokens; /* >= slots */
     uint32_t page_tokens;
     uint32_t pages_free;
+    bool fixed; /* some layer's state is: what is shared reaches to a cut */
     /* Most tokens of prompts in a step in which other rows decode; 0: no such bound */
     uint32_t prompt_tokens;
     uint64_t turn; /* grows by one each step, of an invariant plan each step of prompts */

@@ -227,7 +227,10 @@ def test_every_door_of_the_gateway():
 def test_several_answers_and_helm_cli():
     with start() as d, Gateway(d.endpoint) as g:
         ask_four = {"messages": TALK, "n": 4, "max_tokens": 8, "temperature": 1, "seed": 5, "ignore_eos": True}
-        first = [c["message"]["content"] for c in g.post("/v1/chat/completions", ask_four).json["choices"]]
+        said = g.post("/v1/chat/completions", ask_four).json
+        first, prompt = [c["message"]["content"] for c in said["choices"]], said["usage"]["prompt_tokens"]
+        found = status_of(d).tokens_cached_total  # one of the four computes the beginning
+        check(3 * whole(prompt - 40) <= found <= 3 * prompt, f"four answers at once: {found} tokens found of {prompt} each")
         same([c["message"]["content"] for c in g.post("/v1/chat/completions", ask_four).json["choices"]], first, "four answers again")
         check(len(set(first)) > 1, f"{first}")
         before = status_of(d).tokens_cached_total

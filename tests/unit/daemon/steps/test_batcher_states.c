@@ -70,6 +70,31 @@ static void a_found_prompt_begins_with_a_snapshot(void **state)
     stage_close(s);
 }
 
+/* Of prompts that begin alike and come at the same time one computes what they have in common. */
+static void the_same_prompts_are_computed_once(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct stage *s = stage_open_states(40, PREFIX_ON, 8);
+    uint64_t ids[3];
+    uint32_t computed = 0;
+    for (uint32_t i = 0; i < 3; i++) ids[i] = submit_sized(s, i + 1, PROMPT, 2, &err);
+    batcher_pump(&s->on.batcher, s->now_us);
+    for (int i = 0; i < 100 && s->on.batcher.seq_count; i++) {
+        const struct step *last = &batcher_oldest(&s->on.batcher)->step;
+        for (uint32_t r = 0; s->on.batcher.in_flight && r < last->row_count; r++)
+            computed += last->row[r].start < 96 ? last->row[r].count : 0;
+        for (uint32_t k = 1; k < 3; k++)
+            if (find(&s->on.batcher, ids[k]) && find(&s->on.batcher, ids[k])->cached >= 96)
+                assert_int_equal(find(&s->on.batcher, ids[k])->found, 96);
+        step(s);
+    }
+    assert_int_equal(computed, 96);
+    assert_int_equal(s->tokens, 6);
+    assert_int_equal(s->on.batcher.snapshots.hits, 2);
+    stage_close(s);
+}
+
 /* The younger one gives way, and goes on from a snapshot when there is room again. */
 static void a_preempted_sequence_begins_with_a_snapshot(void **state)
 {
@@ -95,6 +120,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(after_a_loss_rows_begin_with_snapshots),
         cmocka_unit_test(a_found_prompt_begins_with_a_snapshot),
+        cmocka_unit_test(the_same_prompts_are_computed_once),
         cmocka_unit_test(a_preempted_sequence_begins_with_a_snapshot),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -197,6 +197,35 @@ static void the_same_page_is_filled_once(void **state)
     assert_int_equal(step.row_count, 2);
 }
 
+/* With fixed states the others wait until one has computed all up to the cut, in however many steps. */
+static void the_same_beginning_is_computed_once(void **state)
+{
+    (void)state;
+    struct scheduler_seq seqs[] = {running(1, 1, 400, 0, 0), running(2, 2, 400, 0, 0),
+                                   running(3, 3, 30, 0, 0)};
+    struct scheduler_limits limits = usual;
+    struct scheduler_step step;
+    seqs[0].next_page = seqs[1].next_page = 77;
+    seqs[0].cut = seqs[1].cut = 384;
+    limits.fixed = true;
+    limits.step_tokens = 40;
+    for (limits.turn = 0; limits.turn < 6; limits.turn++) {
+        scheduler_form_step(seqs, 3, &limits, &step);
+        assert_true(!row_of(&step, 0) || !row_of(&step, 1));
+    }
+    limits.step_tokens = 80;
+    scheduler_form_step(seqs, 3, &limits, &step);
+    assert_int_equal((row_of(&step, 0) != NULL) + (row_of(&step, 1) != NULL), 1);
+    seqs[1].cached = 100;
+    seqs[1].pages = 7;
+    for (limits.turn = 0; limits.turn < 2;
+         limits.turn++) { /* one has begun: it goes on, in the other one's turn, too */
+        scheduler_form_step(seqs, 2, &limits, &step);
+        assert_int_equal(step.row_count, 1);
+        assert_int_equal(row_of(&step, 1)->start, 100);
+    }
+}
+
 /* However many connections a peer has, another one's prompt gets every second step. */
 static void peers_take_turns_with_prompts_before_clients(void **state)
 {
@@ -479,6 +508,7 @@ int main(void)
         cmocka_unit_test(nobody_overtakes_one_that_waits_for_pages),
         cmocka_unit_test(the_youngest_gives_its_pages_to_the_oldest),
         cmocka_unit_test(the_same_page_is_filled_once),
+        cmocka_unit_test(the_same_beginning_is_computed_once),
         cmocka_unit_test(one_token_requests_run_at_once),
         cmocka_unit_test(who_is_held_gets_nothing),
         cmocka_unit_test(everything_ends_whatever_the_pool),
