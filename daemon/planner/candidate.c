@@ -8,7 +8,6 @@
 
 #include "common/base/units.h"
 #include "daemon/planner/formats.h"
-#include "daemon/planner/known.h"
 #include "daemon/planner/prefill.h"
 
 /* ---- what all share ---- */
@@ -74,7 +73,7 @@ void candidate_keep(struct making *m, struct candidate *best, struct candidate *
 
 /* ---- prices ---- */
 
-static uint32_t context_of(const struct making *m, const struct spec *spec)
+uint32_t making_context(const struct making *m, const struct spec *spec)
 {
     return spec->priced_at ? spec->priced_at : planner_typical_context(m->r, spec->ctx);
 }
@@ -86,7 +85,7 @@ struct cost_step making_step(const struct making *m, const struct spec *spec,
                                .vram_page_count = ledger_places(&m->c, spec->ctx),
                                .kv_free_places = m->wish.free_places,
                                .kv_direct_permille = cost_direct_permille(m->r->profile, m->wish.kv_dtype)};
-    const uint32_t context = context_of(m, spec);
+    const uint32_t context = making_context(m, spec);
     return (struct cost_step){.tokens = m->batch,
                               .rows = m->batch,
                               .samples = m->batch,
@@ -271,11 +270,10 @@ static int make(struct making *m, const struct spec *spec, struct candidate *out
 
 int candidate_make(struct making *m, const struct spec *spec, struct candidate *out, struct helm_err *err)
 {
-    const struct known_key key = known_key_of(m, spec, context_of(m, spec));
     bool found;
-    int rc = known_find(m->cache, &key, out, &found, err);
+    int rc = known_find(m, spec, out, &found, err);
     if (!rc && !found) rc = make(m, spec, out, err);
-    if (!rc && !found) rc = known_add(m->cache, &key, out, err);
+    if (!rc && !found) rc = known_add(m, spec, out, err);
     m->wish = out->wish;
     return rc;
 }

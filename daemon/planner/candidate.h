@@ -77,6 +77,8 @@ struct cost_case making_case(const struct making *m, const struct plan *plan);
 /* Seconds of the plan's decode step of m->batch sequences with `context` tokens behind each; 0: with the typical one. */
 HELM_MUST_CHECK int making_decode_seconds(const struct making *m, const struct plan *plan, uint32_t context,
                                           double *seconds, struct helm_err *err);
+/* Positions that a row of the step attends to which a spec's plans are made for. */
+uint32_t making_context(const struct making *m, const struct spec *spec);
 /* The decode step that a spec's plans are made for, with weights in these formats (as cost_step's), and its prices. */
 struct cost_step making_step(const struct making *m, const struct spec *spec,
                              const enum tensor_format (*format)[PLAN_HOMES]);
@@ -99,6 +101,13 @@ HELM_MUST_CHECK int candidate_search(const struct making *m, const struct spec *
 bool candidate_may_pack_cpu(const struct making *m, const struct spec *spec);
 bool candidate_packs_cpu(const struct making *m, const struct spec *spec);
 
+/* known.c: a copy of the candidate that was made for this spec into *out; *found: there is one. */
+HELM_MUST_CHECK int known_find(const struct making *m, const struct spec *spec, struct candidate *out,
+                               bool *found, struct helm_err *err);
+HELM_MUST_CHECK int known_add(const struct making *m, const struct spec *spec, const struct candidate *made,
+                              struct helm_err *err);
+/* What is planned for, in one number: the model's sizes, the profile, the machine. */
+uint64_t known_case(const struct making *m);
 /* forced.c: whether what was found uses the device as it must; the fastest plan that does where the CPU alone is faster. */
 bool forced_uses(const struct making *m, const struct spec *spec, const struct search_found *found,
                  uint32_t units);

@@ -1,5 +1,5 @@
-/* The idea of longer chunks for weights in VRAM that a chunk expands. See chunks.h. Called by ideas.c; owns nothing. */
-#include "daemon/planner/chunks.h"
+/* The idea of longer chunks for weights in VRAM that a chunk expands. See ideas.h. Called by ideas.c; owns nothing. */
+#include "daemon/planner/ideas.h"
 
 #include "daemon/planner/prefill.h"
 

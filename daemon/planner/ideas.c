@@ -1,7 +1,6 @@
 /* The planner's one loop. See ideas.h. Called by planner.c and refusal.c; owns nothing. */
 #include "daemon/planner/ideas.h"
 
-#include "daemon/planner/chunks.h"
 #include "daemon/planner/tiers.h"
 
 typedef int (*idea_try)(struct making *m, const struct spec *spec, struct candidate *best,

@@ -44,6 +44,9 @@ HELM_MUST_CHECK int experts_try(struct making *m, const struct spec *spec, struc
 /* For a plan of `experts-cpu`, of a model with shared experts: these in VRAM, and one slot a layer that never changes. */
 HELM_MUST_CHECK int experts_try_shared(struct making *m, const struct spec *spec, struct candidate *best,
                                        struct helm_err *err);
+/* chunks.c: longer chunks, of a plan that stands. */
+HELM_MUST_CHECK int chunks_lengthen(struct making *m, struct plan *plan, struct arena_spec *arena,
+                                    struct helm_err *err);
 /* cpu_alone.c: no device. */
 HELM_MUST_CHECK int cpu_alone_try(struct making *m, const struct spec *spec, struct candidate *best,
                                   struct helm_err *err);

@@ -1,8 +1,19 @@
-/* The planner's cache. See known.h. Called by candidate.c and planner.c. */
-#include "daemon/planner/known.h"
+/* Candidates that were made, by what was asked for: the planner's cache. See candidate.h. Called by candidate.c and planner.c.
+ *
+ * Owned by the caller of planner_make or, where that gives none, by planner_make for one call. A key is all that a candidate depends
+ * on, so that one model's cache serves requests that differ in strategies, tiers and contexts. */
+#include "daemon/planner/candidate.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+struct known_key {
+    struct spec spec;
+    struct ledger_wish asked;
+    uint32_t batch, context;
+    bool required, cache_required; /* some unit or end must be the device's; some layer's cache */
+    uint64_t of;
+};
 
 struct planner_known {
     struct known_key key;
@@ -11,7 +22,7 @@ struct planner_known {
 };
 
 /* Padding is part of a key: a difference there costs a search, and never gives a wrong plan. */
-struct known_key known_key_of(const struct making *m, const struct spec *spec, uint32_t context)
+static struct known_key key_of(const struct making *m, const struct spec *spec)
 {
     const bool may_idle = spec->strategy == SEARCH_BEST || spec->strategy == SEARCH_THESIS;
     struct known_key key;
@@ -20,7 +31,7 @@ struct known_key known_key_of(const struct making *m, const struct spec *spec, u
     key.asked = m->asked;
     key.asked.ctx = key.spec.priced_at = 0; /* what goes by these is in the spec's context and in `context` */
     key.batch = m->batch;
-    key.context = context;
+    key.context = making_context(m, spec);
     key.required = m->required && spec->device && may_idle;
     key.cache_required = key.required && m->r->tiers == KV_TIERS_TWO && spec->places;
     key.of = m->of;
@@ -52,12 +63,13 @@ uint64_t known_case(const struct making *m)
     return mix(sum, t->packs_cpu, units * sizeof *t->packs_cpu);
 }
 
-int known_find(const struct planner_cache *cache, const struct known_key *key, struct candidate *out,
-               bool *found, struct helm_err *err)
+int known_find(const struct making *m, const struct spec *spec, struct candidate *out, bool *found,
+               struct helm_err *err)
 {
+    const struct known_key key = key_of(m, spec);
     *found = false;
-    for (const struct planner_known *k = cache->first; k; k = k->next) {
-        if (memcmp(&k->key, key, sizeof *key) != 0) continue;
+    for (const struct planner_known *k = m->cache->first; k; k = k->next) {
+        if (memcmp(&k->key, &key, sizeof key) != 0) continue;
         *out = k->made;
         out->plan = (struct plan){0};
         *found = true;
@@ -66,12 +78,12 @@ int known_find(const struct planner_cache *cache, const struct known_key *key, s
     return 0;
 }
 
-int known_add(struct planner_cache *cache, const struct known_key *key, const struct candidate *made,
+int known_add(const struct making *m, const struct spec *spec, const struct candidate *made,
               struct helm_err *err)
 {
     struct planner_known *k = calloc(1, sizeof *k);
     if (!k) return helm_fail(err, HELM_E_NOMEM, "no memory to keep a plan");
-    k->key = *key;
+    k->key = key_of(m, spec);
     k->made = *made;
     k->made.plan = (struct plan){0};
     int rc = plan_copy(&made->plan, &k->made.plan, err);
@@ -79,8 +91,8 @@ int known_add(struct planner_cache *cache, const struct known_key *key, const st
         free(k);
         return rc;
     }
-    k->next = cache->first;
-    cache->first = k;
+    k->next = m->cache->first;
+    m->cache->first = k;
     return 0;
 }
 

@@ -11,7 +11,6 @@
 #include "common/shared/kv_layout.h"
 #include "common/plan/state.h"
 #include "daemon/planner/formats.h"
-#include "daemon/planner/known.h"
 #include "daemon/planner/ideas.h"
 
 static const char *const tiers_names[KV_TIERS_COUNT] = {

@@ -24,7 +24,7 @@ struct planner_refusal {
     char nearest[200]; /* "--ctx 4096, or 9.1 GiB of VRAM, or --device cpu" */
 };
 
-/* Candidates that were made, for requests that follow (known.h). Zeroed at first; planner_cache_free at last. */
+/* Candidates that were made, for requests that follow (known.c). Zeroed at first; planner_cache_free at last. */
 struct planner_cache {
     struct planner_known *first;
 };

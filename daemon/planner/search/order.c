@@ -33,15 +33,11 @@ struct note {
     enum plan_home home;
 };
 
-#define PLACES 256 /* more than states come of an item's */
-#define NO_ONE UINT8_MAX
-
 struct order {
     struct state states[2][WIDTH], *now, *next;
     uint64_t next_numbers[WIDTH]; /* by what `next` is looked through: the worker's added */
     double next_judged[WIDTH];
-    uint32_t worst;        /* the first of `next` that is judged worst */
-    uint8_t place[PLACES]; /* by numbers: indices in `next`, of which some have other numbers by now */
+    uint32_t worst; /* the first of `next` that is judged worst */
     uint32_t count, next_count;
     struct note *note; /* [items * WIDTH * SPACE_HOMES] */
     uint32_t notes;
@@ -134,14 +130,6 @@ static uint64_t number_of(uint32_t g, int home)
     return powers[g * SPACE_HOMES + (uint32_t)home];
 }
 
-/* The state of `next` with these numbers, or the place where it would be noted. */
-static uint8_t *place_of(struct order *o, uint64_t numbers)
-{
-    uint32_t at = (uint32_t)(numbers >> 40) % PLACES;
-    while (o->place[at] != NO_ONE && o->next_numbers[o->place[at]] != numbers) at = (at + 1) % PLACES;
-    return &o->place[at];
-}
-
 static void find_worst(struct order *o)
 {
     o->worst = 0;
@@ -152,15 +140,10 @@ static void find_worst(struct order *o)
 /* Where a state so judged is kept: of the best WIDTH, and of those with the same numbers left one. NOBODY: it is not. */
 static uint32_t keep(struct order *o, uint64_t numbers, double judged)
 {
-    uint8_t *place = place_of(o, numbers);
-    uint32_t at = *place;
-    if (at == NO_ONE) {
-        at = o->next_count < WIDTH ? o->next_count : o->worst;
-        if (at < o->next_count && o->next_judged[at] <= judged) return NOBODY;
-        *place = (uint8_t)at;
-    } else if (o->next_judged[at] <= judged) {
-        return NOBODY;
-    }
+    uint32_t at = 0;
+    while (at < o->next_count && o->next_numbers[at] != numbers) at++;
+    if (at == WIDTH) at = o->worst;
+    if (at < o->next_count && o->next_judged[at] <= judged) return NOBODY;
     o->next_numbers[at] = numbers;
     o->next_judged[at] = judged;
     if (at == o->next_count) {
@@ -213,7 +196,6 @@ void order_find(struct mixing *m, const struct candidate *c)
         for (int h = 0; h < SPACE_HOMES; h++) first->numbers += (uint64_t)c->counts.n[g][h] * number_of(g, h);
     for (uint32_t i = 0; i < s->items; i++) {
         o->next_count = o->worst = 0;
-        memset(o->place, NO_ONE, sizeof o->place);
         for (uint32_t j = 0; j < o->count; j++) continue_with(m, i, &o->now[j]);
         struct state *const done = o->now;
         o->now = o->next;
