@@ -84,7 +84,8 @@ class FakeDaemon(threading.Thread):
             self.send(client, number, status=pb.Status(
                 version="0.0-fake", state="ready", uptime_ms=1500, running=len(self.going), queue_limit=64,
                 kv_pages_total=1024, kv_dtype="q8_0", kv_token_bytes=69632, prefix_cache="pe\x1ber", kv_pages_cached=12,
-                prefix_hits_total=3, tokens_cached_total=640, prefix_evictions_total=5, kv_places_used=90, kv_places_total=120,
+                prefix_hits_total=3, tokens_cached_total=640, prefix_evictions_total=5, snapshots=6,
+                snapshots_total=32, snapshot_bytes=3 << 20, snapshot_hits_total=9, snapshots_dropped_total=2, kv_places_used=90, kv_places_total=120,
                 kv_pages_host=33, kv_pages_moved_out_total=40, kv_pages_fetched_total=7, workers=[pb.WorkerStatus(name="cpu", pid=os.getpid(), state="ready", threads=2,
                                                               kernels="gemv ref", weight_bytes=1 << 20,
                                                               loaded_bytes=1 << 20),

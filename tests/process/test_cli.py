@@ -268,6 +268,9 @@ def query_tests(at, daemon):
     check("... shows the prefix cache", "prefixes   pe?er, 12 more pages kept, 3 requests found 640 tokens, 5 pages dropped" in out, out)
     check("... in JSON too", (status["prefix_cache"], status["kv_pages_cached"], status["prefix_hits_total"],
                               status["tokens_cached_total"], status["prefix_evictions_total"]) == ("pe\x1ber", 12, 3, 640, 5), status)
+    check("... shows snapshots", "snapshots  6 of 32, 3.00 MiB each; 9 sequences began with one, 2 dropped" in out, out)
+    check("... in JSON too", [status[k] for k in ("snapshots", "snapshots_total", "snapshot_bytes", "snapshot_hits_total",
+                              "snapshots_dropped_total")] == [6, 32, 3 << 20, 9, 2], status)
     check("... shows the tiers of the cache",
           "in VRAM    90 of 120 pages, 33 in host memory alone; 40 moved out so far, 7 fetched" in out, out)
     check("... in JSON too", [status[k] for k in ("kv_places_used", "kv_places_total", "kv_pages_host",

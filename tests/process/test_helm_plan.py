@@ -114,6 +114,19 @@ def test_the_table():
             check(line["what"] in out, line)
 
 
+def test_snapshots_are_a_line_of_the_ledger():
+    record = 2 * 3 * 262144  # three layers: four v heads of 128 by 128 numbers of fp32, and a convolution's inputs
+    for options, count in (((), 32), (("--state-snapshots", "5MiB"), 6), (("--state-snapshots", 1), 0)):
+        words = ("--model", "tests/data/golden/qwen35", "--profile", PROFILE, *options)
+        status, out, err = run(*words, "--json")
+        same(status, 0, err)
+        p = json.loads(out)
+        lines = {line["what"]: line["bytes"] for line in p["host"]["lines"] if "snapshots" in line["what"]}
+        same((p.get("state_snapshots", 0), list(lines)), (count, [f"{count} snapshots of fixed states"] if count else []), "snapshots")
+        check(not count or record // 2 < lines[f"{count} snapshots of fixed states"] // count < record, f"{lines}")
+        check(not count or f"  {count} snapshots of fixed states" in run(*words)[1], "the table")
+
+
 def test_more_vram_than_the_card_has():
     status, _, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[1]), "--vram", "100GiB")
     check(status == 0 and "--vram 100.00 GiB: the profile's GPU has 24.00 GiB" in err, f"{status}: {err}")

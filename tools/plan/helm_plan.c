@@ -43,7 +43,7 @@
 struct options {
     const char *model, *profile, *now, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
         *kv_tiers, *kv_page_tokens, *activations, *invariant;
-    uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at, node;
+    uint64_t vram_bytes, host_memory_bytes, snapshot_bytes, ctx, batch, prompt, at, node;
     bool json, device_given, node_given, vram_given, prompt_given, strategy_given, exact;
 };
 
@@ -288,7 +288,8 @@ static int run(const struct options *o, const struct args_spec *spec)
                                          .pack_cpu = true, /* the profile says whether it can */
                                          .pack_all = strcmp(o->pack, "all") == 0,
                                          .pack_gpu = true,
-                                         .host_memory_bytes = o->host_memory_bytes},
+                                         .host_memory_bytes = o->host_memory_bytes,
+                                         .snapshot_bytes = o->snapshot_bytes},
                                 .profile = &profile,
                                 .one_memory = invariant.option == INVARIANT_ON,
                                 .strategy = strategy_of(o->strategy),
@@ -430,6 +431,9 @@ int main(int argc, char **argv)
         {"kv-page-tokens", 0, ARGS_CHOICE, "N",
          "positions of a page of the KV cache, as helmd's (default " PAGE_SIZE_DEFAULT ")",
          .target = &o.kv_page_tokens, .choices = PAGE_SIZE_CHOICES},
+        {"state-snapshots", 0, ARGS_SIZE, "SIZE",
+         "host memory for states of fixed size, as helmd's (default: as memory allows)",
+         .target = &o.snapshot_bytes},
         {"experts-histogram", 0, ARGS_TEXT, "FILE", "uses of experts, as helmd's", .target = &o.experts},
         {"plan", 0, ARGS_TEXT, "FILE",
          "explain this plan (what --json printed, or edited) instead of making one", .target = &o.plan},

@@ -317,6 +317,10 @@ static size_t largest_frame(uint32_t context, bool packed, uint8_t **out)
     for (uint32_t i = 0; i < 300; i++) e.bias[i].token = UINT32_MAX - 1, e.bias[i].bias = 1;
     for (uint32_t i = 0; i < 64; i++) e.stop[i] = UINT32_MAX - 1;
     e.generate.n_stop_token_ids = packed ? 64 : 0;
+    uint32_t marks[REQUEST_MARKS_MAX];
+    for (uint32_t i = 0; i < REQUEST_MARKS_MAX; i++) marks[i] = context - REQUEST_MARKS_MAX + i;
+    e.generate.marks = marks;
+    e.generate.n_marks = context > 2 * REQUEST_MARKS_MAX ? REQUEST_MARKS_MAX : 0;
     Helm__V1__Mask mask = HELM__V1__MASK__INIT;
     uint32_t allowed[REQUEST_MASK_MAX];
     for (uint32_t i = 0; i < REQUEST_MASK_MAX; i++) allowed[i] = UINT32_MAX - 1;
