@@ -107,6 +107,8 @@ static void add_done(struct exchange *ex, const struct choice *c)
         (unsigned long long)(now - ex->begin_us) * 1000, voice_prompt_tokens(ex),
         (unsigned long long)(first - ex->begin_us) * 1000, voice_completion_tokens(ex),
         (unsigned long long)(now - first) * 1000);
+    if (c->reported)
+        cli_text_printf(out, ",\"cached_tokens\":%u", c->cached_tokens); /* beyond Ollama's own */
 }
 
 static void delta(struct exchange *ex, struct choice *c)

@@ -5,6 +5,7 @@ Each says how many tokens it found, and answers as a daemon that knows nothing."
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -162,6 +163,61 @@ def plan_of():
         return Client(d.endpoint).ask("plan").plan.json
 
 
+def begun(c, prompts):
+    """Requests at once, until each has a token or is over."""
+    streams = [c.generate(prompt, count, ignore_eos=True, marks=marks) for prompt, marks, count in prompts]
+    while not all(s.tokens or s.ended for s in streams):
+        c.receive()
+    return streams
+
+
+def test_states_never_mix():
+    """Eight at once, of a pool and a budget too small for them, with cancels and deaths between: each answer is that of a request alone."""
+    with start("--invariant", "on", "--prefix-cache", "off") as d:
+        c, alone = Client(d.endpoint), []
+        for n in range(8):
+            prompt, marks = chat(text_of(100, n % 3), text_of(90 + 17 * n, 50 + n), text_of(70, 60 + n))
+            alone.append((prompt, marks, ask(c, prompt, count=60 - n)[1]))
+    asked = [(prompt, marks, len(answer)) for prompt, marks, answer in alone]
+    with start("--invariant", "on", "--ctx", 480, "--kv-tokens", 1536, "--state-snapshots", "6MiB") as d:
+        c = Client(d.endpoint)
+        for round_ in range(4):
+            streams = begun(c, asked[round_:] + asked[:round_])
+            want = alone[round_:] + alone[:round_]
+            cancelled = streams[1::3] if round_ % 2 else []
+            for s in cancelled:
+                number = next(n for n, other in c.streams.items() if other is s)
+                c.ask("cancel", request_id=number)
+            if round_ >= 2:
+                os.kill(d.children()["cpu"], signal.SIGKILL)
+            c.run(*streams, timeout=120)
+            for n, (s, (prompt, _, answer)) in enumerate(zip(streams, want)):
+                check(not s.error, f"round {round_}: {s.error}")
+                check(s in cancelled or len(s.tokens) == len(answer), f"round {round_}, sequence {n}: {len(s.tokens)} tokens")
+                same(s.tokens, answer[:len(s.tokens)], f"round {round_}, sequence {n} of 8, a prompt of {len(prompt)}")
+        s = status_of(d)
+        check(min(s.preemptions_total, s.snapshots_dropped_total, s.snapshot_hits_total) > 0, f"{s}")
+        same(s.workers[0].restarts, 2, "deaths")
+
+
+def test_a_session_takes_the_state_of_its_chat_along():
+    path, (prompt, marks) = os.path.join(FOLDER.name, "session"), chat(SYSTEM, FIRST, SECOND)
+
+    def session(d, *words):
+        done = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "session", *words], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=60 * SLOW)
+        same(done.returncode, 0, f"helm-cli session {words[0]}: {done.stderr}")
+        return done.stderr
+    with start() as d:
+        answer = ask(Client(d.endpoint), prompt, marks)[1]
+        check(f"{whole(len(prompt))} of {len(prompt)} tokens" in session(d, "save", path, "--tokens", ",".join(map(str, prompt))), "saved")
+    with start() as d:
+        session(d, "restore", path)
+        same(ask(Client(d.endpoint), prompt, marks), (whole(len(prompt)), answer), "restored")
+        edited = chat(SYSTEM, FIRST, text_of(90, 5))[0]
+        same(ask(Client(d.endpoint), edited)[0], 0, "a session has the state at its end alone")
+
+
 # ---- through helm-gateway ----
 
 WORDS = "It is said that the rain in the north falls on meadows and woods alike while the south waits for it. "
@@ -192,7 +248,7 @@ def anthropic(g, messages):
 
 def ollama(g, messages):
     a = g.post("/api/chat", {"messages": messages, "stream": False, "options": {"num_predict": 10, "temperature": 0}}).json
-    return None, a["message"]["content"]
+    return a["cached_tokens"], a["message"]["content"]
 
 
 def prompt_text(g, messages):
@@ -209,14 +265,12 @@ def test_every_door_of_the_gateway():
     with start("--prefix-cache", "off") as plain, Gateway(plain.endpoint) as fresh:
         for door in (openai, responses, anthropic, ollama):
             with start() as d, Gateway(d.endpoint) as g:
-                before, hits = [], 0
+                before = []
                 for what, messages in (("new", TALK[:2]), ("the next turn", TALK), ("regenerated", TALK), ("edited", EDITED),
                                        ("edited again", EDITED[:3] + TALK[1:2]), ("a branch", BRANCH)):
                     text = prompt_text(g, messages)
                     reach = max([common(text, other) for other in before], default=0)
                     found, answer = door(g, messages)
-                    now = status_of(d).tokens_cached_total
-                    found, hits = now - hits if found is None else found, now
                     # a mark is in front of what a message's end is written as; another page is begun there
                     check(found <= reach and (not before or found + 2 * PAGE + 40 > reach),
                           f"{door.__name__}, {what}: {found} of {reach} tokens in common")
