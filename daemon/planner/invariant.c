@@ -6,6 +6,7 @@
 
 #include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
+#include "daemon/planner/profile/planned.h"
 
 enum invariant_option invariant_option_named(const char *name)
 {
@@ -56,7 +57,7 @@ static int price_of(const struct planner_request *request, struct plan *plan, ui
 static bool knows_apart(const struct profile *profile, const struct plan *plan)
 {
     const struct placements host = placements_in(plan, PLAN_HOST);
-    bool knows = profile->cpu.apart.count > 0 || !plan_uses(plan, plan_home_processor(PLAN_HOME_GPU));
+    bool knows = profile->cpu.apart.count > 0 || !plan_uses(plan, PLANNED_GPU);
     for (uint32_t i = 0; i < host.count && knows; i++) {
         const enum tensor_format format = host.place[i].format;
         if (format == FORMAT_BF16_PACKED)
@@ -72,8 +73,8 @@ static bool knows_apart(const struct profile *profile, const struct plan *plan)
 /* And a GPU's for attention in a chain's order, if it may have it. */
 static bool knows_chained(const struct profile *profile, const struct plan *plan)
 {
-    return plan_most_tokens(plan, plan_home_processor(PLAN_HOME_GPU)) == 0 ||
-           profile->gpu.chain_gemv.value <= 0 || profile->gpu.attention_chained.count > 0;
+    return plan_most_tokens(plan, PLANNED_GPU) == 0 || profile->gpu.chain_gemv.value <= 0 ||
+           profile->gpu.attention_chained.count > 0;
 }
 
 /* The most expensive price of several sequences. *known: false where the profile lacks it. */

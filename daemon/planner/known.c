@@ -93,6 +93,7 @@ int known_add(const struct making *m, const struct spec *spec, const struct cand
     }
     k->next = m->cache->first;
     m->cache->first = k;
+    m->cache->count++;
     return 0;
 }
 
@@ -104,4 +105,5 @@ void planner_cache_free(struct planner_cache *cache)
         plan_free(&k->made.plan);
         free(k);
     }
+    cache->count = 0;
 }

@@ -12,6 +12,7 @@
 #include "common/plan/state.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/ideas.h"
+#include "daemon/planner/profile/planned.h"
 
 static const char *const tiers_names[KV_TIERS_COUNT] = {
     [KV_TIERS_ONE] = "one", [KV_TIERS_TWO] = "two", [KV_TIERS_AUTO] = "auto"};
@@ -81,8 +82,8 @@ int making_open(const struct planner_request *r, struct making *m, struct helm_e
                          .machine = r->machine,
                          .batch = r->batch ? r->batch : 1,
                          .required = r->device_required || r->tiers == KV_TIERS_TWO,
-                         .gpu = plan_home_processor(PLAN_HOME_GPU),
-                         .vram = plan_home_memory(PLAN_HOME_GPU),
+                         .gpu = PLANNED_GPU,
+                         .vram = PLANNED_VRAM,
                          .cache = r->cache};
     m->asked.batch = m->batch;
     m->wish = m->asked;
@@ -330,8 +331,7 @@ static int check_plan(const struct planner_request *r, struct plan *plan, struct
                          plan->step_tokens, plan->slots);
     int rc = plan->state ? plan_check_states(plan, r->model, err) : plan_take_states(plan, r->model, err);
     if (!rc) rc = check_lists(plan, err);
-    if (!rc && plan_uses(plan, plan_home_processor(PLAN_HOME_GPU)) &&
-        r->machine.device.kind == LEDGER_DEVICE_NONE)
+    if (!rc && plan_uses(plan, PLANNED_GPU) && r->machine.device.kind == LEDGER_DEVICE_NONE)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "the plan needs a GPU: %s", r->no_device);
     return rc;
 }

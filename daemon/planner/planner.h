@@ -27,6 +27,7 @@ struct planner_refusal {
 /* Candidates that were made, for requests that follow (known.c). Zeroed at first; planner_cache_free at last. */
 struct planner_cache {
     struct planner_known *first;
+    uint32_t count;
 };
 void planner_cache_free(struct planner_cache *cache);
 

@@ -470,9 +470,53 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
     assert_true(slowest <= 2.5 * QUICK);
 }
 
+/* A plan has its own price however often and with whatever limit it was tried before, and no floor is above it. (A ring that holds all
+ * that is streamed is ahead by a step or more: the simulation, which looks at the steps after a full one, then takes a little less
+ * than the floor.) */
+static void prices_are_kept_and_floors_are_below_them(void **state)
+{
+    static struct small s;
+    (void)state;
+    random_state = 7;
+    for (uint32_t n = 0; n < 40; n++) {
+        const uint32_t layers = 2 + n % 7;
+        struct space space;
+        struct helm_err err = {0};
+        make_small(&s, layers, false);
+        s.problem.device = true;
+        s.memory.vram_limit = s.memory.host_limit = UINT64_MAX / 4;
+        assert_int_equal(space_open(&space, &s.problem, 7, 3, 3, &err), 0);
+        for (uint32_t i = 0; i < 300; i++) {
+            enum plan_home home[UNITS_MAX];
+            const struct space_ends *ends = &space.ends[draw(space.ends_count)];
+            uint64_t ring = (1 + draw(4)) * s.memory.ring_granule, streamed = 0;
+            for (uint32_t u = 0; u < unit_count(layers); u++) home[u] = (enum plan_home)draw(SPACE_HOMES);
+            (void)space_bytes(&space, home, ends, &ring);
+            for (uint32_t u = 0; u < unit_count(layers); u++)
+                streamed += home[u] == PLAN_HOME_STREAM ? s.unit[u].crossing : 0;
+            const struct cost_plan plan = {.home = home,
+                                           .embed = ends->embed,
+                                           .head = ends->head,
+                                           .ring_bytes = ring};
+            const double seconds = cost_seconds(&s.table, &plan, INFINITY);
+            space.fastest = seconds / 4;
+            assert_true(isinf(space_try(&space, home, ends, ring, seconds / 2)));
+            assert_true(space_try(&space, home, ends, ring, 2 * seconds) == seconds);
+            assert_true(space_try(&space, home, ends, ring, seconds) == seconds);
+            assert_true(isinf(space_try(&space, home, ends, ring, seconds / 2)));
+            bound_floors(&space, ring);
+            const struct space_tally tally = space_tally_of(&space, home);
+            assert_true(!space_tally_late(&space, &tally, ends, seconds) || (streamed && ring >= streamed));
+            assert_true(space_tally_late(&space, &tally, ends, tally.floor[0] / 2));
+        }
+        space_close(&space);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prices_are_kept_and_floors_are_below_them),
         cmocka_unit_test(small_spaces_are_searched_to_the_end),
         cmocka_unit_test(the_other_strategies_too),
         cmocka_unit_test(every_thesis_split_is_tried),
