@@ -8,10 +8,8 @@
 #include "daemon/planner/experts.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
-#include "common/base/units.h"
 #include "daemon/planner/formats.h"
 
 /* Part of a decode step that slots for up to an eighth of the experts may cost beside the fastest plan if each expert was chosen
@@ -135,42 +133,14 @@ static int choose(struct making *m, uint32_t ctx, double other, struct candidate
     return experts_budget(m, c->seconds, &c->plan, err);
 }
 
-/* Where no plan has room: HELM_E_CAPACITY with what one slot of each layer would take, in the request's refusal, too. */
-static int refuse(struct making *m, uint32_t ctx, const struct plan *plan, struct helm_err *err)
+/* Some sparse layer's experts are not in VRAM, so that there may be something to gain. */
+static bool some_outside(const struct model *model, const struct plan *plan)
 {
-    struct plan one = {0};
-    struct arena_spec arena;
-    char needed[UNITS_TEXT], has[UNITS_TEXT];
-    int rc = experts_place(m, plan, 0, PACKS_NONE, &one, err);
-    one.experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
-    if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &one, &arena, err);
-    const struct ledger *vram = &one.memory[m->vram];
-    struct planner_refusal *refusal = m->r->refusal;
-    if (!rc) {
-        units_format_size(vram->total, needed), units_format_size(vram->limit, has);
-        if (refusal) {
-            *refusal = (struct planner_refusal){true, "VRAM", vram->total, vram->limit, ""};
-            snprintf(refusal->nearest, sizeof refusal->nearest, "%s of VRAM, or --strategy experts-cpu",
-                     needed);
-        }
-        rc = helm_fail(
-            err, HELM_E_CAPACITY,
-            "no plan (%s) fits with a context of %u: a slot for one expert of each of %u layers and what is "
-            "beside it need %s of VRAM, there are %s; nearest would be --strategy experts-cpu",
-            search_strategy_name(SEARCH_MIXED), ctx, plan_mixed_units(&one), needed, has);
-    }
-    plan_free(&one);
-    return rc;
-}
-
-/* Every sparse layer's experts are in VRAM, so that in both memories there is nothing to gain. */
-static bool all_in_vram(const struct model *model, const struct plan *plan)
-{
+    bool outside = false;
     for (uint32_t l = 0; l < plan->layers; l++)
-        if (model_layer_sparse(&model->config, l) &&
-            plan_unit_home(plan, 0, unit_of(l, UNIT_MLP)) != PLAN_HOME_GPU)
-            return false;
-    return true;
+        outside |= model_layer_sparse(&model->config, l) &&
+                   plan_unit_home(plan, 0, unit_of(l, UNIT_MLP)) != PLAN_HOME_GPU;
+    return outside;
 }
 
 /* In the place of a plan of `best`, if that is slower, or not much faster. Where that has two tiers, the best plan with one, as one
@@ -182,7 +152,7 @@ static int try_beside_best(struct making *m, const struct spec *spec, struct can
                       one_tier = {.strategy = SEARCH_BEST, .device = true, .ctx = spec->ctx};
     const bool two = plan_kv_tiered(&best->plan);
     struct candidate other = {.fits = false};
-    if (m->r->one_memory || (best->fits && all_in_vram(m->r->model, &best->plan))) return 0;
+    if (m->r->one_memory || (best->fits && !some_outside(m->r->model, &best->plan))) return 0;
     int rc = packing_best(m, &mixed, NULL, &other, err);
     if (!rc && other.fits) rc = choose(m, spec->ctx, best->fits ? best->seconds : other.seconds, &other, err);
     const double most = fmin((m->r->experts ? 1 : 1 + MIXED_SLACK) * best->seconds, m->floor);
@@ -200,5 +170,5 @@ int experts_try(struct making *m, const struct spec *spec, struct candidate *bes
     if (spec->strategy == SEARCH_BEST) return try_beside_best(m, spec, best, err);
     if (spec->strategy != SEARCH_MIXED || !best->fits) return experts_try_shared(m, spec, best, err);
     int rc = choose(m, spec->ctx, best->seconds, best, err);
-    return rc || best->fits ? rc : refuse(m, spec->ctx, &best->plan, err);
+    return rc || best->fits ? rc : experts_refuse(m, spec->ctx, &best->plan, err);
 }

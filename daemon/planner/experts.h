@@ -19,6 +19,9 @@ HELM_MUST_CHECK int experts_fill(struct making *m, uint32_t ctx, struct plan *pl
 /* The share of missing experts that the GPU reads itself with which a step is shortest, and that step's seconds. */
 HELM_MUST_CHECK int experts_choose_direct(const struct making *m, struct plan *plan, double *least,
                                           struct helm_err *err);
+/* Where no plan has room: HELM_E_CAPACITY with what one slot of each layer would take, in the request's refusal, too. */
+HELM_MUST_CHECK int experts_refuse(struct making *m, uint32_t ctx, const struct plan *plan,
+                                   struct helm_err *err);
 /* From which part of the choices on, foretold by recency, a step in which experts move is faster than one of `still` seconds in
  * which they stay; what the link then brings in it, and as the policy has it (common/experts/slots.h) what an expert's move costs. */
 HELM_MUST_CHECK int experts_budget(const struct making *m, double still, struct plan *plan,

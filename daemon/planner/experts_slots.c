@@ -3,8 +3,10 @@
 #include "daemon/planner/experts.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "common/base/units.h"
 #include "common/plan/slots.h"
 #include "daemon/planner/histogram.h"
 
@@ -126,4 +128,30 @@ bool experts_pack_slots(const struct making *m)
         packs |= m->table.packs_vram[u] && m->table.packs_cpu[u];
     return packs && experts_pack_whole(m) && asked->pack_cpu && asked->parts.mlp < PACKED_SLOTS_WORTH &&
            m->r->profile->cpu.gemv_packed.value > 0;
+}
+
+int experts_refuse(struct making *m, uint32_t ctx, const struct plan *plan, struct helm_err *err)
+{
+    struct plan one = {0};
+    struct arena_spec arena;
+    char needed[UNITS_TEXT], has[UNITS_TEXT];
+    int rc = experts_place(m, plan, 0, PACKS_NONE, &one, err);
+    one.experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
+    if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &one, &arena, err);
+    const struct ledger *vram = &one.memory[m->vram];
+    if (!rc) {
+        units_format_size(vram->total, needed), units_format_size(vram->limit, has);
+        if (m->r->refusal) {
+            *m->r->refusal = (struct planner_refusal){true, "VRAM", vram->total, vram->limit, ""};
+            snprintf(m->r->refusal->nearest, sizeof m->r->refusal->nearest,
+                     "%s of VRAM, or --strategy experts-cpu", needed);
+        }
+        rc = helm_fail(
+            err, HELM_E_CAPACITY,
+            "no plan (%s) fits with a context of %u: a slot for one expert of each of %u layers and what is "
+            "beside it need %s of VRAM, there are %s; nearest would be --strategy experts-cpu",
+            search_strategy_name(SEARCH_MIXED), ctx, plan_mixed_units(&one), needed, has);
+    }
+    plan_free(&one);
+    return rc;
 }
