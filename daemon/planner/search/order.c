@@ -118,16 +118,12 @@ static void compute(const struct order *o, const struct space *s, const struct s
     }
 }
 
-/* What one item of a group at a home adds to `numbers`. */
+/* What one item of a group at a home adds to `numbers`: sums of different counts differ. */
 static uint64_t number_of(uint32_t g, int home)
 {
-    static const uint64_t powers[GROUPS_MAX * SPACE_HOMES] = {0x9e3779b97f4a7c15, 0xc2b2ae3d27d4eb4f,
-                                                              0x165667b19e3779f9, 0xd6e8feb86659fd93,
-                                                              0xa0761d6478bd642f, 0xe7037ed1a0b428db,
-                                                              0x8ebc6af09c88c6e3, 0x589965cc75374cc3,
-                                                              0x1d8e4e27c47d124f, 0xeb44accab455d165,
-                                                              0x9c6e6877736c46e3, 0xbf58476d1ce4e5b9};
-    return powers[g * SPACE_HOMES + (uint32_t)home];
+    const uint64_t at = (g * SPACE_HOMES + (uint32_t)home + 1) * UINT64_C(0x9e3779b97f4a7c15),
+                   mixed = (at ^ (at >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    return mixed ^ (mixed >> 27);
 }
 
 static void find_worst(struct order *o)
