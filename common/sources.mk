@@ -82,6 +82,7 @@ MODEL_SRC := \
   common/model/rope_config.c \
   common/model/router.c \
   common/model/safetensors.c \
+  common/model/sample.c \
   common/model/shards.c \
   common/model/take.c \
   common/model/unit.c \

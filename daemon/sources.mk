@@ -35,11 +35,14 @@ DAEMON_SRC := \
   daemon/planner/cost/analyse.c \
   daemon/planner/cost/attention.c \
   daemon/planner/cost/cost.c \
+  daemon/planner/cost/ends.c \
   daemon/planner/cost/experts.c \
+  daemon/planner/cost/measured.c \
   daemon/planner/cost/plan.c \
   daemon/planner/cost/rates.c \
   daemon/planner/cost/schedule.c \
   daemon/planner/cost/simulate.c \
+  daemon/planner/cost/spent.c \
   daemon/planner/cpu_alone.c \
   daemon/planner/experts.c \
   daemon/planner/experts_moves.c \
@@ -65,6 +68,8 @@ DAEMON_SRC := \
   daemon/planner/profile/json.c \
   daemon/planner/profile/now.c \
   daemon/planner/profile/profile.c \
+  daemon/planner/profile/programs.c \
+  daemon/planner/profile/programs_json.c \
   daemon/planner/refusal.c \
   daemon/planner/search/bound.c \
   daemon/planner/search/counts.c \

@@ -343,6 +343,14 @@ static void fill_report(struct engine *engine, const char *kernels, uint64_t sta
     report->load_seconds = (double)(units_now_us() - start_us) * 1e-6;
 }
 
+static int take_model(struct engine *engine, const struct engine_options *o, struct helm_err *err)
+{
+    if (!o->made) return engine_read_model(o->folder, o->plan, &engine->model, err);
+    engine->model = *o->made;
+    *o->made = (struct model){.folder = NULL};
+    return 0;
+}
+
 int engine_load(struct engine *engine, const struct arena *arena, const struct engine_options *o,
                 struct helm_err *err)
 {
@@ -352,7 +360,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     engine->base.ops = &cpu_engine_ops;
     engine->base.arena = arena;
     int rc = engine_take_self(&engine->base, o, err);
-    if (!rc) rc = engine_read_model(o->folder, o->plan, &engine->model, err);
+    if (!rc) rc = take_model(engine, o, err);
     if (!rc) rc = engine_check_arena(arena, o->plan, &engine->model.config, err);
     if (!rc) rc = plan_copy(o->plan, &engine->plan, err);
     engine->plan.step_tokens = h->step_tokens; /* of the arena, whose steps these are */

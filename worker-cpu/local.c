@@ -28,8 +28,9 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                        .stage_count = 1,
                        .invariant = o->invariant,
                        .expert_parts = o->expert_parts};
-    int rc = engine_read_model(o->folder, o->plan ? o->plan : &all, &model, err);
+    int rc = o->made ? 0 : engine_read_model(o->folder, o->plan ? o->plan : &all, &model, err);
     if (rc) return rc;
+    if (o->made) model = *o->made, *o->made = (struct model){.folder = NULL};
     all.layers = model.config.layers;
     stage.last = all.layers - 1;
     if (o->invariant) all.step_tokens = o->step_tokens;
@@ -40,6 +41,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     if (rc) goto out;
     uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
     const uint32_t pages_per_slot = (o->context_tokens + page_tokens - 1) / page_tokens;
+    const uint32_t pages_all = o->pages ? o->pages : pages_per_slot * o->slots;
     local->pages_per_slot = pages_per_slot;
     struct arena_spec spec = {.slots = o->slots,
                               .context_tokens = o->context_tokens,
@@ -52,7 +54,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                                      .head_dim = model.config.head_dim,
                                      .page_tokens = page_tokens,
                                      .dtype = o->kv_dtype},
-                              .page_count = pages_per_slot * o->slots,
+                              .page_count = pages_all,
                               .state = plan_state_layout(&plan, PLAN_CPU0),
                               .snapshot_count = o->snapshots,
                               .weight_bytes = placements_in(&plan, PLAN_HOST).region_bytes};
@@ -60,7 +62,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     if (rc) goto out;
     for (uint32_t s = 0; s < o->slots; s++) {
         uint32_t *pages = arena_page_table_of(&local->arena, s);
-        for (uint32_t i = 0; i < pages_per_slot; i++) pages[i] = s * pages_per_slot + i;
+        for (uint32_t i = 0; i < pages_per_slot; i++) pages[i] = (pages_all / o->slots * s + i) % pages_all;
         struct arena_slot *slot = arena_slot_of(&local->arena, s);
         memset(slot, 0, sizeof *slot);
         slot->sampling.top_p = slot->sampling.repetition_penalty = 1;
@@ -72,7 +74,8 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                                      .kernels = o->kernels,
                                      .spin_us = o->spin_us ? o->spin_us : POOL_SPIN_US_DEFAULT,
                                      .pin = o->pin,
-                                     .blank = o->blank};
+                                     .blank = o->blank,
+                                     .made = o->made ? &model : NULL};
     rc = engine_load(&local->engine, &local->arena, &options, err);
 out:
     plan_free(&plan);

@@ -1,7 +1,7 @@
 /* The CPU engine without helmd: an arena, a plan and a model folder in this process.
  *
  * Called by tests and benchmarks. Slot s owns pages s * pages_per_slot ...; every slot is ready to use,
- * greedy. */
+ * greedy. With fewer pages than that a slot begins at its share of them, and goes on in those of the next ones. */
 #ifndef HELM_WORKER_CPU_LOCAL_H
 #define HELM_WORKER_CPU_LOCAL_H
 
@@ -22,7 +22,9 @@ struct local_options {
     uint32_t page_tokens; /* 0: KV_PAGE_TOKENS_DEFAULT */
     uint32_t spin_us;     /* 0: POOL_SPIN_US_DEFAULT */
     bool pin;
-    bool blank; /* matrices are zeros and not read */
+    bool blank;         /* matrices are zeros and not read */
+    struct model *made; /* in the place of `folder`, likewise blank: taken (engine.h) */
+    uint32_t pages;     /* that all slots share; 0: each has as many as a context needs */
 };
 
 struct local {

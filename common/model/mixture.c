@@ -220,3 +220,21 @@ enum tensor_format mixture_format_at_load(const struct mixture *mixture, const s
     if (t->role == TENSOR_EMBED && !model->config.tied_head) return t->format;
     return mixture_format(mixture, model, t, false);
 }
+
+void mixture_lay_tensor(struct model *model, struct model_tensor *t, enum tensor_format format)
+{
+    model->weight_bytes -= t->bytes;
+    t->format = format;
+    t->bytes = tensor_format_bytes(format, t->rows, t->cols);
+    model->weight_bytes += t->bytes;
+}
+
+void mixture_lay(struct model *model, const struct mixture *mixture)
+{
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        struct model_tensor *t = &model->tensors[i];
+        if (!arch_role_is_vector(t->role))
+            mixture_lay_tensor(model, t, mixture_format_at_load(mixture, model, t));
+    }
+    model->laid = mixture;
+}

@@ -31,5 +31,9 @@ enum tensor_format mixture_format(const struct mixture *mixture, const struct mo
  * stays as it is, since few rows of it are read. */
 enum tensor_format mixture_format_at_load(const struct mixture *mixture, const struct model *model,
                                           const struct model_tensor *tensor);
+/* Has a matrix lie in this format, and all matrices in those of a mixture, with the bytes of that: sizes and prices are of them
+ * from then on, and workers convert at load. */
+void mixture_lay_tensor(struct model *model, struct model_tensor *tensor, enum tensor_format format);
+void mixture_lay(struct model *model, const struct mixture *mixture);
 
 #endif

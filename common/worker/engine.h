@@ -18,6 +18,7 @@
 /* How long a hand-over is waited for before the other worker counts as lost. */
 #define ENGINE_PEER_WAIT_MS 60000
 
+struct model;
 struct engine_options {
     const char *folder;
     const struct plan *plan;       /* borrowed during load */
@@ -29,6 +30,7 @@ struct engine_options {
     uint64_t weights_ready; /* digest of what the arena already holds, or 0 */
     bool pin;               /* threads to CPUs */
     bool blank;            /* CPU worker: matrices are zeros and not read; of a model that is only measured */
+    struct model *made;    /* likewise, in the place of `folder`: taken, and zeroed; vectors are ones (sample.h) */
     uint32_t peer_wait_ms; /* 0: ENGINE_PEER_WAIT_MS */
     const char *device;    /* GPU worker: "cuda", "cuda:1", "emulated" */
     uint64_t vram_bytes;   /* GPU worker: ceiling, 0: all the device has */
@@ -107,7 +109,6 @@ HELM_MUST_CHECK int engine_wait_drawn(const struct worker_engine *engine, const 
                                       const struct engine_patience *patience, uint64_t *waited_ns,
                                       struct helm_err *err);
 /* A checkpoint with its experts in the parts that the plan has them in; plan NULL: whole. On failure *model is zeroed. */
-struct model;
 struct model_config;
 HELM_MUST_CHECK int engine_read_model(const char *path, const struct plan *plan, struct model *model,
                                       struct helm_err *err);

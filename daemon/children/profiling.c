@@ -21,6 +21,7 @@
 #define LIMIT_S  300 /* it says itself that it needs one minute at most */
 #define NOW_S    60  /* --now: a second, and what opening a device takes */
 #define NOW_TEXT 1024
+#define PROGRAMS_LIMIT_S 120 /* the same, of --programs: 20 s at most, more on a machine that is busy */
 #define LOOK_MS  300 /* whether the machine is quiet */
 #define RETAKE_S 600
 
@@ -51,7 +52,7 @@ static void tell_line(void *context, const char *line)
 
 /* So that it measures this very machine: what is planned for. */
 struct options {
-    const char *argv[20];
+    const char *argv[24];
     size_t count;
     char number[3][24], formats[PROFILE_FORMATS_TEXT];
 };
@@ -329,6 +330,65 @@ int profiling_get(const struct profiling_request *r, struct profile *profile, bo
         if (rc) return helm_err_prefix(err, "no profile of this machine (--profile FILE gives one)");
     }
     return rc;
+}
+
+/* ---- the model's programs ---- */
+
+static int measure_programs(const struct profiling_request *r, const struct profiling_model *m,
+                            struct programs *programs, struct helm_err *err)
+{
+    struct job job = {.doing = "measuring the model on this machine, only this once"};
+    struct options o;
+    struct child_run child = {.text = malloc(PROGRAMS_BYTES_MAX + 1),
+                              .most = PROGRAMS_BYTES_MAX,
+                              .limit_s = PROGRAMS_LIMIT_S,
+                              .words = {.on_line = tell_line, .context = &job}};
+    if (!child.text) return helm_fail(err, HELM_E_NOMEM, "no memory for measured programs");
+    make_options(r, 0, &o);
+    add_worker_dir(r, &o);
+    const char *const more[] = {"--programs", "--model",    m->model->path, "--weights",
+                                m->weights,   "--kv-dtype", m->kv_dtype};
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) o.argv[o.count++] = more[i];
+    sd_notifyf(0, "STATUS=%s", job.doing);
+    int rc = run_program(r, &o, &child, err);
+    if (!rc) rc = programs_parse(PROGRAM " --programs", child.text, child.length, programs, err);
+    free(child.text);
+    return rc;
+}
+
+int profiling_programs(const struct profiling_request *r, const struct profiling_model *m,
+                       const struct profile *profile, struct programs *programs, struct helm_err *err)
+{
+    char fingerprint[72], path[4096], key[DIGEST_TEXT];
+    struct helm_err why = {0};
+    programs_list(m->model, programs);
+    programs_key(profile->fingerprint, m->kv_dtype, programs);
+    memcpy(key, programs->key, sizeof key);
+    const bool here = !fingerprint_of(r, fingerprint, &why) && is_of_here(profile, fingerprint);
+    int rc = profile->fingerprint[0] ? programs_path(programs, path, sizeof path, &why) : HELM_E_NOT_FOUND;
+    if (!rc) rc = programs_read(path, programs, &why);
+    if (!rc) {
+        log_info("profile: %s: the model's own programs, of %s", path, programs->made);
+        return 0;
+    }
+    if (rc != HELM_E_NOT_FOUND)
+        log_warn("profile: the model's measured programs cannot be used: %s", why.text);
+    if (!here || !m->measures) {
+        programs->kinds = 0;
+        return 0;
+    }
+    log_info("profile: measuring the model's own programs, once (up to 20 s)");
+    rc = measure_programs(r, m, programs, &why);
+    if (!rc && strcmp(programs->key, key) != 0)
+        rc = helm_fail(&why, HELM_E_MISMATCH, "what " PROGRAM " measured is of other shapes or another machine");
+    if (!rc) return 0;
+    programs->kinds = 0;
+    if (rc == HELM_E_CANCELLED) {
+        *err = why;
+        return rc;
+    }
+    log_warn("profile: the model's own programs could not be measured, prices go by rates: %s", why.text);
+    return 0;
 }
 
 /* ---- now ---- */

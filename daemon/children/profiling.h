@@ -12,6 +12,7 @@
 #include "daemon/children/accelerator.h"
 #include "daemon/planner/profile/now.h"
 #include "daemon/planner/profile/profile.h"
+#include "daemon/planner/profile/programs.h"
 
 struct profiling_request {
     const char *file;                 /* --profile, or NULL */
@@ -30,6 +31,19 @@ struct profiling_request {
  * as if of bf16. HELM_E_CANCELLED: the parent has gone, or helmd was told to end (end_request.h), while it was measured. */
 HELM_MUST_CHECK int profiling_get(const struct profiling_request *request, struct profile *profile,
                                   bool *fresh, struct helm_err *err);
+
+/* The model's own programs on this machine, for `profile`: the kept ones, or measured now (20 s at most) where the profile is this
+ * machine's and `measures`. *programs has no kinds where there are none, and all is priced by rates: that they could not be
+ * measured is a warning. HELM_E_CANCELLED as above. */
+struct profiling_model {
+    const struct model *model;
+    const char *weights; /* --weights; NULL: as stored */
+    const char *kv_dtype;
+    bool measures;
+};
+HELM_MUST_CHECK int profiling_programs(const struct profiling_request *request,
+                                       const struct profiling_model *model, const struct profile *profile,
+                                       struct programs *programs, struct helm_err *err);
 
 /* --now: "auto" measures where the profile is this machine's and not `fresh`, no device is emulated and the plan has a use for it; "on"
  * anywhere, "off" nowhere; or a file, as `helm-profile --now` prints it. The answer is in the log. */

@@ -33,14 +33,6 @@ static bool is_of(const struct model *model, const struct model_tensor *t, uint3
     return t->role == (at == units || model->config.tied_head ? TENSOR_EMBED : TENSOR_HEAD);
 }
 
-static void lay_tensor(struct model *model, struct model_tensor *t, enum tensor_format format)
-{
-    model->weight_bytes -= t->bytes;
-    t->format = format;
-    t->bytes = tensor_format_bytes(format, t->rows, t->cols);
-    model->weight_bytes += t->bytes;
-}
-
 static void lay(struct model *model, uint32_t at, enum tensor_format format)
 {
     for (uint32_t i = 0; i < model->tensor_count; i++) {
@@ -51,18 +43,13 @@ static void lay(struct model *model, uint32_t at, enum tensor_format format)
     }
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         struct model_tensor *t = &model->tensors[i];
-        if (is_of(model, t, at)) lay_tensor(model, t, format);
+        if (is_of(model, t, at)) mixture_lay_tensor(model, t, format);
     }
 }
 
 void formats_lay(struct model *model, const struct mixture *weights)
 {
-    if (!weights) return;
-    for (uint32_t i = 0; i < model->tensor_count; i++) {
-        struct model_tensor *t = &model->tensors[i];
-        if (!arch_role_is_vector(t->role)) lay_tensor(model, t, mixture_format_at_load(weights, model, t));
-    }
-    model->laid = weights;
+    if (weights) mixture_lay(model, weights);
 }
 
 void formats_lay_as_planned(struct model *model, const struct plan *plan)

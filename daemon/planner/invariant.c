@@ -115,9 +115,15 @@ static void tell(struct invariant *invariant, bool on, const char *why, const st
         snprintf(invariant->text, sizeof invariant->text, "%s: %s", on ? "on" : "off", why);
 }
 
-int invariant_decide(const struct planner_request *request, bool given, struct plan *plan,
+int invariant_decide(const struct planner_request *asked, bool given, struct plan *plan,
                      struct invariant *invariant, struct helm_err *err)
 {
+    /* Both sides by rates: a model's own programs are measured as others run them, not as invariant plans do. */
+    struct planner_request by_rates = *asked;
+    struct profile rates = {.programs = NULL};
+    const struct planner_request *const request = &by_rates;
+    if (asked->profile) rates = *asked->profile, by_rates.profile = &rates;
+    rates.programs = NULL;
     const uint32_t direct = plan->kv_direct_permille;
     if (plan_mixed_units(plan)) {
         if (invariant->option == INVARIANT_ON)

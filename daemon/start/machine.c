@@ -10,9 +10,12 @@
 #include "common/base/units.h"
 #include "common/cpu/kernels/linear.h"
 #include "common/model/able.h"
+#include "common/model/mixture.h"
 #include "daemon/children/end_request.h"
 #include "daemon/planner/packed_look.h"
 #include "daemon/start/start.h"
+
+#define VRAM_PART 2 /* weights of this part of VRAM leave room for any cache */
 
 /* For the room that a plan keeps for packed weights in VRAM. */
 static void look_at_weights(struct planner_request *request)
@@ -89,6 +92,21 @@ static int choose_device(struct helmd *d, const char *gpu_program, struct helm_e
     return rc;
 }
 
+/* The model's own programs. A model that VRAM certainly has all room for leaves the CPU nothing to compute. */
+static int look_at_programs(struct helmd *d, struct helm_err *err)
+{
+    const struct config *c = &d->config;
+    const struct profiling_request profiling = machine_profiling(d, 0);
+    const uint64_t vram = d->device.ledger.kind == LEDGER_DEVICE_NONE ? 0 : d->device.ledger.limit;
+    const struct profiling_model model = {.model = &d->model,
+                                          .weights = c->weights ? mixture_name(c->weights) : "stored",
+                                          .kv_dtype = kv_dtype_name(c->kv_dtype),
+                                          .measures = d->model.weight_bytes > vram / VRAM_PART};
+    int rc = profiling_programs(&profiling, &model, &d->measured, &d->programs, err);
+    if (!rc && d->programs.kinds) d->measured.programs = &d->programs;
+    return rc;
+}
+
 /* What is known of the machine, and wished of a plan. */
 int machine_look(struct helmd *d, struct helm_err *err)
 {
@@ -127,6 +145,7 @@ int machine_look(struct helmd *d, struct helm_err *err)
     if (c->no_chains) /* what they would take is no price to plan with */
         d->measured.gpu.chain_gemv = d->measured.gpu.chain_attention = d->measured.gpu.chain_operation =
             (struct profile_value){0};
+    if (!rc) rc = look_at_programs(d, err);
     d->current = d->measured;
     if (!rc) rc = node_read_memory(d->node, &request->machine.memory, err);
     if (!rc && !request->wish.threads) {

@@ -30,6 +30,7 @@
 #include "daemon/planner/page_size.h"
 #include "daemon/planner/packed_look.h"
 #include "daemon/planner/profile/now.h"
+#include "daemon/planner/profile/programs.h"
 #include "daemon/planner/report/plot.h"
 #include "daemon/children/worker_process.h"
 
@@ -262,9 +263,26 @@ static int lay_plan(const struct options *o, const struct profile *measured, str
     return rc;
 }
 
+/* What helm-profile, or helmd, has kept of the model's own programs on the profile's machine. */
+static void look_at_programs(const struct options *o, const struct model *model, struct profile *measured,
+                             struct programs *programs)
+{
+    char path[PATH_TEXT];
+    struct helm_err why = {0};
+    if (!measured->fingerprint[0]) return;
+    programs_list(model, programs);
+    programs_key(measured->fingerprint, o->kv_dtype, programs);
+    int rc = programs_path(programs, path, sizeof path, &why);
+    if (!rc) rc = programs_read(path, programs, &why);
+    if (!rc) measured->programs = programs;
+    if (rc && rc != HELM_E_NOT_FOUND)
+        log_warn("the model's measured programs cannot be used, prices go by rates: %s", why.text);
+}
+
 static int run(const struct options *o, const struct args_spec *spec)
 {
     static struct profile measured, current, profile; /* large */
+    static struct programs programs;
     struct machine_now now = {.known = false};
     struct helm_err err = {0};
     struct model model = {0};
@@ -311,6 +329,8 @@ static int run(const struct options *o, const struct args_spec *spec)
     rc = formats_read(o->weights, &weights, &err);
     if (rc) goto out;
     formats_lay(&model, weights);
+    look_at_programs(o, &model, &measured, &programs);
+    current.programs = measured.programs;
     if (o->experts) {
         rc = histogram_read(o->experts, &model, &experts, &err);
         if (rc) goto out;

@@ -85,7 +85,7 @@ static int open_steps(struct formats *f, bool beside, struct helm_err *err)
         rc = profile_shape_choose_formats(wanted_bytes(f, beside), memory.available_bytes / 3, f->format,
                                           f->count, &f->shape, err);
     if (!rc) rc = profile_steps_open(&f->options, &f->shape, KV_F16, &f->steps, err);
-    if (!rc) rc = profile_steps_fill(&f->steps, &f->shape, err);
+    if (!rc) rc = profile_steps_fill(&f->steps, f->steps.local.engine.weights.formats, err);
     if (!rc) f->cached = f->steps.local.engine.weights.host.region_bytes < caches;
     return rc;
 }

@@ -4,6 +4,8 @@
  * Run by people, and by helmd at its first start:
  *   helm-profile --device X [--threads N] [--node N] [--quick]     leaves the profile where profile_cache_path says and
  *                                                       exits 0; says on stderr what it does
+ *   helm-profile --programs --model PATH --device X [--weights NAME] [--kv-dtype T]    prints what the model's own programs
+ *                                                       take, measured where the cache has no file of them, as JSON
  *   helm-profile --now --device X [--threads N] [--node N] [--formats NAME [--activations int8]]    prints what memory and
  *                                                       link give at this moment, as JSON, and keeps nothing
  * What cannot be kept is a warning ("not kept: ..."), and is printed all the same.
@@ -21,7 +23,7 @@
 #include "common/base/load.h"
 #include "common/base/log.h"
 #include "common/base/start.h"
-#include "common/model/model.h"
+#include "common/model/mixture.h"
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/children/worker_process.h"
@@ -42,9 +44,9 @@
 #define PATH_TEXT      4096
 
 struct options {
-    const char *device, *out, *disk, *worker_dir, *formats, *model, *activations;
+    const char *device, *out, *disk, *worker_dir, *formats, *model, *activations, *weights, *kv_dtype;
     uint64_t threads, node, caches, copy_bytes_per_s;
-    bool force, json, quick, brief, node_given, now;
+    bool force, json, quick, brief, node_given, now, programs;
 };
 
 struct tool {
@@ -56,6 +58,8 @@ struct tool {
     char worker[PATH_TEXT]; /* helm-worker-gpu */
     struct profile_progress progress;
     struct profile profile;
+    struct model model; /* of --model; empty: none was named */
+    struct programs programs;
 };
 
 static bool has_device(const struct tool *t)
@@ -313,7 +317,8 @@ static bool can_keep(struct tool *t, const char *path)
 static int read_formats(struct tool *t, struct helm_err *err)
 {
     const struct options *o = &t->options;
-    struct model model = {0};
+    struct model *model = &t->model;
+    const struct mixture *weights = o->weights ? mixture_named(o->weights) : NULL;
     bool derived = false;
     int rc = o->formats ? profile_formats_read(o->formats, &t->formats, err) : 0;
     if (rc) return helm_err_prefix(err, "--formats");
@@ -322,12 +327,16 @@ static int read_formats(struct tool *t, struct helm_err *err)
         if (t->formats == format_bit((enum tensor_format)f)) t->main = (enum tensor_format)f;
     if (o->now && t->formats && t->main == FORMAT_BF16)
         return helm_fail(err, HELM_E_USAGE, "--formats: memory is read by one format with --now");
+    if (o->weights && strcmp(o->weights, "stored") != 0 && !weights)
+        return helm_fail(err, HELM_E_USAGE, "--weights: '%.40s' is no mixture of formats", o->weights);
+    if (!o->model && o->programs) return helm_fail(err, HELM_E_USAGE, "--programs: of which --model?");
     if (!o->model) return 0;
-    rc = model_read_headers(o->model, &model, &derived, err);
-    if (!rc) t->formats |= model_formats(&model);
-    if (!rc) t->main = model_main_format(&model);
-    model_free(&model);
-    return rc ? helm_err_prefix(err, "--model") : 0;
+    rc = model_read_headers(o->model, model, &derived, err);
+    if (rc) return helm_err_prefix(err, "--model");
+    if (weights) mixture_lay(model, weights);
+    t->formats |= model_formats(model);
+    t->main = model_main_format(model);
+    return 0;
 }
 
 static void describe_machine(struct tool *t)
@@ -376,6 +385,51 @@ static int print_json(json_t *json, struct helm_err *err)
     return 0;
 }
 
+/* ---- the model's programs ---- */
+
+static int measure_programs(struct tool *t, struct helm_err *err)
+{
+    struct profile_programs request = {.cpu = cpu_options_of(t),
+                                       .model = &t->model,
+                                       .kv_dtype = kv_dtype_named(t->options.kv_dtype)};
+    const double begin_s = profile_now_s();
+    profile_say(&t->progress, "the model's programs: measuring them (up to %.0f s)", PROGRAMS_S + 2);
+    pin_prefer_node(t->node);
+    int rc = has_device(t) ? open_device(t, &request.device, err) : 0;
+    if (!rc) rc = profile_programs_measure(&request, &t->programs, err);
+    profile_device_close(request.device);
+    if (!rc)
+        profile_say(&t->progress, "the model's programs: %u kinds in %.1f s", t->programs.kinds,
+                    profile_now_s() - begin_s);
+    return rc;
+}
+
+/* Those that are kept, or measured and kept: as with the profile, a file that cannot be used is measured anew, and no place for
+ * one is a warning. */
+static int get_programs(struct tool *t, const char *fingerprint, struct helm_err *err)
+{
+    char path[PATH_TEXT];
+    struct helm_err why = {0};
+    programs_list(&t->model, &t->programs);
+    programs_key(fingerprint, t->options.kv_dtype, &t->programs);
+    const bool place = programs_path(&t->programs, path, sizeof path, &why) == 0;
+    int rc = t->options.force || !place ? HELM_E_NOT_FOUND : programs_read(path, &t->programs, &why);
+    if (!rc) {
+        profile_say(&t->progress, "the model's programs: cached: %s, of %s", path, t->programs.made);
+        return 0;
+    }
+    if (rc != HELM_E_NOT_FOUND)
+        profile_say(&t->progress, "the model's programs cannot be used, measuring again: %s", why.text);
+    rc = measure_programs(t, err);
+    if (rc) return rc;
+    int kept = place ? profile_cache_make(path, &why) : HELM_E_NOT_FOUND;
+    interrupt_hold();
+    if (!kept) kept = profile_write_json(path, programs_to_json(&t->programs), &why);
+    interrupt_release();
+    profile_say(&t->progress, kept ? "not kept: %s" : "kept: %s", kept ? why.text : path);
+    return 0;
+}
+
 /* At this moment, kept nowhere. */
 static int run_now(struct tool *t, struct helm_err *err)
 {
@@ -416,6 +470,7 @@ static int run(struct tool *t, struct helm_err *err)
     rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
     if (!rc && o->out) rc = check_writable(o->out, err);
     if (rc) return rc;
+    if (o->programs) return get_programs(t, fingerprint, err);
     bool keep = find_place(t, fingerprint, path);
     struct profile_value disk = {0};
     if (o->disk) rc = profile_host_disk(o->disk, o->quick, &disk, err); /* before this thread is pinned */
@@ -431,15 +486,19 @@ static int run(struct tool *t, struct helm_err *err)
     if (o->disk) t->profile.disk = disk;
     /* What there is is kept, whatever becomes of the formats. */
     rc = write_profile(t, keep && (!cached || o->disk) ? path : NULL, err);
-    if (rc || !profile_formats_lacking(&t->profile, t->formats)) return rc;
-    rc = measure_formats(t, err);
-    return rc ? rc : write_profile(t, keep ? path : NULL, err);
+    if (!rc && profile_formats_lacking(&t->profile, t->formats)) {
+        rc = measure_formats(t, err);
+        if (!rc) rc = write_profile(t, keep ? path : NULL, err);
+    }
+    return rc || !o->model ? rc : get_programs(t, fingerprint, err);
 }
 
 static int print(const struct tool *t, struct helm_err *err)
 {
     int rc = 0;
-    if (t->options.json) {
+    if (t->options.programs) {
+        rc = print_json(programs_to_json(&t->programs), err);
+    } else if (t->options.json) {
         rc = print_json(profile_to_json(&t->profile), err);
     } else {
         profile_print(&t->profile, stdout);
@@ -457,7 +516,7 @@ int main(int argc, char **argv)
         return 1;
     }
     struct options *o = &t->options;
-    o->device = "auto", o->activations = linear_inputs_name(LINEAR_EXACT);
+    o->device = "auto", o->activations = linear_inputs_name(LINEAR_EXACT), o->kv_dtype = "f16";
     const struct args_option table[] = {
         {"device", 0, ARGS_TEXT, "DEVICE", "auto, cpu, cuda[:N] or emulated (auto)", .target = &o->device},
         {"threads", 't', ARGS_U64, "N", "the CPU worker's threads (one a physical core)",
@@ -488,8 +547,14 @@ int main(int argc, char **argv)
         {"disk", 0, ARGS_TEXT, "FILE", "measure direct reads of this large file", .target = &o->disk},
         {"formats", 0, ARGS_TEXT, "NAME,...",
          "also these formats of weights (q4_k,q6_k), where the profile lacks them", .target = &o->formats},
-        {"model", 0, ARGS_TEXT, "PATH", "also the formats that this model's weights have",
+        {"model", 0, ARGS_TEXT, "PATH",
+         "also the formats that this model's weights have, and its own programs on the CPU",
          .target = &o->model},
+        {"programs", 0, ARGS_FLAG, NULL, "only the programs of --model, as JSON", .target = &o->programs},
+        {"weights", 0, ARGS_TEXT, "NAME", "--model's weights as helmd's --weights has them (stored)",
+         .target = &o->weights},
+        {"kv-dtype", 0, ARGS_CHOICE, "TYPE", "the cache of --model's programs (f16)", .target = &o->kv_dtype,
+         .choices = "f16|bf16|f32|q8_0"},
         {"emulated-copy", 0, ARGS_SIZE, "SIZE", "bytes a second that the emulated device copies",
          .target = &o->copy_bytes_per_s},
         {"worker-dir", 0, ARGS_TEXT, "DIR", "where helm-worker-gpu is (beside this program)",
@@ -516,6 +581,7 @@ int main(int argc, char **argv)
     int rc = start_check_proc(&err);
     if (!rc) rc = run(t, &err);
     if (!rc && !o->now) rc = print(t, &err);
+    model_free(&t->model);
     free(t);
     if (rc == HELM_E_USAGE) return args_usage_error(&spec, &err);
     if (rc) fprintf(stderr, "helm-profile: %s\n", err.text);

@@ -123,7 +123,7 @@ static int open_products(const struct profile_cpu_options *o, struct now_run *r,
     free(set);
     if (!rc) rc = profile_shape_choose_formats(bytes, 2 * bytes, &r->reads.format, 1, &r->shape, err);
     if (!rc) rc = profile_steps_open(o, &r->shape, KV_F16, &r->steps, err);
-    if (!rc) rc = profile_steps_fill(&r->steps, &r->shape, err);
+    if (!rc) rc = profile_steps_fill(&r->steps, r->steps.local.engine.weights.formats, err);
     if (rc) return rc;
     r->reads.inputs = engine_use(&r->steps.local.engine, r->reads.inputs);
     return 0;

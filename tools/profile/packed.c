@@ -145,9 +145,10 @@ static int add_matrices(struct profile_packed *p, struct helm_err *err)
     p->weights.matrix = malloc(count * sizeof *p->weights.matrix);
     if (!p->weights.matrix) return no_memory(err);
     memcpy(p->weights.matrix, p->engine->weights.matrix, count * sizeof *p->weights.matrix);
-    for (uint32_t r = 0; r < roles; r++) groups += packed_groups(matrix_of(p, 0, r)->rows) + 1;
-    p->group = calloc(p->layers * groups, sizeof *p->group);
-    p->offset = calloc(p->layers * groups, sizeof *p->offset);
+    for (uint32_t l = 0; l < p->layers; l++)
+        for (uint32_t r = 0; r < roles; r++) groups += packed_groups(matrix_of(p, l, r)->rows) + 1;
+    p->group = calloc(groups, sizeof *p->group);
+    p->offset = calloc(groups, sizeof *p->offset);
     if (!p->group || !p->offset) return no_memory(err);
     for (uint32_t l = 0; l < p->layers; l++)
         for (uint32_t r = 0; r < roles && !rc; r++)
@@ -216,28 +217,35 @@ static int make_region(struct profile_packed *p, struct helm_err *err)
 static int lower(struct profile_packed *p, struct helm_err *err)
 {
     struct engine *engine = p->engine;
-    const struct program_source source = {.model = &engine->model,
-                                          .plan = &engine->plan,
-                                          .weights = &p->weights,
-                                          .kernels = &engine->kernels,
-                                          .act = &engine->act,
-                                          .threads = engine->base.report.threads,
-                                          .arena = engine->base.arena};
+    struct program_source source = {.model = &engine->model,
+                                    .plan = &engine->plan,
+                                    .weights = &p->weights,
+                                    .kernels = &engine->kernels,
+                                    .act = &engine->act,
+                                    .threads = engine->base.report.threads,
+                                    .arena = engine->base.arena};
     int rc = 0;
     p->programs.plan = &engine->plan;
     for (int t = 0; t < OP_TIER_COUNT && !rc; t++)
         if (program_tier_occurs(&engine->plan, 0, (enum op_tier)t))
             rc = program_lower(&source, 0, (enum op_tier)t, &p->programs.tier[0][t], err);
+    if (!rc && !engine->plan.invariant) rc = program_apart(&source, 0, &source.apart, err);
+    if (!rc && source.apart) rc = program_lower(&source, 0, OP_TIER_FEW, &p->programs.apart[0], err);
     return rc ? rc : engine_prepare(engine, &p->programs, err);
+}
+
+static void swap(struct program *a, struct program *b)
+{
+    const struct program program = *a;
+    *a = *b;
+    *b = program;
 }
 
 void profile_packed_swap(struct profile_packed *p)
 {
-    for (int t = 0; t < OP_TIER_COUNT; t++) {
-        struct program *own = &p->engine->programs[LINEAR_EXACT].tier[0][t], program = *own;
-        *own = p->programs.tier[0][t];
-        p->programs.tier[0][t] = program;
-    }
+    struct step_programs *own = &p->engine->programs[LINEAR_EXACT];
+    for (int t = 0; t < OP_TIER_COUNT; t++) swap(&own->tier[0][t], &p->programs.tier[0][t]);
+    swap(&own->apart[0], &p->programs.apart[0]);
 }
 
 /* ---- opening ---- */
@@ -293,6 +301,7 @@ void profile_packed_close(struct profile_packed *p)
     for (uint32_t s = 0; s < p->shapes; s++)
         for (uint32_t v = 0; v < VARIANTS; v++) free(p->shape[s].packed[v]);
     for (int t = 0; t < OP_TIER_COUNT; t++) program_free(&p->programs.tier[0][t]);
+    program_free(&p->programs.apart[0]);
     free(p->group);
     free(p->offset);
     free(p->weights.matrix);

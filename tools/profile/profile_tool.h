@@ -13,6 +13,7 @@
 #include <stdio.h>
 
 #include "daemon/planner/profile/now.h"
+#include "daemon/planner/profile/programs.h"
 #include "daemon/planner/profile/profile.h"
 #include "common/measure/reader.h"
 #include "worker-cpu/local.h"
@@ -118,15 +119,26 @@ struct profile_steps {
 HELM_MUST_CHECK int profile_steps_open(const struct profile_cpu_options *options,
                                        const struct profile_shape *shape, enum kv_dtype kv_dtype,
                                        struct profile_steps *steps, struct helm_err *err);
+/* The same over a model that was made (common/model/sample.h), which is taken. */
+struct profile_made {
+    struct model *model;
+    enum kv_dtype kv_dtype;
+    uint32_t slots, context_tokens, step_tokens, pages; /* as struct local_options */
+};
+HELM_MUST_CHECK int profile_steps_open_made(const struct profile_cpu_options *options,
+                                            const struct profile_made *made, struct profile_steps *steps,
+                                            struct helm_err *err);
 void profile_steps_close(struct profile_steps *steps);
 /* The region of its weights, to be written to; its size is the engine's. */
 HELM_MUST_CHECK int profile_steps_weights(struct profile_steps *steps, char **weights, struct helm_err *err);
-/* Random blocks of the shape's formats, layer after layer, in their place. */
-HELM_MUST_CHECK int profile_steps_fill(struct profile_steps *steps, const struct profile_shape *shape,
-                                       struct helm_err *err);
+/* Random blocks in all matrices that have one of these formats (format_bit). */
+HELM_MUST_CHECK int profile_steps_fill(struct profile_steps *steps, unsigned formats, struct helm_err *err);
 /* One step of a single row; `seconds` of all of it. */
 HELM_MUST_CHECK int profile_steps_run(struct profile_steps *steps, uint32_t start, uint32_t tokens,
                                       double *seconds, struct helm_err *err);
+/* One step of these rows, whose tokens are in the history. */
+HELM_MUST_CHECK int profile_steps_rows(struct profile_steps *steps, const struct step_row *rows,
+                                       uint32_t count, double *seconds, struct helm_err *err);
 /* Seconds of a layer's entries of these kinds (a bit each) in the last step. */
 double profile_steps_layer(const struct profile_steps *steps, int32_t layer, unsigned kinds);
 #define PROFILE_KIND(kind) (1u << (kind))
@@ -209,6 +221,21 @@ struct profile_experts {
 };
 HELM_MUST_CHECK int profile_experts_measure(const struct profile_experts *e, struct profile *profile,
                                             struct helm_err *err);
+
+/* ---- programs.c ---- */
+
+/* The model's own programs on the CPU, in about PROGRAMS_S seconds, what is loaded included: times of *programs, whose kinds are
+ * the model's (programs_list). The model is taken. `device`: whose copies flow for what is beside them; NULL: none. */
+struct profile_programs {
+    struct profile_cpu_options cpu;
+    struct model *model;
+    enum kv_dtype kv_dtype;
+    struct profile_device_run *device;
+    double seconds; /* that all may take; 0: PROGRAMS_S */
+};
+#define PROGRAMS_S 18.0
+HELM_MUST_CHECK int profile_programs_measure(const struct profile_programs *request,
+                                             struct programs *programs, struct helm_err *err);
 
 /* ---- kv.c ---- */
 

@@ -64,13 +64,15 @@ void profile_steps_unpin(const struct profile_steps *s)
     if (CPU_COUNT(&s->allowed)) (void)sched_setaffinity(0, sizeof s->allowed, &s->allowed);
 }
 
-/* Entries of the longest program. */
+/* Entries of the longest program of layers. */
 static uint32_t entries_of(const struct engine *engine)
 {
     uint32_t most = 0;
     for (int i = 0; i < LINEAR_INPUTS * OP_TIER_COUNT; i++) {
-        const struct program *p = &engine->programs[i / OP_TIER_COUNT].tier[0][i % OP_TIER_COUNT];
+        const struct step_programs *of = &engine->programs[i / OP_TIER_COUNT];
+        const struct program *p = &of->tier[0][i % OP_TIER_COUNT];
         if (p->count > most) most = p->count;
+        if (of->apart[0].count > most) most = of->apart[0].count;
     }
     return most;
 }
@@ -84,12 +86,36 @@ static int prepare(struct profile_steps *s, struct helm_err *err)
     return 0;
 }
 
+static void note_allowed(struct profile_steps *s)
+{
+    if (sched_getaffinity(0, sizeof s->allowed, &s->allowed))
+        CPU_ZERO(&s->allowed); /* more CPUs than it has room for: none is pinned to */
+}
+
+int profile_steps_open_made(const struct profile_cpu_options *o, const struct profile_made *made,
+                            struct profile_steps *s, struct helm_err *err)
+{
+    const struct local_options options = {.made = made->model,
+                                          .kv_dtype = made->kv_dtype,
+                                          .threads = o->threads,
+                                          .node = &o->node,
+                                          .slots = made->slots,
+                                          .context_tokens = made->context_tokens,
+                                          .step_tokens = made->step_tokens,
+                                          .pages = made->pages,
+                                          .pin = true,
+                                          .blank = true};
+    note_allowed(s);
+    const int rc = local_open(&options, &s->local, err);
+    s->open = !rc;
+    return rc ? rc : prepare(s, err);
+}
+
 int profile_steps_open(const struct profile_cpu_options *o, const struct profile_shape *shape,
                        enum kv_dtype kv_dtype, struct profile_steps *s, struct helm_err *err)
 {
     char folder[PROFILE_FOLDER_TEXT] = "";
-    if (sched_getaffinity(0, sizeof s->allowed, &s->allowed))
-        CPU_ZERO(&s->allowed); /* more CPUs than it has room for: none is pinned to */
+    note_allowed(s);
     int rc = profile_checkpoint_make(shape, folder, err);
     if (rc) return rc;
     const struct local_options options = {.folder = folder,
@@ -141,29 +167,31 @@ static void fill_chunk(void *ctx, uint32_t chunk, uint32_t thread)
     memcpy(f->data + at, f->piece, left < f->piece_bytes ? left : f->piece_bytes);
 }
 
-/* A layer's matrices, whose blocks are those of `piece`, over and over. */
-static void fill_layer(struct profile_steps *s, uint32_t layer, const char *piece, uint64_t piece_bytes)
+/* All matrices of a format, whose blocks are those of `piece`, over and over. */
+static void fill_format(struct profile_steps *s, enum tensor_format format, const char *piece,
+                        uint64_t piece_bytes)
 {
     const struct engine *engine = &s->local.engine;
-    for (uint32_t r = 0; r < TENSOR_ROLE_COUNT; r++) {
-        const struct tensor_matrix *m = &engine->weights.matrix[(size_t)(layer + 1) * TENSOR_ROLE_COUNT + r];
+    for (uint32_t i = 0; i < (engine->model.config.layers + 1) * TENSOR_ROLE_COUNT; i++) {
+        const struct tensor_matrix *m = &engine->weights.matrix[i];
         struct fill fill = {.matrix = m, .piece = piece, .piece_bytes = piece_bytes, .data = (char *)m->data};
-        if (m->data)
+        if (m->data && m->format == format)
             pool_run_region(engine->pool, fill_chunk, &fill,
                             (uint32_t)((m->bytes + piece_bytes - 1) / piece_bytes));
     }
 }
 
-int profile_steps_fill(struct profile_steps *s, const struct profile_shape *shape, struct helm_err *err)
+int profile_steps_fill(struct profile_steps *s, unsigned formats, struct helm_err *err)
 {
     char *weights, *piece = malloc(PIECE_BYTES);
     int rc = piece ? profile_steps_weights(s, &weights, err)
                    : helm_fail(err, HELM_E_NOMEM, "no memory for blocks to measure with");
-    for (uint32_t i = 0; i < shape->formats && !rc; i++) {
-        const uint64_t block = tensor_format_of(shape->format[i])->block_bytes,
+    for (int f = 0; f < FORMAT_COUNT && !rc; f++) {
+        if (!(formats & format_bit((enum tensor_format)f))) continue;
+        const uint64_t block = tensor_format_of((enum tensor_format)f)->block_bytes,
                        bytes = PIECE_BYTES / block * block;
-        random_blocks_fill(shape->format[i], piece, bytes);
-        for (uint32_t l = i; l < shape->layers; l += shape->formats) fill_layer(s, l, piece, bytes);
+        random_blocks_fill((enum tensor_format)f, piece, bytes);
+        fill_format(s, (enum tensor_format)f, piece, bytes);
     }
     free(piece);
     return rc;
@@ -175,12 +203,18 @@ int profile_steps_run(struct profile_steps *s, uint32_t start, uint32_t tokens, 
                       struct helm_err *err)
 {
     const struct step_row row = {.slot = s->slot, .start = start, .count = tokens};
+    return profile_steps_rows(s, &row, 1, seconds, err);
+}
+
+int profile_steps_rows(struct profile_steps *s, const struct step_row *rows, uint32_t count, double *seconds,
+                       struct helm_err *err)
+{
     const struct step_result *result;
     struct run *run = &s->local.engine.run;
     for (uint32_t i = 0; i < s->entries; i++) s->entry_ns[i] = UINT64_MAX;
     run->entry_ns[0] = s->entry_ns;
     double begin = profile_now_s();
-    int rc = local_step(&s->local, &row, 1, &result, err);
+    int rc = local_step(&s->local, rows, count, &result, err);
     *seconds = profile_now_s() - begin;
     run->entry_ns[0] = NULL;
     return rc;

@@ -438,8 +438,10 @@ static void lower_span(struct lowering *low, const struct plan_span *span)
     if (span->embed) lower_op(low, &model->math.embed, NULL, -1);
     for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++) {
         const struct math_part *math = model_unit_math(model, u);
+        uint32_t first = low->program->count;
         for (uint32_t i = 0; i < math->ops; i++)
             lower_op(low, &math->op[i], i + 1 < math->ops ? &math->op[i + 1] : NULL, (int32_t)unit_layer(u));
+        for (; first < low->program->count; first++) low->program->entry[first].unit = u;
     }
     if (span->ticket_out) add_lane(low, OP_LANE_WRITE, span->lane_out, span->ticket_out, false);
 }

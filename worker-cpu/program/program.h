@@ -78,6 +78,7 @@ struct program_entry {
     struct lane *lane;   /* LANE_READ, LANE_WRITE; ATTEND_HOST: of queries, EXPERTS_TAKE: of what is asked */
     struct lane *answer; /* ATTEND_HOST: of partial results; the last entry of asked experts: of their sum */
     int32_t layer;       /* of the model; -1 outside the layers */
+    uint32_t unit;       /* whose operation it is; of no meaning outside the layers */
     uint32_t kv_layer;   /* of the layer group */
     uint32_t window;
     float scale;        /* ATTEND, ATTEND_HOST: of scores; EMBED: of rows, LINEAR: of products; 0: 1 */

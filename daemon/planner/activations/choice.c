@@ -64,6 +64,7 @@ void activations_rates(const struct profile *profile, const enum linear_inputs i
                        struct profile *with)
 {
     *with = *profile;
+    with->programs_int8 = inputs[PLAN_CPU0] == LINEAR_INT8;
     for (int i = 0; i < FORMAT_COUNT && inputs[PLAN_CPU0] == LINEAR_INT8; i++) {
         struct profile_format *f = &with->format[i];
         if (f->cpu_int8_gemv.value <= 0) continue; /* it has no such kernels */

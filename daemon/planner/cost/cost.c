@@ -10,7 +10,8 @@
 #include "common/model/arch.h"
 #include "daemon/planner/cost/attention.h"
 #include "daemon/planner/cost/experts.h"
-#include "daemon/planner/cost/rates.h"
+#include "daemon/planner/cost/measured.h"
+#include "daemon/planner/cost/spent.h"
 
 /* Links that one product with experts in a chain counts as: blocks wait for the choice, and have few rows each. Measured of
  * Qwen3-30B-A3B in Q4_K_M, all in VRAM, on an H100 and an H200: a layer took 57.5 us, 17 more than with one link each. */
@@ -20,47 +21,6 @@
  * 8B's attention in q4_k, three slices, between two visits of the CPU: 42 us more than in VRAM, of which hand-overs beside
  * copies are 24 (H100); 7 to 9 us a slice in steps of 8B and 32B in three formats (H200). */
 #define OPERATIONS_OF_A_SLICE 2
-
-/* A unit's time on one device, by what it is spent on. */
-struct spent {
-    double total, beside;             /* alone; while the link streams */
-    double memory, compute, overhead; /* of total */
-};
-
-/* T 4.10: the slower of reading the weights, once for each part, and of the work for `tokens`. */
-static void add_linear(const struct device_rates *r, double bytes, double parameters, double tokens,
-                       struct spent *s)
-{
-    double memory = r->parts * bytes / r->gemv, memory_beside = r->parts * bytes / r->gemv_beside;
-    double compute = r->linear > 0 ? 2 * parameters * tokens / r->linear : 0;
-    s->total += fmax(memory, compute);
-    s->beside += fmax(memory_beside, compute * r->linear_slowed);
-    *(compute > memory ? &s->compute : &s->memory) += fmax(memory, compute);
-}
-
-static void add_bytes(const struct device_rates *r, double bytes, double rate, struct spent *s)
-{
-    s->total += bytes / rate;
-    s->memory += bytes / rate;
-    s->beside += bytes / rate * (r->gemv / r->gemv_beside);
-}
-
-static void add_overhead(const struct device_rates *r, double seconds, struct spent *s)
-{
-    s->total += r->parts * seconds;
-    s->beside += r->parts * seconds;
-    s->overhead += r->parts * seconds;
-}
-
-static void add_operations(const struct device_rates *r, double count, struct spent *s)
-{
-    add_overhead(r, count * r->operation, s);
-}
-
-static double product_of(const struct device_rates *r)
-{
-    return r->product > 0 ? r->product : r->operation;
-}
 
 /* `elsewhere`: positions of each row that another processor attends to. */
 static void add_attention(const struct pricing *p, const struct device_rates *r, double window,
@@ -108,30 +68,7 @@ static void add_packed(const struct device_rates *r, double bytes, double parame
         s->beside += bytes / r->packed_beside;
         s->memory += bytes / r->packed;
     }
-    add_linear(&rates, bytes, parameters, tokens, s);
-}
-
-static const char *bound_of(const struct spent *s)
-{
-    if (s->overhead > s->memory && s->overhead > s->compute) return "overhead";
-    return s->compute > s->memory ? "compute" : "memory";
-}
-
-static double slices_of(uint64_t bytes, bool packed)
-{
-    uint64_t slice = packed ? RING_PACKED_SLICE_BYTES : RING_SLICE_BYTES;
-    return (double)((bytes + slice - 1) / slice);
-}
-
-/* Expanding at `rate` bytes a second, a slice at a time. */
-static double expanding_seconds(const struct pricing *p, double rate, double bytes)
-{
-    return bytes / rate + slices_of((uint64_t)bytes, true) * p->kernel.operation;
-}
-
-static double expand_seconds(const struct pricing *p, double bytes)
-{
-    return expanding_seconds(p, p->expand, bytes);
+    spent_linear(&rates, bytes, parameters, tokens, s);
 }
 
 /* A half layer's weights: what they take, and what the GPU's program has of them. */
@@ -175,14 +112,14 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
         const struct model_tensor *t = run->tensor[i];
         const double read = (double)t->bytes * analyse_read_part(c, t, p->step->tokens),
                      parameters = (double)t->rows * (double)t->cols * work;
-        add_linear(&r, read, parameters, p->step->tokens, &w->gpu);
-        add_linear(&kernel, read, parameters, p->step->tokens, &w->kernel);
+        spent_linear(&r, read, parameters, p->step->tokens, &w->gpu);
+        spent_linear(&kernel, read, parameters, p->step->tokens, &w->kernel);
         w->slices += slices_of(t->bytes, false);
         w->experts.bytes += read;
     }
     w->experts.gpu += w->kernel.total - before; /* in no chain where the CPU has a part */
-    add_overhead(&r, (p->chained && !w->apart ? LINKS_OF_EXPERTS : 1) * product_of(&r), &w->gpu);
-    add_overhead(&kernel, product_of(&kernel), &w->kernel);
+    spent_overhead(&r, (p->chained && !w->apart ? LINKS_OF_EXPERTS : 1) * product_of(&r), &w->gpu);
+    spent_overhead(&kernel, product_of(&kernel), &w->kernel);
     w->experts.launches += product_of(&kernel);
     w->products++;
     w->blocks = true; /* slices have been counted */
@@ -214,18 +151,18 @@ static void add_run_gpu(const struct pricing *p, const struct run *run, struct w
         const struct model_tensor *t = run->tensor[i];
         const double parameters = (double)t->rows * (double)t->cols, stored = (double)t->bytes;
         expanded += expanded_bytes(t);
-        add_linear(&with->gpu, with->expands_home ? expanded_bytes(t) : stored, parameters, product_tokens(p),
-                   &w->gpu);
-        add_linear(&with->kernel, with->expands ? expanded_bytes(t) : stored, parameters, product_tokens(p),
-                   &w->kernel);
+        spent_linear(&with->gpu, with->expands_home ? expanded_bytes(t) : stored, parameters,
+                     product_tokens(p), &w->gpu);
+        spent_linear(&with->kernel, with->expands ? expanded_bytes(t) : stored, parameters, product_tokens(p),
+                     &w->kernel);
     }
-    add_overhead(&with->gpu, product_of(&with->gpu), &w->gpu);
-    add_overhead(&with->kernel, product_of(&with->kernel), &w->kernel);
+    spent_overhead(&with->gpu, product_of(&with->gpu), &w->gpu);
+    spent_overhead(&with->kernel, product_of(&with->kernel), &w->kernel);
     w->experts.beside += w->kernel.total - before; /* where the unit has experts, a shared one's */
     if (p->tier == OP_TIER_CHUNK && run->first > 0 && run->math->norm != TENSOR_NONE &&
         p->kernel.product <= 0) {
-        add_operations(&p->gpu, 1, &w->gpu);
-        add_operations(&p->kernel, 1, &w->kernel);
+        spent_operations(&p->gpu, 1, &w->gpu);
+        spent_operations(&p->kernel, 1, &w->kernel);
     }
     if (with->expands) {
         const double seconds = expanding_seconds(p, with->expand, expanded);
@@ -252,11 +189,11 @@ static void add_matrix_cpu(const struct pricing *p, uint32_t unit, const struct 
     const double parameters = (double)t->rows * (double)t->cols * work;
     struct spent both = {
         0}; /* of a unit in both memories, whose experts may be packed when those of the CPU alone are not */
-    (packed ? add_packed : add_linear)(&with->cpu, bytes, parameters, p->step->tokens, &w->cpu);
+    (packed ? add_packed : spent_linear)(&with->cpu, bytes, parameters, p->step->tokens, &w->cpu);
     w->cpu_spread = fmax(w->cpu_spread, with->cpu_spread);
     if (!experts) return;
-    (cost_rates_packed_mixed(p, unit) ? add_packed : add_linear)(&with->cpu, bytes, parameters,
-                                                                 p->step->tokens, &both);
+    (cost_rates_packed_mixed(p, unit) ? add_packed : spent_linear)(&with->cpu, bytes, parameters,
+                                                                   p->step->tokens, &both);
     w->experts.cpu += both.total;
     w->experts.cpu_beside += both.beside;
 }
@@ -311,10 +248,10 @@ static void add_weights(const struct pricing *p, uint32_t unit, struct weights *
     for (uint32_t i = 0; i < math->ops; i++) at += add_operation(p, unit, &math->op[i], at, w);
     for (; at < u->tensor_count; at++) {
         const double bytes = vector_bytes(u->tensor[at], math->read_part);
-        add_linear(&p->cpu, bytes, 0, p->step->tokens, &w->cpu);
+        spent_linear(&p->cpu, bytes, 0, p->step->tokens, &w->cpu);
         if (!p->device) continue;
-        add_linear(&p->gpu, bytes, 0, p->step->tokens, &w->gpu);
-        add_linear(&p->kernel, bytes, 0, p->step->tokens, &w->kernel);
+        spent_linear(&p->gpu, bytes, 0, p->step->tokens, &w->gpu);
+        spent_linear(&p->kernel, bytes, 0, p->step->tokens, &w->kernel);
     }
 }
 
@@ -344,31 +281,21 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, uint
     double rotated = 8.0 * c->head_dim * (c->heads + 2.0 * c->kv_heads);
     if (attends) {
         add_attention(p, r, window, attention_elsewhere(p, window), s);
-        add_overhead(r, p->attend_chained, s);
+        spent_overhead(r, p->attend_chained, s);
     }
     if (r->product > 0) { /* norms and activations are in it */
-        add_bytes(r, attends ? p->step->tokens * rotated : 0, r->read, s);
-        add_operations(r, o->others, s);
+        spent_bytes(r, attends ? p->step->tokens * rotated : 0, r->read, s);
+        spent_operations(r, o->others, s);
         return;
     }
-    add_bytes(r, activation_bytes(p, kind), r->read, s);
-    add_operations(r, o->gpu - o->products, s);
+    spent_bytes(r, activation_bytes(p, kind), r->read, s);
+    spent_operations(r, o->gpu - o->products, s);
 }
 
 static bool unit_read_packed(const struct pricing *p, bool mlp)
 {
     const struct model_config *c = &p->model->config;
     return cost_rates_reads_packed(p, mlp ? c->intermediate : c->heads * c->head_dim);
-}
-
-/* How much longer a product of one token takes with whole packed matrices in VRAM than with plain ones; negative
- * where memory alone bounds it. Unmeasured: as with packed slices.
- */
-static double longer_packed(const struct pricing *p, double bytes)
-{
-    const double packed = p->profile->gpu.gemv_packed.value;
-    if (packed <= 0) return COST_READ_PACKED_PART * expand_seconds(p, bytes);
-    return bytes / packed - bytes / p->kernel.gemv;
 }
 
 /* A unit that lies packed in VRAM: one token's operations are kernels of their own, each with whole matrices;
@@ -425,20 +352,21 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->fixed = math->state == STATE_FIXED;
     if (attends) add_attention(p, &p->cpu, window, 0, &w.cpu);
     if (u->fixed) /* each row's is read and written */
-        add_bytes(&p->cpu, 2.0 * p->step->rows * (double)math->state_bytes, p->cpu.read, &w.cpu);
-    add_bytes(&p->cpu, activation_bytes(p, kind), p->cpu.read, &w.cpu);
-    add_operations(&p->cpu, o->cpu, &w.cpu);
+        spent_bytes(&p->cpu, 2.0 * p->step->rows * (double)math->state_bytes, p->cpu.read, &w.cpu);
+    spent_bytes(&p->cpu, activation_bytes(p, kind), p->cpu.read, &w.cpu);
+    spent_operations(&p->cpu, o->cpu, &w.cpu);
     u->cpu = w.cpu.total;
     u->cpu_beside = w.cpu.beside;
-    u->cpu_bound = bound_of(&w.cpu);
+    u->cpu_bound = spent_bound(&w.cpu);
     u->cpu_spread = w.cpu_spread;
     u->gpu_spread = w.gpu_spread;
+    measured_price(p, unit, u);
     u->gpu_bound = "";
     u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
     if (!p->device) return;
     add_rest(p, &p->gpu, kind, window, &w.gpu);
     if (p->chained) /* it is a kernel, and the chain behind it is launched */
-        add_overhead(&p->gpu, o->ends * (2 * p->kernel.operation - p->gpu.operation), &w.gpu);
+        spent_overhead(&p->gpu, o->ends * (2 * p->kernel.operation - p->gpu.operation), &w.gpu);
     add_rest(p, &p->kernel, kind, window, &w.kernel);
     /* Between slices there are events: nothing to chain. */
     const double slices = w.blocks ? w.slices : slices_of(u->bytes, u->packed),
@@ -447,7 +375,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
              : u->gpu_packed             ? packed_in_vram(p, mlp, u->bytes, &w.gpu, &w.kernel)
              : w.expands_home            ? in_slices(p, &w, more)
                                          : p->together * w.gpu.total;
-    u->gpu_bound = bound_of(&w.gpu);
+    u->gpu_bound = spent_bound(&w.gpu);
     u->stream = in_slices(p, &w, more);
     if (w.blocks && p->tier != OP_TIER_CHUNK)
         u->stream += OPERATIONS_OF_A_SLICE * slices * p->kernel.operation;
@@ -474,136 +402,6 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     w.experts.unit = p->together * w.kernel.total;
     if (u->experts && cost_rates_packed_mixed(p, unit)) pack_experts(p, &w.experts);
     if (u->experts && p->step->experts.slots) experts_price(p, &w.experts, u);
-}
-
-/* By how much the head is later where it lies packed in VRAM: one row's product is no part of a chain,
- * several rows' are of expanded slices. */
-static double head_packed(const struct pricing *p, double bytes)
-{
-    const double few = ceil((double)p->step->samples / ENGINE_FEW_TOKENS);
-    if (p->step->samples > 1 || !cost_rates_reads_packed(p, GPU_PACKED_COLS))
-        return expand_seconds(p, bytes) +
-               few * fmax(0, slices_of((uint64_t)bytes, true) - 1) * product_of(&p->kernel);
-    double kernel = fmax(0, bytes / p->kernel.gemv - bytes / p->gpu.gemv) +
-                    fmax(0, p->kernel.operation - product_of(&p->gpu));
-    return kernel + longer_packed(p, bytes);
-}
-
-/* Final norm, lm_head, a token from the logits. The GPU takes 16 rows at a time. */
-static void price_head(const struct pricing *p, const struct analyse_table *analysed, struct cost_unit *u)
-{
-    const struct model_config *c = &p->model->config;
-    double samples = p->step->samples, logits = samples * c->vocab * sizeof(float);
-    double parameters = (double)c->vocab * c->hidden, bytes = (double)analysed->head.stored;
-    struct pricing head = *p;
-    head.gpu.parts = 1;
-    struct spent cpu = {0}, gpu = {0};
-    u->bytes = analysed->head.stored + analysed->final_norm.stored;
-    if (samples == 0) return;
-    /* Whatever the step's size: only the sampled rows are multiplied. */
-    head.cpu.linear =
-        samples > 1 && !p->apart ? profile_table_at(&p->profile->cpu.linear, p->step->samples).value : 0;
-    head.gpu.linear = head.gpu.product = 0;
-    if (samples > 1) {
-        uint32_t rows = (uint32_t)fmin(samples, ENGINE_FEW_TOKENS);
-        head.gpu.linear = profile_table_at(&p->profile->gpu.linear, rows).value;
-        head.gpu.product = profile_table_at(&p->profile->gpu.linear_operation, rows).value;
-    }
-    const struct model_tensor *matrix = model_find(p->model, TENSOR_HEAD, -1);
-    const enum tensor_format format = matrix ? matrix->format : FORMAT_BF16;
-    const struct rates_size size = {p->step->samples, rates_head_tier(p->step->samples)};
-    struct format_rates with;
-    cost_rates_with(&head, format, &size, &with);
-    u->cpu_spread = with.cpu_spread;
-    u->gpu_spread = with.gpu_spread;
-    add_linear(&with.cpu, bytes, parameters, samples, &cpu);
-    add_bytes(&head.cpu, logits, p->cpu.read, &cpu);
-    const struct math_op *math = &p->model->math.head;
-    const enum op_tier tier = rates_head_tier(p->step->samples);
-    add_operations(&p->cpu, program_ops_count(math, PROCESSOR_CPU, tier), &cpu);
-    u->cpu = cpu.total;
-    u->cpu_beside = cpu.beside;
-    u->cpu_bound = bound_of(&cpu);
-    if (!p->device) return;
-    const double there =
-        with.expands ? parameters * (double)dtype_bytes(tensor_format_product(format)) : bytes;
-    const double few = ceil(samples / ENGINE_FEW_TOKENS);
-    for (double left = samples; left > 0; left -= ENGINE_FEW_TOKENS)
-        add_linear(&with.gpu, there, parameters, fmin(left, ENGINE_FEW_TOKENS), &gpu);
-    add_bytes(&head.gpu, logits, p->gpu.read, &gpu);
-    /* the matrix (once for every few rows), gathering several rows, choosing the token */
-    add_overhead(&with.gpu, few * product_of(&with.gpu), &gpu);
-    if (with.expands)
-        add_overhead(&with.gpu,
-                     expanding_seconds(p, with.expand, there) +
-                         few * fmax(0, slices_of((uint64_t)there, true) - 1) * product_of(&p->kernel),
-                     &gpu);
-    head.kernel.parts = 1;
-    add_operations(&head.kernel, program_ops_count(math, PROCESSOR_GPU, tier) - 1.0, &gpu);
-    /* and the word that says so, on its way to the host */
-    u->gpu = u->stream = gpu.total + p->profile->link.hand_over.value;
-    u->gpu_bound = bound_of(&gpu);
-    u->gpu_packed = cost_rates_packed(p, unit_count(p->model->config.layers), PLAN_HOME_GPU);
-    if (u->gpu_packed) u->gpu = u->stream = u->gpu + head_packed(&head, bytes);
-}
-
-static void price_embed(const struct pricing *p, const struct analyse_table *analysed, struct cost_unit *u)
-{
-    double row = (double)p->model->config.hidden * (4 + dtype_bytes(p->model->config.dtype));
-    u->bytes = analysed->embed.stored;
-    u->cpu = u->cpu_beside =
-        program_ops_count(&p->model->math.embed, PROCESSOR_CPU, p->tier) * p->cpu.operation +
-        p->step->tokens * row / p->cpu.read;
-    /* Beside a GPU worker, which looks for the step, the CPU worker has slept. (Before a prompt both have:
-     * cost_ttft.) */
-    if (p->device && p->tier == OP_TIER_ONE) u->cpu = u->cpu_beside = u->cpu + p->profile->wake.value;
-    u->cpu_bound = u->gpu_bound = "overhead";
-    /* The launch's way to the device, what a step begins with, the launch of the chain behind it. */
-    if (p->device)
-        u->gpu = u->stream = p->profile->link.hand_over.value +
-                             (p->first + p->chained) * p->kernel.operation +
-                             p->step->tokens * row / p->gpu.read;
-    if (p->device && p->tier == OP_TIER_CHUNK)
-        u->issue = u->issue_stream = p->first * p->profile->gpu.issue.value;
-}
-
-static void price_rest(const struct pricing *p, struct cost_table *table)
-{
-    const struct profile_link *link = &p->profile->link;
-    table->step = p->profile->step.value;
-    table->wake = p->profile->cpu.wake.value;
-    if (!p->device) return;
-    if (table->follows) table->launch = link->hand_over.value;
-    /* An empty step, less the price of the ends: its way there and back, its first kernels. They begin with the
-     * step, whichever processor has the embedding. */
-    const struct profile_value *nothing =
-        p->tier == OP_TIER_CHUNK ? &p->profile->gpu.begin : &p->profile->gpu.begin_graph;
-    double first = p->first * p->kernel.operation;
-    table->begin = fmax(0, nothing->value - 2 * link->hand_over.value - first);
-    if (nothing->value > 0) table->ready = table->begin + link->hand_over.value + first;
-    double crossing = (double)p->step->tokens * p->model->config.hidden * sizeof(float);
-    double rate = fmin(link->h2d.value, rate_or(&link->d2h, link->h2d.value));
-    struct spent slice = {0};
-    /* Each visit of the GPU launches a chain, and has two hand-overs. */
-    table->hand_over = link->hand_over.value + (p->chained ? p->kernel.operation / 2 : 0);
-    table->hand_over_more = fmax(0, link->hand_over_beside.value - link->hand_over.value);
-    table->activation = fmax(0, crossing - ENGINE_HAND_OVER_BYTES) / rate;
-    bool packed = false;
-    for (uint32_t u = 0; u < table->units; u++) packed |= table->unit[u].packed;
-    /* of the format that the last unit's matrices begin with */
-    const struct model_unit *last = &p->model->unit[table->units - 1];
-    const enum tensor_format format = last->matrix_count ? last->tensor[0]->format : FORMAT_BF16;
-    const struct format_rates *with = &p->with[format];
-    const bool plain = tensor_format_is_plain(format);
-    const double expanded = (double)(packed || !plain ? RING_PACKED_SLICE_BYTES : RING_SLICE_BYTES),
-                 values = expanded / (double)dtype_bytes(tensor_format_product(format)),
-                 bytes = plain || with->expands ? expanded
-                                                : (double)tensor_format_row_bytes(format, (uint64_t)values);
-    add_linear(&with->kernel, bytes, values, p->step->tokens, &slice);
-    add_overhead(&with->kernel, product_of(&with->kernel), &slice);
-    table->slice = slice.total + (packed          ? expand_seconds(p, expanded)
-                                  : with->expands ? expanding_seconds(p, with->expand, expanded)
-                                                  : 0);
 }
 
 static int check_step(const struct model *model, const struct cost_step *step, struct helm_err *err)

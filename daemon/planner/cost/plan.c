@@ -88,6 +88,18 @@ static double spread_at(const struct profile_table *table, uint32_t tokens)
     return cost_rates_spread(&v);
 }
 
+/* What the profile's rates of the CPU are off by in such a step; 0 where all that it computes was measured. */
+static double spread_of_cpu(const struct profile *profile, const struct cost_table *table,
+                            const struct cost_plan *plan)
+{
+    bool measured = plan->head != PLAN_CPU0 || table->head.cpu_measured || table->head.cpu <= 0;
+    for (uint32_t u = 0; u < table->units; u++)
+        measured &= plan_home_processor(plan->home[u]) != PLAN_CPU0 || table->unit[u].cpu_measured;
+    if (measured) return 0;
+    return table->tokens <= 1 ? cost_rates_spread(&profile->cpu.gemv)
+                              : spread_at(&profile->cpu.linear, table->tokens);
+}
+
 /* A processor's seconds of the step are off by its rate's spread. The link's spread counts for the seconds without
  * computing, which were all spent waiting for it. Both spreads include disturbances while they were measured. They are
  * independent, so squares add up. */
@@ -97,7 +109,7 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
     bool one = table->tokens <= 1, streams = false, packed = false;
     bool in_vram = table->head.gpu_packed && plan->head == PLANNED_GPU;
     double waited = result->seconds - result->hand_overs - table->step;
-    double cpu = one ? cost_rates_spread(&profile->cpu.gemv) : spread_at(&profile->cpu.linear, table->tokens);
+    double cpu = spread_of_cpu(profile, table, plan);
     const struct profile_value *gemv =
         profile->gpu.chain_gemv.value > 0 ? &profile->gpu.chain_gemv : &profile->gpu.gemv;
     double gpu = one ? cost_rates_spread(gemv) : spread_at(&profile->gpu.linear, table->tokens);
@@ -105,7 +117,8 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
         streams = streams || plan->home[u] == PLAN_HOME_STREAM;
         double *spread = plan_home_processor(plan->home[u]) == PLAN_CPU0 ? &cpu : &gpu;
         *spread = fmax(*spread, spread == &cpu ? table->unit[u].cpu_spread : table->unit[u].gpu_spread);
-        packed = packed || (plan->home[u] == PLAN_HOME_CPU && table->unit[u].cpu_packed);
+        packed = packed || (plan->home[u] == PLAN_HOME_CPU && table->unit[u].cpu_packed &&
+                            !table->unit[u].cpu_measured);
         in_vram = in_vram || (plan->home[u] == PLAN_HOME_GPU && table->unit[u].gpu_packed);
     }
     double *ends = plan->head == PLAN_CPU0 ? &cpu : &gpu;

@@ -211,6 +211,7 @@ void profile_now_apply(const struct profile *profile, const struct profile_now *
     const struct moves m = moves_of(profile, now);
     const double link = part_of(&m.h2d), pair = part_of(&m.h2d_beside);
     *out = *profile;
+    out->programs_then = m.read.then, out->programs_now = m.read.now;
     move_cpu(&out->cpu, &m.read, &m.read_beside);
     for (int f = 0; f < FORMAT_COUNT; f++) {
         struct profile_format *format = &out->format[f];

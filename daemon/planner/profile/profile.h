@@ -185,6 +185,7 @@ struct profile_kv {
     struct profile_value gpu_attention_direct;
 };
 
+struct programs;
 struct profile {
     char fingerprint[72]; /* of the hardware; "" for a machine that is described, not measured */
     char machine[PROFILE_TEXT];
@@ -203,6 +204,11 @@ struct profile {
     struct profile_value wake; /* from a ring until a sleeping thread runs; unknown: nothing */
     struct profile_format format[FORMAT_COUNT]; /* bf16's and packed bf16's are those above: unknown here */
     struct profile_kv kv[KV_DTYPE_COUNT];       /* single numbers' are those above: unknown here */
+    /* Of no file: a model's own programs (programs.h), borrowed; NULL: all is priced by rates. Whether they are those with
+     * int8 activations; bytes a second that memory was read at and is read at now, both 0: the same */
+    const struct programs *programs;
+    bool programs_int8;
+    double programs_then, programs_now;
 };
 
 /* Those of a set of formats (format_bit) that have no rates of their own here and could have. */

@@ -1,0 +1,15 @@
+/* A model of some layers of another one, which only exists to be measured: shapes, formats and operations, no files.
+ *
+ * Called by helm-profile, which has the CPU worker's engine run it (worker-cpu/local.h, `made`). */
+#ifndef HELM_COMMON_MODEL_SAMPLE_H
+#define HELM_COMMON_MODEL_SAMPLE_H
+
+#include "common/model/model.h"
+
+/* Makes *model one of these layers of its own, in this order and as often as each is named. It has no files then, and its
+ * tensors have the formats that they would have in memory: the worker's weights are its own making. On failure *model is
+ * zeroed. */
+HELM_MUST_CHECK int model_sample(struct model *model, const uint32_t *layer, uint32_t count,
+                                 struct helm_err *err);
+
+#endif

@@ -1,0 +1,13 @@
+/* Prices of the CPU's units by the model's own measured programs (daemon/planner/profile/programs.h), where the profile has
+ * them. Private to daemon/planner/cost. Pure. */
+#ifndef HELM_DAEMON_PLANNER_COST_MEASURED_H
+#define HELM_DAEMON_PLANNER_COST_MEASURED_H
+
+#include "daemon/planner/cost/rates.h"
+
+/* Puts measured seconds in the place of u->cpu and u->cpu_beside, which are those of rates, and sets u->cpu_measured and
+ * u->cpu_spread. Leaves *u alone where nothing of this kind was measured, or not of such a step: several tokens of an
+ * invariant plan, a cache of another type. `unit` behind the last one: the head, of the step's sampled rows. */
+void measured_price(const struct pricing *p, uint32_t unit, struct cost_unit *u);
+
+#endif

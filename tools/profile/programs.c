@@ -1,0 +1,354 @@
+/* The model's own programs on the CPU: each kind of half layer, and the head, in steps of the worker's engine. See
+ * profile_tool.h; docs/planner-programs.md has the method. Called by helm_profile.c; owns the engine while it measures.
+ *
+ * The engine runs a model of a few of the model's layers that have all kinds among them, as often as caches have to be
+ * passed (common/model/sample.h), or all layers of a model that is smaller than that. Weights are random. A step gives one
+ * sample of every kind: the mean of its units. Ways of multiplying take turns, so that what else goes on in the machine
+ * meets them alike. Time is bounded: what is left is shared by the cells that are left, and those that would take longer
+ * than a few shares are left out; programs.h draws lines between the others. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/base/cgroup.h"
+#include "common/base/cpu.h"
+#include "common/base/load.h"
+#include "common/base/node.h"
+#include "common/base/units.h"
+#include "common/model/arch.h"
+#include "common/model/sample.h"
+#include "tools/profile/profile_tool.h"
+
+#define CONTEXT_SHORT 256
+#define CONTEXT_LONG  4096
+#define POSITIONS     16384 /* of all rows of a step: more of them have shorter long contexts */
+#define SAMPLES_MOST  24
+#define SAMPLES_LEAST (PROFILE_SANITIZED ? 1 : 3) /* of steps of few tokens */
+#define CELL_S        0.5                         /* no cell takes longer once it has SAMPLES_LEAST */
+#define SHARES        3.0 /* of the time left, that a cell which has to be run may take */
+#define BESIDE_S      0.3
+#define MEMORY_MOST   (4 * GIB)
+
+/* In the order of their worth: the next token, a prompt's chunk, then what lies between. */
+static const uint32_t counts[] = {1, 512, 16, 4, 64, 2, 8, 2048};
+#define COUNTS   (sizeof counts / sizeof *counts)
+#define CONTEXTS 2
+
+struct measuring {
+    const struct profile_programs *request;
+    struct programs *programs;
+    struct profile_steps steps;
+    struct profile_packed *packed; /* NULL: not a way of this machine or model */
+    uint64_t *head_ns;             /* of the last step's head */
+    uint32_t
+        kind[UNIT_PARTS * MODEL_LAYERS_MAX + 1]; /* of each unit of the model that runs, then of the head */
+    uint32_t units[PROGRAMS_KINDS_MAX];
+    struct profile_samples sample[PROGRAMS_WAYS][PROGRAMS_KINDS_MAX];
+    double step_s[COUNTS]; /* the shortest step of so many tokens, all ways together; 0: none yet */
+    double end_s;
+    uint64_t random;
+};
+
+/* ---- the model that runs ---- */
+
+/* Bytes of a layer's matrices that a step of one token reads, and all of them. */
+static void layer_bytes(const struct model *model, uint32_t layer, uint64_t *read, uint64_t *all)
+{
+    const struct model_router *r = &model->config.router;
+    for (int part = 0; part < UNIT_PARTS; part++) {
+        const struct model_unit *u = &model->unit[unit_of(layer, (enum unit_part)part)];
+        for (uint32_t i = 0; i < u->matrix_count; i++) {
+            const uint64_t bytes = u->tensor[i]->bytes;
+            *all += bytes;
+            *read += arch_role_of_experts(u->tensor[i]->role) ? bytes / r->experts * r->chosen : bytes;
+        }
+    }
+}
+
+/* The layers that have all kinds, over and over until a token's reads pass the caches, or as far as memory goes. */
+static int choose_layers(const struct measuring *m, uint32_t *layer, uint32_t *count, struct helm_err *err)
+{
+    const struct profile_cpu_options *o = &m->request->cpu;
+    const struct model *model = m->request->model;
+    const uint32_t few = programs_layers(model, m->programs, layer);
+    const struct model_tensor *head = model_find(model, TENSOR_HEAD, -1);
+    struct cgroup_memory memory;
+    struct cpu_set cpus;
+    char need[UNITS_TEXT], have[UNITS_TEXT];
+    uint64_t read = 0, all = 0;
+    int rc = node_read_memory(o->node, &memory, err);
+    if (!rc) rc = cpu_usable(-1, &cpus, err);
+    if (rc) return rc;
+    for (uint32_t i = 0; i < few; i++) layer_bytes(model, layer[i], &read, &all);
+    const uint64_t past = profile_weights_past(o->caches, (uint32_t)cpus.suggested, true),
+                   ends = head ? 2 * head->bytes : 0, third = memory.available_bytes / 3,
+                   most = third < MEMORY_MOST ? third : MEMORY_MOST;
+    if (all + ends > third)
+        return helm_fail(err, HELM_E_CAPACITY,
+                         "a layer of each kind and the head take %s, a third of the free memory is %s",
+                         units_format_size(all + ends, need), units_format_size(third, have));
+    uint64_t rounds = (past + read - 1) / (read ? read : 1);
+    if (rounds * all + ends > most) rounds = most > all + ends ? (most - ends) / all : 1;
+    if (rounds * few >= model->config.layers) { /* as they are */
+        for (uint32_t l = 0; l < model->config.layers; l++) layer[l] = l;
+        *count = model->config.layers;
+        return 0;
+    }
+    for (*count = few; *count < rounds * few; ++*count) layer[*count] = layer[*count - few];
+    return 0;
+}
+
+static void note_kinds(struct measuring *m, const struct model *model)
+{
+    for (uint32_t u = 0; u <= unit_count(model->config.layers); u++) {
+        const struct programs_kind *kind = programs_find(m->programs, programs_signature(model, u));
+        m->kind[u] = kind ? (uint32_t)(kind - m->programs->kind) : PROGRAMS_KINDS_MAX;
+        if (kind) m->units[m->kind[u]]++;
+    }
+}
+
+static uint64_t random_of(struct measuring *m)
+{
+    m->random ^= m->random << 13, m->random ^= m->random >> 7, m->random ^= m->random << 17;
+    return m->random;
+}
+
+/* Routers of ones would have all tokens choose the same experts. */
+static void fill_routers(struct measuring *m)
+{
+    const struct weights *w = &m->steps.local.engine.weights;
+    for (uint32_t i = 0; i < w->vector_count; i++) {
+        const struct model_tensor *t = placement_tensor(w->model, &w->vector_place[i]);
+        float *at = w->vectors + w->vector_place[i].offset / sizeof *at;
+        if (t->role != TENSOR_ROUTER) continue;
+        for (uint64_t n = 0; n < t->rows * t->cols; n++)
+            at[n] = (float)(int32_t)(uint32_t)random_of(m) * 0x1p-36f;
+    }
+}
+
+static int open_engine(struct measuring *m, struct helm_err *err)
+{
+    const struct profile_programs *r = m->request;
+    uint32_t layer[MODEL_LAYERS_MAX], count = 0;
+    const uint32_t page = KV_PAGE_TOKENS_DEFAULT;
+    int rc = choose_layers(m, layer, &count, err);
+    if (!rc) rc = model_sample(r->model, layer, count, err);
+    if (rc) return rc;
+    note_kinds(m, r->model);
+    const struct profile_made made = {.model = r->model,
+                                      .kv_dtype = r->kv_dtype,
+                                      .slots = ENGINE_FEW_TOKENS,
+                                      .context_tokens = CONTEXT_LONG + page,
+                                      .step_tokens = counts[COUNTS - 1],
+                                      .pages = POSITIONS / page + 2 * ENGINE_FEW_TOKENS};
+    rc = profile_steps_open_made(&r->cpu, &made, &m->steps, err);
+    const struct engine *engine = &m->steps.local.engine;
+    if (!rc) rc = profile_steps_fill(&m->steps, engine->weights.formats, err);
+    if (!rc) rc = profile_packed_open(&m->steps.local.engine, count, &m->packed, err);
+    if (rc) return rc;
+    fill_routers(m);
+    const uint32_t one = engine->programs[0].head_one.count, many = engine->programs[0].head_many.count,
+                   apart = engine->programs[0].head_apart.count;
+    m->head_ns = calloc((size_t)one + many + apart + 1, sizeof *m->head_ns);
+    return m->head_ns ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to measure the head");
+}
+
+/* ---- steps ---- */
+
+struct cell {
+    uint32_t count; /* index of `counts` */
+    uint32_t context;
+};
+
+/* A step of few tokens has them in as many rows, each with its share of the pages; a chunk is one row. */
+static int run_step(struct measuring *m, const struct cell *cell, double *seconds, struct helm_err *err)
+{
+    const uint32_t tokens = counts[cell->count], rows = tokens <= ENGINE_FEW_TOKENS ? tokens : 1;
+    const struct arena *arena = &m->steps.local.arena;
+    struct run *run = &m->steps.local.engine.run;
+    struct step_row row[ENGINE_FEW_TOKENS] = {0};
+    for (uint32_t i = 0; i < rows; i++) {
+        row[i].slot = i * (ENGINE_FEW_TOKENS / rows);
+        row[i].count = tokens / rows;
+        row[i].start = cell->context - row[i].count;
+        row[i].flags = rows == tokens ? STEP_ROW_SAMPLE : 0;
+        uint32_t *history = arena_history_of(arena, row[i].slot);
+        for (uint32_t t = row[i].start; t < cell->context; t++)
+            history[t] = (uint32_t)(random_of(m) % run->config->vocab);
+    }
+    const uint32_t most = m->steps.local.engine.programs[0].head_one.count +
+                          m->steps.local.engine.programs[0].head_many.count +
+                          m->steps.local.engine.programs[0].head_apart.count;
+    for (uint32_t i = 0; i < most; i++) m->head_ns[i] = UINT64_MAX;
+    run->entry_ns[1] = m->head_ns;
+    const int rc = profile_steps_rows(&m->steps, row, rows, seconds, err);
+    run->entry_ns[1] = NULL;
+    return rc;
+}
+
+/* A sample of every kind from the last step. */
+static void take_samples(struct measuring *m, enum programs_way way)
+{
+    const struct run *run = &m->steps.local.engine.run;
+    const uint32_t head = m->kind[unit_count(m->steps.local.engine.model.config.layers)];
+    uint64_t sum[PROGRAMS_KINDS_MAX + 1] = {0};
+    for (uint32_t i = 0; i < run->program[0]->count; i++)
+        if (run->program[0]->entry[i].layer >= 0)
+            sum[m->kind[run->program[0]->entry[i].unit]] += m->steps.entry_ns[i];
+    for (uint32_t i = 0; run->program[1] && i < run->program[1]->count; i++) sum[head] += m->head_ns[i];
+    for (uint32_t k = 0; k < m->programs->kinds; k++)
+        if (sum[k]) profile_samples_add(&m->sample[way][k], (double)sum[k] * 1e-9 / m->units[k]);
+}
+
+static bool has_way(const struct measuring *m, enum programs_way way)
+{
+    if (way == PROGRAMS_INT8) return m->steps.local.engine.programs[LINEAR_INT8].plan != NULL;
+    return way == PROGRAMS_EXACT || m->packed;
+}
+
+static int run_way(struct measuring *m, const struct cell *cell, enum programs_way way, double *seconds,
+                   struct helm_err *err)
+{
+    (void)engine_use(&m->steps.local.engine, way == PROGRAMS_INT8 ? LINEAR_INT8 : LINEAR_EXACT);
+    if (way == PROGRAMS_PACKED) profile_packed_swap(m->packed);
+    const int rc = run_step(m, cell, seconds, err);
+    if (!rc) take_samples(m, way);
+    if (way == PROGRAMS_PACKED) profile_packed_swap(m->packed);
+    return rc;
+}
+
+/* ---- cells ---- */
+
+/* What a turn of all ways would take: as a number of tokens next to it did, whose steps are in proportion at most. */
+static double expected_s(const struct measuring *m, uint32_t count)
+{
+    double expected = m->step_s[count];
+    for (uint32_t i = 0; i < COUNTS && m->step_s[count] <= 0; i++) {
+        const double s = m->step_s[i] * (counts[i] < counts[count] ? counts[count] / counts[i] : 1);
+        if (m->step_s[i] > 0 && (expected <= 0 || s < expected)) expected = s;
+    }
+    return expected;
+}
+
+static void keep(struct measuring *m, const struct cell *cell, bool beside)
+{
+    for (int w = 0; w < PROGRAMS_WAYS; w++)
+        for (uint32_t k = 0; k < m->programs->kinds; k++) {
+            const struct profile_value v = profile_samples_value(&m->sample[w][k]);
+            const bool head = k == m->kind[unit_count(m->steps.local.engine.model.config.layers)];
+            struct programs_times *times = &m->programs->kind[k].cpu[w];
+            const struct programs_cell one = {.tokens = counts[cell->count],
+                                              .context = head ? 0 : cell->context,
+                                              .seconds = v.value,
+                                              .low = v.low,
+                                              .high = v.high};
+            if (v.value <= 0) continue;
+            if (!beside) programs_put(times, &one);
+            for (uint32_t i = 0; beside && i < times->count; i++)
+                if (times->cell[i].tokens == one.tokens && times->cell[i].context == one.context)
+                    times->cell[i].beside =
+                        v.value > times->cell[i].seconds ? v.value : times->cell[i].seconds;
+        }
+}
+
+/* Turns for `seconds`; of few tokens another step comes first, which finds all in its place. */
+static int run_cell(struct measuring *m, const struct cell *cell, double seconds, bool beside,
+                    struct helm_err *err)
+{
+    const bool few = counts[cell->count] <= ENGINE_FEW_TOKENS;
+    const uint32_t least = few ? SAMPLES_LEAST : 1;
+    double *shortest = &m->step_s[cell->count], spent = 0;
+    int rc = few ? run_step(m, cell, &spent, err) : 0;
+    memset(m->sample, 0, sizeof m->sample);
+    for (uint32_t n = 0; n < SAMPLES_MOST && !rc; n++) {
+        double turn = 0;
+        for (int w = 0; w < PROGRAMS_WAYS && !rc; w++) {
+            if (!has_way(m, (enum programs_way)w)) continue;
+            rc = run_way(m, cell, (enum programs_way)w, &spent, err);
+            turn += spent;
+        }
+        if (!beside && (*shortest <= 0 || turn < *shortest)) *shortest = turn;
+        seconds -= turn;
+        if (n + 1 >= least && seconds < turn / 2) break;
+    }
+    if (!rc) keep(m, cell, beside);
+    return rc;
+}
+
+/* The contexts of a number of tokens: a short one, and one so long that all rows have room. */
+static uint32_t context_of(const struct measuring *m, uint32_t count, int which)
+{
+    const uint32_t tokens = counts[count], rows = tokens <= ENGINE_FEW_TOKENS ? tokens : 1,
+                   most = m->steps.local.engine.model.config.max_context;
+    uint32_t context = which ? POSITIONS / rows : CONTEXT_SHORT;
+    if (context > CONTEXT_LONG) context = CONTEXT_LONG;
+    if (most && context > most) context = most;
+    return context < tokens / rows ? tokens / rows : context;
+}
+
+static int run_cells(struct measuring *m, struct helm_err *err)
+{
+    int rc = 0;
+    for (uint32_t i = 0, left = COUNTS * CONTEXTS; i < COUNTS && !rc; i++)
+        for (int which = 0; which < CONTEXTS && !rc; which++, left--) {
+            const struct cell cell = {i, context_of(m, i, which)};
+            if (which && cell.context == context_of(m, i, 0)) continue;
+            const double time = m->end_s - profile_now_s(), share = time / left;
+            if (i && expected_s(m, i) > (time > 0 ? SHARES * share : 0)) continue;
+            rc = run_cell(m, &cell, share < CELL_S ? share : CELL_S, false, err);
+        }
+    return rc;
+}
+
+/* The next token and a chunk while copies flow. */
+static int run_beside(struct measuring *m, struct helm_err *err)
+{
+    struct profile_device_run *device = m->request->device;
+    struct helm_err ignored;
+    if (!device) return 0;
+    int rc = profile_device_stream_start(device, err);
+    if (rc) return rc;
+    for (uint32_t i = 0; i < 2 && !rc; i++) {
+        const struct cell cell = {i, context_of(m, i, 0)};
+        if (m->step_s[i] > 0 && (i == 0 || m->step_s[i] < m->end_s - profile_now_s()))
+            rc = run_cell(m, &cell, BESIDE_S, true, err);
+    }
+    const int stopped = profile_device_stream_stop(device, rc ? &ignored : err);
+    return rc ? rc : stopped;
+}
+
+static void describe(struct measuring *m)
+{
+    struct tm date;
+    time_t now = time(NULL);
+    gmtime_r(&now, &date);
+    strftime(m->programs->made, sizeof m->programs->made, "%Y-%m-%d %H:%M:%S UTC", &date);
+}
+
+int profile_programs_measure(const struct profile_programs *request, struct programs *programs,
+                             struct helm_err *err)
+{
+    struct measuring *m = aligned_alloc(64, (sizeof *m + 63) / 64 * 64); /* as the engine in it asks */
+    struct load load;
+    if (!m) {
+        model_free(request->model);
+        return helm_fail(err, HELM_E_NOMEM, "no memory to measure programs");
+    }
+    memset(m, 0, sizeof *m);
+    m->request = request;
+    m->programs = programs;
+    m->random = UINT64_C(88172645463325252);
+    m->end_s = profile_now_s() + (request->seconds > 0 ? request->seconds : PROGRAMS_S);
+    load_begin(&load);
+    int rc = open_engine(m, err);
+    if (!rc) rc = run_cells(m, err);
+    if (!rc) rc = run_beside(m, err);
+    programs->busy_percent = load_others(&load);
+    describe(m);
+    profile_packed_close(m->packed);
+    profile_steps_close(&m->steps);
+    model_free(request->model);
+    free(m->head_ns);
+    free(m);
+    return rc;
+}
