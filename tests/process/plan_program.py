@@ -90,7 +90,7 @@ def check_stages(stages, layers, what):
     """In order, nothing left out: units of half a layer."""
     unit = 0
     for s in stages:
-        same(set(s) - {"format"}, {"layers", "ops", "home", "bytes", "ms", "bound_by"}, what)
+        same(set(s) - {"format", "measured"}, {"layers", "ops", "home", "bytes", "ms", "bound_by"}, what)
         same(s.get("format", "bf16-packed"), "bf16-packed", what)
         check(s["ops"] in ("all", "attention", "mlp") and s["home"] in ("cpu", "gpu", "stream"), f"{what}: {s}")
         check(s["bound_by"] in ("memory", "compute", "overhead", "link", "hand-over"), f"{what}: {s}")

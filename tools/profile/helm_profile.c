@@ -42,6 +42,9 @@
 #define ATTEMPTS_QUICK 4
 #define FORMATS_S      15.0 /* after so long, formats are not measured again */
 #define PATH_TEXT      4096
+/* The model's programs, as most plans run them and as invariant ones do: 20 s together with what is read */
+#define PROGRAMS_S           11.0
+#define PROGRAMS_INVARIANT_S 7.0
 
 struct options {
     const char *device, *out, *disk, *worker_dir, *formats, *model, *activations, *weights, *kv_dtype;
@@ -272,15 +275,6 @@ static int measure_formats(struct tool *t, struct helm_err *err)
     }
 }
 
-/* A file of another name is made and removed. */
-static int check_writable(const char *path, struct helm_err *err)
-{
-    interrupt_hold();
-    const int rc = profile_write_check(path, err);
-    interrupt_release();
-    return rc;
-}
-
 /* Where the profile is to be: the cache's path, if it is kept, and --out. */
 static int write_profile(struct tool *t, const char *path, struct helm_err *err)
 {
@@ -308,9 +302,20 @@ static bool can_keep(struct tool *t, const char *path)
 {
     struct helm_err why = {0};
     int rc = profile_cache_make(path, &why);
-    if (!rc) rc = check_writable(path, &why);
+    interrupt_hold(); /* a file of another name is made and removed */
+    if (!rc) rc = profile_write_check(path, &why);
+    interrupt_release();
     if (rc) profile_say(&t->progress, "not kept: %s", why.text);
     return rc == 0;
+}
+
+static int read_model(const struct options *o, struct model *model, struct helm_err *err)
+{
+    bool derived = false;
+    int rc = model_read_headers(o->model, model, &derived, err);
+    if (rc) return helm_err_prefix(err, "--model");
+    if (o->weights && mixture_named(o->weights)) mixture_lay(model, mixture_named(o->weights));
+    return 0;
 }
 
 /* Those of --formats and of --model's matrices. */
@@ -318,8 +323,6 @@ static int read_formats(struct tool *t, struct helm_err *err)
 {
     const struct options *o = &t->options;
     struct model *model = &t->model;
-    const struct mixture *weights = o->weights ? mixture_named(o->weights) : NULL;
-    bool derived = false;
     int rc = o->formats ? profile_formats_read(o->formats, &t->formats, err) : 0;
     if (rc) return helm_err_prefix(err, "--formats");
     t->main = FORMAT_BF16;
@@ -327,13 +330,12 @@ static int read_formats(struct tool *t, struct helm_err *err)
         if (t->formats == format_bit((enum tensor_format)f)) t->main = (enum tensor_format)f;
     if (o->now && t->formats && t->main == FORMAT_BF16)
         return helm_fail(err, HELM_E_USAGE, "--formats: memory is read by one format with --now");
-    if (o->weights && strcmp(o->weights, "stored") != 0 && !weights)
+    if (o->weights && strcmp(o->weights, "stored") != 0 && !mixture_named(o->weights))
         return helm_fail(err, HELM_E_USAGE, "--weights: '%.40s' is no mixture of formats", o->weights);
     if (!o->model && o->programs) return helm_fail(err, HELM_E_USAGE, "--programs: of which --model?");
     if (!o->model) return 0;
-    rc = model_read_headers(o->model, model, &derived, err);
-    if (rc) return helm_err_prefix(err, "--model");
-    if (weights) mixture_lay(model, weights);
+    rc = read_model(o, model, err);
+    if (rc) return rc;
     t->formats |= model_formats(model);
     t->main = model_main_format(model);
     return 0;
@@ -387,16 +389,24 @@ static int print_json(json_t *json, struct helm_err *err)
 
 /* ---- the model's programs ---- */
 
+/* As most plans run it, then as invariant ones do. */
 static int measure_programs(struct tool *t, struct helm_err *err)
 {
+    struct model model = {0};
     struct profile_programs request = {.cpu = cpu_options_of(t),
-                                       .model = &t->model,
+                                       .model = &model,
                                        .kv_dtype = kv_dtype_named(t->options.kv_dtype)};
     const double begin_s = profile_now_s();
-    profile_say(&t->progress, "the model's programs: measuring them (up to %.0f s)", PROGRAMS_S + 2);
+    profile_say(&t->progress, "the model's programs: measuring them (up to %.0f s)",
+                PROGRAMS_S + PROGRAMS_INVARIANT_S);
     pin_prefer_node(t->node);
     int rc = has_device(t) ? open_device(t, &request.device, err) : 0;
-    if (!rc) rc = profile_programs_measure(&request, &t->programs, err);
+    for (int invariant = 0; invariant < 2 && !rc; invariant++) {
+        request.cpu.invariant = invariant;
+        request.seconds = invariant ? PROGRAMS_INVARIANT_S : PROGRAMS_S;
+        rc = read_model(&t->options, &model, err);
+        if (!rc) rc = profile_programs_measure(&request, &t->programs, err);
+    }
     profile_device_close(request.device);
     if (!rc)
         profile_say(&t->progress, "the model's programs: %u kinds in %.1f s", t->programs.kinds,
@@ -468,7 +478,9 @@ static int run(struct tool *t, struct helm_err *err)
         snprintf(hardware.device, sizeof hardware.device, "%.60s, copies %llu a second", t->device.hardware,
                  (unsigned long long)o->copy_bytes_per_s);
     rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
-    if (!rc && o->out) rc = check_writable(o->out, err);
+    interrupt_hold();
+    if (!rc && o->out) rc = profile_write_check(o->out, err);
+    interrupt_release();
     if (rc) return rc;
     if (o->programs) return get_programs(t, fingerprint, err);
     bool keep = find_place(t, fingerprint, path);

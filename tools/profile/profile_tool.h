@@ -224,16 +224,16 @@ HELM_MUST_CHECK int profile_experts_measure(const struct profile_experts *e, str
 
 /* ---- programs.c ---- */
 
-/* The model's own programs on the CPU, in about PROGRAMS_S seconds, what is loaded included: times of *programs, whose kinds are
- * the model's (programs_list). The model is taken. `device`: whose copies flow for what is beside them; NULL: none. */
+/* The model's own programs on the CPU, those of invariant plans where `cpu` says so: times of *programs, whose kinds are the
+ * model's (programs_list), beside what it has. The model is taken. `device`: whose copies flow for what is beside them; NULL:
+ * none. All takes about `seconds`, what is loaded included. */
 struct profile_programs {
     struct profile_cpu_options cpu;
     struct model *model;
     enum kv_dtype kv_dtype;
     struct profile_device_run *device;
-    double seconds; /* that all may take; 0: PROGRAMS_S */
+    double seconds;
 };
-#define PROGRAMS_S 18.0
 HELM_MUST_CHECK int profile_programs_measure(const struct profile_programs *request,
                                              struct programs *programs, struct helm_err *err);
 

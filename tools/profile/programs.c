@@ -17,12 +17,13 @@
 #include "common/base/units.h"
 #include "common/model/arch.h"
 #include "common/model/sample.h"
+#include "common/plan/schedule.h"
 #include "tools/profile/profile_tool.h"
 
 #define CONTEXT_SHORT 256
 #define CONTEXT_LONG  4096
 #define POSITIONS     16384 /* of all rows of a step: more of them have shorter long contexts */
-#define SAMPLES_MOST  24
+#define SAMPLES_MOST  (PROFILE_SANITIZED ? 2 : 16)
 #define SAMPLES_LEAST (PROFILE_SANITIZED ? 1 : 3) /* of steps of few tokens */
 #define CELL_S        0.5                         /* no cell takes longer once it has SAMPLES_LEAST */
 #define SHARES        3.0 /* of the time left, that a cell which has to be run may take */
@@ -43,7 +44,7 @@ struct measuring {
     uint32_t
         kind[UNIT_PARTS * MODEL_LAYERS_MAX + 1]; /* of each unit of the model that runs, then of the head */
     uint32_t units[PROGRAMS_KINDS_MAX];
-    struct profile_samples sample[PROGRAMS_WAYS][PROGRAMS_KINDS_MAX];
+    struct profile_samples sample[PROGRAMS_INVARIANT][PROGRAMS_KINDS_MAX]; /* by way */
     double step_s[COUNTS]; /* the shortest step of so many tokens, all ways together; 0: none yet */
     double end_s;
     uint64_t random;
@@ -180,6 +181,12 @@ static int run_step(struct measuring *m, const struct cell *cell, double *second
                           m->steps.local.engine.programs[0].head_many.count +
                           m->steps.local.engine.programs[0].head_apart.count;
     for (uint32_t i = 0; i < most; i++) m->head_ns[i] = UINT64_MAX;
+    /* a chunk of an invariant plan says so */
+    const struct local *local = &m->steps.local;
+    arena_control_of(arena)->step[(local->serial + 1) % ARENA_STEP_RING].flags =
+        m->request->cpu.invariant && rows < tokens
+            ? plan_prompt_flags(plan_prompt_list(&local->engine.plan, tokens))
+            : 0;
     run->entry_ns[1] = m->head_ns;
     const int rc = profile_steps_rows(&m->steps, row, rows, seconds, err);
     run->entry_ns[1] = NULL;
@@ -232,11 +239,12 @@ static double expected_s(const struct measuring *m, uint32_t count)
 
 static void keep(struct measuring *m, const struct cell *cell, bool beside)
 {
-    for (int w = 0; w < PROGRAMS_WAYS; w++)
+    for (int w = 0; w < PROGRAMS_INVARIANT; w++)
         for (uint32_t k = 0; k < m->programs->kinds; k++) {
             const struct profile_value v = profile_samples_value(&m->sample[w][k]);
             const bool head = k == m->kind[unit_count(m->steps.local.engine.model.config.layers)];
-            struct programs_times *times = &m->programs->kind[k].cpu[w];
+            struct programs_times *times =
+                &m->programs->kind[k].cpu[w + (m->request->cpu.invariant ? PROGRAMS_INVARIANT : 0)];
             const struct programs_cell one = {.tokens = counts[cell->count],
                                               .context = head ? 0 : cell->context,
                                               .seconds = v.value,
@@ -262,7 +270,7 @@ static int run_cell(struct measuring *m, const struct cell *cell, double seconds
     memset(m->sample, 0, sizeof m->sample);
     for (uint32_t n = 0; n < SAMPLES_MOST && !rc; n++) {
         double turn = 0;
-        for (int w = 0; w < PROGRAMS_WAYS && !rc; w++) {
+        for (int w = 0; w < PROGRAMS_INVARIANT && !rc; w++) {
             if (!has_way(m, (enum programs_way)w)) continue;
             rc = run_way(m, cell, (enum programs_way)w, &spent, err);
             turn += spent;
@@ -338,12 +346,13 @@ int profile_programs_measure(const struct profile_programs *request, struct prog
     m->request = request;
     m->programs = programs;
     m->random = UINT64_C(88172645463325252);
-    m->end_s = profile_now_s() + (request->seconds > 0 ? request->seconds : PROGRAMS_S);
+    m->end_s = profile_now_s() + request->seconds;
     load_begin(&load);
     int rc = open_engine(m, err);
     if (!rc) rc = run_cells(m, err);
     if (!rc) rc = run_beside(m, err);
-    programs->busy_percent = load_others(&load);
+    const uint32_t busy = load_others(&load);
+    if (busy > programs->busy_percent) programs->busy_percent = busy;
     describe(m);
     profile_packed_close(m->packed);
     profile_steps_close(&m->steps);

@@ -103,6 +103,7 @@ int profile_steps_open_made(const struct profile_cpu_options *o, const struct pr
                                           .context_tokens = made->context_tokens,
                                           .step_tokens = made->step_tokens,
                                           .pages = made->pages,
+                                          .invariant = o->invariant,
                                           .pin = true,
                                           .blank = true};
     note_allowed(s);

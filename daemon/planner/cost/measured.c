@@ -12,10 +12,13 @@ static const struct programs_times *times_of(const struct pricing *p, uint32_t u
 {
     const struct programs_kind *kind =
         programs_find(p->profile->programs, programs_signature(p->model, unit));
+    const bool invariant = p->step->invariant;
     if (!kind) return NULL;
-    if (packed) return &kind->cpu[PROGRAMS_PACKED];
-    const bool int8 = p->profile->programs_int8 && kind->cpu[PROGRAMS_INT8].count;
-    return &kind->cpu[int8 ? PROGRAMS_INT8 : PROGRAMS_EXACT];
+    int way = packed ? PROGRAMS_PACKED : p->profile->programs_int8 ? PROGRAMS_INT8 : PROGRAMS_EXACT;
+    if (way == PROGRAMS_INT8 && !kind->cpu[way].count) way = PROGRAMS_EXACT; /* there are no such kernels */
+    if (!invariant) return &kind->cpu[way];
+    const struct programs_times *own = &kind->cpu[way + PROGRAMS_INVARIANT];
+    return own->count || p->step->tokens > 1 ? own : &kind->cpu[way];
 }
 
 /* Positions of a row that a layer sees: a window's are no more than it has, and those of a chunk's own tokens. */
@@ -66,12 +69,13 @@ void measured_price(const struct pricing *p, uint32_t unit, struct cost_unit *u)
     const bool head = unit == unit_count(p->model->config.layers);
     const bool attends = !head && model_unit_math(p->model, unit)->state == STATE_PAGES;
     struct programs_price price;
-    if (!programs || (step->invariant && step->tokens > 1)) return;
+    const bool few = step->tokens <= ENGINE_FEW_TOKENS;
+    if (!programs) return;
+    if (step->invariant && few && step->tokens > step->rows) return; /* a prompt so short is a chunk there */
     if (attends && strcmp(programs->kv_dtype, kv_dtype_name(step->kv_dtype)) != 0) return;
     const struct programs_times *times = times_of(p, unit, u->cpu_packed);
     if (!times) return;
     const double window = attends && p->model->config.window ? p->model->config.window[unit_layer(unit)] : 0;
-    const bool few = step->tokens <= ENGINE_FEW_TOKENS;
     /* few tokens were measured in a row each: those that share a row read its cache once */
     const double context = seen(p, window) * (few ? (double)step->rows / step->tokens : 1);
     if (!programs_at(times, head ? step->samples : step->tokens, head ? 0 : context, &price)) return;

@@ -6,7 +6,7 @@
 #include "daemon/planner/cost/rates.h"
 
 /* Puts measured seconds in the place of u->cpu and u->cpu_beside, which are those of rates, and sets u->cpu_measured and
- * u->cpu_spread. Leaves *u alone where nothing of this kind was measured, or not of such a step: several tokens of an
+ * u->cpu_spread. Leaves *u alone where nothing of this kind was measured, or not of such a step: a short prompt of an
  * invariant plan, a cache of another type. `unit` behind the last one: the head, of the step's sampled rows. */
 void measured_price(const struct pricing *p, uint32_t unit, struct cost_unit *u);
 

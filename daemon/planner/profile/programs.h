@@ -17,8 +17,15 @@
 #define PROGRAMS_CELLS_MAX 32
 #define PROGRAMS_BYTES_MAX ((size_t)1 << 20)
 
-/* What the CPU multiplies with: weights as they are stored, the same with activations rounded to int8, packed ones. */
-enum programs_way { PROGRAMS_EXACT, PROGRAMS_INT8, PROGRAMS_PACKED, PROGRAMS_WAYS };
+/* What the CPU multiplies with: weights as they are stored, the same with activations rounded to int8, packed ones. Behind
+ * them the same in invariant plans (common/plan/schedule.h): way + PROGRAMS_INVARIANT. */
+enum programs_way {
+    PROGRAMS_EXACT,
+    PROGRAMS_INT8,
+    PROGRAMS_PACKED,
+    PROGRAMS_INVARIANT,
+    PROGRAMS_WAYS = 2 * PROGRAMS_INVARIANT
+};
 
 /* One step's time of such a half layer, the median of its samples, with the 10th and 90th percentile. A step of up to
  * ENGINE_FEW_TOKENS tokens has one token a row, each with `context` positions; a longer one is a chunk of one row whose last
@@ -79,7 +86,7 @@ bool programs_at(const struct programs_times *times, double tokens, double conte
 /* ---- the file ---- */
 
 /* {"helm_programs": 1, "fingerprint", "key", "made", "kv_dtype", "busy_percent", "kinds": [{"name", "signature",
- *  "exact" | "int8" | "packed": [[tokens, context, seconds, low, high, beside], ...]}, ...]}. NULL: no memory. */
+ *  "exact" | "int8" | "packed" | "invariant_exact" | ...: [[tokens, context, seconds, low, high, beside], ...]}, ...]}. NULL: no memory. */
 json_t *programs_to_json(const struct programs *programs);
 /* HELM_E_FORMAT names what is wrong; *programs has no kinds then. */
 HELM_MUST_CHECK int programs_from_json(const json_t *json, struct programs *programs, struct helm_err *err);

@@ -11,7 +11,8 @@
 #define SECONDS_MAX 3600.0
 #define COUNT_MAX   ((uint64_t)1 << 24)
 
-static const char *const ways[PROGRAMS_WAYS] = {"exact", "int8", "packed"};
+static const char *const ways[PROGRAMS_WAYS] = {"exact",           "int8",           "packed",
+                                                "invariant_exact", "invariant_int8", "invariant_packed"};
 
 static json_t *times_to_json(const struct programs_times *times)
 {

@@ -72,6 +72,17 @@ static const char *bound_of(const struct cost_table *table, const struct plan_st
     return names[most];
 }
 
+/* Whether the model's own programs price a stage, and the widest of their spreads. */
+static void note_measured(const struct cost_table *table, struct explain_stage *stage)
+{
+    stage->measured = stage->stage.home == PLAN_HOME_CPU;
+    for (uint32_t u = plan_stage_first_unit(&stage->stage); u <= plan_stage_last_unit(&stage->stage); u++) {
+        stage->measured &= table->unit[u].cpu_measured;
+        stage->spread = fmax(stage->spread, table->unit[u].cpu_spread);
+    }
+    if (!stage->measured) stage->spread = 0;
+}
+
 static double end_seconds(const struct cost_result *result, uint32_t end, const struct cost_unit *unit,
                           enum plan_processor processor)
 {
@@ -123,6 +134,7 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
         out->seconds = end - before;
         out->bound_by = bound_of(&table, &out->stage, out->seconds,
                                  worker == at ? 0 : table.hand_over + table.activation);
+        note_measured(&table, out);
         before = end;
         at = worker;
     }

@@ -16,6 +16,9 @@ struct explain_stage {
     struct plan_stage stage;
     double seconds;       /* from the end of the stage before to its own: hand-over and waits are in it */
     const char *bound_by; /* "memory", "compute", "overhead", "link", "hand-over" */
+    bool
+        measured; /* all its units are priced by the model's own programs, whose samples spread by this part; */
+    double spread; /* else it is priced by the profile's rates */
 };
 
 /* One list of the plan, with the times of one step by it. */

@@ -23,6 +23,7 @@ static json_t *list_to_json(const struct explain_list *list, const enum tensor_f
         json_t *json = plan_stage_to_json(&s->stage, format);
         json_object_set_new(json, "ms", number(1e3 * s->seconds));
         json_object_set_new(json, "bound_by", json_string(s->bound_by));
+        if (s->measured) json_object_set_new(json, "measured", number(s->spread));
         json_array_append_new(array, json);
     }
     return array;

@@ -53,7 +53,8 @@ static uint32_t layers_alike(const struct explain_list *list, uint32_t at)
 }
 
 /* One line: a stage, or every second one of `layers` layers. */
-static void print_stages(const struct explain_list *list, uint32_t at, uint32_t layers, FILE *out)
+static void print_stages(const struct explain *x, const struct explain_list *list, uint32_t at,
+                         uint32_t layers, FILE *out)
 {
     char text[UNITS_TEXT], range[32];
     const struct explain_stage *first = list->stage + at, *last = first + 2 * (size_t)(layers - 1);
@@ -65,9 +66,13 @@ static void print_stages(const struct explain_list *list, uint32_t at, uint32_t 
     }
     snprintf(range, sizeof range, first->stage.first == last->stage.last ? "%u" : "%u-%u", first->stage.first,
              last->stage.last);
-    fprintf(out, "  %-10s %-10s %-7s %12s %11.3f   %s\n", range, plan_ops_name(first->stage.ops),
+    fprintf(out, "  %-10s %-10s %-7s %12s %11.3f   %s", range, plan_ops_name(first->stage.ops),
             plan_home_name(first->stage.home), units_format_size(bytes, text), 1e3 * seconds,
             first->bound_by);
+    if (first->measured)
+        fprintf(out, ", measured +-%.0f %%\n", 100 * first->spread);
+    else
+        fprintf(out, "%s\n", x->request->profile->programs ? ", by rates" : "");
 }
 
 static void print_list(const struct explain *x, const struct explain_list *list, FILE *out)
@@ -86,7 +91,7 @@ static void print_list(const struct explain *x, const struct explain_list *list,
             1e3 * list->embed);
     for (uint32_t i = 0; i < list->stage_count;) {
         uint32_t layers = layers_alike(list, i), rows = layers > 1 ? 2 : 1;
-        for (uint32_t row = 0; row < rows; row++) print_stages(list, i + row, layers, out);
+        for (uint32_t row = 0; row < rows; row++) print_stages(x, list, i + row, layers, out);
         i += layers * rows;
     }
     fprintf(out, "  %-10s %-10s %-7s %12s %11.3f\n", "head", "", plan_processor_name(plan->head), "",

@@ -8,6 +8,7 @@
 
 #include <math.h>
 
+#include "daemon/planner/profile/programs.h"
 #include "tests/unit/daemon/planner/explain_case.h"
 
 static void explain(struct explain_case *c, struct explain *x)
@@ -66,6 +67,33 @@ static const struct explain_stage *stage_at(const struct explain_list *list, uin
     for (uint32_t i = 0; i < list->stage_count; i++)
         if (plan_stage_last_unit(&list->stage[i].stage) >= unit) return &list->stage[i];
     return NULL;
+}
+
+/* Stages of the CPU that the model's own programs price say so, with their spread; those of the GPU, and all others, go by rates. */
+static void measured_stages_say_so(void **state)
+{
+    (void)state;
+    static struct programs programs;
+    struct explain_case c;
+    struct explain x;
+    const struct programs_cell cell = {
+        .tokens = 1, .context = 256, .seconds = 1e-3, .low = 0.9e-3, .high = 1.1e-3};
+    case_open(&c, "qwen3-8b", "thesis-rtx4060-laptop", 0);
+    case_write(&c);
+    programs_list(&c.model, &programs);
+    programs_key("0123", kv_dtype_name(c.request.wish.kv_dtype), &programs);
+    for (uint32_t k = 0; k < programs.kinds; k++) programs_put(&programs.kind[k].cpu[PROGRAMS_EXACT], &cell);
+    explain(&c, &x);
+    assert_false(stage_at(&x.list[0], 71)->measured);
+    explain_free(&x);
+    c.profile.programs = &programs;
+    explain(&c, &x);
+    assert_false(stage_at(&x.list[0], 0)->measured); /* VRAM */
+    assert_true(stage_at(&x.list[0], 71)->measured);
+    assert_true(fabs(stage_at(&x.list[0], 71)->spread - 0.1) < 1e-9);
+    assert_false(stage_at(&x.list[2], 71)->measured); /* a prompt's */
+    explain_free(&x);
+    case_close(&c);
 }
 
 static void bounds_are_what_takes_longest(void **state)
@@ -416,6 +444,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stages_add_up_to_their_step),
+        cmocka_unit_test(measured_stages_say_so),
         cmocka_unit_test(bounds_are_what_takes_longest),
         cmocka_unit_test(a_plan_without_prefill_lists_has_both_all_the_same),
         cmocka_unit_test(json_form_is_fixed),
