@@ -17,13 +17,13 @@
 #include "daemon/children/child_run.h"
 #include "daemon/children/worker_process.h"
 
-#define PROGRAM  "helm-profile"
-#define LIMIT_S  300 /* it says itself that it needs one minute at most */
-#define NOW_S    60  /* --now: a second, and what opening a device takes */
-#define NOW_TEXT 1024
+#define PROGRAM          "helm-profile"
+#define LIMIT_S          300 /* it says itself that it needs one minute at most */
+#define NOW_S            60  /* --now: a second, and what opening a device takes */
+#define NOW_TEXT         1024
 #define PROGRAMS_LIMIT_S 120 /* the same, of --programs: 20 s at most, more on a machine that is busy */
-#define LOOK_MS  300 /* whether the machine is quiet */
-#define RETAKE_S 600
+#define LOOK_MS          300 /* whether the machine is quiet */
+#define RETAKE_S         600
 
 /* What is measured and why. `doing` is shown to the waiting user with the line that follows: by systemd, or by
  * helm-cli, which reads NOTIFY_SOCKET when it has started this daemon. */
@@ -380,7 +380,8 @@ int profiling_programs(const struct profiling_request *r, const struct profiling
     log_info("profile: measuring the model's own programs, once (up to 20 s)");
     rc = measure_programs(r, m, programs, &why);
     if (!rc && strcmp(programs->key, key) != 0)
-        rc = helm_fail(&why, HELM_E_MISMATCH, "what " PROGRAM " measured is of other shapes or another machine");
+        rc = helm_fail(&why, HELM_E_MISMATCH,
+                       "what " PROGRAM " measured is of other shapes or another machine");
     if (!rc) return 0;
     programs->kinds = 0;
     if (rc == HELM_E_CANCELLED) {

@@ -32,11 +32,11 @@ struct helmd {
     struct rundir rundir;
     struct keeper keeper;
     struct accelerator device;
-    int node;                /* NUMA node of weights, caches and compute threads; -1: none */
-    bool measured_now;       /* the profile is not from a file */
-    struct profile measured; /* what is planned by: as in the file, or as it would be now */
-    struct profile current;  /* what is forecast by: as it would be now, where that is known */
-    struct profile profile;  /* either, with the rates of the activations that are planned with */
+    int node;                 /* NUMA node of weights, caches and compute threads; -1: none */
+    bool measured_now;        /* the profile is not from a file */
+    struct profile measured;  /* what is planned by: as in the file, or as it would be now */
+    struct profile current;   /* what is forecast by: as it would be now, where that is known */
+    struct profile profile;   /* either, with the rates of the activations that are planned with */
     struct programs programs; /* of the model on this machine; no kinds: prices go by rates */
     struct machine_now now;
     struct planner_request request;

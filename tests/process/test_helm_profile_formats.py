@@ -88,10 +88,13 @@ def test_cpu(cache, before, cpu=tuple(CPU)):
         for dtype in "bfloat16", "float16":
             models[dtype] = os.path.join(folder, dtype)
             os.mkdir(models[dtype])
-            with open("tests/data/configs/qwen3-8b/config.json") as f, open(os.path.join(models[dtype], "config.json"), "w") as g:
-                json.dump(dict(json.load(f), torch_dtype=dtype), g)
+            with open("tests/data/golden/qwen3/config.json") as f, open(os.path.join(models[dtype], "config.json"), "w") as g:
+                json.dump(dict(json.load(f), dtype=dtype), g)
         rc, again, err, _ = profile(cache, *cpu, "--model", models["bfloat16"])
         check("model: of bf16 no formats", rc == 0 and again == p and "formats of weights" not in err, (rc, err))
+        check("model: its own programs are measured", "the model's programs: 3 kinds in" in err and "programs-" in err, err)
+        rc, again, err, _ = profile(cache, *cpu, "--model", models["bfloat16"])
+        check("model: once", rc == 0 and "the model's programs: cached: " in err, (rc, err))
         said = first_lines(cache, *cpu, "--model", models["float16"], lines=2)  # of the cache, and of what is not in it
         check("model: what it has is measured", "formats of weights: f16\n" in said, said)
 

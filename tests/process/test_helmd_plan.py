@@ -38,13 +38,14 @@ class Machine:
             f.write("#!/bin/sh\necho \"$@\" >>%s/arguments\n%s\n" % (self.base, script))
         os.chmod(path, stat.S_IRWXU)
 
-    def arguments(self):
+    def arguments(self, programs=False):
+        """Those of each run since the last call: of the machine and of memory, or of the model's own programs."""
         path = os.path.join(self.base, "arguments")
         if not os.path.exists(path):
             return []
         lines = open(path).read().splitlines()
         os.unlink(path)
-        return lines
+        return [line for line in lines if ("--programs" in line) == programs]
 
     def start(self, *options, faults="", wait=True):
         return Daemon(*options, base=self.base, faults=faults, profile=None, env={"XDG_CACHE_HOME": self.cache}, wait=wait)
@@ -84,6 +85,47 @@ def test_without_a_profile_the_machine_is_measured_once():
     d = m.refused("--device", "cpu", "--threads", "2")  # other threads, another profile
     same(m.arguments(), [f"--device cpu --threads 2 --worker-dir {m.workers} --json --quick"], "helm-profile's arguments")
     d.close()
+
+
+def test_the_models_own_programs_are_measured_once_and_again_when_they_cannot_be_used():
+    m = Machine()
+    path = m.place("--device", "cpu")
+    fingerprint = os.path.basename(path)[:-len(".json")]
+    here = os.path.join(m.base, "here.json")
+    with open(here, "w") as f:
+        json.dump(dict(json.load(open(PROFILE)), fingerprint=fingerprint), f)
+    # The shapes are this test's own, so their key is asked of the real program, which measures them in this cache.
+    real = [os.path.join(BIN, "helm-profile"), "--programs", "--model", m.base + "/model", "--device", "cpu"]
+    done = subprocess.run(real, env=dict(os.environ, XDG_CACHE_HOME=m.cache, STATE_DIRECTORY=""), capture_output=True,
+                          text=True, timeout=120 * SLOW)
+    same(done.returncode, 0, done.stderr)
+    programs = json.loads(done.stdout)
+    same(programs["fingerprint"], fingerprint, "the machine")
+    kept = os.path.join(os.path.dirname(path), f"programs-{programs['key']}.json")
+    same(json.load(open(kept)), programs, "what is kept")
+    check({k["name"] for k in programs["kinds"]} > {"attention of bf16", "head of bf16"}, programs["kinds"])
+    check(all(cell[2] > 0 for k in programs["kinds"] for cell in k["exact"]), "seconds of every cell")
+    asked = f"--device cpu --worker-dir {m.workers} --programs --model {m.base}/model --weights stored --kv-dtype f16"
+
+    def started(script, words, runs, what):
+        m.helm_profile(f'case "$*" in *--programs*) {script};; *) tee {path} <{here};; esac')
+        d = m.start("--device", "cpu")
+        check(d.ready.startswith("ready "), d.ready)
+        same(m.arguments(programs=True), [asked] * runs, what)
+        log = d.log().splitlines()
+        log = "\n".join(log[max(i for i, line in enumerate(log) if "profile: " + path in line):])
+        for word in words:
+            check(word in log, f"{what}: '{word}' is not in the log:\n{log}")
+        same(d.stop(), 0, "exit status")
+
+    started("exit 1", ["the model's own programs, of " + programs["made"]], 0, "the kept ones")
+    with open(kept, "w") as f:
+        f.write("{\"helm_programs\": 1, \"kinds\": [")
+    started(f"echo '{done.stdout}'", ["measured programs cannot be used", "measuring the model's own programs"], 1, "half a file")
+    os.unlink(kept)
+    for script, word in (("exit 3", "could not be measured"), ("echo '{}'", "could not be measured"),
+                         (f"echo '{json.dumps(dict(programs, key='0' * 32))}'", "of other shapes or another machine")):
+        started(script, [word, "prices go by rates"], 1, script[:20])
 
 
 def test_a_disturbed_profile_widens_the_band_and_is_taken_again_when_it_is_quiet():
