@@ -44,6 +44,7 @@ struct measuring {
     uint32_t
         kind[UNIT_PARTS * MODEL_LAYERS_MAX + 1]; /* of each unit of the model that runs, then of the head */
     uint32_t units[PROGRAMS_KINDS_MAX];
+    bool attends[PROGRAMS_KINDS_MAX]; /* others take as long in any context: their samples are of both */
     struct profile_samples sample[PROGRAMS_INVARIANT][PROGRAMS_KINDS_MAX]; /* by way */
     double step_s[COUNTS]; /* the shortest step of so many tokens, all ways together; 0: none yet */
     double end_s;
@@ -104,7 +105,10 @@ static void note_kinds(struct measuring *m, const struct model *model)
     for (uint32_t u = 0; u <= unit_count(model->config.layers); u++) {
         const struct programs_kind *kind = programs_find(m->programs, programs_signature(model, u));
         m->kind[u] = kind ? (uint32_t)(kind - m->programs->kind) : PROGRAMS_KINDS_MAX;
-        if (kind) m->units[m->kind[u]]++;
+        if (!kind) continue;
+        m->units[m->kind[u]]++;
+        m->attends[m->kind[u]] =
+            u < unit_count(model->config.layers) && model_unit_math(model, u)->state == STATE_PAGES;
     }
 }
 
@@ -159,6 +163,7 @@ static int open_engine(struct measuring *m, struct helm_err *err)
 struct cell {
     uint32_t count; /* index of `counts` */
     uint32_t context;
+    bool again; /* as many tokens as the cell before */
 };
 
 /* A step of few tokens has them in as many rows, each with its share of the pages; a chunk is one row. */
@@ -242,11 +247,10 @@ static void keep(struct measuring *m, const struct cell *cell, bool beside)
     for (int w = 0; w < PROGRAMS_INVARIANT; w++)
         for (uint32_t k = 0; k < m->programs->kinds; k++) {
             const struct profile_value v = profile_samples_value(&m->sample[w][k]);
-            const bool head = k == m->kind[unit_count(m->steps.local.engine.model.config.layers)];
             struct programs_times *times =
                 &m->programs->kind[k].cpu[w + (m->request->cpu.invariant ? PROGRAMS_INVARIANT : 0)];
             const struct programs_cell one = {.tokens = counts[cell->count],
-                                              .context = head ? 0 : cell->context,
+                                              .context = m->attends[k] ? cell->context : 0,
                                               .seconds = v.value,
                                               .low = v.low,
                                               .high = v.high};
@@ -267,7 +271,9 @@ static int run_cell(struct measuring *m, const struct cell *cell, double seconds
     const uint32_t least = few ? SAMPLES_LEAST : 1;
     double *shortest = &m->step_s[cell->count], spent = 0;
     int rc = few ? run_step(m, cell, &spent, err) : 0;
-    memset(m->sample, 0, sizeof m->sample);
+    for (int w = 0; w < PROGRAMS_INVARIANT; w++)
+        for (uint32_t k = 0; k < m->programs->kinds; k++)
+            if (m->attends[k] || !cell->again) m->sample[w][k].count = 0;
     for (uint32_t n = 0; n < SAMPLES_MOST && !rc; n++) {
         double turn = 0;
         for (int w = 0; w < PROGRAMS_INVARIANT && !rc; w++) {
@@ -297,14 +303,17 @@ static uint32_t context_of(const struct measuring *m, uint32_t count, int which)
 static int run_cells(struct measuring *m, struct helm_err *err)
 {
     int rc = 0;
-    for (uint32_t i = 0, left = COUNTS * CONTEXTS; i < COUNTS && !rc; i++)
+    for (uint32_t i = 0, left = COUNTS * CONTEXTS; i < COUNTS && !rc; i++) {
+        bool measured = false;
         for (int which = 0; which < CONTEXTS && !rc; which++, left--) {
-            const struct cell cell = {i, context_of(m, i, which)};
+            const struct cell cell = {i, context_of(m, i, which), which && measured};
             if (which && cell.context == context_of(m, i, 0)) continue;
             const double time = m->end_s - profile_now_s(), share = time / left;
             if (i && expected_s(m, i) > (time > 0 ? SHARES * share : 0)) continue;
             rc = run_cell(m, &cell, share < CELL_S ? share : CELL_S, false, err);
+            measured = true;
         }
+    }
     return rc;
 }
 
@@ -317,7 +326,7 @@ static int run_beside(struct measuring *m, struct helm_err *err)
     int rc = profile_device_stream_start(device, err);
     if (rc) return rc;
     for (uint32_t i = 0; i < 2 && !rc; i++) {
-        const struct cell cell = {i, context_of(m, i, 0)};
+        const struct cell cell = {i, context_of(m, i, 0), false};
         if (m->step_s[i] > 0 && (i == 0 || m->step_s[i] < m->end_s - profile_now_s()))
             rc = run_cell(m, &cell, BESIDE_S, true, err);
     }

@@ -146,12 +146,12 @@ static int order_of(const struct programs_cell *a, const struct programs_cell *b
 void programs_put(struct programs_times *times, const struct programs_cell *cell)
 {
     uint32_t at = 0;
-    if (times->count == PROGRAMS_CELLS_MAX) return;
     while (at < times->count && order_of(&times->cell[at], cell) < 0) at++;
-    if (at < times->count && order_of(&times->cell[at], cell) == 0) return;
-    memmove(times->cell + at + 1, times->cell + at, (times->count - at) * sizeof *times->cell);
+    const bool there = at < times->count && order_of(&times->cell[at], cell) == 0;
+    if (!there && times->count == PROGRAMS_CELLS_MAX) return;
+    if (!there) memmove(times->cell + at + 1, times->cell + at, (times->count - at) * sizeof *times->cell);
     times->cell[at] = *cell;
-    times->count++;
+    times->count += !there;
 }
 
 static struct programs_price price_of(const struct programs_cell *cell)

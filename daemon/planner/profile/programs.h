@@ -29,7 +29,7 @@ enum programs_way {
 
 /* One step's time of such a half layer, the median of its samples, with the 10th and 90th percentile. A step of up to
  * ENGINE_FEW_TOKENS tokens has one token a row, each with `context` positions; a longer one is a chunk of one row whose last
- * token sees `context`. Of the head: `tokens` sampled rows, context 0. */
+ * token sees `context`. Half layers that read no cache, and the head, have context 0; the head's tokens are sampled rows. */
 struct programs_cell {
     uint32_t tokens, context;
     double seconds, low, high;
@@ -76,7 +76,7 @@ struct programs_price {
     double seconds, beside; /* beside: 0 where that was not measured */
     double spread;          /* half of the way from low to high, in parts of the seconds */
 };
-/* Adds a cell in its place; ignored where the table is full or has it. */
+/* Puts a cell in its place, in that of one of the same step; ignored where the table is full. */
 void programs_put(struct programs_times *times, const struct programs_cell *cell);
 /* The time of a step. Straight lines lead from one context to the other and on, and in the logarithms of both from one number
  * of tokens to the next. False: unmeasured, also of more than twice as many tokens as any cell has. */

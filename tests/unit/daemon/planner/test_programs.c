@@ -46,8 +46,9 @@ static void contexts_are_straight_lines(void **state)
     expect("half way", at(&t, 1, (256 + 4096) / 2.0), 2e-3);
     expect("as far again", at(&t, 1, 4096 + 3840), 5e-3);
     expect("never below half", at(&t, 1, 1), fmax(0.5e-3, 1e-3 - 2e-3 * 255 / 3840));
-    put(&t, 1, 4096, 9); /* is there already */
-    expect("the first one counts", at(&t, 1, 4096), 3e-3);
+    put(&t, 1, 4096, 4e-3); /* takes the place of the one that is there */
+    expect("the last one counts", at(&t, 1, 4096), 4e-3);
+    assert_int_equal(t.count, 2);
     struct programs_times falls = {.count = 0};
     put(&falls, 1, 256, 2e-3);
     put(&falls, 1, 4096, 1.9e-3);
