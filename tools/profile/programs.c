@@ -6,6 +6,7 @@
  * sample of every kind: the mean of its units. Ways of multiplying take turns, so that what else goes on in the machine
  * meets them alike. Time is bounded: what is left is shared by the cells that are left, and those that would take longer
  * than a few shares are left out; programs.h draws lines between the others. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -28,10 +29,12 @@
 #define CELL_S        0.5                         /* no cell takes longer once it has SAMPLES_LEAST */
 #define SHARES        3.0 /* of the time left, that a cell which has to be run may take */
 #define BESIDE_S      0.3
-#define MEMORY_MOST   (4 * GIB)
+#define CHUNK_BESIDE  512 /* tokens */
+#define MEMORY_MOST   (6 * GIB)
 
-/* In the order of their worth: the next token, a prompt's chunk, then what lies between. */
-static const uint32_t counts[] = {1, 512, 16, 4, 64, 2, 8, 2048};
+/* In the order of their worth: the next token, rows that decode together, a prompt's chunks, then what lies between. Each says what the
+ * next larger one takes at most. */
+static const uint32_t counts[] = {1, 16, 64, 512, 4, 2, 8, 2048};
 #define COUNTS   (sizeof counts / sizeof *counts)
 #define CONTEXTS 2
 
@@ -46,7 +49,7 @@ struct measuring {
     uint32_t units[PROGRAMS_KINDS_MAX];
     bool attends[PROGRAMS_KINDS_MAX]; /* others take as long in any context: their samples are of both */
     struct profile_samples sample[PROGRAMS_INVARIANT][PROGRAMS_KINDS_MAX]; /* by way */
-    double step_s[COUNTS]; /* the shortest step of so many tokens, all ways together; 0: none yet */
+    double step_s[COUNTS]; /* the last turn of so many tokens, all ways together; 0: none yet */
     double end_s;
     uint64_t random;
 };
@@ -83,13 +86,15 @@ static int choose_layers(const struct measuring *m, uint32_t *layer, uint32_t *c
     if (rc) return rc;
     for (uint32_t i = 0; i < few; i++) layer_bytes(model, layer[i], &read, &all);
     const uint64_t past = profile_weights_past(o->caches, (uint32_t)cpus.suggested, true),
-                   ends = head ? 2 * head->bytes : 0, third = memory.available_bytes / 3,
+                   least = PROFILE_CACHES_LEAST * o->caches, after = head ? head->bytes : 0,
+                   own = past > after + least ? past - after : least, /* of layers: the head's pass, too */
+        ends = 2 * after, third = memory.available_bytes / 3,
                    most = third < MEMORY_MOST ? third : MEMORY_MOST;
     if (all + ends > third)
         return helm_fail(err, HELM_E_CAPACITY,
                          "a layer of each kind and the head take %s, a third of the free memory is %s",
                          units_format_size(all + ends, need), units_format_size(third, have));
-    uint64_t rounds = (past + read - 1) / (read ? read : 1);
+    uint64_t rounds = own / (read ? read : 1) + 1;
     if (rounds * all + ends > most) rounds = most > all + ends ? (most - ends) / all : 1;
     if (rounds * few >= model->config.layers) { /* as they are */
         for (uint32_t l = 0; l < model->config.layers; l++) layer[l] = l;
@@ -231,15 +236,17 @@ static int run_way(struct measuring *m, const struct cell *cell, enum programs_w
 
 /* ---- cells ---- */
 
-/* What a turn of all ways would take: as a number of tokens next to it did, whose steps are in proportion at most. */
+/* What a turn of all ways would take, by the largest number of tokens below: chunks in proportion; few tokens, which wait for
+ * memory, by the root of that. */
 static double expected_s(const struct measuring *m, uint32_t count)
 {
-    double expected = m->step_s[count];
-    for (uint32_t i = 0; i < COUNTS && m->step_s[count] <= 0; i++) {
-        const double s = m->step_s[i] * (counts[i] < counts[count] ? counts[count] / counts[i] : 1);
-        if (m->step_s[i] > 0 && (expected <= 0 || s < expected)) expected = s;
-    }
-    return expected;
+    uint32_t below = COUNTS;
+    for (uint32_t i = 0; i < COUNTS; i++)
+        if (m->step_s[i] > 0 && counts[i] <= counts[count] && (below == COUNTS || counts[i] > counts[below]))
+            below = i;
+    if (below == COUNTS) return 0;
+    const double times = (double)counts[count] / counts[below];
+    return m->step_s[below] * (counts[count] > ENGINE_FEW_TOKENS ? times : sqrt(times));
 }
 
 static void keep(struct measuring *m, const struct cell *cell, bool beside)
@@ -263,13 +270,15 @@ static void keep(struct measuring *m, const struct cell *cell, bool beside)
         }
 }
 
-/* Turns for `seconds`; of few tokens another step comes first, which finds all in its place. */
-static int run_cell(struct measuring *m, const struct cell *cell, double seconds, bool beside,
+/* Turns for `seconds`, and for `most` where these are too few to say much; of few tokens another step comes first, which finds all
+ * in its place. */
+static int run_cell(struct measuring *m, const struct cell *cell, double seconds, double most, bool beside,
                     struct helm_err *err)
 {
+    const double begin_s = profile_now_s();
     const bool few = counts[cell->count] <= ENGINE_FEW_TOKENS;
     const uint32_t least = few ? SAMPLES_LEAST : 1;
-    double *shortest = &m->step_s[cell->count], spent = 0;
+    double spent = 0;
     int rc = few ? run_step(m, cell, &spent, err) : 0;
     for (int w = 0; w < PROGRAMS_INVARIANT; w++)
         for (uint32_t k = 0; k < m->programs->kinds; k++)
@@ -281,9 +290,9 @@ static int run_cell(struct measuring *m, const struct cell *cell, double seconds
             rc = run_way(m, cell, (enum programs_way)w, &spent, err);
             turn += spent;
         }
-        if (!beside && (*shortest <= 0 || turn < *shortest)) *shortest = turn;
-        seconds -= turn;
-        if (n + 1 >= least && seconds < turn / 2) break;
+        if (!beside) m->step_s[cell->count] = turn;
+        const double took = profile_now_s() - begin_s;
+        if (took + turn / 2 > seconds && (n + 1 >= least || took + turn > most)) break;
     }
     if (!rc) keep(m, cell, beside);
     return rc;
@@ -310,7 +319,7 @@ static int run_cells(struct measuring *m, struct helm_err *err)
             if (which && cell.context == context_of(m, i, 0)) continue;
             const double time = m->end_s - profile_now_s(), share = time / left;
             if (i && expected_s(m, i) > (time > 0 ? SHARES * share : 0)) continue;
-            rc = run_cell(m, &cell, share < CELL_S ? share : CELL_S, false, err);
+            rc = run_cell(m, &cell, share < CELL_S ? share : CELL_S, SHARES * share, false, err);
             measured = true;
         }
     }
@@ -325,10 +334,10 @@ static int run_beside(struct measuring *m, struct helm_err *err)
     if (!device) return 0;
     int rc = profile_device_stream_start(device, err);
     if (rc) return rc;
-    for (uint32_t i = 0; i < 2 && !rc; i++) {
+    for (uint32_t i = 0; i < COUNTS && !rc; i++) {
         const struct cell cell = {i, context_of(m, i, 0), false};
-        if (m->step_s[i] > 0 && (i == 0 || m->step_s[i] < m->end_s - profile_now_s()))
-            rc = run_cell(m, &cell, BESIDE_S, true, err);
+        if (counts[i] != 1 && (counts[i] != CHUNK_BESIDE || m->step_s[i] > BESIDE_S * SHARES)) continue;
+        if (m->step_s[i] > 0) rc = run_cell(m, &cell, BESIDE_S, SHARES * BESIDE_S, true, err);
     }
     const int stopped = profile_device_stream_stop(device, rc ? &ignored : err);
     return rc ? rc : stopped;

@@ -9,7 +9,7 @@
 
 #include "daemon/planner/profile/profile.h"
 
-#define TOKENS_BEYOND 2.0 /* times the most tokens of any cell: up to there a line is drawn on */
+#define TOKENS_BEYOND 4.0 /* times the most tokens of any cell: up to there a line is drawn on */
 
 /* ---- kinds ---- */
 

@@ -79,7 +79,7 @@ struct programs_price {
 /* Puts a cell in its place, in that of one of the same step; ignored where the table is full. */
 void programs_put(struct programs_times *times, const struct programs_cell *cell);
 /* The time of a step. Straight lines lead from one context to the other and on, and in the logarithms of both from one number
- * of tokens to the next. False: unmeasured, also of more than twice as many tokens as any cell has. */
+ * of tokens to the next. False: unmeasured, also of more than four times as many tokens as any cell has. */
 bool programs_at(const struct programs_times *times, double tokens, double context,
                  struct programs_price *price);
 

@@ -68,7 +68,8 @@ static void tokens_are_lines_in_logarithms(void **state)
     expect("16: in proportion", at(&t, 16, 256), 8e-3);
     expect("64", at(&t, 64, 256), 32e-3);
     expect("128: the line goes on", at(&t, 128, 256), 64e-3);
-    assert_true(at(&t, 129, 256) < 0); /* too far */
+    expect("256", at(&t, 256, 256), 128e-3);
+    assert_true(at(&t, 257, 256) < 0); /* too far */
     struct programs_times one = {.count = 0};
     put(&one, 1, 256, 1e-3);
     expect("nothing between", at(&one, 1, 256), 1e-3);
@@ -257,7 +258,7 @@ static void measured_programs_are_the_price(void **state)
     expect("eight rows", p->table.unit[0].cpu, 8e-3);
     price(p, step_of(8, 1, 512)); /* a prompt of eight tokens reads its cache once */
     assert_true(p->table.unit[0].cpu_measured && p->table.unit[0].cpu <= 8e-3);
-    price(p, step_of(64, 1, 64)); /* unmeasured */
+    price(p, step_of(64, 1, 64)); /* unmeasured: eight times as many */
     assert_false(p->table.unit[0].cpu_measured);
     struct cost_step other = step_of(1, 1, 4096);
     other.kv_dtype = KV_Q8_0; /* another cache */
