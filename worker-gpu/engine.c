@@ -96,7 +96,7 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
         plan_kv_tiered(&g->plan) ? plan_kv_pages(&g->plan, plan_processor_memory(self)) : h->page_count;
     if (units_mul(kv_page_bytes(&g->kv), pages, &g->kv_bytes))
         return helm_fail(err, HELM_E_LIMIT, "the KV pool of %u pages overflows", pages);
-    g->ring_bytes = plan_streams(&g->plan, self) ? g->plan.ring_bytes : 0;
+    g->ring_bytes = plan_streams(&g->plan, self) ? g->plan.device[self].ring_bytes : 0;
     gpu_buffers_place(&g->model, &g->plan, self, h, g->device, &g->buffers);
     rc = gpu_buffers_check(&g->model.config, g->device, &g->buffers, err);
     if (rc) return rc;

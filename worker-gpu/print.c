@@ -97,8 +97,8 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     if (rc) return rc;
     gpu_expand_plan(&p->weights, p->ring, plan_phase_count(&p->plan), &p->home, &p->expand);
     gpu_buffers_place(&p->model, &p->plan, self, h, p->device, &p->buffers);
-    p->space_bytes = p->weights.bytes + p->buffers.work.bytes + p->plan.ring_bytes + p->slots.place.bytes +
-                     p->expand.bytes + 4096;
+    p->space_bytes = p->weights.bytes + p->buffers.work.bytes + p->plan.device[self].ring_bytes +
+                     p->slots.place.bytes + p->expand.bytes + 4096;
     p->space =
         mmap(NULL, (size_t)p->space_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p->space == MAP_FAILED) {
@@ -108,7 +108,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     gpu_weights_fill_tables(&p->weights, p->space);
     gpu_expand_pretend(&p->expand, &p->weights, p->space + p->space_bytes - 4096 - p->expand.bytes);
     p->buffers.memory = p->space + p->weights.bytes;
-    p->slots.memory = p->buffers.memory + p->buffers.work.bytes + p->plan.ring_bytes;
+    p->slots.memory = p->buffers.memory + p->buffers.work.bytes + p->plan.device[self].ring_bytes;
     *source = (struct gpu_source){.model = &p->model,
                                   .plan = &p->plan,
                                   .self = self,

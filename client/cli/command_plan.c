@@ -57,9 +57,10 @@ static void stages_table(const struct plan *plan, struct cli_text *out)
                     plan->layers, plan->context_tokens, plan->slots, plan->step_tokens, plan->kv_dtype,
                     plan->page_count, plan->page_tokens, plan_processor_name(plan->embed),
                     plan_processor_name(plan->head));
-    if (plan->ring_bytes)
-        cli_text_printf(out, "; streamed weights pass a ring of %s",
-                        units_format_size(plan->ring_bytes, text));
+    for (int p = 0; p < PLAN_PROCESSORS; p++)
+        if (plan->device[p].ring_bytes)
+            cli_text_printf(out, "; streamed weights pass a ring of %s",
+                            units_format_size(plan->device[p].ring_bytes, text));
     if (plan->weights)
         cli_text_printf(out, "\nweights quantised at load, as %s", mixture_name(plan->weights));
     for (int p = 0; p < PLAN_PROCESSORS; p++)

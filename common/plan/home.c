@@ -48,6 +48,13 @@ uint32_t plan_device_index(enum plan_processor processor)
     return index;
 }
 
+enum plan_processor plan_first_device(void)
+{
+    int processor = 0;
+    while (!plan_processor_has_memory((enum plan_processor)processor)) processor++;
+    return (enum plan_processor)processor;
+}
+
 uint32_t plan_link_of(enum plan_processor from, enum plan_processor to)
 {
     uint32_t link = 0;

@@ -85,8 +85,9 @@ static inline bool plan_home_streams(enum plan_home home, enum plan_processor pr
 enum plan_home plan_processor_home(enum plan_processor processor);
 /* The processor whose own memory it is. */
 enum plan_processor plan_memory_processor(enum plan_memory memory);
-/* The processor's number among the devices, from 0 on. */
+/* The processor's number among the devices, from 0 on; the first of them. */
 uint32_t plan_device_index(enum plan_processor processor);
+enum plan_processor plan_first_device(void);
 /* The index of the link, and of its lane; the two differ. */
 uint32_t plan_link_of(enum plan_processor from, enum plan_processor to);
 

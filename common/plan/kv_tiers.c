@@ -22,7 +22,7 @@ uint64_t plan_vram_pages_least(const struct plan *plan)
 
 bool plan_appends_in_arena(const struct plan *plan)
 {
-    return plan_kv_tiered(plan) && plan->vram_page_count < places_for(plan, plan->step_tokens);
+    return plan_kv_tiered(plan) && plan_kv_places(plan) < places_for(plan, plan->step_tokens);
 }
 
 uint32_t plan_free_places(uint32_t slots, uint32_t page_tokens)
@@ -32,7 +32,8 @@ uint32_t plan_free_places(uint32_t slots, uint32_t page_tokens)
 
 uint32_t plan_places_filled(const struct plan *plan)
 {
-    return plan->kv_free_places < plan->vram_page_count ? plan->vram_page_count - plan->kv_free_places : 1;
+    const uint32_t places = plan_kv_places(plan);
+    return plan->kv_free_places < places ? places - plan->kv_free_places : 1;
 }
 
 uint32_t plan_host_tokens(const struct plan *plan, uint32_t rows, uint32_t context)
@@ -77,19 +78,19 @@ int plan_check_tiers(const struct plan *plan, struct helm_err *err)
             err, HELM_E_UNSUPPORTED,
             "'vram_page_count' is %u, but the plan uses %u devices: two tiers of the KV cache are for "
             "plans with one",
-            plan->vram_page_count, plan_devices(plan));
+            plan_kv_places(plan), plan_devices(plan));
     if (!plan_device_layers(plan))
         return helm_fail(err, HELM_E_FORMAT, "'vram_page_count' is %u, but no layer's cache is the GPU's",
-                         plan->vram_page_count);
+                         plan_kv_places(plan));
     if (plan->invariant && plan_kv_assisted(plan))
         return helm_fail(err, HELM_E_FORMAT,
                          "'invariant' is true, but 'kv_direct_permille' is %u: what the CPU attends to "
                          "depends on how many pages VRAM has for a sequence; it must be 1000",
                          plan->kv_direct_permille);
-    if (plan->vram_page_count >= least) return 0;
+    if (plan_kv_places(plan) >= least) return 0;
     return helm_fail(
         err, HELM_E_LIMIT,
         "'vram_page_count' is %u, less than the %llu pages of %u tokens that steps of few tokens of %u "
         "sequences append to",
-        plan->vram_page_count, (unsigned long long)least, plan->page_tokens, plan->slots);
+        plan_kv_places(plan), (unsigned long long)least, plan->page_tokens, plan->slots);
 }

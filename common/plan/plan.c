@@ -226,7 +226,9 @@ uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory)
 
 uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory)
 {
-    return memory != PLAN_HOST && plan_kv_tiered(plan) ? plan->vram_page_count : plan->page_count;
+    return memory != PLAN_HOST && plan_kv_tiered(plan)
+               ? plan->device[plan_memory_processor(memory)].vram_page_count
+               : plan->page_count;
 }
 
 enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer)
@@ -299,7 +301,7 @@ bool plan_has_home(const struct plan *plan, enum plan_home home)
 
 double plan_hit_rate(const struct plan *plan, uint32_t experts)
 {
-    const struct plan_experts *e = &plan->experts;
+    const struct plan_experts *e = plan_experts(plan);
     if (e->hit_permille) return e->hit_permille / 1000.0;
     return experts ? (double)e->slots / experts : 0;
 }
@@ -464,7 +466,7 @@ static int check_first(const struct plan_experts *e, uint32_t units, struct helm
 /* Experts in both memories: of MLP halves of the decode list. */
 static int check_mixed(const struct plan *plan, struct helm_err *err)
 {
-    const struct plan_experts *e = &plan->experts;
+    const struct plan_experts *e = plan_experts(plan);
     const uint32_t units = plan_mixed_units(plan);
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
         const struct plan_phase phase = plan_phase_at(plan, p);
@@ -510,8 +512,9 @@ int plan_check(const struct plan *plan, struct helm_err *err)
         }
         before = phase.from_tokens;
     }
-    if (plan_has_home(plan, PLAN_HOME_STREAM) && !plan->ring_bytes)
-        return helm_fail(err, HELM_E_FORMAT, "there are 'stream' stages, but 'ring_bytes' is 0");
+    for (int p = 0; p < PLAN_PROCESSORS; p++)
+        if (plan_streams(plan, (enum plan_processor)p) && !plan->device[p].ring_bytes)
+            return helm_fail(err, HELM_E_FORMAT, "there are 'stream' stages, but 'ring_bytes' is 0");
     int rc = plan_check_state_homes(plan, err);
     if (!rc) rc = plan_check_tiers(plan, err);
     if (!rc) rc = check_mixed(plan, err);
@@ -535,7 +538,7 @@ int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err)
     to->format = NULL;
     to->placement = NULL;
     to->state = NULL;
-    to->experts.first = NULL;
+    for (int p = 0; p < PLAN_PROCESSORS; p++) to->device[p].experts.first = NULL;
     for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) to->prefill[i].stages = NULL;
     int rc = copy_list(from->stages, from->stage_count, sizeof *from->stages, &to->stages, err);
     for (uint32_t i = 0; i < from->prefill_count && !rc; i++)
@@ -546,9 +549,12 @@ int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err)
     if (!rc && from->state) rc = copy_list(from->state, from->layers, sizeof *from->state, &to->state, err);
     if (!rc)
         rc = copy_list(from->placement, from->placement_count, sizeof *from->placement, &to->placement, err);
-    if (!rc && from->experts.first)
-        rc = copy_list(from->experts.first, plan_mixed_units(from) * from->experts.slots,
-                       sizeof *from->experts.first, &to->experts.first, err);
+    for (int p = 0; p < PLAN_PROCESSORS && !rc; p++) {
+        const struct plan_experts *e = &from->device[p].experts;
+        if (e->first)
+            rc = copy_list(e->first, plan_mixed_units(from) * e->slots, sizeof *e->first,
+                           &to->device[p].experts.first, err);
+    }
     if (rc) plan_free(to);
     return rc;
 }
@@ -559,7 +565,7 @@ void plan_free(struct plan *plan)
     free(plan->format);
     free(plan->placement);
     free(plan->state);
-    free(plan->experts.first);
+    for (int p = 0; p < PLAN_PROCESSORS; p++) free(plan->device[p].experts.first);
     for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) free(plan->prefill[i].stages);
     memset(plan, 0, sizeof *plan);
 }

@@ -109,15 +109,23 @@ struct plan_state {
     uint64_t bytes; /* of the record, of STATE_FIXED */
 };
 
+/* What a plan says of one device; nothing of the CPU. */
+struct plan_device {
+    uint64_t
+        ring_bytes; /* of its memory that streamed weights pass through; 0 where none are streamed to it */
+    /* Pages that its memory has room for, of the layers whose cache it holds. 0: all of them, and these layers have no room
+     * in the arena. Else the cache has two tiers: every page has room for all layers in the arena, where its cells are
+     * copied once it is full, and the newest pages of a sequence lie in VRAM too. */
+    uint32_t vram_page_count;
+    struct plan_experts experts; /* of units at home on `mixed` */
+};
+
 struct placement;
 struct plan {
     uint32_t layers;
     uint32_t context_tokens, step_tokens, slots;
     uint32_t page_tokens, page_count;
-    /* Pages that VRAM has room for, of the layers whose cache it holds. 0: all of them, and these layers have no room
-     * in the arena. Else the cache has two tiers: every page has room for all layers in the arena, where its cells are
-     * copied once it is full, and the newest pages of a sequence lie in VRAM too. */
-    uint32_t vram_page_count;
+    struct plan_device device[PLAN_PROCESSORS];
     /* The watermark: places that are kept free as long as pages can lie in the arena alone. */
     uint32_t kv_free_places;
     /* With two tiers, in steps of few tokens: of the positions that lie in the arena alone, how many of 1,000 the
@@ -143,13 +151,11 @@ struct plan {
     enum linear_inputs inputs[PLAN_PROCESSORS];
     struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
     uint32_t prefill_count;
-    struct plan_experts experts; /* of units at home on `mixed` */
     /* Experts that each of the files is cut into (common/model/parts.h); 0 or 1: they are whole. What is said of experts
      * here is said of such. */
     uint32_t expert_parts;
     struct plan_state *state;  /* [layers], owned; NULL: all keep pages */
     uint32_t state_snapshots;  /* that host memory has room for; 0 where no state is fixed */
-    uint64_t ring_bytes;       /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
     enum plan_processor embed; /* where the embedding is */
     enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
     /* Where every matrix lies, by the lists and formats above (placement.h); NULL: not laid out yet. */
@@ -225,10 +231,21 @@ static inline uint32_t plan_expert_parts(const struct plan *plan)
 {
     return plan->expert_parts ? plan->expert_parts : 1;
 }
-/* Whether the cache of the GPU's layers has two tiers, vram_page_count. */
+/* The vram_page_count of the device whose layers' cache has two tiers: at most one has. Whether there is one. */
+static inline uint32_t plan_kv_places(const struct plan *plan)
+{
+    uint32_t places = 0;
+    for (int p = 0; p < PLAN_PROCESSORS; p++) places += plan->device[p].vram_page_count;
+    return places;
+}
 static inline bool plan_kv_tiered(const struct plan *plan)
 {
-    return plan->vram_page_count != 0;
+    return plan_kv_places(plan) != 0;
+}
+/* Of the units at home on `mixed`: what is said of their device. */
+static inline const struct plan_experts *plan_experts(const struct plan *plan)
+{
+    return &plan->device[plan_home_processor(PLAN_HOME_MIXED)].experts;
 }
 /* Whether the CPU attends to a part of that cache. Such a plan uses the CPU even if it computes no unit. */
 static inline bool plan_kv_assisted(const struct plan *plan)
@@ -321,6 +338,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *               "prefill_short": the same (optional), "prefill": the same (optional)},
  *    "prefill_short_from_tokens", "prefill_from_tokens": N | null (default null: that list is not used),
  *    "ring_bytes": N (default 0),
+ *    "devices": {"gpu1": {"ring_bytes", "vram_page_count": N (default 0)}} (of the second device; the members beside it are of "gpu"),
  *    "embed": "cpu"|"gpu"|"gpu1" (default: where the first stage is computed),
  *    "head": "cpu"|"gpu"|"gpu1" (default: where the last stage is computed),
  *    "embed_format", "head_format": as a stage's "format",

@@ -87,7 +87,7 @@ static json_t *inputs_to_json(const struct plan *plan)
 
 static json_t *experts_to_json(const struct plan *plan)
 {
-    const struct plan_experts *e = &plan->experts;
+    const struct plan_experts *e = plan_experts(plan);
     json_t *json = json_pack("{s:I, s:I, s:I, s:I, s:I}", "slots", (json_int_t)e->slots, "direct_permille",
                              (json_int_t)e->direct_permille, "moves", (json_int_t)e->moves, "move_cost",
                              (json_int_t)e->move_cost, "hit_permille", (json_int_t)e->hit_permille),
@@ -102,9 +102,25 @@ static json_t *experts_to_json(const struct plan *plan)
     return json;
 }
 
+/* Devices after the first, of which something is said. */
+static void add_devices(json_t *json, const struct plan *plan)
+{
+    json_t *devices = json_object();
+    for (int p = plan_first_device() + 1; p < PLAN_PROCESSORS; p++) {
+        const struct plan_device *device = &plan->device[p];
+        if (!device->ring_bytes && !device->vram_page_count) continue;
+        json_object_set_new(devices, plan_processor_name((enum plan_processor)p),
+                            json_pack("{s:o, s:I}", "ring_bytes", plan_bytes_to_json(device->ring_bytes),
+                                      "vram_page_count", (json_int_t)device->vram_page_count));
+    }
+    if (json_object_size(devices)) json_object_set(json, "devices", devices);
+    json_decref(devices);
+}
+
 json_t *plan_to_json(const struct plan *plan)
 {
     const struct plan_phase decode = plan_phase_at(plan, 0);
+    const struct plan_device *first = &plan->device[plan_first_device()];
     char key[40];
     json_t *stages = json_pack("{s:o}", "decode", stages_to_json(&decode, plan->format));
     json_t *json =
@@ -112,10 +128,10 @@ json_t *plan_to_json(const struct plan *plan)
                   (json_int_t)plan->layers, "context_tokens", (json_int_t)plan->context_tokens, "step_tokens",
                   (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots, "page_tokens",
                   (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype",
-                  plan->kv_dtype, "stages", stages, "ring_bytes", plan_bytes_to_json(plan->ring_bytes),
+                  plan->kv_dtype, "stages", stages, "ring_bytes", plan_bytes_to_json(first->ring_bytes),
                   "embed", plan_processor_name(plan->embed), "head", plan_processor_name(plan->head));
     if (plan_kv_tiered(plan) && json) {
-        json_object_set_new(json, "vram_page_count", json_integer(plan->vram_page_count));
+        json_object_set_new(json, "vram_page_count", json_integer(first->vram_page_count));
         json_object_set_new(json, "kv_free_places", json_integer(plan->kv_free_places));
         json_object_set_new(json, "kv_direct_permille", json_integer(plan->kv_direct_permille));
         json_object_set_new(json, "kv_direct_positions", json_integer(plan->kv_direct_positions));
@@ -123,7 +139,8 @@ json_t *plan_to_json(const struct plan *plan)
         if (plan->kv_piece_pages)
             json_object_set_new(json, "kv_piece_pages", json_integer(plan->kv_piece_pages));
     }
-    if (plan->experts.slots && json) json_object_set_new(json, "mixed", experts_to_json(plan));
+    if (json) add_devices(json, plan);
+    if (plan_experts(plan)->slots && json) json_object_set_new(json, "mixed", experts_to_json(plan));
     if (plan->expert_parts > 1 && json)
         json_object_set_new(json, "expert_parts", json_integer(plan->expert_parts));
     if (plan->state && json) json_object_set_new(json, "states", plan_states_to_json(plan));
@@ -276,7 +293,6 @@ static int parse_stages(const json_t *json, struct plan *plan, struct helm_err *
         if (!rc) rc = check_no_format(json_object_get(stages, prefill_names[i]), err);
         if (rc) helm_err_prefix(err, "%s", prefill_names[i]);
     }
-    if (!rc) rc = json_get_u64(json, "ring_bytes", false, 0, PLAN_BYTES_MAX, &plan->ring_bytes, err);
     return rc;
 }
 
@@ -421,6 +437,37 @@ static int parse_ledger(const json_t *json, enum plan_memory memory, struct plan
     return rc;
 }
 
+static int parse_device(const json_t *json, const struct plan *plan, struct plan_device *device,
+                        struct helm_err *err)
+{
+    uint64_t places = 0;
+    int rc = json_get_u64(json, "ring_bytes", false, 0, PLAN_BYTES_MAX, &device->ring_bytes, err);
+    if (!rc) rc = json_get_u64(json, "vram_page_count", false, 0, plan->page_count, &places, err);
+    device->vram_page_count = (uint32_t)places;
+    return rc;
+}
+
+/* The plan's own members are the first device's. */
+static int parse_devices(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    const json_t *devices = json_object_get(json, "devices"), *one;
+    const char *name;
+    int rc = parse_device(json, plan, &plan->device[plan_first_device()], err);
+    if (rc || !devices || json_is_null(devices)) return rc;
+    if (!json_is_object(devices)) return helm_fail(err, HELM_E_FORMAT, "'devices' is no object");
+    json_object_foreach((json_t *)devices, name, one)
+    {
+        const enum plan_processor processor = plan_processor_named(name);
+        if (processor == PLAN_PROCESSORS || processor <= plan_first_device())
+            return helm_fail(err, HELM_E_FORMAT, "'devices' has '%.40s', which is no device after the first",
+                             name);
+        if (!json_is_object(one)) return helm_fail(err, HELM_E_FORMAT, "devices: '%s' is no object", name);
+        rc = parse_device(one, plan, &plan->device[processor], err);
+        if (rc) return helm_err_prefix(err, "devices: %s", name), rc;
+    }
+    return 0;
+}
+
 /* All 0 with one tier. */
 static int parse_tiers(const json_t *json, struct plan *plan, struct helm_err *err)
 {
@@ -429,7 +476,6 @@ static int parse_tiers(const json_t *json, struct plan *plan, struct helm_err *e
         uint32_t max, otherwise;
         uint32_t *out;
     } fields[] = {
-        {"vram_page_count", plan->page_count, 0, &plan->vram_page_count},
         {"kv_free_places", plan->page_count, plan_free_places(plan->slots, plan->page_tokens),
          &plan->kv_free_places},
         {"kv_direct_permille", 1000, 0, &plan->kv_direct_permille},
@@ -441,7 +487,7 @@ static int parse_tiers(const json_t *json, struct plan *plan, struct helm_err *e
         uint64_t value = fields[i].otherwise;
         int rc = json_get_u64(json, fields[i].key, false, 0, fields[i].max, &value, err);
         if (rc) return rc;
-        *fields[i].out = i && !plan_kv_tiered(plan) ? 0 : (uint32_t)value;
+        *fields[i].out = plan_kv_tiered(plan) ? (uint32_t)value : 0;
     }
     return 0;
 }
@@ -467,7 +513,8 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
     if (plan->page_tokens & (plan->page_tokens - 1))
         return helm_fail(err, HELM_E_LIMIT, "'page_tokens' is %u, not a power of two", plan->page_tokens);
     uint64_t parts = 1;
-    int rc = parse_tiers(json, plan, err);
+    int rc = parse_devices(json, plan, err);
+    if (!rc) rc = parse_tiers(json, plan, err);
     if (!rc) rc = json_get_u64(json, "expert_parts", false, 1, MODEL_EXPERTS_CHOSEN_MAX, &parts, err);
     if (!rc) rc = json_get_bool(json, "invariant", false, &plan->invariant, err);
     if (rc) return rc;
@@ -482,7 +529,7 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
 /* "first" of experts: a list of as many as there are slots for each unit. */
 static int parse_first(const json_t *list, struct plan *plan, struct helm_err *err)
 {
-    struct plan_experts *e = &plan->experts;
+    struct plan_experts *e = &plan->device[plan_home_processor(PLAN_HOME_MIXED)].experts;
     const uint32_t units = plan_mixed_units(plan);
     if (!list || json_is_null(list)) return 0;
     if (!json_is_array(list) || json_array_size(list) != units)
@@ -516,11 +563,12 @@ static int parse_experts(const json_t *json, struct plan *plan, struct helm_err 
     if (!rc) rc = json_get_u64(experts, "moves", false, 0, PLAN_MOVES_MAX, &moves, err);
     if (!rc) rc = json_get_u64(experts, "move_cost", false, 0, PLAN_MOVE_COST_MAX, &cost, err);
     if (!rc) rc = json_get_u64(experts, "hit_permille", false, 0, 1000, &hit, err);
-    plan->experts = (struct plan_experts){.slots = (uint32_t)slots,
-                                          .direct_permille = (uint32_t)direct,
-                                          .moves = (uint32_t)moves,
-                                          .move_cost = (uint32_t)cost,
-                                          .hit_permille = (uint32_t)hit};
+    plan->device[plan_home_processor(PLAN_HOME_MIXED)].experts =
+        (struct plan_experts){.slots = (uint32_t)slots,
+                              .direct_permille = (uint32_t)direct,
+                              .moves = (uint32_t)moves,
+                              .move_cost = (uint32_t)cost,
+                              .hit_permille = (uint32_t)hit};
     if (!rc) rc = parse_first(json_object_get(experts, "first"), plan, err);
     return rc ? helm_err_prefix(err, "mixed"), rc : 0;
 }

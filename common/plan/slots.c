@@ -48,9 +48,9 @@ static int place_role(const struct model *model, const struct plan *plan, struct
     if (!t)
         return helm_fail(err, HELM_E_MISMATCH, "layer %d has 'mixed' as home of its MLP, but no experts",
                          layer);
-    if (plan->experts.slots > experts)
-        return helm_fail(err, HELM_E_MISMATCH, "%u slots for the %u experts of layer %d", plan->experts.slots,
-                         experts, layer);
+    if (plan_experts(plan)->slots > experts)
+        return helm_fail(err, HELM_E_MISMATCH, "%u slots for the %u experts of layer %d",
+                         plan_experts(plan)->slots, experts, layer);
     const enum tensor_format planned = plan_unit_format(plan, unit->unit),
                              format = p                             ? p->format
                                       : plan_format_varies(planned) ? planned
@@ -66,7 +66,7 @@ static int place_role(const struct model *model, const struct plan *plan, struct
                          "layer %d: experts of %s, of %llu bytes each, cannot lie in slots", layer,
                          tensor_format_name(format), (unsigned long long)stride);
     unit->role[role] = (struct slot_place){.at = *end + before, .stride = stride};
-    *end += placement_rounded(slots_memory(), before + plan->experts.slots * stride);
+    *end += placement_rounded(slots_memory(), before + plan_experts(plan)->slots * stride);
     return 0;
 }
 

@@ -94,7 +94,7 @@ int engine_check_arena(const struct arena *arena, const struct plan *plan, const
     } fields[] = {{"hidden", h->hidden, c->hidden},
                   {"vocab", h->vocab, c->vocab},
                   {"kv.layers", h->kv.layers, plan_kv_layers(plan, PLAN_HOST)},
-                  {"vram_page_count", h->vram_page_count, plan->vram_page_count},
+                  {"vram_page_count", h->vram_page_count, plan_kv_places(plan)},
                   {"kv_heads_asking", h->kv_heads_asking, plan_kv_tiered(plan) ? c->heads : 0},
                   {"expert_layers", h->expert_layers, plan_mixed_units(plan)},
                   {"experts", h->experts, plan_mixed_units(plan) ? c->router.experts : 0},

@@ -64,7 +64,7 @@ static void marks_beyond(uint32_t context, uint32_t places, struct mark *below, 
 static uint32_t places_of(const struct plan *plan, uint32_t batch)
 {
     if (!plan_kv_tiered(plan)) return 0;
-    const uint32_t beyond = (plan->vram_page_count + 1) * plan->page_tokens; /* in whole pages */
+    const uint32_t beyond = (plan_kv_places(plan) + 1) * plan->page_tokens; /* in whole pages */
     return beyond - plan_host_tokens(plan, batch, beyond);
 }
 

@@ -9,6 +9,7 @@
 #include "common/base/units.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/prefill.h"
+#include "daemon/planner/profile/planned.h"
 
 /* ---- what all share ---- */
 
@@ -82,7 +83,7 @@ struct cost_step making_step(const struct making *m, const struct spec *spec,
                              const enum tensor_format (*format)[PLAN_HOMES])
 {
     const struct plan cache = {.page_tokens = m->wish.page_tokens,
-                               .vram_page_count = ledger_places(&m->c, spec->ctx),
+                               .device[PLANNED_GPU].vram_page_count = ledger_places(&m->c, spec->ctx),
                                .kv_free_places = m->wish.free_places,
                                .kv_direct_permille = cost_direct_permille(m->r->profile, m->wish.kv_dtype)};
     const uint32_t context = making_context(m, spec);
@@ -140,7 +141,7 @@ static int apply(const struct making *m, const struct search_found *found, struc
     plan->stage_count = plan_stages_of(found->home, plan->layers, plan->stages);
     plan->embed = found->embed;
     plan->head = found->head;
-    plan->ring_bytes = found->ring_bytes;
+    plan->device[PLANNED_GPU].ring_bytes = found->ring_bytes;
     plan->step_tokens = m->wish.step_tokens;
     plan->expert_parts = model_expert_parts(&m->r->model->config);
     int rc = plan_formats_clear(plan, err);
@@ -181,7 +182,7 @@ int candidate_search(const struct making *m, const struct spec *spec, const stru
         struct plan *plan = &out->plan;
         rc = apply(m, &found, plan, err);
         if (!rc && wish->prefill) rc = prefill_choose(&m->c, m->r->profile, &found, plan, err);
-        if (!rc && !plan_has_home(plan, PLAN_HOME_STREAM)) plan->ring_bytes = 0;
+        if (!rc && !plan_has_home(plan, PLAN_HOME_STREAM)) plan->device[PLANNED_GPU].ring_bytes = 0;
         if (!rc) {
             formats_set_host(&m->c, plan);
             plan_restage(plan);

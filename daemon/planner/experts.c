@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "daemon/planner/formats.h"
+#include "daemon/planner/profile/planned.h"
 
 /* Part of a decode step that slots for up to an eighth of the experts may cost beside the fastest plan if each expert was chosen
  * alike. In published traces an eighth, kept by recency, caught 67 % of the uses; more would catch few more, and a prompt streams
@@ -42,7 +43,7 @@ static int lay_whole(struct trials *t, uint32_t whole, struct helm_err *err)
     if (!rc) rc = experts_fill(t->m, t->ctx, &trial->plan, &fits, err);
     if (rc || !fits) return rc;
     struct plan best = trial->plan; /* its lists stay the trial's */
-    best.experts.direct_permille = COST_DIRECT_BEST;
+    best.device[PLANNED_GPU].experts.direct_permille = COST_DIRECT_BEST;
     return making_decode_seconds(t->m, &best, 0, &trial->least, err);
 }
 
@@ -53,7 +54,8 @@ static struct trial *best_of(const struct trials *t, double most)
     uint32_t fastest = 0, best = 0;
     for (uint32_t w = 0; w < t->sparse; w++)
         if (t->with[w].seconds < t->with[fastest].seconds) fastest = w;
-    while (best < fastest && (t->with[best].seconds > most || t->with[best].plan.experts.slots > eighth))
+    while (best < fastest &&
+           (t->with[best].seconds > most || t->with[best].plan.device[PLANNED_GPU].experts.slots > eighth))
         best++;
     return &t->with[best];
 }

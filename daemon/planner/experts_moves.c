@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "common/plan/slots.h"
+#include "daemon/planner/profile/planned.h"
 
 #define MOVES_PART 0.8 /* of a step's time, in which the link brings experts while they move */
 /* A move costs this part of what finding an expert in VRAM saves: its copy reads the memory that the CPU reads. An H100's host took
@@ -43,8 +44,8 @@ static int staying_step(const struct making *m, const struct plan *plan, double 
                         struct helm_err *err)
 {
     struct plan now = *plan; /* its lists stay the plan's */
-    now.experts.direct_permille = 0;
-    now.experts.hit_permille = (uint32_t)fmax(1, 1000 * part);
+    now.device[PLANNED_GPU].experts.direct_permille = 0;
+    now.device[PLANNED_GPU].experts.hit_permille = (uint32_t)fmax(1, 1000 * part);
     return making_decode_seconds(m, &now, 0, seconds, err);
 }
 
@@ -78,8 +79,8 @@ int experts_budget(const struct making *m, double still, struct plan *plan, stru
     struct moving moving = {.seconds = INFINITY};
     double part = found;
     int rc = expert_bytes(m, plan, &c.bytes, err);
-    plan->experts.moves = 1;
-    plan->experts.move_cost = PLAN_MOVE_COST_MAX;
+    plan->device[PLANNED_GPU].experts.moves = 1;
+    plan->device[PLANNED_GPU].experts.move_cost = PLAN_MOVE_COST_MAX;
     if (rc || !(c.bytes > 0) || !(m->r->profile->link.h2d.value > 0) || !plan_mixed_units(plan)) return rc;
     for (uint32_t i = 1; i < MOVES_TRIES && moving.seconds >= still && !rc; i++) {
         part = found + (1 - found) * i / MOVES_TRIES;
@@ -87,9 +88,10 @@ int experts_budget(const struct making *m, double still, struct plan *plan, stru
     }
     if (rc || moving.seconds >= still) return rc;
     const double cost = 1000 * (part - found) / (1 - part);
-    plan->experts.moves = moving.most < 1                ? 1
-                          : moving.most > PLAN_MOVES_MAX ? PLAN_MOVES_MAX
-                                                         : (uint32_t)moving.most;
-    plan->experts.move_cost = cost < PLAN_MOVE_COST_MAX ? (uint32_t)cost : PLAN_MOVE_COST_MAX;
+    plan->device[PLANNED_GPU].experts.moves = moving.most < 1                ? 1
+                                              : moving.most > PLAN_MOVES_MAX ? PLAN_MOVES_MAX
+                                                                             : (uint32_t)moving.most;
+    plan->device[PLANNED_GPU].experts.move_cost =
+        cost < PLAN_MOVE_COST_MAX ? (uint32_t)cost : PLAN_MOVE_COST_MAX;
     return 0;
 }

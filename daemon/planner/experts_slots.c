@@ -9,6 +9,7 @@
 #include "common/base/units.h"
 #include "common/plan/slots.h"
 #include "daemon/planner/histogram.h"
+#include "daemon/planner/profile/planned.h"
 
 #define DIRECT_STEP  50         /* of 1,000: shares of missing experts that are tried */
 #define SLOTS_MARGIN (4u << 20) /* of VRAM that is left: what the ledger rounds up by */
@@ -74,7 +75,7 @@ int experts_fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, 
     const struct ledger_wish wish = m->wish;
     struct arena_spec arena;
     struct slots_place place = {0};
-    plan->experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
+    plan->device[PLANNED_GPU].experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
     *fits = false;
     int rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, &arena, err);
     if (rc || !ledger_fits(plan)) return rc;
@@ -82,12 +83,12 @@ int experts_fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, 
     if (rc) return rc;
     const uint64_t slots = 1 + left_over(m, plan) / (place.bytes ? place.bytes : 1);
     const uint32_t experts = m->r->model->config.router.experts;
-    plan->experts.slots = slots < experts ? (uint32_t)slots : experts;
+    plan->device[PLANNED_GPU].experts.slots = slots < experts ? (uint32_t)slots : experts;
     m->wish.page_count = plan->page_count;
     do {
         rc = ledger_write(&m->c, ctx, plan->page_count, plan, &arena, err);
         *fits = !rc && ledger_fits(plan);
-    } while (!rc && !*fits && --plan->experts.slots > 0);
+    } while (!rc && !*fits && --plan->device[PLANNED_GPU].experts.slots > 0);
     m->wish = wish;
     if (!rc && *fits) rc = ledger_fit(&m->c, ctx, plan, &arena, err);
     return !rc && *fits && m->r->experts ? histogram_apply(m->r->experts, plan, err) : rc;
@@ -100,13 +101,13 @@ int experts_choose_direct(const struct making *m, struct plan *plan, double *lea
     *least = INFINITY;
     for (uint32_t share = 0; share <= 1000 && !rc; share += DIRECT_STEP) {
         double seconds;
-        plan->experts.direct_permille = share;
+        plan->device[PLANNED_GPU].experts.direct_permille = share;
         rc = making_decode_seconds(m, plan, 0, &seconds, err);
         if (rc || seconds >= *least) continue;
         *least = seconds;
         best = share;
     }
-    plan->experts.direct_permille = best;
+    plan->device[PLANNED_GPU].experts.direct_permille = best;
     return rc;
 }
 
@@ -136,7 +137,7 @@ int experts_refuse(struct making *m, uint32_t ctx, const struct plan *plan, stru
     struct arena_spec arena;
     char needed[UNITS_TEXT], has[UNITS_TEXT];
     int rc = experts_place(m, plan, 0, PACKS_NONE, &one, err);
-    one.experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
+    one.device[PLANNED_GPU].experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
     if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &one, &arena, err);
     const struct ledger *vram = &one.memory[m->vram];
     if (!rc) {

@@ -6,6 +6,7 @@
 
 #include "common/base/json.h"
 #include "common/base/units.h"
+#include "daemon/planner/profile/planned.h"
 
 #define FILE_MAX (64 * MIB)
 
@@ -81,12 +82,13 @@ static uint32_t most_used(const uint64_t *uses, const bool *taken, uint32_t expe
 
 int histogram_apply(const struct histogram *h, struct plan *plan, struct helm_err *err)
 {
-    const uint32_t units = plan_mixed_units(plan), slots = plan->experts.slots,
+    const uint32_t units = plan_mixed_units(plan), slots = plan->device[PLANNED_GPU].experts.slots,
                    parts = plan_expert_parts(plan);
     double hits = 0;
-    free(plan->experts.first);
-    plan->experts.first = calloc((size_t)units * slots + 1, sizeof *plan->experts.first);
-    if (!plan->experts.first)
+    free(plan->device[PLANNED_GPU].experts.first);
+    plan->device[PLANNED_GPU].experts.first =
+        calloc((size_t)units * slots + 1, sizeof *plan->device[PLANNED_GPU].experts.first);
+    if (!plan->device[PLANNED_GPU].experts.first)
         return helm_fail(err, HELM_E_NOMEM, "no memory for %u x %u experts", units, slots);
     for (uint32_t l = 0, u = 0; l < plan->layers && u < units; l++) {
         if (plan_unit_home(plan, 0, unit_of(l, UNIT_MLP)) != PLAN_HOME_MIXED) continue;
@@ -96,14 +98,14 @@ int histogram_apply(const struct histogram *h, struct plan *plan, struct helm_er
         for (uint32_t e = 0; e < h->experts; e++) all += uses[e] * parts;
         for (uint32_t i = 0; i < slots; i++) {
             const uint32_t e = most_used(uses, taken, h->experts, parts);
-            plan->experts.first[(size_t)u * slots + i] = e;
+            plan->device[PLANNED_GPU].experts.first[(size_t)u * slots + i] = e;
             taken[e] = true;
             caught += uses[e / parts];
         }
         hits += all ? (double)caught / (double)all : (double)slots / (h->experts * parts);
         u++;
     }
-    plan->experts.hit_permille = units ? (uint32_t)(1000 * hits / units + 0.5) : 0;
+    plan->device[PLANNED_GPU].experts.hit_permille = units ? (uint32_t)(1000 * hits / units + 0.5) : 0;
     return 0;
 }
 

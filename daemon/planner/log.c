@@ -95,9 +95,10 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
              plan_processor_name(plan->head));
     if (plan_expert_parts(plan) > 1)
         log_info("plan: each expert is in %u parts, and VRAM has slots for parts", plan_expert_parts(plan));
-    if (plan->ring_bytes)
-        log_info("plan: streamed weights pass through a ring of %s",
-                 units_format_size(plan->ring_bytes, size[0]));
+    for (int p = 0; p < PLAN_PROCESSORS; p++)
+        if (plan->device[p].ring_bytes)
+            log_info("plan: streamed weights pass through a ring of %s",
+                     units_format_size(plan->device[p].ring_bytes, size[0]));
     log_packing(r, plan);
     uint64_t varying = 0;
     const uint32_t packed = placements_packed_in_vram(plan, &varying);
@@ -132,8 +133,8 @@ static void log_context(const struct planner_request *r, const struct plan *plan
                  "host memory alone the GPU reads up to %u positions a step itself, of more %.1f %%; the CPU "
                  "attends to the "
                  "rest",
-                 plan->vram_page_count, plan_places_filled(plan),
-                 units_format_size((uint64_t)plan->vram_page_count * plan->page_tokens *
+                 plan_kv_places(plan), plan_places_filled(plan),
+                 units_format_size((uint64_t)plan_kv_places(plan) * plan->page_tokens *
                                        model_kv_bytes_per_token(&r->model->config, plan_device_layers(plan),
                                                                 kv_dtype_named(plan->kv_dtype)),
                                    bytes),

@@ -310,10 +310,11 @@ static int check_ring(const struct making *m, const struct plan *plan, struct he
 {
     uint64_t least = memory_ring_least(m->r->model);
     char has[UNITS_TEXT], needs[UNITS_TEXT];
-    if (!plan_has_home(plan, PLAN_HOME_STREAM) || plan->ring_bytes >= least) return 0;
+    if (!plan_has_home(plan, PLAN_HOME_STREAM) || plan->device[PLANNED_GPU].ring_bytes >= least) return 0;
     return helm_fail(err, HELM_E_LIMIT,
                      "'ring_bytes' is %s; the 'stream' stages of this model need a ring of at least %s",
-                     units_format_size(plan->ring_bytes, has), units_format_size(least, needs));
+                     units_format_size(plan->device[PLANNED_GPU].ring_bytes, has),
+                     units_format_size(least, needs));
 }
 
 /* A plan that says nothing of its layers' states has the model's. */
@@ -343,7 +344,7 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
     if (plan->slots) w->slots = plan->slots;
     if (plan->page_tokens) w->page_tokens = plan->page_tokens;
     if (plan->page_count) w->page_count = plan->page_count;
-    w->vram_page_count = plan->vram_page_count;
+    w->vram_page_count = plan_kv_places(plan);
     w->free_places = plan->kv_free_places;
     w->places_stand = true;
     if (plan->state_snapshots)

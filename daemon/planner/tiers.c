@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "daemon/planner/prefill.h"
+#include "daemon/planner/profile/planned.h"
 
 #define TIERS_SHORT_CONTEXT 512   /* of the plan that two tiers must not be much slower than */
 #define TIERS_LOSS          0.03  /* part of a short context's speed that two tiers may cost */
@@ -74,7 +75,7 @@ static int try_two(struct tiering *k, struct spec what, uint32_t *places, bool *
     int rc = packing_best(k->m, &what, &k->like, &c.c, err);
     const bool there = !rc && c.c.fits && plan_kv_tiered(&c.c.plan);
     if (there) rc = score(k, &c, err);
-    *places = there && !rc ? c.c.plan.vram_page_count : 0;
+    *places = there && !rc ? c.c.plan.device[PLANNED_GPU].vram_page_count : 0;
     *taken = *places && better(k, &c);
     if (*taken) k->best.score = c.score;
     candidate_keep(k->m, &k->best.c, &c.c, *taken);

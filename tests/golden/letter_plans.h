@@ -67,7 +67,7 @@ static void open_pair(const char *folder, const struct case_plan *c, struct pair
 {
     struct plan_stage stages[1 + PLAN_PREFILLS_MAX][UNITS_MAX];
     char first = c->decode[0], last = c->decode[strlen(c->decode) - 1];
-    struct plan plan = {.ring_bytes = c->ring,
+    struct plan plan = {.device[PLAN_GPU0].ring_bytes = c->ring,
                         .layers = (uint32_t)strlen(c->decode) / 2,
                         .stages = stages[0],
                         .stage_count = read_letters(c->decode, stages[0]),

@@ -108,7 +108,7 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     pair->plan.step_tokens = o->step_tokens;
     pair->plan.page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
     pair->plan.page_count = o->slots * pages_per_slot(o);
-    pair->plan.vram_page_count = o->vram_pages;
+    pair->plan.device[PLAN_GPU0].vram_page_count = o->vram_pages;
     pair->plan.kv_direct_permille = o->direct_permille;
     pair->plan.kv_direct_window = o->direct_window;
     pair->plan.kv_piece_pages = o->piece_pages;

@@ -62,9 +62,9 @@ static int try_pair(const char *path, const struct placed *placed, struct pair *
     struct plan plan = {.layers = layers,
                         .stages = stages,
                         .stage_count = stages_of(homes, length, layers, stages),
-                        .ring_bytes = 2 * MIB,
+                        .device[PLAN_GPU0].ring_bytes = 2 * MIB,
                         .expert_parts = placed->parts};
-    if (placed->experts) plan.experts = *placed->experts;
+    if (placed->experts) plan.device[PLAN_GPU0].experts = *placed->experts;
     plan.embed = plan_home_processor(stages[0].home);
     plan.head = plan_home_processor(stages[plan.stage_count - 1].home);
     if (slash) {

@@ -64,7 +64,7 @@ static int open_home(const struct home_case *c, double part, struct pair *pair, 
     struct plan plan = {.layers = LAYERS,
                         .stages = stages,
                         .stage_count = stages_of(c->decode, stages),
-                        .ring_bytes = 2 * MIB,
+                        .device[PLAN_GPU0].ring_bytes = 2 * MIB,
                         .head = PLAN_GPU0};
     const struct written_formats w = {.link = c->pack, .vram = c->pack_gpu, .head = c->pack_head};
     plan.embed = plan_home_processor(stages[0].home);

@@ -136,7 +136,7 @@ static void run_pair(const struct pair_case *c, bool pack, float *logits, uint64
     struct plan plan = {.layers = LAYERS,
                         .stages = stages[0],
                         .stage_count = stages_of(c->decode, stages[0]),
-                        .ring_bytes = 2 * MIB,
+                        .device[PLAN_GPU0].ring_bytes = 2 * MIB,
                         .embed = PLAN_CPU0,
                         .head = PLAN_CPU0};
     for (uint32_t p = 0; p < PLAN_PREFILLS_MAX && c->prefill[p]; p++) {

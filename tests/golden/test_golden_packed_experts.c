@@ -121,12 +121,13 @@ static void run_pair(const struct pair_case *c, bool packed, float *logits, uint
                                      .stages = stages[1],
                                      .stage_count = stages_of(c->prefill, stages[1])}},
                         .prefill_count = 1,
-                        .ring_bytes = c->ring,
+                        .device[PLAN_GPU0].ring_bytes = c->ring,
                         .embed = PLAN_CPU0,
                         .head = PLAN_CPU0};
     enum tensor_format format[UNITS + 2];
     if (plan_mixed_units(&plan))
-        plan.experts = (struct plan_experts){.slots = 3, .direct_permille = 400, .moves = 4};
+        plan.device[PLAN_GPU0].experts =
+            (struct plan_experts){.slots = 3, .direct_permille = 400, .moves = 4};
     format_experts(&plan, packed, c->in_vram, format);
     const struct pair_options options = {.folder = folder,
                                          .plan = &plan,

@@ -113,7 +113,7 @@ static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pa
     struct plan_stage stages[2][UNITS_MAX];
     struct helm_err err = {0};
     struct plan plan = {.layers = (uint32_t)strlen(c->decode) / 2,
-                        .ring_bytes = 300 * KIB,
+                        .device[PLAN_GPU0].ring_bytes = 300 * KIB,
                         .stages = stages[0],
                         .stage_count = read_letters(c->decode, stages[0])};
     plan.embed = plan.head = c->decode[0] == 'c' ? PLAN_CPU0 : PLAN_GPU0;

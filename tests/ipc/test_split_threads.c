@@ -52,7 +52,7 @@ static struct pair *open_split(const struct split *split, uint32_t slots, uint32
                         .step_tokens = step_tokens,
                         .stages = decode,
                         .stage_count = stages_of(split->decode, decode),
-                        .ring_bytes = 1 << 20,
+                        .device[PLAN_GPU0].ring_bytes = 1 << 20,
                         .embed = split->embed,
                         .head = split->head};
     if (split->from) {

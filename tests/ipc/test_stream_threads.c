@@ -76,7 +76,7 @@ static void open_setup(struct setup *s, const char *letters, uint64_t ring_bytes
     s->plan = (struct plan){.layers = UNITS / 2,
                             .stages = s->stages,
                             .stage_count = plan_stages_of(home, UNITS / 2, s->stages),
-                            .ring_bytes = ring_bytes,
+                            .device[PLAN_GPU0].ring_bytes = ring_bytes,
                             .embed = PLAN_CPU0,
                             .head = PLAN_GPU0};
     if (placement_make(&s->model, NULL, &s->plan, &err)) fail_msg("%s", err.text);

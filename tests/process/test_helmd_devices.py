@@ -95,6 +95,15 @@ def test_sessions_are_saved_and_restored_from_both_devices():
         check(s.done.usage.cached_tokens > 0, f"nothing of the session was used: {s.done}")
 
 
+def test_two_tiers_of_the_second_device_alone():
+    """The plan says of each device how many pages it has room for; the CPU attends to a part of gpu1's cache."""
+    with devices("ccGGGGGG", "c", "G", page_count=128, devices={"gpu1": {"vram_page_count": 24}}, kv_direct_permille=300) as d:
+        check_golden(d, "two tiers of gpu1")
+        plan = json.loads(Client(d.endpoint).ask("plan").plan.json)
+        same((plan["devices"]["gpu1"]["vram_page_count"], plan["vram_page_count"]), (24, 0), "places")
+        check(any("KV places, of 24 pages" in line["what"] for line in plan["vram1"]["lines"]), plan["vram1"])
+
+
 def test_what_two_devices_cannot_do_is_named():
     d = Daemon("--device", "emulated", real=True,
                plan=demo_plan("ccggGGcc", "c", "G", page_count=64, vram_page_count=32, kv_direct_permille=1000))

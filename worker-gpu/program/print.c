@@ -114,7 +114,7 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
     fprintf(out, "%s: %u entries%s\n", title, program->count, program->graph ? ", one graph" : "");
     if (ring->count)
         fprintf(out, "      ring of %llu bytes, %u slices, %u there at the beginning, %llu bytes a step\n",
-                (unsigned long long)source->plan->ring_bytes, ring->count, held,
+                (unsigned long long)source->plan->device[source->self].ring_bytes, ring->count, held,
                 (unsigned long long)ring->copy_bytes);
     for (uint32_t i = 0; i < program->count; i++) {
         const struct gpu_entry *e = &program->entry[i];

@@ -348,12 +348,13 @@ static int add_tail(struct cutting *c, const struct plan *plan, uint32_t phase,
 int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32_t phase,
               const struct ring_schedule *decode, struct ring_schedule *schedule, struct helm_err *err)
 {
+    const uint64_t ring_bytes = plan->device[weights->self].ring_bytes;
     struct cutting c = {
-        .weights = weights, .schedule = schedule, .plan = plan, .ring_bytes = plan->ring_bytes, .err = err};
+        .weights = weights, .schedule = schedule, .plan = plan, .ring_bytes = ring_bytes, .err = err};
     memset(schedule, 0, sizeof *schedule);
     int rc = cut_phase(&c, plan, phase);
     if (!rc) {
-        lay_out(schedule, plan->ring_bytes);
+        lay_out(schedule, ring_bytes);
         if (!decode) decode = schedule;
         uint32_t prefix = ring_prefix(decode);
         for (uint32_t i = 0; i < schedule->count && i < prefix; i++) {

@@ -58,7 +58,7 @@ int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan, s
     s->plan = plan;
     s->weights = weights;
     s->place.unit = calloc((size_t)units + 1, sizeof *s->place.unit);
-    s->move = calloc((size_t)plan->experts.moves + 1, sizeof *s->move);
+    s->move = calloc((size_t)plan_experts(plan)->moves + 1, sizeof *s->move);
     if (!s->place.unit || !s->move)
         return helm_fail(err, HELM_E_NOMEM, "no memory for slots of the experts of %u layers", units);
     return slots_place(s->model, plan, &s->place, err);
@@ -71,9 +71,9 @@ int gpu_slots_open(struct gpu_slots *s, struct device *device, const struct aren
     const uint64_t seen = (uint64_t)s->place.units * GPUK_BATCH_MAX * chosen * sizeof(uint32_t);
     const struct expert_slots_case size = {.layers = s->place.units,
                                            .experts = experts_of(s),
-                                           .slots = s->plan->experts.slots,
+                                           .slots = plan_experts(s->plan)->slots,
                                            .half_life = EXPERT_HALF_LIFE,
-                                           .cost = s->plan->experts.move_cost / 1000.0};
+                                           .cost = plan_experts(s->plan)->move_cost / 1000.0};
     void *memory = NULL;
     s->device = device;
     s->arena = arena;
@@ -93,7 +93,7 @@ int gpu_slots_open(struct gpu_slots *s, struct device *device, const struct aren
     if (rc) return rc;
     memset(s->pinned, 0, table_bytes(s) + seen);
     s->table = s->pinned;
-    s->table[table_count(s)] = s->plan->experts.direct_permille;
+    s->table[table_count(s)] = plan_experts(s->plan)->direct_permille;
     for (uint32_t e = 0; e < experts_of(s); e++) s->table[table_count(s) + 1 + e] = GPUK_SLOT_ABSENT;
     s->seen = (uint32_t *)(void *)((char *)s->pinned + table_bytes(s));
     rc = device->ops->event_create(device, &s->copied, err);
@@ -192,8 +192,8 @@ static int take_tables(const struct gpu_slots *s, struct helm_err *err)
 
 int gpu_slots_fill(struct gpu_slots *s, struct helm_err *err)
 {
-    const uint32_t experts = experts_of(s), *first = s->plan->experts.first, slots = s->plan->experts.slots,
-                   parts = plan_expert_parts(s->plan);
+    const uint32_t experts = experts_of(s), *first = plan_experts(s->plan)->first,
+                   slots = plan_experts(s->plan)->slots, parts = plan_expert_parts(s->plan);
     if (!s->place.bytes) return 0;
     uint64_t *uses = calloc((size_t)s->place.units * experts, sizeof *uses);
     if (!uses) return helm_fail(err, HELM_E_NOMEM, "no memory for the experts of %u layers", s->place.units);
@@ -249,7 +249,7 @@ static int arrive(struct gpu_slots *s, struct helm_err *err)
  * has its part of what steps bring. */
 static void choose(struct gpu_slots *s)
 {
-    const uint32_t most = s->plan->experts.moves, units = s->place.units, turn = s->turn;
+    const uint32_t most = plan_experts(s->plan)->moves, units = s->place.units, turn = s->turn;
     for (uint32_t i = 0; i < units && s->moving < most; i++) {
         const uint32_t u = (turn + i) % units,
                        count = expert_slots_moves(s->policy, u, s->move + s->moving, most - s->moving);
@@ -285,7 +285,8 @@ static void count(struct gpu_slots *s, uint32_t tokens)
     expert_slots_step(s->policy);
     const struct expert_slots_seen now = expert_slots_seen(s->policy);
     /* while experts move the link is theirs */
-    const uint32_t direct = s->plan->experts.moves && now.moving ? 0 : s->plan->experts.direct_permille;
+    const uint32_t direct =
+        plan_experts(s->plan)->moves && now.moving ? 0 : plan_experts(s->plan)->direct_permille;
     s->changed |= s->table[table_count(s)] != direct;
     s->table[table_count(s)] = direct;
     const struct expert_slots_seen *before = &s->before;
@@ -300,7 +301,7 @@ int gpu_slots_end(struct gpu_slots *s, uint32_t tokens, struct helm_err *err)
     if (!s->place.bytes) return 0;
     count(s, tokens); /* by what lay there while it was computed */
     int rc = arrive(s, err);
-    if (!rc && s->plan->experts.moves) choose(s);
+    if (!rc && plan_experts(s->plan)->moves) choose(s);
     return rc;
 }
 

@@ -2,7 +2,7 @@
  *
  * Called by engine.c (load), by step.c at the begin and the end of each step, and by lowering, which takes addresses. What a
  * decode step's tokens chose its kernels leave in host memory. At its end the policy (common/experts/slots.h) says which of
- * them come in the stead of others: at most plan->experts.moves a step, which the copy queue brings while the next step is
+ * them come in the stead of others: at most plan_experts(plan)->moves a step, which the copy queue brings while the next step is
  * computed, and which serve the step behind that. The device's table of what is where is written between steps alone. While
  * experts move kernels read none in host memory: both would wait for each other on the link. */
 #ifndef HELM_WORKER_GPU_WEIGHTS_SLOTS_H
@@ -30,7 +30,7 @@ struct gpu_slots {
     bool changed; /* the table, since the device has it */
     struct expert_slots *policy;
     struct expert_slots_seen before; /* of workers before this one: counts */
-    struct expert_move *move;        /* [plan->experts.moves]: on their way */
+    struct expert_move *move;        /* [plan_experts(plan)->moves]: on their way */
     uint32_t moving, turn;           /* how many; the unit that may move first */
     bool chosen;                     /* they are, but not sent for yet */
     struct device_event *copied;

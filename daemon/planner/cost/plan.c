@@ -17,7 +17,7 @@ void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home,
                               .kv_cpu = kv_cpu,
                               .embed = planned_processor(plan->embed),
                               .head = planned_processor(plan->head),
-                              .ring_bytes = plan->ring_bytes,
+                              .ring_bytes = plan->device[PLANNED_GPU].ring_bytes,
                               .cold = phase != 0};
     plan_unit_homes(plan, 0, home); /* decode says where the caches are */
     for (uint32_t l = 0; l < plan->layers; l++)
@@ -39,8 +39,8 @@ struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t tokens, uint32
 
 struct cost_experts cost_experts_of(const struct plan *plan, const struct model *model)
 {
-    return (struct cost_experts){.slots = plan->experts.slots,
-                                 .direct_permille = plan->experts.direct_permille,
+    return (struct cost_experts){.slots = plan->device[PLANNED_GPU].experts.slots,
+                                 .direct_permille = plan->device[PLANNED_GPU].experts.direct_permille,
                                  .hit = plan_hit_rate(plan, model->config.router.experts)};
 }
 
@@ -183,7 +183,7 @@ struct leftover {
 static struct leftover leftover_of(const struct walk *w, const struct cost_table *table,
                                    const struct cost_result *result, bool goes_on)
 {
-    uint64_t ring = w->c->plan->ring_bytes, prefix = 0, same = 0, streamed = 0;
+    uint64_t ring = w->c->plan->device[PLANNED_GPU].ring_bytes, prefix = 0, same = 0, streamed = 0;
     double seconds = 0, used = 0;
     bool alike = true;
     for (uint32_t u = 0; u < table->units; u++) {

@@ -94,7 +94,7 @@ uint32_t ledger_places(const struct ledger_case *c, uint32_t ctx)
 bool ledger_appends_in_arena(const struct ledger_case *c, uint32_t ctx)
 {
     struct plan sizes = sizes_of(c, ctx);
-    sizes.vram_page_count = ledger_places(c, ctx);
+    sizes.device[PLANNED_GPU].vram_page_count = ledger_places(c, ctx);
     return plan_appends_in_arena(&sizes);
 }
 
@@ -313,7 +313,7 @@ static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan
     uint64_t sum = 0;
     for (uint32_t i = 0; i < plan->stage_count; i++) {
         const struct plan_stage *stage = &plan->stages[i];
-        const uint64_t ring = plan_home_streams(stage->home, device) ? plan->ring_bytes : 0;
+        const uint64_t ring = plan_home_streams(stage->home, device) ? plan->device[device].ring_bytes : 0;
         if (plan_home_processor(stage->home) != device) continue;
         for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
             sum += ledger_graph_bytes(c, u, ring);
@@ -351,13 +351,13 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots
     struct ledger *vram = &plan->memory[memory];
     const struct placements weights = placements_in(plan, memory);
     const uint32_t kv_layers = plan_layers_of(plan, gpu);
-    const uint64_t ring_bytes = plan_streams(plan, gpu) ? plan->ring_bytes : 0;
+    const uint64_t ring_bytes = plan_streams(plan, gpu) ? plan->device[gpu].ring_bytes : 0;
     char what[48];
     vram->limit = device->limit;
     ledger_add(vram, "weights",
                weights.region_bytes - weights.varying + placement_vectors(c->model, plan, gpu, NULL, NULL));
     if (slots) {
-        snprintf(what, sizeof what, "experts, %u slots of %u layers", plan->experts.slots,
+        snprintf(what, sizeof what, "experts, %u slots of %u layers", plan->device[gpu].experts.slots,
                  plan_mixed_units(plan));
         ledger_add(vram, what, slots);
     }
@@ -455,9 +455,13 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     plan->page_tokens = c->wish->page_tokens;
     plan->page_count = page_count;
     plan->state_snapshots = ledger_stated_snapshots(c);
-    plan->vram_page_count = plan_device_layers(plan) ? ledger_places(c, ctx) : 0;
-    plan->kv_free_places = plan->vram_page_count ? c->wish->free_places : 0;
-    if (!plan->vram_page_count)
+    for (int p = 0; p < PLAN_PROCESSORS; p++)
+        plan->device[p].vram_page_count =
+            plan_processor_has_memory((enum plan_processor)p) && plan_layers_of(plan, (enum plan_processor)p)
+                ? ledger_places(c, ctx)
+                : 0;
+    plan->kv_free_places = plan_kv_tiered(plan) ? c->wish->free_places : 0;
+    if (!plan_kv_tiered(plan))
         plan->kv_direct_permille = plan->kv_direct_positions = plan->kv_direct_window = 0;
     snprintf(plan->kv_dtype, sizeof plan->kv_dtype, "%s", kv_dtype_name(c->wish->kv_dtype));
     memset(plan->memory, 0, sizeof plan->memory);
@@ -472,7 +476,7 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                 .lanes = plan_lanes(plan),
                                 .kv = kv_of(c, plan_kv_layers(plan, PLAN_HOST)),
                                 .page_count = page_count,
-                                .vram_page_count = plan->vram_page_count,
+                                .vram_page_count = plan_kv_places(plan),
                                 .kv_heads_asking = plan_kv_tiered(plan) ? m->heads : 0,
                                 .experts_chosen = mixed ? m->router.chosen : 0,
                                 .experts = mixed ? m->router.experts : 0,
@@ -565,10 +569,10 @@ static uint32_t choose_places(const struct ledger_case *c, const struct plan *pl
     if (c->machine->device.kind == LEDGER_DEVICE_EMULATED && host->limit - host->total < spare)
         spare = host->limit - host->total;
     const uint64_t more = spare > ROUNDING_BYTES ? (spare - ROUNDING_BYTES) / place : 0,
-                   places = plan->vram_page_count + more;
-    return places < plan->page_count                  ? (uint32_t)places
-           : plan->vram_page_count < plan->page_count ? plan->page_count
-                                                      : plan->vram_page_count;
+                   now = plan_kv_places(plan), places = now + more;
+    return places < plan->page_count ? (uint32_t)places
+           : now < plan->page_count  ? plan->page_count
+                                     : (uint32_t)now;
 }
 
 static int fit_places(const struct ledger_case *c, uint32_t ctx, struct plan *plan, struct arena_spec *spec,

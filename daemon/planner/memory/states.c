@@ -36,6 +36,6 @@ int ledger_fit_snapshots(const struct ledger_case *c, uint32_t ctx, struct plan 
                    room = (host->limit - host->total) / LEDGER_SNAPSHOT_PART;
     more.wish = &wish;
     wish.snapshot_bytes = usual < room ? usual : room;
-    wish.vram_page_count = plan->vram_page_count; /* as the places were fitted */
+    wish.vram_page_count = plan_kv_places(plan); /* as the places were fitted */
     return ledger_write(&more, ctx, plan->page_count, plan, spec, err);
 }

@@ -373,7 +373,7 @@ static int explain_mixed(const struct reckoning *k, struct explain *x, struct he
     struct cost_forecast f;
     e->mixed = plan_mixed_units(k->plan);
     if (!e->mixed) return 0;
-    even.experts.hit_permille = 0;
+    even.device[PLANNED_GPU].experts.hit_permille = 0;
     e->hit = plan_hit_rate(k->plan, k->request->model->config.router.experts);
     e->seconds = x->prediction.decode.seconds;
     int rc = cost_decode(&c, x->batch, x->context, &f, err);

@@ -180,12 +180,13 @@ static void print_experts(const struct explain *x, FILE *out)
         "mixed    %u layers, %u slots each%s%s; of missing experts the GPU reads %.1f %%; up to %u come a "
         "step\n"
         "         %.1f %% of the chosen ones in VRAM (%s): %.2f ms a step",
-        e->mixed, x->plan->experts.slots, parts > 1 ? " for parts" : "",
-        both_packed(x->plan) ? ", packed" : "", x->plan->experts.direct_permille / 10.0,
-        x->plan->experts.moves, 100 * e->hit,
-        x->plan->experts.hit_permille ? "as the plan states" : "each chosen alike: assumed",
+        e->mixed, plan_experts(x->plan)->slots, parts > 1 ? " for parts" : "",
+        both_packed(x->plan) ? ", packed" : "", plan_experts(x->plan)->direct_permille / 10.0,
+        plan_experts(x->plan)->moves, 100 * e->hit,
+        plan_experts(x->plan)->hit_permille ? "as the plan states" : "each chosen alike: assumed",
         1e3 * e->seconds);
-    if (x->plan->experts.hit_permille) fprintf(out, "; each chosen alike %.2f ms", 1e3 * e->seconds_even);
+    if (plan_experts(x->plan)->hit_permille)
+        fprintf(out, "; each chosen alike %.2f ms", 1e3 * e->seconds_even);
     fputc('\n', out);
 }
 
@@ -249,7 +250,7 @@ static void print_cache(const struct explain *x, FILE *out)
         out,
         "kv       two tiers: %u places of %u tokens in VRAM, all pages in host memory\n"
         "filled   up to %u places: %u stay free for pages that sequences begin while a step is in flight\n",
-        plan->vram_page_count, plan->page_tokens, plan_places_filled(plan), plan->kv_free_places);
+        plan_kv_places(plan), plan->page_tokens, plan_places_filled(plan), plan->kv_free_places);
     print_ways(x, out);
     if (plan_appends_in_arena(plan))
         fprintf(

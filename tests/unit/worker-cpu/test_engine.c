@@ -53,7 +53,7 @@ static void list_of(const char *who, char me, struct plan_stage **stages, uint32
 static struct plan plan_of(const struct cut *cut, char me)
 {
     struct helm_err err = {0};
-    struct plan plan = {.layers = LAYERS, .step_tokens = STEP_TOKENS, .ring_bytes = 1};
+    struct plan plan = {.layers = LAYERS, .step_tokens = STEP_TOKENS, .device[PLAN_GPU0].ring_bytes = 1};
     const char *lists[] = {cut->prefill_short, cut->prefill};
     const uint32_t from[] = {cut->prefill_short_from, cut->prefill_from};
     list_of(cut->decode, me, &plan.stages, &plan.stage_count);

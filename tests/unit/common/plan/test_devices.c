@@ -161,6 +161,39 @@ static void hand_overs_have_lanes_of_their_own(void **state)
     assert_true(plan_lanes_between(3) == 2 && plan_lanes_between(5) == 4 && plan_lanes_between(6) == 6);
 }
 
+/* What is said of the second device stands under its name, of the first beside it. */
+static void each_device_has_its_own_room(void **state)
+{
+    (void)state;
+    struct plan plan;
+    struct helm_err err = {0};
+    const enum plan_processor gpu1 = plan_processor_named("gpu1");
+    json_t *json = json_of(text), *said = json_of("{'gpu1':{'vram_page_count':8,'ring_bytes':4096}}"),
+           *stages = json_of("[{'layers':[0,7],'home':'gpu1','bytes':0}]");
+    json_object_set(json, "stages", stages);
+    json_object_set(json, "devices", said);
+    json_object_del(json, "placements");
+    if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
+    assert_true(plan.device[gpu1].vram_page_count == 8 && plan.device[gpu1].ring_bytes == 4096);
+    assert_true(plan.device[plan_first_device()].vram_page_count == 0 && plan_kv_places(&plan) == 8);
+    assert_true(plan_kv_tiered(&plan) && plan_kv_pages(&plan, plan_processor_memory(gpu1)) == 8);
+    json_t *again = plan_to_json(&plan);
+    assert_true(json_equal(json_object_get(again, "devices"), said));
+    json_decref(again);
+    plan_free(&plan);
+    static const char *const wrong[] = {"gpu", "cpu", "gpu2"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        json_t *other = json_pack("{s:{}}", wrong[i]);
+        json_object_set(json, "devices", other);
+        assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_FORMAT);
+        assert_non_null(strstr(err.text, "which is no device after the first"));
+        json_decref(other);
+    }
+    json_decref(stages);
+    json_decref(said);
+    json_decref(json);
+}
+
 static void what_two_devices_cannot_do_is_refused(void **state)
 {
     (void)state;
@@ -200,6 +233,7 @@ int main(void)
         cmocka_unit_test(one_device_needs_no_word_of_another),
         cmocka_unit_test(queries_go_by_processor_and_memory),
         cmocka_unit_test(hand_overs_have_lanes_of_their_own),
+        cmocka_unit_test(each_device_has_its_own_room),
         cmocka_unit_test(what_two_devices_cannot_do_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -96,7 +96,7 @@ static struct plan plan_of(const struct model *m, const char *pattern, enum plan
         home[u] = c == 'c' ? PLAN_HOME_CPU : c == 'g' ? PLAN_HOME_GPU : PLAN_HOME_STREAM;
     }
     struct plan plan = {.layers = m->config.layers, .embed = embed, .head = head, .stages = stages};
-    plan.ring_bytes = 1 << 20;
+    plan.device[PLAN_GPU0].ring_bytes = 1 << 20;
     plan.stage_count = plan_stages_of(home, plan.layers, stages);
     struct helm_err err = {0};
     assert_int_equal(plan_check(&plan, &err), 0);

@@ -380,7 +380,7 @@ static void phases_and_half_layers(void **state)
                         .stage_count = count[0],
                         .prefill = {{20, stages[1], count[1]}, {300, stages[2], count[2]}},
                         .prefill_count = 2,
-                        .ring_bytes = 1,
+                        .device[PLAN_GPU0].ring_bytes = 1,
                         .embed = PLAN_CPU0,
                         .head = PLAN_GPU0};
     assert_int_equal(plan_check(&plan, &err), 0);
@@ -455,7 +455,7 @@ static void buffers_hold_what_a_worker_computes(void **state)
                                 {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
                                 {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0}};
     struct plan plan = {.layers = 4, .step_tokens = 2048, .stages = decode, .stage_count = 3};
-    plan.ring_bytes = 1;
+    plan.device[PLAN_GPU0].ring_bytes = 1;
     assert_int_equal(plan_most_tokens(&plan, PLAN_CPU0), 2048);
     assert_int_equal(plan_most_tokens(&plan, PLAN_GPU0), 2048);
     plan.prefill_count = 2;
@@ -608,7 +608,7 @@ static void rows_share_the_places(void **state)
     (void)state;
     struct plan plan = {.page_tokens = 32, .page_count = 1000};
     assert_int_equal(plan_host_tokens(&plan, 1, 32000), 0); /* one tier */
-    plan.vram_page_count = 40;
+    plan.device[PLAN_GPU0].vram_page_count = 40;
     plan.kv_free_places = 8;
     assert_int_equal(plan_places_filled(&plan), 32);
     assert_int_equal(plan_host_tokens(&plan, 1, 0), 0);
@@ -635,7 +635,7 @@ static void layers_and_steps_have_ways(void **state)
     struct plan plan = {.layers = 5,
                         .stages = stage,
                         .stage_count = 2,
-                        .vram_page_count = 17,
+                        .device[PLAN_GPU0].vram_page_count = 17,
                         .kv_direct_permille = 250,
                         .kv_direct_positions = 96};
     assert_int_equal(plan_direct_permille(&plan, 96), 1000);

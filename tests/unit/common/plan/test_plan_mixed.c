@@ -38,12 +38,12 @@ static void experts_lie_in_both_memories(void **state)
                         .stage_count = 5,
                         .embed = PLAN_GPU0,
                         .head = PLAN_GPU0,
-                        .experts = {.slots = 2,
-                                    .direct_permille = 250,
-                                    .moves = 9,
-                                    .move_cost = 70,
-                                    .hit_permille = 400,
-                                    .first = first}};
+                        .device[PLAN_GPU0].experts = {.slots = 2,
+                                                      .direct_permille = 250,
+                                                      .moves = 9,
+                                                      .move_cost = 70,
+                                                      .hit_permille = 400,
+                                                      .first = first}};
     struct plan again, copy;
     struct helm_err err = {0};
     assert_int_equal(plan_mixed_units(&plan), 2);
@@ -54,15 +54,15 @@ static void experts_lie_in_both_memories(void **state)
     assert_int_equal(plan_from_json(json, &again, &err), 0);
     assert_int_equal(plan_copy(&again, &copy, &err), 0);
     plan_free(&again);
-    assert_memory_equal(copy.experts.first, first, sizeof first);
-    assert_int_equal(copy.experts.slots, 2);
+    assert_memory_equal(copy.device[PLAN_GPU0].experts.first, first, sizeof first);
+    assert_int_equal(copy.device[PLAN_GPU0].experts.slots, 2);
     assert_int_equal(copy.stages[1].token_bytes, 60);
     assert_int_equal(copy.stages[2].token_bytes, 0);
-    assert_int_equal(copy.experts.direct_permille, 250);
-    assert_int_equal(copy.experts.moves, 9);
-    assert_int_equal(copy.experts.move_cost, 70);
+    assert_int_equal(copy.device[PLAN_GPU0].experts.direct_permille, 250);
+    assert_int_equal(copy.device[PLAN_GPU0].experts.moves, 9);
+    assert_int_equal(copy.device[PLAN_GPU0].experts.move_cost, 70);
     assert_true(plan_hit_rate(&copy, 8) == 0.4);
-    copy.experts.hit_permille = 0;
+    copy.device[PLAN_GPU0].experts.hit_permille = 0;
     assert_true(plan_hit_rate(&copy, 8) == 0.25);
     plan_free(&copy);
     json_t *mixed = json_object_get(json, "mixed"), *of = json_array_get(json_object_get(mixed, "first"), 1);
@@ -104,7 +104,7 @@ static void shared_experts_lie_in_vram_too(void **state)
                         .stage_count = 2,
                         .embed = PLAN_GPU0,
                         .head = PLAN_GPU0,
-                        .experts = {.slots = 1}};
+                        .device[PLAN_GPU0].experts = {.slots = 1}};
     struct model_config config;
     struct model model;
     struct helm_err err = {0};

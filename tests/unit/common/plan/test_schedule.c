@@ -50,7 +50,7 @@ static void invariant_is_read_written_and_checked(void **state)
     json_decref(json);
     plan_free(&again);
     /* with two tiers the CPU attends to nothing */
-    plan.vram_page_count = 128;
+    plan.device[PLAN_GPU0].vram_page_count = 128;
     plan.kv_direct_permille = 999;
     assert_int_equal(plan_check(&plan, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "'kv_direct_permille' is 999"));

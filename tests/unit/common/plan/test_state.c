@@ -85,7 +85,7 @@ static void pages_are_of_layers_that_keep_them(void **state)
     assert_int_equal(kv_layer, 0);
     assert_int_equal(plan_kv_of(&plan, 4, &kv_layer), PLAN_GPU0);
     assert_int_equal(kv_layer, 0);
-    plan.vram_page_count = 32;
+    plan.device[PLAN_GPU0].vram_page_count = 32;
     assert_int_equal(plan_kv_layers(&plan, PLAN_HOST), 2); /* two tiers: all that keep pages */
     assert_int_equal(plan_kv_layer_in_arena(&plan, 4), 1);
     assert_int_equal(plan_kv_of(&plan, 2, &kv_layer), PLAN_CPU0);

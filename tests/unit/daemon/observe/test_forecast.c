@@ -102,13 +102,14 @@ static void two_tiers_are_forecast_at_every_depth(void **state)
     s->plan.embed = s->plan.head = PLAN_GPU0;
     s->plan.page_tokens = 16;
     s->plan.page_count = 512;
-    s->plan.vram_page_count = 40; /* 32 pages: 512 positions of one row, 128 of each of four */
+    s->plan.device[PLAN_GPU0].vram_page_count =
+        40; /* 32 pages: 512 positions of one row, 128 of each of four */
     s->plan.kv_free_places = 8;
     s->plan.kv_direct_permille = 300;
     for (uint32_t places = 40; places <= 50; places += 10) /* 672: between two powers of two */
         for (uint32_t batch = 1; batch <= SLOTS; batch++) {
             forecast_close(f);
-            s->plan.vram_page_count = places;
+            s->plan.device[PLAN_GPU0].vram_page_count = places;
             if (forecast_open(&s->model, &s->profile, &s->plan, f, &err)) fail_msg("%s", err.text);
             double before = 0;
             for (uint32_t context = 1; context <= 4096; context += 1 + context / 40) {
@@ -177,7 +178,7 @@ static void a_chunk_that_costs_nothing_more_is_not_cut(void **state)
     forecast_close(f);
     s->stage.home = PLAN_HOME_STREAM;
     s->plan.embed = s->plan.head = PLAN_GPU0;
-    s->plan.ring_bytes = 64 * 1024;
+    s->plan.device[PLAN_GPU0].ring_bytes = 64 * 1024;
     s->profile.link.h2d.value = s->profile.link.h2d_beside.value = 1e6;
     if (forecast_open(&s->model, &s->profile, &s->plan, f, &err)) fail_msg("%s", err.text);
     const struct cost_step alone = {.tokens = 1, .rows = 1, .samples = 1, .context = 128};
@@ -188,7 +189,7 @@ static void a_chunk_that_costs_nothing_more_is_not_cut(void **state)
     forecast_close(f);
     s->stage.home = PLAN_HOME_CPU;
     s->plan.embed = s->plan.head = PLAN_CPU0;
-    s->plan.ring_bytes = 0;
+    s->plan.device[PLAN_GPU0].ring_bytes = 0;
     for (uint32_t i = 0; i < s->profile.cpu.linear.count; i++) s->profile.cpu.linear.point[i].y.value = 1e6;
     if (forecast_open(&s->model, &s->profile, &s->plan, f, &err)) fail_msg("%s", err.text);
     assert_int_equal(forecast_chunk(f, 1, 100, 0), FORECAST_CHUNK_LEAST);
@@ -215,7 +216,7 @@ static void the_ring_holds_slices_of_a_prompts_step(void **state)
     s->profile.link.h2d.value = s->profile.link.h2d_beside.value = 1e6;
     double before = INFINITY;
     for (uint64_t ring = 32 * 1024; ring <= 256 * 1024; ring *= 2) {
-        s->plan.ring_bytes = ring;
+        s->plan.device[PLAN_GPU0].ring_bytes = ring;
         if (forecast_open(&s->model, &s->profile, &s->plan, f, &err)) fail_msg("%s", err.text);
         const struct cost_step whole = {.tokens = 512, .rows = 1, .samples = 1, .context = 512};
         double seconds = forecast_step(f, &whole);
@@ -252,7 +253,7 @@ static void packed_weights_are_forecast(void **state)
     forecast_close(f);
     s->stage.home = PLAN_HOME_STREAM;
     s->plan.embed = s->plan.head = PLAN_GPU0;
-    s->plan.ring_bytes = 32 * 1024;
+    s->plan.device[PLAN_GPU0].ring_bytes = 32 * 1024;
     s->profile.link.h2d.value = s->profile.link.h2d_beside.value = 1e6;
     uint64_t bytes[2];
     double decode[2], chunk[2];

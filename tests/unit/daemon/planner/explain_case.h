@@ -88,7 +88,7 @@ static inline void case_write(struct explain_case *c)
                           .page_tokens = 32,
                           .page_count = 128,
                           .kv_dtype = "f16",
-                          .ring_bytes = 256 * MIB,
+                          .device[PLAN_GPU0].ring_bytes = 256 * MIB,
                           .embed = PLAN_CPU0,
                           .head = PLAN_GPU0,
                           .prefill_count = 2,

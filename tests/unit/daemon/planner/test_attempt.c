@@ -129,7 +129,7 @@ static void check_made(const struct drawn *d, struct plan *plan, const struct ar
     assert_true(header.total_bytes <= plan->memory[PLAN_HOST].total);
     assert_true(plan->page_count >= d->r.batch * kv_pages_for(plan->context_tokens, plan->page_tokens));
     assert_true(!d->r.device_required || plan_uses(plan, PLAN_GPU0));
-    assert_true((plan->ring_bytes > 0) == plan_has_home(plan, PLAN_HOME_STREAM));
+    assert_true((plan->device[PLAN_GPU0].ring_bytes > 0) == plan_has_home(plan, PLAN_HOME_STREAM));
     if (d->r.wish.ctx) assert_int_equal(plan->context_tokens, d->r.wish.ctx);
     if (d->r.wish.step_tokens) assert_int_equal(plan->step_tokens, d->r.wish.step_tokens);
     for (uint32_t i = 0; i < plan->prefill_count; i++)

@@ -11,7 +11,7 @@ static void make_plan(struct plan *plan, struct plan_stage *decode, struct plan_
                           .slots = 4,
                           .kv_dtype = "f16",
                           .stages = decode,
-                          .ring_bytes = 256 * MIB,
+                          .device[PLAN_GPU0].ring_bytes = 256 * MIB,
                           .embed = PLAN_CPU0,
                           .head = PLAN_GPU0};
     enum plan_home home[72];

@@ -275,7 +275,7 @@ static void plans_slow_down_steadily(void **state)
                         .slots = 8,
                         .page_tokens = 32,
                         .page_count = 1024,
-                        .vram_page_count = 40,
+                        .device[PLAN_GPU0].vram_page_count = 40,
                         .kv_free_places = 8,
                         .kv_direct_permille = 400,
                         .kv_dtype = "f16",
@@ -294,9 +294,9 @@ static void plans_slow_down_steadily(void **state)
         assert_true(f.seconds >= before * (1 - 1e-12));
         before = f.seconds;
         if (context > 32 * 32) continue; /* the places below the watermark */
-        plan.vram_page_count = 0;
+        plan.device[PLAN_GPU0].vram_page_count = 0;
         if (cost_decode(&c, 1, context, &one, &err)) fail_msg("%s", err.text);
-        plan.vram_page_count = 40;
+        plan.device[PLAN_GPU0].vram_page_count = 40;
         assert_near(f.seconds, one.seconds);
     }
     if (cost_decode(&c, 4, 512, &f, &err)) fail_msg("%s", err.text); /* four share them: 8 pages each */
@@ -304,7 +304,7 @@ static void plans_slow_down_steadily(void **state)
     if (cost_decode(&c, 4, 256, &f, &err)) fail_msg("%s", err.text);
     assert_true(f.hand_overs == 0);
     if (cost_ttft(&c, 16384, &ttft, &err)) fail_msg("%s", err.text);
-    plan.vram_page_count = 0;
+    plan.device[PLAN_GPU0].vram_page_count = 0;
     if (cost_ttft(&c, 16384, &one, &err)) fail_msg("%s", err.text);
     assert_true(ttft.seconds >= one.seconds && ttft.busy[COST_LINK] > 0);
     close_case(&p);

@@ -223,7 +223,7 @@ static void json_form_is_fixed(void **state)
     /* and it is a plan */
     if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
     assert_int_equal(again.prefill_count, 2);
-    assert_int_equal(again.ring_bytes, c.plan.ring_bytes);
+    assert_int_equal(again.device[PLAN_GPU0].ring_bytes, c.plan.device[PLAN_GPU0].ring_bytes);
     assert_int_equal(again.stage_count, c.plan.stage_count);
     assert_memory_equal(again.stages, c.plan.stages, again.stage_count * sizeof *again.stages);
     plan_free(&again);

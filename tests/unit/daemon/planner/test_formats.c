@@ -35,7 +35,10 @@ static struct setting *open_setting(void)
     made_up_close(&s->b.made);
     assert_true(made_up_open(&s->b.made, &shape));
     s->c = (struct ledger_case){&s->b.made.model, &s->b.r.wish, &s->b.r.machine, &s->b.made.analysed};
-    s->plan = (struct plan){.layers = LAYERS, .embed = PLAN_CPU0, .head = PLAN_GPU0, .ring_bytes = 1};
+    s->plan = (struct plan){.layers = LAYERS,
+                            .embed = PLAN_CPU0,
+                            .head = PLAN_GPU0,
+                            .device[PLAN_GPU0].ring_bytes = 1};
     s->plan.format = s->format;
     s->plan.stages = s->stages[0];
     for (int p = 0; p < 3; p++) {

@@ -247,7 +247,7 @@ static void open_lined(struct lined *l)
     l->plan = (struct plan){.layers = LAYERS,
                             .stages = l->decode,
                             .stage_count = stages_of(decode_homes, l->decode),
-                            .ring_bytes = 3 * MIB,
+                            .device[PLAN_GPU0].ring_bytes = 3 * MIB,
                             .embed = PLAN_CPU0,
                             .head = PLAN_GPU0};
 }
@@ -379,7 +379,7 @@ static void weights_have_room_as_they_are_laid_out(void **state)
         struct plan plan = {.layers = LAYERS,
                             .stages = stages,
                             .stage_count = stages_of(decode_homes, stages),
-                            .ring_bytes = MIB,
+                            .device[PLAN_GPU0].ring_bytes = MIB,
                             .embed = ends & 1 ? PLAN_GPU0 : PLAN_CPU0,
                             .head = ends & 2 ? PLAN_GPU0 : PLAN_CPU0};
         struct arena_spec spec;

@@ -69,7 +69,7 @@ static void hold_against_ledger(const struct ledger_case *c, struct search_found
     struct plan plan = {.layers = LAYERS,
                         .stages = stages,
                         .stage_count = plan_stages_of(found->home, LAYERS, stages),
-                        .ring_bytes = found->ring_bytes,
+                        .device[PLAN_GPU0].ring_bytes = found->ring_bytes,
                         .embed = found->embed,
                         .head = found->head};
     struct arena_spec spec;

@@ -55,13 +55,14 @@ static uint32_t mixed_units(struct bench *b, struct plan *plan)
  * that is foretold is found, and the latter. Each move is priced at 0.6 of what a hit saves, 0.7 of them for a miss. */
 static void expect_moves(const struct bench *b, const struct plan *plan, double bytes)
 {
-    const struct plan_experts *e = &plan->experts;
+    const struct plan_experts *e = &plan->device[PLAN_GPU0].experts;
     const double cost = e->move_cost / 1000.0, found = (double)e->slots / 64,
                  part = (cost + found) / (1 + cost), still = seconds_of(&b->r, plan);
     struct plan moving = *plan;
-    moving.experts.hit_permille = (uint32_t)(1000 * part + 0.5), moving.experts.direct_permille = 0;
+    moving.device[PLAN_GPU0].experts.hit_permille = (uint32_t)(1000 * part + 0.5),
+    moving.device[PLAN_GPU0].experts.direct_permille = 0;
     struct plan staying = moving;
-    staying.experts.hit_permille = (uint32_t)(1000 * found);
+    staying.device[PLAN_GPU0].experts.hit_permille = (uint32_t)(1000 * found);
     const double least = seconds_of(&b->r, &moving), rate = b->profile.link.h2d.value / bytes;
     assert_true(part > found && part < 1);
     const double saved = (seconds_of(&b->r, &staying) - least) / (part - found); /* by all choices */
@@ -79,7 +80,7 @@ static void slots_fill_what_is_left(void **state)
         struct plan plan = {0};
         open_mixture(&b, &model, gib * GIB);
         const uint32_t mixed = mixed_units(&b, &plan);
-        assert_true(mixed > 0 && plan.experts.slots > 0);
+        assert_true(mixed > 0 && plan.device[PLAN_GPU0].experts.slots > 0);
         const struct ledger *vram = &plan.memory[PLAN_VRAM0];
         assert_true((double)(vram->limit - vram->total) < 3 * GATE * mixed + 64 * MIB);
         expect_moves(&b, &plan, 3 * GATE);
@@ -100,14 +101,15 @@ static void a_shared_expert_is_no_part_of_slots(void **state)
     open_text(&b, &model, 3 * GIB, SHARED);
     b.r.strategy = SEARCH_EXPERTS_CPU;
     assert_int_equal(mixed_units(&b, &beside), 12);
-    assert_true(beside.experts.slots == 1 && beside.experts.direct_permille == 0);
+    assert_true(beside.device[PLAN_GPU0].experts.slots == 1 &&
+                beside.device[PLAN_GPU0].experts.direct_permille == 0);
     const struct placements vram = placements_in(&beside, PLAN_VRAM0);
     for (int32_t l = 0; l < 12; l++)
         assert_true(placement_find(&vram, TENSOR_SHARED_DOWN, l) &&
                     !placement_find(&vram, TENSOR_UP_EXPERTS, l));
     b.r.strategy = SEARCH_MIXED;
     const uint32_t mixed = mixed_units(&b, &filled);
-    assert_true(mixed > 0 && filled.experts.slots > 1);
+    assert_true(mixed > 0 && filled.device[PLAN_GPU0].experts.slots > 1);
     const struct ledger *line = &filled.memory[PLAN_VRAM0];
     assert_true((double)(line->limit - line->total) < 3 * GATE * mixed + 64 * MIB);
     assert_true(seconds_of(&b.r, &filled) < seconds_of(&b.r, &beside));
@@ -143,7 +145,7 @@ static void slots_without_room_are_refused(void **state)
     assert_true(refusal.needed > refusal.available && refusal.available == b.r.machine.device.limit);
     b.r.machine.device.limit = refusal.needed;
     assert_int_equal(mixed_units(&b, &plan), 12);
-    assert_int_equal(plan.experts.slots, 1);
+    assert_int_equal(plan.device[PLAN_GPU0].experts.slots, 1);
     plan_free(&plan);
     model_free(&model);
     bench_close(&b);
@@ -248,7 +250,7 @@ static void packed_experts_are_for_the_cpu_alone(void **state)
             while (plan_unit_home(&plan, 0, u) != PLAN_HOME_MIXED) u += UNIT_PARTS;
             plan_set_unit_format(&plan, u, FORMAT_BF16_PACKED);
             plan_restage(&plan);
-            plan.experts.slots--; /* whole experts are expanded in their place */
+            plan.device[PLAN_GPU0].experts.slots--; /* whole experts are expanded in their place */
             if (planner_take(&b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
         }
         plan_free(&plan);
@@ -314,12 +316,12 @@ static void experts_in_both_memories_may_be_packed(void **state)
         for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(plan.layers); u += UNIT_PARTS)
             if (plan_unit_home(&plan, 0, u) == PLAN_HOME_MIXED)
                 assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, pack);
-        slots[pack] = plan.experts.slots * plan_mixed_units(&plan);
+        slots[pack] = plan.device[PLAN_GPU0].experts.slots * plan_mixed_units(&plan);
         seconds[pack] = seconds_of(&b.r, &plan);
         if (proof_plan(&b.r, &plan, &proof, &err)) fail_msg("%s", err.text);
         print_message("%u layers, %u slots, %u direct: %.3f ms, bound %.3f\n", plan_mixed_units(&plan),
-                      plan.experts.slots, plan.experts.direct_permille, 1e3 * seconds[pack],
-                      1e3 * proof.bound);
+                      plan.device[PLAN_GPU0].experts.slots, plan.device[PLAN_GPU0].experts.direct_permille,
+                      1e3 * seconds[pack], 1e3 * proof.bound);
         assert_true(proof.bound <= proof.seconds && proof.seconds < 1.1 * proof.bound);
         plan_free(&plan);
         model_free(&model);
@@ -355,7 +357,7 @@ static void large_experts_are_in_parts(void **state)
     if (parts_look_make(&model, &b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
     assert_int_equal(plan_expert_parts(&plan), 4);
     assert_true(plan_mixed_units(&plan) > 0 && spec.experts == 32 && spec.experts_chosen == 8);
-    assert_true(plan.experts.direct_permille > 0);
+    assert_true(plan.device[PLAN_GPU0].experts.direct_permille > 0);
     print_message("experts in parts: %.2f ms a step, whole %.2f\n", 1e3 * seconds_of(&b.r, &plan),
                   1e3 * before);
     assert_true(seconds_of(&b.r, &plan) < 0.98 * before);
@@ -366,12 +368,14 @@ static void large_experts_are_in_parts(void **state)
     const struct histogram seen = {.layers = 8, .experts = 8, .uses = uses};
     b.r.experts = &seen;
     if (parts_look_make(&model, &b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
-    const uint32_t units = plan_mixed_units(&plan), slots = plan.experts.slots, some = slots < 4 ? slots : 4;
+    const uint32_t units = plan_mixed_units(&plan), slots = plan.device[PLAN_GPU0].experts.slots,
+                   some = slots < 4 ? slots : 4;
     assert_true(units > 0 && plan_expert_parts(&plan) == 4);
     for (uint32_t u = 0; u < units; u++)
-        for (uint32_t i = 0; i < some; i++) assert_int_equal(plan.experts.first[u * slots + i], 5 * 4 + i);
+        for (uint32_t i = 0; i < some; i++)
+            assert_int_equal(plan.device[PLAN_GPU0].experts.first[u * slots + i], 5 * 4 + i);
     const uint32_t caught = 50 * some + 10 * (slots - some); /* of 4 * 120 */
-    assert_int_equal(plan.experts.hit_permille, (1000 * caught + 240) / 480);
+    assert_int_equal(plan.device[PLAN_GPU0].experts.hit_permille, (1000 * caught + 240) / 480);
     plan_free(&plan);
     b.r.experts = NULL;
     b.r.machine.device.limit = 32 * GIB;

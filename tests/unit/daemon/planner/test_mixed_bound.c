@@ -223,7 +223,7 @@ static bool take(const struct bench *b, const struct plan *made, uint32_t whole,
         assert_non_null(*stages);
         *count = plan_stages_of(home, plan->layers, *stages);
     }
-    plan->experts.slots = slots;
+    plan->device[PLAN_GPU0].experts.slots = slots;
     return planner_take(&r, plan, &spec, &err) == 0;
 }
 
@@ -253,7 +253,7 @@ static void others_are_not_below_a_made_plans_bound(void **state)
                 struct plan other = {0};
                 const bool fits = take(&b, &plan, layers[i], slots, &other);
                 for (uint32_t direct = 0; direct <= 1000 && fits; direct += 125, taken++) {
-                    other.experts.direct_permille = direct;
+                    other.device[PLAN_GPU0].experts.direct_permille = direct;
                     assert_true(seconds_of(&b.r, &other) >= proof.bound);
                 }
                 plan_free(&other);

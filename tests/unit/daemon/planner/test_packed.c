@@ -199,7 +199,7 @@ static void units_of_both_workers_cross_as_they_are(void **state)
     open_8b(&b, 8 * GIB);
     for (uint32_t u = 0; u < UNITS; u++) home[u] = u < 8 ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
     struct plan plan = {.layers = UNITS / 2,
-                        .ring_bytes = 256 * MIB,
+                        .device[PLAN_GPU0].ring_bytes = 256 * MIB,
                         .stages = stages[0],
                         .stage_count = plan_stages_of(home, UNITS / 2, stages[0]),
                         .step_tokens = 512,

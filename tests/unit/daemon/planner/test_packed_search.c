@@ -79,7 +79,7 @@ static struct best brute_force(const struct bench *b, const struct plan *made)
                                       .kv_dtype = "f16",
                                       .stages = stages,
                                       .stage_count = plan_stages_of(home, SMALL_LAYERS, stages),
-                                      .ring_bytes = stream ? ring : 0,
+                                      .device[PLAN_GPU0].ring_bytes = stream ? ring : 0,
                                       .embed = PLAN_GPU0,
                                       .head = PLAN_GPU0};
             try_packing(b, &plan, gpu, &best);

@@ -46,8 +46,8 @@ static void the_issues_case_is_near_its_bound(void **state)
         double bound = host / ((80 + 55) * 1e9) + gpu / 4500e9;
         assert_true(best_s < bound * 1.03);
         assert_true(bytes_at(&best, PLAN_HOME_STREAM) > 0 && bytes_at(&best, PLAN_HOME_CPU) > 0);
-        assert_true(best.ring_bytes > 0 &&
-                    line_of(&best.memory[PLAN_VRAM0], "stream ring") == best.ring_bytes);
+        assert_true(best.device[PLAN_GPU0].ring_bytes > 0 &&
+                    line_of(&best.memory[PLAN_VRAM0], "stream ring") == best.device[PLAN_GPU0].ring_bytes);
         b.r.strategy = SEARCH_THESIS;
         make(&b, &thesis);
         double thesis_s = seconds_of(&b.r, &thesis);
@@ -135,7 +135,7 @@ static void a_chunk_is_as_long_as_it_pays(void **state)
     b.r.machine.device.limit = 40 * GIB; /* nothing to stream */
     make(&b, &plan);
     assert_int_equal(plan.step_tokens, LEDGER_STEP_TOKENS);
-    assert_int_equal(plan.ring_bytes, 0);
+    assert_int_equal(plan.device[PLAN_GPU0].ring_bytes, 0);
     assert_int_equal(plan.prefill_count, 0);
     plan_free(&plan);
     formats_lay(&b.made.model, mixture_named("q8_0")); /* which a chunk expands, whatever its length */
@@ -441,10 +441,10 @@ static void a_written_plan_is_checked(void **state)
     plan.prefill[0] = (struct plan_phase){.from_tokens = 64, .stages = prefill, .stage_count = 4};
     plan.prefill_count = 1;
     assert_int_equal(take(&b, &plan, &err), HELM_E_FORMAT); /* no ring */
-    plan.ring_bytes = 128 * KIB;
+    plan.device[PLAN_GPU0].ring_bytes = 128 * KIB;
     assert_int_equal(take(&b, &plan, &err), HELM_E_LIMIT);
     assert_non_null(strstr(err.text, "'ring_bytes' is 128.00 KiB"));
-    plan.ring_bytes = 128 * MIB;
+    plan.device[PLAN_GPU0].ring_bytes = 128 * MIB;
     if (take(&b, &plan, &err)) fail_msg("%s", err.text);
     assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "stream ring"), 128 * MIB);
     assert_true(line_of(&plan.memory[PLAN_VRAM0], "borrowed KV") > 0);
@@ -461,7 +461,7 @@ static void a_written_plan_is_checked(void **state)
     assert_int_equal(take(&b, &plan, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "prefill list 1"));
     plan.prefill_count = 0;
-    plan.ring_bytes = 0;
+    plan.device[PLAN_GPU0].ring_bytes = 0;
 
     stages[0].home = PLAN_HOME_GPU; /* 27 layers in 8 GiB */
     assert_int_equal(take(&b, &plan, &err), HELM_E_CAPACITY);

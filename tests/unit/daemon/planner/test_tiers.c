@@ -101,7 +101,8 @@ static void check_ledgers(const struct explain_case *c)
                              *all = line_of(host, "KV cache of all layers");
     assert_non_null(places);
     assert_non_null(all);
-    assert_int_equal(places->bytes, plan->vram_page_count * plan_layers_of(plan, PLAN_GPU0) * page);
+    assert_int_equal(places->bytes,
+                     plan->device[PLAN_GPU0].vram_page_count * plan_layers_of(plan, PLAN_GPU0) * page);
     assert_true(all->bytes >= plan->page_count * m->layers * page);
     assert_true(all->bytes < plan->page_count * m->layers * page + 2 * ARENA_HUGE_PAGE);
     const struct plan_staging staging = plan_staging(plan);
@@ -109,7 +110,7 @@ static void check_ledgers(const struct explain_case *c)
     assert_in_range(staging.pages, 2 * staging.piece,
                     2 * staging.piece + plan->step_tokens / 32 + 5 * plan->slots);
     assert_int_equal(staging.piece, plan->page_count < 256 ? (plan->page_count + 3) / 4 * 2 : 128);
-    assert_true(plan->vram_page_count >= plan_vram_pages_least(plan));
+    assert_true(plan->device[PLAN_GPU0].vram_page_count >= plan_vram_pages_least(plan));
     assert_true(vram->total <= vram->limit && host->total <= host->limit);
 }
 
@@ -129,7 +130,7 @@ static void ledgers_count_places_and_all_pages(void **state)
     case_make(&c);
     assert_true(plan_kv_tiered(&c.plan));
     check_ledgers(&c);
-    assert_true(c.plan.vram_page_count > plan_vram_pages_least(&c.plan));
+    assert_true(c.plan.device[PLAN_GPU0].vram_page_count > plan_vram_pages_least(&c.plan));
     assert_true(plan_uses(&c.plan, PLAN_CPU0)); /* it computes no layer, but attends */
     assert_int_equal(plan_lanes(&c.plan), 2);
     assert_non_null(line_of(&c.plan.memory[PLAN_HOST], "activations"));
@@ -229,7 +230,8 @@ static void edited_plans_are_checked(void **state)
     struct plan again;
     struct helm_err err = {0};
     struct explain_case *c = &long_8b;
-    const uint32_t places = c->plan.vram_page_count, least = (uint32_t)plan_vram_pages_least(&c->plan);
+    const uint32_t places = c->plan.device[PLAN_GPU0].vram_page_count,
+                   least = (uint32_t)plan_vram_pages_least(&c->plan);
     const uint64_t total = c->plan.memory[PLAN_VRAM0].total;
     if (take_again(c, places, &again, &err)) fail_msg("%s", err.text);
     assert_int_equal(again.memory[PLAN_VRAM0].total, total);
@@ -237,7 +239,7 @@ static void edited_plans_are_checked(void **state)
     assert_int_equal(again.kv_direct_permille, c->plan.kv_direct_permille);
     plan_free(&again);
     if (take_again(c, least, &again, &err)) fail_msg("%s", err.text);
-    assert_int_equal(again.vram_page_count, least); /* though there is room for more */
+    assert_int_equal(again.device[PLAN_GPU0].vram_page_count, least); /* though there is room for more */
     assert_true(again.memory[PLAN_VRAM0].total <= total);
     plan_free(&again);
     assert_int_equal(take_again(c, least - 1, &again, &err), HELM_E_LIMIT);

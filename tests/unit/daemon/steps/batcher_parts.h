@@ -65,7 +65,7 @@ static inline void batcher_parts_open(struct batcher_parts *p, const struct batc
     metrics_init(&p->metrics);
     p->lists = p->plan;
     p->lists.page_tokens = c->page_tokens;
-    p->lists.vram_page_count = c->places;
+    p->lists.device[PLAN_GPU0].vram_page_count = c->places;
     p->lists.kv_direct_permille = c->direct_permille;
     p->lists.kv_direct_positions = c->direct_positions;
     p->lists.kv_free_places = c->free_places;

@@ -68,7 +68,7 @@ static void make_plan(struct stage *s, const struct shape *shape)
                             .page_count = SLOTS * CONTEXT / shape->page_tokens,
                             .embed = PLAN_GPU0,
                             .head = PLAN_GPU0};
-    s->plan.vram_page_count = s->plan.page_count;
+    s->plan.device[PLAN_GPU0].vram_page_count = s->plan.page_count;
     snprintf(s->plan.kv_dtype, sizeof s->plan.kv_dtype, "%s", kv_dtype_name(shape->kv_dtype));
     for (int u = 0; u < 2 * LAYERS; u++) home[u] = shape->homes[u / 2] == 'g' ? PLAN_HOME_GPU : PLAN_HOME_CPU;
     s->plan.stages = calloc(2 * LAYERS, sizeof *s->plan.stages);
@@ -127,7 +127,7 @@ static struct stage *stage_open(const struct shape *shape)
                                            .page_tokens = shape->page_tokens,
                                            .dtype = shape->kv_dtype},
                                     .page_count = s->plan.page_count,
-                                    .vram_page_count = s->plan.vram_page_count,
+                                    .vram_page_count = s->plan.device[PLAN_GPU0].vram_page_count,
                                     .kv_heads_asking = c->heads,
                                     .weight_bytes = placements_in(&s->plan, PLAN_HOST).region_bytes};
     const struct engine_options options = {.folder = FOLDER,

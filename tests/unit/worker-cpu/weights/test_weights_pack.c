@@ -57,7 +57,7 @@ static void bench_open(struct bench *b, bool pack)
     b->plan = (struct plan){.layers = UNITS / 2,
                             .stages = b->stages,
                             .stage_count = plan_stages_of(homes, UNITS / 2, b->stages),
-                            .ring_bytes = 1 << 20,
+                            .device[PLAN_GPU0].ring_bytes = 1 << 20,
                             .embed = PLAN_CPU0,
                             .head = PLAN_CPU0};
     write_formats(&b->plan, &(struct written_formats){.link = pack}, b->format);

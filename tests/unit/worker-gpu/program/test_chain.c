@@ -80,7 +80,7 @@ static void model_lowers_to(const char *model, const char *homes, char embed, ch
     const struct plan plan = {.layers = layers,
                               .stages = stages,
                               .stage_count = plan_stages_of(home, layers, stages),
-                              .ring_bytes = ring_bytes,
+                              .device[PLAN_GPU0].ring_bytes = ring_bytes,
                               .step_tokens = 256,
                               .embed = embed == 'g' ? PLAN_GPU0 : PLAN_CPU0,
                               .head = head == 'g' ? PLAN_GPU0 : PLAN_CPU0};

@@ -83,7 +83,7 @@ static void workspace_is_as_charged(void **state)
             model.config.dtype = DTYPE_BF16;
             model.config.layers = 36;
             strcpy(model.config.architecture, "LlamaForCausalLM");
-            plan.vram_page_count = (s + t) % 2 ? 100 : 0; /* two tiers take more */
+            plan.device[PLAN_GPU0].vram_page_count = (s + t) % 2 ? 100 : 0; /* two tiers take more */
             gpu_buffers_place(&model, &plan, PLAN_GPU0, &h, d, &buffers);
             const struct ledger_wish wish = {.kv_dtype = KV_BF16, .slots = 8, .page_tokens = 32};
             const struct ledger_case c = {.model = &model, .wish = &wish};
@@ -100,7 +100,7 @@ static void workspace_is_as_charged(void **state)
             assert_int_equal(gpu_buffers_check(&model.config, d, &buffers, &err), HELM_E_INTERNAL);
             assert_non_null(strstr(err.text, "candidates"));
         }
-    plan.vram_page_count = 0;
+    plan.device[PLAN_GPU0].vram_page_count = 0;
     /* without chains there are no lists */
     const struct arena_header h = {.slots = 8,
                                    .step_tokens = 1,
@@ -173,7 +173,7 @@ static void plans_are_printed(void **state)
     struct plan plan = {.layers = 4,
                         .stages = decode,
                         .stage_count = plan_stages_of(d, 4, decode),
-                        .ring_bytes = 300 * KIB,
+                        .device[PLAN_GPU0].ring_bytes = 300 * KIB,
                         .step_tokens = 600,
                         .embed = PLAN_CPU0,
                         .head = PLAN_GPU0,
@@ -229,7 +229,7 @@ static void two_tiers_are_printed(void **state)
     struct plan plan = {.layers = 4,
                         .stages = decode,
                         .stage_count = plan_stages_of(d, 4, decode),
-                        .ring_bytes = 300 * KIB,
+                        .device[PLAN_GPU0].ring_bytes = 300 * KIB,
                         .step_tokens = 600,
                         .embed = PLAN_GPU0,
                         .head = PLAN_GPU0,
@@ -237,7 +237,7 @@ static void two_tiers_are_printed(void **state)
                         .slots = 2,
                         .page_tokens = 32,
                         .page_count = 60,
-                        .vram_page_count = 40,
+                        .device[PLAN_GPU0].vram_page_count = 40,
                         .prefill_count = 1};
     plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
                                           .stages = prefill,
@@ -288,7 +288,7 @@ static void two_tiers_are_printed(void **state)
     char *one = printed(&plan, 0),
          *same = strstr(one, ", the CPU attends"); /* the others are as with one tier */
     assert_non_null(same);
-    plan.vram_page_count = 0;
+    plan.device[PLAN_GPU0].vram_page_count = 0;
     char *other = printed(&plan, 0);
     assert_memory_equal(one, other, (size_t)(strstr(other, "a chunk") - other));
     assert_null(strstr(other, "attends"));
@@ -312,7 +312,7 @@ static void packed_slices_are_expanded_before_their_use(void **state)
     struct plan plan = {.layers = 4,
                         .stages = decode,
                         .stage_count = plan_stages_of(d, 4, decode),
-                        .ring_bytes = 300 * KIB,
+                        .device[PLAN_GPU0].ring_bytes = 300 * KIB,
                         .step_tokens = 600,
                         .prefill_count = 1};
     plan.prefill[0] = (struct plan_phase){.from_tokens = 17,

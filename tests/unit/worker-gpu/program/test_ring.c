@@ -117,7 +117,7 @@ static void make_setup(struct setup *s, uint64_t seed)
     }
     uint64_t least = 16 * 2ull * (n > 2 * hidden ? n : 2 * hidden) + 1024;
     if (least < 32ull * q) least = 32ull * q;
-    s->plan.ring_bytes = least + draw(&state, seed % 2 ? 4000 : 600000);
+    s->plan.device[PLAN_GPU0].ring_bytes = least + draw(&state, seed % 2 ? 4000 : 600000);
 }
 
 /* Every row of every matrix of a streamed unit is in one slice, in order. Returns how many parts are packed.
@@ -135,7 +135,7 @@ static uint32_t check_cover(const struct setup *s, uint32_t phase, const struct 
             for (; at < ring->count && ring->slice[at].unit == u && ring->slice[at].op == op; at++) {
                 const struct ring_slice *slice = &ring->slice[at];
                 assert_true(slice->place % RING_ALIGN == 0);
-                assert_true(slice->place + slice->bytes <= s->plan.ring_bytes);
+                assert_true(slice->place + slice->bytes <= s->plan.device[PLAN_GPU0].ring_bytes);
                 if (of->gated) {
                     assert_int_equal(slice->part_count, 2);
                     assert_int_equal(slice->part[0].row, slice->part[1].row);
@@ -277,7 +277,10 @@ static void what_a_lap_overwrites_is_not_held(void **state)
                                     .rows = 16,
                                     .cols = cols[l]};
     static const enum plan_home homes[2][6] = {{0, 2, 0, 0, 0, 2}, {0, 0, 0, 2, 0, 2}};
-    s->plan = (struct plan){.layers = 3, .ring_bytes = 32 * KIB, .prefill_count = 1, .stages = s->stages[0]};
+    s->plan = (struct plan){.layers = 3,
+                            .device[PLAN_GPU0].ring_bytes = 32 * KIB,
+                            .prefill_count = 1,
+                            .stages = s->stages[0]};
     s->plan.stage_count = plan_stages_of(homes[0], 3, s->stages[0]);
     s->plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
                                              .stages = s->stages[1],
@@ -316,7 +319,7 @@ static void the_next_steps_first_slice_comes_first(void **state)
                                     .format = FORMAT_BF16,
                                     .rows = i == 2 ? 16 : 32,
                                     .cols = i == 2 ? 512 : 256};
-    s->plan = (struct plan){.layers = 3, .ring_bytes = 64 * KIB, .stages = s->stages[0]};
+    s->plan = (struct plan){.layers = 3, .device[PLAN_GPU0].ring_bytes = 64 * KIB, .stages = s->stages[0]};
     s->plan.stage_count = plan_stages_of(homes, 3, s->stages[0]);
     assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &ring, &err), 0);
     assert_int_equal(ring.count, 9);
@@ -342,14 +345,14 @@ static void a_large_ring_keeps_everything(void **state)
     struct helm_err err = {0};
     make_setup(s, 12);
     s->plan.prefill_count = 0;
-    s->plan.ring_bytes = 64 * MIB;
+    s->plan.device[PLAN_GPU0].ring_bytes = 64 * MIB;
     assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &ring, &err), 0);
     assert_true(ring.count > 0);
     assert_int_equal(ring_prefix(&ring), ring.count);
     assert_int_equal(ring.tail, 0);
     assert_int_equal(ring.copy_bytes, 0);
     ring_free(&ring);
-    s->plan.ring_bytes = 256;
+    s->plan.device[PLAN_GPU0].ring_bytes = 256;
     assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &ring, &err), HELM_E_CAPACITY);
     assert_non_null(strstr(err.text, "256 B"));
     assert_null(ring.slice);
@@ -374,7 +377,7 @@ static void slices_fit_the_ring(void **state)
     for (size_t r = 0; r < sizeof rings / sizeof *rings; r++) {
         struct ring_schedule ring;
         uint64_t most = rings[r] / 4 < RING_SLICE_BYTES ? rings[r] / 4 : RING_SLICE_BYTES, largest = 0;
-        s->plan.ring_bytes = rings[r];
+        s->plan.device[PLAN_GPU0].ring_bytes = rings[r];
         assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &ring, &err), 0);
         for (uint32_t i = 0; i < ring.count; i++)
             if (ring.slice[i].bytes > largest) largest = ring.slice[i].bytes;
@@ -394,7 +397,7 @@ static void unknown_sizes_are_bounds(void **state)
     struct ring_schedule known, bound;
     make_setup(s, 1);
     s->plan.prefill_count = 0;
-    s->plan.ring_bytes = 64 * MIB;
+    s->plan.device[PLAN_GPU0].ring_bytes = 64 * MIB;
     assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &known, &err), 0);
     s->weights.offsets_known = false;
     assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &bound, &err), 0);
@@ -411,7 +414,7 @@ static void unknown_sizes_are_bounds(void **state)
         s->matrix[i].offset = s->table[0][0];
         if (s->matrix[i].host) s->matrix[i].rows = 12288, s->matrix[i].cols = 4096;
     }
-    s->plan.ring_bytes = 512 * MIB;
+    s->plan.device[PLAN_GPU0].ring_bytes = 512 * MIB;
     assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &bound, &err), 0);
     uint64_t largest = 0;
     for (uint32_t i = 0; i < bound.count; i++)

@@ -163,7 +163,7 @@ static void run(const char *folder, const struct shape *shape, const char *decod
     struct plan_stage stages[2][UNITS];
     struct plan plan = {.stages = stages[0],
                         .stage_count = read_letters(decode, stages[0]),
-                        .ring_bytes = ring_bytes,
+                        .device[PLAN_GPU0].ring_bytes = ring_bytes,
                         .embed = decode[0] == 'c' ? PLAN_CPU0 : PLAN_GPU0};
     plan.head = plan.embed;
     if (prefill)

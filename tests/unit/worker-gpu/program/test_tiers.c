@@ -25,7 +25,7 @@ static const struct plan *a_plan(void)
     plan = (struct plan){.layers = 5,
                          .stages = stages,
                          .stage_count = plan_stages_of(home, 5, stages),
-                         .vram_page_count = PLACES};
+                         .device[PLAN_GPU0].vram_page_count = PLACES};
     return &plan;
 }
 
