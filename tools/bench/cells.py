@@ -73,10 +73,13 @@ SETS = {
     # files that llama.cpp loads, too
     "peers": over("8b-q4-all", "8b-Q4_K_M", "all", (128,), 1, 128) + over("8b-q4-4gib", "8b-Q4_K_M", "4GiB", (128, 8192), 1, 64) +
              over("8b-bf16", "8b-BF16", "8GiB", (128,), 1, 64) + experts("moe", "30b-a3b-Q4_K_M", ("8GiB", 1)),
+    # forecasts without a card (--device cpu): three formats, a hybrid, a mixture, a short context and a long one
+    "cpu-forecast": [cell for kind in ("0.6b-BF16", "0.6b-Q4_K_M", "0.6b-Q8_0", "0.8b") for cell in over(kind, kind, "all", (256, 4096), 1, 32)] +
+                    experts("30b-a3b-Q4_K_M:2", "30b-a3b-Q4_K_M:2", ("all", 1)),
     # without a card (--device cpu)
     "cpu": over("0.6b", "0.6b", "all", (128, 512), 1, 64) + over("4b-q4", "4b-Q4_K_M", "all", (128, 512), 1, 64),
 }
-ARCHES = {"30b-a3b": "qwen3_moe", "8x7b": "mixtral", "20b": "gpt_oss", "120b": "gpt_oss"}
+ARCHES = {"0.8b": "qwen3_5", "30b-a3b": "qwen3_moe", "8x7b": "mixtral", "20b": "gpt_oss", "120b": "gpt_oss"}
 TYPES = "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "BF16"
 STICKY = 0.8
 

@@ -3,9 +3,10 @@
 # older build), in parts that fit a call of ten minutes:
 #
 #   tools/bench/forecast_cells.sh PART OUT [OLD]     PART: 1 to 8; OUT: a folder, kept from call to call; OLD: the older build's bin
+#   tools/bench/forecast_cells.sh cpu OUT [OLD]      nine small cells on a machine without one: let nothing else run there
 #   tools/bench/forecast_cells.sh tables OUT         the tables of all parts so far
 #
-# Each part is one model with three or four cells of cells.py's set "forecast". Models are made in /dev/shm/helm-models. The first call on
+# Each part is one model with two to four cells of cells.py's set "forecast". Models are made in /dev/shm/helm-models. The first call on
 # a machine also measures its profile (a minute). Keep the cache of profiles from part to part (XDG_CACHE_HOME) and run all of them on
 # one machine. No network is needed.
 set -eu
@@ -18,7 +19,9 @@ if [ "$part" = tables ]; then
     done
     exit 0
 fi
+set=forecast device=cuda
 case $part in
+cpu) only='' set=cpu-forecast device=cpu ;;
 1) only=8b-256,8b-8192,8b-32768,8b-1024-x8 ;;
 2) only=8b-Q4_K_M-256,8b-Q4_K_M-8192,8b-Q4_K_M-32768,8b-Q4_K_M-1024-x8 ;;
 3) only=8b-Q8_0-256,8b-Q8_0-8192,8b-Q8_0-32768,8b-Q8_0-1024-x8 ;;
@@ -27,7 +30,7 @@ case $part in
 6) only=14b-Q8_0-256,14b-Q8_0-8192 ;;
 7) only=30b-a3b-Q4_K_M-8GiB,30b-a3b-Q4_K_M-8GiB-x8,30b-a3b-Q4_K_M-4096 ;;
 8) only=30b-a3b-Q8_0-24GiB,30b-a3b-Q8_0-24GiB-x8,30b-a3b-Q8_0-4096 ;;
-*) echo "there is no part $part of 1 to 8" >&2 && exit 2 ;;
+*) echo "there is no part $part of 1 to 8, nor is it cpu or tables" >&2 && exit 2 ;;
 esac
-exec "$here/cells.py" --bin "${HELM_BIN:-build/bin}" ${old:+--old "$old"} --out "$out/$part" --set forecast --only "$only" --show forecast --rounds 2 \
-    --seconds 540
+exec "$here/cells.py" --bin "${HELM_BIN:-build/bin}" ${old:+--old "$old"} --out "$out/$part" --set "$set" --only "$only" --device "$device" --show forecast \
+    --rounds 2 --seconds 540
