@@ -81,7 +81,8 @@
  *
  * Fixed states (state_layout.h). Before a step each worker copies, of its layers, the snapshot `state_from` of a row to the
  * row's slot; a row at position 0 begins with zeros instead. After it, it copies the slot to the snapshot `state_to`. It
- * rings `done` when that is done.
+ * rings `done` when that is done. If `state_at` is below the row's count, the snapshot is the state after that many of its tokens,
+ * which a step keeps as it passes: so a later row can go back there. Only where all fixed states are the CPU's.
  *
  * A change of anything here raises ARENA_ABI. */
 #ifndef HELM_COMMON_SHARED_ARENA_LAYOUT_H
@@ -96,7 +97,7 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         13u
+#define ARENA_ABI         14u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -177,6 +178,7 @@ struct step_row {
     uint32_t direct_from; /* whole pages, <= host_tokens */
     /* Snapshots, from 1 on, that the row begins with and leaves; STATE_NO_SNAPSHOT: it goes on from its slot, leaves none */
     uint32_t state_from, state_to;
+    uint32_t state_at; /* tokens of the row that `state_to` has seen, 1 .. count; 0: all */
 };
 /* A page of the arena and the place in VRAM that it is copied to. */
 struct step_fetch {
@@ -284,9 +286,9 @@ static_assert(sizeof(struct arena_times) == 32, "times layout");
 static_assert(sizeof(struct arena_done) == 64 + 32 * ARENA_STEP_RING, "one cache line per doorbell");
 static_assert(offsetof(struct arena_control, step) == 64 + sizeof(struct arena_done) * ARENA_WORKERS_MAX,
               "one cache line per doorbell");
-static_assert(sizeof(struct step_row) == 32, "step row layout");
+static_assert(sizeof(struct step_row) == 36, "step row layout");
 static_assert(offsetof(struct step, row) == 32, "step layout");
-static_assert(sizeof(struct step) == 32 + 32 * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH, "step layout");
+static_assert(sizeof(struct step) == 32 + 36 * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH, "step layout");
 static_assert(offsetof(struct step_result, row) == 56, "result layout");
 static_assert(sizeof(struct step_result_row) == 20 + 8 * SAMPLING_LOGPROBS_MAX, "result row layout");
 static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX + 4 * SAMPLING_LOGPROBS_MAX,

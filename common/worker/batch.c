@@ -45,6 +45,8 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     if (!take_tiers(arena, in, batch->flags & STEP_KV_ARENA, last_page)) return false;
     if (in->state_from > h->snapshot_count || in->state_to > h->snapshot_count) return false;
     if (in->state_from && in->start == 0) return false; /* nothing comes before position 0 */
+    if (in->state_at > in->count) return false;
+    if (in->state_at % in->count && h->state.slot_bytes != h->state.snapshot_bytes) return false;
     for (uint32_t i = 0; i < in->count; i++) {
         uint32_t token = follows ? 0 : history[in->start + i], at = batch->token_count + i;
         if (token >= vocab) return false;
@@ -59,6 +61,7 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
                               .direct_from = in->direct_from,
                               .state_from = in->state_from,
                               .state_to = in->state_to,
+                              .state_at = in->state_at ? in->state_at : in->count,
                               .slot = in->slot,
                               .start = in->start,
                               .count = in->count,

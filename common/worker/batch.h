@@ -14,7 +14,8 @@ struct batch_row {
     const uint32_t *places; /* in VRAM, of pages from host_tokens on; NULL with one tier */
     uint32_t slot, start, count;
     uint32_t host_tokens, direct_from; /* as in struct step_row, */
-    uint32_t state_from, state_to;     /* and these */
+    uint32_t state_from, state_to;     /* and these, */
+    uint32_t state_at;                 /* where 0 is the row's count */
     uint32_t token_first;              /* index of its first token in the step */
     uint32_t result;                   /* row of the step it came from */
     bool sample;

@@ -134,12 +134,12 @@ uint32_t prefix_shared(const struct kv_pages *pages, const struct snapshots *sna
 uint64_t prefix_next_page(const struct kv_pages *pages, const struct snapshots *snapshots,
                           const struct sequence *seq)
 {
-    const uint32_t page_tokens = pages->known.page_tokens, cut = snapshots_cut(snapshots, seq);
+    const uint32_t page_tokens = pages->known.page_tokens, next = snapshots_next(snapshots, seq);
     if (!pages_ahead(pages, seq) || seq->cached / page_tokens >= behind(pages, seq)) return 0;
     if (!snapshots->on) return prefix_index_hash(&pages->known, seq->page_end, next_tokens(pages, seq));
-    uint64_t hash = cut ? seq->state_before : 0;
-    if (cut && !hash) hash = seq->scope;
-    for (uint32_t at = seq->state_at; at < cut; at += page_tokens)
+    uint64_t hash = next ? seq->state_before : 0;
+    if (next && !hash) hash = seq->scope;
+    for (uint32_t at = seq->state_at; at < next; at += page_tokens)
         hash = prefix_index_hash(&pages->known, hash, seq->tokens + at);
     return hash;
 }
@@ -150,8 +150,10 @@ void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequenc
     /* a row too many may stand behind the last token that is known */
     uint32_t full = (cached < seq->token_count ? cached : seq->token_count) / page_tokens;
     if (full > behind(pages, seq)) full = behind(pages, seq);
-    for (uint32_t i = seq->cached / page_tokens; i < full && seq->scope != SEQUENCE_NO_SCOPE; i++)
+    for (uint32_t i = seq->cached / page_tokens; i < full && seq->scope != SEQUENCE_NO_SCOPE; i++) {
         seq->page_end = kv_pages_make_known(pages, row[i], seq->page_end, seq->tokens + i * page_tokens);
+        if ((i + 1) * page_tokens == seq->state_at) seq->state_page = seq->page_end;
+    }
     seq->cached = cached;
     if (cached > seq->reach) seq->reach = cached;
 }

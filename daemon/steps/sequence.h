@@ -61,9 +61,10 @@ struct sequence {
     bool again;
     uint32_t again_from;
     /* Fixed states (snapshots.h): the snapshot that its next row begins with, pinned; the last one that it began with or
-     * left, its position and, once that is known, its number; number of the newest in its answer */
+     * left, its position and, once that is known, its number; number of the page that ends there; number of the newest in its
+     * answer */
     uint32_t state_from, state_at;
-    uint64_t state_before, state_trail;
+    uint64_t state_before, state_page, state_trail;
     uint32_t mark[REQUEST_MARKS_MAX],
         mark_count; /* ends of pages of its prompt where it leaves one, rising */
     uint32_t reach; /* the most that `cached` was */

@@ -13,6 +13,8 @@ int snapshots_init(struct snapshots *all, const struct plan *plan, uint32_t page
     uint32_t buckets = 1;
     *all = (struct snapshots){.on = plan_has_fixed(plan), .count = plan->state_snapshots};
     if (!all->on) return 0;
+    const struct state_layout layout = plan_state_layout(plan, PLAN_CPU0);
+    all->inside = layout.slot_bytes == layout.snapshot_bytes;
     while (buckets < all->count) buckets *= 2;
     all->mask = buckets - 1;
     all->page_tokens = page_tokens;
@@ -229,26 +231,38 @@ static uint32_t chosen_after(const struct snapshots *all, const struct sequence 
     return next;
 }
 
-uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq)
+uint32_t snapshots_next(const struct snapshots *all, const struct sequence *seq)
 {
     return all->on ? chosen_after(all, seq, seq->rung) : 0;
 }
 
-/* Whether a row that ends there leaves a snapshot: its page will have a number, and it is one of the chosen positions. */
-static bool wants(const struct snapshots *all, const struct sequence *seq, uint32_t end)
+/* The last chosen position needs no row of its own where a row can leave a snapshot as it passes. */
+uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq)
 {
-    if (!all->on || end % all->page_tokens || seq->scope == SEQUENCE_NO_SCOPE) return false;
-    if (chosen_after(all, seq, end - 1) == end) return true;
-    return end > seq->prompt_count && !seq->apart && end % all->answer_every == 0;
+    const uint32_t next = snapshots_next(all, seq);
+    return next && all->inside && !chosen_after(all, seq, next) ? 0 : next;
+}
+
+/* Where a row leaves a snapshot: at a chosen position, whose page will have a number; 0: nowhere. */
+static uint32_t place_in(const struct snapshots *all, const struct sequence *seq, const struct step_row *row)
+{
+    const uint32_t end = row->start + row->count;
+    if (!all->on || seq->scope == SEQUENCE_NO_SCOPE) return 0;
+    const uint32_t next = chosen_after(all, seq, row->start);
+    if (next && (next == end || (all->inside && next < end))) return next;
+    return end > seq->prompt_count && !seq->apart && end % all->answer_every == 0 ? end : 0;
 }
 
 void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row *row)
 {
-    const uint32_t end = row->start + row->count;
+    const uint32_t at = place_in(all, seq, row);
     row->state_from = seq->state_from; /* with its pin */
     seq->state_from = STATE_NO_SNAPSHOT;
-    row->state_to = wants(all, seq, end) ? snapshots_take_empty(all) : STATE_NO_SNAPSHOT;
-    if (row->state_to) seq->state_at = end;
+    row->state_to = at ? snapshots_take_empty(all) : STATE_NO_SNAPSHOT;
+    row->state_at = row->state_to ? at - row->start : 0;
+    if (!row->state_to) return;
+    seq->state_at = at;
+    seq->state_page = 0;
 }
 
 static bool is_marked(const struct snapshots *all, const struct sequence *seq, uint32_t end)
@@ -273,26 +287,26 @@ static void replace_answers(struct snapshots *all, struct sequence *seq, uint32_
 {
     if (end <= seq->prompt_count) return;
     const uint32_t before = seq->state_trail ? snapshots_find(all, seq->state_trail) : STATE_NO_SNAPSHOT;
-    if (before != STATE_NO_SNAPSHOT && !at(all, before)->pins && seq->state_trail != seq->page_end)
+    if (before != STATE_NO_SNAPSHOT && !at(all, before)->pins && seq->state_trail != seq->state_before)
         drop(all, before);
-    seq->state_trail = seq->page_end;
+    seq->state_trail = seq->state_before;
 }
 
 void snapshots_done(struct snapshots *all, const struct step_row *row, struct sequence *seq)
 {
-    const uint32_t end = row->start + row->count;
+    const uint32_t end = row->start + row->state_at;
     if (row->state_from) unpin(all, row->state_from);
     if (!row->state_to) return;
     /* a row too many stands behind the last token that is known: its page has no number */
-    if (!seq || seq->cached != end || end > seq->token_count) {
+    if (!seq || seq->cached != row->start + row->count || end > seq->token_count || !seq->state_page) {
         snapshots_give_back(all, row->state_to);
         return;
     }
-    const uint32_t left = enter(all, row->state_to, seq->page_end, end);
+    const uint32_t left = enter(all, row->state_to, seq->state_page, end);
     follow(all, seq, left);
     at(all, left)->marked |= is_marked(all, seq, end);
     touch(all, left);
-    seq->state_before = seq->page_end;
+    seq->state_before = seq->state_page;
     replace_answers(all, seq, end);
 }
 

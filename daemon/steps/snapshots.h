@@ -41,7 +41,8 @@ struct snapshot {
 };
 
 struct snapshots {
-    bool on; /* some layer's state is fixed */
+    bool on;     /* some layer's state is fixed */
+    bool inside; /* a row can leave one at a position that it passes (arena_layout.h) */
     uint32_t count, mask;
     uint32_t page_tokens, prompt_every, answer_every;
     uint64_t clock, hits, dropped; /* hits: begun with; dropped: found no more, for others */
@@ -62,9 +63,11 @@ void snapshots_leave(struct snapshots *all, struct sequence *seq);
 
 /* A new sequence's marks become the ends of pages where it leaves snapshots. */
 void snapshots_mark(const struct snapshots *all, struct sequence *seq);
+/* The next position where the sequence leaves one while it is computed as a prompt; 0: nowhere. */
+uint32_t snapshots_next(const struct snapshots *all, const struct sequence *seq);
 /* Where the sequence's next row must end at most, so that a snapshot can be taken there; 0: anywhere. */
 uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq);
-/* Fills in state_from and state_to of a row that is about to be rung. */
+/* Fills in what a row that is about to be rung says of states. */
 void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row *row);
 /* The row's step is done, and prefix_computed has taken it. seq NULL: it has left its slot, or the row failed. */
 void snapshots_done(struct snapshots *all, const struct step_row *row, struct sequence *seq);

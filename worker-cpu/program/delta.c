@@ -25,15 +25,20 @@ static void chunk_convolve(void *ctx, uint32_t chunk, uint32_t thread)
     const struct program_entry *e = run->entry;
     const struct batch_row *row = &run->batch.row[chunk / chunks_of(e)];
     const uint32_t first = chunk % chunks_of(e) * CHANNELS_A_CHUNK, left = e->width - first;
-    const struct delta_convolution now = {.x = run->act->buffer[BUFFER_DELTA_QKV] +
-                                               (size_t)row->token_first * e->width + first,
-                                          .stride = e->width,
-                                          .tokens = row->count,
-                                          .channels = left < CHANNELS_A_CHUNK ? left : CHANNELS_A_CHUNK,
-                                          .weight = e->delta.conv + first,
-                                          .weight_stride = e->width,
-                                          .state = state_of_row(run, e, row) + first,
-                                          .state_stride = e->width};
+    struct delta_convolution now = {.x = run->act->buffer[BUFFER_DELTA_QKV] +
+                                         (size_t)row->token_first * e->width + first,
+                                    .stride = e->width,
+                                    .tokens = state_break(row),
+                                    .channels = left < CHANNELS_A_CHUNK ? left : CHANNELS_A_CHUNK,
+                                    .weight = e->delta.conv + first,
+                                    .weight_stride = e->width,
+                                    .state = state_of_row(run, e, row) + first,
+                                    .state_stride = e->width};
+    run->kernels->delta->convolve(&now);
+    if (now.tokens == row->count) return;
+    state_keep(run, row, now.state, DELTA_COLUMNS, now.channels, e->width);
+    now.x += now.tokens * now.stride;
+    now.tokens = row->count - now.tokens;
     run->kernels->delta->convolve(&now);
 }
 
@@ -51,25 +56,36 @@ static void chunk_rule(void *ctx, uint32_t chunk, uint32_t thread)
                  values = (size_t)d->value_heads * d->value_dim, at = head * (size_t)d->value_dim;
     float *const *buffer = run->act->buffer;
     const float *qkv = e->in + first * e->width;
-    const struct delta_run now = {.tokens = row->count,
-                                  .key = d->key_dim,
-                                  .value = d->value_dim,
-                                  .q = qkv + key * (size_t)d->key_dim,
-                                  .k = qkv + keys + key * (size_t)d->key_dim,
-                                  .v = qkv + 2 * keys + at,
-                                  .stride = e->width,
-                                  .z = buffer[BUFFER_DELTA_Z] + first * values + at,
-                                  .z_stride = values,
-                                  .alpha = buffer[BUFFER_DELTA_ALPHA] + first * d->value_heads + head,
-                                  .beta = buffer[BUFFER_DELTA_BETA] + first * d->value_heads + head,
-                                  .gate_stride = d->value_heads,
-                                  .decay = e->delta.decay[head],
-                                  .dt_bias = e->delta.time_bias[head],
-                                  .norm = e->delta.norm,
-                                  .eps = (float)run->config->norm_eps,
-                                  .state = state_of_row(run, e, row) + at * d->key_dim,
-                                  .out = e->out + first * e->out_width + at,
-                                  .out_stride = e->out_width};
+    struct delta_run now = {.tokens = state_break(row),
+                            .key = d->key_dim,
+                            .value = d->value_dim,
+                            .q = qkv + key * (size_t)d->key_dim,
+                            .k = qkv + keys + key * (size_t)d->key_dim,
+                            .v = qkv + 2 * keys + at,
+                            .stride = e->width,
+                            .z = buffer[BUFFER_DELTA_Z] + first * values + at,
+                            .z_stride = values,
+                            .alpha = buffer[BUFFER_DELTA_ALPHA] + first * d->value_heads + head,
+                            .beta = buffer[BUFFER_DELTA_BETA] + first * d->value_heads + head,
+                            .gate_stride = d->value_heads,
+                            .decay = e->delta.decay[head],
+                            .dt_bias = e->delta.time_bias[head],
+                            .norm = e->delta.norm,
+                            .eps = (float)run->config->norm_eps,
+                            .state = state_of_row(run, e, row) + at * d->key_dim,
+                            .out = e->out + first * e->out_width + at,
+                            .out_stride = e->out_width};
+    run->kernels->delta->rule(&now);
+    if (now.tokens == row->count) return;
+    state_keep(run, row, now.state, 1, d->key_dim * d->value_dim, 0);
+    now.q += now.tokens * now.stride;
+    now.k += now.tokens * now.stride;
+    now.v += now.tokens * now.stride;
+    now.z += now.tokens * now.z_stride;
+    now.alpha += now.tokens * now.gate_stride;
+    now.beta += now.tokens * now.gate_stride;
+    now.out += now.tokens * now.out_stride;
+    now.tokens = row->count - now.tokens;
     run->kernels->delta->rule(&now);
 }
 

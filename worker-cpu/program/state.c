@@ -33,7 +33,8 @@ struct moving {
 
 static bool moves(const struct batch_row *row, bool out)
 {
-    return out ? row->state_to != STATE_NO_SNAPSHOT : row->start == 0 || row->state_from != STATE_NO_SNAPSHOT;
+    if (out) return row->state_to != STATE_NO_SNAPSHOT && row->state_at == row->count;
+    return row->start == 0 || row->state_from != STATE_NO_SNAPSHOT;
 }
 
 /* One record of one row. */
@@ -80,6 +81,22 @@ float *state_of_row(const struct run *run, const struct program_entry *e, const 
     return (float *)(void *)(s->slots + row->slot * s->layout.slot_bytes + e->state_at);
 }
 
+uint32_t state_break(const struct batch_row *row)
+{
+    return row->state_to == STATE_NO_SNAPSHOT ? row->count : row->state_at;
+}
+
+/* All fixed states are the CPU's (batch.c), so a snapshot is laid out like a slot. */
+void state_keep(const struct run *run, const struct batch_row *row, const float *state, uint32_t rows,
+                uint32_t count, uint32_t stride)
+{
+    const struct states *s = run->states;
+    const size_t at = (size_t)((const char *)state - s->slots) - row->slot * s->layout.slot_bytes;
+    float *to = (float *)(void *)(s->snapshots + (row->state_to - 1) * s->layout.snapshot_bytes + at);
+    for (uint32_t i = 0; i < rows; i++)
+        memcpy(to + (size_t)i * stride, state + (size_t)i * stride, count * sizeof *state);
+}
+
 static uint32_t blocks_of(const struct program_entry *e)
 {
     return (e->width + COLUMNS_A_CHUNK - 1) / COLUMNS_A_CHUNK;
@@ -94,6 +111,7 @@ static void chunk_running_mean(void *ctx, uint32_t chunk, uint32_t thread)
     const struct batch_row *row = &run->batch.row[chunk / blocks_of(e)];
     const uint32_t first = chunk % blocks_of(e) * COLUMNS_A_CHUNK, left = e->width - first,
                    count = left < COLUMNS_A_CHUNK ? left : COLUMNS_A_CHUNK;
+    const uint32_t kept = state_break(row) < row->count ? state_break(row) : 0;
     float *sum = state_of_row(run, e, row) + first;
     for (uint32_t t = 0; t < row->count; t++) {
         const size_t at = (size_t)(row->token_first + t) * e->width + first;
@@ -102,6 +120,7 @@ static void chunk_running_mean(void *ctx, uint32_t chunk, uint32_t thread)
             sum[i] += e->in[at + i];
             e->out[at + i] = sum[i] / positions;
         }
+        if (t + 1 == kept) state_keep(run, row, sum, 1, count, 0);
     }
 }
 

@@ -39,20 +39,21 @@ static void after_a_loss_rows_begin_with_snapshots(void **state)
         }
 }
 
-/* A prompt's rows end where snapshots are taken; a later one begins there, and its row names the snapshot. */
+/* A prompt's row says where a snapshot is taken; a later one begins there, and its row names the snapshot. */
 static void a_found_prompt_begins_with_a_snapshot(void **state)
 {
     (void)state;
     struct helm_err err = {0};
     struct stage *s = stage_open_states(16, PREFIX_ON, 8);
-    static const uint32_t ends[] = {64, 96, 100};
+    static const uint32_t ends[] = {64, 100};
     uint32_t left = 0;
     const uint64_t first = submit_sized(s, 1, PROMPT, 4, &err);
     batcher_pump(&s->on.batcher, s->now_us);
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++, step(s)) {
         const struct step_row row = batcher_oldest(&s->on.batcher)->step.row[0];
         assert_int_equal(row.start + row.count, ends[i]);
-        assert_int_equal(row.state_to != STATE_NO_SNAPSHOT, ends[i] == 96);
+        assert_int_equal(row.state_to != STATE_NO_SNAPSHOT, ends[i] == 100);
+        assert_int_equal(row.state_at, ends[i] == 100 ? 32 : 0); /* at 96 */
         if (row.state_to) left = row.state_to;
     }
     for (int i = 0; i < 10 && find(&s->on.batcher, first); i++) step(s);
@@ -89,7 +90,7 @@ static void the_same_prompts_are_computed_once(void **state)
                 assert_int_equal(find(&s->on.batcher, ids[k])->found, 96);
         step(s);
     }
-    assert_int_equal(computed, 96);
+    assert_int_equal(computed, PROMPT);
     assert_int_equal(s->tokens, 6);
     assert_int_equal(s->on.batcher.snapshots.hits, 2);
     stage_close(s);

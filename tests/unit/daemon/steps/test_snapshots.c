@@ -66,7 +66,8 @@ static void rig_open(struct rig *r)
     r->random = 11;
     if (kv_pages_init(&r->pages, PAGES, PAGE, &err) || snapshots_init(&r->snapshots, &plan, PAGE, &err))
         fail_msg("%s", err.text);
-    assert_true(r->snapshots.on);
+    assert_true(r->snapshots.on && r->snapshots.inside); /* no layer is a GPU's */
+    r->snapshots.inside = false;
     r->snapshots.prompt_every = 4 * PAGE; /* more of them than in daemons */
     r->snapshots.answer_every = 2 * PAGE;
 }
@@ -126,8 +127,12 @@ static bool ring(struct rig *r, uint32_t i, uint32_t most)
     if (row.state_from) r->slot[i] = r->snapshot[row.state_from];
     r->from_snapshot += row.state_from != 0;
     assert_true(r->slot[i] == state_of(seq, row.start)); /* the very state of the tokens in front of it */
-    for (uint32_t t = row.start; t < end; t++) r->slot[i] = after(r->slot[i], seq->tokens[t]);
-    if (row.state_to) r->snapshot[row.state_to] = r->slot[i];
+    assert_int_equal(row.state_at != 0, row.state_to != STATE_NO_SNAPSHOT);
+    assert_true(row.state_at <= row.count && (r->snapshots.inside || row.state_at % row.count == 0));
+    for (uint32_t t = row.start; t < end; t++) {
+        r->slot[i] = after(r->slot[i], seq->tokens[t]);
+        if (row.state_to && t + 1 == row.start + row.state_at) r->snapshot[row.state_to] = r->slot[i];
+    }
     r->made += row.state_to != 0;
     seq->rung = end;
     r->flying[i] = (struct flying){.row = row};
@@ -218,12 +223,12 @@ static void operate(struct rig *r)
     }
 }
 
-static void every_row_begins_with_its_tokens_state(void **state)
+static void run_at_random(bool inside)
 {
-    (void)state;
     struct rig *r = malloc(sizeof *r);
     assert_non_null(r);
     rig_open(r);
+    r->snapshots.inside = inside;
     for (uint32_t n = 0; n < OPERATIONS; n++) {
         operate(r);
         if (n % 16 == 0) check_pins(r);
@@ -234,6 +239,44 @@ static void every_row_begins_with_its_tokens_state(void **state)
     check_pins(r);
     rig_close(r);
     free(r);
+}
+
+static void every_row_begins_with_its_tokens_state(void **state)
+{
+    (void)state;
+    run_at_random(false);
+    run_at_random(true);
+}
+
+/* The last position needs no row of its own. */
+static void rows_leave_snapshots_as_they_pass(void **state)
+{
+    (void)state;
+    struct rig r;
+    uint32_t tokens[CONTEXT];
+    rig_open(&r);
+    r.snapshots.inside = true;
+    for (uint32_t t = 0; t < CONTEXT; t++) tokens[t] = t % 5;
+    begin(&r, 0, tokens, 41);
+    static const uint32_t ends[] = {16, 32, 41}, at[] = {16, 16, 8};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        assert_true(ring(&r, 0, CONTEXT));
+        assert_int_equal(r.seq[0].rung, ends[i]);
+        assert_int_equal(r.flying[0].row.state_at, at[i]);
+        done(&r, 0, true, true);
+    }
+    begin(&r, 1, tokens, 41);
+    assert_true(take(&r, 1));
+    assert_int_equal(r.seq[1].cached, 40);
+    assert_true(ring(&r, 1, CONTEXT)); /* holds the state against the tokens */
+    begin(&r, 2, tokens, 41);          /* a step of fewer tokens does not reach it */
+    for (uint32_t t = 0; t < 41; t++) r.seq[2].tokens[t] = 4 - t % 5;
+    assert_true(ring(&r, 2, 6));
+    assert_int_equal(r.flying[2].row.state_to, STATE_NO_SNAPSHOT);
+    done(&r, 2, true, false);
+    for (uint32_t i = 0; i < 3; i++) leave(&r, i);
+    check_pins(&r);
+    rig_close(&r);
 }
 
 static void prompts_are_cut_where_snapshots_are_taken(void **state)
@@ -479,6 +522,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_begins_with_its_tokens_state),
+        cmocka_unit_test(rows_leave_snapshots_as_they_pass),
         cmocka_unit_test(prompts_are_cut_where_snapshots_are_taken),
         cmocka_unit_test(marks_are_positions_of_snapshots),
         cmocka_unit_test(many_marks_are_thinned),
