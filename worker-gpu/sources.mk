@@ -9,6 +9,7 @@ WORKER_GPU_SRC := \
   worker-gpu/device/device.c \
   worker-gpu/device/emulated/attention.c \
   worker-gpu/device/emulated/chain.c \
+  worker-gpu/device/emulated/delta.c \
   worker-gpu/device/emulated/device.c \
   worker-gpu/device/emulated/experts.c \
   worker-gpu/device/emulated/graph.c \

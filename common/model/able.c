@@ -46,12 +46,12 @@ static const struct {
     [WANT_SOFT_CAP] = {"a soft cap", {false, false}},
     [WANT_OTHER_ROPE] = {"a RoPE table of its own", {false, false}},
     [WANT_NO_ROPE] = {"attention without RoPE", {true, false}},
-    [WANT_OUTPUT_GATE] = {"a gate of attention's output", {true, false}},
+    [WANT_OUTPUT_GATE] = {"a gate of attention's output", {true, false, true}},
     [WANT_OTHER_CACHE] = {"the cache of another layer", {false, false}},
     [WANT_POSITIONS] = {"learned positions", {true, false}},
     [WANT_RUNNING_MEAN] = {"a state of fixed size", {true, false, true}},
-    [WANT_PARTIAL_ROPE] = {"RoPE that turns a part of each head", {true, false}},
-    [WANT_DELTA] = {"the gated delta rule", {true, false}},
+    [WANT_PARTIAL_ROPE] = {"RoPE that turns a part of each head", {true, false, true}},
+    [WANT_DELTA] = {"the gated delta rule", {true, false, true}},
 };
 
 /* A set of enum want. */

@@ -122,12 +122,30 @@ static void size_head(const struct gpu_workspace_case *c, struct gpu_workspace *
     w->area[GPU_AREA_FEW].bytes = samples * (vocab / GPU_FEW_LOGITS * sizeof(float) + GPU_FEW_ROW_BYTES);
 }
 
+uint32_t workspace_attention_width(const struct model_config *c)
+{
+    return (c->heads * (c->gated_attention ? 2 : 1) + 2 * c->kv_heads) * c->head_dim;
+}
+
+uint32_t workspace_delta_width(const struct model_config *c)
+{
+    const struct model_delta *d = &c->delta;
+    /* rows of whole vectors */
+    return (uint32_t)round_up(d->channels + d->value_heads * (d->value_dim + 2), 4);
+}
+
+static uint64_t delta_values(const struct model_config *c)
+{
+    return (uint64_t)c->delta.value_heads * c->delta.value_dim;
+}
+
 static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace *w)
 {
     const struct model_config *m = c->config;
     const uint64_t few = ENGINE_FEW_TOKENS * sizeof(float), q = (uint64_t)m->heads * m->head_dim,
-                   width = q + 2ull * m->kv_heads * m->head_dim, n = model_dense_width(m), tokens = w->tokens,
-                   sub = w->sub_tokens;
+                   width = larger(workspace_attention_width(m), workspace_delta_width(m)),
+                   a = larger(q, delta_values(m)), channels = m->delta.channels, n = model_dense_width(m),
+                   tokens = w->tokens, sub = w->sub_tokens;
     w->area[GPU_AREA_H].bytes = sub * m->hidden * c->chunk_bytes;
     w->area[GPU_AREA_ROPE_TABLE].bytes = tokens * m->head_dim * sizeof(float);
     w->area[GPU_AREA_INV_FREQ].bytes = m->head_dim * sizeof(float);
@@ -139,10 +157,13 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_MATMUL].bytes = c->matmul;
     w->area[GPU_AREA_FEW_QKV].bytes = few * width;
     w->area[GPU_AREA_FEW_Q].bytes = few * q;
-    w->area[GPU_AREA_FEW_A].bytes = few * q;
+    w->area[GPU_AREA_FEW_A].bytes = few * a;
+    w->area[GPU_AREA_FEW_DELTA].bytes = few * channels;
     w->area[GPU_AREA_FEW_ACT].bytes = few * model_mlp_width(m);
     w->area[GPU_AREA_FEW_SHARED].bytes = few * m->shared_intermediate;
     w->area[GPU_AREA_CHUNK_QKV].bytes = tokens * width * sizeof(float);
+    w->area[GPU_AREA_CHUNK_A].bytes = m->gated_attention || channels ? tokens * a * c->chunk_bytes : 0;
+    w->area[GPU_AREA_CHUNK_DELTA].bytes = sub * channels * sizeof(float);
     w->area[GPU_AREA_CHUNK_Q].bytes = (c->tiered ? tokens : sub) * q * c->query_bytes;
     w->area[GPU_AREA_CHUNK_PART].bytes =
         c->tiered ? tokens * (q + (uint64_t)m->heads * GPU_PART_FLOATS) * sizeof(float) : 0;
@@ -178,15 +199,16 @@ static uint64_t place_areas(struct gpu_workspace *w, enum gpu_area first, enum g
     return at;
 }
 
-/* The attention half of a chunk. What is kept between pieces takes what q k v leave behind the output. */
+/* The attention half of a chunk. What is kept between pieces takes what q k v leave behind the output, unless that has an area of
+ * its own. */
 static uint64_t place_attention(const struct gpu_workspace_case *c, struct gpu_workspace *w, uint64_t at)
 {
     const uint64_t output = (uint64_t)w->tokens * c->config->heads * c->config->head_dim * c->chunk_bytes;
     const uint64_t q = place_areas(w, GPU_AREA_CHUNK_Q, GPU_AREA_CHUNK_Q, at),
-                   qkv = place_areas(w, GPU_AREA_CHUNK_QKV, GPU_AREA_CHUNK_QKV, q);
-    if (!w->area[GPU_AREA_CHUNK_PART].bytes) return qkv;
-    return larger(qkv,
-                  place_areas(w, GPU_AREA_CHUNK_PART, GPU_AREA_CHUNK_PART, q + round_up(output, VRAM_ALIGN)));
+                   end = place_areas(w, GPU_AREA_CHUNK_QKV, GPU_AREA_CHUNK_DELTA, q);
+    if (!w->area[GPU_AREA_CHUNK_PART].bytes) return end;
+    const uint64_t part = w->area[GPU_AREA_CHUNK_A].bytes ? end : q + round_up(output, VRAM_ALIGN);
+    return larger(end, place_areas(w, GPU_AREA_CHUNK_PART, GPU_AREA_CHUNK_PART, part));
 }
 
 void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspace *w)

@@ -70,13 +70,16 @@ enum gpu_area {
     GPU_AREA_SLOTS,   /* [experts]: where those of a layer lie that are in both memories, in this step */
     GPU_AREA_MATMUL,
     /* Decode tiers, the attention half and the MLP half of a chunk take the same place in turn. */
-    GPU_AREA_FEW_QKV, /* ENGINE_FEW_TOKENS tokens: [q | k | v] */
+    GPU_AREA_FEW_QKV, /* ENGINE_FEW_TOKENS tokens: [q | gate? | k | v], or [q k v | z | alpha | beta] of a gated delta net */
     GPU_AREA_FEW_Q,
-    GPU_AREA_FEW_A,
+    GPU_AREA_FEW_A,     /* attention's output, or a gated delta net's */
+    GPU_AREA_FEW_DELTA, /* [channels]: q k v of a gated delta net after the convolution */
     GPU_AREA_FEW_ACT,
     GPU_AREA_FEW_SHARED, /* the shared expert's, of its own length */
-    GPU_AREA_CHUNK_QKV, /* [tokens][q | k | v]; a sub-chunk's attention output, of the weights' dtype, takes the place
-                             of its q k v */
+    GPU_AREA_CHUNK_QKV, /* [tokens], as FEW_QKV; a sub-chunk's attention output, of the weights' dtype, takes the place
+                             of its q k v unless there is: */
+    GPU_AREA_CHUNK_A,     /* [tokens]: output that a gate multiplies, or a gated delta net's, of the weights' dtype */
+    GPU_AREA_CHUNK_DELTA, /* [sub][channels], as FEW_DELTA */
     GPU_AREA_CHUNK_Q, /* [sub], with two tiers [tokens]: rotated, of the cache's dtype */
     GPU_AREA_CHUNK_PART, /* with two tiers: attention over the pieces so far, [tokens][heads][head_dim], behind the whole
                              chunk's output in the place of its q k v; then [tokens][heads][GPU_PART_FLOATS] */
@@ -105,6 +108,10 @@ struct gpu_workspace {
     uint32_t tokens, sub_tokens; /* capacities of a chunk and of a sub-chunk, padded */
 };
 void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspace *workspace);
+
+/* Numbers of a token in FEW_QKV and CHUNK_QKV, and in a row of what a layer puts there: attention, or a gated delta net. */
+uint32_t workspace_attention_width(const struct model_config *config);
+uint32_t workspace_delta_width(const struct model_config *config);
 
 /* Bytes of a number in the activations of a chunk: of the widest of the layers' matrices. */
 uint32_t workspace_chunk_bytes(const struct model *model);

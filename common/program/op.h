@@ -20,8 +20,8 @@
  *                EXPERTS_DOWN            EXPERTS_DOWN               EXPERTS_DOWN, EXPERTS_SUM
  *   both WEIGH   WEIGH                   WEIGH                      WEIGH
  *   both RUNNING_MEAN  RUNNING_MEAN      RUNNING_MEAN               RUNNING_MEAN
- *   CPU DELTA    CONVOLVE, DELTA         as one                     as one
- *    gated       GATE behind ATTEND      as one                     as one
+ *   both DELTA   CONVOLVE, DELTA         as one                     as one
+ *    CPU gated   GATE behind ATTEND      as one                     as one (a GPU's ATTEND does it)
  *    mixed       EXPERTS_ASK behind ROUTE's, before any group; EXPERTS_ADD behind DOWN's (by the CPU: EXPERTS_TAKE and its own)
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
  *   GPU head    GEMV, ARGMAX         GATHER, GEMM_SMALL, ARGMAX     as few
@@ -55,12 +55,12 @@ enum op_kind {
     OP_RUNNING_MEAN, /* out[t] = the mean of all inputs of the sequence up to t, whose sum is its state */
     OP_CONVOLVE,     /* q, k and v of a gated delta net by the sequence's last columns, which are its state */
     OP_DELTA,        /* the gated delta rule of each v head, whose matrix is its state; normed and gated */
-    OP_GATE,         /* attention's output times the sigmoid of its gate */
     OP_LANE_READ,    /* x = what the other worker put into the lane */
     OP_LANE_WRITE,
     /* of the CPU */
     OP_LINEAR,
     OP_ATTEND,
+    OP_GATE,         /* attention's output times the sigmoid of its gate */
     OP_SAMPLE,       /* a token from each row of logits */
     OP_EXPERTS_TAKE, /* of experts at home in both memories: x and what the GPU asks for, normed */
     OP_ATTEND_HOST, /* of a layer whose cache is the GPU's: takes its queries, and answers with what comes of the

@@ -6,6 +6,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "common/model/parts.h"
+#include "common/plan/state.h"
 #include "worker-cpu/engine.h"
 #include "worker-gpu/engine.h"
 
@@ -39,6 +41,7 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                                            .page_tokens = pair->plan.page_tokens,
                                            .dtype = o->kv_dtype},
                                     .page_count = pair->plan.page_count,
+                                    .state = plan_state_layout(&pair->plan, PLAN_CPU0),
                                     .vram_page_count = o->vram_pages,
                                     .kv_heads_asking = o->vram_pages ? model->config.heads : 0,
                                     .experts_chosen = mixed ? model->config.router.chosen : 0,
@@ -98,7 +101,8 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     pair->arena.fd = -1;
     pair->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = pair->done_fd < 0 ? helm_fail_errno(err, "eventfd")
-                               : engine_read_model(o->folder, o->plan, &model, err);
+                               : model_read(o->folder, &model, err);
+    if (!rc) rc = model_cut_experts(&model, plan_expert_parts(o->plan), err);
     if (rc) goto out;
     rc = plan_copy(o->plan, &pair->plan, err);
     if (rc) goto out;
@@ -113,7 +117,8 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     pair->plan.kv_direct_window = o->direct_window;
     pair->plan.kv_piece_pages = o->piece_pages;
     snprintf(pair->plan.kv_dtype, sizeof pair->plan.kv_dtype, "%s", kv_dtype_name(o->kv_dtype));
-    rc = make_arena(o, &model, pair, err);
+    rc = plan_take_states(&pair->plan, &model, err);
+    if (!rc) rc = make_arena(o, &model, pair, err);
     if (!rc && plan_uses(&pair->plan, PLAN_CPU0)) rc = start(o, pair, PAIR_CPU, &cpu_engine_ops, err);
     if (!rc && plan_uses(&pair->plan, PLAN_GPU0)) rc = start(o, pair, PAIR_GPU, &gpu_engine_ops, err);
     if (!rc && pair->used[PAIR_GPU])

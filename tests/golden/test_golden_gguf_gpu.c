@@ -250,6 +250,28 @@ static void experts_in_both_memories_agree(void **state)
         run_file(cases[i].folder, cases[i].homes, &cases[i].experts);
 }
 
+/* Gated delta nets and gated attention: on each processor, streamed, and split between them; with experts in any memory. */
+static void hybrids_agree(void **state)
+{
+    (void)state;
+    static const struct plan_experts experts = {.slots = 3, .direct_permille = 400};
+    static const struct {
+        const char *folder, *homes;
+        const struct plan_experts *experts;
+    } cases[] = {{"tests/data/golden/qwen35", "ggcsgscc", NULL},
+                 {"tests/data/golden/qwen35", "g", NULL},
+                 {"tests/data/golden/qwen35", "s", NULL},
+                 {"tests/data/golden/qwen35", "cccccccg", NULL},
+                 {"tests/data/golden/qwen35moe", "g", NULL},
+                 {"tests/data/golden/qwen35moe", "gc/gs", NULL},
+                 {"tests/data/golden/qwen35moe", "sm", &experts},
+                 {"tests/data/golden/qwen3next", "gm/gs", &experts},
+                 {"tests/data/golden/qwen3next", "gcccsgcg/gscssgcg", NULL}};
+    need_device();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases && (ALL_HOMES || i == 0); i++)
+        run_file(cases[i].folder, cases[i].homes, cases[i].experts);
+}
+
 /* Experts in parts (common/model/parts.h), wherever they are: on each processor, in both memories with slots that move, streamed;
  * of separate tensors, of one for all, with biases. */
 static void experts_in_parts_agree(void **state)
@@ -302,6 +324,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(files_agree),
                                        cmocka_unit_test(experts_agree),
                                        cmocka_unit_test(experts_in_both_memories_agree),
+                                       cmocka_unit_test(hybrids_agree),
                                        cmocka_unit_test(experts_in_parts_agree),
                                        cmocka_unit_test(experts_are_not_streamed_for_one_token),
                                        cmocka_unit_test(collection_agrees)};

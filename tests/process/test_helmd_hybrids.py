@@ -11,7 +11,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import hybrid_files  # noqa: E402
-from helmd_harness import BIN, SLOW, Client, Daemon, check, run_tests, running, same, status_of  # noqa: E402
+from helmd_harness import BIN, SLOW, Client, Daemon, check, plan_json, run_tests, running, same, status_of  # noqa: E402
 
 NAMES = ["qwen35", "qwen35moe", "qwen3next"]
 FOLDER = tempfile.TemporaryDirectory(prefix="helm-hybrids-")
@@ -38,8 +38,17 @@ def sure(case):
     return tokens
 
 
-def start(model, *options):
-    return running("--device", "cpu", *OPTIONS, *options, real=True, model=model)
+# By half layers of four layers, of which the last attends; chunks of few tokens, so that prompts are cut.
+SMALL = {"kv_dtype": "f32", "context_tokens": 1024, "ring_bytes": 1 << 20}
+PLANS = {"gpu": plan_json(4, "gggg", "g", "g", **SMALL),
+         "stream": plan_json(4, "ssss", "g", "g", **SMALL),
+         "split": plan_json(4, "gcggcgcg", "g", "g", **SMALL)}
+
+
+def start(model, *options, plan=None):
+    if not plan:
+        return running("--device", "cpu", *OPTIONS, *options, real=True, model=model)
+    return running("--device", "emulated", *OPTIONS, *options, real=True, model=model, plan={**PLANS[plan]})
 
 
 def misses(d, name, cases=None):
@@ -64,6 +73,69 @@ def test_tokens_are_the_references():
             for case in cases_of(name)[-3:]:
                 same(misses(d, name, [case]), 0, f"{name}: {len(case['prompt'])} alone")
     check(total > 300, f"only {total} tokens are sure")
+
+
+def test_gpus_and_splits_give_the_references_tokens():
+    """Chunks multiply in 16 bits, so prompts of up to 16 tokens: their states are the references'."""
+    total = 0
+    for name, plan in (("qwen35", "gpu"), ("qwen35", "stream"), ("qwen35", "split"), ("qwen35moe", "gpu"), ("qwen3next", "split")):
+        cases = [case for case in cases_of(name) if len(case["prompt"]) <= 16]
+        total += sum(len(sure(case)) for case in cases)
+        check(len(cases) > 2, "too few short prompts")
+        with start(os.path.join(hybrid_files.GOLDEN, name), "--parallel", 8, plan=plan) as d:
+            for case in cases:
+                same(misses(d, name, [case]), 0, f"{name} {plan}: {len(case['prompt'])} alone")
+    check(total > 100, f"only {total} tokens are sure")
+
+
+def answers(d, prompts, tokens):
+    """Of all prompts at once; then of each alone, prompts found in the cache."""
+    c = Client(d.endpoint)
+    streams = [c.generate(prompt, tokens, ignore_eos=True) for prompt in prompts]
+    c.run(*streams)
+    alone, found = [], []
+    for prompt in prompts:
+        stream = c.generate(prompt, tokens, ignore_eos=True)
+        c.run(stream)
+        alone.append(stream)
+        found.append(stream.done.usage.cached_tokens)
+    check(not any(s.error for s in streams + alone), f"{[s.error for s in streams + alone]}")
+    return [s.tokens for s in streams], [s.tokens for s in alone], found
+
+
+def test_a_gpus_states_are_kept_apart():
+    """Eight sequences at once have the tokens of each alone, which begins at a snapshot; so do those that give way to others."""
+    for name, plan in (("qwen35", "gpu"), ("qwen35moe", "split")):
+        prompts = [case["prompt"] for case in cases_of(name)]
+        with start(os.path.join(hybrid_files.GOLDEN, name), "--invariant", "on", "--parallel", 8, plan=plan) as d:
+            together, alone, found = answers(d, prompts, 24)
+            same(together, alone, f"{name} {plan}: eight at once, and each alone")
+            check(max(found) >= 128 and min(found) == 0, f"tokens found: {found}")
+    few = {**SMALL, "context_tokens": 192, "page_count": 7}
+    prompts = [case["prompt"] for case in cases_of("qwen35") if len(case["prompt"]) in (16, 33, 64)]
+    with running("--device", "emulated", *OPTIONS, "--invariant", "on", real=True, model=os.path.join(hybrid_files.GOLDEN, "qwen35"),
+                 plan=plan_json(4, "gcgg", "g", "g", **few)) as d:
+        together, alone, _ = answers(d, prompts, 110)
+        check(status_of(d).preemptions_total > 0, "nothing was preempted")
+        same(together, alone, "answers that gave way, and alone")
+
+
+def test_a_gpu_workers_death():
+    name = "qwen35"
+    prompts = [case["prompt"] for case in cases_of(name)]
+    with start(os.path.join(hybrid_files.GOLDEN, name), "--invariant", "on", "--parallel", 8, plan="split") as d:
+        for worker in ("gpu", "cpu"):
+            c = Client(d.endpoint)
+            streams = [c.generate(prompt, 60, ignore_eos=True) for prompt in prompts]
+            while min(len(s.tokens) for s in streams) < 4:
+                c.receive()
+            os.kill(d.children()[worker], signal.SIGKILL)
+            c.run(*streams, timeout=60)
+            for prompt, stream in zip(prompts, streams):
+                alone = c.generate(prompt, 60, ignore_eos=True)
+                c.run(alone)
+                check(not stream.error, f"{stream.error}")
+                same(stream.tokens, alone.tokens, f"{len(prompt)}: an answer whose {worker} worker died")
 
 
 def test_prompts_begin_at_snapshots():
@@ -150,9 +222,8 @@ def test_no_such_file_is_written():
 
 def test_what_is_not_there_is_refused():
     model = os.path.join(hybrid_files.GOLDEN, "qwen35")
-    for device in ("emulated", "cuda"):
-        said = refused(model, "--device", device)
-        check("is not supported by" in said and ("gate of attention's output" in said or "gated delta rule" in said), said)
+    said = refused(model, "--device", "cuda")
+    check("is not supported by" in said and ("gate of attention's output" in said or "gated delta rule" in said), said)
     config, tensors = hybrid_files.read("qwen35")
     for key in ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
                 "linear_conv_kernel_dim", "layer_types", "head_dim", "partial_rotary_factor"):

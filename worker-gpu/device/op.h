@@ -10,6 +10,7 @@
 
 #include "common/program/op.h"
 #include "worker-gpu/kernels/chain/chains.h"
+#include "worker-gpu/kernels/delta/delta.h"
 #include "worker-gpu/kernels/experts/share.h"
 #include "worker-gpu/kernels/kernels_few.h"
 #include "worker-gpu/kernels/weigh.h"
@@ -171,6 +172,7 @@ struct op {
         struct op_swiglu swiglu;
         struct op_rope_table rope_table;
         struct op_running_mean running_mean;
+        struct gpuk_delta delta; /* CONVOLVE, DELTA */
         struct op_attention attention;
         struct gpuk_merge merge;
         struct op_matmul matmul;

@@ -41,7 +41,7 @@ extern "C" {
 
 #define GPUK_BATCH_MAX    ENGINE_FEW_TOKENS /* tokens of the small-batch tier */
 #define GPUK_HEAD_DIM_MAX 256               /* of attention */
-#define GPUK_SEGMENTS_MAX 3
+#define GPUK_SEGMENTS_MAX 4
 #define GPUK_SPLITS_MAX   GPU_ATTENTION_SPLITS /* pieces of one sequence's context in decode attention */
 #define GPUK_TOKEN_NONE   0xffffffffu
 
@@ -128,7 +128,7 @@ struct gpuk_linear {
     uint32_t rows;
 };
 
-/* y = W x over one to three matrices that share x, with what stands before and after it:
+/* y = W x over one to four matrices that share x, with what stands before and after it:
  *   norm       x is normalised first: x[i] * norm[i] / sqrt(mean(x^2) + eps); NULL: x as it is
  *   residual   out[r] = residual[r] + (W x + bias)[r]; may be `out` itself; one matrix only
  *   swiglu     two matrices of equal rows, gate then up: segment[0].out[r] = silu(gate[r]) * up[r]
@@ -213,7 +213,7 @@ HELM_MUST_CHECK int gpuk_swiglu(const uint32_t *count, uint32_t tokens, const vo
                                 uint32_t out_stride, uint32_t flags, void *stream, struct helm_err *err);
 
 /* table[t][0 .. half) = cos, [half .. 2 half) = sin of (float)position * inv_freq[i], times scale; half =
- * head_dim / 2. Once a step; every layer reads it. */
+ * head_dim / 2, of the numbers of a head that turn. Once a step; every layer reads it. */
 HELM_MUST_CHECK int gpuk_rope_table(const struct gpuk_step *step, uint32_t tokens, const float *inv_freq,
                                     uint32_t head_dim, float scale, float *table, uint32_t flags,
                                     void *stream, struct helm_err *err);
@@ -228,7 +228,7 @@ struct gpuk_expand_part {
     void *out;
     uint32_t rows, cols;
 };
-#define GPUK_EXPAND_PARTS_MAX 3
+#define GPUK_EXPAND_PARTS_MAX 4
 /* One launch for up to GPUK_EXPAND_PARTS_MAX parts, in small blocks without shared memory, so that it runs
  * beside others. blocks: the most that it takes; 0: the number that is fastest when nothing else runs. A launch just
  * behind it in the stream that reads `out` as its weights must not have GPUK_EARLY (it would fetch them too soon). */
@@ -254,11 +254,20 @@ struct gpuk_attention {
     const float *sinks;           /* [heads]: a score of no position that joins each head's sum; or NULL */
     const float *q_norm, *k_norm; /* [head_dim] or NULL */
     float eps;
-    const float *rope_table;
+    const float *rope_table; /* [token][rope_dims] */
+    uint32_t rope_dims;      /* numbers of a head that turn, the first ones; 0: all */
+    /* fp32, gate[token * gate_stride + head * head_dim + d]: its sigmoid multiplies the output, but not partial results; NULL:
+     * there is none */
+    const float *gate;
+    uint32_t gate_stride;
     const float *q, *k, *v; /* fp32, q[token * q_stride + head * head_dim + d], k and v likewise */
     uint32_t q_stride, kv_stride;
     enum gpuk_order order; /* decode's */
 };
+KV_INLINE uint32_t gpuk_rope_dims(const struct gpuk_attention *a)
+{
+    return a->rope_dims ? a->rope_dims : a->kv.layout.head_dim;
+}
 /* Norms and rotates q and k, appends k and v to the pages, and writes q (normed and rotated) to q_out, dense
  * [token][heads][head_dim], of q_dtype; q_out may be args->q when q_dtype is f32 and q_stride is dense. */
 HELM_MUST_CHECK int gpuk_rope_append(const struct gpuk_attention *args, uint32_t tokens, void *q_out,
@@ -284,6 +293,8 @@ HELM_MUST_CHECK int gpuk_attention_decode(const struct gpuk_device *device, cons
  * nothing on either side: 0. */
 struct gpuk_merge {
     const float *o, *m, *s, *other, *sinks;
+    const float *gate; /* as attention has it */
+    uint32_t gate_stride;
     uint32_t heads, head_dim;
     float *out;
 };

@@ -22,12 +22,19 @@ uint32_t making_attention_ops(const struct lowering *low, const struct making *m
     return program_ops_of(m->at->math, PROCESSOR_GPU, tier, kinds);
 }
 
+static uint32_t rope_dims_of(const struct math_op *math, const struct model_config *c)
+{
+    return math->rope_dims ? math->rope_dims : c->head_dim;
+}
+
 static struct gpuk_attention attention_of(const struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
     const struct model_config *c = &s->model->config;
     const struct gpu_program *p = low->program;
     const struct place q = making_place(low, m, BUFFER_Q);
+    const uint32_t turning = rope_dims_of(m->at->math, c);
+    const bool gated = m->at->math->output_gate != BUFFER_NONE;
     struct gpuk_attention a = {.step = gpu_block_step(&p->block, gpu_area(s->buffers, GPU_AREA_BLOCK),
                                                       p->step.pages_per_slot, m->sub),
                                .heads = c->heads,
@@ -38,7 +45,11 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
                                .k_norm = making_vector(low, m, m->at->math->k_norm),
                                .eps = (float)c->norm_eps,
                                .rope_table = (float *)making_row(gpu_area(s->buffers, GPU_AREA_ROPE_TABLE),
-                                                                 m->sub, c->head_dim / 2 * 2, sizeof(float)),
+                                                                 m->sub, turning / 2 * 2, sizeof(float)),
+                               .rope_dims = turning,
+                               .gate = gated ? (const float *)(void *)making_place(low, m, m->at->math->output_gate).at
+                                             : NULL,
+                               .gate_stride = q.stride,
                                .q = (const float *)(void *)q.at,
                                .k = (const float *)(void *)making_place(low, m, BUFFER_K).at,
                                .v = (const float *)(void *)making_place(low, m, BUFFER_V).at,
@@ -132,8 +143,11 @@ void make_attend_merge(struct lowering *low, const struct making *m)
     struct lane *lane = arena_kv_lane_of(s->arena, ARENA_KV_PARTIAL);
     float *out = (float *)(void *)making_place(low, m, BUFFER_A).at;
     const uint32_t ticket = kv_ticket(low, m);
+    const struct gpuk_attention attention = attention_of(low, m);
     lower_word(low, OP_WORD_WAIT, &lane->bell.value, ticket, DEVICE_AT_LEAST);
     making_op(low, m)->as.merge = (struct gpuk_merge){.o = out,
+                                                      .gate = attention.gate,
+                                                      .gate_stride = attention.gate_stride,
                                                       .m = partial_of(low, false),
                                                       .s = partial_of(low, true),
                                                       .other = lane->data,
@@ -189,27 +203,87 @@ void make_whole_attention(struct lowering *low, struct making *m)
 
 /* ---- fixed states ---- */
 
-void make_running_mean(struct lowering *low, const struct making *m)
+/* Where an operation's states lie: that of a row at state + its slot * slot_bytes. */
+struct record {
+    struct gpuk_step step;
+    const uint32_t *row_state;
+    char *state;
+    uint64_t slot_bytes;
+};
+static struct record record_of(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
     const struct gpu_program *p = low->program;
-    const struct place in = making_place(low, m, m->at->math->in),
-                       out = making_place(low, m, m->at->math->out[0]);
     const char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
     struct state_record record;
     if (!plan_state_record(s->plan, s->self, (uint32_t)m->at->layer, &record) && !low->rc)
         low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: its state is not in VRAM", m->at->layer);
+    return (struct record){
+        .step = gpu_block_step(&p->block, block, p->step.pages_per_slot, m->sub),
+        .row_state = (const void *)(block + p->block.row_state),
+        .state = s->states ? s->states->slots + record.slot_at + m->at->math->state_at : NULL,
+        .slot_bytes = plan_state_layout(s->plan, s->self).slot_bytes,
+    };
+}
+
+void make_running_mean(struct lowering *low, const struct making *m)
+{
+    const struct record record = record_of(low, m);
+    const struct place in = making_place(low, m, m->at->math->in),
+                       out = making_place(low, m, m->at->math->out[0]);
     making_op(low, m)->as.running_mean =
-        (struct op_running_mean){.step = gpu_block_step(&p->block, block, p->step.pages_per_slot, m->sub),
-                                 .row_state = (const void *)(block + p->block.row_state),
-                                 .state = s->states
-                                              ? s->states->slots + record.slot_at + m->at->math->state_at
-                                              : NULL,
-                                 .slot_bytes = plan_state_layout(s->plan, s->self).slot_bytes,
+        (struct op_running_mean){.step = record.step,
+                                 .row_state = record.row_state,
+                                 .state = record.state,
+                                 .slot_bytes = record.slot_bytes,
                                  .in = (const float *)(void *)in.at,
                                  .out = out.at,
                                  .out_dtype = out.dtype,
                                  .width = (uint32_t)(m->at->math->state_bytes / sizeof(float)),
                                  .in_stride = in.stride,
                                  .out_stride = out.stride};
+}
+
+void make_delta(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct math_op *math = m->at->math;
+    const struct model_delta *d = &s->model->config.delta;
+    const struct record record = record_of(low, m);
+    const struct place in = making_place(low, m, math->in), out = making_place(low, m, math->out[0]),
+                       z = making_place(low, m, BUFFER_DELTA_Z), alpha = making_place(low, m, BUFFER_DELTA_ALPHA),
+                       beta = making_place(low, m, BUFFER_DELTA_BETA);
+    const bool chunk = making_tier(low) == OP_TIER_CHUNK;
+    const struct gpuk_delta args = {
+        .step = record.step,
+        .row_state = record.row_state,
+        .state = record.state,
+        .slot_bytes = record.slot_bytes,
+        .matrices_at = model_delta_matrices_at(d),
+        .key_heads = d->key_heads,
+        .value_heads = d->value_heads,
+        .key_dim = d->key_dim,
+        .value_dim = d->value_dim,
+        .in_turn = math->head_order == HEADS_IN_TURN,
+        .steady = s->plan->invariant,
+        .rows = low->program->block.rows,
+        .conv = making_vector(low, m, math->conv),
+        .decay = making_vector(low, m, math->decay),
+        .time_bias = making_vector(low, m, math->time_bias),
+        .norm = making_vector(low, m, math->head_norm),
+        .eps = (float)s->model->config.norm_eps,
+        .in = (const float *)(void *)in.at,
+        .z = (const float *)(void *)z.at,
+        .alpha = (const float *)(void *)alpha.at,
+        .beta = (const float *)(void *)beta.at,
+        .in_stride = in.stride,
+        .mixed = gpu_area(s->buffers, chunk ? GPU_AREA_CHUNK_DELTA : GPU_AREA_FEW_DELTA),
+        .out = out.at,
+        .out_dtype = out.dtype,
+        .out_stride = out.stride,
+    };
+    if ((!args.conv || !args.decay || !args.time_bias || !args.norm) && !low->rc)
+        low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: a gated delta net without its vectors",
+                            m->at->layer);
+    making_op(low, m)->as.delta = args;
 }

@@ -76,8 +76,9 @@ void make_experts_add(struct lowering *low, const struct making *m);
 
 /* ---- attention.c ---- */
 
-/* An operation with a fixed state. */
+/* Operations with a fixed state. */
 void make_running_mean(struct lowering *low, const struct making *m);
+void make_delta(struct lowering *low, const struct making *m);
 
 /* What attention's math becomes: as usual, or with hand-overs to the CPU in layers that it attends to a part of. */
 uint32_t making_attention_ops(const struct lowering *low, const struct making *m,

@@ -20,37 +20,88 @@ static enum dtype read_as(const struct lowering *low, const struct making *m, en
     return DTYPE_F32;
 }
 
-/* Where a buffer's rows are. q k v stand side by side; of a chunk the attention's output takes their place. */
+/* Numbers of a row in front of a buffer, where what products leave for attention, or for a gated delta net, stands side by side. */
+static uint32_t before(const struct model_config *c, enum model_buffer buffer)
+{
+    const struct model_delta *d = &c->delta;
+    const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, gate = c->gated_attention ? q : 0,
+                   z = d->channels, alpha = z + d->value_heads * d->value_dim;
+    switch (buffer) {
+    case BUFFER_Q_GATE:
+        return q;
+    case BUFFER_K:
+        return q + gate;
+    case BUFFER_V:
+        return q + gate + kv;
+    case BUFFER_DELTA_Z:
+        return z;
+    case BUFFER_DELTA_ALPHA:
+        return alpha;
+    case BUFFER_DELTA_BETA:
+        return alpha + d->value_heads;
+    default:
+        return 0;
+    }
+}
+
+/* A row of these of a sub-chunk's tokens, or of few tokens. */
+static struct place side_by_side(const struct lowering *low, const struct making *m, enum model_buffer buffer,
+                                 uint32_t width)
+{
+    const struct gpu_buffers *b = low->source->buffers;
+    const bool chunk = making_tier(low) == OP_TIER_CHUNK;
+    float *row = (float *)(void *)making_row(gpu_area(b, chunk ? GPU_AREA_CHUNK_QKV : GPU_AREA_FEW_QKV),
+                                             m->sub, width, sizeof(float));
+    return (struct place){(char *)(row + before(&low->source->model->config, buffer)), width, DTYPE_F32};
+}
+
+/* What attention leaves, or a gated delta net: `width` numbers of each token. Without an area of its own a chunk's takes the
+ * place of q k v. */
+static struct place attention_output(const struct lowering *low, const struct making *m,
+                                     enum model_buffer buffer, uint32_t width)
+{
+    const struct gpu_buffers *b = low->source->buffers;
+    const struct model_config *c = &low->source->model->config;
+    char *own = gpu_area(b, GPU_AREA_CHUNK_A), *qkv = gpu_area(b, GPU_AREA_CHUNK_QKV);
+    if (making_tier(low) != OP_TIER_CHUNK)
+        return (struct place){gpu_area(b, GPU_AREA_FEW_A), width, DTYPE_F32};
+    const enum dtype dtype = read_as(low, m, buffer);
+    /* of two tiers all sub-chunks' outputs, one behind the other, when all of q k v has been used */
+    if (own || plan_kv_tiered(low->source->plan))
+        return (struct place){making_row(own ? own : qkv, m->sub, width, dtype_bytes(dtype)), width,
+                              dtype};
+    return (struct place){making_row(qkv, m->sub, workspace_attention_width(c), sizeof(float)), width,
+                          dtype};
+}
+
+/* Where a buffer's rows are. */
 struct place making_place(const struct lowering *low, const struct making *m, enum model_buffer buffer)
 {
     const struct gpu_buffers *b = low->source->buffers;
     const struct model_config *c = &low->source->model->config;
-    const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, width = q + 2 * kv;
     const bool chunk = making_tier(low) == OP_TIER_CHUNK;
     enum dtype dtype = DTYPE_F32;
-    if (chunk && buffer == BUFFER_A) dtype = read_as(low, m, BUFFER_A);
     if (chunk && (buffer == BUFFER_GATE || buffer == BUFFER_UP)) dtype = read_as(low, m, BUFFER_GATE);
     if (chunk && (buffer == BUFFER_SHARED || buffer == BUFFER_SHARED_UP))
         dtype = read_as(low, m, BUFFER_SHARED);
-    float *qkv = (float *)making_row(chunk ? gpu_area(b, GPU_AREA_CHUNK_QKV) : gpu_area(b, GPU_AREA_FEW_QKV),
-                                     m->sub, width, sizeof(float));
     switch (buffer) {
     case BUFFER_X:
         return (struct place){making_row(gpu_area(b, GPU_AREA_X), m->sub, c->hidden, sizeof(float)),
                               c->hidden, DTYPE_F32};
     case BUFFER_Q:
-        return (struct place){(char *)qkv, width, DTYPE_F32};
+    case BUFFER_Q_GATE:
     case BUFFER_K:
-        return (struct place){(char *)(qkv + q), width, DTYPE_F32};
     case BUFFER_V:
-        return (struct place){(char *)(qkv + q + kv), width, DTYPE_F32};
+        return side_by_side(low, m, buffer, workspace_attention_width(c));
+    case BUFFER_DELTA_QKV:
+    case BUFFER_DELTA_Z:
+    case BUFFER_DELTA_ALPHA:
+    case BUFFER_DELTA_BETA:
+        return side_by_side(low, m, buffer, workspace_delta_width(c));
     case BUFFER_A:
-        /* of two tiers all sub-chunks' outputs, one behind the other, when all of q k v has been used */
-        if (chunk && plan_kv_tiered(low->source->plan))
-            return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_QKV), m->sub, q, dtype_bytes(dtype)),
-                                  q, dtype};
-        return chunk ? (struct place){(char *)qkv, q, dtype}
-                     : (struct place){gpu_area(b, GPU_AREA_FEW_A), q, DTYPE_F32};
+        return attention_output(low, m, buffer, c->heads * c->head_dim);
+    case BUFFER_DELTA:
+        return attention_output(low, m, buffer, c->delta.value_heads * c->delta.value_dim);
     case BUFFER_SHARED:
     case BUFFER_SHARED_UP: /* combined with it */
         if (!chunk)
@@ -361,6 +412,8 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_ROUTE] = make_route,
     [OP_WEIGH] = make_weigh,
     [OP_RUNNING_MEAN] = make_running_mean,
+    [OP_CONVOLVE] = make_delta,
+    [OP_DELTA] = make_delta,
     [OP_EXPERTS_GROUP] = make_experts_group,
     [OP_EXPERTS_GLU] = make_experts_glu,
     [OP_EXPERTS_DOWN] = make_experts_down,
@@ -517,7 +570,7 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
             lower_cache_begin(low, (uint32_t)at.layer);
             (chunk && plan_kv_tiered(low->source->plan) ? make_whole_attention : make_subs)(low, &m);
             lower_cache_end(low, (uint32_t)at.layer);
-        } else if (at.math->kind == MATH_RUNNING_MEAN) {
+        } else if (at.math->state_bytes) {
             make_subs(low, &m);
         } else if (weighs || (mixed && at.math->kind != MATH_LINEAR)) { /* nothing comes in pieces */
             m.sub = GPU_SUB_ALL;

@@ -165,7 +165,8 @@ static void add_rope_table(struct lowering *low)
     lower_add(low, OP_ROPE_TABLE, -1)->op.as.rope_table =
         (struct op_rope_table){.step = low->program->step,
                                .inv_freq = gpu_area(s->buffers, GPU_AREA_INV_FREQ),
-                               .head_dim = s->model->config.head_dim,
+                               .head_dim = s->model->config.rope[0].dims ? s->model->config.rope[0].dims
+                                                                         : s->model->config.head_dim,
                                .scale = s->rope_scale,
                                .table = gpu_area(s->buffers, GPU_AREA_ROPE_TABLE)};
 }

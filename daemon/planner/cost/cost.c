@@ -279,6 +279,7 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, uint
     const struct part_operations *o = &p->part[kind];
     const bool attends = p->model->math.part[kind].state == STATE_PAGES; /* and rotates */
     double rotated = 8.0 * c->head_dim * (c->heads + 2.0 * c->kv_heads);
+    spent_bytes(r, 2.0 * p->step->rows * (double)p->model->math.part[kind].state_bytes, r->read, s);
     if (attends) {
         add_attention(p, r, window, attention_elsewhere(p, window), s);
         spent_overhead(r, p->attend_chained, s);

@@ -40,13 +40,13 @@ static const uint32_t *pages_of(const struct gpuk_step *step, uint32_t token)
 static void turn_head(const struct emulated_math *math, const struct gpuk_attention *a, uint32_t token,
                       const float *in, const float *norm, float *out)
 {
-    uint32_t dim = a->kv.layout.head_dim;
-    const float *table = a->rope_table + (size_t)token * (dim / 2 * 2);
+    const uint32_t dim = a->kv.layout.head_dim, turning = gpuk_rope_dims(a);
+    const float *table = a->rope_table + (size_t)token * (turning / 2 * 2);
     if (norm)
         math->vector->rmsnorm(out, in, norm, dim, a->eps);
     else
         memcpy(out, in, dim * sizeof(float));
-    math->vector->rope(out, table, table + dim / 2, dim);
+    math->vector->rope(out, table, table + turning / 2, turning);
 }
 
 /* Heads of q go to q_out, of `dtype`. */
@@ -243,6 +243,12 @@ static void attend(struct emulated_math *math, const struct attending *x)
     }
 }
 
+/* `out`: a token's [heads][head_dim]. */
+static void apply_gate(const struct emulated_math *math, const float *gate, float *out, size_t width)
+{
+    if (gate) math->vector->sigmoid(out, gate, out, width);
+}
+
 size_t emulated_attention_counters(uint32_t tokens, uint32_t heads)
 {
     return ((size_t)tokens * heads * sizeof(uint32_t) + 255) / 256 * 256;
@@ -288,6 +294,8 @@ static void attend_decode(struct emulated_math *math, const struct op_attention 
             x.q = q + t * width;
         }
         attend(math, &x);
+        if (a->gate && !c->partial_m)
+            apply_gate(math, a->gate + (size_t)t * a->gate_stride, x.out, width);
     }
 }
 
@@ -330,6 +338,8 @@ void emulated_run_attend_prefill(struct emulated_math *math, const struct op *op
                                              .from = from,
                                              .to = to});
             if (to != UINT32_MAX) continue;
+            for (uint32_t i = 0; i < count && a->gate; i++)
+                apply_gate(math, a->gate + (size_t)(t + i) * a->gate_stride, out + i * width, width);
             emulated_store(math, c->out, t * width, c->out_dtype, out, count * width);
         }
     }
@@ -338,8 +348,8 @@ void emulated_run_attend_prefill(struct emulated_math *math, const struct op *op
 void emulated_run_attend_merge(struct emulated_math *math, const struct op *op)
 {
     const struct gpuk_merge *a = &op->as.merge;
-    (void)math;
-    for (uint32_t i = 0, n = emulated_count(op->count, op->tokens) * a->heads; i < n; i++) {
+    const uint32_t tokens = emulated_count(op->count, op->tokens);
+    for (uint32_t i = 0, n = tokens * a->heads; i < n; i++) {
         const float *o = a->o + (size_t)i * a->head_dim, *other = a->other + (size_t)i * (a->head_dim + 2);
         const float most = fmaxf(a->m[i], other[0]);
         const float mine = a->s[i] > 0 ? expf(a->m[i] - most) : 0,
@@ -353,4 +363,7 @@ void emulated_run_attend_merge(struct emulated_math *math, const struct op *op)
             a->out[(size_t)i * a->head_dim + d] = sum > 0 ? (here + there) / sum : 0;
         }
     }
+    const size_t width = (size_t)a->heads * a->head_dim;
+    for (uint32_t t = 0; t < tokens && a->gate; t++)
+        apply_gate(math, a->gate + (size_t)t * a->gate_stride, a->out + t * width, width);
 }

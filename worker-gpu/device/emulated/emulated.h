@@ -17,6 +17,7 @@ struct emulated_math {
     const struct linear_kernel *decode[FORMAT_COUNT]; /* blocks to fp32; NULL of a format that has none */
     const struct vector_variant *vector;
     const struct attention_variant *attention[KV_DTYPE_COUNT];
+    const struct delta_variant *delta;
     struct {
         void *memory;
         size_t bytes;
@@ -73,12 +74,14 @@ size_t emulated_experts_workspace(uint32_t tokens, uint32_t chosen, uint32_t col
 /* A linear of any number of tokens: for experts. */
 void emulated_linear(struct emulated_math *math, const struct gpuk_linear_args *args, uint32_t tokens,
                      uint32_t x_stride, uint32_t out_stride);
+emulated_run_fn emulated_run_convolve, emulated_run_delta;
 emulated_run_fn emulated_run_rope_append, emulated_run_attend_decode, emulated_run_attend_prefill,
     emulated_run_attend_merge, emulated_run_argmax, emulated_run_few, emulated_run_chain;
 /* One token's operations, at once: for chains. */
 void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args *args);
 void emulated_run_fused(struct emulated_math *math, const struct gpuk_attention *args, float *out,
                         void *workspace);
+void emulated_delta(struct emulated_math *math, const struct gpuk_delta *args);
 size_t emulated_attention_counters(uint32_t tokens, uint32_t heads);
 size_t emulated_attention_workspace(uint32_t tokens, uint32_t heads, uint32_t head_dim);
 size_t emulated_argmax_workspace(uint32_t rows);

@@ -28,6 +28,7 @@ int emulated_math_open(struct emulated_math *math, struct helm_err *err)
             math->gemm[table[i]->format] = table[i]->steady ? table[i]->steady : table[i];
     }
     int rc = vector_choose(features, NULL, &math->vector, err);
+    if (!rc) rc = delta_choose(features, NULL, &math->delta, err);
     for (int d = 0; d < KV_DTYPE_COUNT && !rc; d++)
         rc = attention_choose((enum kv_dtype)d, features & ~(unsigned)CPU_AVX512_BF16, NULL,
                               &math->attention[d], err);
@@ -360,6 +361,8 @@ static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_READ_BLOCK] = run_move,
     [OP_ROPE_TABLE] = run_rope_table,
     [OP_RUNNING_MEAN] = run_running_mean,
+    [OP_CONVOLVE] = emulated_run_convolve,
+    [OP_DELTA] = emulated_run_delta,
     [OP_GEMV] = run_gemv,
     [OP_GEMM_SMALL] = run_gemm_small,
     [OP_LOGITS] = run_gemm_small,

@@ -76,20 +76,21 @@ take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0,
         if (!current || !owner) return;
         heads = 0, appends = false; /* its own key and value, which are in the cache already */
     }
-    const float *table = a.rope_table + (size_t)t * 2 * (head_dim / 2);
+    const uint32_t turning = gpuk_rope_dims(&a);
+    const float *table = a.rope_table + (size_t)t * 2 * (turning / 2);
     float v[HEAD_STEPS], *own = scratch + warp * head_dim;
     for (uint32_t task = warp; task < heads + (owner ? 2 : 0); task += B::threads() / 32) {
         if (task < heads) {
             const float *from = a.q + (size_t)t * a.q_stride + (size_t)(head0 + task) * head_dim;
-            head_load(from, a.q_norm, a.eps, table, head_dim, own, v);
+            head_load(from, a.q_norm, a.eps, table, turning, head_dim, own, v);
 #pragma unroll
             for (uint32_t j = 0; j < HEAD_STEPS; j++)
                 if (lane + 32 * j < head_dim) qs[task * head_dim + lane + 32 * j] = __fmul_rn(v[j], scale);
         } else {
             bool is_value = task > heads;
             const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)kv_head * head_dim;
-            head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, head_dim, own,
-                      v);
+            head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, turning, head_dim,
+                      own, v);
             if (appends && page) kv_store_in<C>(a.kv, *page, position, is_value, kv_head, v);
             if (appends && !page) kv_store<C>(a.kv, pages, position, is_value, kv_head, v);
             if (!current) continue;
@@ -219,7 +220,8 @@ __device__ __forceinline__ void put_out(const decode_params &p, size_t head, uin
                                         float s)
 {
     const float all = p.partial_m ? s : with_sink(p.a, head, m, s);
-    p.out[head * p.a.kv.layout.head_dim + d] = p.partial_m ? o : (all > 0 ? o / all : 0.0f);
+    const size_t at = head * p.a.kv.layout.head_dim + d;
+    p.out[at] = p.partial_m ? o : (all > 0 ? o / all : 0.0f) * gate_at(p.a, at);
     if (d == 0 && p.partial_m) {
         p.partial_m[head] = m * LN2;
         p.partial_s[head] = s;

@@ -1,6 +1,6 @@
 /* Partial results of attention, merged: those of decode attention with those of positions that another processor has
  * attended to. One warp a head; worker-gpu/kernels/kernels.h says what it means. */
-#include "worker-gpu/kernels/device.cuh"
+#include "worker-gpu/kernels/attention/rope.cuh"
 
 static const uint32_t WARPS = 8;
 
@@ -32,7 +32,9 @@ __global__ void __launch_bounds__(WARPS * 32)
     for (uint32_t j = 0; j < GPUK_HEAD_DIM_MAX / 32; j++) {
         const uint32_t d = lane + 32 * j;
         const float value = (s > 0 ? mine * here[j] : 0.0f) + (other_s > 0 ? theirs * there[j] : 0.0f);
-        if (d < a.head_dim) a.out[at * a.head_dim + d] = value * inverse;
+        if (d < a.head_dim)
+            a.out[at * a.head_dim + d] =
+                value * inverse * gate_of(a.gate, a.gate_stride, a.heads * a.head_dim, at * a.head_dim + d);
     }
 }
 

@@ -29,6 +29,7 @@ struct prefill_params {
 
 __device__ __forceinline__ void store_out(const prefill_params &p, size_t at, float v)
 {
+    v *= gate_at(p.a, at);
     if (p.out_dtype == DTYPE_BF16)
         ((__nv_bfloat16 *)p.out)[at] = __float2bfloat16_rn(v);
     else if (p.out_dtype == DTYPE_F16)
@@ -38,6 +39,7 @@ __device__ __forceinline__ void store_out(const prefill_params &p, size_t at, fl
 }
 __device__ __forceinline__ void store_out2(const prefill_params &p, size_t at, float v, float w)
 {
+    v *= gate_at(p.a, at), w *= gate_at(p.a, at + 1);
     if (p.out_dtype == DTYPE_BF16)
         *(uint32_t *)((__nv_bfloat16 *)p.out + at) = element<__nv_bfloat16>::pack(v, w);
     else if (p.out_dtype == DTYPE_F16)

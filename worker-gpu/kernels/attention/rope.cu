@@ -32,11 +32,12 @@ __global__ void __launch_bounds__(WARPS * 32)
     if (t >= a.step.counts[0]) return;
     const uint32_t task = blockIdx.y * WARPS + (threadIdx.x >> 5);
     if (task >= a.heads + 2 * kv_heads) return;
-    const float *table = a.rope_table + (size_t)t * 2 * (head_dim / 2);
+    const uint32_t turning = gpuk_rope_dims(&a);
+    const float *table = a.rope_table + (size_t)t * 2 * (turning / 2);
     float *own = shared[threadIdx.x >> 5], v[HEAD_STEPS];
     if (task < a.heads) {
-        head_load(a.q + (size_t)t * a.q_stride + (size_t)task * head_dim, a.q_norm, a.eps, table, head_dim,
-                  own, v);
+        head_load(a.q + (size_t)t * a.q_stride + (size_t)task * head_dim, a.q_norm, a.eps, table, turning,
+                  head_dim, own, v);
         Q *to = q_out + ((size_t)t * a.heads + task) * head_dim;
 #pragma unroll
         for (uint32_t j = 0; j < HEAD_STEPS; j++)
@@ -46,7 +47,8 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
     const uint32_t is_value = task >= a.heads + kv_heads, head = task - a.heads - is_value * kv_heads;
     const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)head * head_dim;
-    head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, head_dim, own, v);
+    head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, turning, head_dim,
+              own, v);
     const uint32_t *pages =
         a.step.page_table + (size_t)a.step.row_slot[a.step.token_row[t]] * a.step.pages_per_slot;
     kv_store<C>(a.kv, pages, a.step.position[t], is_value, head, v);
@@ -72,6 +74,9 @@ int gpuk_attention_check(const char *what, const struct gpuk_attention *args, ui
                          l->page_tokens, args->kv.layer, l->layers);
     if (l->dtype >= KV_DTYPE_COUNT)
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: cache dtype %u is none", what, l->dtype);
+    if (args->rope_dims > l->head_dim)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "%s: %u of %u numbers of a head turn", what, args->rope_dims,
+                         l->head_dim);
     if (!kv_dtype_takes(l->dtype, l->head_dim))
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: head_dim %u in a %s cache (multiples of %d)", what,
                          l->head_dim, kv_dtype_name((enum kv_dtype)l->dtype), KV_Q8_0_VALUES);

@@ -10,12 +10,13 @@
 #include "worker-gpu/kernels/attention/kv_cell.cuh"
 
 /* Loads a head's x (dimension lane + 32 j), applies the norm (if any) and the
- * rotation (if table). `shared` holds head_dim floats of this warp's own. The result is in v and, with a
+ * rotation (if table) of the first `turning` dimensions. `shared` holds head_dim floats of this warp's own. The result is in v and, with a
  * rotation, was exchanged there. */
 __device__ __forceinline__ void head_load(const float *x, const float *norm, float eps, const float *table,
-                                          uint32_t head_dim, float *shared, float v[HEAD_STEPS])
+                                          uint32_t turning, uint32_t head_dim, float *shared,
+                                          float v[HEAD_STEPS])
 {
-    const uint32_t lane = threadIdx.x & 31, half = head_dim / 2;
+    const uint32_t lane = threadIdx.x & 31, half = turning / 2;
     float squares = 0, weight[HEAD_STEPS], c[HEAD_STEPS], s[HEAD_STEPS];
     /* everything is on its way before the first is used */
 #pragma unroll
@@ -23,7 +24,7 @@ __device__ __forceinline__ void head_load(const float *x, const float *norm, flo
         const uint32_t d = lane + 32 * j;
         v[j] = d < head_dim ? __ldcg(x + d) : 0.0f;
         weight[j] = norm && d < head_dim ? norm[d] : 1.0f;
-        const bool turns = table && d < 2 * half; /* the last dimension of an odd head is not rotated */
+        const bool turns = table && d < 2 * half; /* nor the last one of an odd number */
         const uint32_t i = d < half ? d : d - half;
         c[j] = turns ? __ldcg(table + i) : 1.0f;
         s[j] = turns ? __ldcg(table + half + i) : 0.0f;
@@ -48,6 +49,18 @@ __device__ __forceinline__ void head_load(const float *x, const float *norm, flo
         v[j] = __fmaf_rn(v[j], c[j], __fmul_rn(other, s[j]));
     }
     __syncwarp();
+}
+
+/* What number `at` of a dense output is multiplied by. */
+__device__ __forceinline__ float gate_of(const float *gate, uint32_t stride, uint32_t width, size_t at)
+{
+    if (!gate) return 1;
+    const size_t token = at / width;
+    return 1.0f / (1.0f + expf(-__ldcg(gate + token * stride + (at - token * width))));
+}
+__device__ __forceinline__ float gate_at(const gpuk_attention &a, size_t at)
+{
+    return gate_of(a.gate, a.gate_stride, a.heads * a.kv.layout.head_dim, at);
 }
 
 /* Puts down a head's key or value, by a warp. `page`: that of the position. */

@@ -290,10 +290,10 @@ __device__ __forceinline__ linear_pair tile_rows(const chain_weights &w, uint32_
                                                  uint32_t expert)
 {
     if (SPARSE && w.chosen) return tile_rows_of_expert(w, pair, chunk, expert);
-    const uint32_t s = (pair >= w.end[0] ? 1 : 0) + (pair >= w.end[1] ? 1 : 0);
-    const unsigned char *base = s == 0 ? w.base[0] : s == 1 ? w.base[1] : w.base[2];
+    const uint32_t s = (pair >= w.end[0] ? 1 : 0) + (pair >= w.end[1] ? 1 : 0) + (pair >= w.end[2] ? 1 : 0);
+    const unsigned char *base = s < 2 ? (s == 0 ? w.base[0] : w.base[1]) : s == 2 ? w.base[2] : w.base[3];
     const unsigned char *a = base + (uint64_t)pair * w.pair_bytes + (uint64_t)chunk * w.tile;
-    const uint32_t end = s == 0 ? w.end[0] : s == 1 ? w.end[1] : w.end[2];
+    const uint32_t end = s < 2 ? (s == 0 ? w.end[0] : w.end[1]) : s == 2 ? w.end[2] : w.end[3];
     const bool alone = (w.odd >> s & 1) && pair + 1 == end;
     return {a, alone ? nullptr : a + w.to_second};
 }

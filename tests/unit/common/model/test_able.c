@@ -11,13 +11,14 @@
 #include "common/model/able.h"
 #include "common/model/arch.h"
 
-/* OPT has LayerNorms, learned positions and ReLU, hybrids have gated delta nets and gated attention, which GPU workers have not. A
- * running mean is the emulated device's alone. */
+/* OPT has LayerNorms, learned positions and ReLU, which GPU workers have not. A running mean, gated delta nets and gated attention
+ * are the emulated device's alone. */
 static bool gpus_cannot(const struct arch *arch, enum able_worker worker)
 {
-    const struct arch *const none[] = {&arch_opt, &arch_qwen35, &arch_qwen35_moe, &arch_qwen3_next};
-    bool cannot = arch == &arch_state_test && worker == ABLE_GPU;
-    for (size_t i = 0; i < sizeof none / sizeof *none; i++) cannot |= arch == none[i] && worker != ABLE_CPU;
+    const struct arch *const emulated[] = {&arch_state_test, &arch_qwen35, &arch_qwen35_moe, &arch_qwen3_next};
+    bool cannot = arch == &arch_opt && worker != ABLE_CPU;
+    for (size_t i = 0; i < sizeof emulated / sizeof *emulated; i++)
+        cannot |= arch == emulated[i] && worker == ABLE_GPU;
     return cannot;
 }
 
