@@ -44,6 +44,7 @@ CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_batch.cu \
   tools/bench/gpu/bench_chain.cu \
   tools/bench/gpu/bench_chunks.cu \
+  tools/bench/gpu/bench_delta.cu \
   tools/bench/gpu/bench_experts.cu \
   tools/bench/gpu/bench_formats.cu \
   tools/bench/gpu/bench_kernels.cu \

@@ -55,6 +55,7 @@ CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lr
 CUDA_TEST_SRC := \
   tests/gpu/test_attention.cu \
   tests/gpu/test_chain.cu \
+  tests/gpu/test_delta.cu \
   tests/gpu/test_elementwise.cu \
   tests/gpu/test_expand.cu \
   tests/gpu/test_experts.cu \
@@ -67,7 +68,7 @@ CUDA_TEST_SRC := \
   tests/gpu/test_main.cu \
   tests/gpu/test_scales.cu
 CUDA_TEST_HOST_OBJ := $(addprefix $(OBJ)/common/base/,cgroup.o cpu.o err.o printable.o) $(patsubst %.c,$(OBJ)/%.o,$(filter common/formats/%.c,$(COMMON_SRC))) \
-  $(OBJ)/common/model/router.o $(OBJ)/common/sampling/pass.o
+  $(OBJ)/common/model/router.o $(OBJ)/common/sampling/pass.o $(OBJ)/common/cpu/kernels/delta_ref.o
 CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)
 cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
 
@@ -78,11 +79,11 @@ kernels_of = $(1:%=worker-gpu/kernels/%.cu)
 CUDA_GROUP_asking := $(call kernels_of,attention/decode_tensor formats/expand linear/gemv_groups)
 CUDA_GROUP_chains := $(call kernels_of,chain/chain chain/list chain/sparse)
 CUDA_GROUP_experts := $(call kernels_of,experts/experts experts/chunk experts/packed experts/plain experts/route experts/share)
-CUDA_GROUP_few := $(call kernels_of,attention/merge linear/elementwise linear/linear attention/rope experts/router_logits select weigh)
+CUDA_GROUP_few := $(call kernels_of,attention/merge delta/delta linear/elementwise linear/linear attention/rope experts/router_logits select weigh)
 CUDA_GROUP_gemm := $(call kernels_of,attention/decode linear/gemm_blocks linear/gemm_small linear/gemv_bulk linear/gemv_plain)
 CUDA_GROUP_nineties := $(call kernels_of,chain/attention experts/bulk experts/digits)
 CUDA_GROUP_tests := $(filter-out %/test_gemv_packed.cu,$(CUDA_TEST_SRC))
-CUDA_GROUP_benches := $(patsubst %,tools/bench/gpu/bench_%.cu,batch chain chunks experts formats long packed)
+CUDA_GROUP_benches := $(patsubst %,tools/bench/gpu/bench_%.cu,batch chain chunks delta experts formats long packed)
 define united_rule
 $(GEN)/united/$(1).cu: $(CUDA_GROUP_$(1)) tests/unite.py worker-gpu/cuda.mk
 	@mkdir -p $$(@D)

@@ -4,7 +4,8 @@
 #include <stdio.h>
 
 /* What an operation may ask for beyond the fields that all workers compute: RMS norms of inputs, gated SiLU, clamped SiLU of
- * experts, residual addition, one RoPE table, a score scale, sinks, norms of heads. */
+ * experts, residual addition, one RoPE table, of a part of each head, a score scale, sinks, norms of heads, a gate of attention's output,
+ * gated delta nets. */
 enum want {
     WANT_NORM_ONE_PLUS,
     WANT_NORM_LAYER,
@@ -20,12 +21,9 @@ enum want {
     WANT_SOFT_CAP,
     WANT_OTHER_ROPE,
     WANT_NO_ROPE,
-    WANT_OUTPUT_GATE,
     WANT_OTHER_CACHE,
     WANT_POSITIONS,
     WANT_RUNNING_MEAN,
-    WANT_PARTIAL_ROPE,
-    WANT_DELTA,
     WANTS
 };
 static const struct {
@@ -46,12 +44,9 @@ static const struct {
     [WANT_SOFT_CAP] = {"a soft cap", {false, false}},
     [WANT_OTHER_ROPE] = {"a RoPE table of its own", {false, false}},
     [WANT_NO_ROPE] = {"attention without RoPE", {true, false}},
-    [WANT_OUTPUT_GATE] = {"a gate of attention's output", {true, false, true}},
     [WANT_OTHER_CACHE] = {"the cache of another layer", {false, false}},
     [WANT_POSITIONS] = {"learned positions", {true, false}},
     [WANT_RUNNING_MEAN] = {"a state of fixed size", {true, false, true}},
-    [WANT_PARTIAL_ROPE] = {"RoPE that turns a part of each head", {true, false, true}},
-    [WANT_DELTA] = {"the gated delta rule", {true, false, true}},
 };
 
 /* A set of enum want. */
@@ -78,11 +73,8 @@ static uint32_t wants_of(const struct math_op *op)
         [WANT_SOFT_CAP] = op->soft_cap != 0,
         [WANT_OTHER_ROPE] = op->rope != 0,
         [WANT_NO_ROPE] = op->no_rope,
-        [WANT_OUTPUT_GATE] = op->output_gate != BUFFER_NONE,
         [WANT_OTHER_CACHE] = op->cache_back != 0,
         [WANT_POSITIONS] = op->positions != TENSOR_NONE,
-        [WANT_PARTIAL_ROPE] = op->rope_dims != 0,
-        [WANT_DELTA] = op->kind == MATH_DELTA,
         [WANT_RUNNING_MEAN] = op->kind == MATH_RUNNING_MEAN,
     };
     uint32_t set = 0;

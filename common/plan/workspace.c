@@ -163,7 +163,8 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_FEW_SHARED].bytes = few * m->shared_intermediate;
     w->area[GPU_AREA_CHUNK_QKV].bytes = tokens * width * sizeof(float);
     w->area[GPU_AREA_CHUNK_A].bytes = m->gated_attention || channels ? tokens * a * c->chunk_bytes : 0;
-    w->area[GPU_AREA_CHUNK_DELTA].bytes = sub * channels * sizeof(float);
+    w->area[GPU_AREA_CHUNK_DELTA].bytes =
+        sub * (channels * sizeof(float) + (uint64_t)m->delta.value_heads * GPU_DELTA_CHUNK_BYTES);
     w->area[GPU_AREA_CHUNK_Q].bytes = (c->tiered ? tokens : sub) * q * c->query_bytes;
     w->area[GPU_AREA_CHUNK_PART].bytes =
         c->tiered ? tokens * (q + (uint64_t)m->heads * GPU_PART_FLOATS) * sizeof(float) : 0;

@@ -6,7 +6,7 @@
 #
 # NAME: kernels, or kernels-TEST of one of `helm-test-gpu-kernels --list`; device, home, split, stream, tiers, gguf, masks (needs
 # helmd in BIN: gpu-bundle.sh --programs), bench, and of compute-sanitizer TOOL-GROUP (racecheck-linear), TOOL for all its groups,
-# or GROUP for all tools. TOOL: racecheck, memcheck, initcheck, synccheck; GROUP: chain, linear, attention, elementwise, packed,
+# or GROUP for all tools. TOOL: racecheck, memcheck, initcheck, synccheck; GROUP: chain, linear, attention, delta, elementwise, packed,
 # blocks, integer, experts, experts_few.
 # BIN: the folder of the helm-test-gpu-* programs; else bin/ beside this script. Runs in the folder that has
 # tests/data/golden: the one above BIN, above this script, or the current one. Whole outputs go to
@@ -169,7 +169,7 @@ elif selected masks; then
 fi
 if [ "$device" = cuda ]; then
     rm -f "$logs/bench.log"
-    sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks,gemm_blocks,scales integer=gemm_integer experts=experts experts_few=experts_few
+    sanitize chain=chain linear=linear attention=attention delta=delta elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks,gemm_blocks,scales integer=gemm_integer experts=experts experts_few=experts_few
     run bench 400 'decode check' "$bin/helm-bench-gpu-kernels" $bench
     [ ! -f "$logs/bench.log" ] || cat "$logs/bench.log"
 fi

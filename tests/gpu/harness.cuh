@@ -278,6 +278,7 @@ void test_elementwise(struct test_context *t);
 void test_select(struct test_context *t);
 void test_attention(struct test_context *t);
 void test_chain(struct test_context *t);
+void test_delta(struct test_context *t);
 void test_expand(struct test_context *t);
 void test_experts(struct test_context *t);
 void test_experts_few(struct test_context *t);

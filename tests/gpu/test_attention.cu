@@ -22,8 +22,9 @@ struct attention_test {
     const attention_case &c;
     test_step step;
     struct kv_layout layout, host_layout;
-    std::vector<float> q, k, v, q_norm, k_norm, inv, sinks; /* sinks: of half of the cases */
-    gpu_buffer *dq, *dk, *dv, *dq_norm, *dk_norm, *dinv, *dsinks, *table, *pool, *pool_host;
+    std::vector<float> q, k, v, q_norm, k_norm, inv, sinks, gate; /* sinks, gate: of half of the cases each */
+    uint32_t turning; /* numbers of a head; of half of the cases fewer than all */
+    gpu_buffer *dq, *dk, *dv, *dq_norm, *dk_norm, *dinv, *dsinks, *dgate, *table, *pool, *pool_host;
     struct gpuk_attention args;
     static const uint32_t layer = 1, host_layer = 3;
 
@@ -36,12 +37,15 @@ struct attention_test {
         k = random_floats(t, (size_t)step.tokens * c.kv_heads * c.head_dim, 3);
         v = random_floats(t, (size_t)step.tokens * c.kv_heads * c.head_dim, 3);
         q_norm = random_floats(t, c.head_dim, 2), k_norm = random_floats(t, c.head_dim, 2);
-        inv.resize(c.head_dim / 2 + 1);
-        for (uint32_t i = 0; i < c.head_dim / 2; i++) inv[i] = (float)pow(10000, -2.0 * i / c.head_dim);
+        turning = c.head_dim >= 4 && random_below(t, 2) ? c.head_dim / 4 * 2 : c.head_dim;
+        inv.resize(turning / 2 + 1);
+        for (uint32_t i = 0; i < turning / 2; i++) inv[i] = (float)pow(10000, -2.0 * i / turning);
         dq = new gpu_buffer(q), dk = new gpu_buffer(k), dv = new gpu_buffer(v);
         sinks = random_floats(t, c.heads, 4);
         dq_norm = new gpu_buffer(q_norm), dk_norm = new gpu_buffer(k_norm), dinv = new gpu_buffer(inv);
         dsinks = new gpu_buffer(sinks);
+        gate = random_floats(t, q.size() + step.tokens * 4, 3); /* rows apart */
+        dgate = new gpu_buffer(gate);
         table = new gpu_buffer((size_t)step.tokens * c.head_dim * 4);
         pool = new gpu_buffer(random_cells(t, layout, step.pages));
         pool_host = new gpu_buffer(random_cells(t, host_layout, step.pages));
@@ -57,16 +61,19 @@ struct attention_test {
         args.k_norm = c.norm ? dk_norm->as<float>() : nullptr;
         args.eps = 1e-6f;
         args.rope_table = table->as<float>();
+        args.rope_dims = turning == c.head_dim ? 0 : turning;
+        args.gate = random_below(t, 2) ? dgate->as<float>() : nullptr;
+        args.gate_stride = c.heads * c.head_dim + 4;
         args.q = dq->as<float>(), args.k = dk->as<float>(), args.v = dv->as<float>();
         args.q_stride = c.heads * c.head_dim, args.kv_stride = c.kv_heads * c.head_dim;
         if (c.head_dim > 1)
-            GPUK(gpuk_rope_table(&step.step, step.tokens, dinv->as<float>(), c.head_dim, 1.0f,
+            GPUK(gpuk_rope_table(&step.step, step.tokens, dinv->as<float>(), turning, 1.0f,
                                  table->as<float>(), 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
     }
     ~attention_test()
     {
-        for (gpu_buffer *b : {dq, dk, dv, dq_norm, dk_norm, dinv, dsinks, table, pool, pool_host}) delete b;
+        for (gpu_buffer *b : {dq, dk, dv, dq_norm, dk_norm, dinv, dsinks, dgate, table, pool, pool_host}) delete b;
     }
 
     /* A head's x, normed and rotated, in double. */
@@ -78,7 +85,7 @@ struct attention_test {
         std::vector<double> h(c.head_dim);
         for (uint32_t d = 0; d < c.head_dim; d++)
             h[d] = norm ? x[d] / sqrt(squares / c.head_dim + 1e-6) * (*norm)[d] : (double)x[d];
-        uint32_t half = c.head_dim / 2;
+        uint32_t half = turning / 2;
         for (uint32_t d = 0; d < c.head_dim; d++) out[d] = h[d];
         for (uint32_t i = 0; i < half && rotate; i++) {
             double angle = (double)((float)position * inv[i]);
@@ -154,7 +161,7 @@ struct attention_test {
         check(t, old[0] == now[0] && old[1] == now[1], text);
     }
     /* Normalised outputs of queries q (double, [token][head][head_dim]) over the cache as it is now, with sinks; maxima
-     * and sums, without. only: of the pages table entries of which are true there, without sinks. */
+     * and sums, without; gated. only: of the pages table entries of which are true there, without sinks and gates. */
     void attend(const std::vector<double> &queries, std::vector<double> *out, std::vector<double> *m,
                 std::vector<double> *s, const std::vector<bool> *only = nullptr) const
     {
@@ -190,6 +197,8 @@ struct attention_test {
                     const double weight = exp(score[p] - most) / all;
                     for (uint32_t d = 0; d < c.head_dim; d++) o[d] += weight * values[p * c.head_dim + d];
                 }
+                for (uint32_t d = 0; d < c.head_dim && args.gate && !only; d++)
+                    o[d] /= 1 + exp(-(double)gate[n * args.gate_stride + h * c.head_dim + d]);
                 m->push_back(most), s->push_back(sum);
             }
         }
@@ -312,8 +321,10 @@ static void test_absent(struct test_context *t, const attention_case &c, const s
             other.push_back(ps[i] > 0 ? (float)(part[i * c.head_dim + d] * ps[i]) : 0);
     }
     gpu_buffer dother(other);
-    const struct gpuk_merge merge = {o.as<float>(), m.as<float>(), s.as<float>(), dother.as<float>(),
-                                     args.sinks,    c.heads,       c.head_dim,    out.as<float>()};
+    struct gpuk_merge merge = {};
+    merge.o = o.as<float>(), merge.m = m.as<float>(), merge.s = s.as<float>(), merge.other = dother.as<float>();
+    merge.sinks = args.sinks, merge.gate = args.gate, merge.gate_stride = args.gate_stride;
+    merge.heads = c.heads, merge.head_dim = c.head_dim, merge.out = out.as<float>();
     GPUK(gpuk_attention_merge(&merge, a.step.step.counts, tokens, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     check_close(t, out.read<float>(), expected, pairs ? 2e-5 : 1e-5, what);

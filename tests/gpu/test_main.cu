@@ -73,6 +73,7 @@ static const struct {
              {"linear", test_linear},
              {"attention", test_attention},
              {"chain", test_chain},
+             {"delta", test_delta},
              {"expand", test_expand},
              {"experts", test_experts},
              {"experts_few", test_experts_few},

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "worker-gpu/kernels/built_for.h"
+#include "worker-gpu/kernels/delta/delta.h"
 #include "worker-gpu/kernels/device.cuh"
 #include "worker-gpu/kernels/weigh.h"
 
@@ -70,7 +71,7 @@ extern "C" int gpuk_open(struct gpuk_device *device, struct helm_err *err)
         (rc = gpuk_prepare_attention_merge(device, err)) ||
         (rc = gpuk_prepare_attention_prefill(device, err)) || (rc = gpuk_prepare_chain(device, err)) ||
         (rc = gpuk_prepare_select(device, err)) || (rc = gpuk_prepare_experts(device, err)) ||
-        (rc = gpuk_prepare_weigh(err)))
+        (rc = gpuk_prepare_weigh(err)) || (rc = gpuk_prepare_delta(device, err)))
         return rc;
     return HELM_OK;
 }

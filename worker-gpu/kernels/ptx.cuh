@@ -282,6 +282,31 @@ template <> struct matrix_unit<__half> {
     }
 };
 
+/* ---- matrix instructions (8.0): m16n8k8 over tf32, fp32 sums ----------------------------------------- */
+
+/* x with 10 bits behind the point. */
+__device__ __forceinline__ uint32_t tf32_of(float x)
+{
+    uint32_t rounded = __float_as_uint(x);
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
+#endif
+    return rounded;
+}
+/* A warp's fragments: with g = lane / 4 and c = lane % 4, A holds rows g (a[0], a[2]) and g + 8 (a[1], a[3]) of columns c (a[0],
+ * a[1]) and c + 4; B rows c (b0) and c + 4 (b1) of column g; D as above. */
+struct tf32_unit {
+    static __device__ __forceinline__ void add(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+    {
+#if __CUDA_ARCH__ >= 800
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                     "{%0,%1,%2,%3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+    }
+};
+
 /* ---- matrix instructions over whole numbers (8.0): bytes, exact sums of 32 bits ----------------------- */
 
 /* A warp's fragments: with g = lane / 4 and t = lane % 4, a word is four neighbouring numbers. Of 32 columns A holds rows g and

@@ -254,6 +254,7 @@ void make_delta(struct lowering *low, const struct making *m)
                        z = making_place(low, m, BUFFER_DELTA_Z), alpha = making_place(low, m, BUFFER_DELTA_ALPHA),
                        beta = making_place(low, m, BUFFER_DELTA_BETA);
     const bool chunk = making_tier(low) == OP_TIER_CHUNK;
+    float *mixed = gpu_area(s->buffers, chunk ? GPU_AREA_CHUNK_DELTA : GPU_AREA_FEW_DELTA);
     const struct gpuk_delta args = {
         .step = record.step,
         .row_state = record.row_state,
@@ -265,7 +266,6 @@ void make_delta(struct lowering *low, const struct making *m)
         .key_dim = d->key_dim,
         .value_dim = d->value_dim,
         .in_turn = math->head_order == HEADS_IN_TURN,
-        .steady = s->plan->invariant,
         .rows = low->program->block.rows,
         .conv = making_vector(low, m, math->conv),
         .decay = making_vector(low, m, math->decay),
@@ -277,7 +277,8 @@ void make_delta(struct lowering *low, const struct making *m)
         .alpha = (const float *)(void *)alpha.at,
         .beta = (const float *)(void *)beta.at,
         .in_stride = in.stride,
-        .mixed = gpu_area(s->buffers, chunk ? GPU_AREA_CHUNK_DELTA : GPU_AREA_FEW_DELTA),
+        .mixed = mixed,
+        .chunks = chunk && !s->plan->invariant ? mixed + (size_t)s->buffers->work.sub_tokens * d->channels : NULL,
         .out = out.at,
         .out_dtype = out.dtype,
         .out_stride = out.stride,

@@ -191,6 +191,25 @@ template <typename T> struct matrix_unit {
             d[i] = (float)(d[i] + product[lane / 4 + (i / 2) * 8][lane % 4 * 2 + i % 2]);
     }
 };
+static inline uint32_t tf32_of(float x)
+{
+    return (__float_as_uint(x) + 0x1000u) & ~0x1fffu;
+}
+struct tf32_unit {
+    static void add(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+    {
+        const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1}, *all = emulator_exchange(mine, 6),
+                       lane = threadIdx.x & 31;
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t row = lane / 4, column = lane % 4 * 2 + i % 2;
+            double sum = d[i];
+            for (uint32_t k = 0; k < 8; k++)
+                sum += (double)__uint_as_float(all[(row * 4 + k % 4) * 8 + k / 4 * 2 + i / 2]) *
+                       (double)__uint_as_float(all[(column * 4 + k % 4) * 8 + 4 + k / 4]);
+            d[i] = (float)sum;
+        }
+    }
+};
 /* Over whole numbers of 8 bits. */
 template <bool UNSIGNED> struct bytes_unit {
     static void multiply(int d[4], const uint32_t *a, uint32_t b0, uint32_t b1, int start, uint32_t words)

@@ -116,6 +116,9 @@ int bench_experts(struct bench *b, const char *only);
  * wrong. */
 int bench_chunks(struct bench *b, const char *only);
 
+/* Gated delta nets (bench_delta.cu). */
+void bench_delta(struct bench *b);
+
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t tokens, uint32_t flags);
 void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flags);

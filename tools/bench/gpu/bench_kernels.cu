@@ -1,6 +1,6 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--packed] [--formats [NAME]] [--experts [NAME]] [--chunks [NAME]]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--packed] [--delta] [--formats [NAME]] [--experts [NAME]] [--chunks [NAME]]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, whole decode steps as one captured
@@ -12,6 +12,7 @@
  * Alone:
  *   --long      attention over long contexts (bench_long.cu)
  *   --packed    products with whole packed matrices (bench_packed.cu)
+ *   --delta     gated delta nets (bench_delta.cu)
  *   --chunks    chunks' products with blocks, of Q4_K and Q6_K or of one (bench_chunks.cu)
  *   --formats   products with weights of each format, or of one (bench_formats.cu)
  *   --experts   mixtures of experts of some shapes and formats, or of one format (bench_experts.cu)
@@ -315,7 +316,7 @@ int main(int argc, char **argv)
 {
     struct bench b = {};
     bool quick = false, batch = false, chains = false, longs = false, packed = false, formats = false,
-         experts = false, chunked = false;
+         experts = false, chunked = false, delta = false;
     const char *format = NULL;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
@@ -328,6 +329,8 @@ int main(int argc, char **argv)
             longs = true;
         } else if (strcmp(argv[i], "--packed") == 0) {
             packed = true;
+        } else if (strcmp(argv[i], "--delta") == 0) {
+            delta = true;
         } else if (strcmp(argv[i], "--formats") == 0 || strcmp(argv[i], "--experts") == 0 ||
                    strcmp(argv[i], "--chunks") == 0) {
             const char *option = argv[i];
@@ -341,7 +344,7 @@ int main(int argc, char **argv)
             }
         } else {
             fprintf(stderr,
-                    "usage: %s [--quick] [--batch] [--chains] [--long] [--packed] [--formats [NAME]] "
+                    "usage: %s [--quick] [--batch] [--chains] [--long] [--packed] [--delta] [--formats [NAME]] "
                     "[--experts [NAME]] [--chunks [NAME]]\n",
                     argv[0]);
             return 2;
@@ -356,13 +359,14 @@ int main(int argc, char **argv)
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
     measure_limits(&b);
-    if (packed || formats || experts || chunked) {
+    if (packed || formats || experts || chunked || delta) {
         printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
                b.read_gbs);
         if (packed) bad += bench_packed(&b);
         if (formats) bench_formats(&b, format);
         if (experts) bad += bench_experts(&b, format);
         if (chunked) bad += bench_chunks(&b, format);
+        if (delta) bench_delta(&b);
         return bad ? 1 : 0;
     }
 

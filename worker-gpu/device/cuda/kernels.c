@@ -121,6 +121,13 @@ static int run_experts(struct device *d, const struct op *op, struct helm_err *e
     }
 }
 
+static int run_delta(struct device *d, const struct op *op, struct helm_err *err)
+{
+    if (op->kind == OP_CONVOLVE)
+        return gpuk_delta_convolve(&op->as.delta, op->tokens, op->flags, STREAM(d), err);
+    return gpuk_delta_rule(&cuda_of(d)->caps, &op->as.delta, op->tokens, op->flags, STREAM(d), err);
+}
+
 /* What takes its input row by row. */
 static int run_rows(struct device *d, const struct op *op, struct helm_err *err)
 {
@@ -211,6 +218,9 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     case OP_ARGMAX:
     case OP_FEW:
         return run_ends(d, op, err);
+    case OP_CONVOLVE:
+    case OP_DELTA:
+        return run_delta(d, op, err);
     case OP_EXPAND:
         return gpuk_expand(&cuda_of(d)->caps, op->as.expand.part, op->as.expand.parts, 0, STREAM(d), err);
     case OP_CHAIN:

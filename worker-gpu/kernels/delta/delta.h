@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #define GPUK_DELTA_COLUMNS   3   /* inputs of earlier tokens that a convolution sees */
-#define GPUK_DELTA_CHUNK     64  /* tokens that the chunked form takes together */
+#define GPUK_DELTA_CHUNK     64  /* tokens that are computed together */
 #define GPUK_DELTA_HEAD_MAX  256 /* numbers of a head's q, k, v; each a multiple of: */
 #define GPUK_DELTA_HEAD_UNIT 16
 
@@ -24,15 +24,16 @@ struct gpuk_delta {
     uint64_t slot_bytes, matrices_at;
     uint32_t key_heads, value_heads, key_dim, value_dim;
     bool in_turn; /* v head h reads k head h mod key_heads, otherwise h / (value_heads / key_heads) */
-    /* No prompt is computed in chunks: a token has the same bits however a sequence is cut into steps */
-    bool steady;
-    uint32_t rows;                         /* capacity of the step's */
+    uint32_t rows; /* capacity of the step's */
     const float *conv;                     /* [4][channels]: the oldest token's first */
     const float *decay, *time_bias, *norm; /* [v head], [v head], [value_dim] */
     float eps;
     const float *in, *z, *alpha, *beta; /* [token][in_stride]: as the products leave them */
     uint32_t in_stride;
     float *mixed; /* [token][channels]: what the convolution leaves for the rule */
+    /* gpuk_delta_chunk_bytes, of the tier's tokens: prompts are computed in chunks, where the device has matrix instructions.
+     * NULL: token by token, so that a token has the same bits however a sequence is cut into steps */
+    float *chunks;
     void *out;    /* [token][out_stride] of out_dtype */
     enum dtype out_dtype;
     uint32_t out_stride;
@@ -41,13 +42,25 @@ static inline uint32_t gpuk_delta_channels(const struct gpuk_delta *d)
 {
     return 2 * d->key_heads * d->key_dim + d->value_heads * d->value_dim;
 }
+static inline size_t gpuk_delta_chunk_bytes(uint32_t tokens, uint32_t value_heads)
+{
+    return (size_t)tokens * value_heads * GPU_DELTA_CHUNK_BYTES;
+}
 static inline uint32_t gpuk_delta_key_of(const struct gpuk_delta *d, uint32_t head)
 {
     return d->in_turn ? head % d->key_heads : head / (d->value_heads / d->key_heads);
 }
 
+/* mixed = silu of the convolution, q and k of each head of length 1 and q by 1 / sqrt(key_dim). Columns stay as they are. */
+HELM_MUST_CHECK int gpuk_delta_convolve(const struct gpuk_delta *args, uint32_t tokens, uint32_t flags,
+                                        void *stream, struct helm_err *err);
+/* After that: the rule over each row's tokens, the norm and the gate of its output; the record as it is after the row. */
+HELM_MUST_CHECK int gpuk_delta_rule(const struct gpuk_device *device, const struct gpuk_delta *args,
+                                    uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
+
 #ifdef __cplusplus
 }
+int gpuk_prepare_delta(const struct gpuk_device *device, struct helm_err *err); /* its share of gpuk_open */
 #endif
 
 #endif

@@ -1,0 +1,420 @@
+/* Gated delta nets: prompts in chunks of 64 tokens (Gated Delta Networks, Yang et al. 2024, section 3.3; docs/state.md has the
+ * formulas). Products are of tf32 numbers (10 bits) with fp32 sums.
+ *
+ *   prepare   a block for each chunk of a v head: T = (I + A)^-1 diag(beta), where A has the decayed products of the chunk's keys
+ *             (below the diagonal), and P, the decayed products of queries and keys
+ *   pass      a block for some columns of a v head's state, chunk after chunk:
+ *             V' = T (V - g K S),  O = g Q S + P V',  S = g_C S + (g_C / g K)^T V'
+ *   finish    norm and gate of the outputs, which pass leaves in the place of v
+ *
+ * g: the product of a chunk's decays up to a token; g_C: of all. Only pass goes over the chunks in order; a state's columns do
+ * not meet. Its sums stay in registers, all of fp32, and a copy in shared memory is what the next chunk multiplies by. */
+#include "worker-gpu/kernels/delta/delta.cuh"
+
+static const uint32_t C = GPUK_DELTA_CHUNK, WARPS = 4, THREADS = WARPS * 32; /* a warp has 16 of a chunk's tokens */
+static const uint32_t INNER = 16; /* rows that are inverted one after another; blocks of these by products */
+static_assert(C == WARPS * 16 && C % INNER == 0, "a warp's rows of a product are 16");
+
+/* A chunk of a row. */
+struct chunk_place {
+    uint32_t first, count; /* tokens */
+};
+/* Chunk `index` of a row's tokens. */
+__device__ __forceinline__ chunk_place chunk_of(uint32_t first, uint32_t end, uint32_t index)
+{
+    const uint32_t at = first + index * C;
+    return {at, end - at < C ? end - at : C};
+}
+/* Where a row's first chunk has its T and P: rows in chunks have 32 tokens or more, so that no two have one place. */
+__device__ __forceinline__ uint32_t chunk_slot(uint32_t first)
+{
+    return first / DELTA_CHUNKED_FROM;
+}
+/* The chunk whose slot this is; false: none. It is of the row of the slot's first token or of its last one. */
+__device__ __forceinline__ bool chunk_at_slot(const gpuk_delta &d, uint32_t slot, chunk_place &chunk)
+{
+    const uint32_t tokens = d.step.counts[0];
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t t = slot * DELTA_CHUNKED_FROM + i * (DELTA_CHUNKED_FROM - 1);
+        if (i == 1 && t >= tokens) t = tokens - 1;
+        if (t >= tokens) continue;
+        const uint32_t row = d.step.token_row[t], first = d.step.row_first[row],
+                       end = d.step.row_first[row + 1], begin = chunk_slot(first);
+        if (end - first < DELTA_CHUNKED_FROM || slot < begin || (slot - begin) * C >= end - first) continue;
+        chunk = chunk_of(first, end, slot - begin);
+        return true;
+    }
+    return false;
+}
+/* T of a slot and v head, [C][C]; P behind it. */
+__device__ __forceinline__ float *chunk_matrices(const gpuk_delta &d, uint32_t slot, uint32_t head)
+{
+    return d.chunks + ((size_t)slot * d.value_heads + head) * 2 * C * C;
+}
+
+/* log_decay[i]: ln of the product of decays up to token i; by the first two warps. Meets the block. */
+__device__ __forceinline__ void chunk_gates(const gpuk_delta &d, chunk_place chunk, uint32_t head,
+                                            float log_decay[C], float *rate)
+{
+    const uint32_t i = threadIdx.x, lane = i & 31;
+    float sum = 0;
+    if (i < C) {
+        const delta_gates g =
+            i < chunk.count ? delta_gates_of(d, chunk.first + i, head) : delta_gates{0, 0};
+        float all = g.log_decay; /* of the lanes that sums have gone over */
+        sum = all;
+        for (uint32_t mask = 1; mask < 32; mask <<= 1) {
+            const float other = __shfl_xor_sync(0xffffffffu, all, mask);
+            if (lane & mask) sum += other;
+            all += other;
+        }
+        log_decay[i] = sum;
+        if (rate) rate[i] = g.rate;
+    }
+    __syncthreads();
+    const float front = i >= 32 && i < C ? log_decay[31] : 0.0f;
+    __syncthreads();
+    if (i >= 32 && i < C) log_decay[i] = front + sum;
+    __syncthreads();
+}
+
+/* Fragments (tf32_unit): lane 4 g + c has rows g and g + 8, columns c and c + 4 of A. */
+struct fragment {
+    uint32_t a[4];
+};
+/* Of rows of `from`, `stride` numbers apart; rows from `count` on are zeros. */
+__device__ __forceinline__ fragment rows_of(const float *from, size_t stride, uint32_t row, uint32_t count,
+                                            uint32_t column)
+{
+    const uint32_t g = (threadIdx.x & 31) / 4, c = threadIdx.x & 3;
+    const float *low = from + (row + g) * stride + column + c, *high = low + 8 * stride;
+    const bool has_low = row + g < count, has_high = row + g + 8 < count;
+    return {{tf32_of(has_low ? __ldcg(low) : 0.0f), tf32_of(has_high ? __ldcg(high) : 0.0f),
+             tf32_of(has_low ? __ldcg(low + 4) : 0.0f), tf32_of(has_high ? __ldcg(high + 4) : 0.0f)}};
+}
+
+/* ---- prepare ---- */
+
+static const uint32_t KEY_PAD = 4, SQUARE = C + 1; /* so that lanes read different banks */
+static size_t prepare_bytes(uint32_t key)
+{
+    return (C * (key + KEY_PAD) + 2 * C * SQUARE + 2 * C) * sizeof(float);
+}
+
+/* The inverse of I + A, both below the diagonal; by the block. Blocks of INNER rows on the diagonal first, a thread a column. */
+__device__ __forceinline__ void invert(const float *a, float *t)
+{
+    const uint32_t BLOCKS = C / INNER;
+    if (threadIdx.x < C) {
+        const uint32_t column = threadIdx.x, first = column / INNER * INNER;
+        for (uint32_t i = first; i < first + INNER; i++) {
+            float sum = i == column ? 1.0f : 0.0f;
+            for (uint32_t m = column; m < i; m++) sum -= a[i * SQUARE + m] * t[m * SQUARE + column];
+            t[i * SQUARE + column] = i < column ? 0.0f : sum;
+        }
+    }
+    __syncthreads();
+    /* blocks `apart` below the diagonal: -T_ii sum over m of A_im T_mj; the sum first, in their own place above the diagonal */
+    for (uint32_t apart = 1; apart < BLOCKS; apart++) {
+        const uint32_t numbers = (BLOCKS - apart) * INNER * INNER;
+        for (uint32_t n = threadIdx.x; n < numbers; n += THREADS) {
+            const uint32_t block = n / (INNER * INNER), j = block * INNER + n % INNER,
+                           i = (block + apart) * INNER + n / INNER % INNER;
+            float sum = 0;
+            for (uint32_t m = block * INNER; m < (block + apart) * INNER; m++)
+                sum += a[i * SQUARE + m] * t[m * SQUARE + j];
+            t[j * SQUARE + i] = sum;
+        }
+        __syncthreads();
+        for (uint32_t n = threadIdx.x; n < numbers; n += THREADS) {
+            const uint32_t block = n / (INNER * INNER), j = block * INNER + n % INNER,
+                           first = (block + apart) * INNER, i = first + n / INNER % INNER;
+            float sum = 0;
+            for (uint32_t m = first; m <= i; m++) sum -= t[i * SQUARE + m] * t[j * SQUARE + m];
+            t[i * SQUARE + j] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+/* grid: [slots][v heads]. */
+__global__ void __launch_bounds__(THREADS) delta_prepare_kernel(const __grid_constant__ delta_params p)
+{
+    SHARED_DYNAMIC(float, memory);
+    const gpuk_delta &d = p.d;
+    const uint32_t head = blockIdx.y, warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4,
+                   c = threadIdx.x & 3, stride = d.key_dim + KEY_PAD;
+    float *keys = memory, *a = keys + C * stride, *t = a + C * SQUARE, *decay = t + C * SQUARE, *rate = decay + C;
+    let_next_start();
+    wait_for_previous();
+    chunk_place chunk;
+    if (!chunk_at_slot(d, blockIdx.x, chunk)) return;
+    const float *q = d.mixed + (size_t)chunk.first * p.channels + delta_key_of(d, head) * d.key_dim,
+                *k = q + p.keys;
+    for (uint32_t i = threadIdx.x; i < C * d.key_dim / 4; i += THREADS) {
+        const uint32_t row = i / (d.key_dim / 4), at = i % (d.key_dim / 4) * 4;
+        const float4 v = row < chunk.count
+                             ? __ldcg(reinterpret_cast<const float4 *>(k + (size_t)row * p.channels + at))
+                             : make_float4(0, 0, 0, 0);
+        *reinterpret_cast<float4 *>(keys + row * stride + at) = v;
+    }
+    chunk_gates(d, chunk, head, decay, rate); /* and keys are there */
+    float kk[C / 8][4] = {}, qk[C / 8][4] = {};
+    for (uint32_t at = 0; at < d.key_dim; at += 8) {
+        const fragment of_q = rows_of(q, p.channels, warp * 16, chunk.count, at);
+        const float *own = keys + (warp * 16 + g) * stride + at + c;
+        const fragment of_k = {
+            {tf32_of(own[0]), tf32_of(own[8 * stride]), tf32_of(own[4]), tf32_of(own[8 * stride + 4])}};
+#pragma unroll
+        for (uint32_t n = 0; n < C / 8; n++) {
+            const float *other = keys + (n * 8 + g) * stride + at + c;
+            const uint32_t b0 = tf32_of(other[0]), b1 = tf32_of(other[4]);
+            tf32_unit::add(kk[n], of_k.a, b0, b1);
+            tf32_unit::add(qk[n], of_q.a, b0, b1);
+        }
+    }
+    float *matrices = chunk_matrices(d, blockIdx.x, head);
+#pragma unroll
+    for (uint32_t n = 0; n < C / 8; n++)
+#pragma unroll
+        for (uint32_t e = 0; e < 4; e++) {
+            const uint32_t i = warp * 16 + g + e / 2 * 8, j = n * 8 + 2 * c + e % 2;
+            const float by = j <= i ? expf(decay[i] - decay[j]) : 0.0f;
+            a[i * SQUARE + j] = j < i ? rate[i] * by * kk[n][e] : 0.0f;
+            matrices[C * C + i * C + j] = by * qk[n][e];
+        }
+    __syncthreads();
+    invert(a, t);
+    for (uint32_t n = threadIdx.x; n < C * C; n += THREADS) {
+        const uint32_t i = n / C, j = n % C;
+        matrices[n] = j <= i ? t[i * SQUARE + j] * rate[j] : 0.0f;
+    }
+}
+
+/* ---- pass ---- */
+
+/* TILES: columns of a block in eights. MATRIX: sixteens of key numbers of a warp. */
+template <uint32_t TILES> struct pass_shape {
+    static const uint32_t COLUMNS = TILES * 8, STRIDE = COLUMNS + 8;
+    static size_t bytes(uint32_t key) { return ((key + C) * STRIDE + 3 * C) * sizeof(float); }
+};
+/* d += A B over `steps` eights of columns of A; B's rows in shared memory. */
+template <uint32_t TILES, typename A>
+__device__ __forceinline__ void multiply(float (&d)[TILES][4], uint32_t steps, const float *b, const A &rows)
+{
+    const uint32_t g = (threadIdx.x & 31) / 4, c = threadIdx.x & 3, STRIDE = pass_shape<TILES>::STRIDE;
+#pragma unroll 4
+    for (uint32_t s = 0; s < steps; s++) {
+        const fragment a = rows(s * 8);
+        const float *from = b + (s * 8 + c) * STRIDE + g;
+#pragma unroll
+        for (uint32_t n = 0; n < TILES; n++)
+            tf32_unit::add(d[n], a.a, tf32_of(from[n * 8]), tf32_of(from[n * 8 + 4 * STRIDE]));
+    }
+}
+
+template <uint32_t TILES, uint32_t MATRIX>
+__device__ __forceinline__ void pass_chunk(const delta_params &p, chunk_place chunk, uint32_t head,
+                                           const float *matrices, float *memory, float (&state)[MATRIX][TILES][4])
+{
+    const gpuk_delta &d = p.d;
+    const uint32_t STRIDE = pass_shape<TILES>::STRIDE, warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4,
+                   c = threadIdx.x & 3, row = warp * 16;
+    float *s = memory, *values = s + d.key_dim * STRIDE, *log_decay = values + C * STRIDE,
+          *decay = log_decay + C, *rest = decay + C;
+    const float *q = d.mixed + (size_t)chunk.first * p.channels + delta_key_of(d, head) * d.key_dim,
+                *k = q + p.keys;
+    float *v = d.mixed + (size_t)chunk.first * p.channels + 2 * p.keys + head * d.value_dim +
+               blockIdx.x * pass_shape<TILES>::COLUMNS;
+#pragma unroll
+    for (uint32_t m = 0; m < MATRIX; m++)
+#pragma unroll
+        for (uint32_t n = 0; n < TILES; n++) {
+            float *to = s + ((m * WARPS + warp) * 16 + g) * STRIDE + n * 8 + 2 * c;
+            if ((m * WARPS + warp) * 16 >= d.key_dim) continue;
+            *reinterpret_cast<float2 *>(to) = make_float2(state[m][n][0], state[m][n][1]);
+            *reinterpret_cast<float2 *>(to + 8 * STRIDE) = make_float2(state[m][n][2], state[m][n][3]);
+        }
+    chunk_gates(d, chunk, head, log_decay, nullptr);
+    if (threadIdx.x < C) {
+        decay[threadIdx.x] = expf(log_decay[threadIdx.x]);
+        rest[threadIdx.x] = expf(log_decay[C - 1] - log_decay[threadIdx.x]);
+    }
+    float of_k[TILES][4] = {}, of_q[TILES][4] = {};
+    multiply<TILES>(of_k, d.key_dim / 8, s,
+                    [&](uint32_t at) { return rows_of(k, p.channels, row, chunk.count, at); });
+    multiply<TILES>(of_q, d.key_dim / 8, s,
+                    [&](uint32_t at) { return rows_of(q, p.channels, row, chunk.count, at); });
+    __syncthreads(); /* decays are there */
+    const auto each = [&](const auto &with) { /* a pair of numbers of the warp's rows and the block's columns */
+#pragma unroll
+        for (uint32_t n = 0; n < TILES; n++)
+#pragma unroll
+            for (uint32_t h = 0; h < 2; h++) with(row + g + 8 * h, n * 8 + 2 * c, n, 2 * h);
+    };
+    each([&](uint32_t i, uint32_t j, uint32_t n, uint32_t e) {
+        const float2 own = i < chunk.count
+                               ? __ldcg(reinterpret_cast<const float2 *>(v + (size_t)i * p.channels + j))
+                               : make_float2(0, 0);
+        *reinterpret_cast<float2 *>(values + i * STRIDE + j) =
+            make_float2(own.x - decay[i] * of_k[n][e], own.y - decay[i] * of_k[n][e + 1]);
+        of_q[n][e] *= decay[i], of_q[n][e + 1] *= decay[i];
+        of_k[n][e] = of_k[n][e + 1] = 0;
+    });
+    __syncthreads();
+    /* T and P have nothing above the diagonal */
+    multiply<TILES>(of_k, 2 * (warp + 1), values,
+                    [&](uint32_t at) { return rows_of(matrices, C, row, C, at); });
+    __syncthreads(); /* all have read what T multiplies */
+    each([&](uint32_t i, uint32_t j, uint32_t n, uint32_t e) {
+        *reinterpret_cast<float2 *>(values + i * STRIDE + j) = make_float2(of_k[n][e], of_k[n][e + 1]);
+    });
+    __syncthreads();
+    multiply<TILES>(of_q, 2 * (warp + 1), values,
+                    [&](uint32_t at) { return rows_of(matrices + C * C, C, row, C, at); });
+    each([&](uint32_t i, uint32_t j, uint32_t n, uint32_t e) {
+        if (i < chunk.count)
+            *reinterpret_cast<float2 *>(v + (size_t)i * p.channels + j) =
+                make_float2(of_q[n][e], of_q[n][e + 1]);
+    });
+    const float all = decay[C - 1];
+#pragma unroll
+    for (uint32_t m = 0; m < MATRIX; m++)
+#pragma unroll
+        for (uint32_t n = 0; n < TILES; n++)
+#pragma unroll
+            for (uint32_t e = 0; e < 4; e++) state[m][n][e] *= all;
+#pragma unroll 2
+    for (uint32_t at = 0; at < C; at += 8) {
+        uint32_t b[TILES][2];
+        const uint32_t i = at + c;
+#pragma unroll
+        for (uint32_t n = 0; n < TILES; n++) {
+            b[n][0] = tf32_of(values[i * STRIDE + n * 8 + g] * rest[i]);
+            b[n][1] = tf32_of(values[(i + 4) * STRIDE + n * 8 + g] * rest[i + 4]);
+        }
+#pragma unroll
+        for (uint32_t m = 0; m < MATRIX; m++) {
+            const uint32_t number = (m * WARPS + warp) * 16;
+            if (number >= d.key_dim) continue;
+            const float *low = k + (size_t)i * p.channels + number + g, *high = low + 4 * (size_t)p.channels;
+            const bool has_low = i < chunk.count, has_high = i + 4 < chunk.count;
+            const fragment a = {
+                {tf32_of(has_low ? __ldcg(low) : 0.0f), tf32_of(has_low ? __ldcg(low + 8) : 0.0f),
+                 tf32_of(has_high ? __ldcg(high) : 0.0f), tf32_of(has_high ? __ldcg(high + 8) : 0.0f)}};
+#pragma unroll
+            for (uint32_t n = 0; n < TILES; n++) tf32_unit::add(state[m][n], a.a, b[n][0], b[n][1]);
+        }
+    }
+    __syncthreads(); /* what it read is written again */
+}
+
+/* grid: [columns][v heads][rows]. */
+template <uint32_t TILES, uint32_t MATRIX>
+__global__ void __launch_bounds__(THREADS) delta_pass_kernel(const __grid_constant__ delta_params p)
+{
+    SHARED_DYNAMIC(float, memory);
+    const gpuk_delta &d = p.d;
+    const uint32_t head = blockIdx.y, row = blockIdx.z, warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4,
+                   c = threadIdx.x & 3;
+    let_next_start();
+    wait_for_previous();
+    if (row >= d.step.counts[1]) return;
+    const uint32_t first = d.step.row_first[row], end = d.step.row_first[row + 1];
+    if (!delta_is_chunked(end - first, true)) return;
+    float *matrix = delta_matrix(d, delta_record(d, row), head) + blockIdx.x * pass_shape<TILES>::COLUMNS;
+    float state[MATRIX][TILES][4];
+    const auto each = [&](const auto &with) {
+#pragma unroll
+        for (uint32_t m = 0; m < MATRIX; m++)
+#pragma unroll
+            for (uint32_t n = 0; n < TILES; n++)
+#pragma unroll
+                for (uint32_t h = 0; h < 2; h++) {
+                    const uint32_t i = (m * WARPS + warp) * 16 + g + 8 * h;
+                    if (i < d.key_dim)
+                        with(reinterpret_cast<float2 *>(matrix + (size_t)i * d.value_dim + n * 8 + 2 * c),
+                             state[m][n][2 * h], state[m][n][2 * h + 1]);
+                }
+    };
+#pragma unroll
+    for (uint32_t m = 0; m < MATRIX; m++)
+#pragma unroll
+        for (uint32_t n = 0; n < TILES; n++)
+#pragma unroll
+            for (uint32_t e = 0; e < 4; e++) state[m][n][e] = 0;
+    each([](const float2 *at, float &x, float &y) {
+        const float2 two = __ldcg(at);
+        x = two.x, y = two.y;
+    });
+    for (uint32_t index = 0; first + index * C < end; index++)
+        pass_chunk<TILES, MATRIX>(p, chunk_of(first, end, index), head,
+                                  chunk_matrices(d, chunk_slot(first) + index, head), memory, state);
+    each([](float2 *at, float &x, float &y) { *at = make_float2(x, y); });
+}
+
+/* ---- finish ---- */
+
+static const uint32_t FINISH_WARPS = 8;
+
+/* A warp a v head of a token. */
+__global__ void __launch_bounds__(FINISH_WARPS * 32) delta_finish_kernel(const __grid_constant__ delta_params p)
+{
+    const gpuk_delta &d = p.d;
+    const uint32_t token = blockIdx.x, head = blockIdx.y * FINISH_WARPS + (threadIdx.x >> 5),
+                   lane = threadIdx.x & 31;
+    let_next_start();
+    wait_for_previous();
+    if (token >= d.step.counts[0] || head >= d.value_heads) return;
+    const uint32_t row = d.step.token_row[token];
+    if (!delta_is_chunked(d.step.row_first[row + 1] - d.step.row_first[row], true)) return;
+    const float *from = d.mixed + (size_t)token * p.channels + 2 * p.keys + head * d.value_dim;
+    float o[GPUK_DELTA_HEAD_MAX / 32], squares = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < GPUK_DELTA_HEAD_MAX / 32; j++) {
+        o[j] = lane + 32 * j < d.value_dim ? __ldcg(from + lane + 32 * j) : 0.0f;
+        squares += o[j] * o[j];
+    }
+    squares = warp_sum(squares);
+#pragma unroll
+    for (uint32_t j = 0; j < GPUK_DELTA_HEAD_MAX / 32; j++)
+        if (lane + 32 * j < d.value_dim) delta_finish(d, token, head, lane + 32 * j, o[j], squares);
+}
+
+/* ---- launchers ---------------------------------------------------------------------------------- */
+
+typedef void (*pass_kernel)(delta_params);
+/* [columns: 16, 32][key numbers: up to 128, up to 256] */
+static const pass_kernel passes[2][2] = {{delta_pass_kernel<2, 2>, delta_pass_kernel<2, 4>},
+                                         {delta_pass_kernel<4, 2>, delta_pass_kernel<4, 4>}};
+static size_t pass_bytes(bool wide, uint32_t key)
+{
+    return wide ? pass_shape<4>::bytes(key) : pass_shape<2>::bytes(key);
+}
+
+int delta_chunks_launch(const struct gpuk_delta *args, uint32_t tokens, uint32_t flags, void *stream,
+                        struct helm_err *err)
+{
+    const delta_params p = delta_params_of(args);
+    const bool wide = args->value_dim % 32 == 0;
+    const uint32_t slots = tokens / DELTA_CHUNKED_FROM, rows = args->rows < slots ? args->rows : slots;
+    int rc = gpuk_launch("delta chunks", delta_prepare_kernel, dim3(slots, args->value_heads), dim3(THREADS),
+                         prepare_bytes(args->key_dim), flags, stream, err, p);
+    if (!rc)
+        rc = gpuk_launch("delta chunks", passes[wide][args->key_dim > 128],
+                         dim3(args->value_dim / (wide ? 32 : 16), args->value_heads, rows), dim3(THREADS),
+                         pass_bytes(wide, args->key_dim), flags, stream, err, p);
+    return rc ? rc
+              : gpuk_launch("delta chunks", delta_finish_kernel,
+                            dim3(tokens, div_up(args->value_heads, FINISH_WARPS)), dim3(FINISH_WARPS * 32), 0,
+                            flags, stream, err, p);
+}
+
+int delta_chunks_prepare(const struct gpuk_device *device, struct helm_err *err)
+{
+    if (!device->tensor_cores) return HELM_OK;
+    int rc = gpuk_prepare("delta chunks", delta_prepare_kernel, prepare_bytes(GPUK_DELTA_HEAD_MAX), err);
+    for (int i = 0; i < 4 && !rc; i++)
+        rc = gpuk_prepare("delta chunks", passes[i / 2][i % 2], pass_bytes(i / 2, GPUK_DELTA_HEAD_MAX), err);
+    return rc ? rc : gpuk_prepare("delta chunks", delta_finish_kernel, 0, err);
+}
