@@ -6,7 +6,7 @@
 #
 # Exit 0: nothing failed. Logs: gpu-check-logs; the table of times is the end of the output.
 set -eu
-bin=build/release
+bin=build/bin
 if [ "${1:-}" != --built ]; then
     make -j"$(nproc)" CUDA_ARCH="${CUDA_ARCH:-90}" $bin/helm-test-gpu-kernels $bin/helm-bench-gpu-kernels $bin/helm-test-gpu-gguf $bin/helm-test-gpu-split
 fi
