@@ -80,6 +80,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
                              .embed = plan_home_processor(stage.home),
                              .head = plan_home_processor(stage.home)};
     rc = plan_copy(plan ? plan : &all, &p->plan, err);
+    if (!rc && !plan) rc = plan_take_states(&p->plan, &p->model, err);
     if (!rc) rc = engine_check_plan(&p->plan, c, err);
     if (!rc) rc = gpu_program_check_phases(&p->plan, err);
     if (!rc && !p->plan.placement) rc = placement_make(&p->model, NULL, &p->plan, err);

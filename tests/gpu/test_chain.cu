@@ -61,7 +61,7 @@ struct chain_test {
         const size_t x_at = place("x", m.hidden), qkv_at = place("qkv", q + 2 * kv),
                      attended_at = place("attended", q), inner_at = place("inner", m.inner),
                      scores_at = place("scores", m.experts + 1),
-                     logits_at = place("logits", m.vocab + 2 * m.vocab / 3 + 2);
+                     logits_at = place("logits", m.vocab + 2 * m.vocab / 3 + 5);
         state_before = random_floats(t, logits_at + places.back().count);
         before = new gpu_buffer(state_before), state = new gpu_buffer(state_before);
         layout = {m.layers + 1, m.kv_heads, m.head_dim, m.page_tokens, (uint32_t)m.cache};
@@ -148,6 +148,7 @@ struct chain_test {
         auto head = linear(t, x_at, m.hidden, true);
         add(t, head, logits_at, m.vocab), add(t, head, logits_at + m.vocab, m.vocab / 3 + 1);
         if (m.vocab % 2) add(t, head, logits_at + m.vocab + m.vocab / 3 + 1, m.vocab / 3 + 1);
+        if (m.vocab % 2) add(t, head, logits_at + m.vocab + 2 * (m.vocab / 3 + 1), 3);
         push(head);
     }
     chain_test(const chain_test &) = delete;

@@ -5,7 +5,7 @@
  * Tolerances, of the norm of all numbers. Token by token: 1e-5 (sums of 128 products in fp32, and expf). In chunks products
  * are of numbers of 10 bits: 1.5e-3, and the state's; 16-bit results half a unit of the last place more. */
 #include "tests/gpu/harness.cuh"
-#include "worker-gpu/kernels/delta/delta.h"
+#include "worker-gpu/kernels/chain/chains.h"
 
 extern "C" {
 #include "common/cpu/kernels/delta.h"
@@ -89,6 +89,29 @@ static std::vector<double> floats_of(const std::vector<unsigned char> &bytes)
     return std::vector<double>(v.begin(), v.end());
 }
 
+/* One token's in a chain, where the device takes it: the same bits as by kernels of their own. */
+static void chain_agrees(struct test_context *t, gpuk_delta d, const delta_numbers &n,
+                         const std::vector<double> &out, const std::vector<unsigned char> &records,
+                         const char *what)
+{
+    gpu_buffer state(n.state), chained((size_t)d.out_stride * bytes_of(d.out_dtype));
+    d.state = state.as<char>(), d.out = chained.at;
+    std::vector<struct gpuk_chain_op> ops(2);
+    ops[0].kind = GPUK_CHAIN_CONVOLVE, ops[1].kind = GPUK_CHAIN_DELTA;
+    ops[0].delta = ops[1].delta = d;
+    if (!gpuk_chain_takes(&t->device, &ops[0])) return;
+    gpu_buffer list(gpuk_chain_bytes(ops.data(), 2)), workspace(256);
+    struct gpuk_chain chain;
+    GPUK(gpuk_chain_write(&t->device, ops.data(), 2, list.at, workspace.at, t->stream, &chain, &err));
+    GPUK(gpuk_chain_run(&chain, 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    auto all = to_double(chained.read<unsigned char>(), d.out_dtype);
+    all.resize(out.size());
+    char text[240];
+    snprintf(text, sizeof text, "%s: in a chain", what);
+    check(t, all == out && state.read<unsigned char>() == records, text);
+}
+
 /* steady: token by token, however many they are. */
 static void test_rows(struct test_context *t, const delta_shape &s, const std::vector<uint32_t> &counts,
                       enum dtype dtype, bool steady)
@@ -129,10 +152,11 @@ static void test_rows(struct test_context *t, const delta_shape &s, const std::v
                        all.begin() + (size_t)i * d.out_stride + n.values);
         before[again] = state.read<unsigned char>();
     }
-    char what[160];
+    char what[200];
     snprintf(what, sizeof what, "delta %u/%u heads of %u/%u, %zu rows of up to %u, %s%s", s.key_heads,
              s.value_heads, s.key, s.value, counts.size(), most, name_of(dtype), steady ? ", by token" : "");
     check_same(t, before[0], before[1], what);
+    if (step.tokens == 1) chain_agrees(t, d, n, got, before[0], what);
     want = reference(s, n, step);
     const bool in_chunks = !steady && most >= 32 && t->device.tensor_cores;
     const double exact = in_chunks ? 1.5e-3 : 1e-5,

@@ -120,11 +120,12 @@ static void check_parts(struct test_context *t, uint32_t cols, uint32_t blocks)
 static void check_refusals(struct test_context *t)
 {
     gpu_buffer some(4096);
-    struct gpuk_expand_part part[4];
+    struct gpuk_expand_part part[GPUK_EXPAND_PARTS_MAX + 1];
     struct helm_err err = {};
     for (auto &p : part) p = {FORMAT_BF16_PACKED, some.at, some.as<uint32_t>(), some.at, 16, 8};
     check(t, gpuk_expand(&t->device, part, 0, 0, t->stream, &err) == HELM_E_USAGE, "expand of no parts");
-    check(t, gpuk_expand(&t->device, part, 4, 0, t->stream, &err) == HELM_E_USAGE, "expand of four parts");
+    check(t, gpuk_expand(&t->device, part, GPUK_EXPAND_PARTS_MAX + 1, 0, t->stream, &err) == HELM_E_USAGE,
+          "expand of too many parts");
     part[0].cols = 0;
     check(t, gpuk_expand(&t->device, part, 1, 0, t->stream, &err) == HELM_E_UNSUPPORTED,
           "expand of no columns");

@@ -8,7 +8,7 @@
 
 struct linear_case {
     int dtype;
-    uint32_t cols, segments, rows[3], tokens, count;
+    uint32_t cols, segments, rows[GPUK_SEGMENTS_MAX], tokens, count;
     bool norm, bias, residual, swiglu, misaligned;
     uint32_t row = 0; /* a slice: its first row in a matrix that has as many rows again behind it */
     float x_scale = 1;
@@ -156,6 +156,7 @@ static void test_shapes(struct test_context *t, int dtype, uint32_t rows, uint32
         {dtype, cols, 1, {rows}, 1, 1, false, false, false, false, false},
         {dtype, cols, 1, {rows}, 1, 1, true, true, true, false, false},
         {dtype, cols, 3, {rows, rows / 3 + 1, rows / 3 + 1}, 1, 1, true, true, false, false, false},
+        {dtype, cols, 4, {rows, rows / 3 + 1, rows / 5 + 1, rows / 7 + 1}, 1, 1, true, false, false, false, false},
         {dtype, cols, 2, {rows, rows}, 1, 1, true, false, false, true, false},
         {dtype, cols, 2, {rows, rows}, 1, 1, false, true, false, true, true},
     };
@@ -166,7 +167,7 @@ static void test_shapes(struct test_context *t, int dtype, uint32_t rows, uint32
         for (auto &tier : tiers) {
             linear_case c = mode;
             if (t->small && tier[1] != 5 && (tier[1] != 9 || t->few)) continue;
-            /* three matrices of different rows share one stride */
+            /* matrices of different rows share one stride */
             c.tokens = tier[0], c.count = tier[1];
             run_case(t, c, &all, dtype == DTYPE_F32 || (c.misaligned && dtype < DTYPE_COUNT) ? 1e-5 : 5e-5,
                      "gemm");
@@ -363,9 +364,9 @@ void test_linear(struct test_context *t)
 
     struct gpuk_linear_args bad = {};
     struct helm_err err = {};
-    bad.cols = 8, bad.segments = 4;
+    bad.cols = 8, bad.segments = GPUK_SEGMENTS_MAX + 1;
     check(t, gpuk_gemv(&t->device, &bad, NULL, 0, t->stream, &err) == HELM_E_LIMIT,
-          "four matrices are refused");
+          "five matrices are refused");
     bad.segments = 1, bad.segment[0].rows = 8;
     check(t, gpuk_gemm_small(&t->device, &bad, 17, NULL, NULL, 0, t->stream, &err) == HELM_E_LIMIT,
           "17 tokens are refused");

@@ -11,6 +11,7 @@
 static bool is_operation(const struct gpu_entry *e)
 {
     return e->op.kind == OP_GEMV || e->op.kind == OP_GEMM_SMALL ||
+           e->op.kind == OP_CONVOLVE || e->op.kind == OP_DELTA ||
            (e->op.kind == OP_ATTEND_DECODE && e->op.as.attention.fused);
 }
 
@@ -28,6 +29,9 @@ static struct gpuk_chain_op operation_of(const struct gpu_entry *e, const struct
                                               .router = *e->op.as.experts_glu.few.router}};
     if (e->op.kind == OP_EXPERTS_DOWN)
         return (struct gpuk_chain_op){.kind = GPUK_CHAIN_EXPERTS_DOWN, .down = e->op.as.experts_down.few};
+    if (e->op.kind == OP_CONVOLVE || e->op.kind == OP_DELTA)
+        return (struct gpuk_chain_op){.kind = e->op.kind == OP_DELTA ? GPUK_CHAIN_DELTA : GPUK_CHAIN_CONVOLVE,
+                                      .delta = e->op.as.delta};
     return (struct gpuk_chain_op){.kind = GPUK_CHAIN_ATTENTION,
                                   .attention = {.args = a->args, .out = a->out}};
 }

@@ -56,6 +56,9 @@ bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op)
                op->glu.router.experts == op->glu.args.gate.experts;
     case GPUK_CHAIN_EXPERTS_DOWN:
         return takes_experts(&op->down.down);
+    case GPUK_CHAIN_CONVOLVE:
+    case GPUK_CHAIN_DELTA: /* as many numbers as a GPU's registers hold */
+        return op->delta.key_dim <= DELTA_HEAD_MAX / 2 && op->delta.value_dim <= DELTA_HEAD_MAX / 2;
     default:
         return op->attention.args.kv.layout.head_dim <= GPUK_HEAD_DIM_MAX;
     }
@@ -84,7 +87,7 @@ static int check_list(struct device *d, const struct gpuk_chain_op *op, uint32_t
         if (!gpuk_chain_whole(op, count, i))
             return helm_fail(err, HELM_E_UNSUPPORTED,
                              "operation %u of a chain stands without what belongs to it", i);
-        if (op[i].kind == GPUK_CHAIN_ROUTER) continue;
+        if (op[i].kind != GPUK_CHAIN_ATTENTION && gpuk_chain_format(&op[i]) == FORMAT_COUNT) continue;
         if (*like && !mixes(*like, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "operation %u of a chain is of another format", i);
         *like = &op[i];
@@ -136,6 +139,12 @@ void emulated_run_chain(struct emulated_math *math, const struct op *task)
             break;
         case GPUK_CHAIN_EXPERTS_DOWN:
             emulated_experts_down(math, &op->down, 1);
+            break;
+        case GPUK_CHAIN_CONVOLVE:
+            emulated_convolve(math, &op->delta);
+            break;
+        case GPUK_CHAIN_DELTA:
+            emulated_delta_rule(math, &op->delta);
             break;
         default:
             emulated_run_gemv(math, &op->linear);

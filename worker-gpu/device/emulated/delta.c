@@ -22,7 +22,7 @@ static struct row row_of(const struct gpuk_delta *d, uint32_t r)
                         .record = d->state + d->row_state[d->step.row_slot[r]] * d->slot_bytes};
 }
 
-static void convolve(struct emulated_math *math, const struct gpuk_delta *d)
+void emulated_convolve(struct emulated_math *math, const struct gpuk_delta *d)
 {
     const size_t channels = gpuk_delta_channels(d);
     float *columns = emulated_scratch(math, SCRATCH_Y, DELTA_COLUMNS * channels * sizeof *columns);
@@ -93,7 +93,7 @@ static void head(struct emulated_math *math, const struct gpuk_delta *d, const s
                        out + (size_t)t * d->value_dim, d->value_dim);
 }
 
-static void rule(struct emulated_math *math, const struct gpuk_delta *d)
+void emulated_delta_rule(struct emulated_math *math, const struct gpuk_delta *d)
 {
     for (uint32_t r = 0; r < d->step.counts[1]; r++) {
         const struct row row = row_of(d, r);
@@ -104,16 +104,10 @@ static void rule(struct emulated_math *math, const struct gpuk_delta *d)
 
 void emulated_run_convolve(struct emulated_math *math, const struct op *op)
 {
-    convolve(math, &op->as.delta);
+    emulated_convolve(math, &op->as.delta);
 }
 
 void emulated_run_delta(struct emulated_math *math, const struct op *op)
 {
-    rule(math, &op->as.delta);
-}
-
-void emulated_delta(struct emulated_math *math, const struct gpuk_delta *args)
-{
-    convolve(math, args);
-    rule(math, args);
+    emulated_delta_rule(math, &op->as.delta);
 }

@@ -81,7 +81,8 @@ emulated_run_fn emulated_run_rope_append, emulated_run_attend_decode, emulated_r
 void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args *args);
 void emulated_run_fused(struct emulated_math *math, const struct gpuk_attention *args, float *out,
                         void *workspace);
-void emulated_delta(struct emulated_math *math, const struct gpuk_delta *args);
+void emulated_convolve(struct emulated_math *math, const struct gpuk_delta *args);
+void emulated_delta_rule(struct emulated_math *math, const struct gpuk_delta *args);
 size_t emulated_attention_counters(uint32_t tokens, uint32_t heads);
 size_t emulated_attention_workspace(uint32_t tokens, uint32_t heads, uint32_t head_dim);
 size_t emulated_argmax_workspace(uint32_t rows);

@@ -7,6 +7,7 @@
 
 #include "worker-gpu/kernels/attention/decode.cuh"
 #include "worker-gpu/kernels/chain/chains.h"
+#include "worker-gpu/kernels/delta/delta.cuh"
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/experts/experts.cuh"
 #include "worker-gpu/kernels/tile.cuh"
@@ -95,6 +96,7 @@ struct alignas(16) chain_item {
             chain_experts experts;
         };
         decode_params attention;
+        delta_params delta;
     };
 };
 

@@ -6,11 +6,12 @@
  * memory; while they do, and while one of them computes attention, the copy engine brings the weights of the
  * operations behind it into shared memory, so that memory never rests between operations. All blocks must be
  * resident at once: a cooperative launch, one at a time on the device. Results are those of gpuk_gemv,
- * gpuk_attention_decode, gpuk_experts_glu and gpuk_experts_down up to the order of sums, and the same bits from run to
- * run. */
+ * gpuk_attention_decode, gpuk_experts_glu and gpuk_experts_down up to the order of sums, those of gpuk_delta_convolve and
+ * gpuk_delta_rule to the bit, and the same bits from run to run. */
 #ifndef HELM_WORKER_GPU_KERNELS_CHAIN_CHAINS_H
 #define HELM_WORKER_GPU_KERNELS_CHAIN_CHAINS_H
 
+#include "worker-gpu/kernels/delta/delta.h"
 #include "worker-gpu/kernels/experts/experts.h"
 #include "worker-gpu/kernels/kernels.h"
 
@@ -27,6 +28,8 @@ enum gpuk_chain_kind {
     GPUK_CHAIN_ROUTER,
     GPUK_CHAIN_EXPERTS_GLU,
     GPUK_CHAIN_EXPERTS_DOWN,
+    GPUK_CHAIN_CONVOLVE, /* a gated delta net's, */
+    GPUK_CHAIN_DELTA,    /* and its rule; in chains without experts and with them */
     GPUK_CHAIN_KINDS
 };
 struct gpuk_chain_op {
@@ -45,6 +48,7 @@ struct gpuk_chain_op {
             struct model_router router; /* args.router is not looked at */
         } glu;
         struct gpuk_experts_down down; /* of the choice and of act in front */
+        struct gpuk_delta delta;       /* CONVOLVE, DELTA: of one token, the step's first */
     };
 };
 /* A list in device memory, ready to run; addresses in it stay as they were when it was written. */

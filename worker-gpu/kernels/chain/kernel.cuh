@@ -16,6 +16,7 @@
 #define HELM_WORKER_GPU_KERNELS_CHAIN_KERNEL_CUH
 #include "worker-gpu/kernels/chain/chain.cuh"
 #include "worker-gpu/kernels/chain/attention.cuh"
+#include "worker-gpu/kernels/chain/delta.cuh"
 #include "worker-gpu/kernels/chain/experts.cuh"
 
 struct chain_params {
@@ -379,6 +380,14 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             else
                 take_x<S, X>(item.linear, norm, region, squares);
             rows();
+        } else if (chain_is_delta(item.kind)) {
+            if (item.kind == GPUK_CHAIN_CONVOLVE) chain_delta_ask<S>(item.delta);
+            wait();
+            copies_commit();
+            if (item.kind == GPUK_CHAIN_CONVOLVE)
+                chain_convolve<S>(item.delta);
+            else
+                chain_rule<S>(item.delta, region);
         } else if (SPARSE && item.kind != GPUK_CHAIN_ATTENTION) {
             wait();
             copies_commit();
@@ -408,7 +417,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         } else {
             wait();
         }
-        if (item.kind == GPUK_CHAIN_ATTENTION) {
+        if (item.kind == GPUK_CHAIN_ATTENTION || chain_is_delta(item.kind)) {
             fetch_norm(item.next_norm, item.next_norm_quads);
             copies_commit();
         }

@@ -3,6 +3,7 @@
  * Called through worker-gpu/kernels/kernels.h when a program is made. */
 #include "worker-gpu/kernels/chain/chain.cuh"
 #include "worker-gpu/kernels/chain/attention.cuh"
+#include "worker-gpu/kernels/chain/delta.cuh"
 
 #include <algorithm>
 #include <vector>
@@ -146,7 +147,16 @@ static uint32_t x_bytes_of(const struct gpuk_chain_op *op)
     return experts * (div_up(row_bytes, lines.bytes) + behind) * lines.x_bytes;
 }
 
-/* Shared memory that an operation's x or attention takes; 0 when a chain cannot take the operation. */
+/* Shared memory of a gated delta net's rule, of heads that a block's registers hold. */
+static uint32_t delta_bytes(const struct gpuk_delta *d)
+{
+    struct helm_err unused = {};
+    if (gpuk_delta_check("chain", d, 1, &unused) || d->key_dim > CHAIN_DELTA_DIM || d->value_dim > CHAIN_DELTA_DIM)
+        return 0;
+    return ((uint32_t)rule_shared<CHAIN_DELTA_ROWS, 1>::bytes(d->value_dim) + 127) / 128 * 128;
+}
+
+/* Shared memory that an operation's x, attention or rule takes; 0 when a chain cannot take the operation. */
 static uint32_t region_of(const struct gpuk_chain_op *op)
 {
     struct helm_err unused = {};
@@ -159,6 +169,9 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
         return takes_glu(&op->glu.args, &op->glu.router) ? x_bytes_of(op) : 0;
     case GPUK_CHAIN_EXPERTS_DOWN:
         return takes_down(&op->down) ? x_bytes_of(op) : 0;
+    case GPUK_CHAIN_CONVOLVE:
+    case GPUK_CHAIN_DELTA:
+        return delta_bytes(&op->delta);
     default:
         break;
     }
@@ -195,6 +208,9 @@ static size_t list_bytes(uint32_t count)
     return (CHAIN_HEADER_BYTES + (size_t)count * (sizeof(chain_weights) + sizeof(chain_item)) + 255) / 256 *
            256;
 }
+static_assert((CHAIN_HEADER_BYTES + 2 * (sizeof(chain_weights) + sizeof(chain_item)) + 255) / 256 * 256 * 2 <=
+                  3 * GPU_CHAIN_OP_BYTES,
+              "a list of two operations has room in three places, as the ledger charges them");
 /* Words of results that go on without a meeting, of a chain with experts: logits, and x. */
 struct sparse_words {
     uint64_t logits, x; /* how many */
@@ -322,7 +338,7 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
 
 /* What an operation is called in messages. */
 static const char *const names[GPUK_CHAIN_KINDS] = {"linear", "attention", "router", "experts' gates",
-                                                    "experts' downs"};
+                                                    "experts' downs", "convolution", "gated delta rule"};
 
 /* What all operations of a chain share. */
 struct chain_plan {
@@ -486,6 +502,8 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
                 return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u is of another step", i,
                                  count);
             item->held_at = i > 0 && plan.holds ? held_at(&op[i - 1], &op[i]) : 0;
+        } else if (op[i].kind == GPUK_CHAIN_CONVOLVE || op[i].kind == GPUK_CHAIN_DELTA) {
+            item->delta = delta_params_of(&op[i].delta);
         } else {
             rc = linear_item(&op[i], blocks, ring.pitch, &start, item, err);
             if (rc) return rc;

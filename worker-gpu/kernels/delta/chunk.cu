@@ -1,5 +1,5 @@
-/* Gated delta nets: prompts in chunks of 64 tokens (Gated Delta Networks, Yang et al. 2024, section 3.3; docs/state.md has the
- * formulas). Products are of tf32 numbers (10 bits) with fp32 sums.
+/* Gated delta nets: prompts in chunks of 64 tokens (Gated Delta Networks, Yang et al. 2024; docs/state.md has the formulas).
+ * Products are of tf32 numbers (10 bits) with fp32 sums.
  *
  *   prepare   a block for each chunk of a v head: T = (I + A)^-1 diag(beta), where A has the decayed products of the chunk's keys
  *             (below the diagonal), and P, the decayed products of queries and keys

@@ -36,8 +36,8 @@ static void read_signs(const char *text, char *signs, size_t size)
 {
     static const struct {
         const char *text, *sign;
-    } plain[] = {{"gemv", "o"},       {"attend", "o"}, {"wait for word", "<"},
-                 {"write word", ">"}, {"record", "."}, {"wait for ", "."}};
+    } plain[] = {{"gemv", "o"},          {"attend", "o"},     {"convolve", "o"}, {"gated delta rule", "o"},
+                 {"wait for word", "<"}, {"write word", ">"}, {"record", "."},   {"wait for ", "."}};
     const char *line = strstr(text, "1 token: "), *end = strstr(text, "2 tokens: ");
     size_t at = 0;
     assert_true(line && end);
@@ -77,17 +77,21 @@ static void model_lowers_to(const char *model, const char *homes, char embed, ch
     const uint32_t layers = (uint32_t)strlen(homes) / 2;
     for (uint32_t u = 0; u < 2 * layers; u++)
         home[u] = homes[u] == 'c' ? PLAN_HOME_CPU : homes[u] == 'g' ? PLAN_HOME_GPU : PLAN_HOME_STREAM;
-    const struct plan plan = {.layers = layers,
+    struct model read;
+    struct plan plan = {.layers = layers,
                               .stages = stages,
                               .stage_count = plan_stages_of(home, layers, stages),
                               .device[PLAN_GPU0].ring_bytes = ring_bytes,
                               .step_tokens = 256,
                               .embed = embed == 'g' ? PLAN_GPU0 : PLAN_CPU0,
                               .head = head == 'g' ? PLAN_GPU0 : PLAN_CPU0};
+    if (model_read(model, &read, &err) || plan_take_states(&plan, &read, &err)) fail_msg("%s", err.text);
+    model_free(&read);
     FILE *out = open_memstream(&text, &bytes);
     int rc = gpu_print_plan(model, &plan, 1, "", out, &err);
     fclose(out);
     if (rc) fail_msg("%s: %s", homes, err.text);
+    free(plan.state);
     read_signs(text, signs, sizeof signs);
     if (strcmp(signs, wanted)) fail_msg("%s: %s instead of %s\n%s", homes, signs, wanted, text);
     free(text);
@@ -120,6 +124,10 @@ static void chains_end_where_something_stands_between(void **state)
     /* experts with their router; where they are the CPU's its product is too */
     model_lowers_to("tests/data/golden/qwen3moe", "gggggg", 'g', 'g', 0, "[18]>");
     model_lowers_to("tests/data/golden/qwen3moe", "gggcgg", 'g', 'g', 0, "<[9]>><[7]>>");
+    /* gated delta nets are two operations between their products, a chain of their own where those are streamed */
+    model_lowers_to("tests/data/golden/qwen35", "gggggggg", 'g', 'g', 0, "[24]>");
+    model_lowers_to("tests/data/golden/qwen35", "gcgcgcgc", 'g', 'c', 0, "<[4]><[4]><[4]><[3]>>>");
+    model_lowers_to("tests/data/golden/qwen35", "sgggggsg", 'g', 'g', 200 * 1024, ".*o[2].*[14].oo.*[3]>.");
 }
 
 /* ---- lists made here ---- */

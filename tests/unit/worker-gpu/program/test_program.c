@@ -68,6 +68,14 @@ static void workspace_is_as_charged(void **state)
         {.hidden = 1024, .intermediate = 3072, .vocab = 151936, .heads = 16, .kv_heads = 8, .head_dim = 128},
         {.hidden = 5120, .intermediate = 25600, .vocab = 151936, .heads = 64, .kv_heads = 8, .head_dim = 128},
         {.hidden = 256, .intermediate = 704, .vocab = 512, .heads = 8, .kv_heads = 2, .head_dim = 64},
+        {.hidden = 5120,
+         .intermediate = 17408,
+         .vocab = 248320,
+         .heads = 24,
+         .kv_heads = 4,
+         .head_dim = 256,
+         .gated_attention = true,
+         .delta = {.key_heads = 16, .value_heads = 48, .key_dim = 128, .value_dim = 128, .channels = 10240}},
     };
     static const uint32_t tokens[] = {1, 64, 192, 512, 2048, 4096};
     assert_int_equal(device_open(&options, &d, &err), 0);
