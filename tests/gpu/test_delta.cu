@@ -182,6 +182,11 @@ void test_delta(struct test_context *t)
     test_rows(t, turned, {1, 5}, DTYPE_BF16, false);
     test_rows(t, turned, {66, 2, 33}, DTYPE_F32, false);
     test_rows(t, wide, {3, 1}, DTYPE_F16, false);
+    /* on a device with less shared memory */
+    const int shared = t->device.shared_bytes_max;
+    t->device.shared_bytes_max = 64 << 10;
+    test_rows(t, turned, {66, 2, 130}, DTYPE_F32, false);
+    t->device.shared_bytes_max = shared;
     const delta_shape some = {2, 4, 128, 128, true};
     if (t->small || emulated) {
         test_rows(t, some, {1}, DTYPE_F32, false);

@@ -82,23 +82,55 @@ __device__ __forceinline__ void chunk_gates(const gpuk_delta &d, chunk_place chu
 struct fragment {
     uint32_t a[4];
 };
-/* Of rows of `from`, `stride` numbers apart; rows from `count` on are zeros. */
-__device__ __forceinline__ fragment rows_of(const float *from, size_t stride, uint32_t row, uint32_t count,
-                                            uint32_t column)
+/* Some rows of a matrix: in shared memory (SHARED), where those from `count` on are zeros, or in device memory. */
+template <bool SHARED> struct matrix_rows {
+    const float *from;
+    uint32_t stride, count;
+    __device__ __forceinline__ uint32_t number(uint32_t row, uint32_t column) const
+    {
+        const float *at = from + (size_t)row * stride + column;
+        if constexpr (SHARED) return tf32_of(*at);
+        return tf32_of(row < count ? __ldcg(at) : 0.0f);
+    }
+    /* The fragment of rows row .., columns column .. */
+    __device__ __forceinline__ fragment rows(uint32_t row, uint32_t column) const
+    {
+        const uint32_t g = (threadIdx.x & 31) / 4, c = threadIdx.x & 3;
+        return {{number(row + g, column + c), number(row + g + 8, column + c),
+                 number(row + g, column + c + 4), number(row + g + 8, column + c + 4)}};
+    }
+    /* That of the transposed matrix. */
+    __device__ __forceinline__ fragment columns(uint32_t column, uint32_t row) const
+    {
+        const uint32_t g = (threadIdx.x & 31) / 4, c = threadIdx.x & 3;
+        return {{number(row + c, column + g), number(row + c, column + g + 8),
+                 number(row + c + 4, column + g), number(row + c + 4, column + g + 8)}};
+    }
+};
+/* On its way into shared memory: C rows of `width` numbers, those from `count` on as zeros; by the block. */
+__device__ __forceinline__ void fetch_rows(float *to, uint32_t to_stride, const float *from, uint32_t stride,
+                                           uint32_t count, uint32_t width)
 {
-    const uint32_t g = (threadIdx.x & 31) / 4, c = threadIdx.x & 3;
-    const float *low = from + (row + g) * stride + column + c, *high = low + 8 * stride;
-    const bool has_low = row + g < count, has_high = row + g + 8 < count;
-    return {{tf32_of(has_low ? __ldcg(low) : 0.0f), tf32_of(has_high ? __ldcg(high) : 0.0f),
-             tf32_of(has_low ? __ldcg(low + 4) : 0.0f), tf32_of(has_high ? __ldcg(high + 4) : 0.0f)}};
+    for (uint32_t i = threadIdx.x; i < C * width / 4; i += THREADS) {
+        const uint32_t row = i / (width / 4), at = i % (width / 4) * 4;
+        copy16_async(shared_address(to + row * to_stride + at),
+                     from + (size_t)(row < count ? row : 0) * stride + at, row < count);
+    }
+    copies_commit();
 }
 
 /* ---- prepare ---- */
 
 static const uint32_t KEY_PAD = 4, SQUARE = C + 1; /* so that lanes read different banks */
+/* q has its place where A and T come. */
+static __host__ __device__ inline uint32_t prepare_squares(uint32_t key)
+{
+    const uint32_t q = C * (key + KEY_PAD);
+    return q > 2 * C * SQUARE ? q : 2 * C * SQUARE;
+}
 static size_t prepare_bytes(uint32_t key)
 {
-    return (C * (key + KEY_PAD) + 2 * C * SQUARE + 2 * C) * sizeof(float);
+    return (C * (key + KEY_PAD) + prepare_squares(key) + 2 * C) * sizeof(float);
 }
 
 /* The inverse of I + A, both below the diagonal; by the block. Blocks of INNER rows on the diagonal first, a thread a column. */
@@ -144,27 +176,22 @@ __global__ void __launch_bounds__(THREADS) delta_prepare_kernel(const __grid_con
     const gpuk_delta &d = p.d;
     const uint32_t head = blockIdx.y, warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4,
                    c = threadIdx.x & 3, stride = d.key_dim + KEY_PAD;
-    float *keys = memory, *a = keys + C * stride, *t = a + C * SQUARE, *decay = t + C * SQUARE, *rate = decay + C;
+    float *keys = memory, *a = keys + C * stride, *t = a + C * SQUARE,
+          *decay = a + prepare_squares(d.key_dim), *rate = decay + C;
     let_next_start();
     wait_for_previous();
     chunk_place chunk;
     if (!chunk_at_slot(d, blockIdx.x, chunk)) return;
     const float *q = d.mixed + (size_t)chunk.first * p.channels + delta_key_of(d, head) * d.key_dim,
                 *k = q + p.keys;
-    for (uint32_t i = threadIdx.x; i < C * d.key_dim / 4; i += THREADS) {
-        const uint32_t row = i / (d.key_dim / 4), at = i % (d.key_dim / 4) * 4;
-        const float4 v = row < chunk.count
-                             ? __ldcg(reinterpret_cast<const float4 *>(k + (size_t)row * p.channels + at))
-                             : make_float4(0, 0, 0, 0);
-        *reinterpret_cast<float4 *>(keys + row * stride + at) = v;
-    }
-    chunk_gates(d, chunk, head, decay, rate); /* and keys are there */
+    fetch_rows(keys, stride, k, p.channels, chunk.count, d.key_dim);
+    fetch_rows(a, stride, q, p.channels, chunk.count, d.key_dim);
+    copies_wait<0>();
+    chunk_gates(d, chunk, head, decay, rate); /* and q and k are there */
+    const matrix_rows<true> all_k = {keys, stride, C}, all_q = {a, stride, C};
     float kk[C / 8][4] = {}, qk[C / 8][4] = {};
     for (uint32_t at = 0; at < d.key_dim; at += 8) {
-        const fragment of_q = rows_of(q, p.channels, warp * 16, chunk.count, at);
-        const float *own = keys + (warp * 16 + g) * stride + at + c;
-        const fragment of_k = {
-            {tf32_of(own[0]), tf32_of(own[8 * stride]), tf32_of(own[4]), tf32_of(own[8 * stride + 4])}};
+        const fragment of_q = all_q.rows(warp * 16, at), of_k = all_k.rows(warp * 16, at);
 #pragma unroll
         for (uint32_t n = 0; n < C / 8; n++) {
             const float *other = keys + (n * 8 + g) * stride + at + c;
@@ -174,6 +201,7 @@ __global__ void __launch_bounds__(THREADS) delta_prepare_kernel(const __grid_con
         }
     }
     float *matrices = chunk_matrices(d, blockIdx.x, head);
+    __syncthreads(); /* A takes the place of q */
 #pragma unroll
     for (uint32_t n = 0; n < C / 8; n++)
 #pragma unroll
@@ -193,10 +221,69 @@ __global__ void __launch_bounds__(THREADS) delta_prepare_kernel(const __grid_con
 
 /* ---- pass ---- */
 
-/* TILES: columns of a block in eights. MATRIX: sixteens of key numbers of a warp. */
+static const uint32_t TO_PAD = 4; /* of what A is read from, so that lanes read different banks */
+
+/* TILES: columns of a block in eights. MATRIX: sixteens of key numbers of a warp. STAGED: q, k, T and P of a chunk come into
+ * shared memory, those of the next one as soon as there is room; else they are read where they are, by devices with less. */
 template <uint32_t TILES> struct pass_shape {
     static const uint32_t COLUMNS = TILES * 8, STRIDE = COLUMNS + 8;
-    static size_t bytes(uint32_t key) { return ((key + C) * STRIDE + 3 * C) * sizeof(float); }
+    static size_t bytes(uint32_t key, bool staged)
+    {
+        return ((key + C) * STRIDE + 3 * C + (staged ? 2 * C * (key + TO_PAD) + 2 * C * (C + TO_PAD) : 0)) *
+               sizeof(float);
+    }
+};
+/* What pass multiplies of a chunk, and where it is staged. */
+template <bool STAGED> struct pass_inputs {
+    const float *q, *k, *t, *p;
+    float *staged_q, *staged_k, *staged_t, *staged_p;
+    uint32_t channels, key, count;
+    __device__ __forceinline__ void place(float *memory)
+    {
+        staged_q = memory, staged_k = staged_q + C * (key + TO_PAD), staged_t = staged_k + C * (key + TO_PAD),
+        staged_p = staged_t + C * (C + TO_PAD);
+    }
+    __device__ __forceinline__ void of(const delta_params &params, chunk_place chunk, uint32_t head, uint32_t slot)
+    {
+        count = chunk.count;
+        q = params.d.mixed + (size_t)chunk.first * channels + delta_key_of(params.d, head) * key;
+        k = q + params.keys;
+        t = chunk_matrices(params.d, slot, head), p = t + C * C;
+    }
+    __device__ __forceinline__ matrix_rows<STAGED> rows_q() const
+    {
+        if constexpr (STAGED) return {staged_q, key + TO_PAD, C};
+        return {q, channels, count};
+    }
+    __device__ __forceinline__ matrix_rows<STAGED> rows_k() const
+    {
+        if constexpr (STAGED) return {staged_k, key + TO_PAD, C};
+        return {k, channels, count};
+    }
+    __device__ __forceinline__ matrix_rows<STAGED> rows_t() const
+    {
+        if constexpr (STAGED) return {staged_t, C + TO_PAD, C};
+        return {t, C, C};
+    }
+    __device__ __forceinline__ matrix_rows<STAGED> rows_p() const
+    {
+        if constexpr (STAGED) return {staged_p, C + TO_PAD, C};
+        return {p, C, C};
+    }
+    __device__ __forceinline__ void fetch_q() const
+    {
+        if constexpr (STAGED) fetch_rows(staged_q, key + TO_PAD, q, channels, count, key);
+    }
+    __device__ __forceinline__ void fetch_t() const
+    {
+        if constexpr (STAGED) fetch_rows(staged_t, C + TO_PAD, t, C, C, C);
+    }
+    __device__ __forceinline__ void fetch_k_and_p() const
+    {
+        if constexpr (STAGED)
+            fetch_rows(staged_k, key + TO_PAD, k, channels, count, key),
+                fetch_rows(staged_p, C + TO_PAD, p, C, C, C);
+    }
 };
 /* d += A B over `steps` eights of columns of A; B's rows in shared memory. */
 template <uint32_t TILES, typename A>
@@ -213,17 +300,17 @@ __device__ __forceinline__ void multiply(float (&d)[TILES][4], uint32_t steps, c
     }
 }
 
-template <uint32_t TILES, uint32_t MATRIX>
+/* more: there is a next chunk. */
+template <uint32_t TILES, uint32_t MATRIX, bool STAGED>
 __device__ __forceinline__ void pass_chunk(const delta_params &p, chunk_place chunk, uint32_t head,
-                                           const float *matrices, float *memory, float (&state)[MATRIX][TILES][4])
+                                           const pass_inputs<STAGED> &in, const pass_inputs<STAGED> &next,
+                                           bool more, float *memory, float (&state)[MATRIX][TILES][4])
 {
     const gpuk_delta &d = p.d;
     const uint32_t STRIDE = pass_shape<TILES>::STRIDE, warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4,
                    c = threadIdx.x & 3, row = warp * 16;
     float *s = memory, *values = s + d.key_dim * STRIDE, *log_decay = values + C * STRIDE,
           *decay = log_decay + C, *rest = decay + C;
-    const float *q = d.mixed + (size_t)chunk.first * p.channels + delta_key_of(d, head) * d.key_dim,
-                *k = q + p.keys;
     float *v = d.mixed + (size_t)chunk.first * p.channels + 2 * p.keys + head * d.value_dim +
                blockIdx.x * pass_shape<TILES>::COLUMNS;
 #pragma unroll
@@ -240,12 +327,12 @@ __device__ __forceinline__ void pass_chunk(const delta_params &p, chunk_place ch
         decay[threadIdx.x] = expf(log_decay[threadIdx.x]);
         rest[threadIdx.x] = expf(log_decay[C - 1] - log_decay[threadIdx.x]);
     }
+    if constexpr (STAGED) copies_wait<0>();
+    __syncthreads(); /* decays are there, and what was fetched */
     float of_k[TILES][4] = {}, of_q[TILES][4] = {};
-    multiply<TILES>(of_k, d.key_dim / 8, s,
-                    [&](uint32_t at) { return rows_of(k, p.channels, row, chunk.count, at); });
-    multiply<TILES>(of_q, d.key_dim / 8, s,
-                    [&](uint32_t at) { return rows_of(q, p.channels, row, chunk.count, at); });
-    __syncthreads(); /* decays are there */
+    const matrix_rows<STAGED> q = in.rows_q(), k = in.rows_k(), to_values = in.rows_t(), to_out = in.rows_p();
+    multiply<TILES>(of_k, d.key_dim / 8, s, [&](uint32_t at) { return k.rows(row, at); });
+    multiply<TILES>(of_q, d.key_dim / 8, s, [&](uint32_t at) { return q.rows(row, at); });
     const auto each = [&](const auto &with) { /* a pair of numbers of the warp's rows and the block's columns */
 #pragma unroll
         for (uint32_t n = 0; n < TILES; n++)
@@ -262,16 +349,16 @@ __device__ __forceinline__ void pass_chunk(const delta_params &p, chunk_place ch
         of_k[n][e] = of_k[n][e + 1] = 0;
     });
     __syncthreads();
+    if (more) next.fetch_q();
     /* T and P have nothing above the diagonal */
-    multiply<TILES>(of_k, 2 * (warp + 1), values,
-                    [&](uint32_t at) { return rows_of(matrices, C, row, C, at); });
-    __syncthreads(); /* all have read what T multiplies */
+    multiply<TILES>(of_k, 2 * (warp + 1), values, [&](uint32_t at) { return to_values.rows(row, at); });
+    __syncthreads(); /* all have read T, and what it multiplies */
+    if (more) next.fetch_t();
     each([&](uint32_t i, uint32_t j, uint32_t n, uint32_t e) {
         *reinterpret_cast<float2 *>(values + i * STRIDE + j) = make_float2(of_k[n][e], of_k[n][e + 1]);
     });
     __syncthreads();
-    multiply<TILES>(of_q, 2 * (warp + 1), values,
-                    [&](uint32_t at) { return rows_of(matrices + C * C, C, row, C, at); });
+    multiply<TILES>(of_q, 2 * (warp + 1), values, [&](uint32_t at) { return to_out.rows(row, at); });
     each([&](uint32_t i, uint32_t j, uint32_t n, uint32_t e) {
         if (i < chunk.count)
             *reinterpret_cast<float2 *>(v + (size_t)i * p.channels + j) =
@@ -297,20 +384,17 @@ __device__ __forceinline__ void pass_chunk(const delta_params &p, chunk_place ch
         for (uint32_t m = 0; m < MATRIX; m++) {
             const uint32_t number = (m * WARPS + warp) * 16;
             if (number >= d.key_dim) continue;
-            const float *low = k + (size_t)i * p.channels + number + g, *high = low + 4 * (size_t)p.channels;
-            const bool has_low = i < chunk.count, has_high = i + 4 < chunk.count;
-            const fragment a = {
-                {tf32_of(has_low ? __ldcg(low) : 0.0f), tf32_of(has_low ? __ldcg(low + 8) : 0.0f),
-                 tf32_of(has_high ? __ldcg(high) : 0.0f), tf32_of(has_high ? __ldcg(high + 8) : 0.0f)}};
+            const fragment a = k.columns(number, at);
 #pragma unroll
             for (uint32_t n = 0; n < TILES; n++) tf32_unit::add(state[m][n], a.a, b[n][0], b[n][1]);
         }
     }
     __syncthreads(); /* what it read is written again */
+    if (more) next.fetch_k_and_p();
 }
 
 /* grid: [columns][v heads][rows]. */
-template <uint32_t TILES, uint32_t MATRIX>
+template <uint32_t TILES, uint32_t MATRIX, bool STAGED>
 __global__ void __launch_bounds__(THREADS) delta_pass_kernel(const __grid_constant__ delta_params p)
 {
     SHARED_DYNAMIC(float, memory);
@@ -347,9 +431,19 @@ __global__ void __launch_bounds__(THREADS) delta_pass_kernel(const __grid_consta
         const float2 two = __ldcg(at);
         x = two.x, y = two.y;
     });
-    for (uint32_t index = 0; first + index * C < end; index++)
-        pass_chunk<TILES, MATRIX>(p, chunk_of(first, end, index), head,
-                                  chunk_matrices(d, chunk_slot(first) + index, head), memory, state);
+    pass_inputs<STAGED> in;
+    in.channels = p.channels, in.key = d.key_dim;
+    in.place(memory + (d.key_dim + C) * pass_shape<TILES>::STRIDE + 3 * C);
+    in.of(p, chunk_of(first, end, 0), head, chunk_slot(first));
+    in.fetch_q(), in.fetch_t(), in.fetch_k_and_p();
+    for (uint32_t index = 0; first + index * C < end; index++) {
+        const bool more = first + (index + 1) * C < end;
+        pass_inputs<STAGED> next = in;
+        if (more) next.of(p, chunk_of(first, end, index + 1), head, chunk_slot(first) + index + 1);
+        pass_chunk<TILES, MATRIX, STAGED>(p, chunk_of(first, end, index), head, in, next, more, memory,
+                                          state);
+        in = next;
+    }
     each([](float2 *at, float &x, float &y) { *at = make_float2(x, y); });
 }
 
@@ -384,26 +478,36 @@ __global__ void __launch_bounds__(FINISH_WARPS * 32) delta_finish_kernel(const _
 /* ---- launchers ---------------------------------------------------------------------------------- */
 
 typedef void (*pass_kernel)(delta_params);
-/* [columns: 16, 32][key numbers: up to 128, up to 256] */
-static const pass_kernel passes[2][2] = {{delta_pass_kernel<2, 2>, delta_pass_kernel<2, 4>},
-                                         {delta_pass_kernel<4, 2>, delta_pass_kernel<4, 4>}};
-static size_t pass_bytes(bool wide, uint32_t key)
+/* [staged][columns: 16, 32][key numbers: up to 128, up to 256] */
+#define PASSES(STAGED)                                                                                       \
+    {                                                                                                        \
+        {delta_pass_kernel<2, 2, STAGED>, delta_pass_kernel<2, 4, STAGED>},                                  \
+        {                                                                                                    \
+            delta_pass_kernel<4, 2, STAGED>, delta_pass_kernel<4, 4, STAGED>                                 \
+        }                                                                                                    \
+    }
+static const pass_kernel passes[2][2][2] = {PASSES(false), PASSES(true)};
+static size_t pass_bytes(bool wide, uint32_t key, bool staged)
 {
-    return wide ? pass_shape<4>::bytes(key) : pass_shape<2>::bytes(key);
+    return wide ? pass_shape<4>::bytes(key, staged) : pass_shape<2>::bytes(key, staged);
+}
+static bool is_staged(const struct gpuk_device *device, bool wide, uint32_t key)
+{
+    return pass_bytes(wide, key, true) <= (size_t)device->shared_bytes_max;
 }
 
-int delta_chunks_launch(const struct gpuk_delta *args, uint32_t tokens, uint32_t flags, void *stream,
-                        struct helm_err *err)
+int delta_chunks_launch(const struct gpuk_device *device, const struct gpuk_delta *args, uint32_t tokens,
+                        uint32_t flags, void *stream, struct helm_err *err)
 {
     const delta_params p = delta_params_of(args);
-    const bool wide = args->value_dim % 32 == 0;
+    const bool wide = args->value_dim % 32 == 0, staged = is_staged(device, wide, args->key_dim);
     const uint32_t slots = tokens / DELTA_CHUNKED_FROM, rows = args->rows < slots ? args->rows : slots;
     int rc = gpuk_launch("delta chunks", delta_prepare_kernel, dim3(slots, args->value_heads), dim3(THREADS),
                          prepare_bytes(args->key_dim), flags, stream, err, p);
     if (!rc)
-        rc = gpuk_launch("delta chunks", passes[wide][args->key_dim > 128],
+        rc = gpuk_launch("delta chunks", passes[staged][wide][args->key_dim > 128],
                          dim3(args->value_dim / (wide ? 32 : 16), args->value_heads, rows), dim3(THREADS),
-                         pass_bytes(wide, args->key_dim), flags, stream, err, p);
+                         pass_bytes(wide, args->key_dim, staged), flags, stream, err, p);
     return rc ? rc
               : gpuk_launch("delta chunks", delta_finish_kernel,
                             dim3(tokens, div_up(args->value_heads, FINISH_WARPS)), dim3(FINISH_WARPS * 32), 0,
@@ -414,7 +518,11 @@ int delta_chunks_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
     if (!device->tensor_cores) return HELM_OK;
     int rc = gpuk_prepare("delta chunks", delta_prepare_kernel, prepare_bytes(GPUK_DELTA_HEAD_MAX), err);
-    for (int i = 0; i < 4 && !rc; i++)
-        rc = gpuk_prepare("delta chunks", passes[i / 2][i % 2], pass_bytes(i / 2, GPUK_DELTA_HEAD_MAX), err);
+    for (int i = 0; i < 8 && !rc; i++) {
+        const bool staged = i / 4, wide = i / 2 % 2;
+        const uint32_t key = i % 2 ? GPUK_DELTA_HEAD_MAX : GPUK_DELTA_HEAD_MAX / 2;
+        if (!staged || is_staged(device, wide, key))
+            rc = gpuk_prepare("delta chunks", passes[staged][wide][i % 2], pass_bytes(wide, key, staged), err);
+    }
     return rc ? rc : gpuk_prepare("delta chunks", delta_finish_kernel, 0, err);
 }

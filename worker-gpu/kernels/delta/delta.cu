@@ -103,7 +103,7 @@ extern "C" int gpuk_delta_rule(const struct gpuk_device *device, const struct gp
                        small ? rule_shared<16, RULE_TOGETHER>::bytes(args->value_dim)
                            : rule_shared<32, RULE_TOGETHER>::bytes(args->value_dim),
                      flags, stream, err, delta_params_of(args), chunks);
-    return rc || !chunks ? rc : delta_chunks_launch(args, tokens, flags, stream, err);
+    return rc || !chunks ? rc : delta_chunks_launch(device, args, tokens, flags, stream, err);
 }
 
 int gpuk_prepare_delta(const struct gpuk_device *device, struct helm_err *err)

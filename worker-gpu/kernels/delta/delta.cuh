@@ -316,8 +316,8 @@ __device__ __forceinline__ bool delta_is_chunked(uint32_t tokens, bool chunks)
 }
 
 /* chunk.cu: rows of many tokens, after the convolution; not their columns. */
-int delta_chunks_launch(const struct gpuk_delta *args, uint32_t tokens, uint32_t flags, void *stream,
-                        struct helm_err *err);
+int delta_chunks_launch(const struct gpuk_device *device, const struct gpuk_delta *args, uint32_t tokens,
+                        uint32_t flags, void *stream, struct helm_err *err);
 int delta_chunks_prepare(const struct gpuk_device *device, struct helm_err *err);
 
 #endif
