@@ -4,8 +4,8 @@
 #include <stdio.h>
 
 /* What an operation may ask for beyond the fields that all workers compute: RMS norms of inputs, gated SiLU, clamped SiLU of
- * experts, residual addition, one RoPE table, of a part of each head, a score scale, sinks, norms of heads, a gate of attention's output,
- * gated delta nets. */
+ * experts, residual addition, one RoPE table, also of a part of each head, a score scale, sinks, norms of heads, a gate of
+ * attention's output, gated delta nets. */
 enum want {
     WANT_NORM_ONE_PLUS,
     WANT_NORM_LAYER,

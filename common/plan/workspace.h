@@ -78,9 +78,9 @@ enum gpu_area {
     GPU_AREA_FEW_SHARED, /* the shared expert's, of its own length */
     GPU_AREA_CHUNK_QKV, /* [tokens], as FEW_QKV; a sub-chunk's attention output, of the weights' dtype, takes the place
                              of its q k v unless there is: */
-    GPU_AREA_CHUNK_A,     /* [tokens]: output that a gate multiplies, or a gated delta net's, of the weights' dtype */
+    GPU_AREA_CHUNK_A, /* [tokens]: output that a gate multiplies, or a gated delta net's, of the weights' dtype */
     GPU_AREA_CHUNK_DELTA, /* [sub][channels], as FEW_DELTA; then the products of keys and queries of its chunks */
-    GPU_AREA_CHUNK_Q, /* [sub], with two tiers [tokens]: rotated, of the cache's dtype */
+    GPU_AREA_CHUNK_Q,     /* [sub], with two tiers [tokens]: rotated, of the cache's dtype */
     GPU_AREA_CHUNK_PART, /* with two tiers: attention over the pieces so far, [tokens][heads][head_dim], behind the whole
                              chunk's output in the place of its q k v; then [tokens][heads][GPU_PART_FLOATS] */
     GPU_AREA_CHUNK_ACT,    /* [tokens][intermediate] */

@@ -100,8 +100,7 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     memset(pair, 0, sizeof *pair);
     pair->arena.fd = -1;
     pair->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = pair->done_fd < 0 ? helm_fail_errno(err, "eventfd")
-                               : model_read(o->folder, &model, err);
+    int rc = pair->done_fd < 0 ? helm_fail_errno(err, "eventfd") : model_read(o->folder, &model, err);
     if (!rc) rc = model_cut_experts(&model, plan_expert_parts(o->plan), err);
     if (rc) goto out;
     rc = plan_copy(o->plan, &pair->plan, err);

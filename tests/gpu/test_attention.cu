@@ -73,7 +73,8 @@ struct attention_test {
     }
     ~attention_test()
     {
-        for (gpu_buffer *b : {dq, dk, dv, dq_norm, dk_norm, dinv, dsinks, dgate, table, pool, pool_host}) delete b;
+        for (gpu_buffer *b : {dq, dk, dv, dq_norm, dk_norm, dinv, dsinks, dgate, table, pool, pool_host})
+            delete b;
     }
 
     /* A head's x, normed and rotated, in double. */
@@ -322,7 +323,8 @@ static void test_absent(struct test_context *t, const attention_case &c, const s
     }
     gpu_buffer dother(other);
     struct gpuk_merge merge = {};
-    merge.o = o.as<float>(), merge.m = m.as<float>(), merge.s = s.as<float>(), merge.other = dother.as<float>();
+    merge.o = o.as<float>(), merge.m = m.as<float>(), merge.s = s.as<float>(),
+    merge.other = dother.as<float>();
     merge.sinks = args.sinks, merge.gate = args.gate, merge.gate_stride = args.gate_stride;
     merge.heads = c.heads, merge.head_dim = c.head_dim, merge.out = out.as<float>();
     GPUK(gpuk_attention_merge(&merge, a.step.step.counts, tokens, 0, t->stream, &err));

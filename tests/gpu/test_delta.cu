@@ -60,7 +60,8 @@ static std::vector<double> reference(const delta_shape &s, delta_numbers &n, con
         const uint32_t first = step.row_first[r], count = step.row_first[r + 1] - first;
         unsigned char *record = &n.state[step.row_slot[r] * n.slot_bytes];
         delta_convolution c = {};
-        c.x = &x[(size_t)first * n.channels], c.stride = n.channels, c.tokens = count, c.channels = n.channels;
+        c.x = &x[(size_t)first * n.channels], c.stride = n.channels, c.tokens = count,
+        c.channels = n.channels;
         c.weight = n.conv.data(), c.weight_stride = n.channels;
         c.state = (float *)record, c.state_stride = n.channels;
         delta_ref.convolve(&c);
@@ -126,7 +127,8 @@ static void test_rows(struct test_context *t, const delta_shape &s, const std::v
     std::vector<uint32_t> row_state(step.rows + 2);
     for (uint32_t i = 0; i < row_state.size(); i++) row_state[i] = i;
     gpu_buffer in(n.in), conv(n.conv), decay(n.decay), bias(n.bias), norm(n.norm), states(row_state),
-        mixed((size_t)step.tokens * n.channels * 4), chunks(gpuk_delta_chunk_bytes(step.tokens, s.value_heads));
+        mixed((size_t)step.tokens * n.channels * 4),
+        chunks(gpuk_delta_chunk_bytes(step.tokens, s.value_heads));
     gpuk_delta d = {};
     d.step = step.step, d.row_state = states.as<uint32_t>();
     d.slot_bytes = n.slot_bytes, d.matrices_at = n.matrices_at;
@@ -159,8 +161,9 @@ static void test_rows(struct test_context *t, const delta_shape &s, const std::v
     if (step.tokens == 1) chain_agrees(t, d, n, got, before[0], what);
     want = reference(s, n, step);
     const bool in_chunks = !steady && most >= 32 && t->device.tensor_cores;
-    const double exact = in_chunks ? 1.5e-3 : 1e-5,
-                 rounded = dtype == DTYPE_BF16 ? 4e-3 : dtype == DTYPE_F16 ? 5e-4 : 0;
+    const double exact = in_chunks ? 1.5e-3 : 1e-5, rounded = dtype == DTYPE_BF16  ? 4e-3
+                                                              : dtype == DTYPE_F16 ? 5e-4
+                                                                                   : 0;
     check_close(t, got, want, exact + rounded, what);
     snprintf(what + strlen(what), sizeof what - strlen(what), ": records");
     check_close(t, floats_of(before[0]), floats_of(n.state), exact, what);
@@ -176,8 +179,9 @@ static void test_cuts(struct test_context *t, const delta_shape &s)
 
 void test_delta(struct test_context *t)
 {
-    const delta_shape tiny = {2, 4, 16, 16, false}, turned = {2, 6, 32, 48, true}, wide = {1, 2, 256, 256, false},
-                      a3b = {16, 32, 128, 128, true}, dense = {16, 48, 128, 128, true};
+    const delta_shape tiny = {2, 4, 16, 16, false}, turned = {2, 6, 32, 48, true},
+                      wide = {1, 2, 256, 256, false}, a3b = {16, 32, 128, 128, true},
+                      dense = {16, 48, 128, 128, true};
     test_cuts(t, tiny);
     test_rows(t, turned, {1, 5}, DTYPE_BF16, false);
     test_rows(t, turned, {66, 2, 33}, DTYPE_F32, false);

@@ -174,6 +174,7 @@ int gpuk_prepare_attention_decode(const struct gpuk_device *device, struct helm_
 int gpuk_prepare_attention_merge(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_attention_prefill(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_experts(const struct gpuk_device *device, struct helm_err *err);
+int gpuk_prepare_delta(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_select(const struct gpuk_device *device, struct helm_err *err);
 

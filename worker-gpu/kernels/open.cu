@@ -5,7 +5,6 @@
 #include <cstdio>
 
 #include "worker-gpu/kernels/built_for.h"
-#include "worker-gpu/kernels/delta/delta.h"
 #include "worker-gpu/kernels/device.cuh"
 #include "worker-gpu/kernels/weigh.h"
 

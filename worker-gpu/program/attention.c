@@ -35,27 +35,27 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
     const struct place q = making_place(low, m, BUFFER_Q);
     const uint32_t turning = rope_dims_of(m->at->math, c);
     const bool gated = m->at->math->output_gate != BUFFER_NONE;
-    struct gpuk_attention a = {.step = gpu_block_step(&p->block, gpu_area(s->buffers, GPU_AREA_BLOCK),
-                                                      p->step.pages_per_slot, m->sub),
-                               .heads = c->heads,
-                               .window = c->window ? c->window[m->at->layer] : 0,
-                               .scale = m->at->math->score_scale,
-                               .sinks = making_vector(low, m, m->at->math->sinks),
-                               .q_norm = making_vector(low, m, m->at->math->q_norm),
-                               .k_norm = making_vector(low, m, m->at->math->k_norm),
-                               .eps = (float)c->norm_eps,
-                               .rope_table = (float *)making_row(gpu_area(s->buffers, GPU_AREA_ROPE_TABLE),
-                                                                 m->sub, turning / 2 * 2, sizeof(float)),
-                               .rope_dims = turning,
-                               .gate = gated ? (const float *)(void *)making_place(low, m, m->at->math->output_gate).at
-                                             : NULL,
-                               .gate_stride = q.stride,
-                               .q = (const float *)(void *)q.at,
-                               .k = (const float *)(void *)making_place(low, m, BUFFER_K).at,
-                               .v = (const float *)(void *)making_place(low, m, BUFFER_V).at,
-                               .q_stride = q.stride,
-                               .kv_stride = q.stride,
-                               .order = s->plan->invariant ? GPUK_ORDER_ALONE : GPUK_ORDER_TOGETHER};
+    struct gpuk_attention a = {
+        .step =
+            gpu_block_step(&p->block, gpu_area(s->buffers, GPU_AREA_BLOCK), p->step.pages_per_slot, m->sub),
+        .heads = c->heads,
+        .window = c->window ? c->window[m->at->layer] : 0,
+        .scale = m->at->math->score_scale,
+        .sinks = making_vector(low, m, m->at->math->sinks),
+        .q_norm = making_vector(low, m, m->at->math->q_norm),
+        .k_norm = making_vector(low, m, m->at->math->k_norm),
+        .eps = (float)c->norm_eps,
+        .rope_table = (float *)making_row(gpu_area(s->buffers, GPU_AREA_ROPE_TABLE), m->sub, turning / 2 * 2,
+                                          sizeof(float)),
+        .rope_dims = turning,
+        .gate = gated ? (const float *)(void *)making_place(low, m, m->at->math->output_gate).at : NULL,
+        .gate_stride = q.stride,
+        .q = (const float *)(void *)q.at,
+        .k = (const float *)(void *)making_place(low, m, BUFFER_K).at,
+        .v = (const float *)(void *)making_place(low, m, BUFFER_V).at,
+        .q_stride = q.stride,
+        .kv_stride = q.stride,
+        .order = s->plan->invariant ? GPUK_ORDER_ALONE : GPUK_ORDER_TOGETHER};
     const char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
     const bool windowed = p->attending == GPU_ATTENDS_ASSISTED && a.window;
     if (windowed) a.step.page_table = (const void *)(block + p->block.arena_table);
@@ -251,7 +251,8 @@ void make_delta(struct lowering *low, const struct making *m)
     const struct model_delta *d = &s->model->config.delta;
     const struct record record = record_of(low, m);
     const struct place in = making_place(low, m, math->in), out = making_place(low, m, math->out[0]),
-                       z = making_place(low, m, BUFFER_DELTA_Z), alpha = making_place(low, m, BUFFER_DELTA_ALPHA),
+                       z = making_place(low, m, BUFFER_DELTA_Z),
+                       alpha = making_place(low, m, BUFFER_DELTA_ALPHA),
                        beta = making_place(low, m, BUFFER_DELTA_BETA);
     const bool chunk = making_tier(low) == OP_TIER_CHUNK;
     float *mixed = gpu_area(s->buffers, chunk ? GPU_AREA_CHUNK_DELTA : GPU_AREA_FEW_DELTA);
@@ -278,7 +279,8 @@ void make_delta(struct lowering *low, const struct making *m)
         .beta = (const float *)(void *)beta.at,
         .in_stride = in.stride,
         .mixed = mixed,
-        .chunks = chunk && !s->plan->invariant ? mixed + (size_t)s->buffers->work.sub_tokens * d->channels : NULL,
+        .chunks =
+            chunk && !s->plan->invariant ? mixed + (size_t)s->buffers->work.sub_tokens * d->channels : NULL,
         .out = out.at,
         .out_dtype = out.dtype,
         .out_stride = out.stride,

@@ -10,9 +10,8 @@
 /* Whether it is an operation of layers or head other than experts'. OP_GEMM_SMALL is of invariant plans. */
 static bool is_operation(const struct gpu_entry *e)
 {
-    return e->op.kind == OP_GEMV || e->op.kind == OP_GEMM_SMALL ||
-           e->op.kind == OP_CONVOLVE || e->op.kind == OP_DELTA ||
-           (e->op.kind == OP_ATTEND_DECODE && e->op.as.attention.fused);
+    return e->op.kind == OP_GEMV || e->op.kind == OP_GEMM_SMALL || e->op.kind == OP_CONVOLVE ||
+           e->op.kind == OP_DELTA || (e->op.kind == OP_ATTEND_DECODE && e->op.as.attention.fused);
 }
 
 /* `next`: the entry behind it in the chain, or NULL; the product in front of experts' gates is their router's. */

@@ -24,8 +24,9 @@ static enum dtype read_as(const struct lowering *low, const struct making *m, en
 static uint32_t before(const struct model_config *c, enum model_buffer buffer)
 {
     const struct model_delta *d = &c->delta;
-    const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, gate = c->gated_attention ? q : 0,
-                   z = d->channels, alpha = z + d->value_heads * d->value_dim;
+    const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim,
+                   gate = c->gated_attention ? q : 0, z = d->channels,
+                   alpha = z + d->value_heads * d->value_dim;
     switch (buffer) {
     case BUFFER_Q_GATE:
         return q;
@@ -68,10 +69,8 @@ static struct place attention_output(const struct lowering *low, const struct ma
     const enum dtype dtype = read_as(low, m, buffer);
     /* of two tiers all sub-chunks' outputs, one behind the other, when all of q k v has been used */
     if (own || plan_kv_tiered(low->source->plan))
-        return (struct place){making_row(own ? own : qkv, m->sub, width, dtype_bytes(dtype)), width,
-                              dtype};
-    return (struct place){making_row(qkv, m->sub, workspace_attention_width(c), sizeof(float)), width,
-                          dtype};
+        return (struct place){making_row(own ? own : qkv, m->sub, width, dtype_bytes(dtype)), width, dtype};
+    return (struct place){making_row(qkv, m->sub, workspace_attention_width(c), sizeof(float)), width, dtype};
 }
 
 /* Where a buffer's rows are. */

@@ -35,7 +35,8 @@ static delta_bench open_delta(uint32_t key_heads, uint32_t value_heads)
     d.out_dtype = DTYPE_BF16, d.rows = SLOTS;
     b.record = d.matrices_at + (size_t)values * dim * 4, d.slot_bytes = LAYERS * b.record;
     const size_t bytes = (size_t)GPU_SUB_TOKENS * (stride + values + channels) * 4 +
-                         gpuk_delta_chunk_bytes(GPU_SUB_TOKENS, value_heads) + 4 * (size_t)channels * 4 + (1 << 16);
+                         gpuk_delta_chunk_bytes(GPU_SUB_TOKENS, value_heads) + 4 * (size_t)channels * 4 +
+                         (1 << 16);
     CUDA(cudaMalloc((void **)&b.memory, bytes));
     std::vector<float> some(bytes / 4);
     for (size_t i = 0; i < some.size(); i++) some[i] = (float)(i * 2654435761u % 2001) * 1e-3f - 1;
@@ -91,8 +92,12 @@ void bench_delta(struct bench *b)
         for (uint32_t rows : {1u, 4u, 16u}) {
             char what[64];
             write_step(&n, rows, rows);
-            const double t =
-                bench_time_graph(b, 3, [&] { for (uint32_t l = 0; l < LAYERS; l++) enqueue(b, &n, l, rows); }) / LAYERS;
+            const double t = bench_time_graph(b, 3,
+                                              [&] {
+                                                  for (uint32_t l = 0; l < LAYERS; l++)
+                                                      enqueue(b, &n, l, rows);
+                                              }) /
+                             LAYERS;
             snprintf(what, sizeof what, "delta, %u sequences", rows);
             bench_row(shape.name, what, t, 2.0 * rows * n.record / t / 1e9, "GB/s ", b->read_gbs);
         }
@@ -103,11 +108,12 @@ void bench_delta(struct bench *b)
                 delta_bench one = n;
                 one.d.chunks = chunks;
                 const double t = bench_time(b, 1, [&] {
-                    for (uint32_t from = 0; from < tokens; from += GPU_SUB_TOKENS) enqueue(b, &one, 0, GPU_SUB_TOKENS);
+                    for (uint32_t from = 0; from < tokens; from += GPU_SUB_TOKENS)
+                        enqueue(b, &one, 0, GPU_SUB_TOKENS);
                 });
                 snprintf(what, sizeof what, "delta, %u tokens%s", tokens, chunks ? "" : " by token");
-                bench_row(shape.name, what, t,
-                          6.0 * tokens * shape.value_heads * 128 * 128 / t / 1e12, "TFLOP/s", 0);
+                bench_row(shape.name, what, t, 6.0 * tokens * shape.value_heads * 128 * 128 / t / 1e12,
+                          "TFLOP/s", 0);
             }
         CUDA(cudaFree(n.memory));
         CUDA(cudaFree(n.states));

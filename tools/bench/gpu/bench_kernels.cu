@@ -343,10 +343,11 @@ int main(int argc, char **argv)
                 return 2;
             }
         } else {
-            fprintf(stderr,
-                    "usage: %s [--quick] [--batch] [--chains] [--long] [--packed] [--delta] [--formats [NAME]] "
-                    "[--experts [NAME]] [--chunks [NAME]]\n",
-                    argv[0]);
+            fprintf(
+                stderr,
+                "usage: %s [--quick] [--batch] [--chains] [--long] [--packed] [--delta] [--formats [NAME]] "
+                "[--experts [NAME]] [--chunks [NAME]]\n",
+                argv[0]);
             return 2;
         }
     }

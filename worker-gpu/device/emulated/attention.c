@@ -294,8 +294,7 @@ static void attend_decode(struct emulated_math *math, const struct op_attention 
             x.q = q + t * width;
         }
         attend(math, &x);
-        if (a->gate && !c->partial_m)
-            apply_gate(math, a->gate + (size_t)t * a->gate_stride, x.out, width);
+        if (a->gate && !c->partial_m) apply_gate(math, a->gate + (size_t)t * a->gate_stride, x.out, width);
     }
 }
 

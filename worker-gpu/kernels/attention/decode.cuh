@@ -89,8 +89,8 @@ take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0,
         } else {
             bool is_value = task > heads;
             const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)kv_head * head_dim;
-            head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, turning, head_dim,
-                      own, v);
+            head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, turning,
+                      head_dim, own, v);
             if (appends && page) kv_store_in<C>(a.kv, *page, position, is_value, kv_head, v);
             if (appends && !page) kv_store<C>(a.kv, pages, position, is_value, kv_head, v);
             if (!current) continue;

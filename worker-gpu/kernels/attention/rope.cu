@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
     const uint32_t is_value = task >= a.heads + kv_heads, head = task - a.heads - is_value * kv_heads;
     const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)head * head_dim;
-    head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, turning, head_dim,
-              own, v);
+    head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, turning, head_dim, own,
+              v);
     const uint32_t *pages =
         a.step.page_table + (size_t)a.step.row_slot[a.step.token_row[t]] * a.step.pages_per_slot;
     kv_store<C>(a.kv, pages, a.step.position[t], is_value, head, v);
@@ -75,8 +75,8 @@ int gpuk_attention_check(const char *what, const struct gpuk_attention *args, ui
     if (l->dtype >= KV_DTYPE_COUNT)
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: cache dtype %u is none", what, l->dtype);
     if (args->rope_dims > l->head_dim)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "%s: %u of %u numbers of a head turn", what, args->rope_dims,
-                         l->head_dim);
+        return helm_fail(err, HELM_E_UNSUPPORTED, "%s: %u of %u numbers of a head turn", what,
+                         args->rope_dims, l->head_dim);
     if (!kv_dtype_takes(l->dtype, l->head_dim))
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: head_dim %u in a %s cache (multiples of %d)", what,
                          l->head_dim, kv_dtype_name((enum kv_dtype)l->dtype), KV_Q8_0_VALUES);

@@ -9,9 +9,8 @@
 
 #include "worker-gpu/kernels/attention/kv_cell.cuh"
 
-/* Loads a head's x (dimension lane + 32 j), applies the norm (if any) and the
- * rotation (if table) of the first `turning` dimensions. `shared` holds head_dim floats of this warp's own. The result is in v and, with a
- * rotation, was exchanged there. */
+/* Loads a head's x (dimension lane + 32 j), applies the norm (if any) and the rotation (if table) of the first `turning`
+ * dimensions. `shared` holds head_dim floats of this warp's own. The result is in v and, with a rotation, was exchanged there. */
 __device__ __forceinline__ void head_load(const float *x, const float *norm, float eps, const float *table,
                                           uint32_t turning, uint32_t head_dim, float *shared,
                                           float v[HEAD_STEPS])

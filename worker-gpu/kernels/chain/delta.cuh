@@ -25,8 +25,7 @@ template <typename S> __device__ __forceinline__ void chain_delta_ask(const delt
     if (task < keys + d.value_heads && (threadIdx.x & 31) <= GPUK_DELTA_COLUMNS)
         for (uint32_t i = 0; i < (task < keys ? d.key_dim : d.value_dim); i += 32)
             ask_l2(d.conv + (threadIdx.x & 31) * p.channels + at + i);
-    if (blockIdx.x < d.value_heads)
-        rule_ask(d, delta_matrix(d, delta_record(d, 0), blockIdx.x), S::THREADS);
+    if (blockIdx.x < d.value_heads) rule_ask(d, delta_matrix(d, delta_record(d, 0), blockIdx.x), S::THREADS);
 }
 template <typename S> __device__ __noinline__ void chain_convolve(const delta_params &p)
 {

@@ -151,7 +151,8 @@ static uint32_t x_bytes_of(const struct gpuk_chain_op *op)
 static uint32_t delta_bytes(const struct gpuk_delta *d)
 {
     struct helm_err unused = {};
-    if (gpuk_delta_check("chain", d, 1, &unused) || d->key_dim > CHAIN_DELTA_DIM || d->value_dim > CHAIN_DELTA_DIM)
+    if (gpuk_delta_check("chain", d, 1, &unused) || d->key_dim > CHAIN_DELTA_DIM ||
+        d->value_dim > CHAIN_DELTA_DIM)
         return 0;
     return ((uint32_t)rule_shared<CHAIN_DELTA_ROWS, 1>::bytes(d->value_dim) + 127) / 128 * 128;
 }
@@ -337,8 +338,9 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
 }
 
 /* What an operation is called in messages. */
-static const char *const names[GPUK_CHAIN_KINDS] = {"linear", "attention", "router", "experts' gates",
-                                                    "experts' downs", "convolution", "gated delta rule"};
+static const char *const names[GPUK_CHAIN_KINDS] = {"linear",          "attention",      "router",
+                                                    "experts' gates",  "experts' downs", "convolution",
+                                                    "gated delta rule"};
 
 /* What all operations of a chain share. */
 struct chain_plan {

@@ -11,7 +11,8 @@
  * not meet. Its sums stay in registers, all of fp32, and a copy in shared memory is what the next chunk multiplies by. */
 #include "worker-gpu/kernels/delta/delta.cuh"
 
-static const uint32_t C = GPUK_DELTA_CHUNK, WARPS = 4, THREADS = WARPS * 32; /* a warp has 16 of a chunk's tokens */
+static const uint32_t C = GPUK_DELTA_CHUNK, WARPS = 4,
+                      THREADS = WARPS * 32; /* a warp has 16 of a chunk's tokens */
 static const uint32_t INNER = 16; /* rows that are inverted one after another; blocks of these by products */
 static_assert(C == WARPS * 16 && C % INNER == 0, "a warp's rows of a product are 16");
 
@@ -59,8 +60,7 @@ __device__ __forceinline__ void chunk_gates(const gpuk_delta &d, chunk_place chu
     const uint32_t i = threadIdx.x, lane = i & 31;
     float sum = 0;
     if (i < C) {
-        const delta_gates g =
-            i < chunk.count ? delta_gates_of(d, chunk.first + i, head) : delta_gates{0, 0};
+        const delta_gates g = i < chunk.count ? delta_gates_of(d, chunk.first + i, head) : delta_gates{0, 0};
         float all = g.log_decay; /* of the lanes that sums have gone over */
         sum = all;
         for (uint32_t mask = 1; mask < 32; mask <<= 1) {
@@ -243,7 +243,8 @@ template <bool STAGED> struct pass_inputs {
         staged_q = memory, staged_k = staged_q + C * (key + TO_PAD), staged_t = staged_k + C * (key + TO_PAD),
         staged_p = staged_t + C * (C + TO_PAD);
     }
-    __device__ __forceinline__ void of(const delta_params &params, chunk_place chunk, uint32_t head, uint32_t slot)
+    __device__ __forceinline__ void of(const delta_params &params, chunk_place chunk, uint32_t head,
+                                       uint32_t slot)
     {
         count = chunk.count;
         q = params.d.mixed + (size_t)chunk.first * channels + delta_key_of(params.d, head) * key;
@@ -333,12 +334,14 @@ __device__ __forceinline__ void pass_chunk(const delta_params &p, chunk_place ch
     const matrix_rows<STAGED> q = in.rows_q(), k = in.rows_k(), to_values = in.rows_t(), to_out = in.rows_p();
     multiply<TILES>(of_k, d.key_dim / 8, s, [&](uint32_t at) { return k.rows(row, at); });
     multiply<TILES>(of_q, d.key_dim / 8, s, [&](uint32_t at) { return q.rows(row, at); });
-    const auto each = [&](const auto &with) { /* a pair of numbers of the warp's rows and the block's columns */
+    const auto each =
+        [&](const auto &with) { /* a pair of numbers of the warp's rows and the block's columns */
 #pragma unroll
-        for (uint32_t n = 0; n < TILES; n++)
+                                for (uint32_t n = 0; n < TILES; n++)
 #pragma unroll
-            for (uint32_t h = 0; h < 2; h++) with(row + g + 8 * h, n * 8 + 2 * c, n, 2 * h);
-    };
+                                    for (uint32_t h = 0; h < 2; h++)
+                                        with(row + g + 8 * h, n * 8 + 2 * c, n, 2 * h);
+        };
     each([&](uint32_t i, uint32_t j, uint32_t n, uint32_t e) {
         const float2 own = i < chunk.count
                                ? __ldcg(reinterpret_cast<const float2 *>(v + (size_t)i * p.channels + j))
@@ -452,7 +455,8 @@ __global__ void __launch_bounds__(THREADS) delta_pass_kernel(const __grid_consta
 static const uint32_t FINISH_WARPS = 8;
 
 /* A warp a v head of a token. */
-__global__ void __launch_bounds__(FINISH_WARPS * 32) delta_finish_kernel(const __grid_constant__ delta_params p)
+__global__ void __launch_bounds__(FINISH_WARPS * 32)
+    delta_finish_kernel(const __grid_constant__ delta_params p)
 {
     const gpuk_delta &d = p.d;
     const uint32_t token = blockIdx.x, head = blockIdx.y * FINISH_WARPS + (threadIdx.x >> 5),
@@ -522,7 +526,8 @@ int delta_chunks_prepare(const struct gpuk_device *device, struct helm_err *err)
         const bool staged = i / 4, wide = i / 2 % 2;
         const uint32_t key = i % 2 ? GPUK_DELTA_HEAD_MAX : GPUK_DELTA_HEAD_MAX / 2;
         if (!staged || is_staged(device, wide, key))
-            rc = gpuk_prepare("delta chunks", passes[staged][wide][i % 2], pass_bytes(wide, key, staged), err);
+            rc =
+                gpuk_prepare("delta chunks", passes[staged][wide][i % 2], pass_bytes(wide, key, staged), err);
     }
     return rc ? rc : gpuk_prepare("delta chunks", delta_finish_kernel, 0, err);
 }

@@ -5,7 +5,8 @@
 
 /* ---- convolution ---- */
 
-static const uint32_t CONV_WARPS = 8, CONV_RUN = 8; /* tokens that a warp of a chunk takes one after another */
+static const uint32_t CONV_WARPS = 8,
+                      CONV_RUN = 8; /* tokens that a warp of a chunk takes one after another */
 
 template <uint32_t STEPS>
 __global__ void __launch_bounds__(CONV_WARPS * 32)
@@ -70,8 +71,9 @@ int gpuk_delta_check(const char *what, const struct gpuk_delta *d, uint32_t toke
     if (d->key_dim == 0 || d->value_dim == 0 || d->key_dim % GPUK_DELTA_HEAD_UNIT ||
         d->value_dim % GPUK_DELTA_HEAD_UNIT || d->key_dim > GPUK_DELTA_HEAD_MAX ||
         d->value_dim > GPUK_DELTA_HEAD_MAX)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "%s: heads of %u and %u numbers (multiples of %d, at most %d)",
-                         what, d->key_dim, d->value_dim, GPUK_DELTA_HEAD_UNIT, GPUK_DELTA_HEAD_MAX);
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "%s: heads of %u and %u numbers (multiples of %d, at most %d)", what, d->key_dim,
+                         d->value_dim, GPUK_DELTA_HEAD_UNIT, GPUK_DELTA_HEAD_MAX);
     if (((size_t)d->state | d->slot_bytes | d->matrices_at | (size_t)d->mixed) % 16)
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: records are not at multiples of 16 bytes", what);
     return HELM_OK;
@@ -99,8 +101,8 @@ extern "C" int gpuk_delta_rule(const struct gpuk_device *device, const struct gp
                chunks = args->chunks && device->tensor_cores && tokens >= DELTA_CHUNKED_FROM;
     const uint32_t rows = args->rows < tokens ? args->rows : tokens; /* each has a token */
     rc = gpuk_launch("delta rule", small ? delta_rule_kernel<16> : delta_rule_kernel<32>,
-                       dim3(args->value_heads, rows), dim3(args->value_dim / RULE_COLUMNS * 32),
-                       small ? rule_shared<16, RULE_TOGETHER>::bytes(args->value_dim)
+                     dim3(args->value_heads, rows), dim3(args->value_dim / RULE_COLUMNS * 32),
+                     small ? rule_shared<16, RULE_TOGETHER>::bytes(args->value_dim)
                            : rule_shared<32, RULE_TOGETHER>::bytes(args->value_dim),
                      flags, stream, err, delta_params_of(args), chunks);
     return rc || !chunks ? rc : delta_chunks_launch(device, args, tokens, flags, stream, err);

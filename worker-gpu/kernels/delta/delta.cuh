@@ -124,8 +124,7 @@ __device__ __forceinline__ void conv_token(const delta_params &p, uint32_t t, co
         const float now = lane + 32 * j < head.dim ? __ldcg(in + lane + 32 * j) : 0.0f;
         float sum = __fmul_rn(head.weight[0][j], c.x[0][j]);
 #pragma unroll
-        for (uint32_t w = 1; w < GPUK_DELTA_COLUMNS; w++)
-            sum = __fmaf_rn(head.weight[w][j], c.x[w][j], sum);
+        for (uint32_t w = 1; w < GPUK_DELTA_COLUMNS; w++) sum = __fmaf_rn(head.weight[w][j], c.x[w][j], sum);
         sum = __fmaf_rn(head.weight[GPUK_DELTA_COLUMNS][j], now, sum);
         out[j] = silu(sum);
         squares = __fmaf_rn(out[j], out[j], squares);
@@ -157,10 +156,9 @@ __device__ __forceinline__ void keep_columns(const delta_params &p, char *record
 #pragma unroll
         for (uint32_t w = 0; w < GPUK_DELTA_COLUMNS; w++) {
             const uint32_t at = w + count; /* of the columns and the tokens behind them */
-            now[w] =
-                at < GPUK_DELTA_COLUMNS
-                    ? __ldcg(columns + (size_t)at * p.channels + c)
-                    : __ldcg(p.d.in + (size_t)(first + at - GPUK_DELTA_COLUMNS) * p.d.in_stride + c);
+            now[w] = at < GPUK_DELTA_COLUMNS
+                         ? __ldcg(columns + (size_t)at * p.channels + c)
+                         : __ldcg(p.d.in + (size_t)(first + at - GPUK_DELTA_COLUMNS) * p.d.in_stride + c);
         }
 #pragma unroll
         for (uint32_t w = 0; w < GPUK_DELTA_COLUMNS; w++) columns[(size_t)w * p.channels + c] = now[w];
@@ -264,9 +262,10 @@ __device__ __forceinline__ void rule_row(const delta_params &p, const rule_share
 #pragma unroll
     for (uint32_t m = 0; m < ROWS; m++) {
         const uint32_t i = group + RULE_GROUPS * m;
-        put4(state[m], computes && i < d.key_dim ? __ldcg(reinterpret_cast<const float4 *>(
-                                                       matrix + (size_t)i * d.value_dim + column))
-                                                 : make_float4(0, 0, 0, 0));
+        put4(state[m],
+             computes && i < d.key_dim
+                 ? __ldcg(reinterpret_cast<const float4 *>(matrix + (size_t)i * d.value_dim + column))
+                 : make_float4(0, 0, 0, 0));
     }
     for (uint32_t from = first; from < end; from += TOGETHER) {
         const uint32_t count = end - from < TOGETHER ? end - from : TOGETHER;
@@ -308,7 +307,8 @@ __device__ __forceinline__ void rule_row(const delta_params &p, const rule_share
 
 /* Rows of fewer tokens are computed token by token: a chunk is no faster. */
 static const uint32_t DELTA_CHUNKED_FROM = 32;
-static_assert(GPU_DELTA_CHUNK_BYTES * DELTA_CHUNKED_FROM == 2 * GPUK_DELTA_CHUNK * GPUK_DELTA_CHUNK * sizeof(float),
+static_assert(GPU_DELTA_CHUNK_BYTES * DELTA_CHUNKED_FROM ==
+                  2 * GPUK_DELTA_CHUNK * GPUK_DELTA_CHUNK * sizeof(float),
               "two matrices of each chunk, which has a place for every 32 tokens");
 __device__ __forceinline__ bool delta_is_chunked(uint32_t tokens, bool chunks)
 {

@@ -20,12 +20,12 @@ extern "C" {
 struct gpuk_delta {
     struct gpuk_step step;
     const uint32_t *row_state; /* [lines of the page table]: a line's slot */
-    char *state;               /* a slot's record: columns [3][channels], at matrices_at [v head][key_dim][value_dim] */
+    char *state; /* a slot's record: columns [3][channels], at matrices_at [v head][key_dim][value_dim] */
     uint64_t slot_bytes, matrices_at;
     uint32_t key_heads, value_heads, key_dim, value_dim;
-    bool in_turn; /* v head h reads k head h mod key_heads, otherwise h / (value_heads / key_heads) */
-    uint32_t rows; /* capacity of the step's */
-    const float *conv;                     /* [4][channels]: the oldest token's first */
+    bool in_turn;      /* v head h reads k head h mod key_heads, otherwise h / (value_heads / key_heads) */
+    uint32_t rows;     /* capacity of the step's */
+    const float *conv; /* [4][channels]: the oldest token's first */
     const float *decay, *time_bias, *norm; /* [v head], [v head], [value_dim] */
     float eps;
     const float *in, *z, *alpha, *beta; /* [token][in_stride]: as the products leave them */
@@ -34,7 +34,7 @@ struct gpuk_delta {
     /* gpuk_delta_chunk_bytes, of the tier's tokens: prompts are computed in chunks, where the device has matrix instructions.
      * NULL: token by token, so that a token has the same bits however a sequence is cut into steps */
     float *chunks;
-    void *out;    /* [token][out_stride] of out_dtype */
+    void *out; /* [token][out_stride] of out_dtype */
     enum dtype out_dtype;
     uint32_t out_stride;
 };
@@ -60,7 +60,6 @@ HELM_MUST_CHECK int gpuk_delta_rule(const struct gpuk_device *device, const stru
 
 #ifdef __cplusplus
 }
-int gpuk_prepare_delta(const struct gpuk_device *device, struct helm_err *err); /* its share of gpuk_open */
 #endif
 
 #endif

@@ -14,7 +14,7 @@
 #include "worker-cpu/print.h"
 #include "worker-gpu/print.h"
 
-static const char *const models[] = {"tests/data/golden/qwen3", "tests/data/golden/llama3-ropescaled",
+static const char *const models[] = {"tests/data/golden/qwen3",      "tests/data/golden/llama3-ropescaled",
                                      "tests/data/golden/qwen2-bias", "tests/data/golden/qwen2moe",
                                      "tests/data/golden/qwen35",     "tests/data/golden/qwen3next"};
 

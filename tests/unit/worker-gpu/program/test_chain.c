@@ -79,12 +79,12 @@ static void model_lowers_to(const char *model, const char *homes, char embed, ch
         home[u] = homes[u] == 'c' ? PLAN_HOME_CPU : homes[u] == 'g' ? PLAN_HOME_GPU : PLAN_HOME_STREAM;
     struct model read;
     struct plan plan = {.layers = layers,
-                              .stages = stages,
-                              .stage_count = plan_stages_of(home, layers, stages),
-                              .device[PLAN_GPU0].ring_bytes = ring_bytes,
-                              .step_tokens = 256,
-                              .embed = embed == 'g' ? PLAN_GPU0 : PLAN_CPU0,
-                              .head = head == 'g' ? PLAN_GPU0 : PLAN_CPU0};
+                        .stages = stages,
+                        .stage_count = plan_stages_of(home, layers, stages),
+                        .device[PLAN_GPU0].ring_bytes = ring_bytes,
+                        .step_tokens = 256,
+                        .embed = embed == 'g' ? PLAN_GPU0 : PLAN_CPU0,
+                        .head = head == 'g' ? PLAN_GPU0 : PLAN_CPU0};
     if (model_read(model, &read, &err) || plan_take_states(&plan, &read, &err)) fail_msg("%s", err.text);
     model_free(&read);
     FILE *out = open_memstream(&text, &bytes);
