@@ -44,6 +44,7 @@ PARTS_asan_activations := int8_as_asked auto_beside files_that_are_no
 PARTS_asan_architectures := longrope lack
 PARTS_asan_helm_plan := every_strategy written_plan the_table more_vram usage this_machine headers weights_that_are takes_what
 PARTS_asan_helmd_chats := marks_are full never several
+PARTS_asan_helmd_devices := each_device cannot
 PARTS_asan_helmd_hybrids := snapshots written
 PARTS_asan_helmd_invariant := two_tiers next_turn come_back refused
 PARTS_asan_helmd_phases := killed
