@@ -492,7 +492,9 @@ void test_attention(struct test_context *t)
                 i + (size_t)dtype; /* small: of a shape every other one, of the next those between */
             for (const auto &decode : decodes)
                 if (turn++ % 2 == 0 || !t->small || t->few) test_decode(t, decode.c, decode.device);
-            const bool tensor = t->device.tensor_cores && dtype != KV_F32 && (dim == 64 || dim == 128);
+            const bool tensor =
+                t->device.tensor_cores && dtype != KV_F32 &&
+                (dim == 64 || dim == 128 || (dim == 256 && t->device.shared_bytes_max >= 128 << 10));
             const std::vector<attention_case> cases = {
                 {dtype, heads, kv, dim, page, 0, norm, {0}, {t->small ? 70u : 200u}},
                 {dtype, heads, kv, dim, page, 0, norm, {37, 0, 100}, {65, 5, t->small ? 16u : 64u}},

@@ -29,7 +29,7 @@ template <typename C, int HEAD> struct prefill_tile;
 
 template <typename T, int HEAD> struct prefill_tile<kv_plain<T>, HEAD> {
     static const bool IN_PLACE = true;
-    static const int BLOCKS = 3;
+    static const int BLOCKS = HEAD > 128 ? 1 : 3;
 
     /* To the rows at `keys` and `values`, addresses in shared memory. */
     __device__ __forceinline__ void fetch(const tile_source &s, uint32_t keys, uint32_t values)
@@ -57,7 +57,7 @@ template <typename T, int HEAD> struct prefill_tile<kv_plain<T>, HEAD> {
  * itself, rounded to fp16. */
 template <int HEAD> struct prefill_tile<kv_q8_0, HEAD> {
     static const bool IN_PLACE = false;
-    static const int BLOCKS = HEAD > 64 ? 2 : 4;
+    static const int BLOCKS = HEAD > 128 ? 1 : HEAD > 64 ? 2 : 4;
     static const uint32_t UNITS = HEAD / 16, AT_ONCE = PREFILL_THREADS / UNITS,
                           TIMES = PREFILL_TILE / AT_ONCE;
     uint16_t k_scale[TIMES], v_scale[TIMES];

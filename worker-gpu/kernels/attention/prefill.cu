@@ -347,10 +347,10 @@ typedef void (*prefill_kernel)(prefill_params);
 static const prefill_kernel plain_kernels[KV_DTYPE_COUNT] = BY_KV_DTYPE(PLAIN);
 #define TENSOR(C)                                                                                            \
     {                                                                                                        \
-        attention_tensor<C, 64>, attention_tensor<C, 128>                                                    \
+        attention_tensor<C, 64>, attention_tensor<C, 128>, attention_tensor<C, 256>                          \
     }
-/* [enum kv_dtype][head_dim 64, 128]; none for f32 */
-static const prefill_kernel tensor_kernels[KV_DTYPE_COUNT][2] = {TENSOR(kv_plain<__nv_bfloat16>),
+/* [enum kv_dtype][head_dim 64, 128, 256]; none for f32 */
+static const prefill_kernel tensor_kernels[KV_DTYPE_COUNT][3] = {TENSOR(kv_plain<__nv_bfloat16>),
                                                                  TENSOR(kv_plain<__half>),
                                                                  {},
                                                                  TENSOR(kv_q8_0)};
@@ -360,13 +360,21 @@ static size_t shared_bytes(uint32_t head_dim)
     return (size_t)4 * TILE * head_dim * 2;
 }
 
+/* Whether tensor cores take heads of this size, of which a device has to have the memory. */
+static bool takes_head(const struct gpuk_device *device, uint32_t dtype, uint32_t head_dim)
+{
+    return device->tensor_cores && tensor_kernels[dtype][0] &&
+           (head_dim == 64 || head_dim == 128 || head_dim == 256) &&
+           shared_bytes(head_dim) <= (size_t)device->shared_bytes_max;
+}
+
 int gpuk_prepare_attention_prefill(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
     for (int d = 0; d < KV_DTYPE_COUNT && !rc; d++) {
         rc = gpuk_prepare("prefill attention", plain_kernels[d], 0, err);
-        for (int i = 0; i < 2 && !rc && device->tensor_cores && tensor_kernels[d][i]; i++)
-            rc = gpuk_prepare("prefill attention", tensor_kernels[d][i], shared_bytes(i ? 128 : 64), err);
+        for (int i = 0; i < 3 && !rc && takes_head(device, (uint32_t)d, 64u << i); i++)
+            rc = gpuk_prepare("prefill attention", tensor_kernels[d][i], shared_bytes(64u << i), err);
     }
     return rc;
 }
@@ -390,9 +398,8 @@ extern "C" int gpuk_attention_prefill(const struct gpuk_device *device, const st
         ((size_t)args->kv.pool | (size_t)args->kv.pool_host | (size_t)p.q | (size_t)p.out | (size_t)part->o) %
             16 ==
         0;
-    if (device->tensor_cores && tensor_kernels[l->dtype][0] && (l->head_dim == 64 || l->head_dim == 128) &&
-        aligned)
-        return gpuk_launch("prefill attention", tensor_kernels[l->dtype][l->head_dim == 128],
+    if (aligned && takes_head(device, l->dtype, l->head_dim))
+        return gpuk_launch("prefill attention", tensor_kernels[l->dtype][l->head_dim / 128],
                            dim3(tokens / TILE + prefill->rows, args->heads), dim3(THREADS),
                            shared_bytes(l->head_dim), flags, stream, err, p);
     return gpuk_launch("prefill attention", plain_kernels[l->dtype], dim3(tokens, div_up(args->heads, WARPS)),
