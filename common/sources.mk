@@ -25,6 +25,7 @@ COMMON_SRC := \
   common/formats/blocks.c \
   common/formats/f16.c \
   common/formats/f32.c \
+  common/formats/fp8.c \
   common/formats/kv_dtype.c \
   common/formats/packed.c \
   common/formats/packed_tile.c \
@@ -83,6 +84,7 @@ MODEL_SRC := \
   common/model/router.c \
   common/model/safetensors.c \
   common/model/sample.c \
+  common/model/scaled.c \
   common/model/shards.c \
   common/model/take.c \
   common/model/unit.c \
@@ -163,6 +165,9 @@ KERNEL_SRC := \
   common/cpu/kernels/probe_avx2.c \
   common/cpu/kernels/probe_avx512.c \
   common/cpu/kernels/probe_avx512bf16.c \
+  common/cpu/kernels/fp8_avx2.c \
+  common/cpu/kernels/fp8_avx512.c \
+  common/cpu/kernels/fp8_ref.c \
   common/cpu/kernels/q8_0_avx2.c \
   common/cpu/kernels/q8_0_avx512.c \
   common/cpu/kernels/q8_0_ref.c \

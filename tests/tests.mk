@@ -50,6 +50,7 @@ PARTS_asan_helmd_invariant := two_tiers next_turn come_back refused
 PARTS_asan_helmd_phases := killed
 PARTS_asan_helmd_split := every_plan streamed_weights either_worker refused_before sigterm not_there
 PARTS_asan_helmd_tiers := every_way far_beyond come_back either_worker not_believed prefixes run_short whatever real_workers_that
+PARTS_asan_scaled := fp8_of_blocks wrong
 PARTS_asan_quantize := every_mixture tokens_and other_tokenizers prices importance wrong
 PARTS_asan_weights := tied_head
 PARTS_release_helmd_two_workers := killed failing 64_requests keeper

@@ -44,18 +44,21 @@ static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes
         }                                                                                                    \
         return rc;                                                                                           \
     }                                                                                                        \
-    const struct tensor_format_traits tensor_format_##format = {.name = #format,                             \
-                                                                .file = #FORMAT_NAME,                        \
-                                                                .value = DTYPE_F32,                          \
-                                                                .product = DTYPE_BF16,                       \
-                                                                .block_values = (VALUES),                    \
-                                                                .block_bytes = (BYTES),                      \
-                                                                .group_rows = 1,                             \
-                                                                .from = FORMAT_##FORMAT_NAME,                \
-                                                                .takes = format##_takes,                     \
-                                                                .bytes = format##_bytes,                     \
-                                                                .read_row = format##_read_row,               \
-                                                                .write = (WRITE)};
+    const struct tensor_format_traits tensor_format_##format = {                                             \
+        .name = #format,                                                                                     \
+        .file = #FORMAT_NAME,                                                                                \
+        .value = DTYPE_F32,                                                                                  \
+        .product = DTYPE_BF16,                                                                               \
+        .file_values = FORMAT_##FORMAT_NAME == FORMAT_NVFP4 ? 64 : 0,                                        \
+        .file_bytes = FORMAT_##FORMAT_NAME == FORMAT_NVFP4 ? 36 : 0,                                         \
+        .block_values = (VALUES),                                                                            \
+        .block_bytes = (BYTES),                                                                              \
+        .group_rows = 1,                                                                                     \
+        .from = FORMAT_##FORMAT_NAME,                                                                        \
+        .takes = format##_takes,                                                                             \
+        .bytes = format##_bytes,                                                                             \
+        .read_row = format##_read_row,                                                                       \
+        .write = (WRITE)};
 #define READ(...) FORMAT(NULL, __VA_ARGS__)
 #define WRITTEN(format, FORMAT_NAME, ...)                                                                    \
     static int format##_write(const void *values, enum dtype dtype, uint32_t rows, uint32_t cols, void *out, \
@@ -67,4 +70,4 @@ static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes
     }                                                                                                        \
     FORMAT(format##_write, format, FORMAT_NAME, __VA_ARGS__)
 BLOCK_WRITTEN_FORMATS(WRITTEN)
-BLOCK_GRID_FORMATS(READ)
+BLOCK_READ_FORMATS(READ)

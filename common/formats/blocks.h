@@ -31,6 +31,8 @@
     X(q3_k, Q3_K, 256, 110, 16)                                                                              \
     X(q5_k, Q5_K, 256, 176, 32)                                                                              \
     X(q6_k, Q6_K, 256, 210, 16)
+/* Scales that are numbers of 8 bits themselves, times one of the matrix; which quantize.c does not write. */
+#define BLOCK_FLOAT_FORMATS(X) X(nvfp4, NVFP4, 256, 148, 16)
 /* Those whose numbers are places in grids, which quantize.c does not write. */
 #define BLOCK_GRID_FORMATS(X)                                                                                \
     X(iq2_xxs, IQ2_XXS, 256, 66, 32)                                                                         \
@@ -41,7 +43,8 @@
     X(iq1_s, IQ1_S, 256, 50, 32)                                                                             \
     X(iq1_m, IQ1_M, 256, 56, 16)
 #define BLOCK_WRITTEN_FORMATS(X)                                BLOCK_NIBBLE_FORMATS(X) BLOCK_OTHER_FORMATS(X)
-#define BLOCK_FORMATS(X)                                        BLOCK_WRITTEN_FORMATS(X) BLOCK_GRID_FORMATS(X)
+#define BLOCK_READ_FORMATS(X)                                   BLOCK_FLOAT_FORMATS(X) BLOCK_GRID_FORMATS(X)
+#define BLOCK_FORMATS(X)                                        BLOCK_WRITTEN_FORMATS(X) BLOCK_READ_FORMATS(X)
 #define BLOCK_NUMBER(format, FORMAT_NAME, values, bytes, group) BLOCK_##FORMAT_NAME,
 enum { BLOCK_FORMATS(BLOCK_NUMBER) BLOCK_FORMAT_COUNT };
 

@@ -135,6 +135,25 @@ static inline void q6_k_scales(const uint8_t *block, float *scale, float *least)
     memset(least, 0, 16 * sizeof *least);
 }
 
+/* The matrix's scale as fp32; 16 scales, E4M3 without a sign (their lower seven bits, of which all are numbers); runs as those
+ * of MXFP4. Files have other blocks, of 64 values (common/model/scaled.h). */
+#define NVFP4_SCALES  4
+#define NVFP4_NUMBERS 20
+static inline void nvfp4_numbers(const uint8_t *block, int8_t *number)
+{
+    _Pragma("GCC unroll 8") for (int run = 0; run < 8; run++)
+        block_lookup(block + NVFP4_NUMBERS + run * 16, number + run * 32, mxfp4_table);
+}
+/* E4M3's bits are those of an fp16 number 256 times smaller; half of it is for numbers that are twice as large. */
+static inline void nvfp4_scales(const uint8_t *block, float *scale, float *least)
+{
+    float by;
+    memcpy(&by, block, sizeof by);
+    for (int i = 0; i < 16; i++)
+        scale[i] = convert_f16_f32((uint16_t)((block[NVFP4_SCALES + i] & 0x7f) << 7)) * (by * 128);
+    memset(least, 0, 16 * sizeof *least);
+}
+
 static inline void iq4_xs_numbers(const uint8_t *block, int8_t *number)
 {
     _Pragma("GCC unroll 8") for (int run = 0; run < 8; run++)

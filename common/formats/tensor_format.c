@@ -6,10 +6,14 @@
 #include "common/formats/blocks.h"
 
 #define BLOCKS(format, FORMAT_NAME, values, bytes, group) [FORMAT_##FORMAT_NAME] = &tensor_format_##format,
-static const struct tensor_format_traits *const formats[FORMAT_COUNT] = {
-    [FORMAT_BF16] = &tensor_format_bf16, [FORMAT_F16] = &tensor_format_f16,
-    [FORMAT_F32] = &tensor_format_f32,   [FORMAT_BF16_PACKED] = &tensor_format_bf16_packed,
-    [FORMAT_Q8_0] = &tensor_format_q8_0, BLOCK_FORMATS(BLOCKS)};
+static const struct tensor_format_traits *const formats[FORMAT_COUNT] = {[FORMAT_BF16] = &tensor_format_bf16,
+                                                                         [FORMAT_F16] = &tensor_format_f16,
+                                                                         [FORMAT_F32] = &tensor_format_f32,
+                                                                         [FORMAT_BF16_PACKED] =
+                                                                             &tensor_format_bf16_packed,
+                                                                         [FORMAT_FP8] = &tensor_format_fp8,
+                                                                         [FORMAT_Q8_0] = &tensor_format_q8_0,
+                                                                         BLOCK_FORMATS(BLOCKS)};
 
 const struct tensor_format_traits *tensor_format_of(enum tensor_format format)
 {

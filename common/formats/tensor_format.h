@@ -28,6 +28,7 @@ enum tensor_format {
     FORMAT_F16,
     FORMAT_F32,
     FORMAT_BF16_PACKED, /* bf16 without loss in 0.7 of its bytes (packed.h) */
+    FORMAT_FP8,         /* blocks of 128: a scale of 32 bits, numbers of E4M3 (fp8.h) */
     FORMAT_Q8_0,        /* blocks of 32: a scale of 16 bits, numbers of 8 (q8_0.h) */
     FORMAT_Q4_0,        /* from here on: blocks of fewer bits (blocks.h) */
     FORMAT_Q4_1,
@@ -41,6 +42,7 @@ enum tensor_format {
     FORMAT_IQ4_NL,
     FORMAT_IQ4_XS,
     FORMAT_MXFP4,
+    FORMAT_NVFP4,   /* only read, from files that have it otherwise (common/model/scaled.h) */
     FORMAT_IQ2_XXS, /* from here on: places in grids (blocks_grid.h), only read */
     FORMAT_IQ2_XS,
     FORMAT_IQ2_S,
@@ -65,6 +67,7 @@ struct tensor_format_traits {
     enum dtype value; /* what its values decode to, exactly */
     enum dtype
         product; /* what a GPU's matrix products of many tokens take them as: rounded, where not `value` */
+    uint32_t file_values, file_bytes; /* of a block in files, where it is another; 0: it is not */
     uint32_t block_values, block_bytes; /* of a variable format: of the values before */
     uint32_t group_rows;
     bool variable;
@@ -159,9 +162,9 @@ HELM_MUST_CHECK int tensor_format_convert(const struct tensor_rows *what, void *
 
 /* Rows of the registry, one a file. */
 extern const struct tensor_format_traits tensor_format_bf16, tensor_format_f16, tensor_format_f32,
-    tensor_format_bf16_packed, tensor_format_q8_0, tensor_format_q4_0, tensor_format_q4_1, tensor_format_q5_0,
+    tensor_format_bf16_packed, tensor_format_fp8, tensor_format_q8_0, tensor_format_q4_0, tensor_format_q4_1, tensor_format_q5_0,
     tensor_format_q5_1, tensor_format_q2_k, tensor_format_q3_k, tensor_format_q4_k, tensor_format_q5_k,
-    tensor_format_q6_k, tensor_format_iq4_nl, tensor_format_iq4_xs, tensor_format_mxfp4,
+    tensor_format_q6_k, tensor_format_iq4_nl, tensor_format_iq4_xs, tensor_format_mxfp4, tensor_format_nvfp4,
     tensor_format_iq2_xxs, tensor_format_iq2_xs, tensor_format_iq2_s, tensor_format_iq3_xxs,
     tensor_format_iq3_s, tensor_format_iq1_s, tensor_format_iq1_m;
 

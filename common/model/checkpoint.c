@@ -17,6 +17,7 @@
 #include "common/model/fused.h"
 #include "common/model/hub.h"
 #include "common/model/safetensors.h"
+#include "common/model/scaled.h"
 
 #define SINGLE_FILE "model.safetensors"
 #define INDEX_FILE  "model.safetensors.index.json"
@@ -97,10 +98,13 @@ static size_t count_indexed(const struct model_config *config, const struct chec
     return count;
 }
 
-static bool has_tensor(const struct model *model, const char *name)
+static bool has_tensor(const struct model *model, const char *in_file)
 {
     struct arch_match what;
+    char name[MODEL_NAME_MAX];
     const struct arch *arch = arch_of(&model->config);
+    /* scales are missed by their matrix */
+    if (scaled_name_of(&model->config, in_file, name) != SCALED_MATRIX) return true;
     const struct fused_tensor *fused = arch_match_fused(arch, name, false, &what.layer);
     if (fused) {
         if (what.layer >= (int32_t)model->config.layers) return false;
@@ -240,10 +244,11 @@ static uint64_t config_pieces(const struct model_config *config)
 
 int checkpoint_start(struct model *model, struct helm_err *err)
 {
+    const bool scaled = model->config.gguf || model->config.scaled;
     const uint32_t capacity = expected_count(&model->config);
     model->tensors = calloc(capacity, sizeof *model->tensors);
     model->by_role = calloc((size_t)TENSOR_ROLE_COUNT * (model->config.layers + 1u), sizeof *model->by_role);
-    const uint64_t pieces = config_pieces(&model->config);
+    const uint64_t pieces = config_pieces(&model->config) + (scaled ? capacity : 0);
     if (pieces > MODEL_TENSORS_MAX)
         return helm_fail(err, HELM_E_LIMIT, "its experts are %llu tensors, the limit is %u",
                          (unsigned long long)pieces, MODEL_TENSORS_MAX);
@@ -271,7 +276,8 @@ out:
 
 int checkpoint_finish(struct model *model, struct helm_err *err)
 {
-    int rc = check_complete(model, err);
+    int rc = scaled_finish(model, err);
+    if (!rc) rc = check_complete(model, err);
     if (rc) return rc;
     sort_and_sum(model);
     model_math_build(&model->config, &model->math);
@@ -360,6 +366,15 @@ int model_from_config(struct model_config *config, struct model *model, struct h
     memset(model, 0, sizeof *model);
     model->config = *config;
     memset(config, 0, sizeof *config);
+    if (model->config.scaled) {
+        const int refused =
+            helm_fail(err, HELM_E_UNSUPPORTED,
+                      "config.json alone does not say which matrices are %s: the headers of its "
+                      "safetensors files are needed",
+                      tensor_format_name(model->config.scaled));
+        model_free(model);
+        return refused;
+    }
     model->shards = calloc(1, sizeof *model->shards);
     model->shard_count = model->shards ? 1 : 0;
     int rc = model->shards ? checkpoint_start(model, err)
@@ -430,6 +445,7 @@ void model_free(struct model *model)
     free(model->path);
     free(model->tensors);
     free(model->pieces);
+    free(model->scales);
     free(model->shards);
     free(model->by_role);
     free(model->unit);

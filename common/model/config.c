@@ -14,6 +14,7 @@
 #include "common/model/checkpoint.h"
 #include "common/model/fused.h"
 #include "common/model/keys.h"
+#include "common/model/scaled.h"
 
 static const struct arch *named_arch(const json_t *root, const char *type, const char **name, bool *outer,
                                      struct helm_err *err)
@@ -118,12 +119,13 @@ static bool stores_mxfp4(const struct arch *arch)
     return false;
 }
 
-/* How matrices of experts are stored where the architecture's may be quantized; else nothing may be. */
+/* How matrices of experts are stored where the architecture's may be MXFP4; what any may be (scaled.h); nothing else. */
 static int read_quantization(const json_t *root, const struct arch *arch, struct model_config *config,
                              struct helm_err *err)
 {
     const json_t *quantization = json_object_get(root, "quantization_config");
     const char *method = NULL;
+    bool known = false;
     config->experts_format = tensor_format_plain(config->dtype);
     if (!quantization || json_is_null(quantization)) return 0;
     if (json_is_object(quantization)) {
@@ -133,6 +135,10 @@ static int read_quantization(const json_t *root, const struct arch *arch, struct
     if (stores_mxfp4(arch) && method && strcmp(method, "mxfp4") == 0) {
         config->experts_format = FORMAT_MXFP4;
         return 0;
+    }
+    if (method) {
+        const int rc = scaled_config(quantization, method, config, &known, err);
+        if (rc || known) return rc;
     }
     return helm_fail(
         err, HELM_E_UNSUPPORTED,

@@ -224,10 +224,12 @@ static int measure(struct cursor *c, struct safetensors_entry *entry)
 {
     const struct tensor_format_traits *traits = tensor_format_of(entry->format);
     const uint64_t row = entry->shape[entry->rank - 1];
-    if (row % traits->block_values)
+    const uint32_t values = traits->file_values ? traits->file_values : traits->block_values,
+                   bytes = traits->file_values ? traits->file_bytes : traits->block_bytes;
+    if (row % values)
         return helm_fail(c->err, HELM_E_FORMAT, "rows of %llu values are no whole blocks of %u, as %s needs",
-                         (unsigned long long)row, traits->block_values, entry->dtype_text);
-    bool over = units_mul(row / traits->block_values, traits->block_bytes, &entry->bytes) != 0;
+                         (unsigned long long)row, values, entry->dtype_text);
+    bool over = units_mul(row / values, bytes, &entry->bytes) != 0;
     for (uint32_t i = 0; i + 1 < entry->rank && !over; i++)
         over = units_mul(entry->bytes, entry->shape[i], &entry->bytes) != 0;
     if (over) return helm_fail(c->err, HELM_E_LIMIT, "the product of its dimensions overflows 64 bits");

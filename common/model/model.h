@@ -83,16 +83,22 @@ struct model_config {
     bool shared_weighed;          /* a token gives it a weight; else 1 */
     bool sinks;                   /* attention has */
     enum tensor_format experts_format; /* of matrices that only config.json is there of */
+    /* What files keep some matrices as, numbers and scales apart: FP8, NVFP4; 0: neither. Rows and columns of FP8's
+     * scales; 0: config.json does not say */
+    enum tensor_format scaled;
+    uint32_t scaled_rows, scaled_cols;
     bool *sparse;                      /* [layers]: the layer's MLP is a mixture; NULL: none is */
     int32_t bos;                       /* -1: none */
     int32_t eos[MODEL_EOS_MAX];        /* config.json and generation_config.json together */
     uint32_t eos_count;
 };
 
-/* A part of a tensor in a file. */
+/* A part of a tensor in a file. STORED_SCALED: and where its scales are, and what multiplies all; 0: nowhere. */
 struct model_piece {
     uint32_t shard;
     uint64_t offset;
+    uint32_t scale_shard, whole_shard;
+    uint64_t scales, whole;
 };
 /* How all experts' rows of a tensor lie in its file; model_shards_read makes rows of them (fused.h). */
 enum tensor_stored {
@@ -100,6 +106,23 @@ enum tensor_stored {
     STORED_BLOCKS_APART, /* MXFP4: all numbers of blocks, and their scales in another tensor */
     STORED_COLUMNS,      /* each expert's columns one behind another */
     STORED_IN_TURN,      /* single values of two tensors in turn, as biases of gate and up */
+    STORED_SCALED,       /* numbers of 8 or 4 bits, scales in tensors of their own (scaled.h); in pieces */
+};
+/* What STORED_SCALED needs to know. */
+struct model_scaled {
+    bool blocks;         /* blocks of a GGUF file */
+    bool divides;        /* what stands for the whole divides */
+    uint32_t rows, cols; /* FP8: how many share a scale */
+    enum dtype dtype;    /* of these */
+};
+/* A tensor of scales, until its matrix is there. */
+struct model_scale {
+    char name[MODEL_NAME_MAX], matrix[MODEL_NAME_MAX];
+    int kind; /* enum scaled_name */
+    struct model_piece at;
+    uint64_t count, cols;
+    bool e4m3;
+    enum dtype dtype;
 };
 
 /* How a tensor of experts in parts, or of their router, comes from one of whole experts (parts.h). */
@@ -130,6 +153,7 @@ struct model_tensor {
     uint32_t turns,
         turn; /* rows (STORED_IN_TURN: values) turn, turn + turns, ... of the file's are its own; 0: all */
     struct model_piece scales; /* STORED_BLOCKS_APART; offset 0: not found yet */
+    struct model_scaled scaled;
     /* What is above of files (`stored` and the like) is that of whole experts */
     enum tensor_cut cut;
     uint32_t parts, part_rows; /* of an expert; rows of a part */
@@ -150,6 +174,8 @@ struct model {
     uint32_t tensor_count;
     struct model_piece *pieces;
     uint32_t piece_count;
+    struct model_scale *scales; /* while the files are read */
+    uint32_t scale_count;
     struct model_shard *shards;
     uint32_t shard_count;
     struct model_unit *unit;                 /* [unit_count(config.layers)] */

@@ -47,7 +47,8 @@ static int read_dtype(const json_t *info, struct safetensors_entry *entry, struc
     entry->format = tensor_format_of_file(entry->dtype_text);
     if (entry->format < FORMAT_COUNT) {
         const struct tensor_format_traits *traits = tensor_format_of(entry->format);
-        *block = (struct block){traits->block_values, traits->block_bytes};
+        *block = traits->file_values ? (struct block){traits->file_values, traits->file_bytes}
+                                     : (struct block){traits->block_values, traits->block_bytes};
         return 0;
     }
     for (size_t i = 0; i < sizeof other_types / sizeof *other_types; i++) {

@@ -9,6 +9,7 @@
 #include "common/model/content.h"
 #include "common/model/fused.h"
 #include "common/model/parts.h"
+#include "common/model/scaled.h"
 
 int model_shards_open(const struct model *model, struct model_shards *shards, struct helm_err *err)
 {
@@ -47,6 +48,7 @@ static int read_pieces(const struct model_shards *shards, const struct model_ten
 static int read_whole(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
                       uint64_t bytes, void *to, struct helm_err *err)
 {
+    if (t->stored == STORED_SCALED) return scaled_read(shards, t, from, bytes, to, err);
     if (t->piece_count) return read_pieces(shards, t, from, bytes, to, err);
     if (t->stored != STORED_ROWS) return fused_read(shards->fd, t, from, bytes, to, err);
     const int fd = shards->fd[t->shard];

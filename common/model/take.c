@@ -9,6 +9,7 @@
 #include "common/model/checkpoint.h"
 #include "common/model/fused.h"
 #include "common/model/safetensors.h"
+#include "common/model/scaled.h"
 
 size_t checkpoint_slot(const struct model_config *config, enum tensor_role role, int32_t layer)
 {
@@ -111,7 +112,7 @@ static int add_piece(struct model *model, const struct model_tensor *tensor, uin
                          model->shards[piece->shard].file);
     if (all->format != tensor->format)
         return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' has dtype %s, other experts of its layer %s",
-                         name, tensor_format_of(tensor->format)->file, tensor_format_of(all->format)->file);
+                         name, tensor_format_name(tensor->format), tensor_format_name(all->format));
     *piece = (struct model_piece){.shard = tensor->shard, .offset = tensor->offset};
     all->bytes += tensor->bytes; /* of all it is that many experts' */
     if (expert == 0) {
@@ -246,16 +247,44 @@ static int skip(struct model *model, const struct safetensors_entry *entry)
     return 0;
 }
 
+/* Its numbers lie otherwise than rows here, and its scales in tensors of their own. */
+static int start_scaled(struct model *model, struct model_tensor *tensor, bool part,
+                        const struct safetensors_entry *entry, struct helm_err *err)
+{
+    const struct tensor_format_traits *traits = tensor_format_of(tensor->format);
+    if (!tensor_format_takes(tensor->format, tensor->rows, tensor->cols))
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "tensor '%s': rows of %llu values cannot be %s, which takes %u", entry->name,
+                         (unsigned long long)tensor->cols, traits->name, traits->block_values);
+    tensor->stored = STORED_SCALED;
+    tensor->scaled.blocks = entry->format == FORMAT_NVFP4;
+    tensor->experts = arch_role_of_experts(tensor->role) ? model->config.router.experts : 1;
+    tensor->bytes =
+        tensor_format_bytes(tensor->format, part ? tensor->rows / tensor->experts : tensor->rows, tensor->cols);
+    if (part) return 0;
+    tensor->piece = model->piece_count++;
+    tensor->piece_count = 1;
+    model->pieces[tensor->piece] = (struct model_piece){.shard = tensor->shard, .offset = tensor->offset};
+    return 0;
+}
+
 int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
-                    const struct safetensors_entry *entry, struct helm_err *err)
+                    const struct safetensors_entry *in_file, struct helm_err *err)
 {
     struct model_tensor tensor = {.role = TENSOR_NONE, .shard = shard};
     struct arch_match what;
+    struct safetensors_entry own = *in_file, *entry = &own;
+    char name[MODEL_NAME_MAX];
     const struct model_config *config = &model->config;
     const struct arch *arch = arch_of(config);
     if (arch_ignores_name(entry->name)) return 0;
     if (arch_skips_name(config, entry->name)) return skip(model, entry);
     if (config->gguf && arch_is_rope_factors(entry->name)) return 0; /* the configuration has them */
+    const enum scaled_name scaled = scaled_name_of(config, entry->name, name);
+    const struct model_piece at = {.shard = shard, .offset = data_offset + entry->begin};
+    if (scaled == SCALED_UNUSED) return 0;
+    if (scaled != SCALED_MATRIX) return scaled_keep(model, &at, scaled, name, entry, err);
+    entry->name = name;
     const struct fused_tensor *fused = arch_match_fused(arch, entry->name, config->gguf, &tensor.layer);
     if (fused) {
         tensor.format = entry->format;
@@ -280,15 +309,19 @@ int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
         !model_expected_shape(config, tensor.role, &tensor.rows, &tensor.cols))
         return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s says this %s has none", entry->name,
                          source_of(config), config->architecture);
+    const bool vector = arch_role_is_vector(tensor.role);
+    const enum tensor_format apart = vector ? FORMAT_COUNT : scaled_format(config, entry);
     int rc = check_shape(config, entry, tensor.role, tensor.rows, tensor.cols, err);
     if (rc) return rc;
-    const bool vector = arch_role_is_vector(tensor.role);
-    if (entry->format == FORMAT_COUNT || (vector && !tensor_format_is_plain(entry->format)))
+    if ((apart == FORMAT_COUNT && entry->format == FORMAT_COUNT) ||
+        (vector && !tensor_format_is_plain(entry->format)))
         return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' has dtype %s, which no %s here can have",
                          entry->name, entry->dtype_text, vector ? "vector" : "matrix");
-    tensor.format = entry->format;
+    tensor.format = apart != FORMAT_COUNT ? apart : entry->format;
     tensor.bytes = entry->bytes;
     tensor.offset = data_offset + entry->begin;
+    if (apart != FORMAT_COUNT) rc = start_scaled(model, &tensor, part, entry, err);
+    if (rc) return rc;
     if (part) return add_piece(model, &tensor, (uint32_t)what.expert, entry->name, err);
     strcpy(tensor.name, entry->name);
     return checkpoint_add(model, &tensor, err);

@@ -98,15 +98,20 @@ struct block_scale_places {
 };
 /* Of IQ1_M: four bits in the upper halves of four bytes. */
 static const uint32_t SCATTERED = UINT32_MAX;
+/* Of FP8 and NVFP4: as fp32, in front. */
+static const uint32_t SINGLE = UINT32_MAX - 1;
 static inline void put_scale(unsigned char *block, uint32_t at, uint16_t half)
 {
     for (int i = 0; at == SCATTERED && i < 4; i++)
         block[49 + 2 * i] = (unsigned char)((block[49 + 2 * i] & 15) | (half >> 4 * i & 15) << 4);
-    if (at != SCATTERED) memcpy(block + at, &half, sizeof half);
+    const float single = convert_f16_f32(half);
+    if (at == SINGLE) memcpy(block, &single, sizeof single);
+    if (at != SCATTERED && at != SINGLE) memcpy(block + at, &half, sizeof half);
 }
 static inline const block_scale_places &scale_places(enum tensor_format format)
 {
     static const block_scale_places places[] = {
+        {FORMAT_FP8, 1, {SINGLE, 0}, {1 / 256.0f, 0}},
         {FORMAT_Q8_0, 1, {0, 0}, {1 / 128.0f, 0}},
         {FORMAT_Q4_0, 1, {0, 0}, {1 / 16.0f, 0}},
         {FORMAT_Q4_1, 2, {0, 2}, {1 / 16.0f, 1}},
@@ -120,6 +125,7 @@ static inline const block_scale_places &scale_places(enum tensor_format format)
         {FORMAT_IQ4_NL, 1, {0, 0}, {1 / 128.0f, 0}},
         {FORMAT_IQ4_XS, 1, {0, 0}, {1 / 4096.0f, 0}},
         {FORMAT_MXFP4, 0, {0, 0}, {0, 0}},
+        {FORMAT_NVFP4, 1, {SINGLE, 0}, {1 / 512.0f, 0}},
         {FORMAT_IQ2_XXS, 1, {0, 0}, {1 / 128.0f, 0}},
         {FORMAT_IQ2_XS, 1, {0, 0}, {1 / 128.0f, 0}},
         {FORMAT_IQ2_S, 1, {0, 0}, {1 / 128.0f, 0}},

@@ -327,6 +327,7 @@ void test_experts(struct test_context *t)
     test_chunk(t, &few, {FORMAT_BF16, 2, 1, 24, 88, 230, 229, GLU_SILU, false, true});
     test_chunk(t, &few, {FORMAT_Q6_K, 1, 1, 20, 512, 130, 129, GLU_SILU, false, false});
     test_chunk(t, &few, {FORMAT_MXFP4, 1, 1, 64, 352, 100, 97, GLU_CLAMPED, false, true});
+    test_chunk(t, &few, {FORMAT_FP8, 4, 2, 128, 256, 20, 17, GLU_SILU, true, false});
     test_chunk(t, &few, {FORMAT_F16, 5, 2, 33, 136, 70, 70, GLU_CLAMPED, true, true});
     test_chunk(t, &few, {FORMAT_BF16, 3, 2, 7, 30, 5, 5, GLU_SILU, true, false});
     if (wide.warpgroups) { /* one, two, three and four tiles of 64 tokens, and more than all of these */

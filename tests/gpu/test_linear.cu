@@ -5,6 +5,7 @@
  * the rounding of 12,288 terms; tensor-core batches split activations in two 16-bit parts (2^-16 each);
  * products of cuBLASLt take the same 16-bit inputs as the reference. */
 #include "tests/gpu/harness.cuh"
+#include "worker-gpu/kernels/chain/chains.h"
 
 struct linear_case {
     int dtype;
@@ -455,8 +456,42 @@ static void test_format(struct test_context *t, enum tensor_format format)
     run_case(t, {format, 12288, 1, {67}, 1, 1, false, false, true, false, false}, &t->device, 1e-5, "gemv");
     run_case(t, {format, 9728, 1, {2560}, 1, 1, false, false, true, false, false}, &t->device, 1e-5, "gemv");
 }
+/* FP8 has the schedules of any values: rows of one block and of several, one and several tokens, slices. */
+static void test_fp8(struct test_context *t)
+{
+    const uint32_t shapes[][2] = {{17, 2560}, {1, 128}, {30, 1280}, {300, 4096}};
+    for (uint32_t i = 0; i < (t->few ? 1u : t->small ? 3u : 4u); i++) {
+        const uint32_t rows = shapes[i][0], cols = shapes[i][1];
+        test_blocks_read(t, FORMAT_FP8, rows, cols);
+        run_case(t, {FORMAT_FP8, cols, 1, {rows}, 1, 1, true, true, true, false, false}, &t->device, 1e-5,
+                 "gemv");
+        run_case(t, {FORMAT_FP8, cols, 2, {rows, rows}, 1, 1, false, true, false, true, false}, &t->device,
+                 1e-5, "gemv");
+        run_case(t, {FORMAT_FP8, cols, 3, {rows, 7, 2}, 1, 1, true, false, false, false, false, rows},
+                 &t->device, 1e-5, "gemv");
+        run_case(t, {FORMAT_FP8, cols, 1, {rows}, 16, 13, true, true, true, false, false}, &t->device, 1e-5,
+                 "gemm");
+        run_case(t, {FORMAT_FP8, cols, 2, {rows, rows}, 4, 3, false, true, false, true, false}, &t->device,
+                 1e-5, "gemm");
+    }
+    struct gpuk_linear_args args = {};
+    args.format = FORMAT_FP8, args.cols = 256, args.segments = 1, args.segment[0].rows = 64;
+    args.segment[0].weight = (const void *)(uintptr_t)256;
+    check(t,
+          strcmp(gpuk_linear_kernel(&t->device, &args, GPUK_ONE), "plain") == 0 &&
+              strcmp(gpuk_linear_kernel(&t->device, &args, GPUK_FEW), "plain") == 0,
+          "fp8 is multiplied by the plain kernels");
+    check(t,
+          !gpuk_linear_takes(&t->device, &args, GPUK_CHUNK) &&
+              !gpuk_linear_takes(&t->device, &args, GPUK_SHORT),
+          "fp8 is expanded for a chunk");
+    struct gpuk_chain_op op = {};
+    op.kind = GPUK_CHAIN_LINEAR, op.linear = args;
+    check(t, !gpuk_chain_takes(&t->device, &op), "no chain takes fp8");
+}
 void test_blocks(struct test_context *t)
 {
+    test_fp8(t);
     for (int format = FORMAT_Q8_0; format < FORMAT_COUNT; format++)
         test_format(t, (enum tensor_format)format);
 }

@@ -98,6 +98,24 @@ BYTES_(q3_k, Q3_K, 256, 110, 16)
 BYTES_(q5_k, Q5_K, 256, 176, 32)
 BLOCK_GRID_FORMATS(BYTES_)
 
+/* The matrix's scale is fp32, so values may be below what the instruction keeps. */
+INLINE void nvfp4_values(uint16_t *to, const size_t step, const uint8_t *block, size_t blocks,
+                         const float *scale, const float *least)
+{
+    for (; blocks; blocks--, block += 148)
+        UNROLL for (size_t g = 0; g < 8; g++, scale += 2, least += 2, to += step)
+        {
+            const __m128i bytes = _mm_loadu_si128((const void *)(block + NVFP4_NUMBERS + 16 * g)),
+                          four = _mm_set1_epi8(15), codes = _mm_loadu_si128((const void *)mxfp4_table);
+            const __m128i low = _mm_shuffle_epi8(codes, _mm_and_si128(bytes, four)),
+                          high = _mm_shuffle_epi8(codes, _mm_and_si128(_mm_srli_epi16(bytes, 4), four));
+            const vec first = vec_mul(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low)), vec_set1(scale[0])),
+                      second = vec_mul(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high)), vec_set1(scale[1]));
+            _mm256_store_si256((void *)to, vec_to_bf16(first));
+            _mm256_store_si256((void *)(to + 16), vec_to_bf16(second));
+        }
+}
+
 /* 64 bytes have the low four bits of 128 numbers, 32 the upper two: of the first two groups of 32, then of the others. */
 INLINE void q6_k_half(int8_t *number, const uint8_t *low, const uint8_t *high)
 {

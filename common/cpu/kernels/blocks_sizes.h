@@ -8,7 +8,7 @@
 #include "common/cpu/kernels/int8.h"
 #include "common/formats/tensor_format.h"
 
-/* A function of the format, RETURNED of its row in INT8_FORMATS. */
+/* A function of the format, RETURNED of its row in INT8_FORMATS, or of FP8's. */
 #define BLOCK_CASE(FORMAT_NAME, RETURNED)                                                                    \
     case FORMAT_##FORMAT_NAME:                                                                               \
         return RETURNED;
@@ -18,13 +18,20 @@
     default:                                                                                                 \
         __builtin_unreachable();                                                                             \
     }
+#define SIZED_SWITCH(format, CASE)                                                                           \
+    switch (format) {                                                                                        \
+        INT8_FORMATS(CASE)                                                                                   \
+        CASE(fp8, FP8, 128, 132, 128)                                                                        \
+    default:                                                                                                 \
+        __builtin_unreachable();                                                                             \
+    }
 INLINE size_t block_values(const enum tensor_format format){
 #define CASE(format_, FORMAT_NAME, VALUES, BYTES, GROUP) BLOCK_CASE(FORMAT_NAME, VALUES)
-    BLOCK_SWITCH(format, CASE)
+    SIZED_SWITCH(format, CASE)
 #undef CASE
 } INLINE size_t decode_bytes(size_t values, const enum tensor_format format){
 #define CASE(format_, FORMAT_NAME, VALUES, BYTES, GROUP) BLOCK_CASE(FORMAT_NAME, values / (VALUES) * (BYTES))
-    BLOCK_SWITCH(format, CASE)
+    SIZED_SWITCH(format, CASE)
 #undef CASE
 } INLINE size_t block_group(const enum tensor_format format){
 #define CASE(format_, FORMAT_NAME, VALUES, BYTES, GROUP) BLOCK_CASE(FORMAT_NAME, GROUP)
@@ -57,6 +64,7 @@ INLINE int number_less(const enum tensor_format format)
     case FORMAT_IQ1_M:
         return 9;
     case FORMAT_MXFP4:
+    case FORMAT_NVFP4:
         return 12;
     case FORMAT_IQ3_S:
         return 15;

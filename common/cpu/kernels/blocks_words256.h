@@ -7,7 +7,9 @@
 #include "common/cpu/kernels/blocks_grid_words.h"
 
 /* Whether numbers take whole bytes. */
-#define IS_TABLE(format) ((format) == FORMAT_IQ4_NL || (format) == FORMAT_IQ4_XS || (format) == FORMAT_MXFP4)
+#define IS_TABLE(format)                                                                                     \
+    ((format) == FORMAT_IQ4_NL || (format) == FORMAT_IQ4_XS || (format) == FORMAT_MXFP4 ||                   \
+     (format) == FORMAT_NVFP4)
 
 /* The bits of a byte that are its number, once others are masked. */
 INLINE int number_bits(const enum tensor_format format)
@@ -104,6 +106,8 @@ INLINE __m256i words_of(const uint8_t *w, const int r, const enum tensor_format 
         return chosen(halves16(w + 8 + 16 * r), iq4_table, less);
     case FORMAT_MXFP4:
         return chosen(halves16(w + 1), mxfp4, less);
+    case FORMAT_NVFP4:
+        return chosen(halves16(w + NVFP4_NUMBERS + 16 * r), mxfp4, less);
     case FORMAT_Q5_0:
     case FORMAT_Q5_1: {
         const size_t at = format == FORMAT_Q5_0 ? 2 : 4;

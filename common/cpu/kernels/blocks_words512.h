@@ -17,7 +17,7 @@
 /* Formats whose weights choose from a table. */
 #define IS_TABLE(format)                                                                                     \
     ((format) == FORMAT_Q4_0 || (format) == FORMAT_Q4_1 || (format) == FORMAT_IQ4_NL ||                      \
-     (format) == FORMAT_IQ4_XS || (format) == FORMAT_MXFP4)
+     (format) == FORMAT_IQ4_XS || (format) == FORMAT_MXFP4 || (format) == FORMAT_NVFP4)
 
 /* A constant by the lane's run of eight, or by its run of four. */
 #define EIGHTS(a, b)      _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b)
@@ -75,6 +75,8 @@ INLINE __m512i words_of(const uint8_t *w, const uint8_t *second, const size_t k,
         return twice16(w + 4, second + 4);
     case FORMAT_MXFP4:
         return twice16(w + 1, second + 1);
+    case FORMAT_NVFP4:
+        return twice16(w + NVFP4_NUMBERS + 32 * k, w + NVFP4_NUMBERS + 16 + 32 * k);
     case FORMAT_Q5_0:
     case FORMAT_Q5_1: {
         const size_t at = format == FORMAT_Q5_0 ? 2 : 4;
@@ -160,10 +162,10 @@ INLINE vec words_part(__m512i words, const int b, const enum tensor_format forma
             format == FORMAT_Q4_K ? EIGHTS((int)bits, (int)(bits << 4)) : _mm512_set1_epi32((int)bits);
         return _mm512_cvtepu32_ps(_mm512_and_si512(words, mask));
     }
-    const int8_t *code = format == FORMAT_Q4_1    ? from_0
-                         : format == FORMAT_Q4_0  ? from_8
-                         : format == FORMAT_MXFP4 ? mxfp4
-                                                  : iq4;
+    const int8_t *code = format == FORMAT_Q4_1                              ? from_0
+                         : format == FORMAT_Q4_0                            ? from_8
+                         : format == FORMAT_MXFP4 || format == FORMAT_NVFP4 ? mxfp4
+                                                                            : iq4;
     return _mm512_permutexvar_ps(_mm512_srlv_epi32(words, FOURS(8 * b, 8 * b + 4, 8 * b, 8 * b + 4)),
                                  block_numbers(code));
 }
@@ -224,6 +226,15 @@ INLINE struct block_scales scales_of(const uint8_t *w, const enum tensor_format 
         q3_k_scales(w, scale, least);
         const vec all =
             _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(scale)), _mm256_loadu_ps(scale + 8), 1);
+        return (struct block_scales){all, all};
+    }
+    case FORMAT_NVFP4: {
+        const __m256i seven =
+            _mm256_and_si256(_mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)(w + NVFP4_SCALES))),
+                             _mm256_set1_epi16(0x7f));
+        float by;
+        memcpy(&by, w, sizeof by);
+        const vec all = vec_mul(_mm512_cvtph_ps(_mm256_slli_epi16(seven, 7)), vec_set1(by * 128));
         return (struct block_scales){all, all};
     }
     case FORMAT_IQ4_XS:

@@ -29,6 +29,7 @@ INLINE size_t narrow_steps(const enum tensor_format format)
     case FORMAT_Q4_K:
     case FORMAT_Q5_0:
     case FORMAT_MXFP4:
+    case FORMAT_NVFP4:
     case FORMAT_IQ3_S:
     case FORMAT_IQ1_S:
     case FORMAT_IQ1_M:

@@ -26,7 +26,7 @@ INLINE bool takes_off(const enum tensor_format format)
 }
 INLINE bool has_whole_scales(const enum tensor_format format)
 {
-    return block_values(format) == 256;
+    return block_values(format) == 256 && format != FORMAT_NVFP4;
 }
 
 /* ---- x ---- */
@@ -152,7 +152,8 @@ INLINE __m256i whole_scales_part(__m256i all, const int r, const enum tensor_for
 /* A row's scales of a chunk. */
 struct chunk_scales {
     __m256i whole; /* of groups, as bytes, twice */
-    vec scale;     /* of all, of whole scales; else of blocks, times x's */
+    vec scale;     /* of all, of whole scales; else of blocks, or of the first 16 of each 32, times x's */
+    vec second;    /* of the other 16 */
 };
 INLINE vec half_everywhere(const uint8_t *at)
 {
@@ -219,6 +220,21 @@ INLINE struct chunk_scales whole_scales(vec *least, const uint8_t *w, const char
     }
 }
 
+/* Sixteen scales of their own times x's. */
+INLINE struct chunk_scales scales_of_16(const uint8_t *w, const char *x)
+{
+    const vec xs = vec_load(x + AT_SCALES);
+    const __m128i all = _mm_and_si128(_mm_loadu_si128((const void *)(w + NVFP4_SCALES)), _mm_set1_epi8(0x7f));
+    float by;
+    memcpy(&by, w, sizeof by);
+    const vec times = vec_set1(by * 128);
+    /* a byte of each 16 bits, as fp16 numbers */
+    const __m128i first = _mm_slli_epi16(_mm_and_si128(all, _mm_set1_epi16(0xff)), 7),
+                  second = _mm_slli_epi16(_mm_srli_epi16(all, 8), 7);
+    return (struct chunk_scales){.scale = vec_mul(vec_mul(_mm256_cvtph_ps(first), times), xs),
+                                 .second = vec_mul(vec_mul(_mm256_cvtph_ps(second), times), xs)};
+}
+
 #define EIGHT_TIMES(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 /* Of `blocks` blocks of 32, times x's. */
 INLINE vec block_scales(vec *least, const uint8_t *w, const char *x, const size_t blocks,
@@ -265,6 +281,8 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
         const char *xt = x + i / S * ldx;
         if (has_whole_scales(format))
             scales[i] = whole_scales(&least[i], row, xt, format);
+        else if (block_group(format) == 16)
+            scales[i] = scales_of_16(row, xt);
         else
             scales[i].scale = block_scales(&least[i], row, xt, blocks, format);
         sum[i] = has_whole_scales(format) ? vec_zero() : total[i];
@@ -274,7 +292,7 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
         if ((size_t)r >= blocks) break;
         UNROLL for (size_t s = 0; s < S; s++)
         {
-            const uint8_t *at = w + s * stride + (has_whole_scales(format) ? 0 : (size_t)r * block);
+            const uint8_t *at = w + s * stride + (block_values(format) == 256 ? 0 : (size_t)r * block);
             const __m256i bytes = bytes_of(at, r, format);
             UNROLL for (size_t t = 0; t < T; t++)
             {
@@ -287,10 +305,12 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
                         _mm256_madd_epi16(pairs, whole_scales_part(scales[i].whole, r, format));
                     sum[i] = vec_fmadd(_mm256_cvtepi32_ps(fours), xs, sum[i]);
                 } else {
-                    const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-                    sum[i] =
-                        vec_fmadd(_mm256_cvtepi32_ps(fours),
-                                  _mm256_permutevar8x32_ps(scales[i].scale, _mm256_set1_epi32(r)), sum[i]);
+                    const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)),
+                                  at_r = _mm256_set1_epi32(r);
+                    vec by = _mm256_permutevar8x32_ps(scales[i].scale, at_r);
+                    if (block_group(format) == 16)
+                        by = _mm256_blend_ps(by, _mm256_permutevar8x32_ps(scales[i].second, at_r), 0xf0);
+                    sum[i] = vec_fmadd(_mm256_cvtepi32_ps(fours), by, sum[i]);
                 }
             }
         }

@@ -34,6 +34,7 @@ INLINE enum layout layout_of(const enum tensor_format format)
     case FORMAT_Q2_K:
     case FORMAT_Q3_K:
     case FORMAT_Q6_K:
+    case FORMAT_NVFP4:
     case FORMAT_IQ2_XS:
     case FORMAT_IQ2_S:
     case FORMAT_IQ1_M:

@@ -28,8 +28,10 @@ INLINE __m512i bytes_of(const uint8_t *w, const uint8_t *second, const size_t k,
     if (!IS_TABLE(format)) return _mm512_and_si512(words, _mm512_set1_epi8((char)weight_bits(format)));
     const __m512i index = _mm512_and_si512(_mm512_srlv_epi32(words, FOURS(0, 4, 0, 4)), _mm512_set1_epi8(15));
     if (format == FORMAT_Q4_0 || format == FORMAT_Q4_1) return index;
-    const __m128i code = _mm_add_epi8(_mm_loadu_si128((const void *)(format == FORMAT_MXFP4 ? mxfp4 : iq4)),
-                                      _mm_set1_epi8((char)number_less(format)));
+    const __m128i code =
+        _mm_add_epi8(_mm_loadu_si128(
+                         (const void *)(format == FORMAT_MXFP4 || format == FORMAT_NVFP4 ? mxfp4 : iq4)),
+                     _mm_set1_epi8((char)number_less(format)));
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(code), index);
 }
 

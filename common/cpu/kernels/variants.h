@@ -20,6 +20,8 @@ extern const struct linear_kernel bf16_packed_ref_gemv, bf16_packed_ref_decode;
 extern const struct linear_kernel bf16_packed_avx512vbmi2_gemv, bf16_packed_avx512vbmi2_decode;
 extern const struct linear_kernel q8_0_ref_gemv, q8_0_ref_decode;
 extern const struct linear_kernel q8_0_avx2_gemv, q8_0_avx2_decode, q8_0_avx512_gemv, q8_0_avx512_decode;
+extern const struct linear_kernel fp8_ref_gemv, fp8_ref_decode;
+extern const struct linear_kernel fp8_avx2_gemv, fp8_avx2_decode, fp8_avx512_gemv, fp8_avx512_decode;
 /* Of GGUF's blocks, by their numbers in blocks.h: of one token, decoding. */
 extern const struct linear_kernel blocks_ref[BLOCK_FORMAT_COUNT][2], blocks_avx2[BLOCK_FORMAT_COUNT][2],
     blocks_avx512[BLOCK_FORMAT_COUNT][2];

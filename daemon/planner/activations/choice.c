@@ -16,7 +16,7 @@ enum activations_option activations_option_named(const char *name)
 
 static bool is_blocks(enum tensor_format format)
 {
-    return !tensor_format_is_plain(format) && !tensor_format_of(format)->variable;
+    return format >= FORMAT_Q8_0;
 }
 
 double activations_gain(const struct model *model, const struct profile *profile,

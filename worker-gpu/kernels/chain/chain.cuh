@@ -416,6 +416,10 @@ template <typename D> struct chain_lines_of {
     }
 };
 
+template <> struct chain_lines_of<decode_fp8> { /* chains take none of it */
+    static constexpr chain_lines lines = {};
+};
+
 /* How x lies for a format: for all formats of blocks alike. */
 template <typename D> struct chain_x_of {
     typedef D decoder;

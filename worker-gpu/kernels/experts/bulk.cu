@@ -452,5 +452,11 @@ static bool shape_of(const struct experts_call &call, experts_bulk_params *q, ui
     return false;
 }
 
-#define BULK(D) experts_launcher<experts_bulk_params, THREADS, shape_of<D>, experts_bulk<D>>::named("bulk")
+template <typename D> static constexpr experts_kernel bulk_of()
+{
+    if constexpr (D::TILES)
+        return experts_launcher<experts_bulk_params, THREADS, shape_of<D>, experts_bulk<D>>::named("bulk");
+    return {};
+}
+#define BULK(D) bulk_of<D>()
 experts_kernels experts_bulk_kernels = BY_FORMAT(BULK, {});

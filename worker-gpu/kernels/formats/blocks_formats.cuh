@@ -322,6 +322,26 @@ struct block_q2_k {
     BLOCK_APART
     BLOCK_WHOLE
 };
+/* The matrix's scale; 16 scales of E4M3 without a sign, which as fp16 is 256 times smaller; runs as those of MXFP4. */
+struct block_nvfp4 {
+    static const uint32_t VALUES = 256, BYTES = 148, ALIGN = 4, ORIGIN = 0, BITS = 5, ZERO = 16, GROUPS = 2;
+    static const bool LEAST = false;
+    BLOCK_FOUR
+    {
+        /* mxfp4_table, each 16 more */
+        const block_table t = {{0x13121110u << UP, 0x1c181614u << UP, 0x0d0e0f10u << UP, 0x04080a0cu << UP}};
+        return block_lookup(t, w.word(20 + run * 16, i % 4), i >= 4);
+    }
+    BLOCK_SCALES
+    {
+        const float by = __uint_as_float(w.word(0, 0)) * 128.0f;
+        const uint32_t two = w.half(4 + 2 * (int)run);
+        return {{block_half((two & 0x7fu) << 7) * by, block_half((two & 0x7f00u) >> 1) * by}, {0, 0}};
+    }
+    BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
+    BLOCK_APART
+    BLOCK_WHOLE
+};
 struct block_iq4_xs {
     static const uint32_t VALUES = 256, BYTES = 136, ALIGN = 4, ORIGIN = 0, BITS = 8, ZERO = 128, GROUPS = 1;
     static const bool LEAST = false;

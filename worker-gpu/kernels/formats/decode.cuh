@@ -16,6 +16,7 @@
  *                          least, of .scales, which all pieces of one row's 32 columns share: [0] of the first 16
  *                          columns, [1] of the others; the same where GROUPS is 1
  *     takes_pieces(args)   whether addresses allow it
+ *   TILES                whether it has, for gemv_bulk and chains:
  *   unit                 UNIT_VALUES neighbours, one lane's of a tile in shared memory          gemv_bulk, chains
  *     LINE_BYTES           bytes of 32 units, one of each lane
  *     TILE, TILE_LARGE     bytes of a tile's row: whole lines, and unless LOOSE a multiple of 16
@@ -29,6 +30,7 @@
 #define HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_CUH
 
 #include "worker-gpu/kernels/formats/decode_blocks.cuh"
+#include "worker-gpu/kernels/formats/decode_fp8.cuh"
 #include "worker-gpu/kernels/formats/decode_plain.cuh"
 
 typedef decode_plain<__nv_bfloat16> decode_bf16;
@@ -49,6 +51,7 @@ typedef decode_plain<float> decode_f32;
     X(iq4_nl, IQ4_NL)                                                                                        \
     X(iq4_xs, IQ4_XS)                                                                                        \
     X(mxfp4, MXFP4)                                                                                          \
+    X(nvfp4, NVFP4)                                                                                          \
     X(iq2_xxs, IQ2_XXS)                                                                                      \
     X(iq2_xs, IQ2_XS)                                                                                        \
     X(iq2_s, IQ2_S)                                                                                          \
@@ -65,11 +68,11 @@ struct decode_blocks;
  * own. Where OF has nothing for a decoder, and PACKED may be the same: zeros. */
 #define BY_FORMAT(OF, ...)                                                                                   \
     {                                                                                                        \
-        OF(decode_bf16), OF(decode_f16), OF(decode_f32), __VA_ARGS__, OF(decode_q8_0), OF(decode_q4_0),      \
-            OF(decode_q4_1), OF(decode_q5_0), OF(decode_q5_1), OF(decode_q2_k), OF(decode_q3_k),             \
-            OF(decode_q4_k), OF(decode_q5_k), OF(decode_q6_k), OF(decode_iq4_nl), OF(decode_iq4_xs),         \
-            OF(decode_mxfp4), OF(decode_iq2_xxs), OF(decode_iq2_xs), OF(decode_iq2_s), OF(decode_iq3_xxs),   \
-            OF(decode_iq3_s), OF(decode_iq1_s), OF(decode_iq1_m)                                             \
+        OF(decode_bf16), OF(decode_f16), OF(decode_f32), __VA_ARGS__, OF(decode_fp8), OF(decode_q8_0),       \
+            OF(decode_q4_0), OF(decode_q4_1), OF(decode_q5_0), OF(decode_q5_1), OF(decode_q2_k),             \
+            OF(decode_q3_k), OF(decode_q4_k), OF(decode_q5_k), OF(decode_q6_k), OF(decode_iq4_nl),           \
+            OF(decode_iq4_xs), OF(decode_mxfp4), OF(decode_nvfp4), OF(decode_iq2_xxs), OF(decode_iq2_xs),    \
+            OF(decode_iq2_s), OF(decode_iq3_xxs), OF(decode_iq3_s), OF(decode_iq1_s), OF(decode_iq1_m)       \
     }
 
 #endif

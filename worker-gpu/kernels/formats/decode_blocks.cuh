@@ -13,6 +13,7 @@
 
 template <typename F> struct decode_block {
     typedef F format;
+    static const bool TILES = true;
     typedef __nv_bfloat16 value; /* holds numbers as they are; what gpuk_expand writes is rounded to it */
     static const uint32_t VALUES = F::VALUES, BYTES = F::BYTES, RUNS = VALUES / 32;
     typedef block_words<1, false> any_words;

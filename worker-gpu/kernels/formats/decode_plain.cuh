@@ -6,6 +6,7 @@
 
 template <typename T> struct decode_plain {
     typedef T value;
+    static const bool TILES = true;
     static const bool EXPANDS = false;
 
     static __device__ __forceinline__ size_t bytes(uint32_t c) { return (size_t)c * sizeof(T); }

@@ -281,8 +281,10 @@ template <typename D> static int bulk_prepare(const struct gpuk_device *device, 
     return rc;
 }
 
-#define BULK(D)                                                                                              \
-    {                                                                                                        \
-        "bulk", bulk_takes<D>, bulk_launch<D>, bulk_prepare<D>                                               \
-    }
+template <typename D> static constexpr struct linear_kernel bulk_of()
+{
+    if constexpr (D::TILES) return {"bulk", bulk_takes<D>, bulk_launch<D>, bulk_prepare<D>};
+    return {};
+}
+#define BULK(D) bulk_of<D>()
 linear_kernels gemv_bulk_kernels = BY_FORMAT(BULK, {});

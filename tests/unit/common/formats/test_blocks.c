@@ -92,6 +92,15 @@ static double large_value(enum tensor_format format, const uint8_t *b, int i)
             bits(b[4 + run / 2], run % 2 * 4, 4) + 16 * bits((unsigned)(b[2] | b[3] << 8), 2 * run, 2);
         return half_at(b) * (scale - 32) * iq4[bits(b[8 + run * 16 + l % 16], l < 16 ? 0 : 4, 4)];
     }
+    case FORMAT_NVFP4: { /* the scale of a group is rounded to fp32 */
+        static const double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+        const int q = bits(b[20 + run * 16 + l % 16], l < 16 ? 0 : 4, 4), e = bits(b[4 + group], 3, 4),
+                  m = bits(b[4 + group], 0, 3);
+        float by;
+        memcpy(&by, b, sizeof by);
+        const float scale = (float)(by * (e ? ldexp(8 + m, e - 10) : ldexp(m, -9)));
+        return (q & 8 ? -e2m1[q & 7] : e2m1[q]) * (double)scale;
+    }
     default:
         fail_msg("no such format");
         return 0;
@@ -105,7 +114,8 @@ static const struct {
 } halves[] = {{FORMAT_Q4_0, {0, -1}},   {FORMAT_Q4_1, {0, 2}},    {FORMAT_Q5_0, {0, -1}},
               {FORMAT_Q5_1, {0, 2}},    {FORMAT_Q2_K, {80, 82}},  {FORMAT_Q3_K, {108, -1}},
               {FORMAT_Q4_K, {0, 2}},    {FORMAT_Q5_K, {0, 2}},    {FORMAT_Q6_K, {208, -1}},
-              {FORMAT_IQ4_NL, {0, -1}}, {FORMAT_IQ4_XS, {0, -1}}, {FORMAT_MXFP4, {-1, -1}}};
+              {FORMAT_IQ4_NL, {0, -1}}, {FORMAT_IQ4_XS, {0, -1}}, {FORMAT_MXFP4, {-1, -1}},
+              {FORMAT_NVFP4, {-1, -1}}};
 
 static uint32_t seed = 1;
 static uint32_t random_bits(void)
@@ -124,6 +134,10 @@ static void random_block(size_t f, uint8_t *block)
         if (halves[f].half[h] < 0 || random_bits() % 2) continue;
         const uint16_t value = special[random_bits() % (sizeof special / sizeof *special)];
         memcpy(block + halves[f].half[h], &value, sizeof value);
+    }
+    if (halves[f].format == FORMAT_NVFP4) {
+        static const float own[] = {INFINITY, NAN, 0, -1, 1, 0x1.fffffep-9f, 0x1.abcdeep20f};
+        memcpy(block, &own[random_bits() % (sizeof own / sizeof *own)], sizeof *own);
     }
     if (halves[f].format == FORMAT_MXFP4 && random_bits() % 4 == 0)
         block[0] = (uint8_t)(random_bits() % 2 ? random_bits() % 4 : 252 + random_bits() % 4);
@@ -179,7 +193,7 @@ static void test_registry(void **state)
     static uint8_t bytes[4096];
     for (int f = 0; f < FORMAT_COUNT; f++) {
         const struct tensor_format_traits *traits = tensor_format_of((enum tensor_format)f);
-        found += f != FORMAT_Q8_0 && traits->block_values > 1 && traits->write;
+        found += f != FORMAT_Q8_0 && traits->block_values > 1 && (traits->write || f == FORMAT_NVFP4);
     }
     assert_int_equal(found, sizeof halves / sizeof *halves);
     for (size_t f = 0; f < found; f++) {

@@ -98,7 +98,9 @@ static void test_round_trips(void **state)
     (void)state;
     for (int f = 0; f < FORMAT_COUNT; f++) {
         uint32_t checked = 0;
-        if (f >= FORMAT_IQ2_XXS && f <= FORMAT_IQ1_M) continue;
+        if (tensor_format_of((enum tensor_format)f)->block_values > 1 &&
+            !tensor_format_of((enum tensor_format)f)->write)
+            continue;
         for (size_t s = 0; s < SHAPES; s++) {
             if (!tensor_format_takes((enum tensor_format)f, shapes[s][0], shapes[s][1])) continue;
             check_shape((enum tensor_format)f, shapes[s][0], shapes[s][1]);

@@ -1,0 +1,29 @@
+/* FP8 with AVX2, FMA and F16C: one token's products, rows decoded to fp32. Called through the table of linear.c after
+ * the CPU check. E4M3's bits are those of an fp16 number 256 times smaller. */
+#include "common/cpu/kernels/lanes256.h"
+
+#include "common/formats/fp8.h"
+
+INLINE vec run_numbers(const void *at)
+{
+    const __m128i words = _mm_cvtepi8_epi16(_mm_loadl_epi64(at));
+    return _mm256_cvtph_ps(_mm_or_si128(_mm_and_si128(_mm_slli_epi16(words, 7), _mm_set1_epi16(0x3f80)),
+                                        _mm_and_si128(words, _mm_set1_epi16((short)0x8000))));
+}
+INLINE float run_scale(const void *block)
+{
+    float scale;
+    memcpy(&scale, block, sizeof scale);
+    return scale;
+}
+
+#define NAME     "avx2"
+#define FEATURES CPU_AVX2
+#define GEMV     fp8_avx2_gemv
+#define DECODE   fp8_avx2_decode
+#define FORMAT   FP8
+#define VALUES   FP8_VALUES
+#define BYTES    FP8_BYTES
+#define NUMBERS  4
+#define TIMES    256.0f
+#include "common/cpu/kernels/bytes_simd.h"

@@ -1,0 +1,35 @@
+/* Weights as FP8 (fp8.h), which checkpoints are published in: only read. See tensor_format.h. */
+#include "common/formats/fp8.h"
+
+#include "common/formats/tensor_format.h"
+
+static bool takes(uint64_t rows, uint64_t cols)
+{
+    return rows > 0 && cols > 0 && cols % FP8_VALUES == 0 && rows <= UINT64_MAX / sizeof(float) / cols;
+}
+
+static uint64_t bytes_of(uint64_t rows, uint64_t cols)
+{
+    return rows * (cols / FP8_VALUES) * FP8_BYTES;
+}
+
+static int read_row(const struct tensor_matrix *m, uint32_t row, float *out, struct helm_err *err)
+{
+    const uint64_t row_bytes = bytes_of(1, m->cols);
+    if (row >= m->rows || m->cols % FP8_VALUES || (row + UINT64_C(1)) * row_bytes > m->bytes)
+        return helm_fail(err, HELM_E_FORMAT, "fp8: row %u of %u columns ends behind the matrix's %llu bytes",
+                         row, m->cols, (unsigned long long)m->bytes);
+    for (uint32_t c = 0; c < m->cols; c++) out[c] = fp8_value((const char *)m->data + row * row_bytes, c);
+    return 0;
+}
+
+const struct tensor_format_traits tensor_format_fp8 = {.name = "fp8",
+                                                       .value = DTYPE_F32,
+                                                       .product = DTYPE_BF16,
+                                                       .block_values = FP8_VALUES,
+                                                       .block_bytes = FP8_BYTES,
+                                                       .group_rows = 1,
+                                                       .from = FORMAT_FP8,
+                                                       .takes = takes,
+                                                       .bytes = bytes_of,
+                                                       .read_row = read_row};
