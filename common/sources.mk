@@ -33,6 +33,7 @@ COMMON_SRC := \
   common/formats/quantize.c \
   common/formats/quantize_avx2.c \
   common/formats/quantize_avx512.c \
+  common/formats/quantize_grid.c \
   common/formats/quantize_ref.c \
   common/formats/random_blocks.c \
   common/formats/tensor_format.c \

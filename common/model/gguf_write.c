@@ -14,10 +14,11 @@
 
 /* By their numbers in files; 0: files have none such, but for F32. */
 static const uint32_t type_numbers[FORMAT_COUNT] = {
-    [FORMAT_F32] = 0,     [FORMAT_F16] = 1,     [FORMAT_Q4_0] = 2,  [FORMAT_Q4_1] = 3,
-    [FORMAT_Q5_0] = 6,    [FORMAT_Q5_1] = 7,    [FORMAT_Q8_0] = 8,  [FORMAT_Q2_K] = 10,
-    [FORMAT_Q3_K] = 11,   [FORMAT_Q4_K] = 12,   [FORMAT_Q5_K] = 13, [FORMAT_Q6_K] = 14,
-    [FORMAT_IQ4_NL] = 20, [FORMAT_IQ4_XS] = 23, [FORMAT_BF16] = 30, [FORMAT_MXFP4] = 39};
+    [FORMAT_F32] = 0,     [FORMAT_F16] = 1,      [FORMAT_Q4_0] = 2,   [FORMAT_Q4_1] = 3,
+    [FORMAT_Q5_0] = 6,    [FORMAT_Q5_1] = 7,     [FORMAT_Q8_0] = 8,   [FORMAT_Q2_K] = 10,
+    [FORMAT_Q3_K] = 11,   [FORMAT_Q4_K] = 12,    [FORMAT_Q5_K] = 13,  [FORMAT_Q6_K] = 14,
+    [FORMAT_IQ2_XS] = 17, [FORMAT_IQ3_XXS] = 18, [FORMAT_IQ3_S] = 21, [FORMAT_IQ2_S] = 22,
+    [FORMAT_IQ4_NL] = 20, [FORMAT_IQ4_XS] = 23,  [FORMAT_BF16] = 30,  [FORMAT_MXFP4] = 39};
 
 /* ---- values ---- */
 

@@ -23,7 +23,7 @@ struct rule {
     enum tensor_format format;
 };
 
-#define RULES_MAX 5
+#define RULES_MAX 8
 struct mixture {
     const char *name, *alias; /* the alias may be NULL */
     uint32_t file_type;
@@ -43,6 +43,14 @@ struct mixture {
         {TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q5_K},                                                     \
         {                                                                                                    \
             TENSOR_DOWN, FIRST_EIGHTH, UNMEASURED, FORMAT_Q5_K                                               \
+        }                                                                                                    \
+    }
+#define IQ2_RULES                                                                                            \
+    {                                                                                                        \
+        {TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q4_K}, {TENSOR_V, EVERYWHERE, ALWAYS, FORMAT_IQ3_S},       \
+            {TENSOR_DOWN, FIRST_EIGHTH, ALWAYS, FORMAT_IQ3_S},                                               \
+        {                                                                                                    \
+            TENSOR_O, EVERYWHERE, ALWAYS, FORMAT_IQ3_S                                                       \
         }                                                                                                    \
     }
 static const struct mixture mixtures[] = {
@@ -100,6 +108,38 @@ static const struct mixture mixtures[] = {
       {TENSOR_V, EVERYWHERE, ALWAYS, FORMAT_Q3_K},
       {TENSOR_DOWN, EVERYWHERE, ALWAYS, FORMAT_Q3_K},
       {TENSOR_O, EVERYWHERE, ALWAYS, FORMAT_Q3_K}}},
+    {"iq3_s",
+     NULL,
+     26,
+     FORMAT_IQ3_S,
+     FORMAT_IQ3_S,
+     FORMAT_Q6_K,
+     {{TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q4_K}}},
+    {"iq3_xxs",
+     NULL,
+     23,
+     FORMAT_IQ3_XXS,
+     FORMAT_IQ3_S,
+     FORMAT_Q5_K,
+     {{TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q4_K},
+      {TENSOR_V, EVERYWHERE, MEASURED, FORMAT_IQ3_S},
+      {TENSOR_V, EVERYWHERE, UNMEASURED, FORMAT_Q3_K},
+      {TENSOR_Q, EVERYWHERE, MEASURED, FORMAT_IQ2_S},
+      {TENSOR_K, EVERYWHERE, MEASURED, FORMAT_IQ2_S},
+      {TENSOR_O, EVERYWHERE, ALWAYS, FORMAT_IQ3_S},
+      {TENSOR_DOWN, FIRST_EIGHTH, UNMEASURED, FORMAT_Q4_K},
+      {TENSOR_DOWN, EVERYWHERE, UNMEASURED, FORMAT_Q3_K}}},
+    {"iq2_m", NULL, 29, FORMAT_IQ2_S, FORMAT_IQ3_S, FORMAT_Q5_K, IQ2_RULES},
+    {"iq2_s", NULL, 28, FORMAT_IQ2_XS, FORMAT_IQ3_S, FORMAT_Q5_K, IQ2_RULES},
+    {"iq2_xs",
+     NULL,
+     20,
+     FORMAT_IQ2_XS,
+     FORMAT_Q2_K,
+     FORMAT_Q5_K,
+     {{TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q4_K},
+      {TENSOR_V, EVERYWHERE, ALWAYS, FORMAT_Q2_K},
+      {TENSOR_DOWN, FIRST_EIGHTH, ALWAYS, FORMAT_Q2_K}}},
     {"bf16", NULL, 32, FORMAT_BF16, FORMAT_BF16, FORMAT_BF16, {{0}}},
     {"f16", NULL, 1, FORMAT_F16, FORMAT_F16, FORMAT_F16, {{0}}},
 };
@@ -129,6 +169,11 @@ bool mixture_is_plain(const struct mixture *mixture)
     return tensor_format_is_plain(mixture->base);
 }
 
+bool mixture_lays(const struct mixture *mixture)
+{
+    return !mixture_is_plain(mixture) && tensor_format_of(mixture->base)->write;
+}
+
 uint32_t mixture_file_type(const struct mixture *mixture)
 {
     return mixture->file_type;
@@ -153,8 +198,9 @@ static bool holds(enum where where, const struct model_config *c, uint32_t layer
 static enum tensor_format wanted_of_mixtures(const struct mixture *m, const struct model_config *c,
                                              const struct model_tensor *t)
 {
-    static const unsigned few =
-        1u << FORMAT_Q2_K | 1u << FORMAT_Q3_K | 1u << FORMAT_Q4_K | 1u << FORMAT_IQ4_NL | 1u << FORMAT_IQ4_XS;
+    static const unsigned few = 1u << FORMAT_Q2_K | 1u << FORMAT_Q3_K | 1u << FORMAT_Q4_K |
+                                1u << FORMAT_IQ4_NL | 1u << FORMAT_IQ4_XS | 1u << FORMAT_IQ3_S |
+                                1u << FORMAT_IQ3_XXS | 1u << FORMAT_IQ2_S | 1u << FORMAT_IQ2_XS;
     if (!c->router.experts || tensor_format_is_plain(m->base)) return FORMAT_COUNT;
     if (m->base == FORMAT_MXFP4) return arch_role_of_experts(t->role) ? FORMAT_MXFP4 : FORMAT_Q8_0;
     if (c->router.experts / model_expert_parts(c) != 8) return FORMAT_COUNT;

@@ -19,6 +19,8 @@ const char *mixture_name(const struct mixture *mixture);
 const struct mixture *mixture_at(uint32_t i);
 /* Whether it has single numbers: nothing is quantised. */
 bool mixture_is_plain(const struct mixture *mixture);
+/* Whether weights are laid down in it as they are loaded: not in those that are made with importance. */
+bool mixture_lays(const struct mixture *mixture);
 /* What files of it have as "general.file_type". */
 uint32_t mixture_file_type(const struct mixture *mixture);
 

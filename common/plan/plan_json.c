@@ -579,7 +579,7 @@ static int parse_weights(const json_t *json, const struct mixture **weights, str
     int rc = json_get_string(json, "weights", false, &name, err);
     if (rc || !name) return rc;
     *weights = mixture_named(name);
-    return *weights && !mixture_is_plain(*weights)
+    return *weights && mixture_lays(*weights)
                ? 0
                : helm_fail(err, HELM_E_FORMAT, "weights '%.40s' is no mixture of blocks", name);
 }

@@ -15,10 +15,10 @@ int formats_read(const char *name, const struct mixture **weights, struct helm_e
     *weights = NULL;
     if (strcmp(name, "stored") == 0) return 0;
     *weights = mixture_named(name);
-    if (*weights && !mixture_is_plain(*weights)) return 0;
+    if (*weights && mixture_lays(*weights)) return 0;
     for (uint32_t i = 0; mixture_at(i); i++) {
         const size_t at = strlen(names);
-        if (!mixture_is_plain(mixture_at(i)))
+        if (mixture_lays(mixture_at(i)))
             snprintf(names + at, sizeof names - at, ", %s", mixture_name(mixture_at(i)));
     }
     return helm_fail(err, HELM_E_USAGE, "--weights %s: there are %s", name, names);

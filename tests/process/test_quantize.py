@@ -139,6 +139,43 @@ def test_a_file_computes_what_quantising_at_load_computes():
             same((again, other["weights"]), (device, "q4_k_m"), "a saved plan")
 
 
+def make_imatrix(path, matrices, without=""):
+    """Of the older kind: a column's importance by its number."""
+    entries = []
+    for name, cols in matrices:
+        if name.startswith("blk.") and name != without:
+            entries.append(struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", 9, cols) +
+                           struct.pack("<%df" % cols, *[1 + i * 7 % 5 for i in range(cols)]))
+    with open(path, "wb") as f:
+        f.write(struct.pack("<i", len(entries)) + b"".join(entries))
+
+
+def test_iq2_and_iq3_are_written():
+    """Mixtures of IQ2 and IQ3, read back by helmd; without importance IQ3 alone, and never laid down at load."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(folder, dict(QWEN2, hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4,
+                                        num_key_value_heads=2))
+        plain, imatrix, lacks, other = (os.path.join(folder, n) for n in ("plain.gguf", "own.dat", "lacks.dat", "x.gguf"))
+        write(model, "Q8_0", plain)
+        matrices = [(t["name"], t["shape"][1]) for t in tensors(plain)["tensors"] if len(t["shape"]) == 2]
+        make_imatrix(imatrix, matrices)
+        make_imatrix(lacks, matrices, without="blk.0.ffn_up.weight")
+        for mixture, base, most in (("IQ3_S", "iq3_s", 0.16), ("IQ3_XXS", "iq3_xxs", 0.26), ("IQ2_M", "iq2_s", 0.32), ("IQ2_XS", "iq2_xs", 0.42)):
+            out = os.path.join(folder, mixture + ".gguf")
+            last = write(model, mixture, out, "--imatrix", imatrix).splitlines()[-1]
+            print(f"     {last}", flush=True)
+            check(0 < float(re.search(r"error ([0-9.]+)", last)[1]) < most, f"{mixture}: {last}")
+            check(base in {t["dtype"] for t in tensors(out)["tensors"]}, f"{mixture}: no {base}")
+            if mixture in ("IQ3_XXS", "IQ2_XS"):
+                decode(out)
+        write(model, "IQ3_S", other)
+        os.remove(other)
+        refused(1, ["blk.0", "iq2_xs", "--imatrix is missing"], "--model", model, "--to", "IQ2_XS", "--out", other)
+        refused(1, ["blk.0.ffn_up.weight", "the imatrix has none of it"], "--model", model, "--to", "IQ2_XS", "--out", other,
+                "--imatrix", lacks)
+        check(not os.path.exists(other), "no file is left")
+
+
 def test_tokens_and_template_are_the_folders():
     cli = os.path.join(BIN, "helm-cli")
     with tempfile.TemporaryDirectory() as folder:

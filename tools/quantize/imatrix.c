@@ -68,6 +68,31 @@ static int check_cols(const char *name, uint64_t cols, struct helm_err *err)
 
 /* ---- GGUF ---- */
 
+/* Of several experts, each with its own count: what one was not called for tells nothing about its columns, which are alike then. */
+static int take_experts(struct imatrix *m, const char *name, const uint8_t *sums, const uint8_t *counts,
+                        uint64_t cols, uint64_t experts, struct helm_err *err)
+{
+    bool called = false;
+    float *all = malloc((size_t)(cols * experts) * sizeof *all);
+    if (!all)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %llu columns",
+                         (unsigned long long)(cols * experts));
+    memcpy(all, sums, (size_t)(cols * experts) * sizeof *all);
+    for (uint64_t e = 0; e < experts; e++) {
+        float calls, *of = all + e * cols;
+        double total = 0;
+        memcpy(&calls, counts + e * sizeof calls, sizeof calls);
+        for (uint64_t i = 0; i < cols; i++) total += (double)of[i];
+        const bool counts_for = calls > 0 && total != 0; /* what is no number is refused below */
+        called |= counts_for;
+        for (uint64_t i = 0; i < cols; i++)
+            of[i] = counts_for ? (float)((double)of[i] * (double)cols / total) : 1;
+    }
+    const int rc = called ? take(m, name, (const uint8_t *)all, cols * experts, err) : 0;
+    free(all);
+    return rc;
+}
+
 /* NAME.in_sum2, of one matrix or of several experts, beside NAME.counts. */
 static int take_tensor(struct imatrix *m, const struct gguf *header, const struct safetensors_entry *sums,
                        const uint8_t *data, struct helm_err *err)
@@ -75,6 +100,7 @@ static int take_tensor(struct imatrix *m, const struct gguf *header, const struc
     char name[GGUF_NAME_MAX], counts_name[GGUF_NAME_MAX];
     const size_t length = strlen(sums->name), tail = sizeof SUMS - 1;
     float calls;
+    uint64_t experts = 1;
     if (length <= tail || strcmp(sums->name + length - tail, SUMS) != 0) return 0;
     memcpy(name, sums->name, length - tail);
     name[length - tail] = '\0';
@@ -85,8 +111,14 @@ static int take_tensor(struct imatrix *m, const struct gguf *header, const struc
     if (!counts) return helm_fail(err, HELM_E_NOT_FOUND, "'%s' has no '%s'", sums->name, counts_name);
     if (sums->format != FORMAT_F32 || counts->format != FORMAT_F32)
         return helm_fail(err, HELM_E_FORMAT, "'%s' and its counts are no F32", sums->name);
-    if (counts->bytes != sizeof calls || sums->bytes != cols * sizeof(float)) return 0; /* of experts */
+    experts = counts->bytes / sizeof calls;
+    if (experts > MODEL_EXPERTS_MAX || sums->bytes != experts * cols * sizeof(float))
+        return helm_fail(err, HELM_E_FORMAT, "'%s' has %llu counts, no one of each of its matrices", name,
+                         (unsigned long long)experts);
     int rc = check_cols(name, cols, err);
+    if (rc) return rc;
+    if (experts > 1)
+        return take_experts(m, name, data + sums->begin, data + counts->begin, cols, experts, err);
     memcpy(&calls, data + counts->begin, sizeof calls);
     return rc || !(calls > 0) ? rc : take(m, name, data + sums->begin, cols, err);
 }

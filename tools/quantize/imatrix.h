@@ -16,7 +16,7 @@
 
 struct imatrix_entry {
     char name[GGUF_NAME_MAX]; /* of the matrix, as in GGUF files */
-    float *importance;        /* [cols], their mean is 1 */
+    float *importance;        /* [cols], their mean is 1; of all experts [experts][cols] */
     uint32_t cols;
 };
 struct imatrix {
@@ -24,8 +24,8 @@ struct imatrix {
     uint32_t count;
 };
 
-/* A file of either kind: GGUF, or the older binary one. What was not measured (no call, all zero) is left out, as are
- * matrices of experts. On failure *imatrix is zeroed. */
+/* A file of either kind: GGUF, or the older binary one. What was not measured (no call, all zero) is left out;
+ * experts that no token chose have columns of equal importance. On failure *imatrix is zeroed. */
 HELM_MUST_CHECK int imatrix_read(const char *path, struct imatrix *imatrix, struct helm_err *err);
 HELM_MUST_CHECK int imatrix_parse(const char *what, const uint8_t *bytes, size_t length,
                                   struct imatrix *imatrix, struct helm_err *err);

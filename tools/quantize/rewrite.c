@@ -69,7 +69,8 @@ static int take_tensor(struct rewrite *r, const struct model_tensor *from, const
     memcpy(t->to.name, name, sizeof t->to.name);
     t->to.name[sizeof t->to.name - 1] = '\0';
     if (from->format == t->to.format) return 0;
-    if (!tensor_format_converts(from->format, t->to.format))
+    const bool grid = quantize_grid_writes(t->to.format) && tensor_format_is_plain(from->format);
+    if (!grid && !tensor_format_converts(from->format, t->to.format))
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "%s is %s already: to quantise again loses more; begin with bf16, fp16 or fp32",
                          from->name, tensor_format_name(from->format));
@@ -80,7 +81,14 @@ static int take_tensor(struct rewrite *r, const struct model_tensor *from, const
     int rc = imatrix ? imatrix_find(imatrix, t->to.name, measured, &importance, err) : 0;
     r->measured += importance != NULL;
     if (t->to.format != FORMAT_Q8_0) t->importance = importance; /* whose scale is the largest value's */
-    return rc;
+    if (rc || !grid) return rc;
+    if (!importance && quantize_grid_needs_importance(t->to.format))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "%s would be %s, which is of use with importance only: %s",
+                         t->to.name, tensor_format_name(t->to.format),
+                         imatrix ? "the imatrix has none of it" : "--imatrix is missing");
+    struct quantize_grid **table = &r->grid[t->to.format];
+    if (!*table) *table = quantize_grid_make(t->to.format);
+    return *table ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the grid of %s", t->to.name);
 }
 
 /* The embedding, the end, then layer by layer. */
@@ -103,6 +111,7 @@ int rewrite_plan(const struct model *model, const struct mixture *mixture, bool 
 
 void rewrite_free(struct rewrite *r)
 {
+    for (int f = 0; f < FORMAT_COUNT; f++) quantize_grid_free(r->grid[f]);
     free(r->tensors);
     free(r->factors);
     memset(r, 0, sizeof *r);
@@ -204,9 +213,11 @@ static int read_rows(const struct writing *w, const struct run *run, void *to, s
     return rc;
 }
 
-static int convert(const struct run *run, const void *stored, void *made, struct helm_err *err)
+static int convert(const struct rewrite *r, const struct run *run, const void *stored, void *made,
+                   struct helm_err *err)
 {
     const struct rewrite_tensor *t = run->t;
+    const struct quantize_grid *grid = t->from->format == t->to.format ? NULL : r->grid[t->to.format];
     const uint32_t cols = (uint32_t)t->to.cols;
     const uint64_t each = t->to.experts ? t->to.rows / t->to.experts
                                         : t->to.rows, /* rows that importance is of */
@@ -219,8 +230,10 @@ static int convert(const struct run *run, const void *stored, void *made, struct
         const struct tensor_rows rows = {t->from->format, t->to.format, part, cols,
                                          (const char *)stored + done * from_bytes};
         char *to = (char *)made + done * bytes;
-        rc = t->importance ? quantize_rows(&rows, t->importance + row / each * cols, to, err)
-                           : tensor_format_convert(&rows, to, err);
+        const float *importance = t->importance ? t->importance + row / each * cols : NULL;
+        rc = grid         ? quantize_grid_rows(grid, &rows, importance, to, err)
+             : importance ? quantize_rows(&rows, importance, to, err)
+                          : tensor_format_convert(&rows, to, err);
     }
     if (rc) helm_err_prefix(err, "%s, rows from %llu on", t->to.name, (unsigned long long)run->row);
     return rc;
@@ -290,7 +303,7 @@ static int write_run(struct writing *w, const struct run *run, struct helm_err *
     int rc = stored && made
                  ? read_rows(w, run, stored, err)
                  : helm_fail(err, HELM_E_NOMEM, "no memory for %u rows of %s", run->rows, t->to.name);
-    if (!rc) rc = convert(run, stored, made, err);
+    if (!rc) rc = convert(w->r, run, stored, made, err);
     if (!rc && t->from->format != t->to.format) rc = compare(run, stored, made, &off, &all, err);
     if (!rc)
         rc = gguf_output_write(&w->output, &t->to, run->row * row_bytes, made, run->rows * row_bytes, err);

@@ -3,6 +3,7 @@
 #ifndef HELM_TOOLS_QUANTIZE_REWRITE_H
 #define HELM_TOOLS_QUANTIZE_REWRITE_H
 
+#include "common/formats/quantize_grid.h"
 #include "common/model/gguf_write.h"
 #include "common/model/shards.h"
 #include "tools/quantize/imatrix.h"
@@ -21,12 +22,13 @@ struct rewrite {
     const struct model *model;
     struct rewrite_tensor *tensors;
     uint32_t count;
-    uint32_t quantized, measured; /* matrices in blocks, and those of them with importance */
-    float *factors;               /* RoPE's, where the model has such */
+    uint32_t quantized, measured;             /* matrices in blocks, and those of them with importance */
+    float *factors;                           /* RoPE's, where the model has such */
+    struct quantize_grid *grid[FORMAT_COUNT]; /* of the formats that tensors are in */
 };
 
 /* The list of tensors: which there will be, in which format. HELM_E_UNSUPPORTED: one is in blocks already and would be
- * converted. */
+ * converted, or would be in blocks that need importance and has none. */
 HELM_MUST_CHECK int rewrite_plan(const struct model *model, const struct mixture *mixture, bool interleaved,
                                  const struct imatrix *imatrix, struct rewrite *rewrite,
                                  struct helm_err *err);

@@ -48,8 +48,8 @@ static struct bytes old_kind(int32_t calls, int32_t cols)
     return b;
 }
 
-/* Sums of both matrices, and counts unless `without`; and those of one with two experts, which is no matrix of a
- * model that HELM reads. */
+/* Sums of both matrices, and counts unless `without`; and those of a matrix of three experts, the last of which was never
+ * called. */
 struct written {
     const char *type;
     float calls;
@@ -58,8 +58,8 @@ struct written {
 static struct bytes gguf_kind(const struct written *w)
 {
     char path[] = "/tmp/helm-imatrix-XXXXXX", *text;
-    static const float experts[2 * COLS] = {1};
-    const float calls[2] = {w->calls, w->calls};
+    static const float experts[3 * COLS] = {[0] = 400, [1] = 400, [COLS] = 1, [COLS + 1] = 3, [2 * COLS] = 9};
+    const float calls[3] = {w->calls, w->calls, 0};
     struct gguf_values values = {0};
     struct gguf_output_tensor t[6];
     const void *data[6] = {experts, calls};
@@ -69,11 +69,11 @@ static struct bytes gguf_kind(const struct written *w)
     uint32_t count = 2;
     t[0] = (struct gguf_output_tensor){.name = "blk.0.ffn_up_exps.weight.in_sum2",
                                        .format = FORMAT_F32,
-                                       .rows = 2,
+                                       .rows = 3,
                                        .cols = COLS};
     t[1] = (struct gguf_output_tensor){.name = "blk.0.ffn_up_exps.weight.counts",
                                        .format = FORMAT_F32,
-                                       .rows = 2,
+                                       .rows = 3,
                                        .cols = 1};
     for (int i = 0; i < 2; i++) {
         t[count] = (struct gguf_output_tensor){.format = FORMAT_F32, .rows = 1, .cols = COLS, .vector = true};
@@ -101,13 +101,23 @@ static struct bytes gguf_kind(const struct written *w)
 }
 
 /* Sums of 16 over 8 columns: halves of them are importance; what was never used has a little. */
-static void check(const struct bytes *b)
+static void check(const struct bytes *b, bool experts)
 {
     struct imatrix m;
     struct helm_err err = {0};
     const float *importance;
     if (imatrix_parse("test", b->data, b->length, &m, &err)) fail_msg("%s", err.text);
-    assert_int_equal(m.count, 2);
+    assert_int_equal(m.count, experts ? 3 : 2);
+    assert_int_equal(imatrix_find(&m, "blk.0.ffn_up_exps.weight", 3 * COLS, &importance, &err), 0);
+    assert_int_equal(importance != NULL, experts);
+    for (int i = 0; i < 3 * COLS && experts; i++) {
+        static const float first[] = {4, 4}, second[] = {2, 6};
+        const float expected = i >= 2 * COLS   ? 1
+                               : i % COLS > 1  ? 1e-4f
+                               : i / COLS == 0 ? first[i]
+                                               : second[i - COLS];
+        assert_true(fabsf(importance[i] - expected) < 1e-6f);
+    }
     assert_int_equal(imatrix_find(&m, names[0], COLS, &importance, &err), 0);
     for (int i = 0; i < COLS; i++)
         assert_true(fabsf(importance[i] - (sums[0][i] > 0 ? sums[0][i] / 2 : 1e-4f)) < 1e-6f);
@@ -124,8 +134,8 @@ static void both_kinds_are_read(void **state)
 {
     (void)state;
     const struct bytes old = old_kind(7, COLS), gguf = gguf_kind(&(struct written){"imatrix", 100, false});
-    check(&old);
-    check(&gguf);
+    check(&old, false);
+    check(&gguf, true);
 }
 
 static void refuses(const struct bytes *b, int code, const char *text)
