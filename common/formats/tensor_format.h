@@ -67,7 +67,7 @@ struct tensor_format_traits {
     enum dtype value; /* what its values decode to, exactly */
     enum dtype
         product; /* what a GPU's matrix products of many tokens take them as: rounded, where not `value` */
-    uint32_t file_values, file_bytes; /* of a block in files, where it is another; 0: it is not */
+    uint32_t file_values, file_bytes;   /* of a block in files, where it is another; 0: it is not */
     uint32_t block_values, block_bytes; /* of a variable format: of the values before */
     uint32_t group_rows;
     bool variable;
@@ -162,11 +162,11 @@ HELM_MUST_CHECK int tensor_format_convert(const struct tensor_rows *what, void *
 
 /* Rows of the registry, one a file. */
 extern const struct tensor_format_traits tensor_format_bf16, tensor_format_f16, tensor_format_f32,
-    tensor_format_bf16_packed, tensor_format_fp8, tensor_format_q8_0, tensor_format_q4_0, tensor_format_q4_1, tensor_format_q5_0,
-    tensor_format_q5_1, tensor_format_q2_k, tensor_format_q3_k, tensor_format_q4_k, tensor_format_q5_k,
-    tensor_format_q6_k, tensor_format_iq4_nl, tensor_format_iq4_xs, tensor_format_mxfp4, tensor_format_nvfp4,
-    tensor_format_iq2_xxs, tensor_format_iq2_xs, tensor_format_iq2_s, tensor_format_iq3_xxs,
-    tensor_format_iq3_s, tensor_format_iq1_s, tensor_format_iq1_m;
+    tensor_format_bf16_packed, tensor_format_fp8, tensor_format_q8_0, tensor_format_q4_0, tensor_format_q4_1,
+    tensor_format_q5_0, tensor_format_q5_1, tensor_format_q2_k, tensor_format_q3_k, tensor_format_q4_k,
+    tensor_format_q5_k, tensor_format_q6_k, tensor_format_iq4_nl, tensor_format_iq4_xs, tensor_format_mxfp4,
+    tensor_format_nvfp4, tensor_format_iq2_xxs, tensor_format_iq2_xs, tensor_format_iq2_s,
+    tensor_format_iq3_xxs, tensor_format_iq3_s, tensor_format_iq1_s, tensor_format_iq1_m;
 
 #ifdef __cplusplus
 }

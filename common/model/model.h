@@ -87,9 +87,9 @@ struct model_config {
      * scales; 0: config.json does not say */
     enum tensor_format scaled;
     uint32_t scaled_rows, scaled_cols;
-    bool *sparse;                      /* [layers]: the layer's MLP is a mixture; NULL: none is */
-    int32_t bos;                       /* -1: none */
-    int32_t eos[MODEL_EOS_MAX];        /* config.json and generation_config.json together */
+    bool *sparse;               /* [layers]: the layer's MLP is a mixture; NULL: none is */
+    int32_t bos;                /* -1: none */
+    int32_t eos[MODEL_EOS_MAX]; /* config.json and generation_config.json together */
     uint32_t eos_count;
 };
 

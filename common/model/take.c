@@ -259,8 +259,8 @@ static int start_scaled(struct model *model, struct model_tensor *tensor, bool p
     tensor->stored = STORED_SCALED;
     tensor->scaled.blocks = entry->format == FORMAT_NVFP4;
     tensor->experts = arch_role_of_experts(tensor->role) ? model->config.router.experts : 1;
-    tensor->bytes =
-        tensor_format_bytes(tensor->format, part ? tensor->rows / tensor->experts : tensor->rows, tensor->cols);
+    tensor->bytes = tensor_format_bytes(tensor->format, part ? tensor->rows / tensor->experts : tensor->rows,
+                                        tensor->cols);
     if (part) return 0;
     tensor->piece = model->piece_count++;
     tensor->piece_count = 1;

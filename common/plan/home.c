@@ -19,12 +19,13 @@ const struct plan_link_row plan_link_rows[PLAN_LINKS] = {
     {.from = PLAN_GPU0, .to = PLAN_GPU1}, {.from = PLAN_GPU1, .to = PLAN_GPU0},
 };
 
-const struct plan_home_row plan_home_rows[PLAN_HOMES] = {
+const struct plan_home_row plan_home_rows[PLAN_HOMES + 1] = {
     [PLAN_HOME_CPU] = {"cpu", PLAN_HOST, PLAN_CPU0, PLAN_RESIDENT, PLAN_PROCESSORS},
     [PLAN_HOME_GPU] = {"gpu", PLAN_VRAM0, PLAN_GPU0, PLAN_RESIDENT, PLAN_PROCESSORS},
     [PLAN_HOME_STREAM] = {"stream", PLAN_HOST, PLAN_GPU0, PLAN_STREAMED, PLAN_PROCESSORS},
     [PLAN_HOME_MIXED] = {"mixed", PLAN_HOST, PLAN_GPU0, PLAN_SLOTS, PLAN_CPU0},
     [PLAN_HOME_GPU1] = {"gpu1", PLAN_VRAM1, PLAN_GPU1, PLAN_RESIDENT, PLAN_PROCESSORS},
+    [PLAN_HOMES] = {"unknown", PLAN_MEMORIES, PLAN_PROCESSORS, PLAN_RESIDENT, PLAN_PROCESSORS},
 };
 
 enum plan_home plan_processor_home(enum plan_processor processor)
@@ -64,7 +65,7 @@ uint32_t plan_link_of(enum plan_processor from, enum plan_processor to)
 
 const char *plan_home_name(enum plan_home home)
 {
-    return (unsigned)home < PLAN_HOMES ? plan_home_rows[home].name : "unknown";
+    return plan_home_rows[(unsigned)home < PLAN_HOMES ? home : PLAN_HOMES].name;
 }
 
 const char *plan_processor_name(enum plan_processor processor)

@@ -50,7 +50,8 @@ struct plan_link_row {
 };
 #define PLAN_LINKS ((uint32_t)PLAN_PROCESSORS * (PLAN_PROCESSORS - 1))
 
-extern const struct plan_home_row plan_home_rows[PLAN_HOMES];
+/* The row of PLAN_HOMES, which is no home, lies in no memory and is computed by no processor. */
+extern const struct plan_home_row plan_home_rows[PLAN_HOMES + 1];
 extern const struct plan_processor_row plan_processor_rows[PLAN_PROCESSORS];
 extern const struct plan_link_row plan_link_rows[PLAN_LINKS];
 
