@@ -198,7 +198,7 @@ static void names_are_read_and_written(void **state)
     profile_formats_text(~0u, text); /* all there are have room */
     assert_non_null(strstr(text, "mxfp4"));
     assert_int_equal(profile_formats_read("q4_k,bf16", &formats, &err), HELM_E_USAGE);
-    assert_non_null(strstr(err.text, "'bf16' is none of f16,f32,q8_0"));
+    assert_non_null(strstr(err.text, "'bf16' is none of f16,f32,fp8,q8_0"));
     assert_int_equal(profile_formats_read("q4_k,,q6_k", &formats, &err), HELM_E_USAGE);
 }
 

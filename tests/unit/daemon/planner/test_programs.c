@@ -173,7 +173,10 @@ static void files_are_read_back_or_refused(void **state)
     list.busy_percent = 12;
     put(&list.kind[0].cpu[PROGRAMS_EXACT], 1, 256, 1.25e-3);
     put(&list.kind[1].cpu[PROGRAMS_PACKED + PROGRAMS_INVARIANT], 512, 512, 0.5);
-    char *text = json_dumps(programs_to_json(&list), 0);
+    json_t *json = programs_to_json(&list);
+    char *text = json_dumps(json, 0);
+    assert_non_null(text);
+    json_decref(json);
     write_text(path, text);
     programs_list(&p->m.model, &again);
     programs_key("0123", "f16", &again);
