@@ -76,9 +76,9 @@ int checkpoint_parse_index(const char *what, const char *text, size_t length, st
     index->map = json_object_get(index->json, "weight_map");
     if (!json_is_object(index->map) || json_object_size(index->map) == 0)
         rc = helm_fail(err, HELM_E_FORMAT, "'weight_map' is not an object with members");
-    else if (json_object_size(index->map) > MODEL_TENSORS_MAX)
+    else if (json_object_size(index->map) > MODEL_ENTRIES_MAX)
         rc = helm_fail(err, HELM_E_LIMIT, "'weight_map' has %zu tensors, the limit is %u",
-                       json_object_size(index->map), MODEL_TENSORS_MAX);
+                       json_object_size(index->map), MODEL_ENTRIES_MAX);
     else
         rc = collect_shards(index, err);
     if (rc) {

@@ -18,5 +18,6 @@
 #define MODEL_SHARDS_MAX       4096
 #define MODEL_NAME_MAX         160
 #define MODEL_TENSORS_MAX      (1u << 16)
+#define MODEL_ENTRIES_MAX      (1u << 18) /* of a checkpoint's files: matrices, and scales beside them */
 
 #endif

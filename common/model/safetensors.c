@@ -174,8 +174,8 @@ int safetensors_parse(const char *what, const char *text, size_t length, uint64_
         goto out;
     }
     size_t members = json_object_size(header->json);
-    if (members > MODEL_TENSORS_MAX) {
-        rc = helm_fail(err, HELM_E_LIMIT, "%zu tensors, the limit is %u", members, MODEL_TENSORS_MAX);
+    if (members > MODEL_ENTRIES_MAX) {
+        rc = helm_fail(err, HELM_E_LIMIT, "%zu tensors, the limit is %u", members, MODEL_ENTRIES_MAX);
         goto out;
     }
     header->entries = calloc(members ? members : 1, sizeof *header->entries);

@@ -192,7 +192,9 @@ static int take_scale(struct model *model, const struct model_scale *s, struct h
 {
     const struct model_config *c = &model->config;
     struct arch_match what;
-    const uint32_t at = arch_match(arch_of(c), s->matrix, c->gguf, &what) && what.layer < (int32_t)c->layers
+    const bool known = arch_match(arch_of(c), s->matrix, c->gguf, &what);
+    if (known && what.role == TENSOR_HEAD && c->tied_head) return 0; /* of a head that is not used */
+    const uint32_t at = known && what.layer < (int32_t)c->layers
                             ? model->by_role[checkpoint_slot(c, what.role, what.layer)]
                             : 0;
     struct model_tensor *t = at ? &model->tensors[at - 1] : NULL;

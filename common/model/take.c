@@ -135,12 +135,17 @@ static int check_fused(const struct model_config *config, const struct safetenso
         return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies %s%s", entry->name,
                          found, source_of(config), implied,
                          keys_text(config, fused->role[0], true, true, keys, sizeof keys));
-    if ((fused->part == FUSED_ROWS || fused->part == FUSED_RUNS) && entry->format != FORMAT_COUNT) return 0;
+    const bool rows = fused->part == FUSED_ROWS || fused->part == FUSED_RUNS;
+    /* rows are taken by their bytes: what files keep in other blocks than memory is not */
+    if (rows && entry->format != FORMAT_COUNT && !tensor_format_of(entry->format)->file_values) return 0;
     if (bytes ? strcmp(entry->dtype_text, "U8") == 0
               : entry->format != FORMAT_COUNT && tensor_format_is_plain(entry->format))
         return 0;
     return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' has dtype %s, not %s", entry->name,
-                     entry->dtype_text, bytes ? "U8" : "one of single numbers");
+                     entry->dtype_text,
+                     bytes  ? "U8"
+                     : rows ? "one whose rows can be taken from a tensor of several matrices"
+                            : "one of single numbers");
 }
 
 /* Its rows are some of the file's, one behind the other. */
@@ -303,8 +308,10 @@ int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
         return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s has %u layers", entry->name,
                          source_of(config), config->layers);
     /* A tied model may still store its head; as in the reference, the embedding is used. */
-    if (tensor.role == TENSOR_HEAD && config->tied_head)
+    if (tensor.role == TENSOR_HEAD && config->tied_head) {
+        (void)scaled_format(config, entry); /* NVFP4's columns */
         return check_shape(config, entry, tensor.role, config->vocab, config->hidden, err);
+    }
     if (!model_expects(config, tensor.role, tensor.layer) ||
         !model_expected_shape(config, tensor.role, &tensor.rows, &tensor.cols))
         return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s says this %s has none", entry->name,

@@ -332,7 +332,7 @@ static int check_plan(const struct planner_request *r, struct plan *plan, struct
                          plan->step_tokens, plan->slots);
     int rc = plan->state ? plan_check_states(plan, r->model, err) : plan_take_states(plan, r->model, err);
     if (!rc) rc = check_lists(plan, err);
-    if (!rc && plan_uses(plan, PLANNED_GPU) && r->machine.device.kind == LEDGER_DEVICE_NONE)
+    if (!rc && plan_devices(plan) > 0 && r->machine.device.kind == LEDGER_DEVICE_NONE)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "the plan needs a GPU: %s", r->no_device);
     return rc;
 }
@@ -394,10 +394,12 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     analyse_fill_stages(&m.table, plan);
     rc = ledger_fit(&m.c, r.wish.ctx, plan, spec, err);
     if (rc == HELM_E_CAPACITY && r.refusal) {
-        bool host = plan->memory[PLAN_HOST].total > plan->memory[PLAN_HOST].limit;
-        const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[m.vram];
-        *r.refusal = (struct planner_refusal){true, host ? "host memory" : "VRAM", ledger->total,
-                                              ledger->limit, "another plan"};
+        const enum plan_memory over = ledger_over(plan), memory = over < PLAN_MEMORIES ? over : m.vram;
+        const struct ledger *ledger = &plan->memory[memory];
+        const char *what = memory == PLAN_HOST ? "host memory"
+                           : memory == m.vram  ? "VRAM"
+                                               : "VRAM of the second device";
+        *r.refusal = (struct planner_refusal){true, what, ledger->total, ledger->limit, "another plan"};
     }
 out:
     analyse_table_free(&m.table);

@@ -117,5 +117,12 @@ def test_what_two_devices_cannot_do_is_named():
     d.close()
 
 
+def test_a_plan_of_the_second_device_alone_needs_a_device():
+    d = Daemon("--device", "cpu", real=True, plan=demo_plan("GGGGGGGG", "G", "G"))
+    check(d.process.wait(20 * SLOW) != 0, d.log())
+    check("the plan needs a GPU" in d.ready, d.ready)
+    same(d.left_behind(), [], "left behind")
+
+
 if __name__ == "__main__":
     run_tests(globals())

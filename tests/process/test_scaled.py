@@ -6,11 +6,12 @@ import json
 import os
 import random
 import struct
+import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from gguf_edit import Gguf  # noqa: E402
+from gguf_edit import Gguf, string  # noqa: E402
 from helmd_harness import Client, check, plan_json, run_tests, running, same  # noqa: E402
 
 LAYERS, VOCABULARY, HIDDEN, INNER, HEADS, KV, HEAD = 3, 2048, 256, 512, 4, 2, 64
@@ -209,6 +210,49 @@ def test_nvfp4_in_gguf_files():
             with open(path, "wb") as f:
                 f.write(gguf.bytes(tensors=tensors))
         compare(*paths)
+
+
+def test_nvfp4_of_several_matrices_in_one_tensor_is_refused():
+    """Rows of q, k and v are taken from such a tensor by their bytes, which are others in the file."""
+    with open("tests/data/golden-gguf/qwen3-Q2_K/model.gguf", "rb") as f:
+        gguf = Gguf(f.read())
+    keys = {key.replace("qwen3.", "phi3."): value for key, value in gguf.keys.items()}
+    keys["general.architecture"] = string("phi3")
+    tensors, rows = [], {}
+    for name, shape, kind, data in gguf.tensors:
+        layer, _, rest = name.rpartition("blk.")[2].partition(".")
+        if rest in ("attn_q.weight", "attn_k.weight", "attn_v.weight"):
+            rows[layer] = rows.get(layer, 0) + shape[1]
+            if rest == "attn_v.weight":
+                tensors.append([f"blk.{layer}.attn_qkv.weight", [shape[0], rows[layer]], 40, bytes(shape[0] * rows[layer] // 64 * 36)])
+        elif rest == "ffn_up.weight":
+            tensors.append([name, [shape[0], 2 * shape[1]], 0, bytes(8 * shape[0] * shape[1])])
+        elif rest not in ("ffn_gate.weight", "attn_q_norm.weight", "attn_k_norm.weight"):
+            tensors.append([name, shape, kind, data])
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.gguf")
+        with open(path, "wb") as f:
+            f.write(gguf.bytes(keys=keys, tensors=tensors))
+        run = subprocess.run([os.path.join(os.environ.get("HELM_BIN", "build/bin"), "helm-plan"), "--model", path, "--device", "cpu"],
+                             capture_output=True, text=True)
+    check(run.returncode != 0 and "attn_qkv.weight' has dtype" in run.stderr and "whose rows can be taken" in run.stderr, run.stderr)
+
+
+def test_a_tied_heads_own_matrix_is_left_out():
+    """A tied checkpoint may hold the head that it does not use, with its scales."""
+    draw = random.Random(5)
+
+    def tied(own, config):
+        config["tie_word_embeddings"] = True
+        del own["lm_head.weight"]
+
+    def stored(own, config):
+        tied(own, config)
+        parts, _ = Fp8("blocks").matrix(draw, VOCABULARY, HIDDEN)
+        own.update({"lm_head." + part: tensor for part, tensor in parts.items()})
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        expected = tokens(checkpoint(one, Fp8("blocks"), change=tied)[0], "cpu")
+        same(tokens(checkpoint(other, Fp8("blocks"), change=stored)[0], "cpu"), expected, "with a head of its own")
 
 
 def refused(text, kind, change):

@@ -130,15 +130,15 @@ static void test_too_many_tensors(void **state)
     (void)state;
     struct safetensors h;
     struct helm_err err = {0};
-    size_t size = (size_t)(MODEL_TENSORS_MAX + 2) * 80, used = 1;
+    size_t size = (size_t)(MODEL_ENTRIES_MAX + 2) * 80, used = 1;
     char *text = malloc(size);
     strcpy(text, "{");
-    for (uint32_t i = 0; i <= MODEL_TENSORS_MAX; i++)
+    for (uint32_t i = 0; i <= MODEL_ENTRIES_MAX; i++)
         used += (size_t)snprintf(text + used, size - used, "%s\"t%u\":" T("\"U8\"", "[0]", "[0,0]"),
                                  i ? "," : "", i);
     strcpy(text + used, "}");
     assert_int_equal(parse(text, 0, &h, &err), HELM_E_LIMIT);
-    assert_non_null(strstr(err.text, "65537 tensors, the limit is 65536"));
+    assert_non_null(strstr(err.text, "262145 tensors, the limit is 262144"));
     free(text);
 }
 
