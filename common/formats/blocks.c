@@ -3,16 +3,6 @@
 
 #include "common/formats/quantize.h"
 
-static int check_row(const struct tensor_matrix *m, uint32_t row, struct helm_err *err)
-{
-    const struct tensor_format_traits *traits = tensor_format_of(m->format);
-    const uint64_t row_bytes = traits->bytes(1, m->cols);
-    if (row < m->rows && m->cols % traits->block_values == 0 && (row + UINT64_C(1)) * row_bytes <= m->bytes)
-        return 0;
-    return helm_fail(err, HELM_E_FORMAT, "%s: row %u of %u columns ends behind the matrix's %llu bytes",
-                     traits->name, row, m->cols, (unsigned long long)m->bytes);
-}
-
 static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes, struct helm_err *err)
 {
     if (bytes) *bytes = tensor_format_bytes(rows->to, rows->rows, rows->cols);
@@ -22,7 +12,7 @@ static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes
 #define FORMAT(WRITE, format, FORMAT_NAME, VALUES, BYTES, GROUP)                                             \
     static bool format##_takes(uint64_t rows, uint64_t cols)                                                 \
     {                                                                                                        \
-        return rows > 0 && cols > 0 && cols % (VALUES) == 0 && rows <= UINT64_MAX / sizeof(float) / cols;    \
+        return tensor_blocks_take(VALUES, rows, cols);                                                       \
     }                                                                                                        \
     static uint64_t format##_bytes(uint64_t rows, uint64_t cols)                                             \
     {                                                                                                        \
@@ -34,7 +24,7 @@ static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes
         const uint8_t *block = (const uint8_t *)m->data + row * format##_bytes(1, m->cols);                  \
         float scale[BLOCK_GROUPS_MAX], least[BLOCK_GROUPS_MAX];                                              \
         int8_t number[VALUES];                                                                               \
-        int rc = check_row(m, row, err);                                                                     \
+        int rc = tensor_format_check_row(m, row, err);                                                       \
         for (uint32_t c = 0; c < m->cols && !rc; c += (VALUES), block += (BYTES)) {                          \
             format##_numbers(block, number);                                                                 \
             format##_scales(block, scale, least);                                                            \
@@ -49,8 +39,8 @@ static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes
         .file = #FORMAT_NAME,                                                                                \
         .value = DTYPE_F32,                                                                                  \
         .product = DTYPE_BF16,                                                                               \
-        .file_values = FORMAT_##FORMAT_NAME == FORMAT_NVFP4 ? 64 : 0,                                        \
-        .file_bytes = FORMAT_##FORMAT_NAME == FORMAT_NVFP4 ? 36 : 0,                                         \
+        .file_values = FORMAT_##FORMAT_NAME == FORMAT_NVFP4 ? NVFP4_FILE_VALUES : 0,                         \
+        .file_bytes = FORMAT_##FORMAT_NAME == FORMAT_NVFP4 ? NVFP4_FILE_BYTES : 0,                           \
         .block_values = (VALUES),                                                                            \
         .block_bytes = (BYTES),                                                                              \
         .group_rows = 1,                                                                                     \

@@ -32,7 +32,7 @@
     X(q5_k, Q5_K, 256, 176, 32)                                                                              \
     X(q6_k, Q6_K, 256, 210, 16)
 /* Scales that are numbers of 8 bits themselves, times one of the matrix; which quantize.c does not write. */
-#define BLOCK_FLOAT_FORMATS(X) X(nvfp4, NVFP4, 256, 148, 16)
+#define BLOCK_FLOAT_FORMATS(X) X(nvfp4, NVFP4, NVFP4_VALUES, NVFP4_BYTES, NVFP4_GROUP)
 /* Those whose numbers are places in grids, which quantize.c does not write. */
 #define BLOCK_GRID_FORMATS(X)                                                                                \
     X(iq2_xxs, IQ2_XXS, 256, 66, 32)                                                                         \

@@ -137,8 +137,13 @@ static inline void q6_k_scales(const uint8_t *block, float *scale, float *least)
 
 /* The matrix's scale as fp32; 16 scales, E4M3 without a sign (their lower seven bits, of which all are numbers); runs as those
  * of MXFP4. Files have other blocks, of 64 values (common/model/scaled.h). */
-#define NVFP4_SCALES  4
-#define NVFP4_NUMBERS 20
+#define NVFP4_VALUES      256
+#define NVFP4_BYTES       148
+#define NVFP4_GROUP       16
+#define NVFP4_SCALES      4
+#define NVFP4_NUMBERS     20
+#define NVFP4_FILE_VALUES 64 /* four scales, then halves of bytes */
+#define NVFP4_FILE_BYTES  36
 static inline void nvfp4_numbers(const uint8_t *block, int8_t *number)
 {
     _Pragma("GCC unroll 8") for (int run = 0; run < 8; run++)

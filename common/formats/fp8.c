@@ -5,7 +5,7 @@
 
 static bool takes(uint64_t rows, uint64_t cols)
 {
-    return rows > 0 && cols > 0 && cols % FP8_VALUES == 0 && rows <= UINT64_MAX / sizeof(float) / cols;
+    return tensor_blocks_take(FP8_VALUES, rows, cols);
 }
 
 static uint64_t bytes_of(uint64_t rows, uint64_t cols)
@@ -16,9 +16,8 @@ static uint64_t bytes_of(uint64_t rows, uint64_t cols)
 static int read_row(const struct tensor_matrix *m, uint32_t row, float *out, struct helm_err *err)
 {
     const uint64_t row_bytes = bytes_of(1, m->cols);
-    if (row >= m->rows || m->cols % FP8_VALUES || (row + UINT64_C(1)) * row_bytes > m->bytes)
-        return helm_fail(err, HELM_E_FORMAT, "fp8: row %u of %u columns ends behind the matrix's %llu bytes",
-                         row, m->cols, (unsigned long long)m->bytes);
+    const int rc = tensor_format_check_row(m, row, err);
+    if (rc) return rc;
     for (uint32_t c = 0; c < m->cols; c++) out[c] = fp8_value((const char *)m->data + row * row_bytes, c);
     return 0;
 }

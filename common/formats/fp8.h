@@ -15,13 +15,17 @@ static inline float fp8_number(uint8_t bits)
 {
     return convert_f16_f32((uint16_t)((bits & 0x80) << 8 | (bits & 0x7f) << 7)) * 256;
 }
+static inline float fp8_scale(const void *block)
+{
+    float scale;
+    memcpy(&scale, block, sizeof scale);
+    return scale;
+}
 /* Value i of a row: number times scale, rounded once. */
 static inline float fp8_value(const void *row, size_t i)
 {
     const unsigned char *block = (const unsigned char *)row + i / FP8_VALUES * FP8_BYTES;
-    float scale;
-    memcpy(&scale, block, sizeof scale);
-    return fp8_number(block[sizeof scale + i % FP8_VALUES]) * scale;
+    return fp8_number(block[sizeof(float) + i % FP8_VALUES]) * fp8_scale(block);
 }
 
 #endif

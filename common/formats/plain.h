@@ -10,7 +10,7 @@
 
 static inline bool plain_takes(uint64_t rows, uint64_t cols)
 {
-    return rows > 0 && cols > 0 && rows <= UINT64_MAX / sizeof(float) / cols;
+    return tensor_blocks_take(1, rows, cols);
 }
 
 static inline int plain_read_row(const struct tensor_matrix *m, uint32_t row, float *out,
@@ -18,9 +18,8 @@ static inline int plain_read_row(const struct tensor_matrix *m, uint32_t row, fl
 {
     const enum dtype dtype = (enum dtype)m->format;
     const uint64_t first = (uint64_t)row * m->cols;
-    if (row >= m->rows || (first + m->cols) * dtype_bytes(dtype) > m->bytes)
-        return helm_fail(err, HELM_E_FORMAT, "%s: row %u of %u columns ends behind the matrix's %llu bytes",
-                         dtype_name(dtype), row, m->cols, (unsigned long long)m->bytes);
+    const int rc = tensor_format_check_row(m, row, err);
+    if (rc) return rc;
     const char *const restrict from = (const char *)m->data + first * dtype_bytes(dtype);
     float *const restrict to = out;
     uint32_t c = 0;

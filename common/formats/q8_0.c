@@ -8,7 +8,7 @@
 
 static bool takes(uint64_t rows, uint64_t cols)
 {
-    return rows > 0 && cols > 0 && cols % Q8_0_VALUES == 0 && rows <= UINT64_MAX / sizeof(float) / cols;
+    return tensor_blocks_take(Q8_0_VALUES, rows, cols);
 }
 
 static uint64_t bytes_of(uint64_t rows, uint64_t cols)
@@ -19,9 +19,8 @@ static uint64_t bytes_of(uint64_t rows, uint64_t cols)
 static int read_row(const struct tensor_matrix *m, uint32_t row, float *out, struct helm_err *err)
 {
     const uint64_t row_bytes = bytes_of(1, m->cols);
-    if (row >= m->rows || m->cols % Q8_0_VALUES || (row + UINT64_C(1)) * row_bytes > m->bytes)
-        return helm_fail(err, HELM_E_FORMAT, "q8_0: row %u of %u columns ends behind the matrix's %llu bytes",
-                         row, m->cols, (unsigned long long)m->bytes);
+    const int rc = tensor_format_check_row(m, row, err);
+    if (rc) return rc;
     const unsigned char *block = (const unsigned char *)m->data + row * row_bytes;
     for (uint32_t c = 0; c < m->cols; c += Q8_0_VALUES, block += Q8_0_BYTES) {
         uint16_t half;

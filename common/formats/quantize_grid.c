@@ -18,7 +18,7 @@
 #define TRIED      5  /* of them with all of the block coded again */
 #define COUNTS     16 /* a group's scale is an odd number below twice that, times the block's */
 
-/* What is different between the formats. */
+/* The differences between the formats. */
 struct kind {
     enum tensor_format format;
     int dims, levels, entries, group;

@@ -122,6 +122,14 @@ static inline bool tensor_format_takes(enum tensor_format format, uint64_t rows,
 {
     return tensor_format_of(format)->takes(rows, cols);
 }
+/* traits.takes of a format of blocks of `values` neighbours of a row. */
+static inline bool tensor_blocks_take(uint32_t values, uint64_t rows, uint64_t cols)
+{
+    return rows > 0 && cols > 0 && cols % values == 0 && rows <= UINT64_MAX / sizeof(float) / cols;
+}
+/* For traits.read_row of a format that is not variable. HELM_E_FORMAT: the row does not lie in the matrix's bytes. */
+HELM_MUST_CHECK int tensor_format_check_row(const struct tensor_matrix *matrix, uint32_t row,
+                                            struct helm_err *err);
 /* Bytes of a matrix, with its table of offsets if it has one: exact, or the most of a variable format. */
 static inline uint64_t tensor_format_bytes(enum tensor_format format, uint64_t rows, uint64_t cols)
 {

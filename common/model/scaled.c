@@ -12,12 +12,7 @@
 #include "common/model/checkpoint.h"
 #include "common/model/fused.h"
 
-#define NVFP4_VALUES      256
-#define NVFP4_BYTES       148
-#define NVFP4_FILE_VALUES 64 /* of a block in GGUF files: four scales, then halves of bytes */
-#define NVFP4_FILE_BYTES  36
-#define NVFP4_GROUP       16
-#define RUN_BYTES         (1u << 20) /* that are read at once, about */
+#define RUN_BYTES (1u << 20) /* that are read at once, about */
 
 /* ---- names ---- */
 
@@ -161,7 +156,7 @@ static int take_geometry(const struct model_config *c, const struct model_scale 
                      (unsigned long long)cols);
 }
 
-/* What a matrix's own scales must be like. */
+/* Checks a matrix's own scales and notes where they lie. */
 static int take_own(const struct model_config *c, const struct model_scale *s, struct model_tensor *t,
                     struct model_piece *piece, struct helm_err *err)
 {

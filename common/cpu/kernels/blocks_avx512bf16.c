@@ -103,7 +103,8 @@ INLINE void nvfp4_values(uint16_t *to, const size_t step, const uint8_t *block, 
                          const float *scale, const float *least)
 {
     (void)least;
-    for (; blocks; blocks--, block += 148) UNROLL for (size_t g = 0; g < 8; g++, scale += 2, to += step)
+    for (; blocks; blocks--, block += NVFP4_BYTES)
+        UNROLL for (size_t g = 0; g < 8; g++, scale += 2, to += step)
         {
             const __m128i bytes = _mm_loadu_si128((const void *)(block + NVFP4_NUMBERS + 16 * g)),
                           four = _mm_set1_epi8(15), codes = _mm_loadu_si128((const void *)mxfp4_table);

@@ -10,20 +10,15 @@ INLINE vec run_numbers(const void *at)
     return _mm256_cvtph_ps(_mm_or_si128(_mm_and_si128(_mm_slli_epi16(words, 7), _mm_set1_epi16(0x3f80)),
                                         _mm_and_si128(words, _mm_set1_epi16((short)0x8000))));
 }
-INLINE float run_scale(const void *block)
-{
-    float scale;
-    memcpy(&scale, block, sizeof scale);
-    return scale;
-}
 
-#define NAME     "avx2"
-#define FEATURES CPU_AVX2
-#define GEMV     fp8_avx2_gemv
-#define DECODE   fp8_avx2_decode
-#define FORMAT   FP8
-#define VALUES   FP8_VALUES
-#define BYTES    FP8_BYTES
-#define NUMBERS  4
-#define TIMES    256.0f
+#define NAME      "avx2"
+#define FEATURES  CPU_AVX2
+#define GEMV      fp8_avx2_gemv
+#define DECODE    fp8_avx2_decode
+#define FORMAT    FP8
+#define VALUES    FP8_VALUES
+#define BYTES     FP8_BYTES
+#define NUMBERS   4
+#define run_scale fp8_scale
+#define TIMES     256.0f
 #include "common/cpu/kernels/bytes_simd.h"

@@ -11,20 +11,15 @@ INLINE vec run_numbers(const void *at)
         _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(0x3f80)),
                         _mm256_and_si256(words, _mm256_set1_epi16((short)0x8000))));
 }
-INLINE float run_scale(const void *block)
-{
-    float scale;
-    memcpy(&scale, block, sizeof scale);
-    return scale;
-}
 
-#define NAME     "avx512"
-#define FEATURES (CPU_AVX2 | CPU_AVX512)
-#define GEMV     fp8_avx512_gemv
-#define DECODE   fp8_avx512_decode
-#define FORMAT   FP8
-#define VALUES   FP8_VALUES
-#define BYTES    FP8_BYTES
-#define NUMBERS  4
-#define TIMES    256.0f
+#define NAME      "avx512"
+#define FEATURES  (CPU_AVX2 | CPU_AVX512)
+#define GEMV      fp8_avx512_gemv
+#define DECODE    fp8_avx512_decode
+#define FORMAT    FP8
+#define VALUES    FP8_VALUES
+#define BYTES     FP8_BYTES
+#define NUMBERS   4
+#define run_scale fp8_scale
+#define TIMES     256.0f
 #include "common/cpu/kernels/bytes_simd.h"
