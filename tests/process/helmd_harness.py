@@ -436,3 +436,17 @@ class running:
         if kind:
             print("---- helmd's log:\n" + self.daemon.log()[-4000:])
         self.daemon.close()
+
+
+# Products of exactly what weights stand for, with fp32 activations: what remains is the order of sums.
+FORMAT_OPTIONS = ["--exact", "--kernels", "avx2", "--threads", 2, "--ctx", 512]
+
+
+def format_tokens(model, device, **named):
+    """The tokens by which tests compare a model whose weights lie in some format with its values as F32. It has 2,048 tokens."""
+    with running("--device", device, *FORMAT_OPTIONS, real=True, model=model, **named) as d:
+        c = Client(d.endpoint)
+        s = c.generate([(11 * i * i + 5) % 2048 for i in range(13)], 12, ignore_eos=True)
+        c.run(s)
+        same(len(s.tokens), 12, f"tokens: {s.error or s.done}")
+        return s.tokens

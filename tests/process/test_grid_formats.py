@@ -11,7 +11,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_edit import Gguf  # noqa: E402
-from helmd_harness import Client, check, plan_json, run_tests, running, same  # noqa: E402
+from helmd_harness import check, format_tokens, plan_json, run_tests, same  # noqa: E402
 
 MODEL = "tests/data/golden-gguf/qwen3-Q2_K/model.gguf"
 LAYERS, VALUES = 3, 256
@@ -20,10 +20,6 @@ LAYERS, VALUES = 3, 256
 TYPES = [("iq2_xxs", 16, 66, [(2, 8)]), ("iq2_xs", 17, 74, [(2, 8), (66, 1)]), ("iq3_xxs", 18, 98, [(2, 8), (66, 4)]),
          ("iq1_s", 19, 50, [(2, 4), (34, 2)]), ("iq2_s", 22, 82, [(2, 4), (34, 4), (66, 1), (74, 1)]), ("iq3_s", 21, 110, None),
          ("iq1_m", 29, 56, None)]
-PROMPT = [(11 * i * i + 5) % 2048 for i in range(13)]
-COUNT = 12
-# Products of exactly what blocks stand for, with fp32 activations: what remains is the order of sums.
-OPTIONS = ["--exact", "--kernels", "avx2", "--threads", 2, "--ctx", 512]
 
 
 def scale_of(block, name):
@@ -95,24 +91,15 @@ def write_files(folder):
     return paths, {t[2] for t in blocks if len(t[1]) > 1}
 
 
-def tokens(model, device, **named):
-    with running("--device", device, *OPTIONS, real=True, model=model, **named) as d:
-        c = Client(d.endpoint)
-        s = c.generate(PROMPT, COUNT, ignore_eos=True)
-        c.run(s)
-        same(len(s.tokens), COUNT, f"tokens: {s.error or s.done}")
-        return s.tokens
-
-
 def test_blocks_of_grids_answer_as_their_values():
     with tempfile.TemporaryDirectory() as folder:
         (blocks, wide), kinds = write_files(folder)
         same(kinds, {kind for _, kind, _, _ in TYPES}, "types in the file")
-        expected = tokens(wide, "cpu")
+        expected = format_tokens(wide, "cpu")
         check(len(set(expected)) > 3, f"tokens that say something: {expected}")
-        same(tokens(blocks, "cpu"), expected, "the CPU")
-        same(tokens(blocks, "emulated", plan=plan_json(LAYERS, "ggg", embed="g", head="g")), expected, "the emulated device")
-        same(tokens(blocks, "emulated", plan=plan_json(LAYERS, "cgc", embed="c", head="g")), expected, "both")
+        same(format_tokens(blocks, "cpu"), expected, "the CPU")
+        same(format_tokens(blocks, "emulated", plan=plan_json(LAYERS, "ggg", embed="g", head="g")), expected, "the emulated device")
+        same(format_tokens(blocks, "emulated", plan=plan_json(LAYERS, "cgc", embed="c", head="g")), expected, "both")
 
 
 if __name__ == "__main__":

@@ -10,14 +10,11 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_edit import Gguf  # noqa: E402
-from helmd_harness import Client, check, plan_json, run_tests, running, same  # noqa: E402
+from helmd_harness import check, format_tokens, plan_json, run_tests, same  # noqa: E402
 
 GOLDEN = "tests/data/golden-gguf/%s/model.gguf"
 LAYERS, VOCABULARY = 3, 2048
-PROMPT = [(11 * i * i + 5) % 2048 for i in range(13)]
-COUNT = 8
 MIXED = {"ring_bytes": 4 << 20, "mixed": {"slots": 6, "direct_permille": 300, "moves": 0}}
-OPTIONS = ["--exact", "--kernels", "avx2", "--threads", 2, "--ctx", 512]
 UNIT = 2.0 ** -6  # of weights, which are -7 to 7 times it
 
 
@@ -125,25 +122,16 @@ def write_files(folder, name, kinds, sizes=None):
     return paths[0], paths[1], {t[2] for t in mixed}
 
 
-def tokens(model, device, options=(), **named):
-    with running("--device", device, *OPTIONS, *options, real=True, model=model, **named) as d:
-        c = Client(d.endpoint)
-        s = c.generate(PROMPT, COUNT, ignore_eos=True)
-        c.run(s)
-        same(len(s.tokens), COUNT, f"tokens: {s.error or s.done}")
-        return s.tokens
-
-
 def compare(name, kinds, sizes=None, placements=("ggg", "cgc")):
     with tempfile.TemporaryDirectory() as folder:
         mixed, wide, there = write_files(folder, name, kinds, sizes)
         same(there, {TYPES[k][0] for k in kinds} | {0}, "types in the file")
-        expected = tokens(wide, "cpu")
+        expected = format_tokens(wide, "cpu")
         check(len(set(expected)) > 3, f"tokens that say something: {expected}")
-        same(tokens(mixed, "cpu"), expected, "the CPU")
+        same(format_tokens(mixed, "cpu"), expected, "the CPU")
         for homes in placements:
             head = "g" if "g" in homes else "c"
-            same(tokens(mixed, "emulated", plan=plan_json(LAYERS, homes, embed=homes[0], head=head, **(MIXED if "m" in homes else {}))), expected, homes)
+            same(format_tokens(mixed, "emulated", plan=plan_json(LAYERS, homes, embed=homes[0], head=head, **(MIXED if "m" in homes else {}))), expected, homes)
 
 
 def test_single_numbers_beside_blocks():

@@ -12,13 +12,10 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_edit import Gguf, string  # noqa: E402
-from helmd_harness import Client, check, plan_json, run_tests, running, same  # noqa: E402
+from helmd_harness import FORMAT_OPTIONS, check, format_tokens, plan_json, run_tests, running, same  # noqa: E402
 
 LAYERS, VOCABULARY, HIDDEN, INNER, HEADS, KV, HEAD = 3, 2048, 256, 512, 4, 2, 64
 EXPERTS, CHOSEN = 4, 2
-PROMPT = [(11 * i * i + 5) % VOCABULARY for i in range(13)]
-COUNT = 8
-OPTIONS = ["--exact", "--kernels", "avx2", "--threads", 2, "--ctx", 512]
 
 
 def e4m3(bits):
@@ -142,21 +139,12 @@ def checkpoint(folder, kind, sparse=False, change=None):
     return paths
 
 
-def tokens(model, device, **named):
-    with running("--device", device, *OPTIONS, real=True, model=model, **named) as d:
-        c = Client(d.endpoint)
-        s = c.generate(PROMPT, COUNT, ignore_eos=True)
-        c.run(s)
-        same(len(s.tokens), COUNT, f"tokens: {s.error or s.done}")
-        return s.tokens
-
-
 def compare(scaled, wide):
-    expected = tokens(wide, "cpu")
+    expected = format_tokens(wide, "cpu")
     check(len(set(expected)) > 3, f"tokens that say something: {expected}")
-    same(tokens(scaled, "cpu"), expected, "the CPU")
+    same(format_tokens(scaled, "cpu"), expected, "the CPU")
     for homes in "ggg", "cgc":
-        same(tokens(scaled, "emulated", plan=plan_json(LAYERS, homes, embed=homes[0], head="g")), expected, homes)
+        same(format_tokens(scaled, "emulated", plan=plan_json(LAYERS, homes, embed=homes[0], head="g")), expected, homes)
 
 
 def test_fp8_of_blocks():
@@ -168,7 +156,7 @@ def test_fp8_of_whole_matrices_and_rows():
     for how in "one", "rows":
         with tempfile.TemporaryDirectory() as folder:
             scaled, wide = checkpoint(folder, Fp8(how))
-            same(tokens(scaled, "cpu"), tokens(wide, "cpu"), how)
+            same(format_tokens(scaled, "cpu"), format_tokens(wide, "cpu"), how)
 
 
 def test_experts_of_fp8():
@@ -251,15 +239,15 @@ def test_a_tied_heads_own_matrix_is_left_out():
         parts, _ = Fp8("blocks").matrix(draw, VOCABULARY, HIDDEN)
         own.update({"lm_head." + part: tensor for part, tensor in parts.items()})
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        expected = tokens(checkpoint(one, Fp8("blocks"), change=tied)[0], "cpu")
-        same(tokens(checkpoint(other, Fp8("blocks"), change=stored)[0], "cpu"), expected, "with a head of its own")
+        expected = format_tokens(checkpoint(one, Fp8("blocks"), change=tied)[0], "cpu")
+        same(format_tokens(checkpoint(other, Fp8("blocks"), change=stored)[0], "cpu"), expected, "with a head of its own")
 
 
 def refused(text, kind, change):
     with tempfile.TemporaryDirectory() as folder:
         scaled, _ = checkpoint(folder, kind, change=change)
         try:
-            with running("--device", "cpu", *OPTIONS, real=True, model=scaled):
+            with running("--device", "cpu", *FORMAT_OPTIONS, real=True, model=scaled):
                 started = True
         except AssertionError as e:
             started = False
