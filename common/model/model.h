@@ -83,7 +83,7 @@ struct model_config {
     bool shared_weighed;          /* a token gives it a weight; else 1 */
     bool sinks;                   /* attention has */
     enum tensor_format experts_format; /* of matrices that only config.json is there of */
-    /* What files keep some matrices as, numbers and scales apart: FP8, NVFP4; 0: neither. Rows and columns of FP8's
+    /* The format of matrices whose numbers and scales are apart in files: FP8, NVFP4; 0: neither. Rows and columns of FP8's
      * scales; 0: config.json does not say */
     enum tensor_format scaled;
     uint32_t scaled_rows, scaled_cols;
@@ -108,7 +108,7 @@ enum tensor_stored {
     STORED_IN_TURN,      /* single values of two tensors in turn, as biases of gate and up */
     STORED_SCALED,       /* numbers of 8 or 4 bits, scales in tensors of their own (scaled.h); in pieces */
 };
-/* What STORED_SCALED needs to know. */
+/* The scales of a STORED_SCALED tensor. */
 struct model_scaled {
     bool blocks;         /* blocks of a GGUF file */
     bool divides;        /* what stands for the whole divides */

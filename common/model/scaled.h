@@ -17,7 +17,7 @@
 #include "common/model/safetensors.h"
 #include "common/model/shards.h"
 
-/* What a name says, and in `matrix` the name of the matrix that it is about. */
+/* The kind of tensor that a name says; `matrix` gets the name of the matrix that it is about. */
 enum scaled_name { SCALED_MATRIX, SCALED_SCALES, SCALED_WHOLE, SCALED_DIVISOR, SCALED_UNUSED };
 enum scaled_name scaled_name_of(const struct model_config *config, const char *name,
                                 char matrix[MODEL_NAME_MAX]);

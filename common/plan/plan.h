@@ -109,7 +109,7 @@ struct plan_state {
     uint64_t bytes; /* of the record, of STATE_FIXED */
 };
 
-/* What a plan says of one device; nothing of the CPU. */
+/* A plan's sizes of one device; none of the CPU. */
 struct plan_device {
     uint64_t
         ring_bytes; /* of its memory that streamed weights pass through; 0 where none are streamed to it */

@@ -361,22 +361,18 @@ int profiling_programs(const struct profiling_request *r, const struct profiling
 {
     char fingerprint[72], path[4096], key[DIGEST_TEXT];
     struct helm_err why = {0};
-    programs_list(m->model, programs);
-    programs_key(profile->fingerprint, m->kv_dtype, programs);
-    memcpy(key, programs->key, sizeof key);
-    const bool here = !fingerprint_of(r, fingerprint, &why) && is_of_here(profile, fingerprint);
-    int rc = profile->fingerprint[0] ? programs_path(programs, path, sizeof path, &why) : HELM_E_NOT_FOUND;
-    if (!rc) rc = programs_read(path, programs, &why);
+    int rc = programs_kept(m->model, profile->fingerprint, m->kv_dtype, programs, path, sizeof path, &why);
     if (!rc) {
         log_info("profile: %s: the model's own programs, of %s", path, programs->made);
         return 0;
     }
     if (rc != HELM_E_NOT_FOUND)
         log_warn("profile: the model's measured programs cannot be used: %s", why.text);
-    if (!here || !m->measures) {
+    if (!m->measures || fingerprint_of(r, fingerprint, &why) || !is_of_here(profile, fingerprint)) {
         programs->kinds = 0;
         return 0;
     }
+    memcpy(key, programs->key, sizeof key);
     log_info("profile: measuring the model's own programs, once (up to 20 s)");
     rc = measure_programs(r, m, programs, &why);
     if (!rc && strcmp(programs->key, key) != 0)

@@ -235,7 +235,7 @@ static int tighten(struct making *m, const struct spec *spec, struct memory_wish
         rc = ledger_write(&m->c, spec->ctx, wish->pages, &out->plan, &arena, err);
         if (rc || ledger_fits(&out->plan)) break;
         out->fits = false;
-        wish->less_vram += out->vram = excess(&out->plan.memory[m->vram]);
+        wish->less_vram += out->vram = excess(&out->plan.memory[PLANNED_VRAM]);
         wish->less_host += out->host = excess(&out->plan.memory[PLAN_HOST]);
     }
     return rc;

@@ -9,7 +9,7 @@
 #include "daemon/planner/memory/memory.h"
 #include "daemon/planner/planner.h"
 
-/* What all candidates of a request share. */
+/* The state that all candidates of a request share. */
 struct making {
     const struct planner_request *r;
     struct ledger_wish asked;      /* the request's: what each candidate begins with */
@@ -22,9 +22,6 @@ struct making {
     /* Plans of the strategy `best`: seconds of the fastest restricted strategy's step (strategies.c), which no plan that is made
      * with a free choice of tiers exceeds. */
     double floor;
-    /* The processor and the memory that plans may have beside the CPU and the host's */
-    enum plan_processor gpu;
-    enum plan_memory vram;
     struct planner_cache *cache;
     uint64_t of; /* model, profile and machine, as the cache tells them apart */
 };
@@ -33,7 +30,7 @@ struct making {
  * all could be made plain again. */
 enum packing { PACKING_NONE, PACKING_ALL, PACKING_UNPRICED };
 
-/* What is asked for. */
+/* The sizes and choices that a candidate is asked to have. */
 struct spec {
     enum search_strategy strategy;
     bool device;    /* may be used */

@@ -25,7 +25,7 @@ struct trial {
     struct plan plan;
 };
 
-/* What has been tried of one start. */
+/* The plans tried from one start. */
 struct trials {
     struct making *m;
     uint32_t ctx, sparse;

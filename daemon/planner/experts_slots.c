@@ -63,7 +63,7 @@ int experts_place(const struct making *m, const struct plan *from, uint32_t whol
 /* VRAM that is left; an emulated device's is the host's. */
 static uint64_t left_over(const struct making *m, const struct plan *plan)
 {
-    const struct ledger *vram = &plan->memory[m->vram], *host = &plan->memory[PLAN_HOST];
+    const struct ledger *vram = &plan->memory[PLANNED_VRAM], *host = &plan->memory[PLAN_HOST];
     uint64_t left = vram->limit - vram->total;
     if (m->machine.device.kind == LEDGER_DEVICE_EMULATED && host->limit - host->total < left)
         left = host->limit - host->total;
@@ -139,7 +139,7 @@ int experts_refuse(struct making *m, uint32_t ctx, const struct plan *plan, stru
     int rc = experts_place(m, plan, 0, PACKS_NONE, &one, err);
     one.device[PLANNED_GPU].experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
     if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &one, &arena, err);
-    const struct ledger *vram = &one.memory[m->vram];
+    const struct ledger *vram = &one.memory[PLANNED_VRAM];
     if (!rc) {
         units_format_size(vram->total, needed), units_format_size(vram->limit, has);
         if (m->r->refusal) {

@@ -82,8 +82,6 @@ int making_open(const struct planner_request *r, struct making *m, struct helm_e
                          .machine = r->machine,
                          .batch = r->batch ? r->batch : 1,
                          .required = r->device_required || r->tiers == KV_TIERS_TWO,
-                         .gpu = PLANNED_GPU,
-                         .vram = PLANNED_VRAM,
                          .cache = r->cache};
     m->asked.batch = m->batch;
     m->wish = m->asked;
@@ -394,11 +392,11 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     analyse_fill_stages(&m.table, plan);
     rc = ledger_fit(&m.c, r.wish.ctx, plan, spec, err);
     if (rc == HELM_E_CAPACITY && r.refusal) {
-        const enum plan_memory over = ledger_over(plan), memory = over < PLAN_MEMORIES ? over : m.vram;
+        const enum plan_memory memory = ledger_refused(plan);
         const struct ledger *ledger = &plan->memory[memory];
-        const char *what = memory == PLAN_HOST ? "host memory"
-                           : memory == m.vram  ? "VRAM"
-                                               : "VRAM of the second device";
+        const char *what = memory == PLAN_HOST      ? "host memory"
+                           : memory == PLANNED_VRAM ? "VRAM"
+                                                    : "VRAM of the second device";
         *r.refusal = (struct planner_refusal){true, what, ledger->total, ledger->limit, "another plan"};
     }
 out:

@@ -145,8 +145,8 @@ int refusal_write(struct making *m, const struct spec *t, struct candidate *c, s
     c->fits = false;
     if (!m->r->sizes_alone) name_nearest(m, t, more, &would);
     ledger_describe(&m->c, plan, text, sizeof text);
-    bool host = plan->memory[PLAN_HOST].total > plan->memory[PLAN_HOST].limit;
-    const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[m->vram];
+    const bool host = ledger_refused(plan) == PLAN_HOST;
+    const struct ledger *ledger = &plan->memory[ledger_refused(plan)];
     uint64_t enough = host ? more->host : more->vram, needed = ledger->total;
     if (enough != NEVER && !units_add(ledger->limit, enough, &enough) && enough > needed) needed = enough;
     if (refusal) {

@@ -1,7 +1,8 @@
-/* Whether a session's pages are those of this daemon: their shape, and where they come from, as far as it shows in their bits: of an invariant plan (common/plan/schedule.h) a
- * digest of the version, the workers' kernels and devices, the homes and formats of units in the list that computed
- * the prompt, and how activations are rounded. Pages of one origin, model and type of cache are the same for the same
- * tokens.
+/* Whether a session's pages are those of this daemon: their shape, and their origin as far as it shows in their bits.
+ *
+ * The origin is a digest, of an invariant plan (common/plan/schedule.h) alone: of the version, the workers' kernels and devices, the
+ * homes and formats of units in the list that computed the prompt, and how activations are rounded. Pages of one origin, model and
+ * type of cache are the same for the same tokens.
  *
  * Called by sessions.c, for origins once workers are ready. */
 #ifndef HELM_DAEMON_STEPS_SESSION_ORIGIN_H
@@ -13,7 +14,7 @@
 
 /* 0: the plan is not invariant. exact: steps are STEP_EXACT. */
 uint64_t session_origin_of(const struct plan *plan, const struct workers *workers, uint32_t list, bool exact);
-/* What differs between two shapes, in words; false: nothing. */
+/* Writes what differs between two shapes, in words; false: nothing does. */
 bool session_shape_differs(const struct request_shape *from, const struct request_shape *to, char *text,
                            size_t room);
 

@@ -269,11 +269,8 @@ static void look_at_programs(const struct options *o, const struct model *model,
 {
     char path[PATH_TEXT];
     struct helm_err why = {0};
-    if (!measured->fingerprint[0]) return;
-    programs_list(model, programs);
-    programs_key(measured->fingerprint, o->kv_dtype, programs);
-    int rc = programs_path(programs, path, sizeof path, &why);
-    if (!rc) rc = programs_read(path, programs, &why);
+    const int rc =
+        programs_kept(model, measured->fingerprint, o->kv_dtype, programs, path, sizeof path, &why);
     if (!rc) measured->programs = programs;
     if (rc && rc != HELM_E_NOT_FOUND)
         log_warn("the model's measured programs cannot be used, prices go by rates: %s", why.text);

@@ -218,7 +218,7 @@ static int widen_limits(struct bounding *b, struct helm_err *err)
                           err);
     if (!rc) {
         const uint64_t fixed = above(least.memory[PLAN_HOST].limit, limits->host_limit);
-        limits->vram_limit += above(sum.vram, least.memory[b->m->vram].total);
+        limits->vram_limit += above(sum.vram, least.memory[PLANNED_VRAM].total);
         limits->host_limit += above(sum.host + fixed, least.memory[PLAN_HOST].total);
     }
     plan_free(&least);

@@ -43,7 +43,8 @@ struct measuring {
     struct programs *programs;
     struct profile_steps steps;
     struct profile_packed *packed; /* NULL: not a way of this machine or model */
-    uint64_t *head_ns;             /* of the last step's head */
+    uint64_t *head_ns;             /* [head_entries]: of the last step's head */
+    uint32_t head_entries;
     uint32_t
         kind[UNIT_PARTS * MODEL_LAYERS_MAX + 1]; /* of each unit of the model that runs, then of the head */
     uint32_t units[PROGRAMS_KINDS_MAX];
@@ -157,9 +158,9 @@ static int open_engine(struct measuring *m, struct helm_err *err)
     if (!rc) rc = profile_packed_open(&m->steps.local.engine, count, &m->packed, err);
     if (rc) return rc;
     fill_routers(m);
-    const uint32_t one = engine->programs[0].head_one.count, many = engine->programs[0].head_many.count,
-                   apart = engine->programs[0].head_apart.count;
-    m->head_ns = calloc((size_t)one + many + apart + 1, sizeof *m->head_ns);
+    const struct step_programs *p = &engine->programs[0];
+    m->head_entries = p->head_one.count + p->head_many.count + p->head_apart.count;
+    m->head_ns = calloc(m->head_entries + 1u, sizeof *m->head_ns);
     return m->head_ns ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to measure the head");
 }
 
@@ -187,10 +188,7 @@ static int run_step(struct measuring *m, const struct cell *cell, double *second
         for (uint32_t t = row[i].start; t < cell->context; t++)
             history[t] = (uint32_t)(random_of(m) % run->config->vocab);
     }
-    const uint32_t most = m->steps.local.engine.programs[0].head_one.count +
-                          m->steps.local.engine.programs[0].head_many.count +
-                          m->steps.local.engine.programs[0].head_apart.count;
-    for (uint32_t i = 0; i < most; i++) m->head_ns[i] = UINT64_MAX;
+    for (uint32_t i = 0; i < m->head_entries; i++) m->head_ns[i] = UINT64_MAX;
     /* a chunk of an invariant plan says so */
     const struct local *local = &m->steps.local;
     arena_control_of(arena)->step[(local->serial + 1) % ARENA_STEP_RING].flags =

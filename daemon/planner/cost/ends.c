@@ -1,5 +1,5 @@
-/* Prices of what a step has before and behind its half layers. See cost/spent.h; docs/planner-prices.md has the equations.
- * Called by cost.c; owns nothing. */
+/* Prices of the embedding and the head, before and after a step's half layers. See cost/spent.h;
+ * docs/planner-prices.md has the equations. Called by cost.c; owns nothing. */
 #include <math.h>
 
 #include "daemon/planner/cost/measured.h"

@@ -512,6 +512,12 @@ enum plan_memory ledger_over(const struct plan *plan)
     return (enum plan_memory)m;
 }
 
+enum plan_memory ledger_refused(const struct plan *plan)
+{
+    const enum plan_memory over = ledger_over(plan);
+    return over < PLAN_MEMORIES ? over : PLANNED_VRAM;
+}
+
 uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx)
 {
     const uint32_t batch = c->wish->batch ? c->wish->batch : 1, places = ledger_places(c, ctx),
@@ -609,7 +615,7 @@ int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan, str
 void ledger_describe(const struct ledger_case *c, const struct plan *plan, char *text, size_t size)
 {
     char need[UNITS_TEXT], have[UNITS_TEXT], each[UNITS_TEXT], from[LEDGER_FROM_TEXT];
-    const enum plan_memory over = ledger_over(plan), memory = over < PLAN_MEMORIES ? over : PLANNED_VRAM;
+    const enum plan_memory memory = ledger_refused(plan);
     const bool host = memory == PLAN_HOST, first = plan_device_index(plan_memory_processor(memory)) == 0;
     const struct ledger *ledger = &plan->memory[memory];
     ledger_host_limit(c, from);

@@ -132,6 +132,8 @@ HELM_MUST_CHECK int ledger_write(const struct ledger_case *c, uint32_t ctx, uint
 bool ledger_fits(const struct plan *plan);
 /* The first memory whose ledger is over its limit; PLAN_MEMORIES: none is. */
 enum plan_memory ledger_over(const struct plan *plan);
+/* The one that a refusal of the plan speaks of: where none is over its limit, the device's. */
+enum plan_memory ledger_refused(const struct plan *plan);
 /* Pages of the smallest pool for a context: as stated, or one whole context for each of the batch; no fewer than there
  * are places. */
 uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx);

@@ -17,7 +17,7 @@
 #define PROGRAMS_CELLS_MAX 32
 #define PROGRAMS_BYTES_MAX ((size_t)1 << 20)
 
-/* What the CPU multiplies with: weights as they are stored, the same with activations rounded to int8, packed ones. Behind
+/* The ways in which the CPU multiplies: with weights as they are stored, the same with activations rounded to int8, packed ones. After
  * them the same in invariant plans (common/plan/schedule.h): way + PROGRAMS_INVARIANT. */
 enum programs_way {
     PROGRAMS_EXACT,
@@ -54,8 +54,8 @@ struct programs {
     uint32_t kinds;
 };
 
-/* What a half layer's time depends on: its operations, the shapes and formats of its tensors, its window, its state. The
- * unit behind the last one is the head. */
+/* A digest of all that a half layer's time depends on: its operations, the shapes and formats of its tensors, its window, its state. The
+ * unit after the last one is the head. */
 uint64_t programs_signature(const struct model *model, uint32_t unit);
 /* The kinds of a model without their times; a model of more kinds has the first ones. */
 void programs_list(const struct model *model, struct programs *programs);
@@ -92,6 +92,10 @@ json_t *programs_to_json(const struct programs *programs);
 HELM_MUST_CHECK int programs_from_json(const json_t *json, struct programs *programs, struct helm_err *err);
 HELM_MUST_CHECK int programs_parse(const char *what, const char *text, size_t bytes,
                                    struct programs *programs, struct helm_err *err);
+/* Reads what is kept of the model's programs on the machine of this fingerprint ("": of none), with this type of cache. *programs has the
+ * model's kinds and their key, and `path` their file's name or "", also where it fails. HELM_E_NOT_FOUND: nothing is kept. */
+HELM_MUST_CHECK int programs_kept(const struct model *model, const char *fingerprint, const char *kv_dtype,
+                                  struct programs *programs, char *path, size_t size, struct helm_err *err);
 /* HELM_E_NOT_FOUND: there is none. HELM_E_MISMATCH: it has another key than *programs, which it replaces. */
 HELM_MUST_CHECK int programs_read(const char *path, struct programs *programs, struct helm_err *err);
 

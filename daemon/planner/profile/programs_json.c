@@ -167,3 +167,15 @@ int programs_read(const char *path, struct programs *programs, struct helm_err *
     free(read);
     return rc == HELM_E_NOT_FOUND || !rc ? rc : helm_err_prefix(err, "%s", path);
 }
+
+int programs_kept(const struct model *model, const char *fingerprint, const char *kv_dtype,
+                  struct programs *programs, char *path, size_t size, struct helm_err *err)
+{
+    *path = '\0';
+    programs_list(model, programs);
+    programs_key(fingerprint, kv_dtype, programs);
+    if (!*fingerprint)
+        return helm_fail(err, HELM_E_NOT_FOUND, "programs of a machine that is described are not kept");
+    const int rc = programs_path(programs, path, size, err);
+    return rc ? rc : programs_read(path, programs, err);
+}
