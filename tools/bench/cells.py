@@ -6,7 +6,7 @@
            [--show VIEW,...] [--rounds 3] [--starts 1] [--apart] [--limit PERCENT] [--seconds S] [--models DIR] [--keep]
            [--profile FILE | --refresh] [--no-now] [--device cuda] [-- helmd's options]
 
-A set is a table of cells below; --only: cells of these names. A MODEL is a path, or is made in --models (/dev/shm/helm-models) and
+A set is a table of cells below; --only: cells of these names or loads. A MODEL is a path, or is made in --models (/dev/shm/helm-models) and
 removed after its last cell unless --keep: SIZE (a bf16 checkpoint of helm-mkmodel), SIZE-TYPE (a GGUF file of make_gguf.py),
 with :N of so many layers, with +sticky of routing as sticky as published traces.
 
@@ -36,7 +36,8 @@ from plan_bound import bound_seconds, limits_of, mixture_bound_seconds, moved_by
 from sides import Cut, Failed, Helm, Llama, cut, run, wait_for
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-Cell = collections.namedtuple("Cell", "name model vram context prompt output sequences plan helmd drawn", defaults=((), (), False))
+# load: cells of the same one are measured in one load, under a plan for the first; none: each under its own
+Cell = collections.namedtuple("Cell", "name model vram context prompt output sequences plan helmd drawn load", defaults=((), (), False, ""))
 
 
 def over(name, model, vram, prompts, sequences=1, output=40, plan=(), helmd=(), context=None):
@@ -48,6 +49,13 @@ def over(name, model, vram, prompts, sequences=1, output=40, plan=(), helmd=(), 
 def experts(name, model, *rows):
     """Cells of a mixture: tokens are drawn, so that experts do not repeat."""
     return [Cell(f"{name}-{vram}" + (f"-x{n}" if n > 1 else ""), model, vram, 448, 128, 160, n, (), (), True) for vram, n in rows]
+
+
+def lengths(name, model, drawn, context, *vrams):
+    """Decode after a short context, first tokens of prompts, and decode after a context that is nearly full, by ceilings; a load each."""
+    kinds = [("128", 128, 96), ("ttft-2048", 2048, 2)] + ([("ttft-25000", 25000, 2), ("32768", 32768, 48)] if context > 32768 + 48 else [])
+    return [Cell(f"{name}-{vram}-{what}", model, vram, context, prompt, output, 1, (), (), drawn, f"{name}-{vram}")
+            for vram in vrams for what, prompt, output in kinds]
 
 
 SETS = {
@@ -73,6 +81,10 @@ SETS = {
     # files that llama.cpp loads, too
     "peers": over("8b-q4-all", "8b-Q4_K_M", "all", (128,), 1, 128) + over("8b-q4-4gib", "8b-Q4_K_M", "4GiB", (128, 8192), 1, 64) +
              over("8b-bf16", "8b-BF16", "8GiB", (128,), 1, 64) + experts("moe", "30b-a3b-Q4_K_M", ("8GiB", 1)),
+    # the models that people run, beside llama.cpp; two loads (--only) fit a call of ten minutes
+    "hybrids": lengths("35b-ud", "35b-a3b-UD-Q4_K_XL", True, 33024, "8GiB", "all", "12GiB", "4GiB") +
+               lengths("35b-q4", "35b-a3b-Q4_K_M", True, 33024, "8GiB") + lengths("27b-q4", "27b-Q4_K_M", False, 4096, "12GiB", "8GiB") +
+               lengths("27b-ud", "27b-UD-Q2_K_XL", False, 4096, "8GiB") + lengths("30b-q4", "30b-a3b-Q4_K_M", True, 4096, "all"),
     # forecasts without a card (--device cpu): three formats, a hybrid, a mixture, a short context and a long one
     "cpu-forecast": [cell for kind in ("0.6b-BF16", "0.6b-Q4_K_M", "0.6b-Q8_0", "0.8b") for cell in over(kind, kind, "all", (256, 4096), 1, 32)] +
                     experts("30b-a3b-Q4_K_M:2", "30b-a3b-Q4_K_M:2", ("all", 1)),
@@ -80,7 +92,7 @@ SETS = {
     "cpu": over("0.6b", "0.6b", "all", (128, 512), 1, 64) + over("4b-q4", "4b-Q4_K_M", "all", (128, 512), 1, 64),
 }
 ARCHES = {"0.8b": "qwen3_5", "30b-a3b": "qwen3_moe", "8x7b": "mixtral", "20b": "gpt_oss", "120b": "gpt_oss"}
-TYPES = "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "BF16"
+TYPES = "UD-Q4_K_XL", "UD-Q2_K_XL", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "BF16"
 STICKY = 0.8
 
 
@@ -127,8 +139,9 @@ ERRORS = (("decode", "error"), ("first tokens", "ttft_error"), ("decode at the p
 def make_model(o, name):
     """Path of a model; made where it is neither a path nor there. The second: to remove."""
     path = os.path.join(o.models, name.replace(":", "-"))
-    size, dash, kind = name.removesuffix("+sticky").partition(":")[0].rpartition("-")
-    gguf = dash and kind in TYPES
+    whole = name.removesuffix("+sticky").partition(":")[0]
+    kind = next((kind for kind in TYPES if whole.endswith("-" + kind)), "")
+    size, gguf = whole.removesuffix("-" + kind), bool(kind)
     path += ".gguf" if gguf else ""
     if os.path.exists(name):
         return name, None
@@ -200,55 +213,68 @@ class Bench:
         with open(self.o.machine, encoding="utf-8") as file:
             return json.load(file)
 
-    def prepare(self, cell, model):
-        """Sides that can run this cell, with what each needs."""
+    def prepare(self, cells, model):
+        """Sides that can run these cells, with what each of them needs."""
         ready = {}
         for side in self.sides:
             try:
-                plan = next((p["plan"] for p in ready.values() if "plan" in p), None)
-                ready[side] = side.prepare(self.o, cell, model, plan) if isinstance(side, Llama) else side.prepare(self.o, cell, model)
+                plan = next((p[cells[0]]["plan"] for p in ready.values() if "plan" in p[cells[0]]), None)
+                ready[side] = side.prepare(self.o, cells, model, plan) if isinstance(side, Llama) else side.prepare(self.o, cells, model)
             except Failed as why:
-                self.note(f"{cell.name}, {side.name}", why)
+                self.note(f"{cells[0].name}, {side.name}", why)
         return ready
 
-    def turn(self, cell, model, side, opened, samples, seed):
-        """One sample; a side that fails is left out of the cell from then on."""
+    def turn(self, cells, model, side, opened, samples, seed):
+        """One sample of each cell; a side that fails is left out from then on."""
         try:
             if opened is None:
-                with side.open(self.o, cell, model) as daemon:
-                    samples.setdefault(side, []).append(side.measure(self.o, cell, daemon, seed))
+                with side.open(self.o, cells[0], model) as daemon:
+                    got = side.measure(self.o, cells, daemon, seed)
             else:
-                samples.setdefault(side, []).append(side.measure(self.o, cell, opened[side], seed))
+                got = side.measure(self.o, cells, opened[side], seed)
         except Failed as why:
-            self.note(f"{cell.name}, {side.name}", why)
+            self.note(f"{cells[0].name}, {side.name}", why)
             return False
+        for cell in cells:
+            samples.setdefault((side, cell), []).append(got[cell])
         return True
 
-    def measure(self, cell, model):
-        ready, samples = self.prepare(cell, model), {}
+    def measure(self, cells, model):
+        """Cells of one load. What was measured counts also when time is over."""
+        ready, samples = self.prepare(cells, model), {}
+        try:
+            self.rounds(cells, model, ready, samples)
+        finally:
+            for cell in cells:
+                self.rows += self.rows_of(cell, [(side, ready[side][cell], samples[side, cell]) for side in ready if (side, cell) in samples])
+
+    def rounds(self, cells, model, ready, samples):
         apart = self.o.apart or any(isinstance(side, Llama) for side in self.sides)
         for start in range(self.o.starts):
             with contextlib.ExitStack() as stack:
                 order, opened = list(ready) if start % 2 == 0 else list(ready)[::-1], None if apart else {}
                 for side in () if apart else order:
                     try:
-                        opened[side] = stack.enter_context(side.open(self.o, cell, model))
+                        opened[side] = stack.enter_context(side.open(self.o, cells[0], model))
                     except Failed as why:
-                        self.note(f"{cell.name}, {side.name}", why)
+                        self.note(f"{cells[0].name}, {side.name}", why)
                         ready.pop(side)
                 for turn in range(self.o.rounds):
                     for side in order if turn % 2 == 0 else order[::-1]:
-                        if side in ready and not self.turn(cell, model, side, opened, samples, 1000 * start + turn + 1):
+                        if side in ready and not self.turn(cells, model, side, opened, samples, 1000 * start + turn + 1):
                             ready.pop(side)
                     wait_for(self.o, self.begin)
+
+    def rows_of(self, cell, measured):
         rows = []
-        for side in ready:
-            rows.append(row_of(cell, side, ready[side], samples[side], self.profile()))
-            at_found(rows[-1], ready[side], cell.sequences)
+        for side, prepared, samples in measured:
+            rows.append(row_of(cell, side, prepared, samples, self.profile()))
+            at_found(rows[-1], prepared, cell.sequences)
         compare(rows)
-        self.rows += rows
         for row in rows:
-            print(f"{cell.name}, {row['side']}: {row['tok_s']:.2f} token/s, {time.monotonic() - self.begin:.0f} s", file=sys.stderr, flush=True)
+            print(f"{cell.name}, {row['side']}: {row['tok_s']:.2f} token/s, first token {row['ttft_ms']:.0f} ms, "
+                  f"{time.monotonic() - self.begin:.0f} s", file=sys.stderr, flush=True)
+        return rows
 
     def measure_machine(self, model):
         """This machine's profile, with the rates of the model's formats."""
@@ -263,9 +289,12 @@ class Bench:
                 wait_for(self.o, self.begin)
                 path, made = make_model(self.o, model)
                 self.measure_machine(path)
+                loads = collections.defaultdict(list)
                 for cell in (cell for cell in cells if cell.model == model):
+                    loads[cell.load or cell.name].append(cell)
+                for load in loads.values():
                     wait_for(self.o, self.begin)
-                    self.measure(cell, path)
+                    self.measure(load, path)
                     self.save(False)
             except Failed as why:
                 self.note(model, why)
@@ -347,7 +376,7 @@ def read_options():
     if unknown:
         parser.error(f"no set or view {', '.join(unknown)}; sets: {', '.join(SETS)}; views: {', '.join(VIEWS)}")
     cells = [cell for name in filter(None, o.set.split(",")) for cell in SETS[name]] + o.cell
-    cells = [cell._replace(helmd=(*cell.helmd, *filter(None, helmd.split(" \0")))) for cell in cells if not o.only or cell.name in o.only.split(",")]
+    cells = [cell._replace(helmd=(*cell.helmd, *filter(None, helmd.split(" \0")))) for cell in cells if not o.only or {cell.name, cell.load} & set(o.only.split(","))]
     if not cells or min(o.rounds, o.starts) < 1 or min(cell.output for cell in cells) < 2:
         parser.error("no cell, no round, or an answer of fewer than 2 tokens")
     o.machine = o.profile or os.path.join(o.out, "profile.json")

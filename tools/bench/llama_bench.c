@@ -5,9 +5,11 @@
  *
  * Started by people. Beside llama-bench, which gives one time for each generation and leaves out the first token:
  * one request is measured as helm-bench measures it. The context is filled with --depth tokens, which do not count;
- * then come a prompt, whose first token is chosen on the host (TTFT), and further tokens one at a time. Only the
+ * then come a prompt, whose first token is chosen on the host (TTFT), and further tokens one at a time. Lists of prompts
+ * and outputs are cases of one load; of a list of threads, the fastest to decode the first case is taken. Only the
  * library's public interface is called. Prompts are random ids, another prompt each time. All is allocated before the
- * first request, and one request warms up. Exit status: 0, 2 usage, 5 an error. */
+ * first request, and of each case one request warms up, with no more tokens than are handed over at once. Exit status:
+ * 0, 2 usage, 5 an error. */
 #define _POSIX_C_SOURCE 200809L
 #include <ggml-backend.h>
 #include <llama.h>
@@ -22,17 +24,25 @@
 
 #define OVERRIDES_MOST 256
 #define PATTERN_BYTES  64
+#define LIST_MOST      16
+#define TRIAL_TOKENS   24 /* that each number of threads decodes */
+
+struct list {
+    long value[LIST_MOST];
+    int count;
+};
 
 struct settings {
     const char *model;
-    long gpu_layers, threads, prompt, output, depth, requests, warmup, batch, ubatch, cpu_experts, seed;
+    struct list threads, prompts, outputs;
+    long gpu_layers, context, depth, requests, warmup, batch, ubatch, cpu_experts, seed;
     const char *type_k, *type_v, *backends;
     long kv_on_cpu, no_host, no_op_offload, no_flash, no_mmap, random_tokens, verbose;
     const char *overrides[OVERRIDES_MOST];
     int override_count;
 };
 
-enum option_kind { OPTION_TEXT, OPTION_NUMBER, OPTION_FLAG, OPTION_OVERRIDE };
+enum option_kind { OPTION_TEXT, OPTION_NUMBER, OPTION_FLAG, OPTION_OVERRIDE, OPTION_LIST };
 
 /* one option: where its value goes, what --help says */
 struct option {
@@ -43,7 +53,7 @@ struct option {
     const char *help;
 };
 
-/* what is kept of all requests that count; milliseconds */
+/* what is kept of a case's requests that count; milliseconds */
 struct samples {
     double *ttft, *tpot, *decode; /* decode: from the first token to the last, by request */
     int ttft_count, tpot_count, decode_count;
@@ -55,7 +65,8 @@ struct bench {
     struct llama_context *context;
     int32_t vocabulary;
     uint64_t random;
-    llama_token *tokens; /* max(depth, prompt) */
+    llama_token *tokens; /* max(depth, prompts) */
+    long threads;
 };
 
 static bool show_all;
@@ -89,12 +100,27 @@ static int usage(const struct option *options, int count, FILE *to)
     fprintf(to, "usage: llama_bench --model FILE.gguf [options]\n\n"
                 "Decode and prefill of llama.cpp, token by token.\n\noptions:\n");
     for (int i = 0; i < count; i++) {
-        static const char *const values[] = {" TEXT", " N", "", " REGEX"};
+        static const char *const values[] = {" TEXT", " N", "", " REGEX", " N[,N...]"};
         char left[64];
         snprintf(left, sizeof left, "%s%s", options[i].name, values[options[i].kind]);
         fprintf(to, "  %-22s %s\n", left, options[i].help);
     }
     return to == stdout ? 0 : 2;
+}
+
+static bool read_list(const struct option *option, const char *value)
+{
+    struct list *list = option->value;
+    list->count = 0;
+    for (const char *at = value;; at++) {
+        char *end;
+        long number = strtol(at, &end, 10);
+        if (end == at || number < option->least || number > option->most || list->count == LIST_MOST)
+            return false;
+        list->value[list->count++] = number;
+        at = end;
+        if (*at != ',') return !*at;
+    }
 }
 
 static bool read_option(const struct option *option, const char *value, struct settings *settings)
@@ -111,6 +137,8 @@ static bool read_option(const struct option *option, const char *value, struct s
         if (settings->override_count == OVERRIDES_MOST) return false;
         settings->overrides[settings->override_count++] = value;
         return true;
+    case OPTION_LIST:
+        return read_list(option, value);
     default:
         *(long *)option->value = strtol(value, &end, 10);
         return end != value && !*end && *(long *)option->value >= option->least &&
@@ -124,10 +152,11 @@ static int read_options(int argc, char **argv, struct settings *s)
     const struct option options[] = {
         {"--model", OPTION_TEXT, &s->model, 0, 0, "the file (required)"},
         {"--ngl", OPTION_NUMBER, &s->gpu_layers, 0, 9999, "layers on the GPU (0)"},
-        {"--threads", OPTION_NUMBER, &s->threads, 1, 1024, "threads (all CPUs)"},
-        {"--prompt", OPTION_NUMBER, &s->prompt, 0, 1 << 24, "tokens of a prompt (128)"},
-        {"--output", OPTION_NUMBER, &s->output, 1, 1 << 20,
-         "tokens of an answer, the prompt's first among them (64)"},
+        {"--threads", OPTION_LIST, &s->threads, 1, 1024, "threads, or some to try (all CPUs)"},
+        {"--prompt", OPTION_LIST, &s->prompts, 0, 1 << 24, "tokens of each case's prompt (128)"},
+        {"--output", OPTION_LIST, &s->outputs, 1, 1 << 20,
+         "tokens of its answer, the prompt's first among them; the last is for all further cases (64)"},
+        {"--context", OPTION_NUMBER, &s->context, 0, 1 << 24, "tokens of the context (what is needed)"},
         {"--depth", OPTION_NUMBER, &s->depth, 0, 1 << 24,
          "tokens in the context before the prompt, not timed (0)"},
         {"--requests", OPTION_NUMBER, &s->requests, 1, 1000, "requests that count (3)"},
@@ -199,9 +228,25 @@ static const struct llama_model_tensor_buft_override *overrides_of(const struct 
     return count ? overrides : NULL;
 }
 
+static long output_of(const struct settings *s, int at)
+{
+    return s->outputs.value[at < s->outputs.count ? at : s->outputs.count - 1];
+}
+
+static long longer(long a, long b)
+{
+    return a > b ? a : b;
+}
+
 static void load(struct bench *bench)
 {
     const struct settings *s = bench->settings;
+    long longest = s->depth, needed = s->prompts.value[0] + TRIAL_TOKENS;
+    for (int i = 0; i < s->prompts.count; i++) {
+        longest = longer(longest, s->prompts.value[i]);
+        needed = longer(needed, s->prompts.value[i] + output_of(s, i));
+    }
+    needed = longer(s->depth + needed, s->context);
     struct llama_model_params model = llama_model_default_params();
     model.n_gpu_layers = (int32_t)s->gpu_layers;
     model.tensor_buft_overrides = overrides_of(s);
@@ -211,10 +256,10 @@ static void load(struct bench *bench)
     if (!bench->model) fail("not loaded", s->model);
 
     struct llama_context_params context = llama_context_default_params();
-    context.n_ctx = (uint32_t)((s->depth + s->prompt + s->output + 255) / 256 * 256);
+    context.n_ctx = (uint32_t)((needed + 255) / 256 * 256);
     context.n_batch = (uint32_t)s->batch;
     context.n_ubatch = (uint32_t)s->ubatch;
-    context.n_threads = context.n_threads_batch = (int32_t)s->threads;
+    context.n_threads = context.n_threads_batch = (int32_t)bench->threads;
     context.flash_attn_type = s->no_flash ? LLAMA_FLASH_ATTN_TYPE_DISABLED : LLAMA_FLASH_ATTN_TYPE_ENABLED;
     context.type_k = kv_type(s->type_k);
     context.type_v = kv_type(s->type_v);
@@ -226,7 +271,6 @@ static void load(struct bench *bench)
     bench->vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(bench->model));
     if (bench->vocabulary < 1) fail("a file without a size of its vocabulary", s->model);
     bench->random = (uint64_t)s->seed;
-    long longest = s->depth > s->prompt ? s->depth : s->prompt;
     bench->tokens = calloc((size_t)longest + 1, sizeof *bench->tokens);
     if (!bench->tokens) fail("out of memory", NULL);
 }
@@ -289,7 +333,7 @@ static llama_token next_token(struct bench *bench)
     return at;
 }
 
-static void run_request(struct bench *bench, struct samples *samples)
+static void run_request(struct bench *bench, long prompt, long output, struct samples *samples)
 {
     const struct settings *s = bench->settings;
     llama_memory_clear(llama_get_memory(bench->context), true);
@@ -298,21 +342,21 @@ static void run_request(struct bench *bench, struct samples *samples)
 
     llama_token token = random_token(bench);
     double start = now_ms(), first = start;
-    if (s->prompt) {
-        feed_random(bench, s->prompt);
+    if (prompt) {
+        feed_random(bench, prompt);
         token = next_token(bench);
         first = now_ms();
         if (samples) samples->ttft[samples->ttft_count++] = first - start;
     }
     double last = first;
-    for (long i = 1; i < s->output; i++) {
+    for (long i = 1; i < output; i++) {
         feed(bench, &token, 1);
         token = next_token(bench);
         double now = now_ms();
         if (samples) samples->tpot[samples->tpot_count++] = now - last;
         last = now;
     }
-    if (samples && s->output > 1) samples->decode[samples->decode_count++] = last - first;
+    if (samples && output > 1) samples->decode[samples->decode_count++] = last - first;
 }
 
 /* ---- the report ---- */
@@ -330,13 +374,12 @@ static double quantile(double *values, int count, double at)
     return values[(int)(at * (count - 1) + 0.5)];
 }
 
-static void report(struct bench *bench, struct samples *samples)
+static void report(long depth, long prompt, long output, struct samples *samples)
 {
-    const struct settings *s = bench->settings;
     if (samples->ttft_count) {
         double p50 = quantile(samples->ttft, samples->ttft_count, 0.5);
-        printf("prefill %ld at %ld: %.1f token/s, TTFT %.2f ms (%.2f to %.2f)\n", s->prompt, s->depth,
-               (double)s->prompt / p50 * 1e3, p50, samples->ttft[0], samples->ttft[samples->ttft_count - 1]);
+        printf("prefill %ld at %ld: %.1f token/s, TTFT %.2f ms (%.2f to %.2f)\n", prompt, depth,
+               (double)prompt / p50 * 1e3, p50, samples->ttft[0], samples->ttft[samples->ttft_count - 1]);
     }
     if (samples->tpot_count) {
         double p10 = quantile(samples->tpot, samples->tpot_count, 0.1);
@@ -345,16 +388,70 @@ static void report(struct bench *bench, struct samples *samples)
         double whole = quantile(samples->decode, samples->decode_count, 0.5);
         printf("decode %ld at %ld: median %.2f token/s, whole answer %.2f token/s, TPOT p10 %.3f p50 %.3f "
                "p90 %.3f ms\n",
-               s->output - 1, s->depth + s->prompt, 1e3 / p50, (double)(s->output - 1) / whole * 1e3, p10,
-               p50, p90);
+               output - 1, depth + prompt, 1e3 / p50, (double)(output - 1) / whole * 1e3, p10, p50, p90);
     }
+}
+
+/* ---- cases ---- */
+
+static struct samples samples_of(long requests, long output)
+{
+    size_t gaps = (size_t)requests * (size_t)output;
+    struct samples samples = {.ttft = calloc((size_t)requests, sizeof(double)),
+                              .tpot = calloc(gaps, sizeof(double)),
+                              .decode = calloc((size_t)requests, sizeof(double))};
+    if (!samples.ttft || !samples.tpot || !samples.decode) fail("out of memory", NULL);
+    return samples;
+}
+
+static void drop(struct samples *samples)
+{
+    free(samples->ttft);
+    free(samples->tpot);
+    free(samples->decode);
+}
+
+static void set_threads(struct bench *bench, long threads)
+{
+    bench->threads = threads;
+    llama_set_n_threads(bench->context, (int32_t)threads, (int32_t)threads);
+}
+
+/* Takes the number of threads that decodes fastest. */
+static void try_threads(struct bench *bench)
+{
+    const struct settings *s = bench->settings;
+    double least = INFINITY;
+    long best = s->threads.value[0];
+    if (s->threads.count > 1) run_request(bench, s->prompts.value[0], TRIAL_TOKENS, NULL); /* code is loaded */
+    for (int i = 0; i < s->threads.count && s->threads.count > 1; i++) {
+        struct samples samples = samples_of(1, TRIAL_TOKENS);
+        set_threads(bench, s->threads.value[i]);
+        run_request(bench, s->prompts.value[0], TRIAL_TOKENS, &samples);
+        double each = quantile(samples.tpot, samples.tpot_count, 0.5);
+        printf("tried %ld: TPOT median %.3f ms\n", bench->threads, each);
+        if (each < least) least = each, best = bench->threads;
+        drop(&samples);
+    }
+    set_threads(bench, best);
+}
+
+static void run_case(struct bench *bench, long prompt, long output)
+{
+    const struct settings *s = bench->settings;
+    struct samples samples = samples_of(s->requests, output);
+    for (long i = 0; i < s->warmup; i++)
+        run_request(bench, prompt < s->batch ? prompt : s->batch, output, NULL);
+    for (long i = 0; i < s->requests; i++) run_request(bench, prompt, output, &samples);
+    report(s->depth, prompt, output, &samples);
+    drop(&samples);
 }
 
 int main(int argc, char **argv)
 {
-    struct settings settings = {.threads = sysconf(_SC_NPROCESSORS_ONLN),
-                                .prompt = 128,
-                                .output = 64,
+    struct settings settings = {.threads = {{sysconf(_SC_NPROCESSORS_ONLN)}, 1},
+                                .prompts = {{128}, 1},
+                                .outputs = {{64}, 1},
                                 .requests = 3,
                                 .warmup = 1,
                                 .batch = 2048,
@@ -372,35 +469,27 @@ int main(int argc, char **argv)
         ggml_backend_load_all();
     llama_backend_init();
 
-    struct bench bench = {.settings = &settings};
+    struct bench bench = {.settings = &settings, .threads = settings.threads.value[0]};
     size_t before = vram_free();
     double start = now_ms();
     load(&bench);
     double loaded = now_ms();
-    size_t requests = (size_t)settings.requests, gaps = requests * (size_t)settings.output;
-    struct samples samples = {.ttft = calloc(requests, sizeof(double)),
-                              .tpot = calloc(gaps, sizeof(double)),
-                              .decode = calloc(requests, sizeof(double))};
-    if (!samples.ttft || !samples.tpot || !samples.decode) fail("out of memory", NULL);
-    for (long i = 0; i < settings.warmup; i++) run_request(&bench, NULL);
+    try_threads(&bench);
+    for (int i = 0; i < settings.prompts.count; i++)
+        run_case(&bench, settings.prompts.value[i], output_of(&settings, i));
     size_t after = vram_free();
-    for (long i = 0; i < settings.requests; i++) run_request(&bench, &samples);
 
     char text[128];
     llama_model_desc(bench.model, text, sizeof text);
     printf("llama.cpp %s: %s, %.2f GB, %d layers; ngl %ld, %ld threads, KV %s/%s%s; loaded in %.1f s, VRAM "
-           "%.2f GB\n",
+           "%.2f GB, %.2f free\n",
            llama_version(), text, (double)llama_model_size(bench.model) * 1e-9,
-           llama_model_n_layer(bench.model), settings.gpu_layers, settings.threads, settings.type_k,
+           llama_model_n_layer(bench.model), settings.gpu_layers, bench.threads, settings.type_k,
            settings.type_v, settings.kv_on_cpu ? " on the CPU" : "", (loaded - start) * 1e-3,
-           before > after ? (double)(before - after) * 1e-9 : 0.0);
-    report(&bench, &samples);
+           before > after ? (double)(before - after) * 1e-9 : 0.0, (double)after * 1e-9);
     llama_free(bench.context);
     llama_model_free(bench.model);
     llama_backend_free();
     free(bench.tokens);
-    free(samples.ttft);
-    free(samples.tpot);
-    free(samples.decode);
     return 0;
 }

@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
 """A GGUF file with random blocks in the shape of a published Qwen3 model (70b: Llama 3's widths; 30b-a3b, 8x7b and 57b-a14b: mixtures
-of experts, Mixtral's and Qwen2-MoE's with a shared one) and the mixture of types of a published file, for measuring speed.
+of experts, Mixtral's and Qwen2-MoE's with a shared one; 27b and 35b-a3b: Qwen3.6's hybrids, dense and a mixture) and the mixture of
+types of a published file, for measuring speed.
 
-  make_gguf.py --size 0.6b|4b|8b|14b|32b|70b|30b-a3b|8x7b|57b-a14b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0|BF16 [--layers N] [--sticky PART] --out FILE.gguf
+  make_gguf.py --size 0.6b|4b|8b|14b|27b|32b|70b|30b-a3b|35b-a3b|8x7b|57b-a14b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0|BF16|UD-Q4_K_XL|UD-Q2_K_XL
+               [--layers N] [--sticky PART] --out FILE.gguf
+
+UD-Q4_K_XL is of 35b-a3b alone, UD-Q2_K_XL of 27b alone: Unsloth's files give each role types of its own (ROLES).
 
 Codes are random; scales are constants with which every matrix has the mean 0 and keeps activations near 1. There is no tokenizer,
 and the file says so ("no_vocab"): llama.cpp loads it too.
@@ -22,20 +26,43 @@ import sys
 
 #        hidden, layers, inner, heads, kv heads, tied
 SIZES = {"0.6b": (1024, 28, 3072, 16, 8, True), "4b": (2560, 36, 9728, 32, 8, True), "8b": (4096, 36, 12288, 32, 8, False),
-         "14b": (5120, 40, 17408, 40, 8, False), "32b": (5120, 64, 25600, 64, 8, False), "70b": (8192, 80, 28672, 64, 8, False)}
+         "14b": (5120, 40, 17408, 40, 8, False), "27b": (5120, 64, 17408, 24, 4, False), "32b": (5120, 64, 25600, 64, 8, False),
+         "70b": (8192, 80, 28672, 64, 8, False)}
 #          the same, then experts, chosen of them, the width of one, and of the shared one
 MIXTURES_OF_EXPERTS = {"30b-a3b": (2048, 48, 6144, 32, 4, False, 128, 8, 768), "8x7b": (4096, 32, 14336, 32, 8, False, 8, 2, 14336),
-                       "57b-a14b": (3584, 28, 18944, 28, 4, False, 64, 8, 2560, 20480)}
-VOCAB, HEAD_DIM = 151936, 128
+                       "57b-a14b": (3584, 28, 18944, 28, 4, False, 64, 8, 2560, 20480),
+                       "35b-a3b": (2048, 40, 512, 16, 2, False, 256, 8, 512, 512)}
+# hybrids: gated delta nets' key and value heads; each fourth layer is attention, whose q has as many rows for its gate
+DELTAS = {"27b": (16, 48), "35b-a3b": (16, 32)}
+DELTA_DIM, CONV, INTERVAL = 128, 4, 4
+CONSTANTS = {"ssm_a": -0.25, "ssm_dt.bias": -1.0}  # of vectors that are not 1: states live for some ten tokens
 #         id, bytes and values of a block, where its fp16 scales lie
-TYPES = {"F32": (0, 4, 1, ()), "Q8_0": (8, 34, 32, (0,)), "Q4_K": (12, 144, 256, (0, 2)), "Q5_K": (13, 176, 256, (0, 2)),
-         "Q6_K": (14, 210, 256, (208,)), "BF16": (30, 2, 1, ())}
+TYPES = {"F32": (0, 4, 1, ()), "F16": (1, 2, 1, ()), "Q8_0": (8, 34, 32, (0,)), "Q2_K": (10, 84, 256, (80, 82)), "Q3_K": (11, 110, 256, (108,)),
+         "Q4_K": (12, 144, 256, (0, 2)), "Q5_K": (13, 176, 256, (0, 2)), "Q6_K": (14, 210, 256, (208,)), "IQ2_XXS": (16, 66, 256, (0,)),
+         "IQ2_XS": (17, 74, 256, (0,)), "IQ3_XXS": (18, 98, 256, (0,)), "IQ1_S": (19, 50, 256, (0,)), "IQ3_S": (21, 110, 256, (0,)),
+         "IQ2_S": (22, 82, 256, (0,)), "IQ4_XS": (23, 136, 256, (0,)), "IQ1_M": (29, 56, 256, ()), "BF16": (30, 2, 1, ())}
 # of most matrices, of those that count more
-MIXTURES = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K"), "Q6_K": ("Q6_K", "Q6_K"), "Q8_0": ("Q8_0", "Q8_0"), "BF16": ("BF16", "BF16")}
+MIXTURES = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K"), "Q6_K": ("Q6_K", "Q6_K"), "Q8_0": ("Q8_0", "Q8_0"), "BF16": ("BF16", "BF16"),
+            "UD-Q4_K_XL": ("Q8_0", "Q8_0"), "UD-Q2_K_XL": ("IQ3_S", "IQ3_S")}
+# Types of single roles, each with the tensors that have it; other roles have the mixture's. UD-Q2_K_XL: as many of each type as the
+# published 27B (without its drafts' layer), given to roles so that its size comes out.
+ROLES = {"UD-Q4_K_XL": {"ffn_gate_exps": (("Q4_K", 40),), "ffn_up_exps": (("Q4_K", 40),), "ffn_down_exps": (("Q5_K", 37), ("Q6_K", 3)),
+                        "ssm_alpha": (("F16", 30),), "ssm_beta": (("F16", 30),)},
+         "UD-Q2_K_XL": {"ffn_gate": (("IQ2_XXS", 24), ("IQ1_S", 12), ("IQ2_XS", 17), ("IQ2_S", 11)),
+                        "ffn_up": (("IQ2_XXS", 24), ("IQ1_S", 8), ("IQ2_XS", 17), ("IQ2_S", 15)),
+                        "ffn_down": (("IQ2_S", 41), ("Q2_K", 16), ("IQ3_XXS", 7)), "attn_qkv": (("IQ3_XXS", 48),),
+                        "attn_gate": (("IQ3_XXS", 41), ("Q3_K", 5), ("IQ1_M", 1), ("IQ3_S", 1)),
+                        "ssm_out": (("Q4_K", 20), ("IQ4_XS", 19), ("IQ3_S", 9)), "ssm_alpha": (("Q8_0", 48),), "ssm_beta": (("Q8_0", 48),),
+                        "attn_output": (("IQ3_XXS", 16),), "attn_v": (("IQ3_S", 15), ("Q6_K", 1)), "token_embd": (("Q4_K", 1),),
+                        "output": (("Q6_K", 1),)},
+         "Q4_K_M": {"attn_qkv": (("Q5_K", 64),)}}
+OF_ALONE = {"UD-Q4_K_XL": "35b-a3b", "UD-Q2_K_XL": "27b"}
+STRIDE = 37  # types of a role take turns over its layers
 # root mean square of random blocks' values with a scale of 1; Q4_K's and Q5_K's second scale takes their mean away
-SPREADS = {"Q8_0": 73.9, "Q4_K": 258.3, "Q5_K": 526.9, "Q6_K": 1365.7}
+SPREADS = {"Q8_0": 73.9, "Q2_K": 13.9, "Q3_K": 43.3, "Q4_K": 258.3, "Q5_K": 526.9, "Q6_K": 1365.7, "IQ1_S": 7.16, "IQ1_M": 7.22,
+           "IQ2_XXS": 53.4, "IQ2_XS": 55.9, "IQ2_S": 56.3, "IQ3_XXS": 142.3, "IQ3_S": 140.3, "IQ4_XS": 1245.6}
 BF16_SPREAD = math.sqrt(7 / 3)  # of numbers between 1 and 2
-MEANS = {"Q4_K": 7.5, "Q5_K": 15.5}
+MEANS = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
 PIECE_BYTES = 1 << 27
 TOPICS = 64
 EMBEDDING = 16.0  # root mean square of a mixture's embeddings; that of all that its layers add is about 1
@@ -61,23 +88,53 @@ def matrices_of(shape, n, plain, best):
                                               ("ffn_up_shexp", (hidden, inner), plain), ("ffn_down_shexp", (inner, hidden), best))))
 
 
-def tensors_of(shape, layers, mixture, head_norms):
+def attention_of(shape, head_dim, plain, best, head_norms, gated):
+    """Of one layer's attention."""
+    hidden, _, _, heads, kv_heads = shape[:5]
+    rows, kv_rows = heads * head_dim, kv_heads * head_dim
+    norms = (("attn_q_norm", (head_dim,), "F32"), ("attn_k_norm", (head_dim,), "F32")) if head_norms else ()
+    return (("attn_q", (hidden, rows * (2 if gated else 1)), plain), ("attn_k", (hidden, kv_rows), plain), ("attn_v", (hidden, kv_rows), best),
+            ("attn_output", (rows, hidden), plain), *norms)
+
+
+def delta_of(hidden, keys, values, plain):
+    """Of one layer's gated delta net."""
+    channels, inner = (2 * keys + values) * DELTA_DIM, values * DELTA_DIM
+    return (("attn_qkv", (hidden, channels), plain), ("attn_gate", (hidden, inner), plain), ("ssm_alpha", (hidden, values), plain),
+            ("ssm_beta", (hidden, values), plain), ("ssm_conv1d", (CONV, channels), "F32"), ("ssm_a", (values,), "F32"),
+            ("ssm_dt.bias", (values,), "F32"), ("ssm_norm", (DELTA_DIM,), "F32"), ("ssm_out", (inner, hidden), plain))
+
+
+def tensors_of(name, shape, layers, mixture, head_norms):
     """(name, shape with the input dimension first, type) in order."""
-    hidden, _, inner, heads, kv_heads, tied = shape[:6]
+    hidden, tied = shape[0], shape[5]
     plain, more = MIXTURES[mixture]
-    rows, kv_rows = heads * HEAD_DIM, kv_heads * HEAD_DIM
-    yield "token_embd.weight", (hidden, VOCAB), more if tied else plain
+    kinds = {role: [kind for kind, count in row for _ in range(count)] for role, row in ROLES.get(mixture, {}).items()}
+    seen = dict.fromkeys(kinds, 0)
+    delta, (vocab, head_dim) = DELTAS.get(name), heads_of(name)
+
+    def typed(role, size, kind):
+        if role in kinds:
+            kind = kinds[role][seen[role] * STRIDE % len(kinds[role])]
+            seen[role] += 1
+        return size, kind
+
+    yield "token_embd.weight", *typed("token_embd", (hidden, vocab), more if tied else plain)
     for n in range(layers):
         best = more if counts_more(n, layers) else plain
-        norms = (("attn_q_norm", (HEAD_DIM,), "F32"), ("attn_k_norm", (HEAD_DIM,), "F32")) if head_norms else ()
-        for name, size, kind in (("attn_norm", (hidden,), "F32"), ("attn_q", (hidden, rows), plain),
-                                 ("attn_k", (hidden, kv_rows), plain), ("attn_v", (hidden, kv_rows), best),
-                                 ("attn_output", (rows, hidden), plain), *norms, ("ffn_norm", (hidden,), "F32"),
+        mixer = (delta_of(hidden, *delta, plain) if delta and (n + 1) % INTERVAL else
+                 attention_of(shape, head_dim, plain, best, head_norms, delta))
+        for role, size, kind in (("attn_norm", (hidden,), "F32"), *mixer, ("post_attention_norm" if delta else "ffn_norm", (hidden,), "F32"),
                                  *matrices_of(shape, n, plain, best)):
-            yield f"blk.{n}.{name}.weight", size, kind
+            yield f"blk.{n}.{role}" + ("" if role in CONSTANTS else ".weight"), *typed(role, size, kind)
     yield "output_norm.weight", (hidden,), "F32"
     if not tied:
-        yield "output.weight", (hidden, VOCAB), more
+        yield "output.weight", *typed("output", (hidden, vocab), more)
+
+
+def heads_of(name):
+    """Size of the vocabulary and of a head of attention."""
+    return (248320, 256) if name in DELTAS else (151936, 128)
 
 
 def bytes_of(shape, kind):
@@ -108,6 +165,16 @@ def piece_of(kind, spread, rng):
     if kind == "F32":
         return array.array("f", [rng.gauss(0, spread) for _ in range(1 << 20)]).tobytes()
     piece = bytearray(rng.randbytes(most * block_bytes))
+    if kind == "F16":  # one exponent, random sign and mantissa
+        exponent = 15 + bf16_exponent(spread)
+        piece[1::2] = piece[1::2].translate(bytes(i & 0x83 | exponent << 2 for i in range(256)))
+        return bytes(piece)
+    if kind == "IQ1_M":  # the scale lies in the high halves of the last four words
+        scale, = struct.unpack("<H", struct.pack("<e", spread / SPREADS[kind]))
+        for word in range(4):
+            high = (scale >> 4 * word & 15) << 4
+            piece[49 + 2 * word::block_bytes] = piece[49 + 2 * word::block_bytes].translate(bytes(i & 15 | high for i in range(256)))
+        return bytes(piece)
     if kind == "BF16":  # one exponent, random sign and mantissa
         exponent = 127 + bf16_exponent(spread)
         piece[0::2] = piece[0::2].translate(bytes(i & 0x7f | exponent << 7 & 0x80 for i in range(256)))
@@ -126,11 +193,11 @@ def piece_for(kind, spread, rng):
     return pieces[kind, spread]
 
 
-def write_blocks(file, shape, kind, spread, rng):
-    """The same random piece over and over, from another block on each time."""
+def write_blocks(file, name, shape, kind, spread, rng):
+    """The same random piece over and over, from another block on each time; a vector of one value."""
     _, block_bytes, values, _ = TYPES[kind]
     if kind == "F32" and len(shape) == 1:
-        file.write(struct.pack("<f", 1) * shape[0])
+        file.write(struct.pack("<f", CONSTANTS.get(name.split(".", 2)[-1], 1)) * shape[0])
         return
     piece = piece_for(kind, spread, rng)
     left, most = math.prod(shape) // values, len(piece) // block_bytes
@@ -175,7 +242,7 @@ def write_topics(file, shape, kind, spread, topic_spread, signs, rng):
 def write_tokens(file, name, shape, kind, sticky, signs, rng):
     """The embedding and the head of a mixture."""
     if not sticky:
-        write_blocks(file, shape, kind, EMBEDDING if name == "token_embd.weight" else 1 / math.sqrt(shape[0]), rng)
+        write_blocks(file, name, shape, kind, EMBEDDING if name == "token_embd.weight" else 1 / math.sqrt(shape[0]), rng)
         return
     columns = shape[0]
     topic, own = math.sqrt(4 * sticky), math.sqrt(4 / 3 * (1 - sticky))  # root mean squares of a normed embedding's columns
@@ -186,6 +253,35 @@ def write_tokens(file, name, shape, kind, sticky, signs, rng):
     spread = spread_of(kind, 1 / math.sqrt(columns))
     logits = spread * own * math.sqrt(3 / 4 * columns)  # root mean square of those from columns of its own
     write_topics(file, shape, kind, spread, TOPIC_LOGITS * logits / (topic * columns / 4), signs, rng)
+
+
+def keys_of(name, arch, shape, layers):
+    """(name, type, bytes) of what the header says. Without "no_vocab" llama.cpp refuses a file that has no tokenizer."""
+    hidden, _, inner, heads, kv_heads = shape[:5]
+    delta, (vocab, head_dim) = DELTAS.get(name), heads_of(name)
+    numbers = [("context_length", 262144 if delta else 40960), ("embedding_length", hidden), ("block_count", layers),
+               ("feed_forward_length", inner), ("attention.head_count", heads), ("attention.head_count_kv", kv_heads),
+               ("attention.key_length", head_dim), ("attention.value_length", head_dim), ("vocab_size", vocab)]
+    if len(shape) > 6:
+        numbers += [("expert_count", shape[6]), ("expert_used_count", shape[7])]
+    if len(shape) > 9:
+        numbers.append(("expert_shared_feed_forward_length", shape[9]))
+    if arch in ("qwen2moe", "qwen3moe", "qwen35moe"):
+        numbers.append(("expert_feed_forward_length", shape[8]))
+    if arch == "llama":
+        numbers.append(("rope.dimension_count", head_dim))
+    if delta:
+        numbers += [("rope.dimension_count", head_dim // 4), ("full_attention_interval", INTERVAL), ("ssm.conv_kernel", CONV),
+                    ("ssm.state_size", DELTA_DIM), ("ssm.group_count", delta[0]), ("ssm.time_step_rank", delta[1]),
+                    ("ssm.inner_size", delta[1] * DELTA_DIM)]
+    keys = [("general.architecture", 8, text(arch)), ("general.alignment", 4, struct.pack("<I", 32)),
+            ("tokenizer.ggml.model", 8, text("no_vocab"))]
+    keys += [(f"{arch}.{key}", 4, struct.pack("<I", value)) for key, value in numbers]
+    keys.append((arch + ".attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-6)))
+    keys.append((arch + ".rope.freq_base", 6, struct.pack("<f", 1e7 if delta else 1e6)))
+    if delta:  # an array of int32
+        keys.append((arch + ".rope.dimension_sections", 9, struct.pack("<IQ4i", 5, 4, 11, 11, 10, 0)))
+    return keys
 
 
 def main():
@@ -199,40 +295,28 @@ def main():
     if doc.sticky and (doc.size not in MIXTURES_OF_EXPERTS or not 0 < doc.sticky < 1):
         sys.exit("make_gguf.py: --sticky is a part, between 0 and 1, of a mixture of experts")
     shape = SIZES.get(doc.size) or MIXTURES_OF_EXPERTS[doc.size]
-    hidden, layers, inner, heads, kv_heads = shape[:5]
-    layers = doc.layers or layers
-    arch = "llama" if doc.size == "8x7b" else "qwen2moe" if len(shape) > 9 else "qwen3moe" if len(shape) > 6 else "qwen3"
-    keys = [("general.architecture", 8, text(arch)), ("general.alignment", 4, struct.pack("<I", 32)),
-            ("tokenizer.ggml.model", 8, text("no_vocab"))]  # without it llama.cpp refuses the file
-    numbers = [("context_length", 40960), ("embedding_length", hidden), ("block_count", layers),
-               ("feed_forward_length", inner), ("attention.head_count", heads), ("attention.head_count_kv", kv_heads),
-               ("attention.key_length", HEAD_DIM), ("attention.value_length", HEAD_DIM), ("vocab_size", VOCAB)]
-    if len(shape) > 6:
-        numbers += [("expert_count", shape[6]), ("expert_used_count", shape[7])]
-    if arch == "qwen2moe":
-        numbers.append(("expert_shared_feed_forward_length", shape[9]))
-    if arch in ("qwen2moe", "qwen3moe"):
-        numbers.append(("expert_feed_forward_length", shape[8]))
-    if arch == "llama":
-        numbers.append(("rope.dimension_count", HEAD_DIM))
-    keys += [(f"{arch}.{name}", 4, struct.pack("<I", value)) for name, value in numbers]
-    keys.append((arch + ".attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-6)))
-    keys.append((arch + ".rope.freq_base", 6, struct.pack("<f", 1e6)))
-    tensors, offset, infos = list(tensors_of(shape, layers, doc.type, arch in ("qwen3", "qwen3moe"))), 0, b""
+    if doc.type in OF_ALONE and doc.size != OF_ALONE[doc.type]:
+        sys.exit(f"make_gguf.py: {doc.type} is of {OF_ALONE[doc.type]} alone")
+    delta, mixture = DELTAS.get(doc.size), len(shape) > 6
+    arch = ("qwen35moe" if mixture else "qwen35") if delta else "llama" if doc.size == "8x7b" else "qwen2moe" if len(shape) > 9 else \
+        "qwen3moe" if mixture else "qwen3"
+    layers = doc.layers or shape[1]
+    keys = keys_of(doc.size, arch, shape, layers)
+    tensors, offset, infos = list(tensors_of(doc.size, shape, layers, doc.type, arch not in ("llama", "qwen2moe"))), 0, b""
     for name, size, kind in tensors:
         infos += text(name) + struct.pack(f"<I{len(size)}qiQ", len(size), *size, TYPES[kind][0], offset)
         offset += (bytes_of(size, kind) + 31) // 32 * 32
     head = b"GGUF" + struct.pack("<Iqq", 3, len(tensors), len(keys))
     head += b"".join(text(name) + struct.pack("<i", kind) + value for name, kind, value in keys) + infos
     rng = random.Random(1)
-    signs = [[rng.random() < 0.5 for _ in range(hidden // 4)] for _ in range(TOPICS)]
+    signs = [[rng.random() < 0.5 for _ in range(shape[0] // 4)] for _ in range(TOPICS)]
     with open(doc.out, "wb") as file:
         file.write(head + bytes(-len(head) % 32))
         for name, size, kind in tensors:
-            if len(shape) > 6 and name in ("token_embd.weight", "output.weight"):
+            if mixture and name in ("token_embd.weight", "output.weight"):
                 write_tokens(file, name, size, kind, doc.sticky, signs, rng)
             else:
-                write_blocks(file, size, kind, 1 / math.sqrt(size[0]), rng)
+                write_blocks(file, name, size, kind, 1 / math.sqrt(size[0]), rng)
             file.write(bytes(-bytes_of(size, kind) % 32))
     print(f"{doc.out}: {len(tensors)} tensors, {offset / 1e9:.2f} GB")
 

@@ -162,9 +162,11 @@ class Helm:
             file.write(run([self.program("helm-profile"), "--now", "--device", o.device, "--model", model, "--activations", activations], 60))
         return path
 
-    def prepare(self, o, cell, model):
-        """The plan that helmd will run and what helm-plan says of it half way through the answer."""
-        sizes = ["--ctx", str(cell.context), "--batch", str(cell.sequences), "--prompt", str(cell.prompt), *ceiling(cell.vram)]
+    def prepare(self, o, cells, model):
+        """The plan that helmd will run and what helm-plan says of it half way through each answer."""
+        cell = cells[0]
+        machine = ["--ctx", str(cell.context), "--batch", str(cell.sequences), *ceiling(cell.vram)]
+        sizes = [*machine, "--prompt", str(cell.prompt)]
         plan, now = self.helm_plan(o, model, sizes + list(cell.plan) + self.more), []
         if o.now:
             now = ["--now", self.now(o, model, (plan.get("activations") or {}).get("cpu", "exact"))]
@@ -179,12 +181,12 @@ class Helm:
         path = os.path.join(o.out, f"{cell.name}-{self.name}.plan.json")
         with open(path, "w", encoding="utf-8") as file:
             json.dump(plan, file, indent=1)
-        at = sizes + ["--plan", path, "--at", str(cell.prompt + cell.output // 2)] + now
         self.options = ["--model", model, "--plan", path, "--device", o.device, "--batch", str(cell.sequences), "--parallel", str(cell.sequences),
                         *ceiling(cell.vram), *(["--profile", o.profile] if o.profile else []), *now, *cell.helmd]
-        said = self.helm_plan(o, model, at)
-        return {"plan": plan, "said": said, "now": json.load(open(now[1], encoding="utf-8")) if now else None,
-                "again": lambda edited: self.again(o, model, at, path, edited)}
+        at = {c: machine + ["--prompt", str(c.prompt), "--plan", path, "--at", str(c.prompt + c.output // 2)] + now for c in cells}
+        right_now = json.load(open(now[1], encoding="utf-8")) if now else None
+        return {c: {"plan": plan, "said": self.helm_plan(o, model, at[c]), "now": right_now,
+                    "again": lambda edited, c=c: self.again(o, model, at[c], path, edited)} for c in cells}
 
     def again(self, o, model, at, path, edited):
         """What helm-plan says of the same plan with other members."""
@@ -202,7 +204,10 @@ class Helm:
         finally:
             daemon.close()
 
-    def measure(self, o, cell, daemon, seed):
+    def measure(self, o, cells, daemon, seed):
+        return {cell: self.sample(o, cell, daemon, seed) for cell in cells}
+
+    def sample(self, o, cell, daemon, seed):
         """One sample. Several sequences find their prompts, computed before, so that all of them decode together; one has none to
         find. Its parts are those of the whole request less one for the first token."""
         draw = random.Random(seed)
@@ -230,11 +235,17 @@ class Helm:
 
 class Llama:
     """llama.cpp by llama_bench.c's program, one run a sample, with the fastest of the settings tried once; a card with a ceiling is
-    held by occupy_vram, beside it or in --bin."""
+    held by occupy_vram, beside it or in --bin.
+
+    What is tried: of --llama-try each; else the fewest layers (a mixture's experts) on the CPU that fit beside the context of all
+    cells of the load, found by what a run leaves free; then threads, in one load, and without flash attention where all is on the
+    card. Cells of first tokens alone (PROMPT_OUTPUT tokens or fewer) get as many tokens at once as fit instead, with their own
+    layers. Files are mapped while settings are tried, and read for the samples."""
     name = "llama.cpp"
+    THREADS, BATCHES, PROMPT_OUTPUT, RETRIES = (8, 12, 14, 15, 16), (2048, 1024), 8, 2
 
     def __init__(self, program, tries):
-        self.program, self.tries, self.best = program, tries, None
+        self.program, self.tries, self.best = program, tries, {}
 
     @contextlib.contextmanager
     def open(self, o, cell, _model):
@@ -252,42 +263,112 @@ class Llama:
         finally:
             end(process)
 
-    def settings(self, o, cell, layers, mixture):
-        """What is tried: of --llama-try, else all on the card, or its layers (a mixture's experts) in eighths."""
-        if self.tries:
-            return [one.split() for one in self.tries]
-        if o.device == "cpu":
-            return [["--ngl", "0"]]
-        if cell.vram == "all":
-            return [["--ngl", "999"]]
-        eighths = sorted({layers * n // 8 for n in range(1, 9)})
-        return [["--ngl", "999", "--cpu-experts", str(n)] if mixture else ["--ngl", str(n)] for n in eighths]
-
-    def sample(self, cell, model, settings, output, seed):
-        out = run([self.program, "--model", model, "--prompt", str(cell.prompt), "--output", str(output), "--requests", "1", "--seed", str(seed),
-                   *(["--random"] if cell.drawn else []), *settings])
-        first, later = re.search(r"TTFT ([\d.]+) ms", out), re.search(r"TPOT .* p50 ([\d.]+)", out)
-        if not first or not later:
+    def run(self, cells, model, settings, seed, trial=False):
+        """A sample of each cell, the fastest threads' number and what is free on the card. A trial: of the first cell, shortly."""
+        asked = [(min(cell.prompt, 2048), 16) for cell in cells[:1]] if trial else [(cell.prompt, cell.output) for cell in cells]
+        out = run([self.program, "--model", model, "--context", str(cells[0].context), "--prompt", ",".join(str(p) for p, _ in asked),
+                   "--output", ",".join(str(n) for _, n in asked), "--requests", "1", "--seed", str(seed),
+                   *(["--random"] if cells[0].drawn else []), *settings])
+        first, later = re.findall(r"TTFT ([\d.]+) ms", out), re.findall(r"TPOT .* p50 ([\d.]+)", out)
+        threads, free = re.search(r"(\d+) threads", out), re.search(r"VRAM [\d.]+ GB, ([\d.]+) free", out)
+        if len(first) < len(asked) or len(later) < len(asked) or not threads or not free:
             raise Failed(f"llama_bench: no times in '{out.strip()[-200:]}'")
-        return {"ttft_ms": float(first[1]), "tpot_ms": float(later[1]), "tok_s": 1e3 / float(later[1]), "parts": {}}
+        samples = [{"ttft_ms": float(a), "tpot_ms": float(b), "tok_s": 1e3 / float(b), "parts": {}} for a, b in zip(first, later)]
+        return samples, int(threads[1]), 1e9 * float(free[1])
 
-    def prepare(self, o, cell, model, plan=None):
-        if not model.endswith(".gguf") or cell.sequences > 1:
+    def trial(self, cells, model, settings):
+        """Kept in `tried` by settings: token/s and bytes left free, or why not."""
+        key = " ".join(settings)
+        if key not in self.tried:
+            try:
+                samples, threads, free = self.run(cells, model, settings, 1, True)
+                self.tried[key] = {"tok_s": samples[0]["tok_s"], "ttft_ms": samples[0]["ttft_ms"], "threads": threads, "free": free}
+            except Failed as why:  # does not fit
+                self.tried[key] = {"why": str(why)[-100:]}
+        return self.tried[key]
+
+    def fitted(self, cells, model, layers, mixture, more):
+        """Settings with the fewest layers on the CPU."""
+        def settings(count):
+            return (["--ngl", "999", "--cpu-experts", str(count)] if mixture else ["--ngl", str(layers + 1 - count)]) + more
+
+        most = layers if mixture else layers + 1
+        if "free" not in self.trial(cells, model, settings(most)):
+            raise Failed(f"llama.cpp: {self.tried[' '.join(settings(most))]['why']}")
+        count = max(0, most - int(self.tried[" ".join(settings(most))]["free"] / (os.path.getsize(model) / layers)))
+        while count < most and "free" not in self.trial(cells, model, settings(count)):
+            count += 1
+        while count > 0 and "free" in self.trial(cells, model, settings(count - 1)):
+            count -= 1
+        return settings(count)
+
+    def fit(self, o, cells, model, plan, more):
+        if o.device == "cpu" or cells[0].vram == "all":
+            return ["--ngl", "0" if o.device == "cpu" else "999"] + more
+        return self.fitted(cells, model, (plan or {}).get("layers", 1), bool((plan or {}).get("experts")), more)
+
+    def choose(self, o, cells, model, plan):
+        """The fastest settings for cells that decode; those for first tokens alone."""
+        if self.tries:
+            one = max((t.split() for t in self.tries), key=lambda t: self.trial(cells, model, t).get("tok_s", 0))
+            return one, one
+        prompts = [cell for cell in cells if cell.output <= self.PROMPT_OUTPUT]
+        decoding = [cell for cell in cells if cell not in prompts]
+        best = batches = None
+        cpus = os.cpu_count() or 1
+        few = ["--threads", str(max(1, cpus - 2))]
+        if decoding:
+            best = self.fit(o, decoding, model, plan, few)
+            several = [n for n in self.THREADS if n <= cpus] or range(1, cpus + 1)
+            all_threads = best[:-1] + [",".join(str(n) for n in several)]
+            best[-1] = str(self.trial(decoding, model, all_threads).get("threads", few[1]))
+            if cells[0].vram == "all" and o.device != "cpu":
+                best = max((best, best + ["--no-flash"]), key=lambda t: self.trial(decoding, model, t).get("tok_s", 0))
+        for batch in self.BATCHES if prompts else ():
+            with contextlib.suppress(Failed):
+                batches = self.fit(o, prompts, model, plan, few + ["--ubatch", str(batch)])
+                break
+        return best or batches, batches or best
+
+    def prepare(self, o, cells, model, plan=None):
+        if not model.endswith(".gguf") or cells[0].sequences > 1:
             raise Failed("llama.cpp: one sequence of a GGUF file alone is measured")
-        speeds, why = {}, None
-        with self.open(o, cell, model):
-            for settings in self.settings(o, cell, (plan or {}).get("layers", 1), bool((plan or {}).get("experts"))):
-                try:
-                    speeds[tuple(settings)] = self.sample(cell, model, settings, min(16, cell.output), 1)["tok_s"]
-                except Failed as failed:  # does not fit
-                    why = failed
-        if not speeds:
-            raise why
-        self.best, self.model = max(speeds, key=speeds.get), model
-        return {"settings": " ".join(self.best), "tried": {" ".join(key): value for key, value in speeds.items()}}
+        self.tried, self.model = {}, model
+        with self.open(o, cells[0], model):
+            best, batches = self.choose(o, cells, model, plan)
+        if self.tried and not any("free" in one for one in self.tried.values()):
+            raise Failed(f"llama.cpp: {next(iter(self.tried.values()))['why']}")
+        read = [] if o.device == "cpu" else ["--no-mmap"]
+        self.best = {cell: (batches if cell.output <= self.PROMPT_OUTPUT else best) + read for cell in cells}
+        self.said = {cell: {"settings": " ".join(self.best[cell]), "tried": self.tried} for cell in cells}
+        return self.said
 
-    def measure(self, _o, cell, _daemon, seed):
-        return self.sample(cell, self.model, list(self.best), cell.output, seed)
+    def measure(self, _o, cells, _daemon, seed):
+        got = {}
+        for settings in dict.fromkeys(tuple(self.best[cell]) for cell in cells):
+            mine = [cell for cell in cells if tuple(self.best[cell]) == settings]
+            settings = list(settings)
+            for left in reversed(range(self.RETRIES + 1)):
+                try:
+                    got.update(zip(mine, self.run(mine, self.model, settings, seed)[0]))
+                    break
+                except Failed:  # longer contexts take what a trial left free
+                    if not left or not self.retreat(settings):
+                        raise
+            for cell in mine:
+                self.best[cell] = settings
+                self.said[cell]["settings"] = " ".join(settings)
+        return got
+
+    @staticmethod
+    def retreat(settings):
+        """One layer more on the CPU; False: there is none to move."""
+        for option, step in (("--cpu-experts", 1), ("--ngl", -1)):
+            if option in settings and settings[settings.index(option) + 1] not in ("0", "999"):
+                at = settings.index(option) + 1
+                settings[at] = str(int(settings[at]) + step)
+                return True
+        return False
 
 
 def wait_for(o, begin):
