@@ -47,6 +47,8 @@ def rows(tensor):
 def fuse_experts(tensors, layer, config):
     """Gate and up of all experts, expert by expert, and their downs: two tensors, taken out of the others."""
     prefix, count = f"model.layers.{layer}.mlp.experts.", config["num_experts"]
+    if prefix + "gate_up_proj" in tensors:  # they are
+        return tensors.pop(prefix + "gate_up_proj"), tensors.pop(prefix + "down_proj")
     parts = {kind: [tensors.pop(f"{prefix}{e}.{kind}_proj.weight")[1] for e in range(count)] for kind in ("gate", "up", "down")}
     hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
     return (([count, 2 * inner, hidden], b"".join(g + u for g, u in zip(parts["gate"], parts["up"]))),

@@ -423,7 +423,8 @@ static void try_threads(struct bench *bench)
     const struct settings *s = bench->settings;
     double least = INFINITY;
     long best = s->threads.value[0];
-    if (s->threads.count > 1) run_request(bench, s->prompts.value[0], TRIAL_TOKENS, NULL); /* code is loaded */
+    if (s->threads.count > 1)
+        run_request(bench, s->prompts.value[0], TRIAL_TOKENS, NULL); /* code is loaded */
     for (int i = 0; i < s->threads.count && s->threads.count > 1; i++) {
         struct samples samples = samples_of(1, TRIAL_TOKENS);
         set_threads(bench, s->threads.value[i]);

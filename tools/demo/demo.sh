@@ -12,7 +12,7 @@ cat <<END
 
 That was a model of 7 million parameters. Next, a real one:
   make                                                     the other programs
-  $bin/helm-cli pull Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf     2.5 GB, into the hub's cache
-  $bin/helm-cli --model Qwen/Qwen3-4B-GGUF chat
+  $bin/helm-cli pull unsloth/Qwen3.5-4B-GGUF/Qwen3.5-4B-Q4_K_M.gguf     2.7 GB, into the hub's cache
+  $bin/helm-cli --model unsloth/Qwen3.5-4B-GGUF chat
 README.md goes on from there.
 END

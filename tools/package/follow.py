@@ -7,8 +7,10 @@ test-readme.sh and test-deb.sh.
 
 A command that this does not know how to judge is a failure, so that a page cannot get one that is not
 tried. $README_TEST=0 leaves out `make test`, which is then counted as skipped; $HELM_CPU reaches HELM's programs. No hub
-can be asked, so a stand-in on this machine serves the demo model under the name that the page pulls. Exit
-status: 0, 1."""
+can be asked, so a stand-in on this machine serves a small model under the name that the page pulls: the demo
+model, or of a Qwen3.5 or 3.6 mixture one of its architecture, with random weights and the demo model's words.
+Exit status: 0, 1."""
+import json
 import os
 import re
 import signal
@@ -20,11 +22,20 @@ import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "../../tests/process"))
+import hybrid_files  # noqa: E402
 from fake_hub import Hub  # noqa: E402
+from gguf_edit import Gguf  # noqa: E402
 
 URL = "http://127.0.0.1:8080"  # of a gateway without options
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TEST_LIMIT_S = 4 * 3600
+HYBRID = {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "vocab_size": 4096, "hidden_size": 256,
+          "num_hidden_layers": 8, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "head_dim": 64, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+          "linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 4,
+          "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "max_position_embeddings": 512,
+          "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25}, "hidden_act": "silu",
+          "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "partial_rotary_factor": 0.25, "eos_token_id": [2, 0], "bos_token_id": None, "dtype": "bfloat16"}
 counts = {"ok": 0, "FAIL": 0, "skip": 0}
 
 
@@ -105,12 +116,25 @@ class Root:
         return statuses
 
     def offer(self, name, demo):
-        """The demo model as a GGUF file under the name that the page pulls."""
+        """A small GGUF file under the name that the page pulls."""
         status, _, err, _ = self.run("helm-quantize --model %s --to Q8_0 --out /tmp/offered.gguf" % demo)
+        with open(self.root + "/tmp/offered.gguf", "rb") as f:
+            data = f.read()
+        if re.search(r"Qwen3\.[56]-\d+B-A\d+B", name):  # with the demo model's words
+            with open(self.root + "/tmp/hybrid.json", "w") as f:
+                json.dump(HYBRID, f)
+            status, _, err, _ = self.run("helm-mkmodel --config /tmp/hybrid.json --out /tmp/hybrid")
+            words, model = Gguf(data), Gguf(hybrid_bytes(self.root + "/tmp/hybrid"))
+            model.keys.update((key, value) for key, value in words.keys.items() if key.startswith("tokenizer."))
+            data = model.bytes()
         check("a file for the hub", status == 0, err)
         repo, file = name.rsplit("/", 1)
-        with open(self.root + "/tmp/offered.gguf", "rb") as f:
-            self.hub.repos[repo] = {file: f.read()}
+        self.hub.repos[repo] = {file: data}
+
+
+def hybrid_bytes(folder):
+    with open(hybrid_files.write_gguf(folder + ".gguf", folder), "rb") as f:
+        return f.read()
 
 
 def up(root, program):
