@@ -4,11 +4,11 @@ of experts, Mixtral's and Qwen2-MoE's with a shared one; 27b and 35b-a3b: Qwen3.
 types of a published file, for measuring speed.
 
   make_gguf.py --size 0.6b|4b|8b|14b|27b|32b|70b|30b-a3b|35b-a3b|8x7b|57b-a14b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0|BF16|UD-Q4_K_XL|UD-Q2_K_XL
-               [--layers N] [--sticky PART] --out FILE.gguf
+               [--layers N] [--sticky PART] [--hole] --out FILE.gguf
 
 UD-Q4_K_XL is of 35b-a3b alone, UD-Q2_K_XL of 27b alone: Unsloth's files give each role types of its own (ROLES).
 
-Codes are random; scales are constants with which every matrix has the mean 0 and keeps activations near 1. There is no tokenizer,
+--hole: a hole in place of the weights, which is enough for helm-plan. Codes are random; scales are constants with which every matrix has the mean 0 and keeps activations near 1. There is no tokenizer,
 and the file says so ("no_vocab"): llama.cpp loads it too.
 
 Routers are random. A mixture's embeddings are larger than what its layers add, so that the hidden states of two tokens, and their
@@ -290,6 +290,7 @@ def main():
     parser.add_argument("--type", required=True, choices=MIXTURES)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--sticky", type=float, default=0.0)
+    parser.add_argument("--hole", action="store_true")
     parser.add_argument("--out", required=True)
     doc = parser.parse_args()
     if doc.sticky and (doc.size not in MIXTURES_OF_EXPERTS or not 0 < doc.sticky < 1):
@@ -312,13 +313,16 @@ def main():
     signs = [[rng.random() < 0.5 for _ in range(shape[0] // 4)] for _ in range(TOPICS)]
     with open(doc.out, "wb") as file:
         file.write(head + bytes(-len(head) % 32))
+        if doc.hole:
+            file.truncate(file.tell() + offset)
+            tensors = []
         for name, size, kind in tensors:
             if mixture and name in ("token_embd.weight", "output.weight"):
                 write_tokens(file, name, size, kind, doc.sticky, signs, rng)
             else:
                 write_blocks(file, name, size, kind, 1 / math.sqrt(size[0]), rng)
             file.write(bytes(-bytes_of(size, kind) % 32))
-    print(f"{doc.out}: {len(tensors)} tensors, {offset / 1e9:.2f} GB")
+    print(f"{doc.out}: {offset / 1e9:.2f} GB")
 
 
 if __name__ == "__main__":
