@@ -10,6 +10,7 @@ tried. $README_TEST=0 leaves out `make test`, which is then counted as skipped; 
 can be asked, so a stand-in on this machine serves a small model under the name that the page pulls: the demo
 model, or of a Qwen3.5 or 3.6 mixture one of its architecture, with random weights and the demo model's words.
 Exit status: 0, 1."""
+import array
 import json
 import os
 import re
@@ -33,9 +34,10 @@ HYBRID = {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe
           "num_hidden_layers": 8, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2, "num_attention_heads": 4,
           "num_key_value_heads": 2, "head_dim": 64, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
           "linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 4,
-          "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "max_position_embeddings": 512,
+          "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "max_position_embeddings": 4096,
           "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25}, "hidden_act": "silu",
           "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "partial_rotary_factor": 0.25, "eos_token_id": [2, 0], "bos_token_id": None, "dtype": "bfloat16"}
+ANSWER = "\u010a", "And", "\u0120it", "\u0120came", "\u0120to", "\u0120pass"  # what ends a chat's prompt, and what follows
 counts = {"ok": 0, "FAIL": 0, "skip": 0}
 
 
@@ -123,18 +125,28 @@ class Root:
         if re.search(r"Qwen3\.[56]-\d+B-A\d+B", name):  # with the demo model's words
             with open(self.root + "/tmp/hybrid.json", "w") as f:
                 json.dump(HYBRID, f)
-            status, _, err, _ = self.run("helm-mkmodel --config /tmp/hybrid.json --out /tmp/hybrid")
-            words, model = Gguf(data), Gguf(hybrid_bytes(self.root + "/tmp/hybrid"))
-            model.keys.update((key, value) for key, value in words.keys.items() if key.startswith("tokenizer."))
-            data = model.bytes()
+            status, _, err, _ = self.run("helm-mkmodel --config /tmp/hybrid.json --embedding 16 --out /tmp/hybrid")
+            with open("%s%s/%s/tokenizer.json" % (self.root, self.folder, demo), encoding="utf-8") as f:
+                ids = json.load(f)["model"]["vocab"]
+            data = with_words(self.root + "/tmp/hybrid", Gguf(data), [ids[word] for word in ANSWER] + [HYBRID["eos_token_id"][0]])
         check("a file for the hub", status == 0, err)
         repo, file = name.rsplit("/", 1)
         self.hub.repos[repo] = {file: data}
 
 
-def hybrid_bytes(folder):
+def with_words(folder, words, answer):
+    """The GGUF file of a checkpoint with the tokenizer of another file, in which each token of `answer` follows the one before: its row
+    of the head is the other's embedding, whose values are some 16, times 1 / 64."""
     with open(hybrid_files.write_gguf(folder + ".gguf", folder), "rb") as f:
-        return f.read()
+        model = Gguf(f.read())
+    model.keys.update((key, value) for key, value in words.keys.items() if key.startswith("tokenizer."))
+    tensors = {tensor[0]: tensor for tensor in model.tensors}
+    rows = [array.array("H", tensors[name][3]) for name in ("token_embd.weight", "output.weight")]
+    width = HYBRID["hidden_size"]
+    for before, after in zip(answer, answer[1:]):
+        rows[1][after * width:(after + 1) * width] = array.array("H", (value - (6 << 7) for value in rows[0][before * width:(before + 1) * width]))
+    tensors["output.weight"][3] = rows[1].tobytes()
+    return model.bytes()
 
 
 def up(root, program):
