@@ -97,6 +97,7 @@ MODEL_SRC := \
   common/plan/plan_json.c \
   common/plan/schedule.c \
   common/plan/slots.c \
+  common/plan/stages.c \
   common/plan/state.c \
   common/plan/workspace.c \
   common/program/op.c

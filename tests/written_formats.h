@@ -17,26 +17,22 @@ static inline bool is_on_cpu(const struct plan *plan, uint32_t unit)
 {
     bool on_cpu = false;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++)
-        on_cpu |= plan_home_processor(plan_unit_home(plan, p, unit)) == PLAN_CPU0;
+        on_cpu |= plan_home_processor(plan->unit[unit].home[p]) == PLAN_CPU0;
     return on_cpu;
 }
 
-/* `format`: of unit_count(layers) + 2, borrowed by the plan, whose decode list is cut where formats change. */
-static inline void write_formats(struct plan *plan, const struct written_formats *w,
-                                 enum tensor_format *format)
+static inline void write_formats(struct plan *plan, const struct written_formats *w)
 {
     const uint32_t units = unit_count(plan->layers);
     uint32_t left = w->vram;
     for (uint32_t u = 0; u < units; u++) {
         const bool can = !w->can || w->can[u], can_cpu = !w->can_cpu || w->can_cpu[u];
         bool packed = is_on_cpu(plan, u) ? w->cpu && can_cpu : w->link && can;
-        if (plan_home_memory(plan_unit_home(plan, 0, u)) == PLAN_VRAM0) left -= packed = left && can;
-        format[u] = packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+        if (plan_home_memory(plan->unit[u].home[0]) == PLAN_VRAM0) left -= packed = left && can;
+        plan->unit[u].format = packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
     }
-    format[units] = PLAN_AS_STORED;
-    format[units + 1] = w->head ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
-    plan->format = format;
-    plan_restage(plan);
+    plan->unit[units].format = PLAN_AS_STORED;
+    plan->unit[units + 1].format = w->head ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
 }
 
 #endif

@@ -7,36 +7,28 @@
 #include "common/plan/state.h"
 
 /* Every unit that the CPU can compute with packed lies so. */
-static int pack_all(const struct model *model, struct plan *plan, struct helm_err *err)
+static void pack_all(const struct model *model, struct plan *plan)
 {
     bool link[UNIT_PARTS * MODEL_LAYERS_MAX], cpu[UNIT_PARTS * MODEL_LAYERS_MAX];
-    int rc = plan_formats_clear(plan, err);
     placement_packing(model, link, cpu);
-    for (uint32_t u = 0; u < unit_count(plan->layers) && !rc; u++)
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
         if (cpu[u]) plan_set_unit_format(plan, u, FORMAT_BF16_PACKED);
-    return rc;
 }
 
 int local_open(const struct local_options *o, struct local *local, struct helm_err *err)
 {
     struct model model = {0};
-    struct plan plan = {0};
-    struct plan_stage stage = {.home = PLAN_HOME_CPU};
+    struct plan plan = {.invariant = o->invariant, .expert_parts = o->expert_parts};
     memset(local, 0, sizeof *local);
     local->arena.fd = -1;
-    struct plan all = {.stages = &stage,
-                       .stage_count = 1,
-                       .invariant = o->invariant,
-                       .expert_parts = o->expert_parts};
-    int rc = o->made ? 0 : engine_read_model(o->folder, o->plan ? o->plan : &all, &model, err);
+    int rc = o->made ? 0 : engine_read_model(o->folder, o->plan ? o->plan : &plan, &model, err);
     if (rc) return rc;
     if (o->made) model = *o->made, *o->made = (struct model){.folder = NULL};
-    all.layers = model.config.layers;
-    stage.last = all.layers - 1;
-    if (o->invariant) all.step_tokens = o->step_tokens;
-    if (!o->plan) rc = plan_take_states(&all, &model, err);
-    if (!rc && o->pack_cpu) rc = pack_all(&model, &all, err);
-    if (!rc) rc = plan_copy(o->plan ? o->plan : &all, &plan, err);
+    plan.layers = model.config.layers;
+    if (o->invariant) plan.step_tokens = o->step_tokens;
+    rc = o->plan ? plan_copy(o->plan, &plan, err) : plan_make_units(&plan, PLAN_HOME_CPU, err);
+    if (!rc && !o->plan) plan_take_states(&plan, &model);
+    if (!rc && !o->plan && o->pack_cpu) pack_all(&model, &plan);
     if (!rc) rc = placement_make(&model, NULL, &plan, err);
     if (rc) goto out;
     uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
@@ -80,8 +72,6 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
 out:
     plan_free(&plan);
     model_free(&model);
-    free(all.format);
-    free(all.state);
     if (rc) arena_close(&local->arena);
     return rc;
 }

@@ -21,8 +21,8 @@ static void print_phase(const struct engine *engine, uint32_t phase, FILE *out)
         else if (phase == 0)
             snprintf(title, sizeof title, "decode, %s", tier_title[t]);
         else
-            snprintf(title, sizeof title, "prefill of %u tokens and more, %s",
-                     plan->prefill[phase - 1].from_tokens, tier_title[t]);
+            snprintf(title, sizeof title, "prefill of %u tokens and more, %s", plan_phase_from(plan, phase),
+                     tier_title[t]);
         program_print(&engine->programs[LINEAR_EXACT].tier[phase][t], title, out);
     }
     const struct program *apart = &engine->programs[LINEAR_EXACT].apart[phase];
@@ -83,15 +83,12 @@ int print_plan(const char *folder, const struct plan *plan, uint32_t threads, co
     if (!engine) return helm_fail(err, HELM_E_NOMEM, "no memory");
     memset(engine, 0, sizeof *engine);
     int rc = engine_read_model(folder, plan, &engine->model, err);
-    const uint32_t layers = engine->model.config.layers;
-    struct plan_stage stage = {.last = layers - 1, .home = PLAN_HOME_CPU};
-    const struct plan all = {.layers = layers, .step_tokens = UINT32_MAX, .stages = &stage, .stage_count = 1};
-    const bool whole = !plan;
-    if (whole) plan = &all;
-    if (!rc) rc = engine_check_plan(plan, &engine->model.config, err);
-    if (!rc) rc = plan_copy(plan, &engine->plan, err);
-    if (!rc && whole) rc = plan_take_states(&engine->plan, &engine->model, err);
-    if (!rc && !plan->placement) rc = placement_make(&engine->model, NULL, &engine->plan, err);
+    engine->plan = (struct plan){.layers = engine->model.config.layers, .step_tokens = UINT32_MAX};
+    if (!rc)
+        rc = plan ? plan_copy(plan, &engine->plan, err) : plan_make_units(&engine->plan, PLAN_HOME_CPU, err);
+    if (!rc && !plan) plan_take_states(&engine->plan, &engine->model);
+    if (!rc) rc = engine_check_plan(&engine->plan, &engine->model.config, err);
+    if (!rc && !engine->plan.placement) rc = placement_make(&engine->model, NULL, &engine->plan, err);
     if (!rc) rc = print_engine(engine, folder, threads, kernels, out, err);
     engine_free(engine);
     free(engine);

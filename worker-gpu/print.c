@@ -73,14 +73,10 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     int rc = engine_read_model(folder, plan, &p->model, err);
     if (rc) return rc;
     const struct model_config *c = &p->model.config;
-    struct plan_stage stage = {.last = c->layers - 1, .home = PLAN_HOME_GPU};
-    const struct plan all = {.layers = c->layers,
-                             .stages = &stage,
-                             .stage_count = 1,
-                             .embed = plan_home_processor(stage.home),
-                             .head = plan_home_processor(stage.home)};
-    rc = plan_copy(plan ? plan : &all, &p->plan, err);
-    if (!rc && !plan) rc = plan_take_states(&p->plan, &p->model, err);
+    const enum plan_processor gpu = plan_home_processor(PLAN_HOME_GPU);
+    p->plan = (struct plan){.layers = c->layers, .embed = gpu, .head = gpu};
+    rc = plan ? plan_copy(plan, &p->plan, err) : plan_make_units(&p->plan, PLAN_HOME_GPU, err);
+    if (!rc && !plan) plan_take_states(&p->plan, &p->model);
     if (!rc) rc = engine_check_plan(&p->plan, c, err);
     if (!rc) rc = gpu_program_check_phases(&p->plan, err);
     if (!rc && !p->plan.placement) rc = placement_make(&p->model, NULL, &p->plan, err);
@@ -155,7 +151,7 @@ static int print_each(const struct gpu_source *source, uint32_t phase, enum gpu_
         snprintf(title, sizeof title, "%s%s", tier_name[t], attends[attending]);
         if (phase)
             snprintf(title, sizeof title, "%s, prefill from %u tokens on", tier_name[t],
-                     plan_phase_at(source->plan, phase).from_tokens);
+                     plan_phase_from(source->plan, phase));
         gpu_program_print(source, &program, title, out);
         gpu_program_free(&program, source->device);
     }

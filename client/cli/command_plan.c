@@ -10,6 +10,7 @@
 #include "client/cli/query.h"
 #include "common/base/json.h"
 #include "common/plan/placement.h"
+#include "common/plan/stages.h"
 #include "common/base/units.h"
 
 #define STEPS_SHOWN 6 /* kinds of steps, the most frequent ones */
@@ -30,21 +31,20 @@ static void ledger_table(const char *title, const struct ledger *ledger, struct 
 
 static void phase_table(const struct plan *plan, uint32_t phase, struct cli_text *out)
 {
-    const struct plan_phase list = plan_phase_at(plan, phase);
+    struct plan_stage stage;
     char text[UNITS_TEXT];
     if (phase == 0)
         cli_text_printf(out, "\n%s\n",
                         plan->prefill_count ? "DECODE, and steps of few tokens" : "EVERY STEP");
     else
-        cli_text_printf(out, "\nPREFILL, steps of %u tokens and more\n", list.from_tokens);
+        cli_text_printf(out, "\nPREFILL, steps of %u tokens and more\n", plan_phase_from(plan, phase));
     cli_text_printf(out, "%10s  %-9s  %-8s %14s\n", "LAYERS", "OPS", "HOME", "WEIGHTS");
-    for (uint32_t i = 0; i < list.stage_count; i++) {
-        const struct plan_stage *stage = &list.stages[i];
+    for (uint32_t u = 0; u < unit_count(plan->layers);) {
+        u = plan_stage_at(plan, phase, u, &stage);
         char layers[32];
-        snprintf(layers, sizeof layers, stage->first == stage->last ? "%u" : "%u-%u", stage->first,
-                 stage->last);
-        cli_text_printf(out, "%10s  %-9s  %-8s %14s\n", layers, plan_ops_name(stage->ops),
-                        plan_home_name(stage->home), units_format_size(stage->bytes, text));
+        snprintf(layers, sizeof layers, stage.first == stage.last ? "%u" : "%u-%u", stage.first, stage.last);
+        cli_text_printf(out, "%10s  %-9s  %-8s %14s\n", layers, plan_ops_name(stage.ops),
+                        plan_home_name(stage.home), units_format_size(stage.bytes, text));
     }
 }
 

@@ -136,7 +136,6 @@ static int lay_memory(struct laying *l, enum plan_memory memory, unsigned which,
     const bool embed = plan_processor_memory(plan->embed) == memory,
                head = plan_processor_memory(plan->head) == memory,
                same = embed && head && l->model->config.tied_head;
-    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX] = {PLAN_HOME_CPU};
     int rc = 0;
     l->memory = memory;
     l->which = which;
@@ -147,12 +146,11 @@ static int lay_memory(struct laying *l, enum plan_memory memory, unsigned which,
                              ? "it is stored"
                              : tensor_format_name(plan_head_format(plan)),
                          plan_memory_name(memory));
-    plan_unit_homes(plan, 0, home);
     if (embed && !same) rc = lay(l, model_find(l->model, TENSOR_EMBED, -1), plan_embed_format(plan), err);
     for (uint32_t u = 0; u < unit_count(plan->layers) && !rc; u++) {
         const struct model_unit *unit = &l->model->unit[u];
         for (uint32_t i = 0; i < unit->matrix_count && !rc; i++)
-            if (placement_lies(home[u], unit->tensor[i]->role, memory))
+            if (placement_lies(plan->unit[u].home[0], unit->tensor[i]->role, memory))
                 rc = lay(l, unit->tensor[i], plan_unit_format(plan, u), err);
     }
     if (!rc && head) rc = lay(l, model_find(l->model, TENSOR_HEAD, -1), plan_head_format(plan), err);
@@ -361,17 +359,15 @@ uint64_t placement_vectors(const struct model *model, const struct plan *plan, e
     const enum plan_memory memory = plan_processor_memory(processor);
     const struct model_tensor *of_ends[2 * MATH_ROLES_MAX];
     const uint32_t ends_count = vectors_of_ends(model, plan, processor, of_ends);
-    bool its[UNIT_PARTS * MODEL_LAYERS_MAX];
     uint64_t end = 0;
     uint32_t n = 0;
-    plan_units_of(plan, processor, its);
     for (uint32_t u = 0; u <= unit_count(plan->layers); u++) {
         const bool ends = u == unit_count(plan->layers);
         const struct model_tensor *const *tensor = ends ? of_ends : model->unit[u].tensor;
-        const uint32_t first = ends ? 0 : model->unit[u].matrix_count, all = ends ? ends_count
-                                                                             : its[u]
-                                                                                 ? model->unit[u].tensor_count
-                                                                                 : first;
+        const uint32_t first = ends ? 0 : model->unit[u].matrix_count;
+        const uint32_t all = ends                                ? ends_count
+                             : plan_computes(plan, processor, u) ? model->unit[u].tensor_count
+                                                                 : first;
         for (uint32_t i = first; i < all; i++, n++) {
             const uint64_t bytes = placement_vector_room(tensor[i], memory);
             if (out)

@@ -12,255 +12,75 @@
 #include "common/plan/placement.h"
 #include "common/plan/state.h"
 
-const char *plan_ops_name(enum plan_ops ops)
-{
-    static const char *const names[PLAN_OPS_COUNT] = {"all", "attention", "mlp"};
-    return (unsigned)ops < PLAN_OPS_COUNT ? names[ops] : "unknown";
-}
-
-/* ---- phases and units ---- */
-
-uint32_t plan_phase_count(const struct plan *plan)
-{
-    return 1 + plan->prefill_count;
-}
+/* ---- phases and homes ---- */
 
 uint32_t plan_phase_for(const struct plan *plan, uint32_t tokens)
 {
     uint32_t phase = 0;
-    while (phase < plan->prefill_count && tokens >= plan->prefill[phase].from_tokens) phase++;
+    while (tokens > plan_phase_last(plan, phase)) phase++;
     return phase;
 }
 
-struct plan_phase plan_phase_at(const struct plan *plan, uint32_t phase)
+/* The homes that a phase has, as bits. */
+static unsigned homes_of(const struct plan *plan, uint32_t phase)
 {
-    if (phase) return plan->prefill[phase - 1];
-    return (struct plan_phase){.from_tokens = 1, .stages = plan->stages, .stage_count = plan->stage_count};
+    unsigned homes = 0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) homes |= 1u << plan->unit[u].home[phase];
+    return homes;
+}
+
+static unsigned all_homes(const struct plan *plan)
+{
+    unsigned homes = 0;
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) homes |= homes_of(plan, p);
+    return homes;
 }
 
 uint32_t plan_most_tokens(const struct plan *plan, enum plan_processor processor)
 {
     uint32_t most = 0;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase phase = plan_phase_at(plan, p);
-        uint32_t last = p < plan->prefill_count ? plan->prefill[p].from_tokens - 1 : plan->step_tokens;
-        if (last > plan->step_tokens) last = plan->step_tokens;
-        if (phase.from_tokens > last) continue; /* no step is that long */
-        for (uint32_t i = 0; i < phase.stage_count; i++)
-            if (plan_home_computes(phase.stages[i].home, processor) && last > most) most = last;
+        const uint32_t end = plan_phase_last(plan, p),
+                       last = end < plan->step_tokens ? end : plan->step_tokens;
+        if (plan_phase_from(plan, p) > last) continue; /* no step is that long */
+        const unsigned homes = homes_of(plan, p);
+        for (int h = 0; h < PLAN_HOMES; h++)
+            if (homes >> h & 1 && plan_home_computes((enum plan_home)h, processor)) most = last;
     }
     return most;
 }
 
-void plan_units_of(const struct plan *plan, enum plan_processor processor, bool *its)
+bool plan_computes(const struct plan *plan, enum plan_processor processor, uint32_t unit)
 {
-    memset(its, 0, unit_count(plan->layers) * sizeof *its);
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase phase = plan_phase_at(plan, p);
-        for (uint32_t i = 0; i < phase.stage_count; i++) {
-            const struct plan_stage *stage = &phase.stages[i];
-            if (!plan_home_computes(stage->home, processor)) continue;
-            for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
-                its[u] = true;
-        }
-    }
+    bool computes = false;
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++)
+        computes |= plan_home_computes(plan->unit[unit].home[p], processor);
+    return computes;
 }
 
-enum plan_home plan_unit_home(const struct plan *plan, uint32_t phase, uint32_t unit)
+bool plan_has_home(const struct plan *plan, enum plan_home home)
 {
-    const struct plan_phase p = plan_phase_at(plan, phase);
-    for (uint32_t i = 0; i < p.stage_count; i++)
-        if (unit <= plan_stage_last_unit(&p.stages[i])) return p.stages[i].home;
-    return PLAN_HOME_CPU;
+    return all_homes(plan) >> home & 1;
 }
 
-void plan_unit_homes(const struct plan *plan, uint32_t phase, enum plan_home *home)
+bool plan_streams(const struct plan *plan, enum plan_processor processor)
 {
-    const struct plan_phase p = plan_phase_at(plan, phase);
-    for (uint32_t i = 0; i < p.stage_count; i++)
-        for (uint32_t u = plan_stage_first_unit(&p.stages[i]); u <= plan_stage_last_unit(&p.stages[i]); u++)
-            home[u] = p.stages[i].home;
+    const unsigned homes = all_homes(plan);
+    for (int h = 0; h < PLAN_HOMES; h++)
+        if (homes >> h & 1 && plan_home_streams((enum plan_home)h, processor)) return true;
+    return false;
 }
 
-/* ---- formats ---- */
-
-static uint32_t embed_at(const struct plan *plan)
+bool plan_uses(const struct plan *plan, enum plan_processor processor)
 {
-    return unit_count(plan->layers);
-}
-
-static uint32_t head_at(const struct plan *plan)
-{
-    return unit_count(plan->layers) + 1;
-}
-
-enum tensor_format plan_unit_format(const struct plan *plan, uint32_t unit)
-{
-    return plan->format ? plan->format[unit] : PLAN_AS_STORED;
-}
-
-enum tensor_format plan_embed_format(const struct plan *plan)
-{
-    return plan_unit_format(plan, embed_at(plan));
-}
-
-enum tensor_format plan_head_format(const struct plan *plan)
-{
-    return plan_unit_format(plan, head_at(plan));
-}
-
-uint32_t plan_units_in(const struct plan *plan, enum plan_memory memory, enum tensor_format format)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < plan->stage_count; i++) {
-        const struct plan_stage *stage = &plan->stages[i];
-        if (plan_home_memory(stage->home) != memory) continue;
-        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
-            count += plan_unit_format(plan, u) == format;
-    }
-    return count;
-}
-
-void plan_drop_placements(struct plan *plan)
-{
-    free(plan->placement);
-    plan->placement = NULL;
-    plan->placement_count = 0;
-}
-
-int plan_formats_clear(struct plan *plan, struct helm_err *err)
-{
-    const uint32_t count = head_at(plan) + 1;
-    plan_drop_placements(plan);
-    if (!plan->format) plan->format = calloc(count, sizeof *plan->format);
-    if (!plan->format) return helm_fail(err, HELM_E_NOMEM, "no memory for the formats of %u units", count);
-    for (uint32_t i = 0; i < count; i++) plan->format[i] = PLAN_AS_STORED;
-    return 0;
-}
-
-void plan_set_unit_format(struct plan *plan, uint32_t unit, enum tensor_format format)
-{
-    plan_drop_placements(plan);
-    plan->format[unit] = format;
-}
-
-void plan_set_head_format(struct plan *plan, enum tensor_format format)
-{
-    plan_set_unit_format(plan, head_at(plan), format);
-}
-
-/* ---- lists ---- */
-
-/* Whether a unit goes on what another one begins. */
-static bool alike(const enum plan_home *home, const enum tensor_format *format, uint32_t a, uint32_t b)
-{
-    return home[a] == home[b] && (!format || format[a] == format[b]);
-}
-
-static uint32_t stages_of(const enum plan_home *home, const enum tensor_format *format, uint32_t layers,
-                          struct plan_stage *stages)
-{
-    uint32_t count = 0;
-    for (uint32_t l = 0; l < layers; l++) {
-        const uint32_t attention = unit_of(l, UNIT_ATTENTION), mlp = unit_of(l, UNIT_MLP);
-        struct plan_stage *last = count ? &stages[count - 1] : NULL;
-        if (!alike(home, format, attention, mlp)) {
-            stages[count++] = (struct plan_stage){.first = l,
-                                                  .last = l,
-                                                  .home = home[attention],
-                                                  .ops = PLAN_OPS_ATTENTION};
-            stages[count++] =
-                (struct plan_stage){.first = l, .last = l, .home = home[mlp], .ops = PLAN_OPS_MLP};
-        } else if (last && last->ops == PLAN_OPS_ALL && alike(home, format, attention - 1, mlp)) {
-            last->last = l;
-        } else {
-            stages[count++] =
-                (struct plan_stage){.first = l, .last = l, .home = home[mlp], .ops = PLAN_OPS_ALL};
-        }
-    }
-    return count;
-}
-
-uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages)
-{
-    return stages_of(home, NULL, layers, stages);
-}
-
-void plan_restage(struct plan *plan)
-{
-    enum plan_home home[PLAN_STAGES_MAX * UNIT_PARTS];
-    plan_unit_homes(plan, 0, home);
-    plan->stage_count = stages_of(home, plan->format, plan->layers, plan->stages);
-}
-
-/* Of the layers [first, end), those that keep pages. */
-static uint32_t paged(const struct plan *plan, uint32_t first, uint32_t end)
-{
-    uint32_t layers = 0;
-    if (!plan->state) return end - first;
-    for (uint32_t l = first; l < end; l++) layers += plan_keeps_pages(plan, l);
-    return layers;
-}
-
-uint32_t plan_layers_of(const struct plan *plan, enum plan_processor processor)
-{
-    uint32_t layers = 0;
-    for (uint32_t i = 0; i < plan->stage_count; i++) {
-        const struct plan_stage *stage = &plan->stages[i];
-        if (plan_home_processor(stage->home) == processor && stage->ops != PLAN_OPS_MLP)
-            layers += paged(plan, stage->first, stage->last + 1);
-    }
-    return layers;
-}
-
-uint32_t plan_kv_layer_in_arena(const struct plan *plan, uint32_t layer)
-{
-    return paged(plan, 0, layer);
-}
-
-uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory)
-{
-    if (memory == PLAN_HOST && plan_kv_tiered(plan)) return paged(plan, 0, plan->layers);
-    return plan_layers_of(plan, plan_memory_processor(memory));
-}
-
-uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory)
-{
-    return memory != PLAN_HOST && plan_kv_tiered(plan)
-               ? plan->device[plan_memory_processor(memory)].vram_page_count
-               : plan->page_count;
-}
-
-enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer)
-{
-    uint32_t before[PLAN_PROCESSORS] = {0};
-    for (uint32_t i = 0; i < plan->stage_count; i++) {
-        const struct plan_stage *stage = &plan->stages[i];
-        const enum plan_processor processor = plan_home_processor(stage->home);
-        if (stage->ops == PLAN_OPS_MLP) continue;
-        if (layer <= stage->last) {
-            const bool all = !plan_processor_has_memory(processor) && plan_kv_tiered(plan);
-            *kv_layer = all ? paged(plan, 0, layer) : before[processor] + paged(plan, stage->first, layer);
-            return processor;
-        }
-        before[processor] += paged(plan, stage->first, stage->last + 1);
-    }
-    *kv_layer = 0;
-    return PLAN_CPU0;
-}
-
-uint32_t plan_session_layer(const struct plan *plan, enum plan_processor processor)
-{
-    uint32_t layers = 0;
-    for (int p = 0; p < (int)processor; p++)
-        if (plan_processor_has_memory((enum plan_processor)p))
-            layers += plan_layers_of(plan, (enum plan_processor)p);
-    return layers;
-}
-
-uint32_t plan_device_layers(const struct plan *plan)
-{
-    return plan_session_layer(plan, PLAN_PROCESSORS);
+    const unsigned homes = all_homes(plan);
+    if (plan->embed == processor || plan->head == processor) return true;
+    if (!plan_processor_has_memory(processor) && plan_kv_assisted(plan)) return true;
+    for (int h = 0; h < PLAN_HOMES; h++)
+        if (homes >> h & 1 && (plan_home_processor((enum plan_home)h) == processor ||
+                               plan_home_memory((enum plan_home)h) == plan_processor_memory(processor)))
+            return true;
+    return false;
 }
 
 uint32_t plan_devices(const struct plan *plan)
@@ -281,23 +101,129 @@ bool plan_device_computes(const struct plan *plan)
     return false;
 }
 
-bool plan_streams(const struct plan *plan, enum plan_processor processor)
+/* ---- units ---- */
+
+int plan_make_units(struct plan *plan, enum plan_home home, struct helm_err *err)
 {
-    for (int h = 0; h < PLAN_HOMES; h++)
-        if (plan_home_streams((enum plan_home)h, processor) && plan_has_home(plan, (enum plan_home)h))
-            return true;
+    const uint32_t count = unit_count(plan->layers) + 2;
+    plan->unit = calloc(count, sizeof *plan->unit);
+    if (!plan->unit) return helm_fail(err, HELM_E_NOMEM, "no memory for a plan of %u units", count);
+    for (uint32_t u = 0; u < count; u++) plan->unit[u].home[0] = home;
+    plan_formats_clear(plan);
+    return 0;
+}
+
+uint32_t plan_units_in(const struct plan *plan, enum plan_memory memory, enum tensor_format format)
+{
+    uint32_t count = 0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        count += plan_home_memory(plan->unit[u].home[0]) == memory && plan->unit[u].format == format;
+    return count;
+}
+
+void plan_drop_placements(struct plan *plan)
+{
+    free(plan->placement);
+    plan->placement = NULL;
+    plan->placement_count = 0;
+}
+
+void plan_formats_clear(struct plan *plan)
+{
+    for (uint32_t u = 0; u < unit_count(plan->layers) + 2; u++) plan_set_unit_format(plan, u, PLAN_AS_STORED);
+}
+
+void plan_set_unit_format(struct plan *plan, uint32_t unit, enum tensor_format format)
+{
+    plan_drop_placements(plan);
+    plan->unit[unit].format = format;
+}
+
+void plan_set_head_format(struct plan *plan, enum tensor_format format)
+{
+    plan_set_unit_format(plan, unit_count(plan->layers) + 1, format);
+}
+
+void plan_set_homes(struct plan *plan, uint32_t phase, const enum plan_home *home)
+{
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) plan->unit[u].home[phase] = home[u];
+}
+
+/* ---- the KV cache ---- */
+
+/* Of the layers [0, end), those that keep pages; of a processor's, PLAN_PROCESSORS: of all. */
+static uint32_t paged(const struct plan *plan, enum plan_processor processor, uint32_t end)
+{
+    uint32_t layers = 0;
+    for (uint32_t l = 0; l < end; l++)
+        layers +=
+            plan_keeps_pages(plan, l) && (processor == PLAN_PROCESSORS || plan_keeper(plan, l) == processor);
+    return layers;
+}
+
+uint32_t plan_layers_of(const struct plan *plan, enum plan_processor processor)
+{
+    return paged(plan, processor, plan->layers);
+}
+
+uint32_t plan_kv_layer_in_arena(const struct plan *plan, uint32_t layer)
+{
+    return paged(plan, PLAN_PROCESSORS, layer);
+}
+
+uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory)
+{
+    if (memory == PLAN_HOST && plan_kv_tiered(plan)) return paged(plan, PLAN_PROCESSORS, plan->layers);
+    return plan_layers_of(plan, plan_memory_processor(memory));
+}
+
+uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory)
+{
+    return memory != PLAN_HOST && plan_kv_tiered(plan)
+               ? plan->device[plan_memory_processor(memory)].vram_page_count
+               : plan->page_count;
+}
+
+enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer)
+{
+    const enum plan_processor keeper = plan_keeper(plan, layer);
+    const bool all = !plan_processor_has_memory(keeper) && plan_kv_tiered(plan);
+    *kv_layer = paged(plan, all ? PLAN_PROCESSORS : keeper, layer);
+    return keeper;
+}
+
+uint32_t plan_session_layer(const struct plan *plan, enum plan_processor processor)
+{
+    uint32_t layers = 0;
+    for (int p = 0; p < (int)processor; p++)
+        if (plan_processor_has_memory((enum plan_processor)p))
+            layers += plan_layers_of(plan, (enum plan_processor)p);
+    return layers;
+}
+
+uint32_t plan_device_layers(const struct plan *plan)
+{
+    return plan_session_layer(plan, PLAN_PROCESSORS);
+}
+
+bool plan_borrows(const struct plan *plan, enum plan_processor processor)
+{
+    for (uint32_t p = 1; p < plan_phase_count(plan); p++)
+        for (uint32_t l = 0; l < plan->layers; l++)
+            if (plan_home_processor(plan->unit[unit_of(l, UNIT_ATTENTION)].home[p]) == processor &&
+                plan_keeps_pages(plan, l) && plan_keeper(plan, l) != processor)
+                return true;
     return false;
 }
 
-bool plan_has_home(const struct plan *plan, enum plan_home home)
+bool plan_borrows_kv(const struct plan *plan)
 {
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase phase = plan_phase_at(plan, p);
-        for (uint32_t i = 0; i < phase.stage_count; i++)
-            if (phase.stages[i].home == home) return true;
-    }
+    for (int p = 0; p < PLAN_PROCESSORS; p++)
+        if (plan_borrows(plan, (enum plan_processor)p)) return true;
     return false;
 }
+
+/* ---- experts ---- */
 
 double plan_hit_rate(const struct plan *plan, uint32_t experts)
 {
@@ -309,12 +235,7 @@ double plan_hit_rate(const struct plan *plan, uint32_t experts)
 uint32_t plan_mixed_index(const struct plan *plan, uint32_t unit)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < plan->stage_count; i++) {
-        const struct plan_stage *stage = &plan->stages[i];
-        const uint32_t first = plan_stage_first_unit(stage), last = plan_stage_last_unit(stage);
-        if (stage->home != PLAN_HOME_MIXED || first >= unit) continue;
-        count += (last < unit ? last + 1 : unit) - first;
-    }
+    for (uint32_t u = 0; u < unit; u++) count += plan->unit[u].home[0] == PLAN_HOME_MIXED;
     return count;
 }
 
@@ -323,21 +244,7 @@ uint32_t plan_mixed_units(const struct plan *plan)
     return plan_mixed_index(plan, unit_count(plan->layers));
 }
 
-bool plan_uses(const struct plan *plan, enum plan_processor processor)
-{
-    if (plan->embed == processor || plan->head == processor) return true;
-    if (!plan_processor_has_memory(processor) && plan_kv_assisted(plan)) return true;
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase phase = plan_phase_at(plan, p);
-        for (uint32_t i = 0; i < phase.stage_count; i++) {
-            const enum plan_home home = phase.stages[i].home;
-            if (plan_home_processor(home) == processor ||
-                plan_home_memory(home) == plan_processor_memory(processor))
-                return true;
-        }
-    }
-    return false;
-}
+/* ---- lanes ---- */
 
 uint32_t plan_lanes(const struct plan *plan)
 {
@@ -354,63 +261,12 @@ uint32_t plan_lanes_between(unsigned processors)
     return lanes;
 }
 
-bool plan_borrows(const struct plan *plan, enum plan_processor processor)
-{
-    for (uint32_t p = 1; p < plan_phase_count(plan); p++) {
-        const struct plan_phase phase = plan_phase_at(plan, p);
-        for (uint32_t i = 0; i < phase.stage_count; i++) {
-            const struct plan_stage *stage = &phase.stages[i];
-            uint32_t kv_layer;
-            if (stage->ops == PLAN_OPS_MLP || plan_home_processor(stage->home) != processor) continue;
-            for (uint32_t l = stage->first; l <= stage->last; l++)
-                if (plan_keeps_pages(plan, l) && plan_kv_of(plan, l, &kv_layer) != processor) return true;
-        }
-    }
-    return false;
-}
-
-bool plan_borrows_kv(const struct plan *plan)
-{
-    for (int p = 0; p < PLAN_PROCESSORS; p++)
-        if (plan_borrows(plan, (enum plan_processor)p)) return true;
-    return false;
-}
-
 /* ---- checks ---- */
-
-static int check_list(const struct plan *plan, const struct plan_phase *phase, struct helm_err *err)
-{
-    uint32_t next = 0, units = unit_count(plan->layers);
-    if (!phase->stage_count) return helm_fail(err, HELM_E_LIMIT, "no stages");
-    for (uint32_t i = 0; i < phase->stage_count; i++) {
-        const struct plan_stage *stage = &phase->stages[i];
-        if ((unsigned)stage->home >= PLAN_HOMES)
-            return helm_fail(err, HELM_E_FORMAT, "stage %u has no home", i);
-        if (stage->last < stage->first || stage->last >= plan->layers ||
-            (stage->ops != PLAN_OPS_ALL && stage->first != stage->last))
-            return helm_fail(err, HELM_E_LIMIT, "stage %u: layers [%u, %u], '%s', are no part of %u layers",
-                             i, stage->first, stage->last, plan_ops_name(stage->ops), plan->layers);
-        const uint32_t unit = plan_stage_first_unit(stage);
-        if (unit < next)
-            return helm_fail(err, HELM_E_FORMAT, "stage %u: layer %u belongs to an earlier stage already", i,
-                             stage->first);
-        if (unit > next)
-            return helm_fail(err, HELM_E_FORMAT,
-                             "stage %u: %s %u belongs to no stage (this one begins at %s%u)", i,
-                             unit_part(next) == UNIT_MLP ? "the MLP of layer" : "layer", unit_layer(next),
-                             unit_part(unit) == UNIT_MLP ? "the MLP of " : "", stage->first);
-        next = plan_stage_last_unit(stage) + 1;
-    }
-    if (next != units)
-        return helm_fail(err, HELM_E_FORMAT, "layers %u to %u belong to no stage", unit_layer(next),
-                         plan->layers - 1);
-    return 0;
-}
 
 static int check_against_decode(const struct plan *plan, uint32_t phase, struct helm_err *err)
 {
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
-        enum plan_home home = plan_unit_home(plan, phase, u), decode = plan_unit_home(plan, 0, u);
+        const enum plan_home home = plan->unit[u].home[phase], decode = plan->unit[u].home[0];
         if (plan_home_memory(home) != plan_home_memory(decode))
             return helm_fail(err, HELM_E_FORMAT,
                              "the %s of layer %u is at home on '%s', in decode on '%s': weights do not move",
@@ -426,17 +282,9 @@ static int check_against_decode(const struct plan *plan, uint32_t phase, struct 
     return 0;
 }
 
-/* One format a stage, as the JSON form has it; the ends where their formats can be. */
+/* The ends where their formats can be. */
 static int check_formats(const struct plan *plan, struct helm_err *err)
 {
-    for (uint32_t i = 0; i < plan->stage_count; i++) {
-        const struct plan_stage *stage = &plan->stages[i];
-        const uint32_t first = plan_stage_first_unit(stage);
-        const enum tensor_format format = plan_unit_format(plan, first);
-        for (uint32_t u = first; u <= plan_stage_last_unit(stage); u++)
-            if (plan_unit_format(plan, u) != format)
-                return helm_fail(err, HELM_E_FORMAT, "stage %u: not all of its weights have one format", i);
-    }
     if (plan_format_varies(plan_embed_format(plan)))
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "'embed_format' is '%s': rows of an embedding are looked up, and cannot be in it",
@@ -468,15 +316,16 @@ static int check_mixed(const struct plan *plan, struct helm_err *err)
 {
     const struct plan_experts *e = plan_experts(plan);
     const uint32_t units = plan_mixed_units(plan);
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase phase = plan_phase_at(plan, p);
-        for (uint32_t i = 0; i < phase.stage_count; i++)
-            if (phase.stages[i].home == PLAN_HOME_MIXED && (p || phase.stages[i].ops != PLAN_OPS_MLP))
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++)
+        for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+            if (plan->unit[u].home[p] == PLAN_HOME_MIXED && (p || unit_part(u) != UNIT_MLP))
                 return helm_fail(
                     err, HELM_E_FORMAT,
                     "layer %u has 'mixed' as home of %s: it is for the MLP of a layer, in the decode list",
-                    phase.stages[i].first, p ? "a prefill list" : plan_ops_name(phase.stages[i].ops));
-    }
+                    unit_layer(u),
+                    p                                              ? "a prefill list"
+                    : plan->unit[u + 1].home[0] == PLAN_HOME_MIXED ? "all"
+                                                                   : "attention");
     if (!units != !e->slots)
         return helm_fail(err, HELM_E_FORMAT,
                          units ? "%u layers have 'mixed' as home, but there are %u slots for experts"
@@ -496,21 +345,27 @@ static int check_mixed(const struct plan *plan, struct helm_err *err)
     return check_first(e, units, err);
 }
 
+/* A phase's list: every unit has a home, and the weights of a phase are where decode has them. */
+static int check_phase(const struct plan *plan, uint32_t phase, struct helm_err *err)
+{
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        if ((unsigned)plan->unit[u].home[phase] >= PLAN_HOMES)
+            return helm_fail(err, HELM_E_FORMAT, "the %s of layer %u has no home",
+                             unit_part_name(unit_part(u)), unit_layer(u));
+    if (!phase) return 0;
+    if (plan_phase_from(plan, phase) <= plan_phase_from(plan, phase - 1))
+        return helm_fail(err, HELM_E_LIMIT, "begins at %u tokens, the one before at %u",
+                         plan_phase_from(plan, phase), plan_phase_from(plan, phase - 1));
+    return check_against_decode(plan, phase, err);
+}
+
 int plan_check(const struct plan *plan, struct helm_err *err)
 {
-    uint32_t before = 1;
+    if (!plan->layers || !plan->unit) return helm_fail(err, HELM_E_LIMIT, "no stages");
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase phase = plan_phase_at(plan, p);
-        int rc = check_list(plan, &phase, err);
-        if (!rc && p && phase.from_tokens <= before)
-            rc = helm_fail(err, HELM_E_LIMIT, "begins at %u tokens, the one before at %u", phase.from_tokens,
-                           before);
-        if (!rc && p) rc = check_against_decode(plan, p, err);
-        if (rc) {
-            if (p) helm_err_prefix(err, "prefill list %u", p);
-            return rc;
-        }
-        before = phase.from_tokens;
+        int rc = check_phase(plan, p, err);
+        if (rc && p) helm_err_prefix(err, "prefill list %u", p);
+        if (rc) return rc;
     }
     for (int p = 0; p < PLAN_PROCESSORS; p++)
         if (plan_streams(plan, (enum plan_processor)p) && !plan->device[p].ring_bytes)
@@ -534,19 +389,11 @@ static int copy_list(const void *from, uint32_t count, size_t each, void *to, st
 int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err)
 {
     *to = *from;
-    to->stages = NULL;
-    to->format = NULL;
+    to->unit = NULL;
     to->placement = NULL;
-    to->state = NULL;
     for (int p = 0; p < PLAN_PROCESSORS; p++) to->device[p].experts.first = NULL;
-    for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) to->prefill[i].stages = NULL;
-    int rc = copy_list(from->stages, from->stage_count, sizeof *from->stages, &to->stages, err);
-    for (uint32_t i = 0; i < from->prefill_count && !rc; i++)
-        rc = copy_list(from->prefill[i].stages, from->prefill[i].stage_count, sizeof *from->stages,
-                       &to->prefill[i].stages, err);
-    if (!rc && from->format)
-        rc = copy_list(from->format, head_at(from) + 1, sizeof *from->format, &to->format, err);
-    if (!rc && from->state) rc = copy_list(from->state, from->layers, sizeof *from->state, &to->state, err);
+    int rc = copy_list(from->unit, from->unit ? unit_count(from->layers) + 2 : 0, sizeof *from->unit,
+                       &to->unit, err);
     if (!rc)
         rc = copy_list(from->placement, from->placement_count, sizeof *from->placement, &to->placement, err);
     for (int p = 0; p < PLAN_PROCESSORS && !rc; p++) {
@@ -561,12 +408,9 @@ int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err)
 
 void plan_free(struct plan *plan)
 {
-    free(plan->stages);
-    free(plan->format);
+    free(plan->unit);
     free(plan->placement);
-    free(plan->state);
     for (int p = 0; p < PLAN_PROCESSORS; p++) free(plan->device[p].experts.first);
-    for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) free(plan->prefill[i].stages);
     memset(plan, 0, sizeof *plan);
 }
 
@@ -583,20 +427,17 @@ static struct plan_span *span_of(struct plan_span *spans, uint32_t *count, enum 
 int plan_spans(const struct plan *plan, uint32_t phase, struct plan_span **out, uint32_t *count,
                struct helm_err *err)
 {
-    const struct plan_phase p = plan_phase_at(plan, phase);
+    const uint32_t units = unit_count(plan->layers);
     uint32_t ticket[PLAN_LINKS] = {0};
     bool later[PLAN_LINKS] = {false}; /* some hand-over behind this one goes by the same lane */
     *count = 0;
     *out = NULL;
-    struct plan_span *spans = calloc((size_t)p.stage_count + 2, sizeof *spans);
-    if (!spans) return helm_fail(err, HELM_E_NOMEM, "no memory for %u spans", p.stage_count + 2);
+    struct plan_span *spans = calloc((size_t)units + 2, sizeof *spans);
+    if (!spans) return helm_fail(err, HELM_E_NOMEM, "no memory for %u spans", units + 2);
     span_of(spans, count, plan->embed)->embed = true;
-    for (uint32_t i = 0; i < p.stage_count; i++) {
-        const struct plan_stage *stage = &p.stages[i];
-        struct plan_span *span = span_of(spans, count, plan_home_processor(stage->home));
-        uint32_t first = plan_stage_first_unit(stage);
-        if (!span->unit_count) span->first_unit = first;
-        span->unit_count += plan_stage_last_unit(stage) - first + 1;
+    for (uint32_t u = 0; u < units; u++) {
+        struct plan_span *span = span_of(spans, count, plan_home_processor(plan->unit[u].home[phase]));
+        if (!span->unit_count++) span->first_unit = u;
     }
     span_of(spans, count, plan->head)->head = true;
     for (uint32_t i = 1; i < *count; i++) {

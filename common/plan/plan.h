@@ -7,6 +7,7 @@
  * Units are numbered through the model (common/model/unit.h).
  *
  * A plan has one list of stages for decode steps and may have further ones for steps of many tokens (phases).
+ * A list is the units' homes in that phase; stages of several units exist in the JSON form alone.
  * The decode list says where the bytes are: a unit at home on `gpu` is in VRAM, every other is in the arena.
  * It also says where the KV cache of a layer is: with the worker that computes its attention half in decode.
  * A prefill list has the same units on `gpu`, and may compute the others by either worker (`cpu` or
@@ -45,34 +46,24 @@
 
 #define PLAN_AS_STORED FORMAT_COUNT
 
-enum plan_ops { PLAN_OPS_ALL, PLAN_OPS_ATTENTION, PLAN_OPS_MLP, PLAN_OPS_COUNT };
-const char *plan_ops_name(enum plan_ops ops); /* "all", "attention", "mlp" */
-
-struct plan_stage {
-    uint32_t first, last; /* layers, inclusive; the same one when ops is not PLAN_OPS_ALL */
-    enum plan_home home;
-    uint64_t bytes; /* of weights */
-    enum plan_ops ops;
-    uint64_t token_bytes; /* of mixtures: of `bytes`, what a step of one token reads; 0: all */
-};
-static inline uint32_t plan_stage_first_unit(const struct plan_stage *stage)
-{
-    return unit_of(stage->first, stage->ops == PLAN_OPS_MLP ? UNIT_MLP : UNIT_ATTENTION);
-}
-static inline uint32_t plan_stage_last_unit(const struct plan_stage *stage)
-{
-    return unit_of(stage->last, stage->ops == PLAN_OPS_ATTENTION ? UNIT_ATTENTION : UNIT_MLP);
-}
-
-/* Stages for steps of at least `from_tokens` tokens. */
-struct plan_phase {
-    uint32_t from_tokens;
-    struct plan_stage *stages; /* owned by the plan */
-    uint32_t stage_count;
-};
 #define PLAN_PREFILLS_MAX 2
 #define PLAN_PHASES_MAX   (1 + PLAN_PREFILLS_MAX)
 #define PLAN_LISTS_MAX    (2 * PLAN_PHASES_MAX) /* of prompts: schedule.h */
+
+/* What a layer keeps of a sequence (state.h). */
+struct plan_state {
+    enum state_kind kind;
+    uint64_t bytes; /* of the record, of STATE_FIXED */
+};
+
+struct plan_unit {
+    enum plan_home home[PLAN_PHASES_MAX];
+    enum tensor_format format; /* of its matrices in their memory; PLAN_AS_STORED: as in the files */
+    struct plan_state state;   /* of an attention half, where plan.has_states */
+    /* Bytes of weights, and those that a step of one token reads, by phase, for people. Of a plan that was read from JSON
+     * the first unit of each stage has the stage's. */
+    uint64_t bytes[PLAN_PHASES_MAX], token_bytes[PLAN_PHASES_MAX];
+};
 
 /* Experts of the units that the decode list has at home on `mixed`. All of them lie in host memory; VRAM has slots for
  * copies of some. In a step of few tokens the GPU reads some of the chosen ones that are missing over the link. */
@@ -103,12 +94,6 @@ struct ledger {
  * and takes the rest, so that the lines always add up. */
 void ledger_add(struct ledger *ledger, const char *what, uint64_t bytes);
 
-/* What a layer keeps of a sequence (state.h). */
-struct plan_state {
-    enum state_kind kind;
-    uint64_t bytes; /* of the record, of STATE_FIXED */
-};
-
 /* A plan's sizes of one device; none of the CPU. */
 struct plan_device {
     uint64_t
@@ -138,23 +123,21 @@ struct plan {
     char kv_dtype[8];
     /* A token's numbers depend on its sequence alone (schedule.h). With two tiers the CPU attends to nothing then. */
     bool invariant;
-    struct plan_stage *stages; /* of decode; every list covers all units in order, no gap, no overlap */
-    uint32_t stage_count;
-    /* [unit_count(layers) + 2]: the format of the matrices of each unit in their memory, then of the embedding and of
-     * the head; PLAN_AS_STORED: as in the files. NULL: all are. The units of a stage of the decode list have one
-     * format. */
-    enum tensor_format *format;
+    /* [unit_count(layers) + 2], owned: the units in order; of the two after them, which are the embedding and the head, only the
+     * format counts. */
+    struct plan_unit *unit;
     /* What "as in the files" is converted to at load; NULL: it is as in the files */
     const struct mixture *weights;
     /* How each processor rounds the activations that it multiplies blocks with. LINEAR_INT8: to int8, for the formats
      * and numbers of tokens that it has kernels for; exact otherwise. */
     enum linear_inputs inputs[PLAN_PROCESSORS];
-    struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
+    /* Tokens of the shortest steps of the phases after decode: rising, all above 1. */
+    uint32_t prefill_from[PLAN_PREFILLS_MAX];
     uint32_t prefill_count;
     /* Experts that each of the files is cut into (common/model/parts.h); 0 or 1: they are whole. What is said of experts
      * here is said of such. */
     uint32_t expert_parts;
-    struct plan_state *state;  /* [layers], owned; NULL: all keep pages */
+    bool has_states; /* its units say what each layer keeps of a sequence; otherwise all keep pages */
     uint32_t state_snapshots;  /* that host memory has room for; 0 where no state is fixed */
     enum plan_processor embed; /* where the embedding is */
     enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
@@ -164,43 +147,58 @@ struct plan {
     struct ledger memory[PLAN_MEMORIES];
 };
 
-/* Phases: 0 is decode, i is prefill[i - 1]. */
-uint32_t plan_phase_count(const struct plan *plan);
+/* Phases: 0 is decode, i begins at prefill_from[i - 1] tokens. */
+static inline uint32_t plan_phase_count(const struct plan *plan)
+{
+    return 1 + plan->prefill_count;
+}
+/* The fewest and the most tokens of a step of this phase, the longest step that a plan allows not being looked at. */
+static inline uint32_t plan_phase_from(const struct plan *plan, uint32_t phase)
+{
+    return phase ? plan->prefill_from[phase - 1] : 1;
+}
+static inline uint32_t plan_phase_last(const struct plan *plan, uint32_t phase)
+{
+    return phase < plan->prefill_count ? plan->prefill_from[phase] - 1 : UINT32_MAX;
+}
 /* The phase of a step of `tokens` tokens. Both workers and helmd ask this function, so they agree. */
 uint32_t plan_phase_for(const struct plan *plan, uint32_t tokens);
 /* The most tokens of any step in which this processor computes a unit or a part of one, up to plan->step_tokens; 0: it
  * computes none. Its buffers for q, k, v, gate and the like are of this size: where the GPU computes every unit of
  * long prompts, the CPU's are as small as for decode. */
 uint32_t plan_most_tokens(const struct plan *plan, enum plan_processor processor);
-/* Which of the unit_count(plan->layers) units it computes in some phase. */
-void plan_units_of(const struct plan *plan, enum plan_processor processor, bool *its);
-/* Its list; the returned stages are the plan's. */
-struct plan_phase plan_phase_at(const struct plan *plan, uint32_t phase);
-enum plan_home plan_unit_home(const struct plan *plan, uint32_t phase, uint32_t unit);
-/* Writes the homes of unit_count(plan->layers) units. */
-void plan_unit_homes(const struct plan *plan, uint32_t phase, enum plan_home *home);
+/* Whether it computes this unit, or a part of it, in some phase. */
+bool plan_computes(const struct plan *plan, enum plan_processor processor, uint32_t unit);
 /* The format in which a unit's matrices lie, or those of the embedding or the head; PLAN_AS_STORED: as in the
  * files. */
-enum tensor_format plan_unit_format(const struct plan *plan, uint32_t unit);
-enum tensor_format plan_embed_format(const struct plan *plan);
-enum tensor_format plan_head_format(const struct plan *plan);
+static inline enum tensor_format plan_unit_format(const struct plan *plan, uint32_t unit)
+{
+    return plan->unit[unit].format;
+}
+static inline enum tensor_format plan_embed_format(const struct plan *plan)
+{
+    return plan->unit[unit_count(plan->layers)].format;
+}
+static inline enum tensor_format plan_head_format(const struct plan *plan)
+{
+    return plan->unit[unit_count(plan->layers) + 1].format;
+}
 static inline bool plan_format_varies(enum tensor_format format)
 {
     return format != PLAN_AS_STORED && tensor_format_of(format)->variable;
 }
 /* Units at home in this memory whose matrices lie in this format. */
 uint32_t plan_units_in(const struct plan *plan, enum plan_memory memory, enum tensor_format format);
-/* Allocates the table of formats, or resets it: all as stored. This and the functions below drop the plan's
- * placements, which must be made anew. */
-HELM_MUST_CHECK int plan_formats_clear(struct plan *plan, struct helm_err *err);
+/* Gives a plan that has its number of layers units: decode has all at this home, as stored. */
+HELM_MUST_CHECK int plan_make_units(struct plan *plan, enum plan_home home, struct helm_err *err);
+/* All as stored. This and the two below drop the plan's placements, which must be made anew. */
+void plan_formats_clear(struct plan *plan);
 void plan_set_unit_format(struct plan *plan, uint32_t unit, enum tensor_format format);
 void plan_set_head_format(struct plan *plan, enum tensor_format format);
 /* Drops the placements alone, for callers that change the memory that weights are in. */
 void plan_drop_placements(struct plan *plan);
-/* The shortest list of stages for these homes; `stages` holds up to unit_count(layers). Bytes are left at 0. */
-uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages);
-/* Makes the decode list the shortest one for the plan's homes and formats; the array has room for it. */
-void plan_restage(struct plan *plan);
+/* The list of a phase: a home for each unit. */
+void plan_set_homes(struct plan *plan, uint32_t phase, const enum plan_home *home);
 
 /* The way of one step through the processors: spans of one processor each, in order; neighbours differ.
  * Between two spans the residual stream of all the step's tokens is handed over by the lane of that link
@@ -219,13 +217,19 @@ HELM_MUST_CHECK int plan_spans(const struct plan *plan, uint32_t phase, struct p
                                uint32_t *count, struct helm_err *err);
 static inline struct plan_state plan_state_at(const struct plan *plan, uint32_t layer)
 {
-    return plan->state ? plan->state[layer] : (struct plan_state){.kind = STATE_PAGES};
+    return plan->has_states ? plan->unit[unit_of(layer, UNIT_ATTENTION)].state
+                            : (struct plan_state){.kind = STATE_PAGES};
 }
 static inline bool plan_keeps_pages(const struct plan *plan, uint32_t layer)
 {
     return plan_state_at(plan, layer).kind == STATE_PAGES;
 }
-/* Layers whose KV cache this processor holds: those whose attention it computes in decode. */
+/* The processor that holds what a layer keeps of a sequence: that which computes its attention in decode. */
+static inline enum plan_processor plan_keeper(const struct plan *plan, uint32_t layer)
+{
+    return plan_home_processor(plan->unit[unit_of(layer, UNIT_ATTENTION)].home[0]);
+}
+/* Layers whose KV cache this processor holds. */
 uint32_t plan_layers_of(const struct plan *plan, enum plan_processor processor);
 static inline uint32_t plan_expert_parts(const struct plan *plan)
 {
@@ -359,8 +363,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  * plan_to_json: a fresh object (json_decref), NULL without memory. plan_from_json leaves *plan empty on an
  * error. */
 json_t *plan_to_json(const struct plan *plan);
-/* One stage (`format` NULL: of a list without formats); a number of bytes, null for "no limit". */
-json_t *plan_stage_to_json(const struct plan_stage *stage, const enum tensor_format *format);
+/* A number of bytes, null for "no limit". */
 json_t *plan_bytes_to_json(uint64_t bytes);
 HELM_MUST_CHECK int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err);
 void plan_free(struct plan *plan);

@@ -9,10 +9,8 @@
 #include "common/model/arch.h"
 #include "common/model/router.h"
 #include "common/plan/placement.h"
+#include "common/plan/stages.h"
 #include "common/plan/state.h"
-
-/* Members of "stages" beside "decode", by index in plan.prefill when both are there. */
-static const char *const prefill_names[PLAN_PREFILLS_MAX] = {"prefill_short", "prefill"};
 
 /* JSON's whole numbers here are signed; a larger one can only be "no limit". */
 json_t *plan_bytes_to_json(uint64_t value)
@@ -29,29 +27,6 @@ static json_t *ledger_to_json(const struct ledger *ledger)
     }
     return json_pack("{s:o, s:o, s:o}", "limit", plan_bytes_to_json(ledger->limit), "lines", lines, "total",
                      plan_bytes_to_json(ledger->total));
-}
-
-static void add_format(json_t *json, const char *key, enum tensor_format format)
-{
-    if (format != PLAN_AS_STORED) json_object_set_new(json, key, json_string(tensor_format_name(format)));
-}
-
-json_t *plan_stage_to_json(const struct plan_stage *stage, const enum tensor_format *format)
-{
-    json_t *json = json_pack("{s:[I, I], s:s, s:s, s:o}", "layers", (json_int_t)stage->first,
-                             (json_int_t)stage->last, "ops", plan_ops_name(stage->ops), "home",
-                             plan_home_name(stage->home), "bytes", plan_bytes_to_json(stage->bytes));
-    if (stage->token_bytes) json_object_set_new(json, "token_bytes", plan_bytes_to_json(stage->token_bytes));
-    if (format) add_format(json, "format", format[plan_stage_first_unit(stage)]);
-    return json;
-}
-
-static json_t *stages_to_json(const struct plan_phase *phase, const enum tensor_format *format)
-{
-    json_t *stages = json_array();
-    for (uint32_t i = 0; i < phase->stage_count; i++)
-        json_array_append_new(stages, plan_stage_to_json(&phase->stages[i], format));
-    return stages;
 }
 
 static json_t *placements_to_json(const struct plan *plan)
@@ -117,52 +92,51 @@ static void add_devices(json_t *json, const struct plan *plan)
     json_decref(devices);
 }
 
+static void set(json_t *json, const char *key, uint32_t value)
+{
+    json_object_set_new(json, key, json_integer((json_int_t)value));
+}
+
 json_t *plan_to_json(const struct plan *plan)
 {
-    const struct plan_phase decode = plan_phase_at(plan, 0);
     const struct plan_device *first = &plan->device[plan_first_device()];
-    char key[40];
-    json_t *stages = json_pack("{s:o}", "decode", stages_to_json(&decode, plan->format));
     json_t *json =
         json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:s, s:s}", "layers",
                   (json_int_t)plan->layers, "context_tokens", (json_int_t)plan->context_tokens, "step_tokens",
                   (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots, "page_tokens",
                   (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype",
-                  plan->kv_dtype, "stages", stages, "ring_bytes", plan_bytes_to_json(first->ring_bytes),
-                  "embed", plan_processor_name(plan->embed), "head", plan_processor_name(plan->head));
-    if (plan_kv_tiered(plan) && json) {
-        json_object_set_new(json, "vram_page_count", json_integer(first->vram_page_count));
-        json_object_set_new(json, "kv_free_places", json_integer(plan->kv_free_places));
-        json_object_set_new(json, "kv_direct_permille", json_integer(plan->kv_direct_permille));
-        json_object_set_new(json, "kv_direct_positions", json_integer(plan->kv_direct_positions));
-        json_object_set_new(json, "kv_direct_window", json_integer(plan->kv_direct_window));
-        if (plan->kv_piece_pages)
-            json_object_set_new(json, "kv_piece_pages", json_integer(plan->kv_piece_pages));
+                  plan->kv_dtype, "stages", plan_lists_to_json(plan), "ring_bytes",
+                  plan_bytes_to_json(first->ring_bytes), "embed", plan_processor_name(plan->embed), "head",
+                  plan_processor_name(plan->head));
+    if (!json) return NULL;
+    if (plan_kv_tiered(plan)) {
+        set(json, "vram_page_count", first->vram_page_count);
+        set(json, "kv_free_places", plan->kv_free_places);
+        set(json, "kv_direct_permille", plan->kv_direct_permille);
+        set(json, "kv_direct_positions", plan->kv_direct_positions);
+        set(json, "kv_direct_window", plan->kv_direct_window);
+        if (plan->kv_piece_pages) set(json, "kv_piece_pages", plan->kv_piece_pages);
     }
-    if (json) add_devices(json, plan);
-    if (plan_experts(plan)->slots && json) json_object_set_new(json, "mixed", experts_to_json(plan));
-    if (plan->expert_parts > 1 && json)
-        json_object_set_new(json, "expert_parts", json_integer(plan->expert_parts));
-    if (plan->state && json) json_object_set_new(json, "states", plan_states_to_json(plan));
-    if (plan->state_snapshots && json)
-        json_object_set_new(json, "state_snapshots", json_integer(plan->state_snapshots));
-    if (plan->invariant && json) json_object_set_new(json, "invariant", json_true());
-    add_format(json, "embed_format", plan_embed_format(plan));
-    add_format(json, "head_format", plan_head_format(plan));
-    if (plan->weights && json) json_object_set_new(json, "weights", json_string(mixture_name(plan->weights)));
-    if (json) json_object_set_new(json, "activations", inputs_to_json(plan));
-    for (int m = 0; m < PLAN_MEMORIES && json; m++)
+    add_devices(json, plan);
+    if (plan_experts(plan)->slots) json_object_set_new(json, "mixed", experts_to_json(plan));
+    if (plan->expert_parts > 1) set(json, "expert_parts", plan->expert_parts);
+    if (plan->has_states) json_object_set_new(json, "states", plan_states_to_json(plan));
+    if (plan->state_snapshots) set(json, "state_snapshots", plan->state_snapshots);
+    if (plan->invariant) json_object_set_new(json, "invariant", json_true());
+    plan_format_to_json(json, "embed_format", plan_embed_format(plan));
+    plan_format_to_json(json, "head_format", plan_head_format(plan));
+    if (plan->weights) json_object_set_new(json, "weights", json_string(mixture_name(plan->weights)));
+    json_object_set_new(json, "activations", inputs_to_json(plan));
+    for (int m = 0; m < PLAN_MEMORIES; m++)
         if (is_said(plan, plan_memory_processor((enum plan_memory)m)))
             json_object_set_new(json, plan_memory_name((enum plan_memory)m),
                                 ledger_to_json(&plan->memory[m]));
-    for (uint32_t i = 0; i < plan->prefill_count && json; i++) {
-        /* a single prefill list is the one of long prompts */
-        const char *name = prefill_names[PLAN_PREFILLS_MAX - plan->prefill_count + i];
-        json_object_set_new(stages, name, stages_to_json(&plan->prefill[i], NULL));
-        snprintf(key, sizeof key, "%s_from_tokens", name);
-        json_object_set_new(json, key, json_integer((json_int_t)plan->prefill[i].from_tokens));
+    for (uint32_t p = 1; p < plan_phase_count(plan); p++) {
+        char key[40];
+        snprintf(key, sizeof key, "%s_from_tokens", plan_list_name(plan, p));
+        set(json, key, plan_phase_from(plan, p));
     }
-    if (plan->placement && json) json_object_set_new(json, "placements", placements_to_json(plan));
+    if (plan->placement) json_object_set_new(json, "placements", placements_to_json(plan));
     return json;
 }
 
@@ -190,147 +164,6 @@ static int get_text(const json_t *json, const char *key, char *out, size_t size,
             return helm_fail(err, HELM_E_FORMAT, "'%s' contains a control character", key);
     }
     memcpy(out, text, length + 1);
-    return 0;
-}
-
-static int parse_home(const json_t *json, enum plan_home *home, struct helm_err *err)
-{
-    const char *text = "";
-    int rc = json_get_string(json, "home", true, &text, err);
-    if (rc) return rc;
-    *home = plan_home_named(text);
-    if (*home < PLAN_HOMES) return 0;
-    return helm_fail(err, HELM_E_FORMAT, "home '%.40s' is none of gpu, cpu, stream, mixed, gpu1", text);
-}
-
-static int parse_ops(const json_t *json, enum plan_ops *ops, struct helm_err *err)
-{
-    const char *text = NULL;
-    int rc = json_get_string(json, "ops", false, &text, err);
-    *ops = PLAN_OPS_ALL;
-    if (rc || !text) return rc;
-    for (int i = 0; i < PLAN_OPS_COUNT; i++) {
-        *ops = (enum plan_ops)i;
-        if (strcmp(text, plan_ops_name(*ops)) == 0) return 0;
-    }
-    return helm_fail(err, HELM_E_FORMAT, "ops '%.40s' is none of all, attention, mlp", text);
-}
-
-/* One stage. plan_check verifies that it begins where the one before ends. */
-static int parse_stage(const json_t *json, uint32_t layers, struct plan_stage *stage, struct helm_err *err)
-{
-    if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "not an object");
-    const json_t *range = json_object_get(json, "layers");
-    if (!json_is_array(range) || json_array_size(range) != 2 || !json_is_integer(json_array_get(range, 0)) ||
-        !json_is_integer(json_array_get(range, 1)))
-        return helm_fail(err, HELM_E_FORMAT, "'layers' is not [first, last]");
-    json_int_t first = json_integer_value(json_array_get(range, 0));
-    json_int_t last = json_integer_value(json_array_get(range, 1));
-    if (first < 0 || last < first || last >= (json_int_t)layers)
-        return helm_fail(err, HELM_E_LIMIT, "layers [%lld, %lld] are no range inside 0 to %u",
-                         (long long)first, (long long)last, layers - 1);
-    int rc = parse_ops(json, &stage->ops, err);
-    if (rc) return rc;
-    if (stage->ops != PLAN_OPS_ALL && first != last)
-        return helm_fail(err, HELM_E_FORMAT, "ops '%s' of more than one layer", plan_ops_name(stage->ops));
-    stage->first = (uint32_t)first;
-    stage->last = (uint32_t)last;
-    rc = parse_home(json, &stage->home, err);
-    if (rc) return rc;
-    rc = json_get_u64(json, "bytes", true, 0, PLAN_BYTES_MAX, &stage->bytes, err);
-    stage->token_bytes = 0;
-    return rc ? rc : json_get_u64(json, "token_bytes", false, 0, stage->bytes, &stage->token_bytes, err);
-}
-
-static int parse_list(const json_t *array, const char *name, uint32_t layers, struct plan_phase *phase,
-                      struct helm_err *err)
-{
-    if (!json_is_array(array))
-        return helm_fail(err, HELM_E_FORMAT, "'%s' is missing or no array of stages", name);
-    size_t count = json_array_size(array);
-    if (count == 0 || count > PLAN_STAGES_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "'%s' has %zu entries, not between 1 and %d", name, count,
-                         PLAN_STAGES_MAX);
-    phase->stages = calloc(count, sizeof *phase->stages);
-    if (!phase->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu stages", count);
-    phase->stage_count = (uint32_t)count;
-    for (size_t i = 0; i < count; i++) {
-        int rc = parse_stage(json_array_get(array, i), layers, &phase->stages[i], err);
-        if (rc) return helm_err_prefix(err, "stage %zu", i), rc;
-    }
-    return 0;
-}
-
-/* Only the decode list may state where weights lie and in which format. */
-static int check_no_format(const json_t *array, struct helm_err *err)
-{
-    size_t i;
-    const json_t *stage;
-    json_array_foreach(array, i, stage) if (json_object_get(stage, "format")) return helm_fail(
-        err, HELM_E_FORMAT, "stage %zu: weights have the \"format\" of the decode list", i);
-    return 0;
-}
-
-static int parse_stages(const json_t *json, struct plan *plan, struct helm_err *err)
-{
-    const json_t *stages = json_object_get(json, "stages");
-    bool lists = json_is_object(stages);
-    struct plan_phase decode = {0};
-    int rc = parse_list(lists ? json_object_get(stages, "decode") : stages, lists ? "decode" : "stages",
-                        plan->layers, &decode, err);
-    plan->stages = decode.stages;
-    plan->stage_count = decode.stage_count;
-    for (uint32_t i = 0; i < PLAN_PREFILLS_MAX && !rc && lists; i++) {
-        char key[40];
-        uint64_t from = 0;
-        snprintf(key, sizeof key, "%s_from_tokens", prefill_names[i]);
-        rc = json_get_u64(json, key, false, 2, PLAN_TOKENS_MAX, &from, err);
-        if (rc || !from) continue;
-        struct plan_phase *phase = &plan->prefill[plan->prefill_count++];
-        phase->from_tokens = (uint32_t)from;
-        rc =
-            parse_list(json_object_get(stages, prefill_names[i]), prefill_names[i], plan->layers, phase, err);
-        if (!rc) rc = check_no_format(json_object_get(stages, prefill_names[i]), err);
-        if (rc) helm_err_prefix(err, "%s", prefill_names[i]);
-    }
-    return rc;
-}
-
-/* *format becomes PLAN_AS_STORED where there is none. */
-static int parse_format(const json_t *json, const char *key, enum tensor_format *format, struct helm_err *err)
-{
-    const char *text = NULL;
-    int rc = json_get_string(json, key, false, &text, err);
-    *format = PLAN_AS_STORED;
-    if (rc || !text) return rc;
-    *format = tensor_format_named(text);
-    if (*format < FORMAT_COUNT) return 0;
-    return helm_fail(err, HELM_E_FORMAT, "%s '%.40s' is no format of weights", key, text);
-}
-
-/* The formats of the decode list's stages and of both ends; the plan gets a table if any is stated. */
-static int parse_formats(const json_t *json, struct plan *plan, struct helm_err *err)
-{
-    const json_t *list = json_object_get(json, "stages");
-    if (json_is_object(list)) list = json_object_get(list, "decode");
-    const uint32_t units = unit_count(plan->layers);
-    enum tensor_format format;
-    int rc = plan_formats_clear(plan, err);
-    bool any = false;
-    for (uint32_t i = 0; i < plan->stage_count && !rc; i++) {
-        rc = parse_format(json_array_get(list, i), "format", &format, err);
-        if (rc) return helm_err_prefix(err, "stage %u", i), rc;
-        any |= format != PLAN_AS_STORED;
-        for (uint32_t u = plan_stage_first_unit(&plan->stages[i]);
-             u <= plan_stage_last_unit(&plan->stages[i]); u++)
-            plan->format[u] = format;
-    }
-    if (!rc) rc = parse_format(json, "embed_format", &plan->format[units], err);
-    if (!rc) rc = parse_format(json, "head_format", &plan->format[units + 1], err);
-    if (rc) return rc;
-    if (any || plan->format[units] != PLAN_AS_STORED || plan->format[units + 1] != PLAN_AS_STORED) return 0;
-    free(plan->format);
-    plan->format = NULL;
     return 0;
 }
 
@@ -628,10 +461,12 @@ int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
     int rc = json_is_object(json) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
     if (rc == 0) rc = check_gone(json, err);
     if (rc == 0) rc = parse_sizes(json, plan, err);
-    if (rc == 0) rc = parse_stages(json, plan, err);
-    if (rc == 0) rc = parse_end(json, "embed", plan->stages[0].home, &plan->embed, err);
-    if (rc == 0) rc = parse_end(json, "head", plan->stages[plan->stage_count - 1].home, &plan->head, err);
-    if (rc == 0) rc = parse_formats(json, plan, err);
+    if (rc == 0) rc = plan_lists_from_json(json, plan, err);
+    if (rc == 0) rc = parse_end(json, "embed", plan->unit[0].home[0], &plan->embed, err);
+    const uint32_t units = unit_count(plan->layers);
+    if (rc == 0) rc = parse_end(json, "head", plan->unit[units - 1].home[0], &plan->head, err);
+    if (rc == 0) rc = plan_format_from_json(json, "embed_format", &plan->unit[units].format, err);
+    if (rc == 0) rc = plan_format_from_json(json, "head_format", &plan->unit[units + 1].format, err);
     if (rc == 0) rc = parse_weights(json, &plan->weights, err);
     if (rc == 0) rc = parse_inputs(json, plan, err);
     if (rc == 0) rc = parse_experts(json, plan, err);

@@ -21,7 +21,7 @@ uint32_t plan_list_phase(const struct plan *plan, uint32_t list)
 uint32_t plan_list_tokens(const struct plan *plan, uint32_t list)
 {
     const uint32_t phase = plan_list_phase(plan, list);
-    uint32_t last = phase < plan->prefill_count ? plan->prefill[phase].from_tokens - 1 : UINT32_MAX;
+    uint32_t last = plan_phase_last(plan, phase);
     if (phase != list && last > GPU_STEADY_TOKENS) last = GPU_STEADY_TOKENS;
     return last < plan->step_tokens ? last : plan->step_tokens;
 }

@@ -80,7 +80,7 @@ int slots_place(const struct model *model, const struct plan *plan, struct slots
     *place = (struct slots_place){.unit = out};
     for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(plan->layers) && !rc; u += UNIT_PARTS) {
         struct slot_unit unit = {.unit = u};
-        if (plan_unit_home(plan, 0, u) != PLAN_HOME_MIXED) continue;
+        if (plan->unit[u].home[0] != PLAN_HOME_MIXED) continue;
         for (int r = 0; r < SLOT_ROLES && !rc; r++)
             rc = place_role(model, plan, &host, &unit, (enum slot_role)r, &end, err);
         if (out) out[place->units] = unit;

@@ -21,20 +21,19 @@ static bool alike(const struct plan_state *a, const struct plan_state *b)
     return a->kind == b->kind && a->bytes == b->bytes;
 }
 
-int plan_take_states(struct plan *plan, const struct model *model, struct helm_err *err)
+static struct plan_state *state_of(const struct plan *plan, uint32_t layer)
 {
-    bool other = false;
-    free(plan->state);
-    plan->state = calloc(plan->layers, sizeof *plan->state);
-    if (!plan->state) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers' states", plan->layers);
+    return &plan->unit[unit_of(layer, UNIT_ATTENTION)].state;
+}
+
+void plan_take_states(struct plan *plan, const struct model *model)
+{
+    plan->has_states = false;
     for (uint32_t l = 0; l < plan->layers; l++) {
-        plan->state[l] = plan_state_of_layer(model, l);
-        other |= plan->state[l].kind != STATE_PAGES;
+        const struct plan_state state = plan_state_of_layer(model, l);
+        *state_of(plan, l) = state;
+        plan->has_states |= state.kind != STATE_PAGES;
     }
-    if (other) return 0;
-    free(plan->state);
-    plan->state = NULL;
-    return 0;
 }
 
 int plan_check_states(const struct plan *plan, const struct model *model, struct helm_err *err)
@@ -54,24 +53,20 @@ int plan_check_states(const struct plan *plan, const struct model *model, struct
 
 bool plan_has_fixed(const struct plan *plan)
 {
-    for (uint32_t l = 0; plan->state && l < plan->layers; l++)
-        if (plan->state[l].kind == STATE_FIXED) return true;
+    for (uint32_t l = 0; plan->has_states && l < plan->layers; l++)
+        if (plan_state_at(plan, l).kind == STATE_FIXED) return true;
     return false;
-}
-
-static enum plan_processor keeper_of(const struct plan *plan, uint32_t layer)
-{
-    return plan_home_processor(plan_unit_home(plan, 0, unit_of(layer, UNIT_ATTENTION)));
 }
 
 /* Records of the fixed layers [0, end): of those of one processor, and of all. */
 static struct state_layout bytes_before(const struct plan *plan, enum plan_processor processor, uint32_t end)
 {
     struct state_layout sum = {0};
-    for (uint32_t l = 0; plan->state && l < end; l++) {
-        if (plan->state[l].kind != STATE_FIXED) continue;
-        sum.snapshot_bytes += plan->state[l].bytes;
-        if (keeper_of(plan, l) == processor) sum.slot_bytes += plan->state[l].bytes;
+    for (uint32_t l = 0; plan->has_states && l < end; l++) {
+        const struct plan_state state = plan_state_at(plan, l);
+        if (state.kind != STATE_FIXED) continue;
+        sum.snapshot_bytes += state.bytes;
+        if (plan_keeper(plan, l) == processor) sum.slot_bytes += state.bytes;
     }
     return sum;
 }
@@ -85,9 +80,9 @@ bool plan_state_record(const struct plan *plan, enum plan_processor processor, u
                        struct state_record *record)
 {
     *record = (struct state_record){0};
-    if (plan_state_at(plan, layer).kind != STATE_FIXED || keeper_of(plan, layer) != processor) return false;
+    if (plan_state_at(plan, layer).kind != STATE_FIXED || plan_keeper(plan, layer) != processor) return false;
     const struct state_layout before = bytes_before(plan, processor, layer);
-    *record = (struct state_record){.bytes = plan->state[layer].bytes,
+    *record = (struct state_record){.bytes = plan_state_at(plan, layer).bytes,
                                     .slot_at = before.slot_bytes,
                                     .snapshot_at = before.snapshot_bytes};
     return true;
@@ -106,10 +101,11 @@ int plan_state_records(const struct plan *plan, enum plan_processor processor, s
 
 int plan_check_state_homes(const struct plan *plan, struct helm_err *err)
 {
-    for (uint32_t p = 1; plan->state && p < plan_phase_count(plan); p++)
+    for (uint32_t p = 1; plan->has_states && p < plan_phase_count(plan); p++)
         for (uint32_t l = 0; l < plan->layers; l++) {
-            const enum plan_home home = plan_unit_home(plan, p, unit_of(l, UNIT_ATTENTION));
-            if (plan->state[l].kind != STATE_FIXED || plan_home_processor(home) == keeper_of(plan, l))
+            const enum plan_home home = plan->unit[unit_of(l, UNIT_ATTENTION)].home[p];
+            if (plan_state_at(plan, l).kind != STATE_FIXED ||
+                plan_home_processor(home) == plan_keeper(plan, l))
                 continue;
             return helm_fail(err, HELM_E_FORMAT,
                              "prefill list %u computes layer %u on '%s', but its fixed state lies with the "
@@ -125,11 +121,11 @@ json_t *plan_states_to_json(const struct plan *plan)
 {
     json_t *list = json_array();
     for (uint32_t l = 0, first = 0; l < plan->layers; l++) {
-        if (l + 1 < plan->layers && alike(&plan->state[l], &plan->state[l + 1])) continue;
+        const struct plan_state *state = state_of(plan, l);
+        if (l + 1 < plan->layers && alike(state, state_of(plan, l + 1))) continue;
         json_t *entry = json_pack("{s:[I, I], s:s}", "layers", (json_int_t)first, (json_int_t)l, "kind",
-                                  state_kind_name(plan->state[l].kind));
-        if (plan->state[l].bytes)
-            json_object_set_new(entry, "bytes", plan_bytes_to_json(plan->state[l].bytes));
+                                  state_kind_name(state->kind));
+        if (state->bytes) json_object_set_new(entry, "bytes", plan_bytes_to_json(state->bytes));
         json_array_append_new(list, entry);
         first = l + 1;
     }
@@ -156,7 +152,7 @@ static int parse_entry(const json_t *json, struct plan *plan, uint32_t *next, st
     if (!rc && state.bytes % STATE_ALIGN)
         rc = helm_fail(err, HELM_E_LIMIT, "'bytes' is %llu, not a multiple of %d",
                        (unsigned long long)state.bytes, STATE_ALIGN);
-    for (; !rc && (json_int_t)*next <= last; ++*next) plan->state[*next] = state;
+    for (; !rc && (json_int_t)*next <= last; ++*next) *state_of(plan, *next) = state;
     return rc;
 }
 
@@ -169,8 +165,7 @@ int plan_states_from_json(const json_t *json, struct plan *plan, struct helm_err
     plan->state_snapshots = (uint32_t)snapshots;
     if (rc || !list || json_is_null(list)) return rc;
     if (!json_is_array(list)) return helm_fail(err, HELM_E_FORMAT, "'states' is no array");
-    plan->state = calloc(plan->layers, sizeof *plan->state);
-    if (!plan->state) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers' states", plan->layers);
+    plan->has_states = true;
     for (size_t i = 0; i < json_array_size(list) && !rc; i++) {
         rc = parse_entry(json_array_get(list, i), plan, &next, err);
         if (rc) helm_err_prefix(err, "'states' entry %zu", i);

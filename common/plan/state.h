@@ -11,8 +11,8 @@
 
 /* What the model's layer keeps: of the half of a layer that has a state. */
 struct plan_state plan_state_of_layer(const struct model *model, uint32_t layer);
-/* Makes plan->state the model's; NULL where all layers keep pages. */
-HELM_MUST_CHECK int plan_take_states(struct plan *plan, const struct model *model, struct helm_err *err);
+/* Makes what the plan's layers keep the model's; has_states where not all keep pages. */
+void plan_take_states(struct plan *plan, const struct model *model);
 /* HELM_E_MISMATCH: a layer of the plan keeps something else than the model's. */
 HELM_MUST_CHECK int plan_check_states(const struct plan *plan, const struct model *model,
                                       struct helm_err *err);

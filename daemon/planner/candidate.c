@@ -49,8 +49,8 @@ int making_decode_seconds(const struct making *m, const struct plan *plan, uint3
 
 bool candidate_all_on_gpu(const struct plan *plan)
 {
-    for (uint32_t i = 0; i < plan->stage_count; i++)
-        if (plan->stages[i].home != PLAN_HOME_GPU) return false;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        if (plan->unit[u].home[0] != PLAN_HOME_GPU) return false;
     return true;
 }
 
@@ -133,22 +133,21 @@ bool candidate_packs_cpu(const struct making *m, const struct spec *spec)
 static int apply(const struct making *m, const struct search_found *found, struct plan *plan,
                  struct helm_err *err)
 {
-    uint32_t units = unit_count(m->table.layers);
-    prefill_clear(plan);
-    if (!plan->stages) plan->stages = calloc(units, sizeof *plan->stages);
-    if (!plan->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for a plan of %u units", units);
+    plan->prefill_count = 0;
     plan->layers = m->table.layers;
-    plan->stage_count = plan_stages_of(found->home, plan->layers, plan->stages);
+    int rc = plan->unit ? 0 : plan_make_units(plan, PLAN_HOME_CPU, err);
+    if (rc) return rc;
+    plan_set_homes(plan, 0, found->home);
+    plan_formats_clear(plan);
     plan->embed = found->embed;
     plan->head = found->head;
     plan->device[PLANNED_GPU].ring_bytes = found->ring_bytes;
     plan->step_tokens = m->wish.step_tokens;
     plan->expert_parts = model_expert_parts(&m->r->model->config);
-    int rc = plan_formats_clear(plan, err);
-    if (!rc && m->wish.pack_gpu)
+    if (m->wish.pack_gpu)
         formats_set_vram(&m->c, formats_packable(&m->c, plan),
                          !m->table.tied && formats_head_packable(&m->c, plan), plan);
-    return rc;
+    return 0;
 }
 
 static uint64_t more_of(uint64_t more, uint64_t missing, uint64_t other_missing)
@@ -183,10 +182,7 @@ int candidate_search(const struct making *m, const struct spec *spec, const stru
         rc = apply(m, &found, plan, err);
         if (!rc && wish->prefill) rc = prefill_choose(&m->c, m->r->profile, &found, plan, err);
         if (!rc && !plan_has_home(plan, PLAN_HOME_STREAM)) plan->device[PLANNED_GPU].ring_bytes = 0;
-        if (!rc) {
-            formats_set_host(&m->c, plan);
-            plan_restage(plan);
-        }
+        if (!rc) formats_set_host(&m->c, plan);
     } else {
         out->vram = more_of(found.feasible ? 0 : found.more_vram, memory.vram_missing, memory.host_missing);
         out->host = more_of(found.feasible ? 0 : found.more_host, memory.host_missing, memory.vram_missing);

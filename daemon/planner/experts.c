@@ -141,7 +141,7 @@ static bool some_outside(const struct model *model, const struct plan *plan)
     bool outside = false;
     for (uint32_t l = 0; l < plan->layers; l++)
         outside |= model_layer_sparse(&model->config, l) &&
-                   plan_unit_home(plan, 0, unit_of(l, UNIT_MLP)) != PLAN_HOME_GPU;
+                   plan->unit[unit_of(l, UNIT_MLP)].home[0] != PLAN_HOME_GPU;
     return outside;
 }
 

@@ -16,22 +16,9 @@
 /* Of experts' bytes, what sampled ones may come to packed for slots to have room for nearly all (common/plan/slots.c). */
 #define PACKED_SLOTS_WORTH 0.73
 
-/* A list with the homes of `home`, in fresh memory with room for any. */
-static int relist(uint32_t layers, const enum plan_home *home, struct plan_stage **stages, uint32_t *count,
-                  struct helm_err *err)
-{
-    struct plan_stage *list = calloc(unit_count(layers), sizeof *list);
-    if (!list) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", unit_count(layers));
-    *count = plan_stages_of(home, layers, list);
-    free(*stages);
-    *stages = list;
-    return 0;
-}
-
 int experts_place(const struct making *m, const struct plan *from, uint32_t whole, enum packs packs,
                   struct plan *plan, struct helm_err *err)
 {
-    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     int rc = plan_copy(from, plan, err);
     plan_drop_placements(plan);
     for (uint32_t l = 0, seen = 0; l < plan->layers && !rc; l++) {
@@ -41,21 +28,8 @@ int experts_place(const struct making *m, const struct plan *from, uint32_t whol
         const bool packed = m->table.packs_vram[mlp] &&
                             (here ? packs >= PACKS_WHOLE : packs == PACKS_ALL && m->table.packs_cpu[mlp]);
         plan_set_unit_format(plan, mlp, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
-    }
-    for (uint32_t p = 0; p < plan_phase_count(from) && !rc; p++) {
-        uint32_t seen = 0;
-        plan_unit_homes(from, p, home);
-        for (uint32_t l = 0; l < plan->layers; l++) {
-            if (!model_layer_sparse(&m->r->model->config, l)) continue;
-            enum plan_home *mlp = &home[unit_of(l, UNIT_MLP)];
-            if (seen++ < whole)
-                *mlp = PLAN_HOME_GPU;
-            else if (p == 0)
-                *mlp = PLAN_HOME_MIXED;
-        }
-        rc = p ? relist(plan->layers, home, &plan->prefill[p - 1].stages, &plan->prefill[p - 1].stage_count,
-                        err)
-               : relist(plan->layers, home, &plan->stages, &plan->stage_count, err);
+        for (uint32_t p = 0; p < plan_phase_count(plan) && here; p++) plan->unit[mlp].home[p] = PLAN_HOME_GPU;
+        if (!here) plan->unit[mlp].home[0] = PLAN_HOME_MIXED;
     }
     return rc;
 }

@@ -56,8 +56,8 @@ void formats_lay_as_planned(struct model *model, const struct plan *plan)
 {
     if (!model->laid) formats_lay(model, plan->weights);
     for (uint32_t at = 0; at < unit_count(plan->layers) + 2 && plan->layers == model->config.layers; at++)
-        if (plan->format && plan->format[at] != PLAN_AS_STORED && !plan_format_varies(plan->format[at]))
-            lay(model, at, plan->format[at]);
+        if (plan->unit[at].format != PLAN_AS_STORED && !plan_format_varies(plan->unit[at].format))
+            lay(model, at, plan->unit[at].format);
 }
 
 /* The format of blocks of the matrices of number `at`; single numbers and mixtures: as stored. */
@@ -97,7 +97,7 @@ void formats_warn_unmeasured(const struct model *model, const struct profile *pr
 
 static bool is_resident(const struct plan *plan, uint32_t unit)
 {
-    return plan_home_memory(plan_unit_home(plan, 0, unit)) != PLAN_HOST;
+    return plan_home_memory(plan->unit[unit].home[0]) != PLAN_HOST;
 }
 
 uint32_t formats_packable(const struct ledger_case *c, const struct plan *plan)
@@ -115,10 +115,8 @@ bool formats_head_packable(const struct ledger_case *c, const struct plan *plan)
 
 void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, struct plan *plan)
 {
-    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
-    plan_unit_homes(plan, 0, home);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
-        if (plan_home_memory(home[u]) == PLAN_HOST) continue;
+        if (!is_resident(plan, u)) continue;
         const bool packed = units && c->table->packs_vram[u];
         plan_set_unit_format(plan, u, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
         units -= packed;
@@ -128,14 +126,12 @@ void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, st
 
 void formats_set_host(const struct ledger_case *c, struct plan *plan)
 {
-    enum plan_home home[PLAN_PHASES_MAX][UNIT_PARTS * MODEL_LAYERS_MAX];
-    const uint32_t phases = plan_phase_count(plan);
-    for (uint32_t p = 0; p < phases; p++) plan_unit_homes(plan, p, home[p]);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         bool on_cpu = false;
         /* those in both memories are as experts_slots.c has them */
-        if (plan_home_memory(home[0][u]) != PLAN_HOST || home[0][u] == PLAN_HOME_MIXED) continue;
-        for (uint32_t p = 0; p < phases; p++) on_cpu |= plan_home_processor(home[p][u]) == PLAN_CPU0;
+        if (is_resident(plan, u) || plan->unit[u].home[0] == PLAN_HOME_MIXED) continue;
+        for (uint32_t p = 0; p < plan_phase_count(plan); p++)
+            on_cpu |= plan_home_processor(plan->unit[u].home[p]) == PLAN_CPU0;
         const bool packed =
             on_cpu ? c->wish->pack_cpu && c->table->packs_cpu[u] : c->wish->pack && c->table->packs[u];
         plan_set_unit_format(plan, u, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
@@ -176,10 +172,7 @@ void formats_plan_vram(const struct plan *plan, enum tensor_format (*format)[PLA
 
 bool formats_packed_on_cpu(const struct plan *plan, uint32_t unit)
 {
-    if (plan_unit_format(plan, unit) != FORMAT_BF16_PACKED) return false;
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++)
-        if (plan_home_computes(plan_unit_home(plan, p, unit), PLAN_CPU0)) return true;
-    return false;
+    return plan_unit_format(plan, unit) == FORMAT_BF16_PACKED && plan_computes(plan, PLAN_CPU0, unit);
 }
 
 int formats_check(const struct ledger_case *c, const struct plan *plan, struct helm_err *err)

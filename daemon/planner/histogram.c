@@ -91,7 +91,7 @@ int histogram_apply(const struct histogram *h, struct plan *plan, struct helm_er
     if (!plan->device[PLANNED_GPU].experts.first)
         return helm_fail(err, HELM_E_NOMEM, "no memory for %u x %u experts", units, slots);
     for (uint32_t l = 0, u = 0; l < plan->layers && u < units; l++) {
-        if (plan_unit_home(plan, 0, unit_of(l, UNIT_MLP)) != PLAN_HOME_MIXED) continue;
+        if (plan->unit[unit_of(l, UNIT_MLP)].home[0] != PLAN_HOME_MIXED) continue;
         const uint64_t *uses = h->uses + (size_t)l * h->experts;
         bool taken[MODEL_EXPERTS_MAX] = {false};
         uint64_t all = 0, caught = 0;

@@ -5,6 +5,7 @@
 
 #include "common/base/log.h"
 #include "common/base/units.h"
+#include "common/plan/stages.h"
 #include "common/shared/kv_layout.h"
 #include "daemon/planner/cost/cost.h"
 #include "daemon/planner/planner.h"
@@ -33,20 +34,22 @@ static void log_line(bool decode, const char *name, const char *line)
 }
 
 /* The decode list says where everything is; the details of other lists are logged at level debug. */
-static void log_stages(const struct plan_phase *list, const char *name, bool decode)
+static void log_stages(const struct plan *plan, uint32_t phase, const char *name)
 {
     char line[LINE_TEXT] = "", text[LINE_TEXT];
     size_t used = 0;
-    for (uint32_t i = 0; i < list->stage_count; i++) {
-        stage_text(&list->stages[i], text, sizeof text);
+    struct plan_stage stage;
+    for (uint32_t u = 0; u < unit_count(plan->layers);) {
+        u = plan_stage_at(plan, phase, u, &stage);
+        stage_text(&stage, text, sizeof text);
         size_t length = strlen(text);
         if (used && used + length + 3 > sizeof line) {
-            log_line(decode, name, line);
+            log_line(phase == 0, name, line);
             used = 0;
         }
         used += (size_t)snprintf(line + used, sizeof line - used, "%s%s", used ? ", " : "", text);
     }
-    log_line(decode, name, line);
+    log_line(phase == 0, name, line);
 }
 
 /* What decode steps move of weights, and as how much. */
@@ -77,16 +80,16 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
 {
     char name[48] = "decode", size[PLAN_HOME_STREAM + 1][UNITS_TEXT];
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase list = plan_phase_at(plan, p);
         uint64_t bytes[PLAN_HOME_STREAM + 1] = {0};
-        if (p) snprintf(name, sizeof name, "steps of %u tokens and more", list.from_tokens);
-        for (uint32_t i = 0; i < list.stage_count; i++)
-            if (list.stages[i].home <= PLAN_HOME_STREAM) bytes[list.stages[i].home] += list.stages[i].bytes;
+        if (p) snprintf(name, sizeof name, "steps of %u tokens and more", plan_phase_from(plan, p));
+        for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+            if (plan->unit[u].home[p] <= PLAN_HOME_STREAM)
+                bytes[plan->unit[u].home[p]] += plan->unit[u].bytes[p];
         log_info("plan: %s: %s on gpu, %s on cpu, %s on stream", name,
                  units_format_size(bytes[PLAN_HOME_GPU], size[PLAN_HOME_GPU]),
                  units_format_size(bytes[PLAN_HOME_CPU], size[PLAN_HOME_CPU]),
                  units_format_size(bytes[PLAN_HOME_STREAM], size[PLAN_HOME_STREAM]));
-        log_stages(&list, name, p == 0);
+        log_stages(plan, p, name);
     }
     if (plan->weights)
         log_info("plan: weights are quantised at load, as %s: %s in all", mixture_name(plan->weights),

@@ -33,8 +33,8 @@ static bool all_in_vram(const struct plan *plan)
 
 static bool has_cpu(const struct plan *plan)
 {
-    for (uint32_t i = 0; i < plan->stage_count; i++)
-        if (plan->stages[i].home == PLAN_HOME_CPU) return true;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        if (plan->unit[u].home[0] == PLAN_HOME_CPU) return true;
     return false;
 }
 

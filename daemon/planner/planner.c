@@ -183,8 +183,7 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *arena, s
     m->wish.pack_cpu = packed_on_cpu(plan); /* the last candidate may have been another strategy's */
     rc = formats_name_weights(m->r->model, plan, err);
     if (rc) return rc;
-    plan_restage(plan);
-    analyse_fill_stages(&m->table, plan);
+    analyse_fill_units(&m->table, plan);
     rc = ideas_finish(m, plan, arena, err);
     return rc ? rc : plan_check(plan, err);
 }
@@ -293,14 +292,12 @@ int planner_make(const struct planner_request *request, struct plan *plan, struc
 
 static int check_lists(const struct plan *plan, struct helm_err *err)
 {
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase list = plan_phase_at(plan, p);
-        if (p && list.from_tokens < GPU_CHUNK_TOKENS)
+    for (uint32_t p = 1; p < plan_phase_count(plan); p++)
+        if (plan_phase_from(plan, p) < GPU_CHUNK_TOKENS)
             return helm_fail(err, HELM_E_LIMIT,
                              "prefill list %u: begins at %u tokens; steps of fewer than %d are captured with "
                              "the decode list",
-                             p, list.from_tokens, GPU_CHUNK_TOKENS);
-    }
+                             p, plan_phase_from(plan, p), GPU_CHUNK_TOKENS);
     return plan_check(plan, err);
 }
 
@@ -328,7 +325,8 @@ static int check_plan(const struct planner_request *r, struct plan *plan, struct
     if (plan->step_tokens < plan->slots)
         return helm_fail(err, HELM_E_LIMIT, "'step_tokens' is %u: not one for each of the %u 'slots'",
                          plan->step_tokens, plan->slots);
-    int rc = plan->state ? plan_check_states(plan, r->model, err) : plan_take_states(plan, r->model, err);
+    if (!plan->has_states) plan_take_states(plan, r->model);
+    int rc = plan_check_states(plan, r->model, err);
     if (!rc) rc = check_lists(plan, err);
     if (!rc && plan_devices(plan) > 0 && r->machine.device.kind == LEDGER_DEVICE_NONE)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "the plan needs a GPU: %s", r->no_device);
@@ -354,7 +352,6 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
 /* Removes packing that is not wished for, and that of the CPU's weights where it has no kernels for packed ones. */
 static void take_formats(const struct planner_request *r, struct plan *plan)
 {
-    if (!plan->format) return;
     if (!r->wish.pack) {
         for (uint32_t u = 0; u < unit_count(plan->layers); u++)
             if (plan_unit_format(plan, u) == FORMAT_BF16_PACKED)
@@ -389,7 +386,7 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     if (!rc && plan->placement && (rc = placement_check(r.model, plan, err)))
         helm_err_prefix(err, "where a plan has no 'placements' they are made anew");
     if (rc) goto out;
-    analyse_fill_stages(&m.table, plan);
+    analyse_fill_units(&m.table, plan);
     rc = ledger_fit(&m.c, r.wish.ctx, plan, spec, err);
     if (rc == HELM_E_CAPACITY && r.refusal) {
         const enum plan_memory memory = ledger_refused(plan);

@@ -117,22 +117,9 @@ static int append(const struct choice *choice, const enum plan_home *a, const en
     if (from > plan->step_tokens) return 0;
     int rc = search_crossing(&crossover, from, plan->step_tokens, &tokens, err);
     if (rc || !tokens) return rc;
-    struct plan_phase *phase = &plan->prefill[plan->prefill_count];
-    phase->stages = calloc(choice->units, sizeof *phase->stages);
-    if (!phase->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", choice->units);
-    phase->stage_count = plan_stages_of(b, plan->layers, phase->stages);
-    phase->from_tokens = tokens;
-    plan->prefill_count++;
+    plan->prefill_from[plan->prefill_count++] = tokens;
+    plan_set_homes(plan, plan->prefill_count, b);
     return 0;
-}
-
-void prefill_clear(struct plan *plan)
-{
-    for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) {
-        free(plan->prefill[i].stages);
-        plan->prefill[i] = (struct plan_phase){0};
-    }
-    plan->prefill_count = 0;
 }
 
 int prefill_choose(const struct ledger_case *c, const struct profile *profile,
@@ -147,7 +134,7 @@ int prefill_choose(const struct ledger_case *c, const struct profile *profile,
     uint32_t brief = plan->step_tokens < PREFILL_SHORT_TOKENS ? plan->step_tokens : PREFILL_SHORT_TOKENS;
     const enum plan_home *before = decode->home;
     uint32_t from = GPU_CHUNK_TOKENS;
-    prefill_clear(plan);
+    plan->prefill_count = 0;
     if (plan->step_tokens < GPU_CHUNK_TOKENS) return 0;
     enum plan_home first[UNIT_PARTS * MODEL_LAYERS_MAX], second[UNIT_PARTS * MODEL_LAYERS_MAX];
     formats_wished(c, format);
@@ -162,11 +149,11 @@ int prefill_choose(const struct ledger_case *c, const struct profile *profile,
         if (rc) goto out;
         if (plan->prefill_count) {
             before = first;
-            from = plan->prefill[0].from_tokens + 1;
+            from = plan->prefill_from[0] + 1;
         }
     }
     if (!same(&choice, second, before)) rc = append(&choice, before, second, from, plan, err);
 out:
-    if (rc) prefill_clear(plan);
+    if (rc) plan->prefill_count = 0;
     return rc;
 }

@@ -29,7 +29,5 @@ HELM_MUST_CHECK int prefill_step_tokens(const struct ledger_case *c, const struc
 HELM_MUST_CHECK int prefill_choose(const struct ledger_case *c, const struct profile *profile,
                                    const struct search_found *decode, struct plan *plan,
                                    struct helm_err *err);
-/* Takes the lists away again. */
-void prefill_clear(struct plan *plan);
 
 #endif

@@ -113,7 +113,6 @@ int unpacking_choose(struct making *m, const struct spec *spec, struct candidate
     if (rc) return rc;
     made->seconds = best.seconds;
     rc = fits_with(&c, best.units, best.head, &fits, err);
-    plan_restage(plan);
     if (!rc && !fits) rc = helm_fail(err, HELM_E_INTERNAL, "a plan with packed weights fits no more");
     return rc;
 }

@@ -25,10 +25,8 @@ static uint64_t add_text(uint64_t digest, const char *text)
 /* Where each unit of a list lies, and as what. */
 static uint64_t add_list(uint64_t digest, const struct plan *plan, uint32_t list)
 {
-    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
-    plan_unit_homes(plan, list, home);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
-        digest = add_number(digest, home[u]);
+        digest = add_number(digest, plan->unit[u].home[list]);
         digest = add_number(digest, plan_unit_format(plan, u));
     }
     return digest;

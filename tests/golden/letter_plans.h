@@ -11,6 +11,7 @@
 #include "tests/device_choice.h"
 #include "tests/golden/pair_walks.h"
 #include "tests/written_formats.h"
+#include "tests/written_plans.h"
 #include "worker-gpu/engine.h"
 
 #define CONTEXT   1100
@@ -48,42 +49,23 @@ struct case_plan {
     uint64_t copy_bytes_per_s; /* of the emulated device */
 };
 
-static enum plan_home home_of(char letter)
-{
-    return letter == 'g' ? PLAN_HOME_GPU : letter == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
-}
-
-static uint32_t read_letters(const char *letters, struct plan_stage *stages)
-{
-    enum plan_home home[UNITS_MAX];
-    uint32_t units = (uint32_t)strlen(letters);
-    assert_true(units <= UNITS_MAX);
-    for (uint32_t u = 0; u < units; u++) home[u] = home_of(letters[u]);
-    return plan_stages_of(home, units / 2, stages);
-}
-
 static void open_pair(const char *folder, const struct case_plan *c, struct pair *pair, uint64_t vram_bytes,
                       int expected)
 {
-    struct plan_stage stages[1 + PLAN_PREFILLS_MAX][UNITS_MAX];
-    char first = c->decode[0], last = c->decode[strlen(c->decode) - 1];
+    struct plan_unit unit[UNITS_MAX + 2];
+    const size_t units = strlen(c->decode);
+    assert_true(units <= UNITS_MAX);
     struct plan plan = {.device[PLAN_GPU0].ring_bytes = c->ring,
-                        .layers = (uint32_t)strlen(c->decode) / 2,
-                        .stages = stages[0],
-                        .stage_count = read_letters(c->decode, stages[0]),
-                        .embed = plan_home_processor(home_of(first)),
-                        .head = plan_home_processor(home_of(last))};
+                        .layers = (uint32_t)units / 2,
+                        .unit = units_of_letters(unit, (uint32_t)units / 2, c->decode, units),
+                        .embed = plan_home_processor(home_of_letter(c->decode[0])),
+                        .head = plan_home_processor(home_of_letter(c->decode[units - 1]))};
     if (c->ends_apart) {
         plan.embed = plan.embed == PLAN_CPU0 ? PLAN_GPU0 : PLAN_CPU0;
         plan.head = plan.head == PLAN_CPU0 ? PLAN_GPU0 : PLAN_CPU0;
     }
-    for (uint32_t p = 0; p < PLAN_PREFILLS_MAX && c->prefill[p]; p++) {
-        plan.prefill[p] = (struct plan_phase){.from_tokens = c->from[p],
-                                              .stages = stages[1 + p],
-                                              .stage_count = read_letters(c->prefill[p], stages[1 + p])};
-        plan.prefill_count++;
-    }
-    enum tensor_format format[UNITS_MAX + 2];
+    for (uint32_t p = 0; p < PLAN_PREFILLS_MAX && c->prefill[p]; p++)
+        add_letters(&plan, c->from[p], c->prefill[p]);
     bool can[UNITS_MAX], can_cpu[UNITS_MAX];
     struct model model;
     struct helm_err err = {0};
@@ -95,7 +77,7 @@ static void open_pair(const char *folder, const struct case_plan *c, struct pair
                                       .head = c->pack_gpu && plan.head == PLAN_GPU0,
                                       .can = can,
                                       .can_cpu = can_cpu};
-    write_formats(&plan, &w, format);
+    write_formats(&plan, &w);
     const struct pair_options options = {.folder = folder,
                                          .copy_rows = true,
                                          .plan = &plan,

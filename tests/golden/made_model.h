@@ -10,6 +10,7 @@
 #include "tests/unit/common/base/tree.h"
 #include "tools/mkmodel/mkmodel.h"
 #include "tests/golden/pair.h"
+#include "tests/written_plans.h"
 
 #define LAYERS      4
 #define UNITS       (2 * LAYERS)
@@ -149,17 +150,6 @@ static inline int step_pair(void *pair, const struct step_row *rows, uint32_t co
                             const struct step_result **result, struct helm_err *err)
 {
     return pair_step(pair, rows, count, result, err);
-}
-
-static inline uint32_t stages_of(const char *letters, struct plan_stage *stages)
-{
-    enum plan_home home[UNITS];
-    for (uint32_t u = 0; u < UNITS; u++)
-        home[u] = letters[u] == 'g'   ? PLAN_HOME_GPU
-                  : letters[u] == 's' ? PLAN_HOME_STREAM
-                  : letters[u] == 'm' ? PLAN_HOME_MIXED
-                                      : PLAN_HOME_CPU;
-    return plan_stages_of(home, LAYERS, stages);
 }
 
 #endif

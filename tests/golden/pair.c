@@ -116,8 +116,8 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     pair->plan.kv_direct_window = o->direct_window;
     pair->plan.kv_piece_pages = o->piece_pages;
     snprintf(pair->plan.kv_dtype, sizeof pair->plan.kv_dtype, "%s", kv_dtype_name(o->kv_dtype));
-    rc = plan_take_states(&pair->plan, &model, err);
-    if (!rc) rc = make_arena(o, &model, pair, err);
+    plan_take_states(&pair->plan, &model);
+    rc = make_arena(o, &model, pair, err);
     if (!rc && plan_uses(&pair->plan, PLAN_CPU0)) rc = start(o, pair, PAIR_CPU, &cpu_engine_ops, err);
     if (!rc && plan_uses(&pair->plan, PLAN_GPU0)) rc = start(o, pair, PAIR_GPU, &gpu_engine_ops, err);
     if (!rc && pair->used[PAIR_GPU])

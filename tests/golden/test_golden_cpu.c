@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "tests/golden/walks.h"
+#include "tests/written_plans.h"
 #include "worker-cpu/local.h"
 
 #define STEP_TOKENS 1024
@@ -142,17 +143,12 @@ static void packed_experts_agree_with_a_reference(void **state)
     struct helm_err err = {0};
     struct golden *golden = calloc(1, sizeof *golden);
     struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
-    struct plan_stage stage[UNIT_PARTS * 3] = {{.last = 2, .home = PLAN_HOME_CPU}};
-    enum tensor_format format[UNIT_PARTS * 3 + 2];
-    struct plan plan = {
-        .layers = 3, .stages = stage, .stage_count = 1, .step_tokens = STEP_TOKENS, .format = format};
+    struct plan_unit unit[WRITTEN_UNITS(3)];
+    struct plan plan = {.layers = 3, .unit = units_all(unit, 3, PLAN_HOME_CPU), .step_tokens = STEP_TOKENS};
     struct outcome error = {0};
     assert_non_null(local);
     golden_read(folder, golden);
-    for (uint32_t u = 0; u < UNIT_PARTS * 3 + 2; u++)
-        format[u] =
-            u == unit_of(0, UNIT_MLP) || u == unit_of(2, UNIT_MLP) ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
-    plan_restage(&plan);
+    for (uint32_t l = 0; l < 3; l += 2) plan_set_unit_format(&plan, unit_of(l, UNIT_MLP), FORMAT_BF16_PACKED);
     const struct local_options options = {.folder = folder,
                                           .kernels = "ref",
                                           .plan = &plan,

@@ -19,6 +19,7 @@
 #include "common/model/unit.h"
 #include "tests/device_choice.h"
 #include "tests/golden/pair_walks.h"
+#include "tests/written_plans.h"
 #include "worker-gpu/engine.h"
 
 #define STEP_TOKENS 256
@@ -28,19 +29,6 @@
 #define WORST 0.02
 #define MEAN  0.002
 #define GAP   0.05
-
-static uint32_t stages_of(const char *homes, uint32_t length, uint32_t layers, struct plan_stage *stages)
-{
-    enum plan_home home[64];
-    for (uint32_t u = 0; u < unit_count(layers); u++) {
-        const char letter = homes[u % length];
-        home[u] = letter == 'g'   ? PLAN_HOME_GPU
-                  : letter == 's' ? PLAN_HOME_STREAM
-                  : letter == 'm' ? PLAN_HOME_MIXED
-                                  : PLAN_HOME_CPU;
-    }
-    return plan_stages_of(home, layers, stages);
-}
 
 /* `homes`: of the units in turn, over and over; behind a slash those of chunks. experts: of those in both memories. parts: of
  * each expert. */
@@ -52,7 +40,7 @@ struct placed {
 static int try_pair(const char *path, const struct placed *placed, struct pair *pair, struct helm_err *err)
 {
     struct model model;
-    struct plan_stage stages[64], chunks[64];
+    struct plan_unit unit[WRITTEN_UNITS(32)];
     const char *const homes = placed->homes, *slash = strchr(homes, '/');
     const uint32_t length = slash ? (uint32_t)(slash - homes) : (uint32_t)strlen(homes);
     if (model_read(path, &model, err)) fail_msg("%s", err->text);
@@ -60,18 +48,13 @@ static int try_pair(const char *path, const struct placed *placed, struct pair *
     model_free(&model);
     assert_in_range(layers, 1, 32);
     struct plan plan = {.layers = layers,
-                        .stages = stages,
-                        .stage_count = stages_of(homes, length, layers, stages),
+                        .unit = units_of_letters(unit, layers, homes, length),
                         .device[PLAN_GPU0].ring_bytes = 2 * MIB,
                         .expert_parts = placed->parts};
     if (placed->experts) plan.device[PLAN_GPU0].experts = *placed->experts;
-    plan.embed = plan_home_processor(stages[0].home);
-    plan.head = plan_home_processor(stages[plan.stage_count - 1].home);
-    if (slash) {
-        plan.prefill[0] = (struct plan_phase){.from_tokens = 17, .stages = chunks};
-        plan.prefill[0].stage_count = stages_of(slash + 1, (uint32_t)strlen(slash + 1), layers, chunks);
-        plan.prefill_count = 1;
-    }
+    plan.embed = plan_home_processor(unit[0].home[0]);
+    plan.head = plan_home_processor(unit[unit_count(layers) - 1].home[0]);
+    if (slash) add_letters(&plan, 17, slash + 1);
     const struct pair_options options = {.folder = path,
                                          .plan = &plan,
                                          .device = device_name(),

@@ -59,16 +59,14 @@ static void lay_apart(struct plan *plan)
 
 static int open_home(const struct home_case *c, double part, struct pair *pair, struct helm_err *err)
 {
-    struct plan_stage stages[UNITS];
-    enum tensor_format format[UNITS + 2];
+    struct plan_unit unit[UNITS + 2];
     struct plan plan = {.layers = LAYERS,
-                        .stages = stages,
-                        .stage_count = stages_of(c->decode, stages),
+                        .unit = units_of_letters(unit, LAYERS, c->decode, UNITS),
                         .device[PLAN_GPU0].ring_bytes = 2 * MIB,
                         .head = PLAN_GPU0};
     const struct written_formats w = {.link = c->pack, .vram = c->pack_gpu, .head = c->pack_head};
-    plan.embed = plan_home_processor(stages[0].home);
-    write_formats(&plan, &w, format);
+    plan.embed = plan_home_processor(unit[0].home[0]);
+    write_formats(&plan, &w);
     const struct pair_options options = {.folder = folder,
                                          .plan = &plan,
                                          .packed_part = part,

@@ -38,10 +38,11 @@
 static uint64_t run_local(const char *kernels, bool pack_cpu, uint32_t threads, const struct script *script,
                           float *logits)
 {
-    struct plan_stage stage = {.last = LAYERS - 1, .home = PLAN_HOME_CPU};
-    enum tensor_format format[UNITS + 2];
-    struct plan plan = {.layers = LAYERS, .stages = &stage, .stage_count = 1, .step_tokens = STEP_TOKENS};
-    write_formats(&plan, &(struct written_formats){.link = true, .cpu = pack_cpu}, format);
+    struct plan_unit unit[UNITS + 2];
+    struct plan plan = {.layers = LAYERS,
+                        .unit = units_all(unit, LAYERS, PLAN_HOME_CPU),
+                        .step_tokens = STEP_TOKENS};
+    write_formats(&plan, &(struct written_formats){.link = true, .cpu = pack_cpu});
     struct runner on = {.most = 0};
     struct local *local = run_plan_local(kernels, &plan, threads, script, &on, logits);
     const struct weights *w = &local->engine.weights;
@@ -130,23 +131,17 @@ struct pair_case {
 
 static void run_pair(const struct pair_case *c, bool pack, float *logits, uint64_t *link_bytes)
 {
-    struct plan_stage stages[1 + PLAN_PREFILLS_MAX][UNITS];
+    struct plan_unit unit[UNITS + 2];
     struct helm_err err = {0};
     struct pair *pair = calloc(1, sizeof *pair);
     struct plan plan = {.layers = LAYERS,
-                        .stages = stages[0],
-                        .stage_count = stages_of(c->decode, stages[0]),
+                        .unit = units_of_letters(unit, LAYERS, c->decode, UNITS),
                         .device[PLAN_GPU0].ring_bytes = 2 * MIB,
                         .embed = PLAN_CPU0,
                         .head = PLAN_CPU0};
-    for (uint32_t p = 0; p < PLAN_PREFILLS_MAX && c->prefill[p]; p++) {
-        plan.prefill[p] = (struct plan_phase){.from_tokens = c->from[p],
-                                              .stages = stages[1 + p],
-                                              .stage_count = stages_of(c->prefill[p], stages[1 + p])};
-        plan.prefill_count++;
-    }
-    enum tensor_format format[UNITS + 2];
-    write_formats(&plan, &(struct written_formats){.link = pack, .cpu = pack}, format);
+    for (uint32_t p = 0; p < PLAN_PREFILLS_MAX && c->prefill[p]; p++)
+        add_letters(&plan, c->from[p], c->prefill[p]);
+    write_formats(&plan, &(struct written_formats){.link = pack, .cpu = pack});
     const struct pair_options options = {.folder = folder,
                                          .plan = &plan,
                                          .device = "emulated",

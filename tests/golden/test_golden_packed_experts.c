@@ -40,15 +40,13 @@
 #endif
 
 /* Formats of a plan whose experts are packed or not, at home on the CPU and in VRAM or on the CPU alone; all else as stored. */
-static void format_experts(struct plan *plan, bool packed, bool in_vram, enum tensor_format format[UNITS + 2])
+static void format_experts(struct plan *plan, bool packed, bool in_vram)
 {
-    for (uint32_t u = 0; u < UNITS + 2; u++) {
-        const bool experts = u < UNITS && unit_part(u) == UNIT_MLP && unit_layer(u) != 1;
-        const bool here = experts && (in_vram || plan_home_computes(plan_unit_home(plan, 0, u), PLAN_CPU0));
-        format[u] = here && packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+    for (uint32_t u = 0; u < UNITS; u++) {
+        const bool experts = unit_part(u) == UNIT_MLP && unit_layer(u) != 1;
+        const bool here = experts && (in_vram || plan_home_computes(plan->unit[u].home[0], PLAN_CPU0));
+        plan_set_unit_format(plan, u, here && packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
     }
-    plan->format = format;
-    plan_restage(plan);
 }
 
 /* ---- by the CPU alone ---- */
@@ -56,10 +54,11 @@ static void format_experts(struct plan *plan, bool packed, bool in_vram, enum te
 static void run_local(const char *kernels, bool packed, uint32_t threads, const struct script *script,
                       float *logits)
 {
-    struct plan_stage stage[UNITS] = {{.last = LAYERS - 1, .home = PLAN_HOME_CPU}};
-    enum tensor_format format[UNITS + 2];
-    struct plan plan = {.layers = LAYERS, .stages = stage, .stage_count = 1, .step_tokens = STEP_TOKENS};
-    format_experts(&plan, packed, true, format);
+    struct plan_unit unit[UNITS + 2];
+    struct plan plan = {.layers = LAYERS,
+                        .unit = units_all(unit, LAYERS, PLAN_HOME_CPU),
+                        .step_tokens = STEP_TOKENS};
+    format_experts(&plan, packed, true);
     struct runner on = {.most = 2 * PAIR_MOST};
     struct local *local = run_plan_local(kernels, &plan, threads, script, &on, logits);
     const struct weights *w = &local->engine.weights;
@@ -111,24 +110,19 @@ struct pair_case {
 
 static void run_pair(const struct pair_case *c, bool packed, float *logits, uint64_t *link_bytes)
 {
-    struct plan_stage stages[2][UNITS];
+    struct plan_unit unit[UNITS + 2];
     struct helm_err err = {0};
     struct pair *pair = calloc(1, sizeof *pair);
     struct plan plan = {.layers = LAYERS,
-                        .stages = stages[0],
-                        .stage_count = stages_of(c->decode, stages[0]),
-                        .prefill = {{.from_tokens = c->from,
-                                     .stages = stages[1],
-                                     .stage_count = stages_of(c->prefill, stages[1])}},
-                        .prefill_count = 1,
+                        .unit = units_of_letters(unit, LAYERS, c->decode, UNITS),
                         .device[PLAN_GPU0].ring_bytes = c->ring,
                         .embed = PLAN_CPU0,
                         .head = PLAN_CPU0};
-    enum tensor_format format[UNITS + 2];
+    add_letters(&plan, c->from, c->prefill);
     if (plan_mixed_units(&plan))
         plan.device[PLAN_GPU0].experts =
             (struct plan_experts){.slots = 3, .direct_permille = 400, .moves = 4};
-    format_experts(&plan, packed, c->in_vram, format);
+    format_experts(&plan, packed, c->in_vram);
     const struct pair_options options = {.folder = folder,
                                          .plan = &plan,
                                          .device = "emulated",

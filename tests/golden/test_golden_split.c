@@ -22,6 +22,8 @@
 #include "tests/device_choice.h"
 #include "tests/golden/embed_walks.h"
 #include "tests/golden/pair_walks.h"
+#include "tests/written_plans.h"
+#include "common/plan/stages.h"
 #include "worker-gpu/engine.h"
 
 #define STEP_TOKENS 256
@@ -41,17 +43,17 @@
 
 struct split {
     const char *name;
-    struct plan_stage stages[16];
-    struct plan plan; /* its stages are those above: not to be copied */
+    struct plan_unit unit[WRITTEN_UNITS(16)];
+    struct plan plan; /* its units are those above: not to be copied */
 };
 
 static void make_split(struct split *split, const char *name, const enum plan_home *home, uint32_t layers)
 {
-    enum plan_home unit[32];
-    for (uint32_t u = 0; u < unit_count(layers); u++) unit[u] = home[unit_layer(u)];
+    enum plan_home homes[32];
+    for (uint32_t u = 0; u < unit_count(layers); u++) homes[u] = home[unit_layer(u)];
     *split = (struct split){.name = name};
-    split->plan = (struct plan){.stages = split->stages,
-                                .stage_count = plan_stages_of(unit, layers, split->stages),
+    split->plan = (struct plan){.layers = layers,
+                                .unit = units_of_homes(split->unit, layers, homes),
                                 .embed = plan_home_processor(home[0]),
                                 .head = plan_home_processor(home[layers - 1])};
 }
@@ -530,8 +532,8 @@ static void hand_overs_are_timed(void **state)
             uint64_t spent = units_now_ns() - start_ns;
             if (spent < best_ns) best_ns = spent;
         }
-        print_message("%u stages: a step of one token takes %.1f us at best\n", split.plan.stage_count,
-                      (double)best_ns * 1e-3);
+        print_message("%u stages: a step of one token takes %.1f us at best\n",
+                      plan_stage_count(&split.plan, 0), (double)best_ns * 1e-3);
         pair_close(pair);
         free(pair);
     }

@@ -22,6 +22,7 @@
 #include "tests/device_choice.h"
 #include "tests/golden/courses.h"
 #include "tests/golden/tier_walks.h"
+#include "tests/written_plans.h"
 
 #define STEP_TOKENS 600 /* more than a sub-chunk */
 #define CONTEXT     1104
@@ -51,16 +52,6 @@ struct tier_case {
 static uint32_t page_tokens_of(const struct tier_case *c)
 {
     return c->page_tokens ? c->page_tokens : PAGE_TOKENS;
-}
-
-static uint32_t read_letters(const char *letters, struct plan_stage *stages)
-{
-    enum plan_home home[UNITS_MAX];
-    const uint32_t units = (uint32_t)strlen(letters);
-    assert_true(units <= UNITS_MAX);
-    for (uint32_t u = 0; u < units; u++)
-        home[u] = letters[u] == 'g' ? PLAN_HOME_GPU : letters[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
-    return plan_stages_of(home, units / 2, stages);
 }
 
 static void copy_file(const char *from, const char *to, const char *name)
@@ -110,19 +101,15 @@ static void remove_windowed(const char *folder)
 
 static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pair *pair)
 {
-    struct plan_stage stages[2][UNITS_MAX];
+    struct plan_unit unit[UNITS_MAX + 2];
     struct helm_err err = {0};
-    struct plan plan = {.layers = (uint32_t)strlen(c->decode) / 2,
+    const uint32_t units = (uint32_t)strlen(c->decode);
+    assert_true(units <= UNITS_MAX);
+    struct plan plan = {.layers = units / 2,
                         .device[PLAN_GPU0].ring_bytes = 300 * KIB,
-                        .stages = stages[0],
-                        .stage_count = read_letters(c->decode, stages[0])};
+                        .unit = units_of_letters(unit, units / 2, c->decode, units)};
     plan.embed = plan.head = c->decode[0] == 'c' ? PLAN_CPU0 : PLAN_GPU0;
-    if (c->prefill) {
-        plan.prefill[0] = (struct plan_phase){.from_tokens = 40,
-                                              .stages = stages[1],
-                                              .stage_count = read_letters(c->prefill, stages[1])};
-        plan.prefill_count = 1;
-    }
+    if (c->prefill) add_letters(&plan, 40, c->prefill);
     const bool emulated = strcmp(device_name(), "emulated") == 0;
     char windowed[PATH_MAX] = "";
     if (c->windowed) open_windowed(c->model, windowed);

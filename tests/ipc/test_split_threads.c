@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "tests/golden/courses.h"
+#include "tests/written_plans.h"
 
 /* In MODE=tsan the other kernels are objects that ThreadSanitizer does not see (Makefile). */
 #if defined(__SANITIZE_THREAD__)
@@ -35,32 +36,17 @@ struct split {
     enum plan_processor embed, head;
 };
 
-static uint32_t stages_of(const char *letters, struct plan_stage *stages)
-{
-    enum plan_home home[2 * LAYERS];
-    assert_int_equal(strlen(letters), 2 * LAYERS);
-    for (int u = 0; u < 2 * LAYERS; u++)
-        home[u] = letters[u] == 'c' ? PLAN_HOME_CPU : letters[u] == 'g' ? PLAN_HOME_GPU : PLAN_HOME_STREAM;
-    return plan_stages_of(home, LAYERS, stages);
-}
-
 static struct pair *open_split(const struct split *split, uint32_t slots, uint32_t context,
                                uint32_t step_tokens)
 {
-    struct plan_stage decode[2 * LAYERS], prefill[2 * LAYERS];
+    struct plan_unit unit[WRITTEN_UNITS(LAYERS)];
     struct plan plan = {.layers = LAYERS,
                         .step_tokens = step_tokens,
-                        .stages = decode,
-                        .stage_count = stages_of(split->decode, decode),
+                        .unit = units_of_letters(unit, LAYERS, split->decode, 2 * LAYERS),
                         .device[PLAN_GPU0].ring_bytes = 1 << 20,
                         .embed = split->embed,
                         .head = split->head};
-    if (split->from) {
-        plan.prefill[plan.prefill_count++] =
-            (struct plan_phase){.from_tokens = split->from,
-                                .stages = prefill,
-                                .stage_count = stages_of(split->prefill, prefill)};
-    }
+    if (split->from) add_letters(&plan, split->from, split->prefill);
     const struct pair_options options = {.folder = "tests/data/golden/qwen3",
                                          .plan = &plan,
                                          .device = "emulated",

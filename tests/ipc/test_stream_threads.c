@@ -16,6 +16,7 @@
 
 #include "common/model/model.h"
 #include "common/base/units.h"
+#include "tests/written_plans.h"
 #include "worker-gpu/engine.h"
 
 #define FOLDER   "tests/data/golden/qwen3"
@@ -27,7 +28,7 @@
 struct setup {
     struct arena arena;
     struct model model;
-    struct plan_stage stages[UNITS];
+    struct plan_unit unit[UNITS + 2];
     struct plan plan;
     struct worker_engine *engine;
     struct plan_span *spans;
@@ -66,16 +67,13 @@ static void *play_cpu(void *arg)
 
 static void open_setup(struct setup *s, const char *letters, uint64_t ring_bytes, bool no_graphs)
 {
-    enum plan_home home[UNITS];
     struct helm_err err = {0};
     memset(s, 0, sizeof *s);
     if (model_read(FOLDER, &s->model, &err)) fail_msg("%s", err.text);
     const struct model_config *c = &s->model.config;
     uint64_t mlp = 3ull * c->hidden * c->intermediate * 2;
-    for (uint32_t u = 0; u < UNITS; u++) home[u] = letters[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
     s->plan = (struct plan){.layers = UNITS / 2,
-                            .stages = s->stages,
-                            .stage_count = plan_stages_of(home, UNITS / 2, s->stages),
+                            .unit = units_of_letters(s->unit, UNITS / 2, letters, UNITS),
                             .device[PLAN_GPU0].ring_bytes = ring_bytes,
                             .embed = PLAN_CPU0,
                             .head = PLAN_GPU0};

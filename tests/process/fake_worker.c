@@ -144,8 +144,7 @@ static int take_phase(struct fake *f, uint32_t p, struct helm_err *err)
     for (uint32_t l = 0; l < f->plan.layers && !rc; l++) {
         uint32_t kv_layer;
         enum plan_processor owner = plan_kv_of(&f->plan, l, &kv_layer);
-        if (f->kv.first[owner] != l || plan_home_processor(plan_unit_home(&f->plan, p, 2 * l)) != me())
-            continue;
+        if (f->kv.first[owner] != l || plan_home_processor(f->plan.unit[2 * l].home[p]) != me()) continue;
         if (owner == me())
             f->phase[p].own = true;
         else

@@ -192,7 +192,7 @@ static int widen_limits(struct bounding *b, struct helm_err *err)
     struct search_memory *limits = &b->memory.search;
     struct plan least = {0};
     struct arena_spec spec;
-    plan_unit_homes(b->plan, 0, home);
+    for (uint32_t u = 0; u < b->units; u++) home[u] = b->plan->unit[u].home[0];
     const bool mixed = plan_has_home(b->plan, PLAN_HOME_MIXED);
     for (uint32_t u = 0; u < b->units && mixed; u++)
         if (home[u] == PLAN_HOME_MIXED) home[u] = PLAN_HOME_CPU;
@@ -202,7 +202,7 @@ static int widen_limits(struct bounding *b, struct helm_err *err)
                                        .ring_bytes = b->plan->device[PLANNED_GPU].ring_bytes};
     struct search_bytes sum = memory_sum(&b->memory, &found, b->m->table.tied, b->units);
     for (uint32_t u = 0; u < b->units; u++) {
-        const bool both = plan_unit_home(b->plan, 0, u) == PLAN_HOME_MIXED,
+        const bool both = b->plan->unit[u].home[0] == PLAN_HOME_MIXED,
                    packed = plan_unit_format(b->plan, u) == FORMAT_BF16_PACKED;
         if (!both && !(packed && home[u] == PLAN_HOME_GPU)) continue;
         const struct search_bytes way = both ? bytes_of(b, u, b->plan->device[PLANNED_GPU].experts.slots,

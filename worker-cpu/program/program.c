@@ -23,7 +23,7 @@ bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum op_tier t
 {
     static const uint32_t first[OP_TIER_COUNT] = {1, 2, PROGRAM_FEW_TOKENS + 1},
                           last[OP_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, UINT32_MAX};
-    uint32_t from = plan_phase_at(plan, phase).from_tokens, to = plan_list_tokens(plan, phase);
+    uint32_t from = plan_phase_from(plan, phase), to = plan_list_tokens(plan, phase);
     if (plan->invariant) /* prompts of this length, in steps of any; few tokens behind them, by the decode list */
         return tier == OP_TIER_CHUNK ? from <= to : phase == 0 && first[tier] <= plan_decode_tokens(plan);
     if (from < first[tier]) from = first[tier];
@@ -485,7 +485,7 @@ static void lower_attend_host(struct lowering *low, uint32_t layer)
 static void lower_asked(struct lowering *low, uint32_t phase, const struct plan_span *span)
 {
     for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++)
-        if (plan_home_rows[plan_unit_home(low->source->plan, phase, u)].helper == low->source->self)
+        if (plan_home_rows[low->source->plan->unit[u].home[phase]].helper == low->source->self)
             lower_mixed(low, u);
         else if (low->source->assisted && unit_part(u) == UNIT_ATTENTION)
             lower_attend_host(low, unit_layer(u));
@@ -570,7 +570,7 @@ int program_apart(const struct program_source *source, uint32_t phase, uint32_t 
         for (uint32_t u = spans[s].first_unit; u < spans[s].first_unit + spans[s].unit_count; u++) {
             const struct math_part *math = model_unit_math(source->model, u);
             const bool ours = spans[s].processor == source->self,
-                       asked = plan_home_rows[plan_unit_home(source->plan, phase, u)].helper == source->self;
+                       asked = plan_home_rows[source->plan->unit[u].home[phase]].helper == source->self;
             if (asked) most = 0; /* experts that the GPU asks for: experts.c chooses for each */
             for (uint32_t i = 0; i < math->ops && ours; i++)
                 most = apart_of(source, &math->op[i], (int32_t)unit_layer(u), most);

@@ -75,7 +75,8 @@ static bool is_computed(const struct weights *w, const struct model_tensor *t)
 
 static void note_computed(struct weights *w, const struct plan *plan)
 {
-    plan_units_of(plan, PLAN_CPU0, w->computed);
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        w->computed[u] = plan_computes(plan, PLAN_CPU0, u);
     w->computed[unit_count(plan->layers)] = plan->embed == PLAN_CPU0;
     w->computed[unit_count(plan->layers) + 1] = plan->head == PLAN_CPU0;
     for (uint32_t i = 0; i < w->host.count; i++) {

@@ -43,7 +43,7 @@ static bool is_chunk(const struct lowering *low)
 
 bool making_mixed(const struct lowering *low, const struct making *m)
 {
-    return plan_unit_home(low->source->plan, low->program->phase, m->at->unit) == PLAN_HOME_MIXED;
+    return low->source->plan->unit[m->at->unit].home[low->program->phase] == PLAN_HOME_MIXED;
 }
 
 /* Where this step's kernels find a layer's experts. */

@@ -552,7 +552,7 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
 {
     const struct math_part *part = model_unit_math(low->source->model, unit);
     const bool chunk = making_tier(low) == OP_TIER_CHUNK,
-               mixed = plan_unit_home(low->source->plan, low->program->phase, unit) == PLAN_HOME_MIXED;
+               mixed = low->source->plan->unit[unit].home[low->program->phase] == PLAN_HOME_MIXED;
     struct making m = {0};
     uint32_t order[MATH_OPS_MAX];
     order_of(part, mixed, order);

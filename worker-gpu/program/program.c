@@ -28,22 +28,21 @@ enum gpu_tier gpu_tier_for(const struct plan *plan, const struct plan_schedule *
 int gpu_program_check_phases(const struct plan *plan, struct helm_err *err)
 {
     for (uint32_t p = 1; p < plan_phase_count(plan); p++)
-        if (plan_phase_at(plan, p).from_tokens < GPU_CHUNK_TOKENS)
+        if (plan_phase_from(plan, p) < GPU_CHUNK_TOKENS)
             return helm_fail(
                 err, HELM_E_UNSUPPORTED,
                 "prefill list %u begins at %u tokens; the GPU worker takes such lists from %d on", p,
-                plan_phase_at(plan, p).from_tokens, GPU_CHUNK_TOKENS);
+                plan_phase_from(plan, p), GPU_CHUNK_TOKENS);
     return 0;
 }
 
 bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t phase, enum gpu_tier tier)
 {
-    uint32_t first = plan_phase_at(plan, phase).from_tokens, last = step_tokens;
+    uint32_t first = plan_phase_from(plan, phase), last = step_tokens;
     if (plan->invariant && tier != GPU_TIER_CHUNK)
         return phase == 0 && (tier == GPU_TIER_1 || (tier == gpu_tier_of(GPU_STEADY_FEW) && last > 1) ||
                               (tier == gpu_tier_of(ENGINE_FEW_TOKENS) && last > GPU_STEADY_FEW));
-    if (phase < plan->prefill_count && plan->prefill[phase].from_tokens - 1 < last)
-        last = plan->prefill[phase].from_tokens - 1;
+    if (plan_phase_last(plan, phase) < last) last = plan_phase_last(plan, phase);
     if (tier > GPU_TIER_1 && !plan->invariant && tier_tokens[tier - 1] + 1 > first)
         first = tier_tokens[tier - 1] + 1;
     if (tier_tokens[tier] < last) last = tier_tokens[tier];

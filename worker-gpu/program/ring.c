@@ -220,8 +220,8 @@ static int cut_operation(struct cutting *c, uint32_t unit, uint32_t op)
         as_it_lies(math, matrix_of(c, unit, op, 0)->format)) /* whatever the step */
         return 0;
     /* what every token reads beside experts in both memories is in VRAM, whatever list streams these */
-    if (!c->home && placement_lies(plan_unit_home(c->plan, 0, unit), math->weight[0],
-                                   plan_processor_memory(c->weights->self)))
+    if (!c->home &&
+        placement_lies(c->plan->unit[unit].home[0], math->weight[0], plan_processor_memory(c->weights->self)))
         return 0;
     for (struct run run = {.unit = unit, .op = op}; run.first < math->weights && !rc; run.first = run.end) {
         run.end = ring_run_end(c->weights, math, layer, run.first);
@@ -242,20 +242,15 @@ static int cut_unit(struct cutting *c, uint32_t unit)
 
 static int cut_phase(struct cutting *c, const struct plan *plan, uint32_t phase)
 {
-    const struct plan_phase list = plan_phase_at(plan, phase);
     int rc = 0;
-    for (uint32_t i = 0; i < list.stage_count; i++) {
-        const struct plan_stage *stage = &list.stages[i];
-        if (!plan_home_streams(stage->home, c->weights->self)) continue;
-        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage) && phase == 0; u++)
-            if (model_unit_math(c->weights->model, u)->experts)
-                return helm_fail(
-                    c->err, HELM_E_UNSUPPORTED,
-                    "layer %u: experts are streamed by lists for prompts alone, the plan's decode "
-                    "list has them at home 'stream'",
-                    unit_layer(u));
-        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage) && !rc; u++)
-            rc = cut_unit(c, u);
+    for (uint32_t u = 0; u < unit_count(plan->layers) && !rc; u++) {
+        if (!plan_home_streams(plan->unit[u].home[phase], c->weights->self)) continue;
+        if (phase == 0 && model_unit_math(c->weights->model, u)->experts)
+            return helm_fail(c->err, HELM_E_UNSUPPORTED,
+                             "layer %u: experts are streamed by lists for prompts alone, the plan's decode "
+                             "list has them at home 'stream'",
+                             unit_layer(u));
+        rc = cut_unit(c, u);
     }
     return rc;
 }
@@ -306,7 +301,7 @@ static uint32_t last_burst(const struct cutting *c, const struct plan *plan, uin
     for (; first > 0; first--) {
         const uint32_t unit = s->slice[first - 1].unit, next = s->slice[first].unit;
         if (next > unit + 2) break;
-        if (next == unit + 2 && plan_unit_home(plan, phase, unit + 1) != resident) break;
+        if (next == unit + 2 && plan->unit[unit + 1].home[phase] != resident) break;
     }
     return s->count && s->slice[s->count - 1].after < (int32_t)first ? first : s->count;
 }

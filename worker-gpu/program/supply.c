@@ -269,8 +269,7 @@ static bool is_staged(const struct lowering *low, uint32_t layer, bool *own, uin
     const uint32_t unit = unit_of(layer, UNIT_ATTENTION);
     *own = !is_borrowed(low, layer, kv_layer);
     if (!plan_keeps_pages(plan, layer)) return false;
-    if (plan_home_processor(plan_unit_home(plan, low->program->phase, unit)) != low->source->self)
-        return false;
+    if (plan_home_processor(plan->unit[unit].home[low->program->phase]) != low->source->self) return false;
     if (!*own) return true;
     *kv_layer = plan_kv_layer_in_arena(plan, layer);
     return plan_kv_tiered(plan) && low->program->tier == GPU_TIER_CHUNK;

@@ -76,15 +76,12 @@ static int take_streamed(struct gpu_weights *w, const struct plan *plan, const v
                          uint64_t region_bytes, struct helm_err *err)
 {
     const struct placements host = placements_in(plan, PLAN_HOST);
-    bool its[UNIT_PARTS * MODEL_LAYERS_MAX];
-    plan_units_of(plan, w->self, its);
     for (uint32_t i = 0; i < host.count; i++) {
         const struct placement *p = &host.place[i];
         const struct model_tensor *t = placement_tensor(w->model, p);
-        if (t->layer < 0 || !its[model_tensor_unit(t)]) continue;
-        if (placement_lies(plan_unit_home(plan, 0, model_tensor_unit(t)), t->role,
-                           plan_processor_memory(w->self)))
-            continue;
+        const uint32_t unit = model_tensor_unit(t);
+        if (t->layer < 0 || !plan_computes(plan, w->self, unit)) continue;
+        if (placement_lies(plan->unit[unit].home[0], t->role, plan_processor_memory(w->self))) continue;
         const char *at = (const char *)region + p->offset;
         struct gpu_matrix *m = &w->matrix[cell_of(t)];
         *m = matrix_in(t, p->format);

@@ -89,7 +89,7 @@ uint32_t activations_units(const struct plan *plan, const struct model *model)
     const struct model_tensor *head = model_find(model, TENSOR_HEAD, -1);
     uint32_t count = plan->inputs[plan->head] == LINEAR_INT8 && head && is_blocks(head->format);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        count += plan->inputs[plan_home_processor(plan_unit_home(plan, 0, u))] == LINEAR_INT8 &&
+        count += plan->inputs[plan_home_processor(plan->unit[u].home[0])] == LINEAR_INT8 &&
                  has_blocks(&model->unit[u]);
     return count;
 }

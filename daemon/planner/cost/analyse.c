@@ -113,10 +113,9 @@ struct analyse_bytes analyse_units(const struct analyse_table *table, uint32_t f
 uint64_t analyse_token_bytes(const struct analyse_table *table, const struct plan *plan, enum plan_home home)
 {
     uint64_t sum = home == plan_processor_home(plan->head) ? table->head.stored : 0;
-    for (uint32_t i = 0; i < plan->stage_count; i++) {
-        if (plan->stages[i].home != home) continue;
-        const struct analyse_bytes bytes = analyse_units(table, plan_stage_first_unit(&plan->stages[i]),
-                                                         plan_stage_last_unit(&plan->stages[i]));
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        if (plan->unit[u].home[0] != home) continue;
+        const struct analyse_bytes bytes = analyse_units(table, u, u);
         sum += home == PLAN_HOME_STREAM ? bytes.stored : bytes.token;
     }
     return sum;
@@ -127,17 +126,14 @@ uint64_t analyse_units_stored(const struct analyse_table *table, uint32_t first,
     return analyse_units(table, first, last).stored;
 }
 
-void analyse_fill_stages(const struct analyse_table *table, struct plan *plan)
+void analyse_fill_units(const struct analyse_table *table, struct plan *plan)
 {
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase phase = plan_phase_at(plan, p);
-        for (uint32_t i = 0; i < phase.stage_count; i++) {
-            struct plan_stage *stage = &phase.stages[i];
-            const struct analyse_bytes bytes =
-                analyse_units(table, plan_stage_first_unit(stage), plan_stage_last_unit(stage));
-            stage->bytes = bytes.stored;
-            stage->token_bytes =
-                stage->home != PLAN_HOME_STREAM && bytes.token < bytes.stored ? bytes.token : 0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        const struct analyse_bytes bytes = analyse_units(table, u, u);
+        struct plan_unit *unit = &plan->unit[u];
+        for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+            unit->bytes[p] = bytes.stored;
+            unit->token_bytes[p] = unit->home[p] == PLAN_HOME_STREAM ? bytes.stored : bytes.token;
         }
     }
 }

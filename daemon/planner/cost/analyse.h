@@ -54,7 +54,7 @@ uint64_t analyse_token_bytes(const struct analyse_table *table, const struct pla
 struct analyse_bytes analyse_units(const struct analyse_table *table, uint32_t first, uint32_t last);
 /* Bytes of the weights of units first to last, as stored. */
 uint64_t analyse_units_stored(const struct analyse_table *table, uint32_t first, uint32_t last);
-/* Fills in the bytes of every stage of every list of the plan. */
-void analyse_fill_stages(const struct analyse_table *table, struct plan *plan);
+/* Fills in the bytes of every unit in every list of the plan. */
+void analyse_fill_units(const struct analyse_table *table, struct plan *plan);
 
 #endif

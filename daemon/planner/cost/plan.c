@@ -19,11 +19,8 @@ void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home,
                               .head = planned_processor(plan->head),
                               .ring_bytes = plan->device[PLANNED_GPU].ring_bytes,
                               .cold = phase != 0};
-    plan_unit_homes(plan, 0, home); /* decode says where the caches are */
-    for (uint32_t l = 0; l < plan->layers; l++)
-        kv_cpu[l] = plan_home_processor(home[unit_of(l, UNIT_ATTENTION)]) == PLAN_CPU0;
-    if (phase) plan_unit_homes(plan, phase, home);
-    for (uint32_t u = 0; u < unit_count(plan->layers); u++) home[u] = planned_home(home[u]);
+    for (uint32_t l = 0; l < plan->layers; l++) kv_cpu[l] = plan_keeper(plan, l) == PLAN_CPU0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) home[u] = planned_home(plan->unit[u].home[phase]);
 }
 
 /* A chunk that appends in the arena finds all that is in front of it there. */
@@ -47,13 +44,11 @@ struct cost_experts cost_experts_of(const struct plan *plan, const struct model 
 void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES])
 {
     const uint32_t units = unit_count(plan->layers);
-    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     for (uint32_t u = 0; u <= units; u++)
         for (int h = 0; h < PLAN_HOMES; h++) format[u][h] = PLAN_AS_STORED;
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        plan_unit_homes(plan, p, home);
-        for (uint32_t u = 0; u < units; u++) format[u][planned_home(home[u])] = plan_unit_format(plan, u);
-    }
+    for (uint32_t u = 0; u < units; u++)
+        for (uint32_t p = 0; p < plan_phase_count(plan); p++)
+            format[u][planned_home(plan->unit[u].home[p])] = plan_unit_format(plan, u);
     format[units][plan_processor_home(planned_processor(plan->head))] = plan_head_format(plan);
 }
 
@@ -67,13 +62,10 @@ struct cost_crossing cost_bytes_of(const struct analyse_table *analysed, const s
 {
     const uint64_t bytes = analyse_token_bytes(analysed, plan, home);
     uint64_t saving = 0;
-    for (uint32_t i = 0; i < plan->stage_count; i++) {
-        const struct plan_stage *stage = &plan->stages[i];
-        if (stage->home != home) continue;
-        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++) {
-            const struct analyse_bytes of = analyse_units(analysed, u, u);
-            saving += saving_of(home == PLAN_HOME_STREAM ? of.stored : of.token, plan_unit_format(plan, u));
-        }
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        if (plan->unit[u].home[0] != home) continue;
+        const struct analyse_bytes of = analyse_units(analysed, u, u);
+        saving += saving_of(home == PLAN_HOME_STREAM ? of.stored : of.token, plan_unit_format(plan, u));
     }
     if (home == plan_processor_home(plan->head))
         saving += saving_of(analysed->head.stored, plan_head_format(plan));
@@ -150,7 +142,7 @@ struct walk {
     enum kv_dtype kv_dtype;
     double half_width; /* seconds, so far */
     double link_late;  /* what the last step left the link to do */
-    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX], decode[UNIT_PARTS * MODEL_LAYERS_MAX];
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     bool kv_cpu[MODEL_LAYERS_MAX];
     enum tensor_format format[UNIT_PARTS * MODEL_LAYERS_MAX + 1][PLAN_HOMES];
     double done[UNIT_PARTS * MODEL_LAYERS_MAX + 2];
@@ -166,7 +158,6 @@ static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err 
     if (c->plan->layers != c->model->config.layers)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", c->plan->layers,
                          c->model->config.layers);
-    plan_unit_homes(c->plan, 0, w->decode);
     cost_formats_of(c->plan, w->format);
     return 0;
 }
@@ -188,7 +179,7 @@ static struct leftover leftover_of(const struct walk *w, const struct cost_table
     bool alike = true;
     for (uint32_t u = 0; u < table->units; u++) {
         const struct cost_unit *unit = &table->unit[u];
-        bool decode = w->decode[u] == PLAN_HOME_STREAM, here = w->home[u] == PLAN_HOME_STREAM;
+        bool decode = w->c->plan->unit[u].home[0] == PLAN_HOME_STREAM, here = w->home[u] == PLAN_HOME_STREAM;
         alike = alike && decode == here;
         if (decode && prefix < ring) {
             uint64_t bytes = unit->crossing < ring - prefix ? unit->crossing : ring - prefix;

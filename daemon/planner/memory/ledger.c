@@ -311,12 +311,10 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
 static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan, enum plan_processor device)
 {
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < plan->stage_count; i++) {
-        const struct plan_stage *stage = &plan->stages[i];
-        const uint64_t ring = plan_home_streams(stage->home, device) ? plan->device[device].ring_bytes : 0;
-        if (plan_home_processor(stage->home) != device) continue;
-        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
-            sum += ledger_graph_bytes(c, u, ring);
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        const enum plan_home home = plan->unit[u].home[0];
+        const uint64_t ring = plan_home_streams(home, device) ? plan->device[device].ring_bytes : 0;
+        if (plan_home_processor(home) == device) sum += ledger_graph_bytes(c, u, ring);
     }
     return sum;
 }
@@ -324,11 +322,10 @@ static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan
 /* Whether some phase streams a packed unit, one that the CPU computes in another or not. */
 static bool streams_packed(const struct plan *plan, enum plan_processor device)
 {
-    bool streamed[UNIT_PARTS * MODEL_LAYERS_MAX], any = false;
-    plan_units_of(plan, device, streamed);
+    bool any = false;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        any |= streamed[u] && plan_unit_format(plan, u) == FORMAT_BF16_PACKED &&
-               plan_home_memory(plan_unit_home(plan, 0, u)) == PLAN_HOST;
+        any |= plan_computes(plan, device, u) && plan_unit_format(plan, u) == FORMAT_BF16_PACKED &&
+               plan_home_memory(plan->unit[u].home[0]) == PLAN_HOST;
     return any;
 }
 
@@ -447,8 +444,8 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     const struct model_config *m = &c->model->config;
     struct arena_header header;
     int rc = plan->placement ? 0 : placement_make(c->model, &c->wish->parts, plan, err);
-    if (!rc && !plan->state) rc = plan_take_states(plan, c->model, err);
     if (rc) return rc;
+    if (!plan->has_states) plan_take_states(plan, c->model);
     plan->context_tokens = ctx;
     plan->step_tokens = c->wish->step_tokens;
     plan->slots = c->wish->slots;

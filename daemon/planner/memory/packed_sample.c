@@ -152,7 +152,7 @@ int packed_sample_of_plan(const struct model *model, const struct plan *plan, ui
     if (plan->layers != model->config.layers) return 0; /* taking the plan reports it */
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         units[u] = plan_unit_format(plan, u) == FORMAT_BF16_PACKED &&
-                   plan_home_memory(plan_unit_home(plan, 0, u)) != PLAN_HOST;
+                   plan_home_memory(plan->unit[u].home[0]) != PLAN_HOST;
         any |= units[u];
     }
     return any ? take(model, units, head, most_bytes, sample, err) : 0;

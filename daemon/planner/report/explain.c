@@ -96,7 +96,6 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
                          struct cost_span *span, uint32_t span_max, uint32_t *span_count,
                          struct helm_err *err)
 {
-    const struct plan_phase stages = plan_phase_at(k->plan, phase);
     enum tensor_format format[UNIT_PARTS * MODEL_LAYERS_MAX + 1][PLAN_HOMES];
     cost_formats_of(k->plan, format);
     const struct cost_step step = {.tokens = list->tokens,
@@ -110,8 +109,9 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
     struct cost_result result = {.done = k->done, .span = span, .span_max = span_max};
     struct cost_table table = {0};
     struct cost_plan plan;
-    list->stage = calloc(stages.stage_count, sizeof *list->stage);
-    if (!list->stage) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", stages.stage_count);
+    const uint32_t units = unit_count(k->plan->layers);
+    list->stage = calloc(units, sizeof *list->stage);
+    if (!list->stage) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", units);
     cost_plan_of(k->plan, phase, k->home, k->kv_cpu, &plan);
     int rc = price(k, &step, &table, err);
     if (rc) return rc;
@@ -126,9 +126,10 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
     memcpy(list->busy, result.busy, sizeof list->busy);
     enum plan_processor at = plan.embed;
     double before = list->embed;
-    for (uint32_t i = 0; i < stages.stage_count; i++) {
+    for (uint32_t u = 0; u < units;) {
         struct explain_stage *out = &list->stage[list->stage_count++];
-        out->stage = stages.stages[i];
+        u = plan_stage_at(k->plan, phase, u, &out->stage);
+        if (list->from_tokens) out->stage.format = PLAN_AS_STORED; /* decode's list says formats */
         enum plan_processor worker = plan_home_processor(out->stage.home);
         double end = k->done[plan_stage_last_unit(&out->stage)];
         out->seconds = end - before;
@@ -165,9 +166,9 @@ static int explain_lists(struct reckoning *k, struct explain *x, struct helm_err
     x->list_count = 1;
     int rc = explain_phase(k, 0, &x->list[0], x->span, span_max, &x->span_count, err);
     for (uint32_t i = 0; i < lists && !rc; i++) {
-        uint32_t from = own ? plan->prefill[i].from_tokens : UINT32_MAX, tokens = chunk;
+        uint32_t from = own ? plan_phase_from(plan, i + 1) : UINT32_MAX, tokens = chunk;
         if (own && tokens < from) tokens = from;
-        if (i + 1 < lists) tokens = least(tokens, plan->prefill[i + 1].from_tokens - 1);
+        if (own) tokens = least(tokens, plan_phase_last(plan, i + 1));
         struct explain_list *list = &x->list[x->list_count++];
         *list = (struct explain_list){.name = names[PLAN_PHASES_MAX - lists + i],
                                       .from_tokens = from,
@@ -185,7 +186,7 @@ static uint64_t packed_bytes(const struct reckoning *k)
     uint64_t sum = plan_head_format(k->plan) == FORMAT_BF16_PACKED ? k->analysed.head.stored : 0;
     for (uint32_t u = 0; u < unit_count(k->plan->layers); u++)
         if (plan_unit_format(k->plan, u) == FORMAT_BF16_PACKED &&
-            plan_home_memory(plan_unit_home(k->plan, 0, u)) != PLAN_HOST)
+            plan_home_memory(k->plan->unit[u].home[0]) != PLAN_HOST)
             sum += analyse_units_stored(&k->analysed, u, u);
     return sum;
 }

@@ -9,6 +9,7 @@
 #include <jansson.h>
 #include <stdio.h>
 
+#include "common/plan/stages.h"
 #include "daemon/planner/cost/cost.h"
 #include "daemon/planner/planner.h"
 

@@ -14,13 +14,13 @@ static json_t *with_bars(double value, double low, double high)
     return json_pack("{s:o, s:o, s:o}", "value", number(value), "low", number(low), "high", number(high));
 }
 
-/* As plan_to_json's, with times; `format`: of the decode list, or NULL. */
-static json_t *list_to_json(const struct explain_list *list, const enum tensor_format *format)
+/* As plan_to_json's, with times. */
+static json_t *list_to_json(const struct explain_list *list)
 {
     json_t *array = json_array();
     for (uint32_t i = 0; i < list->stage_count; i++) {
         const struct explain_stage *s = &list->stage[i];
-        json_t *json = plan_stage_to_json(&s->stage, format);
+        json_t *json = plan_stage_to_json(&s->stage);
         json_object_set_new(json, "ms", number(1e3 * s->seconds));
         json_object_set_new(json, "bound_by", json_string(s->bound_by));
         if (s->measured) json_object_set_new(json, "measured", number(s->spread));
@@ -90,9 +90,7 @@ json_t *explain_to_json(const struct explain *x)
     json_t *json = plan_to_json(x->plan), *stages = json_object();
     if (!json || !stages) goto fail;
     for (uint32_t i = 0; i < x->list_count; i++)
-        if (json_object_set_new(stages, x->list[i].name,
-                                list_to_json(&x->list[i], i ? NULL : x->plan->format)))
-            goto fail;
+        if (json_object_set_new(stages, x->list[i].name, list_to_json(&x->list[i]))) goto fail;
     json_t *more = json_pack(
         "{s:o, s:o, s:s, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:o, s:s, s:s, "
         "s:{s:I, s:I, s:I}}",

@@ -152,7 +152,7 @@ static const char *class_of(const struct explain *x, const struct cost_span *spa
     if (span->resource == COST_LINK) return "link";
     if (span->unit == COST_SPAN_EMBED || span->unit == COST_SPAN_HEAD) return "end";
     if (span->resource == COST_CPU) return "cpu";
-    return plan_unit_home(x->plan, 0, span->unit) == PLAN_HOME_STREAM ? "stream" : "gpu";
+    return x->plan->unit[span->unit].home[0] == PLAN_HOME_STREAM ? "stream" : "gpu";
 }
 
 static void name_of(const struct cost_span *span, char *text, size_t size)

@@ -142,7 +142,7 @@ static const char *how_many(uint32_t n, const char *one, const char *many)
 static bool both_packed(const struct plan *plan)
 {
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        if (plan_unit_home(plan, 0, u) == PLAN_HOME_MIXED && plan_format_varies(plan_unit_format(plan, u)))
+        if (plan->unit[u].home[0] == PLAN_HOME_MIXED && plan_format_varies(plan_unit_format(plan, u)))
             return true;
     return false;
 }
@@ -214,7 +214,7 @@ static void print_packed(const struct explain *x, FILE *out)
     uint32_t units = 0;
     if (!packed && !head) return;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        units += plan_home_memory(plan_unit_home(plan, 0, u)) != PLAN_HOST;
+        units += plan_home_memory(plan->unit[u].home[0]) != PLAN_HOST;
     fprintf(out, "vram     %u of %u half layers there%s lie packed: %s in %s\n", packed, units,
             head ? " and the head" : "", units_format_size(x->packed_bytes, text),
             units_format_size(varying, room));

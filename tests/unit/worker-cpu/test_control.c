@@ -20,6 +20,7 @@
 #include "proto/control.pb-c.h"
 #include "worker-cpu/engine.h"
 #include "common/worker/control.h"
+#include "tests/written_plans.h"
 #include "worker-cpu/local.h"
 
 #define FOLDER  "tests/data/golden/qwen3"
@@ -180,23 +181,22 @@ static void send_to_worker(struct stage *s, Message *m)
 static void send_load(struct stage *s, enum plan_home home, uint64_t weights_ready)
 {
     uint32_t split = arena_header_of(&s->arena)->lanes > 0;
-    struct plan_stage stages[2] = {{.last = 0, .home = PLAN_HOME_GPU, .bytes = 1},
-                                   {.first = split, .home = home, .bytes = 1}};
-    stages[1].last = split + arena_header_of(&s->arena)->kv.layers - 1;
-    struct plan plan = {.layers = stages[1].last + 1,
+    struct plan_unit unit[WRITTEN_UNITS(MODEL_LAYERS_MAX)];
+    const uint32_t layers = split + arena_header_of(&s->arena)->kv.layers;
+    struct plan plan = {.layers = layers,
                         .context_tokens = 128,
                         .step_tokens = 64,
                         .slots = 2,
                         .page_tokens = 32,
                         .page_count = 8,
                         .kv_dtype = "f16",
-                        .stages = split ? stages : stages + 1,
-                        .stage_count = 1 + split,
+                        .unit = units_all(unit, layers, home),
                         .embed = split ? PLAN_GPU0 : PLAN_CPU0,
                         .memory[PLAN_HOST].limit = UINT64_MAX,
                         .memory[PLAN_VRAM0].limit = UINT64_MAX};
     struct model model;
     struct helm_err err = {0};
+    for (uint32_t u = 0; u < unit_count(split); u++) unit[u].home[0] = PLAN_HOME_GPU;
     assert_int_equal(model_read(FOLDER, &model, &err), 0);
     if (plan.layers == model.config.layers && home < PLAN_HOMES)
         assert_int_equal(placement_make(&model, NULL, &plan, &err), 0);

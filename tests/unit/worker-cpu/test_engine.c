@@ -17,6 +17,7 @@
 
 #include "common/base/units.h"
 #include "common/worker/server.h"
+#include "tests/written_plans.h"
 #include "worker-cpu/local.h"
 #include "worker-cpu/print.h"
 
@@ -41,13 +42,11 @@ struct side {
     struct server server;
 };
 
-static void list_of(const char *who, char me, struct plan_stage **stages, uint32_t *count)
+static void list_of(const char *who, char me, uint32_t phase, struct plan *plan)
 {
-    enum plan_home home[2 * LAYERS];
     assert_int_equal(strlen(who), 2 * LAYERS);
-    for (int u = 0; u < 2 * LAYERS; u++) home[u] = who[u] == me ? PLAN_HOME_CPU : PLAN_HOME_STREAM;
-    *stages = calloc(2 * LAYERS, sizeof **stages);
-    *count = plan_stages_of(home, LAYERS, *stages);
+    for (int u = 0; u < 2 * LAYERS; u++)
+        plan->unit[u].home[phase] = who[u] == me ? PLAN_HOME_CPU : PLAN_HOME_STREAM;
 }
 
 static struct plan plan_of(const struct cut *cut, char me)
@@ -56,12 +55,12 @@ static struct plan plan_of(const struct cut *cut, char me)
     struct plan plan = {.layers = LAYERS, .step_tokens = STEP_TOKENS, .device[PLAN_GPU0].ring_bytes = 1};
     const char *lists[] = {cut->prefill_short, cut->prefill};
     const uint32_t from[] = {cut->prefill_short_from, cut->prefill_from};
-    list_of(cut->decode, me, &plan.stages, &plan.stage_count);
+    if (plan_make_units(&plan, PLAN_HOME_CPU, &err)) fail_msg("%s", err.text);
+    list_of(cut->decode, me, 0, &plan);
     for (int i = 0; i < 2; i++) {
         if (!from[i]) continue;
-        struct plan_phase *phase = &plan.prefill[plan.prefill_count++];
-        phase->from_tokens = from[i];
-        list_of(lists[i], me, &phase->stages, &phase->stage_count);
+        plan.prefill_from[plan.prefill_count++] = from[i];
+        list_of(lists[i], me, plan.prefill_count, &plan);
     }
     plan.embed = cut->embed == me ? PLAN_CPU0 : PLAN_GPU0;
     plan.head = cut->head == me ? PLAN_CPU0 : PLAN_GPU0;
@@ -320,40 +319,6 @@ static char *printed(const struct plan *plan, int rc_expected)
     return text;
 }
 
-/* Lists of halves on one worker are the whole layers they add up to: the same programs, the same bits. */
-static void halves_add_up_to_layers(void **state)
-{
-    (void)state;
-    struct helm_err err = {0};
-    struct model model;
-    struct plan_stage half[2 * LAYERS], all = {0, LAYERS - 1, PLAN_HOME_CPU, 0, PLAN_OPS_ALL, 0};
-    for (uint32_t u = 0; u < 2 * LAYERS; u++)
-        half[u] = (struct plan_stage){.first = unit_layer(u),
-                                      .last = unit_layer(u),
-                                      .home = PLAN_HOME_CPU,
-                                      .ops = unit_part(u) == UNIT_MLP ? PLAN_OPS_MLP : PLAN_OPS_ATTENTION};
-    const struct plan halves = {.layers = LAYERS,
-                                .step_tokens = STEP_TOKENS,
-                                .stages = half,
-                                .stage_count = 2 * LAYERS};
-    const struct plan whole = {.layers = LAYERS,
-                               .step_tokens = STEP_TOKENS,
-                               .stages = &all,
-                               .stage_count = 1};
-    char *a = printed(&halves, 0), *b = printed(&whole, 0);
-    assert_non_null(strstr(a, "a chunk of tokens: "));
-    assert_string_equal(a, b);
-    free(a);
-    free(b);
-    assert_int_equal(model_read(FOLDER, &model, &err), 0);
-    uint32_t vocab = model.config.vocab;
-    float *x = whole_logits(&halves, vocab), *y = whole_logits(NULL, vocab);
-    assert_memory_equal(x, y, STEPS * SLOTS * vocab * sizeof *x);
-    free(x);
-    free(y);
-    model_free(&model);
-}
-
 static void printing_shows_phases_and_hand_overs(void **state)
 {
     (void)state;
@@ -380,8 +345,10 @@ static void printing_shows_phases_and_hand_overs(void **state)
     assert_null(strstr(text, "head,"));
     free(text);
     plan_free(&plan);
-    struct plan_stage nowhere = {.last = LAYERS - 1, .home = PLAN_HOMES};
-    const struct plan homeless = {.layers = LAYERS, .step_tokens = 1, .stages = &nowhere, .stage_count = 1};
+    struct plan_unit nowhere[WRITTEN_UNITS(LAYERS)];
+    const struct plan homeless = {.layers = LAYERS,
+                                  .step_tokens = 1,
+                                  .unit = units_all(nowhere, LAYERS, PLAN_HOMES)};
     free(printed(&homeless, HELM_E_FORMAT));
 }
 
@@ -465,7 +432,6 @@ static void buffers_follow_the_phases(void **state)
     assert_int_equal(local->engine.run.unit_tokens, 4096);
     assert_true(local->engine.act.bytes > 20 * small);
     local_close(local);
-    plan.prefill_count = 1; /* for plan_free */
     plan_free(&plan);
     free(local);
 }
@@ -475,11 +441,10 @@ static void what_is_no_plan_is_refused(void **state)
     (void)state;
     for (int prefill = 0; prefill < 2; prefill++) {
         struct helm_err err = {0};
-        struct plan_stage hole = {.last = LAYERS - 2, .home = PLAN_HOME_CPU},
-                          cpu = {.last = LAYERS - 1, .home = PLAN_HOME_CPU};
-        struct plan plan = {.layers = LAYERS, .stages = prefill ? &cpu : &hole, .stage_count = 1};
-        plan.prefill_count = (uint32_t)prefill;
-        plan.prefill[0] = (struct plan_phase){.from_tokens = 9, .stages = &hole, .stage_count = 1};
+        struct plan_unit unit[WRITTEN_UNITS(LAYERS)];
+        struct plan plan = {.layers = LAYERS, .unit = units_all(unit, LAYERS, PLAN_HOME_CPU)};
+        if (prefill) add_letters(&plan, 9, "c");
+        unit[2 * LAYERS - 1].home[prefill] = PLAN_HOMES;
         struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
         const struct local_options options = {.folder = FOLDER,
                                               .plan = &plan,
@@ -489,7 +454,7 @@ static void what_is_no_plan_is_refused(void **state)
                                               .context_tokens = CONTEXT,
                                               .step_tokens = STEP_TOKENS};
         assert_int_equal(local_open(&options, local, &err), HELM_E_FORMAT);
-        assert_non_null(strstr(err.text, prefill ? "plan: prefill list 1: " : "plan: layers"));
+        assert_non_null(strstr(err.text, prefill ? "plan: prefill list 1: the MLP" : "plan: the MLP"));
         free(local);
     }
 }
@@ -532,7 +497,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_cut_computes_the_same_bits),
-        cmocka_unit_test(halves_add_up_to_layers),
         cmocka_unit_test(printing_shows_phases_and_hand_overs),
         cmocka_unit_test(a_worker_may_only_load),
         cmocka_unit_test(buffers_follow_the_phases),

@@ -80,8 +80,8 @@ static void one_device_needs_no_word_of_another(void **state)
     struct plan plan, one;
     struct helm_err err = {0};
     read_plan(&plan);
-    for (uint32_t i = 0; i < plan.stage_count; i++)
-        if (plan.stages[i].home == plan_home_named("gpu1")) plan.stages[i].home = PLAN_HOME_GPU;
+    for (uint32_t u = 0; u < unit_count(plan.layers); u++)
+        if (plan.unit[u].home[0] == plan_home_named("gpu1")) plan.unit[u].home[0] = PLAN_HOME_GPU;
     plan.head = plan.embed;
     plan_drop_placements(&plan);
     json_t *json = plan_to_json(&plan);

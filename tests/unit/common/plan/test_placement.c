@@ -13,6 +13,7 @@
 #include "common/model/arch.h"
 #include "common/plan/placement.h"
 #include "tests/written_formats.h"
+#include "tests/written_plans.h"
 
 /* Where a tensor comes in the order of use of a memory; the head's matrix comes last wherever the head is there. */
 static uint32_t rank_of(const struct model *m, const struct plan *plan, enum plan_memory memory,
@@ -32,7 +33,7 @@ static bool is_in(const struct model *m, const struct plan *plan, enum plan_memo
     if (arch_role_is_vector(t->role)) return false;
     if (t->role == TENSOR_HEAD) return head;
     if (t->role == TENSOR_EMBED) return embed || (head && m->config.tied_head);
-    return plan_home_memory(plan_unit_home(plan, 0, model_tensor_unit(t))) == memory;
+    return plan_home_memory(plan->unit[model_tensor_unit(t)].home[0]) == memory;
 }
 
 /* Everything the header promises of one memory, where all lies as stored. Boundaries and sizes are those that the
@@ -87,17 +88,12 @@ static void check(const struct model *m, struct plan *plan)
 
 /* Homes of the units from a pattern, repeated: 'c', 'g', 's'. */
 static struct plan plan_of(const struct model *m, const char *pattern, enum plan_processor embed,
-                           enum plan_processor head, struct plan_stage *stages)
+                           enum plan_processor head, struct plan_unit unit[66])
 {
-    enum plan_home home[64];
     assert_true(unit_count(m->config.layers) <= 64);
-    for (uint32_t u = 0; u < unit_count(m->config.layers); u++) {
-        char c = pattern[u % strlen(pattern)];
-        home[u] = c == 'c' ? PLAN_HOME_CPU : c == 'g' ? PLAN_HOME_GPU : PLAN_HOME_STREAM;
-    }
-    struct plan plan = {.layers = m->config.layers, .embed = embed, .head = head, .stages = stages};
+    struct plan plan = {.layers = m->config.layers, .embed = embed, .head = head};
     plan.device[PLAN_GPU0].ring_bytes = 1 << 20;
-    plan.stage_count = plan_stages_of(home, plan.layers, stages);
+    plan.unit = units_of_letters(unit, plan.layers, pattern, strlen(pattern));
     struct helm_err err = {0};
     assert_int_equal(plan_check(&plan, &err), 0);
     return plan;
@@ -120,9 +116,9 @@ static void every_matrix_has_one_place(void **state)
             untied = true;
         for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
             for (int ends = 0; ends < 4; ends++) {
-                struct plan_stage stages[64];
+                struct plan_unit unit[66];
                 struct plan plan = plan_of(&m, patterns[i], ends & 1 ? PLAN_CPU0 : PLAN_GPU0,
-                                           ends & 2 ? PLAN_CPU0 : PLAN_GPU0, stages);
+                                           ends & 2 ? PLAN_CPU0 : PLAN_GPU0, unit);
                 check(&m, &plan);
             }
         model_free(&m);
@@ -136,15 +132,11 @@ static void prefill_lists_change_nothing(void **state)
     (void)state;
     struct helm_err err = {0};
     struct model m;
-    struct plan_stage stages[64], streamed[64];
+    struct plan_unit unit[66], more[66];
     assert_int_equal(model_read("tests/data/golden/qwen3", &m, &err), 0);
-    struct plan plan = plan_of(&m, "ccgg", PLAN_CPU0, PLAN_GPU0, stages);
-    struct plan with = plan_of(&m, "ssgg", PLAN_CPU0, PLAN_GPU0, streamed);
-    with.prefill[0] =
-        (struct plan_phase){.from_tokens = 40, .stages = streamed, .stage_count = with.stage_count};
-    with.prefill_count = 1;
-    with.stages = stages;
-    with.stage_count = plan.stage_count;
+    struct plan plan = plan_of(&m, "ccgg", PLAN_CPU0, PLAN_GPU0, unit);
+    struct plan with = plan_of(&m, "ccgg", PLAN_CPU0, PLAN_GPU0, more);
+    add_letters(&with, 40, "ssgg");
     assert_int_equal(plan_check(&with, &err), 0);
     assert_int_equal(placement_make(&m, NULL, &plan, &err), 0);
     assert_int_equal(placement_make(&m, NULL, &with, &err), 0);
@@ -166,13 +158,12 @@ static void packed_matrices_have_rooms(void **state)
     (void)state;
     struct helm_err err = {0};
     struct model m;
-    struct plan_stage stages[64];
-    enum tensor_format format[10];
+    struct plan_unit unit[66];
     assert_int_equal(model_read("tests/data/golden/qwen3", &m, &err), 0);
     assert_int_equal(m.config.layers, 4);
-    struct plan plan = plan_of(&m, "sgcggsgc", PLAN_CPU0, PLAN_GPU0, stages);
+    struct plan plan = plan_of(&m, "sgcggsgc", PLAN_CPU0, PLAN_GPU0, unit);
     const struct written_formats w = {.link = true, .vram = 2, .head = true};
-    write_formats(&plan, &w, format); /* units 0 and 5 in host memory, 1 and 3 in VRAM, the head */
+    write_formats(&plan, &w); /* units 0 and 5 in host memory, 1 and 3 in VRAM, the head */
     for (int known = 0; known < 2; known++) {
         const struct packed_parts parts = {0.5, 0.6, 0.7};
         const double part[] = {0.5, 0.6, 0.7};
@@ -259,13 +250,10 @@ static void vectors_are_laid_for_who_computes(void **state)
     for (size_t f = 0; f < sizeof folders / sizeof *folders; f++) {
         struct helm_err err = {0};
         struct model m;
-        struct plan_stage stages[64], prefill[64];
+        struct plan_unit unit[66];
         assert_int_equal(model_read(folders[f], &m, &err), 0);
-        struct plan plan = plan_of(&m, "ccgs", PLAN_CPU0, PLAN_GPU0, stages);
-        const struct plan with = plan_of(&m, "csgs", PLAN_CPU0, PLAN_GPU0, prefill);
-        plan.prefill_count = 1;
-        plan.prefill[0] =
-            (struct plan_phase){.from_tokens = 40, .stages = prefill, .stage_count = with.stage_count};
+        struct plan plan = plan_of(&m, "ccgs", PLAN_CPU0, PLAN_GPU0, unit);
+        add_letters(&plan, 40, "csgs");
         for (int processor = 0; processor < PLAN_PROCESSORS; processor++) {
             struct placement *list = calloc(m.tensor_count, sizeof *list);
             const uint64_t align = processor == PLAN_CPU0 ? 64 : 256;
@@ -300,14 +288,13 @@ static void what_cannot_lie_so_is_refused(void **state)
     (void)state;
     struct helm_err err = {0};
     struct model m;
-    struct plan_stage stages[64];
-    enum tensor_format format[10];
+    struct plan_unit unit[66];
     assert_int_equal(model_read("tests/data/golden/qwen3", &m, &err), 0);
-    struct plan plan = plan_of(&m, "c", PLAN_CPU0, PLAN_CPU0, stages);
+    struct plan plan = plan_of(&m, "c", PLAN_CPU0, PLAN_CPU0, unit);
     plan.layers++;
     assert_int_equal(placement_make(&m, NULL, &plan, &err), HELM_E_MISMATCH);
     plan.layers--;
-    write_formats(&plan, &(struct written_formats){.cpu = true}, format);
+    write_formats(&plan, &(struct written_formats){.cpu = true});
     struct model_tensor *down = NULL;
     for (uint32_t i = 0; i < m.tensor_count; i++)
         if (m.tensors[i].role == TENSOR_DOWN && m.tensors[i].layer == 2) down = &m.tensors[i];
@@ -315,7 +302,7 @@ static void what_cannot_lie_so_is_refused(void **state)
     assert_int_equal(placement_make(&m, NULL, &plan, &err), HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "layers.2.mlp.down_proj.weight as bf16-packed: its "));
     down->format = FORMAT_BF16;
-    plan.format = NULL;
+    plan_formats_clear(&plan);
     down->bytes = UINT64_MAX - 100;
     assert_int_equal(placement_make(&m, NULL, &plan, &err), HELM_E_LIMIT);
     assert_null(plan.placement);
@@ -380,7 +367,7 @@ static void apply(enum change change, struct plan *plan)
         up->role = TENSOR_ATTN_NORM;
         break;
     case MOVED:
-        plan->stages[plan->stage_count - 1].home = PLAN_HOME_CPU;
+        plan->unit[6].home[0] = plan->unit[7].home[0] = PLAN_HOME_CPU;
         break;
     case OVERLAPPING:
         up->offset -= 64;
@@ -453,13 +440,10 @@ static void changed_lists_are_refused_with_the_numbers(void **state)
     };
     struct helm_err err = {0};
     struct model m;
-    struct plan_stage stages[64];
-    enum tensor_format format[10];
+    struct plan_unit unit[66];
     assert_int_equal(model_read("tests/data/golden/qwen3", &m, &err), 0);
-    struct plan plan = plan_of(&m, "ssssgggg", PLAN_CPU0, PLAN_CPU0, stages);
-    for (uint32_t u = 0; u < 10; u++) format[u] = u == 0 || u == 4 ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
-    plan.format = format;
-    plan_restage(&plan);
+    struct plan plan = plan_of(&m, "ssssgggg", PLAN_CPU0, PLAN_CPU0, unit);
+    unit[0].format = unit[4].format = FORMAT_BF16_PACKED;
     for (int change = 0; change < CHANGES; change++) {
         assert_int_equal(placement_make(&m, NULL, &plan, &err), 0);
         assert_int_equal(placement_check(&m, &plan, &err), 0);
@@ -468,7 +452,7 @@ static void changed_lists_are_refused_with_the_numbers(void **state)
         if (placement_check(&m, &plan, &err) != said[change].code || !strstr(err.text, said[change].text) ||
             !strstr(err.text, said[change].more))
             fail_msg("change %d: %d, %s", change, err.code, err.text);
-        plan.stages[plan.stage_count - 1].home = PLAN_HOME_GPU;
+        unit[6].home[0] = unit[7].home[0] = PLAN_HOME_GPU;
     }
     plan_drop_placements(&plan);
     model_free(&m);

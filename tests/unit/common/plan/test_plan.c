@@ -11,6 +11,8 @@
 
 #include "common/base/json.h"
 #include "common/plan/placement.h"
+#include "common/plan/stages.h"
+#include "tests/written_plans.h"
 
 static const char good_text[] =
     "{'layers':28,'context_tokens':4096,'step_tokens':512,'slots':8,'page_tokens':32,'page_count':1024,"
@@ -60,17 +62,20 @@ static void a_plan_survives_the_round_trip(void **state)
     (void)state;
     json_t *json = json_of(good_text);
     struct plan plan, again;
+    struct plan_stage stage;
     struct helm_err err = {0};
     if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
     assert_int_equal(plan.layers, 28);
     assert_int_equal(plan.slots, 8);
     assert_int_equal(plan.page_count, 1024);
     assert_string_equal(plan.kv_dtype, "bf16");
-    assert_int_equal(plan.stage_count, 3);
-    assert_int_equal(plan.stages[1].first, 10);
-    assert_int_equal(plan.stages[1].last, 10);
-    assert_int_equal(plan.stages[1].home, PLAN_HOME_STREAM);
-    assert_int_equal(plan.stages[2].bytes, 5000000000);
+    assert_int_equal(plan_stage_count(&plan, 0), 3);
+    assert_int_equal(plan_stage_at(&plan, 0, unit_of(10, UNIT_ATTENTION), &stage), unit_count(11));
+    assert_int_equal(stage.first, 10);
+    assert_int_equal(stage.last, 10);
+    assert_int_equal(stage.home, PLAN_HOME_STREAM);
+    assert_int_equal(plan_stage_at(&plan, 0, unit_count(11), &stage), unit_count(28));
+    assert_int_equal(stage.bytes, 5000000000);
     assert_int_equal(plan.memory[PLAN_HOST].line_count, 2);
     assert_string_equal(plan.memory[PLAN_HOST].line[1].what, "KV pages");
     assert_int_equal(plan.memory[PLAN_HOST].total, 5000000007);
@@ -83,13 +88,34 @@ static void a_plan_survives_the_round_trip(void **state)
     assert_true(json_equal(printed, reprinted));
     assert_true(json_equal(json_object_get(printed, "host"), json_object_get(json, "host")));
     assert_true(json_equal(json_object_get(printed, "vram"), json_object_get(json, "vram")));
-    assert_memory_equal(plan.stages, again.stages, 3 * sizeof *plan.stages);
+    assert_memory_equal(plan.unit, again.unit, (unit_count(28) + 2) * sizeof *plan.unit);
     json_decref(reprinted);
     json_decref(printed);
     json_decref(json);
     plan_free(&again);
     plan_free(&plan);
     plan_free(&plan);
+}
+
+/* Halves of one home are the whole layers that they add up to. */
+static void halves_add_up_to_layers(void **state)
+{
+    (void)state;
+    json_t *json = json_of(good_text), *halves = json_of(good_text);
+    struct plan plan, again;
+    struct helm_err err = {0};
+    edit(halves, "stages/1/ops", "'attention'");
+    json_array_insert_new(json_object_get(halves, "stages"), 2,
+                          json_of("{'layers':[10,10],'ops':'mlp','home':'stream','bytes':0}"));
+    if (plan_from_json(json, &plan, &err) || plan_from_json(halves, &again, &err)) fail_msg("%s", err.text);
+    json_t *written = plan_to_json(&plan), *rewritten = plan_to_json(&again);
+    assert_true(json_equal(written, rewritten));
+    json_decref(written);
+    json_decref(rewritten);
+    plan_free(&plan);
+    plan_free(&again);
+    json_decref(json);
+    json_decref(halves);
 }
 
 /* Which tensor lies where: as it is written, and copied with the plan. */
@@ -126,7 +152,7 @@ static void placements_are_read_and_written(void **state)
     assert_true(json_equal(json_object_get(written, "placements"), json_object_get(json, "placements")));
     json_decref(written);
     plan_free(&again);
-    assert_int_equal(plan_formats_clear(&plan, &err), 0); /* they go with what they were made of */
+    plan_formats_clear(&plan); /* they go with what they were made of */
     assert_null(plan.placement);
     plan_free(&plan);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -208,11 +234,6 @@ static void spans_text(const struct plan *plan, uint32_t phase, char *text)
     free(spans);
 }
 
-static enum plan_home home_of(char letter)
-{
-    return letter == 'c' ? PLAN_HOME_CPU : letter == 'g' ? PLAN_HOME_GPU : PLAN_HOME_STREAM;
-}
-
 static void spans_follow_the_plan(void **state)
 {
     (void)state;
@@ -230,15 +251,13 @@ static void spans_follow_the_plan(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *homes = cases[i].homes;
-        struct plan_stage stages[6];
+        struct plan_unit unit[WRITTEN_UNITS(6)];
         struct plan plan = {.layers = 6,
-                            .stages = stages,
-                            .stage_count = 6,
-                            .embed = plan_home_processor(home_of(homes[0])),
-                            .head = plan_home_processor(home_of(homes[9]))};
+                            .unit = units_all(unit, 6, PLAN_HOME_CPU),
+                            .embed = plan_home_processor(home_of_letter(homes[0])),
+                            .head = plan_home_processor(home_of_letter(homes[9]))};
         char text[512] = "";
-        for (uint32_t l = 0; l < 6; l++)
-            stages[l] = (struct plan_stage){.first = l, .last = l, .home = home_of(homes[2 + l])};
+        for (uint32_t u = 0; u < 12; u++) unit[u].home[0] = home_of_letter(homes[2 + unit_layer(u)]);
         spans_text(&plan, 0, text);
         assert_string_equal(text, cases[i].spans);
         assert_int_equal(plan_layers_of(&plan, PLAN_CPU0) + plan_layers_of(&plan, PLAN_GPU0), 6);
@@ -262,7 +281,6 @@ static void check_formats(json_t *json)
     struct helm_err err = {0};
     json_t *decode = json_object_get(json_object_get(json, "stages"), "decode");
     if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
-    assert_null(plan.format);
     for (uint32_t u = 0; u < 8; u++) assert_int_equal(plan_unit_format(&plan, u), PLAN_AS_STORED);
     assert_int_equal(plan_head_format(&plan), PLAN_AS_STORED);
     plan_free(&plan);
@@ -283,20 +301,17 @@ static void check_formats(json_t *json)
     json_t *written = plan_to_json(&plan);
     if (plan_from_json(written, &again, &err)) fail_msg("%s", err.text);
     json_decref(written);
-    assert_memory_equal(again.format, plan.format, 10 * sizeof *plan.format);
-    assert_int_equal(again.stage_count, plan.stage_count);
+    assert_memory_equal(again.unit, plan.unit, 10 * sizeof *plan.unit);
     plan_free(&again);
     assert_int_equal(plan_copy(&plan, &again, &err), 0);
-    assert_memory_equal(again.format, plan.format, 10 * sizeof *plan.format);
+    assert_memory_equal(again.unit, plan.unit, 10 * sizeof *plan.unit);
     plan_free(&again);
     /* a list is cut where the format changes, and is whole again where it does not */
-    const uint32_t stages = plan.stage_count;
+    const uint32_t stages = plan_stage_count(&plan, 0);
     plan_set_unit_format(&plan, 4, PLAN_AS_STORED);
-    assert_int_equal(plan_check(&plan, &err), HELM_E_FORMAT);
-    assert_non_null(strstr(err.text, "stage 3: not all of its weights have one format"));
+    assert_int_equal(plan_stage_count(&plan, 0), stages + 1);
     plan_set_unit_format(&plan, 4, FORMAT_BF16_PACKED);
-    plan_restage(&plan);
-    assert_int_equal(plan.stage_count, stages);
+    assert_int_equal(plan_stage_count(&plan, 0), stages);
     plan_free(&plan);
     json_object_set_new(json, "head", json_string("cpu"));
     refuses(json, HELM_E_UNSUPPORTED, "'head_format' is 'bf16-packed', but the head is on 'cpu'");
@@ -363,34 +378,34 @@ static void phases_and_half_layers(void **state)
     (void)state;
     /* 4 layers: attention and MLP of each, in decode, for short and for long prompts */
     static const char *const homes[] = {"cc cs gg sg", "cs cc gg sg", "ss cs gg sg"};
-    enum plan_home home[8];
-    struct plan_stage stages[3][8];
+    struct plan_unit unit[WRITTEN_UNITS(4)];
+    struct plan_stage stage;
     struct helm_err err = {0};
     char text[512] = "";
-    uint32_t count[3], kv_layer;
-    for (int p = 0; p < 3; p++) {
-        for (int u = 0; u < 8; u++) home[u] = home_of(homes[p][unit_layer(u) * 3 + u % 2]);
-        count[p] = plan_stages_of(home, 4, stages[p]);
-    }
-    assert_int_equal(count[0], 6);
-    assert_int_equal(stages[0][1].ops, PLAN_OPS_ATTENTION);
-    assert_int_equal(stages[0][2].ops, PLAN_OPS_MLP);
+    uint32_t kv_layer;
     struct plan plan = {.layers = 4,
-                        .stages = stages[0],
-                        .stage_count = count[0],
-                        .prefill = {{20, stages[1], count[1]}, {300, stages[2], count[2]}},
+                        .unit = units_all(unit, 4, PLAN_HOME_CPU),
+                        .prefill_from = {20, 300},
                         .prefill_count = 2,
                         .device[PLAN_GPU0].ring_bytes = 1,
                         .embed = PLAN_CPU0,
                         .head = PLAN_GPU0};
+    for (int p = 0; p < 3; p++)
+        for (int u = 0; u < 8; u++)
+            unit[u].home[p] = home_of_letter(homes[p][unit_layer((uint32_t)u) * 3 + (uint32_t)u % 2]);
+    assert_int_equal(plan_stage_count(&plan, 0), 6);
+    assert_int_equal(plan_stage_at(&plan, 0, 2, &stage), 3);
+    assert_int_equal(stage.ops, PLAN_OPS_ATTENTION);
+    assert_int_equal(plan_stage_at(&plan, 0, 3, &stage), 4);
+    assert_int_equal(stage.ops, PLAN_OPS_MLP);
     assert_int_equal(plan_check(&plan, &err), 0);
     assert_int_equal(plan_phase_for(&plan, 1), 0);
     assert_int_equal(plan_phase_for(&plan, 19), 0);
     assert_int_equal(plan_phase_for(&plan, 20), 1);
     assert_int_equal(plan_phase_for(&plan, 299), 1);
     assert_int_equal(plan_phase_for(&plan, 4000), 2);
-    assert_int_equal(plan_unit_home(&plan, 0, 3), PLAN_HOME_STREAM);
-    assert_int_equal(plan_unit_home(&plan, 2, 0), PLAN_HOME_STREAM);
+    assert_int_equal(plan.unit[3].home[0], PLAN_HOME_STREAM);
+    assert_int_equal(plan.unit[0].home[2], PLAN_HOME_STREAM);
     assert_int_equal(plan_layers_of(&plan, PLAN_CPU0), 2);
     assert_int_equal(plan_kv_of(&plan, 1, &kv_layer), PLAN_CPU0);
     assert_int_equal(kv_layer, 1);
@@ -411,31 +426,28 @@ static void phases_and_half_layers(void **state)
     json_t *json = plan_to_json(&copy);
     if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
     assert_int_equal(again.prefill_count, 2);
-    assert_int_equal(again.prefill[1].from_tokens, 300);
-    assert_int_equal(again.prefill[0].stage_count, count[1]);
-    assert_memory_equal(again.prefill[0].stages, stages[1], count[1] * sizeof *stages[1]);
-    assert_memory_equal(again.stages, stages[0], count[0] * sizeof *stages[0]);
+    assert_int_equal(again.prefill_from[1], 300);
+    assert_memory_equal(again.unit, unit, sizeof unit);
     plan_free(&again);
     check_formats(json);
     json_object_set_new(json, "prefill_short_from_tokens", json_null()); /* that list is not used */
     if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
     assert_int_equal(again.prefill_count, 1);
-    assert_int_equal(again.prefill[0].from_tokens, 300);
+    assert_int_equal(again.prefill_from[0], 300);
     plan_free(&again);
     json_object_set_new(json, "ring_bytes", json_integer(0));
     assert_int_equal(plan_from_json(json, &again, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "'ring_bytes' is 0"));
     json_decref(json);
 
-    plan.prefill[1].from_tokens = 20;
+    plan.prefill_from[1] = 20;
     assert_int_equal(plan_check(&plan, &err), HELM_E_LIMIT);
     assert_non_null(strstr(err.text, "prefill list 2: begins at 20 tokens"));
-    plan.prefill[1].from_tokens = 300;
-    stages[2][0].home = PLAN_HOME_GPU;
+    plan.prefill_from[1] = 300;
+    unit[0].home[2] = PLAN_HOME_GPU;
     assert_int_equal(plan_check(&plan, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "weights do not move"));
-    for (int u = 0; u < 8; u++) home[u] = home_of("cscsggcg"[u]);
-    plan.prefill[1].stage_count = plan_stages_of(home, 4, stages[2]);
+    for (int u = 0; u < 8; u++) unit[u].home[2] = home_of_letter("cscsggcg"[u]);
     assert_int_equal(plan_check(&plan, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "the attention of layer 3 is on 'cpu', but its KV cache is in VRAM"));
     plan_free(&copy);
@@ -444,23 +456,13 @@ static void phases_and_half_layers(void **state)
 static void buffers_hold_what_a_worker_computes(void **state)
 {
     (void)state;
-    struct plan_stage decode[] = {{0, 1, PLAN_HOME_CPU, 0, PLAN_OPS_ALL, 0},
-                                  {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
-                                  {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0}};
-    struct plan_stage half[] = {{0, 0, PLAN_HOME_CPU, 0, PLAN_OPS_ALL, 0},
-                                {1, 1, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0},
-                                {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
-                                {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0}};
-    struct plan_stage none[] = {{0, 1, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0},
-                                {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
-                                {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0}};
-    struct plan plan = {.layers = 4, .step_tokens = 2048, .stages = decode, .stage_count = 3};
+    struct plan_unit unit[WRITTEN_UNITS(4)];
+    struct plan plan = {.layers = 4, .step_tokens = 2048, .unit = units_of_letters(unit, 4, "ccccggss", 8)};
     plan.device[PLAN_GPU0].ring_bytes = 1;
     assert_int_equal(plan_most_tokens(&plan, PLAN_CPU0), 2048);
     assert_int_equal(plan_most_tokens(&plan, PLAN_GPU0), 2048);
-    plan.prefill_count = 2;
-    plan.prefill[0] = (struct plan_phase){.from_tokens = 20, .stages = half, .stage_count = 4};
-    plan.prefill[1] = (struct plan_phase){.from_tokens = 500, .stages = none, .stage_count = 3};
+    add_letters(&plan, 20, "ccssggss");
+    add_letters(&plan, 500, "ssssggss");
     struct helm_err err = {0};
     assert_int_equal(plan_check(&plan, &err), 0);
     assert_int_equal(plan_most_tokens(&plan, PLAN_CPU0), 499);
@@ -468,10 +470,9 @@ static void buffers_hold_what_a_worker_computes(void **state)
     plan.step_tokens = 300; /* the last list is never reached */
     assert_int_equal(plan_most_tokens(&plan, PLAN_CPU0), 300);
     plan.step_tokens = 2048;
-    plan.prefill[0].stages = none;
-    plan.prefill[0].stage_count = 3;
+    for (int u = 0; u < 2; u++) unit[u].home[1] = PLAN_HOME_STREAM;
     assert_int_equal(plan_most_tokens(&plan, PLAN_CPU0), 19);
-    plan.stages = none;
+    for (int u = 0; u < 4; u++) unit[u].home[0] = PLAN_HOME_STREAM;
     assert_int_equal(plan_most_tokens(&plan, PLAN_CPU0), 0);
     assert_int_equal(plan_most_tokens(&plan, PLAN_GPU0), 2048);
 }
@@ -540,8 +541,7 @@ static void hostile_plans_get_named_errors(void **state)
             !strstr(err.text, cases[i].text))
             fail_msg("case %zu (%s = %s): code %d, %s", i, cases[i].path,
                      cases[i].value ? cases[i].value : "gone", rc, err.text);
-        assert_null(plan.stages);
-        assert_int_equal(plan.stage_count, 0);
+        assert_null(plan.unit);
         json_decref(json);
     }
     struct plan plan;
@@ -567,7 +567,7 @@ static void counts_are_bounded(void **state)
     for (int i = 0; i < PLAN_LINES_MAX; i++)
         json_array_append_new(lines, json_pack("{s:s, s:i}", "what", "x", "bytes", 0));
     if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text); /* the largest plan */
-    assert_int_equal(plan.stage_count, PLAN_STAGES_MAX);
+    assert_int_equal(plan_stage_count(&plan, 0), 1);                 /* neighbours are alike */
     plan_free(&plan);
     json_array_append_new(lines, json_pack("{s:s, s:i}", "what", "x", "bytes", 0));
     assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_LIMIT);
@@ -631,10 +631,9 @@ static void layers_and_steps_have_ways(void **state)
 {
     (void)state;
     static const uint32_t window[] = {128, 0, 128, 4096, 0};
-    struct plan_stage stage[] = {{.first = 0, .last = 3, .home = PLAN_HOME_GPU}, {.first = 4, .last = 4}};
+    struct plan_unit unit[WRITTEN_UNITS(5)];
     struct plan plan = {.layers = 5,
-                        .stages = stage,
-                        .stage_count = 2,
+                        .unit = units_of_letters(unit, 5, "ggggggggcc", 10),
                         .device[PLAN_GPU0].vram_page_count = 17,
                         .kv_direct_permille = 250,
                         .kv_direct_positions = 96};
@@ -664,6 +663,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plan_survives_the_round_trip),
+        cmocka_unit_test(halves_add_up_to_layers),
         cmocka_unit_test(placements_are_read_and_written),
         cmocka_unit_test(the_ends_have_homes),
         cmocka_unit_test(spans_follow_the_plan),

@@ -9,6 +9,8 @@
 
 #include "common/base/json.h"
 #include "common/plan/placement.h"
+#include "common/plan/stages.h"
+#include "tests/written_plans.h"
 
 static void refuses(json_t *json, int code, const char *text)
 {
@@ -22,11 +24,7 @@ static void refuses(json_t *json, int code, const char *text)
 static void experts_lie_in_both_memories(void **state)
 {
     (void)state;
-    struct plan_stage stages[] = {{0, 0, PLAN_HOME_GPU, 0, PLAN_OPS_ATTENTION, 0},
-                                  {0, 0, PLAN_HOME_MIXED, 900, PLAN_OPS_MLP, 60},
-                                  {1, 1, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
-                                  {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ATTENTION, 0},
-                                  {2, 2, PLAN_HOME_MIXED, 0, PLAN_OPS_MLP, 0}};
+    struct plan_unit unit[WRITTEN_UNITS(3)];
     uint32_t first[] = {3, 0, 7, 6};
     struct plan plan = {.layers = 3,
                         .context_tokens = 64,
@@ -34,8 +32,7 @@ static void experts_lie_in_both_memories(void **state)
                         .slots = 1,
                         .page_tokens = 32,
                         .kv_dtype = "f16",
-                        .stages = stages,
-                        .stage_count = 5,
+                        .unit = units_of_letters(unit, 3, "gmgggm", 6),
                         .embed = PLAN_GPU0,
                         .head = PLAN_GPU0,
                         .device[PLAN_GPU0].experts = {.slots = 2,
@@ -46,6 +43,9 @@ static void experts_lie_in_both_memories(void **state)
                                                       .first = first}};
     struct plan again, copy;
     struct helm_err err = {0};
+    struct plan_stage stage;
+    unit[1].bytes[0] = 900;
+    unit[1].token_bytes[0] = 60;
     assert_int_equal(plan_mixed_units(&plan), 2);
     assert_int_equal(plan_mixed_index(&plan, unit_of(2, UNIT_MLP)), 1);
     assert_true(plan_uses(&plan, PLAN_CPU0) && plan_most_tokens(&plan, PLAN_CPU0) == 32 &&
@@ -56,8 +56,11 @@ static void experts_lie_in_both_memories(void **state)
     plan_free(&again);
     assert_memory_equal(copy.device[PLAN_GPU0].experts.first, first, sizeof first);
     assert_int_equal(copy.device[PLAN_GPU0].experts.slots, 2);
-    assert_int_equal(copy.stages[1].token_bytes, 60);
-    assert_int_equal(copy.stages[2].token_bytes, 0);
+    assert_int_equal(plan_stage_count(&copy, 0), 5);
+    assert_int_equal(plan_stage_at(&copy, 0, 1, &stage), 2);
+    assert_int_equal(stage.token_bytes, 60);
+    assert_int_equal(plan_stage_at(&copy, 0, 2, &stage), 4);
+    assert_int_equal(stage.token_bytes, 0);
     assert_int_equal(copy.device[PLAN_GPU0].experts.direct_permille, 250);
     assert_int_equal(copy.device[PLAN_GPU0].experts.moves, 9);
     assert_int_equal(copy.device[PLAN_GPU0].experts.move_cost, 70);
@@ -77,7 +80,7 @@ static void experts_lie_in_both_memories(void **state)
     json_object_del(json, "mixed");
     refuses(json, HELM_E_FORMAT, "2 layers have 'mixed' as home, but there are 0 slots");
     json_decref(json);
-    stages[2].home = PLAN_HOME_MIXED;
+    unit[2].home[0] = unit[3].home[0] = PLAN_HOME_MIXED;
     assert_int_equal(plan_check(&plan, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "layer 1 has 'mixed' as home of all"));
 }
@@ -97,11 +100,9 @@ static void shared_experts_lie_in_vram_too(void **state)
         "\"moe_intermediate_size\": 32, \"shared_expert_intermediate_size\": 96, \"num_experts\": 4, "
         "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"num_key_value_heads\": 2, "
         "\"num_experts_per_tok\": 2, \"vocab_size\": 64, \"dtype\": \"bfloat16\"}";
-    struct plan_stage stages[] = {{0, 0, PLAN_HOME_GPU, 0, PLAN_OPS_ATTENTION, 0},
-                                  {0, 0, PLAN_HOME_MIXED, 0, PLAN_OPS_MLP, 0}};
+    struct plan_unit unit[WRITTEN_UNITS(1)];
     struct plan plan = {.layers = 1,
-                        .stages = stages,
-                        .stage_count = 2,
+                        .unit = units_of_letters(unit, 1, "gm", 2),
                         .embed = PLAN_GPU0,
                         .head = PLAN_GPU0,
                         .device[PLAN_GPU0].experts = {.slots = 1}};
@@ -117,7 +118,7 @@ static void shared_experts_lie_in_vram_too(void **state)
     assert_true(lies(&plan, TENSOR_UP_EXPERTS, PLAN_HOST) && !lies(&plan, TENSOR_UP_EXPERTS, PLAN_VRAM0));
     assert_true(!lies(&plan, TENSOR_Q, PLAN_HOST) && lies(&plan, TENSOR_Q, PLAN_VRAM0));
     if (placement_check(&model, &plan, &err)) fail_msg("%s", err.text);
-    plan.stages[1].home = PLAN_HOME_CPU; /* and else in one */
+    unit[1].home[0] = PLAN_HOME_CPU; /* and else in one */
     assert_int_equal(placement_check(&model, &plan, &err), HELM_E_MISMATCH);
     plan_drop_placements(&plan);
     model_free(&model);

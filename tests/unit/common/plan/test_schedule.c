@@ -129,7 +129,7 @@ static void flags_say_it_of_an_invariant_plan(void **state)
     assert_int_equal(plan_prompt_list(&plan, 1000), 0);
     assert_int_equal(plan_list_tokens(&plan, 0), 18);
     assert_int_equal(plan_decode_tokens(&plan), 16);
-    plan.prefill[0].from_tokens = 9;
+    plan.prefill_from[0] = 9;
     assert_int_equal(plan_decode_tokens(&plan), 8);
     plan_free(&plan);
 }
@@ -142,7 +142,7 @@ static void prompts_on_a_cpu_are_of_one_kind(void **state)
     struct helm_err err = {0};
     assert_int_equal(read_with("invariant", "true", &plan, &err), 0);
     plan.prefill_count = 0;
-    for (uint32_t i = 0; i < plan.stage_count; i++) plan.stages[i].home = PLAN_HOME_CPU;
+    for (uint32_t u = 0; u < unit_count(plan.layers); u++) plan.unit[u].home[0] = PLAN_HOME_CPU;
     assert_int_equal(plan_list_count(&plan), 1);
     assert_int_equal(plan_prompt_list(&plan, 5), 0);
     refused(&plan, plan_prompt_flags(1), 5, "list 1 of 1");

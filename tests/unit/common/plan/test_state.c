@@ -9,21 +9,17 @@
 #include <string.h>
 
 #include "common/plan/state.h"
+#include "tests/written_plans.h"
 
 /* Six layers: fixed, fixed, pages, fixed, pages, none; 0, 1 and 4 are the GPU's, but for the MLP of 1. */
-static struct plan_stage stages[] = {
-    {.first = 0, .last = 0, .home = PLAN_HOME_GPU},
-    {.first = 1, .last = 1, .home = PLAN_HOME_GPU, .ops = PLAN_OPS_ATTENTION},
-    {.first = 1, .last = 1, .home = PLAN_HOME_CPU, .ops = PLAN_OPS_MLP},
-    {.first = 2, .last = 3, .home = PLAN_HOME_CPU},
-    {.first = 4, .last = 4, .home = PLAN_HOME_GPU},
-    {.first = 5, .last = 5, .home = PLAN_HOME_CPU},
-};
-static struct plan_state states[] = {{STATE_FIXED, 128}, {STATE_FIXED, 64}, {STATE_PAGES, 0},
-                                     {STATE_FIXED, 192}, {STATE_PAGES, 0},  {STATE_NONE, 0}};
+static struct plan_unit unit[WRITTEN_UNITS(6)];
+static const struct plan_state states[] = {{STATE_FIXED, 128}, {STATE_FIXED, 64}, {STATE_PAGES, 0},
+                                           {STATE_FIXED, 192}, {STATE_PAGES, 0},  {STATE_NONE, 0}};
 
 static struct plan hybrid(void)
 {
+    units_of_letters(unit, 6, "gggcccccggcc", 12);
+    for (uint32_t l = 0; l < 6; l++) unit[unit_of(l, UNIT_ATTENTION)].state = states[l];
     return (struct plan){.layers = 6,
                          .context_tokens = 512,
                          .step_tokens = 64,
@@ -31,9 +27,8 @@ static struct plan hybrid(void)
                          .page_tokens = 32,
                          .page_count = 64,
                          .kv_dtype = "f16",
-                         .stages = stages,
-                         .stage_count = sizeof stages / sizeof *stages,
-                         .state = states,
+                         .unit = unit,
+                         .has_states = true,
                          .state_snapshots = 9};
 }
 
@@ -92,10 +87,18 @@ static void pages_are_of_layers_that_keep_them(void **state)
     assert_int_equal(kv_layer, 0);
     assert_int_equal(plan_assisted_layers(&plan, NULL, 6),
                      1); /* no layer with a fixed state is attended to */
-    plan.state = NULL;
+    plan.has_states = false;
     assert_int_equal(plan_layers_of(&plan, PLAN_GPU0), 3);
     assert_int_equal(plan_kv_layers(&plan, PLAN_HOST), 6);
     assert_false(plan_has_fixed(&plan));
+}
+
+static void check_states(const struct plan *plan)
+{
+    for (uint32_t l = 0; l < 6; l++) {
+        const struct plan_state state = plan_state_at(plan, l);
+        assert_true(state.kind == states[l].kind && state.bytes == states[l].bytes);
+    }
 }
 
 static void as_json_and_back(void **state)
@@ -107,10 +110,10 @@ static void as_json_and_back(void **state)
     json_t *json = plan_to_json(&plan);
     assert_int_equal(json_array_size(json_object_get(json, "states")), 6);
     if (plan_from_json(json, &back, &err)) fail_msg("%s", err.text);
-    assert_memory_equal(back.state, states, sizeof states);
+    check_states(&back);
     assert_int_equal(back.state_snapshots, 9);
     assert_int_equal(plan_copy(&back, &copy, &err), 0);
-    assert_memory_equal(copy.state, states, sizeof states);
+    check_states(&copy);
     plan_free(&copy);
     plan_free(&back);
     json_decref(json);
@@ -133,13 +136,12 @@ static void what_is_wrong_is_named(void **state)
         {"[{\"layers\": [0], \"kind\": \"pages\"}]", "entry 0"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct plan plan = {.layers = 6};
+        struct plan plan = {.layers = 6, .unit = units_all(unit, 6, PLAN_HOME_CPU)};
         struct helm_err err = {0};
         json_t *json = json_object();
         json_object_set_new(json, "states", json_loads(cases[i].list, JSON_DECODE_ANY, NULL));
         if (!plan_states_from_json(json, &plan, &err)) fail_msg("%s is taken", cases[i].list);
         if (!strstr(err.text, cases[i].text)) fail_msg("%s: %s", cases[i].list, err.text);
-        free(plan.state);
         json_decref(json);
     }
 }
@@ -148,17 +150,13 @@ static void what_is_wrong_is_named(void **state)
 static void a_fixed_state_stays_where_it_is(void **state)
 {
     (void)state;
-    struct plan_stage decode = {.last = 5, .home = PLAN_HOME_CPU},
-                      prefill = {.last = 5, .home = PLAN_HOME_STREAM};
     struct plan plan = hybrid();
     struct helm_err err = {0};
-    plan.stages = &decode;
-    plan.stage_count = 1;
-    plan.prefill[0] = (struct plan_phase){.from_tokens = 32, .stages = &prefill, .stage_count = 1};
-    plan.prefill_count = 1;
+    for (uint32_t u = 0; u < 12; u++) unit[u].home[0] = PLAN_HOME_CPU;
+    add_letters(&plan, 32, "s");
     assert_int_equal(plan_check_state_homes(&plan, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "computes layer 0 on 'stream'"));
-    plan.state = NULL;
+    plan.has_states = false;
     assert_int_equal(plan_check_state_homes(&plan, &err), 0);
 }
 

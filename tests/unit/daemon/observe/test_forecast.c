@@ -12,6 +12,7 @@
 
 #include "common/formats/packed.h"
 #include "tests/written_formats.h"
+#include "tests/written_plans.h"
 #include "daemon/observe/observe.h"
 
 #define SLOTS 4
@@ -20,7 +21,7 @@ struct setting {
     struct model model;
     struct profile profile;
     struct plan plan;
-    struct plan_stage stage;
+    struct plan_unit unit[WRITTEN_UNITS(MODEL_LAYERS_MAX)];
     struct observe observe;
 };
 
@@ -31,14 +32,12 @@ static struct forecast *open_forecast(struct setting *s)
     if (model_read("tools/models/demo", &s->model, &err) ||
         profile_read("tests/data/profiles/described.json", &s->profile, &err))
         fail_msg("%s", err.text);
-    s->stage = (struct plan_stage){.last = s->model.config.layers - 1, .home = PLAN_HOME_CPU};
     s->plan = (struct plan){.layers = s->model.config.layers,
                             .context_tokens = 1024,
                             .step_tokens = 512,
                             .slots = SLOTS,
                             .kv_dtype = "f16",
-                            .stages = &s->stage,
-                            .stage_count = 1};
+                            .unit = units_all(s->unit, s->model.config.layers, PLAN_HOME_CPU)};
     if (forecast_open(&s->model, &s->profile, &s->plan, &s->observe.forecast, &err)) fail_msg("%s", err.text);
     observe_init(&s->observe, 0, OBSERVE_NO_WORKER, 0);
     return &s->observe.forecast;
@@ -98,7 +97,7 @@ static void two_tiers_are_forecast_at_every_depth(void **state)
                                             .d2h = {.value = 2e10},
                                             .h2d_beside = {.value = 2e10},
                                             .hand_over = {.value = 5e-6}};
-    s->stage.home = PLAN_HOME_GPU;
+    units_all(s->unit, s->plan.layers, PLAN_HOME_GPU);
     s->plan.embed = s->plan.head = PLAN_GPU0;
     s->plan.page_tokens = 16;
     s->plan.page_count = 512;
@@ -176,7 +175,7 @@ static void a_chunk_that_costs_nothing_more_is_not_cut(void **state)
     assert_non_null(s);
     struct forecast *f = open_forecast(s);
     forecast_close(f);
-    s->stage.home = PLAN_HOME_STREAM;
+    units_all(s->unit, s->plan.layers, PLAN_HOME_STREAM);
     s->plan.embed = s->plan.head = PLAN_GPU0;
     s->plan.device[PLAN_GPU0].ring_bytes = 64 * 1024;
     s->profile.link.h2d.value = s->profile.link.h2d_beside.value = 1e6;
@@ -187,7 +186,7 @@ static void a_chunk_that_costs_nothing_more_is_not_cut(void **state)
     assert_int_equal(forecast_chunk(f, 1, 100, seconds / 2), 511);
     /* on the CPU every token costs */
     forecast_close(f);
-    s->stage.home = PLAN_HOME_CPU;
+    units_all(s->unit, s->plan.layers, PLAN_HOME_CPU);
     s->plan.embed = s->plan.head = PLAN_CPU0;
     s->plan.device[PLAN_GPU0].ring_bytes = 0;
     for (uint32_t i = 0; i < s->profile.cpu.linear.count; i++) s->profile.cpu.linear.point[i].y.value = 1e6;
@@ -204,14 +203,11 @@ static void the_ring_holds_slices_of_a_prompts_step(void **state)
     struct setting *s = malloc(sizeof *s);
     struct helm_err err = {0};
     struct cost_forecast ttft;
-    struct plan_stage prefill;
     assert_non_null(s);
     struct forecast *f = open_forecast(s);
     forecast_close(f);
-    s->stage.home = PLAN_HOME_STREAM;
-    prefill = s->stage;
-    s->plan.prefill[0] = (struct plan_phase){.from_tokens = 16, .stages = &prefill, .stage_count = 1};
-    s->plan.prefill_count = 1;
+    units_all(s->unit, s->plan.layers, PLAN_HOME_STREAM);
+    add_letters(&s->plan, 16, "s");
     s->plan.embed = s->plan.head = PLAN_GPU0;
     s->profile.link.h2d.value = s->profile.link.h2d_beside.value = 1e6;
     double before = INFINITY;
@@ -229,7 +225,8 @@ static void the_ring_holds_slices_of_a_prompts_step(void **state)
     /* of no use where the prompt's list streams other units */
     double seconds[2];
     for (int other = 0; other < 2; other++) {
-        prefill.home = other ? PLAN_HOME_CPU : PLAN_HOME_STREAM;
+        for (uint32_t u = 0; u < unit_count(s->plan.layers); u++)
+            s->unit[u].home[1] = other ? PLAN_HOME_CPU : PLAN_HOME_STREAM;
         if (forecast_open(&s->model, &s->profile, &s->plan, f, &err)) fail_msg("%s", err.text);
         const struct cost_step whole = {.tokens = 512, .rows = 1, .samples = 1, .context = 512};
         seconds[other] = forecast_step(f, &whole);
@@ -251,17 +248,16 @@ static void packed_weights_are_forecast(void **state)
     assert_non_null(s);
     struct forecast *f = open_forecast(s);
     forecast_close(f);
-    s->stage.home = PLAN_HOME_STREAM;
+    units_all(s->unit, s->plan.layers, PLAN_HOME_STREAM);
     s->plan.embed = s->plan.head = PLAN_GPU0;
     s->plan.device[PLAN_GPU0].ring_bytes = 32 * 1024;
     s->profile.link.h2d.value = s->profile.link.h2d_beside.value = 1e6;
     uint64_t bytes[2];
     double decode[2], chunk[2];
-    enum tensor_format format[2 * MODEL_LAYERS_MAX + 2];
     for (int pack = 0; pack < 2; pack++) {
         const struct cost_step whole = {.tokens = 512, .rows = 1, .samples = 1, .context = 512};
         struct cost_forecast one;
-        write_formats(&s->plan, &(struct written_formats){.link = pack}, format);
+        write_formats(&s->plan, &(struct written_formats){.link = pack});
         if (forecast_open(&s->model, &s->profile, &s->plan, f, &err)) fail_msg("%s", err.text);
         forecast_decode(f, 1, 100, &one);
         bytes[pack] = f->link_bytes;
@@ -296,11 +292,10 @@ static void what_the_cpu_reads_packed_is_forecast(void **state)
         }
     uint64_t bytes[2], stored = 0;
     double decode[2], chunk[2];
-    enum tensor_format format[2 * MODEL_LAYERS_MAX + 2];
     for (int pack = 0; pack < 2; pack++) {
         const struct cost_step whole = {.tokens = 512, .rows = 1, .samples = 1, .context = 512};
         struct cost_forecast one;
-        write_formats(&s->plan, &(struct written_formats){.cpu = pack}, format);
+        write_formats(&s->plan, &(struct written_formats){.cpu = pack});
         if (forecast_open(&s->model, &s->profile, &s->plan, f, &err)) fail_msg("%s", err.text);
         for (uint32_t u = 0; u < unit_count(s->plan.layers); u++) fits[u] = f->analysed.packs_cpu[u];
         forecast_decode(f, 1, 100, &one);

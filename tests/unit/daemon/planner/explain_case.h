@@ -11,6 +11,7 @@
 #include "daemon/children/accelerator.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/report/explain.h"
+#include "tests/written_plans.h"
 
 struct explain_case {
     struct model model;
@@ -64,14 +65,6 @@ static inline void case_make(struct explain_case *c)
     if (planner_make(&c->request, &c->plan, &spec, &err)) fail_msg("%s", err.text);
 }
 
-static inline void case_list(struct plan *plan, const enum plan_home *home, struct plan_stage **stages,
-                             uint32_t *count)
-{
-    *stages = calloc((size_t)unit_count(plan->layers), sizeof **stages);
-    assert_non_null(*stages);
-    *count = plan_stages_of(home, plan->layers, *stages);
-}
-
 /* A third of the layers on the GPU, then attention on the CPU and MLPs streamed by turns, the end on the CPU.
  */
 static inline void case_write(struct explain_case *c)
@@ -91,23 +84,21 @@ static inline void case_write(struct explain_case *c)
                           .device[PLAN_GPU0].ring_bytes = 256 * MIB,
                           .embed = PLAN_CPU0,
                           .head = PLAN_GPU0,
-                          .prefill_count = 2,
                           .memory[PLAN_HOST].limit = 64 * GIB,
                           .memory[PLAN_VRAM0].limit = 8 * GIB};
     for (uint32_t u = 0; u < unit_count(layers); u++)
         home[u] = u < 2 * (layers / 3)                     ? PLAN_HOME_GPU
                   : unit_part(u) == UNIT_MLP && u < layers ? PLAN_HOME_STREAM
                                                            : PLAN_HOME_CPU;
-    case_list(plan, home, &plan->stages, &plan->stage_count);
-    plan->prefill[0].from_tokens = 17;
-    case_list(plan, home, &plan->prefill[0].stages, &plan->prefill[0].stage_count);
+    if (plan_make_units(plan, PLAN_HOME_CPU, &err)) fail_msg("%s", err.text);
+    plan_set_homes(plan, 0, home);
+    add_list(plan, 17, home);
     for (uint32_t u = 0; u < unit_count(layers); u++)
         if (home[u] == PLAN_HOME_CPU) home[u] = PLAN_HOME_STREAM;
-    plan->prefill[1].from_tokens = 96;
-    case_list(plan, home, &plan->prefill[1].stages, &plan->prefill[1].stage_count);
+    add_list(plan, 96, home);
     if (plan_check(plan, &err)) fail_msg("%s", err.text);
     if (analyse_table_build(&c->model, &table, &err)) fail_msg("%s", err.text);
-    analyse_fill_stages(&table, plan);
+    analyse_fill_units(&table, plan);
     analyse_table_free(&table);
     ledger_add(&plan->memory[PLAN_HOST], "weights", 9 * GIB);
     ledger_add(&plan->memory[PLAN_VRAM0], "weights & ring", 6 * GIB);

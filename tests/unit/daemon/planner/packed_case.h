@@ -103,7 +103,7 @@ static inline bool host_packs(const struct plan *plan, bool link, bool cpu, uint
     if (found) *found = 0;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         const bool packed = plan_unit_format(plan, u) == FORMAT_BF16_PACKED;
-        if (plan_home_memory(plan_unit_home(plan, 0, u)) != PLAN_HOST) continue;
+        if (plan_home_memory(plan->unit[u].home[0]) != PLAN_HOST) continue;
         if (packed != (is_on_cpu(plan, u) ? cpu : link)) return false;
         if (found) *found += packed;
     }
@@ -122,13 +122,11 @@ static inline bool cpu_packs(const struct plan *plan)
 static inline uint64_t region_of(const struct bench *b, const struct plan *plan)
 {
     uint64_t bytes = 0;
-    enum plan_home home[UNITS];
-    plan_unit_homes(plan, 0, home);
     for (uint32_t i = 0; i < b->made.model.tensor_count; i++) {
         const struct model_tensor *t = &b->made.tensor[i];
         if (t->layer < 0 || t->rows == 1) continue;
         uint32_t u = model_tensor_unit(t);
-        if (home[u] == PLAN_HOME_GPU) continue;
+        if (plan->unit[u].home[0] == PLAN_HOME_GPU) continue;
         const enum tensor_format format = plan_unit_format(plan, u);
         bytes += (placement_room(t, format == PLAN_AS_STORED ? t->format : format, PLAN_HOST, NULL) + 63) /
                  64 * 64;

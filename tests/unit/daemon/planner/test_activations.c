@@ -19,6 +19,7 @@
 #include "daemon/planner/activations/decision.h"
 #include "tests/unit/common/base/tree.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
+#include "tests/written_plans.h"
 
 static const struct made_up_shape shape = {4, 512, 1024, 8, 4, 64, 2000, false};
 
@@ -28,7 +29,7 @@ struct stage {
     struct model_shard shard;
     struct profile profile;
     struct plan plan;
-    struct plan_stage stages[2];
+    struct plan_unit unit[WRITTEN_UNITS(4)];
 };
 
 static void touch(const struct stage *s, const char *content, time_t time)
@@ -70,10 +71,10 @@ static int open_stage(void **state)
     s->profile.format[FORMAT_Q4_K].cpu_int8_gemv = made_up_value(40e9);
     s->profile.format[FORMAT_Q4_K].cpu_int8_gemv_beside = made_up_value(30e9);
     s->profile.format[FORMAT_Q6_K].cpu_gemv = made_up_value(25e9);
-    s->stages[0] = (struct plan_stage){.last = 1, .home = PLAN_HOME_GPU};
-    s->stages[1] = (struct plan_stage){.first = 2, .last = 3, .home = PLAN_HOME_CPU};
-    s->plan = (struct plan){
-        .layers = 4, .step_tokens = 64, .stages = s->stages, .stage_count = 2, .head = PLAN_CPU0};
+    s->plan = (struct plan){.layers = 4,
+                            .step_tokens = 64,
+                            .unit = units_of_letters(s->unit, 4, "ggggcccc", 8),
+                            .head = PLAN_CPU0};
     *state = s;
     return 0;
 }

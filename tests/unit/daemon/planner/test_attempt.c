@@ -133,7 +133,7 @@ static void check_made(const struct drawn *d, struct plan *plan, const struct ar
     if (d->r.wish.ctx) assert_int_equal(plan->context_tokens, d->r.wish.ctx);
     if (d->r.wish.step_tokens) assert_int_equal(plan->step_tokens, d->r.wish.step_tokens);
     for (uint32_t i = 0; i < plan->prefill_count; i++)
-        assert_in_range(plan->prefill[i].from_tokens, GPU_CHUNK_TOKENS, plan->step_tokens);
+        assert_in_range(plan->prefill_from[i], GPU_CHUNK_TOKENS, plan->step_tokens);
     if (planner_predict(&d->r, plan, d->r.batch, 128, 64, &p, &err)) fail_msg("%s", err.text);
     assert_true(isfinite(p.decode.seconds) && p.decode.seconds > 0 && isfinite(p.ttft.seconds) &&
                 p.ttft.seconds > 0);

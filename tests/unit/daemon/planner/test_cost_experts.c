@@ -3,6 +3,7 @@
 #include "common/model/arch.h"
 #include "common/model/parts.h"
 #include "tests/unit/daemon/planner/cost_case.h"
+#include "tests/written_plans.h"
 
 #define CONFIG(rows)                                                                                         \
     "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 6144, "    \
@@ -73,19 +74,16 @@ static void bytes_stored_are_not_bytes_read(void **state)
     assert_true(m->analysed.packs[mlp - 1] &&
                 !m->analysed.packs_vram[mlp - 1]); /* attention is little beside them */
     assert_int_equal(dense.stored, dense.token);
-    struct plan_stage stage[] = {{.first = 0, .last = 3, .home = PLAN_HOME_CPU}};
-    struct plan plan = {.layers = 4, .stages = stage, .stage_count = 1, .head = PLAN_GPU0};
+    struct plan_unit unit[WRITTEN_UNITS(4)];
+    struct plan plan = {.layers = 4, .unit = units_all(unit, 4, PLAN_HOME_CPU), .head = PLAN_GPU0};
     const struct analyse_bytes all = analyse_units(&m->analysed, 0, 7);
     assert_int_equal(analyse_token_bytes(&m->analysed, &plan, PLAN_HOME_CPU), all.token);
     /* packed, a token reads less of those that it chooses */
-    enum tensor_format format[10];
-    for (uint32_t u = 0; u < 10; u++) format[u] = u == mlp ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
-    plan.format = format;
+    plan_set_unit_format(&plan, mlp, FORMAT_BF16_PACKED);
     const struct cost_crossing reads = cost_bytes_of(&m->analysed, &plan, PLAN_HOME_CPU);
     assert_int_equal(reads.bytes, all.token);
     assert_in_range(reads.bytes - reads.crossing, 0.28 * 8 * EXPERT, 0.30 * (8 * EXPERT + router));
-    plan.format = NULL;
-    stage[0].home = PLAN_HOME_STREAM; /* the next expert is unknown: all are copied */
+    units_all(unit, 4, PLAN_HOME_STREAM); /* the next expert is unknown: all are copied */
     assert_int_equal(analyse_token_bytes(&m->analysed, &plan, PLAN_HOME_STREAM), all.stored);
 }
 

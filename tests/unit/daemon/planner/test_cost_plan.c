@@ -1,38 +1,34 @@
 /* Unit tests of daemon/planner/cost/plan.c: forecasts of whole plans against sums of steps, error bars. */
 #include "common/base/units.h"
 #include "tests/unit/daemon/planner/cost_case.h"
+#include "tests/written_plans.h"
 
-static void make_plan(struct plan *plan, struct plan_stage *decode, struct plan_stage *prefill,
-                      uint32_t stream_from)
+static void make_plan(struct plan *plan, struct plan_unit unit[WRITTEN_UNITS(36)], uint32_t stream_from)
 {
     *plan = (struct plan){.layers = 36,
                           .context_tokens = 8192,
                           .step_tokens = 512,
                           .slots = 4,
                           .kv_dtype = "f16",
-                          .stages = decode,
                           .device[PLAN_GPU0].ring_bytes = 256 * MIB,
                           .embed = PLAN_CPU0,
                           .head = PLAN_GPU0};
     enum plan_home home[72];
     for (uint32_t u = 0; u < 72; u++)
         home[u] = u < 40 ? (u % 4 == 3 ? PLAN_HOME_STREAM : PLAN_HOME_CPU) : PLAN_HOME_GPU;
-    plan->stage_count = plan_stages_of(home, 36, decode);
+    plan->unit = units_of_homes(unit, 36, home);
     for (uint32_t u = 0; u < 40; u++) home[u] = PLAN_HOME_STREAM;
-    plan->prefill_count = 1;
-    plan->prefill[0] = (struct plan_phase){.from_tokens = stream_from,
-                                           .stages = prefill,
-                                           .stage_count = plan_stages_of(home, 36, prefill)};
+    add_list(plan, stream_from, home);
 }
 
 static void forecasts_are_the_steps_that_they_are_made_of(void **state)
 {
     struct priced *p = *state;
-    static struct plan_stage decode[72], prefill[72];
+    static struct plan_unit unit[WRITTEN_UNITS(36)];
     struct plan plan;
     struct cost_forecast f, two, all;
     p->profile = round_numbers();
-    make_plan(&plan, decode, prefill, 64);
+    make_plan(&plan, unit, 64);
     const struct cost_case c = {&p->m.model, &p->m.analysed, &p->profile, &plan};
     assert_int_equal(cost_decode(&c, 1, 1000, &f, &p->err), 0);
     enum plan_home home[72];
@@ -62,16 +58,16 @@ static void forecasts_are_the_steps_that_they_are_made_of(void **state)
     /* Nothing resident behind the last streamed unit that would hide a copy: but the second chunk begins with
      * other slices than decode, so the first leaves the ring as it is. */
     for (uint32_t u = 0; u < 72; u++) home[u] = u % 4 == 3 ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
-    plan.stage_count = plan_stages_of(home, 36, decode);
+    plan_set_homes(&plan, 0, home);
     for (uint32_t u = 0; u < 72; u++) home[u] = PLAN_HOME_STREAM;
-    plan.prefill[0].stage_count = plan_stages_of(home, 36, prefill);
+    plan_set_homes(&plan, 1, home);
     cost_plan_of(&plan, 1, home, kv_cpu, &list);
     assert_int_equal(cost_ttft(&c, 612, &two, &p->err), 0);
     sum = cost_seconds(&p->table, &list, INFINITY);
     price(p, (struct cost_step){512, 1, 0, 512, .kv_dtype = KV_F16});
     sum += cost_seconds(&p->table, &list, INFINITY);
     expect("with nothing behind", two.seconds, sum);
-    make_plan(&plan, decode, prefill, 64);
+    make_plan(&plan, unit, 64);
     assert_int_equal(cost_ttft(&c, 4096, &all, &p->err), 0);
     assert_true(all.steps == 8 && all.seconds > 6 * f.seconds);
     assert_true(all.busy[COST_LINK] > 8 * 36.0 / 36 * 20 * (ATTENTION + MLP) / 50e9 * 0.99);

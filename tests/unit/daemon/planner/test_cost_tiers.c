@@ -1,6 +1,7 @@
 /* Unit tests of daemon/planner/cost/attention.c and of what steps make of it: prices of a cache with two tiers by hand,
  * simulated steps, whole plans over contexts, the proven bound. */
 #include "tests/unit/daemon/planner/cost_case.h"
+#include "tests/written_plans.h"
 #include "daemon/planner/cost/rates.h"
 #include "daemon/planner/search/search.h"
 #include "tools/plan/proof.h"
@@ -268,7 +269,7 @@ static void plans_slow_down_steadily(void **state)
     struct priced p;
     struct helm_err err = {0};
     open_case(&p);
-    struct plan_stage stage = {.last = 35, .home = PLAN_HOME_GPU};
+    struct plan_unit unit[WRITTEN_UNITS(36)];
     struct plan plan = {.layers = 36,
                         .context_tokens = 32768,
                         .step_tokens = 512,
@@ -279,8 +280,7 @@ static void plans_slow_down_steadily(void **state)
                         .kv_free_places = 8,
                         .kv_direct_permille = 400,
                         .kv_dtype = "f16",
-                        .stages = &stage,
-                        .stage_count = 1,
+                        .unit = units_all(unit, 36, PLAN_HOME_GPU),
                         .embed = PLAN_GPU0,
                         .head = PLAN_GPU0};
     const struct cost_case c = {.model = &p.m.model,

@@ -4,6 +4,7 @@
 
 #include "daemon/planner/formats.h"
 #include "tests/unit/daemon/planner/packed_case.h"
+#include "tests/written_plans.h"
 
 #define LAYERS 4
 #define SMALL  (2 * LAYERS)
@@ -12,15 +13,8 @@ struct setting {
     struct bench b;
     struct ledger_case c;
     struct plan plan;
-    struct plan_stage stages[3][SMALL];
-    enum tensor_format format[SMALL + 2];
+    struct plan_unit unit[SMALL + 2];
 };
-
-static void read_letters(const char *letters, enum plan_home *home)
-{
-    for (uint32_t u = 0; u < SMALL; u++)
-        home[u] = letters[u] == 'g' ? PLAN_HOME_GPU : letters[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
-}
 
 /* 4 layers: attention and MLP of each, in decode, for short and for long prompts. */
 static struct setting *open_setting(void)
@@ -28,8 +22,6 @@ static struct setting *open_setting(void)
     static const char *const homes[] = {"cccsggsg", "csccggsg", "sscsggsg"};
     static const struct made_up_shape shape = {LAYERS, 512, 1024, 8, 2, 64, 1024, false};
     struct setting *s = calloc(1, sizeof *s);
-    struct helm_err err = {0};
-    enum plan_home home[SMALL];
     assert_non_null(s);
     open_8b(&s->b, 8 * GIB);
     made_up_close(&s->b.made);
@@ -39,16 +31,8 @@ static struct setting *open_setting(void)
                             .embed = PLAN_CPU0,
                             .head = PLAN_GPU0,
                             .device[PLAN_GPU0].ring_bytes = 1};
-    s->plan.format = s->format;
-    s->plan.stages = s->stages[0];
-    for (int p = 0; p < 3; p++) {
-        read_letters(homes[p], home);
-        const uint32_t count = plan_stages_of(home, LAYERS, s->stages[p]);
-        if (p == 0) s->plan.stage_count = count;
-        if (p) s->plan.prefill[p - 1] = (struct plan_phase){20 * (uint32_t)p, s->stages[p], count};
-    }
-    s->plan.prefill_count = 2;
-    assert_int_equal(plan_formats_clear(&s->plan, &err), 0);
+    s->plan.unit = units_of_letters(s->unit, LAYERS, homes[0], SMALL);
+    for (uint32_t p = 1; p < 3; p++) add_letters(&s->plan, 20 * p, homes[p]);
     return s;
 }
 

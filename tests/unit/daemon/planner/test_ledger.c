@@ -13,6 +13,7 @@
 #include "daemon/steps/kv_pages.h"
 #include "daemon/planner/planner.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
+#include "tests/written_plans.h"
 #include "worker-gpu/engine.h"
 
 /* 1 GiB of weights, 114,688 bytes of KV a token in 16 bits: the shape of Qwen3-0.6B. */
@@ -176,8 +177,8 @@ static void totals_count_every_tensor(void **state)
     struct analyse_table table;
     struct helm_err err = {0};
     struct arena_spec spec;
-    struct plan_stage stage = {.first = 0, .last = 27, .home = PLAN_HOME_CPU};
-    struct plan plan = {.layers = 28, .stages = &stage, .stage_count = 1};
+    struct plan_unit unit[WRITTEN_UNITS(28)];
+    struct plan plan = {.layers = 28, .unit = units_all(unit, 28, PLAN_HOME_CPU)};
     assert_int_equal(analyse_table_build(&m, &table, &err), 0);
     assert_true(table.total_stored == GIB + 2048);
     assert_true(table.tied);
@@ -209,14 +210,6 @@ static const struct made_up_shape small = {LAYERS, 256, 512, 4, 2, 64, 1000, fal
 /* Attention and MLP of each layer; c, g and s for the homes. */
 static const char decode_homes[] = "ggcsccgs", mixed_homes[] = "ggssscgs", streamed_homes[] = "ggssssgs";
 
-static uint32_t stages_of(const char *text, struct plan_stage stages[2 * LAYERS])
-{
-    enum plan_home home[2 * LAYERS];
-    for (uint32_t u = 0; u < 2 * LAYERS; u++)
-        home[u] = text[u] == 'g' ? PLAN_HOME_GPU : text[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
-    return plan_stages_of(home, LAYERS, stages);
-}
-
 struct lined {
     struct made_up made;
     struct ledger_wish wish;
@@ -224,7 +217,7 @@ struct lined {
     struct ledger_case c;
     struct plan plan;
     struct arena_spec spec;
-    struct plan_stage decode[2 * LAYERS], prefill[2 * LAYERS];
+    struct plan_unit unit[WRITTEN_UNITS(LAYERS)];
 };
 
 static void open_lined(struct lined *l)
@@ -245,8 +238,7 @@ static void open_lined(struct lined *l)
                                 .machine = &l->machine,
                                 .table = &l->made.analysed};
     l->plan = (struct plan){.layers = LAYERS,
-                            .stages = l->decode,
-                            .stage_count = stages_of(decode_homes, l->decode),
+                            .unit = units_of_letters(l->unit, LAYERS, decode_homes, 2 * LAYERS),
                             .device[PLAN_GPU0].ring_bytes = 3 * MIB,
                             .embed = PLAN_CPU0,
                             .head = PLAN_GPU0};
@@ -287,10 +279,7 @@ static void streamed_and_borrowed_have_their_lines(void **state)
     assert_true(line_of(&l.plan.memory[PLAN_HOST], "GPU driver") > 0);
 
     /* Long prompts on the GPU: it borrows two caches. */
-    l.plan.prefill[0] = (struct plan_phase){.from_tokens = 33,
-                                            .stages = l.prefill,
-                                            .stage_count = stages_of(mixed_homes, l.prefill)};
-    l.plan.prefill_count = 1;
+    add_letters(&l.plan, 33, mixed_homes);
     uint64_t vram = l.plan.memory[PLAN_VRAM0].total;
     write_lined(&l);
     assert_int_equal(line_of(&l.plan.memory[PLAN_VRAM0], "borrowed KV"), 2 * 100 * layer_page);
@@ -298,7 +287,8 @@ static void streamed_and_borrowed_have_their_lines(void **state)
     assert_int_equal(line_of(&l.plan.memory[PLAN_HOST], "activations"),
                      decode_only); /* layer 2's MLP: any length */
     /* Where it computes every half layer of them, the CPU's buffers end with the shorter steps. */
-    l.plan.prefill[0].stage_count = stages_of(streamed_homes, l.prefill);
+    l.plan.prefill_count = 0;
+    add_letters(&l.plan, 33, streamed_homes);
     write_lined(&l);
     assert_int_equal(line_of(&l.plan.memory[PLAN_HOST], "activations"), ledger_cpu_buffer_bytes(&l.c, 32));
     assert_true(ledger_cpu_buffer_bytes(&l.c, 32) < decode_only);
@@ -367,7 +357,7 @@ static void weights_have_room_as_they_are_laid_out(void **state)
     struct model model;
     struct analyse_table table;
     struct helm_err err = {0};
-    struct plan_stage stages[2 * LAYERS];
+    struct plan_unit unit[WRITTEN_UNITS(LAYERS)];
     if (model_config_parse("test", json, sizeof json - 1, &config, &err)) fail_msg("%s", err.text);
     assert_int_equal(model_from_config(&config, &model, &err), 0);
     assert_int_equal(analyse_table_build(&model, &table, &err), 0);
@@ -377,8 +367,7 @@ static void weights_have_room_as_they_are_laid_out(void **state)
     const struct ledger_case c = {.model = &model, .wish = &wish, .machine = &there, .table = &table};
     for (uint32_t ends = 0; ends < 4; ends++) {
         struct plan plan = {.layers = LAYERS,
-                            .stages = stages,
-                            .stage_count = stages_of(decode_homes, stages),
+                            .unit = units_of_letters(unit, LAYERS, decode_homes, 2 * LAYERS),
                             .device[PLAN_GPU0].ring_bytes = MIB,
                             .embed = ends & 1 ? PLAN_GPU0 : PLAN_CPU0,
                             .head = ends & 2 ? PLAN_GPU0 : PLAN_CPU0};

@@ -10,6 +10,7 @@
 #include "common/base/units.h"
 #include "daemon/planner/memory/memory.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
+#include "tests/written_plans.h"
 
 #define LAYERS 6
 #define UNITS  (2 * LAYERS)
@@ -65,10 +66,9 @@ static uint64_t host_beside(const struct ledger_case *c, const struct plan *plan
 static void hold_against_ledger(const struct ledger_case *c, struct search_found *found,
                                 const struct memory *memory)
 {
-    struct plan_stage stages[UNITS];
+    struct plan_unit unit[UNITS + 2];
     struct plan plan = {.layers = LAYERS,
-                        .stages = stages,
-                        .stage_count = plan_stages_of(found->home, LAYERS, stages),
+                        .unit = units_of_homes(unit, LAYERS, found->home),
                         .device[PLAN_GPU0].ring_bytes = found->ring_bytes,
                         .embed = found->embed,
                         .head = found->head};

@@ -118,7 +118,7 @@ static void a_shared_expert_is_no_part_of_slots(void **state)
         beside.memory[PLAN_VRAM0].total - 12ull * 3 * 6144 * 2048; /* half of them more */
     b.r.wish.ctx = 64;
     assert_int_equal(mixed_units(&b, &small), 0);
-    assert_int_equal(plan_unit_home(&small, 0, unit_of(3, UNIT_MLP)), PLAN_HOME_CPU);
+    assert_int_equal(small.unit[unit_of(3, UNIT_MLP)].home[0], PLAN_HOME_CPU);
     plan_free(&beside);
     plan_free(&filled);
     plan_free(&small);
@@ -163,7 +163,7 @@ static void experts_that_fit_are_whole(void **state)
     b.r.strategy = SEARCH_BEST;
     assert_int_equal(mixed_units(&b, &plan), 0);
     for (uint32_t l = 0; l < plan.layers; l++)
-        assert_int_equal(plan_unit_home(&plan, 0, unit_of(l, UNIT_MLP)), PLAN_HOME_GPU);
+        assert_int_equal(plan.unit[unit_of(l, UNIT_MLP)].home[0], PLAN_HOME_GPU);
     plan_free(&plan);
     model_free(&model);
     bench_close(&b);
@@ -218,7 +218,7 @@ static uint32_t packed_experts(const struct plan *plan)
     uint32_t count = 0;
     for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(plan->layers); u += UNIT_PARTS) {
         if (plan_unit_format(plan, u) != FORMAT_BF16_PACKED) continue;
-        assert_int_equal(plan_unit_home(plan, 0, u), PLAN_HOME_CPU);
+        assert_int_equal(plan->unit[u].home[0], PLAN_HOME_CPU);
         count++;
     }
     return count;
@@ -247,9 +247,8 @@ static void packed_experts_are_for_the_cpu_alone(void **state)
         seconds[fast] = seconds_of(&b.r, &plan);
         if (!fast) { /* a plan given may have them so in both memories */
             uint32_t u = unit_of(0, UNIT_MLP);
-            while (plan_unit_home(&plan, 0, u) != PLAN_HOME_MIXED) u += UNIT_PARTS;
+            while (plan.unit[u].home[0] != PLAN_HOME_MIXED) u += UNIT_PARTS;
             plan_set_unit_format(&plan, u, FORMAT_BF16_PACKED);
-            plan_restage(&plan);
             plan.device[PLAN_GPU0].experts.slots--; /* whole experts are expanded in their place */
             if (planner_take(&b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
         }
@@ -281,7 +280,7 @@ static void whole_layers_may_be_packed(void **state)
         b.profile.gpu.gemv_packed = b.profile.gpu.gemv;
         assert_true(mixed_units(&b, &plan) > 0);
         for (uint32_t u = 0; u < unit_count(plan.layers); u++) {
-            const bool experts = unit_part(u) == UNIT_MLP && plan_unit_home(&plan, 0, u) == PLAN_HOME_GPU;
+            const bool experts = unit_part(u) == UNIT_MLP && plan.unit[u].home[0] == PLAN_HOME_GPU;
             whole[pack] += experts;
             assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, pack && experts);
         }
@@ -314,7 +313,7 @@ static void experts_in_both_memories_may_be_packed(void **state)
         b.profile.cpu.gemv_packed = b.profile.cpu.gemv_packed_beside = made_up_value(140e9);
         assert_true(mixed_units(&b, &plan) > 0);
         for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(plan.layers); u += UNIT_PARTS)
-            if (plan_unit_home(&plan, 0, u) == PLAN_HOME_MIXED)
+            if (plan.unit[u].home[0] == PLAN_HOME_MIXED)
                 assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, pack);
         slots[pack] = plan.device[PLAN_GPU0].experts.slots * plan_mixed_units(&plan);
         seconds[pack] = seconds_of(&b.r, &plan);

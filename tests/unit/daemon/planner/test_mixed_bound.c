@@ -203,26 +203,17 @@ static void open_mixture(struct bench *b, struct model *model, uint64_t vram)
 static bool take(const struct bench *b, const struct plan *made, uint32_t whole, uint32_t slots,
                  struct plan *plan)
 {
-    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     struct planner_request r = b->r;
     struct arena_spec spec;
     struct helm_err err = {0};
     assert_int_equal(plan_copy(made, plan, &err), 0);
     plan_drop_placements(plan);
     plan->page_count = 0;
-    for (uint32_t p = 0; p < plan_phase_count(made); p++) {
-        plan_unit_homes(made, p, home);
-        for (uint32_t l = 0; l < plan->layers; l++) {
-            enum plan_home *mlp = &home[unit_of(l, UNIT_MLP)];
-            *mlp = whole & 1u << l ? PLAN_HOME_GPU : p ? PLAN_HOME_STREAM : PLAN_HOME_MIXED;
-        }
-        struct plan_stage **stages = p ? &plan->prefill[p - 1].stages : &plan->stages;
-        uint32_t *count = p ? &plan->prefill[p - 1].stage_count : &plan->stage_count;
-        free(*stages);
-        *stages = calloc(unit_count(plan->layers), sizeof **stages);
-        assert_non_null(*stages);
-        *count = plan_stages_of(home, plan->layers, *stages);
-    }
+    for (uint32_t p = 0; p < plan_phase_count(made); p++)
+        for (uint32_t l = 0; l < plan->layers; l++)
+            plan->unit[unit_of(l, UNIT_MLP)].home[p] = whole & 1u << l ? PLAN_HOME_GPU
+                                                       : p             ? PLAN_HOME_STREAM
+                                                                       : PLAN_HOME_MIXED;
     plan->device[PLAN_GPU0].experts.slots = slots;
     return planner_take(&r, plan, &spec, &err) == 0;
 }

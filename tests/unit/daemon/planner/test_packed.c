@@ -5,6 +5,7 @@
 
 #include "daemon/planner/cost/cost.h"
 #include "tests/unit/daemon/planner/packed_case.h"
+#include "tests/written_plans.h"
 
 /* Less on the link by COST_PACKED_PART, more on the GPU by what expanding takes; nothing else changes. */
 static void packed_units_have_their_prices(void **state)
@@ -42,15 +43,16 @@ static void packed_units_have_their_prices(void **state)
             double slices = ceil(bytes / (32 << 20)), small = ceil(bytes / (16 << 20));
             close_to(z->stream, a->stream - (small - slices) * 4e-6 + bytes / rate + slices * 4e-6);
         }
-        struct plan_stage stages[UNITS] = {{.last = UNITS / 2 - 1, .home = PLAN_HOME_STREAM}};
-        struct plan plan = {
-            .layers = UNITS / 2, .stages = stages, .stage_count = 1, .embed = PLAN_GPU0, .head = PLAN_GPU0};
-        enum tensor_format format[UNITS + 2];
+        struct plan_unit unit[UNITS + 2];
+        struct plan plan = {.layers = UNITS / 2,
+                            .unit = units_all(unit, UNITS / 2, PLAN_HOME_STREAM),
+                            .embed = PLAN_GPU0,
+                            .head = PLAN_GPU0};
         struct cost_crossing moved = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM);
         assert_int_equal(moved.bytes, moved.crossing);
         uint64_t saving = 0;
         for (uint32_t u = 0; u < UNITS; u++) saving += table.unit[u].bytes - table.unit[u].crossing;
-        write_formats(&plan, &(struct written_formats){.link = true, .can = packed}, format);
+        write_formats(&plan, &(struct written_formats){.link = true, .can = packed});
         moved = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM);
         assert_int_equal(moved.bytes - moved.crossing, saving);
         cost_table_free(&raw);
@@ -144,8 +146,8 @@ static void plans_count_on_it(void **state)
                         region_of(&b, &plan) + 4096);
         for (uint32_t u = 0; u < UNITS; u++)
             for (uint32_t p = 1; p < plan_phase_count(&plan); p++)
-                if (plan_unit_home(&plan, 0, u) == PLAN_HOME_STREAM)
-                    assert_int_equal(plan_unit_home(&plan, p, u), PLAN_HOME_STREAM);
+                if (plan.unit[u].home[0] == PLAN_HOME_STREAM)
+                    assert_int_equal(plan.unit[u].home[p], PLAN_HOME_STREAM);
         /* Taken by a daemon that packs, and by one that does not. */
         struct arena_spec spec;
         struct helm_err err = {0};
@@ -195,30 +197,25 @@ static void units_of_both_workers_cross_as_they_are(void **state)
     (void)state;
     struct bench b;
     enum plan_home home[UNITS];
-    struct plan_stage stages[2][UNITS];
+    struct plan_unit unit[UNITS + 2];
     open_8b(&b, 8 * GIB);
     for (uint32_t u = 0; u < UNITS; u++) home[u] = u < 8 ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
     struct plan plan = {.layers = UNITS / 2,
                         .device[PLAN_GPU0].ring_bytes = 256 * MIB,
-                        .stages = stages[0],
-                        .stage_count = plan_stages_of(home, UNITS / 2, stages[0]),
+                        .unit = units_of_homes(unit, UNITS / 2, home),
                         .step_tokens = 512,
                         .kv_dtype = "f16"};
     struct cost_forecast all, some;
     struct helm_err err = {0};
     const struct cost_case c = {&b.made.model, &b.made.analysed, &b.profile, &plan};
-    enum tensor_format format[UNITS + 2];
     const struct written_formats all_streamed = {.link = true};
-    write_formats(&plan, &all_streamed, format);
+    write_formats(&plan, &all_streamed);
     const uint64_t streamed = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM).bytes;
     assert_int_equal(cost_decode(&c, 1, 100, &all, &err), 0);
     assert_true(cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM).crossing < streamed * 72 / 100);
     home[1] = home[3] = home[5] = home[7] = PLAN_HOME_CPU;
-    plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
-                                          .stages = stages[1],
-                                          .stage_count = plan_stages_of(home, UNITS / 2, stages[1])};
-    plan.prefill_count = 1;
-    write_formats(&plan, &all_streamed, format);
+    add_list(&plan, 17, home);
+    write_formats(&plan, &all_streamed);
     assert_int_equal(cost_decode(&c, 1, 100, &some, &err), 0);
     assert_true(cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM).crossing > streamed * 90 / 100);
     assert_true(some.busy[COST_LINK] > 1.2 * all.busy[COST_LINK]);

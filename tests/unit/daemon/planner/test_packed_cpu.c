@@ -137,11 +137,11 @@ static void plans_count_on_it(void **state)
         assert_true(host_packs(&plan, true, true, NULL) && host_packs(&raw, true, false, NULL));
         assert_true(fast.decode.seconds < slow.decode.seconds);
         for (uint32_t u = 0; u < UNITS; u++) {
-            enum plan_home home = plan_unit_home(&plan, 0, u);
+            enum plan_home home = plan.unit[u].home[0];
             assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, home != PLAN_HOME_GPU);
             if (home == PLAN_HOME_CPU) cpu_bytes += analyse_units_stored(&b.made.analysed, u, u);
             for (uint32_t p = 0; p < plan_phase_count(&plan); p++)
-                streams |= plan_unit_home(&plan, p, u) == PLAN_HOME_STREAM;
+                streams |= plan.unit[u].home[p] == PLAN_HOME_STREAM;
         }
         assert_true(cpu_bytes > 0);
         const uint64_t weights = region_of(&b, &plan);

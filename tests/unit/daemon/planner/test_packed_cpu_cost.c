@@ -246,7 +246,7 @@ static void plans_without_them_stay_the_same(void **state)
                         was[1].ttft.seconds == was[0].ttft.seconds);
             for (uint32_t p = 0; p < plan_phase_count(&plan[0]); p++)
                 for (uint32_t u = 0; u < UNITS; u++)
-                    assert_int_equal(plan_unit_home(&plan[0], p, u), plan_unit_home(&plan[1], p, u));
+                    assert_int_equal(plan[0].unit[u].home[p], plan[1].unit[u].home[p]);
         }
         plan_free(&plan[0]);
         plan_free(&plan[1]);

@@ -62,7 +62,6 @@ static void repack(const struct bench *b, struct plan *plan, uint32_t units, boo
 {
     const struct ledger_case c = {&b->made.model, &b->r.wish, &b->r.machine, &b->made.analysed};
     formats_set_vram(&c, units, head, plan);
-    plan_restage(plan);
 }
 
 /* One token: the measured rate in the plain one's stead, or a part of expanding; several: all is expanded,
@@ -167,7 +166,7 @@ static void rooms_are_those_of_packed_matrices(void **state)
 static uint32_t units_at(const struct plan *plan, enum plan_home home)
 {
     uint32_t count = 0;
-    for (uint32_t u = 0; u < unit_count(plan->layers); u++) count += plan_unit_home(plan, 0, u) == home;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) count += plan->unit[u].home[0] == home;
     return count;
 }
 
@@ -178,7 +177,7 @@ static void check_packed(struct bench *b, const struct plan *plan)
     uint64_t room = packed_head(plan) ? ledger_packed_head_bytes(&c) : 0, last = 0, plain = 0, more;
     bool plain_before = false;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
-        const bool there = plan_unit_home(plan, 0, u) == PLAN_HOME_GPU,
+        const bool there = plan->unit[u].home[0] == PLAN_HOME_GPU,
                    packed = there && plan_unit_format(plan, u) == FORMAT_BF16_PACKED;
         if (!there) continue;
         assert_false(packed && plain_before); /* the first of those that can be */
@@ -423,19 +422,17 @@ static void written_plans_are_checked(void **state)
     b.r.wish.pack = true;
     /* one matrix that is no bf16: its unit cannot be packed */
     uint32_t unit = 0;
-    while (plan_unit_home(&plan, 0, unit) != PLAN_HOME_GPU) unit++;
+    while (plan.unit[unit].home[0] != PLAN_HOME_GPU) unit++;
     for (uint32_t i = 0; i < b.made.model.tensor_count; i++)
         if (b.made.tensor[i].role == (unit_part(unit) == UNIT_MLP ? TENSOR_DOWN : TENSOR_K) &&
             b.made.tensor[i].layer == (int32_t)(unit_layer(unit)))
             b.made.tensor[i].format = FORMAT_F16;
     for (uint32_t u = 0; u < UNITS; u++)
-        if (plan_unit_home(&plan, 0, u) == PLAN_HOME_GPU) plan_set_unit_format(&plan, u, FORMAT_BF16_PACKED);
+        if (plan.unit[u].home[0] == PLAN_HOME_GPU) plan_set_unit_format(&plan, u, FORMAT_BF16_PACKED);
     plan_set_head_format(&plan, FORMAT_BF16_PACKED);
-    plan_restage(&plan);
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "cannot lie as 'bf16-packed'"));
     plan_set_unit_format(&plan, unit, PLAN_AS_STORED);
-    plan_restage(&plan);
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_CAPACITY); /* it lies plain now */
     plan_free(&plan);
     bench_close(&b);

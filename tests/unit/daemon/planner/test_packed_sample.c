@@ -16,6 +16,7 @@
 #include "tests/written_formats.h"
 #include "tests/unit/common/base/tree.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
+#include "tests/written_plans.h"
 
 #define SHARDS 2
 #define HEADER 1000 /* bytes before the first tensor */
@@ -168,8 +169,8 @@ static void those_of_a_plan_are_looked_at_alone(void **state)
 {
     (void)state;
     static struct files f;
-    struct plan_stage stages[16] = {{.first = 0, .last = 7, .home = PLAN_HOME_GPU}};
-    struct plan plan = {.layers = 8, .stages = stages, .stage_count = 1, .head = PLAN_GPU0};
+    struct plan_unit unit[WRITTEN_UNITS(9)];
+    struct plan plan = {.layers = 8, .unit = units_all(unit, 8, PLAN_HOME_GPU), .head = PLAN_GPU0};
     struct packed_sample sample, few;
     struct helm_err err = {0};
     files_open(&f);
@@ -178,11 +179,10 @@ static void those_of_a_plan_are_looked_at_alone(void **state)
     assert_true(sample.parts.mlp < 0.9);
     assert_int_equal(packed_sample_of_plan(&f.made.model, &plan, 8 * MIB, &few, &err), 0);
     assert_true(few.bytes == 0 && few.parts.mlp == 0); /* it packs none */
-    enum tensor_format format[20];                     /* for 9 layers */
-    write_formats(&plan, &(struct written_formats){.vram = 2}, format);
+    write_formats(&plan, &(struct written_formats){.vram = 2});
     assert_int_equal(packed_sample_of_plan(&f.made.model, &plan, 8 * MIB, &few, &err), 0);
     assert_true(few.parts.mlp > 1 && few.parts.attention < 0.9 && few.parts.head == 0);
-    write_formats(&plan, &(struct written_formats){.head = true}, format);
+    write_formats(&plan, &(struct written_formats){.head = true});
     assert_int_equal(packed_sample_of_plan(&f.made.model, &plan, 8 * MIB, &few, &err), 0);
     assert_true(few.parts.mlp == 0 && few.parts.attention == 0);
     near(few.parts.head, few.spread.head, f.all.head);

@@ -7,6 +7,7 @@
 
 #include "daemon/planner/memory/memory.h"
 #include "tests/unit/daemon/planner/packed_case.h"
+#include "tests/written_plans.h"
 
 #define SMALL_LAYERS 3
 #define SMALL_UNITS  (2 * SMALL_LAYERS)
@@ -39,13 +40,12 @@ static void try_packing(const struct bench *b, const struct plan *from, uint32_t
     r.refusal = NULL;
     for (uint32_t units = 0; units <= gpu; units++)
         for (int head = 0; head <= (from->head == PLAN_GPU0); head++) {
-            struct plan_stage stages[SMALL_UNITS];
-            enum tensor_format format[SMALL_UNITS + 2];
+            struct plan_unit unit[SMALL_UNITS + 2];
             const struct written_formats w = {.link = true, .vram = units, .head = head};
             struct plan plan = *from;
-            memcpy(stages, from->stages, from->stage_count * sizeof *stages);
-            plan.stages = stages;
-            write_formats(&plan, &w, format);
+            memcpy(unit, from->unit, sizeof unit);
+            plan.unit = unit;
+            write_formats(&plan, &w);
             plan.placement = NULL; /* made for these formats */
             double seconds = taken_seconds(&r, &plan);
             plan_drop_placements(&plan);
@@ -62,7 +62,7 @@ static struct best brute_force(const struct bench *b, const struct plan *made)
     struct best best = {INFINITY, INFINITY};
     for (uint32_t p = 0; p < HOMES; p++) {
         enum plan_home home[SMALL_UNITS];
-        struct plan_stage stages[SMALL_UNITS];
+        struct plan_unit unit[SMALL_UNITS + 2];
         uint32_t gpu = 0;
         bool stream = false;
         for (uint32_t u = 0; u < SMALL_UNITS; u++) {
@@ -77,8 +77,7 @@ static struct best brute_force(const struct bench *b, const struct plan *made)
                                       .slots = made->slots,
                                       .page_tokens = made->page_tokens,
                                       .kv_dtype = "f16",
-                                      .stages = stages,
-                                      .stage_count = plan_stages_of(home, SMALL_LAYERS, stages),
+                                      .unit = units_of_homes(unit, SMALL_LAYERS, home),
                                       .device[PLAN_GPU0].ring_bytes = stream ? ring : 0,
                                       .embed = PLAN_GPU0,
                                       .head = PLAN_GPU0};

@@ -7,12 +7,14 @@
 #include "daemon/planner/formats.h"
 #include "daemon/planner/invariant.h"
 #include "tests/unit/daemon/planner/plan_case.h"
+#include "tests/written_plans.h"
+#include "common/plan/stages.h"
 
 static uint64_t bytes_at(const struct plan *plan, enum plan_home home)
 {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < plan->stage_count; i++)
-        if (plan->stages[i].home == home) bytes += plan->stages[i].bytes;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        if (plan->unit[u].home[0] == home) bytes += plan->unit[u].bytes[0];
     return bytes;
 }
 
@@ -95,10 +97,10 @@ static void long_prompts_are_streamed_and_their_caches_borrowed(void **state)
     bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
     make(&b, &plan);
     assert_in_range(plan.prefill_count, 1, 2);
-    const struct plan_phase last = plan.prefill[plan.prefill_count - 1];
+    const uint32_t last = plan.prefill_count;
     uint64_t on_cpu = 0;
-    for (uint32_t i = 0; i < last.stage_count; i++)
-        if (last.stages[i].home == PLAN_HOME_CPU) on_cpu += last.stages[i].bytes;
+    for (uint32_t u = 0; u < unit_count(plan.layers); u++)
+        if (plan.unit[u].home[last] == PLAN_HOME_CPU) on_cpu += plan.unit[u].bytes[last];
     assert_true(on_cpu < bytes_at(&plan, PLAN_HOME_CPU));
     assert_true(plan_borrows_kv(&plan) == (line_of(&plan.memory[PLAN_VRAM0], "borrowed KV") > 0));
     assert_true(plan_borrows_kv(&plan));
@@ -208,8 +210,8 @@ static void every_strategy_makes_its_kind_of_plan(void **state)
             assert_int_equal(plan.memory[PLAN_VRAM0].total, 0);
             break;
         case SEARCH_THESIS:
-            assert_true(cpu && gpu && !stream && plan.stage_count == 2 && plan.prefill_count == 0);
-            assert_int_equal(plan.stages[0].ops, PLAN_OPS_ALL);
+            assert_true(cpu && gpu && !stream && plan_stage_count(&plan, 0) == 2 && plan.prefill_count == 0);
+            assert_int_equal(plan.unit[0].home[0], plan.unit[1].home[0]);
             break;
         case SEARCH_STREAM:
             assert_true(!cpu && gpu && stream);
@@ -248,15 +250,14 @@ static void the_best_split_is_found(void **state)
                 uint32_t first = gpu_first ? n : 36 - n;
                 enum plan_home a = gpu_first ? PLAN_HOME_GPU : PLAN_HOME_CPU,
                                z = gpu_first ? PLAN_HOME_CPU : PLAN_HOME_GPU;
-                struct plan_stage stages[] = {{0, first - 1, a, 0, PLAN_OPS_ALL, 0},
-                                              {first, 35, z, 0, PLAN_OPS_ALL, 0}};
+                struct plan_unit unit[WRITTEN_UNITS(36)];
                 struct plan split = {.layers = 36,
-                                     .stages = first ? stages : stages + 1,
-                                     .stage_count = first && first < 36 ? 2 : 1,
+                                     .unit = units_all(unit, 36, z),
                                      .embed = variant & 2 ? PLAN_GPU0 : PLAN_CPU0,
                                      .head = variant & 4 ? PLAN_GPU0 : PLAN_CPU0};
                 struct arena_spec spec;
                 struct helm_err err = {0};
+                for (uint32_t u = 0; u < unit_count(first); u++) unit[u].home[0] = a;
                 if (!plan_uses(&split, PLAN_GPU0)) continue;
                 int rc = planner_take(&b.r, &split, &spec, &err);
                 plan_drop_placements(&split);
@@ -352,7 +353,9 @@ static void auto_goes_on_without_the_device_and_others_do_not(void **state)
     b.r.strategy = SEARCH_THESIS;
     make(&b, &plan);
     assert_true(plan_uses(&plan, PLAN_GPU0));
-    for (uint32_t i = 0; i < plan.stage_count; i++) assert_int_equal(plan.stages[i].ops, PLAN_OPS_ALL);
+    for (uint32_t l = 0; l < plan.layers; l++)
+        assert_int_equal(plan.unit[unit_of(l, UNIT_ATTENTION)].home[0],
+                         plan.unit[unit_of(l, UNIT_MLP)].home[0]);
     plan_free(&plan);
     bench_close(&b);
 }
@@ -425,21 +428,20 @@ static void a_written_plan_is_checked(void **state)
     struct helm_err err;
     bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
     b.r.profile = NULL; /* needs none */
-    struct plan_stage stages[] = {{0, 9, PLAN_HOME_CPU, 0, PLAN_OPS_ALL, 0},
-                                  {10, 11, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
-                                  {12, 20, PLAN_HOME_CPU, 0, PLAN_OPS_ALL, 0},
-                                  {21, 35, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0}};
-    struct plan_stage prefill[] = {{0, 9, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0},
-                                   {10, 11, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
-                                   {12, 20, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0},
-                                   {21, 35, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0}};
-    struct plan plan = {.layers = 36, .stages = stages, .stage_count = 4, .head = PLAN_CPU0};
+    /* layers 0 to 9 and 12 to 20 on the CPU */
+    struct plan_unit unit[WRITTEN_UNITS(36)];
+    struct plan plan = {.layers = 36, .unit = units_all(unit, 36, PLAN_HOME_GPU), .head = PLAN_CPU0};
+    struct plan_stage stage;
+    for (uint32_t u = 0; u < unit_count(21); u++)
+        if (unit_layer(u) < 10 || unit_layer(u) > 11) unit[u].home[0] = PLAN_HOME_CPU;
     assert_int_equal(take(&b, &plan, &err), 0);
-    assert_true(plan.stages[1].bytes == 2 * analyse_units_stored(&b.made.analysed, 0, 1));
+    assert_int_equal(plan_stage_at(&plan, 0, unit_count(10), &stage), unit_count(12));
+    assert_true(stage.bytes == 2 * analyse_units_stored(&b.made.analysed, 0, 1));
     assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "borrowed KV"), 0);
 
-    plan.prefill[0] = (struct plan_phase){.from_tokens = 64, .stages = prefill, .stage_count = 4};
-    plan.prefill_count = 1;
+    plan.prefill_from[plan.prefill_count++] = 64;
+    for (uint32_t u = 0; u < 72; u++)
+        unit[u].home[1] = unit[u].home[0] == PLAN_HOME_CPU ? PLAN_HOME_STREAM : PLAN_HOME_GPU;
     assert_int_equal(take(&b, &plan, &err), HELM_E_FORMAT); /* no ring */
     plan.device[PLAN_GPU0].ring_bytes = 128 * KIB;
     assert_int_equal(take(&b, &plan, &err), HELM_E_LIMIT);
@@ -448,29 +450,30 @@ static void a_written_plan_is_checked(void **state)
     if (take(&b, &plan, &err)) fail_msg("%s", err.text);
     assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "stream ring"), 128 * MIB);
     assert_true(line_of(&plan.memory[PLAN_VRAM0], "borrowed KV") > 0);
-    assert_true(plan.prefill[0].stages[0].bytes == plan.stages[0].bytes);
+    assert_true(unit[0].bytes[1] == unit[0].bytes[0]);
 
-    plan.prefill[0].from_tokens = 16;
+    plan.prefill_from[0] = 16;
     assert_int_equal(take(&b, &plan, &err), HELM_E_LIMIT);
     assert_non_null(strstr(err.text, "prefill list 1: begins at 16 tokens"));
-    plan.prefill[0].from_tokens = 64;
-    prefill[2].home = PLAN_HOMES;
+    plan.prefill_from[0] = 64;
+    unit[24].home[1] = PLAN_HOMES;
     assert_int_equal(take(&b, &plan, &err), HELM_E_FORMAT);
-    assert_non_null(strstr(err.text, "prefill list 1: stage 2 has no home"));
-    prefill[2].home = PLAN_HOME_GPU;
+    assert_non_null(strstr(err.text, "prefill list 1: the attention of layer 12 has no home"));
+    unit[24].home[1] = PLAN_HOME_GPU;
     assert_int_equal(take(&b, &plan, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "prefill list 1"));
     plan.prefill_count = 0;
     plan.device[PLAN_GPU0].ring_bytes = 0;
 
-    stages[0].home = PLAN_HOME_GPU; /* 27 layers in 8 GiB */
+    for (uint32_t u = 0; u < unit_count(10); u++) unit[u].home[0] = PLAN_HOME_GPU; /* 27 layers in 8 GiB */
     assert_int_equal(take(&b, &plan, &err), HELM_E_CAPACITY);
     assert_non_null(strstr(err.text, "of VRAM, has 8.00 GiB"));
     assert_true(b.refusal.refused && b.refusal.needed > 8 * GIB);
-    stages[0].home = PLAN_HOMES;
+    for (uint32_t u = 0; u < unit_count(10); u++) unit[u].home[0] = PLAN_HOME_CPU;
+    unit[1].home[0] = PLAN_HOMES;
     assert_int_equal(take(&b, &plan, &err), HELM_E_FORMAT);
-    assert_non_null(strstr(err.text, "stage 0 has no home"));
-    stages[0].home = PLAN_HOME_CPU;
+    assert_non_null(strstr(err.text, "the MLP of layer 0 has no home"));
+    unit[1].home[0] = PLAN_HOME_CPU;
     b.r.machine.device.kind = LEDGER_DEVICE_NONE;
     assert_int_equal(take(&b, &plan, &err), HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "none here"));

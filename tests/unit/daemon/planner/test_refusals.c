@@ -12,7 +12,7 @@ static void refused(struct bench *b, struct helm_err *err)
     memset(err, 0, sizeof *err);
     assert_int_equal(planner_make(&b->r, &plan, &spec, err), HELM_E_CAPACITY);
     assert_true(b->refusal.refused && b->refusal.needed > b->refusal.available);
-    assert_null(plan.stages);
+    assert_null(plan.unit);
     print_message("%s\n", err->text);
 }
 

@@ -11,13 +11,13 @@
 #include <stdlib.h>
 
 #include "daemon/steps/batcher.h"
+#include "tests/written_plans.h"
 
 struct batcher_parts {
     struct model model;
     struct profile profile;
     struct plan plan, lists; /* the forecast's, the batcher's */
-    struct plan_stage stage;
-    struct plan_state *state; /* [layers] */
+    struct plan_unit unit[WRITTEN_UNITS(MODEL_LAYERS_MAX)];
     struct observe observe;
     struct metrics metrics;
     struct arena arena;
@@ -40,14 +40,12 @@ static inline void batcher_parts_open(struct batcher_parts *p, const struct batc
     if (model_read("tools/models/demo", &p->model, &err) ||
         profile_read("tests/data/profiles/described.json", &p->profile, &err))
         fail_msg("%s", err.text);
-    p->stage = (struct plan_stage){.last = p->model.config.layers - 1, .home = PLAN_HOME_CPU};
     p->plan = (struct plan){.layers = p->model.config.layers,
                             .context_tokens = c->context_tokens,
                             .step_tokens = c->step_tokens,
                             .slots = c->slots,
                             .kv_dtype = "f16",
-                            .stages = &p->stage,
-                            .stage_count = 1};
+                            .unit = units_all(p->unit, p->model.config.layers, PLAN_HOME_CPU)};
     const struct arena_spec spec = {
         .slots = c->slots,
         .context_tokens = c->context_tokens,
@@ -71,10 +69,10 @@ static inline void batcher_parts_open(struct batcher_parts *p, const struct batc
     p->lists.kv_free_places = c->free_places;
     p->lists.state_snapshots = c->snapshots;
     if (c->snapshots) {
-        p->lists.state = p->state = calloc(p->lists.layers, sizeof *p->state);
-        assert_non_null(p->state);
-        for (uint32_t l = 0; l < p->lists.layers; l++) p->state[l].kind = STATE_PAGES;
-        p->state[0] = (struct plan_state){.kind = STATE_FIXED, .bytes = STATE_ALIGN};
+        p->lists.has_states = true;
+        for (uint32_t l = 0; l < p->lists.layers; l++)
+            p->unit[unit_of(l, UNIT_ATTENTION)].state.kind = STATE_PAGES;
+        p->unit[0].state = (struct plan_state){.kind = STATE_FIXED, .bytes = STATE_ALIGN};
     }
     const struct batcher_options options = {.model = &p->model.config,
                                             .plan = &p->lists,
@@ -94,7 +92,6 @@ static inline void batcher_parts_close(struct batcher_parts *p)
     arena_close(&p->arena);
     forecast_close(&p->observe.forecast);
     model_free(&p->model);
-    free(p->state);
 }
 
 #endif

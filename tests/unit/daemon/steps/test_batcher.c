@@ -196,8 +196,7 @@ static void other_lists_are_not_rung_behind(void **state)
     (void)state;
     struct helm_err err = {0};
     struct stage *s = stage_open(16);
-    struct plan_phase prefill = {.from_tokens = 17, .stages = &s->on.stage, .stage_count = 1};
-    s->on.lists.prefill[s->on.lists.prefill_count++] = prefill;
+    add_letters(&s->on.lists, 17, "c");
     (void)submit(s, 1, &err);
     for (int i = 0; i < 5; i++) step(s);
     (void)submit_sized(s, 2, 20, 100, &err);

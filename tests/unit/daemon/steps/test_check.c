@@ -10,6 +10,7 @@
 
 #include "common/shared/arena.h"
 #include "daemon/steps/check.h"
+#include "tests/written_plans.h"
 
 enum { VOCAB = 64, PAGE = 32 };
 
@@ -386,9 +387,9 @@ static void it_keeps_to_the_places_in_vram(void **state)
 static void fixed_states_go_from_row_to_row(void **state)
 {
     (void)state;
-    static struct plan_state kept = {.kind = STATE_FIXED, .bytes = STATE_ALIGN};
+    static struct plan_unit unit[WRITTEN_UNITS(1)] = {{.state = {.kind = STATE_FIXED, .bytes = STATE_ALIGN}}};
     for (uint32_t count = 32; count; count = count == 32 ? 24 : count == 24 ? 2 : 0) {
-        const struct plan plan = {.layers = 1, .state = &kept, .state_snapshots = count};
+        const struct plan plan = {.layers = 1, .unit = unit, .has_states = true, .state_snapshots = count};
         struct stage s;
         struct helm_err err = {0};
         struct verdict verdict;

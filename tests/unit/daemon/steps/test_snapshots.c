@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/steps/prefix.h"
+#include "tests/written_plans.h"
 
 enum {
     PAGES = 96,
@@ -59,8 +60,9 @@ static uint64_t state_of(const struct sequence *seq, uint32_t count)
 
 static void rig_open(struct rig *r)
 {
-    static struct plan_state state[2] = {{.kind = STATE_FIXED, .bytes = STATE_ALIGN}, {.kind = STATE_PAGES}};
-    const struct plan plan = {.layers = 2, .state = state, .state_snapshots = SNAPSHOTS};
+    static struct plan_unit unit[WRITTEN_UNITS(2)] = {
+        [0] = {.state = {.kind = STATE_FIXED, .bytes = STATE_ALIGN}}, [2] = {.state = {.kind = STATE_PAGES}}};
+    const struct plan plan = {.layers = 2, .unit = unit, .has_states = true, .state_snapshots = SNAPSHOTS};
     struct helm_err err = {0};
     memset(r, 0, sizeof *r);
     r->random = 11;

@@ -15,6 +15,7 @@
 
 #include "common/plan/placement.h"
 #include "common/worker/batch.h"
+#include "tests/written_plans.h"
 #include "worker-cpu/engine.h"
 #include "worker-cpu/program/assist.h"
 
@@ -59,7 +60,6 @@ static float random_float(uint64_t *state)
 static void make_plan(struct stage *s, const struct shape *shape)
 {
     struct helm_err err = {0};
-    enum plan_home home[2 * LAYERS];
     s->plan = (struct plan){.layers = LAYERS,
                             .context_tokens = CONTEXT,
                             .step_tokens = STEP_TOKENS,
@@ -70,9 +70,8 @@ static void make_plan(struct stage *s, const struct shape *shape)
                             .head = PLAN_GPU0};
     s->plan.device[PLAN_GPU0].vram_page_count = s->plan.page_count;
     snprintf(s->plan.kv_dtype, sizeof s->plan.kv_dtype, "%s", kv_dtype_name(shape->kv_dtype));
-    for (int u = 0; u < 2 * LAYERS; u++) home[u] = shape->homes[u / 2] == 'g' ? PLAN_HOME_GPU : PLAN_HOME_CPU;
-    s->plan.stages = calloc(2 * LAYERS, sizeof *s->plan.stages);
-    s->plan.stage_count = plan_stages_of(home, LAYERS, s->plan.stages);
+    if (plan_make_units(&s->plan, PLAN_HOME_CPU, &err)) fail_msg("%s", err.text);
+    for (uint32_t u = 0; u < 2 * LAYERS; u++) s->plan.unit[u].home[0] = home_of_letter(shape->homes[u / 2]);
     if (plan_check(&s->plan, &err) || placement_make(&s->model, NULL, &s->plan, &err))
         fail_msg("%s", err.text);
     assert_true(plan_uses(&s->plan, PLAN_CPU0));

@@ -13,6 +13,7 @@
 #include "common/base/file.h"
 #include "common/formats/packed.h"
 #include "tests/written_formats.h"
+#include "tests/written_plans.h"
 #include "worker-cpu/weights/weights.h"
 
 #define FOLDER "tests/data/golden/qwen3"
@@ -21,8 +22,7 @@
 struct bench {
     struct model model;
     struct plan plan;
-    struct plan_stage stages[UNITS];
-    enum tensor_format format[UNITS + 2];
+    struct plan_unit unit[UNITS + 2];
     struct arena arena;
     struct pool *pool;
     struct weights weights;
@@ -55,12 +55,11 @@ static void bench_open(struct bench *b, bool pack)
     memset(b, 0, sizeof *b);
     assert_int_equal(model_read(FOLDER, &b->model, &err), 0);
     b->plan = (struct plan){.layers = UNITS / 2,
-                            .stages = b->stages,
-                            .stage_count = plan_stages_of(homes, UNITS / 2, b->stages),
+                            .unit = units_of_homes(b->unit, UNITS / 2, homes),
                             .device[PLAN_GPU0].ring_bytes = 1 << 20,
                             .embed = PLAN_CPU0,
                             .head = PLAN_CPU0};
-    write_formats(&b->plan, &(struct written_formats){.link = pack}, b->format);
+    write_formats(&b->plan, &(struct written_formats){.link = pack});
     assert_int_equal(placement_make(&b->model, NULL, &b->plan, &err), 0);
     assert_int_equal(weights_plan(&b->model, &b->plan, &b->weights, &err), 0);
     open_arena(b);
@@ -230,9 +229,9 @@ static void other_formats_are_converted(void **state)
     bench_open(&b, false);
     weights_free(&b.weights);
     for (uint32_t u = 0; u < UNITS + 2; u++)
-        b.format[u] = u == 1 || u == UNITS + 1 ? FORMAT_F32 : u == 3 ? FORMAT_Q8_0 : PLAN_AS_STORED;
+        b.unit[u].format = u == 1 || u == UNITS + 1 ? FORMAT_F32 : u == 3 ? FORMAT_Q8_0 : PLAN_AS_STORED;
     const bool tied = b.model.config.tied_head;
-    b.format[UNITS] = tied ? FORMAT_F32 : PLAN_AS_STORED; /* one matrix, two uses */
+    b.unit[UNITS].format = tied ? FORMAT_F32 : PLAN_AS_STORED; /* one matrix, two uses */
     arena_close(&b.arena);
     assert_int_equal(placement_make(&b.model, NULL, &b.plan, &err), 0);
     if (weights_plan(&b.model, &b.plan, &b.weights, &err)) fail_msg("%s", err.text);

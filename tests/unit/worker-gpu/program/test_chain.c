@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "tests/unit/worker-gpu/device/device_test.h"
+#include "tests/written_plans.h"
 #include "worker-gpu/print.h"
 #include "worker-gpu/program/lower.h"
 
@@ -69,29 +70,25 @@ static void read_signs(const char *text, char *signs, size_t size)
 static void model_lowers_to(const char *model, const char *homes, char embed, char head, uint64_t ring_bytes,
                             const char *wanted)
 {
-    enum plan_home home[8];
-    struct plan_stage stages[8];
+    struct plan_unit unit[WRITTEN_UNITS(4)];
     struct helm_err err = {0};
     char signs[256] = "", *text = NULL;
     size_t bytes = 0;
     const uint32_t layers = (uint32_t)strlen(homes) / 2;
-    for (uint32_t u = 0; u < 2 * layers; u++)
-        home[u] = homes[u] == 'c' ? PLAN_HOME_CPU : homes[u] == 'g' ? PLAN_HOME_GPU : PLAN_HOME_STREAM;
     struct model read;
     struct plan plan = {.layers = layers,
-                        .stages = stages,
-                        .stage_count = plan_stages_of(home, layers, stages),
+                        .unit = units_of_letters(unit, layers, homes, 2 * (size_t)layers),
                         .device[PLAN_GPU0].ring_bytes = ring_bytes,
                         .step_tokens = 256,
                         .embed = embed == 'g' ? PLAN_GPU0 : PLAN_CPU0,
                         .head = head == 'g' ? PLAN_GPU0 : PLAN_CPU0};
-    if (model_read(model, &read, &err) || plan_take_states(&plan, &read, &err)) fail_msg("%s", err.text);
+    if (model_read(model, &read, &err)) fail_msg("%s", err.text);
+    plan_take_states(&plan, &read);
     model_free(&read);
     FILE *out = open_memstream(&text, &bytes);
     int rc = gpu_print_plan(model, &plan, 1, "", out, &err);
     fclose(out);
     if (rc) fail_msg("%s: %s", homes, err.text);
-    free(plan.state);
     read_signs(text, signs, sizeof signs);
     if (strcmp(signs, wanted)) fail_msg("%s: %s instead of %s\n%s", homes, signs, wanted, text);
     free(text);
@@ -370,8 +367,8 @@ static void every_cut_has_room(void **state)
 {
     (void)state;
     struct device *d = open_emulated(0, 0, 1000);
-    struct plan_stage stage = {.last = 3, .home = PLAN_HOME_GPU};
-    const struct plan plan = {.layers = 4, .stages = &stage, .stage_count = 1};
+    struct plan_unit unit[WRITTEN_UNITS(4)];
+    const struct plan plan = {.layers = 4, .unit = units_all(unit, 4, PLAN_HOME_GPU)};
     const struct arena_header h = {.slots = 1,
                                    .step_tokens = 1,
                                    .pages_per_slot = 1,

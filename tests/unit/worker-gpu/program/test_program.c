@@ -14,11 +14,12 @@
 #include "worker-gpu/print.h"
 #include "worker-gpu/program/program.h"
 #include "tests/written_formats.h"
+#include "tests/written_plans.h"
 
 static void programs_follow_the_lists(void **state)
 {
     (void)state;
-    struct plan plan = {.prefill_count = 2, .prefill = {{.from_tokens = 17}, {.from_tokens = 300}}};
+    struct plan plan = {.prefill_count = 2, .prefill_from = {17, 300}};
     struct helm_err err = {0};
     assert_int_equal(gpu_program_check_phases(&plan, &err), 0);
     for (int t = 0; t < GPU_TIER_CHUNK; t++) {
@@ -45,9 +46,9 @@ static void programs_follow_the_lists(void **state)
     assert_int_equal(gpu_tier_for(&plan, &chunk, 1), GPU_TIER_CHUNK);
     plan.invariant = false;
     assert_int_equal(gpu_tier_for(&plan, &decode, 1), GPU_TIER_1);
-    plan.prefill[0].from_tokens = 18;
+    plan.prefill_from[0] = 18;
     assert_true(gpu_program_exists(&plan, 512, 0, GPU_TIER_CHUNK));
-    plan.prefill[0].from_tokens = 16;
+    plan.prefill_from[0] = 16;
     assert_int_equal(gpu_program_check_phases(&plan, &err), HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "16"));
     assert_non_null(strstr(err.text, "17"));
@@ -60,9 +61,11 @@ static void workspace_is_as_charged(void **state)
     const struct device_options options = {.name = "emulated"};
     struct device *d;
     struct helm_err err = {0};
-    struct plan_stage stage = {.last = 35, .home = PLAN_HOME_GPU};
-    struct plan plan = {
-        .layers = 36, .stages = &stage, .stage_count = 1, .embed = PLAN_GPU0, .head = PLAN_GPU0};
+    struct plan_unit unit[WRITTEN_UNITS(36)];
+    struct plan plan = {.layers = 36,
+                        .unit = units_all(unit, 36, PLAN_HOME_GPU),
+                        .embed = PLAN_GPU0,
+                        .head = PLAN_GPU0};
     static const struct model_config shapes[] = {
         {.hidden = 4096, .intermediate = 12288, .vocab = 151936, .heads = 32, .kv_heads = 8, .head_dim = 128},
         {.hidden = 1024, .intermediate = 3072, .vocab = 151936, .heads = 16, .kv_heads = 8, .head_dim = 128},
@@ -176,19 +179,15 @@ static char *printed(const struct plan *plan, int expected)
 static void plans_are_printed(void **state)
 {
     (void)state;
-    struct plan_stage decode[8], prefill[8];
+    struct plan_unit unit[WRITTEN_UNITS(4)];
     const enum plan_home d[] = {0, 2, 1, 2, 0, 0, 2, 2}, p[] = {2, 2, 1, 2, 2, 2, 2, 2};
     struct plan plan = {.layers = 4,
-                        .stages = decode,
-                        .stage_count = plan_stages_of(d, 4, decode),
+                        .unit = units_of_homes(unit, 4, d),
                         .device[PLAN_GPU0].ring_bytes = 300 * KIB,
                         .step_tokens = 600,
                         .embed = PLAN_CPU0,
-                        .head = PLAN_GPU0,
-                        .prefill_count = 1};
-    plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
-                                          .stages = prefill,
-                                          .stage_count = plan_stages_of(p, 4, prefill)};
+                        .head = PLAN_GPU0};
+    add_list(&plan, 17, p);
     char *text = printed(&plan, 0);
     static const char *const parts[] = {"1 token: ",
                                         "read step block",
@@ -212,7 +211,7 @@ static void plans_are_printed(void **state)
     assert_non_null(strstr(text, "swiglu"));
     assert_null(strstr(text, "link:"));
     free(text);
-    plan.prefill[0].from_tokens = 5;
+    plan.prefill_from[0] = 5;
     free(printed(&plan, HELM_E_UNSUPPORTED));
     plan.layers = 3;
     free(printed(&plan, HELM_E_MISMATCH));
@@ -232,11 +231,10 @@ static bool in_order(const char *text, const char *title, const char *const *par
 static void two_tiers_are_printed(void **state)
 {
     (void)state;
-    struct plan_stage decode[8], prefill[8];
+    struct plan_unit unit[WRITTEN_UNITS(4)];
     const enum plan_home d[] = {1, 1, 0, 0, 1, 2, 1, 1}, p[] = {1, 1, 2, 2, 1, 2, 1, 1};
     struct plan plan = {.layers = 4,
-                        .stages = decode,
-                        .stage_count = plan_stages_of(d, 4, decode),
+                        .unit = units_of_homes(unit, 4, d),
                         .device[PLAN_GPU0].ring_bytes = 300 * KIB,
                         .step_tokens = 600,
                         .embed = PLAN_GPU0,
@@ -245,11 +243,8 @@ static void two_tiers_are_printed(void **state)
                         .slots = 2,
                         .page_tokens = 32,
                         .page_count = 60,
-                        .device[PLAN_GPU0].vram_page_count = 40,
-                        .prefill_count = 1};
-    plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
-                                          .stages = prefill,
-                                          .stage_count = plan_stages_of(p, 4, prefill)};
+                        .device[PLAN_GPU0].vram_page_count = 40};
+    add_list(&plan, 17, p);
     char *text = printed(&plan, 0);
     static const char *const assisted[] = {"layer 0    gemv",
                                            "layer 0    rope, append",
@@ -315,19 +310,14 @@ static bool is_product(const char *line)
 static void packed_slices_are_expanded_before_their_use(void **state)
 {
     (void)state;
-    struct plan_stage decode[8], prefill[8];
+    struct plan_unit unit[WRITTEN_UNITS(4)];
     const enum plan_home d[] = {0, 2, 1, 2, 0, 0, 2, 2}, p[] = {2, 2, 1, 2, 2, 2, 2, 0};
     struct plan plan = {.layers = 4,
-                        .stages = decode,
-                        .stage_count = plan_stages_of(d, 4, decode),
+                        .unit = units_of_homes(unit, 4, d),
                         .device[PLAN_GPU0].ring_bytes = 300 * KIB,
-                        .step_tokens = 600,
-                        .prefill_count = 1};
-    plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
-                                          .stages = prefill,
-                                          .stage_count = plan_stages_of(p, 4, prefill)};
-    enum tensor_format format[10];
-    write_formats(&plan, &(struct written_formats){.link = true}, format);
+                        .step_tokens = 600};
+    add_list(&plan, 17, p);
+    write_formats(&plan, &(struct written_formats){.link = true});
     char *text = printed(&plan, 0), *more = NULL;
     uint32_t expanded = 0, programs = 0, products = 0, ahead = 0, read = 0;
     bool arrived = false, ready = false, last_expanded = false, one = false;
@@ -369,7 +359,7 @@ static void packed_slices_are_expanded_before_their_use(void **state)
      * before it, but by one token */
     assert_int_equal(ahead, 4 * 2);
     free(text);
-    write_formats(&plan, &(struct written_formats){0}, format);
+    write_formats(&plan, &(struct written_formats){0});
     text = printed(&plan, 0);
     assert_null(strstr(text, "expand"));
     free(text);
@@ -379,9 +369,11 @@ static void packed_slices_are_expanded_before_their_use(void **state)
 static void long_contexts_are_attended_to_apart(void **state)
 {
     (void)state;
-    struct plan_stage stage = {.last = 3, .home = PLAN_HOME_GPU};
-    struct plan plan = {
-        .layers = 4, .stages = &stage, .stage_count = 1, .embed = PLAN_GPU0, .head = PLAN_GPU0};
+    struct plan_unit unit[WRITTEN_UNITS(4)];
+    struct plan plan = {.layers = 4,
+                        .unit = units_all(unit, 4, PLAN_HOME_GPU),
+                        .embed = PLAN_GPU0,
+                        .head = PLAN_GPU0};
     char *text = printed(&plan, 0), *more = NULL, *from = strstr(text, "1 token, a long context: ");
     uint32_t attended = 0, chains = 0;
     assert_non_null(from);

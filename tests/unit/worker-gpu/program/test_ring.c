@@ -12,6 +12,7 @@
 
 #include "common/formats/packed.h"
 #include "common/base/units.h"
+#include "tests/written_plans.h"
 #include "worker-gpu/program/ring.h"
 
 #define LAYERS 5
@@ -23,7 +24,7 @@ struct setup {
     struct gpu_matrix matrix[(LAYERS + 1) * TENSOR_ROLE_COUNT];
     struct gpu_weights weights;
     struct plan plan;
-    struct plan_stage stages[PLAN_PHASES_MAX][2 * LAYERS];
+    struct plan_unit unit[2 * LAYERS + 2];
     enum plan_home home[PLAN_PHASES_MAX][2 * LAYERS];
     uint32_t table[LAYERS][TENSOR_ROLE_COUNT][GROUPS]; /* of packed matrices */
 };
@@ -96,6 +97,7 @@ static void make_setup(struct setup *s, uint64_t seed)
         }
     if (packs) pack_some(s, roles, sizeof roles / sizeof *roles, &state);
     s->plan.layers = LAYERS;
+    s->plan.unit = units_all(s->unit, LAYERS, PLAN_HOME_CPU);
     s->plan.prefill_count = draw(&state, PLAN_PHASES_MAX);
     for (uint32_t p = 0; p <= s->plan.prefill_count; p++) {
         for (uint32_t u = 0; u < 2 * LAYERS; u++) {
@@ -106,14 +108,8 @@ static void make_setup(struct setup *s, uint64_t seed)
                             : seed % 3 == 0 || draw(&state, 2) ? PLAN_HOME_STREAM
                                                                : s->home[0][u];
         }
-        uint32_t count = plan_stages_of(s->home[p], LAYERS, s->stages[p]);
-        if (p == 0) {
-            s->plan.stages = s->stages[0];
-            s->plan.stage_count = count;
-        } else {
-            s->plan.prefill[p - 1] =
-                (struct plan_phase){.from_tokens = 16 + p, .stages = s->stages[p], .stage_count = count};
-        }
+        plan_set_homes(&s->plan, p, s->home[p]);
+        if (p) s->plan.prefill_from[p - 1] = 16 + p;
     }
     uint64_t least = 16 * 2ull * (n > 2 * hidden ? n : 2 * hidden) + 1024;
     if (least < 32ull * q) least = 32ull * q;
@@ -279,12 +275,8 @@ static void what_a_lap_overwrites_is_not_held(void **state)
     static const enum plan_home homes[2][6] = {{0, 2, 0, 0, 0, 2}, {0, 0, 0, 2, 0, 2}};
     s->plan = (struct plan){.layers = 3,
                             .device[PLAN_GPU0].ring_bytes = 32 * KIB,
-                            .prefill_count = 1,
-                            .stages = s->stages[0]};
-    s->plan.stage_count = plan_stages_of(homes[0], 3, s->stages[0]);
-    s->plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
-                                             .stages = s->stages[1],
-                                             .stage_count = plan_stages_of(homes[1], 3, s->stages[1])};
+                            .unit = units_of_homes(s->unit, 3, homes[0])};
+    add_list(&s->plan, 17, homes[1]);
     for (uint32_t p = 0; p < 2; p++)
         assert_int_equal(ring_plan(&s->weights, &s->plan, p, p ? &ring[0] : NULL, &ring[p], &err), 0);
     assert_int_equal(ring_prefix(&ring[0]), 4);
@@ -319,8 +311,9 @@ static void the_next_steps_first_slice_comes_first(void **state)
                                     .format = FORMAT_BF16,
                                     .rows = i == 2 ? 16 : 32,
                                     .cols = i == 2 ? 512 : 256};
-    s->plan = (struct plan){.layers = 3, .device[PLAN_GPU0].ring_bytes = 64 * KIB, .stages = s->stages[0]};
-    s->plan.stage_count = plan_stages_of(homes, 3, s->stages[0]);
+    s->plan = (struct plan){.layers = 3,
+                            .device[PLAN_GPU0].ring_bytes = 64 * KIB,
+                            .unit = units_of_homes(s->unit, 3, homes)};
     assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &ring, &err), 0);
     assert_int_equal(ring.count, 9);
     assert_int_equal(ring_prefix(&ring), 4);
@@ -368,7 +361,7 @@ static void slices_fit_the_ring(void **state)
     static const uint64_t rings[] = {256 * MIB, 32 * MIB, 8 * MIB};
     make_setup(s, 1);
     for (uint32_t u = 0; u < 2 * LAYERS; u++) s->home[0][u] = PLAN_HOME_STREAM;
-    s->plan.stage_count = plan_stages_of(s->home[0], LAYERS, s->stages[0]);
+    plan_set_homes(&s->plan, 0, s->home[0]);
     for (int i = 0; i < (LAYERS + 1) * TENSOR_ROLE_COUNT; i++) {
         s->matrix[i].format = FORMAT_BF16;
         s->matrix[i].offset = NULL;

@@ -18,6 +18,7 @@
 #include "common/base/units.h"
 #include "tools/mkmodel/mkmodel.h"
 #include "tests/golden/pair.h"
+#include "tests/written_plans.h"
 
 #define UNITS  4
 #define STEPS  24
@@ -147,30 +148,17 @@ static void remove_folder(const char *folder)
     assert_int_equal(rmdir(folder), 0);
 }
 
-/* Units by letter, as in plans: c, g, s. */
-static uint32_t read_letters(const char *letters, struct plan_stage *stages)
-{
-    enum plan_home home[UNITS];
-    for (int u = 0; u < UNITS; u++)
-        home[u] = letters[u] == 'g' ? PLAN_HOME_GPU : letters[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
-    return plan_stages_of(home, UNITS / 2, stages);
-}
-
 /* Logprobs of the tokens of a prompt's chunks and of some steps after it, along a fixed sequence. */
 static void run(const char *folder, const struct shape *shape, const char *decode, const char *prefill,
                 uint64_t ring_bytes, float *logprob)
 {
-    struct plan_stage stages[2][UNITS];
-    struct plan plan = {.stages = stages[0],
-                        .stage_count = read_letters(decode, stages[0]),
+    struct plan_unit unit[UNITS + 2];
+    struct plan plan = {.layers = UNITS / 2,
+                        .unit = units_of_letters(unit, UNITS / 2, decode, UNITS),
                         .device[PLAN_GPU0].ring_bytes = ring_bytes,
                         .embed = decode[0] == 'c' ? PLAN_CPU0 : PLAN_GPU0};
     plan.head = plan.embed;
-    if (prefill)
-        plan.prefill[plan.prefill_count++] =
-            (struct plan_phase){.from_tokens = 17,
-                                .stages = stages[1],
-                                .stage_count = read_letters(prefill, stages[1])};
+    if (prefill) add_letters(&plan, 17, prefill);
     const struct pair_options options = {.folder = folder,
                                          .plan = &plan,
                                          .device = "emulated",

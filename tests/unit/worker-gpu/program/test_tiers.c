@@ -10,21 +10,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/written_plans.h"
 #include "worker-gpu/program/pieces.h"
 #include "worker-gpu/program/tiers.h"
 
 #define PAGES  7
 #define PLACES 5
 
-static struct plan_stage stages[8];
+static struct plan_unit unit[WRITTEN_UNITS(5)];
 static const struct plan *a_plan(void)
 {
     static const enum plan_home home[] = {0, 0, 1, 1, 1,
                                           0, 0, 1, 2, 2}; /* the caches of layers 1, 2, 4 are the GPU's */
     static struct plan plan;
     plan = (struct plan){.layers = 5,
-                         .stages = stages,
-                         .stage_count = plan_stages_of(home, 5, stages),
+                         .unit = units_of_homes(unit, 5, home),
                          .device[PLAN_GPU0].vram_page_count = PLACES};
     return &plan;
 }
@@ -208,7 +208,6 @@ static void check_pieces(const struct plan *plan, const struct batch_row rows[RO
 static void pieces_and_tails_have_places(void **state)
 {
     (void)state;
-    static struct plan_stage all[1];
     static const uint32_t pages[] = {16, 32, 128, 512}, pieces[] = {0, 1, 3, 8, 40};
     uint32_t random = 3;
     for (int i = 0; i < 400; i++) {
@@ -219,9 +218,7 @@ static void pieces_and_tails_have_places(void **state)
         plan.kv_piece_pages = pieces[i % 5];
         plan.step_tokens = 600;
         plan.slots = ROWS;
-        all[0] = (struct plan_stage){.last = 4, .home = PLAN_HOME_GPU};
-        plan.prefill[0] = (struct plan_phase){.from_tokens = 17, .stages = all, .stage_count = 1};
-        plan.prefill_count = i % 2;
+        if (i % 2) add_letters(&plan, 17, "g");
         draw_rows(&plan, &random, rows);
         check_pieces(&plan, rows, true);
         assert_int_equal(plan_borrows_kv(&plan), i % 2);

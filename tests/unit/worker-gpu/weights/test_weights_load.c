@@ -19,6 +19,7 @@
 #include "tools/mkmodel/mkmodel.h"
 #include "worker-gpu/weights/weights.h"
 #include "tests/written_formats.h"
+#include "tests/written_plans.h"
 
 #define LAYERS  3
 #define READERS 16
@@ -65,16 +66,16 @@ static int remove_model(void **state)
 /* All on the GPU, the first five half layers and the head packed. */
 struct all_there {
     struct plan plan;
-    struct plan_stage stages[2 * LAYERS];
-    enum tensor_format format[2 * LAYERS + 2];
+    struct plan_unit unit[WRITTEN_UNITS(LAYERS)];
 };
 
 static void write_all(struct all_there *all)
 {
-    all->stages[0] = (struct plan_stage){.first = 0, .last = LAYERS - 1, .home = PLAN_HOME_GPU};
-    all->plan = (struct plan){
-        .layers = LAYERS, .stages = all->stages, .stage_count = 1, .embed = PLAN_GPU0, .head = PLAN_GPU0};
-    write_formats(&all->plan, &(struct written_formats){.vram = 5, .head = true}, all->format);
+    all->plan = (struct plan){.layers = LAYERS,
+                              .unit = units_all(all->unit, LAYERS, PLAN_HOME_GPU),
+                              .embed = PLAN_GPU0,
+                              .head = PLAN_GPU0};
+    write_formats(&all->plan, &(struct written_formats){.vram = 5, .head = true});
 }
 
 /* With room for packed ones by their bytes; or for `room` bytes, where that is not 0. */
@@ -266,7 +267,7 @@ static void other_formats_are_converted(void **state)
         struct device *d = open_emulated(256 * MIB, 0, 5000);
         write_all(&all);
         for (uint32_t u = 0; u < 2 * LAYERS + 2; u++)
-            all.format[u] = u == 3 || u == 2 * LAYERS + 1 ? formats[f] : PLAN_AS_STORED;
+            all.unit[u].format = u == 3 || u == 2 * LAYERS + 1 ? formats[f] : PLAN_AS_STORED;
         OK(placement_make(&model, NULL, &all.plan, why));
         OK(gpu_weights_plan(&model, &all.plan, PLAN_GPU0, NULL, 0, &w, why));
         OK(gpu_weights_load(&w, d, READERS, &done, NULL, why));
