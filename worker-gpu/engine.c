@@ -60,7 +60,9 @@ static int open_device(struct gpu_engine *g, const struct engine_options *o, str
                                            .vram_bytes = o->vram_bytes,
                                            .copy_bytes_per_s = o->copy_bytes_per_s,
                                            .wait_ms = g->wait_ms};
-    int rc = device_open(&options, &g->device, err);
+    g->borrowed = o->opened != NULL;
+    g->device = o->opened;
+    int rc = o->opened ? 0 : device_open(&options, &g->device, err);
     if (rc) return rc;
     snprintf(g->base.report.device, sizeof g->base.report.device, "%s", g->device->text);
     if (o->no_chains) g->device->no_chains = "that was asked for";
@@ -420,7 +422,7 @@ static void gpu_engine_free(struct worker_engine *base)
         gpu_draw_close(g);
         for (int i = 0; i < GPU_REGION_COUNT; i++)
             if (g->region[i]) d->ops->host_unregister(d, g->region[i]);
-        device_close(d);
+        if (!g->borrowed) device_close(d);
     }
     free(g->event);
     free(g->prefix.there);
@@ -432,6 +434,14 @@ static void gpu_engine_free(struct worker_engine *base)
     plan_free(&g->plan);
     model_free(&g->model);
     g->device = NULL;
+}
+
+static int take_model(struct gpu_engine *g, const struct engine_options *o, struct helm_err *err)
+{
+    if (!o->made) return engine_read_model(o->folder, o->plan, &g->model, err);
+    g->model = *o->made;
+    *o->made = (struct model){.folder = NULL};
+    return 0;
 }
 
 static int gpu_engine_load(struct worker_engine *base, const struct arena *arena,
@@ -450,7 +460,7 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     if (!rc) readers = o->threads ? o->threads : (uint32_t)set->suggested;
     free(set);
     if (!rc) rc = engine_take_self(base, o, err);
-    if (!rc) rc = engine_read_model(o->folder, o->plan, &g->model, err);
+    if (!rc) rc = take_model(g, o, err);
     if (!rc) rc = plan_copy(o->plan, &g->plan, err);
     if (!rc) rc = engine_check_arena(arena, &g->plan, &g->model.config, err);
     if (!rc) rc = open_device(g, o, err);

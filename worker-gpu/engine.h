@@ -52,6 +52,7 @@ struct gpu_engine {
     struct device_event *copied;
     uint32_t wait_ms;
     bool is_short; /* the step is of short prompts (common/plan/schedule.h) */
+    bool borrowed; /* the device is somebody else's */
     bool failed;   /* a step ended with an error: the queue may still wait for a lane */
 };
 

@@ -29,6 +29,7 @@ WORKER_GPU_SRC := \
   worker-gpu/measure/formats.c \
   worker-gpu/measure/kernels.c \
   worker-gpu/measure/measure.c \
+  worker-gpu/measure/programs.c \
   worker-gpu/pool_rows.c \
   worker-gpu/print.c \
   worker-gpu/program/attention.c \
@@ -50,6 +51,7 @@ WORKER_GPU_SRC := \
   worker-gpu/tiers.c \
   worker-gpu/watch.c \
   worker-gpu/weights/load.c \
+  worker-gpu/weights/made.c \
   worker-gpu/weights/slots.c \
   worker-gpu/weights/weights.c
 

@@ -66,7 +66,7 @@ static uint32_t pages_of(const struct gpu_engine *g, const struct batch_row *row
 }
 
 /* The checked rows as the kernels read them; row r's pages are line r. */
-static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
+void gpu_step_fill(const struct gpu_engine *g, const struct gpu_program *p)
 {
     const struct batch *batch = &g->batch;
     const struct gpu_block *b = &p->block;
@@ -170,7 +170,7 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
                                     .batch = batch,
                                     .fills = g->tiers.on && gpu_fills(batch, g->kv.page_tokens, 0) > 0,
                                     .reads_host = gpu_reads_host(batch)};
-    fill_block(g, p);
+    gpu_step_fill(g, p);
     g->follow.at = 0;
     for (uint32_t r = 0; r < batch->row_count; r++) g->follow.pages[r] = pages_of(g, &batch->row[r]);
     atomic_store_explicit(g->source.sent, 0, memory_order_relaxed);

@@ -349,11 +349,23 @@ static int measure_programs(const struct profiling_request *r, const struct prof
     const char *const more[] = {"--programs", "--model",    m->model->path, "--weights",
                                 m->weights,   "--kv-dtype", m->kv_dtype};
     for (size_t i = 0; i < sizeof more / sizeof *more; i++) o.argv[o.count++] = more[i];
+    if (m->device_alone) {
+        o.argv[o.count++] = "--on";
+        o.argv[o.count++] = "device";
+    }
     sd_notifyf(0, "STATUS=%s", job.doing);
     int rc = run_program(r, &o, &child, err);
     if (!rc) rc = programs_parse(PROGRAM " --programs", child.text, child.length, programs, err);
     free(child.text);
     return rc;
+}
+
+/* Whether they are those of all processors that plans use. */
+static bool has_all(const struct profiling_request *r, const struct profiling_model *m,
+                    const struct programs *programs)
+{
+    return (m->device_alone || programs_has_cpu(programs)) &&
+           (r->device->ledger.kind == LEDGER_DEVICE_NONE || programs->gpu_tried);
 }
 
 int profiling_programs(const struct profiling_request *r, const struct profiling_model *m,
@@ -362,14 +374,13 @@ int profiling_programs(const struct profiling_request *r, const struct profiling
     char fingerprint[72], path[4096], key[DIGEST_TEXT];
     struct helm_err why = {0};
     int rc = programs_kept(m->model, profile->fingerprint, m->kv_dtype, programs, path, sizeof path, &why);
-    if (!rc) {
-        log_info("profile: %s: the model's own programs, of %s", path, programs->made);
-        return 0;
-    }
-    if (rc != HELM_E_NOT_FOUND)
+    const bool kept = !rc, whole = kept && has_all(r, m, programs);
+    if (kept) log_info("profile: %s: the model's own programs, of %s", path, programs->made);
+    if (whole) return 0;
+    if (rc && rc != HELM_E_NOT_FOUND)
         log_warn("profile: the model's measured programs cannot be used: %s", why.text);
-    if (!m->measures || fingerprint_of(r, fingerprint, &why) || !is_of_here(profile, fingerprint)) {
-        programs->kinds = 0;
+    if (fingerprint_of(r, fingerprint, &why) || !is_of_here(profile, fingerprint)) {
+        if (!kept) programs->kinds = 0;
         return 0;
     }
     memcpy(key, programs->key, sizeof key);
@@ -379,11 +390,14 @@ int profiling_programs(const struct profiling_request *r, const struct profiling
         rc = helm_fail(&why, HELM_E_MISMATCH,
                        "what " PROGRAM " measured is of other shapes or another machine");
     if (!rc) return 0;
-    programs->kinds = 0;
     if (rc == HELM_E_CANCELLED) {
+        programs->kinds = 0;
         *err = why;
         return rc;
     }
+    struct helm_err gone = {0};
+    if (!kept || programs_kept(m->model, profile->fingerprint, m->kv_dtype, programs, path, sizeof path, &gone))
+        programs->kinds = 0;
     log_warn("profile: the model's own programs could not be measured, prices go by rates: %s", why.text);
     return 0;
 }

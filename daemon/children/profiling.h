@@ -32,14 +32,14 @@ struct profiling_request {
 HELM_MUST_CHECK int profiling_get(const struct profiling_request *request, struct profile *profile,
                                   bool *fresh, struct helm_err *err);
 
-/* The model's own programs on this machine, for `profile`: the kept ones, or measured now (20 s at most) where the profile is this
- * machine's and `measures`. *programs has no kinds where there are none, and all is priced by rates: that they could not be
+/* The model's own programs on this machine, for `profile`: the kept ones, or measured now (20 s at most, on the device alone 7 s)
+ * where the profile is this machine's. *programs has no kinds where there are none, and all is priced by rates: that they could not be
  * measured is a warning. HELM_E_CANCELLED as above. */
 struct profiling_model {
     const struct model *model;
     const char *weights; /* --weights; NULL: as stored */
     const char *kv_dtype;
-    bool measures;
+    bool device_alone; /* no plan has the CPU compute any of it */
 };
 HELM_MUST_CHECK int profiling_programs(const struct profiling_request *request,
                                        const struct profiling_model *model, const struct profile *profile,

@@ -92,7 +92,7 @@ static int choose_device(struct helmd *d, const char *gpu_program, struct helm_e
     return rc;
 }
 
-/* The model's own programs. A model that VRAM certainly has all room for leaves the CPU nothing to compute. */
+/* The model's own programs. A model that VRAM certainly has all room for leaves the CPU nothing to compute: the device's alone. */
 static int look_at_programs(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
@@ -101,7 +101,7 @@ static int look_at_programs(struct helmd *d, struct helm_err *err)
     const struct profiling_model model = {.model = &d->model,
                                           .weights = c->weights ? mixture_name(c->weights) : "stored",
                                           .kv_dtype = kv_dtype_name(c->kv_dtype),
-                                          .measures = d->model.weight_bytes > vram / VRAM_PART};
+                                          .device_alone = d->model.weight_bytes <= vram / VRAM_PART};
     int rc = profiling_programs(&profiling, &model, &d->measured, &d->programs, err);
     if (!rc && d->programs.kinds) d->measured.programs = &d->programs;
     return rc;

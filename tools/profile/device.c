@@ -16,7 +16,8 @@
 #include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
 
-#define LINE_TEXT 16384
+#define LINE_TEXT   32768
+#define COMMAND_MAX 16384 /* that is echoed in a line */
 #define WAIT_MS   60000 /* for a line: a first start of a driver and its libraries takes seconds */
 #define X_MAX     65536
 
@@ -132,13 +133,13 @@ static int next_line(struct profile_device_run *d, json_t **json, struct helm_er
 
 static int say(const struct profile_device_run *d, const char *command, struct helm_err *err)
 {
-    char line[64];
-    int n = snprintf(line, sizeof line, "%s\n", command);
+    const size_t n = strlen(command);
     struct sigaction ignore = {.sa_handler = SIG_IGN}, before;
     sigaction(SIGPIPE, &ignore, &before);
-    ssize_t written = write(d->in, line, (size_t)n);
+    const bool written =
+        write(d->in, command, n) == (ssize_t)n && write(d->in, "\n", 1) == 1; /* less than a pipe holds */
     sigaction(SIGPIPE, &before, NULL);
-    return written == n ? 0 : helm_fail(err, HELM_E_PEER, "helm-worker-gpu --measure has ended");
+    return written ? 0 : helm_fail(err, HELM_E_PEER, "helm-worker-gpu --measure has ended");
 }
 
 /* ---- values ---- */
@@ -168,6 +169,8 @@ static int parse_value(const json_t *json, const char **name, uint64_t *x, struc
 struct taker {
     struct profile *profile;
     struct profile_copied *copied;
+    struct profile_samples *variant; /* [variants]: of programs */
+    uint32_t variants;
 };
 
 static int take_value(const json_t *json, const struct taker *taker, struct helm_err *err)
@@ -179,6 +182,11 @@ static int take_value(const json_t *json, const struct taker *taker, struct helm
     if (rc) return rc;
     if (taker->copied && strcmp(name, "link.copied") == 0 && samples.count == 2) {
         *taker->copied = (struct profile_copied){.bytes = samples.value[0], .at_s = samples.value[1]};
+        return 0;
+    }
+    if (strcmp(name, "program") == 0 && x < taker->variants) {
+        for (uint32_t i = 0; i < samples.count; i++)
+            profile_samples_add(&taker->variant[x], samples.value[i]);
         return 0;
     }
     if (taker->profile && strcmp(name, "gpu.context") == 0 && samples.count == 1) {
@@ -241,6 +249,35 @@ int profile_device_format(struct profile_device_run *d, enum tensor_format forma
     char command[48];
     snprintf(command, sizeof command, "format %s %.3f", tensor_format_name(format), seconds);
     return obey(d, command, &(struct taker){.profile = profile}, err);
+}
+
+int profile_device_programs(struct profile_device_run *d, const json_t *request, struct helm_err *err)
+{
+    char *text = json_dumps(request, JSON_COMPACT), *command = NULL;
+    const size_t size = text ? strlen(text) + sizeof "programs " : 0;
+    int rc = text && (command = malloc(size)) ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a command");
+    if (!rc && size > COMMAND_MAX)
+        rc = helm_fail(err, HELM_E_LIMIT, "what is to be measured takes %zu bytes to say, the limit is %d",
+                       size, COMMAND_MAX);
+    if (!rc) snprintf(command, size, "programs %s", text);
+    if (!rc) rc = obey(d, command, &(struct taker){.profile = NULL}, err);
+    free(command);
+    free(text);
+    return rc;
+}
+
+int profile_device_programs_close(struct profile_device_run *d, struct helm_err *err)
+{
+    return obey(d, "close", &(struct taker){.profile = NULL}, err);
+}
+
+int profile_device_cell(struct profile_device_run *d, const struct profile_device_cell *cell,
+                        struct profile_samples *variant, uint32_t variants, struct helm_err *err)
+{
+    char command[64];
+    for (uint32_t v = 0; v < variants; v++) variant[v].count = 0;
+    snprintf(command, sizeof command, "cell %u %u %.3f", cell->tokens, cell->context, cell->seconds);
+    return obey(d, command, &(struct taker){.variant = variant, .variants = variants}, err);
 }
 
 int profile_device_stream_start(struct profile_device_run *d, struct helm_err *err)

@@ -42,12 +42,16 @@
 #define ATTEMPTS_QUICK 4
 #define FORMATS_S      15.0 /* after so long, formats are not measured again */
 #define PATH_TEXT      4096
-/* The model's programs, as most plans run them and as invariant ones do: 20 s together with what is read */
-#define PROGRAMS_S           11.0
-#define PROGRAMS_INVARIANT_S 7.0
+/* The model's programs: 20 s together with what is read. On the device; on the CPU as most plans run them and as invariant ones
+ * do, alone or beside a device. */
+#define PROGRAMS_GPU_S         6.0
+#define PROGRAMS_EMULATED_S    2.0
+#define PROGRAMS_CPU_S         11.0
+#define PROGRAMS_INVARIANT_S   7.0
+#define PROGRAMS_BESIDE_GPU    0.65 /* of the CPU's time */
 
 struct options {
-    const char *device, *out, *disk, *worker_dir, *formats, *model, *activations, *weights, *kv_dtype;
+    const char *device, *out, *disk, *worker_dir, *formats, *model, *activations, *weights, *kv_dtype, *on;
     uint64_t threads, node, caches, copy_bytes_per_s;
     bool force, json, quick, brief, node_given, now, programs;
 };
@@ -341,17 +345,22 @@ static int read_formats(struct tool *t, struct helm_err *err)
     return 0;
 }
 
+static void write_date(char *text, size_t size)
+{
+    struct tm date;
+    time_t now = time(NULL);
+    gmtime_r(&now, &date);
+    strftime(text, size, "%Y-%m-%d %H:%M:%S UTC", &date);
+}
+
 static void describe_machine(struct tool *t)
 {
     struct profile *p = &t->profile;
     struct utsname host;
-    struct tm date;
     char size[UNITS_TEXT];
     struct cgroup_memory memory;
     struct helm_err ignored;
-    time_t now = time(NULL);
-    gmtime_r(&now, &date);
-    strftime(p->made, sizeof p->made, "%Y-%m-%d %H:%M:%S UTC", &date);
+    write_date(p->made, sizeof p->made);
     if (uname(&host)) snprintf(host.nodename, sizeof host.nodename, "this machine");
     uint64_t bytes = cgroup_read_memory(&memory, &ignored) ? 0 : memory.machine_bytes;
     snprintf(p->machine, sizeof p->machine, "%.40s: %u threads of %.50s, %s", host.nodename, p->cpu.threads,
@@ -389,25 +398,57 @@ static int print_json(json_t *json, struct helm_err *err)
 
 /* ---- the model's programs ---- */
 
-/* As most plans run it, then as invariant ones do. */
-static int measure_programs(struct tool *t, struct helm_err *err)
+/* On the device, whose process ends where something fails there: that is no reason to have no others. */
+static int measure_programs_gpu(struct tool *t, struct profile_device_run **device, struct helm_err *err)
+{
+    const struct options *o = &t->options;
+    const bool emulated = t->device.ledger.kind == LEDGER_DEVICE_EMULATED;
+    const struct profile_programs_gpu request = {
+        .model = &t->model,
+        .path = o->model,
+        .weights = o->weights ? o->weights : "stored",
+        .kv_dtype = o->kv_dtype,
+        .device = *device,
+        .vram_free = emulated ? t->device.ledger.limit : t->device.info.vram_free,
+        .emulated = emulated,
+        .seconds = emulated ? PROGRAMS_EMULATED_S : PROGRAMS_GPU_S,
+        .progress = &t->progress};
+    struct helm_err why = {0};
+    const double begin_s = profile_now_s();
+    const int rc = profile_programs_gpu_measure(&request, &t->programs, &why);
+    t->programs.gpu_tried = true;
+    if (!rc) {
+        profile_say(&t->progress, "the model's programs: on the device in %.1f s", profile_now_s() - begin_s);
+        return 0;
+    }
+    profile_say(&t->progress, "the model's programs: not on the device: %s", why.text);
+    programs_forget_gpu(&t->programs);
+    profile_device_close(*device);
+    *device = NULL;
+    return open_device(t, device, err);
+}
+
+/* On the device; on the CPU as most plans run it, then as invariant ones do. */
+static int measure_programs(struct tool *t, bool gpu, bool cpu, struct helm_err *err)
 {
     struct model model = {0};
     struct profile_programs request = {.cpu = cpu_options_of(t),
                                        .model = &model,
                                        .kv_dtype = kv_dtype_named(t->options.kv_dtype)};
-    const double begin_s = profile_now_s();
+    const double begin_s = profile_now_s(), part = gpu ? PROGRAMS_BESIDE_GPU : 1;
     profile_say(&t->progress, "the model's programs: measuring them (up to %.0f s)",
-                PROGRAMS_S + PROGRAMS_INVARIANT_S);
+                (gpu ? PROGRAMS_GPU_S : 0) + (cpu ? part * (PROGRAMS_CPU_S + PROGRAMS_INVARIANT_S) : 0));
     pin_prefer_node(t->node);
     int rc = has_device(t) ? open_device(t, &request.device, err) : 0;
-    for (int invariant = 0; invariant < 2 && !rc; invariant++) {
+    if (!rc && gpu) rc = measure_programs_gpu(t, &request.device, err);
+    for (int invariant = 0; cpu && invariant < 2 && !rc; invariant++) {
         request.cpu.invariant = invariant;
-        request.seconds = invariant ? PROGRAMS_INVARIANT_S : PROGRAMS_S;
+        request.seconds = part * (invariant ? PROGRAMS_INVARIANT_S : PROGRAMS_CPU_S);
         rc = read_model(&t->options, &model, err);
         if (!rc) rc = profile_programs_measure(&request, &t->programs, err);
     }
     profile_device_close(request.device);
+    write_date(t->programs.made, sizeof t->programs.made);
     if (!rc)
         profile_say(&t->progress, "the model's programs: %u kinds in %.1f s", t->programs.kinds,
                     profile_now_s() - begin_s);
@@ -424,13 +465,15 @@ static int get_programs(struct tool *t, const char *fingerprint, struct helm_err
     programs_key(fingerprint, t->options.kv_dtype, &t->programs);
     const bool place = programs_path(&t->programs, path, sizeof path, &why) == 0;
     int rc = t->options.force || !place ? HELM_E_NOT_FOUND : programs_read(path, &t->programs, &why);
-    if (!rc) {
+    const bool gpu = has_device(t) && !t->programs.gpu_tried,
+               cpu = strcmp(t->options.on, "device") != 0 && !programs_has_cpu(&t->programs);
+    if (!rc && !gpu && !cpu) {
         profile_say(&t->progress, "the model's programs: cached: %s, of %s", path, t->programs.made);
         return 0;
     }
-    if (rc != HELM_E_NOT_FOUND)
+    if (rc && rc != HELM_E_NOT_FOUND)
         profile_say(&t->progress, "the model's programs cannot be used, measuring again: %s", why.text);
-    rc = measure_programs(t, err);
+    rc = measure_programs(t, gpu, cpu, err);
     if (rc) return rc;
     int kept = place ? profile_cache_make(path, &why) : HELM_E_NOT_FOUND;
     interrupt_hold();
@@ -528,7 +571,7 @@ int main(int argc, char **argv)
         return 1;
     }
     struct options *o = &t->options;
-    o->device = "auto", o->activations = linear_inputs_name(LINEAR_EXACT), o->kv_dtype = "f16";
+    o->device = "auto", o->activations = linear_inputs_name(LINEAR_EXACT), o->kv_dtype = "f16", o->on = "all";
     const struct args_option table[] = {
         {"device", 0, ARGS_TEXT, "DEVICE", "auto, cpu, cuda[:N] or emulated (auto)", .target = &o->device},
         {"threads", 't', ARGS_U64, "N", "the CPU worker's threads (one a physical core)",
@@ -560,9 +603,12 @@ int main(int argc, char **argv)
         {"formats", 0, ARGS_TEXT, "NAME,...",
          "also these formats of weights (q4_k,q6_k), where the profile lacks them", .target = &o->formats},
         {"model", 0, ARGS_TEXT, "PATH",
-         "also the formats that this model's weights have, and its own programs on the CPU",
+         "also the formats that this model's weights have, and its own programs",
          .target = &o->model},
         {"programs", 0, ARGS_FLAG, NULL, "only the programs of --model, as JSON", .target = &o->programs},
+        {"on", 0, ARGS_CHOICE, "WHERE",
+         "with --model: its programs on the device alone, for plans that have everything there (all)",
+         .target = &o->on, .choices = "all|device"},
         {"weights", 0, ARGS_TEXT, "NAME", "--model's weights as helmd's --weights has them (stored)",
          .target = &o->weights},
         {"kv-dtype", 0, ARGS_CHOICE, "TYPE", "the cache of --model's programs (f16)", .target = &o->kv_dtype,

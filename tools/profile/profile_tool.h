@@ -236,6 +236,27 @@ struct profile_programs {
 };
 HELM_MUST_CHECK int profile_programs_measure(const struct profile_programs *request,
                                              struct programs *programs, struct helm_err *err);
+/* Tokens of a step that is measured, in the order of their worth, and the contexts: a short and a long one. */
+#define PROFILE_PROGRAM_COUNTS   8
+#define PROFILE_PROGRAM_CONTEXTS 2
+extern const uint32_t profile_program_counts[PROFILE_PROGRAM_COUNTS];
+/* Bytes of a layer's matrices that a step of one token reads, and all of them: added to. */
+void profile_program_bytes(const struct model *model, uint32_t layer, uint64_t *read, uint64_t *all);
+
+/* ---- programs_gpu.c ---- */
+
+/* The same programs on the device, all in its memory: `gpu` of the kinds, and gpu_begin. */
+struct profile_programs_gpu {
+    const struct model *model; /* all of it */
+    const char *path, *weights, *kv_dtype; /* as helm-worker-gpu reads it */
+    struct profile_device_run *device;
+    uint64_t vram_free;
+    bool emulated;
+    double seconds;
+    const struct profile_progress *progress;
+};
+HELM_MUST_CHECK int profile_programs_gpu_measure(const struct profile_programs_gpu *request,
+                                                 struct programs *programs, struct helm_err *err);
 
 /* ---- kv.c ---- */
 
@@ -304,6 +325,19 @@ HELM_MUST_CHECK int profile_device_format(struct profile_device_run *device, enu
 /* Bytes a second of copies to the device, alone. */
 HELM_MUST_CHECK int profile_device_link(struct profile_device_run *device, double *rate,
                                         struct helm_err *err);
+/* A model's programs, as worker-gpu/measure/measure.h has them: loads what the request says; then seconds of whole steps (variant 0),
+ * of none of it (1), and without each kind of half layer (2 and more). Closed before anything else is measured. */
+struct profile_device_cell {
+    uint32_t tokens, context;
+    double seconds; /* to be spent on it */
+};
+HELM_MUST_CHECK int profile_device_programs(struct profile_device_run *device, const json_t *request,
+                                            struct helm_err *err);
+HELM_MUST_CHECK int profile_device_cell(struct profile_device_run *device,
+                                        const struct profile_device_cell *cell,
+                                        struct profile_samples *variant, uint32_t variants,
+                                        struct helm_err *err);
+HELM_MUST_CHECK int profile_device_programs_close(struct profile_device_run *device, struct helm_err *err);
 /* Between start and stop copies flow from host memory. */
 HELM_MUST_CHECK int profile_device_stream_start(struct profile_device_run *device, struct helm_err *err);
 HELM_MUST_CHECK int profile_device_stream_stop(struct profile_device_run *device, struct helm_err *err);

@@ -9,7 +9,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "common/base/cgroup.h"
 #include "common/base/cpu.h"
@@ -34,9 +33,10 @@
 
 /* In the order of their worth: the next token, rows that decode together, a prompt's chunks, then what lies between. Each says what the
  * next larger one takes at most. */
-static const uint32_t counts[] = {1, 16, 64, 512, 4, 2, 8, 2048};
-#define COUNTS   (sizeof counts / sizeof *counts)
-#define CONTEXTS 2
+const uint32_t profile_program_counts[PROFILE_PROGRAM_COUNTS] = {1, 16, 64, 512, 4, 2, 8, 2048};
+#define counts   profile_program_counts
+#define COUNTS   PROFILE_PROGRAM_COUNTS
+#define CONTEXTS PROFILE_PROGRAM_CONTEXTS
 
 struct measuring {
     const struct profile_programs *request;
@@ -57,8 +57,7 @@ struct measuring {
 
 /* ---- the model that runs ---- */
 
-/* Bytes of a layer's matrices that a step of one token reads, and all of them. */
-static void layer_bytes(const struct model *model, uint32_t layer, uint64_t *read, uint64_t *all)
+void profile_program_bytes(const struct model *model, uint32_t layer, uint64_t *read, uint64_t *all)
 {
     const struct model_router *r = &model->config.router;
     for (int part = 0; part < UNIT_PARTS; part++) {
@@ -85,7 +84,7 @@ static int choose_layers(const struct measuring *m, uint32_t *layer, uint32_t *c
     int rc = node_read_memory(o->node, &memory, err);
     if (!rc) rc = cpu_usable(-1, &cpus, err);
     if (rc) return rc;
-    for (uint32_t i = 0; i < few; i++) layer_bytes(model, layer[i], &read, &all);
+    for (uint32_t i = 0; i < few; i++) profile_program_bytes(model, layer[i], &read, &all);
     const uint64_t past = profile_weights_past(o->caches, (uint32_t)cpus.suggested, true),
                    least = PROFILE_CACHES_LEAST * o->caches, after = head ? head->bytes : 0,
                    own = past > after + least ? past - after : least, /* of layers: the head's pass, too */
@@ -341,14 +340,6 @@ static int run_beside(struct measuring *m, struct helm_err *err)
     return rc ? rc : stopped;
 }
 
-static void describe(struct measuring *m)
-{
-    struct tm date;
-    time_t now = time(NULL);
-    gmtime_r(&now, &date);
-    strftime(m->programs->made, sizeof m->programs->made, "%Y-%m-%d %H:%M:%S UTC", &date);
-}
-
 int profile_programs_measure(const struct profile_programs *request, struct programs *programs,
                              struct helm_err *err)
 {
@@ -369,7 +360,6 @@ int profile_programs_measure(const struct profile_programs *request, struct prog
     if (!rc) rc = run_beside(m, err);
     const uint32_t busy = load_others(&load);
     if (busy > programs->busy_percent) programs->busy_percent = busy;
-    describe(m);
     profile_packed_close(m->packed);
     profile_steps_close(&m->steps);
     model_free(request->model);

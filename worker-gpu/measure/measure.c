@@ -30,6 +30,7 @@
 #define STREAM_PIECES 32         /* at most for each */
 #define CONTROL_BYTES (64 * KIB) /* of the host's region: words and lanes of the hand-over */
 #define LINE_TEXT     64
+#define COMMAND_TEXT  (64 * 1024) /* a model's path, its layers and their kinds */
 
 double measure_now_s(void)
 {
@@ -387,6 +388,7 @@ static int measure_open(struct measure *m, struct helm_err *err)
 static void measure_close(struct measure *m)
 {
     if (!m->device) return;
+    measure_programs_close(m);
     measure_kernels_close(m);
     if (m->event) m->device->ops->event_free(m->device, m->event);
     if (m->registered) m->device->ops->host_unregister(m->device, m->host);
@@ -411,6 +413,13 @@ static int obey(struct measure *m, struct stream *stream, const char *command, b
     } else if (strncmp(command, "format ", 7) == 0) {
         rc = stream->started ? helm_fail(err, HELM_E_STATE, "'format' while copies are flowing")
                              : measure_format(m, command + 7, err);
+    } else if (strncmp(command, "programs ", 9) == 0) {
+        rc = stream->started ? helm_fail(err, HELM_E_STATE, "'programs' while copies are flowing")
+                             : measure_programs_open(m, command + 9, err);
+    } else if (strncmp(command, "cell ", 5) == 0) {
+        rc = measure_programs_cell(m, command + 5, err);
+    } else if (strcmp(command, "close") == 0) {
+        measure_programs_close(m);
     } else if (strcmp(command, "stream") == 0) {
         rc = stream_start(stream, m, err);
     } else if (strcmp(command, "stop") == 0) {
@@ -418,7 +427,7 @@ static int obey(struct measure *m, struct stream *stream, const char *command, b
     } else if (strcmp(command, "copied") == 0) {
         rc = stream_copied(stream, err);
     } else {
-        rc = helm_fail(err, HELM_E_USAGE, "'%s' is none of measure, link, format, stream, copied, stop, quit",
+        rc = helm_fail(err, HELM_E_USAGE, "'%.40s' is none of measure, link, format, programs, cell, close, stream, copied, stop, quit",
                        command);
     }
     if (!rc) print_json(m->out, json_pack("{s:s}", "done", command));
@@ -430,11 +439,11 @@ int measure_serve(const struct engine_measure_options *options, FILE *in, FILE *
     struct measure m = {.options = options, .out = out, .arena = {.fd = -1}, .kv = KV_F16};
     struct stream *stream = calloc(1, sizeof *stream);
     struct helm_err err = {0}, ignored;
-    char line[LINE_TEXT];
+    char *line = malloc(COMMAND_TEXT);
     bool quit = false;
-    int rc = stream ? measure_open(&m, &err) : helm_fail(&err, HELM_E_NOMEM, "no memory to measure with");
+    int rc = stream && line ? measure_open(&m, &err) : helm_fail(&err, HELM_E_NOMEM, "no memory to measure with");
     if (!rc) print_json(out, json_pack("{s:s}", "ready", m.device->text));
-    while (!rc && !quit && fgets(line, sizeof line, in)) {
+    while (!rc && !quit && fgets(line, COMMAND_TEXT, in)) {
         line[strcspn(line, "\n")] = '\0';
         rc = obey(&m, stream, line, &quit, &err);
     }
@@ -443,5 +452,6 @@ int measure_serve(const struct engine_measure_options *options, FILE *in, FILE *
     /* A device that failed may wait for ever in its queue: the end of the process takes care of it. */
     if (rc != HELM_E_DEVICE && rc != HELM_E_PEER) measure_close(&m);
     free(stream);
+    free(line);
     return rc ? 5 : 0;
 }

@@ -1,6 +1,6 @@
 /* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure/kernels.c
  * (rates), measure/attention.c (attention's), measure/chains.c (rates of chains), measure/expand.c (packed weights),
- * measure/chunks.c (chunks as a whole), measure/experts.c (chunks with experts), measure/formats.c (the same of other formats of weights), measure/buffers.c
+ * measure/chunks.c (chunks as a whole), measure/experts.c (chunks with experts), measure/formats.c (the same of other formats of weights), measure/programs.c (a model's own programs), measure/buffers.c
  * (the memory they work on). */
 #ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
 #define HELM_WORKER_GPU_MEASURE_PRIVATE_H
@@ -38,6 +38,7 @@ struct measure {
     double budget_s;           /* for one value of such a format; 0: of bf16 */
     double chain_operation;    /* of bf16's chains */
     struct measure_kernels *kernels;
+    struct measure_programs *programs; /* of a model, while they are measured */
 };
 
 /* Waits until the queue is empty. */
@@ -253,6 +254,14 @@ HELM_MUST_CHECK int measure_experts_run(struct measure *m, struct helm_err *err)
  * the weights, which are bf16 no more: nothing else can be measured afterwards. */
 HELM_MUST_CHECK int measure_format_run(struct measure *m, enum tensor_format format, double seconds,
                                        struct helm_err *err);
+
+/* ---- measure/programs.c ---- */
+
+/* "programs JSON": the worker's engine over some layers of a model, on the same device. */
+HELM_MUST_CHECK int measure_programs_open(struct measure *m, const char *text, struct helm_err *err);
+/* "cell TOKENS CONTEXT SECONDS": seconds of such a step. */
+HELM_MUST_CHECK int measure_programs_cell(struct measure *m, const char *text, struct helm_err *err);
+void measure_programs_close(struct measure *m);
 
 /* Memory on the device; measure_kernels_open fills the weights with numbers. */
 HELM_MUST_CHECK int measure_kernels_open(struct measure *m, struct helm_err *err);

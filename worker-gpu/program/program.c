@@ -127,6 +127,13 @@ struct lower_at lower_at(const struct lowering *low, uint32_t unit, uint32_t op)
 
 /* ---- spans ---- */
 
+/* Drops what was added for a half layer, from `first` on, where the program is to lack it. */
+static void leave_out(struct lowering *low, uint32_t unit, uint32_t first)
+{
+    const bool *left_out = low->source->left_out;
+    if (left_out && left_out[unit]) low->program->count = first;
+}
+
 static void lower_span(struct lowering *low, const struct plan_span *span, uint32_t last_out)
 {
     const struct gpu_source *s = low->source;
@@ -141,9 +148,14 @@ static void lower_span(struct lowering *low, const struct plan_span *span, uint3
     struct lane *out = span->ticket_out ? arena_lane_of(s->arena, span->lane_out) : NULL;
     if (span->ticket_out == 1) lower_word(low, OP_WORD_WAIT, &out->bell.value, 0, DEVICE_EQUAL);
     bool direct = out && span->unit_count && low->program->tier != GPU_TIER_CHUNK && !span->head;
-    for (uint32_t u = 0; u < span->unit_count && !low->rc; u++)
+    for (uint32_t u = 0; u < span->unit_count && !low->rc; u++) {
+        const uint32_t before = low->program->count;
         lower_unit(low, span->first_unit + u, direct && u + 1 == span->unit_count ? out->data : x);
+        leave_out(low, span->first_unit + u, before);
+    }
+    const uint32_t before = low->program->count;
     if (span->head) lower_head(low);
+    leave_out(low, lower_head_unit(low), before);
     /* Taken long ago; but as long as the word stands, the host sees whose turn it is (step.c). */
     if (span->ticket_in && span->last_in)
         lower_word(low, OP_WORD_WRITE, &arena_lane_of(s->arena, span->lane_in)->bell.value, 0, DEVICE_EQUAL);

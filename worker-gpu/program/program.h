@@ -218,6 +218,8 @@ struct gpu_source {
     _Atomic uint32_t *sent;    /* pinned: how many lanes' last hand-overs are published (gpu_turn.last_out) */
     _Atomic uint32_t *moved;   /* pinned: becomes 1 when a session's page is copied (session.h) */
     float rope_scale;
+    const bool *left_out; /* [units + 1]: half layers, and the head behind them, that a program which is only
+                             measured lacks; NULL: none */
 };
 
 /* Sizes every buffer for this plan (common/plan/workspace.h). */

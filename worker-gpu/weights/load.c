@@ -389,6 +389,7 @@ int gpu_weights_load(struct gpu_weights *w, struct device *device, uint32_t thre
 {
     struct model_shards shards;
     w->device = device;
+    if (!w->model->shard_count) return gpu_weights_make(w, err);
     int rc = model_shards_open(w->model, &shards, err);
     if (!rc) rc = device_alloc(device, DEVICE_WEIGHTS, w->bytes, &w->memory, err);
     if (!rc) rc = load_vectors(w, &shards, err);

@@ -8,7 +8,7 @@
  * Matrices of variable size (packed, common/formats/packed.h) are stacked in the rooms of all of them: their
  * tables of offsets and then their groups, one matrix behind the other as they come out. Loading fails with
  * HELM_E_CAPACITY where the rooms are not enough. `struct gpu_weights` owns tables and device memory. weights.c
- * finds places, weights/load.c loads. */
+ * finds places, weights/load.c loads, weights/made.c makes some up. */
 #ifndef HELM_WORKER_GPU_WEIGHTS_WEIGHTS_H
 #define HELM_WORKER_GPU_WEIGHTS_WEIGHTS_H
 
@@ -67,6 +67,8 @@ HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct pla
 HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device *device, uint32_t threads,
                                      _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
                                      struct helm_err *err);
+/* The same of a model without files, which is only measured: random blocks, vectors of ones (weights/made.c). */
+HELM_MUST_CHECK int gpu_weights_make(struct gpu_weights *weights, struct helm_err *err);
 void gpu_weights_free(struct gpu_weights *weights);
 /* Where groups begin: behind the tables. */
 static inline uint64_t gpu_weights_groups_at(const struct gpu_weights *w)

@@ -340,6 +340,18 @@ static double in_slices(const struct pricing *p, const struct weights *w, double
            fmax(w->gpu.total, w->kernel.total + p->kernel.parts * more * product_of(&p->kernel));
 }
 
+/* Measured seconds in VRAM, where there are some. What slices add stays by rates; parts of experts are in proportion. */
+static void take_measured(const struct pricing *p, uint32_t unit, double window, struct cost_unit *u,
+                          struct experts_parts *e)
+{
+    const double by_rates = u->gpu;
+    measured_price_gpu(p, unit, window, attention_elsewhere(p, window), u);
+    if (!u->gpu_measured) return;
+    u->stream = fmax(u->gpu, u->stream + u->gpu - by_rates);
+    const double times = u->gpu / by_rates;
+    e->unit *= times, e->gpu *= times, e->launches *= times, e->beside *= times;
+}
+
 static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit *u)
 {
     const uint32_t kind = model_unit_kind(p->model, unit);
@@ -380,6 +392,8 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->stream = in_slices(p, &w, more);
     if (w.blocks && p->tier != OP_TIER_CHUNK)
         u->stream += OPERATIONS_OF_A_SLICE * slices * p->kernel.operation;
+    w.experts.unit = p->together * w.kernel.total;
+    take_measured(p, unit, window, u, &w.experts);
     u->stays = u->experts && p->tier != OP_TIER_CHUNK;
     if (u->packed)
         u->stream +=
@@ -400,7 +414,6 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->borrow = 0;
     price_link(p, unit, window, u);
     if (attends && p->step->kv.two) attention_price_host(p, window, u);
-    w.experts.unit = p->together * w.kernel.total;
     if (u->experts && cost_rates_packed_mixed(p, unit)) pack_experts(p, &w.experts);
     if (u->experts && p->step->experts.slots) experts_price(p, &w.experts, u);
 }

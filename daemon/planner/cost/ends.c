@@ -75,6 +75,8 @@ void price_head(const struct pricing *p, const struct analyse_table *analysed, s
     u->gpu_bound = spent_bound(&gpu);
     u->gpu_packed = cost_rates_packed(p, unit_count(p->model->config.layers), PLAN_HOME_GPU);
     if (u->gpu_packed) u->gpu = u->stream = u->gpu + head_packed(&head, bytes);
+    measured_price_gpu(p, unit_count(p->model->config.layers), 0, 0, u);
+    if (u->gpu_measured) u->gpu = u->stream = u->gpu + p->profile->link.hand_over.value;
 }
 
 void price_embed(const struct pricing *p, const struct analyse_table *analysed, struct cost_unit *u)
@@ -89,10 +91,12 @@ void price_embed(const struct pricing *p, const struct analyse_table *analysed, 
     if (p->device && p->tier == OP_TIER_ONE) u->cpu = u->cpu_beside = u->cpu + p->profile->wake.value;
     u->cpu_bound = u->gpu_bound = "overhead";
     /* The launch's way to the device, what a step begins with, the launch of the chain behind it. */
+    const double begin = measured_begin(p);
     if (p->device)
         u->gpu = u->stream = p->profile->link.hand_over.value +
-                             (p->first + p->chained) * p->kernel.operation +
-                             p->step->tokens * row / p->gpu.read;
+                             (begin > 0 ? begin
+                                        : (p->first + p->chained) * p->kernel.operation +
+                                              p->step->tokens * row / p->gpu.read);
     if (p->device && p->tier == OP_TIER_CHUNK)
         u->issue = u->issue_stream = p->first * p->profile->gpu.issue.value;
 }

@@ -29,7 +29,7 @@ static double seen(const struct pricing *p, double window)
 }
 
 /* By how much attention of a chunk of several rows takes longer than one row's: each has a cache of its own. By rates. */
-static double more_rows(const struct pricing *p, double window)
+static double more_rows(const struct pricing *p, const struct device_rates *rates, double window)
 {
     struct cost_step step = *p->step;
     struct pricing one = *p;
@@ -37,8 +37,8 @@ static double more_rows(const struct pricing *p, double window)
     step.rows = 1;
     one.step = &step;
     if (step.context < step.tokens) step.context = step.tokens;
-    attention_price(p, &p->cpu, window, 0, &all);
-    attention_price(&one, &p->cpu, window, 0, &alone);
+    attention_price(p, rates, window, 0, &all);
+    attention_price(&one, rates, window, 0, &alone);
     return fmax(0, fmax(all.memory, all.compute) - fmax(alone.memory, alone.compute));
 }
 
@@ -62,6 +62,46 @@ static double moved(const struct profile *profile, double seconds, double bytes)
     return fmax(0, seconds + fmin(bytes, seconds * then) * (1 / now - 1 / then));
 }
 
+/* ---- the GPU ---- */
+
+/* Whether the GPU's programs of such a step were measured at all: not those of invariant plans. */
+static bool is_step_of_gpu(const struct pricing *p)
+{
+    return p->profile->programs && p->device && !p->step->invariant;
+}
+
+void measured_price_gpu(const struct pricing *p, uint32_t unit, double window, double elsewhere,
+                        struct cost_unit *u)
+{
+    const struct programs *programs = p->profile->programs;
+    const struct cost_step *step = p->step;
+    const bool head = unit == unit_count(p->model->config.layers),
+               attends = !head && model_unit_math(p->model, unit)->state == STATE_PAGES,
+               few = step->tokens <= ENGINE_FEW_TOKENS;
+    struct programs_price price;
+    if (!is_step_of_gpu(p) || u->gpu_packed) return;
+    if (attends && strcmp(programs->kv_dtype, kv_dtype_name(step->kv_dtype)) != 0) return;
+    const struct programs_kind *kind = programs_find(programs, programs_signature(p->model, unit));
+    if (!kind) return;
+    if (!attends) window = elsewhere = 0;
+    const double context = fmax(1, seen(p, window) - elsewhere) * (few ? (double)step->rows / step->tokens : 1);
+    if (!programs_at(&kind->gpu, head ? step->samples : step->tokens, head ? 0 : context, &price)) return;
+    u->gpu = price.seconds;
+    if (attends && !few && step->rows > 1) u->gpu += more_rows(p, &p->gpu, window);
+    u->gpu_spread = price.spread;
+    u->gpu_measured = true;
+}
+
+double measured_begin(const struct pricing *p)
+{
+    struct programs_price price;
+    if (!is_step_of_gpu(p) || !programs_at(&p->profile->programs->gpu_begin, p->step->tokens, 0, &price))
+        return 0;
+    return price.seconds;
+}
+
+/* ---- the CPU ---- */
+
 void measured_price(const struct pricing *p, uint32_t unit, struct cost_unit *u)
 {
     const struct programs *programs = p->profile->programs;
@@ -80,7 +120,7 @@ void measured_price(const struct pricing *p, uint32_t unit, struct cost_unit *u)
     const double context = seen(p, window) * (few ? (double)step->rows / step->tokens : 1);
     if (!programs_at(times, head ? step->samples : step->tokens, head ? 0 : context, &price)) return;
     double seconds = price.seconds;
-    if (attends && !few && step->rows > 1) seconds += more_rows(p, window);
+    if (attends && !few && step->rows > 1) seconds += more_rows(p, &p->cpu, window);
     seconds = moved(p->profile, seconds, head ? (double)u->bytes : read_bytes(p, unit, attends, window));
     const double company = price.beside > 0 ? price.beside / price.seconds : u->cpu_beside / u->cpu;
     u->cpu_beside = seconds * fmax(1, company);

@@ -1,4 +1,4 @@
-/* Prices of the CPU's units by the model's own measured programs (daemon/planner/profile/programs.h), where the profile has
+/* Prices of units by the model's own measured programs (daemon/planner/profile/programs.h), where the profile has
  * them. Private to daemon/planner/cost. Pure. */
 #ifndef HELM_DAEMON_PLANNER_COST_MEASURED_H
 #define HELM_DAEMON_PLANNER_COST_MEASURED_H
@@ -9,5 +9,12 @@
  * u->cpu_spread. Leaves *u alone where nothing of this kind was measured, or not of such a step: a short prompt of an
  * invariant plan, a cache of another type. `unit` behind the last one: the head, of the step's sampled rows. */
 void measured_price(const struct pricing *p, uint32_t unit, struct cost_unit *u);
+
+/* The same of u->gpu, with all in VRAM as stored, and u->gpu_spread: before what a cache in two tiers adds. `window` of a layer that
+ * attends (0: none), of whose cache as many positions of each row lie elsewhere. */
+void measured_price_gpu(const struct pricing *p, uint32_t unit, double window, double elsewhere,
+                        struct cost_unit *u);
+/* Seconds of a step in front of its half layers on the GPU, the embedding included; 0: not measured. */
+double measured_begin(const struct pricing *p);
 
 #endif

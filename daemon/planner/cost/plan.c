@@ -92,6 +92,15 @@ static double spread_of_cpu(const struct profile *profile, const struct cost_tab
                               : spread_at(&profile->cpu.linear, table->tokens);
 }
 
+/* Whether all that the GPU computes in such a step was measured in VRAM: then its rates' spreads say nothing. */
+static bool measured_gpu(const struct cost_table *table, const struct cost_plan *plan)
+{
+    bool measured = plan->head == PLAN_CPU0 || table->head.gpu_measured || table->head.gpu <= 0;
+    for (uint32_t u = 0; u < table->units; u++)
+        measured &= plan_home_processor(plan->home[u]) == PLAN_CPU0 || table->unit[u].gpu_measured;
+    return measured;
+}
+
 /* A processor's seconds of the step are off by its rate's spread. The link's spread counts for the seconds without
  * computing, which were all spent waiting for it. Both spreads include disturbances while they were measured. They are
  * independent, so squares add up. */
@@ -104,7 +113,9 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
     double cpu = spread_of_cpu(profile, table, plan);
     const struct profile_value *gemv =
         profile->gpu.chain_gemv.value > 0 ? &profile->gpu.chain_gemv : &profile->gpu.gemv;
-    double gpu = one ? cost_rates_spread(gemv) : spread_at(&profile->gpu.linear, table->tokens);
+    double gpu = measured_gpu(table, plan) ? 0
+                 : one                     ? cost_rates_spread(gemv)
+                                           : spread_at(&profile->gpu.linear, table->tokens);
     for (uint32_t u = 0; u < table->units; u++) {
         streams = streams || plan->home[u] == PLAN_HOME_STREAM;
         double *spread = plan_home_processor(plan->home[u]) == PLAN_CPU0 ? &cpu : &gpu;

@@ -135,6 +135,22 @@ int programs_path(const struct programs *programs, char *path, size_t size, stru
     return profile_cache_file(name, path, size, err);
 }
 
+/* ---- what is there ---- */
+
+bool programs_has_cpu(const struct programs *programs)
+{
+    for (uint32_t k = 0; k < programs->kinds; k++)
+        for (int w = 0; w < PROGRAMS_WAYS; w++)
+            if (programs->kind[k].cpu[w].count) return true;
+    return false;
+}
+
+void programs_forget_gpu(struct programs *programs)
+{
+    for (uint32_t k = 0; k < programs->kinds; k++) programs->kind[k].gpu.count = 0;
+    programs->gpu_begin.count = 0;
+}
+
 /* ---- reading them off ---- */
 
 static int order_of(const struct programs_cell *a, const struct programs_cell *b)

@@ -12,7 +12,7 @@
 #include "common/model/model.h"
 
 /* Of the file, and of the method of measuring: a new one has models measured again. */
-#define PROGRAMS_VERSION   1
+#define PROGRAMS_VERSION   2
 #define PROGRAMS_KINDS_MAX 32 /* more kinds than that have prices by rates */
 #define PROGRAMS_CELLS_MAX 32
 #define PROGRAMS_BYTES_MAX ((size_t)1 << 20)
@@ -44,6 +44,7 @@ struct programs_kind {
     uint64_t signature; /* programs_signature of its units */
     char name[64];      /* "attention of q4_k and q6_k", for people */
     struct programs_times cpu[PROGRAMS_WAYS];
+    struct programs_times gpu; /* at home in VRAM, as stored */
 };
 struct programs {
     char fingerprint[72]; /* of the profile's machine */
@@ -52,6 +53,8 @@ struct programs {
     uint32_t busy_percent; /* of the processors, that other programs took meanwhile */
     struct programs_kind kind[PROGRAMS_KINDS_MAX];
     uint32_t kinds;
+    bool gpu_tried; /* the device was measured, whatever came of it */
+    struct programs_times gpu_begin; /* a step of the GPU in front of its half layers, the embedding included */
 };
 
 /* A digest of all that a half layer's time depends on: its operations, the shapes and formats of its tensors, its window, its state. The
@@ -70,6 +73,11 @@ void programs_key(const char *fingerprint, const char *kv_dtype, struct programs
 HELM_MUST_CHECK int programs_path(const struct programs *programs, char *path, size_t size,
                                   struct helm_err *err);
 
+/* Whether some of the CPU's are there. */
+bool programs_has_cpu(const struct programs *programs);
+/* The GPU's could not be measured: there are none. */
+void programs_forget_gpu(struct programs *programs);
+
 /* ---- reading them off ---- */
 
 struct programs_price {
@@ -85,8 +93,9 @@ bool programs_at(const struct programs_times *times, double tokens, double conte
 
 /* ---- the file ---- */
 
-/* {"helm_programs": 1, "fingerprint", "key", "made", "kv_dtype", "busy_percent", "kinds": [{"name", "signature",
- *  "exact" | "int8" | "packed" | "invariant_exact" | ...: [[tokens, context, seconds, low, high, beside], ...]}, ...]}. NULL: no memory. */
+/* {"helm_programs": 2, "fingerprint", "key", "made", "kv_dtype", "busy_percent", "gpu": BOOL, "gpu_begin": [...], "kinds": [{"name", "signature",
+ *  "exact" | "int8" | "packed" | "invariant_exact" | ... | "gpu": [[tokens, context, seconds, low, high, beside], ...]}, ...]}. NULL: no
+ *  memory. */
 json_t *programs_to_json(const struct programs *programs);
 /* HELM_E_FORMAT names what is wrong; *programs has no kinds then. */
 HELM_MUST_CHECK int programs_from_json(const json_t *json, struct programs *programs, struct helm_err *err);

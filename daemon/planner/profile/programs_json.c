@@ -35,11 +35,13 @@ json_t *programs_to_json(const struct programs *programs)
         json_t *one = json_pack("{s:s, s:s}", "name", kind->name, "signature", signature);
         for (int w = 0; w < PROGRAMS_WAYS && one; w++)
             if (kind->cpu[w].count) json_object_set_new(one, ways[w], times_to_json(&kind->cpu[w]));
+        if (kind->gpu.count && one) json_object_set_new(one, "gpu", times_to_json(&kind->gpu));
         json_array_append_new(kinds, one);
     }
-    return json_pack("{s:i, s:s, s:s, s:s, s:s, s:i, s:o}", "helm_programs", PROGRAMS_VERSION, "fingerprint",
-                     programs->fingerprint, "key", programs->key, "made", programs->made, "kv_dtype",
-                     programs->kv_dtype, "busy_percent", (int)programs->busy_percent, "kinds", kinds);
+    return json_pack("{s:i, s:s, s:s, s:s, s:s, s:i, s:b, s:o, s:o}", "helm_programs", PROGRAMS_VERSION,
+                     "fingerprint", programs->fingerprint, "key", programs->key, "made", programs->made,
+                     "kv_dtype", programs->kv_dtype, "busy_percent", (int)programs->busy_percent, "gpu",
+                     (int)programs->gpu_tried, "gpu_begin", times_to_json(&programs->gpu_begin), "kinds", kinds);
 }
 
 /* ---- and back ---- */
@@ -104,6 +106,7 @@ static int kind_from_json(const json_t *json, struct programs_kind *kind, struct
     snprintf(kind->name, sizeof kind->name, "%.63s", name);
     for (int w = 0; w < PROGRAMS_WAYS && !rc; w++)
         rc = times_from_json(json_object_get(json, ways[w]), &kind->cpu[w], err);
+    if (!rc) rc = times_from_json(json_object_get(json, "gpu"), &kind->gpu, err);
     return rc ? helm_err_prefix(err, "%.63s", name) : 0;
 }
 
@@ -134,6 +137,8 @@ int programs_from_json(const json_t *json, struct programs *p, struct helm_err *
     if (!rc && (!json_is_array(kinds) || json_array_size(kinds) > PROGRAMS_KINDS_MAX))
         rc = helm_fail(err, HELM_E_FORMAT, "'kinds' is not an array of up to %d", PROGRAMS_KINDS_MAX);
     p->busy_percent = (uint32_t)busy;
+    p->gpu_tried = json_is_true(json_object_get(json, "gpu"));
+    if (!rc) rc = times_from_json(json_object_get(json, "gpu_begin"), &p->gpu_begin, err);
     for (size_t k = 0; !rc && k < json_array_size(kinds); k++)
         rc = kind_from_json(json_array_get(kinds, k), &p->kind[p->kinds++], err);
     if (rc) *p = (struct programs){.kinds = 0};

@@ -75,10 +75,12 @@ static const char *bound_of(const struct cost_table *table, const struct plan_st
 /* Whether the model's own programs price a stage, and the widest of their spreads. */
 static void note_measured(const struct cost_table *table, struct explain_stage *stage)
 {
-    stage->measured = stage->stage.home == PLAN_HOME_CPU;
+    const bool cpu = stage->stage.home == PLAN_HOME_CPU;
+    stage->measured = true;
     for (uint32_t u = plan_stage_first_unit(&stage->stage); u <= plan_stage_last_unit(&stage->stage); u++) {
-        stage->measured &= table->unit[u].cpu_measured;
-        stage->spread = fmax(stage->spread, table->unit[u].cpu_spread);
+        const struct cost_unit *unit = &table->unit[u];
+        stage->measured &= cpu ? unit->cpu_measured : unit->gpu_measured;
+        stage->spread = fmax(stage->spread, cpu ? unit->cpu_spread : unit->gpu_spread);
     }
     if (!stage->measured) stage->spread = 0;
 }

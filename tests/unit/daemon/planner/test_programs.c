@@ -2,6 +2,7 @@
  * cells (daemon/planner/profile/programs*.c), and prices by them (daemon/planner/cost/measured.c). */
 #include "tests/unit/daemon/planner/cost_case.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -173,6 +174,9 @@ static void files_are_read_back_or_refused(void **state)
     list.busy_percent = 12;
     put(&list.kind[0].cpu[PROGRAMS_EXACT], 1, 256, 1.25e-3);
     put(&list.kind[1].cpu[PROGRAMS_PACKED + PROGRAMS_INVARIANT], 512, 512, 0.5);
+    put(&list.kind[2].gpu, 16, 0, 2e-5);
+    put(&list.gpu_begin, 1, 0, 1e-5);
+    list.gpu_tried = true;
     json_t *json = programs_to_json(&list);
     char *text = json_dumps(json, 0);
     assert_non_null(text);
@@ -187,6 +191,11 @@ static void files_are_read_back_or_refused(void **state)
     assert_int_equal(again.kind[0].signature, list.kind[0].signature);
     expect("a cell", again.kind[0].cpu[PROGRAMS_EXACT].cell[0].seconds, 1.25e-3);
     expect("another", again.kind[1].cpu[PROGRAMS_PACKED + PROGRAMS_INVARIANT].cell[0].high, 0.55);
+    expect("of the GPU", again.kind[2].gpu.cell[0].seconds, 2e-5);
+    expect("its beginning", again.gpu_begin.cell[0].low, 0.9e-5);
+    assert_true(again.gpu_tried && programs_has_cpu(&again));
+    programs_forget_gpu(&again);
+    assert_true(!again.kind[2].gpu.count && !again.gpu_begin.count && programs_has_cpu(&again));
 
     programs_key("0124", "f16", &again); /* this machine is another one: the file is not of it */
     assert_int_equal(programs_read(path, &again, &err), HELM_E_MISMATCH);
@@ -202,17 +211,23 @@ static void files_are_read_back_or_refused(void **state)
         "",
         "[]",
         "{\"helm_programs\": 99}",
-        "{\"helm_programs\": 1, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
+        "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
         "\"f16\", "
         "\"busy_percent\": 0, \"kinds\": [{\"name\": \"x\", \"signature\": \"12\", \"exact\": [[1, 2, 3]]}]}",
-        "{\"helm_programs\": 1, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
+        "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
         "\"f16\", "
         "\"busy_percent\": 0, \"kinds\": [{\"name\": \"x\", \"signature\": \"12\", \"exact\": [[1, 2, -3, 1, "
         "1, 0]]}]}",
-        "{\"helm_programs\": 1, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
+        "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
+        "\"f16\", "
+        "\"busy_percent\": 0, \"kinds\": [{\"name\": \"x\", \"signature\": \"12\", \"gpu\": [[1, 2, 0, 0, 0, 0]]}]}",
+        "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
+        "\"f16\", "
+        "\"busy_percent\": 0, \"gpu_begin\": [[0, 0, 1, 1, 1, 0]], \"kinds\": []}",
+        "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
         "\"f16\", "
         "\"busy_percent\": 0, \"kinds\": [{\"name\": \"x\", \"signature\": \"xyz\"}]}",
-        "{\"helm_programs\": 1, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
+        "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
         "\"f16\", "
         "\"busy_percent\": 0, \"kinds\": [{\"name\": \"x\", \"signature\": \"12\", \"exact\": [[1, 2, 1, 1, "
         "1, 0], [1, 2, 1, "
@@ -268,6 +283,55 @@ static void measured_programs_are_the_price(void **state)
     price(p, other);
     assert_false(p->table.unit[0].cpu_measured);
     assert_true(p->table.head.cpu_measured);
+}
+
+/* In VRAM; what slices add to a streamed half layer stays by rates; invariant plans and packed weights do, too. */
+static void the_gpus_programs_are_its_price(void **state)
+{
+    struct priced *p = *state;
+    static struct programs list;
+    static enum tensor_format format[UNIT_PARTS * MODEL_LAYERS_MAX + 1][PLAN_HOMES];
+    struct cost_unit rates[2];
+    const double hand_over = p->profile.link.hand_over.value;
+    programs_list(&p->m.model, &list);
+    programs_key("0123", "f16", &list);
+    price(p, step_of(1, 1, 4096));
+    memcpy(rates, p->table.unit, sizeof rates);
+    assert_false(rates[0].gpu_measured || p->table.head.gpu_measured);
+
+    put(&list.kind[0].gpu, 1, 256, 4e-5);
+    put(&list.kind[0].gpu, 1, 4096, 6e-5);
+    put(&list.kind[2].gpu, 1, 0, 9e-5);
+    put(&list.gpu_begin, 1, 0, 1e-5);
+    p->profile.programs = &list;
+    price(p, step_of(1, 1, 4096));
+    const struct cost_unit *u = p->table.unit;
+    assert_true(u[0].gpu_measured && !u[1].gpu_measured && p->table.head.gpu_measured && !u[0].cpu_measured);
+    expect("attention", u[0].gpu, 6e-5);
+    expect("streamed", u[0].stream, fmax(6e-5, rates[0].stream + 6e-5 - rates[0].gpu));
+    expect("its spread", u[0].gpu_spread, 0.1);
+    expect("the MLP stays by rates", u[1].gpu, rates[1].gpu);
+    expect("the CPU too", u[0].cpu, rates[0].cpu);
+    expect("head", p->table.head.gpu, 9e-5 + hand_over);
+    expect("embedding", p->table.embed.gpu, 1e-5 + hand_over);
+
+    struct cost_step step = step_of(1, 1, 4096);
+    step.invariant = true;
+    price(p, step);
+    assert_false(p->table.unit[0].gpu_measured);
+    step = step_of(1, 1, 4096);
+    for (uint32_t n = 0; n <= unit_count(p->m.model.config.layers); n++)
+        for (int h = 0; h < PLAN_HOMES; h++)
+            format[n][h] = n == 0 && h == PLAN_HOME_GPU ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+    step.format = format;
+    price(p, step);
+    assert_true(!p->table.unit[0].gpu_measured && p->table.unit[2].gpu_measured);
+    /* a cache of which half lies elsewhere is read as far as it is here */
+    step = step_of(1, 1, 4096);
+    step.kv = (struct cost_tiers){.two = true, .host_tokens = 2048, .direct_permille = 1000};
+    price(p, step);
+    expect("two tiers", p->table.unit[0].gpu - p->table.unit[0].kv.link,
+           4e-5 + 2e-5 * (2048 - 256) / (4096 - 256));
 }
 
 /* Activations, packed weights and invariant plans are ways of their own. */
@@ -364,6 +428,7 @@ int main(void)
         WITH_8B(kinds_are_shapes_and_formats),
         WITH_8B(files_are_read_back_or_refused),
         WITH_8B(measured_programs_are_the_price),
+        WITH_8B(the_gpus_programs_are_its_price),
         WITH_8B(each_way_has_its_own),
         WITH_8B(programs_move_with_memory),
         WITH_8B(bars_are_those_of_what_was_measured),

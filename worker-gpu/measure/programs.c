@@ -1,0 +1,359 @@
+/* A model's own programs on the device: the worker's engine over a few of its layers, as whole steps. See measure.h, which has
+ * the protocol; docs/planner-programs.md has the method. Called by measure.c; owns the engine between "programs" and "close".
+ *
+ * Half layers cannot be timed one by one: one token's are links of one kernel, a few tokens' are nodes of one graph. So a step
+ * is timed whole, then without each kind of half layer, then without any, and helm-profile takes differences. Each such
+ * program is lowered, chained and captured as the real one, and runs over and over, one launch behind another. */
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/json.h"
+#include "common/base/round.h"
+#include "common/model/mixture.h"
+#include "common/model/sample.h"
+#include "common/plan/placement.h"
+#include "common/plan/schedule.h"
+#include "common/plan/state.h"
+#include "worker-gpu/engine.h"
+#include "worker-gpu/measure/private.h"
+#include "worker-gpu/step.h"
+
+#define REPEATS_MAX   64    /* of a program, behind each other: what a queue has room for */
+#define FEW_S         0.002 /* a sample of a captured step takes about so long, */
+#define CHUNK_S       0.02  /* one of a chunk: a device at work for longer is slower */
+#define SAMPLES_LEAST 3
+#define SAMPLES_MOST  9
+#define KINDS_MAX     40
+#define COMMAND_MAX   (256 * 1024)
+
+struct measure_programs {
+    struct gpu_engine *engine;
+    struct arena arena;
+    uint32_t *kind; /* [units + 1]: of half layers, and of the head */
+    uint32_t units, kinds;
+    bool *left_out; /* [units + 1] */
+    uint32_t serial, random;
+};
+
+/* What is asked for, from the command's JSON. */
+struct request {
+    const char *path, *weights, *kv_dtype;
+    uint32_t layer[MODEL_LAYERS_MAX], layers;
+    uint64_t context, step_tokens, positions;
+    bool invariant;
+};
+
+static int parse_numbers(const json_t *list, uint32_t most, uint64_t limit, uint32_t *out, uint32_t *count,
+                         struct helm_err *err)
+{
+    const json_t *one;
+    size_t i;
+    if (!json_is_array(list) || json_array_size(list) > most)
+        return helm_fail(err, HELM_E_USAGE, "programs: no list of up to %u numbers", most);
+    json_array_foreach(list, i, one)
+    {
+        const json_int_t value = json_integer_value(one);
+        if (!json_is_integer(one) || value < 0 || (uint64_t)value >= limit)
+            return helm_fail(err, HELM_E_USAGE, "programs: a number is none below %llu",
+                             (unsigned long long)limit);
+        out[i] = (uint32_t)value;
+    }
+    *count = (uint32_t)json_array_size(list);
+    return 0;
+}
+
+static int parse_request(struct measure_programs *p, const json_t *json, struct request *r,
+                         struct helm_err *err)
+{
+    uint32_t kinds = 0;
+    int rc = json_get_string(json, "model", true, &r->path, err);
+    if (!rc) rc = json_get_string(json, "weights", true, &r->weights, err);
+    if (!rc) rc = json_get_string(json, "kv_dtype", true, &r->kv_dtype, err);
+    if (!rc) rc = json_get_u64(json, "context", true, 1, 1 << 20, &r->context, err);
+    if (!rc) rc = json_get_u64(json, "step_tokens", true, 1, 1 << 16, &r->step_tokens, err);
+    if (!rc) rc = json_get_u64(json, "positions", true, 1, 1 << 24, &r->positions, err);
+    r->invariant = json_is_true(json_object_get(json, "invariant"));
+    if (!rc)
+        rc = parse_numbers(json_object_get(json, "layers"), MODEL_LAYERS_MAX, MODEL_LAYERS_MAX, r->layer,
+                           &r->layers, err);
+    if (rc) return rc;
+    p->units = unit_count(r->layers);
+    p->kind = calloc(p->units + 1, sizeof *p->kind);
+    p->left_out = calloc(p->units + 1, sizeof *p->left_out);
+    if (!p->kind || !p->left_out) return helm_fail(err, HELM_E_NOMEM, "no memory for kinds");
+    rc = parse_numbers(json_object_get(json, "kinds"), p->units + 1, KINDS_MAX, p->kind, &kinds, err);
+    if (!rc && kinds != p->units + 1)
+        rc = helm_fail(err, HELM_E_USAGE, "programs: %u kinds of %u half layers and a head", kinds, p->units);
+    for (uint32_t u = 0; u < kinds; u++)
+        if (p->kind[u] >= p->kinds) p->kinds = p->kind[u] + 1;
+    return rc;
+}
+
+static int read_model(const struct request *r, struct model *model, struct helm_err *err)
+{
+    bool derived = false;
+    int rc = model_read_headers(r->path, model, &derived, err);
+    if (rc) return rc;
+    if (mixture_named(r->weights)) mixture_lay(model, mixture_named(r->weights));
+    return model_sample(model, r->layer, r->layers, err);
+}
+
+/* ---- the engine ---- */
+
+static int make_arena(struct measure_programs *p, const struct plan *plan, const struct model_config *c,
+                      enum kv_dtype kv_dtype, struct helm_err *err)
+{
+    const uint32_t per_slot =
+        (uint32_t)round_up(plan->context_tokens, plan->page_tokens) / plan->page_tokens;
+    const struct arena_spec spec = {.slots = plan->slots,
+                                    .context_tokens = plan->context_tokens,
+                                    .step_tokens = plan->step_tokens,
+                                    .hidden = c->hidden,
+                                    .vocab = c->vocab,
+                                    .kv = {.layers = plan_kv_layers(plan, PLAN_HOST),
+                                           .kv_heads = c->kv_heads,
+                                           .head_dim = c->head_dim,
+                                           .page_tokens = plan->page_tokens,
+                                           .dtype = kv_dtype},
+                                    .page_count = plan->page_count,
+                                    .state = plan_state_layout(plan, PLAN_CPU0),
+                                    .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
+    int rc = arena_create(&spec, &p->arena, err);
+    for (uint32_t s = 0; s < plan->slots && !rc; s++) {
+        uint32_t *pages = arena_page_table_of(&p->arena, s);
+        for (uint32_t i = 0; i < per_slot; i++)
+            pages[i] = (plan->page_count / plan->slots * s + i) % plan->page_count;
+        struct arena_slot *slot = arena_slot_of(&p->arena, s);
+        memset(slot, 0, sizeof *slot);
+        slot->sampling.top_p = slot->sampling.repetition_penalty = 1;
+    }
+    return rc;
+}
+
+/* All in VRAM. The model is taken. */
+static int open_engine(struct measure_programs *p, struct measure *m, const struct request *r,
+                       struct model *model, struct helm_err *err)
+{
+    struct plan_stage stage = {.home = PLAN_HOME_GPU, .last = model->config.layers - 1};
+    struct plan plan = {.layers = model->config.layers,
+                        .context_tokens = (uint32_t)r->context,
+                        .step_tokens = (uint32_t)r->step_tokens,
+                        .slots = ENGINE_FEW_TOKENS,
+                        .page_tokens = KV_PAGE_TOKENS_DEFAULT,
+                        .page_count = (uint32_t)(r->positions / KV_PAGE_TOKENS_DEFAULT) + ENGINE_FEW_TOKENS,
+                        .stages = &stage,
+                        .stage_count = 1,
+                        .invariant = r->invariant,
+                        .embed = PLAN_GPU0,
+                        .head = PLAN_GPU0};
+    const enum kv_dtype kv_dtype = kv_dtype_named(r->kv_dtype);
+    struct plan own = {0};
+    if (kv_dtype == KV_DTYPE_COUNT)
+        return helm_fail(err, HELM_E_USAGE, "programs: '%.20s' is no type of a cache", r->kv_dtype);
+    snprintf(plan.kv_dtype, sizeof plan.kv_dtype, "%s", kv_dtype_name(kv_dtype));
+    int rc = plan_copy(&plan, &own, err);
+    if (!rc) rc = plan_take_states(&own, model, err);
+    if (!rc) rc = placement_make(model, NULL, &own, err);
+    if (!rc) rc = make_arena(p, &own, &model->config, kv_dtype, err);
+    if (!rc && !(p->engine = aligned_alloc(64, round_up(gpu_engine_ops.bytes, 64))))
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for an engine");
+    if (!rc) {
+        const struct engine_options options = {.plan = &own,
+                                               .processor = PLAN_GPU0,
+                                               .node = -1,
+                                               .made = model,
+                                               .device = m->options->device,
+                                               .opened = m->device,
+                                               .peer_wait_ms = MEASURE_WAIT_MS};
+        memset(p->engine, 0, round_up(gpu_engine_ops.bytes, 64));
+        rc = gpu_engine_ops.load(&p->engine->base, &p->arena, &options, err);
+        if (rc) free(p->engine), p->engine = NULL; /* it has let go of everything */
+    }
+    plan_free(&own);
+    return rc;
+}
+
+void measure_programs_close(struct measure *m)
+{
+    struct measure_programs *p = m->programs;
+    if (!p) return;
+    if (p->engine) gpu_engine_ops.free(&p->engine->base);
+    if (p->arena.fd >= 0) arena_close(&p->arena);
+    free(p->engine);
+    free(p->kind);
+    free(p->left_out);
+    free(p);
+    m->programs = NULL;
+}
+
+int measure_programs_open(struct measure *m, const char *text, struct helm_err *err)
+{
+    struct model model = {0};
+    struct request request = {.layers = 0};
+    json_t *json = NULL;
+    if (m->programs) return helm_fail(err, HELM_E_STATE, "programs of a model are being measured already");
+    struct measure_programs *p = calloc(1, sizeof *p);
+    if (!p) return helm_fail(err, HELM_E_NOMEM, "no memory to measure programs");
+    p->arena.fd = -1;
+    p->random = 2463534242u;
+    m->programs = p;
+    int rc = json_parse_bounded("programs", text, strlen(text), COMMAND_MAX, &json, err);
+    if (!rc) rc = parse_request(p, json, &request, err);
+    if (!rc) rc = read_model(&request, &model, err);
+    if (!rc) rc = open_engine(p, m, &request, &model, err);
+    model_free(&model);
+    json_decref(json);
+    if (rc) measure_programs_close(m);
+    return rc;
+}
+
+/* ---- steps ---- */
+
+struct cell {
+    uint32_t tokens, context;
+    double seconds;
+};
+
+static uint32_t random_of(struct measure_programs *p)
+{
+    p->random ^= p->random << 13, p->random ^= p->random >> 17, p->random ^= p->random << 5;
+    return p->random;
+}
+
+/* The engine's batch becomes this step: few tokens in as many rows, each sampled; a chunk of one row. */
+static int take_batch(struct measure_programs *p, const struct cell *cell, struct plan_schedule *schedule,
+                      struct helm_err *err)
+{
+    struct gpu_engine *g = p->engine;
+    const bool few = cell->tokens <= ENGINE_FEW_TOKENS;
+    const uint32_t rows = few ? cell->tokens : 1, each = cell->tokens / rows, vocab = g->model.config.vocab;
+    struct arena_control *control = arena_control_of(&p->arena);
+    const uint32_t serial = ++p->serial;
+    struct step *step = &control->step[serial % ARENA_STEP_RING];
+    memset(step, 0, sizeof *step);
+    step->serial = serial;
+    step->epoch = arena_header_of(&p->arena)->epoch;
+    step->row_count = rows;
+    step->token_count = cell->tokens;
+    if (g->plan.invariant && !few)
+        step->flags = plan_prompt_flags(plan_prompt_list(&g->plan, cell->tokens));
+    for (uint32_t i = 0; i < rows; i++) {
+        const uint32_t slot = i * (ENGINE_FEW_TOKENS / rows);
+        uint32_t *history = arena_history_of(&p->arena, slot);
+        step->row[i] = (struct step_row){.slot = slot,
+                                         .start = cell->context - each,
+                                         .count = each,
+                                         .flags = few ? STEP_ROW_SAMPLE : 0};
+        for (uint32_t t = cell->context - each; t < cell->context; t++) history[t] = random_of(p) % vocab;
+    }
+    int rc = batch_take(&p->arena, vocab, step, &g->batch, &control->result[serial % ARENA_STEP_RING], err);
+    if (!rc && g->batch.row_count != rows)
+        rc = helm_fail(err, HELM_E_INTERNAL, "a step of %u tokens behind %u positions is none", cell->tokens,
+                       cell->context);
+    if (!rc) rc = plan_schedule_of(&g->plan, g->batch.flags, cell->tokens, schedule, err);
+    g->is_short = !rc && schedule->is_short;
+    return rc;
+}
+
+/* Seconds of one of `times` launches, one behind another. */
+static int run_program(struct gpu_engine *g, const struct gpu_program *program, uint32_t times,
+                       double *seconds, struct helm_err *err)
+{
+    struct device *d = g->device;
+    const struct batch *batch = &g->batch;
+    const struct gpu_issue issue = {.tokens = batch->token_count,
+                                    .rows = batch->row_count,
+                                    .samples = batch->sample_count,
+                                    .is_short = g->is_short,
+                                    .batch = batch};
+    const double begin_s = measure_now_s();
+    int rc = 0;
+    for (uint32_t i = 0; i < times && !rc; i++)
+        rc = program->graph ? d->ops->graph_launch_beside(d, program->graph, err)
+                            : gpu_program_issue(&g->source, program, &issue, err);
+    if (!rc) rc = device_await(d, DEVICE_COMPUTE, err);
+    *seconds = (measure_now_s() - begin_s) / times;
+    return rc;
+}
+
+/* Samples of a program, in about this time. */
+static int sample_program(struct gpu_engine *g, const struct gpu_program *program, double limit_s,
+                          struct measure_samples *samples, struct helm_err *err)
+{
+    const double begin_s = measure_now_s(), least_s = program->graph ? FEW_S : CHUNK_S;
+    double once = 0;
+    int rc = run_program(g, program, 1, &once, err); /* finds all in its place */
+    if (!rc) rc = run_program(g, program, 1, &once, err);
+    uint32_t times = (uint32_t)fmin(REPEATS_MAX, ceil(fmin(least_s, limit_s / SAMPLES_LEAST) / once));
+    if (times < 1) times = 1;
+    for (uint32_t n = 0; n < SAMPLES_MOST && !rc; n++) {
+        double seconds = 0;
+        if (n >= SAMPLES_LEAST && measure_now_s() - begin_s > limit_s) break;
+        rc = run_program(g, program, times, &seconds, err);
+        if (!rc) measure_add(samples, seconds);
+    }
+    return rc;
+}
+
+/* One variant: lowered without what is left out, chained and captured as a worker's, run, and let go. */
+static int run_variant(struct measure_programs *p, const struct gpu_program_kind *kind, double limit_s,
+                       struct measure_samples *samples, struct helm_err *err)
+{
+    struct gpu_engine *g = p->engine;
+    struct gpu_program program = {.entry = NULL};
+    g->source.left_out = p->left_out;
+    int rc = gpu_program_lower(&g->source, kind, &program, err);
+    g->source.left_out = NULL;
+    if (rc) return rc;
+    rc = gpu_program_write_chains(&g->source, &program, err);
+    if (!rc && kind->tier != GPU_TIER_CHUNK) rc = gpu_program_capture(&g->source, &program, err);
+    if (!rc) {
+        gpu_step_fill(g, &program);
+        rc = sample_program(g, &program, limit_s, samples, err);
+    }
+    gpu_program_free(&program, g->device);
+    return rc;
+}
+
+/* What number `variant` lacks: 0 nothing, 1 everything, 2 and more a kind. False: there is nothing of it. */
+static bool leave_out(struct measure_programs *p, uint32_t variant)
+{
+    bool some = variant == 0;
+    for (uint32_t u = 0; u <= p->units; u++) {
+        p->left_out[u] = variant == 1 || (variant >= 2 && p->kind[u] == variant - 2);
+        some |= p->left_out[u];
+    }
+    return some;
+}
+
+int measure_programs_cell(struct measure *m, const char *text, struct helm_err *err)
+{
+    struct measure_programs *p = m->programs;
+    struct cell cell;
+    struct plan_schedule schedule;
+    if (!p) return helm_fail(err, HELM_E_STATE, "'cell' without 'programs'");
+    if (sscanf(text, "%u %u %lf", &cell.tokens, &cell.context, &cell.seconds) != 3 || cell.tokens < 1 ||
+        cell.tokens > arena_header_of(&p->arena)->step_tokens || cell.context < 1 ||
+        cell.context > arena_header_of(&p->arena)->context_tokens || cell.seconds <= 0 ||
+        (cell.tokens > ENGINE_FEW_TOKENS && cell.context < cell.tokens) ||
+        (cell.tokens <= ENGINE_FEW_TOKENS && ENGINE_FEW_TOKENS % cell.tokens))
+        return helm_fail(err, HELM_E_USAGE, "'cell %.40s': tokens, a context and seconds", text);
+    int rc = take_batch(p, &cell, &schedule, err);
+    if (rc) return rc;
+    const struct gpu_engine *g = p->engine;
+    struct gpu_program_kind kind = {.phase = schedule.phase,
+                                    .tier = gpu_tier_for(&g->plan, &schedule, cell.tokens)};
+    if (gpu_attends_apart(&g->plan, kind.tier, cell.context - 1)) kind.attending = GPU_ATTENDS_APART;
+    if (!gpu_program_wanted(&g->source, &kind)) kind.attending = GPU_ATTENDS_USUALLY;
+    const uint32_t variants = p->kinds + 2;
+    for (uint32_t i = 0; i <= variants && !rc; i++) { /* the whole step first and last */
+        struct measure_samples samples = {.count = 0};
+        const uint32_t v = i % variants;
+        if (!leave_out(p, v)) continue;
+        rc = run_variant(p, &kind, cell.seconds / (variants + 1), &samples, err);
+        if (!rc) measure_print(m, "program", v, &samples);
+    }
+    return rc;
+}

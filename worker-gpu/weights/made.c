@@ -1,0 +1,82 @@
+/* Weights of a model that only exists to be measured. See weights.h; called by weights/load.c.
+ *
+ * Matrices are random blocks, the same few over and over: what is multiplied decides neither time nor, but for zeros, power.
+ * Vectors are ones. Routers are random numbers: with ones, all tokens would choose the same experts. */
+#include <string.h>
+
+#include "common/base/units.h"
+#include "common/formats/random_blocks.h"
+#include "common/model/arch.h"
+#include "worker-gpu/weights/weights.h"
+
+#define MADE_PIECE (4 * MIB)
+
+static uint32_t random_of(uint32_t *state)
+{
+    *state ^= *state << 13, *state ^= *state >> 17, *state ^= *state << 5;
+    return *state;
+}
+
+/* Pinned memory of this size, filled with a format's blocks, over and over in a matrix's place. */
+static int fill_matrix(struct gpu_weights *w, const struct gpu_weights_place *p, const void *piece,
+                       uint64_t piece_bytes, struct helm_err *err)
+{
+    const uint64_t bytes = tensor_format_bytes(p->format, p->tensor->rows, p->tensor->cols);
+    int rc = 0;
+    for (uint64_t at = 0; at < bytes && !rc; at += piece_bytes)
+        rc = device_copy(w->device, DEVICE_COPY, DEVICE_TO_DEVICE, (char *)w->memory + p->offset + at, piece,
+                         bytes - at < piece_bytes ? bytes - at : piece_bytes, err);
+    return rc;
+}
+
+static int fill_matrices(struct gpu_weights *w, enum tensor_format format, char *piece, struct helm_err *err)
+{
+    const uint64_t block = tensor_format_of(format)->block_bytes, bytes = MADE_PIECE / block * block;
+    bool filled = false;
+    int rc = 0;
+    for (uint32_t i = 0; i < w->place_count && !rc; i++) {
+        const struct gpu_weights_place *p = &w->place[i];
+        if (p->format != format || arch_role_is_vector(p->tensor->role)) continue;
+        if (!filled) random_blocks_fill(format, piece, bytes);
+        filled = true;
+        rc = fill_matrix(w, p, piece, bytes, err);
+    }
+    return rc || !filled ? rc : device_await(w->device, DEVICE_COPY, err);
+}
+
+static int fill_vectors(struct gpu_weights *w, struct helm_err *err)
+{
+    void *host = NULL;
+    uint32_t state = 2463534242u;
+    if (!w->vector_bytes) return 0;
+    int rc = device_host_alloc(w->device, w->vector_bytes, &host, err);
+    for (uint32_t i = 0; i < w->place_count && !rc; i++) {
+        const struct gpu_weights_place *p = &w->place[i];
+        const uint64_t count = p->tensor->rows * p->tensor->cols;
+        if (!arch_role_is_vector(p->tensor->role)) continue;
+        float *at = (float *)(void *)((char *)host + (p->offset - w->vector_at));
+        for (uint64_t n = 0; n < count; n++)
+            at[n] = p->tensor->role == TENSOR_ROUTER ? (float)(int32_t)random_of(&state) * 0x1p-36f : 1.0f;
+    }
+    if (!rc)
+        rc = device_copy(w->device, DEVICE_COPY, DEVICE_TO_DEVICE, (char *)w->memory + w->vector_at, host,
+                         w->vector_bytes, err);
+    if (!rc) rc = device_await(w->device, DEVICE_COPY, err);
+    if (host) w->device->ops->host_free(w->device, host);
+    return rc;
+}
+
+int gpu_weights_make(struct gpu_weights *w, struct helm_err *err)
+{
+    void *piece = NULL;
+    if (w->packed_room) return helm_fail(err, HELM_E_UNSUPPORTED, "weights that are made up are not packed");
+    int rc = device_alloc(w->device, DEVICE_WEIGHTS, w->bytes, &w->memory, err);
+    if (!rc) rc = device_host_alloc(w->device, MADE_PIECE, &piece, err);
+    if (!rc) rc = fill_vectors(w, err);
+    for (int f = 0; f < FORMAT_COUNT && !rc; f++)
+        if (!tensor_format_of((enum tensor_format)f)->variable)
+            rc = fill_matrices(w, (enum tensor_format)f, piece, err);
+    if (piece) w->device->ops->host_free(w->device, piece);
+    if (!rc) gpu_weights_fill_tables(w, w->memory);
+    return rc;
+}
