@@ -29,7 +29,7 @@ WORKER_GPU_SRC := \
   worker-gpu/measure/formats.c \
   worker-gpu/measure/kernels.c \
   worker-gpu/measure/measure.c \
-  worker-gpu/measure/programs.c \
+  worker-gpu/measured.c \
   worker-gpu/pool_rows.c \
   worker-gpu/print.c \
   worker-gpu/program/attention.c \

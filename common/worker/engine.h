@@ -30,12 +30,13 @@ struct engine_options {
     uint32_t spin_us;
     uint64_t weights_ready; /* digest of what the arena already holds, or 0 */
     bool pin;               /* threads to CPUs */
-    bool blank; /* CPU worker: matrices are zeros and not read; of a model that is only measured */
+    bool blank;         /* CPU worker: matrices are zeros and not read; of a model that is only measured */
     struct model *made; /* likewise, in the place of `folder`: taken, and zeroed; vectors are ones (sample.h),
                            the GPU worker's matrices random blocks and its routers random numbers */
-    uint32_t peer_wait_ms;     /* 0: ENGINE_PEER_WAIT_MS */
-    const char *device;        /* GPU worker: "cuda", "cuda:1", "emulated" */
-    struct device *opened;     /* GPU worker, likewise of a model that is only measured: borrowed; NULL: opens its own */
+    uint32_t peer_wait_ms; /* 0: ENGINE_PEER_WAIT_MS */
+    const char *device;    /* GPU worker: "cuda", "cuda:1", "emulated" */
+    struct device
+        *opened; /* GPU worker, likewise of a model that is only measured: borrowed; NULL: opens its own */
     uint64_t vram_bytes;       /* GPU worker: ceiling, 0: all the device has */
     uint64_t copy_bytes_per_s; /* emulated device: speed of copies, 0: as fast as memory */
     bool no_graphs;            /* GPU worker: issues every step anew instead of replaying captured graphs */

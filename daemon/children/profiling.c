@@ -396,7 +396,8 @@ int profiling_programs(const struct profiling_request *r, const struct profiling
         return rc;
     }
     struct helm_err gone = {0};
-    if (!kept || programs_kept(m->model, profile->fingerprint, m->kv_dtype, programs, path, sizeof path, &gone))
+    if (!kept ||
+        programs_kept(m->model, profile->fingerprint, m->kv_dtype, programs, path, sizeof path, &gone))
         programs->kinds = 0;
     log_warn("profile: the model's own programs could not be measured, prices go by rates: %s", why.text);
     return 0;

@@ -18,8 +18,8 @@
 
 #define LINE_TEXT   32768
 #define COMMAND_MAX 16384 /* that is echoed in a line */
-#define WAIT_MS   60000 /* for a line: a first start of a driver and its libraries takes seconds */
-#define X_MAX     65536
+#define WAIT_MS     60000 /* for a line: a first start of a driver and its libraries takes seconds */
+#define X_MAX       65536
 
 struct profile_device_run {
     pid_t pid;

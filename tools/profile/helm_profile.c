@@ -44,11 +44,11 @@
 #define PATH_TEXT      4096
 /* The model's programs: 20 s together with what is read. On the device; on the CPU as most plans run them and as invariant ones
  * do, alone or beside a device. */
-#define PROGRAMS_GPU_S         6.0
-#define PROGRAMS_EMULATED_S    2.0
-#define PROGRAMS_CPU_S         11.0
-#define PROGRAMS_INVARIANT_S   7.0
-#define PROGRAMS_BESIDE_GPU    0.65 /* of the CPU's time */
+#define PROGRAMS_GPU_S       6.0
+#define PROGRAMS_EMULATED_S  2.0
+#define PROGRAMS_CPU_S       11.0
+#define PROGRAMS_INVARIANT_S 7.0
+#define PROGRAMS_BESIDE_GPU  0.65 /* of the CPU's time */
 
 struct options {
     const char *device, *out, *disk, *worker_dir, *formats, *model, *activations, *weights, *kv_dtype, *on;
@@ -403,16 +403,16 @@ static int measure_programs_gpu(struct tool *t, struct profile_device_run **devi
 {
     const struct options *o = &t->options;
     const bool emulated = t->device.ledger.kind == LEDGER_DEVICE_EMULATED;
-    const struct profile_programs_gpu request = {
-        .model = &t->model,
-        .path = o->model,
-        .weights = o->weights ? o->weights : "stored",
-        .kv_dtype = o->kv_dtype,
-        .device = *device,
-        .vram_free = emulated ? t->device.ledger.limit : t->device.info.vram_free,
-        .emulated = emulated,
-        .seconds = emulated ? PROGRAMS_EMULATED_S : PROGRAMS_GPU_S,
-        .progress = &t->progress};
+    const struct profile_programs_gpu request = {.model = &t->model,
+                                                 .path = o->model,
+                                                 .weights = o->weights ? o->weights : "stored",
+                                                 .kv_dtype = o->kv_dtype,
+                                                 .device = *device,
+                                                 .vram_free = emulated ? t->device.ledger.limit
+                                                                       : t->device.info.vram_free,
+                                                 .emulated = emulated,
+                                                 .seconds = emulated ? PROGRAMS_EMULATED_S : PROGRAMS_GPU_S,
+                                                 .progress = &t->progress};
     struct helm_err why = {0};
     const double begin_s = profile_now_s();
     const int rc = profile_programs_gpu_measure(&request, &t->programs, &why);
@@ -603,8 +603,7 @@ int main(int argc, char **argv)
         {"formats", 0, ARGS_TEXT, "NAME,...",
          "also these formats of weights (q4_k,q6_k), where the profile lacks them", .target = &o->formats},
         {"model", 0, ARGS_TEXT, "PATH",
-         "also the formats that this model's weights have, and its own programs",
-         .target = &o->model},
+         "also the formats that this model's weights have, and its own programs", .target = &o->model},
         {"programs", 0, ARGS_FLAG, NULL, "only the programs of --model, as JSON", .target = &o->programs},
         {"on", 0, ARGS_CHOICE, "WHERE",
          "with --model: its programs on the device alone, for plans that have everything there (all)",

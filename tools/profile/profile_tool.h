@@ -247,7 +247,7 @@ void profile_program_bytes(const struct model *model, uint32_t layer, uint64_t *
 
 /* The same programs on the device, all in its memory: `gpu` of the kinds, and gpu_begin. */
 struct profile_programs_gpu {
-    const struct model *model; /* all of it */
+    const struct model *model;             /* all of it */
     const char *path, *weights, *kv_dtype; /* as helm-worker-gpu reads it */
     struct profile_device_run *device;
     uint64_t vram_free;

@@ -80,7 +80,8 @@ static int choose_layers(struct gpu_measuring *m, struct helm_err *err)
     uint64_t rounds = least / (read ? read : 1) + 1;
     if (rounds * each + ends > room) rounds = (room - ends) / each;
     if (rounds * few > r->model->config.layers) rounds = r->model->config.layers / few;
-    for (m->layers = few; m->layers < rounds * few; m->layers++) m->layer[m->layers] = m->layer[m->layers - few];
+    for (m->layers = few; m->layers < rounds * few; m->layers++)
+        m->layer[m->layers] = m->layer[m->layers - few];
     return 0;
 }
 
@@ -155,8 +156,7 @@ static void keep(struct gpu_measuring *m, const struct profile_device_cell *cell
                                           .seconds = seconds,
                                           .low = seconds * low,
                                           .high = seconds * high};
-        if (seconds > 0 && (m->attends[k] || !again))
-            programs_put(&m->programs->kind[k].gpu, &one);
+        if (seconds > 0 && (m->attends[k] || !again)) programs_put(&m->programs->kind[k].gpu, &one);
     }
     const struct programs_cell begin = {.tokens = cell->tokens,
                                         .seconds = nothing.value,

@@ -427,8 +427,10 @@ static int obey(struct measure *m, struct stream *stream, const char *command, b
     } else if (strcmp(command, "copied") == 0) {
         rc = stream_copied(stream, err);
     } else {
-        rc = helm_fail(err, HELM_E_USAGE, "'%.40s' is none of measure, link, format, programs, cell, close, stream, copied, stop, quit",
-                       command);
+        rc = helm_fail(
+            err, HELM_E_USAGE,
+            "'%.40s' is none of measure, link, format, programs, cell, close, stream, copied, stop, quit",
+            command);
     }
     if (!rc) print_json(m->out, json_pack("{s:s}", "done", command));
     return rc;
@@ -441,7 +443,8 @@ int measure_serve(const struct engine_measure_options *options, FILE *in, FILE *
     struct helm_err err = {0}, ignored;
     char *line = malloc(COMMAND_TEXT);
     bool quit = false;
-    int rc = stream && line ? measure_open(&m, &err) : helm_fail(&err, HELM_E_NOMEM, "no memory to measure with");
+    int rc =
+        stream && line ? measure_open(&m, &err) : helm_fail(&err, HELM_E_NOMEM, "no memory to measure with");
     if (!rc) print_json(out, json_pack("{s:s}", "ready", m.device->text));
     while (!rc && !quit && fgets(line, COMMAND_TEXT, in)) {
         line[strcspn(line, "\n")] = '\0';

@@ -1,6 +1,6 @@
 /* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure/kernels.c
  * (rates), measure/attention.c (attention's), measure/chains.c (rates of chains), measure/expand.c (packed weights),
- * measure/chunks.c (chunks as a whole), measure/experts.c (chunks with experts), measure/formats.c (the same of other formats of weights), measure/programs.c (a model's own programs), measure/buffers.c
+ * measure/chunks.c (chunks as a whole), measure/experts.c (chunks with experts), measure/formats.c (the same of other formats of weights), worker-gpu/measured.c (a model's own programs), measure/buffers.c
  * (the memory they work on). */
 #ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
 #define HELM_WORKER_GPU_MEASURE_PRIVATE_H
@@ -255,7 +255,7 @@ HELM_MUST_CHECK int measure_experts_run(struct measure *m, struct helm_err *err)
 HELM_MUST_CHECK int measure_format_run(struct measure *m, enum tensor_format format, double seconds,
                                        struct helm_err *err);
 
-/* ---- measure/programs.c ---- */
+/* ---- worker-gpu/measured.c, which has the engine ---- */
 
 /* "programs JSON": the worker's engine over some layers of a model, on the same device. */
 HELM_MUST_CHECK int measure_programs_open(struct measure *m, const char *text, struct helm_err *err);

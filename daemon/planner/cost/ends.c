@@ -93,10 +93,10 @@ void price_embed(const struct pricing *p, const struct analyse_table *analysed, 
     /* The launch's way to the device, what a step begins with, the launch of the chain behind it. */
     const double begin = measured_begin(p);
     if (p->device)
-        u->gpu = u->stream = p->profile->link.hand_over.value +
-                             (begin > 0 ? begin
-                                        : (p->first + p->chained) * p->kernel.operation +
-                                              p->step->tokens * row / p->gpu.read);
+        u->gpu = u->stream =
+            p->profile->link.hand_over.value +
+            (begin > 0 ? begin
+                       : (p->first + p->chained) * p->kernel.operation + p->step->tokens * row / p->gpu.read);
     if (p->device && p->tier == OP_TIER_CHUNK)
         u->issue = u->issue_stream = p->first * p->profile->gpu.issue.value;
 }

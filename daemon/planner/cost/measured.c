@@ -84,7 +84,8 @@ void measured_price_gpu(const struct pricing *p, uint32_t unit, double window, d
     const struct programs_kind *kind = programs_find(programs, programs_signature(p->model, unit));
     if (!kind) return;
     if (!attends) window = elsewhere = 0;
-    const double context = fmax(1, seen(p, window) - elsewhere) * (few ? (double)step->rows / step->tokens : 1);
+    const double context =
+        fmax(1, seen(p, window) - elsewhere) * (few ? (double)step->rows / step->tokens : 1);
     if (!programs_at(&kind->gpu, head ? step->samples : step->tokens, head ? 0 : context, &price)) return;
     u->gpu = price.seconds;
     if (attends && !few && step->rows > 1) u->gpu += more_rows(p, &p->gpu, window);

@@ -54,7 +54,8 @@ struct programs {
     struct programs_kind kind[PROGRAMS_KINDS_MAX];
     uint32_t kinds;
     bool gpu_tried; /* the device was measured, whatever came of it */
-    struct programs_times gpu_begin; /* a step of the GPU in front of its half layers, the embedding included */
+    struct programs_times
+        gpu_begin; /* a step of the GPU in front of its half layers, the embedding included */
 };
 
 /* A digest of all that a half layer's time depends on: its operations, the shapes and formats of its tensors, its window, its state. The

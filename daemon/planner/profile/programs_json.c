@@ -41,7 +41,8 @@ json_t *programs_to_json(const struct programs *programs)
     return json_pack("{s:i, s:s, s:s, s:s, s:s, s:i, s:b, s:o, s:o}", "helm_programs", PROGRAMS_VERSION,
                      "fingerprint", programs->fingerprint, "key", programs->key, "made", programs->made,
                      "kv_dtype", programs->kv_dtype, "busy_percent", (int)programs->busy_percent, "gpu",
-                     (int)programs->gpu_tried, "gpu_begin", times_to_json(&programs->gpu_begin), "kinds", kinds);
+                     (int)programs->gpu_tried, "gpu_begin", times_to_json(&programs->gpu_begin), "kinds",
+                     kinds);
 }
 
 /* ---- and back ---- */

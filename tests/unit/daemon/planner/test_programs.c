@@ -220,7 +220,8 @@ static void files_are_read_back_or_refused(void **state)
         "1, 0]]}]}",
         "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
         "\"f16\", "
-        "\"busy_percent\": 0, \"kinds\": [{\"name\": \"x\", \"signature\": \"12\", \"gpu\": [[1, 2, 0, 0, 0, 0]]}]}",
+        "\"busy_percent\": 0, \"kinds\": [{\"name\": \"x\", \"signature\": \"12\", \"gpu\": [[1, 2, 0, 0, 0, "
+        "0]]}]}",
         "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
         "\"f16\", "
         "\"busy_percent\": 0, \"gpu_begin\": [[0, 0, 1, 1, 1, 0]], \"kinds\": []}",

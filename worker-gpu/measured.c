@@ -105,8 +105,7 @@ static int read_model(const struct request *r, struct model *model, struct helm_
 static int make_arena(struct measure_programs *p, const struct plan *plan, const struct model_config *c,
                       enum kv_dtype kv_dtype, struct helm_err *err)
 {
-    const uint32_t per_slot =
-        (uint32_t)round_up(plan->context_tokens, plan->page_tokens) / plan->page_tokens;
+    const uint32_t per_slot = (uint32_t)round_up(plan->context_tokens, plan->page_tokens) / plan->page_tokens;
     const struct arena_spec spec = {.slots = plan->slots,
                                     .context_tokens = plan->context_tokens,
                                     .step_tokens = plan->step_tokens,
@@ -237,8 +236,7 @@ static int take_batch(struct measure_programs *p, const struct cell *cell, struc
     step->epoch = arena_header_of(&p->arena)->epoch;
     step->row_count = rows;
     step->token_count = cell->tokens;
-    if (g->plan.invariant && !few)
-        step->flags = plan_prompt_flags(plan_prompt_list(&g->plan, cell->tokens));
+    if (g->plan.invariant && !few) step->flags = plan_prompt_flags(plan_prompt_list(&g->plan, cell->tokens));
     for (uint32_t i = 0; i < rows; i++) {
         const uint32_t slot = i * (ENGINE_FEW_TOKENS / rows);
         uint32_t *history = arena_history_of(&p->arena, slot);
