@@ -245,15 +245,15 @@ void profile_program_bytes(const struct model *model, uint32_t layer, uint64_t *
 
 /* ---- programs_gpu.c ---- */
 
-/* The same programs on the device, all in its memory: `gpu` of the kinds, and gpu_begin. */
+/* The same programs on the device, all in its memory: gpu[way] of the kinds, and gpu_begin[way]. */
 struct profile_programs_gpu {
     const struct model *model;             /* all of it */
     const char *path, *weights, *kv_dtype; /* as helm-worker-gpu reads it */
     struct profile_device_run *device;
     uint64_t vram_free;
     bool emulated;
-    double seconds;
-    const struct profile_progress *progress;
+    enum programs_gpu_way way;
+    double seconds; /* when it is loaded */
 };
 HELM_MUST_CHECK int profile_programs_gpu_measure(const struct profile_programs_gpu *request,
                                                  struct programs *programs, struct helm_err *err);

@@ -103,8 +103,9 @@ static json_t *describe(struct gpu_measuring *m)
     m->units[m->head]++;
     json_array_append_new(kinds, json_integer(m->head));
     return json_pack("{s:s, s:s, s:s, s:b, s:o, s:o, s:i, s:i, s:i}", "model", r->path, "weights", r->weights,
-                     "kv_dtype", r->kv_dtype, "invariant", 0, "layers", layers, "kinds", kinds, "context",
-                     (int)m->context, "step_tokens", (int)m->step_tokens, "positions", (int)m->positions);
+                     "kv_dtype", r->kv_dtype, "invariant", r->way == PROGRAMS_GPU_INVARIANT, "layers", layers,
+                     "kinds", kinds, "context", (int)m->context, "step_tokens", (int)m->step_tokens,
+                     "positions", (int)m->positions);
 }
 
 static int open_programs(struct gpu_measuring *m, struct helm_err *err)
@@ -156,13 +157,14 @@ static void keep(struct gpu_measuring *m, const struct profile_device_cell *cell
                                           .seconds = seconds,
                                           .low = seconds * low,
                                           .high = seconds * high};
-        if (seconds > 0 && (m->attends[k] || !again)) programs_put(&m->programs->kind[k].gpu, &one);
+        if (seconds > 0 && (m->attends[k] || !again))
+            programs_put(&m->programs->kind[k].gpu[m->request->way], &one);
     }
     const struct programs_cell begin = {.tokens = cell->tokens,
                                         .seconds = nothing.value,
                                         .low = nothing.low,
                                         .high = nothing.high};
-    if (!again) programs_put(&m->programs->gpu_begin, &begin);
+    if (!again) programs_put(&m->programs->gpu_begin[m->request->way], &begin);
 }
 
 /* ---- cells ---- */

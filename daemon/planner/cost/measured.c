@@ -64,10 +64,15 @@ static double moved(const struct profile *profile, double seconds, double bytes)
 
 /* ---- the GPU ---- */
 
-/* Whether the GPU's programs of such a step were measured at all: not those of invariant plans. */
-static bool is_step_of_gpu(const struct pricing *p)
+/* The GPU's programs of such a step; PROGRAMS_GPU_WAYS: none were measured. */
+static enum programs_gpu_way gpu_way(const struct pricing *p)
 {
-    return p->profile->programs && p->device && !p->step->invariant;
+    const struct cost_step *step = p->step;
+    if (!p->profile->programs || !p->device) return PROGRAMS_GPU_WAYS;
+    if (!step->invariant) return PROGRAMS_GPU;
+    const bool few = step->tokens <= ENGINE_FEW_TOKENS;
+    if (few && step->tokens > step->rows) return PROGRAMS_GPU_WAYS; /* a prompt so short is a chunk there */
+    return PROGRAMS_GPU_INVARIANT;
 }
 
 void measured_price_gpu(const struct pricing *p, uint32_t unit, double window, double elsewhere,
@@ -79,14 +84,16 @@ void measured_price_gpu(const struct pricing *p, uint32_t unit, double window, d
                attends = !head && model_unit_math(p->model, unit)->state == STATE_PAGES,
                few = step->tokens <= ENGINE_FEW_TOKENS;
     struct programs_price price;
-    if (!is_step_of_gpu(p) || u->gpu_packed) return;
+    const enum programs_gpu_way way = gpu_way(p);
+    if (way == PROGRAMS_GPU_WAYS || u->gpu_packed) return;
     if (attends && strcmp(programs->kv_dtype, kv_dtype_name(step->kv_dtype)) != 0) return;
     const struct programs_kind *kind = programs_find(programs, programs_signature(p->model, unit));
     if (!kind) return;
     if (!attends) window = elsewhere = 0;
     const double context =
         fmax(1, seen(p, window) - elsewhere) * (few ? (double)step->rows / step->tokens : 1);
-    if (!programs_at(&kind->gpu, head ? step->samples : step->tokens, head ? 0 : context, &price)) return;
+    if (!programs_at(&kind->gpu[way], head ? step->samples : step->tokens, head ? 0 : context, &price))
+        return;
     u->gpu = price.seconds;
     if (attends && !few && step->rows > 1) u->gpu += more_rows(p, &p->gpu, window);
     u->gpu_spread = price.spread;
@@ -95,8 +102,10 @@ void measured_price_gpu(const struct pricing *p, uint32_t unit, double window, d
 
 double measured_begin(const struct pricing *p)
 {
+    const enum programs_gpu_way way = gpu_way(p);
     struct programs_price price;
-    if (!is_step_of_gpu(p) || !programs_at(&p->profile->programs->gpu_begin, p->step->tokens, 0, &price))
+    if (way == PROGRAMS_GPU_WAYS ||
+        !programs_at(&p->profile->programs->gpu_begin[way], p->step->tokens, 0, &price))
         return 0;
     return price.seconds;
 }

@@ -147,8 +147,10 @@ bool programs_has_cpu(const struct programs *programs)
 
 void programs_forget_gpu(struct programs *programs)
 {
-    for (uint32_t k = 0; k < programs->kinds; k++) programs->kind[k].gpu.count = 0;
-    programs->gpu_begin.count = 0;
+    for (int w = 0; w < PROGRAMS_GPU_WAYS; w++) {
+        for (uint32_t k = 0; k < programs->kinds; k++) programs->kind[k].gpu[w].count = 0;
+        programs->gpu_begin[w].count = 0;
+    }
 }
 
 /* ---- reading them off ---- */

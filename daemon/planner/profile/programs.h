@@ -40,11 +40,14 @@ struct programs_times {
     uint32_t count;
 };
 
+/* Those of the GPU, with all at home in VRAM as it is stored: as most plans run them, and as invariant ones do. */
+enum programs_gpu_way { PROGRAMS_GPU, PROGRAMS_GPU_INVARIANT, PROGRAMS_GPU_WAYS };
+
 struct programs_kind {
     uint64_t signature; /* programs_signature of its units */
     char name[64];      /* "attention of q4_k and q6_k", for people */
     struct programs_times cpu[PROGRAMS_WAYS];
-    struct programs_times gpu; /* at home in VRAM, as stored */
+    struct programs_times gpu[PROGRAMS_GPU_WAYS];
 };
 struct programs {
     char fingerprint[72]; /* of the profile's machine */
@@ -54,8 +57,8 @@ struct programs {
     struct programs_kind kind[PROGRAMS_KINDS_MAX];
     uint32_t kinds;
     bool gpu_tried; /* the device was measured, whatever came of it */
-    struct programs_times
-        gpu_begin; /* a step of the GPU in front of its half layers, the embedding included */
+    /* a step of the GPU in front of its half layers, the embedding included */
+    struct programs_times gpu_begin[PROGRAMS_GPU_WAYS];
 };
 
 /* A digest of all that a half layer's time depends on: its operations, the shapes and formats of its tensors, its window, its state. The
@@ -94,8 +97,8 @@ bool programs_at(const struct programs_times *times, double tokens, double conte
 
 /* ---- the file ---- */
 
-/* {"helm_programs": 2, "fingerprint", "key", "made", "kv_dtype", "busy_percent", "gpu": BOOL, "gpu_begin": [...], "kinds": [{"name", "signature",
- *  "exact" | "int8" | "packed" | "invariant_exact" | ... | "gpu": [[tokens, context, seconds, low, high, beside], ...]}, ...]}. NULL: no
+/* {"helm_programs": 2, "fingerprint", "key", "made", "kv_dtype", "busy_percent", "gpu": BOOL, "gpu_begin": [...], "gpu_invariant_begin": [...], "kinds": [{"name", "signature",
+ *  "exact" | "int8" | "packed" | "invariant_exact" | ... | "gpu" | "gpu_invariant": [[tokens, context, seconds, low, high, beside], ...]}, ...]}. NULL: no
  *  memory. */
 json_t *programs_to_json(const struct programs *programs);
 /* HELM_E_FORMAT names what is wrong; *programs has no kinds then. */

@@ -13,6 +13,8 @@
 
 static const char *const ways[PROGRAMS_WAYS] = {"exact",           "int8",           "packed",
                                                 "invariant_exact", "invariant_int8", "invariant_packed"};
+static const char *const gpu_ways[PROGRAMS_GPU_WAYS] = {"gpu", "gpu_invariant"},
+                         *const gpu_begins[PROGRAMS_GPU_WAYS] = {"gpu_begin", "gpu_invariant_begin"};
 
 static json_t *times_to_json(const struct programs_times *times)
 {
@@ -35,14 +37,17 @@ json_t *programs_to_json(const struct programs *programs)
         json_t *one = json_pack("{s:s, s:s}", "name", kind->name, "signature", signature);
         for (int w = 0; w < PROGRAMS_WAYS && one; w++)
             if (kind->cpu[w].count) json_object_set_new(one, ways[w], times_to_json(&kind->cpu[w]));
-        if (kind->gpu.count && one) json_object_set_new(one, "gpu", times_to_json(&kind->gpu));
+        for (int w = 0; w < PROGRAMS_GPU_WAYS && one; w++)
+            if (kind->gpu[w].count) json_object_set_new(one, gpu_ways[w], times_to_json(&kind->gpu[w]));
         json_array_append_new(kinds, one);
     }
-    return json_pack("{s:i, s:s, s:s, s:s, s:s, s:i, s:b, s:o, s:o}", "helm_programs", PROGRAMS_VERSION,
-                     "fingerprint", programs->fingerprint, "key", programs->key, "made", programs->made,
-                     "kv_dtype", programs->kv_dtype, "busy_percent", (int)programs->busy_percent, "gpu",
-                     (int)programs->gpu_tried, "gpu_begin", times_to_json(&programs->gpu_begin), "kinds",
-                     kinds);
+    json_t *all = json_pack("{s:i, s:s, s:s, s:s, s:s, s:i, s:b, s:o}", "helm_programs", PROGRAMS_VERSION,
+                            "fingerprint", programs->fingerprint, "key", programs->key, "made",
+                            programs->made, "kv_dtype", programs->kv_dtype, "busy_percent",
+                            (int)programs->busy_percent, "gpu", (int)programs->gpu_tried, "kinds", kinds);
+    for (int w = 0; w < PROGRAMS_GPU_WAYS && all; w++)
+        json_object_set_new(all, gpu_begins[w], times_to_json(&programs->gpu_begin[w]));
+    return all;
 }
 
 /* ---- and back ---- */
@@ -107,7 +112,8 @@ static int kind_from_json(const json_t *json, struct programs_kind *kind, struct
     snprintf(kind->name, sizeof kind->name, "%.63s", name);
     for (int w = 0; w < PROGRAMS_WAYS && !rc; w++)
         rc = times_from_json(json_object_get(json, ways[w]), &kind->cpu[w], err);
-    if (!rc) rc = times_from_json(json_object_get(json, "gpu"), &kind->gpu, err);
+    for (int w = 0; w < PROGRAMS_GPU_WAYS && !rc; w++)
+        rc = times_from_json(json_object_get(json, gpu_ways[w]), &kind->gpu[w], err);
     return rc ? helm_err_prefix(err, "%.63s", name) : 0;
 }
 
@@ -139,7 +145,8 @@ int programs_from_json(const json_t *json, struct programs *p, struct helm_err *
         rc = helm_fail(err, HELM_E_FORMAT, "'kinds' is not an array of up to %d", PROGRAMS_KINDS_MAX);
     p->busy_percent = (uint32_t)busy;
     p->gpu_tried = json_is_true(json_object_get(json, "gpu"));
-    if (!rc) rc = times_from_json(json_object_get(json, "gpu_begin"), &p->gpu_begin, err);
+    for (int w = 0; w < PROGRAMS_GPU_WAYS && !rc; w++)
+        rc = times_from_json(json_object_get(json, gpu_begins[w]), &p->gpu_begin[w], err);
     for (size_t k = 0; !rc && k < json_array_size(kinds); k++)
         rc = kind_from_json(json_array_get(kinds, k), &p->kind[p->kinds++], err);
     if (rc) *p = (struct programs){.kinds = 0};

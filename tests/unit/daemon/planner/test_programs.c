@@ -174,8 +174,8 @@ static void files_are_read_back_or_refused(void **state)
     list.busy_percent = 12;
     put(&list.kind[0].cpu[PROGRAMS_EXACT], 1, 256, 1.25e-3);
     put(&list.kind[1].cpu[PROGRAMS_PACKED + PROGRAMS_INVARIANT], 512, 512, 0.5);
-    put(&list.kind[2].gpu, 16, 0, 2e-5);
-    put(&list.gpu_begin, 1, 0, 1e-5);
+    put(&list.kind[2].gpu[PROGRAMS_GPU], 16, 0, 2e-5);
+    put(&list.gpu_begin[PROGRAMS_GPU], 1, 0, 1e-5);
     list.gpu_tried = true;
     json_t *json = programs_to_json(&list);
     char *text = json_dumps(json, 0);
@@ -191,11 +191,12 @@ static void files_are_read_back_or_refused(void **state)
     assert_int_equal(again.kind[0].signature, list.kind[0].signature);
     expect("a cell", again.kind[0].cpu[PROGRAMS_EXACT].cell[0].seconds, 1.25e-3);
     expect("another", again.kind[1].cpu[PROGRAMS_PACKED + PROGRAMS_INVARIANT].cell[0].high, 0.55);
-    expect("of the GPU", again.kind[2].gpu.cell[0].seconds, 2e-5);
-    expect("its beginning", again.gpu_begin.cell[0].low, 0.9e-5);
+    expect("of the GPU", again.kind[2].gpu[PROGRAMS_GPU].cell[0].seconds, 2e-5);
+    expect("its beginning", again.gpu_begin[PROGRAMS_GPU].cell[0].low, 0.9e-5);
     assert_true(again.gpu_tried && programs_has_cpu(&again));
     programs_forget_gpu(&again);
-    assert_true(!again.kind[2].gpu.count && !again.gpu_begin.count && programs_has_cpu(&again));
+    assert_true(!again.kind[2].gpu[PROGRAMS_GPU].count && !again.gpu_begin[PROGRAMS_GPU].count &&
+                programs_has_cpu(&again));
 
     programs_key("0124", "f16", &again); /* this machine is another one: the file is not of it */
     assert_int_equal(programs_read(path, &again, &err), HELM_E_MISMATCH);
@@ -286,7 +287,7 @@ static void measured_programs_are_the_price(void **state)
     assert_true(p->table.head.cpu_measured);
 }
 
-/* In VRAM; what slices add to a streamed half layer stays by rates; invariant plans and packed weights do, too. */
+/* In VRAM; what slices add to a streamed half layer stays by rates; packed weights do, too. */
 static void the_gpus_programs_are_its_price(void **state)
 {
     struct priced *p = *state;
@@ -300,10 +301,10 @@ static void the_gpus_programs_are_its_price(void **state)
     memcpy(rates, p->table.unit, sizeof rates);
     assert_false(rates[0].gpu_measured || p->table.head.gpu_measured);
 
-    put(&list.kind[0].gpu, 1, 256, 4e-5);
-    put(&list.kind[0].gpu, 1, 4096, 6e-5);
-    put(&list.kind[2].gpu, 1, 0, 9e-5);
-    put(&list.gpu_begin, 1, 0, 1e-5);
+    put(&list.kind[0].gpu[PROGRAMS_GPU], 1, 256, 4e-5);
+    put(&list.kind[0].gpu[PROGRAMS_GPU], 1, 4096, 6e-5);
+    put(&list.kind[2].gpu[PROGRAMS_GPU], 1, 0, 9e-5);
+    put(&list.gpu_begin[PROGRAMS_GPU], 1, 0, 1e-5);
     p->profile.programs = &list;
     price(p, step_of(1, 1, 4096));
     const struct cost_unit *u = p->table.unit;
@@ -318,6 +319,13 @@ static void the_gpus_programs_are_its_price(void **state)
 
     struct cost_step step = step_of(1, 1, 4096);
     step.invariant = true;
+    price(p, step);
+    assert_false(p->table.unit[0].gpu_measured);
+    put(&list.kind[0].gpu[PROGRAMS_GPU_INVARIANT], 1, 256, 7e-5);
+    price(p, step);
+    expect("invariant", p->table.unit[0].gpu, 7e-5);
+    step = step_of(2, 1, 256);
+    step.invariant = true; /* a prompt of two tokens is a chunk there */
     price(p, step);
     assert_false(p->table.unit[0].gpu_measured);
     step = step_of(1, 1, 4096);
