@@ -180,14 +180,14 @@ BESIDE ?= quiet
 deb:
 	ROOTS=$(BUILD)/roots tools/package/deb.sh $(BUILD)/deb$(SUITE:%=/%) $(SUITE)
 test-deb:
-	tools/package/test-deb.sh $(BUILD)/roots $(SUITES)
+	tests/package/test-deb.sh $(BUILD)/roots $(SUITES)
 test-image:
-	tools/package/test-image.sh $(BUILD)/image
+	tests/package/test-image.sh $(BUILD)/image
 # The programs compiled by other compilers with WERROR=1: COMPILERS="testing:gcc trixie:gcc-13 trixie:clang noble:gcc".
 test-compilers:
-	tools/package/test-compilers.sh $(BUILD)/roots $(COMPILERS)
+	tests/package/test-compilers.sh $(BUILD)/roots $(COMPILERS)
 test-readme:
-	tools/package/test-readme.sh $(BUILD)/roots '$(SUITES)' '$(HOW)' '$(BESIDE)'
+	tests/package/test-readme.sh $(BUILD)/roots '$(SUITES)' '$(HOW)' '$(BESIDE)'
 
 STYLE_SRC = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 check-style:

@@ -39,7 +39,7 @@ follow() { # HOW BESIDE
         done
     fi
     check "README.md in $suite, $1, $2${HELM_CPU:+, HELM_CPU=$HELM_CPU}" \
-        python3 "$here/tools/package/follow.py" readme "$root" $home/helm $user
+        python3 "$here/tests/package/follow.py" readme "$root" $home/helm $user
     be_quiet
     unmount_roots
     roots=()

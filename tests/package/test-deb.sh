@@ -33,7 +33,7 @@ test_suite() {
     echo 'Defaults env_keep += "HF_ENDPOINT HELM_CPU"' >"$use/etc/sudoers.d/hub"
     mkdir "$use/packages"
     for p in helm helm-gateway libhelm0 libhelm-dev; do cp "$packages"/${p}_*.deb "$use/packages/"; done
-    check "docs/deploy.md, word by word" python3 "$here/tools/package/follow.py" deploy "$use" /packages
+    check "docs/deploy.md, word by word" python3 "$here/tests/package/follow.py" deploy "$use" /packages
     echo "installed and answered after $((SECONDS - began)) s (package downloads included)"
     check "a changed helmd.ini is kept by an upgrade" logged "$use.log" inside "$use" \
         sh -c 'apt-get install -qq --reinstall /packages/*.deb && grep -q ^model /etc/helm/helmd.ini'
