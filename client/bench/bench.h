@@ -37,7 +37,7 @@ void samples_free(struct samples *samples);
 /* ---- prompt.c ---- */
 
 /* Token `index` of request `request`: the same in every program that knows seed and vocabulary
- * (tools/golden/prompt_ids.py). */
+ * (tests/golden/prompt_ids.py). */
 uint32_t prompt_token(uint64_t seed, uint64_t request, uint64_t index, uint32_t vocab);
 void prompt_fill(uint64_t seed, uint64_t request, uint32_t vocab, uint32_t *ids, size_t count);
 /* FNV-1a over the ids, four bytes each, lowest first: shows that two programs used the same prompt. */

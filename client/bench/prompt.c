@@ -1,5 +1,5 @@
 /* Prompts that are random, fixed by a seed, and the same in every program of the comparison. See bench.h.
- * Pure. tools/golden/prompt_ids.py says the same in Python: change both. */
+ * Pure. tests/golden/prompt_ids.py says the same in Python: change both. */
 #include "client/bench/bench.h"
 
 uint32_t prompt_token(uint64_t seed, uint64_t request, uint64_t index, uint32_t vocab)

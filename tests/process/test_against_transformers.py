@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""tools/golden/against_transformers.py: what counts as agreement, which plans and steps are run, and whole runs with the
+"""tests/golden/against_transformers.py: what counts as agreement, which plans and steps are run, and whole runs with the
 real helmd on a golden model: against golden.json, and with stand-ins for torch and transformers.
 
 Needs HELM_BIN; run from the repository's root."""
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, "tools/golden")
+sys.path.insert(0, "tests/golden")
 sys.dont_write_bytecode = True
 import against_transformers as against  # noqa: E402
 import transformers_reference  # noqa: E402
@@ -230,7 +230,7 @@ def check_reference_walk():
 
 
 def run(out, *arguments, path=None):
-    command = [sys.executable, "tools/golden/against_transformers.py", "--bin", BIN, "--out", out, "--seconds", "0",
+    command = [sys.executable, "tests/golden/against_transformers.py", "--bin", BIN, "--out", out, "--seconds", "0",
                "--profile", "tests/data/profiles/described.json", *arguments]
     env = dict(os.environ, PYTHONDONTWRITEBYTECODE="1", **({"PYTHONPATH": path} if path else {}))
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, env=env)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-sys.path[:0] = ["tools/bench", "tools/golden"]
+sys.path[:0] = ["tools/bench", "tests/golden"]
 sys.dont_write_bytecode = True
 from prompt_ids import prompt_checksum, prompt_ids  # noqa: E402
 from plan_bound import bound_seconds, limits_of, mixture_bound_seconds, moved_bytes  # noqa: E402

@@ -242,7 +242,7 @@ def make(name, out):
     def cases(lengths, steps, long):
         prompts = [random.integers(3, c["vocab_size"], n).tolist() for n in lengths]
         return [{"prompt": p, "steps": walk(p, steps, w.values, c, long)} for p in prompts]
-    golden = {"made_by": "tools/golden/plain_references.py", "cases": cases(PROMPTS, STEPS, True)}
+    golden = {"made_by": "tests/golden/plain_references.py", "cases": cases(PROMPTS, STEPS, True)}
     if name == "phi3":
         golden["short"] = cases(SHORT_PROMPTS, SHORT_STEPS, False)
     with open(os.path.join(folder, "golden.json"), "w", encoding="utf-8") as file:

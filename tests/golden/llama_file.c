@@ -10,9 +10,8 @@
 #include <ggml-backend.h>
 #include <llama.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+
+#include "common/base/std.h"
 
 #define IDS_MOST 1024
 #define TOP      10
