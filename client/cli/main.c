@@ -67,22 +67,11 @@ static const char epilogue[] =
     "\n"
     "exit status: 0 done, 2 usage, 3 no daemon, 4 refused, 5 failed midway, 128+N ended by signal N\n";
 
-static bool has_word(const char *words, const char *word)
-{
-    const size_t length = strlen(word);
-    for (const char *at = words; length && *at; at += strspn(at, " ")) {
-        const size_t there = strcspn(at, " ");
-        if (there == length && memcmp(at, word, length) == 0) return true;
-        at += there;
-    }
-    return false;
-}
-
 static int refuse_command(const struct args_spec *spec, const char *word)
 {
     struct suggest near;
     for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
-        if (has_word(elsewhere[i].words, word))
+        if (suggest_knows(elsewhere[i].words, ' ', word))
             return cli_usage(spec, "no command '%s': %s", word, elsewhere[i].instead);
     suggest_begin(&near, word, strlen(word));
     for (size_t i = 0; i < COMMANDS; i++) suggest_try(&near, commands[i].name);

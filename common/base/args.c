@@ -46,11 +46,7 @@ static int list_add(struct args_list *list, const char *what, const char *text, 
 
 static int check_choice(const char *what, const char *choices, const char *text, struct helm_err *err)
 {
-    size_t length = strlen(text);
-    for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL) {
-        size_t word = strcspn(at, "|");
-        if (word == length && memcmp(at, text, length) == 0) return 0;
-    }
+    if (suggest_knows(choices, '|', text)) return 0;
     return helm_fail(err, HELM_E_USAGE, "%s: '%.60s' is none of %s", what, text, choices);
 }
 

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/suggest.h"
+
 /* v1 writes INT64_MAX rounded down to its page size. */
 #define KERNEL_UNLIMITED ((uint64_t)INT64_MAX - 65535)
 
@@ -78,16 +80,6 @@ static bool find_number(FILE *file, const char *key, uint64_t *value)
     return false;
 }
 
-static bool has_word(const char *list, const char *word)
-{
-    size_t length = strlen(word);
-    for (const char *at = list; at; at = strchr(at, ',')) {
-        if (*at == ',') at++;
-        if (strncmp(at, word, length) == 0 && (at[length] == ',' || at[length] == '\0')) return true;
-    }
-    return false;
-}
-
 /* mountinfo writes blank, tab, newline and backslash as \ooo. */
 static void unescape(char *text)
 {
@@ -130,7 +122,8 @@ static bool parse_mount(char *line, const char *controller, struct hierarchy *hi
     char *options = source ? strtok_r(NULL, " \n", &save) : NULL;
     if (!options) return false;
     hierarchy->v2 = strcmp(type, "cgroup2") == 0;
-    if (!hierarchy->v2 && (strcmp(type, "cgroup") != 0 || !has_word(options, controller))) return false;
+    if (!hierarchy->v2 && (strcmp(type, "cgroup") != 0 || !suggest_knows(options, ',', controller)))
+        return false;
     return copy_path(hierarchy->shows, field[3]) && copy_path(hierarchy->mounted, field[4]);
 }
 
@@ -149,7 +142,7 @@ static bool own_group(const char *root, bool v2, const char *controller, char gr
         if (!path) continue;
         controllers++;
         *path++ = '\0';
-        if (v2 ? *controllers != '\0' : !has_word(controllers, controller)) continue;
+        if (v2 ? *controllers != '\0' : !suggest_knows(controllers, ',', controller)) continue;
         size_t length = strlen(path);
         if (length >= PATH_MAX) continue;
         memcpy(group, path, length + 1);

@@ -1,4 +1,4 @@
-/* Nearest words. See suggest.h. */
+/* Known words and nearest ones. See suggest.h. */
 #include "common/base/suggest.h"
 
 #include <string.h>
@@ -25,6 +25,16 @@ static size_t distance(const char *a, size_t n, const char *b, size_t m)
         }
     }
     return row[n % 3][m];
+}
+
+bool suggest_knows(const char *words, char separator, const char *word)
+{
+    const size_t length = strchr(word, separator) ? 0 : strlen(word);
+    for (const char *at = words; length && at; at = strchr(at, separator)) {
+        at += *at == separator;
+        if (strncmp(at, word, length) == 0 && (at[length] == separator || !at[length])) return true;
+    }
+    return false;
 }
 
 void suggest_begin(struct suggest *s, const char *word, size_t length)

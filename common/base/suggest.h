@@ -1,8 +1,12 @@
-/* The known word that is nearest to a misspelt one. Called where command lines and commands are refused. No state. */
+/* Lists of known words: whether a word is one of them, and the one that is nearest to a misspelt word. No state. */
 #ifndef HELM_COMMON_BASE_SUGGEST_H
 #define HELM_COMMON_BASE_SUGGEST_H
 
+#include <stdbool.h>
 #include <stddef.h>
+
+/* Whether `words`, which `separator` divides, has this word. No list has an empty word, or one with a separator in it. */
+bool suggest_knows(const char *words, char separator, const char *word);
 
 struct suggest {
     const char *word; /* as it was written, `length` bytes */

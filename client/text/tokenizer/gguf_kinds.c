@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client/text/tokenizer/gguf_kinds.h"
+#include "common/base/suggest.h"
 
 #define CONTRACTION "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 #define LINES       "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -37,17 +38,25 @@
     "\\x{10c80}-\\x{10cb2}\\x{10cc0}-\\x{10cf2}\\x{118a0}-\\x{118df}\\x{1e900}-\\x{1e943}"
 
 static const struct tok_gguf_kind kinds[] = {
-    {.name = "gpt-2", .splits = {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+|" SIGNS "|\\s+(?!\\S)|\\s+"}},
+    {.name = "gpt-2",
+     .aliases = "phi-2 exaone4 gigachat a.x-4.0 mellum jina-es jina-de jina-v2-es jina-v2-de",
+     .splits = {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+|" SIGNS "|\\s+(?!\\S)|\\s+"}},
     {.name = "llama-bpe",
+     .aliases = "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
      .ignore_merges = true,
      .add_bos = true,
      .splits = {CONTRACTION "|" WORD "|\\p{N}{1,3}|" SIGNS "[\\r\\n]*|" LINES}},
-    {.name = "qwen2", .nfc = true, .splits = {CONTRACTION "|" WORD "|\\p{N}|" SIGNS "[\\r\\n]*|" LINES}},
+    {.name = "qwen2",
+     .aliases = "deepseek-r1-qwen megrez kormo f2llmv2",
+     .nfc = true,
+     .splits = {CONTRACTION "|" WORD "|\\p{N}|" SIGNS "[\\r\\n]*|" LINES}},
     {.name = "qwen35",
      .nfc = true,
      .splits = {CONTRACTION
                 "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" LINES}},
-    {.name = "gpt-4o", .splits = {CASED(CONTRACTION "?") "|\\p{N}{1,3}|" SIGNS "[\\r\\n/]*|" LINES}},
+    {.name = "gpt-4o",
+     .aliases = "llama4 kanana2 talkie",
+     .splits = {CASED(CONTRACTION "?") "|\\p{N}{1,3}|" SIGNS "[\\r\\n/]*|" LINES}},
     {.name = "tekken",
      .ignore_merges = true,
      .add_bos = true,
@@ -61,38 +70,9 @@ static const struct tok_gguf_kind kinds[] = {
          {"\\p{N}{1,3}", CHINESE_V3,
           "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
           "| ?[\\p{P}\\p{S}]+[\\r\\n]*|" LINES}},
-    {.name = "glm4", .splits = {CONTRACTION "|" WORD "|\\p{N}{1,3}|" SIGNS "[\\r\\n]*|" LINES}},
-};
-
-/* Further names that files have for the same cuts. */
-static const struct {
-    const char *alias, *name;
-} aliases[] = {
-    {"llama3", "llama-bpe"},
-    {"llama-v3", "llama-bpe"},
-    {"falcon3", "llama-bpe"},
-    {"falcon-h1", "llama-bpe"},
-    {"pixtral", "llama-bpe"},
-    {"midm-2.0", "llama-bpe"},
-    {"lfm2", "llama-bpe"},
-    {"jina-v5-nano", "llama-bpe"},
-    {"deepseek-r1-qwen", "qwen2"},
-    {"megrez", "qwen2"},
-    {"kormo", "qwen2"},
-    {"f2llmv2", "qwen2"},
-    {"llama4", "gpt-4o"},
-    {"kanana2", "gpt-4o"},
-    {"talkie", "gpt-4o"},
-    {"chatglm-bpe", "glm4"},
-    {"phi-2", "gpt-2"},
-    {"exaone4", "gpt-2"},
-    {"gigachat", "gpt-2"},
-    {"a.x-4.0", "gpt-2"},
-    {"mellum", "gpt-2"},
-    {"jina-es", "gpt-2"},
-    {"jina-de", "gpt-2"},
-    {"jina-v2-es", "gpt-2"},
-    {"jina-v2-de", "gpt-2"},
+    {.name = "glm4",
+     .aliases = "chatglm-bpe",
+     .splits = {CONTRACTION "|" WORD "|\\p{N}{1,3}|" SIGNS "[\\r\\n]*|" LINES}},
 };
 
 const struct tok_gguf_kind *tok_gguf_kind(size_t index)
@@ -102,9 +82,9 @@ const struct tok_gguf_kind *tok_gguf_kind(size_t index)
 
 const struct tok_gguf_kind *tok_gguf_kind_named(const char *name)
 {
-    for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
-        if (strcmp(aliases[i].alias, name) == 0) name = aliases[i].name;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strcmp(kinds[i].name, name) == 0) return &kinds[i];
+        if (strcmp(kinds[i].name, name) == 0 ||
+            (kinds[i].aliases && suggest_knows(kinds[i].aliases, ' ', name)))
+            return &kinds[i];
     return NULL;
 }

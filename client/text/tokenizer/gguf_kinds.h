@@ -7,6 +7,7 @@
 
 struct tok_gguf_kind {
     const char *name;      /* tokenizer.ggml.pre */
+    const char *aliases;   /* further names that files have for the same cuts; NULL: none */
     const char *splits[6]; /* regular expressions, one after the other; NULL: no more */
     bool nfc;              /* text is normalized before */
     bool ignore_merges;    /* a word that is a token is that token */

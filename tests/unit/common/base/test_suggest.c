@@ -46,8 +46,26 @@ static void far_words(void **state)
     for (size_t i = 0; i < sizeof far / sizeof *far; i++) assert_string_equal(near(far[i]), "");
 }
 
+static void known_words(void **state)
+{
+    (void)state;
+    static const char words[] = "silu swish gelu";
+    assert_true(suggest_knows(words, ' ', "silu"));
+    assert_true(suggest_knows(words, ' ', "swish"));
+    assert_true(suggest_knows(words, ' ', "gelu"));
+    assert_false(suggest_knows(words, ' ', "sil"));
+    assert_false(suggest_knows(words, ' ', "elu"));
+    assert_false(suggest_knows(words, ' ', "gelus"));
+    assert_false(suggest_knows(words, ' ', ""));
+    assert_false(suggest_knows(words, ' ', "silu swish")); /* two words */
+    assert_true(suggest_knows("on|off", '|', "off"));
+    assert_false(suggest_knows("on|off", '|', "on|off"));
+    assert_false(suggest_knows("", ',', "memory"));
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(near_words), cmocka_unit_test(far_words)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(near_words), cmocka_unit_test(far_words),
+                                       cmocka_unit_test(known_words)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
