@@ -31,117 +31,58 @@ struct mixture {
     struct rule rule[RULES_MAX]; /* the first that holds; the end: TENSOR_NONE */
 };
 
-#define MORE(format)                                                                                         \
+#define RULE(role, where, when, format)                                                                      \
     {                                                                                                        \
-        {TENSOR_V, OUTER_AND_THIRDS, ALWAYS, format},                                                        \
-        {                                                                                                    \
-            TENSOR_DOWN, OUTER_AND_THIRDS, ALWAYS, format                                                    \
-        }                                                                                                    \
+        TENSOR_##role, where, when, FORMAT_##format                                                          \
     }
-#define IQ4_RULES                                                                                            \
-    {                                                                                                        \
-        {TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q5_K},                                                     \
-        {                                                                                                    \
-            TENSOR_DOWN, FIRST_EIGHTH, UNMEASURED, FORMAT_Q5_K                                               \
-        }                                                                                                    \
-    }
+#define MORE(format) RULE(V, OUTER_AND_THIRDS, ALWAYS, format), RULE(DOWN, OUTER_AND_THIRDS, ALWAYS, format)
+#define IQ4_RULES    RULE(V, SHARED_BY_FOUR, ALWAYS, Q5_K), RULE(DOWN, FIRST_EIGHTH, UNMEASURED, Q5_K)
 #define IQ2_RULES                                                                                            \
+    RULE(V, SHARED_BY_FOUR, ALWAYS, Q4_K), RULE(V, EVERYWHERE, ALWAYS, IQ3_S),                               \
+        RULE(DOWN, FIRST_EIGHTH, ALWAYS, IQ3_S), RULE(O, EVERYWHERE, ALWAYS, IQ3_S)
+/* Formats of matrices, the embedding and the head; rules. */
+#define MIXTURE(name, alias, type, base, embed, head, ...)                                                   \
     {                                                                                                        \
-        {TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q4_K}, {TENSOR_V, EVERYWHERE, ALWAYS, FORMAT_IQ3_S},       \
-            {TENSOR_DOWN, FIRST_EIGHTH, ALWAYS, FORMAT_IQ3_S},                                               \
+        name, alias, type, FORMAT_##base, FORMAT_##embed, FORMAT_##head,                                     \
         {                                                                                                    \
-            TENSOR_O, EVERYWHERE, ALWAYS, FORMAT_IQ3_S                                                       \
+            __VA_ARGS__                                                                                      \
         }                                                                                                    \
     }
 static const struct mixture mixtures[] = {
-    {"q8_0", NULL, 7, FORMAT_Q8_0, FORMAT_Q8_0, FORMAT_Q8_0, {{0}}},
-    {"q6_k", NULL, 18, FORMAT_Q6_K, FORMAT_Q6_K, FORMAT_Q6_K, {{0}}},
-    {"q5_k_m", "q5_k", 17, FORMAT_Q5_K, FORMAT_Q5_K, FORMAT_Q6_K, MORE(FORMAT_Q6_K)},
-    {"q5_k_s", NULL, 16, FORMAT_Q5_K, FORMAT_Q5_K, FORMAT_Q6_K, {{0}}},
-    {"q5_0",
-     NULL,
-     8,
-     FORMAT_Q5_0,
-     FORMAT_Q5_0,
-     FORMAT_Q6_K,
-     {{TENSOR_DOWN, FIRST_EIGHTH, MEASURED, FORMAT_Q5_1}}},
-    {"q5_1", NULL, 9, FORMAT_Q5_1, FORMAT_Q5_1, FORMAT_Q6_K, {{0}}},
-    {"q4_k_m", "q4_k", 15, FORMAT_Q4_K, FORMAT_Q4_K, FORMAT_Q6_K, MORE(FORMAT_Q6_K)},
-    {"q4_k_s",
-     NULL,
-     14,
-     FORMAT_Q4_K,
-     FORMAT_Q4_K,
-     FORMAT_Q6_K,
-     {{TENSOR_V, FIRST_FOUR, ALWAYS, FORMAT_Q5_K}, {TENSOR_DOWN, FIRST_EIGHTH, ALWAYS, FORMAT_Q5_K}}},
-    {"q4_0",
-     NULL,
-     2,
-     FORMAT_Q4_0,
-     FORMAT_Q4_0,
-     FORMAT_Q6_K,
-     {{TENSOR_DOWN, FIRST_EIGHTH, MEASURED, FORMAT_Q4_1}}},
-    {"q4_1", NULL, 3, FORMAT_Q4_1, FORMAT_Q4_1, FORMAT_Q6_K, {{0}}},
-    {"iq4_xs", NULL, 30, FORMAT_IQ4_XS, FORMAT_IQ4_XS, FORMAT_Q6_K, IQ4_RULES},
-    {"iq4_nl", NULL, 25, FORMAT_IQ4_NL, FORMAT_IQ4_NL, FORMAT_Q6_K, IQ4_RULES},
+    MIXTURE("q8_0", NULL, 7, Q8_0, Q8_0, Q8_0, {0}),
+    MIXTURE("q6_k", NULL, 18, Q6_K, Q6_K, Q6_K, {0}),
+    MIXTURE("q5_k_m", "q5_k", 17, Q5_K, Q5_K, Q6_K, MORE(Q6_K)),
+    MIXTURE("q5_k_s", NULL, 16, Q5_K, Q5_K, Q6_K, {0}),
+    MIXTURE("q5_0", NULL, 8, Q5_0, Q5_0, Q6_K, RULE(DOWN, FIRST_EIGHTH, MEASURED, Q5_1)),
+    MIXTURE("q5_1", NULL, 9, Q5_1, Q5_1, Q6_K, {0}),
+    MIXTURE("q4_k_m", "q4_k", 15, Q4_K, Q4_K, Q6_K, MORE(Q6_K)),
+    MIXTURE("q4_k_s", NULL, 14, Q4_K, Q4_K, Q6_K, RULE(V, FIRST_FOUR, ALWAYS, Q5_K),
+            RULE(DOWN, FIRST_EIGHTH, ALWAYS, Q5_K)),
+    MIXTURE("q4_0", NULL, 2, Q4_0, Q4_0, Q6_K, RULE(DOWN, FIRST_EIGHTH, MEASURED, Q4_1)),
+    MIXTURE("q4_1", NULL, 3, Q4_1, Q4_1, Q6_K, {0}),
+    MIXTURE("iq4_xs", NULL, 30, IQ4_XS, IQ4_XS, Q6_K, IQ4_RULES),
+    MIXTURE("iq4_nl", NULL, 25, IQ4_NL, IQ4_NL, Q6_K, IQ4_RULES),
     /* published of models with experts alone; here of all matrices but the ends */
-    {"mxfp4", "mxfp4_moe", 38, FORMAT_MXFP4, FORMAT_Q8_0, FORMAT_Q8_0, {{0}}},
-    {"q3_k_m",
-     "q3_k",
-     12,
-     FORMAT_Q3_K,
-     FORMAT_Q3_K,
-     FORMAT_Q6_K,
-     {{TENSOR_V, FIRST_TWO, ALWAYS, FORMAT_Q5_K},
-      {TENSOR_V, EVERYWHERE, ALWAYS, FORMAT_Q4_K},
-      {TENSOR_DOWN, FIRST_SIXTEENTH, ALWAYS, FORMAT_Q5_K},
-      {TENSOR_DOWN, EVERYWHERE, ALWAYS, FORMAT_Q4_K},
-      {TENSOR_O, EVERYWHERE, ALWAYS, FORMAT_Q4_K}}},
-    {"q3_k_s", NULL, 11, FORMAT_Q3_K, FORMAT_Q3_K, FORMAT_Q6_K, {{0}}},
-    {"q2_k",
-     NULL,
-     10,
-     FORMAT_Q2_K,
-     FORMAT_Q2_K,
-     FORMAT_Q6_K,
-     {{TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q4_K},
-      {TENSOR_V, EVERYWHERE, ALWAYS, FORMAT_Q3_K},
-      {TENSOR_DOWN, EVERYWHERE, ALWAYS, FORMAT_Q3_K},
-      {TENSOR_O, EVERYWHERE, ALWAYS, FORMAT_Q3_K}}},
-    {"iq3_s",
-     NULL,
-     26,
-     FORMAT_IQ3_S,
-     FORMAT_IQ3_S,
-     FORMAT_Q6_K,
-     {{TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q4_K}}},
-    {"iq3_xxs",
-     NULL,
-     23,
-     FORMAT_IQ3_XXS,
-     FORMAT_IQ3_S,
-     FORMAT_Q5_K,
-     {{TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q4_K},
-      {TENSOR_V, EVERYWHERE, MEASURED, FORMAT_IQ3_S},
-      {TENSOR_V, EVERYWHERE, UNMEASURED, FORMAT_Q3_K},
-      {TENSOR_Q, EVERYWHERE, MEASURED, FORMAT_IQ2_S},
-      {TENSOR_K, EVERYWHERE, MEASURED, FORMAT_IQ2_S},
-      {TENSOR_O, EVERYWHERE, ALWAYS, FORMAT_IQ3_S},
-      {TENSOR_DOWN, FIRST_EIGHTH, UNMEASURED, FORMAT_Q4_K},
-      {TENSOR_DOWN, EVERYWHERE, UNMEASURED, FORMAT_Q3_K}}},
-    {"iq2_m", NULL, 29, FORMAT_IQ2_S, FORMAT_IQ3_S, FORMAT_Q5_K, IQ2_RULES},
-    {"iq2_s", NULL, 28, FORMAT_IQ2_XS, FORMAT_IQ3_S, FORMAT_Q5_K, IQ2_RULES},
-    {"iq2_xs",
-     NULL,
-     20,
-     FORMAT_IQ2_XS,
-     FORMAT_Q2_K,
-     FORMAT_Q5_K,
-     {{TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q4_K},
-      {TENSOR_V, EVERYWHERE, ALWAYS, FORMAT_Q2_K},
-      {TENSOR_DOWN, FIRST_EIGHTH, ALWAYS, FORMAT_Q2_K}}},
-    {"bf16", NULL, 32, FORMAT_BF16, FORMAT_BF16, FORMAT_BF16, {{0}}},
-    {"f16", NULL, 1, FORMAT_F16, FORMAT_F16, FORMAT_F16, {{0}}},
+    MIXTURE("mxfp4", "mxfp4_moe", 38, MXFP4, Q8_0, Q8_0, {0}),
+    MIXTURE("q3_k_m", "q3_k", 12, Q3_K, Q3_K, Q6_K, RULE(V, FIRST_TWO, ALWAYS, Q5_K),
+            RULE(V, EVERYWHERE, ALWAYS, Q4_K), RULE(DOWN, FIRST_SIXTEENTH, ALWAYS, Q5_K),
+            RULE(DOWN, EVERYWHERE, ALWAYS, Q4_K), RULE(O, EVERYWHERE, ALWAYS, Q4_K)),
+    MIXTURE("q3_k_s", NULL, 11, Q3_K, Q3_K, Q6_K, {0}),
+    MIXTURE("q2_k", NULL, 10, Q2_K, Q2_K, Q6_K, RULE(V, SHARED_BY_FOUR, ALWAYS, Q4_K),
+            RULE(V, EVERYWHERE, ALWAYS, Q3_K), RULE(DOWN, EVERYWHERE, ALWAYS, Q3_K),
+            RULE(O, EVERYWHERE, ALWAYS, Q3_K)),
+    MIXTURE("iq3_s", NULL, 26, IQ3_S, IQ3_S, Q6_K, RULE(V, SHARED_BY_FOUR, ALWAYS, Q4_K)),
+    MIXTURE("iq3_xxs", NULL, 23, IQ3_XXS, IQ3_S, Q5_K, RULE(V, SHARED_BY_FOUR, ALWAYS, Q4_K),
+            RULE(V, EVERYWHERE, MEASURED, IQ3_S), RULE(V, EVERYWHERE, UNMEASURED, Q3_K),
+            RULE(Q, EVERYWHERE, MEASURED, IQ2_S), RULE(K, EVERYWHERE, MEASURED, IQ2_S),
+            RULE(O, EVERYWHERE, ALWAYS, IQ3_S), RULE(DOWN, FIRST_EIGHTH, UNMEASURED, Q4_K),
+            RULE(DOWN, EVERYWHERE, UNMEASURED, Q3_K)),
+    MIXTURE("iq2_m", NULL, 29, IQ2_S, IQ3_S, Q5_K, IQ2_RULES),
+    MIXTURE("iq2_s", NULL, 28, IQ2_XS, IQ3_S, Q5_K, IQ2_RULES),
+    MIXTURE("iq2_xs", NULL, 20, IQ2_XS, Q2_K, Q5_K, RULE(V, SHARED_BY_FOUR, ALWAYS, Q4_K),
+            RULE(V, EVERYWHERE, ALWAYS, Q2_K), RULE(DOWN, FIRST_EIGHTH, ALWAYS, Q2_K)),
+    MIXTURE("bf16", NULL, 32, BF16, BF16, BF16, {0}),
+    MIXTURE("f16", NULL, 1, F16, F16, F16, {0}),
 };
 #define MIXTURES (sizeof mixtures / sizeof *mixtures)
 
