@@ -29,6 +29,12 @@ struct fused_tensor {
     uint64_t (*run)(const struct model_config *config);
     uint64_t (*row)(const struct model_config *config, uint32_t number, uint64_t row);
 };
+/* The roles of a row. */
+#define FUSED_ROLES(...)                                                                                     \
+    sizeof((enum tensor_role[]){__VA_ARGS__}) / sizeof(enum tensor_role),                                    \
+    {                                                                                                        \
+        __VA_ARGS__                                                                                          \
+    }
 /* The `index`-th tensor that files of this configuration have instead of single roles'; NULL behind the last. */
 const struct fused_tensor *fused_of(const struct model_config *config, uint32_t index);
 /* The shape in the file: rank, shape[]. */

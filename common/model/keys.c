@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
+#include "common/base/suggest.h"
 
 /* Keys of GGUF files that change what is computed, with the values that change nothing. An architecture that reads one has it
  * in its own table. 0 is as good as absent. */
@@ -86,14 +87,6 @@ static void put_number(struct model_config *config, const struct arch_key *row, 
     }
 }
 
-static bool is_word(const char *word, const char *words)
-{
-    const size_t length = strlen(word);
-    for (const char *at = words; length && (at = strstr(at, word)); at += length)
-        if ((at == words || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0')) return true;
-    return false;
-}
-
 static int check_fixed(const struct arch_key *row, const char *name, double number, struct helm_err *err)
 {
     if (fabs(number - row->neutral) <= 1e-6 * fabs(row->neutral)) return 0;
@@ -152,7 +145,7 @@ static int read_json(const json_t *json, const struct arch_key *row, struct mode
         break;
     case KEY_WORD:
         rc = json_get_string(json, name, true, &word, err);
-        if (!rc && !is_word(word, row->words))
+        if (!rc && !suggest_knows(row->words, ' ', word))
             rc = helm_fail(err, HELM_E_UNSUPPORTED, "'%s' is '%.40s'; only '%s' is supported", name, word,
                            row->words);
         break;
@@ -317,17 +310,18 @@ static int window_from_types(const json_t *types, struct model_config *config, s
     return 0;
 }
 
-int layers_without_window(struct model_config *config, struct helm_err *err)
+int layers_without_window(struct keys *keys, struct model_config *config, struct helm_err *err)
 {
+    (void)keys;
     config->window = calloc(config->layers, sizeof *config->window);
     return config->window ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for %u layers", config->layers);
 }
 
-int layers_with_window(const struct keys *keys, struct model_config *config, uint32_t first, uint32_t last,
+int layers_with_window(struct keys *keys, struct model_config *config, uint32_t first, uint32_t last,
                        uint32_t step, struct helm_err *err)
 {
     const json_t *types = keys->json ? json_object_get(keys->json, "layer_types") : NULL;
-    int rc = layers_without_window(config, err);
+    int rc = layers_without_window(keys, config, err);
     if (rc) return rc;
     if (types && !json_is_null(types)) return window_from_types(types, config, err);
     for (uint64_t i = first; i < config->layers && i < last; i += step)

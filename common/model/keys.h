@@ -32,10 +32,11 @@ HELM_MUST_CHECK int keys_check(const struct keys *keys, struct model_config *con
 
 /* config->window: that of config->sliding_window in layers first, first + step, ... below `last`; but where config.json has
  * `layer_types`, in those that it says. */
-HELM_MUST_CHECK int layers_with_window(const struct keys *keys, struct model_config *config, uint32_t first,
+HELM_MUST_CHECK int layers_with_window(struct keys *keys, struct model_config *config, uint32_t first,
                                        uint32_t last, uint32_t step, struct helm_err *err);
-/* The same without any. */
-HELM_MUST_CHECK int layers_without_window(struct model_config *config, struct helm_err *err);
+/* The same without any: the `layers` of an architecture (struct arch) that needs no more. */
+HELM_MUST_CHECK int layers_without_window(struct keys *keys, struct model_config *config,
+                                          struct helm_err *err);
 /* config->recurrent, of hybrids: by config.json's `layer_types` or a GGUF file's list of flags; else all but every
  * full_attention_interval-th layer. */
 HELM_MUST_CHECK int layers_recurrent(const struct keys *keys, struct model_config *config,

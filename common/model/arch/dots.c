@@ -40,23 +40,14 @@ static const struct arch_name names[] = {
 
 /* ---- a layer ---- */
 
-static const struct math_part attention = {.name = "attention",
-                                           .part = UNIT_ATTENTION,
-                                           .ops = 3,
-                                           .op = {USUAL_QKV,
-                                                  ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM),
-                                                  USUAL_O}};
-static const struct math_part dense = {.name = "MLP",
-                                       .part = UNIT_MLP,
-                                       .ops = 2,
-                                       .op = {USUAL_GATE_UP, USUAL_DOWN}};
-static const struct math_part sparse = {.name = "MLP of experts",
-                                        .part = UNIT_MLP,
-                                        .ops = 5,
-                                        .op = {SHARED_GATE_UP, USUAL_ROUTER, EXPERTS_GATE_UP(ACTIVATION_SILU),
-                                               USUAL_EXPERTS_DOWN, SHARED_DOWN}};
-static const struct math_part *const parts[] = {
-    [MATH_PART_ATTENTION] = &attention, [MATH_PART_DENSE] = &dense, [MATH_PART_SPARSE] = &sparse, NULL};
+static const struct math_part attention =
+    PART("attention", UNIT_ATTENTION, USUAL_QKV, ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM),
+         USUAL_O);
+static const struct math_part dense = USUAL_DENSE;
+static const struct math_part sparse =
+    PART("MLP of experts", UNIT_MLP, SHARED_GATE_UP, USUAL_ROUTER, EXPERTS_GATE_UP(ACTIVATION_SILU),
+         USUAL_EXPERTS_DOWN, SHARED_DOWN);
+static const struct math_part *const parts[] = {SPARSE_PARTS, NULL};
 
 /* ---- which layer is what ---- */
 
@@ -89,8 +80,5 @@ const struct arch arch_dots1 = {.architecture = "Dots1ForCausalLM",
                                 .gguf_start = gguf_start,
                                 .keys = keys_of_both,
                                 .names = names,
-                                .embed = &usual_embed,
-                                .head = &usual_head,
-                                .parts = parts,
-                                .kind = layers_usual_kind,
+                                USUAL_LAYERS,
                                 .layers = layers};

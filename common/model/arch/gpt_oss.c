@@ -34,34 +34,26 @@ static const struct arch_name names[] = {
     {.role = TENSOR_NONE}};
 
 static const struct fused_tensor fused[] = {
-    {"mlp.experts.gate_up_proj_blocks", NULL, FUSED_BLOCKS, 2, {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}},
-    {"mlp.experts.gate_up_proj_scales", NULL, FUSED_SCALES, 2, {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}},
-    {"mlp.experts.gate_up_proj", NULL, FUSED_COLUMNS, 2, {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}},
-    {"mlp.experts.gate_up_proj_bias",
-     NULL,
-     FUSED_IN_TURN,
-     2,
-     {TENSOR_GATE_EXPERTS_BIAS, TENSOR_UP_EXPERTS_BIAS}},
-    {"mlp.experts.down_proj_blocks", NULL, FUSED_BLOCKS, 1, {TENSOR_DOWN_EXPERTS}},
-    {"mlp.experts.down_proj_scales", NULL, FUSED_SCALES, 1, {TENSOR_DOWN_EXPERTS}},
-    {"mlp.experts.down_proj", NULL, FUSED_COLUMNS, 1, {TENSOR_DOWN_EXPERTS}},
-    {"mlp.experts.down_proj_bias", NULL, FUSED_IN_TURN, 1, {TENSOR_DOWN_EXPERTS_BIAS}},
+    {"mlp.experts.gate_up_proj_blocks", NULL, FUSED_BLOCKS,
+     FUSED_ROLES(TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS)},
+    {"mlp.experts.gate_up_proj_scales", NULL, FUSED_SCALES,
+     FUSED_ROLES(TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS)},
+    {"mlp.experts.gate_up_proj", NULL, FUSED_COLUMNS, FUSED_ROLES(TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS)},
+    {"mlp.experts.gate_up_proj_bias", NULL, FUSED_IN_TURN,
+     FUSED_ROLES(TENSOR_GATE_EXPERTS_BIAS, TENSOR_UP_EXPERTS_BIAS)},
+    {"mlp.experts.down_proj_blocks", NULL, FUSED_BLOCKS, FUSED_ROLES(TENSOR_DOWN_EXPERTS)},
+    {"mlp.experts.down_proj_scales", NULL, FUSED_SCALES, FUSED_ROLES(TENSOR_DOWN_EXPERTS)},
+    {"mlp.experts.down_proj", NULL, FUSED_COLUMNS, FUSED_ROLES(TENSOR_DOWN_EXPERTS)},
+    {"mlp.experts.down_proj_bias", NULL, FUSED_IN_TURN, FUSED_ROLES(TENSOR_DOWN_EXPERTS_BIAS)},
     {.roles = 0}};
 
 /* ---- a layer ---- */
 
-static const struct math_part attention = {.name = "attention",
-                                           .part = UNIT_ATTENTION,
-                                           .ops = 3,
-                                           .op = {USUAL_QKV, ATTEND(.sinks = TENSOR_SINKS), USUAL_O}};
-static const struct math_part none = {.name = "none", .part = UNIT_MLP};
-static const struct math_part sparse = {.name = "MLP of experts",
-                                        .part = UNIT_MLP,
-                                        .ops = 3,
-                                        .op = {USUAL_ROUTER, EXPERTS_GATE_UP(ACTIVATION_CLAMPED),
-                                               USUAL_EXPERTS_DOWN}};
-static const struct math_part *const parts[] = {
-    [MATH_PART_ATTENTION] = &attention, [MATH_PART_DENSE] = &none, [MATH_PART_SPARSE] = &sparse, NULL};
+static const struct math_part attention =
+    PART("attention", UNIT_ATTENTION, USUAL_QKV, ATTEND(.sinks = TENSOR_SINKS), USUAL_O);
+static const struct math_part dense = NO_DENSE;
+static const struct math_part sparse = USUAL_SPARSE(ACTIVATION_CLAMPED);
+static const struct math_part *const parts[] = {SPARSE_PARTS, NULL};
 
 /* ---- which layer is what ---- */
 
@@ -89,17 +81,10 @@ const struct arch arch_gpt_oss = {.architecture = "GptOssForCausalLM",
                                   .start = {ROPE_START(150000), .max_context = 131072, .norm_eps = 1e-5,
                                             .q_bias = true, .k_bias = true, .v_bias = true, .o_bias = true,
                                             .sinks = true, .experts_bias = true, .sliding_window = 128,
-                                            .router = {.score = ROUTER_CHOSEN_SOFTMAX,
-                                                       .normalise = true,
-                                                       .scale = 1,
-                                                       .groups = 1,
-                                                       .groups_chosen = 1}},
+                                            .router = ROUTER_START(ROUTER_CHOSEN_SOFTMAX, .normalise = true)},
                                   .gguf_start = gguf_start,
                                   .keys = keys_of_both,
                                   .names = names,
                                   .fused = fused,
-                                  .embed = &usual_embed,
-                                  .head = &usual_head,
-                                  .parts = parts,
-                                  .kind = layers_usual_kind,
+                                  USUAL_LAYERS,
                                   .layers = layers};

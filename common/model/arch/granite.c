@@ -21,21 +21,9 @@ static const struct arch_key keys_of_both[] = {
 
 /* ---- a layer ---- */
 
-static const struct math_part attention = {.name = "attention",
-                                           .part = UNIT_ATTENTION,
-                                           .ops = 3,
-                                           .op = {USUAL_QKV, ATTEND(), USUAL_O}};
-static const struct math_part dense = {.name = "MLP",
-                                       .part = UNIT_MLP,
-                                       .ops = 2,
-                                       .op = {USUAL_GATE_UP, USUAL_DOWN}};
+static const struct math_part attention = USUAL_ATTENTION;
+static const struct math_part dense = USUAL_DENSE;
 static const struct math_part *const parts[] = {&attention, &dense, NULL};
-
-static int layers(struct keys *keys, struct model_config *c, struct helm_err *err)
-{
-    (void)keys;
-    return layers_without_window(c, err);
-}
 
 static void fill(const struct model_config *c, struct model_math *math)
 {
@@ -67,9 +55,6 @@ const struct arch arch_granite = {.architecture = "GraniteForCausalLM",
                                             .logit_scale = 1},
                                   .gguf_start = granite_gguf,
                                   .keys = keys_of_both,
-                                  .embed = &usual_embed,
-                                  .head = &usual_head,
-                                  .parts = parts,
-                                  .kind = layers_usual_kind,
-                                  .layers = layers,
+                                  USUAL_LAYERS,
+                                  .layers = layers_without_window,
                                   .fill = fill};

@@ -14,23 +14,11 @@ static const struct arch_key mistral_keys[] = {USUAL_KEYS(KEY_STATED, KEY_OPTION
 
 /* ---- a layer ---- */
 
-static const struct math_part attention = {.name = "attention",
-                                           .part = UNIT_ATTENTION,
-                                           .ops = 3,
-                                           .op = {USUAL_QKV, ATTEND(), USUAL_O}};
-static const struct math_part dense = {.name = "MLP",
-                                       .part = UNIT_MLP,
-                                       .ops = 2,
-                                       .op = {USUAL_GATE_UP, USUAL_DOWN}};
+static const struct math_part attention = USUAL_ATTENTION;
+static const struct math_part dense = USUAL_DENSE;
 static const struct math_part *const parts[] = {&attention, &dense, NULL};
 
 /* ---- which layer is what ---- */
-
-static int llama_layers(struct keys *keys, struct model_config *c, struct helm_err *err)
-{
-    (void)keys;
-    return layers_without_window(c, err);
-}
 
 static int mistral_layers(struct keys *keys, struct model_config *c, struct helm_err *err)
 {
@@ -45,16 +33,14 @@ static void mistral_gguf(struct model_config *c)
 
 /* ---- the architectures ---- */
 
-#define LAYER .embed = &usual_embed, .head = &usual_head, .parts = parts, .kind = layers_usual_kind
-
 const struct arch arch_llama = {.architecture = "LlamaForCausalLM",
                                 .model_type = "llama",
                                 .gguf = {"llama"},
                                 .gguf_interleaved = true,
                                 .start = {ROPE_START(10000), .max_context = 2048, .norm_eps = 1e-6},
                                 .keys = llama_keys,
-                                LAYER,
-                                .layers = llama_layers};
+                                USUAL_LAYERS,
+                                .layers = layers_without_window};
 
 /* Mistral Small 3.1 and later have a part for images. */
 static const char *const skipped[] = {"vision_tower.", "model.vision_tower.", "multi_modal_projector.",
@@ -70,5 +56,5 @@ const struct arch arch_mistral = {.architecture = "MistralForCausalLM",
                                   .gguf_start = mistral_gguf,
                                   .keys = mistral_keys,
                                   .skipped = skipped,
-                                  LAYER,
+                                  USUAL_LAYERS,
                                   .layers = mistral_layers};

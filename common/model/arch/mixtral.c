@@ -23,18 +23,10 @@ static const struct arch_name names[] = {
 
 /* ---- a layer ---- */
 
-static const struct math_part attention = {.name = "attention",
-                                           .part = UNIT_ATTENTION,
-                                           .ops = 3,
-                                           .op = {USUAL_QKV, ATTEND(), USUAL_O}};
-static const struct math_part none = {.name = "none", .part = UNIT_MLP};
-static const struct math_part sparse = {.name = "MLP of experts",
-                                        .part = UNIT_MLP,
-                                        .ops = 3,
-                                        .op = {USUAL_ROUTER, EXPERTS_GATE_UP(ACTIVATION_SILU),
-                                               USUAL_EXPERTS_DOWN}};
-static const struct math_part *const parts[] = {
-    [MATH_PART_ATTENTION] = &attention, [MATH_PART_DENSE] = &none, [MATH_PART_SPARSE] = &sparse, NULL};
+static const struct math_part attention = USUAL_ATTENTION;
+static const struct math_part dense = NO_DENSE;
+static const struct math_part sparse = USUAL_SPARSE(ACTIVATION_SILU);
+static const struct math_part *const parts[] = {SPARSE_PARTS, NULL};
 
 static int layers(struct keys *keys, struct model_config *c, struct helm_err *err)
 {
@@ -48,15 +40,8 @@ const struct arch arch_mixtral = {.architecture = "MixtralForCausalLM",
                                   .gguf_told_by = "expert_count",
                                   .gguf_interleaved = true,
                                   .start = {ROPE_START(1000000), .max_context = 131072, .norm_eps = 1e-5,
-                                            .router = {.score = ROUTER_SOFTMAX,
-                                                       .normalise = true,
-                                                       .scale = 1,
-                                                       .groups = 1,
-                                                       .groups_chosen = 1}},
+                                            .router = ROUTER_START(ROUTER_SOFTMAX, .normalise = true)},
                                   .keys = keys_of_both,
                                   .names = names,
-                                  .embed = &usual_embed,
-                                  .head = &usual_head,
-                                  .parts = parts,
-                                  .kind = layers_usual_kind,
+                                  USUAL_LAYERS,
                                   .layers = layers};

@@ -46,53 +46,26 @@ static const struct arch_name names[] = {{.role = TENSOR_FINAL_NORM, .name = "mo
 
 /* ---- a layer ---- */
 
-static const struct math_part attention = {.name = "attention",
-                                           .part = UNIT_ATTENTION,
-                                           .ops = 3,
-                                           .op = {{.kind = MATH_LINEAR,
-                                                   .name = "q k v",
-                                                   .in = BUFFER_X,
-                                                   .norm = TENSOR_ATTN_NORM,
-                                                   .norm_bias = TENSOR_ATTN_NORM_BIAS,
-                                                   .norm_kind = NORM_LAYER,
-                                                   .weights = 3,
-                                                   .weight = {TENSOR_Q, TENSOR_K, TENSOR_V},
-                                                   .bias = {TENSOR_Q_BIAS, TENSOR_K_BIAS, TENSOR_V_BIAS},
-                                                   .out = {BUFFER_Q, BUFFER_K, BUFFER_V}},
-                                                  ATTEND(.no_rope = true),
-                                                  USUAL_O}};
-static const struct math_part mlp = {.name = "MLP",
-                                     .part = UNIT_MLP,
-                                     .ops = 2,
-                                     .op = {{.kind = MATH_LINEAR,
-                                             .name = "fc1",
-                                             .in = BUFFER_X,
-                                             .norm = TENSOR_MLP_NORM,
-                                             .norm_bias = TENSOR_MLP_NORM_BIAS,
-                                             .norm_kind = NORM_LAYER,
-                                             .weights = 1,
-                                             .weight = {TENSOR_UP},
-                                             .bias = {TENSOR_UP_BIAS},
-                                             .out = {BUFFER_GATE},
-                                             .activation = ACTIVATION_RELU},
-                                            USUAL_DOWN}};
+static const struct math_part attention =
+    PART("attention", UNIT_ATTENTION,
+         OP(MATH_LINEAR, "q k v", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM,
+            .norm_bias = TENSOR_ATTN_NORM_BIAS, .norm_kind = NORM_LAYER, .weights = 3,
+            .weight = {TENSOR_Q, TENSOR_K, TENSOR_V}, .bias = {TENSOR_Q_BIAS, TENSOR_K_BIAS, TENSOR_V_BIAS},
+            .out = {BUFFER_Q, BUFFER_K, BUFFER_V}),
+         ATTEND(.no_rope = true), USUAL_O);
+static const struct math_part mlp =
+    PART("MLP", UNIT_MLP,
+         OP(MATH_LINEAR, "fc1", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .norm_bias = TENSOR_MLP_NORM_BIAS,
+            .norm_kind = NORM_LAYER, .weights = 1, .weight = {TENSOR_UP}, .bias = {TENSOR_UP_BIAS},
+            .out = {BUFFER_GATE}, .activation = ACTIVATION_RELU),
+         USUAL_DOWN);
 static const struct math_part *const parts[] = {&attention, &mlp, NULL};
-static const struct math_op embed = {.kind = MATH_EMBED,
-                                     .name = "embedding",
-                                     .weights = 1,
-                                     .weight = {TENSOR_EMBED},
-                                     .out = {BUFFER_X},
-                                     .positions = TENSOR_POSITIONS,
-                                     .position_first = FIRST_POSITION};
-static const struct math_op head = {.kind = MATH_LINEAR,
-                                    .name = "head",
-                                    .in = BUFFER_X,
-                                    .norm = TENSOR_FINAL_NORM,
-                                    .norm_bias = TENSOR_FINAL_NORM_BIAS,
-                                    .norm_kind = NORM_LAYER,
-                                    .weights = 1,
-                                    .weight = {TENSOR_HEAD},
-                                    .out = {BUFFER_LOGITS}};
+static const struct math_op embed =
+    OP(MATH_EMBED, "embedding", .weights = 1, .weight = {TENSOR_EMBED}, .out = {BUFFER_X},
+       .positions = TENSOR_POSITIONS, .position_first = FIRST_POSITION);
+static const struct math_op head =
+    OP(MATH_LINEAR, "head", .in = BUFFER_X, .norm = TENSOR_FINAL_NORM, .norm_bias = TENSOR_FINAL_NORM_BIAS,
+       .norm_kind = NORM_LAYER, .weights = 1, .weight = {TENSOR_HEAD}, .out = {BUFFER_LOGITS});
 
 /* ---- which layer is what, and what is refused ---- */
 
@@ -124,7 +97,7 @@ static int layers(struct keys *keys, struct model_config *c, struct helm_err *er
 {
     const int rc = keys->json ? check_form(keys, c, err) : 0;
     c->positions = c->max_context + FIRST_POSITION;
-    return rc ? rc : layers_without_window(c, err);
+    return rc ? rc : layers_without_window(keys, c, err);
 }
 
 /* ---- the architecture ---- */

@@ -20,21 +20,16 @@ static const struct arch_key keys_of_both[] = {
 
 /* ---- tensors ---- */
 
-static const struct fused_tensor fused[] = {
-    {"self_attn.qkv_proj.weight", "attn_qkv.weight", FUSED_ROWS, 3, {TENSOR_Q, TENSOR_K, TENSOR_V}},
-    {"mlp.gate_up_proj.weight", "ffn_up.weight", FUSED_ROWS, 2, {TENSOR_GATE, TENSOR_UP}},
-    {.roles = 0}};
+static const struct fused_tensor fused[] = {{"self_attn.qkv_proj.weight", "attn_qkv.weight", FUSED_ROWS,
+                                             FUSED_ROLES(TENSOR_Q, TENSOR_K, TENSOR_V)},
+                                            {"mlp.gate_up_proj.weight", "ffn_up.weight", FUSED_ROWS,
+                                             FUSED_ROLES(TENSOR_GATE, TENSOR_UP)},
+                                            {.roles = 0}};
 
 /* ---- a layer ---- */
 
-static const struct math_part attention = {.name = "attention",
-                                           .part = UNIT_ATTENTION,
-                                           .ops = 3,
-                                           .op = {USUAL_QKV, ATTEND(), USUAL_O}};
-static const struct math_part dense = {.name = "MLP",
-                                       .part = UNIT_MLP,
-                                       .ops = 2,
-                                       .op = {USUAL_GATE_UP, USUAL_DOWN}};
+static const struct math_part attention = USUAL_ATTENTION;
+static const struct math_part dense = USUAL_DENSE;
 static const struct math_part *const parts[] = {&attention, &dense, NULL};
 
 /* ---- which layer is what ---- */
@@ -53,8 +48,5 @@ const struct arch arch_phi3 = {.architecture = "Phi3ForCausalLM",
                                .start = {ROPE_START(10000), .max_context = 4096, .norm_eps = 1e-5},
                                .keys = keys_of_both,
                                .fused = fused,
-                               .embed = &usual_embed,
-                               .head = &usual_head,
-                               .parts = parts,
-                               .kind = layers_usual_kind,
+                               USUAL_LAYERS,
                                .layers = layers};

@@ -42,58 +42,24 @@ static const struct arch_key qwen3_moe_keys[] = {USUAL_KEYS(KEY_NEEDED_IN_CONFIG
 
 /* ---- a layer ---- */
 
-static const struct math_part attention = {.name = "attention",
-                                           .part = UNIT_ATTENTION,
-                                           .ops = 3,
-                                           .op = {{.kind = MATH_LINEAR,
-                                                   .name = "q k v",
-                                                   .in = BUFFER_X,
-                                                   .norm = TENSOR_ATTN_NORM,
-                                                   .weights = 3,
-                                                   .weight = {TENSOR_Q, TENSOR_K, TENSOR_V},
-                                                   .bias = {TENSOR_Q_BIAS, TENSOR_K_BIAS, TENSOR_V_BIAS},
-                                                   .out = {BUFFER_Q, BUFFER_K, BUFFER_V}},
-                                                  {.kind = MATH_ATTENTION,
-                                                   .name = "attention",
-                                                   .in = BUFFER_Q,
-                                                   .q_norm = TENSOR_Q_NORM,
-                                                   .k_norm = TENSOR_K_NORM,
-                                                   .out = {BUFFER_A}},
-                                                  {.kind = MATH_LINEAR,
-                                                   .name = "o",
-                                                   .in = BUFFER_A,
-                                                   .weights = 1,
-                                                   .weight = {TENSOR_O},
-                                                   .bias = {TENSOR_O_BIAS},
-                                                   .out = {BUFFER_X},
-                                                   .residual = true}}};
-static const struct math_part dense = {.name = "MLP",
-                                       .part = UNIT_MLP,
-                                       .ops = 2,
-                                       .op = {{.kind = MATH_LINEAR,
-                                               .name = "gate up",
-                                               .in = BUFFER_X,
-                                               .norm = TENSOR_MLP_NORM,
-                                               .weights = 2,
-                                               .weight = {TENSOR_GATE, TENSOR_UP},
-                                               .out = {BUFFER_GATE, BUFFER_UP},
-                                               .activation = ACTIVATION_SILU,
-                                               .gated = true},
-                                              {.kind = MATH_LINEAR,
-                                               .name = "down",
-                                               .in = BUFFER_GATE,
-                                               .weights = 1,
-                                               .weight = {TENSOR_DOWN},
-                                               .out = {BUFFER_X},
-                                               .residual = true}}};
-static const struct math_part sparse = {.name = "MLP of experts",
-                                        .part = UNIT_MLP,
-                                        .ops = 6,
-                                        .op = {SHARED_GATE_UP, SHARED_WEIGHT, USUAL_ROUTER,
-                                               EXPERTS_GATE_UP(ACTIVATION_SILU), USUAL_EXPERTS_DOWN,
-                                               SHARED_DOWN}};
-static const struct math_part *const parts[] = {
-    [MATH_PART_ATTENTION] = &attention, [MATH_PART_DENSE] = &dense, [MATH_PART_SPARSE] = &sparse, NULL};
+static const struct math_part attention =
+    PART("attention", UNIT_ATTENTION,
+         OP(MATH_LINEAR, "q k v", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 3,
+            .weight = {TENSOR_Q, TENSOR_K, TENSOR_V}, .bias = {TENSOR_Q_BIAS, TENSOR_K_BIAS, TENSOR_V_BIAS},
+            .out = {BUFFER_Q, BUFFER_K, BUFFER_V}),
+         OP(MATH_ATTENTION, "attention", .in = BUFFER_Q, .q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM,
+            .out = {BUFFER_A}),
+         OP(MATH_LINEAR, "o", .in = BUFFER_A, .weights = 1, .weight = {TENSOR_O}, .bias = {TENSOR_O_BIAS},
+            .out = {BUFFER_X}, .residual = true));
+static const struct math_part dense =
+    PART("MLP", UNIT_MLP,
+         OP(MATH_LINEAR, "gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .weights = 2,
+            .weight = {TENSOR_GATE, TENSOR_UP}, .out = {BUFFER_GATE, BUFFER_UP},
+            .activation = ACTIVATION_SILU, .gated = true),
+         OP(MATH_LINEAR, "down", .in = BUFFER_GATE, .weights = 1, .weight = {TENSOR_DOWN}, .out = {BUFFER_X},
+            .residual = true));
+static const struct math_part sparse = SHARED_SPARSE;
+static const struct math_part *const parts[] = {SPARSE_PARTS, NULL};
 
 /* ---- which layer is what ---- */
 
@@ -137,14 +103,13 @@ static const char *const skipped[] = {"model.visual.", "visual.", "mtp.", "model
 
 #define START                                                                                                \
     ROPE_START(10000), .max_context = 32768, .norm_eps = 1e-6, .sliding_window = 4096, .window_layers = 28
-#define LAYER .embed = &usual_embed, .head = &usual_head, .parts = parts, .kind = layers_usual_kind
 
 const struct arch arch_qwen2 = {.architecture = "Qwen2ForCausalLM",
                                 .model_type = "qwen2",
                                 .gguf = {"qwen2"},
                                 .start = {START, .q_bias = true, .k_bias = true, .v_bias = true},
                                 .keys = qwen2_keys,
-                                LAYER,
+                                USUAL_LAYERS,
                                 .layers = dense_layers};
 const struct arch arch_qwen3 = {.architecture = "Qwen3ForCausalLM",
                                 .model_type = "qwen3",
@@ -154,7 +119,7 @@ const struct arch arch_qwen3 = {.architecture = "Qwen3ForCausalLM",
                                 .start = {START, .qk_norm = true},
                                 .keys = qwen3_keys,
                                 .skipped = skipped,
-                                LAYER,
+                                USUAL_LAYERS,
                                 .layers = dense_layers};
 const struct arch arch_qwen2_moe = {.architecture = "Qwen2MoeForCausalLM",
                                     .model_type = "qwen2_moe",
@@ -162,7 +127,7 @@ const struct arch arch_qwen2_moe = {.architecture = "Qwen2MoeForCausalLM",
                                     .start = {START, .q_bias = true, .k_bias = true, .v_bias = true,
                                               .router = ROUTER_START(ROUTER_SOFTMAX)},
                                     .keys = qwen2_moe_keys,
-                                    LAYER,
+                                    USUAL_LAYERS,
                                     .layers = qwen2_moe_layers};
 const struct arch arch_qwen3_moe = {.architecture = "Qwen3MoeForCausalLM",
                                     .model_type = "qwen3_moe",
@@ -171,5 +136,5 @@ const struct arch arch_qwen3_moe = {.architecture = "Qwen3MoeForCausalLM",
                                     .gguf_start = qwen3_moe_gguf,
                                     .keys = qwen3_moe_keys,
                                     .skipped = skipped,
-                                    LAYER,
+                                    USUAL_LAYERS,
                                     .layers = qwen3_moe_layers};

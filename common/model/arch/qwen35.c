@@ -116,99 +116,51 @@ static uint64_t ba_row(const struct model_config *c, uint32_t number, uint64_t r
     return row / rows * 2 * rows + number * rows + row % rows;
 }
 
+#define FUSED(...)                                                                                           \
+    {                                                                                                        \
+        __VA_ARGS__                                                                                          \
+    }
 #define FUSED_ATTENTION                                                                                      \
-    {                                                                                                        \
-        "self_attn.q_proj.weight", "attn_q.weight", FUSED_RUNS, 2, {TENSOR_Q, TENSOR_Q_GATE}, head_rows,     \
-            head_row                                                                                         \
-    }
+    FUSED("self_attn.q_proj.weight", "attn_q.weight", FUSED_RUNS, FUSED_ROLES(TENSOR_Q, TENSOR_Q_GATE),      \
+          head_rows, head_row)
 #define FUSED_EXPERTS                                                                                        \
-    {"mlp.experts.gate_up_proj",                                                                             \
-     "ffn_gate_up_exps.weight",                                                                              \
-     FUSED_RUNS,                                                                                             \
-     2,                                                                                                      \
-     {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS},                                                               \
-     expert_rows,                                                                                            \
-     expert_row},                                                                                            \
-    {                                                                                                        \
-        "mlp.experts.down_proj", NULL, FUSED_RUNS, 1, {TENSOR_DOWN_EXPERTS}, down_rows, same_row             \
-    }
+    FUSED("mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight", FUSED_RUNS,                                 \
+          FUSED_ROLES(TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS), expert_rows, expert_row),                     \
+        FUSED("mlp.experts.down_proj", NULL, FUSED_RUNS, FUSED_ROLES(TENSOR_DOWN_EXPERTS), down_rows,        \
+              same_row)
 static const struct fused_tensor fused[] = {FUSED_ATTENTION, {.roles = 0}};
 static const struct fused_tensor fused_moe[] = {FUSED_ATTENTION, FUSED_EXPERTS, {.roles = 0}};
-static const struct fused_tensor fused_next[] = {FUSED_ATTENTION,
-                                                 FUSED_EXPERTS,
-                                                 {"linear_attn.in_proj_qkvz.weight",
-                                                  "ssm_in.weight",
-                                                  FUSED_RUNS,
-                                                  2,
-                                                  {TENSOR_DELTA_QKV, TENSOR_DELTA_Z},
-                                                  qkvz_rows,
-                                                  qkvz_row},
-                                                 {"linear_attn.in_proj_ba.weight",
-                                                  "ssm_ba.weight",
-                                                  FUSED_RUNS,
-                                                  2,
-                                                  {TENSOR_DELTA_BETA, TENSOR_DELTA_ALPHA},
-                                                  ba_rows,
-                                                  ba_row},
-                                                 {.roles = 0}};
+static const struct fused_tensor fused_next[] = {
+    FUSED_ATTENTION,
+    FUSED_EXPERTS,
+    {"linear_attn.in_proj_qkvz.weight", "ssm_in.weight", FUSED_RUNS,
+     FUSED_ROLES(TENSOR_DELTA_QKV, TENSOR_DELTA_Z), qkvz_rows, qkvz_row},
+    {"linear_attn.in_proj_ba.weight", "ssm_ba.weight", FUSED_RUNS,
+     FUSED_ROLES(TENSOR_DELTA_BETA, TENSOR_DELTA_ALPHA), ba_rows, ba_row},
+    {.roles = 0}};
 
 /* ---- a layer ---- */
 
-static const struct math_part attention = {.name = "attention",
-                                           .part = UNIT_ATTENTION,
-                                           .ops = 3,
-                                           .op = {{.kind = MATH_LINEAR,
-                                                   .name = "q gate k v",
-                                                   .in = BUFFER_X,
-                                                   .norm = TENSOR_ATTN_NORM,
-                                                   .weights = 4,
-                                                   .weight = {TENSOR_Q, TENSOR_Q_GATE, TENSOR_K, TENSOR_V},
-                                                   .out = {BUFFER_Q, BUFFER_Q_GATE, BUFFER_K, BUFFER_V}},
-                                                  ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM,
-                                                         .output_gate = BUFFER_Q_GATE),
-                                                  USUAL_O}};
-static const struct math_part delta = {
-    .name = "gated delta net",
-    .part = UNIT_ATTENTION,
-    .ops = 3,
-    .op = {{.kind = MATH_LINEAR,
-            .name = "qkv z alpha beta",
-            .in = BUFFER_X,
-            .norm = TENSOR_ATTN_NORM,
-            .weights = 4,
+static const struct math_part attention =
+    PART("attention", UNIT_ATTENTION,
+         OP(MATH_LINEAR, "q gate k v", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 4,
+            .weight = {TENSOR_Q, TENSOR_Q_GATE, TENSOR_K, TENSOR_V},
+            .out = {BUFFER_Q, BUFFER_Q_GATE, BUFFER_K, BUFFER_V}),
+         ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM, .output_gate = BUFFER_Q_GATE), USUAL_O);
+static const struct math_part delta =
+    PART("gated delta net", UNIT_ATTENTION,
+         OP(MATH_LINEAR, "qkv z alpha beta", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 4,
             .weight = {TENSOR_DELTA_QKV, TENSOR_DELTA_Z, TENSOR_DELTA_ALPHA, TENSOR_DELTA_BETA},
-            .out = {BUFFER_DELTA_QKV, BUFFER_DELTA_Z, BUFFER_DELTA_ALPHA, BUFFER_DELTA_BETA}},
-           {.kind = MATH_DELTA,
-            .name = "gated delta rule",
-            .in = BUFFER_DELTA_QKV,
-            .conv = TENSOR_DELTA_CONV,
-            .decay = TENSOR_DELTA_DECAY,
-            .time_bias = TENSOR_DELTA_TIME_BIAS,
-            .head_norm = TENSOR_DELTA_NORM,
-            .out = {BUFFER_DELTA}},
-           {.kind = MATH_LINEAR,
-            .name = "out",
-            .in = BUFFER_DELTA,
-            .weights = 1,
-            .weight = {TENSOR_DELTA_OUT},
-            .out = {BUFFER_X},
-            .residual = true}}};
-static const struct math_part dense = {.name = "MLP",
-                                       .part = UNIT_MLP,
-                                       .ops = 2,
-                                       .op = {USUAL_GATE_UP, USUAL_DOWN}};
-static const struct math_part sparse = {.name = "MLP of experts",
-                                        .part = UNIT_MLP,
-                                        .ops = 6,
-                                        .op = {SHARED_GATE_UP, SHARED_WEIGHT, USUAL_ROUTER,
-                                               EXPERTS_GATE_UP(ACTIVATION_SILU), USUAL_EXPERTS_DOWN,
-                                               SHARED_DOWN}};
+            .out = {BUFFER_DELTA_QKV, BUFFER_DELTA_Z, BUFFER_DELTA_ALPHA, BUFFER_DELTA_BETA}),
+         OP(MATH_DELTA, "gated delta rule", .in = BUFFER_DELTA_QKV, .conv = TENSOR_DELTA_CONV,
+            .decay = TENSOR_DELTA_DECAY, .time_bias = TENSOR_DELTA_TIME_BIAS, .head_norm = TENSOR_DELTA_NORM,
+            .out = {BUFFER_DELTA}),
+         OP(MATH_LINEAR, "out", .in = BUFFER_DELTA, .weights = 1, .weight = {TENSOR_DELTA_OUT},
+            .out = {BUFFER_X}, .residual = true));
+static const struct math_part dense = USUAL_DENSE;
+static const struct math_part sparse = SHARED_SPARSE;
 enum { PART_DELTA = MATH_PART_SPARSE + 1 };
-static const struct math_part *const parts[] = {[MATH_PART_ATTENTION] = &attention,
-                                                [MATH_PART_DENSE] = &dense,
-                                                [MATH_PART_SPARSE] = &sparse,
-                                                [PART_DELTA] = &delta,
-                                                NULL};
+static const struct math_part *const parts[] = {SPARSE_PARTS, [PART_DELTA] = &delta, NULL};
 
 /* ---- which layer is what ---- */
 
@@ -261,7 +213,7 @@ static int hybrid_layers(struct keys *keys, struct model_config *c, struct helm_
         return helm_fail(err, HELM_E_FORMAT, "'%s' is %u, no even number of a head's %u values",
                          keys_name(keys, AT(rope[0].dims), name), c->rope[0].dims, c->head_dim);
     int rc = check_delta(keys, c, err);
-    if (!rc) rc = layers_without_window(c, err);
+    if (!rc) rc = layers_without_window(keys, c, err);
     return rc ? rc : layers_recurrent(keys, c, err);
 }
 
@@ -315,11 +267,8 @@ const struct arch arch_qwen35_moe = {.architecture = "Qwen3_5MoeForCausalLM",
                                      .model_type = "qwen3_5_moe_text",
                                      .outer = {"Qwen3_5MoeForConditionalGeneration"},
                                      .gguf = {"qwen35moe"},
-                                     .start = {START, .router = {.score = ROUTER_SOFTMAX,
-                                                                 .normalise = true,
-                                                                 .scale = 1,
-                                                                 .groups = 1,
-                                                                 .groups_chosen = 1}},
+                                     .start = {START,
+                                               .router = ROUTER_START(ROUTER_SOFTMAX, .normalise = true)},
                                      .gguf_start = reordered,
                                      .keys = moe_keys,
                                      .fused = fused_moe,

@@ -13,28 +13,14 @@ static const struct arch_key state_test_keys[] = {USUAL_KEYS(KEY_OPTIONAL, KEY_O
 
 /* ---- a layer ---- */
 
-static const struct math_part attention = {.name = "attention",
-                                           .part = UNIT_ATTENTION,
-                                           .ops = 3,
-                                           .op = {USUAL_QKV, ATTEND(), USUAL_O}};
-static const struct math_part dense = {.name = "MLP",
-                                       .part = UNIT_MLP,
-                                       .ops = 2,
-                                       .op = {USUAL_GATE_UP, USUAL_DOWN}};
-static const struct math_part mean = {
-    .name = "running mean",
-    .part = UNIT_ATTENTION,
-    .ops = 4,
-    .op = {{.kind = MATH_LINEAR,
-            .name = "q",
-            .in = BUFFER_X,
-            .norm = TENSOR_ATTN_NORM,
-            .weights = 1,
-            .weight = {TENSOR_Q},
-            .out = {BUFFER_Q}},
-           {.kind = MATH_RUNNING_MEAN, .name = "running mean", .in = BUFFER_Q, .out = {BUFFER_Q}},
-           {.kind = MATH_RUNNING_MEAN, .name = "mean of means", .in = BUFFER_Q, .out = {BUFFER_A}},
-           USUAL_O}};
+static const struct math_part attention = USUAL_ATTENTION;
+static const struct math_part dense = USUAL_DENSE;
+static const struct math_part mean =
+    PART("running mean", UNIT_ATTENTION,
+         OP(MATH_LINEAR, "q", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 1, .weight = {TENSOR_Q},
+            .out = {BUFFER_Q}),
+         OP(MATH_RUNNING_MEAN, "running mean", .in = BUFFER_Q, .out = {BUFFER_Q}),
+         OP(MATH_RUNNING_MEAN, "mean of means", .in = BUFFER_Q, .out = {BUFFER_A}), USUAL_O);
 enum { PART_MEAN = MATH_PART_SPARSE };
 static const struct math_part *const parts[] = {
     [MATH_PART_ATTENTION] = &attention, [MATH_PART_DENSE] = &dense, [PART_MEAN] = &mean, NULL};
@@ -48,12 +34,6 @@ static uint32_t kind(const struct model_config *config, uint32_t layer, enum uni
     return (layer + 1) % interval ? PART_MEAN : MATH_PART_ATTENTION;
 }
 
-static int layers(struct keys *keys, struct model_config *c, struct helm_err *err)
-{
-    (void)keys;
-    return layers_without_window(c, err);
-}
-
 const struct arch arch_state_test = {.architecture = "HelmStateTestForCausalLM",
                                      .model_type = "helm_state_test",
                                      .gguf = {"helm_state_test"},
@@ -64,4 +44,4 @@ const struct arch arch_state_test = {.architecture = "HelmStateTestForCausalLM",
                                      .head = &usual_head,
                                      .parts = parts,
                                      .kind = kind,
-                                     .layers = layers};
+                                     .layers = layers_without_window};

@@ -14,29 +14,20 @@
 
 /* ---- keys ---- */
 
+#define KEY(what, ...)                                                                                       \
+    {                                                                                                        \
+        .kind = (what), __VA_ARGS__                                                                          \
+    }
 /* COUNT: a whole number from 1; OR_NONE: from 0. */
 #define COUNT(member, most, needed, ...)                                                                     \
-    {                                                                                                        \
-        .kind = KEY_U32, .at = AT(member), .min = 1, .max = (most), .need = (needed), __VA_ARGS__            \
-    }
-#define OR_NONE(member, most, ...)                                                                           \
-    {                                                                                                        \
-        .kind = KEY_U32, .at = AT(member), .max = (most), __VA_ARGS__                                        \
-    }
+    KEY(KEY_U32, .at = AT(member), .min = 1, .max = (most), .need = (needed), __VA_ARGS__)
+#define OR_NONE(member, most, ...) KEY(KEY_U32, .at = AT(member), .max = (most), __VA_ARGS__)
 #define REAL(member, least, most, ...)                                                                       \
-    {                                                                                                        \
-        .kind = KEY_DOUBLE, .at = AT(member), .min = (least), .max = (most), __VA_ARGS__                     \
-    }
-#define FLAG(member, ...)                                                                                    \
-    {                                                                                                        \
-        .kind = KEY_BOOL, .at = AT(member), __VA_ARGS__                                                      \
-    }
-#define FIXED(number, ...)                                                                                   \
-    {                                                                                                        \
-        .kind = KEY_FIXED, .neutral = (number), __VA_ARGS__                                                  \
-    }
-#define NAMED(...) .name = {__VA_ARGS__}
-#define GGUF(...)  .gguf = {__VA_ARGS__}
+    KEY(KEY_DOUBLE, .at = AT(member), .min = (least), .max = (most), __VA_ARGS__)
+#define FLAG(member, ...)  KEY(KEY_BOOL, .at = AT(member), __VA_ARGS__)
+#define FIXED(number, ...) KEY(KEY_FIXED, .neutral = (number), __VA_ARGS__)
+#define NAMED(...)         .name = {__VA_ARGS__}
+#define GGUF(...)          .gguf = {__VA_ARGS__}
 #define END                                                                                                  \
     {                                                                                                        \
         .kind = KEY_NONE                                                                                     \
@@ -65,10 +56,7 @@
         OR_NONE(draft_layers, MODEL_LAYERS_MAX, NAMED("num_nextn_predict_layers"),                           \
                 GGUF("nextn_predict_layers"), .zero_is_none = true)
 /* Layers' activation in config.json; GGUF files have no key of it. */
-#define SILU_KEY                                                                                             \
-    {                                                                                                        \
-        .kind = KEY_WORD, NAMED("hidden_act"), .words = "silu swish"                                         \
-    }
+#define SILU_KEY KEY(KEY_WORD, NAMED("hidden_act"), .words = "silu swish")
 /* One key for several biases. GGUF files say it by having them. */
 #define QKV_BIAS_KEYS(...)                                                                                   \
     FLAG(q_bias, NAMED(__VA_ARGS__)), FLAG(k_bias, NAMED(__VA_ARGS__)), FLAG(v_bias, NAMED(__VA_ARGS__))
@@ -88,98 +76,92 @@
 
 /* ---- operations ---- */
 
-#define USUAL_EMBED                                                                                          \
+#define OP(what, called, ...)                                                                                \
     {                                                                                                        \
-        .kind = MATH_EMBED, .name = "embedding", .weights = 1, .weight = {TENSOR_EMBED}, .out = { BUFFER_X } \
+        .kind = (what), .name = (called), __VA_ARGS__                                                        \
     }
+
+#define USUAL_EMBED OP(MATH_EMBED, "embedding", .weights = 1, .weight = {TENSOR_EMBED}, .out = {BUFFER_X})
 #define USUAL_HEAD                                                                                           \
-    {                                                                                                        \
-        .kind = MATH_LINEAR, .name = "head", .in = BUFFER_X, .norm = TENSOR_FINAL_NORM, .weights = 1,        \
-        .weight = {TENSOR_HEAD}, .out = {                                                                    \
-            BUFFER_LOGITS                                                                                    \
-        }                                                                                                    \
-    }
+    OP(MATH_LINEAR, "head", .in = BUFFER_X, .norm = TENSOR_FINAL_NORM, .weights = 1,                         \
+       .weight = {TENSOR_HEAD}, .out = {BUFFER_LOGITS})
 #define USUAL_QKV                                                                                            \
-    {                                                                                                        \
-        .kind = MATH_LINEAR, .name = "q k v", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 3,        \
-        .weight = {TENSOR_Q, TENSOR_K, TENSOR_V}, .bias = {TENSOR_Q_BIAS, TENSOR_K_BIAS, TENSOR_V_BIAS},     \
-        .out =                                                                                               \
-        { BUFFER_Q,                                                                                          \
-          BUFFER_K,                                                                                          \
-          BUFFER_V }                                                                                         \
-    }
+    OP(MATH_LINEAR, "q k v", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 3,                         \
+       .weight = {TENSOR_Q, TENSOR_K, TENSOR_V}, .bias = {TENSOR_Q_BIAS, TENSOR_K_BIAS, TENSOR_V_BIAS},      \
+       .out = {BUFFER_Q, BUFFER_K, BUFFER_V})
 /* The rest of its fields may follow: norms of heads, sinks, a scale. */
-#define ATTEND(...)                                                                                          \
-    {                                                                                                        \
-        .kind = MATH_ATTENTION, .name = "attention", .in = BUFFER_Q, .out = {BUFFER_A}, __VA_ARGS__          \
-    }
+#define ATTEND(...) OP(MATH_ATTENTION, "attention", .in = BUFFER_Q, .out = {BUFFER_A}, __VA_ARGS__)
 #define USUAL_O                                                                                              \
-    {                                                                                                        \
-        .kind = MATH_LINEAR, .name = "o", .in = BUFFER_A, .weights = 1, .weight = {TENSOR_O},                \
-        .bias = {TENSOR_O_BIAS}, .out = {BUFFER_X}, .residual = true                                         \
-    }
+    OP(MATH_LINEAR, "o", .in = BUFFER_A, .weights = 1, .weight = {TENSOR_O}, .bias = {TENSOR_O_BIAS},        \
+       .out = {BUFFER_X}, .residual = true)
 #define USUAL_GATE_UP                                                                                        \
-    {                                                                                                        \
-        .kind = MATH_LINEAR, .name = "gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .weights = 2,       \
-        .weight = {TENSOR_GATE, TENSOR_UP}, .bias = {TENSOR_GATE_BIAS, TENSOR_UP_BIAS},                      \
-        .out = {BUFFER_GATE, BUFFER_UP}, .activation = ACTIVATION_SILU, .gated = true                        \
-    }
+    OP(MATH_LINEAR, "gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .weights = 2,                        \
+       .weight = {TENSOR_GATE, TENSOR_UP}, .bias = {TENSOR_GATE_BIAS, TENSOR_UP_BIAS},                       \
+       .out = {BUFFER_GATE, BUFFER_UP}, .activation = ACTIVATION_SILU, .gated = true)
 #define USUAL_DOWN                                                                                           \
-    {                                                                                                        \
-        .kind = MATH_LINEAR, .name = "down", .in = BUFFER_GATE, .weights = 1, .weight = {TENSOR_DOWN},       \
-        .bias = {TENSOR_DOWN_BIAS}, .out = {BUFFER_X}, .residual = true                                      \
-    }
+    OP(MATH_LINEAR, "down", .in = BUFFER_GATE, .weights = 1, .weight = {TENSOR_DOWN},                        \
+       .bias = {TENSOR_DOWN_BIAS}, .out = {BUFFER_X}, .residual = true)
 /* Of sparse layers. The choice and all gates read the same input, by the same norm, before anything is added to it. Choice,
  * gates and downs of experts stand together, as chains have them. */
 #define USUAL_ROUTER                                                                                         \
-    {                                                                                                        \
-        .kind = MATH_ROUTE, .name = "router", .in = BUFFER_X, .norm = TENSOR_MLP_NORM,                       \
-        .router = TENSOR_ROUTER, .bias = {TENSOR_ROUTER_BIAS, TENSOR_CHOICE_BIAS}, .out = {                  \
-            BUFFER_CHOICE                                                                                    \
-        }                                                                                                    \
-    }
+    OP(MATH_ROUTE, "router", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .router = TENSOR_ROUTER,               \
+       .bias = {TENSOR_ROUTER_BIAS, TENSOR_CHOICE_BIAS}, .out = {BUFFER_CHOICE})
 #define EXPERTS_GATE_UP(how)                                                                                 \
-    {                                                                                                        \
-        .kind = MATH_EXPERTS_GLU, .name = "experts' gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM,       \
-        .weights = 2, .weight = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS},                                    \
-        .bias = {TENSOR_GATE_EXPERTS_BIAS, TENSOR_UP_EXPERTS_BIAS}, .out = {BUFFER_GATE, BUFFER_UP},         \
-        .activation = (how), .gated = true                                                                   \
-    }
+    OP(MATH_EXPERTS_GLU, "experts' gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .weights = 2,          \
+       .weight = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS},                                                   \
+       .bias = {TENSOR_GATE_EXPERTS_BIAS, TENSOR_UP_EXPERTS_BIAS}, .out = {BUFFER_GATE, BUFFER_UP},          \
+       .activation = (how), .gated = true)
 #define USUAL_EXPERTS_DOWN                                                                                   \
-    {                                                                                                        \
-        .kind = MATH_EXPERTS_DOWN, .name = "experts' down", .in = BUFFER_GATE, .weights = 1,                 \
-        .weight = {TENSOR_DOWN_EXPERTS}, .bias = {TENSOR_DOWN_EXPERTS_BIAS}, .out = {BUFFER_X},              \
-        .residual = true                                                                                     \
-    }
+    OP(MATH_EXPERTS_DOWN, "experts' down", .in = BUFFER_GATE, .weights = 1, .weight = {TENSOR_DOWN_EXPERTS}, \
+       .bias = {TENSOR_DOWN_EXPERTS_BIAS}, .out = {BUFFER_X}, .residual = true)
 /* The expert that every token has: what comes first, and what comes last. */
 #define SHARED_GATE_UP                                                                                       \
-    {                                                                                                        \
-        .kind = MATH_LINEAR, .name = "shared expert's gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM,     \
-        .weights = 2, .weight = {TENSOR_SHARED_GATE, TENSOR_SHARED_UP},                                      \
-        .out = {BUFFER_SHARED, BUFFER_SHARED_UP}, .activation = ACTIVATION_SILU, .gated = true               \
-    }
+    OP(MATH_LINEAR, "shared expert's gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .weights = 2,        \
+       .weight = {TENSOR_SHARED_GATE, TENSOR_SHARED_UP}, .out = {BUFFER_SHARED, BUFFER_SHARED_UP},           \
+       .activation = ACTIVATION_SILU, .gated = true)
 #define SHARED_WEIGHT                                                                                        \
-    {                                                                                                        \
-        .kind = MATH_WEIGH, .name = "shared expert's weight", .in = BUFFER_X, .norm = TENSOR_MLP_NORM,       \
-        .router = TENSOR_SHARE, .out = {                                                                     \
-            BUFFER_SHARED                                                                                    \
-        }                                                                                                    \
-    }
+    OP(MATH_WEIGH, "shared expert's weight", .in = BUFFER_X, .norm = TENSOR_MLP_NORM,                        \
+       .router = TENSOR_SHARE, .out = {BUFFER_SHARED})
 #define SHARED_DOWN                                                                                          \
-    {                                                                                                        \
-        .kind = MATH_LINEAR, .name = "shared expert's down", .in = BUFFER_SHARED, .weights = 1,              \
-        .weight = {TENSOR_SHARED_DOWN}, .out = {BUFFER_X}, .residual = true                                  \
-    }
+    OP(MATH_LINEAR, "shared expert's down", .in = BUFFER_SHARED, .weights = 1,                               \
+       .weight = {TENSOR_SHARED_DOWN}, .out = {BUFFER_X}, .residual = true)
 
 static const struct math_op usual_embed __attribute__((unused)) = USUAL_EMBED;
 static const struct math_op usual_head __attribute__((unused)) = USUAL_HEAD;
 
+/* ---- kinds of layers ---- */
+
+/* A half of a layer: its name, which half, its operations in order. */
+#define PART(called, half, ...)                                                                              \
+    {                                                                                                        \
+        .name = (called), .part = (half), .op = {__VA_ARGS__},                                               \
+        .ops = sizeof((struct math_op[]){__VA_ARGS__}) / sizeof(struct math_op)                              \
+    }
+#define USUAL_ATTENTION PART("attention", UNIT_ATTENTION, USUAL_QKV, ATTEND(), USUAL_O)
+#define USUAL_DENSE     PART("MLP", UNIT_MLP, USUAL_GATE_UP, USUAL_DOWN)
+#define NO_DENSE                                                                                             \
+    {                                                                                                        \
+        .name = "none", .part = UNIT_MLP                                                                     \
+    }
+#define USUAL_SPARSE(how)                                                                                    \
+    PART("MLP of experts", UNIT_MLP, USUAL_ROUTER, EXPERTS_GATE_UP(how), USUAL_EXPERTS_DOWN)
+/* With an expert that every token has, weighed by a gate. */
+#define SHARED_SPARSE                                                                                        \
+    PART("MLP of experts", UNIT_MLP, SHARED_GATE_UP, SHARED_WEIGHT, USUAL_ROUTER,                            \
+         EXPERTS_GATE_UP(ACTIVATION_SILU), USUAL_EXPERTS_DOWN, SHARED_DOWN)
+/* The list `parts` of a file whose layers have attention, and a dense MLP or experts. */
+#define SPARSE_PARTS                                                                                         \
+    [MATH_PART_ATTENTION] = &attention, [MATH_PART_DENSE] = &dense, [MATH_PART_SPARSE] = &sparse
+/* Members of struct arch for the file's `parts`. */
+#define USUAL_LAYERS .embed = &usual_embed, .head = &usual_head, .parts = parts, .kind = layers_usual_kind
+
 /* ---- what absent keys mean ---- */
 
 #define ROPE_START(base) .rope = {{.theta = (base), .factor = 1, .attention_factor = 1, .truncate = true}}
-#define ROUTER_START(how)                                                                                    \
+/* Its score, then what else is not 0 or false. */
+#define ROUTER_START(...)                                                                                    \
     {                                                                                                        \
-        .score = (how), .scale = 1, .groups = 1, .groups_chosen = 1                                          \
+        .scale = 1, .groups = 1, .groups_chosen = 1, .score = __VA_ARGS__                                    \
     }
 
 #endif
