@@ -55,129 +55,64 @@ static struct helm_histogram copy_histogram(struct block *block, const Helm__V1_
                                    .sum = from->sum};
 }
 
+/* Members of an answer that are called the same in its struct; texts are copied. */
+#define SAME(from, member) .member = (from)->member
+#define TEXT(from, member) .member = block_text(block, (from)->member)
+
 static void copy_status(struct block *block, const Helm__V1__Status *from)
 {
     struct helm_status *to = block_take(block, sizeof *to);
     struct helm_worker_status *workers = block_take(block, from->n_workers * sizeof *workers);
-    const char *version = block_text(block, from->version), *state = block_text(block, from->state);
-    const char *kv_dtype = block_text(block, from->kv_dtype);
-    const char *prefix_cache = block_text(block, from->prefix_cache);
-    const char *activations = block_text(block, from->activations);
-    const char *invariant = block_text(block, from->invariant);
     for (size_t i = 0; i < from->n_workers; i++) {
         const Helm__V1__WorkerStatus *w = from->workers[i];
-        const char *name = block_text(block, w->name), *worker_state = block_text(block, w->state);
-        const char *kernels = block_text(block, w->kernels), *device = block_text(block, w->device);
-        if (workers)
-            workers[i] = (struct helm_worker_status){.name = name,
-                                                     .state = worker_state,
-                                                     .kernels = kernels,
-                                                     .device = device,
-                                                     .pid = w->pid,
-                                                     .epoch = w->epoch,
-                                                     .restarts = w->restarts,
-                                                     .threads = w->threads,
-                                                     .numa_node = w->numa_node,
-                                                     .weight_bytes = w->weight_bytes,
-                                                     .huge_bytes = w->huge_bytes,
-                                                     .loaded_bytes = w->loaded_bytes,
-                                                     .vram_bytes = w->vram_bytes,
-                                                     .busy_seconds = w->busy_seconds,
-                                                     .wait_seconds = w->wait_seconds,
-                                                     .weight_bytes_read = w->weight_bytes_read,
-                                                     .link_bytes = w->link_bytes};
+        const struct helm_worker_status worker = {
+            TEXT(w, name),       TEXT(w, state),        TEXT(w, kernels),      TEXT(w, device),
+            SAME(w, pid),        SAME(w, epoch),        SAME(w, restarts),     SAME(w, threads),
+            SAME(w, numa_node),  SAME(w, weight_bytes), SAME(w, huge_bytes),   SAME(w, loaded_bytes),
+            SAME(w, vram_bytes), SAME(w, busy_seconds), SAME(w, wait_seconds), SAME(w, weight_bytes_read),
+            SAME(w, link_bytes)};
+        if (workers) workers[i] = worker;
     }
-    const struct helm_count *ended = copy_counts(block, from->ended, from->n_ended),
-                            *refused = copy_counts(block, from->refused, from->n_refused);
-    const struct helm_histogram queue = copy_histogram(block, from->queue_seconds),
-                                ttft = copy_histogram(block, from->ttft_seconds),
-                                tpot = copy_histogram(block, from->tpot_seconds),
-                                sequences = copy_histogram(block, from->step_sequences);
-    if (!to) return;
-    *to = (struct helm_status){.version = version,
-                               .state = state,
-                               .uptime_ms = from->uptime_ms,
-                               .running = from->running,
-                               .queued = from->queued,
-                               .queue_limit = from->queue_limit,
-                               .kv_pages_used = from->kv_pages_used,
-                               .kv_pages_total = from->kv_pages_total,
-                               .prefix_cache = prefix_cache,
-                               .invariant = invariant,
-                               .kv_pages_cached = from->kv_pages_cached,
-                               .prefix_hits_total = from->prefix_hits_total,
-                               .tokens_cached_total = from->tokens_cached_total,
-                               .prefix_evictions_total = from->prefix_evictions_total,
-                               .snapshots = from->snapshots,
-                               .snapshots_total = from->snapshots_total,
-                               .snapshot_bytes = from->snapshot_bytes,
-                               .snapshot_hits_total = from->snapshot_hits_total,
-                               .snapshots_dropped_total = from->snapshots_dropped_total,
-                               .kv_places_used = from->kv_places_used,
-                               .kv_places_total = from->kv_places_total,
-                               .kv_pages_host = from->kv_pages_host,
-                               .kv_pages_moved_out_total = from->kv_pages_moved_out_total,
-                               .kv_pages_fetched_total = from->kv_pages_fetched_total,
-                               .experts_used_total = from->experts_used_total,
-                               .experts_present_total = from->experts_present_total,
-                               .experts_moved_total = from->experts_moved_total,
-                               .kv_dtype = kv_dtype,
-                               .kv_token_bytes = from->kv_token_bytes,
-                               .activations = activations,
-                               .requests_total = from->requests_total,
-                               .tokens_prompt_total = from->tokens_prompt_total,
-                               .tokens_output_total = from->tokens_output_total,
-                               .steps_total = from->steps_total,
-                               .seconds_linear = from->seconds_linear,
-                               .seconds_attention = from->seconds_attention,
-                               .seconds_sample = from->seconds_sample,
-                               .seconds_idle = from->seconds_idle,
-                               .load_seconds_left = from->load_seconds_left,
-                               .seconds_steps = from->seconds_steps,
-                               .workers = workers,
-                               .worker_count = from->n_workers,
-                               .ended = ended,
-                               .ended_count = from->n_ended,
-                               .refused = refused,
-                               .refused_count = from->n_refused,
-                               .queue_seconds = queue,
-                               .ttft_seconds = ttft,
-                               .tpot_seconds = tpot,
-                               .step_sequences = sequences,
-                               .preemptions_total = from->preemptions_total,
-                               .restarts_total = from->restarts_total,
-                               .seconds_waiting = from->seconds_waiting,
-                               .seconds_link = from->seconds_link,
-                               .kv_page_tokens = from->kv_page_tokens,
-                               .names_users = from->names_users};
+    const struct helm_status status = {
+        TEXT(from, version), TEXT(from, state), TEXT(from, kv_dtype), TEXT(from, prefix_cache),
+        TEXT(from, activations), TEXT(from, invariant), SAME(from, uptime_ms), SAME(from, running),
+        SAME(from, queued), SAME(from, queue_limit), SAME(from, names_users), SAME(from, load_seconds_left),
+        /* the KV cache, states and experts */
+        SAME(from, kv_token_bytes), SAME(from, kv_page_tokens), SAME(from, kv_pages_used),
+        SAME(from, kv_pages_total), SAME(from, kv_pages_cached), SAME(from, kv_pages_host),
+        SAME(from, kv_pages_moved_out_total), SAME(from, kv_pages_fetched_total), SAME(from, kv_places_used),
+        SAME(from, kv_places_total), SAME(from, prefix_hits_total), SAME(from, prefix_evictions_total),
+        SAME(from, tokens_cached_total), SAME(from, snapshots), SAME(from, snapshots_total),
+        SAME(from, snapshots_dropped_total), SAME(from, snapshot_bytes), SAME(from, snapshot_hits_total),
+        SAME(from, experts_used_total), SAME(from, experts_present_total), SAME(from, experts_moved_total),
+        /* counters */
+        SAME(from, requests_total), SAME(from, tokens_prompt_total), SAME(from, tokens_output_total),
+        SAME(from, steps_total), SAME(from, preemptions_total), SAME(from, restarts_total),
+        SAME(from, seconds_linear), SAME(from, seconds_attention), SAME(from, seconds_sample),
+        SAME(from, seconds_idle), SAME(from, seconds_steps), SAME(from, seconds_waiting),
+        SAME(from, seconds_link), .workers = workers, .worker_count = from->n_workers,
+        .ended = copy_counts(block, from->ended, from->n_ended), .ended_count = from->n_ended,
+        .refused = copy_counts(block, from->refused, from->n_refused), .refused_count = from->n_refused,
+        .queue_seconds = copy_histogram(block, from->queue_seconds),
+        .ttft_seconds = copy_histogram(block, from->ttft_seconds),
+        .tpot_seconds = copy_histogram(block, from->tpot_seconds),
+        .step_sequences = copy_histogram(block, from->step_sequences)};
+    if (to) *to = status;
 }
 
 static void copy_model_info(struct block *block, const Helm__V1__ModelInfo *from)
 {
     struct helm_model_info *to = block_take(block, sizeof *to);
     uint32_t *eos = block_take(block, from->n_eos * sizeof *eos);
-    const char *folder = block_text(block, from->folder),
-               *architecture = block_text(block, from->architecture);
-    const char *dtype = block_text(block, from->dtype);
+    const struct helm_model_info info = {
+        TEXT(from, folder),       TEXT(from, architecture), TEXT(from, dtype),   SAME(from, layers),
+        SAME(from, hidden),       SAME(from, intermediate), SAME(from, heads),   SAME(from, kv_heads),
+        SAME(from, head_dim),     SAME(from, vocab),        SAME(from, context), SAME(from, model_context),
+        SAME(from, weight_bytes), SAME(from, parameters),   SAME(from, bos),     .eos = eos,
+        .eos_count = from->n_eos};
     if (!to) return;
     if (from->n_eos) memcpy(eos, from->eos, from->n_eos * sizeof *eos);
-    *to = (struct helm_model_info){.folder = folder,
-                                   .architecture = architecture,
-                                   .dtype = dtype,
-                                   .layers = from->layers,
-                                   .hidden = from->hidden,
-                                   .intermediate = from->intermediate,
-                                   .heads = from->heads,
-                                   .kv_heads = from->kv_heads,
-                                   .head_dim = from->head_dim,
-                                   .vocab = from->vocab,
-                                   .context = from->context,
-                                   .model_context = from->model_context,
-                                   .weight_bytes = from->weight_bytes,
-                                   .parameters = from->parameters,
-                                   .bos = from->bos,
-                                   .eos = eos,
-                                   .eos_count = from->n_eos};
+    *to = info;
 }
 
 static void copy_list(struct block *block, const Helm__V1__List *from)
@@ -186,18 +121,12 @@ static void copy_list(struct block *block, const Helm__V1__List *from)
     struct helm_list_entry *entries = block_take(block, from->n_entries * sizeof *entries);
     for (size_t i = 0; i < from->n_entries; i++) {
         const Helm__V1__ListEntry *e = from->entries[i];
-        const char *state = block_text(block, e->state), *label = block_text(block, e->label),
-                   *user = block_text(block, e->user);
-        if (entries)
-            entries[i] = (struct helm_list_entry){.id = e->id,
-                                                  .state = state,
-                                                  .label = label,
-                                                  .user = user,
-                                                  .prompt_tokens = e->prompt_tokens,
-                                                  .prefilled_tokens = e->prefilled_tokens,
-                                                  .output_tokens = e->output_tokens,
-                                                  .max_tokens = e->max_tokens,
-                                                  .age_ms = e->age_ms};
+        const struct helm_list_entry entry = {TEXT(e, state),         TEXT(e, label),
+                                              TEXT(e, user),          SAME(e, id),
+                                              SAME(e, prompt_tokens), SAME(e, prefilled_tokens),
+                                              SAME(e, output_tokens), SAME(e, max_tokens),
+                                              SAME(e, age_ms)};
+        if (entries) entries[i] = entry;
     }
     if (to) *to = (struct helm_list){.entries = entries, .count = from->n_entries, .others = from->others};
 }
@@ -206,11 +135,8 @@ static struct helm_plan_steps *copy_steps(struct block *block, Helm__V1__PlanSte
 {
     struct helm_plan_steps *to = block_take(block, count * sizeof *to);
     for (size_t i = 0; to && i < count; i++)
-        to[i] = (struct helm_plan_steps){.batch = from[i]->batch,
-                                         .tokens = from[i]->tokens,
-                                         .count = from[i]->count,
-                                         .measured_seconds = from[i]->measured_seconds,
-                                         .planned_seconds = from[i]->planned_seconds};
+        to[i] = (struct helm_plan_steps){SAME(from[i], batch), SAME(from[i], tokens), SAME(from[i], count),
+                                         SAME(from[i], measured_seconds), SAME(from[i], planned_seconds)};
     return to;
 }
 
@@ -219,11 +145,7 @@ static void copy_plan(struct block *block, const Helm__V1__Plan *from)
     static const Helm__V1__PlanForecast unknown = HELM__V1__PLAN_FORECAST__INIT;
     const Helm__V1__PlanForecast *f = from->forecast ? from->forecast : &unknown;
     struct helm_plan_info *to = block_take(block, sizeof *to);
-    const struct helm_plan_steps *decode = copy_steps(block, from->decode, from->n_decode);
-    const struct helm_plan_steps *ttft = copy_steps(block, from->ttft, from->n_ttft);
     struct helm_plan_resource *resources = block_take(block, from->n_resources * sizeof *resources);
-    const char *json = block_text(block, from->json), *drift = block_text(block, from->drift),
-               *now = block_text(block, from->now);
     const bool whole = from->n_expert_uses == from->n_expert_layers * (size_t)from->experts;
     const size_t layers = whole ? from->n_expert_layers : 0, uses = layers * from->experts;
     uint64_t *use = block_take(block, uses * sizeof *use);
@@ -232,39 +154,35 @@ static void copy_plan(struct block *block, const Helm__V1__Plan *from)
     if (layer && layers) memcpy(layer, from->expert_layers, layers * sizeof *layer);
     for (size_t i = 0; i < from->n_resources; i++) {
         const Helm__V1__PlanResource *r = from->resources[i];
-        const char *name = block_text(block, r->name);
-        if (resources)
-            resources[i] =
-                (struct helm_plan_resource){.name = name,
-                                            .busy = r->busy,
-                                            .busy_planned = r->busy_planned,
-                                            .bytes_per_second = r->bytes_per_second,
-                                            .bytes_per_second_planned = r->bytes_per_second_planned};
+        const struct helm_plan_resource resource = {TEXT(r, name), SAME(r, busy), SAME(r, busy_planned),
+                                                    SAME(r, bytes_per_second),
+                                                    SAME(r, bytes_per_second_planned)};
+        if (resources) resources[i] = resource;
     }
-    if (!to) return;
-    *to = (struct helm_plan_info){.json = json,
-                                  .batch = f->batch,
-                                  .context = f->context,
-                                  .prompt = f->prompt,
-                                  .decode_seconds = f->decode_seconds,
-                                  .decode_seconds_low = f->decode_seconds_low,
-                                  .decode_seconds_high = f->decode_seconds_high,
-                                  .ttft_seconds = f->ttft_seconds,
-                                  .ttft_seconds_low = f->ttft_seconds_low,
-                                  .ttft_seconds_high = f->ttft_seconds_high,
-                                  .decode = decode,
-                                  .decode_count = from->n_decode,
-                                  .ttft = ttft,
-                                  .ttft_count = from->n_ttft,
-                                  .resources = resources,
-                                  .resource_count = from->n_resources,
-                                  .drifting = from->drifting,
-                                  .drift = drift,
-                                  .expert_layers = layer,
-                                  .expert_layer_count = layers,
-                                  .experts = layers ? from->experts : 0,
-                                  .expert_uses = use,
-                                  .now = now};
+    const struct helm_plan_info plan = {TEXT(from, json),
+                                        TEXT(from, drift),
+                                        TEXT(from, now),
+                                        SAME(f, batch),
+                                        SAME(f, context),
+                                        SAME(f, prompt),
+                                        SAME(f, decode_seconds),
+                                        SAME(f, decode_seconds_low),
+                                        SAME(f, decode_seconds_high),
+                                        SAME(f, ttft_seconds),
+                                        SAME(f, ttft_seconds_low),
+                                        SAME(f, ttft_seconds_high),
+                                        SAME(from, drifting),
+                                        .decode = copy_steps(block, from->decode, from->n_decode),
+                                        .decode_count = from->n_decode,
+                                        .ttft = copy_steps(block, from->ttft, from->n_ttft),
+                                        .ttft_count = from->n_ttft,
+                                        .resources = resources,
+                                        .resource_count = from->n_resources,
+                                        .expert_layers = layer,
+                                        .expert_layer_count = layers,
+                                        .experts = layers ? from->experts : 0,
+                                        .expert_uses = use};
+    if (to) *to = plan;
 }
 
 static void copy_answer(struct block *block, const Helm__V1__Response *answer)
