@@ -4,137 +4,68 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Parts of a row: texts of a template that show it, and what stands around calls, names, keys and values. */
+#define FAMILY(called, how)       .family = (called), .form = (how)
+#define SHOWN(...)                SHOWN_(__VA_ARGS__, NULL, NULL)
+#define SHOWN_(sign, too, ...)    .shown = (sign), .shown_too = (too)
+#define AROUND(before, after)     .open = (before), .close = (after)
+#define CALL(before, name, after) .call_open = (before), .name_end = (name), .call_close = (after)
+#define KEY(before, after)        .key_open = (before), .key_end = (after)
+
 /* DeepSeek's markers have U+FF5C and U+2581 in them. */
 #define BAR                "\xEF\xBD\x9C"
 #define LOW                "\xE2\x96\x81"
 #define DEEPSEEK(a, b, c)  "<" BAR a LOW b LOW c BAR ">"
+#define DEEPSEEK_CALLS     AROUND(DEEPSEEK("tool", "calls", "begin"), DEEPSEEK("tool", "calls", "end"))
+#define DEEPSEEK_BEGIN     DEEPSEEK("tool", "call", "begin")
+#define DEEPSEEK_END       DEEPSEEK("tool", "call", "end")
 #define DEEPSEEK_SEPARATOR "<" BAR "tool" LOW "sep" BAR ">"
 #define DSML               BAR "DSML" BAR
-#define DEEPSEEK_XML(name)                                                                                   \
-    .form = CALL_PARAMETERS, .open = "<" DSML name ">", .close = "</" DSML name ">",                         \
-    .call_open = "<" DSML "invoke name=\"", .name_end = "\"", .call_close = "</" DSML "invoke>",             \
-    .key_open = "<" DSML "parameter name=\"", .key_end = "\"", .value_close = "</" DSML "parameter>",        \
-    .tags = true, .kinds = true, .begins = true
+#define DEEPSEEK_XML(called, name)                                                                           \
+    FAMILY(called, CALL_PARAMETERS), SHOWN(DSML, name), AROUND("<" DSML name ">", "</" DSML name ">"),       \
+        CALL("<" DSML "invoke name=\"", "\"", "</" DSML "invoke>"), KEY("<" DSML "parameter name=\"", "\""), \
+        .value_close = "</" DSML "parameter>", .tags = true, .kinds = true, .begins = true
 
 /* The first row whose texts a template has is its syntax: a row stands before those whose sign it has, too. */
 static const struct call_syntax calls[] = {
-    {.family = "harmony", .form = CALL_CHANNEL, .shown = HARMONY_CHANNEL, .shown_too = HARMONY_MESSAGE},
-    {.family = "harmony", .form = CALL_CHANNEL, .shown = HARMONY_MESSAGE, .shown_too = "analysis"},
-    {.family = "Gemma 4",
-     .form = CALL_BARE,
-     .shown = "<|tool_call>",
-     .open = "<|tool_call>",
-     .close = "<tool_call|>",
-     .call_open = "call:",
-     .name_end = "{"},
-    {.family = "Kimi",
-     .form = CALL_NAMED,
-     .shown = "<|tool_call_begin|>",
-     .open = "<|tool_calls_section_begin|>",
-     .close = "<|tool_calls_section_end|>",
-     .call_open = "<|tool_call_begin|>",
-     .name_end = "<|tool_call_argument_begin|>",
-     .call_close = "<|tool_call_end|>",
-     .begins = true,
+    {FAMILY("harmony", CALL_CHANNEL), SHOWN(HARMONY_CHANNEL, HARMONY_MESSAGE)},
+    {FAMILY("harmony", CALL_CHANNEL), SHOWN(HARMONY_MESSAGE, "analysis")},
+    {FAMILY("Gemma 4", CALL_BARE), SHOWN("<|tool_call>"), AROUND("<|tool_call>", "<tool_call|>"),
+     CALL("call:", "{", NULL)},
+    {FAMILY("Kimi", CALL_NAMED), SHOWN("<|tool_call_begin|>"),
+     AROUND("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+     CALL("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"), .begins = true,
      .counted = true},
-    {.family = "DeepSeek V4", .shown = DSML, .shown_too = "tool_calls", DEEPSEEK_XML("tool_calls")},
-    {.family = "DeepSeek V3.2", .shown = DSML, .shown_too = "function_calls", DEEPSEEK_XML("function_calls")},
-    {.family = "DeepSeek V3",
-     .form = CALL_NAMED,
-     .shown = DEEPSEEK("tool", "call", "begin"),
-     .shown_too = "```json",
-     .open = DEEPSEEK("tool", "calls", "begin"),
-     .close = DEEPSEEK("tool", "calls", "end"),
-     .call_open = DEEPSEEK("tool", "call", "begin") "function" DEEPSEEK_SEPARATOR,
-     .name_end = "\n```json\n",
-     .call_close = "```" DEEPSEEK("tool", "call", "end"),
-     .begins = true},
-    {.family = "DeepSeek V3.1",
-     .form = CALL_NAMED,
-     .shown = DEEPSEEK("tool", "call", "begin"),
-     .open = DEEPSEEK("tool", "calls", "begin"),
-     .close = DEEPSEEK("tool", "calls", "end"),
-     .call_open = DEEPSEEK("tool", "call", "begin"),
-     .name_end = DEEPSEEK_SEPARATOR,
-     .call_close = DEEPSEEK("tool", "call", "end"),
-     .begins = true},
-    {.family = "MiniMax",
-     .form = CALL_PARAMETERS,
-     .shown = "minimax:tool_call",
-     .open = "<minimax:tool_call>",
-     .close = "</minimax:tool_call>",
-     .call_open = "<invoke name=\"",
-     .name_end = "\"",
-     .call_close = "</invoke>",
-     .key_open = "<parameter name=\"",
-     .key_end = "\"",
-     .value_close = "</parameter>",
-     .tags = true},
-    {.family = "GLM",
-     .form = CALL_PARAMETERS,
-     .shown = "<arg_key>",
-     .open = "<tool_call>",
-     .close = "</tool_call>",
-     .key_open = "<arg_key>",
-     .key_end = "</arg_key>",
-     .value_open = "<arg_value>",
-     .value_close = "</arg_value>"},
-    {.family = "Qwen3-Coder",
-     .form = CALL_PARAMETERS,
-     .shown = "<function=",
-     .open = "<tool_call>",
-     .close = "</tool_call>",
-     .call_open = "<function=",
-     .name_end = ">",
-     .call_close = "</function>",
-     .key_open = "<parameter=",
-     .key_end = ">",
-     .value_close = "</parameter>",
-     .begins = true,
-     .lines = true},
-    {.family = "Hermes",
-     .form = CALL_OBJECT,
-     .shown = "<tool_call>",
-     .key = "arguments",
-     .open = "<tool_call>",
-     .close = "</tool_call>"},
-    {.family = "Mistral",
-     .form = CALL_LISTED,
-     .shown = "[TOOL_CALLS]",
-     .key = "arguments",
-     .open = "[TOOL_CALLS]"},
-    {.family = "Llama 3", .form = CALL_WHOLE, .shown = "<|start_header_id|>", .key = "parameters"},
+    {DEEPSEEK_XML("DeepSeek V4", "tool_calls")},
+    {DEEPSEEK_XML("DeepSeek V3.2", "function_calls")},
+    {FAMILY("DeepSeek V3", CALL_NAMED), SHOWN(DEEPSEEK_BEGIN, "```json"), DEEPSEEK_CALLS,
+     CALL(DEEPSEEK_BEGIN "function" DEEPSEEK_SEPARATOR, "\n```json\n", "```" DEEPSEEK_END), .begins = true},
+    {FAMILY("DeepSeek V3.1", CALL_NAMED), SHOWN(DEEPSEEK_BEGIN), DEEPSEEK_CALLS,
+     CALL(DEEPSEEK_BEGIN, DEEPSEEK_SEPARATOR, DEEPSEEK_END), .begins = true},
+    {FAMILY("MiniMax", CALL_PARAMETERS), SHOWN("minimax:tool_call"),
+     AROUND("<minimax:tool_call>", "</minimax:tool_call>"), CALL("<invoke name=\"", "\"", "</invoke>"),
+     KEY("<parameter name=\"", "\""), .value_close = "</parameter>", .tags = true},
+    {FAMILY("GLM", CALL_PARAMETERS), SHOWN("<arg_key>"), AROUND("<tool_call>", "</tool_call>"),
+     KEY("<arg_key>", "</arg_key>"), .value_open = "<arg_value>", .value_close = "</arg_value>"},
+    {FAMILY("Qwen3-Coder", CALL_PARAMETERS), SHOWN("<function="), AROUND("<tool_call>", "</tool_call>"),
+     CALL("<function=", ">", "</function>"), KEY("<parameter=", ">"), .value_close = "</parameter>",
+     .begins = true, .lines = true},
+    {FAMILY("Hermes", CALL_OBJECT), SHOWN("<tool_call>"), AROUND("<tool_call>", "</tool_call>"),
+     .key = "arguments"},
+    {FAMILY("Mistral", CALL_LISTED), SHOWN("[TOOL_CALLS]"), AROUND("[TOOL_CALLS]", NULL), .key = "arguments"},
+    {FAMILY("Llama 3", CALL_WHOLE), SHOWN("<|start_header_id|>"), .key = "parameters"},
 };
 
+#define HARMONY_TAGS          .family = "harmony", .efforts = "low|medium|high", .member = "thinking"
+#define TAGS(called, member_) .family = (called), .member = (member_)
 static const struct reasoning_tags reasoning[] = {
-    {.family = "harmony",
-     .shown = HARMONY_CHANNEL,
-     .shown_too = HARMONY_MESSAGE,
-     .efforts = "low|medium|high",
-     .member = "thinking"},
-    {.family = "harmony",
-     .shown = HARMONY_MESSAGE,
-     .shown_too = "analysis",
-     .efforts = "low|medium|high",
-     .member = "thinking"},
-    {.family = "Gemma 4",
-     .shown = "<|channel>",
-     .open = "<|channel>thought",
-     .close = "<channel|>",
-     .anywhere = true,
-     .member = "reasoning_content"},
-    {.family = "Mistral",
-     .shown = "[THINK]",
-     .open = "[THINK]",
-     .close = "[/THINK]",
-     .anywhere = true,
-     .efforts = "none|high",
-     .member = "reasoning_content"},
-    {.family = "<think>",
-     .shown = "think>",
-     .open = "<think>",
-     .close = "</think>",
-     .member = "reasoning_content"},
+    {HARMONY_TAGS, SHOWN(HARMONY_CHANNEL, HARMONY_MESSAGE)},
+    {HARMONY_TAGS, SHOWN(HARMONY_MESSAGE, "analysis")},
+    {TAGS("Gemma 4", "reasoning_content"), SHOWN("<|channel>"), AROUND("<|channel>thought", "<channel|>"),
+     .anywhere = true},
+    {TAGS("Mistral", "reasoning_content"), SHOWN("[THINK]"), AROUND("[THINK]", "[/THINK]"), .anywhere = true,
+     .efforts = "none|high"},
+    {TAGS("<think>", "reasoning_content"), SHOWN("think>"), AROUND("<think>", "</think>")},
 };
 
 #define COUNT(table) (sizeof(table) / sizeof *(table))
