@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/file.h"
 #include "common/base/suggest.h"
 
 /* v1 writes INT64_MAX rounded down to its page size. */
@@ -33,18 +34,6 @@ static FILE *open_under(const char *root, const char *path)
     return fopen(full, "re");
 }
 
-/* The first line of folder/name, or false if there is none. */
-static bool read_line(const char *folder, const char *name, char *line, size_t size)
-{
-    char path[2 * PATH_MAX + 64];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    bool ok = fgets(line, (int)size, file) != NULL;
-    fclose(file);
-    return ok;
-}
-
 /* A whole number; "max" and -1 are CGROUP_UNLIMITED. */
 static bool parse_number(const char *text, uint64_t *value)
 {
@@ -62,7 +51,7 @@ static bool parse_number(const char *text, uint64_t *value)
 static bool read_number(const char *folder, const char *name, uint64_t *value)
 {
     char line[64];
-    return read_line(folder, name, line, sizeof line) && parse_number(line, value);
+    return file_first_line(line, sizeof line, "%s/%s", folder, name) && parse_number(line, value);
 }
 
 /* "key 123" in memory.stat or "Key:   123 kB" in meminfo. */
@@ -273,7 +262,8 @@ static void visit_cpu(const char *folder, bool v2, void *context)
     uint64_t quota_us = CGROUP_UNLIMITED, period_us = 0;
     if (v2) {
         char line[64];
-        if (!read_line(folder, "cpu.max", line, sizeof line) || !parse_number(line, &quota_us)) return;
+        if (!file_first_line(line, sizeof line, "%s/cpu.max", folder) || !parse_number(line, &quota_us))
+            return;
         const char *period = strchr(line, ' ');
         if (!period || !parse_number(period + 1, &period_us)) return;
     } else if (!read_number(folder, "cpu.cfs_quota_us", &quota_us) ||

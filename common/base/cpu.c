@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "common/base/cgroup.h"
+#include "common/base/file.h"
+#include "common/base/node.h"
 
 #define ARCH_GET_XCOMP_PERM 0x1022
 #define ARCH_REQ_XCOMP_PERM 0x1023
@@ -176,47 +178,23 @@ const char *cpu_features_text(unsigned features, char *text, size_t size)
     return text;
 }
 
-/* First line of a file under the sysfs root; false if it cannot be read. */
-static bool read_line(const char *sys_root, const char *folder, int number, const char *name, char *line,
-                      size_t size)
-{
-    char path[512];
-    snprintf(path, sizeof path, "%s/devices/system/%s%d/%s", sys_root, folder, number, name);
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    bool ok = fgets(line, (int)size, file) != NULL;
-    fclose(file);
-    return ok;
-}
-
-/* Is `cpu` in a list like "0-3,8,10-11"? */
-static bool list_has(const char *list, int cpu)
-{
-    const char *at = list;
-    while (*at >= '0' && *at <= '9') {
-        char *end;
-        long first = strtol(at, &end, 10), last = first;
-        if (*end == '-') last = strtol(end + 1, &end, 10);
-        if (cpu >= first && cpu <= last) return true;
-        if (*end != ',') return false;
-        at = end + 1;
-    }
-    return false;
-}
+#define CPU_FILE  "%s/devices/system/cpu/cpu%d/topology/"
+#define NODE_CPUS "%s/devices/system/node/node%d/cpulist"
 
 /* A name for the physical core of a CPU: its lowest sibling, else package and core number, else (no sysfs)
  * the CPU itself, which makes every CPU a core of its own. */
 static long long core_key(const char *sys_root, int cpu)
 {
-    static const char *const lists[] = {"topology/core_cpus_list", "topology/thread_siblings_list"};
+    static const char *const lists[] = {"core_cpus_list", "thread_siblings_list"};
     char line[64];
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
-        if (read_line(sys_root, "cpu/cpu", cpu, lists[i], line, sizeof line) && *line >= '0' && *line <= '9')
+        if (file_first_line(line, sizeof line, CPU_FILE "%s", sys_root, cpu, lists[i]) && *line >= '0' &&
+            *line <= '9')
             return strtol(line, NULL, 10);
     }
     char package[64];
-    if (read_line(sys_root, "cpu/cpu", cpu, "topology/core_id", line, sizeof line) &&
-        read_line(sys_root, "cpu/cpu", cpu, "topology/physical_package_id", package, sizeof package))
+    if (file_first_line(line, sizeof line, CPU_FILE "core_id", sys_root, cpu) &&
+        file_first_line(package, sizeof package, CPU_FILE "physical_package_id", sys_root, cpu))
         return (1ll << 48) + (strtoll(package, NULL, 10) << 24) + strtol(line, NULL, 10);
     return (1ll << 56) + cpu;
 }
@@ -229,17 +207,17 @@ int cpu_usable_under(const char *sys_root, const int *allowed, int allowed_count
     int sibling[CPU_MAX], sibling_count = 0;
     memset(set, 0, sizeof *set);
 
-    bool listed = node >= 0 && read_line(sys_root, "node/node", node, "cpulist", list, sizeof list);
+    bool listed = node >= 0 && file_first_line(list, sizeof list, NODE_CPUS, sys_root, node);
     if (node >= 0 && !listed) {
         char ignored[8];
         /* Without any NUMA information the whole machine is node 0. */
-        if (node > 0 || read_line(sys_root, "node/node", 1, "cpulist", ignored, sizeof ignored))
+        if (node > 0 || file_first_line(ignored, sizeof ignored, NODE_CPUS, sys_root, 1))
             return helm_fail(err, HELM_E_NOT_FOUND, "NUMA node %d does not exist", node);
     }
     int usable = 0;
     for (int i = 0; i < allowed_count; i++) {
         int cpu = allowed[i];
-        if (listed && !list_has(list, cpu)) continue;
+        if (listed && !node_list_has(list, cpu)) continue;
         if (++usable > CPU_MAX)
             return helm_fail(err, HELM_E_LIMIT,
                              "more than %d usable CPUs: narrow the affinity mask (taskset)", CPU_MAX);

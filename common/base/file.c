@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,6 +65,20 @@ static int open_regular(const char *path, int *fd, uint64_t *bytes, struct helm_
     close(*fd);
     *fd = -1;
     return rc;
+}
+
+bool file_first_line(char *line, size_t size, const char *path, ...)
+{
+    char full[2 * PATH_MAX + 64];
+    va_list ap;
+    va_start(ap, path);
+    vsnprintf(full, sizeof full, path, ap);
+    va_end(ap);
+    FILE *file = fopen(full, "re");
+    const bool found = file && fgets(line, (int)size, file);
+    if (file) fclose(file);
+    line[found ? strcspn(line, "\n") : 0] = '\0';
+    return found;
 }
 
 bool file_is_folder(const char *path)

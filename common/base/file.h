@@ -25,6 +25,9 @@ HELM_MUST_CHECK int file_read(const char *path, size_t max_bytes, char **text, s
 /* Whether there is a folder for this file to be written into: asked before what takes long. HELM_E_NOT_FOUND names it. */
 HELM_MUST_CHECK int file_check_parent(const char *path, struct helm_err *err);
 
+/* The first line of a file of the system, such as /sys has, without its end; false and "": there is none. */
+bool file_first_line(char *line, size_t size, const char *path, ...) HELM_PRINTF(3, 4);
+
 /* A folder, or a link to one. */
 bool file_is_folder(const char *path);
 

@@ -10,18 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define NODES_MAX 1024 /* the kernel's own limit */
+#include "common/base/file.h"
 
-/* The first line of the file, without its end; "" if there is none. */
-static void read_line(const char *root, const char *path, char *line, size_t size)
-{
-    char full[PATH_MAX];
-    snprintf(full, sizeof full, "%s%s", root, path);
-    FILE *file = fopen(full, "re");
-    if (!file || !fgets(line, (int)size, file)) line[0] = '\0';
-    if (file) fclose(file);
-    line[strcspn(line, "\n")] = '\0';
-}
+#define NODES_MAX 1024 /* the kernel's own limit */
 
 /* The value behind "key:" in lines of "key: value" or "Node 0 key: value kB". False: there is none. */
 static bool find_value(const char *root, const char *path, const char *key, char *value, size_t size)
@@ -51,8 +42,7 @@ static uint64_t find_bytes(const char *root, const char *path, const char *key)
     return find_value(root, path, key, value, sizeof value) ? strtoull(value, NULL, 10) * 1024 : 0;
 }
 
-/* "0-3,8": whether it has the number. */
-static bool list_has(const char *list, int number)
+bool node_list_has(const char *list, int number)
 {
     while (*list >= '0' && *list <= '9') {
         char *end;
@@ -74,21 +64,20 @@ struct node {
 static struct node look_at(const char *root, int number, const char *allowed)
 {
     char path[96], cpus[16];
-    snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", number);
-    read_line(root, path, cpus, sizeof cpus);
+    file_first_line(cpus, sizeof cpus, "%s/sys/devices/system/node/node%d/cpulist", root, number);
     snprintf(path, sizeof path, "/sys/devices/system/node/node%d/meminfo", number);
     return (struct node){.total = find_bytes(root, path, "MemTotal"),
                          .free = find_bytes(root, path, "MemFree") + find_bytes(root, path, "Active(file)") +
                                  find_bytes(root, path, "Inactive(file)") +
                                  find_bytes(root, path, "SReclaimable") / 2,
-                         .allowed = list_has(allowed, number),
+                         .allowed = node_list_has(allowed, number),
                          .cpus = cpus[0] != '\0'};
 }
 
 /* Nodes that are there and those that this process may use; false: a machine without NUMA. */
 static bool read_lists(const char *root, char *online, char *allowed, size_t size)
 {
-    read_line(root, "/sys/devices/system/node/online", online, size);
+    file_first_line(online, size, "%s/sys/devices/system/node/online", root);
     if (!find_value(root, "/proc/self/status", "Mems_allowed_list", allowed, size))
         snprintf(allowed, size, "%s", online);
     return online[0] != '\0';
@@ -106,7 +95,7 @@ int node_choose_under(const char *root, int wanted, int *node, struct helm_err *
         return 0;
     }
     for (int i = 0; i < NODES_MAX; i++) {
-        if (!list_has(online, i) || (wanted >= 0 && i != wanted)) continue;
+        if (!node_list_has(online, i) || (wanted >= 0 && i != wanted)) continue;
         const struct node n = look_at(root, i, allowed);
         described = described || n.total > 0;
         if (!n.allowed || n.total == 0) continue;
@@ -141,7 +130,7 @@ int node_read_memory_under(const char *root, int node, struct cgroup_memory *mem
     int rc = cgroup_read_memory_under(root, memory, err);
     if (rc || node < 0 || !read_lists(root, online, allowed, sizeof online)) return rc;
     for (int i = 0; i < NODES_MAX; i++) {
-        if (!list_has(online, i)) continue;
+        if (!node_list_has(online, i)) continue;
         const struct node n = look_at(root, i, allowed);
         if (i == node) own = n;
         free += n.free;

@@ -5,8 +5,13 @@
 #ifndef HELM_COMMON_BASE_NODE_H
 #define HELM_COMMON_BASE_NODE_H
 
+#include <stdbool.h>
+
 #include "common/base/cgroup.h"
 #include "common/base/err.h"
+
+/* Whether a list of nodes or CPUs such as "0-3,8,10-11" has the number. */
+bool node_list_has(const char *list, int number);
 
 /* `wanted`, which must exist, have memory and be allowed for this process; with -1 the allowed node with CPUs that has the
  * most memory available. On a machine without NUMA, or whose kernel forbids memory policies, *node is -1 (and a `wanted`
