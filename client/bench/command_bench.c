@@ -236,8 +236,7 @@ int command_bench(struct cli *cli, int argc, char *const argv[])
         .program = cli->global ? "helm-cli bench" : "helm-bench",
         .usage = "[--connect ENDPOINT | --model DIR...] [options] [-- HELMD OPTIONS]",
         .about = "Measures decode and prefill speed of helmd beside the machine's limits.",
-        .options = options,
-        .option_count = sizeof options / sizeof *options,
+        ARGS_TABLE(options),
         .epilogue = epilogue,
         .max_operands = ARGS_LIST_MAX,
         .parent = cli->global};

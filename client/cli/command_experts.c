@@ -76,8 +76,7 @@ int command_experts(struct cli *cli, int argc, char *const argv[])
         .usage = "[--histogram]",
         .about =
             "What decode steps chose of experts that lie in both memories: how unevenly, layer by layer.",
-        .options = table_of,
-        .option_count = sizeof table_of / sizeof *table_of,
+        ARGS_TABLE(table_of),
         .parent = cli->global};
     struct args_parsed parsed;
     struct helm_err err = {0};

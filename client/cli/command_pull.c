@@ -83,8 +83,7 @@ int command_pull(struct cli *cli, int argc, char *const argv[])
             "HF_ENDPOINT names another hub than https://huggingface.co, HF_TOKEN has the token for private "
             "and\n"
             "gated repositories (else that of `hf auth login`), HF_HOME or HF_HUB_CACHE the cache's folder.",
-        .options = table,
-        .option_count = sizeof table / sizeof *table,
+        ARGS_TABLE(table),
         .min_operands = 1,
         .max_operands = 1,
         .parent = cli->global,

@@ -308,8 +308,7 @@ int command_session(struct cli *cli, int argc, char *const argv[])
                  "computed from there on. Of a text whole pages of 32 tokens are kept. Restored pages serve "
                  "the user who\n"
                  "restored them, and are kept as any others are: until the room is needed.",
-        .options = table,
-        .option_count = sizeof table / sizeof *table,
+        ARGS_TABLE(table),
         .min_operands = 2,
         .max_operands = 3,
         .parent = cli->global,

@@ -119,8 +119,7 @@ int command_tokenize(struct cli *cli, int argc, char *const argv[])
         .about = "Text to token ids, as Hugging Face's encode() does by default. - reads standard input, "
                  "every byte of\n"
                  "it. With --model or --tokenizer no daemon is needed or started.",
-        .options = table,
-        .option_count = sizeof table / sizeof table[0],
+        ARGS_TABLE(table),
         .max_operands = 1,
         .parent = cli->global,
     };
@@ -187,8 +186,7 @@ int command_detokenize(struct cli *cli, int argc, char *const argv[])
         .about = "Token ids (1,2,3 or several operands; - reads standard input) to text. With --model or "
                  "--tokenizer no\n"
                  "daemon is needed or started.",
-        .options = table,
-        .option_count = sizeof table / sizeof table[0],
+        ARGS_TABLE(table),
         .max_operands = ARGS_LIST_MAX,
         .parent = cli->global,
     };

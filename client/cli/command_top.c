@@ -131,8 +131,7 @@ int command_top(struct cli *cli, int argc, char *const argv[])
         .usage = "[--interval SECONDS] [--once]",
         .about = "What the daemon does, live: speed beside the forecast, where the time goes,\n"
                  "memory, open requests. q ends it.",
-        .options = options,
-        .option_count = sizeof options / sizeof *options,
+        ARGS_TABLE(options),
         .parent = cli->global};
     struct args_parsed parsed;
     struct helm_err err = {0};

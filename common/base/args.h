@@ -74,6 +74,9 @@ struct args_spec {
     const struct args_spec *parent;      /* its options are accepted too; may be NULL */
 };
 
+/* A spec's table of options, an array. */
+#define ARGS_TABLE(table) .options = (table), .option_count = sizeof(table) / sizeof *(table)
+
 /* A sub-command, for --help and what is made of it. */
 struct args_command {
     const char *name, *operands, *help; /* "run", "[PROMPT|-]", "text in, text streamed out" */

@@ -122,8 +122,7 @@ int process_main(const char *program, const char *about, const struct worker_eng
                  "--epoch E\n--print-program DIR [--plan FILE] [--threads N] [--kernels NAME]\n--probe\n"
                  "--measure DEVICE [--vram SIZE] [--emulated-copy SIZE] [--host SIZE] [--quick]",
         .about = about,
-        .options = options,
-        .option_count = sizeof options / sizeof *options};
+        ARGS_TABLE(options)};
     struct args_parsed parsed;
     struct helm_err err = {0};
     enum log_level level;

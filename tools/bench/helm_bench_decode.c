@@ -357,8 +357,7 @@ int main(int argc, char **argv)
                                    .usage = "--model DIR [options]",
                                    .about =
                                        "Measures decode and prefill on the CPU beside the memory's limit.",
-                                   .options = options,
-                                   .option_count = sizeof options / sizeof *options};
+                                   ARGS_TABLE(options)};
     args_parse_main(&spec, argc, argv, &parsed);
     log_init("helm-bench-decode", LOG_LEVEL_INFO);
     if (!model) {

@@ -339,8 +339,7 @@ int main(int argc, char *argv[])
     const struct args_spec spec = {.program = "helm-bench-kernels",
                                    .usage = "[options]",
                                    .about = "Measures the CPU's linear kernels beside this machine's limits.",
-                                   .options = options,
-                                   .option_count = sizeof options / sizeof *options};
+                                   ARGS_TABLE(options)};
     struct args_parsed parsed;
     args_parse_main(&spec, argc, argv, &parsed);
     if (cpu_usable(-1, &b->cpus, &err)) goto fail;

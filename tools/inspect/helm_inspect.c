@@ -47,8 +47,7 @@ int main(int argc, char **argv)
         .program = "helm-inspect",
         .usage = "DIR|FILE.gguf [--json] [--tensors]",
         .about = "Prints what is in a checkpoint or GGUF file: configuration, tensors, bytes.",
-        .options = table,
-        .option_count = sizeof table / sizeof *table,
+        ARGS_TABLE(table),
         .epilogue = "exit status: 0 it loads, 1 it does not, 2 usage",
         .min_operands = 1,
         .max_operands = 1};

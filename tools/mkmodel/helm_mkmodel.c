@@ -242,8 +242,7 @@ int main(int argc, char **argv)
         .program = "helm-mkmodel",
         .usage = "--arch ARCH --size SIZE --out DIR [options]\n--config FILE --out DIR [options]",
         .about = "Writes a checkpoint with random weights in Hugging Face layout.",
-        .options = table,
-        .option_count = sizeof table / sizeof *table,
+        ARGS_TABLE(table),
         .epilogue = "exit status: 0 done, 1 failed, 2 usage"};
     args_parse_main(&spec, argc, argv, &parsed);
     if (check_options(&options, &err)) return args_usage_error(&spec, &err);

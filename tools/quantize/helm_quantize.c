@@ -197,8 +197,7 @@ int main(int argc, char **argv)
                                    .about = "Writes a model's weights in blocks of few bits, as a GGUF file, "
                                             "and says what is lost: the relative\n"
                                             "RMS error of each tensor.",
-                                   .options = table,
-                                   .option_count = sizeof table / sizeof *table,
+                                   ARGS_TABLE(table),
                                    .epilogue = "exit status: 0 written, 1 not, 2 usage"};
     args_parse_main(&spec, argc, argv, &parsed);
 
