@@ -18,6 +18,7 @@ COMMON_SRC := \
   common/base/start.c \
   common/base/suggest.c \
   common/base/units.c \
+  common/base/utf8.c \
   common/experts/slots.c \
   common/formats/bf16.c \
   common/formats/bf16_packed.c \

@@ -189,7 +189,7 @@ static int take_messages(const struct helm_chat_message *messages, size_t count,
         json_decref(list);
         if (item) return helm_fail(err, HELM_E_NOMEM, "no memory for the conversation");
         return helm_fail(err, HELM_E_FORMAT, "message %zu: its %s is not UTF-8", i,
-                         jinja_utf8_valid(m->role, strlen(m->role)) ? "content" : "role");
+                         utf8_is_valid(m->role, strlen(m->role)) ? "content" : "role");
     }
     c->variables = json_pack("{s:o, s:n, s:b}", "messages", list, "tools", "add_generation_prompt",
                              add_generation_prompt);

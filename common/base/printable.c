@@ -7,22 +7,16 @@
 #include <string.h>
 #include <sys/types.h>
 
+#include "common/base/utf8.h"
+
 size_t printable_character(const char *text, size_t length)
 {
+    enum utf8_state state;
+    const size_t bytes = utf8_step(text, length, &state);
     const unsigned char *from = (const unsigned char *)text;
-    const unsigned char lead = from[0];
-    if (lead >= 0x20 && lead < 0x7f) return 1;
-    const size_t bytes = lead >= 0xc2 && lead < 0xe0   ? 2
-                         : lead >= 0xe0 && lead < 0xf0 ? 3
-                         : lead >= 0xf0 && lead < 0xf5 ? 4
-                                                       : 0;
-    if (!bytes || bytes > length) return 0;
-    for (size_t i = 1; i < bytes; i++)
-        if ((from[i] & 0xc0) != 0x80) return 0;
-    const bool control = lead == 0xc2 && from[1] < 0xa0;
-    const bool overlong = (lead == 0xe0 && from[1] < 0xa0) || (lead == 0xf0 && from[1] < 0x90);
-    const bool outside = (lead == 0xed && from[1] >= 0xa0) || (lead == 0xf4 && from[1] >= 0x90);
-    return control || overlong || outside ? 0 : bytes;
+    const bool control =
+        from[0] < 0x20 || from[0] == 0x7f || (from[0] == 0xc2 && bytes == 2 && from[1] < 0xa0);
+    return state == UTF8_VALID && !control ? bytes : 0;
 }
 
 size_t printable_show(char to[4], const char *from, size_t length, size_t *taken)

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/printable.h"
+
 static int HELM_PRINTF(4, 5)
     request_refuse(struct request_error *error, int rc, Helm__V1__ErrorCode code, const char *fmt, ...)
 {
@@ -125,30 +127,9 @@ static bool in_range(float value, float low, float high)
 /* Labels are shown on terminals and put into other clients' answers: valid UTF-8, no control characters. */
 static bool label_is_clean(const char *text)
 {
-    const unsigned char *p = (const unsigned char *)text;
-    while (*p) {
-        uint32_t c = *p++, more = 0, low = 0;
-        if (c < 0x80) {
-            if (c < 0x20 || c == 0x7f) return false;
-            continue;
-        }
-        if (c >= 0xc2 && c <= 0xdf) {
-            more = 1, low = 0x80, c &= 0x1f;
-        } else if (c >= 0xe0 && c <= 0xef) {
-            more = 2, low = 0x800, c &= 0x0f;
-        } else if (c >= 0xf0 && c <= 0xf4) {
-            more = 3, low = 0x10000, c &= 0x07;
-        } else {
-            return false;
-        }
-        while (more--) {
-            if ((*p & 0xc0) != 0x80) return false;
-            c = c << 6 | (*p++ & 0x3f);
-        }
-        if (c < low || c > 0x10ffff || (c >= 0xd800 && c <= 0xdfff)) return false;
-        if (c < 0xa0) return false; /* C1 control characters */
-    }
-    return true;
+    size_t left = strlen(text), bytes = 1;
+    for (; left && bytes; left -= bytes, text += bytes) bytes = printable_character(text, left);
+    return bytes;
 }
 
 /* How many logprobs beside a token's own, or of which tokens. */

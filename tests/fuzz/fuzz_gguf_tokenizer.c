@@ -22,7 +22,7 @@ static void use(const struct helm_tokenizer *tokenizer)
         for (size_t i = 0; i < count; i++)
             if (ids[i] >= helm_tokenizer_vocab_size(tokenizer)) abort();
         if (!helm_tokenizer_decode(tokenizer, ids, count, flags & 1, &text, &length, &err)) {
-            if (text[length] != '\0' || !tok_utf8_is_valid(text, length)) abort();
+            if (text[length] != '\0' || !utf8_is_valid(text, length)) abort();
             free(text);
         }
         free(ids);

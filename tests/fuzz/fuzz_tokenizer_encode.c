@@ -38,7 +38,7 @@ static void check_decode(const struct helm_tokenizer *tokenizer, const uint32_t 
     char *whole;
     size_t length, at = 0;
     if (helm_tokenizer_decode(tokenizer, ids, count, flags, &whole, &length, &err)) abort();
-    if (!tok_utf8_is_valid(whole, length)) abort();
+    if (!utf8_is_valid(whole, length)) abort();
     if (helm_detokenizer_open(tokenizer, flags, &d, &err)) abort();
     for (size_t i = 0; i <= count; i++) {
         const char *piece;
@@ -46,7 +46,7 @@ static void check_decode(const struct helm_tokenizer *tokenizer, const uint32_t 
         if (i < count ? helm_detokenizer_push(d, ids[i], &piece, &n, &err)
                       : helm_detokenizer_finish(d, &piece, &n, &err))
             abort();
-        if (!tok_utf8_is_valid(piece, n) || at + n > length || memcmp(whole + at, piece, n) != 0) abort();
+        if (!utf8_is_valid(piece, n) || at + n > length || memcmp(whole + at, piece, n) != 0) abort();
         at += n;
     }
     if (at != length) abort();

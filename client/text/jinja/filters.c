@@ -47,7 +47,7 @@ static int add_letter(struct jinja_run *run, struct jinja_buffer *buffer, uint32
     c = to == LETTER_LOWER   ? utf8proc_tolower(c)
         : to == LETTER_UPPER ? utf8proc_toupper(c)
                              : utf8proc_totitle(c);
-    return jinja_buffer_add(run, buffer, bytes, jinja_utf8_encode((uint32_t)c, bytes));
+    return jinja_buffer_add(run, buffer, bytes, utf8_put((uint32_t)c, bytes));
 }
 
 int jinja_change_case(struct jinja_run *run, struct jinja_value text, enum jinja_case to,

@@ -170,7 +170,7 @@ static int lex_escape(struct lexer *lx, const char *text, size_t length, size_t 
         out[(*used)++] = c;
         return 0;
     }
-    *used += jinja_utf8_encode(code, out + *used);
+    *used += utf8_put(code, out + *used);
     return 0;
 }
 

@@ -330,7 +330,7 @@ int jinja_parse(const char *text, size_t length, struct jinja_template **out, st
     if (length > JINJA_TEMPLATE_BYTES_MAX)
         return helm_fail(err, HELM_E_LIMIT, "the template has %zu bytes, more than %u", length,
                          JINJA_TEMPLATE_BYTES_MAX);
-    if (!jinja_utf8_valid(text, length)) return helm_fail(err, HELM_E_FORMAT, "the template is not UTF-8");
+    if (!utf8_is_valid(text, length)) return helm_fail(err, HELM_E_FORMAT, "the template is not UTF-8");
     struct jinja_template *template = calloc(1, sizeof *template);
     if (!template) return helm_fail(err, HELM_E_NOMEM, "no memory for the template");
     run.arena.bytes_max = JINJA_MEMORY_BYTES_MAX;

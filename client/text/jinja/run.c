@@ -188,65 +188,11 @@ int jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const c
     return 0;
 }
 
-uint32_t jinja_utf8_decode(const char *text, size_t *size)
-{
-    const unsigned char *t = (const unsigned char *)text;
-    *size = jinja_utf8_size(t[0]);
-    switch (*size) {
-    case 1:
-        return t[0];
-    case 2:
-        return (uint32_t)(t[0] & 0x1F) << 6 | (t[1] & 0x3F);
-    case 3:
-        return (uint32_t)(t[0] & 0x0F) << 12 | (uint32_t)(t[1] & 0x3F) << 6 | (t[2] & 0x3F);
-    default:
-        return (uint32_t)(t[0] & 0x07) << 18 | (uint32_t)(t[1] & 0x3F) << 12 | (uint32_t)(t[2] & 0x3F) << 6 |
-               (t[3] & 0x3F);
-    }
-}
-
-size_t jinja_utf8_encode(uint32_t code, char out[4])
-{
-    if (code < 0x80) {
-        out[0] = (char)code;
-        return 1;
-    }
-    size_t size = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    for (size_t i = size - 1; i > 0; i--) {
-        out[i] = (char)(0x80 | (code & 0x3F));
-        code >>= 6;
-    }
-    out[0] = (char)((size == 2 ? 0xC0 : size == 3 ? 0xE0 : 0xF0) | code);
-    return size;
-}
-
 size_t jinja_utf8_count(const char *text, size_t bytes)
 {
     size_t count = 0;
     for (size_t i = 0; i < bytes; i++) count += ((unsigned char)text[i] & 0xC0) != 0x80;
     return count;
-}
-
-bool jinja_utf8_valid(const char *text, size_t bytes)
-{
-    const unsigned char *t = (const unsigned char *)text;
-    for (size_t i = 0, size; i < bytes; i += size) {
-        if (t[i] < 0x80) {
-            size = 1;
-            continue;
-        }
-        if (t[i] < 0xC2 || t[i] > 0xF4) return false;
-        size = jinja_utf8_size(t[i]);
-        if (size > bytes - i) return false;
-        for (size_t k = 1; k < size; k++)
-            if ((t[i + k] & 0xC0) != 0x80) return false;
-        uint32_t code = jinja_utf8_decode(text + i, &size);
-        /* no longer than needed, no surrogate, nothing past Unicode's end */
-        if ((size == 3 && code < 0x800) || (size == 4 && (code < 0x10000 || code > 0x10FFFF)) ||
-            (code >= 0xD800 && code < 0xE000))
-            return false;
-    }
-    return true;
 }
 
 bool jinja_is_space(uint32_t code)

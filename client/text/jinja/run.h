@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/base/utf8.h"
 
 struct jinja_chunk;
 struct jinja_arena {
@@ -74,10 +75,13 @@ static inline size_t jinja_utf8_size(unsigned char first)
 {
     return first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
 }
-uint32_t jinja_utf8_decode(const char *text, size_t *size);
-size_t jinja_utf8_encode(uint32_t code, char out[4]);
+static inline uint32_t jinja_utf8_decode(const char *text, size_t *size)
+{
+    uint32_t code;
+    *size = utf8_get(text, &code);
+    return code;
+}
 size_t jinja_utf8_count(const char *text, size_t bytes);
-bool jinja_utf8_valid(const char *text, size_t bytes);
 /* What Python's str.isspace and str.strip take for white space. */
 bool jinja_is_space(uint32_t code);
 /* Bytes of white space at the text's start, at its end. */

@@ -59,7 +59,7 @@ static bool word_before(const char *text, size_t at)
 {
     uint32_t codepoint;
     if (at == 0) return false;
-    tok_utf8_get_before(text, at, &codepoint);
+    utf8_get_before(text, at, &codepoint);
     return tok_char_is_word(codepoint);
 }
 
@@ -67,7 +67,7 @@ static bool word_after(const char *text, size_t at, size_t length)
 {
     uint32_t codepoint;
     if (at == length) return false;
-    tok_utf8_get(text + at, &codepoint);
+    utf8_get(text + at, &codepoint);
     return tok_char_is_word(codepoint);
 }
 
@@ -91,7 +91,7 @@ static int cut_at(struct cutting *cut, const struct tok_added_token *token, size
     uint32_t codepoint;
     if (token->single_word && (word_before(text, start) || word_after(text, stop, cut->length))) return 0;
     while (token->lstrip && start > cut->done) {
-        size_t step = tok_utf8_get_before(text, start, &codepoint);
+        size_t step = utf8_get_before(text, start, &codepoint);
         if (!tok_char_is_space(codepoint)) break;
         start -= step;
     }
@@ -100,7 +100,7 @@ static int cut_at(struct cutting *cut, const struct tok_added_token *token, size
         /* of a run of white space, tokens in it look at the rest only once */
         if (stop >= cut->blank_from && stop < cut->blank_to) stop = cut->blank_to;
         while (stop < cut->length) {
-            size_t step = tok_utf8_get(text + stop, &codepoint);
+            size_t step = utf8_get(text + stop, &codepoint);
             if (!tok_char_is_space(codepoint)) break;
             stop += step;
         }

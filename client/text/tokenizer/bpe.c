@@ -89,7 +89,7 @@ static void prepare_cuts(struct tok_bpe *bpe, const struct tok_vocab *vocab)
                (at = memmem(at, (size_t)(end - at), BOUNDARY, BOUNDARY_BYTES))) {
             uint32_t before;
             if (at > text) {
-                tok_utf8_get_before(text, (size_t)(at - text), &before);
+                utf8_get_before(text, (size_t)(at - text), &before);
                 bpe->joined[before >> 6 & 1023] |= UINT64_C(1) << (before & 63);
             }
             at += BOUNDARY_BYTES;
@@ -103,7 +103,7 @@ void tok_bpe_prepare(struct tok_bpe *bpe, const struct tok_vocab *vocab)
     static const char digits[] = "0123456789ABCDEF";
     char text[8];
     for (unsigned i = 0; i < 256; i++) {
-        bpe->byte_ids[i] = tok_vocab_find(vocab, text, tok_utf8_put(tok_bytelevel_char((uint8_t)i), text));
+        bpe->byte_ids[i] = tok_vocab_find(vocab, text, utf8_put(tok_bytelevel_char((uint8_t)i), text));
         if (i < 128) {
             text[0] = (char)i;
             bpe->ascii_ids[i] = tok_vocab_find(vocab, text, 1);
@@ -171,13 +171,13 @@ static int split_word(struct tok_bpe_work *work, const char *text, size_t length
         if (bpe->byte_level) {
             id = bpe->byte_ids[(uint8_t)text[at]];
             if (id == NONE) {
-                width = tok_utf8_put(tok_bytelevel_char((uint8_t)text[at]), spelled);
+                width = utf8_put(tok_bytelevel_char((uint8_t)text[at]), spelled);
                 character = spelled;
             }
         } else if ((uint8_t)text[at] < 0x80) {
             id = bpe->ascii_ids[(uint8_t)text[at]];
         } else {
-            step = width = tok_utf8_get(text + at, &codepoint);
+            step = width = utf8_get(text + at, &codepoint);
             id = tok_vocab_find(work->vocab, character, width);
         }
         at += step;
@@ -298,7 +298,7 @@ static int find_whole(struct tok_bpe_work *work, const char *text, size_t length
         if (rc) return rc;
         for (size_t i = 0; i < length; i++)
             work->spelled.length +=
-                tok_utf8_put(tok_bytelevel_char((uint8_t)text[i]), work->spelled.data + work->spelled.length);
+                utf8_put(tok_bytelevel_char((uint8_t)text[i]), work->spelled.data + work->spelled.length);
         text = work->spelled.data;
         length = work->spelled.length;
     }
@@ -342,7 +342,7 @@ static size_t next_cut(const struct tok_bpe *bpe, const struct tok_vocab *vocab,
         if (!hit) break;
         at = (size_t)(hit - text);
         uint32_t before;
-        size_t width = tok_utf8_get_before(text, at, &before);
+        size_t width = utf8_get_before(text, at, &before);
         bool joined = bpe->joined[before >> 6 & 1023] >> (before & 63) & 1;
         /* What is no token itself becomes bytes or an unknown token, whose spellings say nothing about the
          * text. */

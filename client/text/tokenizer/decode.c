@@ -50,7 +50,7 @@ static int feed_strip(struct helm_detokenizer *d, size_t at, const char *text, s
     stage->result.length = 0;
     for (size_t i = 0; i < length;) {
         uint32_t codepoint;
-        size_t step = tok_utf8_get(text + i, &codepoint);
+        size_t step = utf8_get(text + i, &codepoint);
         int rc = 0;
         if (codepoint == decoder->strip_char && !stage->inside && stage->stripped < decoder->strip_start) {
             stage->stripped++;
@@ -80,7 +80,7 @@ static int feed_metaspace(struct helm_detokenizer *d, size_t at, const char *tex
     stage->result.length = 0;
     for (size_t i = 0; i < length;) {
         uint32_t codepoint;
-        size_t step = tok_utf8_get(text + i, &codepoint);
+        size_t step = utf8_get(text + i, &codepoint);
         int rc = 0;
         if (codepoint != stage->decoder->replacement)
             rc = tok_buffer_append(&stage->result, text + i, step, err);
@@ -126,7 +126,7 @@ static int append_token_bytes(struct stage *stage, struct helm_err *err)
     if (rc) return rc;
     for (size_t i = 0; i < token->length;) {
         uint32_t codepoint;
-        i += tok_utf8_get(token->data + i, &codepoint);
+        i += utf8_get(token->data + i, &codepoint);
         int byte = tok_bytelevel_byte(codepoint);
         if (byte < 0) {
             stage->bytes.length = before;
@@ -167,8 +167,7 @@ static int flush_run(struct helm_detokenizer *d, size_t at, struct helm_err *err
     int rc = 0;
     if (count == 0) return 0;
     stage->bytes.length = 0;
-    if (tok_utf8_is_valid(stage->bytes.data, count))
-        return feed_token(d, at + 1, stage->bytes.data, count, err);
+    if (utf8_is_valid(stage->bytes.data, count)) return feed_token(d, at + 1, stage->bytes.data, count, err);
     for (size_t i = 0; i < count && !rc; i++) rc = feed_token(d, at + 1, "\xEF\xBF\xBD", 3, err);
     return rc;
 }

@@ -85,7 +85,7 @@ static int copy_text(const struct gguf_value *value, size_t max, char **text, st
     if (length > max)
         return helm_fail(err, HELM_E_LIMIT, "key '%s': a string of %llu bytes, the limit is %zu", value->key,
                          (unsigned long long)length, max);
-    if (memchr(found, '\0', length) || !tok_utf8_is_valid(found, length))
+    if (memchr(found, '\0', length) || !utf8_is_valid(found, length))
         return helm_fail(err, HELM_E_FORMAT, "key '%s': not a UTF-8 text", value->key);
     *text = strndup(found, length);
     return *text ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for '%s'", value->key);
@@ -124,7 +124,7 @@ static int read_tokens(struct reading *r, const struct gguf_value *list)
         if (length > TOK_ADDED_LENGTH_MAX)
             rc = helm_fail(r->err, HELM_E_LIMIT, "token %u has %llu bytes, more than %d", id,
                            (unsigned long long)length, TOK_ADDED_LENGTH_MAX);
-        else if (!tok_utf8_is_valid(text, length))
+        else if (!utf8_is_valid(text, length))
             rc = helm_fail(r->err, HELM_E_FORMAT, "token %u is not UTF-8", id);
         else if (length) { /* one without a text is only a row of the model */
             const size_t offset = vocab->bytes.length;
@@ -254,7 +254,7 @@ static int split_token(struct reading *r, uint32_t id, struct pairs *pairs)
     if (pairs->work > SPLITS_WORK)
         return helm_fail(r->err, HELM_E_LIMIT, "key '%s': too many long tokens", TOKENS);
     for (size_t at = 0; at < entry->length;) {
-        at += tok_utf8_get(text + at, &codepoint);
+        at += utf8_get(text + at, &codepoint);
         const uint32_t left = tok_vocab_find(vocab, text, at);
         if (at >= entry->length || !merges(r, left)) continue;
         const uint32_t right = tok_vocab_find(vocab, text + at, entry->length - at);
@@ -389,7 +389,7 @@ static int read_role(struct tok_config *config, const struct gguf *header, const
     const char *text = "";
     for (uint64_t i = 0; i <= id && i < tokens->count; i++) text = gguf_string(&at, &length);
     if (length == 0 || length > TOK_ADDED_LENGTH_MAX || memchr(text, '\0', length) ||
-        !tok_utf8_is_valid(text, length))
+        !utf8_is_valid(text, length))
         return helm_fail(err, HELM_E_FORMAT, "key '%s': token %llu is not a UTF-8 text of 1 to %d bytes", key,
                          (unsigned long long)id, TOK_ADDED_LENGTH_MAX);
     char *copy = strndup(text, length);

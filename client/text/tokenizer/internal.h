@@ -23,6 +23,7 @@
 #include <stdint.h>
 
 #include "client/text/tokenizer/tokenizer.h"
+#include "common/base/utf8.h"
 
 #define TOK_JSON_BYTES_MAX   (64u * 1024u * 1024u) /* tokenizer.json */
 #define TOK_CONFIG_BYTES_MAX (16u * 1024u * 1024u) /* tokenizer_config.json, chat_template.jinja */
@@ -59,16 +60,6 @@ struct tok_ids {
 HELM_MUST_CHECK int tok_ids_reserve(struct tok_ids *ids, size_t more, struct helm_err *err);
 HELM_MUST_CHECK int tok_ids_push(struct tok_ids *ids, uint32_t id, struct helm_err *err);
 
-enum tok_utf8_state { TOK_UTF8_VALID, TOK_UTF8_INVALID, TOK_UTF8_INCOMPLETE };
-
-/* Length (1 to 4; at least 1) of the character, or of the longest prefix of a well-formed one, at `bytes`. */
-size_t tok_utf8_step(const char *bytes, size_t length, enum tok_utf8_state *state);
-/* The character at `bytes`, which is valid UTF-8; returns its length. */
-size_t tok_utf8_get(const char *bytes, uint32_t *codepoint);
-/* The character that ends just before bytes[end]; end > 0. */
-size_t tok_utf8_get_before(const char *bytes, size_t end, uint32_t *codepoint);
-size_t tok_utf8_put(uint32_t codepoint, char *out);
-bool tok_utf8_is_valid(const char *bytes, size_t length);
 /* Appends with U+FFFD for what is not UTF-8. Unless `final`, an unfinished last character is left: *taken
  * says how far. */
 HELM_MUST_CHECK int tok_utf8_append_lossy(struct tok_buffer *out, const char *bytes, size_t length,

@@ -197,9 +197,9 @@ int tok_scan_string(struct tok_scan *scan, struct tok_buffer *out, struct helm_e
         } else if (c < 0x80) {
             scan->at++;
         } else {
-            enum tok_utf8_state state;
-            size_t step = tok_utf8_step(scan->at, (size_t)(scan->end - scan->at), &state);
-            if (state != TOK_UTF8_VALID) return tok_scan_fail(scan, "valid UTF-8", err);
+            enum utf8_state state;
+            size_t step = utf8_step(scan->at, (size_t)(scan->end - scan->at), &state);
+            if (state != UTF8_VALID) return tok_scan_fail(scan, "valid UTF-8", err);
             scan->at += step;
         }
     }

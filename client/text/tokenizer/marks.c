@@ -27,7 +27,7 @@ static bool is_blank(const char *text, size_t length)
 {
     for (size_t i = 0; i < length;) {
         uint32_t codepoint;
-        i += tok_utf8_get(text + i, &codepoint);
+        i += utf8_get(text + i, &codepoint);
         if (!tok_char_is_space(codepoint) && codepoint != 0x2581) return false;
     }
     return true;

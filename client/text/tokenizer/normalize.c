@@ -91,7 +91,7 @@ static int append_form(struct form_work *work, const char *run, size_t length, i
     int boundary = 0;
     for (size_t i = 0; i < length;) {
         uint32_t codepoint;
-        i += tok_utf8_get(run + i, &codepoint);
+        i += utf8_get(run + i, &codepoint);
         int rc = form_work_reserve(work, count + 32, err); /* no character has more than 18 parts */
         if (rc) return rc;
         utf8proc_ssize_t parts =
@@ -113,7 +113,7 @@ static int append_form(struct form_work *work, const char *run, size_t length, i
     int rc = tok_buffer_reserve(out, count * 4, err);
     if (rc) return rc;
     for (size_t i = 0; i < count; i++)
-        out->length += tok_utf8_put((uint32_t)work->codes[i], out->data + out->length);
+        out->length += utf8_put((uint32_t)work->codes[i], out->data + out->length);
     return 0;
 }
 
@@ -140,7 +140,7 @@ static int run_lowercase(const char *text, size_t length, struct tok_buffer *out
 {
     for (size_t i = 0; i < length;) {
         uint32_t codepoint;
-        i += tok_utf8_get(text + i, &codepoint);
+        i += utf8_get(text + i, &codepoint);
         int rc;
         if (codepoint == 0x130) /* the one character whose lower case is two */
             rc = tok_buffer_append(out, "i\xCC\x87", 3, err);
@@ -156,7 +156,7 @@ static int run_strip_accents(const char *text, size_t length, struct tok_buffer 
 {
     for (size_t i = 0; i < length;) {
         uint32_t codepoint;
-        size_t step = tok_utf8_get(text + i, &codepoint);
+        size_t step = utf8_get(text + i, &codepoint);
         if (!tok_char_is_mark(codepoint)) {
             int rc = tok_buffer_append(out, text + i, step, err);
             if (rc) return rc;
@@ -174,13 +174,13 @@ static int run_strip(const struct tok_normalizer *step, const char *text, size_t
     size_t start = 0, end = length;
     uint32_t codepoint;
     while (step->strip_left && start < end) {
-        size_t width = tok_utf8_get(text + start, &codepoint);
+        size_t width = utf8_get(text + start, &codepoint);
         if (!tok_char_is_space(codepoint)) break;
         start += width;
         *dropped = true;
     }
     while (step->strip_right && end > start) {
-        size_t width = tok_utf8_get_before(text, end, &codepoint);
+        size_t width = utf8_get_before(text, end, &codepoint);
         if (!tok_char_is_space(codepoint)) break;
         end -= width;
     }

@@ -90,7 +90,7 @@ static int read_char(const json_t *item, const char *key, uint32_t *codepoint, s
 {
     const json_t *text = json_object_get(item, key);
     size_t length = json_string_length(text);
-    if (!json_is_string(text) || length == 0 || tok_utf8_get(json_string_value(text), codepoint) != length)
+    if (!json_is_string(text) || length == 0 || utf8_get(json_string_value(text), codepoint) != length)
         return helm_fail(err, HELM_E_FORMAT, "'%s' is not one character", key);
     return 0;
 }
@@ -211,7 +211,7 @@ static int read_metaspace(const json_t *item, struct tok_pretokenizer *step, str
     int rc = read_char(item, "replacement", &codepoint, err);
     if (!rc) rc = read_prepend_scheme(item, &step->prepend, err);
     if (!rc) rc = json_get_bool(item, "split", false, &step->split, err);
-    step->replacement_length = tok_utf8_put(codepoint, step->replacement);
+    step->replacement_length = utf8_put(codepoint, step->replacement);
     return rc;
 }
 

@@ -178,7 +178,7 @@ int tok_pattern_next(const struct tok_pattern *pattern, struct tok_matcher *matc
         /* An empty match just behind the last match does not count: look on from the next character. */
         uint32_t codepoint;
         search->found = false;
-        search->at += search->at < length ? tok_utf8_get(subject + search->at, &codepoint) : 1;
+        search->at += search->at < length ? utf8_get(subject + search->at, &codepoint) : 1;
     }
     return 0;
 }

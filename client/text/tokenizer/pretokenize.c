@@ -101,7 +101,7 @@ static int cut_by_class(struct cutter *cut, enum tok_pretokenizer_kind kind, con
     int run_group = -1;
     for (size_t at = start; at <= end;) {
         uint32_t codepoint;
-        size_t step = at < end ? tok_utf8_get(text + at, &codepoint) : 1;
+        size_t step = at < end ? utf8_get(text + at, &codepoint) : 1;
         int group = at < end ? classify(kind, codepoint) : -1;
         bool joins = group == run_group && (group == 0 || runs);
         if (at > start && !joins) {

@@ -165,7 +165,7 @@ static int translate_escape(struct translation *t, bool in_class)
     if ((uint8_t)c >= 0x80) { /* an escaped character beyond ASCII is itself */
         uint32_t codepoint;
         t->at++;
-        return copy(t, tok_utf8_get(t->at, &codepoint));
+        return copy(t, utf8_get(t->at, &codepoint));
     }
     return copy(t, 2);
 }

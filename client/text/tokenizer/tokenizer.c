@@ -48,7 +48,7 @@ static int open_folder(const char *folder, const char *json, size_t json_length,
     if (!rc) rc = read_optional(folder, "chat_template.jinja", &chat, &chat_length, err);
     if (!rc) rc = helm_tokenizer_open_memory(json, json_length, config, config_length, out, err);
     if (!rc && chat) {
-        if (memchr(chat, '\0', chat_length) || !tok_utf8_is_valid(chat, chat_length))
+        if (memchr(chat, '\0', chat_length) || !utf8_is_valid(chat, chat_length))
             rc = helm_fail(err, HELM_E_FORMAT, "chat_template.jinja: not a UTF-8 text");
         else
             rc = tok_config_set_template(&(*out)->config, "default", chat, err);
@@ -249,7 +249,7 @@ static int encode(const struct helm_tokenizer *tokenizer, struct tok_slice given
                          HELM_TOKENIZER_TEXT_LIMIT);
     int rc = tok_bpe_work_open(tokenizer, !e.parse_added || marks, &e.ids, &e.work, err);
     if (rc) return rc;
-    if (!tok_utf8_is_valid(text, length)) {
+    if (!utf8_is_valid(text, length)) {
         size_t taken;
         rc = tok_utf8_append_lossy(&repaired, text, length, true, &taken, err);
         text = repaired.data;
@@ -290,7 +290,7 @@ int tok_encode_marked(const struct helm_tokenizer *tokenizer, struct tok_slice t
     *ids = NULL;
     *count = 0;
     /* repairing would move what the marks are of */
-    if (!tok_utf8_is_valid(text.text, text.length)) return helm_fail(err, HELM_E_FORMAT, "encode: not UTF-8");
+    if (!utf8_is_valid(text.text, text.length)) return helm_fail(err, HELM_E_FORMAT, "encode: not UTF-8");
     marks.known = calloc(tokenizer->added.count + 1, 1);
     if (!marks.known) return helm_fail(err, HELM_E_NOMEM, "no memory for marks");
     const int rc = encode(tokenizer, text, HELM_TOKENIZER_ENCODE_PARSE_ADDED, &marks, ids, count, err);

@@ -94,7 +94,7 @@ static struct helm_tokenizer *make_tokenizer(const struct family *family, bool p
         if (pieces)
             snprintf(name, sizeof name, "<0x%02X>", b);
         else
-            tok_utf8_put(tok_bytelevel_char((uint8_t)b), name);
+            utf8_put(tok_bytelevel_char((uint8_t)b), name);
         json_object_set_new(vocab, name, json_integer(b));
     }
     json_object_set_new(vocab, "<unk>", json_integer(256));
