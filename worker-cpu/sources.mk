@@ -7,6 +7,7 @@ WORKER_CPU_SRC := \
   worker-cpu/print.c \
   worker-cpu/program/activations.c \
   worker-cpu/program/assist.c \
+  worker-cpu/program/attend.c \
   worker-cpu/program/cut.c \
   worker-cpu/program/delta.c \
   worker-cpu/program/execute.c \

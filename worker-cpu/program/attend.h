@@ -1,0 +1,14 @@
+/* Attention of the CPU's layers, chunk by chunk. Called by execute.c; owns nothing: tasks and their parts lie in struct run. */
+#ifndef HELM_WORKER_CPU_PROGRAM_ATTEND_H
+#define HELM_WORKER_CPU_PROGRAM_ATTEND_H
+
+#include "worker-cpu/program/execute.h"
+
+/* A pool_chunk_fn of OP_ROPE_APPEND: norms and rotates heads of some tokens, and writes their cells. */
+void attend_append(void *run, uint32_t chunk, uint32_t thread);
+/* Cuts the step's attention into tasks, the same for every layer: once a step. */
+void attend_plan(struct run *run);
+/* OP_ATTEND of the current entry. */
+struct pool_job attend_job(const struct run *run);
+
+#endif
