@@ -20,16 +20,14 @@ COMMON_SRC := \
   common/base/units.c \
   common/base/utf8.c \
   common/experts/slots.c \
-  common/formats/bf16.c \
   common/formats/bf16_packed.c \
   common/formats/block_grids.c \
   common/formats/blocks.c \
-  common/formats/f16.c \
-  common/formats/f32.c \
   common/formats/fp8.c \
   common/formats/kv_dtype.c \
   common/formats/packed.c \
   common/formats/packed_tile.c \
+  common/formats/plain.c \
   common/formats/q8_0.c \
   common/formats/quantize.c \
   common/formats/quantize_avx2.c \
@@ -146,6 +144,7 @@ KERNEL_SRC := \
   common/cpu/kernels/blocks_avx512.c \
   common/cpu/kernels/blocks_avx512bf16.c \
   common/cpu/kernels/blocks_ref.c \
+  common/cpu/kernels/bytes_ref.c \
   common/cpu/kernels/delta_avx2.c \
   common/cpu/kernels/delta_avx512.c \
   common/cpu/kernels/delta_ref.c \
@@ -170,10 +169,8 @@ KERNEL_SRC := \
   common/cpu/kernels/probe_avx512bf16.c \
   common/cpu/kernels/fp8_avx2.c \
   common/cpu/kernels/fp8_avx512.c \
-  common/cpu/kernels/fp8_ref.c \
   common/cpu/kernels/q8_0_avx2.c \
   common/cpu/kernels/q8_0_avx512.c \
-  common/cpu/kernels/q8_0_ref.c \
   common/cpu/kernels/vector_avx2.c \
   common/cpu/kernels/vector_avx512.c \
   common/cpu/kernels/vector_ref.c

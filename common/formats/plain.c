@@ -1,20 +1,15 @@
-/* What the formats of single numbers have in common: shapes, sizes, reading and writing rows. Included by
- * bf16.c, f16.c and f32.c alone. */
-#ifndef HELM_COMMON_FORMATS_PLAIN_H
-#define HELM_COMMON_FORMATS_PLAIN_H
-
+/* Weights as single numbers, as checkpoints have them: bf16, f16 and f32. See tensor_format.h. */
 #include <string.h>
 
 #include "common/formats/convert.h"
 #include "common/formats/tensor_format.h"
 
-static inline bool plain_takes(uint64_t rows, uint64_t cols)
+static bool plain_takes(uint64_t rows, uint64_t cols)
 {
     return tensor_blocks_take(1, rows, cols);
 }
 
-static inline int plain_read_row(const struct tensor_matrix *m, uint32_t row, float *out,
-                                 struct helm_err *err)
+static int plain_read_row(const struct tensor_matrix *m, uint32_t row, float *out, struct helm_err *err)
 {
     const enum dtype dtype = (enum dtype)m->format;
     const uint64_t first = (uint64_t)row * m->cols;
@@ -30,8 +25,8 @@ static inline int plain_read_row(const struct tensor_matrix *m, uint32_t row, fl
     return 0;
 }
 
-static inline void plain_write(enum dtype to, const void *values, enum dtype dtype, uint64_t count, void *out,
-                               uint64_t *bytes)
+static inline __attribute__((always_inline)) void
+plain_write(enum dtype to, const void *values, enum dtype dtype, uint64_t count, void *out, uint64_t *bytes)
 {
     if (bytes) *bytes = count * dtype_bytes(to);
     if (to == dtype) {
@@ -49,20 +44,20 @@ static inline void plain_write(enum dtype to, const void *values, enum dtype dty
 }
 
 /* The row of the registry for DTYPE_`TYPE`, and the functions that know their type. */
-#define PLAIN_FORMAT(type, TYPE, file_name)                                                                  \
-    static uint64_t bytes_of(uint64_t rows, uint64_t cols)                                                   \
+#define PLAIN_FORMAT(type, TYPE)                                                                             \
+    static uint64_t type##_bytes(uint64_t rows, uint64_t cols)                                               \
     {                                                                                                        \
         return rows * cols * dtype_bytes(DTYPE_##TYPE);                                                      \
     }                                                                                                        \
-    static int write(const void *values, enum dtype dtype, uint32_t rows, uint32_t cols, void *out,          \
-                     uint64_t *bytes, struct helm_err *err)                                                  \
+    static int type##_write(const void *values, enum dtype dtype, uint32_t rows, uint32_t cols, void *out,   \
+                            uint64_t *bytes, struct helm_err *err)                                           \
     {                                                                                                        \
         (void)err;                                                                                           \
         plain_write(DTYPE_##TYPE, values, dtype, (uint64_t)rows *cols, out, bytes);                          \
         return 0;                                                                                            \
     }                                                                                                        \
     const struct tensor_format_traits tensor_format_##type = {.name = #type,                                 \
-                                                              .file = file_name,                             \
+                                                              .file = #TYPE,                                 \
                                                               .value = DTYPE_##TYPE,                         \
                                                               .product = DTYPE_##TYPE,                       \
                                                               .block_values = 1,                             \
@@ -71,8 +66,9 @@ static inline void plain_write(enum dtype to, const void *values, enum dtype dty
                                                               .group_rows = 1,                               \
                                                               .from = FORMAT_##TYPE,                         \
                                                               .takes = plain_takes,                          \
-                                                              .bytes = bytes_of,                             \
+                                                              .bytes = type##_bytes,                         \
                                                               .read_row = plain_read_row,                    \
-                                                              .write = write}
-
-#endif
+                                                              .write = type##_write};
+PLAIN_FORMAT(bf16, BF16)
+PLAIN_FORMAT(f16, F16)
+PLAIN_FORMAT(f32, F32)
