@@ -1,14 +1,12 @@
 #!/usr/bin/python3
 """The second turn of a chat with a long history, beside a new prompt of the second turn's length: times to the first token, and the
 time that products and attention take of each. HELM_BIN: folder of the programs; HELM_PYPROTO: protoc's Python output. Run from the
-repository's root: tools/bench/second_turn.py MODEL [--history N] [--turns N,N] [--rounds N] [options of helmd]."""
+repository's root: tests/process/second_turn.py MODEL [--history N] [--turns N,N] [--rounds N] [options of helmd]."""
 import argparse
-import os
 import statistics
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "process"))
-from helmd_harness import Client, running, status_of  # noqa: E402
+from helmd_harness import Client, running, status_of
 
 
 def text_of(count, kind, vocab):
