@@ -43,6 +43,7 @@ LIBHELM_SRC := \
   client/text/grammar/schema_format.c \
   client/text/grammar/schema_keywords.c \
   client/text/grammar/schema_merge.c \
+  client/text/grammar/schema_number.c \
   client/text/grammar/schema_object.c \
   client/text/grammar/schema_string.c \
   client/text/grammar/schema_values.c \

@@ -6,6 +6,7 @@ COMMON_SRC := \
   common/base/args_print.c \
   common/base/cgroup.c \
   common/base/cpu.c \
+  common/base/decimal.c \
   common/base/digest.c \
   common/base/err.c \
   common/base/file.c \

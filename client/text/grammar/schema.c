@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "client/text/grammar/grammar.h"
+#include "common/base/decimal.h"
 #include "common/base/json.h"
 #include "common/base/json_numbers.h"
 
@@ -76,8 +77,9 @@ static uint32_t type_of_name(struct schema *s, const json_t *name)
     return 0;
 }
 
-static uint32_t type_of_value(const json_t *value)
+static uint32_t type_of_value(const struct schema *s, const json_t *value)
 {
+    struct decimal d;
     switch (json_typeof(value)) {
     case JSON_NULL:
         return SCHEMA_NULL;
@@ -87,7 +89,8 @@ static uint32_t type_of_value(const json_t *value)
     case JSON_INTEGER:
         return SCHEMA_INTEGER;
     case JSON_REAL:
-        return json_real_value(value) == floor(json_real_value(value)) ? SCHEMA_INTEGER : SCHEMA_NUMBER;
+        decimal_of(value, s->x->numbers, &d);
+        return decimal_is_whole(&d) ? SCHEMA_INTEGER : SCHEMA_NUMBER;
     case JSON_STRING:
         return SCHEMA_STRING;
     case JSON_ARRAY:
@@ -143,9 +146,9 @@ uint32_t schema_types(struct schema *s, const json_t *node)
     else if (type)
         types = type_of_name(s, type);
     if (type && json_is_true(json_object_get(node, "nullable"))) types |= SCHEMA_NULL;
-    if (constant) return types & type_of_value(constant);
+    if (constant) return types & type_of_value(s, constant);
     if (!list) return types;
-    json_array_foreach(list, i, item) values |= type_of_value(item);
+    json_array_foreach(list, i, item) values |= type_of_value(s, item);
     return types & values;
 }
 
@@ -189,7 +192,7 @@ static uint32_t constants(struct schema *s, const json_t *node, const json_t *li
             schema_refuse(s, HELM_E_UNSUPPORTED, "'%.64s' beside 'enum' or 'const' is not supported", name);
     }
     if (!json_is_array(list)) schema_refuse(s, HELM_E_FORMAT, "'enum' is not a list");
-    json_array_foreach(list, i, item) if (types & type_of_value(item))
+    json_array_foreach(list, i, item) if (types & type_of_value(s, item))
         expr_add(s->x, alt, schema_literal(s, item));
     return alt;
 }
@@ -281,9 +284,12 @@ static json_t *without(struct schema *s, const json_t *node, const char *key)
 /* Adds a value that one of several schemas names. false: another one has named it, too. */
 static bool add_value(struct schema *s, json_t *seen, const json_t *value)
 {
-    char *text = schema_charge(s, schema_weight(value))
-                     ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_SORT_KEYS)
-                     : NULL;
+    struct decimal d;
+    char *text = NULL;
+    if (json_is_number(value)) decimal_of(value, s->x->numbers, &d);
+    if (schema_charge(s, schema_weight(value)))
+        text = json_is_number(value) ? decimal_key(&d)
+                                     : json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_SORT_KEYS);
     const bool fresh = text && !json_object_get(seen, text);
     if (!text || json_object_set_new_nocheck(seen, text, json_null()))
         exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");

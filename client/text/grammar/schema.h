@@ -5,7 +5,8 @@
  *   schema_merge.c     several schemas of one value as one
  *   schema_object.c    objects and arrays
  *   schema_string.c    strings
- *   schema_values.c    numbers, literals, any JSON
+ *   schema_number.c    numbers: bounds and multiples
+ *   schema_values.c    literals, any JSON
  *   schema_format.c    what `format` names
  *
  * docs/grammars.md lists the keywords. Every other one is refused with its place, except for those that say nothing about
@@ -30,10 +31,11 @@ uint32_t schema_space(struct exprs *exprs);
 
 /* ---- for the files of schemas ---- */
 
-#define SCHEMA_PATH_MAX  256
-#define SCHEMA_DEPTH_MAX 64
-#define SCHEMA_COUNT_MAX 16384 /* longest text and list that is written where a schema allows longer ones */
-#define SCHEMA_NODES_MAX 20000 /* visited; references and merges can make many of few */
+#define SCHEMA_PATH_MAX   256
+#define SCHEMA_DEPTH_MAX  64
+#define SCHEMA_COUNT_MAX  16384 /* longest text and list that is written where a schema allows longer ones */
+#define SCHEMA_PLACES_MAX 16    /* digits after the point of a number that is written */
+#define SCHEMA_NODES_MAX  20000 /* visited; references and merges can make many of few */
 
 enum schema_type {
     SCHEMA_NULL = 1,
@@ -68,6 +70,8 @@ bool schema_says_nothing(const json_t *node, const char *name, const json_t *val
 void schema_check_keywords(struct schema *s, const json_t *node);
 /* exprs_charge, with the path in its error. false: failed, now or before. */
 bool schema_charge(struct schema *s, size_t steps);
+/* Whether two values are the same one: numbers by what they mean. */
+bool schema_same_value(const struct schema *s, const json_t *a, const json_t *b);
 /* Values in a value, for charging. */
 size_t schema_weight(const json_t *value);
 /* A value of this schema, seen from its parent by `name`. */

@@ -59,6 +59,8 @@ static const struct {
     {"propertyNames", {"true", "{}", "{\"type\":\"string\"}"}},
     {"not", {"false"}},
     {"minContains", {"0", "0.0"}},
+    {"exclusiveMinimum", {"false"}},
+    {"exclusiveMaximum", {"false"}},
 };
 
 static bool is_neutral(const json_t *node, const char *name, const json_t *value)

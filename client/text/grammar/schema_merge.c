@@ -1,8 +1,8 @@
 /* Several schemas of one value as one: allOf, and what stands beside a reference or alternatives. See schema.h. */
-#include <math.h>
 #include <string.h>
 
 #include "client/text/grammar/schema.h"
+#include "common/base/decimal.h"
 
 /* What becomes of a keyword that both have. */
 enum merge_kind {
@@ -59,12 +59,40 @@ static enum merge_kind kind_of(const char *name, bool *known)
     return MERGE_NOTHING;
 }
 
-static json_t *both(const json_t *a, const json_t *b)
+bool schema_same_value(const struct schema *s, const json_t *a, const json_t *b)
 {
-    return json_equal(a, b) ? json_incref((json_t *)a) : json_pack("{s:[O,O]}", "allOf", a, b);
+    const char *name;
+    json_t *value;
+    size_t i;
+    if (json_is_number(a) && json_is_number(b)) {
+        struct decimal x, y;
+        decimal_of(a, s->x->numbers, &x);
+        decimal_of(b, s->x->numbers, &y);
+        return decimal_compare(&x, &y) == 0;
+    }
+    if (json_typeof(a) != json_typeof(b)) return false;
+    if (json_is_array(a)) {
+        bool same = json_array_size(a) == json_array_size(b);
+        json_array_foreach((json_t *)a, i, value) same =
+            same && schema_same_value(s, value, json_array_get(b, i));
+        return same;
+    }
+    if (!json_is_object(a)) return json_equal(a, b);
+    bool same = json_object_size(a) == json_object_size(b);
+    json_object_foreach((json_t *)a, name, value)
+    {
+        const json_t *other = json_object_get(b, name);
+        same = same && other && schema_same_value(s, value, other);
+    }
+    return same;
 }
 
-static json_t *merge_members(const json_t *a, const json_t *b)
+static json_t *both(const struct schema *s, const json_t *a, const json_t *b)
+{
+    return schema_same_value(s, a, b) ? json_incref((json_t *)a) : json_pack("{s:[O,O]}", "allOf", a, b);
+}
+
+static json_t *merge_members(const struct schema *s, const json_t *a, const json_t *b)
 {
     json_t *out = json_copy((json_t *)a);
     const char *name;
@@ -72,7 +100,7 @@ static json_t *merge_members(const json_t *a, const json_t *b)
     json_object_foreach((json_t *)b, name, value)
     {
         const json_t *have = json_object_get(a, name);
-        json_object_set_new(out, name, have ? both(have, value) : json_incref(value));
+        json_object_set_new(out, name, have ? both(s, have, value) : json_incref(value));
     }
     return out;
 }
@@ -93,7 +121,7 @@ static bool has(struct schema *s, const json_t *list, const json_t *value)
 {
     if (!schema_charge(s, json_array_size(list) * schema_weight(value))) return false;
     for (size_t i = 0; i < json_array_size(list); i++)
-        if (json_equal(json_array_get(list, i), value)) return true;
+        if (schema_same_value(s, json_array_get(list, i), value)) return true;
     return false;
 }
 
@@ -121,11 +149,24 @@ static json_t *merge_types(struct schema *s, const json_t *a, const json_t *b)
     return out;
 }
 
+static json_t *merge_bounds(struct schema *s, const char *name, const json_t *a, const json_t *b, bool larger)
+{
+    struct decimal x, y;
+    if (json_is_boolean(a) && json_is_boolean(b)) return json_incref((json_t *)(json_is_true(a) ? a : b));
+    if (!json_is_number(a) || !json_is_number(b)) {
+        schema_refuse(s, HELM_E_UNSUPPORTED, "two '%.64s' of one value that are not two numbers", name);
+        return NULL;
+    }
+    decimal_of(a, s->x->numbers, &x);
+    decimal_of(b, s->x->numbers, &y);
+    return json_incref((json_t *)((decimal_compare(&x, &y) > 0) == larger ? a : b));
+}
+
 static json_t *merge_values(struct schema *s, const char *name, const json_t *a, const json_t *b)
 {
     bool known;
     const enum merge_kind kind = kind_of(name, &known);
-    if (!known && !json_equal(a, b)) {
+    if (!known && !schema_same_value(s, a, b)) {
         schema_refuse(s, HELM_E_UNSUPPORTED, "two different '%.64s' of one value are not supported", name);
         return NULL;
     }
@@ -133,13 +174,12 @@ static json_t *merge_values(struct schema *s, const char *name, const json_t *a,
     case MERGE_NOTHING:
         return json_incref((json_t *)a);
     case MERGE_LARGER:
-        return json_incref((json_t *)(json_number_value(a) > json_number_value(b) ? a : b));
     case MERGE_SMALLER:
-        return json_incref((json_t *)(json_number_value(a) < json_number_value(b) ? a : b));
+        return merge_bounds(s, name, a, b, kind == MERGE_LARGER);
     case MERGE_BOTH:
-        return both(a, b);
+        return both(s, a, b);
     case MERGE_MEMBERS:
-        return merge_members(a, b);
+        return merge_members(s, a, b);
     case MERGE_UNION:
         return merge_lists(s, a, b, false);
     case MERGE_ENUM:
@@ -151,7 +191,7 @@ static json_t *merge_values(struct schema *s, const char *name, const json_t *a,
 }
 
 /* Properties of `other` alone must fit what `node` says of additional ones. */
-static json_t *bound_members(const json_t *node, const json_t *other)
+static json_t *bound_members(const struct schema *s, const json_t *node, const json_t *other)
 {
     const json_t *more = json_object_get(node, "additionalProperties"),
                  *mine = json_object_get(node, "properties");
@@ -160,7 +200,8 @@ static json_t *bound_members(const json_t *node, const json_t *other)
     if (!more || !members) return json_incref(members);
     json_t *out = json_object();
     json_object_foreach(members, name, value)
-        json_object_set_new(out, name, json_object_get(mine, name) ? json_incref(value) : both(value, more));
+        json_object_set_new(out, name,
+                            json_object_get(mine, name) ? json_incref(value) : both(s, value, more));
     return out;
 }
 
@@ -182,7 +223,7 @@ const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b)
                               2 * json_object_size(json_object_get(a, "properties")) +
                               2 * json_object_size(json_object_get(b, "properties"))))
         return NULL;
-    json_t *out = json_copy((json_t *)a), *of_a = bound_members(b, a), *of_b = bound_members(a, b);
+    json_t *out = json_copy((json_t *)a), *of_a = bound_members(s, b, a), *of_b = bound_members(s, a, b);
     if (!out || json_array_append_new(s->made, out)) exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
     if (of_a && !s->x->failed) json_object_set(out, "properties", of_a);
     json_object_foreach((json_t *)b, name, value)
@@ -212,7 +253,7 @@ static bool have_other_values(struct schema *s, const json_t *a, const json_t *b
 {
     const json_t *one_a, *one_b, *list_a = values_of(a, &one_a), *list_b = values_of(b, &one_b);
     if ((!list_a && !one_a) || (!list_b && !one_b)) return false;
-    if (one_a && one_b) return !json_equal(one_a, one_b);
+    if (one_a && one_b) return !schema_same_value(s, one_a, one_b);
     if (one_a) return !has(s, list_b, one_a);
     if (one_b) return !has(s, list_a, one_b);
     for (size_t i = 0; i < json_array_size(list_a); i++)

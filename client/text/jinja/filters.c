@@ -2,6 +2,7 @@
  * the table at the end. */
 #include <ctype.h>
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -323,6 +324,8 @@ static int filter_int(const struct jinja_callable *c, struct jinja_value *out)
     if (v->type == JINJA_UNDEFINED) return jinja_fail_undefined(c->run, v);
     if (jinja_is_whole(v)) {
         *out = jinja_int(jinja_whole(v));
+    } else if (v->type == JINJA_WIDE) {
+        *out = *v;
     } else if (v->type == JINJA_FLOAT) {
         d = v->as.number;
     } else if (v->type == JINJA_TEXT) {
@@ -331,7 +334,10 @@ static int filter_int(const struct jinja_callable *c, struct jinja_value *out)
         else if (!spelled_number(v, 10, false, &i, &d))
             d = NAN;
     }
-    if (fabs(d) < 9.2e18) *out = jinja_int((int64_t)d);
+    if (isfinite(d) && fabs(d) >= 0x1p63) return jinja_fail_wide(c->run);
+    if (isinf(d) && v->type == JINJA_FLOAT)
+        return jinja_fail(c->run, HELM_E_FORMAT, "'int' of what is not finite");
+    if (isfinite(d)) *out = jinja_int((int64_t)d);
     return 0;
 }
 
@@ -345,6 +351,7 @@ static int filter_float(const struct jinja_callable *c, struct jinja_value *out)
         int rc = jinja_step(c->run, c->self.as.text.bytes / 64);
         if (rc) return rc;
     }
+    if (c->self.type == JINJA_WIDE && fabs(c->self.as.number) >= DBL_MAX) return jinja_fail_wide(c->run);
     if (jinja_is_number(&c->self))
         *out = jinja_float(jinja_number(&c->self));
     else if (c->self.type == JINJA_TEXT && spelled_number(&c->self, 10, false, &i, &d))
@@ -355,6 +362,10 @@ static int filter_float(const struct jinja_callable *c, struct jinja_value *out)
 static int filter_abs(const struct jinja_callable *c, struct jinja_value *out)
 {
     bool negative = jinja_is_number(&c->self) && jinja_number(&c->self) < 0;
+    if (c->self.type == JINJA_WIDE && !negative) {
+        *out = c->self;
+        return 0;
+    }
     return jinja_negate(c->run, &c->self, negative, out);
 }
 
@@ -365,6 +376,7 @@ static int filter_round(const struct jinja_callable *c, struct jinja_value *out)
     int rc = jinja_parameter_whole(c, 0, 0, &precision);
     if (!rc) rc = jinja_parameter_text(c, 1, "common", &method);
     if (rc) return rc;
+    if (c->self.type == JINJA_WIDE) return jinja_fail_wide(c->run);
     if (!jinja_is_number(&c->self))
         return jinja_fail(c->run, HELM_E_FORMAT, "'round': a '%s' is no number", jinja_type_name(&c->self));
     if (precision < 0 || precision > 15)

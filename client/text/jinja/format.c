@@ -70,9 +70,10 @@ static int add_number(struct jinja_run *run, struct jinja_buffer *out, const str
                       const struct jinja_value *value)
 {
     char text[2 * WIDTH_MAX + 400], *digits = text + 1;
-    if (!jinja_is_number(value) || (c->kind == 'x' && !jinja_is_whole(value)))
+    if (!jinja_is_number(value) || (c->kind == 'x' && value->type == JINJA_FLOAT))
         return jinja_fail(run, HELM_E_FORMAT, "%%%c format: a number is required, not '%s'", c->kind,
                           jinja_type_name(value));
+    if (value->type == JINJA_WIDE) return jinja_fail_wide(run);
     double number = jinja_number(value);
     bool negative = number < 0 || (number == 0 && signbit(number) && c->kind == 'f');
     if (c->kind == 'f') {

@@ -148,7 +148,8 @@ static int add_value(struct jinja_run *run, struct jinja_buffer *out, struct spe
                      const struct jinja_value *value)
 {
     if (value->type == JINJA_TEXT) return add_text(run, out, s, value);
-    if (jinja_is_number(value) && (value->type != JINJA_BOOL || s->given))
+    if (value->type == JINJA_WIDE && s->given) return jinja_fail_wide(run);
+    if (jinja_is_number(value) && value->type != JINJA_WIDE && (value->type != JINJA_BOOL || s->given))
         return add_number(run, out, s, value);
     if (!s->given) return jinja_print(run, out, value);
     return jinja_fail(run, HELM_E_FORMAT, "'format': a specification of a %s", jinja_type_name(value));

@@ -81,7 +81,7 @@ static int whole_binary(struct jinja_run *run, char op, int64_t a, int64_t b, st
     default:
         if (b == 0) return jinja_fail(run, HELM_E_FORMAT, "division by zero");
         if (op == '/') {
-            *out = jinja_float((double)a / (double)b);
+            *out = jinja_float((double)((long double)a / (long double)b)); /* which holds 64 bits */
             return 0;
         }
         overflow = a == INT64_MIN && b == -1;
@@ -89,7 +89,7 @@ static int whole_binary(struct jinja_run *run, char op, int64_t a, int64_t b, st
         result = floor_divide(a, b, &rest);
         if (op == '%') result = rest;
     }
-    if (overflow) return jinja_fail(run, HELM_E_LIMIT, "a whole number of more than 64 bits");
+    if (overflow) return jinja_fail_wide(run);
     *out = jinja_int(result);
     return 0;
 }
@@ -209,6 +209,8 @@ int jinja_binary(struct jinja_run *run, char op, const struct jinja_value *a, co
 {
     if (jinja_is_whole(a) && jinja_is_whole(b))
         return whole_binary(run, op, jinja_whole(a), jinja_whole(b), out);
+    if (jinja_is_number(a) && jinja_is_number(b) && (a->type == JINJA_WIDE || b->type == JINJA_WIDE))
+        return jinja_fail_wide(run);
     if (jinja_is_number(a) && jinja_is_number(b))
         return float_binary(run, op, jinja_number(a), jinja_number(b), out);
     if (op == '+' && a->type == JINJA_TEXT && b->type == JINJA_TEXT) return add_texts(run, a, b, out);
@@ -227,6 +229,7 @@ int jinja_negate(struct jinja_run *run, const struct jinja_value *a, bool minus,
         *out = jinja_float(minus ? -a->as.number : a->as.number);
         return 0;
     }
+    if (a->type == JINJA_WIDE) return jinja_fail_wide(run);
     if (jinja_is_whole(a)) return whole_binary(run, minus ? '-' : '+', 0, jinja_whole(a), out);
     if (a->type == JINJA_UNDEFINED) return jinja_fail_undefined(run, a);
     return jinja_fail(run, HELM_E_FORMAT, "a sign before a '%s'", jinja_type_name(a));

@@ -134,6 +134,7 @@ int jinja_repr(struct jinja_run *run, struct jinja_buffer *buffer, const struct 
         snprintf(number, sizeof number, "%lld", (long long)value->as.integer);
         return add_text(run, buffer, number);
     case JINJA_FLOAT:
+    case JINJA_WIDE:
         if (value->as.written) return add_text(run, buffer, value->as.written);
         jinja_float_text(value->as.number, number);
         return add_text(run, buffer, number);
@@ -311,6 +312,7 @@ int jinja_json(struct jinja_run *run, struct jinja_buffer *buffer, const struct 
     case JINJA_INT:
         return jinja_repr(run, buffer, value);
     case JINJA_FLOAT:
+    case JINJA_WIDE:
         return json_number(run, buffer, value);
     case JINJA_TEXT:
         return json_text(run, buffer, value->as.text.data, value->as.text.bytes, style->ascii);

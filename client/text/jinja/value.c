@@ -1,5 +1,6 @@
 /* Making, asking and comparing values. See jinja/value.h. Called by everything that renders. */
 #include "client/text/jinja/value.h"
+#include "common/base/decimal.h"
 #include "common/base/json_numbers.h"
 
 #include <math.h>
@@ -169,6 +170,8 @@ int jinja_from_json(struct jinja_run *run, const json_t *json, struct jinja_valu
     case JSON_REAL:
         *out = jinja_float(json_real_value(json));
         out->as.written = json_number_text(run->numbers, json);
+        if (out->as.written && !out->as.written[strspn(out->as.written, "-0123456789")])
+            out->type = JINJA_WIDE;
         break;
     case JSON_STRING:
         if (json_string_length(json) > run->arena.bytes_max || json_string_length(json) > UINT32_MAX)
@@ -219,12 +222,19 @@ const char *jinja_type_name(const struct jinja_value *value)
 {
     static const char *const lists[] = {"list",        "tuple",      "range",    "dict_keys",
                                         "dict_values", "dict_items", "generator"};
-    static const char *const names[] = {[JINJA_UNDEFINED] = "Undefined", [JINJA_NONE] = "NoneType",
-                                        [JINJA_BOOL] = "bool",           [JINJA_INT] = "int",
-                                        [JINJA_FLOAT] = "float",         [JINJA_TEXT] = "str",
-                                        [JINJA_DICT] = "dict",           [JINJA_NAMESPACE] = "namespace",
-                                        [JINJA_LOOP] = "loop",           [JINJA_MACRO] = "macro",
-                                        [JINJA_METHOD] = "method",       [JINJA_FUNCTION] = "function",
+    static const char *const names[] = {[JINJA_UNDEFINED] = "Undefined",
+                                        [JINJA_NONE] = "NoneType",
+                                        [JINJA_BOOL] = "bool",
+                                        [JINJA_INT] = "int",
+                                        [JINJA_FLOAT] = "float",
+                                        [JINJA_WIDE] = "int",
+                                        [JINJA_TEXT] = "str",
+                                        [JINJA_DICT] = "dict",
+                                        [JINJA_NAMESPACE] = "namespace",
+                                        [JINJA_LOOP] = "loop",
+                                        [JINJA_MACRO] = "macro",
+                                        [JINJA_METHOD] = "method",
+                                        [JINJA_FUNCTION] = "function",
                                         [JINJA_ABSENT] = "function"};
     return value->type == JINJA_LIST ? lists[value->as.list->kind] : names[value->type];
 }
@@ -260,7 +270,53 @@ int64_t jinja_whole(const struct jinja_value *v)
 
 double jinja_number(const struct jinja_value *v)
 {
-    return v->type == JINJA_FLOAT ? v->as.number : (double)jinja_whole(v);
+    return v->type == JINJA_FLOAT || v->type == JINJA_WIDE ? v->as.number : (double)jinja_whole(v);
+}
+
+int jinja_fail_wide(struct jinja_run *run)
+{
+    return jinja_fail(run, HELM_E_LIMIT, "a whole number of more than 64 bits");
+}
+
+static void whole_text(const struct jinja_value *v, char text[320])
+{
+    if (v->type == JINJA_FLOAT)
+        snprintf(text, 320, "%.0f", v->as.number);
+    else
+        snprintf(text, 320, "%lld", (long long)jinja_whole(v));
+}
+
+/* One of which is WIDE, none infinite. */
+static int order_wide(const struct jinja_value *a, const struct jinja_value *b)
+{
+    struct decimal x, y;
+    char of_a[320], of_b[320];
+    if (a->type != JINJA_WIDE) whole_text(a, of_a);
+    if (b->type != JINJA_WIDE) whole_text(b, of_b);
+    decimal_read(a->type == JINJA_WIDE ? a->as.written : of_a, &x);
+    decimal_read(b->type == JINJA_WIDE ? b->as.written : of_b, &y);
+    return decimal_compare(&x, &y);
+}
+
+/* As Python does, without rounding a whole number. 2: one is NaN. */
+static int order_numbers(const struct jinja_value *a, const struct jinja_value *b)
+{
+    const double x = jinja_number(a), y = jinja_number(b);
+    if (jinja_is_whole(a) && jinja_is_whole(b))
+        return (jinja_whole(a) > jinja_whole(b)) - (jinja_whole(a) < jinja_whole(b));
+    if (isnan(x) || isnan(y)) return 2;
+    if ((a->type == JINJA_FLOAT && b->type == JINJA_FLOAT) || isinf(x) || isinf(y)) return (x > y) - (x < y);
+    if (a->type == JINJA_WIDE || b->type == JINJA_WIDE) return order_wide(a, b);
+    const bool swapped = a->type == JINJA_FLOAT; /* one is whole, the other a float */
+    const double number = swapped ? x : y;
+    const int64_t whole = jinja_whole(swapped ? b : a);
+    int order = number < 0 ? 1 : -1; /* of the whole one */
+    if (fabs(number) < 0x1p63) {
+        const int64_t cut = (int64_t)number;
+        order =
+            whole != cut ? (whole > cut) - (whole < cut) : ((double)cut > number) - ((double)cut < number);
+    }
+    return swapped ? -order : order;
 }
 
 static int lists_equal(struct jinja_run *run, const struct jinja_list *a, const struct jinja_list *b,
@@ -308,8 +364,7 @@ int jinja_equal(struct jinja_run *run, const struct jinja_value *a, const struct
     int rc = jinja_step(run, 1);
     if (rc) return rc;
     if (jinja_is_number(a) && jinja_is_number(b)) {
-        *out = jinja_is_whole(a) && jinja_is_whole(b) ? jinja_whole(a) == jinja_whole(b)
-                                                      : jinja_number(a) == jinja_number(b);
+        *out = order_numbers(a, b) == 0;
         return 0;
     }
     if (a->type != b->type) return 0;
@@ -345,14 +400,8 @@ int jinja_order(struct jinja_run *run, const struct jinja_value *a, const struct
     *order = 0;
     int rc = jinja_step(run, 1);
     if (rc) return rc;
-    if (jinja_is_whole(a) && jinja_is_whole(b)) {
-        int64_t x = jinja_whole(a), y = jinja_whole(b);
-        *order = (x > y) - (x < y);
-        return 0;
-    }
     if (jinja_is_number(a) && jinja_is_number(b)) {
-        double x = jinja_number(a), y = jinja_number(b);
-        *order = isnan(x) || isnan(y) ? 2 : (x > y) - (x < y);
+        *order = order_numbers(a, b);
         return 0;
     }
     if (a->type == JINJA_TEXT && b->type == JINJA_TEXT) {

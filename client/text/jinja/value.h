@@ -17,6 +17,7 @@ enum jinja_type {
     JINJA_BOOL,
     JINJA_INT,
     JINJA_FLOAT,
+    JINJA_WIDE, /* a whole number of JSON beyond 64 bits: as.written has its digits, as.number is about as large */
     JINJA_TEXT,
     JINJA_LIST,
     JINJA_DICT,
@@ -148,12 +149,14 @@ static inline bool jinja_is_sequence_kind(const struct jinja_value *v) /* has a 
 }
 static inline bool jinja_is_number(const struct jinja_value *v)
 {
-    return v->type == JINJA_BOOL || v->type == JINJA_INT || v->type == JINJA_FLOAT;
+    return v->type >= JINJA_BOOL && v->type <= JINJA_WIDE;
 }
 static inline bool jinja_is_whole(const struct jinja_value *v) /* int or bool */
 {
     return v->type == JINJA_BOOL || v->type == JINJA_INT;
 }
+/* Says that Python could compute it. */
+int jinja_fail_wide(struct jinja_run *run);
 int64_t jinja_whole(const struct jinja_value *v); /* of one that jinja_is_whole */
 double jinja_number(const struct jinja_value *v); /* of one that jinja_is_number */
 
