@@ -151,6 +151,7 @@ helm-cli_LIBS := -lcurl -ledit -lnuma -lzmq -lsodium -lprotobuf-c -lpcre2-8 -lja
 # helm-gateway: HTTP on libhelm.
 GATEWAY_SRC := \
   client/gateway/access.c \
+  client/gateway/arrivals.c \
   client/gateway/ask.c \
   client/gateway/ask_anthropic.c \
   client/gateway/ask_effort.c \

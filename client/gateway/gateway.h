@@ -1,6 +1,7 @@
 /* helm-gateway: what its files share.
  *
  *   main.c      options and start order            loop.c       the one poll loop, signals, time
+ *   arrivals.c  connections that wait to be served
  *   peer.c      connections: places, hang-ups, limits of time
  *   server.c    libmicrohttpd: heads, bodies, answers
  *   routes.c    the table of paths                 access.c     Host, Origin and API keys

@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "client/gateway/arrivals.h"
 #include "client/gateway/gateway.h"
 #include "client/gateway/grammars.h"
 #include "client/gateway/jobs.h"
@@ -30,18 +31,24 @@ static const char epilogue[] =
     "exit status: 0 done, 2 usage, 3 no daemon, 4 refused, 5 failed\n";
 
 /* How many connections there may be: a descriptor each, and some more for the gateway itself. */
-static uint32_t allow_connections(void)
+static void allow_connections(struct peers *p)
 {
     struct rlimit limit;
-    const rlim_t others = PEERS_RESERVED + PEERS_LEAVING + 64, wanted = PEERS_MAX + others;
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= wanted) return PEERS_MAX;
+    const rlim_t others = PEERS_RESERVED + PEERS_LEAVING + ARRIVALS_FEW + 48, enough = PEERS_MAX + others,
+                 wanted = enough + ARRIVALS_MAX - ARRIVALS_FEW;
+    p->places_max = PEERS_MAX;
+    p->waiting_max = ARRIVALS_MAX;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= wanted) return;
     const struct rlimit more = {limit.rlim_max < wanted ? limit.rlim_max : wanted, limit.rlim_max};
     if (setrlimit(RLIMIT_NOFILE, &more) == 0) limit = more;
-    if (limit.rlim_cur >= wanted) return PEERS_MAX;
-    const uint32_t places = limit.rlim_cur > others + 1 ? (uint32_t)(limit.rlim_cur - others) : 1;
+    if (limit.rlim_cur >= enough) {
+        p->waiting_max = ARRIVALS_FEW + (uint32_t)(limit.rlim_cur - enough);
+        return;
+    }
+    p->waiting_max = ARRIVALS_FEW;
+    p->places_max = limit.rlim_cur > others + 1 ? (uint32_t)(limit.rlim_cur - others) : 1;
     log_warn("%llu descriptors are allowed: %u connections instead of %d", (unsigned long long)limit.rlim_cur,
-             places, PEERS_MAX);
-    return places;
+             p->places_max, PEERS_MAX);
 }
 
 static int start(struct gateway *g, const struct options *o, struct helm_err *err)
@@ -52,7 +59,7 @@ static int start(struct gateway *g, const struct options *o, struct helm_err *er
     g->model.aliases = &o->aliases;
     g->model.answer_ms = (uint32_t)(o->answer_seconds * 1000);
     g->access.hosts = &o->hosts;
-    g->peers.places_max = allow_connections();
+    allow_connections(&g->peers);
     g->peers.address_max = (uint32_t)o->address_connections;
     g->peers.stall_us = o->stall_seconds * 1000000;
     int rc = info_open_model(g, o->name, err);

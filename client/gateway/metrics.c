@@ -71,6 +71,8 @@ void metrics_write(struct gateway *g, const struct inquiry_fact *status, const s
                        "Connections that gave way to others.");
     exposition_counter(out, "helm_gateway_connections_refused_total", g->peers.refused,
                        "Requests refused for want of a place.");
+    exposition_counter(out, "helm_gateway_connections_turned_away_total", g->peers.turned_away,
+                       "Connections closed at once, since too many of their address waited to be served.");
     exposition_counter(out, "helm_gateway_requests_late_total", g->peers.late,
                        "Connections ended in the middle of a request that did not come in time.");
     exposition_counter(out, "helm_gateway_refused_keys_total", m->refused_keys,

@@ -1,4 +1,4 @@
-/* Connections: accepted, counted, watched, ended. See peer.h. Owns the list of peers and of their addresses; each socket is
+/* Connections: counted, watched, ended. See peer.h. Owns the list of peers and of their addresses; each socket is
  * libmicrohttpd's from MHD_add_connection on.
  *
  * libmicrohttpd stays. Its fault is narrow: it watches sockets edge-triggered and forgets to look again after a short read,
@@ -23,7 +23,6 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 
-#define ACCEPTS    4 /* new connections in a turn of the loop: those before are read first, and tokens go on */
 #define YOUNG_US   100000  /* until which a connection's first bytes may lie unread */
 #define SILENT_US  20000   /* until which they may still come */
 #define FETCHES_US 5000000 /* from which on a whole answer that is not fetched may give way */
@@ -111,8 +110,7 @@ void peer_closed(struct gateway *g, struct peer *peer)
     else
         p->first = peer->next;
     if (peer->next) peer->next->previous = peer->previous;
-    give_back_address(p, peer->from);
-    free(peer);
+    peer_free(p, peer);
 }
 
 /* ---- who gives way ---------------------------------------------------------------------------------- */
@@ -195,60 +193,57 @@ static void name_peer(const struct sockaddr_storage *at, char *text, size_t size
     if (!inet_ntop(at->ss_family, address, text, (socklen_t)size)) *text = 0;
 }
 
-static void admit(struct gateway *g, struct MHD_Daemon *http, int fd, const struct sockaddr_storage *at,
-                  socklen_t size)
+struct peer *peer_open(struct peers *p, int fd, const struct sockaddr_storage *at)
 {
-    struct peers *p = &g->peers;
     struct peer *peer = calloc(1, sizeof *peer);
     struct peer_address *from = peer ? take_address(p, at) : NULL;
     if (!from) {
         free(peer);
-        close(fd);
-        return;
+        return NULL;
     }
-    const uint64_t now = units_now_us();
-    *peer = (struct peer){.fd = fd, .from = from, .next = p->first};
-    peer->since_us = peer->head_us = now;
-    if (!is_read_out(peer)) peer->heard_us = now; /* no event may tell: libmicrohttpd reads it first */
-    peer->reserved = !find_place(g, from);
+    *peer = (struct peer){.fd = fd, .from = from, .at = *at};
     name_peer(at, peer->address, sizeof peer->address);
+    return peer;
+}
+
+void peer_free(struct peers *p, struct peer *peer)
+{
+    give_back_address(p, peer->from);
+    free(peer);
+}
+
+void peer_admit(struct gateway *g, struct MHD_Daemon *http, struct peer *peer)
+{
+    struct peers *p = &g->peers;
+    const socklen_t size =
+        peer->at.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    peer->since_us = peer->head_us = units_now_us();
+    if (!is_read_out(peer))
+        peer->heard_us = peer->since_us; /* no event may tell: libmicrohttpd reads it first */
+    peer->reserved = !find_place(g, peer->from);
     if (peer->reserved) {
         if (p->reserved >= PEERS_RESERVED) end_oldest_reserved(g);
         p->reserved++;
     } else {
         p->places++;
-        from->places++;
+        peer->from->places++;
     }
+    peer->next = p->first;
     if (peer->next) peer->next->previous = peer;
     p->first = peer;
     loop_watch(g, peer);
     p->fresh++;
-    if (MHD_add_connection(http, fd, (const struct sockaddr *)at, size) == MHD_YES) return;
+    if (MHD_add_connection(http, peer->fd, (const struct sockaddr *)&peer->at, size) == MHD_YES) return;
     log_debug("%s: libmicrohttpd does not take the connection", peer->address); /* and closed it */
     peer_closed(g, peer);
 }
 
-void peers_accept(struct gateway *g, struct MHD_Daemon *http)
+void peers_pause(struct gateway *g)
 {
-    struct peers *p = &g->peers;
-    p->knocked = false;
-    for (int i = 0; i < ACCEPTS && p->listen_fd >= 0; i++) {
-        struct sockaddr_storage at = {0};
-        socklen_t size = sizeof at;
-        const int fd = accept4(p->listen_fd, (struct sockaddr *)&at, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd >= 0) {
-            admit(g, http, fd, &at, size);
-        } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-            struct peer *idlest = who_gives_way(p, NULL);
-            log_warn("a connection cannot be accepted: %s", strerror(errno));
-            if (idlest) peer_end(g, idlest);
-            p->paused = true;
-            loop_listen(g, false);
-            return;
-        } else if (errno != EINTR && errno != ECONNABORTED) {
-            return;
-        }
-    }
+    struct peer *idlest = who_gives_way(&g->peers, NULL);
+    if (idlest) peer_end(g, idlest);
+    g->peers.paused = true;
+    loop_listen(g, false);
 }
 
 struct peer *peers_started(struct peers *p, int fd)

@@ -1,4 +1,4 @@
-/* A client's connection, from accept to close. Called by server.c and loop.c, all in the loop.
+/* A client's connection, from accept to close. Called by arrivals.c, server.c and loop.c, all in the loop.
  *
  * The gateway accepts connections itself and hands their sockets to libmicrohttpd, which misses some hang-ups and has no
  * bound but a number. Each socket is watched here for its life: its place is free again as soon as the client is gone, takes
@@ -9,6 +9,7 @@
 #include <netinet/in.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 #include "common/base/err.h"
 
@@ -26,6 +27,10 @@ struct peer_address {
     uint8_t bytes[16];
     uint32_t places; /* that it takes */
     uint32_t users;  /* peers that point here */
+    /* arrivals.c's: connections that wait to be served, and the next address that has some */
+    struct peer *first, *last;
+    uint32_t waiting;
+    struct peer_address *after;
 };
 
 struct peer {
@@ -33,6 +38,7 @@ struct peer {
     struct exchange *exchange; /* its request that is under way; NULL: none */
     struct peer_address *from;
     int fd;
+    struct sockaddr_storage at;
     char address[INET6_ADDRSTRLEN];
     bool started;      /* libmicrohttpd has it */
     bool keyed;        /* its last request that needed a key had one */
@@ -52,17 +58,27 @@ struct peers {
     struct peer *first;
     struct peer_address *addresses;
     int listen_fd; /* -1: no new connections */
-    bool knocked;  /* a new connection waits */
+    bool knocked;  /* a new connection waits to be accepted */
     bool paused;   /* descriptors are short: the listening socket is not watched until the next tick */
     uint32_t places, reserved;
     uint32_t fresh, hung_up; /* that peers_settle looks for */
     uint32_t places_max, address_max;
+    /* arrivals.c's: connections that wait to be served, and the addresses that have some, in turn */
+    struct peer_address *turn, *turn_last;
+    uint32_t waiting, waiting_max;
+    uint64_t turned_away;            /* for /metrics: too many waited */
     uint64_t stall_us;               /* longest time of a head's receipt, and without a byte of a body */
     uint64_t evicted, refused, late; /* for /metrics: gave way, had no place, took too long */
 };
 
-/* New connections: the listening socket is readable. */
-void peers_accept(struct gateway *gateway, struct MHD_Daemon *http);
+/* A connection that was accepted. NULL: no memory. */
+struct peer *peer_open(struct peers *peers, int fd, const struct sockaddr_storage *at);
+/* Of one that was not admitted; its socket is the caller's. */
+void peer_free(struct peers *peers, struct peer *peer);
+/* Gives it a place, or one of the reserve, and to libmicrohttpd, whose its socket is from then on. */
+void peer_admit(struct gateway *gateway, struct MHD_Daemon *http, struct peer *peer);
+/* Descriptors are short: the idlest connection ends, and until the next tick none is accepted. */
+void peers_pause(struct gateway *gateway);
 /* libmicrohttpd has begun with a socket, or was through with it and closes it. NULL: it is none of ours. */
 struct peer *peers_started(struct peers *peers, int fd);
 void peer_closed(struct gateway *gateway, struct peer *peer);

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "client/gateway/arrivals.h"
 #include "client/gateway/framing.h"
 #include "client/gateway/jobs.h"
 #include "client/gateway/listen.h"
@@ -389,7 +390,7 @@ static void connection_changed(void *cls, struct MHD_Connection *connection, voi
 
 void server_accept(struct gateway *g)
 {
-    peers_accept(g, g->server->http);
+    arrivals_serve(g, g->server->http);
 }
 
 /* A long prompt, or a call that is being written: clients and proxies end a stream without data after a minute. */
@@ -480,6 +481,7 @@ void server_quiesce(struct gateway *g)
 {
     if (g->peers.listen_fd >= 0) close(g->peers.listen_fd);
     g->peers.listen_fd = -1;
+    arrivals_close(&g->peers);
 }
 
 void server_close(struct gateway *g)

@@ -120,6 +120,21 @@ class Chaos:
 
     do_complete_2 = do_complete_3 = do_complete
 
+    def do_crowd(self):
+        self.count("answers to crowds", self.n.crowd(self.random.choice(("new", "kept")), self.random.choice((50, 2000)), 0.2, self.random.choice(("/", "/v1/models")), "127.0.0.%d" % self.random.randrange(2, 20))[0])
+
+    def do_bodies(self):
+        """In a row, of one user, that take long to read; nobody waits for the answers."""
+        body = json.dumps({"prompt": "x", "max_tokens": 1, "metadata": {"a": [1] * self.random.choice((1000, 200000))}}).encode()
+        for _ in range(10):
+            self.keep(self.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body))
+        self.count("long bodies", 10)
+
+    def do_schema(self):
+        a = self.n.g.complete("x", max_tokens=1, guided_json={"oneOf": [{"const": i} for i in range(self.random.choice((10, 3000)))]})
+        check_quietly(a.status in (200, 500), a.body[:300])
+        self.count("schemas")
+
     def do_grammar(self):
         a = self.n.g.complete("x", max_tokens=1, grammar="root ::= " + "".join(self.random.choice('ab("') for _ in range(30)))
         check_quietly(a.status in (200, 400, 500), a.body[:300])  # 500: the stand-in draws what it likes

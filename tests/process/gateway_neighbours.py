@@ -7,6 +7,7 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import time
 
 import processor
@@ -18,6 +19,7 @@ try:
 except ImportError:
     import helm_pb2 as pb
 
+CROWD = os.path.join(os.path.abspath(os.environ["HELM_TEST_BIN"]), "fake_crowd")
 TEXT = " and so it goes on and on, word by word,"
 HIDDEN = 4096
 fork = multiprocessing.get_context("fork")
@@ -158,6 +160,12 @@ class Neighbourhood:
         self.felt()
         attack()
         return self.felt()
+
+    def crowd(self, how, count, seconds, path="/", address="127.0.0.1"):
+        """(answers, connections without one) of a crowd of clients from one address (fake_crowd.c)."""
+        done = subprocess.run([CROWD, str(self.g.port), how, str(count), str(seconds), path, address], capture_output=True, text=True, check=True)
+        words = done.stdout.split()
+        return int(words[0]), int(words[2])
 
     def start_daemon(self):
         self.daemon = fork.Process(target=serve, args=self.how, daemon=True)

@@ -59,6 +59,9 @@ def attacks(n):
     yield "a grammar whose stacks double", lambda: bodies("/v1/completions", grammar, 8), lambda a: a.status == 400
     yield "a schema of 15,000 constants", lambda: bodies("/v1/completions", schema, 2), lambda a: a.status != 400  # the stand-in draws what it likes
     yield "halves of requests, closed", lambda: leave(b"GET /health HTTP/1.1\r\nX: ", 400), lambda a: True
+    for how, count in (("new", 3000), ("new", 200), ("kept", 500)):
+        yield "a crowd of %d, %s connections" % (count, how), lambda how=how, count=count: n.crowd(how, count, 1), lambda a: a[0] > 1000 / SLOW
+    yield "a crowd that asks for /health", lambda: n.crowd("new", 3000, 1, "/health", "127.0.0.2"), lambda a: a[0] > 1000 / SLOW
     yield "requests without a look at the answer", lambda: leave(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 60), lambda a: True
 
 
@@ -73,7 +76,7 @@ def attack_tests(n):
                 break
         told = "; ".join("a gap of %.0f ms, /health %.0f ms" % (gap * 1e3, health * 1e3) for gap, health, _ in felt)
         print("     %s: %s" % (name, told), flush=True)
-        check("%s: what was asked for comes" % name, is_right(got[-1]), got[-1] and (got[-1].status, got[-1].body[:300]))
+        check("%s: what was asked for comes" % name, is_right(got[-1]), got[-1] if isinstance(got[-1], tuple) else got[-1] and (got[-1].status, got[-1].body[:300]))
         check("%s: others go on" % name, min(f[0] for f in felt) <= calm + GAP_S and min(f[1] for f in felt) <= HEALTH_S and
               all(f[2] == {200} for f in felt), (calm, felt))
 
