@@ -68,7 +68,9 @@ enum ask_kind {
     ASK_TEMPLATE = 512, /* a chat of which the text is wanted */
     ASK_RERANK = 1024,
 };
-#define ASK_EMBEDS (ASK_EMBED | ASK_OLLAMA_EMBED)
+#define ASK_CHATS     (ASK_CHAT | ASK_TEMPLATE)
+#define ASK_ANTHROPIC (ASK_MESSAGE | ASK_COUNT)
+#define ASK_EMBEDS    (ASK_EMBED | ASK_OLLAMA_EMBED)
 #define ASK_BATCHES                                                                                          \
     (ASK_EMBEDS | ASK_RERANK) /* many prompts, for each of which there is one result and no text */
 
@@ -232,6 +234,9 @@ bool ask_take_max_tokens(struct ask_reader *reader, const json_t *value); /* -1:
 /* ask_effort.c: a level by its name; true or a level (Ollama). */
 bool ask_take_effort(struct ask_reader *reader, const json_t *value);
 bool ask_take_think(struct ask_reader *reader, const json_t *value);
+/* {"type": "disabled"} (chats: also a flag); {"effort", "enabled"}. */
+bool ask_take_thinking(struct ask_reader *reader, const json_t *value);
+bool ask_take_reasoning(struct ask_reader *reader, const json_t *value);
 /* The template's variables: what the request gave, and what reader->effort means there. */
 bool ask_effort_variables(struct ask_reader *reader);
 

@@ -8,7 +8,7 @@
 
 #include "client/gateway/ask.h"
 
-#define KINDS (ASK_MESSAGE | ASK_COUNT)
+#define KINDS ASK_ANTHROPIC
 #define STAMP "x-anthropic-billing-header"
 
 /* ---- blocks ----------------------------------------------------------------------------------------- */
@@ -275,25 +275,6 @@ static bool take_tool_choice(struct ask_reader *r, const json_t *value)
                   "'tool_choice' has no type of auto, any, none, and tool with a 'name'");
 }
 
-static bool take_thinking_type(struct ask_reader *r, const json_t *value)
-{
-    const char *type = json_string_value(value);
-    const bool off = type && strcmp(type, "disabled") == 0;
-    if (!off && (!type || (strcmp(type, "enabled") != 0 && strcmp(type, "adaptive") != 0)))
-        return refuse(r->refusal, 400, "invalid_value", "thinking",
-                      "'thinking' has no type of enabled, adaptive and disabled");
-    if (off || r->effort == EFFORT_UNSAID)
-        r->effort = off ? EFFORT_NONE : EFFORT_ON; /* output_config may say how much */
-    return true;
-}
-static bool take_thinking(struct ask_reader *r, const json_t *value)
-{
-    static const struct ask_field fields[] = {{"type", KINDS, take_thinking_type}};
-    if (!json_is_object(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'thinking' is not an object");
-    return ask_take_fields(r, "thinking.", value, fields, sizeof fields / sizeof *fields);
-}
-
 /* {"type": "json_schema", "schema": ...} */
 static bool take_format(struct ask_reader *r, const json_t *value)
 {
@@ -305,16 +286,10 @@ static bool take_format(struct ask_reader *r, const json_t *value)
     return ask_take_json_schema(r, schema);
 }
 /* How much, of a model that is to think at all. */
-static bool take_effort(struct ask_reader *r, const json_t *value)
-{
-    const enum ask_effort before = r->effort;
-    if (!ask_take_effort(r, value)) return false;
-    if (before == EFFORT_NONE) r->effort = before;
-    return true;
-}
 static bool take_output(struct ask_reader *r, const json_t *value)
 {
-    static const struct ask_field fields[] = {{"format", KINDS, take_format}, {"effort", KINDS, take_effort}};
+    static const struct ask_field fields[] = {{"format", KINDS, take_format},
+                                              {"effort", KINDS, ask_take_effort}};
     if (!json_is_object(value))
         return refuse(r->refusal, 400, "invalid_type", r->param, "'output_config' is not an object");
     return ask_take_fields(r, "output_config.", value, fields, sizeof fields / sizeof *fields);
@@ -332,7 +307,7 @@ const struct ask_field ask_message_fields[] = {
     {"top_k", KINDS, ask_take_top_k},
     {"tools", KINDS, take_tools},
     {"tool_choice", KINDS, take_tool_choice},
-    {"thinking", KINDS, take_thinking},
+    {"thinking", KINDS, ask_take_thinking},
     {"output_config", KINDS, take_output},
     {"output_format", KINDS, take_format},
     /* beyond Anthropic, as in chats */

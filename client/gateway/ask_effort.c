@@ -1,5 +1,5 @@
-/* How much a model is to think: reasoning_effort, reasoning.effort, Ollama's think and the template's enable_thinking are one
- * thing. See ask.h. */
+/* How much a model is to think: reasoning_effort, reasoning.effort, thinking.type, think and enable_thinking are one thing. See
+ * ask.h. */
 #include <string.h>
 
 #include "client/gateway/ask.h"
@@ -16,12 +16,20 @@ static enum ask_effort level_of(const char *name, size_t length)
     return EFFORT_UNSAID;
 }
 
+/* A request may say it twice: off stays off, and a level says more than on. */
+static bool say(struct ask_reader *r, enum ask_effort effort)
+{
+    const bool says_less = r->effort == EFFORT_NONE || (r->effort != EFFORT_UNSAID && effort == EFFORT_ON);
+    if (!says_less) r->effort = effort;
+    return true;
+}
+
 bool ask_take_effort(struct ask_reader *r, const json_t *value)
 {
     const char *name = json_string_value(value);
-    r->effort = name ? level_of(name, strlen(name)) : EFFORT_UNSAID;
-    return r->effort != EFFORT_UNSAID ||
-           refuse(r->refusal, 400, "invalid_value", r->param,
+    const enum ask_effort effort = name ? level_of(name, strlen(name)) : EFFORT_UNSAID;
+    if (effort != EFFORT_UNSAID) return say(r, effort);
+    return refuse(r->refusal, 400, "invalid_value", r->param,
                   "'%s' is none of none, minimal, low, medium, high, xhigh and max", r->param);
 }
 
@@ -29,9 +37,35 @@ bool ask_take_think(struct ask_reader *r, const json_t *value)
 {
     bool think = false;
     if (json_is_string(value)) return ask_take_effort(r, value);
-    if (!ask_take_flag(r, value, &think)) return false;
-    r->effort = think ? EFFORT_ON : EFFORT_NONE;
-    return true;
+    return ask_take_flag(r, value, &think) && say(r, think ? EFFORT_ON : EFFORT_NONE);
+}
+
+static bool take_type(struct ask_reader *r, const json_t *value)
+{
+    static const char *const types[] = {"disabled", "enabled", "adaptive", "auto"};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (json_is_string(value) && strcmp(json_string_value(value), types[i]) == 0)
+            return say(r, i ? EFFORT_ON : EFFORT_NONE);
+    return refuse(r->refusal, 400, "invalid_value", "thinking",
+                  "'thinking' has no type of enabled, adaptive and disabled");
+}
+
+bool ask_take_thinking(struct ask_reader *r, const json_t *value)
+{
+    static const struct ask_field fields[] = {{"type", ASK_CHATS | ASK_ANTHROPIC, take_type}};
+    if (json_is_boolean(value) && r->ask->kind & ASK_CHATS) return ask_take_think(r, value);
+    if (!json_is_object(value))
+        return refuse(r->refusal, 400, "invalid_type", r->param, "'thinking' is not an object");
+    return ask_take_fields(r, "thinking.", value, fields, sizeof fields / sizeof *fields);
+}
+
+bool ask_take_reasoning(struct ask_reader *r, const json_t *value)
+{
+    static const struct ask_field fields[] = {{"effort", ASK_CHATS | ASK_RESPONSE, ask_take_effort},
+                                              {"enabled", ASK_CHATS, ask_take_think}};
+    if (!json_is_object(value))
+        return refuse(r->refusal, 400, "invalid_type", r->param, "'reasoning' is not an object");
+    return ask_take_fields(r, "reasoning.", value, fields, sizeof fields / sizeof *fields);
 }
 
 /* The level of those that the template knows that is nearest to the one asked for; *length: of its name. */

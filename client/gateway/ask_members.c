@@ -8,10 +8,10 @@
 
 #include "client/gateway/ask.h"
 
-#define CHATS     (ASK_CHAT | ASK_TEMPLATE)
+#define CHATS     ASK_CHATS
 #define TEXTS     (CHATS | ASK_COMPLETION)
 #define OPENAI    (TEXTS | ASK_RESPONSE | ASK_EMBED)
-#define ANTHROPIC (ASK_MESSAGE | ASK_COUNT)
+#define ANTHROPIC ASK_ANTHROPIC
 #define OLLAMA    (ASK_OLLAMA_CHAT | ASK_OLLAMA_GENERATE)
 #define OLLAMAS   (OLLAMA | ASK_OLLAMA_EMBED)
 
@@ -66,6 +66,12 @@ static const struct member_row rows[] = {
     {"reasoning.generate_summary", ASK_RESPONSE, HINT, NULL},
     {"thinking.budget_tokens", ANTHROPIC, HINT, NULL},
     {"thinking.display", ANTHROPIC, HINT, "\"summarized\""},
+    {"thinking.budget_tokens", CHATS, HINT, NULL},
+    {"thinking.clear_thinking", CHATS, HINT, NULL},
+    {"thinking_budget", CHATS, HINT, NULL},
+    {"reasoning_budget", CHATS, HINT, "-1"},
+    {"reasoning.max_tokens", CHATS, HINT, NULL},
+    {"reasoning.summary", CHATS, HINT, NULL},
     {"output_config.task_budget", ANTHROPIC, HINT, NULL},
     {"context_management", ANTHROPIC, HINT, NULL},
     {"max_tool_calls", ASK_RESPONSE, HINT, NULL},
@@ -79,6 +85,10 @@ static const struct member_row rows[] = {
     {"messages.cache_control", CHATS, HINT, NULL},
     {"messages.id", CHATS, HINT, NULL},
     /* not supported, and they would change the answer */
+    {"include_reasoning", CHATS, ASKS, "true"},
+    {"separate_reasoning", CHATS, ASKS, "true"},
+    {"reasoning.exclude", CHATS, ASKS, "false"},
+    {"reasoning_format", CHATS, ASKS, "\"auto\"|\"deepseek\"|\"parsed\""},
     {"modalities", CHATS, ASKS, "[\"text\"]"},
     {"audio", CHATS, ASKS, NULL},
     {"function_call", CHATS, ASKS, "\"none\"|\"auto\""},

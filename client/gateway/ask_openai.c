@@ -5,7 +5,7 @@
 #include "client/gateway/ask.h"
 #include "common/base/units.h"
 
-#define CHATS             (ASK_CHAT | ASK_TEMPLATE)
+#define CHATS             ASK_CHATS
 #define BOTH              (CHATS | ASK_COMPLETION)
 #define COMPLETION_TOKENS 16 /* of /v1/completions without max_tokens, as OpenAI has it */
 
@@ -126,6 +126,10 @@ const struct ask_field ask_openai_fields[] = {
     {"ignore_eos", BOTH, take_ignore_eos},
     {"chat_template_kwargs", CHATS, ask_take_template_arguments},
     {"reasoning_effort", CHATS, ask_take_effort},
+    {"reasoning", CHATS, ask_take_reasoning},
+    {"thinking", CHATS, ask_take_thinking},
+    {"enable_thinking", CHATS, ask_take_think},
+    {"think", CHATS, ask_take_think},
     {"json_schema", BOTH, ask_take_json_schema},
     {"guided_json", BOTH, ask_take_json_schema},
     {"guided_regex", BOTH, ask_take_regex},

@@ -253,14 +253,6 @@ static bool take_text(struct ask_reader *r, const json_t *value)
         return refuse(r->refusal, 400, "invalid_type", r->param, "'text' is not an object");
     return ask_take_fields(r, "text.", value, fields, sizeof fields / sizeof *fields);
 }
-static bool take_reasoning_options(struct ask_reader *r, const json_t *value)
-{
-    static const struct ask_field fields[] = {{"effort", ASK_RESPONSE, ask_take_effort}};
-    if (!json_is_object(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'reasoning' is not an object");
-    return ask_take_fields(r, "reasoning.", value, fields, sizeof fields / sizeof *fields);
-}
-
 static bool is_offered(const json_t *list, const char *name)
 {
     size_t index;
@@ -365,7 +357,7 @@ const struct ask_field ask_response_fields[] = {
     {"tools", ASK_RESPONSE, take_tools},
     {"tool_choice", ASK_RESPONSE, take_tool_choice},
     {"parallel_tool_calls", ASK_RESPONSE, ask_take_parallel},
-    {"reasoning", ASK_RESPONSE, take_reasoning_options},
+    {"reasoning", ASK_RESPONSE, ask_take_reasoning},
     {"user", ASK_RESPONSE, ask_take_user},
     /* beyond OpenAI, as in chats */
     {"seed", ASK_RESPONSE, ask_take_seed},

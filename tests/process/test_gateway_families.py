@@ -178,11 +178,19 @@ def cut_tests():
               == '{"price":19.99,"big":123456789012345678901234567890}', whole)
         body = g.post("/api/chat", {"messages": HELLO, "tools": TOOLS, "stream": False}).body
         check("... Ollama's too", b'{"price":19.99,"big":123456789012345678901234567890}' in body, body)
-        for fields in ({"reasoning_effort": "none"}, {"reasoning_effort": "minimal"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        for fields in ({"reasoning_effort": "none"}, {"reasoning_effort": "minimal"}, {"chat_template_kwargs": {"enable_thinking": False}},
+                       {"chat_template_kwargs": {"thinking": False}}, {"reasoning": {"effort": "none"}}, {"reasoning": {"enabled": False}},
+                       {"enable_thinking": False}, {"think": False}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "disabled"}, "reasoning_effort": "high"}):
             g.chat("Hello", **fields)
             check("no thinking: %s" % fields, stage.prompt().endswith("<think>\n\n</think>\n\n"), stage.prompt())
             daemon.say("<think>Hm.</think>{}")
             check("... nor in a grammar", g.chat("Hello", response_format={"type": "json_object"}, **fields).status == 500)
+        for path, fields in (("/v1/messages", {"max_tokens": 9, "thinking": {"type": "disabled"}}), ("/v1/messages", {"max_tokens": 9, "output_config": {"effort": "none"}}),
+                             ("/v1/responses", {"reasoning": {"effort": "none"}}), ("/api/chat", {"think": False}), ("/api/generate", {"think": "none"})):
+            a = g.post(path, {("input" if "responses" in path else "prompt" if "generate" in path else "messages"): HELLO if path in ("/v1/messages", "/api/chat") else "Hello", **fields})
+            check("... %s: %s" % (path, fields), a.status == 200 and stage.prompt().endswith("<think>\n\n</think>\n\n"), (a.body, stage.prompt()))
+        a = g.chat("Hello", reasoning={"exclude": True})
+        check("... an answer without its thinking is refused by name", a.status == 400 and "exclude" in a.body.decode(), a.body)
         daemon.say("<think>Hm.</think>{}")
         check("... which has it otherwise", g.chat("Hello", response_format={"type": "json_object"}, reasoning_effort="high").status == 200)
 
