@@ -135,31 +135,27 @@ static int make_arena(struct measure_programs *p, const struct plan *plan, const
 static int open_engine(struct measure_programs *p, struct measure *m, const struct request *r,
                        struct model *model, struct helm_err *err)
 {
-    struct plan_stage stage = {.home = PLAN_HOME_GPU, .last = model->config.layers - 1};
     struct plan plan = {.layers = model->config.layers,
                         .context_tokens = (uint32_t)r->context,
                         .step_tokens = (uint32_t)r->step_tokens,
                         .slots = ENGINE_FEW_TOKENS,
                         .page_tokens = KV_PAGE_TOKENS_DEFAULT,
                         .page_count = (uint32_t)(r->positions / KV_PAGE_TOKENS_DEFAULT) + ENGINE_FEW_TOKENS,
-                        .stages = &stage,
-                        .stage_count = 1,
                         .invariant = r->invariant,
                         .embed = PLAN_GPU0,
                         .head = PLAN_GPU0};
     const enum kv_dtype kv_dtype = kv_dtype_named(r->kv_dtype);
-    struct plan own = {0};
     if (kv_dtype == KV_DTYPE_COUNT)
         return helm_fail(err, HELM_E_USAGE, "programs: '%.20s' is no type of a cache", r->kv_dtype);
     snprintf(plan.kv_dtype, sizeof plan.kv_dtype, "%s", kv_dtype_name(kv_dtype));
-    int rc = plan_copy(&plan, &own, err);
-    if (!rc) rc = plan_take_states(&own, model, err);
-    if (!rc) rc = placement_make(model, NULL, &own, err);
-    if (!rc) rc = make_arena(p, &own, &model->config, kv_dtype, err);
+    int rc = plan_make_units(&plan, PLAN_HOME_GPU, err);
+    if (!rc) plan_take_states(&plan, model);
+    if (!rc) rc = placement_make(model, NULL, &plan, err);
+    if (!rc) rc = make_arena(p, &plan, &model->config, kv_dtype, err);
     if (!rc && !(p->engine = aligned_alloc(64, round_up(gpu_engine_ops.bytes, 64))))
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for an engine");
     if (!rc) {
-        const struct engine_options options = {.plan = &own,
+        const struct engine_options options = {.plan = &plan,
                                                .processor = PLAN_GPU0,
                                                .node = -1,
                                                .made = model,
@@ -170,7 +166,7 @@ static int open_engine(struct measure_programs *p, struct measure *m, const stru
         rc = gpu_engine_ops.load(&p->engine->base, &p->arena, &options, err);
         if (rc) free(p->engine), p->engine = NULL; /* it has let go of everything */
     }
-    plan_free(&own);
+    plan_free(&plan);
     return rc;
 }
 
