@@ -77,7 +77,7 @@ cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
 CUDA_KERNEL_GROUPS := asking chains experts few gemm nineties
 kernels_of = $(1:%=worker-gpu/kernels/%.cu)
 CUDA_GROUP_asking := $(call kernels_of,attention/decode_tensor formats/expand linear/gemv_groups)
-CUDA_GROUP_chains := $(call kernels_of,chain/chain chain/list chain/sparse)
+CUDA_GROUP_chains := $(call kernels_of,chain/chain chain/list chain/meetings chain/sparse)
 CUDA_GROUP_experts := $(call kernels_of,experts/experts experts/chunk experts/packed experts/plain experts/route experts/share)
 CUDA_GROUP_few := $(call kernels_of,attention/merge delta/chunk delta/delta linear/elementwise linear/linear attention/rope experts/router_logits select weigh)
 CUDA_GROUP_gemm := $(call kernels_of,attention/decode linear/gemm_blocks linear/gemm_small linear/gemv_bulk linear/gemv_plain)

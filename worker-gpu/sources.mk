@@ -66,6 +66,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/chain/attention.cu \
   worker-gpu/kernels/chain/chain.cu \
   worker-gpu/kernels/chain/list.cu \
+  worker-gpu/kernels/chain/meetings.cu \
   worker-gpu/kernels/chain/sparse.cu \
   worker-gpu/kernels/delta/chunk.cu \
   worker-gpu/kernels/delta/delta.cu \

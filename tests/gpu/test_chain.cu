@@ -19,7 +19,9 @@ struct chain_model {
     bool aligned = false;             /* matrices begin on 16 bytes, as they do in VRAM; else on any block */
     uint32_t experts = 0, chosen = 0; /* of sparse MLPs, whose matrices have `inner` rows; 0: dense */
     enum router_score score = ROUTER_SOFTMAX;
-    bool shared = false; /* beside a dense MLP of as many rows, in front of and behind the sparse one */
+    bool shared = false;  /* beside a dense MLP of as many rows, in front of and behind the sparse one */
+    bool weighed = false; /* which has a weight of its own */
+    bool split = false;   /* v is a product of its own, maybe of the other format */
 };
 
 /* A chain takes rows whose columns are a multiple of this: of plain formats, whole 16 bytes. */
@@ -109,7 +111,12 @@ struct chain_test {
 
         for (uint32_t l = 0; l < m.layers; l++) {
             auto qkv = linear(t, x_at, m.hidden, true);
-            add(t, qkv, qkv_at, q), add(t, qkv, qkv_at + q, kv), add(t, qkv, qkv_at + q + kv, kv);
+            add(t, qkv, qkv_at, q), add(t, qkv, qkv_at + q, kv);
+            if (m.split) {
+                push(qkv);
+                qkv.format = linear(t, x_at, m.hidden, false).format, qkv.segments = 0;
+            }
+            add(t, qkv, qkv_at + q + kv, kv);
             push(qkv);
             struct gpuk_chain_op op = {};
             op.kind = GPUK_CHAIN_ATTENTION;
@@ -138,7 +145,7 @@ struct chain_test {
             add(t, gate_up, inner_at, m.inner), add(t, gate_up, inner_at, m.inner);
             gate_up.swiglu = true;
             if (dense) push(gate_up);
-            if (m.experts) push_experts(t, x_at, scores_at);
+            if (m.experts) push_experts(t, x_at, scores_at, inner_at);
             if (!dense) continue;
             auto down = linear(t, inner_at, m.inner, false);
             add(t, down, x_at, m.hidden);
@@ -203,11 +210,11 @@ struct chain_test {
                 m.bias ? biases->as<float>() + random_below(t, 8) : nullptr,
                 nullptr};
     }
-    void push_experts(struct test_context *t, size_t x_at, size_t scores_at)
+    void push_experts(struct test_context *t, size_t x_at, size_t scores_at, size_t inner_at)
     {
         if (!router) {
             const size_t widest = std::max(m.inner, m.hidden);
-            router = new gpu_buffer(random_floats(t, (size_t)m.experts * m.hidden)),
+            router = new gpu_buffer(random_floats(t, (size_t)(m.experts + 1) * m.hidden)),
             biases = new gpu_buffer(random_floats(t, m.experts * widest + 8));
             choice = new gpu_buffer(m.chosen * 8), act = new gpu_buffer((size_t)m.chosen * m.inner * 4);
             room = new gpu_buffer(gpuk_experts_workspace_bytes(1, m.chosen, (uint32_t)widest));
@@ -217,6 +224,15 @@ struct chain_test {
         op.linear.format = FORMAT_F32, op.linear.segments = 1;
         op.linear.segment[0] = {router->at, nullptr, m.bias ? biases->as<float>() : nullptr,
                                 float_at(scores_at), m.experts};
+        if (m.weighed) {
+            op.linear.norm = norms->as<float>() + 4;
+            struct gpuk_chain_op weigh = {};
+            weigh.kind = GPUK_CHAIN_WEIGH;
+            weigh.weigh = {op.linear.x,   op.linear.norm, router->as<float>() + (size_t)m.experts * m.hidden,
+                           op.linear.eps, m.hidden,       float_at(inner_at),
+                           DTYPE_F32,     m.inner};
+            ops.push_back(weigh);
+        }
         const struct gpuk_linear_args product = op.linear;
         const struct gpuk_choice chosen = {m.chosen, choice->as<uint32_t>(), choice->as<float>() + m.chosen};
         const enum tensor_format format = linear(t, x_at, m.hidden, false).format;
@@ -254,6 +270,9 @@ struct chain_test {
             case GPUK_CHAIN_ATTENTION:
                 GPUK(gpuk_attention_decode(device, &ops[i].attention.args, 1, true, ops[i].attention.out,
                                            nullptr, nullptr, attention->at, 0, t->stream, &err));
+                break;
+            case GPUK_CHAIN_WEIGH:
+                GPUK(gpuk_weigh(&ops[i].weigh, 1, nullptr, 0, t->stream, &err));
                 break;
             case GPUK_CHAIN_EXPERTS_GLU:
                 glu.router = &ops[i].glu.router;
@@ -307,6 +326,8 @@ static void test_cut(struct test_context *t, const chain_test &c, const struct g
     struct gpuk_chain chain;
     GPUK(gpuk_chain_write(device, &c.ops[first], (uint32_t)count, list.at, c.attention->at, t->stream, &chain,
                           &err));
+    check(t, chain.count == count,
+          "a chain has as many operations as its list"); /* programs go on behind them */
     std::vector<float> one;
     std::vector<unsigned char> one_cache[2];
     int other = 0;
@@ -337,6 +358,7 @@ static void test_cut(struct test_context *t, const chain_test &c, const struct g
         }
         for (int i = 0; i < 2; i++) one_cache[i] = c.pools[i]->read<unsigned char>();
         for (const chain_test::buffer_place &b : c.places) {
+            if (m.weighed && strcmp(b.name, "inner") == 0) continue; /* a chain leaves it as it was */
             const std::vector<float> part(got.begin() + b.at, got.begin() + b.at + b.count);
             const std::vector<double> wanted(expected.begin() + b.at, expected.begin() + b.at + b.count);
             const std::string name = std::string(what) + ": " + b.name;
@@ -431,7 +453,7 @@ static void test_random(struct test_context *t, int count)
         if (m.cache == KV_Q8_0) m.head_dim = (m.head_dim + 31) / 32 * 32;
         m.window = random_below(t, 3) ? 0 : 1 + random_below(t, 900);
         m.head_norm = random_below(t, 2), m.bias = random_below(t, 2);
-        m.absent = random_below(t, 6) == 0, m.no_token = random_below(t, 12) == 0;
+        m.absent = random_below(t, 6) == 0, m.no_token = random_below(t, 12) == 0, m.split = i % 2;
         chain_test c(t, m);
         struct gpuk_device few = t->device;
         few.sm_count = (int)(2 + random_below(t, 5));
@@ -470,7 +492,7 @@ static void test_sparse(struct test_context *t)
                          false};
         m.experts = f % 4 == 1 ? 8 : 4 * (2 + random_below(t, 30)), m.chosen = 1 + random_below(t, 8);
         m.score = (enum router_score)(f % 3);
-        m.shared = f / 2 % 2;
+        m.shared = f / 2 % 2, m.weighed = m.shared && f % 3 != 2;
         if (f % 4 == 2)
             m.other = unit < 256 ? FORMAT_Q8_0 : format == FORMAT_Q6_K ? FORMAT_Q4_K : FORMAT_Q6_K;
         if (format < FORMAT_Q8_0) m.other = -1;
@@ -479,12 +501,13 @@ static void test_sparse(struct test_context *t)
         few.sm_count = (int)(2 + random_below(t, 5)), few.gemv_slots = (int)random_below(t, 6);
         few.chain_words = f % 3 == 0 ? 2 : f % 3 == 1 ? -1 : 1;
         test_cut(t, c, &few, 0, c.ops.size(), 2);
-        if (!t->small || (!t->few && f % 2 == 1)) test_cut(t, c, &t->device, 2, m.shared ? 6 : 4, 2);
+        if (!t->small || (!t->few && f % 2 == 1))
+            test_cut(t, c, &t->device, 2, 4 + 2 * m.shared + m.weighed, 2);
     }
     /* rows of several tiles, as Mixtral's; real widths where there is a GPU */
     chain_model wide = {DTYPE_BF16, DTYPE_BF16, 256, 4736, 2,    1,     64,    1,
                         33,         16,         0,   9,    true, false, false, false};
-    wide.experts = 4, wide.chosen = 2, wide.shared = true;
+    wide.experts = 4, wide.chosen = 2, wide.shared = wide.weighed = true;
     std::vector<chain_model> models = {wide};
     wide.dtype = FORMAT_Q4_K, wide.heads = 4, wide.hidden = 2048, wide.inner = 768, wide.layers = 3,
     wide.experts = 128, wide.chosen = 8;
@@ -572,6 +595,7 @@ void test_chain(struct test_context *t)
         if (i % 2) { /* of two formats, as files have them */
             m.other = unit < 256 ? FORMAT_Q8_0 : format == FORMAT_Q6_K ? FORMAT_Q4_K : FORMAT_Q6_K;
         }
+        m.split = i % 2 || i % 4 == 0;
         chain_test c(t, m);
         struct gpuk_device few = t->device;
         few.sm_count = (int)(2 + random_below(t, 5)), few.gemv_slots = (int)random_below(t, 6);

@@ -26,6 +26,8 @@ static struct gpuk_chain_op operation_of(const struct gpu_entry *e, const struct
         return (struct gpuk_chain_op){.kind = GPUK_CHAIN_EXPERTS_GLU,
                                       .glu = {.args = e->op.as.experts_glu.few,
                                               .router = *e->op.as.experts_glu.few.router}};
+    if (e->op.kind == OP_WEIGH)
+        return (struct gpuk_chain_op){.kind = GPUK_CHAIN_WEIGH, .weigh = e->op.as.weigh};
     if (e->op.kind == OP_EXPERTS_DOWN)
         return (struct gpuk_chain_op){.kind = GPUK_CHAIN_EXPERTS_DOWN, .down = e->op.as.experts_down.few};
     if (e->op.kind == OP_CONVOLVE || e->op.kind == OP_DELTA)
@@ -76,7 +78,8 @@ void lower_attention_chained(struct lowering *low)
     }
 }
 
-#define SPARSE 3 /* operations of a sparse MLP: the router's product, gates and ups, downs */
+#define SPARSE  3            /* operations of a sparse MLP: the router's product, gates and ups, downs; */
+#define WEIGHED (SPARSE + 2) /* with a shared expert's weight before them and its down after them */
 
 /* What one token reads of experts by gates and downs. */
 static uint64_t experts_bytes(const struct gpuk_experts_glu *glu, const struct gpuk_experts_down *down)
@@ -84,23 +87,26 @@ static uint64_t experts_bytes(const struct gpuk_experts_glu *glu, const struct g
     return glu->choice.chosen * (glu->gate.stride + glu->up.stride + down->down.stride);
 }
 
-/* Whether entries from `e` on are a sparse MLP that a chain takes as a whole: one piece with every expert, of a size of which
- * its links are faster than kernels. */
-static bool takes_sparse(struct device *d, const struct gpu_entry *e, uint32_t left)
+/* How many entries from `e` on are a sparse MLP that a chain takes as a whole: one piece with every expert, of a size of which
+ * its links are faster than kernels; 0: they are none. */
+static uint32_t sparse_of(struct device *d, const struct gpu_entry *e, uint32_t left)
 {
+    const uint32_t first = e[0].op.kind == OP_WEIGH, count = first ? WEIGHED : SPARSE;
+    const struct gpu_entry *router = &e[first], *glu = router + 1, *down = router + 2;
     /* (in both memories the choice is made in front of the gates) */
-    if (left < SPARSE || e[0].op.kind != OP_GEMV || e[1].op.kind != OP_EXPERTS_GLU ||
-        e[2].op.kind != OP_EXPERTS_DOWN || !e[1].op.as.experts_glu.few.router ||
-        experts_bytes(&e[1].op.as.experts_glu.few, &e[2].op.as.experts_down.few) > GPU_CHAIN_EXPERTS_BYTES)
-        return false;
-    struct gpuk_chain_op op[SPARSE];
-    for (uint32_t i = 0; i < SPARSE; i++) {
-        op[i] = operation_of(&e[i], i + 1 < SPARSE ? &e[i + 1] : NULL);
-        if (e[i].slice || !d->ask.chain_takes(d, &op[i])) return false;
+    if (left < count || router->op.kind != OP_GEMV || glu->op.kind != OP_EXPERTS_GLU ||
+        down->op.kind != OP_EXPERTS_DOWN || (first && down[1].op.kind != OP_GEMV) ||
+        !glu->op.as.experts_glu.few.router ||
+        experts_bytes(&glu->op.as.experts_glu.few, &down->op.as.experts_down.few) > GPU_CHAIN_EXPERTS_BYTES)
+        return 0;
+    struct gpuk_chain_op op[WEIGHED];
+    for (uint32_t i = 0; i < count; i++) {
+        op[i] = operation_of(&e[i], i + 1 < count ? &e[i + 1] : NULL);
+        if (e[i].slice || !d->ask.chain_takes(d, &op[i])) return 0;
     }
-    for (uint32_t i = 0; i < SPARSE; i++)
-        if (!gpuk_chain_whole(op, SPARSE, i)) return false;
-    return true;
+    for (uint32_t i = 0; i < count; i++)
+        if (!gpuk_chain_whole(op, count, i)) return 0;
+    return count;
 }
 
 /* Whether the next operation's weights go together with those before it, `format`, which becomes its. */
@@ -121,8 +127,9 @@ static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t f
     uint32_t i = first, step;
     for (; i < p->tail; i += step) {
         const struct gpu_entry *e = &p->entry[i];
-        step = takes_sparse(d, e, p->tail - i) ? SPARSE : 1;
-        if (step == 1 && !is_taken(p, d, e)) break;
+        const uint32_t sparse = sparse_of(d, e, p->tail - i);
+        step = sparse ? sparse : 1;
+        if (!sparse && !is_taken(p, d, e)) break;
         enum tensor_format all = format;
         bool goes = true;
         for (uint32_t n = 0; n < step && goes; n++) {

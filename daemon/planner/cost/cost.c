@@ -378,7 +378,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
     if (!p->device) return;
     add_rest(p, &p->gpu, kind, window, &w.gpu);
-    if (p->chained) /* it is a kernel, and the chain behind it is launched */
+    if (p->chained && w.apart) /* it is a kernel, as the experts are, and the chain behind it is launched */
         spent_overhead(&p->gpu, o->ends * (2 * p->kernel.operation - p->gpu.operation), &w.gpu);
     add_rest(p, &p->kernel, kind, window, &w.kernel);
     /* Between slices there are events: nothing to chain. */

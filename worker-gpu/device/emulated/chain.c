@@ -56,6 +56,8 @@ bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op)
                op->glu.router.experts == op->glu.args.gate.experts;
     case GPUK_CHAIN_EXPERTS_DOWN:
         return takes_experts(&op->down.down);
+    case GPUK_CHAIN_WEIGH:
+        return op->weigh.dtype == DTYPE_F32 && in_bulk(op->weigh.weight);
     case GPUK_CHAIN_CONVOLVE:
     case GPUK_CHAIN_DELTA: /* as many numbers as a GPU's registers hold */
         return op->delta.key_dim <= DELTA_HEAD_MAX / 2 && op->delta.value_dim <= DELTA_HEAD_MAX / 2;
@@ -139,6 +141,9 @@ void emulated_run_chain(struct emulated_math *math, const struct op *task)
             break;
         case GPUK_CHAIN_EXPERTS_DOWN:
             emulated_experts_down(math, &op->down, 1);
+            break;
+        case GPUK_CHAIN_WEIGH:
+            emulated_weigh(math, &op->weigh, 1);
             break;
         case GPUK_CHAIN_CONVOLVE:
             emulated_convolve(math, &op->delta);

@@ -82,6 +82,7 @@ void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args
 void emulated_run_fused(struct emulated_math *math, const struct gpuk_attention *args, float *out,
                         void *workspace);
 void emulated_convolve(struct emulated_math *math, const struct gpuk_delta *args);
+void emulated_weigh(struct emulated_math *math, const struct gpuk_weigh *args, uint32_t tokens);
 void emulated_delta_rule(struct emulated_math *math, const struct gpuk_delta *args);
 size_t emulated_attention_counters(uint32_t tokens, uint32_t heads);
 size_t emulated_attention_workspace(uint32_t tokens, uint32_t heads, uint32_t head_dim);

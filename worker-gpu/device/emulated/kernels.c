@@ -272,19 +272,22 @@ static void run_swiglu(struct emulated_math *math, const struct op *op)
     }
 }
 
-static void run_weigh(struct emulated_math *math, const struct op *op)
+void emulated_weigh(struct emulated_math *math, const struct gpuk_weigh *c, uint32_t tokens)
 {
-    const struct gpuk_weigh *c = &op->as.weigh;
     float *x = emulated_scratch(math, SCRATCH_Y, c->width * sizeof(float));
     float *act = emulated_scratch(math, SCRATCH_Y2, c->n * sizeof(float));
     const size_t bytes = dtype_bytes(c->dtype);
-    for (uint32_t t = 0, n = emulated_count(op->count, op->tokens); t < n && x && act; t++) {
+    for (uint32_t t = 0; t < tokens && x && act; t++) {
         math->vector->rmsnorm(x, c->x + (size_t)t * c->width, c->norm, c->width, c->eps);
         const float weight = weigh_of(x, c->weight, c->width);
         math->vector->load(act, (char *)c->act + (size_t)t * c->n * bytes, c->dtype, c->n);
         for (uint32_t i = 0; i < c->n; i++) act[i] *= weight;
         emulated_store(math, c->act, (size_t)t * c->n, c->dtype, act, c->n);
     }
+}
+static void run_weigh(struct emulated_math *math, const struct op *op)
+{
+    emulated_weigh(math, &op->as.weigh, emulated_count(op->count, op->tokens));
 }
 
 /* ---- what reads the step block ---- */

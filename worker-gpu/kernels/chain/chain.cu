@@ -23,7 +23,7 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flags, vo
                               struct helm_err *err)
 {
     const struct chain_params p = {(unsigned char *)(uintptr_t)chain->list,
-                                   chain->count,
+                                   chain->links,
                                    chain->meetings,
                                    chain->linears,
                                    chain->slots,

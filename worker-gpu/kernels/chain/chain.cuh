@@ -79,6 +79,14 @@ struct chain_experts {
     enum glu_kind glu;
 };
 
+/* Of an item. Blocks meet only before an operation that reads what others stored, or stores over what others read, since they
+ * met last (chain/meetings.cu). */
+enum {
+    CHAIN_MEETS = 1,   /* in front of it */
+    CHAIN_ARRIVES = 2, /* behind it, since the next one's blocks meet */
+    CHAIN_KEEPS_X = 4, /* its x in shared memory is that of the operation in front */
+    CHAIN_HURRIES = 8  /* the next one takes x */
+};
 struct alignas(16) chain_item {
     uint32_t kind; /* enum gpuk_chain_kind */
     uint32_t next_norm_quads;
@@ -89,6 +97,11 @@ struct alignas(16) chain_item {
      * blocks meet behind the operation. And where those of the operation in front come from. */
     uint64_t *words_out;
     const uint64_t *words_in;
+    uint32_t words_back; /* how many links in front of this one their writer is */
+    uint32_t flags;
+    const float *times;        /* linear: x is to be multiplied by this number; NULL: by none */
+    const float *share_weight; /* router: one more row, whose sigmoid goes to: */
+    float *share;
     chain_weights where; /* linear */
     union {
         struct {
@@ -106,6 +119,7 @@ struct chain_header {
     gpuk_step step; /* of the attention operations */
     uint32_t attends;
     uint32_t page_tokens;
+    float share; /* a shared expert's weight, from the router's product to the product with it */
 };
 static const size_t CHAIN_HEADER_BYTES = 256;
 static_assert(sizeof(chain_header) <= CHAIN_HEADER_BYTES, "the lists begin behind the header");

@@ -3,9 +3,9 @@
  * Called by the CUDA device, by tests/gpu and by tools/bench/gpu; the emulated device has its own of the same lists.
  *
  * One block a multiprocessor stays for all of them. Between operations the blocks meet at a counter in device
- * memory; while they do, and while one of them computes attention, the copy engine brings the weights of the
- * operations behind it into shared memory, so that memory never rests between operations. All blocks must be
- * resident at once: a cooperative launch, one at a time on the device. Results are those of gpuk_gemv,
+ * memory, unless neither needs what the other stores; while they do, and while one of them computes attention, the
+ * copy engine brings the weights of the operations behind it into shared memory, so that memory never rests between
+ * operations. All blocks must be resident at once: a cooperative launch, one at a time on the device. Results are those of gpuk_gemv,
  * gpuk_attention_decode, gpuk_experts_glu and gpuk_experts_down up to the order of sums, those of gpuk_delta_convolve and
  * gpuk_delta_rule to the bit, and the same bits from run to run. */
 #ifndef HELM_WORKER_GPU_KERNELS_CHAIN_CHAINS_H
@@ -14,6 +14,7 @@
 #include "worker-gpu/kernels/delta/delta.h"
 #include "worker-gpu/kernels/experts/experts.h"
 #include "worker-gpu/kernels/kernels.h"
+#include "worker-gpu/kernels/weigh.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -30,6 +31,7 @@ enum gpuk_chain_kind {
     GPUK_CHAIN_EXPERTS_DOWN,
     GPUK_CHAIN_CONVOLVE, /* a gated delta net's, */
     GPUK_CHAIN_DELTA,    /* and its rule; in chains without experts and with them */
+    GPUK_CHAIN_WEIGH,    /* a shared expert's weight: no link, the router's product has one more row */
     GPUK_CHAIN_KINDS
 };
 struct gpuk_chain_op {
@@ -49,12 +51,15 @@ struct gpuk_chain_op {
         } glu;
         struct gpuk_experts_down down; /* of the choice and of act in front */
         struct gpuk_delta delta;       /* CONVOLVE, DELTA: of one token, the step's first */
+        struct gpuk_weigh
+            weigh; /* act is left as it is: the product that reads it multiplies by the weight */
     };
 };
 /* A list in device memory, ready to run; addresses in it stay as they were when it was written. */
 struct gpuk_chain {
     const void *list; /* device */
-    uint32_t count;   /* operations */
+    uint32_t count;   /* operations of the list */
+    uint32_t links;   /* of them, those that are one of the chain: not weights of shared experts */
     int variant;      /* of the kernel; the launcher's own */
     bool sparse;      /* it has experts */
     uint32_t warps, askers, slots, pitch, shared_bytes, blocks, meetings, linears, region_bytes, norm_bytes;
@@ -75,12 +80,25 @@ static inline enum tensor_format gpuk_chain_format(const struct gpuk_chain_op *o
            : op->kind == GPUK_CHAIN_EXPERTS_DOWN ? op->down.down.format
                                                  : FORMAT_COUNT;
 }
+/* Products behind a shared expert's weight: the router's, and after the experts' downs the one that reads what is weighed. */
+#define GPUK_CHAIN_WEIGHED 4
+static inline bool gpuk_chain_weighs(const struct gpuk_weigh *w, const struct gpuk_linear_args *router,
+                                     const struct gpuk_linear_args *weighed)
+{
+    return router->x == w->x && router->norm == w->norm && router->eps == w->eps &&
+           router->cols == w->width && w->dtype == DTYPE_F32 && weighed->x == (const float *)w->act &&
+           weighed->cols == w->n && !weighed->norm;
+}
 /* Whether what belongs to operation i of a list stands beside it: of a sparse MLP all three, of one token's x, choice and
- * activations. */
+ * activations; with a shared expert's weight the product that reads what it weighs. */
 static inline bool gpuk_chain_whole(const struct gpuk_chain_op *op, uint32_t count, uint32_t i)
 {
     const struct gpuk_chain_op *of = &op[i];
     const bool front = i > 0, behind = i + 1 < count;
+    if (of->kind == GPUK_CHAIN_WEIGH)
+        return i + GPUK_CHAIN_WEIGHED < count && of[1].kind == GPUK_CHAIN_ROUTER &&
+               of[GPUK_CHAIN_WEIGHED].kind == GPUK_CHAIN_LINEAR &&
+               gpuk_chain_weighs(&of->weigh, &of[1].linear, &of[GPUK_CHAIN_WEIGHED].linear);
     if (of->kind == GPUK_CHAIN_ROUTER) return behind && of[1].kind == GPUK_CHAIN_EXPERTS_GLU;
     if (of->kind == GPUK_CHAIN_EXPERTS_GLU) {
         if (!front || !behind || of[-1].kind != GPUK_CHAIN_ROUTER || of[1].kind != GPUK_CHAIN_EXPERTS_DOWN)

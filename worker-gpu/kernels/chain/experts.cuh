@@ -51,13 +51,16 @@ __device__ __forceinline__ float4 words_await(const uint64_t *from, uint64_t wor
     return make_float4(__uint_as_float((uint32_t)word[0]), __uint_as_float((uint32_t)word[1]),
                        __uint_as_float((uint32_t)word[2]), __uint_as_float((uint32_t)word[3]));
 }
-/* x into shared memory, times the norm's weights, which are there; the sum of squares stays in parts. */
+/* x into shared memory, times the norm's weights, which are there, or without a norm times the number at `times`; the sum of
+ * squares stays in parts. */
 template <typename S, typename D>
-__device__ __forceinline__ void take_x(const linear_params &p, const float4 *norm, float *x, float *squares)
+__device__ __forceinline__ void take_x(const linear_params &p, const float4 *norm, const float *times,
+                                       float *x, float *squares)
 {
     const uint32_t quads = p.cols / 4, batch = 4096 / S::THREADS; /* loads that are on their way together */
     float4 *x4 = reinterpret_cast<float4 *>(x), v[batch];
     const float4 *from = reinterpret_cast<const float4 *>(p.x);
+    const float by = times ? __ldcg(times) : 1.0f;
     float sum = 0;
     for (uint32_t f0 = threadIdx.x; (D::SCALED ? f0 & ~31u : f0) < quads; f0 += batch * S::THREADS) {
 #pragma unroll
@@ -71,6 +74,8 @@ __device__ __forceinline__ void take_x(const linear_params &p, const float4 *nor
                 const float4 n = norm[f];
                 sum = add_quad_squares(sum, v[j]);
                 v[j] = make_float4(v[j].x * n.x, v[j].y * n.y, v[j].z * n.z, v[j].w * n.w);
+            } else if (times) {
+                v[j] = make_float4(v[j].x * by, v[j].y * by, v[j].z * by, v[j].w * by);
             }
             put_quad<D>(x4, f, f < quads, v[j]);
         }
@@ -91,12 +96,20 @@ template <typename S> __device__ __forceinline__ float x_scale(const linear_para
 
 /* ---- the router */
 
-/* Asks for the rows that the block will multiply. */
-__device__ __forceinline__ void chain_router_ask(const linear_params &p)
+/* Row `row` of a router's product; behind its experts' that of a shared expert's weight; NULL: there is none. */
+__device__ __forceinline__ const unsigned char *router_row(const chain_item &item, uint32_t row)
 {
-    for (uint32_t row = blockIdx.x; row < p.segment[0].rows; row += gridDim.x)
-        if (threadIdx.x * 128 < p.row_bytes)
-            ask_l2(p.segment[0].weight + row * p.row_bytes + threadIdx.x * 128);
+    const linear_params &p = item.linear;
+    if (row < p.segment[0].rows) return p.segment[0].weight + row * p.row_bytes;
+    return row == p.segment[0].rows ? reinterpret_cast<const unsigned char *>(item.share_weight) : nullptr;
+}
+/* Asks for the rows that the block will multiply. */
+__device__ __forceinline__ void chain_router_ask(const chain_item &item)
+{
+    for (uint32_t row = blockIdx.x; row <= item.linear.segment[0].rows; row += gridDim.x) {
+        const unsigned char *from = router_row(item, row);
+        if (from && threadIdx.x * 128 < item.linear.row_bytes) ask_l2(from + threadIdx.x * 128);
+    }
 }
 /* The thread's parts of the products of x, with the norm's weights, with a row of fp32 weights in device memory (NULL:
  * none), and of x's squares; and x (NULL: not) into shared memory. All that is loaded at once is on its way together. */
@@ -150,16 +163,18 @@ __device__ __forceinline__ void take_words(const linear_params &p, const chain_s
     if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = sum.squares;
 }
 /* x into shared memory, where the gates and ups find it, and the block's rows of the router's product: the whole block a
- * row. words: where logits go with this tag, or NULL. */
+ * row. Logits go as words with this tag, too, where the item has words. */
 template <typename S, typename D>
-__device__ __forceinline__ void chain_router(const linear_params &p, const chain_source &from,
+__device__ __forceinline__ void chain_router(const chain_item &item, const chain_source &from,
                                              const float4 *norm, float *x, const chain_sums &sums,
-                                             uint64_t *words, uint32_t tag)
+                                             uint32_t tag)
 {
+    const linear_params &p = item.linear;
     const uint32_t warp = threadIdx.x >> 5, rows = p.segment[0].rows;
     bool first = true;
-    for (uint32_t row = blockIdx.x; first || row < rows; row += gridDim.x, first = false) {
-        const unsigned char *weight = row < rows ? p.segment[0].weight + row * p.row_bytes : nullptr;
+    for (uint32_t row = blockIdx.x; first || row <= rows; row += gridDim.x, first = false) {
+        const unsigned char *weight = router_row(item, row);
+        if (!first && !weight) break;
         const chain_dot part = chain_row<S, D>(p, from, norm, reinterpret_cast<const float4 *>(weight),
                                                first ? reinterpret_cast<float4 *>(x) : nullptr);
         if (!first) S::meet(); /* the row in front has been stored */
@@ -168,14 +183,18 @@ __device__ __forceinline__ void chain_router(const linear_params &p, const chain
             if (first) sums.squares[warp] = part.squares;
         }
         S::meet();
-        if (threadIdx.x != 0 || row >= rows) continue;
+        if (threadIdx.x != 0 || !weight) continue;
         float sum = 0;
 #pragma unroll
         for (uint32_t w = 0; w < S::WARPS; w++) sum += sums.partial[w];
-        const float *bias = p.segment[0].bias;
+        const float *bias = row < rows ? p.segment[0].bias : nullptr;
         const float logit = sum * x_scale<S>(p, sums.squares) + (bias ? bias[row] : 0.0f);
+        if (row == rows) {
+            *item.share = 1.0f / (1.0f + expf(-logit));
+            continue;
+        }
         p.segment[0].out[row] = logit;
-        if (words) word_put(words + row, logit, tag);
+        if (item.words_out) word_put(item.words_out + row, logit, tag);
     }
 }
 

@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     for (uint32_t number = 0; number < q.count; number++) {
         const chain_item &item = items[number & 1];
         const auto wait = [&] {
-            if (number > 0 && !(SPARSE && item.words_in)) {
+            if (item.flags & CHAIN_MEETS) {
                 if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
                 S::meet();
             }
@@ -357,7 +357,9 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 ask_l2(list + (size_t)(number + 2) * sizeof(chain_item) + 128 * threadIdx.x);
         };
         work.tag = token->tag + number + 1;
-        const auto source = [&](const float *x) { return chain_source{x, item.words_in, work.tag - 1}; };
+        const auto source = [&](const float *x) {
+            return chain_source{x, item.words_in, work.tag - item.words_back};
+        };
         const auto rows = [&] {
             copies_wait<0>();
             S::meet();
@@ -367,8 +369,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 const chain_item &next = items[(number + 1) & 1];
                 if (number + 1 < q.count && next.kind == GPUK_CHAIN_ATTENTION && token->counts)
                     chain_attention_ask<S>(next, *token, reinterpret_cast<unsigned char *>(region));
-                if (SPARSE && number + 1 < q.count && next.kind == GPUK_CHAIN_ROUTER)
-                    chain_router_ask(next.linear);
+                if (SPARSE && number + 1 < q.count && next.kind == GPUK_CHAIN_ROUTER) chain_router_ask(next);
                 copies_commit();
             });
         };
@@ -377,8 +378,8 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             copies_commit();
             if (SPARSE && item.words_in)
                 take_words<S, X>(item.linear, source(item.linear.x), norm, region, squares);
-            else
-                take_x<S, X>(item.linear, norm, region, squares);
+            else if (!(item.flags & CHAIN_KEEPS_X))
+                take_x<S, X>(item.linear, norm, SPARSE ? item.times : nullptr, region, squares);
             rows();
         } else if (chain_is_delta(item.kind)) {
             if (item.kind == GPUK_CHAIN_CONVOLVE) chain_delta_ask<S>(item.delta);
@@ -392,8 +393,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             wait();
             copies_commit();
             if (item.kind == GPUK_CHAIN_ROUTER) {
-                chain_router<S, X>(item.linear, source(item.linear.x), norm, region, work.sums,
-                                   item.words_out, work.tag);
+                chain_router<S, X>(item, source(item.linear.x), norm, region, work.sums, work.tag);
             } else {
                 if (item.kind == GPUK_CHAIN_EXPERTS_GLU) { /* x is there since the router's */
                     hurry(false);
@@ -423,11 +423,11 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         }
         S::meet(); /* the block has stored its results, and is through with the shared memory */
         if (threadIdx.x == 0 && number + 1 < q.count) {
-            hurry(true);
-            if (!(SPARSE && item.words_out)) {
+            if (item.flags & CHAIN_ARRIVES) {
                 meet_arrive(&header->counter);
                 token->awaited += gridDim.x;
             }
+            if (item.flags & CHAIN_HURRIES) hurry(true);
         }
         copies_wait<0>();
         S::meet(); /* the next operation's item is there */

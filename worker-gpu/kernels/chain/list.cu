@@ -4,11 +4,11 @@
 #include "worker-gpu/kernels/chain/chain.cuh"
 #include "worker-gpu/kernels/chain/attention.cuh"
 #include "worker-gpu/kernels/chain/delta.cuh"
+#include "worker-gpu/kernels/chain/plan.cuh"
 
 #include <algorithm>
 #include <vector>
 
-static const int CHAIN_WORDS = 1;                       /* struct gpuk_device: chain_words */
 static const uint32_t SLOTS_MAX = 64, PITCH_MIN = 2048; /* of a ring */
 
 #define LINES(D) chain_lines_of<D>::lines
@@ -36,40 +36,6 @@ static uint32_t most_of(const struct gpuk_linear_args *args, uint32_t pitch)
     const uint32_t row_lines =
         div_up((uint32_t)tensor_format_row_bytes(args->format, args->cols), lines.bytes);
     return steady_lines(row_lines, lines.bytes, lines.loose) * lines.bytes + (lines.loose ? TILE_SLACK : 0);
-}
-
-/* ---- operations as linear ones */
-
-static uint32_t chosen_of(const struct gpuk_chain_op *op)
-{
-    return op->kind == GPUK_CHAIN_EXPERTS_GLU    ? op->glu.args.choice.chosen
-           : op->kind == GPUK_CHAIN_EXPERTS_DOWN ? op->down.choice.chosen
-                                                 : 0;
-}
-/* Whether its weights come through the ring. */
-static bool has_tiles(const struct gpuk_chain_op *op)
-{
-    return gpuk_chain_format(op) != FORMAT_COUNT;
-}
-/* An operation as the linear one that it is like, experts' as that of one expert. */
-static struct gpuk_linear_args linear_of(const struct gpuk_chain_op *op)
-{
-    struct gpuk_linear_args a = {};
-    if (op->kind == GPUK_CHAIN_EXPERTS_GLU) {
-        const struct gpuk_experts_glu *g = &op->glu.args;
-        a.format = g->gate.format, a.cols = g->gate.cols, a.segments = 2, a.swiglu = true;
-        a.segment[0] = {g->gate.weight, nullptr, nullptr, g->act, g->gate.rows};
-        a.segment[1] = {g->up.weight, nullptr, nullptr, g->act, g->up.rows};
-        a.x = g->x, a.norm = g->norm, a.eps = g->eps;
-    } else if (op->kind == GPUK_CHAIN_EXPERTS_DOWN) {
-        const struct gpuk_experts_down *d = &op->down;
-        a.format = d->down.format, a.cols = d->down.cols, a.segments = 1;
-        a.segment[0] = {d->down.weight, nullptr, nullptr, d->out, d->down.rows};
-        a.x = d->act, a.residual = d->residual, a.out_stride = d->out_stride;
-    } else {
-        a = op->linear;
-    }
-    return a;
 }
 
 /* Bytes of rows that tiles of at most `pitch` hold, of those they take. */
@@ -173,6 +139,8 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
     case GPUK_CHAIN_CONVOLVE:
     case GPUK_CHAIN_DELTA:
         return delta_bytes(&op->delta);
+    case GPUK_CHAIN_WEIGH: /* a row of the router's behind it */
+        return op->weigh.dtype == DTYPE_F32 && (size_t)op->weigh.weight % 16 == 0 ? 16 : 0;
     default:
         break;
     }
@@ -187,10 +155,6 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
 }
 
 /* And the weights of its norm. */
-static bool has_norm(const struct gpuk_chain_op *op)
-{
-    return (op->kind == GPUK_CHAIN_LINEAR || op->kind == GPUK_CHAIN_ROUTER) && op->linear.norm;
-}
 static uint32_t norm_bytes_of(const struct gpuk_chain_op *op)
 {
     return has_norm(op) ? (op->linear.cols * 4 + 127) / 128 * 128 : 0;
@@ -212,20 +176,6 @@ static size_t list_bytes(uint32_t count)
 static_assert((CHAIN_HEADER_BYTES + 2 * (sizeof(chain_weights) + sizeof(chain_item)) + 255) / 256 * 256 * 2 <=
                   3 * GPU_CHAIN_OP_BYTES,
               "a list of two operations has room in three places, as the ledger charges them");
-/* Words of results that go on without a meeting, of a chain with experts: logits, and x. */
-struct sparse_words {
-    uint64_t logits, x; /* how many */
-};
-static struct sparse_words sparse_words_of(const struct gpuk_chain_op *op, uint32_t count)
-{
-    struct sparse_words words = {};
-    for (uint32_t i = 0; i < count; i++) {
-        if (op[i].kind != GPUK_CHAIN_ROUTER) continue;
-        words.logits = std::max(words.logits, (uint64_t)(op[i].linear.segment[0].rows + 1) / 2 * 2);
-        words.x = std::max(words.x, (uint64_t)op[i].linear.cols);
-    }
-    return words;
-}
 /* Words for the pieces of attention. */
 static uint64_t words_of(const struct gpuk_chain_op *op, uint32_t count)
 {
@@ -338,9 +288,10 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
 }
 
 /* What an operation is called in messages. */
-static const char *const names[GPUK_CHAIN_KINDS] = {"linear",          "attention",      "router",
-                                                    "experts' gates",  "experts' downs", "convolution",
-                                                    "gated delta rule"};
+static const char *const names[GPUK_CHAIN_KINDS] = {"linear",           "attention",
+                                                    "router",           "experts' gates",
+                                                    "experts' downs",   "convolution",
+                                                    "gated delta rule", "shared expert's weight"};
 
 /* What all operations of a chain share. */
 struct chain_plan {
@@ -434,43 +385,6 @@ static int attention_item(const struct gpuk_chain_op *op, void *workspace, uint6
                : HELM_E_UNSUPPORTED;
 }
 
-/* Whether what operation i makes is only x of the one behind it, and may go on as words: few enough numbers that each block
- * loads twice the bytes sooner than all meet. */
-static bool gives_words(const struct gpuk_device *device, const struct gpuk_chain_op *op, uint32_t count,
-                        uint32_t i)
-{
-    const int words = device->chain_words ? device->chain_words : CHAIN_WORDS;
-    if (i + 1 == count || words < 0) return false;
-    if (op[i].kind == GPUK_CHAIN_ROUTER) return true;
-    const struct gpuk_chain_op *next = &op[i + 1];
-    if (words < 2 || (next->kind != GPUK_CHAIN_LINEAR && next->kind != GPUK_CHAIN_ROUTER)) return false;
-    if (op[i].kind != GPUK_CHAIN_LINEAR && op[i].kind != GPUK_CHAIN_EXPERTS_DOWN) return false;
-    /* The next operation adds nothing to x. One that does reads what other blocks stored there, so all blocks meet
-     * before it. */
-    const struct gpuk_linear_args a = linear_of(&op[i]);
-    return a.residual && !next->linear.residual && a.segments == 1 && a.segment[0].rows % 2 == 0 &&
-           a.segment[0].rows == next->linear.cols && a.segment[0].out == next->linear.x;
-}
-/* Joins operations by words where that can be, in a chain with experts; returns how often all blocks meet. Each use of x's
- * words, and of the logits', has a meeting behind it before the next. */
-static uint32_t join_by_words(const struct gpuk_device *device, const struct gpuk_chain_op *op,
-                              uint32_t count, uint64_t *words, struct chain_item *items)
-{
-    const struct sparse_words sparse = sparse_words_of(op, count);
-    uint32_t meetings = 0;
-    for (uint32_t i = 0; i + 1 < count; i++) {
-        const bool router = op[i].kind == GPUK_CHAIN_ROUTER;
-        if (sparse.logits == 0 || !gives_words(device, op, count, i) ||
-            (!router && op[i + 1].linear.cols > sparse.x)) {
-            meetings++;
-            continue;
-        }
-        uint64_t *at = router ? words : words + sparse.logits;
-        items[i].words_out = at, items[i + 1].words_in = at;
-    }
-    return meetings; /* a sparse MLP has one, by which launches are told apart */
-}
-
 extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,
                                 uint32_t count, void *memory, void *attention_workspace, void *stream,
                                 struct gpuk_chain *chain, struct helm_err *err)
@@ -491,36 +405,45 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
         return helm_fail(err, HELM_E_UNSUPPORTED, "chain: %u operations take too much shared memory together",
                          count);
     uint64_t *words = (uint64_t *)((unsigned char *)memory + bytes);
+    const std::vector<struct chain_link> links = chain_links(op, count);
     const size_t words_bytes = (words_of(op, count) * sizeof(uint64_t) + 255) / 256 * 256,
                  all_words = gpuk_chain_bytes(op, count) - bytes;
     struct chain_item *items = (struct chain_item *)(weights + plan.tiled);
     struct chain_weights *next = weights;
+    float *share = &((struct chain_header *)memory)->share;
     uint32_t start = 0;
-    for (uint32_t i = 0; i < count; i++) {
+    std::vector<bool> added(links.size());
+    const struct gpuk_weigh *weighed = nullptr; /* what the last weight is of */
+    for (uint32_t i = 0; i < links.size(); i++) {
         struct chain_item *item = &items[i];
-        item->kind = op[i].kind;
-        if (op[i].kind == GPUK_CHAIN_ATTENTION) {
-            if (attention_item(&op[i], attention_workspace, words, header, item))
+        const struct gpuk_chain_op *link = links[i].op;
+        item->kind = link->kind;
+        if (link->kind == GPUK_CHAIN_ATTENTION) {
+            if (attention_item(link, attention_workspace, words, header, item))
                 return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u is of another step", i,
                                  count);
-            item->held_at = i > 0 && plan.holds ? held_at(&op[i - 1], &op[i]) : 0;
-        } else if (op[i].kind == GPUK_CHAIN_CONVOLVE || op[i].kind == GPUK_CHAIN_DELTA) {
-            item->delta = delta_params_of(&op[i].delta);
+            item->held_at = i > 0 && plan.holds ? held_at(links[i - 1].op, link) : 0;
+        } else if (link->kind == GPUK_CHAIN_CONVOLVE || link->kind == GPUK_CHAIN_DELTA) {
+            item->delta = delta_params_of(&link->delta);
         } else {
-            rc = linear_item(&op[i], blocks, ring.pitch, &start, item, err);
+            added[i] = i > 0 && chain_adds_to(links[i - 1].op, link);
+            if (added[i]) start = items[i - 1].where.start;
+            rc = linear_item(link, blocks, ring.pitch, &start, item, err);
             if (rc) return rc;
-            if (has_tiles(&op[i])) *next++ = item->where;
+            if (added[i])
+                added[i] = chain_same_threads(&items[i - 1].where) && chain_same_threads(&item->where);
+            if (has_tiles(link)) *next++ = item->where;
         }
-        if (i + 1 < count && has_norm(&op[i + 1])) {
-            item->next_norm = op[i + 1].linear.norm;
-            item->next_norm_quads = op[i + 1].linear.cols / 4;
-        }
+        if (links[i].weigh)
+            weighed = links[i].weigh, item->share_weight = weighed->weight, item->share = share;
+        if (link->kind == GPUK_CHAIN_LINEAR && weighed && link->linear.x == weighed->act) item->times = share;
     }
     *chain = {};
     chain->meetings =
-        join_by_words(device, op, count, (uint64_t *)((unsigned char *)words + words_bytes), items);
+        chain_meetings(device, links, added, (uint64_t *)((unsigned char *)words + words_bytes), items);
     chain->list = memory;
     chain->count = count;
+    chain->links = (uint32_t)links.size();
     chain->variant = plan.family * KV_DTYPE_COUNT + (plan.cache < 0 ? 0 : plan.cache);
     chain->sparse = plan.sparse;
     chain->warps = chain_shaped::LAUNCHED / 32;

@@ -123,6 +123,9 @@ static void chains_end_where_something_stands_between(void **state)
     model_lowers_to("tests/data/golden/qwen3moe", "gggcgg", 'g', 'g', 0, "<[9]>><[7]>>");
     /* gated delta nets are two operations between their products, a chain of their own where those are streamed */
     model_lowers_to("tests/data/golden/qwen35", "gggggggg", 'g', 'g', 0, "[24]>");
+    /* a shared expert with a weight of its own stands in the chain of its layer */
+    model_lowers_to("tests/data/golden/qwen35moe", "gggggggg", 'g', 'g', 0, "[40]>");
+    model_lowers_to("tests/data/golden/qwen2moe", "gggg", 'g', 'g', 0, "[19]>");
     model_lowers_to("tests/data/golden/qwen35", "gcgcgcgc", 'g', 'c', 0, "<[4]><[4]><[4]><[3]>>>");
     model_lowers_to("tests/data/golden/qwen35", "sgggggsg", 'g', 'g', 200 * 1024, ".*o[2].*[14].oo.*[3]>.");
 }
@@ -159,7 +162,8 @@ static void add_experts(struct gpu_entry *e, char letter)
 }
 
 /* g: a linear of bf16, f: of f32, w: one that is not taken, s: of the ring, a: fused attention, b: attention
- * of a batch, q and p: a batch's linear of Q4_K and of bf16 in an invariant plan, h: one of Q4_K for samples, e: an event; r: a router's product, x or X: gates of few or many bytes, d: downs. The tail is what stands
+ * of a batch, q and p: a batch's linear of Q4_K and of bf16 in an invariant plan, h: one of Q4_K for samples, e: an event; r: a router's product, x or X: gates of few or many bytes, d: downs; m: a shared
+ * expert's weight, t: the product with what it weighs. The tail is what stands
  * behind '/'. */
 static void add_all(struct lowering *low, const char *list)
 {
@@ -173,13 +177,18 @@ static void add_all(struct lowering *low, const char *list)
                                         *c == 'e'                ? OP_RECORD
                                         : *c == 'x' || *c == 'X' ? OP_EXPERTS_GLU
                                         : *c == 'd'              ? OP_EXPERTS_DOWN
+                                        : *c == 'm'              ? OP_WEIGH
                                         : *c == 'a' || *c == 'b' ? OP_ATTEND_DECODE
                                         : strchr("pqh", *c)      ? OP_GEMM_SMALL
                                                                  : OP_GEMV,
                                         (int32_t)(c - list));
         if (e->op.kind == OP_ATTEND_DECODE) e->op.as.attention.fused = *c == 'a';
         if (e->op.kind == OP_EXPERTS_GLU || e->op.kind == OP_EXPERTS_DOWN) add_experts(e, *c);
+        static float act[64];
+        if (*c == 'm')
+            e->op.as.weigh = (struct gpuk_weigh){.width = 64, .act = act, .dtype = DTYPE_F32, .n = 64};
         if (e->op.kind != OP_GEMV && e->op.kind != OP_GEMM_SMALL) continue;
+        if (*c == 't') e->op.as.linear.x = act;
         static const uint32_t samples = 1;
         if (*c == 'h') e->op.count = &samples;
         e->slice = *c == 's';
@@ -249,6 +258,11 @@ static void runs_of_two_become_chains(void **state)
     d->ask.chain_takes = takes_all;
     chains_to(d, GPU_TIER_1, "grxdg", "5grxdg", 5, 0);
     chains_to(d, GPU_TIER_1, "ggrXdgg", "2ggrXd2gg", 4, 1);
+    /* with a shared expert's weight too, if the product with what it weighs is in it */
+    chains_to(d, GPU_TIER_1, "ggmrxdtgg", "9ggmrxdtgg", 9, 0);
+    chains_to(d, GPU_TIER_1, "ggmrxdg", "2ggm4rxdg", 6, 0);
+    chains_to(d, GPU_TIER_1, "ggmrxds", "2ggm3rxds", 5, 1);
+    chains_to(d, GPU_TIER_1, "ggmrXdtg", "2ggmrXd2tg", 4, 1);
     d->ask.chain_takes = takes;
     d->no_chains = "of this test";
     chains_to(d, GPU_TIER_1, "gag/e", "gag/e", 0, 3);
