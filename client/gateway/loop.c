@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "client/shared/private_daemon.h"
+#include "client/gateway/arrivals.h"
 #include "client/gateway/gateway.h"
 #include "client/gateway/jobs.h"
 #include "client/gateway/server.h"
@@ -196,16 +197,17 @@ int loop_run(struct gateway *g)
     while (rc == 0 && !(g->draining && (!any_open(g) || units_now_us() >= g->drain_end_us))) {
         const int wait_ms = server_run(g);
         metrics_observe(&g->metrics.turn, (double)(units_now_us() - turn_us) * 1e-6);
-        const int count = epoll_wait(g->epoll_fd, events, EVENTS, g->peers.waiting ? 0 : wait_ms);
+        const int count = epoll_wait(g->epoll_fd, events, EVENTS, g->peers.turn ? 0 : wait_ms);
         turn_us = units_now_us();
         if (count < 0 && errno != EINTR) rc = helm_fail_errno(&err, "epoll_wait");
         for (int i = 0; i < count; i++) handle(g, &events[i]);
-        if (g->peers.knocked || g->peers.waiting) server_accept(g);
+        arrivals_serve(g);
         rc = rc ? rc : reconnect(g, &err);
         if (units_now_us() - tick_us < TICK_US) continue;
         tick_us = units_now_us();
         server_tick(g);
         peers_tick(g);
+        arrivals_tick(g);
         talk(g); /* a connection that was lost while a question was asked reports nothing more */
         sd_notify(0, "WATCHDOG=1");
     }

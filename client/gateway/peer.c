@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "client/gateway/arrivals.h"
 #include "client/gateway/gateway.h"
 #include "client/gateway/jobs.h"
 #include "client/gateway/server.h"
@@ -201,7 +202,7 @@ struct peer *peer_open(struct peers *p, int fd, const struct sockaddr_storage *a
         free(peer);
         return NULL;
     }
-    *peer = (struct peer){.fd = fd, .from = from, .at = *at};
+    *peer = (struct peer){.fd = fd, .from = from, .at = *at, .since_us = units_now_us()};
     name_peer(at, peer->address, sizeof peer->address);
     return peer;
 }
@@ -231,8 +232,8 @@ void peer_admit(struct gateway *g, struct MHD_Daemon *http, struct peer *peer)
     peer->next = p->first;
     if (peer->next) peer->next->previous = peer;
     p->first = peer;
-    loop_watch(g, peer);
     p->fresh++;
+    if (peer->leaves) peer_event(g, peer, EPOLLRDHUP);
     if (MHD_add_connection(http, peer->fd, (const struct sockaddr *)&peer->at, size) == MHD_YES) return;
     log_debug("%s: libmicrohttpd does not take the connection", peer->address); /* and closed it */
     peer_closed(g, peer);
@@ -267,6 +268,10 @@ void peer_waits(struct peer *peer)
 
 void peer_event(struct gateway *g, struct peer *peer, uint32_t events)
 {
+    if (peer->waiting) {
+        arrivals_event(g, peer, events);
+        return;
+    }
     if (events & EPOLLIN) peer->heard_us = units_now_us();
     if (events & EPOLLIN && !peer->exchange && !peer->head_us) peer->head_us = peer->heard_us;
     if (!(events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) || peer->hung_up || peer->ended) return;

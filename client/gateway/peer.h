@@ -21,15 +21,19 @@ struct exchange;
 struct gateway;
 struct MHD_Daemon;
 
+struct peer_list {
+    struct peer *first, *last;
+};
+
 /* An IPv4 address, or the first 64 bits of an IPv6 address. */
 struct peer_address {
     struct peer_address *next;
     uint8_t bytes[16];
     uint32_t places; /* that it takes */
     uint32_t users;  /* peers that point here */
-    /* arrivals.c's: connections that wait to be served, and the next address that has some */
-    struct peer *first, *last;
+    /* arrivals.c's: connections that wait, those of them that are to be served, and the next address that has such */
     uint32_t waiting;
+    struct peer_list ready;
     struct peer_address *after;
 };
 
@@ -40,6 +44,9 @@ struct peer {
     int fd;
     struct sockaddr_storage at;
     char address[INET6_ADDRSTRLEN];
+    bool waiting;      /* arrivals.c has it */
+    bool ready;        /* ... and it is to be served */
+    bool leaves;       /* ... and nothing more will come from it */
     bool started;      /* libmicrohttpd has it */
     bool keyed;        /* its last request that needed a key had one */
     bool reserved;     /* it has no place: it may ask for /health, everything else is refused */
@@ -63,9 +70,10 @@ struct peers {
     uint32_t places, reserved;
     uint32_t fresh, hung_up; /* that peers_settle looks for */
     uint32_t places_max, address_max;
-    /* arrivals.c's: connections that wait to be served, and the addresses that have some, in turn */
+    /* arrivals.c's: connections that have said nothing, and the addresses that have others to be served, in turn */
+    struct peer_list silent;
     struct peer_address *turn, *turn_last;
-    uint32_t waiting, waiting_max;
+    uint32_t waiting, waiting_max, urgent;
     uint64_t turned_away;            /* for /metrics: too many waited */
     uint64_t stall_us;               /* longest time of a head's receipt, and without a byte of a body */
     uint64_t evicted, refused, late; /* for /metrics: gave way, had no place, took too long */

@@ -388,9 +388,9 @@ static void connection_changed(void *cls, struct MHD_Connection *connection, voi
     }
 }
 
-void server_accept(struct gateway *g)
+void server_admit(struct gateway *g, struct peer *peer)
 {
-    arrivals_serve(g, g->server->http);
+    peer_admit(g, g->server->http, peer);
 }
 
 /* A long prompt, or a call that is being written: clients and proxies end a stream without data after a minute. */
@@ -481,7 +481,6 @@ void server_quiesce(struct gateway *g)
 {
     if (g->peers.listen_fd >= 0) close(g->peers.listen_fd);
     g->peers.listen_fd = -1;
-    arrivals_close(&g->peers);
 }
 
 void server_close(struct gateway *g)
@@ -489,6 +488,7 @@ void server_close(struct gateway *g)
     struct server *server = g->server;
     if (!server) return;
     server_quiesce(g);
+    arrivals_close(&g->peers);
     if (server->http) {
         for (struct exchange *ex = g->exchanges; ex; ex = ex->next) exchange_drop(ex, "the gateway ends");
         for (int i = 0; i < 3; i++) (void)server_run(g); /* suspended connections end */

@@ -14,8 +14,8 @@ HELM_MUST_CHECK int server_open(struct gateway *gateway, const char *listen, cha
                                 struct helm_err *err);
 /* To be watched for reading. */
 int server_fd(const struct server *server);
-/* New connections wait, to be accepted or to be served. */
-void server_accept(struct gateway *gateway);
+/* A connection that is to be served. */
+void server_admit(struct gateway *gateway, struct peer *peer);
 /* Does what there is to do. Returns in how many ms it wants to be called again at the latest. */
 int server_run(struct gateway *gateway);
 /* Once a second: ends answers that are not fetched, breaks silences. */

@@ -22,7 +22,7 @@
 static struct {
     int epoll_fd;
     struct sockaddr_in to, from;
-    bool kept, asked[DESCRIPTORS];
+    bool kept, asked[DESCRIPTORS], answered[DESCRIPTORS];
     char request[512];
     size_t length;
     unsigned long answers, without;
@@ -46,7 +46,7 @@ static void join(void)
         (connect(fd, (const struct sockaddr *)&crowd.to, sizeof crowd.to) < 0 && errno != EINPROGRESS) ||
         epoll_ctl(crowd.epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0)
         exit(2);
-    crowd.asked[fd] = false;
+    crowd.asked[fd] = crowd.answered[fd] = false;
 }
 
 static bool ask(int fd)
@@ -65,10 +65,10 @@ static bool hear(int fd)
             crowd.answers++;
             if (!ask(fd)) return false;
         } else {
-            crowd.asked[fd] = false; /* the answer has begun */
+            crowd.answered[fd] = true;
         }
     if (n < 0 && errno == EAGAIN) return true;
-    if (!crowd.kept && n == 0 && !crowd.asked[fd])
+    if (!crowd.kept && crowd.answered[fd])
         crowd.answers++;
     else
         crowd.without++;

@@ -195,6 +195,7 @@ static enum call_found find_listed(struct answer *a, size_t at, struct call_head
     at = answer_blanks(&a->rest, at);
     if (at >= a->rest.length) return more(a);
     head->in_list = a->in_list || a->rest.data[at] == '[';
+    if (a->rest.data[at] == '{') return find_object(a, at, head); /* one call, or the next of a list */
     if (!head->in_list) return find_divided(a, at, head);
     if (!a->in_list) at = answer_blanks(&a->rest, at + 1);
     return at >= a->rest.length ? more(a) : find_object(a, at, head);

@@ -120,6 +120,8 @@ static const struct {
     {MISTRAL, "[TOOL_CALLS] [" CALL ", " CALL "]", "", "", X X},
     {MISTRAL, "[TOOL_CALLS]f[ARGS]{\"x\":\"}\"}[TOOL_CALLS]f{\"x\":\"}\"}", "", "", X X},
     {MISTRAL, "So.[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{\"x\": \"}\"}", "", "So.", X},
+    {MISTRAL, "[TOOL_CALLS] " CALL, "", "", X},
+    {MISTRAL, "[TOOL_CALLS]{\"a\": 1} and", "", "[TOOL_CALLS]{\"a\": 1} and", ""},
     {MISTRAL, "[TOOL_CALLS] [1] and", "", "[TOOL_CALLS] [1] and", ""},
     {MISTRAL, "[TOOL_CALLS]", "", "[TOOL_CALLS]", ""},
     {MISTRAL, "[THINK]a[/THINK][TOOL_CALLS]f[ARGS]{}", "a", "", "f{}"},
