@@ -25,6 +25,8 @@
 #define CHUNK_S       0.02  /* one of a chunk: a device at work for longer is slower */
 #define SAMPLES_LEAST 3
 #define SAMPLES_MOST  9
+#define BESIDE_MORE   1.3 /* times the copies that a sample is expected to last for */
+#define BESIDE_BYTES  2e9
 #define KINDS_MAX     40
 #define COMMAND_MAX   (256 * 1024)
 
@@ -209,6 +211,7 @@ int measure_programs_open(struct measure *m, const char *text, struct helm_err *
 struct cell {
     uint32_t tokens, context;
     double seconds;
+    bool beside; /* the whole step alone, while copies flow */
 };
 
 static uint32_t random_of(struct measure_programs *p)
@@ -291,10 +294,34 @@ static int sample_program(struct gpu_engine *g, const struct gpu_program *progra
     return rc;
 }
 
-/* One variant: lowered without what is left out, chained and captured as a worker's, run, and let go. */
-static int run_variant(struct measure_programs *p, const struct gpu_program_kind *kind, double limit_s,
-                       struct measure_samples *samples, struct helm_err *err)
+/* The same while copies to the device flow, as many as it takes. */
+static int sample_beside(struct measure *m, const struct gpu_program *program, double limit_s,
+                         struct measure_samples *samples, struct helm_err *err)
 {
+    struct gpu_engine *g = m->programs->engine;
+    const double begin_s = measure_now_s(), least_s = program->graph ? FEW_S : CHUNK_S;
+    uint64_t piece = 0;
+    double rate = 0, once = 0, seconds = 0;
+    int rc = measure_choose_piece(m, &piece, &rate, err);
+    if (!rc) rc = run_program(g, program, 1, &once, err);
+    const uint32_t times = (uint32_t)fmax(1, fmin(REPEATS_MAX, ceil(least_s / once)));
+    const double copied = fmin(rate * once * times * BESIDE_MORE, BESIDE_BYTES);
+    for (uint32_t n = 0; n < SAMPLES_MOST && !rc; n++) {
+        if (n >= SAMPLES_LEAST && measure_now_s() - begin_s > limit_s) break;
+        for (double bytes = 0; bytes < copied && !rc; bytes += (double)piece)
+            rc = measure_copy_next(m, DEVICE_TO_DEVICE, piece, err);
+        if (!rc) rc = run_program(g, program, times, &seconds, err);
+        if (!rc) measure_add(samples, seconds);
+        if (!rc) rc = device_await(g->device, DEVICE_COPY, err);
+    }
+    return rc;
+}
+
+/* One variant: lowered without what is left out, chained and captured as a worker's, run, and let go. */
+static int run_variant(struct measure *m, const struct gpu_program_kind *kind, const struct cell *cell,
+                       double limit_s, struct measure_samples *samples, struct helm_err *err)
+{
+    struct measure_programs *p = m->programs;
     struct gpu_engine *g = p->engine;
     struct gpu_program program = {.entry = NULL};
     g->source.left_out = p->left_out;
@@ -305,7 +332,8 @@ static int run_variant(struct measure_programs *p, const struct gpu_program_kind
     if (!rc && kind->tier != GPU_TIER_CHUNK) rc = gpu_program_capture(&g->source, &program, err);
     if (!rc) {
         gpu_step_fill(g, &program);
-        rc = sample_program(g, &program, limit_s, samples, err);
+        rc = cell->beside ? sample_beside(m, &program, limit_s, samples, err)
+                          : sample_program(g, &program, limit_s, samples, err);
     }
     gpu_program_free(&program, g->device);
     return rc;
@@ -325,7 +353,7 @@ static bool leave_out(struct measure_programs *p, uint32_t variant)
 int measure_programs_cell(struct measure *m, const char *text, struct helm_err *err)
 {
     struct measure_programs *p = m->programs;
-    struct cell cell;
+    struct cell cell = {.beside = strstr(text, " beside") != NULL};
     struct plan_schedule schedule;
     if (!p) return helm_fail(err, HELM_E_STATE, "'cell' without 'programs'");
     if (sscanf(text, "%u %u %lf", &cell.tokens, &cell.context, &cell.seconds) != 3 || cell.tokens < 1 ||
@@ -333,7 +361,8 @@ int measure_programs_cell(struct measure *m, const char *text, struct helm_err *
         cell.context > arena_header_of(&p->arena)->context_tokens || cell.seconds <= 0 ||
         (cell.tokens > ENGINE_FEW_TOKENS && cell.context < cell.tokens) ||
         (cell.tokens <= ENGINE_FEW_TOKENS && ENGINE_FEW_TOKENS % cell.tokens))
-        return helm_fail(err, HELM_E_USAGE, "'cell %.40s': tokens, a context and seconds", text);
+        return helm_fail(err, HELM_E_USAGE, "'cell %.40s': tokens, a context, seconds and maybe 'beside'",
+                         text);
     int rc = take_batch(p, &cell, &schedule, err);
     if (rc) return rc;
     const struct gpu_engine *g = p->engine;
@@ -342,11 +371,12 @@ int measure_programs_cell(struct measure *m, const char *text, struct helm_err *
     if (gpu_attends_apart(&g->plan, kind.tier, cell.context - 1)) kind.attending = GPU_ATTENDS_APART;
     if (!gpu_program_wanted(&g->source, &kind)) kind.attending = GPU_ATTENDS_USUALLY;
     const uint32_t variants = p->kinds + 2;
-    for (uint32_t i = 0; i <= variants && !rc; i++) { /* the whole step first and last */
+    for (uint32_t i = 0; i <= (cell.beside ? 0 : variants) && !rc; i++) { /* the whole step first and last */
         struct measure_samples samples = {.count = 0};
         const uint32_t v = i % variants;
         if (!leave_out(p, v)) continue;
-        rc = run_variant(p, &kind, cell.seconds / (variants + 1), &samples, err);
+        rc = run_variant(m, &kind, &cell, cell.beside ? cell.seconds : cell.seconds / (variants + 1),
+                         &samples, err);
         if (!rc) measure_print(m, "program", v, &samples);
     }
     return rc;

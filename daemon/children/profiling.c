@@ -168,18 +168,16 @@ static int measure_into(const struct profiling_request *r, struct job *job, cons
 }
 
 /* What the cached one lacks of the plan's formats is measured into it. */
-static int add_formats(const struct profiling_request *r, bool quick, struct profile *profile,
-                       struct helm_err *err)
+static int add_formats(const struct profiling_request *r, struct profile *profile, struct helm_err *err)
 {
     const unsigned lacking = profile_formats_lacking(profile, r->formats);
     char names[PROFILE_FORMATS_TEXT];
     if (!lacking) return 0;
     profile_formats_text(lacking, names);
     log_info("profile: it has no rates of %s yet: measuring them (up to 15 s)", names);
-    /* As carefully as the rest was, or all of it would be measured anew and lose other models' formats. */
     struct job job = {.doing = "measuring the model's formats, once for each",
                       .formats = lacking,
-                      .quick = quick || profile->quick,
+                      .quick = true,
                       .brief = profile->brief};
     return measure_into(r, &job, names, profile, err);
 }
@@ -253,16 +251,15 @@ static void log_profile(const struct profiling_request *r, const char *path, con
 }
 
 /* No profile that can be used: measures one, and the model's formats at once. */
-static int measure_first(const struct profiling_request *r, bool quick, struct profile *profile,
-                         struct helm_err *err)
+static int measure_first(const struct profiling_request *r, struct profile *profile, struct helm_err *err)
 {
     struct job job = {.doing = "measuring this machine, only this once",
-                      .quick = quick,
+                      .quick = true,
                       .brief = r->dense && r->device->ledger.kind == LEDGER_DEVICE_NONE};
     for (int f = 0; f < FORMAT_COUNT; f++)
         if (profile_format_has_rates((enum tensor_format)f))
             job.formats |= r->formats & format_bit((enum tensor_format)f);
-    log_info("profile: measuring it, %s", quick ? "quickly (some seconds)" : "once (up to a minute)");
+    log_info("profile: measuring it, quickly (some seconds)");
     return measure(r, &job, profile, err);
 }
 
@@ -272,7 +269,6 @@ static int get_cached(const struct profiling_request *r, const char *fingerprint
 {
     char path[4096];
     struct helm_err found = {0};
-    const bool quick = r->device->ledger.kind != LEDGER_DEVICE_CUDA;
     int rc = profile_cache_path(fingerprint, path, sizeof path, &found);
     const bool place = rc == 0, there = place && access(path, F_OK) == 0;
     if (there && !read_checked(path, r, profile, &found)) {
@@ -284,9 +280,9 @@ static int get_cached(const struct profiling_request *r, const char *fingerprint
         else
             log_info("there is no profile of this machine yet: %s", place ? path : found.text);
         *fresh = true;
-        rc = measure_first(r, quick, profile, err);
+        rc = measure_first(r, profile, err);
     }
-    if (!rc) rc = add_formats(r, quick, profile, err);
+    if (!rc) rc = add_formats(r, profile, err);
     if (!rc) log_profile(r, place ? path : "kept nowhere", profile);
     return rc;
 }

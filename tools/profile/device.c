@@ -276,7 +276,8 @@ int profile_device_cell(struct profile_device_run *d, const struct profile_devic
 {
     char command[64];
     for (uint32_t v = 0; v < variants; v++) variant[v].count = 0;
-    snprintf(command, sizeof command, "cell %u %u %.3f", cell->tokens, cell->context, cell->seconds);
+    snprintf(command, sizeof command, "cell %u %u %.3f%s", cell->tokens, cell->context, cell->seconds,
+             cell->beside ? " beside" : "");
     return obey(d, command, &(struct taker){.variant = variant, .variants = variants}, err);
 }
 

@@ -330,6 +330,7 @@ HELM_MUST_CHECK int profile_device_link(struct profile_device_run *device, doubl
 struct profile_device_cell {
     uint32_t tokens, context;
     double seconds; /* to be spent on it */
+    bool beside;    /* the whole step alone, while copies flow */
 };
 HELM_MUST_CHECK int profile_device_programs(struct profile_device_run *device, const json_t *request,
                                             struct helm_err *err);

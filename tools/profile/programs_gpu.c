@@ -12,19 +12,22 @@
 #include "common/model/arch.h"
 #include "tools/profile/profile_tool.h"
 
-#define CONTEXT_SHORT 256
-#define CONTEXT_LONG  4096
-#define POSITIONS     16384
-#define PAGE          KV_PAGE_TOKENS_DEFAULT
-#define READ_LEAST    (512 * MIB) /* that one token reads of all layers: past the caches of any device */
-#define READ_EMULATED (8 * MIB)
-#define VRAM_PART     3 /* of what is free: layers and caches together */
-#define STEP_MOST     2048
-#define STEP_EMULATED 512
-#define SHARES        3.0 /* of the time left, that a cell may be expected to take */
-#define CELL_S        1.2
-#define CELL_LEAST_S  0.05
-#define VARIANT_BASE  2 /* all, nothing, then a kind each */
+#define CONTEXT_SHORT  256
+#define CONTEXT_LONG   4096
+#define POSITIONS      16384
+#define PAGE           KV_PAGE_TOKENS_DEFAULT
+#define READ_LEAST     (512 * MIB) /* that one token reads of all layers: past the caches of any device */
+#define READ_EMULATED  (8 * MIB)
+#define VRAM_PART      3 /* of what is free: layers and caches together */
+#define STEP_MOST      2048
+#define STEP_EMULATED  512
+#define SHARES         3.0 /* of the time left, that a cell may be expected to take */
+#define CELL_S         1.2
+#define CELL_LEAST_S   0.05
+#define BESIDE_S       0.2
+#define SAMPLES_BESIDE 4   /* at least */
+#define CHUNK_BESIDE   512 /* tokens */
+#define VARIANT_BASE   2   /* all, nothing, then a kind each */
 
 struct gpu_measuring {
     const struct profile_programs_gpu *request;
@@ -35,7 +38,8 @@ struct gpu_measuring {
     uint32_t head; /* its kind */
     uint32_t positions, step_tokens, context;
     struct profile_samples variant[PROGRAMS_KINDS_MAX + 1 + VARIANT_BASE];
-    double cell_s[PROFILE_PROGRAM_COUNTS]; /* a whole step of so many tokens; 0: unknown */
+    /* A whole step of so many tokens, the last one and that of the short context; 0: unknown */
+    double cell_s[PROFILE_PROGRAM_COUNTS], short_s[PROFILE_PROGRAM_COUNTS];
     double end_s;
 };
 
@@ -212,7 +216,32 @@ static int run_cells(struct gpu_measuring *m, struct helm_err *err)
             if (rc) break;
             keep(m, &cell, measured);
             m->cell_s[i] = profile_samples_value(&m->variant[0]).value;
+            if (!which) m->short_s[i] = m->cell_s[i];
             measured = true;
+        }
+    }
+    return rc;
+}
+
+/* The next token and a chunk while copies flow: every kind is longer by as much as the whole step. */
+static int run_beside(struct gpu_measuring *m, struct helm_err *err)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < PROFILE_PROGRAM_COUNTS && !rc; i++) {
+        const uint32_t tokens = profile_program_counts[i];
+        const struct profile_device_cell cell = {.tokens = tokens,
+                                                 .context = context_of(m, tokens, 0),
+                                                 .seconds = BESIDE_S,
+                                                 .beside = true};
+        if ((tokens != 1 && tokens != CHUNK_BESIDE) || m->cell_s[i] <= 0 ||
+            SAMPLES_BESIDE * m->cell_s[i] > SHARES * BESIDE_S)
+            continue;
+        rc = profile_device_cell(m->request->device, &cell, m->variant, 1, err);
+        const double longer = fmax(1, profile_samples_value(&m->variant[0]).value / m->short_s[i]);
+        for (uint32_t k = 0; k < m->programs->kinds && !rc; k++) {
+            struct programs_times *times = &m->programs->kind[k].gpu[m->request->way];
+            for (uint32_t c = 0; c < times->count; c++)
+                if (times->cell[c].tokens == tokens) times->cell[c].beside = longer * times->cell[c].seconds;
         }
     }
     return rc;
@@ -228,6 +257,7 @@ int profile_programs_gpu_measure(const struct profile_programs_gpu *request, str
     int rc = open_programs(m, err);
     m->end_s = profile_now_s() + request->seconds;
     if (!rc) rc = run_cells(m, err);
+    if (!rc && request->way == PROGRAMS_GPU) rc = run_beside(m, err);
     if (!rc) rc = profile_device_programs_close(request->device, err);
     free(m);
     return rc;

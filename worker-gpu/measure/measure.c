@@ -80,7 +80,7 @@ int measure_drain(struct measure *m, enum device_queue queue, struct helm_err *e
 
 /* Copies the next bytes: before the same come again all of either side has passed by, so that none of it is
  * still in a cache. */
-static int copy_next(struct measure *m, enum device_direction direction, uint64_t size, struct helm_err *err)
+int measure_copy_next(struct measure *m, enum device_direction direction, uint64_t size, struct helm_err *err)
 {
     if (m->host_at + size > m->host_bytes) m->host_at = 0;
     if (m->device_at + size > m->weight_bytes) m->device_at = 0;
@@ -96,12 +96,13 @@ static int copy_round(struct measure *m, enum device_direction direction, uint64
                       struct helm_err *err)
 {
     int rc = 0;
-    for (uint64_t done = 0; done < bytes && !rc; done += piece) rc = copy_next(m, direction, piece, err);
+    for (uint64_t done = 0; done < bytes && !rc; done += piece)
+        rc = measure_copy_next(m, direction, piece, err);
     return rc ? rc : measure_drain(m, DEVICE_COPY, err);
 }
 
 /* How long a piece should be: the real 16 MiB, or less on a link so slow that nothing else would get done. */
-static int choose_piece(struct measure *m, uint64_t *piece, double *rate, struct helm_err *err)
+int measure_choose_piece(struct measure *m, uint64_t *piece, double *rate, struct helm_err *err)
 {
     double start = measure_now_s();
     int rc = copy_round(m, DEVICE_TO_DEVICE, MIB, MIB, err);
@@ -119,7 +120,7 @@ static int measure_copies(struct measure *m, enum device_direction direction, co
     struct measure_samples samples = {.count = 0};
     uint64_t piece = 0;
     double rate = 0, end = measure_now_s() + measure_budget_s(m);
-    int rc = choose_piece(m, &piece, &rate, err);
+    int rc = measure_choose_piece(m, &piece, &rate, err);
     double wanted = rate * measure_sample_s(m) * 3;
     if (wanted > (double)m->host_bytes) wanted = (double)m->host_bytes;
     uint64_t bytes = ((uint64_t)wanted + piece) / piece * piece;
@@ -172,7 +173,7 @@ static int measure_hand_over(struct measure *m, const char *name, uint64_t piece
             if (!rc) rc = measure_kernels_lane(m, to, from, err);
             if (!rc) rc = device_word_write(d, up, i, err);
         }
-        for (uint64_t i = 0; i < pieces && !rc; i++) rc = copy_next(m, DEVICE_TO_DEVICE, piece, err);
+        for (uint64_t i = 0; i < pieces && !rc; i++) rc = measure_copy_next(m, DEVICE_TO_DEVICE, piece, err);
         double start = measure_now_s();
         for (uint32_t i = first; i < first + ROUNDS && !rc; i++) {
             memcpy(to, zero, sizeof zero);
@@ -193,7 +194,7 @@ static int measure_hand_overs(struct measure *m, struct helm_err *err)
     uint64_t piece = 0;
     double rate = 0;
     int rc = measure_hand_over(m, "link.hand_over", 0, 0, err);
-    if (!rc) rc = choose_piece(m, &piece, &rate, err);
+    if (!rc) rc = measure_choose_piece(m, &piece, &rate, err);
     if (rc) return rc;
     return measure_hand_over(m, "link.hand_over_beside", (uint64_t)(rate * BESIDE_S) / piece + 1, piece, err);
 }
@@ -227,7 +228,7 @@ static int stream_loop(struct stream *s, struct device_event **event, struct hel
     uint64_t piece = 0, pieces = 1, number = 0;
     double rate = 0;
     int rc = d->ops->thread_begin(d, err);
-    if (!rc) rc = choose_piece(m, &piece, &rate, err);
+    if (!rc) rc = measure_choose_piece(m, &piece, &rate, err);
     while (pieces < STREAM_PIECES && (double)(piece * (pieces + 1)) < rate * STREAM_WAKE_S) pieces++;
     for (int i = 0; i < STREAM_EVENTS && !rc; i++) rc = d->ops->event_create_sleeping(d, &event[i], err);
     while (!rc && !atomic_load(&s->stop)) {
@@ -236,7 +237,7 @@ static int stream_loop(struct stream *s, struct device_event **event, struct hel
             rc = d->ops->event_wait(d, mine, err);
             if (!rc) stream_arrived(s, pieces * piece);
         }
-        for (uint64_t i = 0; i < pieces && !rc; i++) rc = copy_next(m, DEVICE_TO_DEVICE, piece, err);
+        for (uint64_t i = 0; i < pieces && !rc; i++) rc = measure_copy_next(m, DEVICE_TO_DEVICE, piece, err);
         if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, mine, err);
         number++;
     }

@@ -3,7 +3,7 @@
  * Called by main's way of --measure (common/worker/process.c), by helm-profile as a child process. Talks in
  * lines on two streams; docs/profile.md has the protocol and what each name means:
  *
- *   in    "measure", "link", "format NAME SECONDS", "programs JSON", "cell TOKENS CONTEXT SECONDS", "close", "stream", "copied",
+ *   in    "measure", "link", "format NAME SECONDS", "programs JSON", "cell TOKENS CONTEXT SECONDS [beside]", "close", "stream", "copied",
  *         "stop", "quit"; the end of the stream is "quit"
  *   out   {"ready": TEXT} once the device is open
  *         to "measure": {"name": "gpu.gemv", "x": 0, "samples": [...]} for each value, {"done": "measure"}

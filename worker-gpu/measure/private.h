@@ -43,6 +43,12 @@ struct measure {
 
 /* Waits until the queue is empty. */
 HELM_MUST_CHECK int measure_drain(struct measure *m, enum device_queue queue, struct helm_err *err);
+/* Copies the next bytes between host memory and the device, and so on in a circle that no cache holds. */
+HELM_MUST_CHECK int measure_copy_next(struct measure *m, enum device_direction direction, uint64_t size,
+                                      struct helm_err *err);
+/* How long such a piece should be, and the bytes a second of the first copy. */
+HELM_MUST_CHECK int measure_choose_piece(struct measure *m, uint64_t *piece, double *rate,
+                                         struct helm_err *err);
 double measure_now_s(void);
 /* Time to spend on one value, and the least that one sample should take. */
 static inline double measure_budget_s(const struct measure *m)

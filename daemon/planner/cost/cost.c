@@ -347,7 +347,7 @@ static void take_measured(const struct pricing *p, uint32_t unit, double window,
     const double by_rates = u->gpu;
     measured_price_gpu(p, unit, window, attention_elsewhere(p, window), u);
     if (!u->gpu_measured) return;
-    u->stream = fmax(u->gpu, u->stream + u->gpu - by_rates);
+    u->stream = fmax(u->gpu, u->stream + u->gpu - by_rates) * fmax(1, u->gpu_beside);
     const double times = u->gpu / by_rates;
     e->unit *= times, e->gpu *= times, e->launches *= times, e->beside *= times;
 }

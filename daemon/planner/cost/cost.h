@@ -90,6 +90,7 @@ struct cost_unit {
     bool stays;                    /* it is not streamed in such a step: experts but of a chunk */
     bool cpu_measured;             /* `cpu` is the model's own program's time, not by rates; */
     bool gpu_measured;             /* and `gpu`, by which `stream` and `mixed` are moved */
+    double gpu_beside;             /* times as long as `gpu` while the link copies; 0: not measured */
     double cpu_spread, gpu_spread; /* of the rates of its matrices' formats, beside bf16's: for error bars */
     const char *cpu_bound, *gpu_bound; /* "memory", "compute", "overhead": for bound_by */
 };

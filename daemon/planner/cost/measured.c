@@ -97,6 +97,7 @@ void measured_price_gpu(const struct pricing *p, uint32_t unit, double window, d
     u->gpu = price.seconds;
     if (attends && !few && step->rows > 1) u->gpu += more_rows(p, &p->gpu, window);
     u->gpu_spread = price.spread;
+    u->gpu_beside = price.beside / price.seconds;
     u->gpu_measured = true;
 }
 

@@ -317,6 +317,12 @@ static void the_gpus_programs_are_its_price(void **state)
     expect("head", p->table.head.gpu, 9e-5 + hand_over);
     expect("embedding", p->table.embed.gpu, 1e-5 + hand_over);
 
+    const double streamed = u[0].stream;
+    for (uint32_t i = 0; i < 2; i++)
+        list.kind[0].gpu[PROGRAMS_GPU].cell[i].beside = 1.5 * list.kind[0].gpu[PROGRAMS_GPU].cell[i].seconds;
+    price(p, step_of(1, 1, 4096));
+    expect("alone", p->table.unit[0].gpu, 6e-5);
+    expect("while the link copies", p->table.unit[0].stream, 1.5 * streamed);
     struct cost_step step = step_of(1, 1, 4096);
     step.invariant = true;
     price(p, step);
