@@ -128,6 +128,35 @@ def test_the_models_own_programs_are_measured_once_and_again_when_they_cannot_be
         started(script, [word, "prices go by rates"], 1, script[:20])
 
 
+def test_a_model_that_vram_has_room_for_is_measured_on_the_device_alone():
+    m = Machine(gpu=True)
+    options = ["--device", "emulated"]
+    path = m.place(*options)
+    fingerprint = os.path.basename(path)[:-len(".json")]
+    here = os.path.join(m.base, "here.json")
+    with open(here, "w") as f:
+        json.dump(dict(json.load(open(PROFILE)), fingerprint=fingerprint), f)
+    real = [os.path.join(BIN, "helm-profile"), "--programs", "--model", m.base + "/model", *options, "--on", "device"]
+    done = subprocess.run(real, env=dict(os.environ, XDG_CACHE_HOME=m.cache, STATE_DIRECTORY=""), capture_output=True,
+                          text=True, timeout=120 * SLOW)
+    same(done.returncode, 0, done.stderr)
+    programs = json.loads(done.stdout)
+    same(programs["fingerprint"], fingerprint, "the machine")
+    kept = os.path.join(os.path.dirname(path), f"programs-{programs['key']}.json")
+    asked = f"--device emulated --worker-dir {m.workers} --programs --model {m.base}/model --weights stored --kv-dtype f16"
+
+    def started(*more, runs):
+        m.helm_profile(f'case "$*" in *--programs*) exit 3;; *) tee {path} <{here};; esac')
+        d = m.start(*options, *more)
+        check(d.ready.startswith("ready "), d.ready)
+        same(m.arguments(programs=True), runs, "what is measured")
+        same(d.stop(), 0, "exit status")
+        return d.log()
+    check("the model's own programs, of " + programs["made"] in started(runs=[]), "the kept ones")
+    os.unlink(kept)
+    check("prices go by rates" in started(runs=[asked + " --on device"]), "none")
+
+
 def test_a_disturbed_profile_widens_the_band_and_is_taken_again_when_it_is_quiet():
     m = Machine()
     path = m.place("--device", "cpu")
