@@ -7,6 +7,7 @@
 #include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
 #include "daemon/planner/profile/planned.h"
+#include "daemon/planner/profile/programs.h"
 
 enum invariant_option invariant_option_named(const char *name)
 {
@@ -77,21 +78,41 @@ static bool knows_chained(const struct profile *profile, const struct plan *plan
            profile->gpu.attention_chained.count > 0;
 }
 
-/* The most expensive price of several sequences. *known: false where the profile lacks it. */
+/* The most expensive price of several sequences. *known: false where the profile lacks it and nothing was `measured`. */
 static int price_several(const struct planner_request *request, struct plan *plan, uint32_t direct_permille,
-                         struct price *worst, bool *known, struct helm_err *err)
+                         bool measured, struct price *worst, bool *known, struct helm_err *err)
 {
     int rc = 0;
     *worst = (struct price){.decode = 1};
-    *known =
-        plan->slots < 2 || ((!plan_most_tokens(plan, PLAN_CPU0) || knows_apart(request->profile, plan)) &&
-                            knows_chained(request->profile, plan));
+    *known = measured || plan->slots < 2 ||
+             ((!plan_most_tokens(plan, PLAN_CPU0) || knows_apart(request->profile, plan)) &&
+              knows_chained(request->profile, plan));
     for (uint32_t n = 2; n <= ENGINE_FEW_TOKENS && n <= plan->slots && *known && !rc; n *= 2) {
         struct price price = {.sequences = n};
         rc = price_of(request, plan, direct_permille, &price, err);
         if (!rc && (n == 2 || price.decode > worst->decode)) *worst = price;
     }
     return rc;
+}
+
+/* Whether the model's own programs price all half layers of the plan, as invariant plans run them and as others do. */
+static bool is_measured(const struct planner_request *request, const struct plan *plan)
+{
+    const struct programs *programs = request->profile ? request->profile->programs : NULL;
+    if (!programs) return false;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        const struct programs_kind *kind = programs_find(programs, programs_signature(request->model, u));
+        if (!kind || plan_unit_format(plan, u) != PLAN_AS_STORED) return false;
+        for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+            const bool cpu = plan_home_processor(plan_unit_home(plan, p, u)) == PLAN_CPU0;
+            const struct programs_times *both[2] = {cpu ? &kind->cpu[PROGRAMS_EXACT]
+                                                        : &kind->gpu[PROGRAMS_GPU],
+                                                    cpu ? &kind->cpu[PROGRAMS_EXACT + PROGRAMS_INVARIANT]
+                                                        : &kind->gpu[PROGRAMS_GPU_INVARIANT]};
+            if (!both[0]->count || !both[1]->count) return false;
+        }
+    }
+    return true;
 }
 
 static double percent(double part)
@@ -118,10 +139,11 @@ static void tell(struct invariant *invariant, bool on, const char *why, const st
 int invariant_decide(const struct planner_request *asked, bool given, struct plan *plan,
                      struct invariant *invariant, struct helm_err *err)
 {
-    /* Both sides by rates: a model's own programs are measured as others run them, not as invariant plans do. */
+    /* Both sides by programs or both by rates, so that they have the same errors. */
     struct planner_request by_rates = *asked;
     struct profile rates = {.programs = NULL};
-    const struct planner_request *const request = &by_rates;
+    const bool measured = is_measured(asked, plan);
+    const struct planner_request *const request = measured ? asked : &by_rates;
     if (asked->profile) rates = *asked->profile, by_rates.profile = &rates;
     rates.programs = NULL;
     const uint32_t direct = plan->kv_direct_permille;
@@ -140,7 +162,7 @@ int invariant_decide(const struct planner_request *asked, bool given, struct pla
     const bool priced = request->profile != NULL && !was;
     bool known = true;
     int rc = priced ? price_of(request, plan, direct, &batch, err) : 0;
-    if (priced && !rc) rc = price_several(request, plan, direct, &several, &known, err);
+    if (priced && !rc) rc = price_several(request, plan, direct, measured, &several, &known, err);
     if (rc) return rc;
     const char *why = "by configuration";
     bool on = invariant->option == INVARIANT_ON;

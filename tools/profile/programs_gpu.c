@@ -182,7 +182,8 @@ static uint32_t context_of(const struct gpu_measuring *m, uint32_t tokens, int w
     return context < tokens / rows ? tokens / rows : context;
 }
 
-/* Seconds of a whole step, by the largest number of tokens below that was measured. */
+/* Seconds of a whole step, by the largest number of tokens below that was measured: up to a sub-chunk by the root, since weights are
+ * read in any case. */
 static double expected_s(const struct gpu_measuring *m, uint32_t tokens)
 {
     uint32_t below = PROFILE_PROGRAM_COUNTS;
@@ -192,7 +193,7 @@ static double expected_s(const struct gpu_measuring *m, uint32_t tokens)
             below = i;
     if (below == PROFILE_PROGRAM_COUNTS) return 0;
     const double times = (double)tokens / profile_program_counts[below];
-    return m->cell_s[below] * (tokens > ENGINE_FEW_TOKENS ? times : sqrt(times));
+    return m->cell_s[below] * (tokens > GPU_SUB_TOKENS ? times : sqrt(times));
 }
 
 static int run_cells(struct gpu_measuring *m, struct helm_err *err)

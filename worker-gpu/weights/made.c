@@ -1,7 +1,8 @@
 /* Weights of a model that only exists to be measured. See weights.h; called by weights/load.c.
  *
  * Matrices are random blocks, the same few over and over: what is multiplied decides neither time nor, but for zeros, power.
- * Vectors are ones. Routers are random numbers: with ones, all tokens would choose the same experts. */
+ * Vectors are small, norms among them: what layers add is little beside the embedding, so that tokens stay as different as that
+ * makes them. Routers are random numbers. Else many tokens would choose the same experts. */
 #include <string.h>
 
 #include "common/base/units.h"
@@ -10,6 +11,7 @@
 #include "worker-gpu/weights/weights.h"
 
 #define MADE_PIECE (4 * MIB)
+#define VECTORS    0.0625f
 
 static uint32_t random_of(uint32_t *state)
 {
@@ -56,7 +58,7 @@ static int fill_vectors(struct gpu_weights *w, struct helm_err *err)
         if (!arch_role_is_vector(p->tensor->role)) continue;
         float *at = (float *)(void *)((char *)host + (p->offset - w->vector_at));
         for (uint64_t n = 0; n < count; n++)
-            at[n] = p->tensor->role == TENSOR_ROUTER ? (float)(int32_t)random_of(&state) * 0x1p-36f : 1.0f;
+            at[n] = p->tensor->role == TENSOR_ROUTER ? (float)(int32_t)random_of(&state) * 0x1p-36f : VECTORS;
     }
     if (!rc)
         rc = device_copy(w->device, DEVICE_COPY, DEVICE_TO_DEVICE, (char *)w->memory + w->vector_at, host,

@@ -67,7 +67,7 @@ HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct pla
 HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device *device, uint32_t threads,
                                      _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
                                      struct helm_err *err);
-/* The same of a model without files, which is only measured: random blocks, vectors of ones (weights/made.c). */
+/* The same of a model without files, which is only measured: random blocks and small vectors (weights/made.c). */
 HELM_MUST_CHECK int gpu_weights_make(struct gpu_weights *weights, struct helm_err *err);
 void gpu_weights_free(struct gpu_weights *weights);
 /* Where groups begin: behind the tables. */

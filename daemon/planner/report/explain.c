@@ -107,7 +107,10 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
                                    .kv_dtype = k->request->wish.kv_dtype,
                                    .format = format,
                                    .kv = cost_tiers_of(k->plan, list->tokens, list->rows, list->context),
-                                   .experts = cost_experts_of(k->plan, k->request->model)};
+                                   .experts = cost_experts_of(k->plan, k->request->model),
+                                   .invariant = k->plan->invariant,
+                                   .one_as_few =
+                                       k->plan->invariant && plan_most_tokens(k->plan, PLANNED_GPU)};
     struct cost_result result = {.done = k->done, .span = span, .span_max = span_max};
     struct cost_table table = {0};
     struct cost_plan plan;
