@@ -79,17 +79,29 @@ static inline void pack_fifths(const uint8_t *number, uint8_t *to)
     memcpy(to, &word, sizeof word);
 }
 
+/* Steps, least values where blocks have them (DEPTH), fifth bits (FIFTH), numbers. */
+enum { DEPTH = 1, FIFTH = 2 };
+FIT_INLINE void write_blocks32(struct batch *b, const struct fit_code *code, int parts, uint8_t *out)
+{
+    round_halves(b);
+    write_numbers(b, code, &b->fit);
+    for (int i = 0; i < FIT_GROUPS; i++, out += 16) {
+        put_half(out, b->s.step[i]);
+        out += 2;
+        if (parts & DEPTH) put_half(out, b->s.depth[i]);
+        if (parts & DEPTH) out += 2;
+        if (parts & FIFTH) pack_fifths(b->number + i * 32, out);
+        if (parts & FIFTH) out += 4;
+        pack_nibbles(b->number + i * 32, out);
+    }
+}
+
 static const float starts4[] = {-8, -7.4f, -8.6f, -9.2f, 7, 7.6f, 8.2f};
 static inline void quantize_q4_0(struct batch *b, uint8_t *out)
 {
     const struct fit_code code = {.low = -8, .high = 7};
     fit_scales(&b->g, &code, COUNTED(starts4), &b->fit);
-    round_halves(b);
-    write_numbers(b, &code, &b->fit);
-    for (int i = 0; i < FIT_GROUPS; i++, out += 18) {
-        put_half(out, b->s.step[i]);
-        pack_nibbles(b->number + i * 32, out + 2);
-    }
+    write_blocks32(b, &code, 0, out);
 }
 
 /* In steps of 15, 31 and 3 to a range. */
@@ -104,13 +116,7 @@ static inline void quantize_q4_1(struct batch *b, uint8_t *out)
 {
     const struct fit_code code = {.high = 15, .least = true, .free = true};
     fit_ranges(&b->g, &code, COUNTED(cuts4), &b->fit);
-    round_halves(b);
-    write_numbers(b, &code, &b->fit);
-    for (int i = 0; i < FIT_GROUPS; i++, out += 20) {
-        put_half(out, b->s.step[i]);
-        put_half(out + 2, b->s.depth[i]);
-        pack_nibbles(b->number + i * 32, out + 4);
-    }
+    write_blocks32(b, &code, DEPTH, out);
 }
 
 static const float starts5[] = {-16, -15.3f, -16.7f, -17.4f, 15, 15.7f};
@@ -118,13 +124,7 @@ static inline void quantize_q5_0(struct batch *b, uint8_t *out)
 {
     const struct fit_code code = {.low = -16, .high = 15};
     fit_scales(&b->g, &code, COUNTED(starts5), &b->fit);
-    round_halves(b);
-    write_numbers(b, &code, &b->fit);
-    for (int i = 0; i < FIT_GROUPS; i++, out += 22) {
-        put_half(out, b->s.step[i]);
-        pack_fifths(b->number + i * 32, out + 2);
-        pack_nibbles(b->number + i * 32, out + 6);
-    }
+    write_blocks32(b, &code, FIFTH, out);
 }
 
 static const struct fit_cut cuts5[] = {CUT(31, 0, 0),      CUT(31, 0, -0.5f), CUT(31, 0, 0.5f),
@@ -134,14 +134,7 @@ static inline void quantize_q5_1(struct batch *b, uint8_t *out)
 {
     const struct fit_code code = {.high = 31, .least = true, .free = true};
     fit_ranges(&b->g, &code, COUNTED(cuts5), &b->fit);
-    round_halves(b);
-    write_numbers(b, &code, &b->fit);
-    for (int i = 0; i < FIT_GROUPS; i++, out += 24) {
-        put_half(out, b->s.step[i]);
-        put_half(out + 2, b->s.depth[i]);
-        pack_fifths(b->number + i * 32, out + 4);
-        pack_nibbles(b->number + i * 32, out + 8);
-    }
+    write_blocks32(b, &code, DEPTH | FIFTH, out);
 }
 
 static const float iq4_values[] = {IQ4_CODES};
@@ -150,12 +143,7 @@ static inline void quantize_iq4_nl(struct batch *b, uint8_t *out)
 {
     const struct fit_code code = {.table = iq4_values, .count = 16};
     fit_scales(&b->g, &code, COUNTED(starts_iq4), &b->fit);
-    round_halves(b);
-    write_numbers(b, &code, &b->fit);
-    for (int i = 0; i < FIT_GROUPS; i++, out += 18) {
-        put_half(out, b->s.step[i]);
-        pack_nibbles(b->number + i * 32, out + 2);
-    }
+    write_blocks32(b, &code, 0, out);
 }
 
 /* Twice the values of E2M1 in rising order, with half the scale; and which numbers of files they are. */
