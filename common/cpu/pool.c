@@ -78,7 +78,6 @@ struct pool {
     pool_next_fn *next;
     void *ctx;
     uint32_t threads, spin_us;
-    _Atomic uint32_t quiet_spin_us;
     _Atomic(pool_idle_fn *) idle;
     void *idle_ctx;   /* written before it */
     uint32_t started; /* threads to join */
@@ -142,8 +141,7 @@ static bool thread_is_quiet(struct pool_thread *thread, uint64_t now)
  * that a thread which the regions of a small model do not need goes to sleep although they keep changing. */
 static void pool_wait(struct pool *pool, uint32_t seen, struct pool_thread *thread)
 {
-    uint64_t spin_ns = (uint64_t)pool->spin_us * 1000,
-             quiet_ns = (uint64_t)atomic_load_explicit(&pool->quiet_spin_us, memory_order_relaxed) * 1000;
+    uint64_t spin_ns = (uint64_t)pool->spin_us * 1000, quiet_ns = (uint64_t)POOL_SPIN_QUIET_US * 1000;
     pool_idle_fn *idle = atomic_load_explicit(&pool->idle, memory_order_acquire);
     if (spin_ns == 0) quiet_ns = 0; /* told not to spin */
     for (uint32_t piece = 0; idle; piece++) {
@@ -310,11 +308,6 @@ void pool_set_idle(struct pool *pool, pool_idle_fn *idle, void *ctx)
     atomic_store_explicit(&pool->idle, idle, memory_order_release);
 }
 
-void pool_set_quiet_spin(struct pool *pool, uint32_t us)
-{
-    atomic_store_explicit(&pool->quiet_spin_us, us, memory_order_relaxed);
-}
-
 uint32_t pool_threads(const struct pool *pool)
 {
     return pool->threads;
@@ -332,7 +325,6 @@ int pool_create(uint32_t threads, const int *cpu, uint32_t spin_us, struct pool 
     memset(pool, 0, sizeof *pool);
     pool->threads = threads;
     pool->spin_us = spin_us;
-    atomic_store_explicit(&pool->quiet_spin_us, POOL_SPIN_QUIET_US, memory_order_relaxed);
     if (cpu) {
         rc = pin_this_thread(cpu[0], err);
         if (rc) goto out;

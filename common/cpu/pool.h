@@ -57,9 +57,6 @@ void pool_destroy(struct pool *pool);
 
 /* `idle` NULL: nothing. ctx must outlive the pool's threads. */
 void pool_set_idle(struct pool *pool, pool_idle_fn *idle, void *ctx);
-/* POOL_SPIN_QUIET_US unless set; no more than spin_us: always spin_us. */
-void pool_set_quiet_spin(struct pool *pool, uint32_t us);
-
 uint32_t pool_threads(const struct pool *pool);
 
 /* Runs the list from its first region to its last. Called by thread 0 only; returns when `next` said false.

@@ -7,17 +7,6 @@
 #include "common/base/round.h"
 #include "common/model/arch.h"
 
-const char *activation_name(enum activation activation)
-{
-    static const char *const names[ACTIVATIONS] = {[ACTIVATION_NONE] = "none",
-                                                   [ACTIVATION_SILU] = "SiLU",
-                                                   [ACTIVATION_CLAMPED] = "clamped SiLU",
-                                                   [ACTIVATION_GELU_TANH] = "GELU (tanh)",
-                                                   [ACTIVATION_RELU] = "ReLU",
-                                                   [ACTIVATION_RELU_SQUARED] = "squared ReLU"};
-    return names[activation];
-}
-
 const char *state_kind_name(enum state_kind kind)
 {
     static const char *const names[STATE_KINDS] = {

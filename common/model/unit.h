@@ -164,7 +164,6 @@ enum activation {
     ACTIVATION_RELU_SQUARED,
     ACTIVATIONS
 };
-const char *activation_name(enum activation activation);
 /* Which k head a v head has: v heads of one k head stand together (h / ratio), or the k heads take turns (h mod k heads). */
 enum head_order { HEADS_TOGETHER, HEADS_IN_TURN };
 #define MATH_WEIGHTS_MAX 4
