@@ -1,6 +1,5 @@
-/* What helmd learns of the machine before it plans: the device, the NUMA node, the profile, the memory; and what it
- *
- * asks of a plan. Called by daemon/main.c; see start.h. */
+/* The machine as helmd sees it before it plans: device, NUMA node, profile, memory; and what helmd asks of a plan.
+ * Called by daemon/main.c; see start.h. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,6 +1,5 @@
-/* What serves a plan: workers, steps, the check of int8 activations, the loop; and another plan in its place, before
- *
- * anything was served, where that check fails. Called by daemon/main.c; see start.h. */
+/* Serving a plan: workers, steps, the check of int8 activations, the loop. Where that check fails, another plan takes its
+ * place before anything is served. Called by daemon/main.c; see start.h. */
 #include <systemd/sd-daemon.h>
 
 #include "common/base/log.h"
