@@ -3,6 +3,7 @@
 prompts of other programs, exit statuses; tools/bench/cells.py likewise.
 
 HELM_BIN: folder of the programs. Run from the repository's root."""
+import argparse
 import json
 import os
 import shutil
@@ -142,13 +143,20 @@ def connect_tests(folder):
 
 
 # llama_bench.c's words: a token takes 5 ms and 1 more for each layer that is not on the card; 3 do not fit
+# A card of 8 GB: 1.5 GB are always used, 0.5 for each of 40 layers' experts, 0.6 for each 512 tokens at once, more after a long context.
 FAKE_LLAMA = """#!/usr/bin/python3
 import sys
-layers = int(sys.argv[sys.argv.index("--ngl") + 1])
-if layers == 3:
+option = lambda name, usual: sys.argv[sys.argv.index(name) + 1] if name in sys.argv else usual
+prompts, outputs = ([int(n) for n in option(name, "").split(",")] for name in ("--prompt", "--output"))
+layers, batch, experts = int(option("--ngl", "0")), int(option("--ubatch", "512")), int(option("--cpu-experts", "0"))
+used = 1.5 + 0.5 * (40 - experts) + 0.6 * batch / 512 + (0.5 if max(prompts) > 20000 else 0)
+if layers == 3 or (layers == 999 and used > 8):
     sys.exit("out of memory")
-print("prefill 8 at 0: 100.0 token/s, TTFT 80.00 ms (80.00 to 80.00)")
-print("decode 3 at 8: median 1 token/s, whole answer 1 token/s, TPOT p10 1.000 p50 %.3f p90 9.000 ms" % (7 - layers))
+threads = min((int(n) for n in option("--threads", "4").split(",")), key=lambda n: abs(n - 15))
+for prompt, output in zip(prompts, outputs):
+    print("prefill %d at 0: 100.0 token/s, TTFT %.2f ms (80.00 to 80.00)" % (prompt, 10 * prompt * 512 / batch))
+    print("decode %d at 8: median 1 token/s, whole answer 1 token/s, TPOT p10 1.000 p50 %.3f p90 9.000 ms" % (output, 7 - layers if layers < 7 else 10 + experts))
+print("llama.cpp 0: a, 1 GB, 40 layers; ngl 1, %d threads, KV f16/f16; loaded in 1 s, VRAM %.2f GB, %.2f free" % (threads, used, max(0, 8 - used)))
 """
 
 
@@ -198,10 +206,51 @@ def llama_tests(folder):
     run, result = harness(folder, "llama", "--cell", "q8 %s all 64 8 4 1" % gguf, "--cell", "bf16 %s all 64 8 4 1" % MODEL, "--llama", fake,
                           "--llama-try", "--ngl 1;--ngl 2;--ngl 3", "--rounds", "2")
     row = next((r for r in result["rows"] if r["side"] == "llama.cpp"), {})
-    check("the fastest settings that fit", row.get("settings") == "--ngl 2" and sorted(row["tried"]) == ["--ngl 1", "--ngl 2"], (run.stderr, row))
+    check("the fastest settings that fit", row.get("settings") == "--ngl 2" and sorted(row["tried"]) == ["--ngl 1", "--ngl 2", "--ngl 3"] and
+          "out of memory" in row["tried"]["--ngl 3"]["why"], (run.stderr, row))
     check("its times", (row["tok_s"], row["ttft_ms"], len(row["samples"])) == (200, 80, 2), row)
     check("a checkpoint is not llama.cpp's: named, and HELM's row is there", run.returncode == 5 and "bf16, llama.cpp" in run.stdout and
           sorted((r["cell"], r["side"]) for r in result["rows"]) == [("bf16", "new"), ("q8", "llama.cpp"), ("q8", "new")], run.stdout)
+
+
+def sweep_tests(folder):
+    """The fewest experts' layers on the CPU that fit, by what runs leave free; then threads; as many tokens at once for prompts alone."""
+    program, model, holder = (os.path.join(folder, name) for name in ("llama_bench", "experts.gguf", "occupy_vram"))
+    with open(model, "wb") as file:
+        file.truncate(20_500_000_000)
+    with open(holder, "w") as file:
+        file.write("#!/bin/sh\necho holding\nread -r _\n")
+    os.chmod(holder, 0o755)
+    options, load = argparse.Namespace(device="cuda", bin=folder), cells.lengths("a", model, True, 33024, "8GiB")
+    side, cpus = sides.Llama(program, []), os.cpu_count
+    os.cpu_count = lambda: 16
+    try:
+        ready = side.prepare(options, load, model, {"layers": 40, "experts": {"count": 256}})
+        chosen = {cell.name: ready[cell]["settings"] for cell in load}
+        got = {cell.name: sample for cell, sample in side.measure(options, load, None, 1).items()}
+    finally:
+        os.cpu_count = cpus
+    check("cells that decode: the fewest layers, the best threads", chosen["a-8GiB-128"] == chosen["a-8GiB-32768"] ==
+          "--ngl 999 --cpu-experts 29 --threads 15 --no-mmap", chosen)
+    check("prompts: the fewest layers with as many tokens at once as fit", chosen["a-8GiB-ttft-2048"] == chosen["a-8GiB-ttft-25000"] ==
+          "--ngl 999 --cpu-experts 32 --threads 14 --ubatch 2048 --no-mmap", chosen)
+    check("few runs", len(ready[load[0]]["tried"]) < 10, list(ready[load[0]]["tried"]))
+    check("each cell's own times", [got[cell.name]["ttft_ms"] for cell in load] == [1280, 5120, 62500, 327680], got)
+    check("a context that does not fit takes a layer more", ready[load[0]]["settings"] == "--ngl 999 --cpu-experts 30 --threads 15 --no-mmap" and
+          got["a-8GiB-128"]["tpot_ms"] == 40, (ready[load[0]]["settings"], got))
+
+
+def shapes_tests(folder):
+    """Files in the shape of hybrids with a hole for their weights: HELM reads them, and their types come to the published size."""
+    for size, kind, total, line in (("35b-a3b", "UD-Q4_K_XL", 22.24, "Qwen3_5MoeForCausalLM"), ("27b", "UD-Q2_K_XL", 9.78, "Qwen3_5ForCausalLM")):
+        path = os.path.join(folder, size + ".gguf")
+        run = subprocess.run([sys.executable, "-B", "tools/bench/make_gguf.py", "--size", size, "--type", kind, "--hole", "--out", path], capture_output=True,
+                             text=True, timeout=60)
+        check(size + ": written", run.returncode == 0 and abs(os.path.getsize(path) / 1e9 - total) < 0.01, run)
+        run = subprocess.run([os.path.join(os.path.dirname(BENCH), "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+        check(size + ": HELM loads it", run.returncode == 0 and line in run.stdout and "yes" in run.stdout.split()[-1], run.stdout[-300:])
+    run = subprocess.run([sys.executable, "-B", "tools/bench/make_gguf.py", "--size", "8b", "--type", "UD-Q4_K_XL", "--hole", "--out", path], capture_output=True, text=True)
+    check("a mixture of another size", run.returncode == 1 and "UD-Q4_K_XL is of 35b-a3b alone" in run.stderr, run)
 
 
 def experts_tests(folder):
@@ -308,9 +357,10 @@ def main():
         os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_CACHE_HOME"] = folder
         for device in ("auto", "cpu"):
             place_profile(device, folder)
-        for test in (private_tests, refusal_tests, connect_tests, cells_tests, llama_tests, experts_tests, cut_tests, bound_tests, signal_test):
+        for test in (private_tests, refusal_tests, connect_tests, cells_tests, llama_tests, sweep_tests, shapes_tests, experts_tests, cut_tests, bound_tests,
+                     signal_test):
             # instrumented, cells.py starts the same programs in the same ways as the tests of helm-bench
-            if "asan" not in BENCH or test not in (cells_tests, llama_tests, experts_tests, cut_tests, bound_tests):
+            if "asan" not in BENCH or test not in (cells_tests, llama_tests, sweep_tests, shapes_tests, experts_tests, cut_tests, bound_tests):
                 test(folder)
     print("%d passed, %d failed" % (counts[True], counts[False]))
     return 1 if counts[False] else 0

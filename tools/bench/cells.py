@@ -335,8 +335,18 @@ def machine():
     return f"machine: {name}, {os.cpu_count()} CPUs, {time.strftime('%F %R', time.gmtime())} UTC, load {os.getloadavg()[0]:.1f}"
 
 
+def limits(bench):
+    """What the profile of this run measured, in GB/s: host memory's read, alone and beside the link; the link, likewise; VRAM's read."""
+    if not os.path.exists(bench.o.machine) or not limits_of(bench.profile()):
+        return []
+    profile = bench.profile()
+    host, host_beside, link, link_beside, vram = (profile[part][rate]["value"] / 1e9 for part, rate in (
+        ("cpu", "gemv"), ("cpu", "gemv_beside"), ("link", "h2d"), ("link", "h2d_beside"), ("gpu", "read")))
+    return [f"limits: host memory reads {host:.0f} GB/s, {host_beside:.0f} beside the link; link {link:.0f}, {link_beside:.0f} beside the CPU; VRAM {vram:.0f}"]
+
+
 def report(bench, ended, asked):
-    lines = [machine(), *tables(bench.rows, bench.o.show.split(","))] + [f"FAILED {failure}" for failure in bench.failures]
+    lines = [machine(), *limits(bench), *tables(bench.rows, bench.o.show.split(","))] + [f"FAILED {failure}" for failure in bench.failures]
     slower = [row for row in bench.rows if row.get("beside") == "old" and min(row["ratio"], row["ttft_ratio"]) < 1 - bench.o.limit / 100]
     lines += [f"SLOWER {row['cell']}: decode {row['ratio']:.3f}, first token {row['ttft_ratio']:.3f} of old" for row in slower]
     reached = len({row["cell"] for row in bench.rows})
