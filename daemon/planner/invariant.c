@@ -104,7 +104,7 @@ static bool is_measured(const struct planner_request *request, const struct plan
         const struct programs_kind *kind = programs_find(programs, programs_signature(request->model, u));
         if (!kind || plan_unit_format(plan, u) != PLAN_AS_STORED) return false;
         for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-            const bool cpu = plan_home_processor(plan_unit_home(plan, p, u)) == PLAN_CPU0;
+            const bool cpu = plan_home_processor(plan->unit[u].home[p]) == PLAN_CPU0;
             const struct programs_times *both[2] = {cpu ? &kind->cpu[PROGRAMS_EXACT]
                                                         : &kind->gpu[PROGRAMS_GPU],
                                                     cpu ? &kind->cpu[PROGRAMS_EXACT + PROGRAMS_INVARIANT]
