@@ -267,6 +267,47 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
     work.rest = tile - pairs * chunks;
 }
 
+/* An operation on its way into its place. */
+template <typename S>
+__device__ __forceinline__ void fetch_item(chain_item *items, const unsigned char *list, uint32_t number)
+{
+    if (threadIdx.x < sizeof(chain_item) / 16)
+        copy16_async(shared_address(items + (number & 1)) + 16 * threadIdx.x,
+                     list + (size_t)number * sizeof(chain_item) + 16 * threadIdx.x, true);
+}
+/* Until all blocks have met, where they do in front of operation `number`; the next one is on its way then. */
+template <typename S> struct chain_wait {
+    chain_item *items;
+    chain_token *token;
+    chain_header *header;
+    const unsigned char *list;
+    uint32_t number, count;
+    __device__ __forceinline__ void operator()() const
+    {
+        if (items[number & 1].flags & CHAIN_MEETS) {
+            if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
+            S::meet();
+        }
+        if (number + 1 < count) fetch_item<S>(items, list, number + 1);
+        if (number + 2 < count && blockIdx.x == number % gridDim.x && 128 * threadIdx.x < sizeof(chain_item))
+            ask_l2(list + (size_t)(number + 2) * sizeof(chain_item) + 128 * threadIdx.x);
+    }
+};
+/* In a function of its own: its loops have registers of their own, and so has the rest of the kernel. */
+template <typename S, typename C>
+__device__ __noinline__ void chain_attention(const chain_item &item, chain_token &token,
+                                             unsigned char *memory, uint32_t tag, const chain_wait<S> &wait)
+{
+    cut_once<S>(item.attention.a, token);
+    const attention_cut &cut = token.cut;
+    const attention_seat seat = {0, item.held_at};
+    const chain_pass<S> pass = {item, token, tag};
+    if (cut.heads == 1)
+        chain_attend<S, C, 1>(item.attention, seat, token, cut, memory, pass, wait);
+    else
+        chain_attend<S, C, CHAIN_GROUP>(item.attention, seat, token, cut, memory, pass, wait);
+}
+
 template <typename S, typename D, typename C, bool SPARSE>
 __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_constant__ chain_params q)
 {
@@ -296,19 +337,12 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             ask_everything<S, SPARSE>(ring, asked + asker, weights, q.linears, token->asked, asker, q.askers);
         return;
     }
-    const auto fetch =
-        [&](uint32_t number) { /* an operation on its way into its place */
-                               if (threadIdx.x < sizeof(chain_item) / 16)
-                                   copy16_async(shared_address(items + (number & 1)) + 16 * threadIdx.x,
-                                                list + (size_t)number * sizeof(chain_item) + 16 * threadIdx.x,
-                                                true);
-        };
     const auto fetch_norm = [&](const float *from, uint32_t quads) {
 #pragma unroll 1
         for (uint32_t f = threadIdx.x; f < quads; f += S::THREADS)
             copy16_async(shared_address(norm) + 16 * f, from + 4 * f, true);
     };
-    fetch(0);
+    fetch_item<S>(items, list, 0);
     wait_for_previous();
     if (threadIdx.x == 0) {
         const uint64_t a_launch = (uint64_t)gridDim.x * q.meetings;
@@ -346,16 +380,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     uint32_t choices = 0;
     for (uint32_t number = 0; number < q.count; number++) {
         const chain_item &item = items[number & 1];
-        const auto wait = [&] {
-            if (item.flags & CHAIN_MEETS) {
-                if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
-                S::meet();
-            }
-            if (number + 1 < q.count) fetch(number + 1);
-            if (number + 2 < q.count && blockIdx.x == number % gridDim.x &&
-                128 * threadIdx.x < sizeof(chain_item))
-                ask_l2(list + (size_t)(number + 2) * sizeof(chain_item) + 128 * threadIdx.x);
-        };
+        const chain_wait<S> wait = {items, token, header, list, number, q.count};
         work.tag = token->tag + number + 1;
         const auto source = [&](const float *x) {
             return chain_source{x, item.words_in, work.tag - item.words_back};
@@ -405,15 +430,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 rows();
             }
         } else if (token->counts) {
-            cut_once<S>(item.attention.a, *token);
-            const attention_cut &cut = token->cut;
-            unsigned char *memory = reinterpret_cast<unsigned char *>(region);
-            const attention_seat seat = {0, item.held_at};
-            const chain_pass<S> pass = {item, *token, work.tag};
-            if (cut.heads == 1)
-                chain_attend<S, C, 1>(item.attention, seat, *token, cut, memory, pass, wait);
-            else
-                chain_attend<S, C, CHAIN_GROUP>(item.attention, seat, *token, cut, memory, pass, wait);
+            chain_attention<S, C>(item, *token, reinterpret_cast<unsigned char *>(region), work.tag, wait);
         } else {
             wait();
         }
