@@ -378,8 +378,11 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
     if (!p->device) return;
     add_rest(p, &p->gpu, kind, window, &w.gpu);
-    if (p->chained && w.apart) /* it is a kernel, as the experts are, and the chain behind it is launched */
-        spent_overhead(&p->gpu, o->ends * (2 * p->kernel.operation - p->gpu.operation), &w.gpu);
+    /* A shared expert's weight is a row of the router's product. Where experts are kernels it is one, and the chain behind it is
+     * launched. */
+    if (p->chained)
+        spent_overhead(&p->gpu, o->weighs * ((w.apart ? 2 * p->kernel.operation : 0) - p->gpu.operation),
+                       &w.gpu);
     add_rest(p, &p->kernel, kind, window, &w.kernel);
     /* Between slices there are events: nothing to chain. */
     const double slices = w.blocks ? w.slices : slices_of(u->bytes, u->packed),

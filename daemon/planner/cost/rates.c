@@ -422,7 +422,7 @@ static void list_operations(struct pricing *p)
             o->products += part->op[n].weights > 0;
             for (uint32_t k = 0; k < count; k++)
                 o->others += op_traits_of(kinds[k])->counts[p->tier] && (routes || !is_of_product(kinds[k]));
-            o->ends += part->op[n].kind == MATH_WEIGH;
+            o->weighs += part->op[n].kind == MATH_WEIGH;
         }
     }
     p->first =

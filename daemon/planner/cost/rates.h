@@ -43,8 +43,7 @@ struct part_operations {
     uint32_t
         products; /* of the GPU's: each is what a slice can be one of, and has a price that holds what it fuses; */
     uint32_t others; /* without those */
-    uint32_t
-        ends; /* of them, those that end a chain of one token where experts do, which goes on behind them */
+    uint32_t weighs; /* of them, weights of shared experts */
 };
 
 struct pricing {

@@ -330,10 +330,10 @@ static void shared_experts_are_read_by_every_token(void **state)
            own + 2 * 7e-6 + 3 * 10e-6 + 8 * EXPERT / 100e9);
     expect("all others in VRAM", price_mixed(&m, 1, 0, 1).mixed,
            own + 4 * 5e-6 + (8 * EXPERT + shared) / 1000e9);
-    /* of two chains, with its weight between them */
+    /* its weight is a row of the router's product */
     m.profile.gpu.chain_gemv.value = m.profile.gpu.chain_attention.value = 2000e9;
     m.profile.gpu.chain_operation.value = 2e-6;
-    expect("chained", price_mlp(&m, 1, 0).gpu, (3 + 2 * 3) * 2e-6 + 2 * 5e-6 + read / 2000e9);
+    expect("chained", price_mlp(&m, 1, 0).gpu, (3 + 2 * 3) * 2e-6 + read / 2000e9);
     assert_int_equal(close_mixture(&at), 0);
 }
 
