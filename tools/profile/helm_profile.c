@@ -44,11 +44,11 @@
 #define PATH_TEXT      4096
 /* The model's programs: 20 s together with what is read. On the device; on the CPU as most plans run them and as invariant ones
  * do, alone or beside a device. */
-#define PROGRAMS_GPU_S       5.0 /* most plans' of it two thirds */
+#define PROGRAMS_GPU_S       4.5 /* most plans' of it two thirds */
 #define PROGRAMS_EMULATED_S  2.0
 #define PROGRAMS_CPU_S       11.0
 #define PROGRAMS_INVARIANT_S 7.0
-#define PROGRAMS_BESIDE_GPU  0.65 /* of the CPU's time */
+#define PROGRAMS_BESIDE_GPU  0.6 /* of the CPU's time */
 
 struct options {
     const char *device, *out, *disk, *worker_dir, *formats, *model, *activations, *weights, *kv_dtype, *on;
