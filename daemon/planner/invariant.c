@@ -71,11 +71,10 @@ static bool knows_apart(const struct profile *profile, const struct plan *plan)
     return knows;
 }
 
-/* And a GPU's for attention in a chain's order, if it may have it. */
-static bool knows_chained(const struct profile *profile, const struct plan *plan)
+/* No rates are those of a GPU's attention in a chain's order, which it may have where it has chains. */
+static bool has_chains(const struct profile *profile, const struct plan *plan)
 {
-    return plan_most_tokens(plan, PLANNED_GPU) == 0 || profile->gpu.chain_gemv.value <= 0 ||
-           profile->gpu.attention_chained.count > 0;
+    return plan_most_tokens(plan, PLANNED_GPU) > 0 && profile->gpu.chain_gemv.value > 0;
 }
 
 /* The most expensive price of several sequences. *known: false where the profile lacks it and nothing was `measured`. */
@@ -86,7 +85,7 @@ static int price_several(const struct planner_request *request, struct plan *pla
     *worst = (struct price){.decode = 1};
     *known = measured || plan->slots < 2 ||
              ((!plan_most_tokens(plan, PLAN_CPU0) || knows_apart(request->profile, plan)) &&
-              knows_chained(request->profile, plan));
+              !has_chains(request->profile, plan));
     for (uint32_t n = 2; n <= ENGINE_FEW_TOKENS && n <= plan->slots && *known && !rc; n *= 2) {
         struct price price = {.sequences = n};
         rc = price_of(request, plan, direct_permille, &price, err);

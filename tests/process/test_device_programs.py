@@ -123,6 +123,30 @@ def test_plans_are_priced_by_them(m):
     check(none > 2 * some and 105 < some < 112 and 1.9 < some / twice < 2.1, (none, some, twice))
 
 
+def test_invariance_is_decided_by_them_where_both_ways_were_measured(m):
+    model = m.model(DENSE)
+    programs, _ = m.programs(model, "--on", "device")
+    with open("profiles/h200-sapphire-rapids.json") as file:
+        profile = dict(json.load(file), fingerprint=programs["fingerprint"])
+    path = os.path.join(m.base, "profile.json")
+    with open(path, "w") as file:
+        json.dump(profile, file)
+
+    def decided(times):
+        for kind in programs["kinds"]:
+            context = 256 if "attention" in kind["name"] else 0
+            for way, longer in ("gpu", 1), ("gpu_invariant", times):
+                kind[way] = [[n, max(context, n) if context else 0, 1e-3 * longer, 1e-3 * longer, 1e-3 * longer, 0] for n in (1, 16, 512)] if longer else []
+        with open(m.kept(programs), "w") as file:
+            json.dump(programs, file)
+        run = m.run("helm-plan", "--model", model, "--profile", path, "--vram", "8GiB", "--strategy", "all-gpu", "--ctx", "512")
+        check(run.returncode == 0, run.stderr)
+        return next(line for line in run.stdout.splitlines() if line.startswith("invariant"))
+    check("the profile does not say" in decided(0), "rates know nothing of several sequences")
+    check("invariant on: by price" in decided(1.01), decided(1.01))
+    check("invariant off" in decided(1.5) and "decode would take +5" in decided(1.5), decided(1.5))
+
+
 def test_what_the_worker_refuses(m):
     model = m.model(DENSE)
     good = {"model": model, "weights": "stored", "kv_dtype": "f16", "invariant": False, "layers": [0, 1], "kinds": [0, 1, 0, 1, 2], "context": 256,

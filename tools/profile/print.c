@@ -135,7 +135,6 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "  direct", &gpu->attention_direct, UNIT_BYTES, "of it in host memory");
         print_value(out, "attention chunk", &gpu->attention_flops, UNIT_FLOPS, "");
         print_table(out, "  by rows", &gpu->attention_rows, UNIT_FLOPS, "row", "queries x heads");
-        print_table(out, "  in order", &gpu->attention_chained, UNIT_SECONDS, "tok", "of a chain, longer by");
         print_value(out, "operation", &gpu->operation, UNIT_SECONDS, "a kernel in a graph");
         print_value(out, "launch", &gpu->launch, UNIT_SECONDS, "a kernel outside of one");
         print_value(out, "issue", &gpu->issue, UNIT_SECONDS, "of the host, a kernel of a chunk");

@@ -5,8 +5,7 @@
 
 #include "worker-gpu/measure/private.h"
 
-#define MEASURE_CHAINED_START 300 /* position of the first of few tokens */
-#define KV_PART               0.4 /* of the time of f16's values, for each of another type's */
+#define KV_PART 0.4 /* of the time of f16's values, for each of another type's */
 
 uint32_t measure_kv_layers(const struct measure *m)
 {
@@ -69,58 +68,6 @@ static struct op attend_decode(const struct measure_work *w, uint32_t layer)
                        .as.attention = {.args = measure_attention_args(w->m, layer, w->heads),
                                         .fused = true,
                                         .out = k->a}};
-}
-
-/* Attention of few tokens: in the order of a chain, as an invariant plan has it, or as others have it. */
-static struct op attend_few(const struct measure_work *w, uint32_t layer)
-{
-    const struct measure_kernels *k = w->m->kernels;
-    struct op op = attend_decode(w, layer);
-    op.tokens = w->tokens;
-    op.as.attention.fused = false;
-    op.as.attention.args.q = k->qkv; /* any numbers */
-    op.as.attention.args.order = w->chained ? GPUK_ORDER_CHAINED : GPUK_ORDER_TOGETHER;
-    return op;
-}
-
-static int issue_few(const struct measure_work *w, struct helm_err *err)
-{
-    const uint32_t layers = measure_kv_layers(w->m);
-    int rc = 0;
-    for (uint32_t i = 0; i < w->ops && !rc; i++) {
-        const struct op op = attend_few(w, i % layers);
-        rc = device_run(w->m->device, &op, err);
-    }
-    return rc;
-}
-
-int measure_attention_chained(struct measure *m, struct helm_err *err)
-{
-    const struct measure_kernels *k = m->kernels;
-    struct device *d = m->device;
-    int rc = 0;
-    for (uint32_t tokens = GPU_STEADY_FEW; tokens <= GPUK_BATCH_MAX && !rc; tokens += GPU_STEADY_FEW) {
-        struct measure_samples samples[2];
-        struct measure_work w[2];
-        for (uint32_t chained = 0; chained < 2; chained++)
-            w[chained] = (struct measure_work){.m = m,
-                                               .issue = issue_few,
-                                               .tokens = tokens,
-                                               .heads = MEASURE_HEADS,
-                                               .chained = chained,
-                                               .ops = measure_kv_layers(m)};
-        /* counters lie in front, as many as there are tokens */
-        rc = d->ops->clear(d, DEVICE_COMPUTE, k->attention_work, k->attention_work_bytes, err);
-        if (!rc) rc = measure_set_step(m, MEASURE_CHAINED_START, tokens, err);
-        if (!rc) rc = measure_time_works(w, 2, true, samples, err);
-        if (rc) return rc;
-        for (uint32_t s = 0; s < samples[1].count; s++)
-            samples[1].value[s] =
-                fmax(MEASURE_OPERATION_LEAST, (samples[1].value[s] - samples[0].value[s]) / w[0].ops);
-        measure_print(m, "gpu.attention_chained", tokens, &samples[1]);
-    }
-    if (!rc) rc = d->ops->clear(d, DEVICE_COMPUTE, k->attention_work, k->attention_work_bytes, err);
-    return rc;
 }
 
 static int issue_attention(const struct measure_work *w, struct helm_err *err)

@@ -141,8 +141,7 @@ int measure_chains_run(struct measure *m, double launch, struct helm_err *err)
     if (!measure_chains_take(m)) return 0;
     int rc = measure_chain_layers(m, launch, &operation, err);
     m->chain_operation = rc ? 0 : operation;
-    if (!rc) rc = measure_both(m, launch, operation, err);
-    return rc ? rc : measure_attention_chained(m, err);
+    return rc ? rc : measure_both(m, launch, operation, err);
 }
 
 int measure_chains_kv_run(struct measure *m, double launch, struct helm_err *err)

@@ -120,7 +120,6 @@ struct measure_work {
     uint32_t rounds;       /* read, a chain: how often */
     uint32_t group_bytes;  /* expanding */
     uint32_t experts;      /* few tokens' experts: of a launch */
-    bool chained;          /* few tokens' attention: in a chain's order */
     uint32_t start, heads; /* attention */
     const struct gpuk_chain *chain;
     const struct products *products; /* of packed weights: measure/expand.c */
@@ -213,8 +212,6 @@ HELM_MUST_CHECK int measure_chunks_run(struct measure *m, const struct measure_c
 
 /* ---- measure/attention.c ---- */
 
-/* gpu.attention_chained: of a device with chains, behind their measuring. */
-HELM_MUST_CHECK int measure_attention_chained(struct measure *m, struct helm_err *err);
 /* gpu.attention, gpu.attention_direct, gpu.attention_flops, gpu.attention_rows; `operation`: what a kernel in a graph costs. */
 HELM_MUST_CHECK int measure_attention_run(struct measure *m, double operation,
                                           struct measure_chunk_parts *parts, struct helm_err *err);

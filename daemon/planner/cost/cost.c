@@ -282,7 +282,6 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, uint
     spent_bytes(r, 2.0 * p->step->rows * (double)p->model->math.part[kind].state_bytes, r->read, s);
     if (attends) {
         add_attention(p, r, window, attention_elsewhere(p, window), s);
-        spent_overhead(r, p->attend_chained, s);
     }
     if (r->product > 0) { /* norms and activations are in it */
         spent_bytes(r, attends ? p->step->tokens * rotated : 0, r->read, s);

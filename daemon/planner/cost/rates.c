@@ -439,10 +439,6 @@ int cost_rates_of(struct pricing *p, struct helm_err *err)
     if (step->invariant && step->tokens > step->rows) p->tier = OP_TIER_CHUNK;
     if (step->one_as_few && p->tier == OP_TIER_ONE && !has_chained_blocks(p)) p->tier = OP_TIER_FEW;
     p->apart = step->invariant && p->tier == OP_TIER_FEW && p->profile->cpu.apart.count;
-    const struct profile_table *longer = &p->profile->gpu.attention_chained;
-    p->attend_chained = cost_rates_as_few(p) && longer->count && has_chained_blocks(p)
-                            ? profile_table_at(longer, cost_rates_as_few(p)).value
-                            : 0;
     list_operations(p);
     int rc = rates_of_cpu(p, err);
     if (!rc && p->device) rc = rates_of_gpu(p, err);

@@ -64,8 +64,7 @@ struct pricing {
     const struct format_rates *with; /* [FORMAT_COUNT]: of layers' products */
     /* [FORMAT_COUNT]: of experts', each with its share of the tokens */
     const struct format_rates *experts;
-    double attend_chained; /* seconds that attention on the GPU takes longer in a chain's order */
-    bool device, chained;  /* one token's operations on the GPU are, where nothing is between them */
+    bool device, chained; /* one token's operations on the GPU are, where nothing is between them */
     bool
         apart; /* the CPU's rates are of several tokens that each have the bits of one (profile.h: cpu.apart) */
 };

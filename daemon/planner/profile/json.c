@@ -70,7 +70,6 @@ static const struct member gpu_member[] = {
     MEMBER(profile_gpu, attention, KIND_RATE, false),
     MEMBER(profile_gpu, attention_flops, KIND_RATE, false),
     MEMBER(profile_gpu, attention_rows, KIND_TABLE, false),
-    MEMBER(profile_gpu, attention_chained, KIND_TABLE, false),
     MEMBER(profile_gpu, expand, KIND_RATE, false),
     MEMBER(profile_gpu, gemv_packed, KIND_RATE, false),
     MEMBER(profile_gpu, operation, KIND_TIME, false),

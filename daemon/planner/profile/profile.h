@@ -120,9 +120,6 @@ struct profile_gpu {
     /* The same of one token where its operations are chained (worker-gpu/kernels/kernels.h): unknown of a device that
      * has no chains, which is priced by the values above. An operation in a chain may cost 0. */
     struct profile_value chain_gemv, chain_attention, chain_operation;
-    /* by tokens: seconds that attention of several takes longer in a chain's order (an invariant plan's, with blocks);
-     * empty: unmeasured */
-    struct profile_table attention_chained;
     /* chain_attention is for PROFILE_GROUP query heads a KV head, this for PROFILE_PAIR; unknown: the same */
     struct profile_value chain_attention_pair;
     /* KV bytes a second that one query's attention reads in host memory, alone; unknown: a part of what copies bring */
