@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "common/plan/plan.h"
+#include "common/plan/stages.h"
 
 #define WRITTEN_UNITS(layers) (UNIT_PARTS * (layers) + 2)
 
@@ -42,6 +42,15 @@ static inline struct plan_unit *units_of_letters(struct plan_unit *unit, uint32_
     units_all(unit, layers, PLAN_HOME_CPU);
     for (uint32_t u = 0; u < unit_count(layers); u++) unit[u].home[0] = home_of_letter(letters[u % count]);
     return unit;
+}
+
+/* Stages of a list. */
+static inline uint32_t plan_stage_count(const struct plan *plan, uint32_t phase)
+{
+    struct plan_stage stage;
+    uint32_t count = 0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); count++) u = plan_stage_at(plan, phase, u, &stage);
+    return count;
 }
 
 /* Adds a list for steps of `from` tokens and more. */

@@ -140,14 +140,24 @@ json_t *plan_to_json(const struct plan *plan)
     return json;
 }
 
-static int get_u32(const json_t *json, const char *key, uint64_t min, uint64_t max, uint32_t *out,
-                   struct helm_err *err)
+struct field {
+    const char *key;
+    uint64_t min, max;
+    uint32_t *out; /* keeps its value where a field that need not be there is not */
+};
+static int get_fields(const json_t *json, bool required, const struct field *fields, size_t count,
+                      struct helm_err *err)
 {
-    uint64_t value = 0;
-    int rc = json_get_u64(json, key, true, min, max, &value, err);
-    if (rc == 0) *out = (uint32_t)value;
+    int rc = 0;
+    for (const struct field *f = fields; f < fields + count && !rc; f++) {
+        uint64_t value = *f->out;
+        rc = json_get_u64(json, f->key, required, f->min, f->max, &value, err);
+        if (!rc) *f->out = (uint32_t)value;
+    }
     return rc;
 }
+#define GET(json, required, fields, err)                                                                     \
+    get_fields(json, required, fields, sizeof(fields) / sizeof *(fields), err)
 
 /* Text that is printed later: no NUL inside, no control character. */
 static int get_text(const json_t *json, const char *key, char *out, size_t size, struct helm_err *err)
@@ -273,11 +283,9 @@ static int parse_ledger(const json_t *json, enum plan_memory memory, struct plan
 static int parse_device(const json_t *json, const struct plan *plan, struct plan_device *device,
                         struct helm_err *err)
 {
-    uint64_t places = 0;
+    const struct field places[] = {{"vram_page_count", 0, plan->page_count, &device->vram_page_count}};
     int rc = json_get_u64(json, "ring_bytes", false, 0, PLAN_BYTES_MAX, &device->ring_bytes, err);
-    if (!rc) rc = json_get_u64(json, "vram_page_count", false, 0, plan->page_count, &places, err);
-    device->vram_page_count = (uint32_t)places;
-    return rc;
+    return rc ? rc : GET(json, false, places, err);
 }
 
 /* The plan's own members are the first device's. */
@@ -304,54 +312,36 @@ static int parse_devices(const json_t *json, struct plan *plan, struct helm_err 
 /* All 0 with one tier. */
 static int parse_tiers(const json_t *json, struct plan *plan, struct helm_err *err)
 {
-    const struct {
-        const char *key;
-        uint32_t max, otherwise;
-        uint32_t *out;
-    } fields[] = {
-        {"kv_free_places", plan->page_count, plan_free_places(plan->slots, plan->page_tokens),
-         &plan->kv_free_places},
-        {"kv_direct_permille", 1000, 0, &plan->kv_direct_permille},
-        {"kv_direct_positions", PLAN_TOKENS_MAX, 0, &plan->kv_direct_positions},
-        {"kv_direct_window", PLAN_TOKENS_MAX, 0, &plan->kv_direct_window},
-        {"kv_piece_pages", plan->page_count, 0, &plan->kv_piece_pages},
-    };
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        uint64_t value = fields[i].otherwise;
-        int rc = json_get_u64(json, fields[i].key, false, 0, fields[i].max, &value, err);
-        if (rc) return rc;
-        *fields[i].out = plan_kv_tiered(plan) ? (uint32_t)value : 0;
-    }
-    return 0;
+    const struct field fields[] = {{"kv_free_places", 0, plan->page_count, &plan->kv_free_places},
+                                   {"kv_direct_permille", 0, 1000, &plan->kv_direct_permille},
+                                   {"kv_direct_positions", 0, PLAN_TOKENS_MAX, &plan->kv_direct_positions},
+                                   {"kv_direct_window", 0, PLAN_TOKENS_MAX, &plan->kv_direct_window},
+                                   {"kv_piece_pages", 0, plan->page_count, &plan->kv_piece_pages}};
+    plan->kv_free_places = plan_free_places(plan->slots, plan->page_tokens);
+    int rc = GET(json, false, fields, err);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields && !plan_kv_tiered(plan); i++) *fields[i].out = 0;
+    return rc;
 }
 
 static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *err)
 {
-    const struct {
-        const char *key;
-        uint64_t min, max;
-        uint32_t *out;
-    } fields[] = {
-        {"layers", 1, PLAN_STAGES_MAX, &plan->layers},
-        {"context_tokens", 1, PLAN_TOKENS_MAX, &plan->context_tokens},
-        {"step_tokens", 1, PLAN_TOKENS_MAX, &plan->step_tokens},
-        {"slots", 1, PLAN_SLOTS_MAX, &plan->slots},
-        {"page_tokens", 1, PLAN_PAGE_TOKENS_MAX, &plan->page_tokens},
-        {"page_count", 0, UINT32_MAX, &plan->page_count},
-    };
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        int rc = get_u32(json, fields[i].key, fields[i].min, fields[i].max, fields[i].out, err);
-        if (rc) return rc;
-    }
+    const struct field fields[] = {{"layers", 1, PLAN_STAGES_MAX, &plan->layers},
+                                   {"context_tokens", 1, PLAN_TOKENS_MAX, &plan->context_tokens},
+                                   {"step_tokens", 1, PLAN_TOKENS_MAX, &plan->step_tokens},
+                                   {"slots", 1, PLAN_SLOTS_MAX, &plan->slots},
+                                   {"page_tokens", 1, PLAN_PAGE_TOKENS_MAX, &plan->page_tokens},
+                                   {"page_count", 0, UINT32_MAX, &plan->page_count}},
+                       parts[] = {{"expert_parts", 1, MODEL_EXPERTS_CHOSEN_MAX, &plan->expert_parts}};
+    plan->expert_parts = 1;
+    int rc = GET(json, true, fields, err);
+    if (rc) return rc;
     if (plan->page_tokens & (plan->page_tokens - 1))
         return helm_fail(err, HELM_E_LIMIT, "'page_tokens' is %u, not a power of two", plan->page_tokens);
-    uint64_t parts = 1;
-    int rc = parse_devices(json, plan, err);
+    rc = parse_devices(json, plan, err);
     if (!rc) rc = parse_tiers(json, plan, err);
-    if (!rc) rc = json_get_u64(json, "expert_parts", false, 1, MODEL_EXPERTS_CHOSEN_MAX, &parts, err);
+    if (!rc) rc = GET(json, false, parts, err);
     if (!rc) rc = json_get_bool(json, "invariant", false, &plan->invariant, err);
     if (rc) return rc;
-    plan->expert_parts = (uint32_t)parts;
     rc = get_text(json, "kv_dtype", plan->kv_dtype, sizeof plan->kv_dtype, err);
     if (rc) return rc;
     if (kv_dtype_named(plan->kv_dtype) == KV_DTYPE_COUNT)
@@ -388,20 +378,17 @@ static int parse_first(const json_t *list, struct plan *plan, struct helm_err *e
 static int parse_experts(const json_t *json, struct plan *plan, struct helm_err *err)
 {
     const json_t *experts = json_object_get(json, "mixed");
-    uint64_t slots = 0, direct = 0, moves = 0, cost = PLAN_MOVE_COST, hit = 0;
+    struct plan_experts *e = &plan->device[plan_home_processor(PLAN_HOME_MIXED)].experts;
+    const struct field slots[] = {{"slots", 1, MODEL_EXPERTS_MAX, &e->slots}},
+                       fields[] = {{"direct_permille", 0, 1000, &e->direct_permille},
+                                   {"moves", 0, PLAN_MOVES_MAX, &e->moves},
+                                   {"move_cost", 0, PLAN_MOVE_COST_MAX, &e->move_cost},
+                                   {"hit_permille", 0, 1000, &e->hit_permille}};
     if (!experts || json_is_null(experts)) return 0;
     if (!json_is_object(experts)) return helm_fail(err, HELM_E_FORMAT, "'mixed' is no object");
-    int rc = json_get_u64(experts, "slots", true, 1, MODEL_EXPERTS_MAX, &slots, err);
-    if (!rc) rc = json_get_u64(experts, "direct_permille", false, 0, 1000, &direct, err);
-    if (!rc) rc = json_get_u64(experts, "moves", false, 0, PLAN_MOVES_MAX, &moves, err);
-    if (!rc) rc = json_get_u64(experts, "move_cost", false, 0, PLAN_MOVE_COST_MAX, &cost, err);
-    if (!rc) rc = json_get_u64(experts, "hit_permille", false, 0, 1000, &hit, err);
-    plan->device[plan_home_processor(PLAN_HOME_MIXED)].experts =
-        (struct plan_experts){.slots = (uint32_t)slots,
-                              .direct_permille = (uint32_t)direct,
-                              .moves = (uint32_t)moves,
-                              .move_cost = (uint32_t)cost,
-                              .hit_permille = (uint32_t)hit};
+    e->move_cost = PLAN_MOVE_COST;
+    int rc = GET(experts, true, slots, err);
+    if (!rc) rc = GET(experts, false, fields, err);
     if (!rc) rc = parse_first(json_object_get(experts, "first"), plan, err);
     return rc ? helm_err_prefix(err, "mixed"), rc : 0;
 }

@@ -51,26 +51,6 @@ uint32_t plan_stage_at(const struct plan *plan, uint32_t phase, uint32_t unit, s
     return end;
 }
 
-uint32_t plan_stage_count(const struct plan *plan, uint32_t phase)
-{
-    struct plan_stage stage;
-    uint32_t count = 0;
-    for (uint32_t u = 0; u < unit_count(plan->layers); count++) u = plan_stage_at(plan, phase, u, &stage);
-    return count;
-}
-
-void plan_take_stage(struct plan *plan, uint32_t phase, const struct plan_stage *stage)
-{
-    const uint32_t first = plan_stage_first_unit(stage);
-    for (uint32_t u = first; u <= plan_stage_last_unit(stage); u++) {
-        struct plan_unit *unit = &plan->unit[u];
-        unit->home[phase] = stage->home;
-        if (!phase) unit->format = stage->format;
-        unit->bytes[phase] = u == first ? stage->bytes : 0;
-        unit->token_bytes[phase] = u != first ? 0 : stage->token_bytes ? stage->token_bytes : stage->bytes;
-    }
-}
-
 /* ---- writing ---- */
 
 const char *plan_list_name(const struct plan *plan, uint32_t phase)
@@ -183,6 +163,19 @@ static int parse_stage(const json_t *json, const struct plan *plan, uint32_t pha
     return rc ? rc : parse_stage_format(json, phase, &stage->format, err);
 }
 
+/* Gives the stage's units what it says. */
+static void take_stage(struct plan *plan, uint32_t phase, const struct plan_stage *stage)
+{
+    const uint32_t first = plan_stage_first_unit(stage);
+    for (uint32_t u = first; u <= plan_stage_last_unit(stage); u++) {
+        struct plan_unit *unit = &plan->unit[u];
+        unit->home[phase] = stage->home;
+        if (!phase) unit->format = stage->format;
+        unit->bytes[phase] = u == first ? stage->bytes : 0;
+        unit->token_bytes[phase] = u != first ? 0 : stage->token_bytes ? stage->token_bytes : stage->bytes;
+    }
+}
+
 /* *next: the unit after those before it, then the unit after its own. */
 static int take_next(const struct plan_stage *stage, uint32_t phase, struct plan *plan, uint32_t *next,
                      struct helm_err *err)
@@ -194,7 +187,7 @@ static int take_next(const struct plan_stage *stage, uint32_t phase, struct plan
         return helm_fail(err, HELM_E_FORMAT, "%s %u belongs to no stage (this one begins at %s%u)",
                          unit_part(*next) == UNIT_MLP ? "the MLP of layer" : "layer", unit_layer(*next),
                          unit_part(first) == UNIT_MLP ? "the MLP of " : "", stage->first);
-    plan_take_stage(plan, phase, stage);
+    take_stage(plan, phase, stage);
     *next = plan_stage_last_unit(stage) + 1;
     return 0;
 }

@@ -29,10 +29,6 @@ static inline uint32_t plan_stage_last_unit(const struct plan_stage *stage)
 
 /* The longest stage that begins with `unit`; returns the unit after it. From unit 0 on these are the shortest list. */
 uint32_t plan_stage_at(const struct plan *plan, uint32_t phase, uint32_t unit, struct plan_stage *stage);
-/* Stages of a list. */
-uint32_t plan_stage_count(const struct plan *plan, uint32_t phase);
-/* Gives the stage's units what it says. */
-void plan_take_stage(struct plan *plan, uint32_t phase, const struct plan_stage *stage);
 
 /* "decode", "prefill_short", "prefill"; a single prefill list is the one of long prompts. */
 const char *plan_list_name(const struct plan *plan, uint32_t phase);
