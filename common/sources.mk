@@ -100,7 +100,8 @@ MODEL_SRC := \
   common/plan/stages.c \
   common/plan/state.c \
   common/plan/workspace.c \
-  common/program/op.c
+  common/program/op.c \
+  common/program/slices.c
 
 # what both workers are around their engines
 WORKER_SRC := \

@@ -14,8 +14,8 @@ MAKE_MODE = $(MAKE) --no-print-directory BUILD=$(BUILD)
 
 # Each test as tests/run.py takes it: MODE:PROGRAM. In $(1): the mode.
 unit_tests = $(patsubst %,$(1):%,$(filter-out $(if $(FULL),,$(UNIT_ONLY_OTHER_$(1))),$(TEST_SRC:%.c=%)))
-# Numbers of planned prices alone: their code test_packed_gpu and test_search run sanitized as well.
-UNIT_ONLY_OTHER_asan := $(addprefix tests/unit/daemon/planner/test_,best packed_search)
+# Numbers of planned prices and sizes alone: their code test_packed_gpu, test_search and other golden tests run sanitized as well.
+UNIT_ONLY_OTHER_asan := $(addprefix tests/unit/daemon/planner/test_,best packed_search) tests/golden/test_golden_room
 # Sanitized alone: what takes values and gives values, whose optimised code the release build's programs run in the process tests.
 # Not those that hold times to bounds or try fewer cases sanitized.
 UNIT_BOTH := $(addprefix tests/unit/,$(addprefix daemon/planner/test_,attempt best packed_cpu packed_gpu packed_search planner refusals search \

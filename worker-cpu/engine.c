@@ -166,7 +166,9 @@ static int create_activations(struct engine *engine, struct helm_err *err)
                                               .unit_tokens = plan_most_tokens(plan, engine->base.self),
                                               .end_tokens = embed || head ? h->step_tokens : 0,
                                               .sampled_rows = head ? h->slots : 0};
-    return activations_create(&size, engine->weights.formats, &engine->kernels,
+    const struct cpu_room room = cpu_room_of(&size, placements_formats(&engine->weights.host));
+    engine->run.thread_bytes = room.thread;
+    return activations_create(&size, engine->weights.formats, &engine->kernels, room.activations,
                               arena_region_ptr(engine->base.arena, ARENA_REGION_LOGITS), &engine->act, err);
 }
 

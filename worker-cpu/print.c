@@ -59,7 +59,9 @@ static int print_engine(struct engine *engine, const char *folder, uint32_t thre
                                               .sampled_rows = 1};
     rc = weights_place(&engine->weights, space, err);
     if (!rc)
-        rc = activations_create(&size, engine->weights.formats, &engine->kernels, &logits, &engine->act, err);
+        rc = activations_create(&size, engine->weights.formats, &engine->kernels,
+                                cpu_room_of(&size, placements_formats(&engine->weights.host)).activations,
+                                &logits, &engine->act, err);
     if (!rc) rc = engine_lower(engine, threads, err);
     if (rc) goto out;
     for (uint32_t p = 0; p < plan_phase_count(&engine->plan); p++) print_phase(engine, p, out);

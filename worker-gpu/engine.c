@@ -108,7 +108,7 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
     if (!rc) rc = gpu_states_plan(&g->plan, self, arena, &g->states, err);
     if (!rc) rc = plan_rings(g, err);
     if (rc) return rc;
-    gpu_expand_plan(&g->weights, g->ring, plan_phase_count(&g->plan), &g->home, &g->expand);
+    gpu_expand_plan(&g->model, &g->plan, self, &g->expand);
     atomic_store(&g->base.bytes_total, g->weights.matrix_bytes);
     return check_ceiling(g, err);
 }

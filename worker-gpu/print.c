@@ -92,7 +92,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     if (!rc) rc = ring_plan_home(&p->weights, &p->plan, &p->home, err);
     if (!rc) rc = gpu_slots_plan(&p->weights, &p->plan, &p->slots, err);
     if (rc) return rc;
-    gpu_expand_plan(&p->weights, p->ring, plan_phase_count(&p->plan), &p->home, &p->expand);
+    gpu_expand_plan(&p->model, &p->plan, self, &p->expand);
     gpu_buffers_place(&p->model, &p->plan, self, h, p->device, &p->buffers);
     p->space_bytes = p->weights.bytes + p->buffers.work.bytes + p->plan.device[self].ring_bytes +
                      p->slots.place.bytes + p->expand.bytes + 4096;

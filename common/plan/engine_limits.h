@@ -70,6 +70,8 @@
 #define GPU_PACKED_COLS 512
 /* Rows of a packed matrix that the CPU unpacks at a time, in bytes. A group of rows that takes more is unpacked whole. */
 #define CPU_UNPACKED_BYTES (UINT64_C(3) << 19)
+/* A thread's scratch for one use at a time: partial sums of attention and products. */
+#define CPU_SCRATCH_BYTES (UINT64_C(1) << 20)
 
 /* ---- workspaces of the GPU's kernels ---- */
 

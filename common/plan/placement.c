@@ -98,11 +98,17 @@ struct laying {
     uint32_t count;
 };
 
+enum tensor_format placement_format(const struct model *model, const struct mixture *weights,
+                                    const struct model_tensor *t, enum tensor_format format)
+{
+    if (format != PLAN_AS_STORED) return format;
+    return weights ? mixture_format_at_load(weights, model, t) : t->format;
+}
+
 static int lay(struct laying *l, const struct model_tensor *t, enum tensor_format format,
                struct helm_err *err)
 {
-    if (format == PLAN_AS_STORED)
-        format = l->plan->weights ? mixture_format_at_load(l->plan->weights, l->model, t) : t->format;
+    format = placement_format(l->model, l->plan->weights, t, format);
     if (!(l->which & (tensor_format_of(format)->variable ? VARYING : FIXED))) return 0;
     if (!placement_takes(l->model, t, format))
         return helm_fail(err, HELM_E_UNSUPPORTED,
@@ -207,6 +213,13 @@ struct placements placements_in(const struct plan *plan, enum plan_memory memory
         in.region_bytes =
             placement_rounded(memory, in.place[in.count - 1].offset + in.place[in.count - 1].bytes);
     return in;
+}
+
+unsigned placements_formats(const struct placements *in)
+{
+    unsigned formats = 0;
+    for (uint32_t i = 0; i < in->count; i++) formats |= format_bit(in->place[i].format);
+    return formats;
 }
 
 uint32_t placements_packed_in_vram(const struct plan *plan, uint64_t *varying)

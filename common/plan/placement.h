@@ -52,6 +52,9 @@ uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes);
 bool placement_lies(enum plan_home home, enum tensor_role role, enum plan_memory memory);
 /* Whether a matrix of the model can lie in a format, by how it is stored and by its shape: of experts each begins at a group. */
 bool placement_takes(const struct model *model, const struct model_tensor *tensor, enum tensor_format format);
+/* The format in which a matrix lies: the unit's, or as plan.weights has it. */
+enum tensor_format placement_format(const struct model *model, const struct mixture *weights,
+                                    const struct model_tensor *tensor, enum tensor_format format);
 /* For each of the model's units (unit_count(layers)): whether all its matrices can be packed to lie so in VRAM and cross the
  * link, and for the CPU to compute with. Experts that lie in both memories cannot. */
 void placement_packing(const struct model *model, bool *link, bool *cpu);
@@ -77,6 +80,8 @@ struct placements {
     uint64_t varying;      /* of them the rooms of formats of variable size */
 };
 struct placements placements_in(const struct plan *plan, enum plan_memory memory);
+/* The formats of its matrices, as bits (format_bit). */
+unsigned placements_formats(const struct placements *in);
 /* Half layers that lie packed in the memories of devices; *varying: the rooms there of formats of variable size. */
 uint32_t placements_packed_in_vram(const struct plan *plan, uint64_t *varying);
 /* NULL: not there. */

@@ -4,13 +4,16 @@
 #include <string.h>
 
 #include "common/base/round.h"
+#include "common/formats/packed.h"
+#include "common/sampling/sampling.h"
 #include "common/shared/arena_layout.h"
 
-#define HEAD_GROUPS  (ARENA_STEP_ROWS / ENGINE_FEW_TOKENS)
-#define COUNTS       (3 + HEAD_GROUPS) /* tokens, rows, samples; samples of each group */
-#define CPU_ALIGN    16                /* floats: a cache line */
-#define TILE_TOKENS  16                /* kernels of several tokens pad them to a multiple of this, */
-#define TILE_COLUMNS 64                /* and columns, or less */
+#define HEAD_GROUPS       (ARENA_STEP_ROWS / ENGINE_FEW_TOKENS)
+#define COUNTS            (3 + HEAD_GROUPS) /* tokens, rows, samples; samples of each group */
+#define CPU_ALIGN         16                /* floats: a cache line */
+#define TILE_TOKENS       16                /* kernels of several tokens pad them to a multiple of this, */
+#define TILE_COLUMNS      64                /* and columns, or less */
+#define CPU_SCRATCH_ALIGN 64
 
 static uint64_t larger(uint64_t a, uint64_t b)
 {
@@ -326,9 +329,43 @@ uint64_t cpu_experts_bytes(const struct model_config *c)
     return c->router.experts ? numbers * sizeof(float) + 256 : 0;
 }
 
-uint64_t cpu_tile_bytes_max(const struct cpu_activations *a, enum linear_inputs inputs)
+/* The most that a tile and the joined one beside it take, whatever the kernels' layout; of INT8 one serves all formats. */
+static uint64_t tile_bytes(const struct cpu_activations *a, enum linear_inputs inputs)
 {
     const uint64_t columns = round_up(a->widest, TILE_COLUMNS) + round_up(a->joined, TILE_COLUMNS),
                    numbers = round_up(a->tile_tokens, TILE_TOKENS) * columns;
     return numbers * (inputs == LINEAR_INT8 ? 2 : sizeof(float));
+}
+
+/* A thread's scratch: for one use at a time; inputs of a few tokens once more in the order of the kernel, which may add sums of
+ * sixteen and fill up to 256; rows of packed weights and blocks that are decoded for several tokens; experts'. */
+static uint64_t thread_bytes(const struct model_config *m, bool decodes)
+{
+    const uint64_t widest = model_widest(m),
+                   ordered = ENGINE_FEW_TOKENS * (widest + widest / 8 + 288) * sizeof(float),
+                   decoded = larger(PACKED_ROWS * widest * sizeof(uint16_t), CPU_UNPACKED_BYTES);
+    return sampling_scratch_bytes(m->vocab) + CPU_SCRATCH_BYTES + ordered + (decodes ? decoded : 0) +
+           cpu_experts_bytes(m);
+}
+
+struct cpu_room cpu_room_of(const struct cpu_activations_case *c, unsigned formats)
+{
+    const struct model_config *m = c->config;
+    struct cpu_activations place;
+    bool there[DTYPE_COUNT] = {false}, blocks = false, packed = false;
+    uint64_t types =
+        m->router.experts > 0; /* layouts of inputs: one of each type of values, and a router's */
+    cpu_activations_place(c, &place);
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        if (!(formats & format_bit((enum tensor_format)f))) continue;
+        there[tensor_format_value((enum tensor_format)f)] = true;
+        blocks |= tensor_format_of((enum tensor_format)f)->block_values > 1;
+        packed |= tensor_format_of((enum tensor_format)f)->variable;
+    }
+    for (int d = 0; d < DTYPE_COUNT; d++) types += there[d];
+    const uint64_t tiles =
+        types * tile_bytes(&place, LINEAR_EXACT) + (blocks ? tile_bytes(&place, LINEAR_INT8) : 0);
+    return (struct cpu_room){.activations = round_up(place.floats * sizeof(float) + place.tiles * tiles,
+                                                     ARENA_HUGE_PAGE),
+                             .thread = round_up(thread_bytes(m, blocks || packed), CPU_SCRATCH_ALIGN)};
 }

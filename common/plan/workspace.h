@@ -165,7 +165,13 @@ void cpu_activations_place(const struct cpu_activations_case *c, struct cpu_acti
 /* Scratch of each thread for experts: their tokens' inputs gathered and tiled, and sums of a piece. 0: the model has no
  * experts. */
 uint64_t cpu_experts_bytes(const struct model_config *config);
-/* The most that a tile and the joined one beside it take, whatever the kernels' layout; of INT8 one serves all formats. */
-uint64_t cpu_tile_bytes_max(const struct cpu_activations *activations, enum linear_inputs inputs);
+
+/* What the CPU worker takes for itself, whatever its kernels ask for: activations with inputs laid out for products, and the
+ * scratch of each thread. The worker allocates as much; kernels that ask for more scratch (OpenBLAS) get it, with a warning.
+ * `formats`: bits, of the matrices in host memory. */
+struct cpu_room {
+    uint64_t activations, thread;
+};
+struct cpu_room cpu_room_of(const struct cpu_activations_case *c, unsigned formats);
 
 #endif

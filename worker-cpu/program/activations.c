@@ -7,8 +7,8 @@
 #include "worker-cpu/program/program.h"
 
 int activations_create(const struct cpu_activations_case *size, unsigned formats,
-                       const struct kernel_set *kernels, float *logits, struct activations *act,
-                       struct helm_err *err)
+                       const struct kernel_set *kernels, uint64_t room, float *logits,
+                       struct activations *act, struct helm_err *err)
 {
     struct cpu_activations place;
     const struct linear_kernel *by[FORMAT_COUNT] = {NULL};
@@ -28,24 +28,20 @@ int activations_create(const struct cpu_activations_case *size, unsigned formats
         if (alike < FORMAT_COUNT) joined_at[k->format] = joined_at[alike];
         if (alike < FORMAT_COUNT) continue;
         const uint64_t tile = (k->tiled_bytes(place.tile_tokens, place.widest) + 63) / 64 * 64,
-                       joined = (k->tiled_bytes(place.tile_tokens, place.joined) + 63) / 64 * 64,
-                       most = cpu_tile_bytes_max(&place, k->inputs);
-        if (tile + joined > most)
-            return helm_fail(err, HELM_E_INTERNAL,
-                             "tiles of %u x %u and %u take %s %llu bytes, planned are %llu",
-                             place.tile_tokens, place.widest, place.joined, k->name,
-                             (unsigned long long)(tile + joined), (unsigned long long)most);
+                       joined = (k->tiled_bytes(place.tile_tokens, place.joined) + 63) / 64 * 64;
         bytes += tile * place.tiles;
         joined_at[k->format] = bytes;
         bytes += joined * place.tiles;
     }
-    bytes = round_up(bytes, ARENA_HUGE_PAGE);
-    act->memory = aligned_alloc(ARENA_HUGE_PAGE, (size_t)bytes);
+    if (bytes > room)
+        return helm_fail(err, HELM_E_INTERNAL, "activations take %llu bytes, planned are %llu",
+                         (unsigned long long)bytes, (unsigned long long)room);
+    act->memory = aligned_alloc(ARENA_HUGE_PAGE, (size_t)room);
     if (!act->memory)
         return helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes of activations",
-                         (unsigned long long)bytes);
-    act->bytes = bytes;
-    madvise(act->memory, (size_t)bytes, MADV_HUGEPAGE);
+                         (unsigned long long)room);
+    act->bytes = room;
+    madvise(act->memory, (size_t)room, MADV_HUGEPAGE);
     memset(act->memory, 0, (size_t)bytes);
     float *const base = act->memory;
     for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) act->buffer[b] = base + place.at[b];

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/log.h"
 #include "common/base/units.h"
 #include "worker-cpu/program/assist.h"
 #include "worker-cpu/program/attend.h"
@@ -365,6 +366,11 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
     const size_t group = run->kv_heads_group;
     const struct scratch_size size = scratch_needed(run, programs, program_count);
     const size_t bytes = size.scratch + size.ordered + size.decoded + size.experts;
+    if (bytes > run->thread_bytes) {
+        log_warn("these kernels' scratch takes %zu bytes of each of %u threads, the plan has %llu", bytes,
+                 run->threads, (unsigned long long)run->thread_bytes);
+        run->thread_bytes = bytes;
+    }
     run->inv_freq = calloc(c->head_dim / 2 + 1, sizeof(float));
     run->batch.token = calloc(step_tokens, sizeof *run->batch.token);
     run->batch.position = calloc(step_tokens, sizeof *run->batch.position);
@@ -378,7 +384,7 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
     bool all = run->inv_freq && run->batch.token && run->batch.position && run->batch.token_row &&
                run->thread && run->part_out && run->part_max && run->part_sum && run->part_left;
     for (uint32_t i = 0; i < run->threads && all; i++) {
-        run->thread[i].scratch = aligned_alloc(64, bytes);
+        run->thread[i].scratch = aligned_alloc(64, run->thread_bytes);
         all = run->thread[i].scratch != NULL;
         if (!all) break;
         memset(run->thread[i].scratch, 0, bytes);

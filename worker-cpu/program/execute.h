@@ -105,6 +105,7 @@ struct run {
     uint32_t threads;
     bool invariant;                 /* the plan is */
     uint32_t unit_tokens;           /* most tokens of a step that computes layers here */
+    uint64_t thread_bytes;          /* of each thread's scratch (common/plan/workspace.h) */
     uint32_t spin_us, peer_wait_ms; /* for the other worker's hand-overs */
     struct run_reads reads;
     const _Atomic bool *cancel;            /* ends waiting for them; NULL: nothing does */

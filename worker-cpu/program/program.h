@@ -169,10 +169,10 @@ uint32_t program_apart_head(const struct program_source *source);
 /* program/print.c: a line for each entry. */
 void program_print(const struct program *program, const char *title, FILE *out);
 
-/* Allocates the buffers (common/plan/workspace.h; huge pages where the system gives them). formats: format_bit of
- * the matrices that the worker computes with. */
+/* Allocates the buffers (common/plan/workspace.h; huge pages where the system gives them) in `room` bytes. formats:
+ * format_bit of the matrices that the worker computes with. */
 HELM_MUST_CHECK int activations_create(const struct cpu_activations_case *size, unsigned formats,
-                                       const struct kernel_set *kernels, float *logits,
+                                       const struct kernel_set *kernels, uint64_t room, float *logits,
                                        struct activations *act, struct helm_err *err);
 void activations_free(struct activations *act);
 

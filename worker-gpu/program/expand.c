@@ -3,6 +3,7 @@
 
 #include "common/base/round.h"
 #include "common/formats/packed.h"
+#include "common/program/slices.h"
 
 static uint64_t table_bytes(const struct gpu_matrix *m)
 {
@@ -20,23 +21,11 @@ static uint32_t cells_of(const struct gpu_weights *w)
     return (w->model->config.layers + 1) * TENSOR_ROLE_COUNT;
 }
 
-static void hold_slices(struct gpu_expand *expand, const struct ring_schedule *slices)
+void gpu_expand_plan(const struct model *model, const struct plan *plan, enum plan_processor self,
+                     struct gpu_expand *expand)
 {
-    for (uint32_t i = 0; i < slices->count; i++)
-        if (slices->slice[i].expanded > expand->slice_bytes) expand->slice_bytes = slices->slice[i].expanded;
-}
-
-void gpu_expand_plan(const struct gpu_weights *w, const struct ring_schedule *ring, uint32_t phases,
-                     const struct ring_schedule *home, struct gpu_expand *expand)
-{
-    *expand = (struct gpu_expand){0};
-    for (uint32_t p = 0; p < phases; p++) hold_slices(expand, &ring[p]);
-    hold_slices(expand, home);
-    if (!expand->slice_bytes) return;
-    expand->slice_bytes = round_up(expand->slice_bytes, VRAM_ALIGN);
-    expand->bytes = expand->slice_bytes;
-    for (uint32_t i = 0; i < cells_of(w); i++)
-        if (has_table(&w->matrix[i])) expand->bytes += table_bytes(&w->matrix[i]);
+    const struct slices_room room = slices_of_plan(model, plan, self);
+    *expand = (struct gpu_expand){.slice_bytes = room.slice, .bytes = slices_bytes(&room)};
 }
 
 int gpu_expand_take_tables(struct gpu_expand *expand, struct gpu_weights *w, struct device *d,

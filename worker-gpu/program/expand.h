@@ -17,9 +17,9 @@ struct gpu_expand {
     char *memory;
 };
 
-/* Sizes; `ring`: [phases], by sizes known or bounds; `home`: ring_plan_home's. */
-void gpu_expand_plan(const struct gpu_weights *weights, const struct ring_schedule *ring, uint32_t phases,
-                     const struct ring_schedule *home, struct gpu_expand *expand);
+/* Sizes, which the planner charges: common/program/slices.h. */
+void gpu_expand_plan(const struct model *model, const struct plan *plan, enum plan_processor self,
+                     struct gpu_expand *expand);
 /* Once host weights are there and known to the device: checks the tables in the arena, copies them into
  * expand->memory and notes in the weights where each is. ring_plan then goes by sizes as they are. */
 HELM_MUST_CHECK int gpu_expand_take_tables(struct gpu_expand *expand, struct gpu_weights *weights,

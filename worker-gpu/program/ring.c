@@ -8,6 +8,7 @@
 #include "common/formats/packed.h"
 #include "common/base/units.h"
 #include "common/program/op.h"
+#include "common/program/slices.h"
 
 const struct math_op *ring_math_of(const struct model *model, uint32_t unit, uint32_t op)
 {
@@ -89,108 +90,61 @@ static const struct gpu_matrix *matrix_of(const struct cutting *c, uint32_t unit
                          ring_layer_of(model, unit));
 }
 
-/* Bytes of a row as a chunk multiplies it. */
-static uint64_t expanded_row_bytes(const struct gpu_matrix *m)
-{
-    return m->cols * dtype_bytes(tensor_format_product(m->format));
-}
-
-static bool is_of_experts(const struct math_op *math)
-{
-    return math->kind == MATH_EXPERTS_GLU || math->kind == MATH_EXPERTS_DOWN;
-}
-
-/* Whether a chunk multiplies by the operation's weights in this format as they lie: of experts by all but packed ones. */
-static bool as_it_lies(const struct math_op *math, enum tensor_format format)
-{
-    return tensor_format_is_plain(format) || (is_of_experts(math) && !tensor_format_of(format)->variable);
-}
-
-static void add_part(const struct cutting *c, struct ring_slice *slice, uint32_t weight, uint32_t row,
-                     uint32_t rows)
+static void add_part(const struct cutting *c, struct ring_slice *slice, uint32_t weight,
+                     const struct slice_part *cut)
 {
     const struct gpu_matrix *m = matrix_of(c, slice->unit, slice->op, weight);
-    const enum tensor_format format = m->format;
     struct ring_part *part = &slice->part[slice->part_count++];
     uint64_t from, bytes;
-    c->schedule->weight_bytes += rows * tensor_format_row_bytes(format, m->cols);
+    c->schedule->weight_bytes += cut->rows * tensor_format_row_bytes(m->format, m->cols);
     *part = (struct ring_part){.weight = weight,
-                               .row = row,
-                               .rows = rows,
+                               .row = cut->row,
+                               .rows = cut->rows,
+                               .out = cut->out,
                                .at = round_up(slice->bytes, RING_ALIGN)};
     place_part(c->weights, m, part, &from, &bytes);
-    if (!as_it_lies(ring_math_of(c->weights->model, slice->unit, slice->op), format)) {
-        part->out = round_up(slice->expanded, RING_ALIGN);
-        slice->expanded = part->out + rows * expanded_row_bytes(m);
-    }
     const char *first = m->host ? m->host : m->data;
     part->from = first ? first + from : NULL;
     part->bytes = bytes;
     slice->bytes = part->at + bytes;
 }
 
-/* Rows first .. first + rows of the matrices one below the other; of those used in pairs: of each. */
-static void fill_slice(const struct cutting *c, const struct run *run, struct ring_slice *slice,
-                       uint32_t first, uint32_t rows)
+/* The run's matrices, as slices are cut of them. */
+static int matrices_of(const struct cutting *c, const struct run *run, struct slice_run *cut)
 {
-    const struct math_op *math = ring_math_of(c->weights->model, slice->unit, slice->op);
-    uint32_t before = 0;
-    for (uint32_t w = run->first; w < run->end; w++) {
-        uint32_t have = matrix_of(c, slice->unit, slice->op, w)->rows;
-        if (math->gated) {
-            add_part(c, slice, w, first, rows);
-            continue;
-        }
-        uint32_t from = first > before ? first - before : 0;
-        uint32_t to = first + rows > before ? first + rows - before : 0;
-        if (to > have) to = have;
-        if (from < to) add_part(c, slice, w, from, to - from);
-        before += have;
-    }
-}
-
-/* Rows of a slice of a run, and of all its slices. */
-static int choose_rows(const struct cutting *c, const struct run *run, uint64_t *rows, uint64_t *each)
-{
-    const struct math_op *math = ring_math_of(c->weights->model, run->unit, run->op);
-    uint64_t row_bytes = 0, target = c->ring_bytes / RING_SHARE, most = RING_SLICE_BYTES,
-             granule = RING_ROWS; /* of experts whole ones */
-    const bool experts = is_of_experts(math);
-    *rows = 0;
+    const struct model *model = c->weights->model;
+    *cut = (struct slice_run){.math = ring_math_of(model, run->unit, run->op),
+                              .experts = model->config.router.experts,
+                              .ring_bytes = c->ring_bytes,
+                              .home = c->home};
     for (uint32_t w = run->first; w < run->end; w++) {
         const struct gpu_matrix *m = matrix_of(c, run->unit, run->op, w);
-        const bool is_plain = as_it_lies(math, m->format);
-        if (!m->host && is_plain)
+        if (!m->host && slice_lies(cut->math, m->format))
             return helm_fail(c->err, HELM_E_INTERNAL, "layer %d: weights %d are not in the arena",
-                             ring_layer_of(c->weights->model, run->unit), (int)math->weight[w]);
-        uint64_t bytes =
-            experts && is_plain ? tensor_format_row_bytes(m->format, m->cols) : expanded_row_bytes(m);
-        if (experts) granule = m->rows / c->weights->model->config.router.experts;
-        const bool packed = tensor_format_of(m->format)->variable;
-        if (!is_plain) most = c->home && !packed ? HOME_SLICE_BYTES : RING_PACKED_SLICE_BYTES;
-        *rows = math->gated ? m->rows : *rows + m->rows;
-        row_bytes = math->gated ? row_bytes + bytes : bytes;
+                             ring_layer_of(model, run->unit), (int)cut->math->weight[w]);
+        cut->matrix[cut->count++] =
+            (struct slice_matrix){.format = m->format, .rows = m->rows, .cols = m->cols};
     }
-    if (target > most) target = most;
-    uint64_t slices = (*rows * row_bytes + target - 1) / (target ? target : 1);
-    *each = round_up((*rows + slices - 1) / slices, granule);
-    /* rounding must not make two slices larger than the ring */
-    while (*each > granule && *each * row_bytes > c->ring_bytes / 2) *each -= granule;
-    if (*each > *rows) *each = *rows;
     return 0;
 }
 
 static int cut_run(struct cutting *c, const struct run *run)
 {
     const struct model *model = c->weights->model;
+    struct slice_part part[MATH_WEIGHTS_MAX];
+    struct slice_run cut;
     uint64_t rows = 0, each = 0;
-    int rc = choose_rows(c, run, &rows, &each);
+    int rc = matrices_of(c, run, &cut);
+    if (!rc) slice_rows(&cut, &rows, &each);
     for (uint64_t first = 0; !rc && first < rows; first += each) {
         struct ring_slice *slice = add_slice(c);
         if (!slice) return helm_fail(c->err, HELM_E_NOMEM, "no memory for %u slices", c->schedule->count);
         slice->unit = run->unit;
         slice->op = run->op;
-        fill_slice(c, run, slice, (uint32_t)first, (uint32_t)(rows - first < each ? rows - first : each));
+        const uint32_t parts =
+            slice_parts(&cut, (uint32_t)first, (uint32_t)(rows - first < each ? rows - first : each), part,
+                        &slice->expanded);
+        for (uint32_t i = 0; i < parts; i++) add_part(c, slice, run->first + part[i].matrix, &part[i]);
         if (slice->bytes > c->ring_bytes) {
             char want[UNITS_TEXT], have[UNITS_TEXT];
             return helm_fail(c->err, HELM_E_CAPACITY,
@@ -216,8 +170,9 @@ static int cut_operation(struct cutting *c, uint32_t unit, uint32_t op)
     const struct math_op *math = ring_math_of(c->weights->model, unit, op);
     const int32_t layer = ring_layer_of(c->weights->model, unit);
     int rc = 0;
-    if (c->home && is_of_experts(math) &&
-        as_it_lies(math, matrix_of(c, unit, op, 0)->format)) /* whatever the step */
+    const enum tensor_format format = matrix_of(c, unit, op, 0)->format;
+    if (c->home && !tensor_format_is_plain(format) &&
+        slice_lies(math, format)) /* experts, whatever the step */
         return 0;
     /* what every token reads beside experts in both memories is in VRAM, whatever list streams these */
     if (!c->home &&

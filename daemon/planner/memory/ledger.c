@@ -21,16 +21,15 @@
 #include "common/plan/slots.h"
 #include "common/plan/state.h"
 #include "common/plan/workspace.h"
+#include "common/program/slices.h"
 #include "common/sampling/sampling.h"
 #include "common/base/units.h"
 #include "common/shared/kv_layout.h"
 #include "daemon/planner/profile/planned.h"
 
-#define PROCESS_BYTES   (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
-#define DRIVER_BYTES    (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
-#define THREAD_BYTES    MIB         /* of a thread of the CPU worker: stack, partial results */
-#define GPU_WEIGHTS_MAX 3           /* of one of its operations: q, k, v */
-#define SCRATCH_ALIGN   64
+#define PROCESS_BYTES (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
+#define DRIVER_BYTES  (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
+#define SCRATCH_ALIGN 64
 /* Pools are rounded up to a huge page in the arena, and allocations on the device to its own granularity. */
 #define ROUNDING_BYTES (2 * ARENA_HUGE_PAGE)
 
@@ -110,12 +109,6 @@ uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t
            (analyse_units_stored(c->table, unit, unit) / (slice ? slice : 1) + 2) * device->graph_slice_bytes;
 }
 
-/* Room for a slice rounded up to whole rows, then to groups of them; parts begin on their own boundaries. */
-static uint64_t slice_place(uint64_t slice, uint64_t row)
-{
-    return slice + (RING_ROWS + 1) * row + 4 * RING_ALIGN;
-}
-
 uint32_t ledger_matrices_together(const struct model *model, const struct model_tensor *t)
 {
     const struct math_part *math = model_unit_math(model, model_tensor_unit(t));
@@ -123,61 +116,6 @@ uint32_t ledger_matrices_together(const struct model *model, const struct model_
         for (uint32_t w = 0; w < math->op[i].weights; w++)
             if (math->op[i].weight[w] == t->role) return math->op[i].gated ? math->op[i].weights : 1;
     return 1;
-}
-
-/* One slice, by rows of its matrices as they are expanded, and the tables of all packed matrices that are
- * streamed: what worker-gpu/program/expand.c takes at most. */
-uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_expands *what)
-{
-    uint64_t slice = what->ring_bytes / RING_SHARE, row = 0, there_row = 0, there = 0, whole = 0,
-             there_whole = 0, tables = 0;
-    if (slice > RING_PACKED_SLICE_BYTES) slice = RING_PACKED_SLICE_BYTES;
-    for (uint32_t i = 0; i < c->model->tensor_count; i++) {
-        const struct model_tensor *t = &c->model->tensors[i];
-        if (t->layer < 0 || model_tensor_is_vector(t) || (uint32_t)t->layer >= c->table->layers) continue;
-        uint32_t unit = model_tensor_unit(t);
-        const bool experts = arch_role_of_experts(t->role),
-                   packs_cpu = c->wish->pack_cpu && c->table->packs_cpu[unit];
-        const bool home = what->units && c->table->packs[unit]; /* at home in VRAM some may be packed */
-        if (experts && !packs_cpu && !home) continue;           /* computed as they lie */
-        const bool blocks = !tensor_format_is_plain(t->format);
-        const enum tensor_format expanded = tensor_format_plain(tensor_format_product(t->format));
-        uint64_t bytes = tensor_format_row_bytes(expanded, t->cols) * ledger_matrices_together(c->model, t);
-        if (experts) {
-            bytes *= t->rows / c->model->config.router.experts;
-            if (packs_cpu && bytes > whole) whole = bytes;
-            if (home && bytes > there_whole) there_whole = bytes;
-            if (packs_cpu) tables += packed_offsets_bytes((uint32_t)t->rows) + RING_ALIGN;
-            continue;
-        }
-        if (what->units && (blocks || c->table->packs[unit])) {
-            uint64_t most = blocks ? GPU_WEIGHTS_MAX * t->rows * bytes
-                                   : analyse_units(c->table, unit, unit).packable,
-                     limit = blocks ? HOME_SLICE_BYTES : RING_PACKED_SLICE_BYTES;
-            if (most > limit) most = limit;
-            if (bytes > there_row) there_row = bytes;
-            if (most > there) there = most;
-        }
-        if (blocks && bytes > row) row = bytes;
-        if (!(c->wish->pack && c->table->packs[unit]) && !packs_cpu) continue;
-        if (bytes > row) row = bytes;
-        tables += packed_offsets_bytes((uint32_t)t->rows) + RING_ALIGN;
-    }
-    if (what->head && c->table->packs_head) {
-        uint64_t bytes = c->model->config.hidden * dtype_bytes(DTYPE_BF16);
-        if (bytes > there_row) there_row = bytes;
-        uint64_t most = c->table->head.packable;
-        if (most > RING_PACKED_SLICE_BYTES) most = RING_PACKED_SLICE_BYTES;
-        if (most > there) there = most;
-    }
-    uint64_t streamed = row && what->ring_bytes ? slice_place(slice, row) : 0,
-             place = there ? slice_place(there, there_row) : 0;
-    /* of experts whole ones */
-    if (whole && what->ring_bytes && slice + whole + 4 * RING_ALIGN > streamed)
-        streamed = slice + whole + 4 * RING_ALIGN;
-    if (there_whole && RING_PACKED_SLICE_BYTES + there_whole + 4 * RING_ALIGN > place)
-        place = RING_PACKED_SLICE_BYTES + there_whole + 4 * RING_ALIGN;
-    return (streamed > place ? streamed : place) + (streamed ? tables : 0);
 }
 
 uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit)
@@ -206,51 +144,21 @@ uint64_t ledger_draw_bytes(const struct ledger_case *c)
     return (uint64_t)c->wish->slots * GPU_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * scratch;
 }
 
-/* Scratch of each thread for packed weights and blocks: one token's input once more in the order of the kernel, which
- * may add sums of sixteen and fill up to 256, and rows that are decoded for several tokens. */
-static uint64_t unpacked_bytes(const struct model_config *m)
+static uint64_t cpu_bytes(const struct ledger_case *c, const struct cpu_activations_case *size,
+                          unsigned formats)
 {
-    const uint64_t widest = model_widest(m);
-    uint64_t rows = PACKED_ROWS * widest * sizeof(uint16_t);
-    return (widest + widest / 8 + 288) * sizeof(float) +
-           (rows > CPU_UNPACKED_BYTES ? rows : CPU_UNPACKED_BYTES) + 2 * SCRATCH_ALIGN;
-}
-
-static bool has_blocks(const struct model *model)
-{
-    for (uint32_t i = 0; i < model->tensor_count; i++)
-        if (tensor_format_of(model->tensors[i].format)->block_values > 1) return true;
-    return false;
-}
-
-/* How many layouts of products' inputs there are: one of each type that matrices' values have. */
-static uint64_t value_types(const struct model *model)
-{
-    bool there[DTYPE_COUNT] = {false};
-    uint64_t count = 0;
-    for (uint32_t i = 0; i < model->tensor_count; i++)
-        if (!model_tensor_is_vector(&model->tensors[i]))
-            there[tensor_format_value(model->tensors[i].format)] = true;
-    for (int d = 0; d < DTYPE_COUNT; d++) count += there[d];
-    return count;
+    const struct cpu_room room = cpu_room_of(size, formats);
+    return room.activations + c->wish->threads * room.thread;
 }
 
 uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most)
 {
-    const struct model_config *m = &c->model->config;
-    const struct cpu_activations_case size = {.config = m,
+    const struct cpu_activations_case size = {.config = &c->model->config,
                                               .unit_tokens = most,
                                               .end_tokens = c->wish->step_tokens,
                                               .sampled_rows = c->wish->slots};
-    struct cpu_activations place;
-    cpu_activations_place(&size, &place);
-    uint64_t thread = sampling_scratch_bytes(m->vocab) + THREAD_BYTES;
-    if ((c->wish->pack_cpu || has_blocks(c->model)) && most) thread += unpacked_bytes(m);
-    if (most) thread += cpu_experts_bytes(m);
-    const uint64_t types = value_types(c->model) + (m->router.experts > 0); /* with the router's */
-    uint64_t tiles = types * cpu_tile_bytes_max(&place, LINEAR_EXACT);
-    if (has_blocks(c->model)) tiles += cpu_tile_bytes_max(&place, LINEAR_INT8);
-    return place.floats * sizeof(float) + place.tiles * tiles + ARENA_HUGE_PAGE + c->wish->threads * thread;
+    const unsigned packed = c->wish->pack_cpu ? format_bit(FORMAT_BF16_PACKED) : 0;
+    return cpu_bytes(c, &size, model_formats(c->model) | packed);
 }
 
 uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger_workspace *what)
@@ -319,16 +227,6 @@ static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan
     return sum;
 }
 
-/* Whether some phase streams a packed unit, one that the CPU computes in another or not. */
-static bool streams_packed(const struct plan *plan, enum plan_processor device)
-{
-    bool any = false;
-    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        any |= plan_computes(plan, device, u) && plan_unit_format(plan, u) == FORMAT_BF16_PACKED &&
-               plan_home_memory(plan->unit[u].home[0]) == PLAN_HOST;
-    return any;
-}
-
 /* Fixed states of all slots, of the processor's layers. Returns their bytes. */
 static uint64_t add_slots(const struct plan *plan, enum plan_processor processor, struct ledger *ledger)
 {
@@ -369,12 +267,8 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots
     }
     add_slots(plan, gpu, vram);
     if (ring_bytes) ledger_add(vram, "stream ring", ring_bytes);
-    const struct ledger_expands expands = {
-        .ring_bytes = c->table->blocks || streams_packed(plan, gpu) ? ring_bytes : 0,
-        .units = (c->table->blocks && plan_has_home(plan, plan_processor_home(gpu))) ||
-                 plan_units_in(plan, memory, FORMAT_BF16_PACKED) > 0,
-        .head = plan->head == gpu && plan_head_format(plan) == FORMAT_BF16_PACKED};
-    const uint64_t expanded = ledger_expanded_bytes(c, &expands);
+    const struct slices_room room = slices_of_plan(c->model, plan, gpu);
+    const uint64_t expanded = slices_bytes(&room);
     if (expanded) ledger_add(vram, "expanded slice", expanded);
     const struct plan_staging staging = plan_staging(plan);
     if (staging.pages && (plan_kv_tiered(plan) || plan_borrows(plan, gpu))) {
@@ -419,8 +313,15 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
     if (on_cpu) {
         ledger_add(host, "norms and biases in fp32",
                    placement_vectors(c->model, plan, PLAN_CPU0, NULL, NULL));
-        ledger_add(host, "activations (estimate)",
-                   ledger_cpu_buffer_bytes(c, plan_most_tokens(plan, PLAN_CPU0)));
+        const struct placements in = placements_in(plan, PLAN_HOST);
+        const bool head = plan->head == PLAN_CPU0;
+        const struct cpu_activations_case size = {.config = &c->model->config,
+                                                  .unit_tokens = plan_most_tokens(plan, PLAN_CPU0),
+                                                  .end_tokens = head || plan->embed == PLAN_CPU0
+                                                                    ? plan->step_tokens
+                                                                    : 0,
+                                                  .sampled_rows = head ? plan->slots : 0};
+        ledger_add(host, "activations (estimate)", cpu_bytes(c, &size, placements_formats(&in)));
     }
     for (int p = 0; p < PLAN_PROCESSORS; p++) {
         const enum plan_processor device = (enum plan_processor)p;

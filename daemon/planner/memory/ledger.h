@@ -92,14 +92,6 @@ bool ledger_appends_in_arena(const struct ledger_case *c, uint32_t ctx);
 /* Captured steps' share for a half layer that the GPU computes; with a ring, whose size is that of its
  * slices: where its weights are streamed. */
 uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes);
-/* What lies expanded in VRAM of weights that are packed, or blocks: of streamed ones (through a ring of ring_bytes; 0:
- * none are streamed) and of half layers and the head at home there. No slice is larger; all take the same place.
- * 0: nothing is packed where the wish is granted. */
-struct ledger_expands {
-    uint64_t ring_bytes;
-    bool units, head;
-};
-uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_expands *what);
 /* Matrices whose rows are used in pairs with this one's, itself among them: two of gate and up, of others one. */
 uint32_t ledger_matrices_together(const struct model *model, const struct model_tensor *t);
 /* Room in VRAM for a half layer's matrices, or the head, packed (placement_room). */
@@ -113,7 +105,8 @@ uint64_t ledger_gpu_host_bytes(const struct ledger_case *c);
 /* The GPU worker's host memory for draws, where it has the head: GPU_DRAW_SLOT_BYTES for each slot, then the drawing
  * threads' scratch. */
 uint64_t ledger_draw_bytes(const struct ledger_case *c);
-/* The CPU worker's private buffers, when it computes units in steps of up to `most` tokens. */
+/* The CPU worker's private buffers (common/plan/workspace.h), when it computes units in steps of up to `most` tokens, both ends,
+ * and packed weights where that is wished. */
 uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most);
 /* The GPU worker's buffers in VRAM for steps of `step_tokens` tokens (common/plan/workspace.h), without what the device's
  * libraries take for the products of chunks (ledger_device.library_bytes). */

@@ -9,6 +9,7 @@
 #include "common/plan/engine_limits.h"
 #include "common/plan/state.h"
 #include "common/plan/workspace.h"
+#include "common/program/slices.h"
 #include "daemon/planner/profile/planned.h"
 
 #define RING_UNIT_PARTS 4 /* the smallest ring: this part of the largest half layer, as a power of two */
@@ -138,14 +139,27 @@ static void fill_ends(const struct ledger_case *c, const struct memory_wish *wis
             on_device(c, ledger_packed_head_bytes(c) + t->final_norm.vram + head_work, ledger_draw_bytes(c));
 }
 
-/* The place of expanded slices, for the largest ring. Where weights at home in VRAM are packed it comes with
- * the first of them, and streamed ones take the same. */
+/* The place of expanded slices, where every unit streams through the largest ring. Where weights at home in VRAM are expanded
+ * (`there`) it comes with the first of them, and streamed ones take the same. */
 static uint64_t expanded_bytes(const struct ledger_case *c, uint64_t ring_max, bool there)
 {
-    const struct ledger_expands what = {.ring_bytes = ring_max,
-                                        .units = there,
-                                        .head = there && !c->table->tied};
-    return ledger_expanded_bytes(c, &what);
+    const struct analyse_table *t = c->table;
+    struct slices_room room = {0};
+    struct slices_unit s = {.model = c->model, .memory = PLANNED_VRAM, .ring_bytes = ring_max};
+    for (s.unit = 0; s.unit < unit_count(t->layers); s.unit++) {
+        const bool on_link = c->wish->pack && t->packs[s.unit] && !model_unit_math(c->model, s.unit)->experts,
+                   packed = on_link || (c->wish->pack_cpu && t->packs_cpu[s.unit]);
+        s.streamed = s.computed = ring_max > 0;
+        s.home = PLAN_HOME_STREAM;
+        s.format = packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+        slices_add(&s, &room);
+        s.home = PLAN_HOME_GPU;
+        s.format = c->wish->pack_gpu && t->packs_vram[s.unit] ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+        if (there) slices_add(&s, &room);
+    }
+    s.format = FORMAT_BF16_PACKED;
+    if (there && !t->tied && t->packs_head) slices_add_head(&s, &room);
+    return slices_bytes(&room);
 }
 
 /* What comes with the first unit of a kind. */

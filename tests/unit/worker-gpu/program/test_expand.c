@@ -62,8 +62,6 @@ static void bench_open(struct bench *b)
     }
 }
 
-static const struct ring_schedule none;
-
 static void bench_close(struct bench *b)
 {
     for (int i = 0; i < PARTS; i++) free(b->value[i]);
@@ -93,13 +91,7 @@ static void a_slice_is_expanded_as_it_was(void **state)
     const uint32_t first = 1, groups = 2, rows = groups * PACKED_ROWS;
     const uint64_t raw = rows * COLS * 2ull, room = (raw + RING_ALIGN - 1) / RING_ALIGN * RING_ALIGN;
     bench_open(&b);
-    struct ring_slice slice = {.expanded = 2 * room + raw};
-    const struct ring_schedule schedule[2] = {{.count = 0}, {.slice = &slice, .count = 1}};
-    gpu_expand_plan(&b.weights, schedule, 1, &none, &expand);
-    assert_int_equal(expand.bytes, 0); /* nothing packed is streamed */
-    gpu_expand_plan(&b.weights, schedule, 2, &none, &expand);
-    assert_true(expand.slice_bytes >= slice.expanded && expand.slice_bytes < slice.expanded + 256);
-    assert_int_equal(expand.bytes, expand.slice_bytes + 3 * 256);
+    expand = (struct gpu_expand){.slice_bytes = 3 * room, .bytes = 3 * room + 3 * 256};
     assert_int_equal(device_alloc(b.device, DEVICE_EXPANDED, expand.bytes, &memory, &err), 0);
     expand.memory = memory;
     if (gpu_expand_take_tables(&expand, &b.weights, b.device, &err)) fail_msg("%s", err.text);
@@ -149,13 +141,10 @@ static void tables_that_are_none_are_refused(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct bench b;
         struct helm_err err = {0};
-        struct ring_slice slice = {.expanded = 1000};
-        const struct ring_schedule schedule = {.slice = &slice, .count = 1};
-        struct gpu_expand expand;
+        struct gpu_expand expand = {.slice_bytes = 1024, .bytes = 1024 + 3 * 256};
         void *memory = NULL;
         bench_open(&b);
         b.table[1][cases[i].entry] = (uint32_t)(b.table[1][cases[i].entry] + cases[i].change);
-        gpu_expand_plan(&b.weights, &schedule, 1, &none, &expand);
         assert_int_equal(device_alloc(b.device, DEVICE_EXPANDED, expand.bytes, &memory, &err), 0);
         expand.memory = memory;
         assert_int_equal(gpu_expand_take_tables(&expand, &b.weights, b.device, &err), HELM_E_FORMAT);
