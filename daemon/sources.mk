@@ -107,9 +107,11 @@ DAEMON_SRC := \
   daemon/steps/sequence.c \
   daemon/steps/session_origin.c \
   daemon/steps/session_page.c \
+  daemon/steps/session_windows.c \
   daemon/steps/sessions.c \
   daemon/steps/snapshots.c \
-  daemon/steps/tiers.c
+  daemon/steps/tiers.c \
+  daemon/steps/windows.c
 
 # helm-plan: plans explained and drawn
 EXPLAIN_SRC := \

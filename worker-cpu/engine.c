@@ -294,6 +294,8 @@ static int create_run(struct engine *engine, uint32_t spin_us, uint32_t peer_wai
     run->cancel = &engine->base.cancel;
     run->kv = arena_header_of(arena)->kv;
     run->kv_pool = arena_region_ptr(arena, ARENA_REGION_KV);
+    run->window_kv = arena_window_layout(arena);
+    run->window_pool = arena_window_pool(arena);
     return execute_create(run, (const struct program *const *)programs, count, err);
 }
 

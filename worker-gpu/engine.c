@@ -89,8 +89,10 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
     if (rc) return rc;
     g->kv = h->kv;
     g->kv.layers = plan_layers_of(&g->plan, self);
+    g->window_kv = h->kv;
+    g->window_kv.layers = plan_window_layers(&g->plan, self);
     g->staging_bytes = gpu_staging_bytes(&g->plan, self, h);
-    if ((g->kv.layers || g->staging_bytes) && g->kv.head_dim > GPUK_HEAD_DIM_MAX)
+    if ((g->kv.layers || g->window_kv.layers || g->staging_bytes) && g->kv.head_dim > GPUK_HEAD_DIM_MAX)
         return helm_fail(err, HELM_E_UNSUPPORTED, "head_dim %u: the GPU's attention takes at most %d",
                          g->kv.head_dim, GPUK_HEAD_DIM_MAX);
     /* with one tier the arena's header says how many pages there are, whatever the plan does */
@@ -98,6 +100,8 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
         plan_kv_tiered(&g->plan) ? plan_kv_pages(&g->plan, plan_processor_memory(self)) : h->page_count;
     if (units_mul(kv_page_bytes(&g->kv), pages, &g->kv_bytes))
         return helm_fail(err, HELM_E_LIMIT, "the KV pool of %u pages overflows", pages);
+    g->window_at = state_windows_at(&g->kv, pages);
+    if (g->window_kv.layers) g->kv_bytes = g->window_at + h->window_page_count * kv_page_bytes(&g->window_kv);
     g->ring_bytes = plan_streams(&g->plan, self) ? g->plan.device[self].ring_bytes : 0;
     gpu_buffers_place(&g->model, &g->plan, self, h, g->device, &g->buffers);
     rc = gpu_buffers_check(&g->model.config, g->device, &g->buffers, err);
@@ -182,7 +186,8 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     int rc = register_region(g, GPU_REGION_FRONT, 0, h->region[ARENA_REGION_KV].offset, false, err);
     if (!rc) rc = allocate_device(g, err);
     if (rc) return rc;
-    gpu_block_place(g->buffers.work.tokens, h->slots, h->pages_per_slot, plan_kv_tiered(&g->plan), &block);
+    gpu_block_place(g->buffers.work.tokens, h->slots, gpu_block_line(h->pages_per_slot, h->window_page_count),
+                    plan_kv_tiered(&g->plan), &block);
     uint64_t results = (block.bytes + 63) / 64 * 64, /* of a step, and of one behind it */
         inv_freq = results + GPU_FOLLOW_PLACES * ARENA_STEP_ROWS * sizeof(struct gpuk_token),
              end = inv_freq + (c->head_dim * sizeof(float) + 63) / 64 * 64;
@@ -199,6 +204,8 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .device = d,
                                     .kv = g->kv,
                                     .kv_pool = g->kv_pool,
+                                    .window_kv = g->window_kv,
+                                    .window_pool = (char *)g->kv_pool + g->window_at,
                                     .ring = g->ring,
                                     .home = &g->home,
                                     .slots = &g->slots,

@@ -129,9 +129,22 @@ static bool follows(const struct gpu_engine *g, const struct step *next)
             in->direct_from != row->direct_from)
             return false;
         for (uint32_t p = g->follow.pages[r]; p <= in->start / h->kv.page_tokens; p++)
-            if (row->pages[p] >= h->page_count || newest_of(g, row)[p] >= pages) return false;
+            if (row->pages[p] >= h->page_count || newest_of(g, row)[p] >= pages ||
+                (row->windows && row->windows[p] >= h->window_page_count))
+                return false;
     }
     return true;
+}
+
+/* Entries of the device's table, from `at` on in the block. */
+static int add_entries(struct gpu_engine *g, uint64_t at, const uint32_t *entries, uint32_t count,
+                       struct helm_err *err)
+{
+    const uint64_t bytes = count * sizeof *entries;
+    memcpy(g->source.block_host + at, entries, bytes);
+    return device_copy(g->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE,
+                       (char *)gpu_area(g->source.buffers, GPU_AREA_BLOCK) + at, g->source.block_host + at,
+                       bytes, err);
 }
 
 /* Adds pages that rows enter to the device's table. What the step in front of this one copies of the pinned
@@ -144,13 +157,11 @@ static int add_pages(struct gpu_engine *g, const struct gpu_program *p, struct h
         const struct batch_row *row = &g->batch.row[r];
         uint32_t *have = &g->follow.pages[r], need = (row->start + 1) / h->kv.page_tokens + 1;
         if (need <= *have) continue;
-        const uint64_t at = p->block.page_table +
-                            ((uint64_t)r * p->step.pages_per_slot + *have) * sizeof(uint32_t),
-                       bytes = (need - *have) * sizeof(uint32_t);
-        memcpy(g->source.block_host + at, newest_of(g, row) + *have, bytes);
-        rc = device_copy(g->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE,
-                         (char *)gpu_area(g->source.buffers, GPU_AREA_BLOCK) + at, g->source.block_host + at,
-                         bytes, err);
+        const uint64_t line = p->step.pages_per_slot,
+                       at = p->block.page_table + (r * line + *have) * sizeof(uint32_t);
+        rc = add_entries(g, at, newest_of(g, row) + *have, need - *have, err);
+        if (!rc && row->windows)
+            rc = add_entries(g, at + line / 2 * sizeof(uint32_t), row->windows + *have, need - *have, err);
         *have = need;
     }
     return rc;

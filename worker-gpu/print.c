@@ -57,6 +57,9 @@ static int pretend_arena(struct pretence *p, struct helm_err *err)
                .page_tokens = plan->page_tokens ? plan->page_tokens : KV_PAGE_TOKENS_DEFAULT,
                .dtype = *plan->kv_dtype ? kv_dtype_named(plan->kv_dtype) : KV_F16},
         .page_count = 1,
+        .window_tokens = plan->window_tokens,
+        .window_page_count = plan->window_page_count ? 1 : 0,
+        .window_layers = plan_window_layers(plan, PLAN_CPU0),
         .vram_page_count = plan_kv_tiered(plan) ? 1 : 0,
         .kv_heads_asking = plan_kv_tiered(plan) ? c->heads : 0,
         .experts_chosen = mixed ? c->router.chosen : 0,
@@ -121,6 +124,8 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
                                   .ring_memory = p->space + p->weights.bytes + p->buffers.work.bytes,
                                   .expanded = p->expand.memory};
     source->kv.layers = plan_layers_of(&p->plan, self);
+    source->window_kv = h->kv;
+    source->window_kv.layers = plan_window_layers(&p->plan, self);
     return 0;
 }
 

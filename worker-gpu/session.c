@@ -4,11 +4,16 @@
  * front of the KV pool, in what engine.c has registered with the device. */
 #include "worker-gpu/session.h"
 
+#include "common/plan/state.h"
+
 int gpu_session_move(struct gpu_engine *g, const struct step *step, struct helm_err *err)
 {
     const struct arena *arena = g->base.arena;
-    const uint64_t bytes = kv_page_bytes(&g->kv),
-                   at = plan_session_layer(&g->plan, g->base.self) * kv_layer_bytes(&g->kv),
+    const bool window = step->flags & STEP_KV_WINDOW;
+    const struct kv_layout *kv = window ? &g->window_kv : &g->kv;
+    const uint32_t before = window ? plan_session_window_layer(&g->plan, g->base.self)
+                                   : plan_session_layer(&g->plan, g->base.self);
+    const uint64_t bytes = kv_page_bytes(kv), at = before * kv_layer_bytes(kv),
                    room = arena_header_of(arena)->region[ARENA_REGION_SESSION].bytes;
     if (!bytes) return 0; /* no layer's cache is the GPU's */
     if (room < at + bytes)
@@ -16,7 +21,7 @@ int gpu_session_move(struct gpu_engine *g, const struct step *step, struct helm_
                          "step %u moves a page of %llu bytes, the arena's region for that has %llu",
                          step->serial, (unsigned long long)(at + bytes), (unsigned long long)room);
     char *there = (char *)arena_region_ptr(arena, ARENA_REGION_SESSION) + at;
-    char *here = (char *)g->kv_pool + step->page * bytes;
+    char *here = (char *)g->kv_pool + (window ? g->window_at : 0) + step->page * bytes;
     const bool out = (step->flags & STEP_KV_OUT) != 0;
     atomic_store_explicit(g->source.moved, 0, memory_order_release);
     int rc = device_copy(g->device, DEVICE_COMPUTE, out ? DEVICE_TO_HOST : DEVICE_TO_DEVICE,

@@ -65,6 +65,18 @@ static uint32_t pages_of(const struct gpu_engine *g, const struct batch_row *row
     return (row->start + row->count - 1) / arena_header_of(g->base.arena)->kv.page_tokens + 1;
 }
 
+/* A row's pages of windows. Kernels may read a tile that begins in front of the window, and multiply it by 0. */
+static void fill_windows(const struct gpu_engine *g, const struct gpu_program *p, uint32_t r)
+{
+    const struct batch_row *row = &g->batch.row[r];
+    const struct arena_header *h = arena_header_of(g->base.arena);
+    const uint32_t line = p->step.pages_per_slot, count = pages_of(g, row),
+                   hidden = state_window_hidden(row->start, h->window_tokens, h->kv.page_tokens);
+    uint32_t *table = array_of(g, p->block.page_table) + (size_t)r * line + line / 2;
+    for (uint32_t i = 0; i < hidden; i++) table[i] = row->windows[hidden];
+    memcpy(table + hidden, row->windows + hidden, (count - hidden) * sizeof *table);
+}
+
 /* The checked rows as the kernels read them; row r's pages are line r. */
 void gpu_step_fill(const struct gpu_engine *g, const struct gpu_program *p)
 {
@@ -82,6 +94,7 @@ void gpu_step_fill(const struct gpu_engine *g, const struct gpu_program *p)
         row_first[r] = row->token_first;
         row_slot[r] = r;
         array_of(g, b->row_state)[r] = row->slot;
+        if (row->windows) fill_windows(g, p, r);
         if (g->tiers.on)
             gpu_tiers_fill(g, p, r);
         else

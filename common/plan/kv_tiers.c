@@ -54,6 +54,7 @@ uint32_t plan_direct_permille(const struct plan *plan, uint64_t positions)
 
 bool plan_assists_layer(const struct plan *plan, uint32_t window)
 {
+    if (window && plan->window_page_count) return false; /* it lies with its processor */
     return plan_kv_assisted(plan) && (window == 0 || window > plan->kv_direct_window);
 }
 

@@ -151,19 +151,30 @@ void plan_set_homes(struct plan *plan, uint32_t phase, const enum plan_home *hom
 
 /* ---- the KV cache ---- */
 
-/* Of the layers [0, end), those that keep pages; of a processor's, PLAN_PROCESSORS: of all. */
-static uint32_t paged(const struct plan *plan, enum plan_processor processor, uint32_t end)
+/* Of the layers [0, end), those that keep this kind of state; of a processor's, PLAN_PROCESSORS: of all. */
+static uint32_t keeping(const struct plan *plan, enum state_kind kind, enum plan_processor processor,
+                        uint32_t end)
 {
     uint32_t layers = 0;
     for (uint32_t l = 0; l < end; l++)
-        layers +=
-            plan_keeps_pages(plan, l) && (processor == PLAN_PROCESSORS || plan_keeper(plan, l) == processor);
+        layers += plan_state_at(plan, l).kind == kind &&
+                  (processor == PLAN_PROCESSORS || plan_keeper(plan, l) == processor);
     return layers;
+}
+
+static uint32_t paged(const struct plan *plan, enum plan_processor processor, uint32_t end)
+{
+    return keeping(plan, STATE_PAGES, processor, end);
 }
 
 uint32_t plan_layers_of(const struct plan *plan, enum plan_processor processor)
 {
     return paged(plan, processor, plan->layers);
+}
+
+uint32_t plan_window_layers(const struct plan *plan, enum plan_processor processor)
+{
+    return keeping(plan, STATE_WINDOW, processor, plan->layers);
 }
 
 uint32_t plan_kv_layer_in_arena(const struct plan *plan, uint32_t layer)
@@ -188,7 +199,8 @@ enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t
 {
     const enum plan_processor keeper = plan_keeper(plan, layer);
     const bool all = !plan_processor_has_memory(keeper) && plan_kv_tiered(plan);
-    *kv_layer = paged(plan, all ? PLAN_PROCESSORS : keeper, layer);
+    *kv_layer = plan_keeps_window(plan, layer) ? keeping(plan, STATE_WINDOW, keeper, layer)
+                                               : paged(plan, all ? PLAN_PROCESSORS : keeper, layer);
     return keeper;
 }
 
@@ -211,7 +223,8 @@ bool plan_borrows(const struct plan *plan, enum plan_processor processor)
     for (uint32_t p = 1; p < plan_phase_count(plan); p++)
         for (uint32_t l = 0; l < plan->layers; l++)
             if (plan_home_processor(plan->unit[unit_of(l, UNIT_ATTENTION)].home[p]) == processor &&
-                plan_keeps_pages(plan, l) && plan_keeper(plan, l) != processor)
+                (plan_keeps_pages(plan, l) || plan_keeps_window(plan, l)) &&
+                plan_keeper(plan, l) != processor)
                 return true;
     return false;
 }

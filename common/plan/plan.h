@@ -138,7 +138,10 @@ struct plan {
      * here is said of such. */
     uint32_t expert_parts;
     bool has_states; /* its units say what each layer keeps of a sequence; otherwise all keep pages */
-    uint32_t state_snapshots;  /* that host memory has room for; 0 where no state is fixed */
+    uint32_t state_snapshots; /* that host memory has room for; 0 where no state is fixed */
+    /* Layers with a window of window_tokens keep STATE_WINDOW: pages of pools of their own, with this many (state.h); 0: they
+     * keep all pages, as others do */
+    uint32_t window_tokens, window_page_count;
     enum plan_processor embed; /* where the embedding is */
     enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
     /* Where every matrix lies, by the lists and formats above (placement.h); NULL: not laid out yet. */
@@ -224,6 +227,10 @@ static inline bool plan_keeps_pages(const struct plan *plan, uint32_t layer)
 {
     return plan_state_at(plan, layer).kind == STATE_PAGES;
 }
+static inline bool plan_keeps_window(const struct plan *plan, uint32_t layer)
+{
+    return plan_state_at(plan, layer).kind == STATE_WINDOW;
+}
 /* The processor that holds what a layer keeps of a sequence: that which computes its attention in decode. */
 static inline enum plan_processor plan_keeper(const struct plan *plan, uint32_t layer)
 {
@@ -289,7 +296,8 @@ bool plan_assists_layer(const struct plan *plan, uint32_t window);
 uint32_t plan_assisted_layers(const struct plan *plan, const uint32_t *window, uint32_t end);
 /* Pages of a memory's pool. */
 uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory);
-/* The processor whose memory holds a layer's state, and, if it keeps pages, the layer's number in that memory's pages. */
+/* The processor whose memory holds a layer's state, and, if it keeps pages or a window, the layer's number in that memory's
+ * pages of this kind. */
 enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer);
 /* Whether this processor computes anything in any phase (the CPU does for assisted caches), or its worker loads
  * weights into its memory. */
@@ -331,8 +339,9 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *
  *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
  *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32" | "q8_0",
- *    "states": [{"layers": [first, last], "kind": "pages" | "fixed" | "none", "bytes": N}, ...] (state.h; default: pages),
- *    "state_snapshots": N (default 0),
+ *    "states": [{"layers": [first, last], "kind": "pages" | "window" | "fixed" | "none", "bytes": N}, ...] (state.h;
+ *      default: pages),
+ *    "state_snapshots": N (default 0), "window_tokens", "window_page_count": N (where a layer's kind is "window"),
  *    "vram_page_count": N, "kv_direct_permille": 0 to 1000, "kv_direct_positions", "kv_direct_window": N,
  *    "kv_piece_pages": N (default of all: 0), "kv_free_places": N (default: plan_free_places),
  *    "invariant": true | false (default),

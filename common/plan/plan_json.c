@@ -122,6 +122,8 @@ json_t *plan_to_json(const struct plan *plan)
     if (plan->expert_parts > 1) set(json, "expert_parts", plan->expert_parts);
     if (plan->has_states) json_object_set_new(json, "states", plan_states_to_json(plan));
     if (plan->state_snapshots) set(json, "state_snapshots", plan->state_snapshots);
+    if (plan->window_page_count) set(json, "window_tokens", plan->window_tokens);
+    if (plan->window_page_count) set(json, "window_page_count", plan->window_page_count);
     if (plan->invariant) json_object_set_new(json, "invariant", json_true());
     plan_format_to_json(json, "embed_format", plan_embed_format(plan));
     plan_format_to_json(json, "head_format", plan_head_format(plan));

@@ -21,6 +21,24 @@ static bool alike(const struct plan_state *a, const struct plan_state *b)
     return a->kind == b->kind && a->bytes == b->bytes;
 }
 
+/* Such a layer may keep its window alone, or all pages. */
+static bool has_window(const struct model *model, uint32_t layer)
+{
+    const uint32_t *window = model->config.window;
+    return window && window[layer] && plan_state_of_layer(model, layer).kind == STATE_PAGES;
+}
+
+bool plan_may_keep_window(const struct model *model, uint32_t layer)
+{
+    bool others = false, before = false;
+    for (uint32_t l = 0; l < model->config.layers; l++) {
+        const bool window = has_window(model, l);
+        others |= !window && plan_state_of_layer(model, l).kind == STATE_PAGES;
+        before |= window && l < layer;
+    }
+    return has_window(model, layer) && (others || before);
+}
+
 static struct plan_state *state_of(const struct plan *plan, uint32_t layer)
 {
     return &plan->unit[unit_of(layer, UNIT_ATTENTION)].state;
@@ -29,8 +47,10 @@ static struct plan_state *state_of(const struct plan *plan, uint32_t layer)
 void plan_take_states(struct plan *plan, const struct model *model)
 {
     plan->has_states = false;
+    plan->window_tokens = plan->window_page_count ? model_window(&model->config) : 0;
     for (uint32_t l = 0; l < plan->layers; l++) {
-        const struct plan_state state = plan_state_of_layer(model, l);
+        struct plan_state state = plan_state_of_layer(model, l);
+        if (plan->window_page_count && plan_may_keep_window(model, l)) state.kind = STATE_WINDOW;
         *state_of(plan, l) = state;
         plan->has_states |= state.kind != STATE_PAGES;
     }
@@ -40,6 +60,11 @@ int plan_check_states(const struct plan *plan, const struct model *model, struct
 {
     for (uint32_t l = 0; l < plan->layers && l < model->config.layers; l++) {
         const struct plan_state own = plan_state_at(plan, l), is = plan_state_of_layer(model, l);
+        if (own.kind == STATE_WINDOW && has_window(model, l)) {
+            if (model->config.window[l] == plan->window_tokens) continue;
+            return helm_fail(err, HELM_E_MISMATCH, "layer %u has a window of %u tokens, in the plan of %u", l,
+                             model->config.window[l], plan->window_tokens);
+        }
         if (!alike(&own, &is))
             return helm_fail(err, HELM_E_MISMATCH,
                              "layer %u keeps '%s' of %llu bytes of a sequence, in the plan '%s' of %llu", l,
@@ -99,8 +124,60 @@ int plan_state_records(const struct plan *plan, enum plan_processor processor, s
     return 0;
 }
 
+/* ---- windows ---- */
+
+uint32_t plan_window_pages_least(uint32_t window_tokens, const struct plan *sizes)
+{
+    const uint64_t
+        page = sizes->page_tokens,
+        slots = sizes->slots,
+        /* n tokens in a row see and append to window - 1 + n positions; two steps may be in flight */
+        each = (window_tokens + page - 1) / page + 2, step = (sizes->step_tokens + page - 1) / page,
+        pages = slots * each + step + PLAN_SESSION_PAGES;
+    return pages < PLAN_TOKENS_MAX ? (uint32_t)pages : PLAN_TOKENS_MAX;
+}
+
+uint32_t plan_session_window_layer(const struct plan *plan, enum plan_processor processor)
+{
+    uint32_t layers = 0;
+    for (int p = 0; p < (int)processor; p++)
+        if (plan_processor_has_memory((enum plan_processor)p))
+            layers += plan_window_layers(plan, (enum plan_processor)p);
+    return layers;
+}
+
+uint64_t plan_session_bytes(const struct plan *plan, uint64_t layer_bytes)
+{
+    const uint64_t pages = plan_kv_tiered(plan) ? 0 : plan_device_layers(plan),
+                   windows = plan_session_window_layer(plan, PLAN_PROCESSORS);
+    return (pages > windows ? pages : windows) * layer_bytes;
+}
+
+static int check_windows(const struct plan *plan, struct helm_err *err)
+{
+    const uint32_t pages = plan->window_page_count,
+                   least =
+                       pages && plan->page_tokens ? plan_window_pages_least(plan->window_tokens, plan) : 0,
+                   needs = least < plan->page_count ? least : plan->page_count;
+    uint32_t layers = 0, paged = 0;
+    for (uint32_t l = 0; l < plan->layers; l++) layers += plan_keeps_window(plan, l);
+    for (uint32_t l = 0; l < plan->layers; l++) paged += plan_keeps_pages(plan, l);
+    if (pages && !paged)
+        return helm_fail(err, HELM_E_LIMIT, "every layer keeps a window: one has to keep all pages");
+    if (!layers == !pages && !pages == !plan->window_tokens && pages <= plan->page_count &&
+        (!pages || pages >= needs))
+        return 0;
+    return helm_fail(
+        err, HELM_E_LIMIT,
+        "%u layers keep a window of %u tokens in %u pages: all three are 0, or there are %u to %u "
+        "pages",
+        layers, plan->window_tokens, pages, needs, plan->page_count);
+}
+
 int plan_check_state_homes(const struct plan *plan, struct helm_err *err)
 {
+    const int rc = check_windows(plan, err);
+    if (rc) return rc;
     for (uint32_t p = 1; plan->has_states && p < plan_phase_count(plan); p++)
         for (uint32_t l = 0; l < plan->layers; l++) {
             const enum plan_home home = plan->unit[unit_of(l, UNIT_ATTENTION)].home[p];
@@ -159,10 +236,14 @@ static int parse_entry(const json_t *json, struct plan *plan, uint32_t *next, st
 int plan_states_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
 {
     const json_t *list = json_object_get(json, "states");
-    uint64_t snapshots = 0;
+    uint64_t snapshots = 0, tokens = 0, pages = 0;
     uint32_t next = 0;
     int rc = json_get_u64(json, "state_snapshots", false, 0, PLAN_SNAPSHOTS_MAX, &snapshots, err);
+    if (!rc) rc = json_get_u64(json, "window_tokens", false, 0, PLAN_TOKENS_MAX, &tokens, err);
+    if (!rc) rc = json_get_u64(json, "window_page_count", false, 0, PLAN_TOKENS_MAX, &pages, err);
     plan->state_snapshots = (uint32_t)snapshots;
+    plan->window_tokens = (uint32_t)tokens;
+    plan->window_page_count = (uint32_t)pages;
     if (rc || !list || json_is_null(list)) return rc;
     if (!json_is_array(list)) return helm_fail(err, HELM_E_FORMAT, "'states' is no array");
     plan->has_states = true;

@@ -1,4 +1,4 @@
-/* What each layer of a plan keeps of a sequence, and where the fixed states of its layers lie (docs/state.md).
+/* What each layer of a plan keeps of a sequence, and where fixed states and windows lie (docs/state.md).
  *
  * Called by the planner, which takes it from the model and charges it, by helmd and by the workers, so that all go by the
  * same numbers. Pure but for the plan's own list. */
@@ -11,12 +11,13 @@
 
 /* What the model's layer keeps: of the half of a layer that has a state. */
 struct plan_state plan_state_of_layer(const struct model *model, uint32_t layer);
-/* Makes what the plan's layers keep the model's; has_states where not all keep pages. */
+/* Makes what the plan's layers keep the model's; has_states where not all keep pages. With
+ * window_page_count layers with a window keep STATE_WINDOW, and window_tokens becomes the model's. */
 void plan_take_states(struct plan *plan, const struct model *model);
 /* HELM_E_MISMATCH: a layer of the plan keeps something else than the model's. */
 HELM_MUST_CHECK int plan_check_states(const struct plan *plan, const struct model *model,
                                       struct helm_err *err);
-/* plan_check's part: a fixed state stays with one processor. */
+/* plan_check's part: a fixed state stays with one processor; pools of windows have room for all slots. */
 HELM_MUST_CHECK int plan_check_state_homes(const struct plan *plan, struct helm_err *err);
 
 bool plan_has_fixed(const struct plan *plan);
@@ -29,6 +30,30 @@ bool plan_state_record(const struct plan *plan, enum plan_processor processor, u
 /* All records of a processor's layers, in order, in a fresh array (free()). */
 HELM_MUST_CHECK int plan_state_records(const struct plan *plan, enum plan_processor processor,
                                        struct state_record **records, uint32_t *count, struct helm_err *err);
+
+/* ---- windows ----
+ *
+ * A layer with STATE_WINDOW has its cells in pages of a pool that only such layers have. Its page table has an entry for each
+ * page of the sequence, as the other one has, but only entries of pages that a step can still see mean anything: a page that
+ * has left the window is given to others. A page number means the same page in the pools of all processors. */
+
+/* Whether the model's layer may keep a window. Of a model whose layers all have one, the first keeps all pages: so a page is never
+ * without cells, in pools, files of sessions and answers. */
+bool plan_may_keep_window(const struct model *model, uint32_t layer);
+/* Pages that a sequence keeps at the end of a page, to go on from there: positions of the last window_tokens - 1. */
+static inline uint32_t plan_window_kept(const struct plan *plan)
+{
+    return plan->window_tokens ? (plan->window_tokens - 2 + plan->page_tokens) / plan->page_tokens : 0;
+}
+/* Pages that all slots hold at most, with steps in flight, and sessions that move one each. */
+#define PLAN_SESSION_PAGES 4
+uint32_t plan_window_pages_least(uint32_t window_tokens, const struct plan *sizes);
+/* Layers whose windows lie in a processor's memory; those of devices together, and before this one. */
+uint32_t plan_window_layers(const struct plan *plan, enum plan_processor processor);
+uint32_t plan_session_window_layer(const struct plan *plan, enum plan_processor processor);
+/* Bytes of the arena's session region for a page: of the pool where more of its cells lie in devices' memory alone, pages
+ * or windows. */
+uint64_t plan_session_bytes(const struct plan *plan, uint64_t layer_bytes);
 
 /* "states": [{"layers": [first, last], "kind": "pages" | "fixed" | ..., "bytes": N (of fixed ones)}, ...] */
 json_t *plan_states_to_json(const struct plan *plan);

@@ -35,8 +35,7 @@ static uint32_t take(uint32_t *at, uint32_t count)
     return offset;
 }
 
-void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, bool two_tables,
-                     struct gpu_block *b)
+void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t line, bool two_tables, struct gpu_block *b)
 {
     uint32_t at = 0, sub = 0;
     memset(b, 0, sizeof *b);
@@ -63,9 +62,9 @@ void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, bo
     b->sub_stride = sub;
     if (b->subs > 1) at += b->subs * sub;
     b->arena_table = at; /* in front, so that what is copied ends with the last line used of the other */
-    if (two_tables) at += (rows * pages_per_slot + 3) / 4 * 4 * (uint32_t)sizeof(uint32_t);
+    if (two_tables) at += (rows * line + 3) / 4 * 4 * (uint32_t)sizeof(uint32_t);
     b->page_table = at;
-    b->bytes = at + (uint64_t)rows * pages_per_slot * sizeof(uint32_t);
+    b->bytes = at + (uint64_t)rows * line * sizeof(uint32_t);
 }
 
 /* ---- the GPU's workspace ---- */
@@ -112,7 +111,7 @@ uint64_t workspace_experts_bytes(const struct model_config *c)
 static void size_always(const struct gpu_workspace_case *c, struct gpu_workspace *w)
 {
     struct gpu_block block;
-    gpu_block_place(w->tokens, c->slots, c->pages_per_slot, c->tiered, &block);
+    gpu_block_place(w->tokens, c->slots, c->line, c->tiered, &block);
     w->area[GPU_AREA_BLOCK].bytes = block.bytes;
     w->area[GPU_AREA_X].bytes = (uint64_t)w->tokens * c->config->hidden * sizeof(float);
     w->area[GPU_AREA_LINEAR].bytes = linear_bytes(c->config);
@@ -245,9 +244,10 @@ struct plan_staging plan_staging_of(const struct plan_staging_case *c)
     uint32_t piece = c->piece_pages ? c->piece_pages : PLAN_PIECE_POSITIONS / c->page_tokens;
     if (piece > half) piece = half;
     piece = piece < tile ? tile : (uint32_t)round_up(piece, tile);
+    const uint32_t pages = 2 * piece + plan_tail_at(c->page_tokens, c->slots, c->step_tokens, c->borrows);
     return (struct plan_staging){.piece = piece,
-                                 .pages = 2 * piece +
-                                          plan_tail_at(c->page_tokens, c->slots, c->step_tokens, c->borrows)};
+                                 .windows = pages,
+                                 .pages = pages + (c->borrows ? c->windows : 0)};
 }
 
 struct plan_staging plan_staging(const struct plan *plan)
@@ -259,6 +259,7 @@ struct plan_staging plan_staging(const struct plan *plan)
                                     .step_tokens = plan->step_tokens,
                                     .slots = plan->slots,
                                     .tiered = plan_kv_tiered(plan),
+                                    .windows = plan->window_page_count,
                                     .borrows = plan_borrows_kv(plan) || plan_appends_in_arena(plan)});
 }
 

@@ -31,22 +31,26 @@ struct gpu_block {
     uint32_t subs, tokens, rows;                                     /* capacities */
     uint64_t bytes; /* of all; a step copies only the lines of the page table it uses */
 };
-/* two_tables: with arena_table. */
-void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, bool two_tables,
-                     struct gpu_block *block);
+/* Entries of a line of the page table: pages, then as many of windows where some layer keeps one. */
+static inline uint32_t gpu_block_line(uint32_t pages_per_slot, bool windows)
+{
+    return windows ? 2 * pages_per_slot : pages_per_slot;
+}
+/* line: of a row in a page table; two_tables: with arena_table. */
+void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t line, bool two_tables, struct gpu_block *block);
 
 /* ---- the GPU's workspace ---- */
 
 struct gpu_workspace_case {
     const struct model_config *config;
-    uint32_t step_tokens, slots, pages_per_slot;
-    uint32_t chunk_bytes; /* of a number in a chunk's activations: workspace_chunk_bytes */
-    uint32_t query_bytes; /* of a number in a chunk's queries: kv_query_dtype */
-    bool layers, head;    /* whether the GPU computes some */
-    bool chains;          /* whether the device has them */
-    bool apart;           /* contexts reach GPU_APART_POSITION */
-    bool tiered;          /* the cache has two tiers (plan_kv_tiered) */
-    uint64_t matmul;      /* that the products of chunks take on this device */
+    uint32_t step_tokens, slots, line; /* gpu_block_line */
+    uint32_t chunk_bytes;              /* of a number in a chunk's activations: workspace_chunk_bytes */
+    uint32_t query_bytes;              /* of a number in a chunk's queries: kv_query_dtype */
+    bool layers, head;                 /* whether the GPU computes some */
+    bool chains;                       /* whether the device has them */
+    bool apart;                        /* contexts reach GPU_APART_POSITION */
+    bool tiered;                       /* the cache has two tiers (plan_kv_tiered) */
+    uint64_t matmul;                   /* that the products of chunks take on this device */
 };
 
 enum gpu_area {
@@ -123,10 +127,12 @@ struct plan_staging_case {
     uint32_t page_tokens, page_count, piece_pages /* 0: the usual number */, step_tokens, slots;
     /* Two tiers; a chunk appends to layers' pages of the arena: of the host's, or of all */
     bool tiered, borrows;
+    uint32_t windows; /* pages of windows that it may borrow of a layer; they have no pieces */
 };
 struct plan_staging {
-    uint32_t piece; /* pages of a piece, whole tiles; 0: no pieces */
-    uint32_t pages; /* in all, of one layer each */
+    uint32_t piece;   /* pages of a piece, whole tiles; 0: no pieces */
+    uint32_t windows; /* from this page on: those of windows; with one tier they take the place of pages */
+    uint32_t pages;   /* in all, of one layer each */
 };
 struct plan_staging plan_staging_of(const struct plan_staging_case *c);
 struct plan_staging plan_staging(const struct plan *plan);

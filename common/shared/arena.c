@@ -67,6 +67,10 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         {"kv.page_tokens", kv->page_tokens, 1, KV_FIELD_MAX},
         {"kv.dtype", kv->dtype, 0, KV_DTYPE_COUNT - 1},
         {"vram_page_count", spec->vram_page_count, 0, spec->page_count},
+        {"window_page_count", spec->window_page_count, 0, spec->page_count},
+        {"window_tokens", spec->window_tokens, spec->window_page_count ? 1 : 0,
+         spec->window_page_count ? TOKENS_MAX : 0},
+        {"window_layers", spec->window_layers, 0, spec->window_page_count ? KV_FIELD_MAX : 0},
         {"kv_heads_asking", spec->kv_heads_asking, 0, KV_FIELD_MAX},
         {"kv_heads_asking x (head_dim + 2)", (uint64_t)spec->kv_heads_asking * (kv->head_dim + 2ull), 0,
          WIDTH_MAX},
@@ -118,9 +122,16 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
     uint64_t kv_bytes, lanes_bytes;
     uint64_t pages_per_slot =
         ((uint64_t)spec->context_tokens + spec->kv.page_tokens - 1) / spec->kv.page_tokens;
+    struct kv_layout windows = spec->kv;
+    windows.layers = spec->window_layers;
+    uint64_t window_bytes;
     if (kv_pool_bytes(&spec->kv, spec->page_count, &kv_bytes) || kv_bytes > BYTES_MAX)
         return helm_fail(err, HELM_E_LIMIT, "arena: the KV pool (%u pages) exceeds %llu bytes",
                          spec->page_count, (unsigned long long)BYTES_MAX);
+    if (kv_pool_bytes(&windows, spec->window_page_count, &window_bytes) || window_bytes > BYTES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "arena: the pool of windows (%u pages) exceeds %llu bytes",
+                         spec->window_page_count, (unsigned long long)BYTES_MAX);
+    if (window_bytes) kv_bytes = state_windows_at(&spec->kv, spec->page_count) + window_bytes;
     if (units_mul(lane_bytes(spec->step_tokens, spec->hidden), spec->lanes, &lanes_bytes) ||
         lanes_bytes > BYTES_MAX)
         return helm_fail(err, HELM_E_LIMIT, "arena: the lanes (%u of %u x %u) exceed %llu bytes", spec->lanes,
@@ -146,7 +157,8 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
         [ARENA_REGION_SLOTS] = spec->slots * sizeof(struct arena_slot),
         [ARENA_REGION_MASKS] = (uint64_t)spec->slots * arena_mask_words(spec->vocab) * sizeof(uint32_t),
         [ARENA_REGION_HISTORY] = (uint64_t)spec->slots * spec->context_tokens * sizeof(uint32_t),
-        [ARENA_REGION_PAGE_TABLE] = spec->slots * pages_per_slot * sizeof(uint32_t),
+        [ARENA_REGION_PAGE_TABLE] =
+            (spec->window_page_count ? 2 : 1) * spec->slots * pages_per_slot * sizeof(uint32_t),
         [ARENA_REGION_VRAM_TABLE] =
             spec->vram_page_count ? spec->slots * pages_per_slot * sizeof(uint32_t) : 0,
         [ARENA_REGION_LANES] = lanes_bytes,
@@ -187,6 +199,9 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
     header->vocab = spec->vocab;
     header->lanes = spec->lanes;
     header->vram_page_count = spec->vram_page_count;
+    header->window_tokens = spec->window_tokens;
+    header->window_page_count = spec->window_page_count;
+    header->window_layers = spec->window_layers;
     header->kv_heads_asking = spec->kv_heads_asking;
     header->experts_chosen = spec->experts_chosen;
     header->experts = spec->experts;
@@ -284,6 +299,9 @@ static int check_header(const struct arena_header *header, uint64_t file_bytes, 
                                     .hidden = header->hidden,
                                     .vocab = header->vocab,
                                     .lanes = header->lanes,
+                                    .window_tokens = header->window_tokens,
+                                    .window_page_count = header->window_page_count,
+                                    .window_layers = header->window_layers,
                                     .vram_page_count = header->vram_page_count,
                                     .kv_heads_asking = header->kv_heads_asking,
                                     .experts_chosen = header->experts_chosen,

@@ -23,10 +23,11 @@ struct arena_spec {
     uint32_t slots, context_tokens, step_tokens, hidden, vocab, lanes;
     struct kv_layout kv;
     uint32_t page_count;
-    uint32_t vram_page_count, kv_heads_asking;       /* as in the header; both 0 with one tier */
-    uint32_t experts_chosen, experts, expert_layers; /* likewise */
-    uint64_t session_bytes;                          /* of the session region */
-    struct state_layout state;                       /* of the state region; both 0: no state is fixed */
+    uint32_t window_tokens, window_page_count, window_layers; /* as in the header */
+    uint32_t vram_page_count, kv_heads_asking;                /* likewise; both 0 with one tier */
+    uint32_t experts_chosen, experts, expert_layers;          /* likewise */
+    uint64_t session_bytes;                                   /* of the session region */
+    struct state_layout state; /* of the state region; both 0: no state is fixed */
     uint32_t snapshot_count;
     uint64_t weight_bytes;
 };
@@ -82,6 +83,24 @@ static inline uint32_t *arena_page_table_of(const struct arena *a, uint32_t slot
 {
     return (uint32_t *)arena_region_ptr(a, ARENA_REGION_PAGE_TABLE) +
            (uint64_t)slot * arena_header_of(a)->pages_per_slot;
+}
+
+/* The same of windows: in lines behind those of all slots. */
+static inline uint32_t *arena_window_table_of(const struct arena *a, uint32_t slot)
+{
+    return arena_page_table_of(a, arena_header_of(a)->slots + slot);
+}
+/* The host's pool of windows behind the pages of the kv region, and its layout. */
+static inline struct kv_layout arena_window_layout(const struct arena *a)
+{
+    struct kv_layout kv = arena_header_of(a)->kv;
+    kv.layers = arena_header_of(a)->window_layers;
+    return kv;
+}
+static inline void *arena_window_pool(const struct arena *a)
+{
+    const struct arena_header *h = arena_header_of(a);
+    return (char *)arena_region_ptr(a, ARENA_REGION_KV) + state_windows_at(&h->kv, h->page_count);
 }
 
 static inline uint32_t *arena_vram_table_of(const struct arena *a, uint32_t slot)

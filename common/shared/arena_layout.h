@@ -13,7 +13,7 @@
  *   masks               helmd                     workers   tokens that a slot's next one is drawn from, a bit an id;
  *                                                           only of a slot in no step that samples
  *   history             helmd, the head's worker  workers   token ids of each slot, see below
- *   page_table          helmd                     workers   KV page numbers of each slot
+ *   page_table          helmd                     workers   KV page numbers of each slot, then likewise of windows
  *   vram_table          helmd                     workers   of the same pages, their places in VRAM: two tiers only
  *   lanes               one worker each           another   activation hand-over, see lane.h
  *   kv_lanes            one worker each           another   queries, and the partial results for them: two tiers only
@@ -84,6 +84,10 @@
  * rings `done` when that is done. If `state_at` is below the row's count, the snapshot is the state after that many of its tokens,
  * which a step keeps as it passes: so a later row can go back there. Only where all fixed states are the CPU's.
  *
+ * Windows. Layers that keep a window have a page table of their own, with an entry for each page of the sequence. An entry in
+ * front of state_window_hidden(start) of a row means nothing: its page is others'. Entries from there on stay as they are while
+ * a step in flight may read them.
+ *
  * A change of anything here raises ARENA_ABI. */
 #ifndef HELM_COMMON_SHARED_ARENA_LAYOUT_H
 #define HELM_COMMON_SHARED_ARENA_LAYOUT_H
@@ -97,7 +101,7 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         14u
+#define ARENA_ABI         15u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -149,6 +153,8 @@ struct arena_header {
     /* of experts in both memories: of a token chosen, in a layer, layers; all 0: there are none */
     uint32_t experts_chosen, experts, expert_layers;
     uint32_t snapshot_count;
+    /* Layers that keep a window (state_layout.h): its tokens, pages of each of their pools, the host's layers; 0: none does */
+    uint32_t window_tokens, window_page_count, window_layers;
     struct kv_layout kv;
     struct state_layout state; /* slots: of the CPU's layers */
     struct arena_region region[ARENA_REGION_COUNT];
@@ -205,6 +211,8 @@ enum step_flags {
     STEP_KV_IN = 1u << 4,
     /* A chunk of two tiers that appends in the arena: every chunk of a plan whose longest one VRAM has too few places for. */
     STEP_KV_ARENA = 1u << 5,
+    /* With one of these: step.page is one of windows, and so are the layers, with one tier or two. */
+    STEP_KV_WINDOW = 1u << 6,
 };
 #define STEP_KV_MOVES   (STEP_KV_OUT | STEP_KV_IN)
 #define STEP_LIST_SHIFT 8
@@ -277,9 +285,9 @@ struct arena_slot {
 static_assert(sizeof(struct doorbell) == 8, "doorbell is two words");
 static_assert(sizeof(struct kv_layout) == 20, "header layout");
 static_assert(offsetof(struct arena_header, total_bytes) == 8, "header layout");
-static_assert(offsetof(struct arena_header, kv) == 76, "header layout");
-static_assert(offsetof(struct arena_header, region) == 112, "header layout");
-static_assert(sizeof(struct arena_header) == 112 + 16 * ARENA_REGION_COUNT, "header layout");
+static_assert(offsetof(struct arena_header, kv) == 88, "header layout");
+static_assert(offsetof(struct arena_header, region) == 128, "header layout");
+static_assert(sizeof(struct arena_header) == 128 + 16 * ARENA_REGION_COUNT, "header layout");
 static_assert(sizeof(struct arena_header) <= 4096, "the header has the first page for itself");
 static_assert(offsetof(struct arena_control, done) == 64, "one cache line per doorbell");
 static_assert(sizeof(struct arena_times) == 32, "times layout");

@@ -7,7 +7,10 @@
  *
  * each on STATE_ALIGN bytes. A step's row goes on from its slot's records, from zeros if it begins at position 0, or from a
  * snapshot; after its last token it may leave a snapshot. Which snapshot stands for which tokens is helmd's alone
- * (daemon/steps/snapshots.h). Header-only, no state. */
+ * (daemon/steps/snapshots.h).
+ *
+ * Windows (common/plan/state.h) lie in pages as kv_layout.h has them, of the layers that have one. In each memory their pool
+ * begins behind that of the other layers' pages. Header-only, no state. */
 #ifndef HELM_COMMON_SHARED_STATE_LAYOUT_H
 #define HELM_COMMON_SHARED_STATE_LAYOUT_H
 
@@ -27,8 +30,27 @@ struct state_record {
     uint64_t bytes, slot_at, snapshot_at;
 };
 
+#define STATE_WINDOWS_ALIGN 256u
+
 /* step_row.state_from and state_to name snapshots from 1 on. */
 #define STATE_NO_SNAPSHOT 0u
+
+/* Where the pool of windows begins in a memory whose pages are of this layout. */
+static inline uint64_t state_windows_at(const struct kv_layout *pages, uint64_t page_count)
+{
+    return (page_count * kv_page_bytes(pages) + STATE_WINDOWS_ALIGN - 1) / STATE_WINDOWS_ALIGN *
+           STATE_WINDOWS_ALIGN;
+}
+static inline uint64_t state_windows_bytes(const struct kv_layout *pages, uint32_t layers,
+                                           uint64_t page_count)
+{
+    return page_count * layers * kv_layer_bytes(pages);
+}
+/* Pages in front of the first that a row at `start` sees: what their entries say means nothing. */
+static inline uint32_t state_window_hidden(uint32_t start, uint32_t window_tokens, uint32_t page_tokens)
+{
+    return start + 1 > window_tokens ? (start + 1 - window_tokens) / page_tokens : 0;
+}
 
 static inline uint64_t state_in_slot(const struct state_layout *l, const struct state_record *r,
                                      uint32_t slot)

@@ -24,6 +24,17 @@ static bool take_tiers(const struct arena *arena, const struct step_row *in, boo
     return true;
 }
 
+/* Whether the pages of windows that it reads and writes are there. */
+static bool take_windows(const struct arena *arena, const struct step_row *in, uint32_t last_page)
+{
+    const struct arena_header *h = arena_header_of(arena);
+    const uint32_t *windows = h->window_page_count ? arena_window_table_of(arena, in->slot) : NULL;
+    uint32_t i = windows ? state_window_hidden(in->start, h->window_tokens, h->kv.page_tokens) : 0;
+    for (; windows && i <= last_page; i++)
+        if (windows[i] >= h->window_page_count) return false;
+    return true;
+}
+
 /* Checks one row and takes the tokens that are known; false leaves the row out of the step. `used` has a bit
  * per slot. */
 static bool take_row(const struct arena *arena, uint32_t vocab, const struct step_row *in, uint64_t *used,
@@ -43,6 +54,7 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     for (uint32_t i = 0; i <= last_page; i++)
         if (pages[i] >= h->page_count) return false;
     if (!take_tiers(arena, in, batch->flags & STEP_KV_ARENA, last_page)) return false;
+    if (!take_windows(arena, in, last_page)) return false;
     if (in->state_from > h->snapshot_count || in->state_to > h->snapshot_count) return false;
     if (in->state_from && in->start == 0) return false; /* nothing comes before position 0 */
     if (in->state_at > in->count) return false;
@@ -57,6 +69,7 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     *used |= UINT64_C(1) << in->slot;
     *row = (struct batch_row){.pages = pages,
                               .places = h->vram_page_count ? arena_vram_table_of(arena, in->slot) : NULL,
+                              .windows = h->window_page_count ? arena_window_table_of(arena, in->slot) : NULL,
                               .host_tokens = in->host_tokens,
                               .direct_from = in->direct_from,
                               .state_from = in->state_from,
@@ -101,15 +114,16 @@ static int check_tiers(const struct arena *arena, const struct step *step, struc
 static int check_moves(const struct arena *arena, const struct step *step, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(arena);
+    const bool window = (step->flags & STEP_KV_WINDOW) != 0;
+    const uint32_t pages = window ? h->window_page_count : h->page_count;
     if (!(step->flags & STEP_KV_MOVES)) return 0;
     if ((step->flags & STEP_KV_MOVES) == STEP_KV_MOVES || step->row_count || step->fetch_count ||
-        h->vram_page_count)
+        (h->vram_page_count && !window))
         return helm_fail(err, HELM_E_LIMIT,
                          "step %u moves a page with flags %#x, %u rows, %u pages to fetch, %u places in VRAM",
                          step->serial, step->flags, step->row_count, step->fetch_count, h->vram_page_count);
-    if (step->page >= h->page_count)
-        return helm_fail(err, HELM_E_LIMIT, "step %u moves page %u of %u", step->serial, step->page,
-                         h->page_count);
+    if (step->page >= pages)
+        return helm_fail(err, HELM_E_LIMIT, "step %u moves page %u of %u", step->serial, step->page, pages);
     return 0;
 }
 

@@ -12,6 +12,8 @@
 struct batch_row {
     const uint32_t *pages;
     const uint32_t *places; /* in VRAM, of pages from host_tokens on; NULL with one tier */
+    const uint32_t
+        *windows; /* pages of layers that keep a window, from the first that it sees on; NULL: none does */
     uint32_t slot, start, count;
     uint32_t host_tokens, direct_from; /* as in struct step_row, */
     uint32_t state_from, state_to;     /* and these, */

@@ -19,6 +19,7 @@
 
 #include "common/base/log.h"
 #include "common/base/units.h"
+#include "common/plan/state.h"
 #include "daemon/children/worker_process.h"
 #include "daemon/children/workers_private.h"
 
@@ -299,7 +300,8 @@ void worker_end(struct workers *workers, struct worker *w)
     /* Only a kill from outside at a moment when all were sound leaves the KV above suspicion, and what was in
      * VRAM alone is gone with its worker. */
     const struct plan *plan = workers->config.plan;
-    bool intact = outside && workers_ready(workers) && (plan_kv_tiered(plan) || !plan_device_layers(plan));
+    bool intact = outside && workers_ready(workers) && (plan_kv_tiered(plan) || !plan_device_layers(plan)) &&
+                  !plan_session_window_layer(plan, PLAN_PROCESSORS);
     w->ended_at_us = 0;
     w->routing_id_size = 0;
     worker_close_fd(w);

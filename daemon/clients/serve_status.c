@@ -91,8 +91,9 @@ static void fill_cache(Helm__V1__Status *status, const struct serve *serve)
     status->kv_pages_total = serve->batcher->pages.count;
     status->kv_pages_used = serve->batcher->pages.count - serve->batcher->pages.free_count;
     status->kv_dtype = (char *)kv_dtype_name(serve->kv_dtype);
+    const struct plan *plan = serve->batcher->with.plan;
     status->kv_token_bytes =
-        model_kv_bytes_per_token(&serve->model->config, model_paged_layers(&serve->model->config),
+        model_kv_bytes_per_token(&serve->model->config, plan_kv_layer_in_arena(plan, plan->layers),
                                  serve->kv_dtype);
     status->prefix_cache = (char *)prefix_sharing_name(serve->batcher->with.sharing);
     status->kv_pages_cached = serve->batcher->pages.known.resting;

@@ -127,7 +127,7 @@ static void log_context(const struct planner_request *r, const struct plan *plan
     log_info("KV cache: %u pages of %u tokens in %s (%s a token), %.1f whole contexts for %u slots",
              plan->page_count, plan->page_tokens, plan->kv_dtype,
              units_format_size(model_kv_bytes_per_token(&r->model->config,
-                                                        model_paged_layers(&r->model->config),
+                                                        plan_kv_layer_in_arena(plan, plan->layers),
                                                         kv_dtype_named(plan->kv_dtype)),
                                bytes),
              (double)plan->page_count / kv_pages_for(ctx, plan->page_tokens), plan->slots);

@@ -242,6 +242,14 @@ static int rate_of(const struct planner_request *r, const struct plan *plan, dou
     return rc;
 }
 
+/* The plans change places. */
+static void exchange(struct plan *plan, struct plan *other)
+{
+    const struct plan before = *plan;
+    *plan = *other;
+    *other = before;
+}
+
 /* A plan of the same context for `at_once` sequences, in the place of this one if it makes more of the request's. */
 static int try_fewer(const struct planner_request *r, uint32_t at_once, struct plan *plan,
                      struct arena_spec *spec, double *rate, struct helm_err *err)
@@ -258,13 +266,44 @@ static int try_fewer(const struct planner_request *r, uint32_t at_once, struct p
     fewer.batch = r->batch; /* its pool may have room for more of them */
     if (!rc) rc = rate_of(&fewer, &other, &seen, err);
     if (!rc && seen > *rate) {
-        const struct plan slower = *plan;
-        *plan = other;
-        other = slower;
+        exchange(plan, &other);
         *spec = room;
         *rate = seen;
     }
     plan_free(&other);
+    return rc;
+}
+
+/* ---- windows ---- */
+
+/* A plan whose layers with a window keep all pages in two tiers, in the place of one that keeps their windows in VRAM, if it decodes
+ * faster: places take less of VRAM than the windows of all slots where a window is long. */
+static int try_pages(const struct planner_request *r, struct plan *plan, struct arena_spec *spec,
+                     struct helm_err *err)
+{
+    struct planner_cache own = {.first = NULL};
+    struct planner_request pages = *r;
+    struct plan other = {0};
+    struct arena_spec room;
+    struct helm_err refused;
+    double windows_rate, pages_rate = 0;
+    if (!plan->window_page_count || !plan_devices(plan) || r->tiers == KV_TIERS_ONE ||
+        r->strategy != SEARCH_BEST || r->wish.windows_stand)
+        return 0;
+    pages.cache = &own;
+    pages.tiers = KV_TIERS_TWO;
+    pages.wish.windows_stand = true;
+    pages.wish.ctx = plan->context_tokens;
+    pages.refusal = NULL;
+    int rc = rate_of(r, plan, &windows_rate, err);
+    const bool there = !rc && !make_one(&pages, &other, &room, &refused); /* else it does not fit */
+    if (there) rc = rate_of(r, &other, &pages_rate, err);
+    if (!rc && pages_rate > windows_rate) {
+        exchange(plan, &other);
+        *spec = room;
+    }
+    plan_free(&other);
+    planner_cache_free(&own);
     return rc;
 }
 
@@ -276,6 +315,7 @@ int planner_make(const struct planner_request *request, struct plan *plan, struc
     double together, rate;
     if (!r.cache) r.cache = &own;
     int rc = make_one(&r, plan, spec, err);
+    if (!rc && (rc = try_pages(&r, plan, spec, err))) plan_free(plan);
     if (!rc && r.strategy == SEARCH_BEST && r.batch >= 2 && !r.wish.page_count) {
         rc = rate_of(&r, plan, &together, err);
         rate = together;
@@ -342,7 +382,8 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
     if (plan->page_count) w->page_count = plan->page_count;
     w->vram_page_count = plan_kv_places(plan);
     w->free_places = plan->kv_free_places;
-    w->places_stand = true;
+    w->places_stand = w->windows_stand = true;
+    w->window_page_count = plan->window_page_count;
     if (plan->state_snapshots)
         w->snapshot_bytes = plan->state_snapshots * plan_state_layout(plan, PLAN_CPU0).snapshot_bytes;
     const enum kv_dtype kv_dtype = kv_dtype_named(plan->kv_dtype);

@@ -92,7 +92,7 @@ static int choose_window(const struct making *m, struct plan *plan, struct helm_
     uint32_t best = 0;
     int rc = tiers_score(m, plan, plan->context_tokens, &score, err);
     double least = score.mean;
-    for (uint32_t l = 0; window && l < plan->layers && !rc; l++) {
+    for (uint32_t l = 0; window && !plan->window_page_count && l < plan->layers && !rc; l++) {
         if (window[l] == 0 || window[l] == plan->kv_direct_window || window[l] == best) continue;
         plan->kv_direct_window = window[l];
         rc = tiers_score(m, plan, plan->context_tokens, &score, err);

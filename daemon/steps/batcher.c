@@ -31,6 +31,9 @@ int batcher_init(struct batcher *batcher, const struct batcher_options *options,
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u requests", batcher->seq_capacity);
     if (!rc) rc = admission_init(&batcher->admission, header->slots, options->queue_limit, err);
     if (!rc) rc = kv_pages_init(&batcher->pages, header->page_count, header->kv.page_tokens, err);
+    if (!rc)
+        rc = windows_init(&batcher->pages.windows, options->plan, &batcher->pages.known,
+                          header->slots * header->pages_per_slot, err);
     if (!rc) rc = snapshots_init(&batcher->snapshots, options->plan, header->kv.page_tokens, err);
     if (!rc) rc = tiers_init(&batcher->tiers, options->plan, options->arena, err);
     if (rc) batcher_free(batcher);
@@ -61,7 +64,10 @@ uint32_t *batcher_row_of(const struct batcher *batcher, uint32_t slot)
 
 void batcher_free_left(struct batcher *batcher, uint32_t slot)
 {
-    kv_pages_shrink(&batcher->pages, batcher_row_of(batcher, slot), &batcher->slot[slot].left_pages, 0);
+    struct batcher_slot *left = &batcher->slot[slot];
+    const uint32_t *row = batcher_row_of(batcher, slot);
+    windows_leave(&batcher->pages.windows, row, left->left_window, left->left_pages, true);
+    kv_pages_shrink(&batcher->pages, row, &left->left_pages, 0);
 }
 
 /* Steps in flight may still compute on the slot: it stays unchanged until they are done. */
@@ -71,6 +77,7 @@ static void batcher_leave_slot(struct batcher *batcher, struct sequence *seq)
     struct batcher_slot *slot = &batcher->slot[seq->slot];
     slot->owner = NULL;
     slot->left_pages = seq->pages;
+    slot->left_window = seq->window_first;
     tiers_begin(&batcher->tiers, seq->slot, 0);
     if (!slot->steps) batcher_free_left(batcher, seq->slot);
     seq->slot = SEQUENCE_NO_SLOT;
@@ -316,10 +323,12 @@ static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
 static void batcher_add_row(struct batcher *batcher, struct step *step, struct sequence *seq,
                             const struct scheduler_row *row)
 {
+    const uint32_t held = seq->pages;
     if (kv_pages_grow(&batcher->pages, batcher_row_of(batcher, seq->slot), &seq->pages, row->pages)) {
         log_error("batcher: the scheduler gave away more KV pages than there are: aborting");
         abort();
     }
+    windows_grow(&batcher->pages.windows, batcher_row_of(batcher, seq->slot), held, seq->pages);
     batcher->slot[seq->slot].steps++;
     const bool sample = row->sample && !seq->again;
     static const uint32_t pools[] = {

@@ -96,7 +96,8 @@ struct batcher_flight {
 struct batcher_slot {
     struct sequence *owner; /* NULL: none, or it has left */
     uint32_t steps;         /* in flight with a row of this slot: it is not reused before they are done */
-    uint32_t left_pages;    /* of the owner that left, free when `steps` is 0 */
+    uint32_t left_pages,
+        left_window; /* pages of the owner that left, free when `steps` is 0; its window_first */
 };
 
 struct batcher {

@@ -126,10 +126,12 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
     const struct step_result_row *got = &batcher->result.row[i];
     const bool ok = got->status == STEP_ROW_OK;
     seq->asked -= (row->flags & STEP_ROW_SAMPLE) != 0;
+    const uint32_t *pages = batcher_row_of(batcher, row->slot);
     if (ok)
-        prefix_computed(&batcher->pages, batcher_row_of(batcher, row->slot), seq, row->start + row->count);
+        prefix_computed(&batcher->pages, pages, seq, row->start + row->count);
     else
-        prefix_forget(&batcher->pages, batcher_row_of(batcher, row->slot), seq);
+        prefix_forget(&batcher->pages, pages, seq);
+    prefix_pass(&batcher->pages, &batcher->snapshots, pages, seq);
     snapshots_done(&batcher->snapshots, row, ok ? seq : NULL);
     if (batcher_ended(seq)) return;
     if (got->status == STEP_ROW_NO_FINITE_LOGIT)

@@ -77,10 +77,13 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
             sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
         }
         /* the step that was cut off may have added its part to the pooled sum, or to fixed states */
-        const bool anew = !loss->kv_intact || seq->pooling || batcher->snapshots.on;
+        const bool anew = !loss->kv_intact || seq->pooling || batcher->snapshots.on ||
+                          (batcher->pages.windows.on && plan_kv_tiered(batcher->with.plan));
         seq->state_from = STATE_NO_SNAPSHOT; /* nothing is pinned any more */
         if (anew && seq->slot != SEQUENCE_NO_SLOT) {
             /* two that shared a page would both write to it */
+            windows_leave(&batcher->pages.windows, batcher_row_of(batcher, seq->slot), seq->window_first,
+                          seq->pages, true);
             kv_pages_shrink(&batcher->pages, batcher_row_of(batcher, seq->slot), &seq->pages, 0);
             prefix_begin(seq);
             tiers_begin(&batcher->tiers, seq->slot, 0);

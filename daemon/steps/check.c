@@ -23,7 +23,9 @@ int check_open(const struct check_options *o, struct check *check, struct helm_e
     const struct arena_header *h = arena_header_of(o->arena);
     const uint32_t first = model->bos >= 0 && (uint32_t)model->bos < model->vocab ? 2 : 1,
                    tokens = first - 1 + CHECK_POSITIONS, pages = (tokens - 1) / h->kv.page_tokens + 1,
-                   there = h->vram_page_count ? h->vram_page_count : h->page_count,
+                   tier = h->vram_page_count ? h->vram_page_count : h->page_count,
+                   windows = o->pool->windows.on ? h->window_page_count : tier,
+                   there = windows < tier ? windows : tier,
                    states = o->snapshots->on ? o->snapshots->count / 2 : CHECK_SEQUENCES,
                    room = there / (2 * pages) < states ? there / (2 * pages) : states;
     *check = (struct check){.arena = o->arena,
@@ -45,7 +47,8 @@ int check_open(const struct check_options *o, struct check *check, struct helm_e
     if (check->rows > o->step_tokens) check->rows = o->step_tokens;
     check->exact = malloc((size_t)check->rows * h->vocab * sizeof *check->exact);
     check->sequence = calloc(check->sequences, sizeof *check->sequence);
-    check->table = calloc((size_t)check->sequences * 2 * pages, sizeof *check->table);
+    check->table =
+        calloc((size_t)check->sequences * 2 * pages + o->pool->windows.distance, sizeof *check->table);
     if (check->exact && check->sequence && check->table) return 0;
     const uint32_t rows = check->rows;
     check_close(check);
@@ -78,6 +81,9 @@ static void fill_slot(const struct check *c, uint32_t row, uint32_t sequence)
     memcpy(arena_history_of(c->arena, row), c->sequence[sequence].token, (c->at + 1) * sizeof(uint32_t));
     const uint32_t at = (2 * sequence + (c->rounded ? 1 : 0)) * c->pages;
     memcpy(table, c->table + at, c->pages * sizeof *table);
+    if (c->pool->windows.on)
+        memcpy(arena_window_table_of(c->arena, row), c->table + c->pool->windows.distance + at,
+               c->pages * sizeof *table);
     /* nothing is ever moved out: all places are its own */
     for (uint32_t p = 0; p < c->pages && arena_header_of(c->arena)->vram_page_count; p++)
         arena_vram_table_of(c->arena, row)[p] = at + p;
@@ -126,6 +132,7 @@ static void begin_sums(struct check *c)
 static void end_round(struct check *c)
 {
     c->running = false;
+    windows_leave(&c->pool->windows, c->table, 0, c->held, false);
     kv_pages_shrink(c->pool, c->table, &c->held, 0);
     while (c->states) snapshots_give_back(c->snapshots, c->state[--c->states]);
 }
@@ -134,6 +141,7 @@ static void end_round(struct check *c)
 static int take_room(struct check *c)
 {
     if (kv_pages_grow(c->pool, c->table, &c->held, c->sequences * 2 * c->pages)) return HELM_E_BUSY;
+    windows_grow(&c->pool->windows, c->table, 0, c->held);
     for (; c->snapshots->on && c->states < 2 * c->sequences; c->states++)
         if (!(c->state[c->states] = snapshots_take_empty(c->snapshots))) {
             end_round(c);

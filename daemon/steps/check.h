@@ -41,17 +41,18 @@ struct check_sequence {
 };
 
 struct check {
-    const struct arena *arena;           /* borrowed */
-    struct kv_pages *pool;               /* borrowed */
-    struct snapshots *snapshots;         /* borrowed */
-    const struct model_config *model;    /* borrowed */
-    uint32_t workers;                    /* that take part in a step */
-    float *exact;                        /* [rows][vocab] */
-    struct check_sequence *sequence;     /* [sequences] */
-    uint32_t sequences, rows;            /* rows: of a step, at most */
-    uint32_t first;                      /* tokens of a sequence before the first that is drawn */
-    uint32_t pages;                      /* of a sequence, for each of the two ways */
-    uint32_t *table, held;               /* the pages of a round: [sequences][2][pages], or none */
+    const struct arena *arena;        /* borrowed */
+    struct kv_pages *pool;            /* borrowed */
+    struct snapshots *snapshots;      /* borrowed */
+    const struct model_config *model; /* borrowed */
+    uint32_t workers;                 /* that take part in a step */
+    float *exact;                     /* [rows][vocab] */
+    struct check_sequence *sequence;  /* [sequences] */
+    uint32_t sequences, rows;         /* rows: of a step, at most */
+    uint32_t first;                   /* tokens of a sequence before the first that is drawn */
+    uint32_t pages;                   /* of a sequence, for each of the two ways */
+    uint32_t *table,
+        held; /* the pages of a round: [sequences][2][pages], or none; then their pages of windows */
     uint32_t state[2 * CHECK_SEQUENCES]; /* snapshots of a round: [sequences][2] */
     uint32_t states;                     /* of them held */
     uint32_t seed;                       /* of the round's sequences: positions before it */

@@ -38,6 +38,7 @@ void kv_pages_free(struct kv_pages *pages)
     free(pages->stack);
     free(pages->holders);
     prefix_index_free(&pages->known);
+    windows_free(&pages->windows);
     memset(pages, 0, sizeof *pages);
 }
 
@@ -141,7 +142,10 @@ uint64_t kv_pages_make_known(struct kv_pages *pages, uint32_t page, uint64_t bef
         kv_pages_broken("a page becomes known and has no holder", page);
     if (other != PREFIX_NO_PAGE) {
         number = prefix_index_number(&pages->known, other);
-        if (pages->holders[other]) return number;
+        if (pages->holders[other]) {
+            windows_move(&pages->windows, page, other);
+            return number;
+        }
         kv_pages_forget(pages, other);
     }
     return prefix_index_add(&pages->known, page, before, tokens, number);
@@ -151,6 +155,7 @@ void kv_pages_forget(struct kv_pages *pages, uint32_t page)
 {
     if (!prefix_index_number(&pages->known, page)) return;
     prefix_index_remove(&pages->known, page);
+    windows_forget(&pages->windows, page);
     if (pages->holders[page]) return;
     pages->free_count--;
     kv_pages_push(pages, page);

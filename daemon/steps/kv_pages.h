@@ -14,13 +14,15 @@
 
 #include "common/base/err.h"
 #include "daemon/steps/prefix_index.h"
+#include "daemon/steps/windows.h"
 
 struct kv_pages {
     uint32_t count, free_count; /* free: without holders, known or not */
     uint32_t *stack;            /* [count]; the first free_count - known.resting are empty */
     uint16_t *holders;          /* [count]; 0 = free */
     struct prefix_index known;
-    uint64_t evicted; /* known pages that were emptied for others */
+    struct windows windows; /* of layers that keep a window; off until windows_init */
+    uint64_t evicted;       /* known pages that were emptied for others */
 };
 
 HELM_MUST_CHECK int kv_pages_init(struct kv_pages *pages, uint32_t count, uint32_t page_tokens,

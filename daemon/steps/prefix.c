@@ -1,6 +1,8 @@
 /* A sequence's beginning that is in the KV pool already. See prefix.h. Called by batcher.c; owns nothing. */
 #include "daemon/steps/prefix.h"
 
+#include "common/shared/state_layout.h"
+
 const char *prefix_sharing_name(enum prefix_sharing sharing)
 {
     static const char *const names[PREFIX_SHARINGS] = {"off", "on", "peer"};
@@ -21,7 +23,8 @@ uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer, uint3
 uint32_t prefix_reached(const struct kv_pages *pages, const struct snapshots *snapshots,
                         const struct prefix_run *run, uint64_t end, uint32_t *snapshot)
 {
-    uint32_t reached = 0;
+    const struct windows *w = &pages->windows;
+    uint32_t reached = 0, windows = run->windows;
     *snapshot = STATE_NO_SNAPSHOT;
     for (uint32_t i = 0; i < run->count && end != SEQUENCE_NO_SCOPE; i++) {
         const uint32_t page = prefix_index_find(&pages->known, i == run->edge ? run->behind : end,
@@ -29,7 +32,9 @@ uint32_t prefix_reached(const struct kv_pages *pages, const struct snapshots *sn
         if (page == PREFIX_NO_PAGE) break;
         end = prefix_index_number(&pages->known, page);
         const uint32_t there = snapshots_find(snapshots, end);
+        windows = windows_has(w, page) ? windows + 1 : 0;
         if (snapshots->on && there == STATE_NO_SNAPSHOT) continue;
+        if (w->on && windows < w->kept && windows < run->front + i + 1) continue;
         *snapshot = there;
         reached = i + 1;
     }
@@ -47,7 +52,7 @@ uint64_t prefix_better_scope(const struct kv_pages *pages, const struct snapshot
 
 void prefix_begin(struct sequence *seq)
 {
-    seq->cached = seq->rung = seq->asked = seq->pages = seq->state_at = 0;
+    seq->cached = seq->rung = seq->asked = seq->pages = seq->state_at = seq->window_first = 0;
     seq->state_before = 0;
     seq->page_end = seq->scope;
 }
@@ -87,7 +92,19 @@ static struct prefix_run run_of(const struct kv_pages *pages, const struct seque
     return (struct prefix_run){.tokens = next_tokens(pages, seq),
                                .count = count,
                                .edge = edge == UINT32_MAX ? edge : edge - full,
-                               .behind = PREFIX_BEHIND_SCOPES + seq->id};
+                               .behind = PREFIX_BEHIND_SCOPES + seq->id,
+                               .front = full,
+                               .windows = full - seq->window_first};
+}
+
+/* Its pages from `full` on were found: of windows it holds what the next token sees. */
+static void take_windows(struct windows *w, uint32_t *row, struct sequence *seq, uint32_t full)
+{
+    const uint32_t first = seq->pages > w->kept ? seq->pages - w->kept : 0;
+    if (!w->on) return;
+    windows_leave(w, row, seq->window_first, first < full ? first : full, true);
+    windows_share(w, row, first > full ? first : full, seq->pages);
+    seq->window_first = first;
 }
 
 bool prefix_take(struct kv_pages *pages, struct snapshots *snapshots, uint32_t *row, struct sequence *seq)
@@ -103,6 +120,7 @@ bool prefix_take(struct kv_pages *pages, struct snapshots *snapshots, uint32_t *
     uint64_t end = before_page(pages, seq, full, seq->page_end);
     const uint32_t reached = prefix_reached(pages, snapshots, &run, seq->page_end, &snapshot);
     if (!reached) return false;
+    windows_leave(&pages->windows, row, full, seq->pages, false);
     kv_pages_shrink(pages, row, &seq->pages, full); /* drops its own page that it has begun */
     const uint32_t want = full + reached, edge = behind(pages, seq);
     if (full < edge) {
@@ -111,6 +129,7 @@ bool prefix_take(struct kv_pages *pages, struct snapshots *snapshots, uint32_t *
     }
     if (seq->pages == edge)
         kv_pages_take_known(pages, row, &seq->pages, want, seq->tokens + (size_t)edge * page_tokens, &end);
+    take_windows(&pages->windows, row, seq, full);
     if (snapshots->on) snapshots_begin(snapshots, seq, snapshot);
     seq->cached = seq->rung = seq->pages * page_tokens;
     const uint32_t to = seq->cached < seq->prompt_count ? seq->cached : seq->prompt_count;
@@ -156,6 +175,19 @@ void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequenc
     }
     seq->cached = cached;
     if (cached > seq->reach) seq->reach = cached;
+}
+
+void prefix_pass(struct kv_pages *pages, const struct snapshots *snapshots, const uint32_t *row,
+                 struct sequence *seq)
+{
+    struct windows *w = &pages->windows;
+    const uint32_t hidden = w->on ? state_window_hidden(seq->cached, w->tokens, w->page_tokens) : 0;
+    for (; seq->window_first < hidden; seq->window_first++) {
+        const uint32_t end = (seq->window_first + 1) * w->page_tokens,
+                       chosen = snapshots_chosen(snapshots, seq, end - 1);
+        windows_leave(w, row, seq->window_first, seq->window_first + 1,
+                      chosen && chosen + 1 < end + w->tokens);
+    }
 }
 
 /* Makes the pages behind the prompt of a sequence that is apart known to that sequence alone. */

@@ -5,7 +5,8 @@
  * and at least the last known token is always computed, since its logits are wanted. Of a sequence that is `apart` pages
  * are shared up to the last that its prompt fills; those behind are known only to itself, after it had to give its slot
  * away, in a scope of their own. Where a model has fixed states, pages are shared up to the last whose end has a snapshot
- * (snapshots.h), which the sequence begins with. Owns nothing. */
+ * (snapshots.h), which the sequence begins with; where layers keep a window, up to the last whose window is there (windows.h).
+ * Owns nothing. */
 #ifndef HELM_DAEMON_STEPS_PREFIX_H
 #define HELM_DAEMON_STEPS_PREFIX_H
 
@@ -35,9 +36,11 @@ struct prefix_run {
     uint32_t
         edge; /* before this one of them is `behind`, whatever is in front of it; UINT32_MAX: before none */
     uint64_t behind;
+    uint32_t front,
+        windows; /* pages in front of the run; how many of the last of them have a page of windows */
 };
 /* How many pages of the run a sequence can go on after whose last page, or scope, is `end`: those that are known, with fixed
- * states up to the last that has a snapshot, which is *snapshot. */
+ * states up to the last that has a snapshot, which is *snapshot; with windows up to the last in front of which a window is. */
 uint32_t prefix_reached(const struct kv_pages *pages, const struct snapshots *snapshots,
                         const struct prefix_run *run, uint64_t end, uint32_t *snapshot);
 /* The one of two scopes, either of which may be SEQUENCE_NO_SCOPE, in which more of the run is reached; the first one on a
@@ -61,6 +64,10 @@ uint64_t prefix_next_page(const struct kv_pages *pages, const struct snapshots *
                           const struct sequence *seq);
 /* KV of tokens [0, cached) is there now, and good. */
 void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequence *seq, uint32_t cached);
+/* Gives up the pages of windows that tokens from `cached` on do not see. Those that a chosen position needs (snapshots_chosen) stay
+ * longest. */
+void prefix_pass(struct kv_pages *pages, const struct snapshots *snapshots, const uint32_t *row,
+                 struct sequence *seq);
 /* It is about to give its slot to an older one: its whole pages are known at least to itself, so that it finds those again
  * that are not given to others meanwhile. */
 void prefix_keep(struct kv_pages *pages, const uint32_t *row, struct sequence *seq);

@@ -46,6 +46,8 @@ struct sequence {
     uint32_t rung;   /* the same once the steps in flight are done */
     uint32_t asked;  /* tokens that these sample, behind those that are known */
     uint32_t pages;  /* held */
+    uint32_t
+        window_first; /* its first page that has a page of windows, which all from there on have (windows.h) */
 
     /* Sequences of one scope find each other's pages (prefix.h); SEQUENCE_NO_SCOPE: finds none */
     uint64_t scope;

@@ -3,14 +3,35 @@
 
 #include <string.h>
 
+#include "common/plan/state.h"
+
+static bool is_its(const struct session_page *p, uint32_t layer)
+{
+    return plan_state_at(p->plan, layer).kind == p->kind;
+}
+
+/* Whether a device's cells lie in its memory alone. */
+static bool lies_apart(const struct session_page *p)
+{
+    return p->kind == STATE_WINDOW || !plan_kv_tiered(p->plan);
+}
+
+/* Layers of the devices before this one. */
+static uint32_t layers_apart(const struct session_page *p, enum plan_processor processor)
+{
+    return p->kind == STATE_WINDOW ? plan_session_window_layer(p->plan, processor)
+                                   : plan_session_layer(p->plan, processor);
+}
+
 int session_page_init(struct session_page *p, const struct plan *plan, const struct arena *arena,
-                      struct helm_err *err)
+                      enum state_kind kind, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(arena);
-    *p = (struct session_page){.plan = plan, .arena = arena, .kv = h->kv};
-    p->kv.layers = plan_kv_layer_in_arena(plan, plan->layers);
+    *p = (struct session_page){.plan = plan, .arena = arena, .kind = kind, .kv = h->kv};
+    p->kv.layers = 0;
+    for (uint32_t l = 0; l < plan->layers; l++) p->kv.layers += is_its(p, l);
     p->bytes = kv_page_bytes(&p->kv);
-    const uint64_t apart = plan_kv_tiered(plan) ? 0 : plan_device_layers(plan) * kv_layer_bytes(&p->kv);
+    const uint64_t apart = lies_apart(p) ? layers_apart(p, PLAN_PROCESSORS) * kv_layer_bytes(&p->kv) : 0;
     p->moves = apart > 0;
     if (apart > h->region[ARENA_REGION_SESSION].bytes)
         return helm_fail(err, HELM_E_MISMATCH,
@@ -23,13 +44,15 @@ int session_page_init(struct session_page *p, const struct plan *plan, const str
 /* A layer's cells of a page, in the arena's pool or in the session region. */
 static unsigned char *cells_of(const struct session_page *p, uint32_t page, uint32_t layer)
 {
-    const struct kv_layout *host = &arena_header_of(p->arena)->kv;
+    const struct kv_layout *host = &arena_header_of(p->arena)->kv, windows = arena_window_layout(p->arena);
     uint32_t kv_layer;
     const enum plan_processor processor = plan_kv_of(p->plan, layer, &kv_layer);
     const uint64_t layer_bytes = kv_layer_bytes(&p->kv);
-    if (plan_processor_has_memory(processor) && !plan_kv_tiered(p->plan))
+    if (plan_processor_has_memory(processor) && lies_apart(p))
         return (unsigned char *)arena_region_ptr(p->arena, ARENA_REGION_SESSION) +
-               (plan_session_layer(p->plan, processor) + kv_layer) * layer_bytes;
+               (layers_apart(p, processor) + kv_layer) * layer_bytes;
+    if (p->kind == STATE_WINDOW)
+        return (unsigned char *)arena_window_pool(p->arena) + kv_offset(&windows, page, kv_layer, 0, 0);
     return (unsigned char *)arena_region_ptr(p->arena, ARENA_REGION_KV) +
            kv_offset(host, page, plan_kv_tiered(p->plan) ? plan_kv_layer_in_arena(p->plan, layer) : kv_layer,
                      0, 0);
@@ -38,19 +61,15 @@ static unsigned char *cells_of(const struct session_page *p, uint32_t page, uint
 void session_page_read(const struct session_page *p, uint32_t page, unsigned char *bytes)
 {
     const uint64_t layer_bytes = kv_layer_bytes(&p->kv);
-    for (uint32_t l = 0; l < p->plan->layers; l++)
-        if (plan_keeps_pages(p->plan, l))
-            memcpy(bytes + plan_kv_layer_in_arena(p->plan, l) * layer_bytes, cells_of(p, page, l),
-                   layer_bytes);
+    for (uint32_t l = 0, n = 0; l < p->plan->layers; l++)
+        if (is_its(p, l)) memcpy(bytes + n++ * layer_bytes, cells_of(p, page, l), layer_bytes);
 }
 
 void session_page_write(const struct session_page *p, uint32_t page, const unsigned char *bytes)
 {
     const uint64_t layer_bytes = kv_layer_bytes(&p->kv);
-    for (uint32_t l = 0; l < p->plan->layers; l++)
-        if (plan_keeps_pages(p->plan, l))
-            memcpy(cells_of(p, page, l), bytes + plan_kv_layer_in_arena(p->plan, l) * layer_bytes,
-                   layer_bytes);
+    for (uint32_t l = 0, n = 0; l < p->plan->layers; l++)
+        if (is_its(p, l)) memcpy(cells_of(p, page, l), bytes + n++ * layer_bytes, layer_bytes);
 }
 
 /* ---- numbers ---- */

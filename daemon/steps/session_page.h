@@ -1,5 +1,5 @@
-/* A KV page as sessions have it: one block of bytes, [layer][K, V][kv_head] of all layers of the model, whichever worker
- * computes a layer (kv_layout.h has a layer's bytes; proto/helm.proto the rest).
+/* A KV page, or a page of windows, as sessions have it: one block of bytes, [layer][K, V][kv_head] of all layers of the model that
+ * keep such pages, whichever worker computes a layer (kv_layout.h has a layer's bytes; proto/helm.proto the rest).
  *
  * Called by sessions.c. Pure but for the arena's pages. With one tier the cells of the GPU's layers lie in VRAM alone: they are
  * taken from, or put into, the arena's session region, and a step of STEP_KV_OUT or STEP_KV_IN does the rest. */
@@ -14,14 +14,15 @@
 struct session_page {
     const struct plan *plan;   /* borrowed */
     const struct arena *arena; /* borrowed */
-    struct kv_layout kv;       /* of all layers */
+    enum state_kind kind;      /* of its layers: STATE_PAGES, or STATE_WINDOW */
+    struct kv_layout kv;       /* of all such layers */
     uint64_t bytes;
     bool moves; /* some cells lie in VRAM alone */
 };
 
 /* HELM_E_MISMATCH: the arena has no room for what lies in VRAM alone. */
 HELM_MUST_CHECK int session_page_init(struct session_page *p, const struct plan *plan,
-                                      const struct arena *arena, struct helm_err *err);
+                                      const struct arena *arena, enum state_kind kind, struct helm_err *err);
 /* bytes[p->bytes] from the page; where `moves`, behind a step of STEP_KV_OUT. */
 void session_page_read(const struct session_page *p, uint32_t page, unsigned char *bytes);
 /* And to the page; where `moves`, in front of a step of STEP_KV_IN. */

@@ -8,17 +8,23 @@
 
 #include "common/base/log.h"
 #include "common/plan/schedule.h"
+#include "common/plan/state.h"
 #include "daemon/steps/session_origin.h"
+#include "daemon/steps/session_windows.h"
+
+static_assert(SESSIONS_MAX <= PLAN_SESSION_PAGES, "pools of windows have room for what sessions move");
 
 int sessions_init(struct sessions *all, struct batcher *batcher, const struct workers *workers,
                   uint64_t identity, const struct sessions_sink *sink, struct helm_err *err)
 {
     const struct plan *plan = batcher->with.plan;
     *all = (struct sessions){.batcher = batcher, .workers = workers, .sink = *sink, .next_id = 1};
-    int rc = session_page_init(&all->cells, plan, batcher->with.arena, err);
+    int rc = session_page_init(&all->cells, plan, batcher->with.arena, STATE_PAGES, err);
+    if (!rc) rc = session_page_init(&all->windows, plan, batcher->with.arena, STATE_WINDOW, err);
     if (rc) return rc;
     const struct kv_layout *kv = &all->cells.kv;
-    all->state_bytes = arena_header_of(batcher->with.arena)->state.snapshot_bytes;
+    all->snapshot_bytes = arena_header_of(batcher->with.arena)->state.snapshot_bytes;
+    all->state_bytes = all->snapshot_bytes + session_windows_bytes(all);
     all->shape = (struct request_shape){.model = identity,
                                         .layers = kv->layers,
                                         .kv_heads = kv->kv_heads,
@@ -84,9 +90,13 @@ static void close_session(struct sessions *all, struct session *s)
         log_error("sessions: session %llu is closed under a move: aborting", (unsigned long long)s->id);
         abort();
     }
-    if (s->move) kv_pages_leave(pages_of(all), s->held, s->front);
+    if (s->move & STEP_KV_WINDOW)
+        windows_let(&pages_of(all)->windows, s->held, false);
+    else if (s->move)
+        kv_pages_leave(pages_of(all), s->held, s->front);
     free(s->tokens);
     free(s->bytes);
+    free(s->tail);
     *s = (struct session){0};
     all->sink.closed(all->sink.context, client);
 }
@@ -105,6 +115,7 @@ void sessions_free(struct sessions *all)
     for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
         free(all->session[i].tokens);
         free(all->session[i].bytes);
+        free(all->session[i].tail);
     }
     *all = (struct sessions){0};
 }
@@ -151,7 +162,10 @@ static struct session *open_session(struct sessions *all, const struct asker *as
     }
     const uint64_t room = all->cells.bytes > all->state_bytes ? all->cells.bytes : all->state_bytes;
     unsigned char *bytes = malloc((size_t)room);
-    if (!bytes) {
+    struct session_tail *tail = calloc(pages_of(all)->windows.kept + 1, sizeof *tail);
+    if (!bytes || !tail) {
+        free(bytes);
+        free(tail);
         refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_FAILED, "no memory for a page of %llu bytes",
                (unsigned long long)room);
         return NULL;
@@ -162,6 +176,7 @@ static struct session *open_session(struct sessions *all, const struct asker *as
                           .pages = request->token_count / all->shape.page_tokens,
                           .front = PREFIX_NO_PAGE,
                           .bytes = bytes,
+                          .tail = tail,
                           .heard_us = now_us};
     s->asker.user = NULL; /* was borrowed for the call */
     request->tokens = NULL;
@@ -182,13 +197,13 @@ static uint32_t reached(const struct sessions *all, const struct session *s, uin
 }
 
 /* The first `count` pages of the session's tokens were used just now. *end: the number of the last one; *last: that page. */
-static bool touch(struct sessions *all, const struct session *s, uint32_t count, uint64_t *end,
-                  uint32_t *last)
+static bool touch(struct sessions *all, struct session *s, uint32_t count, uint64_t *end, uint32_t *last)
 {
     uint32_t held = 0, *row = malloc((count + 1) * sizeof *row);
     if (!row) return false;
     kv_pages_take_known(pages_of(all), row, &held, count, s->tokens, end);
     if (held) *last = row[held - 1];
+    for (uint32_t i = 0; i < held; i++) session_windows_note(all, s, i, row[i]);
     kv_pages_shrink(pages_of(all), row, &held, 0);
     free(row);
     return true;
@@ -282,7 +297,9 @@ const struct session *sessions_restore(struct sessions *all, const struct asker 
     s->first = kv_pages_known(pages_of(all), s->pages, s->tokens, s->scope);
     if (touch(all, s, s->first, &s->before, &s->front)) {
         s->page = s->first;
-        if (at_state(all, s) && snapshots_find(&all->batcher->snapshots, s->before) != STATE_NO_SNAPSHOT)
+        if (at_state(all, s) && session_windows_there(all, s) &&
+            (!all->snapshot_bytes ||
+             snapshots_find(&all->batcher->snapshots, s->before) != STATE_NO_SNAPSHOT))
             s->page = ++s->first;
         return s;
     }
@@ -303,6 +320,8 @@ static void move_next(struct sessions *all)
         const uint32_t at = (all->turn + i) % SESSIONS_MAX;
         struct session *s = &all->session[at];
         if (!s->move) continue;
+        if (s->move == (STEP_KV_IN | STEP_KV_WINDOW))
+            session_page_write(&all->windows, s->held, session_windows_place(all, s));
         if (s->move == STEP_KV_IN) session_page_write(&all->cells, s->held, s->bytes);
         s->moves = batcher_move(all->batcher, s->move, s->held);
         all->turn = at + 1;
@@ -328,20 +347,31 @@ static void send_piece(struct sessions *all, struct session *s)
 static void end_load(struct sessions *all, struct session *s, uint32_t page)
 {
     session_page_read(&all->cells, page, s->bytes);
+    session_windows_note(all, s, s->page, page);
     kv_pages_leave(pages_of(all), page, s->front);
     s->front = page;
     s->loaded = true;
 }
 
-/* The state at the end of its last page; false: it was given up meanwhile. No step is waited for: snapshots that are known
- * lie in the arena, whole. */
+/* The next windows; false: one was given up meanwhile. */
+static bool load_windows(struct sessions *all, struct session *s)
+{
+    const enum session_windows_end end = session_windows_go_on(all, s);
+    s->loaded = end == SESSION_WINDOWS_THROUGH;
+    if (end == SESSION_WINDOWS_WAIT) move_next(all);
+    return end != SESSION_WINDOWS_GONE;
+}
+
+/* The state at the end of its last page; false: it was given up meanwhile. Snapshots that are known lie in the arena, whole. */
 static bool load_state(struct sessions *all, struct session *s)
 {
     const uint32_t snapshot = snapshots_find(&all->batcher->snapshots, s->before);
-    if (snapshot == STATE_NO_SNAPSHOT) return false;
-    memcpy(s->bytes, arena_snapshot_of(all->batcher->with.arena, snapshot), (size_t)all->state_bytes);
-    s->loaded = true;
-    return true;
+    if (all->snapshot_bytes && snapshot == STATE_NO_SNAPSHOT) return false;
+    memset(s->bytes, 0, (size_t)all->state_bytes);
+    if (all->snapshot_bytes)
+        memcpy(s->bytes, arena_snapshot_of(all->batcher->with.arena, snapshot), (size_t)all->snapshot_bytes);
+    s->window = 0;
+    return load_windows(all, s);
 }
 
 /* Takes the next page; false: it is not in the cache any more. */
@@ -404,6 +434,7 @@ static void make_known(struct sessions *all, struct session *s, uint32_t page)
     s->before = kv_pages_make_known(pages_of(all), page, before, tokens);
     kv_pages_leave(pages_of(all), page, s->front);
     s->front = prefix_index_find(&pages_of(all)->known, before, tokens);
+    session_windows_note(all, s, s->page, s->front);
 }
 
 /* The cache has no room for this page, or has reused one in front of it: restoring ends. */
@@ -415,26 +446,49 @@ static void end_full(struct sessions *all, struct session *s)
     close_session(all, s);
 }
 
+static void store_windows(struct sessions *all, struct session *s)
+{
+    const enum session_windows_end end = session_windows_go_on(all, s);
+    if (end == SESSION_WINDOWS_WAIT)
+        move_next(all);
+    else if (end == SESSION_WINDOWS_GONE)
+        end_full(all, s);
+    else
+        end_store(all, s);
+}
+
+static bool state_is_finite(const struct sessions *all, const struct session *s)
+{
+    uint32_t layer;
+    bool finite = session_state_is_finite(s->bytes, all->snapshot_bytes);
+    for (uint64_t at = all->snapshot_bytes; at < all->state_bytes; at += all->windows.bytes)
+        finite = finite && session_page_is_finite(&all->windows, s->bytes + at, &layer);
+    return finite;
+}
+
 /* s->bytes is a whole state: it becomes known by the number of the session's last page. */
 static void store_state(struct sessions *all, struct session *s)
 {
     struct snapshots *snapshots = &all->batcher->snapshots;
-    if (!session_state_is_finite(s->bytes, all->state_bytes)) {
+    if (!state_is_finite(all, s)) {
         refuse(all, &s->asker, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
                "the session's state after its pages has a number that is not finite");
         close_session(all, s);
         return;
     }
-    const uint32_t snapshot = prefix_index_number(&pages_of(all)->known, s->front) == s->before
-                                  ? snapshots_take_empty(snapshots)
-                                  : STATE_NO_SNAPSHOT;
-    if (snapshot == STATE_NO_SNAPSHOT) {
+    const bool chained = prefix_index_number(&pages_of(all)->known, s->front) == s->before;
+    const uint32_t snapshot =
+        chained && all->snapshot_bytes ? snapshots_take_empty(snapshots) : STATE_NO_SNAPSHOT;
+    if (!chained || (all->snapshot_bytes && snapshot == STATE_NO_SNAPSHOT)) {
         end_full(all, s);
         return;
     }
-    memcpy(arena_snapshot_of(all->batcher->with.arena, snapshot), s->bytes, (size_t)all->state_bytes);
-    snapshots_make_known(snapshots, snapshot, s->before, s->pages * all->shape.page_tokens);
-    end_store(all, s);
+    if (snapshot != STATE_NO_SNAPSHOT) {
+        memcpy(arena_snapshot_of(all->batcher->with.arena, snapshot), s->bytes, (size_t)all->snapshot_bytes);
+        snapshots_make_known(snapshots, snapshot, s->before, s->pages * all->shape.page_tokens);
+    }
+    s->window = 0;
+    store_windows(all, s);
 }
 
 /* s->bytes is whole. */
@@ -456,6 +510,7 @@ static void store_page(struct sessions *all, struct session *s)
     if (there != PREFIX_NO_PAGE) { /* another sequence was quicker */
         s->before = prefix_index_number(&pages->known, there);
         s->front = there;
+        session_windows_note(all, s, s->page, there);
         end_store(all, s);
         return;
     }
@@ -524,21 +579,40 @@ void sessions_end(struct sessions *all, const struct asker *asker, uint64_t id)
 
 /* ---- other events ---- */
 
+/* A page of windows was moved: the next one, or the answer. */
+static void windows_go_on(struct sessions *all, struct session *s)
+{
+    const struct asker asker = s->asker;
+    if (!s->saves) {
+        store_windows(all, s);
+    } else if (!load_windows(all, s)) {
+        refuse(all, &asker, HELM__V1__ERROR_CODE__ERROR_NOT_FOUND,
+               "a window of the session was given to others meanwhile");
+        close_session(all, s);
+    } else if (s->loaded) {
+        send_piece(all, s);
+    }
+}
+
 void sessions_moved(struct sessions *all, uint64_t now_us)
 {
     for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
         struct session *s = &all->session[i];
         if (!s->moves) continue;
-        const bool gone = !s->asker.request_id;
+        const bool gone = !s->asker.request_id, window = s->move & STEP_KV_WINDOW;
         s->move = 0;
         s->moves = false;
         s->heard_us = now_us;
-        if (s->saves)
+        if (window)
+            session_windows_moved(all, s);
+        else if (s->saves)
             end_load(all, s, s->held);
         else
             make_known(all, s, s->held);
         if (gone)
             close_session(all, s);
+        else if (window)
+            windows_go_on(all, s);
         else if (s->saves)
             send_piece(all, s);
         else

@@ -23,6 +23,12 @@
 #define SESSIONS_MAX     4 /* open at once; of one peer one */
 #define SESSIONS_IDLE_US ((uint64_t)10 * 1000000)
 
+/* One of its last pages in the KV pool, and that page's number then; number 0: not seen yet. */
+struct session_tail {
+    uint32_t page;
+    uint64_t number;
+};
+
 struct session {
     uint64_t id;        /* 0: this entry is free */
     struct asker asker; /* its opener; from then on request_id is that of the request to be answered */
@@ -41,7 +47,10 @@ struct session {
     unsigned char *bytes; /* of the page; owned */
     bool loaded;          /* saving: they are there */
 
-    /* STEP_KV_OUT or STEP_KV_IN: it waits for a move, or is moved; 0: it waits for its client */
+    struct session_tail *tail; /* those whose windows are a part of its state (session_windows.h); owned */
+    uint32_t window;           /* of these, that is read or written */
+
+    /* STEP_KV_OUT or STEP_KV_IN, and STEP_KV_WINDOW: it waits for a move, or is moved; 0: it waits for its client */
     uint32_t move;
     bool moves;
     uint32_t held;     /* the page that is moved */
@@ -63,8 +72,9 @@ struct sessions {
     const struct workers *workers; /* borrowed */
     struct sessions_sink sink;
     struct request_shape shape; /* the daemon's own */
-    struct session_page cells;
-    uint64_t state_bytes; /* of a snapshot of fixed states, which comes after the pages; 0: there is none */
+    struct session_page cells, windows;
+    /* Of what comes after the pages; 0: nothing does. Of these a snapshot of fixed states, then windows */
+    uint64_t state_bytes, snapshot_bytes;
     struct session session[SESSIONS_MAX];
     uint64_t next_id;
     uint32_t turn; /* of the session whose move is next */

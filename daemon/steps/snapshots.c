@@ -12,14 +12,15 @@ int snapshots_init(struct snapshots *all, const struct plan *plan, uint32_t page
 {
     uint32_t buckets = 1;
     *all = (struct snapshots){.on = plan_has_fixed(plan), .count = plan->state_snapshots};
+    all->chooses = all->on || plan->window_page_count;
+    all->page_tokens = page_tokens;
+    all->prompt_every = (uint32_t)round_up(SNAPSHOTS_PROMPT_TOKENS, page_tokens);
+    all->answer_every = (uint32_t)round_up(SNAPSHOTS_ANSWER_TOKENS, page_tokens);
     if (!all->on) return 0;
     const struct state_layout layout = plan_state_layout(plan, PLAN_CPU0);
     all->inside = layout.slot_bytes == layout.snapshot_bytes;
     while (buckets < all->count) buckets *= 2;
     all->mask = buckets - 1;
-    all->page_tokens = page_tokens;
-    all->prompt_every = (uint32_t)round_up(SNAPSHOTS_PROMPT_TOKENS, page_tokens);
-    all->answer_every = (uint32_t)round_up(SNAPSHOTS_ANSWER_TOKENS, page_tokens);
     all->snapshot = calloc(all->count + 1, sizeof *all->snapshot);
     all->bucket = calloc(buckets, sizeof *all->bucket);
     if (all->snapshot && all->bucket) return 0;
@@ -199,7 +200,7 @@ static uint32_t last_of(const struct snapshots *all, const struct sequence *seq)
 void snapshots_mark(const struct snapshots *all, struct sequence *seq)
 {
     uint32_t ends = 0, from = REQUEST_MARKS_MAX;
-    for (uint32_t i = 0; all->on && i < seq->mark_count; i++) {
+    for (uint32_t i = 0; all->chooses && i < seq->mark_count; i++) {
         const uint32_t last = end_of(all, seq, seq->prompt_count),
                        page = seq->mark[i] / all->page_tokens * all->page_tokens,
                        end = page < last ? page : last;
@@ -218,8 +219,7 @@ static void take_nearer(uint32_t *next, uint32_t after, uint32_t end)
     if (end > after && (!*next || end < *next)) *next = end;
 }
 
-/* The first chosen position after `after` of what is computed as a prompt; 0: none. */
-static uint32_t chosen_after(const struct snapshots *all, const struct sequence *seq, uint32_t after)
+uint32_t snapshots_chosen(const struct snapshots *all, const struct sequence *seq, uint32_t after)
 {
     uint32_t next = 0;
     if (after >= last_of(all, seq)) return 0;
@@ -233,14 +233,14 @@ static uint32_t chosen_after(const struct snapshots *all, const struct sequence 
 
 uint32_t snapshots_next(const struct snapshots *all, const struct sequence *seq)
 {
-    return all->on ? chosen_after(all, seq, seq->rung) : 0;
+    return all->on ? snapshots_chosen(all, seq, seq->rung) : 0;
 }
 
 /* The last chosen position needs no row of its own where a row can leave a snapshot as it passes. */
 uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq)
 {
     const uint32_t next = snapshots_next(all, seq);
-    return next && all->inside && !chosen_after(all, seq, next) ? 0 : next;
+    return next && all->inside && !snapshots_chosen(all, seq, next) ? 0 : next;
 }
 
 /* Where a row leaves a snapshot: at a chosen position, whose page will have a number; 0: nowhere. */
@@ -248,7 +248,7 @@ static uint32_t place_in(const struct snapshots *all, const struct sequence *seq
 {
     const uint32_t end = row->start + row->count;
     if (!all->on || seq->scope == SEQUENCE_NO_SCOPE) return 0;
-    const uint32_t next = chosen_after(all, seq, row->start);
+    const uint32_t next = snapshots_chosen(all, seq, row->start);
     if (next && (next == end || (all->inside && next < end))) return next;
     return end > seq->prompt_count && !seq->apart && end % all->answer_every == 0 ? end : 0;
 }

@@ -41,7 +41,9 @@ struct snapshot {
 };
 
 struct snapshots {
-    bool on;     /* some layer's state is fixed */
+    bool on; /* some layer's state is fixed */
+    bool
+        chooses; /* it is, or some layer keeps a window: positions are chosen where prompts leave what others find */
     bool inside; /* a row can leave one at a position that it passes (arena_layout.h) */
     uint32_t count, mask;
     uint32_t page_tokens, prompt_every, answer_every;
@@ -65,6 +67,8 @@ void snapshots_leave(struct snapshots *all, struct sequence *seq);
 void snapshots_mark(const struct snapshots *all, struct sequence *seq);
 /* The next position where the sequence leaves one while it is computed as a prompt; 0: nowhere. */
 uint32_t snapshots_next(const struct snapshots *all, const struct sequence *seq);
+/* The first chosen position after `after`, while it is computed as a prompt; 0: none. */
+uint32_t snapshots_chosen(const struct snapshots *all, const struct sequence *seq, uint32_t after);
 /* Where the sequence's next row must end at most, so that a snapshot can be taken there; 0: anywhere. */
 uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq);
 /* Fills in what a row that is about to be rung says of states. */

@@ -20,6 +20,14 @@ static uint32_t pages_per_slot(const struct pair_options *o)
     return (o->context_tokens + page_tokens - 1) / page_tokens;
 }
 
+/* Pages of a slot's ring: entry i of its table is page i of the ring, over and over. */
+static uint32_t ring_pages(const struct pair_options *o, const struct model *model)
+{
+    const uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT,
+                   seen = model_window(&model->config) + o->step_tokens, pages = (seen - 1) / page_tokens + 3;
+    return o->rings && pages < pages_per_slot(o) ? pages : 0;
+}
+
 static int make_arena(const struct pair_options *o, const struct model *model, struct pair *pair,
                       struct helm_err *err)
 {
@@ -41,6 +49,9 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                                            .page_tokens = pair->plan.page_tokens,
                                            .dtype = o->kv_dtype},
                                     .page_count = pair->plan.page_count,
+                                    .window_tokens = pair->plan.window_tokens,
+                                    .window_page_count = pair->plan.window_page_count,
+                                    .window_layers = plan_window_layers(&pair->plan, PLAN_CPU0),
                                     .state = plan_state_layout(&pair->plan, PLAN_CPU0),
                                     .vram_page_count = o->vram_pages,
                                     .kv_heads_asking = o->vram_pages ? model->config.heads : 0,
@@ -52,6 +63,9 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
     for (uint32_t s = 0; s < o->slots && !rc; s++) {
         uint32_t *pages = arena_page_table_of(&pair->arena, s);
         for (uint32_t i = 0; i < per_slot; i++) pages[i] = s * per_slot + i;
+        const uint32_t ring = ring_pages(o, model);
+        for (uint32_t i = 0; i < per_slot && ring; i++)
+            arena_window_table_of(&pair->arena, s)[i] = s * ring + i % ring;
         struct arena_slot *slot = arena_slot_of(&pair->arena, s);
         memset(slot, 0, sizeof *slot);
         slot->sampling.top_p = slot->sampling.repetition_penalty = 1;
@@ -116,6 +130,7 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     pair->plan.kv_direct_window = o->direct_window;
     pair->plan.kv_piece_pages = o->piece_pages;
     snprintf(pair->plan.kv_dtype, sizeof pair->plan.kv_dtype, "%s", kv_dtype_name(o->kv_dtype));
+    pair->plan.window_page_count = o->slots * ring_pages(o, &model);
     plan_take_states(&pair->plan, &model);
     rc = make_arena(o, &model, pair, err);
     if (!rc && plan_uses(&pair->plan, PLAN_CPU0)) rc = start(o, pair, PAIR_CPU, &cpu_engine_ops, err);

@@ -23,6 +23,7 @@ struct pair_options {
     uint32_t vram_pages, direct_permille, direct_window, piece_pages;
     uint64_t vram_bytes, copy_bytes_per_s;
     uint32_t peer_wait_ms;
+    bool rings; /* layers with a window keep it alone: each slot has a ring of pages for it */
     bool no_graphs, no_chains;
     bool copy_rows; /* the GPU's logits of draws into the arena, as the CPU's are */
 };

@@ -36,6 +36,7 @@ struct placed {
     const char *homes;
     const struct plan_experts *experts;
     uint32_t parts;
+    bool rings;
 };
 static int try_pair(const char *path, const struct placed *placed, struct pair *pair, struct helm_err *err)
 {
@@ -65,6 +66,8 @@ static int try_pair(const char *path, const struct placed *placed, struct pair *
                                          .slots = CASES_MAX,
                                          .context_tokens = CONTEXT,
                                          .step_tokens = STEP_TOKENS,
+                                         .page_tokens = placed->rings ? 16 : 0,
+                                         .rings = placed->rings,
                                          .vram_bytes =
                                              strcmp(device_name(), "emulated") == 0 ? 256 * MIB : 4 * GIB,
                                          .peer_wait_ms = 120000,
@@ -150,7 +153,10 @@ static void run_placed(const char *folder, const struct placed *placed)
     snprintf(path, sizeof path, "%s%s", folder, strstr(folder, "-gguf/") ? "/model.gguf" : "");
     open_pair(path, placed, pair);
     run_few(pair, golden, &few);
-    run_mode(pair, golden, MODE_TOGETHER, SHORT_CASE, 0, 1, &chunks);
+    if (placed->rings) /* several times around */
+        run_mode(pair, golden, MODE_ALONE, CONTEXT, 0, 1, &chunks);
+    else
+        run_mode(pair, golden, MODE_TOGETHER, SHORT_CASE, 0, 1, &chunks);
     if (placed->experts) check_experts(pair, placed->experts, placed->parts);
     if (placed->parts) print_message("in %u parts: ", placed->parts);
     pair_close(pair);
@@ -209,6 +215,16 @@ static void experts_agree(void **state)
     need_device();
     for (size_t i = 0; i < sizeof cases / sizeof *cases && (ALL_HOMES || i == 0); i++)
         run_file(cases[i].folder, cases[i].homes, NULL);
+}
+
+/* gpt-oss's layers with a window keep it alone: contexts of many windows, in rings of pages. */
+static void windows_in_rings_agree(void **state)
+{
+    (void)state;
+    static const char *const homes[] = {"c", "g", "gc/gs", "cgccgggc/sgssgggs"};
+    need_device();
+    for (size_t i = 0; i < sizeof homes / sizeof *homes; i++)
+        run_placed("tests/data/golden/gptoss", &(struct placed){.homes = homes[i], .rings = true});
 }
 
 /* One layer's experts in both memories, by number of slots, some read over the link, some moving, in any step; and where
@@ -306,6 +322,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(files_agree),
                                        cmocka_unit_test(experts_agree),
+                                       cmocka_unit_test(windows_in_rings_agree),
                                        cmocka_unit_test(experts_in_both_memories_agree),
                                        cmocka_unit_test(hybrids_agree),
                                        cmocka_unit_test(experts_in_parts_agree),

@@ -47,6 +47,7 @@ struct tier_case {
     uint32_t page_tokens;
     bool windowed; /* every other layer is given a window of CONTEXT positions */
     uint32_t direct_window;
+    bool rings; /* layers with a window keep it alone */
 };
 
 static uint32_t page_tokens_of(const struct tier_case *c)
@@ -126,6 +127,7 @@ static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pa
                                          .direct_permille = c->direct_permille,
                                          .direct_window = c->direct_window,
                                          .piece_pages = c->piece_pages,
+                                         .rings = c->rings,
                                          .vram_bytes = emulated ? 256 * MIB : 4 * GIB,
                                          .peer_wait_ms = 120000,
                                          .no_graphs = c->no_graphs,
@@ -226,6 +228,10 @@ static void cases_agree(void **state)
         {QWEN3, "gggggggg", NULL, KV_Q8_0, 100, 2, false, ALONE | TOGETHER, true, 64, false, 0},
         {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, true, 0, false, 0},
         {GPTOSS, "gcgcgggg", NULL, KV_F16, 1000, 4, true, TOGETHER | ALONE, true, 0, false, 0},
+        /* windows in rings, which have no second tier: of the GPU's layers, and of the CPU's, borrowed by chunks */
+        {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE, false, 0, false, 0, true},
+        {GPTOSS, "cgggccgg", "sgggssgg", KV_F32, 200, 4, false, TOGETHER | ALONE, false, 0, false, 0, true},
+        {GPTOSS, "gcgcgggg", NULL, KV_F32, 1000, 4, true, TOGETHER | ALONE, true, 0, false, 0, true},
     };
     for (size_t i = FEW_CASES; i < (FEW_CASES ? 2 : sizeof cases / sizeof *cases); i++) {
         struct golden *golden = calloc(1, sizeof *golden);

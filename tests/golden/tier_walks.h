@@ -154,9 +154,9 @@ static void tier_check_row(struct tier_run *t, const struct step_row *row)
         if (i < t->slot[row->slot].host) continue; /* it has no place */
         for (uint32_t l = 0; l < g->plan.layers && t->looks; l++) {
             uint32_t kv_layer;
-            if (plan_kv_of(&g->plan, l, &kv_layer) != PLAN_GPU0) continue;
-            const char *there =
-                (const char *)arena_region_ptr(arena, ARENA_REGION_KV) + kv_offset(host, page, l, 0, 0);
+            if (!plan_keeps_pages(&g->plan, l) || plan_kv_of(&g->plan, l, &kv_layer) != PLAN_GPU0) continue;
+            const char *there = (const char *)arena_region_ptr(arena, ARENA_REGION_KV) +
+                                kv_offset(host, page, plan_kv_layer_in_arena(&g->plan, l), 0, 0);
             assert_memory_equal(there, (const char *)g->kv_pool + kv_offset(&g->kv, place, kv_layer, 0, 0),
                                 kv_layer_bytes(host));
         }

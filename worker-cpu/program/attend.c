@@ -9,17 +9,32 @@
 /* Cache bytes of one layer's attention for each thread that takes part: fewer are not worth a thread. */
 #define ATTEND_SHARE_BYTES (48 * KIB)
 
-/* kv_append, of single numbers with the chosen vector kernel. */
-static void append_head(const struct run *run, const uint32_t *pages, uint32_t kv_layer, uint32_t is_value,
-                        uint32_t head, uint32_t position, const float *x)
+/* Where an entry's cells of a row lie. */
+struct cells {
+    const struct kv_layout *kv;
+    void *pool;
+    const uint32_t *pages;
+};
+
+static struct cells cells_of(const struct run *run, const struct program_entry *e,
+                             const struct batch_row *row)
 {
-    const struct kv_layout *kv = &run->kv;
+    if (e->in_window) return (struct cells){&run->window_kv, run->window_pool, row->windows};
+    return (struct cells){&run->kv, run->kv_pool, row->pages};
+}
+
+/* kv_append, of single numbers with the chosen vector kernel. */
+static void append_head(const struct run *run, const struct cells *cells, uint32_t is_value, uint32_t head,
+                        uint32_t position, const float *x)
+{
+    const struct kv_layout *kv = cells->kv;
+    const uint32_t kv_layer = run->entry->kv_layer, *pages = cells->pages;
     if (!kv_dtype_is_plain(kv->dtype)) {
-        kv_append(kv, run->kv_pool, pages, kv_layer, is_value, head, position, x);
+        kv_append(kv, cells->pool, pages, kv_layer, is_value, head, position, x);
         return;
     }
     uint32_t page = pages[position / kv->page_tokens], token = position % kv->page_tokens;
-    char *to = (char *)run->kv_pool + kv_offset(kv, page, kv_layer, is_value, head);
+    char *to = (char *)cells->pool + kv_offset(kv, page, kv_layer, is_value, head);
     run->kernels->vector->store(to + (size_t)token * kv_number_bytes(kv->dtype, kv->head_dim), x,
                                 (enum dtype)kv->dtype, kv->head_dim);
 }
@@ -40,7 +55,7 @@ void attend_append(void *ctx, uint32_t chunk, uint32_t thread)
         float *q = run->act->buffer[BUFFER_Q] + (size_t)t * c->heads * dim;
         float *k = run->act->buffer[BUFFER_K] + (size_t)t * c->kv_heads * dim;
         const float *v = run->act->buffer[BUFFER_V] + (size_t)t * c->kv_heads * dim;
-        const uint32_t *pages = run->row[run->batch.token_row[t]].in->pages;
+        const struct cells cells = cells_of(run, e, run->row[run->batch.token_row[t]].in);
         for (uint32_t h = 0; h < c->heads; h++) {
             if (e->norm) vec->rmsnorm(q + h * dim, q + h * dim, e->norm, dim, eps);
             if (!e->no_rope) vec->rope(q + h * dim, cosine, sine, e->rope_dims);
@@ -48,8 +63,8 @@ void attend_append(void *ctx, uint32_t chunk, uint32_t thread)
         for (uint32_t h = 0; h < c->kv_heads; h++) {
             if (e->norm2) vec->rmsnorm(k + h * dim, k + h * dim, e->norm2, dim, eps);
             if (!e->no_rope) vec->rope(k + h * dim, cosine, sine, e->rope_dims);
-            append_head(run, pages, e->kv_layer, 0, h, run->batch.position[t], k + h * dim);
-            append_head(run, pages, e->kv_layer, 1, h, run->batch.position[t], v + h * dim);
+            append_head(run, &cells, 0, h, run->batch.position[t], k + h * dim);
+            append_head(run, &cells, 1, h, run->batch.position[t], v + h * dim);
         }
     }
 }
@@ -91,6 +106,7 @@ static struct attending attending_of(const struct run *run, uint32_t chunk)
     const uint32_t begin = row->in->start + row->first;
     uint32_t start = begin + t0, kv_last = begin + t1, kv_first = 0;
     if (e->window && start + 1 > e->window) kv_first = start + 1 - e->window;
+    const struct cells cells = cells_of(run, e, row->in);
     size_t stride = (size_t)c->heads * dim;
     size_t at = (row->in->token_first + row->first + t0) * stride + (size_t)head * group * dim;
     struct attention_task a = {.q = run->act->buffer[BUFFER_Q] + at,
@@ -105,9 +121,9 @@ static struct attending attending_of(const struct run *run, uint32_t chunk)
                                .scale = e->scale,
                                .sinks = e->sinks ? e->sinks + (size_t)head * group : NULL,
                                .steady = run->steady,
-                               .kv = &run->kv,
-                               .pool = run->kv_pool,
-                               .pages = row->in->pages,
+                               .kv = cells.kv,
+                               .pool = cells.pool,
+                               .pages = cells.pages,
                                .layer = e->kv_layer,
                                .kv_head = head,
                                .out = run->act->buffer[BUFFER_A] + at,

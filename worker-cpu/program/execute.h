@@ -95,8 +95,8 @@ struct run {
     const struct activations *act;
     const struct states *states;
     struct pool *pool;
-    struct kv_layout kv;
-    void *kv_pool;
+    struct kv_layout kv, window_kv; /* of pages, and of windows */
+    void *kv_pool, *window_pool;
     uint32_t kv_heads_group; /* query heads of one kv head */
     float *inv_freq;
     float rope_scale;

@@ -192,6 +192,7 @@ static void make_rope_append(struct lowering *low, const struct making *m)
     struct program_entry *e = add_entry(low, OP_ROPE_APPEND, m->layer);
     if (plan_kv_of(s->plan, (uint32_t)m->layer, &e->kv_layer) != s->self)
         lower_unsupported(low, m->layer, "attention whose KV cache is not the CPU's");
+    e->in_window = plan_keeps_window(s->plan, (uint32_t)m->layer);
     e->no_rope = m->op->no_rope;
     e->rope_dims = m->op->rope_dims ? m->op->rope_dims : s->model->config.head_dim;
     if (!e->no_rope) low->program->entry[0].rotates = true;
@@ -204,6 +205,7 @@ static void make_attend(struct lowering *low, const struct making *m)
     const struct model_config *c = &low->source->model->config;
     struct program_entry *e = add_entry(low, OP_ATTEND, m->layer);
     (void)plan_kv_of(low->source->plan, (uint32_t)m->layer, &e->kv_layer);
+    e->in_window = plan_keeps_window(low->source->plan, (uint32_t)m->layer);
     e->window = c->window ? c->window[m->layer] : 0;
     e->scale = m->op->score_scale;
     if (m->op->sinks != TENSOR_NONE) e->sinks = weights_vector(low->source->weights, m->op->sinks, m->layer);

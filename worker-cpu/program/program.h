@@ -80,6 +80,7 @@ struct program_entry {
     int32_t layer;       /* of the model; -1 outside the layers */
     uint32_t unit;       /* whose operation it is; of no meaning outside the layers */
     uint32_t kv_layer;   /* of the layer group */
+    bool in_window;      /* its cells lie in pages of windows */
     uint32_t window;
     float scale;        /* ATTEND, ATTEND_HOST: of scores; EMBED: of rows, LINEAR: of products; 0: 1 */
     const float *sinks; /* ATTEND: of each head; or NULL */

@@ -57,7 +57,8 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
         .kv_stride = q.stride,
         .order = s->plan->invariant ? GPUK_ORDER_ALONE : GPUK_ORDER_TOGETHER};
     const char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
-    const bool windowed = p->attending == GPU_ATTENDS_ASSISTED && a.window;
+    const bool windowed = p->attending == GPU_ATTENDS_ASSISTED && a.window &&
+                          !plan_keeps_window(s->plan, (uint32_t)m->at->layer);
     if (windowed) a.step.page_table = (const void *)(block + p->block.arena_table);
     if (is_assisted(low, m))
         a.step.row_begin = (const void *)(block + (windowed ? p->block.window_begin : p->block.row_begin));
@@ -183,7 +184,8 @@ void make_attend_prefill(struct lowering *low, const struct making *m)
                                      .out_dtype = out.dtype,
                                      .rows = low->program->block.rows};
     const struct gpu_supply pieces = lower_cache_pieces(low, (uint32_t)m->at->layer);
-    if (plan_kv_tiered(low->source->plan)) attention.part = part_of(low, pieces.own);
+    if (plan_kv_tiered(low->source->plan) && !plan_keeps_window(low->source->plan, (uint32_t)m->at->layer))
+        attention.part = part_of(low, pieces.own);
     struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
     e->sub = m->sub;
     e->op.as.attention = attention;

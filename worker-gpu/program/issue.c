@@ -65,21 +65,27 @@ static int issue_slice(const struct issuing *i, const struct gpu_entry *e, struc
     return s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->supply.event], err);
 }
 
+static bool is_of_window(const struct gpu_source *s, const struct gpu_entry *e)
+{
+    return plan_keeps_window(s->plan, (uint32_t)e->layer);
+}
+
 /* The pages of a row that an entry copies: those with a position before this step, or those appended to. */
 static void staged_pages(const struct gpu_source *s, const struct gpu_entry *e, const struct batch_row *row,
                          uint32_t *first, uint32_t *end)
 {
     const uint32_t page = s->kv.page_tokens;
     const bool out = e->op.kind == OP_KV_OUT;
-    *first = out ? row->start / page : 0;
+    *first = out                  ? row->start / page
+             : is_of_window(s, e) ? state_window_hidden(row->start, s->plan->window_tokens, page)
+                                  : 0;
     *end = out ? (row->start + row->count + page - 1) / page : (row->start + page - 1) / page;
 }
 
-/* `run` pages of a layer that lie one behind the other: from the host's pool to a staging pool, or back. */
-static int copy_pages(const struct gpu_source *s, char *pool, char *staging, uint32_t run, bool out,
-                      struct helm_err *err)
+/* `run` pages of a layer that lie one behind the other: from the host's pool, of this layout, to a staging pool, or back. */
+static int copy_pages(const struct gpu_source *s, const struct kv_layout *host, char *pool, char *staging,
+                      uint32_t run, bool out, struct helm_err *err)
 {
-    const struct kv_layout *host = &arena_header_of(s->arena)->kv;
     const uint64_t layer_bytes = kv_layer_bytes(host), page_bytes = kv_page_bytes(host);
     const struct device_copy_2d copy = {.to = out ? pool : staging,
                                         .from = out ? staging : pool,
@@ -94,27 +100,30 @@ static int issue_borrow(const struct issuing *i, const struct gpu_entry *e, stru
 {
     const struct gpu_source *s = i->source;
     const struct batch *batch = i->issue->batch;
-    const struct kv_layout *host = &arena_header_of(s->arena)->kv;
-    const uint64_t layer_bytes = kv_layer_bytes(host), page_bytes = kv_page_bytes(host);
-    char *pool = (char *)arena_region_ptr(s->arena, ARENA_REGION_KV) + e->supply.kv_layer * layer_bytes;
-    char *staging = s->staging[e->supply.staging];
-    bool out = e->op.kind == OP_KV_OUT;
+    const bool out = e->op.kind == OP_KV_OUT, window = is_of_window(s, e);
+    const struct kv_layout host = window ? arena_window_layout(s->arena) : arena_header_of(s->arena)->kv;
+    const uint64_t layer_bytes = kv_layer_bytes(&host), page_bytes = kv_page_bytes(&host);
+    char *all = window ? arena_window_pool(s->arena) : arena_region_ptr(s->arena, ARENA_REGION_KV);
+    char *pool = all + e->supply.kv_layer * layer_bytes;
+    char *staging = window ? gpu_window_staging(s, e->supply.staging) : s->staging[e->supply.staging];
     int rc = 0;
-    if (plan_kv_tiered(s->plan)) return (out ? gpu_pieces_back : gpu_pieces_begin)(s, e, batch, err);
+    if (plan_kv_tiered(s->plan) && !window)
+        return (out ? gpu_pieces_back : gpu_pieces_begin)(s, e, batch, err);
     for (uint32_t r = 0; r < batch->row_count && !rc; r++) {
         const struct batch_row *row = &batch->row[r];
+        const uint32_t *pages = window ? row->windows : row->pages;
         uint32_t at, end;
         staged_pages(s, e, row, &at, &end);
         while (at < end && !rc) {
             /* neighbours in the pool go in one copy, whichever way the row has them */
-            uint32_t low = row->pages[at], high = low;
-            for (at++; at < end && (row->pages[at] == high + 1 || row->pages[at] + 1 == low); at++)
-                if (row->pages[at] > high)
+            uint32_t low = pages[at], high = low;
+            for (at++; at < end && (pages[at] == high + 1 || pages[at] + 1 == low); at++)
+                if (pages[at] > high)
                     high++;
                 else
                     low--;
-            rc =
-                copy_pages(s, pool + low * page_bytes, staging + low * layer_bytes, high - low + 1, out, err);
+            rc = copy_pages(s, &host, pool + low * page_bytes, staging + low * layer_bytes, high - low + 1,
+                            out, err);
         }
     }
     if (rc) return rc;
@@ -137,8 +146,9 @@ uint64_t gpu_program_borrowed(const struct gpu_source *s, const struct gpu_progr
     for (uint32_t i = 0; i < p->count; i++) {
         const struct gpu_entry *e = &p->entry[i];
         if (e->op.kind != OP_KV_IN && e->op.kind != OP_KV_OUT) continue;
-        if (plan_kv_tiered(s->plan)) pages += gpu_pieces_copied(s, e, batch);
-        for (uint32_t r = 0; r < batch->row_count && !plan_kv_tiered(s->plan); r++) {
+        const bool pieces = plan_kv_tiered(s->plan) && !is_of_window(s, e);
+        if (pieces) pages += gpu_pieces_copied(s, e, batch);
+        for (uint32_t r = 0; r < batch->row_count && !pieces; r++) {
             uint32_t first, end;
             staged_pages(s, e, &batch->row[r], &first, &end);
             pages += end > first ? end - first : 0;
@@ -152,10 +162,11 @@ uint64_t gpu_program_borrowed(const struct gpu_source *s, const struct gpu_progr
 static int try_borrowing(const struct gpu_source *s, struct helm_err *err)
 {
     const uint32_t pages = arena_header_of(s->arena)->page_count, run = pages < 2 ? pages : 2;
+    const struct kv_layout *host = &arena_header_of(s->arena)->kv;
     char *pool = arena_region_ptr(s->arena, ARENA_REGION_KV);
-    if (!s->staging[0]) return 0;
-    int rc = copy_pages(s, pool, s->staging[0], run, false, err);
-    if (!rc) rc = copy_pages(s, pool, s->staging[0], run, true, err);
+    if (!s->staging[0] || !host->layers) return 0;
+    int rc = copy_pages(s, host, pool, s->staging[0], run, false, err);
+    if (!rc) rc = copy_pages(s, host, pool, s->staging[0], run, true, err);
     return rc;
 }
 

@@ -567,7 +567,9 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
         m.x_out = i + 1 < part->ops ? gpu_area(low->source->buffers, GPU_AREA_X) : out;
         if (at.math->kind == MATH_ATTENTION) {
             lower_cache_begin(low, (uint32_t)at.layer);
-            (chunk && plan_kv_tiered(low->source->plan) ? make_whole_attention : make_subs)(low, &m);
+            const bool whole = chunk && plan_kv_tiered(low->source->plan) &&
+                               !plan_keeps_window(low->source->plan, (uint32_t)at.layer);
+            (whole ? make_whole_attention : make_subs)(low, &m);
             lower_cache_end(low, (uint32_t)at.layer);
         } else if (at.math->state_bytes) {
             make_subs(low, &m);

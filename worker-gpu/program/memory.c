@@ -51,7 +51,8 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, enum 
     const struct gpu_workspace_case c = {.config = &model->config,
                                          .step_tokens = arena->step_tokens,
                                          .slots = arena->slots,
-                                         .pages_per_slot = arena->pages_per_slot,
+                                         .line =
+                                             gpu_block_line(arena->pages_per_slot, arena->window_page_count),
                                          .chunk_bytes = workspace_chunk_bytes(model),
                                          .query_bytes =
                                              (uint32_t)dtype_bytes(kv_query_dtype(arena->kv.dtype)),
@@ -105,6 +106,12 @@ uint64_t gpu_staging_bytes(const struct plan *plan, enum plan_processor self,
 {
     if (!plan_kv_tiered(plan) && !plan_borrows(plan, self)) return 0;
     return plan_staging(plan).pages * kv_layer_bytes(&arena->kv);
+}
+
+void *gpu_window_staging(const struct gpu_source *s, uint32_t staging)
+{
+    const uint64_t at = plan_kv_tiered(s->plan) ? plan_staging(s->plan).windows : 0;
+    return s->staging[staging] ? (char *)s->staging[staging] + at * kv_layer_bytes(&s->kv) : NULL;
 }
 
 struct gpu_events gpu_events_place(const struct plan *plan, enum plan_processor self,

@@ -223,11 +223,13 @@ int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_
     if (tier == GPU_TIER_1 && source->plan->invariant) program->tokens = GPU_STEADY_FEW; /* its kernels */
     program->samples = program->tokens < h->slots ? program->tokens : h->slots;
     program->stream_bytes = source->ring[phase].weight_bytes;
-    const bool both = kind->attending == GPU_ATTENDS_ASSISTED && model_window(&source->model->config);
-    gpu_block_place(program->tokens, program->samples, h->pages_per_slot,
+    const bool both = kind->attending == GPU_ATTENDS_ASSISTED && !h->window_page_count &&
+                      model_window(&source->model->config);
+    const uint32_t line = gpu_block_line(h->pages_per_slot, h->window_page_count);
+    gpu_block_place(program->tokens, program->samples, line,
                     both || (tier == GPU_TIER_CHUNK && plan_kv_tiered(source->plan)), &program->block);
-    program->step = gpu_block_step(&program->block, gpu_area(source->buffers, GPU_AREA_BLOCK),
-                                   h->pages_per_slot, GPU_SUB_ALL);
+    program->step =
+        gpu_block_step(&program->block, gpu_area(source->buffers, GPU_AREA_BLOCK), line, GPU_SUB_ALL);
     low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
     if (!low.rc && !(program->turn = calloc((size_t)span_count + 1, sizeof *program->turn)))
         low.rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u spans", span_count);

@@ -199,8 +199,8 @@ struct gpu_source {
     const struct gpu_buffers *buffers;
     const struct arena *arena;
     struct device *device;
-    struct kv_layout kv;
-    void *kv_pool;
+    struct kv_layout kv, window_kv; /* of pages, and of windows, whose pool is behind theirs */
+    void *kv_pool, *window_pool;
     void *staging
         [GPU_STAGINGS]; /* [page_count] pages of one layer, the arena's page numbers; two tiers: one, of pieces */
     const struct ring_schedule *ring; /* by phase */
@@ -235,6 +235,8 @@ void *gpu_attention_work(const struct gpu_source *source, uint32_t tokens);
 /* The arrays of sub-chunk `sub` at `base`, which is the block's own address. */
 struct gpuk_step gpu_block_step(const struct gpu_block *block, const char *base, uint32_t pages_per_slot,
                                 uint32_t sub);
+/* Where pages of windows of a borrowed layer lie. */
+void *gpu_window_staging(const struct gpu_source *source, uint32_t staging);
 /* Bytes of VRAM for borrowed layers: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed; with two tiers
  * always pieces and a tail (plan_staging). */
 uint64_t gpu_staging_bytes(const struct plan *plan, enum plan_processor self,

@@ -256,6 +256,7 @@ void lower_expand_ahead(struct lowering *low, const struct plan_span *span)
 static bool is_borrowed(const struct lowering *low, uint32_t layer, uint32_t *kv_layer)
 {
     if (plan_kv_of(low->source->plan, layer, kv_layer) != low->source->self) return true;
+    if (plan_keeps_window(low->source->plan, layer)) return false;
     if (low->program->tier != GPU_TIER_CHUNK || !plan_appends_in_arena(low->source->plan)) return false;
     *kv_layer = plan_kv_layer_in_arena(low->source->plan, layer);
     return true;
@@ -268,7 +269,7 @@ static bool is_staged(const struct lowering *low, uint32_t layer, bool *own, uin
     const struct plan *plan = low->source->plan;
     const uint32_t unit = unit_of(layer, UNIT_ATTENTION);
     *own = !is_borrowed(low, layer, kv_layer);
-    if (!plan_keeps_pages(plan, layer)) return false;
+    if (!plan_keeps_pages(plan, layer) && (*own || !plan_keeps_window(plan, layer))) return false;
     if (plan_home_processor(plan->unit[unit].home[low->program->phase]) != low->source->self) return false;
     if (!*own) return true;
     *kv_layer = plan_kv_layer_in_arena(plan, layer);
@@ -322,10 +323,29 @@ static void take_tiers(const struct lowering *low, uint32_t layer, bool borrowed
                                             low->program->block.arena_table);
 }
 
+/* Pages of windows lie in a pool of their own, or, borrowed, in the staging memory by the same numbers; their entries stand
+ * behind those of pages. */
+static void take_window(const struct lowering *low, uint32_t layer, struct gpuk_attention *a)
+{
+    const struct gpu_source *s = low->source;
+    uint32_t kv_layer;
+    const bool borrowed = is_borrowed(low, layer, &kv_layer);
+    a->kv =
+        (struct gpuk_kv){.layout = s->window_kv, .pool = s->window_pool, .layer = borrowed ? 0 : kv_layer};
+    a->step.page_table += a->step.pages_per_slot / 2;
+    if (!borrowed) return;
+    a->kv.layout.layers = 1;
+    a->kv.pool = gpu_window_staging(s, low->staged % stagings(low));
+}
+
 void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_attention *a)
 {
     const struct gpu_source *s = low->source;
     uint32_t kv_layer;
+    if (plan_keeps_window(s->plan, layer)) {
+        take_window(low, layer, a);
+        return;
+    }
     const bool borrowed = is_borrowed(low, layer, &kv_layer), tiered = plan_kv_tiered(s->plan);
     a->kv = (struct gpuk_kv){.layout = s->kv,
                              .pool = s->kv_pool,

@@ -48,7 +48,9 @@ static double seen(double n, double context, double window, double host)
 static double host_positions(const struct pricing *p, double window)
 {
     const struct cost_step *step = p->step;
-    return step->kv.two ? seen(pricing_tokens_a_row(step), step->context, window, step->kv.host_tokens) : 0;
+    return step->kv.two && !(window > 0 && step->kv.windows)
+               ? seen(pricing_tokens_a_row(step), step->context, window, step->kv.host_tokens)
+               : 0;
 }
 
 double attention_elsewhere(const struct pricing *p, double window)

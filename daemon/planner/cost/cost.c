@@ -415,7 +415,8 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     }
     u->borrow = 0;
     price_link(p, unit, window, u);
-    if (attends && p->step->kv.two) attention_price_host(p, window, u);
+    if (attends && p->step->kv.two && !(window > 0 && p->step->kv.windows))
+        attention_price_host(p, window, u);
     if (u->experts && cost_rates_packed_mixed(p, unit)) pack_experts(p, &w.experts);
     if (u->experts && p->step->experts.slots) experts_price(p, &w.experts, u);
 }

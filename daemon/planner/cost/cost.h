@@ -16,6 +16,7 @@
 struct cost_tiers {
     bool two;
     uint32_t host_tokens, direct_permille, direct_window;
+    bool windows; /* layers with a window have all they see in their processor's memory */
 };
 
 /* Units whose experts lie in both memories (plan.h): slots of each, the part of the chosen ones that is in VRAM, and

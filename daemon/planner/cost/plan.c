@@ -31,7 +31,8 @@ struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t tokens, uint32
     return (struct cost_tiers){.two = plan_kv_tiered(plan),
                                .host_tokens = host,
                                .direct_permille = plan_direct_permille(plan, (uint64_t)rows * host),
-                               .direct_window = plan->kv_direct_window};
+                               .direct_window = plan->kv_direct_window,
+                               .windows = plan->window_page_count > 0};
 }
 
 struct cost_experts cost_experts_of(const struct plan *plan, const struct model *model)

@@ -163,19 +163,18 @@ uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most)
 
 uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger_workspace *what)
 {
-    const struct gpu_workspace_case size = {.config = &c->model->config,
-                                            .step_tokens = what->step_tokens,
-                                            .slots = c->wish->slots,
-                                            .pages_per_slot =
-                                                (what->ctx + c->wish->page_tokens - 1) / c->wish->page_tokens,
-                                            .chunk_bytes = workspace_chunk_bytes(c->model),
-                                            .query_bytes =
-                                                (uint32_t)dtype_bytes(kv_query_dtype(c->wish->kv_dtype)),
-                                            .layers = what->layers,
-                                            .head = what->head,
-                                            .chains = true,
-                                            .apart = what->ctx > GPU_APART_POSITION,
-                                            .tiered = what->tiered};
+    const struct gpu_workspace_case size = {
+        .config = &c->model->config,
+        .step_tokens = what->step_tokens,
+        .slots = c->wish->slots,
+        .line = gpu_block_line(kv_pages_for(what->ctx, c->wish->page_tokens), what->windows),
+        .chunk_bytes = workspace_chunk_bytes(c->model),
+        .query_bytes = (uint32_t)dtype_bytes(kv_query_dtype(c->wish->kv_dtype)),
+        .layers = what->layers,
+        .head = what->head,
+        .chains = true,
+        .apart = what->ctx > GPU_APART_POSITION,
+        .tiered = what->tiered};
     struct gpu_workspace workspace;
     gpu_workspace_place(&size, &workspace);
     return workspace.bytes;
@@ -184,14 +183,15 @@ uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger
 /* The arena's session region: the cells of one page that lie in VRAM alone. */
 static uint64_t session_bytes(const struct ledger_case *c, const struct plan *plan)
 {
-    return plan_kv_tiered(plan) ? 0 : times(plan_device_layers(plan), ledger_kv_layer_bytes(c, 1));
+    return plan_session_bytes(plan, ledger_kv_layer_bytes(c, 1));
 }
 
 /* The same of any plan. */
 static uint64_t most_session_bytes(const struct ledger_case *c)
 {
-    const bool one_tier = c->machine->device.kind != LEDGER_DEVICE_NONE && !c->wish->vram_page_count;
-    return one_tier ? times(c->model->config.layers, ledger_kv_layer_bytes(c, 1)) : 0;
+    const bool there = c->machine->device.kind != LEDGER_DEVICE_NONE &&
+                       (!c->wish->vram_page_count || model_window(&c->model->config));
+    return there ? times(c->model->config.layers, ledger_kv_layer_bytes(c, 1)) : 0;
 }
 
 int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes, struct helm_err *err)
@@ -212,6 +212,7 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
     int rc = arena_plan(&spec, &header, err);
     if (!rc)
         *bytes = header.total_bytes + ROUNDING_BYTES + PROCESS_BYTES +
+                 (model_window(m) ? header.region[ARENA_REGION_PAGE_TABLE].bytes : 0) + /* of windows */
                  ledger_stated_snapshots(c) * ledger_snapshot_bytes(c);
     return rc;
 }
@@ -227,10 +228,21 @@ static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan
     return sum;
 }
 
-/* Fixed states of all slots, of the processor's layers. Returns their bytes. */
-static uint64_t add_slots(const struct plan *plan, enum plan_processor processor, struct ledger *ledger)
+/* Windows of a processor's layers, and fixed states of all slots. Returns the latter's bytes. */
+static uint64_t add_states(const struct ledger_case *c, const struct plan *plan,
+                           enum plan_processor processor, struct ledger *ledger)
 {
     char what[48];
+    const uint32_t windows = plan_window_layers(plan, processor);
+    const struct kv_layout kv = kv_of(c, plan_layers_of(plan, processor));
+    const uint32_t page_count = plan_kv_pages(plan, plan_processor_memory(processor));
+    const uint64_t gap = plan_processor_has_memory(processor)
+                             ? state_windows_at(&kv, page_count) - page_count * kv_page_bytes(&kv)
+                             : 0; /* before the pool */
+    snprintf(what, sizeof what, "windows of %u layers, %u pages of %u tokens", windows,
+             plan->window_page_count, plan->page_tokens);
+    if (windows)
+        ledger_add(ledger, what, times(windows, ledger_kv_layer_bytes(c, plan->window_page_count)) + gap);
     const uint64_t bytes = plan->slots * plan_state_layout(plan, processor).slot_bytes;
     snprintf(what, sizeof what, "fixed states of %u slots", plan->slots);
     if (bytes) ledger_add(ledger, what, bytes);
@@ -265,7 +277,7 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots
                  pages, plan->page_tokens);
         ledger_add(vram, what, times(kv_layers, ledger_kv_layer_bytes(c, pages)));
     }
-    add_slots(plan, gpu, vram);
+    add_states(c, plan, gpu, vram);
     if (ring_bytes) ledger_add(vram, "stream ring", ring_bytes);
     const struct slices_room room = slices_of_plan(c->model, plan, gpu);
     const uint64_t expanded = slices_bytes(&room);
@@ -282,7 +294,8 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots
                                           .ctx = ctx,
                                           .layers = plan_most_tokens(plan, gpu) > 0,
                                           .head = plan->head == gpu,
-                                          .tiered = plan_kv_tiered(plan)};
+                                          .tiered = plan_kv_tiered(plan),
+                                          .windows = plan->window_page_count > 0};
     ledger_add(vram, "activations, workspace (estimate)",
                device->library_bytes + ledger_workspace_bytes(c, &work));
     uint64_t graphs = device->graph_bytes + unit_graphs(c, plan, gpu);
@@ -302,8 +315,10 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
              plan_kv_tiered(plan) ? "KV cache of all layers, %u pages of %u tokens"
                                   : "KV cache, %u pages of %u tokens",
              plan->page_count, plan->page_tokens);
-    if (!on_gpu || kv) ledger_add(host, what, kv);
-    const uint64_t slots = add_slots(plan, PLAN_CPU0, host),
+    const uint64_t pages =
+        kv - times(plan_window_layers(plan, PLAN_CPU0), ledger_kv_layer_bytes(c, plan->window_page_count));
+    if (!on_gpu || pages) ledger_add(host, what, pages);
+    const uint64_t slots = add_states(c, plan, PLAN_CPU0, host),
                    snapshots = header->region[ARENA_REGION_SNAPSHOTS].bytes;
     snprintf(what, sizeof what, "%u snapshots of fixed states", plan->state_snapshots);
     if (snapshots) ledger_add(host, what, snapshots);
@@ -345,8 +360,11 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     const struct model_config *m = &c->model->config;
     struct arena_header header;
     int rc = plan->placement ? 0 : placement_make(c->model, &c->wish->parts, plan, err);
+    const uint32_t windows = ledger_window_pages(c, page_count);
+    const bool same = !windows == !plan->window_page_count;
+    plan->window_page_count = windows;
     if (rc) return rc;
-    if (!plan->has_states) plan_take_states(plan, c->model);
+    if (!plan->has_states || !same) plan_take_states(plan, c->model);
     plan->context_tokens = ctx;
     plan->step_tokens = c->wish->step_tokens;
     plan->slots = c->wish->slots;
@@ -374,6 +392,9 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                 .lanes = plan_lanes(plan),
                                 .kv = kv_of(c, plan_kv_layers(plan, PLAN_HOST)),
                                 .page_count = page_count,
+                                .window_tokens = plan->window_tokens,
+                                .window_page_count = windows,
+                                .window_layers = plan_window_layers(plan, PLAN_CPU0),
                                 .vram_page_count = plan_kv_places(plan),
                                 .kv_heads_asking = plan_kv_tiered(plan) ? m->heads : 0,
                                 .experts_chosen = mixed ? m->router.chosen : 0,

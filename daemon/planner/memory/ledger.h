@@ -24,8 +24,10 @@
 #define LEDGER_CTX_LEAST       256
 #define LEDGER_POOL_TOKENS     16384 /* in the KV pool by default */
 #define LEDGER_STEP_TOKENS     512   /* in a step where no weights are streamed for it */
-#define LEDGER_SNAPSHOTS       4     /* of fixed states by default, for each slot, */
-#define LEDGER_SNAPSHOT_PART   4     /* in at most this part of the host memory that is left */
+#define LEDGER_WINDOWS                                                                                       \
+    2 /* pages of windows by default: what all slots need, and as much for those that rest */
+#define LEDGER_SNAPSHOTS     4 /* of fixed states by default, for each slot, */
+#define LEDGER_SNAPSHOT_PART 4 /* in at most this part of the host memory that is left */
 
 struct ledger_wish {
     enum kv_dtype kv_dtype;
@@ -47,6 +49,8 @@ struct ledger_wish {
     struct packed_parts parts;  /* packed sizes, where weights were sampled */
     uint64_t host_memory_bytes; /* 0: not stated */
     uint64_t snapshot_bytes;    /* for snapshots of fixed states (docs/state.md); 0: choose */
+    bool windows_stand; /* windows as a plan from a file says: this many pages, or 0: layers keep all pages */
+    uint32_t window_page_count;
 };
 
 /* The accelerator that may be planned for. */
@@ -81,6 +85,10 @@ uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TE
 uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count);
 /* Bytes of all slots' records of a layer; 0: its state is not fixed. */
 uint64_t ledger_state_layer_bytes(const struct ledger_case *c, uint32_t layer);
+/* Pages of windows for a pool of page_count pages; 0: windows would take as much as all pages do, and layers keep these. Whether
+ * this layer keeps a window then. */
+uint32_t ledger_window_pages(const struct ledger_case *c, uint32_t page_count);
+bool ledger_keeps_window(const struct ledger_case *c, uint32_t page_count, uint32_t layer);
 /* Bytes of one snapshot; how many the wish states, 0: none. */
 uint64_t ledger_snapshot_bytes(const struct ledger_case *c);
 uint32_t ledger_stated_snapshots(const struct ledger_case *c);
@@ -114,6 +122,7 @@ struct ledger_workspace {
     uint32_t step_tokens, ctx;
     bool layers, head; /* whether the GPU computes some */
     bool tiered;       /* whether the cache has two tiers */
+    bool windows;      /* whether some layer keeps one */
 };
 uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger_workspace *what);
 

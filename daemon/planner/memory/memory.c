@@ -83,20 +83,24 @@ static bool keeps_pages(const struct ledger_case *c, uint32_t layer)
 static void fill_units(const struct ledger_case *c, const struct memory_wish *wish, struct search_bytes *unit)
 {
     const uint32_t places = ledger_places(c, wish->ctx);
-    const uint64_t layer_kv = ledger_kv_layer_bytes(c, wish->pages);
+    const uint64_t layer_kv = ledger_kv_layer_bytes(c, wish->pages),
+                   window_kv = ledger_kv_layer_bytes(c, ledger_window_pages(c, wish->pages));
     uint64_t ring = 0, largest;
     if (wish->device) memory_ring_sizes(c, &ring, &largest); /* the smallest has the most slices */
     for (uint32_t u = 0; u < unit_count(c->table->layers); u++, unit += 3) {
         const struct analyse_bytes bytes = analyse_units(c->table, u, u);
         /* With two tiers all layers' pages are in host memory at all events: memory_build. */
         const bool mlp = unit_part(u) == UNIT_MLP, pages = !mlp && keeps_pages(c, unit_layer(u));
-        const uint64_t fixed = mlp ? 0 : ledger_state_layer_bytes(c, unit_layer(u)),
-                       there = !pages   ? fixed
-                               : places ? ledger_kv_layer_bytes(c, places)
-                                        : layer_kv,
-                       on_host = !pages   ? fixed
-                                 : places ? 0
-                                          : layer_kv;
+        const bool window = pages && ledger_keeps_window(c, wish->pages, unit_layer(u));
+        const uint64_t own = mlp      ? 0
+                             : window ? window_kv
+                                      : ledger_state_layer_bytes(c, unit_layer(u)),
+                       there = !pages || window ? own
+                               : places         ? ledger_kv_layer_bytes(c, places)
+                                                : layer_kv,
+                       on_host = !pages || window ? own
+                                 : places         ? 0
+                                                  : layer_kv;
         const struct search_bytes kv = on_device(c, there, 0);
         unit[PLAN_HOME_CPU] = on_device(c, wish->prefill ? bytes.vram_vectors : 0,
                                         bytes.arena + bytes.vector_bytes + packed_more(c, u, PLAN_HOME_CPU));
@@ -120,7 +124,8 @@ static uint64_t workspace_of(const struct ledger_case *c, const struct memory_wi
                                           .ctx = wish->ctx,
                                           .layers = true,
                                           .head = head,
-                                          .tiered = c->wish->vram_page_count > 0};
+                                          .tiered = c->wish->vram_page_count > 0,
+                                          .windows = ledger_window_pages(c, wish->pages) > 0};
     return ledger_workspace_bytes(c, &what);
 }
 
@@ -172,6 +177,7 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
                                            .step_tokens = w->step_tokens,
                                            .slots = w->slots,
                                            .tiered = w->vram_page_count > 0,
+                                           .windows = ledger_window_pages(c, wish->pages),
                                            .borrows = wish->prefill || ledger_appends_in_arena(c, wish->ctx)};
     uint64_t borrowed = ledger_kv_layer_bytes(c, plan_staging_of(&pool).pages);
     uint64_t lanes = plan_lanes_between(1u << PLAN_CPU0 | 1u << PLANNED_GPU) *
@@ -212,7 +218,8 @@ int memory_build(const struct ledger_case *c, const struct memory_wish *wish, st
         return helm_fail(err, HELM_E_NOMEM, "no memory for the sizes of %u half layers",
                          unit_count(c->table->layers));
     for (uint32_t l = 0; l < c->table->layers && ledger_places(c, wish->ctx); l++)
-        if (keeps_pages(c, l)) fixed += ledger_kv_layer_bytes(c, wish->pages);
+        if (keeps_pages(c, l) && !ledger_keeps_window(c, wish->pages, l))
+            fixed += ledger_kv_layer_bytes(c, wish->pages);
     if (ledger_places(c, wish->ctx)) fixed += ARENA_HUGE_PAGE;
     s->unit = memory->unit;
     s->host_limit = take_off(ledger_host_limit(c, from), fixed + wish->less_host, &memory->host_missing);

@@ -1,6 +1,25 @@
-/* What fixed states take: slots and snapshots (docs/state.md). See ledger.h. Called by ledger.c and memory.c; owns nothing. */
+/* What windows and fixed states take: pages, slots and snapshots (docs/state.md). See ledger.h. Called by ledger.c and memory.c; owns nothing. */
 #include "common/plan/state.h"
 #include "daemon/planner/memory/ledger.h"
+
+uint32_t ledger_window_pages(const struct ledger_case *c, uint32_t page_count)
+{
+    const struct ledger_wish *wish = c->wish;
+    const struct plan sizes = {.slots = wish->slots,
+                               .step_tokens = wish->step_tokens,
+                               .page_tokens = wish->page_tokens};
+    const uint32_t tokens = model_window(&c->model->config);
+    if (wish->windows_stand)
+        return wish->window_page_count < page_count ? wish->window_page_count : page_count;
+    if (!tokens) return 0;
+    const uint64_t pages = (uint64_t)LEDGER_WINDOWS * plan_window_pages_least(tokens, &sizes);
+    return pages < page_count ? (uint32_t)pages : 0;
+}
+
+bool ledger_keeps_window(const struct ledger_case *c, uint32_t page_count, uint32_t layer)
+{
+    return ledger_window_pages(c, page_count) && plan_may_keep_window(c->model, layer);
+}
 
 uint64_t ledger_state_layer_bytes(const struct ledger_case *c, uint32_t layer)
 {

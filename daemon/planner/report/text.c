@@ -308,7 +308,8 @@ void explain_print(const struct explain *x, FILE *out)
     print_formats(x, out);
     fprintf(out, "context  %u tokens, %u pages of %u in %s, %s a token\n", x->plan->context_tokens,
             x->plan->page_count, x->plan->page_tokens, x->plan->kv_dtype,
-            units_format_size(model_kv_bytes_per_token(&m->config, model_paged_layers(&m->config),
+            units_format_size(model_kv_bytes_per_token(&m->config,
+                                                       plan_kv_layer_in_arena(x->plan, x->plan->layers),
                                                        kv_dtype_named(x->plan->kv_dtype)),
                               text));
     if (x->request->pages) fprintf(out, "pages    %s\n", x->request->pages);

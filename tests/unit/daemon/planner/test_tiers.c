@@ -358,6 +358,7 @@ static bool windows_and_few(uint64_t vram)
     open_case(&c, "qwen3-8b", "h200-sapphire-rapids", vram, KV_TIERS_TWO);
     for (uint32_t l = 10; l < c.model.config.layers; l++) c.model.config.window[l] = 256;
     c.request.wish.ctx = 16384;
+    c.request.wish.windows_stand = true; /* they keep all pages */
     case_make(&c);
     assert_int_equal(c.plan.kv_direct_window, 256);
     assert_int_equal(c.plan.kv_free_places, 1);
@@ -375,6 +376,34 @@ static bool windows_and_few(uint64_t vram)
     case_close(&c);
     return few > 0;
 }
+/* Layers that keep their window alone have no second tier: the CPU attends to nothing of them. Where they do not say, the plan is
+ * at least as fast as one whose layers keep all pages. */
+static void windows_have_no_second_tier(void **state)
+{
+    (void)state;
+    struct explain_case window, pages, free;
+    open_case(&window, "qwen3-8b", "h200-sapphire-rapids", 8 * GIB, KV_TIERS_TWO);
+    open_case(&pages, "qwen3-8b", "h200-sapphire-rapids", 8 * GIB, KV_TIERS_TWO);
+    open_case(&free, "qwen3-8b", "h200-sapphire-rapids", 8 * GIB, KV_TIERS_AUTO);
+    struct explain_case *const all[] = {&window, &pages, &free};
+    for (size_t i = 0; i < 3; i++) {
+        for (uint32_t l = 10; l < window.model.config.layers; l++) all[i]->model.config.window[l] = 256;
+        all[i]->request.wish.ctx = 16384;
+    }
+    window.request.wish.windows_stand = pages.request.wish.windows_stand = true;
+    window.request.wish.window_page_count = 200;
+    for (size_t i = 0; i < 3; i++) case_make(all[i]);
+    assert_true(window.plan.window_tokens == 256 && window.plan.window_page_count == 200);
+    assert_int_equal(pages.plan.window_page_count, 0);
+    for (uint32_t l = 0; l < window.plan.layers; l++)
+        assert_int_equal(plan_keeps_window(&window.plan, l), l >= 10);
+    assert_false(plan_assists_layer(&window.plan, 256));
+    assert_int_equal(window.plan.kv_direct_window, 0);
+    assert_true(window.plan.memory[PLAN_HOST].total < pages.plan.memory[PLAN_HOST].total);
+    assert_true(rate_at(&free, 8192) >= 0.99 * rate_at(&pages, 8192));
+    for (size_t i = 0; i < 3; i++) case_close(all[i]);
+}
+
 /* Plans of nearly the same memory cut their layers otherwise: in some few positions gain, in others not. */
 static void windows_and_few_positions_are_the_gpus(void **state)
 {
@@ -422,6 +451,7 @@ int main(void)
         cmocka_unit_test(chunks_weigh_prompts_against_decode),
         cmocka_unit_test(equal_decode_is_decided_by_long_prompts),
         cmocka_unit_test(windows_and_few_positions_are_the_gpus),
+        cmocka_unit_test(windows_have_no_second_tier),
         cmocka_unit_test(noise_of_a_profile_changes_no_prompt),
 #endif
         cmocka_unit_test(names_of_tiers),

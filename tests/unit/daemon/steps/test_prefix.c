@@ -13,13 +13,17 @@
 #include "daemon/steps/prefix.h"
 
 enum { PAGES = 48, PAGE = 4, CONTEXT = 80, ROW = CONTEXT / PAGE, SEQS = 9, OPERATIONS = 100000 };
+/* Of layers with a window: tokens of it, pages of windows */
+enum { WINDOW = 7, WINDOWS = 36 };
 
 /* The pool as workers would fill it: of each position a hash of all tokens up to there. */
 struct pool {
     struct kv_pages pages;
     struct snapshots none; /* no state is fixed: test_snapshots.c */
     uint64_t cell[PAGES][PAGE];
-    uint32_t row[SEQS][ROW];
+    uint32_t row[SEQS][2 * ROW]; /* behind the pages, those of windows */
+    bool windowed;
+    uint64_t window_cell[WINDOWS][PAGE];
     struct sequence seq[SEQS];
     bool open[SEQS];
     uint32_t random, found, forked;
@@ -44,6 +48,19 @@ static void pool_open(struct pool *p)
     memset(p, 0, sizeof *p);
     p->random = 7;
     if (kv_pages_init(&p->pages, PAGES, PAGE, &err)) fail_msg("%s", err.text);
+}
+
+static void pool_open_windows(struct pool *p)
+{
+    struct helm_err err = {0};
+    const struct plan plan = {.page_tokens = PAGE,
+                              .page_count = PAGES,
+                              .window_tokens = WINDOW,
+                              .window_page_count = WINDOWS};
+    pool_open(p);
+    p->windowed = true;
+    p->none = (struct snapshots){.chooses = true, .page_tokens = PAGE, .prompt_every = 4 * PAGE};
+    if (windows_init(&p->pages.windows, &plan, &p->pages.known, ROW, &err)) fail_msg("%s", err.text);
 }
 
 static void pool_close(struct pool *p)
@@ -80,12 +97,14 @@ static uint64_t cell_behind(const struct sequence *seq, uint32_t t, uint64_t has
 static void compute(struct pool *p, uint32_t i, uint32_t count, uint32_t next)
 {
     struct sequence *seq = &p->seq[i];
-    const uint32_t end = seq->cached + count;
+    const uint32_t end = seq->cached + count, held = seq->pages;
     uint64_t hash = seq->scope;
     assert_int_equal(kv_pages_grow(&p->pages, p->row[i], &seq->pages, kv_pages_for(end, PAGE)), 0);
+    windows_grow(&p->pages.windows, p->row[i], held, seq->pages);
     for (uint32_t t = 0; t < end; t++) {
         const uint32_t page = p->row[i][t / PAGE];
         hash = cell_behind(seq, t, hash);
+        if (p->windowed && t >= seq->cached) p->window_cell[p->row[i][ROW + t / PAGE]][t % PAGE] = hash;
         if (t < seq->cached) {
             assert_int_equal(p->cell[page][t % PAGE], hash);
             continue;
@@ -97,11 +116,13 @@ static void compute(struct pool *p, uint32_t i, uint32_t count, uint32_t next)
     }
     seq->rung = end;
     prefix_computed(&p->pages, p->row[i], seq, end);
+    prefix_pass(&p->pages, &p->none, p->row[i], seq);
     if (end == seq->token_count && end < CONTEXT) seq->tokens[seq->token_count++] = next;
 }
 
 static void leave(struct pool *p, uint32_t i)
 {
+    windows_leave(&p->pages.windows, p->row[i], p->seq[i].window_first, p->seq[i].pages, true);
     kv_pages_shrink(&p->pages, p->row[i], &p->seq[i].pages, 0);
     prefix_begin(&p->seq[i]);
     p->open[i] = false;
@@ -215,10 +236,75 @@ static void who_has_to_leave_keeps_its_pages_to_itself(void **state)
     pool_close(&p);
 }
 
+/* A prompt goes on where its window still is: others took the pages of windows in front of it. */
+static void prompts_go_on_where_their_window_is(void **state)
+{
+    (void)state;
+    struct pool p;
+    uint32_t row[2][2 * ROW], held[2] = {0};
+    pool_open_windows(&p);
+    begin(&p, 0, prompt, 17, 0);
+    compute(&p, 0, 17, 1);
+    assert_int_equal(p.seq[0].window_first, 2); /* position 17 sees those from 11 on */
+    begin(&p, 1, prompt, 17, 0);
+    assert_true(prefix_take(&p.pages, &p.none, p.row[1], &p.seq[1]));
+    assert_int_equal(p.seq[1].cached, 16);
+    assert_int_equal(p.seq[1].window_first, 2);
+    leave(&p, 0);
+    leave(&p, 1);
+    for (uint32_t i = 0; i < 2; i++) { /* all pages of windows but two of the four that rest */
+        assert_int_equal(kv_pages_grow(&p.pages, row[i], &held[i], (WINDOWS - 2) / 2), 0);
+        windows_grow(&p.pages.windows, row[i], 0, held[i]);
+    }
+    assert_int_equal(p.pages.windows.dropped, 2);
+    begin(&p, 2, prompt, 13, 0);
+    assert_false(prefix_take(&p.pages, &p.none, p.row[2], &p.seq[2]));
+    assert_int_equal(kv_pages_known(&p.pages, 3, prompt, 0), 3);
+    begin(&p, 3, prompt, 17, 0);
+    assert_true(prefix_take(&p.pages, &p.none, p.row[3], &p.seq[3]));
+    assert_int_equal(p.seq[3].cached, 16);
+    for (uint32_t i = 0; i < 2; i++) windows_leave(&p.pages.windows, row[i], 0, held[i], false);
+    compute(&p, 2, 13, 1); /* it has them again, for others too */
+    begin(&p, 4, prompt, 13, 0);
+    assert_true(prefix_take(&p.pages, &p.none, p.row[4], &p.seq[4]));
+    assert_int_equal(p.seq[4].cached, 12);
+    pool_close(&p);
+}
+
 /* ---- whatever happens ---- */
+
+/* Each sequence has the cells that its next token sees, and no page of windows is lost. */
+static void check_windows(const struct pool *p)
+{
+    const struct windows *w = &p->pages.windows;
+    uint32_t holders[WINDOWS] = {0}, idle = 0, resting = 0;
+    for (uint32_t i = 0; i < SEQS; i++) {
+        const struct sequence *seq = &p->seq[i];
+        uint64_t hash = seq->scope;
+        for (uint32_t k = seq->window_first; k < seq->pages; k++) holders[p->row[i][ROW + k]]++;
+        for (uint32_t t = 0; t < seq->cached; t++) {
+            hash = cell_behind(seq, t, hash);
+            if (t + WINDOW <= seq->cached) continue;
+            assert_true(t / PAGE >= seq->window_first);
+            assert_int_equal(p->window_cell[p->row[i][ROW + t / PAGE]][t % PAGE], hash);
+        }
+    }
+    for (uint32_t i = 0; i < WINDOWS; i++) {
+        const uint32_t page = w->at[i].page;
+        assert_int_equal(w->at[i].holders, holders[i]);
+        idle += holders[i] == 0;
+        resting += holders[i] == 0 && page != WINDOWS_NONE;
+        if (page == WINDOWS_NONE) continue;
+        assert_int_equal(w->of[page], i);
+        if (!holders[i]) assert_true(prefix_index_number(&p->pages.known, page));
+    }
+    assert_int_equal(w->free_count, idle);
+    assert_int_equal(w->resting, resting);
+}
 
 static void check(const struct pool *p)
 {
+    if (p->windowed) check_windows(p);
     uint32_t holders[PAGES] = {0}, idle = 0, resting = 0;
     bool empty[PAGES] = {false};
     for (uint32_t i = 0; i < SEQS; i++)
@@ -339,6 +425,7 @@ static void operate(struct pool *p)
     } else if (what < 62) { /* the workers die */
         for (uint32_t k = 0; k < SEQS; k++) leave(p, k);
         memset(p->cell, 0xff, sizeof p->cell);
+        memset(p->window_cell, 0xff, sizeof p->window_cell);
         kv_pages_forget_all(&p->pages);
     } else if (what < 66) {
         prefix_forget(&p->pages, p->row[i], seq);
@@ -356,10 +443,10 @@ static void operate(struct pool *p)
     }
 }
 
-static void live(bool apart)
+static void live(bool apart, bool windowed)
 {
     struct pool p;
-    pool_open(&p);
+    (windowed ? pool_open_windows : pool_open)(&p);
     p.apart = apart;
     for (uint32_t n = 0; n < OPERATIONS; n++) {
         operate(&p);
@@ -371,14 +458,17 @@ static void live(bool apart)
     assert_true(p.found > OPERATIONS / 50 && p.forked > OPERATIONS / 50);
     assert_true(p.pages.evicted > OPERATIONS / 50);
     assert_true(p.saves > OPERATIONS / 100 && p.restored > OPERATIONS / 100);
-    assert_true(p.dropped > 0 && p.found_restored > OPERATIONS / 1000);
+    if (windowed) assert_true(p.pages.windows.dropped > OPERATIONS / 50);
+    if (windowed) assert_int_equal(p.pages.windows.free_count, WINDOWS);
+    assert_true(p.dropped > 0 && (windowed || p.found_restored > OPERATIONS / 1000));
     pool_close(&p);
 }
 
 static void every_page_holds_the_tokens_of_whoever_refers_to_it(void **state)
 {
     (void)state;
-    live(false);
+    live(false, false);
+    live(false, true);
 }
 
 /* The same of an invariant plan; and pages behind prompts belong to the sequence that computed them. */
@@ -408,7 +498,8 @@ static void pages_behind_prompts_are_their_sequences_own(void **state)
     assert_int_equal(p.seq[2].cached, 16);
     assert_int_equal(p.row[2][2], p.row[1][2]);
     pool_close(&p);
-    live(true);
+    live(true, false);
+    live(true, true);
 }
 
 /* Prompts of different lists of an invariant plan find nothing of each other's. */
@@ -429,6 +520,7 @@ int main(void)
         cmocka_unit_test(two_at_once_go_on_from_what_one_has),
         cmocka_unit_test(own_pages_are_found_again),
         cmocka_unit_test(who_has_to_leave_keeps_its_pages_to_itself),
+        cmocka_unit_test(prompts_go_on_where_their_window_is),
         cmocka_unit_test(every_page_holds_the_tokens_of_whoever_refers_to_it),
         cmocka_unit_test(pages_behind_prompts_are_their_sequences_own),
         cmocka_unit_test(lists_have_scopes_of_their_own),

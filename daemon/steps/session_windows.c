@@ -1,0 +1,87 @@
+/* The windows of a session. See session_windows.h. Called by sessions.c; owns nothing. */
+#include "daemon/steps/session_windows.h"
+
+static struct windows *windows_of(const struct sessions *all)
+{
+    return &all->batcher->pages.windows;
+}
+
+/* How many the session has: fewer than a window needs if it is shorter. */
+static uint32_t count_of(const struct sessions *all, const struct session *s)
+{
+    const uint32_t kept = windows_of(all)->kept;
+    return s->pages < kept ? s->pages : kept;
+}
+
+uint64_t session_windows_bytes(const struct sessions *all)
+{
+    return windows_of(all)->on ? windows_of(all)->kept * all->windows.bytes : 0;
+}
+
+void session_windows_note(const struct sessions *all, struct session *s, uint32_t index, uint32_t page)
+{
+    const uint32_t first = s->pages - count_of(all, s);
+    if (!windows_of(all)->on || index < first) return;
+    s->tail[index - first] =
+        (struct session_tail){.page = page, .number = prefix_index_number(&all->batcher->pages.known, page)};
+}
+
+/* Whether the page is still the one that was noted. */
+static bool is_known(const struct sessions *all, const struct session_tail *tail)
+{
+    return tail->number && prefix_index_number(&all->batcher->pages.known, tail->page) == tail->number;
+}
+
+bool session_windows_there(const struct sessions *all, const struct session *s)
+{
+    for (uint32_t i = 0; windows_of(all)->on && i < count_of(all, s); i++)
+        if (!is_known(all, &s->tail[i]) || !windows_has(windows_of(all), s->tail[i].page)) return false;
+    return true;
+}
+
+unsigned char *session_windows_place(const struct sessions *all, const struct session *s)
+{
+    const uint32_t missing = windows_of(all)->kept - count_of(all, s);
+    return s->bytes + all->snapshot_bytes + (missing + s->window) * all->windows.bytes;
+}
+
+/* The next one is held. False: it is gone, or there is no room for it. */
+static bool take(struct windows *w, const struct session *s, uint32_t page, uint32_t *held)
+{
+    if (s->saves && !windows_has(w, page)) return false;
+    *held = s->saves ? windows_hold(w, page) : windows_take_empty(w);
+    return *held != WINDOWS_NONE;
+}
+
+void session_windows_moved(struct sessions *all, struct session *s)
+{
+    struct windows *w = windows_of(all);
+    const struct session_tail *tail = &s->tail[s->window];
+    if (s->saves)
+        session_page_read(&all->windows, s->held, session_windows_place(all, s));
+    else if (is_known(all, tail) && !windows_has(w, tail->page))
+        windows_attach(w, s->held, tail->page);
+    windows_let(w, s->held, true);
+    s->window++;
+}
+
+enum session_windows_end session_windows_go_on(struct sessions *all, struct session *s)
+{
+    struct windows *w = windows_of(all);
+    while (w->on && s->window < count_of(all, s)) {
+        const struct session_tail *tail = &s->tail[s->window];
+        if (!is_known(all, tail)) return SESSION_WINDOWS_GONE;
+        if (!s->saves && windows_has(w, tail->page)) { /* another sequence was quicker */
+            s->window++;
+            continue;
+        }
+        if (!take(w, s, tail->page, &s->held)) return SESSION_WINDOWS_GONE;
+        if (all->windows.moves) {
+            s->move = (s->saves ? STEP_KV_OUT : STEP_KV_IN) | STEP_KV_WINDOW;
+            return SESSION_WINDOWS_WAIT;
+        }
+        if (!s->saves) session_page_write(&all->windows, s->held, session_windows_place(all, s));
+        session_windows_moved(all, s);
+    }
+    return SESSION_WINDOWS_THROUGH;
+}

@@ -1,0 +1,29 @@
+/* The windows of a session: cells of layers that keep a window, of the last pages of its tokens (docs/state.md). They are a part of
+ * the state that comes after the session's pages, behind the snapshot of fixed states.
+ *
+ * Called by sessions.c. A session notes its last pages as they pass. At its end their pages of windows are read or written, one
+ * after another; where a part of them lies in VRAM alone, each by a step of STEP_KV_WINDOW. Owns nothing. */
+#ifndef HELM_DAEMON_STEPS_SESSION_WINDOWS_H
+#define HELM_DAEMON_STEPS_SESSION_WINDOWS_H
+
+#include "daemon/steps/sessions.h"
+
+/* In a session's state, which has room for a whole window: bytes; 0: no layer keeps one. */
+uint64_t session_windows_bytes(const struct sessions *all);
+/* The session's page `index` is this one of the KV pool, and known. */
+void session_windows_note(const struct sessions *all, struct session *s, uint32_t index, uint32_t page);
+/* Whether the cache has all of them. */
+bool session_windows_there(const struct sessions *all, const struct session *s);
+
+enum session_windows_end {
+    SESSION_WINDOWS_THROUGH,
+    SESSION_WINDOWS_WAIT, /* s->move and s->held say for which step */
+    SESSION_WINDOWS_GONE, /* saving: a page was given to others; restoring: that, or there is no room */
+};
+/* Begins with the session's first one if s->window is 0, and goes on from there: to s->bytes, or from there. */
+enum session_windows_end session_windows_go_on(struct sessions *all, struct session *s);
+/* Its bytes of the one that is moved, for the step; that step is done. */
+unsigned char *session_windows_place(const struct sessions *all, const struct session *s);
+void session_windows_moved(struct sessions *all, struct session *s);
+
+#endif
