@@ -328,5 +328,6 @@ int main(void)
                                        cmocka_unit_test(experts_in_parts_agree),
                                        cmocka_unit_test(experts_are_not_streamed_for_one_token),
                                        cmocka_unit_test(collection_agrees)};
+    if (getenv("HELM_TEST_FILTER")) cmocka_set_test_filter(getenv("HELM_TEST_FILTER"));
     return cmocka_run_group_tests_name("golden/gguf-gpu", tests, NULL, NULL);
 }
