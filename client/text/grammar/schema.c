@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "client/text/grammar/grammar.h"
-#include "common/base/decimal.h"
 #include "common/base/json.h"
 #include "common/base/json_numbers.h"
 
@@ -77,7 +76,7 @@ static uint32_t type_of_name(struct schema *s, const json_t *name)
     return 0;
 }
 
-static uint32_t type_of_value(const struct schema *s, const json_t *value)
+static uint32_t type_of_value(struct schema *s, const json_t *value)
 {
     struct decimal d;
     switch (json_typeof(value)) {
@@ -89,7 +88,7 @@ static uint32_t type_of_value(const struct schema *s, const json_t *value)
     case JSON_INTEGER:
         return SCHEMA_INTEGER;
     case JSON_REAL:
-        decimal_of(value, s->x->numbers, &d);
+        schema_decimal(s, value, &d);
         return decimal_is_whole(&d) ? SCHEMA_INTEGER : SCHEMA_NUMBER;
     case JSON_STRING:
         return SCHEMA_STRING;
@@ -286,7 +285,7 @@ static bool add_value(struct schema *s, json_t *seen, const json_t *value)
 {
     struct decimal d;
     char *text = NULL;
-    if (json_is_number(value)) decimal_of(value, s->x->numbers, &d);
+    if (json_is_number(value)) schema_decimal(s, value, &d);
     if (schema_charge(s, schema_weight(value)))
         text = json_is_number(value) ? decimal_key(&d)
                                      : json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_SORT_KEYS);

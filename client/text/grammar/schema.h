@@ -19,6 +19,7 @@
 #include <jansson.h>
 
 #include "client/text/grammar/expr.h"
+#include "common/base/decimal.h"
 
 /* Of JSON text, and of a value. The expressions are the caller's, also after a failure. */
 HELM_MUST_CHECK int schema_parse(struct exprs *exprs, const char *text, size_t length, uint32_t *root,
@@ -70,8 +71,10 @@ bool schema_says_nothing(const json_t *node, const char *name, const json_t *val
 void schema_check_keywords(struct schema *s, const json_t *node);
 /* exprs_charge, with the path in its error. false: failed, now or before. */
 bool schema_charge(struct schema *s, size_t steps);
+/* A number of the schema, exactly; its digits are charged. *out must not be copied. */
+void schema_decimal(struct schema *s, const json_t *number, struct decimal *out);
 /* Whether two values are the same one: numbers by what they mean. */
-bool schema_same_value(const struct schema *s, const json_t *a, const json_t *b);
+bool schema_same_value(struct schema *s, const json_t *a, const json_t *b);
 /* Values in a value, for charging. */
 size_t schema_weight(const json_t *value);
 /* A value of this schema, seen from its parent by `name`. */

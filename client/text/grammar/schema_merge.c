@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "client/text/grammar/schema.h"
-#include "common/base/decimal.h"
 
 /* What becomes of a keyword that both have. */
 enum merge_kind {
@@ -59,15 +58,25 @@ static enum merge_kind kind_of(const char *name, bool *known)
     return MERGE_NOTHING;
 }
 
-bool schema_same_value(const struct schema *s, const json_t *a, const json_t *b)
+void schema_decimal(struct schema *s, const json_t *number, struct decimal *out)
+{
+    const char *text = json_number_text(s->x->numbers, number);
+    (void)schema_charge(s, 4 + (text ? strlen(text) / 8 : 0));
+    decimal_of(number, s->x->numbers, out);
+}
+
+bool schema_same_value(struct schema *s, const json_t *a, const json_t *b)
 {
     const char *name;
     json_t *value;
     size_t i;
+    if (json_is_integer(a) && json_is_integer(b)) return json_integer_value(a) == json_integer_value(b);
     if (json_is_number(a) && json_is_number(b)) {
         struct decimal x, y;
-        decimal_of(a, s->x->numbers, &x);
-        decimal_of(b, s->x->numbers, &y);
+        if (json_number_value(a) != json_number_value(b))
+            return false; /* the same number is the same double */
+        schema_decimal(s, a, &x);
+        schema_decimal(s, b, &y);
         return decimal_compare(&x, &y) == 0;
     }
     if (json_typeof(a) != json_typeof(b)) return false;
@@ -87,12 +96,12 @@ bool schema_same_value(const struct schema *s, const json_t *a, const json_t *b)
     return same;
 }
 
-static json_t *both(const struct schema *s, const json_t *a, const json_t *b)
+static json_t *both(struct schema *s, const json_t *a, const json_t *b)
 {
     return schema_same_value(s, a, b) ? json_incref((json_t *)a) : json_pack("{s:[O,O]}", "allOf", a, b);
 }
 
-static json_t *merge_members(const struct schema *s, const json_t *a, const json_t *b)
+static json_t *merge_members(struct schema *s, const json_t *a, const json_t *b)
 {
     json_t *out = json_copy((json_t *)a);
     const char *name;
@@ -157,8 +166,8 @@ static json_t *merge_bounds(struct schema *s, const char *name, const json_t *a,
         schema_refuse(s, HELM_E_UNSUPPORTED, "two '%.64s' of one value that are not two numbers", name);
         return NULL;
     }
-    decimal_of(a, s->x->numbers, &x);
-    decimal_of(b, s->x->numbers, &y);
+    schema_decimal(s, a, &x);
+    schema_decimal(s, b, &y);
     return json_incref((json_t *)((decimal_compare(&x, &y) > 0) == larger ? a : b));
 }
 
@@ -191,7 +200,7 @@ static json_t *merge_values(struct schema *s, const char *name, const json_t *a,
 }
 
 /* Properties of `other` alone must fit what `node` says of additional ones. */
-static json_t *bound_members(const struct schema *s, const json_t *node, const json_t *other)
+static json_t *bound_members(struct schema *s, const json_t *node, const json_t *other)
 {
     const json_t *more = json_object_get(node, "additionalProperties"),
                  *mine = json_object_get(node, "properties");

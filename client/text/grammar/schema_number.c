@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "client/text/grammar/schema.h"
-#include "common/base/decimal.h"
 
 #define WHOLE_MAX   80 /* digits before the point of a bound: 2^256 has 78 */
 #define MODULUS_MAX 256
@@ -172,7 +171,7 @@ static bool take_bound(struct schema *s, const json_t *node, const char *key, st
         schema_refuse(s, HELM_E_FORMAT, "'%s' is not a number", key);
         return false;
     }
-    decimal_of(value, s->x->numbers, &to->at);
+    schema_decimal(s, value, &to->at);
     if (whole_digits(&to->at) > WHOLE_MAX) {
         if (to->at.negative != lower)
             schema_refuse(s, HELM_E_LIMIT, "'%s' has more than %d digits before its point", key, WHOLE_MAX);
@@ -217,7 +216,7 @@ static void default_bound(const struct span *s, const struct bound *other, bool 
 static bool take_multiple(struct schema *s, const json_t *value, struct span *span, bool *integer)
 {
     struct decimal d;
-    if (!json_is_number(value) || (decimal_of(value, s->x->numbers, &d), d.negative || !d.count)) {
+    if (!json_is_number(value) || (schema_decimal(s, value, &d), d.negative || !d.count)) {
         schema_refuse(s, HELM_E_FORMAT, "'multipleOf' is not a number above 0");
         return false;
     }

@@ -87,6 +87,8 @@ static void test_squares(void **state)
          "]}}", 9000, HELM_E_LIMIT, "schema, at #/items: the schema takes more than"},
         {"{\"allOf\":[{\"enum\":[0", ",%d", "]},{\"enum\":[-1", ",-%d", "]}]}", 9000, HELM_E_LIMIT,
          "schema, at #: the schema takes more than"},
+        {"{\"allOf\":[{\"enum\":[0", ",9007199254740992.001%d", "]},{\"enum\":[-1", ",9007199254740992.002%d",
+         "]}]}", 9000, HELM_E_LIMIT, "schema, at #: the schema takes more than"},
         {"{\"anyOf\":[{},{\"required\":[\"x\"", ",\"%d\"", "],\"properties\":{\"x\":{}", ",\"%d\":{}", "}}]}",
          20000, HELM_E_LIMIT, "at #/anyOf/1"},
     };
