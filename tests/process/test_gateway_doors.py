@@ -260,11 +260,12 @@ def member_tests(stage):
             a = g.post(path, {**bodies[path], name: value})
             check("%s: %s is taken and named" % (path, name), a.status == 200 and a.headers.get("x-helm-ignored") == name, (a.headers, a.body))
     for path, body in ((chat, {"store": False}), (chat, {"metadata": None}), (responses, {"text": {"verbosity": "medium"}}), (chat, {"n": 1, "user": "x"}),
-                       (chat, {"mirostat": 0, "typical_p": 1.0, "min_tokens": 0}), (chat, {"max_tokens": -1}), (responses, {"max_output_tokens": -1}),
+                       (chat, {"mirostat": 0, "typical_p": 1.0, "min_tokens": 0}), (chat, {"best_of": 1, "echo": False, "stop_token_ids": [], "detokenize": True, "guided_choice": None}),
+                       (chat, {"prompt_logprobs": None, "return_token_ids": False, "include_reasoning": True}), (chat, {"max_tokens": -1}), (responses, {"max_output_tokens": -1}),
                        ("/v1/completions", {"best_of": 1, "max_tokens": -1}), (messages, {"mcp_servers": [], "service_tier": "auto"})):
         a = g.post(path, {**bodies[path], **body})
         check("%s: %s means what happens anyway" % (path, body), a.status == 200 and "x-helm-ignored" not in a.headers, (a.headers, a.body))
-    for path, name, value in ((chat, "web_search_options", {}), (chat, "mirostat", 2), (chat, "audio", {"voice": "x"}), (chat, "wings", 2), (chat, "wings", None),
+    for path, name, value in ((chat, "web_search_options", {}), (chat, "mirostat", 2), (chat, "stop_token_ids", [5]), (chat, "guided_choice", ["a"]), (chat, "include_reasoning", False), (chat, "audio", {"voice": "x"}), (chat, "wings", 2), (chat, "wings", None),
                               (responses, "previous_response_id", "x"), (responses, "conversation", "x"), (messages, "container", "x"), ("/v1/completions", "echo", True),
                               ("/api/generate", "suffix", "x"), ("/api/generate", "images", ["x"])):
         a = g.post(path, {**bodies[path], name: value})
