@@ -36,6 +36,7 @@ PROFILE_SRC := \
   tools/profile/packed.c \
   tools/profile/print.c \
   tools/profile/programs.c \
+  tools/profile/programs_all.c \
   tools/profile/programs_gpu.c \
   tools/profile/samples.c \
   tools/profile/steps.c \

@@ -42,13 +42,6 @@
 #define ATTEMPTS_QUICK 4
 #define FORMATS_S      15.0 /* after so long, formats are not measured again */
 #define PATH_TEXT      4096
-/* The model's programs: 20 s together with what is read. On the device; on the CPU as most plans run them and as invariant ones
- * do, alone or beside a device. */
-#define PROGRAMS_GPU_S       4.5 /* most plans' of it two thirds */
-#define PROGRAMS_EMULATED_S  2.0
-#define PROGRAMS_CPU_S       11.0
-#define PROGRAMS_INVARIANT_S 7.0
-#define PROGRAMS_BESIDE_GPU  0.6 /* of the CPU's time */
 
 struct options {
     const char *device, *out, *disk, *worker_dir, *formats, *model, *activations, *weights, *kv_dtype, *on;
@@ -313,15 +306,6 @@ static bool can_keep(struct tool *t, const char *path)
     return rc == 0;
 }
 
-static int read_model(const struct options *o, struct model *model, struct helm_err *err)
-{
-    bool derived = false;
-    int rc = model_read_headers(o->model, model, &derived, err);
-    if (rc) return helm_err_prefix(err, "--model");
-    if (o->weights && mixture_named(o->weights)) mixture_lay(model, mixture_named(o->weights));
-    return 0;
-}
-
 /* Those of --formats and of --model's matrices. */
 static int read_formats(struct tool *t, struct helm_err *err)
 {
@@ -338,7 +322,7 @@ static int read_formats(struct tool *t, struct helm_err *err)
         return helm_fail(err, HELM_E_USAGE, "--weights: '%.40s' is no mixture of formats", o->weights);
     if (!o->model && o->programs) return helm_fail(err, HELM_E_USAGE, "--programs: of which --model?");
     if (!o->model) return 0;
-    rc = read_model(o, model, err);
+    rc = profile_programs_model(o->model, o->weights, model, err);
     if (rc) return rc;
     t->formats |= model_formats(model);
     t->main = model_main_format(model);
@@ -398,66 +382,6 @@ static int print_json(json_t *json, struct helm_err *err)
 
 /* ---- the model's programs ---- */
 
-/* On the device, whose process ends where something fails there: that is no reason to have no others. */
-static int measure_programs_gpu(struct tool *t, struct profile_device_run **device, struct helm_err *err)
-{
-    const struct options *o = &t->options;
-    const bool emulated = t->device.ledger.kind == LEDGER_DEVICE_EMULATED;
-    struct profile_programs_gpu request = {.model = &t->model,
-                                           .path = o->model,
-                                           .weights = o->weights ? o->weights : "stored",
-                                           .kv_dtype = o->kv_dtype,
-                                           .device = *device,
-                                           .vram_free =
-                                               emulated ? t->device.ledger.limit : t->device.info.vram_free,
-                                           .emulated = emulated};
-    struct helm_err why = {0};
-    const double begin_s = profile_now_s(), all_s = emulated ? PROGRAMS_EMULATED_S : PROGRAMS_GPU_S;
-    int rc = 0;
-    for (int w = 0; w < PROGRAMS_GPU_WAYS && !rc; w++) {
-        request.way = (enum programs_gpu_way)w;
-        request.seconds = w == PROGRAMS_GPU ? all_s * 2 / 3 : all_s / 3;
-        rc = profile_programs_gpu_measure(&request, &t->programs, &why);
-    }
-    t->programs.gpu_tried = true;
-    if (!rc) {
-        profile_say(&t->progress, "the model's programs: on the device in %.1f s", profile_now_s() - begin_s);
-        return 0;
-    }
-    profile_say(&t->progress, "the model's programs: not on the device: %s", why.text);
-    programs_forget_gpu(&t->programs);
-    profile_device_close(*device);
-    *device = NULL;
-    return open_device(t, device, err);
-}
-
-/* On the device; on the CPU as most plans run it, then as invariant ones do. */
-static int measure_programs(struct tool *t, bool gpu, bool cpu, struct helm_err *err)
-{
-    struct model model = {0};
-    struct profile_programs request = {.cpu = cpu_options_of(t),
-                                       .model = &model,
-                                       .kv_dtype = kv_dtype_named(t->options.kv_dtype)};
-    const double begin_s = profile_now_s(), part = gpu ? PROGRAMS_BESIDE_GPU : 1;
-    profile_say(&t->progress, "the model's programs: measuring them (up to %.0f s)",
-                (gpu ? PROGRAMS_GPU_S : 0) + (cpu ? part * (PROGRAMS_CPU_S + PROGRAMS_INVARIANT_S) : 0));
-    pin_prefer_node(t->node);
-    int rc = has_device(t) ? open_device(t, &request.device, err) : 0;
-    if (!rc && gpu) rc = measure_programs_gpu(t, &request.device, err);
-    for (int invariant = 0; cpu && invariant < 2 && !rc; invariant++) {
-        request.cpu.invariant = invariant;
-        request.seconds = part * (invariant ? PROGRAMS_INVARIANT_S : PROGRAMS_CPU_S);
-        rc = read_model(&t->options, &model, err);
-        if (!rc) rc = profile_programs_measure(&request, &t->programs, err);
-    }
-    profile_device_close(request.device);
-    write_date(t->programs.made, sizeof t->programs.made);
-    if (!rc)
-        profile_say(&t->progress, "the model's programs: %u kinds in %.1f s", t->programs.kinds,
-                    profile_now_s() - begin_s);
-    return rc;
-}
-
 /* Those that are kept, or measured and kept: as with the profile, a file that cannot be used is measured anew, and no place for
  * one is a warning. */
 static int get_programs(struct tool *t, const char *fingerprint, struct helm_err *err)
@@ -476,7 +400,17 @@ static int get_programs(struct tool *t, const char *fingerprint, struct helm_err
     }
     if (rc && rc != HELM_E_NOT_FOUND)
         profile_say(&t->progress, "the model's programs cannot be used, measuring again: %s", why.text);
-    rc = measure_programs(t, gpu, cpu, err);
+    const struct profile_programs_all all = {.cpu = cpu_options_of(t),
+                                             .device = device_options_of(t),
+                                             .accelerator = &t->device,
+                                             .model = &t->model,
+                                             .path = t->options.model,
+                                             .weights = t->options.weights,
+                                             .kv_dtype = t->options.kv_dtype,
+                                             .on_device = gpu,
+                                             .on_cpu = cpu};
+    rc = profile_programs_all(&all, &t->programs, err);
+    write_date(t->programs.made, sizeof t->programs.made);
     if (rc) return rc;
     int kept = place ? profile_cache_make(path, &why) : HELM_E_NOT_FOUND;
     interrupt_hold();

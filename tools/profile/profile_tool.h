@@ -3,7 +3,7 @@
  * helm_profile.c holds the options and the order of work; checkpoint.c makes a model that exists only to be
  * measured; steps.c runs the CPU worker's engine over it, for cpu.c, for which packed.c has packed weights, and for
  * formats.c, which measures other formats of weights, with experts.c one token's experts of them; device.c asks
- * helm-worker-gpu to measure the device; now.c takes what memory gives at a moment; host.c measures reads of a disk and doorbells; wake.c wake-up times; samples.c turns numbers into values; print.c shows
+ * helm-worker-gpu to measure the device; programs.c, programs_gpu.c and programs_all.c measure a model's own programs; now.c takes what memory gives at a moment; host.c measures reads of a disk and doorbells; wake.c wake-up times; samples.c turns numbers into values; print.c shows
  * them. docs/profile.md says what each number means. */
 #ifndef HELM_TOOLS_PROFILE_PROFILE_TOOL_H
 #define HELM_TOOLS_PROFILE_PROFILE_TOOL_H
@@ -348,6 +348,25 @@ struct profile_copied {
 };
 HELM_MUST_CHECK int profile_device_copied(struct profile_device_run *device, struct profile_copied *copied,
                                           struct helm_err *err);
+
+/* ---- programs_all.c ---- */
+
+/* --model as helmd's --weights has it (NULL: stored). */
+HELM_MUST_CHECK int profile_programs_model(const char *path, const char *weights, struct model *model,
+                                           struct helm_err *err);
+/* Both of the above, in at most 20 s: on the device, on the CPU as most plans run them and as invariant ones do, as far as they are
+ * wanted. That the device has none is said and no error. */
+struct accelerator;
+struct profile_programs_all {
+    struct profile_cpu_options cpu;
+    struct profile_device_options device;
+    const struct accelerator *accelerator;
+    const struct model *model;
+    const char *path, *weights, *kv_dtype;
+    bool on_device, on_cpu;
+};
+HELM_MUST_CHECK int profile_programs_all(const struct profile_programs_all *all, struct programs *programs,
+                                         struct helm_err *err);
 
 /* ---- now.c ---- */
 
