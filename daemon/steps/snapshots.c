@@ -8,13 +8,21 @@
 #include "common/base/round.h"
 #include "common/plan/state.h"
 
+/* Rows end where long prompts leave snapshots, and each row reads the weights: none is shorter than a step for that. */
+uint32_t snapshots_prompt_every(const struct plan *plan, uint32_t page_tokens)
+{
+    const uint32_t step = plan->step_tokens / page_tokens * page_tokens;
+    const uint32_t least = (uint32_t)round_up(SNAPSHOTS_PROMPT_TOKENS, page_tokens);
+    return step > least ? step : least;
+}
+
 int snapshots_init(struct snapshots *all, const struct plan *plan, uint32_t page_tokens, struct helm_err *err)
 {
     uint32_t buckets = 1;
     *all = (struct snapshots){.on = plan_has_fixed(plan), .count = plan->state_snapshots};
     all->chooses = all->on || plan->window_page_count;
     all->page_tokens = page_tokens;
-    all->prompt_every = (uint32_t)round_up(SNAPSHOTS_PROMPT_TOKENS, page_tokens);
+    all->prompt_every = snapshots_prompt_every(plan, page_tokens);
     all->answer_every = (uint32_t)round_up(SNAPSHOTS_ANSWER_TOKENS, page_tokens);
     if (!all->on) return 0;
     const struct state_layout layout = plan_state_layout(plan, PLAN_CPU0);

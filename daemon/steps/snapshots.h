@@ -22,8 +22,8 @@
 #include "common/shared/arena.h"
 #include "daemon/steps/sequence.h"
 
-#define SNAPSHOTS_PROMPT_TOKENS                                                                              \
-    1024                           /* a long prompt leaves one at each multiple, or page if that is longer */
+/* Long prompts leave snapshots at multiples of this, or of a step's tokens if these are more (snapshots_prompt_every). */
+#define SNAPSHOTS_PROMPT_TOKENS 1024
 #define SNAPSHOTS_ANSWER_TOKENS 32 /* an answer likewise, of which the newest stays */
 #define SNAPSHOTS_MARK_TOKENS   64 /* a mark nearer to the snapshot in front of it leaves none */
 #define SNAPSHOTS_MARKS_NEAR    4  /* the last marks; those in front are as far apart as a long prompt's */
@@ -52,6 +52,8 @@ struct snapshots {
     uint32_t *bucket;              /* [mask + 1] */
 };
 
+/* Positions between two snapshots of a long prompt: whole pages. */
+uint32_t snapshots_prompt_every(const struct plan *plan, uint32_t page_tokens);
 HELM_MUST_CHECK int snapshots_init(struct snapshots *all, const struct plan *plan, uint32_t page_tokens,
                                    struct helm_err *err);
 void snapshots_free(struct snapshots *all);

@@ -520,12 +520,26 @@ static void without_fixed_states_nothing_changes(void **state)
     snapshots_free(&off);
 }
 
+/* A row is never shorter than a step because of them. */
+static void long_prompts_leave_one_a_step(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t step, page, every;
+    } rows[] = {{512, 16, 1024},  {1024, 16, 1024}, {4096, 16, 4096},
+                {4100, 16, 4096}, {1030, 12, 1032}, {8, 2048, 2048}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        assert_int_equal(snapshots_prompt_every(&(struct plan){.step_tokens = rows[i].step}, rows[i].page),
+                         rows[i].every);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_begins_with_its_tokens_state),
         cmocka_unit_test(rows_leave_snapshots_as_they_pass),
         cmocka_unit_test(prompts_are_cut_where_snapshots_are_taken),
+        cmocka_unit_test(long_prompts_leave_one_a_step),
         cmocka_unit_test(marks_are_positions_of_snapshots),
         cmocka_unit_test(many_marks_are_thinned),
         cmocka_unit_test(the_least_useful_goes_first),
