@@ -174,6 +174,14 @@ static void add_arrival(struct lowering *low, uint32_t index)
     add_copies(low, (int32_t)index);
 }
 
+/* Passes slices at home of units before this one. Where decode has a layer's experts in both memories, a list for prompts may have
+ * the CPU compute them: the shared expert's slices lie in VRAM all the same. */
+static void pass_home(struct lowering *low, uint32_t unit)
+{
+    const struct ring_schedule *home = low->source->home;
+    while (low->next_home < home->count && home->slice[low->next_home].unit < unit) low->next_home++;
+}
+
 /* The slice at `next`, if it is of this operation, and of the piece's run. */
 static const struct ring_slice *slice_of(const struct ring_schedule *slices, uint32_t next,
                                          const struct lower_at *at, const struct piece *piece)
@@ -212,11 +220,21 @@ static void next_home(struct lowering *low, const struct lower_at *at, const str
     lower_expand_home(low, low->next_home++);
 }
 
+/* At home, and of no slices: multiplied by as it is. */
+static void next_whole(struct lowering *low, const struct lower_at *at, struct piece *piece)
+{
+    lower_whole_piece(low, at, piece);
+    if (low->rc || lower_reads(low, at->math, piece, schedule_of(low, at))) return;
+    low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: no slices expand the %s of %s", at->layer,
+                        tensor_format_name(piece->format), at->math->name);
+}
+
 bool lower_next_piece(struct lowering *low, const struct lower_at *at, struct piece *piece)
 {
     const bool begun = piece->part_count > 0, was_streamed = piece->streamed, was_home = piece->home;
     if (was_streamed) add_copies(low, (int32_t)piece->slice);
     if (low->rc) return false;
+    pass_home(low, at->unit);
     struct piece next = {.index = begun ? piece->index + 1 : 0,
                          .slice = low->next_slice,
                          .first = piece->first,
@@ -234,7 +252,7 @@ bool lower_next_piece(struct lowering *low, const struct lower_at *at, struct pi
     else if (home)
         next_home(low, at, home, piece);
     else
-        lower_whole_piece(low, at, piece);
+        next_whole(low, at, piece);
     return !low->rc;
 }
 
@@ -244,6 +262,7 @@ void lower_expand_ahead(struct lowering *low, const struct plan_span *span)
     const struct ring_slice *slice = &low->ring->slice[low->next_slice];
     const struct ring_schedule *home = low->source->home;
     if (slice->unit >= span->first_unit + span->unit_count || reads_slice(low, slice)) return;
+    pass_home(low, span->first_unit);
     if (low->next_home < home->count && home->slice[low->next_home].unit < slice->unit) return;
     low->ahead = low->next_slice + 1;
     add_arrival(low, low->next_slice);

@@ -163,17 +163,21 @@ static void step_blocks_do_not_overlap(void **state)
     }
 }
 
-static char *printed(const struct plan *plan, int expected)
+static char *printed_of(const char *folder, const struct plan *plan, int expected)
 {
     char *text = NULL;
     size_t bytes = 0;
     struct helm_err err = {0};
     FILE *out = open_memstream(&text, &bytes);
     assert_non_null(out);
-    int rc = gpu_print_plan("tests/data/golden/qwen3", plan, 1, "", out, &err);
+    int rc = gpu_print_plan(folder, plan, 1, "", out, &err);
     fclose(out);
     if (rc != expected) fail_msg("%d: %s", rc, err.text);
     return text;
+}
+static char *printed(const struct plan *plan, int expected)
+{
+    return printed_of("tests/data/golden/qwen3", plan, expected);
 }
 
 static void plans_are_printed(void **state)
@@ -365,6 +369,45 @@ static void packed_slices_are_expanded_before_their_use(void **state)
     free(text);
 }
 
+/* Of experts in both memories the shared one lies in VRAM, too. Where a list for prompts has the CPU compute them, the GPU passes its
+ * slices, and expands those of the layers behind as any list does. */
+static void what_another_list_computes_is_passed(void **state)
+{
+    (void)state;
+    static const char *const letters[] = {"gm/gc", "gm/gs", "gmgg/gcgg", "gmgm/gcgs", "gmgm/gsgc"};
+    static const char folder[] = "tests/data/golden/qwen35moe";
+    struct model model;
+    struct helm_err err = {0};
+    if (model_read(folder, &model, &err)) fail_msg("%s", err.text);
+    for (size_t l = 0; l < sizeof letters / sizeof *letters; l++) {
+        struct plan_unit unit[WRITTEN_UNITS(4)];
+        const char *const slash = strchr(letters[l], '/');
+        struct plan plan = {.layers = 4,
+                            .unit = units_of_letters(unit, 4, letters[l], (size_t)(slash - letters[l])),
+                            .device[PLAN_GPU0] = {.ring_bytes = MIB, .experts.slots = 3},
+                            .embed = PLAN_GPU0,
+                            .head = PLAN_GPU0,
+                            .weights = mixture_named("q8_0"),
+                            .step_tokens = 512};
+        add_letters(&plan, 39, slash + 1);
+        plan_take_states(&plan, &model);
+        char *text = printed_of(folder, &plan, 0), *more = NULL;
+        uint32_t chunks = 0, expanded[2] = {0};
+        for (char *line = strtok_r(text, "\n", &more); line; line = strtok_r(NULL, "\n", &more)) {
+            if (strstr(line, " entries")) chunks += strstr(line, "a chunk of tokens") != NULL;
+            if (!chunks) continue;
+            if (strstr(line, "matmul ") && strstr(line, "q8_0")) fail_msg("%s: %s", letters[l], line);
+            if (strstr(line, "expand slice ") && !strstr(line, "expert")) expanded[chunks - 1]++;
+        }
+        assert_int_equal(chunks, 2);
+        /* of each of four layers what goes into attention or the delta net, and what comes out */
+        if (expanded[0] < 4 * 2 || expanded[0] != expanded[1])
+            fail_msg("%s: %u and %u slices", letters[l], expanded[0], expanded[1]);
+        free(text);
+    }
+    model_free(&model);
+}
+
 /* One token over a long context: attention in no chain, what is between two in one. */
 static void long_contexts_are_attended_to_apart(void **state)
 {
@@ -409,6 +452,7 @@ int main(void)
         cmocka_unit_test(plans_are_printed),
         cmocka_unit_test(two_tiers_are_printed),
         cmocka_unit_test(packed_slices_are_expanded_before_their_use),
+        cmocka_unit_test(what_another_list_computes_is_passed),
         cmocka_unit_test(long_contexts_are_attended_to_apart),
     };
     return cmocka_run_group_tests_name("worker-gpu/program", tests, NULL, NULL);
