@@ -22,8 +22,6 @@ template <uint32_t W, uint32_t P, uint32_t B, uint32_t C> struct chain_shape {
     /* those that compute, as a team (attention/decode.cuh) */
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
     static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
-    /* Tiles of blocks that a warp multiplies at once where they meet the same x. */
-    static const uint32_t TOGETHER = 1;
 };
 
 /* A divisor, and 2^32 by it, rounded up: divisions of the rest of what is asked for would take as long as a copy's begin. */
@@ -57,7 +55,7 @@ struct alignas(16) chain_weights {
     uint32_t ask_pairs, ask_chunks; /* as many tiles on as warps ask */
     uint32_t use_pairs, use_chunks; /* and as warps that compute take */
     uint32_t format;
-    uint16_t loose; /* tiles that do not begin on 16 bytes */
+    uint16_t loose; /* 1: tiles that do not begin on 16 bytes; 2: each matrix's elsewhere from 16 on */
     uint16_t
         joined; /* of chains with experts: tiles of two whole rows that lie one behind the other: one copy */
     /* Experts, whose matrices are where the token's choice says: bytes from one's to the next one's; how many are
@@ -231,6 +229,7 @@ __device__ __forceinline__ uint32_t chain_tiles_of(uint32_t bytes, uint32_t row,
 struct ask_walk {
     chain_weights *w; /* the operation's, the warp's own in shared memory: start and whole are first and pairs
                          of the block's share */
+    chain_weights r;  /* of chains with experts: a copy of it in registers */
     const chain_weights *end; /* of the list's */
     uint32_t left;            /* operations behind this one */
     tile_walk at;             /* at.pair >= w->whole: there is nothing more */
@@ -242,11 +241,16 @@ struct ask_walk {
                                  for each other */
     uint32_t chosen, choices; /* the ring's barriers, how often they have been waited for */
 };
+/* The walk's operation, where it is read fastest. */
+template <bool SPARSE> __device__ __forceinline__ const chain_weights &ask_of(const ask_walk &k)
+{
+    return SPARSE ? k.r : *k.w;
+}
 /* Goes on to the next operation when the walk is through with this one. */
 template <bool SPARSE> __device__ __forceinline__ void ask_settle(ask_walk &k)
 {
     const uint32_t words = sizeof(chain_weights) / 16, lane = threadIdx.x & 31;
-    while (k.at.pair >= k.w->whole && k.left > 0) {
+    while (k.at.pair >= ask_of<SPARSE>(k).whole && k.left > 0) {
         /* how far beyond the operation's last tile the walk is */
         const uint32_t rest = (k.at.pair - k.w->whole) * k.w->chunks + k.at.chunk;
         __syncwarp();
@@ -260,6 +264,7 @@ template <bool SPARSE> __device__ __forceinline__ void ask_settle(ask_walk &k)
         __syncwarp();
         if (lane == 0) k.w->start = first, k.w->whole = pairs;
         __syncwarp();
+        if (SPARSE) k.r = *k.w;
         k.at = walk_to(rest, k.w->chunks);
         if (SPARSE) { /* slots of small tiles are half empty */
             k.usual = chain_tiles_of(CHAIN_FLIGHT, k.w->tile, k.askers, k.slots);
@@ -281,6 +286,7 @@ __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const 
     k.at = {0, first};
     if ((threadIdx.x & 31) == 0) own->chunks = 1 << 16, own->whole = 0;
     __syncwarp();
+    if (SPARSE) k.r = *k.w;
     ask_settle<SPARSE>(k);
 }
 /* Whose a tile is of the experts that were chosen. */
@@ -340,14 +346,14 @@ template <bool SPARSE> __device__ __forceinline__ uint32_t tile_length(const cha
 template <bool SPARSE>
 __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pitch, uint32_t full)
 {
-    const uint32_t pair = k.w->start + k.at.pair * gridDim.x;
+    const chain_weights &w = ask_of<SPARSE>(k);
+    const uint32_t pair = w.start + k.at.pair * gridDim.x;
     uint32_t expert = 0;
-    if (SPARSE && k.w->chosen)
-        expert = __shfl_sync(0xffffffffu, k.expert, tile_choice(*k.w, pair, k.at.chunk));
+    if (SPARSE && w.chosen) expert = __shfl_sync(0xffffffffu, k.expert, tile_choice(w, pair, k.at.chunk));
     if ((threadIdx.x & 31) == 0) {
-        const linear_pair rows = tile_rows<SPARSE>(*k.w, pair, k.at.chunk, expert);
-        const uint32_t bytes = tile_length<SPARSE>(*k.w, k.at.chunk);
-        const bool joined = SPARSE && k.w->joined;
+        const linear_pair rows = tile_rows<SPARSE>(w, pair, k.at.chunk, expert);
+        const uint32_t bytes = tile_length<SPARSE>(w, k.at.chunk);
+        const bool joined = SPARSE && w.joined;
         const tile_window a = tile_window_of(rows.a, joined && rows.b ? 2 * bytes : bytes),
                           b = tile_window_of(rows.b, bytes);
         const bool two = rows.b && !joined;
@@ -355,10 +361,10 @@ __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pi
         bulk_copy(slot, a.from, a.bytes, full);
         if (two) bulk_copy(slot + pitch, b.from, b.bytes, full);
     }
-    k.at.pair += k.w->ask_pairs;
-    k.at.chunk += k.w->ask_chunks;
-    if (k.at.chunk >= k.w->chunks) k.at.chunk -= k.w->chunks, k.at.pair++;
-    if (k.at.pair >= k.w->whole) ask_settle<SPARSE>(k);
+    k.at.pair += w.ask_pairs;
+    k.at.chunk += w.ask_chunks;
+    if (k.at.chunk >= w.chunks) k.at.chunk -= w.chunks, k.at.pair++;
+    if (k.at.pair >= w.whole) ask_settle<SPARSE>(k);
 }
 /* An asking warp's life. The first round finds every slot free. */
 template <typename S, bool SPARSE>
@@ -375,7 +381,7 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
     uint32_t asked = 0; /* tiles */
     for (bool first = true;; first = false) {
         const uint32_t round = ring.parity;
-        while (ring.parity == round && ask.at.pair < ask.w->whole) {
+        while (ring.parity == round && ask.at.pair < ask_of<SPARSE>(ask).whole) {
             if (!first) bulk_wait(ring.free + 8 * ring.slot, round ^ 1);
             /* at most `most` tiles in flight: an earlier one must have arrived */
             const bool hurried = bulk_over(ring.hurry, 0);
@@ -390,17 +396,13 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
                              ring.full + 8 * ring.slot);
             ring_next(ring, askers);
         }
-        if (ask.at.pair >= ask.w->whole) return;
+        if (ask.at.pair >= ask_of<SPARSE>(ask).whole) return;
     }
 }
 
 /* ---- what chain.cu and chain/list.cu share ------------------------------------------------------------ */
 
 typedef chain_shape<8, 4, 4096, 2560> chain_shaped;
-/* Chains with experts have many small tiles. */
-struct chain_sparse_shaped : chain_shaped {
-    static const uint32_t TOGETHER = 2;
-};
 /* Warps that request tiles of `pitch` bytes a row. Between operations at least one tile of each is in flight. */
 static inline uint32_t chain_askers(uint32_t pitch)
 {

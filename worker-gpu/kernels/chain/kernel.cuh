@@ -37,23 +37,6 @@ __device__ __noinline__ float2 chain_blocks(uint32_t tile_a, uint32_t tile_b, ui
     return sum;
 }
 
-/* The same of two tiles, `second` behind the first in the ring. */
-template <typename D>
-__device__ __noinline__ float4 chain_blocks_two(uint32_t tile_a, uint32_t tile_b, uint32_t second_a,
-                                                uint32_t second_b, uint32_t bytes, uint32_t x)
-{
-    SHARED_DYNAMIC(unsigned char, shared);
-    float sum[4] = {0, 0, 0, 0};
-#pragma unroll 1
-    for (uint32_t from = 0, line = 0; from < bytes; from += D::LINE_BYTES, line++) {
-        const unsigned char *const row[4] = {shared + tile_a + from, shared + tile_b + from,
-                                             shared + second_a + from, shared + second_b + from};
-        D::lines_add(row, bytes - from, reinterpret_cast<const float4 *>(shared + x) + line * D::LINE_QUADS,
-                     sum);
-    }
-    return make_float4(sum[0], sum[1], sum[2], sum[3]);
-}
-
 /* A lane's part of the sums of the tile `at`, whose pair counts from the operation's first, in a slot. */
 template <bool SPARSE, typename D>
 __device__ __forceinline__ void chain_tile_of(const chain_weights &w, tile_place tile, tile_walk at,
@@ -114,39 +97,96 @@ __device__ __forceinline__ void chain_tile(const chain_weights &w, tile_place ti
 #undef BLOCKS
 }
 
-/* The sums of two tiles of blocks at once, of one chunk of the pairs `at` and `other`. */
-template <bool SPARSE, typename D>
-__device__ __forceinline__ float4 chain_tiles_as(const chain_weights &w, tile_place tile, tile_place second,
-                                                 tile_walk at, uint32_t other, const float4 *x4)
+/* A warp's tiles of blocks in one operation where all are the same chunk of their rows, so that they meet the same x. */
+struct chain_run {
+    uint32_t full, slots, pitch; /* of the ring */
+    uint32_t bytes;              /* of a tile's row */
+    const unsigned char *x;      /* what it meets */
+    /* where from 16 bytes on the next tile's first row begins; from one tile's to the next one's; from its first to its second */
+    uint32_t beside, step, apart;
+    bool joined;
+};
+/* Two tiles at once, or one where no more than one is there. slot, parity: of the next tile, and they go on. */
+template <typename D>
+__device__ __forceinline__ void chain_run_two(chain_run &r, uint32_t warps, uint32_t there, uint32_t &slot,
+                                              uint32_t &parity, float sum[4])
 {
-    typedef chain_lines_of<D> L;
     SHARED_DYNAMIC(unsigned char, shared);
-    const uint32_t bytes = tile_length<SPARSE>(w, at.chunk);
-    const float4 *with = x4 + at.chunk * L::quads(w.tile);
-    if (D::LOOSE && w.loose) {
-        const chain_beside a = tile_beside<SPARSE>(w, at.pair, at.chunk),
-                           b = tile_beside<SPARSE>(w, other, at.chunk);
-        tile.a += a.a, tile.b += a.b, second.a += b.a, second.b += b.b;
+    uint32_t row[4], done[2];
+#pragma unroll
+    for (uint32_t n = 0; n < 2; n++) {
+        if (n < there) {
+            bulk_wait(r.full + 8 * slot, parity);
+            done[n] = r.full + 8 * (r.slots + slot);
+            row[2 * n] = slot * 2 * r.pitch, row[2 * n + 1] = row[2 * n] + r.pitch;
+            if (D::LOOSE) row[2 * n] += r.beside, row[2 * n + 1] += (r.beside + r.apart) & 15;
+            if (r.joined) row[2 * n + 1] = row[2 * n] + r.bytes;
+            r.beside = (r.beside + r.step) & 15;
+            slot += warps;
+            if (slot >= r.slots) slot -= r.slots, parity ^= 1;
+        } else {
+            done[n] = 0, row[2 * n] = row[0], row[2 * n + 1] = row[1];
+        }
     }
-    if (w.joined) tile.b = tile.a + bytes, second.b = second.a + bytes;
-    const auto place = [&](const void *p) {
-        return (uint32_t)(reinterpret_cast<const unsigned char *>(p) - shared);
-    };
-    return chain_blocks_two<D>(place(tile.a), place(tile.b), place(second.a), place(second.b), bytes,
-                               place(with));
+    sum[0] = sum[1] = sum[2] = sum[3] = 0;
+#pragma unroll 1
+    for (uint32_t from = 0, x = 0; from < r.bytes; from += D::LINE_BYTES, x += D::LINE_QUADS * 16)
+        D::lines_add(row, shared + from, r.bytes - from, reinterpret_cast<const float4 *>(r.x + x), sum);
+    __syncwarp(); /* all lanes have read the slots */
+#pragma unroll
+    for (uint32_t n = 0; n < 2; n++) {
+        if (n < there)
+            barrier_arrive(done[n]);
+        else
+            sum[2 * n] = sum[2 * n + 1] = 0;
+    }
 }
-template <bool SPARSE>
-__device__ __forceinline__ float4 chain_tiles(const chain_weights &w, tile_place tile, tile_place second,
-                                              tile_walk at, uint32_t other, const float4 *x4)
+/* The tiles `tile`, `tile` + warps, ... before `end`, the first of chunk at.chunk of pair at.pair, in a function of its own as
+ * chain_blocks is: its loop has what it needs in registers. place, and what it returns: the ring's slot, and its parity in the
+ * highest bit. x, sums: places in shared memory, bytes; sums: of the first tile. */
+template <typename D>
+__device__ __noinline__ uint32_t chain_run_as(const chain_weights *of, uint32_t full, uint32_t slots,
+                                              uint32_t pitch, tile_walk at, uint32_t place, uint32_t tile,
+                                              uint32_t end, uint32_t warps, uint32_t x, uint32_t sums)
+{
+    SHARED_DYNAMIC(unsigned char, shared);
+    const chain_weights &w = *of;
+    uint32_t slot = place & 0x7fffffffu, parity = place >> 31;
+    chain_run r = {full,
+                   slots,
+                   pitch,
+                   tile_length<true>(w, at.chunk),
+                   shared + x + at.chunk * (w.tile / D::LINE_BYTES) * D::LINE_QUADS * 16,
+                   D::LOOSE && w.loose ? tile_beside<true>(w, at.pair, at.chunk).a : 0,
+                   (uint32_t)(w.use_pairs * gridDim.x * w.pair_bytes & 15),
+                   (uint32_t)w.to_second & 15,
+                   w.joined != 0};
+#pragma unroll 1
+    for (; tile < end; tile += TILES_FOLDED * warps, sums += TILES_FOLDED * warps * 8) {
+        const uint32_t left = (end - tile + warps - 1) / warps;
+        float sum[2 * TILES_FOLDED] = {0};
+        chain_run_two<D>(r, warps, left, slot, parity, sum);
+        if (left > 2) chain_run_two<D>(r, warps, left - 2, slot, parity, sum + 4);
+        const float total = tiles_fold(sum);
+        const uint32_t number = tiles_folded() / 2;
+        if (tiles_fold_first() && number < left)
+            *reinterpret_cast<float *>(shared + sums + number * warps * 8 + tiles_folded() % 2 * 4) = total;
+    }
+    return slot | parity << 31;
+}
+/* The same, of blocks of whatever format the operation says. */
+__device__ __forceinline__ uint32_t chain_run_of(const chain_weights *of, uint32_t full, uint32_t slots,
+                                                 uint32_t pitch, tile_walk at, uint32_t place, uint32_t tile,
+                                                 uint32_t end, uint32_t warps, uint32_t x, uint32_t sums)
 {
 #define BLOCKS(name, NAME)                                                                                   \
     case FORMAT_##NAME:                                                                                      \
-        return chain_tiles_as<SPARSE, decode_##name>(w, tile, second, at, other, x4);
-    switch (w.format) {
+        return chain_run_as<decode_##name>(of, full, slots, pitch, at, place, tile, end, warps, x, sums);
+    switch (of->format) {
         DECODE_BLOCKS(BLOCKS)
     }
 #undef BLOCKS
-    return make_float4(0, 0, 0, 0);
+    return place;
 }
 
 /* What a block's rows are computed with: x and places for sums in shared memory. */
@@ -175,8 +215,10 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
     tile_walk use = walk_to(tile, chunks);
     bool had_time = false;
     uint32_t batch = 0;
-    /* Of all of the warp's tiles, of which two have room. */
-    const bool same_x = item.where.use_chunks == 0 && ring.slots >= 2 * S::WARPS;
+    /* All of the warp's tiles meet the same x, and two have room. */
+    constexpr bool RUNS = SPARSE && chain_any_blocks<D>::value;
+    const bool same_x =
+        RUNS && item.where.use_chunks == 0 && ring.slots >= 2 * S::WARPS && item.where.loose < 2;
     if (SPARSE && work.rest == S::WARPS - 1) { /* the warp that has fewest tiles */
         if (item.kind == GPUK_CHAIN_EXPERTS_GLU)
             chain_weigh(item.experts, token, work.sums.partial + (work.which ^ 1) * CHAIN_SUMS);
@@ -190,44 +232,34 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
         float2 add = make_float2(0, 0);
         if (mine < end) add = chain_addends<SPARSE>(item, token, pair);
         const uint32_t from_tile = batch * chunks, end_tile = end * chunks;
-        do {
+        if constexpr (RUNS) {
+            SHARED_DYNAMIC(unsigned char, shared);
+            while (same_x && (!had_time || tile < end_tile)) {
+                uint32_t some = end_tile; /* the first few before there is time */
+                if (!had_time && tile + TILES_FOLDED * S::WARPS < end_tile)
+                    some = tile + TILES_FOLDED * S::WARPS;
+                if (tile < some) {
+                    const auto place = [&](const void *p) {
+                        return (uint32_t)(reinterpret_cast<const unsigned char *>(p) - shared);
+                    };
+                    const uint32_t at =
+                        chain_run_of(&item.where, ring.full, ring.slots, ring.pitch,
+                                     {first + use.pair * gridDim.x, use.chunk}, ring.slot | ring.parity << 31,
+                                     tile, some, S::WARPS, place(x4), place(sums + (tile - from_tile) * 2));
+                    const uint32_t times = (some - tile + S::WARPS - 1) / S::WARPS;
+                    tile += times * S::WARPS, use.pair += times * item.where.use_pairs;
+                    ring.slot = at & 0x7fffffffu, ring.parity = at >> 31;
+                }
+                if (!had_time) beside();
+                had_time = true;
+            }
+        }
+        while (!same_x && (!had_time || tile < end_tile)) {
             float sum[2 * TILES_FOLDED] = {0};
             const uint32_t begin = tile;
             /* not unrolled: code that is not at hand costs more than it saves */
 #pragma unroll 1
             for (uint32_t i = 0; i < TILES_FOLDED; i++) {
-                if constexpr (S::TOGETHER == 2 && chain_any_blocks<D>::value) {
-                    if (same_x) {
-                        if (i == TILES_FOLDED / 2) break;
-#pragma unroll
-                        for (uint32_t j = 0; j < 2 * TILES_FOLDED - 4; j++) sum[j] = sum[j + 4];
-                        float *to = sum + 2 * TILES_FOLDED - 4;
-                        to[0] = to[1] = to[2] = to[3] = 0;
-                        if (tile >= end_tile) continue;
-                        const bool two = tile + S::WARPS < end_tile;
-                        const uint32_t slot = ring.slot;
-                        bulk_wait(ring.full + 8 * slot, ring.parity);
-                        ring_next(ring, S::WARPS);
-                        if (two) bulk_wait(ring.full + 8 * ring.slot, ring.parity);
-                        const unsigned char *from = ring.at + (size_t)slot * 2 * ring.pitch,
-                                            *behind =
-                                                two ? ring.at + (size_t)ring.slot * 2 * ring.pitch : from;
-                        const uint32_t pair = first + use.pair * gridDim.x;
-                        const float4 both =
-                            chain_tiles<SPARSE>(item.where, {from, from + ring.pitch},
-                                                {behind, behind + ring.pitch}, {pair, use.chunk},
-                                                two ? pair + item.where.use_pairs * gridDim.x : pair, x4);
-                        to[0] = both.x, to[1] = both.y;
-                        if (two) to[2] = both.z, to[3] = both.w;
-                        __syncwarp(); /* all lanes have read the slots */
-                        barrier_arrive(ring.free + 8 * slot);
-                        if (two) barrier_arrive(ring.free + 8 * ring.slot);
-                        if (two) ring_next(ring, S::WARPS);
-                        tile += two ? 2 * S::WARPS : S::WARPS;
-                        use.pair += two ? 2 * item.where.use_pairs : item.where.use_pairs;
-                        continue;
-                    }
-                }
 #pragma unroll
                 for (uint32_t j = 0; j < 2 * TILES_FOLDED - 2; j++) sum[j] = sum[j + 2];
                 float &a = sum[2 * TILES_FOLDED - 2], &b = sum[2 * TILES_FOLDED - 1];
@@ -249,7 +281,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
             if (tiles_fold_first() && of < end_tile) sums[(of - from_tile) * 2 + tiles_folded() % 2] = total;
             if (!had_time) beside();
             had_time = true;
-        } while (tile < end_tile);
+        }
         S::meet();
         if (mine < end) { /* a batch has at most as many pairs as threads compute */
             const float2 *from = reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks;
@@ -265,47 +297,6 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
         work.which ^= 1;
     } while ((batch += batch_pairs) < pairs);
     work.rest = tile - pairs * chunks;
-}
-
-/* An operation on its way into its place. */
-template <typename S>
-__device__ __forceinline__ void fetch_item(chain_item *items, const unsigned char *list, uint32_t number)
-{
-    if (threadIdx.x < sizeof(chain_item) / 16)
-        copy16_async(shared_address(items + (number & 1)) + 16 * threadIdx.x,
-                     list + (size_t)number * sizeof(chain_item) + 16 * threadIdx.x, true);
-}
-/* Until all blocks have met, where they do in front of operation `number`; the next one is on its way then. */
-template <typename S> struct chain_wait {
-    chain_item *items;
-    chain_token *token;
-    chain_header *header;
-    const unsigned char *list;
-    uint32_t number, count;
-    __device__ __forceinline__ void operator()() const
-    {
-        if (items[number & 1].flags & CHAIN_MEETS) {
-            if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
-            S::meet();
-        }
-        if (number + 1 < count) fetch_item<S>(items, list, number + 1);
-        if (number + 2 < count && blockIdx.x == number % gridDim.x && 128 * threadIdx.x < sizeof(chain_item))
-            ask_l2(list + (size_t)(number + 2) * sizeof(chain_item) + 128 * threadIdx.x);
-    }
-};
-/* In a function of its own: its loops have registers of their own, and so has the rest of the kernel. */
-template <typename S, typename C>
-__device__ __noinline__ void chain_attention(const chain_item &item, chain_token &token,
-                                             unsigned char *memory, uint32_t tag, const chain_wait<S> &wait)
-{
-    cut_once<S>(item.attention.a, token);
-    const attention_cut &cut = token.cut;
-    const attention_seat seat = {0, item.held_at};
-    const chain_pass<S> pass = {item, token, tag};
-    if (cut.heads == 1)
-        chain_attend<S, C, 1>(item.attention, seat, token, cut, memory, pass, wait);
-    else
-        chain_attend<S, C, CHAIN_GROUP>(item.attention, seat, token, cut, memory, pass, wait);
 }
 
 template <typename S, typename D, typename C, bool SPARSE>
@@ -337,12 +328,19 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             ask_everything<S, SPARSE>(ring, asked + asker, weights, q.linears, token->asked, asker, q.askers);
         return;
     }
+    const auto fetch =
+        [&](uint32_t number) { /* an operation on its way into its place */
+                               if (threadIdx.x < sizeof(chain_item) / 16)
+                                   copy16_async(shared_address(items + (number & 1)) + 16 * threadIdx.x,
+                                                list + (size_t)number * sizeof(chain_item) + 16 * threadIdx.x,
+                                                true);
+        };
     const auto fetch_norm = [&](const float *from, uint32_t quads) {
 #pragma unroll 1
         for (uint32_t f = threadIdx.x; f < quads; f += S::THREADS)
             copy16_async(shared_address(norm) + 16 * f, from + 4 * f, true);
     };
-    fetch_item<S>(items, list, 0);
+    fetch(0);
     wait_for_previous();
     if (threadIdx.x == 0) {
         const uint64_t a_launch = (uint64_t)gridDim.x * q.meetings;
@@ -380,7 +378,16 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     uint32_t choices = 0;
     for (uint32_t number = 0; number < q.count; number++) {
         const chain_item &item = items[number & 1];
-        const chain_wait<S> wait = {items, token, header, list, number, q.count};
+        const auto wait = [&] {
+            if (item.flags & CHAIN_MEETS) {
+                if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
+                S::meet();
+            }
+            if (number + 1 < q.count) fetch(number + 1);
+            if (number + 2 < q.count && blockIdx.x == number % gridDim.x &&
+                128 * threadIdx.x < sizeof(chain_item))
+                ask_l2(list + (size_t)(number + 2) * sizeof(chain_item) + 128 * threadIdx.x);
+        };
         work.tag = token->tag + number + 1;
         const auto source = [&](const float *x) {
             return chain_source{x, item.words_in, work.tag - item.words_back};
@@ -430,7 +437,15 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 rows();
             }
         } else if (token->counts) {
-            chain_attention<S, C>(item, *token, reinterpret_cast<unsigned char *>(region), work.tag, wait);
+            cut_once<S>(item.attention.a, *token);
+            const attention_cut &cut = token->cut;
+            unsigned char *memory = reinterpret_cast<unsigned char *>(region);
+            const attention_seat seat = {0, item.held_at};
+            const chain_pass<S> pass = {item, *token, work.tag};
+            if (cut.heads == 1)
+                chain_attend<S, C, 1>(item.attention, seat, *token, cut, memory, pass, wait);
+            else
+                chain_attend<S, C, CHAIN_GROUP>(item.attention, seat, *token, cut, memory, pass, wait);
         } else {
             wait();
         }

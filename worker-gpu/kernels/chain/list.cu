@@ -218,6 +218,8 @@ static struct chain_weights weights_of(const struct gpuk_chain_op *op, const str
     w.tile = tile_of(lines, row_bytes, most);
     w.last_bytes = row_bytes - (w.chunks - 1) * w.tile;
     w.loose = !gpuk_linear_aligned(args) || (w.chunks > 1 && w.tile % 16 != 0); /* or tiles do not */
+    for (uint32_t s = 1; s < args->segments && !args->swiglu; s++)
+        if (w.loose && ((uintptr_t)w.base[s] ^ (uintptr_t)w.base[0]) % 16) w.loose = 2;
     w.joined = !args->swiglu && w.chunks == 1;
     w.chosen = chosen_of(op);
     if (op->kind == GPUK_CHAIN_EXPERTS_GLU) {

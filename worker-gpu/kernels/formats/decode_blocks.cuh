@@ -134,26 +134,25 @@ template <typename F> struct decode_block {
         run_add(b, scales_b, sums_b, x_run, run);
     }
 
-    /* The same of two tiles whose rows meet the same x, which is read once. */
-    static __device__ __forceinline__ void lines_add(const unsigned char *const row[4], uint32_t bytes,
-                                                     const float4 *x, float sum[4])
+    /* The same of two tiles, whose four rows, `row` bytes from `from` on, meet the same x, which is read once. */
+    static __device__ __forceinline__ void lines_add(const uint32_t row[4], const unsigned char *from,
+                                                     uint32_t bytes, const float4 *x, float sum[4])
     {
         const uint32_t lane = threadIdx.x & 31, run = lane % RUNS, at = unit_offset(lane);
         if (at >= bytes) return;
-        const shared_words w[4] = {shared_words(row[0] + at + F::ORIGIN),
-                                   shared_words(row[1] + at + F::ORIGIN),
-                                   shared_words(row[2] + at + F::ORIGIN),
-                                   shared_words(row[3] + at + F::ORIGIN)};
+        from += at + F::ORIGIN;
         block_scales scales[4];
-        F::scales_two(w[0], w[1], run, scales[0], scales[1]);
-        F::scales_two(w[2], w[3], run, scales[2], scales[3]);
+#pragma unroll
+        for (uint32_t r = 0; r < 4; r += 2)
+            F::scales_two(shared_words(from + row[r]), shared_words(from + row[r + 1]), run, scales[r],
+                          scales[r + 1]);
         blocks_x::sums sums[4][GROUPS] = {};
         const uint4 *digits = blocks_x::digits(x);
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++) {
             uint32_t four[4][4];
 #pragma unroll
-            for (uint32_t r = 0; r < 4; r++) F::whole(w[r], run, half, four[r]);
+            for (uint32_t r = 0; r < 4; r++) F::whole(shared_words(from + row[r]), run, half, four[r]);
 #pragma unroll
             for (uint32_t k = 0; k < blocks_x::DIGITS; k++) {
                 const uint4 quad = digits[(2 * k + half) * 32];
