@@ -8,6 +8,7 @@
 #include "common/model/arch.h"
 #include "common/plan/placement.h"
 #include "daemon/planner/profile/planned.h"
+#include "daemon/planner/profile/programs.h"
 
 double analyse_read_part(const struct model_config *c, const struct model_tensor *t, double tokens)
 {
@@ -58,11 +59,13 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
     table->packs = calloc((size_t)units + 1, sizeof *table->packs);
     table->packs_cpu = calloc((size_t)units + 1, sizeof *table->packs_cpu);
     table->packs_vram = calloc((size_t)units + 1, sizeof *table->packs_vram);
-    if (!table->before || !table->packs || !table->packs_cpu || !table->packs_vram) {
+    table->signature = calloc((size_t)units + 1, sizeof *table->signature);
+    if (!table->before || !table->packs || !table->packs_cpu || !table->packs_vram || !table->signature) {
         analyse_table_free(table);
         return helm_fail(err, HELM_E_NOMEM, "no memory for a table of layers");
     }
     placement_packing(model, table->packs, table->packs_cpu);
+    for (uint32_t u = 0; u <= units; u++) table->signature[u] = programs_signature(model, u);
     for (uint32_t u = 0; u < units; u++)
         table->packs_vram[u] =
             table->packs[u] && (!model->config.router.experts ||
@@ -94,6 +97,7 @@ void analyse_table_free(struct analyse_table *table)
     free(table->packs);
     free(table->packs_cpu);
     free(table->packs_vram);
+    free(table->signature);
     *table = (struct analyse_table){0};
 }
 

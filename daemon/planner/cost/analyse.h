@@ -34,8 +34,9 @@ struct analyse_table {
     /* [unit_count(layers)]: of the former, those that plans pack in VRAM: of mixtures the experts, beside which all else is little
      * and is read faster plain, but of those with shared ones none */
     bool *packs_vram;
-    bool packs_head; /* the head can lie packed in VRAM */
-    bool blocks;     /* matrices of layers lie as blocks, which chunks expand */
+    uint64_t *signature; /* [unit_count(layers) + 1]: of units and the head (programs_signature) */
+    bool packs_head;     /* the head can lie packed in VRAM */
+    bool blocks;         /* matrices of layers lie as blocks, which chunks expand */
     struct analyse_bytes embed, head, final_norm;
     uint64_t total_stored;
 };

@@ -10,8 +10,7 @@
 /* The times of a unit that multiplies as this step does; NULL: none were measured. */
 static const struct programs_times *times_of(const struct pricing *p, uint32_t unit, bool packed)
 {
-    const struct programs_kind *kind =
-        programs_find(p->profile->programs, programs_signature(p->model, unit));
+    const struct programs_kind *kind = programs_find(p->profile->programs, p->analysed->signature[unit]);
     const bool invariant = p->step->invariant;
     if (!kind) return NULL;
     int way = packed ? PROGRAMS_PACKED : p->profile->programs_int8 ? PROGRAMS_INT8 : PROGRAMS_EXACT;
@@ -87,7 +86,7 @@ void measured_price_gpu(const struct pricing *p, uint32_t unit, double window, d
     const enum programs_gpu_way way = gpu_way(p);
     if (way == PROGRAMS_GPU_WAYS || u->gpu_packed) return;
     if (attends && strcmp(programs->kv_dtype, kv_dtype_name(step->kv_dtype)) != 0) return;
-    const struct programs_kind *kind = programs_find(programs, programs_signature(p->model, unit));
+    const struct programs_kind *kind = programs_find(programs, p->analysed->signature[unit]);
     if (!kind) return;
     if (!attends) window = elsewhere = 0;
     const double context =
