@@ -5,15 +5,18 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/base/utf8.h"
+
 /* A text that was cut must not end inside a character. */
 static void end_whole(char *text)
 {
-    size_t length = strlen(text), back = 0;
-    while (back < length && back < 4 && ((unsigned char)text[length - 1 - back] & 0xc0) == 0x80) back++;
-    if (back == length) return;
-    const unsigned char lead = (unsigned char)text[length - 1 - back];
-    const size_t wanted = lead >= 0xf0 ? 3 : lead >= 0xe0 ? 2 : lead >= 0xc0 ? 1 : 0;
-    if (wanted > back) text[length - 1 - back] = 0;
+    const size_t length = strlen(text);
+    enum utf8_state state;
+    for (size_t at = 0; at < length;) {
+        const size_t step = utf8_step(text + at, length - at, &state);
+        if (state == UTF8_INCOMPLETE) text[at] = '\0';
+        at += step;
+    }
 }
 
 bool refuse(struct refusal *refusal, int status, const char *code, const char *param, const char *fmt, ...)

@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SURROGATE_FIRST 0xd800u
-#define SURROGATE_LAST  0xdfffu
+#include "common/base/utf8.h"
 
 void exprs_free(struct exprs *x)
 {
@@ -92,30 +91,12 @@ uint32_t expr_char(struct exprs *x, uint32_t c)
 
 bool expr_next_char(const char *text, size_t length, size_t *at, uint32_t *c)
 {
-    const unsigned char *p = (const unsigned char *)text + *at;
-    const size_t left = length - *at;
-    uint32_t more, low;
-    if (left == 0) return false;
-    *c = p[0];
-    if (p[0] < 0x80) {
-        ++*at;
-        return true;
-    } else if (p[0] >= 0xc2 && p[0] <= 0xdf) {
-        more = 1, low = 0x80, *c &= 0x1f;
-    } else if (p[0] >= 0xe0 && p[0] <= 0xef) {
-        more = 2, low = 0x800, *c &= 0x0f;
-    } else if (p[0] >= 0xf0 && p[0] <= 0xf4) {
-        more = 3, low = 0x10000, *c &= 0x07;
-    } else {
-        return false;
-    }
-    if (left <= more) return false;
-    for (uint32_t i = 1; i <= more; i++) {
-        if ((p[i] & 0xc0) != 0x80) return false;
-        *c = *c << 6 | (p[i] & 0x3f);
-    }
-    if (*c < low || *c > EXPR_CHAR_MAX || (*c >= SURROGATE_FIRST && *c <= SURROGATE_LAST)) return false;
-    *at += more + 1;
+    enum utf8_state state;
+    if (*at >= length) return false;
+    const size_t step = utf8_step(text + *at, length - *at, &state);
+    if (state != UTF8_VALID) return false;
+    utf8_get(text + *at, c);
+    *at += step;
     return true;
 }
 

@@ -9,6 +9,7 @@
 #include "common/base/cgroup.h"
 #include "common/base/cpu.h"
 #include "common/base/digest.h"
+#include "common/base/file.h"
 #include "common/base/units.h"
 #include "daemon/planner/profile/profile.h"
 
@@ -40,12 +41,7 @@ static void facts_add(struct facts *facts, const char *fmt, ...)
 /* First line of root/path without its end; "?" if there is none. */
 static const char *read_line(const char *root, const char *path, char line[LINE_TEXT])
 {
-    char whole[512];
-    snprintf(whole, sizeof whole, "%s%s", root, path);
-    FILE *file = fopen(whole, "re");
-    if (!file || !fgets(line, LINE_TEXT, file)) snprintf(line, LINE_TEXT, "?");
-    if (file) fclose(file);
-    line[strcspn(line, "\n")] = '\0';
+    if (!file_first_line(line, LINE_TEXT, "%s%s", root, path)) snprintf(line, LINE_TEXT, "?");
     return line;
 }
 
