@@ -39,7 +39,7 @@ struct measure_programs {
     uint32_t serial, random;
 };
 
-/* What is asked for, from the command's JSON. */
+/* The command's JSON. */
 struct request {
     const char *path, *weights, *kv_dtype;
     uint32_t layer[MODEL_LAYERS_MAX], layers;
@@ -339,7 +339,7 @@ static int run_variant(struct measure *m, const struct gpu_program_kind *kind, c
     return rc;
 }
 
-/* What number `variant` lacks: 0 nothing, 1 everything, 2 and more a kind. False: there is nothing of it. */
+/* Leaves out of a step what this variant lacks: 0 nothing, 1 everything, 2 and more a kind. False: the step has none of it. */
 static bool leave_out(struct measure_programs *p, uint32_t variant)
 {
     bool some = variant == 0;

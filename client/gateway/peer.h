@@ -81,7 +81,7 @@ struct peers {
 
 /* A connection that was accepted. NULL: no memory. */
 struct peer *peer_open(struct peers *peers, int fd, const struct sockaddr_storage *at);
-/* Of one that was not admitted; its socket is the caller's. */
+/* Frees one that was not admitted; its socket is the caller's. */
 void peer_free(struct peers *peers, struct peer *peer);
 /* Gives it a place, or one of the reserve, and to libmicrohttpd, whose its socket is from then on. */
 void peer_admit(struct gateway *gateway, struct MHD_Daemon *http, struct peer *peer);

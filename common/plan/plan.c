@@ -151,7 +151,7 @@ void plan_set_homes(struct plan *plan, uint32_t phase, const enum plan_home *hom
 
 /* ---- the KV cache ---- */
 
-/* Of the layers [0, end), those that keep this kind of state; of a processor's, PLAN_PROCESSORS: of all. */
+/* Counts those of the layers [0, end) that keep this kind of state with a processor; PLAN_PROCESSORS: with any. */
 static uint32_t keeping(const struct plan *plan, enum state_kind kind, enum plan_processor processor,
                         uint32_t end)
 {

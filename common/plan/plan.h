@@ -50,7 +50,7 @@
 #define PLAN_PHASES_MAX   (1 + PLAN_PREFILLS_MAX)
 #define PLAN_LISTS_MAX    (2 * PLAN_PHASES_MAX) /* of prompts: schedule.h */
 
-/* What a layer keeps of a sequence (state.h). */
+/* A layer keeps this of a sequence (state.h). */
 struct plan_state {
     enum state_kind kind;
     uint64_t bytes; /* of the record, of STATE_FIXED */
@@ -60,8 +60,8 @@ struct plan_unit {
     enum plan_home home[PLAN_PHASES_MAX];
     enum tensor_format format; /* of its matrices in their memory; PLAN_AS_STORED: as in the files */
     struct plan_state state;   /* of an attention half, where plan.has_states */
-    /* Bytes of weights, and those that a step of one token reads, by phase, for people. Of a plan that was read from JSON
-     * the first unit of each stage has the stage's. */
+    /* Bytes of weights, and those that a step of one token reads, by phase, for people. In a plan that was
+     * read from JSON the first unit of each stage has the stage's. */
     uint64_t bytes[PLAN_PHASES_MAX], token_bytes[PLAN_PHASES_MAX];
 };
 

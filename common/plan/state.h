@@ -37,8 +37,8 @@ HELM_MUST_CHECK int plan_state_records(const struct plan *plan, enum plan_proces
  * page of the sequence, as the other one has, but only entries of pages that a step can still see mean anything: a page that
  * has left the window is given to others. A page number means the same page in the pools of all processors. */
 
-/* Whether the model's layer may keep a window. Of a model whose layers all have one, the first keeps all pages: so a page is never
- * without cells, in pools, files of sessions and answers. */
+/* Whether the model's layer may keep a window. Where all layers of a model have one, the first keeps all pages: so a page is
+ * never without cells, in pools, files of sessions and answers. */
 bool plan_may_keep_window(const struct model *model, uint32_t layer);
 /* Pages that a sequence keeps at the end of a page, to go on from there: positions of the last window_tokens - 1. */
 static inline uint32_t plan_window_kept(const struct plan *plan)

@@ -75,7 +75,7 @@ uint32_t slice_parts(const struct slice_run *run, uint32_t first, uint32_t rows,
 
 /* ---- room ---- */
 
-/* Of runs of one matrix, or of pairs, no slice is larger than the first. */
+/* A run of one matrix, or of pairs, has no slice that is larger than its first. */
 static void hold_run(const struct slice_run *run, struct slices_room *room)
 {
     struct slice_part part[MATH_WEIGHTS_MAX];

@@ -34,7 +34,7 @@ struct slice_part {
 uint32_t slice_parts(const struct slice_run *run, uint32_t first, uint32_t rows,
                      struct slice_part part[MATH_WEIGHTS_MAX], uint64_t *expanded);
 
-/* Device memory in which slices lie expanded, one after the other, and behind it the tables of packed weights that stream. */
+/* Device memory in which slices lie expanded, one after the other, and after it the tables of packed weights that stream. */
 struct slices_room {
     uint64_t slice, tables;
 };
@@ -53,11 +53,11 @@ struct slices_unit {
     enum tensor_format format;
     bool streamed, computed; /* by the device, in some phase */
 };
-/* What it needs where it is streamed, and where it lies. */
+/* Adds the room that the unit needs where it is streamed, and where it lies. */
 void slices_add(const struct slices_unit *unit, struct slices_room *room);
 /* A head of the device's, with its home and format. */
 void slices_add_head(const struct slices_unit *head, struct slices_room *room);
-/* What a plan's device needs. */
+/* The room that a plan's device needs. */
 struct slices_room slices_of_plan(const struct model *model, const struct plan *plan,
                                   enum plan_processor device);
 

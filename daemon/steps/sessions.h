@@ -73,7 +73,7 @@ struct sessions {
     struct sessions_sink sink;
     struct request_shape shape; /* the daemon's own */
     struct session_page cells, windows;
-    /* Of what comes after the pages; 0: nothing does. Of these a snapshot of fixed states, then windows */
+    /* Bytes that come after the pages; 0: nothing does. They are a snapshot of fixed states, then windows */
     uint64_t state_bytes, snapshot_bytes;
     struct session session[SESSIONS_MAX];
     uint64_t next_id;

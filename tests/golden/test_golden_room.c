@@ -1,4 +1,4 @@
-/* What workers take is what the ledger says, to the byte: golden models by plans with units at every home, as stored, packed and
+/* Workers take as much as the ledger says, to the byte: golden models by plans with units at every home, as stored, packed and
  * in blocks, with one tier of the cache and two, run by both engines in one process (tests/golden/pair.h). */
 #include <setjmp.h>
 #include <stdarg.h>

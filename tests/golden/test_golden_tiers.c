@@ -207,7 +207,7 @@ static uint32_t run_tiers(const struct tier_case *c, const struct golden *golden
 #define TOGETHER (1u << MODE_TOGETHER)
 #define GREEDY   (1u << MODE_GREEDY)
 
-/* Of the cases those with rings, or the others. */
+/* Takes the cases with rings, or the others. */
 static void agree(bool rings)
 {
     need_device();

@@ -78,7 +78,7 @@ def start(kind, *options, **sizes):
 
 
 class Reference:
-    """What a daemon of which all layers keep pages says, each prompt alone."""
+    """Answers of a daemon whose layers all keep pages, each prompt alone."""
 
     daemon, client, answers = None, None, {}
 

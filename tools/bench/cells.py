@@ -240,7 +240,7 @@ class Bench:
         return True
 
     def measure(self, cells, model):
-        """Cells of one load. What was measured counts also when time is over."""
+        """Cells of one load. Those that were measured count also when time is over."""
         ready, samples = self.prepare(cells, model), {}
         try:
             self.rounds(cells, model, ready, samples)
@@ -336,7 +336,7 @@ def machine():
 
 
 def limits(bench):
-    """What the profile of this run measured, in GB/s: host memory's read, alone and beside the link; the link, likewise; VRAM's read."""
+    """The rates of this run's profile, in GB/s: host memory's read, alone and beside the link; the link, likewise; VRAM's read."""
     if not os.path.exists(bench.o.machine) or not limits_of(bench.profile()):
         return []
     profile = bench.profile()

@@ -89,7 +89,7 @@ def matrices_of(shape, n, plain, best):
 
 
 def attention_of(shape, head_dim, plain, best, head_norms, gated):
-    """Of one layer's attention."""
+    """The tensors of one layer's attention."""
     hidden, _, _, heads, kv_heads = shape[:5]
     rows, kv_rows = heads * head_dim, kv_heads * head_dim
     norms = (("attn_q_norm", (head_dim,), "F32"), ("attn_k_norm", (head_dim,), "F32")) if head_norms else ()
@@ -98,7 +98,7 @@ def attention_of(shape, head_dim, plain, best, head_norms, gated):
 
 
 def delta_of(hidden, keys, values, plain):
-    """Of one layer's gated delta net."""
+    """The tensors of one layer's gated delta net."""
     channels, inner = (2 * keys + values) * DELTA_DIM, values * DELTA_DIM
     return (("attn_qkv", (hidden, channels), plain), ("attn_gate", (hidden, inner), plain), ("ssm_alpha", (hidden, values), plain),
             ("ssm_beta", (hidden, values), plain), ("ssm_conv1d", (CONV, channels), "F32"), ("ssm_a", (values,), "F32"),

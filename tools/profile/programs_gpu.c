@@ -1,9 +1,9 @@
 /* The model's own programs on the device: each kind of half layer, and the head, at home in VRAM. See profile_tool.h;
  * docs/planner-programs.md has the method. Called by helm_profile.c; owns nothing: helm-worker-gpu loads and runs them.
  *
- * That worker times whole steps of a few layers, and the same steps without each kind of half layer. What a step is longer with
- * a kind is its time; the times of all kinds together are made what the whole step is longer than one without any, since
- * neighbours overlap. Cells that would take longer than a few shares of the time left are left out. */
+ * That worker times whole steps of a few layers, and the same steps without each kind of half layer. A kind's time is
+ * that by which a step is longer with it; the times of all kinds together are made what the whole step is longer than one
+ * without any, since neighbours overlap. Cells that would take longer than a few shares of the time left are left out. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -188,8 +188,8 @@ static uint32_t gather_queries(struct run *run)
     return whole;
 }
 
-/* How this step's attention is cut into tasks: the same for every layer. Of an invariant plan's decode every query is
- * split as it would be alone, of its prompts none is. */
+/* How this step's attention is cut into tasks: the same for every layer. In an invariant plan's decode every query is
+ * split as it would be alone, in its prompts none is. */
 void attend_plan(struct run *run)
 {
     uint32_t tasks = 0, parts = 0, whole = gather_queries(run);

@@ -1,6 +1,6 @@
 /* Numbers in bounds, and multiples. See schema.h.
  *
- * A number is written from its first digit on. What may follow depends on three things alone: the place of the next digit,
+ * A number is written from its first digit on. Three things alone decide how it may go on: the place of the next digit,
  * whether the digits so far are still the lower or the upper bound's own, and the remainder by `multipleOf`. Bounds are exact,
  * however many digits they have. */
 #include <stdlib.h>
@@ -196,7 +196,7 @@ static void take_bounds(struct schema *s, const json_t *node, bool lower, struct
     if (!a->given || order == 0 || (order > 0) == lower) *out = b;
 }
 
-/* What bounds a number where the schema does not: 64 bits, or some digits more than the other bound or a multiple has. */
+/* The bound of a number where the schema has none: 64 bits, or some digits more than the other bound or a multiple has. */
 static void default_bound(const struct span *s, const struct bound *other, bool negative, struct decimal *out)
 {
     static const char nines[] =
@@ -212,7 +212,7 @@ static void default_bound(const struct span *s, const struct bound *other, bool 
 
 /* ---- multiples ---- */
 
-/* What `multipleOf` says. false: refused. */
+/* Takes `multipleOf`. false: refused. */
 static bool take_multiple(struct schema *s, const json_t *value, struct span *span, bool *integer)
 {
     struct decimal d;

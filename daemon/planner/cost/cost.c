@@ -339,7 +339,7 @@ static double in_slices(const struct pricing *p, const struct weights *w, double
            fmax(w->gpu.total, w->kernel.total + p->kernel.parts * more * product_of(&p->kernel));
 }
 
-/* Measured seconds in VRAM, where there are some. What slices add stays by rates; parts of experts are in proportion. */
+/* Measured seconds in VRAM, where there are some. Slices add as much as by rates; parts of experts are in proportion. */
 static void take_measured(const struct pricing *p, uint32_t unit, double window, struct cost_unit *u,
                           struct experts_parts *e)
 {

@@ -251,7 +251,7 @@ static void write_lined(struct lined *l)
     if (ledger_write(&l->c, 1024, 100, &l->plan, &l->spec, &err)) fail_msg("%s", err.text);
 }
 
-/* Of a CPU that looks the embedding up and computes units in steps of up to `most` tokens. */
+/* The buffers of a CPU that looks the embedding up and computes units in steps of up to `most` tokens. */
 static uint64_t cpu_bytes(const struct lined *l, uint32_t most)
 {
     const struct cpu_activations_case size = {.config = &l->made.model.config,

@@ -13,7 +13,7 @@
 #include "daemon/steps/prefix.h"
 
 enum { PAGES = 48, PAGE = 4, CONTEXT = 80, ROW = CONTEXT / PAGE, SEQS = 9, OPERATIONS = 100000 };
-/* Of layers with a window: tokens of it, pages of windows */
+/* Layers with a window: its tokens, and pages of windows */
 enum { WINDOW = 7, WINDOWS = 36 };
 
 /* The pool as workers would fill it: of each position a hash of all tokens up to there. */

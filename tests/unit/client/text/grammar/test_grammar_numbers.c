@@ -3,7 +3,7 @@
 
 #define CENTS 100
 
-/* Of hundredths: what a schema says, and whether n is in it. */
+/* In hundredths: a schema's bounds, and whether n is in them. */
 struct range {
     int low, high, multiple; /* INT_MIN-like 0 of multiple: none */
     bool open_low, open_high, integer;
