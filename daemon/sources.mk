@@ -105,6 +105,7 @@ DAEMON_SRC := \
   daemon/steps/request.c \
   daemon/steps/scheduler.c \
   daemon/steps/sequence.c \
+  daemon/steps/session_cache.c \
   daemon/steps/session_origin.c \
   daemon/steps/session_page.c \
   daemon/steps/session_windows.c \

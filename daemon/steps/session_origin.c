@@ -49,6 +49,16 @@ uint64_t session_origin_of(const struct plan *plan, const struct workers *worker
     return digest ? digest : 1;
 }
 
+bool session_origin_list(const struct plan *plan, const struct workers *workers, uint64_t origin, bool exact,
+                         uint32_t *list)
+{
+    *list = 0;
+    if (!plan->invariant) return true;
+    for (; *list < plan_list_count(plan); ++*list)
+        if (session_origin_of(plan, workers, *list, exact) == origin) return true;
+    return false;
+}
+
 bool session_shape_differs(const struct request_shape *from, const struct request_shape *to, char *text,
                            size_t room)
 {

@@ -14,6 +14,9 @@
 
 /* 0: the plan is not invariant. exact: steps are STEP_EXACT. */
 uint64_t session_origin_of(const struct plan *plan, const struct workers *workers, uint32_t list, bool exact);
+/* The list of an invariant plan whose pages have this origin; 0 of another plan. False: none has it. */
+bool session_origin_list(const struct plan *plan, const struct workers *workers, uint64_t origin, bool exact,
+                         uint32_t *list);
 /* Writes what differs between two shapes, in words; false: nothing does. */
 bool session_shape_differs(const struct request_shape *from, const struct request_shape *to, char *text,
                            size_t room);

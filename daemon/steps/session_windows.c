@@ -1,5 +1,7 @@
-/* The windows of a session. See session_windows.h. Called by sessions.c; owns nothing. */
+/* The state of a session: a snapshot of fixed states, and windows. See session_windows.h. Called by sessions.c; owns nothing. */
 #include "daemon/steps/session_windows.h"
+
+#include <string.h>
 
 static struct windows *windows_of(const struct sessions *all)
 {
@@ -30,13 +32,6 @@ void session_windows_note(const struct sessions *all, struct session *s, uint32_
 static bool is_known(const struct sessions *all, const struct session_tail *tail)
 {
     return tail->number && prefix_index_number(&all->batcher->pages.known, tail->page) == tail->number;
-}
-
-bool session_windows_there(const struct sessions *all, const struct session *s)
-{
-    for (uint32_t i = 0; windows_of(all)->on && i < count_of(all, s); i++)
-        if (!is_known(all, &s->tail[i]) || !windows_has(windows_of(all), s->tail[i].page)) return false;
-    return true;
 }
 
 unsigned char *session_windows_place(const struct sessions *all, const struct session *s)
@@ -84,4 +79,60 @@ enum session_windows_end session_windows_go_on(struct sessions *all, struct sess
         session_windows_moved(all, s);
     }
     return SESSION_WINDOWS_THROUGH;
+}
+
+/* ---- the whole state ---- */
+
+static bool has_snapshot(const struct sessions *all, const struct session *s, uint32_t *snapshot)
+{
+    *snapshot = snapshots_find(&all->batcher->snapshots, s->before);
+    return !all->snapshot_bytes || *snapshot != STATE_NO_SNAPSHOT;
+}
+
+static bool windows_there(const struct sessions *all, const struct session *s)
+{
+    for (uint32_t i = 0; windows_of(all)->on && i < count_of(all, s); i++)
+        if (!is_known(all, &s->tail[i]) || !windows_has(windows_of(all), s->tail[i].page)) return false;
+    return true;
+}
+
+bool session_state_there(const struct sessions *all, const struct session *s)
+{
+    uint32_t ignored;
+    return windows_there(all, s) && has_snapshot(all, s, &ignored);
+}
+
+/* Snapshots that are known lie in the arena, whole. */
+enum session_windows_end session_state_load(struct sessions *all, struct session *s)
+{
+    uint32_t snapshot;
+    if (!has_snapshot(all, s, &snapshot)) return SESSION_WINDOWS_GONE;
+    memset(s->bytes, 0, (size_t)all->state_bytes);
+    if (all->snapshot_bytes)
+        memcpy(s->bytes, arena_snapshot_of(all->batcher->with.arena, snapshot), (size_t)all->snapshot_bytes);
+    s->window = 0;
+    return session_windows_go_on(all, s);
+}
+
+bool session_state_sound(const struct sessions *all, const struct session *s)
+{
+    uint32_t layer;
+    bool finite = session_state_is_finite(s->bytes, all->snapshot_bytes);
+    for (uint64_t at = all->snapshot_bytes; at < all->state_bytes; at += all->windows.bytes)
+        finite = finite && session_page_is_finite(&all->windows, s->bytes + at, &layer);
+    return finite;
+}
+
+enum session_windows_end session_state_store(struct sessions *all, struct session *s)
+{
+    struct snapshots *snapshots = &all->batcher->snapshots;
+    if (prefix_index_number(&all->batcher->pages.known, s->front) != s->before) return SESSION_WINDOWS_GONE;
+    if (all->snapshot_bytes) {
+        const uint32_t snapshot = snapshots_take_empty(snapshots);
+        if (snapshot == STATE_NO_SNAPSHOT) return SESSION_WINDOWS_GONE;
+        memcpy(arena_snapshot_of(all->batcher->with.arena, snapshot), s->bytes, (size_t)all->snapshot_bytes);
+        snapshots_make_known(snapshots, snapshot, s->before, s->pages * all->shape.page_tokens);
+    }
+    s->window = 0;
+    return session_windows_go_on(all, s);
 }

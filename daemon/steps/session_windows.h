@@ -1,5 +1,5 @@
 /* The windows of a session: cells of layers that keep a window, of the last pages of its tokens (docs/state.md). They are a part of
- * the state that comes after the session's pages, behind the snapshot of fixed states.
+ * the state that comes after the session's pages, after the snapshot of fixed states.
  *
  * Called by sessions.c. A session notes its last pages as they pass. At its end their pages of windows are read or written, one
  * after another; where a part of them lies in VRAM alone, each by a step of STEP_KV_WINDOW. Owns nothing. */
@@ -12,8 +12,6 @@
 uint64_t session_windows_bytes(const struct sessions *all);
 /* The session's page `index` is this one of the KV pool, and known. */
 void session_windows_note(const struct sessions *all, struct session *s, uint32_t index, uint32_t page);
-/* Whether the cache has all of them. */
-bool session_windows_there(const struct sessions *all, const struct session *s);
 
 enum session_windows_end {
     SESSION_WINDOWS_THROUGH,
@@ -25,5 +23,14 @@ enum session_windows_end session_windows_go_on(struct sessions *all, struct sess
 /* Its bytes of the one that is moved, for the step; that step is done. */
 unsigned char *session_windows_place(const struct sessions *all, const struct session *s);
 void session_windows_moved(struct sessions *all, struct session *s);
+
+/* The whole state: a snapshot of fixed states, then windows. Whether the cache has it. */
+bool session_state_there(const struct sessions *all, const struct session *s);
+/* Reads that of the session's last page to s->bytes, or begins to. */
+enum session_windows_end session_state_load(struct sessions *all, struct session *s);
+/* Whether all numbers in s->bytes are finite. */
+bool session_state_sound(const struct sessions *all, const struct session *s);
+/* s->bytes becomes known by the number of the session's last page, or begins to. */
+enum session_windows_end session_state_store(struct sessions *all, struct session *s);
 
 #endif

@@ -9,6 +9,7 @@
 #include "common/base/log.h"
 #include "common/plan/schedule.h"
 #include "common/plan/state.h"
+#include "daemon/steps/session_cache.h"
 #include "daemon/steps/session_origin.h"
 #include "daemon/steps/session_windows.h"
 
@@ -183,39 +184,6 @@ static struct session *open_session(struct sessions *all, const struct asker *as
     return s;
 }
 
-/* The first `count` pages of its tokens; with fixed states a session can have those up to the last with a snapshot. */
-static struct prefix_run run_of(const struct session *s, uint32_t count)
-{
-    return (struct prefix_run){.tokens = s->tokens, .count = count, .edge = UINT32_MAX};
-}
-
-static uint32_t reached(const struct sessions *all, const struct session *s, uint32_t count)
-{
-    const struct prefix_run run = run_of(s, count);
-    uint32_t ignored;
-    return prefix_reached(pages_of(all), &all->batcher->snapshots, &run, s->scope, &ignored);
-}
-
-/* The first `count` pages of the session's tokens were used just now. *end: the number of the last one; *last: that page. */
-static bool touch(struct sessions *all, struct session *s, uint32_t count, uint64_t *end, uint32_t *last)
-{
-    uint32_t held = 0, *row = malloc((count + 1) * sizeof *row);
-    if (!row) return false;
-    kv_pages_take_known(pages_of(all), row, &held, count, s->tokens, end);
-    if (held) *last = row[held - 1];
-    for (uint32_t i = 0; i < held; i++) session_windows_note(all, s, i, row[i]);
-    kv_pages_shrink(pages_of(all), row, &held, 0);
-    free(row);
-    return true;
-}
-
-/* The scopes that requests of the asker find pages in, whose prompts are of this list. */
-static void scopes_of(const struct sessions *all, const struct asker *asker, uint32_t list, uint64_t scope[2])
-{
-    scope[0] = prefix_scope(all->batcher->with.sharing, asker->peer, list);
-    scope[1] = prefix_restored_scope(all->batcher->with.sharing, asker->peer, list);
-}
-
 static void set_list(const struct sessions *all, struct session *s, uint32_t list)
 {
     s->list = list;
@@ -233,11 +201,10 @@ const struct session *sessions_save(struct sessions *all, const struct asker *as
     s->saves = true;
     const struct plan *plan = all->batcher->with.plan;
     set_list(all, s, plan->invariant ? plan_prompt_list(plan, request->token_count) : 0);
-    scopes_of(all, asker, s->list, scope);
-    const struct prefix_run run = run_of(s, whole);
-    s->scope = s->before = end = prefix_better_scope(pages_of(all), &all->batcher->snapshots, &run, scope);
-    s->pages = reached(all, s, whole);
-    if (s->pages && touch(all, s, s->pages, &end, &last)) return s;
+    session_cache_scopes(all, asker, s->list, scope);
+    s->scope = s->before = end = session_cache_better(all, s, whole, scope);
+    s->pages = session_cache_reached(all, s, whole);
+    if (s->pages && session_cache_touch(all, s, s->pages, &end, &last)) return s;
     refuse(all, asker, s->pages ? HELM__V1__ERROR_CODE__ERROR_FAILED : HELM__V1__ERROR_CODE__ERROR_NOT_FOUND,
            s->pages ? "no memory for a session of %u pages"
                     : "the KV cache has none of the %u whole pages of these tokens",
@@ -248,17 +215,6 @@ const struct session *sessions_save(struct sessions *all, const struct asker *as
 }
 
 /* ---- restoring: shape and origin ---- */
-
-/* The list of an invariant plan whose pages have this origin. False: none has. */
-static bool find_list(const struct sessions *all, uint64_t origin, uint32_t *list)
-{
-    const struct plan *plan = all->batcher->with.plan;
-    *list = 0;
-    if (!plan->invariant) return true;
-    for (; *list < plan_list_count(plan); ++*list)
-        if (session_origin_of(plan, all->workers, *list, all->batcher->exact) == origin) return true;
-    return false;
-}
 
 const struct session *sessions_restore(struct sessions *all, const struct asker *asker,
                                        struct request_session *request, uint64_t now_us)
@@ -276,14 +232,16 @@ const struct session *sessions_restore(struct sessions *all, const struct asker 
                "%u tokens to restore are not whole pages of %u", request->token_count, page_tokens);
         return NULL;
     }
-    if (all->batcher->worker_ready && !find_list(all, request->shape.origin, &list)) {
+    if (all->batcher->worker_ready &&
+        !session_origin_list(all->batcher->with.plan, all->workers, request->shape.origin,
+                             all->batcher->exact, &list)) {
         refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
                "this daemon's plan is invariant, and the session %s: its pages would show in answers",
                request->shape.origin ? "is of another plan, or of other kernels"
                                      : "is of a plan that is not");
         return NULL;
     }
-    scopes_of(all, asker, list, scope);
+    session_cache_scopes(all, asker, list, scope);
     if (scope[1] == SEQUENCE_NO_SCOPE && all->batcher->with.sharing != PREFIX_OFF) {
         refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_FAILED, "nobody knows whose this session would be");
         return NULL;
@@ -295,12 +253,9 @@ const struct session *sessions_restore(struct sessions *all, const struct asker 
                        kv_pages_known(pages_of(all), s->pages, s->tokens, scope[0]) == s->pages;
     s->scope = s->before = there ? scope[0] : scope[1];
     s->first = kv_pages_known(pages_of(all), s->pages, s->tokens, s->scope);
-    if (touch(all, s, s->first, &s->before, &s->front)) {
+    if (session_cache_touch(all, s, s->first, &s->before, &s->front)) {
         s->page = s->first;
-        if (at_state(all, s) && session_windows_there(all, s) &&
-            (!all->snapshot_bytes ||
-             snapshots_find(&all->batcher->snapshots, s->before) != STATE_NO_SNAPSHOT))
-            s->page = ++s->first;
+        if (at_state(all, s) && session_state_there(all, s)) s->page = ++s->first;
         return s;
     }
     refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_FAILED, "no memory for a session of %u pages", s->pages);
@@ -353,25 +308,17 @@ static void end_load(struct sessions *all, struct session *s, uint32_t page)
     s->loaded = true;
 }
 
-/* The next windows; false: one was given up meanwhile. */
-static bool load_windows(struct sessions *all, struct session *s)
+/* Its state is read as far as `end` says; false: a part was given up meanwhile. */
+static bool go_on_loading(struct sessions *all, struct session *s, enum session_windows_end end)
 {
-    const enum session_windows_end end = session_windows_go_on(all, s);
     s->loaded = end == SESSION_WINDOWS_THROUGH;
     if (end == SESSION_WINDOWS_WAIT) move_next(all);
     return end != SESSION_WINDOWS_GONE;
 }
 
-/* The state at the end of its last page; false: it was given up meanwhile. Snapshots that are known lie in the arena, whole. */
 static bool load_state(struct sessions *all, struct session *s)
 {
-    const uint32_t snapshot = snapshots_find(&all->batcher->snapshots, s->before);
-    if (all->snapshot_bytes && snapshot == STATE_NO_SNAPSHOT) return false;
-    memset(s->bytes, 0, (size_t)all->state_bytes);
-    if (all->snapshot_bytes)
-        memcpy(s->bytes, arena_snapshot_of(all->batcher->with.arena, snapshot), (size_t)all->snapshot_bytes);
-    s->window = 0;
-    return load_windows(all, s);
+    return go_on_loading(all, s, session_state_load(all, s));
 }
 
 /* Takes the next page; false: it is not in the cache any more. */
@@ -440,15 +387,15 @@ static void make_known(struct sessions *all, struct session *s, uint32_t page)
 /* The cache has no room for this page, or has reused one in front of it: restoring ends. */
 static void end_full(struct sessions *all, struct session *s)
 {
-    const uint32_t there = reached(all, s, s->pages);
+    const uint32_t there = session_cache_reached(all, s, s->pages);
     const struct asker asker = s->asker;
     all->sink.stored(all->sink.context, &asker, there, true);
     close_session(all, s);
 }
 
-static void store_windows(struct sessions *all, struct session *s)
+/* Its state is stored as far as `end` says. */
+static void go_on_storing(struct sessions *all, struct session *s, enum session_windows_end end)
 {
-    const enum session_windows_end end = session_windows_go_on(all, s);
     if (end == SESSION_WINDOWS_WAIT)
         move_next(all);
     else if (end == SESSION_WINDOWS_GONE)
@@ -457,38 +404,16 @@ static void store_windows(struct sessions *all, struct session *s)
         end_store(all, s);
 }
 
-static bool state_is_finite(const struct sessions *all, const struct session *s)
-{
-    uint32_t layer;
-    bool finite = session_state_is_finite(s->bytes, all->snapshot_bytes);
-    for (uint64_t at = all->snapshot_bytes; at < all->state_bytes; at += all->windows.bytes)
-        finite = finite && session_page_is_finite(&all->windows, s->bytes + at, &layer);
-    return finite;
-}
-
-/* s->bytes is a whole state: it becomes known by the number of the session's last page. */
+/* s->bytes is a whole state. */
 static void store_state(struct sessions *all, struct session *s)
 {
-    struct snapshots *snapshots = &all->batcher->snapshots;
-    if (!state_is_finite(all, s)) {
-        refuse(all, &s->asker, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
-               "the session's state after its pages has a number that is not finite");
-        close_session(all, s);
+    if (session_state_sound(all, s)) {
+        go_on_storing(all, s, session_state_store(all, s));
         return;
     }
-    const bool chained = prefix_index_number(&pages_of(all)->known, s->front) == s->before;
-    const uint32_t snapshot =
-        chained && all->snapshot_bytes ? snapshots_take_empty(snapshots) : STATE_NO_SNAPSHOT;
-    if (!chained || (all->snapshot_bytes && snapshot == STATE_NO_SNAPSHOT)) {
-        end_full(all, s);
-        return;
-    }
-    if (snapshot != STATE_NO_SNAPSHOT) {
-        memcpy(arena_snapshot_of(all->batcher->with.arena, snapshot), s->bytes, (size_t)all->snapshot_bytes);
-        snapshots_make_known(snapshots, snapshot, s->before, s->pages * all->shape.page_tokens);
-    }
-    s->window = 0;
-    store_windows(all, s);
+    refuse(all, &s->asker, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
+           "the session's state after its pages has a number that is not finite");
+    close_session(all, s);
 }
 
 /* s->bytes is whole. */
@@ -584,8 +509,8 @@ static void windows_go_on(struct sessions *all, struct session *s)
 {
     const struct asker asker = s->asker;
     if (!s->saves) {
-        store_windows(all, s);
-    } else if (!load_windows(all, s)) {
+        go_on_storing(all, s, session_windows_go_on(all, s));
+    } else if (!go_on_loading(all, s, session_windows_go_on(all, s))) {
         refuse(all, &asker, HELM__V1__ERROR_CODE__ERROR_NOT_FOUND,
                "a window of the session was given to others meanwhile");
         close_session(all, s);
