@@ -113,6 +113,22 @@ static int kv_pool_bytes(const struct kv_layout *kv, uint32_t page_count, uint64
     return units_mul(product, page_count, bytes);
 }
 
+/* The kv region has pages, then those of windows. */
+static int pools_bytes(const struct arena_spec *spec, uint64_t *bytes, struct helm_err *err)
+{
+    struct kv_layout windows = spec->kv;
+    windows.layers = spec->window_layers;
+    uint64_t window_bytes;
+    if (kv_pool_bytes(&spec->kv, spec->page_count, bytes) || *bytes > BYTES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "arena: the KV pool (%u pages) exceeds %llu bytes",
+                         spec->page_count, (unsigned long long)BYTES_MAX);
+    if (kv_pool_bytes(&windows, spec->window_page_count, &window_bytes) || window_bytes > BYTES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "arena: the pool of windows (%u pages) exceeds %llu bytes",
+                         spec->window_page_count, (unsigned long long)BYTES_MAX);
+    if (window_bytes) *bytes = state_windows_at(&spec->kv, spec->page_count) + window_bytes;
+    return 0;
+}
+
 int arena_plan(const struct arena_spec *spec, struct arena_header *header, struct helm_err *err)
 {
     memset(header, 0, sizeof *header);
@@ -122,16 +138,8 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
     uint64_t kv_bytes, lanes_bytes;
     uint64_t pages_per_slot =
         ((uint64_t)spec->context_tokens + spec->kv.page_tokens - 1) / spec->kv.page_tokens;
-    struct kv_layout windows = spec->kv;
-    windows.layers = spec->window_layers;
-    uint64_t window_bytes;
-    if (kv_pool_bytes(&spec->kv, spec->page_count, &kv_bytes) || kv_bytes > BYTES_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "arena: the KV pool (%u pages) exceeds %llu bytes",
-                         spec->page_count, (unsigned long long)BYTES_MAX);
-    if (kv_pool_bytes(&windows, spec->window_page_count, &window_bytes) || window_bytes > BYTES_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "arena: the pool of windows (%u pages) exceeds %llu bytes",
-                         spec->window_page_count, (unsigned long long)BYTES_MAX);
-    if (window_bytes) kv_bytes = state_windows_at(&spec->kv, spec->page_count) + window_bytes;
+    rc = pools_bytes(spec, &kv_bytes, err);
+    if (rc) return rc;
     if (units_mul(lane_bytes(spec->step_tokens, spec->hidden), spec->lanes, &lanes_bytes) ||
         lanes_bytes > BYTES_MAX)
         return helm_fail(err, HELM_E_LIMIT, "arena: the lanes (%u of %u x %u) exceed %llu bytes", spec->lanes,
