@@ -3,7 +3,7 @@
  * has others packed in VRAM, or in slots there.
  *
  * The golden mixtures have rows that packed kernels do not take, so a small one is made here, whose experts' downs have 768
- * columns. Compared are steps of every tier, as in test_golden_packed.c. */
+ * columns, and which has a shared expert. Compared are steps of every tier, as in test_golden_packed.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,8 +17,9 @@
 #include "common/base/units.h"
 /* Layer 1 is dense. */
 #define CONFIG                                                                                               \
-    "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"model_type\": \"qwen3_moe\", \"hidden_size\": 512, "   \
-    "\"intermediate_size\": 1024, \"moe_intermediate_size\": 768, \"num_experts\": 8, "                      \
+    "{\"architectures\": [\"Qwen2MoeForCausalLM\"], \"model_type\": \"qwen2_moe\", \"hidden_size\": 512, "   \
+    "\"intermediate_size\": 1024, \"moe_intermediate_size\": 768, \"shared_expert_intermediate_size\": "     \
+    "256, \"num_experts\": 8, "                                                                              \
     "\"num_experts_per_tok\": 2, \"norm_topk_prob\": true, \"mlp_only_layers\": [1], "                       \
     "\"num_hidden_layers\": 4, \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"head_dim\": 64, "   \
     "\"vocab_size\": 1008, \"max_position_embeddings\": 4096, \"rms_norm_eps\": 1e-6, \"rope_theta\": "      \
@@ -26,7 +27,7 @@
 #include "tests/golden/packed_local.h"
 #include "worker-gpu/engine.h"
 
-#define EXPERTS_BYTES (3u * 8 * 768 * 512 * 2) /* of a layer */
+#define EXPERTS_BYTES (3u * (8 * 768 + 256) * 512 * 2) /* of a layer */
 
 /* Instrumented, the emulated device takes many seconds for a plan: the one with experts packed in both memories. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -104,8 +105,9 @@ struct pair_case {
     const char *decode, *prefill;
     uint64_t ring;
     bool in_vram;
-    uint32_t from; /* tokens of prompts */
-    bool alike;    /* tokens are one and the same, so that experts move */
+    uint32_t from;       /* tokens of prompts */
+    bool alike;          /* tokens are one and the same, so that experts move */
+    const char *weights; /* the mixture that they are laid in at loading */
 };
 
 static void run_pair(const struct pair_case *c, bool packed, float *logits, uint64_t *link_bytes)
@@ -117,7 +119,8 @@ static void run_pair(const struct pair_case *c, bool packed, float *logits, uint
                         .unit = units_of_letters(unit, LAYERS, c->decode, UNITS),
                         .device[PLAN_GPU0].ring_bytes = c->ring,
                         .embed = PLAN_CPU0,
-                        .head = PLAN_CPU0};
+                        .head = PLAN_CPU0,
+                        .weights = c->weights ? mixture_named(c->weights) : NULL};
     add_letters(&plan, c->from, c->prefill);
     if (plan_mixed_units(&plan))
         plan.device[PLAN_GPU0].experts =
@@ -142,7 +145,7 @@ static void run_pair(const struct pair_case *c, bool packed, float *logits, uint
     run_script(&on, c->alike ? &tokens_alike : &all_tiers, logits);
     struct gpu_engine *gpu = (struct gpu_engine *)pair->server[PAIR_GPU].engine;
     *link_bytes = gpu->device->copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE];
-    assert_int_equal(gpu->expand.bytes > 0, packed);
+    assert_int_equal(gpu->expand.bytes > 0, packed || c->weights);
     const struct arena_experts *seen = arena_experts_of(&pair->arena);
     if (plan_mixed_units(&plan)) { /* some were found in slots, some not */
         assert_true(seen->present > 0 && seen->present < seen->used);
@@ -162,7 +165,8 @@ static void a_device_expands_packed_experts(void **state)
                                              {"ccccgggc", "ssssgggs", 16 * MIB, false, 17, false},
                                              {"gcccgggg", "gsssgggg", 4 * MIB, true, 17, false},
                                              {"gmgggmgg", "gsgggsgg", 4 * MIB, true, 64, false},
-                                             {"gmgggmgg", "gsgggsgg", 4 * MIB, true, 64, true}};
+                                             {"gmgggmgg", "gsgggsgg", 4 * MIB, true, 64, true},
+                                             {"gmgggmgg", "gcgggcgg", 4 * MIB, true, 39, false}};
     float *logits[2] = {calloc((size_t)SAMPLES * VOCAB, sizeof(float)),
                         calloc((size_t)SAMPLES * VOCAB, sizeof(float))};
     for (size_t i = FIRST_PAIR; i < sizeof cases / sizeof *cases; i++) {
@@ -180,11 +184,31 @@ static void a_device_expands_packed_experts(void **state)
     free(logits[1]);
 }
 
+/* Blocks: where the CPU computes prompts with experts that decode has in both memories, the GPU expands the same weights of the layers
+ * behind as where it streams these experts. Of the longest chunk it takes none as they lie. */
+static void blocks_agree_whoever_computes_experts(void **state)
+{
+    (void)state;
+    static const struct pair_case cases[] = {{"gmgggmgg", "gsgggsgg", 4 * MIB, true, 39, false, "q5_k_m"},
+                                             {"gmgggmgg", "gcgggcgg", 4 * MIB, true, 39, false, "q5_k_m"}};
+    float *logits[2] = {calloc((size_t)SAMPLES * VOCAB, sizeof(float)),
+                        calloc((size_t)SAMPLES * VOCAB, sizeof(float))};
+    uint64_t link[2];
+    for (int i = 0; i < 2; i++) run_pair(&cases[i], false, logits[i], &link[i]);
+    const double worst = compare(logits[0], logits[1]);
+    print_message("blocks: worst difference %.2g of the spread\n", worst);
+    assert_true(worst < 5e-2 && link[1] < link[0]);
+    free(logits[0]);
+    free(logits[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(packed_experts_and_plain_ones_agree),
         cmocka_unit_test(a_device_expands_packed_experts),
+        cmocka_unit_test(blocks_agree_whoever_computes_experts),
     };
+    if (getenv("HELM_TEST_FILTER")) cmocka_set_test_filter(getenv("HELM_TEST_FILTER"));
     return cmocka_run_group_tests_name("golden/packed_experts", tests, make_model, remove_model);
 }

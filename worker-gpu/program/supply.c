@@ -256,6 +256,12 @@ bool lower_next_piece(struct lowering *low, const struct lower_at *at, struct pi
     return !low->rc;
 }
 
+/* Whether the program has slice a's turn before b's: of a shared expert before its unit's experts, too. */
+static bool is_before(const struct ring_slice *a, const struct ring_slice *b)
+{
+    return a->unit < b->unit || (a->unit == b->unit && a->op < b->op);
+}
+
 void lower_expand_ahead(struct lowering *low, const struct plan_span *span)
 {
     if (low->next_slice >= low->ring->count) return;
@@ -263,7 +269,7 @@ void lower_expand_ahead(struct lowering *low, const struct plan_span *span)
     const struct ring_schedule *home = low->source->home;
     if (slice->unit >= span->first_unit + span->unit_count || reads_slice(low, slice)) return;
     pass_home(low, span->first_unit);
-    if (low->next_home < home->count && home->slice[low->next_home].unit < slice->unit) return;
+    if (low->next_home < home->count && is_before(&home->slice[low->next_home], slice)) return;
     low->ahead = low->next_slice + 1;
     add_arrival(low, low->next_slice);
 }
