@@ -135,7 +135,7 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
     int rc = check_spec(spec, err);
     if (rc) return rc;
 
-    uint64_t kv_bytes, lanes_bytes;
+    uint64_t kv_bytes = 0, lanes_bytes;
     uint64_t pages_per_slot =
         ((uint64_t)spec->context_tokens + spec->kv.page_tokens - 1) / spec->kv.page_tokens;
     rc = pools_bytes(spec, &kv_bytes, err);

@@ -296,9 +296,10 @@ static int try_pages(const struct planner_request *r, struct plan *plan, struct 
     pages.wish.ctx = plan->context_tokens;
     pages.refusal = NULL;
     int rc = rate_of(r, plan, &windows_rate, err);
-    const bool there = !rc && !make_one(&pages, &other, &room, &refused); /* else it does not fit */
-    if (there) rc = rate_of(r, &other, &pages_rate, err);
-    if (!rc && pages_rate > windows_rate) {
+    /* else it does not fit */
+    const bool there =
+        !rc && !make_one(&pages, &other, &room, &refused) && !rate_of(r, &other, &pages_rate, &refused);
+    if (there && pages_rate > windows_rate) {
         exchange(plan, &other);
         *spec = room;
     }
