@@ -330,7 +330,7 @@ uint64_t cpu_experts_bytes(const struct model_config *c)
     return c->router.experts ? numbers * sizeof(float) + 256 : 0;
 }
 
-/* The most that a tile and the joined one beside it take, whatever the kernels' layout; of INT8 one serves all formats. */
+/* The most that a tile and the joined one beside it take, whatever the kernels' layout. */
 static uint64_t tile_bytes(const struct cpu_activations *a, enum linear_inputs inputs)
 {
     const uint64_t columns = round_up(a->widest, TILE_COLUMNS) + round_up(a->joined, TILE_COLUMNS),
@@ -349,23 +349,27 @@ static uint64_t thread_bytes(const struct model_config *m, bool decodes)
            cpu_experts_bytes(m);
 }
 
+/* Kernels of INT8 lay values down as their instructions want them: one layout serves all formats that have such a kernel. A format
+ * that AVX512-VNNI has none for takes AVX2's, and then the reference's. */
+#define INT8_LAYOUTS 3
+
 struct cpu_room cpu_room_of(const struct cpu_activations_case *c, unsigned formats)
 {
     const struct model_config *m = c->config;
     struct cpu_activations place;
-    bool there[DTYPE_COUNT] = {false}, blocks = false, packed = false;
-    uint64_t types =
-        m->router.experts > 0; /* layouts of inputs: one of each type of values, and a router's */
+    bool there[DTYPE_COUNT] = {false}, packed = false;
+    /* layouts of inputs: one of each type of values, and a router's */
+    uint64_t blocks = 0, types = m->router.experts > 0;
     cpu_activations_place(c, &place);
     for (int f = 0; f < FORMAT_COUNT; f++) {
         if (!(formats & format_bit((enum tensor_format)f))) continue;
         there[tensor_format_value((enum tensor_format)f)] = true;
-        blocks |= tensor_format_of((enum tensor_format)f)->block_values > 1;
+        blocks += tensor_format_of((enum tensor_format)f)->block_values > 1;
         packed |= tensor_format_of((enum tensor_format)f)->variable;
     }
     for (int d = 0; d < DTYPE_COUNT; d++) types += there[d];
-    const uint64_t tiles =
-        types * tile_bytes(&place, LINEAR_EXACT) + (blocks ? tile_bytes(&place, LINEAR_INT8) : 0);
+    const uint64_t tiles = types * tile_bytes(&place, LINEAR_EXACT) +
+                           smaller(blocks, INT8_LAYOUTS) * tile_bytes(&place, LINEAR_INT8);
     return (struct cpu_room){.activations = round_up(place.floats * sizeof(float) + place.tiles * tiles,
                                                      ARENA_HUGE_PAGE),
                              .thread = round_up(thread_bytes(m, blocks || packed), CPU_SCRATCH_ALIGN)};

@@ -10,6 +10,7 @@ import sys
 import tempfile
 
 import processor
+from helmd_harness import run_tests
 
 BIN = os.path.abspath(os.environ["HELM_BIN"])
 SLOW = 6 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
@@ -170,17 +171,15 @@ def test_what_the_worker_refuses(m):
         check(word in answers[-1].get("error", ""), (lines, answers[-1]))
 
 
-def main():
-    wanted = sys.argv[1:]
-    for name, test in list(globals().items()):
-        if not name.startswith("test_") or (wanted and not any(word in name for word in wanted)):
-            continue
+def with_machine(test):
+    def run():
         machine = Machine()
-        test(machine)
-        machine.close()
-        print("ok  ", name, flush=True)
-    return 0
+        try:
+            test(machine)
+        finally:
+            machine.close()
+    return run
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tests({name: with_machine(test) for name, test in list(globals().items()) if name.startswith("test_")})

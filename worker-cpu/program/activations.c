@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "common/base/log.h"
 #include "common/base/round.h"
 #include "worker-cpu/program/program.h"
 
@@ -33,9 +34,11 @@ int activations_create(const struct cpu_activations_case *size, unsigned formats
         joined_at[k->format] = bytes;
         bytes += joined * place.tiles;
     }
-    if (bytes > room)
-        return helm_fail(err, HELM_E_INTERNAL, "activations take %llu bytes, planned are %llu",
-                         (unsigned long long)bytes, (unsigned long long)room);
+    if (bytes > room) { /* kernels with more layouts than cpu_room_of knows */
+        log_warn("activations take %llu bytes, planned are %llu", (unsigned long long)bytes,
+                 (unsigned long long)room);
+        room = round_up(bytes, ARENA_HUGE_PAGE);
+    }
     act->memory = aligned_alloc(ARENA_HUGE_PAGE, (size_t)room);
     if (!act->memory)
         return helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes of activations",
