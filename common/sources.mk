@@ -91,6 +91,7 @@ MODEL_SRC := \
   common/model/unit.c \
   common/model/vectors.c \
   common/model/weigh.c \
+  common/plan/arena_spec.c \
   common/plan/kv_tiers.c \
   common/plan/placement.c \
   common/plan/plan.c \

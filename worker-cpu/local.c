@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/plan/arena_spec.h"
 #include "common/plan/state.h"
 
 /* Every unit that the CPU can compute with packed lies so. */
@@ -35,30 +36,17 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     const uint32_t pages_per_slot = (o->context_tokens + page_tokens - 1) / page_tokens;
     const uint32_t pages_all = o->pages ? o->pages : pages_per_slot * o->slots;
     local->pages_per_slot = pages_per_slot;
-    struct arena_spec spec = {.slots = o->slots,
-                              .context_tokens = o->context_tokens,
-                              .step_tokens = o->step_tokens,
-                              .hidden = model.config.hidden,
-                              .vocab = model.config.vocab,
-                              .lanes = plan_lanes(&plan),
-                              .kv = {.layers = plan_layers_of(&plan, PLAN_CPU0),
-                                     .kv_heads = model.config.kv_heads,
-                                     .head_dim = model.config.head_dim,
-                                     .page_tokens = page_tokens,
-                                     .dtype = o->kv_dtype},
-                              .page_count = pages_all,
-                              .state = plan_state_layout(&plan, PLAN_CPU0),
-                              .snapshot_count = o->snapshots,
-                              .weight_bytes = placements_in(&plan, PLAN_HOST).region_bytes};
+    struct arena_spec spec = plan_arena_spec(&plan, &model.config);
+    spec.slots = o->slots;
+    spec.context_tokens = o->context_tokens;
+    spec.step_tokens = o->step_tokens;
+    spec.kv.page_tokens = page_tokens;
+    spec.kv.dtype = o->kv_dtype;
+    spec.page_count = pages_all;
+    spec.snapshot_count = o->snapshots;
     rc = arena_create(&spec, &local->arena, err);
     if (rc) goto out;
-    for (uint32_t s = 0; s < o->slots; s++) {
-        uint32_t *pages = arena_page_table_of(&local->arena, s);
-        for (uint32_t i = 0; i < pages_per_slot; i++) pages[i] = (pages_all / o->slots * s + i) % pages_all;
-        struct arena_slot *slot = arena_slot_of(&local->arena, s);
-        memset(slot, 0, sizeof *slot);
-        slot->sampling.top_p = slot->sampling.repetition_penalty = 1;
-    }
+    arena_share_pages(&local->arena);
     struct engine_options options = {.folder = o->folder,
                                      .plan = &plan,
                                      .threads = o->threads,

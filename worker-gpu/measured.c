@@ -13,6 +13,7 @@
 #include "common/base/round.h"
 #include "common/model/mixture.h"
 #include "common/model/sample.h"
+#include "common/plan/arena_spec.h"
 #include "common/plan/placement.h"
 #include "common/plan/schedule.h"
 #include "common/plan/state.h"
@@ -104,35 +105,6 @@ static int read_model(const struct request *r, struct model *model, struct helm_
 
 /* ---- the engine ---- */
 
-static int make_arena(struct measure_programs *p, const struct plan *plan, const struct model_config *c,
-                      enum kv_dtype kv_dtype, struct helm_err *err)
-{
-    const uint32_t per_slot = (uint32_t)round_up(plan->context_tokens, plan->page_tokens) / plan->page_tokens;
-    const struct arena_spec spec = {.slots = plan->slots,
-                                    .context_tokens = plan->context_tokens,
-                                    .step_tokens = plan->step_tokens,
-                                    .hidden = c->hidden,
-                                    .vocab = c->vocab,
-                                    .kv = {.layers = plan_kv_layers(plan, PLAN_HOST),
-                                           .kv_heads = c->kv_heads,
-                                           .head_dim = c->head_dim,
-                                           .page_tokens = plan->page_tokens,
-                                           .dtype = kv_dtype},
-                                    .page_count = plan->page_count,
-                                    .state = plan_state_layout(plan, PLAN_CPU0),
-                                    .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
-    int rc = arena_create(&spec, &p->arena, err);
-    for (uint32_t s = 0; s < plan->slots && !rc; s++) {
-        uint32_t *pages = arena_page_table_of(&p->arena, s);
-        for (uint32_t i = 0; i < per_slot; i++)
-            pages[i] = (plan->page_count / plan->slots * s + i) % plan->page_count;
-        struct arena_slot *slot = arena_slot_of(&p->arena, s);
-        memset(slot, 0, sizeof *slot);
-        slot->sampling.top_p = slot->sampling.repetition_penalty = 1;
-    }
-    return rc;
-}
-
 /* All in VRAM. The model is taken. */
 static int open_engine(struct measure_programs *p, struct measure *m, const struct request *r,
                        struct model *model, struct helm_err *err)
@@ -153,7 +125,11 @@ static int open_engine(struct measure_programs *p, struct measure *m, const stru
     int rc = plan_make_units(&plan, PLAN_HOME_GPU, err);
     if (!rc) plan_take_states(&plan, model);
     if (!rc) rc = placement_make(model, NULL, &plan, err);
-    if (!rc) rc = make_arena(p, &plan, &model->config, kv_dtype, err);
+    if (!rc) {
+        const struct arena_spec spec = plan_arena_spec(&plan, &model->config);
+        rc = arena_create(&spec, &p->arena, err);
+    }
+    if (!rc) arena_share_pages(&p->arena);
     if (!rc && !(p->engine = aligned_alloc(64, round_up(gpu_engine_ops.bytes, 64))))
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for an engine");
     if (!rc) {

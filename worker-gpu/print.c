@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "common/plan/arena_spec.h"
 #include "common/worker/engine.h"
 #include "worker-gpu/program/expand.h"
 #include "worker-gpu/program/program.h"
@@ -42,30 +43,19 @@ static enum plan_processor device_of(const struct plan *plan)
 static int pretend_arena(struct pretence *p, struct helm_err *err)
 {
     const struct model_config *c = &p->model.config;
-    const uint32_t mixed = plan_mixed_units(&p->plan);
     const struct plan *plan = &p->plan;
-    const struct arena_spec spec = {
-        .slots = plan->slots ? plan->slots : GPUK_BATCH_MAX,
-        .context_tokens = plan->context_tokens ? plan->context_tokens : PRINT_CONTEXT,
-        .step_tokens = plan->step_tokens ? plan->step_tokens : PRINT_STEP_TOKENS,
-        .hidden = c->hidden,
-        .vocab = c->vocab,
-        .lanes = PLAN_LINKS,
-        .kv = {.layers = plan_kv_layers(plan, PLAN_HOST),
-               .kv_heads = c->kv_heads,
-               .head_dim = c->head_dim,
-               .page_tokens = plan->page_tokens ? plan->page_tokens : KV_PAGE_TOKENS_DEFAULT,
-               .dtype = *plan->kv_dtype ? kv_dtype_named(plan->kv_dtype) : KV_F16},
-        .page_count = 1,
-        .window_tokens = plan->window_tokens,
-        .window_page_count = plan->window_page_count ? 1 : 0,
-        .window_layers = plan_window_layers(plan, PLAN_CPU0),
-        .vram_page_count = plan_kv_tiered(plan) ? 1 : 0,
-        .kv_heads_asking = plan_kv_tiered(plan) ? c->heads : 0,
-        .experts_chosen = mixed ? c->router.chosen : 0,
-        .experts = mixed ? c->router.experts : 0,
-        .expert_layers = mixed,
-        .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
+    struct arena_spec spec = plan_arena_spec(plan, c);
+    if (!plan->slots) spec.slots = GPUK_BATCH_MAX;
+    if (!plan->context_tokens) spec.context_tokens = PRINT_CONTEXT;
+    if (!plan->step_tokens) spec.step_tokens = PRINT_STEP_TOKENS;
+    if (!plan->page_tokens) spec.kv.page_tokens = KV_PAGE_TOKENS_DEFAULT;
+    if (!*plan->kv_dtype) spec.kv.dtype = KV_F16;
+    spec.lanes = PLAN_LINKS;
+    spec.page_count = 1;
+    spec.window_page_count = plan->window_page_count ? 1 : 0;
+    spec.vram_page_count = plan_kv_tiered(plan) ? 1 : 0;
+    spec.state = (struct state_layout){0};
+    spec.snapshot_count = 0;
     return arena_create(&spec, &p->arena, err);
 }
 

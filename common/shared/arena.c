@@ -480,3 +480,16 @@ int arena_node_of(const struct arena *arena, uint64_t offset, int *node, struct 
     }
     return helm_fail_errno(err, "arena: cannot ask where byte %llu is", (unsigned long long)offset);
 }
+
+void arena_share_pages(const struct arena *arena)
+{
+    const struct arena_header *h = arena_header_of(arena);
+    for (uint32_t s = 0; s < h->slots; s++) {
+        uint32_t *pages = arena_page_table_of(arena, s);
+        for (uint32_t i = 0; i < h->pages_per_slot; i++)
+            pages[i] = (h->page_count / h->slots * s + i) % h->page_count;
+        struct arena_slot *slot = arena_slot_of(arena, s);
+        memset(slot, 0, sizeof *slot);
+        slot->sampling.top_p = slot->sampling.repetition_penalty = 1;
+    }
+}

@@ -85,12 +85,12 @@ static inline uint32_t *arena_page_table_of(const struct arena *a, uint32_t slot
            (uint64_t)slot * arena_header_of(a)->pages_per_slot;
 }
 
-/* The same of windows: in lines behind those of all slots. */
+/* The same of windows: in lines after those of all slots. */
 static inline uint32_t *arena_window_table_of(const struct arena *a, uint32_t slot)
 {
     return arena_page_table_of(a, arena_header_of(a)->slots + slot);
 }
-/* The host's pool of windows behind the pages of the kv region, and its layout. */
+/* The host's pool of windows after the pages of the kv region, and its layout. */
 static inline struct kv_layout arena_window_layout(const struct arena *a)
 {
     struct kv_layout kv = arena_header_of(a)->kv;
@@ -102,6 +102,10 @@ static inline void *arena_window_pool(const struct arena *a)
     const struct arena_header *h = arena_header_of(a);
     return (char *)arena_region_ptr(a, ARENA_REGION_KV) + state_windows_at(&h->kv, h->page_count);
 }
+
+/* For those who run a worker without helmd: each slot has a part of the pages of its own, as far as they go, and neutral
+ * sampling. */
+void arena_share_pages(const struct arena *arena);
 
 static inline uint32_t *arena_vram_table_of(const struct arena *a, uint32_t slot)
 {

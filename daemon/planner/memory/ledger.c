@@ -18,6 +18,7 @@
 #include "common/model/arch.h"
 #include "common/base/log.h"
 #include "common/formats/packed.h"
+#include "common/plan/arena_spec.h"
 #include "common/plan/slots.h"
 #include "common/plan/state.h"
 #include "common/plan/workspace.h"
@@ -357,7 +358,6 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
 int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count, struct plan *plan,
                  struct arena_spec *spec, struct helm_err *err)
 {
-    const struct model_config *m = &c->model->config;
     struct arena_header header;
     int rc = plan->placement ? 0 : placement_make(c->model, &c->wish->parts, plan, err);
     const uint32_t windows = ledger_window_pages(c, page_count);
@@ -382,28 +382,9 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     snprintf(plan->kv_dtype, sizeof plan->kv_dtype, "%s", kv_dtype_name(c->wish->kv_dtype));
     memset(plan->memory, 0, sizeof plan->memory);
     for (int i = 0; i < PLAN_MEMORIES; i++) plan->memory[i].limit = UINT64_MAX;
-    const uint32_t mixed = plan_mixed_units(plan);
     bool on_cpu = plan_uses(plan, PLAN_CPU0), on_gpu = plan_devices(plan) > 0;
-    *spec = (struct arena_spec){.slots = c->wish->slots,
-                                .context_tokens = ctx,
-                                .step_tokens = c->wish->step_tokens,
-                                .hidden = m->hidden,
-                                .vocab = m->vocab,
-                                .lanes = plan_lanes(plan),
-                                .kv = kv_of(c, plan_kv_layers(plan, PLAN_HOST)),
-                                .page_count = page_count,
-                                .window_tokens = plan->window_tokens,
-                                .window_page_count = windows,
-                                .window_layers = plan_window_layers(plan, PLAN_CPU0),
-                                .vram_page_count = plan_kv_places(plan),
-                                .kv_heads_asking = plan_kv_tiered(plan) ? m->heads : 0,
-                                .experts_chosen = mixed ? m->router.chosen : 0,
-                                .experts = mixed ? m->router.experts : 0,
-                                .expert_layers = mixed,
-                                .session_bytes = session_bytes(c, plan),
-                                .state = plan_state_layout(plan, PLAN_CPU0),
-                                .snapshot_count = plan->state_snapshots,
-                                .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
+    *spec = plan_arena_spec(plan, &c->model->config);
+    spec->session_bytes = session_bytes(c, plan);
     rc = arena_plan(spec, &header, err);
     if (rc) return rc;
     struct slots_place slots = {0};

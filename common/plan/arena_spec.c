@@ -1,0 +1,33 @@
+/* See arena_spec.h. Pure. */
+#include "common/plan/arena_spec.h"
+
+#include "common/plan/placement.h"
+#include "common/plan/state.h"
+
+struct arena_spec plan_arena_spec(const struct plan *plan, const struct model_config *config)
+{
+    const uint32_t mixed = plan_mixed_units(plan);
+    return (struct arena_spec){.slots = plan->slots,
+                               .context_tokens = plan->context_tokens,
+                               .step_tokens = plan->step_tokens,
+                               .hidden = config->hidden,
+                               .vocab = config->vocab,
+                               .lanes = plan_lanes(plan),
+                               .kv = {.layers = plan_kv_layers(plan, PLAN_HOST),
+                                      .kv_heads = config->kv_heads,
+                                      .head_dim = config->head_dim,
+                                      .page_tokens = plan->page_tokens,
+                                      .dtype = kv_dtype_named(plan->kv_dtype)},
+                               .page_count = plan->page_count,
+                               .window_tokens = plan->window_tokens,
+                               .window_page_count = plan->window_page_count,
+                               .window_layers = plan_window_layers(plan, PLAN_CPU0),
+                               .vram_page_count = plan_kv_places(plan),
+                               .kv_heads_asking = plan_kv_tiered(plan) ? config->heads : 0,
+                               .experts_chosen = mixed ? config->router.chosen : 0,
+                               .experts = mixed ? config->router.experts : 0,
+                               .expert_layers = mixed,
+                               .state = plan_state_layout(plan, PLAN_CPU0),
+                               .snapshot_count = plan->state_snapshots,
+                               .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
+}

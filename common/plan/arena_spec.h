@@ -1,0 +1,12 @@
+/* The arena that a plan needs. Called by the ledger, and by what opens a worker without helmd. */
+#ifndef HELM_COMMON_PLAN_ARENA_SPEC_H
+#define HELM_COMMON_PLAN_ARENA_SPEC_H
+
+#include "common/model/config.h"
+#include "common/plan/plan.h"
+#include "common/shared/arena.h"
+
+/* By the plan's sizes, homes, states and placements. Sessions have no room: session_bytes is the caller's. */
+struct arena_spec plan_arena_spec(const struct plan *plan, const struct model_config *config);
+
+#endif
