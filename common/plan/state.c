@@ -1,4 +1,4 @@
-/* What each layer of a plan keeps of a sequence. See state.h. */
+/* States: the part of a sequence that each layer of a plan keeps. See state.h. */
 #include "common/plan/state.h"
 
 #include <stdlib.h>
@@ -28,15 +28,21 @@ static bool has_window(const struct model *model, uint32_t layer)
     return window && window[layer] && plan_state_of_layer(model, layer).kind == STATE_PAGES;
 }
 
+/* The layer with a window that keeps all pages all the same; UINT32_MAX: one without a window does. */
+static uint32_t paged_layer(const struct model *model)
+{
+    uint32_t first = UINT32_MAX;
+    for (uint32_t l = 0; l < model->config.layers; l++) {
+        if (plan_state_of_layer(model, l).kind != STATE_PAGES) continue;
+        if (!has_window(model, l)) return UINT32_MAX;
+        if (first == UINT32_MAX) first = l;
+    }
+    return first;
+}
+
 bool plan_may_keep_window(const struct model *model, uint32_t layer)
 {
-    bool others = false, before = false;
-    for (uint32_t l = 0; l < model->config.layers; l++) {
-        const bool window = has_window(model, l);
-        others |= !window && plan_state_of_layer(model, l).kind == STATE_PAGES;
-        before |= window && l < layer;
-    }
-    return has_window(model, layer) && (others || before);
+    return has_window(model, layer) && layer != paged_layer(model);
 }
 
 static struct plan_state *state_of(const struct plan *plan, uint32_t layer)
@@ -160,8 +166,10 @@ static int check_windows(const struct plan *plan, struct helm_err *err)
                        pages && plan->page_tokens ? plan_window_pages_least(plan->window_tokens, plan) : 0,
                    needs = least < plan->page_count ? least : plan->page_count;
     uint32_t layers = 0, paged = 0;
-    for (uint32_t l = 0; l < plan->layers; l++) layers += plan_keeps_window(plan, l);
-    for (uint32_t l = 0; l < plan->layers; l++) paged += plan_keeps_pages(plan, l);
+    for (uint32_t l = 0; l < plan->layers; l++) {
+        layers += plan_keeps_window(plan, l);
+        paged += plan_keeps_pages(plan, l);
+    }
     if (pages && !paged)
         return helm_fail(err, HELM_E_LIMIT, "every layer keeps a window: one has to keep all pages");
     if (!layers == !pages && !pages == !plan->window_tokens && pages <= plan->page_count &&

@@ -1,4 +1,4 @@
-/* What each layer of a plan keeps of a sequence, and where fixed states and windows lie (docs/state.md).
+/* States: the part of a sequence that each layer of a plan keeps, and where fixed states and windows lie (docs/state.md).
  *
  * Called by the planner, which takes it from the model and charges it, by helmd and by the workers, so that all go by the
  * same numbers. Pure but for the plan's own list. */

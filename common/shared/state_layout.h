@@ -10,7 +10,7 @@
  * (daemon/steps/snapshots.h).
  *
  * Windows (common/plan/state.h) lie in pages as kv_layout.h has them, of the layers that have one. In each memory their pool
- * begins behind that of the other layers' pages. Header-only, no state. */
+ * begins after that of the other layers' pages. Header-only, no state. */
 #ifndef HELM_COMMON_SHARED_STATE_LAYOUT_H
 #define HELM_COMMON_SHARED_STATE_LAYOUT_H
 
@@ -40,11 +40,6 @@ static inline uint64_t state_windows_at(const struct kv_layout *pages, uint64_t 
 {
     return (page_count * kv_page_bytes(pages) + STATE_WINDOWS_ALIGN - 1) / STATE_WINDOWS_ALIGN *
            STATE_WINDOWS_ALIGN;
-}
-static inline uint64_t state_windows_bytes(const struct kv_layout *pages, uint32_t layers,
-                                           uint64_t page_count)
-{
-    return page_count * layers * kv_layer_bytes(pages);
 }
 /* Pages in front of the first that a row at `start` sees: what their entries say means nothing. */
 static inline uint32_t state_window_hidden(uint32_t start, uint32_t window_tokens, uint32_t page_tokens)
