@@ -344,7 +344,7 @@ static void take_measured(const struct pricing *p, uint32_t unit, double window,
                           struct experts_parts *e)
 {
     const double by_rates = u->gpu;
-    measured_price_gpu(p, unit, window, attention_elsewhere(p, window), u);
+    measured_price_gpu(p, unit, attention_elsewhere(p, window), u);
     if (!u->gpu_measured) return;
     u->stream = fmax(u->gpu, u->stream + u->gpu - by_rates) * fmax(1, u->gpu_beside);
     const double times = u->gpu / by_rates;
@@ -377,7 +377,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
     if (!p->device) return;
     add_rest(p, &p->gpu, kind, window, &w.gpu);
-    /* A shared expert's weight is a row of the router's product. Where experts are kernels it is one, and the chain behind it is
+    /* A shared expert's weight is a row of the router's product. Where experts are kernels it is one, and the chain after it is
      * launched. */
     if (p->chained)
         spent_overhead(&p->gpu, o->weighs * ((w.apart ? 2 * p->kernel.operation : 0) - p->gpu.operation),

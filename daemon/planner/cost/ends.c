@@ -75,7 +75,7 @@ void price_head(const struct pricing *p, const struct analyse_table *analysed, s
     u->gpu_bound = spent_bound(&gpu);
     u->gpu_packed = cost_rates_packed(p, unit_count(p->model->config.layers), PLAN_HOME_GPU);
     if (u->gpu_packed) u->gpu = u->stream = u->gpu + head_packed(&head, bytes);
-    measured_price_gpu(p, unit_count(p->model->config.layers), 0, 0, u);
+    measured_price_gpu(p, unit_count(p->model->config.layers), 0, u);
     if (u->gpu_measured) u->gpu = u->stream = u->gpu + p->profile->link.hand_over.value;
 }
 

@@ -61,6 +61,39 @@ static double moved(const struct profile *profile, double seconds, double bytes)
     return fmax(0, seconds + fmin(bytes, seconds * then) * (1 / now - 1 / then));
 }
 
+/* What is asked of a half layer's times, or of the head's. */
+struct asked {
+    bool head, attends, few;
+    double window; /* of a layer that attends; 0: none */
+};
+
+/* False: the programs were measured with another cache. */
+static bool ask(const struct pricing *p, uint32_t unit, struct asked *asked)
+{
+    const uint32_t *windows = p->model->config.window;
+    asked->head = unit == unit_count(p->model->config.layers);
+    asked->attends = !asked->head && model_unit_math(p->model, unit)->state == STATE_PAGES;
+    asked->few = p->step->tokens <= ENGINE_FEW_TOKENS;
+    asked->window = asked->attends && windows ? windows[unit_layer(unit)] : 0;
+    return !asked->attends || strcmp(p->profile->programs->kv_dtype, kv_dtype_name(p->step->kv_dtype)) == 0;
+}
+
+/* By these times, in a cache of so many positions a row: few tokens were measured in a row each, those that share one read its cache
+ * once. False: no cell is near. */
+static bool look_up(const struct pricing *p, const struct asked *asked, const struct programs_times *times,
+                    double positions, struct programs_price *price)
+{
+    const struct cost_step *step = p->step;
+    const double context = positions * (asked->few ? (double)step->rows / step->tokens : 1);
+    return programs_at(times, asked->head ? step->samples : step->tokens, asked->head ? 0 : context, price);
+}
+
+/* A prompt of few tokens in an invariant plan: it is a chunk there. */
+static bool is_short_chunk(const struct cost_step *step)
+{
+    return step->invariant && step->tokens <= ENGINE_FEW_TOKENS && step->tokens > step->rows;
+}
+
 /* ---- the GPU ---- */
 
 /* The GPU's programs of such a step; PROGRAMS_GPU_WAYS: none were measured. */
@@ -68,33 +101,22 @@ static enum programs_gpu_way gpu_way(const struct pricing *p)
 {
     const struct cost_step *step = p->step;
     if (!p->profile->programs || !p->device) return PROGRAMS_GPU_WAYS;
-    if (!step->invariant) return PROGRAMS_GPU;
-    const bool few = step->tokens <= ENGINE_FEW_TOKENS;
-    if (few && step->tokens > step->rows) return PROGRAMS_GPU_WAYS; /* a prompt so short is a chunk there */
-    return PROGRAMS_GPU_INVARIANT;
+    if (is_short_chunk(step)) return PROGRAMS_GPU_WAYS;
+    return step->invariant ? PROGRAMS_GPU_INVARIANT : PROGRAMS_GPU;
 }
 
-void measured_price_gpu(const struct pricing *p, uint32_t unit, double window, double elsewhere,
-                        struct cost_unit *u)
+void measured_price_gpu(const struct pricing *p, uint32_t unit, double elsewhere, struct cost_unit *u)
 {
-    const struct programs *programs = p->profile->programs;
-    const struct cost_step *step = p->step;
-    const bool head = unit == unit_count(p->model->config.layers),
-               attends = !head && model_unit_math(p->model, unit)->state == STATE_PAGES,
-               few = step->tokens <= ENGINE_FEW_TOKENS;
-    struct programs_price price;
     const enum programs_gpu_way way = gpu_way(p);
-    if (way == PROGRAMS_GPU_WAYS || u->gpu_packed) return;
-    if (attends && strcmp(programs->kv_dtype, kv_dtype_name(step->kv_dtype)) != 0) return;
-    const struct programs_kind *kind = programs_find(programs, p->analysed->signature[unit]);
+    struct asked asked;
+    struct programs_price price;
+    if (way == PROGRAMS_GPU_WAYS || u->gpu_packed || !ask(p, unit, &asked)) return;
+    const struct programs_kind *kind = programs_find(p->profile->programs, p->analysed->signature[unit]);
     if (!kind) return;
-    if (!attends) window = elsewhere = 0;
-    const double context =
-        fmax(1, seen(p, window) - elsewhere) * (few ? (double)step->rows / step->tokens : 1);
-    if (!programs_at(&kind->gpu[way], head ? step->samples : step->tokens, head ? 0 : context, &price))
-        return;
+    const double positions = fmax(1, seen(p, asked.window) - (asked.attends ? elsewhere : 0));
+    if (!look_up(p, &asked, &kind->gpu[way], positions, &price)) return;
     u->gpu = price.seconds;
-    if (attends && !few && step->rows > 1) u->gpu += more_rows(p, &p->gpu, window);
+    if (asked.attends && !asked.few && p->step->rows > 1) u->gpu += more_rows(p, &p->gpu, asked.window);
     u->gpu_spread = price.spread;
     u->gpu_beside = price.beside / price.seconds;
     u->gpu_measured = true;
@@ -114,24 +136,15 @@ double measured_begin(const struct pricing *p)
 
 void measured_price(const struct pricing *p, uint32_t unit, struct cost_unit *u)
 {
-    const struct programs *programs = p->profile->programs;
-    const struct cost_step *step = p->step;
-    const bool head = unit == unit_count(p->model->config.layers);
-    const bool attends = !head && model_unit_math(p->model, unit)->state == STATE_PAGES;
+    struct asked asked;
     struct programs_price price;
-    const bool few = step->tokens <= ENGINE_FEW_TOKENS;
-    if (!programs) return;
-    if (step->invariant && few && step->tokens > step->rows) return; /* a prompt so short is a chunk there */
-    if (attends && strcmp(programs->kv_dtype, kv_dtype_name(step->kv_dtype)) != 0) return;
+    if (!p->profile->programs || is_short_chunk(p->step) || !ask(p, unit, &asked)) return;
     const struct programs_times *times = times_of(p, unit, u->cpu_packed);
-    if (!times) return;
-    const double window = attends && p->model->config.window ? p->model->config.window[unit_layer(unit)] : 0;
-    /* few tokens were measured in a row each: those that share a row read its cache once */
-    const double context = seen(p, window) * (few ? (double)step->rows / step->tokens : 1);
-    if (!programs_at(times, head ? step->samples : step->tokens, head ? 0 : context, &price)) return;
+    if (!times || !look_up(p, &asked, times, seen(p, asked.window), &price)) return;
     double seconds = price.seconds;
-    if (attends && !few && step->rows > 1) seconds += more_rows(p, &p->cpu, window);
-    seconds = moved(p->profile, seconds, head ? (double)u->bytes : read_bytes(p, unit, attends, window));
+    if (asked.attends && !asked.few && p->step->rows > 1) seconds += more_rows(p, &p->cpu, asked.window);
+    seconds = moved(p->profile, seconds,
+                    asked.head ? (double)u->bytes : read_bytes(p, unit, asked.attends, asked.window));
     const double company = price.beside > 0 ? price.beside / price.seconds : u->cpu_beside / u->cpu;
     u->cpu_beside = seconds * fmax(1, company);
     u->cpu = seconds;

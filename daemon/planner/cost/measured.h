@@ -10,10 +10,9 @@
  * invariant plan, a cache of another type. `unit` behind the last one: the head, of the step's sampled rows. */
 void measured_price(const struct pricing *p, uint32_t unit, struct cost_unit *u);
 
-/* The same of u->gpu, with all in VRAM as stored, and u->gpu_spread: before what a cache in two tiers adds. `window` of a layer that
- * attends (0: none), of whose cache as many positions of each row lie elsewhere. */
-void measured_price_gpu(const struct pricing *p, uint32_t unit, double window, double elsewhere,
-                        struct cost_unit *u);
+/* The same of u->gpu, with all in VRAM as stored, and u->gpu_spread: before what a cache in two tiers adds. Of a layer that attends,
+ * so many positions of each row lie elsewhere. */
+void measured_price_gpu(const struct pricing *p, uint32_t unit, double elsewhere, struct cost_unit *u);
 /* Seconds of a step in front of its half layers on the GPU, the embedding included; 0: not measured. */
 double measured_begin(const struct pricing *p);
 
