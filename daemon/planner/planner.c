@@ -242,12 +242,17 @@ static int rate_of(const struct planner_request *r, const struct plan *plan, dou
     return rc;
 }
 
-/* The plans change places. */
-static void exchange(struct plan *plan, struct plan *other)
+/* The other plan comes in the place of this one if it makes more of the request's tokens a second; it is freed, or this one is. */
+static void take_faster(struct plan *plan, struct arena_spec *spec, double *rate, struct plan *other,
+                        const struct arena_spec *room, double seen)
 {
     const struct plan before = *plan;
-    *plan = *other;
-    *other = before;
+    if (seen > *rate) {
+        *plan = *other, *other = before;
+        *spec = *room;
+        *rate = seen;
+    }
+    plan_free(other);
 }
 
 /* A plan of the same context for `at_once` sequences, in the place of this one if it makes more of the request's. */
@@ -265,12 +270,7 @@ static int try_fewer(const struct planner_request *r, uint32_t at_once, struct p
     int rc = make_one(&fewer, &other, &room, err);
     fewer.batch = r->batch; /* its pool may have room for more of them */
     if (!rc) rc = rate_of(&fewer, &other, &seen, err);
-    if (!rc && seen > *rate) {
-        exchange(plan, &other);
-        *spec = room;
-        *rate = seen;
-    }
-    plan_free(&other);
+    take_faster(plan, spec, rate, &other, &room, rc ? 0 : seen);
     return rc;
 }
 
@@ -286,7 +286,7 @@ static int try_pages(const struct planner_request *r, struct plan *plan, struct 
     struct plan other = {0};
     struct arena_spec room;
     struct helm_err refused;
-    double windows_rate, pages_rate = 0;
+    double rate, seen = 0;
     if (!plan->window_page_count || !plan_devices(plan) || r->tiers == KV_TIERS_ONE ||
         r->strategy != SEARCH_BEST || r->wish.windows_stand)
         return 0;
@@ -295,15 +295,11 @@ static int try_pages(const struct planner_request *r, struct plan *plan, struct 
     pages.wish.windows_stand = true;
     pages.wish.ctx = plan->context_tokens;
     pages.refusal = NULL;
-    int rc = rate_of(r, plan, &windows_rate, err);
+    int rc = rate_of(r, plan, &rate, err);
     /* else it does not fit */
     const bool there =
-        !rc && !make_one(&pages, &other, &room, &refused) && !rate_of(r, &other, &pages_rate, &refused);
-    if (there && pages_rate > windows_rate) {
-        exchange(plan, &other);
-        *spec = room;
-    }
-    plan_free(&other);
+        !rc && !make_one(&pages, &other, &room, &refused) && !rate_of(r, &other, &seen, &refused);
+    take_faster(plan, spec, &rate, &other, &room, there ? seen : 0);
     planner_cache_free(&own);
     return rc;
 }
