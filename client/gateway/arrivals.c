@@ -25,31 +25,7 @@
 
 /* ---- lists ------------------------------------------------------------------------------------------ */
 
-static void append(struct peer_list *list, struct peer *peer)
-{
-    peer->next = NULL;
-    peer->previous = list->last;
-    if (list->last)
-        list->last->next = peer;
-    else
-        list->first = peer;
-    list->last = peer;
-}
-
-static void unlink_peer(struct peer_list *list, struct peer *peer)
-{
-    if (peer->previous)
-        peer->previous->next = peer->next;
-    else
-        list->first = peer->next;
-    if (peer->next)
-        peer->next->previous = peer->previous;
-    else
-        list->last = peer->previous;
-    peer->next = peer->previous = NULL;
-}
-
-/* Behind the other addresses that have connections to be served. */
+/* After the other addresses that have connections to be served. */
 static void queue_address(struct peers *p, struct peer_address *from)
 {
     from->after = NULL;
@@ -70,9 +46,9 @@ static void unqueue_address(struct peers *p, struct peer_address *from)
 
 static void make_ready(struct peers *p, struct peer *peer)
 {
-    unlink_peer(&p->silent, peer);
+    peer_list_remove(&p->silent, peer);
     if (!peer->from->ready.first) queue_address(p, peer->from);
-    append(&peer->from->ready, peer);
+    peer_list_append(&peer->from->ready, peer);
     peer->ready = true;
 }
 
@@ -80,7 +56,7 @@ static void make_ready(struct peers *p, struct peer *peer)
 static void take_out(struct peers *p, struct peer *peer)
 {
     struct peer_address *from = peer->from;
-    unlink_peer(peer->ready ? &from->ready : &p->silent, peer);
+    peer_list_remove(peer->ready ? &from->ready : &p->silent, peer);
     if (peer->ready && !from->ready.first) unqueue_address(p, from);
     peer->waiting = false;
     from->waiting--;
@@ -159,7 +135,7 @@ static void accept_some(struct gateway *g)
                 p->turned_away++;
                 turn_away(p, who_gives_way(p));
             }
-            append(&p->silent, peer);
+            peer_list_append(&p->silent, peer);
             peer->waiting = true;
             peer->from->waiting++;
             p->waiting++;

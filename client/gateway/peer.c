@@ -28,6 +28,43 @@
 #define SILENT_US  20000   /* until which they may still come */
 #define FETCHES_US 5000000 /* from which on a whole answer that is not fetched may give way */
 
+/* ---- lists ------------------------------------------------------------------------------------------ */
+
+void peer_list_append(struct peer_list *list, struct peer *peer)
+{
+    peer->next = NULL;
+    peer->previous = list->last;
+    if (list->last)
+        list->last->next = peer;
+    else
+        list->first = peer;
+    list->last = peer;
+}
+
+static void list_push(struct peer_list *list, struct peer *peer)
+{
+    peer->next = list->first;
+    peer->previous = NULL;
+    if (list->first)
+        list->first->previous = peer;
+    else
+        list->last = peer;
+    list->first = peer;
+}
+
+void peer_list_remove(struct peer_list *list, struct peer *peer)
+{
+    if (peer->previous)
+        peer->previous->next = peer->next;
+    else
+        list->first = peer->next;
+    if (peer->next)
+        peer->next->previous = peer->previous;
+    else
+        list->last = peer->previous;
+    peer->next = peer->previous = NULL;
+}
+
 /* ---- addresses -------------------------------------------------------------------------------------- */
 
 static void take_bytes(const struct sockaddr_storage *at, uint8_t bytes[16])
@@ -106,11 +143,7 @@ void peer_closed(struct gateway *g, struct peer *peer)
     struct peers *p = &g->peers;
     free_place(p, peer);
     p->fresh -= !peer->started;
-    if (peer->previous)
-        peer->previous->next = peer->next;
-    else
-        p->first = peer->next;
-    if (peer->next) peer->next->previous = peer->previous;
+    peer_list_remove(&p->served, peer);
     peer_free(p, peer);
 }
 
@@ -147,7 +180,7 @@ static struct peer *who_gives_way(const struct peers *p, const struct peer_addre
     const uint64_t now = units_now_us();
     struct peer *best = NULL;
     unsigned most = 1;
-    for (struct peer *at = p->first; at; at = at->next) {
+    for (struct peer *at = p->served.first; at; at = at->next) {
         const unsigned will = from && at->from != from ? 0 : willing(at, now);
         if (will < most) continue;
         const bool better = !best || will > most || at->from->places > best->from->places ||
@@ -161,7 +194,7 @@ static struct peer *who_gives_way(const struct peers *p, const struct peer_addre
 static void end_oldest_reserved(struct gateway *g)
 {
     struct peer *oldest = NULL;
-    for (struct peer *at = g->peers.first; at; at = at->next)
+    for (struct peer *at = g->peers.served.first; at; at = at->next)
         if (at->reserved && !at->ended) oldest = at; /* the newest is the first */
     if (!oldest) return;
     if (oldest->exchange) exchange_drop(oldest->exchange, "another client wants its place in the reserve");
@@ -229,9 +262,7 @@ void peer_admit(struct gateway *g, struct MHD_Daemon *http, struct peer *peer)
         p->places++;
         peer->from->places++;
     }
-    peer->next = p->first;
-    if (peer->next) peer->next->previous = peer;
-    p->first = peer;
+    list_push(&p->served, peer);
     p->fresh++;
     if (peer->leaves) peer_event(g, peer, EPOLLRDHUP);
     if (MHD_add_connection(http, peer->fd, (const struct sockaddr *)&peer->at, size) == MHD_YES) return;
@@ -249,7 +280,7 @@ void peers_pause(struct gateway *g)
 
 struct peer *peers_started(struct peers *p, int fd)
 {
-    struct peer *peer = p->first; /* new ones are at the head */
+    struct peer *peer = p->served.first; /* new ones are at the head */
     while (peer && (peer->started || peer->fd != fd)) peer = peer->next;
     if (!peer) return NULL;
     peer->started = true;
@@ -297,7 +328,7 @@ void peers_settle(struct gateway *g)
 {
     struct peers *p = &g->peers;
     if (!p->fresh && !p->hung_up) return;
-    for (struct peer *at = p->first, *next; at; at = next) {
+    for (struct peer *at = p->served.first, *next; at; at = next) {
         next = at->next;
         if (!at->started) /* libmicrohttpd had no memory for it and closed it */
             peer_closed(g, at);
@@ -316,7 +347,7 @@ void peers_tick(struct gateway *g)
     const uint64_t now = units_now_us();
     if (p->paused && p->listen_fd >= 0) loop_listen(g, true);
     p->paused = false;
-    for (struct peer *at = p->first; at; at = at->next) {
+    for (struct peer *at = p->served.first; at; at = at->next) {
         if (!at->since_us || at->ended) continue;
         const char *why = NULL;
         if (now - at->since_us > g->request_us)

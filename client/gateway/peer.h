@@ -62,7 +62,7 @@ struct peer {
 };
 
 struct peers {
-    struct peer *first;
+    struct peer_list served; /* new ones are at the head */
     struct peer_address *addresses;
     int listen_fd; /* -1: no new connections */
     bool knocked;  /* a new connection waits to be accepted */
@@ -78,6 +78,9 @@ struct peers {
     uint64_t stall_us;               /* longest time of a head's receipt, and without a byte of a body */
     uint64_t evicted, refused, late; /* for /metrics: gave way, had no place, took too long */
 };
+
+void peer_list_append(struct peer_list *list, struct peer *peer);
+void peer_list_remove(struct peer_list *list, struct peer *peer);
 
 /* A connection that was accepted. NULL: no memory. */
 struct peer *peer_open(struct peers *peers, int fd, const struct sockaddr_storage *at);
