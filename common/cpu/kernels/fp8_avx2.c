@@ -2,8 +2,6 @@
  * the CPU check. E4M3's bits are those of an fp16 number 256 times smaller. */
 #include "common/cpu/kernels/lanes256.h"
 
-#include "common/formats/fp8.h"
-
 INLINE vec run_numbers(const void *at)
 {
     const __m128i words = _mm_cvtepi8_epi16(_mm_loadl_epi64(at));
@@ -11,14 +9,8 @@ INLINE vec run_numbers(const void *at)
                                         _mm_and_si128(words, _mm_set1_epi16((short)0x8000))));
 }
 
-#define NAME      "avx2"
-#define FEATURES  CPU_AVX2
-#define GEMV      fp8_avx2_gemv
-#define DECODE    fp8_avx2_decode
-#define FORMAT    FP8
-#define VALUES    FP8_VALUES
-#define BYTES     FP8_BYTES
-#define NUMBERS   4
-#define run_scale fp8_scale
-#define TIMES     256.0f
-#include "common/cpu/kernels/bytes_simd.h"
+#define NAME     "avx2"
+#define FEATURES CPU_AVX2
+#define GEMV     fp8_avx2_gemv
+#define DECODE   fp8_avx2_decode
+#include "common/cpu/kernels/fp8_simd.h"

@@ -2,8 +2,6 @@
  * the CPU check. E4M3's bits are those of an fp16 number 256 times smaller. */
 #include "common/cpu/kernels/lanes512.h"
 
-#include "common/formats/fp8.h"
-
 INLINE vec run_numbers(const void *at)
 {
     const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(at));
@@ -12,14 +10,8 @@ INLINE vec run_numbers(const void *at)
                         _mm256_and_si256(words, _mm256_set1_epi16((short)0x8000))));
 }
 
-#define NAME      "avx512"
-#define FEATURES  (CPU_AVX2 | CPU_AVX512)
-#define GEMV      fp8_avx512_gemv
-#define DECODE    fp8_avx512_decode
-#define FORMAT    FP8
-#define VALUES    FP8_VALUES
-#define BYTES     FP8_BYTES
-#define NUMBERS   4
-#define run_scale fp8_scale
-#define TIMES     256.0f
-#include "common/cpu/kernels/bytes_simd.h"
+#define NAME     "avx512"
+#define FEATURES (CPU_AVX2 | CPU_AVX512)
+#define GEMV     fp8_avx512_gemv
+#define DECODE   fp8_avx512_decode
+#include "common/cpu/kernels/fp8_simd.h"
