@@ -184,8 +184,8 @@ static void a_device_expands_packed_experts(void **state)
     free(logits[1]);
 }
 
-/* Blocks: where the CPU computes prompts with experts that decode has in both memories, the GPU expands the same weights of the layers
- * behind as where it streams these experts. Of the longest chunk it takes none as they lie. */
+/* Blocks: where the CPU computes prompts with experts that decode has in both memories, the GPU expands the same weights of the
+ * layers after them as where it streams these experts. The longest chunk takes none as they lie. */
 static void blocks_agree_whoever_computes_experts(void **state)
 {
     (void)state;

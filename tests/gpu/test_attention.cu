@@ -18,7 +18,7 @@ struct attention_case {
     std::vector<uint32_t> start, count;
 };
 
-/* What attention gives by the reference: normalised outputs, with sinks and gated; maxima and sums, without.
+/* Attention by the reference: normalised outputs, with sinks and gated; maxima and sums, without.
  *
  * `pairs`: how far outputs may be off, as a part of their norm, since each number of a query is a pair of bf16. Such a pair is off by
  * at most 2^-16 of the number, in either direction: as a random number its deviation is at most 2^-16 / sqrt(3) of it. A score is the
@@ -173,7 +173,7 @@ struct attention_test {
         snprintf(text, sizeof text, "%s: the rest of the cache is untouched", what);
         check(t, old[0] == now[0] && old[1] == now[1], text);
     }
-    /* Of queries q (double, [token][head][head_dim]) over the cache as it is now. only: of the pages table entries of which are
+    /* Queries q (double, [token][head][head_dim]) attend to the cache as it is now. only: of the pages table entries of which are
      * true there, without sinks and gates. */
     struct attended attend(const std::vector<double> &queries, const std::vector<bool> *only = nullptr) const
     {

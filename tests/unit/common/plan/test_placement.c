@@ -174,9 +174,9 @@ static void packed_matrices_have_rooms(void **state)
         for (uint32_t i = 0; i < plan.placement_count; i++) {
             const struct placement *p = &plan.placement[i];
             const struct model_tensor *t = placement_tensor(&m, p);
-            const bool unit = t->layer >= 0, host = p->memory == PLAN_HOST;
-            const uint32_t u = unit ? model_tensor_unit(t) : 0, rows = (uint32_t)t->rows;
-            const bool expected = unit ? u == 0 || u == 5 || u == 1 || u == 3 : !host;
+            const bool in_unit = t->layer >= 0, host = p->memory == PLAN_HOST;
+            const uint32_t u = in_unit ? model_tensor_unit(t) : 0, rows = (uint32_t)t->rows;
+            const bool expected = in_unit ? u == 0 || u == 5 || u == 1 || u == 3 : !host;
             assert_int_equal(p->format, expected ? FORMAT_BF16_PACKED : FORMAT_BF16);
             if (!host && (!i || p[-1].memory == PLAN_HOST)) end = 0;
             assert_int_equal(p->offset, placement_rounded(p->memory, end));
@@ -190,7 +190,7 @@ static void packed_matrices_have_rooms(void **state)
                 continue;
             }
             const uint64_t table = (packed_offsets_bytes(rows) + 255) / 256 * 256;
-            const double least = known ? part[unit ? unit_part(u) : 2] : 0.7;
+            const double least = known ? part[in_unit ? unit_part(u) : 2] : 0.7;
             assert_int_equal(p->bytes % 256, 0);
             assert_in_range(p->bytes - table, (uint64_t)(least * (double)t->bytes),
                             (uint64_t)((known ? least * 1.006 : 0.8) * (double)t->bytes) + 256);
