@@ -79,6 +79,17 @@ def wait(seconds, attempt):
     return given
 
 
+def blocks(process, number):
+    """Whether a program that reads signals from a descriptor has come so far: before, the signal would just end it."""
+    with open("/proc/%d/status" % process.pid) as f:
+        blocked = next(int(line.split()[1], 16) for line in f if line.startswith("SigBlk:"))
+    return bool(blocked >> number - 1 & 1)
+
+
+def wait_blocks(process, number, seconds=30):
+    return wait(seconds, lambda slice_s: True if blocks(process, number) else time.sleep(min(slice_s, 0.02))) is True
+
+
 def ended(process, seconds):
     """The exit status of a process that ends within that many seconds of clock()."""
     def attempt(slice_s):

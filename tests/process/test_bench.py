@@ -13,11 +13,12 @@ import sys
 import tempfile
 import time
 
-sys.path[:0] = ["tools/bench", "tests/golden"]
+sys.path[:0] = ["tools/bench", "tests/golden", "tests/process"]
 sys.dont_write_bytecode = True
 from prompt_ids import prompt_checksum, prompt_ids  # noqa: E402
 from plan_bound import bound_seconds, limits_of, mixture_bound_seconds, moved_bytes  # noqa: E402
 import cells  # noqa: E402
+import processor  # noqa: E402
 import sides  # noqa: E402
 
 BENCH = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-bench"))
@@ -333,9 +334,10 @@ def bound_tests(_folder):
 def signal_test(folder):
     process = subprocess.Popen([BENCH, "--model", MODEL, "--output", "1000", "--rounds", "1000"], cwd=folder,
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(1.0)
+    begun = processor.wait_blocks(process, signal.SIGINT)
     process.send_signal(signal.SIGINT)
-    check("Ctrl-C ends it", process.wait(30) == 128 + signal.SIGINT, process.returncode)
+    status = processor.ended(process, 30)
+    check("Ctrl-C ends it", begun and status == 128 + signal.SIGINT, (begun, status))
     deadline = time.monotonic() + 20  # which the daemon removes, when it has ended
     while (left := [n for n in os.listdir(folder) if n.startswith("helm-cli-")]) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -14,6 +14,7 @@ import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
 from cli_harness import CLI, MODEL, PROFILE, Terminal, check, check_exit, cli, run_in_folder  # noqa: E402
+import processor  # noqa: E402
 import zmq  # noqa: E402
 
 
@@ -63,13 +64,14 @@ def private_tests(folder):
         env = {**os.environ, **more["env"], "FAKE_HELMD": how}
         p = subprocess.Popen([program, "--model", MODEL, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
         if how:
-            time.sleep(0.7)
+            begun = processor.wait_blocks(p, signal.SIGINT)
+            time.sleep(0.5)  # its helmd loads and never ends
         else:
-            p.stdout.read(1)
+            begun = p.stdout.read(1) != b""
         p.send_signal(signal.SIGINT)
-        out, err = p.communicate(timeout=15)
+        out, err = processor.finish(p, 15)
         name = "while loading" if how else "while generating"
-        check("Ctrl-C %s ends with 130" % name, p.returncode == 130, (p.returncode, err))
+        check("Ctrl-C %s ends with 130" % name, begun and p.returncode == 130, (begun, p.returncode, err))
         check("... and leaves nothing behind", os.listdir(runtime) == [], os.listdir(runtime))
 
 
