@@ -2,7 +2,8 @@
 
 flags(): those that HELM's programs see, the kernel's in /proc/cpuinfo less those that HELM_CPU masks (common/base/cpu.c).
 clock(): seconds for limits of time. While more tasks want to run than there are processors, a second counts as the part of
-one that a task gets, so that a limit holds beside other work too."""
+one that a task gets, so that a limit holds beside other work too.
+Others: whether other programs ran meanwhile. Rates that were measured beside them compare with nothing."""
 import os
 import resource
 import subprocess
@@ -11,6 +12,8 @@ import time
 
 LEAST_SHARE = 1 / 16
 LOOK_S = 0.1
+SLICE_S = 0.5
+TICKS = os.sysconf("SC_CLK_TCK")
 
 AVX2 = {"avx2"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
@@ -63,6 +66,66 @@ def clock():
     global the_clock
     the_clock = the_clock or Clock()
     return the_clock.now()
+
+
+def stat_rows():
+    """Each process: its number, its parent's, and its processor seconds with those of its children that it waited for."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open("/proc/%s/stat" % name) as f:
+                fields = f.read().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        yield int(name), int(fields[1]), sum(map(int, fields[11:15])) / TICKS
+
+
+def spent_by_tree():
+    """Processor seconds of this process and all that it started. None where one ended while they were read."""
+    def below():
+        rows, tree = list(stat_rows()), {os.getpid()}
+        while (more := {pid for pid, parent, _ in rows if parent in tree} - tree):
+            tree |= more
+        return {pid: spent for pid, _, spent in rows if pid in tree}
+    before = below()
+    spent = sum(os.times()[:4]) - before[os.getpid()] + sum(before.values())
+    return spent if below().keys() == before.keys() else None
+
+
+def spent_by_all():
+    """Seconds that the processors this may run on were busy, those included that a host took from a virtual machine."""
+    mine = {"cpu%d" % cpu for cpu in os.sched_getaffinity(0)}
+    with open("/proc/stat") as f:
+        rows = [line.split() for line in f if line.startswith("cpu")]
+    return sum(sum(map(int, row[1:4] + row[6:9])) for row in rows if row[0] in mine) / TICKS
+
+
+class Others:
+    """What other programs take of the processors. A thread looks twice a second, so that no short burst is missed."""
+
+    def __init__(self):
+        self.lock, self.slices, self.last = threading.Lock(), [], None
+        self.look()
+        threading.Thread(target=self.watch, daemon=True).start()
+
+    def watch(self):
+        while True:
+            time.sleep(SLICE_S)
+            self.look()
+
+    def look(self):
+        with self.lock:
+            at, own, busy = time.monotonic(), spent_by_tree(), spent_by_all()
+            if own is None or self.last and at - self.last[0] < SLICE_S / 2:
+                return
+            if self.last:
+                taken = (busy - self.last[2] - (own - self.last[1])) / (at - self.last[0])
+                self.slices.append((at, taken / len(os.sched_getaffinity(0))))
+            self.last = at, own, busy
+
+    def most(self, since):
+        """The largest part of the processors that they took in a slice of the time since."""
+        self.look()
+        return max([part for at, part in self.slices if at > since], default=0)
 
 
 def spent_by_children():

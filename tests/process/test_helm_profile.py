@@ -2,25 +2,24 @@
 """helm-profile and helm-worker-gpu --measure, end to end: quick profiles of this machine without a device (instrumented) and
 with the emulated one (the release build), what must hold between their values, the cache and its fingerprint, exit statuses.
 
-Numbers of a machine that others use, too, are compared with generous bounds; what the emulated device's copies are
-held to is exact. HELM_BIN: folder of the programs. Run from the repository's root."""
+Values are there, in order and read back on any machine. How they compare (measured()) is asked where nothing else ran meanwhile.
+HELM_BIN: folder of the programs. Run from the repository's root."""
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 
 import processor
 import test_helm_profile_formats
-from test_helm_profile_formats import first_lines
+from test_helm_profile_formats import begin, check, first_lines, is_alone, is_value, measured, sum_up
 
 BIN = os.path.abspath(os.environ["HELM_BIN"])
 PROFILE = os.path.join(BIN, "helm-profile")
 WORKER = os.path.join(BIN, "helm-worker-gpu")
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 COPY = 10**9  # bytes a second
-LEAST = 0.6 if SLOW == 1 else 0.1  # of it: the instrumented run is not alone on its machine
+LEAST = 0.6 if SLOW == 1 else 0.1  # of it: the instrumented worker is slow
 THREADS = len(os.sched_getaffinity(0))  # the emulated device and the CPU compute by turns
 # What is loaded is a multiple of the caches: without a bound the test takes three times as long where they have 300 MiB.
 CACHES = test_helm_profile_formats.CACHES
@@ -34,12 +33,6 @@ FULL = bool(os.environ.get("HELM_TEST_FULL"))
 WITH_CPU, WITH_DEVICE = SLOW > 1 or FULL, SLOW == 1 or FULL
 FIRST = CPU if WITH_CPU else EMULATED
 PACKED = ("cpu.gemv_packed", "cpu.gemv_packed_beside", "link.h2d_beside_packed")
-counts = {True: 0, False: 0}
-
-
-def check(name, ok, detail=""):
-    counts[bool(ok)] += 1
-    print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (detail,)), flush=True)
 
 
 def environment(cache):
@@ -52,6 +45,7 @@ def profile(cache, *args):
     """Status, output, messages, and the seconds of processor time that it took: others' programs add none."""
     env = environment(cache)
     before = processor.spent_by_children()
+    begin()
     run = processor.run([PROFILE, *args], 120 * SLOW, stdin=subprocess.DEVNULL, capture_output=True, env=env)
     return run.returncode, run.stdout.decode(), run.stderr.decode(), processor.spent_by_children() - before
 
@@ -83,10 +77,10 @@ def check_values(what, profile_json, parts, unknown=()):
             if name in unknown:
                 check("%s: %s is unknown" % (what, name), value["source"] == "unknown" and value["value"] == 0, value)
                 continue
-            ok = value["source"] in ("measured", "estimate") and 0 < value["low"] <= value["value"] <= value["high"]
+            ok = is_value(value)
             if name in ("cpu.gemv_beside", "cpu.gemv_packed_beside", "cpu.read_beside", "cpu.attention_host") and profile_json["gpu"] is None:
                 ok = value["source"] == "unknown"
-            elif name == "cpu.attention_host" and SLOW > 1:  # measured among the last: instrumented it may be too late for it
+            elif name == "cpu.attention_host" and SLOW > 1 or not is_alone():  # it may be too late for what is measured last
                 ok = ok or value["source"] == "unknown"
             if name in PACKED and not has_packed_kernels():
                 ok = value["source"] == "unknown" and value["value"] == 0
@@ -99,35 +93,39 @@ def check_cpu(what, p):
     check(what + ": reads at 1, 2, 4, ... and all threads", threads[0] == 1 and threads[-1] == cpu["threads"] and
           threads == sorted(set(threads)), threads)
     tokens = [point["x"] for point in cpu["linear"]]  # what a slow machine has no time for is left out
-    check(what + ": tokens rise from 2", tokens[:1] == [2] and len(tokens) >= (3 if SLOW == 1 else 1) and
+    check(what + ": tokens rise from 2", tokens[:1] == [2] and len(tokens) >= (3 if SLOW == 1 and is_alone() else 1) and
           set(tokens) <= {2, 4, 8, 16, 32, 64, 128, 256, 512} and tokens == sorted(set(tokens)), tokens)
     read = cpu["read"][-1]
-    if SLOW == 1:  # alone on its machine: a gemv is a read; what is compared is its slower half with the faster half of reads
-        check(what + ": one token's weights are not read faster than memory", cpu["gemv"]["low"] <= 1.5 * read["high"],
-              (cpu["gemv"], read))
+    if SLOW == 1:  # a gemv is a read; what is compared is its slower half with the faster half of reads
+        measured(what + ": one token's weights are not read faster than memory", cpu["gemv"]["low"] <= 1.5 * read["high"],
+                 (cpu["gemv"], read))
     check(what + ": weights pass the caches by", cpu["weight_bytes"] >= 3 * cpu["l3_bytes"] and
           cpu["weight_bytes"] >= 256 << 20, cpu["weight_bytes"])
     linear = {point["x"]: point["value"] for point in cpu["linear"]}
     packed = {point["x"]: point["value"] for point in cpu["linear_packed"]}
     if has_packed_kernels():  # 0.7 of the bytes are read; twice that gain is no measurement
         if SLOW == 1:
-            check(what + ": packed weights are not read faster than memory", cpu["gemv_packed"]["low"] <= 2.2 *
-                  read["high"], (cpu["gemv_packed"], read))
-        check(what + ": several tokens with packed weights, where they were with plain ones", (packed or SLOW != 1) and
+            measured(what + ": packed weights are not read faster than memory", cpu["gemv_packed"]["low"] <= 2.2 *
+                     read["high"], (cpu["gemv_packed"], read))
+            measured(what + ": several tokens with packed weights are measured", packed, cpu)
+        check(what + ": several tokens with packed weights, where they were with plain ones",
               set(packed) <= {4, 32, 128} & set(linear), (packed, linear))
-        check(what + ": and at a rate near theirs", all(0.1 * linear[x] < rate < 4 * linear[x]
-                                                        for x, rate in packed.items()), (packed, linear))
+        measured(what + ": and at a rate near theirs", all(0.1 * linear[x] < rate < 4 * linear[x]
+                                                           for x, rate in packed.items()), (packed, linear))
         apart = {point["x"]: point["value"] for point in cpu.get("apart_packed", [])}
-        check(what + ": tokens with the bits of one by one token's time, as with plain weights",
-              set(apart) == {point["x"] for point in cpu.get("apart", [])} and all(0.5 < v < 40 for v in apart.values()), apart)
+        check(what + ": tokens with the bits of one, as with plain weights",
+              set(apart) == {point["x"] for point in cpu.get("apart", [])}, apart)
+        measured(what + ": by one token's time", all(0.5 < v < 40 for v in apart.values()), apart)
     else:
         check(what + ": no packed weights", not packed, packed)
     if SLOW == 1:  # instrumented kernels have other speeds
-        check(what + ": many tokens at once are worth more than two", linear[tokens[-1]] > linear[2], linear)
-    check(what + ": an operation takes microseconds", 1e-8 < cpu["operation"]["value"] < 5e-3, cpu["operation"])
-    check(what + ": so does waking up, one thread or the pool", 1e-7 < p["wake"]["value"] < 50e-3 and
-          0 < cpu["wake"]["value"] < 200e-3, (p["wake"], cpu["wake"]))
-    check(what + ": a step takes microseconds", 1e-7 < p["step"]["value"] < 50e-3, p["step"])
+        measured(what + ": many tokens at once are worth more than two", linear[tokens[-1]] > linear[2], linear)
+    check(what + ": waking up and a step have medians inside their spreads", is_value(p["wake"]) and is_value(p["step"]),
+          (p["wake"], p["step"]))
+    measured(what + ": an operation takes microseconds", 1e-8 < cpu["operation"]["value"] < 5e-3, cpu["operation"])
+    measured(what + ": so does waking up, one thread or the pool", 1e-7 < p["wake"]["value"] < 50e-3 and
+             0 < cpu["wake"]["value"] < 200e-3, (p["wake"], cpu["wake"]))
+    measured(what + ": a step takes microseconds", 1e-7 < p["step"]["value"] < 50e-3, p["step"])
 
 
 def test_cpu(cache):
@@ -186,26 +184,29 @@ def test_emulated(cache):
     check_cpu("emulated", p)
     check("emulated: work beside copies", [point["x"] for point in chunk] in ([32, 128], [32], [128], []), chunk)
     rate = p["link"]["h2d_beside_chunk"]["value"]  # of a few samples
-    check("emulated: and they beside it", not chunk or LEAST / 2 * COPY < rate < 1.5 * COPY, rate)
-    check("emulated: a chunk with nothing to do takes microseconds", 1e-7 < p["gpu"]["begin"]["value"] < 50e-3,
-          p["gpu"]["begin"])
+    measured("emulated: and they beside it", not chunk or LEAST / 2 * COPY < rate < 1.5 * COPY, rate)
+    measured("emulated: a chunk with nothing to do takes microseconds", 1e-7 < p["gpu"]["begin"]["value"] < 50e-3,
+             p["gpu"]["begin"])
     most = 1.02 if p["busy_percent"] < 10 else 1.1  # a profile that others disturbed says so
     for name in ("h2d", "d2h", "h2d_beside", "h2d_beside_read") + ("h2d_beside_packed",) * has_packed_kernels():
         rate = p["link"][name]["value"]
-        check("emulated: link.%s is what copies are held to" % name, LEAST * COPY < rate < most * COPY, rate)
-    check("emulated: one token's weights are not read faster than VRAM",
-          p["gpu"]["gemv"]["low"] <= 1.5 * p["gpu"]["read"]["high"], p["gpu"])
+        measured("emulated: link.%s is what copies are held to" % name, LEAST * COPY < rate < most * COPY, rate)
+    measured("emulated: one token's weights are not read faster than VRAM",
+             p["gpu"]["gemv"]["low"] <= 1.5 * p["gpu"]["read"]["high"], p["gpu"])
     check("emulated: the device's tokens", [point["x"] for point in p["gpu"]["linear"]][:4] == [2, 4, 8, 16])
-    check("emulated: a hand-over takes microseconds", 1e-8 < p["link"]["hand_over"]["value"] < 20e-3,
-          p["link"]["hand_over"])
+    measured("emulated: a hand-over takes microseconds", 1e-8 < p["link"]["hand_over"]["value"] < 20e-3,
+             p["link"]["hand_over"])
     rc, out, err, _ = profile(cache, *EMULATED, "--now")
     now = json.loads(out)
-    check("emulated: now, both alone and beside each other", rc == 0 and now["helm_now"] == 1 and 0 < now["read_beside"] and
-          0 < now["read"] and all(LEAST * COPY < now[name] < 1.1 * COPY for name in ("h2d", "h2d_beside")), (now, err))
+    check("emulated: now, both alone and beside each other", rc == 0 and now["helm_now"] == 1 and
+          all(0 < now[name] for name in ("read", "read_beside", "h2d")), (now, err))
+    measured("emulated: now, copies at the speed they are held to", all(LEAST * COPY < now[name] < 1.1 * COPY
+                                                                        for name in ("h2d", "h2d_beside")), (now, err))
     rc, out, err, _ = profile(cache, *EMULATED, "--now", "--formats", "q8_0", "--activations", "int8")
     now = json.loads(out)
-    check("emulated: now by a format's products", rc == 0 and (now["format"], now["activations"]) == ("q8_0", "int8") and 0 < now["read"] and
-          0 < now["read_beside"] and all(LEAST * COPY < now[name] < 1.1 * COPY for name in ("h2d", "h2d_beside")), (now, err))
+    check("emulated: now by a format's products", rc == 0 and (now["format"], now["activations"]) == ("q8_0", "int8") and
+          all(0 < now[name] for name in ("read", "read_beside", "h2d")), (now, err))
+    measured("emulated: and copies beside them", all(LEAST * COPY < now[name] < 1.1 * COPY for name in ("h2d", "h2d_beside")), (now, err))
     rc, out, err, again = profile(cache, *args)
     check("emulated: the second time it is cached", rc == 0 and json.loads(out) == p and again < 2 * SLOW, err)
     rc, out, err, _ = profile(cache, *EMULATED)
@@ -261,12 +262,14 @@ def test_refusals(cache):
 
 
 def worker(lines, *args):
+    begin()
     run = processor.run([WORKER, "--measure", *args, "--quick"], 120 * SLOW, input=lines.encode(), capture_output=True)
     return run.returncode, [json.loads(line) for line in run.stdout.decode().splitlines()]
 
 
 def copies_for(seconds):
     """Copies that are looked at twice."""
+    begin()
     run = subprocess.Popen([WORKER, "--measure", "emulated", "--emulated-copy", str(COPY), "--quick"],
                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     answers = [json.loads(run.stdout.readline())]
@@ -300,11 +303,13 @@ def test_worker():
           all(min(samples) > 0 for name, samples in at.items() if name != "gpu.issue"), at)
     rc, answers = copies_for(0.3)
     (before, start), (after, end) = (a["samples"] for a in answers if a.get("name") == "link.copied")
-    check("worker: at the speed they are held to", rc == 0 and LEAST * COPY < (after - before) / (end - start) < 1.1 * COPY,
-          answers)
+    check("worker: they flow on", rc == 0 and before <= after and start <= end, answers)
+    measured("worker: at the speed they are held to", LEAST * COPY * (end - start) < after - before < 1.1 * COPY * (end - start), answers)
     rc, answers = worker("link\nquit\n", "emulated", "--emulated-copy", str(COPY))
     check("worker: the link alone", rc == 0 and answers[1]["name"] == "link.h2d" and answers[2:] == [{"done": "link"}] and
-          LEAST * COPY < sorted(answers[1]["samples"])[len(answers[1]["samples"]) // 2] < 1.1 * COPY, answers)
+          min(answers[1]["samples"]) > 0, answers)
+    measured("worker: at that speed, too", LEAST * COPY < sorted(answers[1]["samples"])[len(answers[1]["samples"]) // 2] < 1.1 * COPY,
+             answers)
     for lines, said in (("stop\n", "no copies"), ("copied\n", "no copies"), ("stream\nstream\n", "already"), ("stream\nmeasure\n", "flowing"), ("stream\nlink\n", "flowing"),
                         ("dance\n", "dance")):
         rc, answers = worker(lines, "emulated")
@@ -328,7 +333,4 @@ with tempfile.TemporaryDirectory() as cache_folder:
     test_helm_profile_formats.test_worker()
     test_refusals(cache_folder)
     test_disk(cache_folder)
-for passed, number in test_helm_profile_formats.counts.items():
-    counts[passed] += number
-print("%d passed, %d failed, 0 skipped" % (counts[True], counts[False]))
-sys.exit(counts[False] > 0)
+sum_up()

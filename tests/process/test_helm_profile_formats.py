@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 
 import processor
 
@@ -17,7 +18,10 @@ SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 CACHES = ["--caches", "20MiB"]  # so that 256 MiB of weights pass them by
 CPU = ["--device", "cpu", "--quick", *CACHES]
 FEW = [2, 4, 8, 16]
-counts = {True: 0, False: 0}
+BESIDE = 1 / 8  # of the processors: so much of others' work disturbs what is measured
+counts = {True: 0, False: 0, None: 0}
+others = processor.Others()
+begun = time.monotonic()  # the last measurement
 
 
 def check(name, ok, detail=""):
@@ -25,10 +29,35 @@ def check(name, ok, detail=""):
     print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (detail,)), flush=True)
 
 
+def begin():
+    global begun
+    begun = time.monotonic()
+
+
+def is_alone():
+    """Whether the last measurement had the processors for itself."""
+    return others.most(begun) < BESIDE
+
+
+def measured(name, ok, detail=""):
+    """How values of the last measurement compare. Beside other work they say nothing of the program, and are not compared."""
+    if is_alone():
+        check(name, ok, detail)
+    else:
+        counts[None] += 1
+        print("%s skipped: other programs ran while it was measured" % name, flush=True)
+
+
+def sum_up():
+    print("%d passed, %d failed, %d skipped" % (counts[True], counts[False], counts[None]))
+    sys.exit(counts[False] > 0)
+
+
 def profile(cache, *args):
     env = dict(os.environ, XDG_CACHE_HOME=cache)
     env.pop("STATE_DIRECTORY", None)
     before = processor.spent_by_children()
+    begin()
     run = processor.run([os.path.join(BIN, "helm-profile"), *args, "--json"], 150 * SLOW, stdin=subprocess.DEVNULL,
                         capture_output=True, env=env, text=True)
     return run.returncode, json.loads(run.stdout) if run.returncode == 0 else {}, run.stderr, processor.spent_by_children() - before
@@ -42,20 +71,22 @@ def check_cpu(what, p, name):
     rates, linear = p["formats"][name], {point["x"]: point for point in p["cpu"]["linear"]}
     check("%s: %s on the CPU is measured" % (what, name), is_value(rates["cpu_gemv"]), rates)
     # bytes as they are stored: a format is as fast as memory, or its decoder is slower
-    check("%s: and near bf16's bytes a second or below" % what, 0.005 * p["cpu"]["gemv"]["value"] <
-          rates["cpu_gemv"]["value"] < 3 * p["cpu"]["read"][-1]["value"], (rates["cpu_gemv"], p["cpu"]["gemv"]))
+    measured("%s: and near bf16's bytes a second or below" % what, 0.005 * p["cpu"]["gemv"]["value"] <
+             rates["cpu_gemv"]["value"] < 3 * p["cpu"]["read"][-1]["value"], (rates["cpu_gemv"], p["cpu"]["gemv"]))
     tokens = [point["x"] for point in rates["cpu_linear"]]
     check("%s: several tokens, from four on" % what, tokens[:1] == [4] and set(tokens) <= {4, 32, 128}, tokens)
-    check("%s: at rates near bf16's" % what, all(is_value(point) and 0.02 < point["value"] / linear[4]["value"] < 50
-                                                 for point in rates["cpu_linear"][:1]), (rates, linear))
+    check("%s: each of which is measured" % what, all(map(is_value, rates["cpu_linear"])), rates)
+    bf16 = linear[4]["value"] if 4 in linear else 0  # a busy machine has no time for it
+    measured("%s: at rates near bf16's" % what, 0.02 * bf16 < rates["cpu_linear"][0]["value"] < 50 * bf16, (rates, linear))
     int8 = name not in ("f16", "f32") and "avx2" in processor.flags()
     check("%s: %s with int8 activations, where there are kernels" % (what, name), is_value(rates["cpu_int8_gemv"]) == int8 and
           [point["x"] for point in rates["cpu_int8_linear"]] == (tokens if int8 else []), rates)
     check("%s: %s of one token's experts" % (what, name), is_value(rates["cpu_experts"]) and
           is_value(rates["cpu_int8_experts"]) == int8, rates)
     apart = rates["cpu_apart"] + rates["cpu_int8_apart"]
-    check("%s: tokens that each have the bits of one take one token's time at least" % what, all(map(is_value, apart)) and
-          [point["x"] for point in apart] == [2, 4, 8, 16] * (1 + int8) and max(p["value"] for p in apart) > 0.9, apart)
+    check("%s: tokens that each have the bits of one" % what, all(map(is_value, apart)) and
+          [point["x"] for point in apart] == [2, 4, 8, 16] * (1 + int8), apart)
+    measured("%s: take one token's time at least" % what, max(p["value"] for p in apart) > 0.9, apart)
 
 
 def first_lines(cache, *args, lines=1, home=None):
@@ -109,13 +140,13 @@ def test_emulated(cache, *options):
     for name in ("q6_k", "f16"):
         check_cpu("emulated", p, name)
         rates = p["formats"][name]
-        check("emulated: %s beside copies too" % name, is_value(rates["cpu_gemv_beside"]) and
-              rates["cpu_gemv_beside"]["value"] <= 3 * rates["cpu_gemv"]["value"], rates)
+        check("emulated: %s beside copies too" % name, is_value(rates["cpu_gemv_beside"]), rates)
+        measured("emulated: %s is no faster there" % name, rates["cpu_gemv_beside"]["value"] <= 3 * rates["cpu_gemv"]["value"], rates)
         # of 6 GiB (tools/profile/formats.c) what this format has beside bf16 and the other: caches may hold it
         share = (6 << 30) * PARTS[name] / (1 + sum(PARTS.values()))
         if share >= 3 * p["cpu"]["l3_bytes"]:
-            check("emulated: the link beside %s" % name, is_value(rates["link_beside"]) and
-                  is_value(rates["cpu_int8_link_beside"]) == is_value(rates["cpu_int8_gemv"]), rates)
+            measured("emulated: the link beside %s" % name, is_value(rates["link_beside"]) and
+                     is_value(rates["cpu_int8_link_beside"]) == is_value(rates["cpu_int8_gemv"]), rates)
         else:
             check("emulated: the link beside %s, which caches hold, is unknown" % name, not is_value(rates["link_beside"]), rates)
         check("emulated: %s on the device" % name, is_value(rates["gpu_gemv"]) and is_value(rates["gpu_operation"]), rates)
@@ -159,5 +190,4 @@ if __name__ == "__main__":
         test_cpu(cache_folder, profile(cache_folder, *CPU)[1])
         test_refusals(cache_folder)
         test_emulated(cache_folder)
-    print("%d passed, %d failed, 0 skipped" % (counts[True], counts[False]))
-    sys.exit(counts[False] > 0)
+    sum_up()

@@ -144,6 +144,25 @@ def test_what_a_second_counts_as():
     check("... for what is run, too", done.stdout == "text" and done.returncode == 0 and ended, done)
 
 
+BUSY = "import time; end = time.process_time() + %g\nwhile time.process_time() < end: pass"
+
+
+def test_others():
+    before = processor.spent_by_tree()
+    subprocess.run([sys.executable, "-c", BUSY % 0.3], check=True)
+    after = processor.spent_by_tree()
+    check("others: a child is not one of them", before is not None and 0.3 <= after - before < 5, (before, after))
+    others, begin = processor.Others(), time.monotonic()
+    loop = "%s -c '%s' >&- 2>&- & echo $!;" % (sys.executable, BUSY % 60)
+    strangers = subprocess.run(["bash", "-c", loop * 2 * len(os.sched_getaffinity(0))], stdout=subprocess.PIPE, text=True)
+    try:
+        some = processor.wait(60, lambda slice_s: others.most(begin) > 0.4 or time.sleep(min(slice_s, 0.1)))
+    finally:
+        for pid in strangers.stdout.split():
+            os.kill(int(pid), 9)
+    check("others: programs whose parent has ended are", some, others.slices)
+
+
 def test_flags():
     """What HELM_CPU leaves of this machine's."""
     whole = processor.flags("")
@@ -172,7 +191,7 @@ def main():
             with open(path, "w") as f:
                 f.write(text)
             os.chmod(path, 0o755)
-        for test in test_all_is_well, test_failures, test_no_end, test_what_a_second_counts_as, test_flags, test_mask:
+        for test in test_all_is_well, test_failures, test_no_end, test_what_a_second_counts_as, test_others, test_flags, test_mask:
             test()
         os.chdir("/")
     print("%d passed, %d failed" % (counts[True], counts[False]))
