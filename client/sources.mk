@@ -170,6 +170,7 @@ GATEWAY_SRC := \
   client/gateway/exchange.c \
   client/gateway/framing.c \
   client/gateway/grammars.c \
+  client/gateway/health.c \
   client/gateway/info.c \
   client/gateway/info_llama.c \
   client/gateway/info_responses.c \

@@ -1,9 +1,9 @@
-/* Connections that are accepted and not served yet. See arrivals.h. Owns them until peer_admit.
+/* Connections and requests that wait for their turn. See arrivals.h. Owns connections until peer_admit.
  *
- * One client can open connections faster than the gateway serves them. In the kernel's queue, which is first come, first
- * served, everybody would wait for all of them. So the kernel's queue is emptied, and the order is made here: a connection is
- * silent until its first bytes have come, and takes no place; then it is served at once if it asks for /health, otherwise one of
- * each address is served in turn. */
+ * One client can open connections, or ask on those that it has, faster than the gateway serves them. In the kernel's queue, which
+ * is first come, first served, everybody would wait for all of them. So the kernel's queue is emptied, and the order is made
+ * here. A connection is silent until its first bytes have come, and takes no place. If these ask for /health, they are answered, and it is silent again:
+ * many in a turn of the loop, the newest first, since any other order has everybody wait for all. All other connections, and requests on connections that are open, are served by address, one of each in turn. */
 #include "client/gateway/arrivals.h"
 
 #include <errno.h>
@@ -14,14 +14,17 @@
 #include <unistd.h>
 
 #include "client/gateway/gateway.h"
+#include "client/gateway/health.h"
+#include "client/gateway/routes.h"
 #include "client/gateway/server.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
 
 /* In a turn of the loop: those before are read first, and tokens go on. */
-#define ACCEPTS 128 /* some 5 us each */
-#define SERVED  4   /* more would find places that are taken by those whose bytes are still unread */
-#define URGENT  4   /* that ask for /health; more than that wait as others do */
+#define ACCEPTS  512 /* some 7 us each */
+#define WORK     8   /* requests on open connections, some 50 us each; a new connection counts as two: */
+#define WORK_NEW 2   /* more than 4 would find places that are taken by those whose bytes are still unread */
+#define HEALTH   64  /* answers to /health, some 20 us each */
 
 /* ---- lists ------------------------------------------------------------------------------------------ */
 
@@ -44,28 +47,33 @@ static void unqueue_address(struct peers *p, struct peer_address *from)
     if (p->turn_last == from) p->turn_last = before;
 }
 
-static void make_ready(struct peers *p, struct peer *peer)
+static void wait_in(struct peer *peer, struct peer_list *list)
 {
-    peer_list_remove(&p->silent, peer);
-    if (!peer->from->ready.first) queue_address(p, peer->from);
-    peer_list_append(&peer->from->ready, peer);
-    peer->ready = true;
+    peer->waits = list;
+    peer_list_append(list, peer);
 }
 
-/* Takes it out of the lists. */
-static void take_out(struct peers *p, struct peer *peer)
+static void make_ready(struct peers *p, struct peer *peer)
+{
+    if (!peer->from->ready.first) queue_address(p, peer->from);
+    wait_in(peer, &peer->from->ready);
+}
+
+void arrivals_forget(struct peers *p, struct peer *peer)
 {
     struct peer_address *from = peer->from;
-    peer_list_remove(peer->ready ? &from->ready : &p->silent, peer);
-    if (peer->ready && !from->ready.first) unqueue_address(p, from);
-    peer->waiting = false;
+    const bool ready = peer->waits == &from->ready;
+    peer_list_remove(peer->waits, peer);
+    peer->waits = NULL;
+    if (ready && !from->ready.first) unqueue_address(p, from);
+    if (peer->started) return;
     from->waiting--;
     p->waiting--;
 }
 
 static void turn_away(struct peers *p, struct peer *peer)
 {
-    take_out(p, peer);
+    arrivals_forget(p, peer);
     close(peer->fd);
     peer_free(p, peer);
 }
@@ -77,6 +85,9 @@ static struct peer *who_gives_way(const struct peers *p)
     for (const struct peer_address *a = p->addresses; a; a = a->next)
         if (a->waiting > most->waiting) most = a;
     struct peer *peer = most->ready.last;
+    while (peer && peer->started) peer = peer->previous; /* that has a place and a request */
+    if (!peer)
+        for (peer = p->health.first; peer && peer->from != most;) peer = peer->next;
     if (!peer)
         for (peer = p->silent.first; peer->from != most;) peer = peer->next;
     return peer;
@@ -84,18 +95,16 @@ static struct peer *who_gives_way(const struct peers *p)
 
 /* ---- what they say ---------------------------------------------------------------------------------- */
 
-/* By its first bytes, which stay where they are. */
-static bool asks_for_health(int fd)
+/* Its first bytes may have come. */
+static void hear(struct peers *p, struct peer *peer)
 {
-    static const char *const begins[] = {"GET /health", "GET /v1/health", "HEAD /health", "HEAD /v1/health"};
-    char head[16];
-    const ssize_t n = recv(fd, head, sizeof head, MSG_PEEK);
-    for (size_t i = 0; n > 0 && i < sizeof begins / sizeof *begins; i++) {
-        const size_t length = strlen(begins[i]);
-        if ((size_t)n > length && memcmp(head, begins[i], length) == 0 && strchr(" ?", head[length]))
-            return true;
-    }
-    return false;
+    const enum health_asks asks = health_asks(peer->fd);
+    if (asks == HEALTH_SILENT) return;
+    peer_list_remove(&p->silent, peer);
+    if (asks == HEALTH_ASKED)
+        wait_in(peer, &p->health);
+    else
+        make_ready(p, peer);
 }
 
 void arrivals_event(struct gateway *g, struct peer *peer, uint32_t events)
@@ -103,16 +112,49 @@ void arrivals_event(struct gateway *g, struct peer *peer, uint32_t events)
     struct peers *p = &g->peers;
     int bytes = 0;
     peer->leaves |= (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
-    if (peer->leaves && ioctl(peer->fd, FIONREAD, &bytes) == 0 && bytes == 0) {
+    if (peer->started) return;
+    if (peer->leaves && ioctl(peer->fd, FIONREAD, &bytes) == 0 && bytes == 0)
+        turn_away(p, peer);
+    else if (peer->waits == &p->silent)
+        hear(p, peer);
+}
+
+/* One that asks for /health. */
+static void serve_health(struct gateway *g, struct peer *peer)
+{
+    struct peers *p = &g->peers;
+    const enum health_answer answer = health_answer(g, peer->fd);
+    p->answered++;
+    if (answer == HEALTH_CLOSE || (answer == HEALTH_MORE && peer->leaves)) {
         turn_away(p, peer);
         return;
     }
-    if (peer->ready) return;
-    make_ready(p, peer);
-    if (p->urgent >= URGENT || !asks_for_health(peer->fd)) return;
-    p->urgent++;
-    take_out(p, peer);
-    server_admit(g, peer);
+    peer_list_remove(&p->health, peer);
+    if (answer == HEALTH_NONE) {
+        make_ready(p, peer);
+    } else {
+        peer->since_us = units_now_us();
+        wait_in(peer, &p->silent);
+    }
+}
+
+bool arrivals_may_go(struct gateway *g, struct exchange *ex)
+{
+    struct peers *p = &g->peers;
+    struct peer *peer = ex->peer;
+    const bool health = ex->route->reserve && p->answered < HEALTH, free = !p->turn && p->work > 0;
+    if (ex->called || ex->dropped || peer->waits) return true;
+    if (!peer->admitted && !health && !free) {
+        peer_list_remove(&p->served, peer);
+        make_ready(p, peer);
+        return false;
+    }
+    if (!peer->admitted && health)
+        p->answered++;
+    else if (!peer->admitted)
+        p->work--;
+    peer->admitted = false;
+    return true;
 }
 
 /* ---- a turn ----------------------------------------------------------------------------------------- */
@@ -135,11 +177,11 @@ static void accept_some(struct gateway *g)
                 p->turned_away++;
                 turn_away(p, who_gives_way(p));
             }
-            peer_list_append(&p->silent, peer);
-            peer->waiting = true;
+            wait_in(peer, &p->silent);
             peer->from->waiting++;
             p->waiting++;
             loop_watch(g, peer);
+            hear(p, peer);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
             log_warn("a connection cannot be accepted: %s", strerror(errno));
             peers_pause(g);
@@ -150,22 +192,36 @@ static void accept_some(struct gateway *g)
     }
 }
 
+static void serve(struct gateway *g, struct peer *peer)
+{
+    arrivals_forget(&g->peers, peer);
+    if (peer->started)
+        peer_go_on(g, peer);
+    else
+        server_admit(g, peer);
+}
+
 void arrivals_serve(struct gateway *g)
 {
     struct peers *p = &g->peers;
-    p->urgent = 0;
-    if (p->listen_fd < 0) arrivals_close(p);
+    if (p->listen_fd < 0) arrivals_close(g);
     if (p->knocked && p->listen_fd >= 0) accept_some(g);
-    for (int i = 0; i < SERVED && p->turn; i++) {
+    while (p->health.last && p->answered < HEALTH) serve_health(g, p->health.last);
+    for (p->work = WORK; p->work > 0 && p->turn;) {
         struct peer_address *from = p->turn;
         struct peer *peer = from->ready.first;
-        take_out(p, peer);
-        if (from->ready.first && p->turn_last != from) { /* after the others */
-            unqueue_address(p, from);
-            queue_address(p, from);
-        }
-        server_admit(g, peer);
+        p->work -= peer->started ? 1 : WORK_NEW;
+        serve(g, peer);
+        if (p->turn != from || p->turn_last == from) continue;
+        unqueue_address(p, from); /* after the others */
+        queue_address(p, from);
     }
+    p->answered = 0;
+}
+
+bool arrivals_wait(const struct peers *p)
+{
+    return p->turn || p->health.first;
 }
 
 void arrivals_tick(struct gateway *g)
@@ -175,8 +231,14 @@ void arrivals_tick(struct gateway *g)
         turn_away(p, p->silent.first);
 }
 
-void arrivals_close(struct peers *p)
+void arrivals_close(struct gateway *g)
 {
-    while (p->turn) turn_away(p, p->turn->ready.first);
-    while (p->silent.first) turn_away(p, p->silent.first);
+    struct peers *p = &g->peers;
+    struct peer *peer;
+    while (p->turn)
+        if ((peer = p->turn->ready.first)->started)
+            serve(g, peer);
+        else
+            turn_away(p, peer);
+    while ((peer = p->health.first ? p->health.first : p->silent.first)) turn_away(p, peer);
 }

@@ -1,6 +1,7 @@
-/* Connections that are accepted and not served yet. Called by loop.c and peer.c, in the loop.
+/* Connections that are accepted and not served yet, and requests on others that wait for their turn. Called by loop.c, peer.c and
+ * server.c, in the loop.
  *
- * If more wait than may, one of the address that has most is closed. */
+ * If more connections wait than may, one of the address that has most is closed. */
 #ifndef HELM_CLIENT_GATEWAY_ARRIVALS_H
 #define HELM_CLIENT_GATEWAY_ARRIVALS_H
 
@@ -16,6 +17,13 @@ void arrivals_event(struct gateway *gateway, struct peer *peer, uint32_t events)
 void arrivals_serve(struct gateway *gateway);
 /* Once a second: ends those that say nothing for too long. */
 void arrivals_tick(struct gateway *gateway);
-void arrivals_close(struct peers *peers);
+/* No new connections: those that wait are closed, requests that wait go on. */
+void arrivals_close(struct gateway *gateway);
+/* Whether some wait for the next turn. */
+bool arrivals_wait(const struct peers *peers);
+/* Whether a request that is whole may go on in this turn; false: it waits, and peer_go_on is called when its turn comes. */
+bool arrivals_may_go(struct gateway *gateway, struct exchange *exchange);
+/* Takes one that waits out of what it waits in. */
+void arrivals_forget(struct peers *peers, struct peer *peer);
 
 #endif

@@ -123,6 +123,7 @@ struct exchange {
     bool writes;        /* all choices are over: a thread writes the end, once what there is was fetched */
     bool queued;        /* libmicrohttpd has the response */
     bool closes;        /* the connection ends with the answer */
+    bool called;        /* it waited for its turn, which has come */
     bool suspended;     /* libmicrohttpd does not look at the connection */
     atomic_bool gone;   /* the client went away; a thread looks at it, too */
     bool dropped;       /* the answer ends without its end */

@@ -2,6 +2,7 @@
  *
  *   main.c      options and start order            loop.c       the one poll loop, signals, time
  *   arrivals.c  connections that wait to be served
+ *   health.c    /health for those while they are many
  *   peer.c      connections: places, hang-ups, limits of time
  *   server.c    libmicrohttpd: heads, bodies, answers
  *   routes.c    the table of paths                 access.c     Host, Origin and API keys
@@ -73,6 +74,8 @@ const char *gateway_user(const struct exchange *exchange);
 HELM_MUST_CHECK int info_open_model(struct gateway *gateway, const char *name, struct helm_err *err);
 /* pooling.c: how the files at `path` pool embeddings, into model->pooling or ->pooling_why; unchanged where they say nothing. */
 HELM_MUST_CHECK int info_read_pooling(struct ask_model *model, const char *path, struct helm_err *err);
+/* Whether a request would be taken now, as JSON, and the status. From memory: the inquiry's thread asks every second. */
+int info_write_health(struct gateway *gateway, struct cli_text *out);
 /* The connection was made anew: HELM_E_MISMATCH where another model is served now. */
 HELM_MUST_CHECK int info_check_model(struct gateway *gateway, const struct helm_model_info *info,
                                      struct helm_err *err);

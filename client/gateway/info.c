@@ -163,10 +163,8 @@ void info_model(struct exchange *ex)
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
 }
 
-/* 200 where a request would be taken now. From memory: the thread asks every second. */
-void info_health(struct exchange *ex)
+int info_write_health(struct gateway *g, struct cli_text *out)
 {
-    struct gateway *g = ex->gateway;
     struct inquiry_fact *fact = g->cli.client ? inquiry_last(g->inquiry, INQUIRY_STATUS) : NULL;
     const uint64_t age_us = fact ? units_now_us() - fact->at_us : 0;
     const char *state = g->draining                  ? "draining"
@@ -174,12 +172,18 @@ void info_health(struct exchange *ex)
                         : age_us > INQUIRY_SILENT_US ? "no answer"
                                                      : fact->status->state;
     const bool ready = strcmp(state, "ready") == 0;
-    cli_text_printf(&ex->out, "{\"status\":\"%s\"", ready ? "ok" : state);
+    cli_text_printf(out, "{\"status\":\"%s\"", ready ? "ok" : state);
     if (fact && age_us > INQUIRY_SILENT_US)
-        cli_text_printf(&ex->out, ",\"answered_seconds_ago\":%.1f", (double)age_us * 1e-6);
-    cli_text_printf(&ex->out, "}");
+        cli_text_printf(out, ",\"answered_seconds_ago\":%.1f", (double)age_us * 1e-6);
+    cli_text_printf(out, "}");
     inquiry_give_back(fact);
-    exchange_answer(ex, ready ? 200 : 503, JSON_TYPE, &ex->out);
+    return ready ? 200 : 503;
+}
+
+void info_health(struct exchange *ex)
+{
+    const int status = info_write_health(ex->gateway, &ex->out);
+    exchange_answer(ex, status, JSON_TYPE, &ex->out);
 }
 
 void info_metrics(struct exchange *ex)

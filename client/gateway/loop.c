@@ -145,7 +145,7 @@ static void take_signal(struct gateway *g)
 static bool any_open(const struct gateway *g)
 {
     for (const struct exchange *ex = g->exchanges; ex; ex = ex->next)
-        if (ex->state != EXCHANGE_BODY) return true;
+        if (ex->state != EXCHANGE_BODY || ex->called) return true;
     return false;
 }
 
@@ -197,7 +197,7 @@ int loop_run(struct gateway *g)
     while (rc == 0 && !(g->draining && (!any_open(g) || units_now_us() >= g->drain_end_us))) {
         const int wait_ms = server_run(g);
         metrics_observe(&g->metrics.turn, (double)(units_now_us() - turn_us) * 1e-6);
-        const int count = epoll_wait(g->epoll_fd, events, EVENTS, g->peers.turn ? 0 : wait_ms);
+        const int count = epoll_wait(g->epoll_fd, events, EVENTS, arrivals_wait(&g->peers) ? 0 : wait_ms);
         turn_us = units_now_us();
         if (count < 0 && errno != EINTR) rc = helm_fail_errno(&err, "epoll_wait");
         for (int i = 0; i < count; i++) handle(g, &events[i]);

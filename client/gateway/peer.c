@@ -143,7 +143,10 @@ void peer_closed(struct gateway *g, struct peer *peer)
     struct peers *p = &g->peers;
     free_place(p, peer);
     p->fresh -= !peer->started;
-    peer_list_remove(&p->served, peer);
+    if (peer->waits)
+        arrivals_forget(p, peer);
+    else
+        peer_list_remove(&p->served, peer);
     peer_free(p, peer);
 }
 
@@ -263,11 +266,20 @@ void peer_admit(struct gateway *g, struct MHD_Daemon *http, struct peer *peer)
         peer->from->places++;
     }
     list_push(&p->served, peer);
+    peer->admitted = true;
     p->fresh++;
     if (peer->leaves) peer_event(g, peer, EPOLLRDHUP);
     if (MHD_add_connection(http, peer->fd, (const struct sockaddr *)&peer->at, size) == MHD_YES) return;
     log_debug("%s: libmicrohttpd does not take the connection", peer->address); /* and closed it */
     peer_closed(g, peer);
+}
+
+void peer_go_on(struct gateway *g, struct peer *peer)
+{
+    list_push(&g->peers.served, peer);
+    peer->exchange->called = true;
+    if (peer->leaves) peer_event(g, peer, EPOLLRDHUP);
+    exchange_wake(peer->exchange);
 }
 
 void peers_pause(struct gateway *g)
@@ -299,7 +311,7 @@ void peer_waits(struct peer *peer)
 
 void peer_event(struct gateway *g, struct peer *peer, uint32_t events)
 {
-    if (peer->waiting) {
+    if (peer->waits) {
         arrivals_event(g, peer, events);
         return;
     }

@@ -31,7 +31,7 @@ struct peer_address {
     uint8_t bytes[16];
     uint32_t places; /* that it takes */
     uint32_t users;  /* peers that point here */
-    /* arrivals.c's: connections that wait, those of them that are to be served, and the next address that has such */
+    /* arrivals.c's: connections that are not served yet, what is to be served in turn, and the next address that has such */
     uint32_t waiting;
     struct peer_list ready;
     struct peer_address *after;
@@ -44,15 +44,15 @@ struct peer {
     int fd;
     struct sockaddr_storage at;
     char address[INET6_ADDRSTRLEN];
-    bool waiting;      /* arrivals.c has it */
-    bool ready;        /* ... and it is to be served */
-    bool leaves;       /* ... and nothing more will come from it */
-    bool started;      /* libmicrohttpd has it */
-    bool keyed;        /* its last request that needed a key had one */
-    bool reserved;     /* it has no place: it may ask for /health, everything else is refused */
-    bool hung_up;      /* nothing more will come from it */
-    bool ended;        /* it has no place any more; libmicrohttpd is about to close it */
-    uint64_t since_us; /* waiting for a request or the rest of one; 0: an answer is under way */
+    struct peer_list *waits; /* arrivals.c has it there; NULL: it is served */
+    bool leaves;             /* ... and nothing more will come from it */
+    bool admitted;           /* its first request has waited with it */
+    bool started;            /* libmicrohttpd has it */
+    bool keyed;              /* its last request that needed a key had one */
+    bool reserved;           /* it has no place: it may ask for /health, everything else is refused */
+    bool hung_up;            /* nothing more will come from it */
+    bool ended;              /* it has no place any more; libmicrohttpd is about to close it */
+    uint64_t since_us;       /* waiting for a request or the rest of one; 0: an answer is under way */
     uint64_t head_us;  /* since when a head is awaited that is not whole; 0: none is, or nothing of it came */
     uint64_t heard_us; /* when bytes came last; 0: none came */
 
@@ -70,10 +70,12 @@ struct peers {
     uint32_t places, reserved;
     uint32_t fresh, hung_up; /* that peers_settle looks for */
     uint32_t places_max, address_max;
-    /* arrivals.c's: connections that have said nothing, and the addresses that have others to be served, in turn */
-    struct peer_list silent;
+    /* arrivals.c's: connections that have said nothing, or asked for /health, and the addresses that have others to be
+     * served, in turn; what is left of a turn's work, and how many were asked for /health in it */
+    struct peer_list silent, health;
     struct peer_address *turn, *turn_last;
-    uint32_t waiting, waiting_max, urgent;
+    uint32_t waiting, waiting_max, answered;
+    int work;
     uint64_t turned_away;            /* for /metrics: too many waited */
     uint64_t stall_us;               /* longest time of a head's receipt, and without a byte of a body */
     uint64_t evicted, refused, late; /* for /metrics: gave way, had no place, took too long */
@@ -88,6 +90,8 @@ struct peer *peer_open(struct peers *peers, int fd, const struct sockaddr_storag
 void peer_free(struct peers *peers, struct peer *peer);
 /* Gives it a place, or one of the reserve, and to libmicrohttpd, whose its socket is from then on. */
 void peer_admit(struct gateway *gateway, struct MHD_Daemon *http, struct peer *peer);
+/* The turn of its request, which waited, has come. */
+void peer_go_on(struct gateway *gateway, struct peer *peer);
 /* Descriptors are short: the idlest connection ends, and until the next tick none is accepted. */
 void peers_pause(struct gateway *gateway);
 /* libmicrohttpd has begun with a socket, or was through with it and closes it. NULL: it is none of ours. */

@@ -319,7 +319,7 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
         *data_size = 0;
         return MHD_YES;
     }
-    if (ex->state == EXCHANGE_BODY) dispatch(ex);
+    if (ex->state == EXCHANGE_BODY && arrivals_may_go(g, ex)) dispatch(ex);
     if (ex->state != EXCHANGE_ANSWER) {
         if (!ex->suspended) suspend(ex);
         return MHD_YES;
@@ -488,7 +488,7 @@ void server_close(struct gateway *g)
     struct server *server = g->server;
     if (!server) return;
     server_quiesce(g);
-    arrivals_close(&g->peers);
+    arrivals_close(g);
     if (server->http) {
         for (struct exchange *ex = g->exchanges; ex; ex = ex->next) exchange_drop(ex, "the gateway ends");
         for (int i = 0; i < 3; i++) (void)server_run(g); /* suspended connections end */

@@ -1,5 +1,6 @@
 """For tests of what clients of helm-gateway can do to each other: a stand-in daemon, a client that reads a stream and one that
 asks /health, each in a process of its own, so that an attacker in the test costs them nothing but what the gateway lets it."""
+import collections
 import json
 import multiprocessing
 import os
@@ -70,44 +71,70 @@ def serve(endpoint, folder, words):
     Neighbourly(endpoint, folder, words).run()
 
 
-def ask_health(pipe, port):
-    """Until told to end: what it took, at most, and the statuses."""
-    worst, seen = 0.0, set()
+class Watch:
+    """Time between two looks, less what the gateway cannot help: it, whoever looks, or helmd's stand-in had no processor."""
+
+    def __init__(self, gateway, *helmd):
+        self.seen, self.last = [processor.Attention(pid) for pid in (gateway, os.getpid(), *helmd)], None
+        self.look()
+
+    def look(self):
+        """Since the last look: seconds without those in which one of them waited for a processor; and processor time of the
+        gateway's loop, without what it can have done while another was not ready for it."""
+        then, parts = self.last, [a.now() for a in self.seen]
+        known = all(parts) and (not then or all(then[1]))
+        self.last = time.monotonic() if all(parts) else processor.clock(), parts
+        if not then or not known:
+            return self.last[0] - then[0] if then else 0.0, 0.0
+        (work, waits), *others = ([after - before for after, before in zip(*pair)] for pair in zip(parts, then[1]))
+        delays = sum(waited for _, waited in others)
+        busy = sum(ran for ran, _ in others[1:])
+        return max(self.last[0] - then[0] - waits - delays, 0.0), max(work - delays - busy, 0.0)
+
+
+def ask_health(pipe, port, gateway, _):
+    """Until told to end: what it took, at most, the gateway's work in it, and the statuses."""
+    worst, work, seen, watch = 0.0, 0.0, set(), Watch(gateway)
     while True:
-        begin = processor.clock()
+        watch.look()
         with socket.create_connection(("127.0.0.1", port), timeout=60 * SLOW) as s:
             s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             got = b""
             while piece := s.recv(65536):
                 got += piece
-        worst = max(worst, processor.clock() - begin)
+        took = watch.look()
+        worst, work = max(worst, took[0]), max(work, took[1])
         seen.add(int(got.split()[1]) if got else 0)
         if pipe.poll(0.02):
             if pipe.recv() == "end":
                 return
-            pipe.send((worst, seen))
-            worst, seen = 0.0, set()
+            pipe.send((worst, work, seen))
+            worst, work, seen = 0.0, 0.0, set()
 
 
-def read_stream(pipe, port):
+def read_stream(pipe, port, gateway, helmd):
     """The same for the longest gap between two pieces of a stream."""
     body = json.dumps({"prompt": "go", "max_tokens": 100000, "stream": True, "user": "victim"}).encode()
     s = socket.create_connection(("127.0.0.1", port), timeout=60 * SLOW)
     s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-    last, worst = processor.clock(), 0.0
+    worst, work, watch, gap = 0.0, 0.0, Watch(gateway, helmd), [0.0, 0.0]
     while True:
         ready, _, _ = select.select([s, pipe], [], [])
-        now = processor.clock()
-        worst = max(worst, now - last)
+        gap = [sum(parts) for parts in zip(gap, watch.look())]
+        worst, work = max(worst, gap[0]), max(work, gap[1])
         if s in ready:
             if not s.recv(1 << 20):
                 worst = 1e9  # it ended
-            last = now
+            gap = [0.0, 0.0]
         if pipe in ready:
             if pipe.recv() == "end":
                 return
-            pipe.send((worst, None))
-            worst = 0.0
+            pipe.send((worst, work))
+            worst, work = 0.0, 0.0
+
+
+# what was worst: a gap of the stream, an answer to /health, and the gateway's processor time in each; the statuses of /health
+Felt = collections.namedtuple("Felt", "gap gap_work health health_work statuses")
 
 
 class Child:
@@ -138,8 +165,9 @@ class Neighbourhood:
         while not os.path.exists(endpoint[6:]) and time.time() < end:
             time.sleep(0.01)
         self.g = Gateway(endpoint, *options)
-        self.stream = Child(read_stream, self.g.port)
-        self.health = Child(ask_health, self.g.port)
+        who = self.g.port, self.g.process.pid, self.daemon.pid
+        self.stream = Child(read_stream, *who)
+        self.health = Child(ask_health, *who)
 
     def __enter__(self):
         return self
@@ -152,8 +180,8 @@ class Neighbourhood:
         shutil.rmtree(self.folder)
 
     def felt(self):
-        """The longest gap of the stream, the longest /health and its statuses, since it was asked last."""
-        return self.stream.ask()[0], *self.health.ask()
+        """Since it was asked last."""
+        return Felt(*self.stream.ask(), *self.health.ask())
 
     def during(self, attack):
         """The same while attack() does what it does."""

@@ -128,6 +128,23 @@ class Others:
         return max([part for at, part in self.slices if at > since], default=0)
 
 
+class Attention:
+    """What the processors give to a process's first thread, as the kernel counts it. Other processes' work is no part of it."""
+
+    def __init__(self, pid):
+        try:
+            self.fd = os.open("/proc/%d/task/%d/schedstat" % (pid, pid), os.O_RDONLY)
+        except FileNotFoundError:  # a kernel without CONFIG_SCHED_INFO
+            self.fd = None
+
+    def now(self):
+        """(seconds that it ran, seconds that it waited for a processor), or None."""
+        try:
+            return tuple(int(n) * 1e-9 for n in os.pread(self.fd, 100, 0).split()[:2]) if self.fd else None
+        except ProcessLookupError:  # it has ended
+            return None
+
+
 def spent_by_children():
     """Seconds of processor time of all processes that have ended and were waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

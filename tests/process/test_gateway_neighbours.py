@@ -7,6 +7,7 @@ HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lie
 import json
 import os
 import socket
+import statistics
 import sys
 import threading
 import time
@@ -16,7 +17,9 @@ import processor  # noqa: E402
 from gateway_harness import SLOW, check, sum_up, until  # noqa: E402
 from gateway_neighbours import HIDDEN, Neighbourhood  # noqa: E402
 
-GAP_S, HEALTH_S = 0.05 * SLOW, 0.1 * SLOW  # of clock(): what one client may cost another
+GAP_S, HEALTH_S = 0.05 * SLOW, 0.1 * SLOW  # what one client may cost another
+ROUNDS = 3                                 # calm, busy, calm, busy, ...
+WORK_S = 0.05 * SLOW                       # of processor time in one of them
 TRIES = 5                                  # what a machine's other work costs is gone in one of them
 LOST_S = 15                                # of a stop; a connection is given up after 20
 MANY = b"1," * 999000 + b"1"
@@ -59,9 +62,6 @@ def attacks(n):
     yield "a grammar whose stacks double", lambda: bodies("/v1/completions", grammar, 8), lambda a: a.status == 400
     yield "a schema of 15,000 constants", lambda: bodies("/v1/completions", schema, 2), lambda a: a.status != 400  # the stand-in draws what it likes
     yield "halves of requests, closed", lambda: leave(b"GET /health HTTP/1.1\r\nX: ", 400), lambda a: True
-    for how, count in (("new", 3000), ("new", 200), ("kept", 500)):
-        yield "a crowd of %d, %s connections" % (count, how), lambda how=how, count=count: n.crowd(how, count, 1), lambda a: a[1] == 0
-    yield "a crowd that asks for /health", lambda: n.crowd("new", 3000, 1, "/health", "127.0.0.2"), lambda a: a[1] == 0
     yield "requests without a look at the answer", lambda: leave(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 60), lambda a: True
 
 
@@ -72,13 +72,33 @@ def attack_tests(n):
         got, felt = [], []
         for _ in range(TRIES):
             felt.append(n.during(lambda: got.append(attack())))
-            if felt[-1][0] <= calm + GAP_S and felt[-1][1] <= HEALTH_S:
+            if felt[-1].gap <= calm + GAP_S and felt[-1].health <= HEALTH_S:
                 break
-        told = "; ".join("a gap of %.0f ms, /health %.0f ms" % (gap * 1e3, health * 1e3) for gap, health, _ in felt)
+        told = "; ".join("a gap of %.0f ms, /health %.0f ms" % (f.gap * 1e3, f.health * 1e3) for f in felt)
         print("     %s: %s" % (name, told), flush=True)
         check("%s: what was asked for comes" % name, is_right(got[-1]), got[-1] if isinstance(got[-1], tuple) else got[-1] and (got[-1].status, got[-1].body[:300]))
-        check("%s: others go on" % name, min(f[0] for f in felt) <= calm + GAP_S and min(f[1] for f in felt) <= HEALTH_S and
-              all(f[2] == {200} for f in felt), (calm, felt))
+        check("%s: others go on" % name, min(f.gap for f in felt) <= calm + GAP_S and min(f.health for f in felt) <= HEALTH_S and
+              all(f.statuses == {200} for f in felt), (calm, felt))
+
+
+def crowd_tests(n):
+    """Crowds, each beside a calm before it. What is compared is the processor time that the gateway's loop takes between two
+    tokens, and between a question for /health and its answer: other work on the machine does not lengthen it."""
+    for count, how, path, address in ((3000, "new", "/", "127.0.0.1"), (200, "new", "/v1/models", "127.0.0.2"), (500, "kept", "/", "127.0.0.1"), (500, "kept", "/health", "127.0.0.1"),
+                                      (3000, "new", "/health", "127.0.0.1"), (3000, "new", "/health", "127.0.0.2")):
+        calm, busy, got = [], [], []
+        for _ in range(ROUNDS):
+            calm.append(n.during(lambda: time.sleep(0.3)))
+            busy.append(n.during(lambda: got.append(n.crowd(how, count, 0.5, path, address))))
+        for name, felt in (("calm", calm), ("busy", busy)):
+            print("     %s: " % name + "; ".join("%s %.1f ms, at most %.1f ms" % (part, statistics.median(times) * 1e3, max(times) * 1e3)
+                                                  for part, times in zip(calm[0]._fields[:4], zip(*felt))), flush=True)
+        name = "%d %s connections from %s that ask for %s" % (count, how, address, path)
+        check("%s: all are answered" % name, sum(answers for answers, _ in got) and not any(without for _, without in got), got)
+        grown = statistics.median(f.gap_work for f in busy) - statistics.median(f.gap_work for f in calm)
+        check("%s: tokens of others go on" % name, grown <= WORK_S, (calm, busy))
+        check("%s: /health is answered" % name, statistics.median(f.health_work for f in busy) <= WORK_S and min(f.health for f in busy) <= HEALTH_S and
+              all(f.statuses == {200} for f in busy), busy)
 
 
 def leaving_tests(n):
@@ -161,6 +181,7 @@ def gone_tests(n):
 def main():
     with Neighbourhood() as n:
         attack_tests(n)
+        crowd_tests(n)
         leaving_tests(n)
         stopped_tests(n)
         gone_tests(n)

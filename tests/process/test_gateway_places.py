@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import socket
 import struct
 import sys
@@ -110,6 +111,77 @@ def hangup_tests(g):
     check("... and asks again", all(answer(s)[0] == 200 for s in kept))
     for s in kept:
         s.close()
+
+
+def health_tests(g):
+    """A connection that asks for /health and nothing else takes no place; whatever is not plainly that goes the usual way."""
+    before = places(g)
+    kept = send(g, HEALTH)
+    first = answer(kept)
+    check("/health", first[0] == 200 and first[1] == '{"status":"ok"}' and not first[2], first)
+    for request in (HEALTH, HEALTH.replace(b"/health", b"/v1/health"), HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: keep-alive\r\nAccept: */*\r\n\r\n")):
+        kept.sendall(request)
+        check("... again on its connection", answer(kept)[0] == 200)
+    check("... without a place", places(g) == before, places(g))
+    kept.sendall(WHOLE)
+    check("... and then for something else", answer(kept)[0] == 200 and places(g) == before + 1, places(g))
+    kept.sendall(HEALTH)
+    check("... and for /health with a place", answer(kept)[0] == 200)
+    kept.close()
+    ended = send(g, HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    check("a client that asks once", answer(ended)[2] and until(lambda: is_closed(ended)))
+    half = send(g, HEALTH)
+    half.shutdown(socket.SHUT_WR)
+    check("a client that sends no more", answer(half)[0] == 200 and until(lambda: is_closed(half)))
+    head = send(g, HEALTH.replace(b"GET", b"HEAD"))
+    got = b""
+    while b"\r\n\r\n" not in got:
+        got += head.recv(65536)
+    check("HEAD has a length and no body", b" 200 " in got and b"Content-Length: 15\r\n" in got and got.endswith(b"\r\n\r\n"), got)
+    head.sendall(HEALTH)
+    check("... and another request follows", answer(head)[0] == 200)
+    counted = g.metric('helm_gateway_requests_total{path="/health",status="2xx"}')
+    line = HEALTH[:-2]
+    for name, request, status in (("in two pieces", None, 200), ("two at once", HEALTH + HEALTH, 200), ("with a query", HEALTH.replace(b"/health", b"/health?a=b"), 200),
+                                  ("HTTP/1.0", HEALTH.replace(b"1.1", b"1.0"), 200), ("with a body", line + b"Content-Length: 2\r\n\r\nhi", 200),
+                                  ("an unknown Host", HEALTH.replace(b"localhost", b"evil.example"), 403), ("two Hosts", line + b"Host: localhost\r\n\r\n", 400),
+                                  ("no Host", HEALTH.replace(b"Host: localhost\r\n", b""), 400), ("another site's page", line + b"Origin: http://evil.example\r\n\r\n", 403),
+                                  ("a length beside chunks", line + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+                                  ("POST", HEALTH.replace(b"GET", b"POST"), 405), ("a longer path", HEALTH.replace(b"/health", b"/healthy"), 404),
+                                  ("a blank before the colon", line + b"X : 1\r\n\r\n", 400), ("a long head", line + b"X: " + b"y" * 5000 + b"\r\n\r\n", 200)):
+        s = send(g, request or HEALTH[:-9])
+        if not request:
+            time.sleep(0.05)
+            s.sendall(HEALTH[-9:])
+        got = answer(s)
+        check("/health, %s: %d" % (name, status), got[0] == status, got)
+        s.close()
+    check("all are counted", g.metric('helm_gateway_requests_total{path="/health",status="2xx"}') - counted >= 6)
+
+
+def burst_tests(g):
+    """More at once than a turn of the loop takes: the gateway stands still meanwhile."""
+    before = places(g)
+    kept = [send(g, WHOLE, "127.0.0.%d" % (1 + i % 3)) for i in range(120)]
+    check("connections of three addresses", all(answer(s)[0] == 200 for s in kept))
+    leave, stay = kept[:40], kept[40:]
+    os.kill(g.process.pid, signal.SIGSTOP)
+    for s in kept:
+        s.sendall(POST + BODY if s in leave else WHOLE)
+    new = [send(g, HEALTH if i % 2 else WHOLE, "127.0.0.2") for i in range(150)]
+    for s in leave[:20]:
+        reset(s)
+    for s in leave[20:]:
+        s.shutdown(socket.SHUT_WR)
+    os.kill(g.process.pid, signal.SIGCONT)
+    got = [answer(s) for s in stay + new]
+    check("all of a burst are answered", all(a[0] == 200 for a in got), got)
+    for s in stay:
+        s.sendall(WHOLE)
+    check("... and go on", all(answer(s)[0] == 200 for s in stay))
+    for s in kept + new:
+        s.close()
+    check("places of a burst are free again", until(lambda: places(g) <= before), places(g))
 
 
 def time_tests(g):
@@ -236,6 +308,8 @@ def main():
             time_tests(g)
         with Gateway(endpoint) as g:
             hangup_tests(g)
+            health_tests(g)
+            burst_tests(g)
         house_tests(endpoint)
         reserve_tests(endpoint)
         key_tests(endpoint)
