@@ -77,6 +77,18 @@ static void fill_windows(const struct gpu_engine *g, const struct gpu_program *p
     memcpy(table + hidden, row->windows + hidden, (count - hidden) * sizeof *table);
 }
 
+/* Where a row leaves snapshots before its last token; after that records are copied (states.h). */
+static void fill_left(const struct gpu_engine *g, const struct gpu_block *b, uint32_t r)
+{
+    const struct batch_row *row = &g->batch.row[r];
+    uint32_t *left = array_of(g, b->row_left) + (size_t)r * GPU_ROW_STATES * 2, count = 0;
+    memset(left, 0, GPU_ROW_STATES * 2 * sizeof *left);
+    for (uint32_t i = 0; i < GPU_ROW_STATES && row->left[i].to && row->left[i].at < row->count; i++) {
+        left[count++] = row->token_first + row->left[i].at;
+        left[count++] = row->left[i].to;
+    }
+}
+
 /* The checked rows as the kernels read them; row r's pages are line r. */
 void gpu_step_fill(const struct gpu_engine *g, const struct gpu_program *p)
 {
@@ -94,6 +106,7 @@ void gpu_step_fill(const struct gpu_engine *g, const struct gpu_program *p)
         row_first[r] = row->token_first;
         row_slot[r] = r;
         array_of(g, b->row_state)[r] = row->slot;
+        fill_left(g, b, r);
         if (row->windows) fill_windows(g, p, r);
         if (g->tiers.on)
             gpu_tiers_fill(g, p, r);

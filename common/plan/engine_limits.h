@@ -93,6 +93,7 @@
 /* A chain's list, for each operation: at most. */
 #define GPU_DELTA_CHUNK_BYTES 1024 /* of each token and v head of a gated delta net, of chunks' products */
 #define GPU_CHAIN_OP_BYTES    1280
+#define GPU_ROW_STATES        8 /* ARENA_ROW_STATES */
 /* At most, a row of logits: the best of each block, and counters; candidates, beside the best of each 64 logits. */
 #define GPU_ARGMAX_ROW_BYTES 8192
 #define GPU_FEW_ROW_BYTES    8192

@@ -15,6 +15,8 @@
 #define TILE_COLUMNS      64                /* and columns, or less */
 #define CPU_SCRATCH_ALIGN 64
 
+_Static_assert(GPU_ROW_STATES == ARENA_ROW_STATES, "a row's snapshots");
+
 static uint64_t larger(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
@@ -49,6 +51,7 @@ void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t line, bool two_tab
     b->row_first = take(&at, rows + 1);
     b->row_slot = take(&at, rows);
     b->row_state = take(&at, rows);
+    b->row_left = take(&at, rows * GPU_ROW_STATES * 2);
     b->row_begin = take(&at, rows);
     b->window_begin = take(&at, rows);
     b->pieces = take(&at, rows + 1);

@@ -80,9 +80,9 @@
  * count on them.
  *
  * Fixed states (state_layout.h). Before a step each worker copies, of its layers, the snapshot `state_from` of a row to the
- * row's slot; a row at position 0 begins with zeros instead. After it, it copies the slot to the snapshot `state_to`. It
- * rings `done` when that is done. If `state_at` is below the row's count, the snapshot is the state after that many of its tokens,
- * which a step keeps as it passes: so a later row can go back there. Only where all fixed states are the CPU's.
+ * row's slot; a row at position 0 begins with zeros instead. A row leaves snapshots: each entry of `left` is the state after
+ * that many of the row's tokens. Operations write it as they pass; the state after all tokens is copied after the step. A worker
+ * rings `done` when its parts are there.
  *
  * Windows. Layers that keep a window have a page table of their own, with an entry for each page of the sequence. An entry in
  * front of state_window_hidden(start) of a row means nothing: its page is others'. Entries from there on stay as they are while
@@ -101,12 +101,13 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         15u
+#define ARENA_ABI         16u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
 #define ARENA_STEP_ROWS   ARENA_SLOTS_MAX
 #define ARENA_STEP_FETCH  32 /* pages that a step brings to VRAM at most */
+#define ARENA_ROW_STATES  8  /* snapshots that a row leaves at most */
 #define ARENA_KV_TOKENS   16 /* of a step whose queries go to the CPU: ENGINE_FEW_TOKENS */
 #define ARENA_EXPERT_NONE 0xffffffffu
 #define ARENA_HUGE_PAGE   ((uint64_t)2 << 20)
@@ -175,6 +176,10 @@ enum step_row_flags {
     STEP_ROW_POOL_MEAN = 1u << 3,
     STEP_ROW_POOL_LAST = 1u << 4,
 };
+/* The snapshot `to` becomes the state after a row's first `at` tokens, 1 .. count. */
+struct step_state {
+    uint32_t to, at;
+};
 struct step_row {
     uint32_t slot;
     uint32_t start;
@@ -182,9 +187,9 @@ struct step_row {
     uint32_t flags;
     uint32_t host_tokens; /* 0 with one tier; whole pages, <= start; see above */
     uint32_t direct_from; /* whole pages, <= host_tokens */
-    /* Snapshots, from 1 on, that the row begins with and leaves; STATE_NO_SNAPSHOT: it goes on from its slot, leaves none */
-    uint32_t state_from, state_to;
-    uint32_t state_at; /* tokens of the row that `state_to` has seen, 1 .. count; 0: all */
+    uint32_t
+        state_from; /* the snapshot, from 1 on, that it begins with; STATE_NO_SNAPSHOT: it goes on from its slot */
+    struct step_state left[ARENA_ROW_STATES]; /* `at` rises; the first of STATE_NO_SNAPSHOT ends them */
 };
 /* A page of the arena and the place in VRAM that it is copied to. */
 struct step_fetch {
@@ -294,9 +299,10 @@ static_assert(sizeof(struct arena_times) == 32, "times layout");
 static_assert(sizeof(struct arena_done) == 64 + 32 * ARENA_STEP_RING, "one cache line per doorbell");
 static_assert(offsetof(struct arena_control, step) == 64 + sizeof(struct arena_done) * ARENA_WORKERS_MAX,
               "one cache line per doorbell");
-static_assert(sizeof(struct step_row) == 36, "step row layout");
+static_assert(sizeof(struct step_row) == 28 + 8 * ARENA_ROW_STATES, "step row layout");
 static_assert(offsetof(struct step, row) == 32, "step layout");
-static_assert(sizeof(struct step) == 32 + 36 * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH, "step layout");
+static_assert(sizeof(struct step) == 32 + sizeof(struct step_row) * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH,
+              "step layout");
 static_assert(offsetof(struct step_result, row) == 56, "result layout");
 static_assert(sizeof(struct step_result_row) == 20 + 8 * SAMPLING_LOGPROBS_MAX, "result row layout");
 static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX + 4 * SAMPLING_LOGPROBS_MAX,

@@ -6,7 +6,7 @@
  *   in a snapshot   [snapshot][fixed layers of the model, in order]   in the arena, whichever processor computes them
  *
  * each on STATE_ALIGN bytes. A step's row goes on from its slot's records, from zeros if it begins at position 0, or from a
- * snapshot; after its last token it may leave a snapshot. Which snapshot stands for which tokens is helmd's alone
+ * snapshot; after some of its tokens it may leave snapshots. Which snapshot stands for which tokens is helmd's alone
  * (daemon/steps/snapshots.h).
  *
  * Windows (common/plan/state.h) lie in pages as kv_layout.h has them, of the layers that have one. In each memory their pool
@@ -32,7 +32,7 @@ struct state_record {
 
 #define STATE_WINDOWS_ALIGN 256u
 
-/* step_row.state_from and state_to name snapshots from 1 on. */
+/* Rows of steps name snapshots from 1 on. */
 #define STATE_NO_SNAPSHOT 0u
 
 /* Where the pool of windows begins in a memory whose pages are of this layout. */

@@ -35,6 +35,18 @@ static bool take_windows(const struct arena *arena, const struct step_row *in, u
     return true;
 }
 
+/* Whether the snapshots that it begins with and leaves are there. */
+static bool take_states(const struct arena_header *h, const struct step_row *in)
+{
+    uint32_t before = 0;
+    if (in->state_from > h->snapshot_count) return false;
+    if (in->state_from && in->start == 0) return false; /* nothing comes before position 0 */
+    for (uint32_t i = 0; i < ARENA_ROW_STATES && in->left[i].to; before = in->left[i++].at)
+        if (in->left[i].to > h->snapshot_count || in->left[i].at <= before || in->left[i].at > in->count)
+            return false;
+    return true;
+}
+
 /* Checks one row and takes the tokens that are known; false leaves the row out of the step. `used` has a bit
  * per slot. */
 static bool take_row(const struct arena *arena, uint32_t vocab, const struct step_row *in, uint64_t *used,
@@ -55,10 +67,7 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
         if (pages[i] >= h->page_count) return false;
     if (!take_tiers(arena, in, batch->flags & STEP_KV_ARENA, last_page)) return false;
     if (!take_windows(arena, in, last_page)) return false;
-    if (in->state_from > h->snapshot_count || in->state_to > h->snapshot_count) return false;
-    if (in->state_from && in->start == 0) return false; /* nothing comes before position 0 */
-    if (in->state_at > in->count) return false;
-    if (in->state_at % in->count && h->state.slot_bytes != h->state.snapshot_bytes) return false;
+    if (!take_states(h, in)) return false;
     for (uint32_t i = 0; i < in->count; i++) {
         uint32_t token = follows ? 0 : history[in->start + i], at = batch->token_count + i;
         if (token >= vocab) return false;
@@ -73,8 +82,6 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
                               .host_tokens = in->host_tokens,
                               .direct_from = in->direct_from,
                               .state_from = in->state_from,
-                              .state_to = in->state_to,
-                              .state_at = in->state_at ? in->state_at : in->count,
                               .slot = in->slot,
                               .start = in->start,
                               .count = in->count,
@@ -83,6 +90,7 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
                               .follows = follows,
                               .masked = (in->flags & STEP_ROW_MASKED) != 0,
                               .pools = pools};
+    memcpy(row->left, in->left, sizeof row->left);
     return true;
 }
 

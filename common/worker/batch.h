@@ -16,10 +16,10 @@ struct batch_row {
         *windows; /* pages of layers that keep a window, from the first that it sees on; NULL: none does */
     uint32_t slot, start, count;
     uint32_t host_tokens, direct_from; /* as in struct step_row, */
-    uint32_t state_from, state_to;     /* and these, */
-    uint32_t state_at;                 /* where 0 is the row's count */
-    uint32_t token_first;              /* index of its first token in the step */
-    uint32_t result;                   /* row of the step it came from */
+    uint32_t state_from;               /* and these */
+    struct step_state left[ARENA_ROW_STATES];
+    uint32_t token_first; /* index of its first token in the step */
+    uint32_t result;      /* row of the step it came from */
     bool sample;
     bool follows;   /* STEP_ROW_FOLLOWS */
     bool masked;    /* STEP_ROW_MASKED */
@@ -48,6 +48,21 @@ static inline uint32_t batch_direct_from(const struct batch_row *row, uint32_t w
     if (!window) return row->direct_from;
     if (hidden >= host) return row->host_tokens; /* it sees none of them */
     return (hidden + (uint32_t)(((uint64_t)(host - hidden) * direct + host / 2) / host)) * page_tokens;
+}
+
+/* The snapshot that a row leaves after `at` of its tokens; STATE_NO_SNAPSHOT: none. */
+static inline uint32_t batch_left_at(const struct batch_row *row, uint32_t at)
+{
+    for (uint32_t i = 0; i < ARENA_ROW_STATES && row->left[i].to; i++)
+        if (row->left[i].at == at) return row->left[i].to;
+    return STATE_NO_SNAPSHOT;
+}
+/* The first position after `from` where it leaves one, or its last token. */
+static inline uint32_t batch_left_next(const struct batch_row *row, uint32_t from)
+{
+    for (uint32_t i = 0; i < ARENA_ROW_STATES && row->left[i].to; i++)
+        if (row->left[i].at > from) return row->left[i].at;
+    return row->count;
 }
 
 /* Takes every valid row of `step` and begins *result: an invalid row gets STEP_ROW_BAD. Every index is checked before

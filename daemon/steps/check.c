@@ -114,7 +114,7 @@ static void ring(struct check *c, uint64_t now_us)
                                          .count = 1,
                                          .flags = STEP_ROW_SAMPLE,
                                          .state_from = c->at ? state : STATE_NO_SNAPSHOT,
-                                         .state_to = state};
+                                         .left = {{.to = state, .at = 1}}};
     }
     c->begun_us = now_us;
     doorbell_ring(&control->step_bell, c->serial);

@@ -53,7 +53,7 @@ uint64_t prefix_better_scope(const struct kv_pages *pages, const struct snapshot
 void prefix_begin(struct sequence *seq)
 {
     seq->cached = seq->rung = seq->asked = seq->pages = seq->state_at = seq->window_first = 0;
-    seq->state_before = 0;
+    seq->state_before = seq->left[0].end = 0;
     seq->page_end = seq->scope;
 }
 
@@ -171,7 +171,7 @@ void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequenc
     if (full > behind(pages, seq)) full = behind(pages, seq);
     for (uint32_t i = seq->cached / page_tokens; i < full && seq->scope != SEQUENCE_NO_SCOPE; i++) {
         seq->page_end = kv_pages_make_known(pages, row[i], seq->page_end, seq->tokens + i * page_tokens);
-        if ((i + 1) * page_tokens == seq->state_at) seq->state_page = seq->page_end;
+        snapshots_page(seq, (i + 1) * page_tokens, seq->page_end);
     }
     seq->cached = cached;
     if (cached > seq->reach) seq->reach = cached;

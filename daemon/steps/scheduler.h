@@ -15,13 +15,13 @@
  *   4. The common beginning of two prompts is computed once: a sequence whose next page another one of this step fills
  *      with the same tokens gets nothing in it, and finds the page when the step is done. Of two that fill the same
  *      page the one that has more of it goes first, in the other one's turn if need be. With fixed states this goes for all
- *      that both have in common up to their next `cut`, where the other one finds a snapshot.
+ *      that both have in common up to the next position where the other one leaves a snapshot.
  *   5. A held sequence (its next token's mask has not come) gets nothing and is not admitted; others pass it.
  *   6. In an invariant plan (common/plan/schedule.h) a step has either tokens of prompts alone, all of one list, or
  *      tokens behind prompts: at most few_tokens, and of each sequence as many as are known and not computed. Where
  *      there are both, the two kinds of steps take turns; where more sequences want a token than a step has,
  *      sequences take turns.
- *   7. A row ends at its sequence's `cut`, where a snapshot of its fixed states is taken.
+ *   7. A row ends at its sequence's `cut`, after the most snapshots of fixed states that a row can leave.
  *   8. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one, which goes
  *      back to waiting and is computed again later (its tokens are kept, so its stream goes on). The oldest is
  *      therefore never stopped, and it fits alone because the pool holds at least one whole context. */

@@ -11,6 +11,7 @@
 
 #include "common/base/err.h"
 #include "common/sampling/sampling.h"
+#include "common/shared/arena_layout.h"
 #include "daemon/steps/request.h"
 #include "proto/helm.pb-c.h"
 
@@ -26,6 +27,12 @@ struct asker {
     const char *user;    /* that user's name, "": the sender; borrowed for the call */
     bool admin;          /* may see and cancel all requests */
     bool names_users;    /* may name a user */
+};
+
+/* A snapshot that a row leaves: its position, and the number of the page that ends there; 0: not known yet. */
+struct sequence_state {
+    uint32_t end;
+    uint64_t page;
 };
 
 struct sequence {
@@ -63,10 +70,11 @@ struct sequence {
     bool again;
     uint32_t again_from;
     /* Fixed states (snapshots.h): the snapshot that its next row begins with, pinned; the last one that it began with or
-     * left, its position and, once that is known, its number; number of the page that ends there; number of the newest in its
-     * answer */
+     * left, its position and, once that is known, its number; number of the newest in its answer; and those that its row in
+     * flight leaves, until the first whose end is 0 */
     uint32_t state_from, state_at;
-    uint64_t state_before, state_page, state_trail;
+    uint64_t state_before, state_trail;
+    struct sequence_state left[ARENA_ROW_STATES];
     uint32_t mark[REQUEST_MARKS_MAX],
         mark_count; /* ends of pages of its prompt where it leaves one, rising */
     uint32_t reach; /* the most that `cached` was */

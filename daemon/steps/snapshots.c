@@ -8,7 +8,7 @@
 #include "common/base/round.h"
 #include "common/plan/state.h"
 
-/* Rows end where long prompts leave snapshots, and each row reads the weights: none is shorter than a step for that. */
+/* Each snapshot is copied: a step of a long prompt leaves one. */
 uint32_t snapshots_prompt_every(const struct plan *plan, uint32_t page_tokens)
 {
     const uint32_t step = plan->step_tokens / page_tokens * page_tokens;
@@ -25,8 +25,6 @@ int snapshots_init(struct snapshots *all, const struct plan *plan, uint32_t page
     all->prompt_every = snapshots_prompt_every(plan, page_tokens);
     all->answer_every = (uint32_t)round_up(SNAPSHOTS_ANSWER_TOKENS, page_tokens);
     if (!all->on) return 0;
-    const struct state_layout layout = plan_state_layout(plan, PLAN_CPU0);
-    all->inside = layout.slot_bytes == layout.snapshot_bytes;
     while (buckets < all->count) buckets *= 2;
     all->mask = buckets - 1;
     all->snapshot = calloc(all->count + 1, sizeof *all->snapshot);
@@ -227,7 +225,8 @@ static void take_nearer(uint32_t *next, uint32_t after, uint32_t end)
     if (end > after && (!*next || end < *next)) *next = end;
 }
 
-uint32_t snapshots_chosen(const struct snapshots *all, const struct sequence *seq, uint32_t after)
+/* The first chosen position after `after`; `last`: where the sequence left a snapshot last. */
+static uint32_t chosen(const struct snapshots *all, const struct sequence *seq, uint32_t after, uint32_t last)
 {
     uint32_t next = 0;
     if (after >= last_of(all, seq)) return 0;
@@ -235,8 +234,13 @@ uint32_t snapshots_chosen(const struct snapshots *all, const struct sequence *se
     take_nearer(&next, after, end_of(all, seq, seq->prompt_count));
     take_nearer(&next, after, (after / all->prompt_every + 1) * all->prompt_every);
     for (uint32_t i = 0; i < seq->mark_count; i++)
-        if (seq->mark[i] >= seq->state_at + SNAPSHOTS_MARK_TOKENS) take_nearer(&next, after, seq->mark[i]);
+        if (seq->mark[i] >= last + SNAPSHOTS_MARK_TOKENS) take_nearer(&next, after, seq->mark[i]);
     return next;
+}
+
+uint32_t snapshots_chosen(const struct snapshots *all, const struct sequence *seq, uint32_t after)
+{
+    return chosen(all, seq, after, seq->state_at);
 }
 
 uint32_t snapshots_next(const struct snapshots *all, const struct sequence *seq)
@@ -244,33 +248,56 @@ uint32_t snapshots_next(const struct snapshots *all, const struct sequence *seq)
     return all->on ? snapshots_chosen(all, seq, seq->rung) : 0;
 }
 
-/* The last chosen position needs no row of its own where a row can leave a snapshot as it passes. */
-uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq)
+/* Chosen positions after `start` and up to `end`, `most` at most, rising. */
+static uint32_t chosen_in(const struct snapshots *all, const struct sequence *seq, uint32_t start,
+                          uint32_t end, uint32_t most, uint32_t *position)
 {
-    const uint32_t next = snapshots_next(all, seq);
-    return next && all->inside && !snapshots_chosen(all, seq, next) ? 0 : next;
+    uint32_t count = 0, last = seq->state_at, at = start;
+    while (count < most && (at = chosen(all, seq, at, last)) && at <= end) position[count++] = last = at;
+    return count;
 }
 
-/* Where a row leaves a snapshot: at a chosen position, whose page will have a number; 0: nowhere. */
-static uint32_t place_in(const struct snapshots *all, const struct sequence *seq, const struct step_row *row)
+uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq)
+{
+    uint32_t position[ARENA_ROW_STATES + 1];
+    const uint32_t most = sizeof position / sizeof *position;
+    if (!all->on || chosen_in(all, seq, seq->rung, UINT32_MAX, most, position) < most) return 0;
+    return position[most - 2];
+}
+
+/* Where a row leaves snapshots: at chosen positions, whose pages will have numbers. */
+static uint32_t places_in(const struct snapshots *all, const struct sequence *seq, const struct step_row *row,
+                          uint32_t position[ARENA_ROW_STATES])
 {
     const uint32_t end = row->start + row->count;
     if (!all->on || seq->scope == SEQUENCE_NO_SCOPE) return 0;
-    const uint32_t next = snapshots_chosen(all, seq, row->start);
-    if (next && (next == end || (all->inside && next < end))) return next;
-    return end > seq->prompt_count && !seq->apart && end % all->answer_every == 0 ? end : 0;
+    const uint32_t count = chosen_in(all, seq, row->start, end, ARENA_ROW_STATES, position);
+    if (count || end <= seq->prompt_count || seq->apart || end % all->answer_every) return count;
+    *position = end;
+    return 1;
 }
 
 void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row *row)
 {
-    const uint32_t at = place_in(all, seq, row);
+    uint32_t position[ARENA_ROW_STATES], to[ARENA_ROW_STATES], left = 0;
+    const uint32_t places = places_in(all, seq, row, position);
     row->state_from = seq->state_from; /* with its pin */
     seq->state_from = STATE_NO_SNAPSHOT;
-    row->state_to = at ? snapshots_take_empty(all) : STATE_NO_SNAPSHOT;
-    row->state_at = row->state_to ? at - row->start : 0;
-    if (!row->state_to) return;
-    seq->state_at = at;
-    seq->state_page = 0;
+    for (uint32_t i = places; i-- > 0;)
+        to[i] = snapshots_take_empty(all); /* if there are few, the last ones */
+    for (uint32_t i = 0; i < places; i++) {
+        if (!to[i]) continue;
+        row->left[left] = (struct step_state){.to = to[i], .at = position[i] - row->start};
+        seq->left[left++] = (struct sequence_state){.end = position[i]};
+        seq->state_at = position[i];
+    }
+    if (left && left < ARENA_ROW_STATES) seq->left[left].end = 0;
+}
+
+void snapshots_page(struct sequence *seq, uint32_t end, uint64_t number)
+{
+    for (uint32_t i = 0; i < ARENA_ROW_STATES && seq->left[i].end; i++)
+        if (seq->left[i].end == end) seq->left[i].page = number;
 }
 
 static bool is_marked(const struct snapshots *all, const struct sequence *seq, uint32_t end)
@@ -300,22 +327,30 @@ static void replace_answers(struct snapshots *all, struct sequence *seq, uint32_
     seq->state_trail = seq->state_before;
 }
 
+/* The snapshot that is known by this page's number from now on. */
+static void leave(struct snapshots *all, struct sequence *seq, uint32_t snapshot, struct sequence_state state)
+{
+    const uint32_t left = enter(all, snapshot, state.page, state.end);
+    follow(all, seq, left);
+    at(all, left)->marked |= is_marked(all, seq, state.end);
+    touch(all, left);
+    seq->state_before = state.page;
+    replace_answers(all, seq, state.end);
+}
+
 void snapshots_done(struct snapshots *all, const struct step_row *row, struct sequence *seq)
 {
-    const uint32_t end = row->start + row->state_at;
     if (row->state_from) unpin(all, row->state_from);
-    if (!row->state_to) return;
-    /* a row too many stands behind the last token that is known: its page has no number */
-    if (!seq || seq->cached != row->start + row->count || end > seq->token_count || !seq->state_page) {
-        snapshots_give_back(all, row->state_to);
-        return;
+    for (uint32_t i = 0; i < ARENA_ROW_STATES && row->left[i].to; i++) {
+        /* a row too many stands behind the last token that is known: its page has no number */
+        const bool stays = seq && seq->cached == row->start + row->count &&
+                           seq->left[i].end == row->start + row->left[i].at &&
+                           seq->left[i].end <= seq->token_count && seq->left[i].page;
+        if (stays)
+            leave(all, seq, row->left[i].to, seq->left[i]);
+        else
+            snapshots_give_back(all, row->left[i].to);
     }
-    const uint32_t left = enter(all, row->state_to, seq->state_page, end);
-    follow(all, seq, left);
-    at(all, left)->marked |= is_marked(all, seq, end);
-    touch(all, left);
-    seq->state_before = seq->state_page;
-    replace_answers(all, seq, end);
 }
 
 void snapshots_lost(struct snapshots *all, bool intact)

@@ -44,7 +44,6 @@ struct snapshots {
     bool on; /* some layer's state is fixed */
     bool
         chooses; /* it is, or some layer keeps a window: positions are chosen where prompts leave what others find */
-    bool inside; /* a row can leave one at a position that it passes (arena_layout.h) */
     uint32_t count, mask;
     uint32_t page_tokens, prompt_every, answer_every;
     uint64_t clock, hits, dropped; /* hits: begun with; dropped: found no more, for others */
@@ -71,10 +70,12 @@ void snapshots_mark(const struct snapshots *all, struct sequence *seq);
 uint32_t snapshots_next(const struct snapshots *all, const struct sequence *seq);
 /* The first chosen position after `after`, while it is computed as a prompt; 0: none. */
 uint32_t snapshots_chosen(const struct snapshots *all, const struct sequence *seq, uint32_t after);
-/* Where the sequence's next row must end at most, so that a snapshot can be taken there; 0: anywhere. */
+/* Where the sequence's next row must end at most, since it can leave no more snapshots; 0: anywhere. */
 uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq);
 /* Fills in what a row that is about to be rung says of states. */
 void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row *row);
+/* The page of this number, which the sequence's row has computed, ends at `end`. */
+void snapshots_page(struct sequence *seq, uint32_t end, uint64_t number);
 /* The row's step is done, and prefix_computed has taken it. seq NULL: it has left its slot, or the row failed. */
 void snapshots_done(struct snapshots *all, const struct step_row *row, struct sequence *seq);
 

@@ -1,6 +1,6 @@
 /* Gated delta nets against the CPU's definition (common/cpu/kernels/delta_ref.c): convolution, rule, norm and gate of rows
- * alone and several at once, of few and of many tokens, begun and gone on with; the records that they leave; rows of other slots
- * stay as they are.
+ * alone and several at once, of few and of many tokens, begun and gone on with; the records that they leave, after all tokens and
+ * after some; rows of other slots stay as they are.
  *
  * Tolerances, of the norm of all numbers. Token by token: 1e-5 (sums of 128 products in fp32, and expf). In chunks products
  * are of numbers of 10 bits: 1.5e-3, and the state's; 16-bit results half a unit of the last place more. */
@@ -49,15 +49,16 @@ static delta_numbers numbers_of(struct test_context *t, const delta_shape &s, ui
     return n;
 }
 
-/* The rows' records and outputs as the definition has them. */
-static std::vector<double> reference(const delta_shape &s, delta_numbers &n, const test_step &step)
+/* The rows' records and outputs as the definition has them; of the first `most` tokens of each row. */
+static std::vector<double> reference(const delta_shape &s, delta_numbers &n, const test_step &step,
+                                     uint32_t most = UINT32_MAX)
 {
     std::vector<float> x((size_t)step.tokens * n.channels), out((size_t)step.tokens * n.values);
     const float *z = n.in.data() + n.channels, *alpha = z + n.values, *beta = alpha + s.value_heads;
     for (uint32_t i = 0; i < step.tokens; i++)
         memcpy(&x[(size_t)i * n.channels], &n.in[(size_t)i * n.stride], n.channels * 4);
     for (uint32_t r = 0; r < step.rows; r++) {
-        const uint32_t first = step.row_first[r], count = step.row_first[r + 1] - first;
+        const uint32_t first = step.row_first[r], count = std::min(most, step.row_first[r + 1] - first);
         unsigned char *record = &n.state[step.row_slot[r] * n.slot_bytes];
         delta_convolution c = {};
         c.x = &x[(size_t)first * n.channels], c.stride = n.channels, c.tokens = count,
@@ -113,6 +114,52 @@ static void chain_agrees(struct test_context *t, gpuk_delta d, const delta_numbe
     check(t, all == out && state.read<unsigned char>() == records, text);
 }
 
+/* A layer's arguments and what they point to. */
+struct delta_case {
+    delta_numbers n;
+    gpu_buffer in, conv, decay, bias, norm, states, mixed, chunks;
+    gpuk_delta d = {};
+    static std::vector<uint32_t> numbers(uint32_t count)
+    {
+        std::vector<uint32_t> all(count);
+        for (uint32_t i = 0; i < count; i++) all[i] = i;
+        return all;
+    }
+    delta_case(const delta_shape &s, const delta_numbers &of, const test_step &step, enum dtype dtype,
+               bool steady)
+        : n(of), in(n.in), conv(n.conv), decay(n.decay), bias(n.bias), norm(n.norm),
+          states(numbers(step.rows + 2)), mixed((size_t)step.tokens * n.channels * 4),
+          chunks(gpuk_delta_chunk_bytes(step.tokens, s.value_heads))
+    {
+        d.step = step.step, d.row_state = states.as<uint32_t>();
+        d.slot_bytes = n.slot_bytes, d.matrices_at = n.matrices_at;
+        d.key_heads = s.key_heads, d.value_heads = s.value_heads, d.key_dim = s.key, d.value_dim = s.value;
+        d.in_turn = s.in_turn, d.rows = step.rows;
+        d.conv = conv.as<float>(), d.decay = decay.as<float>(), d.time_bias = bias.as<float>();
+        d.norm = norm.as<float>(), d.eps = 1e-6f, d.in = in.as<float>(), d.in_stride = n.stride;
+        d.z = d.in + n.channels, d.alpha = d.z + n.values, d.beta = d.alpha + s.value_heads;
+        d.mixed = mixed.as<float>(), d.chunks = steady ? nullptr : chunks.as<float>();
+        d.out_dtype = dtype, d.out_stride = n.values + 8;
+    }
+    /* The outputs; the records become what the rows leave. */
+    std::vector<double> run(struct test_context *t, const test_step &step,
+                            std::vector<unsigned char> *records)
+    {
+        gpu_buffer state(n.state), out((size_t)step.tokens * d.out_stride * bytes_of(d.out_dtype));
+        d.state = state.as<char>(), d.out = out.at;
+        GPUK(gpuk_delta_convolve(&d, step.tokens, 0, t->stream, &err));
+        GPUK(gpuk_delta_rule(&t->device, &d, step.tokens, 0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        const auto all = to_double(out.read<unsigned char>(), d.out_dtype);
+        std::vector<double> got;
+        for (uint32_t i = 0; i < step.tokens; i++)
+            got.insert(got.end(), all.begin() + (size_t)i * d.out_stride,
+                       all.begin() + (size_t)i * d.out_stride + n.values);
+        *records = state.read<unsigned char>();
+        return got;
+    }
+};
+
 /* steady: token by token, however many they are. */
 static void test_rows(struct test_context *t, const delta_shape &s, const std::vector<uint32_t> &counts,
                       enum dtype dtype, bool steady)
@@ -124,41 +171,15 @@ static void test_rows(struct test_context *t, const delta_shape &s, const std::v
     test_step step(t, starts, counts, 32);
     const uint32_t slots = step.rows + 2;
     delta_numbers n = numbers_of(t, s, step.tokens, slots);
-    std::vector<uint32_t> row_state(step.rows + 2);
-    for (uint32_t i = 0; i < row_state.size(); i++) row_state[i] = i;
-    gpu_buffer in(n.in), conv(n.conv), decay(n.decay), bias(n.bias), norm(n.norm), states(row_state),
-        mixed((size_t)step.tokens * n.channels * 4),
-        chunks(gpuk_delta_chunk_bytes(step.tokens, s.value_heads));
-    gpuk_delta d = {};
-    d.step = step.step, d.row_state = states.as<uint32_t>();
-    d.slot_bytes = n.slot_bytes, d.matrices_at = n.matrices_at;
-    d.key_heads = s.key_heads, d.value_heads = s.value_heads, d.key_dim = s.key, d.value_dim = s.value;
-    d.in_turn = s.in_turn, d.rows = step.rows;
-    d.conv = conv.as<float>(), d.decay = decay.as<float>(), d.time_bias = bias.as<float>();
-    d.norm = norm.as<float>(), d.eps = 1e-6f, d.in = in.as<float>(), d.in_stride = n.stride;
-    d.z = d.in + n.channels, d.alpha = d.z + n.values, d.beta = d.alpha + s.value_heads;
-    d.mixed = mixed.as<float>(), d.chunks = steady ? nullptr : chunks.as<float>();
-    d.out_dtype = dtype, d.out_stride = n.values + 8;
+    delta_case c(s, n, step, dtype, steady);
     std::vector<unsigned char> before[2];
     std::vector<double> got, want;
-    for (int again = 0; again < 2; again++) {
-        gpu_buffer state(n.state), out((size_t)step.tokens * d.out_stride * bytes_of(dtype));
-        d.state = state.as<char>(), d.out = out.at;
-        GPUK(gpuk_delta_convolve(&d, step.tokens, 0, t->stream, &err));
-        GPUK(gpuk_delta_rule(&t->device, &d, step.tokens, 0, t->stream, &err));
-        CUDA(cudaStreamSynchronize(t->stream));
-        auto all = to_double(out.read<unsigned char>(), dtype);
-        got.clear();
-        for (uint32_t i = 0; i < step.tokens; i++)
-            got.insert(got.end(), all.begin() + (size_t)i * d.out_stride,
-                       all.begin() + (size_t)i * d.out_stride + n.values);
-        before[again] = state.read<unsigned char>();
-    }
+    for (int again = 0; again < 2; again++) got = c.run(t, step, &before[again]);
     char what[200];
     snprintf(what, sizeof what, "delta %u/%u heads of %u/%u, %zu rows of up to %u, %s%s", s.key_heads,
              s.value_heads, s.key, s.value, counts.size(), most, name_of(dtype), steady ? ", by token" : "");
     check_same(t, before[0], before[1], what);
-    if (step.tokens == 1) chain_agrees(t, d, n, got, before[0], what);
+    if (step.tokens == 1) chain_agrees(t, c.d, n, got, before[0], what);
     want = reference(s, n, step);
     const bool in_chunks = !steady && most >= 32 && t->device.tensor_cores;
     const double exact = in_chunks ? 1.5e-3 : 1e-5, rounded = dtype == DTYPE_BF16  ? 4e-3
@@ -167,6 +188,61 @@ static void test_rows(struct test_context *t, const delta_shape &s, const std::v
     check_close(t, got, want, exact + rounded, what);
     snprintf(what + strlen(what), sizeof what - strlen(what), ": records");
     check_close(t, floats_of(before[0]), floats_of(n.state), exact, what);
+}
+
+/* Each row leaves its record after each of these numbers of tokens, below its count: as near to the definition as that after all
+ * of them; token by token it has the bits of a shorter row. Nothing else changes by a bit. */
+static void test_left(struct test_context *t, const delta_shape &s, const std::vector<uint32_t> &counts,
+                      const std::vector<uint32_t> &after, bool steady)
+{
+    const uint32_t before = 11, apart = 64; /* tokens in front of these, bytes between snapshots */
+    std::vector<uint32_t> starts(counts.size(), 3);
+    test_step step(t, starts, counts, 32);
+    const delta_numbers n = numbers_of(t, s, step.tokens, step.rows + 2);
+    delta_case plain(s, n, step, DTYPE_F32, steady), leaving(s, n, step, DTYPE_F32, steady);
+    const size_t each = n.slot_bytes + apart;
+    std::vector<unsigned char> none((size_t)each * step.rows * after.size(), 0xcc), records[2];
+    std::vector<uint32_t> left((step.rows + 2) * GPU_ROW_STATES * 2);
+    for (uint32_t r = 0; r < step.rows; r++)
+        for (uint32_t i = 0, at = 0; i < after.size(); i++) {
+            if (after[i] >= counts[r]) continue;
+            uint32_t *entry = &left[(step.row_slot[r] * GPU_ROW_STATES + at++) * 2];
+            entry[0] = before + step.row_first[r] + after[i];
+            entry[1] = 1 + r * (uint32_t)after.size() + i;
+        }
+    gpu_buffer rows(left), snapshots(none);
+    leaving.d.left.rows = (const uint32_t(*)[GPU_ROW_STATES][2])rows.at;
+    leaving.d.left.snapshots = snapshots.as<char>();
+    leaving.d.left.snapshot_bytes = each, leaving.d.left.before = before;
+    char what[200];
+    snprintf(what, sizeof what, "delta of %u, %zu rows that leave %zu states%s", s.key, counts.size(),
+             after.size(), steady ? ", by token" : "");
+    const auto without = plain.run(t, step, &records[0]), with = leaving.run(t, step, &records[1]);
+    check(t, without == with, what);
+    check_same(t, records[0], records[1], what);
+    const auto kept = snapshots.read<unsigned char>();
+    const size_t bytes = n.matrices_at + (size_t)n.values * s.key * 4;
+    for (uint32_t i = 0; i < after.size(); i++) {
+        delta_numbers then = n;
+        reference(s, then, step, after[i]);
+        for (uint32_t r = 0; r < step.rows; r++) {
+            const unsigned char *at = &kept[(r * after.size() + i) * each], *end = at + bytes;
+            const std::vector<unsigned char> rest(end, at + each), own(at, end);
+            check_same(t, rest, std::vector<unsigned char>(rest.size(), 0xcc), what);
+            if (after[i] >= counts[r]) continue;
+            const unsigned char *want = &then.state[step.row_slot[r] * n.slot_bytes];
+            const bool chunked = !steady && counts[r] >= 32 && t->device.tensor_cores;
+            check_close(t, floats_of(own), floats_of({want, want + bytes}), chunked ? 1.5e-3 : 1e-5, what);
+        }
+        if (!steady || after[i] >= counts[0]) continue;
+        test_step shorter(t, {3}, {after[i]}, 32); /* the first row's first tokens, and its slot's record */
+        delta_case alone(s, n, shorter, DTYPE_F32, true);
+        std::vector<unsigned char> left_alone, state(n.state.size());
+        memcpy(&state[shorter.row_slot[0] * n.slot_bytes], &n.state[step.row_slot[0] * n.slot_bytes], bytes);
+        alone.n.state = state;
+        alone.run(t, shorter, &left_alone);
+        check(t, memcmp(&left_alone[shorter.row_slot[0] * n.slot_bytes], &kept[i * each], bytes) == 0, what);
+    }
 }
 
 /* A prompt cut into steps leaves the bits that it leaves in one, token by token; in chunks what is as near to the definition. */
@@ -183,6 +259,11 @@ void test_delta(struct test_context *t)
                       wide = {1, 2, 256, 256, false}, a3b = {16, 32, 128, 128, true},
                       dense = {16, 48, 128, 128, true};
     test_cuts(t, tiny);
+    test_left(t, tiny, {3, 16, 9, 1}, {1, 2, 3, 8, 15}, false);
+    test_left(t, tiny, {150, 2, 64, 33}, {1, 5, 32, 63, 64, 100, 128, 149}, false);
+    test_left(t, turned, {70, 40}, {2, 31, 64}, true);
+    test_left(t, turned, {70, 40}, {2, 31, 64}, false);
+    test_left(t, wide, {67}, {17, 66}, false);
     test_rows(t, turned, {1, 5}, DTYPE_BF16, false);
     test_rows(t, turned, {66, 2, 33}, DTYPE_F32, false);
     test_rows(t, wide, {3, 1}, DTYPE_F16, false);

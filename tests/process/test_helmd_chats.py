@@ -13,7 +13,7 @@ import tempfile
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import hybrid_files  # noqa: E402
 from gateway_harness import Gateway  # noqa: E402
-from helmd_harness import BIN, SLOW, Client, check, run_tests, running, same, status_of  # noqa: E402
+from helmd_harness import BIN, SLOW, Client, check, plan_json, run_tests, running, same, status_of  # noqa: E402
 
 PAGE = 32
 FOLDER = tempfile.TemporaryDirectory(prefix="helm-chats-")
@@ -163,23 +163,45 @@ def plan_of():
         return Client(d.endpoint).ask("plan").plan.json
 
 
-def begun(c, prompts):
+def drawn(c, prompt, marks, count, seed):
+    """A request; of a seed other than 0 its tokens are drawn, as those of several answers to one prompt."""
+    return c.generate(prompt, count, ignore_eos=True, marks=marks, seed=seed, sampling={"temperature": 1.0 if seed else 0.0})
+
+
+def begun(c, asked):
     """Requests at once, until each has a token or is over."""
-    streams = [c.generate(prompt, count, ignore_eos=True, marks=marks) for prompt, marks, count in prompts]
+    streams = [drawn(c, *request) for request in asked]
     while not all(s.tokens or s.ended for s in streams):
         c.receive()
     return streams
 
 
 def test_states_never_mix():
-    """Eight at once, of a pool and a budget too small for them, with cancels and deaths between: each answer is that of a request alone."""
-    with start("--invariant", "on", "--prefix-cache", "off") as d:
-        c, alone = Client(d.endpoint), []
-        for n in range(8):
-            prompt, marks = chat(text_of(100, n % 3), text_of(90 + 17 * n, 50 + n), text_of(70, 60 + n))
-            alone.append((prompt, marks, ask(c, prompt, count=60 - n)[1]))
-    asked = [(prompt, marks, len(answer)) for prompt, marks, answer in alone]
-    with start("--invariant", "on", "--ctx", 480, "--kv-tokens", 1536, "--state-snapshots", "6MiB") as d:
+    """Eight at once, three of them answers to one prompt, of a pool and a budget too small for them, with cancels and deaths between: each
+    answer is that of a request alone. On the CPU, and on both processors."""
+    asked = []
+    for n in range(8):
+        kind = max(n - 2, 0)
+        prompt, marks = chat(text_of(100, kind % 3), text_of(90 + 17 * kind, 50 + kind), text_of(70, 60 + kind))
+        asked.append((prompt, marks, 60 - n, n if n < 3 else 0))
+    few = {"kv_dtype": "f32", "context_tokens": 480, "page_count": 48, "step_tokens": 512, "state_snapshots": 12}
+    for what, plan in ((("--ctx", 480, "--kv-tokens", 1536, "--state-snapshots", "6MiB"), None),
+                       (("--device", "emulated"), plan_json(4, "gcggcgcg", "g", "g", **few))):
+        states_of_one_never_mix(asked, what, plan)
+
+
+def states_of_one_never_mix(asked, options, plan):
+    def begin(*more):
+        return running(*OPTIONS, "--invariant", "on", *(() if plan else ("--device", "cpu")), *more, *options, real=True, model=MODEL, plan=plan)
+    alone = []
+    with begin("--prefix-cache", "off") as d:
+        c = Client(d.endpoint)
+        for request in asked:
+            s = drawn(c, *request)
+            c.run(s)
+            check(not s.error and len(s.tokens) == request[2], f"{s.error}: {len(s.tokens)} tokens")
+            alone.append((request[0], s.tokens))
+    with begin() as d:
         c = Client(d.endpoint)
         for round_ in range(4):
             streams = begun(c, asked[round_:] + asked[:round_])
@@ -189,9 +211,9 @@ def test_states_never_mix():
                 number = next(n for n, other in c.streams.items() if other is s)
                 c.ask("cancel", request_id=number)
             if round_ >= 2:
-                os.kill(d.children()["cpu"], signal.SIGKILL)
+                os.kill(d.children()["gpu" if plan and round_ == 2 else "cpu"], signal.SIGKILL)
             c.run(*streams, timeout=120)
-            for n, (s, (prompt, _, answer)) in enumerate(zip(streams, want)):
+            for n, (s, (prompt, answer)) in enumerate(zip(streams, want)):
                 check(not s.error, f"round {round_}: {s.error}")
                 check(s in cancelled or len(s.tokens) == len(answer), f"round {round_}, sequence {n}: {len(s.tokens)} tokens")
                 same(s.tokens, answer[:len(s.tokens)], f"round {round_}, sequence {n} of 8, a prompt of {len(prompt)}")

@@ -45,10 +45,10 @@ PLANS = {"gpu": plan_json(4, "gggg", "g", "g", **SMALL),
          "split": plan_json(4, "gcggcgcg", "g", "g", **SMALL)}
 
 
-def start(model, *options, plan=None):
+def start(model, *options, plan=None, **sizes):
     if not plan:
         return running("--device", "cpu", *OPTIONS, *options, real=True, model=model)
-    return running("--device", "emulated", *OPTIONS, *options, real=True, model=model, plan={**PLANS[plan]})
+    return running("--device", "emulated", *OPTIONS, *options, real=True, model=model, plan={**PLANS[plan], **sizes})
 
 
 def misses(d, name, cases=None):
@@ -151,6 +151,31 @@ def test_prompts_begin_at_snapshots():
                 answers.append(s.tokens)
             same(found, [0, 128], f"{name}: tokens found")
             same(answers[0], answers[1], f"{name}: the answer from a snapshot")
+
+
+def test_snapshots_inside_a_step():
+    """A prompt of several snapshots is one step on every processor. It, and all that begins at one of these, have the tokens of a daemon
+    that takes none."""
+    model, prompt, marks = os.path.join(hybrid_files.GOLDEN, "qwen35"), [3 + (i * 7 + i // 30) % 250 for i in range(630)], [70, 230, 331, 560, 620]
+    ends = [mark // 32 * 32 for mark in marks]
+    prompts = [prompt] + [prompt[:end] + [3 + (i * 5 + end) % 250 for i in range(200)] for end in ends]  # of the same list
+    for plan in (None, "gpu", "split"):
+        sizes = {"step_tokens": 640} if plan else {}
+        answers = []
+        for options in (("--prefix-cache", "off"), ()):
+            with start(model, "--invariant", "on", *options, plan=plan, **sizes) as d:
+                c, found, steps = Client(d.endpoint), [], []
+                for p in prompts:
+                    before = status_of(d).steps_total
+                    s = c.generate(p, 4, ignore_eos=True, marks=marks if p is prompt else [])
+                    c.run(s)
+                    check(not s.error, f"{plan}: {s.error}")
+                    answers.append(s.tokens)
+                    found.append(s.done.usage.cached_tokens)
+                    steps.append(status_of(d).steps_total - before)
+        same(found, [0] + ends, f"{plan}: tokens found")
+        same(steps, [4 + (plan is None)] + [4] * len(ends), f"{plan}: steps of a prompt and four tokens")
+        same(answers[len(prompts):], answers[:len(prompts)], f"{plan}: with snapshots, and without")
 
 
 def test_preempted_sequences_and_a_workers_death():

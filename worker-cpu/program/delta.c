@@ -28,18 +28,18 @@ static void chunk_convolve(void *ctx, uint32_t chunk, uint32_t thread)
     struct delta_convolution now = {.x = run->act->buffer[BUFFER_DELTA_QKV] +
                                          (size_t)row->token_first * e->width + first,
                                     .stride = e->width,
-                                    .tokens = state_break(row),
                                     .channels = left < CHANNELS_A_CHUNK ? left : CHANNELS_A_CHUNK,
                                     .weight = e->delta.conv + first,
                                     .weight_stride = e->width,
                                     .state = state_of_row(run, e, row) + first,
                                     .state_stride = e->width};
-    run->kernels->delta->convolve(&now);
-    if (now.tokens == row->count) return;
-    state_keep(run, row, now.state, DELTA_COLUMNS, now.channels, e->width);
-    now.x += now.tokens * now.stride;
-    now.tokens = row->count - now.tokens;
-    run->kernels->delta->convolve(&now);
+    const struct state_part part = {now.state, DELTA_COLUMNS, now.channels, e->width};
+    for (uint32_t at = 0; at < row->count; at += now.tokens) {
+        now.tokens = batch_left_next(row, at) - at;
+        run->kernels->delta->convolve(&now);
+        state_keep(run, row, at + now.tokens, &part);
+        now.x += now.tokens * now.stride;
+    }
 }
 
 static void chunk_rule(void *ctx, uint32_t chunk, uint32_t thread)
@@ -56,8 +56,7 @@ static void chunk_rule(void *ctx, uint32_t chunk, uint32_t thread)
                  values = (size_t)d->value_heads * d->value_dim, at = head * (size_t)d->value_dim;
     float *const *buffer = run->act->buffer;
     const float *qkv = e->in + first * e->width;
-    struct delta_run now = {.tokens = state_break(row),
-                            .key = d->key_dim,
+    struct delta_run now = {.key = d->key_dim,
                             .value = d->value_dim,
                             .q = qkv + key * (size_t)d->key_dim,
                             .k = qkv + keys + key * (size_t)d->key_dim,
@@ -75,18 +74,19 @@ static void chunk_rule(void *ctx, uint32_t chunk, uint32_t thread)
                             .state = state_of_row(run, e, row) + at * d->key_dim,
                             .out = e->out + first * e->out_width + at,
                             .out_stride = e->out_width};
-    run->kernels->delta->rule(&now);
-    if (now.tokens == row->count) return;
-    state_keep(run, row, now.state, 1, d->key_dim * d->value_dim, 0);
-    now.q += now.tokens * now.stride;
-    now.k += now.tokens * now.stride;
-    now.v += now.tokens * now.stride;
-    now.z += now.tokens * now.z_stride;
-    now.alpha += now.tokens * now.gate_stride;
-    now.beta += now.tokens * now.gate_stride;
-    now.out += now.tokens * now.out_stride;
-    now.tokens = row->count - now.tokens;
-    run->kernels->delta->rule(&now);
+    const struct state_part part = {now.state, 1, d->key_dim * d->value_dim, 0};
+    for (uint32_t done = 0; done < row->count; done += now.tokens) {
+        now.tokens = batch_left_next(row, done) - done;
+        run->kernels->delta->rule(&now);
+        state_keep(run, row, done + now.tokens, &part);
+        now.q += now.tokens * now.stride;
+        now.k += now.tokens * now.stride;
+        now.v += now.tokens * now.stride;
+        now.z += now.tokens * now.z_stride;
+        now.alpha += now.tokens * now.gate_stride;
+        now.beta += now.tokens * now.gate_stride;
+        now.out += now.tokens * now.out_stride;
+    }
 }
 
 /* Attention's output by its gate. */

@@ -221,13 +221,14 @@ static void make_gate(struct lowering *low, const struct making *m)
     e->width = e->out_width = s->act->width[m->op->out[0]];
 }
 
-/* Where the operation's state lies in its sequence's slot. */
-static uint64_t state_place(struct lowering *low, const struct making *m)
+/* Where the operation's state, from byte `at` on, lies in its sequence's slot and in snapshots. */
+static void place_state(struct lowering *low, const struct making *m, uint64_t at, struct program_entry *e)
 {
     struct state_record record;
     if (!plan_state_record(low->source->plan, low->source->self, (uint32_t)m->layer, &record))
         lower_unsupported(low, m->layer, "a state that is not the CPU's");
-    return record.slot_at + m->op->state_at;
+    e->state_at = record.slot_at + m->op->state_at + at;
+    e->snapshot_at = record.snapshot_at + m->op->state_at + at;
 }
 
 /* The convolution, in place, and the rule: of one record, the columns first. */
@@ -236,7 +237,7 @@ static void make_delta(struct lowering *low, const struct making *m, enum op_kin
     const struct program_source *s = low->source;
     const struct model_delta *d = &s->model->config.delta;
     struct program_entry *e = add_entry(low, kind, m->layer);
-    e->state_at = state_place(low, m) + (kind == OP_DELTA ? model_delta_matrices_at(d) : 0);
+    place_state(low, m, kind == OP_DELTA ? model_delta_matrices_at(d) : 0, e);
     e->delta = (struct program_delta){.conv = weights_vector(s->weights, m->op->conv, m->layer),
                                       .decay = weights_vector(s->weights, m->op->decay, m->layer),
                                       .time_bias = weights_vector(s->weights, m->op->time_bias, m->layer),
@@ -264,7 +265,7 @@ static void make_running_mean(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
     struct program_entry *e = add_entry(low, OP_RUNNING_MEAN, m->layer);
-    e->state_at = state_place(low, m);
+    place_state(low, m, 0, e);
     e->in = s->act->buffer[m->op->in];
     e->out = s->act->buffer[m->op->out[0]];
     e->width = e->out_width = s->act->width[m->op->in];

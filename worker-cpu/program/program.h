@@ -84,7 +84,8 @@ struct program_entry {
     uint32_t window;
     float scale;        /* ATTEND, ATTEND_HOST: of scores; EMBED: of rows, LINEAR: of products; 0: 1 */
     const float *sinks; /* ATTEND: of each head; or NULL */
-    uint64_t state_at;  /* RUNNING_MEAN, CONVOLVE, DELTA: its state in a slot (state.h) */
+    uint64_t state_at,
+        snapshot_at; /* RUNNING_MEAN, CONVOLVE, DELTA: its state in a slot and in a snapshot (state.h) */
     struct program_delta delta; /* CONVOLVE, DELTA */
     uint32_t chunk;             /* of those that are not cut by rows: tokens of a chunk */
     uint32_t chunks;            /* LINEAR: row chunks, as many for each thread */

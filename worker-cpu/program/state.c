@@ -33,7 +33,7 @@ struct moving {
 
 static bool moves(const struct batch_row *row, bool out)
 {
-    if (out) return row->state_to != STATE_NO_SNAPSHOT && row->state_at == row->count;
+    if (out) return batch_left_at(row, row->count) != STATE_NO_SNAPSHOT;
     return row->start == 0 || row->state_from != STATE_NO_SNAPSHOT;
 }
 
@@ -48,7 +48,8 @@ static void move_record(void *ctx, uint32_t chunk, uint32_t thread)
     char *slot = s->slots + state_in_slot(&s->layout, r, row->slot);
     if (!moves(row, m->out)) return;
     if (m->out)
-        memcpy(s->snapshots + state_in_snapshot(&s->layout, r, row->state_to), slot, r->bytes);
+        memcpy(s->snapshots + state_in_snapshot(&s->layout, r, batch_left_at(row, row->count)), slot,
+               r->bytes);
     else if (row->state_from)
         memcpy(slot, s->snapshots + state_in_snapshot(&s->layout, r, row->state_from), r->bytes);
     else
@@ -81,20 +82,18 @@ float *state_of_row(const struct run *run, const struct program_entry *e, const 
     return (float *)(void *)(s->slots + row->slot * s->layout.slot_bytes + e->state_at);
 }
 
-uint32_t state_break(const struct batch_row *row)
-{
-    return row->state_to == STATE_NO_SNAPSHOT ? row->count : row->state_at;
-}
-
-/* All fixed states are the CPU's (batch.c), so a snapshot is laid out like a slot. */
-void state_keep(const struct run *run, const struct batch_row *row, const float *state, uint32_t rows,
-                uint32_t count, uint32_t stride)
+void state_keep(const struct run *run, const struct batch_row *row, uint32_t at,
+                const struct state_part *part)
 {
     const struct states *s = run->states;
-    const size_t at = (size_t)((const char *)state - s->slots) - row->slot * s->layout.slot_bytes;
-    float *to = (float *)(void *)(s->snapshots + (row->state_to - 1) * s->layout.snapshot_bytes + at);
-    for (uint32_t i = 0; i < rows; i++)
-        memcpy(to + (size_t)i * stride, state + (size_t)i * stride, count * sizeof *state);
+    const struct program_entry *e = run->entry;
+    const uint32_t to = batch_left_at(row, at);
+    if (to == STATE_NO_SNAPSHOT || at == row->count) return;
+    float *snapshot = (float *)(void *)(s->snapshots + (to - 1) * s->layout.snapshot_bytes + e->snapshot_at) +
+                      (part->from - state_of_row(run, e, row));
+    for (uint32_t i = 0; i < part->rows; i++)
+        memcpy(snapshot + (size_t)i * part->stride, part->from + (size_t)i * part->stride,
+               part->count * sizeof *snapshot);
 }
 
 static uint32_t blocks_of(const struct program_entry *e)
@@ -111,7 +110,6 @@ static void chunk_running_mean(void *ctx, uint32_t chunk, uint32_t thread)
     const struct batch_row *row = &run->batch.row[chunk / blocks_of(e)];
     const uint32_t first = chunk % blocks_of(e) * COLUMNS_A_CHUNK, left = e->width - first,
                    count = left < COLUMNS_A_CHUNK ? left : COLUMNS_A_CHUNK;
-    const uint32_t kept = state_break(row) < row->count ? state_break(row) : 0;
     float *sum = state_of_row(run, e, row) + first;
     for (uint32_t t = 0; t < row->count; t++) {
         const size_t at = (size_t)(row->token_first + t) * e->width + first;
@@ -120,7 +118,7 @@ static void chunk_running_mean(void *ctx, uint32_t chunk, uint32_t thread)
             sum[i] += e->in[at + i];
             e->out[at + i] = sum[i] / positions;
         }
-        if (t + 1 == kept) state_keep(run, row, sum, 1, count, 0);
+        state_keep(run, row, t + 1, &(struct state_part){.from = sum, .rows = 1, .count = count});
     }
 }
 

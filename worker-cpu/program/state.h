@@ -26,16 +26,20 @@ void state_close(struct states *states);
 
 /* Rows that begin at position 0 get zeros, and those with state_from that snapshot. */
 void state_begin(const struct states *states, struct pool *pool, const struct batch *batch);
-/* Rows with state_to leave their slot's records there, but for those that leave an earlier state. */
+/* Rows that leave a snapshot after their last token get it from their slot's records. */
 void state_end(const struct states *states, struct pool *pool, const struct batch *batch);
 
 /* The floats of the entry's state that belong to a row's sequence. */
 float *state_of_row(const struct run *run, const struct program_entry *entry, const struct batch_row *row);
-/* Tokens of a row that an operation takes before it keeps its state; all where it keeps none. */
-uint32_t state_break(const struct batch_row *row);
-/* ... and then: `rows` runs of `count` floats, `stride` apart, of which the first lies at `state` in the row's slot. */
-void state_keep(const struct run *run, const struct batch_row *row, const float *state, uint32_t rows,
-                uint32_t count, uint32_t stride);
+/* `rows` runs of `count` floats, `stride` apart, in the state of the run's entry that belongs to a row's sequence. */
+struct state_part {
+    const float *from;
+    uint32_t rows, count, stride;
+};
+/* This part has taken `at` of the row's tokens: it is copied to the snapshot that the row leaves there before its last token. Where
+ * it leaves none, nothing is done. */
+void state_keep(const struct run *run, const struct batch_row *row, uint32_t at,
+                const struct state_part *part);
 /* RUNNING_MEAN over the step's rows. */
 struct pool_job state_job(struct run *run, const struct program_entry *entry);
 

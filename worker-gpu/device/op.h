@@ -56,6 +56,7 @@ struct op_running_mean {
     const uint32_t *row_state;
     char *state;
     uint64_t slot_bytes;
+    struct gpuk_left left;
     const float *in;
     void *out;
     enum dtype out_dtype;

@@ -107,6 +107,16 @@ struct gpuk_step {
     const uint32_t *row_begin;
 };
 
+/* Where rows leave an operation's fixed state before their last token (docs/state.md). */
+struct gpuk_left {
+    /* [lines of the page table][GPU_ROW_STATES]: after how many tokens of the step, and the snapshot, from 1 on; the first of
+     * snapshot 0 ends them. NULL: no row does */
+    const uint32_t (*rows)[GPU_ROW_STATES][2];
+    char *snapshots; /* the state's place in the first one: device address of mapped host memory */
+    uint64_t snapshot_bytes;
+    uint32_t before; /* tokens of the step before those of gpuk_step */
+};
+
 /* The KV pages of one layer. The second pool may be of other layers too: only this one's cells are seen. */
 struct gpuk_kv {
     struct kv_layout layout; /* of `pool` */

@@ -211,12 +211,14 @@ struct record {
     const uint32_t *row_state;
     char *state;
     uint64_t slot_bytes;
+    struct gpuk_left left;
 };
 static struct record record_of(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
     const struct gpu_program *p = low->program;
     const char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
+    const struct state_layout layout = plan_state_layout(s->plan, s->self);
     struct state_record record;
     if (!plan_state_record(s->plan, s->self, (uint32_t)m->at->layer, &record) && !low->rc)
         low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: its state is not in VRAM", m->at->layer);
@@ -224,7 +226,12 @@ static struct record record_of(struct lowering *low, const struct making *m)
         .step = gpu_block_step(&p->block, block, p->step.pages_per_slot, m->sub),
         .row_state = (const void *)(block + p->block.row_state),
         .state = s->states ? s->states->slots + record.slot_at + m->at->math->state_at : NULL,
-        .slot_bytes = plan_state_layout(s->plan, s->self).slot_bytes,
+        .slot_bytes = layout.slot_bytes,
+        .left = {.rows = (const void *)(block + p->block.row_left),
+                 .snapshots =
+                     s->states ? s->states->snapshots + record.snapshot_at + m->at->math->state_at : NULL,
+                 .snapshot_bytes = layout.snapshot_bytes,
+                 .before = m->sub == GPU_SUB_ALL ? 0 : m->sub * GPU_SUB_TOKENS},
     };
 }
 
@@ -238,6 +245,7 @@ void make_running_mean(struct lowering *low, const struct making *m)
                                  .row_state = record.row_state,
                                  .state = record.state,
                                  .slot_bytes = record.slot_bytes,
+                                 .left = record.left,
                                  .in = (const float *)(void *)in.at,
                                  .out = out.at,
                                  .out_dtype = out.dtype,
@@ -263,6 +271,7 @@ void make_delta(struct lowering *low, const struct making *m)
         .row_state = record.row_state,
         .state = record.state,
         .slot_bytes = record.slot_bytes,
+        .left = record.left,
         .matrices_at = model_delta_matrices_at(d),
         .key_heads = d->key_heads,
         .value_heads = d->value_heads,

@@ -30,7 +30,7 @@ void gpu_states_close(struct gpu_states *s, struct device *d)
 
 bool gpu_states_moves(const struct gpu_states *s, const struct step_row *row)
 {
-    return s->records && (row->start == 0 || row->state_from || row->state_to);
+    return s->records && (row->start == 0 || row->state_from || row->left[0].to);
 }
 
 int gpu_states_begin(const struct gpu_states *s, struct device *d, const struct batch *batch,
@@ -57,11 +57,12 @@ int gpu_states_end(const struct gpu_states *s, struct device *d, const struct ba
     for (uint32_t r = 0; r < batch->row_count && s->records; r++) {
         const struct batch_row *row = &batch->row[r];
         const char *slot = s->slots + row->slot * s->layout.slot_bytes;
-        for (uint32_t i = 0; i < s->records && row->state_to && !rc; i++) {
+        const uint32_t to = batch_left_at(row, row->count);
+        for (uint32_t i = 0; i < s->records && to && !rc; i++) {
             if (!*waits) atomic_store_explicit(word, 0, memory_order_release);
             *waits = true;
             rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_HOST,
-                             s->snapshots + state_in_snapshot(&s->layout, &s->record[i], row->state_to),
+                             s->snapshots + state_in_snapshot(&s->layout, &s->record[i], to),
                              slot + s->record[i].slot_at, s->record[i].bytes, err);
         }
     }

@@ -31,7 +31,7 @@ bool gpu_states_moves(const struct gpu_states *states, const struct step_row *ro
 /* In front of the step: rows at position 0 get zeros, those with state_from that snapshot. */
 HELM_MUST_CHECK int gpu_states_begin(const struct gpu_states *states, struct device *device,
                                      const struct batch *batch, struct helm_err *err);
-/* After it: rows with state_to leave their records there, then *word becomes 1. *waits: somebody must wait for that. */
+/* After it: records of rows that leave a snapshot after their last token, then *word becomes 1. *waits: somebody must wait for that. */
 HELM_MUST_CHECK int gpu_states_end(const struct gpu_states *states, struct device *device,
                                    const struct batch *batch, _Atomic uint32_t *word, bool *waits,
                                    struct helm_err *err);

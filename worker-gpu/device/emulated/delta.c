@@ -1,6 +1,7 @@
 /* The emulated device's gated delta nets: the convolution and the rule by the CPU's kernels. See emulated.h.
  *
- * As on a GPU the convolution reads the columns of a record and the rule, which comes after it, replaces them. */
+ * As on a GPU the convolution reads the columns of a record and the rule, which comes after it, replaces them. A row's tokens
+ * are computed in runs, each up to where the row leaves its state. */
 #include <string.h>
 
 #include "worker-gpu/device/emulated/emulated.h"
@@ -9,9 +10,9 @@ _Static_assert(DELTA_COLUMNS == GPUK_DELTA_COLUMNS && DELTA_HEAD_MAX == GPUK_DEL
                    DELTA_HEAD_UNIT == GPUK_DELTA_HEAD_UNIT,
                "a GPU's heads and columns are the CPU's");
 
-/* A row's tokens and its record. */
+/* A row's tokens, its record, and its line of the page table. */
 struct row {
-    uint32_t first, count;
+    uint32_t first, count, line;
     char *record;
 };
 static struct row row_of(const struct gpuk_delta *d, uint32_t r)
@@ -19,6 +20,7 @@ static struct row row_of(const struct gpuk_delta *d, uint32_t r)
     const uint32_t first = d->step.row_first[r];
     return (struct row){.first = first,
                         .count = d->step.row_first[r + 1] - first,
+                        .line = d->step.row_slot[r],
                         .record = d->state + d->row_state[d->step.row_slot[r]] * d->slot_bytes};
 }
 
@@ -44,30 +46,32 @@ void emulated_convolve(struct emulated_math *math, const struct gpuk_delta *d)
     }
 }
 
-/* The record's columns become the row's last inputs. */
-static void keep_columns(const struct gpuk_delta *d, const struct row *row)
+/* The columns at `to` become the last inputs of a row's first `count` tokens. */
+static void keep_columns(const struct gpuk_delta *d, const struct row *row, uint32_t count, char *to)
 {
     const size_t channels = gpuk_delta_channels(d);
-    float *columns = (float *)(void *)row->record;
+    const float *columns = (const float *)(const void *)row->record;
     for (uint32_t c = 0; c < DELTA_COLUMNS; c++) {
-        const uint32_t at = c + row->count; /* of the columns and, after them, the tokens */
+        const uint32_t at = c + count; /* of the columns and, after them, the tokens */
         const float *from = at < DELTA_COLUMNS
                                 ? columns + at * channels
                                 : d->in + (size_t)(row->first + at - DELTA_COLUMNS) * d->in_stride;
-        memmove(columns + c * channels, from, channels * sizeof *columns);
+        memmove(to + c * channels * sizeof *columns, from, channels * sizeof *columns);
     }
 }
 
-static void head(struct emulated_math *math, const struct gpuk_delta *d, const struct row *row, uint32_t head)
+/* A v head's rule over `count` of a row's tokens, from `first` on. */
+static void head(struct emulated_math *math, const struct gpuk_delta *d, const struct row *row, size_t first,
+                 uint32_t count, uint32_t head)
 {
     const size_t channels = gpuk_delta_channels(d), keys = (size_t)d->key_heads * d->key_dim,
-                 at = (size_t)head * d->value_dim, first = row->first;
+                 at = (size_t)head * d->value_dim;
     const float *x = d->mixed + first * channels;
     const size_t key = (size_t)gpuk_delta_key_of(d, head) * d->key_dim;
-    float *out = emulated_scratch(math, SCRATCH_Y, (size_t)row->count * d->value_dim * sizeof *out);
+    float *out = emulated_scratch(math, SCRATCH_Y, (size_t)count * d->value_dim * sizeof *out);
     if (!out) return;
     const struct delta_run run = {
-        .tokens = row->count,
+        .tokens = count,
         .key = d->key_dim,
         .value = d->value_dim,
         .q = x + key,
@@ -88,7 +92,7 @@ static void head(struct emulated_math *math, const struct gpuk_delta *d, const s
         .out_stride = d->value_dim,
     };
     math->delta->rule(&run);
-    for (uint32_t t = 0; t < row->count; t++)
+    for (uint32_t t = 0; t < count; t++)
         emulated_store(math, d->out, (first + t) * d->out_stride + at, d->out_dtype,
                        out + (size_t)t * d->value_dim, d->value_dim);
 }
@@ -97,8 +101,18 @@ void emulated_delta_rule(struct emulated_math *math, const struct gpuk_delta *d)
 {
     for (uint32_t r = 0; r < d->step.counts[1]; r++) {
         const struct row row = row_of(d, r);
-        keep_columns(d, &row);
-        for (uint32_t h = 0; h < d->value_heads; h++) head(math, d, &row, h);
+        const uint32_t end = row.first + row.count;
+        for (uint32_t from = row.first; from < end;) {
+            const struct emulated_left left = emulated_left_after(&d->left, row.line, from, end);
+            for (uint32_t h = 0; h < d->value_heads; h++) head(math, d, &row, from, left.at - from, h);
+            if (left.to) {
+                keep_columns(d, &row, left.at - row.first, left.to);
+                memcpy(left.to + d->matrices_at, row.record + d->matrices_at,
+                       (size_t)d->value_heads * d->key_dim * d->value_dim * sizeof(float));
+            }
+            from = left.at;
+        }
+        keep_columns(d, &row, row.count, row.record);
     }
 }
 

@@ -45,7 +45,7 @@ template <typename S> __device__ __noinline__ void chain_rule(const delta_params
     const gpuk_delta &d = p.d;
     if (d.step.counts[1] == 0) return;
     char *record = delta_record(d, 0);
-    keep_columns(p, record, 0, 1, blockIdx.x * S::THREADS + threadIdx.x, gridDim.x * S::THREADS);
+    keep_columns(p, record, record, 0, 1, blockIdx.x * S::THREADS + threadIdx.x, gridDim.x * S::THREADS);
     for (uint32_t head = blockIdx.x; head < d.value_heads; head += gridDim.x)
         rule_row<S>(p, rule_shared<CHAIN_DELTA_ROWS, 1>(memory, d.value_dim), delta_matrix(d, record, head),
                     head, 0, 1);

@@ -8,7 +8,8 @@
  *   finish    norm and gate of the outputs, which pass leaves in the place of v
  *
  * g: the product of a chunk's decays up to a token; g_C: of all. Only pass goes over the chunks in order; a state's columns do
- * not meet. Its sums stay in registers, all of fp32, and a copy in shared memory is what the next chunk multiplies by. */
+ * not meet. Its sums stay in registers, all of fp32, and a copy in shared memory is what the next chunk multiplies by. Where a row
+ * leaves its state after n tokens of a chunk, pass also makes g_n S + (g_n / g K)^T V' of these; the chunk goes on as it is. */
 #include "worker-gpu/kernels/delta/delta.cuh"
 
 static const uint32_t C = GPUK_DELTA_CHUNK, WARPS = 4,
@@ -301,11 +302,47 @@ __device__ __forceinline__ void multiply(float (&d)[TILES][4], uint32_t steps, c
     }
 }
 
-/* more: there is a next chunk. */
+/* The block's columns of a head's matrix after `count` of a chunk's tokens, of which S was before them: summed as pass_chunk does. */
+template <uint32_t TILES, uint32_t MATRIX, bool STAGED>
+__device__ __forceinline__ void pass_leave(const gpuk_delta &d, const pass_inputs<STAGED> &in,
+                                           const float *values, const float *log_decay, uint32_t count,
+                                           const float (&state)[MATRIX][TILES][4], float *matrix)
+{
+    const uint32_t STRIDE = pass_shape<TILES>::STRIDE, warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4,
+                   c = threadIdx.x & 3;
+    const matrix_rows<STAGED> k = in.rows_k();
+    const float all = expf(log_decay[count - 1]);
+#pragma unroll
+    for (uint32_t m = 0; m < MATRIX; m++)
+#pragma unroll
+        for (uint32_t n = 0; n < TILES; n++) {
+            const uint32_t number = (m * WARPS + warp) * 16;
+            if (number >= d.key_dim) continue;
+            float sum[4];
+#pragma unroll
+            for (uint32_t e = 0; e < 4; e++) sum[e] = state[m][n][e] * all;
+#pragma unroll 1 /* once a prompt: short code */
+            for (uint32_t at = 0; at < count; at += 8) {
+                uint32_t b[2];
+                for (uint32_t h = 0; h < 2; h++) {
+                    const uint32_t i = at + c + 4 * h;
+                    const float by = i < count ? expf(log_decay[count - 1] - log_decay[i]) : 0.0f;
+                    b[h] = tf32_of(values[i * STRIDE + n * 8 + g] * by);
+                }
+                tf32_unit::add(sum, k.columns(number, at).a, b[0], b[1]);
+            }
+            float *to = matrix + (size_t)(number + g) * d.value_dim + n * 8 + 2 * c;
+            *reinterpret_cast<float2 *>(to) = make_float2(sum[0], sum[1]);
+            *reinterpret_cast<float2 *>(to + (size_t)8 * d.value_dim) = make_float2(sum[2], sum[3]);
+        }
+}
+
+/* more: there is a next chunk. left: where the row leaves its state next. */
 template <uint32_t TILES, uint32_t MATRIX, bool STAGED>
 __device__ __forceinline__ void pass_chunk(const delta_params &p, chunk_place chunk, uint32_t head,
                                            const pass_inputs<STAGED> &in, const pass_inputs<STAGED> &next,
-                                           bool more, float *memory, float (&state)[MATRIX][TILES][4])
+                                           bool more, delta_left &left, float *memory,
+                                           float (&state)[MATRIX][TILES][4])
 {
     const gpuk_delta &d = p.d;
     const uint32_t STRIDE = pass_shape<TILES>::STRIDE, warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4,
@@ -367,6 +404,13 @@ __device__ __forceinline__ void pass_chunk(const delta_params &p, chunk_place ch
             *reinterpret_cast<float2 *>(v + (size_t)i * p.channels + j) =
                 make_float2(of_q[n][e], of_q[n][e + 1]);
     });
+    const uint32_t row_index = blockIdx.z, end = d.step.row_first[row_index + 1];
+    while (left.record && left.at <= chunk.first + chunk.count) {
+        pass_leave<TILES, MATRIX, STAGED>(d, in, values, log_decay, left.at - chunk.first, state,
+                                          delta_matrix(d, left.record, head) +
+                                              blockIdx.x * pass_shape<TILES>::COLUMNS);
+        left = delta_left_after(d, row_index, left.at, end);
+    }
     const float all = decay[C - 1];
 #pragma unroll
     for (uint32_t m = 0; m < MATRIX; m++)
@@ -439,11 +483,12 @@ __global__ void __launch_bounds__(THREADS) delta_pass_kernel(const __grid_consta
     in.place(memory + (d.key_dim + C) * pass_shape<TILES>::STRIDE + 3 * C);
     in.of(p, chunk_of(first, end, 0), head, chunk_slot(first));
     in.fetch_q(), in.fetch_t(), in.fetch_k_and_p();
+    delta_left left = delta_left_after(d, row, first, end);
     for (uint32_t index = 0; first + index * C < end; index++) {
         const bool more = first + (index + 1) * C < end;
         pass_inputs<STAGED> next = in;
         if (more) next.of(p, chunk_of(first, end, index + 1), head, chunk_slot(first) + index + 1);
-        pass_chunk<TILES, MATRIX, STAGED>(p, chunk_of(first, end, index), head, in, next, more, memory,
+        pass_chunk<TILES, MATRIX, STAGED>(p, chunk_of(first, end, index), head, in, next, more, left, memory,
                                           state);
         in = next;
     }

@@ -37,6 +37,14 @@ struct rule_team {
     static __device__ __forceinline__ void meet() { __syncthreads(); }
 };
 
+/* A head's matrix as the block has left it. */
+__device__ __forceinline__ void copy_matrix(const gpuk_delta &d, float *to, const float *from)
+{
+    __syncthreads();
+    for (uint32_t i = threadIdx.x * 4; i < d.key_dim * d.value_dim; i += blockDim.x * 4)
+        *reinterpret_cast<float4 *>(to + i) = __ldcg(reinterpret_cast<const float4 *>(from + i));
+}
+
 /* grid: [v heads][rows]. chunks: rows of many tokens are another kernel's. */
 template <uint32_t ROWS>
 __global__ void __launch_bounds__(512) delta_rule_kernel(const __grid_constant__ delta_params p, bool chunks)
@@ -52,11 +60,19 @@ __global__ void __launch_bounds__(512) delta_rule_kernel(const __grid_constant__
     if (mine) rule_ask(d, delta_matrix(d, record, head), blockDim.x);
     wait_for_previous();
     if (first >= end) return;
-    keep_columns(p, record, first, end - first, blockIdx.x * blockDim.x + threadIdx.x,
-                 gridDim.x * blockDim.x);
-    if (mine)
+    const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+    /* a thread has the same channels of all, and the record's own come last */
+    for (delta_left left = delta_left_after(d, row, first, end); left.record;
+         left = delta_left_after(d, row, left.at, end))
+        keep_columns(p, record, left.record, first, left.at - first, thread, threads);
+    keep_columns(p, record, record, first, end - first, thread, threads);
+    for (uint32_t from = first; mine && from < end;) {
+        const delta_left left = delta_left_after(d, row, from, end);
         rule_row<rule_team>(p, rule_shared<ROWS, RULE_TOGETHER>(memory, d.value_dim),
-                            delta_matrix(d, record, head), head, first, end);
+                            delta_matrix(d, record, head), head, from, left.at);
+        if (left.record) copy_matrix(d, delta_matrix(d, left.record, head), delta_matrix(d, record, head));
+        from = left.at;
+    }
 }
 
 /* ---- launchers ---------------------------------------------------------------------------------- */

@@ -36,6 +36,25 @@ __device__ __forceinline__ float *delta_matrix(const gpuk_delta &d, char *record
     return reinterpret_cast<float *>(record + d.matrices_at) + (size_t)head * d.key_dim * d.value_dim;
 }
 
+/* Where a row leaves its record, and after how many tokens. */
+struct delta_left {
+    uint32_t at;
+    char *record; /* NULL: nowhere */
+};
+/* The first place after token `from` and up to `end`. */
+__device__ __forceinline__ delta_left delta_left_after(const gpuk_delta &d, uint32_t row, uint32_t from,
+                                                       uint32_t end)
+{
+    if (!d.left.rows) return {end, nullptr};
+    const uint32_t(*left)[2] = d.left.rows[d.step.row_slot[row]];
+    for (uint32_t i = 0; i < GPU_ROW_STATES && left[i][1]; i++) {
+        const uint32_t at = left[i][0] - d.left.before; /* below 0: more than any */
+        if (at > from && at <= end)
+            return {at, d.left.snapshots + (size_t)(left[i][1] - 1) * d.left.snapshot_bytes};
+    }
+    return {end, nullptr};
+}
+
 /* ln of a token's decay, and how much of it the state takes. */
 struct delta_gates {
     float log_decay, rate;
@@ -146,11 +165,13 @@ __device__ __forceinline__ void conv_token(const delta_params &p, uint32_t t, co
 static const uint32_t RULE_COLUMNS = 16; /* of a warp */
 static const uint32_t RULE_GROUPS = 8;   /* of rows, one for four lanes */
 
-/* A record's columns become the row's last inputs: channels `thread`, `thread` + `threads`, ... */
-__device__ __forceinline__ void keep_columns(const delta_params &p, char *record, uint32_t first,
-                                             uint32_t count, uint32_t thread, uint32_t threads)
+/* The columns of record `to` become the last inputs of a row's first `count` tokens: channels `thread`, `thread` + `threads`, ... */
+__device__ __forceinline__ void keep_columns(const delta_params &p, const char *record, char *to,
+                                             uint32_t first, uint32_t count, uint32_t thread,
+                                             uint32_t threads)
 {
-    float *columns = reinterpret_cast<float *>(record);
+    const float *columns = reinterpret_cast<const float *>(record);
+    float *kept = reinterpret_cast<float *>(to);
     for (uint32_t c = thread; c < p.channels; c += threads) {
         float now[GPUK_DELTA_COLUMNS];
 #pragma unroll
@@ -161,7 +182,7 @@ __device__ __forceinline__ void keep_columns(const delta_params &p, char *record
                          : __ldcg(p.d.in + (size_t)(first + at - GPUK_DELTA_COLUMNS) * p.d.in_stride + c);
         }
 #pragma unroll
-        for (uint32_t w = 0; w < GPUK_DELTA_COLUMNS; w++) columns[(size_t)w * p.channels + c] = now[w];
+        for (uint32_t w = 0; w < GPUK_DELTA_COLUMNS; w++) kept[(size_t)w * p.channels + c] = now[w];
     }
 }
 

@@ -22,6 +22,7 @@ struct gpuk_delta {
     const uint32_t *row_state; /* [lines of the page table]: a line's slot */
     char *state; /* a slot's record: columns [3][channels], at matrices_at [v head][key_dim][value_dim] */
     uint64_t slot_bytes, matrices_at;
+    struct gpuk_left left;
     uint32_t key_heads, value_heads, key_dim, value_dim;
     bool in_turn;      /* v head h reads k head h mod key_heads, otherwise h / (value_heads / key_heads) */
     uint32_t rows;     /* capacity of the step's */
@@ -54,7 +55,8 @@ static inline uint32_t gpuk_delta_key_of(const struct gpuk_delta *d, uint32_t he
 /* mixed = silu of the convolution, q and k of each head of length 1 and q by 1 / sqrt(key_dim). Columns stay as they are. */
 HELM_MUST_CHECK int gpuk_delta_convolve(const struct gpuk_delta *args, uint32_t tokens, uint32_t flags,
                                         void *stream, struct helm_err *err);
-/* After that: the rule over each row's tokens, the norm and the gate of its output; the record as it is after the row. */
+/* After that: the rule over each row's tokens, the norm and the gate of its output; the record as it is after the row, and
+ * where rows leave snapshots as it is there. */
 HELM_MUST_CHECK int gpuk_delta_rule(const struct gpuk_device *device, const struct gpuk_delta *args,
                                     uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
 

@@ -52,9 +52,10 @@ static void a_found_prompt_begins_with_a_snapshot(void **state)
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++, step(s)) {
         const struct step_row row = batcher_oldest(&s->on.batcher)->step.row[0];
         assert_int_equal(row.start + row.count, ends[i]);
-        assert_int_equal(row.state_to != STATE_NO_SNAPSHOT, ends[i] == 100);
-        assert_int_equal(row.state_at, ends[i] == 100 ? 32 : 0); /* at 96 */
-        if (row.state_to) left = row.state_to;
+        assert_int_equal(row.left[0].to != STATE_NO_SNAPSHOT, ends[i] == 100);
+        assert_int_equal(row.left[0].at, ends[i] == 100 ? 32 : 0); /* at 96 */
+        assert_int_equal(row.left[1].to, STATE_NO_SNAPSHOT);
+        if (row.left[0].to) left = row.left[0].to;
     }
     for (int i = 0; i < 10 && find(&s->on.batcher, first); i++) step(s);
     const uint64_t second = submit_sized(s, 2, PROMPT, 4, &err);

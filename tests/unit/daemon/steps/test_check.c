@@ -94,10 +94,10 @@ static void write_row(struct stage *s, uint32_t row, uint32_t token, uint32_t po
 /* A row begins with what the one before it of this sequence, computed in this way, has left. */
 static void take_state(struct stage *s, const struct step_row *row, uint32_t way)
 {
-    assert_int_equal(row->state_to != STATE_NO_SNAPSHOT, s->snapshots.on);
+    assert_int_equal(row->left[0].to != STATE_NO_SNAPSHOT, s->snapshots.on);
     assert_int_equal(row->state_from != STATE_NO_SNAPSHOT, s->snapshots.on && row->start > 0);
     if (row->state_from) assert_int_equal(s->state[row->state_from], row->start * 1000 + way);
-    if (row->state_to) s->state[row->state_to] = (row->start + 1) * 1000 + way;
+    if (row->left[0].to) s->state[row->left[0].to] = (row->start + 1) * 1000 + way;
 }
 
 /* The worker's part of the step that is in flight; tokens count up. */

@@ -68,8 +68,7 @@ static void rig_open(struct rig *r)
     r->random = 11;
     if (kv_pages_init(&r->pages, PAGES, PAGE, &err) || snapshots_init(&r->snapshots, &plan, PAGE, &err))
         fail_msg("%s", err.text);
-    assert_true(r->snapshots.on && r->snapshots.inside); /* no layer is a GPU's */
-    r->snapshots.inside = false;
+    assert_true(r->snapshots.on);
     r->snapshots.prompt_every = 4 * PAGE; /* more of them than in daemons */
     r->snapshots.answer_every = 2 * PAGE;
 }
@@ -112,6 +111,13 @@ static bool take(struct rig *r, uint32_t i)
     return prefix_take(&r->pages, &r->snapshots, r->table[i], &r->seq[i]);
 }
 
+static uint32_t left_by(const struct step_row *row)
+{
+    uint32_t count = 0;
+    while (count < ARENA_ROW_STATES && row->left[count].to) count++;
+    return count;
+}
+
 /* Rings a row of at most `most` tokens; workers compute it. False: there is no room, or nothing to do. */
 static bool ring(struct rig *r, uint32_t i, uint32_t most)
 {
@@ -129,13 +135,14 @@ static bool ring(struct rig *r, uint32_t i, uint32_t most)
     if (row.state_from) r->slot[i] = r->snapshot[row.state_from];
     r->from_snapshot += row.state_from != 0;
     assert_true(r->slot[i] == state_of(seq, row.start)); /* the very state of the tokens in front of it */
-    assert_int_equal(row.state_at != 0, row.state_to != STATE_NO_SNAPSHOT);
-    assert_true(row.state_at <= row.count && (r->snapshots.inside || row.state_at % row.count == 0));
+    uint32_t left = 0;
     for (uint32_t t = row.start; t < end; t++) {
         r->slot[i] = after(r->slot[i], seq->tokens[t]);
-        if (row.state_to && t + 1 == row.start + row.state_at) r->snapshot[row.state_to] = r->slot[i];
+        if (left < ARENA_ROW_STATES && row.left[left].to && t + 1 == row.start + row.left[left].at)
+            r->snapshot[row.left[left++].to] = r->slot[i];
     }
-    r->made += row.state_to != 0;
+    assert_int_equal(left, left_by(&row)); /* they rise, and end with the row */
+    r->made += left;
     seq->rung = end;
     r->flying[i] = (struct flying){.row = row};
     return true;
@@ -185,8 +192,8 @@ static void check_pins(const struct rig *r)
     uint32_t pins = 0, expected = 0;
     for (uint32_t s = 1; s <= SNAPSHOTS; s++) pins += r->snapshots.snapshot[s].pins;
     for (uint32_t i = 0; i < SEQS; i++)
-        expected += (r->flying[i].row.state_from != 0) + (r->flying[i].row.state_to != 0) +
-                    (r->seq[i].state_from != 0);
+        expected +=
+            (r->flying[i].row.state_from != 0) + left_by(&r->flying[i].row) + (r->seq[i].state_from != 0);
     assert_int_equal(pins, expected);
 }
 
@@ -225,12 +232,12 @@ static void operate(struct rig *r)
     }
 }
 
-static void run_at_random(bool inside)
+static void every_row_begins_with_its_tokens_state(void **state)
 {
+    (void)state;
     struct rig *r = malloc(sizeof *r);
     assert_non_null(r);
     rig_open(r);
-    r->snapshots.inside = inside;
     for (uint32_t n = 0; n < OPERATIONS; n++) {
         operate(r);
         if (n % 16 == 0) check_pins(r);
@@ -243,30 +250,27 @@ static void run_at_random(bool inside)
     free(r);
 }
 
-static void every_row_begins_with_its_tokens_state(void **state)
+/* The row leaves snapshots after these of its tokens, of which the last is 0. */
+static void check_left(const struct rig *r, uint32_t i, const uint32_t *at)
 {
-    (void)state;
-    run_at_random(false);
-    run_at_random(true);
+    const struct step_row *row = &r->flying[i].row;
+    for (uint32_t n = 0; n < left_by(row); n++) assert_int_equal(row->left[n].at, *at++);
+    assert_int_equal(*at, 0);
 }
 
-/* The last position needs no row of its own. */
+/* No position needs a row of its own. */
 static void rows_leave_snapshots_as_they_pass(void **state)
 {
     (void)state;
     struct rig r;
     uint32_t tokens[CONTEXT];
     rig_open(&r);
-    r.snapshots.inside = true;
     for (uint32_t t = 0; t < CONTEXT; t++) tokens[t] = t % 5;
     begin(&r, 0, tokens, 41);
-    static const uint32_t ends[] = {16, 32, 41}, at[] = {16, 16, 8};
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-        assert_true(ring(&r, 0, CONTEXT));
-        assert_int_equal(r.seq[0].rung, ends[i]);
-        assert_int_equal(r.flying[0].row.state_at, at[i]);
-        done(&r, 0, true, true);
-    }
+    assert_true(ring(&r, 0, CONTEXT));
+    assert_int_equal(r.seq[0].rung, 41);
+    check_left(&r, 0, (uint32_t[]){16, 32, 40, 0});
+    done(&r, 0, true, true);
     begin(&r, 1, tokens, 41);
     assert_true(take(&r, 1));
     assert_int_equal(r.seq[1].cached, 40);
@@ -274,14 +278,44 @@ static void rows_leave_snapshots_as_they_pass(void **state)
     begin(&r, 2, tokens, 41);          /* a step of fewer tokens does not reach it */
     for (uint32_t t = 0; t < 41; t++) r.seq[2].tokens[t] = 4 - t % 5;
     assert_true(ring(&r, 2, 6));
-    assert_int_equal(r.flying[2].row.state_to, STATE_NO_SNAPSHOT);
+    check_left(&r, 2, (uint32_t[]){0});
     done(&r, 2, true, false);
     for (uint32_t i = 0; i < 3; i++) leave(&r, i);
+    check_pins(&r);
+    /* more positions than a row can leave: it ends at the last one that it can */
+    begin(&r, 0, tokens, CONTEXT);
+    for (uint32_t t = 0; t < CONTEXT; t++) r.seq[0].tokens[t] = 3 - t % 3;
+    for (uint32_t from = 0; from < CONTEXT; from = r.seq[0].rung) {
+        const uint32_t positions = (CONTEXT - 1) / 16 - from / 16, end = from + 16 * ARENA_ROW_STATES;
+        assert_true(ring(&r, 0, CONTEXT));
+        assert_int_equal(r.seq[0].rung, positions > ARENA_ROW_STATES ? end : CONTEXT);
+        done(&r, 0, true, false);
+    }
+    leave(&r, 0);
     check_pins(&r);
     rig_close(&r);
 }
 
-static void prompts_are_cut_where_snapshots_are_taken(void **state)
+/* Where all but one are in use by others, a row leaves its last one. */
+static void of_few_the_last_is_left(void **state)
+{
+    (void)state;
+    struct rig r;
+    uint32_t tokens[41] = {0};
+    rig_open(&r);
+    for (uint32_t i = 1; i < SNAPSHOTS; i++) assert_int_not_equal(snapshots_take_empty(&r.snapshots), 0);
+    begin(&r, 0, tokens, 41);
+    assert_true(ring(&r, 0, CONTEXT));
+    check_left(&r, 0, (uint32_t[]){40, 0});
+    done(&r, 0, true, false);
+    begin(&r, 1, tokens, 41);
+    assert_true(take(&r, 1));
+    assert_int_equal(r.seq[1].cached, 40);
+    for (uint32_t i = 0; i < 2; i++) leave(&r, i);
+    rig_close(&r);
+}
+
+static void prompts_are_found_where_snapshots_were_taken(void **state)
 {
     (void)state;
     struct rig r;
@@ -289,13 +323,8 @@ static void prompts_are_cut_where_snapshots_are_taken(void **state)
     uint32_t tokens[CONTEXT];
     for (uint32_t t = 0; t < CONTEXT; t++) tokens[t] = t % 5;
     begin(&r, 0, tokens, 41);
-    static const uint32_t ends[] = {16, 32, 40, 41};
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-        assert_true(ring(&r, 0, CONTEXT));
-        assert_int_equal(r.seq[0].rung, ends[i]);
-        assert_int_equal(r.flying[0].row.state_to != 0, ends[i] % PAGE == 0);
-        done(&r, 0, true, true);
-    }
+    assert_true(ring(&r, 0, CONTEXT));
+    done(&r, 0, true, true);
     begin(&r, 1, tokens, 41); /* the last token is computed in any case */
     assert_true(take(&r, 1));
     assert_int_equal(r.seq[1].cached, 40);
@@ -322,8 +351,8 @@ static void prompts_are_cut_where_snapshots_are_taken(void **state)
     rig_close(&r);
 }
 
-/* Ends of the rows of a prompt that was given marks. */
-static void check_marks(const uint32_t *marks, uint32_t count, uint32_t prompt, const uint32_t *ends)
+/* Where a prompt that was given marks leaves snapshots; `at` ends with 0. */
+static void check_marks(const uint32_t *marks, uint32_t count, uint32_t prompt, const uint32_t *at)
 {
     struct rig r;
     uint32_t tokens[CONTEXT];
@@ -334,12 +363,10 @@ static void check_marks(const uint32_t *marks, uint32_t count, uint32_t prompt, 
     if (count) memcpy(r.seq[0].mark, marks, count * sizeof *marks);
     r.seq[0].mark_count = count;
     snapshots_mark(&r.snapshots, &r.seq[0]);
-    do {
-        assert_true(ring(&r, 0, CONTEXT));
-        assert_int_equal(r.seq[0].rung, *ends);
-        assert_int_equal(r.flying[0].row.state_to != 0, *ends < prompt);
-        done(&r, 0, true, true);
-    } while (*ends++ < prompt);
+    assert_true(ring(&r, 0, CONTEXT));
+    assert_int_equal(r.seq[0].rung, prompt);
+    check_left(&r, 0, at);
+    done(&r, 0, true, true);
     leave(&r, 0);
     check_pins(&r);
     rig_close(&r);
@@ -349,10 +376,10 @@ static void marks_are_positions_of_snapshots(void **state)
 {
     (void)state;
     /* a mark leaves a snapshot at the end of the page in front of it, unless another is near */
-    check_marks((uint32_t[]){70, 100, 139}, 3, 150, (uint32_t[]){68, 136, 148, 150});
-    check_marks((uint32_t[]){71, 72, 150}, 3, 150, (uint32_t[]){68, 148, 150});
-    check_marks((uint32_t[]){3, 63, 150}, 3, 150, (uint32_t[]){148, 150});
-    check_marks(NULL, 0, 150, (uint32_t[]){148, 150});
+    check_marks((uint32_t[]){70, 100, 139}, 3, 150, (uint32_t[]){68, 136, 148, 0});
+    check_marks((uint32_t[]){71, 72, 150}, 3, 150, (uint32_t[]){68, 148, 0});
+    check_marks((uint32_t[]){3, 63, 150}, 3, 150, (uint32_t[]){148, 0});
+    check_marks(NULL, 0, 150, (uint32_t[]){148, 0});
 }
 
 static void many_marks_are_thinned(void **state)
@@ -405,8 +432,8 @@ static void converse(struct rig *r, uint32_t kind)
     snapshots_mark(&r->snapshots, &r->seq[kind]);
     r->snapshots.prompt_every = 4 * PAGE;
     while (r->seq[kind].cached < 150) {
-        if (r->seq[kind].cached == 32) r->snapshots.prompt_every = 128 * PAGE;
-        assert_true(ring(r, kind, CONTEXT));
+        assert_true(ring(r, kind, r->seq[kind].cached ? CONTEXT : 32));
+        r->snapshots.prompt_every = 128 * PAGE;
         done(r, kind, true, false);
     }
 }
@@ -494,7 +521,7 @@ static void a_failed_row_leaves_nothing(void **state)
     const uint32_t tokens[20] = {1, 2, 3};
     begin(&r, 0, tokens, 17);
     assert_true(ring(&r, 0, CONTEXT));
-    assert_int_not_equal(r.flying[0].row.state_to, STATE_NO_SNAPSHOT);
+    check_left(&r, 0, (uint32_t[]){16, 0});
     done(&r, 0, false, false);
     assert_int_equal(snapshots_known(&r.snapshots), 0);
     check_pins(&r);
@@ -513,7 +540,7 @@ static void without_fixed_states_nothing_changes(void **state)
     assert_int_equal(snapshots_init(&off, &plan, 32, &err), 0);
     assert_int_equal(snapshots_cut(&off, &seq), 0);
     snapshots_row(&off, &seq, &row);
-    assert_int_equal(row.state_from | row.state_to, STATE_NO_SNAPSHOT);
+    assert_int_equal(row.state_from | row.left[0].to, STATE_NO_SNAPSHOT);
     snapshots_done(&off, &row, &seq);
     snapshots_lost(&off, false);
     assert_int_equal(snapshots_find(&off, 7), STATE_NO_SNAPSHOT);
@@ -538,7 +565,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_begins_with_its_tokens_state),
         cmocka_unit_test(rows_leave_snapshots_as_they_pass),
-        cmocka_unit_test(prompts_are_cut_where_snapshots_are_taken),
+        cmocka_unit_test(of_few_the_last_is_left),
+        cmocka_unit_test(prompts_are_found_where_snapshots_were_taken),
         cmocka_unit_test(long_prompts_leave_one_a_step),
         cmocka_unit_test(marks_are_positions_of_snapshots),
         cmocka_unit_test(many_marks_are_thinned),
