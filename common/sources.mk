@@ -50,6 +50,7 @@ MODEL_SRC := \
   common/model/able.c \
   common/model/arch.c \
   common/model/arch/dots.c \
+  common/model/arch/gemma.c \
   common/model/arch/gpt_oss.c \
   common/model/arch/granite.c \
   common/model/arch/llama.c \

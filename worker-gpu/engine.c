@@ -190,7 +190,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                     plan_kv_tiered(&g->plan), &block);
     uint64_t results = (block.bytes + 63) / 64 * 64, /* of a step, and of one behind it */
         inv_freq = results + GPU_FOLLOW_PLACES * ARENA_STEP_ROWS * sizeof(struct gpuk_token),
-             end = inv_freq + (c->head_dim * sizeof(float) + 63) / 64 * 64;
+             end = inv_freq + (model_ropes(c) * c->head_dim * sizeof(float) + 63) / 64 * 64;
     rc = device_host_alloc(d, end + 64, &g->pinned, err);
     if (rc) return rc;
     memset(g->pinned, 0, (size_t)(end + 64));
@@ -221,10 +221,12 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     if (rc) return rc;
     for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)
         g->source.staging[i] = (char *)g->staging + (g->tiers.on ? 0 : i * (g->staging_bytes / GPU_STAGINGS));
-    rope_inv_freq(c, 0, h->context_tokens, (float *)(pinned + inv_freq), &g->source.rope_scale);
+    for (uint32_t r = 0; r < model_ropes(c); r++)
+        rope_inv_freq(c, r, h->context_tokens, (float *)(pinned + inv_freq) + (size_t)r * c->head_dim / 2,
+                      &g->source.rope_scale[r]);
     if (gpu_area(&g->buffers, GPU_AREA_INV_FREQ))
         rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, gpu_area(&g->buffers, GPU_AREA_INV_FREQ),
-                         pinned + inv_freq, c->head_dim / 2 * sizeof(float), err);
+                         pinned + inv_freq, model_ropes(c) * (c->head_dim / 2) * sizeof(float), err);
     return rc;
 }
 

@@ -4,13 +4,12 @@
 #include <stdio.h>
 
 /* What an operation may ask for beyond the fields that all workers compute: RMS norms of inputs, gated SiLU, clamped SiLU of
- * experts, residual addition, one RoPE table, also of a part of each head, a score scale, sinks, norms of heads, a gate of
- * attention's output, gated delta nets. */
+ * experts, residual addition, also of a normed output, two RoPE tables, also of a part of each head, a score scale, sinks, norms
+ * of heads, a gate of attention's output, gated delta nets, gated GELU, a scaled embedding. */
 enum want {
     WANT_NORM_ONE_PLUS,
     WANT_NORM_LAYER,
     WANT_NORM_LAYER_ELSEWHERE,
-    WANT_NORM_AFTER,
     WANT_OTHER_GATED,
     WANT_ALONE,
     WANT_ALONE_OTHER,
@@ -19,7 +18,6 @@ enum want {
     WANT_OUT_SCALE,
     WANT_PRODUCT_SCALE,
     WANT_SOFT_CAP,
-    WANT_OTHER_ROPE,
     WANT_NO_ROPE,
     WANT_OTHER_CACHE,
     WANT_POSITIONS,
@@ -33,8 +31,7 @@ static const struct {
     [WANT_NORM_ONE_PLUS] = {"an RMS norm by 1 + w", {false, false}},
     [WANT_NORM_LAYER] = {"a LayerNorm", {true, false}},
     [WANT_NORM_LAYER_ELSEWHERE] = {"a LayerNorm before experts", {false, false}},
-    [WANT_NORM_AFTER] = {"a norm of its output", {false, false}},
-    [WANT_OTHER_GATED] = {"a gate by an activation that is not SiLU", {true, false}},
+    [WANT_OTHER_GATED] = {"a gate by an activation that is not SiLU or GELU", {true, false}},
     [WANT_ALONE] = {"an activation without a gate", {true, false}},
     [WANT_ALONE_OTHER] = {"SiLU without a gate", {false, false}},
     [WANT_GATED_EXPERTS] = {"experts with an activation that is not SiLU", {false, false}},
@@ -42,7 +39,6 @@ static const struct {
     [WANT_OUT_SCALE] = {"a scaled output", {false, false}},
     [WANT_PRODUCT_SCALE] = {"a scaled output", {true, false}},
     [WANT_SOFT_CAP] = {"a soft cap", {false, false}},
-    [WANT_OTHER_ROPE] = {"a RoPE table of its own", {false, false}},
     [WANT_NO_ROPE] = {"attention without RoPE", {true, false}},
     [WANT_OTHER_CACHE] = {"the cache of another layer", {false, false}},
     [WANT_POSITIONS] = {"learned positions", {true, false}},
@@ -57,21 +53,19 @@ static uint32_t wants_of(const struct math_op *op)
                embed = op->kind == MATH_EMBED, scaled = op->out_scale != 0 && op->out_scale != 1,
                layer = op->norm_kind == NORM_LAYER || op->norm_bias != TENSOR_NONE,
                usual = a == ACTIVATION_SILU || a == ACTIVATION_CLAMPED;
-    const bool product = embed || (linear && a == ACTIVATION_NONE);
+    const bool product = linear && a == ACTIVATION_NONE;
     const bool want[WANTS] = {
         [WANT_NORM_ONE_PLUS] = op->norm_kind == NORM_RMS_ONE_PLUS,
         [WANT_NORM_LAYER] = linear && layer,
         [WANT_NORM_LAYER_ELSEWHERE] = !linear && layer,
-        [WANT_NORM_AFTER] = op->after_norm != TENSOR_NONE,
-        [WANT_OTHER_GATED] = op->gated && !experts && a != ACTIVATION_SILU,
+        [WANT_OTHER_GATED] = op->gated && !experts && a != ACTIVATION_SILU && a != ACTIVATION_GELU_TANH,
         [WANT_ALONE] = !op->gated && a != ACTIVATION_NONE && !usual,
         [WANT_ALONE_OTHER] = !op->gated && usual,
         [WANT_GATED_EXPERTS] = experts && !usual,
         [WANT_IN_SCALE] = op->in_scale != 0 && op->in_scale != 1,
-        [WANT_OUT_SCALE] = scaled && !product,
+        [WANT_OUT_SCALE] = scaled && !product && !embed,
         [WANT_PRODUCT_SCALE] = scaled && product,
         [WANT_SOFT_CAP] = op->soft_cap != 0,
-        [WANT_OTHER_ROPE] = op->rope != 0,
         [WANT_NO_ROPE] = op->no_rope,
         [WANT_OTHER_CACHE] = op->cache_back != 0,
         [WANT_POSITIONS] = op->positions != TENSOR_NONE,

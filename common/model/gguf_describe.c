@@ -127,6 +127,12 @@ static int compare(const struct model_config *c, const struct model_config *back
                              "%s: GGUF files hold %u matrices in '%s', which is not written (helmd --weights "
                              "quantises at load)",
                              c->architecture, f->roles, f->gguf);
+    if (model_ropes(c) > 1 &&
+        (c->attention_scale != back->attention_scale || c->rope[1].kind != back->rope[1].kind))
+        return helm_fail(
+            err, HELM_E_UNSUPPORTED,
+            "%s with scores divided by the root of %g, or another RoPE in windows: no GGUF key says that",
+            c->architecture, c->attention_scale);
     if (rope->kind == ROPE_LONG)
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "%s with RoPE type 'longrope': no GGUF file of it is written", c->architecture);

@@ -16,9 +16,9 @@ const char *state_kind_name(enum state_kind kind)
 
 uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_MAX])
 {
-    const enum tensor_role single[] = {op->norm,  op->norm_bias, op->q_norm,     op->k_norm,
-                                       op->sinks, op->router,    op->after_norm, op->positions,
-                                       op->conv,  op->decay,     op->time_bias,  op->head_norm};
+    const enum tensor_role single[] = {op->norm,  op->norm_bias, op->q_norm,    op->k_norm,
+                                       op->sinks, op->router,    op->positions, op->conv,
+                                       op->decay, op->time_bias, op->head_norm};
     uint32_t count = 0;
     for (uint32_t w = 0; w < op->weights; w++) roles[count++] = op->weight[w];
     for (size_t i = 0; i < sizeof single / sizeof *single; i++)

@@ -55,19 +55,22 @@ struct model_config {
     uint32_t draft_layers; /* layers behind the last, which only drafts use: their tensors are skipped */
     /* What `window` and `sparse` are made of */
     uint32_t sliding_window, window_layers, sparse_step, leading_dense, shared_experts;
-    uint32_t full_attention_interval; /* of hybrids: each such layer attends; 0: all do */
+    uint32_t full_attention_interval; /* each such layer attends (of hybrids), or has no window; 0: all do */
     bool use_window;
     struct model_delta delta;
     bool *recurrent;      /* [layers]: of hybrids, the layer is a gated delta net; NULL: none is */
     bool gated_attention; /* attention's output has a gate, whose rows lie with those of q */
+    bool normed_outputs;  /* the halves' outputs are normed before they are added */
     bool partial_rope;    /* a part of each head turns; its configuration says which (rope[0].dims) */
     /* Multipliers of the embedding, of what is added to the residual stream, of attention's scores, of logits; 0: none */
     double embedding_scale, residual_scale, attention_scale, logit_scale;
     uint32_t max_context; /* max_position_embeddings, or what YaRN extends it to */
     double norm_eps;
-    struct rope_config rope[MODEL_ROPES_MAX]; /* kinds of layers name theirs (math_op.rope) */
-    bool qk_norm;                             /* RMSNorm over each head of q and k before RoPE (Qwen3) */
-    bool q_bias, k_bias, v_bias, o_bias;      /* attention biases */
+    /* Kinds of layers name theirs (math_op.rope). The second is that of layers with a window; its theta is 0 where all have the
+     * first. */
+    struct rope_config rope[MODEL_ROPES_MAX];
+    bool qk_norm;                        /* RMSNorm over each head of q and k before RoPE (Qwen3) */
+    bool q_bias, k_bias, v_bias, o_bias; /* attention biases */
     bool mlp_bias;
     bool tied_head;   /* lm_head is embed_tokens */
     enum dtype dtype; /* as config.json says; each tensor has its own */
@@ -233,10 +236,12 @@ HELM_MUST_CHECK int model_vector_finish(const struct model_config *config, const
  * EMBED. */
 const struct model_tensor *model_find(const struct model *model, enum tensor_role role, int32_t layer);
 
-/* How kernels of experts name an operation's activation. */
+/* How kernels of gated products name an operation's activation. */
 static inline enum glu_kind math_glu(const struct math_op *op)
 {
-    return op->activation == ACTIVATION_CLAMPED ? GLU_CLAMPED : GLU_SILU;
+    return op->activation == ACTIVATION_CLAMPED     ? GLU_CLAMPED
+           : op->activation == ACTIVATION_GELU_TANH ? GLU_GELU
+                                                    : GLU_SILU;
 }
 
 /* Whether a layer's MLP is a mixture of experts. */
@@ -289,6 +294,16 @@ uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t la
  * factors. Angle = (float)position * inv_freq[i]. */
 void rope_inv_freq(const struct model_config *config, uint32_t table, uint32_t context, float *inv_freq,
                    float *scale);
+/* How many of the tables there are. */
+static inline uint32_t model_ropes(const struct model_config *config)
+{
+    return config->rope[1].theta > 0 ? 2 : 1;
+}
+/* Numbers of a head that turn by a table. */
+static inline uint32_t model_rope_dims(const struct model_config *config, uint32_t table)
+{
+    return config->rope[table].dims ? config->rope[table].dims : config->head_dim;
+}
 /* Whether a run of this context takes a longrope's long factors; cells of its cache mean something else then. */
 bool rope_is_long(const struct model_config *config, uint32_t context);
 

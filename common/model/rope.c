@@ -87,7 +87,7 @@ void rope_inv_freq(const struct model_config *config, uint32_t table, uint32_t c
 {
     const struct rope_config *rope = &config->rope[table];
     const float *factors = is_long(rope, context) ? rope->long_factors : rope->factors;
-    uint32_t dim = rope->dims ? rope->dims : config->head_dim;
+    const uint32_t dim = model_rope_dims(config, table);
     *scale = rope->kind == ROPE_YARN || rope->kind == ROPE_LONG ? (float)rope->attention_factor : 1.0f;
     if (rope->kind == ROPE_YARN) {
         yarn_frequencies(rope, dim, inv_freq);

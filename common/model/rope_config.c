@@ -259,13 +259,29 @@ static void extend_context(const json_t *root, struct model_config *config)
     if (context > config->max_context) config->max_context = (uint32_t)context;
 }
 
+/* Of parameters for each kind of layers: those of layers without a window, and those of layers with one. */
+static int split_kinds(const json_t **parameters, const json_t **windows, struct helm_err *err)
+{
+    const json_t *both = *parameters;
+    *windows = NULL;
+    if (!both || !(json_object_get(both, "full_attention") || json_object_get(both, "sliding_attention")))
+        return 0;
+    int rc = get_object(both, "full_attention", parameters, err);
+    if (!rc) rc = get_object(both, "sliding_attention", windows, err);
+    if (!rc && (!*parameters || !*windows))
+        rc = helm_fail(err, HELM_E_FORMAT, "'rope_parameters': '%s' is missing",
+                       *parameters ? "sliding_attention" : "full_attention");
+    return rc;
+}
+
 int config_read_rope(const json_t *root, struct model_config *config, struct helm_err *err)
 {
-    const json_t *scaling, *parameters;
-    struct rope_config rope = {0}, older = {0};
+    const json_t *scaling, *parameters, *windows = NULL;
+    struct rope_config rope = {0}, older = {0}, second = {0};
     double theta = 0;
     int rc = get_object(root, "rope_scaling", &scaling, err);
     if (!rc) rc = get_object(root, "rope_parameters", &parameters, err);
+    if (!rc && model_ropes(config) > 1) rc = split_kinds(&parameters, &windows, err);
     if (!rc) rc = json_get_double(root, "rope_theta", false, ROPE_THETA_MIN, ROPE_THETA_MAX, &theta, err);
     if (!rc) rc = check_partial(root, config, &config->rope[0], err);
     if (rc) return rc;
@@ -278,11 +294,14 @@ int config_read_rope(const json_t *root, struct model_config *config, struct hel
     if (!rc && parameters && scaling && !same_rope(&older, &rope, config->head_dim))
         rc = helm_fail(err, HELM_E_MISMATCH, "'rope_scaling' and 'rope_parameters' contradict each other");
     free_rope(&older);
+    if (!rc && model_ropes(config) > 1)
+        rc = read_rope(root, windows, config->rope[1].theta, config, &second, err);
     if (rc) {
         free_rope(&rope);
         return rc;
     }
     config->rope[0] = rope;
+    if (model_ropes(config) > 1) config->rope[1] = second;
     if (config->partial_rope && rope.dims == 0)
         return helm_fail(err, HELM_E_FORMAT, "'partial_rotary_factor' is missing");
     extend_context(root, config);

@@ -95,6 +95,7 @@ void router_choose(const struct model_router *router, const float *logits, const
 float glu_of(enum glu_kind kind, float gate, float up)
 {
     if (kind == GLU_SILU) return gate * sigmoid(gate) * up;
+    if (kind == GLU_GELU) return gate * sigmoid(2 * GELU_ROOT * (gate + GELU_CUBE * gate * gate * gate)) * up;
     gate = gate > GLU_CLAMP ? GLU_CLAMP : gate;
     up = up > GLU_CLAMP ? GLU_CLAMP : up < -GLU_CLAMP ? -GLU_CLAMP : up;
     return gate * sigmoid(GLU_ALPHA * gate) * (up + 1.0f);

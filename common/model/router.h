@@ -23,9 +23,13 @@ enum router_score {
 enum glu_kind {
     GLU_SILU,    /* silu(g) * u */
     GLU_CLAMPED, /* g to at most 7, u to within 7; g * sigmoid(1.702 g) * (u + 1) (gpt-oss) */
+    GLU_GELU,    /* gelu by tanh of g, times u (Gemma) */
 };
 #define GLU_CLAMP 7.0f
 #define GLU_ALPHA 1.702f
+/* gelu(g) = g * sigmoid(2 * ROOT * (g + CUBE * g^3)) */
+#define GELU_ROOT 0.7978845608028654f
+#define GELU_CUBE 0.044715f
 
 struct model_router {
     enum router_score score;

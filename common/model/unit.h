@@ -118,6 +118,7 @@ enum model_buffer {
     BUFFER_ROUTER,    /* logits of the experts [experts] */
     BUFFER_CHOICE,    /* ids of the chosen ones, then their weights: [2][chosen] */
     BUFFER_DOWN,      /* what each chosen one adds, [chosen][hidden]; of several tokens */
+    BUFFER_OUT,       /* a half's output that is normed before it is added [hidden] */
     BUFFER_Q_GATE,    /* [heads * head_dim] */
     BUFFER_DELTA_QKV, /* [channels] */
     BUFFER_DELTA_Z,   /* [value_heads * value_dim] */
@@ -135,6 +136,7 @@ enum math_kind {
     MATH_EXPERTS_GLU, /* of each chosen expert: out = activation(its gate * input) * (its up * input) */
     MATH_EXPERTS_DOWN, /* out += the sum, in the order of choice, of weight * (the expert's down * its input) */
     MATH_WEIGH,        /* out *= sigmoid of (router * input) */
+    MATH_ADD_NORMED,   /* out += norm of input */
     MATH_RUNNING_MEAN, /* state += input; out = state / (position + 1): the sum of a sequence's inputs is its state */
     MATH_DELTA, /* the short convolution of q, k and v, then the gated delta rule of each v head, whose output is normed and
                        gated by z (common/cpu/kernels/delta.h); state: the last columns, and a matrix of each v head */
@@ -172,8 +174,8 @@ struct math_op {
     enum math_kind kind;
     const char *name; /* "q k v" */
     enum model_buffer in;
-    /* The norm: of the input (before), of the output before it is added (after); its kind; its bias (NORM_LAYER) */
-    enum tensor_role norm, norm_bias, after_norm;
+    /* The norm of the input; its kind; its bias (NORM_LAYER) */
+    enum tensor_role norm, norm_bias;
     enum norm_kind norm_kind;
     uint32_t weights;
     enum tensor_role weight[MATH_WEIGHTS_MAX], bias[MATH_WEIGHTS_MAX];
@@ -209,11 +211,11 @@ static inline uint32_t math_biases(const struct math_op *op)
     return op->kind == MATH_ROUTE ? 2 : op->weights;
 }
 /* The tensors that an operation names, TENSOR_NONE left out: their number. */
-#define MATH_ROLES_MAX (2 * MATH_WEIGHTS_MAX + 12)
+#define MATH_ROLES_MAX (2 * MATH_WEIGHTS_MAX + 11)
 uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_MAX]);
 
 #define STATE_ALIGN  64 /* of each operation's part of a record */
-#define MATH_OPS_MAX 6
+#define MATH_OPS_MAX 8
 /* One kind of unit: its operations in order. */
 struct math_part {
     const char *name; /* "sparse MLP" */

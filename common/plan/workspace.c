@@ -154,8 +154,9 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
                    a = larger(q, delta_values(m)), channels = m->delta.channels, n = model_dense_width(m),
                    tokens = w->tokens, sub = w->sub_tokens;
     w->area[GPU_AREA_H].bytes = sub * m->hidden * c->chunk_bytes;
-    w->area[GPU_AREA_ROPE_TABLE].bytes = tokens * m->head_dim * sizeof(float);
-    w->area[GPU_AREA_INV_FREQ].bytes = m->head_dim * sizeof(float);
+    w->area[GPU_AREA_OUT].bytes = m->normed_outputs ? tokens * m->hidden * sizeof(float) : 0;
+    w->area[GPU_AREA_ROPE_TABLE].bytes = model_ropes(m) * tokens * m->head_dim * sizeof(float);
+    w->area[GPU_AREA_INV_FREQ].bytes = model_ropes(m) * m->head_dim * sizeof(float);
     w->area[GPU_AREA_ATTENTION].bytes = attention_bytes(m);
     w->area[GPU_AREA_CHAINS].bytes =
         c->chains ? workspace_chain_bytes(m) + ((uint64_t)c->apart + c->tiered) * workspace_chain_lists(m)
@@ -300,6 +301,7 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                             [BUFFER_ROUTER] = c->router.experts,
                                             [BUFFER_CHOICE] = 3 * chosen,
                                             [BUFFER_DOWN] = chosen * c->hidden,
+                                            [BUFFER_OUT] = c->normed_outputs ? c->hidden : 0,
                                             [BUFFER_Q_GATE] = c->gated_attention ? q : 0,
                                             [BUFFER_DELTA_QKV] = c->delta.channels,
                                             [BUFFER_DELTA_Z] = c->delta.value_heads * c->delta.value_dim,
@@ -315,7 +317,8 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
         at += round_up(tokens * a->width[b], CPU_ALIGN);
         if (s->unit_tokens && b < BUFFER_GATE && a->width[b] > a->widest) a->widest = a->width[b];
     }
-    const uint64_t half = round_up((uint64_t)s->unit_tokens * ((c->head_dim + 1) / 2), CPU_ALIGN);
+    const uint64_t half =
+        model_ropes(c) * round_up((uint64_t)s->unit_tokens * ((c->head_dim + 1) / 2), CPU_ALIGN);
     a->cosine = at;
     a->sine = at + half;
     a->floats = at + 2 * half;

@@ -62,10 +62,11 @@ enum gpu_area {
     GPU_AREA_SAMPLE, /* from here on: of the head; [slots][hidden] */
     GPU_AREA_LOGITS, /* [slots][vocab] */
     GPU_AREA_ARGMAX,
-    GPU_AREA_FEW, /* of draws from candidates */
-    GPU_AREA_H,   /* from here on: of layers; [sub]: normalised input, of the weights' dtype */
-    GPU_AREA_ROPE_TABLE,
-    GPU_AREA_INV_FREQ,
+    GPU_AREA_FEW,        /* of draws from candidates */
+    GPU_AREA_H,          /* from here on: of layers; [sub]: normalised input, of the weights' dtype */
+    GPU_AREA_OUT,        /* [tokens][hidden]: a half's output that is normed before it is added */
+    GPU_AREA_ROPE_TABLE, /* [tables][tokens][head_dim] */
+    GPU_AREA_INV_FREQ,   /* [tables][head_dim / 2] */
     GPU_AREA_ATTENTION,
     GPU_AREA_CHAINS, /* lists of the chains, one behind the other; with two tiers also those of assisted steps */
     GPU_AREA_PARTIAL, /* with two tiers: maxima and sums of partial attention, [tokens][heads] each */

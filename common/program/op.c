@@ -24,6 +24,7 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_EXPERTS_GLU] = {"experts' gate up", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_EXPERTS_DOWN] = {"experts' down", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_EXPERTS_SUM] = {"sum experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_ADD_NORMED] = {"add normed", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_WEIGH] = {"weigh shared expert", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_RUNNING_MEAN] = {"running mean", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_CONVOLVE] = {"convolve", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
@@ -169,6 +170,9 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
     case MATH_EXPERTS_DOWN:
         add(&list, OP_EXPERTS_DOWN);
         if (gpu ? chunk : tier != OP_TIER_ONE) add(&list, OP_EXPERTS_SUM);
+        break;
+    case MATH_ADD_NORMED:
+        add(&list, OP_ADD_NORMED);
         break;
     case MATH_WEIGH:
         add(&list, OP_WEIGH);

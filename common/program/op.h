@@ -19,6 +19,7 @@
  *   GPU experts  EXPERTS_GLU             EXPERTS_GLU                NORM, EXPERTS_GLU
  *                EXPERTS_DOWN            EXPERTS_DOWN               EXPERTS_DOWN, EXPERTS_SUM
  *   both WEIGH   WEIGH                   WEIGH                      WEIGH
+ *   both ADD_NORMED  ADD_NORMED          ADD_NORMED                 ADD_NORMED
  *   both RUNNING_MEAN  RUNNING_MEAN      RUNNING_MEAN               RUNNING_MEAN
  *   both DELTA   CONVOLVE, DELTA         as one                     as one
  *    CPU gated   GATE behind ATTEND      as one                     as one (a GPU's ATTEND does it)
@@ -51,6 +52,7 @@ enum op_kind {
     OP_EXPERTS_GLU, /* of each chosen expert glu(gate, up); on the GPU of one and few tokens also the choice */
     OP_EXPERTS_DOWN, /* of each chosen expert down: of one token (GPU: of few) summed by weight into x */
     OP_EXPERTS_SUM,  /* those of several tokens, likewise */
+    OP_ADD_NORMED,   /* x[t] += rmsnorm(in[t]) * norm */
     OP_WEIGH, /* the shared expert's activations times its weight: sigmoid of a product with the normed x */
     OP_RUNNING_MEAN, /* out[t] = the mean of all inputs of the sequence up to t, whose sum is its state */
     OP_CONVOLVE,     /* q, k and v of a gated delta net by the sequence's last columns, which are its state */

@@ -215,8 +215,7 @@ def last_logits_opt(ids, w, c, long):
 
 # ---- golden.json ----
 
-def walk(ids, steps, w, c, long):
-    forward = last_logits_opt if c["model_type"] == "opt" else last_logits
+def walk(ids, steps, w, c, long, forward):
     ids, out = list(ids), []
     for _ in range(steps):
         logits = forward(ids, w, c, long)
@@ -229,9 +228,9 @@ def walk(ids, steps, w, c, long):
     return out
 
 
-def make(name, out):
-    c, seed = CONFIGS[name]
-    w, random = make_weights(c, seed), np.random.default_rng(seed + 100)
+def make(name, out, kinds):
+    c, seed = kinds.configs[name]
+    w, random = kinds.weights(c, seed), np.random.default_rng(seed + 100)
     folder = os.path.join(out, name)
     os.makedirs(folder, exist_ok=True)
     w.save(os.path.join(folder, "model.safetensors"))
@@ -241,8 +240,8 @@ def make(name, out):
 
     def cases(lengths, steps, long):
         prompts = [random.integers(3, c["vocab_size"], n).tolist() for n in lengths]
-        return [{"prompt": p, "steps": walk(p, steps, w.values, c, long)} for p in prompts]
-    golden = {"made_by": "tests/golden/plain_references.py", "cases": cases(PROMPTS, STEPS, True)}
+        return [{"prompt": p, "steps": walk(p, steps, w.values, c, long, kinds.forward[c["model_type"]])} for p in prompts]
+    golden = {"made_by": "tests/golden/" + os.path.basename(sys.argv[0]), "cases": cases(PROMPTS, STEPS, True)}
     if name == "phi3":
         golden["short"] = cases(SHORT_PROMPTS, SHORT_STEPS, False)
     with open(os.path.join(folder, "golden.json"), "w", encoding="utf-8") as file:
@@ -275,19 +274,27 @@ def compare(name, folder):
     return worst < 1e-4
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+class Kinds:
+    """Configurations with their seeds by name; how weights are made; forward passes by model_type."""
+
+    def __init__(self, configs, weights, forward):
+        self.configs, self.weights, self.forward = configs, weights, forward
+
+
+def main(configs, weights, forward, about):
+    kinds = Kinds(configs, weights, forward)
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--out")
     where.add_argument("--check")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    names = options.names or CONFIGS
+    names = options.names or configs
     if options.check:
         sys.exit(0 if all([compare(name, options.check) for name in names]) else 1)
     for name in names:
-        make(name, options.out)
+        make(name, options.out, kinds)
 
 
 if __name__ == "__main__":
-    main()
+    main(CONFIGS, make_weights, {"phi3": last_logits, "granite": last_logits, "opt": last_logits_opt}, __doc__)

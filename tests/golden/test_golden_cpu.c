@@ -32,10 +32,11 @@
 #define ALL_MODES "qwen3"
 #endif
 
-static const char *const models[] = {"qwen3",     "qwen2-bias", "llama3-ropescaled", "qwen3moe",
-                                     "mixtral",   "gptoss",     "qwen2moe",          "dots1",
-                                     "phi3",      "opt",        "granite",           "qwen35",
-                                     "qwen35moe", "qwen3next"};
+static const char *const models[] = {"qwen3",     "qwen2-bias", "llama3-ropescaled",
+                                     "qwen3moe",  "mixtral",    "gptoss",
+                                     "qwen2moe",  "dots1",      "phi3",
+                                     "opt",       "granite",    "qwen35",
+                                     "qwen35moe", "qwen3next",  "gemma3"};
 
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
 
@@ -284,6 +285,12 @@ static void qwen3next_agrees(void **state)
     (void)state;
     run_model(13);
 }
+/* Normed outputs, gated GELU, windows with a RoPE table of their own. */
+static void gemma3_agrees(void **state)
+{
+    (void)state;
+    run_model(14);
+}
 /* MXFP4 experts, sinks, windows, biases everywhere. */
 static void gptoss_agrees(void **state)
 {
@@ -366,6 +373,7 @@ int main(void)
         cmocka_unit_test(qwen35moe_agrees),
         cmocka_unit_test(qwen3next_agrees),
         cmocka_unit_test(gptoss_agrees),
+        cmocka_unit_test(gemma3_agrees),
 #endif
     };
     return cmocka_run_group_tests_name("golden/cpu", tests, NULL, NULL);

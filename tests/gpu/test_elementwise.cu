@@ -28,13 +28,13 @@ static void test_width(struct test_context *t, uint32_t hidden)
         auto table = random_elements(t, (size_t)vocab * hidden, dtype);
         auto values = to_double(table, dtype);
         gpu_buffer dtable(table), out((size_t)tokens * hidden * 4);
-        GPUK(gpuk_embed(&step.step, tokens, dtable.at, (enum tensor_format)dtype, vocab, hidden,
+        GPUK(gpuk_embed(&step.step, tokens, dtable.at, (enum tensor_format)dtype, vocab, hidden, 2,
                         out.as<float>(), 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
         auto got = out.read<float>();
         bool same = true;
         for (uint32_t i = 0; i < count * hidden; i++)
-            same = same && got[i] == values[step.ids[i / hidden] * hidden + i % hidden];
+            same = same && got[i] == 2 * values[step.ids[i / hidden] * hidden + i % hidden];
         for (uint32_t i = count * hidden; i < tokens * hidden; i++) same = same && isnan(got[i]);
         check(t, same, "embed");
 
@@ -57,15 +57,17 @@ static void test_width(struct test_context *t, uint32_t hidden)
         auto gates = random_elements(t, (size_t)tokens * (2 * hidden + 8), dtype, 4);
         auto g = to_double(gates, dtype);
         expected.clear();
+        const enum glu_kind glu = tokens % 2 ? GLU_GELU : GLU_SILU; /* in turns */
         for (uint32_t n = 0; n < count; n++)
             for (uint32_t i = 0; i < hidden; i++) {
                 double a = g[n * (2 * hidden + 8) + i], b = g[n * (2 * hidden + 8) + hidden + i];
-                expected.push_back(a / (1 + exp(-a)) * b);
+                const double gelu = 0.5 * a * (1 + tanh(GELU_ROOT * (a + GELU_CUBE * a * a * a)));
+                expected.push_back(glu == GLU_GELU ? gelu * b : a / (1 + exp(-a)) * b);
             }
         const uint32_t wide = hidden + 8 * (dtype % 2); /* rows of the result side by side or apart */
         gpu_buffer dgates(gates), product((size_t)tokens * wide * bytes_of(dtype));
-        GPUK(gpuk_swiglu(counter.as<uint32_t>(), tokens, dgates.at, (enum dtype)dtype, 2 * hidden + 8, hidden,
-                         hidden, product.at, (enum dtype)dtype, wide, 0, t->stream, &err));
+        GPUK(gpuk_swiglu(counter.as<uint32_t>(), tokens, dgates.at, (enum dtype)dtype, glu, 2 * hidden + 8,
+                         hidden, hidden, product.at, (enum dtype)dtype, wide, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
         auto spread = to_double(product.read<unsigned char>(), dtype);
         values_out.clear();
@@ -156,6 +158,27 @@ static void test_weigh(struct test_context *t, uint32_t width, uint32_t n, uint3
     }
 }
 
+/* A normed output added to what is there, in place or elsewhere; rows beyond the count stay. */
+static void test_add_normed(struct test_context *t, uint32_t hidden, bool in_place)
+{
+    const uint32_t tokens = 5, count = 3;
+    auto in = random_floats(t, (size_t)tokens * hidden), x = random_floats(t, (size_t)tokens * hidden),
+         norm = random_floats(t, hidden);
+    gpu_buffer din(in), dx(x), dnorm(norm), other(x), counter(std::vector<uint32_t>{count});
+    gpu_buffer &out = in_place ? dx : other;
+    GPUK(gpuk_add_normed(counter.as<uint32_t>(), tokens, din.as<float>(), dnorm.as<float>(), 1e-5f, hidden,
+                         dx.as<float>(), out.as<float>(), 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    std::vector<double> expected(x.begin(), x.end());
+    for (uint32_t n = 0; n < count; n++) {
+        double squares = 0;
+        for (uint32_t i = 0; i < hidden; i++) squares += (double)in[n * hidden + i] * in[n * hidden + i];
+        for (uint32_t i = 0; i < hidden; i++)
+            expected[n * hidden + i] += in[n * hidden + i] / sqrt(squares / hidden + 1e-5) * norm[i];
+    }
+    check_close(t, out.read<float>(), expected, 4e-6, "add normed");
+}
+
 void test_elementwise(struct test_context *t)
 {
     const uint32_t widths[] = {1, 7, 64, 250, 4096};
@@ -166,6 +189,8 @@ void test_elementwise(struct test_context *t)
     test_weigh(t, 7, 64, 40);
     test_rope_table(t, 128);
     test_rope_table(t, 7);
+    test_add_normed(t, 2816, true);
+    test_add_normed(t, 7, false);
 }
 
 static void test_logits(struct test_context *t, uint32_t vocab, int kind)

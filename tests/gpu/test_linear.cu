@@ -401,7 +401,7 @@ static void test_blocks_read(struct test_context *t, enum tensor_format format, 
     gpu_buffer count(std::vector<uint32_t>{rows}), tokens(ids);
     struct gpuk_step step = {};
     step.counts = count.as<uint32_t>(), step.token_id = tokens.as<uint32_t>();
-    GPUK(gpuk_embed(&step, rows, weights.at, format, rows, cols, x.as<float>(), 0, t->stream, &err));
+    GPUK(gpuk_embed(&step, rows, weights.at, format, rows, cols, 1, x.as<float>(), 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     const auto got = out.read<uint16_t>();
     const auto embedded = x.read<float>();

@@ -274,7 +274,8 @@ static void test_values(struct test_context *t, const odd_blocks &m)
     gpu_buffer count(std::vector<uint32_t>{m.rows}), tokens(ids);
     struct gpuk_step step = {};
     step.counts = count.as<uint32_t>(), step.token_id = tokens.as<uint32_t>();
-    GPUK(gpuk_embed(&step, m.rows, weights.at, m.format, m.rows, m.cols, x.as<float>(), 0, t->stream, &err));
+    GPUK(gpuk_embed(&step, m.rows, weights.at, m.format, m.rows, m.cols, 1, x.as<float>(), 0, t->stream,
+                    &err));
     CUDA(cudaStreamSynchronize(t->stream));
     const auto expanded = out.read<uint16_t>();
     const auto embedded = x.read<float>();

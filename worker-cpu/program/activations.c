@@ -48,8 +48,11 @@ int activations_create(const struct cpu_activations_case *size, unsigned formats
     memset(act->memory, 0, (size_t)bytes);
     float *const base = act->memory;
     for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) act->buffer[b] = base + place.at[b];
-    act->cosine = base + place.cosine;
-    act->sine = base + place.sine;
+    const uint64_t table = (place.sine - place.cosine) / model_ropes(size->config);
+    for (uint32_t i = 0; i < model_ropes(size->config); i++) {
+        act->cosine[i] = base + place.cosine + i * table;
+        act->sine[i] = base + place.sine + i * table;
+    }
     for (int f = 0; f < FORMAT_COUNT; f++) {
         act->tiled[TILED_NORM][f] = by[f] ? (char *)act->memory + at[f] : NULL;
         act->tiled[TILED_JOINED][f] = by[f] && place.joined ? (char *)act->memory + joined_at[f] : NULL;

@@ -50,8 +50,8 @@ void attend_append(void *ctx, uint32_t chunk, uint32_t thread)
     float eps = (float)c->norm_eps;
     if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++) {
-        const float *cosine = run->act->cosine + (size_t)t * (e->rope_dims / 2),
-                    *sine = run->act->sine + (size_t)t * (e->rope_dims / 2);
+        const float *cosine = run->act->cosine[e->rope] + (size_t)t * (e->rope_dims / 2),
+                    *sine = run->act->sine[e->rope] + (size_t)t * (e->rope_dims / 2);
         float *q = run->act->buffer[BUFFER_Q] + (size_t)t * c->heads * dim;
         float *k = run->act->buffer[BUFFER_K] + (size_t)t * c->kv_heads * dim;
         const float *v = run->act->buffer[BUFFER_V] + (size_t)t * c->kv_heads * dim;

@@ -44,23 +44,30 @@ static void place_token(const struct run *run, const struct tensor_matrix *m, ui
                                   hidden);
 }
 
+/* Cosines and sines of a table for token t's position. */
+static void place_angles(const struct run *run, uint32_t table, uint32_t t)
+{
+    const uint32_t half = model_rope_dims(run->config, table) / 2;
+    float *cosine = run->act->cosine[table] + (size_t)t * half,
+          *sine = run->act->sine[table] + (size_t)t * half;
+    for (uint32_t i = 0; i < half; i++) {
+        float angle = (float)run->batch.position[t] * run->inv_freq[table][i];
+        cosine[i] = cosf(angle) * run->rope_scale[table];
+        sine[i] = sinf(angle) * run->rope_scale[table];
+    }
+}
+
 static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
 {
     (void)thread;
     struct run *run = ctx;
     const struct tensor_matrix *m = weights_matrix(run->weights, TENSOR_EMBED, -1);
     uint32_t first = chunk * run->entry->chunk, last = first + run->entry->chunk;
-    const uint32_t half = run->rope_half;
     if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++) {
         if (run->entry->gather) place_token(run, m, t);
-        if (!run->entry->rotates) continue;
-        float *cosine = run->act->cosine + (size_t)t * half, *sine = run->act->sine + (size_t)t * half;
-        for (uint32_t i = 0; i < half; i++) {
-            float angle = (float)run->batch.position[t] * run->inv_freq[i];
-            cosine[i] = cosf(angle) * run->rope_scale;
-            sine[i] = sinf(angle) * run->rope_scale;
-        }
+        for (uint32_t r = 0; r < MODEL_ROPES_MAX; r++)
+            if (run->entry->rotates & 1u << r) place_angles(run, r, t);
     }
 }
 
@@ -108,6 +115,21 @@ static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
                     tileable + (size_t)(t - first) * width, width, in_tile, width, t - base, end, 0, width);
             t = base + end;
         }
+    }
+}
+
+/* Normed in place, then added to the residual stream. */
+static void chunk_add_normed(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk;
+    if (last > run_tokens(run, e)) last = run_tokens(run, e);
+    for (uint32_t t = first; t < last; t++) {
+        float *in = e->in + (size_t)t * e->width;
+        run->kernels->vector->rmsnorm(in, in, e->norm, e->width, (float)run->config->norm_eps);
+        run->kernels->vector->add(e->out + (size_t)t * e->width, in, e->width);
     }
 }
 
@@ -230,8 +252,9 @@ static bool fetch_ahead(void *ctx, uint32_t thread, uint32_t piece)
 static struct pool_job job_of(struct run *run, const struct program_entry *e, uint32_t tokens)
 {
     static pool_chunk_fn *const by_tokens[OP_KIND_COUNT] = {
-        [OP_EMBED] = chunk_embed,   [OP_NORM] = chunk_norm,      [OP_ROPE_APPEND] = attend_append,
-        [OP_SAMPLE] = chunk_sample, [OP_LANE_READ] = chunk_move, [OP_LANE_WRITE] = chunk_move,
+        [OP_EMBED] = chunk_embed,           [OP_NORM] = chunk_norm,      [OP_ROPE_APPEND] = attend_append,
+        [OP_SAMPLE] = chunk_sample,         [OP_LANE_READ] = chunk_move, [OP_LANE_WRITE] = chunk_move,
+        [OP_ADD_NORMED] = chunk_add_normed,
     };
     if (e->kind == OP_ATTEND) return attend_job(run);
     if (e->kind == OP_ATTEND_HOST) return assist_job(run, e);
@@ -371,7 +394,11 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
                  run->threads, (unsigned long long)run->thread_bytes);
         run->thread_bytes = bytes;
     }
-    run->inv_freq = calloc(c->head_dim / 2 + 1, sizeof(float));
+    bool all = true;
+    for (uint32_t r = 0; r < model_ropes(c); r++) {
+        run->inv_freq[r] = calloc(model_rope_dims(c, r) / 2 + 1, sizeof(float));
+        all &= run->inv_freq[r] != NULL;
+    }
     run->batch.token = calloc(step_tokens, sizeof *run->batch.token);
     run->batch.position = calloc(step_tokens, sizeof *run->batch.position);
     run->batch.token_row = calloc(step_tokens, sizeof *run->batch.token_row);
@@ -381,8 +408,8 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
     run->part_max = calloc(run->parts_max * group, sizeof(float));
     run->part_sum = calloc(run->parts_max * group, sizeof(float));
     run->part_left = calloc(run->parts_max, sizeof *run->part_left);
-    bool all = run->inv_freq && run->batch.token && run->batch.position && run->batch.token_row &&
-               run->thread && run->part_out && run->part_max && run->part_sum && run->part_left;
+    all = all && run->batch.token && run->batch.position && run->batch.token_row && run->thread &&
+          run->part_out && run->part_max && run->part_sum && run->part_left;
     for (uint32_t i = 0; i < run->threads && all; i++) {
         run->thread[i].scratch = aligned_alloc(64, run->thread_bytes);
         all = run->thread[i].scratch != NULL;
@@ -401,8 +428,9 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
         execute_destroy(run);
         return rc;
     }
-    run->rope_half = (c->rope[0].dims ? c->rope[0].dims : c->head_dim) / 2;
-    rope_inv_freq(c, 0, arena_header_of(run->arena)->context_tokens, run->inv_freq, &run->rope_scale);
+    for (uint32_t r = 0; r < model_ropes(c); r++)
+        rope_inv_freq(c, r, arena_header_of(run->arena)->context_tokens, run->inv_freq[r],
+                      &run->rope_scale[r]);
     run->reads = linear_reads_choose();
     pool_set_idle(run->pool, fetch_ahead, run);
     return 0;
@@ -412,7 +440,7 @@ void execute_destroy(struct run *run)
 {
     for (uint32_t i = 0; run->thread && i < run->threads; i++) free(run->thread[i].scratch);
     free(run->thread);
-    free(run->inv_freq);
+    for (uint32_t r = 0; r < MODEL_ROPES_MAX; r++) free(run->inv_freq[r]);
     free(run->batch.token);
     free(run->batch.position);
     free(run->batch.token_row);

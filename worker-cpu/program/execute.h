@@ -98,9 +98,8 @@ struct run {
     struct kv_layout kv, window_kv; /* of pages, and of windows */
     void *kv_pool, *window_pool;
     uint32_t kv_heads_group; /* query heads of one kv head */
-    float *inv_freq;
-    float rope_scale;
-    uint32_t rope_half; /* of the numbers of a head that turn */
+    float *inv_freq[MODEL_ROPES_MAX];
+    float rope_scale[MODEL_ROPES_MAX];
     struct run_thread *thread;
     uint32_t threads;
     bool invariant;                 /* the plan is */

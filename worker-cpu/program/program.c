@@ -194,8 +194,9 @@ static void make_rope_append(struct lowering *low, const struct making *m)
         lower_unsupported(low, m->layer, "attention whose KV cache is not the CPU's");
     e->in_window = plan_keeps_window(s->plan, (uint32_t)m->layer);
     e->no_rope = m->op->no_rope;
+    e->rope = m->op->rope;
     e->rope_dims = m->op->rope_dims ? m->op->rope_dims : s->model->config.head_dim;
-    if (!e->no_rope) low->program->entry[0].rotates = true;
+    if (!e->no_rope) low->program->entry[0].rotates |= 1u << e->rope;
     if (m->op->q_norm != TENSOR_NONE) e->norm = weights_vector(s->weights, m->op->q_norm, m->layer);
     if (m->op->k_norm != TENSOR_NONE) e->norm2 = weights_vector(s->weights, m->op->k_norm, m->layer);
 }
@@ -360,6 +361,17 @@ static void make_weigh(struct lowering *low, const struct making *m)
         lower_unsupported(low, m->layer, "a shared expert's weight without its vector");
 }
 
+static void make_add_normed(struct lowering *low, const struct making *m)
+{
+    const struct program_source *s = low->source;
+    struct program_entry *e = add_entry(low, OP_ADD_NORMED, m->layer);
+    e->norm = weights_vector(s->weights, m->op->norm, m->layer);
+    e->in = s->act->buffer[m->op->in];
+    e->out = s->act->buffer[m->op->out[0]];
+    e->width = s->act->width[m->op->in];
+    if (!e->norm || !e->in) lower_unsupported(low, m->layer, "an output's norm without weight");
+}
+
 static void make_experts_sum(struct lowering *low, const struct making *m)
 {
     struct program_entry *e = add_entry(low, OP_EXPERTS_SUM, m->layer);
@@ -392,6 +404,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_ATTEND] = make_attend,
     [OP_SAMPLE] = make_sample,
     [OP_ROUTE] = make_route,
+    [OP_ADD_NORMED] = make_add_normed,
     [OP_WEIGH] = make_weigh,
     [OP_RUNNING_MEAN] = make_running_mean,
     [OP_CONVOLVE] = make_convolve,

@@ -29,7 +29,8 @@ struct activations {
     /* By enum model_buffer. X: unit or end tokens; H: unit tokens or sampled rows; LOGITS: [slots][vocab], in the
      * arena; all others: unit tokens, as are: */
     float *buffer[BUFFER_LOGITS + 1];
-    float *cosine, *sine;              /* [unit_tokens][head_dim / 2], of as many numbers as turn */
+    float *cosine[MODEL_ROPES_MAX],
+        *sine[MODEL_ROPES_MAX];        /* [unit_tokens][head_dim / 2], of as many numbers as turn */
     uint32_t width[BUFFER_LOGITS + 1]; /* floats a token, by enum model_buffer */
     /* One matrix input, tiled for the kernel of several tokens of that format; kernels that tile alike share it. Gated products
      * make theirs (TILED_JOINED) while they read another one. */
@@ -62,7 +63,7 @@ struct program_entry {
     enum activation activation; /* LINEAR: of segment 0, times segment 1 if it is gated */
     bool layer_norm;            /* NORM: LayerNorm; else RMS */
     const float *norm_bias;     /* NORM: or NULL */
-    uint32_t rope_dims;         /* ROPE_APPEND: numbers of each head that turn */
+    uint32_t rope, rope_dims;   /* ROPE_APPEND: which table; numbers of each head that turn */
     bool no_rope;               /* ROPE_APPEND: nothing turns */
     uint32_t position_first;    /* EMBED: row of `vector` that is position 0's */
     /* LINEAR of several tokens, gated: makes the next one's input at once; NULL: several kernels do */
@@ -72,7 +73,7 @@ struct program_entry {
     bool decoded;
     bool alone;          /* too little work to share */
     bool gather;         /* EMBED: the embedding is ours */
-    bool rotates;        /* EMBED: a ROPE_APPEND comes later */
+    uint32_t rotates;    /* EMBED: tables that a later ROPE_APPEND reads, as a set */
     bool last;           /* LANE_READ, ATTEND_HOST, EXPERTS_TAKE: the lane's last hand-over of a step */
     uint32_t ticket;     /* of what has a lane or answers */
     struct lane *lane;   /* LANE_READ, LANE_WRITE; ATTEND_HOST: of queries, EXPERTS_TAKE: of what is asked */
@@ -91,11 +92,11 @@ struct program_entry {
     uint32_t chunks;            /* LINEAR: row chunks, as many for each thread */
     uint32_t share;             /* LINEAR: threads it is shared by, 0: all */
     uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
-    const float *norm, *norm2; /* NORM, WEIGH: weight or NULL. ROPE_APPEND: of q, of k */
+    const float *norm, *norm2; /* NORM, ADD_NORMED, WEIGH: weight or NULL. ROPE_APPEND: of q, of k */
     const float *
         vector; /* EMBED: learned positions or NULL. WEIGH: what the normed input is multiplied by; ROUTE: added for the choice, or NULL */
-    const float *in; /* NORM, WEIGH, LINEAR of the one-token tier */
-    float *out;      /* NORM; NULL: it is only tiled. WEIGH: what is multiplied, out_width numbers a token */
+    float *in;  /* NORM, WEIGH, LINEAR of the one-token tier; ADD_NORMED, which norms it in place */
+    float *out; /* NORM; NULL: it is only tiled. WEIGH: what is multiplied, out_width numbers a token */
     uint32_t out_width;
     uint32_t width;                                         /* of in and out */
     const struct linear_kernel *tile[PROGRAM_SEGMENTS_MAX]; /* NORM, gated LINEAR: tile for these */

@@ -23,6 +23,7 @@ struct op_embed {
     const void *table;
     enum tensor_format format;
     uint32_t vocab, hidden;
+    float scale; /* of rows */
     float *x;
 };
 struct op_norm {
@@ -31,6 +32,13 @@ struct op_norm {
     uint32_t width;
     void *out;
     enum dtype out_dtype;
+};
+/* out[t] = x[t] + rmsnorm(in[t]) * norm, dense rows; out may be x. */
+struct op_add_normed {
+    const float *in, *norm, *x;
+    float eps;
+    uint32_t width;
+    float *out;
 };
 struct op_gather {
     struct gpuk_step step;
@@ -48,6 +56,7 @@ struct op_swiglu {
     const void *in;
     void *out;
     enum dtype in_dtype, out_dtype;
+    enum glu_kind glu;
     uint32_t n, stride, up_at, out_stride;
 };
 /* Of a row the record in its slot: [width] f32 at state + row_state[its line] * slot_bytes. `in` f32. */
@@ -168,6 +177,7 @@ struct op {
         struct op_experts_sum experts_sum;
         struct op_embed embed;
         struct op_norm norm;
+        struct op_add_normed add_normed;
         struct op_gather gather;
         struct op_move move;
         struct op_swiglu swiglu;

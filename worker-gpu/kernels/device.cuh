@@ -90,6 +90,16 @@ __device__ __forceinline__ float silu(float x)
 {
     return x / (1.0f + expf(-x));
 }
+/* What becomes of a gate and an up. */
+__device__ __forceinline__ float glu_value(enum glu_kind kind, float gate, float up)
+{
+    if (kind == GLU_SILU) return silu(gate) * up;
+    if (kind == GLU_GELU)
+        return gate / (1.0f + expf(-2 * GELU_ROOT * (gate + GELU_CUBE * gate * gate * gate))) * up;
+    gate = gate > GLU_CLAMP ? GLU_CLAMP : gate;
+    up = up > GLU_CLAMP ? GLU_CLAMP : up < -GLU_CLAMP ? -GLU_CLAMP : up;
+    return gate / (1.0f + expf(-GLU_ALPHA * gate)) * (up + 1.0f);
+}
 
 /* ---- reductions --------------------------------------------------------------------------------- */
 

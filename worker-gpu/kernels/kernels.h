@@ -141,7 +141,8 @@ struct gpuk_linear {
 /* y = W x over one to four matrices that share x, with what stands before and after it:
  *   norm       x is normalised first: x[i] * norm[i] / sqrt(mean(x^2) + eps); NULL: x as it is
  *   residual   out[r] = residual[r] + (W x + bias)[r]; may be `out` itself; one matrix only
- *   swiglu     two matrices of equal rows, gate then up: segment[0].out[r] = silu(gate[r]) * up[r]
+ *   swiglu     two matrices of equal rows, gate then up: segment[0].out[r] = glu(gate[r], up[r]), silu(gate[r]) * up[r]
+ *              where glu is GLU_SILU
  * `out` may be host memory mapped for the device (an activation lane). */
 struct gpuk_linear_args {
     enum tensor_format format; /* of the weights */
@@ -153,6 +154,7 @@ struct gpuk_linear_args {
     float eps;
     const float *residual; /* stride as out_stride */
     bool swiglu;
+    enum glu_kind glu; /* with swiglu */
     bool
         steady; /* gemm: the kernel is the one of GPUK_BATCH_MAX tokens, however few there are; blocks in a chain: a row's
                     order of sums is that of this kernel, if it is by whole numbers, whatever else is in the chain */
@@ -200,15 +202,19 @@ HELM_MUST_CHECK int gpuk_gemm_small(const struct gpuk_device *device, const stru
                                     uint32_t tokens, const uint32_t *count, void *workspace, uint32_t flags,
                                     void *stream, struct helm_err *err);
 
-/* x[t] = row token_id[t] of table [vocab][hidden], of any format whose rows all have the same bytes; t < tokens
+/* x[t] = scale * row token_id[t] of table [vocab][hidden], of any format whose rows all have the same bytes; t < tokens
  * (the tier). An id outside the vocabulary gives NaN, so that it cannot pass for text. */
 HELM_MUST_CHECK int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const void *table,
-                               enum tensor_format format, uint32_t vocab, uint32_t hidden, float *x,
-                               uint32_t flags, void *stream, struct helm_err *err);
+                               enum tensor_format format, uint32_t vocab, uint32_t hidden, float scale,
+                               float *x, uint32_t flags, void *stream, struct helm_err *err);
 /* out[t] = rmsnorm(x[t]) * norm, out of dtype `out_dtype`, dense rows. norm NULL: only converted. */
 HELM_MUST_CHECK int gpuk_rmsnorm(const uint32_t *count, uint32_t tokens, const float *x, const float *norm,
                                  float eps, uint32_t hidden, void *out, enum dtype out_dtype, uint32_t flags,
                                  void *stream, struct helm_err *err);
+/* out[t] = x[t] + rmsnorm(in[t]) * norm, dense rows of fp32; out may be x. */
+HELM_MUST_CHECK int gpuk_add_normed(const uint32_t *count, uint32_t tokens, const float *in,
+                                    const float *norm, float eps, uint32_t hidden, const float *x, float *out,
+                                    uint32_t flags, void *stream, struct helm_err *err);
 /* out[i] = x[sample_token[i]] for the step's samples, at most `samples`. */
 HELM_MUST_CHECK int gpuk_gather(const struct gpuk_step *step, uint32_t samples, const float *x,
                                 uint32_t hidden, float *out, uint32_t flags, void *stream,
@@ -216,11 +222,12 @@ HELM_MUST_CHECK int gpuk_gather(const struct gpuk_step *step, uint32_t samples, 
 /* out = x for the first *count rows of `hidden` floats: from or to an activation lane in mapped memory. */
 HELM_MUST_CHECK int gpuk_lane_copy(const uint32_t *count, uint32_t tokens, const float *x, uint32_t hidden,
                                    float *out, uint32_t flags, void *stream, struct helm_err *err);
-/* out[t * out_stride + i] = silu(gate) * up for i < n, where gate = in[t * stride + i] and up = in[t * stride
+/* out[t * out_stride + i] = glu(gate, up) for i < n, where gate = in[t * stride + i] and up = in[t * stride
  * + up_at + i]; 16-bit or fp32. */
 HELM_MUST_CHECK int gpuk_swiglu(const uint32_t *count, uint32_t tokens, const void *in, enum dtype in_dtype,
-                                uint32_t stride, uint32_t up_at, uint32_t n, void *out, enum dtype out_dtype,
-                                uint32_t out_stride, uint32_t flags, void *stream, struct helm_err *err);
+                                enum glu_kind glu, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
+                                enum dtype out_dtype, uint32_t out_stride, uint32_t flags, void *stream,
+                                struct helm_err *err);
 
 /* table[t][0 .. half) = cos, [half .. 2 half) = sin of (float)position * inv_freq[i], times scale; half =
  * head_dim / 2, of the numbers of a head that turn. Once a step; every layer reads it. */

@@ -25,6 +25,7 @@ struct linear_params {
     uint32_t x_stride, out_stride;
     float eps;
     bool swiglu;
+    enum glu_kind glu;
 };
 
 struct linear_pair {
@@ -78,7 +79,7 @@ __device__ __forceinline__ void linear_store(const linear_params &p, uint32_t pa
 {
     const uint64_t at = (uint64_t)t * p.out_stride;
     if (p.swiglu) {
-        p.segment[0].out[at + pair] = silu(a) * b;
+        p.segment[0].out[at + pair] = glu_value(p.glu, a, b);
         return;
     }
     const uint32_t s = linear_segment_of(p, pair);

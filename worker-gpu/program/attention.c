@@ -22,7 +22,7 @@ uint32_t making_attention_ops(const struct lowering *low, const struct making *m
     return program_ops_of(m->at->math, PROCESSOR_GPU, tier, kinds);
 }
 
-static uint32_t rope_dims_of(const struct math_op *math, const struct model_config *c)
+static uint32_t turning_of(const struct math_op *math, const struct model_config *c)
 {
     return math->rope_dims ? math->rope_dims : c->head_dim;
 }
@@ -33,7 +33,7 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
     const struct model_config *c = &s->model->config;
     const struct gpu_program *p = low->program;
     const struct place q = making_place(low, m, BUFFER_Q);
-    const uint32_t turning = rope_dims_of(m->at->math, c);
+    const uint32_t turning = turning_of(m->at->math, c);
     const bool gated = m->at->math->output_gate != BUFFER_NONE;
     struct gpuk_attention a = {
         .step =
@@ -45,8 +45,8 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
         .q_norm = making_vector(low, m, m->at->math->q_norm),
         .k_norm = making_vector(low, m, m->at->math->k_norm),
         .eps = (float)c->norm_eps,
-        .rope_table = (float *)making_row(gpu_area(s->buffers, GPU_AREA_ROPE_TABLE), m->sub, turning / 2 * 2,
-                                          sizeof(float)),
+        .rope_table = (float *)making_row(gpu_rope_table(s->buffers, c, m->at->math->rope), m->sub,
+                                          turning / 2 * 2, sizeof(float)),
         .rope_dims = turning,
         .gate = gated ? (const float *)(void *)making_place(low, m, m->at->math->output_gate).at : NULL,
         .gate_stride = q.stride,

@@ -108,6 +108,9 @@ struct place making_place(const struct lowering *low, const struct making *m, en
         return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_SHARED), m->sub, c->shared_intermediate,
                                          dtype_bytes(dtype)),
                               c->shared_intermediate, dtype};
+    case BUFFER_OUT:
+        return (struct place){making_row(gpu_area(b, GPU_AREA_OUT), m->sub, c->hidden, sizeof(float)),
+                              c->hidden, DTYPE_F32};
     default: /* GATE; UP is combined with it */
         if (!chunk) return (struct place){gpu_area(b, GPU_AREA_FEW_ACT), c->intermediate, DTYPE_F32};
         return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_ACT), m->sub, c->intermediate,
@@ -156,6 +159,7 @@ static struct gpu_entry *add_linear(struct lowering *low, const struct making *m
                                                 .norm = making_vector(low, m, m->at->math->norm),
                                                 .eps = (float)low->source->model->config.norm_eps,
                                                 .swiglu = m->at->math->gated,
+                                                .glu = math_glu(m->at->math),
                                                 .steady = low->source->plan->invariant};
     return e;
 }
@@ -285,10 +289,25 @@ static void make_swiglu(struct lowering *low, const struct making *m)
                                                       .out = out.at + gate->row * dtype_bytes(out.dtype),
                                                       .in_dtype = in.dtype,
                                                       .out_dtype = out.dtype,
+                                                      .glu = math_glu(m->at->math),
                                                       .n = gate->rows,
                                                       .stride = in.stride,
                                                       .up_at = gate->rows,
                                                       .out_stride = out.stride};
+}
+
+/* The residual stream, or a decode tier's last lane, out of itself and the normed output. */
+static void make_add_normed(struct lowering *low, const struct making *m)
+{
+    const struct model_config *c = &low->source->model->config;
+    float *x = (float *)(void *)making_place(low, m, BUFFER_X).at;
+    making_op(low, m)->as.add_normed =
+        (struct op_add_normed){.in = (const float *)(void *)making_place(low, m, m->at->math->in).at,
+                               .norm = making_vector(low, m, m->at->math->norm),
+                               .x = x,
+                               .eps = (float)c->norm_eps,
+                               .width = c->hidden,
+                               .out = making_tier(low) == OP_TIER_CHUNK ? x : m->x_out};
 }
 
 /* ---- the ends ---- */
@@ -297,11 +316,13 @@ static void make_embed(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
     const struct gpu_matrix *table = lower_matrix(low, m->at->math->weight[0], -1);
+    const float scale = m->at->math->out_scale;
     making_op(low, m)->as.embed = (struct op_embed){.step = low->program->step,
                                                     .table = table->data,
                                                     .format = table->format,
                                                     .vocab = s->model->config.vocab,
                                                     .hidden = s->model->config.hidden,
+                                                    .scale = scale != 0 ? scale : 1,
                                                     .x = gpu_area(s->buffers, GPU_AREA_X)};
 }
 
@@ -399,6 +420,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_GEMV] = make_product,
     [OP_GEMM_SMALL] = make_product,
     [OP_NORM] = make_norm,
+    [OP_ADD_NORMED] = make_add_normed,
     [OP_MATMUL] = make_matmul,
     [OP_ADD_BIAS] = make_bias,
     [OP_SWIGLU] = make_swiglu,
@@ -571,7 +593,7 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
                                !plan_keeps_window(low->source->plan, (uint32_t)at.layer);
             (whole ? make_whole_attention : make_subs)(low, &m);
             lower_cache_end(low, (uint32_t)at.layer);
-        } else if (at.math->state_bytes) {
+        } else if (at.math->state_bytes || at.math->kind == MATH_ADD_NORMED) {
             make_subs(low, &m);
         } else if (weighs || (mixed && at.math->kind != MATH_LINEAR)) { /* nothing comes in pieces */
             m.sub = GPU_SUB_ALL;

@@ -170,16 +170,17 @@ static void lower_span(struct lowering *low, const struct plan_span *span, uint3
     if (last_out) lower_word(low, OP_WORD_WRITE, s->sent, last_out, DEVICE_EQUAL);
 }
 
-static void add_rope_table(struct lowering *low)
+static void add_rope_table(struct lowering *low, uint32_t table)
 {
     const struct gpu_source *s = low->source;
+    const struct model_config *c = &s->model->config;
     lower_add(low, OP_ROPE_TABLE, -1)->op.as.rope_table =
         (struct op_rope_table){.step = low->program->step,
-                               .inv_freq = gpu_area(s->buffers, GPU_AREA_INV_FREQ),
-                               .head_dim = s->model->config.rope[0].dims ? s->model->config.rope[0].dims
-                                                                         : s->model->config.head_dim,
-                               .scale = s->rope_scale,
-                               .table = gpu_area(s->buffers, GPU_AREA_ROPE_TABLE)};
+                               .inv_freq = (float *)gpu_area(s->buffers, GPU_AREA_INV_FREQ) +
+                                           (size_t)table * c->head_dim / 2,
+                               .head_dim = model_rope_dims(c, table),
+                               .scale = s->rope_scale[table],
+                               .table = gpu_rope_table(s->buffers, c, table)};
 }
 
 /* All spans, between beginning and end of what the copy queue does for them. The step is done when the
@@ -194,7 +195,7 @@ static void lower_step(struct lowering *low, const struct plan_span *spans, uint
     bool streams = plan_streams(low->source->plan, self);
     if (!low->source->follows) lower_add(low, streams ? OP_READ_BLOCK : OP_COPY_BLOCK, -1);
     lower_first_copies(low);
-    if (layers) add_rope_table(low);
+    for (uint32_t r = 0; layers && r < model_ropes(&low->source->model->config); r++) add_rope_table(low, r);
     for (uint32_t i = 0; i < count && !low->rc; i++)
         if (spans[i].processor == self) { /* where another turn comes after the reader's last */
             const bool last_out = i + 2 < count && spans[i + 1].last_in;

@@ -87,6 +87,14 @@ static inline void *gpu_area(const struct gpu_buffers *buffers, enum gpu_area ar
     return there ? buffers->memory + buffers->work.area[area].at : NULL;
 }
 
+/* Cosines and sines of one of the model's tables of RoPE. */
+static inline float *gpu_rope_table(const struct gpu_buffers *buffers, const struct model_config *config,
+                                    uint32_t table)
+{
+    return (float *)gpu_area(buffers, GPU_AREA_ROPE_TABLE) +
+           (size_t)table * buffers->work.tokens * config->head_dim;
+}
+
 /* For which steps an entry is issued: of one sample or of several; of up to its when_tokens tokens or of more (in an
  * invariant plan: of short prompts or of others); that fill a page, that read pages of the arena, or either. */
 enum gpu_when {
@@ -217,7 +225,7 @@ struct gpu_source {
     _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done; behind it the other place's */
     _Atomic uint32_t *sent;    /* pinned: how many lanes' last hand-overs are published (gpu_turn.last_out) */
     _Atomic uint32_t *moved;   /* pinned: becomes 1 when a session's page is copied (session.h) */
-    float rope_scale;
+    float rope_scale[MODEL_ROPES_MAX];
     const bool *left_out; /* [units + 1]: half layers, and the head behind them, that a program which is only
                              measured lacks; NULL: none */
 };

@@ -291,7 +291,7 @@ void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_
 void bench_enqueue_chain(struct bench_model *m)
 {
     const struct bench_shape *s = &m->shape;
-    GPUK(gpuk_embed(&m->step, 1, m->embed, FORMAT_BF16, s->vocab, s->hidden, m->x, 0, m->stream, &err));
+    GPUK(gpuk_embed(&m->step, 1, m->embed, FORMAT_BF16, s->vocab, s->hidden, 1, m->x, 0, m->stream, &err));
     GPUK(gpuk_rope_table(&m->step, 1, m->inv_freq, s->head_dim, 1, m->rope_table, 0, m->stream, &err));
     GPUK(gpuk_chain_run(&m->chain, 0, m->stream, &err));
     GPUK(gpuk_argmax(m->step.counts + 2, 1, m->logits, s->vocab, m->result, NULL, m->argmax_workspace, 0,
@@ -331,7 +331,8 @@ void bench_enqueue_head(struct bench_model *m, uint32_t tokens, uint32_t flags)
 void bench_enqueue_decode(struct bench_model *m, uint32_t tokens, uint32_t flags)
 {
     const struct bench_shape *s = &m->shape;
-    GPUK(gpuk_embed(&m->step, tokens, m->embed, FORMAT_BF16, s->vocab, s->hidden, m->x, 0, m->stream, &err));
+    GPUK(gpuk_embed(&m->step, tokens, m->embed, FORMAT_BF16, s->vocab, s->hidden, 1, m->x, 0, m->stream,
+                    &err));
     GPUK(gpuk_rope_table(&m->step, tokens, m->inv_freq, s->head_dim, 1, m->rope_table, flags, m->stream,
                          &err));
     for (uint32_t l = 0; l < s->layers; l++)
@@ -363,7 +364,8 @@ void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flag
     const struct bench_shape *s = &m->shape;
     const uint32_t q = s->heads * s->head_dim, qkv = q + 2 * s->kv_heads * s->head_dim;
     const uint32_t *count = m->step.counts;
-    GPUK(gpuk_embed(&m->step, tokens, m->embed, FORMAT_BF16, s->vocab, s->hidden, m->x, 0, m->stream, &err));
+    GPUK(gpuk_embed(&m->step, tokens, m->embed, FORMAT_BF16, s->vocab, s->hidden, 1, m->x, 0, m->stream,
+                    &err));
     GPUK(gpuk_rope_table(&m->step, tokens, m->inv_freq, s->head_dim, 1, m->rope_table, flags, m->stream,
                          &err));
     for (uint32_t l = 0; l < s->layers; l++) {
@@ -381,8 +383,9 @@ void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flag
         enqueue_product(m, tokens,
                         {w->gate_up, m->h, m->gate_up_out, 2 * s->intermediate, s->hidden, DTYPE_BF16,
                          false});
-        GPUK(gpuk_swiglu(count, tokens, m->gate_up_out, DTYPE_BF16, 2 * s->intermediate, s->intermediate,
-                         s->intermediate, m->inner16, DTYPE_BF16, s->intermediate, 0, m->stream, &err));
+        GPUK(gpuk_swiglu(count, tokens, m->gate_up_out, DTYPE_BF16, GLU_SILU, 2 * s->intermediate,
+                         s->intermediate, s->intermediate, m->inner16, DTYPE_BF16, s->intermediate, 0,
+                         m->stream, &err));
         enqueue_product(m, tokens, {w->down, m->inner16, m->x, s->hidden, s->intermediate, DTYPE_F32, true});
     }
     GPUK(gpuk_gather(&m->step, 1, m->x, s->hidden, m->attended, 0, m->stream, &err));

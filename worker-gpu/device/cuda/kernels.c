@@ -132,6 +132,7 @@ static int run_delta(struct device *d, const struct op *op, struct helm_err *err
 static int run_rows(struct device *d, const struct op *op, struct helm_err *err)
 {
     const struct op_norm *n = &op->as.norm;
+    const struct op_add_normed *a = &op->as.add_normed;
     const struct op_swiglu *g = &op->as.swiglu;
     const struct op_bias *b = &op->as.bias;
     const struct op_move *m = &op->as.move;
@@ -139,9 +140,12 @@ static int run_rows(struct device *d, const struct op *op, struct helm_err *err)
     case OP_NORM:
         return gpuk_rmsnorm(op->count, op->tokens, n->x, n->norm, n->eps, n->width, n->out, n->out_dtype,
                             op->flags, STREAM(d), err);
+    case OP_ADD_NORMED:
+        return gpuk_add_normed(op->count, op->tokens, a->in, a->norm, a->eps, a->width, a->x, a->out,
+                               op->flags, STREAM(d), err);
     case OP_SWIGLU:
-        return gpuk_swiglu(op->count, op->tokens, g->in, g->in_dtype, g->stride, g->up_at, g->n, g->out,
-                           g->out_dtype, g->out_stride, op->flags, STREAM(d), err);
+        return gpuk_swiglu(op->count, op->tokens, g->in, g->in_dtype, g->glu, g->stride, g->up_at, g->n,
+                           g->out, g->out_dtype, g->out_stride, op->flags, STREAM(d), err);
     case OP_ADD_BIAS:
         return gpuk_add_bias(op->count, op->tokens, b->out, b->dtype, b->stride, b->rows, b->bias, op->flags,
                              STREAM(d), err);
@@ -160,8 +164,8 @@ static int run_ends(struct device *d, const struct op *op, struct helm_err *err)
     const struct op_few *f = &op->as.few;
     switch (op->kind) {
     case OP_EMBED:
-        return gpuk_embed(&e->step, op->tokens, e->table, e->format, e->vocab, e->hidden, e->x, op->flags,
-                          STREAM(d), err);
+        return gpuk_embed(&e->step, op->tokens, e->table, e->format, e->vocab, e->hidden, e->scale, e->x,
+                          op->flags, STREAM(d), err);
     case OP_ROPE_TABLE:
         return gpuk_rope_table(&r->step, op->tokens, r->inv_freq, r->head_dim, r->scale, r->table, op->flags,
                                STREAM(d), err);
@@ -205,6 +209,7 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     case OP_EXPERTS_SUM:
         return run_experts(d, op, err);
     case OP_NORM:
+    case OP_ADD_NORMED:
     case OP_SWIGLU:
     case OP_ADD_BIAS:
     case OP_READ_BLOCK:

@@ -130,6 +130,14 @@ static const void *weight_of(struct emulated_math *math, const struct gpuk_linea
     return plain_of(math, part, tensor_format_value(a->format));
 }
 
+/* What becomes of gates and ups, into the gates. */
+static void emulated_glu(const struct emulated_math *math, enum glu_kind glu, float *gate, const float *up,
+                         size_t n)
+{
+    const struct vector_variant *v = math->vector;
+    (glu == GLU_GELU ? v->gelu : glu == GLU_CLAMPED ? v->swiglu_clamped : v->swiglu)(gate, gate, up, n);
+}
+
 static void linear(struct emulated_math *math, const struct gpuk_linear_args *a, uint32_t tokens,
                    uint32_t x_stride, uint32_t out_stride)
 {
@@ -159,7 +167,7 @@ static void linear(struct emulated_math *math, const struct gpuk_linear_args *a,
             float *row = y + (size_t)t * g->rows;
             if (a->swiglu) {
                 float *gate = (float *)math->scratch[SCRATCH_Y].memory + (size_t)t * g->rows;
-                math->vector->swiglu(gate, gate, row, g->rows);
+                emulated_glu(math, a->glu, gate, row, g->rows);
                 row = gate;
             }
             if (a->residual) math->vector->add(row, a->residual + (size_t)t * out_stride, g->rows);
@@ -250,6 +258,18 @@ static void run_norm(struct emulated_math *math, const struct op *op)
     }
 }
 
+static void run_add_normed(struct emulated_math *math, const struct op *op)
+{
+    const struct op_add_normed *c = &op->as.add_normed;
+    float *row = emulated_scratch(math, SCRATCH_Y, c->width * sizeof(float));
+    for (uint32_t t = 0, n = emulated_count(op->count, op->tokens); t < n && row; t++) {
+        const size_t at = (size_t)t * c->width;
+        math->vector->rmsnorm(row, c->in + at, c->norm, c->width, c->eps);
+        math->vector->add(row, c->x + at, c->width);
+        memcpy(c->out + at, row, c->width * sizeof(float));
+    }
+}
+
 static void run_move(struct emulated_math *math, const struct op *op)
 {
     (void)math;
@@ -267,7 +287,7 @@ static void run_swiglu(struct emulated_math *math, const struct op *op)
         const char *in = (const char *)c->in + (size_t)t * c->stride * bytes;
         math->vector->load(gate, in, c->in_dtype, c->n);
         math->vector->load(up, in + c->up_at * bytes, c->in_dtype, c->n);
-        math->vector->swiglu(gate, gate, up, c->n);
+        emulated_glu(math, c->glu, gate, up, c->n);
         emulated_store(math, c->out, (size_t)t * c->out_stride, c->out_dtype, gate, c->n);
     }
 }
@@ -306,6 +326,7 @@ static void run_embed(struct emulated_math *math, const struct op *op)
                                             .cols = c->hidden};
         if (id >= c->vocab || tensor_format_read_row(&table, id, x, NULL))
             for (uint32_t i = 0; i < c->hidden; i++) x[i] = NAN;
+        for (uint32_t i = 0; i < c->hidden; i++) x[i] *= c->scale;
     }
 }
 
@@ -374,6 +395,7 @@ static void run_running_mean(struct emulated_math *math, const struct op *op)
 static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_EMBED] = run_embed,
     [OP_NORM] = run_norm,
+    [OP_ADD_NORMED] = run_add_normed,
     [OP_ROPE_APPEND] = emulated_run_rope_append,
     [OP_LANE_READ] = run_move,
     [OP_LANE_WRITE] = run_move,

@@ -310,7 +310,7 @@ __device__ __forceinline__ void experts_store(const chain_item &item, const chai
 {
     if (item.kind == GPUK_CHAIN_EXPERTS_GLU) {
         const chain_experts &e = item.experts;
-        const float act = token.expert_weight[item.where.each.into(pair)] * experts_glu_of(e.glu, a, b);
+        const float act = token.expert_weight[item.where.each.into(pair)] * glu_value(e.glu, a, b);
         item.linear.segment[0].out[pair] = act;
         return;
     }

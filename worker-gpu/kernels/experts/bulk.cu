@@ -270,7 +270,7 @@ template <typename D> struct experts_bulk_block {
                 if (has_second(unit)) to[1] = b + (p.role[0].bias ? p.role[0].bias[bias + 1] : 0.0f);
             } else {
                 if (p.role[1].bias) b += p.role[1].bias[bias];
-                p.out[(uint64_t)pair * p.rows + unit.row] = experts_glu_of(p.glu, a, b);
+                p.out[(uint64_t)pair * p.rows + unit.row] = glu_value(p.glu, a, b);
             }
         }
         __syncwarp(); /* and have been read */

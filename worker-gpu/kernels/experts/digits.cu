@@ -344,7 +344,7 @@ template <typename F> struct experts_digits_block {
                 continue;
             }
             if (p.role[1].bias) b += p.role[1].bias[bias];
-            p.out[(uint64_t)pair * p.rows + row] = experts_glu_of(p.glu, a, b);
+            p.out[(uint64_t)pair * p.rows + row] = glu_value(p.glu, a, b);
         }
     }
     /* Of down: 16 rows of all tokens; by a warp. */

@@ -56,14 +56,6 @@ __device__ __forceinline__ uint32_t experts_tokens(const experts_params &p)
     return count < p.tokens ? count : p.tokens;
 }
 
-__device__ __forceinline__ float experts_glu_of(enum glu_kind kind, float gate, float up)
-{
-    if (kind == GLU_SILU) return silu(gate) * up;
-    gate = gate > GLU_CLAMP ? GLU_CLAMP : gate;
-    up = up > GLU_CLAMP ? GLU_CLAMP : up < -GLU_CLAMP ? -GLU_CLAMP : up;
-    return gate / (1.0f + expf(-GLU_ALPHA * gate)) * (up + 1.0f);
-}
-
 /* ---- the choice: a warp a token --------------------------------------------------------------------- */
 
 /* Whole numbers in the order of floats, none 0; a number that is none is the least. */

@@ -141,7 +141,7 @@ static __device__ __forceinline__ void glu_unit(const packed_experts_params &q, 
             float g = warp_sum(sum.x), u = warp_sum(sum.y);
             if (p.role[0].bias) g += p.role[0].bias[row];
             if (p.role[1].bias) u += p.role[1].bias[row];
-            if (lane == 0) p.out[(uint64_t)pair * p.rows + (row - id * p.rows)] = experts_glu_of(p.glu, g, u);
+            if (lane == 0) p.out[(uint64_t)pair * p.rows + (row - id * p.rows)] = glu_value(p.glu, g, u);
             sum = make_float2(0, 0), col = 0, row++;
         }
     }

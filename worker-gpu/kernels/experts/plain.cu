@@ -41,7 +41,7 @@ __device__ __forceinline__ void glu_of(const experts_params &p, uint32_t pair, u
     const uint64_t bias = (uint64_t)id * p.rows + row;
     if (p.role[0].bias) sum.x += p.role[0].bias[bias];
     if (p.role[1].bias) sum.y += p.role[1].bias[bias];
-    p.out[(uint64_t)pair * p.rows + row] = experts_glu_of(p.glu, sum.x, sum.y);
+    p.out[(uint64_t)pair * p.rows + row] = glu_value(p.glu, sum.x, sum.y);
 }
 template <typename D, bool VECTOR>
 __device__ __forceinline__ void down_of(const experts_params &p, uint32_t token, uint32_t row)
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(THREADS)
             if (p.role[0].bias) va += p.role[0].bias[bias];
             if (!p.down) {
                 if (p.role[1].bias) vb += p.role[1].bias[bias];
-                experts_store(p, at, experts_glu_of(p.glu, va, vb));
+                experts_store(p, at, glu_value(p.glu, va, vb));
                 continue;
             }
             static_cast<float *>(p.out)[at] = va;

@@ -61,7 +61,7 @@ template <typename D> struct experts_work {
                 if (row < q.rows) static_cast<float *>(q.out)[at] = first;
                 if (row + 8 < q.rows) static_cast<float *>(q.out)[at + 8] = second;
             } else if (row < q.rows) {
-                experts_store(q, at, experts_glu_of(q.glu, first, second));
+                experts_store(q, at, glu_value(q.glu, first, second));
             }
         }
     }

@@ -15,7 +15,7 @@ __device__ __forceinline__ bool beyond(const uint32_t *count, uint32_t token)
 
 template <typename D>
 __global__ void embed_kernel(const uint32_t *count, const uint32_t *ids, const unsigned char *table,
-                             uint32_t vocab, uint32_t hidden, float *x)
+                             uint32_t vocab, uint32_t hidden, float scale, float *x)
 {
     let_next_start();
     wait_for_previous();
@@ -24,7 +24,7 @@ __global__ void embed_kernel(const uint32_t *count, const uint32_t *ids, const u
     uint32_t id = ids[t];
     for (uint32_t i = blockIdx.y * THREADS + threadIdx.x; i < hidden; i += gridDim.y * THREADS)
         x[(size_t)t * hidden + i] =
-            id < vocab ? D::number(table + id * D::bytes(hidden), i) : __int_as_float(0x7fc00000);
+            id < vocab ? scale * D::number(table + id * D::bytes(hidden), i) : __int_as_float(0x7fc00000);
 }
 
 /* ---- norm --------------------------------------------------------------------------------------- */
@@ -73,12 +73,33 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* A block a token: x + the normed row. */
+__global__ void __launch_bounds__(THREADS)
+    add_normed_kernel(const uint32_t *count, const float *in, const float *norm, float eps, uint32_t hidden,
+                      const float *x, float *out)
+{
+    __shared__ float scratch[32];
+    let_next_start();
+    wait_for_previous();
+    if (beyond(count, blockIdx.x)) return;
+    const size_t at = (size_t)blockIdx.x * hidden;
+    float squares = 0;
+    for (uint32_t i = threadIdx.x; i < hidden; i += THREADS) {
+        const float v = __ldcg(in + at + i);
+        squares += v * v;
+    }
+    squares = block_sum(squares, scratch);
+    const float scale = rsqrtf(squares / (float)hidden + eps);
+    for (uint32_t i = threadIdx.x; i < hidden; i += THREADS)
+        out[at + i] = __ldcg(x + at + i) + __ldcg(in + at + i) * scale * norm[i];
+}
+
 /* ---- SwiGLU ------------------------------------------------------------------------------------- */
 
 template <typename I, typename O>
 __global__ void __launch_bounds__(THREADS)
-    swiglu_kernel(const uint32_t *count, const I *in, uint32_t stride, uint32_t up_at, uint32_t n, O *out,
-                  uint32_t out_stride, bool vector)
+    swiglu_kernel(const uint32_t *count, const I *in, enum glu_kind glu, uint32_t stride, uint32_t up_at,
+                  uint32_t n, O *out, uint32_t out_stride, bool vector)
 {
     let_next_start();
     wait_for_previous();
@@ -92,12 +113,12 @@ __global__ void __launch_bounds__(THREADS)
         load8<I>(gate + i, g);
         load8<I>(up + i, u);
 #pragma unroll
-        for (int j = 0; j < 8; j++) g[j] = silu(g[j]) * u[j];
+        for (int j = 0; j < 8; j++) g[j] = glu_value(glu, g[j], u[j]);
         store8<O>(to + i, g);
         return;
     }
     for (uint32_t end = i + 8; i < end && i < n; i++)
-        to[i] = element<O>::store(silu(element<I>::load(gate[i])) * element<I>::load(up[i]));
+        to[i] = element<O>::store(glu_value(glu, element<I>::load(gate[i]), element<I>::load(up[i])));
 }
 
 template <typename T>
@@ -146,12 +167,12 @@ static int check_shape(const char *what, uint32_t tokens, uint32_t width, struct
 }
 
 typedef void (*embed_function)(const uint32_t *, const uint32_t *, const unsigned char *, uint32_t, uint32_t,
-                               float *);
+                               float, float *);
 #define EMBED(D) embed_kernel<D>
 static const embed_function embed_kernels[FORMAT_COUNT] = BY_FORMAT(EMBED, nullptr);
 
 extern "C" int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const void *table,
-                          enum tensor_format format, uint32_t vocab, uint32_t hidden, float *x,
+                          enum tensor_format format, uint32_t vocab, uint32_t hidden, float scale, float *x,
                           uint32_t flags, void *stream, struct helm_err *err)
 {
     int rc = check_shape("embed", tokens, hidden, err);
@@ -160,7 +181,7 @@ extern "C" int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const v
     if ((unsigned)format >= FORMAT_COUNT || !embed_kernels[format])
         return helm_fail(err, HELM_E_UNSUPPORTED, "embed: a table of %s", tensor_format_name(format));
     return gpuk_launch("embed", embed_kernels[format], grid, dim3(THREADS), 0, flags, stream, err,
-                       step->counts, step->token_id, (const unsigned char *)table, vocab, hidden, x);
+                       step->counts, step->token_id, (const unsigned char *)table, vocab, hidden, scale, x);
 }
 
 extern "C" int gpuk_rmsnorm(const uint32_t *count, uint32_t tokens, const float *x, const float *norm,
@@ -199,6 +220,16 @@ static int copy_rows(const char *what, const uint32_t *count, uint32_t rows, con
                        hidden, out, vector);
 }
 
+extern "C" int gpuk_add_normed(const uint32_t *count, uint32_t tokens, const float *in, const float *norm,
+                               float eps, uint32_t hidden, const float *x, float *out, uint32_t flags,
+                               void *stream, struct helm_err *err)
+{
+    const int rc = check_shape("add normed", tokens, hidden, err);
+    if (rc) return rc;
+    return gpuk_launch("add normed", add_normed_kernel, dim3(tokens), dim3(THREADS), 0, flags, stream, err,
+                       count, in, norm, eps, hidden, x, out);
+}
+
 extern "C" int gpuk_gather(const struct gpuk_step *step, uint32_t samples, const float *x, uint32_t hidden,
                            float *out, uint32_t flags, void *stream, struct helm_err *err)
 {
@@ -213,25 +244,27 @@ extern "C" int gpuk_lane_copy(const uint32_t *count, uint32_t tokens, const floa
 }
 
 template <typename I, typename O>
-static int run_swiglu(const uint32_t *count, uint32_t tokens, const void *in, uint32_t stride, uint32_t up_at,
-                      uint32_t n, void *out, uint32_t out_stride, uint32_t flags, void *stream,
-                      struct helm_err *err)
+static int run_swiglu(const uint32_t *count, uint32_t tokens, const void *in, enum glu_kind glu,
+                      uint32_t stride, uint32_t up_at, uint32_t n, void *out, uint32_t out_stride,
+                      uint32_t flags, void *stream, struct helm_err *err)
 {
     bool vector = (stride | up_at | n | out_stride) % 8 == 0 && ((size_t)in | (size_t)out) % 16 == 0;
     return gpuk_launch("swiglu", swiglu_kernel<I, O>, dim3(tokens, div_up(n, 8 * THREADS)), dim3(THREADS), 0,
-                       flags, stream, err, count, (const I *)in, stride, up_at, n, (O *)out, out_stride,
+                       flags, stream, err, count, (const I *)in, glu, stride, up_at, n, (O *)out, out_stride,
                        vector);
 }
 
 extern "C" int gpuk_swiglu(const uint32_t *count, uint32_t tokens, const void *in, enum dtype in_dtype,
-                           uint32_t stride, uint32_t up_at, uint32_t n, void *out, enum dtype out_dtype,
-                           uint32_t out_stride, uint32_t flags, void *stream, struct helm_err *err)
+                           enum glu_kind glu, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
+                           enum dtype out_dtype, uint32_t out_stride, uint32_t flags, void *stream,
+                           struct helm_err *err)
 {
     int rc = check_shape("swiglu", tokens, n, err);
     if (rc) return rc;
     if (out_stride < n)
         return helm_fail(err, HELM_E_USAGE, "swiglu: rows of %u numbers, %u apart", n, out_stride);
-#define RUN(I, O) run_swiglu<I, O>(count, tokens, in, stride, up_at, n, out, out_stride, flags, stream, err)
+#define RUN(I, O)                                                                                            \
+    run_swiglu<I, O>(count, tokens, in, glu, stride, up_at, n, out, out_stride, flags, stream, err)
     if (in_dtype == DTYPE_F32 && out_dtype == DTYPE_F32) return RUN(float, float);
     if (in_dtype == DTYPE_F32 && out_dtype == DTYPE_BF16) return RUN(float, __nv_bfloat16);
     if (in_dtype == DTYPE_F32 && out_dtype == DTYPE_F16) return RUN(float, __half);
@@ -272,6 +305,7 @@ int gpuk_prepare_elementwise(const struct gpuk_device *, struct helm_err *err)
     PREPARE((rmsnorm_kernel<__nv_bfloat16>));
     PREPARE((rmsnorm_kernel<__half>));
     PREPARE((rmsnorm_kernel<float>));
+    PREPARE(add_normed_kernel);
     PREPARE((swiglu_kernel<float, float>));
     PREPARE((swiglu_kernel<float, __nv_bfloat16>));
     PREPARE((swiglu_kernel<float, __half>));

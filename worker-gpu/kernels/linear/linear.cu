@@ -93,6 +93,7 @@ int gpuk_linear_params(const char *what, const struct gpuk_linear_args *args, st
     params->out_stride = args->out_stride;
     params->eps = args->eps;
     params->swiglu = args->swiglu;
+    params->glu = args->glu;
     return HELM_OK;
 }
 

@@ -1,0 +1,77 @@
+#!/usr/bin/python3
+"""Reference models and outputs of Gemma 3, without transformers.
+
+  gemma_references.py --out DIR [gemma3]      (default: all; a minute on a CPU)
+  gemma_references.py --check DIR [gemma3]    what transformers says of the same steps, which needs torch
+
+As plain_references.py makes its own, in numpy (float64 over the weights as stored), from the published definition: Gemma Team
+2025. Every step computes the whole sequence again: no cache. Needs numpy (apt-get install python3-numpy)."""
+import math
+
+import numpy as np
+
+import plain_references as plain
+
+GEMMA3 = dict(plain.COMMON, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", num_hidden_layers=4, head_dim=32,
+              num_key_value_heads=1, intermediate_size=128, hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6,
+              max_position_embeddings=4096, sliding_window=40, query_pre_attn_scalar=20, tie_word_embeddings=True,
+              layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+              rope_theta=1000000.0, rope_local_base_freq=10000.0, rope_scaling={"rope_type": "linear", "factor": 8.0})
+CONFIGS = {"gemma3": (GEMMA3, 41)}
+
+
+def make_weights(c, seed):
+    w, hidden, dim = plain.Weights(seed), c["hidden_size"], c["head_dim"]
+
+    def norm(name, size):  # stored less 1
+        w.add(name + ".weight", size, 0.2)
+    w.add("model.embed_tokens.weight", (c["vocab_size"], hidden), 1 / math.sqrt(hidden))
+    for layer in range(c["num_hidden_layers"]):
+        p = f"model.layers.{layer}."
+        for name in "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm":
+            norm(p + name, hidden)
+        for name, heads in ("q", c["num_attention_heads"]), ("k", c["num_key_value_heads"]), ("v", c["num_key_value_heads"]):
+            w.linear(f"{p}self_attn.{name}_proj", heads * dim, hidden)
+        norm(p + "self_attn.q_norm", dim)
+        norm(p + "self_attn.k_norm", dim)
+        w.linear(p + "self_attn.o_proj", hidden, c["num_attention_heads"] * dim)
+        for name in "gate", "up":
+            w.linear(f"{p}mlp.{name}_proj", c["intermediate_size"], hidden)
+        w.linear(p + "mlp.down_proj", hidden, c["intermediate_size"])
+    w.add("model.norm.weight", hidden, 1.5, -1.0)  # around 0 in use, so that a tied head does not say the input again
+    return w
+
+
+def rms(x, weight, eps):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
+
+
+def last_logits(ids, w, c, _):
+    dim, eps = c["head_dim"], c["rms_norm_eps"]
+    exponents = np.arange(0, dim, 2) / dim
+
+    def normed(x, name):
+        return rms(x, 1 + w[name + ".weight"], eps)
+    x = w["model.embed_tokens.weight"][ids] * math.sqrt(c["hidden_size"])
+    for layer, kind in enumerate(c["layer_types"]):
+        p, full = f"model.layers.{layer}.", kind == "full_attention"
+        freq = 1 / c["rope_theta"] ** exponents / c["rope_scaling"]["factor"] if full else \
+            1 / c["rope_local_base_freq"] ** exponents
+        h = normed(x, p + "input_layernorm")
+        q, k, v = (plain.linear(h, w, f"{p}self_attn.{n}_proj").reshape(len(ids), -1, dim) for n in "qkv")
+        q, k = normed(q, p + "self_attn.q_norm"), normed(k, p + "self_attn.k_norm")
+        a = plain.attend(plain.rotate(q, freq, 1.0), plain.rotate(k, freq, 1.0), v, c["query_pre_attn_scalar"] ** -0.5,
+                         1 << 30 if full else c["sliding_window"])
+        x = x + normed(plain.linear(a, w, p + "self_attn.o_proj"), p + "post_attention_layernorm")
+        h = normed(x, p + "pre_feedforward_layernorm")
+        h = gelu(plain.linear(h, w, p + "mlp.gate_proj")) * plain.linear(h, w, p + "mlp.up_proj")
+        x = x + normed(plain.linear(h, w, p + "mlp.down_proj"), p + "post_feedforward_layernorm")
+    return plain.linear(normed(x[-1:], "model.norm"), w, "model.embed_tokens")[0]
+
+
+if __name__ == "__main__":
+    plain.main(CONFIGS, make_weights, {"gemma3_text": last_logits}, __doc__)

@@ -1,0 +1,142 @@
+#!/usr/bin/python3
+"""Gemma 3 through helmd: every placement of its four layers on the emulated GPU and the CPU, windows whose pages are used again,
+a GGUF file, what is refused. Reference: tests/data/golden/gemma3 (tests/golden/test_golden_cpu.c walks it with every kernel)."""
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from gguf_edit import Gguf, string  # noqa: E402
+from helmd_harness import BIN, check, plan_json, run_tests  # noqa: E402
+from test_architectures import BF16, CPU, F32, GOLDEN, LOAD, SIZES, agrees, golden, number, read_safetensors  # noqa: E402
+
+GEMMA3 = os.path.join(GOLDEN, "gemma3")
+NAMES = {"embed_tokens.": "token_embd.", "self_attn.q_norm.": "attn_q_norm.", "self_attn.k_norm.": "attn_k_norm.",
+         "self_attn.q_proj.": "attn_q.", "self_attn.k_proj.": "attn_k.", "self_attn.v_proj.": "attn_v.",
+         "self_attn.o_proj.": "attn_output.", "input_layernorm.": "attn_norm.",
+         "post_attention_layernorm.": "post_attention_norm.", "pre_feedforward_layernorm.": "ffn_norm.",
+         "post_feedforward_layernorm.": "post_ffw_norm.", "mlp.gate_proj.": "ffn_gate.", "mlp.up_proj.": "ffn_up.",
+         "mlp.down_proj.": "ffn_down."}
+
+
+def gguf_name(name):
+    if name == "model.norm.weight":
+        return "output_norm.weight"
+    name = name.replace("model.layers.", "blk.").replace("model.", "")
+    for old, new in NAMES.items():
+        name = name.replace(old, new)
+    return name
+
+
+def as_used(data, by=1.0):
+    """GGUF files have norms as they are used, in fp32."""
+    return struct.pack(f"<{len(data) // 2}f",
+                       *(by * (1 + struct.unpack("<f", b"\0\0" + data[i:i + 2])[0]) for i in range(0, len(data), 2)))
+
+
+def values(name, shape, data, c):
+    """No key of GGUF files says that scores are divided by another number than a head's size: q's norm says it here."""
+    return data if len(shape) > 1 else \
+        as_used(data, (c["head_dim"] / c["query_pre_attn_scalar"]) ** 0.5 if "q_norm" in name else 1.0)
+
+
+def write_gguf(path, leave_out=(), **more):
+    with open(os.path.join(GEMMA3, "config.json"), encoding="utf-8") as file:
+        c = json.load(file)
+    keys = {"block_count": c["num_hidden_layers"], "embedding_length": c["hidden_size"],
+            "feed_forward_length": c["intermediate_size"], "attention.head_count": c["num_attention_heads"],
+            "attention.head_count_kv": c["num_key_value_heads"], "attention.key_length": c["head_dim"],
+            "attention.value_length": c["head_dim"], "context_length": c["max_position_embeddings"],
+            "attention.layer_norm_rms_epsilon": 1e-6, "attention.sliding_window": c["sliding_window"],
+            "attention.sliding_window_pattern": 3, "rope.freq_base": 1e6, "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0, **more}
+    tensors = [[gguf_name(old), shape[::-1], F32 if len(shape) == 1 else BF16, values(old, shape, data, c)]
+               for old, (shape, data) in read_safetensors(GEMMA3).items()]
+    every = {f"gemma3.{k}": number(v) for k, v in keys.items() if k not in leave_out}
+    with open(path, "wb") as file:
+        file.write(Gguf(b"GGUF" + struct.pack("<IQQ", 3, 0, 0)).bytes(dict({"general.architecture": string("gemma3")}, **every),
+                                                                     [t for t in tensors if t[0] not in leave_out]))
+
+
+def test_every_placement_computes_the_same():
+    case = golden("gemma3")[6]  # a prompt of 130: three windows of 40, chunks of 64
+    for homes, embed, head in ("gggg", "g", "g"), ("cgsg", "g", "c"), ("sscg", "c", "g"):
+        agrees(GEMMA3, case, 0.1, *SIZES, "--device", "emulated",
+               plan=plan_json(4, homes, embed, head, kv_dtype="f32", ring_bytes=1 << 20, slots=1))
+    agrees(GEMMA3, case, 0.4, *SIZES, "--device", "emulated",
+           plan=plan_json(4, "cccc", "c", "c", prefill="ssss", prefill_from=17, kv_dtype="f32", ring_bytes=1 << 20, slots=1))
+
+
+def test_a_planned_model_computes_the_same():
+    """With windows' pages used again: the longest prompt leaves its windows seven times."""
+    agrees(GEMMA3, golden("gemma3")[7], 0.4, *SIZES, *LOAD, "--device", "emulated")
+    agrees(GEMMA3, golden("gemma3")[7], 0.4, *CPU, *LOAD)
+
+
+def test_a_gguf_file_computes_the_same():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "gemma3.gguf")
+        write_gguf(path)
+        agrees(path, golden("gemma3")[6], 0.1, *CPU, *LOAD)
+        agrees(path, golden("gemma3")[6], 0.4, *SIZES, *LOAD, "--device", "emulated")
+
+
+def write_published(folder):
+    """As published checkpoints have it: the text's configuration in another's, its tensors beside those of images."""
+    with open(os.path.join(GEMMA3, "config.json"), encoding="utf-8") as file:
+        c = json.load(file)
+    c.pop("architectures")
+    full, window = {"rope_type": "linear", "factor": 8.0, "rope_theta": c.pop("rope_theta")}, c.pop("rope_local_base_freq")
+    c.pop("rope_scaling")
+    c["rope_parameters"] = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": window}}
+    c.pop("layer_types")
+    c["sliding_window_pattern"] = 3
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump({"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": c}, file)
+    header, data = {}, b""
+    tensors = {"language_model." + name: t for name, t in read_safetensors(GEMMA3).items()}
+    tensors["vision_tower.embeddings.weight"] = tensors["multi_modal_projector.weight"] = ([2, 2], b"\0" * 8)
+    for name, (shape, part) in tensors.items():
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [len(data), len(data) + len(part)]}
+        data += part
+    text = json.dumps(header).encode()
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def test_the_text_of_a_published_checkpoint_computes_the_same():
+    with tempfile.TemporaryDirectory() as folder:
+        write_published(folder)
+        agrees(folder, golden("gemma3")[6], 0.1, *CPU, *LOAD)
+        run = subprocess.run([os.path.join(BIN, "helm-inspect"), folder], capture_output=True, text=True, timeout=60)
+        check(run.returncode == 0 and "vision_tower.embeddings.weight" in run.stdout, f"{run}")
+
+
+def test_what_is_not_computed_is_refused_by_name():
+    with open(os.path.join(GEMMA3, "config.json"), encoding="utf-8") as file:
+        c = json.load(file)
+    for change, why in (({"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50"),
+                        ({"use_bidirectional_attention": True}, "'use_bidirectional_attention' is true"),
+                        ({"hidden_activation": "silu"}, "'hidden_activation' is 'silu'"),
+                        ({"sliding_window": None}, "'sliding_window' is missing"),
+                        ({"head_dim": 64}, "'head_dim' is 64"), ({"vocab_size": None}, "262208")):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(os.path.join(GEMMA3, "model.safetensors"), folder)
+            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+                json.dump({k: v for k, v in {**c, **change}.items() if v is not None}, file)
+            run = subprocess.run([os.path.join(BIN, "helm-inspect"), folder], capture_output=True, text=True, timeout=60)
+            check(run.returncode != 0 and why in run.stdout + run.stderr, f"{change}: {run.returncode}, {run}")
+    with tempfile.TemporaryDirectory() as folder:
+        for part in "attention.sliding_window", "attention.key_length", "blk.2.post_ffw_norm.weight":
+            path = os.path.join(folder, "file.gguf")
+            write_gguf(path, [part])
+            run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+            check(run.returncode != 0 and part in run.stdout + run.stderr, f"{part}: {run.returncode}, {run}")
+
+
+if __name__ == "__main__":
+    run_tests(globals())
