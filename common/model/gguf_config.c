@@ -39,7 +39,7 @@ static bool has_name(const struct arch *arch, const char *name)
 static int find_architecture(struct reading *r)
 {
     const struct arch *told = NULL, *plain = NULL, *any = NULL;
-    char known[128];
+    char known[256];
     int rc = gguf_get_string(r->header, "general.architecture", true, r->name, sizeof r->name, r->err);
     for (uint32_t i = 0; arch_at(i) && !rc; i++) {
         const struct arch *arch = arch_at(i);
