@@ -165,6 +165,7 @@ KERNEL_SRC := \
   common/cpu/kernels/int8_gemm_avx512vnni.c \
   common/cpu/kernels/int8_gemv_avx2.c \
   common/cpu/kernels/int8_gemv_avx512vnni.c \
+  common/cpu/kernels/int8_gemv_avx512vnnivbmi2.c \
   common/cpu/kernels/int8_ref.c \
   common/cpu/kernels/linear_ref.c \
   common/cpu/kernels/probe_amx.c \
@@ -184,6 +185,7 @@ ISA_avx2 := -mavx2 -mfma -mf16c
 ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512
 ISA_avx512bf16 := $(ISA_avx512) -mavx512bf16
 ISA_avx512vnni := $(ISA_avx512) -mavx512vnni
+ISA_avx512vnnivbmi2 := $(ISA_avx512vnni) -mavx512vbmi -mavx512vbmi2
 ISA_avx512vbmi2 := $(ISA_avx512) -mavx512vbmi -mavx512vbmi2
 ISA_avx512bf16vbmi2 := $(ISA_avx512bf16) -mavx512vbmi -mavx512vbmi2
 ISA_amx := $(ISA_avx512bf16) -mamx-tile -mamx-bf16

@@ -3,7 +3,8 @@
  *   order_as         of the format that is its last argument
  *   NAME, FEATURES   of the kernels
  *   APART            theirs (linear.h)
- *   KERNELS          their table, by the formats' numbers in int8.h */
+ *   KERNELS          their table, by the formats' numbers in int8.h
+ *   FORMATS          of which formats */
 #ifndef HELM_COMMON_CPU_KERNELS_INT8_GEMV_H
 #define HELM_COMMON_CPU_KERNELS_INT8_GEMV_H
 
@@ -30,8 +31,8 @@ INLINE vec row_sum(vec total, vec least, const enum tensor_format format)
         return (cols + CHUNK(FORMAT_##FORMAT_NAME) - 1) / CHUNK(FORMAT_##FORMAT_NAME) *                      \
                chunk_x_bytes(FORMAT_##FORMAT_NAME);                                                          \
     }
-INT8_FORMATS(GEMV_FUNCTIONS)
-INT8_FORMATS(FUNCTIONS)
+FORMATS(GEMV_FUNCTIONS)
+FORMATS(FUNCTIONS)
 
 #define ROW(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                      \
     [INT8_##FORMAT_NAME] = {.name = NAME,                                                                    \
@@ -45,6 +46,6 @@ INT8_FORMATS(FUNCTIONS)
                             .streams = GEMV_STREAMS,                                                         \
                             .order = format_##_order,                                                        \
                             .ordered_bytes = format_##_ordered_bytes},
-const struct linear_kernel KERNELS[INT8_FORMAT_COUNT] = {INT8_FORMATS(ROW)};
+const struct linear_kernel KERNELS[INT8_FORMAT_COUNT] = {FORMATS(ROW)};
 
 #endif

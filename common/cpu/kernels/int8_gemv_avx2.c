@@ -323,4 +323,5 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
 #define FEATURES CPU_AVX2
 #define KERNELS  int8_avx2_gemv
 #define APART    4
+#define FORMATS  INT8_FORMATS
 #include "common/cpu/kernels/int8_gemv.h"

@@ -20,8 +20,9 @@
     &int8_ref[INT8_##FORMAT_NAME][0], &int8_ref[INT8_##FORMAT_NAME][1],
 #define INT8_GEMM_AVX2(format, FORMAT_NAME, values, bytes, group) &int8_avx2_gemm[INT8_##FORMAT_NAME],
 #define INT8_FAST(format, FORMAT_NAME, values, bytes, group)                                                 \
-    &int8_avx2_gemv[INT8_##FORMAT_NAME], &int8_avx512vnni_gemv[INT8_##FORMAT_NAME],                          \
-        &int8_avx512vnni_gemm[INT8_##FORMAT_NAME],
+    &int8_avx2_gemv[INT8_##FORMAT_NAME], &int8_avx512vnni_gemm[INT8_##FORMAT_NAME],
+#define INT8_VNNI(format, FORMAT_NAME, values, bytes, group)  &int8_avx512vnni_gemv[INT8_##FORMAT_NAME],
+#define INT8_VBMI2(format, FORMAT_NAME, values, bytes, group) &int8_avx512vnnivbmi2_gemv[INT8_##FORMAT_NAME],
 #define PLAIN(kernels) &(kernels)[FORMAT_BF16], &(kernels)[FORMAT_F16], &(kernels)[FORMAT_F32]
 
 /* Slowest first: the choice takes the last that fits. OpenBLAS is never chosen by itself. Measured on one Zen
@@ -60,7 +61,9 @@ static const struct linear_kernel *const table[] = {PLAIN(linear_ref_gemv),
                                                     BLOCK_FORMATS(BLOCKS) BLOCKS_AMX_FORMATS(AMX_GEMV)
                                                         INT8_FORMATS(AMX) INT8_FORMATS(INT8_REF)
                                                             INT8_NARROW_FORMATS(INT8_GEMM_AVX2)
-                                                                INT8_FORMATS(INT8_FAST)};
+                                                                INT8_FORMATS(INT8_FAST)
+                                                                    INT8_PLAIN_FORMATS(INT8_VNNI)
+                                                                        BLOCK_GRID_FORMATS(INT8_VBMI2)};
 
 const struct linear_kernel *const *linear_kernels(size_t *count)
 {

@@ -28,6 +28,7 @@ extern const struct linear_kernel blocks_ref[BLOCK_FORMAT_COUNT][2], blocks_avx2
 /* With activations of 8 bits, by their numbers in int8.h: of one token, of several. */
 extern const struct linear_kernel int8_ref[INT8_FORMAT_COUNT][2];
 extern const struct linear_kernel int8_avx2_gemv[INT8_FORMAT_COUNT], int8_avx512vnni_gemv[INT8_FORMAT_COUNT];
+extern const struct linear_kernel int8_avx512vnnivbmi2_gemv[INT8_FORMAT_COUNT];
 extern const struct linear_kernel int8_avx2_gemm[INT8_FORMAT_COUNT], int8_avx512vnni_gemm[INT8_FORMAT_COUNT];
 /* Decoding to bf16. */
 extern const struct linear_kernel blocks_avx512bf16[BLOCK_FORMAT_COUNT], q8_0_avx512bf16_decode;

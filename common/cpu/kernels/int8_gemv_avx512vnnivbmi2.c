@@ -1,0 +1,30 @@
+/* One token's products of grids' blocks with activations of 8 bits, with AVX512-VNNI and VBMI. Called through the table of linear.c
+ * after the CPU check. grids512.h has the numbers in the order of int8_gemv512.h. */
+#include "common/cpu/kernels/lanes512.h"
+
+#include "common/cpu/kernels/grids512.h"
+#define NAME     "avx512-vbmi2"
+#define FEATURES (FEATURES_VNNI | CPU_AVX512_VBMI2)
+#define KERNELS  int8_avx512vnnivbmi2_gemv
+#define FORMATS  BLOCK_GRID_FORMATS
+#include "common/cpu/kernels/int8_gemv512.h"
+
+INLINE void take_rows(__m512i number[][4], struct row_scales *scales, const uint8_t *w, size_t stride,
+                      const size_t blocks, const size_t S, const enum tensor_format format)
+{
+    struct grid_block block[GEMV_STREAMS];
+    _Alignas(64) uint16_t place[GEMV_STREAMS][32];
+    (void)blocks;
+    UNROLL for (size_t s = 0; s < S; s++)
+    {
+        block[s] = grid_open(w + s * stride, place[s], format);
+        if (grid_is_fetched(format))
+            _mm512_store_si512(place[s], grid_places(&block[s], w + s * stride, format));
+    }
+    __asm__("" : "+m"(place)); /* the compiler would take places out of a register one by one */
+    UNROLL for (size_t s = 0; s < S; s++)
+    {
+        grid_numbers(number[s], &block[s], w + s * stride, format);
+        scales[s] = (struct row_scales){grid_scales(&block[s], w + s * stride, format), vec_zero()};
+    }
+}
