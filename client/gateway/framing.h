@@ -1,16 +1,59 @@
-/* Requests whose end two readers may find in different places (RFC 9112, 5.1 and 6.3). A proxy that reads one the other way would
- * send the rest of it as another request. Called by server.c as soon as the headers are there. Owns nothing. */
+/* Requests whose end two readers may find in different places (RFC 9112, 2.2, 5 to 7). A proxy that reads one the other way would
+ * send the rest of it as another request. Called by server.c, in the loop; owns the table of sockets that libmicrohttpd reads.
+ *
+ * libmicrohttpd takes bare LF as a line's end, cuts values at NUL, joins folded lines, and shows none of that. So its reads are
+ * looked at before it: it calls recv(), which framing.c defines. What is not as the RFC's grammar says is answered 400, and its
+ * connection is closed. */
 #ifndef HELM_CLIENT_GATEWAY_FRAMING_H
 #define HELM_CLIENT_GATEWAY_FRAMING_H
 
-#include <microhttpd.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
 
-/* The fault of a request's head, in words that live as long as the program; NULL: it has none. A request with a fault is
- * answered 400, and its connection is closed. has_nul: as framing_has_nul said of its path. */
-const char *framing_fault(struct MHD_Connection *connection, const char *version, bool has_nul);
+#define FRAMING_SOCKETS 16384 /* sockets with a higher number are not taken */
 
-/* Whether a path or query that is not unescaped yet holds %00. */
-bool framing_has_nul(const char *escaped);
+/* Where a connection's next byte belongs. */
+enum framing_at {
+    FRAMING_BEFORE, /* an empty line, or the next request */
+    FRAMING_LINE,   /* the request's first line */
+    FRAMING_NAME,
+    FRAMING_VALUE,
+    FRAMING_END, /* after CR of the empty line */
+    FRAMING_BODY,
+    FRAMING_SIZE, /* of a chunk */
+    FRAMING_EXTENSION,
+    FRAMING_CHUNK,
+    FRAMING_AFTER_CHUNK,
+    FRAMING_TRAILER,
+    FRAMING_TRAILER_VALUE,
+    FRAMING_TRAILER_END,
+};
+
+struct framing {
+    enum framing_at at;
+    bool cr; /* CR came: LF has to follow */
+    unsigned blanks, digits;
+    uint32_t length, known; /* bytes of the name or value at hand, and which header's it is */
+    char text[24];          /* its beginning; of a target its end */
+    bool is_1_0;
+    uint8_t lengths, encodings, hosts;
+    uint64_t body, left; /* of the head's Content-Length; bytes of a body or chunk that have not come */
+    uint32_t requests;   /* that have come whole */
+    uint32_t begun;      /* that libmicrohttpd has begun with */
+    uint32_t bytes;      /* that came, up to some */
+    const char *fault;   /* of the request after `requests`; nothing is looked at after it */
+};
+
+/* libmicrohttpd reads this socket now, or no longer (NULL). false: its number is too high. */
+bool framing_watch(int fd, struct framing *framing);
+/* Around its runs: only reads between are its own. */
+void framing_reads(bool on);
+/* libmicrohttpd has a request's head, or all of it: the fault that was found so far, in words that live as long as the program;
+ * NULL: none. */
+const char *framing_fault(const struct framing *framing);
+/* The path of a target, which may be absolute (http://HOST/PATH). NULL: its host is not the one of the header. */
+const char *framing_path(const char *target, const char *host);
 
 #endif

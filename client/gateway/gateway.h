@@ -5,6 +5,7 @@
  *   health.c    /health for those while they are many
  *   peer.c      connections: places, hang-ups, limits of time
  *   server.c    libmicrohttpd: heads, bodies, answers
+ *   framing.c   what libmicrohttpd reads, read strictly
  *   routes.c    the table of paths                 access.c     Host, Origin and API keys
  *   users.c     whose requests are, and shares     bodies.c     bodies while they come
  *   inquiry.c   the thread that asks helmd

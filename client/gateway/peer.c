@@ -142,6 +142,7 @@ void peer_closed(struct gateway *g, struct peer *peer)
 {
     struct peers *p = &g->peers;
     free_place(p, peer);
+    (void)framing_watch(peer->fd, NULL);
     p->fresh -= !peer->started;
     if (peer->waits)
         arrivals_forget(p, peer);
@@ -269,6 +270,7 @@ void peer_admit(struct gateway *g, struct MHD_Daemon *http, struct peer *peer)
     peer->admitted = true;
     p->fresh++;
     if (peer->leaves) peer_event(g, peer, EPOLLRDHUP);
+    if (!framing_watch(peer->fd, &peer->framing)) peer_end(g, peer);
     if (MHD_add_connection(http, peer->fd, (const struct sockaddr *)&peer->at, size) == MHD_YES) return;
     log_debug("%s: libmicrohttpd does not take the connection", peer->address); /* and closed it */
     peer_closed(g, peer);

@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <sys/socket.h>
 
+#include "client/gateway/framing.h"
 #include "common/base/err.h"
 
 #define PEERS_MAX      1024 /* connections, unless fewer descriptors are allowed */
@@ -55,10 +56,7 @@ struct peer {
     uint64_t since_us;       /* waiting for a request or the rest of one; 0: an answer is under way */
     uint64_t head_us;  /* since when a head is awaited that is not whole; 0: none is, or nothing of it came */
     uint64_t heard_us; /* when bytes came last; 0: none came */
-
-    /* for framing.c: the path and query of its request */
-    bool has_nul;       /* they hold %00 */
-    uintptr_t path_end; /* where they end, in libmicrohttpd's memory */
+    struct framing framing;
 };
 
 struct peers {

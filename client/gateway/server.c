@@ -234,24 +234,6 @@ static void look_at_headers(struct exchange *ex, const char *url, const char *me
         refuse(&ex->refusal, 503, "shutting_down", NULL, "this gateway is going down");
 }
 
-/* Before libmicrohttpd cuts a path at NUL; called of paths and of each part of a query. */
-static size_t unescape(void *cls, struct MHD_Connection *connection, char *text)
-{
-    struct peer *peer = peer_of(connection);
-    (void)cls;
-    if (peer && framing_has_nul(text)) peer->has_nul = true;
-    return MHD_http_unescape(text);
-}
-
-/* The path and query as received. In libmicrohttpd's buffer a NUL follows them, then the version. */
-static void *note_path(void *cls, const char *path, struct MHD_Connection *connection)
-{
-    struct peer *peer = peer_of(connection);
-    (void)cls;
-    if (peer) peer->path_end = (uintptr_t)path + strlen(path);
-    return NULL; /* no exchange yet */
-}
-
 static struct exchange *begin(struct gateway *g, struct MHD_Connection *connection)
 {
     struct exchange *ex = calloc(1, sizeof *ex);
@@ -290,20 +272,21 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
 {
     struct gateway *g = cls;
     struct exchange *ex = *request;
+    (void)version; /* framing.c knows it */
     if (!ex) {
         *request = ex = begin(g, connection);
         if (!ex || !ex->peer) return MHD_NO;
         ex->peer->exchange = ex;
         ex->peer->head_us = 0;
         ex->peer->heard_us = ex->begin_us;
-        const uintptr_t gap = (uintptr_t)version - ex->peer->path_end; /* more than 1: NUL came in the path */
-        const char *fault =
-            framing_fault(connection, version, ex->peer->has_nul || (gap > 1 && gap < HEADER_BYTES));
-        ex->peer->has_nul = false;
+        ex->peer->framing.begun++;
+        const char *fault = framing_fault(&ex->peer->framing);
+        const char *path = framing_path(url, header(ex, MHD_HTTP_HEADER_HOST));
+        if (!fault && !path) fault = "the target has another host than the header Host";
         if (fault)
             refuse(&ex->refusal, 400, "bad_request", NULL, "%s", fault);
         else
-            look_at_headers(ex, url, method);
+            look_at_headers(ex, path, method);
         /* what cannot be received is refused at once, and the connection closed behind the answer */
         const bool at_once = fault || ex->refusal.status == 413 || (ex->peer->reserved && ex->refusal.status);
         ex->closes = at_once || ex->peer->reserved;
@@ -318,6 +301,11 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
         bodies_take(ex, data, *data_size);
         *data_size = 0;
         return MHD_YES;
+    }
+    const char *fault = framing_fault(&ex->peer->framing);
+    if (fault && ex->state == EXCHANGE_BODY) {
+        refuse(&ex->refusal, 400, "bad_request", NULL, "%s", fault);
+        ex->closes = true;
     }
     if (ex->state == EXCHANGE_BODY && arrivals_may_go(g, ex)) dispatch(ex);
     if (ex->state != EXCHANGE_ANSWER) {
@@ -447,8 +435,7 @@ int server_open(struct gateway *g, const char *listen_at, char at[128], struct h
                          0, NULL, NULL, handle, g, MHD_OPTION_EXTERNAL_LOGGER, say, NULL,
                          MHD_OPTION_CONNECTION_LIMIT, connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
                          HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(g->request_us / 1000000),
-                         MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, unescape, g,
-                         MHD_OPTION_URI_LOG_CALLBACK, note_path, g, MHD_OPTION_NOTIFY_COMPLETED, completed, g,
+                         MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_NOTIFY_COMPLETED, completed, g,
                          MHD_OPTION_NOTIFY_CONNECTION, connection_changed, g,
                          MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
     const union MHD_DaemonInfo *info =
@@ -471,7 +458,9 @@ int server_fd(const struct server *server)
 int server_run(struct gateway *g)
 {
     unsigned long long left = TICK_MS;
+    framing_reads(true);
     if (MHD_run(g->server->http) != MHD_YES) log_debug("http: MHD_run failed");
+    framing_reads(false);
     peers_settle(g);
     if (MHD_get_timeout(g->server->http, &left) != MHD_YES || left > TICK_MS) left = TICK_MS;
     return (int)left;
