@@ -45,14 +45,8 @@ PROFILE_SRC := \
 CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_batch.cu \
   tools/bench/gpu/bench_chain.cu \
-  tools/bench/gpu/bench_chunks.cu \
-  tools/bench/gpu/bench_delta.cu \
-  tools/bench/gpu/bench_experts.cu \
-  tools/bench/gpu/bench_formats.cu \
   tools/bench/gpu/bench_kernels.cu \
-  tools/bench/gpu/bench_long.cu \
-  tools/bench/gpu/bench_model.cu \
-  tools/bench/gpu/bench_packed.cu
+  tools/bench/gpu/bench_model.cu
 
 helm-bench_MAIN := tools/bench/helm_bench.c
 helm-bench_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(BENCH_SRC) $(READER_SRC) $(CLIENT_SHARED_SRC) \

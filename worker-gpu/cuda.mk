@@ -83,7 +83,7 @@ CUDA_GROUP_few := $(call kernels_of,attention/merge delta/chunk delta/delta line
 CUDA_GROUP_gemm := $(call kernels_of,attention/decode linear/gemm_blocks linear/gemm_small linear/gemv_bulk linear/gemv_plain)
 CUDA_GROUP_nineties := $(call kernels_of,chain/attention experts/bulk experts/digits)
 CUDA_GROUP_tests := $(filter-out %/test_gemv_packed.cu,$(CUDA_TEST_SRC))
-CUDA_GROUP_benches := $(patsubst %,tools/bench/gpu/bench_%.cu,batch chain chunks delta experts formats long packed)
+CUDA_GROUP_benches := $(patsubst %,tools/bench/gpu/bench_%.cu,batch chain)
 define united_rule
 $(GEN)/united/$(1).cu: $(CUDA_GROUP_$(1)) tests/unite.py worker-gpu/cuda.mk
 	@mkdir -p $$(@D)

@@ -53,8 +53,7 @@ struct cost_step {
  * a hundredth (docs/planner-prices.md). */
 #define COST_PACKED_PART PROFILE_PACKED_PART
 /* Reading packed weights directly takes longer than reading plain ones by this part of the time to expand them.
- * Measured on an H200, slices of 8B's shapes: 0.57 to 0.61 (helm-bench-gpu-kernels --expand,
- * docs/results/h200-2026-11-20.md). */
+ * Measured on an H200, slices of 8B's shapes: 0.57 to 0.61 (docs/results/h200-2026-11-20.md). */
 #define COST_READ_PACKED_PART 0.6
 /* After this time without a unit the CPU's threads sleep. */
 #define COST_CPU_AWAKE_S (CPU_SPIN_QUIET_US * 1e-6)

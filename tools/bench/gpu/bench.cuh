@@ -88,36 +88,17 @@ double bench_part_bytes(const struct bench_model *m, enum bench_part part);
 std::vector<float> bench_logits(struct bench_model *m);
 
 /* Writes the chain of the parts in `parts` (bits 1 << enum bench_part) of all layers, and of the head when
- * `head`, as the device's choices have it now. rows: of each matrix, 0 = all. mlp: adds what a layer has behind o. */
-typedef std::function<void(uint32_t layer, std::vector<struct gpuk_chain_op> *ops)> bench_mlp;
-void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_t rows,
-                       const bench_mlp &mlp = nullptr);
+ * `head`, as the device's choices have it now. rows: of each matrix, 0 = all. */
+void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_t rows);
 /* A whole step around it. */
 void bench_enqueue_chain(struct bench_model *m);
 /* Rows of the table about chains (bench_chain.cu); the check prints a line and returns 1 when it failed. */
 void bench_chains(struct bench *b, struct bench_model *m);
 int bench_chain_check(struct bench_model *m, uint32_t position);
-/* And about long contexts (bench_long.cu): the cache has 32,768 positions, of f16. */
-void bench_long_steps(struct bench *b, struct bench_model *m);
-void bench_long_shapes(struct bench *b, struct bench_model *m);
 
-/* Rows of the table about batches (bench_batch.cu), with `ways` also those that may be chosen; the check
- * prints lines and returns 1 when it failed. */
-void bench_batches(struct bench *b, struct bench_model *m, bool ways);
+/* Rows of the table about batches (bench_batch.cu); the check prints lines and returns 1 when it failed. */
+void bench_batches(struct bench *b, struct bench_model *m);
 int bench_batch_check(struct bench *b, struct bench_model *m);
-
-/* Products with whole packed matrices (bench_packed.cu); returns how many results were wrong. */
-int bench_packed(struct bench *b);
-/* Products with weights of each format (bench_formats.cu), or of the one that is named. */
-void bench_formats(struct bench *b, const char *only);
-/* Mixtures of experts (bench_experts.cu), of all formats or of the one that is named; returns how many results were wrong. */
-int bench_experts(struct bench *b, const char *only);
-/* Chunks' products with blocks (bench_chunks.cu), of two formats or of the one that is named; returns how many results were
- * wrong. */
-int bench_chunks(struct bench *b, const char *only);
-
-/* Gated delta nets (bench_delta.cu). */
-void bench_delta(struct bench *b);
 
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t tokens, uint32_t flags);

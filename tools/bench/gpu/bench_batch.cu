@@ -1,6 +1,6 @@
 /* Rows of helm-bench-gpu-kernels about steps of 2 to 16 sequences: whole steps, each operation alone over all
- * layers (cold, as bench_kernels.cu says), what the streamed gemm reaches beside the one that loads, and with
- * other rings, slices and warps. Called by bench_kernels.cu. */
+ * layers (cold, as bench_kernels.cu says), what the streamed gemm reaches beside the one that loads. Called by
+ * bench_kernels.cu. */
 #include <string.h>
 
 #include <algorithm>
@@ -50,63 +50,8 @@ static void bench_size(struct bench *b, struct bench_model *m, uint32_t tokens)
     row_of(b, m, "norm+head", tokens, head, head_bytes);
 }
 
-struct way {
-    int slots, batch, reducers, blocks, ahead;
-    bool early;
-};
-
-/* Ways to run the streamed gemm, the default first: a step, its parts and the head. */
-static void bench_ways(struct bench *b, struct bench_model *m, uint32_t tokens, const std::vector<way> &ways)
+void bench_batches(struct bench *b, struct bench_model *m)
 {
-    struct gpuk_device *d = &b->device;
-    const struct gpuk_device before = *d;
-    const int repeats = b->repeats;
-    b->repeats = 3;
-    bench_model_step(m, tokens, 200, true);
-    for (const struct way &w : ways) {
-        d->gemm_slots = w.slots, d->gemm_batch = w.batch;
-        d->gemm_reducers = w.reducers, d->gemm_blocks = w.blocks, d->gemm_ahead = w.ahead;
-        d->early_launch = before.early_launch && w.early;
-        printf("%-8s x %-2u %d slots %2d batch %d reducers %d blocks %d ahead %s: step %7.3f ms; us",
-               m->shape.name, tokens, w.slots, w.batch, w.reducers, w.blocks, w.ahead,
-               w.early ? "early" : "     ", step_seconds(b, m, tokens) * 1e3);
-        for (enum bench_part part : {PART_QKV, PART_O, PART_GATE_UP, PART_DOWN})
-            printf(" %6.2f", part_seconds(b, m, part, tokens) * 1e6);
-        printf(" %7.2f\n", bench_time_graph(b, 5, [&] { bench_enqueue_head(m, tokens, 0); }) * 1e6);
-        fflush(stdout);
-        *d = before;
-    }
-    b->repeats = repeats;
-}
-
-void bench_batches(struct bench *b, struct bench_model *m, bool ways)
-{
-    if (ways && b->device.bulk_copy) {
-        bench_ways(b, m, 8,
-                   {{0, 0, 0, 0, 0, true},
-                    {0, 0, 0, 0, 0, false},
-                    {3, 0, 0, 0, 0, true},
-                    {3, 0, 0, 0, 0, false},
-                    {6, 0, 0, 0, 0, true},
-                    {3, 1, 0, 0, 0, true},
-                    {3, 2, 0, 0, 0, true},
-                    {3, 12, 0, 0, 0, true},
-                    {3, 0, 6, 0, 0, true},
-                    {3, 0, 0, 0, 2, true},
-                    {2, 0, 0, 2, 0, true},
-                    {3, 0, 0, 2, 0, true},
-                    {3, 0, 0, 2, 2, true},
-                    {3, 2, 0, 2, 4, true}});
-        bench_ways(b, m, 16,
-                   {{0, 0, 0, 0, 0, true},
-                    {0, 0, 0, 0, 0, false},
-                    {3, 0, 0, 0, 0, true},
-                    {5, 0, 0, 0, 0, true},
-                    {3, 2, 0, 0, 0, true},
-                    {3, 12, 0, 0, 0, true},
-                    {3, 0, 6, 0, 0, true},
-                    {3, 0, 0, 0, 2, true}});
-    }
     for (uint32_t tokens : {1u, 2u, 4u, 8u, 16u}) bench_size(b, m, tokens);
 }
 

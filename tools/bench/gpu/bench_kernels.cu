@@ -1,21 +1,13 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--packed] [--delta] [--formats [NAME]] [--experts [NAME]] [--chunks [NAME]]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, whole decode steps as one captured
  * graph, kernel by kernel and as one chain, steps of 1 to 16 sequences and each of their kernels over all
- * layers (cold: every layer has its own weights; bench_batch.cu; --batch: nothing but these and, without
- * --quick, ways to run the streamed gemm), decode attention over a long context, prefill. Last, without --quick, the
- * ways the bulk gemv can be run, the best as the line to put into bulk_shape_of (worker-gpu/kernels/linear/gemv_bulk.cu).
- *
- * Alone:
- *   --long      attention over long contexts (bench_long.cu)
- *   --packed    products with whole packed matrices (bench_packed.cu)
- *   --delta     gated delta nets (bench_delta.cu)
- *   --chunks    chunks' products with blocks, of Q4_K and Q6_K or of one (bench_chunks.cu)
- *   --formats   products with weights of each format, or of one (bench_formats.cu)
- *   --experts   mixtures of experts of some shapes and formats, or of one format (bench_experts.cu)
+ * layers (cold: every layer has its own weights; bench_batch.cu; --batch: nothing but these), decode attention over a long
+ * context, prefill. --quick: fewer repeats. How long layers of other shapes and formats take, experts and delta nets among
+ * them, `helm-profile --programs` measures with the worker's own programs.
  *
  * Times are medians of repeated graph replays by CUDA events. Exit 1: the check failed. */
 #include <math.h>
@@ -144,56 +136,6 @@ static void bench_decode(struct bench *b, struct bench_model *m, const char *wha
     bench_row(m->shape.name, what, s, m->decode_bytes / s / 1e9, "GB/s ", b->read_gbs);
 }
 
-/* A way to run the bulk kernel, and the time of a whole step with it. */
-struct choice {
-    int warps, tile, slots, ahead;
-    bool contiguous;
-    double seconds[2], score; /* of each model; sum of times over the best */
-};
-
-static std::vector<choice> all_choices(void)
-{
-    std::vector<choice> all;
-    for (int warps : {8, 16})
-        for (int tile : {1024, 2048})
-            for (int slots : {1, 2, 3, 4, 6})
-                for (int ahead : {-1, 64 << 10, 256 << 10})
-                    for (bool contiguous : {false, true})
-                        if (warps * tile * slots <= 96 << 10)
-                            all.push_back({warps, tile, slots, ahead, contiguous, {0, 0}, 0});
-    return all;
-}
-
-static void bench_choices(struct bench *b, struct bench_model *m, std::vector<choice> &all, int model)
-{
-    struct gpuk_device *d = &b->device;
-    const int repeats = b->repeats;
-    double best = 1e9;
-    b->repeats = 3;
-    bench_model_step(m, 1, 200, false);
-    for (choice &c : all) {
-        d->gemv_warps = c.warps, d->gemv_tile_bytes = c.tile, d->gemv_slots = c.slots;
-        d->gemv_ahead_bytes = c.ahead, d->gemv_contiguous = c.contiguous;
-        c.seconds[model] = bench_time_graph(b, 3, [&] { bench_enqueue_decode(m, 1, early_of(b)); });
-        best = std::min(best, c.seconds[model]);
-    }
-    for (choice &c : all) c.score += c.seconds[model] / best;
-    d->gemv_warps = d->gemv_tile_bytes = d->gemv_slots = d->gemv_ahead_bytes = 0;
-    d->gemv_contiguous = false;
-    b->repeats = repeats;
-}
-
-static void print_choices(std::vector<choice> &all)
-{
-    std::sort(all.begin(), all.end(), [](const choice &x, const choice &y) { return x.score < y.score; });
-    for (size_t i = 0; i < all.size() && i < 4; i++) {
-        const choice &c = all[i];
-        printf("gemv #%zu, %.3f and %.3f ms:  struct bulk_shape s = {%d, %d, %d, %d * 1024, %s};\n", i + 1,
-               c.seconds[0] * 1e3, c.seconds[1] * 1e3, c.warps, c.tile, c.slots,
-               c.ahead < 0 ? 0 : c.ahead >> 10, c.contiguous ? "true" : "false");
-    }
-}
-
 /* Slices of a matrix as they pass through the ring: how many rows are worth a launch. */
 static void bench_slices(struct bench *b, struct bench_model *m)
 {
@@ -315,41 +257,18 @@ static void bench_long(struct bench *b, struct bench_model *m)
 int main(int argc, char **argv)
 {
     struct bench b = {};
-    bool quick = false, batch = false, chains = false, longs = false, packed = false, formats = false,
-         experts = false, chunked = false, delta = false;
-    const char *format = NULL;
+    bool quick = false, batch = false, chains = false;
+    const struct {
+        const char *name;
+        bool *on;
+    } options[] = {{"--quick", &quick}, {"--batch", &batch}, {"--chains", &chains}};
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--quick") == 0) {
-            quick = true;
-        } else if (strcmp(argv[i], "--batch") == 0) {
-            batch = true;
-        } else if (strcmp(argv[i], "--chains") == 0) {
-            chains = true;
-        } else if (strcmp(argv[i], "--long") == 0) {
-            longs = true;
-        } else if (strcmp(argv[i], "--packed") == 0) {
-            packed = true;
-        } else if (strcmp(argv[i], "--delta") == 0) {
-            delta = true;
-        } else if (strcmp(argv[i], "--formats") == 0 || strcmp(argv[i], "--experts") == 0 ||
-                   strcmp(argv[i], "--chunks") == 0) {
-            const char *option = argv[i];
-            (strcmp(option, "--formats") == 0   ? formats
-             : strcmp(option, "--experts") == 0 ? experts
-                                                : chunked) = true;
-            if (i + 1 < argc && argv[i + 1][0] != '-') format = argv[++i];
-            if (format && tensor_format_named(format) == FORMAT_COUNT) {
-                fprintf(stderr, "%s %s: no such format\n", option, format);
-                return 2;
-            }
-        } else {
-            fprintf(
-                stderr,
-                "usage: %s [--quick] [--batch] [--chains] [--long] [--packed] [--delta] [--formats [NAME]] "
-                "[--experts [NAME]] [--chunks [NAME]]\n",
-                argv[0]);
-            return 2;
-        }
+        bool known = false;
+        for (const auto &o : options)
+            if (strcmp(argv[i], o.name) == 0) *o.on = known = true;
+        if (known) continue;
+        fprintf(stderr, "usage: %s [--quick] [--batch] [--chains]\n", argv[0]);
+        return 2;
     }
     int bad = 0;
     b.repeats = quick ? 3 : 7;
@@ -360,37 +279,11 @@ int main(int argc, char **argv)
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
     measure_limits(&b);
-    if (packed || formats || experts || chunked || delta) {
-        printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
-               b.read_gbs);
-        if (packed) bad += bench_packed(&b);
-        if (formats) bench_formats(&b, format);
-        if (experts) bad += bench_experts(&b, format);
-        if (chunked) bad += bench_chunks(&b, format);
-        if (delta) bench_delta(&b);
-        return bad ? 1 : 0;
-    }
-
     const uint32_t early = early_of(&b);
     const struct bench_shape shapes[] = {{"Qwen3-8B", 36, 4096, 12288, 32, 8, 128, 151936},
                                          {"Qwen3-4B", 36, 2560, 9728, 32, 8, 128, 151936}};
-    std::vector<choice> choices = all_choices();
     for (int i = 0; i < 2; i++) {
         struct bench_model m;
-        if (longs) {
-            if (i == 0)
-                printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
-                       b.read_gbs);
-            bench_model_open(&m, shapes[i], &b.device, 32768, 64, b.stream);
-            if (b.device.bulk_copy) {
-                m.kv.layout.dtype = KV_F16;
-                bad += bench_chain_check(&m, 200) + bench_chain_check(&m, 32000);
-                bench_long_steps(&b, &m);
-            }
-            if (i == 0) bench_long_shapes(&b, &m);
-            bench_model_close(&m);
-            continue;
-        }
         bench_model_open(&m, shapes[i], &b.device, 16384, 4096, b.stream);
         if (i == 0) {
             measure_peak(&b, &m);
@@ -405,7 +298,7 @@ int main(int argc, char **argv)
             }
             if (batch) {
                 bad += bench_batch_check(&b, &m);
-                bench_batches(&b, &m, !quick);
+                bench_batches(&b, &m);
             }
             bench_model_close(&m);
             continue;
@@ -416,13 +309,11 @@ int main(int argc, char **argv)
         bench_decode(&b, &m, "decode step", early);
         bench_decode(&b, &m, "decode step, not early", 0);
         if (b.device.bulk_copy) bench_chains(&b, &m);
-        if (!quick && b.device.bulk_copy) bench_choices(&b, &m, choices, i);
         bench_slices(&b, &m);
-        bench_batches(&b, &m, false);
+        bench_batches(&b, &m);
         bench_long(&b, &m);
         bench_prefill(&b, &m);
         bench_model_close(&m);
     }
-    if (!quick && !batch && !chains && !longs && b.device.bulk_copy) print_choices(choices);
     return bad ? 1 : 0;
 }

@@ -259,7 +259,7 @@ double bench_head_bytes(const struct bench_model *m)
     return (double)tensor_format_bytes(m->format, m->shape.vocab, m->shape.hidden);
 }
 
-void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_t rows, const bench_mlp &mlp)
+void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_t rows)
 {
     std::vector<struct gpuk_chain_op> ops;
     const auto linear = [&](struct gpuk_linear_args a) {
@@ -274,7 +274,6 @@ void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_
             if (!(parts >> part & 1)) continue;
             if (part != PART_ATTENTION) {
                 linear(linear_of(m, (enum bench_part)part, l));
-                if (mlp && part == PART_O) mlp(l, &ops);
                 continue;
             }
             struct gpuk_chain_op op = {};
