@@ -58,7 +58,7 @@ helm-bench-decode_LINK := common/measure/reader.c $(COMMON_SRC) $(MODEL_SRC) com
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 
 helm-bench-kernels_MAIN := tools/bench/helm_bench_kernels.c
-helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/attention.c common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c tools/bench/kernels/attention.c tools/bench/kernels/few.c
+helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c
 helm-bench-kernels_LIBS := -lnuma -lopenblas -ljansson -lm
 
 helm-inspect_MAIN := tools/inspect/helm_inspect.c

@@ -4,8 +4,8 @@
  * The threads are a pool, pinned one a core. GEMV reads weight copies that together exceed every cache; its limit is the
  * best of several plain read loops over the same memory, cut among the threads in the same way, run
  * alternately with it. GEMM (tiling included) is limited by the register-only multiply rate or by reading
- * its weights once, whichever is longer. Every number is the median of several alternating samples. --attention
- * measures attention instead (tools/bench/kernels/attention.c), --few several tokens with the bits of one each (few.c). */
+ * its weights once, whichever is longer. Every number is the median of several alternating samples. Attention, and
+ * several tokens with the bits of one each, are measured by helm-profile with the worker's engine. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +15,6 @@
 #include "common/base/args.h"
 #include "common/base/cpu.h"
 #include "common/base/units.h"
-#include "tools/bench/kernels/attention.h"
-#include "tools/bench/kernels/few.h"
 #include "common/measure/stats.h"
 #include "common/cpu/kernels/linear.h"
 #include "common/cpu/kernels/probe.h"
@@ -322,17 +320,13 @@ int main(int argc, char *argv[])
     struct helm_err err = {0};
     uint64_t threads = 0;
     const char *format = NULL, *name = NULL;
-    bool quick = false, attention = false, few = false;
+    bool quick = false;
     const struct args_option options[] = {
         {"threads", 't', ARGS_U64, "N", "threads, one a core (all usable cores)", .target = &threads,
          .min = 1, .max = POOL_THREADS_MAX},
         {"format", 0, ARGS_TEXT, "NAME", "only weights of this format: bf16, f16, f32", .target = &format},
         {"variant", 0, ARGS_TEXT, "NAME", "only kernels of this name; all but ref without it",
          .target = &name},
-        {"attention", 0, ARGS_FLAG, NULL, "attention instead: one token's, by type of the KV cache",
-         .target = &attention},
-        {"few", 0, ARGS_FLAG, NULL, "instead: several tokens with the bits of one each, by one token's time",
-         .target = &few},
         {"quick", 'q', ARGS_FLAG, NULL, "fewer shapes and samples", .target = &quick},
         {"json", 0, ARGS_FLAG, NULL, "one JSON array instead of a table", .target = &b->json},
     };
@@ -356,19 +350,6 @@ int main(int argc, char *argv[])
         return args_usage_error(&spec, &err);
     }
     b->threads = threads ? (unsigned)threads : (unsigned)b->cpus.suggested;
-    if (attention) {
-        if (bench_attention(name, b->threads, &b->cpus, &err)) goto fail;
-        return 0;
-    }
-    if (few) {
-        const enum tensor_format only = format ? tensor_format_named(format) : FORMAT_COUNT;
-        if (format && only == FORMAT_COUNT) {
-            helm_fail(&err, HELM_E_USAGE, "--format %s: no such format", format);
-            return args_usage_error(&spec, &err);
-        }
-        if (bench_few(name, only, b->threads, &b->cpus, &err)) goto fail;
-        return 0;
-    }
     b->samples = quick ? 5 : 11;
     size_t count, done = 0;
     const struct linear_kernel *const *table = linear_kernels(&count);
