@@ -27,7 +27,6 @@ PROFILE_SRC := \
   tools/profile/checkpoint.c \
   tools/profile/cpu.c \
   tools/profile/device.c \
-  tools/profile/experts.c \
   tools/profile/format_link.c \
   tools/profile/formats.c \
   tools/profile/host.c \

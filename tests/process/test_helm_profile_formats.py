@@ -81,8 +81,6 @@ def check_cpu(what, p, name):
     int8 = name not in ("f16", "f32") and "avx2" in processor.flags()
     check("%s: %s with int8 activations, where there are kernels" % (what, name), is_value(rates["cpu_int8_gemv"]) == int8 and
           [point["x"] for point in rates["cpu_int8_linear"]] == (tokens if int8 else []), rates)
-    check("%s: %s of one token's experts" % (what, name), is_value(rates["cpu_experts"]) and
-          is_value(rates["cpu_int8_experts"]) == int8, rates)
     apart = rates["cpu_apart"] + rates["cpu_int8_apart"]
     check("%s: tokens that each have the bits of one" % what, all(map(is_value, apart)) and
           [point["x"] for point in apart] == [2, 4, 8, 16] * (1 + int8), apart)

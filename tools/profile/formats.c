@@ -18,7 +18,6 @@
 #define DEVICE_S_MOST  1.2
 #define ONE_S          1.2 /* alone, and beside copies */
 #define MANY_S         0.6 /* of each number of tokens */
-#define EXPERTS_S      1.2
 #define QUICK          4   /* times less in a hurry */
 #define STEP_S_MOST    1.2 /* a step expected to take longer is left out, */
 #define STEP_S_QUICK   1.0 /* in a hurry */
@@ -171,19 +170,6 @@ static int measure_one(struct formats *f, struct profile_device_run *stream, str
                 times(f, LINEAR_INT8, i, plain);
     }
     return rc;
-}
-
-static int measure_experts(struct formats *f, struct profile *p, struct helm_err *err)
-{
-    bool int8[FORMAT_COUNT];
-    for (uint32_t i = 0; i < f->count; i++) int8[i] = has_int8(f, i);
-    const struct profile_experts experts = {.steps = &f->steps,
-                                            .format = f->format,
-                                            .int8 = int8,
-                                            .formats = f->count,
-                                            .cached = f->cached,
-                                            .seconds = EXPERTS_S / (f->options.quick ? QUICK : 1)};
-    return profile_experts_measure(&experts, p, err);
 }
 
 static int measure_link(struct formats *f, struct profile_device_run *device, struct profile *p,
@@ -380,7 +366,6 @@ int profile_formats_measure(const struct profile_cpu_options *options, unsigned 
         rc = profile_device_format(device, f->format[i], seconds, profile, err);
     if (!rc) rc = open_steps(f, device != NULL, err);
     if (!rc) rc = measure_one(f, NULL, profile, err);
-    if (!rc && !options->brief) rc = measure_experts(f, profile, err);
     if (!rc && device) rc = measure_one(f, device, profile, err);
     if (!rc && device) rc = measure_link(f, device, profile, err);
     if (!rc) rc = measure_many(f, profile, err);

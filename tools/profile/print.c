@@ -35,7 +35,6 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
     if (f->cpu_gemv.source == PROFILE_UNKNOWN && f->gpu_expand.source == PROFILE_UNKNOWN) return;
     fprintf(out, "Weights in %s, bytes as they are stored:\n", tensor_format_name(format));
     print_value(out, "cpu gemv", &f->cpu_gemv, UNIT_BYTES, "one token");
-    print_value(out, "  experts", &f->cpu_experts, UNIT_BYTES, "one token's");
     if (p->gpu.device != PROFILE_DEVICE_NONE) {
         print_value(out, "  beside", &f->cpu_gemv_beside, UNIT_BYTES, "while the link streams");
         print_value(out, "  link", &f->link_beside, UNIT_BYTES, "meanwhile");
@@ -45,7 +44,6 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
                 "one token's time, each with the bits of one");
     if (f->cpu_int8_gemv.source != PROFILE_UNKNOWN) {
         print_value(out, "cpu gemv int8", &f->cpu_int8_gemv, UNIT_BYTES, "with activations rounded to int8");
-        print_value(out, "  experts", &f->cpu_int8_experts, UNIT_BYTES, "one token's");
         if (p->gpu.device != PROFILE_DEVICE_NONE) {
             print_value(out, "  beside", &f->cpu_int8_gemv_beside, UNIT_BYTES, "while the link streams");
             print_value(out, "  link", &f->cpu_int8_link_beside, UNIT_BYTES, "meanwhile");

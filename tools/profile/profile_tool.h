@@ -2,7 +2,7 @@
  *
  * helm_profile.c holds the options and the order of work; checkpoint.c makes a model that exists only to be
  * measured; steps.c runs the CPU worker's engine over it, for cpu.c, for which packed.c has packed weights, and for
- * formats.c, which measures other formats of weights, with experts.c one token's experts of them; device.c asks
+ * formats.c, which measures other formats of weights; device.c asks
  * helm-worker-gpu to measure the device; programs.c, programs_gpu.c and programs_all.c measure a model's own programs; now.c takes what memory gives at a moment; host.c measures reads of a disk and doorbells; wake.c wake-up times; samples.c turns numbers into values; print.c shows
  * them. docs/profile.md says what each number means. */
 #ifndef HELM_TOOLS_PROFILE_PROFILE_TOOL_H
@@ -206,21 +206,6 @@ struct profile_format_link {
 /* Each format's link_beside and cpu_int8_link_beside, from profile->link.h2d_beside. */
 HELM_MUST_CHECK int profile_format_link_measure(const struct profile_format_link *link,
                                                 struct profile *profile, struct helm_err *err);
-
-/* ---- experts.c ---- */
-
-/* Sets cpu_experts and cpu_int8_experts of formats[1 ..] by turns of the engine's own step and one of its layers' MLPs taken as
- * mixtures: cpu_gemv times the median ratio. Members as of struct profile_format_link. Layers without room for one expert: none. */
-struct profile_experts {
-    struct profile_steps *steps;
-    const enum tensor_format *format;
-    const bool *int8;
-    uint32_t formats;
-    bool cached; /* rates are estimates */
-    double seconds;
-};
-HELM_MUST_CHECK int profile_experts_measure(const struct profile_experts *e, struct profile *profile,
-                                            struct helm_err *err);
 
 /* ---- programs.c ---- */
 

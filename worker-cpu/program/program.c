@@ -601,35 +601,6 @@ uint32_t program_apart_head(const struct program_source *source)
     return apart_of(source, &source->model->math.head, -1, PROGRAM_FEW_TOKENS);
 }
 
-static void add_experts(struct lowering *low, const struct program_experts *of, bool down)
-{
-    const struct program_source *s = low->source;
-    const struct tensor_matrix *matrix[2] = {down ? &of->down : &of->gate, &of->up};
-    struct program_entry *e = add_entry(low, down ? OP_EXPERTS_DOWN : OP_EXPERTS_GLU, of->layer);
-    e->experts = of->experts;
-    e->chosen = of->chosen;
-    e->expert_rows = matrix[0]->rows / of->experts;
-    e->glu = GLU_SILU;
-    e->in = s->act->buffer[down ? BUFFER_GATE : BUFFER_H];
-    e->segment_count = down ? 1 : 2;
-    for (uint32_t i = 0; i < e->segment_count; i++)
-        e->segment[i] =
-            (struct program_segment){.matrix = *matrix[i],
-                                     .kernels = &s->kernels->linear[s->inputs][matrix[i]->format]};
-    cut_experts(low, e);
-    low->program->bytes += e->bytes;
-}
-
-int program_lower_experts(const struct program_source *source, const struct program_experts *layers,
-                          uint32_t count, struct program *program, struct helm_err *err)
-{
-    struct lowering low = {.source = source, .program = program, .tokens = 1, .err = err};
-    memset(program, 0, sizeof *program);
-    for (uint32_t i = 0; i < 2 * count && !low.rc; i++) add_experts(&low, &layers[i / 2], i % 2);
-    if (low.rc) program_free(program);
-    return low.rc;
-}
-
 void program_free(struct program *program)
 {
     for (uint32_t i = 0; i < program->count; i++) free(program->entry[i].bound);

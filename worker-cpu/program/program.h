@@ -152,16 +152,6 @@ HELM_MUST_CHECK int program_lower(const struct program_source *source, uint32_t 
 /* Final norm, head and sampling, for one sampled row or for several. */
 HELM_MUST_CHECK int program_lower_head(const struct program_source *source, bool many,
                                        struct program *program, struct helm_err *err);
-/* One token's experts with matrices that the caller has, gates and ups, then downs, layer after layer, cut as a mixture's are: for
- * measuring. Runs where activations have BUFFER_DOWN, and run->experts what a router and execute_create leave there. */
-struct program_experts {
-    int32_t layer;
-    uint32_t experts, chosen;
-    struct tensor_matrix gate, up, down; /* of all experts */
-};
-HELM_MUST_CHECK int program_lower_experts(const struct program_source *source,
-                                          const struct program_experts *layers, uint32_t count,
-                                          struct program *program, struct helm_err *err);
 void program_free(struct program *program);
 /* Up to how many tokens one token's kernels multiply faster, one by one, than those of several: the fewest of all products
  * of the phase (struct linear_kernel's `apart`). 0: there are none, or experts of a layer in both memories, or some are

@@ -347,8 +347,18 @@ static void take_measured(const struct pricing *p, uint32_t unit, double window,
     measured_price_gpu(p, unit, attention_elsewhere(p, window), u);
     if (!u->gpu_measured) return;
     u->stream = fmax(u->gpu, u->stream + u->gpu - by_rates) * fmax(1, u->gpu_beside);
-    const double times = u->gpu / by_rates;
+    const double times = by_rates > 0 ? u->gpu / by_rates : 1;
     e->unit *= times, e->gpu *= times, e->launches *= times, e->beside *= times;
+}
+
+/* The same of the CPU. */
+static void take_measured_cpu(const struct pricing *p, uint32_t unit, struct cost_unit *u,
+                              struct experts_parts *e)
+{
+    const double by_rates = u->cpu, beside = u->cpu_beside;
+    measured_price(p, unit, u);
+    if (!u->cpu_measured || by_rates <= 0 || beside <= 0) return;
+    e->cpu *= u->cpu / by_rates, e->cpu_beside *= u->cpu_beside / beside;
 }
 
 static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit *u)
@@ -372,7 +382,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->cpu_bound = spent_bound(&w.cpu);
     u->cpu_spread = w.cpu_spread;
     u->gpu_spread = w.gpu_spread;
-    measured_price(p, unit, u);
+    take_measured_cpu(p, unit, u, &w.experts);
     u->gpu_bound = "";
     u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
     if (!p->device) return;

@@ -34,17 +34,6 @@ static void experts_few(const struct pricing *p, const struct profile_format *of
     if (p->tier == OP_TIER_FEW) with->gpu = *kernel;
 }
 
-/* One token's experts on the CPU, whose rows are few and lie anywhere. */
-static void experts_apart(const struct profile_format *of, struct device_rates *one)
-{
-    if (of->cpu_experts.value <= 0 || of->cpu_gemv.value <= 0) return;
-    const double part = of->cpu_experts.value / of->cpu_gemv.value;
-    one->gemv *= part;
-    one->gemv_beside *= part;
-    one->packed *= part;
-    one->packed_beside *= part;
-}
-
 /* How many times as long as one token's a CPU's product with an expert of two tokens takes. Blocks are multiplied by one token's
  * kernel for both, whose times are `apart`; where those are not known, and of single numbers, by the kernel of several, which of
  * fewer tokens than were measured takes as long as of these: it decodes the weights once. */
@@ -87,7 +76,6 @@ int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT
     for (int f = 0; f < FORMAT_COUNT && !rc; f++) {
         const struct profile_table *grouped = &p->profile->format[f].gpu_experts;
         cost_rates_with(&of, (enum tensor_format)f, &size, &with[f]);
-        if (step.tokens == 1) experts_apart(&p->profile->format[f], &with[f].cpu);
         if (step.tokens == 1 && all > 1 && !p->apart && !tensor_format_of((enum tensor_format)f)->variable)
             experts_of_several(several, longer_of_two(p->profile, (enum tensor_format)f, &with[f].cpu),
                                &with[f].cpu);

@@ -117,8 +117,6 @@ static const struct member format_member[] = {
     MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_link_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_linear, KIND_TABLE, false),
-    MEMBER(profile_format, cpu_experts, KIND_RATE, false),
-    MEMBER(profile_format, cpu_int8_experts, KIND_RATE, false),
     MEMBER(profile_format, cpu_apart, KIND_TABLE, false),
     MEMBER(profile_format, cpu_int8_apart, KIND_TABLE, false),
 };

@@ -180,8 +180,6 @@ static void move_format(struct profile_format *f, double bytes, const struct mov
 {
     move_rate(&f->cpu_gemv, 1, alone);
     move_rate(&f->cpu_int8_gemv, 1, alone);
-    move_rate(&f->cpu_experts, 1, alone);
-    move_rate(&f->cpu_int8_experts, 1, alone);
     move_rate(&f->cpu_gemv_beside, 1, beside);
     move_rate(&f->cpu_int8_gemv_beside, 1, beside);
     move_table(&f->cpu_linear, bytes, alone);

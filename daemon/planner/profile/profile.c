@@ -71,8 +71,6 @@ static const struct order orders[] = {
 static const struct order format_orders[] = {
     BELOW_READ(profile_format, cpu_gemv),
     BELOW_READ(profile_format, cpu_int8_gemv),
-    BELOW_READ(profile_format, cpu_experts),
-    BELOW_READ(profile_format, cpu_int8_experts),
     OF_FORMAT(link_beside, link.h2d),
     OF_FORMAT(cpu_int8_link_beside, link.h2d),
     OF_FORMAT(gpu_gemv, gpu.read),

@@ -17,7 +17,7 @@
 
 #define PROFILE_VERSION 1
 /* The method of measuring: a fact of the fingerprint, so a new one has machines measured again. */
-#define PROFILE_METHOD     24
+#define PROFILE_METHOD     25
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 /* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
@@ -168,8 +168,6 @@ struct profile_format {
      * that. */
     struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside, cpu_int8_link_beside;
     struct profile_table cpu_int8_linear;
-    /* bytes a second of one token's experts, of few rows each, of which it reads some at random; unknown: cpu_gemv's */
-    struct profile_value cpu_experts, cpu_int8_experts;
     struct profile_table cpu_apart, cpu_int8_apart; /* as cpu.apart, of this format's one token */
 };
 

@@ -2,6 +2,7 @@
  * it chooses, several those that any of them chooses, a chunk nearly all; all of them lie somewhere and all cross the link. */
 #include "common/model/arch.h"
 #include "common/model/parts.h"
+#include "daemon/planner/profile/programs.h"
 #include "tests/unit/daemon/planner/cost_case.h"
 #include "tests/written_plans.h"
 
@@ -174,8 +175,8 @@ static void few_tokens_are_priced_by_their_experts_rate(void **state)
     expect("a chunk", price_mlp(&m, 512, 0).gpu, chunk);
 }
 
-/* One token's experts on the CPU, and a few tokens', are read at their own rate, beside copies too; a chunk's are not. */
-static void experts_on_the_cpu_have_a_rate_of_their_own(void **state)
+/* Experts that two tokens choose take the CPU longer than those of one. */
+static void experts_of_two_tokens_take_longer(void **state)
 {
     struct mixture *m = *state;
     struct profile_format *of = &m->profile.format[FORMAT_Q4_K];
@@ -187,17 +188,7 @@ static void experts_on_the_cpu_have_a_rate_of_their_own(void **state)
         t->bytes = tensor_format_bytes(t->format, t->rows, t->cols);
         if (t->layer == 0) bytes += (double)t->bytes;
     }
-    of->cpu_gemv = made_up_value(80e9), of->cpu_gemv_beside = made_up_value(60e9);
-    const struct cost_unit as_dense = price_mlp(m, 1, 0), few = price_mlp(m, 4, 0),
-                           chunk = price_mlp(m, 512, 0);
-    const double one = bytes * 8 / 128;
-    of->cpu_experts = made_up_value(64e9);
-    const struct cost_unit own = price_mlp(m, 1, 0);
-    expect("as measured of experts", own.cpu - as_dense.cpu, one / 64e9 - one / 80e9);
-    expect("beside copies, as much slower", own.cpu_beside - as_dense.cpu_beside, one / 48e9 - one / 60e9);
-    assert_true(price_mlp(m, 4, 0).cpu > 1.1 * few.cpu);
-    expect("a chunk", price_mlp(m, 512, 0).cpu, chunk.cpu);
-
+    of->cpu_gemv = made_up_value(64e9), of->cpu_gemv_beside = made_up_value(48e9);
     /* Of the experts that eight tokens choose some have two: by one token's kernel, or as long as the fewest tokens measured. */
     const double none = pow(15.0 / 16, 8), read = bytes * (1 - none),
                  several = 1 - 8 * (1.0 / 16) * pow(15.0 / 16, 7) / (1 - none);
@@ -337,6 +328,31 @@ static void shared_experts_are_read_by_every_token(void **state)
     assert_int_equal(close_mixture(&at), 0);
 }
 
+/* Where the half layer was measured on the CPU, the CPU's part of its experts is in proportion. */
+static void the_cpus_experts_go_by_the_measured_layer(void **state)
+{
+    struct mixture *m = *state;
+    static struct programs list;
+    const struct cost_unit rates = price_mixed(m, 1, 0, 0);
+    programs_list(&m->model, &list);
+    const uint64_t signature = programs_signature(&m->model, unit_of(0, UNIT_MLP));
+    for (uint32_t k = 0; k < list.kinds; k++)
+        if (list.kind[k].signature == signature)
+            programs_put(&list.kind[k].cpu[PROGRAMS_EXACT], &(struct programs_cell){.tokens = 1,
+                                                                                    .seconds = 2 * rates.cpu,
+                                                                                    .low = 2 * rates.cpu,
+                                                                                    .high = 2 * rates.cpu,
+                                                                                    .beside = 3 * rates.cpu});
+    m->profile.programs = &list;
+    const struct cost_unit measured = price_mixed(m, 1, 0, 0);
+    assert_true(measured.cpu_measured);
+    expect("twice the time", measured.mixed_kv.cpu - rates.mixed_kv.cpu, 8 * EXPERT / 100e9);
+    const double longer = 3 * rates.cpu / rates.cpu_beside,
+                 began = rates.mixed_kv.cpu - 8 * EXPERT / 100e9; /* the CPU's operations */
+    expect("beside copies", measured.mixed_kv.cpu_beside - began,
+           longer * (rates.mixed_kv.cpu_beside - began));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -347,9 +363,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_chunk_is_priced_by_its_experts_rate, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(few_tokens_are_priced_by_their_experts_rate, open_mixture,
                                         close_mixture),
-        cmocka_unit_test_setup_teardown(experts_on_the_cpu_have_a_rate_of_their_own, open_mixture,
-                                        close_mixture),
+        cmocka_unit_test_setup_teardown(experts_of_two_tokens_take_longer, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture),
+        cmocka_unit_test_setup_teardown(the_cpus_experts_go_by_the_measured_layer, open_mixture,
+                                        close_mixture),
         cmocka_unit_test_setup_teardown(parts_are_found_evenly, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(the_best_share_is_no_slower_than_any, open_mixture, close_mixture)};
     return cmocka_run_group_tests_name("daemon/planner/cost: experts", tests, NULL, NULL);

@@ -117,7 +117,6 @@ static void rates_move_as_far_as_they_read(void **state)
     q4->cpu_gemv = rate(50e9); /* 0.01 ns of its 0.02 are reading */
     q4->cpu_int8_gemv = rate(100e9);
     q4->cpu_gemv_beside = rate(40e9);
-    q4->cpu_experts = rate(80e9);
     q4->link_beside = rate(44e9);
     q4->gpu_gemv = rate(2e12);
     q4->cpu_linear.point[0] = (struct profile_point){4, rate(4 * 2 / 0.5625 * 25e9)}; /* 25 GB/s of blocks */
@@ -136,7 +135,6 @@ static void rates_move_as_far_as_they_read(void **state)
     near("half arithmetic", f->cpu_gemv.value, 1e9 / (0.02 + 0.01));
     near("int8", f->cpu_int8_gemv.value, 50e9);
     near("half arithmetic beside", f->cpu_gemv_beside.value, 1e9 / (1 / 40. + 1 / 60. - 1 / 80.));
-    near("experts", f->cpu_experts.value, 1e9 / (1 / 80. + 0.01));
     near("several tokens", f->cpu_linear.point[0].y.value, 8 / 0.5625 * 1e9 / (0.04 + 0.01));
     near("cache", out.kv[KV_Q8_0].cpu_attention_host.value, 50e9);
     near("a prompt's products", out.cpu.linear.point[1].y.value, 2e12 / (1 + 0.01 * 2e12 / 512e9));

@@ -28,8 +28,6 @@ static struct profile whole(void)
         f->gpu_chain_operation = made_up_value(1.5e-6);
         f->gpu_expand = made_up_value(1800e9);
         f->cpu_int8_gemv = made_up_value(90e9 + i);
-        f->cpu_experts = made_up_value(55e9 + i);
-        f->cpu_int8_experts = made_up_value(85e9 + i);
         f->cpu_int8_linear.point[0] = (struct profile_point){4, made_up_value(0.5e12)};
         f->cpu_int8_linear.count = 1;
         f->cpu_linear.point[0] = (struct profile_point){4, made_up_value(0.3e12)};
@@ -62,7 +60,7 @@ static void json_carries_every_format_both_ways(void **state)
     assert_non_null(json);
     json_t *formats = json_object_get(json, "formats");
     assert_int_equal(json_object_size(formats), 2);
-    assert_int_equal(json_object_size(json_object_get(formats, "q4_k")), 22);
+    assert_int_equal(json_object_size(json_object_get(formats, "q4_k")), 20);
     assert_int_equal(profile_from_json(json, &again, &err), 0);
     assert_memory_equal(&again.format, &p.format, sizeof p.format);
     assert_int_equal(profile_check(&again, &err), 0);
@@ -153,10 +151,6 @@ static void contradictions_are_named(void **state)
     p.format[FORMAT_Q4_K].cpu_int8_gemv = made_up_value(400e9);
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "cpu_int8_gemv"));
-    p = whole();
-    p.format[FORMAT_Q4_K].cpu_int8_experts = made_up_value(400e9);
-    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
-    assert_non_null(strstr(err.text, "cpu_int8_experts"));
     p = whole();
     p.format[FORMAT_F16].gpu_chain_gemv = made_up_value(20000e9);
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
