@@ -245,7 +245,8 @@ static int make(struct making *m, const struct spec *spec, struct candidate *out
     *out = (struct candidate){.vram = NEVER, .host = NEVER};
     candidate_begin(m, spec->places);
     m->wish.pack_cpu = candidate_packs_cpu(m, spec);
-    m->wish.pack_gpu = out->packed = spec->packing != PACKING_NONE;
+    out->packing = spec->packing;
+    m->wish.pack_gpu = spec->packing != PACKING_NONE;
     if (!m->wish.step_tokens && spec->step)
         m->wish.step_tokens = spec->step;
     else if (!m->wish.step_tokens) {
@@ -260,7 +261,7 @@ static int make(struct making *m, const struct spec *spec, struct candidate *out
     if (rc) return rc;
     rc = tighten(m, spec, &wish, &prices, out, err);
     cost_table_free(&prices);
-    if (!rc && out->fits && out->packed) rc = unpacking_choose(m, spec, out, err);
+    if (!rc && out->fits && out->packing != PACKING_NONE) rc = unpacking_choose(m, spec, out, err);
     out->wish = m->wish;
     return rc;
 }

@@ -48,8 +48,8 @@ struct spec {
 #define CANDIDATE_TRIES 8
 struct candidate {
     bool fits;
-    bool packed;    /* made with weights packed in VRAM, as far as they can be */
-    double seconds; /* of the decode step */
+    enum packing packing; /* that it was made with */
+    double seconds;       /* of the decode step */
     uint64_t vram,
         host; /* where it does not fit: by how much each limit would have to grow, the other as it is; or NEVER */
     struct ledger_wish wish;

@@ -26,7 +26,8 @@ HELM_MUST_CHECK int packing_try(struct making *m, const struct spec *spec, struc
                                 struct helm_err *err);
 /* The same where it is known how weights are packed. NULL: it is not. */
 struct packing_known {
-    bool vram, cpu;
+    enum packing vram;
+    bool cpu;
 };
 HELM_MUST_CHECK int packing_best(struct making *m, const struct spec *spec, const struct packing_known *like,
                                  struct candidate *best, struct helm_err *err);

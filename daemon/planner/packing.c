@@ -70,8 +70,8 @@ static int try_packed(struct making *m, struct spec spec, enum packing packing, 
 static int best_in_vram(struct making *m, const struct spec *spec, const struct packing_known *like,
                         struct candidate *best, struct helm_err *err)
 {
-    int rc = like && like->vram ? 0 : candidate_make(m, spec, best, err);
-    if (rc || !packs_on_gpu(m, spec) || (like && !like->vram)) return rc;
+    int rc = candidate_make(m, spec, best, err);
+    if (rc || like || !packs_on_gpu(m, spec)) return rc;
     /* Packing weights that are in VRAM already gains only if they are read faster packed. */
     const bool faster = m->batch == 1 && cost_packed_is_faster(m->r->profile);
     if (best->fits && all_in_vram(&best->plan) && !faster) return 0;
@@ -86,7 +86,7 @@ int packing_best(struct making *m, const struct spec *asked, const struct packin
 {
     struct spec spec = *asked;
     spec.packs_cpu = like && like->cpu;
-    spec.packing = PACKING_NONE;
+    spec.packing = like ? like->vram : PACKING_NONE;
     candidate_begin(m, spec.places);
     *best = (struct candidate){.vram = NEVER, .host = NEVER, .wish = m->wish};
     int rc = best_in_vram(m, &spec, like, best, err);
@@ -94,7 +94,8 @@ int packing_best(struct making *m, const struct spec *asked, const struct packin
         !candidate_may_pack_cpu(m, &spec))
         return rc;
     spec.packs_cpu = true;
-    return try_packed(m, spec, best->packed ? PACKING_ALL : PACKING_NONE, PACKED_CPU_GAIN, best, err);
+    return try_packed(m, spec, best->packing == PACKING_NONE ? PACKING_NONE : PACKING_ALL, PACKED_CPU_GAIN,
+                      best, err);
 }
 
 int packing_try(struct making *m, const struct spec *spec, struct candidate *best, struct helm_err *err)

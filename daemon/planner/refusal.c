@@ -55,10 +55,10 @@ static int find_nearest(struct making *m, const struct spec *spec, struct candid
     struct spec at = *spec;
     struct cost_table prices;
     struct arena_spec arena;
-    at.packing = more->packed ? PACKING_ALL : PACKING_NONE;
+    at.packing = more->packing == PACKING_NONE ? PACKING_NONE : PACKING_ALL;
     m->wish.step_tokens = m->asked.step_tokens ? m->asked.step_tokens : LEDGER_STEP_TOKENS;
     m->wish.pack_cpu = candidate_packs_cpu(m, &at);
-    m->wish.pack_gpu = more->packed;
+    m->wish.pack_gpu = at.packing != PACKING_NONE;
     const struct memory_wish wish = making_memory_wish(m, &at);
     int rc = making_price_packing(m, &at, &prices, err);
     if (rc) return rc;
@@ -138,7 +138,7 @@ int refusal_write(struct making *m, const struct spec *t, struct candidate *c, s
     struct planner_refusal *refusal = m->r->refusal;
     struct words would = {.used = 0};
     char text[HELM_ERR_TEXT];
-    struct candidate least = {.packed = c->packed, .vram = c->vram, .host = c->host}, *more = &least;
+    struct candidate least = {.packing = c->packing, .vram = c->vram, .host = c->host}, *more = &least;
     const struct plan *plan = &c->plan;
     int rc = find_nearest(m, t, more, c, err);
     if (rc) return rc;

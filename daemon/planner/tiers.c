@@ -91,7 +91,7 @@ static int find_least(struct tiering *k, struct helm_err *err)
     int rc = packing_best(k->m, &spec, NULL, &c, err);
     k->least = INFINITY;
     if (!rc && c.fits) {
-        k->like = (struct packing_known){.vram = c.wish.pack_gpu, .cpu = c.wish.pack_cpu};
+        k->like = (struct packing_known){.vram = c.packing, .cpu = c.wish.pack_cpu};
         rc = making_decode_seconds(k->m, &c.plan,
                                    spec.ctx < PLANNER_SHORT_CONTEXT ? spec.ctx : PLANNER_SHORT_CONTEXT,
                                    &k->least, err);

@@ -150,11 +150,13 @@ static void frame_open(const struct mixing *m, const struct candidate *c, struct
     }
 }
 
-/* A plan's seconds by its numbers, memory over its limits priced prohibitively. */
-static double estimate(const struct frame *f, const struct totals *t)
+/* A plan's seconds by its numbers, memory over its limits priced prohibitively; INFINITY where they are `limit` or more. */
+static double estimate(const struct frame *f, const struct totals *t, double limit)
 {
     double most = 0, visits = 0;
     unsigned uses = 0;
+    for (int k = 0; k < SPACE_FLOORS; k++)
+        if (t->sum[k] + f->floor[k] >= limit) return INFINITY;
     for (int h = 0; h < SPACE_HOMES; h++)
         uses |= t->sum[AT + h] > 0.5 ? 1u << h : 0; /* whole numbers, but for rounding */
     const double over =
@@ -243,7 +245,7 @@ static void exchange(const struct frame *f, const struct totals *now, const stru
                     struct totals then = part;
                     if (y == 0 || y > most) continue;
                     add_totals(&then, &b->one, y);
-                    double e = estimate(f, &then);
+                    double e = estimate(f, &then, best->estimate);
                     if (e < best->estimate) *best = (struct change){a, b, x, y, e};
                 }
             }
@@ -257,7 +259,7 @@ static void move_some(const struct frame *f, const struct totals *now, const str
         for (int32_t by = 1; by <= a->most; by *= 2) {
             struct totals then = *now;
             add_totals(&then, &a->one, by);
-            double e = estimate(f, &then);
+            double e = estimate(f, &then, best->estimate);
             if (e < best->estimate) *best = (struct change){.a = a, .x = by, .estimate = e};
         }
 }
@@ -268,7 +270,7 @@ static void settle_counts(const struct mixing *m, struct candidate *c)
     struct move move[MOVES_MAX];
     struct totals now = totals_of(m, &c->counts);
     frame_open(m, c, &f);
-    c->estimate = estimate(&f, &now);
+    c->estimate = estimate(&f, &now, INFINITY);
     for (int i = 0; i < SETTLE_MAX; i++) {
         struct change best = {.estimate = c->estimate};
         uint32_t moves = list_moves(m, &c->counts, move);
