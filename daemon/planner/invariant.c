@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "common/plan/engine_limits.h"
-#include "common/plan/placement.h"
 #include "daemon/planner/profile/planned.h"
 #include "daemon/planner/profile/programs.h"
 
@@ -52,29 +51,12 @@ static int price_of(const struct planner_request *request, struct plan *plan, ui
     return 0;
 }
 
-/* Whether the profile has the CPU's time for several tokens that each have the bits of one. Where a GPU computes, too, the
- * whole profile must have it: the first token of such a plan takes 24 % longer when it is invariant (an H200, 8B Q4_K_M at
- * 4 GiB) than the formats' rates alone say. */
-static bool knows_apart(const struct profile *profile, const struct plan *plan)
+/* No rates are those of several tokens that the CPU multiplies each as one, nor of a GPU's attention in a chain's order, which it may
+ * have where it has chains. */
+static bool lacks_rates(const struct profile *profile, const struct plan *plan)
 {
-    const struct placements host = placements_in(plan, PLAN_HOST);
-    bool knows = profile->cpu.apart.count > 0 || !plan_uses(plan, PLANNED_GPU);
-    for (uint32_t i = 0; i < host.count && knows; i++) {
-        const enum tensor_format format = host.place[i].format;
-        if (format == FORMAT_BF16_PACKED)
-            knows = profile->cpu.apart_packed.count > 0;
-        else if (profile_format_has_rates(format) && host.place[i].role != TENSOR_EMBED)
-            knows = profile->format[format].cpu_apart.count > 0;
-        else if (format == FORMAT_BF16)
-            knows = profile->cpu.apart.count > 0;
-    }
-    return knows;
-}
-
-/* No rates are those of a GPU's attention in a chain's order, which it may have where it has chains. */
-static bool has_chains(const struct profile *profile, const struct plan *plan)
-{
-    return plan_most_tokens(plan, PLANNED_GPU) > 0 && profile->gpu.chain_gemv.value > 0;
+    return plan_most_tokens(plan, PLAN_CPU0) > 0 ||
+           (plan_most_tokens(plan, PLANNED_GPU) > 0 && profile->gpu.chain_gemv.value > 0);
 }
 
 /* The most expensive price of several sequences. *known: false where the profile lacks it and nothing was `measured`. */
@@ -83,9 +65,7 @@ static int price_several(const struct planner_request *request, struct plan *pla
 {
     int rc = 0;
     *worst = (struct price){.decode = 1};
-    *known = measured || plan->slots < 2 ||
-             ((!plan_most_tokens(plan, PLAN_CPU0) || knows_apart(request->profile, plan)) &&
-              !has_chains(request->profile, plan));
+    *known = measured || plan->slots < 2 || !lacks_rates(request->profile, plan);
     for (uint32_t n = 2; n <= ENGINE_FEW_TOKENS && n <= plan->slots && *known && !rc; n *= 2) {
         struct price price = {.sequences = n};
         rc = price_of(request, plan, direct_permille, &price, err);
@@ -101,12 +81,14 @@ static bool is_measured(const struct planner_request *request, const struct plan
     if (!programs) return false;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         const struct programs_kind *kind = programs_find(programs, programs_signature(request->model, u));
-        if (!kind || plan_unit_format(plan, u) != PLAN_AS_STORED) return false;
+        const enum tensor_format format = plan_unit_format(plan, u);
+        const enum programs_way way = format == FORMAT_BF16_PACKED ? PROGRAMS_PACKED : PROGRAMS_EXACT;
+        if (!kind) return false;
         for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
             const bool cpu = plan_home_processor(plan->unit[u].home[p]) == PLAN_CPU0;
-            const struct programs_times *both[2] = {cpu ? &kind->cpu[PROGRAMS_EXACT]
-                                                        : &kind->gpu[PROGRAMS_GPU],
-                                                    cpu ? &kind->cpu[PROGRAMS_EXACT + PROGRAMS_INVARIANT]
+            if (format != PLAN_AS_STORED && !(cpu && way == PROGRAMS_PACKED)) return false;
+            const struct programs_times *both[2] = {cpu ? &kind->cpu[way] : &kind->gpu[PROGRAMS_GPU],
+                                                    cpu ? &kind->cpu[way + PROGRAMS_INVARIANT]
                                                         : &kind->gpu[PROGRAMS_GPU_INVARIANT]};
             if (!both[0]->count || !both[1]->count) return false;
         }

@@ -25,7 +25,7 @@ struct invariant {
 
 /* Makes the plan invariant or not, as the option says; INVARIANT_AUTO: as a plan that was given (request) says, else by its
  * price: of a decode step of the sequences that it is made fastest for, and of 2, 4, 8 and 16, as far as it has slots. Where
- * the CPU computes and there are several the profile must say what those take (cpu.apart); if it does not, it is off. */
+ * the CPU computes and there are several, that was measured of the model's own programs; if it was not, it is off. */
 HELM_MUST_CHECK int invariant_decide(const struct planner_request *request, bool given, struct plan *plan,
                                      struct invariant *invariant, struct helm_err *err);
 

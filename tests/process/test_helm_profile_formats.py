@@ -81,10 +81,6 @@ def check_cpu(what, p, name):
     int8 = name not in ("f16", "f32") and "avx2" in processor.flags()
     check("%s: %s with int8 activations, where there are kernels" % (what, name), is_value(rates["cpu_int8_gemv"]) == int8 and
           [point["x"] for point in rates["cpu_int8_linear"]] == (tokens if int8 else []), rates)
-    apart = rates["cpu_apart"] + rates["cpu_int8_apart"]
-    check("%s: tokens that each have the bits of one" % what, all(map(is_value, apart)) and
-          [point["x"] for point in apart] == [2, 4, 8, 16] * (1 + int8), apart)
-    measured("%s: take one token's time at least" % what, max(p["value"] for p in apart) > 0.9, apart)
 
 
 def first_lines(cache, *args, lines=1, home=None):

@@ -32,9 +32,6 @@
 /* As cpu.linear_packed: from steps that are reading to those that are work. */
 static const uint32_t counts[] = {4, 32, 128};
 #define COUNTS (sizeof counts / sizeof *counts)
-/* For steps of an invariant plan, which have no more tokens (common/plan/schedule.h). */
-static const uint32_t counts_apart[] = {2, 4, 8, 16};
-#define COUNTS_APART (sizeof counts_apart / sizeof *counts_apart)
 
 struct formats {
     struct profile_cpu_options options;
@@ -42,9 +39,7 @@ struct formats {
     uint32_t count;
     struct profile_shape shape;
     struct profile_steps steps;
-    bool cached;                   /* so few weights that caches hold a part of them that counts */
-    struct profile_packed *packed; /* bf16's layers, packed; NULL: not measured */
-    struct profile_samples packed_ratio;
+    bool cached; /* so few weights that caches hold a part of them that counts */
     struct profile_samples ratio[LINEAR_INPUTS][FORMAT_COUNT]; /* [][as format]: to bf16 */
 };
 
@@ -60,8 +55,6 @@ static uint64_t format_bytes(const struct formats *f, uint32_t i)
 static uint64_t wanted_bytes(const struct formats *f, bool beside)
 {
     const bool quick = f->options.quick;
-    if (quick && f->options.invariant)
-        return LEAST_QUICK; /* what caches keep makes several tokens look slower */
     const uint64_t caches = PROFILE_CACHES_LEAST * f->options.caches, most = quick ? MOST_QUICK : MOST_BYTES;
     uint64_t wanted = quick ? LEAST_QUICK : LEAST_BYTES;
     double sum = 0, smallest = 1;
@@ -140,16 +133,10 @@ static int run_steps(struct formats *f, uint32_t tokens, double seconds, struct 
 }
 
 /* A value of memory: an estimate where the weights fit the caches. */
-static struct profile_value estimated(const struct formats *f, const struct profile_samples *samples)
-{
-    struct profile_value v = profile_samples_value(samples);
-    if (f->cached && v.source == PROFILE_MEASURED) v.source = PROFILE_ESTIMATE;
-    return v;
-}
-
 static struct profile_value times(const struct formats *f, enum linear_inputs inputs, uint32_t i, double rate)
 {
-    struct profile_value v = estimated(f, &f->ratio[inputs][i]);
+    struct profile_value v = profile_samples_value(&f->ratio[inputs][i]);
+    if (f->cached && v.source == PROFILE_MEASURED) v.source = PROFILE_ESTIMATE;
     v.value *= rate, v.low *= rate, v.high *= rate;
     return v;
 }
@@ -208,131 +195,6 @@ static int measure_many(struct formats *f, struct profile *p, struct helm_err *e
     return rc;
 }
 
-/* ---- tokens that each have the bits of one ---- */
-
-/* Seconds of the last step's products with weights of format number `i`. */
-static double products_s(const struct formats *f, uint32_t i)
-{
-    double seconds = 0;
-    for (uint32_t l = i; l < f->shape.layers; l += f->count)
-        seconds += profile_steps_layer(&f->steps, (int32_t)l, PROFILE_KIND(OP_LINEAR));
-    return seconds;
-}
-
-/* A step of one token and one of several, which are a sample of every format. */
-static int run_pair(struct formats *f, uint32_t tokens, enum linear_inputs inputs, struct helm_err *err)
-{
-    double one[FORMAT_COUNT], spent = 0;
-    (void)engine_use(&f->steps.local.engine, inputs);
-    int rc = profile_steps_run(&f->steps, 0, 1, &spent, err);
-    for (uint32_t i = 0; i < f->count; i++) one[i] = products_s(f, i);
-    if (!rc) rc = profile_steps_run(&f->steps, 0, tokens, &spent, err);
-    for (uint32_t i = 0; i < f->count && !rc; i++)
-        profile_samples_add(&f->ratio[inputs][i], products_s(f, i) / one[i]);
-    return rc;
-}
-
-static int run_packed(struct formats *f, uint32_t tokens, double *seconds, struct helm_err *err)
-{
-    double spent = 0;
-    profile_packed_swap(f->packed);
-    const int rc = profile_steps_run(&f->steps, 0, tokens, &spent, err);
-    profile_packed_swap(f->packed);
-    *seconds = products_s(f, 0); /* programs over packed weights have the same entries */
-    return rc;
-}
-
-/* The same with packed weights. */
-static int run_packed_pair(struct formats *f, uint32_t tokens, struct helm_err *err)
-{
-    double one = 0, several = 0;
-    int rc = run_packed(f, 1, &one, err);
-    if (!rc) rc = run_packed(f, tokens, &several, err);
-    if (!rc) profile_samples_add(&f->packed_ratio, several / one);
-    return rc;
-}
-
-static int measure_apart(struct formats *f, struct profile *p, struct helm_err *err)
-{
-    const bool int8 = f->steps.local.engine.programs[LINEAR_INT8].plan != NULL;
-    const uint32_t least = f->options.brief && LEAST_SAMPLES > 2 ? 2 : LEAST_SAMPLES;
-    int rc = 0;
-    for (size_t c = 0; c < COUNTS_APART && !rc; c++) {
-        const double end = profile_now_s() + MANY_S / (f->options.quick ? QUICK : 1);
-        for (uint32_t i = 0; i < f->count; i++)
-            f->ratio[LINEAR_EXACT][i].count = f->ratio[LINEAR_INT8][i].count = 0;
-        f->packed_ratio.count = 0;
-        for (uint32_t n = 0; !rc && (n < least || profile_now_s() < end); n++) {
-            rc = run_pair(f, counts_apart[c], LINEAR_EXACT, err);
-            if (!rc && int8) rc = run_pair(f, counts_apart[c], LINEAR_INT8, err);
-            if (!rc && f->packed) rc = run_packed_pair(f, counts_apart[c], err);
-        }
-        if (f->count == 1) profile_table_put(&p->cpu.apart, counts_apart[c], times(f, LINEAR_EXACT, 0, 1));
-        if (f->packed)
-            profile_table_put(&p->cpu.apart_packed, counts_apart[c], estimated(f, &f->packed_ratio));
-        for (uint32_t i = 1; i < f->count && !rc; i++) {
-            struct profile_format *format = &p->format[f->format[i]];
-            profile_table_put(&format->cpu_apart, counts_apart[c], times(f, LINEAR_EXACT, i, 1));
-            if (has_int8(f, i))
-                profile_table_put(&format->cpu_int8_apart, counts_apart[c], times(f, LINEAR_INT8, i, 1));
-        }
-    }
-    return rc;
-}
-
-/* The layers once more, packed, or as many as a third of what memory is left holds; none: they are not measured. */
-static int open_packed(struct formats *f, struct helm_err *err)
-{
-    struct cgroup_memory memory;
-    int rc = node_read_memory(f->steps.local.engine.base.report.node, &memory, err);
-    if (rc) return rc;
-    uint64_t layers = memory.available_bytes / 3 / f->shape.layer_bytes;
-    if (layers > f->shape.layers) layers = f->shape.layers;
-    return layers ? profile_packed_open(&f->steps.local.engine, (uint32_t)layers, &f->packed, err) : 0;
-}
-
-/* By an engine of its own. */
-static int open_apart(struct formats *f, struct profile *p, struct helm_err *err)
-{
-    profile_steps_close(&f->steps);
-    memset(&f->steps, 0, sizeof f->steps);
-    f->options.invariant = true;
-    int rc = open_steps(f, false, err);
-    if (!rc && f->count == 1) rc = open_packed(f, err);
-    return rc ? rc : measure_apart(f, p, err);
-}
-
-static struct formats *formats_of(const struct profile_cpu_options *options, struct helm_err *err)
-{
-    struct formats *f = aligned_alloc(64, (sizeof *f + 63) / 64 * 64);
-    if (!f) {
-        (void)helm_fail(err, HELM_E_NOMEM, "no memory to measure formats of weights");
-        return NULL;
-    }
-    memset(f, 0, sizeof *f);
-    f->options = *options;
-    f->format[f->count++] = FORMAT_BF16;
-    return f;
-}
-
-int profile_apart_measure(const struct profile_cpu_options *options, struct profile *profile,
-                          struct helm_err *err)
-{
-    struct formats *f = formats_of(options, err);
-    if (!f) return HELM_E_NOMEM;
-    int rc = open_apart(f, profile, err);
-    if (!rc)
-        profile_say(options->progress, "CPU: 4 tokens with the bits of one each take %.3g times as long",
-                    profile_table_at(&profile->cpu.apart, 4).value);
-    if (!rc && f->packed)
-        profile_say(options->progress, "CPU: the same with packed weights, %.3g times as long",
-                    profile_table_at(&profile->cpu.apart_packed, 4).value);
-    profile_packed_close(f->packed);
-    profile_steps_close(&f->steps);
-    free(f);
-    return rc;
-}
-
 static void say(const struct formats *f, const struct profile *p)
 {
     for (uint32_t i = 1; i < f->count; i++) {
@@ -353,8 +215,11 @@ static void say(const struct formats *f, const struct profile *p)
 int profile_formats_measure(const struct profile_cpu_options *options, unsigned formats,
                             struct profile_device_run *device, struct profile *profile, struct helm_err *err)
 {
-    struct formats *f = formats_of(options, err);
-    if (!f) return HELM_E_NOMEM;
+    struct formats *f = aligned_alloc(64, (sizeof *f + 63) / 64 * 64);
+    if (!f) return helm_fail(err, HELM_E_NOMEM, "no memory to measure formats of weights");
+    memset(f, 0, sizeof *f);
+    f->options = *options;
+    f->format[f->count++] = FORMAT_BF16;
     for (int i = 0; i < FORMAT_COUNT; i++)
         if (formats & format_bit((enum tensor_format)i)) f->format[f->count++] = (enum tensor_format)i;
     double seconds = DEVICE_S / (f->count - 1.0);
@@ -369,7 +234,6 @@ int profile_formats_measure(const struct profile_cpu_options *options, unsigned 
     if (!rc && device) rc = measure_one(f, device, profile, err);
     if (!rc && device) rc = measure_link(f, device, profile, err);
     if (!rc) rc = measure_many(f, profile, err);
-    if (!rc) rc = open_apart(f, profile, err);
     if (!rc) say(f, profile);
     profile_steps_close(&f->steps);
     free(f);

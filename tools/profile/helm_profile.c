@@ -217,7 +217,6 @@ static int measure(struct tool *t, struct helm_err *err)
     profile_cpu_close(cpu);
     profile_device_close(device);
     if (!rc && !o->brief && !profile_late(&t->progress)) rc = measure_kv(t, err);
-    if (!rc && !o->brief && !profile_late(&t->progress)) rc = profile_apart_measure(&cpu_options, p, err);
     return rc;
 }
 

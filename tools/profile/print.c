@@ -40,8 +40,6 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
         print_value(out, "  link", &f->link_beside, UNIT_BYTES, "meanwhile");
     }
     print_table(out, "linear", &f->cpu_linear, UNIT_FLOPS, "tok", "of the CPU");
-    print_table(out, "apart", &f->cpu_apart, UNIT_FACTOR, "tok",
-                "one token's time, each with the bits of one");
     if (f->cpu_int8_gemv.source != PROFILE_UNKNOWN) {
         print_value(out, "cpu gemv int8", &f->cpu_int8_gemv, UNIT_BYTES, "with activations rounded to int8");
         if (p->gpu.device != PROFILE_DEVICE_NONE) {
@@ -49,7 +47,6 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
             print_value(out, "  link", &f->cpu_int8_link_beside, UNIT_BYTES, "meanwhile");
         }
         print_table(out, "cpu linear int8", &f->cpu_int8_linear, UNIT_FLOPS, "tok", "by tokens");
-        print_table(out, "apart", &f->cpu_int8_apart, UNIT_FACTOR, "tok", "one token's time");
     }
     if (p->gpu.device == PROFILE_DEVICE_NONE) return;
     print_value(out, "gpu gemv", &f->gpu_gemv, UNIT_BYTES, "one token");
@@ -110,9 +107,6 @@ void profile_print(const struct profile *p, FILE *out)
     if (gpu->device != PROFILE_DEVICE_NONE)
         print_value(out, "  beside", &cpu->gemv_packed_beside, UNIT_BYTES, "while the link streams");
     print_table(out, "linear", &cpu->linear, UNIT_FLOPS, "tok", "by tokens");
-    print_table(out, "  apart", &cpu->apart, UNIT_FACTOR, "tok",
-                "one token's time, each with the bits of one");
-    print_table(out, "  packed", &cpu->apart_packed, UNIT_FACTOR, "tok", "the same, of packed weights");
     print_table(out, "  packed", &cpu->linear_packed, UNIT_FLOPS, "tok", "by tokens, of packed weights");
     print_value(out, "attention", &cpu->attention, UNIT_BYTES, "KV cache, one query");
     print_value(out, "attention chunk", &cpu->attention_flops, UNIT_FLOPS, "");

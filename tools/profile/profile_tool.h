@@ -187,11 +187,6 @@ HELM_MUST_CHECK int profile_formats_measure(const struct profile_cpu_options *op
                                             struct profile_device_run *device, struct profile *profile,
                                             struct helm_err *err);
 
-/* cpu.apart, of bf16: how many times as long several tokens take that each have the bits of one. (Other formats' is
- * profile_formats_measure's.) */
-HELM_MUST_CHECK int profile_apart_measure(const struct profile_cpu_options *options, struct profile *profile,
-                                          struct helm_err *err);
-
 /* ---- format_link.c ---- */
 
 /* Layers of `steps` are of these formats in turn, bf16 first. cached[i]: caches hold so much of that format's that the link

@@ -72,7 +72,6 @@ void activations_rates(const struct profile *profile, const enum linear_inputs i
         f->cpu_gemv_beside = f->cpu_int8_gemv_beside;
         f->link_beside = f->cpu_int8_link_beside;
         if (f->cpu_int8_linear.count) f->cpu_linear = f->cpu_int8_linear;
-        f->cpu_apart = f->cpu_int8_apart;
     }
 }
 

@@ -49,14 +49,14 @@ static double activation_bytes(const struct pricing *p, uint32_t kind)
             (p->model->math.part[kind].part == UNIT_MLP ? 6.0 * c->intermediate : 8 * (q + 2 * kv)));
 }
 
-/* A packed matrix on the CPU. One token's products, and several's that have the bits of one, read it as it is. Several tokens' multiply what each
+/* A packed matrix on the CPU. One token's products read it as it is. Several tokens' multiply what each
  * thread unpacked of it. Their time is a measured multiple of a plain matrix's, whatever bounds that; unmeasured, it is
  * longer by reading the matrix from memory once more. */
 static void add_packed(const struct device_rates *r, double bytes, double parameters, double tokens,
                        struct spent *s)
 {
     struct device_rates rates = *r;
-    if (tokens <= 1 || r->packed_as_one) {
+    if (tokens <= 1) {
         rates.gemv = r->packed;
         rates.gemv_beside = r->packed_beside;
     } else if (r->packed_longer > 0) {

@@ -30,8 +30,7 @@ void price_head(const struct pricing *p, const struct analyse_table *analysed, s
     u->bytes = analysed->head.stored + analysed->final_norm.stored;
     if (samples == 0) return;
     /* Whatever the step's size: only the sampled rows are multiplied. */
-    head.cpu.linear =
-        samples > 1 && !p->apart ? profile_table_at(&p->profile->cpu.linear, p->step->samples).value : 0;
+    head.cpu.linear = samples > 1 ? profile_table_at(&p->profile->cpu.linear, p->step->samples).value : 0;
     head.gpu.linear = head.gpu.product = 0;
     if (samples > 1) {
         uint32_t rows = (uint32_t)fmin(samples, ENGINE_FEW_TOKENS);

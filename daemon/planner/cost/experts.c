@@ -34,16 +34,13 @@ static void experts_few(const struct pricing *p, const struct profile_format *of
     if (p->tier == OP_TIER_FEW) with->gpu = *kernel;
 }
 
-/* How many times as long as one token's a CPU's product with an expert of two tokens takes. Blocks are multiplied by one token's
- * kernel for both, whose times are `apart`; where those are not known, and of single numbers, by the kernel of several, which of
- * fewer tokens than were measured takes as long as of these: it decodes the weights once. */
+/* How many times as long as one token's a CPU's product with an expert of two tokens takes: by the kernel of several, which of fewer
+ * tokens than were measured takes as long as of these, since it decodes the weights once. */
 static double longer_of_two(const struct profile *profile, enum tensor_format format,
                             const struct device_rates *one)
 {
     const struct profile_format *of = &profile->format[format];
     const struct profile_table *table = of->cpu_linear.count ? &of->cpu_linear : &profile->cpu.linear;
-    if (!tensor_format_is_plain(format) && of->cpu_apart.count)
-        return fmax(1, profile_table_at(&of->cpu_apart, 2).value);
     const uint32_t tokens = table->count && table->point[0].x > 2 ? table->point[0].x : 2;
     const double flops = of->cpu_linear.count ? profile_table_at(table, tokens).value
                                               : cost_rates_linear(table, format, tokens),
@@ -76,7 +73,7 @@ int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT
     for (int f = 0; f < FORMAT_COUNT && !rc; f++) {
         const struct profile_table *grouped = &p->profile->format[f].gpu_experts;
         cost_rates_with(&of, (enum tensor_format)f, &size, &with[f]);
-        if (step.tokens == 1 && all > 1 && !p->apart && !tensor_format_of((enum tensor_format)f)->variable)
+        if (step.tokens == 1 && all > 1 && !tensor_format_of((enum tensor_format)f)->variable)
             experts_of_several(several, longer_of_two(p->profile, (enum tensor_format)f, &with[f].cpu),
                                &with[f].cpu);
         if (p->tier == OP_TIER_CHUNK && grouped->count)

@@ -32,12 +32,6 @@ static double times_as_long(const struct profile_cpu *cpu, const struct profile_
     return profile_table_at(&factor, tokens).value;
 }
 
-/* The same of tokens that each have the bits of one, by one token's. */
-static double times_as_one(const struct profile_table *apart, uint32_t tokens)
-{
-    return fmax(1, profile_table_at(apart, tokens).value);
-}
-
 /* Rates for the step's type of cache; all 0 for f16, whose rates are the profile's own, and for unmeasured types. */
 static const struct profile_kv *kv_of(const struct pricing *p)
 {
@@ -68,7 +62,6 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     r->read = r->gemv;
     r->linear = r->packed_longer =
         0; /* one token's are none of its own, whatever step these rates were of before */
-    r->packed_as_one = false;
     r->operation = cpu->operation.value;
     r->parts = r->linear_slowed = 1;
     int rc = require(r->gemv, "cpu.gemv", err);
@@ -76,18 +69,6 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     if (rc) return rc;
     r->attention_beside = r->attention * (r->gemv_beside / r->gemv);
     if (p->step->tokens == 1) return 0;
-    if (p->apart) {
-        const double longer = times_as_one(&cpu->apart, p->step->tokens);
-        r->gemv /= longer;
-        r->gemv_beside /= longer;
-        r->packed_as_one = cpu->apart_packed.count > 0;
-        if (r->packed_as_one) {
-            const double packed_longer = times_as_one(&cpu->apart_packed, p->step->tokens);
-            r->packed /= packed_longer;
-            r->packed_beside /= packed_longer;
-        }
-        return require(r->attention_flops, "cpu.attention_flops", err);
-    }
     r->linear = profile_table_at(&cpu->linear, p->step->tokens).value;
     /* Contention cannot raise the rate. */
     if (p->tier == OP_TIER_CHUNK && cpu->linear_beside.count)
@@ -274,8 +255,7 @@ static void cpu_with(const struct pricing *p, enum tensor_format format, uint32_
     if (r->linear > 0 && !f->cpu_linear.count)
         r->linear = cost_rates_linear(&p->profile->cpu.linear, format, tokens);
     if (f->cpu_gemv.value <= 0) return;
-    const bool apart = tokens > 1 && p->apart && f->cpu_apart.count;
-    if (tokens > 1 && f->cpu_linear.count && !apart) {
+    if (tokens > 1 && f->cpu_linear.count) {
         const double longer = times_as_long(&p->profile->cpu, &f->cpu_linear, 0, tokens);
         r->gemv *= part_of(format) / longer;
         r->gemv_beside *= part_of(format) / longer;
@@ -286,11 +266,6 @@ static void cpu_with(const struct pricing *p, enum tensor_format format, uint32_
     const double company = p->cpu.gemv_beside / p->cpu.gemv;
     r->gemv = f->cpu_gemv.value;
     r->gemv_beside = fmin(r->gemv, rate_or(&f->cpu_gemv_beside, r->gemv * company));
-    if (apart) {
-        const double longer = times_as_one(&f->cpu_apart, tokens);
-        r->gemv /= longer;
-        r->gemv_beside /= longer;
-    }
     out->cpu_spread = fmax(cost_rates_spread(&f->cpu_gemv), cost_rates_spread(&f->cpu_gemv_beside));
 }
 
@@ -438,7 +413,6 @@ int cost_rates_of(struct pricing *p, struct helm_err *err)
                                                   : OP_TIER_CHUNK;
     if (step->invariant && step->tokens > step->rows) p->tier = OP_TIER_CHUNK;
     if (step->one_as_few && p->tier == OP_TIER_ONE && !has_chained_blocks(p)) p->tier = OP_TIER_FEW;
-    p->apart = step->invariant && p->tier == OP_TIER_FEW && p->profile->cpu.apart.count;
     list_operations(p);
     int rc = rates_of_cpu(p, err);
     if (!rc && p->device) rc = rates_of_gpu(p, err);

@@ -12,7 +12,6 @@
 struct device_rates {
     double gemv, gemv_beside;     /* weights, each read once a step */
     double packed, packed_beside; /* the CPU's, one token: the same of packed ones; 0: not known */
-    bool packed_as_one;           /* the CPU's, several, that have the bits of one: `packed` is theirs */
     double packed_longer;         /* the CPU's, several: how many times as long as plain ones; 0: not known */
     double linear;                /* operations, 0 for one token: reading is all there is */
     double linear_slowed;         /* how many times as long they take while the link streams */
@@ -65,8 +64,6 @@ struct pricing {
     /* [FORMAT_COUNT]: of experts', each with its share of the tokens */
     const struct format_rates *experts;
     bool device, chained; /* one token's operations on the GPU are, where nothing is between them */
-    bool
-        apart; /* the CPU's rates are of several tokens that each have the bits of one (profile.h: cpu.apart) */
 };
 
 /* Fills what follows the caller's four. HELM_E_FORMAT names a rate that is missing; without a device in the

@@ -52,8 +52,6 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, gemv_packed, KIND_RATE, false),
     MEMBER(profile_cpu, gemv_packed_beside, KIND_RATE, false),
     MEMBER(profile_cpu, linear_packed, KIND_TABLE, false),
-    MEMBER(profile_cpu, apart, KIND_TABLE, false),
-    MEMBER(profile_cpu, apart_packed, KIND_TABLE, false),
 };
 static const struct member gpu_member[] = {
     MEMBER(profile_gpu, device, KIND_DEVICE, true),
@@ -117,8 +115,6 @@ static const struct member format_member[] = {
     MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_link_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_linear, KIND_TABLE, false),
-    MEMBER(profile_format, cpu_apart, KIND_TABLE, false),
-    MEMBER(profile_format, cpu_int8_apart, KIND_TABLE, false),
 };
 static const struct member kv_member[] = {
     MEMBER(profile_kv, cpu_attention, KIND_RATE, false),

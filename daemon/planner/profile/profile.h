@@ -76,9 +76,6 @@ struct profile_cpu {
     struct profile_value gemv_packed, gemv_packed_beside;
     /* by tokens: `linear` with packed weights; empty: unmeasured */
     struct profile_table linear_packed;
-    /* by tokens: how many times as long a step's products take as one token's where each token has the bits of one
-     * (common/plan/schedule.h), with plain weights and with packed ones; empty: unmeasured */
-    struct profile_table apart, apart_packed;
 };
 #define PROFILE_PACKED_PART                                                                                  \
     0.71 /* bytes of packed weights by plain ones: what rates of packed ones are taken to read */
@@ -168,7 +165,6 @@ struct profile_format {
      * that. */
     struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside, cpu_int8_link_beside;
     struct profile_table cpu_int8_linear;
-    struct profile_table cpu_apart, cpu_int8_apart; /* as cpu.apart, of this format's one token */
 };
 
 /* Rates of attention over a cache of one type, where all others in the profile are of f16's. Bytes are of cells as they lie
@@ -186,8 +182,7 @@ struct profile {
     char machine[PROFILE_TEXT];
     char made[32]; /* date, UTC */
     bool quick;    /* measured in a hurry (helm-profile --quick): wider spreads */
-    bool
-        brief; /* only what plans of its formats need: without packed weights, bf16's apart, other types of the cache */
+    bool brief;    /* only what plans of its formats need: without packed weights, other types of the cache */
     /* of the time of the processors it may use, that other programs took meanwhile: see PROFILE_BUSY */
     uint32_t busy_percent;
     uint64_t host_bytes; /* host memory that a program may use; 0: not said (that of the machine at hand) */

@@ -189,19 +189,17 @@ static void experts_of_two_tokens_take_longer(void **state)
         if (t->layer == 0) bytes += (double)t->bytes;
     }
     of->cpu_gemv = made_up_value(64e9), of->cpu_gemv_beside = made_up_value(48e9);
-    /* Of the experts that eight tokens choose some have two: by one token's kernel, or as long as the fewest tokens measured. */
+    /* Some experts that eight tokens choose have two: they take as long as the fewest tokens measured. */
     const double none = pow(15.0 / 16, 8), read = bytes * (1 - none),
                  several = 1 - 8 * (1.0 / 16) * pow(15.0 / 16, 7) / (1 - none);
-    of->cpu_apart.point[0] = (struct profile_point){2, made_up_value(1)};
-    of->cpu_apart.count = 1;
+    of->cpu_linear.count = 1; /* of four tokens: as long as one's */
+    of->cpu_linear.point[0] =
+        (struct profile_point){4, made_up_value(2 * 4 * 64e9 /
+                                                ((double)tensor_format_row_bytes(FORMAT_Q4_K, 256) / 256))};
     const double single = price_mlp(m, 8, 0).cpu;
-    of->cpu_apart.point[0].y = made_up_value(1.5);
-    expect("with one token's kernel", price_mlp(m, 8, 0).cpu - single, read / 64e9 * several * 0.5);
-    of->cpu_apart.count = 0;
     const double four =
         3 / 64e9 * tensor_format_row_bytes(FORMAT_Q4_K, 256) / 256; /* seconds a weight: three times one's */
     of->cpu_linear.point[0] = (struct profile_point){4, made_up_value(2 * 4 / four)};
-    of->cpu_linear.count = 1;
     expect("as four tokens", price_mlp(m, 8, 0).cpu - single, read / 64e9 * several * 2);
 }
 

@@ -169,28 +169,6 @@ static void several_tokens_go_by_each_formats_rate(void **state)
            2 * GATES * 4 / 2e12 + 9e-6 + 2 * DOWN * 4 / 4e12 + 5e-6 + NORM / 1000e9 + activations / 1000e9);
 }
 
-/* In an invariant plan the CPU multiplies each token as one: a multiple of one token's time, each format its own. */
-static void tokens_with_the_bits_of_one_go_by_what_that_takes(void **state)
-{
-    struct priced *p = *state;
-    struct profile_format *q4 = &p->profile.format[FORMAT_Q4_K], *q6 = &p->profile.format[FORMAT_Q6_K];
-    struct cost_step apart = four;
-    apart.invariant = true;
-    measured(&p->profile);
-    add(&q4->cpu_linear, 4, 0.8e12);
-    price(p, apart);
-    const double unknown = p->table.unit[11].cpu;
-    price(p, four);
-    expect("MLP, as others where nobody measured it", unknown, p->table.unit[11].cpu);
-    add(&p->profile.cpu.apart, 4, 1.1);
-    add(&q4->cpu_apart, 4, 1.5);
-    add(&q6->cpu_apart, 4, 0.9); /* noise: no faster than one token */
-    price(p, apart);
-    const double activations = 4 * (6.0 * 4096 + 6.0 * 12288);
-    expect("MLP, CPU", p->table.unit[11].cpu,
-           1.5 * GATES * Q4 / 60e9 + DOWN * Q6 / 80e9 + 1.1 * NORM / 100e9 + activations / 100e9 + 3 * 10e-6);
-}
-
 /* One token of an invariant plan: where all matrices are blocks that were measured in chains it is that of any plan; else it is
  * priced as a few. */
 static void one_token_of_an_invariant_plan_has_its_blocks_in_chains(void **state)
@@ -357,7 +335,6 @@ int main(void)
         WITH_MIXTURE(one_token_goes_by_each_formats_rate),
         WITH_MIXTURE(chains_are_for_formats_that_go_into_them),
         WITH_MIXTURE(several_tokens_go_by_each_formats_rate),
-        WITH_MIXTURE(tokens_with_the_bits_of_one_go_by_what_that_takes),
         WITH_MIXTURE(one_token_of_an_invariant_plan_has_its_blocks_in_chains),
         WITH_MIXTURE(four_tokens_of_an_invariant_plan_have_the_rate_of_eight),
         WITH_MIXTURE(a_short_chunk_takes_blocks_as_they_lie),

@@ -68,43 +68,6 @@ static void packed_units_have_their_prices(void **state)
     bench_close(&b);
 }
 
-/* Several tokens that each have the bits of one take a multiple of one token's time with packed weights, too. */
-static void tokens_with_the_bits_of_one_read_packed_weights(void **state)
-{
-    (void)state;
-    struct bench b;
-    struct helm_err err = {0};
-    bool packed[UNITS];
-    open_packed_cpu(&b, 8 * GIB);
-    for (uint32_t u = 0; u < UNITS; u++) packed[u] = u % 3 == 0;
-    set_point(&b.profile.cpu.apart, 4, 1.2);
-    set_point(&b.profile.cpu.linear_packed, 4, 1e12); /* other plans' */
-    for (int measured = 0; measured < 2; measured++) {
-        if (measured) set_point(&b.profile.cpu.apart_packed, 4, 1.5);
-        struct cost_table of[2];
-        for (int i = 0; i < 2; i++) {
-            enum tensor_format format[UNITS + 1][PLAN_HOMES];
-            const struct cost_step step = {
-                4, 4, 4, 4096, .kv_dtype = KV_F16, .format = format, .invariant = true};
-            for (uint32_t u = 0; u <= UNITS; u++)
-                for (int h = 0; h < PLAN_HOMES; h++)
-                    format[u][h] = i && h == PLAN_HOME_CPU && u < UNITS && packed[u] ? FORMAT_BF16_PACKED
-                                                                                     : PLAN_AS_STORED;
-            if (cost_price(&b.made.model, &b.made.analysed, &b.profile, &step, &of[i], &err))
-                fail_msg("%s", err.text);
-        }
-        for (uint32_t u = 0; u < UNITS; u++) {
-            const double bytes = matrices_of(&b, u), plain = of[0].unit[u].cpu;
-            close_to(of[1].unit[u].cpu, !packed[u] ? plain
-                                        : measured ? plain + bytes * (1.5 / CPU_PACKED - 1.2 / 105e9)
-                                                   : plain + bytes / CPU_PACKED); /* read once more */
-        }
-        cost_table_free(&of[0]);
-        cost_table_free(&of[1]);
-    }
-    bench_close(&b);
-}
-
 /* Several tokens' products take a multiple of plain ones' time, measured at some numbers of tokens. Between those
  * the factor is interpolated, in powers of two; beside the link it is the same. */
 static void several_tokens_take_a_measured_factor(void **state)
@@ -289,7 +252,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(packed_units_have_their_prices),
         cmocka_unit_test(several_tokens_take_a_measured_factor),
-        cmocka_unit_test(tokens_with_the_bits_of_one_read_packed_weights),
         cmocka_unit_test(no_factor_is_less_than_the_bytes),
         cmocka_unit_test(the_link_has_its_rate_beside_packed_products),
         cmocka_unit_test(plans_without_them_stay_the_same),

@@ -6,6 +6,7 @@
 #include "common/plan/placement.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/invariant.h"
+#include "daemon/planner/profile/programs.h"
 #include "tests/unit/daemon/planner/plan_case.h"
 #include "tests/written_plans.h"
 #include "common/plan/stages.h"
@@ -494,35 +495,50 @@ static void expect_invariant(struct bench *b, struct plan *plan, bool given, boo
     if (plan->invariant != on || !strstr(invariant.text, why)) fail_msg("%s, not '%s'", invariant.text, why);
 }
 
-/* By what one sequence, several, and a first token cost; where several may run and the profile does not say, it is off. */
+/* Times of a way of all kinds: of every number of tokens `seconds`, but of eight `eight`. */
+static void put_times(struct programs *list, int way, double seconds, double eight)
+{
+    static const uint32_t counts[] = {1, 2, 4, 8, 16, 512};
+    for (uint32_t k = 0; k < list->kinds; k++)
+        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            const double s = counts[i] == 8 ? eight : seconds;
+            const struct programs_cell cell = {.tokens = counts[i], .seconds = s, .low = s, .high = s};
+            programs_put(&list->kind[k].cpu[way], &cell);
+        }
+}
+
+/* By what one sequence, several, and a first token cost; where several may run and nothing says what they take, it is off. */
 static void an_invariant_plan_is_chosen_by_all_its_prices(void **state)
 {
     (void)state;
     struct bench b;
     struct plan plan;
+    static struct programs list;
     bench_open(&b, &shape_8b, 100 * GIB, 0);
     b.r.device_required = false;
     b.r.wish.ctx = 1024;
     make(&b, &plan);
     expect_invariant(&b, &plan, false, false, "the profile does not say what several sequences take");
-    struct profile_table *apart = &b.profile.cpu.apart;
-    for (uint32_t n = 2; n <= 16; n *= 2)
-        apart->point[apart->count++] = (struct profile_point){n, made_up_value(1.001)};
-    expect_invariant(&b, &plan, false, true, "on: by price; as priced decode takes +0.0 %, of ");
-    apart->point[2].y = made_up_value(2); /* 8 sequences, as many as it has slots for */
+    programs_list(&b.made.model, &list);
+    programs_key("0123", "f16", &list);
+    put_times(&list, PROGRAMS_EXACT, 1e-3, 1e-3);
+    b.profile.programs = &list;
+    expect_invariant(&b, &plan, false, false, "the profile does not say what several sequences take");
+    put_times(&list, PROGRAMS_EXACT + PROGRAMS_INVARIANT, 1.001e-3, 1.001e-3);
+    expect_invariant(&b, &plan, false, true, "on: by price; as priced decode takes +0.1 %, of ");
+    put_times(&list, PROGRAMS_EXACT + PROGRAMS_INVARIANT, 1.001e-3, 2e-3); /* as many as it has slots for */
     expect_invariant(&b, &plan, false, false,
-                     "off: by price; as priced decode would take +0.0 %, of 8 sequences +");
+                     "off: by price; as priced decode would take +0.1 %, of 8 sequences +");
     expect_invariant(&b, &plan, true, false, "as the plan says");
     plan.slots = 4;
     expect_invariant(&b, &plan, false, true, "by price");
-    for (uint32_t i = 0; i < plan.placement_count; i++) /* the same layers packed */
-        if (plan.placement[i].format == FORMAT_BF16) plan.placement[i].format = FORMAT_BF16_PACKED;
+    for (uint32_t u = 0; u < unit_count(plan.layers); u++) plan_set_unit_format(&plan, u, FORMAT_BF16_PACKED);
     expect_invariant(&b, &plan, false, false, "the profile does not say what several sequences take");
-    struct profile_table *packed = &b.profile.cpu.apart_packed;
-    packed->point[packed->count++] = (struct profile_point){4, made_up_value(1.001)};
+    put_times(&list, PROGRAMS_PACKED, 1e-3, 1e-3);
+    put_times(&list, PROGRAMS_PACKED + PROGRAMS_INVARIANT, 1.001e-3, 1.001e-3);
     expect_invariant(&b, &plan, false, true, "by price");
     plan.slots = 1;
-    apart->count = 0;
+    b.profile.programs = NULL;
     expect_invariant(&b, &plan, false, true, "first token +0.0 %");
     plan_free(&plan);
     bench_close(&b);

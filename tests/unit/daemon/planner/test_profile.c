@@ -75,7 +75,6 @@ static struct profile whole(void)
     p.cpu.gemv_packed_beside = measured(95e9);
     add_point(&p.cpu.linear_packed, 32, 900e9);
     add_point(&p.cpu.linear_packed, 512, 1800e9);
-    add_point(&p.cpu.apart_packed, 4, 1.6);
     p.gpu.issue = measured(5e-6);
     p.gpu.begin = measured(50e-6);
     p.gpu.begin_graph = measured(30e-6);
@@ -382,8 +381,6 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_true(fabs(again.cpu.gemv_packed_beside.value / 95e9 - 1) < 1e-8);
     assert_int_equal(again.cpu.linear_packed.count, 2);
     assert_int_equal(again.cpu.linear_packed.point[1].x, 512);
-    assert_int_equal(again.cpu.apart_packed.count, 1);
-    assert_true(fabs(again.cpu.apart_packed.point[0].y.value / 1.6 - 1) < 1e-8);
     assert_true(fabs(again.cpu.linear_packed.point[0].y.value / 900e9 - 1) < 1e-8);
     assert_true(fabs(again.cpu.linear_packed.point[1].y.high / (1.25 * 1800e9) - 1) < 1e-8);
     assert_true(fabs(again.link.h2d_beside_packed.value / 53e9 - 1) < 1e-8);
