@@ -20,12 +20,13 @@ static enum call_found object_begins(const struct answer *a, size_t at)
     return a->rest.data[at] == '"' || a->rest.data[at] == '}' ? CALL_FOUND : CALL_NONE;
 }
 
-/* ---- {"name": NAME, "arguments": ARGUMENTS} ---- */
+/* ---- {"name": NAME, "arguments": ARGUMENTS}, also as the member "function" of an object ---- */
 
 #define MEMBERS_MAX 32 /* of a call's object, before it is certain */
 
 struct members {
     size_t at, count;
+    unsigned depth; /* 1: in "function" */
     bool has_name;
     size_t from, until; /* the arguments, where they came before the name or are no object; 0: none */
 };
@@ -76,8 +77,8 @@ static enum call_found read_member(struct answer *a, struct members *m, struct c
 {
     const struct cli_text *rest = &a->rest;
     if (rest->data[m->at] != '"') return CALL_NONE;
-    struct json_skip name = {0};
-    const size_t key = m->at, end = json_skip_value(&name, rest, key);
+    struct json_skip string = {0};
+    const size_t key = m->at, end = json_skip_value(&string, rest, key);
     if (end == SIZE_MAX) return more(a);
     size_t at = answer_blanks(rest, end);
     if (at >= rest->length) return more(a);
@@ -85,14 +86,24 @@ static enum call_found read_member(struct answer *a, struct members *m, struct c
     at = answer_blanks(rest, at + 1);
     if (at >= rest->length) return more(a);
     const bool arguments = is_key(a, key, end, "arguments") || is_key(a, key, end, "parameters");
+    const bool function = is_key(a, key, end, "function");
+    if (function && m->depth == 0 && rest->data[at] == '{') {
+        m->depth++;
+        m->at = at + 1;
+        return CALL_FOUND;
+    }
     if (arguments && m->has_name && rest->data[at] == '{') {
         const enum call_found begins = object_begins(a, at);
         head->used = at;
+        head->wrapped = m->depth + 1;
         head->next = CALL_JSON;
         m->at = SIZE_MAX;
         return begins;
     }
     if (!strchr("{[\"-0123456789tfn", rest->data[at])) return CALL_NONE;
+    const bool name = is_key(a, key, end, "name") || (function && rest->data[at] == '"');
+    const bool usual = name || arguments || is_key(a, key, end, "type") || is_key(a, key, end, "id");
+    if (a->bare && !usual) return CALL_NONE; /* JSON of another kind does not wait for its end */
     struct json_skip skip = a->skip.begun && a->skip.from == at ? a->skip : (struct json_skip){0};
     const size_t until = json_skip_value(&skip, rest, at);
     if (until == SIZE_MAX) { /* it goes on from here, push after push */
@@ -102,9 +113,9 @@ static enum call_found read_member(struct answer *a, struct members *m, struct c
     if (arguments) {
         m->from = at;
         m->until = until;
-    } else if (is_key(a, key, end, "name")) {
+    } else if (name) {
         m->has_name = read_string(a, at, until, head->name);
-        if (!m->has_name) return CALL_NONE;
+        if (!m->has_name || (a->bare && !answer_has_tool(a->wish.tools, head->name))) return CALL_NONE;
     }
     m->at = until;
     return CALL_FOUND;
@@ -113,13 +124,16 @@ static enum call_found read_member(struct answer *a, struct members *m, struct c
 static enum call_found find_object(struct answer *a, size_t at, struct call_head *head)
 {
     struct members m = {.at = at + 1};
-    head->wrapped = true;
     const enum call_found begins = object_begins(a, at);
     if (begins != CALL_FOUND) return begins;
     for (;;) {
         m.at = answer_blanks(&a->rest, m.at);
         if (m.at >= a->rest.length) return more(a);
-        if (a->rest.data[m.at] == '}') break;
+        if (a->rest.data[m.at] == '}') {
+            m.at++;
+            if (m.depth-- == 0) break;
+            continue;
+        }
         if (a->rest.data[m.at] == ',') {
             m.at++;
             continue;
@@ -130,7 +144,7 @@ static enum call_found find_object(struct answer *a, size_t at, struct call_head
         if (m.at == SIZE_MAX) return CALL_FOUND;
     }
     if (!m.has_name || !(head->arguments = whole_arguments(a, &m))) return CALL_NONE;
-    head->used = m.at + 1;
+    head->used = m.at;
     head->next = CALL_BETWEEN;
     return CALL_FOUND;
 }
@@ -190,15 +204,23 @@ static enum call_found find_divided(struct answer *a, size_t at, struct call_hea
     return object_begins(a, at);
 }
 
+/* One object, or a list of them. */
+static enum call_found find_objects(struct answer *a, size_t at, struct call_head *head)
+{
+    at = answer_blanks(&a->rest, at);
+    if (at >= a->rest.length) return more(a);
+    const bool begins = !a->in_list && a->rest.data[at] == '[';
+    head->in_list = a->in_list || begins;
+    if (begins) at = answer_blanks(&a->rest, at + 1);
+    return at >= a->rest.length ? more(a) : find_object(a, at, head);
+}
+
 static enum call_found find_listed(struct answer *a, size_t at, struct call_head *head)
 {
     at = answer_blanks(&a->rest, at);
     if (at >= a->rest.length) return more(a);
-    head->in_list = a->in_list || a->rest.data[at] == '[';
-    if (a->rest.data[at] == '{') return find_object(a, at, head); /* one call, or the next of a list */
-    if (!head->in_list) return find_divided(a, at, head);
-    if (!a->in_list) at = answer_blanks(&a->rest, at + 1);
-    return at >= a->rest.length ? more(a) : find_object(a, at, head);
+    return a->in_list || strchr("[{", a->rest.data[at]) ? find_objects(a, at, head)
+                                                        : find_divided(a, at, head);
 }
 
 /* ---- a name between markers ---- */
@@ -288,8 +310,7 @@ static enum call_found find_as(struct answer *a, const struct call_syntax *s, si
     switch (s->form) {
     case CALL_OBJECT:
     case CALL_WHOLE:
-        at = answer_blanks(&a->rest, at);
-        found = at >= a->rest.length ? more(a) : find_object(a, at, head);
+        found = find_objects(a, at, head);
         break;
     case CALL_LISTED:
         found = find_listed(a, at, head);
@@ -297,7 +318,7 @@ static enum call_found find_as(struct answer *a, const struct call_syntax *s, si
     default:
         found = find_named(a, s, at, head);
     }
-    const bool known = s->form != CALL_WHOLE || answer_has_tool(a->wish.tools, head->name);
+    const bool known = (s->form != CALL_WHOLE && !a->bare) || answer_has_tool(a->wish.tools, head->name);
     if (found == CALL_FOUND && known) return found;
     free(head->arguments);
     head->arguments = NULL;
@@ -308,7 +329,7 @@ enum call_found call_head_find(struct answer *a, size_t at, struct call_head *he
 {
     const struct call_syntax *s;
     enum call_found best = find_as(a, a->wish.calls, at, head);
-    if (best != CALL_NONE || !a->wish.calls->open || a->at_name) return best;
+    if (best != CALL_NONE || !a->wish.calls->open || a->at_name || a->bare) return best;
     /* the family's marker, and another family's way: models mix them up */
     for (size_t i = 0; (s = call_syntax_row(i)); i++) {
         struct call_head other;

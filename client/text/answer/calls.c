@@ -20,6 +20,7 @@ void calls_end(struct answer *a)
 
 static void give_text(struct answer *a, size_t count)
 {
+    a->spoke = true;
     answer_tell(a, ANSWER_TEXT, a->rest.data, count);
     answer_drop(&a->rest, count);
 }
@@ -48,9 +49,25 @@ static size_t find_marker(struct answer *a, size_t *bytes, size_t *held)
     return first;
 }
 
+/* Models of families with markers leave them out: the answer may begin with an object, or a list of them. */
+static bool begins_bare(struct answer *a)
+{
+    const size_t at = answer_blanks(&a->rest, 0);
+    if (a->wish.calls->form != CALL_OBJECT || a->spoke || a->count || at >= a->rest.length ||
+        !strchr("{[", a->rest.data[at]))
+        return false;
+    a->marker = at;
+    a->bare = true;
+    a->in_list = false;
+    a->skip = (struct json_skip){0};
+    a->state = CALL_HEAD;
+    return true;
+}
+
 static bool step_text(struct answer *a)
 {
     size_t bytes = 0, held = 0;
+    if (begins_bare(a)) return true;
     const size_t at = find_marker(a, &bytes, &held);
     size_t safe = at != SIZE_MAX ? at : a->rest.length - (a->last ? 0 : held);
     if (at == SIZE_MAX && a->last && a->count && answer_blanks(&a->rest, 0) == a->rest.length) {
@@ -61,7 +78,7 @@ static bool step_text(struct answer *a)
     if (safe) give_text(a, safe);
     if (at == SIZE_MAX) return false;
     a->marker = at - safe + bytes; /* with white space before it */
-    a->in_list = false;
+    a->in_list = a->bare = false;
     a->skip = (struct json_skip){0};
     a->state = CALL_HEAD;
     return true;
@@ -75,7 +92,7 @@ static bool step_whole(struct answer *a)
     if (tag == CALL_MORE && at <= a->rest.length && (at == a->rest.length || a->rest.data[at] == '<'))
         return false;
     if (tag == CALL_FOUND) at += strlen(python_tag);
-    if (tag != CALL_FOUND && (at >= a->rest.length || a->rest.data[at] != '{')) {
+    if (tag != CALL_FOUND && (at >= a->rest.length || !strchr("{[", a->rest.data[at]))) {
         a->state = CALL_PLAIN;
         return true;
     }
@@ -94,13 +111,14 @@ static bool step_head(struct answer *a)
     if (found == CALL_MORE) return false;
     if (found == CALL_NONE) {
         a->state = a->wish.calls->form == CALL_WHOLE ? CALL_PLAIN : CALL_TEXT;
+        a->spoke = true;
         if (a->marker) give_text(a, a->marker);
         a->marker = 0;
         return true;
     }
     a->calls = head.calls;
     a->state = head.next;
-    a->wrapped = head.wrapped && head.next == CALL_JSON;
+    a->wrapped = head.wrapped;
     a->in_list = head.in_list;
     a->first = true;
     a->copy = (struct json_copy){0};
@@ -121,12 +139,12 @@ static bool step_json(struct answer *a)
     answer_drop(&a->rest, json_copy_add(&a->copy, &a->piece, a->rest.data, a->rest.length));
     if (!a->copy.done) return false;
     a->state = a->wrapped ? CALL_REST : CALL_BETWEEN;
-    a->copy = (struct json_copy){.depth = 1};
+    a->copy = (struct json_copy){.depth = a->wrapped};
     calls_end(a);
     return true;
 }
 
-/* The members after the arguments, and the brace that ends their object. */
+/* The members after the arguments, and the braces that end their objects. */
 static bool step_rest(struct answer *a)
 {
     struct cli_text nothing = {0};
@@ -182,17 +200,17 @@ static bool step_between(struct answer *a)
     }
     answer_drop(&a->rest, answer_blanks(&a->rest, 0));
     if (a->rest.length == 0) return false;
+    if (a->in_list) {
+        if (!between_objects(a, ", \t\r\n") || a->state == CALL_HEAD) return a->state == CALL_HEAD;
+        if (!drop_literal(a, "]", &dropped)) return false;
+        a->in_list = false;
+        if (s->form == CALL_LISTED) a->state = CALL_TEXT;
+        return true;
+    }
     if (s->form == CALL_WHOLE) {
         if (!between_objects(a, "; \t\r\n") || a->state == CALL_HEAD) return a->state == CALL_HEAD;
         if (!drop_literal(a, python_tag, &dropped)) return false;
         if (!dropped) a->state = CALL_PLAIN;
-        return true;
-    }
-    if (s->form == CALL_LISTED) {
-        if (!between_objects(a, ", \t\r\n") || a->state == CALL_HEAD) return a->state == CALL_HEAD;
-        if (!drop_literal(a, "]", &dropped)) return false;
-        a->in_list = false;
-        a->state = CALL_TEXT;
         return true;
     }
     if (!drop_literal(a, s->call_close, &dropped)) return false;

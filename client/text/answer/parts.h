@@ -75,8 +75,10 @@ struct answer {
     size_t marker;    /* CALL_HEAD: bytes that are text if it is no call */
     size_t searched;  /* CALL_VALUE: bytes of rest without the value's end */
     bool at_name;     /* CALL_HEAD: the marker was call_open itself */
-    bool in_list;     /* CALL_LISTED */
-    bool wrapped;     /* an object is around the arguments */
+    bool bare;        /* CALL_HEAD: there was no marker, the answer begins with it */
+    bool spoke;       /* some of it is text */
+    bool in_list;     /* several objects in [] */
+    unsigned wrapped; /* objects around the arguments */
     bool first;       /* CALL_KEYS: no parameter came yet */
     bool value_begun; /* CALL_VALUE: its first byte was looked at */
     unsigned types;   /* of the value */
@@ -96,7 +98,8 @@ struct call_head {
     char name[ANSWER_NAME_MAX + 1];
     size_t used;          /* bytes of rest before its arguments, or of all of it */
     enum call_state next; /* how its arguments come */
-    bool wrapped, in_list;
+    unsigned wrapped;
+    bool in_list;
     char *arguments; /* CALL_BETWEEN: all of them, malloc'd */
 };
 enum call_found { CALL_MORE, CALL_NONE, CALL_FOUND };

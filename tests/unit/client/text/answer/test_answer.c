@@ -29,7 +29,10 @@
 #define DEEP(a)  "<" BAR "tool" LOW a BAR ">"
 #define NO_TOOLS "<think>"
 
-#define CALL  "{\"name\": \"f\", \"arguments\": {\"x\": \"}\"}}"
+#define CALL "{\"name\": \"f\", \"arguments\": {\"x\": \"}\"}}"
+#define NESTED                                                                                               \
+    "{\"id\": \"1\", \"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": {\"x\": "        \
+    "\"}\"}}}"
 #define LCALL "{\"name\": \"f\", \"parameters\": {\"x\": \"}\"}}"
 #define X     "f{\"x\":\"}\"}" /* what it is */
 
@@ -88,6 +91,47 @@ static const struct {
     {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"a\nb\"}}</tool_call>", "", "",
      "f{\"x\":\"a\\nb\"}"},
     {HERMES, "<tool_call>" CALL " " CALL "</tool_call>", "", "", X X},
+    /* ... as a list, and as OpenAI writes calls */
+    {HERMES, "<tool_call>[" CALL "]</tool_call>", "", "", X},
+    {HERMES, "<tool_call>\n[" CALL ",\n " CALL "\n]\n</tool_call> so", "", " so", X X},
+    {HERMES, "<tool_call>[" CALL "]</tool_call>\n<tool_call>[" CALL ", " CALL "]</tool_call>", "", "", X X X},
+    {HERMES, "<tool_call>[" CALL, "", "", X},
+    {HERMES, "<tool_call>[]</tool_call>", "", "<tool_call>[]</tool_call>", ""},
+    {HERMES, "<tool_call>[1]</tool_call>", "", "<tool_call>[1]</tool_call>", ""},
+    {HERMES, "<tool_call>[{\"x\": 1}]</tool_call>", "", "<tool_call>[{\"x\": 1}]</tool_call>", ""},
+    {HERMES, "<tool_call>" NESTED "</tool_call>", "", "", X},
+    {HERMES, "<tool_call>[" NESTED ", " CALL ", " NESTED "]</tool_call>!", "", "!", X X X},
+    {HERMES,
+     "<tool_call>{\"function\": {\"arguments\": {\"x\": \"}\"}, \"name\": \"f\"}, \"id\": \"}\"}</tool_call>",
+     "", "", X},
+    {HERMES, "<tool_call>{\"type\": \"function\", \"function\": {\"name\": \"f\"}}</tool_call>", "", "",
+     "f{}"},
+    {HERMES,
+     "<tool_call>{\"function\": {\"name\": \"f\", \"arguments\": \"{\\\"x\\\": \\\"}\\\"}\"}}</tool_call>",
+     "", "", X},
+    {HERMES, "<tool_call>{\"function\": \"f\", \"parameters\": {\"x\": \"}\"}}</tool_call>", "", "", X},
+    {HERMES, "<tool_call>{\"function\": {}}</tool_call>", "", "<tool_call>{\"function\": {}}</tool_call>",
+     ""},
+    {HERMES, "<tool_call>{\"function\": {\"function\": {\"name\": \"f\"}}}</tool_call>", "",
+     "<tool_call>{\"function\": {\"function\": {\"name\": \"f\"}}}</tool_call>", ""},
+    /* ... without markers, if the tool is known */
+    {HERMES, CALL, "", "", X},
+    {HERMES, " \n" CALL "\n" CALL "\n", "", "", X X},
+    {HERMES, "[" CALL ", " NESTED "]", "", "", X X},
+    {HERMES, NESTED " so", "", "so", X},
+    {HERMES, "<think>Hm.</think>\n\n[" CALL "]", "Hm.", "", X},
+    {HERMES, CALL "\n</tool_call>", "", "", X},
+    {HERMES, CALL "\n<tool_call>" CALL "</tool_call>", "", "", X X},
+    {HERMES, "{\"name\": \"nobody\", \"arguments\": {}}", "", "{\"name\": \"nobody\", \"arguments\": {}}",
+     ""},
+    {HERMES, "{\"name\": \"nobody\", \"age\": 3} <tool_call>" CALL "</tool_call>", "",
+     "{\"name\": \"nobody\", \"age\": 3}", X},
+    {HERMES, "{\"title\": \"f\", \"name\": \"f\"}", "", "{\"title\": \"f\", \"name\": \"f\"}", ""},
+    {HERMES, "[1, 2]", "", "[1, 2]", ""},
+    {HERMES, "so " CALL, "", "so " CALL, ""},
+    {CODER, CALL, "", CALL, ""},
+    {CODER, "<tool_call>[" CALL "]</tool_call>", "", "", X},
+    {GLM, "<tool_call>" NESTED "</tool_call>", "", "", X},
     {HERMES, "<tool_call>\n<function=f>\n<parameter=x>\n}\n</parameter>\n</function>\n</tool_call>", "", "",
      X},
     {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"cu", "", "", "f{\"x\":\"cu..."},
@@ -126,6 +170,11 @@ static const struct {
     {MISTRAL, "[TOOL_CALLS]", "", "[TOOL_CALLS]", ""},
     {MISTRAL, "[THINK]a[/THINK][TOOL_CALLS]f[ARGS]{}", "a", "", "f{}"},
     /* Llama 3 */
+    {LLAMA, "[" LCALL ", " LCALL "]", "", "", X X},
+    {LLAMA, "<|python_tag|>[" LCALL "]; " LCALL, "", "", X X},
+    {LLAMA, NESTED, "", "", X},
+    {LLAMA, "[1, 2]", "", "[1, 2]", ""},
+    {MISTRAL, "[TOOL_CALLS][" NESTED ", " CALL "]", "", "", X X},
     {LLAMA, LCALL, "", "", X},
     {LLAMA, " <|python_tag|>" LCALL "; " LCALL "\n", "", "", X X},
     {LLAMA, "{\"name\": \"h\", \"parameters\": {}}", "", "{\"name\": \"h\", \"parameters\": {}}", ""},
