@@ -15,6 +15,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import zmq  # noqa: E402
+import processor  # noqa: E402
 from helmd_harness import (BIN, PROFILE, VOCAB, Client, Daemon, check, pb, same, wait_until, write_checkpoint,  # noqa: E402
                            SLOW)
 from chaos_keys import Keys  # noqa: E402
@@ -245,7 +246,7 @@ class Chaos:
 
         command = [os.path.join(BIN, "helmd"), "--model", model, "--rundir", base, "--profile", PROFILE, "--worker-dir",
                    os.path.join(self.d.base, "none"), "--device", "cpu"]
-        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60 * SLOW, preexec_fn=bound)
+        ended = processor.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60 * SLOW, preexec_fn=bound)
         check(ended.returncode in (2, 4), f"status {ended.returncode} with {limit}: {ended.stderr[-500:]!r}")
         check(b"\x1b" not in ended.stderr and ended.stderr.count(b"\n") > 0, f"{ended.stderr[-500:]!r}")
 

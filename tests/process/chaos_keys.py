@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 
+import processor
 from helmd_harness import BIN, SLOW, VOCAB, check, same, wait_until
 
 MIB = 1 << 20
@@ -129,7 +130,7 @@ class Keys:
         print(f"     keys: the longest modest request took {self.longest:.1f} s; the gateway held at most {self.most >> 20} MiB more")
         check(self.longest < MOST_S and self.most < 2 * HELD * SLOW, "the greedy key's part")
         self.process.send_signal(signal.SIGTERM)
-        same(self.process.wait(30 * SLOW), 0, "the gateway's exit status")
+        same(processor.ended(self.process, 30 * SLOW), 0, "the gateway's exit status")
 
     def close(self):
         self.quit = True

@@ -3,7 +3,8 @@ committed dashboard held against the names in it. Used by test_gateway.py, test_
 import json
 import re
 import shutil
-import subprocess
+
+import processor
 
 DASHBOARD = "docs/grafana/helm.json"
 # Base units, and what counts things without a unit; Prometheus, "Metric and label naming".
@@ -79,6 +80,6 @@ def promtool(text):
     tool = shutil.which("promtool")
     if not tool:
         return None
-    run = subprocess.run([tool, "check", "metrics"], input=text.encode(), capture_output=True, timeout=60)
+    run = processor.run([tool, "check", "metrics"], input=text.encode(), capture_output=True, timeout=60)
     said = (run.stdout + run.stderr).decode()
     return said or ("" if run.returncode == 0 else "status %d" % run.returncode)

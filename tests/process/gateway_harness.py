@@ -34,10 +34,7 @@ def sum_up(skipped=0):
 
 
 def until(condition, seconds=10):
-    end = processor.clock() + seconds * SLOW
-    while not condition() and processor.clock() < end:
-        time.sleep(0.005)
-    return condition()
+    return processor.until(condition, seconds * SLOW)
 
 
 class Answer:
@@ -95,7 +92,7 @@ class Gateway:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(20 * SLOW)
+            return processor.ended(self.process, 20 * SLOW)
         except subprocess.TimeoutExpired:
             self.process.kill()
             return "no end"
@@ -161,7 +158,7 @@ def fetch_packages(folder, packages, files):
         return "there is no npm here"
     os.makedirs(folder, exist_ok=True)
     try:
-        run = subprocess.run(["npm", "install", "--prefix", folder, "--no-save", "--no-audit", "--no-fund", "--ignore-scripts",
+        run = processor.run(["npm", "install", "--prefix", folder, "--no-save", "--no-audit", "--no-fund", "--ignore-scripts",
                               "--fetch-retries=1", "--fetch-timeout=20000", *packages], capture_output=True, timeout=60)
     except subprocess.TimeoutExpired:
         return "npm does not fetch %s within a minute" % " ".join(packages)

@@ -161,9 +161,7 @@ class Neighbourhood:
         endpoint = "ipc://%s/helmd.sock" % self.folder
         self.how = (endpoint, self.folder, ids_of(TEXT, self.folder))
         self.start_daemon()
-        end = time.time() + 20 * SLOW
-        while not os.path.exists(endpoint[6:]) and time.time() < end:
-            time.sleep(0.01)
+        processor.until(lambda: os.path.exists(endpoint[6:]), 20 * SLOW)
         self.g = Gateway(endpoint, *options)
         who = self.g.port, self.g.process.pid, self.daemon.pid
         self.stream = Child(read_stream, *who)

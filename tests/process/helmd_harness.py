@@ -334,12 +334,7 @@ class Stream:
 
 
 def wait_until(condition, seconds):
-    end = processor.clock() + seconds * SLOW
-    while processor.clock() < end:
-        if condition():
-            return True
-        time.sleep(0.005)
-    return bool(condition())
+    return bool(processor.until(condition, seconds * SLOW))
 
 
 def check(condition, what):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 
+import processor
 from helmd_harness import BIN, check, same
 from plan_formats import packed_units
 
@@ -30,7 +31,7 @@ def profile(name):
 
 
 def run(*options, env=None, stdout=subprocess.PIPE):
-    done = subprocess.run([PLAN] + [str(o) for o in options], stdin=subprocess.DEVNULL, stdout=stdout,
+    done = processor.run([PLAN] + [str(o) for o in options], stdin=subprocess.DEVNULL, stdout=stdout,
                           stderr=subprocess.PIPE, timeout=60, env=env)
     return done.returncode, (done.stdout or b"").decode(), done.stderr.decode()
 

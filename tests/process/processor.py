@@ -159,6 +159,11 @@ def wait(seconds, attempt):
     return given
 
 
+def until(condition, seconds=30):
+    """What a condition gives as soon as it gives something; what it gives at last where seconds of clock() are over."""
+    return wait(seconds, lambda slice_s: condition() or time.sleep(min(slice_s, 0.005))) or condition()
+
+
 def blocks(process, number):
     """Whether a program that reads signals from a descriptor has come so far: before, the signal would just end it."""
     with open("/proc/%d/status" % process.pid) as f:
@@ -167,7 +172,7 @@ def blocks(process, number):
 
 
 def wait_blocks(process, number, seconds=30):
-    return wait(seconds, lambda slice_s: True if blocks(process, number) else time.sleep(min(slice_s, 0.02))) is True
+    return until(lambda: blocks(process, number), seconds)
 
 
 def ended(process, seconds):

@@ -21,6 +21,7 @@ import urllib.request
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
 import exposition  # noqa: E402
 import helmd_harness as helmd  # noqa: E402
+import processor  # noqa: E402
 from gateway_harness import Gateway, SLOW, check, sum_up, until  # noqa: E402
 
 SCRAPE_SECONDS = 1
@@ -58,7 +59,7 @@ class Prometheus:
 
     def close(self):
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(20)
+        processor.ended(self.process, 20)
         self.log.close()
 
 
@@ -77,7 +78,7 @@ def main():
     if missing:
         sum_up()
     with tempfile.TemporaryDirectory() as folder, helmd.running("--parallel", "4", real=True) as daemon, Gateway(daemon.endpoint) as g:
-        run = subprocess.run(["promtool", "check", "rules", rules_of(folder)], capture_output=True, timeout=60)
+        run = processor.run(["promtool", "check", "rules", rules_of(folder)], capture_output=True, timeout=60)
         check("promtool parses every query of the dashboard", run.returncode == 0, run.stdout + run.stderr)
         check("promtool has nothing against the metrics", exposition.promtool(g.get("/metrics").body.decode()) == "")
         p = Prometheus(folder, "127.0.0.1:%d" % g.port)

@@ -12,6 +12,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
 from helmd_harness import BIN, Client, PROFILE, check, plan_json, run_tests, running, same, wait_until  # noqa: E402
 
 MODEL = os.path.abspath("tests/data/golden-gguf/llama-Q4_K_M/model.gguf")
@@ -246,13 +247,15 @@ def late(world, *options):
 
 def goes_on(d, client, until):
     """The check between requests, interrupted by a few; the last status."""
-    for n in range(100):
+    n, end = 0, processor.clock() + 100
+    while processor.clock() < end:
         text = status(client)
         if until in text:
             return text
         check(text.startswith("exact until the check of int8 on cpu has ended"), text)
         time.sleep(0.5)
-        if n < 10 and n % 5 == 4:  # idle for more than 2 s: it is at work again
+        n += 1
+        if n <= 10 and n % 5 == 0:  # idle for more than 2 s: it is at work again
             s = client.generate(PROMPT, 2, ignore_eos=True)
             client.run(s)
             same(len(s.tokens), 2, f"tokens: {s.error or s.done}")
@@ -332,7 +335,7 @@ def test_a_plan_that_cannot_be_made_again_ends_the_daemon():
             for _ in range(300):  # whenever the end comes, one of these is next
                 c.socket.send(r.SerializeToString())
             check(d.wait_ready().startswith("error "), d.log()[-2000:])
-            same(d.process.wait(30), 4, "exit status")
+            same(processor.ended(d.process, 30), 4, "exit status")
             check(wait_until(lambda: not d.left_behind(), 5), d.left_behind())
 
 

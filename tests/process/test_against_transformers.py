@@ -14,6 +14,7 @@ import tempfile
 sys.path.insert(0, "tests/golden")
 sys.dont_write_bytecode = True
 import against_transformers as against  # noqa: E402
+import processor  # noqa: E402
 import transformers_reference  # noqa: E402
 
 BIN = os.path.abspath(os.environ["HELM_BIN"])
@@ -233,7 +234,7 @@ def run(out, *arguments, path=None):
     command = [sys.executable, "tests/golden/against_transformers.py", "--bin", BIN, "--out", out, "--seconds", "0",
                "--profile", "tests/data/profiles/described.json", *arguments]
     env = dict(os.environ, PYTHONDONTWRITEBYTECODE="1", **({"PYTHONPATH": path} if path else {}))
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, env=env)
+    done = processor.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, env=env)
     result = os.path.join(out, "result.json")
     return done, json.load(open(result)) if os.path.exists(result) else {}
 

@@ -4,11 +4,11 @@ name, GGUF files. References: tests/data/golden (tests/golden/test_golden_cpu.c 
 import json
 import os
 import struct
-import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
 from gguf_edit import Gguf, string  # noqa: E402
 from test_helmd_sessions import ask, save  # noqa: E402
 from helmd_harness import BIN, DATA, PROFILE, Client, check, plan_json, run_tests, running, same  # noqa: E402
@@ -96,13 +96,13 @@ def test_a_model_that_gpus_cannot_compute_is_planned_on_the_cpu():
         log = agrees(model, case, 0.4, *SIZES, *LOAD)
         check(why in log and "everything is planned on the CPU" in log, f"{name}: {log}")
         with running(*SIZES, "--device", "emulated", real=True, model=model, wait=False) as d:
-            check(d.process.wait(60) != 0 and why in d.log() and "by GPU workers" in d.log(), f"{name}: {d.log()}")
+            check(processor.ended(d.process, 60) != 0 and why in d.log() and "by GPU workers" in d.log(), f"{name}: {d.log()}")
         common = [os.path.join(BIN, "helm-plan"), "--model", model, "--profile", PROFILE]
-        run = subprocess.run(common + ["--json"], capture_output=True, text=True, timeout=60)
+        run = processor.run(common + ["--json"], capture_output=True, text=True, timeout=60)
         same(run.returncode, 0, run.stderr)
         homes = {s["home"] for stages in json.loads(run.stdout)["stages"].values() for s in stages}
         same(homes, {"cpu"}, f"{name}: the profile's machine has a GPU")
-        run = subprocess.run(common + ["--strategy", "stream"], capture_output=True, text=True, timeout=60)
+        run = processor.run(common + ["--strategy", "stream"], capture_output=True, text=True, timeout=60)
         check(run.returncode != 0 and why in run.stderr, f"{name}: {run.returncode}, {run.stderr}")
 
 
@@ -196,7 +196,7 @@ def test_gguf_files_that_lack_a_part_are_refused_by_name():
                            ("opt", "position_embd.weight"), ("granite", "blk.0.ffn_gate.weight")):
             path = os.path.join(folder, "file.gguf")
             write_gguf(name, path, [part])
-            run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+            run = processor.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
             said = "blk.1.attn_q.weight" if "qkv" in part else part
             check(run.returncode == 1 and f"{said}'" in run.stdout, f"{name} without {part}: {run.returncode}, {run.stdout[-300:]}")
 
@@ -205,17 +205,17 @@ def test_an_attention_factor_is_not_ignored():
     with tempfile.TemporaryDirectory() as folder:
         path, tables = os.path.join(folder, "file.gguf"), ["rope_factors_long.weight", "rope_factors_short.weight"]
         write_gguf("phi3", path, tables)
-        run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+        run = processor.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
         check(run.returncode == 1 and "'rope.scaling.attn_factor' is 1.3" in run.stdout, run.stdout[-300:])
         write_gguf("phi3", path, tables, **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.0})
-        run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+        run = processor.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
         check(run.returncode == 1 and "only a longrope has one" in run.stdout, run.stdout[-300:])
 
 
 def test_a_file_with_fused_matrices_is_not_written():
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out.gguf")
-        run = subprocess.run([os.path.join(BIN, "helm-quantize"), "--model", os.path.join(GOLDEN, "phi3"), "--to", "Q8_0", "--out",
+        run = processor.run([os.path.join(BIN, "helm-quantize"), "--model", os.path.join(GOLDEN, "phi3"), "--to", "Q8_0", "--out",
                               out], capture_output=True, text=True, timeout=60)
         check(run.returncode == 1 and "Phi3ForCausalLM: GGUF files hold 3 matrices in 'attn_qkv.weight'" in run.stderr, run.stderr)
         check(not os.path.exists(out), "nothing is left behind")

@@ -25,6 +25,7 @@ BENCH = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-bench"))
 CLI = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-cli"))
 HELMD = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helmd"))
 MODEL = os.path.abspath("tools/models/demo")
+DESCRIBED = "tests/data/profiles/described.json"
 QUICK = ["--requests", "2", "--rounds", "2", "--read-buffer", "16MiB"]
 counts = {True: 0, False: 0}
 
@@ -35,7 +36,7 @@ def check(name, ok, detail=""):
 
 
 def bench(*args, timeout=180, program=(BENCH,)):
-    run = subprocess.run([*program, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
+    run = processor.run([*program, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
     return run.returncode, run.stdout.decode(), run.stderr.decode()
 
 
@@ -139,7 +140,7 @@ def connect_tests(folder):
         check("helm-cli bench measures it", code == 0 and json.loads(out)["cells"][0]["requests"] == 4, (code, err))
     finally:
         daemon.send_signal(signal.SIGTERM)
-        daemon.wait(30)
+        processor.ended(daemon, 30)
         os.close(read_fd)
 
 
@@ -161,10 +162,19 @@ print("llama.cpp 0: a, 1 GB, 40 layers; ngl 1, %d threads, KV f16/f16; loaded in
 """
 
 
-def harness(folder, out, *more, timeout=300):
-    out = os.path.join(folder, out)
-    run = subprocess.run([sys.executable, "-B", "tools/bench/cells.py", "--bin", os.environ["HELM_BIN"], "--out", out, "--device", "cpu", "--no-now", *more],
-                         capture_output=True, text=True, timeout=timeout)
+def without_device(folder):
+    """The option --profile with the described machine less its device."""
+    path = os.path.join(folder, "cpu.json")
+    with open(DESCRIBED) as file, open(path, "w") as out:
+        json.dump(dict(json.load(file), gpu=None, link=None), out)
+    return "--profile", path
+
+
+def harness(folder, out, *more, profile=None, timeout=300):
+    """cells.py by a described profile, or () for this machine's with the model's programs, which are measured."""
+    out, profile = os.path.join(folder, out), without_device(folder) if profile is None else profile
+    run = processor.run([sys.executable, "-B", "tools/bench/cells.py", "--bin", os.environ["HELM_BIN"], "--out", out, "--device", "cpu", "--no-now", *profile, *more],
+                        capture_output=True, text=True, timeout=timeout)
     if not os.path.exists(os.path.join(out, "result.json")):
         return run, None
     with open(os.path.join(out, "result.json")) as file:
@@ -192,7 +202,11 @@ def cells_tests(folder):
     check("the ratio to the other build is the median of rounds' ratios", new["beside"] == "old" and abs(new["ratio"] - (ratios[2] + ratios[3]) / 2) < 1e-9, new)
     with open(os.path.join(folder, "whole", "result.md")) as file:
         check("the report is kept", file.read() == run.stdout, run.stdout)
-    run, result = harness(folder, "slow", "--cell", "one %s all 96 20 6 1" % MODEL, "--old", os.environ["HELM_BIN"], "--rounds", "1", "--limit=-1000000")
+    # with the measured programs of a model so small that they take a second
+    run, result = harness(folder, "slow", "--cell", "one tests/data/golden/qwen3 all 96 20 6 1", "--old", os.environ["HELM_BIN"], "--rounds", "1", "--limit=-1000000",
+                          profile=())
+    kept = [name for name in os.listdir(os.path.join(folder, "helm", "profiles")) if name.startswith("programs-")]
+    check("the model's programs are measured, and the profile is there", len(kept) == 1 and os.path.exists(os.path.join(folder, "slow", "profile.json")), (kept, run.stderr))
     check("slower than the limit is exit status 1, and named", run.returncode == 1 and "SLOWER one:" in run.stdout, (run.returncode, run.stdout))
 
 
@@ -245,10 +259,10 @@ def shapes_tests(folder):
     """Files in the shape of hybrids with a hole for their weights: HELM reads them, and their types come to the published size."""
     for size, kind, total, line in (("35b-a3b", "UD-Q4_K_XL", 22.24, "Qwen3_5MoeForCausalLM"), ("27b", "UD-Q2_K_XL", 9.78, "Qwen3_5ForCausalLM")):
         path = os.path.join(folder, size + ".gguf")
-        run = subprocess.run([sys.executable, "-B", "tools/bench/make_gguf.py", "--size", size, "--type", kind, "--hole", "--out", path], capture_output=True,
+        run = processor.run([sys.executable, "-B", "tools/bench/make_gguf.py", "--size", size, "--type", kind, "--hole", "--out", path], capture_output=True,
                              text=True, timeout=60)
         check(size + ": written", run.returncode == 0 and abs(os.path.getsize(path) / 1e9 - total) < 0.01, run)
-        run = subprocess.run([os.path.join(os.path.dirname(BENCH), "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+        run = processor.run([os.path.join(os.path.dirname(BENCH), "helm-inspect"), path], capture_output=True, text=True, timeout=60)
         check(size + ": HELM loads it", run.returncode == 0 and line in run.stdout and "yes" in run.stdout.split()[-1], run.stdout[-300:])
     run = subprocess.run([sys.executable, "-B", "tools/bench/make_gguf.py", "--size", "8b", "--type", "UD-Q4_K_XL", "--hole", "--out", path], capture_output=True, text=True)
     check("a mixture of another size", run.returncode == 1 and "UD-Q4_K_XL is of 35b-a3b alone" in run.stderr, run)
@@ -256,12 +270,12 @@ def shapes_tests(folder):
 
 def experts_tests(folder):
     """A mixture with experts in both memories on the emulated device: the part found in VRAM, the forecast at it, an edited plan."""
-    model, profile = "tests/data/golden/qwen3moe", ["--profile", "tests/data/profiles/described.json"]
-    run = subprocess.run([os.path.join(os.path.dirname(BENCH), "helm-plan"), "--model", model, *profile, "--strategy", "mixed", "--vram", "1MiB", "--ctx", "160", "--json"],
+    model = "tests/data/golden/qwen3moe"
+    run = processor.run([os.path.join(os.path.dirname(BENCH), "helm-plan"), "--model", model, "--profile", DESCRIBED, "--strategy", "mixed", "--vram", "1MiB", "--ctx", "160", "--json"],
                          capture_output=True, text=True, timeout=60)
     vram = json.loads(run.stdout)["needed"] + (1 << 20)
-    run, result = harness(folder, "experts", "--cell", "moe %s %d 160 32 24 1 --strategy mixed" % (model, vram), "--device", "emulated", *profile,
-                          "--beside", "still=plan:mixed.moves=0", "--rounds", "1", "--show", "experts")
+    run, result = harness(folder, "experts", "--cell", "moe %s %d 160 32 24 1 --strategy mixed" % (model, vram), "--device", "emulated",
+                          "--beside", "still=plan:mixed.moves=0", "--rounds", "1", "--show", "experts", profile=("--profile", DESCRIBED))
     rows = {row["side"]: row for row in result["rows"]}
     check("experts in both memories", run.returncode == 0 and sorted(rows) == ["new", "still"], (run.returncode, run.stdout, run.stderr))
     for side, row in rows.items():
@@ -285,14 +299,12 @@ def cut_tests(folder):
     check("--seconds ends it early", run.returncode == 5 and "cut short by --seconds: 0 of 1 cells" in run.stdout and not result["whole"], run.stdout)
     out, own = os.path.join(folder, "signal"), os.path.join(folder, "tmp")
     os.mkdir(own)  # other tests run cells.py, too
-    process = subprocess.Popen([sys.executable, "-B", "tools/bench/cells.py", "--bin", os.environ["HELM_BIN"], "--out", out, "--device", "cpu", "--no-now", "--cell",
+    process = subprocess.Popen([sys.executable, "-B", "tools/bench/cells.py", "--bin", os.environ["HELM_BIN"], "--out", out, "--device", "cpu", "--no-now", *without_device(folder), "--cell",
                                 "one %s all 64 8 4 1" % MODEL, "--cell", "two %s all 64 8 40 1" % MODEL, "--rounds", "3000"], stdout=subprocess.PIPE,
                                stderr=subprocess.DEVNULL, text=True, env=dict(os.environ, TMPDIR=own))
-    deadline = time.monotonic() + 60
-    while not os.path.exists(os.path.join(out, "one-new.plan.json")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    processor.until(lambda: os.path.exists(os.path.join(out, "one-new.plan.json")), 60)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
+    said, _ = processor.finish(process, 60)
     check("so does SIGTERM", process.returncode == 128 + signal.SIGTERM and "cut short by signal 15" in said, (process.returncode, said))
     left = [n for n in os.listdir(own) if n.startswith("helm-cells-")]
     check("and no daemon is left", not left, left)
@@ -338,10 +350,9 @@ def signal_test(folder):
     process.send_signal(signal.SIGINT)
     status = processor.ended(process, 30)
     check("Ctrl-C ends it", begun and status == 128 + signal.SIGINT, (begun, status))
-    deadline = time.monotonic() + 20  # which the daemon removes, when it has ended
-    while (left := [n for n in os.listdir(folder) if n.startswith("helm-cli-")]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    check("and its daemon's folder", not left, left)
+    left = lambda: [n for n in os.listdir(folder) if n.startswith("helm-cli-")]  # noqa: E731
+    # which the daemon removes, when it has ended
+    check("and its daemon's folder", processor.until(lambda: not left(), 20), left())
 
 
 def place_profile(device, folder):
@@ -353,7 +364,7 @@ def place_profile(device, folder):
     path = run.stderr[run.stderr.index("(") + 1:run.stderr.index(".json)") + 5]
     check("the place of a profile for --device " + device, path.startswith(folder), path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    shutil.copy("tests/data/profiles/described.json", path)
+    shutil.copy(DESCRIBED, path)
 
 
 def main():

@@ -121,7 +121,7 @@ def unread(*command, ignored=False):
     os.close(read)
     p = subprocess.Popen(command, stdout=write, stderr=subprocess.PIPE, restore_signals=not ignored)
     os.close(write)
-    return p.communicate(timeout=60)[1].decode(), p.returncode
+    return processor.finish(p, 60)[1].decode(), p.returncode
 
 
 def pipe_tests(folder):
@@ -144,15 +144,6 @@ def pipe_tests(folder):
     check("... and leaves no half of a file", not [n for n in os.listdir(folder) if n.startswith("pipe.gguf")], os.listdir(folder))
 
 
-def wait_for(what, seconds=60):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.001)
-
-
 def interrupt_tests(folder):
     """What is interrupted leaves nothing, and says by which signal it ended."""
     work = os.path.join(folder, "work")
@@ -160,9 +151,9 @@ def interrupt_tests(folder):
     for number in (signal.SIGINT, signal.SIGTERM):
         p = subprocess.Popen([BIN + "/helm-mkmodel", "--arch", "qwen3", "--size", "1.7b", "--threads", "1", "--out", work + "/made"],
                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        begun = wait_for(lambda: os.path.exists(work + "/made/model.safetensors"))
+        begun = processor.until(lambda: os.path.exists(work + "/made/model.safetensors"))
         p.send_signal(number)
-        err = p.communicate(timeout=60)[1]
+        err = processor.finish(p, 60)[1]
         check("helm-mkmodel, interrupted", begun and (p.returncode, err) == (-number, b""), (begun, p.returncode, err))
         check("... leaves nothing", os.listdir(work) == [], os.listdir(work))
         # its report waits for a reader, so that it cannot come to its end before the signal
@@ -175,10 +166,10 @@ def interrupt_tests(folder):
             os.set_blocking(write, True)
         p = subprocess.Popen([BIN + "/helm-quantize", "--model", MODEL, "--to", "q8_0", "--out", work + "/small.gguf"],
                              stdout=write, stderr=subprocess.PIPE)
-        begun = wait_for(lambda: os.listdir(work))
+        begun = processor.until(lambda: os.listdir(work))
         time.sleep(0.2)
         p.send_signal(number)
-        err = p.communicate(timeout=60)[1]
+        err = processor.finish(p, 60)[1]
         os.close(read)
         os.close(write)
         check("helm-quantize, interrupted", begun and (p.returncode, err) == (-number, b""), (begun, p.returncode, err))
@@ -186,9 +177,9 @@ def interrupt_tests(folder):
         env = dict(os.environ, TMPDIR=work, HOME=work, XDG_CACHE_HOME=folder + "/cache", XDG_STATE_HOME=folder + "/cache")
         p = subprocess.Popen([BIN + "/helm-profile", "--device", "cpu", "--quick", "--threads", "1", "--caches", "4MiB", "--out",
                               work + "/profile.json"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env)
-        begun = wait_for(lambda: [n for n in os.listdir(work) if n.startswith("helm-profile-")] or p.poll() is not None)
+        begun = processor.until(lambda: [n for n in os.listdir(work) if n.startswith("helm-profile-")] or p.poll() is not None)
         p.send_signal(number)
-        err = p.communicate(timeout=60)[1].decode()
+        err = processor.finish(p, 60)[1].decode()
         check("helm-profile, interrupted", begun and p.returncode == -number, (begun, p.returncode, err))
         check("... leaves nothing", os.listdir(work) == [], os.listdir(work))
 
@@ -243,7 +234,7 @@ def missing_tests(folder):
 
 def completed(*words):
     script = 'source client/completion/helm.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _helm; printf "%s\n" "${COMPREPLY[@]}"'
-    return subprocess.run(["bash", "-c", script, "-", *words], capture_output=True, text=True, timeout=60).stdout.split()
+    return processor.run(["bash", "-c", script, "-", *words], capture_output=True, text=True, timeout=60).stdout.split()
 
 
 def completion_tests():
@@ -370,7 +361,7 @@ def signal_tests(at, daemon):
                              stderr=subprocess.PIPE)
         p.stdout.read(1)
         p.send_signal(number)
-        out, err = p.communicate(timeout=10)
+        out, err = processor.finish(p, 10)
         check("%s ends with %d" % (name, status), p.returncode == status, (p.returncode, err))
         check("... and cancels at the daemon", len(daemon.cancelled) == begin + 1)
     p = subprocess.Popen([CLI, *at, "generate", "--tokens", "12,300", "-n", "4000"], stdout=subprocess.PIPE,
@@ -380,13 +371,13 @@ def signal_tests(at, daemon):
     check("ps shows a running request", len(ps) == 1 and ps[0]["label"] == "helm-cli generate", ps)
     check_exit("ps as a table", 0, *at, "ps", text="helm-cli generate")
     check_exit("cancel ID", 0, *at, "cancel", str(ps[0]["id"]), text="cancelled")
-    out, err = p.communicate(timeout=10)
+    out, err = processor.finish(p, 10)
     check("... ends the other helm-cli with 5", p.returncode == 5 and b"cancelled" in err, (p.returncode, err))
     p = subprocess.Popen([CLI, *at, "generate", "--tokens", "12,300", "-n", "4000"], stdout=subprocess.PIPE,
                          stderr=subprocess.PIPE)
     p.stdout.read(1)
     p.stdout.close()
-    check("a closed pipe ends it with 5", p.wait(10) == 5, p.returncode)
+    check("a closed pipe ends it with 5", processor.ended(p, 10) == 5, p.returncode)
     p.stderr.close()
     check("... and cancels at the daemon", not json.loads(cli(*at, "ps", "--json")[1]))
 
@@ -478,7 +469,7 @@ def tokenizer_tests(folder):
     p.stdin.flush()
     check("... answers each line at once", p.stdout.readline().startswith(b"["))
     p.stdin.close()
-    check("... and ends with its input", p.wait(5) == 0)
+    check("... and ends with its input", processor.ended(p, 5) == 0)
     p.stdout.close()
     check_exit("a line that is no string", 4, *at, "tokenize", "--jsonl", stdin=b"5\n", text="line 1")
     check_exit("a later line that is none", 5, *at, "tokenize", "--jsonl", stdin=b'"a"\n[\n', text="line 2")
@@ -508,8 +499,7 @@ def python_client_tests(endpoint, daemon):
             check("Python client: errors are raised", e.code == 3 and "as told" in str(e), e)
         for token in helm.stream([12, 5]):
             break
-        time.sleep(0.2)
-        check("Python client: leaving the loop cancels", helm.list() == [])
+        check("Python client: leaving the loop cancels", processor.until(lambda: helm.list() == []), helm.list())
 
 
 def daemon_tests(folder):

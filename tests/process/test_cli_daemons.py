@@ -124,12 +124,9 @@ def helmd_tests(folder):
         p.stdout.read(1)
         children = [int(c) for c in open("/proc/%d/task/%d/children" % (p.pid, p.pid)).read().split()]
         p.send_signal(number)
-        p.communicate(timeout=20)
+        processor.finish(p, 20)
         check("helmd: %s ends helm-cli" % name, p.returncode == (130 if number == signal.SIGINT else -9), p.returncode)
-        until = time.monotonic() + 10
-        while any(os.path.exists("/proc/%d" % c) for c in children) and time.monotonic() < until:
-            time.sleep(0.02)
-        check("... and the daemon with it", children and not any(os.path.exists("/proc/%d" % c) for c in children))
+        check("... and the daemon with it", children and processor.until(lambda: not any(os.path.exists("/proc/%d" % c) for c in children)))
         sockets = [f for _, _, files in os.walk(runtime) for f in files if f.endswith(".sock")]
         check("... no socket is left", sockets == [], sockets)
     left = os.listdir(runtime)
@@ -173,7 +170,7 @@ def curve_tests(folder):
         check_exit("a second daemon on the same %s is refused at once" % name, 4, "--model", folder + "/absent", "--listen", listen,
                    "--rundir", folder, text=text, program=os.path.join(os.environ["HELM_BIN"], "helmd"))
     daemon.terminate()
-    daemon.wait(20)
+    processor.ended(daemon, 20)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import sys
 import tempfile
 import time
 
+import processor
+
 BIN = os.path.abspath(os.environ["HELM_BIN"])
 CLI = os.path.join(BIN, "helm-cli")
 FILE = os.path.abspath("tests/data/golden-gguf/qwen3-Q2_K/model.gguf")
@@ -25,7 +27,7 @@ def check(name, ok, detail=""):
 
 
 def cli(*args, stdin=None):
-    run = subprocess.run([CLI, *args], input=stdin, capture_output=True, timeout=60)
+    run = processor.run([CLI, *args], input=stdin, capture_output=True, timeout=60)
     return run.returncode, run.stdout.decode(), run.stderr.decode()
 
 
@@ -142,13 +144,13 @@ def tokenizer_tests(folder):
     for name, size, says in (("a byte short", len(whole) - 1, "%d expected" % len(whole)), ("cut in its header", 100, "at least "),
                              ("empty", 0, "at least ")):
         cut = write(folder, "cut.gguf", whole[:size])
-        run = subprocess.run([os.path.join(BIN, "helm-inspect"), cut], capture_output=True, text=True, timeout=60)
+        run = processor.run([os.path.join(BIN, "helm-inspect"), cut], capture_output=True, text=True, timeout=60)
         check("a file %s is an incomplete download" % name, run.returncode == 1 and
               "incomplete download: %d bytes are there, %s" % (size, says) in run.stdout, run.stdout[-300:])
     os.unlink(cut)
     for program, args, says in (("helm-plan", ("--model", FILE, "--profile", DAEMON[-1]), "model    model.gguf (Qwen3"),
                                 ("helm-inspect", (FILE,), "file           " + FILE + "\n")):
-        out = subprocess.run([os.path.join(BIN, program), *args], capture_output=True, text=True, timeout=60).stdout
+        out = processor.run([os.path.join(BIN, program), *args], capture_output=True, text=True, timeout=60).stdout
         check("%s calls a file by its name" % program, out.startswith(says), out[:200])
 
 
@@ -170,11 +172,7 @@ def daemon_tests(folder):
     daemon = subprocess.Popen([os.path.join(BIN, "helmd"), "--model", full, "--listen", endpoint, "--rundir",
                                os.path.join(folder, "r"), "--log-level", "warn"] + DAEMON, stdin=subprocess.DEVNULL)
     try:
-        for _ in range(300):
-            code, out, _ = cli("--connect", endpoint, "status", "--json")
-            if code == 0 and json.loads(out)["state"] == "ready":
-                break
-            time.sleep(0.1)
+        check("the daemon is ready", processor.until(lambda: '"ready"' in cli("--connect", endpoint, "status", "--json")[1], 60))
         at = ("--connect", endpoint)
         ids = json.loads(cli("--model", SAME, "tokenize", "--json", "--no-special", "user: Hi<|eos|>")[1])
         chat = check_cli("the daemon's file has the chat template", 0, *at, "run", "--chat", "Hi", "-n", "6", "--seed", "3",
@@ -193,7 +191,7 @@ def daemon_tests(folder):
         check_cli("--tokenizer FILE.gguf beside a daemon", 0, *at, "--tokenizer", full, "run", "--chat", "Hi", "-n", "1")
     finally:
         daemon.terminate()
-        check("helmd ends with 0", daemon.wait(30) == 0, daemon.returncode)
+        check("helmd ends with 0", processor.ended(daemon, 30) == 0, daemon.returncode)
 
 
 def main():

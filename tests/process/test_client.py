@@ -15,6 +15,7 @@ import sys
 import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
+import processor  # noqa: E402
 from cli_harness import CLI, MODEL, TEMPLATE, Terminal, check, check_exit, cli, run_in_folder  # noqa: E402
 from fake_helmd import FakeDaemon  # noqa: E402
 import helm_client  # noqa: E402
@@ -45,14 +46,6 @@ class Scripted(FakeDaemon):
             self.prompts.append(list(request.generate.prompt))
             request.generate.prompt[:] = self.script
         super().handle(client, request)
-
-
-def until(condition, seconds=20):
-    """Waits for what happens sooner or later; whether it did."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 def remote_tests(folder):
@@ -114,19 +107,19 @@ def late_cancel_tests(folder):
     daemon.start()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     silent = subprocess.Popen([CLI, "--connect", endpoint, "generate", "--tokens", "5", "-n", "9", "--json"], **pipes)
-    check("late cancel: generate begins", until(lambda: len(daemon.prompts) == 1))
+    check("late cancel: generate begins", processor.until(lambda: len(daemon.prompts) == 1))
     t = Terminal("--connect", endpoint, "chat")
     check("late cancel: chat begins", t.expect("> "), t.seen)
     t.type(b"Hello\n")
-    check("... and asks", until(lambda: len(daemon.prompts) == 2))
+    check("... and asks", processor.until(lambda: len(daemon.prompts) == 2))
     daemon.script = [19] + ids_of(" alpha beta gamma delta")
     stopped = subprocess.Popen([CLI, "--connect", endpoint, "run", "--stats", "--stop", "ta gam", "Hi"], **pipes)
     silent.send_signal(signal.SIGINT)
     t.type(b"\x03")
-    out, err = silent.communicate(timeout=60)
+    out, err = processor.finish(silent, 60)
     check("late cancel: Ctrl-C ends generate with 130", silent.returncode == 130, (silent.returncode, err))
     check("... cancelled, and no error", json.loads(out)["finish_reason"] == "cancelled" and err == b"", (out, err))
-    out, err = stopped.communicate(timeout=60)
+    out, err = processor.finish(stopped, 60)
     check("late cancel: --stop ends run with 0", stopped.returncode == 0 and out == b" alpha be\n",
           (stopped.returncode, out, err))
     check("... and --stats invents no timings", b"ended by stop; no timings" in err, err)
@@ -152,7 +145,7 @@ def check_silent(name, helm):
     def clean():
         helm.status()
         return not helm._waiting and not helm._abandoned
-    check(name, until(clean), (helm._waiting, helm._abandoned))
+    check(name, processor.until(clean), (helm._waiting, helm._abandoned))
     try:
         response = helm.receive(timeout_ms=0)
         check("... receive() has nothing", False, response)
@@ -167,14 +160,14 @@ def python_tests(folder):
     with helm_client.Client(endpoint, timeout_ms=20000) as helm:
         for token in helm.stream([12, 5]):
             break
-        check("Python client: leaving the loop cancels", until(lambda: helm.list() == []))
+        check("Python client: leaving the loop cancels", processor.until(lambda: helm.list() == []))
         check_silent("... and leaves nothing behind", helm)
         for token in helm.stream([10], max_tokens=2):  # its Done is on its way: the cancel comes too late
             break
         check_silent("Python client: a Done that crosses the cancel", helm)
         stream = helm.stream([10], max_tokens=2)
         next(stream)
-        until(lambda: helm.status() and helm._waiting and list(helm._waiting.values())[0][-1][1].HasField("done"))
+        processor.until(lambda: helm.status() and helm._waiting and list(helm._waiting.values())[0][-1][1].HasField("done"))
         cancels = helm._number
         stream.close()
         check("Python client: what has ended is not cancelled", helm._number == cancels, helm._number)
@@ -186,7 +179,7 @@ def python_tests(folder):
               ["accepted", "token", "token", "done"])
         check_silent("... and nothing else", helm)
         first, second = helm.generate([10], max_tokens=2), helm.generate([10], max_tokens=1)
-        until(lambda: helm.status() and sum(map(len, helm._waiting.values())) == 7)
+        processor.until(lambda: helm.status() and sum(map(len, helm._waiting.values())) == 7)
         seen = kinds(helm, 7)
         check("Python client: receive() keeps the order of arrival", seen[0] == (first, "accepted") and
               [k for n, k in seen if n == first] == ["accepted", "token", "token", "done"] and
@@ -276,7 +269,7 @@ def owner_tests(folder):
         def asked():
             helm_client.connection.check_permission(endpoint)
             return "let in"
-        for program, said in (("Python client", as_user(victim, asked)), ("helm-cli", as_user(victim, lambda: subprocess.run(
+        for program, said in (("Python client", as_user(victim, asked)), ("helm-cli", as_user(victim, lambda: processor.run(
                 [program_copy, "--connect", endpoint, "status"], capture_output=True, text=True, timeout=20).stderr))):
             check("%s: a socket in a directory %s" % (program, name), words in said if words else said == "let in", said)
             check("... which names the path", not words or place + "/helmd.sock" in said, said)

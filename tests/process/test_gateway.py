@@ -281,7 +281,7 @@ def proxy_tests(g):
         text = ask("/v1/completions", "-d", json.dumps({"prompt": VERSE, "max_tokens": 5, "stream": True}))
         check("nginx: a stream", text.endswith("data: [DONE]\n\n"), text)
         nginx.terminate()
-        nginx.wait(20)
+        processor.ended(nginx, 20)
     return 0
 
 
@@ -426,7 +426,7 @@ def metrics_tests(g, daemon):
         print("promtool's check of the metrics skipped: there is no promtool here (apt-get install prometheus)", flush=True)
     else:
         check("promtool has nothing against it", said == "", said)
-    run = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", daemon.endpoint, "metrics"], capture_output=True, timeout=20 * SLOW)
+    run = processor.run([os.path.join(BIN, "helm-cli"), "--connect", daemon.endpoint, "metrics"], capture_output=True, timeout=20 * SLOW)
     told, counted, bad = exposition.parse(run.stdout.decode())
     mine = {name: kind for name, kind in types.items() if not name.startswith("helm_gateway_")}
     check("helm-cli metrics prints the same families", run.returncode == 0 and not bad and told == mine,

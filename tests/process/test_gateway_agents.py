@@ -14,6 +14,7 @@ import sys
 import tempfile
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
+import processor  # noqa: E402
 from gateway_harness import BIN, Gateway, SLOW, Scripted, check, fetch_packages, ids_of, missing_node, model_folder, sum_up  # noqa: E402
 
 KEY = "sk-of-the-test"
@@ -55,7 +56,7 @@ def run_agent(name, tool, arguments, command, set_up):
         with Gateway(daemon.endpoint, "--name", "demo", *(("--api-keys", keys.name) if set_up is not codex_oss else ())) as g:
             environment = {"HOME": home, "PATH": os.environ["PATH"], "TERM": "dumb", **set_up(home, g.url)}
             try:
-                run = subprocess.run(command, cwd=home, env=environment, capture_output=True, stdin=subprocess.DEVNULL, timeout=60 * SLOW)
+                run = processor.run(command, cwd=home, env=environment, capture_output=True, stdin=subprocess.DEVNULL, timeout=60 * SLOW)
             except subprocess.TimeoutExpired as late:
                 run = subprocess.CompletedProcess(command, "no end", late.stdout or b"", late.stderr or b"")
             check("%s: a call and an answer" % name, run.returncode == 0 and b"It is written: done." in run.stdout and len(daemon.prompts) == 2,

@@ -6,12 +6,12 @@ HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lie
 """
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
+import processor  # noqa: E402
 from gateway_harness import BIN, Gateway, SLOW, Stage, check, sum_up  # noqa: E402
 
 KEY = "sk-of-the-test"
@@ -323,7 +323,7 @@ def page_tests(stage):
     with Gateway(stage.endpoint, "--allow-origin", "*") as g:
         check("any page", g.get("/v1/models", headers={"Origin": "https://any.example"}).headers["Access-Control-Allow-Origin"] == "https://any.example")
     for bad in ("chat.example", "https://chat.example/", "https://", "://x"):
-        run = subprocess.run([BIN + "/helm-gateway", "--allow-origin", bad], capture_output=True, timeout=60)
+        run = processor.run([BIN + "/helm-gateway", "--allow-origin", bad], capture_output=True, timeout=60)
         check("--allow-origin %s is refused" % bad, run.returncode == 2 and b"SCHEME://HOST" in run.stderr, run.stderr)
 
 

@@ -7,12 +7,12 @@ skipped, and says so. HELM_BIN, HELM_PYPROTO as in test_gateway.py. Run from the
 """
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
 import helmd_harness as helmd  # noqa: E402
+import processor  # noqa: E402
 from gateway_harness import BIN, Gateway, SLOW, Scripted, check, fetch_packages, missing_node, model_folder, sum_up, until  # noqa: E402
 
 PACKAGES = ["openai@6.49.0", "ollama@0.6.4"]
@@ -20,7 +20,7 @@ KEY = "sk-of-the-test"
 
 
 def run_script(folder, what, url):
-    run = subprocess.run(["node", "tests/process/gateway_npm.mjs", folder, what, url, KEY], capture_output=True,
+    run = processor.run(["node", "tests/process/gateway_npm.mjs", folder, what, url, KEY], capture_output=True,
                          timeout=120 * SLOW)
     for line in run.stdout.decode().splitlines():
         check(line[5:], line.startswith("ok  "))

@@ -194,22 +194,27 @@ def time_tests(g):
     again = send(g, WHOLE)
     check("... and another one", answer(again)[0] == 200)
     again.sendall(HEAD)
-    trickles, slow, whole = send(g, HEAD), send(g, POST), send(g, POST)
-    for i in range(8):
-        for s in (trickles, slow):
-            try:
-                s.sendall(b"X" if s is trickles else BODY[i:i + 1])
-            except OSError:
-                pass
-        time.sleep(0.25)
-        if i == 1:
-            whole.sendall(BODY)
-    check("a body that came in time", answer(whole)[0] == 200)
+    for _ in range(5):  # until this program is not held up itself
+        trickles, slow, whole, at = send(g, HEAD), send(g, POST), send(g, POST), [time.monotonic()]
+        for i in range(8):
+            for s in (trickles, slow):
+                try:
+                    s.sendall(b"X" if s is trickles else BODY[i:i + 1])
+                except OSError:
+                    pass
+            time.sleep(0.25)
+            if i == 1:
+                whole.sendall(BODY)
+            at.append(time.monotonic())
+        in_time = max(b - a for a, b in zip(at, at[2:])) < 0.9
+        if in_time:
+            check("a body that came in time", answer(whole)[0] == 200)
+            break
     check("a head that trickles is ended", until(lambda: is_closed(trickles), 5))
     for name, s in still.items():
         check("%s that stands still is ended" % name, until(lambda s=s: is_closed(s), 5))
     check("half a head on a connection that had a request is ended", until(lambda: is_closed(again), 5))
-    if time.monotonic() - begin < 4:  # otherwise other limits are over
+    if in_time and time.monotonic() - begin < 4:  # otherwise other limits are over
         check("an idle connection stays", not is_closed(idle))
         slow.sendall(BODY[8:])
         check("... and so does a body that goes on", answer(slow)[0] == 200)

@@ -6,11 +6,11 @@ HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lie
 """
 import json
 import os
-import subprocess
 import sys
 import tempfile
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
+import processor  # noqa: E402
 from gateway_harness import BIN, Stage, check, sum_up, until  # noqa: E402
 
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "Weather of a city",
@@ -293,7 +293,7 @@ def start_tests():
         for name, options, code in (("no daemon", ("--connect", "ipc://%s/none" % folder), 3), ("--listen of no port", ("--listen", "x"), 2),
                                     ("the whole network without keys", ("--listen", "0.0.0.0:0"), 2),
                                     ("a keys file that is not there", ("--api-keys", folder + "/keys"), 4)):
-            run = subprocess.run([BIN + "/helm-gateway", *options], capture_output=True, timeout=60,
+            run = processor.run([BIN + "/helm-gateway", *options], capture_output=True, timeout=60,
                                  env=dict(os.environ, HELM_ENDPOINT="ipc://%s/none" % folder))
             check("%s: exit status %d" % (name, code), run.returncode == code and run.stderr, (run.returncode, run.stderr))
 

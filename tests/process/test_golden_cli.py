@@ -34,7 +34,7 @@ def check(name, ok, detail=""):
 
 
 def generate(endpoint, prompt):
-    run = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", endpoint, "generate", "--tokens",
+    run = processor.run([os.path.join(BIN, "helm-cli"), "--connect", endpoint, "generate", "--tokens",
                           ",".join(map(str, prompt)), "-n", str(STEPS), "--logprobs", "20", "--ignore-eos", "--json"],
                          stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
     if run.returncode:
@@ -66,12 +66,9 @@ def run_class(model, name, folder, work):
                                "--profile", os.path.abspath("tests/data/profiles/described.json")] + options,
                               stdin=subprocess.DEVNULL)
     try:
-        for _ in range(600):
-            state = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", endpoint, "status", "--json"],
-                                   capture_output=True)
-            if state.returncode == 0 and json.loads(state.stdout)["state"] == "ready":
-                break
-            time.sleep(0.1)
+        asked = [os.path.join(BIN, "helm-cli"), "--connect", endpoint, "status", "--json"]
+        ready = processor.until(lambda: b'"ready"' in subprocess.run(asked, capture_output=True).stdout, 90)
+        check("%s, class %s: helmd is ready" % (model, name), ready)
         cases = json.load(open(os.path.join(folder, "golden.json")))["cases"]
         differences, steps, apart = [], 0, []
         for n, case in enumerate(cases):
@@ -87,7 +84,7 @@ def run_class(model, name, folder, work):
               len(differences) > 100 and mean <= mean_limit and worst <= worst_limit, (mean, worst))
     finally:
         daemon.terminate()
-        check("%s, class %s: helmd ends with 0" % (model, name), daemon.wait(30) == 0, daemon.returncode)
+        check("%s, class %s: helmd ends with 0" % (model, name), processor.ended(daemon, 30) == 0, daemon.returncode)
 
 
 def main():

@@ -16,6 +16,7 @@ import time
 import urllib.request
 
 sys.path.insert(0, "tests/process")
+import processor  # noqa: E402
 from fake_hub import Hub  # noqa: E402
 
 BIN = os.path.abspath(os.environ["HELM_BIN"])
@@ -99,24 +100,19 @@ class Case:
         while "=" in words[0]:
             name, value = words.pop(0).split("=", 1)
             env[name] = value
-        done = subprocess.run(words + list(more), input=text, capture_output=True, text=True, timeout=120, env=env,
+        done = processor.run(words + list(more), input=text, capture_output=True, text=True, timeout=120, env=env,
                               cwd=self.folder)
         return done.returncode == want, done.stdout, done.stderr
 
     def serve(self, command, ready):
         with open(self.folder + "/serve.log", "a") as log:
             self.running.append(subprocess.Popen(self.words(command), env=self.env, cwd=self.folder, stdout=log, stderr=log))
-        until = time.monotonic() + 90
-        while time.monotonic() < until and self.running[-1].poll() is None:
-            if ready():
-                return True
-            time.sleep(0.1)
-        return False
+        return processor.until(lambda: ready() or self.running[-1].poll() is not None, 90) is True and self.running[-1].poll() is None
 
     def get(self, port, path, **headers):
         try:
             request = urllib.request.Request("http://127.0.0.1:%d%s" % (self.ports[port], path), headers=headers)
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as e:
             return e.code, ""
@@ -129,7 +125,7 @@ class Case:
     def stop(self, which=-1):
         process = self.running.pop(which)
         process.send_signal(signal.SIGTERM)
-        return process.wait(30)
+        return processor.ended(process, 30)
 
     def close(self):
         while self.running:
@@ -198,11 +194,9 @@ def top(c, command):
 def cancel(c, command):
     long = subprocess.Popen([BIN + "/helm-cli", "run", "Once", "--ignore-eos"], env=c.env, stdout=subprocess.DEVNULL,
                             stderr=subprocess.PIPE, text=True)
-    until, found = time.monotonic() + 20, None
-    while not found and time.monotonic() < until:
-        found = re.search(r'"id":(\d+)', c.run("helm-cli ps --json")[1])
+    found = processor.until(lambda: re.search(r'"id":(\d+)', c.run("helm-cli ps --json")[1]))
     ok, out, err = c.run(command.rsplit(" ", 1)[0] + " " + (found.group(1) if found else "1"))
-    long.communicate(timeout=30)
+    processor.finish(long, 30)
     return ok and "cancelled" in out, (out, err)
 
 

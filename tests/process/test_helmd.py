@@ -45,8 +45,8 @@ def test_64_requests_interleave():
         poller = zmq.Poller()
         for c in clients:
             poller.register(c.socket, zmq.POLLIN)
-        end = time.time() + 30 * SLOW
-        while not all(s.ended for _, s, _, _ in streams) and time.time() < end:
+        end = processor.clock() + 30 * SLOW
+        while not all(s.ended for _, s, _, _ in streams) and processor.clock() < end:
             for c in clients:
                 while c.socket.poll(0):
                     r = c.receive()
@@ -110,7 +110,7 @@ def test_a_queued_request_can_be_cancelled():
         entries = c.ask("list").list.entries
         same([e.state for e in entries], ["decode", "queued"], "states")
         c.ask("cancel", id=b.id)
-        c.run(b, timeout=1)
+        c.run(b)
         same((b.done.finish_reason, b.tokens), (pb.FINISH_CANCELLED, []), "b")
         check(not a.ended, "a ended too")
 
@@ -376,45 +376,44 @@ def test_sigterm_ends_everything_in_order():
         while len(s.tokens) < 3:
             c.receive()
         d.process.send_signal(signal.SIGTERM)
-        c.run(s, timeout=3)
+        c.run(s)
         same(s.done.finish_reason, pb.FINISH_CANCELLED, "reason")
-        same(d.process.wait(5 * SLOW), 0, "exit status")
+        same(processor.ended(d.process, 5 * SLOW), 0, "exit status")
         same(d.left_behind(), [], "left behind")
 
 
 def test_drain_seconds_let_requests_end():
     told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     told.bind(os.path.join(tempfile.mkdtemp(prefix="helmd-test-"), "notify"))
-    told.settimeout(5 * SLOW)
+    told.settimeout(60)
     with running("--drain-seconds", 20, faults="step_us=2000", env={"NOTIFY_SOCKET": told.getsockname()}) as d:
         c = Client(d.endpoint)
         s = c.generate([3], 100, seed=1)
         while len(s.tokens) < 3:
             c.receive()
         d.process.send_signal(signal.SIGTERM)
-        time.sleep(0.02)
+        said = b""
+        while b"STOPPING=1" not in said:
+            said = told.recv(4096)
         late = c.generate([4], 5)
         c.run(s, late)
         same(s.tokens, expected_tokens([3], 100, seed=1), "tokens")
         same(late.error.code, pb.ERROR_NOT_READY, "late code")
-        same(d.process.wait(5 * SLOW), 0, "exit status")
-        said = b""
-        while b"STOPPING=1" not in said:
-            said = told.recv(4096)
+        same(processor.ended(d.process, 5 * SLOW), 0, "exit status")
         check(b"EXTEND_TIMEOUT_USEC=80000000" in said, said)
 
 
 def test_a_second_daemon_is_refused_and_the_first_goes_on():
     with running() as d:
         twin = Daemon(base=d.base, wait=True)
-        same(twin.process.wait(5 * SLOW), 4, "exit status")
+        same(processor.ended(twin.process, 5 * SLOW), 4, "exit status")
         check("already listens" in twin.ready and f"pid {d.pid}" in twin.ready, twin.ready)
         same(Client(d.endpoint).ask("status").status.state, "ready", "the first daemon")
 
 
 def test_what_cannot_fit_is_refused_with_numbers():
     d = Daemon("--host-memory", "8MiB")
-    same(d.process.wait(5 * SLOW), 4, "exit status")
+    same(processor.ended(d.process, 5 * SLOW), 4, "exit status")
     check(d.ready.startswith("error capacity ") and "weights" in d.ready and "--host-memory" in d.ready, d.ready)
     d.close()
 
@@ -426,7 +425,7 @@ def test_refusals_name_the_reason():
              (["--listen", "ipc://relative"], 2, "absolute"), (["--plan", "/nonexistent"], 4, "nonexistent")]
     for options, status, word in cases:
         d = Daemon(*options)
-        same(d.process.wait(5 * SLOW), status, f"{options}: {d.log()}")
+        same(processor.ended(d.process, 5 * SLOW), status, f"{options}: {d.log()}")
         check(word in d.log(), f"{options}: {d.log()}")
         d.close()
 
@@ -444,7 +443,7 @@ def test_a_config_file_is_read_and_checked():
                 f.write(text)
             d = Daemon("--config", path, "--parallel", "5", base=base)
             if status:
-                same(d.process.wait(5 * SLOW), status, text)
+                same(processor.ended(d.process, 5 * SLOW), status, text)
                 check(word in d.ready + d.log(), f"{text}: {d.ready}")
             else:
                 same(Client(d.endpoint).ask("model_info").model_info.context, 128, "ctx")
@@ -479,7 +478,7 @@ def test_a_saved_plan_can_be_edited_and_used():
                               (dict(kv_dtype="q8_0"), "multiple of 32 dimensions: this model's have 16"),
                               (dict(stages=[dict(plan["stages"]["decode"][0], home="gpu")]), "gpu")]:
             d = start(**changes)
-            same(d.process.wait(5 * SLOW), 4, f"{changes}: {d.ready}")
+            same(processor.ended(d.process, 5 * SLOW), 4, f"{changes}: {d.ready}")
             check(word in d.ready, f"{changes}: {d.ready}")
 
 
@@ -535,7 +534,7 @@ def test_socket_and_directory_are_private():
         os.mkdir(d.rundir)
         os.chmod(d.rundir, 0o777)
         twin = Daemon(base=d.base)
-        same(twin.process.wait(5 * SLOW), 4, "exit status")
+        same(processor.ended(twin.process, 5 * SLOW), 4, "exit status")
         check("0777" in twin.ready, twin.ready)
         os.rmdir(d.rundir)
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
 from helmd_harness import DEMO, Client, check, plan_json, run_tests, running, same, wait_until, SLOW  # noqa: E402
 
 SIZES = ["--ctx", 256, "--parallel", 2, "--step-tokens", 32]
@@ -69,7 +70,7 @@ def ends_with(change, reason, options=PAIR, plan=PLAN):
         stream = kill_worker(d, c)
         c.run(stream, timeout=60)
         check(stream.done and reason in stream.done.detail, f"{stream.error or stream.done}")
-        same(d.process.wait(30 * SLOW), 5, f"exit status: {d.log()[-800:]}")
+        same(processor.ended(d.process, 30 * SLOW), 5, f"exit status: {d.log()[-800:]}")
         check(f"giving up: " in d.log() and reason in d.log(), d.log()[-800:])
 
 

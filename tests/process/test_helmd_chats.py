@@ -12,6 +12,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import hybrid_files  # noqa: E402
+import processor  # noqa: E402
 from gateway_harness import Gateway  # noqa: E402
 from helmd_harness import BIN, SLOW, Client, check, plan_json, run_tests, running, same, status_of  # noqa: E402
 
@@ -153,7 +154,7 @@ def test_a_full_budget_keeps_what_lives():
         s = status_of(d)
         same((s.snapshots, s.snapshots_total, s.snapshot_bytes, s.snapshot_hits_total), (6, 6, each, 3), "counted")
         check(s.snapshots_dropped_total >= 3, f"{s}")
-        shown = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "status"], stdout=subprocess.PIPE, text=True,
+        shown = processor.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "status"], stdout=subprocess.PIPE, text=True,
                                timeout=60 * SLOW).stdout
         check(re.search(r"snapshots +6 of 6, .* each; 3 sequences began with one, \d+ dropped", shown), shown)
 
@@ -226,7 +227,7 @@ def test_a_session_takes_the_state_of_its_chat_along():
     path, (prompt, marks) = os.path.join(FOLDER.name, "session"), chat(SYSTEM, FIRST, SECOND)
 
     def session(d, *words):
-        done = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "session", *words], stdout=subprocess.PIPE,
+        done = processor.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "session", *words], stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, timeout=60 * SLOW)
         same(done.returncode, 0, f"helm-cli session {words[0]}: {done.stderr}")
         return done.stderr
@@ -310,7 +311,7 @@ def test_several_answers_and_helm_cli():
         same([c["message"]["content"] for c in g.post("/v1/chat/completions", ask_four).json["choices"]], first, "four answers again")
         check(len(set(first)) > 1, f"{first}")
         before = status_of(d).tokens_cached_total
-        said = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "chat", "--system", TALK[0]["content"],
+        said = processor.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "chat", "--system", TALK[0]["content"],
                                "--max-tokens", "4", "--temperature", "0"], input=TALK[1]["content"] + "\n/reset\n" + BRANCH[1]["content"] + "\n",
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60 * SLOW)
         same(said.returncode, 0, said.stderr)

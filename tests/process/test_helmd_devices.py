@@ -8,6 +8,7 @@ import signal
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
 from helmd_harness import Client, Daemon, check, run_tests, running, same, wait_until, SLOW  # noqa: E402
 from test_helmd_sessions import restore, save  # noqa: E402
 from test_helmd_split import GOLDEN, check_golden, clear_stretch, demo_plan  # noqa: E402
@@ -107,19 +108,19 @@ def test_two_tiers_of_the_second_device_alone():
 def test_what_two_devices_cannot_do_is_named():
     d = Daemon("--device", "emulated", real=True,
                plan=demo_plan("ccggGGcc", "c", "G", page_count=64, vram_page_count=32, kv_direct_permille=1000))
-    same(d.process.wait(20 * SLOW), 4, d.log())
+    same(processor.ended(d.process, 20 * SLOW), 4, d.log())
     check("two tiers of the KV cache are for plans with one" in d.ready, d.ready)
     same(d.left_behind(), [], "left behind")
     d.close()
     d = Daemon("--device", "emulated", "--vram", "12MiB", real=True, plan=demo_plan("ggGGGGGG", "c", "c"))
-    same(d.process.wait(20 * SLOW), 4, d.log())
+    same(processor.ended(d.process, 20 * SLOW), 4, d.log())
     check("of the second device" in d.ready, d.ready)
     d.close()
 
 
 def test_a_plan_of_the_second_device_alone_needs_a_device():
     d = Daemon("--device", "cpu", real=True, plan=demo_plan("GGGGGGGG", "G", "G"))
-    check(d.process.wait(20 * SLOW) != 0, d.log())
+    check(processor.ended(d.process, 20 * SLOW) != 0, d.log())
     check("the plan needs a GPU" in d.ready, d.ready)
     same(d.left_behind(), [], "left behind")
 

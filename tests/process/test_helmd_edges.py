@@ -29,7 +29,7 @@ def refuse(**limit):
 
     with tempfile.TemporaryDirectory(prefix="helmd-test-") as base:
         begun = processor.clock()
-        ended = subprocess.run([os.path.join(BIN, "helmd"), "--model", DEMO, "--rundir", base + "/run", "--profile", PROFILE],
+        ended = processor.run([os.path.join(BIN, "helmd"), "--model", DEMO, "--rundir", base + "/run", "--profile", PROFILE],
                                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, preexec_fn=bound)
         return ended.returncode, ended.stderr.strip().split("\n")[-1], processor.clock() - begun
 
@@ -65,7 +65,7 @@ def test_closed_standard_descriptors_are_no_harm():
         for fd in (0, 1, 2):
             same(os.readlink(f"/proc/{process.pid}/fd/{fd}"), "/dev/null", f"descriptor {fd}")
         process.terminate()
-        same(process.wait(20), 0, "exit status")
+        same(processor.ended(process, 20), 0, "exit status")
     finally:
         process.kill()
         shutil.rmtree(base, ignore_errors=True)
@@ -99,7 +99,7 @@ def test_a_full_pipe_that_nobody_reads_stops_nothing():
             os.kill(process.pid, signal.SIGHUP)  # a line
         check(b" log lines were dropped: standard error took none" in text, "dropped lines are not counted")
         process.terminate()
-        same(process.wait(20), 0, "exit status")
+        same(processor.ended(process, 20), 0, "exit status")
     finally:
         process.kill()
         os.close(read_end)
@@ -141,7 +141,7 @@ def test_a_run_directory_that_is_removed_ends_it_at_the_next_death():
         shutil.rmtree(d.rundir)
         begun = processor.clock()
         os.kill(d.children()["worker"], signal.SIGKILL)
-        same(d.process.wait(20), 5, "exit status")
+        same(processor.ended(d.process, 20), 5, "exit status")
         check(processor.clock() - begun < 5 * SLOW, f"it took {processor.clock() - begun:.1f} s")
         check("was removed: no worker can be started" in d.log(), d.log()[-500:])
 
@@ -185,7 +185,7 @@ def test_names_in_a_checkpoint_cannot_reach_the_terminal():
                 json.dump(dict(config, architectures=[architecture]), f)
             for command in (["helm-inspect", base, "--tensors"], ["helm-plan", "--model", base, "--profile", PROFILE],
                             ["helmd", "--model", base, "--rundir", base + "/run", "--profile", PROFILE]):
-                ended = subprocess.run([os.path.join(BIN, command[0])] + command[1:], stdin=subprocess.DEVNULL,
+                ended = processor.run([os.path.join(BIN, command[0])] + command[1:], stdin=subprocess.DEVNULL,
                                        capture_output=True, timeout=60)
                 out = ended.stdout + ended.stderr
                 check(ended.returncode != 0 and b"\\x1b" in out, f"{command[0]}: {out[-300:]!r}")

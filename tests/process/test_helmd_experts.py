@@ -10,6 +10,7 @@ import sys
 import time
 
 import helmd_harness as h
+import processor
 import test_golden_cli as golden
 
 MODEL = os.path.join(h.DATA, "golden", "mixtral")  # two sparse layers of 8 experts, 2 a token
@@ -26,7 +27,7 @@ def check(name, ok, detail=""):
 
 
 def cli(daemon, *arguments):
-    run = subprocess.run([os.path.join(h.BIN, "helm-cli"), "--connect", daemon.endpoint, *arguments],
+    run = processor.run([os.path.join(h.BIN, "helm-cli"), "--connect", daemon.endpoint, *arguments],
                          stdin=subprocess.DEVNULL, capture_output=True, timeout=60 * h.SLOW)
     return run.returncode, run.stdout.decode(), run.stderr.decode()
 
@@ -85,7 +86,7 @@ def main():
     with open(path, "w") as f:
         f.write(text)
     try:
-        run = subprocess.run([os.path.join(h.BIN, "helm-plan"), "--model", MODEL, "--profile", h.PROFILE,
+        run = processor.run([os.path.join(h.BIN, "helm-plan"), "--model", MODEL, "--profile", h.PROFILE,
                               "--vram", "336M", "--strategy", "mixed", "--experts-histogram", path, "--json"],
                              capture_output=True, timeout=60 * h.SLOW)
         plan = json.loads(run.stdout) if run.returncode == 0 else {}

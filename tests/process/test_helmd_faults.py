@@ -18,8 +18,8 @@ def stream_through(d, count=120, requests=4, disturb=None):
     """Several requests; `disturb(tokens so far)` is called as tokens come. All must end as if nothing happened."""
     c = Client(d.endpoint)
     streams = [c.generate([5 + n, 6, 7] * (n + 1), count, seed=n) for n in range(requests)]
-    end = time.time() + 60 * SLOW
-    while not all(s.ended for s in streams) and time.time() < end:
+    end = processor.clock() + 60 * SLOW
+    while not all(s.ended for s in streams) and processor.clock() < end:
         c.receive(30)
         if disturb:
             disturb(sum(len(s.tokens) for s in streams))
@@ -73,7 +73,7 @@ def test_a_worker_that_hangs_is_replaced():
 
 def test_a_worker_that_sends_garbage_is_killed():
     with running("--restart-limit", 2, faults="garbage=1") as d:
-        same(d.process.wait(20 * SLOW), 5, "exit status")
+        same(processor.ended(d.process, 20 * SLOW), 5, "exit status")
         check("no control message" in d.log(), d.log())
         same(d.left_behind(), [], "left behind")
 
@@ -93,7 +93,7 @@ def test_workers_that_never_start_are_refused_with_the_reason():
                                ("fault_load=1", "capacity", "fake weights do not fit"),
                                ("bad_abi=1", "mismatch", "ABI")]:
         d = Daemon(faults=faults)
-        same(d.process.wait(20 * SLOW), 4, f"{faults}: {d.log()}")
+        same(processor.ended(d.process, 20 * SLOW), 4, f"{faults}: {d.log()}")
         check(d.ready.startswith(f"error {code} ") and word in d.ready, f"{faults}: {d.ready}")
         same(d.left_behind(), [], "left behind")
         d.close()
@@ -108,7 +108,7 @@ def test_workers_that_never_start_again_end_the_daemon_with_the_reason():
             c.run(s)
             same(s.done.finish_reason, pb.FINISH_ERROR, "reason")
             check("could not be started again" in s.done.detail and word in s.done.detail, s.done.detail)
-            same(d.process.wait(20 * SLOW), 5, "exit status")
+            same(processor.ended(d.process, 20 * SLOW), 5, "exit status")
             check("giving up: workers could not be started again" in d.log(), d.log())
             check("epoch 4" in d.log() and "epoch 5" not in d.log(), d.log())
             same(d.left_behind(), [], "left behind")
@@ -143,7 +143,7 @@ def test_too_many_deaths_end_the_daemon_with_a_reason():
         c.run(s, timeout=5)
         same(s.done.finish_reason, pb.FINISH_ERROR, "reason")
         check("died 4 times" in s.done.detail, s.done.detail)
-        same(d.process.wait(5 * SLOW), 5, "exit status")
+        same(processor.ended(d.process, 5 * SLOW), 5, "exit status")
         same(d.left_behind(), [], "left behind")
 
 
@@ -153,7 +153,7 @@ def test_a_file_in_the_place_of_the_socket_is_refused_and_stays():
         with open(path, "w") as f:
             f.write("mine")
         d = Daemon("--listen", "ipc://" + path)
-        same(d.process.wait(20 * SLOW), 4, f"exit status: {d.log()}")
+        same(processor.ended(d.process, 20 * SLOW), 4, f"exit status: {d.log()}")
         check("exists and is not a socket" in d.ready, d.ready)
         same(os.listdir(folder), ["notes.txt"], "files")
         with open(path) as f:
@@ -244,7 +244,7 @@ def test_a_closed_parent_pipe_ends_it_too():
         d = Daemon("--parent-fd", r, base=base)
         check(d.ready.startswith("ready "), d.ready)
         os.close(w)
-        same(d.process.wait(5 * SLOW), 0, "exit status")
+        same(processor.ended(d.process, 5 * SLOW), 0, "exit status")
         os.close(r)
         same(d.left_behind(), [], "left behind")
 

@@ -11,6 +11,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import hybrid_files  # noqa: E402
+import processor  # noqa: E402
 from helmd_harness import BIN, SLOW, Client, Daemon, check, plan_json, run_tests, running, same, status_of  # noqa: E402
 
 NAMES = ["qwen35", "qwen35moe", "qwen3next"]
@@ -209,7 +210,7 @@ def test_the_text_part_of_a_multimodal_checkpoint():
         model = hybrid_files.multimodal(name, path_of(name + "-multimodal"))
         with start(model) as d:
             same(misses(d, name), 0, f"{name}: as published")
-        said = subprocess.run([os.path.join(BIN, "helm-inspect"), model], stdout=subprocess.PIPE, text=True, timeout=60 * SLOW).stdout
+        said = processor.run([os.path.join(BIN, "helm-inspect"), model], stdout=subprocess.PIPE, text=True, timeout=60 * SLOW).stdout
         check("2 more tensors" in said and "model.visual." in said, f"what is left out: {said}")
 
 
@@ -239,7 +240,7 @@ def refused(model, *options):
 
 def test_no_such_file_is_written():
     for model in (os.path.join(hybrid_files.GOLDEN, "qwen35"), hybrid_files.write_gguf(path_of("moe.gguf"), "qwen35moe")):
-        done = subprocess.run([os.path.join(BIN, "helm-quantize"), "--model", model, "--to", "Q8_0", "--out", path_of("out.gguf")],
+        done = processor.run([os.path.join(BIN, "helm-quantize"), "--model", model, "--to", "Q8_0", "--out", path_of("out.gguf")],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60 * SLOW)
         check(done.returncode != 0 and "gated delta nets" in done.stderr, done.stderr)
         check(not os.path.exists(path_of("out.gguf")), "a file that cannot be read again")

@@ -6,6 +6,7 @@ import random
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
 from helmd_harness import Client, Daemon, check, pb, plan_json, run_tests, running, same, wait_until, SLOW  # noqa: E402
 from test_helmd_sessions import restore, save  # noqa: E402
 from invariance import LAYERS, SIZES, invariance, numbers_of  # noqa: E402
@@ -108,7 +109,7 @@ def test_status_and_plan_say_which():
 def test_what_cannot_be_is_refused():
     d = Daemon("--device", "cpu", "--invariant", "on", "--kernels", "openblas", real=True)
     check("openblas" in d.ready and "invariant" in d.ready, d.ready)
-    same(d.process.wait(20), 4, "status")
+    same(processor.ended(d.process, 20), 4, "status")
     d.close()
     tiers = plan_json(LAYERS, "gggggggg", "g", "g", **{**SIZES, "vram_page_count": 20, "kv_direct_permille": 500, "invariant": True})
     d = Daemon("--device", "emulated", real=True, plan=tiers)

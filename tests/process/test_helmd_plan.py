@@ -13,6 +13,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
 from helmd_harness import (BIN, Client, Daemon, PROFILE, SLOW, TEST_BIN, check, expected_tokens, plan_json, run_tests,  # noqa: E402
                            running, same, wait_until, write_checkpoint)
 
@@ -52,7 +53,7 @@ class Machine:
 
     def refused(self, *options, faults=""):
         d = self.start(*options, faults=faults)
-        same(d.process.wait(20 * SLOW), 4, f"{options}: {d.log()}")
+        same(processor.ended(d.process, 20 * SLOW), 4, f"{options}: {d.log()}")
         return d
 
     def place(self, *options, faults=""):
@@ -96,7 +97,7 @@ def test_the_models_own_programs_are_measured_once_and_again_when_they_cannot_be
         json.dump(dict(json.load(open(PROFILE)), fingerprint=fingerprint), f)
     # The shapes are this test's own, so their key is asked of the real program, which measures them in this cache.
     real = [os.path.join(BIN, "helm-profile"), "--programs", "--model", m.base + "/model", "--device", "cpu"]
-    done = subprocess.run(real, env=dict(os.environ, XDG_CACHE_HOME=m.cache, STATE_DIRECTORY=""), capture_output=True,
+    done = processor.run(real, env=dict(os.environ, XDG_CACHE_HOME=m.cache, STATE_DIRECTORY=""), capture_output=True,
                           text=True, timeout=120 * SLOW)
     same(done.returncode, 0, done.stderr)
     programs = json.loads(done.stdout)
@@ -137,7 +138,7 @@ def test_a_model_that_vram_has_room_for_is_measured_on_the_device_alone():
     with open(here, "w") as f:
         json.dump(dict(json.load(open(PROFILE)), fingerprint=fingerprint), f)
     real = [os.path.join(BIN, "helm-profile"), "--programs", "--model", m.base + "/model", *options, "--on", "device"]
-    done = subprocess.run(real, env=dict(os.environ, XDG_CACHE_HOME=m.cache, STATE_DIRECTORY=""), capture_output=True,
+    done = processor.run(real, env=dict(os.environ, XDG_CACHE_HOME=m.cache, STATE_DIRECTORY=""), capture_output=True,
                           text=True, timeout=120 * SLOW)
     same(done.returncode, 0, done.stderr)
     programs = json.loads(done.stdout)
@@ -342,7 +343,7 @@ def test_programs_name_a_proc_that_is_not_mounted():
     m = Machine()
     for command in [f"helmd --model {m.base}/model --device cpu", "helm-profile --device cpu --quick", "helm-plan --model " + m.base + "/model",
                     f"helm-cli --model {m.base}/model status"]:
-        run = subprocess.run([*apart, f"umount -l /proc && exec {BIN}/{command}"], capture_output=True, text=True, timeout=60)
+        run = processor.run([*apart, f"umount -l /proc && exec {BIN}/{command}"], capture_output=True, text=True, timeout=60)
         check(run.returncode != 0 and "/proc is not mounted" in run.stderr, f"{command}: {run.returncode}, {run.stderr}")
         check("--ready-fd" not in run.stderr, run.stderr)
 
@@ -457,7 +458,7 @@ def test_a_parents_unread_bytes_do_not_keep_helmd_busy_while_it_measures():
     used = cpu_seconds() - before
     check(used < 0.3, f"{used:.2f} s of processor time while waiting")
     os.close(w)
-    same(d.process.wait(10 * SLOW), 0, f"exit status: {d.log()}")
+    same(processor.ended(d.process, 10 * SLOW), 0, f"exit status: {d.log()}")
     check("the parent has gone" in d.log(), d.log())
     check(wait_until(lambda: not running_as(b"sleep\x00100.25\x00"), 5), "the measurement goes on")
     d.close()
@@ -481,7 +482,7 @@ def test_a_profile_that_cannot_be_used_is_refused():
                  (write("no-gpu", without), ["--device", "emulated"], "without a device")]
         for path, options, word in cases:
             d = Daemon(*options, profile=path, gpu=True)
-            same(d.process.wait(5 * SLOW), 4, f"{path}: {d.log()}")
+            same(processor.ended(d.process, 5 * SLOW), 4, f"{path}: {d.log()}")
             check(d.ready.startswith("error ") and "--profile" in d.ready and word in d.ready, f"{path}: {d.ready}")
             d.close()
         with running(profile=write("no-gpu", without)) as d:  # enough for the CPU alone
@@ -501,7 +502,7 @@ def test_strategies():
     check("cpu" not in homes("--strategy", "stream"), "stream")
     same(homes("--strategy", "best"), ["gpu"], "best, on the machine that is described, where all of it fits")
     d = Daemon("--strategy", "all-gpu", "--device", "cpu")
-    same(d.process.wait(5 * SLOW), 4, d.log())
+    same(processor.ended(d.process, 5 * SLOW), 4, d.log())
     check(d.ready.startswith("error ") and "--device cpu" in d.ready, d.ready)
     d.close()
 
@@ -579,7 +580,7 @@ def test_forecasts_go_by_what_memory_gives_now():
                 now = Client(d.endpoint).ask("plan").plan.now
                 same(now, f"host memory now: {why}; the forecast goes by the profile", homes)
         d = Daemon("--device", "cpu", "--now", folder + "/none")
-        same(d.process.wait(5 * SLOW), 4, d.log())
+        same(processor.ended(d.process, 5 * SLOW), 4, d.log())
         check(d.ready.startswith("error ") and "--now" in d.ready, d.ready)
         d.close()
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
 from helmd_harness import (BIN, Client, check, expected_tokens, pb, plan_json, run_tests, running, same, status_of,  # noqa: E402
                            wait_until, zmq)
 
@@ -260,7 +261,7 @@ def real(homes, *ends, **sizes):
 
 
 def cli(d, *words, status=0):
-    run = subprocess.run([CLI, "--connect", d.endpoint, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    run = processor.run([CLI, "--connect", d.endpoint, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
     same(run.returncode, status, f"{words}: {run.stdout} {run.stderr}")
     return run.stdout + run.stderr
 
@@ -322,7 +323,7 @@ def hostile_files(base, good):
     def refused(content, text):
         with open(bad, "wb") as f:
             f.write(content)
-        run = subprocess.run([CLI, "--connect", "ipc:///nowhere", "session", "restore", bad], capture_output=True, text=True, timeout=60)
+        run = processor.run([CLI, "--connect", "ipc:///nowhere", "session", "restore", bad], capture_output=True, text=True, timeout=60)
         same(run.returncode, 4, run.stderr)
         check(text in run.stderr and bad in run.stderr, f"{text}: {run.stderr}")
     refused(b"GGUF" + data[4:], "no file of a session")

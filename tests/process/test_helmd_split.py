@@ -269,7 +269,7 @@ def test_what_does_not_fit_the_ceiling_is_refused_before_loading():
             (["--vram", "1MiB", *SIZES], None, ["error capacity", "of VRAM, or --device cpu", "weights", "workspace"]),
             (["--vram", "12MiB"], demo_plan("gggggggg", "g", "g"), ["error capacity", "of VRAM, has 12.00 MiB (--vram)"])]:
         d = Daemon("--device", "emulated", *options, real=True, plan=plan)
-        same(d.process.wait(10 * SLOW), 4, f"{options}: {d.log()}")
+        same(processor.ended(d.process, 10 * SLOW), 4, f"{options}: {d.log()}")
         for word in words:
             check(word in d.ready, f"{options}: '{word}' is not in '{d.ready}'")
         check("worker gpu: pid" not in d.log(), "a worker was started")
@@ -383,7 +383,7 @@ def test_a_gpu_that_is_not_there_is_refused_and_auto_says_so():
         print("     not tried: this machine has a GPU", flush=True)
         return
     d = Daemon("--device", "cuda", *SIZES, real=True)
-    same(d.process.wait(30 * SLOW), 4, f"{d.log()}")
+    same(processor.ended(d.process, 30 * SLOW), 4, f"{d.log()}")
     why = ("no NVIDIA driver here", "this build has no CUDA device (no nvcc was found)")
     check(d.ready in ["error unsupported --device cuda: " + text for text in why], d.ready)
     d.close()

@@ -16,6 +16,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
 from helmd_harness import BIN, SLOW, Client, check, plan_json, run_tests, running, same, status_of, wait_until  # noqa: E402
 
 PAGE, VOCAB, LAYERS, HIDDEN, HEADS, HEAD_DIM = 32, 64, 4, 32, 2, 16
@@ -301,7 +302,7 @@ def test_a_session_takes_its_state_along():
     prompt = prompt_of(200)
 
     def cli(d, *words):
-        done = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "session", *words],
+        done = processor.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "session", *words],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60 * SLOW)
         same(done.returncode, 0, f"helm-cli session {words[0]}: {done.stderr}")
         return done.stderr
@@ -319,7 +320,7 @@ def test_a_session_takes_its_state_along():
         broken = path + "-broken"
         with open(broken, "wb") as f:
             f.write(text[:-30] + b"\xff" + text[-29:])
-        done = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "session", "restore", broken],
+        done = processor.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "session", "restore", broken],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60 * SLOW)
         check(done.returncode != 0 and "damaged" in done.stderr, f"a damaged state: {done.stderr}")
 

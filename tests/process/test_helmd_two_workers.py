@@ -9,6 +9,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
 from helmd_harness import (Client, Daemon, check, expected_tokens, pb, plan_json, run_tests, running, same,  # noqa: E402
                            wait_until, SLOW)
 
@@ -27,8 +28,8 @@ def split(shape, *options, faults="", **named):
 def stream_through(d, count=60, requests=4, disturb=None):
     c = Client(d.endpoint)
     streams = [c.generate([5 + n, 6, 7] * (n * 20 + 1), count, seed=n) for n in range(requests)]
-    end = time.time() + 60 * SLOW
-    while not all(s.ended for s in streams) and time.time() < end:
+    end = processor.clock() + 60 * SLOW
+    while not all(s.ended for s in streams) and processor.clock() < end:
         c.receive(30)
         if disturb:
             disturb(sum(len(s.tokens) for s in streams))
@@ -117,7 +118,7 @@ def test_one_worker_that_never_starts_is_refused_with_its_reason():
                               ("gpu.bad_abi=1", "mismatch", "ABI")]:
         d = Daemon("--device", "emulated", gpu=True, layers=LAYERS, faults=fault,
                    plan=plan_json(LAYERS, "cccggg", "c", "g"))
-        same(d.process.wait(20 * SLOW), 4, f"{fault}: {d.log()}")
+        same(processor.ended(d.process, 20 * SLOW), 4, f"{fault}: {d.log()}")
         check(d.ready.startswith(f"error {code} ") and word in d.ready, f"{fault}: {d.ready}")
         same(d.left_behind(), [], "left behind")
         d.close()
@@ -129,7 +130,7 @@ def test_the_weights_bell_is_quiet_until_they_were_ready_once():
         return re.findall(r"fake worker gpu: weights bell (\d)", d.log())
     d = Daemon("--device", "emulated", gpu=True, layers=LAYERS, faults="cpu.load_ms=200 cpu.exit_loaded=1",
                plan=plan_json(LAYERS, "cccggg", "c", "g"))
-    same(d.process.wait(20 * SLOW), 4, d.log())
+    same(processor.ended(d.process, 20 * SLOW), 4, d.log())
     same(bells(d), ["0"] * 3, "bells at the starts of three lives of a loader that died after it rang")
     d.close()
     with split(("cccggg", "c", "g"), faults="cpu.load_ms=200") as d:
@@ -213,7 +214,7 @@ def test_devices_that_cannot_be_had_are_refused_with_numbers():
             (["--device", "emulated", "--vram", "1MiB"], "", 4, ["has 1.00 MiB (--vram)", "--device cpu"]),
             (["--device", "emulated", "--vram", "100"], "", 2, ["--vram"])]:
         d = Daemon(*options, gpu=True, faults=faults)
-        same(d.process.wait(5 * SLOW), status, f"{options}: {d.log()}")
+        same(processor.ended(d.process, 5 * SLOW), status, f"{options}: {d.log()}")
         for word in words:
             check(word in d.ready, f"{options}: '{word}' is not in '{d.ready}'")
         d.close()
@@ -224,7 +225,7 @@ def test_plans_that_cannot_be_had_are_refused():
                                  ("cccggg", [], "no GPU"),
                                  ("gggggg", ["--device", "emulated", "--vram", "1MiB"], "of VRAM, has 1.00 MiB")]:
         d = Daemon(*options, gpu=True, layers=LAYERS, plan=plan_json(LAYERS, homes, "c", "g"))
-        same(d.process.wait(5 * SLOW), 4, f"{options}: {d.log()}")
+        same(processor.ended(d.process, 5 * SLOW), 4, f"{options}: {d.log()}")
         check(word in d.ready, f"{options}: {d.ready}")
         d.close()
 

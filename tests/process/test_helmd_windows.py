@@ -13,6 +13,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
 from helmd_harness import BIN, SLOW, Client, Daemon, check, plan_json, run_tests, running, same, status_of  # noqa: E402
 
 PAGE, VOCAB, LAYERS, HIDDEN, HEADS, HEAD_DIM, WINDOW = 32, 64, 4, 32, 2, 16, 40
@@ -226,7 +227,7 @@ def test_a_session_takes_its_windows_along():
     path = os.path.join(FOLDER.name, "session")
 
     def cli(d, *words, fails=False):
-        done = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "session", *words],
+        done = processor.run([os.path.join(BIN, "helm-cli"), "--connect", d.endpoint, "session", *words],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60 * SLOW)
         same(done.returncode != 0, fails, f"helm-cli session {words[0]}: {done.stderr}")
         return done.stderr

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 
+import processor
+
 BIN = os.path.abspath(os.environ["HELM_BIN"])
 LIB = os.path.dirname(BIN)
 PROGRAMS = [p for p in sorted(os.listdir(BIN)) if not p.startswith("helm-test-")]
@@ -45,7 +47,7 @@ def check(name, ok, detail=""):
 
 
 def run(*command, **more):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, **more)
+    done = processor.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, **more)
     return done.returncode, done.stdout, done.stderr
 
 

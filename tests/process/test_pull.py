@@ -14,6 +14,7 @@ import tempfile
 import time
 
 sys.path.insert(0, "tests/process")
+import processor  # noqa: E402
 from fake_hub import Hub  # noqa: E402
 from gguf_edit import Gguf, string  # noqa: E402
 
@@ -45,7 +46,7 @@ class Case:
         shutil.rmtree(self.home, ignore_errors=True)
 
     def run(self, *args, program="helm-cli", **env):
-        done = subprocess.run([os.path.join(BIN, program), *args], capture_output=True, timeout=60,
+        done = processor.run([os.path.join(BIN, program), *args], capture_output=True, timeout=60,
                               env=dict(self.env, **env), stdin=subprocess.DEVNULL)
         return done.returncode, done.stdout.decode(), done.stderr.decode()
 
@@ -359,12 +360,10 @@ def break_tests():
         c.hub.add("org/tiny", config_DOT_json=CONFIG, model_DOT_safetensors=data)
         c.hub.cut = [1000] * 100
         p = subprocess.Popen([os.path.join(BIN, "helm-cli"), "pull", "org/tiny"], env=c.env, stderr=subprocess.PIPE)
-        until = time.monotonic() + 10
-        while not any(b.endswith(".incomplete") for b in c.blobs("org/tiny")) and time.monotonic() < until:
-            time.sleep(0.02)
+        processor.until(lambda: any(b.endswith(".incomplete") for b in c.blobs("org/tiny")))
         time.sleep(0.2)
         p.send_signal(signal.SIGINT)
-        err = p.communicate(timeout=20)[1]
+        err = processor.finish(p, 20)[1]
         check("Ctrl-C ends it", p.returncode == 130, (p.returncode, err))
         left = [b for b in c.blobs("org/tiny") if b.endswith(".incomplete")]
         check("... and leaves what came", len(left) == 1, c.blobs("org/tiny"))

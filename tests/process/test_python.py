@@ -11,6 +11,8 @@ import sys
 import tempfile
 import time
 
+import processor
+
 BIN = os.path.abspath(os.environ["HELM_BIN"])
 DEMO = os.path.abspath("tools/models/demo")
 PROMPT = "And it came to pass"
@@ -32,14 +34,14 @@ def refused(call, *words):
 
 
 def cli(endpoint, *arguments):
-    return subprocess.run([BIN + "/helm-cli", "--connect", endpoint, *arguments], capture_output=True, text=True,
+    return processor.run([BIN + "/helm-cli", "--connect", endpoint, *arguments], capture_output=True, text=True,
                           timeout=60, stdin=subprocess.DEVNULL)
 
 
 def wait_ready(daemon, endpoint):
     import helm_client
-    until = time.monotonic() + 60
-    while time.monotonic() < until and daemon.poll() is None:
+    until = processor.clock() + 60
+    while processor.clock() < until and daemon.poll() is None:
         try:
             with helm_client.Client(endpoint) as client:
                 if client.status().state == "ready":
@@ -97,10 +99,7 @@ def model_tests(folder, endpoint):
         stream = model.stream(PROMPT, max_tokens=400, ignore_eos=True)
         next(stream)
         stream.close()
-        until = time.monotonic() + 10
-        while client.list() and time.monotonic() < until:
-            time.sleep(0.02)
-        check("a stream that is left is cancelled", not client.list(), client.list())
+        check("a stream that is left is cancelled", processor.until(lambda: not client.list()), client.list())
     with Client(endpoint) as client, Model(client, folder + "/chat") as model:
         answer = model.chat([{"role": "user", "content": "Hi"}], max_tokens=8, template={"loud": True})
         check("a chat is answered", len(answer.tokens) == 8, answer)
@@ -125,8 +124,8 @@ async def async_tests(endpoint):
         async with contextlib.aclosing(model.stream(PROMPT, max_tokens=400, ignore_eos=True)) as stream:
             async for _ in stream:
                 break
-        until = time.monotonic() + 10
-        while await client.list() and time.monotonic() < until:
+        until = processor.clock() + 30
+        while await client.list() and processor.clock() < until:
             await asyncio.sleep(0.02)
         check("asyncio: a stream that is left is cancelled", not await client.list())
     async with AsyncClient("ipc://%s.nobody" % endpoint[len("ipc://"):], timeout_s=0.2) as client:
@@ -158,7 +157,7 @@ def main():
         asyncio.run(async_tests(endpoint))
     finally:
         daemon.terminate()
-        check("the daemon ends well", daemon.wait(30) == 0, open(folder + "/log").read())
+        check("the daemon ends well", processor.ended(daemon, 30) == 0, open(folder + "/log").read())
     shutil.rmtree(folder)
     print("%d passed, %d failed" % (counts[True], counts[False]))
     return 1 if counts[False] else 0

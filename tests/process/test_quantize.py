@@ -13,6 +13,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
 from helmd_harness import BIN, DEMO, PROFILE, Client, check, plan_json, run_tests, running, same, skip, SLOW  # noqa: E402
 
 MIXTURES = ["Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "IQ4_XS", "IQ4_NL", "MXFP4",
@@ -32,7 +33,7 @@ TEXT = "Once upon a time, there was a little girl. She said: \"I'll find 123 sto
 
 
 def quantize(*args):
-    run = subprocess.run([os.path.join(BIN, "helm-quantize"), *map(str, args)], capture_output=True, text=True, timeout=300)
+    run = processor.run([os.path.join(BIN, "helm-quantize"), *map(str, args)], capture_output=True, text=True, timeout=300)
     return run.returncode, run.stdout, run.stderr
 
 
