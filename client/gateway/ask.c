@@ -213,6 +213,30 @@ bool ask_take_tools(struct ask_reader *r, const json_t *value)
     return true;
 }
 
+bool ask_take_chat_tools(struct ask_reader *r, const json_t *value)
+{
+    size_t index;
+    json_t *tool;
+    if (!json_is_array(value)) return wrong_type(r, "a list");
+    json_decref(r->ask->made);
+    r->ask->made = json_array();
+    json_array_foreach(value, index, tool)
+    {
+        const char *type = json_string_value(json_object_get(tool, "type"));
+        json_t *function = json_object_get(tool, "function");
+        int rc = 0;
+        if (type && strcmp(type, "function") != 0)
+            ask_note_tool(r->ask, type);
+        else if (!type && json_is_object(function))
+            rc = json_array_append_new(r->ask->made,
+                                       json_pack("{s:s, s:O}", "type", "function", "function", function));
+        else
+            rc = json_array_append(r->ask->made, tool);
+        if (rc) return ask_out_of_memory(r);
+    }
+    return ask_take_tools(r, r->ask->made);
+}
+
 /* ---- prompts ---------------------------------------------------------------------------------------- */
 
 struct ask_prompt *ask_new_prompt(struct ask_reader *r)

@@ -92,7 +92,7 @@ struct ask {
     json_t *body;             /* what the texts below are borrowed from */
     struct json_numbers *numbers; /* of all that is parsed for it */
     json_t *extra;                /* chat_template_kwargs with how much is to be thought (ask_effort.c) */
-    json_t *made;    /* of ASK_RESPONSE, ASK_MESSAGE: tools as chats have them, which `tools` is then */
+    json_t *made;    /* tools as chats have them, without those that are no functions: what `tools` is */
     json_t *spaces;  /* of ASK_RESPONSE: {a function's name: {"namespace", "name"}} of those in namespaces */
     json_t *echo;    /* of ASK_RESPONSE: what the answer says of the request, an object with members */
     char *echo_text; /* that as JSON: it is long, and a stream says it three times */
@@ -229,6 +229,8 @@ bool ask_take_repetition(struct ask_reader *reader, const json_t *value);
 bool ask_take_presence(struct ask_reader *reader, const json_t *value);
 bool ask_take_frequency(struct ask_reader *reader, const json_t *value);
 bool ask_take_tools(struct ask_reader *reader, const json_t *value);
+/* A chat's, of which a type may be missing; those of other types are a service's own: left out, and named as ignored. */
+bool ask_take_chat_tools(struct ask_reader *reader, const json_t *value);
 bool ask_take_max_tokens(struct ask_reader *reader, const json_t *value); /* -1: as many as fit */
 
 /* ask_effort.c: a level by its name; true or a level (Ollama). */

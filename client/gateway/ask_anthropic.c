@@ -71,7 +71,7 @@ static bool take_thought(struct turn *t, const json_t *block)
     return true;
 }
 
-/* Thinking that only its service can read. */
+/* Thinking that only its service can read, and tools that ran there. */
 static bool take_nothing(struct turn *t, const json_t *block)
 {
     ask_note_ignored(t->reader->ask, json_string_value(json_object_get(block, "type")));
@@ -112,6 +112,22 @@ static bool join_texts(struct turn *t, const json_t *content, struct cli_text *t
     return true;
 }
 
+/* A document, or a result of a search: its texts. */
+static bool take_document(struct turn *t, const json_t *block)
+{
+    const json_t *source = json_object_get(block, "source"), *title = json_object_get(block, "title");
+    const json_t *data = json_object_get(source, "data"), *content = json_object_get(source, "content");
+    const char *type = json_string_value(json_object_get(source, "type"));
+    if (json_is_string(title)) add_line(&t->text, title, true);
+    if (json_is_string(source)) return join_texts(t, json_object_get(block, "content"), &t->text);
+    if (type && strcmp(type, "content") == 0) return join_texts(t, content, &t->text);
+    if (!type || strcmp(type, "text") != 0 || !json_is_string(data))
+        return refuse_block(t, "unsupported_value",
+                            "has a document that is no text; HELM's models read texts");
+    add_line(&t->text, data, true);
+    return true;
+}
+
 static bool take_result(struct turn *t, const json_t *block)
 {
     json_t *id = json_object_get(block, "tool_use_id");
@@ -139,16 +155,25 @@ static bool take_block(struct turn *t, const json_t *block)
     } rows[] = {{"text", NULL, take_text},
                 {"thinking", "assistant", take_thought},
                 {"redacted_thinking", "assistant", take_nothing},
+                {"server_tool_use", "assistant", take_nothing},
+                {"mcp_tool_use", "assistant", take_nothing},
                 {"tool_use", "assistant", take_call},
-                {"tool_result", "user", take_result}};
+                {"tool_result", "user", take_result},
+                {"document", "user", take_document},
+                {"search_result", "user", take_document}};
+    static const char result[] = "_tool_result"; /* of a tool that ran at Anthropic */
     const char *type = json_string_value(json_object_get(block, "type"));
     for (size_t i = 0; type && i < sizeof rows / sizeof *rows; i++)
         if (strcmp(type, rows[i].type) == 0 && (!rows[i].role || strcmp(rows[i].role, t->role) == 0))
             return rows[i].take(t, block);
+    const size_t bytes = type ? strlen(type) : 0;
+    if (bytes >= sizeof result && strcmp(type + bytes - strlen(result), result) == 0 &&
+        strcmp(t->role, "assistant") == 0)
+        return take_nothing(t, block);
     return refuse_block(
         t, "unsupported_value",
         "has a block of a type that HELM's gateway does not support in this role: text, thinking "
-        "and tool_use (assistant) and tool_result (user) are");
+        "and tool_use (assistant), tool_result, document and search_result (user) are");
 }
 
 static bool take_turn(struct turn *t, const json_t *message)

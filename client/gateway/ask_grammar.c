@@ -88,14 +88,15 @@ bool ask_take_format(struct ask_reader *r, const json_t *value)
 
 bool ask_take_tool_choice(struct ask_reader *r, const json_t *value)
 {
-    const char *text = json_string_value(value);
+    /* a word, or an object with it as its type; "any" is Mistral's and Anthropic's for "required" */
+    const char *type = json_string_value(json_is_object(value) ? json_object_get(value, "type") : value);
     const json_t *name = json_object_get(json_object_get(value, "function"), "name");
-    const char *type = json_string_value(json_object_get(value, "type"));
-    if (text && strcmp(text, "auto") == 0) return true;
-    r->has_choice_none = text && strcmp(text, "none") == 0;
-    r->forces_call = text && strcmp(text, "required") == 0;
+    if (type && strcmp(type, "auto") == 0) return true;
+    r->has_choice_none = type && strcmp(type, "none") == 0;
+    r->forces_call = type && (strcmp(type, "required") == 0 || strcmp(type, "any") == 0);
     if (r->has_choice_none || r->forces_call) return true;
-    if (text || !type || strcmp(type, "function") != 0 || !json_is_string(name))
+    if (!name) name = json_object_get(value, "name"); /* as in Responses */
+    if (!type || strcmp(type, "function") != 0 || !json_is_string(name))
         return refuse(r->refusal, 400, "unsupported_value", "tool_choice",
                       "'tool_choice' is none of \"auto\", \"none\", \"required\" and {\"type\": "
                       "\"function\", \"function\": "

@@ -35,98 +35,7 @@ static bool set(const struct message *m, const char *key, json_t *value)
     return refuse_err(m->reader->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
 }
 
-/* ---- content ---------------------------------------------------------------------------------------- */
-
-static bool join_parts(const struct message *m, const json_t *parts, json_t **joined)
-{
-    struct cli_text text = {0};
-    size_t index;
-    const json_t *part;
-    bool good = true;
-    cli_text_add(&text, "", 0);
-    json_array_foreach(parts, index, part)
-    {
-        const char *type = json_string_value(json_object_get(part, "type"));
-        const json_t *piece = json_object_get(part, "text");
-        if (!type || strcmp(type, "text") != 0 || !json_is_string(piece)) {
-            good = refuse_message(
-                m, "unsupported_value", "content",
-                "part %zu is '%.40s'; HELM's models read texts ({\"type\": \"text\", \"text\": ...})", index,
-                type ? type : "not an object with a type");
-            break;
-        }
-        cli_text_add(&text, json_string_value(piece), json_string_length(piece));
-    }
-    if (good && text.failed)
-        good = refuse_err(m->reader->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
-    *joined = good ? json_stringn(text.data, text.length) : NULL;
-    cli_text_free(&text);
-    return good;
-}
-
-static bool take_content(const struct message *m, const json_t *value, bool may_lack)
-{
-    json_t *joined = NULL;
-    if (json_is_string(value)) return set(m, "content", json_incref((json_t *)value));
-    if (json_is_array(value)) return join_parts(m, value, &joined) && set(m, "content", joined);
-    if (value && !json_is_null(value))
-        return refuse_message(m, "invalid_type", "content", "not a text, a list of parts or null");
-    if (may_lack) return set(m, "content", json_string(""));
-    return refuse_message(m, "missing_parameter", "content", "missing");
-}
-
-/* ---- calls of tools --------------------------------------------------------------------------------- */
-
-/* OpenAI has arguments as JSON text, Ollama as an object; templates want the object. */
-static json_t *arguments_object(struct ask *ask, const json_t *value)
-{
-    json_t *parsed = NULL;
-    struct helm_err err = {0};
-    if (!json_is_string(value)) return json_incref((json_t *)value);
-    if (json_string_length(value) == 0 || strcmp(json_string_value(value), "null") == 0) return json_object();
-    if (json_parse_numbers("arguments", json_string_value(value), json_string_length(value),
-                           json_string_length(value), &ask->numbers, &parsed, &err) < 0)
-        return json_incref((json_t *)value); /* what a model wrote wrongly is shown to it as it was */
-    return parsed;
-}
-
-static bool add_call(const struct message *m, const json_t *call, json_t *list)
-{
-    const json_t *function = json_object_get(call, "function");
-    const json_t *name = json_object_get(function, "name"),
-                 *arguments = json_object_get(function, "arguments");
-    const json_t *id = json_object_get(call, "id");
-    if (json_is_null(arguments)) arguments = NULL;
-    if (!json_is_string(name) || (arguments && !json_is_string(arguments) && !json_is_object(arguments)) ||
-        (id && !json_is_string(id)))
-        return refuse_message(
-            m, "invalid_value", "tool_calls",
-            "not a list of {\"id\", \"type\": \"function\", \"function\": {\"name\", \"arguments\"}}");
-    json_t *to = json_pack("{s:s, s:{s:O, s:o}}", "type", "function", "function", "name", name, "arguments",
-                           arguments ? arguments_object(m->reader->ask, arguments) : json_object());
-    if (to && id) json_object_set(to, "id", (json_t *)id);
-    if (json_array_append_new(list, to) == 0) return true;
-    return refuse_err(m->reader->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
-}
-
-static bool take_calls(const struct message *m, const json_t *value)
-{
-    size_t index;
-    const json_t *call;
-    if (!json_is_array(value)) return refuse_message(m, "invalid_type", "tool_calls", "not a list");
-    if (json_array_size(value) == 0) return true;
-    json_t *list = json_array();
-    if (!set(m, "tool_calls", list)) return false;
-    json_array_foreach(value, index, call) if (!add_call(m, call, list)) return false;
-    return true;
-}
-
-/* ---- messages --------------------------------------------------------------------------------------- */
-
-static bool is_empty(const json_t *value)
-{
-    return json_is_null(value) || (json_is_array(value) && json_array_size(value) == 0);
-}
+/* ---- reasoning --------------------------------------------------------------------------------------- */
 
 /* The texts of OpenRouter's reasoning_details; what is encrypted or of another kind has none. */
 static json_t *join_details(const json_t *list)
@@ -168,6 +77,115 @@ static bool take_thought(const struct message *m, const char *key, const json_t 
         return false;
     }
     return set(m, common, text);
+}
+
+/* ---- content ---------------------------------------------------------------------------------------- */
+
+/* The text of a part. A refusal is what the model said; input_text and output_text are Responses' names. */
+static const json_t *part_text(const json_t *part)
+{
+    static const char *const types[] = {"text", "input_text", "output_text", "refusal"};
+    const char *type = json_string_value(json_object_get(part, "type"));
+    for (size_t i = 0; type && i < sizeof types / sizeof *types; i++)
+        if (strcmp(type, types[i]) == 0)
+            return json_object_get(part, strcmp(type, "refusal") == 0 ? "refusal" : "text");
+    return NULL;
+}
+
+static bool join_parts(const struct message *m, const json_t *parts, json_t **joined)
+{
+    struct cli_text text = {0};
+    size_t index;
+    const json_t *part;
+    bool good = true;
+    cli_text_add(&text, "", 0);
+    json_array_foreach(parts, index, part)
+    {
+        const char *type = json_string_value(json_object_get(part, "type"));
+        const json_t *piece = part_text(part), *thought = json_object_get(part, "thinking");
+        if (json_is_string(piece)) {
+            cli_text_add(&text, json_string_value(piece), json_string_length(piece));
+            continue;
+        }
+        good =
+            type && strcmp(type, "thinking") == 0 && thought
+                ? take_thought(m, json_is_array(thought) ? "reasoning_details" : type, thought)
+                : refuse_message(
+                      m, "unsupported_value", "content",
+                      "part %zu is '%.40s'; HELM's models read texts ({\"type\": \"text\", \"text\": ...})",
+                      index, type ? type : "not an object with a type");
+        if (!good) break;
+    }
+    if (good && text.failed)
+        good = refuse_err(m->reader->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
+    *joined = good ? json_stringn(text.data, text.length) : NULL;
+    cli_text_free(&text);
+    return good;
+}
+
+static bool take_content(const struct message *m, const json_t *value, bool may_lack)
+{
+    json_t *joined = NULL;
+    if (json_is_string(value)) return set(m, "content", json_incref((json_t *)value));
+    if (json_is_array(value)) return join_parts(m, value, &joined) && set(m, "content", joined);
+    if (value && !json_is_null(value))
+        return refuse_message(m, "invalid_type", "content", "not a text, a list of parts or null");
+    if (may_lack) return set(m, "content", json_string(""));
+    return refuse_message(m, "missing_parameter", "content", "missing");
+}
+
+/* ---- calls of tools --------------------------------------------------------------------------------- */
+
+/* OpenAI has arguments as JSON text, Ollama as an object; templates want the object. */
+static json_t *arguments_object(struct ask *ask, const json_t *value)
+{
+    json_t *parsed = NULL;
+    struct helm_err err = {0};
+    if (!json_is_string(value)) return json_incref((json_t *)value);
+    if (json_string_length(value) == 0 || strcmp(json_string_value(value), "null") == 0) return json_object();
+    if (json_parse_numbers("arguments", json_string_value(value), json_string_length(value),
+                           json_string_length(value), &ask->numbers, &parsed, &err) < 0)
+        return json_incref((json_t *)value); /* what a model wrote wrongly is shown to it as it was */
+    return parsed;
+}
+
+static bool add_call(const struct message *m, const json_t *call, json_t *list)
+{
+    const json_t *function = json_object_get(call, "function");
+    const json_t *name = json_object_get(function, "name"),
+                 *arguments = json_object_get(function, "arguments");
+    const json_t *id = json_object_get(call, "id");
+    if (json_is_null(arguments)) arguments = NULL;
+    if (json_is_null(id)) id = NULL;
+    if (!json_is_string(name) || (arguments && !json_is_string(arguments) && !json_is_object(arguments)) ||
+        (id && !json_is_string(id)))
+        return refuse_message(
+            m, "invalid_value", "tool_calls",
+            "not a list of {\"id\", \"type\": \"function\", \"function\": {\"name\", \"arguments\"}}");
+    json_t *to = json_pack("{s:s, s:{s:O, s:o}}", "type", "function", "function", "name", name, "arguments",
+                           arguments ? arguments_object(m->reader->ask, arguments) : json_object());
+    if (to && id) json_object_set(to, "id", (json_t *)id);
+    if (json_array_append_new(list, to) == 0) return true;
+    return refuse_err(m->reader->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
+}
+
+static bool take_calls(const struct message *m, const json_t *value)
+{
+    size_t index;
+    const json_t *call;
+    if (!json_is_array(value)) return refuse_message(m, "invalid_type", "tool_calls", "not a list");
+    if (json_array_size(value) == 0) return true;
+    json_t *list = json_array();
+    if (!set(m, "tool_calls", list)) return false;
+    json_array_foreach(value, index, call) if (!add_call(m, call, list)) return false;
+    return true;
+}
+
+/* ---- messages --------------------------------------------------------------------------------------- */
+
+static bool is_empty(const json_t *value)
+{
+    return json_is_null(value) || (json_is_array(value) && json_array_size(value) == 0);
 }
 
 static bool take_member(const struct message *m, const char *key, const json_t *value)

@@ -95,7 +95,7 @@ const struct ask_field ask_ollama_fields[] = {
     {"raw", ASK_OLLAMA_GENERATE, take_raw},
     {"stream", OLLAMA, take_stream},
     {"options", OLLAMA, take_options},
-    {"tools", ASK_OLLAMA_CHAT, ask_take_tools},
+    {"tools", ASK_OLLAMA_CHAT, ask_take_chat_tools},
     {"think", OLLAMA, ask_take_think},
     {"format", OLLAMA, ask_take_format},
     {"logprobs", OLLAMA, take_logprobs},

@@ -113,7 +113,7 @@ const struct ask_field ask_openai_fields[] = {
     {"logit_bias", BOTH, take_logit_bias},
     {"logprobs", BOTH, take_logprobs},
     {"top_logprobs", CHATS, take_top_logprobs},
-    {"tools", CHATS, ask_take_tools},
+    {"tools", CHATS, ask_take_chat_tools},
     {"tool_choice", CHATS, ask_take_tool_choice},
     {"parallel_tool_calls", CHATS, ask_take_parallel},
     {"response_format", CHATS, ask_take_response_format},

@@ -45,8 +45,9 @@ static json_t *content_of(const struct items *s, const json_t *value, const char
     json_array_foreach(value, index, part)
     {
         const char *type = json_string_value(json_object_get(part, "type"));
-        const json_t *text = json_object_get(part, "text");
-        if (!type || !strstr(types, type) || !json_is_string(text)) {
+        const bool refusal = type && strcmp(type, "refusal") == 0; /* what the model said instead */
+        const json_t *text = json_object_get(part, refusal ? "refusal" : "text");
+        if (!type || !(refusal || strstr(types, type)) || !json_is_string(text)) {
             refuse_item(s, "unsupported_value", "has a part that is no text; HELM's models read texts");
             json_decref(list);
             return NULL;
@@ -115,6 +116,20 @@ static bool take_call(struct items *s, const json_t *item)
     return json_array_append_new(calls, call) == 0 || ask_out_of_memory(s->reader);
 }
 
+/* A call of a tool that is no function: to the model it was a call with one text. */
+static bool take_custom(struct items *s, const json_t *item)
+{
+    json_t *input = json_pack("{s:O?}", "input", json_object_get(item, "input"));
+    char *arguments = json_dumps(input, JSON_COMPACT);
+    json_t *call = json_deep_copy(item);
+    json_object_set_new(call, "arguments", json_string(arguments ? arguments : ""));
+    const bool good = take_call(s, call);
+    json_decref(call);
+    json_decref(input);
+    free(arguments);
+    return good;
+}
+
 static bool take_output(struct items *s, const json_t *item)
 {
     const json_t *id = json_object_get(item, "call_id");
@@ -148,7 +163,17 @@ static bool take_item(struct items *s, const json_t *item)
                 {"function_call", take_call,
                  "|type|call_id|name|arguments|id|status|parsed_arguments|namespace|"},
                 {"function_call_output", take_output, "|type|call_id|output|id|status|"},
+                {"custom_tool_call", take_custom, "|type|call_id|name|input|id|status|namespace|"},
+                {"custom_tool_call_output", take_output, "|type|call_id|output|id|status|name|"},
                 {"reasoning", take_reasoning, "|type|content|id|status|summary|encrypted_content|"}};
+    /* what a service did or keeps for itself: not shown to the model */
+    static const char services[] =
+        "|web_search_call|file_search_call|code_interpreter_call|image_generation_call|computer_call|"
+        "computer_call_output|local_shell_call|local_shell_call_output|shell_call|shell_call_output|"
+        "apply_patch_call|apply_patch_call_output|mcp_call|mcp_list_tools|mcp_approval_request|"
+        "mcp_approval_response|tool_search_call|tool_search_output|compaction|compaction_summary|"
+        "compaction_trigger|ghost_snapshot|";
+    char own[64];
     const json_t *named = json_object_get(item, "type");
     const char *type = named ? json_string_value(named) : "message", *key;
     json_t *value;
@@ -163,9 +188,16 @@ static bool take_item(struct items *s, const json_t *item)
         }
         return rows[i].take(s, item);
     }
+    snprintf(own, sizeof own, "|%.48s|", type ? type : "");
+    if (type && strstr(services, own)) {
+        char name[64];
+        snprintf(name, sizeof name, "input.%.48s", type);
+        ask_note_ignored(s->reader->ask, name);
+        return true;
+    }
     return refuse_item(s, "unsupported_value",
                        "is of a type that HELM's gateway does not support: message, function_call, "
-                       "function_call_output and reasoning are");
+                       "custom_tool_call, their outputs and reasoning are");
 }
 
 /* `before`: the items of an earlier conversation. */
@@ -329,17 +361,6 @@ static bool take_tools(struct ask_reader *r, const json_t *value)
     }
     return ask_take_tools(r, r->ask->made);
 }
-static bool take_tool_choice(struct ask_reader *r, const json_t *value)
-{
-    const json_t *name = json_object_get(value, "name");
-    if (!json_is_string(name)) return ask_take_tool_choice(r, value);
-    json_t *chat =
-        json_pack("{s:O?, s:{s:O}}", "type", json_object_get(value, "type"), "function", "name", name);
-    const bool good = ask_take_tool_choice(r, chat);
-    json_decref(chat); /* the name lives on in the body */
-    return good;
-}
-
 const struct ask_field ask_response_fields[] = {
     {"model", ASK_RESPONSE, ask_take_model},
     {"input", ASK_RESPONSE, take_input},
@@ -355,7 +376,7 @@ const struct ask_field ask_response_fields[] = {
     {"top_logprobs", ASK_RESPONSE, take_top_logprobs},
     {"text", ASK_RESPONSE, take_text},
     {"tools", ASK_RESPONSE, take_tools},
-    {"tool_choice", ASK_RESPONSE, take_tool_choice},
+    {"tool_choice", ASK_RESPONSE, ask_take_tool_choice},
     {"parallel_tool_calls", ASK_RESPONSE, ask_take_parallel},
     {"reasoning", ASK_RESPONSE, ask_take_reasoning},
     {"user", ASK_RESPONSE, ask_take_user},

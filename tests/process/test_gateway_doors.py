@@ -244,6 +244,56 @@ def number_tests(stage):
             check("... when a conversation goes on", wanted[3] in stage.prompt(), stage.prompt())
 
 
+# ---- what clients bring from other services ------------------------------------------------------------
+
+def stranger_tests(stage):
+    """Parts, tools and items that a conversation with another service left behind: shown as text, as calls, or left out and named."""
+    g, daemon = stage.gateway, stage.daemon
+    daemon.say("It rains.")
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
+
+    def seen(path, body, *wanted, ignored=""):
+        a = g.post(path, {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 4, **body})
+        prompt = stage.prompt() if a.status == 200 else ""
+        check("%s takes %s" % (path, json.dumps(body)[:70]), a.status == 200 and all(w in prompt for w in wanted) and a.headers.get("x-helm-ignored", "") == ignored, (a.headers, a.body, prompt))
+
+    def between(content, role="assistant"):
+        return {"messages": [HELLO[0], {"role": role, "content": content}, HELLO[0]]}
+
+    chat, responses, messages = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+    seen(chat, between([{"type": "refusal", "refusal": "I will not."}]), "I will not.")
+    seen(chat, between([{"type": "output_text", "text": "It snows."}]), "It snows.")
+    seen(chat, between([{"type": "input_text", "text": "And now?"}], "user"), "And now?")
+    seen(chat, between([{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "It snows."}]), "It snows.")
+    seen(chat, between([{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}, {"type": "text", "text": "It snows."}]), "It snows.")
+    seen(chat, {"messages": HELLO, "tools": [tool, {"type": "web_search"}, {"type": "builtin_function", "function": {"name": "$web_search"}}]}, "get_weather", ignored="tools.web_search, tools.builtin_function")
+    seen(chat, {"messages": HELLO, "tools": [{"function": tool["function"]}]}, "get_weather")
+    seen(chat, {"messages": HELLO, "tools": [tool], "tool_choice": {"type": "auto"}}, "get_weather")
+    seen(chat, {"messages": [HELLO[0], {"role": "assistant", "content": None, "tool_calls": [{"id": None, "type": "function", "function": {"name": "f", "arguments": "{}"}}]}, {"role": "tool", "content": "rain"}]}, '"name": "f"', "rain")
+    seen(chat, {"messages": [{"role": "user", "content": "Hello", "timestamp": 1, "createdAt": "x"}]}, ignored="messages.timestamp, messages.createdAt")
+    seen(messages, between([{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+                            {"type": "text", "text": "It snows.", "citations": []}]), "It snows.", ignored="server_tool_use, web_search_tool_result")
+    seen(messages, between([{"type": "document", "title": "Notes", "source": {"type": "text", "media_type": "text/plain", "data": "Snow fell."}}], "user"), "Notes\nSnow fell.")
+    seen(messages, between([{"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Snow fell."}]}}], "user"), "Snow fell.")
+    seen(messages, between([{"type": "search_result", "source": "x", "title": "Notes", "content": [{"type": "text", "text": "Snow fell."}]}], "user"), "Notes\nSnow fell.")
+    ask = {"role": "user", "content": "Hello"}
+    seen(responses, {"input": [ask, {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]}, ask]}, "I will not.")
+    seen(responses, {"input": [ask, {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": 'a "patch"'}, {"type": "custom_tool_call_output", "call_id": "c", "output": "applied"}]},
+         '{"name": "apply_patch", "arguments": {"input": "a \\"patch\\""}}', "applied")
+    seen(responses, {"input": [ask, {"type": "web_search_call", "id": "w", "status": "completed"}, {"type": "local_shell_call", "call_id": "c", "action": {}}, ask]}, ignored="input.web_search_call, input.local_shell_call")
+    for choice in ("required", "any", {"type": "any"}, {"type": "function", "function": {"name": "get_weather"}}, {"type": "function", "name": "get_weather"}):
+        daemon.say(CALL)
+        a = g.post(chat, {"messages": HELLO, "tools": [tool], "tool_choice": choice})
+        check("tool_choice %s forces a call" % (choice,), a.status == 200 and a.json["choices"][0]["finish_reason"] == "tool_calls", a.body)
+        daemon.say("It rains.")
+        check("... and nothing else", g.post(chat, {"messages": HELLO, "tools": [tool], "tool_choice": choice}).status == 500)
+    for path, body in ((chat, between([{"type": "video", "video": "x"}], "user")), (chat, {"messages": HELLO, "tools": [{"name": "f"}]}), (chat, {"messages": HELLO, "tools": [tool], "tool_choice": {"type": "hosted"}}),
+                       (chat, between([{"type": "thinking", "thinking": 3}])), (chat, {"messages": [{**HELLO[0], "prefix": True}]}), (messages, between([{"type": "document", "source": {"type": "base64", "data": "x"}}], "user")),
+                       (messages, between([{"type": "server_tool_use"}], "user")), (responses, {"input": [ask, {"type": "custom_tool_call", "name": "f", "input": "x"}]}), (responses, {"input": [{"type": "video_call"}]})):
+        a = g.post(path, {"max_output_tokens" if path == responses else "max_tokens": 4, **body})
+        check("%s refuses %s" % (path, json.dumps(body)[-90:]), a.status == 400, a.body)
+
+
 # ---- members that nothing reads -----------------------------------------------------------------------
 
 def member_tests(stage):
@@ -254,14 +304,14 @@ def member_tests(stage):
               "/api/chat": {"messages": HELLO, "stream": False}, "/api/generate": {"prompt": "Hello", "stream": False}}
     hints = {"metadata": ({"a": "b"}, (chat, responses, messages, "/v1/completions")), "store": (True, (chat,)), "prompt_cache_retention": ("24h", (chat, responses)),
              "service_tier": ("flex", (chat, responses, messages)), "safety_identifier": ("x", (chat, responses)), "verbosity": ("low", (chat,)),
-             "prediction": ({}, (chat,)), "cache_prompt": (False, (chat,)), "context_management": ({"edits": []}, (messages,))}
+             "prediction": ({}, (chat,)), "transforms": (["middle-out"], (chat,)), "models": (["a"], (chat,)), "keep_alive": ("5m", (chat,)), "cache_prompt": (False, (chat,)), "context_management": ({"edits": []}, (messages,))}
     for name, (value, paths) in hints.items():
         for path in paths:
             a = g.post(path, {**bodies[path], name: value})
             check("%s: %s is taken and named" % (path, name), a.status == 200 and a.headers.get("x-helm-ignored") == name, (a.headers, a.body))
     for path, body in ((chat, {"store": False}), (chat, {"metadata": None}), (responses, {"text": {"verbosity": "medium"}}), (chat, {"n": 1, "user": "x"}),
                        (chat, {"mirostat": 0, "typical_p": 1.0, "min_tokens": 0}), (chat, {"best_of": 1, "echo": False, "stop_token_ids": [], "detokenize": True, "guided_choice": None}),
-                       (chat, {"prompt_logprobs": None, "return_token_ids": False, "include_reasoning": True}), (chat, {"max_tokens": -1}), (responses, {"max_output_tokens": -1}),
+                       (chat, {"prompt_logprobs": None, "return_token_ids": False, "include_reasoning": True}), (chat, {"max_tokens": -1}), (chat, {"lora": [], "parse_tool_calls": True, "documents": None, "chat_template": None, "repeat_last_n": 64, "top_a": 0}), (responses, {"max_output_tokens": -1}),
                        ("/v1/completions", {"best_of": 1, "max_tokens": -1}), (messages, {"mcp_servers": [], "service_tier": "auto"})):
         a = g.post(path, {**bodies[path], **body})
         check("%s: %s means what happens anyway" % (path, body), a.status == 200 and "x-helm-ignored" not in a.headers, (a.headers, a.body))
@@ -365,6 +415,7 @@ def main():
         key_tests(stage)
         codex_tests(stage)
         number_tests(stage)
+        stranger_tests(stage)
         member_tests(stage)
         page_tests(stage)
         path_tests(stage)
