@@ -19,7 +19,7 @@ uint32_t snapshots_prompt_every(const struct plan *plan, uint32_t page_tokens)
 int snapshots_init(struct snapshots *all, const struct plan *plan, uint32_t page_tokens, struct helm_err *err)
 {
     uint32_t buckets = 1;
-    *all = (struct snapshots){.on = plan_has_fixed(plan), .count = plan->state_snapshots};
+    *all = (struct snapshots){.on = plan_has_fixed(plan), .count = plan->state_snapshots, .clock = 1};
     all->chooses = all->on || plan->window_page_count;
     all->page_tokens = page_tokens;
     all->prompt_every = snapshots_prompt_every(plan, page_tokens);
@@ -105,12 +105,22 @@ static void unpin(struct snapshots *all, uint32_t snapshot)
     s->pins--;
 }
 
-/* It and all in front of it were used just now. */
+/* It and all in front of it are used now. */
 static void touch(struct snapshots *all, uint32_t snapshot)
 {
-    all->clock++;
-    for (; snapshot != STATE_NO_SNAPSHOT; snapshot = snapshots_find(all, at(all, snapshot)->before))
-        at(all, snapshot)->used = all->clock;
+    for (uint32_t newer = 0; snapshot != STATE_NO_SNAPSHOT; newer++) {
+        struct snapshot *s = at(all, snapshot);
+        s->used = all->clock;
+        s->newer = newer;
+        snapshot = snapshots_find(all, s->before);
+    }
+}
+
+/* Its conversation was used after it, and went on from the one in front of it. */
+static bool is_passed_by(const struct snapshots *all, const struct snapshot *s)
+{
+    const uint32_t before = snapshots_find(all, s->before);
+    return before != STATE_NO_SNAPSHOT && at(all, before)->used > s->used;
 }
 
 /* How useful it is (snapshots.h); 0: it is free. */
@@ -118,14 +128,26 @@ static uint32_t rank_of(const struct snapshots *all, const struct snapshot *s)
 {
     if (!s->used) return 0;
     if (all->clock - s->used > all->count) return 1;
-    return s->longer && !s->begun ? 1 + s->marked : 3;
+    if (!s->marked && (s->longer || is_passed_by(all, s))) return 1;
+    if (!s->longer) return 3;
+    return s->newer < SNAPSHOTS_NEWEST ? 3 : 2;
+}
+
+/* Tokens that a sequence need not compute which begins with it, and not with the one in front of it. */
+static uint32_t saves(const struct snapshots *all, const struct snapshot *s)
+{
+    const uint32_t before = snapshots_find(all, s->before);
+    return before == STATE_NO_SNAPSHOT ? s->end : s->end - at(all, before)->end;
 }
 
 static bool goes_sooner(const struct snapshots *all, const struct snapshot *a, const struct snapshot *b)
 {
     const uint32_t rank_a = rank_of(all, a), rank_b = rank_of(all, b);
     if (rank_a != rank_b) return rank_a < rank_b;
-    return a->used != b->used ? a->used < b->used : a->end < b->end;
+    if (a->used != b->used) return a->used < b->used;
+    if (!a->longer != !b->longer) return a->longer;
+    const uint32_t by_a = saves(all, a), by_b = saves(all, b);
+    return by_a != by_b ? by_a < by_b : a->end < b->end;
 }
 
 uint32_t snapshots_take_empty(struct snapshots *all)
@@ -160,6 +182,7 @@ static uint32_t enter(struct snapshots *all, uint32_t snapshot, uint64_t number,
 
 void snapshots_make_known(struct snapshots *all, uint32_t snapshot, uint64_t number, uint32_t end)
 {
+    all->clock++;
     touch(all, enter(all, snapshot, number, end));
 }
 
@@ -175,8 +198,9 @@ void snapshots_begin(struct snapshots *all, struct sequence *seq, uint32_t snaps
 {
     snapshots_leave(all, seq);
     at(all, snapshot)->pins++;
+    all->clock++;
     touch(all, snapshot);
-    at(all, snapshot)->begun = true;
+    at(all, snapshot)->marked = true;
     all->hits += !seq->again;
     seq->state_from = snapshot;
     seq->state_at = at(all, snapshot)->end;
@@ -333,6 +357,7 @@ static void leave(struct snapshots *all, struct sequence *seq, uint32_t snapshot
     const uint32_t left = enter(all, snapshot, state.page, state.end);
     follow(all, seq, left);
     at(all, left)->marked |= is_marked(all, seq, state.end);
+    all->clock += state.end <= seq->prompt_count; /* a long answer alone makes no others old */
     touch(all, left);
     seq->state_before = state.page;
     replace_answers(all, seq, state.end);

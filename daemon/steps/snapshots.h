@@ -11,10 +11,12 @@
  *
  * A snapshot that a sequence leaves comes after the one that it began with or left last: the snapshots of a conversation are a
  * tree. A sequence that begins with one, or leaves one, uses all in front of it. If all are in use, one of the lowest rank gives
- * its place away, the one used longest ago, of those used together the shortest:
- *   1. at no mark, with a longer one after it; and any that was not used since as many snapshots as there are were;
- *   2. at a mark, or at a prompt's end, with a longer one after it;
- *   3. with none after it; and any that a sequence began with. */
+ * its place away, the one used longest ago, of those used together one with a longer one, of these the one that saves the fewest
+ * tokens compared with the one in front of it: so a long conversation's are thinned evenly:
+ *   1. at no mark, with a longer one after it, or after a conversation that went on without it; and any that was not used since as
+ *      many snapshots as there are were;
+ *   2. at a mark, at a prompt's end, or where a sequence began, with longer ones after it;
+ *   3. the same among the newest of its conversation (SNAPSHOTS_NEWEST); and any with none after it. */
 #ifndef HELM_DAEMON_STEPS_SNAPSHOTS_H
 #define HELM_DAEMON_STEPS_SNAPSHOTS_H
 
@@ -27,6 +29,7 @@
 #define SNAPSHOTS_ANSWER_TOKENS 32 /* an answer likewise, of which the newest stays */
 #define SNAPSHOTS_MARK_TOKENS   64 /* a mark nearer to the snapshot in front of it leaves none */
 #define SNAPSHOTS_MARKS_NEAR    4  /* the last marks; those in front are as far apart as a long prompt's */
+#define SNAPSHOTS_NEWEST        4  /* of a conversation, which its next turn is likely to begin with */
 
 struct snapshot {
     uint64_t number; /* of the page that ends there; 0: not known yet, or free */
@@ -34,8 +37,8 @@ struct snapshot {
     uint64_t used;   /* when it, or one after it, was known or begun with last; 0: free */
     uint32_t end;    /* its position */
     uint32_t longer; /* snapshots directly after it */
-    bool marked;     /* at a mark, or at the end of a prompt */
-    bool begun;      /* a sequence began with it */
+    uint32_t newer;  /* snapshots of its conversation after it, when that was used last */
+    bool marked;     /* at a mark, at the end of a prompt, or a sequence began with it */
     uint32_t pins;
     uint32_t next; /* in its bucket */
 };

@@ -513,6 +513,45 @@ static void what_sequences_begin_with_stays(void **state)
     rig_close(&r);
 }
 
+/* Computes what is left of a prompt, then an answer of so many tokens. */
+static void answer(struct rig *r, uint32_t i, uint32_t tokens)
+{
+    const uint32_t end = r->seq[i].token_count + tokens;
+    while (r->seq[i].token_count < end) {
+        assert_true(ring(r, i, CONTEXT));
+        done(r, i, true, true);
+    }
+}
+
+/* An agent's turn: each prompt goes on after the one before, and has what was answered in another form. There are more of them than
+ * snapshots. Each begins with the prompt before it, and later ones begin near where they part from all that. */
+static void a_long_conversation_is_thinned(void **state)
+{
+    (void)state;
+    enum { TURNS = 2 * SNAPSHOTS, EACH = 2 * PAGE };
+    struct rig r;
+    uint32_t tokens[CONTEXT], count = 2 * EACH;
+    assert_true(count + TURNS * EACH <= CONTEXT);
+    rig_open(&r);
+    r.snapshots.prompt_every = 128 * PAGE;
+    for (uint32_t t = 0; t < CONTEXT; t++) tokens[t] = t % 5;
+    for (uint32_t turn = 0; turn < TURNS; turn++, count += EACH) {
+        begin(&r, 1, tokens, count + 1);
+        (void)take(&r, 1);
+        if (turn) assert_int_equal(r.seq[1].cached, count - EACH);
+        answer(&r, 1, 3 * PAGE);
+        leave(&r, 1);
+    }
+    assert_true(snapshots_known(&r.snapshots) == SNAPSHOTS && r.snapshots.dropped > SNAPSHOTS);
+    for (uint32_t at = 2 * EACH; at < count;
+         at += EACH) { /* each would begin at most so far in front of it */
+        uint32_t near = at;
+        while (near && !has(&r, 1, near)) near -= PAGE;
+        assert_true(at - near <= 4 * EACH);
+    }
+    rig_close(&r);
+}
+
 static void a_failed_row_leaves_nothing(void **state)
 {
     (void)state;
@@ -573,6 +612,7 @@ int main(void)
         cmocka_unit_test(the_least_useful_goes_first),
         cmocka_unit_test(what_is_used_again_stays),
         cmocka_unit_test(what_sequences_begin_with_stays),
+        cmocka_unit_test(a_long_conversation_is_thinned),
         cmocka_unit_test(a_failed_row_leaves_nothing),
         cmocka_unit_test(without_fixed_states_nothing_changes),
     };
