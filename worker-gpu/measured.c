@@ -96,11 +96,8 @@ static int parse_request(struct measure_programs *p, const json_t *json, struct 
 
 static int read_model(const struct request *r, struct model *model, struct helm_err *err)
 {
-    bool derived = false;
-    int rc = model_read_headers(r->path, model, &derived, err);
-    if (rc) return rc;
-    if (mixture_named(r->weights)) mixture_lay(model, mixture_named(r->weights));
-    return model_sample(model, r->layer, r->layers, err);
+    const int rc = mixture_read_headers(r->path, r->weights, model, err);
+    return rc ? rc : model_sample(model, r->layer, r->layers, err);
 }
 
 /* ---- the engine ---- */

@@ -4,18 +4,14 @@
 #include <math.h>
 #include <string.h>
 
+#include "common/base/random.h"
+
 #define DIFFERENT   256 /* blocks, strewn over all that is filled */
 #define BLOCK_BYTES 256 /* of the largest, at most */
 #define BLOCK_MOST  256 /* values, likewise */
 /* What the largest value of a block may be. */
 #define LARGEST_LEAST 0x1p-10f
 #define LARGEST_MOST  0x1p-2f
-
-static uint64_t random_of(uint64_t *state)
-{
-    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
-    return *state;
-}
 
 static bool is_fit(enum tensor_format format, const void *block)
 {
@@ -37,8 +33,15 @@ void random_blocks_fill(enum tensor_format format, void *out, uint64_t bytes)
     uint64_t state = 88172645463325252u;
     unsigned char block[DIFFERENT][BLOCK_BYTES];
     for (int n = 0; n < DIFFERENT; n++) do {
-            for (uint64_t i = 0; i < size; i++) block[n][i] = (unsigned char)(random_of(&state) >> 32);
+            for (uint64_t i = 0; i < size; i++) block[n][i] = (unsigned char)(random_next(&state) >> 32);
         } while (!is_fit(format, block[n]));
     for (uint64_t at = 0; at + size <= bytes; at += size)
-        memcpy((char *)out + at, block[random_of(&state) >> 40 & (DIFFERENT - 1)], size);
+        memcpy((char *)out + at, block[random_next(&state) >> 40 & (DIFFERENT - 1)], size);
+}
+
+void random_numbers_fill(void *out, uint64_t bytes, uint64_t number)
+{
+    uint64_t state = RANDOM_SEED + number;
+    for (uint64_t i = 0; i < bytes / sizeof state; i++)
+        ((uint64_t *)out)[i] = (random_next(&state) & 0x81ff81ff81ff81ffu) | 0x3800380038003800u;
 }

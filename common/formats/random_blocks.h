@@ -10,5 +10,8 @@
 
 /* Fills `bytes`, whole blocks of a format that is not variable. Always the same for the same arguments. */
 void random_blocks_fill(enum tensor_format format, void *out, uint64_t bytes);
+/* The same of numbers of 16 bits, of either kind: of a size that no sum of products overflows or vanishes with. `number`: others
+ * for another part of the same weights. Whole words of 8 bytes, which `out` begins with. */
+void random_numbers_fill(void *out, uint64_t bytes, uint64_t number);
 
 #endif

@@ -225,3 +225,11 @@ void mixture_lay(struct model *model, const struct mixture *mixture)
     }
     model->laid = mixture;
 }
+
+int mixture_read_headers(const char *path, const char *name, struct model *model, struct helm_err *err)
+{
+    bool derived = false;
+    const int rc = model_read_headers(path, model, &derived, err);
+    if (!rc && mixture_named(name)) mixture_lay(model, mixture_named(name));
+    return rc;
+}

@@ -37,5 +37,8 @@ enum tensor_format mixture_format_at_load(const struct mixture *mixture, const s
  * from then on, and workers convert at load. */
 void mixture_lay_tensor(struct model *model, struct model_tensor *tensor, enum tensor_format format);
 void mixture_lay(struct model *model, const struct mixture *mixture);
+/* model_read_headers, and laid in the mixture of this name; "stored", or any other that is none: as it is. */
+HELM_MUST_CHECK int mixture_read_headers(const char *path, const char *name, struct model *model,
+                                         struct helm_err *err);
 
 #endif

@@ -15,6 +15,7 @@
 #include "common/base/args.h"
 #include "common/base/cpu.h"
 #include "common/base/units.h"
+#include "common/formats/random_blocks.h"
 #include "common/measure/stats.h"
 #include "common/cpu/kernels/linear.h"
 #include "common/cpu/kernels/probe.h"
@@ -83,12 +84,7 @@ static void fill(struct bench *b, unsigned index)
 {
     size_t first, last;
     share(b->weights_bytes / 8, 1 << 18, index, b->threads, &first, &last);
-    uint64_t state = 88172645463325252u + index;
-    for (size_t i = first; i < last; i++) {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-        /* Exponents near one in all formats: no infinities, no subnormals. */
-        ((uint64_t *)(void *)b->weights)[i] = (state & 0x81ff81ff81ff81ffu) | 0x3800380038003800u;
-    }
+    random_numbers_fill(b->weights + first * 8, (last - first) * 8, index);
 }
 
 /* Multiplies by this thread's part of copy `copy` of the weights. */

@@ -16,6 +16,7 @@
 #include "common/base/cgroup.h"
 #include "common/base/cpu.h"
 #include "common/base/units.h"
+#include "common/formats/random_blocks.h"
 #include "tools/profile/profile_tool.h"
 #include "common/cpu/pin.h"
 
@@ -111,17 +112,12 @@ struct fill {
     uint64_t bytes;
 };
 
-/* Numbers that no sum of products overflows or vanishes with. */
 static void fill_chunk(void *ctx, uint32_t chunk, uint32_t thread)
 {
     const struct fill *f = ctx;
-    uint64_t at = (uint64_t)chunk * FILL_BYTES, state = 88172645463325252u + chunk;
-    uint64_t end = at + FILL_BYTES < f->bytes ? at + FILL_BYTES : f->bytes;
+    const uint64_t at = (uint64_t)chunk * FILL_BYTES;
     (void)thread;
-    for (; at + 8 <= end; at += 8) {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-        *(uint64_t *)(void *)(f->at + at) = (state & 0x81ff81ff81ff81ffu) | 0x3800380038003800u;
-    }
+    random_numbers_fill(f->at + at, f->bytes - at < FILL_BYTES ? f->bytes - at : FILL_BYTES, chunk);
 }
 
 /* The holes were read as zeros, which some processors multiply with less power. */

@@ -11,6 +11,7 @@
 
 #include "common/plan/placement.h"
 #include "common/formats/packed.h"
+#include "common/base/random.h"
 #include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
 
@@ -50,16 +51,10 @@ struct profile_packed {
 
 /* ---- groups ---- */
 
-static uint64_t random_of(uint64_t *state)
-{
-    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
-    return *state;
-}
-
 /* About normal: the sum of four that are even. Near 0, where exponents are many, such a sum is as dense. */
 static uint16_t weight_of(uint64_t *state)
 {
-    uint64_t bits = random_of(state);
+    uint64_t bits = random_next(state);
     double sum = 0;
     uint32_t word;
     for (int i = 0; i < 4; i++) sum += (double)(bits >> (16 * i) & 0xffff) / 65536 - 0.5;
@@ -76,7 +71,7 @@ static int no_memory(struct helm_err *err)
 static int make_shape(struct shape *shape, uint32_t cols, struct helm_err *err)
 {
     const uint32_t values = PACKED_ROWS * cols;
-    uint64_t state = 88172645463325252u + cols;
+    uint64_t state = RANDOM_SEED + cols;
     uint16_t *value = malloc(values * sizeof *value);
     int rc = value ? 0 : no_memory(err);
     shape->cols = cols;

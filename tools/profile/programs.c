@@ -14,6 +14,7 @@
 #include "common/base/cpu.h"
 #include "common/base/load.h"
 #include "common/base/node.h"
+#include "common/base/random.h"
 #include "common/base/units.h"
 #include "common/model/arch.h"
 #include "common/model/sample.h"
@@ -117,12 +118,6 @@ static void note_kinds(struct measuring *m, const struct model *model)
     }
 }
 
-static uint64_t random_of(struct measuring *m)
-{
-    m->random ^= m->random << 13, m->random ^= m->random >> 7, m->random ^= m->random << 17;
-    return m->random;
-}
-
 /* Routers of ones would have all tokens choose the same experts. */
 static void fill_routers(struct measuring *m)
 {
@@ -132,7 +127,7 @@ static void fill_routers(struct measuring *m)
         float *at = w->vectors + w->vector_place[i].offset / sizeof *at;
         if (t->role != TENSOR_ROUTER) continue;
         for (uint64_t n = 0; n < t->rows * t->cols; n++)
-            at[n] = (float)(int32_t)(uint32_t)random_of(m) * 0x1p-36f;
+            at[n] = (float)(int32_t)(uint32_t)random_next(&m->random) * 0x1p-36f;
     }
 }
 
@@ -185,7 +180,7 @@ static int run_step(struct measuring *m, const struct cell *cell, double *second
         row[i].flags = rows == tokens ? STEP_ROW_SAMPLE : 0;
         uint32_t *history = arena_history_of(arena, row[i].slot);
         for (uint32_t t = row[i].start; t < cell->context; t++)
-            history[t] = (uint32_t)(random_of(m) % run->config->vocab);
+            history[t] = (uint32_t)(random_next(&m->random) % run->config->vocab);
     }
     for (uint32_t i = 0; i < m->head_entries; i++) m->head_ns[i] = UINT64_MAX;
     /* a chunk of an invariant plan says so */
@@ -352,7 +347,7 @@ int profile_programs_measure(const struct profile_programs *request, struct prog
     memset(m, 0, sizeof *m);
     m->request = request;
     m->programs = programs;
-    m->random = UINT64_C(88172645463325252);
+    m->random = RANDOM_SEED;
     m->end_s = profile_now_s() + request->seconds;
     load_begin(&load);
     int rc = open_engine(m, err);

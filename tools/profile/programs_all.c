@@ -15,11 +15,8 @@
 
 int profile_programs_model(const char *path, const char *weights, struct model *model, struct helm_err *err)
 {
-    bool derived = false;
-    int rc = model_read_headers(path, model, &derived, err);
-    if (rc) return helm_err_prefix(err, "--model");
-    if (weights && mixture_named(weights)) mixture_lay(model, mixture_named(weights));
-    return 0;
+    const int rc = mixture_read_headers(path, weights ? weights : "stored", model, err);
+    return rc ? helm_err_prefix(err, "--model") : 0;
 }
 
 /* Its process ends where something fails there: that is no reason to have no others. */

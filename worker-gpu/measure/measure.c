@@ -16,6 +16,7 @@
 #include "common/base/cgroup.h"
 #include "common/base/round.h"
 #include "common/base/units.h"
+#include "common/formats/random_blocks.h"
 #include "worker-gpu/measure/private.h"
 
 #define PIECE_MAX     (16 * MIB)
@@ -333,16 +334,6 @@ static int measure_format(struct measure *m, const char *what, struct helm_err *
     return measure_format_run(m, format, seconds, err);
 }
 
-/* Numbers of a size that no sum of products overflows or vanishes with, in bf16 and in f16. */
-static void fill_numbers(char *at, uint64_t bytes)
-{
-    uint64_t state = 88172645463325252u;
-    for (uint64_t i = 0; i < bytes / 8; i++) {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-        ((uint64_t *)(void *)at)[i] = (state & 0x81ff81ff81ff81ffu) | 0x3800380038003800u;
-    }
-}
-
 static int measure_open(struct measure *m, struct helm_err *err)
 {
     const struct engine_measure_options *o = m->options;
@@ -380,7 +371,7 @@ static int measure_open(struct measure *m, struct helm_err *err)
     const struct arena_region *region = &arena_header_of(&m->arena)->region[ARENA_REGION_WEIGHTS];
     arena_populate(&m->arena, region->offset, m->host_bytes, &huge, &small);
     m->host = arena_region_ptr(&m->arena, ARENA_REGION_WEIGHTS);
-    fill_numbers(m->host, m->host_bytes);
+    random_numbers_fill(m->host, m->host_bytes, 0);
     rc = m->device->ops->host_register(m->device, "what is copied from", m->host, m->host_bytes, false, err);
     m->registered = !rc;
     return rc ? rc : measure_kernels_open(m, err);

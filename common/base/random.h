@@ -1,0 +1,19 @@
+/* Numbers that are as good as drawn and always the same: for measurements, made-up weights and searches, never for keys or
+ * sampling. Pure, owns nothing. */
+#ifndef HELM_COMMON_BASE_RANDOM_H
+#define HELM_COMMON_BASE_RANDOM_H
+
+#include <stdint.h>
+
+#define RANDOM_SEED UINT64_C(88172645463325252)
+
+/* The next one, which is the state: not 0. */
+static inline uint64_t random_next(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+#endif
