@@ -56,6 +56,21 @@ struct chain_test {
     }
     float *float_at(size_t at) const { return state->as<float>() + at; }
 
+    /* Each line gets a second one after it, as that of windows is: the sequence's pages, turned by one. */
+    void write_two_tables()
+    {
+        const uint32_t line = step.pages_per_slot, used = m.position / m.page_tokens + 1;
+        std::vector<uint32_t> both;
+        for (size_t at = 0; at < step.page_table.size(); at += line) {
+            const auto begin = step.page_table.begin() + (long)at;
+            both.insert(both.end(), begin, begin + line);
+            both.insert(both.end(), begin, begin + line);
+            std::rotate(both.end() - line, both.end() - line + 1, both.end() - line + used);
+        }
+        step.step.page_table = step.device_copy(both);
+        step.step.pages_per_slot = 2 * line;
+    }
+
     chain_test(struct test_context *t, const chain_model &from)
         : m(from), step(t, {from.position}, {1}, from.page_tokens, 3)
     {
@@ -104,6 +119,7 @@ struct chain_test {
                             random_below(t, m.position / m.page_tokens + 1)] = GPUK_PAGE_ABSENT;
             step.step.page_table = step.device_copy(step.page_table);
         }
+        write_two_tables();
         workspace = new gpu_buffer(gpuk_gemv_workspace_bytes(most_cols));
         attention = new gpu_buffer(gpuk_attention_workspace_bytes(1, m.heads, m.head_dim));
         CUDA(cudaMemset(attention->at, 0, gpuk_attention_counter_bytes(1, m.heads)));
@@ -123,6 +139,7 @@ struct chain_test {
             op.attention.out = float_at(attended_at);
             struct gpuk_attention &a = op.attention.args;
             a.step = step.step;
+            a.step.page_table += l % 2 ? step.pages_per_slot : 0; /* its sequence's pages in another order */
             a.kv = {layout, pools[0]->at, pools[1]->as<char>() + (l + 1) * kv_layer_bytes(&layout), l + 1,
                     kv_page_bytes(&layout)};
             a.heads = m.heads;

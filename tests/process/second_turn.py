@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """The second turn of a chat with a long history, beside a new prompt of the second turn's length: times to the first token, and the
-time that products and attention take of each. HELM_BIN: folder of the programs; HELM_PYPROTO: protoc's Python output. Run from the
+time that products and attention take of each, and the steps of the prompt: each of them reads all weights. HELM_BIN: folder of the programs; HELM_PYPROTO: protoc's Python output. Run from the
 repository's root: tests/process/second_turn.py MODEL [--history N] [--turns N,N] [--rounds N] [options of helmd]."""
 import argparse
 import statistics
@@ -14,7 +14,7 @@ def text_of(count, kind, vocab):
 
 
 def ask(d, c, prompt, count, marks):
-    """The request's stream; seconds of products and of attention."""
+    """The request's stream; milliseconds to the first token, of products and of attention; steps of the prompt."""
     before = status_of(d)
     s = c.generate(prompt, count, ignore_eos=True, marks=marks)
     c.run(s, timeout=1800)
@@ -22,7 +22,8 @@ def ask(d, c, prompt, count, marks):
         sys.exit(str(s.error))
     after = status_of(d)
     return s, (s.done.timings.ttft_ms, 1e3 * (after.seconds_linear - before.seconds_linear),
-               1e3 * (after.seconds_attention - before.seconds_attention))
+               1e3 * (after.seconds_attention - before.seconds_attention),
+               after.steps_total - before.steps_total - (count - 1))
 
 
 def main():
@@ -47,7 +48,7 @@ def main():
                     s, took = ask(d, c, prompt, 2, marks)
                     times.append((*took, len(prompt) - s.done.usage.cached_tokens))
             for what, times in zip(("second turn", "new prompt"), both):
-                print("%5d tokens, %-11s first token %.1f ms, products %.1f ms, attention %.1f ms, %d tokens computed" %
+                print("%5d tokens, %-11s first token %.1f ms, products %.1f ms, attention %.1f ms, %d steps, %d tokens computed" %
                       (turn, what, *(statistics.median(column) for column in zip(*times))))
             print("%5d tokens, ratio       %.2f" % (turn, statistics.median(t[0] for t in both[0]) / statistics.median(t[0] for t in both[1])),
                   flush=True)

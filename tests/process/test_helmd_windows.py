@@ -5,6 +5,7 @@ pages answers every prompt alone first: each answer must be the same, token by t
 import json
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -310,6 +311,22 @@ def test_what_the_ledger_says():
         d = Daemon("--device", "cpu", *OPTIONS, real=True, model=MODEL, plan=plan_of("cpu", windows))
         check(d.ready.startswith("error") and said in d.ready, f"{windows}: {d.ready}")
         d.close()
+
+
+def test_both_page_tables_are_one_chain():
+    """A GPU's chain goes on from a layer with a window to one that keeps all pages: there are no more chains than without windows."""
+    said = []
+    for windows in (WINDOWS, {}):
+        with running("--device", "emulated", "--threads", 2, real=True, model=MODEL, plan=plan_of("gpu", windows, kv_dtype="f16")) as d:
+            same("windows of" in d.log(), windows is WINDOWS, "which layers keep a window")
+            said.append(re.search(r"chains \((\d+ operations in \d+), ", d.log()).group(1))
+            prompt = prompt_of(100)
+            c = Client(d.endpoint)
+            s = c.generate(prompt, 60, ignore_eos=True)
+            c.run(s)
+            said.append(s.tokens)
+    same(said[:2], said[2:], "chains and tokens with windows, and without")
+    check(said[0].endswith(" in 1"), said[0])
 
 
 if __name__ == "__main__":

@@ -119,12 +119,10 @@ static bool mixes(const struct gpuk_chain_op *op, enum tensor_format *format)
     return true;
 }
 
-/* How many entries from `first` on make one chain: neighbours, of weights of formats that go together. All its attention reads
- * one page table: a chain knows one. */
+/* How many entries from `first` on make one chain: neighbours, of weights of formats that go together. */
 static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t first)
 {
     enum tensor_format format = FORMAT_COUNT;
-    const uint32_t *table = NULL;
     uint32_t i = first, step;
     for (; i < p->tail; i += step) {
         const struct gpu_entry *e = &p->entry[i];
@@ -138,11 +136,6 @@ static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t f
             goes = mixes(&op, &all);
         }
         if (!goes) break;
-        if (e->op.kind == OP_ATTEND_DECODE) {
-            const uint32_t *own = e->op.as.attention.args.step.page_table;
-            if (table && table != own) break;
-            table = own;
-        }
         format = all;
     }
     return i - first;

@@ -69,21 +69,24 @@ __device__ __forceinline__ lane_place lane_place_of(uint32_t head_dim)
     return p;
 }
 
-/* The cut, and the block's first unit and its first pages, once for all operations that are cut alike. */
+/* The cut, and the block's first unit and its first pages, once for neighbours that are cut alike and read the same page table. */
 template <typename S> __device__ __forceinline__ void cut_once(const gpuk_attention &a, chain_token &token)
 {
     const kv_layout &l = a.kv.layout;
-    if (token.cut_heads == a.heads && token.cut_kv_heads == l.kv_heads && token.cut_window == a.window)
+    if (token.cut_heads == a.heads && token.cut_kv_heads == l.kv_heads && token.cut_window == a.window &&
+        token.table == a.step.page_table)
         return;
     S::meet();
     const attention_cut cut = cut_of(a, token.position, token.words, gridDim.x);
     const attention_unit unit = unit_of(cut, blockIdx.x);
-    const uint32_t page_shift = 31 - __clz((int)l.page_tokens);
+    const uint32_t page_shift = 31 - __clz((int)l.page_tokens), *pages = a.step.page_table + token.line;
     for (uint32_t i = threadIdx.x; i < HELD_POSITIONS_MAX; i += S::THREADS)
         token.held_pages[i] = blockIdx.x < cut.units && unit.begin + i < unit.end
-                                  ? token.pages[(unit.begin + i) >> page_shift]
+                                  ? pages[(unit.begin + i) >> page_shift]
                                   : GPUK_PAGE_ABSENT;
     if (threadIdx.x == 0) {
+        token.pages = pages, token.table = a.step.page_table;
+        token.page = token.counts ? pages[token.position >> page_shift] : GPUK_PAGE_ABSENT;
         token.cut = cut, token.unit = unit;
         token.cut_heads = a.heads, token.cut_kv_heads = l.kv_heads, token.cut_window = a.window;
     }

@@ -114,9 +114,8 @@ struct alignas(16) chain_item {
 struct chain_header {
     uint64_t counter; /* blocks that came to a meeting, of all launches; alone in its line */
     uint32_t unused[30];
-    gpuk_step step; /* of the attention operations */
+    gpuk_step step; /* of the attention operations, which may differ in their page tables */
     uint32_t attends;
-    uint32_t page_tokens;
     float share; /* a shared expert's weight, from the router's product to the product with it */
 };
 static const size_t CHAIN_HEADER_BYTES = 256;
@@ -144,7 +143,9 @@ struct attention_unit {
 };
 /* The token's place, the same for all attention operations of a chain. */
 struct alignas(16) chain_token {
-    const uint32_t *pages; /* its sequence's line of the page table */
+    const uint32_t *pages; /* its sequence's line of a page table, */
+    const uint32_t *table; /* of this one: the last operation's that was cut */
+    size_t line;           /* entries of a table in front of the line */
     uint64_t awaited;      /* what the blocks' counter must come to; thread 0's */
     uint32_t position;
     bool counts; /* false: the step has no token, attention does nothing */

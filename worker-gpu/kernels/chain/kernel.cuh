@@ -345,7 +345,8 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     if (threadIdx.x == 0) {
         const uint64_t a_launch = (uint64_t)gridDim.x * q.meetings;
         const uint64_t now = q.meetings > 0 ? meet_count(&header->counter) : 0;
-        token->pages = nullptr, token->awaited = q.meetings > 0 ? now - now % a_launch : 0;
+        token->pages = token->table = nullptr, token->line = 0,
+        token->awaited = q.meetings > 0 ? now - now % a_launch : 0;
         token->tag = q.meetings > 0 ? (uint32_t)(now / a_launch) * q.count : 0;
         token->hurried = false, token->words = q.meetings > 0;
         token->position = 0, token->counts = false, token->cut_heads = 0;
@@ -353,8 +354,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             const gpuk_step &s = header->step;
             token->counts = true;
             token->position = s.position[0];
-            token->pages = s.page_table + (size_t)s.row_slot[s.token_row[0]] * s.pages_per_slot;
-            token->page = token->pages[token->position / header->page_tokens];
+            token->line = (size_t)s.row_slot[s.token_row[0]] * s.pages_per_slot;
         }
     }
     copies_commit();

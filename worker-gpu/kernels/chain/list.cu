@@ -253,12 +253,11 @@ static uint32_t held_at(const struct gpuk_chain_op *front, const struct gpuk_cha
     return before > own ? before : own;
 }
 
-/* One token's step, the same for every attention operation. */
+/* One token's step, the same for every attention operation; page tables may differ, whose lines are the same. */
 static bool same_step(const struct gpuk_step *a, const struct gpuk_step *b)
 {
     return a->counts == b->counts && a->position == b->position && a->token_row == b->token_row &&
-           a->row_slot == b->row_slot && a->page_table == b->page_table &&
-           a->pages_per_slot == b->pages_per_slot;
+           a->row_slot == b->row_slot && a->pages_per_slot == b->pages_per_slot;
 }
 
 /* The ring: half a slot's bytes, and slots, as many of each computing warp: one that found another's slot
@@ -379,12 +378,9 @@ static int attention_item(const struct gpuk_chain_op *op, void *workspace, uint6
 {
     item->attention = gpuk_decode_params(&op->attention.args, 1, true, op->attention.out, workspace);
     item->piece_words = words;
-    const uint32_t page_tokens = op->attention.args.kv.layout.page_tokens;
-    if (!header->attends) header->step = op->attention.args.step, header->page_tokens = page_tokens;
+    if (!header->attends) header->step = op->attention.args.step;
     header->attends = 1;
-    return same_step(&header->step, &op->attention.args.step) && page_tokens == header->page_tokens
-               ? HELM_OK
-               : HELM_E_UNSUPPORTED;
+    return same_step(&header->step, &op->attention.args.step) ? HELM_OK : HELM_E_UNSUPPORTED;
 }
 
 extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,
