@@ -17,7 +17,7 @@
 
 #define PROFILE_VERSION 1
 /* The method of measuring: a fact of the fingerprint, so a new one has machines measured again. */
-#define PROFILE_METHOD     25
+#define PROFILE_METHOD     26
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 /* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
