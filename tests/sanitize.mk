@@ -23,7 +23,8 @@ CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 a
 # what both read and write); and kernels with instructions that this processor lacks, which no test can run here. The longest to
 # compile come first, since `make test` compiles them before everything else (release-for-asan).
 FULL ?=
-RELEASE_OF_asan := $(addprefix common/cpu/kernels/,int8_gemv_avx512vnni int8_gemm_avx512vnni gemm_avx512 gemm_avx512bf16 blocks_avx512 \
+RELEASE_OF_asan := $(addprefix common/cpu/kernels/,int8_gemv_avx512vnni int8_gemm_avx512vnni \
+  int8_gemv_avx512vnnivbmi2 int8_gemm_avx512vnnivbmi2 grids_avx512vbmi2 grids_avx512bf16vbmi2 gemm_avx512 gemm_avx512bf16 blocks_avx512 \
   attention_avx512 attention_avx512bf16vbmi2 attention_amxvbmi2 gemv_avx512 q8_0_avx512) \
   $(addprefix common/formats/,quantize_ref quantize_avx512)
 # gcc's names of instructions and /proc/cpuinfo's differ in '-' and '_' alone

@@ -43,6 +43,7 @@
     X(iq1_s, IQ1_S, 256, 50, 32)                                                                             \
     X(iq1_m, IQ1_M, 256, 56, 16)
 #define BLOCK_WRITTEN_FORMATS(X)                                BLOCK_NIBBLE_FORMATS(X) BLOCK_OTHER_FORMATS(X)
+#define BLOCK_PLAIN_FORMATS(X)                                  BLOCK_WRITTEN_FORMATS(X) BLOCK_FLOAT_FORMATS(X)
 #define BLOCK_READ_FORMATS(X)                                   BLOCK_FLOAT_FORMATS(X) BLOCK_GRID_FORMATS(X)
 #define BLOCK_FORMATS(X)                                        BLOCK_WRITTEN_FORMATS(X) BLOCK_READ_FORMATS(X)
 #define BLOCK_NUMBER(format, FORMAT_NAME, values, bytes, group) BLOCK_##FORMAT_NAME,

@@ -331,8 +331,8 @@ static void tiles_are_the_rows_decoded(void **state)
 {
     (void)state;
     enum { ROWS = 37, COLS = 768, TAKEN = 512, PADDED = 48 };
-    if (~cpu_features() & (CPU_AVX512 | CPU_AVX512_BF16)) {
-        print_message("tiles skipped: this machine lacks avx512-bf16\n");
+    if (~cpu_features() & (CPU_AVX512 | CPU_AVX512_BF16 | CPU_AVX512_VBMI2)) {
+        print_message("tiles skipped: this machine lacks avx512-bf16 or avx512-vbmi2\n");
         skip();
     }
     const enum tensor_format formats[INT8_FORMAT_COUNT] = {

@@ -176,4 +176,5 @@ INLINE vec row_sum(vec total, vec least, const enum tensor_format format)
 #define STREAMS       GEMV_STREAMS
 #define ORDER(format) (IS_TABLE(format) ? order : order_scaled)
 #define ORDERED_BYTES ordered_bytes
+#define FORMATS       BLOCK_PLAIN_FORMATS
 #include "common/cpu/kernels/blocks_simd.h"

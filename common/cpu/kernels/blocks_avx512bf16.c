@@ -5,17 +5,7 @@
  * bytes, which stay in L1. */
 #include "common/cpu/kernels/lanes512.h"
 
-#include "common/cpu/kernels/variants.h"
-#include "common/formats/blocks.h"
-#include "common/formats/q8_0.h"
-
-INLINE vec block_numbers(const void *at)
-{
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
-}
-
-/* What follows decodes `blocks` neighbouring blocks of a row, whose scales and smallest values are known, 32 values to `to`, the
- * next to to + step. */
+#include "common/cpu/kernels/blocks_bf16.h"
 
 /* Sixteen values twice, as words. A power of two of MXFP4 may be below what the instruction keeps. */
 INLINE __m512i nibble_values(const int8_t *code, float scale, float least, const bool tiny)
@@ -71,10 +61,6 @@ INLINE void q4_k_values(uint16_t *to, const size_t step, const uint8_t *block, s
         }
 }
 
-INLINE vec part(const int8_t *number, const float *scale, const float *least, size_t group)
-{
-    return vec_fmsub(block_numbers(number), vec_set1(scale[group]), vec_set1(least[group]));
-}
 #define BYTES_(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                   \
     INLINE void format_##_values(uint16_t *to, const size_t step, const uint8_t *block, size_t blocks,       \
                                  const float *scale, const float *least)                                     \
@@ -96,7 +82,6 @@ BYTES_(q5_1, Q5_1, 32, 24, 32)
 BYTES_(q2_k, Q2_K, 256, 84, 16)
 BYTES_(q3_k, Q3_K, 256, 110, 16)
 BYTES_(q5_k, Q5_K, 256, 176, 32)
-BLOCK_GRID_FORMATS(BYTES_)
 
 /* The matrix's scale is fp32, so values may be below what the instruction keeps. */
 INLINE void nvfp4_values(uint16_t *to, const size_t step, const uint8_t *block, size_t blocks,
@@ -158,11 +143,6 @@ INLINE void q8_0_values(uint16_t *to, const size_t step, const uint8_t *block, s
     }
 }
 
-/* Scales of several blocks are taken apart before their numbers: the way from a scale's bits to what values are made with is
- * long, and those of several blocks hide each other's. */
-#define RUN_VALUES  1024
-#define TILE_VALUES 256 /* of a row of tiles */
-
 /* What q4_k_scales and q5_k_scales say, eight and eight at once: beside tile products the port that shuffles is the one that is
  * wanted, so this does so three times. */
 INLINE void k_scales(const uint8_t *block, float *scale, float *least)
@@ -187,69 +167,16 @@ INLINE void k_scales(const uint8_t *block, float *scale, float *least)
     _mm256_storeu_ps(least, _mm512_extractf32x8_ps(all, 1));
 }
 
-INLINE void fetch_block(const uint8_t *block, ptrdiff_t ahead, const size_t bytes)
-{
-    UNROLL for (size_t b = 0; b < bytes; b += 64)
-        _mm_prefetch((const char *)((uintptr_t)block + (uintptr_t)ahead + b), _MM_HINT_T1);
-}
-
-#define FUNCTIONS(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                \
-    INLINE void format_##_run_scales(const uint8_t *block, size_t blocks, ptrdiff_t ahead, float *scale,     \
-                                     float *least)                                                           \
-    {                                                                                                        \
-        for (; blocks; blocks--, block += (BYTES)) {                                                         \
-            fetch_block(block, ahead, BYTES);                                                                \
-            if (FORMAT_##FORMAT_NAME == FORMAT_Q4_K || FORMAT_##FORMAT_NAME == FORMAT_Q5_K)                  \
-                k_scales(block, scale, least);                                                               \
-            else                                                                                             \
-                format_##_scales(block, scale, least);                                                       \
-            scale += (VALUES) / (GROUP);                                                                     \
-            least += (VALUES) / (GROUP);                                                                     \
-        }                                                                                                    \
-    }                                                                                                        \
-    static void format_##_decode(void *values, const void *w, size_t rows, size_t cols)                      \
-    {                                                                                                        \
-        float scale[RUN_VALUES / (GROUP)], least[RUN_VALUES / (GROUP)];                                      \
-        const uint8_t *block = w;                                                                            \
-        uint16_t *to = values;                                                                               \
-        for (size_t left = rows * (cols / (VALUES)); left;) {                                                \
-            const size_t run = left < RUN_VALUES / (VALUES) ? left : RUN_VALUES / (VALUES);                  \
-            format_##_run_scales(block, run, GEMV_NEAR, scale, least);                                       \
-            format_##_values(to, 32, block, run, scale, least);                                              \
-            block += run * (BYTES), to += run * (VALUES), left -= run;                                       \
-        }                                                                                                    \
-    }                                                                                                        \
-    static void format_##_row(uint16_t *to, const uint8_t *block, size_t cols, ptrdiff_t ahead)              \
-    {                                                                                                        \
-        float scale[TILE_VALUES / (GROUP)], least[TILE_VALUES / (GROUP)];                                    \
-        for (; cols >= TILE_VALUES; cols -= TILE_VALUES) {                                                   \
-            format_##_run_scales(block, TILE_VALUES / (VALUES), ahead, scale, least);                        \
-            format_##_values(to, 512, block, TILE_VALUES / (VALUES), scale, least);                          \
-            block += TILE_VALUES / (VALUES) * (BYTES), to += TILE_VALUES * 16;                               \
-        }                                                                                                    \
-        for (; cols; cols -= (VALUES), block += (BYTES), to += (VALUES)*16) {                                \
-            format_##_run_scales(block, 1, ahead, scale, least);                                             \
-            format_##_values(to, 512, block, 1, scale, least);                                               \
-        }                                                                                                    \
-    }                                                                                                        \
-    static void format_##_tiles(void *tiles, const void *w, size_t row_bytes, size_t rows, size_t cols,      \
-                                ptrdiff_t ahead)                                                             \
-    {                                                                                                        \
-        for (size_t r = 0; r < rows; r++)                                                                    \
-            format_##_row((uint16_t *)tiles + r / 16 * 16 * cols + r % 16 * 32,                              \
-                          (const uint8_t *)w + r * row_bytes, cols, ahead);                                  \
-    }
-INT8_FORMATS(FUNCTIONS)
+#define q4_k_scales k_scales
+#define q5_k_scales k_scales
+#define NAME        "avx512-bf16"
+#define FEATURES    (CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16)
+INT8_PLAIN_FORMATS(FUNCTIONS)
 
 #define TILES(format_, FORMAT_NAME, VALUES, BYTES, GROUP) [INT8_##FORMAT_NAME] = format_##_tiles,
 blocks_tiles_fn *const blocks_tiles[INT8_FORMAT_COUNT] = {INT8_FORMATS(TILES)};
 
-#define ENTRY(id, function)                                                                                  \
-    {                                                                                                        \
-        .name = "avx512-bf16", .features = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, .format = id,            \
-        .schedule = LINEAR_DECODE, .decode = function, .rows = FORMAT_BF16                                   \
-    }
 #define ROW(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                      \
     [BLOCK_##FORMAT_NAME] = ENTRY(FORMAT_##FORMAT_NAME, format_##_decode),
-const struct linear_kernel blocks_avx512bf16[BLOCK_FORMAT_COUNT] = {BLOCK_FORMATS(ROW)};
+const struct linear_kernel blocks_avx512bf16[BLOCK_FORMAT_COUNT] = {BLOCK_PLAIN_FORMATS(ROW)};
 const struct linear_kernel q8_0_avx512bf16_decode = ENTRY(FORMAT_Q8_0, q8_0_decode);

@@ -6,7 +6,8 @@
  *   GEMV_FUNCTIONS                       gemv_chunks.h
  *   NAME, FEATURES, STREAMS              of the kernels
  *   ORDER(format), ORDERED_BYTES         the order of x that their gemvs take, or NULL
- *   KERNELS                              their table, by the formats' numbers in blocks.h */
+ *   KERNELS                              their tables, by the formats' numbers in blocks.h: of one token, decoding
+ *   FORMATS                              those with kernels of one token */
 #ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_SIMD_H
 #define HELM_COMMON_CPU_KERNELS_BLOCKS_SIMD_H
 
@@ -31,26 +32,27 @@
                 vec_store(to + at + i, format_##_part(number, scale, least, i));                             \
         }                                                                                                    \
     }
-BLOCK_FORMATS(GEMV_FUNCTIONS)
+FORMATS(GEMV_FUNCTIONS)
 BLOCK_FORMATS(FUNCTIONS)
 
-#define ROW(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                      \
-    [BLOCK_##FORMAT_NAME] = {{.name = NAME,                                                                  \
-                              .features = FEATURES,                                                          \
-                              .format = FORMAT_##FORMAT_NAME,                                                \
-                              .schedule = LINEAR_ONE_TOKEN,                                                  \
-                              .gemv = format_##_gemv,                                                        \
-                              .few = format_##_few,                                                          \
-                              .apart = 4,                                                                    \
-                              .streams = STREAMS,                                                            \
-                              .order = ORDER(FORMAT_##FORMAT_NAME),                                          \
-                              .ordered_bytes = ORDERED_BYTES},                                               \
-                             {.name = NAME,                                                                  \
-                              .features = FEATURES,                                                          \
-                              .format = FORMAT_##FORMAT_NAME,                                                \
-                              .schedule = LINEAR_DECODE,                                                     \
-                              .decode = format_##_decode,                                                    \
-                              .rows = FORMAT_F32}},
-const struct linear_kernel KERNELS[BLOCK_FORMAT_COUNT][2] = {BLOCK_FORMATS(ROW)};
+#define ONE(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                      \
+    [BLOCK_##FORMAT_NAME] = {.name = NAME,                                                                   \
+                             .features = FEATURES,                                                           \
+                             .format = FORMAT_##FORMAT_NAME,                                                 \
+                             .schedule = LINEAR_ONE_TOKEN,                                                   \
+                             .gemv = format_##_gemv,                                                         \
+                             .few = format_##_few,                                                           \
+                             .apart = 4,                                                                     \
+                             .streams = STREAMS,                                                             \
+                             .order = ORDER(FORMAT_##FORMAT_NAME),                                           \
+                             .ordered_bytes = ORDERED_BYTES},
+#define DECODE(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                   \
+    [BLOCK_##FORMAT_NAME] = {.name = NAME,                                                                   \
+                             .features = FEATURES,                                                           \
+                             .format = FORMAT_##FORMAT_NAME,                                                 \
+                             .schedule = LINEAR_DECODE,                                                      \
+                             .decode = format_##_decode,                                                     \
+                             .rows = FORMAT_F32},
+const struct linear_kernel KERNELS[2][BLOCK_FORMAT_COUNT] = {{FORMATS(ONE)}, {BLOCK_FORMATS(DECODE)}};
 
 #endif

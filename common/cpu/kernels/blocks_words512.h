@@ -12,7 +12,7 @@
 #ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_WORDS512_H
 #define HELM_COMMON_CPU_KERNELS_BLOCKS_WORDS512_H
 
-#include "common/cpu/kernels/blocks_grid512.h"
+#include "common/cpu/kernels/blocks_sizes.h"
 
 /* Formats whose weights choose from a table. */
 #define IS_TABLE(format)                                                                                     \
@@ -38,31 +38,12 @@ INLINE __m512i with_bits(__m512i a, __m512i b, uint8_t mask)
 {
     return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)mask), b, a, 0xca);
 }
-/* 64 numbers that are places in grids. */
-INLINE __m512i grid_words(const uint8_t *w, const size_t k, const enum tensor_format format)
-{
-    const __m512i less = _mm512_set1_epi8((char)number_less(format)), one = _mm512_set1_epi8(1);
-    const int i = 8 * (int)k, run = 2 * (int)k;
-    if (is_looked_up(format)) {
-        const __m512i grid = grid_magnitudes(w, k, format);
-        return _mm512_mask_sub_epi8(_mm512_add_epi8(grid, less), grid_mask(w, k, format), less, grid);
-    }
-#define ENTRY(n) grid_entry(w, i + (n), format)
-    const __m512i grid =
-        _mm512_setr_epi64(ENTRY(0), ENTRY(1), ENTRY(2), ENTRY(3), ENTRY(4), ENTRY(5), ENTRY(6), ENTRY(7));
-#undef ENTRY
-    const __mmask64 signs = grid_signs(w, run, format) | (uint64_t)grid_signs(w, run + 1, format) << 32;
-    if (!has_eighths(format)) return _mm512_mask_sub_epi8(_mm512_add_epi8(grid, less), signs, less, grid);
-    return _mm512_add_epi8(grid, _mm512_mask_sub_epi8(_mm512_add_epi8(less, one), signs, less, one));
-}
-
 /* The weights' bytes. `second`: the block behind `w`, of formats of 32 values; w itself where there is none. */
 INLINE __m512i words_of(const uint8_t *w, const uint8_t *second, const size_t k,
                         const enum tensor_format format)
 {
     const int run = (int)(2 * k), pair = run % 4; /* the first of two runs of 32, and of the half's four */
     const size_t half = k / 2 * 32;
-    if (is_grid(format)) return grid_words(w, k, format);
     switch (format) {
     case FORMAT_Q4_K:
         return twice32(w + 16 + 32 * k);
@@ -124,7 +105,7 @@ INLINE unsigned weight_bits(const enum tensor_format format)
     case FORMAT_Q2_K:
         return 0x03;
     default:
-        return is_grid(format) ? 0x7f : 0; /* 0: of a table */
+        return 0; /* of a table */
     }
 }
 
@@ -146,7 +127,7 @@ INLINE float least_factor(const enum tensor_format format)
     case FORMAT_Q6_K:
         return -32;
     default:
-        return is_grid(format) ? (float)-number_less(format) : 0;
+        return 0;
     }
 }
 
@@ -177,20 +158,6 @@ struct block_scales {
 INLINE struct block_scales scales_of(const uint8_t *w, const enum tensor_format format)
 {
     float scale[BLOCK_GROUPS_MAX], least[BLOCK_GROUPS_MAX];
-    if (is_grid(format)) {
-        __m512i number;
-        if (format == FORMAT_IQ2_XXS || format == FORMAT_IQ3_XXS) {
-            const __m256i four = _mm256_srli_epi32(grid_aux(w, format), 28);
-            number =
-                _mm512_zextsi256_si512(_mm256_add_epi32(_mm256_add_epi32(four, four), _mm256_set1_epi32(1)));
-        } else {
-            number = _mm512_cvtepi8_epi32(grid_scale_numbers(w, format));
-        }
-        const vec all = vec_mul(_mm512_cvtepi32_ps(number), vec_set1(grid_scale(w, format)));
-        const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-        return (struct block_scales){all,
-                                     block_group(format) == 16 ? all : _mm512_permutexvar_ps(twice, all)};
-    }
     switch (format) {
     case FORMAT_Q4_K:
     case FORMAT_Q5_K: { /* scales 0 to 3, smallest 0 to 3, scales 4 to 7, smallest 4 to 7 */
@@ -256,8 +223,6 @@ INLINE vec scales_part(vec all, const size_t k, const enum tensor_format format)
     case FORMAT_IQ4_XS:
         return _mm512_permutexvar_ps(EIGHTS(two, two + 1), all);
     default:
-        if (is_grid(format) && block_group(format) == 32)
-            return _mm512_permutexvar_ps(EIGHTS(two, two + 1), all);
         return _mm512_permutexvar_ps(FOURS(four, four + 1, four + 2, four + 3), all);
     }
 }

@@ -14,6 +14,8 @@
 
 #include "common/cpu/kernels/blocks_grid_words.h"
 
+#define GRID_ROWS 4 /* taken apart side by side */
+
 /* The same eight bytes in each qword. */
 #define GRID_EIGHTS(a, b, c, d, e, f, g, h)                                                                  \
     _mm512_set1_epi64((long long)((uint64_t)(h) << 56 | (uint64_t)(g) << 48 | (uint64_t)(f) << 40 |          \
@@ -28,6 +30,7 @@ INLINE __m512i grid_load32(const uint8_t *at)
 {
     return _mm512_castsi256_si512(_mm256_loadu_si256((const void *)at));
 }
+
 /* ---- entries ---- */
 
 /* Entries of 16 bits of 32 places, which are words. Bits above the places' are not looked at. */
@@ -53,11 +56,9 @@ INLINE __m512i grid_look_up_bytes(const uint8_t *grid, const int entries, __m512
     UNROLL for (int i = 0; i < entries / 256; i++)
     {
         const uint8_t *at = grid + 256 * i;
-        found[i] = _mm512_mask_blend_epi8(bit7,
-                                          _mm512_permutex2var_epi8(_mm512_loadu_si512(at), places,
-                                                                   _mm512_loadu_si512(at + 64)),
-                                          _mm512_permutex2var_epi8(_mm512_loadu_si512(at + 128), places,
-                                                                   _mm512_loadu_si512(at + 192)));
+        found[i] = _mm512_mask_blend_epi8(
+            bit7, _mm512_permutex2var_epi8(_mm512_loadu_si512(at), places, _mm512_loadu_si512(at + 64)),
+            _mm512_permutex2var_epi8(_mm512_loadu_si512(at + 128), places, _mm512_loadu_si512(at + 192)));
     }
     return entries == 256 ? found[0] : _mm512_mask_blend_epi8(upper, found[0], found[1]);
 }
@@ -85,32 +86,32 @@ INLINE __m512i grid_fetch(const uint16_t place[32], const enum tensor_format for
  * once they are shifted. */
 INLINE __m512i grid_joined(const uint8_t *low, __m512i high, const int bits)
 {
-    return _mm512_ternarylogic_epi32(
-        _mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)low)), high,
-        _mm512_set1_epi16((short)bits), 0xf8); /* a | b & c; a name would be no constant for clang */
+    return _mm512_ternarylogic_epi32(_mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)low)), high,
+                                     _mm512_set1_epi16((short)bits),
+                                     0xf8); /* a | b & c; a name would be no constant for clang */
 }
 /* Each byte of 8 or 16 in 4 or 2 neighbouring words, shifted to the left. */
 INLINE __m512i grid_spread(const uint8_t *at, const int times, __m512i shifts)
 {
-#define FOUR_OF(w) (GRID_WORD(w, 3) << 48 | GRID_WORD(w, 2) << 32 | GRID_WORD(w, 1) << 16 | GRID_WORD(w, 0))
+#define FOUR_OF(w)      (GRID_WORD(w, 3) << 48 | GRID_WORD(w, 2) << 32 | GRID_WORD(w, 1) << 16 | GRID_WORD(w, 0))
 #define GRID_WORD(w, i) (long long)((4 * (w) + (i)) / times)
     const __m512i index = _mm512_set_epi64(FOUR_OF(7), FOUR_OF(6), FOUR_OF(5), FOUR_OF(4), FOUR_OF(3),
                                            FOUR_OF(2), FOUR_OF(1), FOUR_OF(0));
 #undef FOUR_OF
 #undef GRID_WORD
-    const __m512i bytes = _mm512_castsi128_si512(
-        times == 4 ? _mm_loadl_epi64((const void *)at) : _mm_loadu_si128((const void *)at));
+    const __m512i bytes = _mm512_castsi128_si512(times == 4 ? _mm_loadl_epi64((const void *)at)
+                                                            : _mm_loadu_si128((const void *)at));
     return _mm512_sllv_epi16(_mm512_maskz_permutexvar_epi8(0x5555555555555555, index, bytes), shifts);
 }
 
 /* What is read of a block more than once. */
 struct grid_block {
-    __m512i first; /* IQ2_XXS, IQ2_XS: 64 bytes; IQ3_XXS: words of signs and scales, in qwords; IQ1_S: its words, four times */
-    __m512i high;  /* IQ1_M: further bits of places and signs, by places */
+    /* IQ2_XXS, IQ2_XS: 64 bytes; IQ3_XXS: words of signs and scales, in qwords; IQ1_S: its words, four times */
+    __m512i first;
+    __m512i high;          /* IQ1_M: further bits of places and signs, by places */
     const uint16_t *place; /* where those of entries that are fetched were stored */
 };
-INLINE struct grid_block grid_open(const uint8_t *w, const uint16_t *place,
-                                   const enum tensor_format format)
+INLINE struct grid_block grid_open(const uint8_t *w, const uint16_t *place, const enum tensor_format format)
 {
     struct grid_block b = {_mm512_setzero_si512(), _mm512_setzero_si512(), place};
     switch (format) {
@@ -139,9 +140,9 @@ INLINE __m512i grid_entries(const struct grid_block *b, const enum tensor_format
 {
     switch (format) {
     case FORMAT_IQ2_XXS: {
-        const __m512i at = _mm512_set_epi64(0x003b003a00390038, 0x0033003200310030, 0x002b002a00290028,
-                                            0x0023002200210020, 0x001b001a00190018, 0x0013001200110010,
-                                            0x000b000a00090008, 0x0003000200010000);
+        const __m512i at =
+            _mm512_set_epi64(0x003b003a00390038, 0x0033003200310030, 0x002b002a00290028, 0x0023002200210020,
+                             0x001b001a00190018, 0x0013001200110010, 0x000b000a00090008, 0x0003000200010000);
         return grid_look_up(block_entries_iq2_xxs, 256,
                             _mm512_maskz_permutexvar_epi8(0x5555555555555555, at, b->first));
     }
@@ -158,8 +159,9 @@ INLINE __m512i grid_places(const struct grid_block *b, const uint8_t *w, const e
     case FORMAT_IQ2_S:
         return grid_joined(w + 2, grid_spread(w + 66, 4, _mm512_set1_epi64(0x0002000400060008)), 0x300);
     case FORMAT_IQ1_S: /* words turned to the left so that their place's bits are bits 8 to 10 */
-        return grid_joined(
-            w + 2, _mm512_shldv_epi16(b->first, b->first, _mm512_set1_epi64(0x000f000200050008)), 0x700);
+        return grid_joined(w + 2,
+                           _mm512_shldv_epi16(b->first, b->first, _mm512_set1_epi64(0x000f000200050008)),
+                           0x700);
     case FORMAT_IQ1_M:
         return grid_joined(w, b->high, 0x700);
     default:
@@ -176,10 +178,10 @@ INLINE __m512i grid_sign_bits(const struct grid_block *b, const uint8_t *w, cons
     switch (format) {
     case FORMAT_IQ2_S:
     case FORMAT_IQ3_S: {
-        const __m512i byte = _mm512_set_epi8(31, 31, 30, 30, 29, 29, 28, 28, 27, 27, 26, 26, 25, 25, 24, 24, 23,
-                                             23, 22, 22, 21, 21, 20, 20, 19, 19, 18, 18, 17, 17, 16, 16, 15, 15,
-                                             14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6, 6, 5,
-                                             5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+        const __m512i byte =
+            _mm512_set_epi8(31, 31, 30, 30, 29, 29, 28, 28, 27, 27, 26, 26, 25, 25, 24, 24, 23, 23, 22, 22,
+                            21, 21, 20, 20, 19, 19, 18, 18, 17, 17, 16, 16, 15, 15, 14, 14, 13, 13, 12, 12,
+                            11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
         return _mm512_permutexvar_epi8(byte, grid_load32(w + (format == FORMAT_IQ2_S ? 34 : 74)));
     }
     case FORMAT_IQ2_XXS:
@@ -194,7 +196,8 @@ INLINE __m512i grid_sign_bits(const struct grid_block *b, const uint8_t *w, cons
     default:
         __builtin_unreachable();
     }
-    return _mm512_permutex2var_epi8(_mm512_loadu_si512(block_even), sevens, _mm512_loadu_si512(block_even + 64));
+    return _mm512_permutex2var_epi8(_mm512_loadu_si512(block_even), sevens,
+                                    _mm512_loadu_si512(block_even + 64));
 }
 /* Of formats with eighths what is added to numbers: 2 or 0. */
 INLINE __m512i grid_eighths(const struct grid_block *b, const enum tensor_format format)
@@ -258,8 +261,9 @@ INLINE void grid_numbers(__m512i v[4], const struct grid_block *b, const uint8_t
         return;
     }
     const __m512i signs = grid_sign_bits(b, w, format), twice = _mm512_set1_epi8((char)(2 * less));
-    UNROLL for (int f = 0; f < 4; f++) v[f] = _mm512_mask_sub_epi8(
-        v[f], _mm512_test_epi8_mask(signs, _mm512_set1_epi16((short)(0x1001 << f))), twice, v[f]);
+    UNROLL for (int f = 0; f < 4; f++) v[f] =
+        _mm512_mask_sub_epi8(v[f], _mm512_test_epi8_mask(signs, _mm512_set1_epi16((short)(0x1001 << f))),
+                             twice, v[f]);
 }
 
 /* ---- scales ---- */
@@ -267,22 +271,22 @@ INLINE void grid_numbers(__m512i v[4], const struct grid_block *b, const uint8_t
 /* The scales of a block's sixteens: twice a number and one, times the block's. */
 INLINE vec grid_scales(const struct grid_block *b, const uint8_t *w, const enum tensor_format format)
 {
-    const size_t at = format == FORMAT_IQ2_XS   ? 66
-                      : format == FORMAT_IQ2_S  ? 74
-                      : format == FORMAT_IQ3_S  ? 106
-                      : format == FORMAT_IQ1_M  ? 48
-                                                : 0;
+    const size_t at = format == FORMAT_IQ2_XS  ? 66
+                      : format == FORMAT_IQ2_S ? 74
+                      : format == FORMAT_IQ3_S ? 106
+                      : format == FORMAT_IQ1_M ? 48
+                                               : 0;
     const float by = grid_scale(w, format);
     uint64_t all = 0;
     __m512i number;
     memcpy(&all, w + at, format == FORMAT_IQ3_S ? 4 : 8);
 #define BY_SIXTEEN(step, SHIFT)                                                                              \
-    _mm512_and_si512(                                                                                        \
-        _mm512_multishift_epi64_epi8(                                                                        \
-            _mm512_set_epi64(GRID_TWO(SHIFT, 7), GRID_TWO(SHIFT, 6), GRID_TWO(SHIFT, 5), GRID_TWO(SHIFT, 4), \
-                             GRID_TWO(SHIFT, 3), GRID_TWO(SHIFT, 2), GRID_TWO(SHIFT, 1), GRID_TWO(SHIFT, 0)),  \
-            _mm512_set1_epi64((long long)all)),                                                              \
-        _mm512_set1_epi32(step))
+    _mm512_and_si512(_mm512_multishift_epi64_epi8(_mm512_set_epi64(GRID_TWO(SHIFT, 7), GRID_TWO(SHIFT, 6),   \
+                                                                   GRID_TWO(SHIFT, 5), GRID_TWO(SHIFT, 4),   \
+                                                                   GRID_TWO(SHIFT, 3), GRID_TWO(SHIFT, 2),   \
+                                                                   GRID_TWO(SHIFT, 1), GRID_TWO(SHIFT, 0)),  \
+                                                  _mm512_set1_epi64((long long)all)),                        \
+                     _mm512_set1_epi32(step))
 #define GRID_TWO(SHIFT, q) ((long long)SHIFT(2 * (q) + 1) << 32 | SHIFT(2 * (q)))
 #define OF_FOUR(s)         (4 * (s))
 #define OF_FOUR_TWICE(s)   (4 * ((s) / 2))
@@ -307,6 +311,49 @@ INLINE vec grid_scales(const struct grid_block *b, const uint8_t *w, const enum 
         number = BY_SIXTEEN(15, OF_FOUR);
     }
     return vec_fmadd(_mm512_cvtepi32_ps(number), vec_set1(2 * by), vec_set1(by));
+}
+
+/* Numbers and scales (NULL: they are not asked for) of a block of each of S rows, at row[0] to row[S - 1]. */
+INLINE void grid_rows(__m512i number[][4], vec *scale, const uint8_t *const *row, const size_t S,
+                      const enum tensor_format format)
+{
+    struct grid_block block[GRID_ROWS];
+    _Alignas(64) uint16_t place[GRID_ROWS][32];
+    UNROLL for (size_t s = 0; s < S; s++)
+    {
+        block[s] = grid_open(row[s], place[s], format);
+        if (grid_is_fetched(format)) _mm512_store_si512(place[s], grid_places(&block[s], row[s], format));
+    }
+    __asm__("" : "+m"(place)); /* the compiler would take places out of a register one by one */
+    UNROLL for (size_t s = 0; s < S; s++)
+    {
+        grid_numbers(number[s], &block[s], row[s], format);
+        if (scale) scale[s] = grid_scales(&block[s], row[s], format);
+    }
+}
+/* The same, rows `stride` bytes apart. */
+INLINE void grid_rows_at(__m512i number[][4], vec *scale, const uint8_t *w, size_t stride, const size_t S,
+                         const enum tensor_format format)
+{
+    const uint8_t *row[GRID_ROWS];
+    UNROLL for (size_t s = 0; s < S; s++) row[s] = w + s * stride;
+    grid_rows(number, scale, row, S, format);
+}
+
+/* The order of a block's numbers as they are stored: byte i of the result is number i. */
+INLINE void grid_in_order(__m512i v[4])
+{
+    const __m512i a = _mm512_unpacklo_epi8(v[0], v[1]), b = _mm512_unpackhi_epi8(v[0], v[1]),
+                  c = _mm512_unpacklo_epi8(v[2], v[3]), d = _mm512_unpackhi_epi8(v[2], v[3]);
+    /* sixteens 4 q + i in quarter q of the ith */
+    const __m512i s0 = _mm512_unpacklo_epi16(a, c), s1 = _mm512_unpackhi_epi16(a, c),
+                  s2 = _mm512_unpacklo_epi16(b, d), s3 = _mm512_unpackhi_epi16(b, d);
+    const __m512i low01 = _mm512_shuffle_i32x4(s0, s1, 0x44), high01 = _mm512_shuffle_i32x4(s0, s1, 0xee),
+                  low23 = _mm512_shuffle_i32x4(s2, s3, 0x44), high23 = _mm512_shuffle_i32x4(s2, s3, 0xee);
+    v[0] = _mm512_shuffle_i32x4(low01, low23, 0x88);
+    v[1] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
+    v[2] = _mm512_shuffle_i32x4(high01, high23, 0x88);
+    v[3] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
 }
 
 #endif

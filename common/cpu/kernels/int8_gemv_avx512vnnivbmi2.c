@@ -12,19 +12,8 @@
 INLINE void take_rows(__m512i number[][4], struct row_scales *scales, const uint8_t *w, size_t stride,
                       const size_t blocks, const size_t S, const enum tensor_format format)
 {
-    struct grid_block block[GEMV_STREAMS];
-    _Alignas(64) uint16_t place[GEMV_STREAMS][32];
+    vec scale[GEMV_STREAMS];
     (void)blocks;
-    UNROLL for (size_t s = 0; s < S; s++)
-    {
-        block[s] = grid_open(w + s * stride, place[s], format);
-        if (grid_is_fetched(format))
-            _mm512_store_si512(place[s], grid_places(&block[s], w + s * stride, format));
-    }
-    __asm__("" : "+m"(place)); /* the compiler would take places out of a register one by one */
-    UNROLL for (size_t s = 0; s < S; s++)
-    {
-        grid_numbers(number[s], &block[s], w + s * stride, format);
-        scales[s] = (struct row_scales){grid_scales(&block[s], w + s * stride, format), vec_zero()};
-    }
+    grid_rows_at(number, scale, w, stride, S, format);
+    UNROLL for (size_t s = 0; s < S; s++) scales[s] = (struct row_scales){scale[s], vec_zero()};
 }

@@ -11,18 +11,22 @@
 
 #define BLOCKS(format, FORMAT_NAME, values, bytes, group)                                                    \
     &blocks_ref[BLOCK_##FORMAT_NAME][0], &blocks_ref[BLOCK_##FORMAT_NAME][1],                                \
-        &blocks_avx2[BLOCK_##FORMAT_NAME][0], &blocks_avx2[BLOCK_##FORMAT_NAME][1],                          \
-        &blocks_avx512[BLOCK_##FORMAT_NAME][0], &blocks_avx512[BLOCK_##FORMAT_NAME][1],                      \
-        &blocks_avx512bf16[BLOCK_##FORMAT_NAME],
+        &blocks_avx2[0][BLOCK_##FORMAT_NAME], &blocks_avx2[1][BLOCK_##FORMAT_NAME],                          \
+        &blocks_avx512[1][BLOCK_##FORMAT_NAME],
+#define PLAIN_BLOCKS(format, FORMAT_NAME, values, bytes, group)                                              \
+    &blocks_avx512[0][BLOCK_##FORMAT_NAME], &blocks_avx512bf16[BLOCK_##FORMAT_NAME],
+#define GRIDS(format, FORMAT_NAME, values, bytes, group)                                                     \
+    &grids_avx512vbmi2[BLOCK_##FORMAT_NAME], &grids_avx512bf16vbmi2[BLOCK_##FORMAT_NAME],
 #define AMX(format, FORMAT_NAME, values, bytes, group) &blocks_amx[INT8_##FORMAT_NAME],
 #define AMX_GEMV(format, FORMAT_NAME, apart, beaten)   &blocks_amxint8_gemv[BLOCKS_AMX_##FORMAT_NAME],
 #define INT8_REF(format, FORMAT_NAME, values, bytes, group)                                                  \
     &int8_ref[INT8_##FORMAT_NAME][0], &int8_ref[INT8_##FORMAT_NAME][1],
 #define INT8_GEMM_AVX2(format, FORMAT_NAME, values, bytes, group) &int8_avx2_gemm[INT8_##FORMAT_NAME],
-#define INT8_FAST(format, FORMAT_NAME, values, bytes, group)                                                 \
-    &int8_avx2_gemv[INT8_##FORMAT_NAME], &int8_avx512vnni_gemm[INT8_##FORMAT_NAME],
-#define INT8_VNNI(format, FORMAT_NAME, values, bytes, group)  &int8_avx512vnni_gemv[INT8_##FORMAT_NAME],
-#define INT8_VBMI2(format, FORMAT_NAME, values, bytes, group) &int8_avx512vnnivbmi2_gemv[INT8_##FORMAT_NAME],
+#define INT8_FAST(format, FORMAT_NAME, values, bytes, group)      &int8_avx2_gemv[INT8_##FORMAT_NAME],
+#define INT8_VNNI(format, FORMAT_NAME, values, bytes, group)                                                 \
+    &int8_avx512vnni_gemv[INT8_##FORMAT_NAME], &int8_avx512vnni_gemm[INT8_##FORMAT_NAME],
+#define INT8_VBMI2(format, FORMAT_NAME, values, bytes, group)                                                \
+    &int8_avx512vnnivbmi2_gemv[INT8_##FORMAT_NAME], &int8_avx512vnnivbmi2_gemm[INT8_##FORMAT_NAME],
 #define PLAIN(kernels) &(kernels)[FORMAT_BF16], &(kernels)[FORMAT_F16], &(kernels)[FORMAT_F32]
 
 /* Slowest first: the choice takes the last that fits. OpenBLAS is never chosen by itself. Measured on one Zen
@@ -58,12 +62,13 @@ static const struct linear_kernel *const table[] = {PLAIN(linear_ref_gemv),
                                                     &q8_0_avx512_gemv,
                                                     &q8_0_avx512_decode,
                                                     &q8_0_avx512bf16_decode,
-                                                    BLOCK_FORMATS(BLOCKS) BLOCKS_AMX_FORMATS(AMX_GEMV)
-                                                        INT8_FORMATS(AMX) INT8_FORMATS(INT8_REF)
-                                                            INT8_NARROW_FORMATS(INT8_GEMM_AVX2)
-                                                                INT8_FORMATS(INT8_FAST)
-                                                                    INT8_PLAIN_FORMATS(INT8_VNNI)
-                                                                        BLOCK_GRID_FORMATS(INT8_VBMI2)};
+                                                    BLOCK_FORMATS(BLOCKS) BLOCK_PLAIN_FORMATS(PLAIN_BLOCKS)
+                                                        BLOCK_GRID_FORMATS(GRIDS) BLOCKS_AMX_FORMATS(AMX_GEMV)
+                                                            INT8_FORMATS(AMX) INT8_FORMATS(INT8_REF)
+                                                                INT8_NARROW_FORMATS(INT8_GEMM_AVX2)
+                                                                    INT8_FORMATS(INT8_FAST)
+                                                                        INT8_PLAIN_FORMATS(INT8_VNNI)
+                                                                            BLOCK_GRID_FORMATS(INT8_VBMI2)};
 
 const struct linear_kernel *const *linear_kernels(size_t *count)
 {

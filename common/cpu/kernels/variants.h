@@ -23,12 +23,16 @@ extern const struct linear_kernel q8_0_avx2_gemv, q8_0_avx2_decode, q8_0_avx512_
 extern const struct linear_kernel fp8_ref_gemv, fp8_ref_decode;
 extern const struct linear_kernel fp8_avx2_gemv, fp8_avx2_decode, fp8_avx512_gemv, fp8_avx512_decode;
 /* Of GGUF's blocks, by their numbers in blocks.h: of one token, decoding. */
-extern const struct linear_kernel blocks_ref[BLOCK_FORMAT_COUNT][2], blocks_avx2[BLOCK_FORMAT_COUNT][2],
-    blocks_avx512[BLOCK_FORMAT_COUNT][2];
+extern const struct linear_kernel blocks_ref[BLOCK_FORMAT_COUNT][2], blocks_avx2[2][BLOCK_FORMAT_COUNT],
+    blocks_avx512[2][BLOCK_FORMAT_COUNT];
+/* Of grids alone: of one token, decoding to bf16. */
+extern const struct linear_kernel grids_avx512vbmi2[BLOCK_FORMAT_COUNT],
+    grids_avx512bf16vbmi2[BLOCK_FORMAT_COUNT];
 /* With activations of 8 bits, by their numbers in int8.h: of one token, of several. */
 extern const struct linear_kernel int8_ref[INT8_FORMAT_COUNT][2];
 extern const struct linear_kernel int8_avx2_gemv[INT8_FORMAT_COUNT], int8_avx512vnni_gemv[INT8_FORMAT_COUNT];
-extern const struct linear_kernel int8_avx512vnnivbmi2_gemv[INT8_FORMAT_COUNT];
+extern const struct linear_kernel int8_avx512vnnivbmi2_gemv[INT8_FORMAT_COUNT],
+    int8_avx512vnnivbmi2_gemm[INT8_FORMAT_COUNT]; /* of grids alone */
 extern const struct linear_kernel int8_avx2_gemm[INT8_FORMAT_COUNT], int8_avx512vnni_gemm[INT8_FORMAT_COUNT];
 /* Decoding to bf16. */
 extern const struct linear_kernel blocks_avx512bf16[BLOCK_FORMAT_COUNT], q8_0_avx512bf16_decode;
@@ -37,6 +41,8 @@ extern const struct linear_kernel blocks_avx512bf16[BLOCK_FORMAT_COUNT], q8_0_av
 typedef void blocks_tiles_fn(void *tiles, const void *w, size_t row_bytes, size_t rows, size_t cols,
                              ptrdiff_t ahead);
 extern blocks_tiles_fn *const blocks_tiles[INT8_FORMAT_COUNT];
+#define BLOCKS_TILES(format, FORMAT_NAME, values, bytes, group) blocks_tiles_fn format##_tiles;
+INT8_FORMATS(BLOCKS_TILES)
 /* Several tokens' products with AMX. */
 extern const struct linear_kernel blocks_amx[INT8_FORMAT_COUNT];
 /* One token's and a few's with AMX: of blocks whose groups are of 32, and whose numbers come out of bytes fast enough. A row: name,
