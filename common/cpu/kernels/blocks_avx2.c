@@ -83,12 +83,17 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
                       const size_t cols, const size_t S, const size_t T, const enum tensor_format format)
 {
     float scale[GEMV_STREAMS][BLOCK_GROUPS_MAX], smallest[GEMV_STREAMS][BLOCK_GROUPS_MAX];
+    struct grid_block grid[GEMV_STREAMS];
     (void)least;
-    UNROLL for (size_t s = 0; s < S; s++) scales_of(w + s * stride, scale[s], smallest[s], format);
+    UNROLL for (size_t s = 0; s < S; s++)
+    {
+        scales_of(w + s * stride, scale[s], smallest[s], format);
+        if (is_grid(format)) grid_open(&grid[s], w + s * stride, format);
+    }
     UNROLL for (int r = 0; r < (int)(cols / RUN); r++, x += ORDERED * sizeof(float))
     {
         __m256i words[GEMV_STREAMS];
-        UNROLL for (size_t s = 0; s < S; s++) words[s] = words_of(w + s * stride, r, format);
+        UNROLL for (size_t s = 0; s < S; s++) words[s] = words_of(w + s * stride, &grid[s], r, format);
         UNROLL for (size_t t = 0; t < T; t++)
         {
             const float *xt = (const float *)(const void *)(x + t * ldx);

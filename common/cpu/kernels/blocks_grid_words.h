@@ -1,5 +1,5 @@
-/* Places in grids (common/formats/blocks_grid.h) by format, which is a constant wherever these are inlined: entries, eight
- * neighbouring numbers as bytes, and their signs. Included by blocks_words256.h and blocks_words512.h. */
+/* Scales of blocks of grids (common/formats/blocks_grid.h) by format, which is a constant wherever these are inlined. Included by
+ * grids256.h and grids512.h. */
 #ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_GRID_WORDS_H
 #define HELM_COMMON_CPU_KERNELS_BLOCKS_GRID_WORDS_H
 
@@ -24,12 +24,8 @@
     default:                                                                                                 \
         __builtin_unreachable();                                                                             \
     }
-INLINE long long grid_entry(const uint8_t *w, const int i, const enum tensor_format format){
-    GRID_SWITCH(format, long long, entry(w, i))} INLINE uint32_t
-    grid_signs(const uint8_t *w, const int run,
-               const enum tensor_format format){GRID_SWITCH(format, uint32_t, signs(w, run))} INLINE __m128i
-    grid_scale_numbers(const uint8_t *w,
-                       const enum tensor_format format){GRID_SWITCH(format, __m128i, scale_numbers(w))} INLINE
+INLINE __m128i grid_scale_numbers(const uint8_t *w, const enum tensor_format format){
+    GRID_SWITCH(format, __m128i, scale_numbers(w))} INLINE
     float grid_scale(const uint8_t *w,
                      const enum tensor_format format){GRID_SWITCH(format, float, scale_of(w))}
 /* Whether an eighth is added to numbers or taken from them instead of a sign. */

@@ -4,7 +4,7 @@
 #ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_WORDS256_H
 #define HELM_COMMON_CPU_KERNELS_BLOCKS_WORDS256_H
 
-#include "common/cpu/kernels/blocks_grid_words.h"
+#include "common/cpu/kernels/grids256.h"
 
 /* Whether numbers take whole bytes. */
 #define IS_TABLE(format)                                                                                     \
@@ -59,30 +59,13 @@ INLINE __m256i chosen(__m256i index, const int8_t code[16], int less)
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), masked(index, 15));
 }
 
-/* 32 numbers that are places in grids. */
-INLINE __m256i grid_words(const uint8_t *w, const int r, const enum tensor_format format)
-{
-    const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201),
-                  byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-    const int signs = (int)grid_signs(w, r, format);
-    const __m256i bits = _mm256_shuffle_epi8(_mm256_set1_epi32(signs), byte),
-                  mask = _mm256_cmpeq_epi8(_mm256_and_si256(bits, bit), bit),
-                  grid =
-                      _mm256_setr_epi64x(grid_entry(w, 4 * r, format), grid_entry(w, 4 * r + 1, format),
-                                         grid_entry(w, 4 * r + 2, format), grid_entry(w, 4 * r + 3, format)),
-                  less = _mm256_set1_epi8((char)number_less(format));
-    if (!has_eighths(format))
-        return _mm256_add_epi8(_mm256_xor_si256(grid, mask), _mm256_sub_epi8(less, mask));
-    const __m256i eighth = _mm256_or_si256(mask, _mm256_set1_epi8(1));
-    return _mm256_add_epi8(grid, _mm256_add_epi8(less, eighth));
-}
-
-/* The bytes of run `r` of a block. */
-INLINE __m256i words_of(const uint8_t *w, const int r, const enum tensor_format format)
+/* The bytes of run `r` of a block; `grid`: what was opened of one of grids. */
+INLINE __m256i words_of(const uint8_t *w, const struct grid_block *grid, const int r,
+                        const enum tensor_format format)
 {
     static const int8_t mxfp4[16] = {MXFP4_CODES};
     const int less = number_less(format), fourth = r % 4;
-    if (is_grid(format)) return grid_words(w, r, format);
+    if (is_grid(format)) return grid_words(grid, w, r, format);
     switch (format) {
     case FORMAT_Q4_K:
         return moved(load32(w + 16 + r / 2 * 32), r % 2 * 4, 0);

@@ -44,22 +44,28 @@ INLINE size_t narrow_steps(const enum tensor_format format)
     }
 }
 
-INLINE vec signed_numbers(const uint8_t *w, const int r, const enum tensor_format format)
+INLINE vec signed_numbers(const uint8_t *w, const struct grid_block *grid, const int r,
+                          const enum tensor_format format)
 {
-    const __m256i bytes = words_of(w, r, format), numbers = format == FORMAT_Q4_K || format == FORMAT_Q2_K ||
-                                                                    format == FORMAT_Q4_0 ||
-                                                                    format == FORMAT_Q4_1
-                                                                ? masked(bytes, number_bits(format))
-                                                                : bytes;
+    const __m256i bytes = words_of(w, grid, r, format),
+                  numbers = format == FORMAT_Q4_K || format == FORMAT_Q2_K || format == FORMAT_Q4_0 ||
+                                    format == FORMAT_Q4_1
+                                ? masked(bytes, number_bits(format))
+                                : bytes;
     return _mm256_castsi256_ps(_mm256_sub_epi8(numbers, _mm256_set1_epi8((char)number_less(format))));
 }
 
 INLINE void unpack_numbers(char *to, const uint8_t *const row[LANES], const enum tensor_format format)
 {
+    struct grid_block grid[LANES];
+    UNROLL for (size_t r = 0; r < LANES; r++)
+    {
+        if (is_grid(format)) grid_open(&grid[r], row[r], format);
+    }
     UNROLL for (int run = 0; run < (int)block_values(format) / 32; run++)
     {
         vec m[LANES];
-        UNROLL for (size_t r = 0; r < LANES; r++) m[r] = signed_numbers(row[r], run, format);
+        UNROLL for (size_t r = 0; r < LANES; r++) m[r] = signed_numbers(row[r], &grid[r], run, format);
         vec_transpose(m);
         UNROLL for (size_t i = 0; i < LANES; i++) vec_store(to + run * INT8_PANEL + i * LANES * 4, m[i]);
     }

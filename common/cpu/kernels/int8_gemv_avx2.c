@@ -108,7 +108,8 @@ INLINE void order_as(float *to, const float *x, size_t cols, const enum tensor_f
 /* ---- weights ---- */
 
 /* Run `r` (32 weights) of the block at w; a block of 32 has only one. */
-INLINE __m256i bytes_of(const uint8_t *w, const int r, const enum tensor_format format)
+INLINE __m256i bytes_of(const uint8_t *w, const struct grid_block *grid, const int r,
+                        const enum tensor_format format)
 {
     switch (format) {
     case FORMAT_Q8_0:
@@ -121,9 +122,9 @@ INLINE __m256i bytes_of(const uint8_t *w, const int r, const enum tensor_format 
     case FORMAT_Q2_K:
     case FORMAT_Q4_0:
     case FORMAT_Q4_1:
-        return masked(words_of(w, r, format), number_bits(format));
+        return masked(words_of(w, grid, r, format), number_bits(format));
     default:
-        return words_of(w, r, format);
+        return words_of(w, grid, r, format);
     }
 }
 
@@ -274,7 +275,12 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
     const size_t blocks = cols / INT8_BLOCK;
     const size_t block = decode_bytes(block_values(format), format);
     struct chunk_scales scales[MOST_SUMS];
+    struct grid_block grid[GEMV_STREAMS];
     vec sum[MOST_SUMS];
+    UNROLL for (size_t s = 0; s < S; s++)
+    {
+        if (is_grid(format)) grid_open(&grid[s], w + s * stride, format);
+    }
     UNROLL for (size_t i = 0; i < S * T; i++)
     {
         const uint8_t *row = w + i % S * stride;
@@ -293,7 +299,7 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
         UNROLL for (size_t s = 0; s < S; s++)
         {
             const uint8_t *at = w + s * stride + (block_values(format) == 256 ? 0 : (size_t)r * block);
-            const __m256i bytes = bytes_of(at, r, format);
+            const __m256i bytes = bytes_of(at, &grid[s], r, format);
             UNROLL for (size_t t = 0; t < T; t++)
             {
                 const size_t i = t * S + s;
