@@ -162,9 +162,12 @@ static uint32_t after_marker(struct exprs *x, const struct tool_wish *w, uint32_
 {
     const struct call_syntax *s = w->syntax;
     if (is_divided(w)) return expr_rule(x, call);
-    if (s->form == CALL_LISTED)
+    if (s->form == CALL_LISTED) {
+        const uint32_t end = s->close && !s->may_end ? marker(x, w, s->close) : expr_seq(x);
         return MARKERS_SEQ(x, schema_space(x), text(x, "["),
-                           several(x, w, call, MARKERS_SEQ(x, text(x, ","), schema_space(x))), text(x, "]"));
+                           several(x, w, call, MARKERS_SEQ(x, text(x, ","), schema_space(x))), text(x, "]"),
+                           end);
+    }
     const bool shared = s->call_open && s->begins; /* one pair of markers around several calls */
     const uint32_t calls = shared ? several(x, w, call, schema_space(x)) : expr_rule(x, call);
     return MARKERS_SEQ(x, schema_space(x), calls, schema_space(x), marker(x, w, s->close));

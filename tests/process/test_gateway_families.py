@@ -51,6 +51,9 @@ FAMILIES = {
     "MiniMax": ("minimax.jinja", (), "Hm.\n</think>\n\nIt rains.", "A tool.</think>\n",
                 '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Bern</parameter>\n<parameter name="days">3</parameter>\n'
                 '</invoke>\n</minimax:tool_call>'),
+    "Seed-OSS": ("seed_oss.jinja", (), "<seed:think>Hm.</seed:think>It rains.", "<seed:think>A tool.</seed:think>\n",
+                 "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Bern</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>"),
+    "Nemotron": ("nemotron.jinja", (), "<think>\nHm.\n</think>\n\nIt rains.", "", '<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Bern", "days": 3}}]</TOOLCALL>'),
     "DeepSeek V3.1": ("deepseek_v3_1.jinja", tuple(map(deep, ("calls begin", "calls end", "call begin", "call end", "sep"))), None, "",
                       deep("calls begin") + deep("call begin") + "get_weather" + deep("sep") + '{"city": "Bern", "days": 3}' + deep("call end") +
                       deep("calls end")),

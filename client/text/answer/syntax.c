@@ -47,12 +47,19 @@ static const struct call_syntax calls[] = {
      KEY("<parameter name=\"", "\""), .value_close = "</parameter>", .tags = true},
     {FAMILY("GLM", CALL_PARAMETERS), SHOWN("<arg_key>"), AROUND("<tool_call>", "</tool_call>"),
      KEY("<arg_key>", "</arg_key>"), .value_open = "<arg_value>", .value_close = "</arg_value>"},
+    {FAMILY("Seed-OSS", CALL_PARAMETERS), SHOWN("<seed:tool_call>"),
+     AROUND("<seed:tool_call>", "</seed:tool_call>"), CALL("<function=", ">", "</function>"),
+     KEY("<parameter=", ">"), .value_close = "</parameter>", .begins = true},
     {FAMILY("Qwen3-Coder", CALL_PARAMETERS), SHOWN("<function="), AROUND("<tool_call>", "</tool_call>"),
      CALL("<function=", ">", "</function>"), KEY("<parameter=", ">"), .value_close = "</parameter>",
      .begins = true, .lines = true},
     {FAMILY("Hermes", CALL_OBJECT), SHOWN("<tool_call>"), AROUND("<tool_call>", "</tool_call>"),
      .key = "arguments"},
     {FAMILY("Mistral", CALL_LISTED), SHOWN("[TOOL_CALLS]"), AROUND("[TOOL_CALLS]", NULL), .key = "arguments"},
+    {FAMILY("Nemotron", CALL_LISTED), SHOWN("<TOOLCALL>"), AROUND("<TOOLCALL>", "</TOOLCALL>"),
+     .key = "arguments"},
+    {FAMILY("Granite 3", CALL_LISTED), SHOWN("<|tool_call|>"), AROUND("<|tool_call|>", "<|/tool_call|>"),
+     .key = "arguments", .may_end = true},
     {FAMILY("Llama 3", CALL_WHOLE), SHOWN("<|start_header_id|>"), .key = "parameters"},
 };
 
@@ -65,6 +72,7 @@ static const struct reasoning_tags reasoning[] = {
      .anywhere = true},
     {TAGS("Mistral", "reasoning_content"), SHOWN("[THINK]"), AROUND("[THINK]", "[/THINK]"), .anywhere = true,
      .efforts = "none|high"},
+    {TAGS("Seed-OSS", "reasoning_content"), SHOWN("<seed:think>"), AROUND("<seed:think>", "</seed:think>")},
     {TAGS("<think>", "reasoning_content"), SHOWN("think>"), AROUND("<think>", "</think>")},
 };
 
@@ -121,7 +129,8 @@ bool call_syntax_has_token(const struct call_syntax *s, const char *token)
     static const char *const listed[] = {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"};
     if (!s || !*token) return false;
     if (s->form == CALL_CHANNEL) return is_harmony(token);
-    if (s->form == CALL_LISTED) return is_one_of(listed, COUNT(listed), token);
+    if (s->form == CALL_LISTED)
+        return is_one_of(listed, COUNT(listed), token) || holds(s->open, token) || holds(s->close, token);
     if (s->form == CALL_WHOLE) return strcmp(token, "<|python_tag|>") == 0;
     if (s->form == CALL_BARE && strcmp(token, "<|\"|>") == 0) return true;
     return holds(s->open, token) || holds(s->close, token) || holds(s->call_open, token) ||

@@ -27,7 +27,8 @@ struct call_syntax {
     /* CALL_NAMED, CALL_PARAMETERS, CALL_BARE: before the name; after it (NULL: a blank or a tag ends it, and stays);
      * after the arguments. NULL or "": nothing */
     const char *call_open, *name_end, *call_close;
-    bool begins; /* calls are also written without `open`: call_open begins one */
+    bool may_end; /* CALL_LISTED: `close` may be missing */
+    bool begins;  /* calls are also written without `open`: call_open begins one */
     /* CALL_PARAMETERS: before the key, after it, before the value, after it */
     const char *key_open, *key_end, *value_open, *value_close;
     bool tags;    /* name_end and key_end close a quote: the rest of the tag follows them, up to '>' */

@@ -27,6 +27,9 @@
 #define MINIMAX  "tools <minimax:tool_call>"
 #define DEEPSEEK "tools <" BAR "tool" LOW "call" LOW "begin" BAR ">"
 #define DEEP(a)  "<" BAR "tool" LOW a BAR ">"
+#define NEMOTRON "tools <TOOLCALL> <|start_header_id|>"
+#define GRANITE  "tools <|tool_call|>"
+#define SEED     "tools <seed:tool_call><function= <seed:think>"
 #define NO_TOOLS "<think>"
 
 #define CALL "{\"name\": \"f\", \"arguments\": {\"x\": \"}\"}}"
@@ -170,6 +173,16 @@ static const struct {
     {MISTRAL, "[TOOL_CALLS]", "", "[TOOL_CALLS]", ""},
     {MISTRAL, "[THINK]a[/THINK][TOOL_CALLS]f[ARGS]{}", "a", "", "f{}"},
     /* Llama 3 */
+    {NEMOTRON, "<TOOLCALL>[" CALL "]</TOOLCALL>", "", "", X},
+    {NEMOTRON, "So:\n<TOOLCALL>[" CALL ", " CALL "]</TOOLCALL> end", "", "So: end", X X},
+    {NEMOTRON, "<TOOLCALL>[1]</TOOLCALL>", "", "<TOOLCALL>[1]</TOOLCALL>", ""},
+    {GRANITE, "<|tool_call|>[" CALL "]", "", "", X},
+    {GRANITE, "<|tool_call|>" NESTED "<|/tool_call|>", "", "", X},
+    {SEED,
+     "<seed:think>Hm.</seed:think><seed:tool_call>\n<function=f>\n<parameter=x>}</parameter>\n</function>\n</"
+     "seed:tool_call>",
+     "Hm.", "", X},
+    {SEED, "I look.\n<seed:tool_call><function=g></function></seed:tool_call>", "", "I look.", "g{}"},
     {LLAMA, "[" LCALL ", " LCALL "]", "", "", X X},
     {LLAMA, "<|python_tag|>[" LCALL "]; " LCALL, "", "", X X},
     {LLAMA, NESTED, "", "", X},
@@ -359,6 +372,26 @@ static void test_a_call_is_told_as_it_comes(void **state)
     cli_text_free(&got.calls);
 }
 
+/* A strict tool's arguments fit its schema, which nothing keeps outside of the markers. */
+static void test_a_strict_tool_needs_its_marker(void **state)
+{
+    (void)state;
+    json_t *tools = json_loads("[{\"function\": {\"name\": \"f\", \"strict\": true}}]", 0, NULL);
+    static const char *const bare[][2] = {{HERMES, CALL}, {HERMES, "[" CALL "]"}, {LLAMA, "[" LCALL "]"}};
+    for (size_t i = 0; i < sizeof bare / sizeof *bare; i++) {
+        struct got got = {0};
+        const struct answer_wish wish = {.calls = call_syntax_of(bare[i][0]), .tools = tools};
+        struct answer *answer = answer_open(&wish, take, &got);
+        answer_push(answer, bare[i][1], strlen(bare[i][1]));
+        answer_finish(answer);
+        answer_close(answer);
+        assert_string_equal(got.text.data, bare[i][1]);
+        assert_null(got.calls.data);
+        cli_text_free(&got.text);
+    }
+    json_decref(tools);
+}
+
 static void test_where_a_prompt_leaves_thinking(void **state)
 {
     (void)state;
@@ -467,6 +500,7 @@ int main(void)
         cmocka_unit_test(test_no_row_is_left_out),
         cmocka_unit_test(test_a_template_shows_its_syntax),
         cmocka_unit_test(test_a_call_is_told_as_it_comes),
+        cmocka_unit_test(test_a_strict_tool_needs_its_marker),
         cmocka_unit_test(test_where_a_prompt_leaves_thinking),
         cmocka_unit_test(test_thinking_that_the_prompt_began),
         cmocka_unit_test(test_long_parts),
