@@ -12,11 +12,12 @@ KERNEL_OPT_tsan := $(KERNEL_OPT_ubsan)
 ifneq ($(KERNEL_OPT_$(MODE)),)
 KERNEL_OPT := $(KERNEL_OPT_$(MODE)) -ffp-contract=off
 endif
-# The kernels with most instances, and attention: out-of-line checks halve the time to compile in MODE=asan, and cost less than that when
-# the tests run. (gemm is not listed: there they cost more than they save.)
+# The kernels with most instances. In MODE=asan out-of-line checks halve the time to compile int8's, and attention with AVX-512; they cost
+# less than that when the tests run. Not so gemm, blocks and attention of AVX2: a check of 32 bytes by a call is so slow that the golden
+# tests of blocks took three times as long, and a profile's attention ten times.
 MANY_INSTANCES := $(addprefix common/cpu/kernels/,int8_gemm_avx2 int8_gemm_avx512vnni int8_gemv_avx2 int8_gemv_avx512vnni blocks_avx2)
-CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16 \
-  attention_avx512bf16vbmi2 attention_amxint8 attention_amxvbmi2 attention_parts_amxvbmi2)
+CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx512 attention_avx512bf16 \
+  attention_avx512bf16vbmi2 attention_amxint8 attention_amxvbmi2 attention_parts_amxvbmi2) $(filter-out %/blocks_avx2,$(MANY_INSTANCES))
 
 # Objects that a sanitized build takes from the release build; FULL=1 instruments all of them.
 # MODE=asan: kernels whose loops the AVX2 kernels share, which are instrumented (in the tests of products an unreadable page follows
@@ -39,7 +40,7 @@ RELEASE_asan := $(if $(FULL),,$(RELEASE_OF_asan))
 RELEASE_tsan := $(RELEASE_OF_tsan)
 
 ifeq ($(MODE),asan)
-$(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES) $(CALLED_asan)): KERNEL_OPT += --param asan-instrumentation-with-call-threshold=0
+$(patsubst %,$(OBJ)/%.o,$(CALLED_asan)): KERNEL_OPT += --param asan-instrumentation-with-call-threshold=0
 # -O1 takes two thirds of -O2's time to compile these, and they run as long
 $(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES)): KERNEL_OPT += -O1
 # compiled anew when FULL or the processor says otherwise than last time

@@ -33,6 +33,10 @@
 #define PAIR_MOST  0
 #endif
 
+/* Without packed kernels the scalar ones run, 20 times as long: of more tokens than are multiplied at a time once, in the release
+ * build. */
+#define SCALAR_MOST 110
+
 /* ---- by the CPU alone ---- */
 
 static uint64_t run_local(const char *kernels, bool pack_cpu, uint32_t threads, const struct script *script,
@@ -43,7 +47,7 @@ static uint64_t run_local(const char *kernels, bool pack_cpu, uint32_t threads, 
                         .unit = units_all(unit, LAYERS, PLAN_HOME_CPU),
                         .step_tokens = STEP_TOKENS};
     write_formats(&plan, &(struct written_formats){.link = true, .cpu = pack_cpu});
-    struct runner on = {.most = 0};
+    struct runner on = {.most = has_kernels() || (threads > 1 && !PAIR_MOST) ? 0 : SCALAR_MOST};
     struct local *local = run_plan_local(kernels, &plan, threads, script, &on, logits);
     const struct weights *w = &local->engine.weights;
     const struct tensor_matrix *head = weights_matrix(w, TENSOR_HEAD, -1);
@@ -157,7 +161,7 @@ static void run_pair(const struct pair_case *c, bool pack, float *logits, uint64
                                          .no_graphs = c->no_graphs};
     assert_non_null(pair);
     if (pair_open(&options, pair, &err)) fail_msg("%s: %s", c->decode, err.text);
-    struct runner on = {.arena = &pair->arena, .engines = pair, .step = step_pair, .most = PAIR_MOST};
+    struct runner on = {.arena = &pair->arena, .engines = pair, .step = step_pair, .most = has_kernels() ? PAIR_MOST : SCALAR_MOST};
     run_script(&on, &all_tiers, logits);
     struct gpu_engine *gpu = (struct gpu_engine *)pair->server[PAIR_GPU].engine;
     *link_bytes = gpu->device->copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE];

@@ -20,7 +20,7 @@
 #include "tools/profile/profile_tool.h"
 #include "common/cpu/pin.h"
 
-#define LONG          4096 /* positions that one query attends to */
+#define LONG          (PROFILE_SANITIZED ? 1024 : 4096) /* positions that one query attends to */
 #define CHUNK_START   1024 /* positions before a chunk */
 #define FILL_BYTES    (16 * MIB)
 #define READ_CHUNK    (256 * KIB)

@@ -22,9 +22,10 @@
 #include "tools/profile/profile_tool.h"
 
 #define CONTEXT_SHORT 256
-#define CONTEXT_LONG  4096
-#define POSITIONS     16384 /* of all rows of a step: more of them have shorter long contexts */
-#define SAMPLES_MOST  (PROFILE_SANITIZED ? 2 : 16)
+#define CONTEXT_LONG  (PROFILE_SANITIZED ? 512 : 4096)
+#define POSITIONS     (4 * CONTEXT_LONG) /* of all rows of a step: more of them have shorter long contexts */
+#define TOKENS_MOST   (PROFILE_SANITIZED ? 512 : 2048)
+#define SAMPLES_MOST  (PROFILE_SANITIZED ? 1 : 16)
 #define SAMPLES_LEAST (PROFILE_SANITIZED ? 1 : 3) /* of steps of few tokens */
 #define CELL_S        0.5                         /* no cell takes longer once it has SAMPLES_LEAST */
 #define SHARES        3.0 /* of the time left, that a cell which has to be run may take */
@@ -308,7 +309,7 @@ static int run_cells(struct measuring *m, struct helm_err *err)
         bool measured = false;
         for (int which = 0; which < CONTEXTS && !rc; which++, left--) {
             const struct cell cell = {i, context_of(m, i, which), which && measured};
-            if (which && cell.context == context_of(m, i, 0)) continue;
+            if (counts[i] > TOKENS_MOST || (which && cell.context == context_of(m, i, 0))) continue;
             const double time = m->end_s - profile_now_s(), share = time / left;
             if (i && expected_s(m, i) > (time > 0 ? SHARES * share : 0)) continue;
             rc = run_cell(m, &cell, share < CELL_S ? share : CELL_S, SHARES * share, false, err);
