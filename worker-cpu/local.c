@@ -25,16 +25,21 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     int rc = o->made ? 0 : engine_read_model(o->folder, o->plan ? o->plan : &plan, &model, err);
     if (rc) return rc;
     if (o->made) model = *o->made, *o->made = (struct model){.folder = NULL};
+    uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
+    const uint32_t pages_per_slot = (o->context_tokens + page_tokens - 1) / page_tokens;
+    const uint32_t pages_all = o->pages ? o->pages : pages_per_slot * o->slots;
     plan.layers = model.config.layers;
+    /* cells of another size have no place in pages; every page has a window's beside it */
+    if (model.config.window_heads.head_dim) {
+        plan.page_tokens = page_tokens;
+        plan.page_count = plan.window_page_count = pages_all;
+    }
     if (o->invariant) plan.step_tokens = o->step_tokens;
     rc = o->plan ? plan_copy(o->plan, &plan, err) : plan_make_units(&plan, PLAN_HOME_CPU, err);
     if (!rc && !o->plan) plan_take_states(&plan, &model);
     if (!rc && !o->plan && o->pack_cpu) pack_all(&model, &plan);
     if (!rc) rc = placement_make(&model, NULL, &plan, err);
     if (rc) goto out;
-    uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
-    const uint32_t pages_per_slot = (o->context_tokens + page_tokens - 1) / page_tokens;
-    const uint32_t pages_all = o->pages ? o->pages : pages_per_slot * o->slots;
     local->pages_per_slot = pages_per_slot;
     struct arena_spec spec = plan_arena_spec(&plan, &model.config);
     spec.slots = o->slots;

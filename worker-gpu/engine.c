@@ -89,7 +89,7 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
     if (rc) return rc;
     g->kv = h->kv;
     g->kv.layers = plan_layers_of(&g->plan, self);
-    g->window_kv = h->kv;
+    g->window_kv = arena_window_layout(arena);
     g->window_kv.layers = plan_window_layers(&g->plan, self);
     g->staging_bytes = gpu_staging_bytes(&g->plan, self, h);
     if ((g->kv.layers || g->window_kv.layers || g->staging_bytes) && g->kv.head_dim > GPUK_HEAD_DIM_MAX)
@@ -182,6 +182,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     const struct arena *arena = g->base.arena;
     const struct arena_header *h = arena_header_of(arena);
     const struct model_config *c = &g->model.config;
+    const uint32_t dim = model_heads_most(c).head_dim;
     struct gpu_block block;
     int rc = register_region(g, GPU_REGION_FRONT, 0, h->region[ARENA_REGION_KV].offset, false, err);
     if (!rc) rc = allocate_device(g, err);
@@ -190,7 +191,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                     plan_kv_tiered(&g->plan), &block);
     uint64_t results = (block.bytes + 63) / 64 * 64, /* of a step, and of one behind it */
         inv_freq = results + GPU_FOLLOW_PLACES * ARENA_STEP_ROWS * sizeof(struct gpuk_token),
-             end = inv_freq + (model_ropes(c) * c->head_dim * sizeof(float) + 63) / 64 * 64;
+             end = inv_freq + (model_ropes(c) * dim * sizeof(float) + 63) / 64 * 64;
     rc = device_host_alloc(d, end + 64, &g->pinned, err);
     if (rc) return rc;
     memset(g->pinned, 0, (size_t)(end + 64));
@@ -222,11 +223,11 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)
         g->source.staging[i] = (char *)g->staging + (g->tiers.on ? 0 : i * (g->staging_bytes / GPU_STAGINGS));
     for (uint32_t r = 0; r < model_ropes(c); r++)
-        rope_inv_freq(c, r, h->context_tokens, (float *)(pinned + inv_freq) + (size_t)r * c->head_dim / 2,
+        rope_inv_freq(c, r, h->context_tokens, (float *)(pinned + inv_freq) + (size_t)r * dim / 2,
                       &g->source.rope_scale[r]);
     if (gpu_area(&g->buffers, GPU_AREA_INV_FREQ))
         rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, gpu_area(&g->buffers, GPU_AREA_INV_FREQ),
-                         pinned + inv_freq, model_ropes(c) * (c->head_dim / 2) * sizeof(float), err);
+                         pinned + inv_freq, model_ropes(c) * (dim / 2) * sizeof(float), err);
     return rc;
 }
 

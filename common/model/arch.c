@@ -19,7 +19,7 @@ static const struct arch *const archs[] = {
     &arch_phi3,                                                            /* arch/phi3.c */
     &arch_opt,                                                             /* arch/opt.c */
     &arch_granite,                                                         /* arch/granite.c */
-    &arch_gemma3,                                                          /* arch/gemma.c */
+    &arch_gemma3,     &arch_gemma4,                                        /* arch/gemma.c */
     &arch_state_test,                                                      /* arch/state_test.c */
 };
 #define ARCH_COUNT (sizeof archs / sizeof *archs)

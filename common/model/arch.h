@@ -104,7 +104,7 @@ extern const struct arch arch_phi3;
 extern const struct arch arch_opt;
 extern const struct arch arch_granite;
 extern const struct arch arch_qwen35, arch_qwen35_moe, arch_qwen3_next; /* arch/qwen35.c */
-extern const struct arch arch_gemma3;                                   /* arch/gemma.c */
+extern const struct arch arch_gemma3, arch_gemma4;                      /* arch/gemma.c */
 extern const struct arch arch_state_test;
 /* The registry: index from 0, NULL behind the last. */
 const struct arch *arch_at(uint32_t index);

@@ -141,7 +141,7 @@ static int check_complete(const struct model *model, struct helm_err *err)
     uint64_t rows, cols;
     for (int r = 0; r < TENSOR_ROLE_COUNT; r++) {
         enum tensor_role role = (enum tensor_role)r;
-        if (!model_expected_shape(config, role, &rows, &cols)) continue;
+        if (!model_expected_shape(config, role, -1, &rows, &cols)) continue;
         int32_t first = arch_role_per_layer(role) ? 0 : -1;
         int32_t last = arch_role_per_layer(role) ? (int32_t)config->layers - 1 : -1;
         for (int32_t layer = first; layer <= last; layer++) {
@@ -167,7 +167,7 @@ static uint32_t expected_count(const struct model_config *config)
     uint32_t count = 0;
     uint64_t rows, cols;
     for (int r = 0; r < TENSOR_ROLE_COUNT; r++)
-        if (model_expected_shape(config, (enum tensor_role)r, &rows, &cols))
+        if (model_expected_shape(config, (enum tensor_role)r, -1, &rows, &cols))
             count += arch_role_per_layer((enum tensor_role)r) ? config->layers : 1;
     return count;
 }
@@ -235,7 +235,8 @@ static uint64_t config_pieces(const struct model_config *config)
     for (const struct fused_tensor *f = arch_of(config)->fused; f && f->roles; f++) {
         uint64_t rows, cols;
         for (uint32_t k = 0; f->part == FUSED_RUNS && k < f->roles; k++)
-            for (uint32_t l = 0; model_expected_shape(config, f->role[k], &rows, &cols) && l < config->layers;
+            for (uint32_t l = 0;
+                 model_expected_shape(config, f->role[k], (int32_t)l, &rows, &cols) && l < config->layers;
                  l++)
                 count += model_expects(config, f->role[k], (int32_t)l) ? rows / f->run(config) : 0;
     }
@@ -349,7 +350,7 @@ static int add_implied(struct model *model, enum tensor_role role, int32_t layer
                                   .format = tensor_format_plain(model->config.dtype),
                                   .offset = model->shards[0].bytes};
     if (!model_expects(&model->config, role, layer) ||
-        !model_expected_shape(&model->config, role, &tensor.rows, &tensor.cols))
+        !model_expected_shape(&model->config, role, layer, &tensor.rows, &tensor.cols))
         return 0;
     if (arch_role_of_experts(role)) tensor.format = model->config.experts_format;
     if (!tensor_format_takes(tensor.format, tensor.rows, tensor.cols))

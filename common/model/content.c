@@ -47,7 +47,9 @@ uint64_t content_of_config(const struct model_config *c)
         sum += content_of(c->rope[0].long_factors, c->head_dim / 2 * sizeof *c->rope[0].long_factors, 7);
     if (c->window) sum += content_of(c->window, c->layers * sizeof *c->window, 3);
     if (model_ropes(c) > 1) {
-        const double second[] = {c->rope[1].kind, c->rope[1].theta, c->rope[1].factor};
+        const double second[] = {
+            c->rope[1].kind,          c->rope[1].theta, c->rope[1].factor, c->window_heads.kv_heads,
+            c->window_heads.head_dim, c->logit_cap,     c->k_is_v,         c->rope[0].part};
         sum += content_of(second, sizeof second, 10);
     }
     if (c->router.experts) {

@@ -28,12 +28,12 @@ uint32_t fused_shape(const struct model_config *config, const struct fused_tenso
 {
     const uint64_t experts = config->router.experts;
     uint64_t rows = 0, cols = 0;
-    (void)model_expected_shape(config, what->role[0], &rows, &cols);
+    (void)model_expected_shape(config, what->role[0], -1, &rows, &cols);
     if (what->part == FUSED_ROWS || what->part == FUSED_RUNS) {
         const bool vector = arch_role_is_vector(what->role[0]);
         uint64_t all = vector ? cols : rows, more;
         for (uint32_t i = 1; i < what->roles; i++) {
-            (void)model_expected_shape(config, what->role[i], &rows, &more);
+            (void)model_expected_shape(config, what->role[i], -1, &rows, &more);
             all += vector ? more : rows;
         }
         if (!arch_role_of_experts(what->role[0]) || experts == 0) {

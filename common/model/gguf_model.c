@@ -122,8 +122,8 @@ static int read_factors(struct model *model, bool headers, const struct gguf_fil
         rc = file_pread_all(fd, to, entry->bytes, at, entry->name, err);
     close(fd);
     for (uint32_t i = 0; i < count && !rc; i++)
-        if (!(to[i] >= 1e-3f && to[i] <= 1e6f))
-            rc = helm_fail(err, HELM_E_LIMIT, "tensor '%s': factor %u is %g, not between 0.001 and 1000000",
+        if (!(to[i] >= 1e-3f && to[i] <= 1e31f)) /* 1e30 is that of pairs that do not turn */
+            rc = helm_fail(err, HELM_E_LIMIT, "tensor '%s': factor %u is %g, not between 0.001 and 1e31",
                            entry->name, i, (double)to[i]);
     return rc;
 }

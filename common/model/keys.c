@@ -231,7 +231,7 @@ int keys_read(const struct keys *keys, struct model_config *config, struct helm_
 static int check_heads(const struct keys *keys, struct model_config *c, struct helm_err *err)
 {
     char a[KEYS_NAME_MAX], b[KEYS_NAME_MAX], d[KEYS_NAME_MAX];
-    if (c->kv_heads == 0) c->kv_heads = c->heads;
+    if (c->kv_heads == 0) c->kv_heads = c->window_heads.kv_heads ? c->window_heads.kv_heads : c->heads;
     if (c->heads % c->kv_heads != 0)
         return helm_fail(err, HELM_E_FORMAT, "'%s' %u is not a multiple of '%s' %u", NAME(heads, a), c->heads,
                          NAME(kv_heads, b), c->kv_heads);

@@ -18,7 +18,7 @@ uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_
 {
     const enum tensor_role single[] = {op->norm,  op->norm_bias, op->q_norm,    op->k_norm,
                                        op->sinks, op->router,    op->positions, op->conv,
-                                       op->decay, op->time_bias, op->head_norm};
+                                       op->decay, op->time_bias, op->head_norm, op->out_factor};
     uint32_t count = 0;
     for (uint32_t w = 0; w < op->weights; w++) roles[count++] = op->weight[w];
     for (size_t i = 0; i < sizeof single / sizeof *single; i++)
@@ -90,6 +90,15 @@ static void build_state(const struct model_config *config, struct math_part *par
     if (state_of(op) != STATE_NONE) part->state = state_of(op);
 }
 
+static void build_heads(const struct model_config *config, struct math_op *op)
+{
+    const struct model_heads heads = model_heads_of(config, op->windowed);
+    op->kv_heads = heads.kv_heads;
+    op->head_dim = heads.head_dim;
+    if (config->rope[op->rope].dims != heads.head_dim) op->rope_dims = config->rope[op->rope].dims;
+    if (op->score_scale == 0) op->score_scale = 1.0f / sqrtf((float)heads.head_dim);
+}
+
 static void build_part(const struct model_config *config, const struct math_part *from, struct math_part *to)
 {
     *to = *from;
@@ -102,10 +111,7 @@ static void build_part(const struct model_config *config, const struct math_part
         struct math_op *op = &to->op[to->ops++];
         keep_existing(config, op);
         build_state(config, to, op);
-        if (op->kind == MATH_ATTENTION && config->rope[op->rope].dims != config->head_dim)
-            op->rope_dims = config->rope[op->rope].dims;
-        if (op->kind == MATH_ATTENTION && op->score_scale == 0)
-            op->score_scale = 1.0f / sqrtf((float)config->head_dim);
+        if (op->kind == MATH_ATTENTION) build_heads(config, op);
     }
     if (to->experts && config->router.experts)
         to->read_part = (double)config->router.chosen / (double)config->router.experts;

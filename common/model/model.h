@@ -18,7 +18,7 @@
 #include "common/model/router.h"
 #include "common/model/unit.h"
 
-enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_FACTORS, ROPE_LONG };
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_FACTORS, ROPE_LONG, ROPE_PART };
 struct rope_config {
     enum rope_kind kind;
     double theta;
@@ -26,6 +26,7 @@ struct rope_config {
     double low_freq_factor, high_freq_factor; /* llama3 */
     double beta_fast, beta_slow;              /* yarn */
     double attention_factor;                  /* yarn, longrope: multiplies cos and sin; resolved, never 0 */
+    double part;                              /* ROPE_PART: pairs that turn, of all; the others stay */
     bool truncate;                            /* yarn: floor/ceil of the correction range */
     uint32_t original_context;                /* llama3, yarn, longrope */
     uint32_t dims;                            /* of each head that turn, the first ones; 0: all */
@@ -46,12 +47,18 @@ struct model_delta {
     enum head_order order;
 };
 
+/* Heads of a kind of layers' keys and values. */
+struct model_heads {
+    uint32_t kv_heads, head_dim;
+};
+
 struct model_config {
     char architecture[64]; /* "Qwen3ForCausalLM" */
     char model_type[32];   /* "qwen3" */
     uint32_t layers, hidden, intermediate, vocab;
     uint32_t heads, kv_heads, head_dim;
-    uint32_t positions;    /* rows of learned position embeddings; 0: there are none */
+    struct model_heads window_heads; /* of layers with a window; zeros: as the others' */
+    uint32_t positions;              /* rows of learned position embeddings; 0: there are none */
     uint32_t draft_layers; /* layers behind the last, which only drafts use: their tensors are skipped */
     /* What `window` and `sparse` are made of */
     uint32_t sliding_window, window_layers, sparse_step, leading_dense, shared_experts;
@@ -64,6 +71,8 @@ struct model_config {
     bool partial_rope;    /* a part of each head turns; its configuration says which (rope[0].dims) */
     /* Multipliers of the embedding, of what is added to the residual stream, of attention's scores, of logits; 0: none */
     double embedding_scale, residual_scale, attention_scale, logit_scale;
+    double logit_cap;     /* soft cap of logits; 0: none */
+    bool k_is_v;          /* layers without a window have no v of their own */
     uint32_t max_context; /* max_position_embeddings, or what YaRN extends it to */
     double norm_eps;
     /* Kinds of layers name theirs (math_op.rope). The second is that of layers with a window; its theta is 0 where all have the
@@ -244,6 +253,26 @@ static inline enum glu_kind math_glu(const struct math_op *op)
                                                     : GLU_SILU;
 }
 
+/* Heads of layers with a window, or of the others. */
+static inline struct model_heads model_heads_of(const struct model_config *config, bool window)
+{
+    return window && config->window_heads.head_dim
+               ? config->window_heads
+               : (struct model_heads){.kv_heads = config->kv_heads, .head_dim = config->head_dim};
+}
+/* The most of any layer: numbers of a head, kv heads, numbers of all kv heads. */
+static inline struct model_heads model_heads_most(const struct model_config *config)
+{
+    const struct model_heads w = model_heads_of(config, true);
+    return (struct model_heads){.kv_heads = w.kv_heads > config->kv_heads ? w.kv_heads : config->kv_heads,
+                                .head_dim = w.head_dim > config->head_dim ? w.head_dim : config->head_dim};
+}
+static inline uint32_t model_kv_width(const struct model_config *config)
+{
+    const struct model_heads w = model_heads_of(config, true);
+    const uint32_t own = config->kv_heads * config->head_dim, window = w.kv_heads * w.head_dim;
+    return own > window ? own : window;
+}
 /* Whether a layer's MLP is a mixture of experts. */
 static inline bool model_layer_sparse(const struct model_config *config, uint32_t layer)
 {
@@ -259,9 +288,9 @@ uint32_t model_mlp_width(const struct model_config *config);
 uint32_t model_dense_width(const struct model_config *config);
 /* Columns of the widest matrix that is no expert's, or more. */
 uint32_t model_widest(const struct model_config *config);
-/* Shape that `config` implies for a role; returns false when the configuration has no such tensor in any layer. */
-bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,
-                          uint64_t *cols);
+/* Shape that `config` implies for a role in a layer (-1: in layers without a window); returns false when the configuration has no such tensor in any layer. */
+bool model_expected_shape(const struct model_config *config, enum tensor_role role, int32_t layer,
+                          uint64_t *rows, uint64_t *cols);
 /* Whether it has what the role is about, in layers whose operations name it. */
 bool model_role_exists(const struct model_config *config, enum tensor_role role);
 /* Whether it has the tensor in this layer (-1: outside the layers). */
@@ -286,7 +315,7 @@ uint64_t model_delta_bytes(const struct model_delta *delta);
 uint32_t model_window(const struct model_config *config);
 /* Layers that keep K and V of each position (STATE_PAGES). */
 uint32_t model_paged_layers(const struct model_config *config);
-/* Bytes of KV cache one token needs over `layers` layers at `kv_dtype`. */
+/* Bytes of KV cache one token needs over `layers` layers without a window at `kv_dtype`. */
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype);
 
 /* Of one of its tables: inv_freq[dims / 2] (dims 0: head_dim) in float32 as transformers computes it (ROPE_INIT_FUNCTIONS), and the factor that
@@ -302,7 +331,7 @@ static inline uint32_t model_ropes(const struct model_config *config)
 /* Numbers of a head that turn by a table. */
 static inline uint32_t model_rope_dims(const struct model_config *config, uint32_t table)
 {
-    return config->rope[table].dims ? config->rope[table].dims : config->head_dim;
+    return config->rope[table].dims ? config->rope[table].dims : model_heads_of(config, table > 0).head_dim;
 }
 /* Whether a run of this context takes a longrope's long factors; cells of its cache mean something else then. */
 bool rope_is_long(const struct model_config *config, uint32_t context);

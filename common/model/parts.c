@@ -83,7 +83,7 @@ static void cut_tensor(struct model *model, struct model_tensor *t, enum tensor_
 {
     const struct model_config *c = &model->config;
     model->weight_bytes -= t->bytes;
-    (void)model_expected_shape(c, t->role, &t->rows, &t->cols);
+    (void)model_expected_shape(c, t->role, t->layer, &t->rows, &t->cols);
     t->bytes = tensor_format_bytes(t->format, t->rows, t->cols);
     t->cut = c->expert_parts > 1 ? cut : CUT_NONE;
     t->parts = c->expert_parts;

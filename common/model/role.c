@@ -124,6 +124,7 @@ static const struct role roles[TENSOR_ROLE_COUNT] = {
                               ALWAYS},
     [TENSOR_MLP_OUT_NORM] = {"mlp.output_norm.weight", "ffn_post_norm.weight", MLP, DIM_ONE, DIM_HIDDEN,
                              ALWAYS},
+    [TENSOR_LAYER_SCALE] = {"layer_scalar", "layer_output_scale.weight", MLP, DIM_ONE, DIM_ONE, ALWAYS},
     [TENSOR_GATE] = {"mlp.gate_proj.weight", "ffn_gate.weight", MLP, DIM_INTERMEDIATE, DIM_HIDDEN, ALWAYS},
     [TENSOR_UP] = {"mlp.up_proj.weight", "ffn_up.weight", MLP, DIM_INTERMEDIATE, DIM_HIDDEN, ALWAYS},
     [TENSOR_DOWN] = {"mlp.down_proj.weight", "ffn_down.weight", MLP, DIM_HIDDEN, DIM_INTERMEDIATE, ALWAYS},
@@ -221,9 +222,13 @@ static uint32_t number_at(const struct model_config *config, size_t at)
     return number;
 }
 
-static uint64_t dim_of(const struct model_config *config, enum dim dim)
+static uint64_t dim_of(const struct model_config *config, enum dim dim, bool window)
 {
+    const struct model_heads heads = model_heads_of(config, window);
     uint64_t product = 1;
+    if (dim == DIM_Q) return (uint64_t)config->heads * heads.head_dim;
+    if (dim == DIM_KV) return (uint64_t)heads.kv_heads * heads.head_dim;
+    if (dim == DIM_HEAD) return heads.head_dim;
     for (int i = 0; i < 2; i++)
         if (dims[dim][i] != NONE) product *= number_at(config, dims[dim][i]);
     return product;
@@ -267,10 +272,11 @@ bool model_expects(const struct model_config *config, enum tensor_role role, int
     return part_names(arch->parts[arch->kind(config, (uint32_t)layer, roles[role].part)], role);
 }
 
-bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,
-                          uint64_t *cols)
+bool model_expected_shape(const struct model_config *config, enum tensor_role role, int32_t layer,
+                          uint64_t *rows, uint64_t *cols)
 {
     bool found = false;
+    const bool window = layer >= 0 && config->window && config->window[layer];
     *rows = *cols = 0;
     if (!model_role_exists(config, role)) return false;
     if (!roles[role].per_layer) found = model_expects(config, role, -1);
@@ -281,8 +287,8 @@ bool model_expected_shape(const struct model_config *config, enum tensor_role ro
     for (uint32_t l = 0; roles[role].per_layer && l < config->layers && !found; l++)
         found = named[arch->kind(config, l, roles[role].part)];
     if (!found) return false;
-    *rows = dim_of(config, roles[role].rows);
-    *cols = dim_of(config, roles[role].cols);
+    *rows = dim_of(config, roles[role].rows, window);
+    *cols = dim_of(config, roles[role].cols, window);
     return true;
 }
 
@@ -308,7 +314,7 @@ void arch_role_keys(const struct model_config *config, enum tensor_role role, bo
 uint32_t model_dense_width(const struct model_config *config)
 {
     uint64_t rows, cols;
-    return model_expected_shape(config, TENSOR_DOWN, &rows, &cols) ? config->intermediate : 0;
+    return model_expected_shape(config, TENSOR_DOWN, -1, &rows, &cols) ? config->intermediate : 0;
 }
 
 uint32_t model_mlp_width(const struct model_config *config)
@@ -320,8 +326,8 @@ uint32_t model_mlp_width(const struct model_config *config)
 
 uint32_t model_widest(const struct model_config *config)
 {
-    const uint64_t of[] = {config->hidden, (uint64_t)config->heads * config->head_dim, config->intermediate,
-                           config->shared_intermediate,
+    const uint64_t of[] = {config->hidden, (uint64_t)config->heads * model_heads_most(config).head_dim,
+                           config->intermediate, config->shared_intermediate,
                            (uint64_t)config->delta.value_heads * config->delta.value_dim};
     uint64_t widest = 0;
     for (size_t i = 0; i < sizeof of / sizeof *of; i++) widest = of[i] > widest ? of[i] : widest;

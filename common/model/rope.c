@@ -93,9 +93,11 @@ void rope_inv_freq(const struct model_config *config, uint32_t table, uint32_t c
         yarn_frequencies(rope, dim, inv_freq);
         return;
     }
+    const uint32_t turning = (uint32_t)(rope->part * dim / 2);
     for (uint32_t i = 0; i < dim / 2; i++) {
         const float freq = pos_freq(rope->theta, i, dim), plain = 1.0f / freq;
         inv_freq[i] = rope->kind == ROPE_LINEAR    ? plain / (float)rope->factor
+                      : rope->kind == ROPE_PART    ? (i < turning ? plain / (float)rope->factor : 0)
                       : rope->kind == ROPE_LLAMA3  ? llama3_scale(rope, plain)
                       : rope->kind == ROPE_FACTORS ? plain / factors[i]
                       : rope->kind == ROPE_LONG    ? 1.0f / (factors[i] * freq)

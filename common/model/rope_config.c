@@ -18,9 +18,10 @@ static int read_kind(const json_t *scaling, enum rope_kind *kind, struct helm_er
     static const struct {
         const char *name;
         enum rope_kind kind;
-    } kinds[] = {{"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR},
-                 {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},
-                 {"longrope", ROPE_LONG},   {"su", ROPE_LONG}}; /* what it was called first */
+    } kinds[] = {{"default", ROPE_DEFAULT},  {"linear", ROPE_LINEAR},
+                 {"llama3", ROPE_LLAMA3},    {"yarn", ROPE_YARN},
+                 {"longrope", ROPE_LONG},    {"su", ROPE_LONG}, /* what it was called first */
+                 {"proportional", ROPE_PART}};
     const char *name = NULL;
     int rc = json_get_string(scaling, "rope_type", false, &name, err);
     if (!rc && !name) rc = json_get_string(scaling, "type", false, &name, err);
@@ -32,9 +33,10 @@ static int read_kind(const json_t *scaling, enum rope_kind *kind, struct helm_er
         *kind = kinds[i].kind;
         return 0;
     }
-    return helm_fail(
-        err, HELM_E_UNSUPPORTED,
-        "RoPE type '%.40s' is not supported (supported: default, linear, llama3, yarn, longrope)", name);
+    return helm_fail(err, HELM_E_UNSUPPORTED,
+                     "RoPE type '%.40s' is not supported (supported: default, linear, llama3, yarn, "
+                     "longrope, proportional)",
+                     name);
 }
 
 /* Into rope->dims, of architectures that turn a part of each head; others turn all of it. */
@@ -77,6 +79,14 @@ static int read_original_context(const json_t *root, const json_t *scaling, cons
 static int read_factor(const json_t *scaling, bool required, double *factor, struct helm_err *err)
 {
     return json_get_double(scaling, "factor", required, ROPE_FACTOR_MIN, ROPE_FACTOR_MAX, factor, err);
+}
+
+/* "proportional": the first pairs of each head turn as if all did. */
+static int read_part(const json_t *scaling, struct rope_config *rope, struct helm_err *err)
+{
+    rope->part = 1;
+    const int rc = json_get_double(scaling, "partial_rotary_factor", false, 1e-6, 1, &rope->part, err);
+    return rc ? rc : read_factor(scaling, false, &rope->factor, err);
 }
 
 static int read_llama3(const json_t *scaling, struct rope_config *rope, struct helm_err *err)
@@ -200,8 +210,9 @@ static int read_rope(const json_t *root, const json_t *scaling, double theta,
                              "RoPE parameters for each layer type ('%.40s') are not supported", key);
     }
     int rc = json_get_double(scaling, "rope_theta", false, ROPE_THETA_MIN, ROPE_THETA_MAX, &rope->theta, err);
-    if (!rc) rc = check_partial(scaling, config, rope, err);
     if (!rc) rc = read_kind(scaling, &rope->kind, err);
+    if (!rc && rope->kind == ROPE_PART) return read_part(scaling, rope, err);
+    if (!rc) rc = check_partial(scaling, config, rope, err);
     if (rc || rope->kind == ROPE_DEFAULT) return rc;
     if (rope->kind == ROPE_LINEAR) return read_factor(scaling, true, &rope->factor, err);
     rc = read_original_context(root, scaling, config, rope, err);
@@ -222,7 +233,7 @@ static bool same_rope(const struct rope_config *a, const struct rope_config *b, 
            a->low_freq_factor == b->low_freq_factor && a->high_freq_factor == b->high_freq_factor &&
            a->beta_fast == b->beta_fast && a->beta_slow == b->beta_slow &&
            a->attention_factor == b->attention_factor && a->truncate == b->truncate &&
-           a->original_context == b->original_context && a->dims == b->dims &&
+           a->original_context == b->original_context && a->dims == b->dims && a->part == b->part &&
            same_factors(a->factors, b->factors, head_dim / 2) &&
            same_factors(a->long_factors, b->long_factors, head_dim / 2);
 }

@@ -155,10 +155,10 @@ static int take_rows(struct model *model, const struct fused_tensor *fused, uint
     const struct model_config *config = &model->config;
     uint64_t rows, cols, before = 0;
     for (uint32_t i = 0; i < number; i++) {
-        (void)model_expected_shape(config, fused->role[i], &rows, &cols);
+        (void)model_expected_shape(config, fused->role[i], tensor->layer, &rows, &cols);
         before += tensor_format_bytes(tensor->format, rows, cols);
     }
-    (void)model_expected_shape(config, tensor->role, &tensor->rows, &tensor->cols);
+    (void)model_expected_shape(config, tensor->role, tensor->layer, &tensor->rows, &tensor->cols);
     tensor->bytes = tensor_format_bytes(tensor->format, tensor->rows, tensor->cols);
     tensor->offset += before;
     return checkpoint_add(model, tensor, err);
@@ -170,7 +170,7 @@ static int take_runs(struct model *model, const struct fused_tensor *fused, uint
 {
     const struct model_config *config = &model->config;
     const uint64_t run = fused->run(config);
-    (void)model_expected_shape(config, tensor->role, &tensor->rows, &tensor->cols);
+    (void)model_expected_shape(config, tensor->role, tensor->layer, &tensor->rows, &tensor->cols);
     const uint64_t row_bytes = tensor_format_row_bytes(tensor->format, tensor->cols), at = tensor->offset;
     const uint32_t count = (uint32_t)(tensor->rows / run), piece = model->piece_count;
     tensor->bytes = tensor_format_bytes(tensor->format, tensor->rows, tensor->cols);
@@ -207,7 +207,7 @@ static int take_fused_role(struct model *model, const struct fused_tensor *fused
     tensor.turns = fused->roles;
     tensor.turn = number;
     tensor.experts = config->router.experts;
-    (void)model_expected_shape(config, role, &tensor.rows, &tensor.cols);
+    (void)model_expected_shape(config, role, file->layer, &tensor.rows, &tensor.cols);
     if (!tensor_format_takes(tensor.format, tensor.rows, tensor.cols))
         return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s': rows of %llu values cannot be %s", file->name,
                          (unsigned long long)tensor.cols, tensor_format_name(tensor.format));
@@ -313,7 +313,7 @@ int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
         return check_shape(config, entry, tensor.role, config->vocab, config->hidden, err);
     }
     if (!model_expects(config, tensor.role, tensor.layer) ||
-        !model_expected_shape(config, tensor.role, &tensor.rows, &tensor.cols))
+        !model_expected_shape(config, tensor.role, tensor.layer, &tensor.rows, &tensor.cols))
         return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s says this %s has none", entry->name,
                          source_of(config), config->architecture);
     const bool vector = arch_role_is_vector(tensor.role);

@@ -49,6 +49,7 @@ enum tensor_role {
     TENSOR_MLP_NORM,        /* [hidden] */
     TENSOR_MLP_NORM_BIAS,
     TENSOR_MLP_OUT_NORM, /* [hidden]: of the MLP's output */
+    TENSOR_LAYER_SCALE,  /* [1]: multiplies what the layer leaves */
     TENSOR_GATE,
     TENSOR_UP,   /* [intermediate, hidden] */
     TENSOR_DOWN, /* [hidden, intermediate] */
@@ -180,18 +181,23 @@ struct math_op {
     uint32_t weights;
     enum tensor_role weight[MATH_WEIGHTS_MAX], bias[MATH_WEIGHTS_MAX];
     enum model_buffer out[MATH_WEIGHTS_MAX];
-    enum activation activation; /* of out[0] */
-    bool gated;                 /* weights are gate and up, whose rows are used in pairs */
-    bool residual;              /* adds to out */
-    float in_scale, out_scale;  /* multiply the input, the output before it is added; 0: 1 */
-    float soft_cap;             /* out = cap * tanh(out / cap); 0: none */
+    enum activation activation;  /* of out[0] */
+    bool gated;                  /* weights are gate and up, whose rows are used in pairs */
+    bool residual;               /* adds to out */
+    float in_scale, out_scale;   /* multiply the input, the output before it is added; 0: 1 */
+    float soft_cap;              /* out = cap * tanh(out / cap); 0: none */
+    enum tensor_role out_factor; /* ADD_NORMED: a vector of one number, which multiplies out after that */
     /* ATTENTION */
     enum tensor_role q_norm, k_norm; /* of each head */
+    bool v_normed;                   /* each head of v has an RMS norm without a weight */
+    bool v_is_k;                     /* v is k before its norm */
     enum tensor_role sinks;
-    uint32_t rope;                 /* which of the configuration's tables turns q and k */
-    uint32_t rope_dims;            /* how many of a head's numbers turn; 0: all; filled in */
-    bool no_rope;                  /* none does */
-    float score_scale;             /* of q * k; 0: 1 / sqrt(head_dim) */
+    uint32_t rope;               /* which of the configuration's tables turns q and k */
+    uint32_t rope_dims;          /* how many of a head's numbers turn; 0: all; filled in */
+    bool no_rope;                /* none does */
+    bool windowed;               /* of layers with a window, whose heads may be of another number and size */
+    uint32_t kv_heads, head_dim; /* filled in */
+    float score_scale;           /* of q * k; 0: 1 / sqrt(head_dim) */
     enum model_buffer output_gate; /* its sigmoid multiplies the output */
     uint32_t cache_back;           /* k and v are those of the layer this far back; 0: its own */
     /* DELTA: vectors, of all heads; in the order of the file */
@@ -211,7 +217,7 @@ static inline uint32_t math_biases(const struct math_op *op)
     return op->kind == MATH_ROUTE ? 2 : op->weights;
 }
 /* The tensors that an operation names, TENSOR_NONE left out: their number. */
-#define MATH_ROLES_MAX (2 * MATH_WEIGHTS_MAX + 11)
+#define MATH_ROLES_MAX (2 * MATH_WEIGHTS_MAX + 12)
 uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_MAX]);
 
 #define STATE_ALIGN  64 /* of each operation's part of a record */

@@ -22,6 +22,8 @@ struct arena_spec plan_arena_spec(const struct plan *plan, const struct model_co
                                .window_tokens = plan->window_tokens,
                                .window_page_count = plan->window_page_count,
                                .window_layers = plan_window_layers(plan, PLAN_CPU0),
+                               .window_kv_heads = config->window_heads.kv_heads,
+                               .window_head_dim = config->window_heads.head_dim,
                                .vram_page_count = plan_kv_places(plan),
                                .kv_heads_asking = plan_kv_tiered(plan) ? config->heads : 0,
                                .experts_chosen = mixed ? config->router.chosen : 0,

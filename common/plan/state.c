@@ -66,6 +66,11 @@ int plan_check_states(const struct plan *plan, const struct model *model, struct
 {
     for (uint32_t l = 0; l < plan->layers && l < model->config.layers; l++) {
         const struct plan_state own = plan_state_at(plan, l), is = plan_state_of_layer(model, l);
+        if (own.kind == STATE_PAGES && has_window(model, l) && model->config.window_heads.head_dim)
+            return helm_fail(err, HELM_E_MISMATCH,
+                             "layer %u has a window and heads of another size than layers without one, so it "
+                             "keeps a window: 'window_page_count' is %u",
+                             l, plan->window_page_count);
         if (own.kind == STATE_WINDOW && has_window(model, l)) {
             if (model->config.window[l] == plan->window_tokens) continue;
             return helm_fail(err, HELM_E_MISMATCH, "layer %u has a window of %u tokens, in the plan of %u", l,
@@ -152,11 +157,11 @@ uint32_t plan_session_window_layer(const struct plan *plan, enum plan_processor 
     return layers;
 }
 
-uint64_t plan_session_bytes(const struct plan *plan, uint64_t layer_bytes)
+uint64_t plan_session_bytes(const struct plan *plan, uint64_t layer_bytes, uint64_t window_bytes)
 {
     const uint64_t pages = plan_kv_tiered(plan) ? 0 : plan_device_layers(plan),
                    windows = plan_session_window_layer(plan, PLAN_PROCESSORS);
-    return (pages > windows ? pages : windows) * layer_bytes;
+    return pages * layer_bytes > windows * window_bytes ? pages * layer_bytes : windows * window_bytes;
 }
 
 static int check_windows(const struct plan *plan, struct helm_err *err)

@@ -53,7 +53,7 @@ uint32_t plan_window_layers(const struct plan *plan, enum plan_processor process
 uint32_t plan_session_window_layer(const struct plan *plan, enum plan_processor processor);
 /* Bytes of the arena's session region for a page: of the pool where more of its cells lie in devices' memory alone, pages
  * or windows. */
-uint64_t plan_session_bytes(const struct plan *plan, uint64_t layer_bytes);
+uint64_t plan_session_bytes(const struct plan *plan, uint64_t layer_bytes, uint64_t window_bytes);
 
 /* "states": [{"layers": [first, last], "kind": "pages" | "fixed" | ..., "bytes": N (of fixed ones)}, ...] */
 json_t *plan_states_to_json(const struct plan *plan);

@@ -84,7 +84,7 @@ static uint64_t attention_bytes(const struct model_config *c)
 {
     uint64_t pairs = (uint64_t)ENGINE_FEW_TOKENS * c->heads;
     return round_up(pairs * sizeof(uint32_t), VRAM_ALIGN) +
-           pairs * GPU_ATTENTION_SPLITS * (2 + c->head_dim) * sizeof(float);
+           pairs * GPU_ATTENTION_SPLITS * (2 + model_heads_most(c).head_dim) * sizeof(float);
 }
 
 uint64_t workspace_chain_lists(const struct model_config *c)
@@ -99,7 +99,7 @@ uint64_t workspace_chain_lists(const struct model_config *c)
 
 uint64_t workspace_chain_bytes(const struct model_config *c)
 {
-    uint64_t words = (uint64_t)c->heads * GPU_CHAIN_PIECES * (c->head_dim + 2);
+    uint64_t words = (uint64_t)c->heads * GPU_CHAIN_PIECES * (model_heads_most(c).head_dim + 2);
     return workspace_chain_lists(c) + c->layers * round_up(words * sizeof(uint64_t), VRAM_ALIGN);
 }
 
@@ -131,7 +131,7 @@ static void size_head(const struct gpu_workspace_case *c, struct gpu_workspace *
 
 uint32_t workspace_attention_width(const struct model_config *c)
 {
-    return (c->heads * (c->gated_attention ? 2 : 1) + 2 * c->kv_heads) * c->head_dim;
+    return c->heads * (c->gated_attention ? 2 : 1) * model_heads_most(c).head_dim + 2 * model_kv_width(c);
 }
 
 uint32_t workspace_delta_width(const struct model_config *c)
@@ -149,14 +149,16 @@ static uint64_t delta_values(const struct model_config *c)
 static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace *w)
 {
     const struct model_config *m = c->config;
-    const uint64_t few = ENGINE_FEW_TOKENS * sizeof(float), q = (uint64_t)m->heads * m->head_dim,
+    const uint64_t few = ENGINE_FEW_TOKENS * sizeof(float),
+                   q = (uint64_t)m->heads * model_heads_most(m).head_dim,
                    width = larger(workspace_attention_width(m), workspace_delta_width(m)),
                    a = larger(q, delta_values(m)), channels = m->delta.channels, n = model_dense_width(m),
                    tokens = w->tokens, sub = w->sub_tokens;
     w->area[GPU_AREA_H].bytes = sub * m->hidden * c->chunk_bytes;
     w->area[GPU_AREA_OUT].bytes = m->normed_outputs ? tokens * m->hidden * sizeof(float) : 0;
-    w->area[GPU_AREA_ROPE_TABLE].bytes = model_ropes(m) * tokens * m->head_dim * sizeof(float);
-    w->area[GPU_AREA_INV_FREQ].bytes = model_ropes(m) * m->head_dim * sizeof(float);
+    w->area[GPU_AREA_ROPE_TABLE].bytes =
+        model_ropes(m) * tokens * model_heads_most(m).head_dim * sizeof(float);
+    w->area[GPU_AREA_INV_FREQ].bytes = model_ropes(m) * model_heads_most(m).head_dim * sizeof(float);
     w->area[GPU_AREA_ATTENTION].bytes = attention_bytes(m);
     w->area[GPU_AREA_CHAINS].bytes =
         c->chains ? workspace_chain_bytes(m) + ((uint64_t)c->apart + c->tiered) * workspace_chain_lists(m)
@@ -212,7 +214,8 @@ static uint64_t place_areas(struct gpu_workspace *w, enum gpu_area first, enum g
  * its own. */
 static uint64_t place_attention(const struct gpu_workspace_case *c, struct gpu_workspace *w, uint64_t at)
 {
-    const uint64_t output = (uint64_t)w->tokens * c->config->heads * c->config->head_dim * c->chunk_bytes;
+    const uint64_t output =
+        (uint64_t)w->tokens * c->config->heads * model_heads_most(c->config).head_dim * c->chunk_bytes;
     const uint64_t q = place_areas(w, GPU_AREA_CHUNK_Q, GPU_AREA_CHUNK_Q, at),
                    end = place_areas(w, GPU_AREA_CHUNK_QKV, GPU_AREA_CHUNK_DELTA, q);
     if (!w->area[GPU_AREA_CHUNK_PART].bytes) return end;
@@ -283,7 +286,7 @@ uint32_t workspace_chunk_bytes(const struct model *model)
 void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_activations *a)
 {
     const struct model_config *c = s->config;
-    const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    const uint32_t dim = model_heads_most(c).head_dim, q = c->heads * dim, kv = model_kv_width(c);
     const uint64_t inputs = larger(s->unit_tokens, s->sampled_rows); /* tokens of one product's input */
     const uint32_t chosen = c->router.chosen, mlp = model_mlp_width(c);
     uint64_t at = 0;
@@ -317,8 +320,7 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
         at += round_up(tokens * a->width[b], CPU_ALIGN);
         if (s->unit_tokens && b < BUFFER_GATE && a->width[b] > a->widest) a->widest = a->width[b];
     }
-    const uint64_t half =
-        model_ropes(c) * round_up((uint64_t)s->unit_tokens * ((c->head_dim + 1) / 2), CPU_ALIGN);
+    const uint64_t half = model_ropes(c) * round_up((uint64_t)s->unit_tokens * ((dim + 1) / 2), CPU_ALIGN);
     a->cosine = at;
     a->sine = at + half;
     a->floats = at + 2 * half;

@@ -70,6 +70,8 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         {"window_page_count", spec->window_page_count, 0, spec->page_count},
         {"window_tokens", spec->window_tokens, spec->window_page_count ? 1 : 0,
          spec->window_page_count ? TOKENS_MAX : 0},
+        {"window_kv_heads", spec->window_kv_heads, 0, KV_FIELD_MAX},
+        {"window_head_dim", spec->window_head_dim, 0, KV_FIELD_MAX},
         {"window_layers", spec->window_layers, 0, spec->window_page_count ? KV_FIELD_MAX : 0},
         {"kv_heads_asking", spec->kv_heads_asking, 0, KV_FIELD_MAX},
         {"kv_heads_asking x (head_dim + 2)", (uint64_t)spec->kv_heads_asking * (kv->head_dim + 2ull), 0,
@@ -94,6 +96,10 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "arena: kv.head_dim is %u, not a multiple of %d as a %s cache needs", kv->head_dim,
                          KV_Q8_0_VALUES, kv_dtype_name((enum kv_dtype)kv->dtype));
+    if (spec->window_head_dim && !kv_dtype_takes(kv->dtype, spec->window_head_dim))
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "arena: window_head_dim is %u, not a multiple of %d as a %s cache needs",
+                         spec->window_head_dim, KV_Q8_0_VALUES, kv_dtype_name((enum kv_dtype)kv->dtype));
     if (!spec->vram_page_count != !spec->kv_heads_asking)
         return helm_fail(err, HELM_E_LIMIT,
                          "arena: vram_page_count is %u, kv_heads_asking %u: two tiers have both",
@@ -113,11 +119,20 @@ static int kv_pool_bytes(const struct kv_layout *kv, uint32_t page_count, uint64
     return units_mul(product, page_count, bytes);
 }
 
+/* Cells of windows. */
+static struct kv_layout windows_of(const struct arena_spec *spec)
+{
+    struct kv_layout kv = spec->kv;
+    kv.layers = spec->window_layers;
+    if (spec->window_kv_heads) kv.kv_heads = spec->window_kv_heads;
+    if (spec->window_head_dim) kv.head_dim = spec->window_head_dim;
+    return kv;
+}
+
 /* The kv region has pages, then those of windows. */
 static int pools_bytes(const struct arena_spec *spec, uint64_t *bytes, struct helm_err *err)
 {
-    struct kv_layout windows = spec->kv;
-    windows.layers = spec->window_layers;
+    const struct kv_layout windows = windows_of(spec);
     uint64_t window_bytes;
     if (kv_pool_bytes(&spec->kv, spec->page_count, bytes) || *bytes > BYTES_MAX)
         return helm_fail(err, HELM_E_LIMIT, "arena: the KV pool (%u pages) exceeds %llu bytes",
@@ -211,6 +226,8 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
     header->window_page_count = spec->window_page_count;
     header->window_layers = spec->window_layers;
     header->kv_heads_asking = spec->kv_heads_asking;
+    header->window_kv_heads = windows_of(spec).kv_heads;
+    header->window_head_dim = windows_of(spec).head_dim;
     header->experts_chosen = spec->experts_chosen;
     header->experts = spec->experts;
     header->expert_layers = spec->expert_layers;
@@ -310,6 +327,8 @@ static int check_header(const struct arena_header *header, uint64_t file_bytes, 
                                     .window_tokens = header->window_tokens,
                                     .window_page_count = header->window_page_count,
                                     .window_layers = header->window_layers,
+                                    .window_kv_heads = header->window_kv_heads,
+                                    .window_head_dim = header->window_head_dim,
                                     .vram_page_count = header->vram_page_count,
                                     .kv_heads_asking = header->kv_heads_asking,
                                     .experts_chosen = header->experts_chosen,
@@ -488,6 +507,9 @@ void arena_share_pages(const struct arena *arena)
         uint32_t *pages = arena_page_table_of(arena, s);
         for (uint32_t i = 0; i < h->pages_per_slot; i++)
             pages[i] = (h->page_count / h->slots * s + i) % h->page_count;
+        const uint32_t each = h->window_page_count / h->slots;
+        for (uint32_t i = 0; each && i < h->pages_per_slot; i++)
+            arena_window_table_of(arena, s)[i] = each * s + i % each;
         struct arena_slot *slot = arena_slot_of(arena, s);
         memset(slot, 0, sizeof *slot);
         slot->sampling.top_p = slot->sampling.repetition_penalty = 1;

@@ -24,6 +24,7 @@ struct arena_spec {
     struct kv_layout kv;
     uint32_t page_count;
     uint32_t window_tokens, window_page_count, window_layers; /* as in the header */
+    uint32_t window_kv_heads, window_head_dim;                /* zeros: as kv has them */
     uint32_t vram_page_count, kv_heads_asking;                /* likewise; both 0 with one tier */
     uint32_t experts_chosen, experts, expert_layers;          /* likewise */
     uint64_t session_bytes;                                   /* of the session region */
@@ -95,6 +96,8 @@ static inline struct kv_layout arena_window_layout(const struct arena *a)
 {
     struct kv_layout kv = arena_header_of(a)->kv;
     kv.layers = arena_header_of(a)->window_layers;
+    kv.kv_heads = arena_header_of(a)->window_kv_heads;
+    kv.head_dim = arena_header_of(a)->window_head_dim;
     return kv;
 }
 static inline void *arena_window_pool(const struct arena *a)

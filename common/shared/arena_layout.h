@@ -157,7 +157,8 @@ struct arena_header {
     /* Layers that keep a window (state_layout.h): its tokens, pages of each of their pools, the host's layers; 0: none does */
     uint32_t window_tokens, window_page_count, window_layers;
     struct kv_layout kv;
-    struct state_layout state; /* slots: of the CPU's layers */
+    uint32_t window_kv_heads, window_head_dim; /* of cells of windows */
+    struct state_layout state;                 /* slots: of the CPU's layers */
     struct arena_region region[ARENA_REGION_COUNT];
 };
 
@@ -291,8 +292,8 @@ static_assert(sizeof(struct doorbell) == 8, "doorbell is two words");
 static_assert(sizeof(struct kv_layout) == 20, "header layout");
 static_assert(offsetof(struct arena_header, total_bytes) == 8, "header layout");
 static_assert(offsetof(struct arena_header, kv) == 88, "header layout");
-static_assert(offsetof(struct arena_header, region) == 128, "header layout");
-static_assert(sizeof(struct arena_header) == 128 + 16 * ARENA_REGION_COUNT, "header layout");
+static_assert(offsetof(struct arena_header, region) == 136, "header layout");
+static_assert(sizeof(struct arena_header) == 136 + 16 * ARENA_REGION_COUNT, "header layout");
 static_assert(sizeof(struct arena_header) <= 4096, "the header has the first page for itself");
 static_assert(offsetof(struct arena_control, done) == 64, "one cache line per doorbell");
 static_assert(sizeof(struct arena_times) == 32, "times layout");

@@ -105,6 +105,8 @@ int engine_check_arena(const struct arena *arena, const struct plan *plan, const
                   {"state.slot_bytes", h->state.slot_bytes, plan_state_layout(plan, PLAN_CPU0).slot_bytes},
                   {"state.snapshot_bytes", h->state.snapshot_bytes,
                    plan_state_layout(plan, PLAN_CPU0).snapshot_bytes},
+                  {"window_kv_heads", h->window_kv_heads, model_heads_of(c, true).kv_heads},
+                  {"window_head_dim", h->window_head_dim, model_heads_of(c, true).head_dim},
                   {"kv.kv_heads", h->kv.kv_heads, c->kv_heads},
                   {"kv.head_dim", h->kv.head_dim, c->head_dim}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)

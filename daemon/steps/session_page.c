@@ -27,7 +27,10 @@ int session_page_init(struct session_page *p, const struct plan *plan, const str
                       enum state_kind kind, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(arena);
-    *p = (struct session_page){.plan = plan, .arena = arena, .kind = kind, .kv = h->kv};
+    *p = (struct session_page){.plan = plan,
+                               .arena = arena,
+                               .kind = kind,
+                               .kv = kind == STATE_WINDOW ? arena_window_layout(arena) : h->kv};
     p->kv.layers = 0;
     for (uint32_t l = 0; l < plan->layers; l++) p->kv.layers += is_its(p, l);
     p->bytes = kv_page_bytes(&p->kv);

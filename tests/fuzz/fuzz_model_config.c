@@ -24,7 +24,7 @@ static void use(const struct model_config *config)
     for (int p = 0; p < MATH_PARTS_MAX; p++)
         if (math.part[p].ops > MATH_OPS_MAX) abort();
     for (int role = 0; role < TENSOR_ROLE_COUNT; role++)
-        if (model_expected_shape(config, (enum tensor_role)role, &rows, &cols) &&
+        if (model_expected_shape(config, (enum tensor_role)role, -1, &rows, &cols) &&
             (__builtin_mul_overflow(rows, cols, &bytes) || bytes == 0))
             abort();
     for (uint32_t context = 1; context; context = context == 1 ? MODEL_CONTEXT_MAX : 0) {

@@ -1,11 +1,11 @@
 #!/usr/bin/python3
-"""Reference models and outputs of Gemma 3, without transformers.
+"""Reference models and outputs of Gemma 3 and 4, without transformers.
 
-  gemma_references.py --out DIR [gemma3]      (default: all; a minute on a CPU)
-  gemma_references.py --check DIR [gemma3]    what transformers says of the same steps, which needs torch
+  gemma_references.py --out DIR [gemma3] [gemma4]      (default: all; a minute on a CPU)
+  gemma_references.py --check DIR [gemma3] [gemma4]    what transformers says of the same steps, which needs torch
 
 As plain_references.py makes its own, in numpy (float64 over the weights as stored), from the published definition: Gemma Team
-2025. Every step computes the whole sequence again: no cache. Needs numpy (apt-get install python3-numpy)."""
+2025, and transformers' description of Gemma 4. Every step computes the whole sequence again: no cache. Needs numpy (apt-get install python3-numpy)."""
 import math
 
 import numpy as np
@@ -17,28 +17,44 @@ GEMMA3 = dict(plain.COMMON, architectures=["Gemma3ForCausalLM"], model_type="gem
               max_position_embeddings=4096, sliding_window=40, query_pre_attn_scalar=20, tie_word_embeddings=True,
               layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
               rope_theta=1000000.0, rope_local_base_freq=10000.0, rope_scaling={"rope_type": "linear", "factor": 8.0})
-CONFIGS = {"gemma3": (GEMMA3, 41)}
+# Layers without a window have other heads, half of whose pairs turn, and no v of their own.
+GEMMA4 = dict(plain.COMMON, architectures=["Gemma4ForCausalLM"], model_type="gemma4_text", num_hidden_layers=4, head_dim=32,
+              num_attention_heads=4, num_key_value_heads=2, global_head_dim=64, num_global_key_value_heads=1,
+              attention_k_eq_v=True, intermediate_size=128, hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6,
+              max_position_embeddings=4096, sliding_window=40, tie_word_embeddings=True, final_logit_softcapping=6.0,
+              hidden_size_per_layer_input=0, num_kv_shared_layers=0, enable_moe_block=False,
+              layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+              rope_parameters={"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5,
+                                                  "rope_theta": 1000000.0},
+                               "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}})
+CONFIGS = {"gemma3": (GEMMA3, 41), "gemma4": (GEMMA4, 42)}
 
 
 def make_weights(c, seed):
-    w, hidden, dim = plain.Weights(seed), c["hidden_size"], c["head_dim"]
+    w, hidden, four = plain.Weights(seed), c["hidden_size"], c["model_type"] == "gemma4_text"
 
-    def norm(name, size):  # stored less 1
-        w.add(name + ".weight", size, 0.2)
+    def norm(name, size):  # Gemma 3's are stored less 1
+        w.add(name + ".weight", size, 0.2, 1.0 if four else 0.0)
     w.add("model.embed_tokens.weight", (c["vocab_size"], hidden), 1 / math.sqrt(hidden))
-    for layer in range(c["num_hidden_layers"]):
-        p = f"model.layers.{layer}."
+    for layer, kind in enumerate(c["layer_types"]):
+        p, full = f"model.layers.{layer}.", four and kind == "full_attention"
+        dim = c["global_head_dim"] if full else c["head_dim"]
+        kv = c["num_global_key_value_heads"] if full else c["num_key_value_heads"]
         for name in "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm":
             norm(p + name, hidden)
-        for name, heads in ("q", c["num_attention_heads"]), ("k", c["num_key_value_heads"]), ("v", c["num_key_value_heads"]):
-            w.linear(f"{p}self_attn.{name}_proj", heads * dim, hidden)
+        for name, heads in ("q", c["num_attention_heads"]), ("k", kv), ("v", kv):
+            if not (full and name == "v"):
+                w.linear(f"{p}self_attn.{name}_proj", heads * dim, hidden)
         norm(p + "self_attn.q_norm", dim)
         norm(p + "self_attn.k_norm", dim)
+        if four:  # scores are not scaled
+            w.add(p + "self_attn.q_norm.weight", dim, 0.05, 0.25)
+            w.add(p + "layer_scalar", 1, 0.2, 0.9)
         w.linear(p + "self_attn.o_proj", hidden, c["num_attention_heads"] * dim)
         for name in "gate", "up":
             w.linear(f"{p}mlp.{name}_proj", c["intermediate_size"], hidden)
         w.linear(p + "mlp.down_proj", hidden, c["intermediate_size"])
-    w.add("model.norm.weight", hidden, 1.5, -1.0)  # around 0 in use, so that a tied head does not say the input again
+    w.add("model.norm.weight", hidden, 1.5, 0.0 if four else -1.0)  # around 0, so that a tied head does not say the input again
     return w
 
 
@@ -73,5 +89,30 @@ def last_logits(ids, w, c, _):
     return plain.linear(normed(x[-1:], "model.norm"), w, "model.embed_tokens")[0]
 
 
+def last_logits4(ids, w, c, _):
+    eps, heads = c["rms_norm_eps"], c["num_attention_heads"]
+
+    def normed(x, name):
+        return rms(x, w[name + ".weight"], eps)
+    x = w["model.embed_tokens.weight"][ids] * math.sqrt(c["hidden_size"])
+    for layer, kind in enumerate(c["layer_types"]):
+        p, full, rope = f"model.layers.{layer}.", kind == "full_attention", c["rope_parameters"][kind]
+        dim = c["global_head_dim"] if full else c["head_dim"]
+        freq = 1 / rope["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+        freq[int(rope.get("partial_rotary_factor", 1) * dim / 2):] = 0
+        h = normed(x, p + "input_layernorm")
+        q, k, v = (plain.linear(h, w, f"{p}self_attn.{n}_proj").reshape(len(ids), -1, dim) for n in ("qkk" if full else "qkv"))
+        q, k, v = normed(q, p + "self_attn.q_norm"), normed(k, p + "self_attn.k_norm"), rms(v, 1, eps)
+        assert q.shape[1] == heads
+        a = plain.attend(plain.rotate(q, freq, 1.0), plain.rotate(k, freq, 1.0), v, 1.0, 1 << 30 if full else c["sliding_window"])
+        x = x + normed(plain.linear(a, w, p + "self_attn.o_proj"), p + "post_attention_layernorm")
+        h = normed(x, p + "pre_feedforward_layernorm")
+        h = gelu(plain.linear(h, w, p + "mlp.gate_proj")) * plain.linear(h, w, p + "mlp.up_proj")
+        x = x + normed(plain.linear(h, w, p + "mlp.down_proj"), p + "post_feedforward_layernorm")
+        x = x * w[p + "layer_scalar"]
+    most = c["final_logit_softcapping"]
+    return most * np.tanh(plain.linear(normed(x[-1:], "model.norm"), w, "model.embed_tokens")[0] / most)
+
+
 if __name__ == "__main__":
-    plain.main(CONFIGS, make_weights, {"gemma3_text": last_logits}, __doc__)
+    plain.main(CONFIGS, make_weights, {"gemma3_text": last_logits, "gemma4_text": last_logits4}, __doc__)

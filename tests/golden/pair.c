@@ -25,7 +25,9 @@ static uint32_t ring_pages(const struct pair_options *o, const struct model *mod
 {
     const uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT,
                    seen = model_window(&model->config) + o->step_tokens, pages = (seen - 1) / page_tokens + 3;
-    return o->rings && pages < pages_per_slot(o) ? pages : 0;
+    if (o->rings && pages < pages_per_slot(o)) return pages;
+    return model->config.window_heads.head_dim ? pages_per_slot(o)
+                                               : 0; /* whose cells have no place in pages */
 }
 
 static int make_arena(const struct pair_options *o, const struct model *model, struct pair *pair,
@@ -52,6 +54,8 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                                     .window_tokens = pair->plan.window_tokens,
                                     .window_page_count = pair->plan.window_page_count,
                                     .window_layers = plan_window_layers(&pair->plan, PLAN_CPU0),
+                                    .window_kv_heads = model->config.window_heads.kv_heads,
+                                    .window_head_dim = model->config.window_heads.head_dim,
                                     .state = plan_state_layout(&pair->plan, PLAN_CPU0),
                                     .vram_page_count = o->vram_pages,
                                     .kv_heads_asking = o->vram_pages ? model->config.heads : 0,

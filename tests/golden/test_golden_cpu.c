@@ -32,11 +32,9 @@
 #define ALL_MODES "qwen3"
 #endif
 
-static const char *const models[] = {"qwen3",     "qwen2-bias", "llama3-ropescaled",
-                                     "qwen3moe",  "mixtral",    "gptoss",
-                                     "qwen2moe",  "dots1",      "phi3",
-                                     "opt",       "granite",    "qwen35",
-                                     "qwen35moe", "qwen3next",  "gemma3"};
+static const char *const models[] = {
+    "qwen3", "qwen2-bias", "llama3-ropescaled", "qwen3moe", "mixtral",   "gptoss",    "qwen2moe", "dots1",
+    "phi3",  "opt",        "granite",           "qwen35",   "qwen35moe", "qwen3next", "gemma3",   "gemma4"};
 
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
 
@@ -291,6 +289,12 @@ static void gemma3_agrees(void **state)
     (void)state;
     run_model(14);
 }
+/* Heads of two sizes, v that is k, normed v, a part of the pairs turned, a factor of each layer, a soft cap. */
+static void gemma4_agrees(void **state)
+{
+    (void)state;
+    run_model(15);
+}
 /* MXFP4 experts, sinks, windows, biases everywhere. */
 static void gptoss_agrees(void **state)
 {
@@ -374,6 +378,7 @@ int main(void)
         cmocka_unit_test(qwen3next_agrees),
         cmocka_unit_test(gptoss_agrees),
         cmocka_unit_test(gemma3_agrees),
+        cmocka_unit_test(gemma4_agrees),
 #endif
     };
     return cmocka_run_group_tests_name("golden/cpu", tests, NULL, NULL);

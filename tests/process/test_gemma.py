@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Gemma 3 through helmd: every placement of its four layers on the emulated GPU and the CPU, windows whose pages are used again,
-a GGUF file, what is refused. Reference: tests/data/golden/gemma3 (tests/golden/test_golden_cpu.c walks it with every kernel)."""
+"""Gemma 3 and 4 through helmd: every placement of its four layers on the emulated GPU and the CPU, windows whose pages are used again,
+a GGUF file, what is refused; Gemma 4 on the CPU, whose windows have cells of another size. References: tests/data/golden/gemma3, gemma4 (tests/golden/test_golden_cpu.c walks them with every kernel)."""
 import json
 import os
 import shutil
@@ -11,10 +11,11 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_edit import Gguf, string  # noqa: E402
-from helmd_harness import BIN, check, plan_json, run_tests  # noqa: E402
+from helmd_harness import BIN, PROFILE, check, plan_json, run_tests, running, same  # noqa: E402
+from test_helmd_sessions import cli, greedy  # noqa: E402
 from test_architectures import BF16, CPU, F32, GOLDEN, LOAD, SIZES, agrees, golden, number, read_safetensors  # noqa: E402
 
-GEMMA3 = os.path.join(GOLDEN, "gemma3")
+GEMMA3, GEMMA4 = os.path.join(GOLDEN, "gemma3"), os.path.join(GOLDEN, "gemma4")
 NAMES = {"embed_tokens.": "token_embd.", "self_attn.q_norm.": "attn_q_norm.", "self_attn.k_norm.": "attn_k_norm.",
          "self_attn.q_proj.": "attn_q.", "self_attn.k_proj.": "attn_k.", "self_attn.v_proj.": "attn_v.",
          "self_attn.o_proj.": "attn_output.", "input_layernorm.": "attn_norm.",
@@ -136,6 +137,56 @@ def test_what_is_not_computed_is_refused_by_name():
             write_gguf(path, [part])
             run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
             check(run.returncode != 0 and part in run.stdout + run.stderr, f"{part}: {run.returncode}, {run}")
+
+
+# ---- Gemma 4 ----
+
+def test_gemma4_is_planned_on_the_cpu_with_the_reason():
+    case = golden("gemma4")[7]  # 300 tokens: seven windows
+    log = agrees(GEMMA4, case, 0.4, *SIZES, *LOAD)
+    check("with normed values" in log and "everything is planned on the CPU" in log, log)
+    run = subprocess.run([os.path.join(BIN, "helm-plan"), "--model", GEMMA4, "--profile", PROFILE, "--strategy", "stream"],
+                         capture_output=True, text=True, timeout=60)
+    check(run.returncode != 0 and "with normed values" in run.stderr, f"{run}")
+
+
+def test_gemma4_keeps_windows_whatever_the_context():
+    """A context in which all pages are fewer than windows usually have: cells of two sizes share no page."""
+    case = golden("gemma4")[4]
+    for context in 64, 96, 512:
+        agrees(GEMMA4, case, 0.4, *CPU, "--ctx", context)
+    plan = plan_json(4, "cccc", "c", "c", kv_dtype="f32", slots=1)
+    with running(*SIZES, "--device", "cpu", real=True, model=GEMMA4, plan=plan, wait=False) as d:
+        check(d.process.wait(60) != 0 and "heads of another size" in d.log(), d.log())
+
+
+def test_a_session_of_two_kinds_of_cells_is_saved_and_restored():
+    prompt = golden("gemma4")[7]["prompt"][:270]
+    with tempfile.TemporaryDirectory() as folder:
+        path, words = os.path.join(folder, "session"), ["--tokens", ",".join(map(str, prompt))]
+        with running(*CPU, *LOAD, real=True, model=GEMMA4) as d:
+            tokens, _ = greedy(d, prompt)
+            check("256 of 270 tokens" in cli(d, "session", "save", path, *words), "saved")
+        with running(*CPU, *LOAD, real=True, model=GEMMA4) as d:
+            check("256 of 270 tokens" in cli(d, "session", "restore", path), "restored")
+            same(greedy(d, prompt), (tokens, 256), "the same tokens, and how many were there")
+
+
+def test_what_gemma4_is_not_computed_of_is_refused_by_name():
+    with open(os.path.join(GEMMA4, "config.json"), encoding="utf-8") as file:
+        c = json.load(file)
+    for change, why in (({"hidden_size_per_layer_input": 256}, "per-layer embeddings"),
+                        ({"num_kv_shared_layers": 2}, "layers that read the cache of another one"),
+                        ({"enable_moe_block": True}, "Gemma 4 with experts is not supported"),
+                        ({"use_bidirectional_attention": "all"}, "'use_bidirectional_attention' is 'all'"),
+                        ({"global_head_dim": None}, "'global_head_dim' is missing"),
+                        ({"num_global_key_value_heads": 3}, "'num_global_key_value_heads' 3"), ({"num_key_value_heads": 3}, "no multiple of 3")):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(os.path.join(GEMMA4, "model.safetensors"), folder)
+            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+                json.dump({k: v for k, v in {**c, **change}.items() if v is not None}, file)
+            run = subprocess.run([os.path.join(BIN, "helm-inspect"), folder], capture_output=True, text=True, timeout=60)
+            check(run.returncode != 0 and why in run.stdout + run.stderr, f"{change}: {run.returncode}, {run}")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ static int add_fused(struct job *job, enum tensor_role role, int32_t layer, bool
         uint64_t rows;
         const bool bytes = fused->part == FUSED_BLOCKS || fused->part == FUSED_SCALES;
         tensor.rank = fused_shape(config, fused, tensor.shape);
-        (void)model_expected_shape(config, role, &rows, &tensor.cols);
+        (void)model_expected_shape(config, role, layer, &rows, &tensor.cols);
         tensor.words = 1;
         for (uint32_t d = 0; d < tensor.rank; d++) tensor.words *= tensor.shape[d];
         snprintf(tensor.name, sizeof tensor.name, "model.layers.%d.%s", layer, fused->name);
@@ -120,7 +120,8 @@ static int add_tensor(struct job *job, uint32_t capacity, enum tensor_role role,
     const struct model_config *config = job->request->config;
     const uint32_t parts = model_tensor_parts(config, role);
     uint64_t rows, cols;
-    if (!model_expects(config, role, layer) || !model_expected_shape(config, role, &rows, &cols)) return 0;
+    if (!model_expects(config, role, layer) || !model_expected_shape(config, role, layer, &rows, &cols))
+        return 0;
     if (job->tensor_count + parts > capacity)
         return helm_fail(err, HELM_E_INTERNAL, "more tensors than counted");
     bool is_part;

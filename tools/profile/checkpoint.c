@@ -154,7 +154,7 @@ static int list_tensor(struct listing *l, enum tensor_role role, int32_t layer, 
 {
     uint64_t rows, cols;
     char name[MODEL_NAME_MAX];
-    if (!model_expected_shape(l->config, role, &rows, &cols)) return 0;
+    if (!model_expected_shape(l->config, role, layer, &rows, &cols)) return 0;
     model_tensor_name(l->config, role, layer, name);
     const bool other = l->shape->formats > 0 && layer >= 0 && !arch_role_is_vector(role);
     const enum tensor_format format =

@@ -2,6 +2,7 @@
 #include "worker-cpu/program/attend.h"
 
 #include <stdatomic.h>
+#include <string.h>
 
 #include "common/base/units.h"
 #include "worker-cpu/program/linear.h"
@@ -46,21 +47,23 @@ void attend_append(void *ctx, uint32_t chunk, uint32_t thread)
     const struct program_entry *e = run->entry;
     const struct model_config *c = run->config;
     const struct vector_variant *vec = run->kernels->vector;
-    uint32_t first = chunk * e->chunk, last = first + e->chunk, dim = c->head_dim;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk, dim = e->head_dim;
     float eps = (float)c->norm_eps;
     if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++) {
         const float *cosine = run->act->cosine[e->rope] + (size_t)t * (e->rope_dims / 2),
                     *sine = run->act->sine[e->rope] + (size_t)t * (e->rope_dims / 2);
         float *q = run->act->buffer[BUFFER_Q] + (size_t)t * c->heads * dim;
-        float *k = run->act->buffer[BUFFER_K] + (size_t)t * c->kv_heads * dim;
-        const float *v = run->act->buffer[BUFFER_V] + (size_t)t * c->kv_heads * dim;
+        float *k = run->act->buffer[BUFFER_K] + (size_t)t * e->kv_heads * dim;
+        float *v = run->act->buffer[BUFFER_V] + (size_t)t * e->kv_heads * dim;
         const struct cells cells = cells_of(run, e, run->row[run->batch.token_row[t]].in);
         for (uint32_t h = 0; h < c->heads; h++) {
             if (e->norm) vec->rmsnorm(q + h * dim, q + h * dim, e->norm, dim, eps);
             if (!e->no_rope) vec->rope(q + h * dim, cosine, sine, e->rope_dims);
         }
-        for (uint32_t h = 0; h < c->kv_heads; h++) {
+        for (uint32_t h = 0; h < e->kv_heads; h++) {
+            if (e->v_is_k) memcpy(v + h * dim, k + h * dim, dim * sizeof *v);
+            if (e->v_normed) vec->rmsnorm(v + h * dim, v + h * dim, run->ones, dim, eps);
             if (e->norm2) vec->rmsnorm(k + h * dim, k + h * dim, e->norm2, dim, eps);
             if (!e->no_rope) vec->rope(k + h * dim, cosine, sine, e->rope_dims);
             append_head(run, &cells, 0, h, run->batch.position[t], k + h * dim);
@@ -73,7 +76,7 @@ static void merge_parts(struct run *run, const struct run_attend *row, uint32_t 
                         float *out)
 {
     const float *o[POOL_THREADS_MAX], *m[POOL_THREADS_MAX], *s[POOL_THREADS_MAX];
-    uint32_t group = run->kv_heads_group, dim = run->config->head_dim;
+    const uint32_t dim = run->entry->head_dim, group = run->config->heads / run->entry->kv_heads;
     for (uint32_t i = 0; i < row->splits; i++) {
         o[i] = run->part_out + (size_t)(part + i) * group * dim;
         m[i] = run->part_max + (size_t)(part + i) * group;
@@ -95,7 +98,7 @@ static struct attending attending_of(const struct run *run, uint32_t chunk)
 {
     const struct program_entry *e = run->entry;
     const struct model_config *c = run->config;
-    uint32_t r = 0, group = run->kv_heads_group, dim = c->head_dim;
+    uint32_t r = 0, group = c->heads / e->kv_heads, dim = e->head_dim;
     while (r + 1 < run->attend_count && chunk >= run->attend[r + 1].task_first) r++;
     const struct run_attend *row = &run->attend[r];
     uint32_t task = chunk - row->task_first;
@@ -181,24 +184,24 @@ static uint32_t gather_queries(struct run *run)
                                        .first = first,
                                        .count = count,
                                        .blocks = run_ceil_div(count, EXECUTE_QUERY_TOKENS)};
-            whole += run->config->kv_heads * row->blocks;
+            whole += run->attend_heads * row->blocks;
             first += count;
         }
     }
     return whole;
 }
 
-/* How this step's attention is cut into tasks: the same for every layer. In an invariant plan's decode every query is
+/* How this step's attention is cut into tasks: the same for every layer of as many kv heads. In an invariant plan's decode every query is
  * split as it would be alone, in its prompts none is. */
-void attend_plan(struct run *run)
+static void cut(struct run *run)
 {
     uint32_t tasks = 0, parts = 0, whole = gather_queries(run);
     uint64_t bytes = 0;
-    if (run->invariant) whole = run->config->kv_heads;
+    if (run->invariant) whole = run->attend_heads;
     for (uint32_t r = 0; r < run->attend_count; r++) {
         struct run_attend *row = &run->attend[r];
         uint32_t length = row->in->start + row->first + row->count;
-        uint64_t row_bytes = 2 * (uint64_t)length * kv_cell_bytes(run->kv.dtype, run->kv.head_dim);
+        uint64_t row_bytes = 2 * (uint64_t)length * kv_cell_bytes(run->kv.dtype, run->entry->head_dim);
         row->splits = 1;
         if (row->count == 1 && !run->steady && whole < 2 * run->threads) {
             uint32_t wanted = run_ceil_div(4 * run->threads, whole);
@@ -210,22 +213,26 @@ void attend_plan(struct run *run)
         }
         row->part_first = parts;
         if (row->splits > 1) {
-            for (uint32_t h = 0; h < run->config->kv_heads; h++)
+            for (uint32_t h = 0; h < run->attend_heads; h++)
                 atomic_store_explicit(&run->part_left[parts + h * row->splits], row->splits,
                                       memory_order_relaxed);
-            parts += run->config->kv_heads * row->splits;
+            parts += run->attend_heads * row->splits;
         }
         row->task_first = tasks;
-        tasks += run->config->kv_heads * row->blocks * row->splits;
-        bytes += row_bytes * run->config->kv_heads * row->count;
+        tasks += run->attend_heads * row->blocks * row->splits;
+        bytes += row_bytes * run->attend_heads * row->count;
     }
     run->attend_tasks = tasks;
     uint64_t width = bytes / ATTEND_SHARE_BYTES;
     run->attend_width = width < 1 ? 1 : width > run->threads ? run->threads : (uint32_t)width;
 }
 
-struct pool_job attend_job(const struct run *run)
+struct pool_job attend_job(struct run *run)
 {
+    if (run->attend_heads != run->entry->kv_heads) {
+        run->attend_heads = run->entry->kv_heads;
+        cut(run);
+    }
     return (struct pool_job){.run = chunk_attend,
                              .chunks = run->attend_tasks,
                              .alone = run->attend_width == 1,

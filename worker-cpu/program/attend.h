@@ -6,9 +6,7 @@
 
 /* A pool_chunk_fn of OP_ROPE_APPEND: norms and rotates heads of some tokens, and writes their cells. */
 void attend_append(void *run, uint32_t chunk, uint32_t thread);
-/* Cuts the step's attention into tasks, the same for every layer: once a step. */
-void attend_plan(struct run *run);
-/* OP_ATTEND of the current entry. */
-struct pool_job attend_job(const struct run *run);
+/* OP_ATTEND of the current entry. Cuts the step's attention into tasks, the same for every layer of as many heads. */
+struct pool_job attend_job(struct run *run);
 
 #endif

@@ -129,7 +129,9 @@ static void chunk_add_normed(void *ctx, uint32_t chunk, uint32_t thread)
     for (uint32_t t = first; t < last; t++) {
         float *in = e->in + (size_t)t * e->width;
         run->kernels->vector->rmsnorm(in, in, e->norm, e->width, (float)run->config->norm_eps);
-        run->kernels->vector->add(e->out + (size_t)t * e->width, in, e->width);
+        float *x = e->out + (size_t)t * e->width;
+        run->kernels->vector->add(x, in, e->width);
+        for (uint32_t i = 0; e->vector && i < e->width; i++) x[i] *= *e->vector;
     }
 }
 
@@ -313,7 +315,7 @@ int execute_run(struct run *run, struct helm_err *err)
     run->linear_ns = run->attention_ns = run->sample_ns = 0;
     run->mark_ns = units_now_ns();
     run->steady = run->invariant && run->batch.flags & STEP_PROMPT;
-    attend_plan(run);
+    run->attend_heads = 0; /* the first layer's attention cuts it */
     pool_run(run->pool, execute_next, run);
     atomic_store_explicit(&run->ahead, NULL, memory_order_relaxed);
     atomic_store_explicit(&run->experts.ahead.down, NULL, memory_order_relaxed);
@@ -333,12 +335,20 @@ struct scratch_size {
     size_t scratch, ordered, decoded, experts;
 };
 
+/* Of the layers' kinds the most. */
+static size_t attention_scratch(const struct run *run)
+{
+    const struct attention_variant *v = run->kernels->attention;
+    const uint32_t heads = run->config->heads;
+    return most_of(v->scratch_bytes(&run->kv, EXECUTE_QUERY_TOKENS, heads / run->kv.kv_heads),
+                   v->scratch_bytes(&run->window_kv, EXECUTE_QUERY_TOKENS, heads / run->window_kv.kv_heads));
+}
+
 static struct scratch_size scratch_needed(const struct run *run, const struct program *const *programs,
                                           uint32_t count)
 {
     struct scratch_size size = {.scratch = most_of(sampling_scratch_bytes(run->config->vocab),
-                                                   run->kernels->attention->scratch_bytes(
-                                                       &run->kv, EXECUTE_QUERY_TOKENS, run->kv_heads_group)),
+                                                   attention_scratch(run)),
                                 .experts = cpu_experts_bytes(run->config)};
     for (uint32_t p = 0; p < count; p++)
         for (uint32_t i = 0; i < programs[p]->count; i++) {
@@ -374,19 +384,20 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
 {
     const struct model_config *c = run->config;
     uint32_t step_tokens = arena_header_of(run->arena)->step_tokens;
-    uint64_t tasks = (uint64_t)c->kv_heads * (run->unit_tokens / EXECUTE_QUERY_TOKENS + ARENA_STEP_ROWS);
+    const struct model_heads most = model_heads_most(c), window = model_heads_of(c, true);
+    uint64_t tasks = (uint64_t)most.kv_heads * (run->unit_tokens / EXECUTE_QUERY_TOKENS + ARENA_STEP_ROWS);
     run->threads = pool_threads(run->pool);
     run->kv_heads_group = c->heads / c->kv_heads;
     /* Splits are made only while there are fewer than 2 tasks a thread: at most 4 a thread plus one round up. Of an
      * invariant plan every query of a few is split as if it was alone. */
     run->parts_max =
-        run->invariant ? PROGRAM_FEW_TOKENS * (4 * run->threads + c->kv_heads) : 8 * run->threads;
+        run->invariant ? PROGRAM_FEW_TOKENS * (4 * run->threads + most.kv_heads) : 8 * run->threads;
     tasks += run->parts_max;
     if (tasks > POOL_CHUNKS_MAX || step_tokens > POOL_CHUNKS_MAX)
         return helm_fail(err, HELM_E_LIMIT,
                          "%u kv heads with %u tokens a step make %llu attention tasks, more than %u",
-                         c->kv_heads, run->unit_tokens, (unsigned long long)tasks, POOL_CHUNKS_MAX);
-    const size_t group = run->kv_heads_group;
+                         most.kv_heads, run->unit_tokens, (unsigned long long)tasks, POOL_CHUNKS_MAX);
+    const size_t group = most_of(run->kv_heads_group, c->heads / window.kv_heads);
     const struct scratch_size size = scratch_needed(run, programs, program_count);
     const size_t bytes = size.scratch + size.ordered + size.decoded + size.experts;
     if (bytes > run->thread_bytes) {
@@ -399,17 +410,19 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
         run->inv_freq[r] = calloc(model_rope_dims(c, r) / 2 + 1, sizeof(float));
         all &= run->inv_freq[r] != NULL;
     }
+    run->ones = malloc(most.head_dim * sizeof *run->ones);
+    for (uint32_t i = 0; run->ones && i < most.head_dim; i++) run->ones[i] = 1;
     run->batch.token = calloc(step_tokens, sizeof *run->batch.token);
     run->batch.position = calloc(step_tokens, sizeof *run->batch.position);
     run->batch.token_row = calloc(step_tokens, sizeof *run->batch.token_row);
     run->thread = aligned_alloc(64, run->threads * sizeof *run->thread);
     if (run->thread) memset(run->thread, 0, run->threads * sizeof *run->thread);
-    run->part_out = calloc(run->parts_max * group * c->head_dim, sizeof(float));
+    run->part_out = calloc(run->parts_max * group * most.head_dim, sizeof(float));
     run->part_max = calloc(run->parts_max * group, sizeof(float));
     run->part_sum = calloc(run->parts_max * group, sizeof(float));
     run->part_left = calloc(run->parts_max, sizeof *run->part_left);
-    all = all && run->batch.token && run->batch.position && run->batch.token_row && run->thread &&
-          run->part_out && run->part_max && run->part_sum && run->part_left;
+    all = all && run->ones && run->batch.token && run->batch.position && run->batch.token_row &&
+          run->thread && run->part_out && run->part_max && run->part_sum && run->part_left;
     for (uint32_t i = 0; i < run->threads && all; i++) {
         run->thread[i].scratch = aligned_alloc(64, run->thread_bytes);
         all = run->thread[i].scratch != NULL;
@@ -440,6 +453,7 @@ void execute_destroy(struct run *run)
 {
     for (uint32_t i = 0; run->thread && i < run->threads; i++) free(run->thread[i].scratch);
     free(run->thread);
+    free(run->ones);
     for (uint32_t r = 0; r < MODEL_ROPES_MAX; r++) free(run->inv_freq[r]);
     free(run->batch.token);
     free(run->batch.position);

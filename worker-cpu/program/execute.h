@@ -97,7 +97,8 @@ struct run {
     struct pool *pool;
     struct kv_layout kv, window_kv; /* of pages, and of windows */
     void *kv_pool, *window_pool;
-    uint32_t kv_heads_group; /* query heads of one kv head */
+    uint32_t kv_heads_group; /* query heads of one kv head, of layers without a window */
+    float *ones;             /* [head_dim]: the weight of a norm that has none */
     float *inv_freq[MODEL_ROPES_MAX];
     float rope_scale[MODEL_ROPES_MAX];
     struct run_thread *thread;
@@ -124,7 +125,8 @@ struct run {
     /* progress */
     const struct program *program[2]; /* layers, then head (NULL: nothing is sampled) */
     uint32_t program_index, entry_index;
-    uint64_t turn; /* of the entry being computed, through all steps: from 1 on */
+    uint64_t turn;         /* of the entry being computed, through all steps: from 1 on */
+    uint32_t attend_heads; /* kv heads that attention is cut for; 0: it is not yet */
     uint32_t attend_tasks;
     uint32_t attend_width; /* threads that share it */
     struct run_assist assist;

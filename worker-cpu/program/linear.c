@@ -13,6 +13,7 @@
 #include "worker-cpu/program/linear.h"
 
 #include <immintrin.h>
+#include <math.h>
 #include <unistd.h>
 
 #include "common/base/units.h"
@@ -140,6 +141,13 @@ static void activate(const struct run *run, const struct program_entry *e, float
     of[e->activation](gate, gate, up, n);
 }
 
+/* The soft cap, where there is one. */
+static void cap(const struct program_entry *e, float *out, uint32_t rows)
+{
+    for (uint32_t r = 0; e->soft_cap != 0 && r < rows; r++)
+        out[r] = e->soft_cap * tanhf(out[r] / e->soft_cap);
+}
+
 /* Products of rows row .. row + rows, without their biases, to where they belong: scaled, added. from may be out. */
 static void put_products(const struct program_entry *e, const struct program_segment *g, uint32_t row,
                          uint32_t rows, const float *from, float *out)
@@ -149,11 +157,13 @@ static void put_products(const struct program_entry *e, const struct program_seg
             const float product = e->scale * (from[r] + (g->bias ? g->bias[row + r] : 0.0f));
             out[r] = e->residual ? out[r] + product : product;
         }
+        cap(e, out, rows);
         return;
     }
     for (uint32_t r = 0; r < rows && (e->residual || from != out); r++)
         out[r] = e->residual ? out[r] + from[r] : from[r];
     for (uint32_t r = 0; g->bias && r < rows; r++) out[r] += g->bias[row + r];
+    cap(e, out, rows);
 }
 
 /* Rows [first, last), whole groups, of one segment, one token. */
@@ -338,6 +348,7 @@ static void segment_gemm(const struct run *run, const struct program_segment *g,
         for (uint32_t t = 0; t < in_tile; t++)
             for (uint32_t r = 0; r < rows; r++) out[(size_t)t * g->out_width + r] += g->bias[first + r];
     if (e->scale != 0) multiply_rows(g, out, rows, in_tile, e->scale);
+    for (uint32_t t = 0; t < in_tile; t++) cap(e, out + (size_t)t * g->out_width, rows);
 }
 
 static size_t decoded_row_bytes(const struct program_segment *g)

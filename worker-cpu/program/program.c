@@ -59,6 +59,21 @@ static struct program_entry *add_entry(struct lowering *low, enum op_kind kind, 
     return e;
 }
 
+/* Rows of these are as long as the layer's heads are, whatever other layers have. */
+static bool is_of_heads(enum model_buffer buffer)
+{
+    return buffer == BUFFER_Q || buffer == BUFFER_K || buffer == BUFFER_V;
+}
+
+/* Numbers of a token in an operation's input. */
+static uint32_t input_width(const struct lowering *low, const struct math_op *op, enum model_buffer in,
+                            int32_t layer)
+{
+    if (in == BUFFER_A && op->weights)
+        return weights_matrix(low->source->weights, op->weight[0], layer)->cols;
+    return low->source->act->width[in];
+}
+
 static void add_segment(struct lowering *low, struct program_entry *e, const struct math_op *op,
                         uint32_t weight, int32_t layer)
 {
@@ -71,14 +86,13 @@ static void add_segment(struct lowering *low, struct program_entry *e, const str
         lower_unsupported(low, layer, "a linear of weights whose format has no kernel here");
     e->decoded |= low->tiled && kernels->decode;
     struct program_segment *g = &e->segment[e->segment_count++];
-    *g = (struct program_segment){.matrix = *m,
-                                  .kernels = kernels,
-                                  .bias = op->bias[weight] == TENSOR_NONE
-                                              ? NULL
-                                              : weights_vector(s->weights, op->bias[weight], layer),
-                                  .out = out,
-                                  .out_width = s->act->width[op->out[weight]],
-                                  .role = op->weight[weight]};
+    *g = (struct program_segment){
+        .matrix = *m,
+        .kernels = kernels,
+        .bias = op->bias[weight] == TENSOR_NONE ? NULL : weights_vector(s->weights, op->bias[weight], layer),
+        .out = out,
+        .out_width = is_of_heads(op->out[weight]) ? m->rows : s->act->width[op->out[weight]],
+        .role = op->weight[weight]};
 }
 
 /* A router, which is kept as fp32 beside the matrices: exact, however many tokens. */
@@ -134,7 +148,7 @@ static void make_norm(struct lowering *low, const struct making *m)
     if (low->few && m->op->norm == TENSOR_NONE) return; /* nothing is tiled */
     struct program_entry *e = add_entry(low, OP_NORM, m->layer);
     e->in = s->act->buffer[m->op->in];
-    e->width = s->act->width[m->op->in];
+    e->width = input_width(low, m->op, m->op->in, m->layer);
     e->sampled = m->sampled;
     if (m->op->norm == TENSOR_NONE) return;
     e->norm = weights_vector(s->weights, m->op->norm, m->layer);
@@ -170,7 +184,8 @@ static void make_linear(struct lowering *low, const struct making *m)
     e->sampled = m->sampled;
     e->residual = m->op->residual;
     e->in = low->source->act->buffer[in];
-    e->width = low->source->act->width[in];
+    e->width = input_width(low, m->op, in, m->layer);
+    e->soft_cap = m->op->soft_cap;
     e->gated = m->op->gated;
     e->activation = m->op->activation;
     e->scale = m->op->out_scale;
@@ -195,7 +210,11 @@ static void make_rope_append(struct lowering *low, const struct making *m)
     e->in_window = plan_keeps_window(s->plan, (uint32_t)m->layer);
     e->no_rope = m->op->no_rope;
     e->rope = m->op->rope;
-    e->rope_dims = m->op->rope_dims ? m->op->rope_dims : s->model->config.head_dim;
+    e->kv_heads = m->op->kv_heads;
+    e->head_dim = m->op->head_dim;
+    e->v_is_k = m->op->v_is_k;
+    e->v_normed = m->op->v_normed;
+    e->rope_dims = m->op->rope_dims ? m->op->rope_dims : e->head_dim;
     if (!e->no_rope) low->program->entry[0].rotates |= 1u << e->rope;
     if (m->op->q_norm != TENSOR_NONE) e->norm = weights_vector(s->weights, m->op->q_norm, m->layer);
     if (m->op->k_norm != TENSOR_NONE) e->norm2 = weights_vector(s->weights, m->op->k_norm, m->layer);
@@ -207,6 +226,8 @@ static void make_attend(struct lowering *low, const struct making *m)
     struct program_entry *e = add_entry(low, OP_ATTEND, m->layer);
     (void)plan_kv_of(low->source->plan, (uint32_t)m->layer, &e->kv_layer);
     e->in_window = plan_keeps_window(low->source->plan, (uint32_t)m->layer);
+    e->kv_heads = m->op->kv_heads;
+    e->head_dim = m->op->head_dim;
     e->window = c->window ? c->window[m->layer] : 0;
     e->scale = m->op->score_scale;
     if (m->op->sinks != TENSOR_NONE) e->sinks = weights_vector(low->source->weights, m->op->sinks, m->layer);
@@ -369,7 +390,9 @@ static void make_add_normed(struct lowering *low, const struct making *m)
     e->in = s->act->buffer[m->op->in];
     e->out = s->act->buffer[m->op->out[0]];
     e->width = s->act->width[m->op->in];
-    if (!e->norm || !e->in) lower_unsupported(low, m->layer, "an output's norm without weight");
+    if (m->op->out_factor != TENSOR_NONE) e->vector = weights_vector(s->weights, m->op->out_factor, m->layer);
+    if (!e->norm || !e->in || !e->vector != !m->op->out_factor)
+        lower_unsupported(low, m->layer, "an output's norm without weight");
 }
 
 static void make_experts_sum(struct lowering *low, const struct making *m)

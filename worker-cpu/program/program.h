@@ -57,15 +57,19 @@ struct program_delta {
 
 struct program_entry {
     enum op_kind kind;
-    bool sampled;               /* runs over the sampled rows, not over the tokens */
-    bool residual;              /* LINEAR: adds to out */
-    bool gated;                 /* LINEAR: segments 0 and 1 are gate and up */
-    enum activation activation; /* LINEAR: of segment 0, times segment 1 if it is gated */
-    bool layer_norm;            /* NORM: LayerNorm; else RMS */
-    const float *norm_bias;     /* NORM: or NULL */
-    uint32_t rope, rope_dims;   /* ROPE_APPEND: which table; numbers of each head that turn */
-    bool no_rope;               /* ROPE_APPEND: nothing turns */
-    uint32_t position_first;    /* EMBED: row of `vector` that is position 0's */
+    bool sampled;                /* runs over the sampled rows, not over the tokens */
+    bool residual;               /* LINEAR: adds to out */
+    bool gated;                  /* LINEAR: segments 0 and 1 are gate and up */
+    enum activation activation;  /* LINEAR: of segment 0, times segment 1 if it is gated */
+    bool layer_norm;             /* NORM: LayerNorm; else RMS */
+    const float *norm_bias;      /* NORM: or NULL */
+    bool v_is_k;                 /* ROPE_APPEND: v is k before its norm */
+    bool v_normed;               /* ROPE_APPEND: by a norm without a weight */
+    uint32_t kv_heads, head_dim; /* ROPE_APPEND, ATTEND */
+    float soft_cap;              /* LINEAR: of its products; 0: none */
+    uint32_t rope, rope_dims;    /* ROPE_APPEND: which table; numbers of each head that turn */
+    bool no_rope;                /* ROPE_APPEND: nothing turns */
+    uint32_t position_first;     /* EMBED: row of `vector` that is position 0's */
     /* LINEAR of several tokens, gated: makes the next one's input at once; NULL: several kernels do */
     gemm_join_fn *join;
     enum program_tiled tiled; /* LINEAR of several tokens: which input is its own */

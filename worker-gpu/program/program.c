@@ -177,7 +177,7 @@ static void add_rope_table(struct lowering *low, uint32_t table)
     lower_add(low, OP_ROPE_TABLE, -1)->op.as.rope_table =
         (struct op_rope_table){.step = low->program->step,
                                .inv_freq = (float *)gpu_area(s->buffers, GPU_AREA_INV_FREQ) +
-                                           (size_t)table * c->head_dim / 2,
+                                           (size_t)table * model_heads_most(c).head_dim / 2,
                                .head_dim = model_rope_dims(c, table),
                                .scale = s->rope_scale[table],
                                .table = gpu_rope_table(s->buffers, c, table)};

@@ -92,7 +92,7 @@ static inline float *gpu_rope_table(const struct gpu_buffers *buffers, const str
                                     uint32_t table)
 {
     return (float *)gpu_area(buffers, GPU_AREA_ROPE_TABLE) +
-           (size_t)table * buffers->work.tokens * config->head_dim;
+           (size_t)table * buffers->work.tokens * model_heads_most(config).head_dim;
 }
 
 /* For which steps an entry is issued: of one sample or of several; of up to its when_tokens tokens or of more (in an

@@ -1,9 +1,14 @@
-/* Gemma 3: four norms a layer, of which two are of what a half adds; a gated MLP by GELU; an embedding times sqrt(hidden); five
- * layers with a window to one without, each kind with a RoPE table of its own; a tied head.
+/* Gemma 3 and 4: four norms a layer, of which two are of what a half adds; a gated MLP by GELU; an embedding times sqrt(hidden);
+ * five layers with a window to one without, each kind with a RoPE table of its own; a tied head.
  *
- * Published config.json files leave out what transformers assumes of the architecture (heads, vocabulary); those numbers are in
- * `start`, and every tensor is held against them. Constant tables and pure functions; see arch.h. */
+ * Gemma 4 has heads of another size and number in layers without a window, where v may be k; v is normed; scores are not scaled;
+ * a factor multiplies each layer's output; logits have a soft cap. GPU workers do not compute it yet (able.c). Its experts, its
+ * layers that read another one's cache and its per-layer embeddings (E2B, E4B) are refused by name.
+ *
+ * Published config.json files of Gemma 3 leave out what transformers assumes of the architecture (heads, vocabulary); those
+ * numbers are in `start`, and every tensor is held against them. Constant tables and pure functions; see arch.h. */
 #include <math.h>
+#include <stdio.h>
 
 #include "common/base/json.h"
 #include "common/model/arch/usual.h"
@@ -41,6 +46,38 @@ static const struct arch_key gemma3_keys[] = {
           .why = "a soft cap of logits is not supported"),
     END};
 
+/* head_dim and kv_heads are those of layers without a window. */
+static const struct arch_key gemma4_keys[] = {
+    COUNT(intermediate, MODEL_INTERMEDIATE_MAX, KEY_NEEDED, NAMED("intermediate_size"),
+          GGUF("feed_forward_length")),
+    COUNT(layers, MODEL_LAYERS_MAX, KEY_NEEDED, NAMED("num_hidden_layers"), GGUF("block_count")),
+    COUNT(hidden, MODEL_HIDDEN_MAX, KEY_NEEDED, NAMED("hidden_size"), GGUF("embedding_length")),
+    COUNT(vocab, MODEL_VOCAB_MAX, KEY_NEEDED, NAMED("vocab_size")),
+    COUNT(heads, MODEL_HEADS_MAX, KEY_NEEDED, NAMED("num_attention_heads"), GGUF("attention.head_count")),
+    COUNT(window_heads.kv_heads, MODEL_HEADS_MAX, KEY_NEEDED_IN_CONFIG, NAMED("num_key_value_heads")),
+    COUNT(window_heads.head_dim, MODEL_HEAD_DIM_MAX, KEY_NEEDED, NAMED("head_dim"),
+          GGUF("attention.key_length_swa")),
+    COUNT(kv_heads, MODEL_HEADS_MAX, KEY_OPTIONAL, NAMED("num_global_key_value_heads")),
+    COUNT(head_dim, MODEL_HEAD_DIM_MAX, KEY_NEEDED, NAMED("global_head_dim"), GGUF("attention.key_length")),
+    COUNT(max_context, MODEL_CONTEXT_MAX, KEY_NEEDED_IN_GGUF, NAMED("max_position_embeddings"),
+          GGUF("context_length")),
+    REAL(norm_eps, 1e-12, 1, NAMED("rms_norm_eps"), GGUF("attention.layer_norm_rms_epsilon"),
+         .need = KEY_NEEDED_IN_GGUF),
+    FLAG(tied_head, NAMED("tie_word_embeddings")),
+    FLAG(k_is_v, NAMED("attention_k_eq_v")),
+    KEY(KEY_WORD, NAMED("hidden_activation", "hidden_act"), .words = "gelu_pytorch_tanh"),
+    KEY(KEY_WORD, NAMED("use_bidirectional_attention"), .words = "vision"), /* of images alone */
+    ATTENTION_BIAS_KEYS,
+    COUNT(sliding_window, MODEL_CONTEXT_MAX, KEY_NEEDED, NAMED("sliding_window"),
+          GGUF("attention.sliding_window")),
+    REAL(rope[1].theta, 2, 1e12, GGUF("rope.freq_base_swa")),
+    REAL(logit_cap, 0, 1e6, NAMED("final_logit_softcapping"), GGUF("final_logit_softcapping")),
+    FIXED(0, NAMED("hidden_size_per_layer_input"), GGUF("embedding_length_per_layer_input"),
+          .why = "per-layer embeddings (E2B, E4B) are not supported"),
+    FIXED(0, NAMED("num_kv_shared_layers"), GGUF("attention.shared_kv_layers"),
+          .why = "layers that read the cache of another one (E2B, E4B) are not supported"),
+    END};
+
 /* ---- tensors ---- */
 
 static const struct arch_name names[] = {
@@ -53,8 +90,10 @@ static const struct arch_vector less_one[] = {
     {TENSOR_ATTN_OUT_NORM, VECTOR_LESS_ONE}, {TENSOR_MLP_NORM, VECTOR_LESS_ONE},
     {TENSOR_MLP_OUT_NORM, VECTOR_LESS_ONE},  {TENSOR_Q_NORM, VECTOR_LESS_ONE},
     {TENSOR_K_NORM, VECTOR_LESS_ONE},        {.role = TENSOR_NONE}};
-static const char *const skipped[] = {"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
-                                      "model.multi_modal_projector.", NULL};
+static const char *const skipped[] = {"vision_tower.",       "multi_modal_projector.",
+                                      "model.vision_tower.", "model.multi_modal_projector.",
+                                      "model.audio_tower.",  "model.embed_vision.",
+                                      "model.embed_audio.",  NULL};
 
 /* ---- a layer ---- */
 
@@ -63,32 +102,55 @@ static const char *const skipped[] = {"vision_tower.", "multi_modal_projector.",
        .out = {BUFFER_OUT})
 #define ADD_NORMED(called, vector)                                                                           \
     OP(MATH_ADD_NORMED, called, .in = BUFFER_OUT, .norm = (vector), .out = {BUFFER_X}, .residual = true)
-#define ATTENTION(called, table)                                                                             \
-    PART(called, UNIT_ATTENTION, USUAL_QKV,                                                                  \
-         ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM, .rope = (table)),                          \
+#define ATTENTION_OF(called, products, ...)                                                                  \
+    PART(called, UNIT_ATTENTION, products,                                                                   \
+         ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM, __VA_ARGS__),                              \
          TO_OUT("o", BUFFER_A, TENSOR_O, TENSOR_O_BIAS), ADD_NORMED("add o", TENSOR_ATTN_OUT_NORM))
+#define GATE_UP                                                                                              \
+    OP(MATH_LINEAR, "gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .weights = 2,                        \
+       .weight = {TENSOR_GATE, TENSOR_UP}, .out = {BUFFER_GATE, BUFFER_UP},                                  \
+       .activation = ACTIVATION_GELU_TANH, .gated = true)
+#define DOWN TO_OUT("down", BUFFER_GATE, TENSOR_DOWN, TENSOR_NONE)
 
-static const struct math_part full = ATTENTION("attention", 0);
+static const struct math_part full = ATTENTION_OF("attention", USUAL_QKV, .rope = 0);
+static const struct math_part window =
+    ATTENTION_OF("attention in a window", USUAL_QKV, .rope = 1, .windowed = true);
 static const struct math_part dense =
-    PART("MLP", UNIT_MLP,
-         OP(MATH_LINEAR, "gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .weights = 2,
-            .weight = {TENSOR_GATE, TENSOR_UP}, .out = {BUFFER_GATE, BUFFER_UP},
-            .activation = ACTIVATION_GELU_TANH, .gated = true),
-         TO_OUT("down", BUFFER_GATE, TENSOR_DOWN, TENSOR_NONE), ADD_NORMED("add down", TENSOR_MLP_OUT_NORM));
-static const struct math_part window = ATTENTION("attention in a window", 1);
-enum { PART_WINDOW = MATH_PART_SPARSE };
-static const struct math_part *const parts[] = {
+    PART("MLP", UNIT_MLP, GATE_UP, DOWN, ADD_NORMED("add down", TENSOR_MLP_OUT_NORM));
+enum { PART_WINDOW = MATH_PART_SPARSE, PART_K_ALONE };
+static const struct math_part *const gemma3_parts[] = {
     [MATH_PART_ATTENTION] = &full, [MATH_PART_DENSE] = &dense, [PART_WINDOW] = &window, NULL};
+
+static const struct math_part full4 = ATTENTION_OF("attention", USUAL_QKV, .rope = 0, .v_normed = true);
+static const struct math_part k_alone =
+    ATTENTION_OF("attention",
+                 OP(MATH_LINEAR, "q k", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 2,
+                    .weight = {TENSOR_Q, TENSOR_K}, .bias = {TENSOR_Q_BIAS, TENSOR_K_BIAS},
+                    .out = {BUFFER_Q, BUFFER_K}),
+                 .rope = 0, .v_normed = true, .v_is_k = true);
+static const struct math_part window4 =
+    ATTENTION_OF("attention in a window", USUAL_QKV, .rope = 1, .windowed = true, .v_normed = true);
+static const struct math_part dense4 =
+    PART("MLP", UNIT_MLP, GATE_UP, DOWN,
+         OP(MATH_ADD_NORMED, "add down", .in = BUFFER_OUT, .norm = TENSOR_MLP_OUT_NORM,
+            .out_factor = TENSOR_LAYER_SCALE, .out = {BUFFER_X}, .residual = true));
+static const struct math_part *const gemma4_parts[] = {[MATH_PART_ATTENTION] = &full4,
+                                                       [MATH_PART_DENSE] = &dense4,
+                                                       [PART_WINDOW] = &window4,
+                                                       [PART_K_ALONE] = &k_alone,
+                                                       NULL};
 
 static uint32_t kind(const struct model_config *config, uint32_t layer, enum unit_part part)
 {
     if (part == UNIT_MLP) return MATH_PART_DENSE;
-    return config->window && config->window[layer] ? PART_WINDOW : MATH_PART_ATTENTION;
+    if (config->window && config->window[layer]) return PART_WINDOW;
+    return config->k_is_v ? PART_K_ALONE : MATH_PART_ATTENTION;
 }
 
 static void fill(const struct model_config *c, struct model_math *math)
 {
     math->embed.out_scale = sqrtf((float)c->hidden);
+    math->head.soft_cap = (float)c->logit_cap;
     for (uint32_t p = 0; p < math->parts; p++)
         for (uint32_t i = 0; i < math->part[p].ops; i++)
             if (math->part[p].op[i].kind == MATH_ATTENTION)
@@ -117,6 +179,75 @@ static int gemma3_layers(struct keys *keys, struct model_config *c, struct helm_
     return 0;
 }
 
+/* GGUF files have the kv heads of each layer, and a flag for each that has a window; they lack v where it is k. */
+static int gemma4_gguf(struct keys *keys, struct model_config *c, struct helm_err *err)
+{
+    const struct gguf_value *heads = gguf_find(keys->header, "gemma4.attention.head_count_kv"),
+                            *flags = gguf_find(keys->header, "gemma4.attention.sliding_window_pattern");
+    if (!flags || !flags->array || flags->type == GGUF_STRING || flags->type == GGUF_ARRAY ||
+        flags->count < c->layers)
+        return helm_fail(err, HELM_E_FORMAT,
+                         "key 'gemma4.attention.sliding_window_pattern' is no list of flags, one for each of "
+                         "%u layers",
+                         c->layers);
+    if (!heads || heads->type == GGUF_STRING || heads->type == GGUF_ARRAY ||
+        (heads->array && heads->count < c->layers))
+        return helm_fail(err, HELM_E_FORMAT,
+                         "key 'gemma4.attention.head_count_kv' is no number, nor one for each of %u layers",
+                         c->layers);
+    c->kv_heads = c->window_heads.kv_heads = 0;
+    for (uint32_t l = 0; l < c->layers; l++) {
+        const double number = gguf_number(heads, heads->array ? l : 0);
+        uint32_t *of = gguf_number(flags, l) != 0 ? &c->window_heads.kv_heads : &c->kv_heads;
+        c->window[l] = gguf_number(flags, l) != 0 ? c->sliding_window : 0;
+        if (!(number >= 1 && number <= MODEL_HEADS_MAX) || (*of && *of != (uint32_t)number))
+            return helm_fail(
+                err, HELM_E_UNSUPPORTED,
+                "key 'gemma4.attention.head_count_kv' is %g for layer %u, another one of its kind "
+                "has %u",
+                number, l, *of);
+        *of = (uint32_t)number;
+        char name[64];
+        snprintf(name, sizeof name, "blk.%u.attn_v.weight", l);
+        if (!c->window[l]) c->k_is_v = !gguf_find_tensor(keys->header, name);
+    }
+    return 0;
+}
+
+/* A window in all layers but every sixth and the last. */
+static int gemma4_windows(struct keys *keys, struct model_config *c, struct helm_err *err)
+{
+    bool experts = false;
+    int rc = json_get_bool(keys->json, "enable_moe_block", false, &experts, err);
+    if (!rc && experts)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED,
+                       "'enable_moe_block' is true: Gemma 4 with experts is not supported");
+    if (rc) return rc;
+    if (!c->k_is_v) c->kv_heads = c->window_heads.kv_heads;
+    if (!json_is_array(json_object_get(keys->json, "layer_types")))
+        for (uint32_t l = 0; l < c->layers; l++)
+            if ((l + 1) % c->full_attention_interval == 0) c->window[l] = 0;
+    if (c->window[c->layers - 1])
+        return helm_fail(err, HELM_E_UNSUPPORTED, "'layer_types': the last layer has a window");
+    return 0;
+}
+
+static int gemma4_layers(struct keys *keys, struct model_config *c, struct helm_err *err)
+{
+    int rc = layers_with_window(keys, c, 0, c->layers, 1, err);
+    if (!rc) rc = (keys->json ? gemma4_windows : gemma4_gguf)(keys, c, err);
+    if (rc) return rc;
+    const struct model_heads *w = &c->window_heads;
+    if (!w->kv_heads || c->heads % w->kv_heads || c->heads % c->kv_heads || w->head_dim % 2)
+        return helm_fail(
+            err, HELM_E_FORMAT,
+            "%u heads are no multiple of %u kv heads in layers with a window, or of %u in others", c->heads,
+            w->kv_heads, c->kv_heads);
+    if (w->kv_heads == c->kv_heads && w->head_dim == c->head_dim) c->window_heads = (struct model_heads){0};
+    c->attention_scale = 1; /* scores stay as they are */
+    return 0;
+}
+
 /* ---- the architectures ---- */
 
 static const struct math_op embed = USUAL_EMBED;
@@ -141,7 +272,23 @@ const struct arch arch_gemma3 = {.architecture = "Gemma3ForCausalLM",
                                  .skipped = skipped,
                                  .embed = &embed,
                                  .head = &head,
-                                 .parts = parts,
+                                 .parts = gemma3_parts,
                                  .kind = kind,
                                  .layers = gemma3_layers,
+                                 .fill = fill};
+const struct arch arch_gemma4 = {.architecture = "Gemma4ForCausalLM",
+                                 .model_type = "gemma4_text",
+                                 .outer = {"Gemma4ForConditionalGeneration"},
+                                 .gguf = {"gemma4"},
+                                 .start = {ROPES(1e6, 1e4), .max_context = 131072, .norm_eps = 1e-6,
+                                           .qk_norm = true, .tied_head = true, .full_attention_interval = 6,
+                                           .normed_outputs = true},
+                                 .keys = gemma4_keys,
+                                 .names = names,
+                                 .skipped = skipped,
+                                 .embed = &embed,
+                                 .head = &head,
+                                 .parts = gemma4_parts,
+                                 .kind = kind,
+                                 .layers = gemma4_layers,
                                  .fill = fill};

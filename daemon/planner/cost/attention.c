@@ -24,11 +24,13 @@ void attention_price(const struct pricing *p, const struct device_rates *r, doub
                      struct attention_price *out)
 {
     const struct model_config *c = &p->model->config;
+    const struct model_heads heads = model_heads_of(c, window > 0);
+    const double cells = 2.0 * heads.kv_heads * (double)kv_cell_bytes(p->step->kv_dtype, heads.head_dim);
     const double n = pricing_tokens_a_row(p->step), context = p->step->context;
     const double positions = (window > 0 ? fmin(context, window + n - 1) : context) - elsewhere;
-    out->memory = p->step->rows * positions * pricing_kv_bytes(p) / r->attention;
+    out->memory = p->step->rows * positions * cells / r->attention;
     out->beside = out->memory * (r->attention / r->attention_beside);
-    out->compute = n > 1 ? 4.0 * c->heads * c->head_dim * p->step->rows * attended(n, context, window) /
+    out->compute = n > 1 ? 4.0 * c->heads * heads.head_dim * p->step->rows * attended(n, context, window) /
                                r->attention_flops
                          : 0;
 }

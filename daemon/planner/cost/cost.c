@@ -38,7 +38,7 @@ static void add_attention(const struct pricing *p, const struct device_rates *r,
 static double activation_bytes(const struct pricing *p, uint32_t kind)
 {
     const struct model_config *c = &p->model->config;
-    double q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
+    double q = (double)c->heads * model_heads_most(c).head_dim, kv = (double)model_kv_width(c);
     if (p->tier == OP_TIER_ONE) return 0;
     if (p->model->math.part[kind]
             .experts) /* x gathered by expert, what is between the halves, and sums that are added up */
@@ -278,7 +278,8 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, uint
     const struct model_config *c = &p->model->config;
     const struct part_operations *o = &p->part[kind];
     const bool attends = p->model->math.part[kind].state == STATE_PAGES; /* and rotates */
-    double rotated = 8.0 * c->head_dim * (c->heads + 2.0 * c->kv_heads);
+    const struct model_heads heads = model_heads_of(c, window > 0);
+    double rotated = 8.0 * heads.head_dim * (c->heads + 2.0 * heads.kv_heads);
     spent_bytes(r, 2.0 * p->step->rows * (double)p->model->math.part[kind].state_bytes, r->read, s);
     if (attends) {
         add_attention(p, r, window, attention_elsewhere(p, window), s);

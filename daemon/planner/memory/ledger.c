@@ -54,11 +54,12 @@ uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TE
     return memory->available_bytes;
 }
 
-static struct kv_layout kv_of(const struct ledger_case *c, uint32_t layers)
+static struct kv_layout kv_of(const struct ledger_case *c, uint32_t layers, bool window)
 {
+    const struct model_heads heads = model_heads_of(&c->model->config, window);
     return (struct kv_layout){.layers = layers,
-                              .kv_heads = c->model->config.kv_heads,
-                              .head_dim = c->model->config.head_dim,
+                              .kv_heads = heads.kv_heads,
+                              .head_dim = heads.head_dim,
                               .page_tokens = c->wish->page_tokens,
                               .dtype = c->wish->kv_dtype};
 }
@@ -71,7 +72,13 @@ static uint64_t times(uint64_t count, uint64_t bytes)
 
 uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count)
 {
-    const struct kv_layout kv = kv_of(c, 1);
+    const struct kv_layout kv = kv_of(c, 1, false);
+    return times(page_count, kv_page_bytes(&kv));
+}
+
+uint64_t ledger_window_layer_bytes(const struct ledger_case *c, uint32_t page_count)
+{
+    const struct kv_layout kv = kv_of(c, 1, true);
     return times(page_count, kv_page_bytes(&kv));
 }
 
@@ -184,7 +191,7 @@ uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger
 /* The arena's session region: the cells of one page that lie in VRAM alone. */
 static uint64_t session_bytes(const struct ledger_case *c, const struct plan *plan)
 {
-    return plan_session_bytes(plan, ledger_kv_layer_bytes(c, 1));
+    return plan_session_bytes(plan, ledger_kv_layer_bytes(c, 1), ledger_window_layer_bytes(c, 1));
 }
 
 /* The same of any plan. */
@@ -192,7 +199,8 @@ static uint64_t most_session_bytes(const struct ledger_case *c)
 {
     const bool there = c->machine->device.kind != LEDGER_DEVICE_NONE &&
                        (!c->wish->vram_page_count || model_window(&c->model->config));
-    return there ? times(c->model->config.layers, ledger_kv_layer_bytes(c, 1)) : 0;
+    const uint64_t pages = ledger_kv_layer_bytes(c, 1), windows = ledger_window_layer_bytes(c, 1);
+    return there ? times(c->model->config.layers, pages > windows ? pages : windows) : 0;
 }
 
 int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes, struct helm_err *err)
@@ -203,7 +211,7 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
                                     .step_tokens = c->wish->step_tokens,
                                     .hidden = m->hidden,
                                     .vocab = m->vocab,
-                                    .kv = kv_of(c, 0),
+                                    .kv = kv_of(c, 0, false),
                                     .page_count = ledger_places(c, ctx),
                                     .vram_page_count = ledger_places(c, ctx),
                                     .kv_heads_asking = c->wish->vram_page_count ? m->heads : 0,
@@ -235,7 +243,7 @@ static uint64_t add_states(const struct ledger_case *c, const struct plan *plan,
 {
     char what[48];
     const uint32_t windows = plan_window_layers(plan, processor);
-    const struct kv_layout kv = kv_of(c, plan_layers_of(plan, processor));
+    const struct kv_layout kv = kv_of(c, plan_layers_of(plan, processor), false);
     const uint32_t page_count = plan_kv_pages(plan, plan_processor_memory(processor));
     const uint64_t gap = plan_processor_has_memory(processor)
                              ? state_windows_at(&kv, page_count) - page_count * kv_page_bytes(&kv)
@@ -243,7 +251,7 @@ static uint64_t add_states(const struct ledger_case *c, const struct plan *plan,
     snprintf(what, sizeof what, "windows of %u layers, %u pages of %u tokens", windows,
              plan->window_page_count, plan->page_tokens);
     if (windows)
-        ledger_add(ledger, what, times(windows, ledger_kv_layer_bytes(c, plan->window_page_count)) + gap);
+        ledger_add(ledger, what, times(windows, ledger_window_layer_bytes(c, plan->window_page_count)) + gap);
     const uint64_t bytes = plan->slots * plan_state_layout(plan, processor).slot_bytes;
     snprintf(what, sizeof what, "fixed states of %u slots", plan->slots);
     if (bytes) ledger_add(ledger, what, bytes);
@@ -316,8 +324,8 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
              plan_kv_tiered(plan) ? "KV cache of all layers, %u pages of %u tokens"
                                   : "KV cache, %u pages of %u tokens",
              plan->page_count, plan->page_tokens);
-    const uint64_t pages =
-        kv - times(plan_window_layers(plan, PLAN_CPU0), ledger_kv_layer_bytes(c, plan->window_page_count));
+    const uint64_t pages = kv - times(plan_window_layers(plan, PLAN_CPU0),
+                                      ledger_window_layer_bytes(c, plan->window_page_count));
     if (!on_gpu || pages) ledger_add(host, what, pages);
     const uint64_t slots = add_states(c, plan, PLAN_CPU0, host),
                    snapshots = header->region[ARENA_REGION_SNAPSHOTS].bytes;

@@ -83,6 +83,8 @@ uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TE
 
 /* Bytes of all pages of one layer: its part of a pool, or of the staging memory for a borrowed cache. */
 uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count);
+/* The same of a layer that keeps a window. */
+uint64_t ledger_window_layer_bytes(const struct ledger_case *c, uint32_t page_count);
 /* Bytes of all slots' records of a layer; 0: its state is not fixed. */
 uint64_t ledger_state_layer_bytes(const struct ledger_case *c, uint32_t layer);
 /* Pages of windows for a pool of page_count pages; 0: windows would take as much as all pages do, and layers keep these. Whether

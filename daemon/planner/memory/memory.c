@@ -84,7 +84,7 @@ static void fill_units(const struct ledger_case *c, const struct memory_wish *wi
 {
     const uint32_t places = ledger_places(c, wish->ctx);
     const uint64_t layer_kv = ledger_kv_layer_bytes(c, wish->pages),
-                   window_kv = ledger_kv_layer_bytes(c, ledger_window_pages(c, wish->pages));
+                   window_kv = ledger_window_layer_bytes(c, ledger_window_pages(c, wish->pages));
     uint64_t ring = 0, largest;
     if (wish->device) memory_ring_sizes(c, &ring, &largest); /* the smallest has the most slices */
     for (uint32_t u = 0; u < unit_count(c->table->layers); u++, unit += 3) {

@@ -9,11 +9,13 @@ uint32_t ledger_window_pages(const struct ledger_case *c, uint32_t page_count)
                                .step_tokens = wish->step_tokens,
                                .page_tokens = wish->page_tokens};
     const uint32_t tokens = model_window(&c->model->config);
-    if (wish->windows_stand)
+    /* cells of another size have no place in pages */
+    const uint32_t without = c->model->config.window_heads.head_dim ? page_count : 0;
+    if (wish->windows_stand && (wish->window_page_count || !without))
         return wish->window_page_count < page_count ? wish->window_page_count : page_count;
     if (!tokens) return 0;
     const uint64_t pages = (uint64_t)LEDGER_WINDOWS * plan_window_pages_least(tokens, &sizes);
-    return pages < page_count ? (uint32_t)pages : 0;
+    return pages < page_count ? (uint32_t)pages : without;
 }
 
 bool ledger_keeps_window(const struct ledger_case *c, uint32_t page_count, uint32_t layer)

@@ -199,7 +199,7 @@ static void test_presets(void **state)
             double parameters = 0;
             uint64_t rows, cols;
             for (int r = 0; r < TENSOR_ROLE_COUNT; r++)
-                if (model_expected_shape(&config, (enum tensor_role)r, &rows, &cols))
+                if (model_expected_shape(&config, (enum tensor_role)r, -1, &rows, &cols))
                     parameters += (double)(rows * cols) *
                                   (arch_role_per_layer((enum tensor_role)r) ? config.layers : 1);
             if (fabs(parameters / 1e9 - sizes[s].billions) > 0.01 * sizes[s].billions)

@@ -46,7 +46,8 @@ static inline void built_add(struct built *b, const struct model_config *config,
 {
     char name[MODEL_NAME_MAX];
     uint64_t rows, cols;
-    if (!model_expects(config, role, layer) || !model_expected_shape(config, role, &rows, &cols)) return;
+    if (!model_expects(config, role, layer) || !model_expected_shape(config, role, layer, &rows, &cols))
+        return;
     bool is_fused = false;
     const struct fused_tensor *fused;
     for (uint32_t i = 0; (fused = fused_of(config, i)); i++) {

@@ -151,10 +151,10 @@ static void test_mixtures(void **state)
     assert_true(model_expects(&c, TENSOR_ROUTER, 1) && !model_expects(&c, TENSOR_ROUTER, 0));
     assert_true(model_expects(&c, TENSOR_MLP_NORM, 0) && model_expects(&c, TENSOR_MLP_NORM, 1));
     assert_true(model_expects(&c, TENSOR_EMBED, -1) && !model_expects(&c, TENSOR_EMBED, 0));
-    assert_false(model_expected_shape(&mixture, TENSOR_GATE, &rows, &cols));
-    assert_true(model_expected_shape(&c, TENSOR_UP_EXPERTS, &rows, &cols));
+    assert_false(model_expected_shape(&mixture, TENSOR_GATE, -1, &rows, &cols));
+    assert_true(model_expected_shape(&c, TENSOR_UP_EXPERTS, -1, &rows, &cols));
     assert_true(rows == 12 * 8 && cols == 10);
-    assert_true(model_expected_shape(&c, TENSOR_DOWN_EXPERTS, &rows, &cols));
+    assert_true(model_expected_shape(&c, TENSOR_DOWN_EXPERTS, -1, &rows, &cols));
     assert_true(rows == 12 * 10 && cols == 8);
     assert_int_equal(model_mlp_width(&c), 24);
     model_math_build(&c, &math);
@@ -209,7 +209,7 @@ static void test_shapes(void **state)
                   {TENSOR_ATTN_NORM, 1, 10}};
     uint64_t rows, cols;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        assert_true(model_expected_shape(&all_on, shapes[i].role, &rows, &cols));
+        assert_true(model_expected_shape(&all_on, shapes[i].role, -1, &rows, &cols));
         assert_int_equal(rows, shapes[i].rows);
         assert_int_equal(cols, shapes[i].cols);
     }
@@ -221,7 +221,7 @@ static void test_shapes(void **state)
                                               TENSOR_UP_BIAS, TENSOR_DOWN_BIAS, TENSOR_Q_NORM,
                                               TENSOR_K_NORM,  TENSOR_NONE};
     for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
-        assert_false(model_expected_shape(&bare, absent[i], &rows, &cols));
+        assert_false(model_expected_shape(&bare, absent[i], -1, &rows, &cols));
 }
 
 static void check_op(const struct math_op *op, bool *written, int *used)
@@ -263,7 +263,7 @@ static void check_math(const struct model_config *config)
     assert_true(written[BUFFER_LOGITS] && written[BUFFER_K] && written[BUFFER_V]);
     for (int r = TENSOR_NONE + 1; r < TENSOR_ROLE_COUNT; r++) {
         uint64_t rows, cols;
-        bool exists = model_expected_shape(config, (enum tensor_role)r, &rows, &cols);
+        bool exists = model_expected_shape(config, (enum tensor_role)r, -1, &rows, &cols);
         if (r == TENSOR_HEAD) exists = true; /* a tied head is used too, as the embedding */
         assert_int_equal(used[r], exists);
     }
