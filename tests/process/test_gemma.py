@@ -150,6 +150,54 @@ def test_gemma4_is_planned_on_the_cpu_with_the_reason():
     check(run.returncode != 0 and "with normed values" in run.stderr, f"{run}")
 
 
+def numbers(kind, values):
+    """An array of u32 (4) or of flags (7)."""
+    return struct.pack("<IIQ", 9, kind, len(values)) + b"".join(struct.pack("<I" if kind == 4 else "<B", v) for v in values)
+
+
+def write_gguf4(path, leave_out=(), **more):
+    with open(os.path.join(GEMMA4, "config.json"), encoding="utf-8") as file:
+        c = json.load(file)
+    full = [kind == "full_attention" for kind in c["layer_types"]]
+    keys = {"block_count": c["num_hidden_layers"], "embedding_length": c["hidden_size"],
+            "feed_forward_length": c["intermediate_size"], "attention.head_count": c["num_attention_heads"],
+            "attention.key_length": c["global_head_dim"], "attention.value_length": c["global_head_dim"],
+            "attention.key_length_swa": c["head_dim"], "context_length": c["max_position_embeddings"],
+            "attention.layer_norm_rms_epsilon": 1e-6, "attention.sliding_window": c["sliding_window"], "rope.freq_base": 1e6,
+            "rope.freq_base_swa": 1e4, "rope.dimension_count": c["global_head_dim"],
+            "final_logit_softcapping": c["final_logit_softcapping"]}
+    every = {f"gemma4.{k}": number(v) for k, v in keys.items()}
+    every["gemma4.attention.head_count_kv"] = numbers(4, [c["num_global_key_value_heads" if f else "num_key_value_heads"] for f in full])
+    every["gemma4.attention.sliding_window_pattern"] = numbers(7, [not f for f in full])
+    every.update({f"gemma4.{k}": v for k, v in more.items()})
+    tensors = []
+    for old, (shape, data) in read_safetensors(GEMMA4).items():
+        name = gguf_name(old).replace(".layer_scalar", ".layer_output_scale.weight")
+        wide = b"".join(b"\0\0" + data[i:i + 2] for i in range(0, len(data), 2)) if len(shape) == 1 else data
+        tensors.append([name, shape[::-1], F32 if len(shape) == 1 else BF16, wide])
+    pairs = c["global_head_dim"] // 2
+    tensors.append(["rope_freqs.weight", [pairs], F32, struct.pack(f"<{pairs}f", *([1.0] * (pairs // 2) + [1e30] * (pairs // 2)))])
+    with open(path, "wb") as file:
+        file.write(Gguf(b"GGUF" + struct.pack("<IQQ", 3, 0, 0)).bytes(
+            dict({"general.architecture": string("gemma4")}, **{k: v for k, v in every.items() if k not in leave_out}),
+            [t for t in tensors if t[0] not in leave_out]))
+
+
+def test_a_gguf_file_of_gemma4_computes_the_same():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "gemma4.gguf")
+        write_gguf4(path)
+        agrees(path, golden("gemma4")[6], 0.1, *CPU, *LOAD)
+        for part in "gemma4.attention.key_length_swa", "gemma4.attention.head_count_kv", "gemma4.attention.sliding_window_pattern", \
+                "blk.2.layer_output_scale.weight", "blk.0.attn_v.weight":
+            write_gguf4(path, [part])
+            run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+            check(run.returncode != 0 and part in run.stdout + run.stderr, f"{part}: {run.returncode}, {run}")
+        write_gguf4(path, **{"attention.head_count_kv": numbers(4, [2, 1, 1, 1])})
+        run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+        check(run.returncode != 0 and "is 1 for layer 2" in run.stdout + run.stderr, f"{run}")
+
+
 def test_gemma4_keeps_windows_whatever_the_context():
     """A context in which all pages are fewer than windows usually have: cells of two sizes share no page."""
     case = golden("gemma4")[4]

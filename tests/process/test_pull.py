@@ -235,8 +235,8 @@ def fits_tests():
                 ("... of another kind", {"config.json": b"[]"}, "config.json: not a JSON object"),
                 ("... of more than 1 MiB", {"config.json": b" " * ((1 << 20) + 1)}, "the limit is 1048576"),
                 ("... without an architecture", {"config.json": b"{}"}, "'architectures' and 'model_type' are both missing"),
-                ("an architecture", {"config.json": config(architectures=["Gemma4ForConditionalGeneration"], model_type="gemma4")},
-                 "org/m is not downloaded, as HELM cannot run it: config.json: architecture 'Gemma4ForConditionalGeneration' is not supported (supported: "),
+                ("an architecture", {"config.json": config(architectures=["NemotronHForCausalLM"], model_type="nemotron_h")},
+                 "org/m is not downloaded, as HELM cannot run it: config.json: architecture 'NemotronHForCausalLM' is not supported (supported: "),
                 ("a quantization", {"config.json": config(quantization_config={"quant_method": "awq"})}, "(method 'awq') is not supported"),
                 ("no layers", {"config.json": config(num_hidden_layers=None)}, "'num_hidden_layers'"),
                 ("a generation_config.json", {"config.json": CONFIG, "generation_config.json": b"{"}, "generation_config.json: ")):
@@ -251,11 +251,11 @@ def fits_tests():
             data = gguf.bytes(dict({k: v for k, v in gguf.keys.items() if k not in without}, **keys), tensors)
             c.hub.repos["org/m"] = {"m-Q2_K.gguf": data[:cut]}
             return data
-        offer({"general.architecture": string("gemma4")})
+        offer({"general.architecture": string("nemotron_h")})
         err = refused(c, "a GGUF file's architecture is refused", "org/m is not downloaded, as HELM cannot run it: m-Q2_K.gguf: ")
-        check("... by name, with those that are", "'gemma4'" in err and "supported: llama" in err and "/tmp" not in err, err)
-        refused(c, "... also by its tag", "'gemma4'", "org/m:Q2_K")
-        refused(c, "... and by its name", "'gemma4'", "org/m/m-Q2_K.gguf")
+        check("... by name, with those that are", "'nemotron_h'" in err and "supported: llama" in err and "/tmp" not in err, err)
+        refused(c, "... also by its tag", "'nemotron_h'", "org/m:Q2_K")
+        refused(c, "... and by its name", "'nemotron_h'", "org/m/m-Q2_K.gguf")
         for kind, name in ((35, "TQ2_0"), (34, "TQ1_0"), (99, "unknown")):
             offer(tensors=[[n, s, kind if n == "blk.1.ffn_up.weight" else k, d] for n, s, k, d in gguf.tensors])
             err = refused(c, "tensors of type %s are refused" % name, "tensor 'blk.1.ffn_up.weight': type %s (%d) is not supported (supported: " % (name, kind))
@@ -289,13 +289,13 @@ def fits_tests():
         c.hub.ranges = False
         code, out, err = c.run("pull", "org/m")
         check("... also from a server that knows no ranges", code == 0 and read(out.strip()) == long, (code, err))
-        offer({"a.long.key": string("x" * (5 << 20)), "general.architecture": string("gemma4")})
+        offer({"a.long.key": string("x" * (5 << 20)), "general.architecture": string("nemotron_h")})
         shutil.rmtree(c.cache)
         c.hub.log.clear()
-        c.refused("... which is asked no more than without", 4, "'gemma4'", "org/m")
+        c.refused("... which is asked no more than without", 4, "'nemotron_h'", "org/m")
         c.hub.ranges = True
         c.hub.cut = [100, 200]
-        err = refused(c, "answers that break off in a header are asked again", "'gemma4'")
+        err = refused(c, "answers that break off in a header are asked again", "'nemotron_h'")
         left = [n for n in os.listdir(os.environ.get("TMPDIR") or "/tmp") if n.startswith("helm-pull-") and
                 os.path.exists(os.path.join(os.environ.get("TMPDIR") or "/tmp", n, "m-Q2_K.gguf"))]
         check("nothing is left in the folder for temporary files", left == [], left)

@@ -35,7 +35,8 @@ enum token_type {
 struct reading {
     const struct gguf *header;
     struct helm_tokenizer *tokenizer;
-    const struct tok_gguf_kind *kind; /* NULL: model `llama` */
+    const struct tok_gguf_kind *kind; /* NULL: model `llama` or `gemma4` */
+    bool merged;                      /* `gemma4`: its merges are in the file; no space in front */
     uint8_t *types;                   /* enum token_type of each token */
     uint32_t count;
     struct helm_err *err;
@@ -325,7 +326,7 @@ static json_t *replace(const char *from, const char *to)
 static int add_llama_steps(struct reading *r)
 {
     static const char space[] = "\xE2\x96\x81"; /* U+2581 */
-    bool prefix = true;
+    bool prefix = !r->merged;
     int rc = read_bool(r->header, "tokenizer.ggml.add_space_prefix", &prefix, r->err);
     if (rc) return rc;
     json_t *before = json_array(), *after = json_pack("[o, {s:s}, {s:s}]", replace(space, " "), "type",
@@ -431,12 +432,13 @@ static int read_kind(struct reading *r)
     char model[32] = "", pre[32] = "", known[160] = "";
     size_t used = 0;
     int rc = gguf_get_string(r->header, "tokenizer.ggml.model", true, model, sizeof model, r->err);
-    if (rc || strcmp(model, "llama") == 0) return rc;
+    r->merged = strcmp(model, "gemma4") == 0;
+    if (rc || r->merged || strcmp(model, "llama") == 0) return rc;
     if (strcmp(model, "no_vocab") == 0) /* as a folder without tokenizer.json */
         return helm_fail(r->err, HELM_E_NOT_FOUND, "the file has no tokenizer (model 'no_vocab')");
     if (strcmp(model, "gpt2") != 0)
         return helm_fail(r->err, HELM_E_UNSUPPORTED,
-                         "tokenizer model '%s' is not supported (supported: gpt2, llama)", model);
+                         "tokenizer model '%s' is not supported (supported: gpt2, llama, gemma4)", model);
     rc = gguf_get_string(r->header, "tokenizer.ggml.pre", true, pre, sizeof pre, r->err);
     if (rc || (r->kind = tok_gguf_kind_named(pre))) return rc;
     const struct tok_gguf_kind *kind;
@@ -459,7 +461,7 @@ static int read_all(struct reading *r)
     r->count = (uint32_t)tokens->count;
     rc = read_types(r);
     if (!rc) rc = read_tokens(r, tokens);
-    if (!rc) rc = r->kind ? read_merges(r) : make_merges(r);
+    if (!rc) rc = r->kind || r->merged ? read_merges(r) : make_merges(r);
     if (!rc) rc = tok_config_read_gguf(&t->config, r->header, r->err);
     if (!rc) rc = r->kind ? add_byte_level_steps(r) : add_llama_steps(r);
     if (rc) return rc;

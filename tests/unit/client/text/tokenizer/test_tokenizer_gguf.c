@@ -52,16 +52,21 @@ static void bpe_file(struct vocab_file *f, const char *pre, const char *without)
     if (!strstr(without, "eos")) put_u32(f, "tokenizer.ggml.eos_token_id", 8);
 }
 
-static void spm_file(struct vocab_file *f, const char *without)
+static void spm_file_as(struct vocab_file *f, const char *model, const char *without)
 {
     vocab_start(f);
-    put_text(f, "tokenizer.ggml.model", "llama");
+    put_text(f, "tokenizer.ggml.model", model);
     put_texts(f, "tokenizer.ggml.tokens", spm_tokens, COUNT(spm_tokens));
     put_i32s(f, "tokenizer.ggml.token_type", spm_types, COUNT(spm_types));
     if (!strstr(without, "scores")) put_f32s(f, "tokenizer.ggml.scores", spm_scores, COUNT(spm_scores));
     put_u32(f, "tokenizer.ggml.bos_token_id", 1);
     put_u32(f, "tokenizer.ggml.eos_token_id", 2);
     put_u32(f, "tokenizer.ggml.unknown_token_id", 0);
+}
+
+static void spm_file(struct vocab_file *f, const char *without)
+{
+    spm_file_as(f, "llama", without);
 }
 
 /* Ends the file, frees it. */
@@ -168,6 +173,22 @@ static void test_scores(void **state)
 }
 
 /* Equal scores: the leftmost pair first. Text never becomes a control token or a byte's, whatever their scores. */
+/* Model `gemma4`: tokens as SentencePiece has them, merges in the file, no space in front unless it says so. */
+static void test_merged(void **state)
+{
+    (void)state;
+    static const char *const merges[] = {"a b", SP " a"};
+    struct vocab_file f;
+    spm_file_as(&f, "gemma4", "scores");
+    put_texts(&f, "tokenizer.ggml.merges", merges, COUNT(merges));
+    struct helm_tokenizer *t = opened(&f);
+    check(t, HELM_TOKENIZER_ENCODE_ADD_SPECIAL, "ab aA\xC3\xA9", "1 10 9 3 4 5", "ab aA\xC3\xA9");
+    check(t, 0, " ab", "6 10", " ab");
+    helm_tokenizer_close(t);
+    spm_file_as(&f, "gemma4", "scores");
+    refused(&f, HELM_E_FORMAT, "'tokenizer.ggml.merges'");
+}
+
 static void test_ties_and_forgeries(void **state)
 {
     (void)state;
@@ -247,7 +268,7 @@ static void test_refusals(void **state)
     refused(&f, HELM_E_NOT_FOUND, "tokenizer.ggml.pre");
     vocab_start(&f);
     put_text(&f, "tokenizer.ggml.model", "bert");
-    refused(&f, HELM_E_UNSUPPORTED, "'bert' is not supported (supported: gpt2, llama)");
+    refused(&f, HELM_E_UNSUPPORTED, "'bert' is not supported (supported: gpt2, llama, gemma4)");
     vocab_start(&f);
     put_text(&f, "tokenizer.ggml.model", "no_vocab");
     refused(&f, HELM_E_NOT_FOUND, "has no tokenizer");
@@ -451,11 +472,12 @@ static void test_paths(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_byte_level),         cmocka_unit_test(test_scores),
-        cmocka_unit_test(test_ties_and_forgeries), cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_refusals),           cmocka_unit_test(test_hostile_tokens),
-        cmocka_unit_test(test_hostile_merges),     cmocka_unit_test(test_hostile_roles),
-        cmocka_unit_test(test_templates),          cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_byte_level),     cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_merged),         cmocka_unit_test(test_ties_and_forgeries),
+        cmocka_unit_test(test_kinds),          cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_hostile_tokens), cmocka_unit_test(test_hostile_merges),
+        cmocka_unit_test(test_hostile_roles),  cmocka_unit_test(test_templates),
+        cmocka_unit_test(test_paths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
