@@ -108,21 +108,3 @@ int histogram_apply(const struct histogram *h, struct plan *plan, struct helm_er
     plan->device[PLANNED_GPU].experts.hit_permille = units ? (uint32_t)(1000 * hits / units + 0.5) : 0;
     return 0;
 }
-
-void histogram_most(const struct histogram *h, uint32_t parts, double *most_hit)
-{
-    const uint32_t count = h->experts * parts;
-    for (uint32_t n = 0; n <= count; n++) most_hit[n] = (double)n / count;
-    for (uint32_t l = 0; l < h->layers; l++) {
-        const uint64_t *uses = h->uses + (size_t)l * h->experts;
-        bool taken[MODEL_EXPERTS_MAX] = {false};
-        uint64_t all = 0, caught = 0;
-        for (uint32_t e = 0; e < h->experts; e++) all += uses[e] * parts;
-        for (uint32_t n = 1; n <= count && all; n++) {
-            const uint32_t e = most_used(uses, taken, h->experts, parts);
-            taken[e] = true;
-            caught += uses[e / parts];
-            if ((double)caught / (double)all > most_hit[n]) most_hit[n] = (double)caught / (double)all;
-        }
-    }
-}

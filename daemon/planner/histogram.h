@@ -22,8 +22,4 @@ void histogram_free(struct histogram *histogram);
 HELM_MUST_CHECK int histogram_apply(const struct histogram *histogram, struct plan *plan,
                                     struct helm_err *err);
 
-/* With so many of a layer's experts in VRAM, each of them cut into `parts`, most_hit[0 .. experts * parts]: the largest part of its
- * uses that any layer's most used ones had. */
-void histogram_most(const struct histogram *histogram, uint32_t parts, double *most_hit);
-
 #endif

@@ -33,6 +33,30 @@ struct bounding {
     double *hit;                   /* [experts + 1]: the most that slots of so many find */
 };
 
+static int more_used(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* With so many of a layer's experts in VRAM, each of them cut into `parts`, most_hit[0 .. experts * parts]: the largest part of its
+ * uses that any layer's most used ones had. */
+static void most_hits(const struct histogram *h, uint32_t parts, double *most_hit)
+{
+    const uint32_t count = h->experts * parts;
+    for (uint32_t n = 0; n <= count; n++) most_hit[n] = (double)n / count;
+    for (uint32_t l = 0; l < h->layers; l++) {
+        uint64_t uses[MODEL_EXPERTS_MAX], all = 0, caught = 0;
+        memcpy(uses, h->uses + (size_t)l * h->experts, h->experts * sizeof *uses);
+        qsort(uses, h->experts, sizeof *uses, more_used);
+        for (uint32_t e = 0; e < h->experts; e++) all += uses[e] * parts;
+        for (uint32_t n = 1; n <= count && all; n++) {
+            caught += uses[(n - 1) / parts];
+            most_hit[n] = fmax(most_hit[n], (double)caught / (double)all);
+        }
+    }
+}
+
 static int open_tables(struct bounding *b, struct helm_err *err)
 {
     const struct histogram *seen = b->m->r->experts;
@@ -42,7 +66,7 @@ static int open_tables(struct bounding *b, struct helm_err *err)
     if (!b->way || !b->ways || !b->hit)
         return helm_fail(err, HELM_E_NOMEM, "no memory for the bound of %u half layers", b->units);
     for (uint32_t n = 0; n <= b->experts && b->experts; n++) b->hit[n] = (double)n / b->experts;
-    if (seen && b->experts) histogram_most(seen, model_expert_parts(&b->m->r->model->config), b->hit);
+    if (seen && b->experts) most_hits(seen, model_expert_parts(&b->m->r->model->config), b->hit);
     for (uint32_t n = 0; n <= b->experts && seen; n++) b->hit[n] = fmin(1, b->hit[n] + HIT_ROUNDED);
     return 0;
 }
