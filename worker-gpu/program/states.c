@@ -3,13 +3,31 @@
 
 #include <stdlib.h>
 
+/* Neighbours in slots and in snapshots become one: each copy waits for the slice that the link has under way. */
+static void join_neighbours(struct gpu_states *s)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < s->records; i++) {
+        const struct state_record *r = &s->record[i];
+        struct state_record *last = count ? &s->record[count - 1] : NULL;
+        if (last && last->slot_at + last->bytes == r->slot_at &&
+            last->snapshot_at + last->bytes == r->snapshot_at)
+            last->bytes += r->bytes;
+        else
+            s->record[count++] = *r;
+    }
+    s->records = count;
+}
+
 int gpu_states_plan(const struct plan *plan, enum plan_processor self, const struct arena *arena,
                     struct gpu_states *s, struct helm_err *err)
 {
     *s = (struct gpu_states){.layout = plan_state_layout(plan, self),
                              .snapshots = arena_region_ptr(arena, ARENA_REGION_SNAPSHOTS)};
     s->bytes = arena_header_of(arena)->slots * s->layout.slot_bytes;
-    return plan_state_records(plan, self, &s->record, &s->records, err);
+    const int rc = plan_state_records(plan, self, &s->record, &s->records, err);
+    if (!rc) join_neighbours(s);
+    return rc;
 }
 
 int gpu_states_open(struct gpu_states *s, struct device *d, struct helm_err *err)

@@ -13,7 +13,7 @@
 struct gpu_states {
     struct state_layout layout;
     struct state_record *record;
-    uint32_t records; /* layers of the GPU with a fixed state */
+    uint32_t records; /* of the GPU's layers with a fixed state; neighbours are one */
     char *slots;      /* VRAM: [slots] of the layout; NULL: there are no records */
     char *snapshots;  /* in the arena */
     uint64_t bytes;
