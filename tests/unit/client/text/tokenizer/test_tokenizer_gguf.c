@@ -186,7 +186,7 @@ static void test_merged(void **state)
     check(t, 0, " ab", "6 10", " ab");
     helm_tokenizer_close(t);
     spm_file_as(&f, "gemma4", "scores");
-    refused(&f, HELM_E_FORMAT, "'tokenizer.ggml.merges'");
+    refused(&f, HELM_E_NOT_FOUND, "'tokenizer.ggml.merges' is missing");
 }
 
 static void test_ties_and_forgeries(void **state)
