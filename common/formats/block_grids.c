@@ -23,13 +23,16 @@ const uint16_t block_entries_iq2_xs[512] = {BLOCK_GRID_IQ2_XS(AS_IT_IS)};
 const uint16_t block_entries_iq2_s[1024] = {BLOCK_GRID_IQ2_S(AS_IT_IS)};
 const uint16_t block_entries_iq1[2048] = {BLOCK_GRID_IQ1(AS_IT_IS)};
 
-#define TWO(entry, bit)   (((entry) >> (bit) & 7) | ((entry) >> ((bit) + 4) & 7) << 3)
+#define TWO(entry, bit)   (((entry) >> (bit)&7) | ((entry) >> ((bit) + 4) & 7) << 3)
 #define FIRST_TWO(entry)  TWO(entry, 0),
 #define SECOND_TWO(entry) TWO(entry, 8),
-const uint8_t block_twos_iq3_xxs[2][256] = {{BLOCK_GRID_IQ3_XXS(FIRST_TWO)}, {BLOCK_GRID_IQ3_XXS(SECOND_TWO)}};
+const uint8_t block_twos_iq3_xxs[2][256] = {{BLOCK_GRID_IQ3_XXS(FIRST_TWO)},
+                                            {BLOCK_GRID_IQ3_XXS(SECOND_TWO)}};
 const uint8_t block_twos_iq3_s[2][512] = {{BLOCK_GRID_IQ3_S(FIRST_TWO)}, {BLOCK_GRID_IQ3_S(SECOND_TWO)}};
 
-#define EVEN(i)    ((i) | (0x6996 >> (((i) ^ (i) >> 4) & 15) & 1) << 7)
-#define EVEN8(i)   EVEN(i), EVEN((i) + 1), EVEN((i) + 2), EVEN((i) + 3), EVEN((i) + 4), EVEN((i) + 5), EVEN((i) + 6), EVEN((i) + 7)
-#define EVEN32(i)  EVEN8(i), EVEN8((i) + 8), EVEN8((i) + 16), EVEN8((i) + 24)
+#define EVEN(i) ((i) | (0x6996 >> (((i) ^ (i) >> 4) & 15) & 1) << 7)
+#define EVEN8(i)                                                                                             \
+    EVEN(i), EVEN((i) + 1), EVEN((i) + 2), EVEN((i) + 3), EVEN((i) + 4), EVEN((i) + 5), EVEN((i) + 6),       \
+        EVEN((i) + 7)
+#define EVEN32(i) EVEN8(i), EVEN8((i) + 8), EVEN8((i) + 16), EVEN8((i) + 24)
 const uint8_t block_even[128] = {EVEN32(0), EVEN32(32), EVEN32(64), EVEN32(96)};
