@@ -161,7 +161,10 @@ static void run_pair(const struct pair_case *c, bool pack, float *logits, uint64
                                          .no_graphs = c->no_graphs};
     assert_non_null(pair);
     if (pair_open(&options, pair, &err)) fail_msg("%s: %s", c->decode, err.text);
-    struct runner on = {.arena = &pair->arena, .engines = pair, .step = step_pair, .most = has_kernels() ? PAIR_MOST : SCALAR_MOST};
+    struct runner on = {.arena = &pair->arena,
+                        .engines = pair,
+                        .step = step_pair,
+                        .most = has_kernels() ? PAIR_MOST : SCALAR_MOST};
     run_script(&on, &all_tiers, logits);
     struct gpu_engine *gpu = (struct gpu_engine *)pair->server[PAIR_GPU].engine;
     *link_bytes = gpu->device->copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE];

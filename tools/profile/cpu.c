@@ -21,7 +21,7 @@
 #include "common/cpu/pin.h"
 
 #define LONG          (PROFILE_SANITIZED ? 1024 : 4096) /* positions that one query attends to */
-#define CHUNK_START   1024 /* positions before a chunk */
+#define CHUNK_START   1024                              /* positions before a chunk */
 #define FILL_BYTES    (16 * MIB)
 #define READ_CHUNK    (256 * KIB)
 #define LINEARS       4 /* of a decoded layer: q k v; o; gate up; down */

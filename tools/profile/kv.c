@@ -9,7 +9,7 @@
 #include "tools/profile/profile_tool.h"
 
 #define LONG         (PROFILE_SANITIZED ? 1024 : 4096) /* positions that one query attends to */
-#define CHUNK_START  1024 /* before a chunk */
+#define CHUNK_START  1024                              /* before a chunk */
 #define CHUNK_TOKENS 128
 #define STEPS        18
 #define STEPS_QUICK  6
