@@ -98,21 +98,19 @@ static double search(const struct grid *g, const float *x, const float *w)
     return best;
 }
 
-static double error_of(const struct grid *g, const float *x, const float *importance, const float *by)
+static double error_of(const struct quantize_grid *table, const struct grid *g, const float *x,
+                       const float *importance, const float *by)
 {
     struct helm_err err = {0};
     uint8_t block[VALUES];
     float back[VALUES];
     double error = 0;
-    struct quantize_grid *table = quantize_grid_make(g->format);
-    assert_non_null(table);
     const struct tensor_rows rows = {FORMAT_F32, g->format, 1, VALUES, x};
     if (quantize_grid_rows(table, &rows, importance, block, &err)) fail_msg("%s", err.text);
     const struct tensor_matrix m = {g->format, block, tensor_format_of(g->format)->block_bytes, 1, VALUES};
     assert_int_equal(tensor_format_read_row(&m, 0, back, &err), 0);
     for (int i = 0; i < VALUES; i++)
         error += (double)by[i] * (double)(back[i] - x[i]) * (double)(back[i] - x[i]);
-    quantize_grid_free(table);
     return error;
 }
 
@@ -122,15 +120,18 @@ static void errors_are_those_of_a_search(void **state)
     seed = 1;
     for (size_t g = 0; g < GRIDS; g++) {
         double got = 0, least = 0;
+        struct quantize_grid *table = quantize_grid_make(grids[g].format);
+        assert_non_null(table);
         for (int block = 0; block < BLOCKS; block++) {
             float x[VALUES], w[VALUES];
             for (int i = 0; i < VALUES; i++) {
                 x[i] = 0.02f * normal();
                 w[i] = block == 0 ? 1 : expf(normal());
             }
-            got += error_of(&grids[g], x, block ? w : NULL, w);
+            got += error_of(table, &grids[g], x, block ? w : NULL, w);
             least += search(&grids[g], x, w);
         }
+        quantize_grid_free(table);
         print_message("%s: %.4f times the least error\n", tensor_format_name(grids[g].format), got / least);
         assert_true(got <= 1.05 * least);
     }
@@ -143,12 +144,15 @@ static void importance_is_heeded(void **state)
     seed = 2;
     for (size_t g = 0; g < GRIDS; g++) {
         double with = 0, without = 0;
+        struct quantize_grid *table = quantize_grid_make(grids[g].format);
+        assert_non_null(table);
         for (int block = 0; block < 8; block++) {
             float x[VALUES], w[VALUES];
             for (int i = 0; i < VALUES; i++) x[i] = 0.02f * normal(), w[i] = i % 10 ? 1 : 100;
-            with += error_of(&grids[g], x, w, w);
-            without += error_of(&grids[g], x, NULL, w);
+            with += error_of(table, &grids[g], x, w, w);
+            without += error_of(table, &grids[g], x, NULL, w);
         }
+        quantize_grid_free(table);
         assert_true(with < 0.7 * without);
     }
 }
