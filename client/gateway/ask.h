@@ -166,6 +166,7 @@ struct ask_reader {
     const json_t *messages, *prompt, *system, *extra; /* for later */
     bool has_choice_none, forces_call;                /* tool_choice */
     const char *forced_tool;                          /* the one that is to be called; NULL: any */
+    const json_t *allowed_tools;                      /* those that may be called; NULL: all */
     enum ask_format format;                           /* what the answer is to be */
     const json_t *format_value;                       /* schema, expression or grammar */
     const char *format_param;                         /* the field that said so */
@@ -235,6 +236,8 @@ bool ask_take_max_tokens(struct ask_reader *reader, const json_t *value); /* -1:
 
 /* ask_effort.c: a level by its name; true or a level (Ollama). */
 bool ask_take_effort(struct ask_reader *reader, const json_t *value);
+/* Tokens to think with: 0 is off, any other number is a hint. */
+bool ask_take_budget(struct ask_reader *reader, const json_t *value);
 bool ask_take_think(struct ask_reader *reader, const json_t *value);
 /* {"type": "disabled"} (chats: also a flag); {"effort", "enabled"}. */
 bool ask_take_thinking(struct ask_reader *reader, const json_t *value);
@@ -249,6 +252,8 @@ bool ask_take_grammar(struct ask_reader *reader, const json_t *value);
 bool ask_take_regex(struct ask_reader *reader, const json_t *value);
 bool ask_take_format(struct ask_reader *reader, const json_t *value);
 bool ask_take_tool_choice(struct ask_reader *reader, const json_t *value);
+/* When all fields are read: tools that the choice leaves out are no part of the request. */
+bool ask_choose_tools(struct ask_reader *reader);
 /* When fields and prompts are read: ask->grammar, if anything asks for one. */
 bool ask_make_grammar(struct ask_reader *reader);
 

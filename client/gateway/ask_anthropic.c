@@ -373,8 +373,7 @@ static bool build_messages(struct ask_reader *r, json_t *messages)
 
 bool ask_message_finish(struct ask_reader *r)
 {
-    struct ask *ask = r->ask;
-    if (r->has_choice_none) ask->tools = NULL;
+    if (!ask_choose_tools(r)) return false;
     json_t *messages = json_array();
     if (!messages) return ask_out_of_memory(r);
     bool good = build_messages(r, messages);

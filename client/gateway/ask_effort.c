@@ -40,6 +40,12 @@ bool ask_take_think(struct ask_reader *r, const json_t *value)
     return ask_take_flag(r, value, &think) && say(r, think ? EFFORT_ON : EFFORT_NONE);
 }
 
+bool ask_take_budget(struct ask_reader *r, const json_t *value)
+{
+    if (json_is_integer(value) && json_integer_value(value) == 0) return say(r, EFFORT_NONE);
+    return ask_settle_member(r, "", r->param, value);
+}
+
 static bool take_type(struct ask_reader *r, const json_t *value)
 {
     static const char *const types[] = {"disabled", "enabled", "adaptive", "auto"};

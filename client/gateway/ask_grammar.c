@@ -86,37 +86,88 @@ bool ask_take_format(struct ask_reader *r, const json_t *value)
     return take_schema(r, value);
 }
 
+/* The function that a choice names; NULL: it names none. Chats say it one level deeper than Responses. */
+static const char *chosen_name(const json_t *choice)
+{
+    const char *type = json_string_value(json_object_get(choice, "type"));
+    const json_t *function = json_object_get(choice, "function");
+    if (!type || strcmp(type, "function") != 0) return NULL;
+    return json_string_value(json_object_get(function ? function : choice, "name"));
+}
+
+/* OpenAI's {"type": "allowed_tools", "mode", "tools"}; chats have the last two in a member of the type's name. */
+static bool take_allowed(struct ask_reader *r, const json_t *value)
+{
+    const json_t *inner = json_object_get(value, "allowed_tools");
+    if (!inner) inner = value;
+    const char *mode = json_string_value(json_object_get(inner, "mode"));
+    r->allowed_tools = json_object_get(inner, "tools");
+    r->forces_call = mode && strcmp(mode, "required") == 0;
+    if (json_is_array(r->allowed_tools) && (r->forces_call || (mode && strcmp(mode, "auto") == 0)))
+        return true;
+    return refuse(
+        r->refusal, 400, "invalid_value", "tool_choice",
+        "'tool_choice' of type allowed_tools needs a 'mode' of auto or required, and a list 'tools'");
+}
+
 bool ask_take_tool_choice(struct ask_reader *r, const json_t *value)
 {
     /* a word, or an object with it as its type; "any" is Mistral's and Anthropic's for "required" */
     const char *type = json_string_value(json_is_object(value) ? json_object_get(value, "type") : value);
-    const json_t *name = json_object_get(json_object_get(value, "function"), "name");
     if (type && strcmp(type, "auto") == 0) return true;
+    if (type && strcmp(type, "allowed_tools") == 0) return take_allowed(r, value);
     r->has_choice_none = type && strcmp(type, "none") == 0;
     r->forces_call = type && (strcmp(type, "required") == 0 || strcmp(type, "any") == 0);
     if (r->has_choice_none || r->forces_call) return true;
-    if (!name) name = json_object_get(value, "name"); /* as in Responses */
-    if (!type || strcmp(type, "function") != 0 || !json_is_string(name))
-        return refuse(r->refusal, 400, "unsupported_value", "tool_choice",
-                      "'tool_choice' is none of \"auto\", \"none\", \"required\" and {\"type\": "
-                      "\"function\", \"function\": "
-                      "{\"name\": ...}}");
-    r->forces_call = true;
-    r->forced_tool = json_string_value(name);
-    return true;
+    r->forced_tool = chosen_name(value);
+    r->forces_call = r->forced_tool != NULL;
+    return r->forces_call ||
+           refuse(r->refusal, 400, "unsupported_value", "tool_choice",
+                  "'tool_choice' is none of \"auto\", \"none\", \"required\", {\"type\": \"function\", "
+                  "\"function\": {\"name\": ...}} and {\"type\": \"allowed_tools\", ...}");
 }
 
-/* ---- the grammar ---- */
+static const char *tool_name(const json_t *tool)
+{
+    return json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+}
 
 static bool has_tool(const json_t *tools, const char *name)
 {
     for (size_t i = 0; i < json_array_size(tools); i++)
-        if (strcmp(json_string_value(
-                       json_object_get(json_object_get(json_array_get(tools, i), "function"), "name")),
-                   name) == 0)
-            return true;
+        if (strcmp(tool_name(json_array_get(tools, i)), name) == 0) return true;
     return false;
 }
+
+static bool allows(const json_t *allowed, const char *name)
+{
+    for (size_t i = 0; i < json_array_size(allowed); i++) {
+        const char *chosen = chosen_name(json_array_get(allowed, i));
+        if (chosen && strcmp(chosen, name) == 0) return true;
+    }
+    return false;
+}
+
+bool ask_choose_tools(struct ask_reader *r)
+{
+    struct ask *ask = r->ask;
+    if (r->has_choice_none) ask->tools = NULL;
+    for (size_t i = 0; i < json_array_size(r->allowed_tools); i++) {
+        const json_t *choice = json_array_get(r->allowed_tools, i);
+        const char *type = json_string_value(json_object_get(choice, "type")), *name = chosen_name(choice);
+        if (type && strcmp(type, "function") != 0) continue; /* left out of the tools, too */
+        if (!name || !has_tool(ask->tools, name))
+            return refuse(r->refusal, 400, "invalid_value", "tool_choice",
+                          "'tool_choice' allows '%.64s', which is not in 'tools'", name ? name : "");
+    }
+    for (size_t i = r->allowed_tools ? json_array_size(ask->tools) : 0; i-- > 0;)
+        if (!allows(r->allowed_tools, tool_name(json_array_get(ask->tools, i))))
+            json_array_remove(ask->made, i);
+    if (json_array_size(ask->tools) == 0) ask->tools = NULL;
+    return true;
+}
+
+/* ---- the grammar ---- */
 
 /* What is asked for, as a text by which it is found again. */
 static char *make_key(const struct ask_reader *r)

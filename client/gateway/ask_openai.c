@@ -129,6 +129,8 @@ const struct ask_field ask_openai_fields[] = {
     {"reasoning", CHATS, ask_take_reasoning},
     {"thinking", CHATS, ask_take_thinking},
     {"enable_thinking", CHATS, ask_take_think},
+    {"thinking_budget", CHATS, ask_take_budget},
+    {"reasoning_budget", CHATS, ask_take_budget},
     {"think", CHATS, ask_take_think},
     {"json_schema", BOTH, ask_take_json_schema},
     {"guided_json", BOTH, ask_take_json_schema},
@@ -152,6 +154,5 @@ bool ask_openai_finish(struct ask_reader *r)
     if (ask->top_logprobs && !ask->logprobs)
         return refuse(r->refusal, 400, "invalid_value", "top_logprobs",
                       "'top_logprobs' needs \"logprobs\": true");
-    if (r->has_choice_none) ask->tools = NULL;
-    return ask_add_messages(r);
+    return ask_choose_tools(r) && ask_add_messages(r);
 }

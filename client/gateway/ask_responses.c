@@ -472,7 +472,7 @@ bool ask_response_finish(struct ask_reader *r)
     if (ask->top_logprobs && !ask->logprobs)
         return refuse(r->refusal, 400, "invalid_value", "top_logprobs",
                       "'top_logprobs' needs \"include\": [\"message.output_text.logprobs\"]");
-    if (r->has_choice_none) ask->tools = NULL;
+    if (!ask_choose_tools(r)) return false;
     json_t *messages = json_array(), *before = json_array();
     bool good = (messages && before) || ask_out_of_memory(r);
     good = good && ask_add_history(r, before) && build_messages(r, before, messages) && ask_keep_input(r) &&

@@ -287,6 +287,22 @@ def stranger_tests(stage):
         check("tool_choice %s forces a call" % (choice,), a.status == 200 and a.json["choices"][0]["finish_reason"] == "tool_calls", a.body)
         daemon.say("It rains.")
         check("... and nothing else", g.post(chat, {"messages": HELLO, "tools": [tool], "tool_choice": choice}).status == 500)
+    other, hosted = {"type": "function", "function": {"name": "get_time"}}, {"type": "web_search"}
+    inner = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "get_time"}}, hosted]}
+    for path, begin, choice in ((chat, {"messages": HELLO, "tools": [tool, other]}, {"type": "allowed_tools", "allowed_tools": inner}),
+                                (responses, {"input": "Hello", "tools": [{"type": "function", "name": name, "parameters": SCHEMA} for name in ("get_weather", "get_time")]},
+                                 {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_time"}]})):
+        seen(path, {**begin, "tool_choice": choice}, "get_time")
+        check("... and leaves out the tools that are not allowed", "get_weather" not in stage.prompt(), stage.prompt())
+    daemon.say(CALL)
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}}
+    a = g.post(chat, {"messages": HELLO, "tools": [tool, other], "tool_choice": choice})
+    check("required among those allowed forces a call", a.status == 200 and a.json["choices"][0]["finish_reason"] == "tool_calls", a.body)
+    daemon.say("It rains.")
+    for wrong in ({"mode": "auto", "tools": [{"type": "function", "function": {"name": "fly"}}]}, {"mode": "auto"}, {"mode": "some", "tools": []},
+                  {"mode": "auto", "tools": [3]}, {"mode": "required", "tools": []}):
+        a = g.post(chat, {"messages": HELLO, "tools": [tool], "tool_choice": {"type": "allowed_tools", "allowed_tools": wrong}})
+        check("allowed_tools %s is refused" % json.dumps(wrong), a.status == 400 and a.json["error"]["param"] == "tool_choice", a.body)
     for path, body in ((chat, between([{"type": "video", "video": "x"}], "user")), (chat, {"messages": HELLO, "tools": [{"name": "f"}]}), (chat, {"messages": HELLO, "tools": [tool], "tool_choice": {"type": "hosted"}}),
                        (chat, between([{"type": "thinking", "thinking": 3}])), (chat, {"messages": [{**HELLO[0], "prefix": True}]}), (messages, between([{"type": "document", "source": {"type": "base64", "data": "x"}}], "user")),
                        (messages, between([{"type": "server_tool_use"}], "user")), (responses, {"input": [ask, {"type": "custom_tool_call", "name": "f", "input": "x"}]}), (responses, {"input": [{"type": "video_call"}]})):

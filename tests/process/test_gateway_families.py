@@ -183,7 +183,7 @@ def cut_tests():
         check("... Ollama's too", b'{"price":19.99,"big":123456789012345678901234567890}' in body, body)
         for fields in ({"reasoning_effort": "none"}, {"reasoning_effort": "minimal"}, {"chat_template_kwargs": {"enable_thinking": False}},
                        {"chat_template_kwargs": {"thinking": False}}, {"reasoning": {"effort": "none"}}, {"reasoning": {"enabled": False}},
-                       {"enable_thinking": False}, {"think": False}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "disabled"}, "reasoning_effort": "high"}):
+                       {"enable_thinking": False}, {"think": False}, {"reasoning_budget": 0}, {"thinking_budget": 0}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "disabled"}, "reasoning_effort": "high"}):
             g.chat("Hello", **fields)
             check("no thinking: %s" % fields, stage.prompt().endswith("<think>\n\n</think>\n\n"), stage.prompt())
             daemon.say("<think>Hm.</think>{}")

@@ -48,6 +48,17 @@ static bool is_key(const struct answer *a, size_t from, size_t until, const char
     return until - from == strlen(key) + 2 && memcmp(a->rest.data + from + 1, key, strlen(key)) == 0;
 }
 
+/* The names that models give to the two members, with those of other families and services. */
+static const char *const name_keys[] = {"name", "tool_name", "tool", NULL};
+static const char *const argument_keys[] = {"arguments", "parameters", "args", "input", NULL};
+
+static bool is_any_key(const struct answer *a, size_t from, size_t until, const char *const *keys)
+{
+    for (; *keys; keys++)
+        if (is_key(a, from, until, *keys)) return true;
+    return false;
+}
+
 /* The arguments as one text: an object, JSON text of one, or nothing. NULL: something else. */
 static char *whole_arguments(const struct answer *a, const struct members *m)
 {
@@ -85,7 +96,7 @@ static enum call_found read_member(struct answer *a, struct members *m, struct c
     if (rest->data[at] != ':') return CALL_NONE;
     at = answer_blanks(rest, at + 1);
     if (at >= rest->length) return more(a);
-    const bool arguments = is_key(a, key, end, "arguments") || is_key(a, key, end, "parameters");
+    const bool arguments = is_any_key(a, key, end, argument_keys);
     const bool function = is_key(a, key, end, "function");
     if (function && m->depth == 0 && rest->data[at] == '{') {
         m->depth++;
@@ -101,7 +112,7 @@ static enum call_found read_member(struct answer *a, struct members *m, struct c
         return begins;
     }
     if (!strchr("{[\"-0123456789tfn", rest->data[at])) return CALL_NONE;
-    const bool name = is_key(a, key, end, "name") || (function && rest->data[at] == '"');
+    const bool name = is_any_key(a, key, end, name_keys) || (function && rest->data[at] == '"');
     const bool usual = name || arguments || is_key(a, key, end, "type") || is_key(a, key, end, "id");
     if (a->bare && !usual) return CALL_NONE; /* JSON of another kind does not wait for its end */
     struct json_skip skip = a->skip.begun && a->skip.from == at ? a->skip : (struct json_skip){0};
@@ -209,6 +220,12 @@ static enum call_found find_objects(struct answer *a, size_t at, struct call_hea
 {
     at = answer_blanks(&a->rest, at);
     if (at >= a->rest.length) return more(a);
+    if (a->rest.data[at] == '`' && !a->bare) { /* a fence and its language */
+        const char *line = memchr(a->rest.data + at, '\n', a->rest.length - at);
+        if (!line) return a->rest.length - at > 16 ? CALL_NONE : more(a);
+        at = answer_blanks(&a->rest, (size_t)(line - a->rest.data));
+        if (at >= a->rest.length) return more(a);
+    }
     const bool begins = !a->in_list && a->rest.data[at] == '[';
     head->in_list = a->in_list || begins;
     if (begins) at = answer_blanks(&a->rest, at + 1);

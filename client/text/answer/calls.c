@@ -224,6 +224,10 @@ static bool step_between(struct answer *a)
         if (!dropped) a->state = CALL_PLAIN;
         return true;
     }
+    if (s->form == CALL_OBJECT && !a->bare && strchr("}]`", a->rest.data[0])) {
+        answer_drop(&a->rest, 1); /* a brace too many, or the end of a fence */
+        return true;
+    }
     if (!drop_literal(a, s->call_close, &dropped)) return false;
     if (dropped) return true;
     if (!drop_literal(a, s->close, &dropped)) return false;

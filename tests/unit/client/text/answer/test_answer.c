@@ -117,6 +117,13 @@ static const struct {
      ""},
     {HERMES, "<tool_call>{\"function\": {\"function\": {\"name\": \"f\"}}}</tool_call>", "",
      "<tool_call>{\"function\": {\"function\": {\"name\": \"f\"}}}</tool_call>", ""},
+    /* ... with slips that models make */
+    {HERMES, "<tool_call>" CALL "}</tool_call> so", "", " so", X},
+    {HERMES, "<tool_call>\n```json\n" CALL "\n```\n</tool_call>", "", "", X},
+    {HERMES, "<tool_call>```\n[" CALL "]\n```</tool_call>", "", "", X},
+    {HERMES, "<tool_call>```json " CALL "</tool_call>", "", "<tool_call>```json " CALL "</tool_call>", ""},
+    {HERMES, "<tool_call>{\"tool\": \"f\", \"args\": {\"x\": \"}\"}}</tool_call>", "", "", X},
+    {HERMES, "<tool_call>{\"tool_name\": \"f\", \"input\": {\"x\": \"}\"}}</tool_call>", "", "", X},
     /* ... without markers, if the tool is known */
     {HERMES, CALL, "", "", X},
     {HERMES, " \n" CALL "\n" CALL "\n", "", "", X X},
