@@ -236,7 +236,7 @@ static uint64_t config_pieces(const struct model_config *config)
         uint64_t rows, cols;
         for (uint32_t k = 0; f->part == FUSED_RUNS && k < f->roles; k++)
             for (uint32_t l = 0;
-                 model_expected_shape(config, f->role[k], (int32_t)l, &rows, &cols) && l < config->layers;
+                 l < config->layers && model_expected_shape(config, f->role[k], (int32_t)l, &rows, &cols);
                  l++)
                 count += model_expects(config, f->role[k], (int32_t)l) ? rows / f->run(config) : 0;
     }

@@ -276,7 +276,8 @@ bool model_expected_shape(const struct model_config *config, enum tensor_role ro
                           uint64_t *rows, uint64_t *cols)
 {
     bool found = false;
-    const bool window = layer >= 0 && config->window && config->window[layer];
+    const bool window =
+        layer >= 0 && (uint32_t)layer < config->layers && config->window && config->window[layer];
     *rows = *cols = 0;
     if (!model_role_exists(config, role)) return false;
     if (!roles[role].per_layer) found = model_expects(config, role, -1);
