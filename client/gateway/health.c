@@ -20,7 +20,8 @@ static const char *after_path(const char *head, size_t length)
 {
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++) {
         const size_t bytes = strlen(begins[i]);
-        if (length > bytes && memcmp(head, begins[i], bytes) == 0 && strchr(" ?", head[bytes]))
+        if (length > bytes && memcmp(head, begins[i], bytes) == 0 &&
+            (head[bytes] == ' ' || head[bytes] == '?'))
             return head + bytes;
     }
     return NULL;
@@ -112,7 +113,7 @@ enum health_answer health_answer(struct gateway *g, int fd)
     if (!status || recv(fd, head, (size_t)length, 0) != length) return HEALTH_NONE;
     const struct route *route = routes_find("GET", bare ? "/health" : "/v1/health", &named, allow);
     g->metrics.requests[routes_row(route)][status / 100]++;
-    log_debug("GET %s: %d", route->path, status);
+    log_debug("%s %s: %d", body ? "GET" : "HEAD", route->path, status);
     const ssize_t bytes = (ssize_t)strlen(answer);
     const bool taken =
         send(fd, answer, (size_t)bytes, MSG_NOSIGNAL) == bytes; /* otherwise it does not read */

@@ -62,9 +62,12 @@ static void join(const struct gemm_joined *joined)
     }
 INT8_FORMATS(GEMM)
 
-#define ROW(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                      \
+/* Grids are decoded by byte permutes. */
+#define GRID(format_, FORMAT_NAME, VALUES, BYTES, GROUP)  MORE(format_, FORMAT_NAME, CPU_AVX512_VBMI2)
+#define PLAIN(format_, FORMAT_NAME, VALUES, BYTES, GROUP) MORE(format_, FORMAT_NAME, 0)
+#define MORE(format_, FORMAT_NAME, FEATURES)                                                                 \
     [INT8_##FORMAT_NAME] = {.name = "amx-bf16",                                                              \
-                            .features = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16,              \
+                            .features = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16 | (FEATURES), \
                             .format = FORMAT_##FORMAT_NAME,                                                  \
                             .schedule = LINEAR_TOKENS,                                                       \
                             .tile_tokens = 16,                                                               \
@@ -79,7 +82,8 @@ INT8_FORMATS(GEMM)
                             .scratch_bytes = amx_blocks_scratch_bytes,                                       \
                             .thread_begin = tiles_begin,                                                     \
                             .thread_end = tiles_end},
-const struct linear_kernel blocks_amx[INT8_FORMAT_COUNT] = {INT8_FORMATS(ROW)};
+const struct linear_kernel blocks_amx[INT8_FORMAT_COUNT] = {INT8_PLAIN_FORMATS(PLAIN)
+                                                                BLOCK_GRID_FORMATS(GRID)};
 
 const struct linear_kernel linear_amx_gemm = {.name = "amx-bf16",
                                               .features =

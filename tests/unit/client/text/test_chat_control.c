@@ -76,6 +76,14 @@ static const struct family families[] = {
      true,
      {"<|im_start|>", "<|im_end|>", "+<tool_call>", "+</tool_call>", "+<tool_response>",
       "+</tool_response>"}},
+    {"seed_oss.jinja",
+     true,
+     true,
+     {"<s>", "+<seed:tool_call>", "+</seed:tool_call>", "+<seed:think>", "+</seed:think>"}},
+    {"nemotron.jinja",
+     true,
+     true,
+     {"<s>", "+<TOOLCALL>", "+</TOOLCALL>", "+<AVAILABLE_TOOLS>", "+</AVAILABLE_TOOLS>"}},
     {"parts.jinja", false, true, {"<s>", "</s>", "<|IM_END|>"}},
 };
 #define FAMILIES (sizeof families / sizeof *families)
