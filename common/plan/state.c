@@ -16,6 +16,16 @@ struct plan_state plan_state_of_layer(const struct model *model, uint32_t layer)
     return (struct plan_state){.kind = part->state, .bytes = part->state_bytes};
 }
 
+uint64_t plan_snapshot_bytes(const struct model *model)
+{
+    uint64_t bytes = 0;
+    for (uint32_t l = 0; l < model->config.layers; l++) {
+        const struct plan_state state = plan_state_of_layer(model, l);
+        bytes += state.kind == STATE_FIXED ? state.bytes : 0;
+    }
+    return bytes;
+}
+
 static bool alike(const struct plan_state *a, const struct plan_state *b)
 {
     return a->kind == b->kind && a->bytes == b->bytes;

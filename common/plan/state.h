@@ -11,6 +11,8 @@
 
 /* What the model's layer keeps: of the half of a layer that has a state. */
 struct plan_state plan_state_of_layer(const struct model *model, uint32_t layer);
+/* Bytes of one snapshot: of the records of all layers with a fixed state. */
+uint64_t plan_snapshot_bytes(const struct model *model);
 /* Makes what the plan's layers keep the model's; has_states where not all keep pages. With
  * window_page_count layers with a window keep STATE_WINDOW, and window_tokens becomes the model's. */
 void plan_take_states(struct plan *plan, const struct model *model);

@@ -376,7 +376,7 @@ static int check_plan(const struct planner_request *r, struct plan *plan, struct
     return rc;
 }
 
-void planner_adopt(const struct plan *plan, struct ledger_wish *w)
+void planner_adopt(const struct plan *plan, const struct model *model, struct ledger_wish *w)
 {
     if (plan->context_tokens) w->ctx = plan->context_tokens;
     if (plan->step_tokens) w->step_tokens = plan->step_tokens;
@@ -387,8 +387,7 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
     w->free_places = plan->kv_free_places;
     w->places_stand = w->windows_stand = true;
     w->window_page_count = plan->window_page_count;
-    if (plan->state_snapshots)
-        w->snapshot_bytes = plan->state_snapshots * plan_state_layout(plan, PLAN_CPU0).snapshot_bytes;
+    if (plan->state_snapshots) w->snapshot_bytes = plan->state_snapshots * plan_snapshot_bytes(model);
     const enum kv_dtype kv_dtype = kv_dtype_named(plan->kv_dtype);
     if (kv_dtype != KV_DTYPE_COUNT) w->kv_dtype = kv_dtype;
 }
@@ -416,7 +415,7 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     struct planner_request r = *request;
     struct making m = {0};
     r.batch = 1; /* whether its pool holds a batch is its author's choice */
-    planner_adopt(plan, &r.wish);
+    planner_adopt(plan, r.model, &r.wish);
     take_formats(&r, plan);
     r.wish.pack_cpu = packed_on_cpu(plan);
     if (!r.wish.step_tokens) r.wish.step_tokens = LEDGER_STEP_TOKENS;

@@ -87,7 +87,7 @@ HELM_MUST_CHECK int planner_make(const struct planner_request *request, struct p
                                  struct arena_spec *spec, struct helm_err *err);
 /* The sizes that a plan states, as wishes: what planner_take goes by. To explain or forecast a plan that was taken,
  * ask with them. */
-void planner_adopt(const struct plan *plan, struct ledger_wish *wish);
+void planner_adopt(const struct plan *plan, const struct model *model, struct ledger_wish *wish);
 /* Takes a plan from a file: checks that model and machine can run it, and writes its ledgers anew.
  * Its sizes replace the wishes'. Needs no profile. */
 HELM_MUST_CHECK int planner_take(const struct planner_request *request, struct plan *plan,

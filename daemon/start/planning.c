@@ -21,7 +21,7 @@ static int plan_from_file(struct helmd *d, struct helm_err *err)
     if (!rc) {
         formats_lay_as_planned(&d->model, &d->plan);
         activations_take(&d->plan, &d->activations);
-        planner_adopt(&d->plan, &request->wish);
+        planner_adopt(&d->plan, &d->model, &request->wish);
         rc = packed_look_take(request, &d->plan, &d->arena_spec, err);
     }
     return rc ? helm_err_prefix(err, "--plan %s", d->config.plan_file) : 0;

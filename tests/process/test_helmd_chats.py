@@ -219,6 +219,8 @@ def states_of_one_never_mix(asked, options, plan):
                 check(s in cancelled or len(s.tokens) == len(answer), f"round {round_}, sequence {n}: {len(s.tokens)} tokens")
                 same(s.tokens, answer[:len(s.tokens)], f"round {round_}, sequence {n} of 8, a prompt of {len(prompt)}")
         s = status_of(d)
+        if plan:
+            same(s.snapshots_total, plan["state_snapshots"], "as many snapshots as the plan states")
         check(min(s.preemptions_total, s.snapshots_dropped_total, s.snapshot_hits_total) > 0, f"{s}")
         same(s.workers[0].restarts, 2, "deaths")
 

@@ -225,7 +225,7 @@ static int agree(const struct options *o, const struct plan *plan, struct planne
     if (o->batch > plan->slots)
         return helm_fail(err, HELM_E_LIMIT, "--batch %llu: the plan in --plan has %u slots",
                          (unsigned long long)o->batch, plan->slots);
-    planner_adopt(plan, &r->wish);
+    planner_adopt(plan, r->model, &r->wish);
     r->wish.ctx = (uint32_t)o->ctx;
     r->plan_given = true;
     return 0;

@@ -222,7 +222,7 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
     if (!rc)
         *bytes = header.total_bytes + ROUNDING_BYTES + PROCESS_BYTES +
                  (model_window(m) ? header.region[ARENA_REGION_PAGE_TABLE].bytes : 0) + /* of windows */
-                 ledger_stated_snapshots(c) * ledger_snapshot_bytes(c);
+                 ledger_stated_snapshots(c) * plan_snapshot_bytes(c->model);
     return rc;
 }
 

@@ -91,8 +91,7 @@ uint64_t ledger_state_layer_bytes(const struct ledger_case *c, uint32_t layer);
  * this layer keeps a window then. */
 uint32_t ledger_window_pages(const struct ledger_case *c, uint32_t page_count);
 bool ledger_keeps_window(const struct ledger_case *c, uint32_t page_count, uint32_t layer);
-/* Bytes of one snapshot; how many the wish states, 0: none. */
-uint64_t ledger_snapshot_bytes(const struct ledger_case *c);
+/* How many snapshots the wish states; 0: none. */
 uint32_t ledger_stated_snapshots(const struct ledger_case *c);
 /* Places in VRAM that the wish comes to with steps of wish.step_tokens: as many as it says, or as these need; 0: one
  * tier. */

@@ -29,26 +29,16 @@ uint64_t ledger_state_layer_bytes(const struct ledger_case *c, uint32_t layer)
     return state.kind == STATE_FIXED ? c->wish->slots * state.bytes : 0;
 }
 
-uint64_t ledger_snapshot_bytes(const struct ledger_case *c)
-{
-    uint64_t bytes = 0;
-    for (uint32_t l = 0; l < c->model->config.layers; l++) {
-        const struct plan_state state = plan_state_of_layer(c->model, l);
-        bytes += state.kind == STATE_FIXED ? state.bytes : 0;
-    }
-    return bytes;
-}
-
 uint32_t ledger_stated_snapshots(const struct ledger_case *c)
 {
-    const uint64_t bytes = ledger_snapshot_bytes(c), count = bytes ? c->wish->snapshot_bytes / bytes : 0;
+    const uint64_t bytes = plan_snapshot_bytes(c->model), count = bytes ? c->wish->snapshot_bytes / bytes : 0;
     return count < PLAN_SNAPSHOTS_MAX ? (uint32_t)count : PLAN_SNAPSHOTS_MAX - 1;
 }
 
 int ledger_fit_snapshots(const struct ledger_case *c, uint32_t ctx, struct plan *plan,
                          struct arena_spec *spec, struct helm_err *err)
 {
-    const uint64_t bytes = ledger_snapshot_bytes(c);
+    const uint64_t bytes = plan_snapshot_bytes(c->model);
     const struct ledger *host = &plan->memory[PLAN_HOST];
     struct ledger_wish wish = *c->wish;
     struct ledger_case more = *c;
