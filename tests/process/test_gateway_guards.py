@@ -90,7 +90,7 @@ REFUSED = {
        for name, line in (("a length", b"Content-Length: 5\r\n"), ("a host", b"Host: localhost\r\n"), ("NUL", b"X: a\0b\r\n"), ("a line that ends in LF", b"X: a\nY: b\r\n"),
                           ("a line without a colon", b"GET / HTTP/1.1\r\n"), ("a line that goes on", b"X: a\r\n b\r\n"))},
 }
-SILENT = "NUL", "a blank in the path", "tabs in the first line"  # versions of libmicrohttpd close such a connection by themselves, without a word
+SILENT = "a blank in the path", "tabs in the first line"  # versions of libmicrohttpd close such a connection by themselves, without a word
 TAKEN = {
     "a length": (post([length(len(BODY))]) + BODY + NEXT, [200, 200]),
     "chunks": (post([CHUNKED]) + CHUNKS + NEXT, [200, 200]),
@@ -140,7 +140,7 @@ def answers(g, data, wanted=None, slowly=False):
 def framing_tests(g):
     for name, data in REFUSED.items():
         statuses, closed = answers(g, data)
-        silent = any(part in name for part in SILENT) and statuses == []
+        silent = name in SILENT and statuses == []
         check("%s: refused and closed" % name, (set(statuses) == {400} or silent) and closed, (statuses, closed))
     for name, (data, wanted) in TAKEN.items():
         statuses, _ = answers(g, data, len(wanted))
