@@ -193,9 +193,13 @@ def test_a_gguf_file_of_gemma4_computes_the_same():
             write_gguf4(path, [part])
             run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
             check(run.returncode != 0 and part in run.stdout + run.stderr, f"{part}: {run.returncode}, {run}")
-        write_gguf4(path, **{"attention.head_count_kv": numbers(4, [2, 1, 1, 1])})
-        run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
-        check(run.returncode != 0 and "is 1 for layer 2" in run.stdout + run.stderr, f"{run}")
+        heads, windows = "attention.head_count_kv", "attention.sliding_window_pattern"
+        for change, why in (({heads: numbers(4, [2, 1, 1, 1])}, "is 1 for layer 2"),
+                            ({windows: numbers(7, [1] * 4), heads: numbers(4, [2] * 4)}, f"'gemma4.{windows}': all of 4 layers"),
+                            ({windows: numbers(7, [0] * 4), heads: numbers(4, [1] * 4)}, f"'gemma4.{windows}': none of 4 layers")):
+            write_gguf4(path, **change)
+            run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+            check(run.returncode > 0 and why in run.stdout + run.stderr, f"{change}: {run}")
 
 
 def test_gemma4_keeps_windows_whatever_the_context():

@@ -211,6 +211,10 @@ static int gemma4_gguf(struct keys *keys, struct model_config *c, struct helm_er
         snprintf(name, sizeof name, "blk.%u.attn_v.weight", l);
         if (!c->window[l]) c->k_is_v = !gguf_find_tensor(keys->header, name);
     }
+    if (!c->kv_heads || !c->window_heads.kv_heads)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "key 'gemma4.attention.sliding_window_pattern': %s of %u layers have a window",
+                         c->kv_heads ? "none" : "all", c->layers);
     return 0;
 }
 
@@ -238,7 +242,13 @@ static int gemma4_layers(struct keys *keys, struct model_config *c, struct helm_
     if (!rc) rc = (keys->json ? gemma4_windows : gemma4_gguf)(keys, c, err);
     if (rc) return rc;
     const struct model_heads *w = &c->window_heads;
-    if (!w->kv_heads || c->heads % w->kv_heads || c->heads % c->kv_heads || w->head_dim % 2)
+    if (!w->kv_heads || !c->kv_heads)
+        return helm_fail(err, HELM_E_FORMAT, "layers %s a window have 0 kv heads, not between 1 and %u",
+                         c->kv_heads ? "with" : "without", MODEL_HEADS_MAX);
+    if (w->head_dim % 2)
+        return helm_fail(err, HELM_E_FORMAT, "heads of layers with a window have %u values, an odd number",
+                         w->head_dim);
+    if (c->heads % w->kv_heads || c->heads % c->kv_heads)
         return helm_fail(
             err, HELM_E_FORMAT,
             "%u heads are no multiple of %u kv heads in layers with a window, or of %u in others", c->heads,
