@@ -285,6 +285,19 @@ static int split_kinds(const json_t **parameters, const json_t **windows, struct
     return rc;
 }
 
+/* Windows' heads may be of another size than the others', to which lists of factors are held. */
+static int read_windows(const json_t *root, const json_t *windows, const struct model_config *config,
+                        struct rope_config *rope, struct helm_err *err)
+{
+    enum rope_kind kind = ROPE_DEFAULT;
+    int rc = windows ? read_kind(windows, &kind, err) : 0;
+    if (!rc && kind != ROPE_DEFAULT && kind != ROPE_LINEAR)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED,
+                       "'sliding_attention': this RoPE type is not supported in windows (supported: "
+                       "default, linear)");
+    return rc ? rc : read_rope(root, windows, config->rope[1].theta, config, rope, err);
+}
+
 int config_read_rope(const json_t *root, struct model_config *config, struct helm_err *err)
 {
     const json_t *scaling, *parameters, *windows = NULL;
@@ -305,10 +318,10 @@ int config_read_rope(const json_t *root, struct model_config *config, struct hel
     if (!rc && parameters && scaling && !same_rope(&older, &rope, config->head_dim))
         rc = helm_fail(err, HELM_E_MISMATCH, "'rope_scaling' and 'rope_parameters' contradict each other");
     free_rope(&older);
-    if (!rc && model_ropes(config) > 1)
-        rc = read_rope(root, windows, config->rope[1].theta, config, &second, err);
+    if (!rc && model_ropes(config) > 1) rc = read_windows(root, windows, config, &second, err);
     if (rc) {
         free_rope(&rope);
+        free_rope(&second);
         return rc;
     }
     config->rope[0] = rope;

@@ -227,7 +227,12 @@ def test_a_session_of_two_kinds_of_cells_is_saved_and_restored():
 def test_what_gemma4_is_not_computed_of_is_refused_by_name():
     with open(os.path.join(GEMMA4, "config.json"), encoding="utf-8") as file:
         c = json.load(file)
-    for change, why in (({"hidden_size_per_layer_input": 256}, "per-layer embeddings"),
+    ropes = {kind: {"full_attention": c["rope_parameters"]["full_attention"],
+                    "sliding_attention": {"rope_type": kind, "rope_theta": 1e4, "original_max_position_embeddings": 64,
+                                          "factor": 2.0, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}}
+             for kind in ("longrope", "yarn", "proportional")}
+    for change, why in (*(({"rope_parameters": r}, "'sliding_attention': this RoPE type is not supported") for r in ropes.values()),
+                        ({"hidden_size_per_layer_input": 256}, "per-layer embeddings"),
                         ({"num_kv_shared_layers": 2}, "layers that read the cache of another one"),
                         ({"enable_moe_block": True}, "Gemma 4 with experts is not supported"),
                         ({"use_bidirectional_attention": "all"}, "'use_bidirectional_attention' is 'all'"),
