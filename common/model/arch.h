@@ -10,6 +10,7 @@
 #include "common/model/model.h"
 
 struct keys;
+struct gguf_files;
 struct fused_tensor;
 
 /* ---- keys ---- */
@@ -93,6 +94,8 @@ struct arch {
     uint32_t (*kind)(const struct model_config *config, uint32_t layer, enum unit_part part);
     /* After the keys: which layer has a window, experts and so on; what is derived, and what is refused. */
     int (*layers)(struct keys *keys, struct model_config *config, struct helm_err *err);
+    /* After that, what only the tensors of all parts of a GGUF file say; NULL: nothing more. */
+    int (*gguf_tensors)(const struct gguf_files *files, struct model_config *config, struct helm_err *err);
     /* Numbers of the configuration into the operations; NULL: none are. */
     void (*fill)(const struct model_config *config, struct model_math *math);
 };

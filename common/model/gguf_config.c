@@ -166,7 +166,7 @@ static int read_tensors(struct reading *r, const struct gguf_files *files, struc
         model_tensor_name(c, biases[i].role, 0, name);
         *(bool *)((char *)c + biases[i].member) = gguf_files_tensor(files, name, NULL);
     }
-    return 0;
+    return r->keys.arch->gguf_tensors ? r->keys.arch->gguf_tensors(files, c, r->err) : 0;
 }
 
 static int check_heads(struct reading *r, const struct model_config *config)

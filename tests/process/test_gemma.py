@@ -155,7 +155,7 @@ def numbers(kind, values):
     return struct.pack("<IIQ", 9, kind, len(values)) + b"".join(struct.pack("<I" if kind == 4 else "<B", v) for v in values)
 
 
-def write_gguf4(path, leave_out=(), **more):
+def write_gguf4(path, leave_out=(), added=(), tensors_of=lambda name: True, raw=None, **more):
     with open(os.path.join(GEMMA4, "config.json"), encoding="utf-8") as file:
         c = json.load(file)
     full = [kind == "full_attention" for kind in c["layer_types"]]
@@ -179,8 +179,8 @@ def write_gguf4(path, leave_out=(), **more):
     tensors.append(["rope_freqs.weight", [pairs], F32, struct.pack(f"<{pairs}f", *([1.0] * (pairs // 2) + [1e30] * (pairs // 2)))])
     with open(path, "wb") as file:
         file.write(Gguf(b"GGUF" + struct.pack("<IQQ", 3, 0, 0)).bytes(
-            dict({"general.architecture": string("gemma4")}, **{k: v for k, v in every.items() if k not in leave_out}),
-            [t for t in tensors if t[0] not in leave_out]))
+            dict({"general.architecture": string("gemma4")}, **{k: v for k, v in every.items() if k not in leave_out}, **(raw or {})),
+            [t for t in tensors if t[0] not in leave_out and tensors_of(t[0])] + list(added)))
 
 
 def test_a_gguf_file_of_gemma4_computes_the_same():
@@ -194,12 +194,32 @@ def test_a_gguf_file_of_gemma4_computes_the_same():
             run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
             check(run.returncode != 0 and part in run.stdout + run.stderr, f"{part}: {run.returncode}, {run}")
         heads, windows = "attention.head_count_kv", "attention.sliding_window_pattern"
-        for change, why in (({heads: numbers(4, [2, 1, 1, 1])}, "is 1 for layer 2"),
+        for change, why in (({heads: numbers(4, [2, 1, 1, 1])}, "is 1 for layer 2, another one of its kind has 2"),
+                            ({heads: numbers(4, [2, 0, 2, 1])}, "is 0 for layer 1, not between 1 and "),
                             ({windows: numbers(7, [1] * 4), heads: numbers(4, [2] * 4)}, f"'gemma4.{windows}': all of 4 layers"),
                             ({windows: numbers(7, [0] * 4), heads: numbers(4, [1] * 4)}, f"'gemma4.{windows}': none of 4 layers")):
             write_gguf4(path, **change)
             run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
             check(run.returncode > 0 and why in run.stdout + run.stderr, f"{change}: {run}")
+
+
+def test_which_layers_of_gemma4_lack_v_is_told_by_all_parts():
+    """A split file whose first part has keys alone; layers without a window of which one has a v of its own."""
+    keys = {f"split.{k}": struct.pack("<IH", 2, v) for k, v in (("count", 2), ("no", 0))}
+    with tempfile.TemporaryDirectory() as folder:
+        whole, v = os.path.join(folder, "whole.gguf"), ["blk.3.attn_v.weight", [64, 64], BF16, b"\0" * 8192]
+        write_gguf4(whole, added=[v])
+        run = subprocess.run([os.path.join(BIN, "helm-inspect"), whole], capture_output=True, text=True, timeout=60)
+        check(run.returncode > 0 and f"there is a '{v[0]}', but none in layer 1" in run.stdout + run.stderr, f"{run}")
+        first, second = (os.path.join(folder, f"g-0000{n}-of-00002.gguf") for n in (1, 2))
+        write_gguf4(first, tensors_of=lambda name: name.startswith("blk.0."), raw=keys)
+        write_gguf4(second, tensors_of=lambda name: not name.startswith("blk.0."), raw={**keys, "split.no": struct.pack("<IH", 2, 1)})
+        agrees(first, golden("gemma4")[6], 0.1, *CPU, *LOAD)
+        # All layers have a v, those without a window in the second part: no layer may be read as one without.
+        vs = [[f"blk.{n}.attn_v.weight", [64, 64], BF16, b"\0" * 8192] for n in (1, 3)]
+        write_gguf4(second, tensors_of=lambda name: not name.startswith("blk.0."), raw={**keys, "split.no": struct.pack("<IH", 2, 1)}, added=vs)
+        run = subprocess.run([os.path.join(BIN, "helm-inspect"), first], capture_output=True, text=True, timeout=60)
+        check(run.returncode == 0, f"{run}")
 
 
 def test_gemma4_keeps_windows_whatever_the_context():

@@ -8,10 +8,10 @@
  * Published config.json files of Gemma 3 leave out what transformers assumes of the architecture (heads, vocabulary); those
  * numbers are in `start`, and every tensor is held against them. Constant tables and pure functions; see arch.h. */
 #include <math.h>
-#include <stdio.h>
 
 #include "common/base/json.h"
 #include "common/model/arch/usual.h"
+#include "common/model/gguf_model.h"
 
 /* ---- keys ---- */
 
@@ -179,7 +179,7 @@ static int gemma3_layers(struct keys *keys, struct model_config *c, struct helm_
     return 0;
 }
 
-/* GGUF files have the kv heads of each layer, and a flag for each that has a window; they lack v where it is k. */
+/* GGUF files have the kv heads of each layer, and a flag for each that has a window. */
 static int gemma4_gguf(struct keys *keys, struct model_config *c, struct helm_err *err)
 {
     const struct gguf_value *heads = gguf_find(keys->header, "gemma4.attention.head_count_kv"),
@@ -200,21 +200,41 @@ static int gemma4_gguf(struct keys *keys, struct model_config *c, struct helm_er
         const double number = gguf_number(heads, heads->array ? l : 0);
         uint32_t *of = gguf_number(flags, l) != 0 ? &c->window_heads.kv_heads : &c->kv_heads;
         c->window[l] = gguf_number(flags, l) != 0 ? c->sliding_window : 0;
-        if (!(number >= 1 && number <= MODEL_HEADS_MAX) || (*of && *of != (uint32_t)number))
+        if (!(number >= 1 && number <= MODEL_HEADS_MAX))
+            return helm_fail(err, HELM_E_LIMIT,
+                             "key 'gemma4.attention.head_count_kv' is %g for layer %u, not between 1 and %u",
+                             number, l, MODEL_HEADS_MAX);
+        if (*of && *of != (uint32_t)number)
             return helm_fail(
                 err, HELM_E_UNSUPPORTED,
                 "key 'gemma4.attention.head_count_kv' is %g for layer %u, another one of its kind "
                 "has %u",
                 number, l, *of);
         *of = (uint32_t)number;
-        char name[64];
-        snprintf(name, sizeof name, "blk.%u.attn_v.weight", l);
-        if (!c->window[l]) c->k_is_v = !gguf_find_tensor(keys->header, name);
     }
     if (!c->kv_heads || !c->window_heads.kv_heads)
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "key 'gemma4.attention.sliding_window_pattern': %s of %u layers have a window",
                          c->kv_heads ? "none" : "all", c->layers);
+    return 0;
+}
+
+/* GGUF files lack v where it is k: in all layers without a window, or in none of them. */
+static int gemma4_tensors(const struct gguf_files *files, struct model_config *c, struct helm_err *err)
+{
+    int32_t first = -1;
+    for (uint32_t l = 0; l < c->layers; l++) {
+        char name[MODEL_NAME_MAX];
+        if (c->window[l]) continue;
+        model_tensor_name(c, TENSOR_V, (int32_t)l, name);
+        const bool none = !gguf_files_tensor(files, name, NULL);
+        if (first >= 0 && none != c->k_is_v)
+            return helm_fail(err, HELM_E_UNSUPPORTED,
+                             "there is %s '%s', but %s in layer %d, which has no window either",
+                             none ? "no" : "a", name, none ? "one" : "none", first);
+        if (first < 0) first = (int32_t)l;
+        c->k_is_v = none;
+    }
     return 0;
 }
 
@@ -301,4 +321,5 @@ const struct arch arch_gemma4 = {.architecture = "Gemma4ForCausalLM",
                                  .parts = gemma4_parts,
                                  .kind = kind,
                                  .layers = gemma4_layers,
+                                 .gguf_tensors = gemma4_tensors,
                                  .fill = fill};
