@@ -189,12 +189,14 @@ def test_a_gguf_file_of_gemma4_computes_the_same():
         write_gguf4(path)
         agrees(path, golden("gemma4")[6], 0.1, *CPU, *LOAD)
         for part in "gemma4.attention.key_length_swa", "gemma4.attention.head_count_kv", "gemma4.attention.sliding_window_pattern", \
-                "blk.2.layer_output_scale.weight", "blk.0.attn_v.weight":
+                "blk.2.layer_output_scale.weight", "blk.0.attn_v.weight", "rope_freqs.weight":
             write_gguf4(path, [part])
             run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
             check(run.returncode != 0 and part in run.stdout + run.stderr, f"{part}: {run.returncode}, {run}")
         heads, windows = "attention.head_count_kv", "attention.sliding_window_pattern"
         for change, why in (({heads: numbers(4, [2, 1, 1, 1])}, "is 1 for layer 2, another one of its kind has 2"),
+                            ({"rope.dimension_count_swa": number(16)}, "'gemma4.rope.dimension_count_swa' is 16"),
+                            ({"attention.value_length_swa": number(64)}, "'gemma4.attention.value_length_swa' is 64"),
                             ({heads: numbers(4, [2, 0, 2, 1])}, "is 0 for layer 1, not between 1 and "),
                             ({windows: numbers(7, [1] * 4), heads: numbers(4, [2] * 4)}, f"'gemma4.{windows}': all of 4 layers"),
                             ({windows: numbers(7, [0] * 4), heads: numbers(4, [1] * 4)}, f"'gemma4.{windows}': none of 4 layers")):
@@ -252,6 +254,7 @@ def test_what_gemma4_is_not_computed_of_is_refused_by_name():
                                           "factor": 2.0, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}}
              for kind in ("longrope", "yarn", "proportional")}
     for change, why in (*(({"rope_parameters": r}, "'sliding_attention': this RoPE type is not supported") for r in ropes.values()),
+                        ({"rope_parameters": None}, "'rope_parameters' is missing"),
                         ({"hidden_size_per_layer_input": 256}, "per-layer embeddings"),
                         ({"num_kv_shared_layers": 2}, "layers that read the cache of another one"),
                         ({"enable_moe_block": True}, "Gemma 4 with experts is not supported"),

@@ -195,6 +195,16 @@ static int gemma4_gguf(struct keys *keys, struct model_config *c, struct helm_er
         return helm_fail(err, HELM_E_FORMAT,
                          "key 'gemma4.attention.head_count_kv' is no number, nor one for each of %u layers",
                          c->layers);
+    static const char *const sizes[] = {"gemma4.rope.dimension_count_swa",
+                                        "gemma4.attention.value_length_swa"};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        uint64_t size = c->window_heads.head_dim;
+        int rc = gguf_get_u64(keys->header, sizes[i], false, 0, UINT32_MAX, &size, err);
+        if (!rc && size != c->window_heads.head_dim)
+            rc = helm_fail(err, HELM_E_UNSUPPORTED, "key '%s' is %llu, but heads in windows have %u values",
+                           sizes[i], (unsigned long long)size, c->window_heads.head_dim);
+        if (rc) return rc;
+    }
     c->kv_heads = c->window_heads.kv_heads = 0;
     for (uint32_t l = 0; l < c->layers; l++) {
         const double number = gguf_number(heads, heads->array ? l : 0);
@@ -223,6 +233,8 @@ static int gemma4_gguf(struct keys *keys, struct model_config *c, struct helm_er
 static int gemma4_tensors(const struct gguf_files *files, struct model_config *c, struct helm_err *err)
 {
     int32_t first = -1;
+    if (!gguf_files_tensor(files, ARCH_ROPE_FACTORS, NULL))
+        return helm_fail(err, HELM_E_NOT_FOUND, "there is no vector '%s'", ARCH_ROPE_FACTORS);
     for (uint32_t l = 0; l < c->layers; l++) {
         char name[MODEL_NAME_MAX];
         if (c->window[l]) continue;
@@ -247,6 +259,8 @@ static int gemma4_windows(struct keys *keys, struct model_config *c, struct helm
         rc = helm_fail(err, HELM_E_UNSUPPORTED,
                        "'enable_moe_block' is true: Gemma 4 with experts is not supported");
     if (rc) return rc;
+    if (!json_is_object(json_object_get(keys->json, "rope_parameters")))
+        return helm_fail(err, HELM_E_FORMAT, "'rope_parameters' is missing");
     if (!c->k_is_v) c->kv_heads = c->window_heads.kv_heads;
     if (!json_is_array(json_object_get(keys->json, "layer_types")))
         for (uint32_t l = 0; l < c->layers; l++)
