@@ -229,8 +229,9 @@ static void cut(struct run *run)
 
 struct pool_job attend_job(struct run *run)
 {
-    if (run->attend_heads != run->entry->kv_heads) {
+    if (run->attend_heads != run->entry->kv_heads || run->attend_head_dim != run->entry->head_dim) {
         run->attend_heads = run->entry->kv_heads;
+        run->attend_head_dim = run->entry->head_dim;
         cut(run);
     }
     return (struct pool_job){.run = chunk_attend,

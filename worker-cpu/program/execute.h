@@ -125,8 +125,9 @@ struct run {
     /* progress */
     const struct program *program[2]; /* layers, then head (NULL: nothing is sampled) */
     uint32_t program_index, entry_index;
-    uint64_t turn;         /* of the entry being computed, through all steps: from 1 on */
-    uint32_t attend_heads; /* kv heads that attention is cut for; 0: it is not yet */
+    uint64_t turn;            /* of the entry being computed, through all steps: from 1 on */
+    uint32_t attend_heads;    /* kv heads that attention is cut for; 0: it is not yet */
+    uint32_t attend_head_dim; /* and their size */
     uint32_t attend_tasks;
     uint32_t attend_width; /* threads that share it */
     struct run_assist assist;
