@@ -35,14 +35,18 @@ static void add_unit(struct digest *digest, const struct model *model, uint32_t 
         add_number(digest, math->op[i].kind);
         add_number(digest, math->op[i].activation);
         add_number(digest, math->op[i].norm_kind);
+        add_number(digest, math->op[i].out_factor);
+        if (math->op[i].kind != MATH_ATTENTION) continue;
+        add_number(digest, math->op[i].kv_heads);
+        add_number(digest, math->op[i].head_dim);
+        add_number(digest, math->op[i].v_is_k);
+        add_number(digest, math->op[i].v_normed);
     }
     for (uint32_t i = 0; i < u->tensor_count; i++) add_tensor(digest, u->tensor[i]);
     add_number(digest, math->state);
     add_number(digest, math->state_bytes);
     if (math->state == STATE_PAGES) {
         add_number(digest, c->heads);
-        add_number(digest, c->kv_heads);
-        add_number(digest, c->head_dim);
         add_number(digest, c->window ? c->window[unit_layer(unit)] : 0);
     }
     if (math->experts) {
