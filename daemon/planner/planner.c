@@ -317,13 +317,13 @@ int planner_make(const struct planner_request *request, struct plan *plan, struc
         rc = rate_of(&r, plan, &together, err);
         rate = together;
         if (!rc) rc = try_fewer(&r, 1, plan, spec, &rate, err);
-        /* on from the better end, until that gains nothing more */
+        /* one's pool may have room for several, so that two at once gain nothing, but more do: all numbers are tried */
         const bool alone = rate > together;
-        double before = 0;
-        for (uint32_t n = alone ? 2 : r.batch / 2; n > 1 && n < r.batch && rate > before && !rc;
-             n = alone ? 2 * n : n / 2) {
-            before = rate;
+        bool gains = true; /* half as many at once gain nothing more: a quarter is not tried */
+        for (uint32_t n = r.batch / 2; n > 1 && gains && !rc; n /= 2) {
+            const double before = rate;
             rc = try_fewer(&r, n, plan, spec, &rate, err);
+            gains = alone || rate > before;
         }
         if (rc) plan_free(plan);
     }
