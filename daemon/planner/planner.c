@@ -317,7 +317,7 @@ int planner_make(const struct planner_request *request, struct plan *plan, struc
         rc = rate_of(&r, plan, &together, err);
         rate = together;
         if (!rc) rc = try_fewer(&r, 1, plan, spec, &rate, err);
-        /* one's pool may have room for several, so that two at once gain nothing, but more do: all numbers are tried */
+        /* One's pool may have room for several, so that two at once gain nothing, but more do. */
         const bool alone = rate > together;
         bool gains = true; /* half as many at once gain nothing more: a quarter is not tried */
         for (uint32_t n = r.batch / 2; n > 1 && gains && !rc; n /= 2) {
