@@ -90,7 +90,9 @@ REFUSED = {
        for name, line in (("a length", b"Content-Length: 5\r\n"), ("a host", b"Host: localhost\r\n"), ("NUL", b"X: a\0b\r\n"), ("a line that ends in LF", b"X: a\nY: b\r\n"),
                           ("a line without a colon", b"GET / HTTP/1.1\r\n"), ("a line that goes on", b"X: a\r\n b\r\n"))},
 }
-SILENT = "a blank in the path", "tabs in the first line"  # versions of libmicrohttpd close such a connection by themselves, without a word
+SILENT = "NUL in the path", "NUL in the query", "a blank in the path", "tabs in the first line"  # versions of libmicrohttpd close such a connection by themselves, without a word
+# ... and what its version 1.0 refuses or answers once, where 0.9 takes both requests
+NEWER = {"an extension of a chunk": [400], "empty lines between requests": [200]}
 TAKEN = {
     "a length": (post([length(len(BODY))]) + BODY + NEXT, [200, 200]),
     "chunks": (post([CHUNKED]) + CHUNKS + NEXT, [200, 200]),
@@ -144,11 +146,11 @@ def framing_tests(g):
         check("%s: refused and closed" % name, (set(statuses) == {400} or silent) and closed, (statuses, closed))
     for name, (data, wanted) in TAKEN.items():
         statuses, _ = answers(g, data, len(wanted))
-        check("%s: taken" % name, statuses == wanted, statuses)
+        check("%s: taken" % name, statuses in (wanted, NEWER.get(name)), statuses)
     for name in ("chunks", "an extension of a chunk", "headers after the body", "a fault in the second body"):
         data, wanted = TAKEN[name]
         statuses, _ = answers(g, data, len(wanted), slowly=True)
-        check("%s, byte by byte: taken" % name, statuses == wanted, statuses)
+        check("%s, byte by byte: taken" % name, statuses in (wanted, NEWER.get(name)), statuses)
 
 
 def ids_of(folder, token):
