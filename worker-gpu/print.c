@@ -114,9 +114,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
                                   .ring_memory = p->space + p->weights.bytes + p->buffers.work.bytes,
                                   .expanded = p->expand.memory};
     source->kv.layers = plan_layers_of(&p->plan, self);
-    source->window_kv = h->kv;
-    source->window_kv.kv_heads = h->window_kv_heads;
-    source->window_kv.head_dim = h->window_head_dim;
+    source->window_kv = arena_window_layout(&p->arena);
     source->window_kv.layers = plan_window_layers(&p->plan, self);
     return 0;
 }

@@ -30,7 +30,7 @@ static bool is_fit(enum tensor_format format, const void *block)
 void random_blocks_fill(enum tensor_format format, void *out, uint64_t bytes)
 {
     const uint64_t size = tensor_format_of(format)->block_bytes;
-    uint64_t state = 88172645463325252u;
+    uint64_t state = RANDOM_SEED;
     unsigned char block[DIFFERENT][BLOCK_BYTES];
     for (int n = 0; n < DIFFERENT; n++) do {
             for (uint64_t i = 0; i < size; i++) block[n][i] = (unsigned char)(random_next(&state) >> 32);

@@ -116,6 +116,26 @@ struct gpuk_left {
     uint64_t snapshot_bytes;
     uint32_t before; /* tokens of the step before those of gpuk_step */
 };
+/* Where a row leaves its state, and after how many tokens. */
+struct gpuk_left_at {
+    uint32_t at;
+    char *to; /* NULL: nowhere */
+};
+/* The first such place of the row of this line after token `from` and up to `end`; `end`, NULL: none. */
+KV_INLINE struct gpuk_left_at gpuk_left_after(const struct gpuk_left *left, uint32_t line, uint32_t from,
+                                              uint32_t end)
+{
+    struct gpuk_left_at none = {end, NULL};
+    if (!left->rows) return none;
+    const uint32_t(*row)[2] = left->rows[line];
+    for (uint32_t i = 0; i < GPU_ROW_STATES && row[i][1]; i++) {
+        const uint32_t at = row[i][0] - left->before; /* below 0: more than any */
+        if (at <= from || at > end) continue;
+        struct gpuk_left_at found = {at, left->snapshots + (uint64_t)(row[i][1] - 1) * left->snapshot_bytes};
+        return found;
+    }
+    return none;
+}
 
 /* The KV pages of one layer. The second pool may be of other layers too: only this one's cells are seen. */
 struct gpuk_kv {

@@ -103,7 +103,7 @@ void emulated_delta_rule(struct emulated_math *math, const struct gpuk_delta *d)
         const struct row row = row_of(d, r);
         const uint32_t end = row.first + row.count;
         for (uint32_t from = row.first; from < end;) {
-            const struct emulated_left left = emulated_left_after(&d->left, row.line, from, end);
+            const struct gpuk_left_at left = gpuk_left_after(&d->left, row.line, from, end);
             for (uint32_t h = 0; h < d->value_heads; h++) head(math, d, &row, from, left.at - from, h);
             if (left.to) {
                 keep_columns(d, &row, left.at - row.first, left.to);

@@ -81,13 +81,6 @@ emulated_run_fn emulated_run_rope_append, emulated_run_attend_decode, emulated_r
 void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args *args);
 void emulated_run_fused(struct emulated_math *math, const struct gpuk_attention *args, float *out,
                         void *workspace);
-/* The first position after `from` where the row of this line leaves its state, and where to; `end`, NULL: none up to there. */
-struct emulated_left {
-    uint32_t at;
-    char *to;
-};
-struct emulated_left emulated_left_after(const struct gpuk_left *left, uint32_t line, uint32_t from,
-                                         uint32_t end);
 void emulated_convolve(struct emulated_math *math, const struct gpuk_delta *args);
 void emulated_weigh(struct emulated_math *math, const struct gpuk_weigh *args, uint32_t tokens);
 void emulated_delta_rule(struct emulated_math *math, const struct gpuk_delta *args);

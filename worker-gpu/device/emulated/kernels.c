@@ -354,18 +354,6 @@ static void run_rope_table(struct emulated_math *math, const struct op *op)
     }
 }
 
-struct emulated_left emulated_left_after(const struct gpuk_left *left, uint32_t line, uint32_t from,
-                                         uint32_t end)
-{
-    for (uint32_t i = 0; left->rows && i < GPU_ROW_STATES && left->rows[line][i][1]; i++) {
-        const uint32_t at = left->rows[line][i][0] - left->before; /* below 0: more than any */
-        if (at > from && at <= end)
-            return (struct emulated_left){at, left->snapshots +
-                                                  (left->rows[line][i][1] - 1) * left->snapshot_bytes};
-    }
-    return (struct emulated_left){end, NULL};
-}
-
 /* A row's tokens in order. Outputs may take the place of inputs of tokens that are done. */
 static void run_running_mean(struct emulated_math *math, const struct op *op)
 {
@@ -374,7 +362,7 @@ static void run_running_mean(struct emulated_math *math, const struct op *op)
     for (uint32_t r = 0; r < c->step.counts[1] && mean; r++) {
         float *sum = (float *)(void *)(c->state + c->row_state[c->step.row_slot[r]] * c->slot_bytes);
         const uint32_t first = c->step.row_first[r], end = c->step.row_first[r + 1];
-        struct emulated_left left = emulated_left_after(&c->left, c->step.row_slot[r], first, end);
+        struct gpuk_left_at left = gpuk_left_after(&c->left, c->step.row_slot[r], first, end);
         for (uint32_t t = first; t < end; t++) {
             const float *in = c->in + (size_t)t * c->in_stride;
             const float positions = (float)(c->step.position[t] + 1);
@@ -385,7 +373,7 @@ static void run_running_mean(struct emulated_math *math, const struct op *op)
             emulated_store(math, c->out, (size_t)t * c->out_stride, c->out_dtype, mean, c->width);
             if (t + 1 != left.at || !left.to) continue;
             memcpy(left.to, sum, c->width * sizeof *sum);
-            left = emulated_left_after(&c->left, c->step.row_slot[r], left.at, end);
+            left = gpuk_left_after(&c->left, c->step.row_slot[r], left.at, end);
         }
     }
 }

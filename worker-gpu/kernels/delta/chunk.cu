@@ -341,7 +341,7 @@ __device__ __forceinline__ void pass_leave(const gpuk_delta &d, const pass_input
 template <uint32_t TILES, uint32_t MATRIX, bool STAGED>
 __device__ __forceinline__ void pass_chunk(const delta_params &p, chunk_place chunk, uint32_t head,
                                            const pass_inputs<STAGED> &in, const pass_inputs<STAGED> &next,
-                                           bool more, delta_left &left, float *memory,
+                                           bool more, gpuk_left_at &left, float *memory,
                                            float (&state)[MATRIX][TILES][4])
 {
     const gpuk_delta &d = p.d;
@@ -405,9 +405,9 @@ __device__ __forceinline__ void pass_chunk(const delta_params &p, chunk_place ch
                 make_float2(of_q[n][e], of_q[n][e + 1]);
     });
     const uint32_t row_index = blockIdx.z, end = d.step.row_first[row_index + 1];
-    while (left.record && left.at <= chunk.first + chunk.count) {
+    while (left.to && left.at <= chunk.first + chunk.count) {
         pass_leave<TILES, MATRIX, STAGED>(d, in, values, log_decay, left.at - chunk.first, state,
-                                          delta_matrix(d, left.record, head) +
+                                          delta_matrix(d, left.to, head) +
                                               blockIdx.x * pass_shape<TILES>::COLUMNS);
         left = delta_left_after(d, row_index, left.at, end);
     }
@@ -483,7 +483,7 @@ __global__ void __launch_bounds__(THREADS) delta_pass_kernel(const __grid_consta
     in.place(memory + (d.key_dim + C) * pass_shape<TILES>::STRIDE + 3 * C);
     in.of(p, chunk_of(first, end, 0), head, chunk_slot(first));
     in.fetch_q(), in.fetch_t(), in.fetch_k_and_p();
-    delta_left left = delta_left_after(d, row, first, end);
+    gpuk_left_at left = delta_left_after(d, row, first, end);
     for (uint32_t index = 0; first + index * C < end; index++) {
         const bool more = first + (index + 1) * C < end;
         pass_inputs<STAGED> next = in;

@@ -62,15 +62,15 @@ __global__ void __launch_bounds__(512) delta_rule_kernel(const __grid_constant__
     if (first >= end) return;
     const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
     /* a thread has the same channels of all, and the record's own come last */
-    for (delta_left left = delta_left_after(d, row, first, end); left.record;
+    for (gpuk_left_at left = delta_left_after(d, row, first, end); left.to;
          left = delta_left_after(d, row, left.at, end))
-        keep_columns(p, record, left.record, first, left.at - first, thread, threads);
+        keep_columns(p, record, left.to, first, left.at - first, thread, threads);
     keep_columns(p, record, record, first, end - first, thread, threads);
     for (uint32_t from = first; mine && from < end;) {
-        const delta_left left = delta_left_after(d, row, from, end);
+        const gpuk_left_at left = delta_left_after(d, row, from, end);
         rule_row<rule_team>(p, rule_shared<ROWS, RULE_TOGETHER>(memory, d.value_dim),
                             delta_matrix(d, record, head), head, from, left.at);
-        if (left.record) copy_matrix(d, delta_matrix(d, left.record, head), delta_matrix(d, record, head));
+        if (left.to) copy_matrix(d, delta_matrix(d, left.to, head), delta_matrix(d, record, head));
         from = left.at;
     }
 }

@@ -36,23 +36,11 @@ __device__ __forceinline__ float *delta_matrix(const gpuk_delta &d, char *record
     return reinterpret_cast<float *>(record + d.matrices_at) + (size_t)head * d.key_dim * d.value_dim;
 }
 
-/* Where a row leaves its record, and after how many tokens. */
-struct delta_left {
-    uint32_t at;
-    char *record; /* NULL: nowhere */
-};
-/* The first place after token `from` and up to `end`. */
-__device__ __forceinline__ delta_left delta_left_after(const gpuk_delta &d, uint32_t row, uint32_t from,
-                                                       uint32_t end)
+/* The first place after token `from` and up to `end` where this row leaves its record. */
+__device__ __forceinline__ gpuk_left_at delta_left_after(const gpuk_delta &d, uint32_t row, uint32_t from,
+                                                         uint32_t end)
 {
-    if (!d.left.rows) return {end, nullptr};
-    const uint32_t(*left)[2] = d.left.rows[d.step.row_slot[row]];
-    for (uint32_t i = 0; i < GPU_ROW_STATES && left[i][1]; i++) {
-        const uint32_t at = left[i][0] - d.left.before; /* below 0: more than any */
-        if (at > from && at <= end)
-            return {at, d.left.snapshots + (size_t)(left[i][1] - 1) * d.left.snapshot_bytes};
-    }
-    return {end, nullptr};
+    return gpuk_left_after(&d.left, d.step.row_slot[row], from, end);
 }
 
 /* ln of a token's decay, and how much of it the state takes. */
