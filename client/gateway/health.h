@@ -5,7 +5,7 @@
 
 #include "client/gateway/gateway.h"
 
-/* What a connection's first bytes, which stay where they are, ask for. */
+/* A connection's first bytes ask for something; they stay where they are. */
 enum health_asks { HEALTH_SILENT, HEALTH_OTHER, HEALTH_ASKED };
 enum health_asks health_asks(int fd);
 

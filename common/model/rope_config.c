@@ -270,7 +270,7 @@ static void extend_context(const json_t *root, struct model_config *config)
     if (context > config->max_context) config->max_context = (uint32_t)context;
 }
 
-/* Of parameters for each kind of layers: those of layers without a window, and those of layers with one. */
+/* Splits parameters that are given for each kind of layers: for layers without a window, and for layers with one. */
 static int split_kinds(const json_t **parameters, const json_t **windows, struct helm_err *err)
 {
     const json_t *both = *parameters;

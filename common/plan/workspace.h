@@ -20,7 +20,7 @@
  * own counts, rows and tokens' rows. */
 struct gpu_block {
     uint32_t counts, token_id, position, token_row, row_first, row_slot, row_begin, sample_token, page_table;
-    /* Of fixed states, for each line of the page table: its slot, [rows]; where its row leaves snapshots before its last token,
+    /* Fixed states have, for each line of the page table: its slot, [rows]; where its row leaves snapshots before its last token,
      * [rows][GPU_ROW_STATES][2] (gpuk_left) */
     uint32_t row_state, row_left;
     /* Two tiers: like page_table, of layers whose cache is the arena's alone, or, in a step in which the CPU attends, of those

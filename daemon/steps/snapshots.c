@@ -367,7 +367,7 @@ void snapshots_done(struct snapshots *all, const struct step_row *row, struct se
 {
     if (row->state_from) unpin(all, row->state_from);
     for (uint32_t i = 0; i < ARENA_ROW_STATES && row->left[i].to; i++) {
-        /* a row too many stands behind the last token that is known: its page has no number */
+        /* a row too many stands after the last token that is known: its page has no number */
         const bool stays = seq && seq->cached == row->start + row->count &&
                            seq->left[i].end == row->start + row->left[i].at &&
                            seq->left[i].end <= seq->token_count && seq->left[i].page;

@@ -2,7 +2,7 @@
  * lanes, and the scales of their groups, a row a lane. Sixteen or 32 bytes of each row become vectors of dwords by row, whose
  * bytes are four columns.
  *
- * Included behind lanes512.h by files that define block_numbers (blocks_words512.h). */
+ * Included after lanes512.h by files that define block_numbers (blocks_words512.h). */
 #ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_ROWS512_H
 #define HELM_COMMON_CPU_KERNELS_BLOCKS_ROWS512_H
 

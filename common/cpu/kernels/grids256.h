@@ -7,7 +7,7 @@
 
 #include "common/cpu/kernels/blocks_grid_words.h"
 
-/* What a block's runs of 32 numbers share. */
+/* A block's runs of 32 numbers share this. */
 struct grid_block {
     __m256i signs; /* a bit for each number, in order; of IQ1, a byte of ones or zeros for each eight */
     _Alignas(32) uint16_t place[64];

@@ -8,7 +8,7 @@
  * Entries of up to 512 places are looked up in registers, of more in memory, one by one: IQ2_S's and IQ1's. (A Zen 4 core takes 23
  * cycles for 32 of these, 25 and 50 in registers, 39 with gathering instructions.)
  *
- * Included behind lanes512.h. `format` is a constant wherever these are inlined. */
+ * Included after lanes512.h. `format` is a constant wherever these are inlined. */
 #ifndef HELM_COMMON_CPU_KERNELS_GRIDS512_H
 #define HELM_COMMON_CPU_KERNELS_GRIDS512_H
 
@@ -104,7 +104,7 @@ INLINE __m512i grid_spread(const uint8_t *at, const int times, __m512i shifts)
     return _mm512_sllv_epi16(_mm512_maskz_permutexvar_epi8(0x5555555555555555, index, bytes), shifts);
 }
 
-/* What is read of a block more than once. */
+/* The parts of a block that are read more than once. */
 struct grid_block {
     /* IQ2_XXS, IQ2_XS: 64 bytes; IQ3_XXS: words of signs and scales, in qwords; IQ1_S: its words, four times */
     __m512i first;
@@ -199,7 +199,7 @@ INLINE __m512i grid_sign_bits(const struct grid_block *b, const uint8_t *w, cons
     return _mm512_permutex2var_epi8(_mm512_loadu_si512(block_even), sevens,
                                     _mm512_loadu_si512(block_even + 64));
 }
-/* Of formats with eighths what is added to numbers: 2 or 0. */
+/* The number, 2 or 0, that formats with eighths add to their numbers. */
 INLINE __m512i grid_eighths(const struct grid_block *b, const enum tensor_format format)
 {
     const __m512i two = _mm512_set1_epi8(2);

@@ -1,5 +1,5 @@
 /* Several tokens' products of blocks with activations of 8 bits, with AVX512-VNNI: int8_gemm.h on 16 rows a vector. Included
- * behind lanes512.h by files that define the rest of what int8_gemm.h asks for. */
+ * after lanes512.h by files that define the rest of what int8_gemm.h asks for. */
 #ifndef HELM_COMMON_CPU_KERNELS_INT8_GEMM512_H
 #define HELM_COMMON_CPU_KERNELS_INT8_GEMM512_H
 

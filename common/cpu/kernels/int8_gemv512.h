@@ -5,10 +5,10 @@
  * numbers of x in that order and adds them up, one vector after another, so lanes become exact sums of sixteen columns, which
  * are scaled once. What numbers are larger by than weights is taken off before, as a multiple of x's sums.
  *
- * Included behind lanes512.h and blocks_sizes.h by files that define NAME, FEATURES beside FEATURES_VNNI, KERNELS and FORMATS
+ * Included after lanes512.h and blocks_sizes.h by files that define NAME, FEATURES beside FEATURES_VNNI, KERNELS and FORMATS
  * (int8_gemv.h) and
  *   take_rows(number, scales, w, stride, blocks, S, format)   declared here: the numbers and scales of a chunk of S rows;
- *                                                             of what is behind `blocks` blocks of 32 columns 0 */
+ *                                                             columns after `blocks` blocks of 32 give 0 */
 #ifndef HELM_COMMON_CPU_KERNELS_INT8_GEMV512_H
 #define HELM_COMMON_CPU_KERNELS_INT8_GEMV512_H
 

@@ -25,7 +25,7 @@ extern const struct linear_kernel fp8_avx2_gemv, fp8_avx2_decode, fp8_avx512_gem
 /* Of GGUF's blocks, by their numbers in blocks.h: of one token, decoding. */
 extern const struct linear_kernel blocks_ref[BLOCK_FORMAT_COUNT][2], blocks_avx2[2][BLOCK_FORMAT_COUNT],
     blocks_avx512[2][BLOCK_FORMAT_COUNT];
-/* Of grids alone: of one token, decoding to bf16. */
+/* These are for grids alone: one token's products, rows decoded to bf16. */
 extern const struct linear_kernel grids_avx512vbmi2[BLOCK_FORMAT_COUNT],
     grids_avx512bf16vbmi2[BLOCK_FORMAT_COUNT];
 /* With activations of 8 bits, by their numbers in int8.h: of one token, of several. */

@@ -61,7 +61,7 @@ static double moved(const struct profile *profile, double seconds, double bytes)
     return fmax(0, seconds + fmin(bytes, seconds * then) * (1 / now - 1 / then));
 }
 
-/* What is asked of a half layer's times, or of the head's. */
+/* A question to a half layer's times, or to the head's. */
 struct asked {
     bool head, attends, few;
     double window; /* of a layer that attends; 0: none */
