@@ -202,7 +202,7 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
     atomic_store_explicit(g->source.sent, 0, memory_order_relaxed);
     atomic_store_explicit(g->source.end, 0, memory_order_release);
     int rc = gpu_tiers_begin(g, err);
-    if (!rc) rc = gpu_states_begin(&g->states, g->device, batch, err);
+    if (!rc) rc = gpu_states_begin(&g->states, g->device, batch, p->phase, err);
     if (!rc) rc = gpu_slots_begin(&g->slots, err);
     if (!rc) rc = gpu_program_issue_missing(&g->source, p, &g->prefix, err);
     if (!rc)
@@ -235,6 +235,7 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     const uint64_t end_ns = units_now_ns();
     g->follow.before_ns = end_ns;
     if (!rc && saves) rc = device_word_poll(g->device, g->source.moved, 1, g->wait_ms, err);
+    if (!rc) gpu_states_give_back(&g->states, &g->batch, p->phase);
     if (!rc && head) rc = gpu_draw_finish(g, gpu_follow_tokens(g, at), result, err);
     if (!rc && head && g->batch.pool_count) rc = gpu_pool_rows(g, err);
     if (!rc && g->tiers.on) rc = gpu_tiers_finish(g, at, err);

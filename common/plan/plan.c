@@ -289,8 +289,8 @@ static int check_against_decode(const struct plan *plan, uint32_t phase, struct 
         if (unit_part(u) == UNIT_ATTENTION && plan_home_processor(home) != keeper &&
             plan_processor_has_memory(keeper))
             return helm_fail(err, HELM_E_FORMAT,
-                             "the attention of layer %u is on '%s', but its KV cache is in VRAM",
-                             unit_layer(u), plan_home_name(home));
+                             "the attention of layer %u is on '%s', but its state is in VRAM", unit_layer(u),
+                             plan_home_name(home));
     }
     return 0;
 }
@@ -383,7 +383,7 @@ int plan_check(const struct plan *plan, struct helm_err *err)
     for (int p = 0; p < PLAN_PROCESSORS; p++)
         if (plan_streams(plan, (enum plan_processor)p) && !plan->device[p].ring_bytes)
             return helm_fail(err, HELM_E_FORMAT, "there are 'stream' stages, but 'ring_bytes' is 0");
-    int rc = plan_check_state_homes(plan, err);
+    int rc = plan_check_windows(plan, err);
     if (!rc) rc = plan_check_tiers(plan, err);
     if (!rc) rc = check_mixed(plan, err);
     return rc ? rc : check_formats(plan, err);

@@ -134,14 +134,20 @@ bool plan_state_record(const struct plan *plan, enum plan_processor processor, u
     return true;
 }
 
-int plan_state_records(const struct plan *plan, enum plan_processor processor, struct state_record **records,
-                       uint32_t *count, struct helm_err *err)
+int plan_state_records(const struct plan *plan, enum plan_processor keeper, enum plan_processor worker,
+                       struct state_record **records, uint32_t *count, struct helm_err *err)
 {
     *count = 0;
     *records = calloc(plan->layers, sizeof **records);
     if (!*records) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers' states", plan->layers);
-    for (uint32_t l = 0; l < plan->layers; l++)
-        *count += plan_state_record(plan, processor, l, &(*records)[*count]);
+    for (uint32_t l = 0; l < plan->layers; l++) {
+        struct state_record *r = &(*records)[*count];
+        if (!plan_state_record(plan, keeper, l, r)) continue;
+        for (uint32_t p = 0; p < plan_phase_count(plan); p++)
+            if (plan_home_processor(plan->unit[unit_of(l, UNIT_ATTENTION)].home[p]) == worker)
+                r->phases |= 1ull << p;
+        *count += r->phases != 0;
+    }
     return 0;
 }
 
@@ -174,7 +180,7 @@ uint64_t plan_session_bytes(const struct plan *plan, uint64_t layer_bytes, uint6
     return pages * layer_bytes > windows * window_bytes ? pages * layer_bytes : windows * window_bytes;
 }
 
-static int check_windows(const struct plan *plan, struct helm_err *err)
+int plan_check_windows(const struct plan *plan, struct helm_err *err)
 {
     const uint32_t pages = plan->window_page_count,
                    least =
@@ -195,24 +201,6 @@ static int check_windows(const struct plan *plan, struct helm_err *err)
         "%u layers keep a window of %u tokens in %u pages: all three are 0, or there are %u to %u "
         "pages",
         layers, plan->window_tokens, pages, needs, plan->page_count);
-}
-
-int plan_check_state_homes(const struct plan *plan, struct helm_err *err)
-{
-    const int rc = check_windows(plan, err);
-    if (rc) return rc;
-    for (uint32_t p = 1; plan->has_states && p < plan_phase_count(plan); p++)
-        for (uint32_t l = 0; l < plan->layers; l++) {
-            const enum plan_home home = plan->unit[unit_of(l, UNIT_ATTENTION)].home[p];
-            if (plan_state_at(plan, l).kind != STATE_FIXED ||
-                plan_home_processor(home) == plan_keeper(plan, l))
-                continue;
-            return helm_fail(err, HELM_E_FORMAT,
-                             "prefill list %u computes layer %u on '%s', but its fixed state lies with the "
-                             "processor that decodes",
-                             p, l, plan_home_name(home));
-        }
-    return 0;
 }
 
 /* ---- as JSON ---- */

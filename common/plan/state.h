@@ -19,8 +19,8 @@ void plan_take_states(struct plan *plan, const struct model *model);
 /* HELM_E_MISMATCH: a layer of the plan keeps something else than the model's. */
 HELM_MUST_CHECK int plan_check_states(const struct plan *plan, const struct model *model,
                                       struct helm_err *err);
-/* plan_check's part: a fixed state stays with one processor; pools of windows have room for all slots. */
-HELM_MUST_CHECK int plan_check_state_homes(const struct plan *plan, struct helm_err *err);
+/* plan_check's part: pools of windows have room for all slots. */
+HELM_MUST_CHECK int plan_check_windows(const struct plan *plan, struct helm_err *err);
 
 bool plan_has_fixed(const struct plan *plan);
 /* Slots in the memory of `processor`, and snapshots. */
@@ -29,9 +29,11 @@ struct state_layout plan_state_layout(const struct plan *plan, enum plan_process
 bool plan_state_record(const struct plan *plan, enum plan_processor processor, uint32_t layer,
                        struct state_record *record);
 
-/* All records of a processor's layers, in order, in a fresh array (free()). */
-HELM_MUST_CHECK int plan_state_records(const struct plan *plan, enum plan_processor processor,
-                                       struct state_record **records, uint32_t *count, struct helm_err *err);
+/* The records that `keeper` holds of layers that `worker` computes in some phase, in order, in a fresh array (free()). Of the
+ * CPU's a GPU is the worker in prompts whose layers it computes. */
+HELM_MUST_CHECK int plan_state_records(const struct plan *plan, enum plan_processor keeper,
+                                       enum plan_processor worker, struct state_record **records,
+                                       uint32_t *count, struct helm_err *err);
 
 /* ---- windows ----
  *

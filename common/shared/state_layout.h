@@ -2,7 +2,8 @@
  *
  * Pages are kv_layout.h's. A layer with a fixed state has a *record* of one size at every position. Records lie
  *
- *   in a slot       [slot][fixed layers of one processor, in order]   in the memory of that processor
+ *   in a slot       [slot][fixed layers of one processor, in order]   in the memory of that processor; what the CPU
+ *                                                                     keeps a GPU may compute in prompts, where it lies
  *   in a snapshot   [snapshot][fixed layers of the model, in order]   in the arena, whichever processor computes them
  *
  * each on STATE_ALIGN bytes. A step's row goes on from its slot's records, from zeros if it begins at position 0, or from a
@@ -14,6 +15,7 @@
 #ifndef HELM_COMMON_SHARED_STATE_LAYOUT_H
 #define HELM_COMMON_SHARED_STATE_LAYOUT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "common/model/unit.h"
@@ -28,7 +30,13 @@ struct state_layout {
 /* One layer's record: its bytes, and where it lies in a slot and in a snapshot. */
 struct state_record {
     uint64_t bytes, slot_at, snapshot_at;
+    uint64_t phases; /* bit p: a worker computes the layer in phase p of the plan (plan_state_records) */
 };
+/* Whether that worker begins and leaves the record in a step of this phase. */
+static inline bool state_is_in(const struct state_record *r, uint32_t phase)
+{
+    return r->phases >> phase & 1;
+}
 
 #define STATE_WINDOWS_ALIGN 256u
 

@@ -257,7 +257,8 @@ static void hybrids_agree(void **state)
     static const struct {
         const char *folder, *homes;
         const struct plan_experts *experts;
-    } cases[] = {{"tests/data/golden/qwen35", "ggcsgscc", NULL},
+    } cases[] = {{"tests/data/golden/qwen35", "ggcsgscc/ggssgssc", NULL},
+                 {"tests/data/golden/qwen35", "cccccccg/sssssssg", NULL},
                  {"tests/data/golden/qwen35", "g", NULL},
                  {"tests/data/golden/qwen35", "s", NULL},
                  {"tests/data/golden/qwen35", "cccccccg", NULL},
@@ -265,7 +266,8 @@ static void hybrids_agree(void **state)
                  {"tests/data/golden/qwen35moe", "gc/gs", NULL},
                  {"tests/data/golden/qwen35moe", "sm", &experts},
                  {"tests/data/golden/qwen3next", "gm/gs", &experts},
-                 {"tests/data/golden/qwen3next", "gcccsgcg/gscssgcg", NULL}};
+                 {"tests/data/golden/qwen3next", "gcccsgcg/gscssgcg", NULL},
+                 {"tests/data/golden/qwen35moe", "cccc/ssss", NULL}};
     need_device();
     for (size_t i = 0; i < sizeof cases / sizeof *cases && (ALL_HOMES || i == 0); i++)
         run_file(cases[i].folder, cases[i].homes, cases[i].experts);

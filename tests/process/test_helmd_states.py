@@ -192,7 +192,10 @@ def generate(c, prompt, count, what, seed=0):
 OPTIONS = ("--kv-dtype", "f32", "--threads", 2, "--activations", "exact")
 PLANS = {"gpu": plan_json(LAYERS, "gggg", "g", "g", kv_dtype="f32"),
          "split": plan_json(LAYERS, "gcgg", "c", "g", kv_dtype="f32"),
-         "halves": plan_json(LAYERS, "cgggccgc", "g", "c", kv_dtype="f32")}
+         "halves": plan_json(LAYERS, "cgggccgc", "g", "c", kv_dtype="f32"),
+         # the GPU computes prompts' layers whose states the CPU keeps: all of them, and some
+         "borrowed": plan_json(LAYERS, "cccc", "c", "c", prefill="ssss", prefill_from=17, ring_bytes=1 << 20, kv_dtype="f32"),
+         "partly": plan_json(LAYERS, "ccgg", "c", "g", prefill="scgg", prefill_from=17, ring_bytes=1 << 20, kv_dtype="f32")}
 
 
 def start(kind, *options, **sizes):
@@ -201,7 +204,7 @@ def start(kind, *options, **sizes):
     return running("--device", "emulated", *OPTIONS, *options, real=True, model=MODEL, plan={**PLANS[kind], **sizes})
 
 
-KINDS = ["cpu", "gpu", "split", "halves"]
+KINDS = ["cpu", "gpu", "split", "halves", "borrowed", "partly"]
 
 
 def test_the_reference_tells_states_apart():
@@ -280,7 +283,7 @@ def stopped_midway(d, c, worker, prompts, count):
 
 
 def test_a_workers_death_costs_no_token():
-    for kind, worker in [("cpu", "cpu"), ("gpu", "gpu"), ("split", "cpu"), ("split", "gpu")]:
+    for kind, worker in [("cpu", "cpu"), ("gpu", "gpu"), ("split", "cpu"), ("split", "gpu"), ("borrowed", "cpu"), ("borrowed", "gpu")]:
         with start(kind) as d:
             c = Client(d.endpoint)
             prompts = [prompt_of(70, n) for n in range(2)]
@@ -397,8 +400,9 @@ def test_what_is_said_and_refused():
     for options, plan, said in [(("--device", "cuda"), None, "a state of fixed size is not supported by GPU workers"),
                                 (("--device", "emulated"), {**PLANS["gpu"], "states": states}, "layer 0 keeps 'fixed' of 256 bytes"),
                                 (("--device", "emulated"),
-                                 plan_json(LAYERS, "cccc", "c", "c", prefill="ssss", prefill_from=64, ring_bytes=1 << 20,
-                                           kv_dtype="f32"), "its fixed state lies with the processor that decodes")]:
+                                 plan_json(LAYERS, "sggg", "g", "g", prefill="cggg", prefill_from=64, ring_bytes=1 << 20,
+                                           kv_dtype="f32"),
+                                 "the attention of layer 0 is on 'cpu', but its state is in VRAM")]:
         from helmd_harness import Daemon
         d = Daemon(*OPTIONS, *options, real=True, model=MODEL, plan=plan)
         check(d.ready.startswith("error") and said in d.ready, f"{options}: {d.ready}")

@@ -14,7 +14,7 @@ int state_open(const struct arena *arena, const struct plan *plan, struct states
     *s = (struct states){.layout = plan_state_layout(plan, PLAN_CPU0),
                          .slots = arena_region_ptr(arena, ARENA_REGION_STATE),
                          .snapshots = arena_region_ptr(arena, ARENA_REGION_SNAPSHOTS)};
-    return plan_state_records(plan, PLAN_CPU0, &s->record, &s->records, err);
+    return plan_state_records(plan, PLAN_CPU0, PLAN_CPU0, &s->record, &s->records, err);
 }
 
 void state_close(struct states *s)
@@ -28,6 +28,7 @@ void state_close(struct states *s)
 struct moving {
     const struct states *states;
     const struct batch *batch;
+    uint32_t phase;
     bool out;
 };
 
@@ -46,7 +47,7 @@ static void move_record(void *ctx, uint32_t chunk, uint32_t thread)
     const struct batch_row *row = &m->batch->row[chunk / s->records];
     const struct state_record *r = &s->record[chunk % s->records];
     char *slot = s->slots + state_in_slot(&s->layout, r, row->slot);
-    if (!moves(row, m->out)) return;
+    if (!moves(row, m->out) || !state_is_in(r, m->phase)) return;
     if (m->out)
         memcpy(s->snapshots + state_in_snapshot(&s->layout, r, batch_left_at(row, row->count)), slot,
                r->bytes);
@@ -56,22 +57,23 @@ static void move_record(void *ctx, uint32_t chunk, uint32_t thread)
         memset(slot, 0, r->bytes);
 }
 
-static void move_all(const struct states *s, struct pool *pool, const struct batch *batch, bool out)
+static void move_all(const struct states *s, struct pool *pool, const struct batch *batch, uint32_t phase,
+                     bool out)
 {
-    struct moving moving = {.states = s, .batch = batch, .out = out};
+    struct moving moving = {.states = s, .batch = batch, .phase = phase, .out = out};
     bool any = false;
     for (uint32_t i = 0; i < batch->row_count; i++) any |= moves(&batch->row[i], out);
     if (any && s->records) pool_run_region(pool, move_record, &moving, batch->row_count * s->records);
 }
 
-void state_begin(const struct states *s, struct pool *pool, const struct batch *batch)
+void state_begin(const struct states *s, struct pool *pool, const struct batch *batch, uint32_t phase)
 {
-    move_all(s, pool, batch, false);
+    move_all(s, pool, batch, phase, false);
 }
 
-void state_end(const struct states *s, struct pool *pool, const struct batch *batch)
+void state_end(const struct states *s, struct pool *pool, const struct batch *batch, uint32_t phase)
 {
-    move_all(s, pool, batch, true);
+    move_all(s, pool, batch, phase, true);
 }
 
 /* ---- operations ---- */

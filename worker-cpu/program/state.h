@@ -24,10 +24,11 @@ HELM_MUST_CHECK int state_open(const struct arena *arena, const struct plan *pla
                                struct helm_err *err);
 void state_close(struct states *states);
 
-/* Rows that begin at position 0 get zeros, and those with state_from that snapshot. */
-void state_begin(const struct states *states, struct pool *pool, const struct batch *batch);
+/* Of the layers that the CPU computes in this phase: rows that begin at position 0 get zeros, and those with state_from that
+ * snapshot. */
+void state_begin(const struct states *states, struct pool *pool, const struct batch *batch, uint32_t phase);
 /* Rows that leave a snapshot after their last token get it from their slot's records. */
-void state_end(const struct states *states, struct pool *pool, const struct batch *batch);
+void state_end(const struct states *states, struct pool *pool, const struct batch *batch, uint32_t phase);
 
 /* The floats of the entry's state that belong to a row's sequence. */
 float *state_of_row(const struct run *run, const struct program_entry *entry, const struct batch_row *row);

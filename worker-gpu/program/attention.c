@@ -218,14 +218,18 @@ static struct record record_of(struct lowering *low, const struct making *m)
     const struct gpu_source *s = low->source;
     const struct gpu_program *p = low->program;
     const char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
-    const struct state_layout layout = plan_state_layout(s->plan, s->self);
+    const enum plan_processor keeper = plan_keeper(s->plan, (uint32_t)m->at->layer);
+    const struct gpu_records *records = !s->states          ? NULL
+                                        : keeper == s->self ? &s->states->own
+                                                            : &s->states->borrowed;
+    const struct state_layout layout = plan_state_layout(s->plan, keeper);
     struct state_record record;
-    if (!plan_state_record(s->plan, s->self, (uint32_t)m->at->layer, &record) && !low->rc)
-        low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: its state is not in VRAM", m->at->layer);
+    if (!plan_state_record(s->plan, keeper, (uint32_t)m->at->layer, &record) && !low->rc)
+        low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: it has no fixed state", m->at->layer);
     return (struct record){
         .step = gpu_block_step(&p->block, block, p->step.pages_per_slot, m->sub),
         .row_state = (const void *)(block + p->block.row_state),
-        .state = s->states ? s->states->slots + record.slot_at + m->at->math->state_at : NULL,
+        .state = records ? records->slots + record.slot_at + m->at->math->state_at : NULL,
         .slot_bytes = layout.slot_bytes,
         .left = {.rows = (const void *)(block + p->block.row_left),
                  .snapshots =

@@ -10,13 +10,19 @@
 #include "common/worker/batch.h"
 #include "worker-gpu/device/device.h"
 
-struct gpu_states {
+/* Records of one memory; neighbours of the same phases are one. */
+struct gpu_records {
     struct state_layout layout;
     struct state_record *record;
-    uint32_t records; /* of the GPU's layers with a fixed state; neighbours are one */
-    char *slots;      /* VRAM: [slots] of the layout; NULL: there are no records */
-    char *snapshots;  /* in the arena */
-    uint64_t bytes;
+    uint32_t count;
+    char *slots; /* [slots] of the layout; NULL: there are no records */
+};
+
+struct gpu_states {
+    struct gpu_records own, /* of the layers that the GPU decodes, in VRAM */
+        borrowed; /* of the CPU's that it computes in prompts, in the arena: kernels reach them over the link */
+    char *snapshots; /* in the arena */
+    uint64_t bytes;  /* of VRAM */
 };
 
 /* Sizes alone; then memory, zeroed. */
@@ -28,12 +34,15 @@ void gpu_states_close(struct gpu_states *states, struct device *device);
 
 /* Whether a row has to be begun or left by copies; such a step cannot be launched behind another (follow.h). */
 bool gpu_states_moves(const struct gpu_states *states, const struct step_row *row);
-/* In front of the step: rows at position 0 get zeros, those with state_from that snapshot. */
+/* In front of a step of this phase: rows at position 0 get zeros, those with state_from that snapshot. What is borrowed is
+ * written at once, since no other step is in flight with one of prompts. */
 HELM_MUST_CHECK int gpu_states_begin(const struct gpu_states *states, struct device *device,
-                                     const struct batch *batch, struct helm_err *err);
+                                     const struct batch *batch, uint32_t phase, struct helm_err *err);
 /* After it: records of rows that leave a snapshot after their last token, then *word becomes 1. *waits: somebody must wait for that. */
 HELM_MUST_CHECK int gpu_states_end(const struct gpu_states *states, struct device *device,
                                    const struct batch *batch, _Atomic uint32_t *word, bool *waits,
                                    struct helm_err *err);
+/* The same of what is borrowed, once the step has ended. */
+void gpu_states_give_back(const struct gpu_states *states, const struct batch *batch, uint32_t phase);
 
 #endif

@@ -263,7 +263,11 @@ static void price_link(const struct pricing *p, uint32_t unit, double window, st
     u->link = (double)u->crossing / link->h2d.value + link->latency.value;
     u->link_beside = (double)u->crossing / p->link_beside + link->latency.value;
     if (unit_part(unit) == UNIT_MLP) return;
-    if (step->kv.two) return; /* nothing is borrowed */
+    const struct math_part *math = &p->model->math.part[model_unit_kind(p->model, unit)];
+    if (math->state == STATE_FIXED) /* read and written in place, which the GPU waits for */
+        u->borrow_gpu = step->rows * (double)math->state_bytes *
+                        (1 / link->h2d.value + 1 / rate_or(&link->d2h, link->h2d.value));
+    if (math->state == STATE_FIXED || step->kv.two) return; /* no pages are borrowed */
     double n = pricing_tokens_a_row(step), before = fmax(0, step->context - n);
     if (window > 0) before = fmin(before, window);
     u->borrow = step->rows * before * pricing_kv_bytes(p) / link->h2d.value +
@@ -372,9 +376,9 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     struct weights w = {.products = 0};
     u->experts = math->experts;
     add_weights(p, unit, &w);
-    u->fixed = math->state == STATE_FIXED;
+    const bool fixed = math->state == STATE_FIXED;
     if (attends) add_attention(p, &p->cpu, window, 0, &w.cpu);
-    if (u->fixed) /* each row's is read and written */
+    if (fixed) /* each row's is read and written */
         spent_bytes(&p->cpu, 2.0 * p->step->rows * (double)math->state_bytes, p->cpu.read, &w.cpu);
     spent_bytes(&p->cpu, activation_bytes(p, kind), p->cpu.read, &w.cpu);
     spent_operations(&p->cpu, o->cpu, &w.cpu);

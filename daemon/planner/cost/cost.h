@@ -77,7 +77,7 @@ struct cost_unit {
     struct cost_kv kv; /* two tiers */
     double mixed; /* experts in both memories: on the GPU, with what the CPU computes of them, which is: */
     struct cost_kv mixed_kv;
-    /* Two tiers, prefill, where the cache is the host's: more seconds of the GPU, and of the link as kv.link */
+    /* Prefill, of the host's cache in two tiers or fixed state: more seconds of the GPU, and of the link as kv.link */
     double borrow_gpu, borrow_link;
     double issue, issue_stream;    /* of the host, to put its kernels into the queue: a chunk's */
     uint64_t bytes;                /* of weights */
@@ -86,7 +86,6 @@ struct cost_unit {
     bool cpu_packed;               /* `cpu` and `cpu_beside` are of packed weights */
     bool gpu_packed;               /* `gpu` is */
     bool experts;                  /* it is a mixture */
-    bool fixed;                    /* its state stays with one processor in all phases */
     bool stays;                    /* it is not streamed in such a step: experts but of a chunk */
     bool cpu_measured;             /* `cpu` is the model's own program's time, not by rates; */
     bool gpu_measured;             /* and `gpu`, by which `stream` and `mixed` are moved */

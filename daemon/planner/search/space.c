@@ -144,7 +144,6 @@ int space_open_prefill(struct space *s, const struct cost_table *prefill, const 
         if (home == PLAN_HOME_STREAM &&
             (unit_part(u) == UNIT_ATTENTION || (unit->packed && !unit->cpu_packed)))
             allowed = 1u << PLAN_HOME_STREAM;
-        if (unit->fixed && home == PLAN_HOME_CPU) allowed = 1u << PLAN_HOME_CPU;
         s->item[u] = (struct space_item){.first = u, .count = 1, .allowed = allowed};
         add_unit(s, u, &s->item[u]);
     }

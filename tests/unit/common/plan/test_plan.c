@@ -449,7 +449,7 @@ static void phases_and_half_layers(void **state)
     assert_non_null(strstr(err.text, "weights do not move"));
     for (int u = 0; u < 8; u++) unit[u].home[2] = home_of_letter("cscsggcg"[u]);
     assert_int_equal(plan_check(&plan, &err), HELM_E_FORMAT);
-    assert_non_null(strstr(err.text, "the attention of layer 3 is on 'cpu', but its KV cache is in VRAM"));
+    assert_non_null(strstr(err.text, "the attention of layer 3 is on 'cpu', but its state is in VRAM"));
     plan_free(&copy);
 }
 

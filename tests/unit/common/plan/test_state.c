@@ -60,7 +60,7 @@ static void records_lie_one_behind_another(void **state)
     assert_int_equal(cpu.slot_bytes, 192);
     assert_int_equal(gpu.snapshot_bytes, 384);
     assert_int_equal(cpu.snapshot_bytes, 384);
-    assert_int_equal(plan_state_records(&plan, PLAN_GPU0, &list, &count, &err), 0);
+    assert_int_equal(plan_state_records(&plan, PLAN_GPU0, PLAN_GPU0, &list, &count, &err), 0);
     assert_int_equal(count, 2);
     assert_int_equal(state_in_slot(&gpu, &list[1], 3), 3 * 192 + 128);
     assert_int_equal(state_in_snapshot(&gpu, &list[1], 1), 128); /* they are counted from 1 on */
@@ -146,18 +146,30 @@ static void what_is_wrong_is_named(void **state)
     }
 }
 
-/* A fixed state stays with its processor; pages are borrowed. */
-static void a_fixed_state_stays_where_it_is(void **state)
+/* A GPU that computes the CPU's layers in prompts borrows their records, which keep their places. */
+static void a_gpu_borrows_records_in_prompts(void **state)
 {
     (void)state;
     struct plan plan = hybrid();
     struct helm_err err = {0};
+    struct state_record *list;
+    uint32_t count;
     for (uint32_t u = 0; u < 12; u++) unit[u].home[0] = PLAN_HOME_CPU;
-    add_letters(&plan, 32, "s");
-    assert_int_equal(plan_check_state_homes(&plan, &err), HELM_E_FORMAT);
-    assert_non_null(strstr(err.text, "computes layer 0 on 'stream'"));
-    plan.has_states = false;
-    assert_int_equal(plan_check_state_homes(&plan, &err), 0);
+    add_letters(&plan, 32, "ccsccccccccc");
+    assert_int_equal(plan_state_records(&plan, PLAN_CPU0, PLAN_CPU0, &list, &count, &err), 0);
+    assert_int_equal(count, 3);
+    assert_int_equal(list[0].phases, 3);
+    assert_int_equal(list[1].phases, 1);
+    free(list);
+    assert_int_equal(plan_state_records(&plan, PLAN_CPU0, PLAN_GPU0, &list, &count, &err), 0);
+    assert_int_equal(count, 1);
+    assert_true(!state_is_in(&list[0], 0) && state_is_in(&list[0], 1));
+    assert_int_equal(list[0].slot_at, 128);
+    assert_int_equal(list[0].snapshot_at, 128);
+    free(list);
+    assert_int_equal(plan_state_records(&plan, PLAN_GPU0, PLAN_GPU0, &list, &count, &err), 0);
+    assert_int_equal(count, 0);
+    free(list);
 }
 
 int main(void)
@@ -167,7 +179,7 @@ int main(void)
         cmocka_unit_test(pages_are_of_layers_that_keep_them),
         cmocka_unit_test(as_json_and_back),
         cmocka_unit_test(what_is_wrong_is_named),
-        cmocka_unit_test(a_fixed_state_stays_where_it_is),
+        cmocka_unit_test(a_gpu_borrows_records_in_prompts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
