@@ -31,11 +31,15 @@ static bool all_in_vram(const struct plan *plan)
     return candidate_all_on_gpu(plan) && plan->head != PLAN_CPU0;
 }
 
-static bool has_cpu(const struct plan *plan)
+/* Whether the CPU computes a half layer, and some could be packed for it. */
+static bool has_cpu(const struct making *m, const struct plan *plan)
 {
-    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        if (plan->unit[u].home[0] == PLAN_HOME_CPU) return true;
-    return false;
+    bool cpu = false, packs = false;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        cpu |= plan->unit[u].home[0] == PLAN_HOME_CPU;
+        packs |= m->table.packs_cpu[u];
+    }
+    return cpu && packs;
 }
 
 /* Whether all half layers could be in VRAM if they were packed, up to what their weights take. */
@@ -90,7 +94,7 @@ int packing_best(struct making *m, const struct spec *asked, const struct packin
     candidate_begin(m, spec.places);
     *best = (struct candidate){.vram = NEVER, .host = NEVER, .wish = m->wish};
     int rc = best_in_vram(m, &spec, like, best, err);
-    if (rc || like || !spec.device || !best->fits || best->wish.pack_cpu || !has_cpu(&best->plan) ||
+    if (rc || like || !spec.device || !best->fits || best->wish.pack_cpu || !has_cpu(m, &best->plan) ||
         !candidate_may_pack_cpu(m, &spec))
         return rc;
     spec.packs_cpu = true;

@@ -150,24 +150,31 @@ static void frame_open(const struct mixing *m, const struct candidate *c, struct
     }
 }
 
-/* A plan's seconds by its numbers, memory over its limits priced prohibitively; INFINITY where they are `limit` or more. */
-static double estimate(const struct frame *f, const struct totals *t, double limit)
+/* A plan's seconds by its numbers and `times` of some more, memory over its limits priced prohibitively; INFINITY where they are
+ * `limit` or more: most are by a floor, and the rest is not added up then. */
+static double estimate(const struct frame *f, const struct totals *base, const struct totals *more,
+                       double times, double limit)
 {
+    struct totals t;
     double most = 0, visits = 0;
     unsigned uses = 0;
-    for (int k = 0; k < SPACE_FLOORS; k++)
-        if (t->sum[k] + f->floor[k] >= limit) return INFINITY;
+    for (int k = 0; k < SPACE_FLOORS; k++) {
+        t.sum[k] = base->sum[k] + times * more->sum[k];
+        if (t.sum[k] + f->floor[k] >= limit) return INFINITY;
+    }
+    for (int i = SPACE_FLOORS; i < SUMS; i++) t.sum[i] = base->sum[i] + times * more->sum[i];
     for (int h = 0; h < SPACE_HOMES; h++)
-        uses |= t->sum[AT + h] > 0.5 ? 1u << h : 0; /* whole numbers, but for rounding */
+        uses |= t.sum[AT + h] > 0.5 ? 1u << h : 0; /* whole numbers, but for rounding */
     const double over =
-        larger(0, t->sum[VRAM] + f->once[uses].vram) + larger(0, t->sum[HOST] + f->once[uses].host);
+        larger(0, t.sum[VRAM] + f->once[uses].vram) + larger(0, t.sum[HOST] + f->once[uses].host);
+    if (over * EXCESS_COST >= limit) return INFINITY;
     /* The GPU is visited whenever the ring is full, and once for what is at home there. */
     if (uses & 1u << PLAN_HOME_CPU) {
         if (uses & 1u << PLAN_HOME_GPU) visits = 1;
-        if (uses & 1u << PLAN_HOME_STREAM) visits = larger(1, t->sum[STREAMED] / f->once[uses].ring);
+        if (uses & 1u << PLAN_HOME_STREAM) visits = larger(1, t.sum[STREAMED] / f->once[uses].ring);
     }
     for (int k = 0; k < SPACE_FLOORS; k++)
-        most = larger(most, t->sum[k] + f->floor[k] + f->weight[k] * visits * f->hand_over);
+        most = larger(most, t.sum[k] + f->floor[k] + f->weight[k] * visits * f->hand_over);
     return most + over * EXCESS_COST;
 }
 
@@ -242,10 +249,8 @@ static void exchange(const struct frame *f, const struct totals *now, const stru
                 add_totals(&part, &a->one, x);
                 for (size_t i = 0; i < sizeof amounts / sizeof *amounts; i++) {
                     const int32_t y = amounts[i];
-                    struct totals then = part;
                     if (y == 0 || y > most) continue;
-                    add_totals(&then, &b->one, y);
-                    double e = estimate(f, &then, best->estimate);
+                    const double e = estimate(f, &part, &b->one, y, best->estimate);
                     if (e < best->estimate) *best = (struct change){a, b, x, y, e};
                 }
             }
@@ -257,9 +262,7 @@ static void move_some(const struct frame *f, const struct totals *now, const str
 {
     for (const struct move *a = move; a < move + moves; a++)
         for (int32_t by = 1; by <= a->most; by *= 2) {
-            struct totals then = *now;
-            add_totals(&then, &a->one, by);
-            double e = estimate(f, &then, best->estimate);
+            const double e = estimate(f, now, &a->one, by, best->estimate);
             if (e < best->estimate) *best = (struct change){.a = a, .x = by, .estimate = e};
         }
 }
@@ -270,7 +273,7 @@ static void settle_counts(const struct mixing *m, struct candidate *c)
     struct move move[MOVES_MAX];
     struct totals now = totals_of(m, &c->counts);
     frame_open(m, c, &f);
-    c->estimate = estimate(&f, &now, INFINITY);
+    c->estimate = estimate(&f, &now, &now, 0, INFINITY);
     for (int i = 0; i < SETTLE_MAX; i++) {
         struct change best = {.estimate = c->estimate};
         uint32_t moves = list_moves(m, &c->counts, move);

@@ -25,7 +25,7 @@
 
 static uint32_t draw(uint64_t *random, uint32_t below)
 {
-    return (uint32_t)((random_next(random) >> 33) % below);
+    return (uint32_t)(random_next(random) >> 33) % below;
 }
 
 static enum plan_home draw_home(const struct space_item *item, uint64_t *random)
@@ -47,6 +47,16 @@ static void draw_pair(const struct space *s, uint64_t *random, uint32_t *a, uint
     }
 }
 
+/* What memory has left for the items of such homes, which fit. */
+static struct search_bytes room_of(const struct space *s, const struct space_tally *tally,
+                                   const struct space_ends *ends, uint64_t ring)
+{
+    const struct search_bytes all = space_tally_bytes(s, tally, ends, &ring);
+    if (!s->memory) return (struct search_bytes){UINT64_MAX, UINT64_MAX};
+    return (struct search_bytes){s->memory->vram_limit - (all.vram - tally->items.vram),
+                                 s->memory->host_limit - (all.host - tally->items.host)};
+}
+
 /* Improves on `home`, `budget` simulations at most. */
 static void improve(struct space *s, enum plan_home *home, const struct space_ends *ends, uint64_t ring,
                     uint32_t budget)
@@ -56,6 +66,7 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
     double now = space_try(s, home, ends, ring, INFINITY);
     uint32_t changes = space_changes(s, home, ends), a, b;
     struct space_tally tally = space_tally_of(s, home);
+    struct search_bytes room = room_of(s, &tally, ends, ring);
     while (s->tried < end && tries-- > 0) {
         draw_pair(s, &random, &a, &b);
         const struct space_item *x = &s->item[a], *y = &s->item[b];
@@ -71,23 +82,31 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
         if (a == b) to_y = to_x;
         if ((to_x == at_x && to_y == at_y) || !(x->allowed & 1u << to_x) || !(y->allowed & 1u << to_y))
             continue;
+        /* Most have no room: that is seen by the bytes of the two. */
+        const struct search_bytes *of_a = &s->bytes[SPACE_HOMES * a], *of_b = &s->bytes[SPACE_HOMES * b];
+        uint64_t vram = tally.items.vram + of_a[to_x].vram - of_a[at_x].vram,
+                 host = tally.items.host + of_a[to_x].host - of_a[at_x].host;
+        if (b != a) vram += of_b[to_y].vram - of_b[at_y].vram, host += of_b[to_y].host - of_b[at_y].host;
+        const bool same_uses = tally.count[at_x] > 2 && tally.count[at_y] > 2 && tally.count[to_x] && tally.count[to_y];
+        if (same_uses && isfinite(now) && (vram > room.vram || host > room.host)) continue;
         struct space_tally moved = tally;
         space_tally_move(s, &moved, a, at_x, to_x);
         if (b != a) space_tally_move(s, &moved, b, at_y, to_y);
-        if (isfinite(now) && !space_tally_fits(s, &moved, ends, ring)) continue;
+        if (!same_uses && isfinite(now) && !space_tally_fits(s, &moved, ends, ring)) continue;
         if (space_tally_late(s, &moved, ends, now)) {
             s->tried++;
             continue;
         }
         space_put(s, home, a, to_x);
         space_put(s, home, b, to_y);
-        double then = space_try(s, home, ends, ring, now);
+        double then = space_try_tally(s, home, &moved, ends, ring, now);
         uint32_t then_changes = space_changes(s, home, ends);
         if (then < now * (1 - TIME_ROUNDING) ||
             (then <= now * (1 + TIME_ROUNDING) && then_changes <= changes)) {
             now = then;
             changes = then_changes;
             tally = moved;
+            room = room_of(s, &tally, ends, ring);
         } else {
             space_put(s, home, a, at_x);
             space_put(s, home, b, at_y);
@@ -123,7 +142,7 @@ static bool put_simpler(struct space *s, enum plan_home *home, struct space_tall
         struct space_tally moved = *tally;
         space_tally_move(s, &moved, a, at_a, to_a);
         if (b != a) space_tally_move(s, &moved, b, at_b, to_b);
-        if (space_tally_fits(s, &moved, s->at, s->ring)) (void)space_try(s, home, s->at, s->ring, 0);
+        if (space_tally_fits(s, &moved, s->at, s->ring)) (void)space_try_tally(s, home, &moved, s->at, s->ring, 0);
         if (s->changes < changes) {
             *tally = moved;
             return true;

@@ -118,14 +118,6 @@ static void compute(const struct order *o, const struct space *s, const struct s
     }
 }
 
-/* What one item of a group at a home adds to `numbers`: sums of different counts differ. */
-static uint64_t number_of(uint32_t g, int home)
-{
-    const uint64_t at = (g * SPACE_HOMES + (uint32_t)home + 1) * UINT64_C(0x9e3779b97f4a7c15),
-                   mixed = (at ^ (at >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    return mixed ^ (mixed >> 27);
-}
-
 static void find_worst(struct order *o)
 {
     o->worst = 0;
@@ -162,7 +154,7 @@ static void continue_with(struct mixing *m, uint32_t item, const struct state *f
         compute(o, s, &s->item[item], (enum plan_home)h, &t);
         for (int k = 0; k < SPACE_FLOORS; k++) t.rest[k] -= m->group[g].at[h].floor[k];
         t.judged = judge(o, s, &t);
-        t.numbers -= number_of(g, h);
+        t.numbers -= space_mark(g, (enum plan_home)h);
         t.note = o->notes;
         o->note[o->notes++] = (struct note){.before = from->note, .home = (enum plan_home)h};
         const uint32_t at = keep(o, t.numbers + (uint64_t)t.worker, t.judged);
@@ -189,7 +181,7 @@ void order_find(struct mixing *m, const struct candidate *c)
             for (int k = 0; k < SPACE_FLOORS; k++)
                 first->rest[k] += c->counts.n[g][h] * m->group[g].at[h].floor[k];
     for (uint32_t g = 0; g < m->groups; g++)
-        for (int h = 0; h < SPACE_HOMES; h++) first->numbers += (uint64_t)c->counts.n[g][h] * number_of(g, h);
+        for (int h = 0; h < SPACE_HOMES; h++) first->numbers += (uint64_t)c->counts.n[g][h] * space_mark(g, (enum plan_home)h);
     for (uint32_t i = 0; i < s->items; i++) {
         o->next_count = o->worst = 0;
         for (uint32_t j = 0; j < o->count; j++) continue_with(m, i, &o->now[j]);

@@ -218,18 +218,6 @@ struct search_bytes space_bytes_once(const struct space *s, unsigned uses, const
     return b;
 }
 
-/* With the ring that these homes need. */
-static struct search_bytes bytes_with(const struct space *s, struct search_bytes items, unsigned uses,
-                                      const struct space_ends *ends, uint64_t *ring)
-{
-    uint64_t least = space_ring_least(s, uses, ends);
-    if (!(uses & 1u << PLAN_HOME_STREAM) || *ring < least) *ring = least;
-    struct search_bytes b = space_bytes_once(s, uses, ends, *ring);
-    b.vram += items.vram;
-    b.host += items.host;
-    return b;
-}
-
 struct space_tally space_tally_of(const struct space *s, const enum plan_home *home)
 {
     struct space_tally t = {.count = {0}};
@@ -238,17 +226,35 @@ struct space_tally space_tally_of(const struct space *s, const enum plan_home *h
         t.items.vram += s->bytes[SPACE_HOMES * i + at].vram;
         t.items.host += s->bytes[SPACE_HOMES * i + at].host;
         t.count[at]++;
+        t.marks += space_mark(i, at);
         for (int k = 0; k < SPACE_FLOORS; k++) t.floor[k] += s->item[i].floor[at][k];
     }
     return t;
 }
 
-bool space_tally_fits(const struct space *s, const struct space_tally *tally, const struct space_ends *ends,
-                      uint64_t ring)
+unsigned space_tally_uses(const struct space_tally *tally)
 {
     unsigned uses = 0;
     for (unsigned h = 0; h < SPACE_HOMES; h++) uses |= (unsigned)(tally->count[h] > 0) << h;
-    return space_fits(s, bytes_with(s, tally->items, uses, ends, &ring));
+    return uses;
+}
+
+struct search_bytes space_tally_bytes(const struct space *s, const struct space_tally *tally,
+                                      const struct space_ends *ends, uint64_t *ring)
+{
+    const unsigned uses = space_tally_uses(tally);
+    const uint64_t least = space_ring_least(s, uses, ends);
+    if (!(uses & 1u << PLAN_HOME_STREAM) || *ring < least) *ring = least;
+    struct search_bytes b = space_bytes_once(s, uses, ends, *ring);
+    b.vram += tally->items.vram;
+    b.host += tally->items.host;
+    return b;
+}
+
+bool space_tally_fits(const struct space *s, const struct space_tally *tally, const struct space_ends *ends,
+                      uint64_t ring)
+{
+    return space_fits(s, space_tally_bytes(s, tally, ends, &ring));
 }
 
 /* Slower than this no plan is kept, nor is it what a search goes on with. */
@@ -265,25 +271,6 @@ bool space_tally_late(const struct space *s, const struct space_tally *tally, co
     return most > limit_of(s, give_up) * (1 + FLOOR_ROUNDING);
 }
 
-struct search_bytes space_bytes(const struct space *s, const enum plan_home *home,
-                                const struct space_ends *ends, uint64_t *ring)
-{
-    /* One pass, over the densest table there is: searches come here for each list that they look at, and
-     * what takes the time is reading it. */
-    const uint32_t step = s->table->units / s->items;
-    const struct search_bytes *bytes = s->bytes;
-    struct search_bytes items = {0};
-    bool used[SPACE_HOMES] = {false};
-    unsigned uses = 0;
-    for (uint32_t u = 0; u < s->table->units; u += step, bytes += SPACE_HOMES) {
-        used[home[u]] = true;
-        items.vram += bytes[home[u]].vram;
-        items.host += bytes[home[u]].host;
-    }
-    for (unsigned h = 0; h < SPACE_HOMES; h++) uses |= (unsigned)used[h] << h;
-    return bytes_with(s, items, uses, ends, ring);
-}
-
 bool space_fits(const struct space *s, struct search_bytes b)
 {
     return !s->memory || (b.vram <= s->memory->vram_limit && b.host <= s->memory->host_limit);
@@ -297,26 +284,12 @@ static bool simpler(const struct space *s, double seconds, uint32_t changes, uin
     return seconds < s->seconds;
 }
 
-/* Four sums at once: each takes as long as it takes to multiply. */
-static uint64_t key_of(const struct space *s, const enum plan_home *home, const struct space_ends *ends,
-                       uint64_t ring)
-{
-    const uint64_t prime = 0x9e3779b97f4a7c15;
-    uint64_t sum[4] = {ring << 8, (uint64_t)(ends - s->ends) << 8, 1 << 8,
-                       2 << 8}; /* homes change the last byte */
-    uint32_t u = 0;
-    for (; u + 4 <= s->table->units; u += 4)
-        for (int i = 0; i < 4; i++) sum[i] = (sum[i] ^ (sum[i] >> 29) ^ (home[u + (uint32_t)i] + 1)) * prime;
-    for (; u < s->table->units; u++) sum[0] = (sum[0] ^ (sum[0] >> 29) ^ (home[u] + 1)) * prime;
-    for (int i = 1; i < 4; i++) sum[0] = (sum[0] ^ (sum[0] >> 32) ^ sum[i]) * prime;
-    return sum[0] ^ (sum[0] >> 32);
-}
-
 /* Simulated unless that was done before. */
 static double price(struct space *s, const struct cost_plan *plan, const struct space_ends *ends,
-                    double limit)
+                    uint64_t marks, double limit)
 {
-    const uint64_t key = key_of(s, plan->home, ends, plan->ring_bytes);
+    const uint64_t sum = marks + plan->ring_bytes * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)(ends - s->ends),
+                   key = sum ^ (sum >> 32);
     struct space_priced *known = &s->priced[key % SPACE_PRICED];
     s->tried++;
     if (known->key != key || (isinf(known->seconds) && known->limit < limit))
@@ -327,8 +300,15 @@ static double price(struct space *s, const struct cost_plan *plan, const struct 
 double space_try(struct space *s, const enum plan_home *home, const struct space_ends *ends, uint64_t ring,
                  double give_up)
 {
+    const struct space_tally tally = space_tally_of(s, home);
+    return space_try_tally(s, home, &tally, ends, ring, give_up);
+}
+
+double space_try_tally(struct space *s, const enum plan_home *home, const struct space_tally *tally,
+                       const struct space_ends *ends, uint64_t ring, double give_up)
+{
     /* with the ring that these homes need: a change of them may have brought in the first of one */
-    struct search_bytes bytes = space_bytes(s, home, ends, &ring);
+    const struct search_bytes bytes = space_tally_bytes(s, tally, ends, &ring);
     if (!space_fits(s, bytes)) return INFINITY;
     const struct cost_plan plan = {.home = home,
                                    .kv_cpu = s->kv_cpu,
@@ -336,7 +316,7 @@ double space_try(struct space *s, const enum plan_home *home, const struct space
                                    .head = ends->head,
                                    .ring_bytes = ring,
                                    .cold = s->cold};
-    const double seconds = price(s, &plan, ends, limit_of(s, give_up));
+    const double seconds = price(s, &plan, ends, tally->marks, limit_of(s, give_up));
     if (!isfinite(seconds)) return INFINITY;
     if (seconds < s->fastest) s->fastest = seconds;
     if (seconds > s->fastest * (1 + SEARCH_ALIKE)) return seconds;

@@ -79,17 +79,21 @@ HELM_MUST_CHECK int space_open_prefill(struct space *space, const struct cost_ta
 void space_close(struct space *space);
 
 uint32_t space_changes(const struct space *space, const enum plan_home *home, const struct space_ends *ends);
-/* What memory counts for this plan. *ring becomes what it has to be: none where nothing is streamed, unless
- * prefill wants one; not less than the least where something is. */
-struct search_bytes space_bytes(const struct space *space, const enum plan_home *home,
-                                const struct space_ends *ends, uint64_t *ring);
 bool space_fits(const struct space *space, struct search_bytes bytes);
-/* What space_bytes adds up, kept while items change their homes. */
+/* What a plan's items add up to, kept while they change their homes. */
 struct space_tally {
     struct search_bytes items;
     uint32_t count[SPACE_HOMES]; /* items there */
     double floor[SPACE_FLOORS];  /* of the items, as bound_floors left them */
+    uint64_t marks;              /* of their homes: plans with the same sum are the same */
 };
+/* A number for something and its home, whose sums differ where the homes do. */
+static inline uint64_t space_mark(uint32_t of, enum plan_home home)
+{
+    const uint64_t at = (of * SPACE_HOMES + (uint32_t)home + 1) * UINT64_C(0x9e3779b97f4a7c15),
+                   mixed = (at ^ (at >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    return mixed ^ (mixed >> 27);
+}
 struct space_tally space_tally_of(const struct space *space, const enum plan_home *home);
 static inline void space_tally_move(const struct space *space, struct space_tally *tally, uint32_t item,
                                     enum plan_home from, enum plan_home to)
@@ -99,12 +103,18 @@ static inline void space_tally_move(const struct space *space, struct space_tall
     tally->items.host += bytes[to].host - bytes[from].host;
     tally->count[from]--;
     tally->count[to]++;
+    tally->marks += space_mark(item, to) - space_mark(item, from);
     for (int k = 0; k < SPACE_FLOORS; k++)
         tally->floor[k] += space->item[item].floor[to][k] - space->item[item].floor[from][k];
 }
 /* Whether such homes take longer than both the best and `give_up`, whatever their order; floors are of this ring. */
 bool space_tally_late(const struct space *space, const struct space_tally *tally,
                       const struct space_ends *ends, double give_up);
+unsigned space_tally_uses(const struct space_tally *tally); /* a set of homes */
+/* What memory counts for such homes. *ring becomes what it has to be: none where nothing is streamed, unless prefill wants one; not
+ * less than the least where something is. */
+struct search_bytes space_tally_bytes(const struct space *space, const struct space_tally *tally,
+                                      const struct space_ends *ends, uint64_t *ring);
 /* Whether space_try would simulate such homes. */
 bool space_tally_fits(const struct space *space, const struct space_tally *tally,
                       const struct space_ends *ends, uint64_t ring);
@@ -114,10 +124,13 @@ struct search_bytes space_bytes_once(const struct space *space, unsigned uses, c
 /* The smallest and largest rings for a plan with this set of homes; the same where it does not stream. */
 uint64_t space_ring_least(const struct space *space, unsigned uses, const struct space_ends *ends);
 uint64_t space_ring_most(const struct space *space, unsigned uses, const struct space_ends *ends);
-/* Prices a plan, its ring as space_bytes has it, and keeps it if it is the best. Returns its seconds;
+/* Prices a plan, its ring as space_tally_bytes has it, and keeps it if it is the best. Returns its seconds;
  * INFINITY where it does not fit or is certainly slower than `give_up` (and than the best). home: [units]. */
 double space_try(struct space *space, const enum plan_home *home, const struct space_ends *ends,
                  uint64_t ring, double give_up);
+/* The same where the homes' tally is known. */
+double space_try_tally(struct space *space, const enum plan_home *home, const struct space_tally *tally,
+                       const struct space_ends *ends, uint64_t ring, double give_up);
 static inline void space_put(const struct space *space, enum plan_home *home, uint32_t item,
                              enum plan_home to)
 {

@@ -491,7 +491,8 @@ static void prices_are_kept_and_floors_are_below_them(void **state)
             const struct space_ends *ends = &space.ends[draw(space.ends_count)];
             uint64_t ring = (1 + draw(4)) * s.memory.ring_granule, streamed = 0;
             for (uint32_t u = 0; u < unit_count(layers); u++) home[u] = (enum plan_home)draw(SPACE_HOMES);
-            (void)space_bytes(&space, home, ends, &ring);
+            const struct space_tally before = space_tally_of(&space, home);
+            (void)space_tally_bytes(&space, &before, ends, &ring);
             for (uint32_t u = 0; u < unit_count(layers); u++)
                 streamed += home[u] == PLAN_HOME_STREAM ? s.unit[u].crossing : 0;
             const struct cost_plan plan = {.home = home,
