@@ -127,7 +127,7 @@ uint64_t analyse_token_bytes(const struct analyse_table *table, const struct pla
 
 uint64_t analyse_units_stored(const struct analyse_table *table, uint32_t first, uint32_t last)
 {
-    return analyse_units(table, first, last).stored;
+    return table->before[last + 1].stored - table->before[first].stored;
 }
 
 void analyse_fill_units(const struct analyse_table *table, struct plan *plan)

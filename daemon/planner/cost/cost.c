@@ -450,25 +450,16 @@ static int check_step(const struct model *model, const struct cost_step *step, s
     return 0;
 }
 
-/* Whether a half layer has the prices of another one: price_unit reads nothing else of it. */
+/* Whether a half layer has the prices of another one: it has the same program, of as many bytes. */
 static bool priced_alike(const struct pricing *p, uint32_t a, uint32_t b)
 {
-    const struct model_unit *x = &p->model->unit[a], *y = &p->model->unit[b];
-    const uint32_t *const window = p->model->config.window;
-    if (model_unit_kind(p->model, a) != model_unit_kind(p->model, b) || unit_part(a) != unit_part(b) ||
-        x->tensor_count != y->tensor_count || x->matrix_count != y->matrix_count ||
-        (window && window[unit_layer(a)] != window[unit_layer(b)]) ||
-        analyse_units_stored(p->analysed, a, a) != analyse_units_stored(p->analysed, b, b))
+    const struct analyse_table *of = p->analysed;
+    if (of->signature[a] != of->signature[b] ||
+        analyse_units_stored(of, a, a) != analyse_units_stored(of, b, b))
         return false;
     for (int h = 0; p->step->format && h < PLAN_HOMES; h++)
         if ((p->step->format[a][h] == FORMAT_BF16_PACKED) != (p->step->format[b][h] == FORMAT_BF16_PACKED))
             return false;
-    for (uint32_t i = 0; i < x->tensor_count; i++) {
-        const struct model_tensor *s = x->tensor[i], *t = y->tensor[i];
-        if (s->role != t->role || s->format != t->format || s->rows != t->rows || s->cols != t->cols ||
-            s->bytes != t->bytes)
-            return false;
-    }
     return true;
 }
 

@@ -17,6 +17,7 @@
 #define EXCHANGE_MAX 4    /* items of the first kind in an exchange; 1, 2 and 4 are tried */
 #define RATIO_MAX                                                                                            \
     4096 /* items of the second kind for one of the first: no layer is so much larger than another */
+#define FAR       1.05 /* times the best estimate: what is certainly above that is no candidate */
 #define RING_PART 3 /* rings that are tried grow by this part, a dozen from the least to the largest */
 
 /* ---- groups ---- */
@@ -322,26 +323,30 @@ static void all_by_price(const struct mixing *m, const struct bound_prices *p, s
     }
 }
 
-/* The bound's prices, and a little more or less of each: where it is decided, all of a group changes at once.
- */
-static void find_by_price(struct mixing *m, struct candidate *best)
+/* What a candidate of these ends and this ring takes at least, and the prices by which it does. */
+static double bound_of(const struct mixing *m, const struct candidate *c, struct bound_prices *prices)
 {
-    static const double nudge[] = {0.97, 1.03};
     struct bound_choice choice[GROUPS_MAX * SPACE_HOMES];
     struct bound_part part[GROUPS_MAX];
-    struct bound_prices p;
-    struct counts begun[4];
     for (uint32_t g = 0, n = 0; g < m->groups; g++) {
         part[g] = (struct bound_part){.count = m->group[g].count, .choice = choice + n};
         for (int h = 0; h < SPACE_HOMES; h++)
             if (m->group[g].allowed & 1u << h) choice[n++] = m->group[g].at[h];
         part[g].choices = (uint32_t)(choice + n - part[g].choice);
     }
-    const struct bound_frame frame = bound_frame_of(m->s, SPACE_USES - 1, best->ends, best->ring);
-    (void)bound_dual(part, m->groups, &frame, &p);
+    const struct bound_frame frame = bound_frame_of(m->s, SPACE_USES - 1, c->ends, c->ring);
+    return bound_dual(part, m->groups, &frame, prices);
+}
+
+/* The bound's prices, and a little more or less of each: where it is decided, all of a group changes at once.
+ */
+static void find_by_price(struct mixing *m, const struct bound_prices *p, struct candidate *best)
+{
+    static const double nudge[] = {0.97, 1.03};
+    struct counts begun[4];
     for (int i = 0; i < 4; i++) {
         struct candidate c = {.ends = best->ends, .ring = best->ring};
-        struct bound_prices q = p;
+        struct bound_prices q = *p;
         bool known = false;
         q.vram *= nudge[i & 1];
         q.weight[SPACE_FLOORS - 1] *= nudge[i >> 1];
@@ -369,22 +374,28 @@ void counts_find(struct mixing *m)
 {
     struct space *s = m->s;
     unsigned allowed = 0;
+    double least = INFINITY; /* of the estimates so far */
     for (uint32_t i = 0; i < s->items; i++) allowed |= s->item[i].allowed;
     for (uint32_t e = 0; e < s->ends_count; e++) {
         uint64_t ring[BOUND_RINGS_MAX];
+        const struct candidate *before = NULL; /* of the same ends and a smaller ring */
         uint32_t rings = bound_rings(s, allowed, &s->ends[e], RING_PART, ring);
         for (uint32_t r = 0; r < rings; r++) {
-            struct candidate *c = &m->candidate[m->candidates++];
+            struct candidate *c = &m->candidate[m->candidates];
+            struct bound_prices prices;
             group_floors(m, ring[r]);
-            c->ends = &s->ends[e];
-            c->ring = ring[r];
-            if (r > 0) {
-                c->counts = c[-1].counts; /* of the same ends and the ring before */
+            *c = (struct candidate){.ends = &s->ends[e], .ring = ring[r]};
+            if (bound_of(m, c, &prices) > least * FAR) continue;
+            if (before) {
+                c->counts = before->counts;
                 settle_counts(m, c);
             } else {
                 find_from_all(m, c);
             }
-            find_by_price(m, c);
+            find_by_price(m, &prices, c);
+            least = smaller(least, c->estimate);
+            before = c;
+            m->candidates++;
         }
     }
     qsort(m->candidate, m->candidates, sizeof *m->candidate, by_estimate);
