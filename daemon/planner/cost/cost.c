@@ -463,6 +463,8 @@ static bool priced_alike(const struct pricing *p, uint32_t a, uint32_t b)
     return true;
 }
 
+#define KINDS_MAX 16 /* of units that prices are looked for among */
+
 int cost_price(const struct model *model, const struct analyse_table *analysed, const struct profile *profile,
                const struct cost_step *step, struct cost_table *table, struct helm_err *err)
 {
@@ -472,7 +474,7 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
     int rc = check_step(model, step, err);
     if (!rc) rc = cost_rates_of(&p, err);
     if (rc) return rc;
-    table->unit = calloc(units, sizeof *table->unit);
+    table->unit = malloc(units * sizeof *table->unit);
     if (!table->unit)
         return helm_fail(err, HELM_E_NOMEM, "no memory for the prices of %u half layers", units);
     struct format_rates with[FORMAT_COUNT], experts[FORMAT_COUNT];
@@ -491,17 +493,19 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
     table->units = units;
     table->tokens = step->tokens;
     table->follows = p.tier != OP_TIER_CHUNK && step->tokens == step->rows && step->tokens == step->samples;
+    uint32_t kind[KINDS_MAX], kinds = 0; /* a unit of each of the last ones */
     for (uint32_t u = 0; u < units; u++) {
         struct cost_unit *unit = &table->unit[u];
-        uint32_t back = UNIT_PARTS; /* windows alternate, so the layer before last may be alike, too */
-        while (back <= 2 * UNIT_PARTS && back <= u && !priced_alike(&p, u, u - back)) back += UNIT_PARTS;
-        if (back <= 2 * UNIT_PARTS && back <= u) {
-            *unit = table->unit[u - back];
+        uint32_t k = 0;
+        while (k < kinds && !priced_alike(&p, u, kind[k])) k++;
+        if (k < kinds) {
+            *unit = table->unit[kind[k]];
             continue;
         }
-        unit->bytes = unit->crossing = analyse_units_stored(analysed, u, u);
+        kind[k < KINDS_MAX ? kinds++ : u % KINDS_MAX] = u;
+        *unit = (struct cost_unit){.bytes = analyse_units_stored(analysed, u, u)};
         unit->packed = cost_rates_packed(&p, u, PLAN_HOME_STREAM);
-        if (unit->packed) unit->crossing = cost_crossing_bytes(unit->bytes);
+        unit->crossing = unit->packed ? cost_crossing_bytes(unit->bytes) : unit->bytes;
         unit->cpu_packed = cost_rates_packed_cpu(&p, u);
         unit->gpu_packed = cost_rates_packed(&p, u, PLAN_HOME_GPU);
         price_unit(&p, u, unit);
