@@ -99,6 +99,16 @@ static inline void copy(struct link_state *link, double bytes, bool cold)
 /* Copies for `seconds` from s->now on, or until the ring is full. Returns how long. */
 static double run_link(struct simulation *s, uint32_t i, double seconds, bool beside)
 {
+    struct link_state *const now = &s->link[i];
+    const double space = s->ring - now->fill;
+    if (!s->result && !now->ended && now->owed <= 0 && space > EPS_BYTES && seconds > 0) {
+        const double rate = beside ? now->at->rate_beside : now->at->rate; /* mostly this is all that is copied: */
+        if (smaller(now->left, space) / rate > seconds) {
+            copy(now, seconds * rate, s->cold);
+            now->busy += seconds;
+            return seconds;
+        }
+    }
     struct link_state link = s->link[i]; /* a copy, that nothing else points at */
     const double ring = s->ring;
     const bool cold = s->cold;
