@@ -16,6 +16,7 @@
 #define TRIED_LEAST   8      /* candidates that are put in order, however slow their estimates */
 #define IMPROVED      3      /* orders that are improved by exchanges */
 #define WORK          400000 /* item steps of simulation that improving may take */
+#define PATIENCE      2 /* after this part of it without a gain improving ends */
 #define DRAWS_EACH    20 /* exchanges drawn for each that is tried: memory forbids most where it is full */
 #define NEAR          8 /* half of the exchanges are with an item no further away: delays of the link are local */
 #define PASSES        4    /* over all pairs of items, while plans become simpler */
@@ -61,7 +62,8 @@ static struct search_bytes room_of(const struct space *s, const struct space_tal
 static void improve(struct space *s, enum plan_home *home, const struct space_ends *ends, uint64_t ring,
                     uint32_t budget)
 {
-    uint64_t random = 0x9e3779b97f4a7c15, end = s->tried + budget, tries = (uint64_t)DRAWS_EACH * budget;
+    const uint64_t all = s->tried + 2 * budget, patience = budget / PATIENCE + 1;
+    uint64_t random = 0x9e3779b97f4a7c15, end = s->tried + patience, tries = (uint64_t)DRAWS_EACH * patience;
     bound_floors(s, ring);
     double now = space_try(s, home, ends, ring, INFINITY);
     uint32_t changes = space_changes(s, home, ends), a, b;
@@ -103,6 +105,10 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
         uint32_t then_changes = space_changes(s, home, ends);
         if (then < now * (1 - TIME_ROUNDING) ||
             (then <= now * (1 + TIME_ROUNDING) && then_changes <= changes)) {
+            if (then < now * (1 - TIME_ROUNDING)) {
+                end = s->tried + patience < all ? s->tried + patience : all;
+                tries = (uint64_t)DRAWS_EACH * patience;
+            }
             now = then;
             changes = then_changes;
             tally = moved;
