@@ -110,6 +110,9 @@ bool forced_uses(const struct making *m, const struct spec *spec, const struct s
                  uint32_t units);
 void forced_find(const struct making *m, const struct spec *spec, const struct search_problem *problem,
                  const struct memory *memory, struct search_found *found);
+/* fewer.c: seconds that no plan of the request takes for a step of its sequences, as far as that is seen; at most `enough`. */
+HELM_MUST_CHECK int fewer_bound(const struct planner_request *r, double enough, double *seconds,
+                                struct helm_err *err);
 /* unpacking.c: takes a plan with all packed in VRAM that can be, whose ledgers with the smallest pool fit. Unpacks as many weights
  * as still fit, and the head if that is faster; a plan of `best` may move its embedding to the CPU for that. */
 HELM_MUST_CHECK int unpacking_choose(struct making *m, const struct spec *spec, struct candidate *c,

@@ -255,7 +255,8 @@ static void take_faster(struct plan *plan, struct arena_spec *spec, double *rate
     plan_free(other);
 }
 
-/* A plan of the same context for `at_once` sequences, in the place of this one if it makes more of the request's. */
+/* A plan of the same context for `at_once` sequences, in the place of this one if it makes more of the request's; none where it is
+ * certain that so many make fewer. */
 static int try_fewer(const struct planner_request *r, uint32_t at_once, struct plan *plan,
                      struct arena_spec *spec, double *rate, struct helm_err *err)
 {
@@ -267,7 +268,11 @@ static int try_fewer(const struct planner_request *r, uint32_t at_once, struct p
     fewer.wish.ctx = plan->context_tokens;
     fewer.batch = fewer.wish.batch = at_once;
     fewer.refusal = NULL;
-    int rc = make_one(&fewer, &other, &room, err);
+    const double enough = at_once / *rate;
+    int rc = fewer_bound(&fewer, enough, &seen, err);
+    if (rc || seen >= enough) return rc;
+    seen = 0;
+    rc = make_one(&fewer, &other, &room, err);
     fewer.batch = r->batch; /* its pool may have room for more of them */
     if (!rc) rc = rate_of(&fewer, &other, &seen, err);
     take_faster(plan, spec, rate, &other, &room, rc ? 0 : seen);
