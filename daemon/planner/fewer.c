@@ -117,25 +117,27 @@ static double bound_of_ends(const struct fewer *f, uint32_t ends, double enough)
     return bound_dual(f->part, f->parts, &frame, NULL);
 }
 
+bool fewer_bounded(const struct planner_request *r)
+{
+    return r->machine.device.kind != LEDGER_DEVICE_NONE && !r->model->config.router.experts;
+}
+
 int fewer_bound(const struct planner_request *r, double enough, double *seconds, struct helm_err *err)
 {
-    struct fewer *f = calloc(1, sizeof *f);
     *seconds = 0;
+    if (!fewer_bounded(r)) return 0;
+    struct fewer *f = calloc(1, sizeof *f);
     if (!f) return helm_fail(err, HELM_E_NOMEM, "no memory for the bound of fewer sequences");
     f->spec = (struct spec){.strategy = r->strategy, .device = true, .ctx = r->wish.ctx};
-    int rc = 0;
-    if (r->machine.device.kind == LEDGER_DEVICE_NONE || r->model->config.router.experts) goto out;
-    rc = making_open(r, &f->m, err);
+    int rc = making_open(r, &f->m, err);
     if (!rc) {
         making_settle(&f->m);
         rc = add_variants(f, err);
     }
     if (!rc) rc = list_parts(f, err);
     double least = rc ? 0 : enough;
-    for (uint32_t e = 0; e < f->space[0].ends_count && least >= enough; e++)
-        least = fmin(least, bound_of_ends(f, e, enough));
+    for (uint32_t e = 0; e < f->space[0].ends_count; e++) least = fmin(least, bound_of_ends(f, e, least));
     *seconds = least;
-out:
     for (uint32_t v = 0; v < f->variants; v++) {
         space_close(&f->space[v]);
         memory_free(&f->memory[v]);

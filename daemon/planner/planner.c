@@ -322,13 +322,14 @@ int planner_make(const struct planner_request *request, struct plan *plan, struc
         rc = rate_of(&r, plan, &together, err);
         rate = together;
         if (!rc) rc = try_fewer(&r, 1, plan, spec, &rate, err);
-        /* One's pool may have room for several, so that two at once gain nothing, but more do. */
-        const bool alone = rate > together;
-        bool gains = true; /* half as many at once gain nothing more: a quarter is not tried */
-        for (uint32_t n = r.batch / 2; n > 1 && gains && !rc; n /= 2) {
+        /* Half as many at once gain nothing more: then a quarter is tried only where a bound would forbid what gains nothing, or where
+         * one's pool had room for several, so that two at once gain nothing, but more do. */
+        const bool all = fewer_bounded(&r) || rate > together;
+        bool gains = true;
+        for (uint32_t n = r.batch / 2; n > 1 && (all || gains) && !rc; n /= 2) {
             const double before = rate;
             rc = try_fewer(&r, n, plan, spec, &rate, err);
-            gains = alone || rate > before;
+            gains = rate > before;
         }
         if (rc) plan_free(plan);
     }
