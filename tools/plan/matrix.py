@@ -4,7 +4,7 @@
     tools/plan/matrix.py plan build/bin/helm-plan before.json     writes forecasts, plans and processor time of every cell
     tools/plan/matrix.py compare before.json after.json           fails if a forecast got worse by more than 0.1 %
 
-For changes of the planner that must not change what is chosen. Run from the repository's root; a run takes 15 s of a
+For changes of the planner that must not change what is chosen. Run from the repository's root; a run takes 9 s of a
 processor."""
 import json
 import os

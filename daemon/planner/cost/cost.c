@@ -454,7 +454,8 @@ static int check_step(const struct model *model, const struct cost_step *step, s
 static bool priced_alike(const struct pricing *p, uint32_t a, uint32_t b)
 {
     const struct analyse_table *of = p->analysed;
-    if (of->signature[a] != of->signature[b] ||
+    const uint32_t *const window = p->model->config.window; /* tests set it anew */
+    if (of->signature[a] != of->signature[b] || (window && window[unit_layer(a)] != window[unit_layer(b)]) ||
         analyse_units_stored(of, a, a) != analyse_units_stored(of, b, b))
         return false;
     for (int h = 0; p->step->format && h < PLAN_HOMES; h++)

@@ -102,7 +102,8 @@ static double run_link(struct simulation *s, uint32_t i, double seconds, bool be
     struct link_state *const now = &s->link[i];
     const double space = s->ring - now->fill;
     if (!s->result && !now->ended && now->owed <= 0 && space > EPS_BYTES && seconds > 0) {
-        const double rate = beside ? now->at->rate_beside : now->at->rate; /* mostly this is all that is copied: */
+        const double rate =
+            beside ? now->at->rate_beside : now->at->rate; /* mostly this is all that is copied: */
         if (smaller(now->left, space) / rate > seconds) {
             copy(now, seconds * rate, s->cold);
             now->busy += seconds;

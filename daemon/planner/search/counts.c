@@ -18,7 +18,7 @@
 #define RATIO_MAX                                                                                            \
     4096 /* items of the second kind for one of the first: no layer is so much larger than another */
 #define FAR       1.05 /* times the best estimate: what is certainly above that is no candidate */
-#define RING_PART 3 /* rings that are tried grow by this part, a dozen from the least to the largest */
+#define RING_PART 3    /* rings that are tried grow by this part, a dozen from the least to the largest */
 
 /* ---- groups ---- */
 

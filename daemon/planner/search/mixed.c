@@ -16,7 +16,7 @@
 #define TRIED_LEAST   8      /* candidates that are put in order, however slow their estimates */
 #define IMPROVED      3      /* orders that are improved by exchanges */
 #define WORK          400000 /* item steps of simulation that improving may take */
-#define PATIENCE      2 /* after this part of it without a gain improving ends */
+#define PATIENCE      2      /* after this part of it without a gain improving ends */
 #define DRAWS_EACH    20 /* exchanges drawn for each that is tried: memory forbids most where it is full */
 #define NEAR          8 /* half of the exchanges are with an item no further away: delays of the link are local */
 #define PASSES        4    /* over all pairs of items, while plans become simpler */
@@ -89,7 +89,8 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
         uint64_t vram = tally.items.vram + of_a[to_x].vram - of_a[at_x].vram,
                  host = tally.items.host + of_a[to_x].host - of_a[at_x].host;
         if (b != a) vram += of_b[to_y].vram - of_b[at_y].vram, host += of_b[to_y].host - of_b[at_y].host;
-        const bool same_uses = tally.count[at_x] > 2 && tally.count[at_y] > 2 && tally.count[to_x] && tally.count[to_y];
+        const bool same_uses =
+            tally.count[at_x] > 2 && tally.count[at_y] > 2 && tally.count[to_x] && tally.count[to_y];
         if (same_uses && isfinite(now) && (vram > room.vram || host > room.host)) continue;
         struct space_tally moved = tally;
         space_tally_move(s, &moved, a, at_x, to_x);
@@ -148,7 +149,8 @@ static bool put_simpler(struct space *s, enum plan_home *home, struct space_tall
         struct space_tally moved = *tally;
         space_tally_move(s, &moved, a, at_a, to_a);
         if (b != a) space_tally_move(s, &moved, b, at_b, to_b);
-        if (space_tally_fits(s, &moved, s->at, s->ring)) (void)space_try_tally(s, home, &moved, s->at, s->ring, 0);
+        if (space_tally_fits(s, &moved, s->at, s->ring))
+            (void)space_try_tally(s, home, &moved, s->at, s->ring, 0);
         if (s->changes < changes) {
             *tally = moved;
             return true;

@@ -181,7 +181,8 @@ void order_find(struct mixing *m, const struct candidate *c)
             for (int k = 0; k < SPACE_FLOORS; k++)
                 first->rest[k] += c->counts.n[g][h] * m->group[g].at[h].floor[k];
     for (uint32_t g = 0; g < m->groups; g++)
-        for (int h = 0; h < SPACE_HOMES; h++) first->numbers += (uint64_t)c->counts.n[g][h] * space_mark(g, (enum plan_home)h);
+        for (int h = 0; h < SPACE_HOMES; h++)
+            first->numbers += (uint64_t)c->counts.n[g][h] * space_mark(g, (enum plan_home)h);
     for (uint32_t i = 0; i < s->items; i++) {
         o->next_count = o->worst = 0;
         for (uint32_t j = 0; j < o->count; j++) continue_with(m, i, &o->now[j]);
