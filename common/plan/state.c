@@ -50,9 +50,11 @@ static uint32_t paged_layer(const struct model *model)
     return first;
 }
 
+/* A plan has one width: layers with another window keep all pages. */
 bool plan_may_keep_window(const struct model *model, uint32_t layer)
 {
-    return has_window(model, layer) && layer != paged_layer(model);
+    return has_window(model, layer) && layer != paged_layer(model) &&
+           model->config.window[layer] == model_window(&model->config);
 }
 
 static struct plan_state *state_of(const struct plan *plan, uint32_t layer)

@@ -34,7 +34,6 @@
 #include "daemon/planner/report/plot.h"
 #include "daemon/children/worker_process.h"
 
-#define SLOTS          8 /* as helmd's --parallel */
 #define GPU_WORKER     "helm-worker-gpu"
 #define STATUS_FAILED  1
 #define STATUS_REFUSED 4
@@ -44,7 +43,7 @@
 struct options {
     const char *model, *profile, *now, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
         *kv_tiers, *kv_page_tokens, *activations, *invariant;
-    uint64_t vram_bytes, host_memory_bytes, snapshot_bytes, ctx, batch, prompt, at, node;
+    uint64_t vram_bytes, host_memory_bytes, snapshot_bytes, ctx, batch, parallel, prompt, at, node;
     bool json, device_given, node_given, vram_given, prompt_given, strategy_given, exact;
 };
 
@@ -296,7 +295,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     struct invariant invariant = {.option = invariant_option_named(o->invariant)};
     struct planner_request r = {.model = &model,
                                 .wish = {.kv_dtype = kv_dtype_named(o->kv_dtype),
-                                         .slots = o->batch > SLOTS ? (uint32_t)o->batch : SLOTS,
+                                         .slots = (uint32_t)(o->batch > o->parallel ? o->batch : o->parallel),
                                          .ctx = (uint32_t)o->ctx,
                                          .batch = (uint32_t)o->batch,
                                          .pack = strcmp(o->pack, "off") != 0,
@@ -387,6 +386,7 @@ int main(int argc, char **argv)
                         .kv_page_tokens = PAGE_SIZE_DEFAULT,
                         .device = "auto",
                         .batch = 1,
+                        .parallel = 8,
                         .prompt = PLANNER_PROMPT_TOKENS};
     struct args_parsed parsed;
     const struct args_option table[] = {
@@ -418,6 +418,10 @@ int main(int argc, char **argv)
          .target = &o.ctx, .min = 16, .max = MODEL_CONTEXT_MAX},
         {"batch", 0, ARGS_U64, "N", "sequences that decode together, each with a whole context (default 1)",
          .target = &o.batch, .min = 1, .max = ARENA_SLOTS_MAX},
+        {"parallel", 0, ARGS_U64, "N",
+         "sequences that have slots, and room for states of fixed size, as helmd's\n"
+         "(default 8, and no fewer than --batch)",
+         .target = &o.parallel, .min = 1, .max = ARENA_SLOTS_MAX},
         {"prompt", 0, ARGS_U64, "N",
          "prompt that the first token is forecast for (default 128); decode is forecast right\n"
          "after it (default: half way through the context; with --ctx at its end)",

@@ -220,8 +220,11 @@ HELM_MUST_CHECK int profile_programs_measure(const struct profile_programs *requ
 #define PROFILE_PROGRAM_COUNTS   8
 #define PROFILE_PROGRAM_CONTEXTS 2
 extern const uint32_t profile_program_counts[PROFILE_PROGRAM_COUNTS];
-/* Bytes of a layer's matrices that a step of one token reads, and all of them: added to. */
-void profile_program_bytes(const struct model *model, uint32_t layer, uint64_t *read, uint64_t *all);
+/* Bytes of layers' matrices that a step of one token reads, and all of them: added to. */
+void profile_program_bytes(const struct model *model, const uint32_t *layer, uint32_t layers, uint64_t *read,
+                           uint64_t *all);
+/* The first `few` layers over and over, `rounds` times. Returns how many these are. */
+uint32_t profile_program_repeat(uint32_t *layer, uint32_t few, uint32_t rounds);
 
 /* ---- programs_gpu.c ---- */
 

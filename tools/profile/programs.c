@@ -59,17 +59,24 @@ struct measuring {
 
 /* ---- the model that runs ---- */
 
-void profile_program_bytes(const struct model *model, uint32_t layer, uint64_t *read, uint64_t *all)
+void profile_program_bytes(const struct model *model, const uint32_t *layer, uint32_t layers, uint64_t *read,
+                           uint64_t *all)
 {
     const struct model_router *r = &model->config.router;
-    for (int part = 0; part < UNIT_PARTS; part++) {
-        const struct model_unit *u = &model->unit[unit_of(layer, (enum unit_part)part)];
+    for (uint32_t unit = 0; unit < unit_count(layers); unit++) {
+        const struct model_unit *u = &model->unit[unit_of(layer[unit_layer(unit)], unit_part(unit))];
         for (uint32_t i = 0; i < u->matrix_count; i++) {
             const uint64_t bytes = u->tensor[i]->bytes;
             *all += bytes;
             *read += arch_role_of_experts(u->tensor[i]->role) ? bytes / r->experts * r->chosen : bytes;
         }
     }
+}
+
+uint32_t profile_program_repeat(uint32_t *layer, uint32_t few, uint32_t rounds)
+{
+    for (uint32_t i = few; i < rounds * few; i++) layer[i] = layer[i - few];
+    return rounds * few;
 }
 
 /* The layers that have all kinds, over and over until a token's reads pass the caches, or as far as memory goes. */
@@ -86,7 +93,7 @@ static int choose_layers(const struct measuring *m, uint32_t *layer, uint32_t *c
     int rc = node_read_memory(o->node, &memory, err);
     if (!rc) rc = cpu_usable(-1, &cpus, err);
     if (rc) return rc;
-    for (uint32_t i = 0; i < few; i++) profile_program_bytes(model, layer[i], &read, &all);
+    profile_program_bytes(model, layer, few, &read, &all);
     const uint64_t past = profile_weights_past(o->caches, (uint32_t)cpus.suggested, true),
                    least = PROFILE_CACHES_LEAST * o->caches, after = head ? head->bytes : 0,
                    own = past > after + least ? past - after : least, /* of layers: the head's pass, too */
@@ -103,7 +110,7 @@ static int choose_layers(const struct measuring *m, uint32_t *layer, uint32_t *c
         *count = model->config.layers;
         return 0;
     }
-    for (*count = few; *count < rounds * few; ++*count) layer[*count] = layer[*count - few];
+    *count = profile_program_repeat(layer, few, (uint32_t)rounds);
     return 0;
 }
 

@@ -73,9 +73,9 @@ static int choose_layers(struct gpu_measuring *m, struct helm_err *err)
                               *embed = model_find(r->model, TENSOR_EMBED, -1);
     char need[UNITS_TEXT], have[UNITS_TEXT];
     uint64_t read = 0, all = 0;
-    for (uint32_t i = 0; i < few; i++) profile_program_bytes(r->model, m->layer[i], &read, &all);
+    profile_program_bytes(r->model, m->layer, few, &read, &all);
     const uint64_t ends = (head ? head->bytes : 0) + (embed ? embed->bytes : 0);
-    m->layers = few;
+    m->layers = few; /* whose caches count */
     const uint64_t each = all + cache_bytes(m);
     if (each + ends > room)
         return helm_fail(err, HELM_E_CAPACITY,
@@ -84,8 +84,7 @@ static int choose_layers(struct gpu_measuring *m, struct helm_err *err)
     uint64_t rounds = least / (read ? read : 1) + 1;
     if (rounds * each + ends > room) rounds = (room - ends) / each;
     if (rounds * few > r->model->config.layers) rounds = r->model->config.layers / few;
-    for (m->layers = few; m->layers < rounds * few; m->layers++)
-        m->layer[m->layers] = m->layer[m->layers - few];
+    m->layers = profile_program_repeat(m->layer, few, (uint32_t)rounds);
     return 0;
 }
 
