@@ -7,9 +7,12 @@
 
 #include "common/base/err.h"
 
-#define KIB ((uint64_t)1 << 10)
-#define MIB ((uint64_t)1 << 20)
-#define GIB ((uint64_t)1 << 30)
+#define KIB      ((uint64_t)1 << 10)
+#define MIB      ((uint64_t)1 << 20)
+#define GIB      ((uint64_t)1 << 30)
+#define GIGA     1e9  /* bytes, operations */
+#define PERCENT  100  /* of a whole */
+#define PERMILLE 1000 /* of a whole */
 
 /* "8GiB", "8G", "8g", "512MiB", "1.5GiB", "1000000" (bytes), "8GB" (powers of ten). `what` names the option in
  * errors. */

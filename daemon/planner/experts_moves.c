@@ -1,5 +1,6 @@
 /* Experts that move: what the link may bring in a step, and from when on that is faster. See experts.h. Called by experts.c; owns
  * nothing. */
+#include "common/base/units.h"
 #include "daemon/planner/experts.h"
 
 #include <math.h>
@@ -45,7 +46,7 @@ static int staying_step(const struct making *m, const struct plan *plan, double 
 {
     struct plan now = *plan; /* its lists stay the plan's */
     now.device[PLANNED_GPU].experts.direct_permille = 0;
-    now.device[PLANNED_GPU].experts.hit_permille = (uint32_t)fmax(1, 1000 * part);
+    now.device[PLANNED_GPU].experts.hit_permille = (uint32_t)fmax(1, PERMILLE * part);
     return making_decode_seconds(m, &now, 0, seconds, err);
 }
 
@@ -87,7 +88,7 @@ int experts_budget(const struct making *m, double still, struct plan *plan, stru
         rc = moving_step(m, plan, &c, part, &moving, err);
     }
     if (rc || moving.seconds >= still) return rc;
-    const double cost = 1000 * (part - found) / (1 - part);
+    const double cost = PERMILLE * (part - found) / (1 - part);
     plan->device[PLANNED_GPU].experts.moves = moving.most < 1                ? 1
                                               : moving.most > PLAN_MOVES_MAX ? PLAN_MOVES_MAX
                                                                              : (uint32_t)moving.most;

@@ -11,8 +11,7 @@
 #include "daemon/planner/histogram.h"
 #include "daemon/planner/profile/planned.h"
 
-#define DIRECT_STEP  50         /* of 1,000: shares of missing experts that are tried */
-#define SLOTS_MARGIN (4u << 20) /* of VRAM that is left: what the ledger rounds up by */
+#define DIRECT_STEP 50 /* of 1,000: shares of missing experts that are tried */
 /* Of experts' bytes, what sampled ones may come to packed for slots to have room for nearly all (common/plan/slots.c). */
 #define PACKED_SLOTS_WORTH 0.73
 
@@ -41,7 +40,7 @@ static uint64_t left_over(const struct making *m, const struct plan *plan)
     uint64_t left = vram->limit - vram->total;
     if (m->machine.device.kind == LEDGER_DEVICE_EMULATED && host->limit - host->total < left)
         left = host->limit - host->total;
-    return left > SLOTS_MARGIN ? left - SLOTS_MARGIN : 0;
+    return left > LEDGER_ROUNDING_BYTES ? left - LEDGER_ROUNDING_BYTES : 0;
 }
 
 int experts_fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, struct helm_err *err)
@@ -73,7 +72,7 @@ int experts_choose_direct(const struct making *m, struct plan *plan, double *lea
     uint32_t best = 0;
     int rc = 0;
     *least = INFINITY;
-    for (uint32_t share = 0; share <= 1000 && !rc; share += DIRECT_STEP) {
+    for (uint32_t share = 0; share <= PERMILLE && !rc; share += DIRECT_STEP) {
         double seconds;
         plan->device[PLANNED_GPU].experts.direct_permille = share;
         rc = making_decode_seconds(m, plan, 0, &seconds, err);

@@ -105,6 +105,6 @@ int histogram_apply(const struct histogram *h, struct plan *plan, struct helm_er
         hits += all ? (double)caught / (double)all : (double)slots / (h->experts * parts);
         u++;
     }
-    plan->device[PLANNED_GPU].experts.hit_permille = units ? (uint32_t)(1000 * hits / units + 0.5) : 0;
+    plan->device[PLANNED_GPU].experts.hit_permille = units ? (uint32_t)(PERMILLE * hits / units + 0.5) : 0;
     return 0;
 }

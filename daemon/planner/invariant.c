@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/base/units.h"
 #include "common/plan/engine_limits.h"
 #include "daemon/planner/profile/planned.h"
 #include "daemon/planner/profile/programs.h"
@@ -21,7 +22,7 @@ enum invariant_option invariant_option_named(const char *name)
 static void become(struct plan *plan, bool invariant, uint32_t direct_permille)
 {
     plan->invariant = invariant;
-    plan->kv_direct_permille = invariant && plan_kv_tiered(plan) ? 1000 : direct_permille;
+    plan->kv_direct_permille = invariant && plan_kv_tiered(plan) ? PERMILLE : direct_permille;
 }
 
 /* How many times as long a decode step of `sequences` takes, and a first token. */
@@ -98,7 +99,7 @@ static bool is_measured(const struct planner_request *request, const struct plan
 
 static double percent(double part)
 {
-    return (part - 1) * 100;
+    return (part - 1) * PERCENT;
 }
 
 /* batch NULL: nothing was priced. several NULL: several sequences were not. */

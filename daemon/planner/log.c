@@ -141,7 +141,7 @@ static void log_context(const struct planner_request *r, const struct plan *plan
                                        model_kv_bytes_per_token(&r->model->config, plan_device_layers(plan),
                                                                 kv_dtype_named(plan->kv_dtype)),
                                    bytes),
-                 plan->kv_direct_positions, plan->kv_direct_permille / 10.0);
+                 plan->kv_direct_positions, (double)PERCENT * plan->kv_direct_permille / PERMILLE);
 }
 
 /* With what is known of the machine; a plan from a file may come without a profile. */

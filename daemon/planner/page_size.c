@@ -119,8 +119,8 @@ static void explain(const struct page_size_case *c, uint32_t chosen, struct page
     snprintf(size->text, sizeof size->text,
              "%u tokens%s: their size costs at most %.2f %% of a token's time, of %u %.2f %% (most of the "
              "difference: %s)",
-             size->tokens, asked ? ", as asked" : "", 100 * size->sum[chosen], PAGE_SIZE_LEAST << other,
-             100 * size->sum[other], cost_names[most]);
+             size->tokens, asked ? ", as asked" : "", PERCENT * size->sum[chosen], PAGE_SIZE_LEAST << other,
+             PERCENT * size->sum[other], cost_names[most]);
 }
 
 void page_size_choose(const struct page_size_case *c, struct page_size *size)

@@ -60,10 +60,11 @@ struct planner_request {
     struct planner_cache *cache; /* of requests for this model, or NULL */
 };
 
-#define PLANNER_PROMPT_TOKENS 128
+#define PLANNER_PROMPT_TOKENS                                                                                \
+    128 /* of a short prompt: what TTFT is forecast for, and the list for short prompts is made */
 /* Contexts that plans and page sizes are judged over, each as much as another: this one, so many times as many and so on, and the
  * whole. And the tokens that are decoded after a prompt, where whole requests are judged. */
-#define PLANNER_SHORT_CONTEXT  256
+#define PLANNER_SHORT_CONTEXT  LEDGER_CTX_LEAST
 #define PLANNER_CONTEXT_GROWTH 4
 #define PLANNER_ANSWER_TOKENS  256
 /* "one", "two", "auto" */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/planner/formats.h"
+#include "daemon/planner/planner.h"
 
 /* ---- how many tokens ---- */
 
@@ -131,7 +132,7 @@ int prefill_choose(const struct ledger_case *c, const struct profile *profile,
                             .decode = decode,
                             .units = unit_count(c->table->layers),
                             .format = format};
-    uint32_t brief = plan->step_tokens < PREFILL_SHORT_TOKENS ? plan->step_tokens : PREFILL_SHORT_TOKENS;
+    uint32_t brief = plan->step_tokens < PLANNER_PROMPT_TOKENS ? plan->step_tokens : PLANNER_PROMPT_TOKENS;
     const enum plan_home *before = decode->home;
     uint32_t from = GPU_CHUNK_TOKENS;
     plan->prefill_count = 0;

@@ -9,8 +9,7 @@
 #include "daemon/planner/memory/ledger.h"
 #include "daemon/planner/search/search.h"
 
-#define PREFILL_SHORT_TOKENS 128  /* of the step that the list for short prompts is made for */
-#define PREFILL_CHUNK_MAX    4096 /* tokens of a chunk */
+#define PREFILL_CHUNK_MAX 4096 /* tokens of a chunk */
 #define PREFILL_VRAM_PARTS                                                                                   \
     32 /* of the device's memory, a part that a chunk's buffers may take: weights gain more by the rest */
 

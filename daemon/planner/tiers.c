@@ -13,13 +13,14 @@
 #include "daemon/planner/prefill.h"
 #include "daemon/planner/profile/planned.h"
 
-#define TIERS_SHORT_CONTEXT 512   /* of the plan that two tiers must not be much slower than */
-#define TIERS_LOSS          0.03  /* part of a short context's speed that two tiers may cost */
-#define TIERS_GAIN          0.02  /* part of the score that two tiers must gain */
-#define SESSION_ALIKE       0.015 /* searches for like chunks end that far apart */
-#define LONG_GAIN           0.1 /* part of a long prompt's time that decides between requests that are alike */
-#define STEP_LOSS           0.025 /* part of a short context's speed that longer chunks may cost */
-#define CHUNKS_MISSED       2     /* lengths one after the other that are no better end the search for more */
+#define TIERS_SHORT_CONTEXT                                                                                  \
+    (2 * PLANNER_SHORT_CONTEXT) /* of the plan that two tiers must not be much slower than */
+#define TIERS_LOSS    0.03      /* part of a short context's speed that two tiers may cost */
+#define TIERS_GAIN    0.02      /* part of the score that two tiers must gain */
+#define SESSION_ALIKE 0.015     /* searches for like chunks end that far apart */
+#define LONG_GAIN     0.1   /* part of a long prompt's time that decides between requests that are alike */
+#define STEP_LOSS     0.025 /* part of a short context's speed that longer chunks may cost */
+#define CHUNKS_MISSED 2     /* lengths one after the other that are no better end the search for more */
 
 struct scored {
     struct candidate c;

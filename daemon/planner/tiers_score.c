@@ -1,11 +1,11 @@
 /* What a plan with two tiers is worth over contexts, and which processor reads the arena's part of its cache. See tiers.h. Called by
  * tiers.c and ideas.c; owns nothing. */
+#include "common/base/units.h"
 #include "daemon/planner/tiers.h"
 #include "daemon/planner/profile/planned.h"
 
 #include <math.h>
 
-#define LONG_PART     4   /* a long prompt is this part of the context */
 #define DIRECT_STEP   25  /* of 1,000: shares that are tried beside the best */
 #define DIRECT_COARSE 100 /* of those that are tried first */
 
@@ -50,7 +50,8 @@ int tiers_score_session(const struct making *m, const struct plan *plan, uint32_
     }
     score->session = exp(sum / count);
     struct cost_forecast prompt;
-    const int rc = cost_ttft(&one, ctx < LONG_PART ? ctx : ctx / LONG_PART, &prompt, err);
+    const int rc =
+        cost_ttft(&one, ctx < PLANNER_CONTEXT_GROWTH ? ctx : ctx / PLANNER_CONTEXT_GROWTH, &prompt, err);
     score->prompt = prompt.seconds;
     return rc;
 }
@@ -75,10 +76,10 @@ static int choose_share(const struct making *m, struct plan *plan, struct helm_e
     double least = INFINITY;
     uint32_t best = 0;
     int rc = 0;
-    for (uint32_t share = 0; share <= 1000 && !rc; share += DIRECT_COARSE)
+    for (uint32_t share = 0; share <= PERMILLE && !rc; share += DIRECT_COARSE)
         rc = try_share(m, plan, share, &least, &best, err);
     const uint32_t from = best > DIRECT_COARSE ? best - DIRECT_COARSE : 0, to = best + DIRECT_COARSE;
-    for (uint32_t share = from; share < to && share <= 1000 && !rc; share += DIRECT_STEP)
+    for (uint32_t share = from; share < to && share <= PERMILLE && !rc; share += DIRECT_STEP)
         if (share % DIRECT_COARSE) rc = try_share(m, plan, share, &least, &best, err);
     plan->kv_direct_permille = best;
     return rc;
@@ -146,7 +147,7 @@ int tiers_choose_direct(const struct making *m, struct plan *plan, struct helm_e
     if (!rc && plan_kv_assisted(plan)) rc = choose_window(m, plan, err);
     if (!rc && plan_kv_assisted(plan) &&
         !plan_assisted_layers(plan, m->r->model->config.window, plan->layers)) {
-        plan->kv_direct_permille = 1000; /* then the CPU is not needed for it */
+        plan->kv_direct_permille = PERMILLE; /* then the CPU is not needed for it */
         plan->kv_direct_window = 0;
     }
     return rc || !plan_kv_assisted(plan) ? rc : choose_positions(m, plan, err);

@@ -5,6 +5,7 @@
  * over the link and those behind in VRAM. The query goes down, the CPU's part comes up. In other steps the GPU reads all
  * over the link, once for all sub-chunks, in pieces (plan_staging). What a step adds is copied to the arena by the way. */
 #include "daemon/planner/cost/attention.h"
+#include "common/base/units.h"
 
 #include <math.h>
 
@@ -75,14 +76,14 @@ static double direct_positions(const struct pricing *p, double window, double ho
 {
     const struct cost_tiers *kv = &p->step->kv;
     if (window > 0 && window <= kv->direct_window) return host;
-    return host * kv->direct_permille / 1000;
+    return host * kv->direct_permille / PERMILLE;
 }
 
 /* Whether a layer's queries go to the CPU in this step, whatever it finds to attend to. */
 static bool asks(const struct pricing *p, double window)
 {
     const struct cost_tiers *kv = &p->step->kv;
-    return kv->host_tokens && kv->direct_permille < 1000 && (window <= 0 || window > kv->direct_window);
+    return kv->host_tokens && kv->direct_permille < PERMILLE && (window <= 0 || window > kv->direct_window);
 }
 
 /* CPU and GPU attend at the same time: the later one counts. */
@@ -150,5 +151,5 @@ uint32_t cost_direct_permille(const struct profile *profile, enum kv_dtype kv_dt
     const double company = fmin(1, rate_or(&cpu->gemv_beside, cpu->gemv.value) / cpu->gemv.value),
                  attend = company * cost_attention_host(profile, kv_dtype),
                  direct = cost_attention_direct(profile, kv_dtype);
-    return direct > 0 ? (uint32_t)(1000 * direct / (direct + attend)) : 0;
+    return direct > 0 ? (uint32_t)(PERMILLE * direct / (direct + attend)) : 0;
 }

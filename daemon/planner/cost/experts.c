@@ -1,8 +1,10 @@
 /* Rates of experts, and prices of those in both memories. See cost/experts.h; called by cost.c. */
 #include "daemon/planner/cost/experts.h"
 
+#include <float.h>
 #include <math.h>
 
+#include "common/base/units.h"
 #include "daemon/planner/cost/larger.h"
 
 #define CPU_OPERATIONS 3 /* gates and ups, downs, and what each expert's begin costs */
@@ -125,8 +127,6 @@ static double with_direct(const struct pricing *p, const struct experts_parts *p
     return both(p, parts, &s, all, beside);
 }
 
-#define HALVINGS 50
-
 /* The least of that over all shares, of which any part of an expert may be one: with more read directly the GPU takes longer, the
  * CPU less long, so behind none at all it is where both take as long, or all. */
 static double with_best(const struct pricing *p, const struct experts_parts *parts, double all,
@@ -135,7 +135,7 @@ static double with_best(const struct pricing *p, const struct experts_parts *par
     double low = 0, high = missing;
     double least = fmin(with_direct(p, parts, all, missing, 0, beside),
                         with_direct(p, parts, all, missing, missing, beside));
-    for (int i = 0; i < HALVINGS; i++) {
+    for (int i = 0; i < DBL_MANT_DIG /* until a number's digits end */; i++) {
         const double a = low + (high - low) / 3, b = high - (high - low) / 3,
                      at_a = with_direct(p, parts, all, missing, a, beside),
                      at_b = with_direct(p, parts, all, missing, b, beside);
@@ -173,7 +173,7 @@ static double one_token(const struct pricing *p, const struct experts_parts *tim
     for (uint32_t fewer = 0; fewer <= experts; fewer++) {
         const bool best = e->direct_permille == COST_DIRECT_BEST;
         const uint32_t missing = chosen - experts * (each + 1) + fewer,
-                       reads = best ? 0 : (missing * e->direct_permille + 500) / 1000;
+                       reads = best ? 0 : (missing * e->direct_permille + PERMILLE / 2) / PERMILLE;
         const double now = more <= 0 ? fewer == experts : chance;
         seconds += now * (best ? least_whole(p, times, missing, beside)
                                : with_direct(p, times, chosen, missing, reads, beside));
@@ -200,7 +200,7 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
     } else {
         const double missing = all->cpu_all ? chosen : chosen * (1 - e->hit);
         const bool best = e->direct_permille == COST_DIRECT_BEST;
-        direct = p->tier == OP_TIER_CHUNK || best ? 0 : missing * e->direct_permille / 1000;
+        direct = p->tier == OP_TIER_CHUNK || best ? 0 : missing * e->direct_permille / PERMILLE;
         u->mixed_kv.cpu = best ? with_best(p, all, chosen, missing, false)
                                : with_direct(p, all, chosen, missing, direct, false);
         u->mixed_kv.cpu_beside = best ? with_best(p, all, chosen, missing, true)

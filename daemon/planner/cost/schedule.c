@@ -73,10 +73,10 @@ static void put_on_link(const struct cost_table *table, const struct cost_plan *
         borrow = plan->cold ? plan->link_late : 0;
     }
     if (unit_part(u) == UNIT_ATTENTION && plan->kv_cpu && plan->kv_cpu[unit_layer(u)]) borrow += unit->borrow;
-    const double seconds = larger(unit->link + borrow, 1e-12);
+    const double seconds = larger(unit->link + borrow, SECONDS_LEAST);
     task->bytes = larger((double)unit->crossing, 1);
     task->rate = task->bytes / seconds;
-    task->rate_beside = task->bytes / larger(unit->link_beside + borrow, 1e-12);
+    task->rate_beside = task->bytes / larger(unit->link_beside + borrow, SECONDS_LEAST);
     link->least += seconds;
     link->slowest = smaller(link->slowest, task->rate);
     (*last)->next = task;

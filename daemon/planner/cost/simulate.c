@@ -17,8 +17,6 @@
 #include "daemon/planner/cost/schedule.h"
 
 #define EPS_BYTES  1e-3 /* less is nothing: what rounding leaves */
-#define EPS_PART   1e-8 /* of a step: what such bytes may come to */
-#define SAME_BYTES 1.0
 #define ROUNDS_MAX 12
 
 /* `fill` bytes of the ring are copied and not yet computed with; `left` of task `at` to copy. Where no task needs a link,
@@ -61,7 +59,7 @@ static void add_span(struct cost_result *r, const struct cost_span *span, bool l
     for (uint32_t i = link ? r->span_count : 0; i-- > 0;) {
         struct cost_span *last = &r->span[i]; /* one span for copies of a unit without a pause between them */
         if (last->resource != span->resource) continue;
-        if (last->unit != span->unit || span->from - last->to > 1e-12) break;
+        if (last->unit != span->unit || span->from - last->to > SECONDS_LEAST) break;
         last->to = span->to;
         return;
     }
@@ -207,7 +205,7 @@ static void run_streamed(struct simulation *s, const struct schedule_task *task)
     wait_for_host(s, plan->processor[task->on.processor].ready);
     struct link_state link = s->link[task->on.link]; /* a copy, that nothing else points at */
     double begin = s->now, came = s->now, left = task->bytes,
-           own = task->bytes / larger(task->seconds, 1e-12);
+           own = task->bytes / larger(task->seconds, SECONDS_LEAST);
     bool all_came = link.fill >= left - EPS_BYTES;
     while (left > EPS_BYTES) {
         const struct schedule_task *next = link.at;
@@ -378,7 +376,7 @@ static bool run_round(struct simulation *s, double most)
     for (uint32_t i = 0; i < s->plan->links; i++) before[i] = s->link[i].fill;
     if (!run_step(s, most)) s->now = INFINITY;
     for (uint32_t i = 0; i < s->plan->links; i++)
-        same = same && fabs(s->link[i].fill - before[i]) < SAME_BYTES;
+        same = same && fabs(s->link[i].fill - before[i]) < 1 /* byte */;
     return same || s->plan->cold;
 }
 
@@ -411,7 +409,7 @@ static bool run(struct simulation *s)
     for (int i = 0; i < ROUNDS_MAX; i++) {
         if (i == 2) begin_with(s, 0);
         /* From full rings on, no later step is faster than this one: with processors that are awake, the less. */
-        const double most = i < 2 ? s->give_up * (1 + EPS_PART) : INFINITY;
+        const double most = i < 2 ? s->give_up * (1 + ROUNDING) : INFINITY;
         bool same = run_round(s, most);
         if (i < 2 && s->now > s->give_up) return false;
         if (!known && fall_asleep(s)) {

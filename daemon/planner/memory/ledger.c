@@ -31,8 +31,6 @@
 #define PROCESS_BYTES (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
 #define DRIVER_BYTES  (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
 #define SCRATCH_ALIGN 64
-/* Pools are rounded up to a huge page in the arena, and allocations on the device to its own granularity. */
-#define ROUNDING_BYTES (2 * ARENA_HUGE_PAGE)
 
 uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TEXT])
 {
@@ -220,7 +218,7 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
     *bytes = 0;
     int rc = arena_plan(&spec, &header, err);
     if (!rc)
-        *bytes = header.total_bytes + ROUNDING_BYTES + PROCESS_BYTES +
+        *bytes = header.total_bytes + LEDGER_ROUNDING_BYTES + PROCESS_BYTES +
                  (model_window(m) ? header.region[ARENA_REGION_PAGE_TABLE].bytes : 0) + /* of windows */
                  ledger_stated_snapshots(c) * plan_snapshot_bytes(c->model);
     return rc;
@@ -461,14 +459,15 @@ static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const st
         uint64_t spare = plan->memory[PLAN_HOST].limit - plan->memory[PLAN_HOST].total;
         uint64_t half = (spare + least * host_page) / 2 / host_page;
         if (pages > half) pages = half;
-        if (pages > least && (pages - least) * host_page + ROUNDING_BYTES > spare) pages = least;
+        if (pages > least && (pages - least) * host_page + LEDGER_ROUNDING_BYTES > spare) pages = least;
     }
     for (int p = 0; p < PLAN_PROCESSORS; p++) {
         const struct ledger *own = &plan->memory[plan_processor_memory((enum plan_processor)p)];
         if (!device_page[p]) continue;
         const uint64_t spare = own->limit - own->total,
-                       fits =
-                           least + (spare > ROUNDING_BYTES ? (spare - ROUNDING_BYTES) / device_page[p] : 0);
+                       fits = least + (spare > LEDGER_ROUNDING_BYTES
+                                           ? (spare - LEDGER_ROUNDING_BYTES) / device_page[p]
+                                           : 0);
         if (pages > fits) pages = fits;
     }
     return pages > least ? (uint32_t)pages : least;
@@ -482,7 +481,7 @@ static uint32_t choose_places(const struct ledger_case *c, const struct plan *pl
     uint64_t spare = vram->limit - vram->total;
     if (c->machine->device.kind == LEDGER_DEVICE_EMULATED && host->limit - host->total < spare)
         spare = host->limit - host->total;
-    const uint64_t more = spare > ROUNDING_BYTES ? (spare - ROUNDING_BYTES) / place : 0,
+    const uint64_t more = spare > LEDGER_ROUNDING_BYTES ? (spare - LEDGER_ROUNDING_BYTES) / place : 0,
                    now = plan_kv_places(plan), places = now + more;
     return places < plan->page_count ? (uint32_t)places
            : now < plan->page_count  ? plan->page_count

@@ -22,12 +22,14 @@
 
 #define LEDGER_CTX_DEFAULT_MAX 8192
 #define LEDGER_CTX_LEAST       256
-#define LEDGER_POOL_TOKENS     16384 /* in the KV pool by default */
-#define LEDGER_STEP_TOKENS     512   /* in a step where no weights are streamed for it */
+#define LEDGER_POOL_TOKENS     (2 * LEDGER_CTX_DEFAULT_MAX) /* in the KV pool by default */
+#define LEDGER_STEP_TOKENS     512 /* in a step where no weights are streamed for it */
 #define LEDGER_WINDOWS                                                                                       \
     2 /* pages of windows by default: what all slots need, and as much for those that rest */
-#define LEDGER_SNAPSHOTS     4 /* of fixed states by default, for each slot, */
-#define LEDGER_SNAPSHOT_PART 4 /* in at most this part of the host memory that is left */
+/* Pools are rounded up to a huge page in the arena, and allocations on the device to its own granularity. */
+#define LEDGER_ROUNDING_BYTES (2 * ARENA_HUGE_PAGE)
+#define LEDGER_SNAPSHOTS      4 /* of fixed states by default, for each slot, */
+#define LEDGER_SNAPSHOT_PART  4 /* in at most this part of the host memory that is left */
 
 struct ledger_wish {
     enum kv_dtype kv_dtype;

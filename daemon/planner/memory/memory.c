@@ -13,8 +13,8 @@
 #include "daemon/planner/profile/planned.h"
 
 #define RING_UNIT_PARTS 4 /* the smallest ring: this part of the largest half layer, as a power of two */
-#define RING_STEPS      8 /* the largest one, in sizes of the smallest */
-#define RING_USUAL      2 /* the one of a plan that streams in prefill only, likewise */
+#define RING_STEPS      (2 * RING_UNIT_PARTS) /* the largest one, in sizes of the smallest */
+#define RING_USUAL      2                     /* the one of a plan that streams in prefill only, likewise */
 #define RING_VRAM_PARTS 4 /* and no ring takes more than this part of the device's memory */
 #define RING_LEAST      (64 * KIB)
 

@@ -7,10 +7,10 @@
 
 #include "common/formats/packed.h"
 #include "common/model/shards.h"
+#include "daemon/planner/cost/larger.h"
 
 #define KINDS 3
 /* Groups are taken where its multiples fall in a matrix: spread evenly, however many there will be. */
-#define GOLDEN 0.6180339887498949
 
 /* Sums over the groups of one kind that were read; the squares are of packed and plain bytes, and both. */
 struct tally {

@@ -10,10 +10,11 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/base/units.h"
 #include "common/model/model.h"
 #include "common/plan/placement.h"
 
-#define PACKED_SAMPLE_BYTES (UINT64_C(64) << 20)
+#define PACKED_SAMPLE_BYTES (64 * MIB)
 /* Fewer groups than this, unless they are all, are no sample. */
 #define PACKED_SAMPLE_LEAST 8
 /* By how many standard errors a part is above the mean of what was looked at. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
+#include "common/base/units.h"
 
 #define FILE_BYTES_MAX 4096
 #define RATE_MAX       1e18
@@ -110,7 +111,7 @@ int profile_now_from_json(const json_t *json, struct profile_now *now, struct he
     for (size_t i = 0; i < MEMBERS && !rc; i++)
         rc = json_get_double(json, members[i].name, i == 0, 1, RATE_MAX, member(now, i), err);
     if (!rc) rc = reads_from_json(json, &now->reads, err);
-    if (!rc) rc = json_get_u64(json, "busy_percent", false, 0, 100, &busy, err);
+    if (!rc) rc = json_get_u64(json, "busy_percent", false, 0, PERCENT, &busy, err);
     now->busy_percent = (uint32_t)busy;
     if (rc) *now = (struct profile_now){0};
     return rc ? helm_err_prefix(err, "rates of now") : 0;
@@ -247,8 +248,8 @@ static void add_rate(char text[PROFILE_NOW_TEXT], const char *what, const struct
 {
     const size_t used = strlen(text);
     if (m->then > 0 && m->now > 0)
-        snprintf(text + used, PROFILE_NOW_TEXT - used, ", %s %.4g (%.4g)", what, m->now * 1e-9,
-                 m->then * 1e-9);
+        snprintf(text + used, PROFILE_NOW_TEXT - used, ", %s %.4g (%.4g)", what, m->now / GIGA,
+                 m->then / GIGA);
 }
 
 void profile_now_decide(const struct profile *profile, const struct profile_now *now, struct machine_now *out)
@@ -265,7 +266,7 @@ void profile_now_decide(const struct profile *profile, const struct profile_now 
                  tensor_format_name(now->reads.format), linear_inputs_name(now->reads.inputs));
     const size_t named = strlen(out->text);
     snprintf(out->text + named, sizeof out->text - named, " %.4g GB/s now, %.4g in the profile",
-             now->read * 1e-9, then.read * 1e-9);
+             now->read / GIGA, then.read / GIGA);
     add_rate(out->text, "beside copies", &(struct moved){then.read_beside, now->read_beside});
     add_rate(out->text, "copies to the device", &(struct moved){profile->link.h2d.value, now->h2d});
     add_rate(out->text, "beside reads", &(struct moved){then.h2d_beside, now->h2d_beside});

@@ -14,6 +14,7 @@
 
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/base/units.h"
 
 #define PATH_TEXT 4096
 /* How far two measurements may contradict what cannot be: they were taken after one another, on a machine
@@ -229,7 +230,7 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
 
 double profile_disturbance(const struct profile *profile)
 {
-    const double taken = profile->busy_percent / 100.0;
+    const double taken = profile->busy_percent / (double)PERCENT;
     return profile->busy_percent < PROFILE_BUSY ? 0 : fmin(DISTURBANCE_MAX, taken / (1 - fmin(taken, 0.9)));
 }
 

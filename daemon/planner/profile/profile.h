@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/base/units.h"
 #include "common/formats/kv_dtype.h"
 #include "common/formats/tensor_format.h"
 
@@ -237,7 +238,7 @@ HELM_MUST_CHECK int profile_from_json(const json_t *json, struct profile *profil
  * a struct profile_value; NULL: no such name. */
 void *profile_find(struct profile *profile, const char *name, bool *table);
 /* From JSON text of a file or a program; profile_check has accepted it. `what` is named in errors. */
-#define PROFILE_BYTES_MAX ((size_t)1 << 20)
+#define PROFILE_BYTES_MAX ((size_t)MIB)
 HELM_MUST_CHECK int profile_parse(const char *what, const char *text, size_t bytes, struct profile *profile,
                                   struct helm_err *err);
 /* From a file; profile_check has accepted it. */

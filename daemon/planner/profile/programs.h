@@ -9,13 +9,14 @@
 #include <jansson.h>
 
 #include "common/base/digest.h"
+#include "common/base/units.h"
 #include "common/model/model.h"
 
 /* Of the file, and of the method of measuring: a new one has models measured again. */
 #define PROGRAMS_VERSION   2
 #define PROGRAMS_KINDS_MAX 32 /* more kinds than that have prices by rates */
 #define PROGRAMS_CELLS_MAX 32
-#define PROGRAMS_BYTES_MAX ((size_t)1 << 20)
+#define PROGRAMS_BYTES_MAX ((size_t)MIB)
 
 /* The ways in which the CPU multiplies: with weights as they are stored, the same with activations rounded to int8, packed ones. After
  * them the same in invariant plans (common/plan/schedule.h): way + PROGRAMS_INVARIANT. */

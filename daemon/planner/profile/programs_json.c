@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
+#include "common/base/units.h"
 #include "daemon/planner/profile/programs.h"
 
 #define NUMBERS     6
@@ -140,7 +141,7 @@ int programs_from_json(const json_t *json, struct programs *p, struct helm_err *
     if (!rc) rc = text_from_json(json, "key", p->key, sizeof p->key, err);
     if (!rc) rc = text_from_json(json, "made", p->made, sizeof p->made, err);
     if (!rc) rc = text_from_json(json, "kv_dtype", p->kv_dtype, sizeof p->kv_dtype, err);
-    if (!rc) rc = json_get_u64(json, "busy_percent", true, 0, 100, &busy, err);
+    if (!rc) rc = json_get_u64(json, "busy_percent", true, 0, PERCENT, &busy, err);
     if (!rc && (!json_is_array(kinds) || json_array_size(kinds) > PROGRAMS_KINDS_MAX))
         rc = helm_fail(err, HELM_E_FORMAT, "'kinds' is not an array of up to %d", PROGRAMS_KINDS_MAX);
     p->busy_percent = (uint32_t)busy;

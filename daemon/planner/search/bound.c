@@ -46,10 +46,10 @@ static struct factors factors_of(const struct space *s, uint64_t ring)
         for (uint32_t n = 0; n < s->item[i].count; n++) {
             const struct cost_unit *u = &s->table->unit[s->item[i].first + n];
             double borrow = s->kv_cpu && unit_part(s->item[i].first) == UNIT_ATTENTION ? u->borrow : 0;
-            double beside = larger(u->link_beside + borrow, 1e-12);
+            double beside = larger(u->link_beside + borrow, SECONDS_LEAST);
             if (s->item[i].allowed & 1u << PLAN_HOME_CPU) slow = smaller(slow, slowed(u->cpu, u->cpu_beside));
             if (!(s->item[i].allowed & 1u << PLAN_HOME_STREAM)) continue;
-            ratio = smaller(ratio, beside / larger(u->link + borrow, 1e-12));
+            ratio = smaller(ratio, beside / larger(u->link + borrow, SECONDS_LEAST));
             rate = smaller(rate, larger((double)u->crossing, 1) / beside);
         }
     if (!isfinite(ratio) || ratio < 1) ratio = 1;
@@ -168,12 +168,11 @@ static double dual_value(struct dual *d, const struct bound_prices *p, double *o
     return value;
 }
 
-#define PRICE_FIRST  1e-12 /* seconds a byte: a terabyte a second */
-#define PRICE_LAST   1e3   /* more than any choice of homes pays for a byte */
-#define PRICE_GROWTH 8     /* from one price to the next, until the cheapest choice is within the limit */
-#define PRICE_STEPS                                                                                          \
-    14 /* then the interval is halved as often: any price gives a bound, none need be the very best */
-#define MIXTURE_STEPS 9 /* the golden section leaves a hundredth of the way from one floor to the next */
+#define PRICE_FIRST  SECONDS_LEAST /* a byte: a terabyte a second */
+#define PRICE_GROWTH 8 /* from one price to the next, until the cheapest choice is within the limit */
+/* Then intervals become smaller as often: of prices by half, of mixtures by the golden section. Any price gives a bound, and none
+ * need be the very best. */
+#define STEPS 10
 
 static double best_price(struct dual *d, struct bound_prices *p, bool host);
 
@@ -194,12 +193,12 @@ static double best_price(struct dual *d, struct bound_prices *p, bool host)
 {
     double over, low = 0, high = PRICE_FIRST, best = at_price(d, p, host, 0, &over);
     if (over <= 0) return best;
-    for (; over > 0 && high < PRICE_LAST && best < d->frame->enough; high *= PRICE_GROWTH) {
+    for (; over > 0 && high < BOUND_PRICE_LAST && best < d->frame->enough; high *= PRICE_GROWTH) {
         best = larger(best, at_price(d, p, host, high, &over));
         if (over <= 0) break;
         low = high;
     }
-    for (int i = 0; i < PRICE_STEPS && over <= 0 && best < d->frame->enough; i++) {
+    for (int i = 0; i < STEPS && over <= 0 && best < d->frame->enough; i++) {
         double middle = (low + high) / 2, over_middle;
         best = larger(best, at_price(d, p, host, middle, &over_middle));
         *(over_middle > 0 ? &low : &high) = middle;
@@ -219,25 +218,24 @@ static double at_mixture(struct dual *d, int floor, double at, bool host)
 
 static double best_mixture(struct dual *d, bool host)
 {
-    const double golden = 0.6180339887498949;
     double best = 0;
     for (int floor = 0; floor + 1 < SPACE_FLOORS && best < d->frame->enough; floor++) {
-        double a = 0, b = 1, x = 1 - golden, y = golden;
+        double a = 0, b = 1, x = 1 - GOLDEN, y = GOLDEN;
         double at_x = at_mixture(d, floor, x, host), at_y = at_mixture(d, floor, y, host);
         best = larger(best, larger(at_mixture(d, floor, 0, host), at_mixture(d, floor, 1, host)));
-        for (int i = 0; i < MIXTURE_STEPS && best < d->frame->enough; i++) {
+        for (int i = 0; i < STEPS && best < d->frame->enough; i++) {
             best = larger(best, larger(at_x, at_y));
             if (at_x < at_y) {
                 a = x;
                 x = y;
                 at_x = at_y;
-                y = a + golden * (b - a);
+                y = a + GOLDEN * (b - a);
                 at_y = at_mixture(d, floor, y, host);
             } else {
                 b = y;
                 y = x;
                 at_y = at_x;
-                x = b - golden * (b - a);
+                x = b - GOLDEN * (b - a);
                 at_x = at_mixture(d, floor, x, host);
             }
         }

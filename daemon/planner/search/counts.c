@@ -11,13 +11,11 @@
 
 #include "daemon/planner/cost/larger.h"
 
-#define EXCESS_COST  1e-6 /* seconds a byte over a limit: more than any placement gains */
-#define SETTLE_MAX   200  /* changes of one candidate, each of which makes it faster */
-#define SETTLE_LEAST 1e-9 /* by this part at least, so that rounding ends it */
 #define EXCHANGE_MAX 4    /* items of the first kind in an exchange; 1, 2 and 4 are tried */
-#define RATIO_MAX                                                                                            \
-    4096 /* items of the second kind for one of the first: no layer is so much larger than another */
-#define FAR       1.05 /* times the best estimate: what is certainly above that is no candidate */
+#define FAR          1.05 /* times the best estimate: what is certainly above that is no candidate */
+#define ALIKE_LEAST                                                                                          \
+    0.01 /* part by which items of a group differ, or twice that, and so on until GROUPS_MAX groups do */
+#define NUDGE     0.03 /* of the bound's prices, beside which numbers begin */
 #define RING_PART 3    /* rings that are tried grow by this part, a dozen from the least to the largest */
 
 /* ---- groups ---- */
@@ -54,10 +52,9 @@ static bool group_items(struct mixing *m, double tolerance)
 bool counts_group(struct mixing *m)
 {
     /* the less alike, the rougher the estimate: as much as it takes for GROUPS_MAX groups */
-    static const double tolerances[] = {0, 0.01, 0.03, 0.1, 0.3, 0.6, 0.9, 1};
-    bool grouped = false;
-    for (size_t t = 0; t < sizeof tolerances / sizeof *tolerances && !grouped; t++)
-        grouped = group_items(m, tolerances[t]);
+    bool grouped = group_items(m, 0);
+    for (double tolerance = ALIKE_LEAST; !grouped && tolerance < 2; tolerance *= 2)
+        grouped = group_items(m, smaller(tolerance, 1));
     if (!grouped) return false; /* more than GROUPS_MAX sets of allowed homes */
     memset(m->group, 0, sizeof m->group);
     for (uint32_t i = 0; i < m->s->items; i++) {
@@ -168,7 +165,7 @@ static double estimate(const struct frame *f, const struct totals *base, const s
         uses |= t.sum[AT + h] > 0.5 ? 1u << h : 0; /* whole numbers, but for rounding */
     const double over =
         larger(0, t.sum[VRAM] + f->once[uses].vram) + larger(0, t.sum[HOST] + f->once[uses].host);
-    if (over * EXCESS_COST >= limit) return INFINITY;
+    if (over * BOUND_PRICE_LAST >= limit) return INFINITY;
     /* The GPU is visited whenever the ring is full, and once for what is at home there. */
     if (uses & 1u << PLAN_HOME_CPU) {
         if (uses & 1u << PLAN_HOME_GPU) visits = 1;
@@ -176,7 +173,7 @@ static double estimate(const struct frame *f, const struct totals *base, const s
     }
     for (int k = 0; k < SPACE_FLOORS; k++)
         most = larger(most, t.sum[k] + f->floor[k] + f->weight[k] * visits * f->hand_over);
-    return most + over * EXCESS_COST;
+    return most + over * BOUND_PRICE_LAST;
 }
 
 struct move {
@@ -214,7 +211,7 @@ static void shift(struct counts *c, const struct move *move, int32_t by)
 static double vram_ratio(const struct move *a, const struct move *b)
 {
     double gives = -a->one.sum[VRAM], takes = b->one.sum[VRAM];
-    return takes != 0 && gives / takes > 0 && gives / takes < RATIO_MAX ? gives / takes : 0;
+    return takes != 0 ? larger(0, gives / takes) : 0;
 }
 
 /* The best change that was found: up to two moves, NULL: none. */
@@ -226,7 +223,7 @@ struct change {
 
 static bool make_change(const struct change *change, struct candidate *c)
 {
-    if (!change->a || change->estimate >= c->estimate * (1 - SETTLE_LEAST)) return false;
+    if (!change->a || change->estimate >= c->estimate * (1 - ROUNDING)) return false;
     shift(&c->counts, change->a, change->x);
     if (change->b) shift(&c->counts, change->b, change->y);
     c->estimate = change->estimate;
@@ -244,7 +241,8 @@ static void exchange(const struct frame *f, const struct totals *now, const stru
             const double ratio = vram_ratio(a, b);
             const bool same = a->g == b->g && a->from == b->from; /* items move once */
             for (int32_t x = 1; x <= EXCHANGE_MAX && x <= a->most; x *= 2) {
-                const int32_t amounts[] = {(int32_t)floor(ratio * x), 1, 2, 4},
+                const int32_t amounts[] = {(int32_t)smaller(ratio * x, (double)b->most + 1), 1, 2,
+                                           EXCHANGE_MAX},
                               most = b->most - (same ? x : 0);
                 struct totals part = *now;
                 add_totals(&part, &a->one, x);
@@ -275,7 +273,7 @@ static void settle_counts(const struct mixing *m, struct candidate *c)
     struct totals now = totals_of(m, &c->counts);
     frame_open(m, c, &f);
     c->estimate = estimate(&f, &now, &now, 0, INFINITY);
-    for (int i = 0; i < SETTLE_MAX; i++) {
+    for (;;) { /* each change makes it faster */
         struct change best = {.estimate = c->estimate};
         uint32_t moves = list_moves(m, &c->counts, move);
         move_some(&f, &now, move, moves, &best);
@@ -342,7 +340,7 @@ static double bound_of(const struct mixing *m, const struct candidate *c, struct
  */
 static void find_by_price(struct mixing *m, const struct bound_prices *p, struct candidate *best)
 {
-    static const double nudge[] = {0.97, 1.03};
+    static const double nudge[] = {1 - NUDGE, 1 + NUDGE};
     struct counts begun[4];
     for (int i = 0; i < 4; i++) {
         struct candidate c = {.ends = best->ends, .ring = best->ring};

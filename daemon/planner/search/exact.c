@@ -8,8 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define CHOICES_MAX 10     /* items with more than one home */
-#define SIMULATIONS 400000 /* at a microsecond each, where nothing is cut off */
+#define CHOICES_MAX 10 /* items with more than one home */
 
 struct partial {
     double floor[SPACE_FLOORS];
@@ -84,7 +83,7 @@ static void least_of_rest(struct tree *t)
 
 int exact_search(struct space *s, bool *done, struct helm_err *err)
 {
-    struct tree t = {.s = s, .most = s->tried + SIMULATIONS};
+    struct tree t = {.s = s, .most = s->tried + SPACE_WORK};
     const struct partial none = {0};
     uint32_t choices = 0;
     *done = false;

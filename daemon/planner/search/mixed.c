@@ -11,16 +11,14 @@
 #include <string.h>
 
 #include "common/base/random.h"
+#include "daemon/planner/cost/larger.h"
 
 /* Effort: a search of 36 to 80 layers takes 5 to 40 ms with these, and comes within 4 % of the bound (test_search.c). */
-#define TRIED_LEAST   8      /* candidates that are put in order, however slow their estimates */
-#define IMPROVED      3      /* orders that are improved by exchanges */
-#define WORK          400000 /* item steps of simulation that improving may take */
-#define PATIENCE      2      /* after this part of it without a gain improving ends */
-#define DRAWS_EACH    20 /* exchanges drawn for each that is tried: memory forbids most where it is full */
-#define NEAR          8 /* half of the exchanges are with an item no further away: delays of the link are local */
-#define PASSES        4    /* over all pairs of items, while plans become simpler */
-#define TIME_ROUNDING 1e-9 /* times that differ by this part are the same */
+#define TRIED_LEAST 8  /* candidates that are put in order, however slow their estimates */
+#define IMPROVED    3  /* orders that are improved by exchanges */
+#define PATIENCE    2  /* after this part of it without a gain improving ends */
+#define DRAWS_EACH  20 /* exchanges drawn for each that is tried: memory forbids most where it is full */
+#define NEAR        8 /* half of the exchanges are with an item no further away: delays of the link are local */
 
 /* ---- exchanges ---- */
 
@@ -104,9 +102,8 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
         space_put(s, home, b, to_y);
         double then = space_try_tally(s, home, &moved, ends, ring, now);
         uint32_t then_changes = space_changes(s, home, ends);
-        if (then < now * (1 - TIME_ROUNDING) ||
-            (then <= now * (1 + TIME_ROUNDING) && then_changes <= changes)) {
-            if (then < now * (1 - TIME_ROUNDING)) {
+        if (then < now * (1 - ROUNDING) || (then <= now * (1 + ROUNDING) && then_changes <= changes)) {
+            if (then < now * (1 - ROUNDING)) {
                 end = s->tried + patience < all ? s->tried + patience : all;
                 tries = (uint64_t)DRAWS_EACH * patience;
             }
@@ -166,7 +163,7 @@ static void simplify(struct space *s, enum plan_home *home, uint32_t budget)
 {
     uint64_t end = s->tried + budget;
     bool simpler = true;
-    for (int pass = 0; pass < PASSES && simpler && s->tried < end; pass++) {
+    while (simpler && s->tried < end) {
         simpler = false;
         memcpy(home, s->home, s->table->units * sizeof *home);
         struct space_tally tally = space_tally_of(s, home);
@@ -209,7 +206,7 @@ static void try_orders(struct mixing *m)
 {
     struct start start[CANDIDATES_MAX];
     struct space *s = m->s;
-    uint32_t starts = 0, work = WORK / s->table->units;
+    uint32_t starts = 0, work = SPACE_WORK / s->table->units;
     for (uint32_t i = 0; i < m->candidates; i++) {
         const struct candidate *c = &m->candidate[i];
         if (c->estimate > s->fastest && i >= TRIED_LEAST) break;

@@ -8,8 +8,6 @@
 #include "common/base/round.h"
 #include "daemon/planner/cost/larger.h"
 
-#define FLOOR_ROUNDING 1e-6 /* a part of a sum that moves to and fro may be off by */
-
 static bool same_item(const struct space_item *a, const struct space_item *b)
 {
     return a->count == b->count && a->allowed == b->allowed && a->crossing == b->crossing &&
@@ -268,7 +266,7 @@ bool space_tally_late(const struct space *s, const struct space_tally *tally, co
 {
     double most = 0;
     for (int k = 0; k < SPACE_FLOORS; k++) most = larger(most, ends->floor[k] + tally->floor[k]);
-    return most > limit_of(s, give_up) * (1 + FLOOR_ROUNDING);
+    return most > limit_of(s, give_up) * (1 + ROUNDING);
 }
 
 bool space_fits(const struct space *s, struct search_bytes b)

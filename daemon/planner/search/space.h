@@ -11,6 +11,8 @@
 #define SPACE_HOMES  3 /* PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM */
 #define SPACE_USES   8 /* sets of homes, as bits 1 << home */
 #define SPACE_FLOORS 3
+#define SPACE_WORK                                                                                           \
+    400000 /* simulations of a small space, item steps of them of a large one: tens of milliseconds */
 
 struct space_item {
     uint32_t first, count; /* units */
@@ -154,7 +156,8 @@ struct bound_part {
 };
 /* What there is beside items: floors, what is left of each limit for the items; a bound as high as `enough` need not be made
  * higher. */
-#define BOUND_PLENTY 0x1p62 /* bytes */
+#define BOUND_PLENTY     0x1p62 /* bytes */
+#define BOUND_PRICE_LAST 1e3    /* seconds a byte: more than any choice of homes pays for one */
 struct bound_frame {
     double floor[SPACE_FLOORS];
     double vram, host, enough;
