@@ -3,6 +3,7 @@
 
 #include "daemon/planner/prefill.h"
 #include "daemon/planner/profile/planned.h"
+#include "daemon/planner/profile/worth.h"
 
 /* Seconds of a prompt of `prompt` tokens in chunks of `tokens`, which become the plan's. */
 static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, struct plan *plan,
@@ -15,8 +16,6 @@ static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, st
     *seconds = forecast.seconds;
     return rc;
 }
-
-#define CHUNK_GAIN 0.03 /* part of a prompt's time that a chunk of twice the length must save */
 
 /* Weights in VRAM that a chunk expands are expanded once for all its tokens: chunks become longer as long as that is
  * worth it and the device has room beside the smallest pool. */
@@ -31,7 +30,7 @@ int chunks_lengthen(struct making *m, struct plan *plan, struct arena_spec *aren
         double shorter, longer;
         int rc = prompt_seconds(m, twice, now, plan, &shorter, err);
         if (!rc) rc = prompt_seconds(m, twice, twice, plan, &longer, err);
-        const bool pays = !rc && longer <= (1 - CHUNK_GAIN) * shorter &&
+        const bool pays = !rc && longer <= (1 - WORTH_ROOM) * shorter &&
                           ledger_workspace_bytes(&m->c, &room) <= prefill_buffers_most(&m->c);
         if (pays) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, arena, err);
         if (pays && !rc && ledger_fits(plan)) continue;

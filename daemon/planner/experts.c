@@ -12,11 +12,11 @@
 
 #include "daemon/planner/formats.h"
 #include "daemon/planner/profile/planned.h"
+#include "daemon/planner/profile/worth.h"
 
-/* Part of a decode step that slots for up to an eighth of the experts may cost beside the fastest plan if each expert was chosen
+/* Slots for up to an eighth of the experts may cost WORTH_NOTING of a decode step beside the fastest plan if each expert was chosen
  * alike. In published traces an eighth, kept by recency, caught 67 % of the uses; more would catch few more, and a prompt streams
  * all experts of such layers. */
-#define MIXED_SLACK  0.02
 #define MIXED_EIGHTH 8
 
 struct trial {
@@ -115,7 +115,7 @@ static int choose(struct making *m, uint32_t ctx, double other, struct candidate
 {
     struct trials t = {.m = m, .ctx = ctx, .from = &c->plan};
     struct trial best = {.seconds = INFINITY};
-    const double slack = m->r->experts ? 0 : MIXED_SLACK;
+    const double slack = m->r->experts ? 0 : WORTH_NOTING;
     for (uint32_t l = 0; l < c->plan.layers; l++) t.sparse += model_layer_sparse(&m->r->model->config, l);
     int rc = 0;
     for (int packs = 0; packs < PACKS_WAYS && !rc; packs++)
@@ -157,7 +157,7 @@ static int try_beside_best(struct making *m, const struct spec *spec, struct can
     if (m->r->one_memory || (best->fits && !some_outside(m->r->model, &best->plan))) return 0;
     int rc = packing_best(m, &mixed, NULL, &other, err);
     if (!rc && other.fits) rc = choose(m, spec->ctx, best->fits ? best->seconds : other.seconds, &other, err);
-    const double most = fmin((m->r->experts ? 1 : 1 + MIXED_SLACK) * best->seconds, m->floor);
+    const double most = fmin((m->r->experts ? 1 : 1 + WORTH_NOTING) * best->seconds, m->floor);
     const bool better = !rc && other.fits && (!best->fits || other.seconds < most);
     candidate_keep(m, best, &other, better);
     if (!better || !two) return rc;

@@ -9,10 +9,7 @@
 #include "common/plan/slots.h"
 #include "daemon/planner/profile/planned.h"
 
-#define MOVES_PART 0.8 /* of a step's time, in which the link brings experts while they move */
-/* A move costs this part of what finding an expert in VRAM saves: its copy reads the memory that the CPU reads. An H100's host took
- * 13 to 19 us for each, and 27 for an expert on the CPU. */
-#define MOVE_TAKES      0.6
+#define MOVES_PART      0.8 /* of a step's time, in which the link brings experts while they move */
 #define MOVES_OF_MISSES 0.7 /* how many come for each miss: in generated traces 0.67 to 0.74 (test_slots.c) */
 #define MOVES_TRIES     20  /* parts of the choices that are found, from those of slots that stay to all */
 
@@ -61,11 +58,11 @@ static int moving_step(const struct making *m, const struct plan *plan, const st
     const double saves = fmax(0, still - seconds) / (c->choices * (part - c->found)),
                  wanted = MOVES_OF_MISSES * c->choices * (1 - part);
     out->most = MOVES_PART * seconds * m->r->profile->link.h2d.value / c->bytes;
-    out->seconds = seconds + MOVE_TAKES * saves * wanted;
+    out->seconds = seconds + COST_EXPERT_TAKES * saves * wanted;
     if (rc || wanted <= out->most) return rc;
     const double less = c->found + (part - c->found) * out->most / wanted;
     rc = staying_step(m, plan, less, &seconds, err);
-    out->seconds = seconds + MOVE_TAKES * saves * out->most;
+    out->seconds = seconds + COST_EXPERT_TAKES * saves * out->most;
     return rc;
 }
 

@@ -10,10 +10,11 @@
 #include "common/plan/slots.h"
 #include "daemon/planner/histogram.h"
 #include "daemon/planner/profile/planned.h"
+#include "daemon/planner/profile/worth.h"
 
 #define DIRECT_STEP 50 /* of 1,000: shares of missing experts that are tried */
 /* Of experts' bytes, what sampled ones may come to packed for slots to have room for nearly all (common/plan/slots.c). */
-#define PACKED_SLOTS_WORTH 0.73
+#define PACKED_SLOTS_WORTH (PROFILE_PACKED_PART * (1 + WORTH_NOTING))
 
 int experts_place(const struct making *m, const struct plan *from, uint32_t whole, enum packs packs,
                   struct plan *plan, struct helm_err *err)

@@ -8,6 +8,7 @@
 #include "common/plan/engine_limits.h"
 #include "daemon/planner/profile/planned.h"
 #include "daemon/planner/profile/programs.h"
+#include "daemon/planner/profile/worth.h"
 
 enum invariant_option invariant_option_named(const char *name)
 {
@@ -150,8 +151,8 @@ int invariant_decide(const struct planner_request *asked, bool given, struct pla
     bool on = invariant->option == INVARIANT_ON;
     if (invariant->option == INVARIANT_AUTO) {
         on = given ? was
-                   : priced && known && batch.decode <= INVARIANT_DECODE &&
-                         batch.first <= INVARIANT_PREFILL && several.decode <= INVARIANT_DECODE;
+                   : priced && known && batch.decode <= 1 + WORTH_CHANGE && batch.first <= 1 + WORTH_MUCH &&
+                         several.decode <= 1 + WORTH_CHANGE;
         why = given   ? "as the plan says"
               : known ? "by price"
                       : "the profile does not say what several sequences take";

@@ -14,10 +14,6 @@ enum invariant_option { INVARIANT_AUTO, INVARIANT_ON, INVARIANT_OFF, INVARIANT_O
 /* The option of this text, one of INVARIANT_CHOICES. */
 enum invariant_option invariant_option_named(const char *name);
 
-/* What it may cost to be chosen by itself: of the time of a decode step, and of the first token. */
-#define INVARIANT_DECODE  1.05
-#define INVARIANT_PREFILL 1.10
-
 struct invariant {
     enum invariant_option option;
     char text[200]; /* "on: by price; as priced decode takes +0.0 %, ..." */

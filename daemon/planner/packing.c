@@ -5,23 +5,18 @@
  * the CPU's weights come next. */
 #include "daemon/planner/formats.h"
 #include "daemon/planner/ideas.h"
+#include "daemon/planner/profile/worth.h"
 
-/* Weights are packed in VRAM only if they come to at most this part of their bytes: prices are of such as do. */
-#define PACKED_WORTH 0.9
-/* Beside a device the CPU reads packed what it computes with where the forecast gains this part by it: prompts unpack what the CPU
- * has of them, and loading packs. (Measured, 16 cores and an H200: decode gains what is forecast, from nothing to a third, as the
- * machine's memory is.) */
-#define PACKED_CPU_GAIN 0.05
-
-/* Whether plans of this strategy may keep weights packed in VRAM: not the thesis's, nor weights that hardly become smaller. */
+/* Whether plans of this strategy may keep weights packed in VRAM: not the thesis's, nor weights that hardly become smaller, since
+ * prices are of such as do. */
 static bool packs_on_gpu(const struct making *m, const struct spec *spec)
 {
     const struct ledger_wish *asked = &m->r->wish;
     const struct packed_parts *parts = &asked->parts; /* 0: not sampled */
-    bool any = m->table.packs_head && !m->table.tied && parts->head < PACKED_WORTH;
+    bool any = m->table.packs_head && !m->table.tied && parts->head < 1 - WORTH_MUCH;
     for (uint32_t u = 0; u < unit_count(m->table.layers); u++)
         any |= m->table.packs_vram[u] &&
-               (unit_part(u) == UNIT_MLP ? parts->mlp : parts->attention) < PACKED_WORTH;
+               (unit_part(u) == UNIT_MLP ? parts->mlp : parts->attention) < 1 - WORTH_MUCH;
     return asked->pack && asked->pack_gpu && spec->device && any && spec->strategy != SEARCH_THESIS &&
            spec->strategy != SEARCH_ALL_CPU;
 }
@@ -97,9 +92,11 @@ int packing_best(struct making *m, const struct spec *asked, const struct packin
     if (rc || like || !spec.device || !best->fits || best->wish.pack_cpu || !has_cpu(m, &best->plan) ||
         !candidate_may_pack_cpu(m, &spec))
         return rc;
+    /* Prompts unpack what the CPU has packed, and loading packs. (Measured, 16 cores and an H200: decode gains what is forecast, from
+     * nothing to a third, as the machine's memory is.) */
     spec.packs_cpu = true;
-    return try_packed(m, spec, best->packing == PACKING_NONE ? PACKING_NONE : PACKING_ALL, PACKED_CPU_GAIN,
-                      best, err);
+    return try_packed(m, spec, best->packing == PACKING_NONE ? PACKING_NONE : PACKING_ALL, WORTH_CHANGE, best,
+                      err);
 }
 
 int packing_try(struct making *m, const struct spec *spec, struct candidate *best, struct helm_err *err)

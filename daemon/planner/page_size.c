@@ -8,14 +8,13 @@
 
 #include "common/base/units.h"
 #include "daemon/planner/cost/rates.h"
+#include "daemon/planner/profile/worth.h"
 
 #define PROMPT_TOKENS LEDGER_STEP_TOKENS /* of a chunk */
 /* The CPU takes runs of this size (worker-cpu/program/assist.c), where a page's heads have as much; rates are measured with
  * them. Runs of 8 KiB are read at half the rate of runs of 64 KiB: a run costs as much as this many bytes more. */
 #define RUN_BYTES      (32.0 * KIB)
 #define RUN_MORE_BYTES (10.7 * KIB)
-/* A size must save this part of a token's time against a smaller one. */
-#define SIZE_GAIN 0.01
 
 static const char *const cost_names[PAGE_COSTS] = {[PAGE_COST_PLACES] = "places not filled",
                                                    [PAGE_COST_AGAIN] = "prompts' last pages",
@@ -131,7 +130,8 @@ void page_size_choose(const struct page_size_case *c, struct page_size *size)
     memset(size, 0, sizeof *size);
     for (uint32_t i = 0; i < PAGE_SIZES; i++) {
         weigh(c, &t, i, size);
-        if (asked ? PAGE_SIZE_LEAST << i == asked : size->sum[i] < size->sum[best] - SIZE_GAIN) best = i;
+        if (asked ? PAGE_SIZE_LEAST << i == asked : size->sum[i] < size->sum[best] - WORTH_NOTING / 2)
+            best = i;
     }
     size->tokens = PAGE_SIZE_LEAST << best;
     explain(c, best, size);

@@ -2,7 +2,7 @@
  *
  * With one tier a whole context has room in VRAM beside the weights, used or not. With two, VRAM has places for the newest pages,
  * weights keep their room, and a long context costs time only when it is long. So plans are judged over contexts (tiers_score), and
- * one that is slower with a short context than the plan for TIERS_SHORT_CONTEXT by more than TIERS_LOSS counts only where no other is
+ * one that is slower with a short context than the plan for TIERS_SHORT_CONTEXT by more than WORTH_ROOM counts only where no other is
  * better there. Candidates are made for a short context's step, with the least places, then with twice as many while that is better;
  * with the best number for the steps of longer contexts; and then with longer chunks, which bring weights and old pages less often
  * and take room from both. These are judged by whole sessions. docs/planner-tiers.md has the rules. */
@@ -12,15 +12,11 @@
 
 #include "daemon/planner/prefill.h"
 #include "daemon/planner/profile/planned.h"
+#include "daemon/planner/profile/worth.h"
 
 #define TIERS_SHORT_CONTEXT                                                                                  \
     (2 * PLANNER_SHORT_CONTEXT) /* of the plan that two tiers must not be much slower than */
-#define TIERS_LOSS    0.03      /* part of a short context's speed that two tiers may cost */
-#define TIERS_GAIN    0.02      /* part of the score that two tiers must gain */
-#define SESSION_ALIKE 0.015     /* searches for like chunks end that far apart */
-#define LONG_GAIN     0.1   /* part of a long prompt's time that decides between requests that are alike */
-#define STEP_LOSS     0.025 /* part of a short context's speed that longer chunks may cost */
-#define CHUNKS_MISSED 2     /* lengths one after the other that are no better end the search for more */
+#define CHUNKS_MISSED 2         /* lengths one after the other that are no better end the search for more */
 
 struct scored {
     struct candidate c;
@@ -37,13 +33,13 @@ struct tiering {
     struct scored best;
 };
 
-/* Whether a plan with longer chunks than the best one's is better. */
+/* Whether a plan with longer chunks than the best one's is better: of sessions that are alike the one with much shorter long prompts. */
 static bool better_chunks(const struct tiering *k, const struct scored *c)
 {
     const struct score *now = &k->best.score, *then = &c->score;
     if (c->c.plan.step_tokens <= k->best.c.plan.step_tokens || then->at_short > k->most) return false;
-    return then->session < now->session || (then->session <= (1 + SESSION_ALIKE) * k->session_least &&
-                                            then->prompt <= (1 - LONG_GAIN) * now->prompt);
+    return then->session < now->session || (then->session <= (1 + WORTH_NOTING) * k->session_least &&
+                                            then->prompt <= (1 - WORTH_MUCH) * now->prompt);
 }
 
 static bool better(const struct tiering *k, const struct scored *c)
@@ -54,7 +50,7 @@ static bool better(const struct tiering *k, const struct scored *c)
     const bool in_time = c->score.at_short <= k->least, best_in_time = best->score.at_short <= k->least,
                two = plan_kv_tiered(&best->c.plan);
     if (in_time != best_in_time) return in_time;
-    return c->score.mean < (two ? 1 : 1 - TIERS_GAIN) * best->score.mean;
+    return c->score.mean < (two ? 1 : 1 - WORTH_NOTING) * best->score.mean;
 }
 
 static int score(const struct tiering *k, struct scored *c, struct helm_err *err)
@@ -96,7 +92,7 @@ static int find_least(struct tiering *k, struct helm_err *err)
         rc = making_decode_seconds(k->m, &c.plan,
                                    spec.ctx < PLANNER_SHORT_CONTEXT ? spec.ctx : PLANNER_SHORT_CONTEXT,
                                    &k->least, err);
-        k->least /= 1 - TIERS_LOSS;
+        k->least /= 1 - WORTH_ROOM;
     }
     plan_free(&c.plan);
     return rc;
@@ -118,10 +114,10 @@ static int try_places(struct tiering *k, struct spec *what, struct helm_err *err
 }
 
 /* Seconds that a short context's step may take with longer chunks: a little more than with the shortest, and no more than
- * TIERS_LOSS allows a plan that keeps to it with those. */
+ * WORTH_ROOM allows a plan that keeps to it with those. */
 static double most_at_short(const struct tiering *k)
 {
-    const double now = k->best.score.at_short, most = now / (1 - STEP_LOSS);
+    const double now = k->best.score.at_short, most = now / (1 - WORTH_NOTING);
     return now <= k->least ? fmin(most, k->least) : most;
 }
 

@@ -5,6 +5,7 @@
 
 #include "common/model/arch.h"
 #include "daemon/planner/cost/analyse.h"
+#include "daemon/planner/profile/worth.h"
 
 enum activations_option activations_option_named(const char *name)
 {
@@ -46,7 +47,7 @@ void activations_choose(enum activations_option option, const struct model *mode
 {
     for (int p = 0; p < PLAN_PROCESSORS; p++) {
         const double gain = activations_gain(model, profile, (enum plan_processor)p);
-        const bool wanted = option == ACTIVATIONS_AUTO   ? gain >= ACTIVATIONS_GAIN
+        const bool wanted = option == ACTIVATIONS_AUTO   ? gain >= 1 + WORTH_CHANGE
                             : option == ACTIVATIONS_INT8 ? can[p]
                                                          : false;
         inputs[p] = wanted ? LINEAR_INT8 : LINEAR_EXACT;

@@ -16,9 +16,6 @@ enum activations_option { ACTIVATIONS_AUTO, ACTIVATIONS_EXACT, ACTIVATIONS_INT8,
 /* The option of this text, one of ACTIVATIONS_CHOICES. */
 enum activations_option activations_option_named(const char *name);
 
-/* By how much rounding must make one token's products faster to be chosen by itself. */
-#define ACTIVATIONS_GAIN 1.05
-
 /* How many times as fast a processor multiplies one token by the model's weights in blocks with int8 activations; 0: the
  * profile has no rates of that, or there are no blocks. */
 double activations_gain(const struct model *model, const struct profile *profile,

@@ -13,9 +13,6 @@
  * in either product: 130 to 150 us for two experts of Qwen3-30B-A3B in Q4_K on an H200, beside a CPU that reads. */
 #define DIRECT_PART   0.95
 #define DIRECT_BEGINS 2
-/* Of the CPU's time for as many bytes, what direct reads take from it: of twelve layers of that model on an H100's host it was
- * busy 2.83, 2.63, 2.78 and 2.31 ms a token with 0 to 3 of 8 experts read directly. */
-#define DIRECT_TAKES 0.6
 /* Of several tokens' experts both read for so long that they share what memory gives: 8 tokens of the whole model took 60 and 63 ms. */
 #define DIRECT_TAKES_FEW 0.9
 #define DIRECT_FEW       8 /* tokens of that step; between one and these the part grows along a line */
@@ -104,7 +101,7 @@ static double cpu_seconds(const struct pricing *p, const struct experts_parts *p
                           double direct, bool copies)
 {
     const double more = fmin(1, (p->step->tokens - 1.0) / (DIRECT_FEW - 1)),
-                 takes = DIRECT_TAKES + more * (DIRECT_TAKES_FEW - DIRECT_TAKES);
+                 takes = COST_EXPERT_TAKES + more * (DIRECT_TAKES_FEW - COST_EXPERT_TAKES);
     return part * (copies ? parts->cpu_beside : parts->cpu) + takes * direct * parts->cpu;
 }
 

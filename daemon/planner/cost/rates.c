@@ -1,6 +1,7 @@
 /* What a profile says of steps of one size, as rates; where packed weights are worth it. See cost/rates.h and
  * cost.h; docs/planner-prices.md has what each rate stands for. */
 #include "daemon/planner/cost/rates.h"
+#include "daemon/planner/profile/worth.h"
 
 #include <math.h>
 
@@ -429,8 +430,8 @@ bool cost_packing_pays(const struct profile *profile)
 bool cost_packing_pays_cpu(const struct profile *profile, bool beside)
 {
     const struct profile_cpu *cpu = &profile->cpu;
-    if (beside && cpu->gemv_packed_beside.value > COST_PACKED_CPU_GAIN * cpu->gemv_beside.value) return true;
-    return cpu->gemv_packed.value > COST_PACKED_CPU_GAIN * cpu->gemv.value;
+    if (beside && cpu->gemv_packed_beside.value > (1 + WORTH_MUCH) * cpu->gemv_beside.value) return true;
+    return cpu->gemv_packed.value > (1 + WORTH_MUCH) * cpu->gemv.value;
 }
 
 bool cost_packed_is_faster(const struct profile *profile)

@@ -7,6 +7,7 @@
 
 #include "common/base/json.h"
 #include "common/base/units.h"
+#include "daemon/planner/profile/worth.h"
 
 #define FILE_BYTES_MAX 4096
 #define RATE_MAX       1e18
@@ -257,7 +258,7 @@ void profile_now_decide(const struct profile *profile, const struct profile_now 
     const struct then then = then_of(profile, &now->reads);
     const bool busy = now->busy_percent >= PROFILE_BUSY;
     *out = (struct machine_now){.known = true,
-                                .plans = !busy && profile_now_apart(profile, now) > PROFILE_NOW_PLAN,
+                                .plans = !busy && profile_now_apart(profile, now) > WORTH_MUCH,
                                 .rates = *now};
     if (is_plain(&now->reads))
         snprintf(out->text, sizeof out->text, "host memory reads");

@@ -25,9 +25,8 @@ struct profile_now {
     uint32_t busy_percent; /* of the processors' time, that other programs took meanwhile */
 };
 
-/* A plan is made by the rates of now where one of them is further than this from the profile's, of which it is a part, and
- * other programs took less than PROFILE_BUSY of the processors' time meanwhile: they may have ended before it serves. */
-#define PROFILE_NOW_PLAN 0.10
+/* A plan is made by the rates of now where one of them is further than WORTH_MUCH of it from the profile's, and other programs took
+ * less than PROFILE_BUSY of the processors' time meanwhile: they may have ended before it serves. */
 
 /* {"helm_now": 1, "format": "q4_k", "activations": "int8", "read": N, "read_beside": N, "h2d": N, "h2d_beside": N}; what was not
  * measured is left out, as are format and activations of plain reads. NULL: no memory. */

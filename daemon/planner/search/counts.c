@@ -10,13 +10,10 @@
 #include <string.h>
 
 #include "daemon/planner/cost/larger.h"
+#include "daemon/planner/profile/worth.h"
 
-#define EXCHANGE_MAX 4    /* items of the first kind in an exchange; 1, 2 and 4 are tried */
-#define FAR          1.05 /* times the best estimate: what is certainly above that is no candidate */
-#define ALIKE_LEAST                                                                                          \
-    0.01 /* part by which items of a group differ, or twice that, and so on until GROUPS_MAX groups do */
-#define NUDGE     0.03 /* of the bound's prices, beside which numbers begin */
-#define RING_PART 3    /* rings that are tried grow by this part, a dozen from the least to the largest */
+#define EXCHANGE_MAX 4 /* items of the first kind in an exchange; 1, 2 and 4 are tried */
+#define RING_PART    3 /* rings that are tried grow by this part, a dozen from the least to the largest */
 
 /* ---- groups ---- */
 
@@ -53,7 +50,7 @@ bool counts_group(struct mixing *m)
 {
     /* the less alike, the rougher the estimate: as much as it takes for GROUPS_MAX groups */
     bool grouped = group_items(m, 0);
-    for (double tolerance = ALIKE_LEAST; !grouped && tolerance < 2; tolerance *= 2)
+    for (double tolerance = WORTH_NOTING / 2; !grouped && tolerance < 2; tolerance *= 2)
         grouped = group_items(m, smaller(tolerance, 1));
     if (!grouped) return false; /* more than GROUPS_MAX sets of allowed homes */
     memset(m->group, 0, sizeof m->group);
@@ -340,7 +337,7 @@ static double bound_of(const struct mixing *m, const struct candidate *c, struct
  */
 static void find_by_price(struct mixing *m, const struct bound_prices *p, struct candidate *best)
 {
-    static const double nudge[] = {1 - NUDGE, 1 + NUDGE};
+    static const double nudge[] = {1 - WORTH_NOTING, 1 + WORTH_NOTING};
     struct counts begun[4];
     for (int i = 0; i < 4; i++) {
         struct candidate c = {.ends = best->ends, .ring = best->ring};
@@ -383,7 +380,7 @@ void counts_find(struct mixing *m)
             struct bound_prices prices;
             group_floors(m, ring[r]);
             *c = (struct candidate){.ends = &s->ends[e], .ring = ring[r]};
-            if (bound_of(m, c, &prices) > least * FAR) continue;
+            if (bound_of(m, c, &prices) > least * (1 + WORTH_CHANGE)) continue;
             if (before) {
                 c->counts = before->counts;
                 settle_counts(m, c);
