@@ -12,7 +12,7 @@
 #include "daemon/planner/profile/planned.h"
 #include "daemon/planner/profile/worth.h"
 
-#define DIRECT_STEP 50 /* of 1,000: shares of missing experts that are tried */
+#define DIRECT_STEP (PERMILLE / PLANNER_SHARES / 2)
 /* Of experts' bytes, what sampled ones may come to packed for slots to have room for nearly all (common/plan/slots.c). */
 #define PACKED_SLOTS_WORTH (PROFILE_PACKED_PART * (1 + WORTH_NOTING))
 

@@ -67,6 +67,8 @@ struct planner_request {
 #define PLANNER_SHORT_CONTEXT  LEDGER_CTX_LEAST
 #define PLANNER_CONTEXT_GROWTH 4
 #define PLANNER_ANSWER_TOKENS  256
+/* Shares of what the GPU reads directly that are tried are so many parts of all apart, and then finer beside the best. */
+#define PLANNER_SHARES 10
 /* "one", "two", "auto" */
 #define KV_TIERS_CHOICES "auto|one|two"
 #define KV_TIERS_DEFAULT "auto"

@@ -6,8 +6,8 @@
 
 #include <math.h>
 
-#define DIRECT_STEP   25  /* of 1,000: shares that are tried beside the best */
-#define DIRECT_COARSE 100 /* of those that are tried first */
+#define DIRECT_COARSE (PERMILLE / PLANNER_SHARES)
+#define DIRECT_STEP   (DIRECT_COARSE / 4)
 
 /* ---- a plan over contexts ---- */
 

@@ -60,7 +60,7 @@ struct cost_step {
  * directly; a copy took 13 to 19 us, and an expert on the CPU 27. */
 #define COST_EXPERT_TAKES 0.6
 /* After this time without a unit the CPU's threads sleep. */
-#define COST_CPU_AWAKE_S (CPU_SPIN_QUIET_US * 1e-6)
+#define COST_CPU_AWAKE_S (CPU_SPIN_QUIET_US * MICRO)
 
 /* An attention half on the GPU whose cache lies partly in the arena alone. Parts of `gpu` and of `stream`: */
 struct cost_kv {

@@ -28,8 +28,8 @@
     2 /* pages of windows by default: what all slots need, and as much for those that rest */
 /* Pools are rounded up to a huge page in the arena, and allocations on the device to its own granularity. */
 #define LEDGER_ROUNDING_BYTES (2 * ARENA_HUGE_PAGE)
-#define LEDGER_SNAPSHOTS      4 /* of fixed states by default, for each slot, */
-#define LEDGER_SNAPSHOT_PART  4 /* in at most this part of the host memory that is left */
+/* Of fixed states by default, for each slot, in at most one of as many parts of the host memory that is left. */
+#define LEDGER_SNAPSHOTS 4
 
 struct ledger_wish {
     enum kv_dtype kv_dtype;

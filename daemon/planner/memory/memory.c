@@ -12,11 +12,12 @@
 #include "common/program/slices.h"
 #include "daemon/planner/profile/planned.h"
 
-#define RING_UNIT_PARTS 4 /* the smallest ring: this part of the largest half layer, as a power of two */
-#define RING_STEPS      (2 * RING_UNIT_PARTS) /* the largest one, in sizes of the smallest */
-#define RING_USUAL      2                     /* the one of a plan that streams in prefill only, likewise */
-#define RING_VRAM_PARTS 4 /* and no ring takes more than this part of the device's memory */
-#define RING_LEAST      (64 * KIB)
+/* The smallest ring: this part of the largest half layer, as a power of two. And no ring takes more than this part of the device's
+ * memory. */
+#define RING_PARTS 4
+#define RING_STEPS (2 * RING_PARTS) /* the largest one, in sizes of the smallest: two half layers */
+#define RING_USUAL 2                /* the one of a plan that streams in prefill only, likewise */
+#define RING_LEAST (64 * KIB)
 
 uint64_t memory_ring_least(const struct model *m)
 {
@@ -41,8 +42,7 @@ void memory_ring_sizes(const struct ledger_case *c, uint64_t *granule, uint64_t 
         uint64_t stored = analyse_units_stored(c->table, u, u);
         if (stored > unit) unit = stored;
     }
-    while (2 * bytes * RING_UNIT_PARTS <= unit &&
-           2 * bytes * RING_STEPS * RING_VRAM_PARTS <= c->machine->device.limit)
+    while (2 * bytes * RING_PARTS <= unit && 2 * bytes * RING_STEPS * RING_PARTS <= c->machine->device.limit)
         bytes *= 2;
     while (bytes < least) bytes *= 2;
     *granule = bytes;

@@ -44,7 +44,7 @@ int ledger_fit_snapshots(const struct ledger_case *c, uint32_t ctx, struct plan 
     struct ledger_case more = *c;
     if (!bytes || wish.snapshot_bytes || plan->state_snapshots || !ledger_fits(plan)) return 0;
     const uint64_t usual = (uint64_t)LEDGER_SNAPSHOTS * wish.slots * bytes,
-                   room = (host->limit - host->total) / LEDGER_SNAPSHOT_PART;
+                   room = (host->limit - host->total) / LEDGER_SNAPSHOTS;
     more.wish = &wish;
     wish.snapshot_bytes = usual < room ? usual : room;
     wish.vram_page_count = plan_kv_places(plan); /* as the places were fitted */
