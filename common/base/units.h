@@ -11,6 +11,7 @@
 #define MIB      ((uint64_t)1 << 20)
 #define GIB      ((uint64_t)1 << 30)
 #define GIGA     1e9  /* bytes, operations */
+#define KILO     1e3  /* milliseconds of a second */
 #define MICRO    1e-6 /* seconds */
 #define PERCENT  100  /* of a whole */
 #define PERMILLE 1000 /* of a whole */

@@ -1,6 +1,7 @@
 /* Histograms of experts. See histogram.h. */
 #include "daemon/planner/histogram.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -105,6 +106,6 @@ int histogram_apply(const struct histogram *h, struct plan *plan, struct helm_er
         hits += all ? (double)caught / (double)all : (double)slots / (h->experts * parts);
         u++;
     }
-    plan->device[PLANNED_GPU].experts.hit_permille = units ? (uint32_t)(PERMILLE * hits / units + 0.5) : 0;
+    plan->device[PLANNED_GPU].experts.hit_permille = units ? (uint32_t)round(PERMILLE * hits / units) : 0;
     return 0;
 }

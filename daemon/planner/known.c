@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/random.h"
+
 struct known_key {
     struct spec spec;
     struct ledger_wish asked;
@@ -44,7 +46,7 @@ static uint64_t mix(uint64_t sum, const void *bytes, size_t count)
     for (uint64_t word = 0; count; count -= count < sizeof word ? count : sizeof word, at += sizeof word) {
         word = 0;
         memcpy(&word, at, count < sizeof word ? count : sizeof word);
-        sum = (sum ^ (sum >> 29) ^ word) * 0x9e3779b97f4a7c15;
+        sum = random_of(sum ^ word);
     }
     return sum;
 }

@@ -146,7 +146,8 @@ static int try_chunks(struct tiering *k, struct spec what, struct helm_err *err)
 
 static int try_all(struct tiering *k, struct helm_err *err)
 {
-    static const uint32_t longer[] = {2 * PLANNER_SHORT_CONTEXT, 8 * PLANNER_SHORT_CONTEXT};
+    static const uint32_t longer[] = {2 * PLANNER_SHORT_CONTEXT,
+                                      2 * PLANNER_CONTEXT_GROWTH * PLANNER_SHORT_CONTEXT};
     struct making *m = k->m;
     const uint32_t stated = m->asked.step_tokens;
     struct spec what = *k->spec;

@@ -125,6 +125,9 @@ def test_snapshots_are_a_line_of_the_ledger():
         same((p.get("state_snapshots", 0), list(lines)), (count, [f"{count} snapshots of fixed states"] if count else []), "snapshots")
         check(not count or record // 2 < lines[f"{count} snapshots of fixed states"] // count < record, f"{lines}")
         check(not count or f"  {count} snapshots of fixed states" in run(*words)[1], "the table")
+    for options, slots in (((), 8), (("--parallel", 2), 2), (("--batch", 4, "--parallel", 2), 4)):
+        out = run("--model", "tests/data/golden/qwen35", "--profile", PROFILE, *options)[1]
+        check(f"fixed states of {slots} slots" in out, f"{slots} slots: {out}")
 
 
 def test_more_vram_than_the_card_has():

@@ -31,8 +31,8 @@ void attention_price(const struct pricing *p, const struct device_rates *r, doub
     const double positions = (window > 0 ? fmin(context, window + n - 1) : context) - elsewhere;
     out->memory = p->step->rows * positions * cells / r->attention;
     out->beside = out->memory * (r->attention / r->attention_beside);
-    out->compute = n > 1 ? 4.0 * c->heads * heads.head_dim * p->step->rows * attended(n, context, window) /
-                               r->attention_flops
+    out->compute = n > 1 ? 2.0 * 2 * c->heads * heads.head_dim * p->step->rows *
+                               attended(n, context, window) / r->attention_flops
                          : 0;
 }
 

@@ -33,6 +33,10 @@ static void add_attention(const struct pricing *p, const struct device_rates *r,
     *(a.compute > a.memory ? &s->compute : &s->memory) += fmax(a.memory, a.compute);
 }
 
+/* Bytes of a number of an activation: written as fp32 and read in 16 bits by a product; read and written by a rotation. */
+#define PASSED  (double)(sizeof(float) + sizeof(uint16_t))
+#define ROTATED (2.0 * sizeof(float))
+
 /* Norms, rotations and products of several tokens pass through memory on their own; one token's are in the
  * operations around them. */
 static double activation_bytes(const struct pricing *p, uint32_t kind)
@@ -42,11 +46,12 @@ static double activation_bytes(const struct pricing *p, uint32_t kind)
     if (p->tier == OP_TIER_ONE) return 0;
     if (p->model->math.part[kind]
             .experts) /* x gathered by expert, what is between the halves, and sums that are added up */
-        return p->step->tokens * (6.0 * c->hidden + 6.0 * c->shared_intermediate +
-                                  c->router.chosen * (12.0 * c->hidden + 6.0 * c->expert_intermediate));
+        return p->step->tokens *
+               (PASSED * c->hidden + PASSED * c->shared_intermediate +
+                c->router.chosen * (2 * PASSED * c->hidden + PASSED * c->expert_intermediate));
     return p->step->tokens *
-           (6.0 * c->hidden +
-            (p->model->math.part[kind].part == UNIT_MLP ? 6.0 * c->intermediate : 8 * (q + 2 * kv)));
+           (PASSED * c->hidden +
+            (p->model->math.part[kind].part == UNIT_MLP ? PASSED * c->intermediate : ROTATED * (q + 2 * kv)));
 }
 
 /* A packed matrix on the CPU. One token's products read it as it is. Several tokens' multiply what each
@@ -283,7 +288,7 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, uint
     const struct part_operations *o = &p->part[kind];
     const bool attends = p->model->math.part[kind].state == STATE_PAGES; /* and rotates */
     const struct model_heads heads = model_heads_of(c, window > 0);
-    double rotated = 8.0 * heads.head_dim * (c->heads + 2.0 * heads.kv_heads);
+    double rotated = ROTATED * heads.head_dim * (c->heads + 2.0 * heads.kv_heads);
     spent_bytes(r, 2.0 * p->step->rows * (double)p->model->math.part[kind].state_bytes, r->read, s);
     if (attends) {
         add_attention(p, r, window, attention_elsewhere(p, window), s);

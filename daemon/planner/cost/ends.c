@@ -80,7 +80,7 @@ void price_head(const struct pricing *p, const struct analyse_table *analysed, s
 
 void price_embed(const struct pricing *p, const struct analyse_table *analysed, struct cost_unit *u)
 {
-    double row = (double)p->model->config.hidden * (4 + dtype_bytes(p->model->config.dtype));
+    double row = (double)p->model->config.hidden * (sizeof(float) + dtype_bytes(p->model->config.dtype));
     u->bytes = analysed->embed.stored;
     u->cpu = u->cpu_beside =
         program_ops_count(&p->model->math.embed, PROCESSOR_CPU, p->tier) * p->cpu.operation +

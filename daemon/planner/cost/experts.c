@@ -43,7 +43,7 @@ static double longer_of_two(const struct profile *profile, enum tensor_format fo
     const uint32_t tokens = table->count && table->point[0].x > 2 ? table->point[0].x : 2;
     const double flops = of->cpu_linear.count ? profile_table_at(table, tokens).value
                                               : cost_rates_linear(table, format, tokens),
-                 values = 1 << 16, bytes = (double)tensor_format_row_bytes(format, 1 << 16);
+                 values = KIB, bytes = (double)tensor_format_row_bytes(format, KIB);
     return flops > 0 ? fmax(1, 2 * values * tokens / flops / (bytes / one->gemv)) : 1;
 }
 
@@ -64,7 +64,7 @@ int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT
     struct pricing of = *p;
     /* of the experts that are chosen, those that more than one token chose */
     const double several = all > 1 ? 1 - all * part * pow(1 - part, all - 1) / (1 - pow(1 - part, all)) : 0;
-    step.tokens = (uint32_t)fmax(1, each + 0.5);
+    step.tokens = (uint32_t)fmax(1, round(each));
     if (step.rows > step.tokens) step.rows = step.tokens;
     of.step = &step;
     int rc = cost_rates_of(&of, err);

@@ -87,7 +87,7 @@ static void fill_units(const struct ledger_case *c, const struct memory_wish *wi
                    window_kv = ledger_window_layer_bytes(c, ledger_window_pages(c, wish->pages));
     uint64_t ring = 0, largest;
     if (wish->device) memory_ring_sizes(c, &ring, &largest); /* the smallest has the most slices */
-    for (uint32_t u = 0; u < unit_count(c->table->layers); u++, unit += 3) {
+    for (uint32_t u = 0; u < unit_count(c->table->layers); u++, unit += SEARCH_HOMES) {
         const struct analyse_bytes bytes = analyse_units(c->table, u, u);
         /* With two tiers all layers' pages are in host memory at all events: memory_build. */
         const bool mlp = unit_part(u) == UNIT_MLP, pages = !mlp && keeps_pages(c, unit_layer(u));
@@ -213,7 +213,7 @@ int memory_build(const struct ledger_case *c, const struct memory_wish *wish, st
     if (ledger_kv_layer_bytes(c, wish->pages) > PLAN_BYTES_MAX / (4 * MODEL_LAYERS_MAX))
         return helm_fail(err, HELM_E_LIMIT, "a KV pool of %u pages of %u tokens is no machine's", wish->pages,
                          c->wish->page_tokens);
-    memory->unit = calloc((size_t)unit_count(c->table->layers) * 3, sizeof *memory->unit);
+    memory->unit = calloc((size_t)unit_count(c->table->layers) * SEARCH_HOMES, sizeof *memory->unit);
     if (!memory->unit)
         return helm_fail(err, HELM_E_NOMEM, "no memory for the sizes of %u half layers",
                          unit_count(c->table->layers));
@@ -249,7 +249,7 @@ struct search_bytes memory_sum(const struct memory *memory, const struct search_
     if (tied && found->embed == found->head) sum = s->tied_both[found->head];
     on[found->embed] = on[found->head] = true;
     for (uint32_t u = 0; u < units; u++) {
-        sum = sum_of(&sum, &s->unit[3 * u + found->home[u]]);
+        sum = sum_of(&sum, &s->unit[SEARCH_HOMES * u + found->home[u]]);
         on[plan_home_processor(found->home[u])] = true;
     }
     if (on[PLAN_HOME_CPU]) sum = sum_of(&sum, &s->cpu_any);

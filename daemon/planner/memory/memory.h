@@ -20,7 +20,7 @@ struct memory_wish {
 
 struct memory {
     struct search_memory search;
-    struct search_bytes *unit;           /* [units][3], search.unit points at it; owned */
+    struct search_bytes *unit;           /* [units][SEARCH_HOMES], search.unit points at it; owned */
     uint64_t vram_missing, host_missing; /* by how much the fixed bytes alone exceed a limit */
 };
 HELM_MUST_CHECK int memory_build(const struct ledger_case *c, const struct memory_wish *wish,

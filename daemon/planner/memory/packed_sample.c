@@ -9,7 +9,7 @@
 #include "common/model/shards.h"
 #include "daemon/planner/cost/larger.h"
 
-#define KINDS 3
+#define KINDS (UNIT_PARTS + 1)
 /* Groups are taken where its multiples fall in a matrix: spread evenly, however many there will be. */
 
 /* Sums over the groups of one kind that were read; the squares are of packed and plain bytes, and both. */

@@ -231,7 +231,7 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
 double profile_disturbance(const struct profile *profile)
 {
     const double taken = profile->busy_percent / (double)PERCENT;
-    return profile->busy_percent < PROFILE_BUSY ? 0 : fmin(DISTURBANCE_MAX, taken / (1 - fmin(taken, 0.9)));
+    return profile->busy_percent < PROFILE_BUSY ? 0 : fmin(DISTURBANCE_MAX, taken / (1 - taken));
 }
 
 int profile_check(const struct profile *profile, struct helm_err *err)

@@ -159,7 +159,7 @@ static double estimate(const struct frame *f, const struct totals *base, const s
     }
     for (int i = SPACE_FLOORS; i < SUMS; i++) t.sum[i] = base->sum[i] + times * more->sum[i];
     for (int h = 0; h < SPACE_HOMES; h++)
-        uses |= t.sum[AT + h] > 0.5 ? 1u << h : 0; /* whole numbers, but for rounding */
+        uses |= t.sum[AT + h] > ROUNDING ? 1u << h : 0; /* whole numbers, but for rounding */
     const double over =
         larger(0, t.sum[VRAM] + f->once[uses].vram) + larger(0, t.sum[HOST] + f->once[uses].host);
     if (over * BOUND_PRICE_LAST >= limit) return INFINITY;

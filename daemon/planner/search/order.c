@@ -154,7 +154,7 @@ static void continue_with(struct mixing *m, uint32_t item, const struct state *f
         compute(o, s, &s->item[item], (enum plan_home)h, &t);
         for (int k = 0; k < SPACE_FLOORS; k++) t.rest[k] -= m->group[g].at[h].floor[k];
         t.judged = judge(o, s, &t);
-        t.numbers -= space_mark(g, (enum plan_home)h);
+        t.numbers -= space_mark(g, (uint32_t)h);
         t.note = o->notes;
         o->note[o->notes++] = (struct note){.before = from->note, .home = (enum plan_home)h};
         const uint32_t at = keep(o, t.numbers + (uint64_t)t.worker, t.judged);
@@ -182,7 +182,7 @@ void order_find(struct mixing *m, const struct candidate *c)
                 first->rest[k] += c->counts.n[g][h] * m->group[g].at[h].floor[k];
     for (uint32_t g = 0; g < m->groups; g++)
         for (int h = 0; h < SPACE_HOMES; h++)
-            first->numbers += (uint64_t)c->counts.n[g][h] * space_mark(g, (enum plan_home)h);
+            first->numbers += (uint64_t)c->counts.n[g][h] * space_mark(g, (uint32_t)h);
     for (uint32_t i = 0; i < s->items; i++) {
         o->next_count = o->worst = 0;
         for (uint32_t j = 0; j < o->count; j++) continue_with(m, i, &o->now[j]);

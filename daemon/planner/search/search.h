@@ -12,9 +12,11 @@
 struct search_bytes {
     uint64_t vram, host;
 };
+#define SEARCH_HOMES (PLAN_HOME_STREAM + 1)
 struct search_memory {
     uint64_t vram_limit, host_limit;
-    const struct search_bytes *unit;       /* [units][3], by PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM */
+    const struct search_bytes
+        *unit; /* [units][SEARCH_HOMES], by PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM */
     struct search_bytes embed[2], head[2]; /* by PLAN_HOME_CPU, PLAN_HOME_GPU */
     struct search_bytes tied_both[2];      /* of a tied model: both ends there, so that they exist once */
     /* Once, as soon as something is there: a unit or an end on `cpu`; a unit or an end that the GPU computes;

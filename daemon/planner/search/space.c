@@ -286,8 +286,7 @@ static bool simpler(const struct space *s, double seconds, uint32_t changes, uin
 static double price(struct space *s, const struct cost_plan *plan, const struct space_ends *ends,
                     uint64_t marks, double limit)
 {
-    const uint64_t sum = marks + plan->ring_bytes * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)(ends - s->ends),
-                   key = sum ^ (sum >> 32);
+    const uint64_t key = marks + space_mark(plan->ring_bytes, (uint32_t)(ends - s->ends));
     struct space_priced *known = &s->priced[key % SPACE_PRICED];
     s->tried++;
     if (known->key != key || (isinf(known->seconds) && known->limit < limit))

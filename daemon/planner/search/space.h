@@ -6,10 +6,11 @@
 #ifndef HELM_DAEMON_PLANNER_SEARCH_SPACE_H
 #define HELM_DAEMON_PLANNER_SEARCH_SPACE_H
 
+#include "common/base/random.h"
 #include "daemon/planner/search/search.h"
 
-#define SPACE_HOMES  3 /* PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM */
-#define SPACE_USES   8 /* sets of homes, as bits 1 << home */
+#define SPACE_HOMES  SEARCH_HOMES        /* PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM */
+#define SPACE_USES   (1u << SPACE_HOMES) /* sets of homes, as bits 1 << home */
 #define SPACE_FLOORS 3
 #define SPACE_WORK                                                                                           \
     400000 /* simulations of a small space, item steps of them of a large one: tens of milliseconds */
@@ -90,11 +91,9 @@ struct space_tally {
     uint64_t marks;              /* of their homes: plans with the same sum are the same */
 };
 /* A number for something and its home, whose sums differ where the homes do. */
-static inline uint64_t space_mark(uint32_t of, enum plan_home home)
+static inline uint64_t space_mark(uint64_t of, uint32_t home)
 {
-    const uint64_t at = (of * SPACE_HOMES + (uint32_t)home + 1) * UINT64_C(0x9e3779b97f4a7c15),
-                   mixed = (at ^ (at >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    return mixed ^ (mixed >> 27);
+    return random_of(of * SPACE_HOMES + home + 1);
 }
 struct space_tally space_tally_of(const struct space *space, const enum plan_home *home);
 static inline void space_tally_move(const struct space *space, struct space_tally *tally, uint32_t item,
