@@ -11,7 +11,8 @@
 
 #define MOVES_PART      0.8 /* of a step's time, in which the link brings experts while they move */
 #define MOVES_OF_MISSES 0.7 /* how many come for each miss: in generated traces 0.67 to 0.74 (test_slots.c) */
-#define MOVES_TRIES     20  /* parts of the choices that are found, from those of slots that stay to all */
+#define MOVES_TRIES                                                                                          \
+    (2 * PLANNER_SHARES) /* parts of the choices that are found, from those of slots that stay to all */
 
 /* Bytes of an expert, its gate, up and down as they lie in slots: the mean of the layers, whose formats may differ. */
 static int expert_bytes(const struct making *m, const struct plan *plan, double *bytes, struct helm_err *err)

@@ -7,7 +7,7 @@
 
 #include "common/base/units.h"
 
-#define GROW_PARTS 16 /* it grows by one of so many, where the search says no number */
+#define GROW_PARTS (2 * CANDIDATE_TRIES) /* it grows by one of so many, where the search says no number */
 
 /* ---- by how much ---- */
 

@@ -17,14 +17,15 @@ static void say(struct activations *a, const char *fmt, ...)
     va_end(ap);
 }
 
+#define ROUNDING_TEXT 32
 /* "cpu", "cpu and gpu" */
-static const char *rounding(const enum linear_inputs inputs[PLAN_PROCESSORS], char text[32])
+static const char *rounding(const enum linear_inputs inputs[PLAN_PROCESSORS], char text[ROUNDING_TEXT])
 {
     text[0] = '\0';
     for (int p = 0; p < PLAN_PROCESSORS; p++) {
         const size_t at = strlen(text);
         if (inputs[p] == LINEAR_INT8)
-            snprintf(text + at, 32 - at, "%s%s", at ? " and " : "",
+            snprintf(text + at, ROUNDING_TEXT - at, "%s%s", at ? " and " : "",
                      plan_processor_name((enum plan_processor)p));
     }
     return text;
@@ -33,7 +34,7 @@ static const char *rounding(const enum linear_inputs inputs[PLAN_PROCESSORS], ch
 void activations_want(const struct model *model, const struct profile *profile, unsigned features,
                       struct activations *a)
 {
-    char on[32];
+    char on[ROUNDING_TEXT];
     for (int p = 0; p < PLAN_PROCESSORS; p++) /* of a device, the profile knows */
         a->can[p] = activations_gain(model, profile, (enum plan_processor)p) > 0;
     for (int f = 0; f < FORMAT_COUNT; f++)
@@ -64,7 +65,7 @@ void activations_take(struct plan *plan, struct activations *a)
 static void settle(const struct verdict *v, const struct plan *plan, struct activations *a, bool *again)
 {
     const bool asked = a->option == ACTIVATIONS_INT8, passes = v && verdict_passes(v);
-    char on[32], found[160] = "it could not be checked";
+    char on[ROUNDING_TEXT], found[160] = "it could not be checked";
     rounding(plan->inputs, on);
     if (v)
         snprintf(found, sizeof found,
@@ -87,7 +88,7 @@ void activations_look(const struct model *model, const struct plan *plan, struct
     const uint32_t units = activations_units(plan, model);
     struct verdict verdict;
     struct helm_err err = {0};
-    char on[32];
+    char on[ROUNDING_TEXT];
     *again = false;
     if (!units) {
         if (strncmp(a->text, "exact", 5) != 0) say(a, "exact: the plan multiplies no blocks with int8");
@@ -116,7 +117,7 @@ static void keep(const struct verdict *verdict, const struct activations *a)
 void activations_wait(const struct plan *plan, const struct verdict *verdict, struct activations *a)
 {
     const bool asked = a->option == ACTIVATIONS_INT8, first = !a->waits;
-    char on[32];
+    char on[ROUNDING_TEXT];
     rounding(plan->inputs, on);
     a->checks = false;
     a->waits = true;

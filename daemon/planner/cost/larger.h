@@ -5,7 +5,6 @@
 
 #define ROUNDING      1e-9  /* sums of the same numbers in another order may differ by this part */
 #define SECONDS_LEAST 1e-12 /* what may take no time counts as if it took this: rates stay numbers */
-#define GOLDEN        0.6180339887498949 /* the golden section: (sqrt 5 - 1) / 2 */
 
 static inline double larger(double a, double b)
 {

@@ -7,7 +7,6 @@
 
 #include "common/formats/packed.h"
 #include "common/model/shards.h"
-#include "daemon/planner/cost/larger.h"
 
 #define KINDS (UNIT_PARTS + 1)
 /* Groups are taken where its multiples fall in a matrix: spread evenly, however many there will be. */

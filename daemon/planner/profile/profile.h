@@ -24,7 +24,7 @@
 /* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
  * machine is found quiet, which is below PROFILE_QUIET. */
 #define PROFILE_BUSY  10
-#define PROFILE_QUIET 5
+#define PROFILE_QUIET (PROFILE_BUSY / 2)
 
 enum profile_source {
     PROFILE_UNKNOWN,   /* value is 0 */

@@ -66,17 +66,18 @@ uint64_t programs_signature(const struct model *model, uint32_t unit)
     return digest.low ^ digest.high;
 }
 
-static void name_kind(const struct model *model, uint32_t unit, char name[64])
+static void name_kind(const struct model *model, uint32_t unit, char name[PROGRAMS_NAME_TEXT])
 {
     const bool head = unit == unit_count(model->config.layers);
     const struct model_tensor *of_head = model_find(model, TENSOR_HEAD, -1);
     const struct model_unit *u = head ? NULL : &model->unit[unit];
     unsigned named = 0;
-    size_t used = (size_t)snprintf(name, 64, "%.30s of", head ? "head" : model_unit_math(model, unit)->name);
-    for (uint32_t i = 0; i < (head ? of_head != NULL : u->matrix_count) && used < 64; i++) {
+    size_t used = (size_t)snprintf(name, PROGRAMS_NAME_TEXT, "%.30s of",
+                                   head ? "head" : model_unit_math(model, unit)->name);
+    for (uint32_t i = 0; i < (head ? of_head != NULL : u->matrix_count) && used < PROGRAMS_NAME_TEXT; i++) {
         const enum tensor_format format = (head ? of_head : u->tensor[i])->format;
         if (named & format_bit(format)) continue;
-        used += (size_t)snprintf(name + used, 64 - used, "%s %s", named ? " and" : "",
+        used += (size_t)snprintf(name + used, PROGRAMS_NAME_TEXT - used, "%s %s", named ? " and" : "",
                                  tensor_format_name(format));
         named |= format_bit(format);
     }

@@ -14,6 +14,7 @@
 
 /* Of the file, and of the method of measuring: a new one has models measured again. */
 #define PROGRAMS_VERSION   2
+#define PROGRAMS_NAME_TEXT 64
 #define PROGRAMS_KINDS_MAX 32 /* more kinds than that have prices by rates */
 #define PROGRAMS_CELLS_MAX 32
 #define PROGRAMS_BYTES_MAX ((size_t)MIB)
@@ -45,8 +46,8 @@ struct programs_times {
 enum programs_gpu_way { PROGRAMS_GPU, PROGRAMS_GPU_INVARIANT, PROGRAMS_GPU_WAYS };
 
 struct programs_kind {
-    uint64_t signature; /* programs_signature of its units */
-    char name[64];      /* "attention of q4_k and q6_k", for people */
+    uint64_t signature;            /* programs_signature of its units */
+    char name[PROGRAMS_NAME_TEXT]; /* "attention of q4_k and q6_k", for people */
     struct programs_times cpu[PROGRAMS_WAYS];
     struct programs_times gpu[PROGRAMS_GPU_WAYS];
 };

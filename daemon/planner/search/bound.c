@@ -24,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/units.h"
 #include "daemon/planner/cost/larger.h"
 
 /* ---- floors ---- */

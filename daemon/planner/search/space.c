@@ -286,7 +286,9 @@ static bool simpler(const struct space *s, double seconds, uint32_t changes, uin
 static double price(struct space *s, const struct cost_plan *plan, const struct space_ends *ends,
                     uint64_t marks, double limit)
 {
-    const uint64_t key = marks + space_mark(plan->ring_bytes, (uint32_t)(ends - s->ends));
+    /* far from the numbers of items */
+    const uint64_t at = ~((uint64_t)SPACE_ENDS_MAX * plan->ring_bytes + (uint64_t)(ends - s->ends)),
+                   key = marks + random_of(at);
     struct space_priced *known = &s->priced[key % SPACE_PRICED];
     s->tried++;
     if (known->key != key || (isinf(known->seconds) && known->limit < limit))

@@ -9,9 +9,10 @@
 #include "common/base/random.h"
 #include "daemon/planner/search/search.h"
 
-#define SPACE_HOMES  SEARCH_HOMES        /* PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM */
-#define SPACE_USES   (1u << SPACE_HOMES) /* sets of homes, as bits 1 << home */
-#define SPACE_FLOORS 3
+#define SPACE_HOMES    SEARCH_HOMES        /* PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM */
+#define SPACE_USES     (1u << SPACE_HOMES) /* sets of homes, as bits 1 << home */
+#define SPACE_ENDS_MAX 4                   /* each of two on either of two processors */
+#define SPACE_FLOORS   3
 #define SPACE_WORK                                                                                           \
     400000 /* simulations of a small space, item steps of them of a large one: tens of milliseconds */
 
@@ -56,7 +57,7 @@ struct space {
     uint32_t items, kinds;
     uint32_t *kind_first, *kind_count; /* [kinds]: an item of each, and how many there are */
     struct space_priced *priced;       /* [SPACE_PRICED]: by key, the last one of each place */
-    struct space_ends ends[4];
+    struct space_ends ends[SPACE_ENDS_MAX];
     uint32_t ends_count;
     /* the best so far */
     bool found;
