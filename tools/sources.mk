@@ -17,8 +17,8 @@ QUANTIZE_SRC := \
 
 # The bound of plans: for tests alone.
 PROOF_SRC := \
-  tools/plan/proof.c \
-  tools/plan/proof_search.c
+  tests/proof/plan.c \
+  tests/proof/search.c
 
 PROFILE_SRC := \
   common/measure/reader.c \

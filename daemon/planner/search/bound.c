@@ -1,5 +1,5 @@
 /* Floors of plans, prices of memory, and what the least plan needs. See search/space.h and docs/planner.md.
- * Called by the files beside it and by the proof (tools/plan/proof_search.c); owns nothing.
+ * Called by the files beside it and by the proof (tests/proof/search.c); owns nothing.
  *
  * With c the CPU's seconds alone, g the GPU's (hand-overs and the step's own among them) and l the link's, a
  * step's time is X + Y: X while the CPU computes, Y the rest. (The CPU's attention for a layer of the GPU is of Y, as if

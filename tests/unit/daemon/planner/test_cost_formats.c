@@ -2,7 +2,7 @@
  * shape on a machine of round numbers; and that the search's bound holds for it. */
 #include "common/base/units.h"
 #include "tests/unit/daemon/planner/cost_case.h"
-#include "tools/plan/proof.h"
+#include "tests/proof/proof.h"
 
 /* Values of the 8B shape's operations. */
 #define Q_K   (5120.0 * 4096)

@@ -4,7 +4,7 @@
 #include "tests/written_plans.h"
 #include "daemon/planner/cost/rates.h"
 #include "daemon/planner/search/search.h"
-#include "tools/plan/proof.h"
+#include "tests/proof/proof.h"
 
 #define HOST 8192u /* positions in the arena alone */
 #define HERE 1024u /* and in VRAM */

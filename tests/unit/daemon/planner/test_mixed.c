@@ -5,7 +5,7 @@
 #include "daemon/planner/histogram.h"
 #include "daemon/planner/packed_look.h"
 #include "tests/unit/daemon/planner/plan_case.h"
-#include "tools/plan/proof.h"
+#include "tests/proof/proof.h"
 
 #define CONFIG                                                                                               \
     "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 6144, "    \

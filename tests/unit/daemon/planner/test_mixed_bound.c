@@ -4,7 +4,7 @@
 
 #include "tests/unit/daemon/planner/plan_case.h"
 #include "tests/unit/daemon/planner/explain_case.h" /* after what it asserts by */
-#include "tools/plan/proof.h"
+#include "tests/proof/proof.h"
 
 /* ---- small spaces ---- */
 

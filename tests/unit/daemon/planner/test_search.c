@@ -15,7 +15,7 @@
 
 #include "common/base/units.h"
 #include "daemon/planner/search/space.h"
-#include "tools/plan/proof.h"
+#include "tests/proof/proof.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
 
 #define UNITS_MAX 16

@@ -1,9 +1,9 @@
 /* How near a plan is to the best one: what no plan takes less than (docs/planner.md#a-lower-bound-for-all-plans).
  *
- * Linked by tests alone, which hold the planner to it and print it: no program plans by it. proof_search.c has the bound over a space
- * of homes, proof.c that over plans of a request. Pure. */
-#ifndef HELM_TOOLS_PLAN_PROOF_H
-#define HELM_TOOLS_PLAN_PROOF_H
+ * Linked by tests, which hold the planner to it and print it: no program plans by it. search.c has the bound over a space
+ * of homes, plan.c that over plans of a request. Pure. */
+#ifndef HELM_TESTS_PROOF_PROOF_H
+#define HELM_TESTS_PROOF_PROOF_H
 
 #include "daemon/planner/planner.h"
 

@@ -1,9 +1,9 @@
-/* The bound over a space of homes. See proof.h. Called by proof.c and by tests; owns its tables.
+/* The bound over a space of homes. See proof.h. Called by plan.c and by tests; owns its tables.
  *
  * For every set of homes, place of the ends and range of ring sizes the Lagrange dual over its items (bound_dual), and the least of
  * all. A small ring holds the link up, a large one takes room from weights. A unit in a way beside its homes is the GPU's work, and
  * what is read over the link for it keeps no copy waiting. */
-#include "tools/plan/proof.h"
+#include "tests/proof/proof.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * every number of slots, plain and packed: its price with as many experts read over the link as is best for each number of missing
  * ones, and the bytes of the slots. Layers may have different numbers of them, and any layers may be whole: that is more than
  * experts.c can choose from, so the bound holds for what it chooses. */
-#include "tools/plan/proof.h"
+#include "tests/proof/proof.h"
 
 #include <math.h>
 #include <stdlib.h>
