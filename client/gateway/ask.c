@@ -2,54 +2,82 @@
 #include "client/gateway/ask.h"
 #include "client/gateway/grammars.h"
 
-#include <float.h>
 #include <math.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/json.h"
 #include "common/base/units.h"
 
-#define ABOVE_ZERO     ((double)FLT_MIN) /* 0 on the wire is "off" */
 #define BODY_BYTES_MAX ((size_t)64 << 20)
 
 /* ---- fields ----------------------------------------------------------------------------------------- */
 
-static const struct ask_field *find_field(const struct ask_field *fields, size_t count, const char *name,
-                                          unsigned kind)
+bool ask_wrong_type(struct ask_reader *r, const char *wanted)
 {
-    for (size_t i = 0; i < count; i++)
-        if ((fields[i].kinds & kind) && strcmp(fields[i].name, name) == 0) return &fields[i];
+    return refuse(r->refusal, 400, "invalid_type", r->param, "'%.100s' is not %s", r->param, wanted);
+}
+
+static const struct ask_field *find_field(const struct ask_fields *fields, const char *name, unsigned kind)
+{
+    for (const struct ask_field *f = fields->row; f < fields->row + fields->count; f++)
+        if ((f->kinds & kind) && strcmp(f->name, name) == 0) return f;
     return NULL;
 }
 
+static bool take_field(struct ask_reader *r, const struct ask_field *f, const json_t *value)
+{
+    void *in_ask = (char *)r->ask + f->at;
+    const json_t **in_reader = (const json_t **)(void *)((char *)r + f->at);
+    char place[64];
+    switch (f->shape) {
+    case ASK_SHAPE_OWN:
+        return f->take(r, value);
+    case ASK_SHAPE_FLAG:
+        return ask_take_flag(r, value, in_ask);
+    case ASK_SHAPE_COUNT:
+        return ask_take_count(r, value, (uint64_t)f->min, (uint64_t)f->max, in_ask);
+    case ASK_SHAPE_NUMBER:
+        return ask_take_number(r, value, f->min, f->max, in_ask);
+    case ASK_SHAPE_TEXT:
+        if (!json_is_string(value) || (double)json_string_length(value) < f->min)
+            return ask_wrong_type(r, "a text");
+        *in_reader = value;
+        return true;
+    case ASK_SHAPE_JSON:
+        *in_reader = value;
+        return true;
+    case ASK_SHAPE_OBJECT:
+        break;
+    }
+    if (!json_is_object(value)) return ask_wrong_type(r, "an object");
+    snprintf(place, sizeof place, "%s.", f->name);
+    return ask_take_fields(r, place, value, f->inner);
+}
+
 bool ask_take_fields(struct ask_reader *r, const char *place, const json_t *object,
-                     const struct ask_field *fields, size_t count)
+                     const struct ask_fields *fields)
 {
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)object, name, value)
     {
-        const struct ask_field *field = find_field(fields, count, name, r->ask->kind);
+        const struct ask_field *field = find_field(fields, name, r->ask->kind);
         r->param = name;
         if (!field) {
             if (!ask_settle_member(r, place, name, value)) return false;
-        } else if (!json_is_null(value) && !field->take(r, value)) {
+        } else if (!json_is_null(value) && !take_field(r, field, value)) {
             return false;
         }
     }
     return true;
 }
 
-static bool wrong_type(struct ask_reader *r, const char *wanted)
-{
-    return refuse(r->refusal, 400, "invalid_type", r->param, "'%.100s' is not %s", r->param, wanted);
-}
-
 bool ask_take_number(struct ask_reader *r, const json_t *value, double min, double max, float *out)
 {
-    if (!json_is_number(value)) return wrong_type(r, "a number");
+    if (!json_is_number(value)) return ask_wrong_type(r, "a number");
     const double number = json_number_value(value);
     if (!isfinite(number) || number < min || number > max)
         return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' is %g, not between %g and %g",
@@ -65,7 +93,7 @@ bool ask_out_of_memory(struct ask_reader *r)
 
 bool ask_take_count(struct ask_reader *r, const json_t *value, uint64_t min, uint64_t max, uint32_t *out)
 {
-    if (!json_is_integer(value)) return wrong_type(r, "a whole number");
+    if (!json_is_integer(value)) return ask_wrong_type(r, "a whole number");
     const json_int_t number = json_integer_value(value);
     if (number < 0 || (uint64_t)number < min || (uint64_t)number > max)
         return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' is %lld, not between %llu and %llu",
@@ -76,7 +104,7 @@ bool ask_take_count(struct ask_reader *r, const json_t *value, uint64_t min, uin
 
 bool ask_take_flag(struct ask_reader *r, const json_t *value, bool *out)
 {
-    if (!json_is_boolean(value)) return wrong_type(r, "true or false");
+    if (!json_is_boolean(value)) return ask_wrong_type(r, "true or false");
     *out = json_is_true(value);
     return true;
 }
@@ -89,16 +117,10 @@ bool ask_take_parallel(struct ask_reader *r, const json_t *value)
     return true;
 }
 
-bool ask_take_template_arguments(struct ask_reader *r, const json_t *value)
-{
-    r->extra = value;
-    return true;
-}
-
 static bool add_stop(struct ask_reader *r, const json_t *value)
 {
     struct ask *ask = r->ask;
-    if (!json_is_string(value)) return wrong_type(r, "a text or a list of texts");
+    if (!json_is_string(value)) return ask_wrong_type(r, "a text or a list of texts");
     const char *text = json_string_value(value);
     if (!*text || strlen(text) != json_string_length(value))
         return refuse(r->refusal, 400, "invalid_value", r->param,
@@ -127,7 +149,7 @@ bool ask_take_stop(struct ask_reader *r, const json_t *value)
 bool ask_take_model(struct ask_reader *r, const json_t *value)
 {
     static const char latest[] = ":latest"; /* Ollama's tools add it */
-    if (!json_is_string(value)) return wrong_type(r, "a text");
+    if (!json_is_string(value)) return ask_wrong_type(r, "a text");
     const char *name = json_string_value(value);
     size_t length = strlen(name);
     const struct ask_model *m = r->model;
@@ -145,26 +167,18 @@ bool ask_take_model(struct ask_reader *r, const json_t *value)
 
 bool ask_take_seed(struct ask_reader *r, const json_t *value)
 {
-    if (!json_is_integer(value)) return wrong_type(r, "a whole number");
+    if (!json_is_integer(value)) return ask_wrong_type(r, "a whole number");
     r->ask->sampling.has_seed = true;
     r->ask->sampling.seed = (uint64_t)json_integer_value(value);
     return true;
 }
 
-bool ask_take_temperature(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_number(r, value, 0, 100, &r->ask->sampling.temperature);
-}
 bool ask_take_top_p(struct ask_reader *r, const json_t *value)
 {
     if (!ask_take_number(r, value, 0, 1, &r->ask->sampling.top_p)) return false;
-    if (json_is_number(value) && r->ask->sampling.top_p < (float)ABOVE_ZERO)
-        r->ask->sampling.top_p = (float)ABOVE_ZERO; /* the likeliest token alone */
+    if (r->ask->sampling.top_p < (float)ASK_ABOVE_ZERO)
+        r->ask->sampling.top_p = (float)ASK_ABOVE_ZERO; /* the likeliest token alone */
     return true;
-}
-bool ask_take_min_p(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_number(r, value, 0, 1, &r->ask->sampling.min_p);
 }
 bool ask_take_top_k(struct ask_reader *r, const json_t *value)
 {
@@ -173,18 +187,6 @@ bool ask_take_top_k(struct ask_reader *r, const json_t *value)
         return true;
     }
     return ask_take_count(r, value, 0, UINT32_MAX, &r->ask->sampling.top_k);
-}
-bool ask_take_repetition(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_number(r, value, ABOVE_ZERO, 100, &r->ask->sampling.repetition_penalty);
-}
-bool ask_take_presence(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_number(r, value, -2, 2, &r->ask->sampling.presence_penalty);
-}
-bool ask_take_frequency(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_number(r, value, -2, 2, &r->ask->sampling.frequency_penalty);
 }
 
 bool ask_take_max_tokens(struct ask_reader *r, const json_t *value)
@@ -200,7 +202,7 @@ bool ask_take_tools(struct ask_reader *r, const json_t *value)
 {
     size_t index;
     const json_t *tool;
-    if (!json_is_array(value)) return wrong_type(r, "a list");
+    if (!json_is_array(value)) return ask_wrong_type(r, "a list");
     json_array_foreach(value, index, tool)
     {
         const char *type = json_string_value(json_object_get(tool, "type"));
@@ -213,26 +215,29 @@ bool ask_take_tools(struct ask_reader *r, const json_t *value)
     return true;
 }
 
+bool ask_add_function(struct ask_reader *r, json_t *function)
+{
+    json_t *tool = json_pack("{s:s, s:o}", "type", "function", "function", function);
+    return json_array_append_new(r->ask->made, tool) == 0 || ask_out_of_memory(r);
+}
+
 bool ask_take_chat_tools(struct ask_reader *r, const json_t *value)
 {
     size_t index;
     json_t *tool;
-    if (!json_is_array(value)) return wrong_type(r, "a list");
+    if (!json_is_array(value)) return ask_wrong_type(r, "a list");
     json_decref(r->ask->made);
     r->ask->made = json_array();
     json_array_foreach(value, index, tool)
     {
         const char *type = json_string_value(json_object_get(tool, "type"));
         json_t *function = json_object_get(tool, "function");
-        int rc = 0;
         if (type && strcmp(type, "function") != 0)
             ask_note_tool(r->ask, type);
-        else if (!type && json_is_object(function))
-            rc = json_array_append_new(r->ask->made,
-                                       json_pack("{s:s, s:O}", "type", "function", "function", function));
-        else
-            rc = json_array_append(r->ask->made, tool);
-        if (rc) return ask_out_of_memory(r);
+        else if (!type && json_is_object(function) && !ask_add_function(r, json_incref(function)))
+            return false;
+        else if ((type || !json_is_object(function)) && json_array_append(r->ask->made, tool))
+            return ask_out_of_memory(r);
     }
     return ask_take_tools(r, r->ask->made);
 }
@@ -400,19 +405,8 @@ static void drop_read(struct ask *ask)
     }
 }
 
-static const struct dialect {
-    unsigned kinds;
-    const struct ask_field *fields;
-    const size_t *count;
-    bool (*finish)(struct ask_reader *reader);
-} dialects[] = {{ASK_CHAT | ASK_COMPLETION | ASK_TEMPLATE, ask_openai_fields, &ask_openai_field_count,
-                 ask_openai_finish},
-                {ASK_OLLAMA_CHAT | ASK_OLLAMA_GENERATE, ask_ollama_fields, &ask_ollama_field_count,
-                 ask_ollama_finish},
-                {ASK_RERANK, ask_rerank_fields, &ask_rerank_field_count, ask_rerank_finish},
-                {ASK_EMBEDS, ask_embed_fields, &ask_embed_field_count, ask_embed_finish},
-                {ASK_RESPONSE, ask_response_fields, &ask_response_field_count, ask_response_finish},
-                {ASK_MESSAGE | ASK_COUNT, ask_message_fields, &ask_message_field_count, ask_message_finish}};
+static const struct ask_dialect *const dialects[] = {&ask_openai, &ask_ollama,   &ask_rerank,
+                                                     &ask_embed,  &ask_response, &ask_message};
 
 static bool read_body(struct ask_reader *r, const char *text, size_t length)
 {
@@ -425,9 +419,9 @@ static bool read_body(struct ask_reader *r, const char *text, size_t length)
     if (!json_is_object(ask->body))
         return refuse(r->refusal, 400, "invalid_type", NULL, "the body is not a JSON object");
     ask->stream = ollama; /* unless it is told otherwise */
-    const struct dialect *d = dialects;
-    while (!(d->kinds & ask->kind)) d++;
-    if (!ask_take_fields(r, "", ask->body, d->fields, *d->count) || !d->finish(r)) return false;
+    size_t d = 0;
+    while (!(dialects[d]->kinds & ask->kind)) d++;
+    if (!ask_take_fields(r, "", ask->body, &dialects[d]->fields) || !dialects[d]->finish(r)) return false;
     if (ask->load_only || ask->kind & (ASK_COUNT | ASK_TEMPLATE)) return true; /* nothing is generated */
     if (!(ask->kind & ASK_BATCHES) && ask->prompt_count * ask->choices > ASK_CHOICES)
         return refuse(r->refusal, 400, "invalid_value", "n",

@@ -6,7 +6,9 @@
 #ifndef HELM_CLIENT_GATEWAY_ASK_H
 #define HELM_CLIENT_GATEWAY_ASK_H
 
+#include <float.h>
 #include <jansson.h>
+#include <stddef.h>
 
 #include "client/shared/sampling.h"
 #include "client/gateway/refusal.h"
@@ -174,17 +176,52 @@ struct ask_reader {
     enum ask_effort effort;                           /* how much is to be thought */
 };
 
-/* A row of a table of fields that are read. */
+/* A row of a table of fields that are read: by a function of its own, or as a plain value into a member. */
+enum ask_shape {
+    ASK_SHAPE_OWN,
+    ASK_SHAPE_FLAG,
+    ASK_SHAPE_COUNT,
+    ASK_SHAPE_NUMBER,
+    ASK_SHAPE_TEXT,
+    ASK_SHAPE_JSON,
+    ASK_SHAPE_OBJECT
+};
 struct ask_field {
     const char *name;
     unsigned kinds;
     bool (*take)(struct ask_reader *reader, const json_t *value);
+    enum ask_shape shape;
+    size_t at;                      /* of the member in struct ask; of texts and JSON in struct ask_reader */
+    double min, max;                /* texts: of their bytes, min alone */
+    const struct ask_fields *inner; /* of an object, whose name and a dot are before their own */
 };
+struct ask_fields {
+    const struct ask_field *row;
+    size_t count;
+};
+#define ASK_ROWS(rows) rows, sizeof rows / sizeof *rows
+
+/* A row after its name and its kinds. */
+#define ASK_FLAG(member)             NULL, ASK_SHAPE_FLAG, offsetof(struct ask, member)
+#define ASK_WHOLE(member, min, max)  NULL, ASK_SHAPE_COUNT, offsetof(struct ask, member), min, max
+#define ASK_NUMBER(member, min, max) NULL, ASK_SHAPE_NUMBER, offsetof(struct ask, member), min, max
+#define ASK_SAID(member, min)        NULL, ASK_SHAPE_TEXT, offsetof(struct ask_reader, member), min
+#define ASK_LATER(member)            NULL, ASK_SHAPE_JSON, offsetof(struct ask_reader, member)
+#define ASK_OBJECT(fields)           NULL, ASK_SHAPE_OBJECT, 0, 0, 0, fields
+#define ASK_TEMPERATURE              ASK_NUMBER(sampling.temperature, 0, 100)
+#define ASK_MIN_P                    ASK_NUMBER(sampling.min_p, 0, 1)
+#define ASK_REPETITION               ASK_NUMBER(sampling.repetition_penalty, ASK_ABOVE_ZERO, 100)
+#define ASK_PRESENCE                 ASK_NUMBER(sampling.presence_penalty, -2, 2)
+#define ASK_FREQUENCY                ASK_NUMBER(sampling.frequency_penalty, -2, 2)
+#define ASK_TOP_LOGPROBS             ASK_WHOLE(top_logprobs, 0, ASK_TOP)
+#define ASK_ABOVE_ZERO               ((double)FLT_MIN) /* 0 on the wire is "off" */
 
 /* Every member of `object` through its row, or through the table of ask_members.c; null is as if it were not there.
  * `place`: "", or the object's own name and a dot. */
 bool ask_take_fields(struct ask_reader *reader, const char *place, const json_t *object,
-                     const struct ask_field *fields, size_t count);
+                     const struct ask_fields *fields);
+/* Refused: the field that is being read is not `wanted` ("a list"). */
+bool ask_wrong_type(struct ask_reader *reader, const char *wanted);
 
 /* ask_members.c: a member that is not read. false: it is refused. */
 bool ask_settle_member(struct ask_reader *reader, const char *place, const char *name, const json_t *value);
@@ -213,23 +250,18 @@ bool ask_take_count(struct ask_reader *reader, const json_t *value, uint64_t min
 bool ask_take_flag(struct ask_reader *reader, const json_t *value, bool *out);
 /* parallel_tool_calls: whether an answer may have several calls. */
 bool ask_take_parallel(struct ask_reader *reader, const json_t *value);
-/* chat_template_kwargs, for the template. */
-bool ask_take_template_arguments(struct ask_reader *reader, const json_t *value);
 /* One text or a list of up to ASK_STOPS. */
 bool ask_take_stop(struct ask_reader *reader, const json_t *value);
 bool ask_take_model(struct ask_reader *reader, const json_t *value);
 bool ask_take_seed(struct ask_reader *reader, const json_t *value);
 bool ask_take_user(struct ask_reader *reader, const json_t *value);
 
-/* sampling.* with a bound each: one function a field, for the tables. */
-bool ask_take_temperature(struct ask_reader *reader, const json_t *value);
+/* sampling.*, where a bound has a meaning of its own. */
 bool ask_take_top_p(struct ask_reader *reader, const json_t *value);
-bool ask_take_min_p(struct ask_reader *reader, const json_t *value);
 bool ask_take_top_k(struct ask_reader *reader, const json_t *value);
-bool ask_take_repetition(struct ask_reader *reader, const json_t *value);
-bool ask_take_presence(struct ask_reader *reader, const json_t *value);
-bool ask_take_frequency(struct ask_reader *reader, const json_t *value);
 bool ask_take_tools(struct ask_reader *reader, const json_t *value);
+/* Adds {"type": "function", "function": ...} to ask->made; takes `function`, whose NULL is no memory. */
+bool ask_add_function(struct ask_reader *reader, json_t *function);
 /* A chat's, of which a type may be missing; those of other types are a service's own: left out, and named as ignored. */
 bool ask_take_chat_tools(struct ask_reader *reader, const json_t *value);
 bool ask_take_max_tokens(struct ask_reader *reader, const json_t *value); /* -1: as many as fit */
@@ -239,9 +271,9 @@ bool ask_take_effort(struct ask_reader *reader, const json_t *value);
 /* Tokens to think with: 0 is off, any other number is a hint. */
 bool ask_take_budget(struct ask_reader *reader, const json_t *value);
 bool ask_take_think(struct ask_reader *reader, const json_t *value);
-/* {"type": "disabled"} (chats: also a flag); {"effort", "enabled"}. */
+/* {"type": "disabled"} (chats: also a flag). */
 bool ask_take_thinking(struct ask_reader *reader, const json_t *value);
-bool ask_take_reasoning(struct ask_reader *reader, const json_t *value);
+extern const struct ask_fields ask_reasoning; /* {"effort", "enabled"} */
 /* The template's variables: what the request gave, and what reader->effort means there. */
 bool ask_effort_variables(struct ask_reader *reader);
 
@@ -263,21 +295,16 @@ struct ask_prompt *ask_new_prompt(struct ask_reader *reader);
 bool ask_add_prompts(struct ask_reader *reader, const json_t *value);
 /* A text as one more prompt: with `special` tokens added as the tokenizer does it, or without. */
 bool ask_add_text(struct ask_reader *reader, const char *text, size_t length, bool special);
-/* reader->messages through the chat template (ask_messages.c). */
-bool ask_add_messages(struct ask_reader *reader);
+/* A conversation through the chat template (ask_messages.c). */
+bool ask_add_messages(struct ask_reader *reader, const json_t *messages);
 
-extern const struct ask_field ask_openai_fields[], ask_ollama_fields[], ask_embed_fields[],
-    ask_response_fields[], ask_message_fields[], ask_rerank_fields[];
-extern const size_t ask_openai_field_count, ask_ollama_field_count, ask_embed_field_count,
-    ask_response_field_count, ask_message_field_count, ask_rerank_field_count;
-
-/* After the fields: the prompts. */
-bool ask_openai_finish(struct ask_reader *reader);
-bool ask_ollama_finish(struct ask_reader *reader);
-bool ask_embed_finish(struct ask_reader *reader);
-bool ask_response_finish(struct ask_reader *reader);
-bool ask_message_finish(struct ask_reader *reader);
-bool ask_rerank_finish(struct ask_reader *reader);
+/* A group of paths whose bodies have one table. `finish`: after the fields, the prompts. */
+struct ask_dialect {
+    unsigned kinds;
+    struct ask_fields fields;
+    bool (*finish)(struct ask_reader *reader);
+};
+extern const struct ask_dialect ask_openai, ask_ollama, ask_embed, ask_response, ask_message, ask_rerank;
 
 /* ask_rerank.c: the text of one of the documents; NULL: it has none. */
 const json_t *ask_document_text(const json_t *document);

@@ -233,11 +233,6 @@ static bool take_system_blocks(struct ask_reader *r, struct cli_text *to)
 
 /* ---- fields ----------------------------------------------------------------------------------------- */
 
-static bool take_messages(struct ask_reader *r, const json_t *value)
-{
-    r->messages = value;
-    return true;
-}
 static bool take_system(struct ask_reader *r, const json_t *value)
 {
     if (!json_is_string(value) && !json_is_array(value))
@@ -246,10 +241,6 @@ static bool take_system(struct ask_reader *r, const json_t *value)
     r->system = value;
     return true;
 }
-static bool take_stream(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_flag(r, value, &r->ask->stream);
-}
 
 /* {"name", "description", "input_schema"} as chat has it. Tools with a type of their own run at Anthropic, or have a schema
  * that only its models know. */
@@ -257,8 +248,7 @@ static bool take_tools(struct ask_reader *r, const json_t *value)
 {
     size_t index;
     const json_t *tool;
-    if (!json_is_array(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'tools' is not a list");
+    if (!json_is_array(value)) return ask_wrong_type(r, "a list");
     r->ask->made = json_array();
     json_array_foreach(value, index, tool)
     {
@@ -279,8 +269,7 @@ static bool take_tools(struct ask_reader *r, const json_t *value)
             json_t *member = json_object_get(tool, keys[i][0]);
             if (member && !json_is_null(member)) json_object_set(function, keys[i][1], member);
         }
-        json_array_append_new(r->ask->made,
-                              json_pack("{s:s, s:o}", "type", "function", "function", function));
+        if (!ask_add_function(r, function)) return false;
     }
     return ask_take_tools(r, r->ask->made);
 }
@@ -310,38 +299,32 @@ static bool take_format(struct ask_reader *r, const json_t *value)
                       "'%s' is not {\"type\": \"json_schema\", \"schema\": ...}", r->param);
     return ask_take_json_schema(r, schema);
 }
-/* How much, of a model that is to think at all. */
-static bool take_output(struct ask_reader *r, const json_t *value)
-{
-    static const struct ask_field fields[] = {{"format", KINDS, take_format},
-                                              {"effort", KINDS, ask_take_effort}};
-    if (!json_is_object(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'output_config' is not an object");
-    return ask_take_fields(r, "output_config.", value, fields, sizeof fields / sizeof *fields);
-}
+/* `effort`: how much, of a model that is to think at all. */
+static const struct ask_field output_rows[] = {{"format", KINDS, take_format},
+                                               {"effort", KINDS, ask_take_effort}};
+static const struct ask_fields output_config = {ASK_ROWS(output_rows)};
 
-const struct ask_field ask_message_fields[] = {
+static const struct ask_field rows[] = {
     {"model", KINDS, ask_take_model},
-    {"messages", KINDS, take_messages},
+    {"messages", KINDS, ASK_LATER(messages)},
     {"system", KINDS, take_system},
-    {"stream", KINDS, take_stream},
+    {"stream", KINDS, ASK_FLAG(stream)},
     {"max_tokens", KINDS, ask_take_max_tokens},
     {"stop_sequences", KINDS, ask_take_stop},
-    {"temperature", KINDS, ask_take_temperature},
+    {"temperature", KINDS, ASK_TEMPERATURE},
     {"top_p", KINDS, ask_take_top_p},
     {"top_k", KINDS, ask_take_top_k},
     {"tools", KINDS, take_tools},
     {"tool_choice", KINDS, take_tool_choice},
     {"thinking", KINDS, ask_take_thinking},
-    {"output_config", KINDS, take_output},
+    {"output_config", KINDS, ASK_OBJECT(&output_config)},
     {"output_format", KINDS, take_format},
     /* beyond Anthropic, as in chats */
     {"seed", KINDS, ask_take_seed},
-    {"min_p", KINDS, ask_take_min_p},
-    {"repetition_penalty", KINDS, ask_take_repetition},
-    {"chat_template_kwargs", KINDS, ask_take_template_arguments},
+    {"min_p", KINDS, ASK_MIN_P},
+    {"repetition_penalty", KINDS, ASK_REPETITION},
+    {"chat_template_kwargs", KINDS, ASK_LATER(extra)},
 };
-const size_t ask_message_field_count = sizeof ask_message_fields / sizeof *ask_message_fields;
 
 /* ---- the conversation ------------------------------------------------------------------------------- */
 
@@ -371,15 +354,14 @@ static bool build_messages(struct ask_reader *r, json_t *messages)
     return good;
 }
 
-bool ask_message_finish(struct ask_reader *r)
+static bool finish(struct ask_reader *r)
 {
     if (!ask_choose_tools(r)) return false;
     json_t *messages = json_array();
     if (!messages) return ask_out_of_memory(r);
-    bool good = build_messages(r, messages);
-    r->messages = messages;
-    good = good && ask_add_messages(r);
-    r->messages = NULL;
+    const bool good = build_messages(r, messages) && ask_add_messages(r, messages);
     json_decref(messages);
     return good;
 }
+
+const struct ask_dialect ask_message = {KINDS, {ASK_ROWS(rows)}, finish};

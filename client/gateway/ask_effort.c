@@ -58,21 +58,16 @@ static bool take_type(struct ask_reader *r, const json_t *value)
 
 bool ask_take_thinking(struct ask_reader *r, const json_t *value)
 {
-    static const struct ask_field fields[] = {{"type", ASK_CHATS | ASK_ANTHROPIC, take_type}};
+    static const struct ask_field rows[] = {{"type", ASK_CHATS | ASK_ANTHROPIC, take_type}};
+    static const struct ask_fields fields = {ASK_ROWS(rows)};
     if (json_is_boolean(value) && r->ask->kind & ASK_CHATS) return ask_take_think(r, value);
-    if (!json_is_object(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'thinking' is not an object");
-    return ask_take_fields(r, "thinking.", value, fields, sizeof fields / sizeof *fields);
+    if (!json_is_object(value)) return ask_wrong_type(r, "an object");
+    return ask_take_fields(r, "thinking.", value, &fields);
 }
 
-bool ask_take_reasoning(struct ask_reader *r, const json_t *value)
-{
-    static const struct ask_field fields[] = {{"effort", ASK_CHATS | ASK_RESPONSE, ask_take_effort},
-                                              {"enabled", ASK_CHATS, ask_take_think}};
-    if (!json_is_object(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'reasoning' is not an object");
-    return ask_take_fields(r, "reasoning.", value, fields, sizeof fields / sizeof *fields);
-}
+static const struct ask_field reasoning[] = {{"effort", ASK_CHATS | ASK_RESPONSE, ask_take_effort},
+                                             {"enabled", ASK_CHATS, ask_take_think}};
+const struct ask_fields ask_reasoning = {ASK_ROWS(reasoning)};
 
 /* The level of those that the template knows that is nearest to the one asked for; *length: of its name. */
 static const char *nearest(const char *known, enum ask_effort wanted, size_t *length)

@@ -16,11 +16,6 @@ static bool take_word(struct ask_reader *r, const json_t *value, const char *fir
                   first, other);
 }
 
-static bool take_input(struct ask_reader *r, const json_t *value)
-{
-    r->prompt = value;
-    return true;
-}
 static bool take_encoding(struct ask_reader *r, const json_t *value)
 {
     return take_word(r, value, "float", "base64", &r->ask->base64);
@@ -33,24 +28,19 @@ static bool take_pooling(struct ask_reader *r, const json_t *value)
     r->ask->pooling = last ? HELM_POOLING_LAST : HELM_POOLING_MEAN;
     return true;
 }
-static bool take_truncate(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_flag(r, value, &r->ask->truncate);
-}
 
-const struct ask_field ask_embed_fields[] = {
+static const struct ask_field rows[] = {
     {"model", ASK_EMBEDS, ask_take_model},
-    {"input", ASK_EMBEDS, take_input},
-    {"prompt", ASK_OLLAMA_EMBED, take_input}, /* of the older /api/embeddings */
+    {"input", ASK_EMBEDS, ASK_LATER(prompt)},
+    {"prompt", ASK_OLLAMA_EMBED, ASK_LATER(prompt)}, /* of the older /api/embeddings */
     {"encoding_format", ASK_EMBED, take_encoding},
     {"user", ASK_EMBED, ask_take_user},
-    {"truncate", ASK_OLLAMA_EMBED, take_truncate},
+    {"truncate", ASK_OLLAMA_EMBED, ASK_FLAG(truncate)},
     /* beyond both */
     {"pooling", ASK_EMBEDS, take_pooling},
 };
-const size_t ask_embed_field_count = sizeof ask_embed_fields / sizeof *ask_embed_fields;
 
-bool ask_embed_finish(struct ask_reader *r)
+static bool finish(struct ask_reader *r)
 {
     struct ask *ask = r->ask;
     r->param = "input";
@@ -63,3 +53,5 @@ bool ask_embed_finish(struct ask_reader *r)
         if (ask->prompt[i].count > r->model->context) ask->prompt[i].count = r->model->context;
     return true;
 }
+
+const struct ask_dialect ask_embed = {ASK_EMBEDS, {ASK_ROWS(rows)}, finish};

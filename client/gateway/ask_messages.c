@@ -255,15 +255,15 @@ static bool number_calls(struct ask_reader *r, json_t *list)
     return good || refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
 }
 
-static bool build_messages(struct ask_reader *r, json_t *list)
+static bool build_messages(struct ask_reader *r, const json_t *messages, json_t *list)
 {
-    if (!json_is_array(r->messages) || json_array_size(r->messages) == 0)
-        return refuse(r->refusal, 400, r->messages ? "invalid_value" : "missing_parameter", "messages",
-                      r->messages ? "'messages' is not a list of messages" : "'messages' is missing");
-    for (size_t i = 0; i < json_array_size(r->messages); i++) {
+    if (!json_is_array(messages) || json_array_size(messages) == 0)
+        return refuse(r->refusal, 400, messages ? "invalid_value" : "missing_parameter", "messages",
+                      messages ? "'messages' is not a list of messages" : "'messages' is missing");
+    for (size_t i = 0; i < json_array_size(messages); i++) {
         struct message m = {.reader = r,
                             .index = i,
-                            .from = json_array_get(r->messages, i),
+                            .from = json_array_get(messages, i),
                             .to = json_object()};
         if (json_array_append_new(list, m.to) < 0)
             return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
@@ -312,7 +312,7 @@ static bool render(struct ask_reader *r, const json_t *messages)
     return rc == 0 || refuse_err(r->refusal, "messages", rc, err.text);
 }
 
-bool ask_add_messages(struct ask_reader *r)
+bool ask_add_messages(struct ask_reader *r, const json_t *messages)
 {
     if (!r->model->chat)
         return refuse(r->refusal, 400, "unsupported_value", "messages",
@@ -323,7 +323,7 @@ bool ask_add_messages(struct ask_reader *r)
                       "'tools' is not supported with this model: %s", r->model->calls_why);
     json_t *list = json_array();
     if (!list) return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
-    const bool good = build_messages(r, list) && render(r, list);
+    const bool good = build_messages(r, messages, list) && render(r, list);
     json_decref(list);
     return good;
 }

@@ -7,41 +7,9 @@
 #define NAME_BYTES_MAX ((size_t)16 << 10)
 #define OLLAMA         (ASK_OLLAMA_CHAT | ASK_OLLAMA_GENERATE)
 
-static bool take_messages(struct ask_reader *r, const json_t *value)
-{
-    r->messages = value;
-    return true;
-}
-static bool take_prompt(struct ask_reader *r, const json_t *value)
-{
-    if (!json_is_string(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'prompt' is not a text");
-    r->prompt = value;
-    return true;
-}
-static bool take_system(struct ask_reader *r, const json_t *value)
-{
-    if (!json_is_string(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'system' is not a text");
-    r->system = value;
-    return true;
-}
-static bool take_stream(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_flag(r, value, &r->ask->stream);
-}
 static bool take_raw(struct ask_reader *r, const json_t *value)
 {
     return ask_take_flag(r, value, &r->raw);
-}
-
-static bool take_logprobs(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_flag(r, value, &r->ask->logprobs);
-}
-static bool take_top_logprobs(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_count(r, value, 0, ASK_TOP, &r->ask->top_logprobs);
 }
 
 /* ---- options ---------------------------------------------------------------------------------------- */
@@ -66,42 +34,36 @@ static bool take_context(struct ask_reader *r, const json_t *value)
     return ask_take_count(r, value, 1, r->model->context, &tokens);
 }
 
-static const struct ask_field option_fields[] = {
+static const struct ask_field option_rows[] = {
     {"num_predict", OLLAMA, take_predict},
-    {"temperature", OLLAMA, ask_take_temperature},
+    {"temperature", OLLAMA, ASK_TEMPERATURE},
     {"top_k", OLLAMA, ask_take_top_k},
     {"top_p", OLLAMA, ask_take_top_p},
-    {"min_p", OLLAMA, ask_take_min_p},
-    {"repeat_penalty", OLLAMA, ask_take_repetition},
-    {"presence_penalty", OLLAMA, ask_take_presence},
-    {"frequency_penalty", OLLAMA, ask_take_frequency},
+    {"min_p", OLLAMA, ASK_MIN_P},
+    {"repeat_penalty", OLLAMA, ASK_REPETITION},
+    {"presence_penalty", OLLAMA, ASK_PRESENCE},
+    {"frequency_penalty", OLLAMA, ASK_FREQUENCY},
     {"seed", OLLAMA, take_seed},
     {"stop", OLLAMA, ask_take_stop},
     {"num_ctx", OLLAMA, take_context},
 };
 
-static bool take_options(struct ask_reader *r, const json_t *value)
-{
-    if (!json_is_object(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'options' is not an object");
-    return ask_take_fields(r, "options.", value, option_fields, sizeof option_fields / sizeof *option_fields);
-}
+static const struct ask_fields options = {ASK_ROWS(option_rows)};
 
-const struct ask_field ask_ollama_fields[] = {
+static const struct ask_field rows[] = {
     {"model", OLLAMA, ask_take_model},
-    {"messages", ASK_OLLAMA_CHAT, take_messages},
-    {"prompt", ASK_OLLAMA_GENERATE, take_prompt},
-    {"system", ASK_OLLAMA_GENERATE, take_system},
+    {"messages", ASK_OLLAMA_CHAT, ASK_LATER(messages)},
+    {"prompt", ASK_OLLAMA_GENERATE, ASK_SAID(prompt, 0)},
+    {"system", ASK_OLLAMA_GENERATE, ASK_SAID(system, 0)},
     {"raw", ASK_OLLAMA_GENERATE, take_raw},
-    {"stream", OLLAMA, take_stream},
-    {"options", OLLAMA, take_options},
+    {"stream", OLLAMA, ASK_FLAG(stream)},
+    {"options", OLLAMA, ASK_OBJECT(&options)},
     {"tools", ASK_OLLAMA_CHAT, ask_take_chat_tools},
     {"think", OLLAMA, ask_take_think},
     {"format", OLLAMA, ask_take_format},
-    {"logprobs", OLLAMA, take_logprobs},
-    {"top_logprobs", OLLAMA, take_top_logprobs},
+    {"logprobs", OLLAMA, ASK_FLAG(logprobs)},
+    {"top_logprobs", OLLAMA, ASK_TOP_LOGPROBS},
 };
-const size_t ask_ollama_field_count = sizeof ask_ollama_fields / sizeof *ask_ollama_fields;
 
 /* ---- prompts ---------------------------------------------------------------------------------------- */
 
@@ -112,19 +74,17 @@ static bool add_question(struct ask_reader *r)
                                          "role", "user", "content", r->prompt)
                              : json_pack("[{s:s, s:O}]", "role", "user", "content", r->prompt);
     if (!list) return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
-    r->messages = list;
-    const bool good = ask_add_messages(r);
-    r->messages = NULL;
+    const bool good = ask_add_messages(r, list);
     json_decref(list);
     return good;
 }
 
-bool ask_ollama_finish(struct ask_reader *r)
+static bool finish(struct ask_reader *r)
 {
     struct ask *ask = r->ask;
     if (ask->kind == ASK_OLLAMA_CHAT) {
         ask->load_only = json_is_array(r->messages) && json_array_size(r->messages) == 0;
-        return ask->load_only || ask_add_messages(r);
+        return ask->load_only || ask_add_messages(r, r->messages);
     }
     ask->load_only = !r->prompt || json_string_length(r->prompt) == 0;
     if (ask->load_only) return true;
@@ -138,13 +98,14 @@ bool ask_ollama_finish(struct ask_reader *r)
     return add_question(r);
 }
 
+const struct ask_dialect ask_ollama = {OLLAMA, {ASK_ROWS(rows)}, finish};
+
 bool ask_read_name(const struct ask_model *model, const char *text, size_t length, bool *stream,
                    struct refusal *refusal)
 {
-    static const struct ask_field fields[] = {
-        {"model", OLLAMA, ask_take_model},
-        {"name", OLLAMA, ask_take_model},
-    };
+    static const struct ask_field named[] = {{"model", OLLAMA, ask_take_model},
+                                             {"name", OLLAMA, ask_take_model}};
+    static const struct ask_fields fields = {ASK_ROWS(named)};
     struct ask ask = {.kind = ASK_OLLAMA_CHAT};
     struct ask_reader reader = {.model = model, .ask = &ask, .refusal = refusal};
     struct helm_err err = {0};
@@ -155,7 +116,7 @@ bool ask_read_name(const struct ask_model *model, const char *text, size_t lengt
     *stream = !json_is_false(flag); /* Ollama streams unless it is told otherwise */
     if (good && !json_is_object(body))
         good = refuse(refusal, 400, "invalid_type", NULL, "the body is not a JSON object");
-    good = good && ask_take_fields(&reader, "", body, fields, sizeof fields / sizeof *fields);
+    good = good && ask_take_fields(&reader, "", body, &fields);
     json_decref(body);
     return good;
 }

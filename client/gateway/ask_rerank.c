@@ -17,46 +17,21 @@ static const char instruction[] =
 /* Tokens that a vocabulary has to have; the first two are those that are compared. */
 static const char *const needed[] = {"yes", "no", "<|im_start|>", "<|im_end|>", "<think>", "</think>"};
 
-static bool take_text(struct ask_reader *r, const json_t *value, const json_t **out)
-{
-    if (!json_is_string(value) || !json_string_length(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'%s' is not a text", r->param);
-    *out = value;
-    return true;
-}
-static bool take_query(struct ask_reader *r, const json_t *value)
-{
-    return take_text(r, value, &r->prompt);
-}
-static bool take_instruction(struct ask_reader *r, const json_t *value)
-{
-    return take_text(r, value, &r->system);
-}
 static bool take_documents(struct ask_reader *r, const json_t *value)
 {
     r->ask->documents = value;
     return true;
 }
-static bool take_top_n(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_count(r, value, 1, UINT32_MAX, &r->ask->top_n);
-}
-static bool take_return(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_flag(r, value, &r->ask->return_documents);
-}
-
-const struct ask_field ask_rerank_fields[] = {
+static const struct ask_field rows[] = {
     {"model", ASK_RERANK, ask_take_model},
-    {"query", ASK_RERANK, take_query},
+    {"query", ASK_RERANK, ASK_SAID(prompt, 1)},
     {"documents", ASK_RERANK, take_documents},
-    {"top_n", ASK_RERANK, take_top_n},
-    {"return_documents", ASK_RERANK, take_return},
+    {"top_n", ASK_RERANK, ASK_WHOLE(top_n, 1, UINT32_MAX)},
+    {"return_documents", ASK_RERANK, ASK_FLAG(return_documents)},
     {"user", ASK_RERANK, ask_take_user},
     /* beyond Jina's */
-    {"instruction", ASK_RERANK, take_instruction},
+    {"instruction", ASK_RERANK, ASK_SAID(system, 1)},
 };
-const size_t ask_rerank_field_count = sizeof ask_rerank_fields / sizeof *ask_rerank_fields;
 
 const json_t *ask_document_text(const json_t *document)
 {
@@ -128,7 +103,7 @@ static bool add_document(struct ask_reader *r, size_t index, const struct ids *h
     return good;
 }
 
-bool ask_rerank_finish(struct ask_reader *r)
+static bool finish(struct ask_reader *r)
 {
     struct ask *ask = r->ask;
     struct ids head = {0}, tail = {0};
@@ -151,3 +126,5 @@ bool ask_rerank_finish(struct ask_reader *r)
     free(tail.data);
     return good;
 }
+
+const struct ask_dialect ask_rerank = {ASK_RERANK, {ASK_ROWS(rows)}, finish};

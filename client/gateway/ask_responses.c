@@ -226,34 +226,11 @@ static bool take_input(struct ask_reader *r, const json_t *value)
     r->prompt = value;
     return ask_resolve_items(r, (json_t *)value);
 }
-static bool take_instructions(struct ask_reader *r, const json_t *value)
-{
-    if (!json_is_string(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'instructions' is not a text");
-    r->system = value;
-    return true;
-}
-static bool take_stream(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_flag(r, value, &r->ask->stream);
-}
-static bool take_stream_options(struct ask_reader *r, const json_t *value)
-{
-    if (!json_is_object(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'stream_options' is not an object");
-    return ask_take_fields(r, "stream_options.", value, NULL, 0);
-}
-static bool take_top_logprobs(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_count(r, value, 0, ASK_TOP, &r->ask->top_logprobs);
-}
-
 static bool take_include(struct ask_reader *r, const json_t *value)
 {
     size_t index;
     const json_t *item;
-    if (!json_is_array(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'include' is not a list");
+    if (!json_is_array(value)) return ask_wrong_type(r, "a list");
     json_array_foreach(value, index, item)
     {
         const char *name = json_string_value(item);
@@ -277,13 +254,6 @@ static bool take_format(struct ask_reader *r, const json_t *value)
     if (!schema)
         return refuse(r->refusal, 400, "missing_parameter", r->param, "'text.format' lacks 'schema'");
     return ask_take_json_schema(r, schema);
-}
-static bool take_text(struct ask_reader *r, const json_t *value)
-{
-    static const struct ask_field fields[] = {{"format", ASK_RESPONSE, take_format}};
-    if (!json_is_object(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'text' is not an object");
-    return ask_take_fields(r, "text.", value, fields, sizeof fields / sizeof *fields);
 }
 static bool is_offered(const json_t *list, const char *name)
 {
@@ -316,9 +286,7 @@ static bool add_function(struct ask_reader *r, const json_t *tool, const char *s
                             json_pack("{s:s, s:O}", "namespace", space, "name", name));
         json_object_set_new(function, "name", offered);
     }
-    return json_array_append_new(ask->made,
-                                 json_pack("{s:s, s:o}", "type", "function", "function", function)) == 0 ||
-           ask_out_of_memory(r);
+    return ask_add_function(r, function);
 }
 
 /* The functions of a namespace, if it is one. */
@@ -343,8 +311,7 @@ static bool take_tools(struct ask_reader *r, const json_t *value)
 {
     size_t index;
     const json_t *tool;
-    if (!json_is_array(value))
-        return refuse(r->refusal, 400, "invalid_type", r->param, "'tools' is not a list");
+    if (!json_is_array(value)) return ask_wrong_type(r, "a list");
     r->ask->made = json_array();
     json_array_foreach(value, index, tool)
     {
@@ -361,33 +328,35 @@ static bool take_tools(struct ask_reader *r, const json_t *value)
     }
     return ask_take_tools(r, r->ask->made);
 }
-const struct ask_field ask_response_fields[] = {
+static const struct ask_field text_rows[] = {{"format", ASK_RESPONSE, take_format}};
+static const struct ask_fields text_fields = {ASK_ROWS(text_rows)}, no_fields = {0};
+
+static const struct ask_field rows[] = {
     {"model", ASK_RESPONSE, ask_take_model},
     {"input", ASK_RESPONSE, take_input},
-    {"instructions", ASK_RESPONSE, take_instructions},
+    {"instructions", ASK_RESPONSE, ASK_SAID(system, 0)},
     {"previous_response_id", ASK_RESPONSE, ask_take_previous},
     {"store", ASK_RESPONSE, ask_take_store},
-    {"stream", ASK_RESPONSE, take_stream},
-    {"stream_options", ASK_RESPONSE, take_stream_options},
+    {"stream", ASK_RESPONSE, ASK_FLAG(stream)},
+    {"stream_options", ASK_RESPONSE, ASK_OBJECT(&no_fields)},
     {"max_output_tokens", ASK_RESPONSE, ask_take_max_tokens},
-    {"temperature", ASK_RESPONSE, ask_take_temperature},
+    {"temperature", ASK_RESPONSE, ASK_TEMPERATURE},
     {"top_p", ASK_RESPONSE, ask_take_top_p},
     {"include", ASK_RESPONSE, take_include},
-    {"top_logprobs", ASK_RESPONSE, take_top_logprobs},
-    {"text", ASK_RESPONSE, take_text},
+    {"top_logprobs", ASK_RESPONSE, ASK_TOP_LOGPROBS},
+    {"text", ASK_RESPONSE, ASK_OBJECT(&text_fields)},
     {"tools", ASK_RESPONSE, take_tools},
     {"tool_choice", ASK_RESPONSE, ask_take_tool_choice},
     {"parallel_tool_calls", ASK_RESPONSE, ask_take_parallel},
-    {"reasoning", ASK_RESPONSE, ask_take_reasoning},
+    {"reasoning", ASK_RESPONSE, ASK_OBJECT(&ask_reasoning)},
     {"user", ASK_RESPONSE, ask_take_user},
     /* beyond OpenAI, as in chats */
     {"seed", ASK_RESPONSE, ask_take_seed},
     {"top_k", ASK_RESPONSE, ask_take_top_k},
-    {"min_p", ASK_RESPONSE, ask_take_min_p},
-    {"repetition_penalty", ASK_RESPONSE, ask_take_repetition},
-    {"chat_template_kwargs", ASK_RESPONSE, ask_take_template_arguments},
+    {"min_p", ASK_RESPONSE, ASK_MIN_P},
+    {"repetition_penalty", ASK_RESPONSE, ASK_REPETITION},
+    {"chat_template_kwargs", ASK_RESPONSE, ASK_LATER(extra)},
 };
-const size_t ask_response_field_count = sizeof ask_response_fields / sizeof *ask_response_fields;
 
 /* ---- what the answer says of the request ------------------------------------------------------------ */
 
@@ -466,7 +435,7 @@ static bool keep_echo(struct ask_reader *r)
     return ask->echo ? check_echo(r) : ask_out_of_memory(r);
 }
 
-bool ask_response_finish(struct ask_reader *r)
+static bool finish(struct ask_reader *r)
 {
     struct ask *ask = r->ask;
     if (ask->top_logprobs && !ask->logprobs)
@@ -476,11 +445,10 @@ bool ask_response_finish(struct ask_reader *r)
     json_t *messages = json_array(), *before = json_array();
     bool good = (messages && before) || ask_out_of_memory(r);
     good = good && ask_add_history(r, before) && build_messages(r, before, messages) && ask_keep_input(r) &&
-           keep_echo(r);
-    r->messages = messages;
-    good = good && ask_add_messages(r);
-    r->messages = NULL;
+           keep_echo(r) && ask_add_messages(r, messages);
     json_decref(messages);
     json_decref(before);
     return good;
 }
+
+const struct ask_dialect ask_response = {ASK_RESPONSE, {ASK_ROWS(rows)}, finish};
