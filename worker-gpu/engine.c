@@ -92,9 +92,10 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
     g->window_kv = arena_window_layout(arena);
     g->window_kv.layers = plan_window_layers(&g->plan, self);
     g->staging_bytes = gpu_staging_bytes(&g->plan, self, h);
-    if ((g->kv.layers || g->window_kv.layers || g->staging_bytes) && g->kv.head_dim > GPUK_HEAD_DIM_MAX)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "head_dim %u: the GPU's attention takes at most %d",
-                         g->kv.head_dim, GPUK_HEAD_DIM_MAX);
+    const uint32_t most = model_heads_most(&g->model.config).head_dim;
+    if ((g->kv.layers || g->window_kv.layers || g->staging_bytes) && most > GPUK_HEAD_DIM_MAX)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "head_dim %u: the GPU's attention takes at most %d", most,
+                         GPUK_HEAD_DIM_MAX);
     /* with one tier the arena's header says how many pages there are, whatever the plan does */
     const uint32_t pages =
         plan_kv_tiered(&g->plan) ? plan_kv_pages(&g->plan, plan_processor_memory(self)) : h->page_count;

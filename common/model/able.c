@@ -5,7 +5,8 @@
 
 /* What an operation may ask for beyond the fields that all workers compute: RMS norms of inputs, gated SiLU, clamped SiLU of
  * experts, residual addition, also of a normed output, two RoPE tables, also of a part of each head, a score scale, sinks, norms
- * of heads, a gate of attention's output, gated delta nets, gated GELU, a scaled embedding. */
+ * of heads, of values without a weight, values that are keys, a gate of attention's output, gated delta nets, gated GELU, a
+ * scaled embedding, a factor of what a layer leaves, a soft cap of logits. */
 enum want {
     WANT_NORM_ONE_PLUS,
     WANT_NORM_LAYER,
@@ -19,8 +20,6 @@ enum want {
     WANT_PRODUCT_SCALE,
     WANT_SOFT_CAP,
     WANT_NO_ROPE,
-    WANT_NORMED_V,
-    WANT_OUT_FACTOR,
     WANT_OTHER_CACHE,
     WANT_POSITIONS,
     WANT_RUNNING_MEAN,
@@ -41,8 +40,6 @@ static const struct {
     [WANT_OUT_SCALE] = {"a scaled output", {false, false}},
     [WANT_PRODUCT_SCALE] = {"a scaled output", {true, false}},
     [WANT_SOFT_CAP] = {"a soft cap", {true, false}},
-    [WANT_NORMED_V] = {"normed values", {true, false}},
-    [WANT_OUT_FACTOR] = {"a factor of the layer's output", {true, false}},
     [WANT_NO_ROPE] = {"attention without RoPE", {true, false}},
     [WANT_OTHER_CACHE] = {"the cache of another layer", {false, false}},
     [WANT_POSITIONS] = {"learned positions", {true, false}},
@@ -69,10 +66,8 @@ static uint32_t wants_of(const struct math_op *op)
         [WANT_IN_SCALE] = op->in_scale != 0 && op->in_scale != 1,
         [WANT_OUT_SCALE] = scaled && !product && !embed,
         [WANT_PRODUCT_SCALE] = scaled && product,
-        [WANT_SOFT_CAP] = op->soft_cap != 0,
+        [WANT_SOFT_CAP] = op->soft_cap != 0 && op->out[0] != BUFFER_LOGITS,
         [WANT_NO_ROPE] = op->no_rope,
-        [WANT_NORMED_V] = op->v_normed || op->v_is_k,
-        [WANT_OUT_FACTOR] = op->out_factor != TENSOR_NONE,
         [WANT_OTHER_CACHE] = op->cache_back != 0,
         [WANT_POSITIONS] = op->positions != TENSOR_NONE,
         [WANT_RUNNING_MEAN] = op->kind == MATH_RUNNING_MEAN,

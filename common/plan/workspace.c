@@ -246,15 +246,21 @@ void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspac
 
 struct plan_staging plan_staging_of(const struct plan_staging_case *c)
 {
-    if (!c->tiered) return (struct plan_staging){.pages = c->borrows ? GPU_STAGINGS * c->page_count : 0};
+    if (!c->tiered)
+        return (struct plan_staging){.pages = c->borrows ? GPU_STAGINGS * c->page_count : 0,
+                                     .windows = c->borrows ? GPU_STAGINGS * c->windows : 0};
     const uint32_t tile = plan_tile_pages(c->page_tokens), half = c->page_count / 2 + c->page_count % 2;
     uint32_t piece = c->piece_pages ? c->piece_pages : PLAN_PIECE_POSITIONS / c->page_tokens;
     if (piece > half) piece = half;
     piece = piece < tile ? tile : (uint32_t)round_up(piece, tile);
     const uint32_t pages = 2 * piece + plan_tail_at(c->page_tokens, c->slots, c->step_tokens, c->borrows);
-    return (struct plan_staging){.piece = piece,
-                                 .windows = pages,
-                                 .pages = pages + (c->borrows ? c->windows : 0)};
+    return (struct plan_staging){.piece = piece, .pages = pages, .windows = c->borrows ? c->windows : 0};
+}
+
+uint64_t plan_staging_bytes(const struct plan_staging *staging, uint64_t page, uint64_t window)
+{
+    const uint64_t pages = staging->pages * page, windows = staging->windows * window;
+    return staging->piece ? pages + windows : larger(pages, windows);
 }
 
 struct plan_staging plan_staging(const struct plan *plan)

@@ -52,6 +52,7 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_ATTEND_DECODE] = {"attend", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_ATTEND_PREFILL] = {"attend", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_GATHER] = {"gather samples", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_SOFT_CAP] = {"soft cap", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_ARGMAX] = {"argmax", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_FEW] = {"candidates", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_CHAIN] = {"chain of", OP_QUEUE_COMPUTE, ALWAYS},
@@ -139,6 +140,7 @@ static void add_gpu(struct list *list, const struct math_op *math, enum op_tier 
     } else if (is_sampled(math)) {
         if (tier != OP_TIER_ONE) add(list, OP_GATHER);
         add(list, tier == OP_TIER_ONE ? OP_GEMV : OP_GEMM_SMALL);
+        if (math->soft_cap != 0) add(list, OP_SOFT_CAP);
         add(list, OP_ARGMAX);
     } else if (tier == OP_TIER_CHUNK) {
         add_gpu_chunk(list, math);

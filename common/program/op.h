@@ -25,7 +25,7 @@
  *    CPU gated   GATE behind ATTEND      as one                     as one (a GPU's ATTEND does it)
  *    mixed       EXPERTS_ASK behind ROUTE's, before any group; EXPERTS_ADD behind DOWN's (by the CPU: EXPERTS_TAKE and its own)
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
- *   GPU head    GEMV, ARGMAX         GATHER, GEMM_SMALL, ARGMAX     as few
+ *   GPU head    GEMV, SOFT_CAP?, ARGMAX  GATHER, GEMM_SMALL, SOFT_CAP?, ARGMAX  as few
  *
  * To add an operation: a kind and its row here; its arguments (struct op) and its run in each device of a
  * worker; its lowering. */
@@ -52,7 +52,7 @@ enum op_kind {
     OP_EXPERTS_GLU, /* of each chosen expert glu(gate, up); on the GPU of one and few tokens also the choice */
     OP_EXPERTS_DOWN, /* of each chosen expert down: of one token (GPU: of few) summed by weight into x */
     OP_EXPERTS_SUM,  /* those of several tokens, likewise */
-    OP_ADD_NORMED,   /* x[t] += rmsnorm(in[t]) * norm */
+    OP_ADD_NORMED,   /* x[t] += rmsnorm(in[t]) * norm; then times a factor, if there is one */
     OP_WEIGH, /* the shared expert's activations times its weight: sigmoid of a product with the normed x */
     OP_RUNNING_MEAN, /* out[t] = the mean of all inputs of the sequence up to t, whose sum is its state */
     OP_CONVOLVE,     /* q, k and v of a gated delta net by the sequence's last columns, which are its state */
@@ -82,7 +82,8 @@ enum op_kind {
     OP_SWIGLU,
     OP_ATTEND_DECODE,
     OP_ATTEND_PREFILL,
-    OP_GATHER, /* the rows of x that are sampled */
+    OP_GATHER,   /* the rows of x that are sampled */
+    OP_SOFT_CAP, /* logits = cap * tanh(logits / cap) */
     OP_ARGMAX,
     OP_FEW,          /* the candidates of a draw */
     OP_CHAIN,        /* the operations behind it as one kernel */

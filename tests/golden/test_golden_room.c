@@ -124,7 +124,8 @@ static void check_gpu(const char *folder, const struct place *p, const struct pa
     const uint64_t *used = g->device->used;
     same(folder, p, "weights in VRAM", used[DEVICE_WEIGHTS],
          LINES(vram, "weights", "experts", "packed weights"));
-    same(folder, p, "the cache in VRAM", used[DEVICE_KV], LINES(vram, "KV", "fixed states", "borrowed KV"));
+    same(folder, p, "the cache in VRAM", used[DEVICE_KV],
+         LINES(vram, "KV", "windows of", "fixed states", "borrowed KV"));
     same(folder, p, "the ring", used[DEVICE_RING], LINES(vram, "stream ring"));
     same(folder, p, "the expanded slice", used[DEVICE_EXPANDED], LINES(vram, "expanded slice"));
     same(folder, p, "the GPU's workspace", used[DEVICE_WORKSPACE],

@@ -34,7 +34,8 @@ struct attention_test {
     const attention_case &c;
     test_step step;
     struct kv_layout layout, host_layout;
-    std::vector<float> q, k, v, q_norm, k_norm, inv, sinks, gate; /* sinks, gate: of half of the cases each */
+    std::vector<float> q, k, v, q_norm, k_norm, ones, inv, sinks,
+        gate;         /* sinks, gate: of half of the cases each */
     uint32_t turning; /* numbers of a head; of half of the cases fewer than all */
     gpu_buffer *dq, *dk, *dv, *dq_norm, *dk_norm, *dinv, *dsinks, *dgate, *table, *pool, *pool_host;
     struct gpuk_attention args;
@@ -49,6 +50,7 @@ struct attention_test {
         k = random_floats(t, (size_t)step.tokens * c.kv_heads * c.head_dim, 3);
         v = random_floats(t, (size_t)step.tokens * c.kv_heads * c.head_dim, 3);
         q_norm = random_floats(t, c.head_dim, 2), k_norm = random_floats(t, c.head_dim, 2);
+        ones.assign(c.head_dim, 1);
         turning = c.head_dim >= 4 && random_below(t, 2) ? c.head_dim / 4 * 2 : c.head_dim;
         inv.resize(turning / 2 + 1);
         for (uint32_t i = 0; i < turning / 2; i++) inv[i] = (float)pow(10000, -2.0 * i / turning);
@@ -71,6 +73,7 @@ struct attention_test {
         args.sinks = random_below(t, 2) ? dsinks->as<float>() : nullptr;
         args.q_norm = c.norm ? dq_norm->as<float>() : nullptr;
         args.k_norm = c.norm ? dk_norm->as<float>() : nullptr;
+        args.v_normed = random_below(t, 2);
         args.eps = 1e-6f;
         args.rope_table = table->as<float>();
         args.rope_dims = turning == c.head_dim ? 0 : turning;
@@ -143,7 +146,8 @@ struct attention_test {
             for (uint32_t h = 0; h < 2 * c.kv_heads; h++) {
                 uint32_t is_value = h >= c.kv_heads, kv_head = h % c.kv_heads;
                 const float *from = &(is_value ? v : k)[((size_t)n * c.kv_heads + kv_head) * c.head_dim];
-                head(from, c.norm && !is_value ? &k_norm : nullptr, step.position[n], !is_value, x.data());
+                const auto norm = is_value ? (args.v_normed ? &ones : nullptr) : c.norm ? &k_norm : nullptr;
+                head(from, norm, step.position[n], !is_value, x.data());
                 expected.insert(expected.end(), x.begin(), x.end());
                 row(now, step.token_row[n], step.position[n], is_value, kv_head, x.data());
                 got.insert(got.end(), x.begin(), x.end());
@@ -157,7 +161,8 @@ struct attention_test {
                 int which = page & GPUK_PAGE_HOST ? 1 : 0;
                 memcpy(&old[which][at], &now[which][at], numbers);
                 if (scales) memcpy(&old[which][scales_at], &now[which][scales_at], scales);
-                for (uint32_t d = 0; is_value && scales && d < c.head_dim; d += KV_Q8_0_VALUES) {
+                for (uint32_t d = 0; is_value && !args.v_normed && scales && d < c.head_dim;
+                     d += KV_Q8_0_VALUES) {
                     int8_t number[KV_Q8_0_VALUES];
                     uint16_t scale;
                     kv_q8_0_write(from + d, number, &scale);
@@ -426,16 +431,16 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
     check_close(t, to_double(half.read<unsigned char>(), DTYPE_BF16), expected, 6e-3, what);
 }
 
-/* Splits of contexts into pages that are absent, of either pool, in any order; head_dim 64 to 256, 1 to 8 query heads of
+/* Splits of contexts into pages that are absent, of either pool, in any order; head_dim 64 to 512, 1 to 8 query heads of
  * a kv head. */
 static void test_splits(struct test_context *t, const struct gpuk_device *device,
                         const struct gpuk_device *plain)
 {
-    const uint32_t dims[] = {64, 96, 128, 256}, shares[] = {1, 2, 3, 4, 5, 8};
+    const uint32_t dims[] = {64, 96, 128, 256, 512}, shares[] = {1, 2, 3, 4, 5, 8};
     const uint32_t far = t->few ? 100 : t->small ? 260 : 3000, times = t->few ? 1 : t->small ? 2 : 6;
     for (int dtype = 0; dtype < KV_DTYPE_COUNT; dtype++)
         for (const uint32_t dim : dims)
-            for (uint32_t n = 0; n < times; n++) {
+            for (uint32_t n = 0; n < (t->small && dim > 256 ? 1 : times); n++) {
                 const uint32_t share = shares[random_below(t, 6)], kv = 1 + random_below(t, 2);
                 const uint32_t page = 16u << random_below(t, 6),
                                window = n % 3 == 2 ? 1 + random_below(t, far) : 0;
@@ -457,9 +462,10 @@ static void test_splits(struct test_context *t, const struct gpuk_device *device
 /* Contexts far longer than a block's tiles, where tensor cores take them and where they do not. */
 static void test_long(struct test_context *t, const struct gpuk_device *many, const struct gpuk_device *plain)
 {
-    const uint32_t shapes[][3] = {{4, 1, 128}, {5, 1, 64}, {8, 1, 96}, {1, 1, 256}, {2, 1, 128}, {16, 2, 64}};
-    const uint32_t pages[] = {32, 512, 64, 16, 256, 128};
-    for (size_t i = 0; i < 6; i++)
+    const uint32_t shapes[][3] = {{4, 1, 128}, {5, 1, 64},  {8, 1, 96}, {1, 1, 256},
+                                  {2, 1, 128}, {16, 2, 64}, {8, 1, 512}};
+    const uint32_t pages[] = {32, 512, 64, 16, 256, 128, 32};
+    for (size_t i = 0; i < 7; i++)
         for (int dtype : {KV_BF16, KV_F16, KV_Q8_0}) {
             if (t->small && (t->few || dtype != (int[]){KV_F16, KV_Q8_0, KV_BF16}[i % 3])) continue;
             const uint32_t at = t->small ? 1500 + random_below(t, 1500) : 32000 + random_below(t, 767);
@@ -477,14 +483,16 @@ void test_attention(struct test_context *t)
     struct gpuk_device many = t->device,
                        many_plain = plain; /* as many pieces of the context as there can be */
     many.sm_count = many_plain.sm_count = 132;
-    /* heads, kv heads, head_dim, page: tensor cores take head_dim 64, 96, 128 and 256 on pages of whole 16 positions
-     */
-    const uint32_t shapes[][4] = {{8, 2, 128, 32},  {8, 1, 64, 16},  {5, 5, 80, 4},   {14, 2, 64, 8},
-                                  {6, 2, 7, 16},    {16, 1, 256, 8}, {2, 2, 200, 32}, {20, 2, 128, 16},
-                                  {10, 1, 64, 512}, {3, 1, 1, 4}};
-    const uint32_t small_shapes[][4] = {{8, 2, 128, 16}, {10, 1, 64, 256}, {4, 4, 64, 4}, {6, 2, 7, 8}};
+    /* heads, kv heads, head_dim, page: tensor cores take head_dim 64, 96, 128, 256 and 512 on pages of whole 16
+     * positions */
+    const uint32_t shapes[][4] = {{8, 2, 128, 32},  {8, 1, 64, 16},  {5, 5, 80, 4},    {14, 2, 64, 8},
+                                  {6, 2, 7, 16},    {16, 1, 256, 8}, {2, 2, 200, 32},  {20, 2, 128, 16},
+                                  {10, 1, 64, 512}, {3, 1, 1, 4},    {16, 2, 512, 16}, {3, 1, 512, 8},
+                                  {2, 2, 300, 8}};
+    const uint32_t small_shapes[][4] = {
+        {8, 2, 128, 16}, {10, 1, 64, 256}, {4, 4, 64, 4}, {6, 2, 7, 8}, {5, 1, 512, 16}};
     const uint32_t(*shape)[4] = t->small ? small_shapes : shapes;
-    const size_t shape_count = t->few ? 2 : t->small ? 4 : 10;
+    const size_t shape_count = t->few ? 2 : t->small ? 5 : 13;
     test_splits(t, &many, &many_plain);
     test_splits(t, &t->device, &plain);
     test_long(t, &many, &many_plain);
@@ -514,7 +522,8 @@ void test_attention(struct test_context *t)
                 if (turn++ % 2 == 0 || !t->small || t->few) test_decode(t, decode.c, decode.device);
             const bool tensor =
                 t->device.tensor_cores && dtype != KV_F32 &&
-                (dim == 64 || dim == 128 || (dim == 256 && t->device.shared_bytes_max >= 128 << 10));
+                (dim == 64 || dim == 128 || (dim == 256 && t->device.shared_bytes_max >= 128 << 10) ||
+                 (dim == 512 && t->device.shared_bytes_max >= (dtype == KV_Q8_0 ? 224 : 160) << 10));
             const std::vector<attention_case> cases = {
                 {dtype, heads, kv, dim, page, 0, norm, {0}, {t->small ? 70u : 200u}},
                 {dtype, heads, kv, dim, page, 0, norm, {37, 0, 100}, {65, 5, t->small ? 16u : 64u}},

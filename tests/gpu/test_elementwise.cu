@@ -158,25 +158,42 @@ static void test_weigh(struct test_context *t, uint32_t width, uint32_t n, uint3
     }
 }
 
-/* A normed output added to what is there, in place or elsewhere; rows beyond the count stay. */
-static void test_add_normed(struct test_context *t, uint32_t hidden, bool in_place)
+/* A normed output added to what is there, in place or elsewhere, times a factor or not; rows beyond the count stay. */
+static void test_add_normed(struct test_context *t, uint32_t hidden, bool in_place, bool factor)
 {
     const uint32_t tokens = 5, count = 3;
     auto in = random_floats(t, (size_t)tokens * hidden), x = random_floats(t, (size_t)tokens * hidden),
          norm = random_floats(t, hidden);
-    gpu_buffer din(in), dx(x), dnorm(norm), other(x), counter(std::vector<uint32_t>{count});
+    gpu_buffer din(in), dx(x), dnorm(norm), other(x), counter(std::vector<uint32_t>{count}),
+        by(std::vector<float>{0.75f});
     gpu_buffer &out = in_place ? dx : other;
     GPUK(gpuk_add_normed(counter.as<uint32_t>(), tokens, din.as<float>(), dnorm.as<float>(), 1e-5f, hidden,
-                         dx.as<float>(), out.as<float>(), 0, t->stream, &err));
+                         dx.as<float>(), factor ? by.as<float>() : nullptr, out.as<float>(), 0, t->stream,
+                         &err));
     CUDA(cudaStreamSynchronize(t->stream));
     std::vector<double> expected(x.begin(), x.end());
     for (uint32_t n = 0; n < count; n++) {
         double squares = 0;
         for (uint32_t i = 0; i < hidden; i++) squares += (double)in[n * hidden + i] * in[n * hidden + i];
         for (uint32_t i = 0; i < hidden; i++)
-            expected[n * hidden + i] += in[n * hidden + i] / sqrt(squares / hidden + 1e-5) * norm[i];
+            expected[n * hidden + i] =
+                (x[n * hidden + i] + in[n * hidden + i] / sqrt(squares / hidden + 1e-5) * norm[i]) *
+                (factor ? 0.75 : 1);
     }
     check_close(t, out.read<float>(), expected, 4e-6, "add normed");
+}
+
+/* Rows beyond the count stay. */
+static void test_soft_cap(struct test_context *t, uint32_t width)
+{
+    const uint32_t rows = 3, count = 2;
+    auto x = random_floats(t, (size_t)rows * width, 60);
+    gpu_buffer dx(x), counter(std::vector<uint32_t>{count});
+    GPUK(gpuk_soft_cap(counter.as<uint32_t>(), rows, dx.as<float>(), width, 30, 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    std::vector<double> expected(x.begin(), x.end());
+    for (size_t i = 0; i < (size_t)count * width; i++) expected[i] = 30 * tanh(x[i] / 30.0);
+    check_close(t, dx.read<float>(), expected, 4e-6, "soft cap");
 }
 
 void test_elementwise(struct test_context *t)
@@ -189,8 +206,10 @@ void test_elementwise(struct test_context *t)
     test_weigh(t, 7, 64, 40);
     test_rope_table(t, 128);
     test_rope_table(t, 7);
-    test_add_normed(t, 2816, true);
-    test_add_normed(t, 7, false);
+    test_add_normed(t, 2816, true, false);
+    test_add_normed(t, 7, false, true);
+    test_soft_cap(t, 7);
+    test_soft_cap(t, 1031);
 }
 
 static void test_logits(struct test_context *t, uint32_t vocab, int kind)

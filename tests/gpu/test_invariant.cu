@@ -292,12 +292,13 @@ void test_invariant(struct test_context *t)
         for (auto &s : shapes)
             if (!t->small || s[0] < 100) test_few(t, format, s[0], s[1]);
     for (int dtype : {(int)KV_BF16, (int)KV_F16, (int)KV_Q8_0, (int)KV_F32})
-        for (uint32_t head_dim : {64u, 128u}) {
-            if (t->small && head_dim != 128) continue;
+        for (uint32_t head_dim : {64u, 128u, 512u}) {
+            if (t->small && head_dim != 128 && (head_dim != 512 || dtype != KV_F16)) continue;
             for (uint32_t window : {0u, 100u}) {
                 test_decode(t, dtype, head_dim, window, GPUK_ORDER_ALONE);
                 for (auto order : {GPUK_ORDER_CHAINED_NEAR, GPUK_ORDER_CHAINED})
-                    if (t->device.bulk_copy && !(t->small && order == GPUK_ORDER_CHAINED))
+                    if (t->device.bulk_copy && head_dim <= GPUK_CHAIN_HEAD_DIM_MAX &&
+                        !(t->small && order == GPUK_ORDER_CHAINED))
                         test_decode(t, dtype, head_dim, window, order);
                 if (dtype == KV_F32) continue; /* its queries are not of 16 bits */
                 test_prefill(t, dtype, head_dim, window);

@@ -33,9 +33,9 @@ struct op_norm {
     void *out;
     enum dtype out_dtype;
 };
-/* out[t] = x[t] + rmsnorm(in[t]) * norm, dense rows; out may be x. */
+/* out[t] = (x[t] + rmsnorm(in[t]) * norm) * *factor, dense rows; out may be x. */
 struct op_add_normed {
-    const float *in, *norm, *x;
+    const float *in, *norm, *x, *factor; /* factor NULL: 1 */
     float eps;
     uint32_t width;
     float *out;
@@ -105,6 +105,11 @@ struct op_bias {
     enum dtype dtype;
     uint32_t stride, rows;
     const float *bias;
+};
+struct op_soft_cap {
+    float *logits;
+    uint32_t vocab;
+    float cap;
 };
 struct op_argmax {
     const float *logits;
@@ -188,6 +193,7 @@ struct op {
         struct gpuk_merge merge;
         struct op_matmul matmul;
         struct op_bias bias;
+        struct op_soft_cap soft_cap;
         struct op_argmax argmax;
         struct op_few few;
         struct op_expand expand;

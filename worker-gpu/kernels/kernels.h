@@ -40,7 +40,7 @@ extern "C" {
 #include "common/plan/engine_limits.h"
 
 #define GPUK_BATCH_MAX    ENGINE_FEW_TOKENS /* tokens of the small-batch tier */
-#define GPUK_HEAD_DIM_MAX 256               /* of attention */
+#define GPUK_HEAD_DIM_MAX 512               /* of attention */
 #define GPUK_SEGMENTS_MAX 4
 #define GPUK_SPLITS_MAX   GPU_ATTENTION_SPLITS /* pieces of one sequence's context in decode attention */
 #define GPUK_TOKEN_NONE   0xffffffffu
@@ -231,10 +231,14 @@ HELM_MUST_CHECK int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, co
 HELM_MUST_CHECK int gpuk_rmsnorm(const uint32_t *count, uint32_t tokens, const float *x, const float *norm,
                                  float eps, uint32_t hidden, void *out, enum dtype out_dtype, uint32_t flags,
                                  void *stream, struct helm_err *err);
-/* out[t] = x[t] + rmsnorm(in[t]) * norm, dense rows of fp32; out may be x. */
+/* out[t] = (x[t] + rmsnorm(in[t]) * norm) * *factor, dense rows of fp32; out may be x. factor NULL: 1. */
 HELM_MUST_CHECK int gpuk_add_normed(const uint32_t *count, uint32_t tokens, const float *in,
-                                    const float *norm, float eps, uint32_t hidden, const float *x, float *out,
-                                    uint32_t flags, void *stream, struct helm_err *err);
+                                    const float *norm, float eps, uint32_t hidden, const float *x,
+                                    const float *factor, float *out, uint32_t flags, void *stream,
+                                    struct helm_err *err);
+/* x = cap * tanh(x / cap), dense rows of fp32. */
+HELM_MUST_CHECK int gpuk_soft_cap(const uint32_t *count, uint32_t rows, float *x, uint32_t width, float cap,
+                                  uint32_t flags, void *stream, struct helm_err *err);
 /* out[i] = x[sample_token[i]] for the step's samples, at most `samples`. */
 HELM_MUST_CHECK int gpuk_gather(const struct gpuk_step *step, uint32_t samples, const float *x,
                                 uint32_t hidden, float *out, uint32_t flags, void *stream,
@@ -290,6 +294,7 @@ struct gpuk_attention {
     float scale;                  /* 1 / sqrt(head_dim) */
     const float *sinks;           /* [heads]: a score of no position that joins each head's sum; or NULL */
     const float *q_norm, *k_norm; /* [head_dim] or NULL */
+    bool v_normed;                /* each head of v has an RMS norm without a weight */
     float eps;
     const float *rope_table; /* [token][rope_dims] */
     uint32_t rope_dims;      /* numbers of a head that turn, the first ones; 0: all */

@@ -22,37 +22,34 @@ uint32_t making_attention_ops(const struct lowering *low, const struct making *m
     return program_ops_of(m->at->math, PROCESSOR_GPU, tier, kinds);
 }
 
-static uint32_t turning_of(const struct math_op *math, const struct model_config *c)
-{
-    return math->rope_dims ? math->rope_dims : c->head_dim;
-}
-
 static struct gpuk_attention attention_of(const struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
     const struct model_config *c = &s->model->config;
     const struct gpu_program *p = low->program;
     const struct place q = making_place(low, m, BUFFER_Q);
-    const uint32_t turning = turning_of(m->at->math, c);
-    const bool gated = m->at->math->output_gate != BUFFER_NONE;
+    const struct math_op *math = m->at->math;
+    const uint32_t turning = math->rope_dims ? math->rope_dims : math->head_dim;
+    const bool gated = math->output_gate != BUFFER_NONE;
     struct gpuk_attention a = {
         .step =
             gpu_block_step(&p->block, gpu_area(s->buffers, GPU_AREA_BLOCK), p->step.pages_per_slot, m->sub),
         .heads = c->heads,
         .window = c->window ? c->window[m->at->layer] : 0,
-        .scale = m->at->math->score_scale,
-        .sinks = making_vector(low, m, m->at->math->sinks),
-        .q_norm = making_vector(low, m, m->at->math->q_norm),
-        .k_norm = making_vector(low, m, m->at->math->k_norm),
+        .scale = math->score_scale,
+        .sinks = making_vector(low, m, math->sinks),
+        .q_norm = making_vector(low, m, math->q_norm),
+        .k_norm = making_vector(low, m, math->k_norm),
+        .v_normed = math->v_normed,
         .eps = (float)c->norm_eps,
-        .rope_table = (float *)making_row(gpu_rope_table(s->buffers, c, m->at->math->rope), m->sub,
-                                          turning / 2 * 2, sizeof(float)),
+        .rope_table = (float *)making_row(gpu_rope_table(s->buffers, c, math->rope), m->sub, turning / 2 * 2,
+                                          sizeof(float)),
         .rope_dims = turning,
-        .gate = gated ? (const float *)(void *)making_place(low, m, m->at->math->output_gate).at : NULL,
+        .gate = gated ? (const float *)(void *)making_place(low, m, math->output_gate).at : NULL,
         .gate_stride = q.stride,
         .q = (const float *)(void *)q.at,
         .k = (const float *)(void *)making_place(low, m, BUFFER_K).at,
-        .v = (const float *)(void *)making_place(low, m, BUFFER_V).at,
+        .v = (const float *)(void *)making_place(low, m, math->v_is_k ? BUFFER_K : BUFFER_V).at,
         .q_stride = q.stride,
         .kv_stride = q.stride,
         .order = s->plan->invariant ? GPUK_ORDER_ALONE : GPUK_ORDER_TOGETHER};
@@ -74,7 +71,7 @@ static void *chunk_queries(const struct lowering *low, const struct making *m)
     const struct model_config *c = &s->model->config;
     void *all = gpu_area(s->buffers, GPU_AREA_CHUNK_Q);
     if (!plan_kv_tiered(s->plan)) return all;
-    return making_row(all, m->sub, (uint64_t)c->heads * c->head_dim,
+    return making_row(all, m->sub, (uint64_t)c->heads * m->at->math->head_dim,
                       dtype_bytes(kv_query_dtype(s->kv.dtype)));
 }
 
@@ -108,7 +105,7 @@ void make_attend_decode(struct lowering *low, const struct making *m)
                              .out = making_place(low, m, BUFFER_A).at};
     if (!a.fused) {
         a.args.q = gpu_area(low->source->buffers, GPU_AREA_FEW_Q);
-        a.args.q_stride = c->heads * c->head_dim;
+        a.args.q_stride = c->heads * m->at->math->head_dim;
     }
     struct op *op = making_op(low, m);
     op->as.attention = a;
@@ -130,10 +127,9 @@ void make_kv_query(struct lowering *low, const struct making *m)
     struct lane *lane = arena_kv_lane_of(s->arena, ARENA_KV_QUERY);
     const uint32_t ticket = kv_ticket(low, m);
     if (ticket == 1) lower_word(low, OP_WORD_WAIT, &lane->bell.value, 0, DEVICE_EQUAL);
-    making_op(low, m)->as.move =
-        (struct op_move){.from = gpu_area(s->buffers, GPU_AREA_FEW_Q),
-                         .to = lane->data,
-                         .width = s->model->config.heads * s->model->config.head_dim};
+    making_op(low, m)->as.move = (struct op_move){.from = gpu_area(s->buffers, GPU_AREA_FEW_Q),
+                                                  .to = lane->data,
+                                                  .width = s->model->config.heads * m->at->math->head_dim};
     lower_word(low, OP_WORD_WRITE, &lane->bell.value, ticket, DEVICE_EQUAL);
 }
 
@@ -154,14 +150,14 @@ void make_attend_merge(struct lowering *low, const struct making *m)
                                                       .other = lane->data,
                                                       .sinks = making_vector(low, m, m->at->math->sinks),
                                                       .heads = c->heads,
-                                                      .head_dim = c->head_dim,
+                                                      .head_dim = m->at->math->head_dim,
                                                       .out = out};
     if (ticket == plan_assisted_layers(s->plan, c->window, c->layers))
         lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
 }
 
 /* With two tiers a chunk's attention is in parts (pieces.h), of which this is the last. */
-static struct gpuk_part part_of(const struct lowering *low, bool own)
+static struct gpuk_part part_of(const struct lowering *low, const struct making *m, bool own)
 {
     const struct gpu_source *s = low->source;
     const struct model_config *c = &s->model->config;
@@ -172,7 +168,8 @@ static struct gpuk_part part_of(const struct lowering *low, bool own)
                               .pages = plan_staging(s->plan).piece,
                               .piece = GPUK_PART_LAST,
                               .o = o,
-                              .state = o + (size_t)s->buffers->work.tokens * c->heads * c->head_dim};
+                              .state =
+                                  o + (size_t)s->buffers->work.tokens * c->heads * m->at->math->head_dim};
 }
 
 void make_attend_prefill(struct lowering *low, const struct making *m)
@@ -185,7 +182,7 @@ void make_attend_prefill(struct lowering *low, const struct making *m)
                                      .rows = low->program->block.rows};
     const struct gpu_supply pieces = lower_cache_pieces(low, (uint32_t)m->at->layer);
     if (plan_kv_tiered(low->source->plan) && !plan_keeps_window(low->source->plan, (uint32_t)m->at->layer))
-        attention.part = part_of(low, pieces.own);
+        attention.part = part_of(low, m, pieces.own);
     struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
     e->sub = m->sub;
     e->op.as.attention = attention;

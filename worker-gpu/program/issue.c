@@ -142,19 +142,21 @@ static int issue_store(const struct issuing *i, const struct gpu_entry *e, struc
 uint64_t gpu_program_borrowed(const struct gpu_source *s, const struct gpu_program *p,
                               const struct batch *batch)
 {
-    uint64_t pages = 0;
+    uint64_t bytes = 0;
     for (uint32_t i = 0; i < p->count; i++) {
         const struct gpu_entry *e = &p->entry[i];
         if (e->op.kind != OP_KV_IN && e->op.kind != OP_KV_OUT) continue;
-        const bool pieces = plan_kv_tiered(s->plan) && !is_of_window(s, e);
+        const bool window = is_of_window(s, e), pieces = plan_kv_tiered(s->plan) && !window;
+        uint64_t pages = 0;
         if (pieces) pages += gpu_pieces_copied(s, e, batch);
         for (uint32_t r = 0; r < batch->row_count && !pieces; r++) {
             uint32_t first, end;
             staged_pages(s, e, &batch->row[r], &first, &end);
             pages += end > first ? end - first : 0;
         }
+        bytes += pages * kv_layer_bytes(window ? &s->window_kv : &s->kv);
     }
-    return pages * kv_layer_bytes(&s->kv);
+    return bytes;
 }
 
 /* The first pages of a borrowed layer, there and back, so that a driver that has something to load for such

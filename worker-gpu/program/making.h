@@ -52,6 +52,13 @@ static inline const float *making_vector(const struct lowering *low, const struc
     return gpu_vector_of(low->source->weights, role, m->at->layer);
 }
 
+/* KV heads of the layer. */
+static inline struct model_heads making_heads(const struct lowering *low, const struct making *m)
+{
+    const struct model_config *c = &low->source->model->config;
+    return model_heads_of(c, m->at->layer >= 0 && c->window && c->window[m->at->layer]);
+}
+
 static inline struct op *making_op(struct lowering *low, const struct making *m)
 {
     struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);

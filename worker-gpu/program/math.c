@@ -21,10 +21,11 @@ static enum dtype read_as(const struct lowering *low, const struct making *m, en
 }
 
 /* Numbers of a row in front of a buffer, where what products leave for attention, or for a gated delta net, stands side by side. */
-static uint32_t before(const struct model_config *c, enum model_buffer buffer)
+static uint32_t before(const struct model_config *c, const struct model_heads *heads,
+                       enum model_buffer buffer)
 {
     const struct model_delta *d = &c->delta;
-    const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim,
+    const uint32_t q = c->heads * heads->head_dim, kv = heads->kv_heads * heads->head_dim,
                    gate = c->gated_attention ? q : 0, z = d->channels,
                    alpha = z + d->value_heads * d->value_dim;
     switch (buffer) {
@@ -53,7 +54,9 @@ static struct place side_by_side(const struct lowering *low, const struct making
     const bool chunk = making_tier(low) == OP_TIER_CHUNK;
     float *row = (float *)(void *)making_row(gpu_area(b, chunk ? GPU_AREA_CHUNK_QKV : GPU_AREA_FEW_QKV),
                                              m->sub, width, sizeof(float));
-    return (struct place){(char *)(row + before(&low->source->model->config, buffer)), width, DTYPE_F32};
+    const struct model_heads heads = making_heads(low, m);
+    return (struct place){(char *)(row + before(&low->source->model->config, &heads, buffer)), width,
+                          DTYPE_F32};
 }
 
 /* What attention leaves, or a gated delta net: `width` numbers of each token. Without an area of its own a chunk's takes the
@@ -98,7 +101,7 @@ struct place making_place(const struct lowering *low, const struct making *m, en
     case BUFFER_DELTA_BETA:
         return side_by_side(low, m, buffer, workspace_delta_width(c));
     case BUFFER_A:
-        return attention_output(low, m, buffer, c->heads * c->head_dim);
+        return attention_output(low, m, buffer, c->heads * making_heads(low, m).head_dim);
     case BUFFER_DELTA:
         return attention_output(low, m, buffer, c->delta.value_heads * c->delta.value_dim);
     case BUFFER_SHARED:
@@ -305,6 +308,7 @@ static void make_add_normed(struct lowering *low, const struct making *m)
         (struct op_add_normed){.in = (const float *)(void *)making_place(low, m, m->at->math->in).at,
                                .norm = making_vector(low, m, m->at->math->norm),
                                .x = x,
+                               .factor = making_vector(low, m, m->at->math->out_factor),
                                .eps = (float)c->norm_eps,
                                .width = c->hidden,
                                .out = making_tier(low) == OP_TIER_CHUNK ? x : m->x_out};
@@ -335,6 +339,16 @@ static void make_gather(struct lowering *low, const struct making *m)
                                        .x = gpu_area(b, GPU_AREA_X),
                                        .width = low->source->model->config.hidden,
                                        .out = gpu_area(b, GPU_AREA_SAMPLE)};
+}
+
+static void make_soft_cap(struct lowering *low, const struct making *m)
+{
+    struct op *op = making_op(low, m);
+    op->tokens = low->program->samples;
+    op->count = low->program->step.counts + 2;
+    op->as.soft_cap = (struct op_soft_cap){.logits = gpu_area(low->source->buffers, GPU_AREA_LOGITS),
+                                           .vocab = low->source->model->config.vocab,
+                                           .cap = m->at->math->soft_cap};
 }
 
 /* The block is left as that of the same rows one token further: for a step that follows without a block
@@ -442,6 +456,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_EXPERTS_ASK] = make_experts_ask,
     [OP_EXPERTS_ADD] = make_experts_add,
     [OP_GATHER] = make_gather,
+    [OP_SOFT_CAP] = make_soft_cap,
     [OP_ARGMAX] = make_argmax,
 };
 

@@ -83,7 +83,8 @@ int gpu_buffers_check(const struct model_config *c, const struct device *device,
     } work[] = {{"a product of one token", ask->gemv_workspace(widest), linear},
                 {"products of few tokens", ask->gemm_small_workspace(slots, widest), linear},
                 {"experts", experts ? ask->experts_workspace(slots, c->router.chosen, wider) : 0, experts},
-                {"attention", attention ? ask->attention_workspace(slots, c->heads, c->head_dim) : 0,
+                {"attention",
+                 attention ? ask->attention_workspace(slots, c->heads, model_heads_most(c).head_dim) : 0,
                  attention},
                 {"argmax", rows ? ask->argmax_workspace(rows) : 0, argmax},
                 {"candidates", rows ? ask->few_workspace(rows, c->vocab) : 0,
@@ -105,13 +106,18 @@ uint64_t gpu_staging_bytes(const struct plan *plan, enum plan_processor self,
                            const struct arena_header *arena)
 {
     if (!plan_kv_tiered(plan) && !plan_borrows(plan, self)) return 0;
-    return plan_staging(plan).pages * kv_layer_bytes(&arena->kv);
+    const struct plan_staging staging = plan_staging(plan);
+    struct kv_layout windows = arena->kv;
+    windows.kv_heads = arena->window_kv_heads;
+    windows.head_dim = arena->window_head_dim;
+    return plan_staging_bytes(&staging, kv_layer_bytes(&arena->kv), kv_layer_bytes(&windows));
 }
 
 void *gpu_window_staging(const struct gpu_source *s, uint32_t staging)
 {
-    const uint64_t at = plan_kv_tiered(s->plan) ? plan_staging(s->plan).windows : 0;
-    return s->staging[staging] ? (char *)s->staging[staging] + at * kv_layer_bytes(&s->kv) : NULL;
+    const uint64_t at =
+        plan_kv_tiered(s->plan) ? plan_staging(s->plan).pages * kv_layer_bytes(&s->kv) : 0; /* behind them */
+    return s->staging[staging] ? (char *)s->staging[staging] + at : NULL;
 }
 
 struct gpu_events gpu_events_place(const struct plan *plan, enum plan_processor self,

@@ -80,6 +80,11 @@ uint64_t ledger_window_layer_bytes(const struct ledger_case *c, uint32_t page_co
     return times(page_count, kv_page_bytes(&kv));
 }
 
+uint64_t ledger_staging_bytes(const struct ledger_case *c, const struct plan_staging *staging)
+{
+    return plan_staging_bytes(staging, ledger_kv_layer_bytes(c, 1), ledger_window_layer_bytes(c, 1));
+}
+
 static struct plan sizes_of(const struct ledger_case *c, uint32_t ctx)
 {
     return (struct plan){.context_tokens = ctx,
@@ -295,7 +300,7 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots
             snprintf(what, sizeof what, "borrowed KV, 2 pieces of %u pages of a layer", staging.piece);
         else
             snprintf(what, sizeof what, "borrowed KV, %d layers of %u pages", GPU_STAGINGS, plan->page_count);
-        ledger_add(vram, what, ledger_kv_layer_bytes(c, staging.pages));
+        ledger_add(vram, what, ledger_staging_bytes(c, &staging));
     }
     const struct ledger_workspace work = {.step_tokens = plan->step_tokens,
                                           .ctx = ctx,

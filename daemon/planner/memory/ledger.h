@@ -87,6 +87,9 @@ uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TE
 uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count);
 /* The same of a layer that keeps a window. */
 uint64_t ledger_window_layer_bytes(const struct ledger_case *c, uint32_t page_count);
+/* Bytes of the GPU's staging memory. */
+struct plan_staging;
+uint64_t ledger_staging_bytes(const struct ledger_case *c, const struct plan_staging *staging);
 /* Bytes of all slots' records of a layer; 0: its state is not fixed. */
 uint64_t ledger_state_layer_bytes(const struct ledger_case *c, uint32_t layer);
 /* Pages of windows for a pool of page_count pages; 0: windows would take as much as all pages do, and layers keep these. Whether

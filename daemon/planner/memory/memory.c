@@ -179,7 +179,8 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
                                            .tiered = w->vram_page_count > 0,
                                            .windows = ledger_window_pages(c, wish->pages),
                                            .borrows = wish->prefill || ledger_appends_in_arena(c, wish->ctx)};
-    uint64_t borrowed = ledger_kv_layer_bytes(c, plan_staging_of(&pool).pages);
+    const struct plan_staging staging = plan_staging_of(&pool);
+    uint64_t borrowed = ledger_staging_bytes(c, &staging);
     uint64_t lanes = plan_lanes_between(1u << PLAN_CPU0 | 1u << PLANNED_GPU) *
                      lane_bytes(w->step_tokens, c->model->config.hidden);
     uint64_t work =

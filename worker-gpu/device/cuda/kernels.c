@@ -141,8 +141,8 @@ static int run_rows(struct device *d, const struct op *op, struct helm_err *err)
         return gpuk_rmsnorm(op->count, op->tokens, n->x, n->norm, n->eps, n->width, n->out, n->out_dtype,
                             op->flags, STREAM(d), err);
     case OP_ADD_NORMED:
-        return gpuk_add_normed(op->count, op->tokens, a->in, a->norm, a->eps, a->width, a->x, a->out,
-                               op->flags, STREAM(d), err);
+        return gpuk_add_normed(op->count, op->tokens, a->in, a->norm, a->eps, a->width, a->x, a->factor,
+                               a->out, op->flags, STREAM(d), err);
     case OP_SWIGLU:
         return gpuk_swiglu(op->count, op->tokens, g->in, g->in_dtype, g->glu, g->stride, g->up_at, g->n,
                            g->out, g->out_dtype, g->out_stride, op->flags, STREAM(d), err);
@@ -160,6 +160,7 @@ static int run_ends(struct device *d, const struct op *op, struct helm_err *err)
     const struct op_embed *e = &op->as.embed;
     const struct op_rope_table *r = &op->as.rope_table;
     const struct op_gather *g = &op->as.gather;
+    const struct op_soft_cap *s = &op->as.soft_cap;
     const struct op_argmax *a = &op->as.argmax;
     const struct op_few *f = &op->as.few;
     switch (op->kind) {
@@ -171,6 +172,8 @@ static int run_ends(struct device *d, const struct op *op, struct helm_err *err)
                                STREAM(d), err);
     case OP_GATHER:
         return gpuk_gather(&g->step, op->tokens, g->x, g->width, g->out, op->flags, STREAM(d), err);
+    case OP_SOFT_CAP:
+        return gpuk_soft_cap(op->count, op->tokens, s->logits, s->vocab, s->cap, op->flags, STREAM(d), err);
     case OP_ARGMAX:
         return gpuk_argmax(op->count, op->tokens, a->logits, a->vocab, a->result,
                            a->next.token_id ? &a->next : NULL, op->workspace, op->flags, STREAM(d), err);
@@ -220,6 +223,7 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     case OP_EMBED:
     case OP_ROPE_TABLE:
     case OP_GATHER:
+    case OP_SOFT_CAP:
     case OP_ARGMAX:
     case OP_FEW:
         return run_ends(d, op, err);

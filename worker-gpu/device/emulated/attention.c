@@ -36,6 +36,17 @@ static const uint32_t *pages_of(const struct gpuk_step *step, uint32_t token)
     return step->page_table + (size_t)step->row_slot[row] * step->pages_per_slot;
 }
 
+/* One head's value: normed by a norm without a weight, if it is. */
+static const float *value_of(const struct emulated_math *math, const struct gpuk_attention *a,
+                             const float *in, float *out)
+{
+    float ones[GPUK_HEAD_DIM_MAX];
+    if (!a->v_normed) return in;
+    for (uint32_t d = 0; d < a->kv.layout.head_dim; d++) ones[d] = 1;
+    math->vector->rmsnorm(out, in, ones, a->kv.layout.head_dim, a->eps);
+    return out;
+}
+
 /* Norms and rotates a copy of one head. */
 static void turn_head(const struct emulated_math *math, const struct gpuk_attention *a, uint32_t token,
                       const float *in, const float *norm, float *out)
@@ -68,7 +79,7 @@ static void rope_append_token(struct emulated_math *math, const struct gpuk_atte
         size_t at = (size_t)t * a->kv_stride + h * dim;
         turn_head(math, a, t, a->k + at, a->k_norm, head);
         kv_append(&to.layout, to.pool, &own, to.layer, false, h, token, head);
-        kv_append(&to.layout, to.pool, &own, to.layer, true, h, token, a->v + at);
+        kv_append(&to.layout, to.pool, &own, to.layer, true, h, token, value_of(math, a, a->v + at, head));
     }
 }
 

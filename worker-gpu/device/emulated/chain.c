@@ -62,7 +62,7 @@ bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op)
     case GPUK_CHAIN_DELTA: /* as many numbers as a GPU's registers hold */
         return op->delta.key_dim <= DELTA_HEAD_MAX / 2 && op->delta.value_dim <= DELTA_HEAD_MAX / 2;
     default:
-        return op->attention.args.kv.layout.head_dim <= GPUK_HEAD_DIM_MAX;
+        return op->attention.args.kv.layout.head_dim <= GPUK_CHAIN_HEAD_DIM_MAX;
     }
 }
 

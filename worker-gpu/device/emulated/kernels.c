@@ -266,8 +266,16 @@ static void run_add_normed(struct emulated_math *math, const struct op *op)
         const size_t at = (size_t)t * c->width;
         math->vector->rmsnorm(row, c->in + at, c->norm, c->width, c->eps);
         math->vector->add(row, c->x + at, c->width);
-        memcpy(c->out + at, row, c->width * sizeof(float));
+        for (uint32_t i = 0; i < c->width; i++) c->out[at + i] = c->factor ? row[i] * *c->factor : row[i];
     }
+}
+
+static void run_soft_cap(struct emulated_math *math, const struct op *op)
+{
+    (void)math;
+    const struct op_soft_cap *c = &op->as.soft_cap;
+    const size_t n = (size_t)emulated_count(op->count, op->tokens) * c->vocab;
+    for (size_t i = 0; i < n; i++) c->logits[i] = c->cap * tanhf(c->logits[i] / c->cap);
 }
 
 static void run_move(struct emulated_math *math, const struct op *op)
@@ -411,6 +419,7 @@ static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_ATTEND_PREFILL] = emulated_run_attend_prefill,
     [OP_ATTEND_MERGE] = emulated_run_attend_merge,
     [OP_GATHER] = run_gather,
+    [OP_SOFT_CAP] = run_soft_cap,
     [OP_ARGMAX] = emulated_run_argmax,
     [OP_FEW] = emulated_run_few,
     [OP_CHAIN] = emulated_run_chain,

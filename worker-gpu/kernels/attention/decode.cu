@@ -1,7 +1,7 @@
 /* Decode attention over paged KV: few queries, long context, grouped query heads, exact over any split.
  *
- * A block takes one token, one kv head (or 8 of its query heads) and one piece of the context. A lane holds 8
- * dimensions of every query head, so that each key and value is read once, 16 bytes a lane, and used for the
+ * A block takes one token, one kv head (or 8 of its query heads, 4 of wide heads) and one piece of the context. A lane holds
+ * 8 dimensions, 16 of wide heads, of every query head, so that each key and value is read once, 16 bytes a lane, and used for the
  * whole group; a warp works on 32 / lanes positions at a time. Streaming softmax (running maximum m, sum s,
  * unnormalised output o: Rabe & Staats 2021; FlashAttention, Dao et al. 2022) in powers of two. Pieces meet
  * in global memory: whichever block of a head finishes last merges them in the order of pieces, so
@@ -15,7 +15,7 @@ static const uint32_t PIECE_MIN = 64; /* positions: below this another block cos
 
 /* Shared memory: q [G][head_dim], o [WARPS][G][head_dim] (before that scratch of take_query, after it the
  * merge's weights), m and s [WARPS][G]. */
-template <typename C, int G, bool VECTOR>
+template <typename C, int G, bool VECTOR, int D>
 __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_constant__ decode_params p)
 {
     SHARED_DYNAMIC(float, memory);
@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
     const uint32_t end = begin + per_piece < position + 1 ? begin + per_piece : position + 1;
 
     float *qs = memory, *os = qs + G * head_dim, *ms = os + WARPS * G * head_dim, *ss = ms + WARPS * G;
-    take_query<C>(p, t, kv_head, head0, heads, position, pages, blockIdx.x == pieces - 1, qs, os);
+    take_query<C, (uint32_t)D>(p, t, kv_head, head0, heads, position, pages, blockIdx.x == pieces - 1, qs,
+                               os);
     __syncthreads(); /* q for all warps; and the block sees the k and v it has just appended */
 
     /* lanes a position takes, the positions a warp takes at once, and this lane's place */
@@ -50,22 +51,22 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
     const uint32_t at_once = 32 / lanes, place = lane / lanes;
     const uint32_t first_dim = VECTOR ? (lane & (lanes - 1)) * 8 : lane;
     const uint32_t dim_step = VECTOR ? 1 : 32;
-    float q[G][8];
-    attention_sums<G> sums;
+    float q[G][D];
+    attention_sums<G, D> sums;
     sums_open(sums);
 #pragma unroll
     for (int g = 0; g < G; g++)
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            uint32_t d = first_dim + j * dim_step;
+        for (int j = 0; j < D; j++) {
+            uint32_t d = lane_dim(first_dim, dim_step, j);
             q[g][j] = (uint32_t)g < heads && d < head_dim ? qs[g * head_dim + d] : 0.0f;
         }
-    const int U = G > 4 ? 2 : 4; /* positions whose keys and values are in flight together */
+    const int U = G * D > 32 ? 2 : 4; /* positions whose keys and values are in flight together */
     const uint32_t step = WARPS * at_once;
     const uint32_t page_shift = 31 - __clz((int)l.page_tokens), page_mask = l.page_tokens - 1;
     const kv_steps<C> steps(l);
     for (uint32_t base = begin; base < end; base += U * step) {
-        attention_cells<U> c;
+        attention_cells<U, D> c;
 #pragma unroll
         for (int u = 0; u < U; u++) {
             uint32_t at = base + u * step + warp * at_once + place;
@@ -75,18 +76,19 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
                 const unsigned char *rows = kv_rows(a.kv, page, 0, kv_head);
                 const unsigned char *numbers = rows + (size_t)(at & page_mask) * steps.number;
                 const unsigned char *scales = rows + steps.scales_at + (size_t)(at & page_mask) * steps.scale;
-                c.k_scale[u] = cell_load<C, VECTOR>(numbers, scales, first_dim, head_dim, c.k[u]);
-                c.v_scale[u] = cell_load<C, VECTOR>(numbers + steps.to_values, scales + steps.to_values,
-                                                    first_dim, head_dim, c.v[u]);
+                cell_load<C, VECTOR, D>(numbers, scales, first_dim, head_dim, c.k[u], c.k_scale[u]);
+                cell_load<C, VECTOR, D>(numbers + steps.to_values, scales + steps.to_values, first_dim,
+                                        head_dim, c.v[u], c.v_scale[u]);
             } else {
 #pragma unroll
-                for (int j = 0; j < 8; j++) c.k[u][j] = 0, c.v[u][j] = 0;
-                c.k_scale[u] = c.v_scale[u] = 1;
+                for (int j = 0; j < D; j++) c.k[u][j] = 0, c.v[u][j] = 0;
+#pragma unroll
+                for (int part = 0; part < D / 8; part++) c.k_scale[u][part] = c.v_scale[u][part] = 1;
             }
         }
-        sums_add<G, U>(sums, heads, lanes, c, [&](int g, float *to) {
+        sums_add(sums, heads, lanes, c, [&](int g, float *to) {
 #pragma unroll
-            for (int j = 0; j < 8; j++) to[j] = q[g][j];
+            for (int j = 0; j < D; j++) to[j] = q[g][j];
         });
     }
     sums_fold(sums, heads, lanes, first_dim, dim_step, head_dim, os, ms, ss);
@@ -119,22 +121,31 @@ extern "C" size_t gpuk_attention_workspace_bytes(uint32_t tokens, uint32_t heads
 }
 
 typedef void (*decode_kernel)(decode_params);
+#define PAIR(C, G, D)                                                                                        \
+    {                                                                                                        \
+        attention_decode_kernel<C, G, false, D>, attention_decode_kernel<C, G, true, D>                      \
+    }
 #define KERNELS(C)                                                                                           \
     {                                                                                                        \
-        {attention_decode_kernel<C, 1, false>, attention_decode_kernel<C, 1, true>},                         \
-            {attention_decode_kernel<C, 4, false>, attention_decode_kernel<C, 4, true>},                     \
-        {                                                                                                    \
-            attention_decode_kernel<C, 8, false>, attention_decode_kernel<C, 8, true>                        \
-        }                                                                                                    \
+        PAIR(C, 1, DIMS_USUAL), PAIR(C, 4, DIMS_USUAL), PAIR(C, 8, DIMS_USUAL), PAIR(C, 1, DIMS_WIDE),       \
+            PAIR(C, 4, DIMS_WIDE)                                                                            \
     }
-static const decode_kernel kernels[KV_DTYPE_COUNT][3][2] = BY_KV_DTYPE(KERNELS);
-static const uint32_t group_sizes[3] = {1, 4, 8};
+/* [enum kv_dtype][shape][cells are read 16 bytes at a time]: query heads of a block, of usual heads and of wide ones */
+static const uint32_t SHAPES = 5, SHAPE_WIDE = 3, group_sizes[SHAPES] = {1, 4, 8, 1, 4};
+static const decode_kernel kernels[KV_DTYPE_COUNT][SHAPES][2] = BY_KV_DTYPE(KERNELS);
+static uint32_t shape_of(uint32_t group, uint32_t head_dim)
+{
+    const bool wide = head_dim > HEAD_DIM_USUAL;
+    return (wide ? SHAPE_WIDE : 0) + (group == 1 ? 0 : group <= 4 || wide ? 1 : 2);
+}
 
 int gpuk_prepare_attention_decode(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (int i = 0; i < KV_DTYPE_COUNT * 6 && !rc; i++)
-        rc = gpuk_prepare("decode attention", kernels[i / 6][i % 6 / 2][i % 2], 0, err);
+    for (const auto &type : kernels)
+        for (const auto &shape : type)
+            for (const decode_kernel kernel : shape)
+                if (!rc) rc = gpuk_prepare("decode attention", kernel, 0, err);
     if (!rc && device->tensor_cores) rc = decode_tensor_prepare(device, err);
     if (!rc) rc = decode_chained_prepare(device, err);
     return rc;
@@ -173,7 +184,7 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
                          tokens);
     const struct kv_layout *l = &args->kv.layout;
     uint32_t group = args->heads / l->kv_heads;
-    int size = group == 1 ? 0 : group <= 4 ? 1 : 2;
+    const uint32_t size = shape_of(group, l->head_dim);
     struct decode_params p = gpuk_decode_params(args, tokens, fused, out, workspace);
     p.partial_m = partial_m;
     p.partial_s = partial_s;

@@ -34,7 +34,14 @@ __device__ __forceinline__ float blend(float a, float by_a, float b, float by_b)
     return __fmaf_rn(a, by_a, __fmul_rn(b, by_b));
 }
 
-/* How many of a warp's lanes share a position, 8 dimensions each. */
+/* Dimensions of a head that a lane holds in sums: 8, or 16 of heads of more than a warp's 256. Dimension j of a lane: those of
+ * 8 are neighbours, or every 32nd (`step` 1 or 32); the other 8 stand 256 further. */
+static const int DIMS_USUAL = 8, DIMS_WIDE = GPUK_HEAD_DIM_MAX / 32;
+static __host__ __device__ inline uint32_t lane_dim(uint32_t first, uint32_t step, int j)
+{
+    return first + (uint32_t)(j & 7) * step + (uint32_t)(j >> 3) * 256;
+}
+/* How many of a warp's lanes share a position. */
 static __host__ __device__ inline uint32_t lanes_of(uint32_t head_dim)
 {
     uint32_t lanes = 32;
@@ -60,8 +67,9 @@ struct block_team {
 /* Puts the group's q into shared memory, scaled; with `fused` norms and rotates first, and appends k and v
  * when this block's piece ends with the token's own position (`owner`). With `current`, an owner leaves k and
  * v there too ([2][head_dim] in shared memory), as the cache has them, and only one of its group appends.
- * Without `fused` q is as it is, and with `current` nothing is appended. `page`: that of the position, if known. */
-template <typename C, typename B = block_team>
+ * Without `fused` q is as it is, and with `current` nothing is appended. `page`: that of the position, if known. N:
+ * dimensions of a head that a lane holds. */
+template <typename C, uint32_t N, typename B = block_team>
 __device__ __forceinline__ void
 take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0, uint32_t heads,
            uint32_t position, const uint32_t *pages, bool owner, float *qs, float *scratch,
@@ -78,81 +86,89 @@ take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0,
     }
     const uint32_t turning = gpuk_rope_dims(&a);
     const float *table = a.rope_table + (size_t)t * 2 * (turning / 2);
-    float v[HEAD_STEPS], *own = scratch + warp * head_dim;
+    float v[N], *own = scratch + warp * head_dim;
     for (uint32_t task = warp; task < heads + (owner ? 2 : 0); task += B::threads() / 32) {
         if (task < heads) {
             const float *from = a.q + (size_t)t * a.q_stride + (size_t)(head0 + task) * head_dim;
-            head_load(from, a.q_norm, a.eps, table, turning, head_dim, own, v);
+            head_load(from, query_norm(a), table, turning, head_dim, own, v);
 #pragma unroll
-            for (uint32_t j = 0; j < HEAD_STEPS; j++)
+            for (uint32_t j = 0; j < N; j++)
                 if (lane + 32 * j < head_dim) qs[task * head_dim + lane + 32 * j] = __fmul_rn(v[j], scale);
         } else {
             bool is_value = task > heads;
             const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)kv_head * head_dim;
-            head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, turning,
-                      head_dim, own, v);
+            head_load(from, cell_norm(a, is_value), is_value ? nullptr : table, turning, head_dim, own, v);
             if (appends && page) kv_store_in<C>(a.kv, *page, position, is_value, kv_head, v);
             if (appends && !page) kv_store<C>(a.kv, pages, position, is_value, kv_head, v);
             if (!current) continue;
             C::keep(v, head_dim);
 #pragma unroll
-            for (uint32_t j = 0; j < HEAD_STEPS; j++)
+            for (uint32_t j = 0; j < N; j++)
                 if (lane + 32 * j < head_dim) current[is_value * head_dim + lane + 32 * j] = v[j];
         }
     }
 }
 
-/* 8 dimensions of a cell: neighbours in the vector form, every 32nd else. Returns what each is to be multiplied by. */
-template <typename C, bool VECTOR>
-__device__ __forceinline__ float cell_load(const unsigned char *numbers, const unsigned char *scales,
-                                           uint32_t first_dim, uint32_t head_dim, float *v)
+/* A lane's D dimensions of a cell, in the vector form as neighbours. scale: what each 8 of them are to be multiplied by. */
+template <typename C, bool VECTOR, int D>
+__device__ __forceinline__ void cell_load(const unsigned char *numbers, const unsigned char *scales,
+                                          uint32_t first_dim, uint32_t head_dim, float (&v)[D],
+                                          float (&scale)[D / 8])
 {
-    if constexpr (VECTOR) {
-        return C::unpack(first_dim < head_dim ? C::load(numbers, scales, first_dim) : C::none(), v);
-    } else {
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            v[j] = first_dim + 32 * j < head_dim ? C::number(numbers, scales, first_dim + 32 * j) : 0.0f;
-        return 1;
+    for (int part = 0; part < D / 8; part++) {
+        const uint32_t at = first_dim + 256 * part;
+        if constexpr (VECTOR) {
+            scale[part] = C::unpack(at < head_dim ? C::load(numbers, scales, at) : C::none(), v + 8 * part);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                v[8 * part + j] = at + 32 * j < head_dim ? C::number(numbers, scales, at + 32 * j) : 0.0f;
+            scale[part] = 1;
+        }
     }
 }
 
-/* A lane's share of streaming softmax: 8 dimensions of G heads. */
-template <int G> struct attention_sums {
-    float o[G][8], m[G], s[G];
+/* A lane's share of streaming softmax: D dimensions of G heads. */
+template <int G, int D = DIMS_USUAL> struct attention_sums {
+    float o[G][D], m[G], s[G];
 };
-template <int G> __device__ __forceinline__ void sums_open(attention_sums<G> &a)
+template <int G, int D> __device__ __forceinline__ void sums_open(attention_sums<G, D> &a)
 {
 #pragma unroll
     for (int g = 0; g < G; g++) {
         a.m[g] = -INFINITY, a.s[g] = 0;
 #pragma unroll
-        for (int j = 0; j < 8; j++) a.o[g][j] = 0;
+        for (int j = 0; j < D; j++) a.o[g][j] = 0;
     }
 }
-/* U positions' keys and values on their way into sums; each is k (v) times its scale. */
-template <int U> struct attention_cells {
-    float k[U][8], v[U][8], k_scale[U], v_scale[U];
+/* U positions' keys and values on their way into sums; each 8 of k (v) are times a scale. */
+template <int U, int D = DIMS_USUAL> struct attention_cells {
+    float k[U][D], v[U][D], k_scale[U][D / 8], v_scale[U][D / 8];
     bool seen[U];
 };
 /* Takes in U positions' keys and values for `heads` heads; `lanes` lanes share a position. query(g, q): the
- * lane's 8 numbers of head g. Roundings are written out here and where shares are added up: a chain and
+ * lane's D numbers of head g. Roundings are written out here and where shares are added up: a chain and
  * chain/attention.cu have the same bits, whichever products a compiler would join with sums in one or the other. */
-template <int G, int U, typename Q>
-__device__ __forceinline__ void sums_add(attention_sums<G> &a, uint32_t heads, uint32_t lanes,
-                                         const attention_cells<U> &c, const Q &query)
+template <int G, int U, int D, typename Q>
+__device__ __forceinline__ void sums_add(attention_sums<G, D> &a, uint32_t heads, uint32_t lanes,
+                                         const attention_cells<U, D> &c, const Q &query)
 {
 #pragma unroll
     for (int g = 0; g < G; g++) {
         if ((uint32_t)g >= heads) break;
-        float q[8], x[U], most = a.m[g];
+        float q[D], x[U], most = a.m[g];
         query(g, q);
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            x[u] = 0;
 #pragma unroll
-            for (int j = 0; j < 8; j++) x[u] = __fmaf_rn(q[j], c.k[u][j], x[u]);
-            x[u] = __fmul_rn(x[u], c.k_scale[u]);
+            for (int part = 0; part < D / 8; part++) {
+                float sum = 0;
+#pragma unroll
+                for (int j = 8 * part; j < 8 * part + 8; j++) sum = __fmaf_rn(q[j], c.k[u][j], sum);
+                sum = __fmul_rn(sum, c.k_scale[u][part]);
+                x[u] = part ? __fadd_rn(x[u], sum) : sum;
+            }
             for (uint32_t mask = lanes / 2; mask > 0; mask >>= 1)
                 x[u] = __fadd_rn(x[u], __shfl_xor_sync(0xffffffffu, x[u], mask));
             if (!c.seen[u]) x[u] = -INFINITY;
@@ -163,21 +179,24 @@ __device__ __forceinline__ void sums_add(attention_sums<G> &a, uint32_t heads, u
         a.m[g] = most;
         a.s[g] = __fmul_rn(a.s[g], keep);
 #pragma unroll
-        for (int j = 0; j < 8; j++) a.o[g][j] = __fmul_rn(a.o[g][j], keep);
+        for (int j = 0; j < D; j++) a.o[g][j] = __fmul_rn(a.o[g][j], keep);
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            float w = exp2_of(__fadd_rn(x[u], -most));
+            const float w = exp2_of(__fadd_rn(x[u], -most));
             a.s[g] = __fadd_rn(a.s[g], w);
-            w = __fmul_rn(w, c.v_scale[u]);
 #pragma unroll
-            for (int j = 0; j < 8; j++) a.o[g][j] = __fmaf_rn(w, c.v[u][j], a.o[g][j]);
+            for (int part = 0; part < D / 8; part++) {
+                const float by = __fmul_rn(w, c.v_scale[u][part]);
+#pragma unroll
+                for (int j = 8 * part; j < 8 * part + 8; j++) a.o[g][j] = __fmaf_rn(by, c.v[u][j], a.o[g][j]);
+            }
         }
     }
 }
 /* Adds up the warp's places (a place is `lanes` lanes, that work on a position) and puts the warp's share
- * into shared memory. A lane's dimensions are first_dim, first_dim + dim_step, ... */
-template <int G>
-__device__ __forceinline__ void sums_fold(attention_sums<G> &a, uint32_t heads, uint32_t lanes,
+ * into shared memory. A lane's dimensions are lane_dim(first_dim, dim_step, ...). */
+template <int G, int D>
+__device__ __forceinline__ void sums_fold(attention_sums<G, D> &a, uint32_t heads, uint32_t lanes,
                                           uint32_t first_dim, uint32_t dim_step, uint32_t head_dim, float *os,
                                           float *ms, float *ss)
 {
@@ -193,7 +212,7 @@ __device__ __forceinline__ void sums_fold(attention_sums<G> &a, uint32_t heads, 
             float other_s = __shfl_xor_sync(0xffffffffu, a.s[g], mask);
             a.s[g] = low ? blend(a.s[g], mine, other_s, theirs) : blend(other_s, theirs, a.s[g], mine);
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
+            for (int j = 0; j < D; j++) {
                 float other_o = __shfl_xor_sync(0xffffffffu, a.o[g][j], mask);
                 a.o[g][j] = blend(a.o[g][j], mine, other_o, theirs);
             }
@@ -201,8 +220,8 @@ __device__ __forceinline__ void sums_fold(attention_sums<G> &a, uint32_t heads, 
         }
         if (place == 0) {
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                uint32_t d = first_dim + j * dim_step;
+            for (int j = 0; j < D; j++) {
+                uint32_t d = lane_dim(first_dim, dim_step, j);
                 if (d < head_dim) os[(warp * G + g) * head_dim + d] = a.o[g][j];
             }
             if ((lane & (lanes - 1)) == 0) ms[warp * G + g] = a.m[g], ss[warp * G + g] = a.s[g];

@@ -1,5 +1,5 @@
-/* Decode attention on tensor cores: caches of 16 bits and q8_0, head_dim 64, 96, 128 or 256, pages of whole 16 positions,
- * 8.0 and later.
+/* Decode attention on tensor cores: caches of 16 bits and q8_0, head_dim 64, 96, 128, 256 or 512,
+ * pages of whole 16 positions, 8.0 and later (512: 9.0, for its shared memory).
  *
  * A block takes one token, up to 8 query heads of one kv head and a piece of the context: a unit of
  * attention/stream.cuh. Launched from attention/decode.cu. */
@@ -123,22 +123,18 @@ struct tensor_shape {
     tensor_kernel kernel; /* NULL: none */
     uint32_t bytes;       /* of shared memory */
 };
-#define NONE                                                                                                 \
-    {                                                                                                        \
-        NULL, 0                                                                                              \
-    }
 #define KERNEL(C, HEAD)                                                                                      \
     {                                                                                                        \
         decode_tensor_kernel<C, HEAD>, stream_memory<C, HEAD>::BYTES                                         \
     }
 #define KERNELS(C)                                                                                           \
     {                                                                                                        \
-        KERNEL(C, 64), KERNEL(C, 96), KERNEL(C, 128), KERNEL(C, 256)                                         \
+        KERNEL(C, 64), KERNEL(C, 96), KERNEL(C, 128), KERNEL(C, 256), KERNEL(C, 512)                         \
     }
 /* [enum kv_dtype][stream_head_dim] */
 static const tensor_shape shapes[KV_DTYPE_COUNT][STREAM_DIMS] = {KERNELS(kv_plain<__nv_bfloat16>),
                                                                  KERNELS(kv_plain<__half>),
-                                                                 {NONE, NONE, NONE, NONE},
+                                                                 {},
                                                                  KERNELS(kv_q8_0)};
 
 static const tensor_shape *shape_of(const struct gpuk_kv *kv)

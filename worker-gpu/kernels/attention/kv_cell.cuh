@@ -20,7 +20,9 @@
 
 #include "worker-gpu/kernels/device.cuh"
 
-static const uint32_t HEAD_STEPS = GPUK_HEAD_DIM_MAX / 32; /* dimensions of a head a lane holds at most */
+/* Dimensions of a head that a lane holds, where a warp holds a head: those of most models, and of wide heads. */
+static const uint32_t HEAD_STEPS = 8, HEAD_STEPS_WIDE = GPUK_HEAD_DIM_MAX / 32;
+static const uint32_t HEAD_DIM_USUAL = 32 * HEAD_STEPS;
 
 /* First byte of the K (or V) rows of `page` of this layer for one kv head. */
 __device__ __forceinline__ unsigned char *kv_rows(const gpuk_kv &kv, uint32_t page, uint32_t is_value,
@@ -72,19 +74,20 @@ template <typename T> struct kv_plain {
     {
         unpack16<T>(held, f);
     }
-    static __device__ __forceinline__ void store(const float v[HEAD_STEPS], unsigned char *numbers,
-                                                 unsigned char *, uint32_t head_dim)
+    template <uint32_t N>
+    static __device__ __forceinline__ void store(const float (&v)[N], unsigned char *numbers, unsigned char *,
+                                                 uint32_t head_dim)
     {
 #pragma unroll
-        for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+        for (uint32_t j = 0; j < N; j++) {
             const uint32_t d = (threadIdx.x & 31) + 32 * j;
             if (d < head_dim) reinterpret_cast<T *>(numbers)[d] = element<T>::store(v[j]);
         }
     }
-    static __device__ __forceinline__ void keep(float v[HEAD_STEPS], uint32_t)
+    template <uint32_t N> static __device__ __forceinline__ void keep(float (&v)[N], uint32_t)
     {
 #pragma unroll
-        for (uint32_t j = 0; j < HEAD_STEPS; j++) v[j] = element<T>::load(element<T>::store(v[j]));
+        for (uint32_t j = 0; j < N; j++) v[j] = element<T>::load(element<T>::store(v[j]));
     }
 };
 
@@ -153,22 +156,23 @@ struct kv_q8_0 {
         const float number = rintf(__fmul_rn(x, 1.0f / q8_scale(scale)));
         return number > 127.0f ? 127 : number < -127.0f ? -127 : (int)number;
     }
-    static __device__ __forceinline__ void store(const float v[HEAD_STEPS], unsigned char *numbers,
+    template <uint32_t N>
+    static __device__ __forceinline__ void store(const float (&v)[N], unsigned char *numbers,
                                                  unsigned char *scales, uint32_t head_dim)
     {
         const uint32_t lane = threadIdx.x & 31;
 #pragma unroll
-        for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+        for (uint32_t j = 0; j < N; j++) {
             if (32 * j >= head_dim) break;
             uint16_t scale;
             numbers[32 * j + lane] = (unsigned char)quantise(v[j], scale);
             if (lane == 0) reinterpret_cast<uint16_t *>(scales)[j] = scale;
         }
     }
-    static __device__ __forceinline__ void keep(float v[HEAD_STEPS], uint32_t head_dim)
+    template <uint32_t N> static __device__ __forceinline__ void keep(float (&v)[N], uint32_t head_dim)
     {
 #pragma unroll
-        for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+        for (uint32_t j = 0; j < N; j++) {
             if (32 * j >= head_dim) break;
             uint16_t scale;
             const int number = quantise(v[j], scale);

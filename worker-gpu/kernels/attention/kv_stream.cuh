@@ -10,6 +10,8 @@
  *   out^T    = V^T P^T   V waits in shared memory, where neighbouring rows' units lie apart so that ldmatrix, which transposes
  *                        it, meets no bank conflict; P^T's fragments are the scores', 8 x 8 of them transposed (movmatrix)
  *
+ * Of wide heads a lane has 256 dimensions of its keys at a time, in registers: the others come while a tile's values do.
+ *
  * Q and P go in as high + low 16-bit parts, so that sums are as good as fp32 ones. While a tile is multiplied the next
  * one's keys are on their way, and from then on its values: 64 KB of 8 warps at most, which is what memory wants. Numbers of
  * q8_0 are exact in bf16; scales are applied to sums over their 32 dimensions, and to the weights in front of values.
@@ -28,6 +30,8 @@ static const uint32_t STREAM_TILE_MOST = 64; /* of any type and head_dim */
 
 template <typename C, int HEAD> struct stream_shape {
     static const uint32_t ROW = HEAD * C::NUMBER_BYTES, SCALES = C::SCALED ? HEAD / KV_Q8_0_VALUES * 2 : 0;
+    /* Dimensions of keys that are in registers together, and how many times that is a head */
+    static const int PART = HEAD > 256 ? 256 : HEAD, PARTS = HEAD / PART;
     /* a tile's keys are 32 registers a lane, or one group's */
     static const int GROUPS = 256 / ROW > 1 ? 256 / ROW : 1;
     /* Values of whole lines lie in shared memory line by line, a line's 16-byte units by the row's lower bits: an asynchronous
@@ -37,7 +41,8 @@ template <typename C, int HEAD> struct stream_shape {
     static const uint32_t VALUES_BYTES = TILE * (PITCH + SCALES); /* of a warp */
     static const uint32_t QUERY_PITCH =
         HEAD * 2 + 64; /* of queries' 16-bit parts: 8 rows of high ones, 8 of low ones */
-    static_assert(HEAD % 32 == 0 && TILE <= STREAM_TILE_MOST && VALUES_BYTES % 16 == 0, "");
+    static_assert(HEAD % 32 == 0 && HEAD % PART == 0 && TILE <= STREAM_TILE_MOST && VALUES_BYTES % 16 == 0,
+                  "");
 
     /* Where a 16-byte unit of a row of values lies, of its tile. */
     static __device__ __forceinline__ uint32_t value_at(uint32_t row, uint32_t unit)
@@ -143,6 +148,7 @@ template <int HEAD> struct stream_row {
     }
 };
 
+/* load(r, rows, steps, token, part) and scores(x, queries, part): of a part of the dimensions, the first of which begins sums. */
 template <typename C, int HEAD> struct stream_keys;
 template <typename C, int HEAD> struct stream_values;
 
@@ -151,21 +157,22 @@ template <typename C, int HEAD> struct stream_values;
 template <typename T, int HEAD> struct stream_keys<kv_plain<T>, HEAD> {
     typedef T unit;
     typedef stream_shape<kv_plain<T>, HEAD> S;
-    typedef stream_row<HEAD> L;
-    uint4 k[S::GROUPS][2][HEAD / 32];
+    typedef stream_row<S::PART> L;
+    uint4 k[S::GROUPS][2][S::PART / 32];
 
     /* Keys of a page from `token` on, to group r. */
     __device__ __forceinline__ void load(int r, const unsigned char *rows, const kv_steps<kv_plain<T>> &,
-                                         uint32_t token)
+                                         uint32_t token, int part)
     {
-        const uint4 *from = reinterpret_cast<const uint4 *>(rows + token * S::ROW) + (threadIdx.x & 3);
+        const uint4 *from = reinterpret_cast<const uint4 *>(rows + token * S::ROW) + (threadIdx.x & 3) +
+                            part * (S::PART * (int)sizeof(T) / 16);
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int i = 0; i < L::PIECES; i++)
                 k[r][n][i] = __ldcg(from + (n * 8 + L::row(i)) * (S::ROW / 16) + L::piece(i) * 4);
     }
-    __device__ __forceinline__ void scores(float x[S::GROUPS][4], const unsigned char *queries)
+    __device__ __forceinline__ void scores(float x[S::GROUPS][4], const unsigned char *queries, int part)
     {
         const uint32_t lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
 #pragma unroll
@@ -176,8 +183,9 @@ template <typename T, int HEAD> struct stream_keys<kv_plain<T>, HEAD> {
 #pragma unroll
             for (int e = 0; e < 4; e++) even[r][e] = odd[r][e] = 0;
 #pragma unroll
-        for (int i = 0; i < HEAD / 32; i++) {
-            const unsigned char *from = queries + g * S::QUERY_PITCH + c * 16 + i * 64;
+        for (int i = 0; i < S::PART / 32; i++) {
+            const unsigned char *from =
+                queries + g * S::QUERY_PITCH + c * 16 + (part * S::PART / 32 + i) * 64;
             const uint4 high = *reinterpret_cast<const uint4 *>(from);
             const uint4 low = *reinterpret_cast<const uint4 *>(from + 8 * S::QUERY_PITCH);
 #pragma unroll
@@ -192,7 +200,7 @@ template <typename T, int HEAD> struct stream_keys<kv_plain<T>, HEAD> {
 #pragma unroll
         for (int r = 0; r < S::GROUPS; r++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) x[r][e] = even[r][e] + odd[r][e];
+            for (int e = 0; e < 4; e++) x[r][e] = (part ? x[r][e] : 0.0f) + (even[r][e] + odd[r][e]);
     }
 };
 
@@ -242,17 +250,17 @@ __device__ __forceinline__ uint32_t q8_bf16s(uint32_t four, uint32_t selector)
 template <int HEAD> struct stream_keys<kv_q8_0, HEAD> {
     typedef __nv_bfloat16 unit;
     typedef stream_shape<kv_q8_0, HEAD> S;
-    typedef stream_row<HEAD> L;
-    static const int BLOCKS = HEAD / 32;
+    typedef stream_row<S::PART> L;
+    static const int BLOCKS = S::PART / 32;
     uint2 k[S::GROUPS][2][BLOCKS];
     uint16_t scale[S::GROUPS][2][BLOCKS];
 
     __device__ __forceinline__ void load(int r, const unsigned char *rows, const kv_steps<kv_q8_0> &steps,
-                                         uint32_t token)
+                                         uint32_t token, int part)
     {
         const uint32_t lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
-        const uint2 *from = reinterpret_cast<const uint2 *>(rows + token * S::ROW) + c;
-        const unsigned char *scales = rows + steps.scales_at + (token + g) * S::SCALES;
+        const uint2 *from = reinterpret_cast<const uint2 *>(rows + token * S::ROW) + c + part * (S::PART / 8);
+        const unsigned char *scales = rows + steps.scales_at + (token + g) * S::SCALES + part * BLOCKS * 2;
 #pragma unroll
         for (int n = 0; n < 2; n++) {
 #pragma unroll
@@ -275,16 +283,17 @@ template <int HEAD> struct stream_keys<kv_q8_0, HEAD> {
             for (int i = 0; i < N; i++) to[i] = __ldcg(reinterpret_cast<const uint16_t *>(from) + i);
         }
     }
-    __device__ __forceinline__ void scores(float x[S::GROUPS][4], const unsigned char *queries)
+    __device__ __forceinline__ void scores(float x[S::GROUPS][4], const unsigned char *queries, int part)
     {
         const uint32_t lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
 #pragma unroll
         for (int r = 0; r < S::GROUPS; r++) L::exchange(k[r][0]), L::exchange(k[r][1]);
 #pragma unroll
-        for (int r = 0; r < S::GROUPS; r++) x[r][0] = x[r][1] = x[r][2] = x[r][3] = 0;
+        for (int r = 0; r < S::GROUPS; r++)
+            if (part == 0) x[r][0] = x[r][1] = x[r][2] = x[r][3] = 0;
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
-            const unsigned char *from = queries + g * S::QUERY_PITCH + c * 16 + i * 64;
+            const unsigned char *from = queries + g * S::QUERY_PITCH + c * 16 + (part * BLOCKS + i) * 64;
             const uint4 high = *reinterpret_cast<const uint4 *>(from);
             const uint4 low = *reinterpret_cast<const uint4 *>(from + 8 * S::QUERY_PITCH);
 #pragma unroll

@@ -2,7 +2,7 @@
  * type (kv_cell.cuh).
  *
  * prefill_tile<C, HEAD>: rows of shared memory are swizzled by 16-byte units (tile_unit), of the type that queries have.
- *   fetch(...)            starts copying keys and values of TILE positions
+ *   fetch(...)            starts copying keys and values of TILE positions, or (IN_PLACE) one of both
  *   settle(...)           what has come becomes rows; only where IN_PLACE is false: it came beside them
  *   BLOCKS                of a multiprocessor at a time, for which registers are to suffice */
 #ifndef HELM_WORKER_GPU_KERNELS_ATTENTION_KV_TILE_CUH
@@ -10,7 +10,12 @@
 
 #include "worker-gpu/kernels/attention/kv_cell.cuh"
 
-static const uint32_t PREFILL_TILE = 64, PREFILL_THREADS = 128;
+static const uint32_t PREFILL_TILE = 64;
+/* SIDES: warps that share 16 queries, each with WIDE of a head's dimensions. THREADS: of a block. */
+template <int HEAD> struct prefill_sides {
+    static const int SIDES = HEAD > 256 ? 2 : 1, WIDE = HEAD / SIDES;
+    static const uint32_t THREADS = 128 * SIDES;
+};
 
 /* Byte offset of 16-byte unit `unit` of row `row` of a tile: neither copies nor ldmatrix meet bank conflicts. */
 template <int HEAD> __device__ __forceinline__ uint32_t tile_unit(uint32_t row, uint32_t unit)
@@ -32,9 +37,10 @@ template <typename T, int HEAD> struct prefill_tile<kv_plain<T>, HEAD> {
     static const int BLOCKS = HEAD > 128 ? 1 : 3;
 
     /* To the rows at `keys` and `values`, addresses in shared memory. */
+    template <bool KEYS = true, bool VALUES = true>
     __device__ __forceinline__ void fetch(const tile_source &s, uint32_t keys, uint32_t values)
     {
-        const uint32_t units = HEAD / 8, rows_at_once = PREFILL_THREADS / units;
+        const uint32_t units = HEAD / 8, rows_at_once = prefill_sides<HEAD>::THREADS / units;
         const uint32_t unit = threadIdx.x % units, page_tokens = s.kv.layout.page_tokens;
         const uint32_t page_shift = 31 - __clz((int)page_tokens);
         const kv_steps<kv_plain<T>> steps(s.kv.layout);
@@ -46,8 +52,10 @@ template <typename T, int HEAD> struct prefill_tile<kv_plain<T>, HEAD> {
             if (valid)
                 from = kv_rows(s.kv, s.pages[position >> page_shift], 0, s.kv_head) +
                        ((size_t)(position & (page_tokens - 1)) * HEAD + unit * 8) * sizeof(T);
-            copy16_async(keys + tile_unit<HEAD>(row, unit), from, valid);
-            copy16_async(values + tile_unit<HEAD>(row, unit), valid ? from + steps.to_values : from, valid);
+            if constexpr (KEYS) copy16_async(keys + tile_unit<HEAD>(row, unit), from, valid);
+            if constexpr (VALUES)
+                copy16_async(values + tile_unit<HEAD>(row, unit), valid ? from + steps.to_values : from,
+                             valid);
         }
     }
     __device__ __forceinline__ void settle(const unsigned char *, unsigned char *, unsigned char *) const {}
@@ -58,7 +66,7 @@ template <typename T, int HEAD> struct prefill_tile<kv_plain<T>, HEAD> {
 template <int HEAD> struct prefill_tile<kv_q8_0, HEAD> {
     static const bool IN_PLACE = false;
     static const int BLOCKS = HEAD > 128 ? 1 : HEAD > 64 ? 2 : 4;
-    static const uint32_t UNITS = HEAD / 16, AT_ONCE = PREFILL_THREADS / UNITS,
+    static const uint32_t UNITS = HEAD / 16, AT_ONCE = prefill_sides<HEAD>::THREADS / UNITS,
                           TIMES = PREFILL_TILE / AT_ONCE;
     uint16_t k_scale[TIMES], v_scale[TIMES];
 

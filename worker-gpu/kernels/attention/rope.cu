@@ -21,11 +21,12 @@ __global__ void rope_table_kernel(const uint32_t *count, const uint32_t *positio
     }
 }
 
-template <typename C, typename Q>
+/* N: dimensions that a lane holds. */
+template <typename C, typename Q, uint32_t N>
 __global__ void __launch_bounds__(WARPS * 32)
     rope_append_kernel(const __grid_constant__ gpuk_attention a, Q *q_out)
 {
-    __shared__ float shared[WARPS][GPUK_HEAD_DIM_MAX];
+    __shared__ float shared[WARPS][32 * N];
     let_next_start();
     wait_for_previous();
     const uint32_t t = blockIdx.x, head_dim = a.kv.layout.head_dim, kv_heads = a.kv.layout.kv_heads;
@@ -34,21 +35,20 @@ __global__ void __launch_bounds__(WARPS * 32)
     if (task >= a.heads + 2 * kv_heads) return;
     const uint32_t turning = gpuk_rope_dims(&a);
     const float *table = a.rope_table + (size_t)t * 2 * (turning / 2);
-    float *own = shared[threadIdx.x >> 5], v[HEAD_STEPS];
+    float *own = shared[threadIdx.x >> 5], v[N];
     if (task < a.heads) {
-        head_load(a.q + (size_t)t * a.q_stride + (size_t)task * head_dim, a.q_norm, a.eps, table, turning,
+        head_load(a.q + (size_t)t * a.q_stride + (size_t)task * head_dim, query_norm(a), table, turning,
                   head_dim, own, v);
         Q *to = q_out + ((size_t)t * a.heads + task) * head_dim;
 #pragma unroll
-        for (uint32_t j = 0; j < HEAD_STEPS; j++)
+        for (uint32_t j = 0; j < N; j++)
             if ((threadIdx.x & 31) + 32 * j < head_dim)
                 to[(threadIdx.x & 31) + 32 * j] = element<Q>::store(v[j]);
         return;
     }
     const uint32_t is_value = task >= a.heads + kv_heads, head = task - a.heads - is_value * kv_heads;
     const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)head * head_dim;
-    head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, turning, head_dim, own,
-              v);
+    head_load(from, cell_norm(a, is_value), is_value ? nullptr : table, turning, head_dim, own, v);
     const uint32_t *pages =
         a.step.page_table + (size_t)a.step.row_slot[a.step.token_row[t]] * a.step.pages_per_slot;
     kv_store<C>(a.kv, pages, a.step.position[t], is_value, head, v);
@@ -94,16 +94,16 @@ extern "C" int gpuk_rope_table(const struct gpuk_step *step, uint32_t tokens, co
                        table);
 }
 
-template <typename C>
+template <typename C, uint32_t N>
 static int run_append(const struct gpuk_attention *args, uint32_t tokens, void *q_out, enum dtype q_dtype,
                       uint32_t flags, void *stream, struct helm_err *err)
 {
     dim3 grid(tokens, div_up(args->heads + 2 * args->kv.layout.kv_heads, WARPS)), block(WARPS * 32);
     if (q_dtype == DTYPE_F32)
-        return gpuk_launch("rope", rope_append_kernel<C, float>, grid, block, 0, flags, stream, err, *args,
+        return gpuk_launch("rope", rope_append_kernel<C, float, N>, grid, block, 0, flags, stream, err, *args,
                            (float *)q_out);
     if (q_dtype == kv_query_dtype(args->kv.layout.dtype))
-        return gpuk_launch("rope", rope_append_kernel<C, typename C::query>, grid, block, 0, flags, stream,
+        return gpuk_launch("rope", rope_append_kernel<C, typename C::query, N>, grid, block, 0, flags, stream,
                            err, *args, (typename C::query *)q_out);
     return helm_fail(err, HELM_E_UNSUPPORTED, "rope: q of dtype %d beside a cache of dtype %u", (int)q_dtype,
                      args->kv.layout.dtype);
@@ -111,21 +111,32 @@ static int run_append(const struct gpuk_attention *args, uint32_t tokens, void *
 
 typedef int (*append_run)(const struct gpuk_attention *, uint32_t, void *, enum dtype, uint32_t, void *,
                           struct helm_err *);
-#define RUN(C) run_append<C>
-static const append_run append_runs[KV_DTYPE_COUNT] = BY_KV_DTYPE(RUN);
+#define RUN(C)                                                                                               \
+    {                                                                                                        \
+        run_append<C, HEAD_STEPS>, run_append<C, HEAD_STEPS_WIDE>                                            \
+    }
+/* [enum kv_dtype][the head is wide] */
+static const append_run append_runs[KV_DTYPE_COUNT][2] = BY_KV_DTYPE(RUN);
 
 extern "C" int gpuk_rope_append(const struct gpuk_attention *args, uint32_t tokens, void *q_out,
                                 enum dtype q_dtype, uint32_t flags, void *stream, struct helm_err *err)
 {
     int rc = gpuk_attention_check("rope", args, tokens, err);
     if (rc) return rc;
-    return append_runs[args->kv.layout.dtype](args, tokens, q_out, q_dtype, flags, stream, err);
+    const struct kv_layout *l = &args->kv.layout;
+    return append_runs[l->dtype][l->head_dim > HEAD_DIM_USUAL](args, tokens, q_out, q_dtype, flags, stream,
+                                                               err);
 }
 
+template <typename C, uint32_t N> static int prepare_append_of(struct helm_err *err)
+{
+    const int rc = gpuk_prepare("rope", rope_append_kernel<C, float, N>, 0, err);
+    return rc ? rc : gpuk_prepare("rope", rope_append_kernel<C, typename C::query, N>, 0, err);
+}
 template <typename C> static int prepare_append(struct helm_err *err)
 {
-    const int rc = gpuk_prepare("rope", rope_append_kernel<C, float>, 0, err);
-    return rc ? rc : gpuk_prepare("rope", rope_append_kernel<C, typename C::query>, 0, err);
+    const int rc = prepare_append_of<C, HEAD_STEPS>(err);
+    return rc ? rc : prepare_append_of<C, HEAD_STEPS_WIDE>(err);
 }
 
 int gpuk_prepare_rope(const struct gpuk_device *, struct helm_err *err)

@@ -9,39 +9,55 @@
 
 #include "worker-gpu/kernels/attention/kv_cell.cuh"
 
+/* A head's norm: none, or one with weights [head_dim], or one without (weight NULL). */
+struct head_norm {
+    bool normed;
+    const float *weight;
+    float eps;
+};
+/* Those of queries, of keys (k, or else) and of values. */
+__device__ __forceinline__ head_norm query_norm(const gpuk_attention &a)
+{
+    return head_norm{a.q_norm != nullptr, a.q_norm, a.eps};
+}
+__device__ __forceinline__ head_norm cell_norm(const gpuk_attention &a, bool is_value)
+{
+    return is_value ? head_norm{a.v_normed, nullptr, a.eps} : head_norm{a.k_norm != nullptr, a.k_norm, a.eps};
+}
+
 /* Loads a head's x (dimension lane + 32 j), applies the norm (if any) and the rotation (if table) of the first `turning`
  * dimensions. `shared` holds head_dim floats of this warp's own. The result is in v and, with a rotation, was exchanged there. */
-__device__ __forceinline__ void head_load(const float *x, const float *norm, float eps, const float *table,
-                                          uint32_t turning, uint32_t head_dim, float *shared,
-                                          float v[HEAD_STEPS])
+template <uint32_t N>
+__device__ __forceinline__ void head_load(const float *x, const head_norm &norm, const float *table,
+                                          uint32_t turning, uint32_t head_dim, float *shared, float (&v)[N])
 {
     const uint32_t lane = threadIdx.x & 31, half = turning / 2;
-    float squares = 0, weight[HEAD_STEPS], c[HEAD_STEPS], s[HEAD_STEPS];
+    float squares = 0, weight[N], c[N], s[N];
     /* everything is on its way before the first is used */
 #pragma unroll
-    for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+    for (uint32_t j = 0; j < N; j++) {
         const uint32_t d = lane + 32 * j;
         v[j] = d < head_dim ? __ldcg(x + d) : 0.0f;
-        weight[j] = norm && d < head_dim ? norm[d] : 1.0f;
+        weight[j] = norm.weight && d < head_dim ? norm.weight[d] : 1.0f;
         const bool turns = table && d < 2 * half; /* nor the last one of an odd number */
         const uint32_t i = d < half ? d : d - half;
         c[j] = turns ? __ldcg(table + i) : 1.0f;
         s[j] = turns ? __ldcg(table + half + i) : 0.0f;
     }
 #pragma unroll
-    for (uint32_t j = 0; j < HEAD_STEPS; j++) squares = __fmaf_rn(v[j], v[j], squares);
-    if (norm) {
-        float scale = rsqrtf(__fadd_rn(warp_sum(squares) / (float)head_dim, eps));
+    for (uint32_t j = 0; j < N; j++) squares = __fmaf_rn(v[j], v[j], squares);
+    if (norm.normed) {
+        float scale = rsqrtf(__fadd_rn(warp_sum(squares) / (float)head_dim, norm.eps));
 #pragma unroll
-        for (uint32_t j = 0; j < HEAD_STEPS; j++) v[j] = __fmul_rn(__fmul_rn(v[j], scale), weight[j]);
+        for (uint32_t j = 0; j < N; j++) v[j] = __fmul_rn(__fmul_rn(v[j], scale), weight[j]);
     }
     if (!table) return;
 #pragma unroll
-    for (uint32_t j = 0; j < HEAD_STEPS; j++)
+    for (uint32_t j = 0; j < N; j++)
         if (lane + 32 * j < head_dim) shared[lane + 32 * j] = v[j];
     __syncwarp();
 #pragma unroll
-    for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+    for (uint32_t j = 0; j < N; j++) {
         const uint32_t d = lane + 32 * j;
         if (d >= 2 * half) continue;
         const float other = d < half ? -shared[d + half] : shared[d - half];
@@ -63,9 +79,9 @@ __device__ __forceinline__ float gate_at(const gpuk_attention &a, size_t at)
 }
 
 /* Puts down a head's key or value, by a warp. `page`: that of the position. */
-template <typename C>
+template <typename C, uint32_t N>
 __device__ __forceinline__ void kv_store_in(const gpuk_kv &kv, uint32_t page, uint32_t position,
-                                            uint32_t is_value, uint32_t kv_head, const float v[HEAD_STEPS])
+                                            uint32_t is_value, uint32_t kv_head, const float (&v)[N])
 {
     const uint32_t token = position % kv.layout.page_tokens;
     if (page == GPUK_PAGE_ABSENT) return;
@@ -75,9 +91,9 @@ __device__ __forceinline__ void kv_store_in(const gpuk_kv &kv, uint32_t page, ui
              kv.layout.head_dim);
 }
 
-template <typename C>
+template <typename C, uint32_t N>
 __device__ __forceinline__ void kv_store(const gpuk_kv &kv, const uint32_t *pages, uint32_t position,
-                                         uint32_t is_value, uint32_t kv_head, const float v[HEAD_STEPS])
+                                         uint32_t is_value, uint32_t kv_head, const float (&v)[N])
 {
     kv_store_in<C>(kv, pages[position / kv.layout.page_tokens], position, is_value, kv_head, v);
 }

@@ -33,10 +33,10 @@ template <typename C> struct stream_takes {
     static const bool value = C::SCALED || C::NUMBER_BYTES == 2;
 };
 /* head_dim, of those there is code for; -1: none. */
-static const uint32_t STREAM_DIMS = 4;
+static const uint32_t STREAM_DIMS = 5;
 static inline int stream_head_dim(uint32_t head_dim)
 {
-    const uint32_t dims[STREAM_DIMS] = {64, 96, 128, 256};
+    const uint32_t dims[STREAM_DIMS] = {64, 96, 128, 256, 512};
     for (int i = 0; i < (int)STREAM_DIMS; i++)
         if (dims[i] == head_dim) return i;
     return -1;
@@ -127,8 +127,17 @@ template <typename C, int HEAD> struct stream_warp {
             if (page[r] == GPUK_PAGE_ABSENT) continue;
             seen |= 1u << r;
             rows[r] = kv_rows(kv, page[r], 0, kv_head);
-            keys.load(r, rows[r], steps, (base + r * STREAM_GROUP) & (kv.layout.page_tokens - 1));
+            keys.load(r, rows[r], steps, (base + r * STREAM_GROUP) & (kv.layout.page_tokens - 1), 0);
         }
+    }
+    /* Of the groups whose first part was loaded another one. */
+    __device__ __forceinline__ void load_part(const gpuk_kv &kv, const kv_steps<C> &steps, uint32_t base,
+                                              int part)
+    {
+#pragma unroll
+        for (int r = 0; r < S::GROUPS; r++)
+            if (seen >> r & 1)
+                keys.load(r, rows[r], steps, (base + r * STREAM_GROUP) & (kv.layout.page_tokens - 1), part);
     }
     __device__ __forceinline__ void fetch_values(const gpuk_kv &kv, const kv_steps<C> &steps,
                                                  const stream_unit &u, uint32_t base, uint32_t to) const
@@ -207,8 +216,9 @@ __device__ __forceinline__ void stream_attend(const decode_params &p, const stre
     w.fetch_values(kv, steps, u, base, to);
     copies_commit();
     w.look_up(t, u, page_shift, base + step);
-    take_query<C, B>(p, t.token, u.kv_head, u.head0, u.heads, t.position, t.pages, own, qs,
-                     reinterpret_cast<float *>(t.memory + M::PARTS), current, u.appends, &t.page);
+    take_query<C, (uint32_t)(HEAD > HEAD_DIM_USUAL ? HEAD_STEPS_WIDE : HEAD_STEPS), B>(
+        p, t.token, u.kv_head, u.head0, u.heads, t.position, t.pages, own, qs,
+        reinterpret_cast<float *>(t.memory + M::PARTS), current, u.appends, &t.page);
     B::meet();
     stream_queries<C, HEAD>(qs, u.heads, t.memory + M::PARTS, up);
     B::meet();
@@ -220,7 +230,12 @@ __device__ __forceinline__ void stream_attend(const decode_params &p, const stre
 #pragma unroll 1
     for (; base < u.end; base += step) {
         float x[S::GROUPS][4];
-        w.keys.scores(x, parts);
+        w.keys.scores(x, parts, 0);
+#pragma unroll
+        for (int part = 1; part < S::PARTS; part++) {
+            w.load_part(kv, steps, base, part);
+            w.keys.scores(x, parts, part);
+        }
         const uint32_t groups = w.seen;
         w.load_keys(kv, steps, u.kv_head, base + step);
 #pragma unroll

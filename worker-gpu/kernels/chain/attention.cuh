@@ -109,9 +109,9 @@ __device__ __forceinline__ void chain_attention_ask(const chain_item &item, chai
     const attention_cut &cut = token.cut;
     if (blockIdx.x >= cut.units) return;
     const kv_layout &l = a.kv.layout;
-    if (threadIdx.x < 2 * (GPUK_HEAD_DIM_MAX / 32)) { /* the head norms' weights, 128 bytes a thread */
-        const uint32_t d = 32 * (threadIdx.x & (GPUK_HEAD_DIM_MAX / 32 - 1));
-        const float *norm = threadIdx.x < GPUK_HEAD_DIM_MAX / 32 ? a.q_norm : a.k_norm;
+    if (threadIdx.x < 2 * HEAD_STEPS) { /* the head norms' weights, 128 bytes a thread */
+        const uint32_t d = 32 * (threadIdx.x & (HEAD_STEPS - 1));
+        const float *norm = threadIdx.x < HEAD_STEPS ? a.q_norm : a.k_norm;
         if (norm && d < l.head_dim) ask_l2(norm + d);
     }
     const attention_unit &unit = token.unit;
@@ -302,11 +302,11 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const atten
         else
             wait();
         waited = true;
-        take_query<C, S>(p, seat.t, kv_head, head0, heads, token.position, token.pages, unit.owner, qs, os,
-                         current, unit.chunk == 0, &token.page);
+        take_query<C, HEAD_STEPS, S>(p, seat.t, kv_head, head0, heads, token.position, token.pages,
+                                     unit.owner, qs, os, current, unit.chunk == 0, &token.page);
         S::meet();
 
-        attention_sums<G> sums;
+        attention_sums<G> sums; /* of usual heads: GPUK_CHAIN_HEAD_DIM_MAX */
         sums_open(sums);
         if constexpr (G == 1 && C::HOLDS) {
             const uint4 *from = reinterpret_cast<const uint4 *>(region + seat.held_at) + threadIdx.x;
@@ -318,9 +318,9 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const atten
                     c.seen[j] = token.held_pages[(u + j) * step + warp * at_once + place] != GPUK_PAGE_ABSENT;
                     C::unpack(from[2 * (u + j) * S::THREADS], c.k[j]);
                     C::unpack(from[(2 * (u + j) + 1) * S::THREADS], c.v[j]);
-                    c.k_scale[j] = c.v_scale[j] = 1;
+                    c.k_scale[j][0] = c.v_scale[j][0] = 1;
                 }
-                sums_add<G, U>(sums, heads, lanes, c, query);
+                sums_add(sums, heads, lanes, c, query);
             }
         }
         for (uint32_t base = begin; base + warp * at_once < end; base += U * step) {
@@ -328,22 +328,22 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const atten
 #pragma unroll
             for (int u = 0; u < U; u++) {
                 c.seen[u] = now.seen[u];
-                c.k_scale[u] = C::unpack(now.k[u], c.k[u]);
-                c.v_scale[u] = C::unpack(now.v[u], c.v[u]);
+                c.k_scale[u][0] = C::unpack(now.k[u], c.k[u]);
+                c.v_scale[u][0] = C::unpack(now.v[u], c.v[u]);
             }
             if (base + U * step < end) load(now, base + U * step);
-            sums_add<G, U>(sums, heads, lanes, c, query);
+            sums_add(sums, heads, lanes, c, query);
         }
         if (unit.owner && warp == 0) {
             attention_cells<1> c;
             c.seen[0] = place == 0 && token.page != GPUK_PAGE_ABSENT;
-            c.k_scale[0] = c.v_scale[0] = 1;
+            c.k_scale[0][0] = c.v_scale[0][0] = 1;
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 c.k[0][j] = first_dim < head_dim ? current[first_dim + j] : 0.0f;
                 c.v[0][j] = first_dim < head_dim ? current[head_dim + first_dim + j] : 0.0f;
             }
-            sums_add<G, 1>(sums, heads, lanes, c, query);
+            sums_add(sums, heads, lanes, c, query);
         }
         sums_fold(sums, heads, lanes, first_dim, 1, head_dim, os, ms, ss);
         S::meet();

@@ -116,6 +116,8 @@ static inline bool gpuk_chain_whole(const struct gpuk_chain_op *op, uint32_t cou
            g->gate.rows == of->down.down.cols && g->gate.experts == of->down.down.experts;
 }
 bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op);
+/* Numbers of a head at most: attention of wider ones is a kernel between chains. */
+#define GPUK_CHAIN_HEAD_DIM_MAX 256
 /* Pieces of a head's context that attention in a chain hands from block to block at most. */
 #define GPUK_CHAIN_PIECES GPU_CHAIN_PIECES
 /* Device memory of a list of `count` operations, counters included; a multiple of 256. With attention in it

@@ -148,7 +148,9 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
     const struct gpuk_attention *a = &op->attention.args;
     if (gpuk_attention_check("chain", a, 1, &unused)) return 0;
     const struct kv_layout *l = &a->kv.layout;
-    if (l->head_dim % 8 != 0 || ((size_t)a->kv.pool | (size_t)a->kv.pool_host) % 16 != 0) return 0;
+    if (l->head_dim % 8 != 0 || l->head_dim > GPUK_CHAIN_HEAD_DIM_MAX ||
+        ((size_t)a->kv.pool | (size_t)a->kv.pool_host) % 16 != 0)
+        return 0;
     const uint32_t group = a->heads / l->kv_heads < CHAIN_GROUP ? a->heads / l->kv_heads : CHAIN_GROUP;
     /* a unit of two or three heads is laid out as one of CHAIN_GROUP */
     return attention_bytes(group > 1 ? CHAIN_GROUP : 1, l->head_dim);
@@ -173,6 +175,7 @@ static size_t list_bytes(uint32_t count)
     return (CHAIN_HEADER_BYTES + (size_t)count * (sizeof(chain_weights) + sizeof(chain_item)) + 255) / 256 *
            256;
 }
+static_assert(GPUK_CHAIN_HEAD_DIM_MAX == HEAD_DIM_USUAL, "a lane holds as many dimensions");
 static_assert((CHAIN_HEADER_BYTES + 2 * (sizeof(chain_weights) + sizeof(chain_item)) + 255) / 256 * 256 * 2 <=
                   3 * GPU_CHAIN_OP_BYTES,
               "a list of two operations has room in three places, as the ledger charges them");

@@ -73,13 +73,14 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* A block a token: x + the normed row. */
+/* A block a token: x + the normed row, times *factor if there is one. */
 __global__ void __launch_bounds__(THREADS)
     add_normed_kernel(const uint32_t *count, const float *in, const float *norm, float eps, uint32_t hidden,
-                      const float *x, float *out)
+                      const float *x, const float *factor, float *out)
 {
     __shared__ float scratch[32];
     let_next_start();
+    const float by = factor ? *factor : 1.0f;
     wait_for_previous();
     if (beyond(count, blockIdx.x)) return;
     const size_t at = (size_t)blockIdx.x * hidden;
@@ -91,7 +92,18 @@ __global__ void __launch_bounds__(THREADS)
     squares = block_sum(squares, scratch);
     const float scale = rsqrtf(squares / (float)hidden + eps);
     for (uint32_t i = threadIdx.x; i < hidden; i += THREADS)
-        out[at + i] = __ldcg(x + at + i) + __ldcg(in + at + i) * scale * norm[i];
+        out[at + i] = (__ldcg(x + at + i) + __ldcg(in + at + i) * scale * norm[i]) * by;
+}
+
+__global__ void __launch_bounds__(THREADS)
+    soft_cap_kernel(const uint32_t *count, float *x, uint32_t width, float cap)
+{
+    let_next_start();
+    wait_for_previous();
+    if (beyond(count, blockIdx.x)) return;
+    const uint32_t i = blockIdx.y * THREADS + threadIdx.x;
+    float *at = x + (size_t)blockIdx.x * width + i;
+    if (i < width) *at = cap * tanhf(__ldcg(at) / cap);
 }
 
 /* ---- SwiGLU ------------------------------------------------------------------------------------- */
@@ -221,13 +233,22 @@ static int copy_rows(const char *what, const uint32_t *count, uint32_t rows, con
 }
 
 extern "C" int gpuk_add_normed(const uint32_t *count, uint32_t tokens, const float *in, const float *norm,
-                               float eps, uint32_t hidden, const float *x, float *out, uint32_t flags,
-                               void *stream, struct helm_err *err)
+                               float eps, uint32_t hidden, const float *x, const float *factor, float *out,
+                               uint32_t flags, void *stream, struct helm_err *err)
 {
     const int rc = check_shape("add normed", tokens, hidden, err);
     if (rc) return rc;
     return gpuk_launch("add normed", add_normed_kernel, dim3(tokens), dim3(THREADS), 0, flags, stream, err,
-                       count, in, norm, eps, hidden, x, out);
+                       count, in, norm, eps, hidden, x, factor, out);
+}
+
+extern "C" int gpuk_soft_cap(const uint32_t *count, uint32_t rows, float *x, uint32_t width, float cap,
+                             uint32_t flags, void *stream, struct helm_err *err)
+{
+    const int rc = check_shape("soft cap", rows, width, err);
+    if (rc) return rc;
+    return gpuk_launch("soft cap", soft_cap_kernel, dim3(rows, div_up(width, THREADS)), dim3(THREADS), 0,
+                       flags, stream, err, count, x, width, cap);
 }
 
 extern "C" int gpuk_gather(const struct gpuk_step *step, uint32_t samples, const float *x, uint32_t hidden,
@@ -306,6 +327,7 @@ int gpuk_prepare_elementwise(const struct gpuk_device *, struct helm_err *err)
     PREPARE((rmsnorm_kernel<__half>));
     PREPARE((rmsnorm_kernel<float>));
     PREPARE(add_normed_kernel);
+    PREPARE(soft_cap_kernel);
     PREPARE((swiglu_kernel<float, float>));
     PREPARE((swiglu_kernel<float, __nv_bfloat16>));
     PREPARE((swiglu_kernel<float, __half>));

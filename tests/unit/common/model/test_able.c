@@ -11,12 +11,10 @@
 #include "common/model/able.h"
 #include "common/model/arch.h"
 
-/* OPT has LayerNorms, learned positions and ReLU, Gemma 4 normed values and a factor of its layers' output, which GPU workers
- * have not. A running mean is the emulated device's alone. */
+/* OPT has LayerNorms, learned positions and ReLU, which GPU workers have not. A running mean is the emulated device's alone. */
 static bool gpus_cannot(const struct arch *arch, enum able_worker worker)
 {
-    return ((arch == &arch_opt || arch == &arch_gemma4) && worker != ABLE_CPU) ||
-           (arch == &arch_state_test && worker == ABLE_GPU);
+    return (arch == &arch_opt && worker != ABLE_CPU) || (arch == &arch_state_test && worker == ABLE_GPU);
 }
 
 static void every_architecture_is_computed_by_the_cpu_and_most_by_gpus(void **state)
@@ -56,9 +54,6 @@ static void what_is_asked_for_is_named(void **state)
         {{.kind = MATH_LINEAR, .out_scale = 2}, true, "a scaled output"},
         {{.kind = MATH_EXPERTS_DOWN, .out_scale = 2}, false, "a scaled output"},
         {{.kind = MATH_LINEAR, .soft_cap = 30}, true, "a soft cap"},
-        {{.kind = MATH_ATTENTION, .v_normed = true}, true, "normed values"},
-        {{.kind = MATH_ATTENTION, .v_is_k = true}, true, "normed values"},
-        {{.kind = MATH_ADD_NORMED, .out_factor = TENSOR_LAYER_SCALE}, true, "a factor of the layer's output"},
         {{.kind = MATH_ATTENTION, .no_rope = true}, true, "attention without RoPE"},
         {{.kind = MATH_ATTENTION, .cache_back = 1}, false, "the cache of another layer"},
         {{.kind = MATH_EMBED, .positions = TENSOR_POSITIONS}, true, "learned positions"},
@@ -89,8 +84,13 @@ static void neutral_values_are_no_demands(void **state)
     (void)state;
     const struct math_op op = {.kind = MATH_LINEAR, .name = "o", .in_scale = 1, .out_scale = 1};
     struct helm_err err = {0};
-    for (int w = 0; w < ABLE_WORKERS; w++)
+    const struct math_op head = {.kind = MATH_LINEAR,
+                                 .out = {BUFFER_LOGITS},
+                                 .soft_cap = 30}; /* all have that */
+    for (int w = 0; w < ABLE_WORKERS; w++) {
         assert_int_equal(able_check_op(&op, (enum able_worker)w, "x", &err), 0);
+        assert_int_equal(able_check_op(&head, (enum able_worker)w, "x", &err), 0);
+    }
 }
 
 static void ropes_of_neighbours_are_refused(void **state)
