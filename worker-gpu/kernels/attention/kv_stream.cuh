@@ -10,7 +10,7 @@
  *   out^T    = V^T P^T   V waits in shared memory, where neighbouring rows' units lie apart so that ldmatrix, which transposes
  *                        it, meets no bank conflict; P^T's fragments are the scores', 8 x 8 of them transposed (movmatrix)
  *
- * Of wide heads a lane has 256 dimensions of its keys at a time, in registers: the others come while a tile's values do.
+ * Of wide heads a lane has 256 bytes of its keys at a time, in registers: the others come while a tile's values do.
  *
  * Q and P go in as high + low 16-bit parts, so that sums are as good as fp32 ones. While a tile is multiplied the next
  * one's keys are on their way, and from then on its values: 64 KB of 8 warps at most, which is what memory wants. Numbers of
@@ -31,7 +31,7 @@ static const uint32_t STREAM_TILE_MOST = 64; /* of any type and head_dim */
 template <typename C, int HEAD> struct stream_shape {
     static const uint32_t ROW = HEAD * C::NUMBER_BYTES, SCALES = C::SCALED ? HEAD / KV_Q8_0_VALUES * 2 : 0;
     /* Dimensions of keys that are in registers together, and how many times that is a head */
-    static const int PART = HEAD > 256 ? 256 : HEAD, PARTS = HEAD / PART;
+    static const int PART = HEAD > 256 ? 256 / C::NUMBER_BYTES : HEAD, PARTS = HEAD / PART;
     /* a tile's keys are 32 registers a lane, or one group's */
     static const int GROUPS = 256 / ROW > 1 ? 256 / ROW : 1;
     /* Values of whole lines lie in shared memory line by line, a line's 16-byte units by the row's lower bits: an asynchronous
