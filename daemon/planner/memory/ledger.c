@@ -446,15 +446,29 @@ static uint64_t device_page_bytes(const struct plan *plan, enum plan_processor d
     return (plan_layers_of(plan, device) + (plan_borrows(plan, device) ? GPU_STAGINGS : 0u)) * layer_page;
 }
 
+/* The same of its windows: where their cells have no place in pages, there are as many as pages, up to the usual number. */
+static uint64_t window_page_bytes(const struct ledger_case *c, const struct plan *plan,
+                                  enum plan_processor processor)
+{
+    const bool device = plan_processor_has_memory(processor), borrows = plan_borrows(plan, processor);
+    uint64_t layers = plan_window_layers(plan, processor);
+    if (!c->model->config.window_heads.head_dim || plan->window_page_count < plan->page_count) return 0;
+    if (device && plan_staging(plan).windows)
+        layers += plan_kv_tiered(plan) ? 1u : borrows ? GPU_STAGINGS : 0u;
+    return layers * ledger_window_layer_bytes(c, 1);
+}
+
 /* Pages for a pool that may grow: see the top of this file. `plan` holds the ledgers of the smallest. */
 static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const struct plan *plan)
 {
     uint32_t least = ledger_least_pages(c, ctx);
     uint64_t layer_page = ledger_kv_layer_bytes(c, 1),
-             host_page = plan_kv_layers(plan, PLAN_HOST) * layer_page, device_page[PLAN_PROCESSORS] = {0};
+             host_page = plan_kv_layers(plan, PLAN_HOST) * layer_page + window_page_bytes(c, plan, PLAN_CPU0),
+             device_page[PLAN_PROCESSORS] = {0};
     for (int p = 0; p < PLAN_PROCESSORS; p++) {
         if (!plan_processor_has_memory((enum plan_processor)p)) continue;
-        device_page[p] = device_page_bytes(plan, (enum plan_processor)p, least, layer_page);
+        device_page[p] = device_page_bytes(plan, (enum plan_processor)p, least, layer_page) +
+                         window_page_bytes(c, plan, (enum plan_processor)p);
         if (c->machine->device.kind == LEDGER_DEVICE_EMULATED) host_page += device_page[p];
     }
     uint64_t most = (uint64_t)c->wish->slots * kv_pages_for(ctx, c->wish->page_tokens),
