@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A GGUF file with random blocks in the shape of a published Qwen3 model (70b: Llama 3's widths; 30b-a3b, 8x7b and 57b-a14b: mixtures
-of experts, Mixtral's and Qwen2-MoE's with a shared one; 27b and 35b-a3b: Qwen3.6's hybrids, dense and a mixture) and the mixture of
-types of a published file, for measuring speed.
+of experts, Mixtral's and Qwen2-MoE's with a shared one; 27b and 35b-a3b: Qwen3.6's hybrids, dense and a mixture; 12b, 31b and
+26b-a4b: Gemma 4's, dense and experts beside a dense MLP) and the mixture of types of a published file, for measuring speed.
 
-  make_gguf.py --size 0.6b|4b|8b|14b|27b|32b|70b|30b-a3b|35b-a3b|8x7b|57b-a14b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0|BF16|UD-Q4_K_XL|UD-Q2_K_XL
+  make_gguf.py --size 0.6b|4b|8b|12b|14b|27b|31b|32b|70b|26b-a4b|30b-a3b|35b-a3b|8x7b|57b-a14b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0|BF16|UD-Q4_K_XL|UD-Q2_K_XL
                [--layers N] [--sticky PART] [--hole] --out FILE.gguf
 
 UD-Q4_K_XL is of 35b-a3b alone, UD-Q2_K_XL of 27b alone: Unsloth's files give each role types of its own (ROLES).
@@ -27,17 +27,19 @@ import sys
 #        hidden, layers, inner, heads, kv heads, tied
 SIZES = {"0.6b": (1024, 28, 3072, 16, 8, True), "4b": (2560, 36, 9728, 32, 8, True), "8b": (4096, 36, 12288, 32, 8, False),
          "14b": (5120, 40, 17408, 40, 8, False), "27b": (5120, 64, 17408, 24, 4, False), "32b": (5120, 64, 25600, 64, 8, False),
-         "70b": (8192, 80, 28672, 64, 8, False)}
+         "70b": (8192, 80, 28672, 64, 8, False), "12b": (3840, 48, 15360, 16, 8, True), "31b": (5376, 60, 21504, 32, 16, True)}
 #          the same, then experts, chosen of them, the width of one, and of the shared one
 MIXTURES_OF_EXPERTS = {"30b-a3b": (2048, 48, 6144, 32, 4, False, 128, 8, 768), "8x7b": (4096, 32, 14336, 32, 8, False, 8, 2, 14336),
                        "57b-a14b": (3584, 28, 18944, 28, 4, False, 64, 8, 2560, 20480),
-                       "35b-a3b": (2048, 40, 512, 16, 2, False, 256, 8, 512, 512)}
+                       "35b-a3b": (2048, 40, 512, 16, 2, False, 256, 8, 512, 512), "26b-a4b": (2816, 30, 2112, 16, 8, True, 128, 8, 704)}
+# Gemma 4: kv heads of each sixth layer, which has no window and no v of its own; the others' are those above
+GEMMAS, GEMMA_WINDOW, GEMMA_INTERVAL, GEMMA_DIMS = {"12b": 1, "31b": 4, "26b-a4b": 2}, 1024, 6, (256, 512)
 # hybrids: gated delta nets' key and value heads; each fourth layer is attention, whose q has as many rows for its gate
 DELTAS = {"27b": (16, 48), "35b-a3b": (16, 32)}
 DELTA_DIM, CONV, INTERVAL = 128, 4, 4
 CONSTANTS = {"ssm_a": -0.25, "ssm_dt.bias": -1.0}  # of vectors that are not 1: states live for some ten tokens
 #         id, bytes and values of a block, where its fp16 scales lie
-TYPES = {"F32": (0, 4, 1, ()), "F16": (1, 2, 1, ()), "Q8_0": (8, 34, 32, (0,)), "Q2_K": (10, 84, 256, (80, 82)), "Q3_K": (11, 110, 256, (108,)),
+TYPES = {"F32": (0, 4, 1, ()), "F16": (1, 2, 1, ()), "Q5_0": (6, 22, 32, (0,)), "Q8_0": (8, 34, 32, (0,)), "Q2_K": (10, 84, 256, (80, 82)), "Q3_K": (11, 110, 256, (108,)),
          "Q4_K": (12, 144, 256, (0, 2)), "Q5_K": (13, 176, 256, (0, 2)), "Q6_K": (14, 210, 256, (208,)), "IQ2_XXS": (16, 66, 256, (0,)),
          "IQ2_XS": (17, 74, 256, (0,)), "IQ3_XXS": (18, 98, 256, (0,)), "IQ1_S": (19, 50, 256, (0,)), "IQ3_S": (21, 110, 256, (0,)),
          "IQ2_S": (22, 82, 256, (0,)), "IQ4_XS": (23, 136, 256, (0,)), "IQ1_M": (29, 56, 256, ()), "BF16": (30, 2, 1, ())}
@@ -57,9 +59,10 @@ ROLES = {"UD-Q4_K_XL": {"ffn_gate_exps": (("Q4_K", 40),), "ffn_up_exps": (("Q4_K
                         "output": (("Q6_K", 1),)},
          "Q4_K_M": {"attn_qkv": (("Q5_K", 64),)}}
 OF_ALONE = {"UD-Q4_K_XL": "35b-a3b", "UD-Q2_K_XL": "27b"}
+NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q8_0", "Q6_K": "Q8_0"}  # what rows have instead that are not of whole blocks
 STRIDE = 37  # types of a role take turns over its layers
 # root mean square of random blocks' values with a scale of 1; Q4_K's and Q5_K's second scale takes their mean away
-SPREADS = {"Q8_0": 73.9, "Q2_K": 13.9, "Q3_K": 43.3, "Q4_K": 258.3, "Q5_K": 526.9, "Q6_K": 1365.7, "IQ1_S": 7.16, "IQ1_M": 7.22,
+SPREADS = {"Q5_0": 9.25, "Q8_0": 73.9, "Q2_K": 13.9, "Q3_K": 43.3, "Q4_K": 258.3, "Q5_K": 526.9, "Q6_K": 1365.7, "IQ1_S": 7.16, "IQ1_M": 7.22,
            "IQ2_XXS": 53.4, "IQ2_XS": 55.9, "IQ2_S": 56.3, "IQ3_XXS": 142.3, "IQ3_S": 140.3, "IQ4_XS": 1245.6}
 BF16_SPREAD = math.sqrt(7 / 3)  # of numbers between 1 and 2
 MEANS = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
@@ -97,6 +100,23 @@ def attention_of(shape, head_dim, plain, best, head_norms, gated):
             ("attn_output", (rows, hidden), plain), *norms)
 
 
+def gemma_of(name, shape, n, plain, best):
+    """The tensors of one of Gemma 4's layers."""
+    hidden, _, inner, heads, kv_heads = shape[:5]
+    full = (n + 1) % GEMMA_INTERVAL == 0
+    dim, kv_heads = GEMMA_DIMS[full], GEMMAS[name] if full else kv_heads
+    roles = attention_of((hidden, 0, 0, heads, kv_heads), dim, plain, best, True, False)
+    yield from (row for row in roles if not (full and row[0] == "attn_v"))
+    yield from ((role, (hidden,), "F32") for role in ("post_attention_norm", "ffn_norm", "post_ffw_norm"))
+    yield "layer_output_scale", (1,), "F32"
+    yield from matrices_of(shape[:6], n, plain, best)
+    if len(shape) == 6:
+        return
+    yield from matrices_of(shape, n, plain, best)
+    yield from ((role, (hidden,), "F32") for role in ("ffn_gate_inp.scale", "pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"))
+    yield "ffn_down_exps.scale", (shape[6],), "F32"
+
+
 def delta_of(hidden, keys, values, plain):
     """The tensors of one layer's gated delta net."""
     channels, inner = (2 * keys + values) * DELTA_DIM, values * DELTA_DIM
@@ -117,16 +137,21 @@ def tensors_of(name, shape, layers, mixture, head_norms):
         if role in kinds:
             kind = kinds[role][seen[role] * STRIDE % len(kinds[role])]
             seen[role] += 1
+        if size[0] % TYPES[kind][2]:
+            kind = NARROW[kind]
         return size, kind
 
+    if name in GEMMAS:
+        yield "rope_freqs.weight", (GEMMA_DIMS[1] // 2,), "F32"
     yield "token_embd.weight", *typed("token_embd", (hidden, vocab), more if tied else plain)
     for n in range(layers):
         best = more if counts_more(n, layers) else plain
         mixer = (delta_of(hidden, *delta, plain) if delta and (n + 1) % INTERVAL else
                  attention_of(shape, head_dim, plain, best, head_norms, delta))
-        for role, size, kind in (("attn_norm", (hidden,), "F32"), *mixer, ("post_attention_norm" if delta else "ffn_norm", (hidden,), "F32"),
-                                 *matrices_of(shape, n, plain, best)):
-            yield f"blk.{n}.{role}" + ("" if role in CONSTANTS else ".weight"), *typed(role, size, kind)
+        rows = gemma_of(name, shape, n, plain, best) if name in GEMMAS else \
+            (*mixer, ("post_attention_norm" if delta else "ffn_norm", (hidden,), "F32"), *matrices_of(shape, n, plain, best))
+        for role, size, kind in (("attn_norm", (hidden,), "F32"), *rows):
+            yield f"blk.{n}.{role}" + ("" if role in CONSTANTS or role.endswith(".scale") else ".weight"), *typed(role, size, kind)
     yield "output_norm.weight", (hidden,), "F32"
     if not tied:
         yield "output.weight", *typed("output", (hidden, vocab), more)
@@ -134,7 +159,7 @@ def tensors_of(name, shape, layers, mixture, head_norms):
 
 def heads_of(name):
     """Size of the vocabulary and of a head of attention."""
-    return (248320, 256) if name in DELTAS else (151936, 128)
+    return (262144, GEMMA_DIMS[1]) if name in GEMMAS else (248320, 256) if name in DELTAS else (151936, 128)
 
 
 def bytes_of(shape, kind):
@@ -196,6 +221,9 @@ def piece_for(kind, spread, rng):
 def write_blocks(file, name, shape, kind, spread, rng):
     """The same random piece over and over, from another block on each time; a vector of one value."""
     _, block_bytes, values, _ = TYPES[kind]
+    if name == "rope_freqs.weight":  # a quarter of the pairs turns
+        file.write(struct.pack(f"<{shape[0]}f", *(1.0 if i < shape[0] // 4 else 1e30 for i in range(shape[0]))))
+        return
     if kind == "F32" and len(shape) == 1:
         file.write(struct.pack("<f", CONSTANTS.get(name.split(".", 2)[-1], 1)) * shape[0])
         return
@@ -259,14 +287,14 @@ def keys_of(name, arch, shape, layers):
     """(name, type, bytes) of what the header says. Without "no_vocab" llama.cpp refuses a file that has no tokenizer."""
     hidden, _, inner, heads, kv_heads = shape[:5]
     delta, (vocab, head_dim) = DELTAS.get(name), heads_of(name)
-    numbers = [("context_length", 262144 if delta else 40960), ("embedding_length", hidden), ("block_count", layers),
-               ("feed_forward_length", inner), ("attention.head_count", heads), ("attention.head_count_kv", kv_heads),
+    numbers = [("context_length", 262144 if delta or name in GEMMAS else 40960), ("embedding_length", hidden), ("block_count", layers),
+               ("feed_forward_length", inner), ("attention.head_count", heads),
                ("attention.key_length", head_dim), ("attention.value_length", head_dim), ("vocab_size", vocab)]
     if len(shape) > 6:
         numbers += [("expert_count", shape[6]), ("expert_used_count", shape[7])]
     if len(shape) > 9:
         numbers.append(("expert_shared_feed_forward_length", shape[9]))
-    if arch in ("qwen2moe", "qwen3moe", "qwen35moe"):
+    if arch in ("qwen2moe", "qwen3moe", "qwen35moe") or len(shape) > 6 and name in GEMMAS:
         numbers.append(("expert_feed_forward_length", shape[8]))
     if arch == "llama":
         numbers.append(("rope.dimension_count", head_dim))
@@ -274,11 +302,23 @@ def keys_of(name, arch, shape, layers):
         numbers += [("rope.dimension_count", head_dim // 4), ("full_attention_interval", INTERVAL), ("ssm.conv_kernel", CONV),
                     ("ssm.state_size", DELTA_DIM), ("ssm.group_count", delta[0]), ("ssm.time_step_rank", delta[1]),
                     ("ssm.inner_size", delta[1] * DELTA_DIM)]
+    if name in GEMMAS:
+        numbers += [("attention.key_length_swa", GEMMA_DIMS[0]), ("attention.value_length_swa", GEMMA_DIMS[0]),
+                    ("attention.sliding_window", GEMMA_WINDOW), ("rope.dimension_count", head_dim),
+                    ("rope.dimension_count_swa", GEMMA_DIMS[0])]
+    else:
+        numbers.append(("attention.head_count_kv", kv_heads))
     keys = [("general.architecture", 8, text(arch)), ("general.alignment", 4, struct.pack("<I", 32)),
             ("tokenizer.ggml.model", 8, text("no_vocab"))]
     keys += [(f"{arch}.{key}", 4, struct.pack("<I", value)) for key, value in numbers]
     keys.append((arch + ".attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-6)))
     keys.append((arch + ".rope.freq_base", 6, struct.pack("<f", 1e7 if delta else 1e6)))
+    if name in GEMMAS:  # arrays of int32 and of flags
+        full = [(n + 1) % GEMMA_INTERVAL == 0 for n in range(layers)]
+        keys += [(arch + ".rope.freq_base_swa", 6, struct.pack("<f", 1e4)), (arch + ".final_logit_softcapping", 6, struct.pack("<f", 30)),
+                 (arch + ".attention.head_count_kv", 9,
+                  struct.pack(f"<IQ{layers}i", 5, layers, *(GEMMAS[name] if f else kv_heads for f in full))),
+                 (arch + ".attention.sliding_window_pattern", 9, struct.pack(f"<IQ{layers}?", 7, layers, *(not f for f in full)))]
     if delta:  # an array of int32
         keys.append((arch + ".rope.dimension_sections", 9, struct.pack("<IQ4i", 5, 4, 11, 11, 10, 0)))
     return keys
@@ -299,7 +339,7 @@ def main():
     if doc.type in OF_ALONE and doc.size != OF_ALONE[doc.type]:
         sys.exit(f"make_gguf.py: {doc.type} is of {OF_ALONE[doc.type]} alone")
     delta, mixture = DELTAS.get(doc.size), len(shape) > 6
-    arch = ("qwen35moe" if mixture else "qwen35") if delta else "llama" if doc.size == "8x7b" else "qwen2moe" if len(shape) > 9 else \
+    arch = "gemma4" if doc.size in GEMMAS else ("qwen35moe" if mixture else "qwen35") if delta else "llama" if doc.size == "8x7b" else "qwen2moe" if len(shape) > 9 else \
         "qwen3moe" if mixture else "qwen3"
     layers = doc.layers or shape[1]
     keys = keys_of(doc.size, arch, shape, layers)
@@ -315,7 +355,7 @@ def main():
         file.write(head + bytes(-len(head) % 32))
         if doc.hole:
             file.truncate(file.tell() + offset)
-            tensors = []
+            tensors = [tensor for tensor in tensors if tensor[0] == "rope_freqs.weight"]  # the first, which is read
         for name, size, kind in tensors:
             if mixture and name in ("token_embd.weight", "output.weight"):
                 write_tokens(file, name, size, kind, doc.sticky, signs, rng)
