@@ -6,7 +6,7 @@
 /* What an operation may ask for beyond the fields that all workers compute: RMS norms of inputs, gated SiLU, clamped SiLU of
  * experts, residual addition, also of a normed output, two RoPE tables, also of a part of each head, a score scale, sinks, norms
  * of heads, of values without a weight, values that are keys, a gate of attention's output, gated delta nets, gated GELU, a
- * scaled embedding, a factor of what a layer leaves, a soft cap of logits. */
+ * scaled embedding, a factor of what a layer leaves, a soft cap of logits, experts' norms of their own and scales. */
 enum want {
     WANT_NORM_ONE_PLUS,
     WANT_NORM_LAYER,
@@ -35,7 +35,7 @@ static const struct {
     [WANT_OTHER_GATED] = {"a gate by an activation that is not SiLU or GELU", {true, false}},
     [WANT_ALONE] = {"an activation without a gate", {true, false}},
     [WANT_ALONE_OTHER] = {"SiLU without a gate", {false, false}},
-    [WANT_GATED_EXPERTS] = {"experts with an activation that is not SiLU", {false, false}},
+    [WANT_GATED_EXPERTS] = {"experts with an activation that is not SiLU or GELU", {false, false}},
     [WANT_IN_SCALE] = {"a scaled input", {false, false}},
     [WANT_OUT_SCALE] = {"a scaled output", {false, false}},
     [WANT_PRODUCT_SCALE] = {"a scaled output", {true, false}},
@@ -62,7 +62,7 @@ static uint32_t wants_of(const struct math_op *op)
         [WANT_OTHER_GATED] = op->gated && !experts && a != ACTIVATION_SILU && a != ACTIVATION_GELU_TANH,
         [WANT_ALONE] = !op->gated && a != ACTIVATION_NONE && !usual,
         [WANT_ALONE_OTHER] = !op->gated && usual,
-        [WANT_GATED_EXPERTS] = experts && !usual,
+        [WANT_GATED_EXPERTS] = experts && !usual && a != ACTIVATION_GELU_TANH,
         [WANT_IN_SCALE] = op->in_scale != 0 && op->in_scale != 1,
         [WANT_OUT_SCALE] = scaled && !product && !embed,
         [WANT_PRODUCT_SCALE] = scaled && product,

@@ -57,7 +57,11 @@ struct arch_name {
 };
 
 /* A vector that is stored otherwise than it is used. */
-enum vector_form { VECTOR_LESS_ONE, /* w - 1 */ VECTOR_LOGARITHM /* w = -exp of it */ };
+enum vector_form {
+    VECTOR_LESS_ONE,  /* w - 1 */
+    VECTOR_LOGARITHM, /* w = -exp of it */
+    VECTOR_OVER_ROOT  /* w = it over the root of how many there are: in GGUF files, too */
+};
 struct arch_vector {
     enum tensor_role role;
     enum vector_form form;
@@ -84,7 +88,7 @@ struct arch {
     const struct arch_name *names; /* NULL: all are the usual ones */
     const struct fused_tensor
         *fused; /* tensors of files that hold several, or none row by row (fused.h); NULL: none */
-    /* Vectors of safetensors files that are stored otherwise than they are used (vectors.c), up to TENSOR_NONE; NULL: none */
+    /* Vectors that files, those of GGUF as said above, store otherwise than they are used (vectors.c), up to TENSOR_NONE; NULL: none */
     const struct arch_vector *vectors;
     const char *const
         *skipped; /* beginnings of names that belong to other parts: images, drafts; NULL: none */

@@ -12,6 +12,25 @@
 #define NUMBER_BYTES 16
 #define RUN_BYTES    (1u << 20) /* of a file that are read at once, about */
 
+uint64_t fused_expert_rows(const struct model_config *c)
+{
+    return c->expert_intermediate;
+}
+uint64_t fused_expert_row(const struct model_config *c, uint32_t number, uint64_t row)
+{
+    const uint64_t rows = c->expert_intermediate;
+    return row / rows * 2 * rows + number * rows + row % rows;
+}
+uint64_t fused_down_rows(const struct model_config *c)
+{
+    return c->hidden;
+}
+uint64_t fused_same_row(const struct model_config *c, uint32_t number, uint64_t row)
+{
+    (void)c, (void)number;
+    return row;
+}
+
 const struct fused_tensor *fused_of(const struct model_config *config, uint32_t index)
 {
     const bool blocks = config->experts_format == FORMAT_MXFP4;

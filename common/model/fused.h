@@ -35,6 +35,11 @@ struct fused_tensor {
     {                                                                                                        \
         __VA_ARGS__                                                                                          \
     }
+/* RUNS of many architectures. Expert by expert, rows of its gate, then of its up; rows of its down. */
+uint64_t fused_expert_rows(const struct model_config *config);
+uint64_t fused_expert_row(const struct model_config *config, uint32_t number, uint64_t row);
+uint64_t fused_down_rows(const struct model_config *config);
+uint64_t fused_same_row(const struct model_config *config, uint32_t number, uint64_t row);
 /* The `index`-th tensor that files of this configuration have instead of single roles'; NULL behind the last. */
 const struct fused_tensor *fused_of(const struct model_config *config, uint32_t index);
 /* The shape in the file: rank, shape[]. */

@@ -16,9 +16,10 @@ const char *state_kind_name(enum state_kind kind)
 
 uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_MAX])
 {
-    const enum tensor_role single[] = {op->norm,  op->norm_bias, op->q_norm,    op->k_norm,
-                                       op->sinks, op->router,    op->positions, op->conv,
-                                       op->decay, op->time_bias, op->head_norm, op->out_factor};
+    const enum tensor_role single[] = {op->norm,    op->norm_bias,  op->q_norm,      op->k_norm,
+                                       op->sinks,   op->router,     op->positions,   op->conv,
+                                       op->decay,   op->time_bias,  op->head_norm,   op->out_factor,
+                                       op->in_norm, op->other_norm, op->expert_scale};
     uint32_t count = 0;
     for (uint32_t w = 0; w < op->weights; w++) roles[count++] = op->weight[w];
     for (size_t i = 0; i < sizeof single / sizeof *single; i++)
@@ -102,17 +103,22 @@ static void build_heads(const struct model_config *config, struct math_op *op)
 static void build_part(const struct model_config *config, const struct math_part *from, struct math_part *to)
 {
     *to = *from;
+    enum tensor_role routed = TENSOR_NONE; /* the norm of the router's input */
     to->ops = 0;
     to->read_part = 1;
     for (uint32_t i = 0; i < from->ops; i++) {
         if (!exists(config, &from->op[i])) continue;
         to->op[to->ops] = from->op[i];
         to->experts |= from->op[i].kind == MATH_ROUTE;
+        to->beside |= from->op[i].kind == MATH_LINEAR;
         struct math_op *op = &to->op[to->ops++];
         keep_existing(config, op);
         build_state(config, to, op);
         if (op->kind == MATH_ATTENTION) build_heads(config, op);
+        if (op->kind == MATH_ROUTE) routed = op->norm;
+        if (op->kind == MATH_EXPERTS_GLU) op->own_norm = op->norm != routed;
     }
+    to->beside &= to->experts;
     if (to->experts && config->router.experts)
         to->read_part = (double)config->router.chosen / (double)config->router.experts;
 }

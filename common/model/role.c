@@ -70,6 +70,7 @@ struct role {
 #define ATTENTION true, UNIT_ATTENTION
 #define MLP       true, UNIT_MLP
 #define DELTA     IF(delta.value_heads)
+#define SPARSE    IF(router.experts)
 #define MODEL     false, UNIT_PARTS
 static const struct role roles[TENSOR_ROLE_COUNT] = {
     [TENSOR_NONE] = {"none", "none", MODEL, DIM_ONE, DIM_ONE, ALWAYS},
@@ -132,15 +133,15 @@ static const struct role roles[TENSOR_ROLE_COUNT] = {
                           IF(mlp_bias)},
     [TENSOR_UP_BIAS] = {"mlp.up_proj.bias", "ffn_up.bias", MLP, DIM_ONE, DIM_INTERMEDIATE, IF(mlp_bias)},
     [TENSOR_DOWN_BIAS] = {"mlp.down_proj.bias", "ffn_down.bias", MLP, DIM_ONE, DIM_HIDDEN, IF(mlp_bias)},
-    [TENSOR_ROUTER] = {"mlp.gate.weight", "ffn_gate_inp.weight", MLP, DIM_EXPERTS, DIM_HIDDEN, ALWAYS},
+    [TENSOR_ROUTER] = {"mlp.gate.weight", "ffn_gate_inp.weight", MLP, DIM_EXPERTS, DIM_HIDDEN, SPARSE},
     [TENSOR_ROUTER_BIAS] = {"mlp.gate.bias", "ffn_gate_inp.bias", MLP, DIM_ONE, DIM_EXPERTS,
                             IF(experts_bias)},
     [TENSOR_GATE_EXPERTS] = {"mlp.experts.*.gate_proj.weight", "ffn_gate_exps.weight", MLP, DIM_EXPERTS_INNER,
-                             DIM_HIDDEN, ALWAYS},
+                             DIM_HIDDEN, SPARSE},
     [TENSOR_UP_EXPERTS] = {"mlp.experts.*.up_proj.weight", "ffn_up_exps.weight", MLP, DIM_EXPERTS_INNER,
-                           DIM_HIDDEN, ALWAYS},
+                           DIM_HIDDEN, SPARSE},
     [TENSOR_DOWN_EXPERTS] = {"mlp.experts.*.down_proj.weight", "ffn_down_exps.weight", MLP,
-                             DIM_EXPERTS_HIDDEN, DIM_EXPERT, ALWAYS},
+                             DIM_EXPERTS_HIDDEN, DIM_EXPERT, SPARSE},
     [TENSOR_GATE_EXPERTS_BIAS] = {"mlp.experts.*.gate_proj.bias", "ffn_gate_exps.bias", MLP, DIM_EXPERTS,
                                   DIM_EXPERT, IF(experts_bias)},
     [TENSOR_UP_EXPERTS_BIAS] = {"mlp.experts.*.up_proj.bias", "ffn_up_exps.bias", MLP, DIM_EXPERTS,
@@ -157,6 +158,15 @@ static const struct role roles[TENSOR_ROLE_COUNT] = {
                             DIM_SHARED, IF(shared_intermediate)},
     [TENSOR_SHARE] = {"mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", MLP, DIM_ONE, DIM_HIDDEN,
                       IF(shared_weighed)},
+    [TENSOR_ROUTER_NORM] = {"router.scale", "ffn_gate_inp.scale", MLP, DIM_ONE, DIM_HIDDEN, SPARSE},
+    [TENSOR_EXPERT_SCALE] = {"router.per_expert_scale", "ffn_down_exps.scale", MLP, DIM_ONE, DIM_EXPERTS,
+                             SPARSE},
+    [TENSOR_EXPERTS_NORM] = {"pre_feedforward_layernorm_2.weight", "pre_ffw_norm_2.weight", MLP, DIM_ONE,
+                             DIM_HIDDEN, SPARSE},
+    [TENSOR_EXPERTS_OUT_NORM] = {"post_feedforward_layernorm_2.weight", "post_ffw_norm_2.weight", MLP,
+                                 DIM_ONE, DIM_HIDDEN, SPARSE},
+    [TENSOR_DENSE_OUT_NORM] = {"post_feedforward_layernorm_1.weight", "post_ffw_norm_1.weight", MLP, DIM_ONE,
+                               DIM_HIDDEN, SPARSE},
 };
 
 /* ---- properties of a role ---- */

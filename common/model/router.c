@@ -55,7 +55,7 @@ static void open_groups(const struct model_router *router, const float *value, b
 }
 
 void router_choose(const struct model_router *router, const float *logits, const float *choice_bias,
-                   uint32_t *id, float *weight)
+                   const float *scale, uint32_t *id, float *weight)
 {
     float score[MODEL_EXPERTS_MAX], value[MODEL_EXPERTS_MAX] = {0};
     bool open[MODEL_EXPERTS_MAX];
@@ -89,7 +89,7 @@ void router_choose(const struct model_router *router, const float *logits, const
         for (uint32_t j = 0; j < k; j++) sum += weight[j];
         for (uint32_t j = 0; j < k; j++) weight[j] /= sum + 1e-20f;
     }
-    for (uint32_t j = 0; j < k; j++) weight[j] *= router->scale;
+    for (uint32_t j = 0; j < k; j++) weight[j] *= router->scale * (scale ? scale[id[j]] : 1.0f);
 }
 
 float glu_of(enum glu_kind kind, float gate, float up)

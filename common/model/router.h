@@ -41,11 +41,12 @@ struct model_router {
     uint32_t groups, groups_chosen;
 };
 
-/* Chooses for one token. logits: [experts]. choice_bias: [experts], added to scores for the choice alone, or NULL.
+/* Chooses for one token. logits: [experts]. choice_bias: [experts], added to scores for the choice alone, or NULL. scale:
+ * [experts], multiplies the weights of those chosen, or NULL.
  * id, weight: [chosen], the largest first; of equal ones the lower id first. A logit that is not a number counts as
  * the least. Sums are fp32, in the order of id (softmax over all) or of choice. */
 void router_choose(const struct model_router *router, const float *logits, const float *choice_bias,
-                   uint32_t *id, float *weight);
+                   const float *scale, uint32_t *id, float *weight);
 
 /* One value of an expert's activation. */
 float glu_of(enum glu_kind kind, float gate, float up);

@@ -39,7 +39,11 @@ enum scaled_name scaled_name_of(const struct model_config *config, const char *n
 {
     const size_t length = strlen(name),
                  count = config->gguf ? sizeof gguf_names / sizeof *gguf_names : sizeof names / sizeof *names;
+    struct arch_match what;
     snprintf(matrix, MODEL_NAME_MAX, "%s", name);
+    if (arch_match(arch_of(config), name, config->gguf, &what) &&
+        model_expects(config, what.role, what.layer))
+        return SCALED_MATRIX; /* Gemma 4's scales of experts */
     for (size_t i = 0; i < count && (config->gguf || config->scaled); i++) {
         const char *ending = config->gguf ? gguf_names[i].ending : names[i].ending,
                    *to = config->gguf ? gguf_names[i].matrix : names[i].matrix;

@@ -69,6 +69,12 @@ enum tensor_role {
     TENSOR_SHARED_UP,
     TENSOR_SHARED_DOWN, /* [hidden, shared_intermediate] */
     TENSOR_SHARE, /* [hidden]: the sigmoid of its product with a token's input is that expert's weight */
+    /* of experts beside a dense MLP */
+    TENSOR_ROUTER_NORM,      /* [hidden]: of the router's input */
+    TENSOR_EXPERT_SCALE,     /* [experts]: multiplies the weights of those chosen */
+    TENSOR_EXPERTS_NORM,     /* [hidden]: of the experts' input */
+    TENSOR_EXPERTS_OUT_NORM, /* [hidden]: of the sum of the experts, */
+    TENSOR_DENSE_OUT_NORM,   /* and of the dense MLP's output, before these are added to each other */
     TENSOR_ROLE_COUNT
 };
 
@@ -120,6 +126,7 @@ enum model_buffer {
     BUFFER_CHOICE,    /* ids of the chosen ones, then their weights: [2][chosen] */
     BUFFER_DOWN,      /* what each chosen one adds, [chosen][hidden]; of several tokens */
     BUFFER_OUT,       /* a half's output that is normed before it is added [hidden] */
+    BUFFER_SUM,       /* the sum of the experts, where it is normed by itself [hidden] */
     BUFFER_Q_GATE,    /* [heads * head_dim] */
     BUFFER_DELTA_QKV, /* [channels] */
     BUFFER_DELTA_Z,   /* [value_heads * value_dim] */
@@ -135,9 +142,9 @@ enum math_kind {
     MATH_ROUTE, /* out = the experts chosen by router * input + bias[0], with bias[1] for the choice, and their
                        weights (router.h) */
     MATH_EXPERTS_GLU, /* of each chosen expert: out = activation(its gate * input) * (its up * input) */
-    MATH_EXPERTS_DOWN, /* out += the sum, in the order of choice, of weight * (the expert's down * its input) */
-    MATH_WEIGH,        /* out *= sigmoid of (router * input) */
-    MATH_ADD_NORMED,   /* out += norm of input */
+    MATH_EXPERTS_DOWN, /* out = the sum, in the order of choice, of weight * (the expert's down * its input); or is added to out */
+    MATH_WEIGH,      /* out *= sigmoid of (router * input) */
+    MATH_ADD_NORMED, /* out += norm of input, or of the sum of two normed inputs */
     MATH_RUNNING_MEAN, /* state += input; out = state / (position + 1): the sum of a sequence's inputs is its state */
     MATH_DELTA, /* the short convolution of q, k and v, then the gated delta rule of each v head, whose output is normed and
                        gated by z (common/cpu/kernels/delta.h); state: the last columns, and a matrix of each v head */
@@ -181,12 +188,15 @@ struct math_op {
     uint32_t weights;
     enum tensor_role weight[MATH_WEIGHTS_MAX], bias[MATH_WEIGHTS_MAX];
     enum model_buffer out[MATH_WEIGHTS_MAX];
-    enum activation activation;  /* of out[0] */
-    bool gated;                  /* weights are gate and up, whose rows are used in pairs */
-    bool residual;               /* adds to out */
-    float in_scale, out_scale;   /* multiply the input, the output before it is added; 0: 1 */
-    float soft_cap;              /* out = cap * tanh(out / cap); 0: none */
-    enum tensor_role out_factor; /* ADD_NORMED: a vector of one number, which multiplies out after that */
+    enum activation activation; /* of out[0] */
+    bool gated;                 /* weights are gate and up, whose rows are used in pairs */
+    bool residual;              /* adds to out */
+    float in_scale, out_scale;  /* multiply the input, the output before it is added; 0: 1 */
+    float soft_cap;             /* out = cap * tanh(out / cap); 0: none */
+    /* ADD_NORMED: a vector of one number, which multiplies out after that. Its input is the norm of `in` by in_norm and that of
+     * `other` by other_norm, added; without `other` it is `in` itself */
+    enum tensor_role out_factor, in_norm, other_norm;
+    enum model_buffer other;
     /* ATTENTION */
     enum tensor_role q_norm, k_norm; /* of each head */
     bool v_normed;                   /* each head of v has an RMS norm without a weight */
@@ -205,6 +215,8 @@ struct math_op {
     enum head_order head_order;
     /* ROUTE, WEIGH: kept beside the matrices, as vectors are */
     enum tensor_role router;
+    enum tensor_role expert_scale; /* ROUTE: multiplies the weights of the chosen experts */
+    bool own_norm;                 /* EXPERTS_GLU: its norm is not its router's; filled in */
     /* EMBED: rows of positions, which are added; the row of position 0 */
     enum tensor_role positions;
     uint32_t position_first;
@@ -217,7 +229,7 @@ static inline uint32_t math_biases(const struct math_op *op)
     return op->kind == MATH_ROUTE ? 2 : op->weights;
 }
 /* The tensors that an operation names, TENSOR_NONE left out: their number. */
-#define MATH_ROLES_MAX (2 * MATH_WEIGHTS_MAX + 12)
+#define MATH_ROLES_MAX (2 * MATH_WEIGHTS_MAX + 15)
 uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_MAX]);
 
 #define STATE_ALIGN  64 /* of each operation's part of a record */
@@ -228,7 +240,8 @@ struct math_part {
     enum unit_part part;
     struct math_op op[MATH_OPS_MAX];
     uint32_t ops;
-    bool experts; /* filled in: it has a router */
+    bool experts; /* filled in: it has a router, */
+    bool beside;  /* and matrices that are no expert's */
     /* Filled in from its operations: what it keeps of a sequence. Bytes of the record, of STATE_FIXED; else 0 */
     enum state_kind state;
     uint64_t state_bytes;

@@ -21,9 +21,12 @@ static int transpose(float *values, uint64_t rows, uint64_t cols, struct helm_er
 int model_vector_finish(const struct model_config *config, const struct model_tensor *t, float *values,
                         struct helm_err *err)
 {
-    const struct arch_vector *v = config->gguf ? NULL : arch_of(config)->vectors;
-    for (; v && v->role != TENSOR_NONE; v++)
-        for (uint64_t i = 0; v->role == t->role && i < t->rows * t->cols; i++)
-            values[i] = v->form == VECTOR_LESS_ONE ? 1 + values[i] : -expf(values[i]);
+    const uint64_t count = t->rows * t->cols;
+    for (const struct arch_vector *v = arch_of(config)->vectors; v && v->role != TENSOR_NONE; v++)
+        for (uint64_t i = 0; v->role == t->role && i < count; i++)
+            values[i] = v->form == VECTOR_OVER_ROOT  ? values[i] / sqrtf((float)count)
+                        : config->gguf               ? values[i]
+                        : v->form == VECTOR_LESS_ONE ? 1 + values[i]
+                                                     : -expf(values[i]);
     return arch_role_of_channels(t->role) ? transpose(values, t->rows, t->cols, err) : 0;
 }

@@ -156,6 +156,7 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
                    tokens = w->tokens, sub = w->sub_tokens;
     w->area[GPU_AREA_H].bytes = sub * m->hidden * c->chunk_bytes;
     w->area[GPU_AREA_OUT].bytes = m->normed_outputs ? tokens * m->hidden * sizeof(float) : 0;
+    w->area[GPU_AREA_SUM].bytes = m->router.experts ? w->area[GPU_AREA_OUT].bytes : 0;
     w->area[GPU_AREA_ROPE_TABLE].bytes =
         model_ropes(m) * tokens * model_heads_most(m).head_dim * sizeof(float);
     w->area[GPU_AREA_INV_FREQ].bytes = model_ropes(m) * model_heads_most(m).head_dim * sizeof(float);
@@ -311,6 +312,8 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                             [BUFFER_CHOICE] = 3 * chosen,
                                             [BUFFER_DOWN] = chosen * c->hidden,
                                             [BUFFER_OUT] = c->normed_outputs ? c->hidden : 0,
+                                            [BUFFER_SUM] =
+                                                c->normed_outputs && c->router.experts ? c->hidden : 0,
                                             [BUFFER_Q_GATE] = c->gated_attention ? q : 0,
                                             [BUFFER_DELTA_QKV] = c->delta.channels,
                                             [BUFFER_DELTA_Z] = c->delta.value_heads * c->delta.value_dim,

@@ -65,6 +65,7 @@ enum gpu_area {
     GPU_AREA_FEW,        /* of draws from candidates */
     GPU_AREA_H,          /* from here on: of layers; [sub]: normalised input, of the weights' dtype */
     GPU_AREA_OUT,        /* [tokens][hidden]: a half's output that is normed before it is added */
+    GPU_AREA_SUM,        /* [tokens][hidden]: the sum of experts that is normed by itself */
     GPU_AREA_ROPE_TABLE, /* [tables][tokens][head_dim] */
     GPU_AREA_INV_FREQ,   /* [tables][head_dim / 2] */
     GPU_AREA_ATTENTION,

@@ -100,12 +100,12 @@ static bool is_sampled(const struct math_op *math)
     return math->out[0] == BUFFER_LOGITS;
 }
 
-static void add_router(struct list *list, bool gpu, enum op_tier tier)
+static void add_router(struct list *list, const struct math_op *math, bool gpu, enum op_tier tier)
 {
     const bool chunk = tier == OP_TIER_CHUNK;
     if (!gpu) add(list, OP_NORM);
     add(list, !gpu ? OP_LINEAR : tier == OP_TIER_ONE ? OP_GEMV : chunk ? OP_LOGITS : OP_GEMM_SMALL);
-    if (!gpu || chunk) add(list, OP_ROUTE);
+    if (!gpu || chunk || math->expert_scale != TENSOR_NONE) add(list, OP_ROUTE);
     if (gpu && chunk) add(list, OP_EXPERTS_GROUP);
 }
 
@@ -163,10 +163,10 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
         (gpu ? add_gpu : add_cpu)(&list, math, tier);
         break;
     case MATH_ROUTE:
-        add_router(&list, gpu, tier);
+        add_router(&list, math, gpu, tier);
         break;
     case MATH_EXPERTS_GLU:
-        if (gpu && chunk) add(&list, OP_NORM);
+        if (gpu ? chunk : math->own_norm) add(&list, OP_NORM);
         add(&list, OP_EXPERTS_GLU);
         break;
     case MATH_EXPERTS_DOWN:
@@ -221,10 +221,15 @@ uint32_t program_ops_mixed(const struct math_op *math, enum processor_kind proce
     }
     if (!gpu && math->kind != MATH_EXPERTS_GLU && math->kind != MATH_EXPERTS_DOWN) return 0;
     list.count = program_ops_of(math, processor, tier, kinds);
+    if (!gpu && kinds[0] == OP_NORM) { /* TAKE has normed what is asked for */
+        for (uint32_t i = 1; i < list.count; i++) kinds[i - 1] = kinds[i];
+        list.count--;
+    }
     if (!gpu) return list.count;
     if (math->kind == MATH_ROUTE) {
         const bool groups = kinds[list.count - 1] == OP_EXPERTS_GROUP;
         list.count -= groups;
+        if (tier != OP_TIER_CHUNK && kinds[list.count - 1] == OP_ROUTE) list.count--; /* ASK chooses */
         add(&list, OP_EXPERTS_ASK);
         if (groups) add(&list, OP_EXPERTS_GROUP);
     } else if (math->kind == MATH_EXPERTS_DOWN) {

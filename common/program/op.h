@@ -13,9 +13,9 @@
  *   GPU ATTEND  ATTEND_DECODE        ROPE_APPEND, ATTEND_DECODE     ROPE_APPEND, ATTEND_PREFILL
  *    assisted   ROPE_APPEND, KV_QUERY, ATTEND_DECODE, ATTEND_MERGE (one or few tokens; by the CPU: ATTEND_HOST)
  *   CPU ROUTE    NORM, LINEAR, ROUTE     as one                     as one
- *   CPU experts  EXPERTS_GLU             EXPERTS_GLU                EXPERTS_GLU
+ *   CPU experts  NORM?, EXPERTS_GLU      as one                     as one (a norm of their own)
  *                EXPERTS_DOWN            EXPERTS_DOWN, EXPERTS_SUM  EXPERTS_DOWN, EXPERTS_SUM
- *   GPU ROUTE    GEMV                    GEMM_SMALL                 LOGITS, ROUTE, EXPERTS_GROUP
+ *   GPU ROUTE    GEMV, ROUTE?            GEMM_SMALL, ROUTE?         LOGITS, ROUTE, EXPERTS_GROUP (few: a scale of each expert)
  *   GPU experts  EXPERTS_GLU             EXPERTS_GLU                NORM, EXPERTS_GLU
  *                EXPERTS_DOWN            EXPERTS_DOWN               EXPERTS_DOWN, EXPERTS_SUM
  *   both WEIGH   WEIGH                   WEIGH                      WEIGH
@@ -52,7 +52,7 @@ enum op_kind {
     OP_EXPERTS_GLU, /* of each chosen expert glu(gate, up); on the GPU of one and few tokens also the choice */
     OP_EXPERTS_DOWN, /* of each chosen expert down: of one token (GPU: of few) summed by weight into x */
     OP_EXPERTS_SUM,  /* those of several tokens, likewise */
-    OP_ADD_NORMED,   /* x[t] += rmsnorm(in[t]) * norm; then times a factor, if there is one */
+    OP_ADD_NORMED, /* x[t] += rmsnorm(in[t]) * norm, or of two normed inputs' sum; then times a factor, if there is one */
     OP_WEIGH, /* the shared expert's activations times its weight: sigmoid of a product with the normed x */
     OP_RUNNING_MEAN, /* out[t] = the mean of all inputs of the sequence up to t, whose sum is its state */
     OP_CONVOLVE,     /* q, k and v of a gated delta net by the sequence's last columns, which are its state */

@@ -1,4 +1,4 @@
-/* The idea of shared experts in VRAM beside experts on the CPU. See ideas.h. Called by experts.c and strategies.c.
+/* The idea of shared experts, or a dense MLP, in VRAM beside experts on the CPU. See ideas.h. Called by experts.c and strategies.c.
  *
  * These go into VRAM, as all else does, where that is faster and there is room for one slot of each layer, which never changes:
  * kernels read no expert in host memory, and none move. So the forecast of `experts-cpu` is that of other programs' way. */
@@ -12,9 +12,10 @@ int experts_try_shared(struct making *m, const struct spec *spec, struct candida
 {
     struct candidate beside = *best;
     struct arena_spec arena;
-    if (!best->fits || spec->strategy != SEARCH_EXPERTS_CPU || m->r->one_memory ||
-        !m->r->model->config.shared_intermediate)
-        return 0;
+    const struct model_math *math = &m->r->model->math;
+    bool beside_experts = false;
+    for (uint32_t p = 0; p < math->parts; p++) beside_experts |= math->part[p].beside;
+    if (!best->fits || spec->strategy != SEARCH_EXPERTS_CPU || m->r->one_memory || !beside_experts) return 0;
     beside.seconds = INFINITY;
     int rc = experts_place(m, &best->plan, 0, PACKS_NONE, &beside.plan, err);
     beside.plan.device[PLANNED_GPU].experts =

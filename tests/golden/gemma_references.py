@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """Reference models and outputs of Gemma 3 and 4, without transformers.
 
-  gemma_references.py --out DIR [gemma3] [gemma4]      (default: all; a minute on a CPU)
-  gemma_references.py --check DIR [gemma3] [gemma4]    what transformers says of the same steps, which needs torch
+  gemma_references.py --out DIR [gemma3] [gemma4] [gemma4moe]      (default: all; a minute on a CPU)
+  gemma_references.py --check DIR [gemma3] [gemma4] [gemma4moe]    what transformers says of the same steps, which needs torch
 
 As plain_references.py makes its own, in numpy (float64 over the weights as stored), from the published definition: Gemma Team
 2025, and transformers' description of Gemma 4. Every step computes the whole sequence again: no cache. Needs numpy (apt-get install python3-numpy)."""
@@ -27,7 +27,10 @@ GEMMA4 = dict(plain.COMMON, architectures=["Gemma4ForCausalLM"], model_type="gem
               rope_parameters={"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5,
                                                   "rope_theta": 1000000.0},
                                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}})
-CONFIGS = {"gemma3": (GEMMA3, 41), "gemma4": (GEMMA4, 42)}
+# Experts beside a dense MLP; heads of the sizes that published models have, so that GPUs take the kernels of those.
+GEMMA4MOE = dict(GEMMA4, num_attention_heads=2, num_key_value_heads=1, head_dim=256, global_head_dim=512, intermediate_size=96,
+                 enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=64)
+CONFIGS = {"gemma3": (GEMMA3, 41), "gemma4": (GEMMA4, 42), "gemma4moe": (GEMMA4MOE, 43)}
 
 
 def make_weights(c, seed):
@@ -54,6 +57,16 @@ def make_weights(c, seed):
         for name in "gate", "up":
             w.linear(f"{p}mlp.{name}_proj", c["intermediate_size"], hidden)
         w.linear(p + "mlp.down_proj", hidden, c["intermediate_size"])
+        if not c.get("enable_moe_block"):
+            continue
+        for name in "pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2":
+            norm(p + name, hidden)
+        count, inner = c["num_experts"], c["moe_intermediate_size"]
+        w.add(p + "router.scale", hidden, 3.0, 32.0)  # so that the last of those chosen has a small weight
+        w.linear(p + "router.proj", count, hidden)
+        w.add(p + "router.per_expert_scale", count, 0.3, 1.0)
+        w.add(p + "experts.gate_up_proj", (count, 2 * inner, hidden), 1 / math.sqrt(hidden))
+        w.add(p + "experts.down_proj", (count, hidden, inner), 1 / math.sqrt(inner))
     w.add("model.norm.weight", hidden, 1.5, 0.0 if four else -1.0)  # around 0, so that a tied head does not say the input again
     return w
 
@@ -89,8 +102,27 @@ def last_logits(ids, w, c, _):
     return plain.linear(normed(x[-1:], "model.norm"), w, "model.embed_tokens")[0]
 
 
+def experts_of(x, w, c, p):
+    """The chosen experts of each token: softmax over all, renormalised, times a scale of each expert. And the least margin of a choice."""
+    eps, count, chosen = c["rms_norm_eps"], c["num_experts"], c["top_k_experts"]
+    h = rms(x, w[p + "pre_feedforward_layernorm_2.weight"], eps)
+    logits = plain.linear(rms(x, w[p + "router.scale"] / math.sqrt(c["hidden_size"]), eps), w, p + "router.proj")
+    ordered = np.sort(logits, -1)
+    margin = (ordered[:, count - chosen] - ordered[:, count - chosen - 1]).min()
+    part = np.exp(logits - logits.max(-1, keepdims=True))
+    part /= part.sum(-1, keepdims=True)
+    part[part < np.sort(part, -1)[:, [count - chosen]]] = 0
+    part = part / part.sum(-1, keepdims=True) * w[p + "router.per_expert_scale"]
+    inner = c["moe_intermediate_size"]
+    out = np.zeros_like(x)
+    for e in range(count):
+        gate_up = h @ w[p + "experts.gate_up_proj"][e].T
+        out += part[:, [e]] * ((gelu(gate_up[:, :inner]) * gate_up[:, inner:]) @ w[p + "experts.down_proj"][e].T)
+    return out, margin
+
+
 def last_logits4(ids, w, c, _):
-    eps, heads = c["rms_norm_eps"], c["num_attention_heads"]
+    eps, heads, margins = c["rms_norm_eps"], c["num_attention_heads"], []
 
     def normed(x, name):
         return rms(x, w[name + ".weight"], eps)
@@ -108,10 +140,16 @@ def last_logits4(ids, w, c, _):
         x = x + normed(plain.linear(a, w, p + "self_attn.o_proj"), p + "post_attention_layernorm")
         h = normed(x, p + "pre_feedforward_layernorm")
         h = gelu(plain.linear(h, w, p + "mlp.gate_proj")) * plain.linear(h, w, p + "mlp.up_proj")
-        x = x + normed(plain.linear(h, w, p + "mlp.down_proj"), p + "post_feedforward_layernorm")
+        h = plain.linear(h, w, p + "mlp.down_proj")
+        if c["enable_moe_block"]:
+            chosen, margin = experts_of(x, w, c, p)
+            margins.append(margin)
+            h = normed(h, p + "post_feedforward_layernorm_1") + normed(chosen, p + "post_feedforward_layernorm_2")
+        x = x + normed(h, p + "post_feedforward_layernorm")
         x = x * w[p + "layer_scalar"]
     most = c["final_logit_softcapping"]
-    return most * np.tanh(plain.linear(normed(x[-1:], "model.norm"), w, "model.embed_tokens")[0] / most)
+    logits = most * np.tanh(plain.linear(normed(x[-1:], "model.norm"), w, "model.embed_tokens")[0] / most)
+    return (logits, min(margins)) if margins else logits
 
 
 if __name__ == "__main__":

@@ -218,12 +218,14 @@ def last_logits_opt(ids, w, c, long):
 def walk(ids, steps, w, c, long, forward):
     ids, out = list(ids), []
     for _ in range(steps):
-        logits = forward(ids, w, c, long)
+        logits = forward(ids, w, c, long)  # of a mixture also the least margin of its choices, of all tokens
+        logits, margin = logits if isinstance(logits, tuple) else (logits, None)
         logprobs = logits - logits.max()
         logprobs -= math.log(np.exp(logprobs).sum())
         best = np.argsort(-logprobs, kind="stable")[:TOP]
         top = [[int(t), round(float(logprobs[t]), 6)] for t in best]
-        out.append({"token": top[0][0], "gap": round(top[0][1] - top[1][1], 6), "top": top})
+        out.append({"token": top[0][0], "gap": round(top[0][1] - top[1][1], 6), "top": top} |
+                   ({} if margin is None else {"router_margin": round(float(margin), 6)}))
         ids.append(top[0][0])
     return out
 

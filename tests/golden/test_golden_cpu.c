@@ -32,9 +32,12 @@
 #define ALL_MODES "qwen3"
 #endif
 
-static const char *const models[] = {
-    "qwen3", "qwen2-bias", "llama3-ropescaled", "qwen3moe", "mixtral",   "gptoss",    "qwen2moe", "dots1",
-    "phi3",  "opt",        "granite",           "qwen35",   "qwen35moe", "qwen3next", "gemma3",   "gemma4"};
+static const char *const models[] = {"qwen3",     "qwen2-bias", "llama3-ropescaled",
+                                     "qwen3moe",  "mixtral",    "gptoss",
+                                     "qwen2moe",  "dots1",      "phi3",
+                                     "opt",       "granite",    "qwen35",
+                                     "qwen35moe", "qwen3next",  "gemma3",
+                                     "gemma4",    "gemma4moe"};
 
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
 
@@ -295,6 +298,12 @@ static void gemma4_agrees(void **state)
     (void)state;
     run_model(15);
 }
+/* Experts beside a dense MLP, with norms and scales of their own; heads of 256 and 512. */
+static void gemma4moe_agrees(void **state)
+{
+    (void)state;
+    run_model(16);
+}
 /* MXFP4 experts, sinks, windows, biases everywhere. */
 static void gptoss_agrees(void **state)
 {
@@ -379,6 +388,7 @@ int main(void)
         cmocka_unit_test(gptoss_agrees),
         cmocka_unit_test(gemma3_agrees),
         cmocka_unit_test(gemma4_agrees),
+        cmocka_unit_test(gemma4moe_agrees),
 #endif
     };
     return cmocka_run_group_tests_name("golden/cpu", tests, NULL, NULL);

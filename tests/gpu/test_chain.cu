@@ -251,7 +251,8 @@ struct chain_test {
             ops.push_back(weigh);
         }
         const struct gpuk_linear_args product = op.linear;
-        const struct gpuk_choice chosen = {m.chosen, choice->as<uint32_t>(), choice->as<float>() + m.chosen};
+        const struct gpuk_choice chosen = {m.chosen, choice->as<uint32_t>(), choice->as<float>() + m.chosen,
+                                           nullptr};
         const enum tensor_format format = linear(t, x_at, m.hidden, false).format;
         ops.push_back(op);
         op = {}, op.kind = GPUK_CHAIN_EXPERTS_GLU;

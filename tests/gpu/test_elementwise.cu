@@ -158,29 +158,48 @@ static void test_weigh(struct test_context *t, uint32_t width, uint32_t n, uint3
     }
 }
 
-/* A normed output added to what is there, in place or elsewhere, times a factor or not; rows beyond the count stay. */
-static void test_add_normed(struct test_context *t, uint32_t hidden, bool in_place, bool factor)
+/* rmsnorm(x) * norm of one row, in double. */
+static std::vector<double> normed_row(const double *x, const float *norm, uint32_t width)
+{
+    double squares = 0;
+    for (uint32_t i = 0; i < width; i++) squares += x[i] * x[i];
+    std::vector<double> out(width);
+    for (uint32_t i = 0; i < width; i++) out[i] = x[i] / sqrt(squares / width + 1e-5) * norm[i];
+    return out;
+}
+
+/* A normed output, or the sum of two, added to what is there, in place or elsewhere, times a factor or not; rows beyond the count
+ * stay. */
+static void test_add_normed(struct test_context *t, uint32_t hidden, bool in_place, bool factor, bool two)
 {
     const uint32_t tokens = 5, count = 3;
     auto in = random_floats(t, (size_t)tokens * hidden), x = random_floats(t, (size_t)tokens * hidden),
-         norm = random_floats(t, hidden);
-    gpu_buffer din(in), dx(x), dnorm(norm), other(x), counter(std::vector<uint32_t>{count}),
-        by(std::vector<float>{0.75f});
+         more = random_floats(t, (size_t)tokens * hidden), norm = random_floats(t, hidden),
+         in_norm = random_floats(t, hidden), more_norm = random_floats(t, hidden);
+    gpu_buffer din(in), dx(x), dmore(more), dnorm(norm), din_norm(in_norm), dmore_norm(more_norm), other(x),
+        counter(std::vector<uint32_t>{count}), by(std::vector<float>{0.75f});
     gpu_buffer &out = in_place ? dx : other;
-    GPUK(gpuk_add_normed(counter.as<uint32_t>(), tokens, din.as<float>(), dnorm.as<float>(), 1e-5f, hidden,
-                         dx.as<float>(), factor ? by.as<float>() : nullptr, out.as<float>(), 0, t->stream,
-                         &err));
+    struct gpuk_add_normed a = {};
+    a.in = din.as<float>(), a.norm = dnorm.as<float>(), a.x = dx.as<float>(), a.out = out.as<float>();
+    a.eps = 1e-5f, a.width = hidden, a.factor = factor ? by.as<float>() : nullptr;
+    if (two)
+        a.in_norm = din_norm.as<float>(), a.other = dmore.as<float>(), a.other_norm = dmore_norm.as<float>();
+    GPUK(gpuk_add_normed(&a, counter.as<uint32_t>(), tokens, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     std::vector<double> expected(x.begin(), x.end());
     for (uint32_t n = 0; n < count; n++) {
-        double squares = 0;
-        for (uint32_t i = 0; i < hidden; i++) squares += (double)in[n * hidden + i] * in[n * hidden + i];
-        for (uint32_t i = 0; i < hidden; i++)
-            expected[n * hidden + i] =
-                (x[n * hidden + i] + in[n * hidden + i] / sqrt(squares / hidden + 1e-5) * norm[i]) *
-                (factor ? 0.75 : 1);
+        const size_t at = (size_t)n * hidden;
+        std::vector<double> y(in.begin() + at, in.begin() + at + hidden);
+        if (two) {
+            const std::vector<double> z(more.begin() + at, more.begin() + at + hidden),
+                b = normed_row(z.data(), more_norm.data(), hidden);
+            y = normed_row(y.data(), in_norm.data(), hidden);
+            for (uint32_t i = 0; i < hidden; i++) y[i] += b[i];
+        }
+        y = normed_row(y.data(), norm.data(), hidden);
+        for (uint32_t i = 0; i < hidden; i++) expected[at + i] = (x[at + i] + y[i]) * (factor ? 0.75 : 1);
     }
-    check_close(t, out.read<float>(), expected, 4e-6, "add normed");
+    check_close(t, out.read<float>(), expected, 4e-6, two ? "add two normed" : "add normed");
 }
 
 /* Rows beyond the count stay. */
@@ -206,8 +225,10 @@ void test_elementwise(struct test_context *t)
     test_weigh(t, 7, 64, 40);
     test_rope_table(t, 128);
     test_rope_table(t, 7);
-    test_add_normed(t, 2816, true, false);
-    test_add_normed(t, 7, false, true);
+    test_add_normed(t, 2816, true, false, false);
+    test_add_normed(t, 7, false, true, false);
+    test_add_normed(t, 2816, true, true, true);
+    test_add_normed(t, 7, false, false, true);
     test_soft_cap(t, 7);
     test_soft_cap(t, 1031);
 }

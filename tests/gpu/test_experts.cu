@@ -5,14 +5,14 @@
 /* ---- the choice ----------------------------------------------------------------------------------- */
 
 static void test_route_of(struct test_context *t, const struct model_router &router, uint32_t tokens,
-                          uint32_t count, bool biased, bool ties)
+                          uint32_t count, bool biased, bool ties, bool scaled = false)
 {
     const uint32_t n = router.experts, k = router.chosen;
     char what[160];
     snprintf(what, sizeof what, "route of kind %d%s, %u of %u, %u of %u groups, %u of %u tokens%s%s",
              (int)router.score, router.normalise ? ", normalised" : "", k, n, router.groups_chosen,
              router.groups, count, tokens, biased ? ", biased" : "", ties ? ", ties" : "");
-    std::vector<float> logits = random_floats(t, (size_t)tokens * n, 8), bias;
+    std::vector<float> logits = random_floats(t, (size_t)tokens * n, 8), bias, scale = random_floats(t, n, 2);
     if (ties) /* few values, both zeros, infinities and what is no number among them */
         for (float &v : logits) {
             const float values[8] = {0.0f, -0.0f, 1.0f, -1.0f, 2.0f, -INFINITY, NAN, 0.5f};
@@ -25,7 +25,9 @@ static void test_route_of(struct test_context *t, const struct model_router &rou
     gpu_buffer dlogits(logits), counts(std::vector<uint32_t>{count}), ids((size_t)tokens * k * 4),
         weights((size_t)tokens * k * 4);
     gpu_buffer *dbias = biased ? new gpu_buffer(bias) : nullptr;
-    const struct gpuk_choice out = {k, ids.as<uint32_t>(), weights.as<float>()};
+    const gpu_buffer dscale(scale);
+    const struct gpuk_choice out = {k, ids.as<uint32_t>(), weights.as<float>(),
+                                    scaled ? dscale.as<float>() : nullptr};
     GPUK(gpuk_route(&router, counts.as<uint32_t>(), tokens, dlogits.as<float>(),
                     dbias ? dbias->as<float>() : nullptr, &out, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
@@ -37,7 +39,8 @@ static void test_route_of(struct test_context *t, const struct model_router &rou
     for (uint32_t token = 0; token < tokens; token++) {
         uint32_t wanted[MODEL_EXPERTS_CHOSEN_MAX];
         float w[MODEL_EXPERTS_CHOSEN_MAX];
-        router_choose(&router, &logits[(size_t)token * n], biased ? bias.data() : nullptr, wanted, w);
+        router_choose(&router, &logits[(size_t)token * n], biased ? bias.data() : nullptr,
+                      scaled ? scale.data() : nullptr, wanted, w);
         for (uint32_t j = 0; j < k; j++) {
             const size_t at = (size_t)token * k + j;
             if (token >= count) {
@@ -62,6 +65,7 @@ static void test_route(struct test_context *t)
             test_route_of(t, {score, 128, 8, normalise != 0, 1.0f, 1, 1}, 3, 3, false, false);
             test_route_of(t, {score, 8, 2, normalise != 0, 2.5f, 1, 1}, 9, 7, kind == ROUTER_SIGMOID, true);
             test_route_of(t, {score, 33, 32, normalise != 0, 1.0f, 1, 1}, 2, 2, false, true);
+            test_route_of(t, {score, 128, 8, normalise != 0, 1.0f, 1, 1}, 5, 4, false, false, true);
             if (t->few) continue;
             test_route_of(t, {score, MODEL_EXPERTS_MAX, 6, normalise != 0, 1.0f, 1, 1}, 5, 5, false, false);
             test_route_of(t, {score, 1, 1, normalise != 0, 1.0f, 1, 1}, 1, 1, false, false);
@@ -188,7 +192,7 @@ static void test_chunk(struct test_context *t, const struct gpuk_device *device,
         up(t, c.format, c.experts, c.rows, c.cols, slot, c.biases);
     gpu_buffer slots(slot), ids(id), weights(weight), counts(std::vector<uint32_t>{c.count}),
         first((c.experts + 1) * 4), pair(pairs * 4), place(pairs * 4);
-    const struct gpuk_choice choice = {c.chosen, ids.as<uint32_t>(), weights.as<float>()};
+    const struct gpuk_choice choice = {c.chosen, ids.as<uint32_t>(), weights.as<float>(), nullptr};
     const struct gpuk_groups groups = {first.as<uint32_t>(), pair.as<uint32_t>(), place.as<uint32_t>()};
     GPUK(gpuk_experts_group(&choice, c.experts, slots.as<uint32_t>(), counts.as<uint32_t>(), c.tokens,
                             &groups, 0, t->stream, &err));
@@ -258,6 +262,7 @@ static void test_chunk(struct test_context *t, const struct gpuk_device *device,
     const uint32_t stride =
         c.cols + (c.cols % 3 ? 1 : 4); /* rows of four are added up together, or one by one */
     const std::vector<float> before = random_floats(t, (size_t)c.tokens * stride);
+    const bool adds = c.cols % 3 || random_below(t, 2); /* else it is what is there */
     std::vector<float> result[2];
     for (int run = 0; run < 2; run++) {
         gpu_buffer dinner(inner), sums((size_t)pairs * c.cols * 4), out(before);
@@ -265,7 +270,7 @@ static void test_chunk(struct test_context *t, const struct gpuk_device *device,
                                                sums.as<float>()};
         GPUK(gpuk_experts_down_chunk(device, &args, c.tokens, 0, t->stream, &err));
         GPUK(gpuk_experts_sum(&choice, &groups, sums.as<float>(), c.cols, counts.as<uint32_t>(), c.tokens,
-                              out.as<float>(), stride, 0, t->stream, &err));
+                              adds ? out.as<float>() : nullptr, out.as<float>(), stride, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
         result[run] = out.read<float>();
     }
@@ -277,7 +282,7 @@ static void test_chunk(struct test_context *t, const struct gpuk_device *device,
                 kept = kept && memcmp(&result[0][at], &before[at], 4) == 0;
                 continue;
             }
-            double sum = before[at], size = fabs(sum), magnitude;
+            double sum = adds ? before[at] : 0, size = fabs(sum), magnitude;
             for (uint32_t j = 0; j < c.chosen; j++) {
                 const uint32_t p = token * c.chosen + j;
                 if (places[p] == GPUK_SLOT_ABSENT) continue;

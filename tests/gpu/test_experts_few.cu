@@ -28,7 +28,8 @@ struct few_test {
 
     struct gpuk_choice choice(uint32_t token) const
     {
-        return {c.chosen, ids->as<uint32_t>() + token * c.chosen, weights->as<float>() + token * c.chosen};
+        return {c.chosen, ids->as<uint32_t>() + token * c.chosen, weights->as<float>() + token * c.chosen,
+                nullptr};
     }
     bool there(uint32_t pair) const { return slot[id[pair]] != GPUK_SLOT_ABSENT; }
 };
@@ -213,7 +214,7 @@ static void test_twice(struct test_context *t)
     struct gpuk_experts_glu glu = {};
     struct gpuk_experts_down down = {};
     glu.gate = glu.up = down.down = role.on_device(nullptr);
-    glu.choice = down.choice = {chosen, ids.as<uint32_t>(), weights.as<float>()};
+    glu.choice = down.choice = {chosen, ids.as<uint32_t>(), weights.as<float>(), nullptr};
     glu.x = down.act = x.as<float>(), glu.x_stride = cols, glu.act = down.out = out.as<float>();
     down.out_stride = rows;
     for (int way = 0; way < 2; way++) {
@@ -256,7 +257,7 @@ static void test_routed(struct test_context *t, const struct gpuk_device *device
             out((size_t)tokens * chosen * rows * 4);
         struct gpuk_experts_glu args = {};
         args.gate = gate.on_device(&slots), args.up = up.on_device(&slots);
-        args.choice = {chosen, ids.as<uint32_t>(), weights.as<float>()};
+        args.choice = {chosen, ids.as<uint32_t>(), weights.as<float>(), nullptr};
         args.x = dx.as<float>(), args.x_stride = cols, args.act = out.as<float>();
         if (way == 1) args.router = &router, args.logits = dlogits.as<float>();
         if (way == 0)
@@ -284,7 +285,7 @@ static void test_ask(struct test_context *t, uint32_t tokens, uint32_t experts, 
         slots(experts * 4), seen(tokens * chosen * 4), lane((size_t)capacity * (width + 2 * chosen) * 4),
         count(std::vector<uint32_t>{tokens}), permille(std::vector<uint32_t>{direct_permille});
     struct gpuk_experts_ask ask = {};
-    ask.choice = {chosen, ids.as<uint32_t>(), weights.as<float>()}, ask.logits = dlogits.as<float>();
+    ask.choice = {chosen, ids.as<uint32_t>(), weights.as<float>(), nullptr}, ask.logits = dlogits.as<float>();
     ask.experts = experts, ask.table = dtable.as<uint32_t>(),
     ask.direct_permille = direct_permille ? permille.as<uint32_t>() : nullptr;
     ask.slot = slots.as<uint32_t>(), ask.x = dx.as<float>(), ask.width = width, ask.lane = lane.as<float>();

@@ -155,7 +155,7 @@ struct one_expert {
         matrix.format = m.format, matrix.experts = 1, matrix.rows = m.rows, matrix.cols = m.cols;
         matrix.slot = slot.as<uint32_t>(), matrix.weight = blocks.at;
         matrix.stride = (blocks.bytes + 15) / 16 * 16;
-        choice = {1, id.as<uint32_t>(), weight.as<float>()};
+        choice = {1, id.as<uint32_t>(), weight.as<float>(), nullptr};
     }
 };
 static std::vector<float> run_experts(const product_of &p, const gpu_buffer &weight)

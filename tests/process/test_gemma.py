@@ -11,17 +11,21 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_edit import Gguf, string  # noqa: E402
-from helmd_harness import BIN, PROFILE, check, plan_json, run_tests, running, same  # noqa: E402
+from helmd_harness import BIN, DATA, PROFILE, check, plan_json, run_tests, running, same  # noqa: E402
 from test_helmd_sessions import cli, greedy  # noqa: E402
 from test_architectures import BF16, CPU, F32, GOLDEN, LOAD, SIZES, agrees, golden, number, read_safetensors  # noqa: E402
 
-GEMMA3, GEMMA4 = os.path.join(GOLDEN, "gemma3"), os.path.join(GOLDEN, "gemma4")
+GEMMA3, GEMMA4, MOE = (os.path.join(GOLDEN, name) for name in ("gemma3", "gemma4", "gemma4moe"))
 NAMES = {"embed_tokens.": "token_embd.", "self_attn.q_norm.": "attn_q_norm.", "self_attn.k_norm.": "attn_k_norm.",
          "self_attn.q_proj.": "attn_q.", "self_attn.k_proj.": "attn_k.", "self_attn.v_proj.": "attn_v.",
          "self_attn.o_proj.": "attn_output.", "input_layernorm.": "attn_norm.",
          "post_attention_layernorm.": "post_attention_norm.", "pre_feedforward_layernorm.": "ffn_norm.",
          "post_feedforward_layernorm.": "post_ffw_norm.", "mlp.gate_proj.": "ffn_gate.", "mlp.up_proj.": "ffn_up.",
-         "mlp.down_proj.": "ffn_down."}
+         "mlp.down_proj.": "ffn_down.", "layer_scalar": "layer_output_scale.weight", "router.scale": "ffn_gate_inp.scale",
+         "router.proj.": "ffn_gate_inp.", "router.per_expert_scale": "ffn_down_exps.scale",
+         "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
+         "pre_feedforward_layernorm_2.": "pre_ffw_norm_2.", "post_feedforward_layernorm_1.": "post_ffw_norm_1.",
+         "post_feedforward_layernorm_2.": "post_ffw_norm_2."}
 
 
 def gguf_name(name):
@@ -186,8 +190,8 @@ def numbers(kind, values):
     return struct.pack("<IIQ", 9, kind, len(values)) + b"".join(struct.pack("<I" if kind == 4 else "<B", v) for v in values)
 
 
-def write_gguf4(path, leave_out=(), added=(), tensors_of=lambda name: True, raw=None, **more):
-    with open(os.path.join(GEMMA4, "config.json"), encoding="utf-8") as file:
+def write_gguf4(path, leave_out=(), added=(), tensors_of=lambda name: True, raw=None, model=GEMMA4, **more):
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
         c = json.load(file)
     full = [kind == "full_attention" for kind in c["layer_types"]]
     keys = {"block_count": c["num_hidden_layers"], "embedding_length": c["hidden_size"],
@@ -197,13 +201,16 @@ def write_gguf4(path, leave_out=(), added=(), tensors_of=lambda name: True, raw=
             "attention.layer_norm_rms_epsilon": 1e-6, "attention.sliding_window": c["sliding_window"], "rope.freq_base": 1e6,
             "rope.freq_base_swa": 1e4, "rope.dimension_count": c["global_head_dim"],
             "final_logit_softcapping": c["final_logit_softcapping"]}
+    if c["enable_moe_block"]:
+        keys.update({"expert_count": c["num_experts"], "expert_used_count": c["top_k_experts"],
+                     "expert_feed_forward_length": c["moe_intermediate_size"]})
     every = {f"gemma4.{k}": number(v) for k, v in keys.items()}
     every["gemma4.attention.head_count_kv"] = numbers(4, [c["num_global_key_value_heads" if f else "num_key_value_heads"] for f in full])
     every["gemma4.attention.sliding_window_pattern"] = numbers(7, [not f for f in full])
     every.update({f"gemma4.{k}": v for k, v in more.items()})
     tensors = []
-    for old, (shape, data) in read_safetensors(GEMMA4).items():
-        name = gguf_name(old).replace(".layer_scalar", ".layer_output_scale.weight")
+    for old, (shape, data) in read_safetensors(model).items():
+        name = gguf_name(old)
         wide = b"".join(b"\0\0" + data[i:i + 2] for i in range(0, len(data), 2)) if len(shape) == 1 else data
         tensors.append([name, shape[::-1], F32 if len(shape) == 1 else BF16, wide])
     pairs = c["global_head_dim"] // 2
@@ -212,6 +219,32 @@ def write_gguf4(path, leave_out=(), added=(), tensors_of=lambda name: True, raw=
         file.write(Gguf(b"GGUF" + struct.pack("<IQQ", 3, 0, 0)).bytes(
             dict({"general.architecture": string("gemma4")}, **{k: v for k, v in every.items() if k not in leave_out}, **(raw or {})),
             [t for t in tensors if t[0] not in leave_out and tensors_of(t[0])] + list(added)))
+
+
+def test_experts_of_gemma4_compute_the_same():
+    """Experts beside a dense MLP: on a processor, in both memories, borrowed by long prompts; heads of 256 and 512. In 16-bit products
+    a choice may be another one where margins are small, so that more than in a dense model is allowed."""
+    cases = golden("gemma4moe")
+    agrees(MOE, cases[7], 0.6, *CPU, *LOAD)
+    for options in (), ("--gpu-chains", "off"), ("--invariant", "on"):
+        agrees(MOE, cases[4], 0.1, *EMULATED, *LOAD, *options)
+    for homes, more in ("gggg", {}), ("cgcg", {}), ("cccc", {"prefill": "ssss", "prefill_from": 17}), \
+            ("gmgmgmgm", {"mixed": {"slots": 3, "direct_permille": 0, "moves": 1, "move_cost": 1}}):
+        agrees(MOE, cases[6], 0.4, *EMULATED, plan=placed(homes, "c" if homes[0] == "c" else "g", "g", **more))
+    agrees(MOE, cases[4], 0.4, *EMULATED, *LOAD, "--strategy", "experts-cpu")
+
+
+def test_a_gguf_file_of_gemma4s_experts_computes_the_same():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "moe.gguf")
+        write_gguf4(path, model=MOE)
+        agrees(path, golden("gemma4moe")[4], 0.1, *EMULATED, *LOAD)
+        for part in "blk.2.ffn_gate_inp.scale", "blk.0.ffn_down_exps.scale", "blk.1.pre_ffw_norm_2.weight", \
+                "blk.3.post_ffw_norm_1.weight", "gemma4.expert_used_count":
+            write_gguf4(path, [part], model=MOE)
+            run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+            said = part if "blk" in part else "of which a token has 0"
+            check(run.returncode > 0 and said in run.stdout + run.stderr, f"{part}: {run.returncode}, {run}")
 
 
 def test_a_gguf_file_of_gemma4_computes_the_same():
@@ -266,6 +299,20 @@ def test_gemma4_keeps_windows_whatever_the_context():
         check(d.process.wait(60) != 0 and "heads of another size" in d.log(), d.log())
 
 
+def test_published_shapes_of_gemma4_are_planned():
+    """Pages that a pool has beside the least bring windows with them, whose cells are larger: all of it has room."""
+    make, plan = os.path.join(DATA, "../../tools/bench/make_gguf.py"), os.path.join(BIN, "helm-plan")
+    with tempfile.TemporaryDirectory() as folder:
+        for size in "12b", "26b-a4b":
+            path = os.path.join(folder, size + ".gguf")
+            subprocess.run([sys.executable, make, "--size", size, "--type", "Q4_K_M", "--hole", "--out", path], check=True,
+                           stdout=subprocess.DEVNULL, timeout=60)
+            for context in 4096, 8192:
+                run = subprocess.run([plan, "--model", path, "--profile", PROFILE, "--ctx", str(context), "--host-memory", "60G"],
+                                     capture_output=True, text=True, timeout=60)
+                check(run.returncode == 0 and "windows of" in run.stdout, f"{size}, {context}: {run}")
+
+
 def test_a_session_of_two_kinds_of_cells_is_saved_and_restored():
     prompt = golden("gemma4")[7]["prompt"][:270]
     for options in (*CPU, *LOAD), (*EMULATED, *LOAD):
@@ -290,7 +337,9 @@ def test_what_gemma4_is_not_computed_of_is_refused_by_name():
                         ({"rope_parameters": None}, "'rope_parameters' is missing"),
                         ({"hidden_size_per_layer_input": 256}, "per-layer embeddings"),
                         ({"num_kv_shared_layers": 2}, "layers that read the cache of another one"),
-                        ({"enable_moe_block": True}, "Gemma 4 with experts is not supported"),
+                        ({"enable_moe_block": True}, "layers have experts, but there are 0"),
+                        ({"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2}, "of width 0"),
+                        ({"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 64}, "router."),
                         ({"use_bidirectional_attention": "all"}, "'use_bidirectional_attention' is 'all'"),
                         ({"global_head_dim": None}, "'global_head_dim' is missing"),
                         ({"num_global_key_value_heads": 3}, "'num_global_key_value_heads' 3"), ({"num_key_value_heads": 3}, "no multiple of 3")):

@@ -128,9 +128,16 @@ static void chunk_add_normed(void *ctx, uint32_t chunk, uint32_t thread)
     if (last > run_tokens(run, e)) last = run_tokens(run, e);
     for (uint32_t t = first; t < last; t++) {
         float *in = e->in + (size_t)t * e->width;
-        run->kernels->vector->rmsnorm(in, in, e->norm, e->width, (float)run->config->norm_eps);
+        const struct vector_variant *v = run->kernels->vector;
+        if (e->other) {
+            float *other = e->other + (size_t)t * e->width;
+            v->rmsnorm(in, in, e->in_norm, e->width, (float)run->config->norm_eps);
+            v->rmsnorm(other, other, e->other_norm, e->width, (float)run->config->norm_eps);
+            v->add(in, other, e->width);
+        }
+        v->rmsnorm(in, in, e->norm, e->width, (float)run->config->norm_eps);
         float *x = e->out + (size_t)t * e->width;
-        run->kernels->vector->add(x, in, e->width);
+        v->add(x, in, e->width);
         for (uint32_t i = 0; e->vector && i < e->width; i++) x[i] *= *e->vector;
     }
 }

@@ -54,7 +54,7 @@ static void chunk_route(void *ctx, uint32_t chunk, uint32_t thread)
     if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++)
         router_choose(router, run->act->buffer[BUFFER_ROUTER] + (size_t)t * router->experts,
-                      run->entry->vector, run->experts.id + (size_t)t * router->chosen,
+                      run->entry->vector, run->entry->scale_of, run->experts.id + (size_t)t * router->chosen,
                       run->experts.weight + (size_t)t * router->chosen);
 }
 
@@ -292,7 +292,7 @@ static const float *in_order(const struct run *run, const struct program_segment
 static void glu_rows(const struct run *run, enum glu_kind kind, float *gate, const float *up, uint32_t rows)
 {
     const struct vector_variant *v = run->kernels->vector;
-    (kind == GLU_SILU ? v->swiglu : v->swiglu_clamped)(gate, gate, up, rows);
+    (kind == GLU_SILU ? v->swiglu : kind == GLU_GELU ? v->gelu : v->swiglu_clamped)(gate, gate, up, rows);
 }
 
 /* A piece of gate and up of an expert, for one token's input. */
@@ -328,10 +328,10 @@ static void sum_downs(const struct run *run, uint32_t first, uint32_t rows)
     float sum[CPU_EXPERTS_ROWS] = {0};
     for (uint32_t j = 0; j < run->experts.count; j++, y += e->expert_rows)
         for (uint32_t r = 0; r < rows; r++) sum[r] += run->experts.weight[j] * y[r];
-    if (e->answer)
-        memcpy(e->out + first, sum, rows * sizeof *sum);
+    if (e->residual)
+        run->kernels->vector->add(e->out + first, sum, rows);
     else
-        run->kernels->vector->add(run->act->buffer[BUFFER_X] + first, sum, rows);
+        memcpy(e->out + first, sum, rows * sizeof *sum);
 }
 
 static void chunk_down_one(void *ctx, uint32_t chunk, uint32_t thread)
@@ -506,10 +506,10 @@ static void chunk_sum(void *ctx, uint32_t chunk, uint32_t thread)
         for (uint32_t j = 1; j < e->chosen; j++)
             for (uint32_t r = 0; r < e->width && id[j] != ARENA_EXPERT_NONE; r++)
                 y[r] += weight[j] * y[(size_t)j * e->width + r];
-        if (e->answer)
-            memcpy(out, y, e->width * sizeof *y);
-        else
+        if (e->residual)
             run->kernels->vector->add(out, y, e->width);
+        else
+            memcpy(out, y, e->width * sizeof *y);
     }
 }
 

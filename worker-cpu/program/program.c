@@ -155,7 +155,8 @@ static void make_norm(struct lowering *low, const struct making *m)
     e->layer_norm = m->op->norm_kind == NORM_LAYER;
     if (m->op->norm_bias != TENSOR_NONE)
         e->norm_bias = weights_vector(s->weights, m->op->norm_bias, m->layer);
-    if (!low->tiled || m->op->kind == MATH_ROUTE) e->out = s->act->buffer[BUFFER_H]; /* experts read that */
+    const bool experts = m->op->kind == MATH_ROUTE || m->op->kind == MATH_EXPERTS_GLU; /* read that */
+    if (!low->tiled || experts) e->out = s->act->buffer[BUFFER_H];
     if (!e->norm) lower_unsupported(low, m->layer, "a norm without weight");
 }
 
@@ -305,6 +306,8 @@ static void answers(struct lowering *low, const struct making *m, struct program
 {
     const struct program_source *s = low->source;
     e->asked = m->asked;
+    e->out = s->act->buffer[m->op->out[0]];
+    e->residual = m->op->residual && !m->asked;
     if (!m->asked) return;
     e->ticket = low->mixed;
     e->answer = s->arena ? arena_expert_lane_of(s->arena, ARENA_EXPERT_SUM) : NULL;
@@ -334,7 +337,7 @@ static void make_experts(struct lowering *low, const struct making *m, enum op_k
     e->expert_rows = down ? c->hidden : c->expert_intermediate;
     e->glu = math_glu(m->op);
     e->asked = m->asked;
-    e->in = s->act->buffer[down ? BUFFER_GATE : BUFFER_H]; /* which the router's norm has left */
+    e->in = s->act->buffer[down ? BUFFER_GATE : BUFFER_H]; /* which the norm, or the router's, has left */
     e->width = s->act->width[down ? BUFFER_GATE : BUFFER_H];
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     e->decoded = false;
@@ -365,7 +368,11 @@ static void make_route(struct lowering *low, const struct making *m)
 {
     struct program_entry *e = add_entry(low, OP_ROUTE, m->layer);
     const enum tensor_role bias = m->op->bias[1];
+    const enum tensor_role scale = m->op->expert_scale;
     e->vector = bias == TENSOR_NONE ? NULL : weights_vector(low->source->weights, bias, m->layer);
+    e->scale_of = scale == TENSOR_NONE ? NULL : weights_vector(low->source->weights, scale, m->layer);
+    if (scale != TENSOR_NONE && !e->scale_of)
+        lower_unsupported(low, m->layer, "experts' scales that are not here");
 }
 
 static void make_weigh(struct lowering *low, const struct making *m)
@@ -391,7 +398,13 @@ static void make_add_normed(struct lowering *low, const struct making *m)
     e->out = s->act->buffer[m->op->out[0]];
     e->width = s->act->width[m->op->in];
     if (m->op->out_factor != TENSOR_NONE) e->vector = weights_vector(s->weights, m->op->out_factor, m->layer);
-    if (!e->norm || !e->in || !e->vector != !m->op->out_factor)
+    if (m->op->other != BUFFER_NONE) {
+        e->other = s->act->buffer[m->op->other];
+        e->in_norm = weights_vector(s->weights, m->op->in_norm, m->layer);
+        e->other_norm = weights_vector(s->weights, m->op->other_norm, m->layer);
+    }
+    if (!e->norm || !e->in || !e->vector != !m->op->out_factor ||
+        (e->other && (!e->in_norm || !e->other_norm)))
         lower_unsupported(low, m->layer, "an output's norm without weight");
 }
 
@@ -400,7 +413,6 @@ static void make_experts_sum(struct lowering *low, const struct making *m)
     struct program_entry *e = add_entry(low, OP_EXPERTS_SUM, m->layer);
     e->chosen = low->source->model->config.router.chosen;
     e->width = low->source->model->config.hidden;
-    e->out = low->source->act->buffer[BUFFER_X];
     answers(low, m, e);
 }
 
@@ -409,7 +421,9 @@ static void make_experts_take(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
     struct program_entry *e = add_entry(low, OP_EXPERTS_TAKE, m->layer);
-    e->norm = weights_vector(s->weights, m->op->norm, m->layer);
+    const struct math_op *reads =
+        m->behind && m->behind->own_norm ? m->behind : m->op; /* experts' own norm */
+    e->norm = weights_vector(s->weights, reads->norm, m->layer);
     e->out = s->act->buffer[BUFFER_H];
     e->width = s->act->width[BUFFER_H];
     e->chosen = s->model->config.router.chosen;
@@ -491,7 +505,10 @@ static void lower_mixed(struct lowering *low, uint32_t unit)
     const struct math_part *math = model_unit_math(low->source->model, unit);
     enum op_kind kinds[PROGRAM_OPS_MAX];
     for (uint32_t i = 0; i < math->ops; i++) {
-        const struct making making = {.op = &math->op[i], .layer = (int32_t)unit_layer(unit), .asked = true};
+        const struct making making = {.op = &math->op[i],
+                                      .behind = i + 1 < math->ops ? &math->op[i + 1] : NULL,
+                                      .layer = (int32_t)unit_layer(unit),
+                                      .asked = true};
         const uint32_t count = program_ops_mixed(&math->op[i], PROCESSOR_CPU, low->tier, kinds);
         check_able(low, making.op, making.layer);
         for (uint32_t k = 0; k < count && !low->rc; k++) make_of[kinds[k]](low, &making);

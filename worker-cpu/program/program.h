@@ -58,7 +58,7 @@ struct program_delta {
 struct program_entry {
     enum op_kind kind;
     bool sampled;                /* runs over the sampled rows, not over the tokens */
-    bool residual;               /* LINEAR: adds to out */
+    bool residual;               /* LINEAR, sums of experts: adds to out */
     bool gated;                  /* LINEAR: segments 0 and 1 are gate and up */
     enum activation activation;  /* LINEAR: of segment 0, times segment 1 if it is gated */
     bool layer_norm;             /* NORM: LayerNorm; else RMS */
@@ -97,6 +97,10 @@ struct program_entry {
     uint32_t share;             /* LINEAR: threads it is shared by, 0: all */
     uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
     const float *norm, *norm2; /* NORM, ADD_NORMED, WEIGH: weight or NULL. ROPE_APPEND: of q, of k */
+    /* ADD_NORMED: its input is that of in_norm plus that of other_norm; other NULL: there is one alone */
+    const float *in_norm, *other_norm;
+    float *other;
+    const float *scale_of; /* ROUTE: of the chosen experts' weights, or NULL */
     const float *
         vector; /* EMBED: learned positions or NULL. WEIGH: what the normed input is multiplied by; ROUTE: added for the choice, or NULL */
     float *in;  /* NORM, WEIGH, LINEAR of the one-token tier; ADD_NORMED, which norms it in place */

@@ -33,13 +33,6 @@ struct op_norm {
     void *out;
     enum dtype out_dtype;
 };
-/* out[t] = (x[t] + rmsnorm(in[t]) * norm) * *factor, dense rows; out may be x. */
-struct op_add_normed {
-    const float *in, *norm, *x, *factor; /* factor NULL: 1 */
-    float eps;
-    uint32_t width;
-    float *out;
-};
 struct op_gather {
     struct gpuk_step step;
     const float *x;
@@ -153,7 +146,7 @@ struct op_experts_down {
 struct op_experts_sum {
     struct gpuk_choice choice;
     struct gpuk_groups groups;
-    const float *sums;
+    const float *sums, *residual; /* NULL: 0 */
     uint32_t rows, out_stride;
     float *out;
 };
@@ -182,7 +175,7 @@ struct op {
         struct op_experts_sum experts_sum;
         struct op_embed embed;
         struct op_norm norm;
-        struct op_add_normed add_normed;
+        struct gpuk_add_normed add_normed;
         struct op_gather gather;
         struct op_move move;
         struct op_swiglu swiglu;

@@ -231,11 +231,16 @@ HELM_MUST_CHECK int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, co
 HELM_MUST_CHECK int gpuk_rmsnorm(const uint32_t *count, uint32_t tokens, const float *x, const float *norm,
                                  float eps, uint32_t hidden, void *out, enum dtype out_dtype, uint32_t flags,
                                  void *stream, struct helm_err *err);
-/* out[t] = (x[t] + rmsnorm(in[t]) * norm) * *factor, dense rows of fp32; out may be x. factor NULL: 1. */
-HELM_MUST_CHECK int gpuk_add_normed(const uint32_t *count, uint32_t tokens, const float *in,
-                                    const float *norm, float eps, uint32_t hidden, const float *x,
-                                    const float *factor, float *out, uint32_t flags, void *stream,
-                                    struct helm_err *err);
+/* out[t] = (x[t] + rmsnorm(y[t]) * norm) * *factor, dense rows of fp32 of `width`; out may be x. y is `in`, or, with `other`, the
+ * sum rmsnorm(in[t]) * in_norm + rmsnorm(other[t]) * other_norm. factor NULL: 1. */
+struct gpuk_add_normed {
+    const float *in, *in_norm, *other, *other_norm, *norm, *x, *factor;
+    float eps;
+    uint32_t width;
+    float *out;
+};
+HELM_MUST_CHECK int gpuk_add_normed(const struct gpuk_add_normed *args, const uint32_t *count,
+                                    uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
 /* x = cap * tanh(x / cap), dense rows of fp32. */
 HELM_MUST_CHECK int gpuk_soft_cap(const uint32_t *count, uint32_t rows, float *x, uint32_t width, float cap,
                                   uint32_t flags, void *stream, struct helm_err *err);

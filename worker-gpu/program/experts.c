@@ -20,6 +20,33 @@ static struct gpuk_choice choice_of(const struct lowering *low)
                                 .weight = (float *)(id + (size_t)b->work.tokens * chosen)};
 }
 
+/* The same as it is made: by which weights of experts are multiplied. */
+static struct gpuk_choice choosing(const struct lowering *low, const struct making *m)
+{
+    struct gpuk_choice choice = choice_of(low);
+    choice.scale = making_vector(low, m, m->at->math->expert_scale);
+    return choice;
+}
+
+/* Whether the choice is made by an operation of its own, whatever the number of tokens. */
+static bool is_routed(const struct lowering *low, const struct making *m)
+{
+    const struct math_part *part = model_unit_math(low->source->model, m->at->unit);
+    for (uint32_t i = 0; i < part->ops; i++)
+        if (part->op[i].expert_scale != TENSOR_NONE) return true;
+    return making_mixed(low, m);
+}
+
+/* What the sum of a token's experts is added to; NULL: nothing. */
+static const float *added_to(const struct lowering *low, const struct making *m)
+{
+    return m->at->math->residual ? gpu_area(low->source->buffers, GPU_AREA_X) : NULL;
+}
+static float *sum_of(const struct lowering *low, const struct making *m)
+{
+    return (float *)(void *)making_place(low, m, m->at->math->out[0]).at;
+}
+
 /* Added to scores for the choice alone; or NULL. */
 static const float *choice_bias_of(const struct lowering *low, int32_t layer)
 {
@@ -80,7 +107,7 @@ void make_route(struct lowering *low, const struct making *m)
     making_op(low, m)->as.route = (struct op_route){.router = low->source->model->config.router,
                                                     .logits = gpu_area(low->source->buffers, GPU_AREA_ROUTER),
                                                     .choice_bias = choice_bias_of(low, m->at->layer),
-                                                    .out = choice_of(low)};
+                                                    .out = choosing(low, m)};
 }
 
 void make_weigh(struct lowering *low, const struct making *m)
@@ -214,7 +241,7 @@ void make_experts_glu(struct lowering *low, const struct making *m)
                                               .act = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_ACT)}};
         return;
     }
-    const bool routes = !making_mixed(low, m); /* else the choice has been made */
+    const bool routes = !is_routed(low, m); /* else the choice has been made */
     op->workspace = gpu_area(b, GPU_AREA_EXPERTS);
     op->as.experts_glu =
         (struct op_experts_glu){.ahead = downs_of(low, m),
@@ -253,13 +280,13 @@ void make_experts_down(struct lowering *low, const struct making *m)
         return;
     }
     op->workspace = gpu_area(b, GPU_AREA_EXPERTS);
-    op->as.experts_down =
-        (struct op_experts_down){.few = {.down = down,
-                                         .choice = choice_of(low),
-                                         .act = gpu_area(b, GPU_AREA_FEW_ACT),
-                                         .residual = gpu_area(b, GPU_AREA_X),
-                                         .out = making_mixed(low, m) ? gpu_area(b, GPU_AREA_X) : m->x_out,
-                                         .out_stride = c->hidden}};
+    op->as.experts_down = (struct op_experts_down){
+        .few = {.down = down,
+                .choice = choice_of(low),
+                .act = gpu_area(b, GPU_AREA_FEW_ACT),
+                .residual = added_to(low, m),
+                .out = !m->at->math->residual || making_mixed(low, m) ? sum_of(low, m) : m->x_out,
+                .out_stride = c->hidden}};
 }
 
 void make_experts_sum(struct lowering *low, const struct making *m)
@@ -270,9 +297,10 @@ void make_experts_sum(struct lowering *low, const struct making *m)
         (struct op_experts_sum){.choice = choice_of(low),
                                 .groups = groups_of(low),
                                 .sums = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_SUM),
+                                .residual = added_to(low, m),
                                 .rows = hidden,
                                 .out_stride = hidden,
-                                .out = gpu_area(b, GPU_AREA_X)};
+                                .out = sum_of(low, m)};
 }
 
 /* ---- in both memories ---- */
@@ -304,7 +332,7 @@ void make_experts_ask(struct lowering *low, const struct making *m)
         .router = chunk ? NULL : &c->router,
         .logits = chunk ? NULL : gpu_area(s->buffers, GPU_AREA_ROUTER),
         .choice_bias = chunk ? NULL : choice_bias_of(low, m->at->layer),
-        .choice = choice_of(low),
+        .choice = choosing(low, m),
         .experts = c->router.experts,
         .table = chunk ? gpu_slots_table_chunk(slots, ticket - 1) : gpu_slots_table(slots, ticket - 1),
         .direct_permille = chunk ? NULL : gpu_slots_direct(slots),
@@ -324,14 +352,15 @@ void make_experts_add(struct lowering *low, const struct making *m)
     const struct gpu_source *s = low->source;
     const uint32_t ticket = ticket_of(low, m);
     struct lane *lane = arena_expert_lane_of(s->arena, ARENA_EXPERT_SUM);
-    float *x = gpu_area(s->buffers, GPU_AREA_X);
+    float *x = sum_of(low, m);
     if (!bell_of(low, lane)) lower_word(low, OP_WORD_WAIT, &lane->bell.value, ticket, DEVICE_AT_LEAST);
-    making_op(low, m)->as.experts_add = (struct gpuk_experts_add){.x = x,
-                                                                  .sum = lane->data,
-                                                                  .out = is_chunk(low) ? x : m->x_out,
-                                                                  .width = s->model->config.hidden,
-                                                                  .bell = bell_of(low, lane),
-                                                                  .ticket = ticket};
+    making_op(low, m)->as.experts_add =
+        (struct gpuk_experts_add){.x = x,
+                                  .sum = lane->data,
+                                  .out = is_chunk(low) || !m->at->math->residual ? x : m->x_out,
+                                  .width = s->model->config.hidden,
+                                  .bell = bell_of(low, lane),
+                                  .ticket = ticket};
     if (ticket == plan_mixed_units(s->plan))
         lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
 }

@@ -112,7 +112,9 @@ struct place making_place(const struct lowering *low, const struct making *m, en
                                          dtype_bytes(dtype)),
                               c->shared_intermediate, dtype};
     case BUFFER_OUT:
-        return (struct place){making_row(gpu_area(b, GPU_AREA_OUT), m->sub, c->hidden, sizeof(float)),
+    case BUFFER_SUM:
+        return (struct place){making_row(gpu_area(b, buffer == BUFFER_OUT ? GPU_AREA_OUT : GPU_AREA_SUM),
+                                         m->sub, c->hidden, sizeof(float)),
                               c->hidden, DTYPE_F32};
     default: /* GATE; UP is combined with it */
         if (!chunk) return (struct place){gpu_area(b, GPU_AREA_FEW_ACT), c->intermediate, DTYPE_F32};
@@ -304,14 +306,20 @@ static void make_add_normed(struct lowering *low, const struct making *m)
 {
     const struct model_config *c = &low->source->model->config;
     float *x = (float *)(void *)making_place(low, m, BUFFER_X).at;
+    const struct math_op *math = m->at->math;
+    const bool two = math->other != BUFFER_NONE;
     making_op(low, m)->as.add_normed =
-        (struct op_add_normed){.in = (const float *)(void *)making_place(low, m, m->at->math->in).at,
-                               .norm = making_vector(low, m, m->at->math->norm),
-                               .x = x,
-                               .factor = making_vector(low, m, m->at->math->out_factor),
-                               .eps = (float)c->norm_eps,
-                               .width = c->hidden,
-                               .out = making_tier(low) == OP_TIER_CHUNK ? x : m->x_out};
+        (struct gpuk_add_normed){.in = (const float *)(void *)making_place(low, m, math->in).at,
+                                 .in_norm = making_vector(low, m, math->in_norm),
+                                 .other =
+                                     two ? (const float *)(void *)making_place(low, m, math->other).at : NULL,
+                                 .other_norm = making_vector(low, m, math->other_norm),
+                                 .norm = making_vector(low, m, m->at->math->norm),
+                                 .x = x,
+                                 .factor = making_vector(low, m, m->at->math->out_factor),
+                                 .eps = (float)c->norm_eps,
+                                 .width = c->hidden,
+                                 .out = making_tier(low) == OP_TIER_CHUNK ? x : m->x_out};
 }
 
 /* ---- the ends ---- */
@@ -560,17 +568,20 @@ static void make_experts(struct lowering *low, struct making *m, struct piece *p
 }
 
 /* When an operation's turn is where a layer's experts are in both memories: the choice first, since the CPU begins behind it,
- * and the experts' sum last, which waits for the CPU's. */
+ * and the experts' sum late, which waits for the CPU's; what adds both to the residual stream is last. */
 static int mixed_turn(const struct math_op *math)
 {
-    return math->kind == MATH_ROUTE ? 0 : math->kind == MATH_EXPERTS_DOWN ? 2 : 1;
+    return math->kind == MATH_ROUTE          ? 0
+           : math->kind == MATH_EXPERTS_DOWN ? 2
+           : math->kind == MATH_ADD_NORMED   ? 3
+                                             : 1;
 }
 
 /* The unit's operations in the order in which they are issued: as they are, or by turns. */
 static void order_of(const struct math_part *part, bool mixed, uint32_t order[MATH_OPS_MAX])
 {
     uint32_t count = 0;
-    for (int turn = 0; turn < 3; turn++)
+    for (int turn = 0; turn < 4; turn++)
         for (uint32_t i = 0; i < part->ops; i++)
             if (mixed ? mixed_turn(&part->op[i]) == turn : turn == 0) order[count++] = i;
 }

@@ -2,8 +2,8 @@
  * five layers with a window to one without, each kind with a RoPE table of its own; a tied head.
  *
  * Gemma 4 has heads of another size and number in layers without a window, where v may be k; v is normed; scores are not scaled;
- * a factor multiplies each layer's output; logits have a soft cap. GPU workers do not compute it yet (able.c). Its experts, its
- * layers that read another one's cache and its per-layer embeddings (E2B, E4B) are refused by name.
+ * a factor multiplies each layer's output; logits have a soft cap. Its experts (26B-A4B) stand beside a dense MLP, each with norms
+ * of its own; its layers that read another one's cache and its per-layer embeddings (E2B, E4B) are refused by name.
  *
  * Published config.json files of Gemma 3 leave out what transformers assumes of the architecture (heads, vocabulary); those
  * numbers are in `start`, and every tensor is held against them. Constant tables and pure functions; see arch.h. */
@@ -72,6 +72,12 @@ static const struct arch_key gemma4_keys[] = {
           GGUF("attention.sliding_window")),
     REAL(rope[1].theta, 2, 1e12, GGUF("rope.freq_base_swa")),
     REAL(logit_cap, 0, 1e6, NAMED("final_logit_softcapping"), GGUF("final_logit_softcapping")),
+    OR_NONE(router.experts, MODEL_EXPERTS_MAX, NAMED("num_experts"), .null_is_zero = true,
+            GGUF("expert_count")),
+    OR_NONE(router.chosen, MODEL_EXPERTS_CHOSEN_MAX, NAMED("top_k_experts"), .null_is_zero = true,
+            GGUF("expert_used_count")),
+    OR_NONE(expert_intermediate, MODEL_INTERMEDIATE_MAX, NAMED("moe_intermediate_size"), .null_is_zero = true,
+            GGUF("expert_feed_forward_length")),
     FIXED(0, NAMED("hidden_size_per_layer_input"), GGUF("embedding_length_per_layer_input"),
           .why = "per-layer embeddings (E2B, E4B) are not supported"),
     FIXED(0, NAMED("num_kv_shared_layers"), GGUF("attention.shared_kv_layers"),
@@ -81,6 +87,7 @@ static const struct arch_key gemma4_keys[] = {
 /* ---- tensors ---- */
 
 static const struct arch_name names[] = {
+    {TENSOR_ROUTER, "router.proj.weight", NULL},
     {TENSOR_ATTN_OUT_NORM, "post_attention_layernorm.weight", "post_attention_norm.weight"},
     {TENSOR_MLP_NORM, "pre_feedforward_layernorm.weight", "ffn_norm.weight"},
     {TENSOR_MLP_OUT_NORM, "post_feedforward_layernorm.weight", "post_ffw_norm.weight"},
@@ -90,6 +97,14 @@ static const struct arch_vector less_one[] = {
     {TENSOR_ATTN_OUT_NORM, VECTOR_LESS_ONE}, {TENSOR_MLP_NORM, VECTOR_LESS_ONE},
     {TENSOR_MLP_OUT_NORM, VECTOR_LESS_ONE},  {TENSOR_Q_NORM, VECTOR_LESS_ONE},
     {TENSOR_K_NORM, VECTOR_LESS_ONE},        {.role = TENSOR_NONE}};
+static const struct arch_vector over_root[] = {{TENSOR_ROUTER_NORM, VECTOR_OVER_ROOT}, {.role = TENSOR_NONE}};
+static const struct fused_tensor fused[] = {{"experts.gate_up_proj", "ffn_gate_up_exps.weight", FUSED_RUNS,
+                                             FUSED_ROLES(TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS),
+                                             fused_expert_rows, fused_expert_row},
+                                            {"experts.down_proj", NULL, FUSED_RUNS,
+                                             FUSED_ROLES(TENSOR_DOWN_EXPERTS), fused_down_rows,
+                                             fused_same_row},
+                                            {.roles = 0}};
 static const char *const skipped[] = {"vision_tower.",       "multi_modal_projector.",
                                       "model.vision_tower.", "model.multi_modal_projector.",
                                       "model.audio_tower.",  "model.embed_vision.",
@@ -117,7 +132,7 @@ static const struct math_part window =
     ATTENTION_OF("attention in a window", USUAL_QKV, .rope = 1, .windowed = true);
 static const struct math_part dense =
     PART("MLP", UNIT_MLP, GATE_UP, DOWN, ADD_NORMED("add down", TENSOR_MLP_OUT_NORM));
-enum { PART_WINDOW = MATH_PART_SPARSE, PART_K_ALONE };
+enum { PART_WINDOW = MATH_PART_SPARSE, PART_K_ALONE, PART_EXPERTS };
 static const struct math_part *const gemma3_parts[] = {
     [MATH_PART_ATTENTION] = &full, [MATH_PART_DENSE] = &dense, [PART_WINDOW] = &window, NULL};
 
@@ -134,15 +149,26 @@ static const struct math_part dense4 =
     PART("MLP", UNIT_MLP, GATE_UP, DOWN,
          OP(MATH_ADD_NORMED, "add down", .in = BUFFER_OUT, .norm = TENSOR_MLP_OUT_NORM,
             .out_factor = TENSOR_LAYER_SCALE, .out = {BUFFER_X}, .residual = true));
-static const struct math_part *const gemma4_parts[] = {[MATH_PART_ATTENTION] = &full4,
-                                                       [MATH_PART_DENSE] = &dense4,
-                                                       [PART_WINDOW] = &window4,
-                                                       [PART_K_ALONE] = &k_alone,
-                                                       NULL};
+/* The dense MLP first: experts' activations take the place of its own. */
+static const struct math_part sparse4 =
+    PART("MLP and experts", UNIT_MLP, GATE_UP, DOWN,
+         OP(MATH_ROUTE, "router", .in = BUFFER_X, .norm = TENSOR_ROUTER_NORM, .router = TENSOR_ROUTER,
+            .expert_scale = TENSOR_EXPERT_SCALE, .out = {BUFFER_CHOICE}),
+         OP(MATH_EXPERTS_GLU, "experts' gate up", .in = BUFFER_X, .norm = TENSOR_EXPERTS_NORM, .weights = 2,
+            .weight = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}, .out = {BUFFER_GATE, BUFFER_UP},
+            .activation = ACTIVATION_GELU_TANH, .gated = true),
+         OP(MATH_EXPERTS_DOWN, "experts' down", .in = BUFFER_GATE, .weights = 1,
+            .weight = {TENSOR_DOWN_EXPERTS}, .out = {BUFFER_SUM}),
+         OP(MATH_ADD_NORMED, "add both", .in = BUFFER_OUT, .in_norm = TENSOR_DENSE_OUT_NORM,
+            .other = BUFFER_SUM, .other_norm = TENSOR_EXPERTS_OUT_NORM, .norm = TENSOR_MLP_OUT_NORM,
+            .out_factor = TENSOR_LAYER_SCALE, .out = {BUFFER_X}, .residual = true));
+static const struct math_part *const gemma4_parts[] = {
+    [MATH_PART_ATTENTION] = &full4, [MATH_PART_DENSE] = &dense4, [PART_WINDOW] = &window4,
+    [PART_K_ALONE] = &k_alone,      [PART_EXPERTS] = &sparse4,   NULL};
 
 static uint32_t kind(const struct model_config *config, uint32_t layer, enum unit_part part)
 {
-    if (part == UNIT_MLP) return MATH_PART_DENSE;
+    if (part == UNIT_MLP) return model_layer_sparse(config, layer) ? PART_EXPERTS : MATH_PART_DENSE;
     if (config->window && config->window[layer]) return PART_WINDOW;
     return config->k_is_v ? PART_K_ALONE : MATH_PART_ATTENTION;
 }
@@ -250,15 +276,28 @@ static int gemma4_tensors(const struct gguf_files *files, struct model_config *c
     return 0;
 }
 
+/* All layers have experts, or none. */
+static int gemma4_experts(struct keys *keys, struct model_config *c, struct helm_err *err)
+{
+    bool experts = c->router.experts > 0;
+    const int rc = keys->json ? json_get_bool(keys->json, "enable_moe_block", false, &experts, err) : 0;
+    if (rc) return rc;
+    if (!experts) {
+        c->router = (struct model_router){0};
+        c->expert_intermediate = 0;
+        return 0;
+    }
+    if (!c->router.experts || !c->router.chosen || !c->expert_intermediate)
+        return helm_fail(
+            err, HELM_E_FORMAT,
+            "layers have experts, but there are %u, of which a token has %u, of width %u: none is 0",
+            c->router.experts, c->router.chosen, c->expert_intermediate);
+    return layers_with_experts(keys, c, NULL, err);
+}
+
 /* A window in all layers but every sixth and the last. */
 static int gemma4_windows(struct keys *keys, struct model_config *c, struct helm_err *err)
 {
-    bool experts = false;
-    int rc = json_get_bool(keys->json, "enable_moe_block", false, &experts, err);
-    if (!rc && experts)
-        rc = helm_fail(err, HELM_E_UNSUPPORTED,
-                       "'enable_moe_block' is true: Gemma 4 with experts is not supported");
-    if (rc) return rc;
     if (!json_is_object(json_object_get(keys->json, "rope_parameters")))
         return helm_fail(err, HELM_E_FORMAT, "'rope_parameters' is missing");
     if (!c->k_is_v) c->kv_heads = c->window_heads.kv_heads;
@@ -273,6 +312,7 @@ static int gemma4_windows(struct keys *keys, struct model_config *c, struct helm
 static int gemma4_layers(struct keys *keys, struct model_config *c, struct helm_err *err)
 {
     int rc = layers_with_window(keys, c, 0, c->layers, 1, err);
+    if (!rc) rc = gemma4_experts(keys, c, err);
     if (!rc) rc = (keys->json ? gemma4_windows : gemma4_gguf)(keys, c, err);
     if (rc) return rc;
     const struct model_heads *w = &c->window_heads;
@@ -322,13 +362,18 @@ const struct arch arch_gemma3 = {.architecture = "Gemma3ForCausalLM",
                                  .fill = fill};
 const struct arch arch_gemma4 = {.architecture = "Gemma4ForCausalLM",
                                  .model_type = "gemma4_text",
-                                 .outer = {"Gemma4ForConditionalGeneration"},
+                                 .outer = {"Gemma4ForConditionalGeneration",
+                                           "Gemma4UnifiedForConditionalGeneration"},
+                                 .text_type = "gemma4_unified_text",
                                  .gguf = {"gemma4"},
                                  .start = {ROPES(1e6, 1e4), .max_context = 131072, .norm_eps = 1e-6,
                                            .qk_norm = true, .tied_head = true, .full_attention_interval = 6,
-                                           .normed_outputs = true},
+                                           .normed_outputs = true,
+                                           .router = ROUTER_START(ROUTER_SOFTMAX, .normalise = true)},
                                  .keys = gemma4_keys,
                                  .names = names,
+                                 .fused = fused,
+                                 .vectors = over_root,
                                  .skipped = skipped,
                                  .embed = &embed,
                                  .head = &head,

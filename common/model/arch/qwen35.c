@@ -68,26 +68,6 @@ static uint64_t head_row(const struct model_config *c, uint32_t number, uint64_t
     return row / c->head_dim * 2 * c->head_dim + number * c->head_dim + row % c->head_dim;
 }
 
-/* Expert by expert, rows of its gate, then of its up; or of its down. */
-static uint64_t expert_rows(const struct model_config *c)
-{
-    return c->expert_intermediate;
-}
-static uint64_t expert_row(const struct model_config *c, uint32_t number, uint64_t row)
-{
-    const uint64_t rows = c->expert_intermediate;
-    return row / rows * 2 * rows + number * rows + row % rows;
-}
-static uint64_t down_rows(const struct model_config *c)
-{
-    return c->hidden;
-}
-static uint64_t same_row(const struct model_config *c, uint32_t number, uint64_t row)
-{
-    (void)c, (void)number;
-    return row;
-}
-
 /* k head by k head, rows of its q, its k, v of its v heads, z of these. */
 static uint64_t qkvz_rows(const struct model_config *c)
 {
@@ -125,9 +105,9 @@ static uint64_t ba_row(const struct model_config *c, uint32_t number, uint64_t r
           head_rows, head_row)
 #define FUSED_EXPERTS                                                                                        \
     FUSED("mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight", FUSED_RUNS,                                 \
-          FUSED_ROLES(TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS), expert_rows, expert_row),                     \
-        FUSED("mlp.experts.down_proj", NULL, FUSED_RUNS, FUSED_ROLES(TENSOR_DOWN_EXPERTS), down_rows,        \
-              same_row)
+          FUSED_ROLES(TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS), fused_expert_rows, fused_expert_row),         \
+        FUSED("mlp.experts.down_proj", NULL, FUSED_RUNS, FUSED_ROLES(TENSOR_DOWN_EXPERTS), fused_down_rows,  \
+              fused_same_row)
 static const struct fused_tensor fused[] = {FUSED_ATTENTION, {.roles = 0}};
 static const struct fused_tensor fused_moe[] = {FUSED_ATTENTION, FUSED_EXPERTS, {.roles = 0}};
 static const struct fused_tensor fused_next[] = {

@@ -69,7 +69,7 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
     for (uint32_t u = 0; u < units; u++)
         table->packs_vram[u] =
             table->packs[u] && (!model->config.router.experts ||
-                                (model_unit_math(model, u)->experts && !model->config.shared_intermediate));
+                                (model_unit_math(model, u)->experts && !model_unit_math(model, u)->beside));
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
         table->total_stored += t->bytes;

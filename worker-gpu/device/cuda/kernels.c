@@ -116,8 +116,8 @@ static int run_experts(struct device *d, const struct op *op, struct helm_err *e
         return gpuk_experts_down(caps, &down->few, op->tokens, op->count, op->workspace, op->flags, STREAM(d),
                                  err);
     default:
-        return gpuk_experts_sum(&s->choice, &s->groups, s->sums, s->rows, op->count, op->tokens, s->out,
-                                s->out_stride, op->flags, STREAM(d), err);
+        return gpuk_experts_sum(&s->choice, &s->groups, s->sums, s->rows, op->count, op->tokens, s->residual,
+                                s->out, s->out_stride, op->flags, STREAM(d), err);
     }
 }
 
@@ -132,7 +132,6 @@ static int run_delta(struct device *d, const struct op *op, struct helm_err *err
 static int run_rows(struct device *d, const struct op *op, struct helm_err *err)
 {
     const struct op_norm *n = &op->as.norm;
-    const struct op_add_normed *a = &op->as.add_normed;
     const struct op_swiglu *g = &op->as.swiglu;
     const struct op_bias *b = &op->as.bias;
     const struct op_move *m = &op->as.move;
@@ -141,8 +140,7 @@ static int run_rows(struct device *d, const struct op *op, struct helm_err *err)
         return gpuk_rmsnorm(op->count, op->tokens, n->x, n->norm, n->eps, n->width, n->out, n->out_dtype,
                             op->flags, STREAM(d), err);
     case OP_ADD_NORMED:
-        return gpuk_add_normed(op->count, op->tokens, a->in, a->norm, a->eps, a->width, a->x, a->factor,
-                               a->out, op->flags, STREAM(d), err);
+        return gpuk_add_normed(&op->as.add_normed, op->count, op->tokens, op->flags, STREAM(d), err);
     case OP_SWIGLU:
         return gpuk_swiglu(op->count, op->tokens, g->in, g->in_dtype, g->glu, g->stride, g->up_at, g->n,
                            g->out, g->out_dtype, g->out_stride, op->flags, STREAM(d), err);

@@ -9,7 +9,7 @@ static void choose(const struct model_router *router, const float *logits, const
                    uint32_t tokens, const struct gpuk_choice *out)
 {
     for (uint32_t t = 0; t < tokens; t++)
-        router_choose(router, logits + (size_t)t * router->experts, choice_bias,
+        router_choose(router, logits + (size_t)t * router->experts, choice_bias, out->scale,
                       out->id + (size_t)t * out->chosen, out->weight + (size_t)t * out->chosen);
 }
 
@@ -175,8 +175,8 @@ void emulated_experts_down(struct emulated_math *math, const struct gpuk_experts
             for (uint32_t r = 0; r < rows; r++) sum[r] += c->choice.weight[pair] * y[r];
         }
         float *out = c->out + (size_t)t * c->out_stride;
-        const float *residual = c->residual + (size_t)t * c->out_stride;
-        for (uint32_t r = 0; r < rows; r++) out[r] = residual[r] + sum[r];
+        const float *residual = c->residual ? c->residual + (size_t)t * c->out_stride : NULL;
+        for (uint32_t r = 0; r < rows; r++) out[r] = (residual ? residual[r] : 0) + sum[r];
     }
 }
 
@@ -271,7 +271,9 @@ void emulated_run_experts_sum(struct emulated_math *math, const struct op *op)
             if (c->groups.place[pair] == GPUK_SLOT_ABSENT) continue;
             for (uint32_t r = 0; r < c->rows; r++) sum[r] += c->choice.weight[pair] * y[r];
         }
-        math->vector->add(c->out + (size_t)t * c->out_stride, sum, c->rows);
+        const size_t to = (size_t)t * c->out_stride;
+        if (c->residual) math->vector->add(sum, c->residual + to, c->rows);
+        memcpy(c->out + to, sum, c->rows * sizeof *sum);
     }
 }
 

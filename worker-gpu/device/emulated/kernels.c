@@ -260,11 +260,19 @@ static void run_norm(struct emulated_math *math, const struct op *op)
 
 static void run_add_normed(struct emulated_math *math, const struct op *op)
 {
-    const struct op_add_normed *c = &op->as.add_normed;
+    const struct gpuk_add_normed *c = &op->as.add_normed;
     float *row = emulated_scratch(math, SCRATCH_Y, c->width * sizeof(float));
-    for (uint32_t t = 0, n = emulated_count(op->count, op->tokens); t < n && row; t++) {
+    float *other = emulated_scratch(math, SCRATCH_Y2, c->width * sizeof(float));
+    for (uint32_t t = 0, n = emulated_count(op->count, op->tokens); t < n && row && other; t++) {
         const size_t at = (size_t)t * c->width;
-        math->vector->rmsnorm(row, c->in + at, c->norm, c->width, c->eps);
+        const float *in = c->in + at;
+        if (c->other) {
+            math->vector->rmsnorm(row, in, c->in_norm, c->width, c->eps);
+            math->vector->rmsnorm(other, c->other + at, c->other_norm, c->width, c->eps);
+            math->vector->add(row, other, c->width);
+            in = row;
+        }
+        math->vector->rmsnorm(row, in, c->norm, c->width, c->eps);
         math->vector->add(row, c->x + at, c->width);
         for (uint32_t i = 0; i < c->width; i++) c->out[at + i] = c->factor ? row[i] * *c->factor : row[i];
     }

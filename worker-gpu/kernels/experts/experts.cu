@@ -103,6 +103,8 @@ extern "C" int gpuk_experts_glu(const struct gpuk_device *device, const struct g
 {
     int rc = check_two(&args->gate, &args->up, args->choice.chosen, err);
     if (!rc && args->router) rc = gpuk_check_router(args->router, err);
+    if (!rc && args->router && args->choice.scale)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED, "experts' gates choose without scales of experts");
     if (!rc && args->ahead) rc = check("experts' down", args->ahead, args->choice.chosen, err);
     if (rc) return rc;
     if (args->router &&

@@ -44,6 +44,8 @@ struct gpuk_choice {
     uint32_t chosen; /* of each token */
     uint32_t *id;    /* [tokens][chosen] */
     float *weight;   /* [tokens][chosen] */
+    /* [experts]: multiplies weights as they are chosen, by gpuk_route and gpuk_experts_ask; NULL: nothing does */
+    const float *scale;
 };
 
 /* out[token * out_stride + e] = weight[e] . x[token] + bias[e] of the first *count tokens, x normalised first if there is a
@@ -134,7 +136,7 @@ HELM_MUST_CHECK int gpuk_experts_glu_chunk(const struct gpuk_device *device,
                                            const struct gpuk_experts_glu_chunk *args, uint32_t tokens,
                                            uint32_t flags, void *stream, struct helm_err *err);
 /* sums[place of pair][row] = down over act[place], fp32, without weight; then gpuk_experts_sum adds them: out[token *
- * out_stride + row] += sum over j of weight * sums. */
+ * out_stride + row] = residual[the same] + sum over j of weight * sums; residual may be out, NULL: 0. */
 struct gpuk_experts_down_chunk {
     struct gpuk_experts down;
     uint32_t chosen;
@@ -148,8 +150,8 @@ HELM_MUST_CHECK int gpuk_experts_down_chunk(const struct gpuk_device *device,
                                             uint32_t flags, void *stream, struct helm_err *err);
 HELM_MUST_CHECK int gpuk_experts_sum(const struct gpuk_choice *choice, const struct gpuk_groups *groups,
                                      const float *sums, uint32_t rows, const uint32_t *count, uint32_t tokens,
-                                     float *out, uint32_t out_stride, uint32_t flags, void *stream,
-                                     struct helm_err *err);
+                                     const float *residual, float *out, uint32_t out_stride, uint32_t flags,
+                                     void *stream, struct helm_err *err);
 
 #ifdef __cplusplus
 }

@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(ROUTE_WARPS * 32) route_kernel(const __grid_co
     __syncwarp();
     if (lane >= q.router.chosen) return;
     q.out.id[(size_t)token * q.router.chosen + lane] = id[warp][lane];
-    q.out.weight[(size_t)token * q.router.chosen + lane] = weight[warp][lane];
+    q.out.weight[(size_t)token * q.router.chosen + lane] =
+        weight[warp][lane] * (q.out.scale ? q.out.scale[id[warp][lane]] : 1.0f);
 }
 
 /* ---- groups --------------------------------------------------------------------------------------- */
@@ -107,6 +108,7 @@ struct sum_params {
     const float *weight, *sums;
     const uint32_t *place, *count;
     uint32_t chosen, rows, out_stride;
+    const float *residual;
     float *out;
 };
 
@@ -142,8 +144,9 @@ __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant_
         if (place[j] != GPUK_SLOT_ABSENT)
             sum = sum_times(sum, weight[j],
                             __ldcg(reinterpret_cast<const V *>(q.sums + (uint64_t)place[j] * q.rows + row)));
-    V *to = reinterpret_cast<V *>(q.out + (uint64_t)token * q.out_stride + row);
-    *to = sum_times(__ldcg(to), 1.0f, sum);
+    const uint64_t at = (uint64_t)token * q.out_stride + row;
+    if (q.residual) sum = sum_times(__ldcg(reinterpret_cast<const V *>(q.residual + at)), 1.0f, sum);
+    *reinterpret_cast<V *>(q.out + at) = sum;
 }
 
 /* ---- launchers ------------------------------------------------------------------------------------ */
@@ -201,15 +204,16 @@ extern "C" int gpuk_experts_group(const struct gpuk_choice *choice, uint32_t exp
 
 extern "C" int gpuk_experts_sum(const struct gpuk_choice *choice, const struct gpuk_groups *groups,
                                 const float *sums, uint32_t rows, const uint32_t *count, uint32_t tokens,
-                                float *out, uint32_t out_stride, uint32_t flags, void *stream,
-                                struct helm_err *err)
+                                const float *residual, float *out, uint32_t out_stride, uint32_t flags,
+                                void *stream, struct helm_err *err)
 {
     int rc = check_tokens("sum of experts", tokens, err);
     if (rc) return rc;
     if (rows == 0 || out_stride < rows)
         return helm_fail(err, HELM_E_USAGE, "sum of experts: rows of %u numbers, %u apart", rows, out_stride);
-    const sum_params q = {choice->weight, sums, groups->place, count, choice->chosen, rows, out_stride, out};
-    const bool four = (((size_t)sums | (size_t)out) % 16 | rows % 4 | out_stride % 4) == 0;
+    const sum_params q = {choice->weight, sums,       groups->place, count, choice->chosen,
+                          rows,           out_stride, residual,      out};
+    const bool four = (((size_t)sums | (size_t)residual | (size_t)out) % 16 | rows % 4 | out_stride % 4) == 0;
     return gpuk_launch("sum of experts", four ? sum_kernel<float4> : sum_kernel<float>,
                        dim3(tokens, div_up(rows, SUM_THREADS * (four ? 4 : 1))), dim3(SUM_THREADS), 0, flags,
                        stream, err, q);

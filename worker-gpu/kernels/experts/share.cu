@@ -62,7 +62,8 @@ static __device__ void ask_route(const ask_params &q, uint32_t tokens, float *sc
     __syncwarp();
     if (warp < tokens && lane < chosen) {
         q.choice.id[warp * chosen + lane] = id[warp][lane];
-        q.choice.weight[warp * chosen + lane] = weight[warp][lane];
+        q.choice.weight[warp * chosen + lane] =
+            weight[warp][lane] * (q.choice.scale ? q.choice.scale[id[warp][lane]] : 1.0f);
     }
     __syncthreads(); /* the block's own stores are seen by it */
 }

@@ -73,26 +73,47 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* A block a token: x + the normed row, times *factor if there is one. */
+/* Dividing by the root of the mean of a row's squares: what each thread's numbers are to be multiplied by. */
+__device__ __forceinline__ float norm_scale(float squares, uint32_t width, float eps, float *scratch)
+{
+    const float sum = block_sum(squares, scratch);
+    __syncthreads(); /* the scratch may be used again */
+    return rsqrtf(sum / (float)width + eps);
+}
+
+/* A block a token. */
 __global__ void __launch_bounds__(THREADS)
-    add_normed_kernel(const uint32_t *count, const float *in, const float *norm, float eps, uint32_t hidden,
-                      const float *x, const float *factor, float *out)
+    add_normed_kernel(const __grid_constant__ struct gpuk_add_normed a, const uint32_t *count)
 {
     __shared__ float scratch[32];
     let_next_start();
-    const float by = factor ? *factor : 1.0f;
+    const float by = a.factor ? *a.factor : 1.0f;
     wait_for_previous();
     if (beyond(count, blockIdx.x)) return;
-    const size_t at = (size_t)blockIdx.x * hidden;
-    float squares = 0;
-    for (uint32_t i = threadIdx.x; i < hidden; i += THREADS) {
-        const float v = __ldcg(in + at + i);
+    const size_t at = (size_t)blockIdx.x * a.width;
+    float squares = 0, others = 0, in_scale = 1, other_scale = 0;
+    const auto row = [&](uint32_t i) {
+        const float v = __ldcg(a.in + at + i);
+        return a.other
+                   ? v * in_scale * a.in_norm[i] + __ldcg(a.other + at + i) * other_scale * a.other_norm[i]
+                   : v;
+    };
+    for (uint32_t i = threadIdx.x; a.other && i < a.width; i += THREADS) {
+        const float v = __ldcg(a.in + at + i), w = __ldcg(a.other + at + i);
+        squares += v * v, others += w * w;
+    }
+    if (a.other) {
+        in_scale = norm_scale(squares, a.width, a.eps, scratch);
+        other_scale = norm_scale(others, a.width, a.eps, scratch);
+        squares = 0;
+    }
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS) {
+        const float v = row(i);
         squares += v * v;
     }
-    squares = block_sum(squares, scratch);
-    const float scale = rsqrtf(squares / (float)hidden + eps);
-    for (uint32_t i = threadIdx.x; i < hidden; i += THREADS)
-        out[at + i] = (__ldcg(x + at + i) + __ldcg(in + at + i) * scale * norm[i]) * by;
+    const float scale = norm_scale(squares, a.width, a.eps, scratch);
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
+        a.out[at + i] = (__ldcg(a.x + at + i) + row(i) * scale * a.norm[i]) * by;
 }
 
 __global__ void __launch_bounds__(THREADS)
@@ -232,14 +253,13 @@ static int copy_rows(const char *what, const uint32_t *count, uint32_t rows, con
                        hidden, out, vector);
 }
 
-extern "C" int gpuk_add_normed(const uint32_t *count, uint32_t tokens, const float *in, const float *norm,
-                               float eps, uint32_t hidden, const float *x, const float *factor, float *out,
+extern "C" int gpuk_add_normed(const struct gpuk_add_normed *args, const uint32_t *count, uint32_t tokens,
                                uint32_t flags, void *stream, struct helm_err *err)
 {
-    const int rc = check_shape("add normed", tokens, hidden, err);
+    const int rc = check_shape("add normed", tokens, args->width, err);
     if (rc) return rc;
     return gpuk_launch("add normed", add_normed_kernel, dim3(tokens), dim3(THREADS), 0, flags, stream, err,
-                       count, in, norm, eps, hidden, x, factor, out);
+                       *args, count);
 }
 
 extern "C" int gpuk_soft_cap(const uint32_t *count, uint32_t rows, float *x, uint32_t width, float cap,

@@ -211,10 +211,10 @@ static void a_cut_router_chooses_parts_of_the_same_experts(void **state)
                 uint32_t id[3], part_id[12];
                 float weight[3], part_weight[12], repeated[32];
                 const uint32_t chosen = m.config.router.chosen;
-                router_choose(&m.config.router, logits[l], NULL, id, weight);
+                router_choose(&m.config.router, logits[l], NULL, NULL, id, weight);
                 if (model_cut_experts(&m, parts, &err)) fail_msg("%s", err.text);
                 for (uint32_t i = 0; i < 8 * parts; i++) repeated[i] = logits[l][i / parts];
-                router_choose(&m.config.router, repeated, NULL, part_id, part_weight);
+                router_choose(&m.config.router, repeated, NULL, NULL, part_id, part_weight);
                 for (uint32_t j = 0; j < chosen * parts; j++) {
                     assert_int_equal(part_id[j], id[j / parts] * parts + j % parts);
                     const float want = weight[j / parts];

@@ -18,7 +18,7 @@ static void choose(const struct model_router *router, const float *logits, const
     uint32_t found[CHOSEN_MOST];
     float with[CHOSEN_MOST];
     assert_true(router->chosen <= CHOSEN_MOST);
-    router_choose(router, logits, bias, found, with);
+    router_choose(router, logits, bias, NULL, found, with);
     for (uint32_t j = 0; j < router->chosen; j++) {
         assert_int_equal(found[j], id[j]);
         assert_true(fabs(with[j] - weight[j]) < 1e-6);
