@@ -48,6 +48,11 @@ static void softmax_over_all(void **state)
     choose(&router, logits, NULL, (const uint32_t[]){2, 1}, (const double[]){2.0 / 3, 1.0 / 3});
     router.scale = 2.5f;
     choose(&router, logits, NULL, (const uint32_t[]){2, 1}, (const double[]){5.0 / 3, 2.5 / 3});
+    /* a scale of each expert comes last, and chooses nothing */
+    uint32_t id[2];
+    float weight[2];
+    router_choose(&router, logits, NULL, (const float[]){9, 3, 0.5f, 9}, id, weight);
+    assert_true(id[0] == 2 && id[1] == 1 && fabs(weight[0] - 2.5 / 3) < 1e-6 && fabs(weight[1] - 2.5) < 1e-6);
 }
 
 /* gpt-oss: the softmax of the chosen logits alone. */

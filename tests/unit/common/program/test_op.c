@@ -118,9 +118,44 @@ static void ends_have_their_operations(void **state)
     is_list(&math.head, PROCESSOR_GPU, OP_TIER_ONE, "gemv; argmax");
     is_list(&math.head, PROCESSOR_GPU, OP_TIER_FEW, "gather samples; gemm small; argmax");
     is_list(&math.head, PROCESSOR_GPU, OP_TIER_CHUNK, "gather samples; gemm small; argmax");
+    struct math_op capped = math.head;
+    capped.soft_cap = 30; /* by a CPU's product itself */
+    is_list(&capped, PROCESSOR_CPU, OP_TIER_ONE, "norm; linear; sample");
+    is_list(&capped, PROCESSOR_GPU, OP_TIER_ONE, "gemv; soft cap; argmax");
+    is_list(&capped, PROCESSOR_GPU, OP_TIER_FEW, "gather samples; gemm small; soft cap; argmax");
     /* With one row the norm is no operation of its own. */
     assert_int_equal(program_ops_count(&math.head, PROCESSOR_CPU, OP_TIER_ONE), 2);
     assert_int_equal(program_ops_count(&math.head, PROCESSOR_CPU, OP_TIER_FEW), 3);
+}
+
+static void is_mixed(const struct math_op *math, enum processor_kind processor, enum op_tier tier,
+                     const char *first, const char *last)
+{
+    enum op_kind kinds[PROGRAM_OPS_MAX];
+    const uint32_t count = program_ops_mixed(math, processor, tier, kinds);
+    assert_true(count > 0);
+    assert_string_equal(op_name(kinds[0]), first);
+    assert_string_equal(op_name(kinds[count - 1]), last);
+}
+
+/* Scales of experts make the choice an operation of its own, a norm of their own one more on the CPU; in both memories what asks
+ * for experts chooses, and what is asked for comes normed. */
+static void experts_with_norms_and_scales_of_their_own(void **state)
+{
+    (void)state;
+    const struct math_op route = {.kind = MATH_ROUTE, .expert_scale = TENSOR_EXPERT_SCALE},
+                         usual = {.kind = MATH_ROUTE}, glu = {.kind = MATH_EXPERTS_GLU, .own_norm = true};
+    is_list(&usual, PROCESSOR_GPU, OP_TIER_ONE, "gemv");
+    is_list(&route, PROCESSOR_GPU, OP_TIER_ONE, "gemv; route");
+    is_list(&route, PROCESSOR_GPU, OP_TIER_FEW, "gemm small; route");
+    is_list(&route, PROCESSOR_GPU, OP_TIER_CHUNK, "router logits; route; group by expert");
+    is_list(&route, PROCESSOR_CPU, OP_TIER_ONE, "norm; linear; route");
+    is_list(&glu, PROCESSOR_CPU, OP_TIER_ONE, "norm; experts' gate up");
+    is_list(&glu, PROCESSOR_GPU, OP_TIER_ONE, "experts' gate up");
+    is_mixed(&route, PROCESSOR_GPU, OP_TIER_ONE, "gemv", "ask for experts");
+    is_mixed(&route, PROCESSOR_GPU, OP_TIER_CHUNK, "router logits", "group by expert");
+    is_mixed(&route, PROCESSOR_CPU, OP_TIER_ONE, "take asked experts", "take asked experts");
+    is_mixed(&glu, PROCESSOR_CPU, OP_TIER_ONE, "experts' gate up", "experts' gate up");
 }
 
 static void every_kind_has_its_row(void **state)
@@ -137,8 +172,11 @@ static void every_kind_has_its_row(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_part_is_so_many_operations), cmocka_unit_test(weights_of_one_format_are_a_run),
-        cmocka_unit_test(lists_are_in_order),           cmocka_unit_test(ends_have_their_operations),
+        cmocka_unit_test(experts_with_norms_and_scales_of_their_own),
+        cmocka_unit_test(a_part_is_so_many_operations),
+        cmocka_unit_test(weights_of_one_format_are_a_run),
+        cmocka_unit_test(lists_are_in_order),
+        cmocka_unit_test(ends_have_their_operations),
         cmocka_unit_test(every_kind_has_its_row),
     };
     return cmocka_run_group_tests_name("common/op", tests, NULL, NULL);
