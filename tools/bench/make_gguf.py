@@ -305,7 +305,7 @@ def keys_of(name, arch, shape, layers):
     if name in GEMMAS:
         numbers += [("attention.key_length_swa", GEMMA_DIMS[0]), ("attention.value_length_swa", GEMMA_DIMS[0]),
                     ("attention.sliding_window", GEMMA_WINDOW), ("rope.dimension_count", head_dim),
-                    ("rope.dimension_count_swa", GEMMA_DIMS[0])]
+                    ("rope.dimension_count_swa", GEMMA_DIMS[0]), ("attention.shared_kv_layers", 0), ("embedding_length_per_layer_input", 0)]
     else:
         numbers.append(("attention.head_count_kv", kv_heads))
     keys = [("general.architecture", 8, text(arch)), ("general.alignment", 4, struct.pack("<I", 32)),
