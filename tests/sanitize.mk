@@ -1,5 +1,5 @@
 # How sanitized builds and tests are compiled, so that `make test` takes little time: what is instrumented, how, and which
-# objects come from the release build. Read by the Makefile, after the sources' lists.
+# objects come from the release build; and kernels that no test can run here. Read by the Makefile, after the sources' lists.
 
 # Kernels. With -O3, or with registers given out loop by loop, sanitized kernels take two to three times as long to compile and run no
 # faster. MODE=asan leaves out two kinds of checks in them. The parts of -fsanitize=undefined listed here repeat AddressSanitizer at
@@ -28,16 +28,36 @@ RELEASE_OF_asan := $(addprefix common/cpu/kernels/,int8_gemv_avx512vnni int8_gem
   int8_gemv_avx512vnnivbmi2 int8_gemm_avx512vnnivbmi2 grids_avx512vbmi2 grids_avx512bf16vbmi2 gemm_avx512 gemm_avx512bf16 blocks_avx512 \
   attention_avx512 attention_avx512bf16vbmi2 attention_amxvbmi2 gemv_avx512 q8_0_avx512) \
   $(addprefix common/formats/,quantize_ref quantize_avx512)
-# gcc's names of instructions and /proc/cpuinfo's differ in '-' and '_' alone
-CPU_HAS := $(shell sed -n '/^flags/{s/_//g;p;q}' /proc/cpuinfo)
+# gcc's names of instructions and /proc/cpuinfo's differ in '-' and '_' alone. HELM_CPU is for tests, so it counts here too.
+CPU_HAS := $(subst _,,$(if $(HELM_CPU),$(shell PYTHONPATH=tests/process /usr/bin/python3 -c 'import processor; print(*processor.flags())'),\
+  $(shell sed -n '/^flags/{p;q}' /proc/cpuinfo)))
 isa_lacks = $(if $(CPU_HAS),$(filter-out $(CPU_HAS),$(subst -,,$(patsubst -m%,%,$(filter-out -mprefer-%,$(call kernel_isa,$(1)))))))
-NOT_RUN_HERE := $(basename $(foreach k,$(KERNEL_SRC),$(if $(call isa_lacks,$(k)),$(k))))
+NOT_RUN_HERE := $(basename $(foreach k,$(KERNEL_SRC) common/formats/quantize_avx512.c,$(if $(call isa_lacks,$(k)),$(k))))
 RELEASE_OF_asan += $(filter-out $(RELEASE_OF_asan),$(NOT_RUN_HERE))
 # MODE=tsan: it instruments the AVX2 kernels of bf16 weights, which the tests of threads run, and not what reads files and formats.
 RELEASE_OF_tsan := $(MANY_INSTANCES) $(addprefix common/cpu/kernels/,blocks_ref int8_ref gemm_openblas) \
   $(filter-out $(MANY_INSTANCES),$(patsubst %.c,%,$(wildcard common/cpu/kernels/*_avx512*.c common/cpu/kernels/*_amx*.c common/model/*.c common/formats/*.c)))
 RELEASE_asan := $(if $(FULL),,$(RELEASE_OF_asan))
 RELEASE_tsan := $(RELEASE_OF_tsan)
+
+# MODE=release: `make test` (QUICK_KERNELS=1) compiles NOT_RUN_HERE at -Og, in a third of the time. Every other command compiles them anew, so
+# that slow kernels are never installed or shipped. QUICK_STAMP lists those that are slow now, or says "none"; `make test`
+# leaves optimised ones as they are.
+ifeq ($(MODE),release)
+QUICK_KERNELS ?=
+QUICK_STAMP := $(OBJ)/quick-kernels
+QUICK_HAVE := $(shell cat $(QUICK_STAMP) 2>/dev/null)
+QUICK_WANT := $(or $(if $(and $(QUICK_KERNELS),$(filter-out none,$(or $(QUICK_HAVE),some))),$(strip $(NOT_RUN_HERE))),none)
+ifneq ($(QUICK_HAVE),$(QUICK_WANT))
+.PHONY: $(QUICK_STAMP)
+endif
+$(QUICK_STAMP):
+	@mkdir -p $(@D)
+	@echo $(QUICK_WANT) >$@
+$(patsubst %.c,$(OBJ)/%.o,$(KERNEL_SRC) common/formats/quantize_avx512.c): | $(QUICK_STAMP)
+$(patsubst %,$(OBJ)/%.o,$(filter-out none,$(QUICK_WANT))): KERNEL_OPT += -Og
+$(patsubst %,$(OBJ)/%.o,$(sort $(filter-out none,$(QUICK_HAVE) $(QUICK_WANT)))): $(QUICK_STAMP)
+endif
 
 ifeq ($(MODE),asan)
 $(patsubst %,$(OBJ)/%.o,$(CALLED_asan)): KERNEL_OPT += --param asan-instrumentation-with-call-threshold=0

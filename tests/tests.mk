@@ -88,16 +88,16 @@ tests: $(filter-out $(if $(FULL),,$(UNIT_ONLY_OTHER_$(MODE):%=$(OBJ)/%)),$(TEST_
 TEST_LD := $(if $(shell command -v ld.gold),$(if $(filter fuzz,$(MODE)),,-fuse-ld=gold))
 $(OBJ)/tests/fuzz/%_replay: $(OBJ)/tests/fuzz/%.o $(OBJ)/tests/fuzz/replay.o $(OBJ)/libhelm-all.a
 	$(call say,LINK,$@)
-	$(Q)$(CC) -o $@ $^ $(TEST_LD) $(LDFLAGS_ALL) $(ALL_LIBS)
+	$(Q)$(CC) -o $@ $^ $(TEST_LD) $(PROGRAM_LDFLAGS) $(LDFLAGS_ALL) $(ALL_LIBS)
 $(OBJ)/tests/fuzz/%_fuzzer: $(OBJ)/tests/fuzz/%.o $(OBJ)/libhelm-all.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(ALL_LIBS)
 $(OBJ)/tests/ipc/%: $(OBJ)/tests/ipc/%.o $(OBJ)/libhelm-workers.a
 	$(call say,LINK,$@)
-	$(Q)$(CC) -o $@ $^ $(TEST_LD) $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS)
+	$(Q)$(CC) -o $@ $^ $(TEST_LD) $(PROGRAM_LDFLAGS) $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS)
 $(OBJ)/tests/%: $(OBJ)/tests/%.o $(OBJ)/libhelm-all.a
 	$(call say,LINK,$@)
-	$(Q)$(CC) -o $@ $^ $(TEST_LD) $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS)
+	$(Q)$(CC) -o $@ $^ $(TEST_LD) $(PROGRAM_LDFLAGS) $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS)
 $(PYPROTO)/helm_pb2.py: proto/helm.proto proto/control.proto
 	@mkdir -p $(@D)
 	$(Q)protoc --python_out=$(@D) -Iproto helm.proto control.proto
@@ -154,11 +154,12 @@ test-prometheus: programs $(PYPROTO)/helm_pb2.py
 	@tools/setup.sh prometheus
 	HELM_BIN=$(abspath $(BIN)) HELM_PYPROTO=$(abspath $(PYPROTO)) /usr/bin/python3 tests/process/prometheus.py
 
+QUICK_FOR_TEST := $(if $(FULL),,QUICK_KERNELS=1)
 .PHONY: test check
 test:
 	@tools/setup.sh test
-	@$(MAKE_MODE) $(CUDA_FOR_TEST) -j$(shell nproc) $(TEST_MODES:%=build-%)
-	@$(MAKE_MODE) $(CUDA_FOR_TEST) check
+	@$(MAKE_MODE) $(CUDA_FOR_TEST) $(QUICK_FOR_TEST) -j$(shell nproc) $(TEST_MODES:%=build-%)
+	@$(MAKE_MODE) $(CUDA_FOR_TEST) $(QUICK_FOR_TEST) check
 # The same, and every process test in both builds, in full.
 .PHONY: test-full
 test-full:
