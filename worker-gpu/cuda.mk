@@ -102,7 +102,7 @@ CUDA_EMULATED_OBJ := $(patsubst %,$(OBJ)/emulated/%.o,$(CUDA_EMULATED_SRC))
 EMULATED_OPT := -Og
 $(OBJ)/emulated/tests/gpu/emulator/emulator.cpp.o: EMULATED_OPT := -O2
 # These take half of the time to compile, little of them runs, and the tests take a few seconds longer.
-EMULATED_QUICK := chain/chain chain/sparse $(addprefix experts/,bulk chunk digits plain wide) linear/gemm_integer
+EMULATED_QUICK := chain/chain chain/sparse $(addprefix experts/,bulk chunk digits plain wide) $(addprefix linear/,gemm_integer gemm_small gemv_bulk)
 $(EMULATED_QUICK:%=$(OBJ)/emulated/worker-gpu/kernels/%.cu.o): EMULATED_OPT := -O0 -U_FORTIFY_SOURCE
 $(OBJ)/emulated/%.o: %
 	@mkdir -p $(@D)

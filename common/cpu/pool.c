@@ -12,7 +12,7 @@
 #include "common/cpu/pool.h"
 
 #include <errno.h>
-#include <immintrin.h>
+#include <xmmintrin.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>

@@ -3,7 +3,9 @@
 #ifndef HELM_COMMON_FORMATS_BLOCKS32_H
 #define HELM_COMMON_FORMATS_BLOCKS32_H
 
-#include <immintrin.h>
+#ifdef __SSSE3__
+#include <immintrin.h> /* a fifth of a second of the compiler's time */
+#endif
 #include <stdint.h>
 #include <string.h>
 

@@ -8,7 +8,7 @@
 #include "common/shared/doorbell.h"
 
 #include <errno.h>
-#include <immintrin.h>
+#include <xmmintrin.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdlib.h>

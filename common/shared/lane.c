@@ -2,7 +2,7 @@
  * nothing. */
 #include "common/shared/lane.h"
 
-#include <immintrin.h>
+#include <xmmintrin.h>
 #include <sys/prctl.h>
 #include <time.h>
 

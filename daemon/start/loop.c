@@ -2,7 +2,7 @@
 #include "daemon/start/loop.h"
 
 #include <errno.h>
-#include <immintrin.h>
+#include <xmmintrin.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>

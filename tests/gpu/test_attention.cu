@@ -220,10 +220,13 @@ struct attention_test {
                 for (uint32_t d = 0; d < c.head_dim && args.gate && !only; d++)
                     open[d] = 1 / (1 + exp(-(double)gate[n * args.gate_stride + h * c.head_dim + d]));
                 for (size_t p = 0; p < score.size(); p++) {
+                    const double weight = exp(score[p] - most) / all;
                     double apart = 0;
-                    for (uint32_t d = 0; d < c.head_dim; d++)
-                        apart += pow((values[p * c.head_dim + d] - o[d]) * open[d], 2);
-                    variance += pow(exp(score[p] - most) / all, 2) * apart * squares[p];
+                    for (uint32_t d = 0; d < c.head_dim; d++) {
+                        const double by = (values[p * c.head_dim + d] - o[d]) * open[d];
+                        apart += by * by;
+                    }
+                    variance += weight * weight * apart * squares[p];
                 }
                 for (uint32_t d = 0; d < c.head_dim; d++) o[d] *= open[d], norm += o[d] * o[d];
                 a.m.push_back(most), a.s.push_back(sum);

@@ -20,6 +20,22 @@ static double silu_of(double x)
     return x / (1 + exp(-x));
 }
 
+/* Adds the products of two rows to sum, their sizes to size. Four sums at a time, which wait less for each other. */
+static void add_products(const double *a, const double *b, uint32_t count, double *sum, double *size)
+{
+    double s0 = 0, s1 = 0, s2 = 0, s3 = 0, z0 = 0, z1 = 0, z2 = 0, z3 = 0;
+    uint32_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        const double p0 = a[i] * b[i], p1 = a[i + 1] * b[i + 1], p2 = a[i + 2] * b[i + 2],
+                     p3 = a[i + 3] * b[i + 3];
+        s0 += p0, s1 += p1, s2 += p2, s3 += p3;
+        z0 += fabs(p0), z1 += fabs(p1), z2 += fabs(p2), z3 += fabs(p3);
+    }
+    for (; i < count; i++) s0 += a[i] * b[i], z0 += fabs(a[i] * b[i]);
+    *sum += s0 + s1 + (s2 + s3);
+    *size += z0 + z1 + (z2 + z3);
+}
+
 /* out of one case as the definition has it: [segment or 1][count][rows]. terms: what check_close takes. */
 static std::vector<std::vector<double>> reference(const linear_case &c,
                                                   const std::vector<std::vector<double>> &w,
@@ -40,8 +56,7 @@ static std::vector<std::vector<double>> reference(const linear_case &c,
         for (uint32_t s = 0; s < c.segments; s++)
             for (uint32_t r = 0; r < c.rows[s]; r++) {
                 double sum = c.bias ? (double)bias[s][r] : 0, size = fabs(sum);
-                const double *row = &w[s][(size_t)r * c.cols];
-                for (uint32_t i = 0; i < c.cols; i++) sum += row[i] * h[i], size += fabs(row[i] * h[i]);
+                add_products(&w[s][(size_t)r * c.cols], h.data(), c.cols, &sum, &size);
                 if (c.residual) sum += residual[t * c.rows[0] + r], size += fabs(residual[t * c.rows[0] + r]);
                 out[s].push_back(sum);
                 (*terms)[s].push_back(size);

@@ -9,7 +9,7 @@
  * Everything is in the thread's own memory until it is written to the place of its pair. */
 #include "worker-cpu/program/experts.h"
 
-#include <immintrin.h>
+#include <xmmintrin.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -12,7 +12,7 @@
  * and are multiplied with every tile from there. */
 #include "worker-cpu/program/linear.h"
 
-#include <immintrin.h>
+#include <xmmintrin.h>
 #include <math.h>
 #include <unistd.h>
 

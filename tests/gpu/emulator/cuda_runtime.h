@@ -16,8 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <functional>
-
 #define __global__
 #define __device__
 #define __host__
@@ -76,6 +74,8 @@ const uint32_t *emulator_exchange(const uint32_t *value, int words);
 /* The product of the warp's fragments a (4 words) and b (2 words) of 16-bit numbers, when every lane has come; number:
  * of each of their 65536 patterns. */
 const double (*emulator_multiply(const uint32_t fragments[6], const float *number))[8];
+/* The same of fragments of 8-bit numbers, a of 4 words where `words` is 2 or of 2 where it is 1; b's are signed. */
+const int (*emulator_multiply_bytes(const uint32_t fragments[6], uint32_t words, bool is_signed))[8];
 /* Lets others run until `ready` (called again and again, by others of the block) says so. */
 void emulator_wait(bool (*ready)(void *), void *argument);
 void emulator_pass(void); /* lets others run once */
@@ -345,12 +345,15 @@ static inline cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, 
     return cudaSuccess;
 }
 
-/* Runs the grid, block after block; those of a cooperative launch together. */
-cudaError_t emulator_launch(const cudaLaunchConfig_t *config, const std::function<void()> &thread);
+/* Runs the grid, block after block; those of a cooperative launch together. Each thread is a call of `thread`. */
+cudaError_t emulator_launch(const cudaLaunchConfig_t *config, void (*thread)(const void *),
+                            const void *argument);
 template <typename... P, typename... A>
 static cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...), A... args)
 {
-    return emulator_launch(config, [=] { kernel(args...); });
+    const auto call = [=] { kernel(args...); };
+    return emulator_launch(
+        config, [](const void *c) { (*(decltype(&call))c)(); }, &call);
 }
 
 #endif

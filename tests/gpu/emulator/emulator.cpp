@@ -32,6 +32,7 @@ struct warp_state {
     uint32_t lanes, arrived, generation;
     uint32_t value[2][32 * 8];
     double product[16][8];
+    int byte_product[16][8];
 };
 struct block_state {
     dim3 index;
@@ -61,7 +62,8 @@ static block_state *emu; /* whose turn it is */
 static void *home;
 static size_t
     shared_bytes; /* of a block's shared memory those that the launch asked for; a guard is behind them */
-static const std::function<void()> *thread_function;
+static void (*thread_function)(const void *);
+static const void *thread_argument;
 
 /* Saves the registers of the running fiber, keeps its stack pointer in *from and goes on at `to`. */
 extern "C" void emulator_switch(void **from, void *to);
@@ -236,6 +238,44 @@ const double (*emulator_multiply(const uint32_t fragments[6], const float *numbe
     emulator_wait(turned, &t);
     return w->product;
 }
+
+/* a (16 x 32, or x 16) times b (32 x 8), both as the lanes hold their fragments of them. */
+WIDE_VECTORS static void multiply_bytes(const uint32_t *all, uint32_t words, bool is_signed,
+                                        int product[16][8])
+{
+    typedef int row_of_8 __attribute__((vector_size(32)));
+    int a[16][32];
+    alignas(32) int b[32][8];
+    for (uint32_t k = 0; k < 16 * words; k++) {
+        const uint32_t from = k % 16 / 4, high = k / 16, shift = k % 4 * 8;
+        for (uint32_t row = 0; row < 16; row++) {
+            const uint32_t byte = all[(row % 8 * 4 + from) * 8 + 2 * high + row / 8] >> shift & 255;
+            a[row][k] = is_signed ? (int8_t)byte : (int)byte;
+        }
+        for (uint32_t column = 0; column < 8; column++)
+            b[k][column] = (int8_t)(all[(column * 4 + from) * 8 + 4 + high] >> shift & 255);
+    }
+    for (uint32_t row = 0; row < 16; row++) {
+        row_of_8 sum = {}, columns;
+        for (uint32_t k = 0; k < 16 * words; k++) {
+            memcpy(&columns, b[k], sizeof columns);
+            sum += a[row][k] * columns;
+        }
+        memcpy(product[row], &sum, sizeof sum);
+    }
+}
+
+const int (*emulator_multiply_bytes(const uint32_t fragments[6], uint32_t words, bool is_signed))[8]
+{
+    warp_state *w = &emu->warp[emu->current / 32];
+    turn t = {&w->generation, w->generation};
+    const uint32_t *all = put(w, fragments, 6);
+    if (w->lanes != 32) abort();
+    if (w->arrived + 1 == w->lanes) multiply_bytes(all, words, is_signed, w->byte_product);
+    arrive(&w->arrived, &w->generation, w->lanes);
+    emulator_wait(turned, &t);
+    return w->byte_product;
+}
 void __syncwarp(void)
 {
     const uint32_t nothing = 0;
@@ -257,7 +297,7 @@ void threads_meet(uint32_t number, uint32_t count)
 
 static void fiber_main(void)
 {
-    (*thread_function)();
+    thread_function(thread_argument);
     const uint32_t index = emu->current;
     warp_state *w = &emu->warp[index / 32];
     emu->done[index] = true;
@@ -354,7 +394,8 @@ static void run_blocks(size_t count)
     for (size_t i = 0; i < count; i++) check_guard(blocks[i]);
 }
 
-cudaError_t emulator_launch(const cudaLaunchConfig_t *config, const std::function<void()> &thread)
+cudaError_t emulator_launch(const cudaLaunchConfig_t *config, void (*thread)(const void *),
+                            const void *argument)
 {
     const uint32_t threads = config->blockDim.x;
     const dim3 grid = config->gridDim;
@@ -366,7 +407,8 @@ cudaError_t emulator_launch(const cudaLaunchConfig_t *config, const std::functio
     for (unsigned i = 0; i < config->numAttrs; i++)
         together = together || (config->attrs[i].id == cudaLaunchAttributeCooperative &&
                                 config->attrs[i].val.cooperative);
-    thread_function = &thread;
+    thread_function = thread;
+    thread_argument = argument;
     shared_bytes = config->dynamicSmemBytes;
     emulator_block_dim = config->blockDim;
     emulator_grid_dim = grid;

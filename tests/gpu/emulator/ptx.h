@@ -214,18 +214,10 @@ struct tf32_unit {
 template <bool UNSIGNED> struct bytes_unit {
     static void multiply(int d[4], const uint32_t *a, uint32_t b0, uint32_t b1, int start, uint32_t words)
     {
-        const uint32_t mine[6] = {a[0], a[1], words > 1 ? a[2] : 0, words > 1 ? a[3] : 0, b0, b1},
-                       *all = emulator_exchange(mine, 6), lane = threadIdx.x & 31;
-        for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t row = lane / 4, column = lane % 4 * 2 + i % 2;
-            d[i] = start;
-            for (uint32_t k = 0; k < 16 * words; k++) {
-                const uint32_t from = k % 16 / 4, high = k / 16;
-                const uint32_t w = all[(row * 4 + from) * 8 + 2 * high + i / 2] >> k % 4 * 8 & 255,
-                               x = all[(column * 4 + from) * 8 + 4 + high] >> k % 4 * 8 & 255;
-                d[i] += (UNSIGNED ? (int)w : (int)(int8_t)w) * (int)(int8_t)x;
-            }
-        }
+        const uint32_t mine[6] = {a[0], a[1], words > 1 ? a[2] : 0, words > 1 ? a[3] : 0, b0, b1};
+        const int(*product)[8] = emulator_multiply_bytes(mine, words, !UNSIGNED);
+        const int lane = threadIdx.x & 31;
+        for (int i = 0; i < 4; i++) d[i] = start + product[lane / 4 + (i / 2) * 8][lane % 4 * 2 + i % 2];
     }
     static void add32(int d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, int start)
     {
