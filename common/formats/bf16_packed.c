@@ -1,7 +1,6 @@
 /* bf16 weights without loss in about 0.7 of their bytes, as a row of the registry. packed.h has the layout of
  * groups; a matrix is its table of offsets and then, on a boundary, its groups. See tensor_format.h. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/formats/convert.h"
 #include "common/formats/packed.h"

@@ -10,18 +10,10 @@ static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes
 }
 
 #define FORMAT(WRITE, format, FORMAT_NAME, VALUES, BYTES, GROUP)                                             \
-    static bool format##_takes(uint64_t rows, uint64_t cols)                                                 \
-    {                                                                                                        \
-        return tensor_blocks_take(VALUES, rows, cols);                                                       \
-    }                                                                                                        \
-    static uint64_t format##_bytes(uint64_t rows, uint64_t cols)                                             \
-    {                                                                                                        \
-        return rows * (cols / (VALUES)) * (BYTES);                                                           \
-    }                                                                                                        \
     static int format##_read_row(const struct tensor_matrix *m, uint32_t row, float *out,                    \
                                  struct helm_err *err)                                                       \
     {                                                                                                        \
-        const uint8_t *block = (const uint8_t *)m->data + row * format##_bytes(1, m->cols);                  \
+        const uint8_t *block = (const uint8_t *)m->data + (uint64_t)row * (m->cols / (VALUES)) * (BYTES);    \
         float scale[BLOCK_GROUPS_MAX], least[BLOCK_GROUPS_MAX];                                              \
         int8_t number[VALUES];                                                                               \
         int rc = tensor_format_check_row(m, row, err);                                                       \
@@ -45,8 +37,6 @@ static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes
         .block_bytes = (BYTES),                                                                              \
         .group_rows = 1,                                                                                     \
         .from = FORMAT_##FORMAT_NAME,                                                                        \
-        .takes = format##_takes,                                                                             \
-        .bytes = format##_bytes,                                                                             \
         .read_row = format##_read_row,                                                                       \
         .write = (WRITE)};
 #define READ(...) FORMAT(NULL, __VA_ARGS__)

@@ -3,19 +3,9 @@
 
 #include "common/formats/tensor_format.h"
 
-static bool takes(uint64_t rows, uint64_t cols)
-{
-    return tensor_blocks_take(FP8_VALUES, rows, cols);
-}
-
-static uint64_t bytes_of(uint64_t rows, uint64_t cols)
-{
-    return rows * (cols / FP8_VALUES) * FP8_BYTES;
-}
-
 static int read_row(const struct tensor_matrix *m, uint32_t row, float *out, struct helm_err *err)
 {
-    const uint64_t row_bytes = bytes_of(1, m->cols);
+    const uint64_t row_bytes = tensor_format_row_bytes(m->format, m->cols);
     const int rc = tensor_format_check_row(m, row, err);
     if (rc) return rc;
     for (uint32_t c = 0; c < m->cols; c++) out[c] = fp8_value((const char *)m->data + row * row_bytes, c);
@@ -29,6 +19,4 @@ const struct tensor_format_traits tensor_format_fp8 = {.name = "fp8",
                                                        .block_bytes = FP8_BYTES,
                                                        .group_rows = 1,
                                                        .from = FORMAT_FP8,
-                                                       .takes = takes,
-                                                       .bytes = bytes_of,
                                                        .read_row = read_row};

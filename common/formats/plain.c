@@ -4,11 +4,6 @@
 #include "common/formats/convert.h"
 #include "common/formats/tensor_format.h"
 
-static bool plain_takes(uint64_t rows, uint64_t cols)
-{
-    return tensor_blocks_take(1, rows, cols);
-}
-
 static int plain_read_row(const struct tensor_matrix *m, uint32_t row, float *out, struct helm_err *err)
 {
     const enum dtype dtype = (enum dtype)m->format;
@@ -45,10 +40,6 @@ plain_write(enum dtype to, const void *values, enum dtype dtype, uint64_t count,
 
 /* The row of the registry for DTYPE_`TYPE`, and the functions that know their type. */
 #define PLAIN_FORMAT(type, TYPE)                                                                             \
-    static uint64_t type##_bytes(uint64_t rows, uint64_t cols)                                               \
-    {                                                                                                        \
-        return rows * cols * dtype_bytes(DTYPE_##TYPE);                                                      \
-    }                                                                                                        \
     static int type##_write(const void *values, enum dtype dtype, uint32_t rows, uint32_t cols, void *out,   \
                             uint64_t *bytes, struct helm_err *err)                                           \
     {                                                                                                        \
@@ -65,8 +56,6 @@ plain_write(enum dtype to, const void *values, enum dtype dtype, uint64_t count,
                                                                   DTYPE_##TYPE == DTYPE_F32 ? 4 : 2,         \
                                                               .group_rows = 1,                               \
                                                               .from = FORMAT_##TYPE,                         \
-                                                              .takes = plain_takes,                          \
-                                                              .bytes = type##_bytes,                         \
                                                               .read_row = plain_read_row,                    \
                                                               .write = type##_write};
 PLAIN_FORMAT(bf16, BF16)

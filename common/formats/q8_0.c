@@ -6,19 +6,9 @@
 
 #include "common/formats/tensor_format.h"
 
-static bool takes(uint64_t rows, uint64_t cols)
-{
-    return tensor_blocks_take(Q8_0_VALUES, rows, cols);
-}
-
-static uint64_t bytes_of(uint64_t rows, uint64_t cols)
-{
-    return rows * (cols / Q8_0_VALUES) * Q8_0_BYTES;
-}
-
 static int read_row(const struct tensor_matrix *m, uint32_t row, float *out, struct helm_err *err)
 {
-    const uint64_t row_bytes = bytes_of(1, m->cols);
+    const uint64_t row_bytes = tensor_format_row_bytes(m->format, m->cols);
     const int rc = tensor_format_check_row(m, row, err);
     if (rc) return rc;
     const unsigned char *block = (const unsigned char *)m->data + row * row_bytes;
@@ -93,7 +83,5 @@ const struct tensor_format_traits tensor_format_q8_0 = {.name = "q8_0",
                                                         .block_bytes = Q8_0_BYTES,
                                                         .group_rows = 1,
                                                         .from = FORMAT_Q8_0,
-                                                        .takes = takes,
-                                                        .bytes = bytes_of,
                                                         .read_row = read_row,
                                                         .write = write};

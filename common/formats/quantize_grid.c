@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/formats/blocks.h"
 #include "common/formats/quantize.h"
 
 #define VALUES     256 /* of a block */

@@ -47,7 +47,7 @@ enum tensor_format tensor_format_of_file(const char *dtype)
 int tensor_format_check_row(const struct tensor_matrix *m, uint32_t row, struct helm_err *err)
 {
     const struct tensor_format_traits *traits = tensor_format_of(m->format);
-    const uint64_t row_bytes = traits->bytes(1, m->cols);
+    const uint64_t row_bytes = tensor_format_row_bytes(m->format, m->cols);
     if (row < m->rows && m->cols % traits->block_values == 0 && (row + UINT64_C(1)) * row_bytes <= m->bytes)
         return 0;
     return helm_fail(err, HELM_E_FORMAT, "%s: row %u of %u columns ends after the matrix's %llu bytes",

@@ -72,9 +72,9 @@ struct tensor_format_traits {
     uint32_t group_rows;
     bool variable;
     enum tensor_format from; /* the format that it is made of without loss; itself: of none */
-    /* Whether a matrix of this shape can have the format. */
+    /* For a variable format: whether a matrix of this shape can have it, and bytes of one that can, at most. Others take
+     * whole blocks, and are as long as these. */
     bool (*takes)(uint64_t rows, uint64_t cols);
-    /* Bytes of a matrix, for a variable format the most; the shape is one that the format takes. */
     uint64_t (*bytes)(uint64_t rows, uint64_t cols);
     /* For a variable format: where group `group` begins, or the matrix ends (group = all), in bytes from the
      * matrix's first. Trusts the table of offsets. */
@@ -120,12 +120,10 @@ static inline enum dtype tensor_format_product(enum tensor_format format)
 }
 static inline bool tensor_format_takes(enum tensor_format format, uint64_t rows, uint64_t cols)
 {
-    return tensor_format_of(format)->takes(rows, cols);
-}
-/* traits.takes of a format of blocks of `values` neighbours of a row. */
-static inline bool tensor_blocks_take(uint32_t values, uint64_t rows, uint64_t cols)
-{
-    return rows > 0 && cols > 0 && cols % values == 0 && rows <= UINT64_MAX / sizeof(float) / cols;
+    const struct tensor_format_traits *traits = tensor_format_of(format);
+    if (traits->variable) return traits->takes(rows, cols);
+    return rows > 0 && cols > 0 && cols % traits->block_values == 0 &&
+           rows <= UINT64_MAX / sizeof(float) / cols;
 }
 /* For traits.read_row of a format that is not variable. HELM_E_FORMAT: the row does not lie in the matrix's bytes. */
 HELM_MUST_CHECK int tensor_format_check_row(const struct tensor_matrix *matrix, uint32_t row,
@@ -133,7 +131,9 @@ HELM_MUST_CHECK int tensor_format_check_row(const struct tensor_matrix *matrix, 
 /* Bytes of a matrix, with its table of offsets if it has one: exact, or the most of a variable format. */
 static inline uint64_t tensor_format_bytes(enum tensor_format format, uint64_t rows, uint64_t cols)
 {
-    return tensor_format_of(format)->bytes(rows, cols);
+    const struct tensor_format_traits *traits = tensor_format_of(format);
+    if (traits->variable) return traits->bytes(rows, cols);
+    return rows * (cols / traits->block_values) * traits->block_bytes;
 }
 /* Bytes of one row of a format that is not variable; of a variable one those of the values before. */
 static inline uint64_t tensor_format_row_bytes(enum tensor_format format, uint64_t cols)
