@@ -4,17 +4,13 @@
 #include <string.h>
 
 #include "client/bench/bench.h"
+#include "common/base/grow.h"
 #include "common/measure/stats.h"
 
 int samples_add(struct samples *samples, double value, struct helm_err *err)
 {
-    if (samples->count == samples->space) {
-        size_t space = samples->space ? 2 * samples->space : 64;
-        double *grown = realloc(samples->value, space * sizeof *grown);
-        if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu samples", space);
-        samples->value = grown;
-        samples->space = space;
-    }
+    if (!GROW(samples->value, samples->count, samples->space))
+        return helm_fail(err, HELM_E_NOMEM, "no memory for more than %zu samples", samples->count);
     samples->value[samples->count++] = value;
     return 0;
 }

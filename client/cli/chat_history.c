@@ -1,5 +1,4 @@
 /* A conversation in memory and in files. See chat.h. */
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
@@ -8,6 +7,7 @@
 #include <unistd.h>
 
 #include "client/cli/chat.h"
+#include "common/base/grow.h"
 #include "common/base/json.h"
 
 #define FILE_MAX ((size_t)64 << 20)
@@ -19,14 +19,7 @@ static const char *const roles[] = {system_role, "user", "assistant"};
 int chat_remember(struct chat_history *h, const char *role, const char *text, size_t length,
                   struct helm_err *err)
 {
-    if (h->count == h->space) {
-        const size_t space = h->space ? 2 * h->space : 16;
-        void *grown = realloc(h->messages, space * sizeof *h->messages);
-        if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for the conversation");
-        h->messages = grown;
-        h->space = space;
-    }
-    char *copy = strndup(text, length);
+    char *copy = GROW(h->messages, h->count, h->space) ? strndup(text, length) : NULL;
     if (!copy) return helm_fail(err, HELM_E_NOMEM, "no memory for the conversation");
     h->messages[h->count++] = (struct helm_chat_message){role, copy};
     return 0;

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "client/text/stop_text.h"
+#include "common/base/grow.h"
 #include "common/base/printable.h"
 #include "common/base/units.h"
 
@@ -41,19 +42,6 @@ static void fail(struct stream *s, const struct helm_err *err)
 {
     if (s->err.code == 0) s->err = *err;
     s->ended = true;
-}
-
-/* Grows an array to hold one more element. */
-static void *grow(void *array, size_t count, size_t *space, size_t element, struct helm_err *err)
-{
-    if (count < *space) return array;
-    size_t more = *space ? 2 * *space : 256;
-    void *grown = realloc(array, more * element);
-    if (!grown)
-        helm_fail(err, HELM_E_NOMEM, "no memory for the output");
-    else
-        *space = more;
-    return grown;
 }
 
 /* ---- text -------------------------------------------------------------------------------------------- */
@@ -155,21 +143,14 @@ static void on_accepted(void *user, uint64_t number, uint64_t id, uint32_t queue
 
 static int keep_token(struct stream_result *r, const struct helm_token *token, struct helm_err *err)
 {
-    size_t space = r->token_space;
-    void *grown = grow(r->tokens, r->token_count, &space, sizeof *r->tokens, err);
-    if (!grown) return HELM_E_NOMEM;
-    r->tokens = grown;
-    space = r->token_space;
-    grown = grow(r->logprob_counts, r->token_count, &space, sizeof *r->logprob_counts, err);
-    if (!grown) return HELM_E_NOMEM;
-    r->logprob_counts = grown;
-    r->token_space = space;
-    for (size_t i = 0; i < token->top_count; i++) {
-        grown = grow(r->logprobs, r->logprob_count, &r->logprob_space, sizeof *r->logprobs, err);
-        if (!grown) return HELM_E_NOMEM;
-        r->logprobs = grown;
-        r->logprobs[r->logprob_count++] = token->top[i];
+    size_t space = r->token_space; /* of both lists */
+    bool room =
+        GROW(r->logprob_counts, r->token_count, space) && GROW(r->tokens, r->token_count, r->token_space);
+    for (size_t i = 0; room && i < token->top_count; i++) {
+        room = GROW(r->logprobs, r->logprob_count, r->logprob_space);
+        if (room) r->logprobs[r->logprob_count++] = token->top[i];
     }
+    if (!room) return helm_fail(err, HELM_E_NOMEM, "no memory for the output");
     r->logprob_counts[r->token_count] = (uint32_t)token->top_count;
     r->tokens[r->token_count++] = token->token;
     return 0;

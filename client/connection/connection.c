@@ -19,6 +19,7 @@
 #include "client/connection/endpoint.h"
 #include "client/connection/mask_thread.h"
 #include "client/connection/trust.h"
+#include "common/base/grow.h"
 #include "common/base/units.h"
 
 #define DISPATCH_BATCH 256     /* messages handled before the caller gets a turn */
@@ -63,13 +64,8 @@ int connection_open_request(struct helm_client *client, struct connection_reques
     if (client->request_count >= HELM_OPEN_REQUESTS_MAX)
         return helm_fail(err, HELM_E_LIMIT, "%d requests are open on this connection already",
                          HELM_OPEN_REQUESTS_MAX);
-    if (client->request_count == client->request_space) {
-        size_t space = client->request_space ? 2 * client->request_space : 8;
-        void *grown = realloc(client->requests, space * sizeof *client->requests);
-        if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for a request");
-        client->requests = grown;
-        client->request_space = space;
-    }
+    if (!GROW(client->requests, client->request_count, client->request_space))
+        return helm_fail(err, HELM_E_NOMEM, "no memory for a request");
     *request = &client->requests[client->request_count++];
     **request =
         (struct connection_request){.number = connection_next_number(client), .event_fd = client->event_fd};

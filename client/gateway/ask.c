@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/json.h"
-#include "common/base/units.h"
+#include "common/base/grow.h"
 
 #define BODY_BYTES_MAX ((size_t)64 << 20)
 
@@ -258,15 +257,9 @@ struct ask_prompt *ask_new_prompt(struct ask_reader *r)
         refuse(r->refusal, 400, "invalid_value", r->param, "'%s' has more than %zu entries", r->param, most);
         return NULL;
     }
-    if (ask->prompt_count == ask->prompt_space) {
-        const size_t space = ask->prompt_space ? 4 * ask->prompt_space : 4;
-        void *grown = realloc(ask->prompt, space * sizeof *ask->prompt);
-        if (!grown) {
-            refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the prompts");
-            return NULL;
-        }
-        ask->prompt = grown;
-        ask->prompt_space = space;
+    if (!GROW(ask->prompt, ask->prompt_count, ask->prompt_space)) {
+        refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the prompts");
+        return NULL;
     }
     ask->prompt[ask->prompt_count] = (struct ask_prompt){0};
     return &ask->prompt[ask->prompt_count++]; /* ask_free has it from here on */

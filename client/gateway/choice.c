@@ -8,6 +8,7 @@
 #include "client/gateway/exchange.h"
 #include "client/gateway/gateway.h"
 #include "client/text/stop_text.h"
+#include "common/base/grow.h"
 
 /* A part of the answer, as the parser tells it. */
 static void take_part(void *user, enum answer_event event, const char *data, size_t length)
@@ -59,13 +60,7 @@ int choice_open(struct choice *c, struct helm_err *err)
 
 static bool keep_token(struct choice *c, const struct helm_token *token)
 {
-    if (c->token_count == c->token_space) {
-        const size_t space = c->token_space ? 2 * c->token_space : 64;
-        void *grown = realloc(c->tokens, space * sizeof *c->tokens);
-        if (!grown) return false;
-        c->tokens = grown;
-        c->token_space = space;
-    }
+    if (!GROW(c->tokens, c->token_count, c->token_space)) return false;
     struct choice_token *kept = malloc(sizeof *kept + token->top_count * sizeof *token->top);
     if (!kept) return false;
     *kept = (struct choice_token){c->decided + c->held.length, token->token, token->logprob,

@@ -128,8 +128,7 @@ static const struct helm_model_info *known_model(const struct exchange *ex)
 
 static void write_model(struct exchange *ex)
 {
-    cli_text_printf(&ex->out, "{\"id\":");
-    voice_add_string(&ex->out, ex->gateway->model.name);
+    voice_add_member(&ex->out, "{\"id\":", ex->gateway->model.name);
     cli_text_printf(&ex->out,
                     ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"helm\",\"max_model_len\":%u}",
                     (long long)ex->created, ex->gateway->model.context);
@@ -199,8 +198,7 @@ static void write_status(struct cli_text *out, const struct inquiry_fact *fact)
     cli_text_printf(out, ",\"status\":{\"age_ms\":%llu,\"version\":",
                     (unsigned long long)(units_now_us() - fact->at_us) / 1000);
     voice_add_string(out, s->version);
-    cli_text_printf(out, ",\"state\":");
-    voice_add_string(out, s->state);
+    voice_add_member(out, ",\"state\":", s->state);
     cli_text_printf(
         out,
         ",\"running\":%u,\"queued\":%u,\"queue_limit\":%u,\"kv_pages_used\":%u,\"kv_pages_total\":%u,"
@@ -213,10 +211,8 @@ static void write_status(struct cli_text *out, const struct inquiry_fact *fact)
         const struct helm_worker_status *w = &s->workers[i];
         cli_text_printf(out, "%s{\"name\":", i ? "," : "");
         voice_add_string(out, w->name);
-        cli_text_printf(out, ",\"state\":");
-        voice_add_string(out, w->state);
-        cli_text_printf(out, ",\"device\":");
-        voice_add_string(out, w->device);
+        voice_add_member(out, ",\"state\":", w->state);
+        voice_add_member(out, ",\"device\":", w->device);
         cli_text_printf(
             out, ",\"busy_seconds\":%.6f,\"wait_seconds\":%.6f,\"link_bytes\":%llu,\"vram_bytes\":%llu}",
             voice_finite(w->busy_seconds), voice_finite(w->wait_seconds), (unsigned long long)w->link_bytes,
@@ -249,16 +245,14 @@ static void write_plan(struct cli_text *out, const struct inquiry_fact *fact)
                         voice_finite(r->busy), voice_finite(r->busy_planned),
                         voice_finite(r->bytes_per_second));
     }
-    cli_text_printf(out, "],\"drift\":");
-    voice_add_string(out, plan->drift);
+    voice_add_member(out, "],\"drift\":", plan->drift);
 }
 
 void info_status_page(struct exchange *ex)
 {
     struct gateway *g = ex->gateway;
     const struct inquiry_fact *status = known(ex, INQUIRY_STATUS), *plan = known(ex, INQUIRY_PLAN);
-    cli_text_printf(&ex->out, "{\"model\":");
-    voice_add_string(&ex->out, g->model.name);
+    voice_add_member(&ex->out, "{\"model\":", g->model.name);
     cli_text_printf(&ex->out, ",\"context\":%u,\"chat\":%s", g->model.context,
                     g->model.chat ? "true" : "false");
     if (status) write_status(&ex->out, status);
@@ -285,8 +279,7 @@ static void name_family(const char *architecture, char family[64])
 
 static void add_families(struct cli_text *out, const char *family)
 {
-    cli_text_printf(out, ",\"families\":[");
-    voice_add_string(out, family);
+    voice_add_member(out, ",\"families\":[", family);
     cli_text_printf(out, "]");
 }
 
@@ -307,8 +300,7 @@ void info_show(struct exchange *ex)
     char family[64];
     name_family(info->architecture, family);
     const char *template = helm_tokenizer_chat_template(g->model.tokenizer, NULL);
-    cli_text_printf(out, "{\"template\":");
-    voice_add_string(out, template ? template : "");
+    voice_add_member(out, "{\"template\":", template ? template : "");
     cli_text_printf(out,
                     ",\"capabilities\":[\"completion\"%s%s],\"details\":{\"parent_model\":\"\",\"format\":\"%"
                     "s\",\"family\":",
@@ -319,8 +311,7 @@ void info_show(struct exchange *ex)
     cli_text_printf(out,
                     ",\"parameter_size\":\"%.1fB\",\"quantization_level\":", (double)info->parameters * 1e-9);
     voice_add_string(out, info->dtype);
-    cli_text_printf(out, "},\"model_info\":{\"general.architecture\":");
-    voice_add_string(out, family);
+    voice_add_member(out, "},\"model_info\":{\"general.architecture\":", family);
     cli_text_printf(out, ",\"general.parameter_count\":%llu,", (unsigned long long)info->parameters);
     char key[96];
     snprintf(key, sizeof key, "%s.context_length", family);

@@ -28,10 +28,9 @@ void info_props(struct exchange *ex)
     add_sampling(out, &g->model.defaults);
     cli_text_printf(out, "},\"total_slots\":%u,\"model_alias\":", plan ? plan->plan->batch : 0);
     voice_add_string(out, g->model.name);
-    cli_text_printf(out, ",\"model_path\":");
-    voice_add_string(out, g->folder);
-    cli_text_printf(out, ",\"modalities\":{\"vision\":false,\"audio\":false},\"chat_template\":");
-    voice_add_string(out, template ? template : "");
+    voice_add_member(out, ",\"model_path\":", g->folder);
+    voice_add_member(out, ",\"modalities\":{\"vision\":false,\"audio\":false},\"chat_template\":",
+                     template ? template : "");
     cli_text_printf(out, ",\"build_info\":\"helm-%s\"}", HELM_VERSION);
     exchange_answer(ex, 200, JSON_TYPE, out);
 }

@@ -46,8 +46,7 @@ void info_response_forget(struct exchange *ex)
     if (!response) return;
     responses_give_back(response);
     (void)!responses_forget(ex->gateway->model.responses, ex->whose->name, ex->named);
-    cli_text_printf(&ex->out, "{\"id\":");
-    voice_add_string(&ex->out, ex->named);
+    voice_add_member(&ex->out, "{\"id\":", ex->named);
     cli_text_printf(&ex->out, ",\"object\":\"response\",\"deleted\":true}");
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
 }

@@ -1,5 +1,6 @@
 /* Kept responses. See responses.h. Owns them; one lock guards owners, lists, counts and bytes. */
 #include "client/gateway/responses.h"
+#include "common/base/grow.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -35,13 +36,7 @@ struct responses {
 
 bool response_items_add(struct response_items *items, const char *id, const char *text, size_t length)
 {
-    if (items->count == items->space) {
-        const size_t space = items->space ? 2 * items->space : 8;
-        void *grown = realloc(items->item, space * sizeof *items->item);
-        if (!grown) return false;
-        items->item = grown;
-        items->space = space;
-    }
+    if (!GROW(items->item, items->count, items->space)) return false;
     struct response_item item = {strdup(id), strndup(text, length)};
     if (!item.id || !item.text) {
         free(item.id);

@@ -29,6 +29,8 @@ void voice_error_anthropic(struct cli_text *out, const struct refusal *refusal);
 
 /* A JSON string of text that may hold bytes of a stranger: what is not UTF-8 becomes U+FFFD. */
 void voice_add_string(struct cli_text *out, const char *text);
+/* The same after `before`, which is JSON: {"key": */
+void voice_add_member(struct cli_text *out, const char *before, const char *text);
 /* The tokens [from, until) with their logprobs, as OpenAI's chats and responses have them, divided by commas. */
 void voice_add_tokens(struct exchange *exchange, const struct choice *choice, size_t from, size_t until);
 /* A call of a tool began, or has more arguments, since the last event of a stream. */

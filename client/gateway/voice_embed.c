@@ -41,16 +41,14 @@ static void openai_whole(struct exchange *ex)
         (ex->ask.base64 ? add_base64 : add_floats)(out, &ex->choices[i]);
         cli_text_add(out, "}", 1);
     }
-    cli_text_printf(out, "],\"model\":");
-    voice_add_string(out, ex->gateway->model.name);
+    voice_add_member(out, "],\"model\":", ex->gateway->model.name);
     cli_text_printf(out, ",\"usage\":{\"prompt_tokens\":%u,\"total_tokens\":%u}}", tokens, tokens);
 }
 
 static void ollama_whole(struct exchange *ex)
 {
     struct cli_text *out = &ex->out;
-    cli_text_printf(out, "{\"model\":");
-    voice_add_string(out, ex->gateway->model.name);
+    voice_add_member(out, "{\"model\":", ex->gateway->model.name);
     cli_text_printf(out, ",\"embeddings\":[");
     for (uint32_t i = 0; i < ex->choice_count; i++) {
         if (i) cli_text_add(out, ",", 1);

@@ -8,8 +8,7 @@
 
 void voice_error_ollama(struct cli_text *out, const struct refusal *refusal)
 {
-    cli_text_printf(out, "{\"error\":");
-    voice_add_string(out, refusal->text);
+    voice_add_member(out, "{\"error\":", refusal->text);
     cli_text_printf(out, "}");
 }
 
@@ -21,8 +20,7 @@ static void add_head(struct exchange *ex)
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &day);
     strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &day);
-    cli_text_printf(&ex->out, "{\"model\":");
-    voice_add_string(&ex->out, ex->gateway->model.name);
+    voice_add_member(&ex->out, "{\"model\":", ex->gateway->model.name);
     cli_text_printf(&ex->out, ",\"created_at\":\"%s.%06ldZ\"", stamp, now.tv_nsec / 1000);
 }
 
@@ -72,8 +70,7 @@ static void add_content(struct exchange *ex, struct choice *c)
     for (size_t i = c ? c->calls_sent : 0; chat && c && i < c->call_count; i++) {
         if (!is_object(&c->calls[i])) continue;
         cli_text_printf(out, any ? "," : ",\"tool_calls\":[");
-        cli_text_printf(out, "{\"function\":{\"name\":");
-        cli_text_json(out, c->calls[i].name, strlen(c->calls[i].name));
+        voice_add_member(out, "{\"function\":{\"name\":", c->calls[i].name);
         cli_text_printf(out, ",\"arguments\":%s}}", c->calls[i].arguments.data);
         any = true;
     }

@@ -27,6 +27,12 @@ void voice_add_string(struct cli_text *out, const char *text)
     json_decref(good);
 }
 
+void voice_add_member(struct cli_text *out, const char *before, const char *text)
+{
+    cli_text_add(out, before, strlen(before));
+    voice_add_string(out, text);
+}
+
 void voice_error_openai(struct cli_text *out, const struct refusal *refusal)
 {
     const char *type = refusal->status == 429   ? "rate_limit_error"
@@ -34,8 +40,7 @@ void voice_error_openai(struct cli_text *out, const struct refusal *refusal)
                        : refusal->status == 403 ? "permission_error"
                        : refusal->status >= 500 ? "server_error"
                                                 : "invalid_request_error";
-    cli_text_printf(out, "{\"error\":{\"message\":");
-    voice_add_string(out, refusal->text);
+    voice_add_member(out, "{\"error\":{\"message\":", refusal->text);
     cli_text_printf(out, ",\"type\":\"%s\",\"param\":", type);
     if (*refusal->param)
         voice_add_string(out, refusal->param);
@@ -227,8 +232,7 @@ static void add_call(struct exchange *ex, const struct choice *c, size_t i, bool
     cli_text_printf(out, "{");
     if (indexed) cli_text_printf(out, "\"index\":%zu,", i);
     add_call_id(ex, c, i);
-    cli_text_printf(out, ",\"type\":\"function\",\"function\":{\"name\":");
-    cli_text_json(out, call->name, strlen(call->name));
+    voice_add_member(out, ",\"type\":\"function\",\"function\":{\"name\":", call->name);
     cli_text_printf(out, ",\"arguments\":");
     cli_text_json(out, call->arguments.data, call->arguments.length);
     cli_text_printf(out, "}}");

@@ -23,8 +23,7 @@ static void whole(struct exchange *ex)
     }
     for (uint32_t i = 0; i < count; i++) order[i] = &ex->choices[i];
     qsort(order, count, sizeof *order, by_score);
-    cli_text_printf(out, "{\"object\":\"list\",\"model\":");
-    voice_add_string(out, ex->gateway->model.name);
+    voice_add_member(out, "{\"object\":\"list\",\"model\":", ex->gateway->model.name);
     cli_text_printf(out, ",\"usage\":{\"prompt_tokens\":%u,\"total_tokens\":%u},\"results\":[", tokens,
                     tokens);
     for (uint32_t i = 0; i < ex->ask.top_n; i++) {

@@ -1,13 +1,10 @@
 /* OpenAI's Responses: an answer as items (reasoning, message, function calls), and the events by which a stream builds them up.
  * See voice.h. There is one choice. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "client/gateway/gateway.h"
-#include "client/gateway/routes.h"
 #include "client/gateway/voice.h"
-#include "common/base/json.h"
 
 /* What an item is: struct choice_items.what. */
 enum { ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL }; /* ITEM_CALL + k: call k */
@@ -53,8 +50,7 @@ static void add_name(struct exchange *ex, const char *offered)
     const char *space = json_string_value(json_object_get(of, "namespace"));
     cli_text_json(&ex->out, name, strlen(name));
     if (!space) return;
-    cli_text_printf(&ex->out, ",\"namespace\":");
-    cli_text_json(&ex->out, space, strlen(space));
+    voice_add_member(&ex->out, ",\"namespace\":", space);
 }
 
 /* An item, done or as it begins. */
@@ -115,8 +111,7 @@ static void add_response(struct exchange *ex, const char *status)
     voice_add_string(out, ex->gateway->model.name);
     cli_text_printf(out, ",\"error\":");
     if (ex->refusal.status) {
-        cli_text_printf(out, "{\"code\":\"server_error\",\"message\":");
-        voice_add_string(out, ex->refusal.text);
+        voice_add_member(out, "{\"code\":\"server_error\",\"message\":", ex->refusal.text);
         cli_text_printf(out, "}");
     } else {
         cli_text_printf(out, "null");

@@ -1,5 +1,6 @@
 /* Texts of numbers. See json_numbers.h. An object's members are in the order in which they came, so the numbers of a value are,
  * in its own order, those of its text. */
+#include "common/base/grow.h"
 #include "common/base/json_numbers.h"
 
 #include <stdio.h>
@@ -77,13 +78,7 @@ static bool collect(json_t *value, struct leaves *to)
 {
     bool good = true;
     if (json_is_number(value)) {
-        if (to->count == to->space) {
-            const size_t space = to->space ? 2 * to->space : 64;
-            void *grown = realloc(to->item, space * sizeof *to->item);
-            if (!grown) return false;
-            to->item = grown;
-            to->space = space;
-        }
+        if (!GROW(to->item, to->count, to->space)) return false;
         to->item[to->count++] = value;
     } else if (json_is_array(value)) {
         for (size_t i = 0; good && i < json_array_size(value); i++)

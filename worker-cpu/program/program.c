@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/grow.h"
 #include "common/model/able.h"
 #include "common/plan/schedule.h"
 #include "common/plan/state.h"
@@ -41,15 +42,9 @@ void lower_unsupported(struct lowering *low, int32_t layer, const char *what)
 static struct program_entry *add_entry(struct lowering *low, enum op_kind kind, int32_t layer)
 {
     struct program *p = low->program;
-    if (p->count == low->capacity) {
-        uint32_t capacity = low->capacity ? low->capacity * 2 : 64;
-        struct program_entry *grown = realloc(p->entry, capacity * sizeof *grown);
-        if (!grown) {
-            low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for a program of %u entries", capacity);
-            return &low->nowhere;
-        }
-        p->entry = grown;
-        low->capacity = capacity;
+    if (!GROW(p->entry, p->count, low->capacity)) {
+        low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for a program of %u entries", p->count + 1);
+        return &low->nowhere;
     }
     struct program_entry *e = &p->entry[p->count++];
     memset(e, 0, sizeof *e);

@@ -5,9 +5,9 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/text/grammar/vocabulary.h"
+#include "common/base/grow.h"
 
 #define DEPTH_MAX 1000 /* of expressions */
 
@@ -40,15 +40,9 @@ static uint32_t new_state(struct compiler *c)
                       NFA_STATES_MAX);
         return 0;
     }
-    if (c->states == c->state_space) {
-        const uint32_t space = c->state_space ? 2 * c->state_space : 256;
-        void *grown = realloc(c->twin, space * sizeof *c->twin);
-        if (!grown) {
-            c->rc = helm_fail(c->err, HELM_E_NOMEM, "no memory for a grammar of %u states", space);
-            return 0;
-        }
-        c->twin = grown;
-        c->state_space = space;
+    if (!GROW(c->twin, c->states, c->state_space)) {
+        c->rc = helm_fail(c->err, HELM_E_NOMEM, "no memory for a grammar of more than %u states", c->states);
+        return 0;
     }
     c->twin[c->states] = NFA_NO_TWIN;
     return c->states++;
@@ -57,15 +51,9 @@ static uint32_t new_state(struct compiler *c)
 static void add_edge(struct compiler *c, uint32_t from, struct nfa_edge edge)
 {
     if (c->rc) return;
-    if (c->edge_count == c->edge_space) {
-        const uint32_t space = c->edge_space ? 2 * c->edge_space : 512;
-        void *grown = space > NFA_EDGES_MAX ? NULL : realloc(c->edge, space * sizeof *c->edge);
-        if (!grown) {
-            c->rc = helm_fail(c->err, HELM_E_LIMIT, "the grammar needs more than %u edges", c->edge_space);
-            return;
-        }
-        c->edge = grown;
-        c->edge_space = space;
+    if (c->edge_count == NFA_EDGES_MAX || !GROW(c->edge, c->edge_count, c->edge_space)) {
+        c->rc = helm_fail(c->err, HELM_E_LIMIT, "the grammar needs more than %u edges", c->edge_count);
+        return;
     }
     c->edge[c->edge_count++] = (struct raw_edge){from, edge};
 }

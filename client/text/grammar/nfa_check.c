@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "client/text/grammar/nfa.h"
+#include "common/base/grow.h"
 
 static int no_memory(struct helm_err *err)
 {
@@ -116,13 +117,7 @@ struct arrows {
 
 static int arrows_add(struct arrows *a, uint32_t to, struct helm_err *err)
 {
-    if (a->count == a->space) {
-        const uint32_t space = a->space ? 2 * a->space : 256;
-        void *grown = realloc(a->to, space * sizeof *a->to);
-        if (!grown) return no_memory(err);
-        a->to = grown;
-        a->space = space;
-    }
+    if (!GROW(a->to, a->count, a->space)) return no_memory(err);
     a->to[a->count++] = to;
     return 0;
 }

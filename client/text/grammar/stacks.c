@@ -1,5 +1,6 @@
 /* Stacks and places. See stacks.h. */
 #include "client/text/grammar/stacks.h"
+#include "common/base/grow.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -25,27 +26,13 @@ static int count_bytes(struct stacks *s, struct helm_err *err)
                      GRAMMAR_BYTES_MAX >> 20);
 }
 
-/* Room for entry `count`. */
-static bool reserve(void **list, uint32_t *space, uint32_t count, size_t entry)
-{
-    if (count < *space) return true;
-    const uint32_t grown = *space ? 2 * *space : 64;
-    void *memory = realloc(*list, (size_t)grown * entry);
-    if (!memory) return false;
-    *list = memory;
-    *space = grown;
-    return true;
-}
-
 int stacks_open(struct states *states, struct stacks *s, struct helm_err *err)
 {
     *s = (struct stacks){.states = states, .node_table_size = 256, .place_table_size = 256};
     s->node_table = calloc(s->node_table_size, sizeof *s->node_table);
     s->place_table = calloc(s->place_table_size, sizeof *s->place_table);
     if (!s->node_table || !s->place_table) return no_memory(err);
-    if (!reserve((void **)&s->node, &s->node_space, 0, sizeof *s->node) ||
-        !reserve((void **)&s->place, &s->place_space, 0, sizeof *s->place))
-        return no_memory(err);
+    if (!GROW(s->node, 0, s->node_space) || !GROW(s->place, 0, s->place_space)) return no_memory(err);
     s->node[STACKS_BOTTOM] = (struct stack_node){0};
     s->place[STACKS_NOWHERE] = (struct stack_place){0};
     s->node_count = s->place_count = 1;
@@ -107,7 +94,7 @@ int stacks_node(struct stacks *s, uint32_t set, uint32_t parent, uint32_t *node,
     if (s->node_count == STACKS_NODES_MAX)
         return helm_fail(err, HELM_E_LIMIT, "the grammar can be read in too many ways: more than %u stacks",
                          STACKS_NODES_MAX);
-    if (!reserve((void **)&s->node, &s->node_space, s->node_count, sizeof *s->node)) return no_memory(err);
+    if (!GROW(s->node, s->node_count, s->node_space)) return no_memory(err);
     s->node[s->node_count] = (struct stack_node){set, parent, s->node[parent].depth + 1};
     s->node_table[at] = s->node_count;
     *node = s->node_count++;
@@ -169,8 +156,7 @@ static int intern(struct stacks *s, uint32_t count, bool ends, uint32_t deepest,
     if (s->place_count == STACKS_PLACES_MAX)
         return helm_fail(err, HELM_E_LIMIT, "the output can go on in too many ways: more than %u places",
                          STACKS_PLACES_MAX);
-    if (!reserve((void **)&s->place, &s->place_space, s->place_count, sizeof *s->place))
-        return no_memory(err);
+    if (!GROW(s->place, s->place_count, s->place_space)) return no_memory(err);
     struct stack_place *p = &s->place[s->place_count];
     *p = (struct stack_place){.count = count, .ends = ends, .deepest = deepest};
     p->node = words_take(&s->words, count);
@@ -208,12 +194,12 @@ static int add(struct stacks *s, struct closure *c, uint32_t node, struct helm_e
     }
     while (node >= s->mark_space) {
         const uint32_t before = s->mark_space;
-        if (!reserve((void **)&s->mark, &s->mark_space, before, sizeof *s->mark)) return no_memory(err);
+        if (!GROW(s->mark, before, s->mark_space)) return no_memory(err);
         memset(s->mark + before, 0, (s->mark_space - before) * sizeof *s->mark);
     }
     if (s->mark[node] == s->round) return 0;
     s->mark[node] = s->round;
-    if (!reserve((void **)&s->list, &s->list_space, c->count, sizeof *s->list)) return no_memory(err);
+    if (!GROW(s->list, c->count, s->list_space)) return no_memory(err);
     s->list[c->count++] = node;
     if (s->node[node].depth > c->deepest) c->deepest = s->node[node].depth;
     return 0;
@@ -321,7 +307,7 @@ static int keep_stacks(struct stacks *s, const struct stack_place *p, struct hel
     uint32_t count = 0;
     for (uint32_t i = 0; i < p->count; i++) {
         for (uint32_t node = p->node[i];; node = s->node[node].parent) {
-            if (!reserve((void **)&s->kept, &s->kept_space, count, sizeof *s->kept)) return no_memory(err);
+            if (!GROW(s->kept, count, s->kept_space)) return no_memory(err);
             s->kept[count++] = node == STACKS_BOTTOM ? STATES_NONE : s->node[node].set;
             if (node == STACKS_BOTTOM) break;
         }

@@ -3,19 +3,14 @@
 
 #include <stdlib.h>
 
-#include "client/text/grammar/engine.h"
+#include "common/base/grow.h"
 
 static int note_exit(struct walk *w, uint32_t node, uint32_t depth, struct helm_err *err)
 {
     struct walk_exits *e = w->exits;
     if (!w->trie->node[node].children) return 0; /* nothing goes on there */
-    if (e->count == e->space) {
-        const uint32_t space = e->space ? 2 * e->space : 256;
-        void *grown = realloc(e->item, space * sizeof *e->item);
-        if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for the tokens that a grammar allows");
-        e->item = grown;
-        e->space = space;
-    }
+    if (!GROW(e->item, e->count, e->space))
+        return helm_fail(err, HELM_E_NOMEM, "no memory for the tokens that a grammar allows");
     e->item[e->count++] = (struct walk_exit){w->trie, node, w->tails ? 0 : depth};
     return 0;
 }

@@ -1,5 +1,6 @@
 /* Arrays by the chunk. See words.h. */
 #include "client/text/grammar/words.h"
+#include "common/base/grow.h"
 
 #include <stdlib.h>
 
@@ -7,13 +8,7 @@
 
 static uint32_t *add_chunk(struct words *w)
 {
-    if (w->count == w->space) {
-        const uint32_t space = w->space ? 2 * w->space : 16;
-        void *grown = realloc(w->chunk, space * sizeof *w->chunk);
-        if (!grown) return NULL;
-        w->chunk = grown;
-        w->space = space;
-    }
+    if (!GROW(w->chunk, w->count, w->space)) return NULL;
     uint32_t *chunk = malloc(WORDS_CHUNK * sizeof *chunk);
     if (chunk) w->chunk[w->count++] = chunk;
     return chunk;

@@ -7,6 +7,7 @@
  * Words met before come from a cache. Called by tokenizer.c; struct tok_bpe_work owns the scratch memory of
  * one encode. */
 #include "client/text/tokenizer/internal.h"
+#include "common/base/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -118,13 +119,8 @@ void tok_bpe_prepare(struct tok_bpe *bpe, const struct tok_vocab *vocab)
 
 static int push_symbol(struct tok_bpe_work *work, uint32_t id, struct helm_err *err)
 {
-    if (work->symbol_count == work->symbol_capacity) {
-        size_t capacity = work->symbol_capacity ? work->symbol_capacity * 2 : 256;
-        struct symbol *symbols = realloc(work->symbols, capacity * sizeof *symbols);
-        if (!symbols) return helm_fail(err, HELM_E_NOMEM, "no memory for a word of %zu symbols", capacity);
-        work->symbols = symbols;
-        work->symbol_capacity = capacity;
-    }
+    if (!GROW(work->symbols, work->symbol_count, work->symbol_capacity))
+        return helm_fail(err, HELM_E_NOMEM, "no memory for a word of %zu symbols", work->symbol_count + 1);
     uint32_t at = (uint32_t)work->symbol_count++;
     work->symbols[at] = (struct symbol){id, at ? at - 1 : NONE, at + 1};
     return 0;

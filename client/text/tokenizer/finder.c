@@ -8,6 +8,7 @@
  * tokenizer/load.c (to add and build) and tokenizer/added.c (to search); struct tok_finder owns its arrays.
  */
 #include "client/text/tokenizer/internal.h"
+#include "common/base/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,13 +39,8 @@ void tok_finder_free(struct tok_finder *finder)
 int tok_finder_add(struct tok_finder *finder, const char *text, size_t length, uint32_t value,
                    struct helm_err *err)
 {
-    if (finder->key_count == finder->key_capacity) {
-        uint32_t capacity = finder->key_capacity ? finder->key_capacity * 2 : 64;
-        struct tok_finder_key *keys = realloc(finder->keys, capacity * sizeof *keys);
-        if (!keys) return helm_fail(err, HELM_E_NOMEM, "no memory for %u spellings", capacity);
-        finder->keys = keys;
-        finder->key_capacity = capacity;
-    }
+    if (!GROW(finder->keys, finder->key_count, finder->key_capacity))
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %u spellings", finder->key_count + 1);
     finder->bytes.limit = BYTES_MAX;
     int rc = tok_buffer_reserve(&finder->bytes, length, err);
     if (rc) return rc;
@@ -99,13 +95,8 @@ static uint32_t advance(const struct tok_finder *finder, uint32_t state, uint8_t
 
 static int add_state(struct tok_finder *finder, uint32_t parent, uint8_t byte, struct helm_err *err)
 {
-    if (finder->state_count == finder->state_capacity) {
-        uint32_t capacity = finder->state_capacity ? finder->state_capacity * 2 : 256;
-        struct tok_finder_state *states = realloc(finder->states, capacity * sizeof *states);
-        if (!states) return helm_fail(err, HELM_E_NOMEM, "no memory for %u states", capacity);
-        finder->states = states;
-        finder->state_capacity = capacity;
-    }
+    if (!GROW(finder->states, finder->state_count, finder->state_capacity))
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %u states", finder->state_count + 1);
     uint32_t state = finder->state_count++;
     /* its own successors, and those of what it falls back to, are of earlier levels: they are all there */
     uint32_t fallback = parent ? advance(finder, finder->states[parent].fallback, byte) : 0;

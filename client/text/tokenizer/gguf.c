@@ -11,6 +11,7 @@
 
 #include "client/text/tokenizer/gguf_kinds.h"
 #include "client/text/tokenizer/internal.h"
+#include "common/base/grow.h"
 #include "common/model/gguf.h"
 
 #define MERGES_MAX  (1u << 23)
@@ -260,15 +261,9 @@ static int split_token(struct reading *r, uint32_t id, struct pairs *pairs)
         if (at >= entry->length || !merges(r, left)) continue;
         const uint32_t right = tok_vocab_find(vocab, text + at, entry->length - at);
         if (!merges(r, right)) continue;
-        if (pairs->count == pairs->capacity) {
-            const size_t capacity = pairs->capacity ? pairs->capacity * 2 : 4096;
-            struct pair *data = capacity > MERGES_MAX ? NULL : realloc(pairs->data, capacity * sizeof *data);
-            if (!data)
-                return helm_fail(r->err, HELM_E_LIMIT, "no memory for %zu merges, of at most %u", capacity,
-                                 MERGES_MAX);
-            pairs->data = data;
-            pairs->capacity = capacity;
-        }
+        if (pairs->count == MERGES_MAX || !GROW(pairs->data, pairs->count, pairs->capacity))
+            return helm_fail(r->err, HELM_E_LIMIT, "no memory for %zu merges, of at most %u",
+                             pairs->count + 1, MERGES_MAX);
         pairs->data[pairs->count++] = (struct pair){left, right, id};
     }
     return 0;

@@ -2,6 +2,7 @@
  *
  * Called by all of the tokenizer's files. Buffers belong to the caller that declared them. */
 #include "client/text/tokenizer/internal.h"
+#include "common/base/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -61,10 +62,8 @@ int tok_ids_reserve(struct tok_ids *ids, size_t more, struct helm_err *err)
 
 int tok_ids_push(struct tok_ids *ids, uint32_t id, struct helm_err *err)
 {
-    if (ids->count == ids->capacity) {
-        int rc = tok_ids_reserve(ids, 1, err);
-        if (rc) return rc;
-    }
+    if (!GROW(ids->data, ids->count, ids->capacity))
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %zu token ids", ids->count + 1);
     ids->data[ids->count++] = id;
     return 0;
 }
@@ -72,13 +71,8 @@ int tok_ids_push(struct tok_ids *ids, uint32_t id, struct helm_err *err)
 int tok_pieces_push(struct tok_pieces *pieces, size_t start, size_t end, uint32_t id, bool first,
                     struct helm_err *err)
 {
-    if (pieces->count == pieces->capacity) {
-        size_t capacity = pieces->capacity ? pieces->capacity * 2 : 32;
-        struct tok_piece *data = realloc(pieces->data, capacity * sizeof *data);
-        if (!data) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu pieces of text", capacity);
-        pieces->data = data;
-        pieces->capacity = capacity;
-    }
+    if (!GROW(pieces->data, pieces->count, pieces->capacity))
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %zu pieces of text", pieces->count + 1);
     pieces->data[pieces->count++] = (struct tok_piece){(uint32_t)start, (uint32_t)(end - start), id, first};
     return 0;
 }

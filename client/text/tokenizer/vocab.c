@@ -5,6 +5,7 @@
  * probed linearly; a file made to collide runs into TOK_PROBES_MAX. Called by tokenizer/load.c, tokenizer/gguf.c,
  * tokenizer/bpe.c and the queries; struct tok_vocab owns its four arrays. */
 #include "client/text/tokenizer/internal.h"
+#include "common/base/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -107,13 +108,8 @@ void tok_token_list_free(struct tok_token_list *list)
 int tok_vocab_spell(struct tok_vocab *vocab, struct tok_token_list *list, uint32_t id, size_t offset,
                     struct helm_err *err)
 {
-    if (list->count == list->capacity) {
-        size_t capacity = list->capacity ? list->capacity * 2 : 4096;
-        void *items = realloc(list->items, capacity * sizeof *list->items);
-        if (!items) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu tokens", capacity);
-        list->items = items;
-        list->capacity = capacity;
-    }
+    if (!GROW(list->items, list->count, list->capacity))
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %zu tokens", list->count + 1);
     list->items[list->count++] =
         (struct tok_listed){id, (uint32_t)offset, (uint32_t)(vocab->bytes.length - offset)};
     return tok_buffer_append(&vocab->bytes, "", 1, err);

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/grow.h"
 #include "common/base/round.h"
 #include "common/base/units.h"
 #include "worker-gpu/device/emulated/queue.h"
@@ -29,15 +30,10 @@ static int region_add(struct emulated *e, const struct region *region, struct he
 {
     int rc = 0;
     pthread_mutex_lock(&e->lock);
-    if (e->region_count == e->region_capacity) {
-        uint32_t capacity = e->region_capacity ? e->region_capacity * 2 : 32;
-        struct region *grown = realloc(e->region, capacity * sizeof *grown);
-        if (!grown)
-            rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u regions", capacity);
-        else
-            e->region = grown, e->region_capacity = capacity;
-    }
-    if (!rc) e->region[e->region_count++] = *region;
+    if (GROW(e->region, e->region_count, e->region_capacity))
+        e->region[e->region_count++] = *region;
+    else
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u regions", e->region_count + 1);
     pthread_mutex_unlock(&e->lock);
     return rc;
 }
