@@ -6,7 +6,6 @@
  * to start, 5 failed. */
 #include <fcntl.h>
 #include <malloc.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

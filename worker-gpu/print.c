@@ -3,7 +3,6 @@
 
 #include <jansson.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "common/plan/arena_spec.h"

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/base/units.h"
 #include "client/bench/bench.h"

@@ -7,7 +7,6 @@
 
 #include "client/cli/commands.h"
 #include "client/cli/query.h"
-#include "common/base/json.h"
 
 static int descending(const void *a, const void *b)
 {

@@ -1,7 +1,5 @@
 /* helm-cli pull: a model from the hub into its cache. See cli.h and client/hub/pull.h. */
-#include <signal.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "client/cli/commands.h"

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "client/cli/commands.h"
-#include "client/cli/query.h"
 #include "client/cli/top_screen.h"
 #include "common/base/units.h"
 

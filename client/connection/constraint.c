@@ -4,7 +4,6 @@
  * longer than a moment is made by the connection's mask thread (mask_thread.c): meanwhile the caller's loop goes on. */
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/connection/connection.h"
 #include "client/connection/mask_thread.h"

@@ -6,7 +6,6 @@
 
 #include "client/gateway/gateway.h"
 #include "client/gateway/responses.h"
-#include "common/base/json.h"
 
 #define ID_SHOWN 100 /* characters of a stranger's id in a message */
 

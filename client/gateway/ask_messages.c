@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "client/gateway/ask.h"
-#include "common/base/json.h"
 
 struct message {
     struct ask_reader *reader;

@@ -1,6 +1,5 @@
 /* The fields of /v1/chat/completions and /v1/completions, in one table. See ask.h. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/gateway/ask.h"
 #include "common/base/units.h"

@@ -7,7 +7,6 @@
 
 #include "client/gateway/ask.h"
 #include "client/gateway/gateway.h"
-#include "common/base/json.h"
 
 #define METADATA_PAIRS_MAX 16
 #define METADATA_KEY_MAX   64

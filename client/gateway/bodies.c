@@ -3,7 +3,6 @@
  * Called by server.c and exchange.c, in the loop. */
 #include "client/gateway/gateway.h"
 #include "client/gateway/jobs.h"
-#include "client/gateway/routes.h"
 
 /* A body of the user that can be given up: the largest that is not whole, or the latest that no thread reads yet, which is
  * taken out of the queue. */

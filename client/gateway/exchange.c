@@ -3,13 +3,11 @@
  * Callbacks of libhelm come from inside helm_dispatch; they only write and wake, so that libmicrohttpd runs afterwards. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/gateway/gateway.h"
 #include "client/gateway/grammars.h"
 #include "client/gateway/jobs.h"
 #include "client/gateway/routes.h"
-#include "client/gateway/server.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
 

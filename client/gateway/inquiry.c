@@ -9,7 +9,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "client/gateway/gateway.h"
 #include "client/gateway/routes.h"
 #include "common/base/log.h"
 #include "common/base/units.h"

@@ -6,7 +6,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "client/gateway/routes.h"
 #include "client/gateway/users.h"
 
 #define THREADS_MAX 16

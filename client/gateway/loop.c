@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <systemd/sd-daemon.h>
-#include <unistd.h>
 
 #include "client/shared/private_daemon.h"
 #include "client/gateway/arrivals.h"

@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "client/gateway/gateway.h"
 #include "client/gateway/routes.h"
 
 void page_reply(struct exchange *ex)

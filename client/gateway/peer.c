@@ -8,19 +8,16 @@
 #include "client/gateway/peer.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
 #include <microhttpd.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "client/gateway/arrivals.h"
 #include "client/gateway/gateway.h"
 #include "client/gateway/jobs.h"
-#include "client/gateway/server.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
 

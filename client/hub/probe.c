@@ -4,7 +4,6 @@
  * folder -> model_read_headers. A file that the cache has is read there. */
 #include "client/hub/probe.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>

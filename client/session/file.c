@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/units.h"
 #include "common/formats/kv_dtype.h"
 #include "common/model/content.h"
 #include "common/shared/kv_layout.h"

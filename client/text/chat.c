@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "client/text/jinja/jinja.h"
-#include "client/text/jinja/run.h"
 #include "client/text/tokenizer/internal.h"
 #include "common/base/file.h"
 #include "common/base/json_numbers.h"

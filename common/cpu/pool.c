@@ -11,7 +11,6 @@
  *            0 sees everything that the region wrote, and publishes the next region after it */
 #include "common/cpu/pool.h"
 
-#include <errno.h>
 #include <xmmintrin.h>
 #include <limits.h>
 #include <linux/futex.h>

@@ -5,12 +5,9 @@
  * RoPE's factors are read. */
 #include "common/model/gguf_model.h"
 
-#include <dirent.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/base/file.h"

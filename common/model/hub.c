@@ -2,12 +2,10 @@
 #include "common/model/hub.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <fts.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/base/file.h"

@@ -2,7 +2,6 @@
 #include "common/model/identity.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/model/content.h"
 #include "common/model/shards.h"

@@ -1,7 +1,6 @@
 /* The tables of memories, processors, links and homes. See home.h. Constant data. */
 #include "common/plan/home.h"
 
-#include <stddef.h>
 #include <string.h>
 
 static const char *const memory_names[PLAN_MEMORIES] = {

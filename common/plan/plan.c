@@ -8,7 +8,6 @@
 
 #include "common/base/units.h"
 #include "common/model/router.h"
-#include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
 #include "common/plan/state.h"
 

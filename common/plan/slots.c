@@ -3,7 +3,6 @@
 
 #include "common/base/round.h"
 #include "common/formats/packed.h"
-#include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
 
 #define SLOT_ALIGN 16 /* what kernels read an expert by */

@@ -14,7 +14,6 @@
 
 #include "common/base/file.h"
 #include "common/base/round.h"
-#include "common/model/model.h"
 #include "common/base/units.h"
 
 #ifndef MADV_COLLAPSE

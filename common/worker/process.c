@@ -4,13 +4,11 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include "common/base/args.h"
-#include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/start.h"

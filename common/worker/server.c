@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "common/base/cpu.h"
-#include "common/base/log.h"
 #include "common/cpu/pin.h"
 
 /* How often a thread that sleeps between steps looks whether it should end. */

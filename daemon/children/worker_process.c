@@ -2,7 +2,6 @@
  * reap. */
 #include "daemon/children/worker_process.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>

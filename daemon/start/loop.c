@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <xmmintrin.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>

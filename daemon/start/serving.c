@@ -5,7 +5,6 @@
 #include "common/base/log.h"
 #include "common/base/start.h"
 #include "daemon/start/start.h"
-#include "daemon/steps/request.h"
 
 static int remake(struct helmd *d, struct helm_err *err);
 

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/units.h"
 #include "daemon/steps/divergence.h"
 
 /* Sequences that begin with different tokens, from all over the vocabulary; those of a further round with others. */

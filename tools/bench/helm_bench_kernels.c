@@ -8,7 +8,6 @@
  * several tokens with the bits of one each, are measured by helm-profile with the worker's engine. */
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

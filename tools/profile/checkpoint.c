@@ -1,13 +1,10 @@
 /* A model that exists only to be measured. See profile_tool.h. Called by cpu.c; the folder lies in the
  * system's temporary folder for as long as it takes to load it. */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/base/json.h"
 #include "common/model/arch.h"
 #include "common/model/model.h"
 #include "common/base/units.h"

@@ -10,7 +10,6 @@
  *                                                       link give at this moment, as JSON, and keeps nothing
  * What cannot be kept is a warning ("not kept: ..."), and is printed all the same.
  * Start order only: options, device, fingerprint, what is cached, or else the measuring. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>

@@ -12,7 +12,6 @@
 #include "common/plan/placement.h"
 #include "common/formats/packed.h"
 #include "common/base/random.h"
-#include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
 
 #define VARIANTS   16 /* groups of a shape that differ; placed as if at random */

@@ -1,5 +1,4 @@
 /* A profile for people. See profile_tool.h. Called by helm_profile.c; owns nothing. */
-#include <string.h>
 
 #include "common/base/units.h"
 #include "tools/profile/profile_tool.h"

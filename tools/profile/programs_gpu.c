@@ -6,10 +6,8 @@
  * without any, since neighbours overlap. Cells that would take longer than a few shares of the time left are left out. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/base/units.h"
-#include "common/model/arch.h"
 #include "tools/profile/profile_tool.h"
 
 #define CONTEXT_SHORT  256

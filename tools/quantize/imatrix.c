@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "common/base/file.h"
-#include "common/model/model.h"
 
 #define SUMS   ".in_sum2"
 #define COUNTS ".counts"

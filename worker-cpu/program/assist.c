@@ -1,7 +1,6 @@
 /* The CPU's part of attention in layers whose cache is the GPU's. See assist.h. Called by execute.c. */
 #include "worker-cpu/program/assist.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,6 @@
 /* Weights: parallel loading. See weights.h. */
 #include "worker-cpu/weights/weights.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,9 +8,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "common/base/units.h"
 #include "common/model/content.h"
-#include "common/cpu/kernels/kernel_set.h"
 #include "common/plan/engine_limits.h"
 
 /* Bytes that one thread populates and reads at a time: a multiple of a huge page, small enough that progress is

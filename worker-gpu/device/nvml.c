@@ -3,7 +3,6 @@
 #include "worker-gpu/device/nvml.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 

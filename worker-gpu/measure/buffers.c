@@ -1,7 +1,6 @@
 /* What the device's kernels work on while they are measured: weights of a real shape, the buffers of a step,
  * the step block. See measure/private.h. Called by measure.c; measure_kernels_close gives everything back. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/base/units.h"
 #include "worker-gpu/measure/private.h"

@@ -9,7 +9,6 @@
 
 #include "common/base/units.h"
 #include "worker-gpu/measure/private.h"
-#include "worker-gpu/program/program.h"
 
 #define IDLE_MS       20        /* the device's, before a burst and between steps that begin from a pause */
 #define OTHERS_BYTES  (4 * MIB) /* twice a large L2 */

@@ -10,7 +10,6 @@
 #include "common/formats/packed.h"
 #include "common/base/units.h"
 #include "worker-gpu/measure/private.h"
-#include "worker-gpu/program/ring.h"
 
 #define COLS         4096
 #define GROUP_VALUES (PACKED_ROWS * COLS)

@@ -11,7 +11,6 @@
 #include "common/base/round.h"
 #include "common/base/units.h"
 #include "worker-gpu/measure/private.h"
-#include "worker-gpu/program/program.h"
 
 /* ---- timing ---- */
 

@@ -6,7 +6,6 @@
  *
  * Owns the device, host memory of the arena's kind (a memfd with huge pages, registered with the driver) and,
  * while copies flow, the thread that keeps them flowing. Compute rates are measure/kernels.c's. */
-#include <errno.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <signal.h>

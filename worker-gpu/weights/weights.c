@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/units.h"
 #include "common/formats/packed.h"
 #include "common/model/arch.h"
 

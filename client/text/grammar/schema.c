@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "client/text/grammar/grammar.h"
-#include "common/base/json.h"
 #include "common/base/json_numbers.h"
 
 void schema_refuse(struct schema *s, int code, const char *fmt, ...)

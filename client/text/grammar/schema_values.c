@@ -1,5 +1,4 @@
 /* Literals and any JSON. See schema.h. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
  * class is allowed up to a number of characters without a look at its tokens. What is left is walked: tokens of a class
  * where some of its characters go on and some do not, and what stands behind plain characters at a token's head. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/text/grammar/engine.h"
 

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
-#include "client/text/jinja/jinja.h"
 #include "client/text/jinja/eval.h"
 
 /* ---- shared with methods */

@@ -1,5 +1,4 @@
 /* Filters on sequences and dicts. See jinja/eval.h. Called through the table at the end. */
-#include "client/text/jinja/jinja.h"
 #include "client/text/jinja/eval.h"
 
 /* ---- what several filters do */

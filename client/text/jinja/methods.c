@@ -1,7 +1,6 @@
 /* Methods of lists, dicts and the loop variable, and the way to those of texts (jinja/methods_text.c). See
  * jinja/eval.h. Called by jinja_getattr; the tables are at the end. Methods that would change a value are
  * refused, as transformers' sandbox does. */
-#include "client/text/jinja/jinja.h"
 #include "client/text/jinja/eval.h"
 
 /* ---- lists */

@@ -1,7 +1,6 @@
 /* Methods of texts. See jinja/eval.h. Called through the table at the end. */
 #include <utf8proc.h>
 
-#include "client/text/jinja/jinja.h"
 #include "client/text/jinja/eval.h"
 
 /* The `which` of most methods: the end that they begin at, or cut off. */

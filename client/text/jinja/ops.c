@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "client/text/jinja/jinja.h"
 #include "client/text/jinja/eval.h"
 
 const char *jinja_op_text(char op, char text[2])
