@@ -16,8 +16,8 @@ HELM_MUST_CHECK int endpoint_check(const char *endpoint, bool has_keys, struct h
 
 /* ZeroMQ connects lazily and retries for ever, so a missing daemon has to be found out beforehand: opens and
  * closes a plain connection to an ipc endpoint. HELM_E_NOT_FOUND: no socket there, or no listener;
- * HELM_E_PERMISSION, also where the socket or its listener is another user's (trust.h). tcp endpoints are not probed (0): connection.c watches the first connection attempt
- * instead. */
+ * HELM_E_PERMISSION, also where the socket or its listener is another user's (trust.h). tcp endpoints are not
+ * probed (0): connection.c watches the first connection attempt instead. */
 HELM_MUST_CHECK int endpoint_probe(const char *endpoint, struct helm_err *err);
 
 #endif

@@ -1,9 +1,13 @@
 /* Connections and requests that wait for their turn. See arrivals.h. Owns connections until peer_admit.
  *
- * One client can open connections, or ask on those that it has, faster than the gateway serves them. In the kernel's queue, which
- * is first come, first served, everybody would wait for all of them. So the kernel's queue is emptied, and the order is made
- * here. A connection is silent until its first bytes have come, and takes no place. If these ask for /health, they are answered, and it is silent again:
- * many in a turn of the loop, the newest first, since any other order has everybody wait for all. All other connections, and requests on connections that are open, are served by address, one of each in turn. */
+ * One client can open connections, or ask on open ones, faster than the gateway serves them. The kernel's
+ * queue is first come, first served, so everybody would wait for that client. This file empties the kernel's
+ * queue and makes an order of its own:
+ *
+ * 1. A connection is silent until its first bytes come. A silent connection takes no place.
+ * 2. Requests for /health are answered many in a turn of the loop, the newest first: any other order has
+ *    everybody wait for all. The connection is silent again then.
+ * 3. All other connections, and requests on open connections, are served by address, one of each in turn. */
 #include "client/gateway/arrivals.h"
 
 #include <errno.h>

@@ -1,8 +1,10 @@
 /* What a body of HTTP asks for: checked, its text turned into tokens.
  *
- * Called by the gateway's workers, by tests and by the fuzz target; pure, so any number of threads may read bodies with one
- * model at the same time. Every field is read by a row of its dialect's table (ask_openai.c, ask_ollama.c, ...), or the
- * one table of ask_members.c says whether it is taken though nothing reads it, and is named, or refused. Bodies come from strangers; common/base/json.h bounds their nesting, the server their size. */
+ * Called by the gateway's workers, by tests and by the fuzz target; pure, so any number of threads may read
+ * bodies with one model at the same time. Every field is read by a row of its dialect's table (ask_openai.c,
+ * ask_ollama.c, ...), or the one table of ask_members.c says whether it is taken though nothing reads it, and
+ * is named, or refused. Bodies come from strangers; common/base/json.h bounds their nesting, the server their
+ * size. */
 #ifndef HELM_CLIENT_GATEWAY_ASK_H
 #define HELM_CLIENT_GATEWAY_ASK_H
 

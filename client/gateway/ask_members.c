@@ -1,7 +1,8 @@
-/* Members of a body that no function of their dialect reads (the tables of ask_*.c): one table decides which are taken
- * because they change no answer, and which are refused because they would. See ask.h.
+/* Members of a body that no row of their dialect's table (ask_*.c) reads. The table here says which are taken,
+ * because no value of theirs changes the answer, and which are refused, because some values would. See ask.h.
  *
- * A member that is in no table is unknown: Ollama ignores it, so /api/... does; on the other paths it is refused. */
+ * A member without a row is unknown. Ollama ignores unknown members, so paths under /api do. Other paths
+ * refuse them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,16 +74,14 @@ static const struct member_row rows[] = {
     /* wishes that a model may follow or not, and what there is to be shown */
     {"verbosity", CHATS, HINT, "\"medium\""},
     {"text.verbosity", ASK_RESPONSE, HINT, "\"medium\""},
-    {"reasoning.summary", ASK_RESPONSE, HINT, NULL},
+    {"reasoning.summary", ASK_RESPONSE | CHATS, HINT, NULL},
     {"reasoning.generate_summary", ASK_RESPONSE, HINT, NULL},
-    {"thinking.budget_tokens", ANTHROPIC, HINT, NULL},
+    {"thinking.budget_tokens", ANTHROPIC | CHATS, HINT, NULL},
     {"thinking.display", ANTHROPIC, HINT, "\"summarized\""},
-    {"thinking.budget_tokens", CHATS, HINT, NULL},
     {"thinking.clear_thinking", CHATS, HINT, NULL},
     {"thinking_budget", CHATS, HINT, NULL},
     {"reasoning_budget", CHATS, HINT, "-1"},
     {"reasoning.max_tokens", CHATS, HINT, NULL},
-    {"reasoning.summary", CHATS, HINT, NULL},
     {"output_config.task_budget", ANTHROPIC, HINT, NULL},
     {"context_management", ANTHROPIC, HINT, NULL},
     {"max_tool_calls", ASK_RESPONSE, HINT, NULL},

@@ -1,5 +1,5 @@
-/* /health without libmicrohttpd, for connections that ask for nothing else: they take no place, and an answer costs a tenth. Called
- * by arrivals.c, in the loop. Owns nothing. */
+/* /health without libmicrohttpd, for connections that ask for nothing else: they take no place, and an answer
+ * costs a tenth. Called by arrivals.c, in the loop. Owns nothing. */
 #ifndef HELM_CLIENT_GATEWAY_HEALTH_H
 #define HELM_CLIENT_GATEWAY_HEALTH_H
 

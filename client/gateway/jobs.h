@@ -1,9 +1,9 @@
-/* Threads that read bodies and write long ends of answers: an exchange goes in, and comes back with its ask, its refusal or
- * its output (exchange_work). Users take turns (users.h); one user's jobs take all threads but one
- * at most.
+/* Threads that read bodies and write long ends of answers: an exchange goes in, and comes back with its ask,
+ * its refusal or its output (exchange_work). Users take turns (users.h); one user's jobs take all threads but
+ * one at most.
  *
- * A thread touches of an exchange its route, body, ask, choices, refusal, out and status, and of the gateway its model, which does
- * not change. Called by the loop. */
+ * A thread touches of an exchange its route, body, ask, choices, refusal, out and status, and of the gateway
+ * its model, which does not change. Called by the loop. */
 #ifndef HELM_CLIENT_GATEWAY_JOBS_H
 #define HELM_CLIENT_GATEWAY_JOBS_H
 

@@ -77,10 +77,11 @@ enum helm_chat_encode_flag {
         1, /* control tokens written in messages become such tokens: for texts that one trusts */
     HELM_CHAT_GENERATION_PROMPT = 2, /* of helm_chat_encode: as add_generation_prompt */
 };
-/* As helm_chat_render and helm_chat_render_json, with the tokens. Control tokens come of the template alone, and of the
- * checkpoint's own special tokens that it writes; what messages, tools and `extra` spell is text. A message's role counts as the
- * template's where it is a word, since templates write the rest of a token around it. Control tokens are those marked special, those
- * that begin with "<|", and those that the template spells ("<tool_call>"). */
+/* As helm_chat_render and helm_chat_render_json, with the tokens. Control tokens come of the template alone,
+ * and of the checkpoint's own special tokens that it writes; what messages, tools and `extra` spell is text.
+ * A message's role counts as the template's where it is a word, since templates write the rest of a token
+ * around it. Control tokens are those marked special, those that begin with "<|", and those that the template
+ * spells ("<tool_call>"). */
 HELM_MUST_CHECK int helm_chat_encode(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer,
                                      const struct helm_chat_message *messages, size_t count, unsigned flags,
                                      struct helm_chat_prompt *out, struct helm_err *err);

@@ -333,8 +333,8 @@ static int count_of(float scale, float step)
     return count < 0 ? 0 : count >= COUNTS ? COUNTS - 1 : count;
 }
 
-/* The block's scale as fp16: of those around what the largest asks for the TRIED whose odd multiples fit best, with the entries that
- * groups have by themselves; the best first. Returns how many. */
+/* The block's scale as fp16: of those around what the largest asks for the TRIED whose odd multiples fit
+ * best, with the entries that groups have by themselves; the best first. Returns how many. */
 static int fit_block(const struct quantize_grid *g, const struct block *b, uint16_t tried[TRIED])
 {
     const int groups = VALUES / g->kind->group;

@@ -288,7 +288,8 @@ uint32_t model_mlp_width(const struct model_config *config);
 uint32_t model_dense_width(const struct model_config *config);
 /* Columns of the widest matrix that is no expert's, or more. */
 uint32_t model_widest(const struct model_config *config);
-/* Shape that `config` implies for a role in a layer (-1: in layers without a window); returns false when the configuration has no such tensor in any layer. */
+/* Shape that `config` implies for a role in a layer (-1: in layers without a window); returns false when the
+ * configuration has no such tensor in any layer. */
 bool model_expected_shape(const struct model_config *config, enum tensor_role role, int32_t layer,
                           uint64_t *rows, uint64_t *cols);
 /* Whether it has what the role is about, in layers whose operations name it. */
@@ -318,9 +319,10 @@ uint32_t model_paged_layers(const struct model_config *config);
 /* Bytes of KV cache one token needs over `layers` layers without a window at `kv_dtype`. */
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype);
 
-/* Of one of its tables: inv_freq[dims / 2] (dims 0: head_dim) in float32 as transformers computes it (ROPE_INIT_FUNCTIONS), and the factor that
- * multiplies cos and sin (1 except for yarn and longrope). `context` is what the run is planned for, which chooses a longrope's
- * factors. Angle = (float)position * inv_freq[i]. */
+/* Of one of its tables: inv_freq[dims / 2] (dims 0: head_dim) in float32 as transformers computes it
+ * (ROPE_INIT_FUNCTIONS), and the factor that multiplies cos and sin (1 except for yarn and longrope).
+ * `context` is what the run is planned for, which chooses a longrope's factors. Angle = (float)position *
+ * inv_freq[i]. */
 void rope_inv_freq(const struct model_config *config, uint32_t table, uint32_t context, float *inv_freq,
                    float *scale);
 /* How many of the tables there are. */

@@ -366,8 +366,8 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "vram": the same, "vram1": the same (where something is "gpu1")}
  *
  * "stages" may also be an array: the decode list alone. Every member shown without a default is required.
- * Each list covers all layers in order, see plan_check; a ledger's lines add up to its total (HELM_E_MISMATCH) and
- * the total is within its limit (HELM_E_CAPACITY).
+ * Each list covers all layers in order, see plan_check; a ledger's lines add up to its total
+ * (HELM_E_MISMATCH) and the total is within its limit (HELM_E_CAPACITY).
  *
  * plan_to_json: a fresh object (json_decref), NULL without memory. plan_from_json leaves *plan empty on an
  * error. */

@@ -366,8 +366,8 @@ static uint64_t thread_bytes(const struct model_config *m, bool decodes)
            cpu_experts_bytes(m);
 }
 
-/* Kernels of INT8 lay values down as their instructions want them: one layout serves all formats that have such a kernel. A format
- * that AVX512-VNNI has none for takes AVX2's, and then the reference's. */
+/* Kernels of INT8 lay values down as their instructions want them: one layout serves all formats that have
+ * such a kernel. A format that AVX512-VNNI has none for takes AVX2's, and then the reference's. */
 #define INT8_LAYOUTS 3
 
 struct cpu_room cpu_room_of(const struct cpu_activations_case *c, unsigned formats)

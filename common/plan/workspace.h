@@ -178,9 +178,9 @@ void cpu_activations_place(const struct cpu_activations_case *c, struct cpu_acti
  * experts. */
 uint64_t cpu_experts_bytes(const struct model_config *config);
 
-/* Memory that the CPU worker takes for itself, whatever its kernels ask for: activations with inputs laid out for products, and the
- * scratch of each thread. The worker allocates as much; kernels that ask for more scratch (OpenBLAS) get it, with a warning.
- * `formats`: bits, of the matrices in host memory. */
+/* Memory that the CPU worker takes for itself, whatever its kernels ask for: activations with inputs laid out
+ * for products, and the scratch of each thread. The worker allocates as much; kernels that ask for more
+ * scratch (OpenBLAS) get it, with a warning. `formats`: bits, of the matrices in host memory. */
 struct cpu_room {
     uint64_t activations, thread;
 };

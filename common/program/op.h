@@ -75,7 +75,8 @@ enum op_kind {
     OP_GEMM_SMALL, /* the same of up to 16 */
     OP_MATMUL,
     OP_LOGITS, /* a router's of any number of tokens, norm included: as GEMM_SMALL, not as MATMUL rounds them */
-    OP_EXPERTS_ASK, /* of experts in both memories: chooses (not of a chunk), says which processor computes which, and asks the CPU */
+    /* of experts in both memories: chooses (not of a chunk), says which processor computes which, asks the CPU */
+    OP_EXPERTS_ASK,
     OP_EXPERTS_ADD, /* adds what the CPU answers */
     OP_EXPERTS_GROUP, /* tokens and their choices by expert */
     OP_ADD_BIAS,

@@ -59,34 +59,36 @@
  *   direct_from to host_tokens     the GPU's kernel reads the arena         the same
  *   from host_tokens on            the GPU's kernel reads VRAM              the same
  *
- * A chunk that is longer than VRAM has places for is flagged STEP_KV_ARENA (plan_appends_in_arena): the GPU computes each of
- * its layers in VRAM that all layers take in turn, and copies the cells to the arena, whole pages or not. Positions in front
- * of the chunk are taken from the arena as far as their pages are whole, else from the page's place. Of each row the pages
- * from plan_placed_from on, in which the next step goes on, have their cells in their places, too, by vram_table.
+ * A chunk that is longer than VRAM has places for is flagged STEP_KV_ARENA (plan_appends_in_arena): the GPU
+ * computes each of its layers in VRAM that all layers take in turn, and copies the cells to the arena, whole
+ * pages or not. Positions in front of the chunk are taken from the arena as far as their pages are whole,
+ * else from the page's place. Of each row the pages from plan_placed_from on, in which the next step goes on,
+ * have their cells in their places, too, by vram_table.
  *
- * In a step flagged STEP_KV_ASSISTED the GPU puts the queries of each of its layers that the plan has the CPU attend to
- * (plan_assists_layer), normed and rotated, into the kv lane `query`, [token][head][head_dim], and the CPU answers in `partial` with the result over its positions,
- * [token][head]{m, s, o[head_dim]} (thesis 4.18 to 4.20: the maximum score, the sum of exponentials, their sum
- * of values; -inf, 0, 0 for a row without such positions). Tickets count those layers, from 1 on, in both lanes. Of the GPU's
- * other layers all positions below host_tokens are read by its kernel.
+ * In a step flagged STEP_KV_ASSISTED the GPU puts the queries of each of its layers that the plan has the CPU
+ * attend to (plan_assists_layer), normed and rotated, into the kv lane `query`, [token][head][head_dim], and
+ * the CPU answers in `partial` with the result over its positions, [token][head]{m, s, o[head_dim]} (thesis
+ * 4.18 to 4.20: the maximum score, the sum of exponentials, their sum of values; -inf, 0, 0 for a row without
+ * such positions). Tickets count those layers, from 1 on, in both lanes. Of the GPU's other layers all
+ * positions below host_tokens are read by its kernel.
  *
- * Experts at home in both memories. In every step the GPU puts each such layer's tokens into the lane `ask`: the residual
- * stream [capacity][hidden], behind it for each token and choice which expert the CPU computes (ARENA_EXPERT_NONE: the GPU
- * does), [capacity][experts_chosen], and its weight, likewise; capacity is step_tokens. The CPU answers in `sum` with their
- * weighted sum, [token][hidden]. Tickets count those layers, from 1 on, in both lanes. Which of them lie in VRAM the GPU
- * worker alone knows.
+ * Experts at home in both memories. In every step the GPU puts each such layer's tokens into the lane `ask`:
+ * the residual stream [capacity][hidden], behind it for each token and choice which expert the CPU computes
+ * (ARENA_EXPERT_NONE: the GPU does), [capacity][experts_chosen], and its weight, likewise; capacity is
+ * step_tokens. The CPU answers in `sum` with their weighted sum, [token][hidden]. Tickets count those layers,
+ * from 1 on, in both lanes. Which of them lie in VRAM the GPU worker alone knows.
  *
  * step.fetch: pages of the arena that the GPU copies to places in VRAM by the way; steps behind this one may
  * count on them.
  *
- * Fixed states (state_layout.h). Before a step each worker copies, of its layers, the snapshot `state_from` of a row to the
- * row's slot; a row at position 0 begins with zeros instead. A row leaves snapshots: each entry of `left` is the state after
- * that many of the row's tokens. Operations write it as they pass; the state after all tokens is copied after the step. A worker
- * rings `done` when its parts are there.
+ * Fixed states (state_layout.h). Before a step each worker copies, of its layers, the snapshot `state_from`
+ * of a row to the row's slot; a row at position 0 begins with zeros instead. A row leaves snapshots: each
+ * entry of `left` is the state after that many of the row's tokens. Operations write it as they pass; the
+ * state after all tokens is copied after the step. A worker rings `done` when its parts are there.
  *
- * Windows. Layers that keep a window have a page table of their own, with an entry for each page of the sequence. An entry in
- * front of state_window_hidden(start) of a row means nothing: its page is others'. Entries from there on stay as they are while
- * a step in flight may read them.
+ * Windows. Layers that keep a window have a page table of their own, with an entry for each page of the
+ * sequence. An entry in front of state_window_hidden(start) of a row means nothing: its page is others'.
+ * Entries from there on stay as they are while a step in flight may read them.
  *
  * A change of anything here raises ARENA_ABI. */
 #ifndef HELM_COMMON_SHARED_ARENA_LAYOUT_H

@@ -27,14 +27,15 @@ struct profiling_request {
     int parent_fd;              /* the measuring ends when its writer closes it; -1: none */
 };
 
-/* *fresh: the machine was measured now. Formats that the cached profile lacks are measured; that this fails is a warning, and the plan's forecasts are then
- * as if of bf16. HELM_E_CANCELLED: the parent has gone, or helmd was told to end (end_request.h), while it was measured. */
+/* *fresh: the machine was measured now. Formats that the cached profile lacks are measured; that this fails
+ * is a warning, and the plan's forecasts are then as if of bf16. HELM_E_CANCELLED: the parent has gone, or
+ * helmd was told to end (end_request.h), while it was measured. */
 HELM_MUST_CHECK int profiling_get(const struct profiling_request *request, struct profile *profile,
                                   bool *fresh, struct helm_err *err);
 
-/* The model's own programs on this machine, for `profile`: the kept ones, or measured now (20 s at most, on the device alone 7 s)
- * where the profile is this machine's. *programs has no kinds where there are none, and all is priced by rates: that they could not be
- * measured is a warning. HELM_E_CANCELLED as above. */
+/* The model's own programs on this machine, for `profile`: the kept ones, or measured now (20 s at most, on
+ * the device alone 7 s) where the profile is this machine's. *programs has no kinds where there are none, and
+ * all is priced by rates: that they could not be measured is a warning. HELM_E_CANCELLED as above. */
 struct profiling_model {
     const struct model *model;
     const char *weights; /* --weights; NULL: as stored */
@@ -45,8 +46,9 @@ HELM_MUST_CHECK int profiling_programs(const struct profiling_request *request,
                                        const struct profiling_model *model, const struct profile *profile,
                                        struct programs *programs, struct helm_err *err);
 
-/* --now: "auto" measures where the profile is this machine's and not `fresh`, no device is emulated and the plan has a use for it; "on"
- * anywhere, "off" nowhere; or a file, as `helm-profile --now` prints it. The answer is in the log. */
+/* --now: "auto" measures where the profile is this machine's and not `fresh`, no device is emulated and the
+ * plan has a use for it; "on" anywhere, "off" nowhere; or a file, as `helm-profile --now` prints it. The
+ * answer is in the log. */
 #define PROFILING_NOW_AUTO "auto"
 /* What memory gives now beside this profile. used: whether steps of the plan read host memory. That it could not be
  * measured is a warning under "auto" and an error under "on". HELM_E_CANCELLED as above. */

@@ -91,7 +91,8 @@ static int choose_device(struct helmd *d, const char *gpu_program, struct helm_e
     return rc;
 }
 
-/* The model's own programs. A model that VRAM certainly has all room for leaves the CPU nothing to compute: the device's alone. */
+/* The model's own programs. A model that VRAM certainly has all room for leaves the CPU nothing to compute:
+ * the device's alone. */
 static int look_at_programs(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;

@@ -64,8 +64,8 @@ uint64_t prefix_next_page(const struct kv_pages *pages, const struct snapshots *
                           const struct sequence *seq);
 /* KV of tokens [0, cached) is there now, and good. */
 void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequence *seq, uint32_t cached);
-/* Gives up the pages of windows that tokens from `cached` on do not see. Those that a chosen position needs (snapshots_chosen) stay
- * longest. */
+/* Gives up the pages of windows that tokens from `cached` on do not see. Those that a chosen position needs
+ * (snapshots_chosen) stay longest. */
 void prefix_pass(struct kv_pages *pages, const struct snapshots *snapshots, const uint32_t *row,
                  struct sequence *seq);
 /* It is about to give its slot to an older one: its whole pages are known at least to itself, so that it finds those again

@@ -13,7 +13,8 @@ uint64_t session_cache_better(const struct sessions *all, const struct session *
 /* How many of the first `count` pages of its tokens a session can have: with fixed states those up to the last snapshot, with
  * windows up to the last page before which all windows are there. */
 uint32_t session_cache_reached(const struct sessions *all, const struct session *s, uint32_t count);
-/* The first `count` pages of its tokens were used just now. *end: the number of the last one; *last: that page. False: no memory. */
+/* The first `count` pages of its tokens were used just now. *end: the number of the last one; *last: that
+ * page. False: no memory. */
 bool session_cache_touch(struct sessions *all, struct session *s, uint32_t count, uint64_t *end,
                          uint32_t *last);
 

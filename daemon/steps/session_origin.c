@@ -1,4 +1,5 @@
-/* The shape of a session's pages, and what decides the numbers of an invariant plan's. See session_origin.h. Called by sessions.c; owns nothing. */
+/* The shape of a session's pages, and what decides the numbers of an invariant plan's. See session_origin.h.
+ * Called by sessions.c; owns nothing. */
 #include "daemon/steps/session_origin.h"
 
 #include <stdio.h>

@@ -1,8 +1,9 @@
-/* Whether a session's pages are those of this daemon: their shape, and their origin as far as it shows in their bits.
+/* Whether a session's pages are those of this daemon: their shape, and their origin as far as it shows in
+ * their bits.
  *
- * The origin is a digest, of an invariant plan (common/plan/schedule.h) alone: of the version, the workers' kernels and devices, the
- * homes and formats of units in the list that computed the prompt, and how activations are rounded. Pages of one origin, model and
- * type of cache are the same for the same tokens.
+ * The origin is a digest, of an invariant plan (common/plan/schedule.h) alone: of the version, the workers'
+ * kernels and devices, the homes and formats of units in the list that computed the prompt, and how
+ * activations are rounded. Pages of one origin, model and type of cache are the same for the same tokens.
  *
  * Called by sessions.c, for origins once workers are ready. */
 #ifndef HELM_DAEMON_STEPS_SESSION_ORIGIN_H

@@ -1,8 +1,10 @@
-/* A KV page, or a page of windows, as sessions have it: one block of bytes, [layer][K, V][kv_head] of all layers of the model that
- * keep such pages, whichever worker computes a layer (kv_layout.h has a layer's bytes; proto/helm.proto the rest).
+/* A KV page, or a page of windows, as sessions have it: one block of bytes, [layer][K, V][kv_head] of all
+ * layers of the model that keep such pages, whichever worker computes a layer (kv_layout.h has a layer's
+ * bytes; proto/helm.proto the rest).
  *
- * Called by sessions.c. Pure but for the arena's pages. With one tier the cells of the GPU's layers lie in VRAM alone: they are
- * taken from, or put into, the arena's session region, and a step of STEP_KV_OUT or STEP_KV_IN does the rest. */
+ * Called by sessions.c. Pure but for the arena's pages. With one tier the cells of the GPU's layers lie in
+ * VRAM alone: they are taken from, or put into, the arena's session region, and a step of STEP_KV_OUT or
+ * STEP_KV_IN does the rest. */
 #ifndef HELM_DAEMON_STEPS_SESSION_PAGE_H
 #define HELM_DAEMON_STEPS_SESSION_PAGE_H
 
@@ -27,8 +29,8 @@ HELM_MUST_CHECK int session_page_init(struct session_page *p, const struct plan 
 void session_page_read(const struct session_page *p, uint32_t page, unsigned char *bytes);
 /* And to the page; where `moves`, in front of a step of STEP_KV_IN. */
 void session_page_write(const struct session_page *p, uint32_t page, const unsigned char *bytes);
-/* Whether all its numbers are finite, and scales not negative: kernels multiply what a page has behind a sequence's last position by 0.
- * *layer: of one that is not. */
+/* Whether all its numbers are finite, and scales not negative: kernels multiply what a page has behind a
+ * sequence's last position by 0. *layer: of one that is not. */
 bool session_page_is_finite(const struct session_page *p, const unsigned char *bytes, uint32_t *layer);
 
 /* Whether all numbers of fixed states are finite: fp32, zeros where records leave room. */

@@ -1,8 +1,10 @@
-/* The windows of a session: cells of layers that keep a window, of the last pages of its tokens (docs/state.md). They are a part of
- * the state that comes after the session's pages, after the snapshot of fixed states.
+/* The windows of a session: cells of layers that keep a window, of the last pages of its tokens
+ * (docs/state.md). They are a part of the state that comes after the session's pages, after the snapshot of
+ * fixed states.
  *
- * Called by sessions.c. A session notes its last pages as they pass. At its end their pages of windows are read or written, one
- * after another; where a part of them lies in VRAM alone, each by a step of STEP_KV_WINDOW. Owns nothing. */
+ * Called by sessions.c. A session notes its last pages as they pass. At its end their pages of windows are
+ * read or written, one after another; where a part of them lies in VRAM alone, each by a step of
+ * STEP_KV_WINDOW. Owns nothing. */
 #ifndef HELM_DAEMON_STEPS_SESSION_WINDOWS_H
 #define HELM_DAEMON_STEPS_SESSION_WINDOWS_H
 

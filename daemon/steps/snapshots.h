@@ -1,18 +1,21 @@
-/* Snapshots of fixed states: which of them stands for which tokens, and which a step reads and writes (docs/state.md).
+/* Snapshots of fixed states: which of them stands for which tokens, and which a step reads and writes
+ * (docs/state.md).
  *
- * Called by batcher.c (rows), prefix.c (what a sequence may go on from), batcher_workers.c (losses) and sessions.c; the one
- * place of helmd that maps a sequence to its fixed states at a position. Where no layer's state is fixed all of this is off
- * and changes nothing. Owns its table; the bytes are the arena's, and workers alone write them in steps.
+ * Called by batcher.c (rows), prefix.c (what a sequence may go on from), batcher_workers.c (losses) and
+ * sessions.c; the one place of helmd that maps a sequence to its fixed states at a position. Where no layer's
+ * state is fixed all of this is off and changes nothing. Owns its table; the bytes are the arena's, and
+ * workers alone write them in steps.
  *
- * A snapshot is known by the number of the page that ends at its position (prefix_index.h), which stands for all tokens up
- * to there. A number is never given twice, so a snapshot whose page was reused is never found, and goes when it is the one
- * used longest ago. A pinned snapshot is one that a step in flight reads or writes, or that a sequence is about to begin
- * with. A broken count is a broken invariant: abort.
+ * A snapshot is known by the number of the page that ends at its position (prefix_index.h), which stands for
+ * all tokens up to there. A number is never given twice, so a snapshot whose page was reused is never found,
+ * and goes when it is the one used longest ago. A pinned snapshot is one that a step in flight reads or
+ * writes, or that a sequence is about to begin with. A broken count is a broken invariant: abort.
  *
- * A snapshot that a sequence leaves comes after the one that it began with or left last: the snapshots of a conversation are a
- * tree. A sequence that begins with one, or leaves one, uses all in front of it. If all are in use, one of the lowest rank gives
- * its place away, the one used longest ago, of those used together one with a longer one, of these the one that saves the fewest
- * tokens compared with the one in front of it: so a long conversation's are thinned evenly:
+ * A snapshot that a sequence leaves comes after the one that it began with or left last: the snapshots of a
+ * conversation are a tree. A sequence that begins with one, or leaves one, uses all in front of it. If all
+ * are in use, one of the lowest rank gives its place away, the one used longest ago, of those used together
+ * one with a longer one, of these the one that saves the fewest tokens compared with the one in front of it:
+ * so a long conversation's are thinned evenly:
  *   1. at no mark, with a longer one after it, or after a conversation that went on without it; and any that was not used since as
  *      many snapshots as there are were;
  *   2. at a mark, at a prompt's end, or where a sequence began, with longer ones after it;

@@ -1,12 +1,14 @@
-/* Pages of windows: which of them holds the cells of which page of the KV pool, for layers that keep a window (docs/state.md).
+/* Pages of windows: which of them holds the cells of which page of the KV pool, for layers that keep a window
+ * (docs/state.md).
  *
- * Called by kv_pages.c (a page is known no more), prefix.c (sequences) and sessions.c; belongs to struct kv_pages. A sequence holds
- * the pages of windows that its next token sees, and those that its steps append to. They stand in a page table after the
- * other one, with the same index. A page that has left the window is given up. While the page of the KV pool that it belongs to
- * is known, it *rests*: a sequence with the same tokens finds both. If no page is empty, one that rests is taken from its page
- * of the pool, which stays known without it. So a prompt can go on where all pages are known, and the last of them, as many as
- * a window needs, have their pages of windows. Where no layer keeps a window all of this is off. Owns its arrays. A broken count
- * is a broken invariant: abort. */
+ * Called by kv_pages.c (a page is known no more), prefix.c (sequences) and sessions.c; belongs to struct
+ * kv_pages. A sequence holds the pages of windows that its next token sees, and those that its steps append
+ * to. They stand in a page table after the other one, with the same index. A page that has left the window is
+ * given up. While the page of the KV pool that it belongs to is known, it *rests*: a sequence with the same
+ * tokens finds both. If no page is empty, one that rests is taken from its page of the pool, which stays
+ * known without it. So a prompt can go on where all pages are known, and the last of them, as many as a
+ * window needs, have their pages of windows. Where no layer keeps a window all of this is off. Owns its
+ * arrays. A broken count is a broken invariant: abort. */
 #ifndef HELM_DAEMON_STEPS_WINDOWS_H
 #define HELM_DAEMON_STEPS_WINDOWS_H
 

@@ -1,10 +1,11 @@
 /* helm-profile: what its files share.
  *
  * helm_profile.c holds the options and the order of work; checkpoint.c makes a model that exists only to be
- * measured; steps.c runs the CPU worker's engine over it, for cpu.c, for which packed.c has packed weights, and for
- * formats.c, which measures other formats of weights; device.c asks
- * helm-worker-gpu to measure the device; programs.c, programs_gpu.c and programs_all.c measure a model's own programs; now.c takes what memory gives at a moment; host.c measures reads of a disk and doorbells; wake.c wake-up times; samples.c turns numbers into values; print.c shows
- * them. docs/profile.md says what each number means. */
+ * measured; steps.c runs the CPU worker's engine over it, for cpu.c, for which packed.c has packed weights,
+ * and for formats.c, which measures other formats of weights; device.c asks helm-worker-gpu to measure the
+ * device; programs.c, programs_gpu.c and programs_all.c measure a model's own programs; now.c takes what
+ * memory gives at a moment; host.c measures reads of a disk and doorbells; wake.c wake-up times; samples.c
+ * turns numbers into values; print.c shows them. docs/profile.md says what each number means. */
 #ifndef HELM_TOOLS_PROFILE_PROFILE_TOOL_H
 #define HELM_TOOLS_PROFILE_PROFILE_TOOL_H
 
@@ -308,8 +309,9 @@ HELM_MUST_CHECK int profile_device_format(struct profile_device_run *device, enu
 /* Bytes a second of copies to the device, alone. */
 HELM_MUST_CHECK int profile_device_link(struct profile_device_run *device, double *rate,
                                         struct helm_err *err);
-/* A model's programs, as worker-gpu/measure/measure.h has them: loads what the request says; then seconds of whole steps (variant 0),
- * of none of it (1), and without each kind of half layer (2 and more). Closed before anything else is measured. */
+/* A model's programs, as worker-gpu/measure/measure.h has them: loads what the request says; then seconds of
+ * whole steps (variant 0), of none of it (1), and without each kind of half layer (2 and more). Closed before
+ * anything else is measured. */
 struct profile_device_cell {
     uint32_t tokens, context;
     double seconds; /* to be spent on it */
@@ -337,8 +339,8 @@ HELM_MUST_CHECK int profile_device_copied(struct profile_device_run *device, str
 /* --model as helmd's --weights has it (NULL: stored). */
 HELM_MUST_CHECK int profile_programs_model(const char *path, const char *weights, struct model *model,
                                            struct helm_err *err);
-/* Both of the above, in at most 20 s: on the device, on the CPU as most plans run them and as invariant ones do, as far as they are
- * wanted. That the device has none is said and no error. */
+/* Both of the above, in at most 20 s: on the device, on the CPU as most plans run them and as invariant ones
+ * do, as far as they are wanted. That the device has none is said and no error. */
 struct accelerator;
 struct profile_programs_all {
     struct profile_cpu_options cpu;
@@ -353,9 +355,9 @@ HELM_MUST_CHECK int profile_programs_all(const struct profile_programs_all *all,
 
 /* ---- now.c ---- */
 
-/* What memory, read so, and link give at this moment, in about half a second and what opening the device takes; `device` NULL: none.
- * The caller becomes thread 0 of a pool. now->reads: exact where the format has no other
- * products. */
+/* What memory, read so, and link give at this moment, in about half a second and what opening the device
+ * takes; `device` NULL: none. The caller becomes thread 0 of a pool. now->reads: exact where the format has
+ * no other products. */
 HELM_MUST_CHECK int profile_now_measure(const struct profile_cpu_options *cpu,
                                         const struct profile_device_options *device,
                                         const struct profile_reads *reads, struct profile_now *now,

@@ -33,8 +33,8 @@
 #define CHUNK_BESIDE  512 /* tokens */
 #define MEMORY_MOST   (6 * GIB)
 
-/* In the order of their worth: the next token, rows that decode together, a prompt's chunks, then what lies between. Each says what the
- * next larger one takes at most. */
+/* In the order of their worth: the next token, rows that decode together, a prompt's chunks, then what lies
+ * between. Each says what the next larger one takes at most. */
 const uint32_t profile_program_counts[PROFILE_PROGRAM_COUNTS] = {1, 16, 64, 512, 4, 2, 8, 2048};
 #define counts   profile_program_counts
 #define COUNTS   PROFILE_PROGRAM_COUNTS
@@ -270,8 +270,8 @@ static void keep(struct measuring *m, const struct cell *cell, bool beside)
         }
 }
 
-/* Turns for `seconds`, and for `most` where these are too few to say much; of few tokens another step comes first, which finds all
- * in its place. */
+/* Turns for `seconds`, and for `most` where these are too few to say much; of few tokens another step comes
+ * first, which finds all in its place. */
 static int run_cell(struct measuring *m, const struct cell *cell, double seconds, double most, bool beside,
                     struct helm_err *err)
 {

@@ -179,8 +179,8 @@ static uint32_t context_of(const struct gpu_measuring *m, uint32_t tokens, int w
     return context < tokens / rows ? tokens / rows : context;
 }
 
-/* Seconds of a whole step, by the largest number of tokens below that was measured: up to a sub-chunk by the root, since weights are
- * read in any case. */
+/* Seconds of a whole step, by the largest number of tokens below that was measured: up to a sub-chunk by the
+ * root, since weights are read in any case. */
 static double expected_s(const struct gpu_measuring *m, uint32_t tokens)
 {
     uint32_t below = PROFILE_PROGRAM_COUNTS;

@@ -67,7 +67,8 @@ static int check_cols(const char *name, uint64_t cols, struct helm_err *err)
 
 /* ---- GGUF ---- */
 
-/* Of several experts, each with its own count: what one was not called for tells nothing about its columns, which are alike then. */
+/* Of several experts, each with its own count: what one was not called for tells nothing about its columns,
+ * which are alike then. */
 static int take_experts(struct imatrix *m, const char *name, const uint8_t *sums, const uint8_t *counts,
                         uint64_t cols, uint64_t experts, struct helm_err *err)
 {

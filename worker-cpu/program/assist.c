@@ -17,8 +17,9 @@
 /* Pieces a thread: with more the last ones end closer together, with fewer there are fewer to begin and to fold. */
 #define PIECES_LEAST 4
 #define PIECES_MOST  8
-/* What that costs, in twentieths of a unit of all of a piece's heads: a piece, to begin and to fold it; and each unit of the longest,
- * which a thread of 0.6 of the others' speed (two virtual CPUs on one core) ends last. */
+/* What that costs, in twentieths of a unit of all of a piece's heads: a piece, to begin and to fold it; and
+ * each unit of the longest, which a thread of 0.6 of the others' speed (two virtual CPUs on one core) ends
+ * last. */
 #define UNIT_COST  20
 #define PIECE_COST 7
 #define SLOW_COST  13

@@ -191,8 +191,8 @@ static uint32_t gather_queries(struct run *run)
     return whole;
 }
 
-/* How this step's attention is cut into tasks: the same for every layer of as many kv heads. In an invariant plan's decode every query is
- * split as it would be alone, in its prompts none is. */
+/* How this step's attention is cut into tasks: the same for every layer of as many kv heads. In an invariant
+ * plan's decode every query is split as it would be alone, in its prompts none is. */
 static void cut(struct run *run)
 {
     uint32_t tasks = 0, parts = 0, whole = gather_queries(run);

@@ -155,8 +155,8 @@ static void make_norm(struct lowering *low, const struct making *m)
     if (!e->norm) lower_unsupported(low, m->layer, "a norm without weight");
 }
 
-/* A product with an activation tiles for the one behind it what it has just joined. Where its kernel does both at once, no gate or up
- * leaves a core's caches. */
+/* A product with an activation tiles for the one behind it what it has just joined. Where its kernel does
+ * both at once, no gate or up leaves a core's caches. */
 static void tile_joined(struct lowering *low, struct program_entry *e, const struct making *m)
 {
     const struct program_source *s = low->source;

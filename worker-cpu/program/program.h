@@ -101,8 +101,8 @@ struct program_entry {
     const float *in_norm, *other_norm;
     float *other;
     const float *scale_of; /* ROUTE: of the chosen experts' weights, or NULL */
-    const float *
-        vector; /* EMBED: learned positions or NULL. WEIGH: what the normed input is multiplied by; ROUTE: added for the choice, or NULL */
+    /* EMBED: learned positions or NULL. WEIGH: the normed input's factors. ROUTE: added for the choice, or NULL. */
+    const float *vector;
     float *in;  /* NORM, WEIGH, LINEAR of the one-token tier; ADD_NORMED, which norms it in place */
     float *out; /* NORM; NULL: it is only tiled. WEIGH: what is multiplied, out_width numbers a token */
     uint32_t out_width;

@@ -37,8 +37,8 @@ struct state_part {
     const float *from;
     uint32_t rows, count, stride;
 };
-/* This part has taken `at` of the row's tokens: it is copied to the snapshot that the row leaves there before its last token. Where
- * it leaves none, nothing is done. */
+/* This part has taken `at` of the row's tokens: it is copied to the snapshot that the row leaves there before
+ * its last token. Where it leaves none, nothing is done. */
 void state_keep(const struct run *run, const struct batch_row *row, uint32_t at,
                 const struct state_part *part);
 /* RUNNING_MEAN over the step's rows. */

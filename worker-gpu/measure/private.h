@@ -1,6 +1,7 @@
 /* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure/kernels.c
- * (rates), measure/attention.c (attention's), measure/chains.c (rates of chains), measure/expand.c (packed weights),
- * measure/chunks.c (chunks as a whole), measure/experts.c (chunks with experts), measure/formats.c (the same of other formats of weights), worker-gpu/measured.c (a model's own programs), measure/buffers.c
+ * (rates), measure/attention.c (attention's), measure/chains.c (rates of chains), measure/expand.c (packed
+ * weights), measure/chunks.c (chunks as a whole), measure/experts.c (chunks with experts), measure/formats.c
+ * (the same of other formats of weights), worker-gpu/measured.c (a model's own programs), measure/buffers.c
  * (the memory they work on). */
 #ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
 #define HELM_WORKER_GPU_MEASURE_PRIVATE_H

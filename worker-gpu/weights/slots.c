@@ -166,7 +166,8 @@ static void note(struct gpu_slots *s, uint32_t index)
     s->changed = true;
 }
 
-/* The tables of packed experts, in front of their slots, once they are known to be tables; those that have no slot are told of. */
+/* The tables of packed experts, in front of their slots, once they are known to be tables; those that have no
+ * slot are told of. */
 static int take_tables(const struct gpu_slots *s, struct helm_err *err)
 {
     uint32_t large = 0;

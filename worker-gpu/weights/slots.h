@@ -57,8 +57,8 @@ HELM_MUST_CHECK int gpu_slots_begin(struct gpu_slots *slots, struct helm_err *er
 HELM_MUST_CHECK int gpu_slots_send(struct gpu_slots *slots, struct helm_err *err);
 /* On the device: how many of 1,000 missing experts kernels read in host memory now. */
 const uint32_t *gpu_slots_direct(const struct gpu_slots *slots);
-/* On the device: of a layer's experts, by its number among those in both memories, the slots of a step of few tokens; and of a chunk,
- * whose kernels take no packed ones: all are absent then. */
+/* On the device: of a layer's experts, by its number among those in both memories, the slots of a step of few
+ * tokens; and of a chunk, whose kernels take no packed ones: all are absent then. */
 const uint32_t *gpu_slots_table(const struct gpu_slots *slots, uint32_t index);
 const uint32_t *gpu_slots_table_chunk(const struct gpu_slots *slots, uint32_t index);
 /* A decode step of `tokens` tokens is over. */

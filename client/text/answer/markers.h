@@ -1,4 +1,5 @@
-/* Markers of answers as expressions of grammars: text, or special tokens. Called by the gateway's and helm-cli's grammars; pure. */
+/* Markers of answers as expressions of grammars: text, or special tokens. Called by the gateway's and
+ * helm-cli's grammars; pure. */
 #ifndef HELM_CLIENT_TEXT_ANSWER_MARKERS_H
 #define HELM_CLIENT_TEXT_ANSWER_MARKERS_H
 

@@ -10,9 +10,9 @@
  *   eval     expressions and calls; exec: statements
  *   filters, filters_seq, tests, methods, methods_text, functions: what templates may call; format, format_fields: "%" and format
  *
- * Semantics are Jinja2 3.1's, over Python's values. Where they differ: computing with whole numbers beyond 64 bits is an
- * error (those of JSON are printed and compared as they are), upper and lower case map one character to one, and what is not implemented is
- * HELM_E_UNSUPPORTED with its name and line.
+ * Semantics are Jinja2 3.1's, over Python's values. Where they differ: computing with whole numbers beyond 64
+ * bits is an error (those of JSON are printed and compared as they are), upper and lower case map one
+ * character to one, and what is not implemented is HELM_E_UNSUPPORTED with its name and line.
  *
  * Frozen: no construct is added without a published template that needs it (tests/data/chat/README.md). */
 #ifndef HELM_CLIENT_TEXT_JINJA_JINJA_H

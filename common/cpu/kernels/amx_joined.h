@@ -1,12 +1,13 @@
-/* Gates and ups of a gated MLP by AMX, joined and rounded to the input of the product behind them. Included by gemm_amx.c behind
- * amx_body.h; on a software model of tiles by tests/kernels/test_amx_model.c.
+/* Gates and ups of a gated MLP by AMX, joined and rounded to the input of the product behind them. Included
+ * by gemm_amx.c behind amx_body.h; on a software model of tiles by tests/kernels/test_amx_model.c.
  *
- * AMX_JOINED rows of gates and as many of ups pass an input's columns together (amx_blocks.h), so their sums rest in scratch side by
- * side, and an input is read from far away once for both. A tile of sums has a token in each lane: a pair of its rows, rounded, is a
- * row of a tile of the next product's input (amx_panels.h). So nothing is transposed, and no float leaves scratch.
+ * AMX_JOINED rows of gates and as many of ups pass an input's columns together (amx_blocks.h), so their sums
+ * rest in scratch side by side, and an input is read from far away once for both. A tile of sums has a token
+ * in each lane: a pair of its rows, rounded, is a row of a tile of the next product's input (amx_panels.h).
+ * So nothing is transposed, and no float leaves scratch.
  *
- * The includer defines amx_join_tiles(to, gate, up, apart): sums of 32 gates, two tiles `apart` bytes apart, and of their ups to
- * one tile. */
+ * The includer defines amx_join_tiles(to, gate, up, apart): sums of 32 gates, two tiles `apart` bytes apart,
+ * and of their ups to one tile. */
 #ifndef HELM_COMMON_CPU_KERNELS_AMX_JOINED_H
 #define HELM_COMMON_CPU_KERNELS_AMX_JOINED_H
 

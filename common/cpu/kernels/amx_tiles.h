@@ -1,7 +1,9 @@
-/* The instructions of AMX as the macros that amx_body.h and attention_amxvbmi2.c are written with, and the shape of all tiles.
+/* The instructions of AMX as the macros that amx_body.h and attention_amxvbmi2.c are written with, and the
+ * shape of all tiles.
  *
- * Included by files compiled for AMX. The process must have asked the kernel for tile state (cpu_enable_amx), and a thread calls
- * tiles_begin, or tiles_shape for shapes of its own, before its first tile and tiles_end behind its last: a hyperthread beside it wants the registers. */
+ * Included by files compiled for AMX. The process must have asked the kernel for tile state (cpu_enable_amx),
+ * and a thread calls tiles_begin, or tiles_shape for shapes of its own, before its first tile and tiles_end
+ * behind its last: a hyperthread beside it wants the registers. */
 #ifndef HELM_COMMON_CPU_KERNELS_AMX_TILES_H
 #define HELM_COMMON_CPU_KERNELS_AMX_TILES_H
 

@@ -1,20 +1,21 @@
-/* Products of few query rows with a cache of q8_0 on tiles of whole numbers (AMX-INT8): as exact as fp32, and the cache's numbers are
- * operands as they lie or interleaved.
+/* Products of few query rows with a cache of q8_0 on tiles of whole numbers (AMX-INT8): as exact as fp32, and
+ * the cache's numbers are operands as they lie or interleaved.
  *
- * Queries become whole numbers of 31 bits and weights, times the scales of values, of 23: four and three digits of 8 bits, which are
- * lanes or rows of tiles side by side. A pass has PASS_ROWS query rows. Sums over a block of 32 dimensions (scores) or over
- * TILED_KEYS positions (values) are exact; they are multiplied by scales and added in fp32, digits last.
+ * Queries become whole numbers of 31 bits and weights, times the scales of values, of 23: four and three
+ * digits of 8 bits, which are lanes or rows of tiles side by side. A pass has PASS_ROWS query rows. Sums over
+ * a block of 32 dimensions (scores) or over TILED_KEYS positions (values) are exact; they are multiplied by
+ * scales and added in fp32, digits last.
  *
  *   queries  [block of 32 dimensions][fours of them][row][digit][4]   scores: 16 keys x 32 dimensions times 32 dimensions x 16
  *   weights  [block][row][digit][TILED_KEYS]                          values: 12 x 64 positions
  *   values   [block][half][fours of positions][16 dimensions][4]      times 64 positions x 16 dimensions
  *
- * Positions 16 g + 4 l + 0..3 of a block are its fours 4 l + g, so that digits of weights need no move across quarters of vectors, and
- * a half has dimensions 8 half + {0..3, 16..19, 4..7, 20..23} of the block, so that values need none: outputs are in that order
- * until the end (tiled_order).
+ * Positions 16 g + 4 l + 0..3 of a block are its fours 4 l + g, so that digits of weights need no move across
+ * quarters of vectors, and a half has dimensions 8 half + {0..3, 16..19, 4..7, 20..23} of the block, so that
+ * values need none: outputs are in that order until the end (tiled_order).
  *
- * Products and vectors' work share a core's ports, and what is not loaded again needs no register beside a hyperthread
- * (docs/notes/cpu-decode.md). Included by attention_few_amx.h, which walks a task. */
+ * Products and vectors' work share a core's ports, and what is not loaded again needs no register beside a
+ * hyperthread (docs/notes/cpu-decode.md). Included by attention_few_amx.h, which walks a task. */
 #ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_DIGITS_H
 #define HELM_COMMON_CPU_KERNELS_ATTENTION_DIGITS_H
 
@@ -142,8 +143,9 @@ static void tiled_queries(int8_t *q, float *worth, const float *const *from, siz
 
 /* ---- scores ---- */
 
-/* Where the sums of the last two products go, `odd` ones and others. Each is stored when the next but one begins: a product takes 52
- * cycles, which a store right behind it would wait for at the head of the core's queue. */
+/* Where the sums of the last two products go, `odd` ones and others. Each is stored when the next but one
+ * begins: a product takes 52 cycles, which a store right behind it would wait for at the head of the core's
+ * queue. */
 typedef int32_t *tiled_sums[2];
 
 /* A product to a tile, whose sums before, if there are any, are stored first. Numbers of tiles are parts of instructions. */
@@ -212,7 +214,8 @@ INLINE void tiled_scores_of(float *p, const vec x[TILED_GROUP], const float *wor
     }
 }
 
-/* A block's scores of a pass become weights, [row][position], 0 for positions that a row does not see: few_softmax of four rows. */
+/* A block's scores of a pass become weights, [row][position], 0 for positions that a row does not see:
+ * few_softmax of four rows. */
 static void tiled_softmax(const struct few_pass *pass, float *weights, const struct seen *seen)
 {
     bool all = true;
@@ -288,8 +291,9 @@ INLINE __m512i tiled_larger(vec x, vec y)
     return _mm512_max_epu32(_mm512_castps_si512(x), _mm512_castps_si512(y));
 }
 
-/* A block's scales of values, [TILED_BLOCKS][TILED_KEYS], become whole numbers of WEIGHT_BITS: what their units are worth. As whole
- * numbers floats that are not finite or negative, which no writer makes, are largest, and show. */
+/* A block's scales of values, [TILED_BLOCKS][TILED_KEYS], become whole numbers of WEIGHT_BITS: what their
+ * units are worth. As whole numbers floats that are not finite or negative, which no writer makes, are
+ * largest, and show. */
 INLINE void tiled_scales_whole(float *scales, vec x[TILED_GROUPS][TILED_BLOCKS], float worth[4])
 {
     vec top[TILED_BLOCKS];

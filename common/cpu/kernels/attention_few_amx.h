@@ -1,9 +1,10 @@
-/* One token's attention over a cache of q8_0 with AMX-INT8: a task of few query rows, in blocks of TILED_KEYS positions, whose operands
- * and products are attention_digits.h's.
+/* One token's attention over a cache of q8_0 with AMX-INT8: a task of few query rows, in blocks of TILED_KEYS
+ * positions, whose operands and products are attention_digits.h's.
  *
- * As attention_few.h, which says how pages are read: all heads' keys of a block as they lie, then all heads' values, and what is used
- * next is asked into the second level meanwhile. Blocks begin at multiples of TILED_KEYS; positions outside the task have weight 0,
- * whatever lies there. Included by attention_simd.h where TILED is defined. */
+ * As attention_few.h, which says how pages are read: all heads' keys of a block as they lie, then all heads'
+ * values, and what is used next is asked into the second level meanwhile. Blocks begin at multiples of
+ * TILED_KEYS; positions outside the task have weight 0, whatever lies there. Included by attention_simd.h
+ * where TILED is defined. */
 #ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_FEW_AMX_H
 #define HELM_COMMON_CPU_KERNELS_ATTENTION_FEW_AMX_H
 
@@ -109,8 +110,9 @@ INLINE void tiled_round_multiply(tiled_sums last, const struct tiled_scratch *t,
                           round->q + b * 512);
 }
 
-/* Products run five blocks ahead of what takes their sums, and sums are stored three blocks ahead, to a ring of four blocks: what is stored
- * and what is loaded at a time differ in the lower 12 bits of their addresses, by which a core first tells them apart. */
+/* Products run five blocks ahead of what takes their sums, and sums are stored three blocks ahead, to a ring
+ * of four blocks: what is stored and what is loaded at a time differ in the lower 12 bits of their addresses,
+ * by which a core first tells them apart. */
 INLINE void tiled_keys(const struct tiled_turn *turn, const size_t passes)
 {
     const struct tiled_scratch *t = turn->t;
@@ -191,9 +193,9 @@ INLINE void tiled_values_prepare(const struct tiled_scratch *t, const struct til
     }
 }
 
-/* In quarters of pairs of blocks, eight for a head: weights and values become operands, are multiplied when TILED_LAG more have, half
- * a block at a time, and sums are added to outputs a head behind. What one stores the next loads, and tiles are loaded only of
- * what has left the queue of stores. */
+/* In quarters of pairs of blocks, eight for a head: weights and values become operands, are multiplied when
+ * TILED_LAG more have, half a block at a time, and sums are added to outputs a head behind. What one stores
+ * the next loads, and tiles are loaded only of what has left the queue of stores. */
 #define TILED_LAG   5
 #define TILED_STEPS (2 * TILED_BLOCKS)
 INLINE void tiled_values(const struct tiled_turn *turn, const size_t passes)

@@ -1,6 +1,6 @@
-/* Blocks of sixteen rows taken apart for gemv_blocks_amxint8.c: numbers as bytes with sign, as the operand of tdpbssd with rows as
- * lanes, and the scales of their groups, a row a lane. Sixteen or 32 bytes of each row become vectors of dwords by row, whose
- * bytes are four columns.
+/* Blocks of sixteen rows taken apart for gemv_blocks_amxint8.c: numbers as bytes with sign, as the operand of
+ * tdpbssd with rows as lanes, and the scales of their groups, a row a lane. Sixteen or 32 bytes of each row
+ * become vectors of dwords by row, whose bytes are four columns.
  *
  * Included after lanes512.h by files that define block_numbers (blocks_words512.h). */
 #ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_ROWS512_H

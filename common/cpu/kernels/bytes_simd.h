@@ -1,5 +1,5 @@
-/* Formats of a byte a number and a scale in front of them, Q8_0 and FP8: one token's products and rows decoded to fp32. Included once
- * by q8_0_avx2.c and the like, after their vectors. These define
+/* Formats of a byte a number and a scale in front of them, Q8_0 and FP8: one token's products and rows
+ * decoded to fp32. Included once by q8_0_avx2.c and the like, after their vectors. These define
  *   NAME, FEATURES, GEMV, DECODE      the entries that linear.c knows
  *   FORMAT, VALUES, BYTES             of a block, of 32 values or a multiple
  *   NUMBERS                           bytes of a block in front of its numbers

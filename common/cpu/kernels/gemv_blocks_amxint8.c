@@ -1,14 +1,15 @@
-/* One to sixteen tokens' products with blocks by AMX (tdpbssd), activations as whole numbers of 22 bits and a sign, against the
- * largest of a group of 32 columns: three digits of 8 bits with signs of their own. Sums of a group's numbers times digits are whole
- * numbers, which have no order; joined and scaled they are added in fp32 in one order for one token and for many. A chunk of 256
- * columns of sixteen rows is taken apart once for all tokens, while the one before is multiplied.
+/* One to sixteen tokens' products with blocks by AMX (tdpbssd), activations as whole numbers of 22 bits and a
+ * sign, against the largest of a group of 32 columns: three digits of 8 bits with signs of their own. Sums of
+ * a group's numbers times digits are whole numbers, which have no order; joined and scaled they are added in
+ * fp32 in one order for one token and for many. A chunk of 256 columns of sixteen rows is taken apart once
+ * for all tokens, while the one before is multiplied.
  *
- * A tile: digits of tokens x a group. B tile: fours of columns x sixteen rows of weights. C tile: digits x rows, so that scales
- * are vectors. Digit p of token t of n is part p * n + t, the upper digits first; sixteen parts are a panel, of which there are
- * up to three.
+ * A tile: digits of tokens x a group. B tile: fours of columns x sixteen rows of weights. C tile: digits x
+ * rows, so that scales are vectors. Digit p of token t of n is part p * n + t, the upper digits first;
+ * sixteen parts are a panel, of which there are up to three.
  *
- * The process must have asked the kernel for tile state (cpu_enable_amx). Called through the table of linear.c after the CPU
- * check. */
+ * The process must have asked the kernel for tile state (cpu_enable_amx). Called through the table of
+ * linear.c after the CPU check. */
 #include "common/cpu/kernels/amx_tiles.h"
 #include "common/cpu/kernels/lanes512.h"
 
@@ -145,8 +146,8 @@ static size_t ordered_few_bytes(size_t tokens, size_t cols)
 
 /* ---- products ---- */
 
-/* Numbers: tile 4; x: 6, of the last panel 7; sums: 0 and 1, of the last panel 2. Of one panel, which is the last one, x: 6, sums: 0
- * and 1, too. */
+/* Numbers: tile 4; x: 6, of the last panel 7; sums: 0 and 1, of the last panel 2. Of one panel, which is the
+ * last one, x: 6, sums: 0 and 1, too. */
 static void shape_tiles(size_t panels, size_t last_rows)
 {
     struct tile_shapes shapes = {.palette = 1};
@@ -248,8 +249,9 @@ INLINE int32_t *sums_of(const struct batch *b, size_t s, size_t panel)
         _tile_dpbssd(to, x_tile, 4);                                                                         \
     } while (0)
 
-/* Sums of two steps from s on, of one panel. An instruction's sums take long to come: rows are taken apart before they are stored. Few
- * tile registers are named, since a core has few more where its other hyperthread uses them. */
+/* Sums of two steps from s on, of one panel. An instruction's sums take long to come: rows are taken apart
+ * before they are stored. Few tile registers are named, since a core has few more where its other hyperthread
+ * uses them. */
 INLINE void multiply_two(const struct batch *b, size_t s, struct side *side, const struct rows *rows)
 {
     LOAD_NUMBERS(s);

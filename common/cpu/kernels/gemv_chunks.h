@@ -1,8 +1,8 @@
-/* One token's products of blocks, chunk of columns by chunk, and a few tokens' with the same bits: a chunk of a few tokens' rows
- * is unpacked once for all of them.
+/* One token's products of blocks, chunk of columns by chunk, and a few tokens' with the same bits: a chunk of
+ * a few tokens' rows is unpacked once for all of them.
  *
- * Included behind lanes256.h or lanes512.h, and gemv_streams.h, by files that define, of their format (a constant wherever it is
- * inlined):
+ * Included behind lanes256.h or lanes512.h, and gemv_streams.h, by files that define, of their format (a
+ * constant wherever it is inlined):
  *   CHUNK(format), size_t chunk_x_bytes(format)   columns of a chunk: of all but a row's last one, and of what order makes
  *                                                 of a token's x
  *   add_chunk(total, least, w, stride, x, ldx, cols, S, T, format)
@@ -37,8 +37,8 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
         vec_reduce_add(row_sum(total[s], least[s], format));
 }
 
-/* A few tokens: FEW_GROUP rows are multiplied with as many columns as stay in L1 of all T tokens, before the next columns: an x in
- * L2 could not be read as fast as it is multiplied. In between sums stand in memory. */
+/* A few tokens: FEW_GROUP rows are multiplied with as many columns as stay in L1 of all T tokens, before the
+ * next columns: an x in L2 could not be read as fast as it is multiplied. In between sums stand in memory. */
 #define FEW_GROUP   8
 #define FEW_X_BYTES 20480
 

@@ -1,5 +1,6 @@
-/* Places in grids (common/formats/blocks_grid.h) with AVX2: 32 neighbouring numbers at a time. Signs of a whole block, and places that
- * are more than a byte, are made of its bytes at once; then entries are loaded one by one.
+/* Places in grids (common/formats/blocks_grid.h) with AVX2: 32 neighbouring numbers at a time. Signs of a
+ * whole block, and places that are more than a byte, are made of its bytes at once; then entries are loaded
+ * one by one.
  *
  * Included by blocks_words256.h. `format` is a constant wherever these are inlined. */
 #ifndef HELM_COMMON_CPU_KERNELS_GRIDS256_H

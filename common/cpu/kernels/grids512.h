@@ -1,12 +1,14 @@
-/* Blocks whose numbers are places in grids (common/formats/blocks_grid.h), 256 numbers at a time, with AVX-512 VBMI.
+/* Blocks whose numbers are places in grids (common/formats/blocks_grid.h), 256 numbers at a time, with
+ * AVX-512 VBMI.
  *
- * A block becomes four vectors of 64 numbers: byte 4 s + b of vector f is number 16 s + 4 b + f. So a lane of 32 bits has numbers
- * of sixteen neighbours, lane s of number 16 s and on, in all four vectors, and groups' scales are applied to lanes. In this order
- * a place of four numbers, or a byte of an entry of eight, is one byte, from which a permutation of 64 levels chooses each
- * vector's number: by two or three bits of the six that it looks at.
+ * A block becomes four vectors of 64 numbers: byte 4 s + b of vector f is number 16 s + 4 b + f. So a lane of
+ * 32 bits has numbers of sixteen neighbours, lane s of number 16 s and on, in all four vectors, and groups'
+ * scales are applied to lanes. In this order a place of four numbers, or a byte of an entry of eight, is one
+ * byte, from which a permutation of 64 levels chooses each vector's number: by two or three bits of the six
+ * that it looks at.
  *
- * Entries of up to 512 places are looked up in registers, of more in memory, one by one: IQ2_S's and IQ1's. (A Zen 4 core takes 23
- * cycles for 32 of these, 25 and 50 in registers, 39 with gathering instructions.)
+ * Entries of up to 512 places are looked up in registers, of more in memory, one by one: IQ2_S's and IQ1's.
+ * (A Zen 4 core takes 23 cycles for 32 of these, 25 and 50 in registers, 39 with gathering instructions.)
  *
  * Included after lanes512.h. `format` is a constant wherever these are inlined. */
 #ifndef HELM_COMMON_CPU_KERNELS_GRIDS512_H

@@ -1,5 +1,5 @@
-/* One token's products of grids' blocks with activations of 8 bits, with AVX512-VNNI and VBMI. Called through the table of linear.c
- * after the CPU check. grids512.h has the numbers in the order of int8_gemv512.h. */
+/* One token's products of grids' blocks with activations of 8 bits, with AVX512-VNNI and VBMI. Called through
+ * the table of linear.c after the CPU check. grids512.h has the numbers in the order of int8_gemv512.h. */
 #include "common/cpu/kernels/lanes512.h"
 
 #include "common/cpu/kernels/grids512.h"

@@ -45,9 +45,9 @@ extern blocks_tiles_fn *const blocks_tiles[INT8_FORMAT_COUNT];
 INT8_FORMATS(BLOCKS_TILES)
 /* Several tokens' products with AMX. */
 extern const struct linear_kernel blocks_amx[INT8_FORMAT_COUNT];
-/* One token's and a few's with AMX: of blocks whose groups are of 32, and whose numbers come out of bytes fast enough. A row: name,
- * name in files, tokens up to which it is faster than blocks_amx, and features with which one token by other kernels is faster (16
- * threads; then it is chosen by name alone). */
+/* One token's and a few's with AMX: of blocks whose groups are of 32, and whose numbers come out of bytes
+ * fast enough. A row: name, name in files, tokens up to which it is faster than blocks_amx, and features with
+ * which one token by other kernels is faster (16 threads; then it is chosen by name alone). */
 #define BLOCKS_AMX_FORMATS(X)                                                                                \
     X(q8_0, Q8_0, 16, CPU_AVX512)                                                                            \
     X(q4_0, Q4_0, 16, 0)                                                                                     \
