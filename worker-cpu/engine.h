@@ -2,8 +2,7 @@
  *
  * Called by control.c (the worker process), local.c (tests, benchmarks) and print.c (--print-program).
  * engine_load and engine_step must be called from one thread, which becomes thread 0 of the compute pool. */
-#ifndef HELM_WORKER_CPU_ENGINE_H
-#define HELM_WORKER_CPU_ENGINE_H
+#pragma once
 
 #include "worker-cpu/kv_pages.h"
 #include "worker-cpu/program/read_ahead.h"
@@ -60,5 +59,3 @@ void engine_touch(struct pool *pool, struct engine_touched *touched);
 /* Between steps: makes room for running `others` as well, programs that the caller lowered over other
  * weights and puts in engine->programs' place for some steps (helm-profile). */
 HELM_MUST_CHECK int engine_prepare(struct engine *engine, struct step_programs *others, struct helm_err *err);
-
-#endif

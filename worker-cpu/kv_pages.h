@@ -5,8 +5,7 @@
  * thread of the lowest priority does the rest in address order, which is the order helmd gives pages out in.
  * A page used before its turn works (the first write finds memory) and is moved to huge pages when its turn
  * comes. Called by engine.c only. */
-#ifndef HELM_WORKER_CPU_KV_PAGES_H
-#define HELM_WORKER_CPU_KV_PAGES_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -30,5 +29,3 @@ HELM_MUST_CHECK int kv_filler_start(struct kv_filler *filler, const struct arena
                                     uint64_t bytes, struct helm_err *err);
 /* Ends it, done or not. A filler that was never started is allowed. */
 void kv_filler_stop(struct kv_filler *filler);
-
-#endif

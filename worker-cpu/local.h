@@ -2,8 +2,7 @@
  *
  * Called by tests and benchmarks. Slot s owns pages s * pages_per_slot ...; every slot is ready to use,
  * greedy. With fewer pages than that a slot begins at its share of them, and goes on in those of the next ones. */
-#ifndef HELM_WORKER_CPU_LOCAL_H
-#define HELM_WORKER_CPU_LOCAL_H
+#pragma once
 
 #include "worker-cpu/engine.h"
 
@@ -41,5 +40,3 @@ void local_close(struct local *local);
  * in arena_history_of before. */
 HELM_MUST_CHECK int local_step(struct local *local, const struct step_row *rows, uint32_t row_count,
                                const struct step_result **result, struct helm_err *err);
-
-#endif

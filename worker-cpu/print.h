@@ -1,7 +1,6 @@
 /* What a checkpoint and a plan are lowered to, as text. Called by process.c for --print-program; owns nothing
  * that outlives a call. */
-#ifndef HELM_WORKER_CPU_PRINT_H
-#define HELM_WORKER_CPU_PRINT_H
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -12,5 +11,3 @@
  * share of a plan, or (plan NULL) all of it on the CPU. */
 HELM_MUST_CHECK int print_plan(const char *folder, const struct plan *plan, uint32_t threads,
                                const char *kernels, FILE *out, struct helm_err *err);
-
-#endif

@@ -3,8 +3,7 @@
  * Called by engine.c. Every index in the step is checked before it is used; a row that is wrong gets
  * STEP_ROW_BAD and the others are computed. How many tokens those have chooses the phase of the plan and the
  * token tier. */
-#ifndef HELM_WORKER_CPU_STEP_H
-#define HELM_WORKER_CPU_STEP_H
+#pragma once
 
 #include "worker-cpu/program/execute.h"
 
@@ -24,5 +23,3 @@ struct step_programs {
  * was computed then. */
 HELM_MUST_CHECK int step_run(struct run *run, const struct step_programs *programs, const struct step *step,
                              struct step_result *result, struct helm_err *err);
-
-#endif

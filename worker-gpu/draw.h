@@ -3,8 +3,7 @@
  * Called by step.c, and by engine.c which owns it. A greedy token is the graph's own argmax. For any other,
  * common/sampling/sampling.h says what of the row the draw needs, and that is put into the compute queue behind the
  * step: candidates found by a kernel, or the whole row copied into the arena. */
-#ifndef HELM_WORKER_GPU_DRAW_H
-#define HELM_WORKER_GPU_DRAW_H
+#pragma once
 
 #include "common/shared/arena.h"
 #include "worker-gpu/kernels/kernels_few.h"
@@ -33,5 +32,3 @@ HELM_MUST_CHECK int gpu_draw_queue(struct gpu_engine *g, struct helm_err *err);
 /* When the step's end word is written: draws. found: the argmax of each sample. */
 HELM_MUST_CHECK int gpu_draw_finish(struct gpu_engine *g, const struct gpuk_token *found,
                                     struct step_result *result, struct helm_err *err);
-
-#endif

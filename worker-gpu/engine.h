@@ -3,8 +3,7 @@
  *
  * Called by the worker process through common/worker/engine.h and by pair.c (tests). Load and step come from
  * one thread. */
-#ifndef HELM_WORKER_GPU_ENGINE_H
-#define HELM_WORKER_GPU_ENGINE_H
+#pragma once
 
 #include "common/cpu/pool.h"
 #include "worker-gpu/draw.h"
@@ -58,5 +57,3 @@ struct gpu_engine {
 };
 
 extern const struct worker_engine_ops gpu_engine_ops;
-
-#endif

@@ -12,8 +12,7 @@
  * block's page table between the two steps.
  *
  * Called by step.c and engine.c. Owns its programs and their graphs. */
-#ifndef HELM_WORKER_GPU_FOLLOW_H
-#define HELM_WORKER_GPU_FOLLOW_H
+#pragma once
 
 #include "worker-gpu/program/program.h"
 
@@ -50,5 +49,3 @@ HELM_MUST_CHECK int gpu_follow_launch(struct gpu_engine *g, const struct step *s
                                       struct helm_err *err);
 /* Waits for the end of one that runs and will not be asked for: the worker ends. */
 HELM_MUST_CHECK int gpu_follow_settle(struct gpu_engine *g, struct helm_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* What the GPU worker prints about itself: its programs for a checkpoint, the devices there are.
  *
  * Called by the worker's main program through engine.c. Owns nothing. */
-#ifndef HELM_WORKER_GPU_PRINT_H
-#define HELM_WORKER_GPU_PRINT_H
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -17,5 +16,3 @@ HELM_MUST_CHECK int gpu_print_plan(const char *folder, const struct plan *plan, 
                                    const char *kernels, FILE *out, struct helm_err *err);
 /* {"devices": [...], "error": TEXT when there is none}, one line. */
 void gpu_print_devices(FILE *out);
-
-#endif

@@ -1,8 +1,7 @@
 /* One step of the GPU worker: the step block, the program, the tokens.
  *
  * Called by engine.c. Owns nothing. */
-#ifndef HELM_WORKER_GPU_STEP_H
-#define HELM_WORKER_GPU_STEP_H
+#pragma once
 
 #include "worker-gpu/engine.h"
 
@@ -16,5 +15,3 @@ HELM_MUST_CHECK int gpu_step_warm(struct gpu_engine *engine, const struct gpu_pr
                                   struct helm_err *err);
 /* After a failure: lets a queue that waits for a lane run to its end. Its results are not read: the epoch is over. */
 void gpu_step_abandon(struct gpu_engine *engine);
-
-#endif

@@ -9,8 +9,7 @@
  *   fetched      by the copy queue, beside the step; the next step begins behind them
  *
  * Called by step.c, follow.c and engine.c. With one tier nothing here is called but for gpu_tiers_open and _close. */
-#ifndef HELM_WORKER_GPU_TIERS_H
-#define HELM_WORKER_GPU_TIERS_H
+#pragma once
 
 #include "worker-gpu/program/program.h"
 
@@ -44,5 +43,3 @@ HELM_MUST_CHECK int gpu_tiers_finish(struct gpu_engine *g, uint32_t place, struc
 uint64_t gpu_tiers_copied(const struct gpu_engine *g, const struct step *step);
 /* Lets the device go on, whatever the CPU does: it is given up. */
 void gpu_tiers_abandon(struct gpu_engine *g);
-
-#endif

@@ -10,8 +10,7 @@
  * time that such turns took before, and polls often only around the end.
  *
  * Called by step.c for each step; owns nothing. Pure: the time is the caller's. */
-#ifndef HELM_WORKER_GPU_WATCH_H
-#define HELM_WORKER_GPU_WATCH_H
+#pragma once
 
 #include "worker-gpu/program/program.h"
 
@@ -39,5 +38,3 @@ void watch_look(struct watch *w, uint64_t now_ns);
 uint64_t watch_nap_ns(const struct watch *w, uint64_t spin_ns, uint64_t nap_ns, uint64_t now_ns);
 /* How long the device has waited for the other worker in all. */
 uint64_t watch_end(const struct watch *w);
-
-#endif

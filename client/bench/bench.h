@@ -5,8 +5,7 @@
  * bandwidth beside them; bytes.c says which device reads how many bytes of weights for a token; prompt.c
  * makes the prompts; samples.c holds numbers; text.c and json.c report. Everything hangs on one struct bench
  * that the command owns. docs/benchmarking.md says what each number means. */
-#ifndef HELM_CLIENT_BENCH_BENCH_H
-#define HELM_CLIENT_BENCH_BENCH_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -158,5 +157,3 @@ const char *bench_vram_text(const struct bench_group *group, char text[32]);
 void text_table(const struct bench *bench, FILE *out);
 void text_markdown(const struct bench *bench, FILE *out);
 json_t *json_report(const struct bench *bench); /* NULL without memory */
-
-#endif

@@ -1,7 +1,6 @@
 /* helm-cli chat: what its files share. command_chat.c reads messages and has them answered; chat_commands.c does what
  * begins with a slash; chat_history.c keeps the conversation, also in files. */
-#ifndef HELM_CLIENT_CLI_CHAT_H
-#define HELM_CLIENT_CLI_CHAT_H
+#pragma once
 
 #include "client/cli/line_editor.h"
 #include "client/cli/stream.h"
@@ -45,5 +44,3 @@ HELM_MUST_CHECK int chat_load(struct chat_history *history, const char *path, st
 bool chat_is_command(const char *text);
 /* Does it, or says why not. false: the conversation ends. */
 bool chat_command(struct chat *chat, char *text);
-
-#endif

@@ -1,8 +1,7 @@
 /* The commands of helm-cli, which main.c calls by its tables; each command_*.c is a group of them.
  *
  * A command parses its own options and returns the process's exit status. */
-#ifndef HELM_CLIENT_CLI_COMMANDS_H
-#define HELM_CLIENT_CLI_COMMANDS_H
+#pragma once
 
 #include "client/shared/cli.h"
 
@@ -20,5 +19,3 @@ int command_metrics(struct cli *cli, int argc, char *const argv[]);
 int command_experts(struct cli *cli, int argc, char *const argv[]);
 int command_plan(struct cli *cli, int argc, char *const argv[]);
 int command_pull(struct cli *cli, int argc, char *const argv[]);
-
-#endif

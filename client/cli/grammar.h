@@ -1,6 +1,5 @@
 /* The options of run and generate that say what the output is to look like, and the grammar they make. */
-#ifndef HELM_CLIENT_CLI_GRAMMAR_H
-#define HELM_CLIENT_CLI_GRAMMAR_H
+#pragma once
 
 #include "client/shared/cli.h"
 #include "client/text/grammar/grammar.h"
@@ -21,5 +20,3 @@ const char *grammar_check(const struct grammar_options *options, bool ignore_eos
 HELM_MUST_CHECK int grammar_open(const struct cli *cli, const struct reasoning_tags *tags,
                                  enum reasoning_at at, struct grammar_options *options, struct helm_err *err);
 void grammar_free(struct grammar_options *options);
-
-#endif

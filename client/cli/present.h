@@ -1,7 +1,6 @@
 /* An answer on a terminal: lines broken between words, thinking parts dimmed. Called by stream.c for the chat; keeps what
  * may still become part of a word. */
-#ifndef HELM_CLIENT_CLI_PRESENT_H
-#define HELM_CLIENT_CLI_PRESENT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,5 +27,3 @@ HELM_MUST_CHECK int present_add(struct present *present, const char *text, size_
                                 struct helm_err *err);
 /* What is left of it, and the terminal's own colours. */
 HELM_MUST_CHECK int present_end(struct present *present, struct helm_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* helm-cli's questions to a daemon: what status, top, ps, cancel and plan have in common. Defined in
  * command_query.c, used there, by command_plan.c and top_screen.c. */
-#ifndef HELM_CLIENT_CLI_QUERY_H
-#define HELM_CLIENT_CLI_QUERY_H
+#pragma once
 
 #include "client/shared/cli.h"
 
@@ -14,5 +13,3 @@ int query_finish(struct cli_text *out, int rc, struct helm_err *err);
 void query_add_clean(struct cli_text *out, const char *text);
 /* Requests as a table, with its heading. */
 void query_add_list(const struct helm_list *list, struct cli_text *out);
-
-#endif

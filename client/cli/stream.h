@@ -2,8 +2,7 @@
  *
  * Called by run, chat and generate. Text is held back while it could still be the beginning of a stop text,
  * so that nothing is printed that the result does not hold. */
-#ifndef HELM_CLIENT_CLI_STREAM_H
-#define HELM_CLIENT_CLI_STREAM_H
+#pragma once
 
 #include "client/shared/cli.h"
 #include "client/cli/present.h"
@@ -63,5 +62,3 @@ void stream_print_stats(const struct stream_result *result);
 
 /* How a finished generation ends the program: done, by a signal, or failed (cancelled by others, error). */
 int stream_exit(const struct stream_result *result);
-
-#endif

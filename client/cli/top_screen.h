@@ -1,8 +1,7 @@
 /* What `helm-cli top` shows: two answers of a daemon, some time apart, as lines of text.
  *
  * Pure: called by command_top.c and by tests; owns nothing. */
-#ifndef HELM_CLIENT_CLI_TOP_SCREEN_H
-#define HELM_CLIENT_CLI_TOP_SCREEN_H
+#pragma once
 
 #include "client/shared/cli.h"
 
@@ -19,5 +18,3 @@ struct top_view {
 
 /* Lines with their ends, no more than `rows` of them. Names come from the daemon and are shown as text. */
 void top_screen(const struct top_view *view, struct cli_text *out);
-
-#endif

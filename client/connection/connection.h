@@ -3,8 +3,7 @@
  * connection.c owns the sockets, the table of open requests and the dispatching; generate.c makes Generate
  * and Cancel messages and hands Token, Done and Error to callbacks; constraint.c makes Mask messages; query.c asks
  * questions that have one answer. No other file includes this. */
-#ifndef HELM_CLIENT_CONNECTION_CONNECTION_H
-#define HELM_CLIENT_CONNECTION_CONNECTION_H
+#pragma once
 
 #include "client/helm.h"
 #include "proto/helm.pb-c.h"
@@ -90,5 +89,3 @@ int generate_error_code(Helm__V1__ErrorCode code);
 
 /* query.c: an answer as its struct of helm.h, in one block for free(). */
 HELM_MUST_CHECK int query_copy(const Helm__V1__Response *answer, void **out, struct helm_err *err);
-
-#endif

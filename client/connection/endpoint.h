@@ -1,8 +1,7 @@
 /* Endpoints as text: which one is the default, which are accepted, and whether a daemon listens there.
  *
  * Called by connection.c (helm_default_endpoint is public, see helm.h) and by tests. Owns nothing. */
-#ifndef HELM_CLIENT_CONNECTION_ENDPOINT_H
-#define HELM_CLIENT_CONNECTION_ENDPOINT_H
+#pragma once
 
 #include "client/helm.h"
 
@@ -19,5 +18,3 @@ HELM_MUST_CHECK int endpoint_check(const char *endpoint, bool has_keys, struct h
  * HELM_E_PERMISSION, also where the socket or its listener is another user's (trust.h). tcp endpoints are not
  * probed (0): connection.c watches the first connection attempt instead. */
 HELM_MUST_CHECK int endpoint_probe(const char *endpoint, struct helm_err *err);
-
-#endif

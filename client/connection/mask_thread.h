@@ -3,8 +3,7 @@
  * Called by constraint.c and generate.c in the caller's thread. A job is part of its constraint. The thread touches a job and
  * its constraint from mask_thread_push until mask_thread_take or mask_thread_remove returns it; the grammar must stay for as
  * long. The job that has used the least time is next: one grammar cannot keep another's requests waiting. */
-#ifndef HELM_CLIENT_CONNECTION_MASK_THREAD_H
-#define HELM_CLIENT_CONNECTION_MASK_THREAD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ struct mask_job *mask_thread_take(struct mask_thread *thread);
 void mask_thread_remove(struct mask_thread *thread, struct mask_job *job);
 /* No job may be left. NULL is allowed. */
 void mask_thread_close(struct mask_thread *thread);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by cli/command_session.c. Part of libhelm's inside, not of its API. A client has one session at a time; every call
  * waits for its answer. Owns nothing. */
-#ifndef HELM_CLIENT_CONNECTION_SESSION_H
-#define HELM_CLIENT_CONNECTION_SESSION_H
+#pragma once
 
 #include "client/helm.h"
 
@@ -54,5 +53,3 @@ HELM_MUST_CHECK int session_write_page(struct helm_client *client, const struct 
                                        const unsigned char *bytes, bool *full, uint32_t *pages,
                                        struct helm_err *err);
 HELM_MUST_CHECK int session_close(struct helm_client *client, const struct session *s, struct helm_err *err);
-
-#endif

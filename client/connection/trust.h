@@ -2,8 +2,7 @@
  * that lies in directories that root alone may change, such as /run/helm.
  *
  * Called by endpoint.c before a connection, and by connection.c once there is one. Owns nothing. */
-#ifndef HELM_CLIENT_CONNECTION_TRUST_H
-#define HELM_CLIENT_CONNECTION_TRUST_H
+#pragma once
 
 #include "common/base/err.h"
 
@@ -14,5 +13,3 @@ HELM_MUST_CHECK int trust_place(const char *endpoint, struct helm_err *err);
 
 /* The process that listens at the other end of a connected unix socket; any other descriptor is trusted. */
 HELM_MUST_CHECK int trust_peer(int fd, const char *endpoint, struct helm_err *err);
-
-#endif

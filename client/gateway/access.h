@@ -1,6 +1,5 @@
 /* Which requests are admitted: the Host and Origin headers, and API keys from a file. Called by server.c. */
-#ifndef HELM_CLIENT_GATEWAY_ACCESS_H
-#define HELM_CLIENT_GATEWAY_ACCESS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,5 +41,3 @@ const char *access_key_name(const struct access *access, const char *authorizati
 const char *access_user(const struct access *access, const char *authorization, const char *key);
 /* The same of a bare key. */
 const char *access_name_of(const struct access *access, const char *key);
-
-#endif

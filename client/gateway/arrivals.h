@@ -2,8 +2,7 @@
  * server.c, in the loop.
  *
  * If more connections wait than may, one of the address that has most is closed. */
-#ifndef HELM_CLIENT_GATEWAY_ARRIVALS_H
-#define HELM_CLIENT_GATEWAY_ARRIVALS_H
+#pragma once
 
 #include "client/gateway/peer.h"
 
@@ -25,5 +24,3 @@ bool arrivals_wait(const struct peers *peers);
 bool arrivals_may_go(struct gateway *gateway, struct exchange *exchange);
 /* Takes one that waits out of what it waits in. */
 void arrivals_forget(struct peers *peers, struct peer *peer);
-
-#endif

@@ -5,8 +5,7 @@
  * ask_ollama.c, ...), or the one table of ask_members.c says whether it is taken though nothing reads it, and
  * is named, or refused. Bodies come from strangers; common/base/json.h bounds their nesting, the server their
  * size. */
-#ifndef HELM_CLIENT_GATEWAY_ASK_H
-#define HELM_CLIENT_GATEWAY_ASK_H
+#pragma once
 
 #include <float.h>
 #include <jansson.h>
@@ -310,5 +309,3 @@ extern const struct ask_dialect ask_openai, ask_ollama, ask_embed, ask_response,
 
 /* ask_rerank.c: the text of one of the documents; NULL: it has none. */
 const json_t *ask_document_text(const json_t *document);
-
-#endif

@@ -3,8 +3,7 @@
  * server.c makes it, feeds it the body and fetches the answer for libmicrohttpd; jobs.c has its body read in a thread;
  * exchange.c starts its generations and ends them; choice.c turns tokens into text; a voice (voice.h) writes them in the
  * client's dialect. All of it but the reading of bodies runs in the gateway's one loop. */
-#ifndef HELM_CLIENT_GATEWAY_EXCHANGE_H
-#define HELM_CLIENT_GATEWAY_EXCHANGE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <time.h>
@@ -195,5 +194,3 @@ void choice_finish(struct choice *choice, enum helm_finish finish);
 /* OpenAI's word for how it ended. */
 const char *choice_reason(const struct choice *choice);
 void choice_free(struct choice *choice);
-
-#endif

@@ -4,8 +4,7 @@
  * libmicrohttpd takes bare LF as a line's end, cuts values at NUL, joins folded lines, and shows none of that. So its reads are
  * looked at before it: it calls recv(), which framing.c defines. What is not as the RFC's grammar says is answered 400, and its
  * connection is closed. */
-#ifndef HELM_CLIENT_GATEWAY_FRAMING_H
-#define HELM_CLIENT_GATEWAY_FRAMING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,5 +54,3 @@ void framing_reads(bool on);
 const char *framing_fault(const struct framing *framing);
 /* The path of a target, which may be absolute (http://HOST/PATH). NULL: its host is not the one of the header. */
 const char *framing_path(const char *target, const char *host);
-
-#endif

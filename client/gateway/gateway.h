@@ -18,8 +18,7 @@
  * One thread runs everything that touches the daemon's connection or libmicrohttpd. Threads of jobs.c read bodies only
  * (JSON, chat template, tokenizer): long prompts do not hold up other clients' tokens. Everything hangs on one struct
  * gateway that main owns. */
-#ifndef HELM_CLIENT_GATEWAY_GATEWAY_H
-#define HELM_CLIENT_GATEWAY_GATEWAY_H
+#pragma once
 
 #include "client/gateway/access.h"
 #include "client/gateway/exchange.h"
@@ -80,5 +79,3 @@ int info_write_health(struct gateway *gateway, struct cli_text *out);
 /* The connection was made anew: HELM_E_MISMATCH where another model is served now. */
 HELM_MUST_CHECK int info_check_model(struct gateway *gateway, const struct helm_model_info *info,
                                      struct helm_err *err);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Called by threads that read bodies (take) and by the thread that frees an ask (give back). A grammar in use stays; of
  * the unused ones those used last stay: GRAMMARS_KEPT, as long as they hold no more than GRAMMARS_KEPT_BYTES. */
-#ifndef HELM_CLIENT_GATEWAY_GRAMMARS_H
-#define HELM_CLIENT_GATEWAY_GRAMMARS_H
+#pragma once
 
 #include "client/text/grammar/engine.h"
 
@@ -31,5 +30,3 @@ HELM_MUST_CHECK int grammars_add(struct grammars *grammars, const char *key, str
                                  struct kept_grammar **out, struct helm_err *err);
 /* NULL is allowed. */
 void grammars_give_back(struct kept_grammar *kept);
-
-#endif

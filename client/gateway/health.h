@@ -1,7 +1,6 @@
 /* /health without libmicrohttpd, for connections that ask for nothing else: they take no place, and an answer
  * costs a tenth. Called by arrivals.c, in the loop. Owns nothing. */
-#ifndef HELM_CLIENT_GATEWAY_HEALTH_H
-#define HELM_CLIENT_GATEWAY_HEALTH_H
+#pragma once
 
 #include "client/gateway/gateway.h"
 
@@ -15,5 +14,3 @@ enum health_answer {
     HEALTH_CLOSE, /* it was answered; the caller closes the connection */
 };
 enum health_answer health_answer(struct gateway *gateway, int fd);
-
-#endif

@@ -4,8 +4,7 @@
  * An exchange whose route wants answers goes in and comes back with them. While helmd is silent, the last answers serve,
  * from memory and with their age. The thread asks for the status every second in any case: /health never waits. It also makes
  * the loop's connection anew, since that waits, too. */
-#ifndef HELM_CLIENT_GATEWAY_INQUIRY_H
-#define HELM_CLIENT_GATEWAY_INQUIRY_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -51,5 +50,3 @@ void inquiry_give_back(struct inquiry_fact *fact); /* NULL is allowed */
 void inquiry_reconnect(struct inquiry *inquiry, struct helm_client *lost);
 /* That one and its model, which are the caller's then. NULL: not yet. */
 struct helm_client *inquiry_take_client(struct inquiry *inquiry, struct helm_model_info **model);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * A thread touches of an exchange its route, body, ask, choices, refusal, out and status, and of the gateway
  * its model, which does not change. Called by the loop. */
-#ifndef HELM_CLIENT_GATEWAY_JOBS_H
-#define HELM_CLIENT_GATEWAY_JOBS_H
+#pragma once
 
 #include "client/gateway/exchange.h"
 
@@ -21,5 +20,3 @@ bool jobs_withdraw(struct jobs *jobs, struct exchange *exchange);
 struct exchange *jobs_take(struct jobs *jobs);
 /* Ends the threads when they are through with what they read; clears *jobs. */
 void jobs_close(struct jobs **jobs);
-
-#endif

@@ -1,7 +1,6 @@
 /* Where the gateway listens. Called by main.c before the daemon is sought, and by server.c; owns nothing. `listen` is
  * "HOST:PORT" or "[ADDRESS]:PORT"; every error names it and what to write instead. */
-#ifndef HELM_CLIENT_GATEWAY_LISTEN_H
-#define HELM_CLIENT_GATEWAY_LISTEN_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -14,5 +13,3 @@ bool listen_is_loopback(const char *listen);
 HELM_MUST_CHECK int listen_bind(const char *listen, int *fd, struct helm_err *err);
 /* Listens; `at` is the address with its port, which is known only now where any was wanted. */
 HELM_MUST_CHECK int listen_start(const char *listen, int fd, char at[128], struct helm_err *err);
-
-#endif

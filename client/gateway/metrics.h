@@ -1,6 +1,5 @@
 /* What the gateway counts, and /metrics: that and the daemon's status, as Prometheus reads it. */
-#ifndef HELM_CLIENT_GATEWAY_METRICS_H
-#define HELM_CLIENT_GATEWAY_METRICS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -31,5 +30,3 @@ struct cli_text;
 /* status, plan: what helmd said last; NULL: nothing, or it is gone. */
 void metrics_write(struct gateway *gateway, const struct inquiry_fact *status,
                    const struct inquiry_fact *plan, struct cli_text *out);
-
-#endif

@@ -1,6 +1,5 @@
 /* The files of the page, compiled in by the Makefile (client/sources.mk). Read by page.c alone. */
-#ifndef HELM_CLIENT_GATEWAY_PAGE_H
-#define HELM_CLIENT_GATEWAY_PAGE_H
+#pragma once
 
 struct page_file {
     const char *name; /* in client/gateway/page/ */
@@ -10,5 +9,3 @@ struct page_file {
 };
 extern const struct page_file page_files[];
 extern const unsigned page_file_count;
-
-#endif

@@ -3,8 +3,7 @@
  * The gateway accepts connections itself and hands their sockets to libmicrohttpd, which misses some hang-ups and has no
  * bound but a number. Each socket is watched here for its life: its place is free again as soon as the client is gone, takes
  * too long for its request, or is the idlest one of a full house. */
-#ifndef HELM_CLIENT_GATEWAY_PEER_H
-#define HELM_CLIENT_GATEWAY_PEER_H
+#pragma once
 
 #include <netinet/in.h>
 #include <stdbool.h>
@@ -105,5 +104,3 @@ void peers_tick(struct gateway *gateway);
 void peer_waits(struct peer *peer);
 /* Frees its place and ends its socket, which libmicrohttpd closes when it runs next. It must not be suspended. */
 void peer_end(struct gateway *gateway, struct peer *peer);
-
-#endif

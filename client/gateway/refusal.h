@@ -2,8 +2,7 @@
  *
  * Called by everything in the gateway that can refuse. Texts are UTF-8; what of them came from a stranger is escaped where
  * they are written. */
-#ifndef HELM_CLIENT_GATEWAY_REFUSAL_H
-#define HELM_CLIENT_GATEWAY_REFUSAL_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -22,5 +21,3 @@ bool refuse(struct refusal *refusal, int status, const char *code, const char *p
 
 /* The same of a libhelm error: its code picks the status. */
 bool refuse_err(struct refusal *refusal, const char *param, int code, const char *text);
-
-#endif

@@ -4,8 +4,7 @@
  * a user of the gateway: no one finds what another owns. If all of them together exceed the bound, the owner of the most
  * bytes loses its oldest response; so a user within its share loses nothing to others. A response that another one goes on
  * with keeps its items until that one goes, too. */
-#ifndef HELM_CLIENT_GATEWAY_RESPONSES_H
-#define HELM_CLIENT_GATEWAY_RESPONSES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -62,5 +61,3 @@ const char *response_text(const struct response *response, size_t *length);
 const struct response_items *response_items(const struct response *response);
 /* The one that it goes on with; NULL: none. Held as long as this one. */
 const struct response *response_before(const struct response *response);
-
-#endif

@@ -1,6 +1,5 @@
 /* The paths that the gateway knows, in one table. Called by server.c and by the threads of jobs.c. */
-#ifndef HELM_CLIENT_GATEWAY_ROUTES_H
-#define HELM_CLIENT_GATEWAY_ROUTES_H
+#pragma once
 
 #include "client/gateway/voice.h"
 
@@ -58,5 +57,3 @@ void info_preflight(struct exchange *exchange);
 
 /* ---- page.c ---- */
 void page_reply(struct exchange *exchange);
-
-#endif

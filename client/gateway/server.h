@@ -2,8 +2,7 @@
  *
  * libmicrohttpd has no thread of its own here. While an answer is not known or has nothing new, its connection is suspended.
  * An answer that is over must be fetched within gateway->request_us. */
-#ifndef HELM_CLIENT_GATEWAY_SERVER_H
-#define HELM_CLIENT_GATEWAY_SERVER_H
+#pragma once
 
 #include "client/gateway/gateway.h"
 
@@ -26,5 +25,3 @@ void server_quiesce(struct gateway *gateway);
 const char *server_query(const struct exchange *exchange, const char *name);
 /* Ends what is open; the threads of jobs.c have ended. */
 void server_close(struct gateway *gateway);
-
-#endif

@@ -2,8 +2,7 @@
  * the model writes it. Called by ask_grammar.c; pure.
  *
  *   tool_grammar.c   calls around their arguments      tool_arguments.c  arguments that are not JSON */
-#ifndef HELM_CLIENT_GATEWAY_TOOL_GRAMMAR_H
-#define HELM_CLIENT_GATEWAY_TOOL_GRAMMAR_H
+#pragma once
 
 #include <jansson.h>
 
@@ -36,5 +35,3 @@ HELM_MUST_CHECK int tool_arguments_parameters(struct exprs *exprs, const struct 
                                               const json_t *tool, uint32_t *out, struct helm_err *err);
 HELM_MUST_CHECK int tool_arguments_bare(struct exprs *exprs, const struct tool_wish *wish, const json_t *tool,
                                         uint32_t *out, struct helm_err *err);
-
-#endif

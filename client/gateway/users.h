@@ -2,8 +2,7 @@
  *
  * A user is in the table while a request of it is open. Called by server.c and exchange.c in the loop; the queue of bodies
  * to be read is called by jobs.c, under its lock. Owns the table. */
-#ifndef HELM_CLIENT_GATEWAY_USERS_H
-#define HELM_CLIENT_GATEWAY_USERS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -69,5 +68,3 @@ struct exchange *users_queue_take(struct users_queue *queue);
 bool users_queue_remove(struct users_queue *queue, struct exchange *exchange);
 /* A body that was taken is read. */
 void users_queue_done(struct user *user);
-
-#endif

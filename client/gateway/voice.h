@@ -1,8 +1,7 @@
 /* How an answer is written: one voice a dialect, a table of functions.
  *
  * Called by exchange.c. Each function appends to exchange->out; memory that was short shows in exchange->out.failed. */
-#ifndef HELM_CLIENT_GATEWAY_VOICE_H
-#define HELM_CLIENT_GATEWAY_VOICE_H
+#pragma once
 
 #include "client/gateway/exchange.h"
 
@@ -40,5 +39,3 @@ double voice_finite(double value);
 /* Sums over an exchange's choices. */
 uint32_t voice_prompt_tokens(const struct exchange *exchange);
 uint32_t voice_completion_tokens(const struct exchange *exchange);
-
-#endif

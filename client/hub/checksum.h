@@ -2,8 +2,7 @@
  *
  * Called by transfer.c, pull.c and probe.c; the caller owns the state. SHA-1 (FIPS 180-4) is what git's ids are; it tells
  * damage, and forgery as far as git does. */
-#ifndef HELM_CLIENT_HUB_CHECKSUM_H
-#define HELM_CLIENT_HUB_CHECKSUM_H
+#pragma once
 
 #include <sodium/crypto_hash_sha256.h>
 #include <stdbool.h>
@@ -26,5 +25,3 @@ void checksum_begin(struct checksum *sum, const char *id, uint64_t bytes);
 void checksum_add(struct checksum *sum, const void *data, size_t bytes);
 /* In lower-case hexadecimal digits. The state is used up. */
 void checksum_end(struct checksum *sum, char text[CHECKSUM_TEXT]);
-
-#endif

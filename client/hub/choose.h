@@ -1,6 +1,5 @@
 /* Which of a repository's files make the model. Called by pull.c; owns nothing. */
-#ifndef HELM_CLIENT_HUB_CHOOSE_H
-#define HELM_CLIENT_HUB_CHOOSE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -18,5 +17,3 @@ struct choice {
 HELM_MUST_CHECK int choose_files(const struct listing *listing, const struct hub_name *name,
                                  struct choice *choice, void (*say)(void *context, const char *line),
                                  void *context, struct helm_err *err);
-
-#endif

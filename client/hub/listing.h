@@ -2,8 +2,7 @@
  *
  * Called by pull.c. The text is a stranger's: names that could leave a folder, ids that are no digits and counts beyond
  * bounds are refused. */
-#ifndef HELM_CLIENT_HUB_LISTING_H
-#define HELM_CLIENT_HUB_LISTING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +33,3 @@ HELM_MUST_CHECK int listing_parse(const char *text, size_t length, struct listin
 void listing_free(struct listing *listing); /* also of a zeroed one */
 /* NULL: no such file. */
 const struct listing_file *listing_find(const struct listing *listing, const char *name);
-
-#endif

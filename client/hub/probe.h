@@ -2,8 +2,7 @@
  *
  * Called by pull.c before it fetches anything else. What it reads lies in a folder of its own in $TMPDIR, which is gone
  * when it returns: a model whose weights are cut off, for the readers of models to judge. */
-#ifndef HELM_CLIENT_HUB_PROBE_H
-#define HELM_CLIENT_HUB_PROBE_H
+#pragma once
 
 #include "client/hub/listing.h"
 #include "client/hub/transfer.h"
@@ -17,5 +16,3 @@ struct probe {
 };
 /* HELM_E_UNSUPPORTED and others of the readers of models: the error names what is in the way and what is supported. */
 HELM_MUST_CHECK int probe_model(const struct probe *probe, struct helm_err *err);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by helm-cli's `pull`, on one thread. Files take their names when they are whole; what an interrupted run leaves
  * is where the next one goes on, also one of the hub's own programs. */
-#ifndef HELM_CLIENT_HUB_PULL_H
-#define HELM_CLIENT_HUB_PULL_H
+#pragma once
 
 #include <limits.h>
 #include <stdbool.h>
@@ -34,5 +33,3 @@ struct pulled {
  * not those of their checksum; they are removed. */
 HELM_MUST_CHECK int pull_model(const struct pull_request *request, struct pulled *pulled,
                                struct helm_err *err);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by pull.c and probe.c, on one thread. Redirects are followed here, one by one, so that the token goes to the hub's own
  * host and to no other. */
-#ifndef HELM_CLIENT_HUB_TRANSFER_H
-#define HELM_CLIENT_HUB_TRANSFER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -50,5 +49,3 @@ HELM_MUST_CHECK int transfer_part(struct transfer *transfer, const struct transf
 char *transfer_file_path(const char *repo, const char *commit, const char *file);
 /* A path, or (slash false) one part of it, as URLs have it, malloc'd. NULL: no memory. */
 char *transfer_escape(const char *text, bool slash);
-
-#endif

@@ -22,8 +22,7 @@
  *
  * and nothing behind that. Checksums are XXH3 of 64 bits (https://xxhash.com): against damage, not against forgers. helmd
  * believes nothing that a file says either. */
-#ifndef HELM_CLIENT_SESSION_FILE_H
-#define HELM_CLIENT_SESSION_FILE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -89,5 +88,3 @@ HELM_MUST_CHECK int session_file_write_end(struct session_file *file, struct hel
 /* Bytes of the head, its checksum included, and of the whole file. */
 uint64_t session_file_head_bytes(const struct session_head *head);
 uint64_t session_file_bytes(const struct session_head *head);
-
-#endif

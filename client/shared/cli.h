@@ -2,8 +2,7 @@
  *
  * session.c connects, starts a private daemon if --model asks for one, and opens tokenizers; signals.c watches
  * signals; output.c prints and reads. Everything hangs on one struct cli that the program's main owns. */
-#ifndef HELM_CLIENT_SHARED_CLI_H
-#define HELM_CLIENT_SHARED_CLI_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -124,5 +123,3 @@ HELM_MUST_CHECK int cli_parse_ids(const char *what, const char *text, size_t len
 HELM_MUST_CHECK int cli_text_check(const struct cli_text *text, struct helm_err *err);
 /* cli_write of all of it. */
 HELM_MUST_CHECK int cli_text_write(const struct cli_text *text, struct helm_err *err);
-
-#endif

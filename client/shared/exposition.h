@@ -2,8 +2,7 @@
  *
  * Used by daemon_metrics.c and by the gateway for its own counters. Knows no metric. Numbers that are not finite are
  * written as Prometheus writes them. */
-#ifndef HELM_CLIENT_SHARED_EXPOSITION_H
-#define HELM_CLIENT_SHARED_EXPOSITION_H
+#pragma once
 
 #include "client/shared/cli.h"
 
@@ -27,5 +26,3 @@ struct exposition_histogram {
 };
 void exposition_histogram(struct cli_text *out, const char *name,
                           const struct exposition_histogram *histogram, const char *help);
-
-#endif

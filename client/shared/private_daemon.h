@@ -3,8 +3,7 @@
  * Called by session.c and by client/bench. It lives in a fresh directory (mode 0700) under $XDG_RUNTIME_DIR or
  * /tmp that holds its socket and its log; both go when it ends, on every way out. It is a process group of
  * its own, so that Ctrl-C reaches helm-cli alone, and dies with helm-cli even when that is killed. */
-#ifndef HELM_CLIENT_SHARED_PRIVATE_DAEMON_H
-#define HELM_CLIENT_SHARED_PRIVATE_DAEMON_H
+#pragma once
 
 #include "client/shared/cli.h"
 
@@ -26,5 +25,3 @@ void private_daemon_show_log(const struct private_daemon *daemon);
 
 /* Ends it (SIGTERM, after a few seconds SIGKILL), removes the directory, clears *daemon; NULL is allowed. */
 void private_daemon_stop(struct private_daemon **daemon);
-
-#endif

@@ -1,8 +1,7 @@
 /* Sampling options of run, chat and generate: one table, and the defaults of a checkpoint.
  *
  * Called by those commands. */
-#ifndef HELM_CLIENT_SHARED_SAMPLING_H
-#define HELM_CLIENT_SHARED_SAMPLING_H
+#pragma once
 
 #include "client/shared/cli.h"
 
@@ -26,5 +25,3 @@ void sampling_fill_table(struct sampling_options *options, struct args_option ta
  * (the repetition penalty either way). No such file: greedy. */
 HELM_MUST_CHECK int sampling_apply_checkpoint(const char *path, struct sampling_options *options,
                                               struct helm_err *err);
-
-#endif

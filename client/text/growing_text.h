@@ -1,6 +1,5 @@
 /* Text growing in memory. Called by helm-cli, the gateway and the parser of answers; not part of libhelm's API. */
-#ifndef HELM_CLIENT_TEXT_GROWING_TEXT_H
-#define HELM_CLIENT_TEXT_GROWING_TEXT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,5 +22,3 @@ void cli_text_json(struct cli_text *text, const char *data, size_t length);
 /* "[1,2,3]", or without brackets "1,2,3". */
 void cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool brackets);
 void cli_text_free(struct cli_text *text);
-
-#endif

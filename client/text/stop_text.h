@@ -2,8 +2,7 @@
  *
  * Called by helm-cli and the gateway with the text as it grows. A stop text may span tokens, so text that could be the
  * beginning of one is held back until that is decided. Pure; owns nothing. */
-#ifndef HELM_CLIENT_TEXT_STOP_TEXT_H
-#define HELM_CLIENT_TEXT_STOP_TEXT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -19,5 +18,3 @@ size_t stop_text_find(const struct stop_texts *stop, const char *text, size_t le
 
 /* How many bytes at the end of text[from, length) could still begin a stop text. */
 size_t stop_text_held(const struct stop_texts *stop, const char *text, size_t length, size_t from);
-
-#endif

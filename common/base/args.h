@@ -21,8 +21,7 @@
  *                                  .options = options, .option_count = 2};
  *   rc = args_parse(&spec, argc, argv, &parsed, &err);      (or args_parse_main, which also prints and exits)
  */
-#ifndef HELM_COMMON_BASE_ARGS_H
-#define HELM_COMMON_BASE_ARGS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -112,5 +111,3 @@ void args_parse_main(const struct args_spec *spec, int argc, char *const argv[],
 /* For errors found after parsing: "PROGRAM: text" and "try 'PROGRAM --help'" on stderr; returns 2, the exit
  * status. */
 int args_usage_error(const struct args_spec *spec, const struct helm_err *err);
-
-#endif

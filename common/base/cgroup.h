@@ -2,8 +2,7 @@
  * memory.
  *
  * Called by helmd before it creates the arena, by the loader and by cpu.c. No state. */
-#ifndef HELM_COMMON_BASE_CGROUP_H
-#define HELM_COMMON_BASE_CGROUP_H
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +29,3 @@ double cgroup_cpu_quota(void);
 HELM_MUST_CHECK int cgroup_read_memory_under(const char *root, struct cgroup_memory *memory,
                                              struct helm_err *err);
 double cgroup_cpu_quota_under(const char *root);
-
-#endif

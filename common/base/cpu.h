@@ -2,8 +2,7 @@
  *
  * Called by the CPU worker (kernel choice, pinning), the planner's profile and test programs. The one place that asks the
  * processor for its instructions, once, and that HELM_CPU limits. */
-#ifndef HELM_COMMON_BASE_CPU_H
-#define HELM_COMMON_BASE_CPU_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -70,5 +69,3 @@ HELM_MUST_CHECK int cpu_usable_under(const char *sys_root, const int *allowed, i
 
 /* Processor's marketing name from /proc/cpuinfo, "unknown" if absent. */
 void cpu_model_name(char *text, size_t size);
-
-#endif

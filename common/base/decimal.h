@@ -2,8 +2,7 @@
  *
  * Called where a number may have more digits than 64 bits or a double hold: bounds and constants of schemas, whole numbers in
  * templates. Nothing is copied: a number is a view of its text. */
-#ifndef HELM_COMMON_BASE_DECIMAL_H
-#define HELM_COMMON_BASE_DECIMAL_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -36,5 +35,3 @@ int decimal_compare_sizes(const struct decimal *a, const struct decimal *b); /* 
 int decimal_compare(const struct decimal *a, const struct decimal *b);
 /* One text for equal numbers, such as -125e-1. NULL: no memory; otherwise the caller frees it. */
 char *decimal_key(const struct decimal *d);
-
-#endif

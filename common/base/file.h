@@ -2,8 +2,7 @@
  * folder.
  *
  * Called by the checkpoint and tokenizer readers. Returned buffers and descriptors belong to the caller. */
-#ifndef HELM_COMMON_BASE_FILE_H
-#define HELM_COMMON_BASE_FILE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -41,5 +40,3 @@ int file_cut_short(const char *what, uint64_t present, uint64_t expected, bool h
 /* pread until `bytes` are in buf; a short file is HELM_E_FORMAT. */
 HELM_MUST_CHECK int file_pread_all(int fd, void *buf, size_t bytes, uint64_t offset, const char *what,
                                    struct helm_err *err);
-
-#endif

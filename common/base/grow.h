@@ -1,8 +1,7 @@
 /* Arrays that grow by doubling.
  *
  * Called wherever a list becomes longer one entry at a time; the caller owns the array, and frees it. */
-#ifndef HELM_COMMON_BASE_GROW_H
-#define HELM_COMMON_BASE_GROW_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,5 +18,3 @@
          if (grow_array) (array) = grow_array, (space) = (__typeof__(space))grow_space;                      \
          grow_array != NULL;                                                                                 \
      }))
-
-#endif

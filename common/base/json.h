@@ -2,8 +2,7 @@
  *
  * Called by every reader of JSON files and by tools that print JSON. The returned json_t is owned by the
  * caller (json_decref). Borrowed strings live as long as the object they came from. */
-#ifndef HELM_COMMON_BASE_JSON_H
-#define HELM_COMMON_BASE_JSON_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -44,5 +43,3 @@ HELM_MUST_CHECK int json_get_bool(const json_t *obj, const char *key, bool requi
 /* *out is borrowed from obj. */
 HELM_MUST_CHECK int json_get_string(const json_t *obj, const char *key, bool required, const char **out,
                                     struct helm_err *err);
-
-#endif

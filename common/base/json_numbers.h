@@ -3,8 +3,7 @@
  * Called where JSON is handed on: bodies of requests, templates, schemas. A table is made by json_parse_numbers, asked while
  * the values are used, and freed by its owner. It holds a reference of each value that is in it, so a value's address stays its
  * own. One thread at a time. */
-#ifndef HELM_COMMON_BASE_JSON_NUMBERS_H
-#define HELM_COMMON_BASE_JSON_NUMBERS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -21,5 +20,3 @@ const char *json_number_text(const struct json_numbers *numbers, const json_t *v
 char *json_dump_numbers(const json_t *value, size_t flags, const struct json_numbers *numbers);
 /* NULL is allowed. */
 void json_numbers_free(struct json_numbers *numbers);
-
-#endif

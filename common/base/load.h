@@ -1,8 +1,7 @@
 /* How busy others keep the processors that this process may use: whether what is measured here is the machine's.
  *
  * Called by helm-profile around its measurements and by helmd before it has one taken again. No state. */
-#ifndef HELM_COMMON_BASE_LOAD_H
-#define HELM_COMMON_BASE_LOAD_H
+#pragma once
 
 #include <sched.h>
 #include <stdint.h>
@@ -22,5 +21,3 @@ uint32_t load_others(const struct load *begin);
 
 /* Busy time of these CPUs together, by the lines of /proc/stat; 0: it has no lines of them. */
 uint64_t load_busy_us(const char *stat, const cpu_set_t *allowed);
-
-#endif

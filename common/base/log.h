@@ -2,8 +2,7 @@
  *
  * The one piece of process-wide state in common/: a level and a name, set once by main before any thread
  * starts and read-only afterwards. Never called between the first and the last layer of a step. */
-#ifndef HELM_COMMON_BASE_LOG_H
-#define HELM_COMMON_BASE_LOG_H
+#pragma once
 
 #include "common/base/err.h"
 
@@ -26,5 +25,3 @@ void log_at(enum log_level level, const char *fmt, ...) HELM_PRINTF(2, 3);
 #define log_warn(...)  log_at(LOG_LEVEL_WARN, __VA_ARGS__)
 #define log_info(...)  log_at(LOG_LEVEL_INFO, __VA_ARGS__)
 #define log_debug(...) log_at(LOG_LEVEL_DEBUG, __VA_ARGS__)
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by helmd and the tools before they plan or measure, and by the CPU worker, so that all of them speak of the same
  * node. Reads /sys and /proc; no state. */
-#ifndef HELM_COMMON_BASE_NODE_H
-#define HELM_COMMON_BASE_NODE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -25,5 +24,3 @@ HELM_MUST_CHECK int node_read_memory(int node, struct cgroup_memory *memory, str
 HELM_MUST_CHECK int node_choose_under(const char *root, int wanted, int *node, struct helm_err *err);
 HELM_MUST_CHECK int node_read_memory_under(const char *root, int node, struct cgroup_memory *memory,
                                            struct helm_err *err);
-
-#endif

@@ -2,8 +2,7 @@
  * a byte that is no UTF-8 becomes \xNN, so that no file can move the cursor or forge a line of a terminal.
  *
  * Called by err.c and log.c for everything they hold, and by tools for what they print. */
-#ifndef HELM_COMMON_BASE_PRINTABLE_H
-#define HELM_COMMON_BASE_PRINTABLE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdio.h>
@@ -21,5 +20,3 @@ size_t printable(char *to, size_t size, const char *from);
 /* A stream whose text goes to `to` (borrowed) as printable() makes it, but for line ends and tabs. fclose flushes and
  * leaves `to` open. NULL: no memory. */
 FILE *printable_open(FILE *to);
-
-#endif

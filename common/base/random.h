@@ -1,7 +1,6 @@
 /* Numbers that are as good as drawn and always the same: for measurements, made-up weights and searches, never for keys or
  * sampling. Pure, owns nothing. */
-#ifndef HELM_COMMON_BASE_RANDOM_H
-#define HELM_COMMON_BASE_RANDOM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -23,5 +22,3 @@ static inline uint64_t random_next(uint64_t *state)
     *state ^= *state << 17;
     return *state;
 }
-
-#endif

@@ -4,8 +4,7 @@
  * up to 2 ms of a 40 ms step to 16 compute threads on 16 CPUs. So a thread that spins yields now and then, which
  * costs a third of a microsecond when no other thread is ready. Called by doorbells, lanes, the CPU worker's pool
  * and the GPU worker's step; owns nothing. */
-#ifndef HELM_COMMON_BASE_SPIN_H
-#define HELM_COMMON_BASE_SPIN_H
+#pragma once
 
 #include <sched.h>
 #include <stdint.h>
@@ -26,5 +25,3 @@ static inline void spin_yield(uint64_t now_ns, uint64_t *yield_ns)
     }
     *yield_ns = now_ns + SPIN_YIELD_NS;
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* What a process that runs for long needs of its surroundings, looked at before anything else.
  *
  * Called first in main by helmd and by the workers; start_check_proc also by helm-profile, helm-plan and helm-cli. */
-#ifndef HELM_COMMON_BASE_START_H
-#define HELM_COMMON_BASE_START_H
+#pragma once
 
 #include <stdint.h>
 
@@ -25,5 +24,3 @@ HELM_MUST_CHECK int start_check_proc(struct helm_err *err);
 
 /* Whether the limit of address space leaves room for `bytes` of arena. HELM_E_CAPACITY as above. */
 HELM_MUST_CHECK int start_check_arena(uint64_t bytes, struct helm_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* Lists of known words: whether a word is one of them, and the one that is nearest to a misspelt word. No state. */
-#ifndef HELM_COMMON_BASE_SUGGEST_H
-#define HELM_COMMON_BASE_SUGGEST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,5 +17,3 @@ struct suggest {
  * letters may lack one. */
 void suggest_begin(struct suggest *suggest, const char *word, size_t length);
 void suggest_try(struct suggest *suggest, const char *name);
-
-#endif

@@ -1,6 +1,5 @@
 /* Sizes, counts and digits as people write them. Called by option parsing, ledgers and reports; owns nothing. */
-#ifndef HELM_COMMON_BASE_UNITS_H
-#define HELM_COMMON_BASE_UNITS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -63,5 +62,3 @@ static inline int units_add(uint64_t a, uint64_t b, uint64_t *out)
 uint64_t units_now_us(void);
 uint64_t units_now_ns(void);
 void units_sleep_ms(uint32_t ms);
-
-#endif

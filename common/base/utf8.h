@@ -1,6 +1,5 @@
 /* UTF-8: what is well formed, and its characters. Called by readers of texts from outside. Pure. */
-#ifndef HELM_COMMON_BASE_UTF8_H
-#define HELM_COMMON_BASE_UTF8_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,5 +16,3 @@ size_t utf8_get_before(const char *bytes, size_t end, uint32_t *codepoint);
 /* Returns how many bytes `out` has got, at most 4. */
 size_t utf8_put(uint32_t codepoint, char *out);
 bool utf8_is_valid(const char *bytes, size_t length);
-
-#endif

@@ -1,8 +1,7 @@
 /* Where the worker runs: the CPUs of its threads, the node (common/base/node.h) of its private memory.
  *
  * Called by engine.c and pool.c at start only. No state. */
-#ifndef HELM_COMMON_CPU_PIN_H
-#define HELM_COMMON_CPU_PIN_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -18,5 +17,3 @@ HELM_MUST_CHECK int pin_this_thread(int cpu, struct helm_err *err);
  * thread. */
 HELM_MUST_CHECK int pin_create_thread(pthread_t *thread, int cpu, void *(*run)(void *), void *arg,
                                       struct helm_err *err);
-
-#endif

@@ -9,8 +9,7 @@
  * Called by engine.c (loading), step.c. The pool owns its threads; `ctx` and what it points to belong to the
  * caller. Waiting threads spin for spin_us (longer while nothing else wants their CPUs), then sleep in
  * futex(2). Nothing is allocated after pool_create. */
-#ifndef HELM_COMMON_CPU_POOL_H
-#define HELM_COMMON_CPU_POOL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -64,5 +63,3 @@ uint32_t pool_threads(const struct pool *pool);
 void pool_run(struct pool *pool, pool_next_fn *next, void *ctx);
 /* The same for a list of one region (chunks >= 1). */
 void pool_run_region(struct pool *pool, pool_chunk_fn *run, void *ctx, uint32_t chunks);
-
-#endif

@@ -14,8 +14,7 @@
  *
  * Routing without order therefore moves nothing, and what the pool was filled with stays. Where it has order, higher bars for
  * single moves lose more hits than they save copies (docs/notes/mixed-experts.md). */
-#ifndef HELM_COMMON_EXPERTS_SLOTS_H
-#define HELM_COMMON_EXPERTS_SLOTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -74,5 +73,3 @@ struct expert_slots_seen {
 struct expert_slots_seen expert_slots_seen(const struct expert_slots *slots);
 /* Uses of each expert since it was made, [layers][experts]: what expert_slots_fill takes. */
 const uint64_t *expert_slots_uses(const struct expert_slots *slots);
-
-#endif

@@ -5,8 +5,7 @@
  * BLOCK_LEVELS_IQ1, or four bits of four, which choose from BLOCK_LEVELS_IQ3_XXS or BLOCK_LEVELS_IQ3_S. X(entry) makes of it what
  * a reader wants: block_grids.c tables of bytes for CPUs, worker-gpu's blocks_grids.cuh a table of these entries.
  * IQ1_S and IQ1_M have one grid. */
-#ifndef HELM_COMMON_FORMATS_BLOCK_GRIDS_H
-#define HELM_COMMON_FORMATS_BLOCK_GRIDS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -507,5 +506,3 @@ extern const uint8_t block_twos_iq3_xxs[2][256], block_twos_iq3_s[2][512], block
     X(0xaa08) X(0xaa0a) X(0xaa20) X(0xaa22) X(0xaa28) X(0xaa2a) X(0xaa51) X(0xaa54) X(0xaa56) X(0xaa80)      \
     X(0xaa82) X(0xaa88) X(0xaa8a) X(0xaa95) X(0xaaa0) X(0xaaa2) X(0xaaa8) X(0xaaaa)
 /* clang-format on */
-
-#endif

@@ -3,8 +3,7 @@
  * where the product is exact in fp32, so that a value is rounded once at most. `numbers` and `scales` of a format take
  * a block apart; that is all that a kernel needs of it. Included by the formats' rows of the registry (blocks.c) and by
  * their kernels, each compiled with its own instruction set. */
-#ifndef HELM_COMMON_FORMATS_BLOCKS_H
-#define HELM_COMMON_FORMATS_BLOCKS_H
+#pragma once
 
 #include "common/formats/blocks256.h"
 #include "common/formats/blocks32.h"
@@ -48,5 +47,3 @@
 #define BLOCK_FORMATS(X)                                        BLOCK_WRITTEN_FORMATS(X) BLOCK_READ_FORMATS(X)
 #define BLOCK_NUMBER(format, FORMAT_NAME, values, bytes, group) BLOCK_##FORMAT_NAME,
 enum { BLOCK_FORMATS(BLOCK_NUMBER) BLOCK_FORMAT_COUNT };
-
-#endif

@@ -1,7 +1,6 @@
 /* Blocks of 256 values of a row as GGUF files have them: numbers of 2 to 6 bits, a scale for each 16 or 32 of them and
  * one of the scales. See blocks.h. */
-#ifndef HELM_COMMON_FORMATS_BLOCKS256_H
-#define HELM_COMMON_FORMATS_BLOCKS256_H
+#pragma once
 
 #include "common/formats/blocks32.h"
 
@@ -184,5 +183,3 @@ static inline void iq4_xs_scales(const uint8_t *block, float *scale, float *leas
     block_scaled8(scale, iq4_xs_scale_numbers(block), block_half(block));
     memset(least, 0, 8 * sizeof *least);
 }
-
-#endif

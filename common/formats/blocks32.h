@@ -1,7 +1,6 @@
 /* Blocks of 32 values of a row as GGUF files have them: numbers of 4 or 5 bits and a scale, some with a smallest value.
  * See blocks.h. Sixteen numbers at a time, in the compiler's vectors, which any x86-64 has. */
-#ifndef HELM_COMMON_FORMATS_BLOCKS32_H
-#define HELM_COMMON_FORMATS_BLOCKS32_H
+#pragma once
 
 #ifdef __SSSE3__
 #include <immintrin.h> /* a fifth of a second of the compiler's time */
@@ -145,5 +144,3 @@ static inline void mxfp4_scales(const uint8_t *block, float *scale, float *least
     scale[0] = convert_bits_f32(e < 2 ? UINT32_C(0x200000) << e : (e - 1) << 23);
     least[0] = 0;
 }
-
-#endif

@@ -6,8 +6,7 @@
  *   signs(block, run)         a bit for each number of a run of 32: of IQ2 and IQ3 it is negative, of IQ1 an eighth is taken
  *                             from it instead of added
  *   scale_numbers(block)      groups' scales as odd whole numbers, a byte each, times which scale_of(block) is a group's scale */
-#ifndef HELM_COMMON_FORMATS_BLOCKS_GRID_H
-#define HELM_COMMON_FORMATS_BLOCKS_GRID_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -242,5 +241,3 @@ BLOCK_GRID_FUNCTIONS(iq3_xxs, false, 8)
 BLOCK_GRID_FUNCTIONS(iq3_s, false, 8)
 BLOCK_GRID_FUNCTIONS(iq1_s, true, 8)
 BLOCK_GRID_FUNCTIONS(iq1_m, true, 16)
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Included by the kernels and their tests. Static inline on purpose: every kernel file is compiled with its
  * own instruction set, so no code may be shared through the linker. */
-#ifndef HELM_COMMON_FORMATS_CONVERT_H
-#define HELM_COMMON_FORMATS_CONVERT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -77,5 +76,3 @@ static inline float convert_load(const void *p, enum dtype dtype, size_t i)
     memcpy(&half, (const char *)p + i * 2, 2);
     return dtype == DTYPE_BF16 ? convert_bf16_f32(half) : convert_f16_f32(half);
 }
-
-#endif

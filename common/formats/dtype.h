@@ -1,8 +1,7 @@
 /* The types of single numbers: of activations, of the KV cache, of what a block of weights decodes to.
  *
  * Weights have a format (tensor_format.h), which may be one of these or blocks of something narrower. */
-#ifndef HELM_COMMON_FORMATS_DTYPE_H
-#define HELM_COMMON_FORMATS_DTYPE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -19,6 +18,4 @@ const char *dtype_name(enum dtype dtype); /* "bf16", "f16", "f32" */
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,8 +1,7 @@
 /* Blocks of FP8: 128 neighbouring values of a row as numbers of E4M3 and one scale, of checkpoints whose scales are of blocks of
  * rows and columns or of whole matrices (common/model/scaled.h). Included by the format's row of the registry (fp8.c) and by its
  * kernels. */
-#ifndef HELM_COMMON_FORMATS_FP8_H
-#define HELM_COMMON_FORMATS_FP8_H
+#pragma once
 
 #include "common/formats/convert.h"
 
@@ -27,5 +26,3 @@ static inline float fp8_value(const void *row, size_t i)
     const unsigned char *block = (const unsigned char *)row + i / FP8_VALUES * FP8_BYTES;
     return fp8_number(block[sizeof(float) + i % FP8_VALUES]) * fp8_scale(block);
 }
-
-#endif

@@ -4,8 +4,7 @@
  * dtype. q8_0 is quantised: 32 neighbouring numbers of a cell are whole numbers of 8 bits and share a scale, an fp16,
  * the largest magnitude over 127. Where both lie is said by common/shared/kv_layout.h. To add a type: a row here and in
  * kv_dtype.c, its numbers in common/cpu/kernels/attention_cells.h and worker-gpu/kernels/attention/kv_cell.cuh. */
-#ifndef HELM_COMMON_FORMATS_KV_DTYPE_H
-#define HELM_COMMON_FORMATS_KV_DTYPE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -69,6 +68,4 @@ void kv_q8_0_write(const float x[KV_Q8_0_VALUES], int8_t number[KV_Q8_0_VALUES],
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

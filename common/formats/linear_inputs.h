@@ -5,8 +5,7 @@
  * of the weights' blocks are summed as integers within a group of weights, scales are applied in fp32. Only formats of
  * blocks (Q8_0 and those of blocks.h) have INT8 products; others are multiplied as EXACT whatever is asked for. The
  * definition is common/cpu/kernels/int8_ref.c. Constants only; read by CUDA C++ too. */
-#ifndef HELM_COMMON_FORMATS_LINEAR_INPUTS_H
-#define HELM_COMMON_FORMATS_LINEAR_INPUTS_H
+#pragma once
 
 enum linear_inputs { LINEAR_EXACT, LINEAR_INT8, LINEAR_INPUTS };
 
@@ -15,5 +14,3 @@ static inline const char *linear_inputs_name(enum linear_inputs inputs)
 {
     return inputs == LINEAR_INT8 ? "int8" : "exact";
 }
-
-#endif

@@ -31,8 +31,7 @@
  * half) at bit 16 * half + 3 * k. The three words are w[i] = u[i] | n[i] << 12, where n[i] has bits 4 * i ..
  * 4 * i + 3 of each half of u[3]: so a shift and a mask give the codes of a pair of values where a pair's
  * exponents stand. Escapes are in order of values, so that a CPU can read a tile from its front. */
-#ifndef HELM_COMMON_FORMATS_PACKED_H
-#define HELM_COMMON_FORMATS_PACKED_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -151,5 +150,3 @@ HELM_MUST_CHECK int packed_read_groups(const struct packed_part *part, uint16_t 
 /* The same bytes by plain C, whatever the processor has: for tests. */
 HELM_MUST_CHECK int packed_write_ref(const struct packed_measure *measure, const uint16_t *value,
                                      uint32_t values, void *packed, struct helm_err *err);
-
-#endif

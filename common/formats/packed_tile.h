@@ -2,8 +2,7 @@
  *
  * Called by common/formats/packed.c and by the CPU's plain kernel (common/cpu/kernels/bf16_packed_ref.c). Pure functions
  * over caller-owned memory; both writers write the same bytes. */
-#ifndef HELM_COMMON_FORMATS_PACKED_TILE_H
-#define HELM_COMMON_FORMATS_PACKED_TILE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -29,5 +28,3 @@ void packed_tile_read(const struct packed_tile *tile, uint8_t base, const uint8_
 
 /* count[e] += how many of value[values] have exponent e. */
 void packed_count(const uint16_t *value, uint32_t values, uint32_t count[256]);
-
-#endif

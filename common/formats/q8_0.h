@@ -1,7 +1,6 @@
 /* Blocks of Q8_0, as GGUF files have them: 32 neighbouring values of a row as whole numbers of 8 bits and one
  * scale. Included by the format's row of the registry (q8_0.c) and by its kernels. */
-#ifndef HELM_COMMON_FORMATS_Q8_0_H
-#define HELM_COMMON_FORMATS_Q8_0_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -20,5 +19,3 @@ static inline float q8_0_value(const void *row, size_t i)
     memcpy(&scale, block, sizeof scale);
     return convert_f16_f32(scale) * (float)(int8_t)block[sizeof scale + i % Q8_0_VALUES];
 }
-
-#endif

@@ -3,8 +3,7 @@
  * Without importance the sum of squared errors is made small, else the sum of them weighted by column: with the mean
  * square of what a model multiplies the column by, that is the error of its products. The same values become the same
  * bytes on every processor. Pure functions; callers cut a matrix into rows for threads. */
-#ifndef HELM_COMMON_FORMATS_QUANTIZE_H
-#define HELM_COMMON_FORMATS_QUANTIZE_H
+#pragma once
 
 #include "common/formats/blocks.h"
 #include "common/formats/tensor_format.h"
@@ -30,5 +29,3 @@ quantize_blocks quantize_ref, quantize_avx2, quantize_avx512;
  * names the row that has what cannot be coded. */
 HELM_MUST_CHECK int quantize_rows(const struct tensor_rows *rows, const float *importance, void *out,
                                   struct helm_err *err);
-
-#endif

@@ -3,8 +3,7 @@
  * which name (QUANTIZE) the one function stands.
  *
  * Sixteen groups are taken at once, whatever block, row or matrix they belong to. */
-#ifndef HELM_COMMON_FORMATS_QUANTIZE_BLOCKS_H
-#define HELM_COMMON_FORMATS_QUANTIZE_BLOCKS_H
+#pragma once
 
 #include <string.h>
 
@@ -388,5 +387,3 @@ uint64_t QUANTIZE(enum tensor_format format, const struct quantize_values *v, ui
     }
     return v->count;
 }
-
-#endif

@@ -6,8 +6,7 @@
  * A value x of weight w is coded as scale * number + least. For given numbers the best scale (and least) are those of
  * weighted least squares; for given scale and least the best numbers are the nearest. A fit begins at several scales
  * around the one that the largest value asks for, and takes turns between the two from the best of them. */
-#ifndef HELM_COMMON_FORMATS_QUANTIZE_FIT_H
-#define HELM_COMMON_FORMATS_QUANTIZE_FIT_H
+#pragma once
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -303,5 +302,3 @@ FIT_INLINE void fit_ranges(const struct fit_groups *g, const struct fit_code *co
         fit_store(&result->least[at], best.least);
     }
 }
-
-#endif

@@ -6,8 +6,7 @@
  * entries that are nearest to where they are, which a table lists; the best scale for these entries is that
  * of least squares. A block's scale of scales is searched in the same way. The same values become the same
  * bytes on every processor. */
-#ifndef HELM_COMMON_FORMATS_QUANTIZE_GRID_H
-#define HELM_COMMON_FORMATS_QUANTIZE_GRID_H
+#pragma once
 
 #include "common/formats/tensor_format.h"
 
@@ -22,5 +21,3 @@ void quantize_grid_free(struct quantize_grid *grid);
  * HELM_E_FORMAT names the row that has what cannot be coded. */
 HELM_MUST_CHECK int quantize_grid_rows(const struct quantize_grid *grid, const struct tensor_rows *rows,
                                        const float *importance, void *out, struct helm_err *err);
-
-#endif

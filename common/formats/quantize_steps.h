@@ -3,8 +3,7 @@
  *
  * Neighbouring numbers of steps are tried for each group, with numbers and least value that suit them; then both steps
  * are fitted to the whole block by least squares. */
-#ifndef HELM_COMMON_FORMATS_QUANTIZE_STEPS_H
-#define HELM_COMMON_FORMATS_QUANTIZE_STEPS_H
+#pragma once
 
 #include "common/formats/convert.h"
 #include "common/formats/quantize_fit.h"
@@ -130,5 +129,3 @@ FIT_INLINE void fit_steps(const struct fit_groups *g, const struct fit_code *cod
     fit_counts(g, code, range, wanted, s);
     fit_refit(g, code, range, s);
 }
-
-#endif

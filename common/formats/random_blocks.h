@@ -3,8 +3,7 @@
  * Called by tools/profile and worker-gpu/measure. Blocks are random bits, of which those are taken whose values are
  * numbers of the size of weights, as the format itself reads them: scales of random bits would be infinite now and
  * then, or so small that processors take longer over them. Pure. */
-#ifndef HELM_COMMON_FORMATS_RANDOM_BLOCKS_H
-#define HELM_COMMON_FORMATS_RANDOM_BLOCKS_H
+#pragma once
 
 #include "common/formats/tensor_format.h"
 
@@ -13,5 +12,3 @@ void random_blocks_fill(enum tensor_format format, void *out, uint64_t bytes);
 /* The same of numbers of 16 bits, of either kind: of a size that no sum of products overflows or vanishes with. `number`: others
  * for another part of the same weights. Whole words of 8 bytes, which `out` begins with. */
 void random_numbers_fill(void *out, uint64_t bytes, uint64_t number);
-
-#endif

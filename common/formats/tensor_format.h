@@ -9,8 +9,7 @@
  * `block_bytes`. Formats of `group_rows` > 1 store groups of `group_rows` rows, and a slice of such a matrix
  * takes whole groups. In formats that are `variable` the bytes of a group depend on its values: the matrix
  * begins with a table of offsets, and sizes asked of this file are the most that it can take. */
-#ifndef HELM_COMMON_FORMATS_TENSOR_FORMAT_H
-#define HELM_COMMON_FORMATS_TENSOR_FORMAT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -178,6 +177,4 @@ extern const struct tensor_format_traits tensor_format_bf16, tensor_format_f16, 
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -3,8 +3,7 @@
  *
  * Chunks are taken as the worker's pool takes them, so a preempted thread holds up one chunk only. The memory
  * is the caller's, touched already and only read. */
-#ifndef HELM_COMMON_MEASURE_READER_H
-#define HELM_COMMON_MEASURE_READER_H
+#pragma once
 
 #include "common/cpu/kernels/probe.h"
 #include "common/cpu/pool.h"
@@ -28,5 +27,3 @@ static inline double reader_bytes(const struct reader *reader)
 {
     return (double)reader->chunks * (double)reader->chunk_bytes;
 }
-
-#endif

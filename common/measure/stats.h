@@ -1,6 +1,5 @@
 /* Quantiles of measured numbers, and buffers to measure with: for every program that measures. */
-#ifndef HELM_COMMON_MEASURE_STATS_H
-#define HELM_COMMON_MEASURE_STATS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -27,5 +26,3 @@ static inline void *stats_map_huge(size_t bytes)
     (void)madvise(p, bytes, MADV_HUGEPAGE); /* refused: small pages, slower and said by the numbers */
     return p;
 }
-
-#endif

@@ -2,8 +2,7 @@
  * worker cannot is refused by its lowering. Either names the operation.
  *
  * Called by readers of models in this folder, and by the lowerings of both workers. Constant data; pure functions. */
-#ifndef HELM_COMMON_MODEL_ABLE_H
-#define HELM_COMMON_MODEL_ABLE_H
+#pragma once
 
 #include "common/model/model.h"
 
@@ -23,5 +22,3 @@ HELM_MUST_CHECK int able_check_worker(const struct model_math *math, enum able_w
 /* HELM_E_UNSUPPORTED: there is an operation that no kind of worker can compute. */
 HELM_MUST_CHECK int able_check_model(const struct model_config *config, const struct model_math *math,
                                      struct helm_err *err);
-
-#endif

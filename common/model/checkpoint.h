@@ -1,7 +1,6 @@
 /* The pieces of reading a checkpoint that tests and fuzz targets enter by themselves. Private to
  * common/model. */
-#ifndef HELM_COMMON_MODEL_CHECKPOINT_H
-#define HELM_COMMON_MODEL_CHECKPOINT_H
+#pragma once
 
 #include <jansson.h>
 
@@ -41,5 +40,3 @@ HELM_MUST_CHECK int checkpoint_name(struct model *model, const char *path, struc
  * zeroed. `headers`: its data may be missing. On failure *model is zeroed. */
 HELM_MUST_CHECK int gguf_model_read(const char *path, bool headers, bool *found, struct model *model,
                                     struct helm_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* Reading config.json and generation_config.json into struct model_config. Private to common/model. */
-#ifndef HELM_COMMON_MODEL_CONFIG_H
-#define HELM_COMMON_MODEL_CONFIG_H
+#pragma once
 
 #include <jansson.h>
 
@@ -21,5 +20,3 @@ HELM_MUST_CHECK int config_read_rope(const json_t *root, struct model_config *co
  */
 HELM_MUST_CHECK int config_add_generation(const char *what, const char *text, size_t length,
                                           struct model_config *config, struct helm_err *err);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Called by checkpoint.c, which enters such a tensor of a file as one or two of the model, by shards.c, which reads them,
  * and by helm-mkmodel, which writes them. Constant table and pure functions but for reads. */
-#ifndef HELM_COMMON_MODEL_FUSED_H
-#define HELM_COMMON_MODEL_FUSED_H
+#pragma once
 
 #include "common/model/model.h"
 
@@ -50,5 +49,3 @@ HELM_MUST_CHECK int fused_read(const int *fds, const struct model_tensor *tensor
                                uint64_t bytes, void *to, struct helm_err *err);
 /* The 16 numbers' bytes of a block as a file has them to those of FORMAT_MXFP4, whose lower halves are the first 16. */
 void fused_mxfp4_numbers(const uint8_t file[16], uint8_t block[16]);
-
-#endif

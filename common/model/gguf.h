@@ -4,8 +4,7 @@
  * alignment, the tensors' data, each padded to the alignment. Little-endian. Called by gguf_model.c, gguf_config.c,
  * helm-inspect and the fuzz target. Tensors are described as those of safetensors files are. Everything lies in memory
  * that the struct owns, but for values, which gguf_parse borrows from its argument. */
-#ifndef HELM_COMMON_MODEL_GGUF_H
-#define HELM_COMMON_MODEL_GGUF_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -99,5 +98,3 @@ uint64_t gguf_whole(const struct gguf_value *value, uint64_t index, bool *negati
 double gguf_number(const struct gguf_value *value, uint64_t index); /* of any type but strings */
 /* The string at *at, which is moved behind it. */
 const char *gguf_string(const uint8_t **at, uint64_t *length);
-
-#endif

@@ -1,6 +1,5 @@
 /* The headers of a model in GGUF files, one or several that it is split into. Private to common/model. */
-#ifndef HELM_COMMON_MODEL_GGUF_MODEL_H
-#define HELM_COMMON_MODEL_GGUF_MODEL_H
+#pragma once
 
 #include "common/model/gguf.h"
 
@@ -25,5 +24,3 @@ HELM_MUST_CHECK int gguf_config_read(const struct gguf_files *files, struct mode
                                      struct helm_err *err);
 HELM_MUST_CHECK int gguf_config_keys(const struct gguf *header, struct model_config *config,
                                      struct helm_err *err);
-
-#endif

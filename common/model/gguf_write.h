@@ -3,8 +3,7 @@
  *
  * The file grows under a name of its own beside `path` and takes that name once all is there and on the disk; until then
  * a file of that name stays as it is. Called by helm-quantize and tests. What is written is what gguf.h reads. */
-#ifndef HELM_COMMON_MODEL_GGUF_WRITE_H
-#define HELM_COMMON_MODEL_GGUF_WRITE_H
+#pragma once
 
 #include "common/model/gguf.h"
 #include "common/model/mixture.h"
@@ -63,5 +62,3 @@ HELM_MUST_CHECK int gguf_output_write(const struct gguf_output *output,
 HELM_MUST_CHECK int gguf_output_finish(struct gguf_output *output, struct helm_err *err);
 /* Removes what was written. Accepts a zeroed or closed one. */
 void gguf_output_abandon(struct gguf_output *output);
-
-#endif

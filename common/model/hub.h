@@ -5,8 +5,7 @@
  *   models--ORG--NAME/blobs/ID               contents
  *
  * Called by readers of models and by helm-cli, whose `pull` writes it (client/hub). No state. */
-#ifndef HELM_COMMON_MODEL_HUB_H
-#define HELM_COMMON_MODEL_HUB_H
+#pragma once
 
 #include <limits.h>
 #include <stdbool.h>
@@ -57,5 +56,3 @@ void hub_tag_of(const struct hub_files *files, size_t which, char tag[HUB_TAG_MA
  * in the cache its snapshot, the file in it, or a snapshot's only GGUF file if that is in a folder; otherwise the text itself,
  * for its reader to refuse. HELM_E_NOT_FOUND: a name that is not in the cache; the error names the command that downloads it. */
 HELM_MUST_CHECK int hub_locate(const char *text, char **path, struct helm_err *err);
-
-#endif

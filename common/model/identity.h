@@ -4,8 +4,7 @@
  * of its bytes the vectors whole and of each matrix IDENTITY_SAMPLE bytes at its beginning and as many in its middle: a few MB
  * of any model. A model that was trained further, merged or converted differs in those. XXH3 of 64 bits: against mistakes,
  * not against forgers. */
-#ifndef HELM_COMMON_MODEL_IDENTITY_H
-#define HELM_COMMON_MODEL_IDENTITY_H
+#pragma once
 
 #include "common/model/model.h"
 
@@ -13,5 +12,3 @@
 
 /* The same wherever the model lies, and whatever is planned for it. */
 HELM_MUST_CHECK int model_identity(const struct model *model, uint64_t *identity, struct helm_err *err);
-
-#endif

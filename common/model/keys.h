@@ -3,8 +3,7 @@
  *
  * Called by config.c and gguf_config.c, and by the architectures' own functions (arch/). Pure but for what
  * model_config_free frees. */
-#ifndef HELM_COMMON_MODEL_KEYS_H
-#define HELM_COMMON_MODEL_KEYS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -47,5 +46,3 @@ HELM_MUST_CHECK int layers_with_experts(const struct keys *keys, struct model_co
                                         const char *dense, struct helm_err *err);
 /* The kinds of a decoder whose layers have attention, and a dense MLP or experts (MATH_PART_DENSE, _SPARSE). */
 uint32_t layers_usual_kind(const struct model_config *config, uint32_t layer, enum unit_part part);
-
-#endif

@@ -1,8 +1,7 @@
 /* Limits on what a checkpoint may claim. Constants only.
  *
  * Included by model.h, whose readers refuse what is beyond them by name, and by kernels, which count on them. */
-#ifndef HELM_COMMON_MODEL_LIMITS_H
-#define HELM_COMMON_MODEL_LIMITS_H
+#pragma once
 
 /* Each is an error that names the value and the limit. */
 #define MODEL_LAYERS_MAX       1024
@@ -19,5 +18,3 @@
 #define MODEL_NAME_MAX         160
 #define MODEL_TENSORS_MAX      (1u << 16)
 #define MODEL_ENTRIES_MAX      (1u << 18) /* of a checkpoint's files: matrices, and scales beside them */
-
-#endif

@@ -4,8 +4,7 @@
  * A mixture is a row: a format for most matrices, one for the head, and rules for what deserves more bits. Called by
  * helm-quantize, which writes such files, by the planner for `--weights`, and by placements, so that helmd and workers
  * lay down the same. Constant data. */
-#ifndef HELM_COMMON_MODEL_MIXTURE_H
-#define HELM_COMMON_MODEL_MIXTURE_H
+#pragma once
 
 #include "common/model/model.h"
 
@@ -40,5 +39,3 @@ void mixture_lay(struct model *model, const struct mixture *mixture);
 /* model_read_headers, and laid in the mixture of this name; "stored", or any other that is none: as it is. */
 HELM_MUST_CHECK int mixture_read_headers(const char *path, const char *name, struct model *model,
                                          struct helm_err *err);
-
-#endif

@@ -4,8 +4,7 @@
  * was checked when it was read: every size product fits 64 bits, every tensor lies inside its file, every
  * tensor the operations need exists with the shape the configuration implies, and none is left over. The
  * structures are plain data owned by `struct model`; nothing points outside it. */
-#ifndef HELM_COMMON_MODEL_MODEL_H
-#define HELM_COMMON_MODEL_MODEL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -337,5 +336,3 @@ static inline uint32_t model_rope_dims(const struct model_config *config, uint32
 }
 /* Whether a run of this context takes a longrope's long factors; cells of its cache mean something else then. */
 bool rope_is_long(const struct model_config *config, uint32_t context);
-
-#endif

@@ -1,6 +1,5 @@
 /* The existing name that is nearest to one that is not there: for what is refused. Called by hub.c. No state. */
-#ifndef HELM_COMMON_MODEL_NEAREST_H
-#define HELM_COMMON_MODEL_NEAREST_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -14,5 +13,3 @@ bool nearest_refuse(const char *path, struct helm_err *err);
 /* "; the nearest name there is NAME" of what the hub's cache has, or "": a GGUF file beside `file` ("": none is named) where
  * the repository is there, else a repository. */
 const char *nearest_cached(const char *repo_folder, const char *file, char text[NEAREST_TEXT]);
-
-#endif

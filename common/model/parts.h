@@ -10,8 +10,7 @@
  *
  * Called by helmd and helm-plan, which decide, and by workers, which cut as the plan says (plan.h, expert_parts); by
  * shards.c. Nothing is owned. */
-#ifndef HELM_COMMON_MODEL_PARTS_H
-#define HELM_COMMON_MODEL_PARTS_H
+#pragma once
 
 #include "common/model/model.h"
 
@@ -34,5 +33,3 @@ struct parts_place {
     bool zero;          /* it is not there: zeros */
 };
 struct parts_place parts_place_of(const struct model_tensor *tensor, uint64_t row);
-
-#endif

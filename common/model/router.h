@@ -2,8 +2,7 @@
  *
  * Called by the CPU worker and the emulated device for every token of a sparse layer, and by tests, which hold the
  * CUDA kernel against it. Pure data and functions; thread-safe. */
-#ifndef HELM_COMMON_MODEL_ROUTER_H
-#define HELM_COMMON_MODEL_ROUTER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -50,5 +49,3 @@ void router_choose(const struct model_router *router, const float *logits, const
 
 /* One value of an expert's activation. */
 float glu_of(enum glu_kind kind, float gate, float up);
-
-#endif

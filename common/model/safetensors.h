@@ -3,8 +3,7 @@
  * A file is: 8 bytes little-endian header length N, N bytes of JSON {name: {dtype, shape, data_offsets}},
  * then the data, which the tensors cover in full, without gap or overlap. Called by checkpoint.c and by the
  * fuzz target. The entries' names are borrowed from the parsed JSON that the struct owns. */
-#ifndef HELM_COMMON_MODEL_SAFETENSORS_H
-#define HELM_COMMON_MODEL_SAFETENSORS_H
+#pragma once
 
 #include <jansson.h>
 #include <stdint.h>
@@ -45,5 +44,3 @@ HELM_MUST_CHECK int safetensors_parse(const char *what, const char *text, size_t
 HELM_MUST_CHECK int safetensors_header_length(const char *what, const uint8_t word[8], uint64_t file_bytes,
                                               uint64_t *length, struct helm_err *err);
 void safetensors_free(struct safetensors *header);
-
-#endif

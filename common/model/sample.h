@@ -1,8 +1,7 @@
 /* A model of some layers of another one, which only exists to be measured: shapes, formats and operations, no files.
  *
  * Called by helm-profile, which has the CPU worker's engine run it (worker-cpu/local.h, `made`). */
-#ifndef HELM_COMMON_MODEL_SAMPLE_H
-#define HELM_COMMON_MODEL_SAMPLE_H
+#pragma once
 
 #include "common/model/model.h"
 
@@ -11,5 +10,3 @@
  * zeroed. */
 HELM_MUST_CHECK int model_sample(struct model *model, const uint32_t *layer, uint32_t count,
                                  struct helm_err *err);
-
-#endif

@@ -11,8 +11,7 @@
  *
  * Called by take.c, which enters the tensors of a file, by checkpoint.c when all are there, and by shards.c, which reads rows.
  * Scales of activations, which files have beside, are not used. */
-#ifndef HELM_COMMON_MODEL_SCALED_H
-#define HELM_COMMON_MODEL_SCALED_H
+#pragma once
 
 #include "common/model/safetensors.h"
 #include "common/model/shards.h"
@@ -36,5 +35,3 @@ HELM_MUST_CHECK int scaled_config(const json_t *quantization, const char *method
 /* Bytes of a STORED_SCALED tensor, in the format that it has here. */
 HELM_MUST_CHECK int scaled_read(const struct model_shards *shards, const struct model_tensor *tensor,
                                 uint64_t from, uint64_t bytes, void *to, struct helm_err *err);
-
-#endif

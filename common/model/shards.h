@@ -2,8 +2,7 @@
  *
  * Called by both workers' loaders, which read all of them, and by the planner, which looks at some. Any number of
  * threads may read. */
-#ifndef HELM_COMMON_MODEL_SHARDS_H
-#define HELM_COMMON_MODEL_SHARDS_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -32,5 +31,3 @@ HELM_MUST_CHECK int model_shards_read_rows(const struct model_shards *shards, co
                                            void *to, struct helm_err *err);
 /* Accepts a zeroed struct. */
 void model_shards_close(struct model_shards *shards);
-
-#endif

@@ -5,8 +5,7 @@
  * only place that knows how units are numbered and which tensors and operations each kind has: planner,
  * loaders and lowering ask it. A new kind of unit is a part here, a row in arch.c and its operations. Pure
  * data and functions. */
-#ifndef HELM_COMMON_MODEL_UNIT_H
-#define HELM_COMMON_MODEL_UNIT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -275,5 +274,3 @@ uint32_t model_unit_kind(const struct model *model, uint32_t unit);
 const struct math_part *model_unit_math(const struct model *model, uint32_t unit);
 /* Fills in model->unit from its tensors and operations; called once, when they are read. */
 HELM_MUST_CHECK int model_units_build(struct model *model, struct helm_err *err);
-
-#endif

@@ -2,12 +2,9 @@
  *
  * Called by the CPU worker and the emulated device, whose definition it is; tests hold the CUDA kernel against it. Pure;
  * thread-safe. */
-#ifndef HELM_COMMON_MODEL_WEIGH_H
-#define HELM_COMMON_MODEL_WEIGH_H
+#pragma once
 
 #include <stdint.h>
 
 /* sigmoid(x . weight), of a token's normed input. */
 float weigh_of(const float *x, const float *weight, uint32_t width);
-
-#endif

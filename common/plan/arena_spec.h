@@ -1,6 +1,5 @@
 /* The arena that a plan needs. Called by the ledger, and by what opens a worker without helmd. */
-#ifndef HELM_COMMON_PLAN_ARENA_SPEC_H
-#define HELM_COMMON_PLAN_ARENA_SPEC_H
+#pragma once
 
 #include "common/model/config.h"
 #include "common/plan/plan.h"
@@ -8,5 +7,3 @@
 
 /* By the plan's sizes, homes, states and placements. Sessions have no room: session_bytes is the caller's. */
 struct arena_spec plan_arena_spec(const struct plan *plan, const struct model_config *config);
-
-#endif

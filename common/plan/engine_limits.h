@@ -2,8 +2,7 @@
  *
  * Included by the planner and by the workers, so that each stands here once. What follows from them (the bytes of a
  * workspace) is computed by functions that both call: common/plan/workspace.h. Constants only; read by CUDA C++ too. */
-#ifndef HELM_COMMON_PLAN_ENGINE_LIMITS_H
-#define HELM_COMMON_PLAN_ENGINE_LIMITS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -110,5 +109,3 @@
 #define CPU_SPIN_QUIET_US 5000
 /* The profile's price of a hand-over is measured with this many bytes. */
 #define ENGINE_HAND_OVER_BYTES 8192
-
-#endif

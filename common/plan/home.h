@@ -9,8 +9,7 @@
  * A processor's weights and caches are resident in its own memory. A home on another memory has a route by
  * which weights reach the processor. Of experts at home on `mixed` all lie in host memory and some in VRAM as well:
  * the GPU computes with these, and with those that it is told to read over the link, the CPU with the others. */
-#ifndef HELM_COMMON_PLAN_HOME_H
-#define HELM_COMMON_PLAN_HOME_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -100,5 +99,3 @@ const char *plan_memory_name(enum plan_memory memory);          /* "host", "vram
 enum plan_home plan_home_named(const char *name);
 enum plan_processor plan_processor_named(const char *name);
 enum plan_memory plan_memory_named(const char *name);
-
-#endif

@@ -18,8 +18,7 @@
  *
  * Vectors (norms, biases) are in no list: each worker has those of the units that it computes as fp32, laid one
  * behind the other by placement_vectors, which the ledger asks too; in VRAM behind the matrices. */
-#ifndef HELM_COMMON_PLAN_PLACEMENT_H
-#define HELM_COMMON_PLAN_PLACEMENT_H
+#pragma once
 
 #include "common/model/model.h"
 #include "common/plan/plan.h"
@@ -93,5 +92,3 @@ const struct model_tensor *placement_tensor(const struct model *model, const str
  * offsets from 0 on, or NULL. Returns their bytes. */
 uint64_t placement_vectors(const struct model *model, const struct plan *plan, enum plan_processor processor,
                            struct placement *out, uint32_t *count);
-
-#endif

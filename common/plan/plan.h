@@ -17,8 +17,7 @@
  * Weights lie in memory in one of three ways: as they are stored in the files, converted as the plan's mixture says
  * (common/model/mixture.h), or converted without loss to another format (common/formats/tensor_format.h), in which
  * they also cross the link. The plan says which for each unit, for the embedding and for the head. */
-#ifndef HELM_COMMON_PLAN_PLAN_H
-#define HELM_COMMON_PLAN_PLAN_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -376,5 +375,3 @@ json_t *plan_to_json(const struct plan *plan);
 json_t *plan_bytes_to_json(uint64_t bytes);
 HELM_MUST_CHECK int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err);
 void plan_free(struct plan *plan);
-
-#endif

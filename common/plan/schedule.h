@@ -12,8 +12,7 @@
  * those, whose products are computed as is fastest for so few tokens. So a prompt of each kind finds the pages of its kind.
  *
  * helmd forms steps by this, both workers check and choose by it. Pure functions. */
-#ifndef HELM_COMMON_PLAN_SCHEDULE_H
-#define HELM_COMMON_PLAN_SCHEDULE_H
+#pragma once
 
 #include "common/plan/engine_limits.h"
 #include "common/plan/plan.h"
@@ -40,5 +39,3 @@ HELM_MUST_CHECK int plan_schedule_of(const struct plan *plan, uint32_t flags, ui
                                      struct plan_schedule *schedule, struct helm_err *err);
 /* The flags of a step of prompts. */
 uint32_t plan_prompt_flags(uint32_t list);
-
-#endif

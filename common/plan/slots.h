@@ -4,8 +4,7 @@
  * an expert is by its shape and a part more: a larger one has none.
  *
  * Called by the planner's ledger and by the GPU worker, which allocates and fills that memory. Pure. */
-#ifndef HELM_COMMON_PLAN_SLOTS_H
-#define HELM_COMMON_PLAN_SLOTS_H
+#pragma once
 
 #include "common/model/model.h"
 #include "common/plan/plan.h"
@@ -36,5 +35,3 @@ struct slots_place {
  * lie in slots; HELM_E_MISMATCH: a unit without experts, or with fewer than slots. */
 HELM_MUST_CHECK int slots_place(const struct model *model, const struct plan *plan, struct slots_place *place,
                                 struct helm_err *err);
-
-#endif

@@ -2,8 +2,7 @@
  * printed as stages (the JSON form: plan.h); a plan itself has units alone.
  *
  * Called by plan_json.c and by what prints plans. Pure. */
-#ifndef HELM_COMMON_PLAN_STAGES_H
-#define HELM_COMMON_PLAN_STAGES_H
+#pragma once
 
 #include "common/plan/plan.h"
 
@@ -40,5 +39,3 @@ HELM_MUST_CHECK int plan_lists_from_json(const json_t *json, struct plan *plan, 
 void plan_format_to_json(json_t *json, const char *key, enum tensor_format format);
 HELM_MUST_CHECK int plan_format_from_json(const json_t *json, const char *key, enum tensor_format *format,
                                           struct helm_err *err);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by the planner, which takes it from the model and charges it, by helmd and by the workers, so that all go by the
  * same numbers. Pure but for the plan's own list. */
-#ifndef HELM_COMMON_PLAN_STATE_H
-#define HELM_COMMON_PLAN_STATE_H
+#pragma once
 
 #include "common/model/model.h"
 #include "common/plan/plan.h"
@@ -62,5 +61,3 @@ uint64_t plan_session_bytes(const struct plan *plan, uint64_t layer_bytes, uint6
 /* "states": [{"layers": [first, last], "kind": "pages" | "fixed" | ..., "bytes": N (of fixed ones)}, ...] */
 json_t *plan_states_to_json(const struct plan *plan);
 HELM_MUST_CHECK int plan_states_from_json(const json_t *json, struct plan *plan, struct helm_err *err);
-
-#endif

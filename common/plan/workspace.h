@@ -3,8 +3,7 @@
  * Called by the planner, which charges it, and by the workers, which lay their buffers out by it. Pure. What a kernel of
  * the GPU needs for itself stands here as the most that any device asks for (engine_limits.h); the GPU worker holds its
  * device against that before it allocates (gpu_buffers_check). */
-#ifndef HELM_COMMON_PLAN_WORKSPACE_H
-#define HELM_COMMON_PLAN_WORKSPACE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -185,5 +184,3 @@ struct cpu_room {
     uint64_t activations, thread;
 };
 struct cpu_room cpu_room_of(const struct cpu_activations_case *c, unsigned formats);
-
-#endif

@@ -29,8 +29,7 @@
  *
  * To add an operation: a kind and its row here; its arguments (struct op) and its run in each device of a
  * worker; its lowering. */
-#ifndef HELM_COMMON_PROGRAM_OP_H
-#define HELM_COMMON_PROGRAM_OP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -77,7 +76,7 @@ enum op_kind {
     OP_LOGITS, /* a router's of any number of tokens, norm included: as GEMM_SMALL, not as MATMUL rounds them */
     /* of experts in both memories: chooses (not of a chunk), says which processor computes which, asks the CPU */
     OP_EXPERTS_ASK,
-    OP_EXPERTS_ADD, /* adds what the CPU answers */
+    OP_EXPERTS_ADD,   /* adds what the CPU answers */
     OP_EXPERTS_GROUP, /* tokens and their choices by expert */
     OP_ADD_BIAS,
     OP_SWIGLU,
@@ -145,5 +144,3 @@ uint32_t program_run_end(const struct math_op *math, const enum tensor_format fo
 /* How many of program_ops_of count in this tier; of all operations of a part. */
 uint32_t program_ops_count(const struct math_op *math, enum processor_kind processor, enum op_tier tier);
 uint32_t program_part_count(const struct math_part *part, enum processor_kind processor, enum op_tier tier);
-
-#endif

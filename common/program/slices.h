@@ -3,8 +3,7 @@
  *
  * Called by worker-gpu/program/ring.c, which lays slices out and copies them, by its expand.c, and by the planner, which
  * charges what expand.c takes. Pure. */
-#ifndef HELM_COMMON_PROGRAM_SLICES_H
-#define HELM_COMMON_PROGRAM_SLICES_H
+#pragma once
 
 #include "common/model/model.h"
 #include "common/plan/plan.h"
@@ -60,5 +59,3 @@ void slices_add_head(const struct slices_unit *head, struct slices_room *room);
 /* The room that a plan's device needs. */
 struct slices_room slices_of_plan(const struct model *model, const struct plan *plan,
                                   enum plan_processor device);
-
-#endif

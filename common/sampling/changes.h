@@ -2,8 +2,7 @@
  *
  * Called by common/sampling/sampling.c alone. Pure functions over caller-owned memory. Only tokens of the history and
  * of the bias list change; each one's changes are computed in double and rounded once per step. */
-#ifndef HELM_COMMON_SAMPLING_CHANGES_H
-#define HELM_COMMON_SAMPLING_CHANGES_H
+#pragma once
 
 #include "common/sampling/sampling.h"
 
@@ -24,5 +23,3 @@ static inline bool sampling_is_changed(const struct sampling_changes *changes, c
 /* x[i], the logit of changes->token[i], becomes what penalties and bias make of it. */
 void sampling_apply_changes(const struct sampling_params *params, uint32_t vocab,
                             const struct sampling_changes *changes, const uint32_t *seen, float *x);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Called by common/sampling/sampling.c; the emulated device does with it what the GPU does. Pure functions over
  * caller-owned memory. */
-#ifndef HELM_COMMON_SAMPLING_CUT_H
-#define HELM_COMMON_SAMPLING_CUT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -30,5 +29,3 @@ uint64_t sampling_find_cut(const struct sampling_cut *cut, const struct sampling
 /* Keeps those with keys up to `cut`, in their order; returns how many. */
 size_t sampling_keep_up_to(struct sampling_candidate *c, size_t n, uint64_t cut);
 uint64_t sampling_sum_weights(const struct sampling_candidate *c, size_t n);
-
-#endif

@@ -3,8 +3,7 @@
  * Called by common/sampling/sampling.c and the emulated device. Pure functions over caller-owned memory. A row is read
  * in blocks of SAMPLING_BLOCK logits; non-finite logits read as -inf. Results are the same bits on every
  * x86-64. */
-#ifndef HELM_COMMON_SAMPLING_PASS_H
-#define HELM_COMMON_SAMPLING_PASS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -69,5 +68,3 @@ void sampling_weigh(const struct sampling_row *row, struct sampling_candidate *c
 
 /* A logit a little below the one at which a token is `weight` times as likely as the best. */
 float sampling_logit_of(const struct sampling_row *row, double weight);
-
-#endif

@@ -23,8 +23,7 @@
  * So a request replayed after a worker's death draws the same tokens. Ids at or above vocab in the history
  * or in the bias list are ignored. Reported logprobs are those of the model, before any of this:
  * log-softmax over the finite logits. */
-#ifndef HELM_COMMON_SAMPLING_SAMPLING_H
-#define HELM_COMMON_SAMPLING_SAMPLING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -137,5 +136,3 @@ void sampling_ask(const struct sampling_params *params, uint32_t vocab, const st
 int sampling_draw_few(const struct sampling_params *params, const struct sampling_few *few, uint32_t vocab,
                       const struct sampling_changes *changes, uint32_t index, void *scratch,
                       struct sampling_result *result);
-
-#endif

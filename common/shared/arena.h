@@ -5,8 +5,7 @@
  * closes. Huge pages: shared memory gets none by default on most systems, so ranges are collapsed with
  * madvise(MADV_COLLAPSE) (Linux 6.1) as they are first touched; where that fails the range stays on small
  * pages and is counted, and the counts are reported in READY and in the log. Nothing falls back silently. */
-#ifndef HELM_COMMON_SHARED_ARENA_H
-#define HELM_COMMON_SHARED_ARENA_H
+#pragma once
 
 #include "common/shared/arena_layout.h"
 #include "common/base/err.h"
@@ -186,5 +185,3 @@ HELM_MUST_CHECK int arena_bind(const struct arena *arena, uint64_t offset, uint6
                                struct helm_err *err);
 HELM_MUST_CHECK int arena_node_of(const struct arena *arena, uint64_t offset, int *node,
                                   struct helm_err *err);
-
-#endif

@@ -91,8 +91,7 @@
  * Entries from there on stay as they are while a step in flight may read them.
  *
  * A change of anything here raises ARENA_ABI. */
-#ifndef HELM_COMMON_SHARED_ARENA_LAYOUT_H
-#define HELM_COMMON_SHARED_ARENA_LAYOUT_H
+#pragma once
 
 #include <assert.h>
 #include <stddef.h>
@@ -313,5 +312,3 @@ static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX + 4 *
 static_assert(sizeof(struct arena_slot) == sizeof(struct sampling_params) + 8, "slot layout");
 static_assert((ARENA_STEP_RING & (ARENA_STEP_RING - 1)) == 0, "serial % ring survives the wrap of serial");
 static_assert(ATOMIC_INT_LOCK_FREE == 2, "doorbells are shared by processes: no lock table");
-
-#endif

@@ -3,8 +3,7 @@
  * Waiting spins briefly, then sleeps in futex(2) (shared, so it works across processes), and is always
  * bounded. A ring publishes everything the ringer wrote before it (release); a wait that sees the value
  * acquires it. One writer per doorbell. Lives in the arena; owns nothing. */
-#ifndef HELM_COMMON_SHARED_DOORBELL_H
-#define HELM_COMMON_SHARED_DOORBELL_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -29,5 +28,3 @@ static inline uint32_t doorbell_read(const struct doorbell *bell)
  * false after timeout_ms (negative: for ever; 0: only looks). With spin_us 0 it goes straight to sleep. `now`
  * may be NULL and is untouched on a timeout. Spurious wake-ups are handled inside. */
 bool doorbell_wait(struct doorbell *bell, uint32_t seen, uint32_t spin_us, int timeout_ms, uint32_t *now);
-
-#endif

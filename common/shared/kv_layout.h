@@ -11,8 +11,7 @@
  * behind all numbers and not each in front of its 32 as in GGUF's blocks of 34 bytes: numbers begin on 32 bytes then,
  * loads of 16 or 32 of them are aligned, and a page's scales are a few whole cache lines. Rows of quantised cells take
  * whole 16 bytes. A sequence's page table maps position / page_tokens to a page number. Header-only, no state. */
-#ifndef HELM_COMMON_SHARED_KV_LAYOUT_H
-#define HELM_COMMON_SHARED_KV_LAYOUT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -70,5 +69,3 @@ static inline uint32_t kv_pages_for(uint32_t tokens, uint32_t page_tokens)
 {
     return tokens / page_tokens + (tokens % page_tokens != 0);
 }
-
-#endif

@@ -19,8 +19,7 @@
  *
  * A GPU cannot call futex, so waiting is polling: at first continuously, then every LANE_NAP_US. It always ends
  * (HELM_E_PEER). */
-#ifndef HELM_COMMON_SHARED_LANE_H
-#define HELM_COMMON_SHARED_LANE_H
+#pragma once
 
 #include <assert.h>
 #include <stddef.h>
@@ -58,5 +57,3 @@ void lane_release(struct lane *lane);
  * NULL) is true. *last: the value seen last. */
 bool lane_poll(const _Atomic uint32_t *word, uint32_t value, uint32_t spin_us, int timeout_ms,
                const _Atomic bool *cancel, uint32_t *last);
-
-#endif

@@ -12,8 +12,7 @@
  *
  * Windows (common/plan/state.h) lie in pages as kv_layout.h has them, of the layers that have one. In each memory their pool
  * begins after that of the other layers' pages. Header-only, no state. */
-#ifndef HELM_COMMON_SHARED_STATE_LAYOUT_H
-#define HELM_COMMON_SHARED_STATE_LAYOUT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -65,5 +64,3 @@ static inline uint64_t state_in_snapshot(const struct state_layout *l, const str
 {
     return (snapshot - 1) * l->snapshot_bytes + r->snapshot_at;
 }
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by each worker's step code. All workers of a step must leave out the same rows, or their lanes would
  * carry different tokens: hence one definition. Owns nothing; the arrays are the caller's. */
-#ifndef HELM_COMMON_WORKER_BATCH_H
-#define HELM_COMMON_WORKER_BATCH_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -74,5 +73,3 @@ HELM_MUST_CHECK int batch_take(const struct arena *arena, uint32_t vocab, const 
  * worker is the writer there. HELM_E_PEER when that result is of another step. */
 HELM_MUST_CHECK int batch_follow(const struct arena *arena, uint32_t vocab, const struct step *step,
                                  bool head, struct batch *batch, struct helm_err *err);
-
-#endif

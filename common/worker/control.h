@@ -3,8 +3,7 @@
  *
  * Called by process.c only. Owns the ZeroMQ socket and the server (server.h); the arena and done_fd are the
  * caller's. */
-#ifndef HELM_COMMON_WORKER_CONTROL_H
-#define HELM_COMMON_WORKER_CONTROL_H
+#pragma once
 
 #include <stdint.h>
 #include <sys/types.h>
@@ -27,5 +26,3 @@ struct control_options {
 /* Connects, says HELLO and serves until SHUTDOWN (0) or until it cannot go on: then helmd was sent a FAULT.
  */
 HELM_MUST_CHECK int control_serve(const struct control_options *options, struct helm_err *err);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * The process around it (server.c: the step thread; control.c: messages with helmd; process.c: main) is the
  * same for both engines and uses only this interface. */
-#ifndef HELM_COMMON_WORKER_ENGINE_H
-#define HELM_COMMON_WORKER_ENGINE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -126,5 +125,3 @@ HELM_MUST_CHECK int engine_check_arena(const struct arena *arena, const struct p
                                        const struct model_config *config, struct helm_err *err);
 /* Adds a slower path to report->reduced. */
 void engine_reduced(struct engine_report *report, const char *fmt, ...) HELM_PRINTF(2, 3);
-
-#endif

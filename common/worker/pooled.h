@@ -1,8 +1,7 @@
 /* Rows whose hidden states are pooled: the final norm and the sum, by one definition for every worker.
  *
  * Called by the head's worker behind a step's layers; writes the slot's place in the arena's `pooled`, nothing else. */
-#ifndef HELM_COMMON_WORKER_POOLED_H
-#define HELM_COMMON_WORKER_POOLED_H
+#pragma once
 
 #include "common/worker/batch.h"
 
@@ -16,5 +15,3 @@ struct pooled_part {
     double eps;
 };
 void pooled_take(const struct arena *arena, const struct batch_row *row, const struct pooled_part *part);
-
-#endif

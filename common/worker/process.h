@@ -1,8 +1,7 @@
 /* The main program of a worker, whichever it is: what helmd starts.
  *
  * Called by the main functions of helm-worker-cpu and helm-worker-gpu only. */
-#ifndef HELM_COMMON_WORKER_PROCESS_H
-#define HELM_COMMON_WORKER_PROCESS_H
+#pragma once
 
 #include "common/worker/engine.h"
 
@@ -10,5 +9,3 @@
  * status. */
 int process_main(const char *program, const char *about, const struct worker_engine_ops *engine, int argc,
                  char **argv);
-
-#endif

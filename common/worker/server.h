@@ -3,8 +3,7 @@
  *
  * Called by control.c, which stays free to answer helmd. The thread reports through an eventfd that control.c
  * polls. Owns the thread and the engine; the arena and the descriptors belong to the caller. */
-#ifndef HELM_COMMON_WORKER_SERVER_H
-#define HELM_COMMON_WORKER_SERVER_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -33,5 +32,3 @@ struct server {
 HELM_MUST_CHECK int server_start(struct server *server, struct helm_err *err);
 /* Ends it after the step it is in (loading is cut short) and frees the engine. */
 void server_stop(struct server *server);
-
-#endif

@@ -5,8 +5,7 @@
  * "context_bytes", "driver", "link_generation", "link_width" (the last four optional)}, ...], "error": TEXT
  * (optional: why there is none)}. What the probe prints is bounded and checked; a probe that hangs is killed;
  * its standard error is passed on. */
-#ifndef HELM_DAEMON_CHILDREN_ACCELERATOR_H
-#define HELM_DAEMON_CHILDREN_ACCELERATOR_H
+#pragma once
 
 #include <stddef.h>
 
@@ -62,5 +61,3 @@ void accelerator_ledger_measured(const struct profile_gpu *measured, struct ledg
 HELM_MUST_CHECK int accelerator_parse(const char *text, size_t length,
                                       struct accelerator_info devices[ACCELERATOR_COUNT_MAX], uint32_t *count,
                                       struct helm_err *err);
-
-#endif

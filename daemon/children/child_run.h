@@ -3,8 +3,7 @@
  * Called by profiling.c and accelerator.c before any thread exists. Its words are passed on line by line, and its
  * standard output is kept where that is wanted. It dies with helmd, when helmd is told to end (end_request.h) and
  * when its time is over. */
-#ifndef HELM_DAEMON_CHILDREN_CHILD_RUN_H
-#define HELM_DAEMON_CHILDREN_CHILD_RUN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,5 +26,3 @@ struct child_run {
 
 /* HELM_E_CANCELLED: the parent has gone, or helmd was told to end. That the program failed is the caller's to see. */
 HELM_MUST_CHECK int child_run(struct child_run *run, struct helm_err *err);
-
-#endif

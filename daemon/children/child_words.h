@@ -1,7 +1,6 @@
 /* What a child process says on its standard error, cut into lines: passed on line by line, the last one kept
  * for the message of a child that failed. Used by child_run.c. */
-#ifndef HELM_DAEMON_CHILDREN_CHILD_WORDS_H
-#define HELM_DAEMON_CHILDREN_CHILD_WORDS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -21,5 +20,3 @@ struct child_words {
 void child_words_take(struct child_words *words, const char *text, size_t length);
 /* The child has ended: what it had begun is a line as well. Returns `last`, "" where it said nothing. */
 const char *child_words_end(struct child_words *words);
-
-#endif

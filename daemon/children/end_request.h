@@ -3,8 +3,7 @@
  * Called by main.c before anything else, and by child_run.c, which waits for a child at start. The signals are only
  * looked at here and stay pending: loop.c takes them from its own descriptor, should one come too late for the start
  * to end. Owns nothing. A child inherits the mask and must clear it before it becomes another program. */
-#ifndef HELM_DAEMON_CHILDREN_END_REQUEST_H
-#define HELM_DAEMON_CHILDREN_END_REQUEST_H
+#pragma once
 
 #include "common/base/err.h"
 
@@ -15,5 +14,3 @@ HELM_MUST_CHECK int end_request_block(struct helm_err *err);
 int end_request_watch(void);
 /* HELM_E_CANCELLED with the signal's name once one of them has come. */
 HELM_MUST_CHECK int end_request_check(struct helm_err *err);
-
-#endif

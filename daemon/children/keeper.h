@@ -5,8 +5,7 @@
  * and ends. It is helmd's own program under another first argument (--keeper), in its own session, holding
  * the endpoint locks so that a new daemon waits until all is tidy. loop.c restarts it should it die itself.
  */
-#ifndef HELM_DAEMON_CHILDREN_KEEPER_H
-#define HELM_DAEMON_CHILDREN_KEEPER_H
+#pragma once
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -33,5 +32,3 @@ void keeper_lost(struct keeper *keeper);
 
 /* The keeper's own main: reads the pipe on descriptor `fd`. */
 int keeper_main(int fd);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by workers.c at every READY. Owns a copy of what the files were like when the model was read. Without this, weights
  * that changed on disk under a running daemon would give other tokens after a worker's death, without a word. */
-#ifndef HELM_DAEMON_CHILDREN_LOADED_H
-#define HELM_DAEMON_CHILDREN_LOADED_H
+#pragma once
 
 #include <stdint.h>
 #include <sys/stat.h>
@@ -31,5 +30,3 @@ void loaded_files_free(struct loaded_files *files);
  * same; the text names the first file that looks changed. */
 HELM_MUST_CHECK int loaded_check(struct loaded *before, const struct loaded *now,
                                  const struct loaded_files *files, struct helm_err *err);
-
-#endif

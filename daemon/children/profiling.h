@@ -6,8 +6,7 @@
  * workers', reads the profile that it prints, and shows its other lines in the log. That the profile cannot be kept is a
  * warning, and the next start measures again. There is no plan without a profile: a measuring that fails is an error that
  * names the way out, --profile. */
-#ifndef HELM_DAEMON_CHILDREN_PROFILING_H
-#define HELM_DAEMON_CHILDREN_PROFILING_H
+#pragma once
 
 #include "daemon/children/accelerator.h"
 #include "daemon/planner/profile/now.h"
@@ -55,5 +54,3 @@ HELM_MUST_CHECK int profiling_programs(const struct profiling_request *request,
 HELM_MUST_CHECK int profiling_now(const struct profiling_request *request, const char *option, bool used,
                                   bool fresh, const struct profile *profile, struct machine_now *now,
                                   struct helm_err *err);
-
-#endif

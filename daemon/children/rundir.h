@@ -4,8 +4,7 @@
  * root, or $XDG_RUNTIME_DIR/helm, or /tmp/helm-UID. Beside each ipc socket PATH lies PATH.lock, held with
  * flock(2) and holding the daemon's pid. RUNDIR/worker.PID/ (mode 0700) holds the control socket. Owns the
  * lock descriptors. */
-#ifndef HELM_DAEMON_CHILDREN_RUNDIR_H
-#define HELM_DAEMON_CHILDREN_RUNDIR_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -42,5 +41,3 @@ HELM_MUST_CHECK int rundir_open(const char *option, const struct args_list *list
                                 struct helm_err *err);
 /* Removes everything that rundir_open and the sockets made, the locks last. */
 void rundir_close(struct rundir *dir);
-
-#endif

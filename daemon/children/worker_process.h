@@ -4,8 +4,7 @@
  * the 16 bytes that prove it is helmd's child; standard error stays, standard input is /dev/null. It dies
  * with helmd (PR_SET_PDEATHSIG, and the keeper as second line) and has its own process group, so that Ctrl-C
  * on a terminal reaches helmd alone, which then stops its workers in order. */
-#ifndef HELM_DAEMON_CHILDREN_WORKER_PROCESS_H
-#define HELM_DAEMON_CHILDREN_WORKER_PROCESS_H
+#pragma once
 
 #include <stdint.h>
 #include <sys/types.h>
@@ -32,5 +31,3 @@ HELM_MUST_CHECK int worker_process_find(const char *dir, const char *name, char 
 
 /* "killed by signal 9 (Killed)", "exited with status 1". */
 void worker_process_describe(int wait_status, char *text, size_t size);
-
-#endif

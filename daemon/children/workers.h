@@ -11,8 +11,7 @@
  *
  * States of one: down (all start at start_at_us) -> starting (until HELLO) -> loading (until READY) -> ready ->
  * down ... */
-#ifndef HELM_DAEMON_CHILDREN_WORKERS_H
-#define HELM_DAEMON_CHILDREN_WORKERS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -164,5 +163,3 @@ bool workers_ready(const struct workers *workers);
 /* Seconds until loading ends at the present rate, of the slowest; 0 when unknown. */
 double workers_seconds_left(const struct workers *workers, uint64_t now_us);
 const char *worker_state_name(const struct workers *workers, const struct worker *worker);
-
-#endif

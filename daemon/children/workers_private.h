@@ -1,6 +1,5 @@
 /* What workers.c (starting, messages, ends) and workers_watch.c (time) share; no other file includes it. */
-#ifndef HELM_DAEMON_CHILDREN_WORKERS_PRIVATE_H
-#define HELM_DAEMON_CHILDREN_WORKERS_PRIVATE_H
+#pragma once
 
 #include "daemon/children/workers.h"
 #include "proto/control.pb-c.h"
@@ -34,5 +33,3 @@ void worker_kill(struct worker *worker, const char *why);
 double worker_seconds_left(const struct worker *worker, uint64_t now_us);
 /* How long a worker may wait for the other's part of a step: longer than helmd waits for the whole. */
 uint32_t workers_peer_wait_ms(const struct workers_config *config);
-
-#endif

@@ -11,8 +11,7 @@
  *   - when all connections are taken, a new one takes the place of an idle one of the peer that has most of them.
  * A connection whose answers wait is not read; beyond its bound an answer is HELM_E_BUSY. All others are served
  * meanwhile. A client that has gone is HELM_E_PEER. */
-#ifndef HELM_DAEMON_CLIENTS_CLIENT_SOCKET_H
-#define HELM_DAEMON_CLIENTS_CLIENT_SOCKET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -92,5 +91,3 @@ void client_socket_on_gone(struct client_socket *sock, void (*gone)(void *contex
                            void *context);
 /* Writes what was queued since the last call. */
 void client_socket_flush(struct client_socket *sock);
-
-#endif

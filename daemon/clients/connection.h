@@ -3,8 +3,7 @@
  * Called by client_socket.c. Owns the descriptor and both buffers. Never blocks. What it holds is bounded: of what comes
  * in one frame that is not whole yet, whose buffer grows with the bytes that are there and not with those that are claimed;
  * of what goes out CONNECTION_ANSWERS_HARD_MAX. */
-#ifndef HELM_DAEMON_CLIENTS_CONNECTION_H
-#define HELM_DAEMON_CLIENTS_CONNECTION_H
+#pragma once
 
 #include "daemon/clients/endpoint.h"
 #include "daemon/clients/zmtp.h"
@@ -68,5 +67,3 @@ static inline size_t connection_waiting(const struct connection *c)
 HELM_MUST_CHECK int connection_answer(struct connection *c, const uint8_t *data, size_t size, size_t limit);
 /* Writes what the kernel takes. HELM_E_PEER: the other end is gone. */
 HELM_MUST_CHECK int connection_write(struct connection *c, uint64_t now_us);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by zmtp.c for endpoints on TCP. Owns the keys of one connection; allocates nothing. Every function that takes
  * bytes from outside checks their sizes first; HELM_E_FORMAT, and why, where they are not what the protocol has. */
-#ifndef HELM_DAEMON_CLIENTS_CURVE_H
-#define HELM_DAEMON_CLIENTS_CURVE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -52,5 +51,3 @@ HELM_MUST_CHECK int curve_open(struct curve_session *session, uint8_t *data, siz
                                uint8_t **plain, size_t *plain_size, struct helm_err *err);
 /* A MESSAGE to the client: `size` + CURVE_OVERHEAD bytes at `to`. */
 void curve_seal(struct curve_session *session, uint8_t flags, const uint8_t *data, size_t size, uint8_t *to);
-
-#endif

@@ -1,8 +1,7 @@
 /* Files of CURVE keys: the daemon's own secret one, and the public ones of clients that may connect.
  *
  * Called by client_socket.c. Owns the list. */
-#ifndef HELM_DAEMON_CLIENTS_CURVE_KEYS_H
-#define HELM_DAEMON_CLIENTS_CURVE_KEYS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ HELM_MUST_CHECK int curve_keys_read_clients(const char *path, struct curve_keys 
 void curve_keys_free(struct curve_keys *keys);
 /* NULL: it is not among them. */
 const struct curve_client_key *curve_keys_find(const struct curve_keys *keys, const uint8_t key[CURVE_KEY]);
-
-#endif

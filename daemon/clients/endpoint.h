@@ -1,8 +1,7 @@
 /* Where clients connect: listening sockets, and the identity of a connected client.
  *
  * Called by client_socket.c and, before what takes long, by main.c. Owns nothing: descriptors are the caller's. */
-#ifndef HELM_DAEMON_CLIENTS_ENDPOINT_H
-#define HELM_DAEMON_CLIENTS_ENDPOINT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -43,5 +42,3 @@ uint64_t endpoint_key(const uint8_t *key);
 /* The number of a user that `peer` named. It depends on `secret`, so that no name can be made to fit another's number. */
 #define ENDPOINT_SECRET 16
 uint64_t endpoint_named(uint64_t peer, const char *name, const uint8_t secret[ENDPOINT_SECRET]);
-
-#endif

@@ -1,8 +1,7 @@
 /* Peers: what all connections of one user, or of one key, hold together.
  *
  * Called by client_socket.c. Owns the table. */
-#ifndef HELM_DAEMON_CLIENTS_PEERS_H
-#define HELM_DAEMON_CLIENTS_PEERS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -27,5 +26,3 @@ void peers_leave(struct peers *peers, uint32_t entry);
 /* The one with most connections, or with most bytes held. */
 uint32_t peers_most_connected(const struct peers *peers);
 uint32_t peers_most_held(const struct peers *peers);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by loop.c for every frame, and by batcher.c through the sink for tokens and ends. Owns nothing that
  * outlives a call; packs each answer into a buffer of its own and hands it to client_socket.c. */
-#ifndef HELM_DAEMON_CLIENTS_SERVE_H
-#define HELM_DAEMON_CLIENTS_SERVE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -48,5 +47,3 @@ bool serve_is_open(struct serve *serve, struct asker asker);
 /* An answer that nothing depends on: a client that does not take it loses it. `body`: the message that `kind` says. */
 void serve_answer(struct serve *serve, struct asker asker, Helm__V1__Response__BodyCase kind, void *body);
 void serve_error(struct serve *serve, struct asker asker, Helm__V1__ErrorCode code, const char *text);
-
-#endif

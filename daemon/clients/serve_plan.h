@@ -1,8 +1,7 @@
 /* The answer to a PlanRequest: the plan, what it should do, and what it was seen doing.
  *
  * Called by serve.c. The message and all that it points to are in one struct of the caller's. */
-#ifndef HELM_DAEMON_CLIENTS_SERVE_PLAN_H
-#define HELM_DAEMON_CLIENTS_SERVE_PLAN_H
+#pragma once
 
 #include "common/shared/arena.h"
 #include "daemon/observe/observe.h"
@@ -28,5 +27,3 @@ void serve_plan_experts(struct serve_plan *out, const struct plan *plan, const s
 /* `json` and the observations are borrowed. */
 void serve_plan_fill(struct serve_plan *out, struct observe *observe, const char *json,
                      const struct serve_plan_shape *shape);
-
-#endif

@@ -1,8 +1,7 @@
 /* Requests about sessions and the answers to them (daemon/steps/sessions.h).
  *
  * Called by serve.c's table of handlers and, through the sink, by sessions.c. Owns nothing. */
-#ifndef HELM_DAEMON_CLIENTS_SERVE_SESSION_H
-#define HELM_DAEMON_CLIENTS_SERVE_SESSION_H
+#pragma once
 
 #include "daemon/clients/serve.h"
 
@@ -14,5 +13,3 @@ void serve_session_restore(struct serve *serve, struct asker asker, struct reque
 void serve_session_read(struct serve *serve, struct asker asker, struct request *request);
 void serve_session_write(struct serve *serve, struct asker asker, struct request *request);
 void serve_session_end(struct serve *serve, struct asker asker, struct request *request);
-
-#endif

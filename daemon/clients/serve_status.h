@@ -1,6 +1,5 @@
 /* The daemon's state and counters as a Status message. Called by serve.c. */
-#ifndef HELM_DAEMON_CLIENTS_SERVE_STATUS_H
-#define HELM_DAEMON_CLIENTS_SERVE_STATUS_H
+#pragma once
 
 #include "daemon/clients/serve.h"
 #include "proto/helm.pb-c.h"
@@ -15,5 +14,3 @@ struct serve_status {
 };
 
 void serve_status_fill(struct serve_status *out, const struct serve *serve, uint64_t now_us);
-
-#endif

@@ -5,8 +5,7 @@
  * frame, after an empty one at most, and lies where it was read. Of any other nothing is kept while it goes by, so
  * what a peer makes a session hold is one frame of its bound. A message of more than ZMTP_PARTS_MAX parts, or of more bytes
  * than a frame may have, ends the connection. */
-#ifndef HELM_DAEMON_CLIENTS_ZMTP_H
-#define HELM_DAEMON_CLIENTS_ZMTP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -71,5 +70,3 @@ enum zmtp_event zmtp_take(struct zmtp *session, uint8_t *data, size_t size, stru
 /* A message of one frame to the peer: its size, and itself. */
 size_t zmtp_wrapped_size(const struct zmtp *session, size_t size);
 void zmtp_wrap(struct zmtp *session, const uint8_t *data, size_t size, uint8_t *to);
-
-#endif

@@ -4,8 +4,7 @@
  * Called by observe.c after each step and by serve.c for the Plan reply. Pure: knows no clock and no log.
  * Owns nothing outside its struct. "A minute" is one of decoding: idle time neither sustains a drift nor ends
  * it. */
-#ifndef HELM_DAEMON_OBSERVE_DRIFT_H
-#define HELM_DAEMON_OBSERVE_DRIFT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -62,5 +61,3 @@ struct drift_report {
     double shape, measured, planned;
 };
 bool drift_report(const struct drift_kind *kind, struct drift_report *report);
-
-#endif

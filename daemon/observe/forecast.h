@@ -5,8 +5,7 @@
  * plan and profile. Forecasts of decode steps are made at contexts that are powers of two and interpolated
  * between them, which is exact for attention's growth; where a cache of two tiers outgrows its places, on either side of
  * that alone. Those of other steps are made anew each time (some 50 us). */
-#ifndef HELM_DAEMON_OBSERVE_FORECAST_H
-#define HELM_DAEMON_OBSERVE_FORECAST_H
+#pragma once
 
 #include "common/shared/arena_layout.h"
 #include "daemon/planner/cost/cost.h"
@@ -42,5 +41,3 @@ double forecast_step(const struct forecast *forecast, const struct cost_step *st
  * least do not keep within, as many as come nearly for free with them: weights that are streamed cross the
  * link once for any number of tokens. */
 uint32_t forecast_chunk(struct forecast *forecast, uint32_t decoding, uint32_t context, double seconds);
-
-#endif

@@ -1,7 +1,6 @@
 /* Counters for Status: what was done, how long it took, and where the workers' time went. Plain sums and histograms, written
  * by batcher.c and serve.c and read by serve.c; all run in the one loop, so there is nothing to lock. */
-#ifndef HELM_DAEMON_OBSERVE_METRICS_H
-#define HELM_DAEMON_OBSERVE_METRICS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -63,5 +62,3 @@ void metrics_add_request(struct metrics *metrics, const struct metrics_request *
 void metrics_add_refusal(struct metrics *metrics, uint32_t code);
 void metrics_add_value(struct metrics *metrics, enum metrics_kind kind, double value);
 double metrics_idle_seconds(const struct metrics *metrics);
-
-#endif

@@ -1,8 +1,7 @@
 /* Looks at every step that was done: its time beside the one that the plan forecasts for it.
  *
  * Called by batcher.c. Owns the forecast and the drift; writes to the log when a drift begins or ends. */
-#ifndef HELM_DAEMON_OBSERVE_OBSERVE_H
-#define HELM_DAEMON_OBSERVE_OBSERVE_H
+#pragma once
 
 #include "common/shared/arena_layout.h"
 #include "daemon/observe/drift.h"
@@ -44,5 +43,3 @@ void observe_enter(struct observe *observe, uint32_t slot);
 void observe_lost(struct observe *observe);
 /* Tokens of prompts that a step may hold beside `decoding` sequences that decode; 0: no bound. */
 uint32_t observe_prompt_tokens(struct observe *observe, uint32_t decoding, uint32_t context);
-
-#endif

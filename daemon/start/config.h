@@ -2,8 +2,7 @@
  *
  * Called by main.c once. One table of options serves the command line, --help and the file (INI: key = value,
  * the same names without "--"); the command line wins. Strings from the file are owned here; config_free. */
-#ifndef HELM_DAEMON_START_CONFIG_H
-#define HELM_DAEMON_START_CONFIG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -71,5 +70,3 @@ struct config {
 HELM_MUST_CHECK int config_read(int argc, char *const argv[], struct config *config, bool *exit_now,
                                 struct helm_err *err);
 void config_free(struct config *config);
-
-#endif

@@ -5,8 +5,7 @@
  * Around the time when a step should end (pace.h) the loop does not sleep but looks at the workers' bells,
  * where a CPU is free for that. Leaving the loop has a reason and an exit status; there is no other way out.
  */
-#ifndef HELM_DAEMON_START_LOOP_H
-#define HELM_DAEMON_START_LOOP_H
+#pragma once
 
 #include "daemon/children/keeper.h"
 #include "daemon/children/rundir.h"
@@ -64,5 +63,3 @@ void loop_on_given_up(void *context, int code, const char *why, bool ever_ready)
 
 /* One line to --ready-fd, once. */
 void loop_tell_ready_fd(int *ready_fd, const char *fmt, ...) HELM_PRINTF(2, 3);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Private to daemon/main.c and this folder. main.c has the order of the start and owns the one `struct helmd`; every
  * function here fills in the members that its comment names. */
-#ifndef HELM_DAEMON_START_START_H
-#define HELM_DAEMON_START_START_H
+#pragma once
 
 #include "common/plan/schedule.h"
 #include "daemon/children/accelerator.h"
@@ -74,5 +73,3 @@ HELM_MUST_CHECK int serving_open_workers(struct helmd *d, struct helm_err *err);
 HELM_MUST_CHECK int serving_open_steps(struct helmd *d, struct helm_err *err);
 /* Serves until it is told to end; returns helmd's exit status. */
 int serving_run(struct helmd *d);
-
-#endif

@@ -13,8 +13,7 @@
  *
  * Slots are given in turn (scheduler.h). For that each peer and each client has the time of its last slot, counted in slots
  * given; of one that has just come it is the present. */
-#ifndef HELM_DAEMON_STEPS_ADMISSION_H
-#define HELM_DAEMON_STEPS_ADMISSION_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -84,5 +83,3 @@ static inline uint64_t admission_peer_turn(const struct admission *admission, ui
  * in the next step if there are pages. `list`: all open requests that have not ended, oldest first. */
 uint32_t admission_ends_before(struct admission *admission, const struct admission_request *list,
                                uint32_t count, uint32_t at);
-
-#endif

@@ -37,8 +37,7 @@
  *
  * A step is done when every worker has rung: one of them writes the result, and none may still be reading
  * what the next step overwrites. */
-#ifndef HELM_DAEMON_STEPS_BATCHER_H
-#define HELM_DAEMON_STEPS_BATCHER_H
+#pragma once
 
 #include "common/shared/arena.h"
 #include "common/base/err.h"
@@ -214,5 +213,3 @@ void batcher_goes_on(struct batcher *batcher, uint32_t serial);
 /* Steps are as the plan has them from now on. Only while it is idle: pages that were computed exact are forgotten. */
 void batcher_end_exact(struct batcher *batcher);
 void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss);
-
-#endif

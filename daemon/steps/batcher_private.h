@@ -1,6 +1,5 @@
 /* What the batcher's files have of each other. Included by these alone. */
-#ifndef HELM_DAEMON_STEPS_BATCHER_PRIVATE_H
-#define HELM_DAEMON_STEPS_BATCHER_PRIVATE_H
+#pragma once
 
 #include "daemon/steps/batcher.h"
 
@@ -27,5 +26,3 @@ void batcher_ring(struct batcher *batcher, uint64_t now_us);
 /* batcher_moves.c: rings the move that waits, with nothing in flight; takes the end of the one that was rung. */
 void batcher_ring_move(struct batcher *batcher, uint64_t now_us);
 void batcher_end_move(struct batcher *batcher, uint64_t now_us);
-
-#endif

@@ -14,8 +14,7 @@
  * Where states are of fixed size every sequence has a snapshot for each of the two ways, which its rows begin with and leave.
  *
  * Owns its rows and tokens, and holds its pages and snapshots during a round; it leaves garbage in slots and page tables. */
-#ifndef HELM_DAEMON_STEPS_CHECK_H
-#define HELM_DAEMON_STEPS_CHECK_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -98,5 +97,3 @@ void check_lost(struct check *check);
 uint32_t check_positions(const struct check *check);
 /* What was found so far; of `units` half layers (verdict.h). verdict_says_enough tells whether it decides. */
 void check_found(const struct check *check, uint32_t units, struct verdict *verdict);
-
-#endif

@@ -1,8 +1,7 @@
 /* How far one distribution of the next token is from another: Kullback-Leibler divergence of two rows of logits.
  *
  * Called by check.c. Pure. */
-#ifndef HELM_DAEMON_STEPS_DIVERGENCE_H
-#define HELM_DAEMON_STEPS_DIVERGENCE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -10,5 +9,3 @@
  * negative. As in sampling, a token whose logit is not finite is out (its probability is 0). INFINITY: no logit of
  * `exact` is finite, or a token that `exact` may draw is out in `other`. */
 double divergence_of(const float *exact, const float *other, uint32_t count);
-
-#endif

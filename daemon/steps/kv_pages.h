@@ -7,8 +7,7 @@
  * the stack is empty, the one that was left longest ago first; of pages left together the later ones of a sequence
  * first, since a page is found only behind those in front of it. Taking and dropping are O(1) and allocate nothing. A
  * broken count is a broken invariant: abort. */
-#ifndef HELM_DAEMON_STEPS_KV_PAGES_H
-#define HELM_DAEMON_STEPS_KV_PAGES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -57,5 +56,3 @@ void kv_pages_leave(struct kv_pages *pages, uint32_t page, uint32_t front);
 /* The page is not found any more; its holders keep it. */
 void kv_pages_forget(struct kv_pages *pages, uint32_t page);
 void kv_pages_forget_all(struct kv_pages *pages);
-
-#endif

@@ -6,8 +6,7 @@
  * arena alone is always a prefix. A place belongs to one page of one slot. A place that is given away is free once
  * every step is done that was rung by then, since those may read or write it still. Nothing is allocated after
  * kv_places_init. A place with two owners is a broken invariant: abort. */
-#ifndef HELM_DAEMON_STEPS_KV_PLACES_H
-#define HELM_DAEMON_STEPS_KV_PLACES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -62,5 +61,3 @@ static inline uint32_t kv_places_used(const struct kv_places *places)
 {
     return places->count - places->free_count - places->waiting_count;
 }
-
-#endif

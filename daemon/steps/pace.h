@@ -2,8 +2,7 @@
  *
  * Called by batcher.c, which tells it of steps, and by loop.c, which looks for the end without pause around
  * that time: waking up takes longer than everything else between two steps. Pure; owns nothing. */
-#ifndef HELM_DAEMON_STEPS_PACE_H
-#define HELM_DAEMON_STEPS_PACE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ void pace_begin(struct pace *pace, uint32_t rows, uint32_t tokens, uint64_t now_
 void pace_end(struct pace *pace, uint64_t now_us);
 /* It will not be. */
 void pace_lost(struct pace *pace);
-
-#endif

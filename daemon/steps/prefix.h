@@ -7,8 +7,7 @@
  * away, in a scope of their own. Where a model has fixed states, pages are shared up to the last whose end has a snapshot
  * (snapshots.h), which the sequence begins with; where layers keep a window, up to the last whose window is there (windows.h).
  * Owns nothing. */
-#ifndef HELM_DAEMON_STEPS_PREFIX_H
-#define HELM_DAEMON_STEPS_PREFIX_H
+#pragma once
 
 #include "daemon/steps/kv_pages.h"
 #include "daemon/steps/sequence.h"
@@ -73,5 +72,3 @@ void prefix_pass(struct kv_pages *pages, const struct snapshots *snapshots, cons
 void prefix_keep(struct kv_pages *pages, const uint32_t *row, struct sequence *seq);
 /* The sequence failed: no other one may find its pages. */
 void prefix_forget(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq);
-
-#endif

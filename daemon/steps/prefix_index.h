@@ -4,8 +4,7 @@
  * has a number, given once and never again, and names the number of the page in front of it; of a first page that is
  * the caller's scope. So a page found by (number in front, tokens) has the very tokens of its whole beginning, and no
  * hash decides about that. Owns its arrays; allocates nothing after prefix_index_init. */
-#ifndef HELM_DAEMON_STEPS_PREFIX_INDEX_H
-#define HELM_DAEMON_STEPS_PREFIX_INDEX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -61,5 +60,3 @@ void prefix_index_remove(struct prefix_index *index, uint32_t page);
  * page `behind` did, if that rests. PREFIX_NO_PAGE: now. */
 void prefix_index_rest_before(struct prefix_index *index, uint32_t page, uint32_t behind);
 void prefix_index_wake(struct prefix_index *index, uint32_t page);
-
-#endif

@@ -5,8 +5,7 @@
  * Request needs and no more, whatever the frame claims. Every field is held against its bound in
  * proto/helm.proto; the error names the field and the bound. The result is plain data: no protobuf pointer
  * outlives request_parse. */
-#ifndef HELM_DAEMON_STEPS_REQUEST_H
-#define HELM_DAEMON_STEPS_REQUEST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -114,5 +113,3 @@ static inline uint32_t request_mask_words(uint32_t vocab)
 HELM_MUST_CHECK int request_parse(const uint8_t *data, size_t size, const struct request_limits *limits,
                                   struct request *request, struct request_error *error);
 void request_free(struct request *request);
-
-#endif

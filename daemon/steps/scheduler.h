@@ -25,8 +25,7 @@
  *   8. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one, which goes
  *      back to waiting and is computed again later (its tokens are kept, so its stream goes on). The oldest is
  *      therefore never stopped, and it fits alone because the pool holds at least one whole context. */
-#ifndef HELM_DAEMON_STEPS_SCHEDULER_H
-#define HELM_DAEMON_STEPS_SCHEDULER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -92,5 +91,3 @@ struct scheduler_step {
 
 void scheduler_form_step(const struct scheduler_seq *seqs, uint32_t count,
                          const struct scheduler_limits *limits, struct scheduler_step *step);
-
-#endif

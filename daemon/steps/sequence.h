@@ -3,8 +3,7 @@
  * Made by batcher_requests.c from a checked request; the tokens here are the truth, the arena's history row is a copy
  * that the workers use. That is why neither a dead worker nor a preemption loses a token. Owns its token
  * array. */
-#ifndef HELM_DAEMON_STEPS_SEQUENCE_H
-#define HELM_DAEMON_STEPS_SEQUENCE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -130,5 +129,3 @@ void sequence_finish(struct sequence *seq, Helm__V1__FinishReason reason, const 
 void sequence_timings(const struct sequence *seq, uint64_t now_us, Helm__V1__Timings *timings);
 /* "queued", "prefill", "decode". */
 const char *sequence_state_name(const struct sequence *seq);
-
-#endif

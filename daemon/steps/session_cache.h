@@ -1,6 +1,5 @@
 /* The pages that the KV cache has of a session's tokens. Called by sessions.c. Owns nothing. */
-#ifndef HELM_DAEMON_STEPS_SESSION_CACHE_H
-#define HELM_DAEMON_STEPS_SESSION_CACHE_H
+#pragma once
 
 #include "daemon/steps/sessions.h"
 
@@ -17,5 +16,3 @@ uint32_t session_cache_reached(const struct sessions *all, const struct session 
  * page. False: no memory. */
 bool session_cache_touch(struct sessions *all, struct session *s, uint32_t count, uint64_t *end,
                          uint32_t *last);
-
-#endif

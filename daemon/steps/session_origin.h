@@ -6,8 +6,7 @@
  * activations are rounded. Pages of one origin, model and type of cache are the same for the same tokens.
  *
  * Called by sessions.c, for origins once workers are ready. */
-#ifndef HELM_DAEMON_STEPS_SESSION_ORIGIN_H
-#define HELM_DAEMON_STEPS_SESSION_ORIGIN_H
+#pragma once
 
 #include "common/plan/plan.h"
 #include "daemon/children/workers.h"
@@ -21,5 +20,3 @@ bool session_origin_list(const struct plan *plan, const struct workers *workers,
 /* Writes what differs between two shapes, in words; false: nothing does. */
 bool session_shape_differs(const struct request_shape *from, const struct request_shape *to, char *text,
                            size_t room);
-
-#endif

@@ -5,8 +5,7 @@
  * Called by sessions.c. Pure but for the arena's pages. With one tier the cells of the GPU's layers lie in
  * VRAM alone: they are taken from, or put into, the arena's session region, and a step of STEP_KV_OUT or
  * STEP_KV_IN does the rest. */
-#ifndef HELM_DAEMON_STEPS_SESSION_PAGE_H
-#define HELM_DAEMON_STEPS_SESSION_PAGE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -35,5 +34,3 @@ bool session_page_is_finite(const struct session_page *p, const unsigned char *b
 
 /* Whether all numbers of fixed states are finite: fp32, zeros where records leave room. */
 bool session_state_is_finite(const unsigned char *state, uint64_t bytes);
-
-#endif

@@ -5,8 +5,7 @@
  * Called by sessions.c. A session notes its last pages as they pass. At its end their pages of windows are
  * read or written, one after another; where a part of them lies in VRAM alone, each by a step of
  * STEP_KV_WINDOW. Owns nothing. */
-#ifndef HELM_DAEMON_STEPS_SESSION_WINDOWS_H
-#define HELM_DAEMON_STEPS_SESSION_WINDOWS_H
+#pragma once
 
 #include "daemon/steps/sessions.h"
 
@@ -34,5 +33,3 @@ enum session_windows_end session_state_load(struct sessions *all, struct session
 bool session_state_sound(const struct sessions *all, const struct session *s);
 /* s->bytes becomes known by the number of the session's last page, or begins to. */
 enum session_windows_end session_state_store(struct sessions *all, struct session *s);
-
-#endif

@@ -14,8 +14,7 @@
  *   5. With fixed states a session ends where a snapshot is, which comes after its pages as one more (snapshots.h).
  *   6. With one tier a page comes and goes through the GPU worker (batcher_move), one session's at a time.
  * Everything is answered through the sink, some of it later. */
-#ifndef HELM_DAEMON_STEPS_SESSIONS_H
-#define HELM_DAEMON_STEPS_SESSIONS_H
+#pragma once
 
 #include "daemon/steps/batcher.h"
 #include "daemon/steps/session_page.h"
@@ -106,5 +105,3 @@ bool sessions_open(const struct sessions *all);
 void sessions_client_gone(struct sessions *all, uint64_t client);
 /* Ends those whose clients are silent; returns the next time at which one would be, 0: none. */
 uint64_t sessions_apply_deadlines(struct sessions *all, uint64_t now_us);
-
-#endif

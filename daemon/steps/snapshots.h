@@ -20,8 +20,7 @@
  *      many snapshots as there are were;
  *   2. at a mark, at a prompt's end, or where a sequence began, with longer ones after it;
  *   3. the same among the newest of its conversation (SNAPSHOTS_NEWEST); and any with none after it. */
-#ifndef HELM_DAEMON_STEPS_SNAPSHOTS_H
-#define HELM_DAEMON_STEPS_SNAPSHOTS_H
+#pragma once
 
 #include "common/plan/plan.h"
 #include "common/shared/arena.h"
@@ -95,5 +94,3 @@ void snapshots_give_back(struct snapshots *all, uint32_t snapshot);
 /* Workers were lost, and no step is in flight: nothing is pinned. intact: what was known stays. */
 void snapshots_lost(struct snapshots *all, bool intact);
 uint32_t snapshots_known(const struct snapshots *all);
-
-#endif

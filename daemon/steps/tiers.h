@@ -12,8 +12,7 @@
  *      the row's other pages give their places away, and come back by rule 3 when the prompt is over.
  *   4. Pages that a sequence was given by their tokens (prefix.h) are read in the arena, whether another sequence has
  *      them in VRAM or not: a place belongs to one sequence. They come by rule 3. */
-#ifndef HELM_DAEMON_STEPS_TIERS_H
-#define HELM_DAEMON_STEPS_TIERS_H
+#pragma once
 
 #include "common/plan/plan.h"
 #include "common/shared/arena.h"
@@ -54,5 +53,3 @@ void tiers_lost(struct tiers *tiers);
 
 /* Pages of running sequences that have no place. */
 uint32_t tiers_host_pages(const struct tiers *tiers);
-
-#endif

@@ -9,8 +9,7 @@
  * known without it. So a prompt can go on where all pages are known, and the last of them, as many as a
  * window needs, have their pages of windows. Where no layer keeps a window all of this is off. Owns its
  * arrays. A broken count is a broken invariant: abort. */
-#ifndef HELM_DAEMON_STEPS_WINDOWS_H
-#define HELM_DAEMON_STEPS_WINDOWS_H
+#pragma once
 
 #include "common/plan/plan.h"
 #include "daemon/steps/prefix_index.h"
@@ -65,5 +64,3 @@ void windows_let(struct windows *w, uint32_t i, bool stay);
 void windows_forget(struct windows *w, uint32_t page);
 /* `page` is not known, but `other` for the same tokens: it has the page of windows from now on, unless it has one. */
 void windows_move(struct windows *w, uint32_t page, uint32_t other);
-
-#endif

@@ -1,8 +1,7 @@
 /* What helm-inspect prints: a checkpoint as text or as JSON. Used by tools/inspect/helm_inspect.c.
  *
  * A folder that does not load is reported as far as it could be read, with the reason. Owns nothing. */
-#ifndef HELM_TOOLS_INSPECT_INSPECT_H
-#define HELM_TOOLS_INSPECT_INSPECT_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -36,5 +35,3 @@ void inspect_print_gguf(const struct gguf *header, bool tensors, FILE *out);
 json_t *inspect_gguf_json(const struct gguf *header);
 /* A fresh object; NULL when out of memory. */
 json_t *inspect_json(const struct inspect_report *report, bool tensors);
-
-#endif

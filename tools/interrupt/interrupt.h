@@ -3,8 +3,7 @@
  * Called by helm-mkmodel and helm-quantize, which stop by themselves and clean up (interrupt_note), and by helm-profile,
  * whose measurements cannot be stopped from inside (interrupt_end_process). Owns the handlers of SIGINT, SIGTERM, SIGHUP and
  * SIGPIPE, and the names that they need. */
-#ifndef HELM_TOOLS_INTERRUPT_INTERRUPT_H
-#define HELM_TOOLS_INTERRUPT_INTERRUPT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -23,5 +22,3 @@ void interrupt_hold(void);
 void interrupt_release(void);
 /* While held: these files, then the empty folder, are what is removed from now on. Copied; NULL: nothing any more. */
 void interrupt_remove(const char *const files[INTERRUPT_FILES], const char *folder);
-
-#endif

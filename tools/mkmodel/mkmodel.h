@@ -3,8 +3,7 @@
  *
  * A made checkpoint depends only on its configuration and seed: never on the number of threads or on timing.
  */
-#ifndef HELM_TOOLS_MKMODEL_MKMODEL_H
-#define HELM_TOOLS_MKMODEL_MKMODEL_H
+#pragma once
 
 #include <jansson.h>
 #include <stdint.h>
@@ -64,5 +63,3 @@ HELM_MUST_CHECK int mkmodel_bytes(const struct model_config *config, uint64_t *b
 /* HELM_E_CANCELLED: stopped said so. What a failure leaves is the caller's to remove. */
 HELM_MUST_CHECK int mkmodel_write(const struct mkmodel_request *request, struct mkmodel_result *result,
                                   struct helm_err *err);
-
-#endif

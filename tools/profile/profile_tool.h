@@ -6,8 +6,7 @@
  * device; programs.c, programs_gpu.c and programs_all.c measure a model's own programs; now.c takes what
  * memory gives at a moment; host.c measures reads of a disk and doorbells; wake.c wake-up times; samples.c
  * turns numbers into values; print.c shows them. docs/profile.md says what each number means. */
-#ifndef HELM_TOOLS_PROFILE_PROFILE_TOOL_H
-#define HELM_TOOLS_PROFILE_PROFILE_TOOL_H
+#pragma once
 
 #include <jansson.h>
 #include <sched.h>
@@ -366,5 +365,3 @@ HELM_MUST_CHECK int profile_now_measure(const struct profile_cpu_options *cpu,
 /* ---- print.c ---- */
 
 void profile_print(const struct profile *profile, FILE *out);
-
-#endif

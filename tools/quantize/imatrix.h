@@ -1,8 +1,7 @@
 /* Importance of a model's columns, as llama.cpp's imatrix tool measures it: of each matrix the mean square of what its
  * columns are multiplied by. Files come from strangers: everything is checked before it is used. Called by helm-quantize,
  * tests and the fuzz target. */
-#ifndef HELM_TOOLS_QUANTIZE_IMATRIX_H
-#define HELM_TOOLS_QUANTIZE_IMATRIX_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ void imatrix_free(struct imatrix *imatrix);
 /* The importance of a matrix's `cols` columns; NULL in *importance: it was not measured. */
 HELM_MUST_CHECK int imatrix_find(const struct imatrix *imatrix, const char *name, uint64_t cols,
                                  const float **importance, struct helm_err *err);
-
-#endif

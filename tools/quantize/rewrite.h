@@ -1,7 +1,6 @@
 /* A model's weights into a GGUF file, in the formats of a mixture: tensors cut into runs of rows that threads take, and
  * the error of each. Called by helm-quantize. */
-#ifndef HELM_TOOLS_QUANTIZE_REWRITE_H
-#define HELM_TOOLS_QUANTIZE_REWRITE_H
+#pragma once
 
 #include "common/formats/quantize_grid.h"
 #include "common/model/gguf_write.h"
@@ -45,5 +44,3 @@ struct rewrite_run {
 /* The whole file; HELM_E_CANCELLED, and no file: progress or stopped said so. */
 HELM_MUST_CHECK int rewrite_file(struct rewrite *rewrite, const char *path, const struct gguf_values *values,
                                  const struct rewrite_run *run, struct helm_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* A tokenizer as the key/values of a GGUF file (tokenizer.ggml.*, tokenizer.chat_template). Called by helm-quantize. */
-#ifndef HELM_TOOLS_QUANTIZE_VOCABULARY_H
-#define HELM_TOOLS_QUANTIZE_VOCABULARY_H
+#pragma once
 
 #include "common/model/gguf_write.h"
 
@@ -12,5 +11,3 @@ HELM_MUST_CHECK int vocabulary_put(struct gguf_values *values, const char *folde
                                    struct helm_err *err);
 /* For a model without one: ids that end a text, and that there is no vocabulary. */
 void vocabulary_put_none(struct gguf_values *values, const struct model_config *config);
-
-#endif

@@ -5,8 +5,7 @@
  * another. A layer's work is cut by blocks of kv heads and by pieces of the context, so that all threads have as much to
  * read, and read in long runs; query heads that share a kv head share what is read. Pieces are folded two and two
  * (attention_fold), in an order that does not hang on threads. Owns the partial results of a layer, in struct run. */
-#ifndef HELM_WORKER_CPU_PROGRAM_ASSIST_H
-#define HELM_WORKER_CPU_PROGRAM_ASSIST_H
+#pragma once
 
 #include "worker-cpu/program/execute.h"
 
@@ -20,5 +19,3 @@ HELM_MUST_CHECK int assist_begin(struct run *run, const struct program_entry *e,
 struct pool_job assist_job(struct run *run, const struct program_entry *e);
 /* After it: every chunk is done. */
 HELM_MUST_CHECK int assist_end(const struct program_entry *e, struct helm_err *err);
-
-#endif

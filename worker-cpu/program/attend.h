@@ -1,6 +1,5 @@
 /* Attention of the CPU's layers, chunk by chunk. Called by execute.c; owns nothing: tasks and their parts lie in struct run. */
-#ifndef HELM_WORKER_CPU_PROGRAM_ATTEND_H
-#define HELM_WORKER_CPU_PROGRAM_ATTEND_H
+#pragma once
 
 #include "worker-cpu/program/execute.h"
 
@@ -8,5 +7,3 @@
 void attend_append(void *run, uint32_t chunk, uint32_t thread);
 /* OP_ATTEND of the current entry. Cuts the step's attention into tasks, the same for every layer of as many heads. */
 struct pool_job attend_job(struct run *run);
-
-#endif

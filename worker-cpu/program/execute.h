@@ -2,8 +2,7 @@
  *
  * Called by step.c, which fills in the step's share of `struct run` and calls execute_run. Between the first
  * and the last entry nothing here allocates, locks or logs. Owns its scratch; everything else is borrowed. */
-#ifndef HELM_WORKER_CPU_PROGRAM_EXECUTE_H
-#define HELM_WORKER_CPU_PROGRAM_EXECUTE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -148,5 +147,3 @@ void execute_destroy(struct run *run);
 /* Runs program[0], then program[1] if any, over the rows of this step. HELM_E_PEER when the other worker's
  * hand-over did not come, HELM_E_CANCELLED when *cancel ended the wait for it. */
 HELM_MUST_CHECK int execute_run(struct run *run, struct helm_err *err);
-
-#endif

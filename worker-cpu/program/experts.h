@@ -8,8 +8,7 @@
  *
  * Where the GPU asks for some of a layer's experts (arena_layout.h), its choice comes by a lane instead: of one token those
  * that are asked for stand in front, of several the others have no number. */
-#ifndef HELM_WORKER_CPU_PROGRAM_EXPERTS_H
-#define HELM_WORKER_CPU_PROGRAM_EXPERTS_H
+#pragma once
 
 #include "worker-cpu/program/execute.h"
 
@@ -33,5 +32,3 @@ bool experts_fetch_ahead(const struct run *run, const struct program_entry *down
                          uint32_t piece);
 /* The region of such an entry. Groups the step's tokens before their gates. */
 struct pool_job experts_job(struct run *run, const struct program_entry *entry);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Owns nothing; `ctx` is a struct run. Results do not depend on the thread that computes a chunk, nor on read-ahead.
  */
-#ifndef HELM_WORKER_CPU_PROGRAM_LINEAR_H
-#define HELM_WORKER_CPU_PROGRAM_LINEAR_H
+#pragma once
 
 #include "worker-cpu/program/execute.h"
 
@@ -71,5 +70,3 @@ static inline uint32_t run_tokens(const struct run *run, const struct program_en
 {
     return e->sampled ? run->batch.sample_count : run->batch.token_count;
 }
-
-#endif

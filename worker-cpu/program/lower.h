@@ -1,7 +1,6 @@
 /* Inside lowering: what program.c (which entries there are) and cut.c (how their rows are cut) share. An error is kept in
  * `rc`; entries added after it are discarded. */
-#ifndef HELM_WORKER_CPU_PROGRAM_LOWER_H
-#define HELM_WORKER_CPU_PROGRAM_LOWER_H
+#pragma once
 
 #include "worker-cpu/program/program.h"
 
@@ -31,5 +30,3 @@ void cut_tiles(struct program_entry *e, const struct linear_kernel *kernel);
 void cut_rows(struct lowering *low, struct program_entry *e, bool router);
 /* Cuts an expert's rows. */
 void cut_experts(struct lowering *low, struct program_entry *e);
-
-#endif

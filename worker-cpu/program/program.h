@@ -7,8 +7,7 @@
  * share them are settled here. A half layer's entries are the same wherever the halves
  * beside it are computed. Called by engine.c at load and by --print-program. Owns its entries; addresses
  * point into weights, arena and activations, which outlive it. */
-#ifndef HELM_WORKER_CPU_PROGRAM_PROGRAM_H
-#define HELM_WORKER_CPU_PROGRAM_PROGRAM_H
+#pragma once
 
 #include <stdio.h>
 
@@ -176,5 +175,3 @@ HELM_MUST_CHECK int activations_create(const struct cpu_activations_case *size, 
                                        const struct kernel_set *kernels, uint64_t room, float *logits,
                                        struct activations *act, struct helm_err *err);
 void activations_free(struct activations *act);
-
-#endif

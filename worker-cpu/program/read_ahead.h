@@ -5,8 +5,7 @@
  * an Ice Lake from 24.4 to 22.1.
  *
  * Called by engine_load, before anything is decoded. Changes no result. */
-#ifndef HELM_WORKER_CPU_PROGRAM_READ_AHEAD_H
-#define HELM_WORKER_CPU_PROGRAM_READ_AHEAD_H
+#pragma once
 
 #include "worker-cpu/program/execute.h"
 
@@ -22,5 +21,3 @@ struct read_ahead {
  * up to a second. */
 void read_ahead_choose(struct run *run, const struct program *layers, const struct program *head,
                        uint64_t least, struct read_ahead *found);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * state_open at load; state_begin and state_end around each step's program, by step.c; state_job by execute.c. The one place
  * of this worker that knows where a sequence's state lies. Owns the list of records; slots and snapshots are the arena's. */
-#ifndef HELM_WORKER_CPU_PROGRAM_STATE_H
-#define HELM_WORKER_CPU_PROGRAM_STATE_H
+#pragma once
 
 #include "common/cpu/pool.h"
 #include "common/plan/state.h"
@@ -43,5 +42,3 @@ void state_keep(const struct run *run, const struct batch_row *row, uint32_t at,
                 const struct state_part *part);
 /* RUNNING_MEAN over the step's rows. */
 struct pool_job state_job(struct run *run, const struct program_entry *entry);
-
-#endif

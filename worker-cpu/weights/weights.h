@@ -5,8 +5,7 @@
  * they say; weights/pack.c those of variable size. Vectors are kept of what this worker computes in some phase.
  * After loading the region is mapped read-only. `struct weights` owns the vectors and the tables; the
  * matrices belong to the arena. */
-#ifndef HELM_WORKER_CPU_WEIGHTS_WEIGHTS_H
-#define HELM_WORKER_CPU_WEIGHTS_WEIGHTS_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -74,5 +73,3 @@ static inline const float *weights_vector(const struct weights *w, enum tensor_r
 {
     return w->vector[(uint32_t)(layer + 1) * TENSOR_ROLE_COUNT + role];
 }
-
-#endif

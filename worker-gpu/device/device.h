@@ -36,8 +36,7 @@
  *   call or by a launch; for nothing if there was none. Recorded once in a capture at most, and not also
  *   followed there (HELM_E_STATE): that is what plain ones are for.
  * An event is freed after the graphs that use it. */
-#ifndef HELM_WORKER_GPU_DEVICE_DEVICE_H
-#define HELM_WORKER_GPU_DEVICE_DEVICE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -251,5 +250,3 @@ struct device_info {
 /* Opens one device after the other to see; at most `most`. HELM_E_NOT_FOUND or HELM_E_UNSUPPORTED: there is
  * none, with the reason. */
 int device_cuda_list(struct device_info *info, uint32_t most, uint32_t *count, struct helm_err *err);
-
-#endif

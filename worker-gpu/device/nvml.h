@@ -2,8 +2,7 @@
  *
  * Called by cuda/device.c; tests put other entries in its place. Loaded for each question and unloaded again;
  * a machine without it gives no answer, which is no error. */
-#ifndef HELM_WORKER_GPU_DEVICE_NVML_H
-#define HELM_WORKER_GPU_DEVICE_NVML_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -43,5 +42,3 @@ struct nvml_entries {
 };
 /* nvml_ask through these; those behind `memory` may be NULL. */
 bool nvml_ask_through(const struct nvml_entries *entries, const char *bus, struct nvml_answer *answer);
-
-#endif

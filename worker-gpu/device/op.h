@@ -3,8 +3,7 @@
  * Lowering fills them in (worker-gpu/program), measuring and tests make their own; device/cuda/kernels.c and
  * device/emulated/ run them, as kernels.h defines each. Pure data; addresses are the device's and must stay
  * until the operation is done. */
-#ifndef HELM_WORKER_GPU_DEVICE_OP_H
-#define HELM_WORKER_GPU_DEVICE_OP_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -194,5 +193,3 @@ struct op {
         struct gpuk_chain chain;
     } as;
 };
-
-#endif

@@ -24,12 +24,9 @@
  *         {"error": TEXT} and an end when anything fails
  *
  * Samples are bytes a second, operations a second or seconds, as many as there was time for. */
-#ifndef HELM_WORKER_GPU_MEASURE_MEASURE_H
-#define HELM_WORKER_GPU_MEASURE_MEASURE_H
+#pragma once
 
 #include "common/worker/engine.h"
 
 /* 0, or 5 after an error (which was printed). */
 int measure_serve(const struct engine_measure_options *options, FILE *in, FILE *out);
-
-#endif

@@ -3,8 +3,7 @@
  * weights), measure/chunks.c (chunks as a whole), measure/experts.c (chunks with experts), measure/formats.c
  * (the same of other formats of weights), worker-gpu/measured.c (a model's own programs), measure/buffers.c
  * (the memory they work on). */
-#ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
-#define HELM_WORKER_GPU_MEASURE_PRIVATE_H
+#pragma once
 
 #include "common/shared/arena.h"
 #include "worker-gpu/device/device.h"
@@ -278,5 +277,3 @@ HELM_MUST_CHECK int measure_kernels_run(struct measure *m, struct helm_err *err)
 HELM_MUST_CHECK int measure_kernels_lane(struct measure *m, const float *from, float *to,
                                          struct helm_err *err);
 #define MEASURE_LANE_FLOATS (ENGINE_HAND_OVER_BYTES / sizeof(float)) /* the residual stream of one token */
-
-#endif

@@ -5,8 +5,7 @@
  * them come in the stead of others: at most plan_experts(plan)->moves a step, which the copy queue brings while the next step is
  * computed, and which serve the step behind that. The device's table of what is where is written between steps alone. While
  * experts move kernels read none in host memory: both would wait for each other on the link. */
-#ifndef HELM_WORKER_GPU_WEIGHTS_SLOTS_H
-#define HELM_WORKER_GPU_WEIGHTS_SLOTS_H
+#pragma once
 
 #include "common/experts/slots.h"
 #include "common/plan/slots.h"
@@ -65,5 +64,3 @@ const uint32_t *gpu_slots_table_chunk(const struct gpu_slots *slots, uint32_t in
 HELM_MUST_CHECK int gpu_slots_end(struct gpu_slots *slots, uint32_t tokens, struct helm_err *err);
 /* After a failure: lets a queue that waits for the CPU's answer run out. */
 void gpu_slots_abandon(const struct plan *plan, const struct arena *arena);
-
-#endif

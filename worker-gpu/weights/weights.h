@@ -9,8 +9,7 @@
  * tables of offsets and then their groups, one matrix behind the other as they come out. Loading fails with
  * HELM_E_CAPACITY where the rooms are not enough. `struct gpu_weights` owns tables and device memory. weights.c
  * finds places, weights/load.c loads, weights/made.c makes some up. */
-#ifndef HELM_WORKER_GPU_WEIGHTS_WEIGHTS_H
-#define HELM_WORKER_GPU_WEIGHTS_WEIGHTS_H
+#pragma once
 
 #include "common/plan/placement.h"
 #include "worker-gpu/device/device.h"
@@ -89,5 +88,3 @@ static inline const float *gpu_vector_of(const struct gpu_weights *w, enum tenso
 {
     return role == TENSOR_NONE ? NULL : w->vector[(uint32_t)(layer + 1) * TENSOR_ROLE_COUNT + role];
 }
-
-#endif

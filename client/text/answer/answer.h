@@ -4,8 +4,7 @@
  * soon as they are certain. The events are the same however the text is cut. Text that could be the beginning of a call is
  * held back until that is decided; what only looks like a call is text. Once a call's name and the beginning of its
  * arguments are known it is a call, and its arguments are told as they come. Pure; bounded by the answer's own length. */
-#ifndef HELM_CLIENT_TEXT_ANSWER_ANSWER_H
-#define HELM_CLIENT_TEXT_ANSWER_ANSWER_H
+#pragma once
 
 #include <jansson.h>
 
@@ -48,5 +47,3 @@ void answer_close(struct answer *answer); /* NULL is allowed */
 
 /* Whether the tool's schema says that a parameter is a text and nothing else: syntaxes of parameters write it bare then. */
 bool answer_parameter_is_text(const json_t *tools, const char *tool, const char *key);
-
-#endif

@@ -1,8 +1,7 @@
 /* The tokens that end a turn or a text, by their names and by what the chat template writes after an answer.
  *
  * Called by the gateway and helm-cli: files name one end of sequence, models have several. */
-#ifndef HELM_CLIENT_TEXT_ANSWER_ENDS_H
-#define HELM_CLIENT_TEXT_ANSWER_ENDS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,5 +20,3 @@ struct ends {
 /* `chat` NULL: there is no template. Ids are below `vocab`. */
 void ends_find(const struct helm_tokenizer *tokenizer, const struct helm_chat *chat, uint32_t vocab,
                struct ends *ends);
-
-#endif

@@ -1,7 +1,6 @@
 /* Markers of answers as expressions of grammars: text, or special tokens. Called by the gateway's and
  * helm-cli's grammars; pure. */
-#ifndef HELM_CLIENT_TEXT_ANSWER_MARKERS_H
-#define HELM_CLIENT_TEXT_ANSWER_MARKERS_H
+#pragma once
 
 #include "client/text/answer/syntax.h"
 #include "client/text/grammar/expr.h"
@@ -25,5 +24,3 @@ uint32_t markers_header(struct exprs *exprs, const struct helm_tokenizer *tokeni
 /* An answer that is to fit something: in harmony a message of the final channel, unless the prompt has its header. */
 uint32_t markers_final(struct exprs *exprs, const struct helm_tokenizer *tokenizer,
                        const struct reasoning_tags *tags, enum reasoning_at at, uint32_t answer);
-
-#endif

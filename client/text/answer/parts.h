@@ -7,8 +7,7 @@
  *
  * Text waits in `rest`. A step looks at its beginning, tells events, drops what it used, and is called again until it needs
  * more. */
-#ifndef HELM_CLIENT_TEXT_ANSWER_PARTS_H
-#define HELM_CLIENT_TEXT_ANSWER_PARTS_H
+#pragma once
 
 #include "client/text/answer/answer.h"
 
@@ -154,5 +153,3 @@ unsigned value_types(const json_t *tools, const char *tool, const char *key);
 /* A parameter's text as JSON. */
 void value_add(struct cli_text *out, unsigned types, const char *text, size_t length);
 bool value_is_literal(const char *text, size_t length);
-
-#endif

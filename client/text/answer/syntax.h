@@ -2,8 +2,7 @@
  *
  * Called by the gateway and helm-cli when a model is opened, and by the parser of answers (answer.h). A family is a row: its
  * chat template's text tells which one it is. docs/tool-calls.md shows the rows. */
-#ifndef HELM_CLIENT_TEXT_ANSWER_SYNTAX_H
-#define HELM_CLIENT_TEXT_ANSWER_SYNTAX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -77,5 +76,3 @@ enum reasoning_at reasoning_after(const struct reasoning_tags *tags, const char 
 #define HARMONY_CHANNEL "<|channel|>"
 #define HARMONY_MESSAGE "<|message|>"
 #define HARMONY_END     "<|end|>"
-
-#endif

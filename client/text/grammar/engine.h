@@ -1,7 +1,6 @@
 /* What a grammar and a matcher are made of. Called by grammar.c, mask.c, tests and the gateway, which makes grammars of its
  * own expressions. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_ENGINE_H
-#define HELM_CLIENT_TEXT_GRAMMAR_ENGINE_H
+#pragma once
 
 #include <pthread.h>
 
@@ -73,5 +72,3 @@ HELM_MUST_CHECK int mask_prepare(struct helm_grammar *grammar, uint64_t budget_u
 HELM_MUST_CHECK int mask_fill(struct helm_matcher *matcher, uint32_t *bits, struct helm_err *err);
 /* The same by trying every token through all of the trie: what mask_fill must equal. */
 HELM_MUST_CHECK int mask_fill_slowly(struct helm_matcher *matcher, uint32_t *bits, struct helm_err *err);
-
-#endif

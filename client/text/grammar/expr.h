@@ -2,8 +2,7 @@
  *
  * Everything lies in one `struct exprs`, by number. The first failure (memory, a limit) is kept in it and later calls do
  * nothing, so that a builder checks for errors once, at the end. Characters are Unicode's; a text is their UTF-8. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_EXPR_H
-#define HELM_CLIENT_TEXT_GRAMMAR_EXPR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -92,5 +91,3 @@ uint32_t expr_without(struct exprs *exprs, const char *marker);
 
 /* One character of a text, 1 to 4 bytes at *at, which must be UTF-8: false where it is not. */
 bool expr_next_char(const char *text, size_t length, size_t *at, uint32_t *c);
-
-#endif

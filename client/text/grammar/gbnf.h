@@ -1,11 +1,8 @@
 /* Grammars in llama.cpp's notation, GBNF, as expressions. Called by grammar.c. Known from its documentation: rules
  * `name ::= ...`, texts, classes, `.`, groups, | ? * + {m,n}, comments. Tokens by name or number (`<...>`) are refused. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_GBNF_H
-#define HELM_CLIENT_TEXT_GRAMMAR_GBNF_H
+#pragma once
 
 #include "client/text/grammar/expr.h"
 
 /* The rule `root`. */
 uint32_t gbnf_parse(struct exprs *exprs, const char *text, size_t length);
-
-#endif

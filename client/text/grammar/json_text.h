@@ -1,7 +1,6 @@
 /* Characters and texts as they stand inside a JSON string. Called by regex.c and the files of schemas. Every character has
  * one spelling: itself, or the short escape of RFC 8259 where one is needed, or \u00xx for other control characters. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_JSON_TEXT_H
-#define HELM_CLIENT_TEXT_GRAMMAR_JSON_TEXT_H
+#pragma once
 
 #include "client/text/grammar/expr.h"
 
@@ -12,5 +11,3 @@ uint32_t json_text_set(struct exprs *exprs, const struct expr_range *ranges, uin
 uint32_t json_text_any(struct exprs *exprs);
 /* A text in JSON's spelling, without its quotes. */
 uint32_t json_text_of(struct exprs *exprs, const char *text, size_t length);
-
-#endif

@@ -3,8 +3,7 @@
  * nfa.c compiles expressions; states.c reads the result. A rule has a state where it begins and one where it ends. Every
  * state that is left can reach its rule's end, so whatever was accepted so far can be completed. No rule calls itself
  * before it has read a byte. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_NFA_H
-#define HELM_CLIENT_TEXT_GRAMMAR_NFA_H
+#pragma once
 
 #include "client/text/grammar/expr.h"
 
@@ -38,5 +37,3 @@ size_t nfa_bytes(const struct nfa *nfa);
 
 /* nfa_check.c, for nfa_compile: takes out what can never end, refuses what never stops calling. */
 HELM_MUST_CHECK int nfa_check(struct nfa *nfa, struct helm_err *err);
-
-#endif

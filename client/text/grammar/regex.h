@@ -1,8 +1,7 @@
 /* Regular expressions as expressions of a grammar. Called by grammar.c and, for `pattern`, by schema_values.c.
  * docs/grammars.md lists what is supported; all else is refused by name and place. Needs no library: one that
  * matches texts cannot say which bytes may come next. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_REGEX_H
-#define HELM_CLIENT_TEXT_GRAMMAR_REGEX_H
+#pragma once
 
 #include "client/text/grammar/expr.h"
 
@@ -12,5 +11,3 @@ enum regex_mode {
 };
 
 uint32_t regex_parse(struct exprs *exprs, const char *text, size_t length, enum regex_mode mode);
-
-#endif

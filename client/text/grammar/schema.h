@@ -13,8 +13,7 @@
  * a value (title, description, ...; names that begin with "x-") and those whose value excludes nothing. The texts that
  * fit are some of those that JSON allows: members in the schema's order, little white space, numbers of bounded length,
  * no members that the schema does not name unless it says additionalProperties. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_SCHEMA_H
-#define HELM_CLIENT_TEXT_GRAMMAR_SCHEMA_H
+#pragma once
 
 #include <jansson.h>
 
@@ -103,5 +102,3 @@ enum json_rule { ANY_SPACE, ANY_STRING, ANY_NUMBER, ANY_INTEGER, ANY_VALUE, ANY_
 uint32_t json_rule(struct exprs *x, enum json_rule which);
 /* NULL: unknown. */
 const char *schema_format_pattern(const char *name);
-
-#endif

@@ -6,8 +6,7 @@
  * begin with other bytes, and what follows the plain characters at the head of a token: few different tails.
  *
  * Made by slices.c for vocabulary.c; read by mask.c, summary.c and walk.c. Immutable. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_SLICES_H
-#define HELM_CLIENT_TEXT_GRAMMAR_SLICES_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -57,5 +56,3 @@ void slices_free(struct slices *slices);
 bool slice_has_byte(enum slice_class class, uint8_t byte);
 /* Adds the bits of the slice's tokens of at most n characters (n >= slice->most: all). */
 void slice_add_tokens(const struct slice *slice, uint32_t n, uint32_t words, uint32_t *bits);
-
-#endif

@@ -4,8 +4,7 @@
  * equal ends are one node). A place is a set of nodes that read a byte, with a number; the step from place to place by a
  * byte is remembered. Node 0 is below every stack: to be at it is to have ended. Used by mask.c, for each matcher and for
  * the walks that make summaries. Owns its nodes and places; the states belong to the grammar. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_STACKS_H
-#define HELM_CLIENT_TEXT_GRAMMAR_STACKS_H
+#pragma once
 
 #include "client/text/grammar/states.h"
 #include "client/text/grammar/words.h"
@@ -73,5 +72,3 @@ HELM_MUST_CHECK static inline int stacks_step(struct stacks *stacks, uint32_t pl
     }
     return stacks_find_step(stacks, place, byte, to, err);
 }
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Owned by a struct helm_grammar and guarded by its lock. A set is closed over empty edges and keeps those states that
  * read a byte, call a rule or end their rule. mask.c hangs a summary of the allowed tokens on a set. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_STATES_H
-#define HELM_CLIENT_TEXT_GRAMMAR_STATES_H
+#pragma once
 
 #include "client/text/grammar/nfa.h"
 
@@ -80,5 +79,3 @@ static inline bool state_reads(const struct state *s, uint8_t byte)
 {
     return s->first[byte >> 6] >> (byte & 63) & 1;
 }
-
-#endif

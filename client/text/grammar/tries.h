@@ -2,8 +2,7 @@
  * into few. Where a model's weights have gone through the caches, a walk's time is that of waiting for memory.
  *
  * Made for vocabulary.c, slices.c and summary.c; walked by walk.c. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_TRIES_H
-#define HELM_CLIENT_TEXT_GRAMMAR_TRIES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -35,5 +34,3 @@ HELM_MUST_CHECK int trie_build(const struct trie_entry *entry, uint32_t count, s
 uint32_t trie_tokens_below(const struct trie *trie, uint32_t node, uint32_t *first);
 void trie_free(struct trie *trie);
 int trie_entry_order(const void *a, const void *b);
-
-#endif

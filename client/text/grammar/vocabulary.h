@@ -2,8 +2,7 @@
  *
  * Made by vocabulary.c; read by summary.c and mask.c. A special token's bytes are VOCABULARY_SPECIAL, which UTF-8 never has,
  * and its id in three bytes: only a grammar that names it comes there (llguidance marks them the same way). Immutable. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_VOCABULARY_H
-#define HELM_CLIENT_TEXT_GRAMMAR_VOCABULARY_H
+#pragma once
 
 #include "client/text/grammar/grammar.h"
 #include "client/text/grammar/slices.h"
@@ -36,5 +35,3 @@ static inline bool vocabulary_is_end(const struct helm_vocabulary *v, uint32_t i
 HELM_MUST_CHECK int vocabulary_open_bytes(const unsigned char *bytes, const uint32_t *offset, uint32_t vocab,
                                           const uint32_t *ends, size_t end_count,
                                           struct helm_vocabulary **out, struct helm_err *err);
-
-#endif

@@ -1,8 +1,7 @@
 /* Walks over a trie of tokens, from places of a stack; and where characters of a class lead from a place.
  *
  * Called by summary.c, which notes where the bottom of the stack was reached inside a token, and by mask.c. Owns nothing. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_WALK_H
-#define HELM_CLIENT_TEXT_GRAMMAR_WALK_H
+#pragma once
 
 #include "client/text/grammar/slices.h"
 #include "client/text/grammar/stacks.h"
@@ -56,5 +55,3 @@ struct walk_leads {
 /* Adds those of one place. */
 HELM_MUST_CHECK int walk_lead(struct walk *w, uint32_t place, enum slice_class class, struct walk_leads *l,
                               struct helm_err *err);
-
-#endif

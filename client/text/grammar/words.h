@@ -1,7 +1,6 @@
 /* Memory for many small arrays of one owner, which are all given back at once. Used by stacks.c, whose places come and go
  * by the hundred. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_WORDS_H
-#define HELM_CLIENT_TEXT_GRAMMAR_WORDS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -17,5 +16,3 @@ uint32_t *words_take(struct words *words, uint32_t count);
 /* All arrays are free again. Keeps memory for some of the next ones. */
 void words_reset(struct words *words);
 void words_free(struct words *words);
-
-#endif

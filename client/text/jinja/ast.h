@@ -1,7 +1,6 @@
 /* The nodes of a parsed template. Made by jinja/parse.c and jinja/parse_expr.c, walked by jinja/eval.c and
  * jinja/exec.c. They live in the template's arena and do not change once parsed. */
-#ifndef HELM_CLIENT_TEXT_JINJA_AST_H
-#define HELM_CLIENT_TEXT_JINJA_AST_H
+#pragma once
 
 #include "client/text/jinja/lex.h"
 #include "client/text/jinja/value.h"
@@ -106,5 +105,3 @@ struct jinja_node *jinja_parse_tuple(struct jinja_parser *p, bool condition, con
 struct jinja_node *jinja_parse_target(struct jinja_parser *p, bool attributes);
 /* Filters after `node`; with `inline_first` the first one has no | before it (filter and set blocks). */
 struct jinja_node *jinja_parse_filters(struct jinja_parser *p, struct jinja_node *node, bool inline_first);
-
-#endif

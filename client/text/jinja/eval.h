@@ -2,8 +2,7 @@
  *
  * Called by jinja/exec.c's jinja_render and the files named in jinja.h. A scope's names are looked up from
  * the innermost outwards; a macro sees the scope that it was defined in. */
-#ifndef HELM_CLIENT_TEXT_JINJA_EVAL_H
-#define HELM_CLIENT_TEXT_JINJA_EVAL_H
+#pragma once
 
 #include "client/text/jinja/ast.h"
 
@@ -152,5 +151,3 @@ HELM_MUST_CHECK int jinja_join(struct jinja_run *run, struct jinja_value items, 
 /* Every (key, value) of a dict, as tuples. */
 HELM_MUST_CHECK int jinja_dict_items(struct jinja_run *run, const struct jinja_dict *dict,
                                      enum jinja_list_kind kind, struct jinja_list **out);
-
-#endif

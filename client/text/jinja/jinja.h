@@ -15,8 +15,7 @@
  * character to one, and what is not implemented is HELM_E_UNSUPPORTED with its name and line.
  *
  * Frozen: no construct is added without a published template that needs it (tests/data/chat/README.md). */
-#ifndef HELM_CLIENT_TEXT_JINJA_JINJA_H
-#define HELM_CLIENT_TEXT_JINJA_JINJA_H
+#pragma once
 
 #include <jansson.h>
 #include <stddef.h>
@@ -66,5 +65,3 @@ HELM_MUST_CHECK int jinja_render_marked(const struct jinja_template *template,
 
 /* NULL is allowed. */
 void jinja_free(struct jinja_template *template);
-
-#endif

@@ -1,6 +1,5 @@
 /* Tokens of a template. Called by jinja/parse.c alone. Tokens and their texts live in the run's arena. */
-#ifndef HELM_CLIENT_TEXT_JINJA_LEX_H
-#define HELM_CLIENT_TEXT_JINJA_LEX_H
+#pragma once
 
 #include "client/text/jinja/run.h"
 
@@ -41,5 +40,3 @@ struct jinja_token {
 /* `source` is valid UTF-8 and outlives the tokens. The last token is JINJA_TOKEN_END. */
 HELM_MUST_CHECK int jinja_lex(struct jinja_run *run, const char *source, size_t length,
                               struct jinja_token **tokens, size_t *count);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by every jinja_*.c. All memory comes from the arena and goes at once with it; nothing is freed
  * singly. Every failure passes through jinja_fail, which puts the template's line before the words. */
-#ifndef HELM_CLIENT_TEXT_JINJA_RUN_H
-#define HELM_CLIENT_TEXT_JINJA_RUN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -87,5 +86,3 @@ bool jinja_is_space(uint32_t code);
 /* Bytes of white space at the text's start, at its end. */
 size_t jinja_space_before(const char *text, size_t bytes);
 size_t jinja_space_after(const char *text, size_t bytes);
-
-#endif

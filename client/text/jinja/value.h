@@ -3,8 +3,7 @@
  * Called by the parser (constants) and everything that renders. Values are passed by copy; what they point to
  * lives in an arena or in the caller's variables, and does not change, except a namespace's attributes and
  * the position of a generator. */
-#ifndef HELM_CLIENT_TEXT_JINJA_VALUE_H
-#define HELM_CLIENT_TEXT_JINJA_VALUE_H
+#pragma once
 
 #include <jansson.h>
 #include <string.h>
@@ -234,5 +233,3 @@ HELM_MUST_CHECK int jinja_format(struct jinja_run *run, const struct jinja_value
                                  const struct jinja_value *arguments, struct jinja_value *out);
 /* Bytes before character `index` of a text. */
 size_t jinja_text_offset(const struct jinja_value *text, size_t index);
-
-#endif

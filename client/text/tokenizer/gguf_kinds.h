@@ -1,6 +1,5 @@
 /* What a kind of byte-level BPE that a GGUF file names means. The table is in tokenizer/gguf_kinds.c. */
-#ifndef HELM_CLIENT_TEXT_TOKENIZER_GGUF_KINDS_H
-#define HELM_CLIENT_TEXT_TOKENIZER_GGUF_KINDS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,5 +16,3 @@ struct tok_gguf_kind {
 /* NULL: there is none with that index or name; a kind may have further names. */
 const struct tok_gguf_kind *tok_gguf_kind(size_t index);
 const struct tok_gguf_kind *tok_gguf_kind_named(const char *name);
-
-#endif

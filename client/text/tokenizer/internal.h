@@ -14,8 +14,7 @@
  * tokenizer/text.c     UTF-8, character classes, growing buffers
  *
  * struct helm_tokenizer owns all of it; every struct here has the function that frees it beside it. */
-#ifndef HELM_CLIENT_TEXT_TOKENIZER_INTERNAL_H
-#define HELM_CLIENT_TEXT_TOKENIZER_INTERNAL_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -544,5 +543,3 @@ HELM_MUST_CHECK int tok_config_read_gguf(struct tok_config *config, const struct
 /* tokenizer/load.c: fills everything but config from tokenizer.json's text. */
 HELM_MUST_CHECK int tok_load(struct helm_tokenizer *tokenizer, const char *text, size_t length,
                              struct helm_err *err);
-
-#endif

@@ -10,8 +10,7 @@
  * A pass keeps five of the eight tile registers in use: three sums and an operand each of weights and activations. A core
  * renames them, and where its other hyperthread is at work there are few to rename to. With eight in use products and loads
  * then wait for one another, 29 ns a product; with five it is 16 (docs/notes/cpu-prefill.md). Alone on a core both take 7. */
-#ifndef HELM_COMMON_CPU_KERNELS_AMX_BLOCKS_H
-#define HELM_COMMON_CPU_KERNELS_AMX_BLOCKS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -253,5 +252,3 @@ static void amx_gemm_blocks(float *y, size_t ldy, const char *w, const char *til
         }
     }
 }
-
-#endif

@@ -13,8 +13,7 @@
  * The includer defines TILE_ZERO(t), TILE_LOAD(t, address, stride), TILE_STORE(t, address, stride),
  * TILE_DP(c, a, b), TILE_FENCE() (memory written by code is seen by tiles and the other way round) and
  * amx_store_transposed(y, ldy, c, rows, tokens, accumulate): y[t * ldy + r] (+)= c[r * 16 + t]. */
-#ifndef HELM_COMMON_CPU_KERNELS_AMX_BODY_H
-#define HELM_COMMON_CPU_KERNELS_AMX_BODY_H
+#pragma once
 
 #include <stdbool.h>
 #include <string.h>
@@ -209,5 +208,3 @@ static void amx_gemm(float *y, size_t ldy, const void *w, const void *tiled, siz
         amx_multiply_few(&g, y + whole, ldy, 16, left, accumulate);
     }
 }
-
-#endif

@@ -8,8 +8,7 @@
  *
  * The includer defines amx_join_tiles(to, gate, up, apart): sums of 32 gates, two tiles `apart` bytes apart,
  * and of their ups to one tile. */
-#ifndef HELM_COMMON_CPU_KERNELS_AMX_JOINED_H
-#define HELM_COMMON_CPU_KERNELS_AMX_JOINED_H
+#pragma once
 
 #include "common/cpu/kernels/amx_blocks.h"
 
@@ -63,5 +62,3 @@ static void amx_gemm_joined(const struct gemm_joined *j, const struct amx_blocks
         }
     }
 }
-
-#endif

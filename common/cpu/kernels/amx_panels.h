@@ -3,8 +3,7 @@
  * A tile is 16 pairs of columns x 16 tokens of bf16, 1 KiB in a row. Tiles are [block of AMX_STEPS steps][panel][step]: what
  * all tokens have in a block of columns is one run of memory, which fills the sets of the L2 evenly. With whole panels one
  * after another, the same columns of all panels lie a power of two apart, and fall into a few of its sets. */
-#ifndef HELM_COMMON_CPU_KERNELS_AMX_PANELS_H
-#define HELM_COMMON_CPU_KERNELS_AMX_PANELS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -33,5 +32,3 @@ static inline size_t amx_panel_at(size_t cols, size_t panels, size_t block, size
 {
     return (block * AMX_STEPS * panels + panel * amx_block_steps(cols, block)) * AMX_TILE;
 }
-
-#endif

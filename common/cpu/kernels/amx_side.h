@@ -3,8 +3,7 @@
  *
  * Products wait in the tile unit for 16 cycles each, and vector instructions between them run meanwhile: in pieces that are
  * short beside what a core holds of instructions that are not done (512), hence single rows. */
-#ifndef HELM_COMMON_CPU_KERNELS_AMX_SIDE_H
-#define HELM_COMMON_CPU_KERNELS_AMX_SIDE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -62,5 +61,3 @@ static inline void amx_side_finish(struct amx_side *s)
         amx_side_decode(s, tile < left ? tile : left);
     }
 }
-
-#endif

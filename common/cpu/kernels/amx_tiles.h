@@ -4,8 +4,7 @@
  * Included by files compiled for AMX. The process must have asked the kernel for tile state (cpu_enable_amx),
  * and a thread calls tiles_begin, or tiles_shape for shapes of its own, before its first tile and tiles_end
  * behind its last: a hyperthread beside it wants the registers. */
-#ifndef HELM_COMMON_CPU_KERNELS_AMX_TILES_H
-#define HELM_COMMON_CPU_KERNELS_AMX_TILES_H
+#pragma once
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -44,5 +43,3 @@ static inline void tiles_end(void)
 {
     _tile_release();
 }
-
-#endif

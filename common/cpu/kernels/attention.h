@@ -3,8 +3,7 @@
  * Called by worker-cpu/step.c for (sequence, kv head, range of pages) tasks; partial results merge exactly
  * (running maximum m, sum s, unnormalised output o: Rabe & Staats 2021; FlashAttention, Dao et al. 2022, eq.
  * of section 3.1). Pure functions; the caller owns everything. Variants stand in a table as in kernels.h. */
-#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_H
-#define HELM_COMMON_CPU_KERNELS_ATTENTION_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -90,5 +89,3 @@ void attention_fold(float *m, float *s, float *o, float m_piece, float s_piece, 
 /* Appends one token's K or V of one head: converts or quantises head_dim floats into the page. */
 void kv_append(const struct kv_layout *kv, void *pool, const uint32_t *pages, uint32_t layer, bool is_value,
                uint32_t kv_head, uint32_t position, const float *x);
-
-#endif

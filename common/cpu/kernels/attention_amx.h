@@ -11,8 +11,7 @@
  *
  * Five tile registers are in use, not eight (amx_blocks.h says why). Included by attention_amxvbmi2.c and
  * attention_parts_amxvbmi2.c, which say how many PARTS there are and name what it defines (VARIANT). */
-#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_AMX_H
-#define HELM_COMMON_CPU_KERNELS_ATTENTION_AMX_H
+#pragma once
 
 #define TILE_ROWS     16
 #define TILE_ROWS_MAX 256 /* a task of 32 tokens with eight queries each takes keys and values apart once */
@@ -263,5 +262,3 @@ static void tile_values(float *o, size_t stride, const float *p, const float *fi
 }
 
 #include "common/cpu/kernels/attention_simd.h"
-
-#endif

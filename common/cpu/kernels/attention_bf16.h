@@ -11,8 +11,7 @@
  *
  * Included by attention_avx512bf16.c and attention_avx512bf16vbmi2.c, which name what it defines (VARIANT). Pure; works in the
  * task's scratch. */
-#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_BF16_H
-#define HELM_COMMON_CPU_KERNELS_ATTENTION_BF16_H
+#pragma once
 
 #include <string.h>
 
@@ -141,5 +140,3 @@ typedef __m512bh tile_operand;
 #define TILE_TOGETHER            2
 #include "common/cpu/kernels/attention_tile.h"
 #include "common/cpu/kernels/attention_simd.h"
-
-#endif

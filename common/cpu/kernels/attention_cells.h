@@ -3,8 +3,7 @@
  * Included by the attention_<isa>.c, after lanes256.h or lanes512.h, through their tile kernels and attention_simd.h.
  * Quantised numbers are multiplied by their scales as they are read: exact in fp32, so every sum is that over the
  * cells' values. A block's scales are made floats once, before its numbers are read. */
-#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_CELLS_H
-#define HELM_COMMON_CPU_KERNELS_ATTENTION_CELLS_H
+#pragma once
 
 #include "common/cpu/kernels/attention_kernels.h"
 
@@ -107,5 +106,3 @@ INLINE vec cell_widen(const char *row, const float *scales, size_t d, size_t lef
     if (dtype == KV_Q8_0) return vec_mul(vec_widen_i8(row + d), vec_set1(scales[d / KV_Q8_0_VALUES]));
     return lanes_widen(row, d, left, (enum dtype)dtype);
 }
-
-#endif

@@ -16,8 +16,7 @@
  *
  * Products and vectors' work share a core's ports, and what is not loaded again needs no register beside a
  * hyperthread (docs/notes/cpu-decode.md). Included by attention_few_amx.h, which walks a task. */
-#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_DIGITS_H
-#define HELM_COMMON_CPU_KERNELS_ATTENTION_DIGITS_H
+#pragma once
 
 #include "common/cpu/kernels/amx_tiles.h"
 #include "common/cpu/kernels/attention_few.h"
@@ -377,5 +376,3 @@ static void tiled_order(float *o)
         vec_store(o + d + LANES, _mm512_shuffle_f32x4(x, y, 0xdd));
     }
 }
-
-#endif

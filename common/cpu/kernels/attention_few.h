@@ -17,8 +17,7 @@
  * burst of sixteen fills the queue of misses, which loads of what is there already need, too, and the products wait until
  * memory has answered. A few rows ahead of their use lines are asked into the first level. Rows of heads lie side by side,
  * so what is behind a head's last row is used next. */
-#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_FEW_H
-#define HELM_COMMON_CPU_KERNELS_ATTENTION_FEW_H
+#pragma once
 
 #include <float.h>
 
@@ -560,5 +559,3 @@ static void attend_few(const struct attention_task *task)
                            scratch.o + (row + i) * scratch.stride);
         }
 }
-
-#endif

@@ -5,8 +5,7 @@
  * values, and what is used next is asked into the second level meanwhile. Blocks begin at multiples of
  * TILED_KEYS; positions outside the task have weight 0, whatever lies there. Included by attention_simd.h
  * where TILED is defined. */
-#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_FEW_AMX_H
-#define HELM_COMMON_CPU_KERNELS_ATTENTION_FEW_AMX_H
+#pragma once
 
 #include "common/cpu/kernels/attention_digits.h"
 
@@ -296,5 +295,3 @@ static void attend_tiled(const struct attention_task *task)
             finish_row(task, head, r, t.m[at * LANES + in * 4], s[in * 4], o);
         }
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* The attention kernels that stand in the table of common/cpu/kernels/attention.c: one pair of functions per
  * instruction set, all of the signature in common/cpu/kernels/attention.h. Included by that table and by the files
  * that define them. */
-#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_KERNELS_H
-#define HELM_COMMON_CPU_KERNELS_ATTENTION_KERNELS_H
+#pragma once
 
 #include "common/cpu/kernels/attention.h"
 
@@ -28,5 +27,3 @@ size_t attention_scratch_avx512bf16vbmi2(const struct kv_layout *kv, uint32_t to
 size_t attention_scratch_amxvbmi2(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
 size_t attention_scratch_parts_amxvbmi2(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
 size_t attention_scratch_amxint8(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
-
-#endif

@@ -11,8 +11,7 @@
  *
  * A "row" is one query of one head: row = token * group + head of the group. Sums run in a fixed order that
  * depends only on the task's arguments. */
-#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_SIMD_H
-#define HELM_COMMON_CPU_KERNELS_ATTENTION_SIMD_H
+#pragma once
 
 #include <math.h>
 #include <string.h>
@@ -326,5 +325,3 @@ size_t VARIANT(scratch)(const struct kv_layout *kv, uint32_t tokens, uint32_t gr
 #endif
     return tile_bytes > few_bytes ? tile_bytes : few_bytes;
 }
-
-#endif

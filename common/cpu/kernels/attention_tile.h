@@ -7,8 +7,7 @@
  *   tile_multiply(acc, x, y)              acc + x * y, lane by lane
  *   TILE_TOGETHER                         how many numbers four bytes of an operand hold: that many dimensions or keys
  *                                         are one step */
-#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_TILE_H
-#define HELM_COMMON_CPU_KERNELS_ATTENTION_TILE_H
+#pragma once
 
 INLINE void scores_of(float *p, const float *q, const float *keys, size_t steps, const size_t vecs)
 {
@@ -89,5 +88,3 @@ static void tile_values(float *o, size_t stride, const float *p, const float *fi
         break;
     }
 }
-
-#endif

@@ -7,8 +7,7 @@
  * - values: [key][stride], lanes are dimensions
  *
  * The products are in attention_tile.h. */
-#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_TILE_F32_H
-#define HELM_COMMON_CPU_KERNELS_ATTENTION_TILE_F32_H
+#pragma once
 
 #include "common/cpu/kernels/attention_cells.h"
 
@@ -95,5 +94,3 @@ typedef vec tile_operand;
 #define tile_multiply(acc, x, y) vec_fmadd(x, y, acc)
 #define TILE_TOGETHER            1
 #include "common/cpu/kernels/attention_tile.h"
-
-#endif

@@ -5,8 +5,7 @@
  *   format_values(to, step, block, blocks, scale, least)   of each of their formats: decodes `blocks` neighbouring blocks of a row,
  *                                                          whose scales and smallest values are known, 32 values to `to`, the next
  *                                                          to to + step */
-#ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_BF16_H
-#define HELM_COMMON_CPU_KERNELS_BLOCKS_BF16_H
+#pragma once
 
 #include "common/cpu/kernels/variants.h"
 #include "common/formats/blocks.h"
@@ -80,5 +79,3 @@ INLINE void fetch_block(const uint8_t *block, ptrdiff_t ahead, const size_t byte
         .name = NAME, .features = FEATURES, .format = id, .schedule = LINEAR_DECODE, .decode = function,     \
         .rows = FORMAT_BF16                                                                                  \
     }
-
-#endif

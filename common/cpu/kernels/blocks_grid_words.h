@@ -1,7 +1,6 @@
 /* Scales of blocks of grids (common/formats/blocks_grid.h) by format, which is a constant wherever these are inlined. Included by
  * grids256.h and grids512.h. */
-#ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_GRID_WORDS_H
-#define HELM_COMMON_CPU_KERNELS_BLOCKS_GRID_WORDS_H
+#pragma once
 
 #include "common/cpu/kernels/blocks_sizes.h"
 
@@ -33,5 +32,3 @@ INLINE bool has_eighths(const enum tensor_format format)
 {
     return format == FORMAT_IQ1_S || format == FORMAT_IQ1_M;
 }
-
-#endif

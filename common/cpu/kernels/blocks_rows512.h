@@ -3,8 +3,7 @@
  * become vectors of dwords by row, whose bytes are four columns.
  *
  * Included after lanes512.h by files that define block_numbers (blocks_words512.h). */
-#ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_ROWS512_H
-#define HELM_COMMON_CPU_KERNELS_BLOCKS_ROWS512_H
+#pragma once
 
 #include "common/cpu/kernels/blocks_words512.h"
 
@@ -287,5 +286,3 @@ static void q5_k_take(struct chunk *to, const uint8_t *w, size_t row_bytes, size
                      0);
     }
 }
-
-#endif

@@ -8,8 +8,7 @@
  *   ORDER(format), ORDERED_BYTES         the order of x that their gemvs take, or NULL
  *   KERNELS                              their tables, by the formats' numbers in blocks.h: of one token, decoding
  *   FORMATS                              those with kernels of one token */
-#ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_SIMD_H
-#define HELM_COMMON_CPU_KERNELS_BLOCKS_SIMD_H
+#pragma once
 
 #include "common/cpu/kernels/variants.h"
 #include "common/formats/blocks.h"
@@ -54,5 +53,3 @@ BLOCK_FORMATS(FUNCTIONS)
                              .decode = format_##_decode,                                                     \
                              .rows = FORMAT_F32},
 const struct linear_kernel KERNELS[2][BLOCK_FORMAT_COUNT] = {{FORMATS(ONE)}, {BLOCK_FORMATS(DECODE)}};
-
-#endif

@@ -1,7 +1,6 @@
 /* Sizes of GGUF's blocks, Q8_0 among them, by format, which is a constant wherever these are inlined. Included behind
  * lanes256.h or lanes512.h by kernels that take blocks apart. */
-#ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_SIZES_H
-#define HELM_COMMON_CPU_KERNELS_BLOCKS_SIZES_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -87,5 +86,3 @@ INLINE int number_less(const enum tensor_format format)
         return 0;
     }
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* GGUF's blocks for one token with AVX2: 32 neighbouring weights at a time as the 32 bytes of a vector, whole numbers
  * without sign in their low bits. Included by blocks_avx2.c and int8_gemv_avx2.c behind lanes256.h. `format` is a constant
  * wherever these are inlined. */
-#ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_WORDS256_H
-#define HELM_COMMON_CPU_KERNELS_BLOCKS_WORDS256_H
+#pragma once
 
 #include "common/cpu/kernels/grids256.h"
 
@@ -107,5 +106,3 @@ INLINE __m256i words_of(const uint8_t *w, const struct grid_block *grid, const i
         __builtin_unreachable();
     }
 }
-
-#endif

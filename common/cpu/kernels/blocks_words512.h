@@ -9,8 +9,7 @@
  *
  * Included by blocks_avx512.c behind lanes512.h. `format` is a constant wherever these are inlined; `k` is which 64 of
  * the chunk of 256. */
-#ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_WORDS512_H
-#define HELM_COMMON_CPU_KERNELS_BLOCKS_WORDS512_H
+#pragma once
 
 #include "common/cpu/kernels/blocks_sizes.h"
 
@@ -249,5 +248,3 @@ INLINE struct block_scales scales_of_pair(const uint8_t *w, const uint8_t *secon
     const __m512i twos = _mm512_setr_epi32(i, i, j, j, i, i, j, j, i, i, j, j, i, i, j, j);
     return (struct block_scales){_mm512_permutexvar_ps(EIGHTS(0, 2), all), _mm512_permutexvar_ps(twos, all)};
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Decoder of single numbers: LANES neighbouring values of a row as fp32. Included behind lanes256.h or lanes512.h;
  * `format` is a constant wherever these are inlined. */
-#ifndef HELM_COMMON_CPU_KERNELS_DECODE_PLAIN_H
-#define HELM_COMMON_CPU_KERNELS_DECODE_PLAIN_H
+#pragma once
 
 #include "common/formats/tensor_format.h"
 
@@ -16,5 +15,3 @@ INLINE vec decode_part(const char *row, size_t i, size_t left, const enum tensor
 {
     return lanes_widen(row, i, left, (enum dtype)format);
 }
-
-#endif

@@ -4,8 +4,7 @@
  * Called by worker-cpu/program/delta.c and by tests/kernels, which walk the table. Kernels are pure but for the state that they
  * are given. Tokens are taken in their order, each by the same additions, so that results do not depend on how a sequence is
  * cut into calls. Definitions: delta_ref.c. */
-#ifndef HELM_COMMON_CPU_KERNELS_DELTA_H
-#define HELM_COMMON_CPU_KERNELS_DELTA_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -67,5 +66,3 @@ struct delta_gates {
     float decay, rate;
 };
 struct delta_gates delta_gates_of(const struct delta_run *run, uint32_t token);
-
-#endif

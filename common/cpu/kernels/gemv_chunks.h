@@ -12,8 +12,7 @@
  *   vec row_sum(total, least, format)             whose lanes are added in the end
  *   bool has_two_sums(format)                     whether it takes both
  *   FEW_ROWS, FEW_TOKENS                          whose sums are in registers at once; tokens: 4 or 8 */
-#ifndef HELM_COMMON_CPU_KERNELS_GEMV_CHUNKS_H
-#define HELM_COMMON_CPU_KERNELS_GEMV_CHUNKS_H
+#pragma once
 
 INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x, size_t cols,
                       const struct gemv_path *path, const size_t S, const bool two_levels,
@@ -141,5 +140,3 @@ INLINE size_t few(float *y, size_t ldy, const char *w, const char *x, size_t ldx
         for (size_t t = 0; t < tokens && whole < rows; t++)                                                  \
             format_##_gemv(y + t * ldy + whole, last, x + t * ldx, rows - whole, cols, NULL);                \
     }
-
-#endif

@@ -3,8 +3,7 @@
  * all tokens before the next ones are read, so that weights cross memory once.
  *
  * Included by gemv_plain.h behind gemv_simd.h and a decoder. */
-#ifndef HELM_COMMON_CPU_KERNELS_GEMV_FEW_H
-#define HELM_COMMON_CPU_KERNELS_GEMV_FEW_H
+#pragma once
 
 /* Sums, weights and an x at once: 24 + 3 + 1 of 32 registers, 12 + 2 + 1 of 16. */
 #define FEW_ROWS   (LANES == 16 ? 3 : 2)
@@ -99,5 +98,3 @@ INLINE void gemv_few(float *y, size_t ldy, const char *w, const float *x, size_t
         }
     }
 }
-
-#endif

@@ -6,8 +6,7 @@
  *   vec decode_part(row, i, left, format)      values i .. i + LANES - 1 as fp32, those from `left` on as 0;
  *                                              i is a multiple of LANES
  * Blocks are of 8 * LANES values or a part of that. */
-#ifndef HELM_COMMON_CPU_KERNELS_GEMV_SIMD_H
-#define HELM_COMMON_CPU_KERNELS_GEMV_SIMD_H
+#pragma once
 
 /* Measured on one Zen 5 core, which reads 45 GB/s with plain loads, AVX-512, bf16 at 12288 / 4096 columns: 3 streams
  * 2 KiB ahead 41.8 / 42.6 GB/s, 2 streams 39.4 / 41.4, 4 streams 38.2 / 39.9, 1 stream 31 / 40; two cores together
@@ -56,5 +55,3 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
     }
     UNROLL for (size_t s = 0; s < S; s++) y[s * row_stride] = vec_reduce_add(vec_add(even[s], odd[s]));
 }
-
-#endif

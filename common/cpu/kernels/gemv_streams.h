@@ -6,8 +6,7 @@
  *   size_t decode_bytes(values, format)   bytes of neighbouring values of a row, whole blocks of them
  *   gemv_rows                             declared here: `S` rows, row_stride rows apart; every row is summed in the
  *                                         same order whatever S is */
-#ifndef HELM_COMMON_CPU_KERNELS_GEMV_STREAMS_H
-#define HELM_COMMON_CPU_KERNELS_GEMV_STREAMS_H
+#pragma once
 
 #include "common/cpu/kernels/variants.h"
 #include "common/formats/tensor_format.h"
@@ -73,5 +72,3 @@ INLINE void gemv(float *y, const char *w, const float *x, size_t rows, size_t co
     else
         gemv_streams(y, w, x, rows, cols, reads, false, format);
 }
-
-#endif

@@ -3,8 +3,7 @@
  * one by one.
  *
  * Included by blocks_words256.h. `format` is a constant wherever these are inlined. */
-#ifndef HELM_COMMON_CPU_KERNELS_GRIDS256_H
-#define HELM_COMMON_CPU_KERNELS_GRIDS256_H
+#pragma once
 
 #include "common/cpu/kernels/blocks_grid_words.h"
 
@@ -199,5 +198,3 @@ INLINE __m256i grid_words(const struct grid_block *b, const uint8_t *w, const in
     const __m256i mask = _mm256_cmpeq_epi8(_mm256_and_si256(signs, bit), bit);
     return _mm256_add_epi8(_mm256_xor_si256(grid, mask), _mm256_sub_epi8(less, mask));
 }
-
-#endif

@@ -11,8 +11,7 @@
  * (A Zen 4 core takes 23 cycles for 32 of these, 25 and 50 in registers, 39 with gathering instructions.)
  *
  * Included after lanes512.h. `format` is a constant wherever these are inlined. */
-#ifndef HELM_COMMON_CPU_KERNELS_GRIDS512_H
-#define HELM_COMMON_CPU_KERNELS_GRIDS512_H
+#pragma once
 
 #include "common/cpu/kernels/blocks_grid_words.h"
 
@@ -357,5 +356,3 @@ INLINE void grid_in_order(__m512i v[4])
     v[2] = _mm512_shuffle_i32x4(high01, high23, 0x88);
     v[3] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* What the kernels with activations of 8 bits share; int8_ref.c has the definition. */
-#ifndef HELM_COMMON_CPU_KERNELS_INT8_H
-#define HELM_COMMON_CPU_KERNELS_INT8_H
+#pragma once
 
 #include "common/formats/blocks.h"
 
@@ -20,5 +19,3 @@ static inline void q8_0_scales(const uint8_t *block, float *scale, float *least)
     scale[0] = block_half(block);
     least[0] = 0;
 }
-
-#endif

@@ -16,8 +16,7 @@
  *   group_extra(w, steps)                      -128 times the sums of each row's numbers
  *   group_sums(sum, w, panel, x, stride, steps, T, format)
  *                                              adds the products of `steps` dwords of each of T tokens to sum[T][PANELS] */
-#ifndef HELM_COMMON_CPU_KERNELS_INT8_GEMM_H
-#define HELM_COMMON_CPU_KERNELS_INT8_GEMM_H
+#pragma once
 
 #include "common/cpu/kernels/int8_gemm_sizes.h"
 #include "common/cpu/kernels/variants.h"
@@ -227,5 +226,3 @@ FORMATS(FUNCTIONS)
                             .gemm = format_##_gemm,                                                          \
                             .scratch_bytes = scratch_bytes},
 const struct linear_kernel KERNELS[INT8_FORMAT_COUNT] = {FORMATS(ROW)};
-
-#endif

@@ -1,7 +1,6 @@
 /* Several tokens' products of blocks with activations of 8 bits, with AVX512-VNNI: int8_gemm.h on 16 rows a vector. Included
  * after lanes512.h by files that define the rest of what int8_gemm.h asks for. */
-#ifndef HELM_COMMON_CPU_KERNELS_INT8_GEMM512_H
-#define HELM_COMMON_CPU_KERNELS_INT8_GEMM512_H
+#pragma once
 
 typedef __m512i ivec;
 #define ivec_load      _mm512_loadu_si512
@@ -42,5 +41,3 @@ INLINE void group_sums(ivec *sum, const char *w, size_t panel, const char *x, si
 
 #define FEATURES_VNNI (CPU_AVX2 | CPU_AVX512 | CPU_AVX512_VNNI)
 #define BEATEN        CPU_AMX_BF16
-
-#endif

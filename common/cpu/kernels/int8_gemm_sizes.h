@@ -1,6 +1,5 @@
 /* How int8_gemm.h lays unpacked weights down. Included behind lanes256.h or lanes512.h. */
-#ifndef HELM_COMMON_CPU_KERNELS_INT8_GEMM_SIZES_H
-#define HELM_COMMON_CPU_KERNELS_INT8_GEMM_SIZES_H
+#pragma once
 
 #include "common/cpu/kernels/int8.h"
 
@@ -11,5 +10,3 @@
 #define INT8_SCALES  (INT8_EXTRA + 2 * LANES * 4)
 #define INT8_SMALL   (INT8_SCALES + 2 * LANES * 4)
 #define INT8_PANEL   (INT8_SMALL + 2 * LANES * 4)
-
-#endif

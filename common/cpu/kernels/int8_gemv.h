@@ -5,8 +5,7 @@
  *   APART            theirs (linear.h)
  *   KERNELS          their table, by the formats' numbers in int8.h
  *   FORMATS          of which formats */
-#ifndef HELM_COMMON_CPU_KERNELS_INT8_GEMV_H
-#define HELM_COMMON_CPU_KERNELS_INT8_GEMV_H
+#pragma once
 
 #include "common/cpu/kernels/variants.h"
 
@@ -47,5 +46,3 @@ FORMATS(FUNCTIONS)
                             .order = format_##_order,                                                        \
                             .ordered_bytes = format_##_ordered_bytes},
 const struct linear_kernel KERNELS[INT8_FORMAT_COUNT] = {FORMATS(ROW)};
-
-#endif

@@ -9,8 +9,7 @@
  * (int8_gemv.h) and
  *   take_rows(number, scales, w, stride, blocks, S, format)   declared here: the numbers and scales of a chunk of S rows;
  *                                                             columns after `blocks` blocks of 32 give 0 */
-#ifndef HELM_COMMON_CPU_KERNELS_INT8_GEMV512_H
-#define HELM_COMMON_CPU_KERNELS_INT8_GEMV512_H
+#pragma once
 
 #define GEMV_STREAMS 4
 #define FEW_ROWS     2
@@ -207,5 +206,3 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
 #define FEATURES_VNNI (CPU_AVX2 | CPU_AVX512 | CPU_AVX512_VNNI)
 #define APART         8
 #include "common/cpu/kernels/int8_gemv.h"
-
-#endif

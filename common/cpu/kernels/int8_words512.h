@@ -1,7 +1,6 @@
 /* Weights of blocks for products of whole numbers with AVX512: 64 at a time as the 64 bytes of a vector, without sign.
  * Included behind lanes512.h. `format` is a constant wherever these are inlined; `k` is which 64 of a chunk of 256. */
-#ifndef HELM_COMMON_CPU_KERNELS_INT8_WORDS512_H
-#define HELM_COMMON_CPU_KERNELS_INT8_WORDS512_H
+#pragma once
 
 INLINE vec block_numbers(const void *at)
 {
@@ -34,5 +33,3 @@ INLINE __m512i bytes_of(const uint8_t *w, const uint8_t *second, const size_t k,
                      _mm_set1_epi8((char)number_less(format)));
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(code), index);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* Which kernels serve each operation: chosen once at load, named in READY.
  *
  * Called by engine.c. Pure data; points into the static tables of linear.h, vector.h and attention.h. */
-#ifndef HELM_COMMON_CPU_KERNELS_KERNEL_SET_H
-#define HELM_COMMON_CPU_KERNELS_KERNEL_SET_H
+#pragma once
 
 #include "common/cpu/kernels/attention.h"
 #include "common/cpu/kernels/delta.h"
@@ -38,5 +37,3 @@ bool kernel_set_has_int8(const struct kernel_set *set, unsigned used);
  * avx512-vnni avx512-bf16+amx-bf16". */
 const char *kernel_set_text(const struct kernel_set *set, enum linear_inputs inputs, unsigned used,
                             char *text, size_t size);
-
-#endif

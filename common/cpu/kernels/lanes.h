@@ -1,6 +1,5 @@
 /* What several kernels do with the vectors of lanes256.h or lanes512.h, one of which includes this at its end. */
-#ifndef HELM_COMMON_CPU_KERNELS_LANES_H
-#define HELM_COMMON_CPU_KERNELS_LANES_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -29,5 +28,3 @@ static inline void lanes_store_transposed(float *y, size_t ldy, const float *c, 
         vec_store_part(out, rows, accumulate ? vec_add(m[t], vec_load_part(out, rows)) : m[t]);
     }
 }
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Included only by files compiled with AVX2; static inline so that no object shares code with another ISA's.
  * `left`: how many lanes count; LANES and more are all. Lanes that do not count are read as 0 and not written. */
-#ifndef HELM_COMMON_CPU_KERNELS_LANES256_H
-#define HELM_COMMON_CPU_KERNELS_LANES256_H
+#pragma once
 
 #include <immintrin.h>
 #include <stddef.h>
@@ -195,5 +194,3 @@ INLINE void vec_transpose(vec m[LANES])
 }
 
 #include "common/cpu/kernels/lanes.h"
-
-#endif

@@ -1,8 +1,7 @@
 /* Sixteen floats at once, with AVX-512 F, BW, VL, DQ and F16C: the names of lanes256.h, which explains them.
  *
  * Included only by files compiled with AVX-512; static inline so that no object shares code with another ISA's. */
-#ifndef HELM_COMMON_CPU_KERNELS_LANES512_H
-#define HELM_COMMON_CPU_KERNELS_LANES512_H
+#pragma once
 
 #include <immintrin.h>
 #include <stddef.h>
@@ -166,5 +165,3 @@ INLINE void vec_transpose(vec m[LANES])
 }
 
 #include "common/cpu/kernels/lanes.h"
-
-#endif

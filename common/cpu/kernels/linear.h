@@ -14,8 +14,7 @@
  * blocks as they lie; none of them decodes.
  * Kernels are pure: they own nothing, allocate nothing, and touch only their arguments. They trust the
  * weights, which loading has checked. Accumulation is fp32. */
-#ifndef HELM_COMMON_CPU_KERNELS_LINEAR_H
-#define HELM_COMMON_CPU_KERNELS_LINEAR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -179,5 +178,3 @@ struct linear_set {
  * what EXACT has. */
 HELM_MUST_CHECK int linear_choose_set(enum tensor_format format, enum linear_inputs inputs, unsigned features,
                                       const char *name, struct linear_set *set, struct helm_err *err);
-
-#endif

@@ -15,8 +15,7 @@
  *
  *   vec outer_step(vec acc, vec x, const void *w)        acc + x * broadcast of the four bytes at w
  *   vec outer_half_step(vec acc, vec x, const void *w)   the same with only the first two bytes (pairs, odd cols) */
-#ifndef HELM_COMMON_CPU_KERNELS_OUTER_H
-#define HELM_COMMON_CPU_KERNELS_OUTER_H
+#pragma once
 
 #define OUTER_ROWS   48 /* a multiple of LANES and of every R */
 #define OUTER_STEPS  1024
@@ -167,5 +166,3 @@ static size_t outer_scratch_bytes(size_t tokens, bool converts)
     return (converts ? OUTER_CONVERTED : 0) +
            (chunk + LANES - 1) / LANES * OUTER_ROWS * LANES * sizeof(float);
 }
-
-#endif

@@ -2,8 +2,7 @@
  * helm-bench-kernels (and the planner's profile) set beside every kernel's result.
  *
  * Pure functions; callers check the features first. */
-#ifndef HELM_COMMON_CPU_KERNELS_PROBE_H
-#define HELM_COMMON_CPU_KERNELS_PROBE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -21,5 +20,3 @@ typedef double probe_flops_fn(size_t rounds);
 probe_flops_fn probe_avx2_flops, probe_avx512_flops, probe_avx512bf16_flops;
 /* The thread must have configured its tiles (linear_kernel.thread_begin of amx-bf16). */
 probe_flops_fn probe_amx_flops;
-
-#endif

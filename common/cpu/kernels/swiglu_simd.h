@@ -1,7 +1,6 @@
 /* e^v and silu(gate) * up of vectors of any width: the same bits in every kernel that joins gates and ups. Included behind
  * lanes256.h or lanes512.h by vector_simd.h and by gemm_amx.c. */
-#ifndef HELM_COMMON_CPU_KERNELS_SWIGLU_SIMD_H
-#define HELM_COMMON_CPU_KERNELS_SWIGLU_SIMD_H
+#pragma once
 
 /* e^v to about 1 ulp for finite v: v = n ln2 + r, |r| <= ln2 / 2, e^r by its Taylor polynomial of degree 7 (remainder
  * 6e-9), scaled by 2^n. Beyond the limits e^v is 0 or infinite; without them r would be inf - inf. A NaN stays one. */
@@ -27,5 +26,3 @@ INLINE vec vec_swiglu(vec gate, vec up)
     const vec e = vec_exp(vec_sub(vec_zero(), gate));
     return vec_mul(vec_div(gate, vec_add(vec_set1(1.0f), e)), up);
 }
-
-#endif

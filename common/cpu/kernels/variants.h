@@ -1,7 +1,6 @@
 /* What each kernel file exports to the tables of linear.c and vector.c. Nothing else includes this but the
  * kernels and their tests. */
-#ifndef HELM_COMMON_CPU_KERNELS_VARIANTS_H
-#define HELM_COMMON_CPU_KERNELS_VARIANTS_H
+#pragma once
 
 #include "common/cpu/kernels/int8.h"
 #include "common/cpu/kernels/linear.h"
@@ -72,5 +71,3 @@ gemm_tile_fn linear_ref_tile;
  * operand of vdpbf16ps with tokens as lanes, and row for row the B tile of tdpbf16ps. The latter's tiles lie in blocks of
  * columns (amx_panels.h). */
 gemm_tile_fn linear_avx512bf16_tile_panels, linear_avx512bf16_tile_blocks;
-
-#endif

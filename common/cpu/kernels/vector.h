@@ -2,8 +2,7 @@
  *
  * Called by code that computes on the CPU, by tests/kernels, which walk the table, and by loaders. Kernels are
  * pure. Definitions: vector_ref.c. */
-#ifndef HELM_COMMON_CPU_KERNELS_VECTOR_H
-#define HELM_COMMON_CPU_KERNELS_VECTOR_H
+#pragma once
 
 #include <stddef.h>
 
@@ -40,5 +39,3 @@ struct vector_variant {
 const struct vector_variant *const *vector_variants(size_t *count);
 HELM_MUST_CHECK int vector_choose(unsigned features, const char *name, const struct vector_variant **variant,
                                   struct helm_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* Inside the CUDA device: what cuda/device.c (opening, memory, copies, words), cuda/graph.c (events,
  * captures, graphs) and cuda/kernels.c (launches) share. Included by these only. */
-#ifndef HELM_WORKER_GPU_DEVICE_CUDA_CUDA_H
-#define HELM_WORKER_GPU_DEVICE_CUDA_CUDA_H
+#pragma once
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -71,5 +70,3 @@ int cuda_capture_end(struct device *d, struct device_graph **graph, struct helm_
 int cuda_graph_launch(struct device *d, struct device_graph *graph, struct helm_err *err);
 int cuda_graph_launch_beside(struct device *d, struct device_graph *graph, struct helm_err *err);
 void cuda_graph_free(struct device *d, struct device_graph *graph);
-
-#endif

@@ -3,8 +3,7 @@
  * Shared by emulated/device.c (queues, memory, graphs), emulated/kernels.c, emulated/attention.c and
  * emulated/chain.c (arithmetic) only. "Device memory" is host memory here, so kernels read and write
  * addresses as they are. */
-#ifndef HELM_WORKER_GPU_DEVICE_EMULATED_EMULATED_H
-#define HELM_WORKER_GPU_DEVICE_EMULATED_EMULATED_H
+#pragma once
 
 #include "common/cpu/kernels/kernel_set.h"
 #include "worker-gpu/device/device.h"
@@ -93,5 +92,3 @@ bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op);
 size_t emulated_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 int emulated_chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
                          void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err);
-
-#endif

@@ -3,8 +3,7 @@
  * Shared by emulated/device.c (memory, opening), emulated/queue.c (the threads) and emulated/graph.c (events,
  * captures) only. The lock guards everything that says so; the threads hold it while they look at what was
  * put, never while they work. */
-#ifndef HELM_WORKER_GPU_DEVICE_EMULATED_QUEUE_H
-#define HELM_WORKER_GPU_DEVICE_EMULATED_QUEUE_H
+#pragma once
 
 #include <pthread.h>
 
@@ -179,5 +178,3 @@ void emulated_capture_drop(struct emulated *e);
 int emulated_graph_launch(struct device *d, struct device_graph *graph, struct helm_err *err);
 int emulated_graph_launch_beside(struct device *d, struct device_graph *graph, struct helm_err *err);
 void emulated_graph_free(struct device *d, struct device_graph *graph);
-
-#endif
