@@ -238,13 +238,13 @@ static int run_program(struct gpu_engine *g, const struct gpu_program *program, 
                                     .samples = batch->sample_count,
                                     .is_short = g->is_short,
                                     .batch = batch};
-    const double begin_s = measure_now_s();
+    const double begin_s = units_now_s();
     int rc = 0;
     for (uint32_t i = 0; i < times && !rc; i++)
         rc = program->graph ? d->ops->graph_launch_beside(d, program->graph, err)
                             : gpu_program_issue(&g->source, program, &issue, err);
     if (!rc) rc = device_await(d, DEVICE_COMPUTE, err);
-    *seconds = (measure_now_s() - begin_s) / times;
+    *seconds = (units_now_s() - begin_s) / times;
     return rc;
 }
 
@@ -252,7 +252,7 @@ static int run_program(struct gpu_engine *g, const struct gpu_program *program, 
 static int sample_program(struct gpu_engine *g, const struct gpu_program *program, double limit_s,
                           struct measure_samples *samples, struct helm_err *err)
 {
-    const double begin_s = measure_now_s(), least_s = program->graph ? FEW_S : CHUNK_S;
+    const double begin_s = units_now_s(), least_s = program->graph ? FEW_S : CHUNK_S;
     double once = 0;
     int rc = run_program(g, program, 1, &once, err); /* finds all in its place */
     if (!rc) rc = run_program(g, program, 1, &once, err);
@@ -260,7 +260,7 @@ static int sample_program(struct gpu_engine *g, const struct gpu_program *progra
     if (times < 1) times = 1;
     for (uint32_t n = 0; n < SAMPLES_MOST && !rc; n++) {
         double seconds = 0;
-        if (n >= SAMPLES_LEAST && measure_now_s() - begin_s > limit_s) break;
+        if (n >= SAMPLES_LEAST && units_now_s() - begin_s > limit_s) break;
         rc = run_program(g, program, times, &seconds, err);
         if (!rc) measure_add(samples, seconds);
     }
@@ -272,7 +272,7 @@ static int sample_beside(struct measure *m, const struct gpu_program *program, d
                          struct measure_samples *samples, struct helm_err *err)
 {
     struct gpu_engine *g = m->programs->engine;
-    const double begin_s = measure_now_s(), least_s = program->graph ? FEW_S : CHUNK_S;
+    const double begin_s = units_now_s(), least_s = program->graph ? FEW_S : CHUNK_S;
     uint64_t piece = 0;
     double rate = 0, once = 0, seconds = 0;
     int rc = measure_choose_piece(m, &piece, &rate, err);
@@ -280,7 +280,7 @@ static int sample_beside(struct measure *m, const struct gpu_program *program, d
     const uint32_t times = (uint32_t)fmax(1, fmin(REPEATS_MAX, ceil(least_s / once)));
     const double copied = fmin(rate * once * times * BESIDE_MORE, BESIDE_BYTES);
     for (uint32_t n = 0; n < SAMPLES_MOST && !rc; n++) {
-        if (n >= SAMPLES_LEAST && measure_now_s() - begin_s > limit_s) break;
+        if (n >= SAMPLES_LEAST && units_now_s() - begin_s > limit_s) break;
         for (double bytes = 0; bytes < copied && !rc; bytes += (double)piece)
             rc = measure_copy_next(m, DEVICE_TO_DEVICE, piece, err);
         if (!rc) rc = run_program(g, program, times, &seconds, err);

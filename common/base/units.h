@@ -61,4 +61,8 @@ static inline int units_add(uint64_t a, uint64_t b, uint64_t *out)
 /* Monotonic time. */
 uint64_t units_now_us(void);
 uint64_t units_now_ns(void);
+static inline double units_now_s(void)
+{
+    return (double)units_now_ns() * 1e-9;
+}
 void units_sleep_ms(uint32_t ms);

@@ -44,6 +44,7 @@ int pin_create_thread(pthread_t *thread, int cpu, void *(*run)(void *), void *ar
     }
     pthread_attr_destroy(&attr);
     if (code)
-        return helm_fail(err, HELM_E_PERMISSION, "cannot start a thread on CPU %d: %s", cpu, strerror(code));
+        return helm_fail(err, HELM_E_PERMISSION, "cannot start a thread on CPU %d (-1: any): %s", cpu,
+                         strerror(code));
     return 0;
 }

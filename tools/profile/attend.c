@@ -48,7 +48,7 @@ static bool next_layer(void *ctx, uint32_t thread, struct pool_job *job)
     struct attend *a = ctx;
     (void)thread;
     if (a->layer && !a->rc) a->rc = assist_end(a->run.entry, &a->err);
-    const double now = profile_now_s();
+    const double now = units_now_s();
     if (a->layer) profile_samples_add(&a->samples, (double)a->pool_bytes / a->layers / (now - a->begin_s));
     a->begin_s = now;
     if (a->rc || a->layer == a->layers) return false;

@@ -266,10 +266,10 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
                         struct helm_err *err)
 {
     struct profile_copied copied = {.bytes = 0};
-    double end = profile_now_s() + seconds, spent = 0;
+    double end = units_now_s() + seconds, spent = 0;
     int rc = step(r, false, 0, 1, &spent, err);
     if (!rc) rc = look_at_copies(company, &copied, NULL, err);
-    for (uint32_t steps = 0; !rc && (steps < 3 || profile_now_s() < end); steps++) {
+    for (uint32_t steps = 0; !rc && (steps < 3 || units_now_s() < end); steps++) {
         rc = one_step(r, false, company != NULL, err);
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->plain : NULL, err);
         if (!rc) profile_samples_add(&r->read[company != NULL], read_rate(r, r->steps.local.engine.pool));
@@ -309,8 +309,8 @@ static int measure_read(struct profile_cpu_run *r, struct profile_table *table, 
         struct pool *pool = NULL;
         rc = pool_create(n, set->cpu, POOL_SPIN_US_DEFAULT, &pool, err);
         if (rc) break;
-        double end = profile_now_s() + (r->quick ? 0.1 : 0.4);
-        while (samples.count < 3 || (samples.count < 32 && profile_now_s() < end))
+        double end = units_now_s() + (r->quick ? 0.1 : 0.4);
+        while (samples.count < 3 || (samples.count < 32 && units_now_s() < end))
             profile_samples_add(&samples, read_rate(r, pool));
         pool_destroy(pool);
         profile_table_put(table, n, memory_value(r, false, &samples));
@@ -432,7 +432,7 @@ static int measure_linear_packed(struct profile_cpu_run *r, struct profile_cpu *
         struct profile_samples kept = {.count = 0};
         if (!m) continue;
         if (cpu->linear_packed.count && (profile_late(r->progress) || m->step_s > PACKED_S_MOST)) continue;
-        for (double begin = profile_now_s(); !rc && (kept.count == 0 || profile_now_s() - begin < most_s);) {
+        for (double begin = units_now_s(); !rc && (kept.count == 0 || units_now_s() - begin < most_s);) {
             double plain = 0, packed = 0;
             rc = many_step(r, m, false, true, &plain, err);
             if (!rc) rc = many_step(r, m, true, false, &packed, err);

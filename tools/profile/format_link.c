@@ -54,9 +54,8 @@ static int rate_beside(const struct profile_format_link *l, const struct part *p
     int rc = profile_steps_run(l->steps, 0, 1, &spent, err);
     if (!rc) rc = profile_device_copied(l->device, &first, err);
     now = first;
-    const double begin = profile_now_s();
-    for (double s = 0; !rc && now.at_s - first.at_s < LOOK_S && s < LOOK_S_MOST;
-         s = profile_now_s() - begin) {
+    const double begin = units_now_s();
+    for (double s = 0; !rc && now.at_s - first.at_s < LOOK_S && s < LOOK_S_MOST; s = units_now_s() - begin) {
         rc = profile_steps_run(l->steps, 0, 1, &spent, err);
         if (!rc) rc = profile_device_copied(l->device, &now, err);
     }
@@ -69,9 +68,9 @@ static int rate_beside(const struct profile_format_link *l, const struct part *p
 static int take_turns(const struct profile_format_link *l, struct part *part, uint32_t count,
                       struct helm_err *err)
 {
-    const double end = profile_now_s() + TURNS_S;
+    const double end = units_now_s() + TURNS_S;
     int rc = 0;
-    for (uint32_t turn = 0; !rc && (turn < TURNS_LEAST || profile_now_s() < end); turn++) {
+    for (uint32_t turn = 0; !rc && (turn < TURNS_LEAST || units_now_s() < end); turn++) {
         double plain = 0;
         for (uint32_t i = 0; i < count && !rc; i++) {
             double rate = 0;

@@ -124,8 +124,8 @@ static int run_steps(struct formats *f, uint32_t tokens, double seconds, struct 
         tokens > FEW ? 0 : profile_steps_run(&f->steps, 0, tokens, &spent, err); /* finds all in its place */
     for (uint32_t i = 0; i < f->count; i++)
         f->ratio[LINEAR_EXACT][i].count = f->ratio[LINEAR_INT8][i].count = 0;
-    end = profile_now_s() + seconds / (f->options.quick ? QUICK : 1);
-    for (uint32_t n = 0; !rc && (n < least || profile_now_s() < end); n++) {
+    end = units_now_s() + seconds / (f->options.quick ? QUICK : 1);
+    for (uint32_t n = 0; !rc && (n < least || units_now_s() < end); n++) {
         rc = run_step(f, tokens, LINEAR_EXACT, err);
         if (!rc && int8) rc = run_step(f, tokens, LINEAR_INT8, err);
     }

@@ -72,14 +72,14 @@ static int measure_chunk_beside(struct tool *t, struct profile_cpu_run *cpu, str
                                 struct helm_err *err)
 {
     struct profile *p = &t->profile;
-    double end = profile_now_s() + (t->options.quick ? CHUNK_BESIDE_QUICK_S : CHUNK_BESIDE_S);
+    double end = units_now_s() + (t->options.quick ? CHUNK_BESIDE_QUICK_S : CHUNK_BESIDE_S);
     int rc = 0;
     do {
         rc = profile_device_stream_start(company->device, err);
         if (!rc) rc = profile_cpu_linear_turn(cpu, company, &p->cpu, err);
         if (!rc) rc = profile_device_stream_stop(company->device, err);
         if (!rc) rc = profile_cpu_linear_turn(cpu, NULL, &p->cpu, err);
-    } while (!rc && profile_now_s() < end && !profile_late(&t->progress));
+    } while (!rc && units_now_s() < end && !profile_late(&t->progress));
     return rc;
 }
 
@@ -235,7 +235,7 @@ static int measure_until_sound(struct tool *t, struct helm_err *err)
 {
     for (int left = t->options.quick ? ATTEMPTS_QUICK : ATTEMPTS;; left--) {
         memset(&t->profile, 0, sizeof t->profile);
-        t->progress.attempt_s = profile_now_s();
+        t->progress.attempt_s = units_now_s();
         struct load load;
         load_begin(&load);
         int rc = measure(t, err);
@@ -258,7 +258,7 @@ static int measure_formats(struct tool *t, struct helm_err *err)
     char names[PROFILE_FORMATS_TEXT];
     profile_formats_text(lacking, names);
     profile_say(&t->progress, "formats of weights: %s", names);
-    const double begin_s = profile_now_s();
+    const double begin_s = units_now_s();
     pin_prefer_node(t->node);
     for (int left = t->options.quick ? ATTEMPTS_QUICK : ATTEMPTS;; left--) {
         struct profile_device_run *device = NULL;
@@ -266,7 +266,7 @@ static int measure_formats(struct tool *t, struct helm_err *err)
         if (!rc) rc = profile_formats_measure(&options, lacking, device, &t->profile, err);
         profile_device_close(device);
         if (rc) return rc;
-        if (!unsound(t, left > 1 && profile_now_s() - begin_s <= FORMATS_S, &rc, err)) return rc;
+        if (!unsound(t, left > 1 && units_now_s() - begin_s <= FORMATS_S, &rc, err)) return rc;
     }
 }
 
@@ -568,7 +568,7 @@ int main(int argc, char **argv)
     if (!o->caches) o->caches = profile_l3_bytes();
     log_init("helm-profile", LOG_LEVEL_WARN);
     t->progress = (struct profile_progress){.out = stderr,
-                                            .start_s = profile_now_s(),
+                                            .start_s = units_now_s(),
                                             .late_s = o->quick ? LATE_QUICK_S : LATE_S};
     int rc = start_check_proc(&err);
     if (!rc) rc = run(t, &err);

@@ -55,10 +55,10 @@ int profile_host_doorbell(struct profile_value *value, struct helm_err *err)
     bool ok = true;
     for (uint32_t i = 0; i < BELL_ROUNDS && ok; i++) {
         nanosleep(&pause, NULL);
-        double begin = profile_now_s();
+        double begin = units_now_s();
         doorbell_ring(&b->down, i + 1);
         ok = doorbell_wait(&b->up, i, BELL_SPIN_US, BELL_WAIT_MS, NULL);
-        profile_samples_add(&samples, profile_now_s() - begin);
+        profile_samples_add(&samples, units_now_s() - begin);
     }
     pthread_join(thread, NULL);
     if (!ok || atomic_load(&b->late))
@@ -118,10 +118,10 @@ int profile_host_disk(const char *path, bool quick, struct profile_value *value,
             rc = pin_create_thread(&thread[started], -1, disk_main, &d, err);
     }
     for (int i = 0; i < (quick ? 5 : 20) && !rc && !atomic_load(&d.error); i++) {
-        double begin = profile_now_s();
+        double begin = units_now_s();
         uint64_t before = atomic_load(&d.done);
         units_sleep_ms(100);
-        double rate = (double)(atomic_load(&d.done) - before) / (profile_now_s() - begin);
+        double rate = (double)(atomic_load(&d.done) - before) / (units_now_s() - begin);
         if (i) profile_samples_add(&samples, rate);
     }
     atomic_store(&d.stop, true);

@@ -151,9 +151,9 @@ static const struct way plain = {open_plain, pass_plain, close_plain},
 static int read_for(struct now_run *r, double seconds, double *rate, struct helm_err *err)
 {
     struct profile_samples samples = {.count = 0};
-    const double end = profile_now_s() + seconds;
+    const double end = units_now_s() + seconds;
     int rc = 0;
-    while (!rc && (samples.count == 0 || (samples.count < PROFILE_SAMPLES_MAX && profile_now_s() < end))) {
+    while (!rc && (samples.count == 0 || (samples.count < PROFILE_SAMPLES_MAX && units_now_s() < end))) {
         double one = 0;
         rc = r->way->pass(r, &one, err);
         if (!rc) profile_samples_add(&samples, one);

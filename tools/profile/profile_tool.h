@@ -15,6 +15,7 @@
 #include "daemon/planner/profile/now.h"
 #include "daemon/planner/profile/programs.h"
 #include "daemon/planner/profile/profile.h"
+#include "common/base/units.h"
 #include "common/measure/reader.h"
 #include "worker-cpu/local.h"
 
@@ -50,7 +51,6 @@ struct profile_progress {
     double attempt_s; /* when this attempt began */
     double late_s;    /* after so long it is late */
 };
-double profile_now_s(void);
 /* So much of the minute is gone that what can be left out is left out: on a machine that is busy. */
 bool profile_late(const struct profile_progress *progress);
 void profile_say(const struct profile_progress *progress, const char *fmt, ...) HELM_PRINTF(2, 3);

@@ -275,7 +275,7 @@ static void keep(struct measuring *m, const struct cell *cell, bool beside)
 static int run_cell(struct measuring *m, const struct cell *cell, double seconds, double most, bool beside,
                     struct helm_err *err)
 {
-    const double begin_s = profile_now_s();
+    const double begin_s = units_now_s();
     const bool few = counts[cell->count] <= ENGINE_FEW_TOKENS;
     const uint32_t least = few ? SAMPLES_LEAST : 1;
     double spent = 0;
@@ -291,7 +291,7 @@ static int run_cell(struct measuring *m, const struct cell *cell, double seconds
             turn += spent;
         }
         if (!beside) m->step_s[cell->count] = turn;
-        const double took = profile_now_s() - begin_s;
+        const double took = units_now_s() - begin_s;
         if (took + turn / 2 > seconds && (n + 1 >= least || took + turn > most)) break;
     }
     if (!rc) keep(m, cell, beside);
@@ -317,7 +317,7 @@ static int run_cells(struct measuring *m, struct helm_err *err)
         for (int which = 0; which < CONTEXTS && !rc; which++, left--) {
             const struct cell cell = {i, context_of(m, i, which), which && measured};
             if (counts[i] > TOKENS_MOST || (which && cell.context == context_of(m, i, 0))) continue;
-            const double time = m->end_s - profile_now_s(), share = time / left;
+            const double time = m->end_s - units_now_s(), share = time / left;
             if (i && expected_s(m, i) > (time > 0 ? SHARES * share : 0)) continue;
             rc = run_cell(m, &cell, share < CELL_S ? share : CELL_S, SHARES * share, false, err);
             measured = true;
@@ -356,7 +356,7 @@ int profile_programs_measure(const struct profile_programs *request, struct prog
     m->request = request;
     m->programs = programs;
     m->random = RANDOM_SEED;
-    m->end_s = profile_now_s() + request->seconds;
+    m->end_s = units_now_s() + request->seconds;
     load_begin(&load);
     int rc = open_engine(m, err);
     if (!rc) rc = run_cells(m, err);

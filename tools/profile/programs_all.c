@@ -34,7 +34,7 @@ static int measure_on_device(const struct profile_programs_all *all, struct prof
                                            .emulated = emulated};
     const struct profile_progress *progress = all->cpu.progress;
     struct helm_err why = {0};
-    const double begin_s = profile_now_s(), all_s = emulated ? EMULATED_S : GPU_S;
+    const double begin_s = units_now_s(), all_s = emulated ? EMULATED_S : GPU_S;
     int rc = 0;
     for (int w = 0; w < PROGRAMS_GPU_WAYS && !rc; w++) {
         request.way = (enum programs_gpu_way)w;
@@ -43,7 +43,7 @@ static int measure_on_device(const struct profile_programs_all *all, struct prof
     }
     programs->gpu_tried = true;
     if (!rc) {
-        profile_say(progress, "the model's programs: on the device in %.1f s", profile_now_s() - begin_s);
+        profile_say(progress, "the model's programs: on the device in %.1f s", units_now_s() - begin_s);
         return 0;
     }
     profile_say(progress, "the model's programs: not on the device: %s", why.text);
@@ -60,7 +60,7 @@ int profile_programs_all(const struct profile_programs_all *all, struct programs
     struct profile_programs request = {.cpu = all->cpu,
                                        .model = &model,
                                        .kv_dtype = kv_dtype_named(all->kv_dtype)};
-    const double begin_s = profile_now_s(), part = all->on_device ? BESIDE_GPU : 1;
+    const double begin_s = units_now_s(), part = all->on_device ? BESIDE_GPU : 1;
     profile_say(all->cpu.progress, "the model's programs: measuring them (up to %.0f s)",
                 (all->on_device ? GPU_S : 0) + (all->on_cpu ? part * (CPU_S + INVARIANT_S) : 0));
     pin_prefer_node(all->cpu.node);
@@ -77,6 +77,6 @@ int profile_programs_all(const struct profile_programs_all *all, struct programs
     profile_device_close(request.device);
     if (!rc)
         profile_say(all->cpu.progress, "the model's programs: %u kinds in %.1f s", programs->kinds,
-                    profile_now_s() - begin_s);
+                    units_now_s() - begin_s);
     return rc;
 }

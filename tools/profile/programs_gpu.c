@@ -204,7 +204,7 @@ static int run_cells(struct gpu_measuring *m, struct helm_err *err)
         const uint32_t tokens = profile_program_counts[i];
         bool measured = false;
         for (int which = 0; which < PROFILE_PROGRAM_CONTEXTS && !rc; which++, left--) {
-            const double time = m->end_s - profile_now_s(), share = time / left;
+            const double time = m->end_s - units_now_s(), share = time / left;
             const struct profile_device_cell cell = {.tokens = tokens,
                                                      .context = context_of(m, tokens, which),
                                                      .seconds = fmax(CELL_LEAST_S, fmin(share, CELL_S))};
@@ -253,7 +253,7 @@ int profile_programs_gpu_measure(const struct profile_programs_gpu *request, str
     m->request = request;
     m->programs = programs;
     int rc = open_programs(m, err);
-    m->end_s = profile_now_s() + request->seconds;
+    m->end_s = units_now_s() + request->seconds;
     if (!rc) rc = run_cells(m, err);
     if (!rc && request->way == PROGRAMS_GPU) rc = run_beside(m, err);
     if (!rc) rc = profile_device_programs_close(request->device, err);

@@ -41,21 +41,16 @@ void profile_table_put(struct profile_table *table, uint32_t x, struct profile_v
     table->point[at] = (struct profile_point){x, value};
 }
 
-double profile_now_s(void)
-{
-    return (double)units_now_ns() * 1e-9;
-}
-
 bool profile_late(const struct profile_progress *progress)
 {
-    return profile_now_s() - progress->attempt_s > progress->late_s;
+    return units_now_s() - progress->attempt_s > progress->late_s;
 }
 
 void profile_say(const struct profile_progress *progress, const char *fmt, ...)
 {
     va_list ap;
     if (!progress->out) return;
-    fprintf(progress->out, "%5.1f s  ", profile_now_s() - progress->start_s);
+    fprintf(progress->out, "%5.1f s  ", units_now_s() - progress->start_s);
     va_start(ap, fmt);
     vfprintf(progress->out, fmt, ap);
     va_end(ap);

@@ -44,9 +44,9 @@ static void measure_region(struct profile_steps *s)
     struct pool *pool = s->local.engine.pool;
     for (int i = 0; i < 33; i++) {
         struct empty e = {.left = REGIONS, .chunks = 4 * pool_threads(pool)};
-        double begin = profile_now_s();
+        double begin = units_now_s();
         pool_run(pool, empty_next, &e);
-        if (i) profile_samples_add(&samples, (profile_now_s() - begin) / REGIONS);
+        if (i) profile_samples_add(&samples, (units_now_s() - begin) / REGIONS);
     }
     s->region_s = profile_samples_value(&samples).value;
 }
@@ -214,9 +214,9 @@ int profile_steps_rows(struct profile_steps *s, const struct step_row *rows, uin
     struct run *run = &s->local.engine.run;
     for (uint32_t i = 0; i < s->entries; i++) s->entry_ns[i] = UINT64_MAX;
     run->entry_ns[0] = s->entry_ns;
-    double begin = profile_now_s();
+    double begin = units_now_s();
     int rc = local_step(&s->local, rows, count, &result, err);
-    *seconds = profile_now_s() - begin;
+    *seconds = units_now_s() - begin;
     run->entry_ns[0] = NULL;
     return rc;
 }

@@ -43,7 +43,7 @@ static void *sleeper_main(void *arg)
             atomic_store(&s->late, true);
             break;
         }
-        atomic_store(&s->then_s, profile_now_s());
+        atomic_store(&s->then_s, units_now_s());
         atomic_store(&s->word, i + 1);
     }
     return NULL;
@@ -61,7 +61,7 @@ int profile_host_wake(bool quick, struct profile_value *value, struct helm_err *
     if (rc) goto out;
     for (uint32_t i = 0; i < s->rounds && !atomic_load(&s->late); i++) {
         units_sleep_ms(PAUSE_MS);
-        double begin = profile_now_s();
+        double begin = units_now_s();
         doorbell_ring(&s->bell, i + 1);
         for (; atomic_load(&s->word) != i + 1 && !atomic_load(&s->late);)
             units_sleep_ms(1); /* asleep, so that a single CPU is the other's */
@@ -87,7 +87,7 @@ static void *peer_main(void *arg)
     for (uint32_t i = 0; i < s->rounds; i++) {
         if (!doorbell_wait(&s->bell, i, 0, WAIT_MS, NULL)) break;
         units_sleep_ms(POOL_PAUSE_MS);
-        atomic_store(&s->then_s, profile_now_s());
+        atomic_store(&s->then_s, units_now_s());
         atomic_store_explicit(&s->word, i + 1, memory_order_release);
     }
     return NULL;
@@ -125,11 +125,11 @@ int profile_pool_wake(const struct reader *reader, struct pool *pool, const cpu_
             rc = helm_fail(err, HELM_E_PEER, "a word was not written within %d ms", WAIT_MS);
         next_piece(reader, &at, &piece, chunks);
         if (!rc) (void)reader_pass(&piece, pool);
-        double asleep = profile_now_s() - atomic_load(&s->then_s);
+        double asleep = units_now_s() - atomic_load(&s->then_s);
         next_piece(reader, &at, &piece, chunks); /* the pool looks for work: it is rung only now and then */
-        double begin = profile_now_s();
+        double begin = units_now_s();
         if (!rc) (void)reader_pass(&piece, pool);
-        double awake = profile_now_s() - begin;
+        double awake = units_now_s() - begin;
         if (i && !rc) profile_samples_add(&samples, fmax(asleep - awake, LEAST_S));
     }
     doorbell_ring(&s->bell, rounds); /* after a failure: it ends */

@@ -63,10 +63,10 @@ static int measure_begin(struct measure *m, uint64_t *others, struct device_grap
     for (uint32_t s = 0; s < (graph ? MEASURE_SAMPLES_MAX : 2 * samples_of(m)) && !rc; s++) {
         atomic_store(word, 0);
         if (!graph) pause_of_others(others);
-        double start = measure_now_s();
+        double start = units_now_s();
         rc = graph ? d->ops->graph_launch(d, graph, err) : issue_nothing(m, word, err);
         if (!rc) rc = device_word_poll(d, word, 1, MEASURE_WAIT_MS, err);
-        if (s) measure_add(&samples, measure_now_s() - start);
+        if (s) measure_add(&samples, units_now_s() - start);
     }
     if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
     if (!rc) measure_print(m, graph ? "gpu.begin_graph" : "gpu.begin", 0, &samples);
@@ -115,9 +115,9 @@ static int measure_issue(struct measure *m, uint64_t *others, struct helm_err *e
     int rc = measure_set_step(m, 0, w.tokens, err);
     for (uint32_t s = 0; s < samples_of(m) + 1 && !rc; s++) {
         pause_of_others(others);
-        double start = measure_now_s();
+        double start = units_now_s();
         rc = issue_layers(&w, err);
-        double seconds = measure_now_s() - start;
+        double seconds = units_now_s() - start;
         if (s) measure_add(&samples, seconds / (w.ops * kernels_of(true))); /* the first loads code */
         if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
     }
@@ -142,10 +142,10 @@ static int measure_together(struct measure *m, const struct measure_chunk_parts 
     uint32_t times = (uint32_t)ceil(burst_s / (sum * w.ops));
     for (uint32_t s = 0; s < (m->options->quick ? 3 : 9) && !rc; s++) {
         units_sleep_ms(IDLE_MS);
-        double start = measure_now_s();
+        double start = units_now_s();
         for (uint32_t i = 0; i < times && !rc; i++) rc = issue_layers(&w, err);
         if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
-        measure_add(&samples, (measure_now_s() - start) / (times * w.ops) / sum);
+        measure_add(&samples, (units_now_s() - start) / (times * w.ops) / sum);
     }
     if (!rc) measure_print(m, "gpu.together", parts->tokens, &samples);
     return rc;

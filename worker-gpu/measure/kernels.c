@@ -24,11 +24,11 @@ static int run_once(const struct measure_work *w, struct device_graph *graph, st
 static int time_runs(const struct measure_work *w, struct device_graph *graph, uint32_t times,
                      double *seconds, struct helm_err *err)
 {
-    double start = measure_now_s();
+    double start = units_now_s();
     int rc = 0;
     for (uint32_t i = 0; i < times && !rc; i++) rc = run_once(w, graph, err);
     if (!rc) rc = measure_drain(w->m, DEVICE_COMPUTE, err);
-    *seconds = measure_now_s() - start;
+    *seconds = units_now_s() - start;
     return rc;
 }
 
@@ -63,15 +63,14 @@ int measure_time_works(const struct measure_work *w, uint32_t count, bool captur
 {
     struct measure *m = w->m;
     struct timed timed[MEASURE_WORKS_MAX] = {{.times = 0}};
-    double round = 0, end = measure_now_s() + measure_budget_s(m) * count;
+    double round = 0, end = units_now_s() + measure_budget_s(m) * count;
     int rc = 0;
     for (uint32_t i = 0; i < count; i++) samples[i].count = 0;
     for (uint32_t i = 0; i < count && !rc; i++) {
         rc = timed_open(&timed[i], &w[i], captured, err);
         round += timed[i].once * timed[i].times;
     }
-    while (!rc && samples->count < MEASURE_SAMPLES_MAX &&
-           (samples->count < 3 || measure_now_s() + round < end))
+    while (!rc && samples->count < MEASURE_SAMPLES_MAX && (samples->count < 3 || units_now_s() + round < end))
         for (uint32_t i = 0; i < count && !rc; i++) {
             double seconds = 0;
             rc = time_runs(&w[i], timed[i].graph, timed[i].times, &seconds, err);

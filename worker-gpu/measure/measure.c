@@ -8,13 +8,13 @@
  * while copies flow, the thread that keeps them flowing. Compute rates are measure/kernels.c's. */
 #include <jansson.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/cgroup.h"
 #include "common/base/round.h"
 #include "common/base/units.h"
+#include "common/cpu/pin.h"
 #include "common/formats/random_blocks.h"
 #include "worker-gpu/measure/private.h"
 
@@ -31,11 +31,6 @@
 #define CONTROL_BYTES (64 * KIB) /* of the host's region: words and lanes of the hand-over */
 #define LINE_TEXT     64
 #define COMMAND_TEXT  (64 * 1024) /* a model's path, its layers and their kinds */
-
-double measure_now_s(void)
-{
-    return (double)units_now_ns() * 1e-9;
-}
 
 /* The oldest give way: what is kept is of the end of a long run. */
 void measure_add(struct measure_samples *samples, double value)
@@ -104,9 +99,9 @@ static int copy_round(struct measure *m, enum device_direction direction, uint64
 /* How long a piece should be: the real 16 MiB, or less on a link so slow that nothing else would get done. */
 int measure_choose_piece(struct measure *m, uint64_t *piece, double *rate, struct helm_err *err)
 {
-    double start = measure_now_s();
+    double start = units_now_s();
     int rc = copy_round(m, DEVICE_TO_DEVICE, MIB, MIB, err);
-    *rate = (double)MIB / (measure_now_s() - start);
+    *rate = (double)MIB / (units_now_s() - start);
     *piece = PIECE_MAX;
     while (*piece > PIECE_MIN &&
            ((double)*piece > *rate * PIECE_S || *piece > m->host_bytes || *piece > m->weight_bytes))
@@ -119,16 +114,16 @@ static int measure_copies(struct measure *m, enum device_direction direction, co
 {
     struct measure_samples samples = {.count = 0};
     uint64_t piece = 0;
-    double rate = 0, end = measure_now_s() + measure_budget_s(m);
+    double rate = 0, end = units_now_s() + measure_budget_s(m);
     int rc = measure_choose_piece(m, &piece, &rate, err);
     double wanted = rate * measure_sample_s(m) * 3;
     if (wanted > (double)m->host_bytes) wanted = (double)m->host_bytes;
     uint64_t bytes = ((uint64_t)wanted + piece) / piece * piece;
     if (!rc) rc = copy_round(m, direction, bytes, piece, err);
-    while (!rc && samples.count < MEASURE_SAMPLES_MAX && (samples.count < 5 || measure_now_s() < end)) {
-        double start = measure_now_s();
+    while (!rc && samples.count < MEASURE_SAMPLES_MAX && (samples.count < 5 || units_now_s() < end)) {
+        double start = units_now_s();
         rc = copy_round(m, direction, bytes, piece, err);
-        measure_add(&samples, (double)bytes / (measure_now_s() - start));
+        measure_add(&samples, (double)bytes / (units_now_s() - start));
     }
     if (!rc) measure_print(m, name, 0, &samples);
     return rc;
@@ -139,10 +134,10 @@ static int measure_latency(struct measure *m, struct helm_err *err)
     struct measure_samples samples = {.count = 0};
     int rc = 0;
     for (uint32_t s = 0; s < 9 && !rc; s++) {
-        double start = measure_now_s();
+        double start = units_now_s();
         m->host_at = m->device_at = 0;
         rc = copy_round(m, DEVICE_TO_DEVICE, SMALL_COUNT * SMALL_BYTES, SMALL_BYTES, err);
-        if (s) measure_add(&samples, (measure_now_s() - start) / SMALL_COUNT);
+        if (s) measure_add(&samples, (units_now_s() - start) / SMALL_COUNT);
     }
     if (!rc) measure_print(m, "link.latency", 0, &samples);
     return rc;
@@ -174,13 +169,13 @@ static int measure_hand_over(struct measure *m, const char *name, uint64_t piece
             if (!rc) rc = device_word_write(d, up, i, err);
         }
         for (uint64_t i = 0; i < pieces && !rc; i++) rc = measure_copy_next(m, DEVICE_TO_DEVICE, piece, err);
-        double start = measure_now_s();
+        double start = units_now_s();
         for (uint32_t i = first; i < first + ROUNDS && !rc; i++) {
             memcpy(to, zero, sizeof zero);
             atomic_store_explicit(down, i, memory_order_release);
             rc = device_word_poll(d, up, i, MEASURE_WAIT_MS, err);
         }
-        if (s) measure_add(&samples, (measure_now_s() - start) / ROUNDS / 2);
+        if (s) measure_add(&samples, (units_now_s() - start) / ROUNDS / 2);
         if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
         if (!rc && pieces) rc = measure_drain(m, DEVICE_COPY, err);
     }
@@ -216,7 +211,7 @@ static void stream_arrived(struct stream *s, uint64_t bytes)
 {
     pthread_mutex_lock(&s->lock);
     s->copied += (double)bytes;
-    s->at_s = measure_now_s();
+    s->at_s = units_now_s();
     pthread_mutex_unlock(&s->lock);
     atomic_store(&s->flows, true);
 }
@@ -257,16 +252,12 @@ static void *stream_main(void *arg)
 
 static int stream_start(struct stream *s, struct measure *m, struct helm_err *err)
 {
-    sigset_t all, before;
     if (s->started) return helm_fail(err, HELM_E_STATE, "copies are flowing already");
     memset(s, 0, sizeof *s);
     s->m = m;
     pthread_mutex_init(&s->lock, NULL);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int code = pthread_create(&s->thread, NULL, stream_main, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (code) return helm_fail(err, HELM_E_NOMEM, "cannot start a thread: %s", strerror(code));
+    const int rc = pin_create_thread(&s->thread, -1, stream_main, s, err);
+    if (rc) return rc;
     s->started = true;
     while (!atomic_load(&s->flows)) units_sleep_ms(2);
     return 0;

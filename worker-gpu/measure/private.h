@@ -5,6 +5,7 @@
  * (the memory they work on). */
 #pragma once
 
+#include "common/base/units.h"
 #include "common/shared/arena.h"
 #include "worker-gpu/device/device.h"
 #include "worker-gpu/measure/measure.h"
@@ -49,7 +50,6 @@ HELM_MUST_CHECK int measure_copy_next(struct measure *m, enum device_direction d
 /* How long such a piece should be, and the bytes a second of the first copy. */
 HELM_MUST_CHECK int measure_choose_piece(struct measure *m, uint64_t *piece, double *rate,
                                          struct helm_err *err);
-double measure_now_s(void);
 /* Time to spend on one value, and the least that one sample should take. */
 static inline double measure_budget_s(const struct measure *m)
 {

@@ -3,7 +3,6 @@
  * An operation that fails fails the device: what is queued behind it, in both queues, is dropped. */
 #include "worker-gpu/device/emulated/queue.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -11,6 +10,7 @@
 
 #include "common/shared/lane.h"
 #include "common/base/units.h"
+#include "common/cpu/pin.h"
 
 #define COPY_PIECE    (256 * KIB) /* between two looks at the clock */
 #define WAIT_SPIN_US  20
@@ -263,16 +263,12 @@ int emulated_put(struct emulated *e, enum device_queue queue, const struct task 
 int emulated_queue_start(struct emulated *e, enum device_queue queue, struct helm_err *err)
 {
     struct queue *q = &e->queue[queue];
-    sigset_t all, before;
     q->owner = e;
     q->ring = aligned_alloc(16, EMULATED_QUEUE_OPS * sizeof *q->ring);
     if (!q->ring) return helm_fail(err, HELM_E_NOMEM, "no memory for a queue");
     pthread_cond_init(&q->fed, NULL);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int code = pthread_create(&q->thread, NULL, queue_main, q);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (code) return helm_fail(err, HELM_E_NOMEM, "cannot start a thread: %s", strerror(code));
+    const int rc = pin_create_thread(&q->thread, -1, queue_main, q, err);
+    if (rc) return rc;
     q->started = true;
     pthread_setname_np(q->thread, queue == DEVICE_COMPUTE ? "emulated gpu" : "emulated copy");
     return 0;
