@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-
 /* What becomes of a role's tensor. Gates and ups lie as they are: a part's rows are neighbours. */
 static const struct {
     enum tensor_role role;

@@ -1,7 +1,6 @@
 /* Traits of operations, and what the model's arithmetic becomes. See op.h. */
 #include "common/program/op.h"
 
-
 #define ALWAYS                                                                                               \
     {                                                                                                        \
         true, true, true                                                                                     \
