@@ -7,7 +7,7 @@
 #define RANDOM_SEED UINT64_C(88172645463325252)
 
 /* A number that looks as if drawn for each number; sums of such of different numbers differ. */
-static inline uint64_t random_of(uint64_t number)
+static inline uint64_t random_mixed(uint64_t number)
 {
     number *= UINT64_C(0x9e3779b97f4a7c15);
     number = (number ^ (number >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);

@@ -6,15 +6,15 @@
 
 #include "common/base/err.h"
 
-#define KIB      ((uint64_t)1 << 10)
-#define MIB      ((uint64_t)1 << 20)
-#define GIB      ((uint64_t)1 << 30)
-#define GIGA     1e9                /* bytes, operations */
-#define KILO     1e3                /* milliseconds of a second */
-#define MICRO    1e-6               /* seconds */
-#define GOLDEN   0.6180339887498949 /* the golden section: (sqrt 5 - 1) / 2 */
-#define PERCENT  100                /* of a whole */
-#define PERMILLE 1000               /* of a whole */
+#define KIB            ((uint64_t)1 << 10)
+#define MIB            ((uint64_t)1 << 20)
+#define GIB            ((uint64_t)1 << 30)
+#define GIGA           1e9                /* bytes, operations */
+#define KILO           1e3                /* milliseconds of a second */
+#define MICRO          1e-6               /* seconds */
+#define GOLDEN_SECTION 0.6180339887498949 /* the golden section: (sqrt 5 - 1) / 2 */
+#define PERCENT        100                /* of a whole */
+#define PERMILLE       1000               /* of a whole */
 
 /* "8GiB", "8G", "8g", "512MiB", "1.5GiB", "1000000" (bytes), "8GB" (powers of ten). `what` names the option in
  * errors. */

@@ -46,7 +46,7 @@ static uint64_t mix(uint64_t sum, const void *bytes, size_t count)
     for (uint64_t word = 0; count; count -= count < sizeof word ? count : sizeof word, at += sizeof word) {
         word = 0;
         memcpy(&word, at, count < sizeof word ? count : sizeof word);
-        sum = random_of(sum ^ word);
+        sum = random_mixed(sum ^ word);
     }
     return sum;
 }

@@ -75,7 +75,7 @@ static int take_matrix(struct taking *k, const struct model_tensor *t, struct he
     k->tally[kind_of(t)].all += groups;
     k->due[t->role] += k->rate * groups;
     for (uint32_t i = 0; i < groups && !rc && k->due[t->role] >= 1; i++, k->due[t->role]--) {
-        double place = (double)++k->taken[t->role] * GOLDEN;
+        double place = (double)++k->taken[t->role] * GOLDEN_SECTION;
         uint32_t group = k->rate >= 1 ? i : (uint32_t)((place - floor(place)) * groups);
         rc = take_group(k, t, group < groups ? group : groups - 1, err);
     }

@@ -221,7 +221,7 @@ static double best_mixture(struct dual *d, bool host)
 {
     double best = 0;
     for (int floor = 0; floor + 1 < SPACE_FLOORS && best < d->frame->enough; floor++) {
-        double a = 0, b = 1, x = 1 - GOLDEN, y = GOLDEN;
+        double a = 0, b = 1, x = 1 - GOLDEN_SECTION, y = GOLDEN_SECTION;
         double at_x = at_mixture(d, floor, x, host), at_y = at_mixture(d, floor, y, host);
         best = larger(best, larger(at_mixture(d, floor, 0, host), at_mixture(d, floor, 1, host)));
         for (int i = 0; i < STEPS && best < d->frame->enough; i++) {
@@ -230,13 +230,13 @@ static double best_mixture(struct dual *d, bool host)
                 a = x;
                 x = y;
                 at_x = at_y;
-                y = a + GOLDEN * (b - a);
+                y = a + GOLDEN_SECTION * (b - a);
                 at_y = at_mixture(d, floor, y, host);
             } else {
                 b = y;
                 y = x;
                 at_y = at_x;
-                x = b - GOLDEN * (b - a);
+                x = b - GOLDEN_SECTION * (b - a);
                 at_x = at_mixture(d, floor, x, host);
             }
         }

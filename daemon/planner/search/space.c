@@ -288,7 +288,7 @@ static double price(struct space *s, const struct cost_plan *plan, const struct 
 {
     /* far from the numbers of items */
     const uint64_t at = ~((uint64_t)SPACE_ENDS_MAX * plan->ring_bytes + (uint64_t)(ends - s->ends)),
-                   key = marks + random_of(at);
+                   key = marks + random_mixed(at);
     struct space_priced *known = &s->priced[key % SPACE_PRICED];
     s->tried++;
     if (known->key != key || (isinf(known->seconds) && known->limit < limit))

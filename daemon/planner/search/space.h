@@ -94,7 +94,7 @@ struct space_tally {
 /* A number for something and its home, whose sums differ where the homes do. */
 static inline uint64_t space_mark(uint64_t of, uint32_t home)
 {
-    return random_of(of * SPACE_HOMES + home + 1);
+    return random_mixed(of * SPACE_HOMES + home + 1);
 }
 struct space_tally space_tally_of(const struct space *space, const enum plan_home *home);
 static inline void space_tally_move(const struct space *space, struct space_tally *tally, uint32_t item,
