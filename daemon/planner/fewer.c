@@ -13,7 +13,8 @@
 #include "daemon/planner/ideas.h"
 #include "daemon/planner/search/space.h"
 
-#define VARIANTS_MAX 32 /* of packing, and of numbers of places, each twice the one before */
+#define PLACES_MAX   15                     /* numbers of places, each twice the one before */
+#define VARIANTS_MAX (2 * (PLACES_MAX + 1)) /* with weights in VRAM plain and packed; and one tier */
 
 struct fewer {
     struct making m;
@@ -62,8 +63,9 @@ static int add_variants(struct fewer *f, struct helm_err *err)
     const uint32_t all = ledger_least_pages(&f->m.c, f->spec.ctx);
     for (int packing = PACKING_NONE; packing <= (packs ? PACKING_ALL : PACKING_NONE) && !rc; packing++) {
         rc = add_variant(f, (enum packing)packing, 0, 0, err);
-        for (uint32_t places = 1; two && !rc && places <= all && f->variants < VARIANTS_MAX; places *= 2)
-            rc = add_variant(f, (enum packing)packing, places, 2 * places < all ? 2 * places : all, err);
+        for (uint32_t places = 1, n = 1; two && !rc && places <= all && n <= PLACES_MAX; places *= 2, n++)
+            rc = add_variant(f, (enum packing)packing, places,
+                             n < PLACES_MAX && 2 * places < all ? 2 * places : all, err);
     }
     return rc;
 }
