@@ -3,6 +3,7 @@
 adds the CPU's to them, measures again what cannot be read; helm-plan prices by them; what helm-worker-gpu --measure refuses.
 
 HELM_BIN: folder of the programs. Run from the repository's root."""
+import copy
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from helmd_harness import run_tests
 BIN = os.path.abspath(os.environ["HELM_BIN"])
 SLOW = 6 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 HYBRID, DENSE = "tests/data/golden/qwen35moe", "tests/data/golden/qwen3"
+MEASURED = {}
 KINDS = {"gated delta net of bf16", "attention of bf16", "MLP of experts of bf16", "head of bf16"}
 
 
@@ -43,6 +45,17 @@ class Machine:
         run = self.run("helm-profile", "--programs", "--model", model, "--device", "emulated", *more)
         check(run.returncode == 0, run.stderr)
         return json.loads(run.stdout), run.stderr
+
+    def dense(self):
+        """The dense model, and its programs on the device, which the first test that asks measures for all."""
+        model = self.model(DENSE)
+        if not MEASURED:
+            MEASURED.update(self.programs(model, "--on", "device")[0])
+        programs = copy.deepcopy(MEASURED)
+        os.makedirs(os.path.dirname(self.kept(programs)), exist_ok=True)
+        with open(self.kept(programs), "w") as file:
+            json.dump(programs, file)
+        return model, programs
 
     def kept(self, programs):
         return os.path.join(self.cache, "helm/profiles", f"programs-{programs['key']}.json")
@@ -78,8 +91,7 @@ def test_each_kind_is_measured_once_and_again_when_it_cannot_be_read(m):
 
 
 def test_the_cpus_are_added_to_the_devices(m):
-    model = m.model(DENSE)
-    device, _ = m.programs(model, "--on", "device")
+    model, device = m.dense()
     both, said = m.programs(model)
     check(cells_of(both) == cells_of(device) and "on the device in" not in said, said)
     check(all(kind["exact"] for kind in both["kinds"]), both)
@@ -97,8 +109,7 @@ def test_a_model_that_the_device_has_no_room_or_kernels_for_has_the_cpus(m):
 
 
 def test_plans_are_priced_by_them(m):
-    model = m.model(DENSE)
-    programs, _ = m.programs(model, "--on", "device")
+    model, programs = m.dense()
     with open("profiles/h200-sapphire-rapids.json") as file:
         profile = dict(json.load(file), fingerprint=programs["fingerprint"])
     path = os.path.join(m.base, "profile.json")
@@ -125,8 +136,7 @@ def test_plans_are_priced_by_them(m):
 
 
 def test_invariance_is_decided_by_them_where_both_ways_were_measured(m):
-    model = m.model(DENSE)
-    programs, _ = m.programs(model, "--on", "device")
+    model, programs = m.dense()
     with open("profiles/h200-sapphire-rapids.json") as file:
         profile = dict(json.load(file), fingerprint=programs["fingerprint"])
     path = os.path.join(m.base, "profile.json")
