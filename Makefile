@@ -128,7 +128,9 @@ kernel_isa = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $(1))))))
 $(OBJ)/%.o: %.c | $(GEN_HEADERS)
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
+	$(call quick_mark,$*)
 	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(if $(findstring /kernels/,$<)$(findstring /quantize_,$<),$(KERNEL_OPT) $(call kernel_isa,$<)) $(call search_opt,$<) $(call test_opt,$<) $(call mode_opt,$<) -MMD -MP -c -o $@ $<
+	$(call quick_unmark,$*)
 
 define program_rule
 $(BIN)/$(1): $$(call obj_of,$$($(1)_MAIN) $$($(1)_LINK))

@@ -40,23 +40,18 @@ RELEASE_OF_tsan := $(MANY_INSTANCES) $(addprefix common/cpu/kernels/,blocks_ref 
 RELEASE_asan := $(if $(FULL),,$(RELEASE_OF_asan))
 RELEASE_tsan := $(RELEASE_OF_tsan)
 
-# MODE=release: `make test` (QUICK_KERNELS=1) compiles NOT_RUN_HERE at -Og, in a third of the time. Every other command compiles them anew, so
-# that slow kernels are never installed or shipped. QUICK_STAMP lists those that are slow now, or says "none"; `make test`
-# leaves optimised ones as they are.
-ifeq ($(MODE),release)
+# MODE=release: `make test` (QUICK_KERNELS=1) compiles NOT_RUN_HERE at -Og, in a third of the time, unless they lie there optimised. A file
+# .quick beside an object says that it is slow. Every other command compiles such objects anew, so that none is installed or shipped.
 QUICK_KERNELS ?=
-QUICK_STAMP := $(OBJ)/quick-kernels
-QUICK_HAVE := $(shell cat $(QUICK_STAMP) 2>/dev/null)
-QUICK_WANT := $(or $(if $(and $(QUICK_KERNELS),$(filter-out none,$(or $(QUICK_HAVE),some))),$(strip $(NOT_RUN_HERE))),none)
-ifneq ($(QUICK_HAVE),$(QUICK_WANT))
-.PHONY: $(QUICK_STAMP)
-endif
-$(QUICK_STAMP):
-	@mkdir -p $(@D)
-	@echo $(QUICK_WANT) >$@
-$(patsubst %.c,$(OBJ)/%.o,$(KERNEL_SRC) common/formats/quantize_avx512.c): | $(QUICK_STAMP)
-$(patsubst %,$(OBJ)/%.o,$(filter-out none,$(QUICK_WANT))): KERNEL_OPT += -Og
-$(patsubst %,$(OBJ)/%.o,$(sort $(filter-out none,$(QUICK_HAVE) $(QUICK_WANT)))): $(QUICK_STAMP)
+ifeq ($(MODE),release)
+QUICK_MADE := $(patsubst $(OBJ)/%.quick,%,$(wildcard $(OBJ)/common/cpu/kernels/*.quick $(OBJ)/common/formats/*.quick))
+QUICK_NOW := $(if $(QUICK_KERNELS),$(foreach k,$(NOT_RUN_HERE),$(if $(or $(filter $(k),$(QUICK_MADE)),$(if $(wildcard $(OBJ)/$(k).o),,absent)),$(k))))
+QUICK_ANEW := $(filter-out $(QUICK_NOW),$(QUICK_MADE))
+$(QUICK_NOW:%=$(OBJ)/%.o): KERNEL_OPT += -Og
+.PHONY: slow-until-now
+$(QUICK_ANEW:%=$(OBJ)/%.o): slow-until-now
+quick_mark = $(if $(filter $(1),$(QUICK_NOW)),@touch $(OBJ)/$(1).quick)
+quick_unmark = $(if $(filter $(1),$(QUICK_ANEW)),@rm $(OBJ)/$(1).quick)
 endif
 
 ifeq ($(MODE),asan)

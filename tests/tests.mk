@@ -33,7 +33,7 @@ SCRIPT_NOT_SANITIZED := setup against_transformers gateway_agents gateway_neighb
 # `make test` runs a script in the build that can find more; `make test-full`, with FULL=1, in both. Sanitized alone: what commands, the
 # gateway and the daemon do with whatever is said to them, whose time is spent waiting. The same programs of the release
 # build serve those of ONLY_release, of both, and of SCRIPT_NOT_SANITIZED.
-ONLY_asan := cli cli_chat cli_daemons cli_gguf client gateway gateway_doors gateway_guards gateway_places gateway_rerank gateway_responses gateway_scripted \
+ONLY_asan := cli cli_chat cli_daemons cli_gguf client gateway gateway_doors gateway_families gateway_guards gateway_places gateway_rerank gateway_responses gateway_scripted \
   gateway_users helmd helmd_changed helmd_edges helmd_experts helmd_hostile helmd_plan helmd_prefix helmd_sessions helmd_users pull
 # Arithmetic of workers and files: instrumented, the golden tests run the same workers, and tests/unit and the corpora read the
 # same files and grammars.
@@ -49,7 +49,9 @@ PARTS_asan_helmd_hybrids := snapshots written
 PARTS_asan_helmd_invariant := two_tiers next_turn come_back refused
 PARTS_asan_helmd_phases := killed
 PARTS_asan_helmd_split := every_plan streamed_weights either_worker refused_before sigterm not_there
+PARTS_asan_helmd_states := begin_at mix_no preempted session tiers least_used invariant refused
 PARTS_asan_helmd_tiers := every_way far_beyond come_back either_worker not_believed prefixes run_short whatever real_workers_that
+PARTS_asan_helmd_windows := several_windows prompts left preempted session invariant ledger
 PARTS_asan_scaled := fp8_of_blocks wrong
 PARTS_asan_quantize := every_mixture tokens_and other_tokenizers prices importance wrong
 PARTS_asan_weights := tied_head
@@ -154,12 +156,11 @@ test-prometheus: programs $(PYPROTO)/helm_pb2.py
 	@tools/setup.sh prometheus
 	HELM_BIN=$(abspath $(BIN)) HELM_PYPROTO=$(abspath $(PYPROTO)) /usr/bin/python3 tests/process/prometheus.py
 
-QUICK_FOR_TEST := $(if $(FULL),,QUICK_KERNELS=1)
 .PHONY: test check
 test:
 	@tools/setup.sh test
-	@$(MAKE_MODE) $(CUDA_FOR_TEST) $(QUICK_FOR_TEST) -j$(shell nproc) $(TEST_MODES:%=build-%)
-	@$(MAKE_MODE) $(CUDA_FOR_TEST) $(QUICK_FOR_TEST) check
+	@$(MAKE_MODE) $(CUDA_FOR_TEST) $(if $(FULL),,QUICK_KERNELS=1) -j$(shell nproc) $(TEST_MODES:%=build-%)
+	@$(MAKE_MODE) $(CUDA_FOR_TEST) check
 # The same, and every process test in both builds, in full.
 .PHONY: test-full
 test-full:

@@ -123,6 +123,29 @@ def architecture_tests(folder):
         check("... where objects for %s are there" % had, asked("install") == wanted, asked("install"))
 
 
+def kernel_tests(folder):
+    """`make test` compiles kernels quickly that this processor cannot run, and no other command leaves them so."""
+    plain = {k: v for k, v in os.environ.items() if k not in ("QUICK_KERNELS", "FULL", "MODE", "MAKEFLAGS", "MAKEOVERRIDES")}
+    kernels = folder + "/kernels/release/common/cpu/kernels"
+    quick, others = "common/cpu/kernels/blocks_avx512", "common/cpu/kernels/blocks_avx2"
+
+    def asked(what, *more):
+        return run("make", "-s", "show", "BUILD=" + folder + "/kernels", "--eval", "show: ; @echo $(%s)" % what, *more,
+                   env=dict(plain, HELM_CPU="avx2"))[1].split()
+    now = asked("QUICK_NOW", "QUICK_KERNELS=1")
+    check("make test compiles kernels quickly that it cannot run", quick in now and others not in now, now)
+    check("... all others compile them as they are installed", asked("QUICK_NOW") == [], asked("QUICK_NOW"))
+    os.makedirs(kernels)
+    for name in ("blocks_avx512.o", "attention_avx512.o", "attention_avx512.quick", "gemm_avx2.quick"):
+        open(os.path.join(kernels, name), "w").close()
+    now = asked("QUICK_NOW", "QUICK_KERNELS=1")
+    check("... make test leaves those that are optimised", quick not in now and "common/cpu/kernels/attention_avx512" in now, now)
+    anew = asked("QUICK_ANEW", "QUICK_KERNELS=1")
+    check("... and compiles anew what it can run now", anew == ["common/cpu/kernels/gemm_avx2"], anew)
+    anew = asked("QUICK_ANEW")
+    check("... all others whatever is quick", sorted(anew) == ["common/cpu/kernels/attention_avx512", "common/cpu/kernels/gemm_avx2"], anew)
+
+
 def main():
     root = tempfile.mkdtemp(prefix="helm-install-")
     folder = tempfile.mkdtemp(prefix="helm-smoke-")
@@ -141,6 +164,7 @@ def main():
         completion_tests(usr)
         library_tests(usr, folder)
         architecture_tests(folder)
+        kernel_tests(folder)
         with open(usr + "/bin/another", "w") as f:
             f.write("not HELM's")
         code, out, err = install("uninstall", root)

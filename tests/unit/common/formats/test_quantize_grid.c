@@ -42,19 +42,20 @@ static float normal(void)
 }
 
 /* The least error of `dims` magnitudes, one of them perhaps turned (-1: none), at a scale; with a price of turning one, in even
- * grids of eight. */
+ * grids of eight, where magnitudes are not negative. Errors only grow, so an entry is left when it is worse than another. */
 static double entry_error(const struct grid *g, const double *x, const float *w, double scale, bool turns)
 {
     double least = INFINITY;
     for (int e = 0; e < g->entries; e++) {
         const uint64_t entry = g->eights ? g->eights[e] : g->fours[e];
         double error = 0, turn = INFINITY;
-        for (int i = 0; i < g->dims; i++) {
+        for (int i = 0; i < g->dims && error < least; i++) {
             const double v = (double)(entry >> 8 * i & 255), off = x[i] - scale * v;
             error += (double)w[i] * off * off;
-            turn = fmin(turn, 4 * (double)w[i] * x[i] * scale * v);
+            if (turns) turn = fmin(turn, 4 * (double)w[i] * x[i] * scale * v);
         }
-        least = fmin(least, turns ? error + turn : error);
+        if (turns) error += turn;
+        if (error < least) least = error;
     }
     return least;
 }
@@ -82,7 +83,7 @@ static double search(const struct grid *g, const float *x, const float *w)
         const float d =
             convert_f16_f32(convert_f32_f16((float)(most / g->top / 31 / g->times * (0.78 + 0.05 * s))));
         double all = 0;
-        for (int at = 0; at < VALUES; at += g->group) {
+        for (int at = 0; at < VALUES && all < best; at += g->group) {
             double least = INFINITY;
             for (int count = 2; count < 16;
                  count++) { /* values are of one size: no group's scale is so small */
