@@ -31,7 +31,7 @@ int chunks_lengthen(struct making *m, struct plan *plan, struct arena_spec *aren
         int rc = prompt_seconds(m, twice, now, plan, &shorter, err);
         if (!rc) rc = prompt_seconds(m, twice, twice, plan, &longer, err);
         const bool pays = !rc && longer <= (1 - WORTH_ROOM) * shorter &&
-                          ledger_workspace_bytes(&m->c, &room) <= prefill_buffers_most(&m->c);
+                          ledger_workspace_bytes(&m->c, &room) <= prefill_buffers_most(&m->c, ctx, twice);
         if (pays) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, arena, err);
         if (pays && !rc && ledger_fits(plan)) continue;
         plan->step_tokens = m->wish.step_tokens = now;

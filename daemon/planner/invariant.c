@@ -1,6 +1,7 @@
 /* The choice of an invariant plan. See invariant.h. */
 #include "daemon/planner/invariant.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -33,24 +34,43 @@ struct price {
 };
 
 static int predict(const struct planner_request *request, const struct plan *plan, uint32_t sequences,
-                   struct planner_prediction *prediction, struct helm_err *err)
+                   uint32_t context, struct planner_prediction *prediction, struct helm_err *err)
 {
-    return planner_predict(request, plan, sequences, planner_typical_context(request, plan->context_tokens),
+    return planner_predict(request, plan, sequences, context,
                            request->prompt ? request->prompt : PLANNER_PROMPT_TOKENS, prediction, err);
 }
 
 static int price_of(const struct planner_request *request, struct plan *plan, uint32_t direct_permille,
-                    struct price *price, struct helm_err *err)
+                    uint32_t context, struct price *price, struct helm_err *err)
 {
     struct planner_prediction with, without;
     become(plan, false, direct_permille);
-    int rc = predict(request, plan, price->sequences, &without, err);
+    int rc = predict(request, plan, price->sequences, context, &without, err);
     become(plan, true, direct_permille);
-    if (!rc) rc = predict(request, plan, price->sequences, &with, err);
+    if (!rc) rc = predict(request, plan, price->sequences, context, &with, err);
     if (rc) return rc;
     price->decode = with.decode.seconds / without.decode.seconds;
     price->first = with.ttft.seconds / without.ttft.seconds;
     return 0;
+}
+
+/* The worse of what a short context and the typical one lose, by rates and as forecasts say it: these go by the model's own programs
+ * where there are some, and attention is not alike in error. */
+static int price_batch(const struct planner_request *asked, const struct planner_request *request,
+                       struct plan *plan, uint32_t direct_permille, struct price *worst, struct helm_err *err)
+{
+    const uint32_t typical = planner_typical_context(asked, plan->context_tokens),
+                   context[] = {typical, typical < PLANNER_SHORT_CONTEXT ? typical : PLANNER_SHORT_CONTEXT};
+    const struct planner_request *const by[] = {request, asked};
+    int rc = 0;
+    for (int i = 0; i < 4 && !rc; i++) {
+        if ((i / 2 && asked == request) || (i % 2 && context[1] == typical)) continue;
+        struct price price = {.sequences = worst->sequences};
+        rc = price_of(by[i / 2], plan, direct_permille, context[i % 2], &price, err);
+        worst->decode = fmax(worst->decode, price.decode);
+        worst->first = fmax(worst->first, price.first);
+    }
+    return rc;
 }
 
 /* No rates are those of several tokens that the CPU multiplies each as one, nor of a GPU's attention in a chain's order, which it may
@@ -70,7 +90,8 @@ static int price_several(const struct planner_request *request, struct plan *pla
     *known = measured || plan->slots < 2 || !lacks_rates(request->profile, plan);
     for (uint32_t n = 2; n <= ENGINE_FEW_TOKENS && n <= plan->slots && *known && !rc; n *= 2) {
         struct price price = {.sequences = n};
-        rc = price_of(request, plan, direct_permille, &price, err);
+        rc = price_of(request, plan, direct_permille, planner_typical_context(request, plan->context_tokens),
+                      &price, err);
         if (!rc && (n == 2 || price.decode > worst->decode)) *worst = price;
     }
     return rc;
@@ -125,8 +146,9 @@ int invariant_decide(const struct planner_request *asked, bool given, struct pla
     /* Both sides by programs or both by rates, so that they have the same errors. */
     struct planner_request by_rates = *asked;
     struct profile rates = {.programs = NULL};
-    const bool measured = is_measured(asked, plan);
-    const struct planner_request *const request = measured ? asked : &by_rates;
+    const bool measured = is_measured(asked, plan),
+               mixes = !measured && asked->profile && asked->profile->programs;
+    const struct planner_request *const request = mixes ? &by_rates : asked;
     if (asked->profile) rates = *asked->profile, by_rates.profile = &rates;
     rates.programs = NULL;
     const uint32_t direct = plan->kv_direct_permille;
@@ -144,7 +166,7 @@ int invariant_decide(const struct planner_request *asked, bool given, struct pla
     struct price several = {.decode = 1};
     const bool priced = request->profile != NULL && !was;
     bool known = true;
-    int rc = priced ? price_of(request, plan, direct, &batch, err) : 0;
+    int rc = priced ? price_batch(asked, request, plan, direct, &batch, err) : 0;
     if (priced && !rc) rc = price_several(request, plan, direct, measured, &several, &known, err);
     if (rc) return rc;
     const char *why = "by configuration";

@@ -24,11 +24,14 @@ static int gpu_seconds(const struct ledger_case *c, const struct profile *profil
     return 0;
 }
 
-/* Parts of experts have a sum of each, so that a chunk has room for as many tokens as of whole ones: each chunk streams all. */
-uint64_t prefill_buffers_most(const struct ledger_case *c)
+/* Parts of experts have a sum of each, so that a chunk has room for as many tokens as of whole ones: each chunk streams all. Where
+ * the context is long for the chunk a prompt may have many of them, so they may have twice the room. */
+uint64_t prefill_buffers_most(const struct ledger_case *c, uint32_t ctx, uint32_t tokens)
 {
     const uint64_t most = c->machine->device.limit / PREFILL_VRAM_PARTS;
-    return model_expert_parts(&c->model->config) > 1 ? 2 * most : most;
+    const bool parts = model_expert_parts(&c->model->config) > 1,
+               is_long = ctx / tokens >= PREFILL_MANY_CHUNKS;
+    return most << (parts + is_long);
 }
 
 int prefill_step_tokens(const struct ledger_case *c, const struct profile *profile, uint32_t ctx,
@@ -54,7 +57,7 @@ int prefill_step_tokens(const struct ledger_case *c, const struct profile *profi
         double computing;
         int rc = gpu_seconds(c, profile, *tokens, &computing, err);
         if (rc) return rc;
-        if (computing >= copying || bytes > prefill_buffers_most(c)) break;
+        if (computing >= copying || bytes > prefill_buffers_most(c, ctx, 2 * *tokens)) break;
         *tokens *= 2;
     }
     return 0;

@@ -13,8 +13,10 @@
 #define PREFILL_VRAM_PARTS                                                                                   \
     32 /* of the device's memory, a part that a chunk's buffers may take: weights gain more by the rest */
 
-/* Bytes that a chunk's buffers may take. */
-uint64_t prefill_buffers_most(const struct ledger_case *c);
+#define PREFILL_MANY_CHUNKS 8 /* of a context: so many make the chunk's part twice as large */
+
+/* Bytes that the buffers of a chunk of `tokens` may take beside a context. */
+uint64_t prefill_buffers_most(const struct ledger_case *c, uint32_t ctx, uint32_t tokens);
 /* The chunk that a plan of this case should have: long enough that the GPU computes for about as long as the
  * link takes for the weights that do not fit in VRAM, since a chunk cannot be faster than that. A power of
  * two from LEDGER_STEP_TOKENS to PREFILL_CHUNK_MAX, no longer than the context, and such that the device has

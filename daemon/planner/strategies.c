@@ -2,10 +2,12 @@
  *
  * The search of `best` has every home in its space, the splits of the thesis among them, but it looks in less memory: its plans have
  * a ring and longer chunks for prompts, and some weights packed. So each restricted strategy is planned as it would be if it was
- * asked for, and its plan is taken if its decode step is faster. By this no restriction of the planner gains anything. */
+ * asked for, and its plan is taken if its decode step is faster. By this no restriction of the planner gains anything that counts:
+ * such plans stream nothing for prompts, so one must gain more than searches differ by where `best` does. */
 #include <math.h>
 
 #include "daemon/planner/ideas.h"
+#include "daemon/planner/profile/worth.h"
 
 /* In the order of what they cost to search. `mixed` is tried by experts.c. */
 static const enum search_strategy simpler[] = {SEARCH_ALL_CPU, SEARCH_ALL_GPU, SEARCH_THESIS,
@@ -15,6 +17,12 @@ static bool applies(const struct making *m, enum search_strategy strategy)
 {
     if (strategy == SEARCH_ALL_CPU) return !m->required;
     return strategy != SEARCH_EXPERTS_CPU || m->r->model->config.router.experts;
+}
+
+static bool is_better(const struct candidate *seen, const struct candidate *best)
+{
+    const bool gives_up = plan_phase_count(&best->plan) > 1 && plan_phase_count(&seen->plan) == 1;
+    return !best->fits || seen->seconds < (gives_up ? 1 - WORTH_NOTING : 1) * best->seconds;
 }
 
 int strategies_try(struct making *m, const struct spec *spec, struct candidate *best, struct helm_err *err)
@@ -32,8 +40,7 @@ int strategies_try(struct making *m, const struct spec *spec, struct candidate *
         if (!rc) rc = experts_try_shared(m, &other, &seen, err);
         if (!rc && seen.fits) rc = making_decode_seconds(m, &seen.plan, 0, &seen.seconds, err);
         if (!rc && seen.fits) m->floor = fmin(m->floor, seen.seconds);
-        candidate_keep(m, best, &seen,
-                       !rc && seen.fits && !cpu && (!best->fits || seen.seconds < best->seconds));
+        candidate_keep(m, best, &seen, !rc && seen.fits && !cpu && is_better(&seen, best));
     }
     return rc;
 }

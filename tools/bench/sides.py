@@ -165,7 +165,7 @@ class Helm:
     def prepare(self, o, cells, model):
         """The plan that helmd will run and what helm-plan says of it half way through each answer."""
         cell = cells[0]
-        machine = ["--ctx", str(cell.context), "--batch", str(cell.sequences), *ceiling(cell.vram)]
+        machine = ["--ctx", str(cell.context), "--batch", str(cell.sequences), "--parallel", str(cell.sequences), *ceiling(cell.vram)]
         sizes = [*machine, "--prompt", str(cell.prompt)]
         plan, now = self.helm_plan(o, model, sizes + list(cell.plan) + self.more), []
         if o.now:
