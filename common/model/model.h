@@ -18,6 +18,7 @@
 #include "common/model/unit.h"
 
 enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_FACTORS, ROPE_LONG, ROPE_PART };
+const char *rope_kind_name(enum rope_kind kind);
 struct rope_config {
     enum rope_kind kind;
     double theta;

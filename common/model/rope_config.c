@@ -13,6 +13,15 @@
 #define ROPE_FACTOR_MIN 1e-3
 #define ROPE_FACTOR_MAX 1e6
 
+const char *rope_kind_name(enum rope_kind kind)
+{
+    static const char *const names[] = {
+        [ROPE_DEFAULT] = "default",  [ROPE_LINEAR] = "linear",   [ROPE_LLAMA3] = "llama3",
+        [ROPE_YARN] = "yarn",        [ROPE_FACTORS] = "factors", [ROPE_LONG] = "longrope",
+        [ROPE_PART] = "proportional"};
+    return names[kind];
+}
+
 static int read_kind(const json_t *scaling, enum rope_kind *kind, struct helm_err *err)
 {
     static const struct {

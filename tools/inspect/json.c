@@ -9,9 +9,8 @@ static json_t *number(uint64_t value)
 
 static json_t *rope_json(const struct rope_config *rope)
 {
-    static const char *const names[] = {"default", "linear", "llama3", "yarn", "factors", "longrope"};
-    json_t *root =
-        json_pack("{s:s, s:f, s:f}", "kind", names[rope->kind], "theta", rope->theta, "factor", rope->factor);
+    json_t *root = json_pack("{s:s, s:f, s:f}", "kind", rope_kind_name(rope->kind), "theta", rope->theta,
+                             "factor", rope->factor);
     if (root && rope->kind == ROPE_LLAMA3) {
         json_object_set_new(root, "low_freq_factor", json_real(rope->low_freq_factor));
         json_object_set_new(root, "high_freq_factor", json_real(rope->high_freq_factor));

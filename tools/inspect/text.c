@@ -39,10 +39,12 @@ static void print_shape(FILE *out, enum tensor_role role, uint64_t rows, uint64_
 
 static void print_rope(const struct rope_config *rope, FILE *out)
 {
-    static const char *const names[] = {"default", "linear", "llama3", "yarn", "factors", "longrope"};
-    fprintf(out, "rope           %s, theta %g", names[rope->kind], rope->theta);
+    fprintf(out, "rope           %s, theta %g", rope_kind_name(rope->kind), rope->theta);
     if (rope->dims) fprintf(out, ", %u of each head", rope->dims);
-    if (rope->kind != ROPE_DEFAULT && rope->kind != ROPE_FACTORS) fprintf(out, ", factor %g", rope->factor);
+    if (rope->kind == ROPE_PART)
+        fprintf(out, ", %g of the pairs turn", rope->part);
+    else if (rope->kind != ROPE_DEFAULT && rope->kind != ROPE_FACTORS)
+        fprintf(out, ", factor %g", rope->factor);
     if (rope->kind == ROPE_LLAMA3)
         fprintf(out, ", low %g, high %g", rope->low_freq_factor, rope->high_freq_factor);
     if (rope->kind == ROPE_YARN)
