@@ -73,7 +73,10 @@ static void cut_tensors_have_whole_experts_bytes(void **state)
                   UINT64_C(1) << TENSOR_ROUTER | UINT64_C(1) << TENSOR_DOWN_EXPERTS},
                  {"tests/data/golden/gptoss", 3,
                   UINT64_C(1) << TENSOR_ROUTER | UINT64_C(1) << TENSOR_ROUTER_BIAS |
-                      UINT64_C(1) << TENSOR_DOWN_EXPERTS | UINT64_C(1) << TENSOR_DOWN_EXPERTS_BIAS}};
+                      UINT64_C(1) << TENSOR_DOWN_EXPERTS | UINT64_C(1) << TENSOR_DOWN_EXPERTS_BIAS},
+                 {"tests/data/golden/gemma4moe", 2,
+                  UINT64_C(1) << TENSOR_ROUTER | UINT64_C(1) << TENSOR_EXPERT_SCALE |
+                      UINT64_C(1) << TENSOR_DOWN_EXPERTS}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct model whole, cut;
         struct model_shards shards, again;
