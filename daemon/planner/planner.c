@@ -255,8 +255,15 @@ static void take_faster(struct plan *plan, struct arena_spec *spec, double *rate
     plan_free(other);
 }
 
+/* The most sequences that a plan for `at_once` may decode together: its pool may have room for more contexts than theirs. */
+static uint32_t most_at_once(const struct planner_request *r, uint32_t at_once, uint32_t ctx)
+{
+    const uint32_t contexts = LEDGER_POOL_TOKENS / ctx, most = contexts > at_once ? contexts : at_once;
+    return most < r->batch ? most : r->batch;
+}
+
 /* A plan of the same context for `at_once` sequences, in the place of this one if it makes more of the request's; none where it is
- * certain that so many make fewer. */
+ * certain that it makes fewer. */
 static int try_fewer(const struct planner_request *r, uint32_t at_once, struct plan *plan,
                      struct arena_spec *spec, double *rate, struct helm_err *err)
 {
@@ -268,7 +275,7 @@ static int try_fewer(const struct planner_request *r, uint32_t at_once, struct p
     fewer.wish.ctx = plan->context_tokens;
     fewer.batch = fewer.wish.batch = at_once;
     fewer.refusal = NULL;
-    const double enough = at_once / *rate;
+    const double enough = most_at_once(r, at_once, plan->context_tokens) / *rate;
     int rc = fewer_bound(&fewer, enough, &seen, err);
     if (rc || seen >= enough) return rc;
     seen = 0;

@@ -158,6 +158,24 @@ static void best_is_the_best(void **state)
     assert_true(bounds && bound_parts / bounds > 0.8);
 }
 
+/* A plan for 5 has room in its pool for 6: together these make more than 10 do with their own plan, and than 5. */
+static void a_pool_has_room_for_more(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct plan plan = {0};
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    case_open(&c, "qwen3-4b", "thesis-rtx3090", 0);
+    c.request.machine.device.limit = 10 * GIB;
+    c.request.wish.ctx = 2048;
+    c.request.batch = c.request.wish.batch = c.request.wish.slots = 10;
+    if (planner_make(&c.request, &plan, &spec, &err)) fail_msg("%s", err.text);
+    assert_int_equal(planner_at_once(&c.request, &plan), 6);
+    plan_free(&plan);
+    case_close(&c);
+}
+
 /* The case that was reported: two tiers are faster with short contexts, and slower than a split of the thesis in the step that is shown. */
 static void a_long_batch_is_no_slower_than_a_split(void **state)
 {
@@ -190,6 +208,7 @@ static void a_long_batch_is_no_slower_than_a_split(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(best_is_the_best),
+                                       cmocka_unit_test(a_pool_has_room_for_more),
                                        cmocka_unit_test(a_long_batch_is_no_slower_than_a_split)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
