@@ -208,8 +208,8 @@ struct memory_wish making_memory_wish(const struct making *m, const struct spec 
                                 .cpu = spec->strategy != SEARCH_ALL_GPU && spec->strategy != SEARCH_STREAM};
 }
 
-/* Wishes for long prompts are given up where nothing fits with them, and where the plan that was found does without: first long
- * chunks, then the ring. */
+/* Wishes for long prompts are given up where nothing fits with them, half of a long chunk after the other, then the ring; both where
+ * the plan that was found does without. */
 static int tighten(struct making *m, const struct spec *spec, struct memory_wish *wish,
                    const struct cost_table *prices, struct candidate *out, struct helm_err *err)
 {
@@ -222,7 +222,7 @@ static int tighten(struct making *m, const struct spec *spec, struct memory_wish
         const bool idle = out->fits && !plan_has_home(&out->plan, PLAN_HOME_STREAM);
         if ((!out->fits || idle) && (longer || wish->prefill)) {
             if (idle || !longer) wish->prefill = false;
-            if (longer) m->wish.step_tokens = LEDGER_STEP_TOKENS;
+            if (longer) m->wish.step_tokens = idle ? LEDGER_STEP_TOKENS : m->wish.step_tokens / 2;
             wish->pages = ledger_least_pages(&m->c, spec->ctx);
             wish->less_vram = wish->less_host = 0;
             continue;

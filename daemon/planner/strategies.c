@@ -19,10 +19,12 @@ static bool applies(const struct making *m, enum search_strategy strategy)
     return strategy != SEARCH_EXPERTS_CPU || m->r->model->config.router.experts;
 }
 
-static bool is_better(const struct candidate *seen, const struct candidate *best)
+/* A restricted plan's seconds as they count beside `best`. */
+static double counted(const struct candidate *seen, const struct candidate *best)
 {
-    const bool gives_up = plan_phase_count(&best->plan) > 1 && plan_phase_count(&seen->plan) == 1;
-    return !best->fits || seen->seconds < (gives_up ? 1 - WORTH_NOTING : 1) * best->seconds;
+    const bool gives_up =
+        best->fits && plan_phase_count(&best->plan) > 1 && plan_phase_count(&seen->plan) == 1;
+    return seen->seconds / (gives_up ? 1 - WORTH_NOTING : 1);
 }
 
 int strategies_try(struct making *m, const struct spec *spec, struct candidate *best, struct helm_err *err)
@@ -39,8 +41,10 @@ int strategies_try(struct making *m, const struct spec *spec, struct candidate *
         rc = packing_best(m, &other, NULL, &seen, err);
         if (!rc) rc = experts_try_shared(m, &other, &seen, err);
         if (!rc && seen.fits) rc = making_decode_seconds(m, &seen.plan, 0, &seen.seconds, err);
-        if (!rc && seen.fits) m->floor = fmin(m->floor, seen.seconds);
-        candidate_keep(m, best, &seen, !rc && seen.fits && !cpu && is_better(&seen, best));
+        const double seconds = !rc && seen.fits ? counted(&seen, best) : INFINITY;
+        m->floor = fmin(m->floor, seconds);
+        candidate_keep(m, best, &seen,
+                       seconds < INFINITY && !cpu && (!best->fits || seconds < best->seconds));
     }
     return rc;
 }
