@@ -273,11 +273,16 @@ static int try_fewer(const struct planner_request *r, uint32_t at_once, struct p
     double seen = 0;
     fewer.typical = planner_typical_context(r, plan->context_tokens);
     fewer.wish.ctx = plan->context_tokens;
-    fewer.batch = fewer.wish.batch = at_once;
     fewer.refusal = NULL;
-    const double enough = most_at_once(r, at_once, plan->context_tokens) / *rate;
-    int rc = fewer_bound(&fewer, enough, &seen, err);
-    if (rc || seen >= enough) return rc;
+    int rc = 0;
+    bool certain = true; /* whichever number of sequences it has room for */
+    for (uint32_t n = at_once; n <= most_at_once(r, at_once, plan->context_tokens) && certain && !rc; n++) {
+        fewer.batch = fewer.wish.batch = n;
+        rc = fewer_bound(&fewer, n / *rate, &seen, err);
+        certain = seen >= n / *rate;
+    }
+    if (rc || certain) return rc;
+    fewer.batch = fewer.wish.batch = at_once;
     seen = 0;
     rc = make_one(&fewer, &other, &room, err);
     fewer.batch = r->batch; /* its pool may have room for more of them */
