@@ -17,6 +17,7 @@ WORKER_CPU_SRC := \
   worker-cpu/program/program.c \
   worker-cpu/program/read_ahead.c \
   worker-cpu/program/state.c \
+  worker-cpu/program/tier.c \
   worker-cpu/step.c \
   worker-cpu/weights/pack.c \
   worker-cpu/weights/weights.c

@@ -38,6 +38,7 @@ WORKER_GPU_SRC := \
   worker-gpu/program/experts.c \
   worker-gpu/program/issue.c \
   worker-gpu/program/math.c \
+  worker-gpu/program/places.c \
   worker-gpu/program/memory.c \
   worker-gpu/program/pieces.c \
   worker-gpu/program/print.c \
