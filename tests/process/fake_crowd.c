@@ -1,5 +1,5 @@
-/* A crowd of clients in one process: COUNT connections that ask an HTTP server for PATH for SECONDS, each again as soon as it
- * has its answer. `new`: a new connection for each request; `kept`: the same one. Prints how many answers came, and how many
+/* A crowd of clients in one process: COUNT connections that ask an HTTP server for PATH, each again as soon as it has its
+ * answer, until SECONDS after all have begun; on a machine that is so busy that none was answered by then, until one is. `new`: a new connection for each request; `kept`: the same one. Prints how many answers came, and how many
  * connections ended without one. Called by gateway_neighbours.py, for what one client can do to others.
  *
  *     fake_crowd PORT new|kept COUNT SECONDS PATH [ADDRESS it comes from] */
@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #define DESCRIPTORS 16384
+#define WAITS_S     30 /* for a first answer */
 
 static struct {
     int epoll_fd;
@@ -102,9 +103,10 @@ int main(int argc, char **argv)
     crowd.length =
         (size_t)snprintf(crowd.request, sizeof crowd.request, "GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n",
                          argv[5], crowd.kept ? "" : "Connection: close\r\n");
-    const double begin = now(), end = begin + atof(argv[4]);
+    const double begin = now();
     for (int i = 0; i < atoi(argv[3]); i++) join();
-    while (now() < end) {
+    const double end = now() + atof(argv[4]);
+    while (now() < end + (crowd.answers ? 0 : WAITS_S)) {
         const int count = epoll_wait(crowd.epoll_fd, events, 256, 100);
         for (int i = 0; i < count; i++) see(&events[i]);
     }

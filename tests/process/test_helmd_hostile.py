@@ -87,7 +87,7 @@ def with_keys(*options, keys=("",), **named):
     with open(os.path.join(base, "clients"), "wb") as f:
         for (public, _), word in zip(pairs, keys):
             f.write(public + b" " + word.encode() + b"\n")
-    port = 20000 + os.getpid() % 20000
+    port = 20000 + os.getpid() % 12000  # below what the kernel gives to sockets that connect
     tcp = f"tcp://127.0.0.1:{port}"
     d = Daemon("--listen", tcp, "--listen", f"ipc://{base}/local.sock", "--curve-secret-key-file", os.path.join(base, "server"),
                "--curve-clients-file", os.path.join(base, "clients"), *options, base=base, **named)

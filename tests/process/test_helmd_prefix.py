@@ -98,7 +98,7 @@ def test_off_and_peers():
         for name, text in [("server", server[1]), ("clients", one[0] + b"\n" + two[0])]:
             with open(os.path.join(base, name), "wb", opener=lambda p, f: os.open(p, f, 0o600)) as f:
                 f.write(text)
-        endpoint = f"tcp://127.0.0.1:{random.randrange(20000, 60000)}"
+        endpoint = f"tcp://127.0.0.1:{random.randrange(20000, 32000)}"
         with running("--prefix-cache", "peer", "--listen", endpoint, "--curve-secret-key-file",
                      os.path.join(base, "server"), "--curve-clients-file", os.path.join(base, "clients")):
 
