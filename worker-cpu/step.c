@@ -11,14 +11,13 @@
 
 /* The program of the layers. HELM_E_LIMIT: the plan has none for such a step. */
 static int choose_program(const struct step_programs *programs, const struct batch *batch,
-                          const struct program **program, uint32_t *of_phase, struct helm_err *err)
+                          const struct program **program, struct helm_err *err)
 {
     struct plan_schedule schedule;
     int rc = plan_schedule_of(programs->plan, batch->flags, batch->token_count, &schedule, err);
     if (rc) return rc;
     const uint32_t phase = schedule.phase;
     const enum op_tier tier = schedule.chunk ? OP_TIER_CHUNK : program_tier_of(batch->token_count);
-    *of_phase = phase;
     *program = &programs->tier[phase][tier];
     if (tier == OP_TIER_FEW && batch->token_count <= programs->apart[phase].few)
         *program = &programs->apart[phase];
@@ -55,7 +54,6 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
              struct step_result *result, struct helm_err *err)
 {
     uint64_t start_ns = units_now_ns(), bytes = 0;
-    uint32_t phase = 0;
     run->wait_ns = run->linear_ns = run->attention_ns = run->sample_ns = 0;
     struct batch *batch = &run->batch;
     const bool head = programs->plan->head == programs->self;
@@ -67,17 +65,17 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
     for (uint32_t i = 0; i < batch->row_count; i++) run->row[i] = (struct run_row){.in = &batch->row[i]};
     if (batch->row_count) {
         bool draws = programs->head_one.count && batch->sample_count;
-        rc = choose_program(programs, batch, &run->program[0], &phase, err);
+        rc = choose_program(programs, batch, &run->program[0], err);
         if (rc) return rc;
         run->program[1] = !draws                                            ? NULL
                           : batch->sample_count == 1                        ? &programs->head_one
                           : batch->sample_count <= programs->head_apart.few ? &programs->head_apart
                                                                             : &programs->head_many;
         bytes = run->program[0]->bytes + (run->program[1] ? run->program[1]->bytes : 0);
-        state_begin(run->states, run->pool, batch, phase);
+        state_begin(run->states, run->pool, batch, run->program[0]->phase);
         rc = execute_run(run, err);
         if (rc) return rc;
-        state_end(run->states, run->pool, batch, phase);
+        state_end(run->states, run->pool, batch, run->program[0]->phase);
         if (head && batch->pool_count) pool_rows(run);
     }
     result->compute_ns = units_now_ns() - start_ns - run->wait_ns;

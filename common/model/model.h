@@ -319,7 +319,7 @@ uint32_t model_paged_layers(const struct model_config *config);
 /* Bytes of KV cache one token needs over `layers` layers without a window at `kv_dtype`. */
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype);
 
-/* Of one of its tables: inv_freq[dims / 2] (dims 0: head_dim) in float32 as transformers computes it
+/* One of its tables: inv_freq[dims / 2] (dims 0: head_dim) in float32 as transformers computes it
  * (ROPE_INIT_FUNCTIONS), and the factor that multiplies cos and sin (1 except for yarn and longrope).
  * `context` is what the run is planned for, which chooses a longrope's factors. Angle = (float)position *
  * inv_freq[i]. */

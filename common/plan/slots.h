@@ -1,7 +1,7 @@
-/* Where slots of experts lie in VRAM: of each unit at home on `mixed` its gates, then ups, then downs, a slot
- * behind the other; behind all of them the tables that say which expert is in which slot. Slots of packed
- * experts have the matrix's table of offsets in front, as it lies in front of the matrix, and are as large as
- * an expert is by its shape and a part more: a larger one has none.
+/* Where slots of experts lie in VRAM. Each unit at home on `mixed` has its gates, then ups, then downs, one slot
+ * after the other. The tables that say which expert is in which slot come after all of them. Slots of packed
+ * experts begin with the matrix's table of offsets, as the matrix does. They are as large as an expert is by its
+ * shape and a part more; a larger expert has no slot.
  *
  * Called by the planner's ledger and by the GPU worker, which allocates and fills that memory. Pure. */
 #pragma once

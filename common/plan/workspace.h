@@ -135,9 +135,9 @@ struct plan_staging_case {
 struct plan_staging {
     uint32_t piece;   /* pages of a piece, whole tiles; 0: no pieces */
     uint32_t pages;   /* in all, of one layer each */
-    uint32_t windows; /* likewise of windows: behind the pages; with one tier they take the place of pages */
+    uint32_t windows; /* likewise of windows: after the pages; with one tier they take the place of pages */
 };
-/* Of it the bytes, by those of a page of one layer and of a window's. */
+/* Its bytes, by those of a page of one layer and of a window's. */
 uint64_t plan_staging_bytes(const struct plan_staging *staging, uint64_t page, uint64_t window);
 struct plan_staging plan_staging_of(const struct plan_staging_case *c);
 struct plan_staging plan_staging(const struct plan *plan);

@@ -73,7 +73,7 @@
  * positions below host_tokens are read by its kernel.
  *
  * Experts at home in both memories. In every step the GPU puts each such layer's tokens into the lane `ask`:
- * the residual stream [capacity][hidden], behind it for each token and choice which expert the CPU computes
+ * the residual stream [capacity][hidden], after it for each token and choice which expert the CPU computes
  * (ARENA_EXPERT_NONE: the GPU does), [capacity][experts_chosen], and its weight, likewise; capacity is
  * step_tokens. The CPU answers in `sum` with their weighted sum, [token][hidden]. Tickets count those layers,
  * from 1 on, in both lanes. Which of them lie in VRAM the GPU worker alone knows.

@@ -543,7 +543,7 @@ int program_lower(const struct program_source *source, uint32_t phase, enum op_t
                            .few = tier == OP_TIER_FEW && few_of(source),
                            .err = err};
     low.tiled = tier != OP_TIER_ONE && !low.few;
-    *program = (struct program){.tiled = low.tiled, .few = low.few ? few_of(source) : 0};
+    *program = (struct program){.phase = phase, .tiled = low.tiled, .few = low.few ? few_of(source) : 0};
     struct plan_span *spans = NULL;
     uint32_t span_count = 0;
     low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);

@@ -129,6 +129,7 @@ bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum op_tier t
 struct program {
     struct program_entry *entry;
     uint32_t count;
+    uint32_t phase; /* of the plan; the head's: 0 */
     bool tiled;     /* linears take tiled inputs (several tokens) */
     uint32_t few;   /* several tokens, this many at most, each with the bits of one; 0: not so */
     uint64_t bytes; /* of weights read by one run, as they lie in memory */

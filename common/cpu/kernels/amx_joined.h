@@ -1,5 +1,5 @@
-/* Gates and ups of a gated MLP by AMX, joined and rounded to the input of the product behind them. Included
- * by gemm_amx.c behind amx_body.h; on a software model of tiles by tests/kernels/test_amx_model.c.
+/* Gates and ups of a gated MLP by AMX, joined and rounded to the input of the product after them. Included
+ * by gemm_amx.c after amx_body.h; on a software model of tiles by tests/kernels/test_amx_model.c.
  *
  * AMX_JOINED rows of gates and as many of ups pass an input's columns together (amx_blocks.h), so their sums
  * rest in scratch side by side, and an input is read from far away once for both. A tile of sums has a token

@@ -3,7 +3,7 @@
  *
  * Included by files compiled for AMX. The process must have asked the kernel for tile state (cpu_enable_amx),
  * and a thread calls tiles_begin, or tiles_shape for shapes of its own, before its first tile and tiles_end
- * behind its last: a hyperthread beside it wants the registers. */
+ * after its last: a hyperthread beside it wants the registers. */
 #pragma once
 
 #include <immintrin.h>

@@ -143,7 +143,7 @@ static void tiled_queries(int8_t *q, float *worth, const float *const *from, siz
 /* ---- scores ---- */
 
 /* Where the sums of the last two products go, `odd` ones and others. Each is stored when the next but one
- * begins: a product takes 52 cycles, which a store right behind it would wait for at the head of the core's
+ * begins: a product takes 52 cycles, which a store right after it would wait for at the head of the core's
  * queue. */
 typedef int32_t *tiled_sums[2];
 

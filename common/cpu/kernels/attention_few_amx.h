@@ -193,7 +193,7 @@ INLINE void tiled_values_prepare(const struct tiled_scratch *t, const struct til
 }
 
 /* In quarters of pairs of blocks, eight for a head: weights and values become operands, are multiplied when
- * TILED_LAG more have, half a block at a time, and sums are added to outputs a head behind. What one stores
+ * TILED_LAG more have, half a block at a time, and sums are added to outputs a head later. What one stores
  * the next loads, and tiles are loaded only of what has left the queue of stores. */
 #define TILED_LAG   5
 #define TILED_STEPS (2 * TILED_BLOCKS)

@@ -23,7 +23,7 @@
 #define TILE_ROWS_MAX 192
 #endif
 /* What tiles lay otherwise than as numbers of fp32 says so: what a row's padded dimensions are a multiple of,
- * the floats of a packed query and of a row's scores and weights, what a thread does before tiles and behind
+ * the floats of a packed query and of a row's scores and weights, what a thread does before tiles and after
  * them. */
 #ifndef TILE_DIMS
 #define TILE_DIMS          LANES

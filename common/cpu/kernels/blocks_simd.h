@@ -1,7 +1,7 @@
 /* GGUF's blocks (common/formats/blocks.h): rows decoded to fp32, and the table of a file's kernels. A block's numbers are
  * unpacked to bytes, which stay in L1; each becomes its exact value on its way out.
  *
- * Included behind lanes256.h or lanes512.h by files that define
+ * Included after lanes256.h or lanes512.h by files that define
  *   vec block_numbers(const void *at)    LANES numbers of 8 bits as floats
  *   GEMV_FUNCTIONS                       gemv_chunks.h
  *   NAME, FEATURES, STREAMS              of the kernels

@@ -1,4 +1,4 @@
-/* Decoder of single numbers: LANES neighbouring values of a row as fp32. Included behind lanes256.h or lanes512.h;
+/* Decoder of single numbers: LANES neighbouring values of a row as fp32. Included after lanes256.h or lanes512.h;
  * `format` is a constant wherever these are inlined. */
 #pragma once
 

@@ -1,7 +1,7 @@
 /* One token's products of blocks, chunk of columns by chunk, and a few tokens' with the same bits: a chunk of
  * a few tokens' rows is unpacked once for all of them.
  *
- * Included behind lanes256.h or lanes512.h, and gemv_streams.h, by files that define, of their format (a
+ * Included after lanes256.h or lanes512.h, and gemv_streams.h, by files that define, of their format (a
  * constant wherever it is inlined):
  *   CHUNK(format), size_t chunk_x_bytes(format)   columns of a chunk: of all but a row's last one, and of what order makes
  *                                                 of a token's x

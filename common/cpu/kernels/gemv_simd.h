@@ -1,6 +1,6 @@
 /* One token, values decoded to fp32 a vector at a time and summed as they are; see gemv_streams.h.
  *
- * Included behind lanes256.h or lanes512.h and a decoder, which defines of its format (a constant wherever it is
+ * Included after lanes256.h or lanes512.h and a decoder, which defines of its format (a constant wherever it is
  * inlined):
  *   size_t decode_bytes(values, format)        bytes of neighbouring values of a row, whole blocks of them
  *   vec decode_part(row, i, left, format)      values i .. i + LANES - 1 as fp32, those from `left` on as 0;

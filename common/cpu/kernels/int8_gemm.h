@@ -6,7 +6,7 @@
  * that they have no sign; what that adds stands with the weights of each group. A group's sum is scaled and added to
  * the tokens' sums.
  *
- * Included behind lanes256.h or lanes512.h and blocks_words256.h or blocks_words512.h by files that define, of a format
+ * Included after lanes256.h or lanes512.h and blocks_words256.h or blocks_words512.h by files that define, of a format
  * that is a constant wherever they are inlined:
  *   ivec                                       a vector of whole numbers
  *   ivec_load, ivec_store, ivec_to_floats, ivec_of_floats (to nearest)

@@ -1,4 +1,4 @@
-/* How int8_gemm.h lays unpacked weights down. Included behind lanes256.h or lanes512.h. */
+/* How int8_gemm.h lays unpacked weights down. Included after lanes256.h or lanes512.h. */
 #pragma once
 
 #include "common/cpu/kernels/int8.h"

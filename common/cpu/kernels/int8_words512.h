@@ -1,5 +1,5 @@
 /* Weights of blocks for products of whole numbers with AVX512: 64 at a time as the 64 bytes of a vector, without sign.
- * Included behind lanes512.h. `format` is a constant wherever these are inlined; `k` is which 64 of a chunk of 256. */
+ * Included after lanes512.h. `format` is a constant wherever these are inlined; `k` is which 64 of a chunk of 256. */
 #pragma once
 
 INLINE vec block_numbers(const void *at)
