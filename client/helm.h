@@ -20,8 +20,7 @@
  *   HELM_E_STATE       still loading, going down, or a call made at a time that does not allow it
  *
  * Strings and arrays handed to callbacks are borrowed: they are valid until the callback returns. */
-#ifndef HELM_CLIENT_HELM_H
-#define HELM_CLIENT_HELM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -379,6 +378,4 @@ HELM_MUST_CHECK int helm_cancel_id(struct helm_client *client, uint64_t id, int 
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,7 +1,6 @@
 /* Which device a test runs on: HELM_TEST_DEVICE, by default the emulated one. For tests that also run on a
  * GPU (make check-gpu); owns nothing. */
-#ifndef HELM_TESTS_DEVICE_CHOICE_H
-#define HELM_TESTS_DEVICE_CHOICE_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,5 +34,3 @@ static inline bool every_case(void)
 {
     return getenv("HELM_TEST_FULL") || strcmp(device_name(), "emulated") != 0;
 }
-
-#endif

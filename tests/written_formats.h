@@ -1,6 +1,5 @@
 /* Formats of plans that tests write: by rules instead of unit by unit. */
-#ifndef HELM_TESTS_WRITTEN_FORMATS_H
-#define HELM_TESTS_WRITTEN_FORMATS_H
+#pragma once
 
 #include "common/plan/plan.h"
 
@@ -34,5 +33,3 @@ static inline void write_formats(struct plan *plan, const struct written_formats
     plan->unit[units].format = PLAN_AS_STORED;
     plan->unit[units + 1].format = w->head ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
 }
-
-#endif

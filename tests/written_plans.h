@@ -1,6 +1,5 @@
 /* Plans that tests write, as letters or as homes: their units lie in memory of the test, an array of WRITTEN_UNITS. */
-#ifndef HELM_TESTS_WRITTEN_PLANS_H
-#define HELM_TESTS_WRITTEN_PLANS_H
+#pragma once
 
 #include <string.h>
 
@@ -67,5 +66,3 @@ static inline void add_letters(struct plan *plan, uint32_t from, const char *let
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
         plan->unit[u].home[plan->prefill_count] = home_of_letter(letters[u % count]);
 }
-
-#endif

@@ -9,8 +9,7 @@
  * and named; depth, steps and output are limited (HELM_E_LIMIT).
  *
  * A struct helm_chat is immutable once open: any number of threads may render with one at the same time. */
-#ifndef HELM_CLIENT_TEXT_CHAT_H
-#define HELM_CLIENT_TEXT_CHAT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -97,6 +96,4 @@ void helm_chat_close(struct helm_chat **chat);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -4,8 +4,7 @@
  * the name of the thing and the limit it broke) goes into the caller's `struct helm_err`. Callers may not
  * ignore the return value (HELM_MUST_CHECK). Outputs are defined only on success unless a header says
  * otherwise. Called by everything; owns nothing; never allocates. */
-#ifndef HELM_COMMON_BASE_ERR_H
-#define HELM_COMMON_BASE_ERR_H
+#pragma once
 
 #ifdef __cplusplus
 extern "C" {
@@ -59,6 +58,4 @@ const char *helm_code_name(int code);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -4,8 +4,7 @@
  * both, its kinds of layers and their operations; and, as one function each, which layer is of which kind. The readers in
  * this folder are driven by that and ask for no architecture by name. To add one: a file in arch/, a line in `archs` of
  * arch.c. Usual rows, which most have, are in arch/usual.h. Constant tables; no state. */
-#ifndef HELM_COMMON_MODEL_ARCH_H
-#define HELM_COMMON_MODEL_ARCH_H
+#pragma once
 
 #include "common/model/model.h"
 
@@ -173,5 +172,3 @@ const char *arch_role_gguf_name(enum tensor_role role);
 /* Appends the keys whose numbers a role's rows (or columns) are the product of: "('hidden_size' is 64)". */
 void arch_role_keys(const struct model_config *config, enum tensor_role role, bool rows, char *text,
                     size_t size);
-
-#endif

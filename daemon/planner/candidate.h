@@ -3,8 +3,7 @@
  * Internal to ideas.c and the ideas, refusal.c and planner.c. An idea (ideas.h) writes a spec, candidate_make or packing_best makes
  * a plan of it, and candidate_keep leaves the better one. What was made is in the request's cache: the same spec is never searched
  * twice, neither by two ideas nor for helm-plan's table of strategies. */
-#ifndef HELM_DAEMON_PLANNER_CANDIDATE_H
-#define HELM_DAEMON_PLANNER_CANDIDATE_H
+#pragma once
 
 #include "daemon/planner/memory/memory.h"
 #include "daemon/planner/planner.h"
@@ -124,5 +123,3 @@ HELM_MUST_CHECK int unpacking_choose(struct making *m, const struct spec *spec, 
  * and scratch then. */
 HELM_MUST_CHECK int refusal_write(struct making *m, const struct spec *spec, struct candidate *c,
                                   struct helm_err *err);
-
-#endif

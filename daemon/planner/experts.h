@@ -1,8 +1,7 @@
 /* Plans with a layer's experts in both memories: their parts.
  *
  * Internal to experts.c, experts_slots.c and experts_moves.c. */
-#ifndef HELM_DAEMON_PLANNER_EXPERTS_H
-#define HELM_DAEMON_PLANNER_EXPERTS_H
+#pragma once
 
 #include "daemon/planner/ideas.h"
 
@@ -29,5 +28,3 @@ HELM_MUST_CHECK int experts_budget(const struct making *m, double still, struct 
 /* Whether experts may lie packed in VRAM, of one sequence's plans; and in slots there, the CPU computing with packed ones, too. */
 bool experts_pack_whole(const struct making *m);
 bool experts_pack_slots(const struct making *m);
-
-#endif

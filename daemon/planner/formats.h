@@ -3,8 +3,7 @@
  * Called while a plan is made, searched and priced. Weights lie as they are in the files, or as --weights says;
  * of those the planner makes some packed bf16: streamed weights cross the link sooner so, the CPU reads fewer
  * bytes where its kernels are fast enough, and more weights fit into VRAM. Pure; the tables are the caller's. */
-#ifndef HELM_DAEMON_PLANNER_FORMATS_H
-#define HELM_DAEMON_PLANNER_FORMATS_H
+#pragma once
 
 #include "daemon/planner/memory/ledger.h"
 #include "daemon/planner/profile/profile.h"
@@ -49,5 +48,3 @@ void formats_wished(const struct ledger_case *c, enum tensor_format (*format)[PL
 /* In VRAM: packed is all that can be; or as in the plan, where it has them there. */
 void formats_all_vram(const struct ledger_case *c, enum tensor_format (*format)[PLAN_HOMES]);
 void formats_plan_vram(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES]);
-
-#endif

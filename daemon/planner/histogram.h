@@ -2,8 +2,7 @@
  * first, and how many uses they should catch.
  *
  * Called by main.c and helm-plan, which read a file, and by experts_slots.c. Pure but for the file. */
-#ifndef HELM_DAEMON_PLANNER_HISTOGRAM_H
-#define HELM_DAEMON_PLANNER_HISTOGRAM_H
+#pragma once
 
 #include "common/model/model.h"
 #include "common/plan/plan.h"
@@ -21,5 +20,3 @@ void histogram_free(struct histogram *histogram);
  * that those had, of uncounted layers as if each expert was chosen alike. */
 HELM_MUST_CHECK int histogram_apply(const struct histogram *histogram, struct plan *plan,
                                     struct helm_err *err);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by planner.c. An idea is a file of at most 200 lines beside this one; ideas.c has the table of them. To add one, write its
  * file and its row. */
-#ifndef HELM_DAEMON_PLANNER_IDEAS_H
-#define HELM_DAEMON_PLANNER_IDEAS_H
+#pragma once
 
 #include "daemon/planner/candidate.h"
 
@@ -51,5 +50,3 @@ HELM_MUST_CHECK int chunks_lengthen(struct making *m, struct plan *plan, struct 
 /* cpu_alone.c: no device. */
 HELM_MUST_CHECK int cpu_alone_try(struct making *m, const struct spec *spec, struct candidate *best,
                                   struct helm_err *err);
-
-#endif

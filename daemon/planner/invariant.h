@@ -4,8 +4,7 @@
  * GPU decodes one token with the kernels of a few, without chains; its chunks are whole sub-chunks; with two tiers the CPU
  * attends to nothing; the CPU multiplies each of several tokens as one. The CPU's one token and its chunks are as
  * fast. Where the model's own programs were measured both ways (profile/programs.h), they are the price, else rates alone. Not priced: sequences that decode while prompts are computed wait for steps of their own. Pure. */
-#ifndef HELM_DAEMON_PLANNER_INVARIANT_H
-#define HELM_DAEMON_PLANNER_INVARIANT_H
+#pragma once
 
 #include "daemon/planner/planner.h"
 
@@ -24,5 +23,3 @@ struct invariant {
  * the CPU computes and there are several, that was measured of the model's own programs; if it was not, it is off. */
 HELM_MUST_CHECK int invariant_decide(const struct planner_request *request, bool given, struct plan *plan,
                                      struct invariant *invariant, struct helm_err *err);
-
-#endif

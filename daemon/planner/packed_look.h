@@ -3,8 +3,7 @@
  * Called by helmd and helm-plan: packed_look_first, and then the others in the place of planner_make and
  * planner_take. Layers differ: the few that a plan packs may come to more than the
  * mean of all, and then a worker could not load them. Owns nothing. */
-#ifndef HELM_DAEMON_PLANNER_PACKED_LOOK_H
-#define HELM_DAEMON_PLANNER_PACKED_LOOK_H
+#pragma once
 
 #include "daemon/planner/planner.h"
 
@@ -24,5 +23,3 @@ HELM_MUST_CHECK int parts_look_make(struct model *model, struct planner_request 
 /* As planner_take, likewise: the room grows. */
 HELM_MUST_CHECK int packed_look_take(struct planner_request *request, struct plan *plan,
                                      struct arena_spec *spec, struct helm_err *err);
-
-#endif

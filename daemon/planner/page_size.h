@@ -7,8 +7,7 @@
  *   reads    the CPU reads a page's keys of a few heads in one run; short runs are slow to read. Falls.
  *   copies   a filled page is copied to host memory, a copy for each layer at most, each with a latency. Falls.
  * The length of page tables (4 bytes a page) is below a microsecond at any size and is left out. */
-#ifndef HELM_DAEMON_PLANNER_PAGE_SIZE_H
-#define HELM_DAEMON_PLANNER_PAGE_SIZE_H
+#pragma once
 
 #include "daemon/planner/planner.h"
 
@@ -36,5 +35,3 @@ struct page_size {
 };
 
 void page_size_choose(const struct page_size_case *c, struct page_size *size);
-
-#endif

@@ -8,8 +8,7 @@
  * other strategies are made as asked for, or refused. If the device is required, a plan computes at least the head
  * or one unit on it, even if the CPU alone would be faster. The step that is made fastest is one of decode:
  * request.batch rows, each with planner_typical_context positions. */
-#ifndef HELM_DAEMON_PLANNER_PLANNER_H
-#define HELM_DAEMON_PLANNER_PLANNER_H
+#pragma once
 
 #include "daemon/planner/cost/cost.h"
 #include "daemon/planner/memory/ledger.h"
@@ -105,5 +104,3 @@ HELM_MUST_CHECK int planner_predict(const struct planner_request *request, const
                                     struct planner_prediction *prediction, struct helm_err *err);
 /* The plan and every line of its ledgers, for the log. */
 void planner_log(const struct planner_request *request, const struct plan *plan);
-
-#endif

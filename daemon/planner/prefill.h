@@ -3,8 +3,7 @@
  * Called by planner.c. Pure. Where the bytes are is settled by the decode list; for a prompt it may still be
  * faster to copy host-resident weights to the GPU once than to compute all the tokens with them on the CPU,
  * the sooner the more tokens there are. docs/planner.md has the reasoning. */
-#ifndef HELM_DAEMON_PLANNER_PREFILL_H
-#define HELM_DAEMON_PLANNER_PREFILL_H
+#pragma once
 
 #include "daemon/planner/memory/ledger.h"
 #include "daemon/planner/search/search.h"
@@ -30,5 +29,3 @@ HELM_MUST_CHECK int prefill_step_tokens(const struct ledger_case *c, const struc
 HELM_MUST_CHECK int prefill_choose(const struct ledger_case *c, const struct profile *profile,
                                    const struct search_found *decode, struct plan *plan,
                                    struct helm_err *err);
-
-#endif

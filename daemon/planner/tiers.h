@@ -1,8 +1,7 @@
 /* Plans with a cache in two tiers: what they are worth, and which processor reads the arena's part.
  *
  * Internal to tiers.c, tiers_score.c and ideas.c. */
-#ifndef HELM_DAEMON_PLANNER_TIERS_H
-#define HELM_DAEMON_PLANNER_TIERS_H
+#pragma once
 
 #include "daemon/planner/ideas.h"
 
@@ -21,5 +20,3 @@ HELM_MUST_CHECK int tiers_choose_direct(const struct making *m, struct plan *pla
 /* The same for the chosen plan, and its ledgers anew, since the choice decides whether the CPU worker is needed. */
 HELM_MUST_CHECK int tiers_finish(struct making *m, struct plan *plan, struct arena_spec *arena,
                                  struct helm_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* What the fuzz targets of grammars share: a text as a grammar over a small vocabulary, refused with words or walked by the
  * tokens that its masks allow, which must be those that trying each of them allows. */
-#ifndef HELM_TESTS_FUZZ_GRAMMAR_H
-#define HELM_TESTS_FUZZ_GRAMMAR_H
+#pragma once
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -104,5 +103,3 @@ static int fuzz_grammar(enum helm_grammar_kind kind, const uint8_t *data, size_t
     helm_grammar_close(g);
     return 0;
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* Several sequences through a pair, their steps rung one behind the other as helmd rings them, or one at a
  * time: the tokens must be the same. For golden tests, each of which includes it once. Everything asserts;
  * owns nothing. */
-#ifndef HELM_TESTS_GOLDEN_COURSES_H
-#define HELM_TESTS_GOLDEN_COURSES_H
+#pragma once
 
 #include "tests/golden/pair.h"
 
@@ -130,5 +129,3 @@ static inline void run_course(struct pair *pair, const struct course *c, uint32_
         take_course(&step, i, tokens);
     }
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Prompts whose hidden states are pooled, through both engines, against tests/data/golden/embeddings.json. For
  * test_golden_split.c, which includes it once. Everything asserts; owns nothing. */
-#ifndef HELM_TESTS_GOLDEN_EMBED_WALKS_H
-#define HELM_TESTS_GOLDEN_EMBED_WALKS_H
+#pragma once
 
 #include "tests/golden/pair_walks.h"
 
@@ -107,5 +106,3 @@ static inline void run_embeddings(struct pair *pair, const struct golden *golden
     assert_false(open);
     for (uint32_t i = 0; i < count; i++) embed_compare(pair, &walks[i], name);
 }
-
-#endif

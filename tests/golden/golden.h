@@ -1,7 +1,6 @@
 /* A golden.json read into memory: cases of a prompt and the reference's greedy steps. For the golden tests,
  * each of which includes it once. golden_read asserts; golden_free releases. */
-#ifndef HELM_TESTS_GOLDEN_GOLDEN_H
-#define HELM_TESTS_GOLDEN_GOLDEN_H
+#pragma once
 
 #include <dirent.h>
 #include <math.h>
@@ -110,5 +109,3 @@ __attribute__((unused)) static void golden_collection(void (*run)(const char *fo
     closedir(dir);
     assert_true(ran > 0);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* Plans written as letters, and golden runs of them through both engines (tests/golden/pair.h): tokens and
  * logprobs against the reference, the same bits in a second run. For test_golden_stream.c, which includes it
  * once. Everything asserts; owns nothing. */
-#ifndef HELM_TESTS_GOLDEN_LETTER_PLANS_H
-#define HELM_TESTS_GOLDEN_LETTER_PLANS_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,5 +163,3 @@ static uint64_t run_plan(const char *model, const struct case_plan *c, unsigned 
     free(golden);
     return last;
 }
-
-#endif

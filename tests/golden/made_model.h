@@ -1,7 +1,6 @@
 /* A small model whose rows packed kernels take (the golden ones have others), made for a test, and steps of
  * every tier over it. For the golden tests of packed weights, each of which includes it once. */
-#ifndef HELM_TESTS_GOLDEN_MADE_MODEL_H
-#define HELM_TESTS_GOLDEN_MADE_MODEL_H
+#pragma once
 
 #include <math.h>
 #include <string.h>
@@ -151,5 +150,3 @@ static inline int step_pair(void *pair, const struct step_row *rows, uint32_t co
 {
     return pair_step(pair, rows, count, result, err);
 }
-
-#endif

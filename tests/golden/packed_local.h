@@ -1,7 +1,6 @@
 /* A made model's plan with packed weights, run by the CPU alone. Included behind made_model.h by the golden tests of packed
  * weights; the caller looks at what was loaded and closes. */
-#ifndef HELM_TESTS_GOLDEN_PACKED_LOCAL_H
-#define HELM_TESTS_GOLDEN_PACKED_LOCAL_H
+#pragma once
 
 #include "common/base/cpu.h"
 #include "tests/golden/made_model.h"
@@ -44,5 +43,3 @@ static inline void close_local(struct local *local)
     local_close(local);
     free(local);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* Both engines in one process, over one arena: two step threads, as in the worker processes, without helmd.
  *
  * Called by tests. Slot s owns pages s * pages_per_slot ...; every slot is ready to use, greedy. */
-#ifndef HELM_TESTS_GOLDEN_PAIR_H
-#define HELM_TESTS_GOLDEN_PAIR_H
+#pragma once
 
 #include "common/plan/placement.h"
 #include "common/worker/server.h"
@@ -61,5 +60,3 @@ const struct arena_times *pair_times(const struct pair *pair, enum pair_worker w
  * later. Tokens must be in arena_history_of before. */
 HELM_MUST_CHECK int pair_step(struct pair *pair, const struct step_row *rows, uint32_t row_count,
                               const struct step_result **result, struct helm_err *err);
-
-#endif

@@ -1,7 +1,6 @@
 /* Golden walks through both engines (tests/golden/pair.h). For the golden tests of two workers, each of which
  * includes it once. Everything asserts; owns nothing. */
-#ifndef HELM_TESTS_GOLDEN_PAIR_WALKS_H
-#define HELM_TESTS_GOLDEN_PAIR_WALKS_H
+#pragma once
 
 #include "tests/golden/walks.h"
 #include "tests/golden/pair.h"
@@ -47,5 +46,3 @@ static inline void run_mode(struct pair *pair, const struct golden *golden, enum
     for (uint32_t i = first; i < count; i += stride)
         run_walks(&on, &walks[i], 1, odd, sizeof odd / sizeof *odd, outcome);
 }
-
-#endif

@@ -4,8 +4,7 @@
  * Before each step whole pages of its rows move out of VRAM at random, and what lay in their places is overwritten;
  * others are fetched, for the step after; each row's direct_from is anything. After each step the pages that it has
  * filled must be in the arena as they are in VRAM. */
-#ifndef HELM_TESTS_GOLDEN_TIER_WALKS_H
-#define HELM_TESTS_GOLDEN_TIER_WALKS_H
+#pragma once
 
 #include "tests/golden/pair_walks.h"
 #include "worker-gpu/engine.h"
@@ -211,5 +210,3 @@ static int tier_step(void *engines, const struct step_row *rows, uint32_t count,
     }
     return rc;
 }
-
-#endif

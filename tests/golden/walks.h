@@ -1,7 +1,6 @@
 /* Running a golden model's cases through one engine or a pair and comparing what comes out. For the golden
  * tests, each of which includes it once. Everything asserts; owns nothing. */
-#ifndef HELM_TESTS_GOLDEN_WALKS_H
-#define HELM_TESTS_GOLDEN_WALKS_H
+#pragma once
 
 #include <math.h>
 
@@ -171,5 +170,3 @@ static void walk_start(const struct walker *on, struct walk *walk, const struct 
     s->prompt_count = golden->prompt_count;
     s->sampling.logprobs = logprobs;
 }
-
-#endif

@@ -2,8 +2,7 @@
  * what they are in double.
  *
  * Included by tests/gpu/test_experts*.cu. */
-#ifndef HELM_TESTS_GPU_EXPERTS_CUH
-#define HELM_TESTS_GPU_EXPERTS_CUH
+#pragma once
 
 #include "tests/gpu/harness.cuh"
 #include "worker-gpu/kernels/experts/experts.h"
@@ -140,5 +139,3 @@ static inline std::vector<uint32_t> random_choice(struct test_context *t, uint32
         }
     return id;
 }
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Included by tests/gpu/test_*.cu. A failed CUDA call or launcher ends the program; a wrong result is
  * counted. */
-#ifndef HELM_TESTS_GPU_HARNESS_CUH
-#define HELM_TESTS_GPU_HARNESS_CUH
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -293,5 +292,3 @@ void test_gemm_integer(struct test_context *t);
 void test_gemv_packed(struct test_context *t);
 void test_invariant(struct test_context *t);
 void test_scales(struct test_context *t);
-
-#endif

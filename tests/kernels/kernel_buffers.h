@@ -1,7 +1,6 @@
 /* Buffers for kernel tests: each ends at an unreadable page, so that a load or store past its end stops the
  * test, and deterministic random numbers. Included by tests/kernels only. */
-#ifndef HELM_TESTS_KERNELS_KERNEL_BUFFERS_H
-#define HELM_TESTS_KERNELS_KERNEL_BUFFERS_H
+#pragma once
 
 #include <assert.h>
 #include <stddef.h>
@@ -53,5 +52,3 @@ static inline float random_float(uint64_t *state)
 {
     return (float)(random_next(state) >> 40) * 0x1p-23f - 1.0f;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Problems for tests of linear kernels: weights of any format, activations, and the whole batched path. Included by
  * test_linear.c and test_int8.c, behind cmocka. */
-#ifndef HELM_TESTS_KERNELS_LINEAR_PROBLEM_H
-#define HELM_TESTS_KERNELS_LINEAR_PROBLEM_H
+#pragma once
 
 #include <math.h>
 #include <stdlib.h>
@@ -297,5 +296,3 @@ static void few_are_as_one(void **state)
             problem_free(&p);
         }
 }
-
-#endif

@@ -4,8 +4,7 @@
  * The GPU worker keeps what its places hold, copies every page that a step has filled to the arena, fetches pages as
  * early as a copy may be, and reads each position where the step says. Of steps flagged STEP_KV_ASSISTED the CPU worker
  * reads the positions below direct_from, and the hash of them goes through the kv lanes, layer by layer. */
-#ifndef HELM_TESTS_PROCESS_FAKE_KV_H
-#define HELM_TESTS_PROCESS_FAKE_KV_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -194,4 +193,3 @@ static void store_pages(struct fake_kv *kv, const struct step *step)
                    cell(kv, PLAN_GPU0, row, page * tokens), tokens * sizeof(uint32_t));
     }
 }
-#endif

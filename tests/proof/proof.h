@@ -2,8 +2,7 @@
  *
  * Linked by tests, which hold the planner to it and print it: no program plans by it. search.c has the bound over a space
  * of homes, plan.c that over plans of a request. Pure. */
-#ifndef HELM_TESTS_PROOF_PROOF_H
-#define HELM_TESTS_PROOF_PROOF_H
+#pragma once
 
 #include "daemon/planner/planner.h"
 
@@ -35,5 +34,3 @@ struct proof {
 };
 HELM_MUST_CHECK int proof_plan(const struct planner_request *request, const struct plan *plan,
                                struct proof *proof, struct helm_err *err);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Machine code runs on devices of its generation (the first digit) and no earlier; PTX, which there is of the newest
  * architecture alone (cuda.mk), becomes machine code on later ones. */
-#ifndef HELM_WORKER_GPU_KERNELS_BUILT_FOR_H
-#define HELM_WORKER_GPU_KERNELS_BUILT_FOR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,5 +17,3 @@ static inline bool built_for(const int *built, uint32_t count, int capability)
     }
     return count > 0 && newest <= capability;
 }
-
-#endif

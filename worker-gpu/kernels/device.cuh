@@ -1,8 +1,7 @@
 /* What every kernel file shares: element conversions, reductions, early launch, checked launches.
  *
  * Included by the .cu files beside it only. No state. */
-#ifndef HELM_WORKER_GPU_KERNELS_DEVICE_CUH
-#define HELM_WORKER_GPU_KERNELS_DEVICE_CUH
+#pragma once
 
 #include <math.h>
 
@@ -192,5 +191,3 @@ static __host__ __device__ inline uint32_t div_up(uint32_t a, uint32_t b)
 {
     return (a + b - 1) / b;
 }
-
-#endif

@@ -21,8 +21,7 @@
  * front of it in the stream has finished (programmatic dependent launch). It fetches weights, then waits by
  * itself for the predecessor's results. Set it only when the operation just before in the stream is one of
  * these launchers. */
-#ifndef HELM_WORKER_GPU_KERNELS_KERNELS_H
-#define HELM_WORKER_GPU_KERNELS_KERNELS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -455,6 +454,4 @@ HELM_MUST_CHECK int gpuk_add_bias(const uint32_t *count, uint32_t tokens, void *
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -3,8 +3,7 @@
  *
  * Called by the CUDA device and tests/gpu; the emulated device does the same. Results go into host memory that is
  * mapped for the device, one place a row, so that no copy has to follow. */
-#ifndef HELM_WORKER_GPU_KERNELS_KERNELS_FEW_H
-#define HELM_WORKER_GPU_KERNELS_KERNELS_FEW_H
+#pragma once
 
 #include "common/base/err.h"
 #include "common/sampling/sampling.h"
@@ -42,6 +41,4 @@ HELM_MUST_CHECK int gpuk_few(const struct gpuk_few *few, uint32_t count, const f
                              struct gpuk_few_room *room, void *workspace, void *stream, struct helm_err *err);
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -4,8 +4,7 @@
  * Included by linear.cu, which has the table of kernels, and by the files of the schedules. Rows are worked on in
  * pairs, so that two weights meet each x that is read: neighbours of one matrix, or gate and up of one SwiGLU
  * output. */
-#ifndef HELM_WORKER_GPU_KERNELS_LINEAR_CUH
-#define HELM_WORKER_GPU_KERNELS_LINEAR_CUH
+#pragma once
 
 #include "worker-gpu/kernels/device.cuh"
 
@@ -128,5 +127,3 @@ extern linear_kernels gemv_plain_kernels, gemv_bulk_kernels, gemv_groups_kernels
 
 /* The warps of a block where gemv_bulk streams bf16 of this shape in tiles of 1 KB; else 0. */
 uint32_t gemv_bulk_warps(const struct linear_call &call);
-
-#endif

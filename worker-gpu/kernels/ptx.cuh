@@ -4,8 +4,7 @@
  * Included by device.cuh. Each function says which compute capability it needs; on older ones it does
  * nothing, and the launchers do not choose kernels that use it. tests/gpu/emulator has the same functions in
  * plain C++. */
-#ifndef HELM_WORKER_GPU_KERNELS_PTX_CUH
-#define HELM_WORKER_GPU_KERNELS_PTX_CUH
+#pragma once
 
 #ifdef HELM_CUDA_EMULATED
 #include "tests/gpu/emulator/ptx.h"
@@ -462,4 +461,3 @@ __device__ __forceinline__ uint32_t bf16s_add(uint32_t a, uint32_t b)
 }
 
 #endif /* HELM_CUDA_EMULATED */
-#endif

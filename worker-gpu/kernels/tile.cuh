@@ -2,8 +2,7 @@
  * weights through a ring.
  *
  * Included by gemv_bulk.cu, gemv_groups.cu and chain.cuh, and for arrivals by gemm_stream and gemm_integer; templates are over a decoder (decode.cuh). */
-#ifndef HELM_WORKER_GPU_KERNELS_TILE_CUH
-#define HELM_WORKER_GPU_KERNELS_TILE_CUH
+#pragma once
 
 #include "worker-gpu/kernels/device.cuh"
 
@@ -188,5 +187,3 @@ __device__ __forceinline__ bool tiles_fold_first()
 {
     return (threadIdx.x & 5) == 0;
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* A shared expert's weight: a part of kernels.h, whose rules hold.
  *
  * Called by the CUDA device and tests/gpu; the emulated device does the same. */
-#ifndef HELM_WORKER_GPU_KERNELS_WEIGH_H
-#define HELM_WORKER_GPU_KERNELS_WEIGH_H
+#pragma once
 
 #include <stdint.h>
 
@@ -28,6 +27,4 @@ HELM_MUST_CHECK int gpuk_weigh(const struct gpuk_weigh *args, uint32_t tokens, c
 #ifdef __cplusplus
 }
 int gpuk_prepare_weigh(struct helm_err *err); /* its share of gpuk_open */
-#endif
-
 #endif

@@ -6,8 +6,7 @@
  * before its use, to one place that every slice takes in turn: its queue does one thing after the other, so
  * nothing is overwritten that is still read, and the ring is free again before the slice is computed with.
  * The link never waits for an expansion. `struct gpu_expand` owns one piece of device memory. */
-#ifndef HELM_WORKER_GPU_PROGRAM_EXPAND_H
-#define HELM_WORKER_GPU_PROGRAM_EXPAND_H
+#pragma once
 
 #include "worker-gpu/program/ring.h"
 
@@ -26,5 +25,3 @@ HELM_MUST_CHECK int gpu_expand_take_tables(struct gpu_expand *expand, struct gpu
                                            struct device *device, struct helm_err *err);
 /* The same without tables, for printing programs: sizes stay bounds. */
 void gpu_expand_pretend(struct gpu_expand *expand, struct gpu_weights *weights, char *memory);
-
-#endif

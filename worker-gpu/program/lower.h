@@ -3,8 +3,7 @@
  *
  * Entries are added to one list in the order in which they are issued. An error is kept in `rc`; entries added
  * after it are discarded. */
-#ifndef HELM_WORKER_GPU_PROGRAM_LOWER_H
-#define HELM_WORKER_GPU_PROGRAM_LOWER_H
+#pragma once
 
 #include "worker-gpu/program/program.h"
 
@@ -105,5 +104,3 @@ void lower_chains(struct lowering *low);
 /* Of an invariant plan, before that: attention whose next product is one that chains have with the bits of few tokens gets a
  * chain's order, in the lists of one token and of few; where one of several tokens is far, up to GPU_APART_POSITION. */
 void lower_attention_chained(struct lowering *low);
-
-#endif

@@ -1,8 +1,7 @@
 /* Inside lowering: what math.c (linears, ends, the walk) and attention.c share of making entries.
  *
  * For each kind of operation there is one function, make_..., that fills in its arguments; math.c's table finds it. */
-#ifndef HELM_WORKER_GPU_PROGRAM_MAKING_H
-#define HELM_WORKER_GPU_PROGRAM_MAKING_H
+#pragma once
 
 #include "worker-gpu/program/lower.h"
 
@@ -97,5 +96,3 @@ void make_kv_query(struct lowering *low, const struct making *m);
 void make_attend_merge(struct lowering *low, const struct making *m);
 /* A chunk's attention with two tiers: over all sub-chunks at once. */
 void make_whole_attention(struct lowering *low, struct making *m);
-
-#endif

@@ -11,8 +11,7 @@
  * with (plan_placed_from) come from there to their places, behind what goes back.
  *
  * Called by ../tiers.c, which writes the tables, and by issue.c. Owns nothing. */
-#ifndef HELM_WORKER_GPU_PROGRAM_PIECES_H
-#define HELM_WORKER_GPU_PROGRAM_PIECES_H
+#pragma once
 
 #include "worker-gpu/program/program.h"
 
@@ -42,5 +41,3 @@ HELM_MUST_CHECK int gpu_pieces_attend(const struct gpu_source *source, const str
 /* Pages that a chunk copies of such an entry's layer: OP_KV_IN's, with all of its pieces, or OP_KV_OUT's. */
 uint64_t gpu_pieces_copied(const struct gpu_source *source, const struct gpu_entry *entry,
                            const struct batch *batch);
-
-#endif

@@ -53,8 +53,7 @@
  *
  * Called by engine.c. Owns entries and graph; addresses point into device memory and the arena, which outlive
  * it. */
-#ifndef HELM_WORKER_GPU_PROGRAM_PROGRAM_H
-#define HELM_WORKER_GPU_PROGRAM_PROGRAM_H
+#pragma once
 
 #include <stdio.h>
 
@@ -322,5 +321,3 @@ uint64_t gpu_program_borrowed(const struct gpu_source *source, const struct gpu_
 void gpu_program_free(struct gpu_program *program, struct device *device);
 void gpu_program_print(const struct gpu_source *source, const struct gpu_program *program, const char *title,
                        FILE *out);
-
-#endif

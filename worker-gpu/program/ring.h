@@ -17,8 +17,7 @@
  * there, or on its way, and the link works while head, sampling and helmd have their turn. A phase that
  * begins with the same slices has them too (`held`). What a tail leaves out, before a step that would not use
  * it, is copied at the beginning of the one that does (struct gpu_prefix). */
-#ifndef HELM_WORKER_GPU_PROGRAM_RING_H
-#define HELM_WORKER_GPU_PROGRAM_RING_H
+#pragma once
 
 #include "common/model/model.h"
 #include "common/plan/plan.h"
@@ -76,5 +75,3 @@ HELM_MUST_CHECK int ring_plan_home(const struct gpu_weights *weights, const stru
 /* How many slices of decode the prefix has. */
 uint32_t ring_prefix(const struct ring_schedule *decode);
 void ring_free(struct ring_schedule *schedule);
-
-#endif

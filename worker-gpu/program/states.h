@@ -3,8 +3,7 @@
  * Opened by engine.c; begun and ended around a launched step by step.c. The one place of this worker that knows where a
  * sequence's state lies. Copies go through the compute queue, so they are ordered with the steps that read and write the
  * slots. Snapshots lie in what engine.c has registered with the device. Owns the slots. */
-#ifndef HELM_WORKER_GPU_PROGRAM_STATES_H
-#define HELM_WORKER_GPU_PROGRAM_STATES_H
+#pragma once
 
 #include "common/plan/state.h"
 #include "common/worker/batch.h"
@@ -44,5 +43,3 @@ HELM_MUST_CHECK int gpu_states_end(const struct gpu_states *states, struct devic
                                    struct helm_err *err);
 /* The same of what is borrowed, once the step has ended. */
 void gpu_states_give_back(const struct gpu_states *states, const struct batch *batch, uint32_t phase);
-
-#endif

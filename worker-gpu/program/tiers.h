@@ -2,8 +2,7 @@
  *
  * A page has the cells of all layers in the arena, numbered as in the model, and of the GPU's layers in VRAM, numbered as
  * plan_kv_of says. Called by issue.c, of a chunk's layers, and by ../tiers.c, of whole pages. Owns nothing. */
-#ifndef HELM_WORKER_GPU_PROGRAM_TIERS_H
-#define HELM_WORKER_GPU_PROGRAM_TIERS_H
+#pragma once
 
 #include "worker-gpu/program/program.h"
 
@@ -33,5 +32,3 @@ HELM_MUST_CHECK int gpu_fetch_pages(const struct gpu_source *source, const struc
                                     uint32_t count, struct helm_err *err);
 /* Bytes of a page in VRAM, which is what either copies. */
 uint64_t gpu_tier_page_bytes(const struct gpu_source *source);
-
-#endif

@@ -11,8 +11,7 @@
  * What a grammar asks for and is not supported fails at open with HELM_E_UNSUPPORTED and its name; nothing is ignored.
  * docs/grammars.md lists what is. Limits (HELM_E_LIMIT names the one that broke): text HELM_GRAMMAR_TEXT_LIMIT bytes; the
  * states that it becomes; nesting. */
-#ifndef HELM_CLIENT_TEXT_GRAMMAR_GRAMMAR_H
-#define HELM_CLIENT_TEXT_GRAMMAR_GRAMMAR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -70,6 +69,4 @@ bool helm_matcher_has_ended(const struct helm_matcher *matcher);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -16,8 +16,7 @@
  * Limits (HELM_E_LIMIT names the one that broke): tokenizer.json 64 MiB, tokenizer_config.json 16 MiB, ids
  * below HELM_TOKENIZER_ID_LIMIT, text to encode HELM_TOKENIZER_TEXT_LIMIT bytes, and a budget of work for
  * every regular expression, so that a hostile file or text ends in an error instead of a hang. */
-#ifndef HELM_CLIENT_TEXT_TOKENIZER_TOKENIZER_H
-#define HELM_CLIENT_TEXT_TOKENIZER_TOKENIZER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -146,6 +145,4 @@ void helm_detokenizer_close(struct helm_detokenizer *detokenizer);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

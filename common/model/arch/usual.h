@@ -1,8 +1,7 @@
 /* Rows that most architectures have: keys and operations. Included by the files beside it; macros and declarations only.
  *
  * A row that one architecture has otherwise is written out in its file. */
-#ifndef HELM_COMMON_MODEL_ARCH_USUAL_H
-#define HELM_COMMON_MODEL_ARCH_USUAL_H
+#pragma once
 
 #include <stddef.h>
 
@@ -163,5 +162,3 @@ static const struct math_op usual_head __attribute__((unused)) = USUAL_HEAD;
     {                                                                                                        \
         .scale = 1, .groups = 1, .groups_chosen = 1, .score = __VA_ARGS__                                    \
     }
-
-#endif

@@ -4,8 +4,7 @@
  * Called by main.c and helm-plan before a plan is made, and again where the model's own check failed. Pure. A plan with
  * int8 activations is priced by the rates that the profile has of them: in a copy of it they stand in the place of the
  * exact ones, so that prices know nothing of the difference. */
-#ifndef HELM_DAEMON_PLANNER_ACTIVATIONS_CHOICE_H
-#define HELM_DAEMON_PLANNER_ACTIVATIONS_CHOICE_H
+#pragma once
 
 #include "common/model/model.h"
 #include "common/plan/plan.h"
@@ -35,5 +34,3 @@ void activations_rates(const struct profile *profile, const enum linear_inputs i
 /* Half layers, and the head, that decode computes with int8 activations: those with a matrix in blocks on a processor
  * that rounds. */
 uint32_t activations_units(const struct plan *plan, const struct model *model);
-
-#endif

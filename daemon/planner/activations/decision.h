@@ -2,8 +2,7 @@
  *
  * Called by main.c and helm-plan: before the plan is made, behind it, and when the check has ended. The check itself is
  * daemon/steps/check.h, what it found is kept by daemon/planner/activations/verdict.h. Owns nothing. */
-#ifndef HELM_DAEMON_PLANNER_ACTIVATIONS_DECISION_H
-#define HELM_DAEMON_PLANNER_ACTIVATIONS_DECISION_H
+#pragma once
 
 #include "daemon/planner/activations/choice.h"
 #include "daemon/planner/activations/verdict.h"
@@ -43,5 +42,3 @@ bool activations_decide_between(const struct plan *plan, const struct verdict *v
 /* The check has ended, or (NULL) cannot be. Keeps what it found, says so, and *again as above. */
 void activations_decide(const struct plan *plan, const struct verdict *verdict,
                         struct activations *activations, bool *again);
-
-#endif

@@ -3,8 +3,7 @@
  * Called by main.c, which has it measured, and by helm-plan, which shows it. One small JSON file for each model, mixture
  * and version of HELM, beside the profiles; what cannot be read, is of something else or contradicts itself is refused,
  * and measured anew. */
-#ifndef HELM_DAEMON_PLANNER_ACTIVATIONS_VERDICT_H
-#define HELM_DAEMON_PLANNER_ACTIVATIONS_VERDICT_H
+#pragma once
 
 #include "common/model/model.h"
 
@@ -37,5 +36,3 @@ HELM_MUST_CHECK int verdict_key(const struct model *model, const char *kernels, 
 /* HELM_E_NOT_FOUND: there is none. */
 HELM_MUST_CHECK int verdict_read(const char *key, struct verdict *verdict, struct helm_err *err);
 HELM_MUST_CHECK int verdict_write(const char *key, const struct verdict *verdict, struct helm_err *err);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by the rest of the planner and by main.c. Pure functions over a checked model; no weights are read.
  * The table belongs to the caller: analyse_table_free. */
-#ifndef HELM_DAEMON_PLANNER_COST_ANALYSE_H
-#define HELM_DAEMON_PLANNER_COST_ANALYSE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -57,5 +56,3 @@ struct analyse_bytes analyse_units(const struct analyse_table *table, uint32_t f
 uint64_t analyse_units_stored(const struct analyse_table *table, uint32_t first, uint32_t last);
 /* Fills in the bytes of every unit in every list of the plan. */
 void analyse_fill_units(const struct analyse_table *table, struct plan *plan);
-
-#endif

@@ -2,8 +2,7 @@
  * alone.
  *
  * Internal to cost.c. Pure. Equations are in docs/planner-prices.md. */
-#ifndef HELM_DAEMON_PLANNER_COST_ATTENTION_H
-#define HELM_DAEMON_PLANNER_COST_ATTENTION_H
+#pragma once
 
 #include "daemon/planner/cost/rates.h"
 
@@ -31,5 +30,3 @@ void attention_price(const struct pricing *p, const struct device_rates *r, doub
 double attention_elsewhere(const struct pricing *p, double window);
 /* With two tiers: adds to an attention half's prices on the GPU what comes of the positions that lie in the arena alone. */
 void attention_price_host(const struct pricing *p, double window, struct cost_unit *unit);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by the search, by forecasts and by reports. Pure. docs/planner-prices.md has the equations and their
  * sources (T: thesis, P: PIPO, C: CPU-GPU distribution). A unit is half a layer (common/plan/plan.h). */
-#ifndef HELM_DAEMON_PLANNER_COST_COST_H
-#define HELM_DAEMON_PLANNER_COST_COST_H
+#pragma once
 
 #include "common/plan/engine_limits.h"
 #include "common/plan/plan.h"
@@ -227,5 +226,3 @@ HELM_MUST_CHECK int cost_decode(const struct cost_case *c, uint32_t batch, uint3
  * each by the list that its size calls for. */
 HELM_MUST_CHECK int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens,
                               struct cost_forecast *forecast, struct helm_err *err);
-
-#endif

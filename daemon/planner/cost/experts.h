@@ -2,8 +2,7 @@
  * those in VRAM and reads some of the others over the link, while the CPU computes with the rest.
  *
  * Internal to cost.c. Pure. Equations are in docs/planner-experts.md. */
-#ifndef HELM_DAEMON_PLANNER_COST_EXPERTS_H
-#define HELM_DAEMON_PLANNER_COST_EXPERTS_H
+#pragma once
 
 #include "daemon/planner/cost/rates.h"
 
@@ -21,5 +20,3 @@ struct experts_parts {
 };
 /* Adds to a unit's prices those with its experts in both memories: unit->mixed, unit->mixed_kv. Its price on the GPU stands. */
 void experts_price(const struct pricing *p, const struct experts_parts *all, struct cost_unit *unit);
-
-#endif

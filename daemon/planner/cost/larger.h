@@ -1,7 +1,6 @@
 /* The larger and the smaller of two numbers, inline: fmax and fmin are calls, for the sake of what is no
  * number. For what the search does millions of times a plan. */
-#ifndef HELM_DAEMON_PLANNER_COST_LARGER_H
-#define HELM_DAEMON_PLANNER_COST_LARGER_H
+#pragma once
 
 #define ROUNDING      1e-9  /* sums of the same numbers in another order may differ by this part */
 #define SECONDS_LEAST 1e-12 /* what may take no time counts as if it took this: rates stay numbers */
@@ -15,5 +14,3 @@ static inline double smaller(double a, double b)
 {
     return a < b ? a : b;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Prices of units by the model's own measured programs (daemon/planner/profile/programs.h), where the profile has
  * them. Private to daemon/planner/cost. Pure. */
-#ifndef HELM_DAEMON_PLANNER_COST_MEASURED_H
-#define HELM_DAEMON_PLANNER_COST_MEASURED_H
+#pragma once
 
 #include "daemon/planner/cost/rates.h"
 
@@ -15,5 +14,3 @@ void measured_price(const struct pricing *p, uint32_t unit, struct cost_unit *u)
 void measured_price_gpu(const struct pricing *p, uint32_t unit, double elsewhere, struct cost_unit *u);
 /* Seconds of a step in front of its half layers on the GPU, the embedding included; 0: not measured. */
 double measured_begin(const struct pricing *p);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by cost.c alone, where a step is priced. Owns nothing; a `struct pricing` borrows all that it points
  * to. Rates are a second's worth of bytes or operations, times are seconds. */
-#ifndef HELM_DAEMON_PLANNER_COST_RATES_H
-#define HELM_DAEMON_PLANNER_COST_RATES_H
+#pragma once
 
 #include "common/program/op.h"
 #include "daemon/planner/cost/cost.h"
@@ -121,5 +120,3 @@ static inline double rate_or(const struct profile_value *value, double otherwise
 {
     return value->value > 0 ? value->value : otherwise;
 }
-
-#endif

@@ -2,8 +2,7 @@
  *
  * schedule.c makes it of prices and homes: the only place of the simulation that knows CPU, GPU and link by name.
  * simulate.c runs it. Lives on the caller's stack; nothing is allocated. */
-#ifndef HELM_DAEMON_PLANNER_COST_SCHEDULE_H
-#define HELM_DAEMON_PLANNER_COST_SCHEDULE_H
+#pragma once
 
 #include "daemon/planner/cost/cost.h"
 #include "daemon/planner/cost/larger.h"
@@ -69,5 +68,3 @@ static inline double schedule_least(const struct schedule_task *task)
 }
 /* Fills in all that is used of *schedule but `task`, and what that points at. */
 void schedule_make(const struct cost_table *table, const struct cost_plan *plan, struct schedule *schedule);
-
-#endif

@@ -1,7 +1,6 @@
 /* Seconds of one device by what they are spent on, and what adds to them. Private to daemon/planner/cost: cost.c prices half
  * layers with it, ends.c what is before and behind them. */
-#ifndef HELM_DAEMON_PLANNER_COST_SPENT_H
-#define HELM_DAEMON_PLANNER_COST_SPENT_H
+#pragma once
 
 #include "daemon/planner/cost/rates.h"
 
@@ -40,5 +39,3 @@ double longer_packed(const struct pricing *p, double bytes);
 void price_head(const struct pricing *p, const struct analyse_table *analysed, struct cost_unit *u);
 void price_embed(const struct pricing *p, const struct analyse_table *analysed, struct cost_unit *u);
 void price_rest(const struct pricing *p, struct cost_table *table);
-
-#endif

@@ -7,8 +7,7 @@
  * holds, and HELM locks nothing that way. The arena's weights, cache and lanes are pinned by the CUDA driver's
  * registration, which that limit does not see; they count in full in the host's sum, since pinned pages cannot be
  * swapped out. */
-#ifndef HELM_DAEMON_PLANNER_MEMORY_LEDGER_H
-#define HELM_DAEMON_PLANNER_MEMORY_LEDGER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -158,5 +157,3 @@ void ledger_describe(const struct ledger_case *c, const struct plan *plan, char 
 
 /* One log line for each line of the ledger. */
 void ledger_log(const char *where, const struct ledger *ledger);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Called by planner.c. Pure. The sums are made from the ledger's own parts (ledger.h) and err on the large
  * side only where a line does not add up by units: what the search finds to fit, fits the ledger. */
-#ifndef HELM_DAEMON_PLANNER_MEMORY_MEMORY_H
-#define HELM_DAEMON_PLANNER_MEMORY_MEMORY_H
+#pragma once
 
 #include "daemon/planner/memory/ledger.h"
 #include "daemon/planner/search/search.h"
@@ -35,5 +34,3 @@ void memory_ring_sizes(const struct ledger_case *c, uint64_t *granule, uint64_t 
 /* Bytes of a whole assignment, as the search sums them up. */
 struct search_bytes memory_sum(const struct memory *memory, const struct search_found *found, bool tied,
                                uint32_t units);
-
-#endif

@@ -4,8 +4,7 @@
  * of every kind of matrix, spread over the layers and within them, and measures how they would be packed
  * (common/formats/packed.h): PACKED_SAMPLE_BYTES at most, a tenth of a second's work. The same files give the same
  * parts. Owns nothing. */
-#ifndef HELM_DAEMON_PLANNER_MEMORY_PACKED_SAMPLE_H
-#define HELM_DAEMON_PLANNER_MEMORY_PACKED_SAMPLE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -34,5 +33,3 @@ HELM_MUST_CHECK int packed_sample_take(const struct model *model, uint64_t most_
 HELM_MUST_CHECK int packed_sample_of_plan(const struct model *model, const struct plan *plan,
                                           uint64_t most_bytes, struct packed_sample *sample,
                                           struct helm_err *err);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * `helm-profile --now` measures it; helmd and helm-plan read its answer and forecast by a profile whose rates are what they
  * would be now. Pure, but for profile_now_read. docs/planner-prices.md has the rules. */
-#ifndef HELM_DAEMON_PLANNER_PROFILE_NOW_H
-#define HELM_DAEMON_PLANNER_PROFILE_NOW_H
+#pragma once
 
 #include "common/formats/linear_inputs.h"
 #include "daemon/planner/profile/profile.h"
@@ -57,5 +56,3 @@ void profile_now_decide(const struct profile *profile, const struct profile_now 
                         struct machine_now *out);
 /* Not known, and why. */
 void profile_now_unknown(struct machine_now *out, const char *why);
-
-#endif

@@ -1,7 +1,6 @@
 /* The device that the planner plans for: one GPU and its memory. Plans that use other devices are written by hand; the ledger
  * counts what those take, and forecasts price their units as this GPU's. */
-#ifndef HELM_DAEMON_PLANNER_PROFILE_PLANNED_H
-#define HELM_DAEMON_PLANNER_PROFILE_PLANNED_H
+#pragma once
 
 #include "common/plan/home.h"
 
@@ -17,5 +16,3 @@ static inline enum plan_home planned_home(enum plan_home home)
 {
     return plan_home_memory(home) == PLAN_HOST ? home : plan_processor_home(PLANNED_GPU);
 }
-
-#endif

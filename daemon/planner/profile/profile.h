@@ -4,8 +4,7 @@
  * floating-point operations a second, all times seconds. Every value is a median with the spread of its
  * samples (10th and 90th percentile), and says where it comes from. A value of 0 is unmeasured; profile_check says
  * which ones a profile may lack. */
-#ifndef HELM_DAEMON_PLANNER_PROFILE_PROFILE_H
-#define HELM_DAEMON_PLANNER_PROFILE_PROFILE_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -287,5 +286,3 @@ HELM_MUST_CHECK int profile_cache_make(const char *path, struct helm_err *err);
  * system does not say. */
 void profile_cpu_name(char name[PROFILE_TEXT]);
 uint64_t profile_l3_bytes(void);
-
-#endif

@@ -3,8 +3,7 @@
  * Measured by helm-profile with the worker's engine (tools/profile/programs.c), kept beside the profile for each model's
  * shapes and formats, read by helmd and helm-plan. cost.c prices what was measured by it, and everything else by the rates
  * of profile.h. Pure data; docs/planner-programs.md has the method and the file. */
-#ifndef HELM_DAEMON_PLANNER_PROFILE_PROGRAMS_H
-#define HELM_DAEMON_PLANNER_PROFILE_PROGRAMS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -113,5 +112,3 @@ HELM_MUST_CHECK int programs_kept(const struct model *model, const char *fingerp
                                   struct programs *programs, char *path, size_t size, struct helm_err *err);
 /* HELM_E_NOT_FOUND: there is none. HELM_E_MISMATCH: it has another key than *programs, which it replaces. */
 HELM_MUST_CHECK int programs_read(const char *path, struct programs *programs, struct helm_err *err);
-
-#endif

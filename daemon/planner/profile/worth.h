@@ -1,8 +1,7 @@
 /* By how much plans and choices must differ to count: parts of a time or of a size.
  *
  * Included by all who choose. Levels, so that a choice is as sure as another one of its kind. */
-#ifndef HELM_DAEMON_PLANNER_PROFILE_WORTH_H
-#define HELM_DAEMON_PLANNER_PROFILE_WORTH_H
+#pragma once
 
 /* Two searches for nearly the same end so far apart (docs/planner.md: 0.9 % above the bound in the mean): less is no difference. */
 #define WORTH_NOTING 0.02
@@ -12,5 +11,3 @@
 #define WORTH_CHANGE 0.05
 /* Beyond what rates differ by from one hour to the next: worth kernels of another kind, or another measurement's rates. */
 #define WORTH_MUCH 0.10
-
-#endif

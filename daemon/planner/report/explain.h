@@ -3,8 +3,7 @@
  *
  * Called by helm-plan. Pure: all of it follows from the request that the plan was made with. Owns its tables
  * (explain_free); borrows request and plan. */
-#ifndef HELM_DAEMON_PLANNER_REPORT_EXPLAIN_H
-#define HELM_DAEMON_PLANNER_REPORT_EXPLAIN_H
+#pragma once
 
 #include <jansson.h>
 #include <stdio.h>
@@ -125,5 +124,3 @@ double explain_rate_low(const struct explain *explain);
 double explain_rate_high(const struct explain *explain);
 /* The GGUF file or the checkpoint's folder, without its path, else the architecture; borrowed from the model. */
 const char *explain_model_name(const struct explain *explain);
-
-#endif

@@ -2,8 +2,7 @@
  * context.
  *
  * Called by helm-plan --plot. Writes SVG by hand: text labels, colours for light and dark. Owns nothing. */
-#ifndef HELM_DAEMON_PLANNER_REPORT_PLOT_H
-#define HELM_DAEMON_PLANNER_REPORT_PLOT_H
+#pragma once
 
 #include <stdio.h>
 
@@ -17,5 +16,3 @@ HELM_MUST_CHECK int plot_write(const struct explain *explain, const char *path, 
 void plot_curve_print(const struct explain *explain, double top, double end, FILE *out);
 /* The round step, 1, 2 or 5 times a power of ten, that cuts [0, most] into at most `parts`. */
 double plot_step(double most, int parts);
-
-#endif

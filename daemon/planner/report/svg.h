@@ -1,8 +1,7 @@
 /* Marks of a picture: text, lines, scales. Internal to plot.c and plot_curve.c; owns nothing.
  *
  * Coordinates are pixels of the document's own; a panel maps its two ranges onto a rectangle. */
-#ifndef HELM_DAEMON_PLANNER_REPORT_SVG_H
-#define HELM_DAEMON_PLANNER_REPORT_SVG_H
+#pragma once
 
 #include <stdio.h>
 
@@ -22,5 +21,3 @@ void svg_label(FILE *out, double x, double y, const char *class, const char *anc
 void svg_line(FILE *out, double x1, double y1, double x2, double y2, const char *class);
 /* A value of an axis with steps of `step`. */
 void svg_number(double value, double step, char *text, size_t size);
-
-#endif

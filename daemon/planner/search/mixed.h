@@ -1,8 +1,7 @@
 /* Large spaces: groups of items that are nearly the same, numbers of them, orders of those.
  *
  * Internal to search/mixed.c, search/counts.c and search/order.c. */
-#ifndef HELM_DAEMON_PLANNER_SEARCH_MIXED_H
-#define HELM_DAEMON_PLANNER_SEARCH_MIXED_H
+#pragma once
 
 #include "daemon/planner/search/space.h"
 
@@ -51,5 +50,3 @@ void counts_find(struct mixing *m);
 HELM_MUST_CHECK int order_open(struct order **order, uint32_t items, struct helm_err *err);
 void order_close(struct order *order);
 void order_find(struct mixing *m, const struct candidate *candidate);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Called by planner.c and helm-plan. Pure; it knows of memory only what it is told here, as sums.
  * docs/planner.md says how it searches and how near the optimum it is. */
-#ifndef HELM_DAEMON_PLANNER_SEARCH_SEARCH_H
-#define HELM_DAEMON_PLANNER_SEARCH_SEARCH_H
+#pragma once
 
 #include "daemon/planner/cost/cost.h"
 
@@ -95,5 +94,3 @@ struct search_crossover {
 };
 HELM_MUST_CHECK int search_crossing(const struct search_crossover *crossover, uint32_t from, uint32_t to,
                                     uint32_t *tokens, struct helm_err *err);
-
-#endif

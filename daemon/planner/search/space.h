@@ -3,8 +3,7 @@
  *
  * Internal to search*.c. An item is what is placed as one: a half layer, or a layer where cuts inside layers
  * are not wanted. Owns its arrays; prices and memory are borrowed. */
-#ifndef HELM_DAEMON_PLANNER_SEARCH_SPACE_H
-#define HELM_DAEMON_PLANNER_SEARCH_SPACE_H
+#pragma once
 
 #include "common/base/random.h"
 #include "daemon/planner/search/search.h"
@@ -188,5 +187,3 @@ uint64_t bound_more(const struct space *space, bool vram, enum plan_home *home,
 HELM_MUST_CHECK int exact_search(struct space *space, bool *done, struct helm_err *err);
 /* A good plan of a space too large for that. Changes the floors. */
 HELM_MUST_CHECK int mixed_search(struct space *space, struct helm_err *err);
-
-#endif

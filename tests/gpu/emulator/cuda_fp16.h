@@ -2,8 +2,7 @@
  *
  * Included as <cuda_fp16.h> and <cuda_bf16.h>; rounding is common/formats/convert.h's, to nearest even.
  */
-#ifndef HELM_TESTS_GPU_EMULATOR_CUDA_FP16_H
-#define HELM_TESTS_GPU_EMULATOR_CUDA_FP16_H
+#pragma once
 
 extern "C" {
 #include "common/formats/convert.h"
@@ -50,5 +49,3 @@ static inline __nv_bfloat162 __floats2bfloat162_rn(float a, float b)
 {
     return {__float2bfloat16_rn(a), __float2bfloat16_rn(b)};
 }
-
-#endif

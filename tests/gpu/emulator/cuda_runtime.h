@@ -8,8 +8,7 @@
  * between the blocks of a cooperative launch (which run together) and speed are not. Every thread that waits
  * for something that cannot come ends the program, and so does a copy to shared memory of what was not allocated, and a block
  * that wrote behind the shared memory that its launch asked for (under AddressSanitizer every access to it). Implementation: emulator.cpp. */
-#ifndef HELM_TESTS_GPU_EMULATOR_CUDA_RUNTIME_H
-#define HELM_TESTS_GPU_EMULATOR_CUDA_RUNTIME_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -355,5 +354,3 @@ static cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*k
     return emulator_launch(
         config, [](const void *c) { (*(decltype(&call))c)(); }, &call);
 }
-
-#endif

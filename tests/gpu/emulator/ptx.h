@@ -2,8 +2,7 @@
  *
  * Included by ptx.cuh in its own place. Shared memory addresses are offsets into the block's dynamic shared
  * memory, as the matrix and copy instructions are only used there. */
-#ifndef HELM_TESTS_GPU_EMULATOR_PTX_H
-#define HELM_TESTS_GPU_EMULATOR_PTX_H
+#pragma once
 
 #include <vector>
 
@@ -301,5 +300,3 @@ static inline void load_matrices_transposed(uint32_t r[4], uint32_t address)
         r[i] = low | (uint32_t)high << 16;
     }
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* A program that a test makes: a shell script in /tmp, which the caller removes. */
-#ifndef HELM_TESTS_UNIT_DAEMON_MADE_PROGRAM_H
-#define HELM_TESTS_UNIT_DAEMON_MADE_PROGRAM_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,5 +18,3 @@ static inline const char *made_program(const char *script)
     close(fd);
     return path;
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* What the files of helm-bench-gpu-kernels share: a synthetic model of a real one's shape, and timing.
  *
  * Weights are random; nothing is read from disk. */
-#ifndef HELM_TOOLS_BENCH_GPU_BENCH_CUH
-#define HELM_TOOLS_BENCH_GPU_BENCH_CUH
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -103,5 +102,3 @@ int bench_batch_check(struct bench *b, struct bench_model *m);
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t tokens, uint32_t flags);
 void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flags);
-
-#endif

@@ -1,7 +1,6 @@
 /* Calls of CUDA and of launchers where a failure ends the program with its place: tests/gpu and helm-bench-gpu-kernels.
  */
-#ifndef HELM_TOOLS_BENCH_GPU_CALLS_CUH
-#define HELM_TOOLS_BENCH_GPU_CALLS_CUH
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -26,5 +25,3 @@
             exit(2);                                                                                         \
         }                                                                                                    \
     } while (0)
-
-#endif

@@ -2,8 +2,7 @@
  * streaming softmax of a lane and its warp, and the ways results leave a block.
  *
  * Included by attention/decode.cu, attention/decode_tensor.cu and chain/attention.cuh. */
-#ifndef HELM_WORKER_GPU_KERNELS_ATTENTION_DECODE_CUH
-#define HELM_WORKER_GPU_KERNELS_ATTENTION_DECODE_CUH
+#pragma once
 
 #include "worker-gpu/kernels/attention/rope.cuh"
 
@@ -362,5 +361,3 @@ int decode_tensor_prepare(const struct gpuk_device *device, struct helm_err *err
 int decode_chained_launch(const struct gpuk_device *device, const decode_params *params, uint32_t tokens,
                           uint32_t flags, void *stream, struct helm_err *err);
 int decode_chained_prepare(const struct gpuk_device *device, struct helm_err *err);
-
-#endif

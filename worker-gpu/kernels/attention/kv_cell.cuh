@@ -15,8 +15,7 @@
  *   keep(v, head_dim)                   makes v what store has written, as it is read
  *
  * `numbers` and `scales` are a cell's own: kv_cell_at. */
-#ifndef HELM_WORKER_GPU_KERNELS_ATTENTION_KV_CELL_CUH
-#define HELM_WORKER_GPU_KERNELS_ATTENTION_KV_CELL_CUH
+#pragma once
 
 #include "worker-gpu/kernels/device.cuh"
 
@@ -200,5 +199,3 @@ template <typename C> struct kv_steps {
     {                                                                                                        \
         OF(kv_plain<__nv_bfloat16>), OF(kv_plain<__half>), OF(kv_plain<float>), OF(kv_q8_0)                  \
     }
-
-#endif

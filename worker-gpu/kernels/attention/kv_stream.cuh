@@ -19,8 +19,7 @@
  * With g = lane / 4 and c = lane % 4, of group r:
  *   scores(x, queries)    x[r][e]: position 16 r + g + 8 (e / 2), head 2 c + e % 2; x as it was where nothing was loaded
  *   add(o, w, ...)        o[j][e]: dimension(j, e) of head 2 c + e % 2; w as x */
-#ifndef HELM_WORKER_GPU_KERNELS_ATTENTION_KV_STREAM_CUH
-#define HELM_WORKER_GPU_KERNELS_ATTENTION_KV_STREAM_CUH
+#pragma once
 
 #include "worker-gpu/kernels/attention/kv_cell.cuh"
 
@@ -369,5 +368,3 @@ template <int HEAD> struct stream_values<kv_q8_0, HEAD> {
         return 16 * j + 2 * ((threadIdx.x & 31) >> 2) + (e >> 1);
     }
 };
-
-#endif

@@ -5,8 +5,7 @@
  *   fetch(...)            starts copying keys and values of TILE positions, or (IN_PLACE) one of both
  *   settle(...)           what has come becomes rows; only where IN_PLACE is false: it came beside them
  *   BLOCKS                of a multiprocessor at a time, for which registers are to suffice */
-#ifndef HELM_WORKER_GPU_KERNELS_ATTENTION_KV_TILE_CUH
-#define HELM_WORKER_GPU_KERNELS_ATTENTION_KV_TILE_CUH
+#pragma once
 
 #include "worker-gpu/kernels/attention/kv_cell.cuh"
 
@@ -123,5 +122,3 @@ template <int HEAD> struct prefill_tile<kv_q8_0, HEAD> {
         }
     }
 };
-
-#endif

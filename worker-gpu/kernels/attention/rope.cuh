@@ -4,8 +4,7 @@
  * Roundings are written out: one token's numbers are those of several, whichever kernel makes them.
  *
  * Included by rope.cu and attention/decode.cuh. */
-#ifndef HELM_WORKER_GPU_KERNELS_ATTENTION_ROPE_CUH
-#define HELM_WORKER_GPU_KERNELS_ATTENTION_ROPE_CUH
+#pragma once
 
 #include "worker-gpu/kernels/attention/kv_cell.cuh"
 
@@ -101,5 +100,3 @@ __device__ __forceinline__ void kv_store(const gpuk_kv &kv, const uint32_t *page
 /* Checks the shapes of attention; used by every launcher that takes struct gpuk_attention. */
 int gpuk_attention_check(const char *what, const struct gpuk_attention *args, uint32_t tokens,
                          struct helm_err *err);
-
-#endif

@@ -5,8 +5,7 @@
  * 8, ... of the piece, each with streaming softmax of its own; then the block adds its warps up. The token's own key and
  * value, where the unit norms and rotates them (fused), are taken from shared memory: another block may be writing them
  * to the cache. So they are where a token is computed as if alone: with the same sums. */
-#ifndef HELM_WORKER_GPU_KERNELS_ATTENTION_STREAM_CUH
-#define HELM_WORKER_GPU_KERNELS_ATTENTION_STREAM_CUH
+#pragma once
 
 #include "worker-gpu/kernels/attention/decode.cuh"
 #include "worker-gpu/kernels/attention/kv_stream.cuh"
@@ -285,5 +284,3 @@ __device__ __forceinline__ void stream_attend(const decode_params &p, const stre
     finish_block<STREAM_HEADS, STREAM_WARPS, B>(p, t.token, u.head0, u.heads, u.piece, u.pieces, t.counter,
                                                 os, ms, ss, qs);
 }
-
-#endif

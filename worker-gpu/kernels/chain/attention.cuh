@@ -8,8 +8,7 @@
  * trips through the L2. Keys and values of earlier positions are there before the block waits for q, k and v: a unit's
  * first positions in shared memory, fetched while these are being computed, more in the L2. Those of the token itself
  * never go through the cache, since the block that appends them may be another. */
-#ifndef HELM_WORKER_GPU_KERNELS_CHAIN_ATTENTION_CUH
-#define HELM_WORKER_GPU_KERNELS_CHAIN_ATTENTION_CUH
+#pragma once
 
 #include "worker-gpu/kernels/chain/chain.cuh"
 
@@ -355,5 +354,3 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const atten
     }
     if (!waited) wait();
 }
-
-#endif

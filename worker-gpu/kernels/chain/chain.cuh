@@ -2,8 +2,7 @@
  *
  * Included by chain.cu and chain/attention.cuh. The list (gpuk_chain_write) is one piece of memory:
  * chain_header, chain_weights of each linear operation in order, chain_item of each operation. */
-#ifndef HELM_WORKER_GPU_KERNELS_CHAIN_CHAIN_CUH
-#define HELM_WORKER_GPU_KERNELS_CHAIN_CHAIN_CUH
+#pragma once
 
 #include "worker-gpu/kernels/attention/decode.cuh"
 #include "worker-gpu/kernels/chain/chains.h"
@@ -463,5 +462,3 @@ static inline size_t chain_shared_bytes(uint32_t slots, uint32_t pitch, uint32_t
            (2 * CHAIN_SUMS + 32) * sizeof(float) + 2 * sizeof(chain_item) +
            chain_shaped::ASKERS * sizeof(chain_weights) + sizeof(chain_token);
 }
-
-#endif

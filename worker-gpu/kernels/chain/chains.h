@@ -8,8 +8,7 @@
  * operations. All blocks must be resident at once: a cooperative launch, one at a time on the device. Results are those of gpuk_gemv,
  * gpuk_attention_decode, gpuk_experts_glu and gpuk_experts_down up to the order of sums, those of gpuk_delta_convolve and
  * gpuk_delta_rule to the bit, and the same bits from run to run. */
-#ifndef HELM_WORKER_GPU_KERNELS_CHAIN_CHAINS_H
-#define HELM_WORKER_GPU_KERNELS_CHAIN_CHAINS_H
+#pragma once
 
 #include "worker-gpu/kernels/delta/delta.h"
 #include "worker-gpu/kernels/experts/experts.h"
@@ -137,6 +136,4 @@ HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flag
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

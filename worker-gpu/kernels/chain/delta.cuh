@@ -2,8 +2,7 @@
  * block. The blocks meet between them: v heads that share a k head read what one warp has made of it.
  *
  * Included by chain/kernel.cuh. Both are functions of their own, so that the chain's other operations keep their registers. */
-#ifndef HELM_WORKER_GPU_KERNELS_CHAIN_DELTA_CUH
-#define HELM_WORKER_GPU_KERNELS_CHAIN_DELTA_CUH
+#pragma once
 
 #include "worker-gpu/kernels/chain/chain.cuh"
 
@@ -50,5 +49,3 @@ template <typename S> __device__ __noinline__ void chain_rule(const delta_params
         rule_row<S>(p, rule_shared<CHAIN_DELTA_ROWS, 1>(memory, d.value_dim), delta_matrix(d, record, head),
                     head, 0, 1);
 }
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Included by chain/kernel.cuh. The warps that ask for weights wait for the choice behind the router (chain.cuh); the rows
  * themselves are those of any linear operation. */
-#ifndef HELM_WORKER_GPU_KERNELS_CHAIN_EXPERTS_CUH
-#define HELM_WORKER_GPU_KERNELS_CHAIN_EXPERTS_CUH
+#pragma once
 
 #include "worker-gpu/kernels/chain/chain.cuh"
 
@@ -329,5 +328,3 @@ __device__ __forceinline__ void chain_store(const chain_item &item, const chain_
     else
         linear_store(item.linear, pair, 0, a, b);
 }
-
-#endif

@@ -12,8 +12,8 @@
  *
  * Included by chain.cu and chain/sparse.cu, which have the kernels of chains without and with experts (SPARSE): these need
  * registers that others keep what they compute in. */
-#ifndef HELM_WORKER_GPU_KERNELS_CHAIN_KERNEL_CUH
-#define HELM_WORKER_GPU_KERNELS_CHAIN_KERNEL_CUH
+#pragma once
+
 #include "worker-gpu/kernels/chain/chain.cuh"
 #include "worker-gpu/kernels/chain/attention.cuh"
 #include "worker-gpu/kernels/chain/delta.cuh"
@@ -476,5 +476,3 @@ typedef void (*chain_function)(chain_params);
     }
 typedef const chain_function chain_functions[CHAIN_FAMILIES][KV_DTYPE_COUNT];
 extern chain_functions chain_sparse_kernels; /* NULL: no chain of the family has experts */
-
-#endif

@@ -1,8 +1,7 @@
 /* What the files that write chains' lists share: operations as linear ones, and where their blocks meet.
  *
  * Included by chain/list.cu and chain/meetings.cu. */
-#ifndef HELM_WORKER_GPU_KERNELS_CHAIN_PLAN_CUH
-#define HELM_WORKER_GPU_KERNELS_CHAIN_PLAN_CUH
+#pragma once
 
 #include <vector>
 
@@ -70,5 +69,3 @@ uint32_t chain_meetings(const struct gpuk_device *device, const std::vector<stru
 bool chain_adds_to(const struct gpuk_chain_op *a, const struct gpuk_chain_op *b);
 /* Then the same threads have these rows in both, if all of a block's have room at once in either. */
 bool chain_same_threads(const struct chain_weights *w);
-
-#endif

@@ -1,8 +1,7 @@
 /* What the kernels of gated delta nets share: a row's place, a token's gates, the norm of a head's output.
  *
  * Included by the files beside it and by chain/delta.cuh. Roundings are written out where a chain has the same bits. */
-#ifndef HELM_WORKER_GPU_KERNELS_DELTA_DELTA_CUH
-#define HELM_WORKER_GPU_KERNELS_DELTA_DELTA_CUH
+#pragma once
 
 #include "worker-gpu/kernels/delta/delta.h"
 #include "worker-gpu/kernels/device.cuh"
@@ -328,5 +327,3 @@ __device__ __forceinline__ bool delta_is_chunked(uint32_t tokens, bool chunks)
 int delta_chunks_launch(const struct gpuk_device *device, const struct gpuk_delta *args, uint32_t tokens,
                         uint32_t flags, void *stream, struct helm_err *err);
 int delta_chunks_prepare(const struct gpuk_device *device, struct helm_err *err);
-
-#endif

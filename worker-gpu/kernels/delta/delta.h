@@ -2,8 +2,7 @@
  *
  * Called by the CUDA device, tests/gpu and tools/bench/gpu; the emulated device does the same by the CPU's kernels
  * (common/cpu/kernels/delta.h). A layer's tokens are those of a step's rows, each with its record in its row's slot. */
-#ifndef HELM_WORKER_GPU_KERNELS_DELTA_DELTA_H
-#define HELM_WORKER_GPU_KERNELS_DELTA_DELTA_H
+#pragma once
 
 #include "worker-gpu/kernels/kernels.h"
 
@@ -62,6 +61,4 @@ HELM_MUST_CHECK int gpuk_delta_rule(const struct gpuk_device *device, const stru
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

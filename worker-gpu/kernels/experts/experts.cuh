@@ -2,8 +2,7 @@
  * expert's activation, and how a token's experts are chosen.
  *
  * Included by experts*.cu only. common/model/router.c is the definition of the choice and of the activation. No state. */
-#ifndef HELM_WORKER_GPU_KERNELS_EXPERTS_EXPERTS_CUH
-#define HELM_WORKER_GPU_KERNELS_EXPERTS_EXPERTS_CUH
+#pragma once
 
 #include "worker-gpu/kernels/device.cuh"
 #include "worker-gpu/kernels/experts/experts.h"
@@ -369,5 +368,3 @@ int gpuk_prepare_router_logits(const struct gpuk_device *device, struct helm_err
 int gpuk_prepare_experts_route(const struct gpuk_device *device, struct helm_err *err);
 /* HELM_E_LIMIT or HELM_E_UNSUPPORTED for a router that no kernel takes. */
 int gpuk_check_router(const struct model_router *router, struct helm_err *err);
-
-#endif

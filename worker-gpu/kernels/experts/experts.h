@@ -10,8 +10,7 @@
  *
  * Sums over a token's experts are taken in the order of choice, in fp32: the same choice and slots give the same bits,
  * whatever other tokens are there. */
-#ifndef HELM_WORKER_GPU_KERNELS_EXPERTS_EXPERTS_H
-#define HELM_WORKER_GPU_KERNELS_EXPERTS_EXPERTS_H
+#pragma once
 
 #include "worker-gpu/kernels/kernels.h"
 
@@ -155,6 +154,4 @@ HELM_MUST_CHECK int gpuk_experts_sum(const struct gpuk_choice *choice, const str
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

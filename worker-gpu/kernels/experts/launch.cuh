@@ -1,7 +1,6 @@
 /* Launchers of the experts' kernels that copy in bulk, which differ in how a call is run. Included by experts/bulk.cu and
  * experts/digits.cu only. No state. */
-#ifndef HELM_WORKER_GPU_KERNELS_EXPERTS_LAUNCH_CUH
-#define HELM_WORKER_GPU_KERNELS_EXPERTS_LAUNCH_CUH
+#pragma once
 
 #include "worker-gpu/kernels/experts/experts.cuh"
 
@@ -31,5 +30,3 @@ template <typename PARAMS, uint32_t THREADS, auto shape_of, auto kernel> struct 
     }
     static constexpr experts_kernel named(const char *name) { return {name, takes, launch, prepare}; }
 };
-
-#endif

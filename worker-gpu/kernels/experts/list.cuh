@@ -2,8 +2,7 @@
  * itself where it is not made yet, and what is asked into the L2 for the kernel behind.
  *
  * Included by experts/bulk.cu and experts/digits.cu, whose blocks have as many threads as pairs at least. */
-#ifndef HELM_WORKER_GPU_KERNELS_EXPERTS_LIST_CUH
-#define HELM_WORKER_GPU_KERNELS_EXPERTS_LIST_CUH
+#pragma once
 
 #include "worker-gpu/kernels/experts/experts.cuh"
 
@@ -120,5 +119,3 @@ struct experts_list {
         }
     }
 };
-
-#endif

@@ -5,8 +5,7 @@
  * that are missing the GPU reads some where they lie in host memory, and asks the other processor for the rest: in
  * common/shared/arena_layout.h's words, through a lane in host memory. Each expert is one processor's, whatever number of
  * tokens chose it. x + (the GPU's sum, in the order of choice) + (the other's sum, in the order of choice): in this order. */
-#ifndef HELM_WORKER_GPU_KERNELS_EXPERTS_SHARE_H
-#define HELM_WORKER_GPU_KERNELS_EXPERTS_SHARE_H
+#pragma once
 
 #include "worker-gpu/kernels/experts/experts.h"
 
@@ -57,6 +56,4 @@ HELM_MUST_CHECK int gpuk_experts_add(const struct gpuk_experts_add *args, uint32
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

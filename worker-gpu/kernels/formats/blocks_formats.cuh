@@ -15,8 +15,7 @@
  *   ALONG           whether neighbours of these come from neighbouring words; whole_two(w, run, i) is 2 i and 2 i + 1 then
  *   scales(w, run); scales_two(wa, wb, run, a, b) of two rows at once
  * Bytes at(x) of w are ORIGIN less than in the block's definition. */
-#ifndef HELM_WORKER_GPU_KERNELS_FORMATS_BLOCKS_FORMATS_CUH
-#define HELM_WORKER_GPU_KERNELS_FORMATS_BLOCKS_FORMATS_CUH
+#pragma once
 
 #include "worker-gpu/kernels/formats/blocks_words.cuh"
 
@@ -355,5 +354,3 @@ struct block_iq4_xs {
     BLOCK_APART
     BLOCK_WHOLE
 };
-
-#endif

@@ -3,8 +3,7 @@
  *
  * A grid's entry stays 16 bits (common/formats/block_grids.h), so the largest is 4 KiB and lanes that look up different entries meet
  * few lines of L1. An entry's bits become selectors of a byte permutation, which takes four numbers out of a register of levels. */
-#ifndef HELM_WORKER_GPU_KERNELS_FORMATS_BLOCKS_GRIDS_CUH
-#define HELM_WORKER_GPU_KERNELS_FORMATS_BLOCKS_GRIDS_CUH
+#pragma once
 
 #include "common/formats/block_grids.h"
 #include "worker-gpu/kernels/formats/blocks_formats.cuh"
@@ -171,5 +170,3 @@ struct block_iq1_m {
 #undef BLOCK_APART
 #undef BLOCK_WHOLE
 #undef BLOCK_SCALES_TWO
-
-#endif

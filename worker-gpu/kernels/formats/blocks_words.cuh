@@ -3,8 +3,7 @@
  * A block's fields are read as whole words wherever the block begins: blocks of 2, 18 or 210 bytes stand beside the
  * words of memory, and two neighbouring words are put straight in registers. Numbers stay bytes, four in a word, until
  * a byte permutation makes each an fp32 number. */
-#ifndef HELM_WORKER_GPU_KERNELS_FORMATS_BLOCKS_WORDS_CUH
-#define HELM_WORKER_GPU_KERNELS_FORMATS_BLOCKS_WORDS_CUH
+#pragma once
 
 #include "worker-gpu/kernels/device.cuh"
 
@@ -143,5 +142,3 @@ __device__ __forceinline__ block_scales block_scale(float scale, float least = 0
 {
     return {{scale, scale}, {least, least}};
 }
-
-#endif

@@ -7,8 +7,7 @@
  *
  * In shared memory a line, what 32 lanes meet at once, is for each digit the runs' first 16 bytes, then their last 16,
  * then a blocks_x_run of each. */
-#ifndef HELM_WORKER_GPU_KERNELS_FORMATS_BLOCKS_X_CUH
-#define HELM_WORKER_GPU_KERNELS_FORMATS_BLOCKS_X_CUH
+#pragma once
 
 #include "worker-gpu/kernels/tile.cuh"
 
@@ -114,5 +113,3 @@ struct blocks_x {
         }
     };
 };
-
-#endif

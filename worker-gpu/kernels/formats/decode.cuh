@@ -26,8 +26,7 @@
  *     SCALED               line_add(a, b, bytes, x, sum_a, sum_b): a line of two rows, with x as `x` puts it
  *
  * Formats of groups (tensor_format.h: group_rows) have instead what gemv_groups.cu and expand.cu ask for. */
-#ifndef HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_CUH
-#define HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_CUH
+#pragma once
 
 #include "worker-gpu/kernels/formats/decode_blocks.cuh"
 #include "worker-gpu/kernels/formats/decode_fp8.cuh"
@@ -74,5 +73,3 @@ struct decode_blocks;
             OF(decode_iq4_xs), OF(decode_mxfp4), OF(decode_nvfp4), OF(decode_iq2_xxs), OF(decode_iq2_xs),    \
             OF(decode_iq2_s), OF(decode_iq3_xxs), OF(decode_iq3_s), OF(decode_iq1_s), OF(decode_iq1_m)       \
     }
-
-#endif

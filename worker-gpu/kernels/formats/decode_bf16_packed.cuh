@@ -4,8 +4,7 @@
  * two masks. Escapes are a few in a hundred: each lane counts those of each of its runs, and sums over the warp say
  * where in the tile's list they stand. gpuk_expand stores a tile of device memory; what gemv_groups does with tiles
  * in shared memory is in linear/packed_step.cuh. */
-#ifndef HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_BF16_PACKED_CUH
-#define HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_BF16_PACKED_CUH
+#pragma once
 
 #include "worker-gpu/kernels/device.cuh"
 
@@ -266,5 +265,3 @@ struct decode_bf16_packed {
         }
     }
 };
-
-#endif

@@ -4,8 +4,7 @@
  * those of x (blocks_x.cuh) four at a time; its scales are applied to the sums. A piece is 8 values of a run, 4 of its first
  * and 4 of its last 16, which is what tensor cores' fragments and scales of 16 values ask for; its numbers become fp32 by a
  * byte permutation and a subtraction. */
-#ifndef HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_BLOCKS_CUH
-#define HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_BLOCKS_CUH
+#pragma once
 
 #include "worker-gpu/kernels/formats/blocks_grids.cuh"
 #include "worker-gpu/kernels/formats/blocks_x.cuh"
@@ -216,5 +215,3 @@ template <typename F> struct decode_block {
         }
     }
 };
-
-#endif

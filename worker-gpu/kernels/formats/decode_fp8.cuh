@@ -1,8 +1,7 @@
 /* The decoder of FP8 (common/formats/fp8.h): numbers of E4M3, 128 of which have a scale. See decode.cuh. Its numbers are none that
  * products of whole ones take, so it has the schedules that any values have (gemv_plain and the like), and of many tokens the
  * library's product with what it is expanded to. */
-#ifndef HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_FP8_CUH
-#define HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_FP8_CUH
+#pragma once
 
 #include "common/formats/fp8.h"
 #include "worker-gpu/kernels/formats/blocks_words.cuh"
@@ -78,5 +77,3 @@ struct decode_fp8 {
         store8(static_cast<__nv_bfloat16 *>(part.out) + (size_t)row * part.cols + c, f);
     }
 };
-
-#endif

@@ -1,6 +1,5 @@
 /* The decoder of single numbers, one behind the other: bf16, f16, f32. See decode.cuh. */
-#ifndef HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_PLAIN_CUH
-#define HELM_WORKER_GPU_KERNELS_FORMATS_DECODE_PLAIN_CUH
+#pragma once
 
 #include "worker-gpu/kernels/linear.cuh"
 
@@ -58,5 +57,3 @@ template <typename T> struct decode_plain {
         }
     }
 };
-
-#endif

@@ -4,8 +4,7 @@
  * signs; here a run's bytes lie as fragments of the matrix unit ask for them. Two vectors' digits are the eight rows of x that a
  * product has (two of them twice), so a run of 16 rows of weights costs one instruction, and its sums are exact. A lane then has
  * two digits of one vector, of two rows of weights. */
-#ifndef HELM_WORKER_GPU_KERNELS_FORMATS_DIGITS_CUH
-#define HELM_WORKER_GPU_KERNELS_FORMATS_DIGITS_CUH
+#pragma once
 
 #include "worker-gpu/kernels/formats/blocks_grids.cuh"
 #include "worker-gpu/kernels/formats/blocks_x.cuh"
@@ -208,5 +207,3 @@ __device__ __forceinline__ void digits_unit(const unsigned char *weights, uint32
     const float total = keep + __shfl_xor_sync(0xffffffffu, give, 1);
     if (t < 2 || two) to[t / 2 * DIGITS_ROWS + 8 * (t & 1) + g] = total;
 }
-
-#endif

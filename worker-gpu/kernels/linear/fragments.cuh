@@ -3,8 +3,7 @@
  * Included by gemm_blocks.cu, experts/chunk.cu and wide.cuh. Which k an element of a fragment is does not matter as long as A
  * and B agree: a lane's 16 elements of two rows are 8 neighbours of a run of 32 columns, from its place in its group of four
  * on, and those of x beside them. Where the matrix unit itself reads x from shared memory columns keep their order. */
-#ifndef HELM_WORKER_GPU_KERNELS_LINEAR_FRAGMENTS_CUH
-#define HELM_WORKER_GPU_KERNELS_LINEAR_FRAGMENTS_CUH
+#pragma once
 
 #include "worker-gpu/kernels/formats/decode.cuh"
 
@@ -100,5 +99,3 @@ __device__ __forceinline__ void fragments_multiply(const uint32_t a[2][4], const
             matrix_unit<T>::add(sums[n + j], a[1][0], a[1][1], a[1][2], a[1][3], b[j].z, b[j].w);
     }
 }
-
-#endif

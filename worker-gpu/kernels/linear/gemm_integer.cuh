@@ -4,8 +4,7 @@
  * Included by gemm_integer.cu only. A token's x is the whole numbers of blocks_x.cuh, and sums of a run's products are exact
  * by whatever instruction; what is added up after that has the order of a chain's `steady` product: class c of 32, in a
  * chain lane c, has the runs c of a tile's lines; classes are added by halves, tiles one after another. */
-#ifndef HELM_WORKER_GPU_KERNELS_LINEAR_GEMM_INTEGER_CUH
-#define HELM_WORKER_GPU_KERNELS_LINEAR_GEMM_INTEGER_CUH
+#pragma once
 
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/tile.cuh"
@@ -421,5 +420,3 @@ __device__ __forceinline__ void consume(const integer_params &q, const integer_s
             }
         }
 }
-
-#endif

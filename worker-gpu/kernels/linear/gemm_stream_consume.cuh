@@ -4,8 +4,7 @@
  * registers, as fragments B of m16n8k16; the weights of a group's 16 rows are fragments A. Which k an element of a
  * fragment is does not matter as long as A and B agree, so fragments are taken as the bytes lie. Numbers of blocks
  * become f16; a run's scales are applied to its sums. */
-#ifndef HELM_WORKER_GPU_KERNELS_LINEAR_GEMM_STREAM_CONSUME_CUH
-#define HELM_WORKER_GPU_KERNELS_LINEAR_GEMM_STREAM_CONSUME_CUH
+#pragma once
 
 #include "worker-gpu/kernels/linear/gemm_stream_reduce.cuh"
 
@@ -357,5 +356,3 @@ __device__ __forceinline__ void consume(const stream_params &q, const stream_sha
         if (++reducer == q.reducers) reducer = 0, free_parity ^= 1;
     }
 }
-
-#endif

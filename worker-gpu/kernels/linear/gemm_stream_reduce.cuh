@@ -2,8 +2,7 @@
  * that add the sums of consumers and of slices and store (gemm_stream.cu says how the roles meet).
  *
  * Included by gemm_stream.cu only. */
-#ifndef HELM_WORKER_GPU_KERNELS_LINEAR_GEMM_STREAM_REDUCE_CUH
-#define HELM_WORKER_GPU_KERNELS_LINEAR_GEMM_STREAM_REDUCE_CUH
+#pragma once
 
 #include "worker-gpu/kernels/linear.cuh"
 #include "worker-gpu/kernels/tile.cuh"
@@ -282,5 +281,3 @@ __device__ __forceinline__ void reduce(const stream_params &q, const stream_shar
         held = 0;
     }
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* The work of gemv_groups.cu, as its kernel and the decoders that it asks for steps take it. */
-#ifndef HELM_WORKER_GPU_KERNELS_LINEAR_GEMV_GROUPS_CUH
-#define HELM_WORKER_GPU_KERNELS_LINEAR_GEMV_GROUPS_CUH
+#pragma once
 
 #include "worker-gpu/kernels/linear.cuh"
 
@@ -16,5 +15,3 @@ struct groups_params {
     uint32_t slots;   /* of a warp's ring */
     uint32_t threads; /* of a block of gemv_bulk, whose parts of the sum of squares are to be had */
 };
-
-#endif

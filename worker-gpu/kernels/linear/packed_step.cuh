@@ -12,8 +12,7 @@
  * Lanes build their 64 values in registers. Every lane stores its values of a tile to the slot, whose bytes are in
  * registers by then, puts the exponents of its escapes there and loads them again. Groups that are stored raw are
  * loaded as they are. */
-#ifndef HELM_WORKER_GPU_KERNELS_LINEAR_PACKED_STEP_CUH
-#define HELM_WORKER_GPU_KERNELS_LINEAR_PACKED_STEP_CUH
+#pragma once
 
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/formats/decode_bf16_packed.cuh"
@@ -291,5 +290,3 @@ struct decode_bf16_packed_step {
         decode_step(d, slot, lane, unit);
     }
 };
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Included by gemv_plain.cu and experts/plain.cu. Lanes load neighbouring pieces of both rows (decode.cuh), x through the
  * L1. */
-#ifndef HELM_WORKER_GPU_KERNELS_LINEAR_PLAIN_ROWS_CUH
-#define HELM_WORKER_GPU_KERNELS_LINEAR_PLAIN_ROWS_CUH
+#pragma once
 
 #include "worker-gpu/kernels/formats/decode.cuh"
 
@@ -50,5 +49,3 @@ __device__ __forceinline__ float2 two_rows(const unsigned char *row_a, const uns
     }
     return make_float2(warp_sum(a), warp_sum(b));
 }
-
-#endif

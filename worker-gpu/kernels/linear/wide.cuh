@@ -17,8 +17,7 @@
  *   source(item, token)      which row of x
  *   store(item, sums)        a lane's sums[n][4 j + 2 r + i]: of token 64 n + 8 j + 2 (lane % 4) + i, and of rows lane / 4
  *                            and 8 more (r) of the warp's 16 */
-#ifndef HELM_WORKER_GPU_KERNELS_LINEAR_WIDE_CUH
-#define HELM_WORKER_GPU_KERNELS_LINEAR_WIDE_CUH
+#pragma once
 
 #include "worker-gpu/kernels/linear/fragments.cuh"
 
@@ -244,5 +243,3 @@ template <typename D, typename W> struct wide_loop {
         }
     }
 };
-
-#endif

@@ -1,7 +1,6 @@
 /* What the tests of connections share: the client's side of requests to a fake daemon, with callbacks that
  * check and count. Included by test_connection.c and test_connection_losses.c. */
-#ifndef HELM_TESTS_UNIT_CLIENT_CONNECTION_CONNECTION_CASE_H
-#define HELM_TESTS_UNIT_CLIENT_CONNECTION_CONNECTION_CASE_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -110,5 +109,3 @@ static inline uint64_t start(struct helm_client *client, uint32_t first, uint32_
 
 /* A test that has a daemon of its own. */
 #define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, daemon_start, daemon_stop)
-
-#endif

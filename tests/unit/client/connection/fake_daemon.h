@@ -9,8 +9,7 @@
  *   5: two tokens, then gone
  *   6: one token each time another request comes, until cancelled
  */
-#ifndef HELM_TESTS_UNIT_CLIENT_CONNECTION_FAKE_DAEMON_H
-#define HELM_TESTS_UNIT_CLIENT_CONNECTION_FAKE_DAEMON_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -287,5 +286,3 @@ static inline int daemon_stop(void **state)
     free(d);
     return 0;
 }
-
-#endif

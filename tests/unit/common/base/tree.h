@@ -1,7 +1,6 @@
 /* Fabricated folder trees (a /proc, a /sys) for tests. Included by tests only; a tree lives under $TMPDIR or
  * /tmp and is removed by tree_remove. */
-#ifndef HELM_TESTS_UNIT_COMMON_BASE_TREE_H
-#define HELM_TESTS_UNIT_COMMON_BASE_TREE_H
+#pragma once
 
 #include <ftw.h>
 #include <limits.h>
@@ -45,5 +44,3 @@ static inline void tree_remove(const char *root)
 {
     assert_int_equal(nftw(root, tree_remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* The values that quantizers are held to, here and where the reference's errors were measured: the same on every machine,
  * since only sums and products make them. */
-#ifndef HELM_TESTS_QUANTIZE_VALUES_H
-#define HELM_TESTS_QUANTIZE_VALUES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -21,5 +20,3 @@ static inline void quantize_fill(float *value, int kind)
         value[i] = (kind ? sum * sum * sum : sum) * 0.02f;
     }
 }
-
-#endif

@@ -3,8 +3,7 @@
  * A checkpoint is first a JSON list of {name, dtype, shape, file}, which a test may change at will; then it
  * is laid out and written with zeros for weights. With one file named model.safetensors no index is written.
  */
-#ifndef HELM_TESTS_BUILD_CHECKPOINT_H
-#define HELM_TESTS_BUILD_CHECKPOINT_H
+#pragma once
 
 #include <dirent.h>
 #include <jansson.h>
@@ -197,5 +196,3 @@ static inline void built_end(struct built *b)
     json_decref(b->tensors);
     json_decref(b->map);
 }
-
-#endif

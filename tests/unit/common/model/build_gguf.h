@@ -1,6 +1,5 @@
 /* Makes GGUF files in memory, well formed or not: what the tests of their reader begin with. */
-#ifndef HELM_TESTS_UNIT_COMMON_MODEL_BUILD_GGUF_H
-#define HELM_TESTS_UNIT_COMMON_MODEL_BUILD_GGUF_H
+#pragma once
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -70,5 +69,3 @@ static inline void put_data(struct built *b, uint64_t alignment, size_t bytes)
     while (b->length % alignment) put(b, 0, 1);
     for (size_t i = 0; i < bytes; i++) put(b, i * 37 + 11, 1);
 }
-
-#endif

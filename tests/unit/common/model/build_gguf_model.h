@@ -1,6 +1,5 @@
 /* Models in GGUF files, made in memory by a recipe, written, and read as models: what the tests of gguf_model.c begin with. */
-#ifndef HELM_TESTS_UNIT_COMMON_MODEL_BUILD_GGUF_MODEL_H
-#define HELM_TESTS_UNIT_COMMON_MODEL_BUILD_GGUF_MODEL_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -180,5 +179,3 @@ static void refuse(const struct recipe *r, int code, const char *text)
         (void)b, (void)arch;                                                                                 \
         body;                                                                                                \
     }
-
-#endif

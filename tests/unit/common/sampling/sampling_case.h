@@ -1,7 +1,6 @@
 /* What the tests of sampling share: random numbers, parameters that change nothing, one checked draw from a
  * row. Included by test_sampling.c and test_sampling_few.c. */
-#ifndef HELM_TESTS_UNIT_COMMON_SAMPLING_SAMPLING_CASE_H
-#define HELM_TESTS_UNIT_COMMON_SAMPLING_SAMPLING_CASE_H
+#pragma once
 
 #include <math.h>
 #include <setjmp.h>
@@ -55,5 +54,3 @@ static inline int run(const struct sampling_params *p, const float *x, uint32_t 
     free(scratch);
     return rc;
 }
-
-#endif

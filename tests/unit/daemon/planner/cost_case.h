@@ -1,7 +1,6 @@
 /* What the tests of prices share: the 8B shape on a machine of round numbers, a step of it priced, times
  * compared. Included by test_cost.c and test_cost_plan.c. */
-#ifndef HELM_TESTS_UNIT_DAEMON_PLANNER_COST_CASE_H
-#define HELM_TESTS_UNIT_DAEMON_PLANNER_COST_CASE_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -84,5 +83,3 @@ static inline void expect(const char *what, double is, double should)
 
 /* A test that gets its own `struct priced`. */
 #define WITH_8B(test) cmocka_unit_test_setup_teardown(test, open_8b, close_8b)
-
-#endif

@@ -1,7 +1,6 @@
 /* A model of config.json alone on a machine that ships described, and a plan for it written by hand that has
  * every home, cuts inside layers and both prefill lists. For test_explain.c and test_plot.c. */
-#ifndef HELM_TESTS_EXPLAIN_CASE_H
-#define HELM_TESTS_EXPLAIN_CASE_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,5 +102,3 @@ static inline void case_write(struct explain_case *c)
     ledger_add(&plan->memory[PLAN_HOST], "weights", 9 * GIB);
     ledger_add(&plan->memory[PLAN_VRAM0], "weights & ring", 6 * GIB);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Models and machines that exist only in the planner's tests: shapes and rates, no weights. Included by
  * tests/unit/daemon/planner/test_*.c; the caller frees what made_up_open allocates. */
-#ifndef HELM_TESTS_MADE_UP_MODEL_H
-#define HELM_TESTS_MADE_UP_MODEL_H
+#pragma once
 
 #include <stdlib.h>
 #include <string.h>
@@ -177,5 +176,3 @@ static inline struct profile made_up_profile(const struct made_up_rates *r)
     p.step = made_up_value(20e-6);
     return p;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* What the tests of packed weights share: the 8B shape on an H200's machine, a step of it priced, a plan with
  * its forecast, what its host weights take. Included by test_packed*.c. */
-#ifndef HELM_TESTS_UNIT_DAEMON_PLANNER_PACKED_CASE_H
-#define HELM_TESTS_UNIT_DAEMON_PLANNER_PACKED_CASE_H
+#pragma once
 
 #include "tests/unit/daemon/planner/plan_case.h"
 #include "tests/written_formats.h"
@@ -135,5 +134,3 @@ static inline uint64_t region_of(const struct bench *b, const struct plan *plan)
     if (plan->head == PLAN_CPU0) bytes += b->made.analysed.head.stored;
     return bytes;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* What the tests of whole plans share: a machine and a model that exist only here, and a plan that is checked
  * in all ways that hold for any. Included by test_planner.c and test_refusals.c, and by packed_case.h. */
-#ifndef HELM_TESTS_UNIT_DAEMON_PLANNER_PLAN_CASE_H
-#define HELM_TESTS_UNIT_DAEMON_PLANNER_PLAN_CASE_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -126,5 +125,3 @@ static inline void make(struct bench *b, struct plan *plan)
     assert_false(b->refusal.refused);
     check_plan(&b->r, plan);
 }
-
-#endif

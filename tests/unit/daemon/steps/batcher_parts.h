@@ -1,6 +1,5 @@
 /* What a batcher's tests put beneath it: the demo model's shape, a described machine, an arena of any sizes; no processes. */
-#ifndef HELM_TESTS_BATCHER_PARTS_H
-#define HELM_TESTS_BATCHER_PARTS_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -93,5 +92,3 @@ static inline void batcher_parts_close(struct batcher_parts *p)
     forecast_close(&p->observe.forecast);
     model_free(&p->model);
 }
-
-#endif

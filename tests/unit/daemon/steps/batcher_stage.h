@@ -1,6 +1,5 @@
 /* The stage of the batcher's tests: a batcher with a worker that answers at once. */
-#ifndef HELM_TESTS_BATCHER_STAGE_H
-#define HELM_TESTS_BATCHER_STAGE_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -150,5 +149,3 @@ static inline bool has_slot(const struct stage *s, uint64_t id)
     const struct sequence *seq = find(&s->on.batcher, id);
     return seq && seq->slot != SEQUENCE_NO_SLOT;
 }
-
-#endif

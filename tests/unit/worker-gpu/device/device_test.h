@@ -1,6 +1,5 @@
 /* What the tests of the device share: opening an emulated one, waiting for a queue, kernels of their own. */
-#ifndef HELM_TESTS_UNIT_WORKER_GPU_DEVICE_DEVICE_TEST_H
-#define HELM_TESTS_UNIT_WORKER_GPU_DEVICE_DEVICE_TEST_H
+#pragma once
 
 #include <string.h>
 #include <time.h>
@@ -90,5 +89,3 @@ static inline void put_look(struct device *d, const struct look *look)
     memcpy(&op.as, look, sizeof *look);
     OK(emulated_enqueue(d, run_look, &op, why));
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* What the tests of grammars share: a vocabulary of all bytes with some longer tokens, and texts put through grammars. */
-#ifndef HELM_TESTS_MATCHING_H
-#define HELM_TESTS_MATCHING_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -110,5 +109,3 @@ static inline void check_refusals(enum helm_grammar_kind kind, const struct refu
     }
     helm_vocabulary_close(v);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Makes GGUF files with a vocabulary in memory, well formed or not: what the tests of their tokenizer begin with. */
-#ifndef HELM_TESTS_UNIT_CLIENT_TEXT_TOKENIZER_BUILD_VOCAB_H
-#define HELM_TESTS_UNIT_CLIENT_TEXT_TOKENIZER_BUILD_VOCAB_H
+#pragma once
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -93,5 +92,3 @@ static inline void vocab_end(struct vocab_file *f)
 {
     memcpy(f->bytes + 16, &f->keys, 8);
 }
-
-#endif
