@@ -77,8 +77,9 @@ struct user *users_largest(const struct users *users)
 
 /* ---- generations ------------------------------------------------------------------------------------ */
 
-/* As helmd shares its queue (daemon/steps/admission.h): half of the places are whoever's comes. Beyond that no user has more
- * than an equal share, and of the last sixteenth one user more takes part, so that a newcomer finds a place. */
+/* As helmd shares its queue (daemon/steps/admission.h): half of the places are for whoever comes. Beyond that no user has
+ * more than an equal share, and in the last sixteenth no more than the places that are free, so that each newcomer leaves
+ * places for the next one. */
 int users_check_generations(const struct users *users, const struct user *user, uint32_t more,
                             struct helm_err *err)
 {
@@ -86,11 +87,12 @@ int users_check_generations(const struct users *users, const struct user *user, 
     uint32_t sharers = user->generations ? 0 : 1;
     for (const struct user *other = users->first; other; other = other->next)
         sharers += other->generations > 0;
-    sharers += open + more > places - places / 16;
-    const uint32_t equal = places / sharers, share = equal < places / 2 ? equal : places / 2;
     if (open + more > places)
         return helm_fail(err, HELM_E_BUSY, "%u of %u generations are open already: try again later", open,
                          places);
+    const uint32_t reserve = places / 16, equal = (places - reserve) / sharers;
+    uint32_t share = equal < places / 2 ? equal : places / 2;
+    if (open + more > places - reserve && share > places - open) share = places - open;
     if (user->generations + more <= (open + more > places / 2 ? share : places / 2)) return 0;
     return helm_fail(
         err, HELM_E_BUSY,

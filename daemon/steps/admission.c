@@ -67,9 +67,10 @@ int admission_check(const struct admission *admission, uint64_t client, uint64_t
     if (open <= admission->slots + queue / 2) return 0;
     const struct admission_client *c = client_of(admission, client, peer);
     const struct admission_peer *p = peer_of(admission, peer);
-    const uint32_t more_peers = open >= places - queue / 16, more_clients = open >= places - queue / 8;
-    const uint32_t peers_share = share_of(places, admission->peers + !p + more_peers);
-    const uint32_t clients_share = share_of(peers_share, (p ? p->clients : 0) + !c + more_clients);
+    const uint32_t shared = places - queue / 16, more_clients = open >= places - queue / 8;
+    const uint32_t equal = share_of(shared, admission->peers + !p), left = places - open;
+    const uint32_t peers_share = open < shared || equal < left ? equal : left;
+    const uint32_t clients_share = share_of(equal, (p ? p->clients : 0) + !c + more_clients);
     const uint32_t of_peer = p ? p->open : 0, of_client = c ? c->open : 0;
     const bool peers_fault = of_peer >= peers_share;
     if (!peers_fault && of_client < clients_share) return 0;

@@ -4,10 +4,11 @@
  * peers with open requests. Rules:
  *   1. No more requests are open than there are slots and places in the queue.
  *   2. While the queue is at most half full any client may take a place. Beyond that no peer may hold more than its
- *      share: all places, shared by the peers that have requests open; and no client more than its share of that:
- *      its peer's, shared by the peer's clients.
- *   3. In the last eighth of the queue every peer counts one client more, and in the last sixteenth there counts one
- *      peer more, so that neither one client nor one peer can keep out the next one.
+ *      share: all places but the last sixteenth of the queue, shared by the peers that have requests open; and no
+ *      client more than its share of that: its peer's, shared by the peer's clients.
+ *   3. In the last sixteenth no peer may hold more than the places that are free before it takes one. So each newcomer
+ *      leaves a place for the next one, until the last place is taken.
+ *   4. In the last eighth every peer counts one client more, so that one client cannot keep out the next one.
  *
  * A client is a connection. One that asks for several peers (a gateway for its users) counts as a client of each.
  *

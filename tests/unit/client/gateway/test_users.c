@@ -89,7 +89,9 @@ static void generations_are_shared(void **state)
     assert_non_null(strstr(err.text, "500 of the 500 open generations are this user's"));
     assert_int_equal(fill(&users, user[1], 20), 20);
     assert_int_equal(fill(&users, user[1], 5000), PLACES / 2 - 20 - PLACES / 16);
-    assert_true(fill(&users, user[2], 5) == 5); /* a newcomer finds a place */
+    assert_int_equal(fill(&users, user[2], 5), 5); /* a newcomer finds a place */
+    assert_true(fill(&users, user[2], 5000) < PLACES / 16 - 5);
+    assert_int_equal(fill(&users, user[3], 1), 1); /* and so does the next one */
     users_close_generation(&users, user[0]);
     assert_int_equal(fill(&users, user[0], 1), 0); /* what it gives back beyond its share is for others */
     /* as generations end, all have the same */

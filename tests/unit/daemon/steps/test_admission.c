@@ -12,7 +12,7 @@
 #include "daemon/steps/admission.h"
 #include "daemon/steps/scheduler.h"
 
-enum { GREEDY = 1, MODEST, THIRD };
+enum { GREEDY = 1, MODEST, THIRD, FOURTH };
 
 static struct admission opened(uint32_t slots, uint32_t queue)
 {
@@ -48,11 +48,15 @@ static void one_client_alone_leaves_room_for_the_next(void **state)
     struct helm_err err = {0};
     assert_int_equal(admission_check(&a, GREEDY, GREEDY, &err), HELM_E_BUSY);
     assert_non_null(strstr(err.text, "232 of the 232 open requests are this client's"));
-    assert_non_null(strstr(err.text, "its share is 132"));
-    assert_int_equal(fill(&a, MODEST, 20), 20);
+    assert_non_null(strstr(err.text, "its share is 124"));
+    assert_int_equal(fill(&a, MODEST, 20), 16); /* then the last sixteenth begins */
     assert_int_equal(admission_check(&a, GREEDY, GREEDY, &err), HELM_E_BUSY);
-    assert_int_equal(fill(&a, THIRD, 1000), 12);
+    assert_int_equal(fill(&a, THIRD, 1000), 8); /* as many as it leaves free */
     assert_int_equal(admission_check(&a, THIRD, THIRD, &err), HELM_E_BUSY);
+    assert_non_null(strstr(err.text, "8 of the 256 open requests are this user's or key's"));
+    assert_non_null(strstr(err.text, "its share is 8"));
+    for (uint64_t next = 10; next < 18; next++) assert_int_equal(fill(&a, next, 1), 1);
+    assert_int_equal(admission_check(&a, 18, 18, &err), HELM_E_BUSY);
     assert_non_null(strstr(err.text, "264 requests are open (8 at once and a queue of 256)"));
     admission_free(&a);
 }
@@ -63,8 +67,9 @@ static void half_the_queue_is_whoever_comes(void **state)
     struct admission a = opened(2, 16);
     assert_int_equal(fill(&a, MODEST, 1), 1);
     assert_int_equal(fill(&a, GREEDY, 1000), 10); /* 2 + 8, then one more, which makes it more than half */
-    assert_int_equal(fill(&a, MODEST, 1000), 5);  /* a share of the last two, among three, is 6 */
-    assert_int_equal(fill(&a, THIRD, 1000), 2);
+    assert_int_equal(fill(&a, MODEST, 1000), 5);
+    assert_int_equal(fill(&a, THIRD, 1000), 1);
+    assert_int_equal(fill(&a, FOURTH, 1000), 1);
     struct helm_err err = {0};
     assert_int_equal(admission_check(&a, 9, 9, &err), HELM_E_BUSY); /* full */
     admission_free(&a);
@@ -122,14 +127,31 @@ static void a_peer_has_one_share_however_many_clients_it_has(void **state)
     assert_int_equal(fill_of(&a, 9, 100, 1000), 0);
     assert_int_equal(admission_check(&a, 1, 100, &err), HELM_E_BUSY);
     assert_non_null(strstr(err.text, "248 of the 248 open requests are this user's or key's"));
-    assert_int_equal(fill_of(&a, 10, 200, 1000), 16);
+    assert_int_equal(fill_of(&a, 10, 200, 1000), 8); /* as many as it leaves free */
+    assert_int_equal(fill_of(&a, 11, 300, 1000), 4);
+    assert_int_equal(fill_of(&a, 10, 200, 1000), 0);
+    assert_int_equal(fill_of(&a, 12, 400, 1000), 2);
+    assert_int_equal(fill_of(&a, 13, 500, 1000), 1);
+    assert_int_equal(fill_of(&a, 14, 600, 1000), 1); /* the last place */
+    assert_int_equal(fill_of(&a, 15, 700, 1000), 0);
     admission_free(&a);
 
     a = opened(8, 256);
     assert_int_equal(fill_of(&a, 1, 100, 1000), 232);
     assert_int_equal(fill_of(&a, 2, 100, 1000), 16); /* a second client of the same peer finds a place, too */
-    assert_int_equal(fill_of(&a, 3, 200, 1000), 16);
-    assert_int_equal(a.open, 264);
+    assert_int_equal(fill_of(&a, 3, 200, 1000), 8);
+    assert_int_equal(a.open, 256);
+    admission_free(&a);
+}
+
+/* One peer takes what it may while it is alone, and a second one comes. A third one still finds a place. */
+static void neither_one_peer_nor_two_keep_out_a_third(void **state)
+{
+    (void)state;
+    struct admission a = opened(4, 64);
+    assert_int_equal(fill_of(&a, 1, GREEDY, 1000) + fill_of(&a, 2, GREEDY, 1000), 64);
+    assert_int_equal(fill_of(&a, 3, THIRD, 1000), 2);
+    assert_int_equal(fill_of(&a, 4, MODEST, 1), 1);
     admission_free(&a);
 }
 
@@ -273,6 +295,7 @@ int main(void)
         cmocka_unit_test(a_queue_of_few_or_none_is_used_to_the_end),
         cmocka_unit_test(everybody_has_a_share_of_one),
         cmocka_unit_test(a_peer_has_one_share_however_many_clients_it_has),
+        cmocka_unit_test(neither_one_peer_nor_two_keep_out_a_third),
         cmocka_unit_test(one_connection_is_a_client_of_each_peer_that_it_asks_for),
         cmocka_unit_test(the_place_is_the_one_that_the_scheduler_gives),
     };
