@@ -106,6 +106,7 @@ static int read_model(const struct request *r, struct model *model, struct helm_
 static int open_engine(struct measure_programs *p, struct measure *m, const struct request *r,
                        struct model *model, struct helm_err *err)
 {
+    const enum plan_processor self = plan_home_processor(PLAN_HOME_GPU);
     struct plan plan = {.layers = model->config.layers,
                         .context_tokens = (uint32_t)r->context,
                         .step_tokens = (uint32_t)r->step_tokens,
@@ -113,8 +114,8 @@ static int open_engine(struct measure_programs *p, struct measure *m, const stru
                         .page_tokens = KV_PAGE_TOKENS_DEFAULT,
                         .page_count = (uint32_t)(r->positions / KV_PAGE_TOKENS_DEFAULT) + ENGINE_FEW_TOKENS,
                         .invariant = r->invariant,
-                        .embed = PLAN_GPU0,
-                        .head = PLAN_GPU0};
+                        .embed = self,
+                        .head = self};
     const enum kv_dtype kv_dtype = kv_dtype_named(r->kv_dtype);
     if (kv_dtype == KV_DTYPE_COUNT)
         return helm_fail(err, HELM_E_USAGE, "programs: '%.20s' is no type of a cache", r->kv_dtype);
@@ -131,7 +132,7 @@ static int open_engine(struct measure_programs *p, struct measure *m, const stru
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for an engine");
     if (!rc) {
         const struct engine_options options = {.plan = &plan,
-                                               .processor = PLAN_GPU0,
+                                               .processor = self,
                                                .node = -1,
                                                .made = model,
                                                .device = m->options->device,

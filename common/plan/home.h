@@ -3,8 +3,8 @@
  *
  * Asked by the planner, by helmd and by the workers: code that wants to know where bytes are or what computes
  * asks for the memory or the processor of a home, it does not compare homes. A worker knows its own processor
- * (engine_options.processor) and compares with that. No file but these, the planner's profile/planned.h and the table of
- * workers (daemon/children/workers.c) names a device. Called by everything that reads a plan; owns nothing.
+ * (engine_options.processor) and compares with that. No file but these two names a device. Called by everything that reads a
+ * plan; owns nothing.
  *
  * A processor's weights and caches are resident in its own memory. A home on another memory has a route by
  * which weights reach the processor. Of experts at home on `mixed` all lie in host memory and some in VRAM as well:

@@ -252,10 +252,19 @@ static inline bool plan_kv_tiered(const struct plan *plan)
 {
     return plan_kv_places(plan) != 0;
 }
+/* A plan's sizes of the device that computes units at home there; the same to change them. */
+static inline const struct plan_device *plan_device_of(const struct plan *plan, enum plan_home home)
+{
+    return &plan->device[plan_home_processor(home)];
+}
+static inline struct plan_device *plan_device_at(struct plan *plan, enum plan_home home)
+{
+    return &plan->device[plan_home_processor(home)];
+}
 /* Of the units at home on `mixed`: what is said of their device. */
 static inline const struct plan_experts *plan_experts(const struct plan *plan)
 {
-    return &plan->device[plan_home_processor(PLAN_HOME_MIXED)].experts;
+    return &plan_device_of(plan, PLAN_HOME_MIXED)->experts;
 }
 /* Whether the CPU attends to a part of that cache. Such a plan uses the CPU even if it computes no unit. */
 static inline bool plan_kv_assisted(const struct plan *plan)

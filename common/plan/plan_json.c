@@ -354,7 +354,7 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
 /* "first" of experts: a list of as many as there are slots for each unit. */
 static int parse_first(const json_t *list, struct plan *plan, struct helm_err *err)
 {
-    struct plan_experts *e = &plan->device[plan_home_processor(PLAN_HOME_MIXED)].experts;
+    struct plan_experts *e = &plan_device_at(plan, PLAN_HOME_MIXED)->experts;
     const uint32_t units = plan_mixed_units(plan);
     if (!list || json_is_null(list)) return 0;
     if (!json_is_array(list) || json_array_size(list) != units)
@@ -380,7 +380,7 @@ static int parse_first(const json_t *list, struct plan *plan, struct helm_err *e
 static int parse_experts(const json_t *json, struct plan *plan, struct helm_err *err)
 {
     const json_t *experts = json_object_get(json, "mixed");
-    struct plan_experts *e = &plan->device[plan_home_processor(PLAN_HOME_MIXED)].experts;
+    struct plan_experts *e = &plan_device_at(plan, PLAN_HOME_MIXED)->experts;
     const struct field slots[] = {{"slots", 1, MODEL_EXPERTS_MAX, &e->slots}},
                        fields[] = {{"direct_permille", 0, 1000, &e->direct_permille},
                                    {"moves", 0, PLAN_MOVES_MAX, &e->moves},

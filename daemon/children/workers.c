@@ -5,7 +5,7 @@
  *                    helmd --arena: step ring, one doorbell--> every worker
  *                    workers --arena: lanes--> each other
  *                    head's worker --arena: result; every worker: its done bell and eventfd--> helmd
- * Which workers run follows from the plan: the table below. */
+ * Which workers run follows from the plan. */
 #include "daemon/children/workers.h"
 
 #include <errno.h>
@@ -23,18 +23,22 @@
 #include "daemon/children/worker_process.h"
 #include "daemon/children/workers_private.h"
 
-/* By processor: there when the plan has something for it to do. */
-static const struct {
+/* The worker of a processor, which is there when the plan has something for it to do. */
+struct topology {
     const char *kind, *program;
-} topology[WORKERS_MAX] = {
-    [PLAN_CPU0] = {"cpu", "helm-worker-cpu"}, /* also where it only loads what a GPU copies */
-    [PLAN_GPU0] = {"gpu", "helm-worker-gpu"},
-    [PLAN_GPU1] = {"gpu", "helm-worker-gpu"},
 };
+static const struct topology of_cpus = {"cpu",
+                                        "helm-worker-cpu"}, /* also where it only loads what a GPU copies */
+    of_devices = {"gpu", "helm-worker-gpu"};
+
+static const struct topology *topology_of(enum plan_processor processor)
+{
+    return plan_processor_has_memory(processor) ? &of_devices : &of_cpus;
+}
 
 const char *workers_device_program(void)
 {
-    return topology[PLAN_GPU0].program;
+    return of_devices.program;
 }
 
 /* Those that the plan has something to do for. */
@@ -48,8 +52,8 @@ static int find_workers(struct workers *workers, struct helm_err *err)
         w->name = plan_processor_name(processor);
         w->processor = processor;
         w->done_fd = w->node = -1;
-        int rc =
-            worker_process_find(config->worker_dir, topology[i].program, w->program, sizeof w->program, err);
+        int rc = worker_process_find(config->worker_dir, topology_of(processor)->program, w->program,
+                                     sizeof w->program, err);
         if (rc) return rc;
     }
     return 0;
@@ -414,9 +418,9 @@ static void on_hello(struct workers *workers, struct worker *w, const control_ms
     else if (hello->arena_abi != ARENA_ABI)
         snprintf(why, sizeof why, "HELLO with arena ABI %u, this helmd has %u: rebuild both",
                  hello->arena_abi, ARENA_ABI);
-    else if (strcmp(hello->kind, topology[w->processor].kind) != 0)
+    else if (strcmp(hello->kind, topology_of(w->processor)->kind) != 0)
         snprintf(why, sizeof why, "HELLO of a '%.32s' worker, expected '%s'", hello->kind,
-                 topology[w->processor].kind);
+                 topology_of(w->processor)->kind);
     if (why[0]) {
         if (hello->arena_abi != ARENA_ABI) w->fault_code = HELM_E_MISMATCH; /* trying again cannot help */
         worker_kill(w, why);

@@ -9,7 +9,6 @@
 #include "common/base/units.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/prefill.h"
-#include "daemon/planner/profile/planned.h"
 
 /* ---- what all share ---- */
 
@@ -82,10 +81,10 @@ uint32_t making_context(const struct making *m, const struct spec *spec)
 struct cost_step making_step(const struct making *m, const struct spec *spec,
                              const enum tensor_format (*format)[PLAN_HOMES])
 {
-    const struct plan cache = {.page_tokens = m->wish.page_tokens,
-                               .device[PLANNED_GPU].vram_page_count = ledger_places(&m->c, spec->ctx),
-                               .kv_free_places = m->wish.free_places,
-                               .kv_direct_permille = cost_direct_permille(m->r->profile, m->wish.kv_dtype)};
+    struct plan cache = {.page_tokens = m->wish.page_tokens,
+                         .kv_free_places = m->wish.free_places,
+                         .kv_direct_permille = cost_direct_permille(m->r->profile, m->wish.kv_dtype)};
+    plan_device_at(&cache, PLAN_HOME_GPU)->vram_page_count = ledger_places(&m->c, spec->ctx);
     const uint32_t context = making_context(m, spec);
     return (struct cost_step){.tokens = m->batch,
                               .rows = m->batch,
@@ -141,7 +140,7 @@ static int apply(const struct making *m, const struct search_found *found, struc
     plan_formats_clear(plan);
     plan->embed = found->embed;
     plan->head = found->head;
-    plan->device[PLANNED_GPU].ring_bytes = found->ring_bytes;
+    plan_device_at(plan, PLAN_HOME_STREAM)->ring_bytes = found->ring_bytes;
     plan->step_tokens = m->wish.step_tokens;
     plan->expert_parts = model_expert_parts(&m->r->model->config);
     if (m->wish.pack_gpu)
@@ -181,7 +180,8 @@ int candidate_search(const struct making *m, const struct spec *spec, const stru
         struct plan *plan = &out->plan;
         rc = apply(m, &found, plan, err);
         if (!rc && wish->prefill) rc = prefill_choose(&m->c, m->r->profile, &found, plan, err);
-        if (!rc && !plan_has_home(plan, PLAN_HOME_STREAM)) plan->device[PLANNED_GPU].ring_bytes = 0;
+        if (!rc && !plan_has_home(plan, PLAN_HOME_STREAM))
+            plan_device_at(plan, PLAN_HOME_STREAM)->ring_bytes = 0;
         if (!rc) formats_set_host(&m->c, plan);
     } else {
         out->vram = more_of(found.feasible ? 0 : found.more_vram, memory.vram_missing, memory.host_missing);
@@ -231,7 +231,7 @@ static int tighten(struct making *m, const struct spec *spec, struct memory_wish
         rc = ledger_write(&m->c, spec->ctx, wish->pages, &out->plan, &arena, err);
         if (rc || ledger_fits(&out->plan)) break;
         out->fits = false;
-        wish->less_vram += out->vram = excess(&out->plan.memory[PLANNED_VRAM]);
+        wish->less_vram += out->vram = excess(&out->plan.memory[plan_home_memory(PLAN_HOME_GPU)]);
         wish->less_host += out->host = excess(&out->plan.memory[PLAN_HOST]);
     }
     return rc;

@@ -2,7 +2,6 @@
 #include "daemon/planner/ideas.h"
 
 #include "daemon/planner/prefill.h"
-#include "daemon/planner/profile/planned.h"
 #include "daemon/planner/profile/worth.h"
 
 /* Seconds of a prompt of `prompt` tokens in chunks of `tokens`, which become the plan's. */
@@ -22,7 +21,7 @@ static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, st
 int chunks_lengthen(struct making *m, struct plan *plan, struct arena_spec *arena, struct helm_err *err)
 {
     const uint32_t ctx = plan->context_tokens;
-    if (m->asked.step_tokens || !plan_uses(plan, PLANNED_GPU)) return 0;
+    if (m->asked.step_tokens || !plan_devices(plan)) return 0;
     while (plan->step_tokens < PREFILL_CHUNK_MAX && 2 * plan->step_tokens <= ctx) {
         const uint32_t now = plan->step_tokens, twice = 2 * now;
         const struct ledger_workspace room = {

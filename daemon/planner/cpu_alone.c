@@ -4,14 +4,13 @@
  * the log says how fast the best plan with the device would be. */
 #include "common/base/log.h"
 #include "daemon/planner/ideas.h"
-#include "daemon/planner/profile/planned.h"
 
 static int log_other(struct making *m, const struct spec *spec, const struct candidate *best,
                      double cpu_seconds, struct helm_err *err)
 {
     struct candidate with = {.fits = true, .seconds = best->seconds};
     int rc = 0;
-    if (!plan_uses(&best->plan, PLANNED_GPU)) {
+    if (!plan_devices(&best->plan)) {
         m->required = true;
         rc = ideas_try_context(m, spec, &with, err);
         m->required = false;
@@ -33,8 +32,7 @@ int cpu_alone_try(struct making *m, const struct spec *spec, struct candidate *b
     struct candidate cpu = {.fits = false};
     if (!best->fits || spec->strategy != SEARCH_BEST || m->required) return 0;
     int rc = packing_best(m, &alone, NULL, &cpu, err);
-    const bool better =
-        !rc && cpu.fits && (!plan_uses(&best->plan, PLANNED_GPU) || cpu.seconds <= best->seconds);
+    const bool better = !rc && cpu.fits && (!plan_devices(&best->plan) || cpu.seconds <= best->seconds);
     if (better) rc = log_other(m, spec, best, cpu.seconds, err);
     for (uint32_t ctx = making_first_ctx(m); better && !rc; ctx = making_next_ctx(m, ctx)) {
         alone.ctx = ctx;

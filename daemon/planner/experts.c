@@ -11,7 +11,6 @@
 #include <stdlib.h>
 
 #include "daemon/planner/formats.h"
-#include "daemon/planner/profile/planned.h"
 #include "daemon/planner/profile/worth.h"
 
 /* Slots for up to an eighth of the experts may cost WORTH_NOTING of a decode step beside the fastest plan if each expert was chosen
@@ -43,7 +42,7 @@ static int lay_whole(struct trials *t, uint32_t whole, struct helm_err *err)
     if (!rc) rc = experts_fill(t->m, t->ctx, &trial->plan, &fits, err);
     if (rc || !fits) return rc;
     struct plan best = trial->plan; /* its lists stay the trial's */
-    best.device[PLANNED_GPU].experts.direct_permille = COST_DIRECT_BEST;
+    plan_device_at(&best, PLAN_HOME_MIXED)->experts.direct_permille = COST_DIRECT_BEST;
     return making_decode_seconds(t->m, &best, 0, &trial->least, err);
 }
 
@@ -55,7 +54,7 @@ static struct trial *best_of(const struct trials *t, double most)
     for (uint32_t w = 0; w < t->sparse; w++)
         if (t->with[w].seconds < t->with[fastest].seconds) fastest = w;
     while (best < fastest &&
-           (t->with[best].seconds > most || t->with[best].plan.device[PLANNED_GPU].experts.slots > eighth))
+           (t->with[best].seconds > most || plan_experts(&t->with[best].plan)->slots > eighth))
         best++;
     return &t->with[best];
 }

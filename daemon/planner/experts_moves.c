@@ -7,7 +7,6 @@
 #include <stdlib.h>
 
 #include "common/plan/slots.h"
-#include "daemon/planner/profile/planned.h"
 
 #define MOVES_PART      0.8 /* of a step's time, in which the link brings experts while they move */
 #define MOVES_OF_MISSES 0.7 /* how many come for each miss: in generated traces 0.67 to 0.74 (test_slots.c) */
@@ -43,8 +42,8 @@ static int staying_step(const struct making *m, const struct plan *plan, double 
                         struct helm_err *err)
 {
     struct plan now = *plan; /* its lists stay the plan's */
-    now.device[PLANNED_GPU].experts.direct_permille = 0;
-    now.device[PLANNED_GPU].experts.hit_permille = (uint32_t)fmax(1, PERMILLE * part);
+    plan_device_at(&now, PLAN_HOME_MIXED)->experts.direct_permille = 0;
+    plan_device_at(&now, PLAN_HOME_MIXED)->experts.hit_permille = (uint32_t)fmax(1, PERMILLE * part);
     return making_decode_seconds(m, &now, 0, seconds, err);
 }
 
@@ -76,10 +75,11 @@ int experts_budget(const struct making *m, double still, struct plan *plan, stru
                                plan_mixed_units(plan) * router->experts * (1 - pow(1 - chosen, m->batch)),
                            .found = found};
     struct moving moving = {.seconds = INFINITY};
+    struct plan_experts *const mixed = &plan_device_at(plan, PLAN_HOME_MIXED)->experts;
     double part = found;
     int rc = expert_bytes(m, plan, &c.bytes, err);
-    plan->device[PLANNED_GPU].experts.moves = 1;
-    plan->device[PLANNED_GPU].experts.move_cost = PLAN_MOVE_COST_MAX;
+    mixed->moves = 1;
+    mixed->move_cost = PLAN_MOVE_COST_MAX;
     if (rc || !(c.bytes > 0) || !(m->r->profile->link.h2d.value > 0) || !plan_mixed_units(plan)) return rc;
     for (uint32_t i = 1; i < MOVES_TRIES && moving.seconds >= still && !rc; i++) {
         part = found + (1 - found) * i / MOVES_TRIES;
@@ -87,10 +87,9 @@ int experts_budget(const struct making *m, double still, struct plan *plan, stru
     }
     if (rc || moving.seconds >= still) return rc;
     const double cost = PERMILLE * (part - found) / (1 - part);
-    plan->device[PLANNED_GPU].experts.moves = moving.most < 1                ? 1
-                                              : moving.most > PLAN_MOVES_MAX ? PLAN_MOVES_MAX
-                                                                             : (uint32_t)moving.most;
-    plan->device[PLANNED_GPU].experts.move_cost =
-        cost < PLAN_MOVE_COST_MAX ? (uint32_t)cost : PLAN_MOVE_COST_MAX;
+    mixed->moves = moving.most < 1                ? 1
+                   : moving.most > PLAN_MOVES_MAX ? PLAN_MOVES_MAX
+                                                  : (uint32_t)moving.most;
+    mixed->move_cost = cost < PLAN_MOVE_COST_MAX ? (uint32_t)cost : PLAN_MOVE_COST_MAX;
     return 0;
 }

@@ -5,7 +5,6 @@
 #include <math.h>
 
 #include "daemon/planner/experts.h"
-#include "daemon/planner/profile/planned.h"
 
 int experts_try_shared(struct making *m, const struct spec *spec, struct candidate *best,
                        struct helm_err *err)
@@ -18,7 +17,7 @@ int experts_try_shared(struct making *m, const struct spec *spec, struct candida
     if (!best->fits || spec->strategy != SEARCH_EXPERTS_CPU || m->r->one_memory || !beside_experts) return 0;
     beside.seconds = INFINITY;
     int rc = experts_place(m, &best->plan, 0, PACKS_NONE, &beside.plan, err);
-    beside.plan.device[PLANNED_GPU].experts =
+    plan_device_at(&beside.plan, PLAN_HOME_MIXED)->experts =
         (struct plan_experts){.slots = 1, .moves = 1, .move_cost = PLAN_MOVE_COST_MAX};
     if (!rc)
         rc = ledger_write(&m->c, spec->ctx, ledger_least_pages(&m->c, spec->ctx), &beside.plan, &arena, err);

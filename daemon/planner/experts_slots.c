@@ -9,7 +9,6 @@
 #include "common/base/units.h"
 #include "common/plan/slots.h"
 #include "daemon/planner/histogram.h"
-#include "daemon/planner/profile/planned.h"
 #include "daemon/planner/profile/worth.h"
 
 #define DIRECT_STEP (PERMILLE / PLANNER_SHARES / 2)
@@ -37,7 +36,8 @@ int experts_place(const struct making *m, const struct plan *from, uint32_t whol
 /* VRAM that is left; an emulated device's is the host's. */
 static uint64_t left_over(const struct making *m, const struct plan *plan)
 {
-    const struct ledger *vram = &plan->memory[PLANNED_VRAM], *host = &plan->memory[PLAN_HOST];
+    const struct ledger *vram = &plan->memory[plan_home_memory(PLAN_HOME_GPU)],
+                        *host = &plan->memory[PLAN_HOST];
     uint64_t left = vram->limit - vram->total;
     if (m->machine.device.kind == LEDGER_DEVICE_EMULATED && host->limit - host->total < left)
         left = host->limit - host->total;
@@ -47,9 +47,10 @@ static uint64_t left_over(const struct making *m, const struct plan *plan)
 int experts_fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, struct helm_err *err)
 {
     const struct ledger_wish wish = m->wish;
+    struct plan_experts *const mixed = &plan_device_at(plan, PLAN_HOME_MIXED)->experts;
     struct arena_spec arena;
     struct slots_place place = {0};
-    plan->device[PLANNED_GPU].experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
+    *mixed = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
     *fits = false;
     int rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, &arena, err);
     if (rc || !ledger_fits(plan)) return rc;
@@ -57,12 +58,12 @@ int experts_fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, 
     if (rc) return rc;
     const uint64_t slots = 1 + left_over(m, plan) / (place.bytes ? place.bytes : 1);
     const uint32_t experts = m->r->model->config.router.experts;
-    plan->device[PLANNED_GPU].experts.slots = slots < experts ? (uint32_t)slots : experts;
+    mixed->slots = slots < experts ? (uint32_t)slots : experts;
     m->wish.page_count = plan->page_count;
     do {
         rc = ledger_write(&m->c, ctx, plan->page_count, plan, &arena, err);
         *fits = !rc && ledger_fits(plan);
-    } while (!rc && !*fits && --plan->device[PLANNED_GPU].experts.slots > 0);
+    } while (!rc && !*fits && --mixed->slots > 0);
     m->wish = wish;
     if (!rc && *fits) rc = ledger_fit(&m->c, ctx, plan, &arena, err);
     return !rc && *fits && m->r->experts ? histogram_apply(m->r->experts, plan, err) : rc;
@@ -72,16 +73,17 @@ int experts_choose_direct(const struct making *m, struct plan *plan, double *lea
 {
     uint32_t best = 0;
     int rc = 0;
+    struct plan_experts *const mixed = &plan_device_at(plan, PLAN_HOME_MIXED)->experts;
     *least = INFINITY;
     for (uint32_t share = 0; share <= PERMILLE && !rc; share += DIRECT_STEP) {
         double seconds;
-        plan->device[PLANNED_GPU].experts.direct_permille = share;
+        mixed->direct_permille = share;
         rc = making_decode_seconds(m, plan, 0, &seconds, err);
         if (rc || seconds >= *least) continue;
         *least = seconds;
         best = share;
     }
-    plan->device[PLANNED_GPU].experts.direct_permille = best;
+    mixed->direct_permille = best;
     return rc;
 }
 
@@ -111,9 +113,10 @@ int experts_refuse(struct making *m, uint32_t ctx, const struct plan *plan, stru
     struct arena_spec arena;
     char needed[UNITS_TEXT], has[UNITS_TEXT];
     int rc = experts_place(m, plan, 0, PACKS_NONE, &one, err);
-    one.device[PLANNED_GPU].experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
+    plan_device_at(&one, PLAN_HOME_MIXED)->experts =
+        (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
     if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &one, &arena, err);
-    const struct ledger *vram = &one.memory[PLANNED_VRAM];
+    const struct ledger *vram = &one.memory[plan_home_memory(PLAN_HOME_GPU)];
     if (!rc) {
         units_format_size(vram->total, needed), units_format_size(vram->limit, has);
         if (m->r->refusal) {

@@ -2,8 +2,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "daemon/planner/profile/planned.h"
-
 #include "daemon/planner/candidate.h"
 
 struct forced {
@@ -68,7 +66,7 @@ static void force_try(struct forced *f, enum plan_processor embed, enum plan_pro
 void forced_find(const struct making *m, const struct spec *spec, const struct search_problem *problem,
                  const struct memory *memory, struct search_found *found)
 {
-    const enum plan_processor cpu = PLAN_CPU0, gpu = PLANNED_GPU;
+    const enum plan_processor cpu = PLAN_CPU0, gpu = plan_home_processor(PLAN_HOME_GPU);
     uint32_t units = problem->decode->units, step = problem->whole_layers ? 2 : 1;
     struct forced f = {/* all on the CPU */
                        .problem = problem, .memory = memory,  .found = found, .cache = needs_cache(m, spec),
@@ -93,7 +91,7 @@ bool forced_uses(const struct making *m, const struct spec *spec, const struct s
                  uint32_t units)
 {
     if (needs_cache(m, spec)) return has_cache(found->home, units);
-    bool gpu = found->embed == PLANNED_GPU || found->head == PLANNED_GPU;
+    bool gpu = plan_processor_has_memory(found->embed) || plan_processor_has_memory(found->head);
     for (uint32_t u = 0; u < units; u++) gpu |= found->home[u] != PLAN_HOME_CPU;
     return gpu;
 }

@@ -7,7 +7,6 @@
 
 #include "common/base/json.h"
 #include "common/base/units.h"
-#include "daemon/planner/profile/planned.h"
 
 #define FILE_MAX (64 * MIB)
 
@@ -83,14 +82,12 @@ static uint32_t most_used(const uint64_t *uses, const bool *taken, uint32_t expe
 
 int histogram_apply(const struct histogram *h, struct plan *plan, struct helm_err *err)
 {
-    const uint32_t units = plan_mixed_units(plan), slots = plan->device[PLANNED_GPU].experts.slots,
-                   parts = plan_expert_parts(plan);
+    struct plan_experts *const mixed = &plan_device_at(plan, PLAN_HOME_MIXED)->experts;
+    const uint32_t units = plan_mixed_units(plan), slots = mixed->slots, parts = plan_expert_parts(plan);
     double hits = 0;
-    free(plan->device[PLANNED_GPU].experts.first);
-    plan->device[PLANNED_GPU].experts.first =
-        calloc((size_t)units * slots + 1, sizeof *plan->device[PLANNED_GPU].experts.first);
-    if (!plan->device[PLANNED_GPU].experts.first)
-        return helm_fail(err, HELM_E_NOMEM, "no memory for %u x %u experts", units, slots);
+    free(mixed->first);
+    mixed->first = calloc((size_t)units * slots + 1, sizeof *mixed->first);
+    if (!mixed->first) return helm_fail(err, HELM_E_NOMEM, "no memory for %u x %u experts", units, slots);
     for (uint32_t l = 0, u = 0; l < plan->layers && u < units; l++) {
         if (plan->unit[unit_of(l, UNIT_MLP)].home[0] != PLAN_HOME_MIXED) continue;
         const uint64_t *uses = h->uses + (size_t)l * h->experts;
@@ -99,13 +96,13 @@ int histogram_apply(const struct histogram *h, struct plan *plan, struct helm_er
         for (uint32_t e = 0; e < h->experts; e++) all += uses[e] * parts;
         for (uint32_t i = 0; i < slots; i++) {
             const uint32_t e = most_used(uses, taken, h->experts, parts);
-            plan->device[PLANNED_GPU].experts.first[(size_t)u * slots + i] = e;
+            mixed->first[(size_t)u * slots + i] = e;
             taken[e] = true;
             caught += uses[e / parts];
         }
         hits += all ? (double)caught / (double)all : (double)slots / (h->experts * parts);
         u++;
     }
-    plan->device[PLANNED_GPU].experts.hit_permille = units ? (uint32_t)round(PERMILLE * hits / units) : 0;
+    mixed->hit_permille = units ? (uint32_t)round(PERMILLE * hits / units) : 0;
     return 0;
 }

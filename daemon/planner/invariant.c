@@ -7,7 +7,6 @@
 
 #include "common/base/units.h"
 #include "common/plan/engine_limits.h"
-#include "daemon/planner/profile/planned.h"
 #include "daemon/planner/profile/programs.h"
 #include "daemon/planner/profile/worth.h"
 
@@ -78,7 +77,7 @@ static int price_batch(const struct planner_request *asked, const struct planner
 static bool lacks_rates(const struct profile *profile, const struct plan *plan)
 {
     return plan_most_tokens(plan, PLAN_CPU0) > 0 ||
-           (plan_most_tokens(plan, PLANNED_GPU) > 0 && profile->gpu.chain_gemv.value > 0);
+           (plan_device_computes(plan) && profile->gpu.chain_gemv.value > 0);
 }
 
 /* The most expensive price of several sequences. *known: false where the profile lacks it and nothing was `measured`. */

@@ -12,7 +12,6 @@
 #include "common/plan/state.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/ideas.h"
-#include "daemon/planner/profile/planned.h"
 
 static const char *const tiers_names[KV_TIERS_COUNT] = {
     [KV_TIERS_ONE] = "one", [KV_TIERS_TWO] = "two", [KV_TIERS_AUTO] = "auto"};
@@ -366,10 +365,11 @@ static int check_ring(const struct making *m, const struct plan *plan, struct he
 {
     uint64_t least = memory_ring_least(m->r->model);
     char has[UNITS_TEXT], needs[UNITS_TEXT];
-    if (!plan_has_home(plan, PLAN_HOME_STREAM) || plan->device[PLANNED_GPU].ring_bytes >= least) return 0;
+    if (!plan_has_home(plan, PLAN_HOME_STREAM) || plan_device_of(plan, PLAN_HOME_STREAM)->ring_bytes >= least)
+        return 0;
     return helm_fail(err, HELM_E_LIMIT,
                      "'ring_bytes' is %s; the 'stream' stages of this model need a ring of at least %s",
-                     units_format_size(plan->device[PLANNED_GPU].ring_bytes, has),
+                     units_format_size(plan_device_of(plan, PLAN_HOME_STREAM)->ring_bytes, has),
                      units_format_size(least, needs));
 }
 
@@ -452,9 +452,9 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     if (rc == HELM_E_CAPACITY && r.refusal) {
         const enum plan_memory memory = ledger_refused(plan);
         const struct ledger *ledger = &plan->memory[memory];
-        const char *what = memory == PLAN_HOST      ? "host memory"
-                           : memory == PLANNED_VRAM ? "VRAM"
-                                                    : "VRAM of the second device";
+        const char *what = memory == PLAN_HOST                                ? "host memory"
+                           : plan_device_index(plan_memory_processor(memory)) ? "VRAM of the second device"
+                                                                              : "VRAM";
         *r.refusal = (struct planner_refusal){true, what, ledger->total, ledger->limit, "another plan"};
     }
 out:

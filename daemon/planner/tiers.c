@@ -11,7 +11,6 @@
 #include <math.h>
 
 #include "daemon/planner/prefill.h"
-#include "daemon/planner/profile/planned.h"
 #include "daemon/planner/profile/worth.h"
 
 #define TIERS_SHORT_CONTEXT                                                                                  \
@@ -72,7 +71,7 @@ static int try_two(struct tiering *k, struct spec what, uint32_t *places, bool *
     int rc = packing_best(k->m, &what, &k->like, &c.c, err);
     const bool there = !rc && c.c.fits && plan_kv_tiered(&c.c.plan);
     if (there) rc = score(k, &c, err);
-    *places = there && !rc ? c.c.plan.device[PLANNED_GPU].vram_page_count : 0;
+    *places = there && !rc ? plan_kv_places(&c.c.plan) : 0;
     *taken = *places && better(k, &c);
     if (*taken) k->best.score = c.score;
     candidate_keep(k->m, &k->best.c, &c.c, *taken);

@@ -2,7 +2,6 @@
  * tiers.c and ideas.c; owns nothing. */
 #include "common/base/units.h"
 #include "daemon/planner/tiers.h"
-#include "daemon/planner/profile/planned.h"
 
 #include <math.h>
 
@@ -157,6 +156,6 @@ int tiers_finish(struct making *m, struct plan *plan, struct arena_spec *spec, s
 {
     if (!plan_kv_tiered(plan)) return 0;
     int rc = tiers_choose_direct(m, plan, err);
-    m->wish.vram_page_count = plan->device[PLANNED_GPU].vram_page_count;
+    m->wish.vram_page_count = plan_kv_places(plan);
     return rc ? rc : ledger_write(&m->c, plan->context_tokens, plan->page_count, plan, spec, err);
 }

@@ -15,7 +15,6 @@
 #include "daemon/planner/experts.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/histogram.h"
-#include "daemon/planner/profile/planned.h"
 
 #define HIT_ROUNDED 0.0005 /* plans have hit rates of a histogram in thousandths */
 
@@ -223,14 +222,13 @@ static int widen_limits(struct bounding *b, struct helm_err *err)
     const struct search_found found = {.home = home,
                                        .embed = b->plan->embed,
                                        .head = b->plan->head,
-                                       .ring_bytes = b->plan->device[PLANNED_GPU].ring_bytes};
+                                       .ring_bytes = plan_device_of(b->plan, PLAN_HOME_STREAM)->ring_bytes};
     struct search_bytes sum = memory_sum(&b->memory, &found, b->m->table.tied, b->units);
     for (uint32_t u = 0; u < b->units; u++) {
         const bool both = b->plan->unit[u].home[0] == PLAN_HOME_MIXED,
                    packed = plan_unit_format(b->plan, u) == FORMAT_BF16_PACKED;
         if (!both && !(packed && home[u] == PLAN_HOME_GPU)) continue;
-        const struct search_bytes way = both ? bytes_of(b, u, b->plan->device[PLANNED_GPU].experts.slots,
-                                                        packed)
+        const struct search_bytes way = both ? bytes_of(b, u, plan_experts(b->plan)->slots, packed)
                                              : packed_bytes(b, u),
                                   at_home = limits->unit[3 * u + home[u]];
         sum.vram += way.vram - at_home.vram; /* the sum has the latter */
@@ -242,7 +240,7 @@ static int widen_limits(struct bounding *b, struct helm_err *err)
                           err);
     if (!rc) {
         const uint64_t fixed = above(least.memory[PLAN_HOST].limit, limits->host_limit);
-        limits->vram_limit += above(sum.vram, least.memory[PLANNED_VRAM].total);
+        limits->vram_limit += above(sum.vram, least.memory[plan_home_memory(PLAN_HOME_GPU)].total);
         limits->host_limit += above(sum.host + fixed, least.memory[PLAN_HOST].total);
     }
     plan_free(&least);
@@ -255,7 +253,7 @@ static int find_bound(struct bounding *b, double seconds, double *bound, struct 
     struct making *m = b->m;
     struct cost_table prices = {0};
     struct memory_wish with = making_memory_wish(m, &b->spec);
-    with.prefill = b->plan->device[PLANNED_GPU].ring_bytes > 0;
+    with.prefill = plan_device_of(b->plan, PLAN_HOME_STREAM)->ring_bytes > 0;
     int rc = open_tables(b, err);
     if (!rc) rc = memory_build(&m->c, &with, &b->memory, err);
     if (!rc) rc = list_ways(b, &prices, err);
@@ -294,9 +292,8 @@ int proof_plan(const struct planner_request *r, const struct plan *plan, struct 
     m.wish.step_tokens = plan->step_tokens;
     m.wish.pack_cpu = false;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) m.wish.pack_cpu |= formats_packed_on_cpu(plan, u);
-    m.wish.pack_gpu = false; /* packed weights are ways of their own */
-    m.wish.vram_page_count =
-        plan->device[PLANNED_GPU].vram_page_count; /* its places, which are more than it was searched with */
+    m.wish.pack_gpu = false;                       /* packed weights are ways of their own */
+    m.wish.vram_page_count = plan_kv_places(plan); /* its places, which are more than it was searched with */
     struct bounding b = {.m = &m,
                          .plan = plan,
                          .spec = {.strategy = r->strategy,

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "common/model/arch.h"
+#include "common/plan/home.h"
 #include "common/plan/placement.h"
-#include "daemon/planner/profile/planned.h"
 #include "daemon/planner/profile/programs.h"
 
 double analyse_read_part(const struct model_config *c, const struct model_tensor *t, double tokens)
@@ -20,10 +20,11 @@ static void bytes_add_tensor(const struct model *model, struct analyse_bytes *su
                              const struct model_tensor *t)
 {
     const struct model_config *c = &model->config;
+    const enum plan_memory device = plan_home_memory(PLAN_HOME_GPU);
     sum->stored += t->bytes;
     sum->token += arch_role_of_experts(t->role) ? t->bytes / c->router.experts * c->router.chosen : t->bytes;
     if (model_tensor_is_vector(t)) {
-        const uint64_t vram = placement_vector_room(t, PLANNED_VRAM);
+        const uint64_t vram = placement_vector_room(t, device);
         sum->vram += vram;
         sum->vram_vectors += vram;
         sum->vector_bytes += placement_vector_room(t, PLAN_HOST);
@@ -31,7 +32,7 @@ static void bytes_add_tensor(const struct model *model, struct analyse_bytes *su
     }
     const uint64_t arena = placement_rounded(PLAN_HOST, placement_room(t, t->format, PLAN_HOST, NULL));
     sum->arena += arena;
-    sum->vram += placement_rounded(PLANNED_VRAM, placement_room(t, t->format, PLANNED_VRAM, NULL));
+    sum->vram += placement_rounded(device, placement_room(t, t->format, device, NULL));
     if (!placement_takes(model, t, FORMAT_BF16_PACKED)) return;
     sum->packable += t->bytes;
     if (t->layer < 0) return; /* the ends lie in the arena as they are */

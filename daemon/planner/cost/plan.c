@@ -8,19 +8,28 @@
 
 #include "common/plan/schedule.h"
 #include "daemon/planner/cost/rates.h"
-#include "daemon/planner/profile/planned.h"
+
+/* By whose price a part of a plan is forecast: all devices compute as fast as the one of the profile. */
+static enum plan_processor priced_processor(enum plan_processor processor)
+{
+    return plan_processor_has_memory(processor) ? plan_home_processor(PLAN_HOME_GPU) : processor;
+}
+static enum plan_home priced_home(enum plan_home home)
+{
+    return plan_home_memory(home) == PLAN_HOST ? home : PLAN_HOME_GPU;
+}
 
 void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
                   struct cost_plan *out)
 {
     *out = (struct cost_plan){.home = home,
                               .kv_cpu = kv_cpu,
-                              .embed = planned_processor(plan->embed),
-                              .head = planned_processor(plan->head),
-                              .ring_bytes = plan->device[PLANNED_GPU].ring_bytes,
+                              .embed = priced_processor(plan->embed),
+                              .head = priced_processor(plan->head),
+                              .ring_bytes = plan_device_of(plan, PLAN_HOME_STREAM)->ring_bytes,
                               .cold = phase != 0};
     for (uint32_t l = 0; l < plan->layers; l++) kv_cpu[l] = plan_keeper(plan, l) == PLAN_CPU0;
-    for (uint32_t u = 0; u < unit_count(plan->layers); u++) home[u] = planned_home(plan->unit[u].home[phase]);
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) home[u] = priced_home(plan->unit[u].home[phase]);
 }
 
 /* A chunk that appends in the arena finds all that is in front of it there. */
@@ -37,8 +46,8 @@ struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t tokens, uint32
 
 struct cost_experts cost_experts_of(const struct plan *plan, const struct model *model)
 {
-    return (struct cost_experts){.slots = plan->device[PLANNED_GPU].experts.slots,
-                                 .direct_permille = plan->device[PLANNED_GPU].experts.direct_permille,
+    return (struct cost_experts){.slots = plan_experts(plan)->slots,
+                                 .direct_permille = plan_experts(plan)->direct_permille,
                                  .hit = plan_hit_rate(plan, model->config.router.experts)};
 }
 
@@ -49,8 +58,8 @@ void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_
         for (int h = 0; h < PLAN_HOMES; h++) format[u][h] = PLAN_AS_STORED;
     for (uint32_t u = 0; u < units; u++)
         for (uint32_t p = 0; p < plan_phase_count(plan); p++)
-            format[u][planned_home(plan->unit[u].home[p])] = plan_unit_format(plan, u);
-    format[units][plan_processor_home(planned_processor(plan->head))] = plan_head_format(plan);
+            format[u][priced_home(plan->unit[u].home[p])] = plan_unit_format(plan, u);
+    format[units][plan_processor_home(priced_processor(plan->head))] = plan_head_format(plan);
 }
 
 static uint64_t saving_of(uint64_t bytes, enum tensor_format format)
@@ -109,7 +118,7 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
                         const struct cost_plan *plan, const struct cost_result *result)
 {
     bool one = table->tokens <= 1, streams = false, packed = false;
-    bool in_vram = table->head.gpu_packed && plan->head == PLANNED_GPU;
+    bool in_vram = table->head.gpu_packed && plan_processor_has_memory(plan->head);
     double waited = result->seconds - result->hand_overs - table->step;
     double cpu = spread_of_cpu(profile, table, plan);
     const struct profile_value *gemv =
@@ -186,7 +195,8 @@ struct leftover {
 static struct leftover leftover_of(const struct walk *w, const struct cost_table *table,
                                    const struct cost_result *result, bool goes_on)
 {
-    uint64_t ring = w->c->plan->device[PLANNED_GPU].ring_bytes, prefix = 0, same = 0, streamed = 0;
+    uint64_t ring = plan_device_of(w->c->plan, PLAN_HOME_STREAM)->ring_bytes, prefix = 0, same = 0,
+             streamed = 0;
     double seconds = 0, used = 0;
     bool alike = true;
     for (uint32_t u = 0; u < table->units; u++) {
@@ -228,7 +238,7 @@ static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_
     struct cost_result result = {.done = w->done};
     struct cost_plan plan;
     step.invariant = c->plan->invariant;
-    step.one_as_few = step.invariant && plan_most_tokens(c->plan, PLANNED_GPU) > 0;
+    step.one_as_few = step.invariant && plan_device_computes(c->plan);
     cost_plan_of(c->plan, list_of(c->plan, &step), w->home, w->kv_cpu, &plan);
     int rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
     if (rc) return rc;

@@ -1,7 +1,6 @@
 /* From prices and homes to a list of resources and of work on them. See schedule.h. Called by simulate.c, as often as
  * that is. */
 #include "daemon/planner/cost/schedule.h"
-#include "daemon/planner/profile/planned.h"
 
 #include <math.h>
 
@@ -17,7 +16,8 @@ static const struct schedule_place place_of[PLAN_HOMES] = {
 /* Whether the GPU computes all of a step, which is launched behind the one before (worker-gpu/follow.h). */
 static bool is_ahead(const struct cost_table *table, const struct cost_plan *plan)
 {
-    if (!table->follows || plan->cold || plan->embed != PLANNED_GPU || plan->head != PLANNED_GPU)
+    if (!table->follows || plan->cold || !plan_processor_has_memory(plan->embed) ||
+        !plan_processor_has_memory(plan->head))
         return false;
     for (uint32_t u = 0; u < table->units; u++)
         if (plan->home[u] != PLAN_HOME_GPU || table->unit[u].kv.way > 0) return false;

@@ -26,7 +26,6 @@
 #include "common/sampling/sampling.h"
 #include "common/base/units.h"
 #include "common/shared/kv_layout.h"
-#include "daemon/planner/profile/planned.h"
 
 #define PROCESS_BYTES (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
 #define DRIVER_BYTES  (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
@@ -104,7 +103,7 @@ uint32_t ledger_places(const struct ledger_case *c, uint32_t ctx)
 bool ledger_appends_in_arena(const struct ledger_case *c, uint32_t ctx)
 {
     struct plan sizes = sizes_of(c, ctx);
-    sizes.device[PLANNED_GPU].vram_page_count = ledger_places(c, ctx);
+    plan_device_at(&sizes, PLAN_HOME_GPU)->vram_page_count = ledger_places(c, ctx);
     return plan_appends_in_arena(&sizes);
 }
 
@@ -134,14 +133,15 @@ uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit)
     const struct model_unit *u = &c->model->unit[unit];
     uint64_t sum = 0;
     for (uint32_t i = 0; i < u->matrix_count; i++)
-        sum += placement_room(u->tensor[i], FORMAT_BF16_PACKED, PLANNED_VRAM, &c->wish->parts);
+        sum += placement_room(u->tensor[i], FORMAT_BF16_PACKED, plan_home_memory(PLAN_HOME_GPU),
+                              &c->wish->parts);
     return sum;
 }
 
 uint64_t ledger_packed_head_bytes(const struct ledger_case *c)
 {
-    return placement_room(model_find(c->model, TENSOR_HEAD, -1), FORMAT_BF16_PACKED, PLANNED_VRAM,
-                          &c->wish->parts);
+    return placement_room(model_find(c->model, TENSOR_HEAD, -1), FORMAT_BF16_PACKED,
+                          plan_home_memory(PLAN_HOME_GPU), &c->wish->parts);
 }
 
 uint64_t ledger_gpu_host_bytes(const struct ledger_case *c)
@@ -426,7 +426,7 @@ enum plan_memory ledger_over(const struct plan *plan)
 enum plan_memory ledger_refused(const struct plan *plan)
 {
     const enum plan_memory over = ledger_over(plan);
-    return over < PLAN_MEMORIES ? over : PLANNED_VRAM;
+    return over < PLAN_MEMORIES ? over : plan_home_memory(PLAN_HOME_GPU);
 }
 
 uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx)
@@ -495,7 +495,8 @@ static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const st
 /* Places for a plan that may have more, of whose pages all but those have their part in its ledgers. */
 static uint32_t choose_places(const struct ledger_case *c, const struct plan *plan)
 {
-    const struct ledger *vram = &plan->memory[PLANNED_VRAM], *host = &plan->memory[PLAN_HOST];
+    const struct ledger *vram = &plan->memory[plan_home_memory(PLAN_HOME_GPU)],
+                        *host = &plan->memory[PLAN_HOST];
     const uint64_t place = times(plan_device_layers(plan), ledger_kv_layer_bytes(c, 1));
     uint64_t spare = vram->limit - vram->total;
     if (c->machine->device.kind == LEDGER_DEVICE_EMULATED && host->limit - host->total < spare)

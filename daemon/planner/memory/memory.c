@@ -10,7 +10,6 @@
 #include "common/plan/state.h"
 #include "common/plan/workspace.h"
 #include "common/program/slices.h"
-#include "daemon/planner/profile/planned.h"
 
 /* The smallest ring: this part of the largest half layer, as a power of two. And no ring takes more than this part of the device's
  * memory. */
@@ -150,7 +149,9 @@ static uint64_t expanded_bytes(const struct ledger_case *c, uint64_t ring_max, b
 {
     const struct analyse_table *t = c->table;
     struct slices_room room = {0};
-    struct slices_unit s = {.model = c->model, .memory = PLANNED_VRAM, .ring_bytes = ring_max};
+    struct slices_unit s = {.model = c->model,
+                            .memory = plan_home_memory(PLAN_HOME_GPU),
+                            .ring_bytes = ring_max};
     for (s.unit = 0; s.unit < unit_count(t->layers); s.unit++) {
         const bool on_link = c->wish->pack && t->packs[s.unit] && !model_unit_math(c->model, s.unit)->experts,
                    packed = on_link || (c->wish->pack_cpu && t->packs_cpu[s.unit]);
@@ -181,7 +182,7 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
                                            .borrows = wish->prefill || ledger_appends_in_arena(c, wish->ctx)};
     const struct plan_staging staging = plan_staging_of(&pool);
     uint64_t borrowed = ledger_staging_bytes(c, &staging);
-    uint64_t lanes = plan_lanes_between(1u << PLAN_CPU0 | 1u << PLANNED_GPU) *
+    uint64_t lanes = plan_lanes_between(1u << PLAN_CPU0 | 1u << plan_home_processor(PLAN_HOME_GPU)) *
                      lane_bytes(w->step_tokens, c->model->config.hidden);
     uint64_t work =
         device->library_bytes + device->graph_bytes + device->context_bytes + workspace_of(c, wish, false);

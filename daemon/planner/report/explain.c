@@ -9,7 +9,6 @@
 #include "common/base/units.h"
 #include "common/model/arch.h"
 #include "daemon/planner/memory/memory.h"
-#include "daemon/planner/profile/planned.h"
 
 #define LINK_WAIT_LEAST 0.02 /* of a stage's time: less waiting for the link than that does not bound it */
 #define BOUNDS          3
@@ -109,8 +108,7 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
                                    .kv = cost_tiers_of(k->plan, list->tokens, list->rows, list->context),
                                    .experts = cost_experts_of(k->plan, k->request->model),
                                    .invariant = k->plan->invariant,
-                                   .one_as_few =
-                                       k->plan->invariant && plan_most_tokens(k->plan, PLANNED_GPU)};
+                                   .one_as_few = k->plan->invariant && plan_device_computes(k->plan)};
     struct cost_result result = {.done = k->done, .span = span, .span_max = span_max};
     struct cost_table table = {0};
     struct cost_plan plan;
@@ -299,8 +297,8 @@ static struct explain_split explain_split(struct reckoning *k, const struct memo
     for (uint32_t way = 0; way < 8; way++) {
         struct split_place place = {.gpu_layers = gpu_layers,
                                     .first = way & 4,
-                                    .embed = way & 1 ? PLANNED_GPU : PLAN_CPU0,
-                                    .head = way & 2 ? PLANNED_GPU : PLAN_CPU0};
+                                    .embed = way & 1 ? plan_home_processor(PLAN_HOME_GPU) : PLAN_CPU0,
+                                    .head = way & 2 ? plan_home_processor(PLAN_HOME_GPU) : PLAN_CPU0};
         if (k->analysed.tied && place.embed != place.head) continue;
         if (gpu_layers == 0 && (way & 7)) continue; /* nothing on the GPU */
         if (gpu_layers == layers && place.first) continue;
@@ -379,7 +377,7 @@ static int explain_mixed(const struct reckoning *k, struct explain *x, struct he
     struct cost_forecast f;
     e->mixed = plan_mixed_units(k->plan);
     if (!e->mixed) return 0;
-    even.device[PLANNED_GPU].experts.hit_permille = 0;
+    plan_device_at(&even, PLAN_HOME_MIXED)->experts.hit_permille = 0;
     e->hit = plan_hit_rate(k->plan, k->request->model->config.router.experts);
     e->seconds = x->prediction.decode.seconds;
     int rc = cost_decode(&c, x->batch, x->context, &f, err);
