@@ -49,7 +49,7 @@ static int pretend_arena(struct pretence *p, struct helm_err *err)
     if (!plan->step_tokens) spec.step_tokens = PRINT_STEP_TOKENS;
     if (!plan->page_tokens) spec.kv.page_tokens = KV_PAGE_TOKENS_DEFAULT;
     if (!*plan->kv_dtype) spec.kv.dtype = KV_F16;
-    spec.lanes = PLAN_LINKS;
+    spec.lanes[ARENA_LANE_STEP] = PLAN_LINKS;
     spec.page_count = 1;
     spec.window_page_count = plan->window_page_count ? 1 : 0;
     spec.vram_page_count = plan_kv_tiered(plan) ? 1 : 0;

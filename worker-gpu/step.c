@@ -125,17 +125,12 @@ void gpu_step_fill(const struct gpu_engine *g, const struct gpu_program *p)
 
 /* ---- waiting for the end ---- */
 
-static _Atomic uint32_t *lane_word(const struct arena *arena, uint32_t lane)
-{
-    return &arena_lane_of(arena, lane)->bell.value;
-}
-
 static void begin_watch(struct watch *w, struct gpu_engine *g, struct gpu_program *p)
 {
     const struct arena *arena = g->base.arena;
-    const uint32_t lanes = arena_header_of(arena)->lanes;
+    const uint32_t lanes = arena_header_of(arena)->lanes[ARENA_LANE_STEP];
     const _Atomic uint32_t *word[PLAN_LINKS];
-    for (uint32_t l = 0; l < lanes; l++) word[l] = lane_word(arena, l);
+    for (uint32_t l = 0; l < lanes; l++) word[l] = &arena_lane_of(arena, l)->bell.value;
     watch_begin(w, p, g->batch.token_count, lanes ? word : NULL, g->source.sent, units_now_ns());
 }
 
@@ -361,11 +356,12 @@ int gpu_step_warm(struct gpu_engine *g, const struct gpu_program *p, struct helm
 
 void gpu_step_abandon(struct gpu_engine *g)
 {
-    for (uint32_t l = 0; l < arena_header_of(g->base.arena)->lanes; l++) {
-        if (plan_link_rows[l].from == g->base.self) atomic_store(lane_word(g->base.arena, l), 0);
-        if (plan_link_rows[l].to == g->base.self) atomic_store(lane_word(g->base.arena, l), INT32_MAX);
-    }
-    gpu_tiers_abandon(g);
-    gpu_slots_abandon(&g->plan, g->base.arena);
+    const struct arena *arena = g->base.arena;
+    for (int kind = 0; kind < ARENA_LANE_KINDS; kind++)
+        for (uint32_t l = 0; l < arena_header_of(arena)->lanes[kind]; l++) {
+            _Atomic uint32_t *word = &arena_lane_at(arena, (enum arena_lane_kind)kind, l)->bell.value;
+            if (plan_link_rows[l].from == g->base.self) atomic_store(word, 0);
+            if (plan_link_rows[l].to == g->base.self) atomic_store(word, INT32_MAX);
+        }
     g->device->ops->abandon(g->device);
 }

@@ -112,10 +112,3 @@ int gpu_tiers_finish(struct gpu_engine *g, uint32_t place, struct helm_err *err)
     g->tiers.stores[place] = false;
     return device_word_poll(g->device, &g->tiers.stored[place], 1, g->wait_ms, err);
 }
-
-void gpu_tiers_abandon(struct gpu_engine *g)
-{
-    if (!plan_kv_tiered(&g->plan)) return;
-    atomic_store(&arena_kv_lane_of(g->base.arena, ARENA_KV_QUERY)->bell.value, 0);
-    atomic_store(&arena_kv_lane_of(g->base.arena, ARENA_KV_PARTIAL)->bell.value, INT32_MAX);
-}

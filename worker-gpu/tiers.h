@@ -41,5 +41,3 @@ HELM_MUST_CHECK int gpu_tiers_fetch(struct gpu_engine *g, const struct step *ste
 HELM_MUST_CHECK int gpu_tiers_finish(struct gpu_engine *g, uint32_t place, struct helm_err *err);
 /* Bytes that the batch's step copies over the link between the tiers. */
 uint64_t gpu_tiers_copied(const struct gpu_engine *g, const struct step *step);
-/* Lets the device go on, whatever the CPU does: it is given up. */
-void gpu_tiers_abandon(struct gpu_engine *g);

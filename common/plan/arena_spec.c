@@ -4,6 +4,17 @@
 #include "common/plan/placement.h"
 #include "common/plan/state.h"
 
+uint32_t plan_lanes_of(const struct plan *plan, enum arena_lane_kind kind)
+{
+    const struct plan_home_row *mixed = &plan_home_rows[PLAN_HOME_MIXED];
+    unsigned tiered = 0; /* devices, of which the CPU may be asked to attend */
+    if (kind == ARENA_LANE_STEP) return plan_lanes(plan);
+    if (kind == ARENA_LANE_EXPERTS)
+        return plan_mixed_units(plan) ? plan_lanes_between(1u << mixed->processor | 1u << mixed->helper) : 0;
+    for (int p = 0; p < PLAN_PROCESSORS; p++) tiered |= (unsigned)(plan->device[p].vram_page_count > 0) << p;
+    return plan_lanes_between(tiered | 1u << PLAN_CPU0);
+}
+
 struct arena_spec plan_arena_spec(const struct plan *plan, const struct model_config *config)
 {
     const uint32_t mixed = plan_mixed_units(plan);
@@ -12,7 +23,8 @@ struct arena_spec plan_arena_spec(const struct plan *plan, const struct model_co
                                .step_tokens = plan->step_tokens,
                                .hidden = config->hidden,
                                .vocab = config->vocab,
-                               .lanes = plan_lanes(plan),
+                               .lanes = {plan_lanes(plan), plan_lanes_of(plan, ARENA_LANE_KV),
+                                         plan_lanes_of(plan, ARENA_LANE_EXPERTS)},
                                .kv = {.layers = plan_kv_layers(plan, PLAN_HOST),
                                       .kv_heads = config->kv_heads,
                                       .head_dim = config->head_dim,

@@ -59,7 +59,11 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         {"step_tokens", spec->step_tokens, 1, TOKENS_MAX},
         {"hidden", spec->hidden, 1, WIDTH_MAX},
         {"vocab", spec->vocab, 1, WIDTH_MAX},
-        {"lanes", spec->lanes, 0, LANES_MAX},
+        {"lanes", spec->lanes[ARENA_LANE_STEP], 0, LANES_MAX},
+        {"kv lanes", spec->lanes[ARENA_LANE_KV], spec->vram_page_count ? 1 : 0,
+         spec->vram_page_count ? LANES_MAX : 0},
+        {"expert lanes", spec->lanes[ARENA_LANE_EXPERTS], spec->expert_layers ? 1 : 0,
+         spec->expert_layers ? LANES_MAX : 0},
         {"kv.layers", kv->layers, 0, KV_FIELD_MAX}, /* 0: all layers' pages are in VRAM */
         {"kv.kv_heads", kv->kv_heads, 1, KV_FIELD_MAX},
         {"kv.head_dim", kv->head_dim, 1, KV_FIELD_MAX},
@@ -143,32 +147,34 @@ static int pools_bytes(const struct arena_spec *spec, uint64_t *bytes, struct he
     return 0;
 }
 
+/* A token in a lane: its residual stream; m, s and o of each of its heads (queries take fewer); its residual stream, and of
+ * what is asked ids and weights. */
+static int lane_regions(const struct arena_spec *spec, uint64_t bytes[ARENA_LANE_KINDS], struct helm_err *err)
+{
+    const uint32_t tokens[] = {spec->step_tokens, ARENA_KV_TOKENS, spec->step_tokens},
+                   width[] = {spec->hidden, spec->kv_heads_asking * (spec->kv.head_dim + 2),
+                              spec->hidden + 2 * spec->experts_chosen};
+    for (int k = 0; k < ARENA_LANE_KINDS; k++)
+        if (units_mul(lane_bytes(tokens[k], width[k]), spec->lanes[k], &bytes[k]) || bytes[k] > BYTES_MAX)
+            return helm_fail(err, HELM_E_LIMIT, "arena: the %s (%u of %u x %u) exceed %llu bytes",
+                             region_names[ARENA_REGION_LANES + k], spec->lanes[k], tokens[k], width[k],
+                             (unsigned long long)BYTES_MAX);
+    return 0;
+}
+
 int arena_plan(const struct arena_spec *spec, struct arena_header *header, struct helm_err *err)
 {
     memset(header, 0, sizeof *header);
     int rc = check_spec(spec, err);
     if (rc) return rc;
 
-    uint64_t kv_bytes = 0, lanes_bytes;
+    uint64_t kv_bytes = 0, lanes_bytes[ARENA_LANE_KINDS];
     uint64_t pages_per_slot =
         ((uint64_t)spec->context_tokens + spec->kv.page_tokens - 1) / spec->kv.page_tokens;
     rc = pools_bytes(spec, &kv_bytes, err);
     if (rc) return rc;
-    if (units_mul(lane_bytes(spec->step_tokens, spec->hidden), spec->lanes, &lanes_bytes) ||
-        lanes_bytes > BYTES_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "arena: the lanes (%u of %u x %u) exceed %llu bytes", spec->lanes,
-                         spec->step_tokens, spec->hidden, (unsigned long long)BYTES_MAX);
-
-    uint64_t kv_lanes_bytes = 0;
-    if (spec->vram_page_count)
-        kv_lanes_bytes =
-            ARENA_KV_LANES * lane_bytes(ARENA_KV_TOKENS, spec->kv_heads_asking * (spec->kv.head_dim + 2));
-
-    uint64_t expert_lanes_bytes = 0;
-    if (spec->expert_layers &&
-        units_mul(ARENA_EXPERT_LANES, lane_bytes(spec->step_tokens, spec->hidden + 2 * spec->experts_chosen),
-                  &expert_lanes_bytes))
-        return helm_fail(err, HELM_E_LIMIT, "arena: the lanes of experts overflow");
+    rc = lane_regions(spec, lanes_bytes, err);
+    if (rc) return rc;
 
     uint64_t logits_bytes = (uint64_t)spec->slots * spec->vocab * sizeof(float);
     if (logits_bytes < 2 * (uint64_t)spec->hidden * sizeof(float))
@@ -183,9 +189,9 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
             (spec->window_page_count ? 2 : 1) * spec->slots * pages_per_slot * sizeof(uint32_t),
         [ARENA_REGION_VRAM_TABLE] =
             spec->vram_page_count ? spec->slots * pages_per_slot * sizeof(uint32_t) : 0,
-        [ARENA_REGION_LANES] = lanes_bytes,
-        [ARENA_REGION_KV_LANES] = kv_lanes_bytes,
-        [ARENA_REGION_EXPERT_LANES] = expert_lanes_bytes,
+        [ARENA_REGION_LANES] = lanes_bytes[ARENA_LANE_STEP],
+        [ARENA_REGION_KV_LANES] = lanes_bytes[ARENA_LANE_KV],
+        [ARENA_REGION_EXPERT_LANES] = lanes_bytes[ARENA_LANE_EXPERTS],
         [ARENA_REGION_EXPERTS] = spec->expert_layers
                                      ? sizeof(struct arena_experts) +
                                            (uint64_t)spec->expert_layers * spec->experts * sizeof(uint64_t)
@@ -219,7 +225,7 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
     header->page_count = spec->page_count;
     header->hidden = spec->hidden;
     header->vocab = spec->vocab;
-    header->lanes = spec->lanes;
+    memcpy(header->lanes, spec->lanes, sizeof header->lanes);
     header->vram_page_count = spec->vram_page_count;
     header->window_tokens = spec->window_tokens;
     header->window_page_count = spec->window_page_count;
@@ -257,6 +263,13 @@ static int map_aligned(int fd, uint64_t bytes, void **base, struct helm_err *err
     return 0;
 }
 
+void arena_empty_lanes(const struct arena *arena)
+{
+    for (int k = 0; k < ARENA_LANE_KINDS; k++)
+        for (uint32_t l = 0; l < arena_header_of(arena)->lanes[k]; l++)
+            lane_init(arena_lane_at(arena, (enum arena_lane_kind)k, l));
+}
+
 static void init_bells(struct arena *arena)
 {
     struct arena_control *control = arena_control_of(arena);
@@ -264,11 +277,7 @@ static void init_bells(struct arena *arena)
     doorbell_init(&control->drawn_bell, 0);
     for (int i = 0; i < ARENA_WORKERS_MAX; i++) doorbell_init(&control->done[i].bell, 0);
     doorbell_init(&control->weights_bell, 0);
-    for (uint32_t i = 0; i < arena_header_of(arena)->lanes; i++) lane_init(arena_lane_of(arena, i));
-    for (int i = 0; i < ARENA_KV_LANES && arena_header_of(arena)->vram_page_count; i++)
-        lane_init(arena_kv_lane_of(arena, (enum arena_kv_lane)i));
-    for (int i = 0; i < ARENA_EXPERT_LANES && arena_header_of(arena)->expert_layers; i++)
-        lane_init(arena_expert_lane_of(arena, (enum arena_expert_lane)i));
+    arena_empty_lanes(arena);
 }
 
 int arena_create(const struct arena_spec *spec, struct arena *arena, struct helm_err *err)
@@ -322,7 +331,8 @@ static int check_header(const struct arena_header *header, uint64_t file_bytes, 
                                     .step_tokens = header->step_tokens,
                                     .hidden = header->hidden,
                                     .vocab = header->vocab,
-                                    .lanes = header->lanes,
+                                    .lanes = {header->lanes[ARENA_LANE_STEP], header->lanes[ARENA_LANE_KV],
+                                              header->lanes[ARENA_LANE_EXPERTS]},
                                     .window_tokens = header->window_tokens,
                                     .window_page_count = header->window_page_count,
                                     .window_layers = header->window_layers,

@@ -19,7 +19,8 @@ struct arena {
 
 /* What to lay out. kv.layers etc. describe the host KV pool; weight_bytes may be 0. */
 struct arena_spec {
-    uint32_t slots, context_tokens, step_tokens, hidden, vocab, lanes;
+    uint32_t slots, context_tokens, step_tokens, hidden, vocab;
+    uint32_t lanes[ARENA_LANE_KINDS];
     struct kv_layout kv;
     uint32_t page_count;
     uint32_t window_tokens, window_page_count, window_layers; /* as in the header */
@@ -114,30 +115,6 @@ static inline uint32_t *arena_vram_table_of(const struct arena *a, uint32_t slot
     return (uint32_t *)arena_region_ptr(a, ARENA_REGION_VRAM_TABLE) +
            (uint64_t)slot * arena_header_of(a)->pages_per_slot;
 }
-/* Floats of a token in a kv lane: m, s and o of each of its heads. Queries take fewer. */
-static inline uint32_t arena_kv_lane_width(const struct arena_header *h)
-{
-    return h->kv_heads_asking * (h->kv.head_dim + 2);
-}
-enum arena_kv_lane { ARENA_KV_QUERY, ARENA_KV_PARTIAL, ARENA_KV_LANES };
-static inline struct lane *arena_kv_lane_of(const struct arena *a, enum arena_kv_lane lane)
-{
-    return (struct lane *)((char *)arena_region_ptr(a, ARENA_REGION_KV_LANES) +
-                           lane * lane_bytes(ARENA_KV_TOKENS, arena_kv_lane_width(arena_header_of(a))));
-}
-
-/* Floats of a token in a lane of experts: its residual stream, and of what is asked ids and weights. */
-static inline uint32_t arena_expert_lane_width(const struct arena_header *h)
-{
-    return h->hidden + 2 * h->experts_chosen;
-}
-enum arena_expert_lane { ARENA_EXPERT_ASK, ARENA_EXPERT_SUM, ARENA_EXPERT_LANES };
-static inline struct lane *arena_expert_lane_of(const struct arena *a, enum arena_expert_lane lane)
-{
-    const struct arena_header *h = arena_header_of(a);
-    return (struct lane *)((char *)arena_region_ptr(a, ARENA_REGION_EXPERT_LANES) +
-                           lane * lane_bytes(h->step_tokens, arena_expert_lane_width(h)));
-}
 static inline struct arena_experts *arena_experts_of(const struct arena *a)
 {
     return (struct arena_experts *)arena_region_ptr(a, ARENA_REGION_EXPERTS);
@@ -155,12 +132,19 @@ static inline void *arena_snapshot_of(const struct arena *a, uint32_t snapshot)
            (snapshot - 1) * arena_header_of(a)->state.snapshot_bytes;
 }
 
-static inline struct lane *arena_lane_of(const struct arena *a, uint32_t lane)
+/* A link's lane of a kind, below the header's number of those; the same of activations. */
+static inline struct lane *arena_lane_at(const struct arena *a, enum arena_lane_kind kind, uint32_t link)
 {
     const struct arena_header *h = arena_header_of(a);
-    return (struct lane *)((char *)arena_region_ptr(a, ARENA_REGION_LANES) +
-                           lane * lane_bytes(h->step_tokens, h->hidden));
+    const struct arena_region *region = &h->region[ARENA_REGION_LANES + kind];
+    return (struct lane *)((char *)a->base + region->offset + link * (region->bytes / h->lanes[kind]));
 }
+static inline struct lane *arena_lane_of(const struct arena *a, uint32_t link)
+{
+    return arena_lane_at(a, ARENA_LANE_STEP, link);
+}
+/* All lanes as arena_create leaves them: nobody touches them meanwhile. */
+void arena_empty_lanes(const struct arena *arena);
 static inline float *arena_logits_of(const struct arena *a, uint32_t slot)
 {
     return (float *)arena_region_ptr(a, ARENA_REGION_LOGITS) + (uint64_t)slot * arena_header_of(a)->vocab;

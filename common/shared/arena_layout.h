@@ -66,16 +66,16 @@
  * have their cells in their places, too, by vram_table.
  *
  * In a step flagged STEP_KV_ASSISTED the GPU puts the queries of each of its layers that the plan has the CPU
- * attend to (plan_assists_layer), normed and rotated, into the kv lane `query`, [token][head][head_dim], and
- * the CPU answers in `partial` with the result over its positions, [token][head]{m, s, o[head_dim]} (thesis
+ * attend to (plan_assists_layer), normed and rotated, into its kv lane to the CPU, [token][head][head_dim], and
+ * the CPU answers in that to the GPU with the result over its positions, [token][head]{m, s, o[head_dim]} (thesis
  * 4.18 to 4.20: the maximum score, the sum of exponentials, their sum of values; -inf, 0, 0 for a row without
  * such positions). Tickets count those layers, from 1 on, in both lanes. Of the GPU's other layers all
  * positions below host_tokens are read by its kernel.
  *
- * Experts at home in both memories. In every step the GPU puts each such layer's tokens into the lane `ask`:
+ * Experts at home in both memories. In every step the GPU puts each such layer's tokens into its expert lane to the CPU:
  * the residual stream [capacity][hidden], after it for each token and choice which expert the CPU computes
  * (ARENA_EXPERT_NONE: the GPU does), [capacity][experts_chosen], and its weight, likewise; capacity is
- * step_tokens. The CPU answers in `sum` with their weighted sum, [token][hidden]. Tickets count those layers,
+ * step_tokens. The CPU answers in that to the GPU with their weighted sum, [token][hidden]. Tickets count those layers,
  * from 1 on, in both lanes. Which of them lie in VRAM the GPU worker alone knows.
  *
  * step.fetch: pages of the arena that the GPU copies to places in VRAM by the way; steps behind this one may
@@ -102,7 +102,7 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         16u
+#define ARENA_ABI         17u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -120,7 +120,7 @@ enum arena_region_id {
     ARENA_REGION_HISTORY,
     ARENA_REGION_PAGE_TABLE,
     ARENA_REGION_VRAM_TABLE,
-    ARENA_REGION_LANES,
+    ARENA_REGION_LANES, /* by enum arena_lane_kind, from here on */
     ARENA_REGION_KV_LANES,
     ARENA_REGION_EXPERT_LANES,
     ARENA_REGION_EXPERTS,
@@ -133,6 +133,9 @@ enum arena_region_id {
     ARENA_REGION_WEIGHTS,
     ARENA_REGION_COUNT
 };
+
+/* What lanes carry. Of each kind there is one for each link, from one worker to another, up to the last that is used. */
+enum arena_lane_kind { ARENA_LANE_STEP, ARENA_LANE_KV, ARENA_LANE_EXPERTS, ARENA_LANE_KINDS };
 
 struct arena_region {
     uint64_t offset; /* from the arena's base; multiple of 64, of ARENA_HUGE_PAGE for kv and weights */
@@ -149,7 +152,7 @@ struct arena_header {
     uint32_t pages_per_slot; /* columns of the page table */
     uint32_t page_count;     /* pages in the kv region */
     uint32_t hidden, vocab;
-    uint32_t lanes;
+    uint32_t lanes[ARENA_LANE_KINDS];
     uint32_t vram_page_count; /* two tiers: places in VRAM; 0: one tier */
     uint32_t kv_heads_asking; /* query heads of a layer, of the kv lanes; 0 with one tier */
     /* of experts in both memories: of a token chosen, in a layer, layers; all 0: there are none */
@@ -292,9 +295,9 @@ struct arena_slot {
 static_assert(sizeof(struct doorbell) == 8, "doorbell is two words");
 static_assert(sizeof(struct kv_layout) == 20, "header layout");
 static_assert(offsetof(struct arena_header, total_bytes) == 8, "header layout");
-static_assert(offsetof(struct arena_header, kv) == 88, "header layout");
-static_assert(offsetof(struct arena_header, region) == 136, "header layout");
-static_assert(sizeof(struct arena_header) == 136 + 16 * ARENA_REGION_COUNT, "header layout");
+static_assert(offsetof(struct arena_header, kv) == 96, "header layout");
+static_assert(offsetof(struct arena_header, region) == 144, "header layout");
+static_assert(sizeof(struct arena_header) == 144 + 16 * ARENA_REGION_COUNT, "header layout");
 static_assert(sizeof(struct arena_header) <= 4096, "the header has the first page for itself");
 static_assert(offsetof(struct arena_control, done) == 64, "one cache line per doorbell");
 static_assert(sizeof(struct arena_times) == 32, "times layout");

@@ -6,6 +6,7 @@
 #include "common/base/units.h"
 #include "common/model/model.h"
 #include "common/model/parts.h"
+#include "common/plan/arena_spec.h"
 #include "common/plan/state.h"
 
 #define LOOK_MS 100 /* how often a worker that waits for tokens looks whether it should end */
@@ -85,9 +86,10 @@ int engine_check_arena(const struct arena *arena, const struct plan *plan, const
     const struct arena_header *h = arena_header_of(arena);
     int rc = engine_check_plan(plan, c, err);
     if (rc) return rc;
-    if (h->lanes < plan_lanes(plan))
-        return helm_fail(err, HELM_E_MISMATCH, "the plan needs %u lanes, the arena has %u", plan_lanes(plan),
-                         h->lanes);
+    for (int k = 0; k < ARENA_LANE_KINDS; k++)
+        if (h->lanes[k] < plan_lanes_of(plan, (enum arena_lane_kind)k))
+            return helm_fail(err, HELM_E_MISMATCH, "the plan needs %u lanes, the arena has %u",
+                             plan_lanes_of(plan, (enum arena_lane_kind)k), h->lanes[k]);
     const struct {
         const char *what;
         uint64_t arena, expected;

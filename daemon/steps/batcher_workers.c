@@ -11,12 +11,7 @@ void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch)
     doorbell_init(&control->step_bell, 0);
     doorbell_init(&control->drawn_bell, 0);
     for (int w = 0; w < ARENA_WORKERS_MAX; w++) doorbell_init(&control->done[w].bell, 0);
-    for (uint32_t l = 0; l < arena_header_of(batcher->with.arena)->lanes; l++)
-        lane_init(arena_lane_of(batcher->with.arena, l));
-    for (int l = 0; l < ARENA_KV_LANES && arena_header_of(batcher->with.arena)->vram_page_count; l++)
-        lane_init(arena_kv_lane_of(batcher->with.arena, (enum arena_kv_lane)l));
-    for (int l = 0; l < ARENA_EXPERT_LANES && arena_header_of(batcher->with.arena)->expert_layers; l++)
-        lane_init(arena_expert_lane_of(batcher->with.arena, (enum arena_expert_lane)l));
+    arena_empty_lanes(batcher->with.arena);
     for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++)
         if (batcher->slot[i].owner) batcher_write_history(batcher, batcher->slot[i].owner);
     batcher->serial = 0;

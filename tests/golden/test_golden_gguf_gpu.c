@@ -129,9 +129,8 @@ static void check_experts(const struct pair *pair, const struct plan_experts *ex
     const struct arena_experts *seen = arena_experts_of(&pair->arena);
     const bool evenly =
         parts && experts->slots * parts == arena_header_of(&pair->arena)->experts && !experts->moves;
-    for (int l = 0; l < ARENA_EXPERT_LANES; l++)
-        assert_int_equal(doorbell_read(&arena_expert_lane_of(&pair->arena, (enum arena_expert_lane)l)->bell),
-                         0);
+    for (uint32_t l = 0; l < arena_header_of(&pair->arena)->lanes[ARENA_LANE_EXPERTS]; l++)
+        assert_int_equal(doorbell_read(&arena_lane_at(&pair->arena, ARENA_LANE_EXPERTS, l)->bell), 0);
     print_message("experts: %llu steps, %llu uses, %llu of them in VRAM, %llu moved\n",
                   (unsigned long long)seen->steps, (unsigned long long)seen->used,
                   (unsigned long long)seen->present, (unsigned long long)seen->moved);

@@ -138,10 +138,10 @@ static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pa
 
 static void lanes_are_empty(const struct pair *pair)
 {
-    for (uint32_t i = 0; i < arena_header_of(&pair->arena)->lanes; i++)
+    for (uint32_t i = 0; i < arena_header_of(&pair->arena)->lanes[ARENA_LANE_STEP]; i++)
         assert_int_equal(doorbell_read(&arena_lane_of(&pair->arena, i)->bell), 0);
-    for (int i = 0; i < ARENA_KV_LANES; i++)
-        assert_int_equal(doorbell_read(&arena_kv_lane_of(&pair->arena, (enum arena_kv_lane)i)->bell), 0);
+    for (uint32_t i = 0; i < arena_header_of(&pair->arena)->lanes[ARENA_LANE_KV]; i++)
+        assert_int_equal(doorbell_read(&arena_lane_at(&pair->arena, ARENA_LANE_KV, i)->bell), 0);
 }
 
 /* Returns how many chunks read pages of the arena: a mixture's walk may end, at a choice that is nearly a tie, before one does. */

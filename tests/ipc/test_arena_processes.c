@@ -28,7 +28,7 @@ static struct arena create_arena(void)
                               .step_tokens = 4,
                               .hidden = 64,
                               .vocab = 512,
-                              .lanes = 2,
+                              .lanes = {2},
                               .kv = {1, 1, 32, 32, KV_BF16},
                               .page_count = 4,
                               .weight_bytes = WEIGHT_BYTES};

@@ -25,7 +25,7 @@ static struct arena create_arena(uint64_t weight_bytes)
                               .step_tokens = 16,
                               .hidden = 64,
                               .vocab = 512,
-                              .lanes = 1,
+                              .lanes = {1},
                               .kv = {2, 2, 32, 32, KV_BF16},
                               .page_count = 64,
                               .weight_bytes = weight_bytes};

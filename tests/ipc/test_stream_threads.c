@@ -83,7 +83,7 @@ static void open_setup(struct setup *s, const char *letters, uint64_t ring_bytes
                                     .step_tokens = 16,
                                     .hidden = c->hidden,
                                     .vocab = c->vocab,
-                                    .lanes = PLAN_LINKS,
+                                    .lanes = {PLAN_LINKS},
                                     .kv = {.layers = plan_layers_of(&s->plan, PLAN_CPU0),
                                            .kv_heads = c->kv_heads,
                                            .head_dim = c->head_dim,

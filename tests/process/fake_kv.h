@@ -85,12 +85,24 @@ static uint64_t hash_on(struct fake_kv *kv, enum plan_processor owner, const str
 
 /* ---- two tiers ---- */
 
-/* A row's place in a kv lane that carries `width` floats a head. */
-static float *lane_row(struct fake_kv *kv, enum arena_kv_lane lane, uint32_t row)
+static struct lane *kv_lane(const struct fake_kv *kv, enum plan_processor from, enum plan_processor to)
+{
+    return arena_lane_at(kv->arena, ARENA_LANE_KV, plan_link_of(from, to));
+}
+static struct lane *query_lane(const struct fake_kv *kv)
+{
+    return kv_lane(kv, PLAN_GPU0, PLAN_CPU0);
+}
+static struct lane *partial_lane(const struct fake_kv *kv)
+{
+    return kv_lane(kv, PLAN_CPU0, PLAN_GPU0);
+}
+
+/* A row's place in one of them, of which a head has head_dim floats and `more`. */
+static float *lane_row(struct fake_kv *kv, struct lane *lane, uint32_t more, uint32_t row)
 {
     const struct arena_header *h = arena_header_of(kv->arena);
-    const uint32_t width = h->kv.head_dim + (lane == ARENA_KV_PARTIAL ? 2 : 0);
-    return arena_kv_lane_of(kv->arena, lane)->data + (size_t)row * h->kv_heads_asking * width;
+    return lane->data + (size_t)row * h->kv_heads_asking * (h->kv.head_dim + more);
 }
 
 /* What a query says: which it is. */
@@ -102,17 +114,16 @@ static uint64_t query_of(const struct step *step, uint32_t ticket, uint32_t row)
 /* The GPU's part of a hand-over: asks, and takes what the CPU makes of the positions below direct_from. */
 static void ask(struct fake_kv *kv, const struct step *step, uint32_t ticket, uint64_t *hash)
 {
-    struct lane *query = arena_kv_lane_of(kv->arena, ARENA_KV_QUERY),
-                *partial = arena_kv_lane_of(kv->arena, ARENA_KV_PARTIAL);
+    struct lane *query = query_lane(kv), *partial = partial_lane(kv);
     struct helm_err err = {0};
     if (lane_acquire(query, ticket, 0, 60000, NULL, &err)) fail_step(err.text);
     for (uint32_t i = 0; i < step->row_count; i++)
-        memcpy(lane_row(kv, ARENA_KV_QUERY, i), &(uint64_t){query_of(step, ticket, i)}, sizeof *hash);
+        memcpy(lane_row(kv, query, 0, i), &(uint64_t){query_of(step, ticket, i)}, sizeof *hash);
     if (lane_publish(query, ticket, &err)) fail_step(err.text);
     if (lane_wait(partial, ticket, 0, 60000, NULL, &err)) fail_step(err.text);
     for (uint32_t i = 0; i < step->row_count; i++) {
         uint64_t got;
-        memcpy(&got, lane_row(kv, ARENA_KV_PARTIAL, i), sizeof got);
+        memcpy(&got, lane_row(kv, partial, 2, i), sizeof got);
         if (ticket > 1 && step->row[i].direct_from && got != hash[i])
             fail_step("layers have other KV in the arena");
         hash[i] = got;
@@ -123,16 +134,15 @@ static void ask(struct fake_kv *kv, const struct step *step, uint32_t ticket, ui
 /* The CPU's part of it. */
 static void answer(struct fake_kv *kv, const struct step *step, uint32_t ticket)
 {
-    struct lane *query = arena_kv_lane_of(kv->arena, ARENA_KV_QUERY),
-                *partial = arena_kv_lane_of(kv->arena, ARENA_KV_PARTIAL);
+    struct lane *query = query_lane(kv), *partial = partial_lane(kv);
     struct helm_err err = {0};
     if (lane_wait(query, ticket, 0, 60000, NULL, &err)) fail_step(err.text);
     for (uint32_t i = 0; i < step->row_count; i++) {
         const struct step_row *row = &step->row[i];
         uint64_t asked, hash = hash_on(kv, PLAN_GPU0, row, 0, 0, row->direct_from);
-        memcpy(&asked, lane_row(kv, ARENA_KV_QUERY, i), sizeof asked);
+        memcpy(&asked, lane_row(kv, query, 0, i), sizeof asked);
         if (asked != query_of(step, ticket, i)) fail_step("another query");
-        memcpy(lane_row(kv, ARENA_KV_PARTIAL, i), &hash, sizeof hash);
+        memcpy(lane_row(kv, partial, 2, i), &hash, sizeof hash);
     }
     if (lane_acquire(partial, ticket, 0, 60000, NULL, &err)) fail_step(err.text);
     if (ticket == plan_layers_of(kv->plan, PLAN_GPU0)) lane_release(query);

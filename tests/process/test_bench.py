@@ -316,10 +316,12 @@ def bound_tests(_folder):
             "stages": {"decode": [{"home": "gpu", "bytes": 4 * 10**9}, {"home": "cpu", "bytes": 3 * 10**9}, {"home": "cpu", "bytes": 10**9}]}}
     moved = moved_bytes(plan)
     check("bytes that move, by home", moved == {"gpu": 4 * 10**9, "stream": 1400 * 10**6, "cpu": 2801 * 10**6}, moved)
-    profile = {"cpu": {"gemv_beside": {"value": 60e9}}, "gpu": {"read": {"value": 4e12}}, "link": {"h2d_beside": {"value": 40e9}}}
+    profile = {"cpu": {"gemv_beside": {"value": 60e9}}, "gpus": [{"read": {"value": 4e12}, "link": {"h2d_beside": {"value": 40e9}}}]}
+    old = dict(profile["gpus"][0], link=None)
     limits = limits_of(profile)
     check("limits are of reads beside each other", limits == {"both_gb_s": 100, "vram_gb_s": 4000}, limits)
-    check("no device, no bound", limits_of(dict(profile, gpu=None)) is None)
+    check("no device, no bound", limits_of(dict(profile, gpus=[])) is None)
+    check("a profile from before it had a list", limits_of({"cpu": profile["cpu"], "gpu": old, "link": profile["gpus"][0]["link"]}) == limits)
     seconds = bound_seconds(moved, limits)
     check("the bound of these bytes", abs(seconds - (0.04201 + 0.001)) < 1e-12, seconds)
     cell, said = cells.Cell("a", "m", "4GiB", 64, 8, 4, 1), {"decode_tok_s": {"value": 10.0}, "ttft_ms": {"value": 40.0}}

@@ -32,7 +32,7 @@ import statistics
 import sys
 import time
 
-from plan_bound import bound_seconds, limits_of, mixture_bound_seconds, moved_bytes
+from plan_bound import bound_seconds, gpu_of, limits_of, mixture_bound_seconds, moved_bytes
 from sides import Cut, Failed, Helm, Llama, cut, run, wait_for
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -343,8 +343,9 @@ def limits(bench):
     if not os.path.exists(bench.o.machine) or not limits_of(bench.profile()):
         return []
     profile = bench.profile()
-    host, host_beside, link, link_beside, vram = (profile[part][rate]["value"] / 1e9 for part, rate in (
-        ("cpu", "gemv"), ("cpu", "gemv_beside"), ("link", "h2d"), ("link", "h2d_beside"), ("gpu", "read")))
+    cpu, gpu = profile["cpu"], gpu_of(profile)
+    host, host_beside, link, link_beside, vram = (rate["value"] / 1e9 for rate in (
+        cpu["gemv"], cpu["gemv_beside"], gpu["link"]["h2d"], gpu["link"]["h2d_beside"], gpu["read"]))
     return [f"limits: host memory reads {host:.0f} GB/s, {host_beside:.0f} beside the link; link {link:.0f}, {link_beside:.0f} beside the CPU; VRAM {vram:.0f}"]
 
 

@@ -11,12 +11,17 @@ def moved_bytes(plan):
     return {home: plan[member][what] for home, (member, what) in MOVED.items()}
 
 
+def gpu_of(profile):
+    """The first GPU of a profile, and its link in it. None without one. Files from before there were lists have one beside the other."""
+    old = [dict(profile["gpu"], link=profile["link"])] if profile.get("gpu") else []
+    return next(iter(profile.get("gpus", old)), None)
+
+
 def limits_of(profile):
     """What the bound divides by, in GB/s: reads of CPU and link beside each other, and of VRAM. None without a device."""
-    if not profile or not profile.get("link") or not profile.get("gpu"):
-        return None
-    return {"both_gb_s": (profile["cpu"]["gemv_beside"]["value"] + profile["link"]["h2d_beside"]["value"]) / 1e9,
-            "vram_gb_s": profile["gpu"]["read"]["value"] / 1e9}
+    gpu = gpu_of(profile) if profile else None
+    return gpu and {"both_gb_s": (profile["cpu"]["gemv_beside"]["value"] + gpu["link"]["h2d_beside"]["value"]) / 1e9,
+                    "vram_gb_s": gpu["read"]["value"] / 1e9}
 
 
 def bound_seconds(total, limits):

@@ -279,6 +279,12 @@ static void make_sample(struct lowering *low, const struct making *m)
     e->chunk = 1;
 }
 
+static struct lane *expert_lane(const struct program_source *s, enum plan_processor from,
+                                enum plan_processor to)
+{
+    return s->arena ? arena_lane_at(s->arena, ARENA_LANE_EXPERTS, plan_link_of(from, to)) : NULL;
+}
+
 /* The last entry of a layer that was asked for. */
 static void answers(struct lowering *low, const struct making *m, struct program_entry *e)
 {
@@ -288,7 +294,7 @@ static void answers(struct lowering *low, const struct making *m, struct program
     e->residual = m->op->residual && !m->asked;
     if (!m->asked) return;
     e->ticket = low->mixed;
-    e->answer = s->arena ? arena_expert_lane_of(s->arena, ARENA_EXPERT_SUM) : NULL;
+    e->answer = expert_lane(s, s->self, plan_home_processor(PLAN_HOME_MIXED));
     e->out = e->answer ? e->answer->data : NULL;
 }
 
@@ -407,7 +413,7 @@ static void make_experts_take(struct lowering *low, const struct making *m)
     e->chosen = s->model->config.router.chosen;
     e->ticket = ++low->mixed;
     e->last = low->mixed == plan_mixed_units(s->plan);
-    e->lane = s->arena ? arena_expert_lane_of(s->arena, ARENA_EXPERT_ASK) : NULL;
+    e->lane = expert_lane(s, plan_home_processor(PLAN_HOME_MIXED), s->self);
     if (!e->norm) lower_unsupported(low, m->layer, "a norm without weight");
 }
 
@@ -500,7 +506,8 @@ static void lower_attend_host(struct lowering *low, uint32_t layer)
     const struct model_config *c = &s->model->config;
     const uint32_t *window = c->window, all = plan_assisted_layers(s->plan, window, c->layers);
     uint32_t kv_layer;
-    if (!plan_keeps_pages(s->plan, layer) || plan_kv_of(s->plan, layer, &kv_layer) == s->self) return;
+    const enum plan_processor device = plan_kv_of(s->plan, layer, &kv_layer);
+    if (!plan_keeps_pages(s->plan, layer) || device == s->self) return;
     if (!plan_assists_layer(s->plan, window ? window[layer] : 0)) return;
     struct program_entry *e = add_entry(low, OP_ATTEND_HOST, (int32_t)layer);
     const struct math_part *math = model_unit_math(s->model, unit_of(layer, UNIT_ATTENTION));
@@ -511,8 +518,8 @@ static void lower_attend_host(struct lowering *low, uint32_t layer)
     e->ticket = ++low->asked;
     e->last = low->asked == all;
     if (!s->arena) return;
-    e->lane = arena_kv_lane_of(s->arena, ARENA_KV_QUERY);
-    e->answer = arena_kv_lane_of(s->arena, ARENA_KV_PARTIAL);
+    e->lane = arena_lane_at(s->arena, ARENA_LANE_KV, plan_link_of(device, s->self));
+    e->answer = arena_lane_at(s->arena, ARENA_LANE_KV, plan_link_of(s->self, device));
 }
 
 /* What the other worker asks of us while it computes these half layers. */

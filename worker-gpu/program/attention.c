@@ -124,7 +124,7 @@ static uint32_t kv_ticket(const struct lowering *low, const struct making *m)
 void make_kv_query(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
-    struct lane *lane = arena_kv_lane_of(s->arena, ARENA_KV_QUERY);
+    struct lane *lane = arena_lane_at(s->arena, ARENA_LANE_KV, plan_link_of(s->self, PLAN_CPU0));
     const uint32_t ticket = kv_ticket(low, m);
     if (ticket == 1) lower_word(low, OP_WORD_WAIT, &lane->bell.value, 0, DEVICE_EQUAL);
     making_op(low, m)->as.move = (struct op_move){.from = gpu_area(s->buffers, GPU_AREA_FEW_Q),
@@ -137,7 +137,7 @@ void make_attend_merge(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
     const struct model_config *c = &s->model->config;
-    struct lane *lane = arena_kv_lane_of(s->arena, ARENA_KV_PARTIAL);
+    struct lane *lane = arena_lane_at(s->arena, ARENA_LANE_KV, plan_link_of(PLAN_CPU0, s->self));
     float *out = (float *)(void *)making_place(low, m, BUFFER_A).at;
     const uint32_t ticket = kv_ticket(low, m);
     const struct gpuk_attention attention = attention_of(low, m);

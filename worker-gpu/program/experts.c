@@ -312,6 +312,16 @@ static uint32_t *bell_of(const struct lowering *low, struct lane *lane)
     return low->source->device->rings && !is_chunk(low) ? (uint32_t *)(void *)&lane->bell.value : NULL;
 }
 
+/* The processor that computes the experts which this one leaves out; the lane from one of the two to the other. */
+static enum plan_processor helper_of(const struct lowering *low, const struct making *m)
+{
+    return plan_home_rows[low->source->plan->unit[m->at->unit].home[low->program->phase]].helper;
+}
+static struct lane *lane_of(const struct lowering *low, enum plan_processor from, enum plan_processor to)
+{
+    return arena_lane_at(low->source->arena, ARENA_LANE_EXPERTS, plan_link_of(from, to));
+}
+
 /* The layer's hand-over to the CPU, as tickets count them. */
 static uint32_t ticket_of(const struct lowering *low, const struct making *m)
 {
@@ -326,7 +336,7 @@ void make_experts_ask(struct lowering *low, const struct making *m)
     const struct gpu_slots *slots = s->slots;
     const uint32_t ticket = ticket_of(low, m);
     const bool chunk = is_chunk(low);
-    struct lane *lane = arena_expert_lane_of(s->arena, ARENA_EXPERT_ASK);
+    struct lane *lane = lane_of(low, s->self, helper_of(low, m));
     if (ticket == 1) lower_word(low, OP_WORD_WAIT, &lane->bell.value, 0, DEVICE_EQUAL);
     making_op(low, m)->as.experts_ask = (struct gpuk_experts_ask){
         .router = chunk ? NULL : &c->router,
@@ -351,7 +361,7 @@ void make_experts_add(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
     const uint32_t ticket = ticket_of(low, m);
-    struct lane *lane = arena_expert_lane_of(s->arena, ARENA_EXPERT_SUM);
+    struct lane *lane = lane_of(low, helper_of(low, m), s->self);
     float *x = sum_of(low, m);
     if (!bell_of(low, lane)) lower_word(low, OP_WORD_WAIT, &lane->bell.value, ticket, DEVICE_AT_LEAST);
     making_op(low, m)->as.experts_add =

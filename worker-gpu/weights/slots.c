@@ -305,10 +305,3 @@ int gpu_slots_end(struct gpu_slots *s, uint32_t tokens, struct helm_err *err)
     if (!rc && plan_experts(s->plan)->moves) choose(s);
     return rc;
 }
-
-void gpu_slots_abandon(const struct plan *plan, const struct arena *arena)
-{
-    if (!plan_mixed_units(plan)) return;
-    atomic_store(&arena_expert_lane_of(arena, ARENA_EXPERT_ASK)->bell.value, 0);
-    atomic_store(&arena_expert_lane_of(arena, ARENA_EXPERT_SUM)->bell.value, INT32_MAX);
-}

@@ -62,5 +62,3 @@ const uint32_t *gpu_slots_table(const struct gpu_slots *slots, uint32_t index);
 const uint32_t *gpu_slots_table_chunk(const struct gpu_slots *slots, uint32_t index);
 /* A decode step of `tokens` tokens is over. */
 HELM_MUST_CHECK int gpu_slots_end(struct gpu_slots *slots, uint32_t tokens, struct helm_err *err);
-/* After a failure: lets a queue that waits for the CPU's answer run out. */
-void gpu_slots_abandon(const struct plan *plan, const struct arena *arena);

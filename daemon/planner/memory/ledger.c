@@ -209,11 +209,13 @@ static uint64_t most_session_bytes(const struct ledger_case *c)
 int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes, struct helm_err *err)
 {
     const struct model_config *m = &c->model->config;
+    const unsigned both = 1u << PLAN_CPU0 | 1u << plan_home_processor(PLAN_HOME_GPU);
     const struct arena_spec spec = {.slots = c->wish->slots,
                                     .context_tokens = ctx,
                                     .step_tokens = c->wish->step_tokens,
                                     .hidden = m->hidden,
                                     .vocab = m->vocab,
+                                    .lanes = {0, ledger_places(c, ctx) ? plan_lanes_between(both) : 0},
                                     .kv = kv_of(c, 0, false),
                                     .page_count = ledger_places(c, ctx),
                                     .vram_page_count = ledger_places(c, ctx),

@@ -53,7 +53,7 @@ static void make_arena(struct stage *s, bool split)
                                     .step_tokens = 64,
                                     .hidden = model.config.hidden,
                                     .vocab = model.config.vocab,
-                                    .lanes = split ? PLAN_LINKS : 0,
+                                    .lanes = {split ? PLAN_LINKS : 0},
                                     .kv = {.layers = model.config.layers - split,
                                            .kv_heads = model.config.kv_heads,
                                            .head_dim = model.config.head_dim,
@@ -180,7 +180,7 @@ static void send_to_worker(struct stage *s, Message *m)
 /* All layers at this home, or behind one that the GPU computes. */
 static void send_load(struct stage *s, enum plan_home home, uint64_t weights_ready)
 {
-    uint32_t split = arena_header_of(&s->arena)->lanes > 0;
+    uint32_t split = arena_header_of(&s->arena)->lanes[ARENA_LANE_STEP] > 0;
     struct plan_unit unit[WRITTEN_UNITS(MODEL_LAYERS_MAX)];
     const uint32_t layers = split + arena_header_of(&s->arena)->kv.layers;
     struct plan plan = {.layers = layers,

@@ -94,7 +94,7 @@ static void side_open_pages(struct side *side, const struct model *model, const 
                                     .step_tokens = STEP_TOKENS,
                                     .hidden = model->config.hidden,
                                     .vocab = model->config.vocab,
-                                    .lanes = PLAN_LINKS,
+                                    .lanes = {PLAN_LINKS},
                                     .kv = {.layers = plan_layers_of(&side->plan, PLAN_CPU0),
                                            .kv_heads = model->config.kv_heads,
                                            .head_dim = model->config.head_dim,

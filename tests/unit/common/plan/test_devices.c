@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
+#include "common/plan/arena_spec.h"
 #include "common/plan/placement.h"
 #include "common/plan/schedule.h"
 
@@ -177,6 +178,10 @@ static void each_device_has_its_own_room(void **state)
     assert_true(plan.device[gpu1].vram_page_count == 8 && plan.device[gpu1].ring_bytes == 4096);
     assert_true(plan.device[plan_first_device()].vram_page_count == 0 && plan_kv_places(&plan) == 8);
     assert_true(plan_kv_tiered(&plan) && plan_kv_pages(&plan, plan_processor_memory(gpu1)) == 8);
+    /* its queries go to the CPU, and the answers back, by that device's links */
+    assert_int_equal(plan_lanes_of(&plan, ARENA_LANE_KV), plan_link_of(gpu1, PLAN_CPU0) + 1);
+    assert_int_equal(plan_lanes_of(&plan, ARENA_LANE_STEP), plan_lanes(&plan));
+    assert_int_equal(plan_lanes_of(&plan, ARENA_LANE_EXPERTS), 0);
     json_t *again = plan_to_json(&plan);
     assert_true(json_equal(json_object_get(again, "devices"), said));
     json_decref(again);

@@ -26,7 +26,7 @@ static struct arena_spec small_spec(void)
         .step_tokens = 33,
         .hidden = 127,
         .vocab = 1001,
-        .lanes = 2,
+        .lanes = {2},
         .kv = {.layers = 5, .kv_heads = 3, .head_dim = 80, .page_tokens = 32, .dtype = DTYPE_BF16},
         .page_count = 96,
         .weight_bytes = WEIGHT_BYTES};
@@ -119,7 +119,7 @@ static void bad_sizes_are_named(void **state)
     assert_int_equal(arena_plan(&spec, &header, &err), HELM_E_LIMIT);
     assert_non_null(strstr(err.text, "weight_bytes"));
     spec = good;
-    spec.lanes = 4096, spec.hidden = 1u << 24, spec.step_tokens = 1u << 28;
+    spec.lanes[ARENA_LANE_STEP] = 4096, spec.hidden = 1u << 24, spec.step_tokens = 1u << 28;
     assert_int_equal(arena_plan(&spec, &header, &err), HELM_E_LIMIT);
     assert_non_null(strstr(err.text, "lanes"));
     spec = good;
@@ -129,6 +129,41 @@ static void bad_sizes_are_named(void **state)
     spec = good;
     spec.page_count = 0, spec.kv.layers = 0; /* no KV on the host at all is fine */
     assert_int_equal(arena_plan(&spec, &header, &err), 0);
+}
+
+/* Each link has a lane of each kind that it needs, apart from all others, and all become empty together. */
+static void every_link_has_lanes_of_its_own(void **state)
+{
+    (void)state;
+    static const uint32_t floats[ARENA_LANE_KINDS] = {33 * 127, ARENA_KV_TOKENS * 2 * (80 + 2),
+                                                      33 * (127 + 2 * 3)};
+    struct arena_spec spec = small_spec();
+    struct arena arena;
+    struct arena_header header;
+    struct helm_err err = {0};
+    spec.vram_page_count = 4, spec.kv_heads_asking = 2;
+    spec.expert_layers = 1, spec.experts = 8, spec.experts_chosen = 3;
+    assert_int_equal(arena_plan(&spec, &header, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "kv lanes"));
+    spec.lanes[ARENA_LANE_KV] = 4, spec.lanes[ARENA_LANE_EXPERTS] = 3;
+    if (arena_create(&spec, &arena, &err)) fail_msg("%s", err.text);
+    for (int k = 0; k < ARENA_LANE_KINDS; k++)
+        for (uint32_t l = 0; l < spec.lanes[k]; l++) {
+            struct lane *lane = arena_lane_at(&arena, (enum arena_lane_kind)k, l);
+            assert_int_equal(lane_publish(lane, 1, &err), 0);
+            for (uint32_t i = 0; i < floats[k]; i++) lane->data[i] = (float)(10 * k + (int)l);
+        }
+    for (int k = 0; k < ARENA_LANE_KINDS; k++)
+        for (uint32_t l = 0; l < spec.lanes[k]; l++) {
+            const struct lane *lane = arena_lane_at(&arena, (enum arena_lane_kind)k, l);
+            assert_int_equal(doorbell_read(&lane->bell), 1);
+            for (uint32_t i = 0; i < floats[k]; i++) assert_true(lane->data[i] == (float)(10 * k + (int)l));
+        }
+    arena_empty_lanes(&arena);
+    for (int k = 0; k < ARENA_LANE_KINDS; k++)
+        for (uint32_t l = 0; l < spec.lanes[k]; l++)
+            assert_int_equal(doorbell_read(&arena_lane_at(&arena, (enum arena_lane_kind)k, l)->bell), 0);
+    arena_close(&arena);
 }
 
 static void both_sides_see_the_same_memory(void **state)
@@ -352,6 +387,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(regions_are_aligned_apart_and_large_enough),
         cmocka_unit_test(bad_sizes_are_named),
+        cmocka_unit_test(every_link_has_lanes_of_its_own),
         cmocka_unit_test(both_sides_see_the_same_memory),
         cmocka_unit_test(the_file_is_sealed_and_private),
         cmocka_unit_test(closing_an_unused_struct_spares_standard_input),

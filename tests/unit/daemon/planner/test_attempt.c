@@ -105,13 +105,13 @@ static void check_ledger(const struct ledger *ledger)
 static void check_same_arena(const struct arena_spec *a, const struct arena_spec *b)
 {
     const uint64_t left[] = {a->slots,           a->context_tokens, a->step_tokens, a->hidden,
-                             a->vocab,           a->lanes,          a->page_count,  a->vram_page_count,
+                             a->vocab,           a->lanes[0],       a->page_count,  a->vram_page_count,
                              a->kv_heads_asking, a->experts_chosen, a->experts,     a->expert_layers,
-                             a->session_bytes,   a->weight_bytes};
+                             a->session_bytes,   a->weight_bytes,   a->lanes[1],    a->lanes[2]};
     const uint64_t right[] = {b->slots,           b->context_tokens, b->step_tokens, b->hidden,
-                              b->vocab,           b->lanes,          b->page_count,  b->vram_page_count,
+                              b->vocab,           b->lanes[0],       b->page_count,  b->vram_page_count,
                               b->kv_heads_asking, b->experts_chosen, b->experts,     b->expert_layers,
-                              b->session_bytes,   b->weight_bytes};
+                              b->session_bytes,   b->weight_bytes,   b->lanes[1],    b->lanes[2]};
     assert_memory_equal(left, right, sizeof left);
     assert_memory_equal(&a->kv, &b->kv, sizeof a->kv); /* has none */
 }

@@ -53,6 +53,7 @@ static inline void batcher_parts_open(struct batcher_parts *p, const struct batc
         .vocab = p->model.config.vocab,
         .kv = {.layers = 1, .kv_heads = 1, .head_dim = 8, .page_tokens = c->page_tokens, .dtype = DTYPE_F16},
         .page_count = c->pages,
+        .lanes = {0, c->places ? PLAN_LINKS : 0},
         .vram_page_count = c->places,
         .kv_heads_asking = c->places ? 1 : 0};
     if (forecast_open(&p->model, &p->profile, &p->plan, &p->observe.forecast, &err) ||

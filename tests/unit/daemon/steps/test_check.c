@@ -50,6 +50,7 @@ static int open_tiers(struct stage *s, uint32_t slots, uint32_t pages, uint32_t 
         .vocab = VOCAB,
         .kv = {.layers = 1, .kv_heads = 1, .head_dim = 8, .page_tokens = PAGE, .dtype = DTYPE_F16},
         .page_count = pages,
+        .lanes = {0, places ? PLAN_LINKS : 0},
         .vram_page_count = places,
         .kv_heads_asking = places ? 1 : 0};
     memset(s, 0, sizeof *s);

@@ -119,7 +119,7 @@ static struct stage *stage_open(const struct shape *shape)
                                     .step_tokens = STEP_TOKENS,
                                     .hidden = c->hidden,
                                     .vocab = c->vocab,
-                                    .lanes = plan_lanes(&s->plan),
+                                    .lanes = {plan_lanes(&s->plan), PLAN_LINKS},
                                     .kv = {.layers = plan_kv_layers(&s->plan, PLAN_HOST),
                                            .kv_heads = c->kv_heads,
                                            .head_dim = c->head_dim,
@@ -210,12 +210,16 @@ static void check_answer(struct stage *s, const struct step_row *row, const floa
         assert_true(fabs((double)(got[2 + d] / got[1] - want[2 + d] / want[1])) < tolerance);
 }
 
+static struct lane *kv_lane(const struct stage *s, enum plan_processor from, enum plan_processor to)
+{
+    return arena_lane_at(&s->arena, ARENA_LANE_KV, plan_link_of(from, to));
+}
+
 /* Query after query, then what the CPU says. */
 static void play_layer(struct stage *s, const struct step *step, uint32_t layer, uint32_t ticket,
                        uint32_t window, double tolerance)
 {
-    struct lane *query = arena_kv_lane_of(&s->arena, ARENA_KV_QUERY),
-                *partial = arena_kv_lane_of(&s->arena, ARENA_KV_PARTIAL);
+    struct lane *query = kv_lane(s, PLAN_GPU0, PLAN_CPU0), *partial = kv_lane(s, PLAN_CPU0, PLAN_GPU0);
     const uint32_t heads = s->model.config.heads, dim = s->model.config.head_dim;
     float *want = calloc(dim + 2, sizeof *want),
           *q = calloc((size_t)heads * dim * step->row_count, sizeof *q);
@@ -264,7 +268,7 @@ static void play(struct stage *s, const struct step *step, uint32_t window, doub
         }
     }
     free(spans);
-    if (ticket) lane_release(arena_kv_lane_of(&s->arena, ARENA_KV_PARTIAL));
+    if (ticket) lane_release(kv_lane(s, PLAN_CPU0, PLAN_GPU0));
 }
 
 static void *run_step(void *arg)
@@ -296,7 +300,7 @@ static void step(struct stage *s, const struct step_row *rows, uint32_t count, u
     play(s, &arena_control_of(&s->arena)->step[s->serial % ARENA_STEP_RING], window, tolerance);
     pthread_join(thread, NULL);
     if (s->rc) fail_msg("%s", s->err.text);
-    assert_int_equal(doorbell_read(&arena_kv_lane_of(&s->arena, ARENA_KV_QUERY)->bell), 0);
+    assert_int_equal(doorbell_read(&kv_lane(s, PLAN_GPU0, PLAN_CPU0)->bell), 0);
     for (uint32_t i = 0; i < count; i++) assert_int_equal(s->engine->own_result.row[i].status, STEP_ROW_OK);
     assert_true(!assisted || s->engine->own_result.attention_ns > 0);
 }

@@ -87,7 +87,7 @@ static void cells_are_copied_both_ways(void **state)
         .step_tokens = 64,
         .hidden = 64,
         .vocab = 64,
-        .lanes = PLAN_LINKS,
+        .lanes = {PLAN_LINKS, PLAN_LINKS},
         .kv = {.layers = 5, .kv_heads = 2, .head_dim = 32, .page_tokens = 16, .dtype = KV_Q8_0},
         .page_count = PAGES,
         .vram_page_count = PLACES,
