@@ -66,6 +66,7 @@ DAEMON_SRC := \
   daemon/planner/planner.c \
   daemon/planner/prefill.c \
   daemon/planner/profile/hardware.c \
+  daemon/planner/profile/gpus.c \
   daemon/planner/profile/json.c \
   daemon/planner/profile/now.c \
   daemon/planner/profile/profile.c \

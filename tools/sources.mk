@@ -75,7 +75,7 @@ helm-plan_LIBS := -ljansson -lm
 
 helm-profile_MAIN := tools/profile/helm_profile.c
 helm-profile_LINK := $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/pooled.c common/worker/engine.c $(WORKER_CPU_SRC) $(CPU_SRC) $(KERNEL_SRC) $(PROFILE_SRC) \
-  daemon/children/accelerator.c daemon/children/child_run.c daemon/children/child_words.c daemon/children/end_request.c daemon/planner/profile/profile.c daemon/planner/profile/hardware.c daemon/planner/profile/json.c daemon/planner/profile/now.c daemon/planner/profile/programs.c daemon/planner/profile/programs_json.c daemon/children/worker_process.c \
+  daemon/children/accelerator.c daemon/children/child_run.c daemon/children/child_words.c daemon/children/end_request.c daemon/planner/profile/profile.c daemon/planner/profile/hardware.c daemon/planner/profile/gpus.c daemon/planner/profile/json.c daemon/planner/profile/now.c daemon/planner/profile/programs.c daemon/planner/profile/programs_json.c daemon/children/worker_process.c \
   tools/mkmodel/shape.c $(GEN)/proto/control.pb-c.c
 helm-profile_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 

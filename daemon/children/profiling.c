@@ -144,7 +144,11 @@ static int measure(const struct profiling_request *r, struct job *job, struct pr
 static int read_checked(const char *path, const struct profiling_request *r, struct profile *profile,
                         struct helm_err *err)
 {
-    int rc = profile_read(path, profile, err);
+    /* A machine's own, else the one that is named likewise on another; the first where there is none such. */
+    const char *const names[] = {r->device->info.uuid, r->device->name, NULL};
+    int rc = HELM_E_NOT_FOUND;
+    for (size_t i = 0; i < sizeof names / sizeof *names && rc == HELM_E_NOT_FOUND; i++)
+        if (!names[i] || names[i][0]) rc = profile_read(path, names[i], profile, err);
     return rc ? rc : check_device(path, r, profile, err);
 }
 

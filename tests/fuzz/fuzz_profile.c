@@ -28,9 +28,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static struct profile profile, again;
     json_t *json = NULL;
     if (json_parse_bounded("profile", (const char *)data, size, 1u << 20, &json, &err)) return 0;
-    if (profile_from_json(json, &profile, &err) == 0) {
+    if (profile_from_json(json, NULL, &profile, &err) == 0) {
         json_t *printed = profile_to_json(&profile);
-        if (!printed || profile_from_json(printed, &again, &err)) abort();
+        if (!printed || profile_from_json(printed, NULL, &again, &err)) abort();
         json_t *reprinted = profile_to_json(&again);
         if (!reprinted || !json_equal(printed, reprinted)) abort();
         check_table(&profile.cpu.read);

@@ -167,7 +167,7 @@ def test_usage_and_failures():
             ([], 2, "--model"), (["--model"], 2, "--model"), (good + ["--strategy", "fastest"], 2, "--strategy"),
             (good + ["--batch", "0"], 2, "--batch"), (good + ["--batch", "65"], 2, "--batch"),
             (good + ["--prompt", "0"], 2, "--prompt"), (good + ["--ctx", "8"], 2, "--ctx"),
-            (good + ["--vram", "much"], 2, "--vram"), (good + ["--device", "cpu"], 2, "--device"),
+            (good + ["--vram", "much"], 2, "--vram"), (good + ["--node", "0"], 2, "--node"), (good + ["--device", "cuda:1"], 1, "'cuda:1' is none of its GPUs, which are: "),
             (good + ["operand"], 2, "operand"), (good + ["--nonsense"], 2, "--nonsense"),
             (["--model", "/nonexistent"] + good[2:], 1, "/nonexistent"),
             (good[:2] + ["--profile", "/nonexistent.json"], 1, "/nonexistent.json"),
@@ -180,6 +180,37 @@ def test_usage_and_failures():
     with open("/dev/full", "w") as full:
         status, _, err = run(*good, "--json", stdout=full)
         check(status == 1 and "standard output" in err, f"{status}: {err}")
+
+
+def test_one_gpu_of_a_profile_is_planned_for():
+    """The first, or the one that --device names; none for cpu. A file with one GPU beside its link is a list of one."""
+    with open(profile(MACHINES[1])) as f:
+        described = json.load(f)
+    listed = {k: v for k, v in described.items() if k not in ("gpu", "link")}
+    first = dict(described["gpu"], link=described["link"])
+    half = dict(first, name="half of it", uuid="GPU-half", vram_bytes=first["vram_bytes"] // 2, vram_free=first["vram_free"] // 2)
+    listed["gpus"] = [first, half]
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "two.json")
+        with open(path, "w") as f:
+            json.dump(listed, f)
+
+        def planned(file, *options):
+            status, out, err = run("--model", model("qwen3-8b"), "--profile", file, "--json", *options)
+            same(status, 0, err)
+            return json.loads(out)
+        alone, limit = planned(profile(MACHINES[1])), 0
+        for options in (), ("--device", "auto"), ("--device", "cuda:0"):
+            p = planned(path, *options)
+            same((p["stages"], p["decode_tok_s"], p["vram"]), (alone["stages"], alone["decode_tok_s"], alone["vram"]), f"{options}")
+            limit = p["vram"]["limit"]
+        for name in "cuda:1", "GPU-half", "half of it":
+            p = planned(path, "--device", name)
+            check(p["vram"]["limit"] <= limit // 2 < p["vram"]["limit"] * 1.2, f"{name}: {p['vram']}")
+        p = planned(path, "--device", "cpu")
+        same({s["home"] for s in p["stages"]["decode"]}, {"cpu"}, "homes")
+        status, _, err = run("--model", model("qwen3-8b"), "--profile", path, "--device", "cuda:2")
+        check(status == 1 and f"{path}: 'cuda:2' is none of its GPUs, which are: {first['name']}, half of it" in err, f"{status}: {err}")
 
 
 def test_this_machine_needs_a_profile():

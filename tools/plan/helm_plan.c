@@ -44,7 +44,7 @@ struct options {
     const char *model, *profile, *now, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
         *kv_tiers, *kv_page_tokens, *activations, *invariant;
     uint64_t vram_bytes, host_memory_bytes, snapshot_bytes, ctx, batch, parallel, prompt, at, node;
-    bool json, device_given, node_given, vram_given, prompt_given, strategy_given, exact;
+    bool json, node_given, vram_given, prompt_given, strategy_given, exact;
 };
 
 static enum search_strategy strategy_of(const char *name)
@@ -88,7 +88,8 @@ static int describe_machine(const struct options *o, bool able, const struct pro
         log_warn("--vram %s: the profile's GPU has %s", units_format_size(o->vram_bytes, asked),
                  units_format_size(gpu->vram_bytes, there));
     if (able)
-        snprintf(r->no_device, sizeof r->no_device, "the profile's machine has none");
+        snprintf(r->no_device, sizeof r->no_device, "%s",
+                 strcmp(o->device, "cpu") == 0 ? "--device cpu" : "the profile's machine has none");
     else
         r->machine.device = (struct ledger_device){.limit = UINT64_MAX};
     if (!profile->host_bytes && !o->host_memory_bytes) return cgroup_read_memory(memory, err);
@@ -133,7 +134,7 @@ static int find_machine(const struct options *o, bool able, struct profile *prof
             "there is no profile of this machine (%.250s): `helm-profile --device %s` makes one in a "
             "minute, --profile FILE takes another machine's",
             path, device.name[0] ? device.name : "cpu");
-    rc = profile_read(path, profile, err);
+    rc = profile_read(path, NULL, profile, err);
     if (!rc) accelerator_ledger_measured(&profile->gpu, &r->machine.device);
     return rc ? helm_err_prefix(err, "the profile of this machine cannot be used (helm-profile renews it)")
               : 0;
@@ -314,7 +315,7 @@ static int run(const struct options *o, const struct args_spec *spec)
                                 .cache = &cache};
     int rc = model_read_headers(o->model, &model, &derived, &err);
     if (!rc) rc = check_able(o, &r, &able, &err);
-    if (!rc && o->profile) rc = profile_read(o->profile, &measured, &err);
+    if (!rc && o->profile) rc = profile_read(o->profile, o->device, &measured, &err);
     if (!rc)
         rc = o->profile ? describe_machine(o, able, &measured, &r, &err)
                         : find_machine(o, able, &measured, &r, &err);
@@ -402,8 +403,8 @@ int main(int argc, char **argv)
          "what helm-profile --now printed",
          .target = &o.now},
         {"device", 0, ARGS_TEXT, "NAME",
-         "of this machine, as helmd's: auto, cpu, cuda[:N], emulated (default auto)", .target = &o.device,
-         .given = &o.device_given},
+         "as helmd's: auto, cpu, cuda[:N], emulated (default auto); of a profile's GPUs also by name or uuid",
+         .target = &o.device},
         {"node", 0, ARGS_U64, "N",
          "NUMA node of this machine's memory and threads, as helmd's\n"
          "(default: the GPU's, else the one with the most memory available)",
@@ -482,9 +483,8 @@ int main(int argc, char **argv)
         (void)helm_fail(&err, HELM_E_USAGE, "--model DIR is required");
         return args_usage_error(&spec, &err);
     }
-    if (o.profile && (o.device_given || o.node_given)) {
-        (void)helm_fail(&err, HELM_E_USAGE, "--%s chooses %s of this machine: a profile names its own",
-                        o.device_given ? "device" : "node", o.device_given ? "a device" : "a node");
+    if (o.profile && o.node_given) {
+        (void)helm_fail(&err, HELM_E_USAGE, "--node chooses a node of this machine: a profile names its own");
         return args_usage_error(&spec, &err);
     }
     if (o.plan && o.strategy_given) {

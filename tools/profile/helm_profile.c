@@ -356,7 +356,7 @@ static bool take_cached(struct tool *t, const char *path)
 {
     struct helm_err err = {0};
     if (t->options.force || access(path, F_OK)) return false;
-    if (profile_read(path, &t->profile, &err)) {
+    if (profile_read(path, NULL, &t->profile, &err)) {
         profile_say(&t->progress, "the cached profile cannot be used: %s", err.text);
         return false;
     }

@@ -1,4 +1,4 @@
-/* Profiles as JSON, and what makes one good enough to plan with. See profile.h. Called by all readers and writers of
+/* Profiles as JSON, of a machine with one GPU or none. See profile.h. Called by gpus.c, for all readers and writers of
  * profiles; one list of members serves both ways. */
 #include <math.h>
 #include <stddef.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
-#include "daemon/planner/profile/profile.h"
+#include "daemon/planner/profile/gpus.h"
 
 #define RATE_MAX  1e18  /* bytes or operations a second */
 #define TIME_MAX  60.0  /* seconds that anything small takes */
@@ -318,7 +318,7 @@ static bool family_to_json(const struct family *f, const struct profile *profile
     return !all || json_object_set_new(json, f->name, all) == 0;
 }
 
-json_t *profile_to_json(const struct profile *profile)
+json_t *profile_one_to_json(const struct profile *profile)
 {
     json_t *json = json_pack("{s:i}", "helm_profile", PROFILE_VERSION);
     bool ok = json && members_to_json(&top, profile, json);
@@ -511,7 +511,7 @@ static int family_from_json(const struct family *f, const json_t *json, struct p
     return rc ? helm_err_prefix(err, "%s", f->name) : 0;
 }
 
-int profile_from_json(const json_t *json, struct profile *profile, struct helm_err *err)
+int profile_one_from_json(const json_t *json, struct profile *profile, struct helm_err *err)
 {
     static const char *const extra[] = {"helm_profile", "cpu", "gpu", "link", "formats", "kv", NULL};
     const json_t *gpu = json_object_get(json, "gpu"), *link = json_object_get(json, "link");

@@ -275,9 +275,10 @@ int profile_check(const struct profile *profile, struct helm_err *err)
     return rc ? rc : check_formats(profile, err);
 }
 
-static int take_json(const char *what, const json_t *json, struct profile *profile, struct helm_err *err)
+static int take_json(const char *what, const json_t *json, const char *gpu, struct profile *profile,
+                     struct helm_err *err)
 {
-    int rc = profile_from_json(json, profile, err);
+    int rc = profile_from_json(json, gpu, profile, err);
     if (!rc) rc = profile_check(profile, err);
     if (!rc) return 0;
     memset(profile, 0, sizeof *profile);
@@ -290,17 +291,17 @@ int profile_parse(const char *what, const char *text, size_t bytes, struct profi
     json_t *json = NULL;
     memset(profile, 0, sizeof *profile);
     int rc = json_parse_bounded(what, text, bytes, PROFILE_BYTES_MAX, &json, err);
-    if (!rc) rc = take_json(what, json, profile, err);
+    if (!rc) rc = take_json(what, json, NULL, profile, err);
     json_decref(json);
     return rc;
 }
 
-int profile_read(const char *path, struct profile *profile, struct helm_err *err)
+int profile_read(const char *path, const char *gpu, struct profile *profile, struct helm_err *err)
 {
     json_t *json = NULL;
     memset(profile, 0, sizeof *profile);
     int rc = json_read_file(path, PROFILE_BYTES_MAX, &json, err);
-    if (!rc) rc = take_json(path, json, profile, err);
+    if (!rc) rc = take_json(path, json, gpu, profile, err);
     json_decref(json);
     return rc;
 }

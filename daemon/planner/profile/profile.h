@@ -20,6 +20,7 @@
 #define PROFILE_METHOD     26
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
+#define PROFILE_GPUS_MAX   16 /* in a file's list */
 /* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
  * machine is found quiet, which is below PROFILE_QUIET. */
 #define PROFILE_BUSY  10
@@ -187,7 +188,7 @@ struct profile {
     uint32_t busy_percent;
     uint64_t host_bytes; /* host memory that a program may use; 0: not said (that of the machine at hand) */
     struct profile_cpu cpu;
-    struct profile_gpu gpu;
+    struct profile_gpu gpu;    /* that is planned for, of those in the file */
     struct profile_link link;  /* all 0 without a device */
     struct profile_value disk; /* direct reads of a file */
     struct profile_value step; /* of helmd and the doorbells, a step */
@@ -225,14 +226,20 @@ HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err
  * each that is too fast for its limit becomes its limit, and the profile counts as disturbed. True: one did. */
 bool profile_settle(struct profile *profile);
 /* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "busy_percent", "host_bytes", "cpu": {...},
- *  "gpu": {...} | null, "link": {...} | null, "disk", "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}
+ *  "gpus": [{..., "link": {...}}, ...], "disk", "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}
  *
  * A value is {"value", "low", "high", "source"}, a table [{"x", "value", ...}, ...]; member names are the fields'. On
  * the way in, low and high may be absent (no spread), so may a value (unknown), fingerprint, made, quick, busy_percent
  * and host_bytes. Members of other names are refused, so that a typing error cannot pass for an unknown value; only
- * "note" (a text, for people) may stand anywhere. NULL: no memory. */
+ * "note" (a text, for people) may stand anywhere. NULL: no memory.
+ *
+ * A profile that was read is of the machine with one GPU of the list, since the CPU's rates beside the link and the formats'
+ * are a pair's. `gpu` names it: "cuda:1" (the second of this kind), "cuda", "emulated", a uuid, a name; "cpu": none; NULL or
+ * "auto": the first. HELM_E_NOT_FOUND: there is no such one. Of the others an entry has its own "cpu", "formats" and "kv", as
+ * far as they differ. Files from before there were lists have "gpu" and "link", objects or null. */
 json_t *profile_to_json(const struct profile *profile);
-HELM_MUST_CHECK int profile_from_json(const json_t *json, struct profile *profile, struct helm_err *err);
+HELM_MUST_CHECK int profile_from_json(const json_t *json, const char *gpu, struct profile *profile,
+                                      struct helm_err *err);
 /* The field of this name ("gpu.read", "link.h2d", "formats.q4_K.gpu_gemv"): a struct profile_table, or (*table false)
  * a struct profile_value; NULL: no such name. */
 void *profile_find(struct profile *profile, const char *name, bool *table);
@@ -240,8 +247,9 @@ void *profile_find(struct profile *profile, const char *name, bool *table);
 #define PROFILE_BYTES_MAX ((size_t)MIB)
 HELM_MUST_CHECK int profile_parse(const char *what, const char *text, size_t bytes, struct profile *profile,
                                   struct helm_err *err);
-/* From a file; profile_check has accepted it. */
-HELM_MUST_CHECK int profile_read(const char *path, struct profile *profile, struct helm_err *err);
+/* From a file; profile_check has accepted it. `gpu`: as above. */
+HELM_MUST_CHECK int profile_read(const char *path, const char *gpu, struct profile *profile,
+                                 struct helm_err *err);
 /* Written beside and renamed, so that a reader never sees half a file. Nine digits of each number. */
 HELM_MUST_CHECK int profile_write(const char *path, const struct profile *profile, struct helm_err *err);
 /* Takes the reference; NULL: HELM_E_NOMEM. */

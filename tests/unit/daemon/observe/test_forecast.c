@@ -30,7 +30,7 @@ static struct forecast *open_forecast(struct setting *s)
     struct helm_err err = {0};
     memset(s, 0, sizeof *s);
     if (model_read("tools/models/demo", &s->model, &err) ||
-        profile_read("tests/data/profiles/described.json", &s->profile, &err))
+        profile_read("tests/data/profiles/described.json", NULL, &s->profile, &err))
         fail_msg("%s", err.text);
     s->plan = (struct plan){.layers = s->model.config.layers,
                             .context_tokens = 1024,

@@ -29,7 +29,7 @@ static inline void case_open(struct explain_case *c, const char *model, const ch
     snprintf(path, sizeof path, "tests/data/configs/%s", model);
     if (model_read_headers(path, &c->model, &derived, &err)) fail_msg("%s", err.text);
     snprintf(path, sizeof path, "profiles/%s.json", profile);
-    if (profile_read(path, &c->profile, &err)) fail_msg("%s", err.text);
+    if (profile_read(path, NULL, &c->profile, &err)) fail_msg("%s", err.text);
     c->request = (struct planner_request){.model = &c->model,
                                           .wish = {.kv_dtype = KV_F16,
                                                    .slots = 8,

@@ -35,7 +35,7 @@ static int open_group(void **state)
     bool derived;
     (void)state;
     int rc = model_read_headers("tests/data/configs/qwen3-8b", &model, &derived, &err);
-    if (!rc) rc = profile_read("profiles/h200-sapphire-rapids.json", &profile, &err);
+    if (!rc) rc = profile_read("profiles/h200-sapphire-rapids.json", NULL, &profile, &err);
     if (rc) print_message("%s\n", err.text);
     return rc;
 }

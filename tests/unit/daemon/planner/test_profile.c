@@ -15,7 +15,7 @@
 
 #include "common/base/cpu.h"
 #include "common/base/units.h"
-#include "daemon/planner/profile/profile.h"
+#include "daemon/planner/profile/gpus.h"
 #include "tests/unit/common/base/tree.h"
 
 static struct profile_value measured(double value)
@@ -127,7 +127,7 @@ static void json_carries_every_member_both_ways(void **state)
     assert_int_equal(profile_check(&p, &err), 0);
     json_t *json = profile_to_json(&p);
     assert_non_null(json);
-    assert_int_equal(profile_from_json(json, &again, &err), 0);
+    assert_int_equal(profile_from_json(json, NULL, &again, &err), 0);
     json_t *printed = profile_to_json(&again);
     assert_true(json_equal(json, printed));
     json_decref(printed);
@@ -146,14 +146,129 @@ static void json_carries_every_member_both_ways(void **state)
     p.gpu = (struct profile_gpu){0};
     p.link = (struct profile_link){0};
     json = profile_to_json(&p);
-    assert_true(json_is_null(json_object_get(json, "gpu")));
-    assert_true(json_is_null(json_object_get(json, "link")));
-    assert_int_equal(profile_from_json(json, &again, &err), 0);
+    assert_true(json_is_array(json_object_get(json, "gpus")));
+    assert_int_equal(json_array_size(json_object_get(json, "gpus")), 0);
+    assert_int_equal(profile_from_json(json, NULL, &again, &err), 0);
     assert_int_equal(again.gpu.device, PROFILE_DEVICE_NONE);
     assert_true(again.quick);
     assert_int_equal(again.busy_percent, 40);
     assert_int_equal(profile_check(&again, &err), 0);
     json_decref(json);
+}
+
+static void set(json_t *object, const char *key, const char *value)
+{
+    json_error_t error;
+    json_t *json = json_loads(value, JSON_DECODE_ANY, &error);
+    assert_non_null(json);
+    assert_int_equal(json_object_set_new(object, key, json), 0);
+}
+
+/* The whole profile with a second GPU, which is half as fast on a link of a third. */
+static json_t *two_gpus(void)
+{
+    struct profile p = whole();
+    p.format[FORMAT_Q4_K].cpu_gemv = measured(90e9);
+    p.format[FORMAT_Q4_K].gpu_gemv = measured(3000e9);
+    json_t *json = profile_to_json(&p), *gpus = json_object_get(json, "gpus"),
+           *second = json_deep_copy(json_array_get(gpus, 0));
+    assert_non_null(second);
+    assert_int_equal(json_array_append_new(gpus, second), 0);
+    set(second, "name", "\"NVIDIA L40S\"");
+    set(second, "uuid", "\"GPU-5678\"");
+    set(second, "read", "{\"value\": 2270e9, \"source\": \"measured\"}");
+    set(json_object_get(second, "link"), "h2d", "{\"value\": 18e9, \"source\": \"measured\"}");
+    set(second, "cpu", "{\"gemv_beside\": {\"value\": 95e9, \"source\": \"measured\"}}");
+    set(second, "formats", "{\"q4_k\": {\"gpu_gemv\": {\"value\": 1500e9, \"source\": \"measured\"}}}");
+    return json;
+}
+
+/* The one that is named, with what was measured beside it; what it says nothing of is the machine's. */
+static void one_gpu_of_a_list_is_planned_for(void **state)
+{
+    (void)state;
+    static const char *const first[] = {NULL, "auto", "cuda", "cuda:0", "GPU-1234", "NVIDIA H200"},
+                             *const second[] = {"cuda:1", "GPU-5678", "NVIDIA L40S"},
+                             *const none[] = {"cuda:2", "cuda:", "cuda:01", "emulated", "GPU", ""};
+    json_t *json = two_gpus();
+    struct profile p;
+    struct helm_err err = {0};
+    for (size_t i = 0; i < sizeof first / sizeof *first; i++) {
+        if (profile_from_json(json, first[i], &p, &err)) fail_msg("%s", err.text);
+        assert_true(p.gpu.read.value == 4540e9 && p.link.h2d.value == 55.4e9 &&
+                    p.cpu.gemv_beside.value == 80e9);
+        assert_true(p.format[FORMAT_Q4_K].gpu_gemv.value == 3000e9);
+        assert_string_equal(p.fingerprint, "00ff");
+    }
+    for (size_t i = 0; i < sizeof second / sizeof *second; i++) {
+        if (profile_from_json(json, second[i], &p, &err)) fail_msg("%s", err.text);
+        assert_true(p.gpu.read.value == 2270e9 && p.link.h2d.value == 18e9 &&
+                    p.cpu.gemv_beside.value == 95e9);
+        assert_true(p.format[FORMAT_Q4_K].gpu_gemv.value == 1500e9 &&
+                    p.format[FORMAT_Q4_K].cpu_gemv.value == 90e9);
+        assert_true(p.gpu.gemv.value == 4100e9 && p.link.d2h.value == 52e9 && p.cpu.gemv.value == 105e9);
+        assert_string_equal(p.fingerprint, ""); /* nothing else was measured with this one */
+        assert_int_equal(profile_check(&p, &err), 0);
+    }
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        assert_int_equal(profile_from_json(json, none[i], &p, &err), HELM_E_NOT_FOUND);
+        assert_non_null(strstr(err.text, "is none of its GPUs, which are: NVIDIA H200, NVIDIA L40S"));
+    }
+    if (profile_from_json(json, "cpu", &p, &err)) fail_msg("%s", err.text);
+    assert_true(p.gpu.device == PROFILE_DEVICE_NONE && p.link.h2d.value == 0 && p.cpu.gemv.value == 105e9);
+    json_decref(json);
+}
+
+/* Files from before there were lists say the same. */
+static void a_gpu_beside_its_link_is_a_list_of_one(void **state)
+{
+    (void)state;
+    struct profile p = whole(), again;
+    struct helm_err err = {0};
+    json_t *old = profile_one_to_json(&p), *json = profile_to_json(&p);
+    assert_true(json_is_object(json_object_get(old, "gpu")) && json_is_object(json_object_get(old, "link")));
+    assert_int_equal(profile_from_json(old, "cuda:0", &again, &err), 0);
+    json_t *printed = profile_to_json(&again);
+    assert_true(json_equal(printed, json));
+    assert_int_equal(profile_from_json(old, "cpu", &again, &err), 0);
+    assert_int_equal(again.gpu.device, PROFILE_DEVICE_NONE);
+    assert_int_equal(profile_from_json(old, "cuda:1", &again, &err), HELM_E_NOT_FOUND);
+    json_decref(printed);
+    json_decref(json);
+    json_decref(old);
+}
+
+/* A list's every entry is read, whichever is chosen. */
+static void bad_lists_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key, *value, *said;
+        bool in_second;
+    } cases[] = {
+        {"gpus", "{}", "'gpus' is no list of up to 16", false},
+        {"gpus", "[null]", "gpus[0]", false},
+        {"gpus", "[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]", "no list of up to 16", false},
+        {"gpu", "null", "'gpus' is there, and so is 'gpu' or 'link'", false},
+        {"link", "{}", "'gpus' is there, and so is 'gpu' or 'link'", false},
+        {"link", "null", "gpus[1]", true},
+        {"reed", "1", "gpus[1]: profile: gpu: 'reed'", true},
+        {"cpu", "[]", "gpus[1]: profile: cpu", true},
+        {"cpu", "{\"gemv_beside\": 1}", "gpus[1]: profile: cpu: gemv_beside", true},
+        {"formats", "{\"q4_z\": {}}", "gpus[1]: profile: formats: q4_z", true},
+        {"kv", "1", "gpus[1]: profile: kv", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *json = two_gpus();
+        struct profile p;
+        struct helm_err err = {0};
+        set(cases[i].in_second ? json_array_get(json_object_get(json, "gpus"), 1) : json, cases[i].key,
+            cases[i].value);
+        const int rc = profile_from_json(json, NULL, &p, &err);
+        if (!rc || !strstr(err.text, cases[i].said)) fail_msg("%s: %d, '%s'", cases[i].said, rc, err.text);
+        assert_int_equal(p.cpu.threads, 0);
+        json_decref(json);
+    }
 }
 
 static void what_others_took_is_a_part_of_every_rate(void **state)
@@ -185,7 +300,7 @@ static void hand_written_profiles_may_be_short(void **state)
         "\"c\","
         " \"threads\": 8, \"read\": [{\"x\": 8, \"value\": 60e9, \"source\": \"text\", \"note\": \"p. 4\"}],"
         " \"gemv\": {\"value\": 50000000000, \"source\": \"text\"}}}");
-    assert_int_equal(profile_from_json(json, &p, &err), 0);
+    assert_int_equal(profile_from_json(json, NULL, &p, &err), 0);
     assert_true(p.cpu.gemv.low == 50e9 && p.cpu.gemv.high == 50e9);
     assert_int_equal(p.cpu.gemv.source, PROFILE_TEXT_SAYS);
     assert_int_equal(p.cpu.attention.source, PROFILE_UNKNOWN);
@@ -195,17 +310,17 @@ static void hand_written_profiles_may_be_short(void **state)
     json_decref(json);
 }
 
-/* The whole profile with one member replaced by `value` (NULL: removed) is refused with `said` in the error.
- */
+/* The whole profile, as files were before they had a list of GPUs, with one member replaced by `value` (NULL: removed), is refused
+ * with `said` in the error. */
 static void refuses(const char *object, const char *key, const char *value, int code, const char *said)
 {
     struct profile p = whole(), out;
     struct helm_err err = {0};
-    json_t *json = profile_to_json(&p), *in = object ? json_object_get(json, object) : json;
+    json_t *json = profile_one_to_json(&p), *in = object ? json_object_get(json, object) : json;
     json_error_t error;
     json_object_del(in, key);
     if (value) json_object_set_new(in, key, json_loads(value, JSON_DECODE_ANY, &error));
-    int rc = profile_from_json(json, &out, &err);
+    int rc = profile_from_json(json, NULL, &out, &err);
     if (rc != code || !strstr(err.text, said)) fail_msg("%s: %d, '%s'", key, rc, err.text);
     assert_true(out.cpu.threads == 0); /* nothing half read is left */
     json_decref(json);
@@ -362,9 +477,9 @@ static void files_are_written_whole_and_read_back(void **state)
     char root[TREE_PATH], path[TREE_PATH + 32];
     tree_make(root);
     snprintf(path, sizeof path, "%s/p.json", root);
-    assert_int_equal(profile_read(path, &again, &err), HELM_E_NOT_FOUND);
+    assert_int_equal(profile_read(path, NULL, &again, &err), HELM_E_NOT_FOUND);
     assert_int_equal(profile_write(path, &p, &err), 0);
-    assert_int_equal(profile_read(path, &again, &err), 0);
+    assert_int_equal(profile_read(path, NULL, &again, &err), 0);
     assert_true(fabs(again.gpu.operation.value / p.gpu.operation.value - 1) < 1e-8);
     assert_true(fabs(again.gpu.chain_gemv.value / p.gpu.chain_gemv.value - 1) < 1e-8);
     assert_true(fabs(again.gpu.chain_attention.high / p.gpu.chain_attention.high - 1) < 1e-8);
@@ -393,7 +508,7 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_true(fabs(again.cpu.linear.point[1].y.low / p.cpu.linear.point[1].y.low - 1) < 1e-8);
     p.cpu.threads = 8;
     assert_int_equal(profile_write(path, &p, &err), 0); /* over the old one */
-    assert_int_equal(profile_read(path, &again, &err), 0);
+    assert_int_equal(profile_read(path, NULL, &again, &err), 0);
     assert_int_equal(again.cpu.threads, 8);
     int files = 0;
     DIR *dir = opendir(root);
@@ -402,7 +517,7 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_int_equal(files, 1); /* nothing is left beside it */
     p.cpu.gemv = (struct profile_value){0};
     assert_int_equal(profile_write(path, &p, &err), 0);
-    assert_int_equal(profile_read(path, &again, &err), HELM_E_FORMAT);
+    assert_int_equal(profile_read(path, NULL, &again, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "p.json"));
     assert_non_null(strstr(err.text, "cpu.gemv"));
     snprintf(path, sizeof path, "%s/none/p.json", root);
@@ -545,6 +660,9 @@ int main(void)
         cmocka_unit_test(what_others_took_is_a_part_of_every_rate),
         cmocka_unit_test(tables_interpolate_in_log_x),
         cmocka_unit_test(json_carries_every_member_both_ways),
+        cmocka_unit_test(one_gpu_of_a_list_is_planned_for),
+        cmocka_unit_test(a_gpu_beside_its_link_is_a_list_of_one),
+        cmocka_unit_test(bad_lists_are_refused),
         cmocka_unit_test(hand_written_profiles_may_be_short),
         cmocka_unit_test(bad_input_is_refused_by_name),
         cmocka_unit_test(check_names_what_is_missing_or_contradicts),

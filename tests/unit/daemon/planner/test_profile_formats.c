@@ -61,7 +61,7 @@ static void json_carries_every_format_both_ways(void **state)
     json_t *formats = json_object_get(json, "formats");
     assert_int_equal(json_object_size(formats), 2);
     assert_int_equal(json_object_size(json_object_get(formats, "q4_k")), 18);
-    assert_int_equal(profile_from_json(json, &again, &err), 0);
+    assert_int_equal(profile_from_json(json, NULL, &again, &err), 0);
     assert_memory_equal(&again.format, &p.format, sizeof p.format);
     assert_int_equal(profile_check(&again, &err), 0);
     json_decref(json);
@@ -76,7 +76,7 @@ static void without_formats_there_is_no_such_member(void **state)
     snprintf(p.machine, sizeof p.machine, "test");
     json_t *json = profile_to_json(&p);
     assert_null(json_object_get(json, "formats"));
-    assert_int_equal(profile_from_json(json, &again, &err), 0);
+    assert_int_equal(profile_from_json(json, NULL, &again, &err), 0);
     assert_int_equal(profile_check(&again, &err), 0);
     json_decref(json);
 }
@@ -94,7 +94,7 @@ static void json_carries_caches(void **state)
     p.kv[KV_Q8_0].gpu_chain_attention_pair = made_up_value(900e9);
     json_t *json = profile_to_json(&p);
     assert_int_equal(json_object_size(json_object_get(json, "kv")), 1);
-    assert_int_equal(profile_from_json(json, &again, &err), 0);
+    assert_int_equal(profile_from_json(json, NULL, &again, &err), 0);
     const size_t values = KV_DTYPE_COUNT * (sizeof(struct profile_kv) / sizeof(struct profile_value));
     for (size_t i = 0; i < values; i++) { /* what lies between members is not theirs */
         const struct profile_value *a = (const struct profile_value *)(const void *)again.kv + i,
@@ -105,7 +105,7 @@ static void json_carries_caches(void **state)
     assert_false(table);
     assert_null(profile_find(&p, "kv.f16.gpu_attention", &table));
     json_object_set_new(json, "kv", json_loads("{\"f16\": {}}", 0, NULL));
-    assert_int_equal(profile_from_json(json, &again, &err), HELM_E_FORMAT);
+    assert_int_equal(profile_from_json(json, NULL, &again, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "kv: f16"));
     json_decref(json);
 }
@@ -116,7 +116,7 @@ static void refuses(const char *formats, int code, const char *said)
     struct helm_err err = {0};
     json_t *json = profile_to_json(&p);
     json_object_set_new(json, "formats", json_loads(formats, JSON_DECODE_ANY, NULL));
-    int rc = profile_from_json(json, &out, &err);
+    int rc = profile_from_json(json, NULL, &out, &err);
     if (rc != code || !strstr(err.text, said)) fail_msg("%s: %d, '%s'", formats, rc, err.text);
     assert_true(out.cpu.threads == 0); /* nothing half read is left */
     json_decref(json);

@@ -80,7 +80,7 @@ static void open_thesis(int machine, int model, struct thesis *t)
     if (model_read_headers(folders[model], &t->model, &derived, &err)) fail_msg("%s", err.text);
     assert_true(derived);
     if (analyse_table_build(&t->model, &t->table, &err)) fail_msg("%s", err.text);
-    if (profile_read(machines[machine].profile, &t->profile, &err)) fail_msg("%s", err.text);
+    if (profile_read(machines[machine].profile, NULL, &t->profile, &err)) fail_msg("%s", err.text);
 }
 
 static void close_thesis(struct thesis *t)
@@ -335,7 +335,7 @@ static void profiles_say_where_they_are_from(void **state)
     struct profile p;
     struct helm_err err = {0};
     for (int machine = 0; machine < MACHINES; machine++) {
-        if (profile_read(machines[machine].profile, &p, &err)) fail_msg("%s", err.text);
+        if (profile_read(machines[machine].profile, NULL, &p, &err)) fail_msg("%s", err.text);
         assert_string_equal(p.fingerprint, "");
         assert_int_equal(p.gpu.read.source, PROFILE_TEXT_SAYS);
         assert_true(p.host_bytes > 0 && (double)p.host_bytes < machines[machine].host * 1.03);
@@ -344,11 +344,11 @@ static void profiles_say_where_they_are_from(void **state)
         assert_int_equal(p.cpu.gemv.source, machine == RTX4060 ? PROFILE_TEXT_SAYS : PROFILE_ESTIMATE);
         assert_int_equal(p.gpu.attention.source, PROFILE_ESTIMATE);
     }
-    if (profile_read("profiles/thesis-rtx4060-laptop.json", &p, &err)) fail_msg("%s", err.text);
+    if (profile_read("profiles/thesis-rtx4060-laptop.json", NULL, &p, &err)) fail_msg("%s", err.text);
     assert_float_equal(p.cpu.gemv.value, 45e9, 1);
     assert_float_equal(p.gpu.read.value, 218e9, 1);
     assert_float_equal(p.link.h2d.value, 16e9, 1);
-    if (profile_read("profiles/h200-sapphire-rapids.json", &p, &err)) fail_msg("%s", err.text);
+    if (profile_read("profiles/h200-sapphire-rapids.json", NULL, &p, &err)) fail_msg("%s", err.text);
     assert_int_equal(p.link.h2d.source, PROFILE_MEASURED);
     assert_int_equal(p.gpu.gemv.source, PROFILE_MEASURED);
     assert_int_equal(p.gpu.chain_attention.source, PROFILE_MEASURED);

@@ -37,7 +37,7 @@ static inline void batcher_parts_open(struct batcher_parts *p, const struct batc
 {
     struct helm_err err = {0};
     if (model_read("tools/models/demo", &p->model, &err) ||
-        profile_read("tests/data/profiles/described.json", &p->profile, &err))
+        profile_read("tests/data/profiles/described.json", NULL, &p->profile, &err))
         fail_msg("%s", err.text);
     p->plan = (struct plan){.layers = p->model.config.layers,
                             .context_tokens = c->context_tokens,
