@@ -319,11 +319,12 @@ int profiling_get(const struct profiling_request *r, struct profile *profile, bo
     if (r->file) {
         rc = read_checked(r->file, r, profile, err);
         if (rc) return helm_err_prefix(err, "--profile");
-        log_info("profile: %s, of %s", r->file,
+        log_info("profile: %s, of %s%s%s", r->file,
                  is_of_here(profile, fingerprint) ? "this machine"
                  : profile->fingerprint[0]
                      ? "another machine, or other threads or devices: forecasts are for those"
-                     : "a machine that is described: forecasts are for that one");
+                     : "a machine that is described: forecasts are for that one",
+                 profile->gpu.name[0] ? "; its GPU: " : "", profile->gpu.name);
     } else if (!rc) {
         rc = get_cached(r, fingerprint, profile, fresh, err);
         if (rc == HELM_E_CANCELLED) return rc;

@@ -487,6 +487,12 @@ def test_a_profile_that_cannot_be_used_is_refused():
             d.close()
         with running(profile=write("no-gpu", without)) as d:  # enough for the CPU alone
             check("a machine that is described" in d.log(), d.log())
+        # of several GPUs the one that --device names, else the first
+        entry = dict(described["gpu"], link=described["link"])
+        listed = dict(without, gpus=[dict(entry, device="cuda", name="the first"), dict(entry, device="emulated", name="the second")])
+        for gpus, name in (listed["gpus"], "the second"), (listed["gpus"][:1], "the first"):
+            with running("--device", "emulated", "--vram", "64MiB", gpu=True, profile=write(name, dict(listed, gpus=gpus))) as d:
+                check(f"its GPU: {name}\n" in d.log(), d.log())
 
 
 def test_strategies():

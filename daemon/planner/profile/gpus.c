@@ -1,7 +1,8 @@
 /* A profile's list of GPUs. See gpus.h. Called by profile.c, and by json.c, which knows a machine with one GPU; owns nothing.
  *
  * An entry is what helm-profile says of a GPU, with its link to the host. It may have members "cpu", "formats" and "kv": what
- * of these was measured with this GPU, in the stead of the machine's, which were measured with the first. */
+ * of these was measured with this GPU, in the stead of the machine's, which were measured with the first. A format's rates of
+ * another GPU are unknown where the entry says none; the CPU's beside its link are taken to be the first's. */
 #include "daemon/planner/profile/gpus.h"
 
 #include <stdio.h>
@@ -64,6 +65,22 @@ static int overlay(json_t *under, json_t *over, int depth)
     return rc;
 }
 
+/* Takes the first GPU's part out of rates of formats, or of types of the cache: nothing is known of another's. */
+static void drop_first(json_t *family)
+{
+    const char *name, *key;
+    json_t *rates, *value;
+    void *next;
+    json_object_foreach(family, name, rates)
+    {
+        json_object_foreach_safe(rates, next, key, value)
+        {
+            if (strncmp(key, "gpu_", strlen("gpu_")) == 0 || strstr(key, "link_beside"))
+                json_object_del(rates, key);
+        }
+    }
+}
+
 /* The machine with one of its GPUs, as json.c takes it; `which` past the last: with none. NULL: no memory. */
 static json_t *with_gpu(const json_t *json, const json_t *gpus, size_t which)
 {
@@ -73,6 +90,7 @@ static json_t *with_gpu(const json_t *json, const json_t *gpus, size_t which)
         json_t *link = json_incref(json_object_get(gpu, "link"));
         for (size_t i = 0; i < MACHINES; i++) {
             json_t *over = json_object_get(gpu, machines[i]), *there = json_object_get(one, machines[i]);
+            if (which && i > 0) drop_first(there);
             if (json_is_object(over) && json_is_object(there))
                 rc |= overlay(there, over, i > 0);
             else if (over)

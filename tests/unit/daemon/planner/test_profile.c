@@ -170,6 +170,8 @@ static json_t *two_gpus(void)
     struct profile p = whole();
     p.format[FORMAT_Q4_K].cpu_gemv = measured(90e9);
     p.format[FORMAT_Q4_K].gpu_gemv = measured(3000e9);
+    p.format[FORMAT_Q6_K] = p.format[FORMAT_Q4_K];
+    p.format[FORMAT_Q6_K].link_beside = measured(40e9);
     json_t *json = profile_to_json(&p), *gpus = json_object_get(json, "gpus"),
            *second = json_deep_copy(json_array_get(gpus, 0));
     assert_non_null(second);
@@ -198,6 +200,7 @@ static void one_gpu_of_a_list_is_planned_for(void **state)
         assert_true(p.gpu.read.value == 4540e9 && p.link.h2d.value == 55.4e9 &&
                     p.cpu.gemv_beside.value == 80e9);
         assert_true(p.format[FORMAT_Q4_K].gpu_gemv.value == 3000e9);
+        assert_true(p.format[FORMAT_Q6_K].gpu_gemv.value == 3000e9);
         assert_string_equal(p.fingerprint, "00ff");
     }
     for (size_t i = 0; i < sizeof second / sizeof *second; i++) {
@@ -207,6 +210,10 @@ static void one_gpu_of_a_list_is_planned_for(void **state)
         assert_true(p.format[FORMAT_Q4_K].gpu_gemv.value == 1500e9 &&
                     p.format[FORMAT_Q4_K].cpu_gemv.value == 90e9);
         assert_true(p.gpu.gemv.value == 4100e9 && p.link.d2h.value == 52e9 && p.cpu.gemv.value == 105e9);
+        /* rates of formats are not the first one's, where nothing is said */
+        assert_true(p.format[FORMAT_Q6_K].cpu_gemv.value == 90e9 &&
+                    p.format[FORMAT_Q6_K].gpu_gemv.value == 0);
+        assert_int_equal(p.format[FORMAT_Q6_K].link_beside.source, PROFILE_UNKNOWN);
         assert_string_equal(p.fingerprint, ""); /* nothing else was measured with this one */
         assert_int_equal(profile_check(&p, &err), 0);
     }
