@@ -60,7 +60,7 @@ static void name_skipped(const struct model *model)
 {
     char size[UNITS_TEXT];
     if (model->skipped_count)
-        log_info("%u tensors (%s) are not read: they belong to images or drafts, as '%s' does",
+        log_info("%u tensors (%s) are not read: nothing here computes with them, as with '%s'",
                  model->skipped_count, units_format_size(model->skipped_bytes, size), model->skipped);
 }
 

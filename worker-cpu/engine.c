@@ -121,6 +121,7 @@ static int lower_programs(struct engine *engine, uint32_t threads, enum linear_i
                                     .threads = threads,
                                     .arena = engine->base.arena};
     programs->plan = plan;
+    programs->reads_tokens = placement_reads_tokens(&engine->model, plan, engine->base.self);
     programs->self = engine->base.self;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++)
         for (int t = 0; t < OP_TIER_COUNT; t++) {
@@ -404,7 +405,7 @@ int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err)
                                              .wait_ms = engine->run.peer_wait_ms};
     uint64_t waited_ns = 0;
     int rc = 0;
-    if (!engine->head && engine->plan.embed == engine->base.self)
+    if (!engine->head && engine->programs[LINEAR_EXACT].reads_tokens)
         rc = engine_wait_drawn(&engine->base, step, &patience, &waited_ns, err);
     const enum linear_inputs inputs = step->flags & STEP_EXACT ? LINEAR_EXACT : engine->inputs;
     if (!rc) rc = step_run(&engine->run, &engine->programs[inputs], step, result, err);

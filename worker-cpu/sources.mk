@@ -16,6 +16,7 @@ WORKER_CPU_SRC := \
   worker-cpu/program/print.c \
   worker-cpu/program/program.c \
   worker-cpu/program/read_ahead.c \
+  worker-cpu/program/spans.c \
   worker-cpu/program/state.c \
   worker-cpu/program/tier.c \
   worker-cpu/step.c \

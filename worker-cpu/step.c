@@ -58,7 +58,7 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
     struct batch *batch = &run->batch;
     const bool head = programs->plan->head == programs->self;
     int rc = batch_take(run->arena, run->config->vocab, step, batch, result, err);
-    if (!rc && (head || programs->plan->embed == programs->self))
+    if (!rc && (head || programs->reads_tokens))
         rc = batch_follow(run->arena, run->config->vocab, step, head, batch, err);
     if (rc) return rc;
     run->result = result;

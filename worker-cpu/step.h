@@ -10,6 +10,7 @@
 struct step_programs {
     const struct plan *plan;                             /* whose phases these are; borrowed */
     enum plan_processor self;                            /* of the plan, whose programs these are */
+    bool reads_tokens;                                   /* placement_reads_tokens */
     struct program tier[PLAN_PHASES_MAX][OP_TIER_COUNT]; /* empty: nothing to do, or it cannot occur */
     struct program assisted[OP_TIER_FEW + 1];            /* of decode, for steps flagged STEP_KV_ASSISTED */
     struct program head_one, head_many;

@@ -87,6 +87,7 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
     const enum plan_processor self = g->base.self;
     int rc = gpu_program_check_phases(&g->plan, err);
     if (rc) return rc;
+    g->reads_tokens = placement_reads_tokens(&g->model, &g->plan, self);
     g->kv = h->kv;
     g->kv.layers = plan_layers_of(&g->plan, self);
     g->window_kv = arena_window_layout(arena);

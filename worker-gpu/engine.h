@@ -21,7 +21,8 @@ enum gpu_region { GPU_REGION_FRONT, GPU_REGION_KV, GPU_REGION_WEIGHTS, GPU_REGIO
 struct gpu_engine {
     struct worker_engine base;
     struct model model;
-    struct plan plan; /* a copy */
+    struct plan plan;  /* a copy */
+    bool reads_tokens; /* placement_reads_tokens */
     struct device *device;
     struct gpu_weights weights;
     struct gpu_slots slots;

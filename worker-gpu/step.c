@@ -268,7 +268,7 @@ static struct gpu_program *program_of(struct gpu_engine *g, uint32_t phase, enum
 
 int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err *err)
 {
-    const bool head = g->plan.head == g->base.self, looks_up = g->plan.embed == g->base.self;
+    const bool head = g->plan.head == g->base.self, looks_up = g->reads_tokens;
     const struct engine_patience patience = {.spin_us = TOKEN_SPIN_US, .wait_ms = g->wait_ms};
     struct arena_control *control = arena_control_of(g->base.arena);
     struct step_result *result = head ? &control->result[step->serial % ARENA_STEP_RING] : &g->own_result;

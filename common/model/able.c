@@ -4,7 +4,8 @@
 /* What an operation may ask for beyond the fields that all workers compute: RMS norms of inputs, gated SiLU, clamped SiLU of
  * experts, residual addition, also of a normed output, two RoPE tables, also of a part of each head, a score scale, sinks, norms
  * of heads, of values without a weight, values that are keys, a gate of attention's output, gated delta nets, gated GELU, a
- * scaled embedding, a factor of what a layer leaves, a soft cap of logits, experts' norms of their own and scales. */
+ * scaled embedding, a factor of what a layer leaves, a soft cap of logits, experts' norms of their own and scales, another layer's
+ * cache, rows of per-layer embeddings and gates that multiply them. */
 enum want {
     WANT_NORM_ONE_PLUS,
     WANT_NORM_LAYER,
@@ -18,7 +19,6 @@ enum want {
     WANT_PRODUCT_SCALE,
     WANT_SOFT_CAP,
     WANT_NO_ROPE,
-    WANT_OTHER_CACHE,
     WANT_POSITIONS,
     WANT_RUNNING_MEAN,
     WANTS
@@ -39,7 +39,6 @@ static const struct {
     [WANT_PRODUCT_SCALE] = {"a scaled output", {true, false}},
     [WANT_SOFT_CAP] = {"a soft cap", {true, false}},
     [WANT_NO_ROPE] = {"attention without RoPE", {true, false}},
-    [WANT_OTHER_CACHE] = {"the cache of another layer", {false, false}},
     [WANT_POSITIONS] = {"learned positions", {true, false}},
     [WANT_RUNNING_MEAN] = {"a state of fixed size", {true, false, true}},
 };
@@ -52,21 +51,21 @@ static uint32_t wants_of(const struct math_op *op)
                embed = op->kind == MATH_EMBED, scaled = op->out_scale != 0 && op->out_scale != 1,
                layer = op->norm_kind == NORM_LAYER || op->norm_bias != TENSOR_NONE,
                usual = a == ACTIVATION_SILU || a == ACTIVATION_CLAMPED;
-    const bool product = linear && a == ACTIVATION_NONE;
+    const bool product = linear && a == ACTIVATION_NONE,
+               gates = op->gated || (op->times != BUFFER_NONE && a != ACTIVATION_NONE);
     const bool want[WANTS] = {
         [WANT_NORM_ONE_PLUS] = op->norm_kind == NORM_RMS_ONE_PLUS,
         [WANT_NORM_LAYER] = linear && layer,
         [WANT_NORM_LAYER_ELSEWHERE] = !linear && layer,
-        [WANT_OTHER_GATED] = op->gated && !experts && a != ACTIVATION_SILU && a != ACTIVATION_GELU_TANH,
-        [WANT_ALONE] = !op->gated && a != ACTIVATION_NONE && !usual,
-        [WANT_ALONE_OTHER] = !op->gated && usual,
+        [WANT_OTHER_GATED] = gates && !experts && a != ACTIVATION_SILU && a != ACTIVATION_GELU_TANH,
+        [WANT_ALONE] = !gates && a != ACTIVATION_NONE && !usual,
+        [WANT_ALONE_OTHER] = !gates && usual,
         [WANT_GATED_EXPERTS] = experts && !usual && a != ACTIVATION_GELU_TANH,
-        [WANT_IN_SCALE] = op->in_scale != 0 && op->in_scale != 1,
-        [WANT_OUT_SCALE] = scaled && !product && !embed,
+        [WANT_IN_SCALE] = op->in_scale != 0 && op->in_scale != 1 && op->kind != MATH_PER_LAYER,
+        [WANT_OUT_SCALE] = scaled && !product && !embed && op->kind != MATH_PER_LAYER,
         [WANT_PRODUCT_SCALE] = scaled && product,
         [WANT_SOFT_CAP] = op->soft_cap != 0 && op->out[0] != BUFFER_LOGITS,
         [WANT_NO_ROPE] = op->no_rope,
-        [WANT_OTHER_CACHE] = op->cache_back != 0,
         [WANT_POSITIONS] = op->positions != TENSOR_NONE,
         [WANT_RUNNING_MEAN] = op->kind == MATH_RUNNING_MEAN,
     };
@@ -98,6 +97,8 @@ int able_check_op(const struct math_op *op, enum able_worker worker, const char 
 int able_check_worker(const struct model_math *math, enum able_worker worker, struct helm_err *err)
 {
     int rc = able_check_op(&math->embed, worker, "model", err);
+    for (uint32_t i = 0; i < math->inputs.ops && !rc; i++)
+        rc = able_check_op(&math->inputs.op[i], worker, math->inputs.name, err);
     for (uint32_t p = 0; p < math->parts && !rc; p++)
         for (uint32_t i = 0; i < math->part[p].ops && !rc; i++)
             rc = able_check_op(&math->part[p].op[i], worker, math->part[p].name, err);

@@ -190,6 +190,17 @@ bool arch_ignores_name(const char *name)
     return length > tail && strcmp(name + length - tail, suffix) == 0;
 }
 
+/* Whether a layer's tensor (or its bias, or scales) is of keys or values. */
+static bool makes_cache(const struct arch *arch, const char *own, bool gguf)
+{
+    static const enum tensor_role roles[] = {TENSOR_K, TENSOR_V, TENSOR_K_NORM};
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
+        const char *name = arch_role_own_name(arch, roles[i], gguf), *end = strrchr(name, '.');
+        if (strncmp(own, name, (size_t)(end - name) + 1) == 0) return true;
+    }
+    return false;
+}
+
 bool arch_skips_name(const struct model_config *config, const char *name)
 {
     char buffer[MODEL_NAME_MAX];
@@ -197,8 +208,10 @@ bool arch_skips_name(const struct model_config *config, const char *name)
     const struct arch *arch = arch_of(config);
     for (const char *const *begin = arch->skipped; begin && *begin; begin++)
         if (strncmp(name, *begin, strlen(*begin)) == 0) return true;
-    return arch_layer_name(plain_name(name, config->gguf, buffer), config->gguf, &layer) &&
-           layer >= (int32_t)config->layers &&
+    const char *own = arch_layer_name(plain_name(name, config->gguf, buffer), config->gguf, &layer);
+    if (own && layer >= 0 && model_reads_cache(config, (uint32_t)layer))
+        return makes_cache(arch, own, config->gguf);
+    return own && layer >= (int32_t)config->layers &&
            layer - (int32_t)config->layers < (int32_t)config->draft_layers;
 }
 

@@ -92,6 +92,7 @@ struct arch {
     const char *const
         *skipped; /* beginnings of names that belong to other parts: images, drafts; NULL: none */
     const struct math_op *embed, *head;
+    const struct math_part *inputs;       /* model_math.inputs; NULL: none has any */
     const struct math_part *const *parts; /* the kinds of units, up to a NULL */
     /* Which of `parts` a layer's half is. */
     uint32_t (*kind)(const struct model_config *config, uint32_t layer, enum unit_part part);

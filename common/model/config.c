@@ -272,6 +272,8 @@ int model_read_config(const char *folder, struct model_config *config, struct he
 void model_config_free(struct model_config *config)
 {
     free(config->window);
+    free(config->widths);
+    free(config->reads);
     free(config->sparse);
     free(config->recurrent);
     for (int i = 0; i < MODEL_ROPES_MAX; i++) {

@@ -48,7 +48,17 @@ static bool exists(const struct model_config *config, const struct math_op *op)
 /* What an operation keeps of a sequence. */
 static enum state_kind state_of(const struct math_op *op)
 {
-    return op->kind == MATH_ATTENTION ? STATE_PAGES : op->state_bytes ? STATE_FIXED : STATE_NONE;
+    if (op->kind == MATH_ATTENTION) return op->other_cache ? STATE_NONE : STATE_PAGES;
+    return op->state_bytes ? STATE_FIXED : STATE_NONE;
+}
+
+uint32_t model_cache_layer(const struct model_config *config, uint32_t layer)
+{
+    uint32_t from = layer;
+    if (!model_reads_cache(config, layer)) return layer;
+    while (from > 0 && (model_reads_cache(config, from) || !config->window[from] != !config->window[layer]))
+        from--;
+    return from;
 }
 
 uint32_t model_paged_layers(const struct model_config *config)
@@ -77,6 +87,15 @@ uint64_t model_delta_bytes(const struct model_delta *d)
 {
     if (d->value_heads == 0) return 0;
     return model_delta_matrices_at(d) + (uint64_t)d->value_heads * d->key_dim * d->value_dim * sizeof(float);
+}
+
+bool model_is_input(const struct model *model, enum tensor_role role)
+{
+    enum tensor_role roles[MATH_ROLES_MAX];
+    for (uint32_t i = 0; i < model->math.inputs.ops; i++)
+        for (uint32_t k = math_roles(&model->math.inputs.op[i], roles); k-- > 0;)
+            if (roles[k] == role) return true;
+    return false;
 }
 
 static void build_state(const struct model_config *config, struct math_part *part, struct math_op *op)
@@ -111,6 +130,7 @@ static void build_part(const struct model_config *config, const struct math_part
         to->op[to->ops] = from->op[i];
         to->experts |= from->op[i].kind == MATH_ROUTE;
         to->beside |= from->op[i].kind == MATH_LINEAR;
+        to->attends |= from->op[i].kind == MATH_ATTENTION;
         struct math_op *op = &to->op[to->ops++];
         keep_existing(config, op);
         build_state(config, to, op);
@@ -131,5 +151,6 @@ void model_math_build(const struct model_config *config, struct model_math *math
         build_part(config, arch->parts[math->parts], &math->part[math->parts]);
         math->parts++;
     }
+    if (arch->inputs && config->per_layer) build_part(config, arch->inputs, &math->inputs);
     if (arch->fill) arch->fill(config, math);
 }

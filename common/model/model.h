@@ -55,7 +55,9 @@ struct model_heads {
 struct model_config {
     char architecture[64]; /* "Qwen3ForCausalLM" */
     char model_type[32];   /* "qwen3" */
-    uint32_t layers, hidden, intermediate, vocab;
+    uint32_t layers, hidden, vocab;
+    uint32_t intermediate; /* of the widest dense MLP */
+    uint32_t *widths;      /* [layers]: of each one, owned; NULL: all are as wide */
     uint32_t heads, kv_heads, head_dim;
     struct model_heads window_heads; /* of layers with a window; zeros: as the others' */
     uint32_t positions;              /* rows of learned position embeddings; 0: there are none */
@@ -71,7 +73,13 @@ struct model_config {
     bool partial_rope;    /* a part of each head turns; its configuration says which (rope[0].dims) */
     /* Multipliers of the embedding, of what is added to the residual stream, of attention's scores, of logits; 0: none */
     double embedding_scale, residual_scale, attention_scale, logit_scale;
-    double logit_cap;     /* soft cap of logits; 0: none */
+    double logit_cap; /* soft cap of logits; 0: none */
+    bool *
+        reads; /* [layers], owned: it has no k and v, but reads the cache of another layer (model_cache_layer); NULL: none does */
+    uint32_t reading_layers; /* what that is made of: the last ones */
+    bool reading_wide;       /* whose MLPs are twice as wide */
+    uint32_t per_layer;      /* numbers of each layer's embedding of a token; 0: there are none */
+    uint32_t per_layer_vocab;
     bool k_is_v;          /* layers without a window have no v of their own */
     uint32_t max_context; /* max_position_embeddings, or what YaRN extends it to */
     double norm_eps;
@@ -273,6 +281,13 @@ static inline uint32_t model_kv_width(const struct model_config *config)
     const uint32_t own = config->kv_heads * config->head_dim, window = w.kv_heads * w.head_dim;
     return own > window ? own : window;
 }
+/* Whether a layer reads the cache of another one. That one: the last before it, of those with a window or without as it, that has
+ * its own; or the layer itself. */
+static inline bool model_reads_cache(const struct model_config *config, uint32_t layer)
+{
+    return config->reads && layer < config->layers && config->reads[layer];
+}
+uint32_t model_cache_layer(const struct model_config *config, uint32_t layer);
 /* Whether a layer's MLP is a mixture of experts. */
 static inline bool model_layer_sparse(const struct model_config *config, uint32_t layer)
 {
@@ -304,6 +319,8 @@ void model_tensor_name(const struct model_config *config, enum tensor_role role,
 uint32_t model_tensor_parts(const struct model_config *config, enum tensor_role role);
 void model_part_name(const struct model_config *config, enum tensor_role role, int32_t layer, uint32_t part,
                      char name[MODEL_NAME_MAX]);
+/* Whether model_math.inputs name it. */
+bool model_is_input(const struct model *model, enum tensor_role role);
 /* The operations that `config` implies. */
 void model_math_build(const struct model_config *config, struct model_math *math);
 

@@ -29,7 +29,9 @@ enum dim {
     DIM_DELTA_HEADS,
     DIM_DELTA_HEAD,
     DIM_DELTA_VALUES,
-    DIM_SHARED /* what is between the halves of the shared one */
+    DIM_SHARED,    /* what is between the halves of the shared one */
+    DIM_PER_LAYER, /* of per-layer embeddings: of a layer, of all */
+    DIM_PER_LAYERS
 };
 #define AT(member) offsetof(struct model_config, member)
 #define NONE       SIZE_MAX
@@ -53,6 +55,8 @@ static const size_t dims[][2] = {
     [DIM_DELTA_HEAD] = {AT(delta.value_dim), NONE},
     [DIM_DELTA_VALUES] = {AT(delta.value_heads), AT(delta.value_dim)},
     [DIM_SHARED] = {AT(shared_intermediate), NONE},
+    [DIM_PER_LAYER] = {AT(per_layer), NONE},
+    [DIM_PER_LAYERS] = {AT(layers), AT(per_layer)},
 };
 
 /* Members that must be true, or not 0, for the tensor to be there. */
@@ -71,6 +75,7 @@ struct role {
 #define MLP       true, UNIT_MLP
 #define DELTA     IF(delta.value_heads)
 #define SPARSE    IF(router.experts)
+#define PER_LAYER IF(per_layer)
 #define MODEL     false, UNIT_PARTS
 static const struct role roles[TENSOR_ROLE_COUNT] = {
     [TENSOR_NONE] = {"none", "none", MODEL, DIM_ONE, DIM_ONE, ALWAYS},
@@ -167,6 +172,18 @@ static const struct role roles[TENSOR_ROLE_COUNT] = {
                                  DIM_ONE, DIM_HIDDEN, SPARSE},
     [TENSOR_DENSE_OUT_NORM] = {"post_feedforward_layernorm_1.weight", "post_ffw_norm_1.weight", MLP, DIM_ONE,
                                DIM_HIDDEN, SPARSE},
+    [TENSOR_PER_LAYER_EMBED] = {"model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight", MODEL,
+                                DIM_VOCAB, DIM_PER_LAYERS, PER_LAYER},
+    [TENSOR_PER_LAYER_PROJ] = {"model.per_layer_model_projection.weight", "per_layer_model_proj.weight",
+                               MODEL, DIM_PER_LAYERS, DIM_HIDDEN, PER_LAYER},
+    [TENSOR_PER_LAYER_NORM] = {"model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight", MODEL,
+                               DIM_ONE, DIM_PER_LAYER, PER_LAYER},
+    [TENSOR_PER_LAYER_GATE] = {"per_layer_input_gate.weight", "inp_gate.weight", MLP, DIM_PER_LAYER,
+                               DIM_HIDDEN, PER_LAYER},
+    [TENSOR_PER_LAYER_OUT] = {"per_layer_projection.weight", "proj.weight", MLP, DIM_HIDDEN, DIM_PER_LAYER,
+                              PER_LAYER},
+    [TENSOR_PER_LAYER_OUT_NORM] = {"post_per_layer_input_norm.weight", "post_norm.weight", MLP, DIM_ONE,
+                                   DIM_HIDDEN, PER_LAYER},
 };
 
 /* ---- properties of a role ---- */
@@ -232,9 +249,12 @@ static uint32_t number_at(const struct model_config *config, size_t at)
     return number;
 }
 
-static uint64_t dim_of(const struct model_config *config, enum dim dim, bool window)
+static uint64_t dim_of(const struct model_config *config, enum dim dim, int32_t layer)
 {
-    const struct model_heads heads = model_heads_of(config, window);
+    const bool within = layer >= 0 && (uint32_t)layer < config->layers;
+    const struct model_heads heads =
+        model_heads_of(config, within && config->window && config->window[layer]);
+    if (dim == DIM_INTERMEDIATE && within && config->widths) return config->widths[layer];
     uint64_t product = 1;
     if (dim == DIM_Q) return (uint64_t)config->heads * heads.head_dim;
     if (dim == DIM_KV) return (uint64_t)heads.kv_heads * heads.head_dim;
@@ -278,7 +298,9 @@ bool model_expects(const struct model_config *config, enum tensor_role role, int
 {
     const struct arch *arch = arch_of(config);
     if (!model_role_exists(config, role) || (layer >= 0) != roles[role].per_layer) return false;
-    if (layer < 0) return op_names(arch->embed, role) || op_names(arch->head, role);
+    if (layer < 0)
+        return op_names(arch->embed, role) || op_names(arch->head, role) ||
+               (arch->inputs && part_names(arch->inputs, role));
     return part_names(arch->parts[arch->kind(config, (uint32_t)layer, roles[role].part)], role);
 }
 
@@ -286,8 +308,6 @@ bool model_expected_shape(const struct model_config *config, enum tensor_role ro
                           uint64_t *rows, uint64_t *cols)
 {
     bool found = false;
-    const bool window =
-        layer >= 0 && (uint32_t)layer < config->layers && config->window && config->window[layer];
     *rows = *cols = 0;
     if (!model_role_exists(config, role)) return false;
     if (!roles[role].per_layer) found = model_expects(config, role, -1);
@@ -298,8 +318,8 @@ bool model_expected_shape(const struct model_config *config, enum tensor_role ro
     for (uint32_t l = 0; roles[role].per_layer && l < config->layers && !found; l++)
         found = named[arch->kind(config, l, roles[role].part)];
     if (!found) return false;
-    *rows = dim_of(config, roles[role].rows, window);
-    *cols = dim_of(config, roles[role].cols, window);
+    *rows = dim_of(config, roles[role].rows, layer);
+    *cols = dim_of(config, roles[role].cols, layer);
     return true;
 }
 
@@ -337,8 +357,11 @@ uint32_t model_mlp_width(const struct model_config *config)
 
 uint32_t model_widest(const struct model_config *config)
 {
-    const uint64_t of[] = {config->hidden, (uint64_t)config->heads * model_heads_most(config).head_dim,
-                           config->intermediate, config->shared_intermediate,
+    const uint64_t of[] = {config->hidden,
+                           (uint64_t)config->heads * model_heads_most(config).head_dim,
+                           config->intermediate,
+                           config->shared_intermediate,
+                           config->per_layer,
                            (uint64_t)config->delta.value_heads * config->delta.value_dim};
     uint64_t widest = 0;
     for (size_t i = 0; i < sizeof of / sizeof *of; i++) widest = of[i] > widest ? of[i] : widest;

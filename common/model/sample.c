@@ -26,6 +26,11 @@ static void put(struct model *model, const struct model_tensor *from, int32_t la
     struct model_tensor *t = &model->tensors[model->tensor_count++];
     *t = *from;
     t->layer = layer;
+    /* what has a part for each layer has as many */
+    if (layer < 0 && model_expected_shape(&model->config, t->role, -1, &t->rows, &t->cols))
+        t->bytes = tensor_format_bytes(t->format, t->rows, t->cols);
+    else
+        t->rows = from->rows, t->cols = from->cols;
     t->shard = 0;
     t->offset = model->weight_bytes;
     t->piece = t->piece_count = 0;
@@ -74,6 +79,8 @@ int model_sample(struct model *model, const uint32_t *layer, uint32_t count, str
     rc = gather(&c->window, sizeof *c->window, layer, count, err);
     if (!rc) rc = gather(&c->recurrent, sizeof *c->recurrent, layer, count, err);
     if (!rc) rc = gather(&c->sparse, sizeof *c->sparse, layer, count, err);
+    if (!rc) rc = gather(&c->reads, sizeof *c->reads, layer, count, err);
+    if (!rc) rc = gather(&c->widths, sizeof *c->widths, layer, count, err);
     c->layers = count;
     if (!rc) rc = gather_tensors(model, &from, layer, count, err);
     if (!rc) model_math_build(c, &model->math);

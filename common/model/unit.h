@@ -74,6 +74,13 @@ enum tensor_role {
     TENSOR_EXPERTS_NORM,     /* [hidden]: of the experts' input */
     TENSOR_EXPERTS_OUT_NORM, /* [hidden]: of the sum of the experts, */
     TENSOR_DENSE_OUT_NORM,   /* and of the dense MLP's output, before these are added to each other */
+    /* of per-layer embeddings (model_config.per_layer): of the model, then of each layer */
+    TENSOR_PER_LAYER_EMBED,    /* [vocab, layers * per_layer]: a row a token */
+    TENSOR_PER_LAYER_PROJ,     /* [layers * per_layer, hidden]: of the embedding */
+    TENSOR_PER_LAYER_NORM,     /* [per_layer]: of each layer's part of that product */
+    TENSOR_PER_LAYER_GATE,     /* [per_layer, hidden] */
+    TENSOR_PER_LAYER_OUT,      /* [hidden, per_layer] */
+    TENSOR_PER_LAYER_OUT_NORM, /* [hidden]: of that, before it is added */
     TENSOR_ROLE_COUNT
 };
 
@@ -131,6 +138,7 @@ enum model_buffer {
     BUFFER_DELTA_Z,   /* [value_heads * value_dim] */
     BUFFER_DELTA_ALPHA,
     BUFFER_DELTA_BETA, /* [value_heads] */
+    BUFFER_PER_LAYER,  /* [layers][per_layer]: what per-layer embeddings give each layer, for all of a step */
     BUFFER_LOGITS,     /* [vocab] */
 };
 
@@ -145,6 +153,7 @@ enum math_kind {
     MATH_WEIGH,      /* out *= sigmoid of (router * input) */
     MATH_ADD_NORMED, /* out += norm of input, or of the sum of two normed inputs */
     MATH_RUNNING_MEAN, /* state += input; out = state / (position + 1): the sum of a sequence's inputs is its state */
+    MATH_PER_LAYER, /* of each layer: out = (norm of in_scale * input + table_scale * the token's row of weight) * out_scale */
     MATH_DELTA, /* the short convolution of q, k and v, then the gated delta rule of each v head, whose output is normed and
                        gated by z (common/cpu/kernels/delta.h); state: the last columns, and a matrix of each v head */
     MATH_KINDS
@@ -191,6 +200,8 @@ struct math_op {
     bool gated;                 /* weights are gate and up, whose rows are used in pairs */
     bool residual;              /* adds to out */
     float in_scale, out_scale;  /* multiply the input, the output before it is added; 0: 1 */
+    float table_scale;          /* PER_LAYER: of rows */
+    enum model_buffer times;    /* LINEAR: its layer's part of this multiplies what the activation gives */
     float soft_cap;             /* out = cap * tanh(out / cap); 0: none */
     /* ADD_NORMED: a vector of one number, which multiplies out after that. Its input is the norm of `in` by in_norm and that of
      * `other` by other_norm, added; without `other` it is `in` itself */
@@ -208,7 +219,7 @@ struct math_op {
     uint32_t kv_heads, head_dim; /* filled in */
     float score_scale;           /* of q * k; 0: 1 / sqrt(head_dim) */
     enum model_buffer output_gate; /* its sigmoid multiplies the output */
-    uint32_t cache_back;           /* k and v are those of the layer this far back; 0: its own */
+    bool other_cache;              /* k and v are those of another layer (model_cache_layer) */
     /* DELTA: vectors, of all heads; in the order of the file */
     enum tensor_role conv, decay, time_bias, head_norm;
     enum head_order head_order;
@@ -241,6 +252,7 @@ struct math_part {
     uint32_t ops;
     bool experts; /* filled in: it has a router, */
     bool beside;  /* and matrices that are no expert's */
+    bool attends; /* filled in: to pages or windows, of its own or of another layer's */
     /* Filled in from its operations: what it keeps of a sequence. Bytes of the record, of STATE_FIXED; else 0 */
     enum state_kind state;
     uint64_t state_bytes;
@@ -254,6 +266,9 @@ struct model_math {
     struct math_op embed, head;
     struct math_part part[MATH_PARTS_MAX];
     uint32_t parts;
+    /* Before any layer: what each worker that computes MLP halves makes of the step's tokens, from x as embed leaves it. No
+     * ops: nothing */
+    struct math_part inputs;
 };
 
 /* ---- the table ---- */

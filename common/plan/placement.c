@@ -95,6 +95,7 @@ struct laying {
     uint64_t end; /* of what lies in that memory */
     struct placement *place;
     uint32_t count;
+    bool table; /* among them one of per-layer embeddings */
 };
 
 enum tensor_format placement_format(const struct model *model, const struct mixture *weights,
@@ -135,16 +136,60 @@ bool placement_lies(enum plan_home home, enum tensor_role role, enum plan_memory
            plan_processor_memory(plan_home_processor(home)) == memory;
 }
 
+bool placement_inputs(const struct model *model, const struct plan *plan, enum plan_processor processor)
+{
+    for (uint32_t l = 0; model->math.inputs.ops && l < plan->layers; l++)
+        if (plan_computes(plan, processor, unit_of(l, UNIT_MLP))) return true;
+    return false;
+}
+
+bool placement_reads_tokens(const struct model *model, const struct plan *plan, enum plan_processor processor)
+{
+    return plan->embed == processor || placement_inputs(model, plan, processor);
+}
+
+/* The embedding's memory, and host memory where a processor that reads its rows has none. */
+static bool embeds_from(const struct laying *l, enum plan_memory memory)
+{
+    const enum plan_memory home = plan_processor_memory(l->plan->embed);
+    if (home == memory) return true;
+    for (int p = 0; memory == PLAN_HOST && p < PLAN_PROCESSORS; p++)
+        if (plan_processor_memory((enum plan_processor)p) != home &&
+            placement_inputs(l->model, l->plan, (enum plan_processor)p))
+            return true;
+    return false;
+}
+
+/* Matrices of model_math.inputs: tables in host memory, what is multiplied where that is done. */
+static int lay_inputs(struct laying *l, struct helm_err *err)
+{
+    const struct math_part *inputs = &l->model->math.inputs;
+    bool here = false, any = false;
+    int rc = 0;
+    for (int p = 0; p < PLAN_PROCESSORS; p++) {
+        const bool makes = placement_inputs(l->model, l->plan, (enum plan_processor)p);
+        any |= makes;
+        here |= makes && plan_processor_memory((enum plan_processor)p) == l->memory;
+    }
+    for (uint32_t i = 0; i < inputs->ops && !rc; i++) {
+        const struct math_op *op = &inputs->op[i];
+        if (op->kind == MATH_PER_LAYER ? l->memory != PLAN_HOST || !any : !here) continue;
+        l->table |= op->kind == MATH_PER_LAYER;
+        rc = lay(l, model_find(l->model, op->weight[0], -1), PLAN_AS_STORED, err);
+    }
+    return rc;
+}
+
 static int lay_memory(struct laying *l, enum plan_memory memory, unsigned which, struct helm_err *err)
 {
     const struct plan *plan = l->plan;
-    const bool embed = plan_processor_memory(plan->embed) == memory,
-               head = plan_processor_memory(plan->head) == memory,
+    const bool embed = embeds_from(l, memory), head = plan_processor_memory(plan->head) == memory,
                same = embed && head && l->model->config.tied_head;
     int rc = 0;
     l->memory = memory;
     l->which = which;
-    if (same && plan_head_format(plan) != plan_embed_format(plan))
+    if (same && plan_processor_memory(plan->embed) == memory &&
+        plan_head_format(plan) != plan_embed_format(plan))
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "the plan has the head as %s, but it is also the embedding in %s",
                          plan_head_format(plan) == PLAN_AS_STORED
@@ -152,6 +197,7 @@ static int lay_memory(struct laying *l, enum plan_memory memory, unsigned which,
                              : tensor_format_name(plan_head_format(plan)),
                          plan_memory_name(memory));
     if (embed && !same) rc = lay(l, model_find(l->model, TENSOR_EMBED, -1), plan_embed_format(plan), err);
+    if (!rc) rc = lay_inputs(l, err);
     for (uint32_t u = 0; u < unit_count(plan->layers) && !rc; u++) {
         const struct model_unit *unit = &l->model->unit[u];
         for (uint32_t i = 0; i < unit->matrix_count && !rc; i++)
@@ -170,7 +216,7 @@ static int lay_all(struct laying *l, struct helm_err *err)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", l->plan->layers,
                          model->config.layers);
     /* An embedding that is a head elsewhere is there twice, and so may be what is no expert's. */
-    l->place = calloc(2 * (size_t)model->tensor_count + 2, sizeof *l->place);
+    l->place = calloc(2 * (size_t)model->tensor_count + 2 + PLAN_MEMORIES, sizeof *l->place);
     if (!l->place) return helm_fail(err, HELM_E_NOMEM, "no memory for %u placements", model->tensor_count);
     int rc = lay_memory(l, PLAN_HOST, FIXED | VARYING, err);
     for (int m = PLAN_HOST + 1; m < PLAN_MEMORIES && !rc; m++) {
@@ -193,6 +239,7 @@ int placement_make(const struct model *model, const struct packed_parts *parts, 
     }
     plan->placement = l.place;
     plan->placement_count = l.count;
+    plan->host_table = l.table;
     return 0;
 }
 
@@ -339,6 +386,9 @@ int placement_check(const struct model *model, const struct plan *plan, struct h
     struct laying wanted = {.model = model, .plan = plan};
     if (!plan->placement) return helm_fail(err, HELM_E_FORMAT, "the plan says not where weights lie");
     int rc = lay_all(&wanted, err);
+    if (!rc && wanted.table != plan->host_table)
+        rc = helm_fail(err, HELM_E_MISMATCH, "'per_layer_table' is %s in a plan of a model that has %s",
+                       plan->host_table ? "there" : "missing", wanted.table ? "one" : "none");
     for (uint32_t i = 0; i < plan->placement_count && !rc; i++) rc = check_place(plan, i, err);
     if (!rc) rc = check_none_other(plan, &wanted, err);
     if (!rc) rc = check_all_there(plan, &wanted, err);
@@ -348,15 +398,19 @@ int placement_check(const struct model *model, const struct plan *plan, struct h
 
 /* ---- vectors ---- */
 
-/* Those of the embedding and of the head, where they are the processor's. */
+/* Those of the embedding, of the head and of inputs, where they are the processor's. */
+#define ENDS_MAX (2 + MATH_OPS_MAX)
 static uint32_t vectors_of_ends(const struct model *model, const struct plan *plan,
                                 enum plan_processor processor, const struct model_tensor **ends)
 {
-    const struct math_op *op[] = {plan->embed == processor ? &model->math.embed : NULL,
-                                  plan->head == processor ? &model->math.head : NULL};
+    const struct math_part *inputs = &model->math.inputs;
+    const struct math_op *op[ENDS_MAX] = {plan->embed == processor ? &model->math.embed : NULL,
+                                          plan->head == processor ? &model->math.head : NULL};
     enum tensor_role roles[MATH_ROLES_MAX];
     uint32_t count = 0;
-    for (int i = 0; i < 2; i++)
+    for (uint32_t i = 0; i < inputs->ops && placement_inputs(model, plan, processor); i++)
+        op[2 + i] = &inputs->op[i];
+    for (int i = 0; i < ENDS_MAX; i++)
         for (uint32_t k = op[i] ? op[i]->weights : 0, all = op[i] ? math_roles(op[i], roles) : 0; k < all;
              k++) {
             ends[count] = model_find(model, roles[k], -1);
@@ -369,7 +423,7 @@ uint64_t placement_vectors(const struct model *model, const struct plan *plan, e
                            struct placement *out, uint32_t *count)
 {
     const enum plan_memory memory = plan_processor_memory(processor);
-    const struct model_tensor *of_ends[2 * MATH_ROLES_MAX];
+    const struct model_tensor *of_ends[ENDS_MAX * MATH_ROLES_MAX];
     const uint32_t ends_count = vectors_of_ends(model, plan, processor, of_ends);
     uint64_t end = 0;
     uint32_t n = 0;

@@ -5,7 +5,8 @@
  * The planner's ledger takes its sizes from it. Pure functions of model and plan; the list belongs to the plan.
  *
  * Order: host memory, then VRAM of each device, each in order of use: the embedding (unless it is also the head there), of
- * every unit that is at home in the memory its matrices (q k v o, gate up down), the head. Each begins at a
+ * every unit that is at home in the memory its matrices (q k v o, gate up down), the head. After the embedding come the table
+ * of per-layer embeddings, in host memory, and their projection, in the memory of each processor that makes these inputs. Each begins at a
  * multiple of placement_align. Of experts in both memories (`mixed`) all matrices are in host memory, and what is no expert's, a
  * shared one's, in VRAM too. q k v, and gate up, lie one behind the other, so that a product can take them
  * as one. Of a tied model the embedding's matrix is named, for the head too.
@@ -49,6 +50,12 @@ uint64_t placement_align(enum plan_memory memory);
 uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes);
 /* Whether a matrix of a unit that has this home lies in the memory. */
 bool placement_lies(enum plan_home home, enum tensor_role role, enum plan_memory memory);
+/* Whether a processor makes what each layer takes of the tokens (model_math.inputs): it computes MLP halves of such a model. It
+ * reads rows of the embedding, in its own memory or else in host memory, and of the table of per-layer embeddings. */
+bool placement_inputs(const struct model *model, const struct plan *plan, enum plan_processor processor);
+/* Whether it computes with the tokens' numbers: with those, or with the embedding. */
+bool placement_reads_tokens(const struct model *model, const struct plan *plan,
+                            enum plan_processor processor);
 /* Whether a matrix of the model can lie in a format, by how it is stored and by its shape: of experts each begins at a group. */
 bool placement_takes(const struct model *model, const struct model_tensor *tensor, enum tensor_format format);
 /* The format in which a matrix lies: the unit's, or as plan.weights has it. */

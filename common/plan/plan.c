@@ -74,7 +74,7 @@ bool plan_uses(const struct plan *plan, enum plan_processor processor)
 {
     const unsigned homes = all_homes(plan);
     if (plan->embed == processor || plan->head == processor) return true;
-    if (!plan_processor_has_memory(processor) && plan_kv_assisted(plan)) return true;
+    if (!plan_processor_has_memory(processor) && (plan_kv_assisted(plan) || plan->host_table)) return true;
     for (int h = 0; h < PLAN_HOMES; h++)
         if (homes >> h & 1 && (plan_home_processor((enum plan_home)h) == processor ||
                                plan_home_memory((enum plan_home)h) == plan_processor_memory(processor)))

@@ -141,6 +141,8 @@ struct plan {
     /* Layers with a window of window_tokens keep STATE_WINDOW: pages of pools of their own, with this many (state.h); 0: they
      * keep all pages, as others do */
     uint32_t window_tokens, window_page_count;
+    bool
+        host_table; /* host memory has a table of per-layer embeddings, of which devices read rows (placement.h) */
     enum plan_processor embed; /* where the embedding is */
     enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
     /* Where every matrix lies, by the lists and formats above (placement.h); NULL: not laid out yet. */

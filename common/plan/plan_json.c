@@ -125,6 +125,8 @@ json_t *plan_to_json(const struct plan *plan)
     if (plan->window_page_count) set(json, "window_tokens", plan->window_tokens);
     if (plan->window_page_count) set(json, "window_page_count", plan->window_page_count);
     if (plan->invariant) json_object_set_new(json, "invariant", json_true());
+    if (plan->host_table)
+        json_object_set_new(json, "per_layer_table", json_string(plan_memory_name(PLAN_HOST)));
     plan_format_to_json(json, "embed_format", plan_embed_format(plan));
     plan_format_to_json(json, "head_format", plan_head_format(plan));
     if (plan->weights) json_object_set_new(json, "weights", json_string(mixture_name(plan->weights)));
@@ -444,6 +446,17 @@ static int check_gone(const json_t *json, struct helm_err *err)
     return 0;
 }
 
+/* In which memory a table of per-layer embeddings lies. */
+static int parse_table(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    const char *name = NULL;
+    const int rc = json_get_string(json, "per_layer_table", false, &name, err);
+    plan->host_table = !rc && name;
+    if (rc || !name || strcmp(name, plan_memory_name(PLAN_HOST)) == 0) return rc;
+    return helm_fail(err, HELM_E_FORMAT, "'per_layer_table' is '%.40s'; rows are read from '%s' alone", name,
+                     plan_memory_name(PLAN_HOST));
+}
+
 int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
 {
     memset(plan, 0, sizeof *plan);
@@ -456,6 +469,7 @@ int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
     if (rc == 0) rc = parse_end(json, "head", plan->unit[units - 1].home[0], &plan->head, err);
     if (rc == 0) rc = plan_format_from_json(json, "embed_format", &plan->unit[units].format, err);
     if (rc == 0) rc = plan_format_from_json(json, "head_format", &plan->unit[units + 1].format, err);
+    if (rc == 0) rc = parse_table(json, plan, err);
     if (rc == 0) rc = parse_weights(json, &plan->weights, err);
     if (rc == 0) rc = parse_inputs(json, plan, err);
     if (rc == 0) rc = parse_experts(json, plan, err);

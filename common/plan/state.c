@@ -74,8 +74,36 @@ void plan_take_states(struct plan *plan, const struct model *model)
     }
 }
 
+/* A layer that reads another one's cache is computed where that is, in every list, and so is that one. */
+static int check_readers(const struct plan *plan, const struct model *model, struct helm_err *err)
+{
+    for (uint32_t l = 0; l < plan->layers && l < model->config.layers; l++) {
+        const uint32_t from = model_cache_layer(&model->config, l);
+        const enum plan_processor keeper = plan_keeper(plan, from);
+        if (from == l) continue;
+        if (plan_kv_tiered(plan))
+            return helm_fail(err, HELM_E_UNSUPPORTED,
+                             "layer %u reads the cache of layer %u, which cannot have two tiers", l, from);
+        for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+            const enum plan_processor own =
+                                          plan_home_processor(plan->unit[unit_of(l, UNIT_ATTENTION)].home[p]),
+                                      its = plan_home_processor(
+                                          plan->unit[unit_of(from, UNIT_ATTENTION)].home[p]);
+            if (own == keeper && its == keeper) continue;
+            return helm_fail(
+                err, HELM_E_UNSUPPORTED,
+                "layer %u reads the cache of layer %u, which '%s' keeps: list %u has the attention "
+                "of these layers on '%s' and '%s'",
+                l, from, plan_processor_name(keeper), p, plan_processor_name(own), plan_processor_name(its));
+        }
+    }
+    return 0;
+}
+
 int plan_check_states(const struct plan *plan, const struct model *model, struct helm_err *err)
 {
+    const int rc = check_readers(plan, model, err);
+    if (rc) return rc;
     for (uint32_t l = 0; l < plan->layers && l < model->config.layers; l++) {
         const struct plan_state own = plan_state_at(plan, l), is = plan_state_of_layer(model, l);
         if (own.kind == STATE_PAGES && has_window(model, l) && model->config.window_heads.head_dim)

@@ -134,6 +134,11 @@ uint32_t workspace_attention_width(const struct model_config *c)
     return c->heads * (c->gated_attention ? 2 : 1) * model_heads_most(c).head_dim + 2 * model_kv_width(c);
 }
 
+uint32_t workspace_per_layer_width(const struct model_config *c)
+{
+    return c->per_layer ? (1 + c->layers) * c->per_layer : 0;
+}
+
 uint32_t workspace_delta_width(const struct model_config *c)
 {
     const struct model_delta *d = &c->delta;
@@ -152,11 +157,12 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     const uint64_t few = ENGINE_FEW_TOKENS * sizeof(float),
                    q = (uint64_t)m->heads * model_heads_most(m).head_dim,
                    width = larger(workspace_attention_width(m), workspace_delta_width(m)),
-                   a = larger(q, delta_values(m)), channels = m->delta.channels, n = model_dense_width(m),
-                   tokens = w->tokens, sub = w->sub_tokens;
+                   a = larger(q, delta_values(m)), channels = m->delta.channels,
+                   n = larger(model_dense_width(m), m->per_layer), tokens = w->tokens, sub = w->sub_tokens;
     w->area[GPU_AREA_H].bytes = sub * m->hidden * c->chunk_bytes;
     w->area[GPU_AREA_OUT].bytes = m->normed_outputs ? tokens * m->hidden * sizeof(float) : 0;
     w->area[GPU_AREA_SUM].bytes = m->router.experts ? w->area[GPU_AREA_OUT].bytes : 0;
+    w->area[GPU_AREA_PER_LAYER].bytes = tokens * workspace_per_layer_width(m) * sizeof(float);
     w->area[GPU_AREA_ROPE_TABLE].bytes =
         model_ropes(m) * tokens * model_heads_most(m).head_dim * sizeof(float);
     w->area[GPU_AREA_INV_FREQ].bytes = model_ropes(m) * model_heads_most(m).head_dim * sizeof(float);
@@ -170,7 +176,7 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_FEW_Q].bytes = few * q;
     w->area[GPU_AREA_FEW_A].bytes = few * a;
     w->area[GPU_AREA_FEW_DELTA].bytes = few * channels;
-    w->area[GPU_AREA_FEW_ACT].bytes = few * model_mlp_width(m);
+    w->area[GPU_AREA_FEW_ACT].bytes = few * larger(model_mlp_width(m), m->per_layer);
     w->area[GPU_AREA_FEW_SHARED].bytes = few * m->shared_intermediate;
     w->area[GPU_AREA_CHUNK_QKV].bytes = tokens * width * sizeof(float);
     w->area[GPU_AREA_CHUNK_A].bytes = m->gated_attention || channels ? tokens * a * c->chunk_bytes : 0;
@@ -319,6 +325,7 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                             [BUFFER_DELTA_Z] = c->delta.value_heads * c->delta.value_dim,
                                             [BUFFER_DELTA_ALPHA] = c->delta.value_heads,
                                             [BUFFER_DELTA_BETA] = c->delta.value_heads,
+                                            [BUFFER_PER_LAYER] = c->layers * c->per_layer,
                                             [BUFFER_LOGITS] = c->vocab},
                                   .widest = c->hidden};
     for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) {
@@ -333,7 +340,7 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
     a->cosine = at;
     a->sine = at + half;
     a->floats = at + 2 * half;
-    if (s->unit_tokens) a->joined = model_dense_width(c);
+    if (s->unit_tokens) a->joined = (uint32_t)larger(model_dense_width(c), c->per_layer);
     a->tile_tokens = (uint32_t)smaller(inputs, CPU_TILE_TOKENS);
     a->tiles = (uint32_t)((inputs + CPU_TILE_TOKENS - 1) / CPU_TILE_TOKENS);
 }

@@ -61,10 +61,11 @@ enum gpu_area {
     GPU_AREA_SAMPLE, /* from here on: of the head; [slots][hidden] */
     GPU_AREA_LOGITS, /* [slots][vocab] */
     GPU_AREA_ARGMAX,
-    GPU_AREA_FEW,        /* of draws from candidates */
-    GPU_AREA_H,          /* from here on: of layers; [sub]: normalised input, of the weights' dtype */
-    GPU_AREA_OUT,        /* [tokens][hidden]: a half's output that is normed before it is added */
-    GPU_AREA_SUM,        /* [tokens][hidden]: the sum of experts that is normed by itself */
+    GPU_AREA_FEW, /* of draws from candidates */
+    GPU_AREA_H,   /* from here on: of layers; [sub]: normalised input, of the weights' dtype */
+    GPU_AREA_OUT, /* [tokens][hidden]: a half's output that is normed before it is added */
+    GPU_AREA_SUM, /* [tokens][hidden]: the sum of experts that is normed by itself */
+    GPU_AREA_PER_LAYER, /* [tokens][1 + layers][per_layer]: a gate, then what per-layer embeddings give each layer */
     GPU_AREA_ROPE_TABLE, /* [tables][tokens][head_dim] */
     GPU_AREA_INV_FREQ,   /* [tables][head_dim / 2] */
     GPU_AREA_ATTENTION,
@@ -119,6 +120,8 @@ void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspac
 /* Numbers of a token in FEW_QKV and CHUNK_QKV, and in a row of what a layer puts there: attention, or a gated delta net. */
 uint32_t workspace_attention_width(const struct model_config *config);
 uint32_t workspace_delta_width(const struct model_config *config);
+/* Numbers of a token in PER_LAYER. */
+uint32_t workspace_per_layer_width(const struct model_config *config);
 
 /* Bytes of a number in the activations of a chunk: of the widest of the layers' matrices. */
 uint32_t workspace_chunk_bytes(const struct model *model);

@@ -23,6 +23,7 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_EXPERTS_DOWN] = {"experts' down", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_EXPERTS_SUM] = {"sum experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_ADD_NORMED] = {"add normed", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_PER_LAYER] = {"per-layer embedding", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_WEIGH] = {"weigh shared expert", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_RUNNING_MEAN] = {"running mean", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_CONVOLVE] = {"convolve", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
@@ -123,17 +124,17 @@ static void add_cpu(struct list *list, const struct math_op *math, enum op_tier 
 /* A matrix product of many tokens takes its input ready and leaves the rest to others. */
 static void add_gpu_chunk(struct list *list, const struct math_op *math)
 {
-    if (math->norm != TENSOR_NONE) add(list, OP_NORM);
+    if (math->norm != TENSOR_NONE || math->in == BUFFER_X) add(list, OP_NORM); /* or its numbers in 16 bits */
     add(list, OP_MATMUL);
     for (uint32_t w = 0; w < math->weights; w++)
         if (math->bias[w] != TENSOR_NONE) add(list, OP_ADD_BIAS);
-    if (math->gated) add(list, OP_SWIGLU);
+    if (math->gated || math->times != BUFFER_NONE) add(list, OP_SWIGLU);
 }
 
 static void add_gpu(struct list *list, const struct math_op *math, enum op_tier tier)
 {
     if (math->kind == MATH_ATTENTION) {
-        if (tier != OP_TIER_ONE) add(list, OP_ROPE_APPEND);
+        if (tier != OP_TIER_ONE || math->other_cache) add(list, OP_ROPE_APPEND);
         add(list, tier == OP_TIER_CHUNK ? OP_ATTEND_PREFILL : OP_ATTEND_DECODE);
     } else if (is_sampled(math)) {
         if (tier != OP_TIER_ONE) add(list, OP_GATHER);
@@ -144,6 +145,7 @@ static void add_gpu(struct list *list, const struct math_op *math, enum op_tier 
         add_gpu_chunk(list, math);
     } else {
         add(list, tier == OP_TIER_ONE ? OP_GEMV : OP_GEMM_SMALL);
+        if (math->times != BUFFER_NONE) add(list, OP_SWIGLU);
     }
 }
 
@@ -173,6 +175,9 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
         break;
     case MATH_ADD_NORMED:
         add(&list, OP_ADD_NORMED);
+        break;
+    case MATH_PER_LAYER:
+        add(&list, OP_PER_LAYER);
         break;
     case MATH_WEIGH:
         add(&list, OP_WEIGH);

@@ -8,9 +8,9 @@
  *               one token            few tokens                     a chunk
  *   CPU LINEAR  NORM?, LINEAR        NORM, LINEAR                   NORM, LINEAR
  *    of gates   LINEAR               LINEAR                         LINEAR (gates joined with ups come ready for it)
- *   GPU LINEAR  GEMV                 GEMM_SMALL                     NORM?, MATMUL, a BIAS each, SWIGLU?
+ *   GPU LINEAR  GEMV, SWIGLU?        GEMM_SMALL, SWIGLU?            NORM?, MATMUL, a BIAS each, SWIGLU? (few: of what is no product)
  *   CPU ATTEND  ROPE_APPEND, ATTEND  ROPE_APPEND, ATTEND            ROPE_APPEND, ATTEND
- *   GPU ATTEND  ATTEND_DECODE        ROPE_APPEND, ATTEND_DECODE     ROPE_APPEND, ATTEND_PREFILL
+ *   GPU ATTEND  ROPE_APPEND?, ATTEND_DECODE  ROPE_APPEND, ATTEND_DECODE  ROPE_APPEND, ATTEND_PREFILL (one: to another layer's cache)
  *    assisted   ROPE_APPEND, KV_QUERY, ATTEND_DECODE, ATTEND_MERGE (one or few tokens; by the CPU: ATTEND_HOST)
  *   CPU ROUTE    NORM, LINEAR, ROUTE     as one                     as one
  *   CPU experts  NORM?, EXPERTS_GLU      as one                     as one (a norm of their own)
@@ -22,6 +22,7 @@
  *   both ADD_NORMED  ADD_NORMED          ADD_NORMED                 ADD_NORMED
  *   both RUNNING_MEAN  RUNNING_MEAN      RUNNING_MEAN               RUNNING_MEAN
  *   both DELTA   CONVOLVE, DELTA         as one                     as one
+ *   both PER_LAYER  PER_LAYER            PER_LAYER                  PER_LAYER
  *    CPU gated   GATE behind ATTEND      as one                     as one (a GPU's ATTEND does it)
  *    mixed       EXPERTS_ASK behind ROUTE's, before any group; EXPERTS_ADD behind DOWN's (by the CPU: EXPERTS_TAKE and its own)
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
@@ -52,6 +53,7 @@ enum op_kind {
     OP_EXPERTS_DOWN, /* of each chosen expert down: of one token (GPU: of few) summed by weight into x */
     OP_EXPERTS_SUM,  /* those of several tokens, likewise */
     OP_ADD_NORMED, /* x[t] += rmsnorm(in[t]) * norm, or of two normed inputs' sum; then times a factor, if there is one */
+    OP_PER_LAYER, /* out[t] of each layer: the norm of a part of in[t], plus a part of token t's row of a table */
     OP_WEIGH, /* the shared expert's activations times its weight: sigmoid of a product with the normed x */
     OP_RUNNING_MEAN, /* out[t] = the mean of all inputs of the sequence up to t, whose sum is its state */
     OP_CONVOLVE,     /* q, k and v of a gated delta net by the sequence's last columns, which are its state */

@@ -201,6 +201,11 @@ static int make_one(const struct planner_request *r, struct plan *plan, struct a
     if (!rc && r->tiers == KV_TIERS_TWO && (!device || r->strategy != SEARCH_BEST))
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "--kv-tiers two needs --strategy best and a device%s%s",
                        device ? "" : ": ", device ? "" : r->no_device);
+    if (!rc && r->tiers == KV_TIERS_TWO && r->model->config.reads)
+        rc = helm_fail(
+            err, HELM_E_UNSUPPORTED,
+            "--kv-tiers two: %u layers of the model read the cache of others, which cannot have two tiers",
+            r->model->config.reading_layers);
     if (!rc && !device && r->device_required) rc = helm_fail(err, HELM_E_UNSUPPORTED, "%s", r->no_device);
     if (!rc && r->device_required && r->strategy == SEARCH_ALL_CPU)
         rc = helm_fail(err, HELM_E_USAGE,

@@ -37,7 +37,7 @@ static const char *const models[] = {"qwen3",     "qwen2-bias", "llama3-ropescal
                                      "qwen2moe",  "dots1",      "phi3",
                                      "opt",       "granite",    "qwen35",
                                      "qwen35moe", "qwen3next",  "gemma3",
-                                     "gemma4",    "gemma4moe"};
+                                     "gemma4",    "gemma4moe",  "gemma4e"};
 
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
 
@@ -304,6 +304,12 @@ static void gemma4moe_agrees(void **state)
     (void)state;
     run_model(16);
 }
+/* Per-layer embeddings, layers that read the cache of others, whose MLPs are twice as wide. */
+static void gemma4e_agrees(void **state)
+{
+    (void)state;
+    run_model(17);
+}
 /* MXFP4 experts, sinks, windows, biases everywhere. */
 static void gptoss_agrees(void **state)
 {
@@ -389,6 +395,7 @@ int main(void)
         cmocka_unit_test(gemma3_agrees),
         cmocka_unit_test(gemma4_agrees),
         cmocka_unit_test(gemma4moe_agrees),
+        cmocka_unit_test(gemma4e_agrees),
 #endif
     };
     return cmocka_run_group_tests_name("golden/cpu", tests, NULL, NULL);

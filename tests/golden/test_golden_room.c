@@ -180,7 +180,7 @@ static bool run_place(const char *folder, const struct place *p)
     write_ledgers(folder, pair, &said);
     const struct arena_header *h = arena_header_of(&pair->arena);
     same(folder, p, "weights in the arena", h->region[ARENA_REGION_WEIGHTS].bytes,
-         LINES(&said.memory[PLAN_HOST], "weights"));
+         LINES(&said.memory[PLAN_HOST], "weights", "per-layer embeddings"));
     same(folder, p, "the cache in the arena", h->region[ARENA_REGION_KV].bytes,
          LINES(&said.memory[PLAN_HOST], "KV cache", "windows of"));
     if (pair->used[PAIR_GPU]) check_gpu(folder, p, pair, &said);
@@ -197,7 +197,7 @@ static void workers_take_what_the_ledger_says(void **state)
     static const char *const models[] = {"dots1",  "gptoss",    "granite",    "llama3-ropescaled", "mixtral",
                                          "opt",    "phi3",      "qwen2-bias", "qwen2moe",          "qwen3",
                                          "qwen35", "qwen35moe", "qwen3moe",   "qwen3next",         "gemma3",
-                                         "gemma4", "gemma4moe"};
+                                         "gemma4", "gemma4moe", "gemma4e"};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         uint32_t run = 0;
         char folder[64];

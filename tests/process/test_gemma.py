@@ -25,7 +25,9 @@ NAMES = {"embed_tokens.": "token_embd.", "self_attn.q_norm.": "attn_q_norm.", "s
          "router.proj.": "ffn_gate_inp.", "router.per_expert_scale": "ffn_down_exps.scale",
          "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
          "pre_feedforward_layernorm_2.": "pre_ffw_norm_2.", "post_feedforward_layernorm_1.": "post_ffw_norm_1.",
-         "post_feedforward_layernorm_2.": "post_ffw_norm_2."}
+         "post_feedforward_layernorm_2.": "post_ffw_norm_2.", "embed_tokens_per_layer.": "per_layer_token_embd.",
+         "per_layer_model_projection.": "per_layer_model_proj.", "per_layer_projection_norm.": "per_layer_proj_norm.",
+         "per_layer_input_gate.": "inp_gate.", "per_layer_projection.": "proj.", "post_per_layer_input_norm.": "post_norm."}
 
 
 def gguf_name(name):
@@ -205,7 +207,8 @@ def write_gguf4(path, leave_out=(), added=(), tensors_of=lambda name: True, raw=
         keys.update({"expert_count": c["num_experts"], "expert_used_count": c["top_k_experts"],
                      "expert_feed_forward_length": c["moe_intermediate_size"]})
     every = {f"gemma4.{k}": number(v) for k, v in keys.items()}
-    every["gemma4.attention.head_count_kv"] = numbers(4, [c["num_global_key_value_heads" if f else "num_key_value_heads"] for f in full])
+    every["gemma4.attention.head_count_kv"] = numbers(4, [c["num_global_key_value_heads" if f and c["attention_k_eq_v"] else
+                                                                 "num_key_value_heads"] for f in full])
     every["gemma4.attention.sliding_window_pattern"] = numbers(7, [not f for f in full])
     every.update({f"gemma4.{k}": v for k, v in more.items()})
     tensors = []
@@ -336,8 +339,8 @@ def test_what_gemma4_is_not_computed_of_is_refused_by_name():
              for kind in ("longrope", "yarn", "proportional")}
     for change, why in (*(({"rope_parameters": r}, "'sliding_attention': this RoPE type is not supported") for r in ropes.values()),
                         ({"rope_parameters": None}, "'rope_parameters' is missing"),
-                        ({"hidden_size_per_layer_input": 256}, "per-layer embeddings"),
-                        ({"num_kv_shared_layers": 2}, "layers that read the cache of another one"),
+                        ({"hidden_size_per_layer_input": 256}, "'vocab_size_per_layer_input' is 0, but 'vocab_size' 256"),
+                        ({"num_kv_shared_layers": 4}, "'num_kv_shared_layers' is 4 of 4 layers"),
                         ({"enable_moe_block": True}, "layers have experts, but there are 0"),
                         ({"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2}, "of width 0"),
                         ({"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 64}, "router."),

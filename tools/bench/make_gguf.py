@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A GGUF file with random blocks in the shape of a published Qwen3 model (70b: Llama 3's widths; 30b-a3b, 8x7b and 57b-a14b: mixtures
 of experts, Mixtral's and Qwen2-MoE's with a shared one; 27b and 35b-a3b: Qwen3.6's hybrids, dense and a mixture; 12b, 31b and
-26b-a4b: Gemma 4's, dense and experts beside a dense MLP) and the mixture of types of a published file, for measuring speed.
+26b-a4b: Gemma 4's, dense and experts beside a dense MLP; e2b and e4b: its small ones with per-layer embeddings) and the mixture of types of a published file, for measuring speed.
 
-  make_gguf.py --size 0.6b|4b|8b|12b|14b|27b|31b|32b|70b|26b-a4b|30b-a3b|35b-a3b|8x7b|57b-a14b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0|BF16|UD-Q4_K_XL|UD-Q2_K_XL
+  make_gguf.py --size 0.6b|4b|8b|12b|14b|27b|31b|32b|70b|e2b|e4b|26b-a4b|30b-a3b|35b-a3b|8x7b|57b-a14b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0|BF16|UD-Q4_K_XL|UD-Q2_K_XL
                [--layers N] [--sticky PART] [--hole] --out FILE.gguf
 
 UD-Q4_K_XL is of 35b-a3b alone, UD-Q2_K_XL of 27b alone: Unsloth's files give each role types of its own (ROLES).
@@ -27,13 +27,17 @@ import sys
 #        hidden, layers, inner, heads, kv heads, tied
 SIZES = {"0.6b": (1024, 28, 3072, 16, 8, True), "4b": (2560, 36, 9728, 32, 8, True), "8b": (4096, 36, 12288, 32, 8, False),
          "14b": (5120, 40, 17408, 40, 8, False), "27b": (5120, 64, 17408, 24, 4, False), "32b": (5120, 64, 25600, 64, 8, False),
-         "70b": (8192, 80, 28672, 64, 8, False), "12b": (3840, 48, 15360, 16, 8, True), "31b": (5376, 60, 21504, 32, 16, True)}
+         "70b": (8192, 80, 28672, 64, 8, False), "12b": (3840, 48, 15360, 16, 8, True), "31b": (5376, 60, 21504, 32, 16, True),
+         "e2b": (1536, 35, 6144, 8, 1, True), "e4b": (2560, 42, 10240, 8, 2, True)}
 #          the same, then experts, chosen of them, the width of one, and of the shared one
 MIXTURES_OF_EXPERTS = {"30b-a3b": (2048, 48, 6144, 32, 4, False, 128, 8, 768), "8x7b": (4096, 32, 14336, 32, 8, False, 8, 2, 14336),
                        "57b-a14b": (3584, 28, 18944, 28, 4, False, 64, 8, 2560, 20480),
                        "35b-a3b": (2048, 40, 512, 16, 2, False, 256, 8, 512, 512), "26b-a4b": (2816, 30, 2112, 16, 8, True, 128, 8, 704)}
 # Gemma 4: kv heads of each sixth layer, which has no window and no v of its own; the others' are those above
-GEMMAS, GEMMA_WINDOW, GEMMA_INTERVAL, GEMMA_DIMS = {"12b": 1, "31b": 4, "26b-a4b": 2}, 1024, 6, (256, 512)
+GEMMAS, GEMMA_WINDOW, GEMMA_INTERVAL, GEMMA_DIMS = {"12b": 1, "31b": 4, "26b-a4b": 2, "e2b": 1, "e4b": 2}, 1024, 6, (256, 512)
+# of which these have v in all layers, per-layer embeddings, and last layers that read the cache of others: the window, which layers have
+# none, how many read, and how much wider their MLPs are
+GEMMAS_E, PER_LAYER = {"e2b": (512, 5, 20, 2), "e4b": (512, 6, 18, 1)}, 256
 # hybrids: gated delta nets' key and value heads; each fourth layer is attention, whose q has as many rows for its gate
 DELTAS = {"27b": (16, 48), "35b-a3b": (16, 32)}
 DELTA_DIM, CONV, INTERVAL = 128, 4, 4
@@ -100,16 +104,26 @@ def attention_of(shape, head_dim, plain, best, head_norms, gated):
             ("attn_output", (rows, hidden), plain), *norms)
 
 
+def gemma_e(name):
+    return GEMMAS_E.get(name, (GEMMA_WINDOW, GEMMA_INTERVAL, 0, 1))
+
+
 def gemma_of(name, shape, n, plain, best):
     """The tensors of one of Gemma 4's layers."""
-    hidden, _, inner, heads, kv_heads = shape[:5]
-    full = (n + 1) % GEMMA_INTERVAL == 0
+    hidden, layers, inner, heads, kv_heads = shape[:5]
+    _, interval, reading, wider = gemma_e(name)
+    full, reads = (n + 1) % interval == 0, n >= layers - reading
     dim, kv_heads = GEMMA_DIMS[full], GEMMAS[name] if full else kv_heads
     roles = attention_of((hidden, 0, 0, heads, kv_heads), dim, plain, best, True, False)
-    yield from (row for row in roles if not (full and row[0] == "attn_v"))
+    absent = ("attn_k", "attn_v", "attn_k_norm") if reads else ("attn_v",) if full and name not in GEMMAS_E else ()
+    yield from (row for row in roles if row[0] not in absent)
     yield from ((role, (hidden,), "F32") for role in ("post_attention_norm", "ffn_norm", "post_ffw_norm"))
     yield "layer_output_scale", (1,), "F32"
-    yield from matrices_of(shape[:6], n, plain, best)
+    yield from matrices_of((hidden, layers, inner * (wider if reads else 1), *shape[3:6]), n, plain, best)
+    if name in GEMMAS_E:
+        yield "inp_gate", (hidden, PER_LAYER), plain
+        yield "proj", (PER_LAYER, hidden), plain
+        yield "post_norm", (hidden,), "F32"
     if len(shape) == 6:
         return
     yield from matrices_of(shape, n, plain, best)
@@ -144,11 +158,15 @@ def tensors_of(name, shape, layers, mixture, head_norms):
     if name in GEMMAS:
         yield "rope_freqs.weight", (GEMMA_DIMS[1] // 2,), "F32"
     yield "token_embd.weight", *typed("token_embd", (hidden, vocab), more if tied else plain)
+    if name in GEMMAS_E:  # converters leave the projection as it is
+        yield "per_layer_token_embd.weight", (layers * PER_LAYER, vocab), more
+        yield "per_layer_model_proj.weight", (hidden, layers * PER_LAYER), "BF16"
+        yield "per_layer_proj_norm.weight", (PER_LAYER,), "F32"
     for n in range(layers):
         best = more if counts_more(n, layers) else plain
         mixer = (delta_of(hidden, *delta, plain) if delta and (n + 1) % INTERVAL else
                  attention_of(shape, head_dim, plain, best, head_norms, delta))
-        rows = gemma_of(name, shape, n, plain, best) if name in GEMMAS else \
+        rows = gemma_of(name, (hidden, layers, *shape[2:]), n, plain, best) if name in GEMMAS else \
             (*mixer, ("post_attention_norm" if delta else "ffn_norm", (hidden,), "F32"), *matrices_of(shape, n, plain, best))
         for role, size, kind in (("attn_norm", (hidden,), "F32"), *rows):
             yield f"blk.{n}.{role}" + ("" if role in CONSTANTS or role.endswith(".scale") else ".weight"), *typed(role, size, kind)
@@ -286,9 +304,10 @@ def write_tokens(file, name, shape, kind, sticky, signs, rng):
 def keys_of(name, arch, shape, layers):
     """(name, type, bytes) of what the header says. Without "no_vocab" llama.cpp refuses a file that has no tokenizer."""
     hidden, _, inner, heads, kv_heads = shape[:5]
-    delta, (vocab, head_dim) = DELTAS.get(name), heads_of(name)
-    numbers = [("context_length", 262144 if delta or name in GEMMAS else 40960), ("embedding_length", hidden), ("block_count", layers),
-               ("feed_forward_length", inner), ("attention.head_count", heads),
+    delta, (vocab, head_dim), wider = DELTAS.get(name), heads_of(name), gemma_e(name)[3] if name in GEMMAS else 1
+    numbers = [("context_length", 131072 if name in GEMMAS_E else 262144 if delta or name in GEMMAS else 40960),
+               ("embedding_length", hidden), ("block_count", layers),
+               *((("feed_forward_length", inner),) if wider == 1 else ()), ("attention.head_count", heads),
                ("attention.key_length", head_dim), ("attention.value_length", head_dim), ("vocab_size", vocab)]
     if len(shape) > 6:
         numbers += [("expert_count", shape[6]), ("expert_used_count", shape[7])]
@@ -304,8 +323,9 @@ def keys_of(name, arch, shape, layers):
                     ("ssm.inner_size", delta[1] * DELTA_DIM)]
     if name in GEMMAS:
         numbers += [("attention.key_length_swa", GEMMA_DIMS[0]), ("attention.value_length_swa", GEMMA_DIMS[0]),
-                    ("attention.sliding_window", GEMMA_WINDOW), ("rope.dimension_count", head_dim),
-                    ("rope.dimension_count_swa", GEMMA_DIMS[0]), ("attention.shared_kv_layers", 0), ("embedding_length_per_layer_input", 0)]
+                    ("attention.sliding_window", gemma_e(name)[0]), ("rope.dimension_count", head_dim),
+                    ("rope.dimension_count_swa", GEMMA_DIMS[0]), ("attention.shared_kv_layers", gemma_e(name)[2]),
+                    ("embedding_length_per_layer_input", PER_LAYER if name in GEMMAS_E else 0)]
     else:
         numbers.append(("attention.head_count_kv", kv_heads))
     keys = [("general.architecture", 8, text(arch)), ("general.alignment", 4, struct.pack("<I", 32)),
@@ -314,7 +334,11 @@ def keys_of(name, arch, shape, layers):
     keys.append((arch + ".attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-6)))
     keys.append((arch + ".rope.freq_base", 6, struct.pack("<f", 1e7 if delta else 1e6)))
     if name in GEMMAS:  # arrays of int32 and of flags
-        full = [(n + 1) % GEMMA_INTERVAL == 0 for n in range(layers)]
+        _, interval, reading, _ = gemma_e(name)
+        full = [(n + 1) % interval == 0 for n in range(layers)]
+        if wider > 1:
+            keys.append((arch + ".feed_forward_length", 9, struct.pack(f"<IQ{layers}i", 5, layers, *(
+                inner * (wider if n >= layers - reading else 1) for n in range(layers)))))
         keys += [(arch + ".rope.freq_base_swa", 6, struct.pack("<f", 1e4)), (arch + ".final_logit_softcapping", 6, struct.pack("<f", 30)),
                  (arch + ".attention.head_count_kv", 9,
                   struct.pack(f"<IQ{layers}i", 5, layers, *(GEMMAS[name] if f else kv_heads for f in full))),
@@ -342,6 +366,8 @@ def main():
     arch = "gemma4" if doc.size in GEMMAS else ("qwen35moe" if mixture else "qwen35") if delta else "llama" if doc.size == "8x7b" else "qwen2moe" if len(shape) > 9 else \
         "qwen3moe" if mixture else "qwen3"
     layers = doc.layers or shape[1]
+    if doc.size in GEMMAS_E and layers <= sum(GEMMAS_E[doc.size][1:3]):
+        sys.exit(f"make_gguf.py: the last {GEMMAS_E[doc.size][2]} layers of {doc.size} read the cache of the {GEMMAS_E[doc.size][1]} before them")
     keys = keys_of(doc.size, arch, shape, layers)
     tensors, offset, infos = list(tensors_of(doc.size, shape, layers, doc.type, arch not in ("llama", "qwen2moe"))), 0, b""
     for name, size, kind in tensors:

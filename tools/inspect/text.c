@@ -158,7 +158,7 @@ static void print_tables(const struct model *model, bool tensors, FILE *out)
     fprintf(out, "\n%.3f billion parameters, %llu bytes in %u file%s\n", (double)model->parameter_count / 1e9,
             (unsigned long long)model->weight_bytes, model->shard_count, model->shard_count == 1 ? "" : "s");
     if (model->skipped_count)
-        fprintf(out, "%u more tensors (%s) are not read: they belong to images or drafts, as '%s' does\n",
+        fprintf(out, "%u more tensors (%s) are not read: nothing here computes with them, as with '%s'\n",
                 model->skipped_count, units_format_size(model->skipped_bytes, size), model->skipped);
     if (!tensors) return;
     fprintf(out, "\n%-50s  %-16s  %-5s  %14s  %16s  file\n", "tensor", "shape", "dtype", "bytes", "offset");

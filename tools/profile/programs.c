@@ -121,8 +121,7 @@ static void note_kinds(struct measuring *m, const struct model *model)
         m->kind[u] = kind ? (uint32_t)(kind - m->programs->kind) : PROGRAMS_KINDS_MAX;
         if (!kind) continue;
         m->units[m->kind[u]]++;
-        m->attends[m->kind[u]] =
-            u < unit_count(model->config.layers) && model_unit_math(model, u)->state == STATE_PAGES;
+        m->attends[m->kind[u]] = u < unit_count(model->config.layers) && model_unit_math(model, u)->attends;
     }
 }
 

@@ -95,8 +95,7 @@ static json_t *describe(struct gpu_measuring *m)
         for (int part = 0; part < UNIT_PARTS; part++) {
             const uint32_t unit = unit_of(m->layer[i], (enum unit_part)part), kind = kind_of(m, unit);
             m->units[kind]++;
-            if (kind < PROGRAMS_KINDS_MAX)
-                m->attends[kind] = model_unit_math(r->model, unit)->state == STATE_PAGES;
+            if (kind < PROGRAMS_KINDS_MAX) m->attends[kind] = model_unit_math(r->model, unit)->attends;
             json_array_append_new(kinds, json_integer(kind));
         }
     }

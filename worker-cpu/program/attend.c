@@ -61,7 +61,7 @@ void attend_append(void *ctx, uint32_t chunk, uint32_t thread)
             if (e->norm) vec->rmsnorm(q + h * dim, q + h * dim, e->norm, dim, eps);
             if (!e->no_rope) vec->rope(q + h * dim, cosine, sine, e->rope_dims);
         }
-        for (uint32_t h = 0; h < e->kv_heads; h++) {
+        for (uint32_t h = 0; h < e->kv_heads && !e->other_cache; h++) {
             if (e->v_is_k) memcpy(v + h * dim, k + h * dim, dim * sizeof *v);
             if (e->v_normed) vec->rmsnorm(v + h * dim, v + h * dim, run->ones, dim, eps);
             if (e->norm2) vec->rmsnorm(k + h * dim, k + h * dim, e->norm2, dim, eps);

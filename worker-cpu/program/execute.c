@@ -19,8 +19,8 @@
 
 /* ---- embed ---- */
 
-/* A row of the embedding; of a format with blocks by its plain definition, which is no more work than a norm. */
-static void embed_token(const struct run *run, const struct tensor_matrix *m, uint32_t token, float *x)
+/* A row of a table; of a format with blocks by its plain definition, which is no more work than a norm. */
+static void read_row(const struct run *run, const struct tensor_matrix *m, uint32_t token, float *x)
 {
     struct helm_err err;
     if (tensor_format_is_plain(m->format))
@@ -36,7 +36,7 @@ static void place_token(const struct run *run, const struct tensor_matrix *m, ui
     const struct program_entry *e = run->entry;
     const uint32_t hidden = run->config->hidden;
     float *x = run->act->buffer[BUFFER_X] + (size_t)t * hidden;
-    embed_token(run, m, run->batch.token[t], x);
+    read_row(run, m, run->batch.token[t], x);
     for (uint32_t i = 0; e->scale != 0 && i < hidden; i++) x[i] *= e->scale;
     if (e->vector)
         run->kernels->vector->add(x,
@@ -68,6 +68,26 @@ static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
         if (run->entry->gather) place_token(run, m, t);
         for (uint32_t r = 0; r < MODEL_ROPES_MAX; r++)
             if (run->entry->rotates & 1u << r) place_angles(run, r, t);
+    }
+}
+
+/* Of each layer: the norm of the input's part, which is what the table's rows are added to. In place. */
+static void chunk_per_layer(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const struct vector_variant *v = run->kernels->vector;
+    const uint32_t each = run->config->per_layer, first = chunk * e->chunk;
+    const float eps = (float)run->config->norm_eps;
+    float *row = run->thread[thread].scratch;
+    uint32_t last = first + e->chunk;
+    if (last > run->batch.token_count) last = run->batch.token_count;
+    for (uint32_t t = first; t < last; t++) {
+        float *in = e->in + (size_t)t * e->width, *out = e->out + (size_t)t * e->width;
+        read_row(run, &e->segment[0].matrix, run->batch.token[t], row);
+        for (uint32_t i = 0; i < e->width; i++) in[i] *= e->in_scale;
+        for (uint32_t at = 0; at < e->width; at += each) v->rmsnorm(out + at, in + at, e->norm, each, eps);
+        for (uint32_t i = 0; i < e->width; i++) out[i] = (out[i] + row[i] * e->table_scale) * e->scale;
     }
 }
 
@@ -261,9 +281,10 @@ static bool fetch_ahead(void *ctx, uint32_t thread, uint32_t piece)
 static struct pool_job job_of(struct run *run, const struct program_entry *e, uint32_t tokens)
 {
     static pool_chunk_fn *const by_tokens[OP_KIND_COUNT] = {
-        [OP_EMBED] = chunk_embed,           [OP_NORM] = chunk_norm,      [OP_ROPE_APPEND] = attend_append,
-        [OP_SAMPLE] = chunk_sample,         [OP_LANE_READ] = chunk_move, [OP_LANE_WRITE] = chunk_move,
-        [OP_ADD_NORMED] = chunk_add_normed,
+        [OP_EMBED] = chunk_embed,           [OP_NORM] = chunk_norm,
+        [OP_ROPE_APPEND] = attend_append,   [OP_SAMPLE] = chunk_sample,
+        [OP_LANE_READ] = chunk_move,        [OP_LANE_WRITE] = chunk_move,
+        [OP_ADD_NORMED] = chunk_add_normed, [OP_PER_LAYER] = chunk_per_layer,
     };
     if (e->kind == OP_ATTEND) return attend_job(run);
     if (e->kind == OP_ATTEND_HOST) return assist_job(run, e);
@@ -362,7 +383,8 @@ static struct scratch_size scratch_needed(const struct run *run, const struct pr
             const struct program_entry *e = &programs[p]->entry[i];
             if (e->kind == OP_NORM && !e->out)
                 size.scratch = most_of(size.scratch, (size_t)e->chunk * e->width * sizeof(float));
-            if (e->kind == OP_WEIGH) size.scratch = most_of(size.scratch, (size_t)e->width * sizeof(float));
+            if (e->kind == OP_WEIGH || e->kind == OP_PER_LAYER)
+                size.scratch = most_of(size.scratch, (size_t)e->width * sizeof(float));
             for (uint32_t s = 0; s < e->segment_count; s++) {
                 const struct program_segment *g = &e->segment[s];
                 if (programs[p]->few && !experts_are(e)) {

@@ -127,7 +127,14 @@ static const float *ordered_input(const struct run *run, const struct program_en
     return t->ordered;
 }
 
-/* What follows from a gate, and an up if there is one, into the gate. */
+/* Token t's factors of rows from `first` on: ups, or numbers that are no product. NULL: there are none. */
+static const float *factors_of(const struct program_entry *e, size_t t, uint32_t first)
+{
+    if (e->times) return e->times + t * e->times_width + first;
+    return e->gated ? e->segment[1].out + t * e->segment[1].out_width + first : NULL;
+}
+
+/* What follows from a gate, and its factors if there are any, into the gate. */
 static void activate(const struct run *run, const struct program_entry *e, float *gate, const float *up,
                      uint32_t n)
 {
@@ -204,7 +211,7 @@ void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread)
     if (e->activation == ACTIVATION_NONE ||
         !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last))
         return;
-    activate(run, e, e->segment[0].out + first, e->gated ? e->segment[1].out + first : NULL, last - first);
+    activate(run, e, e->segment[0].out + first, factors_of(e, 0, first), last - first);
 }
 
 /* ---- a few tokens, each with the bits of one ---- */
@@ -295,8 +302,7 @@ void linear_few(void *ctx, uint32_t chunk, uint32_t thread)
     const struct program_segment *g = e->segment;
     if (e->activation == ACTIVATION_NONE || !clip_rows(g, from, to, &first, &last)) return;
     for (uint32_t t = 0; t < tokens; t++)
-        activate(run, e, g->out + (size_t)t * g->out_width + first,
-                 e->gated ? g[1].out + (size_t)t * g[1].out_width + first : NULL, last - first);
+        activate(run, e, g->out + (size_t)t * g->out_width + first, factors_of(e, t, first), last - first);
 }
 
 /* ---- several tokens ---- */
@@ -440,9 +446,9 @@ static void join_rows(const struct run *run, uint32_t first, uint32_t last, uint
     const struct program_segment *g = e->segment;
     const uint32_t tokens = tokens_of(run, tile), width = g->out_width;
     float *gates = g[0].out + (size_t)tile * PROGRAM_TILE_TOKENS * width;
-    const float *ups = e->gated ? g[1].out + (size_t)tile * PROGRAM_TILE_TOKENS * width : NULL;
     for (size_t t = 0; t < tokens; t++)
-        activate(run, e, gates + t * width + first, ups ? ups + t * width + first : NULL, last - first);
+        activate(run, e, gates + t * width + first,
+                 factors_of(e, (size_t)tile * PROGRAM_TILE_TOKENS + t, first), last - first);
     for (uint32_t i = 0; i < e->tile_count; i++)
         e->tile[i]->tile(tiled_at(run, e->tile[i], TILED_JOINED, tile, g->matrix.rows), gates + first, width,
                          tokens, g->matrix.rows, 0, tokens, first, last);

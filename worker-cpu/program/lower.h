@@ -1,4 +1,4 @@
-/* Inside lowering: what program.c (which entries there are) and cut.c (how their rows are cut) share. An error is kept in
+/* Inside lowering: what spans.c (in which order), program.c (which entries there are) and cut.c (how their rows are cut) share. An error is kept in
  * `rc`; entries added after it are discarded. */
 #pragma once
 
@@ -22,6 +22,11 @@ struct lowering {
 };
 
 void lower_unsupported(struct lowering *low, int32_t layer, const char *what);
+/* Appends an entry, of zeros but for these. */
+struct program_entry *lower_entry(struct lowering *low, enum op_kind kind, int32_t layer);
+/* What an operation becomes; `behind`: the next one of its part, or NULL; asked: by the GPU, for some experts. */
+void lower_op(struct lowering *low, const struct math_op *op, const struct math_op *behind, int32_t layer,
+              bool asked);
 
 /* Makes `e` tile for a product's kernel of several tokens, too; a NORM's chunks become multiples of what it tiles at once. */
 void cut_tiles(struct program_entry *e, const struct linear_kernel *kernel);

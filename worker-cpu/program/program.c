@@ -12,7 +12,6 @@
 
 #include "common/base/grow.h"
 #include "common/model/able.h"
-#include "common/plan/schedule.h"
 #include "common/plan/state.h"
 
 void lower_unsupported(struct lowering *low, int32_t layer, const char *what)
@@ -22,7 +21,7 @@ void lower_unsupported(struct lowering *low, int32_t layer, const char *what)
                             what);
 }
 
-static struct program_entry *add_entry(struct lowering *low, enum op_kind kind, int32_t layer)
+struct program_entry *lower_entry(struct lowering *low, enum op_kind kind, int32_t layer)
 {
     struct program *p = low->program;
     if (!GROW(p->entry, p->count, low->capacity)) {
@@ -37,17 +36,18 @@ static struct program_entry *add_entry(struct lowering *low, enum op_kind kind, 
     return e;
 }
 
-/* Rows of these are as long as the layer's heads are, whatever other layers have. */
-static bool is_of_heads(enum model_buffer buffer)
+/* Rows of these are as long as the layer's heads or MLP are, whatever other layers have. */
+static bool is_of_layer(enum model_buffer buffer)
 {
-    return buffer == BUFFER_Q || buffer == BUFFER_K || buffer == BUFFER_V;
+    return buffer == BUFFER_Q || buffer == BUFFER_K || buffer == BUFFER_V || buffer == BUFFER_GATE ||
+           buffer == BUFFER_UP;
 }
 
 /* Numbers of a token in an operation's input. */
 static uint32_t input_width(const struct lowering *low, const struct math_op *op, enum model_buffer in,
                             int32_t layer)
 {
-    if (in == BUFFER_A && op->weights)
+    if ((in == BUFFER_A || in == BUFFER_GATE) && op->weights)
         return weights_matrix(low->source->weights, op->weight[0], layer)->cols;
     return low->source->act->width[in];
 }
@@ -69,7 +69,7 @@ static void add_segment(struct lowering *low, struct program_entry *e, const str
         .kernels = kernels,
         .bias = op->bias[weight] == TENSOR_NONE ? NULL : weights_vector(s->weights, op->bias[weight], layer),
         .out = out,
-        .out_width = is_of_heads(op->out[weight]) ? m->rows : s->act->width[op->out[weight]],
+        .out_width = is_of_layer(op->out[weight]) ? m->rows : s->act->width[op->out[weight]],
         .role = op->weight[weight]};
 }
 
@@ -124,7 +124,7 @@ static void make_norm(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
     if (low->few && m->op->norm == TENSOR_NONE) return; /* nothing is tiled */
-    struct program_entry *e = add_entry(low, OP_NORM, m->layer);
+    struct program_entry *e = lower_entry(low, OP_NORM, m->layer);
     e->in = s->act->buffer[m->op->in];
     e->width = input_width(low, m->op, m->op->in, m->layer);
     e->sampled = m->sampled;
@@ -159,7 +159,7 @@ static void tile_joined(struct lowering *low, struct program_entry *e, const str
 static void make_linear(struct lowering *low, const struct making *m)
 {
     const enum model_buffer in = m->op->norm == TENSOR_NONE ? m->op->in : BUFFER_H;
-    struct program_entry *e = add_entry(low, OP_LINEAR, m->layer);
+    struct program_entry *e = lower_entry(low, OP_LINEAR, m->layer);
     e->sampled = m->sampled;
     e->residual = m->op->residual;
     e->in = low->source->act->buffer[in];
@@ -168,6 +168,11 @@ static void make_linear(struct lowering *low, const struct making *m)
     e->gated = m->op->gated;
     e->activation = m->op->activation;
     e->scale = m->op->out_scale;
+    if (m->op->times != BUFFER_NONE) {
+        const struct activations *act = low->source->act;
+        e->times = act->buffer[m->op->times] + (size_t)m->layer * low->source->model->config.per_layer;
+        e->times_width = act->width[m->op->times];
+    }
     if (m->op->kind == MATH_ROUTE) add_router(low, e, m->op, m->layer);
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     if (low->rc) return;
@@ -183,10 +188,12 @@ static void make_linear(struct lowering *low, const struct making *m)
 static void make_rope_append(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
-    struct program_entry *e = add_entry(low, OP_ROPE_APPEND, m->layer);
-    if (plan_kv_of(s->plan, (uint32_t)m->layer, &e->kv_layer) != s->self)
+    struct program_entry *e = lower_entry(low, OP_ROPE_APPEND, m->layer);
+    const uint32_t cache = model_cache_layer(&s->model->config, (uint32_t)m->layer);
+    if (plan_kv_of(s->plan, cache, &e->kv_layer) != s->self)
         lower_unsupported(low, m->layer, "attention whose KV cache is not the CPU's");
-    e->in_window = plan_keeps_window(s->plan, (uint32_t)m->layer);
+    e->in_window = plan_keeps_window(s->plan, cache);
+    e->other_cache = m->op->other_cache;
     e->no_rope = m->op->no_rope;
     e->rope = m->op->rope;
     e->kv_heads = m->op->kv_heads;
@@ -202,9 +209,10 @@ static void make_rope_append(struct lowering *low, const struct making *m)
 static void make_attend(struct lowering *low, const struct making *m)
 {
     const struct model_config *c = &low->source->model->config;
-    struct program_entry *e = add_entry(low, OP_ATTEND, m->layer);
-    (void)plan_kv_of(low->source->plan, (uint32_t)m->layer, &e->kv_layer);
-    e->in_window = plan_keeps_window(low->source->plan, (uint32_t)m->layer);
+    struct program_entry *e = lower_entry(low, OP_ATTEND, m->layer);
+    const uint32_t cache = model_cache_layer(c, (uint32_t)m->layer);
+    (void)plan_kv_of(low->source->plan, cache, &e->kv_layer);
+    e->in_window = plan_keeps_window(low->source->plan, cache);
     e->kv_heads = m->op->kv_heads;
     e->head_dim = m->op->head_dim;
     e->window = c->window ? c->window[m->layer] : 0;
@@ -216,7 +224,7 @@ static void make_attend(struct lowering *low, const struct making *m)
 static void make_gate(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
-    struct program_entry *e = add_entry(low, OP_GATE, m->layer);
+    struct program_entry *e = lower_entry(low, OP_GATE, m->layer);
     e->in = s->act->buffer[m->op->output_gate];
     e->out = s->act->buffer[m->op->out[0]];
     e->width = e->out_width = s->act->width[m->op->out[0]];
@@ -237,7 +245,7 @@ static void make_delta(struct lowering *low, const struct making *m, enum op_kin
 {
     const struct program_source *s = low->source;
     const struct model_delta *d = &s->model->config.delta;
-    struct program_entry *e = add_entry(low, kind, m->layer);
+    struct program_entry *e = lower_entry(low, kind, m->layer);
     place_state(low, m, kind == OP_DELTA ? model_delta_matrices_at(d) : 0, e);
     e->delta = (struct program_delta){.conv = weights_vector(s->weights, m->op->conv, m->layer),
                                       .decay = weights_vector(s->weights, m->op->decay, m->layer),
@@ -265,7 +273,7 @@ static void make_rule(struct lowering *low, const struct making *m)
 static void make_running_mean(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
-    struct program_entry *e = add_entry(low, OP_RUNNING_MEAN, m->layer);
+    struct program_entry *e = lower_entry(low, OP_RUNNING_MEAN, m->layer);
     place_state(low, m, 0, e);
     e->in = s->act->buffer[m->op->in];
     e->out = s->act->buffer[m->op->out[0]];
@@ -274,7 +282,7 @@ static void make_running_mean(struct lowering *low, const struct making *m)
 
 static void make_sample(struct lowering *low, const struct making *m)
 {
-    struct program_entry *e = add_entry(low, OP_SAMPLE, m->layer);
+    struct program_entry *e = lower_entry(low, OP_SAMPLE, m->layer);
     e->sampled = m->sampled;
     e->chunk = 1;
 }
@@ -315,7 +323,7 @@ static void make_experts(struct lowering *low, const struct making *m, enum op_k
     const struct program_source *s = low->source;
     const struct model_config *c = &s->model->config;
     const bool down = kind == OP_EXPERTS_DOWN;
-    struct program_entry *e = add_entry(low, kind, m->layer);
+    struct program_entry *e = lower_entry(low, kind, m->layer);
     e->experts = c->router.experts;
     e->chosen = c->router.chosen;
     e->expert_rows = down ? c->hidden : c->expert_intermediate;
@@ -350,7 +358,7 @@ static void make_experts_down(struct lowering *low, const struct making *m)
 /* The choice, behind the linear that makes its logits; and the sum behind several tokens' downs. */
 static void make_route(struct lowering *low, const struct making *m)
 {
-    struct program_entry *e = add_entry(low, OP_ROUTE, m->layer);
+    struct program_entry *e = lower_entry(low, OP_ROUTE, m->layer);
     const enum tensor_role bias = m->op->bias[1];
     const enum tensor_role scale = m->op->expert_scale;
     e->vector = bias == TENSOR_NONE ? NULL : weights_vector(low->source->weights, bias, m->layer);
@@ -362,7 +370,7 @@ static void make_route(struct lowering *low, const struct making *m)
 static void make_weigh(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
-    struct program_entry *e = add_entry(low, OP_WEIGH, m->layer);
+    struct program_entry *e = lower_entry(low, OP_WEIGH, m->layer);
     e->norm = weights_vector(s->weights, m->op->norm, m->layer);
     e->vector = weights_vector(s->weights, m->op->router, m->layer);
     e->in = s->act->buffer[m->op->in];
@@ -376,7 +384,7 @@ static void make_weigh(struct lowering *low, const struct making *m)
 static void make_add_normed(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
-    struct program_entry *e = add_entry(low, OP_ADD_NORMED, m->layer);
+    struct program_entry *e = lower_entry(low, OP_ADD_NORMED, m->layer);
     e->norm = weights_vector(s->weights, m->op->norm, m->layer);
     e->in = s->act->buffer[m->op->in];
     e->out = s->act->buffer[m->op->out[0]];
@@ -392,9 +400,29 @@ static void make_add_normed(struct lowering *low, const struct making *m)
         lower_unsupported(low, m->layer, "an output's norm without weight");
 }
 
+/* Parts of a token's row for each layer: its norm is of in's part. */
+static void make_per_layer(struct lowering *low, const struct making *m)
+{
+    const struct program_source *s = low->source;
+    const struct tensor_matrix *table = weights_matrix(s->weights, m->op->weight[0], -1);
+    struct program_entry *e = lower_entry(low, OP_PER_LAYER, m->layer);
+    e->norm = weights_vector(s->weights, m->op->norm, m->layer);
+    e->in = s->act->buffer[m->op->in];
+    e->out = s->act->buffer[m->op->out[0]];
+    e->width = s->act->width[m->op->in];
+    e->in_scale = m->op->in_scale;
+    e->table_scale = m->op->table_scale;
+    e->scale = m->op->out_scale;
+    if (!e->norm || !e->in || !table->data || tensor_format_of(table->format)->variable)
+        lower_unsupported(low, m->layer,
+                          "per-layer embeddings that are not here, or not in rows of one size,");
+    e->segment[0] =
+        (struct program_segment){.matrix = *table, .role = m->op->weight[0]}; /* none is multiplied */
+}
+
 static void make_experts_sum(struct lowering *low, const struct making *m)
 {
-    struct program_entry *e = add_entry(low, OP_EXPERTS_SUM, m->layer);
+    struct program_entry *e = lower_entry(low, OP_EXPERTS_SUM, m->layer);
     e->chosen = low->source->model->config.router.chosen;
     e->width = low->source->model->config.hidden;
     answers(low, m, e);
@@ -404,7 +432,7 @@ static void make_experts_sum(struct lowering *low, const struct making *m)
 static void make_experts_take(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
-    struct program_entry *e = add_entry(low, OP_EXPERTS_TAKE, m->layer);
+    struct program_entry *e = lower_entry(low, OP_EXPERTS_TAKE, m->layer);
     const struct math_op *reads =
         m->behind && m->behind->own_norm ? m->behind : m->op; /* experts' own norm */
     e->norm = weights_vector(s->weights, reads->norm, m->layer);
@@ -426,6 +454,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_SAMPLE] = make_sample,
     [OP_ROUTE] = make_route,
     [OP_ADD_NORMED] = make_add_normed,
+    [OP_PER_LAYER] = make_per_layer,
     [OP_WEIGH] = make_weigh,
     [OP_RUNNING_MEAN] = make_running_mean,
     [OP_CONVOLVE] = make_convolve,
@@ -445,150 +474,16 @@ static void check_able(struct lowering *low, const struct math_op *op, int32_t l
     if (!low->rc) low->rc = able_check_op(op, ABLE_CPU, where, low->err);
 }
 
-static void lower_op(struct lowering *low, const struct math_op *op, const struct math_op *behind,
-                     int32_t layer)
+void lower_op(struct lowering *low, const struct math_op *op, const struct math_op *behind, int32_t layer,
+              bool asked)
 {
     const struct making making = {.op = op,
                                   .behind = behind,
                                   .layer = layer,
-                                  .sampled = op == &low->source->model->math.head};
+                                  .sampled = op == &low->source->model->math.head,
+                                  .asked = asked};
     enum op_kind kinds[PROGRAM_OPS_MAX];
-    const uint32_t count = program_ops_of(op, PROCESSOR_CPU, low->tier, kinds);
+    const uint32_t count = (asked ? program_ops_mixed : program_ops_of)(op, PROCESSOR_CPU, low->tier, kinds);
     check_able(low, op, layer);
     for (uint32_t i = 0; i < count && !low->rc; i++) make_of[kinds[i]](low, &making);
-}
-
-static void add_lane(struct lowering *low, enum op_kind kind, uint32_t lane, uint32_t ticket, bool last)
-{
-    const struct arena *arena = low->source->arena;
-    struct program_entry *e = add_entry(low, kind, -1);
-    e->lane = arena ? arena_lane_of(arena, lane) : NULL;
-    e->ticket = ticket;
-    e->last = last;
-}
-
-/* The other worker's activations in, our half layers, ours out. */
-static void lower_span(struct lowering *low, const struct plan_span *span)
-{
-    const struct model *model = low->source->model;
-    if (span->ticket_in) add_lane(low, OP_LANE_READ, span->lane_in, span->ticket_in, span->last_in);
-    if (span->embed) lower_op(low, &model->math.embed, NULL, -1);
-    for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++) {
-        const struct math_part *math = model_unit_math(model, u);
-        uint32_t first = low->program->count;
-        for (uint32_t i = 0; i < math->ops; i++)
-            lower_op(low, &math->op[i], i + 1 < math->ops ? &math->op[i + 1] : NULL, (int32_t)unit_layer(u));
-        for (; first < low->program->count; first++) low->program->entry[first].unit = u;
-    }
-    if (span->ticket_out) add_lane(low, OP_LANE_WRITE, span->lane_out, span->ticket_out, false);
-}
-
-/* A mixture's unit of which the other worker asks for some experts. */
-static void lower_mixed(struct lowering *low, uint32_t unit)
-{
-    const struct math_part *math = model_unit_math(low->source->model, unit);
-    enum op_kind kinds[PROGRAM_OPS_MAX];
-    for (uint32_t i = 0; i < math->ops; i++) {
-        const struct making making = {.op = &math->op[i],
-                                      .behind = i + 1 < math->ops ? &math->op[i + 1] : NULL,
-                                      .layer = (int32_t)unit_layer(unit),
-                                      .asked = true};
-        const uint32_t count = program_ops_mixed(&math->op[i], PROCESSOR_CPU, low->tier, kinds);
-        check_able(low, making.op, making.layer);
-        for (uint32_t k = 0; k < count && !low->rc; k++) make_of[kinds[k]](low, &making);
-    }
-}
-
-/* Its attention to the positions that lie in the arena alone. */
-static void lower_attend_host(struct lowering *low, uint32_t layer)
-{
-    const struct program_source *s = low->source;
-    const struct model_config *c = &s->model->config;
-    const uint32_t *window = c->window, all = plan_assisted_layers(s->plan, window, c->layers);
-    uint32_t kv_layer;
-    const enum plan_processor device = plan_kv_of(s->plan, layer, &kv_layer);
-    if (!plan_keeps_pages(s->plan, layer) || device == s->self) return;
-    if (!plan_assists_layer(s->plan, window ? window[layer] : 0)) return;
-    struct program_entry *e = add_entry(low, OP_ATTEND_HOST, (int32_t)layer);
-    const struct math_part *math = model_unit_math(s->model, unit_of(layer, UNIT_ATTENTION));
-    for (uint32_t i = 0; i < math->ops; i++)
-        if (math->op[i].kind == MATH_ATTENTION) e->scale = math->op[i].score_scale;
-    e->kv_layer = plan_kv_layer_in_arena(s->plan, layer);
-    e->window = window ? window[layer] : 0;
-    e->ticket = ++low->asked;
-    e->last = low->asked == all;
-    if (!s->arena) return;
-    e->lane = arena_lane_at(s->arena, ARENA_LANE_KV, plan_link_of(device, s->self));
-    e->answer = arena_lane_at(s->arena, ARENA_LANE_KV, plan_link_of(s->self, device));
-}
-
-/* What the other worker asks of us while it computes these half layers. */
-static void lower_asked(struct lowering *low, uint32_t phase, const struct plan_span *span)
-{
-    for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++)
-        if (plan_home_rows[low->source->plan->unit[u].home[phase]].helper == low->source->self)
-            lower_mixed(low, u);
-        else if (low->source->assisted && unit_part(u) == UNIT_ATTENTION)
-            lower_attend_host(low, unit_layer(u));
-}
-
-/* How many tokens at most a program of few, or of as few sampled rows, computes as one token's kernels do; 0: it has kernels of
- * several. */
-static uint32_t few_of(const struct program_source *source)
-{
-    return source->plan->invariant ? PROGRAM_FEW_TOKENS : source->apart;
-}
-
-int program_lower(const struct program_source *source, uint32_t phase, enum op_tier tier,
-                  struct program *program, struct helm_err *err)
-{
-    static const uint32_t typical[OP_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, 256};
-    struct lowering low = {.source = source,
-                           .program = program,
-                           .tier = tier,
-                           .tokens = typical[tier],
-                           .few = tier == OP_TIER_FEW && few_of(source),
-                           .err = err};
-    low.tiled = tier != OP_TIER_ONE && !low.few;
-    *program = (struct program){.phase = phase, .tiled = low.tiled, .few = low.few ? few_of(source) : 0};
-    struct plan_span *spans = NULL;
-    uint32_t span_count = 0;
-    low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
-    if (!low.rc) add_entry(&low, OP_EMBED, -1);
-    for (uint32_t i = 0; i < span_count && !low.rc; i++) {
-        if (spans[i].processor == source->self)
-            lower_span(&low, &spans[i]);
-        else
-            lower_asked(&low, phase, &spans[i]);
-    }
-    free(spans);
-    if (!low.rc && !program->entry[0].gather && !program->entry[0].rotates) {
-        program->count--;
-        memmove(program->entry, program->entry + 1, program->count * sizeof *program->entry);
-    }
-    if (low.rc) program_free(program);
-    return low.rc;
-}
-
-int program_lower_head(const struct program_source *source, bool many, struct program *program,
-                       struct helm_err *err)
-{
-    struct lowering low = {.source = source,
-                           .program = program,
-                           .tier = many ? OP_TIER_FEW : OP_TIER_ONE,
-                           .tokens = many ? PROGRAM_FEW_TOKENS : 1,
-                           .few = many && few_of(source),
-                           .err = err};
-    low.tiled = many && !low.few;
-    *program = (struct program){.tiled = low.tiled, .few = low.few ? few_of(source) : 0};
-    lower_op(&low, &source->model->math.head, NULL, -1);
-    if (low.rc) program_free(program);
-    return low.rc;
-}
-
-void program_free(struct program *program)
-{
-    for (uint32_t i = 0; i < program->count; i++) free(program->entry[i].bound);
-    free(program->entry);
-    memset(program, 0, sizeof *program);
 }

@@ -64,8 +64,13 @@ struct program_entry {
     const float *norm_bias;      /* NORM: or NULL */
     bool v_is_k;                 /* ROPE_APPEND: v is k before its norm */
     bool v_normed;               /* ROPE_APPEND: by a norm without a weight */
+    bool other_cache;            /* ROPE_APPEND: q alone, k and v are another layer's */
     uint32_t kv_heads, head_dim; /* ROPE_APPEND, ATTEND */
     float soft_cap;              /* LINEAR: of its products; 0: none */
+    /* LINEAR: times_width numbers a token, of which the first rows multiply what the activation gives; or NULL */
+    const float *times;
+    uint32_t times_width;
+    float in_scale, table_scale; /* PER_LAYER: of its input, of the table's rows; scale: of their sum */
     uint32_t rope, rope_dims;    /* ROPE_APPEND: which table; numbers of each head that turn */
     bool no_rope;                /* ROPE_APPEND: nothing turns */
     uint32_t position_first;     /* EMBED: row of `vector` that is position 0's */
@@ -86,7 +91,8 @@ struct program_entry {
     uint32_t kv_layer;   /* of the layer group */
     bool in_window;      /* its cells lie in pages of windows */
     uint32_t window;
-    float scale;        /* ATTEND, ATTEND_HOST: of scores; EMBED: of rows, LINEAR: of products; 0: 1 */
+    /* ATTEND, ATTEND_HOST: of scores; EMBED: of rows, LINEAR: of products, PER_LAYER: of sums; 0: 1 */
+    float scale;
     const float *sinks; /* ATTEND: of each head; or NULL */
     uint64_t state_at,
         snapshot_at; /* RUNNING_MEAN, CONVOLVE, DELTA: its state in a slot and in a snapshot (state.h) */

@@ -66,7 +66,8 @@ static bool is_computed(const struct weights *w, const struct model_tensor *t)
     uint32_t layers = w->model->config.layers;
     if (t->layer >= 0) return w->computed[model_tensor_unit(t)];
     bool embed = w->computed[unit_count(layers)], head = w->computed[unit_count(layers) + 1];
-    if (t->role == TENSOR_EMBED) return embed || (head && w->model->config.tied_head);
+    if (t->role == TENSOR_EMBED) return embed || w->inputs || (head && w->model->config.tied_head);
+    if (model_is_input(w->model, t->role)) return w->inputs;
     return head;
 }
 
@@ -74,6 +75,7 @@ static void note_computed(struct weights *w, const struct plan *plan)
 {
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
         w->computed[u] = plan_computes(plan, PLAN_CPU0, u);
+    w->inputs = placement_inputs(w->model, plan, PLAN_CPU0);
     w->computed[unit_count(plan->layers)] = plan->embed == PLAN_CPU0;
     w->computed[unit_count(plan->layers) + 1] = plan->head == PLAN_CPU0;
     for (uint32_t i = 0; i < w->host.count; i++) {

@@ -30,6 +30,7 @@ struct weights {
     uint64_t matrix_bytes;  /* of it, as they are in the files */
     /* [unit_count(layers) + 2]: unit u is computed here in some phase; then embedding, head */
     bool *computed;
+    bool inputs;      /* likewise model_math.inputs */
     unsigned formats; /* format_bit of the matrices computed with */
     uint64_t digest;  /* of files and layout: equal digests mean equal bytes in the region */
     uint64_t vectors_content, matrices_content; /* of what was read (common/model/content.h); 0: nothing */

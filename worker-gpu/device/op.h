@@ -175,6 +175,7 @@ struct op {
         struct op_embed embed;
         struct op_norm norm;
         struct gpuk_add_normed add_normed;
+        struct gpuk_per_layer per_layer;
         struct op_gather gather;
         struct op_move move;
         struct op_swiglu swiglu;

@@ -240,6 +240,20 @@ struct gpuk_add_normed {
 };
 HELM_MUST_CHECK int gpuk_add_normed(const struct gpuk_add_normed *args, const uint32_t *count,
                                     uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
+/* Of each token t and layer l < layers, x being row[0 .. width) at x + t * stride + l * width: x = (rmsnorm(in_scale * x) * norm +
+ * table_scale * table[token_id[t]][l * width ..]) * out_scale. The table, of a format whose rows are of one size, may lie in mapped
+ * host memory: each number is read once. A token that is none has NaNs. */
+struct gpuk_per_layer {
+    struct gpuk_step step;
+    const void *table;
+    enum tensor_format format;
+    uint32_t vocab, layers, width, stride;
+    const float *norm;
+    float eps, in_scale, table_scale, out_scale;
+    float *x;
+};
+HELM_MUST_CHECK int gpuk_per_layer(const struct gpuk_per_layer *args, uint32_t tokens, uint32_t flags,
+                                   void *stream, struct helm_err *err);
 /* x = cap * tanh(x / cap), dense rows of fp32. */
 HELM_MUST_CHECK int gpuk_soft_cap(const uint32_t *count, uint32_t rows, float *x, uint32_t width, float cap,
                                   uint32_t flags, void *stream, struct helm_err *err);
@@ -283,8 +297,8 @@ HELM_MUST_CHECK int gpuk_expand(const struct gpuk_device *device, const struct g
 /* The order in which decode attention adds a token's positions up: each has what those above it have. */
 enum gpuk_order {
     GPUK_ORDER_TOGETHER, /* a context is cut by how many tokens there are */
-    /* A token's context is cut as if it was the only one, so that its sums do not depend on others; and not `fused`, k and v
-     * are still those that gpuk_rope_append took: it has the bits of one token, fused. */
+    /* A token's context is cut as if it was the only one, so that its sums do not depend on others; and not `fused`, k and v,
+     * where there are any, are still those that gpuk_rope_append took: it has the bits of one token, fused. */
     GPUK_ORDER_ALONE,
     GPUK_ORDER_CHAINED_NEAR, /* tokens at positions below GPU_APART_POSITION have the bits of attention in a chain (chains.h) */
     GPUK_ORDER_CHAINED /* all have */
@@ -306,10 +320,17 @@ struct gpuk_attention {
      * there is none */
     const float *gate;
     uint32_t gate_stride;
-    const float *q, *k, *v; /* fp32, q[token * q_stride + head * head_dim + d], k and v likewise */
+    /* fp32, q[token * q_stride + head * head_dim + d], k and v likewise. k and v NULL: the tokens' cells are in the cache already,
+     * as another layer left them, and nothing is appended; not `fused` */
+    const float *q, *k, *v;
     uint32_t q_stride, kv_stride;
     enum gpuk_order order; /* decode's */
 };
+/* Whether decode attention takes the tokens' own cells from k and v, and not from the cache. */
+KV_INLINE bool gpuk_own_cells(const struct gpuk_attention *a, bool fused)
+{
+    return fused || (a->order >= GPUK_ORDER_ALONE && a->k);
+}
 KV_INLINE uint32_t gpuk_rope_dims(const struct gpuk_attention *a)
 {
     return a->rope_dims ? a->rope_dims : a->kv.layout.head_dim;

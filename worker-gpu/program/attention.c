@@ -30,7 +30,8 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
     const struct place q = making_place(low, m, BUFFER_Q);
     const struct math_op *math = m->at->math;
     const uint32_t turning = math->rope_dims ? math->rope_dims : math->head_dim;
-    const bool gated = math->output_gate != BUFFER_NONE;
+    const bool gated = math->output_gate != BUFFER_NONE, own = !math->other_cache;
+    const uint32_t cache = model_cache_layer(c, (uint32_t)m->at->layer);
     struct gpuk_attention a = {
         .step =
             gpu_block_step(&p->block, gpu_area(s->buffers, GPU_AREA_BLOCK), p->step.pages_per_slot, m->sub),
@@ -48,18 +49,18 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
         .gate = gated ? (const float *)(void *)making_place(low, m, math->output_gate).at : NULL,
         .gate_stride = q.stride,
         .q = (const float *)(void *)q.at,
-        .k = (const float *)(void *)making_place(low, m, BUFFER_K).at,
-        .v = (const float *)(void *)making_place(low, m, math->v_is_k ? BUFFER_K : BUFFER_V).at,
+        .k = own ? (const float *)(void *)making_place(low, m, BUFFER_K).at : NULL,
+        .v = own ? (const float *)(void *)making_place(low, m, math->v_is_k ? BUFFER_K : BUFFER_V).at : NULL,
         .q_stride = q.stride,
         .kv_stride = q.stride,
         .order = s->plan->invariant ? GPUK_ORDER_ALONE : GPUK_ORDER_TOGETHER};
     const char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
-    const bool windowed = p->attending == GPU_ATTENDS_ASSISTED && a.window &&
-                          !plan_keeps_window(s->plan, (uint32_t)m->at->layer);
+    const bool windowed =
+        p->attending == GPU_ATTENDS_ASSISTED && a.window && !plan_keeps_window(s->plan, cache);
     if (windowed) a.step.page_table = (const void *)(block + p->block.arena_table);
     if (is_assisted(low, m))
         a.step.row_begin = (const void *)(block + (windowed ? p->block.window_begin : p->block.row_begin));
-    lower_cache(low, (uint32_t)m->at->layer, &a);
+    lower_cache(low, cache, &a);
     return a;
 }
 
@@ -99,7 +100,8 @@ void make_attend_decode(struct lowering *low, const struct making *m)
     const struct model_config *c = &low->source->model->config;
     const bool assisted = is_assisted(low, m);
     struct op_attention a = {.args = attention_of(low, m),
-                             .fused = low->program->tier == GPU_TIER_1 && !assisted,
+                             .fused =
+                                 low->program->tier == GPU_TIER_1 && !assisted && !m->at->math->other_cache,
                              .partial_m = assisted ? partial_of(low, false) : NULL,
                              .partial_s = assisted ? partial_of(low, true) : NULL,
                              .out = making_place(low, m, BUFFER_A).at};

@@ -20,6 +20,7 @@ struct lowering {
     uint32_t staged, fetched;       /* layers whose cache is in a staging pool: computed, asked for */
     bool borrows;                   /* caches go back */
     bool stores;                    /* filled pages are copied to the arena */
+    bool embedded; /* the embedding is taken at the beginning, with what layers take of the tokens */
     struct gpu_entry nowhere; /* takes an entry for which there was no memory: never issued, rc is set */
 };
 
@@ -97,6 +98,8 @@ void lower_cache_end(struct lowering *low, uint32_t layer);
 /* A unit; `out` of the decode tiers: where the residual stream goes, x or a lane. */
 void lower_unit(struct lowering *low, uint32_t unit, float *out);
 void lower_embed(struct lowering *low);
+/* The embedding, and what MLP halves take of the tokens. */
+void lower_inputs(struct lowering *low);
 void lower_head(struct lowering *low);
 
 /* Joins the operations of a whole list to chains where it can (chain.c). */

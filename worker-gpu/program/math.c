@@ -24,6 +24,12 @@ static struct place output_of(const struct lowering *low, const struct making *m
         return (struct place){gates + (uint64_t)part->weight * part->rows * dtype_bytes(dtype),
                               2 * part->rows, dtype};
     }
+    if (math->times != BUFFER_NONE) { /* in front of what it multiplies */
+        struct place out = making_place(low, m, math->times);
+        out.at -= low->source->model->config.per_layer * sizeof(float);
+        out.at += part->row * sizeof(float);
+        return out;
+    }
     struct place out = making_place(low, m, math->out[part->weight]);
     if (math->out[part->weight] == BUFFER_X && making_tier(low) != OP_TIER_CHUNK) out.at = (char *)m->x_out;
     out.at += part->row * dtype_bytes(out.dtype);
@@ -122,7 +128,8 @@ static void make_matmul(struct lowering *low, const struct making *m)
 {
     const struct math_op *math = m->at->math;
     const struct gpu_buffers *b = low->source->buffers;
-    const void *x = math->norm != TENSOR_NONE ? gpu_area(b, GPU_AREA_H) : making_place(low, m, math->in).at;
+    const bool normed = math->norm != TENSOR_NONE || math->in == BUFFER_X;
+    const void *x = normed ? gpu_area(b, GPU_AREA_H) : making_place(low, m, math->in).at;
     const char *end = NULL, *out_end = NULL;
     struct op_matmul *last = NULL;
     for (uint32_t i = 0; i < m->piece->part_count; i++) {
@@ -176,15 +183,18 @@ static void make_swiglu(struct lowering *low, const struct making *m)
 {
     const struct piece_part *gate = &m->piece->part[0];
     const struct place in = output_of(low, m, gate), out = making_place(low, m, m->at->math->out[0]);
-    making_op(low, m)->as.swiglu = (struct op_swiglu){.in = in.at,
-                                                      .out = out.at + gate->row * dtype_bytes(out.dtype),
-                                                      .in_dtype = in.dtype,
-                                                      .out_dtype = out.dtype,
-                                                      .glu = math_glu(m->at->math),
-                                                      .n = gate->rows,
-                                                      .stride = in.stride,
-                                                      .up_at = gate->rows,
-                                                      .out_stride = out.stride};
+    const uint32_t each = low->source->model->config.per_layer;
+    const bool times = m->at->math->times != BUFFER_NONE;
+    making_op(low, m)->as.swiglu =
+        (struct op_swiglu){.in = in.at,
+                           .out = out.at + gate->row * dtype_bytes(out.dtype),
+                           .in_dtype = in.dtype,
+                           .out_dtype = out.dtype,
+                           .glu = math_glu(m->at->math),
+                           .n = gate->rows,
+                           .stride = in.stride,
+                           .up_at = times ? (1 + (uint32_t)m->at->layer) * each : gate->rows,
+                           .out_stride = out.stride};
 }
 
 /* The residual stream, or a decode tier's last lane, out of itself and the normed output. */
@@ -209,6 +219,31 @@ static void make_add_normed(struct lowering *low, const struct making *m)
 }
 
 /* ---- the ends ---- */
+
+static void make_per_layer(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    const struct math_op *math = m->at->math;
+    const struct gpu_matrix *table = lower_matrix(low, math->weight[0], -1);
+    const struct place x = making_place(low, m, math->in);
+    const struct gpu_program *p = low->program;
+    making_op(low, m)->as.per_layer =
+        (struct gpuk_per_layer){.step = gpu_block_step(&p->block, gpu_area(s->buffers, GPU_AREA_BLOCK),
+                                                       p->step.pages_per_slot, m->sub),
+                                .table = table->data,
+                                .format = table->format,
+                                .vocab = c->vocab,
+                                .layers = c->layers,
+                                .width = c->per_layer,
+                                .stride = x.stride,
+                                .norm = making_vector(low, m, math->norm),
+                                .eps = (float)c->norm_eps,
+                                .in_scale = math->in_scale,
+                                .table_scale = math->table_scale,
+                                .out_scale = math->out_scale,
+                                .x = (float *)(void *)x.at};
+}
 
 static void make_embed(struct lowering *low, const struct making *m)
 {
@@ -318,7 +353,10 @@ static void make_head(struct lowering *low, const struct making *m)
 
 static void make_product(struct lowering *low, const struct making *m)
 {
-    (m->at->math->kind == MATH_ROUTE ? make_router : m->at->layer < 0 ? make_head : make_linear)(low, m);
+    const struct math_op *math = m->at->math;
+    (math->kind == MATH_ROUTE        ? make_router
+     : math->out[0] == BUFFER_LOGITS ? make_head
+                                     : make_linear)(low, m);
 }
 
 /* ---- the walk ---- */
@@ -329,6 +367,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_GEMM_SMALL] = make_product,
     [OP_NORM] = make_norm,
     [OP_ADD_NORMED] = make_add_normed,
+    [OP_PER_LAYER] = make_per_layer,
     [OP_MATMUL] = make_matmul,
     [OP_ADD_BIAS] = make_bias,
     [OP_SWIGLU] = make_swiglu,
@@ -522,6 +561,29 @@ void lower_embed(struct lowering *low)
     struct making m = {.at = &at, .sub = GPU_SUB_ALL};
     check_able(low, &at);
     if (!low->rc) make(low, &m);
+}
+
+void lower_inputs(struct lowering *low)
+{
+    const struct math_part *inputs = &low->source->model->math.inputs;
+    lower_embed(low);
+    for (uint32_t i = 0; i < inputs->ops && !low->rc; i++) {
+        const struct lower_at at = {.unit = lower_head_unit(low),
+                                    .op = i,
+                                    .math = &inputs->op[i],
+                                    .layer = -1};
+        struct piece piece = {0};
+        struct making m = {.at = &at, .piece = &piece};
+        check_able(low, &at);
+        if (low->rc) return;
+        if (at.math->kind == MATH_LINEAR) lower_whole_piece(low, &at, &piece);
+        if (at.math->kind == MATH_LINEAR && making_tier(low) == OP_TIER_CHUNK && !low->rc &&
+            !tensor_format_is_plain(piece.format))
+            low->rc = helm_fail(low->err, HELM_E_UNSUPPORTED,
+                                "%s: weights of %s are not supported by GPU workers: only of single numbers",
+                                at.math->name, tensor_format_name(piece.format));
+        if (!low->rc) make_subs(low, &m);
+    }
 }
 
 void lower_head(struct lowering *low)

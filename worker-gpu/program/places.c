@@ -2,14 +2,29 @@
  * attention.c and experts.c. */
 #include "worker-gpu/program/making.h"
 
+/* The product that reads a buffer from this operation on; NULL: none does. */
+static const struct math_op *reader_of(const struct lowering *low, const struct making *m,
+                                       enum model_buffer buffer)
+{
+    const struct math_part *part = model_unit_math(low->source->model, m->at->unit);
+    for (uint32_t i = m->at->op; i < part->ops; i++)
+        if (part->op[i].in == buffer && part->op[i].weights > 0) return &part->op[i];
+    return NULL;
+}
+
 /* What a chunk's numbers in a buffer are: what those weights ask for that are multiplied by them next. */
 static enum dtype read_as(const struct lowering *low, const struct making *m, enum model_buffer buffer)
 {
-    const struct math_part *part = model_unit_math(low->source->model, m->at->unit);
-    for (uint32_t i = 0; i < part->ops; i++)
-        if (part->op[i].in == buffer && part->op[i].weights > 0)
-            return making_dtype(low, &part->op[i], 0, m->at->layer);
-    return DTYPE_F32;
+    const struct math_op *reader = reader_of(low, m, buffer);
+    return reader ? making_dtype(low, reader, 0, m->at->layer) : DTYPE_F32;
+}
+
+/* Numbers of a token between a layer's gates and downs: rows are as long as the layer's MLP is wide, whatever others have. */
+static uint32_t act_width(const struct lowering *low, const struct making *m)
+{
+    const struct math_op *reader = reader_of(low, m, BUFFER_GATE);
+    if (!reader || reader->kind != MATH_LINEAR) return low->source->model->config.intermediate;
+    return gpu_matrix_of(low->source->weights, reader->weight[0], m->at->layer)->cols;
 }
 
 /* Numbers of a row in front of a buffer, where what products leave for attention, or for a gated delta net, stands side by side. */
@@ -108,10 +123,15 @@ struct place making_place(const struct lowering *low, const struct making *m, en
         return (struct place){making_row(gpu_area(b, buffer == BUFFER_OUT ? GPU_AREA_OUT : GPU_AREA_SUM),
                                          m->sub, c->hidden, sizeof(float)),
                               c->hidden, DTYPE_F32};
+    case BUFFER_PER_LAYER: /* behind a gate */
+        return (struct place){making_row(gpu_area(b, GPU_AREA_PER_LAYER), m->sub,
+                                         workspace_per_layer_width(c), sizeof(float)) +
+                                  c->per_layer * sizeof(float),
+                              workspace_per_layer_width(c), DTYPE_F32};
     default: /* GATE; UP is combined with it */
-        if (!chunk) return (struct place){gpu_area(b, GPU_AREA_FEW_ACT), c->intermediate, DTYPE_F32};
-        return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_ACT), m->sub, c->intermediate,
+        if (!chunk) return (struct place){gpu_area(b, GPU_AREA_FEW_ACT), act_width(low, m), DTYPE_F32};
+        return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_ACT), m->sub, act_width(low, m),
                                          dtype_bytes(dtype)),
-                              c->intermediate, dtype};
+                              act_width(low, m), dtype};
     }
 }

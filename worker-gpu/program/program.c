@@ -144,7 +144,7 @@ static void lower_span(struct lowering *low, const struct plan_span *span, uint3
         lower_word(low, OP_WORD_WAIT, &in->bell.value, span->ticket_in, DEVICE_AT_LEAST);
         add_move(low, OP_LANE_READ, in->data, x);
     }
-    if (span->embed) lower_embed(low);
+    if (span->embed && !low->embedded) lower_embed(low);
     struct lane *out = span->ticket_out ? arena_lane_of(s->arena, span->lane_out) : NULL;
     if (span->ticket_out == 1) lower_word(low, OP_WORD_WAIT, &out->bell.value, 0, DEVICE_EQUAL);
     bool direct = out && span->unit_count && low->program->tier != GPU_TIER_CHUNK && !span->head;
@@ -189,13 +189,20 @@ static void lower_step(struct lowering *low, const struct plan_span *spans, uint
 {
     const enum plan_processor self = low->source->self;
     uint32_t lasts = 0;
+    const bool inputs = low->source->model->math.inputs.ops > 0;
     bool layers = false;
-    for (uint32_t i = 0; i < count; i++) layers |= spans[i].processor == self && spans[i].unit_count > 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const bool own = spans[i].processor == self;
+        layers |= own && spans[i].unit_count > 0;
+        for (uint32_t u = 0; own && u < spans[i].unit_count; u++)
+            low->embedded |= inputs && unit_part(spans[i].first_unit + u) == UNIT_MLP;
+    }
     lower_begin_copies(low);
     bool streams = plan_streams(low->source->plan, self);
     if (!low->source->follows) lower_add(low, streams ? OP_READ_BLOCK : OP_COPY_BLOCK, -1);
     lower_first_copies(low);
     for (uint32_t r = 0; layers && r < model_ropes(&low->source->model->config); r++) add_rope_table(low, r);
+    if (low->embedded) lower_inputs(low);
     for (uint32_t i = 0; i < count && !low->rc; i++)
         if (spans[i].processor == self) { /* where another turn comes after the reader's last */
             const bool last_out = i + 2 < count && spans[i + 1].last_in;

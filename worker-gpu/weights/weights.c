@@ -70,6 +70,14 @@ static int take_vram(struct gpu_weights *w, const struct plan *plan, struct helm
         (unsigned long long)w->packed_table_bytes, (unsigned long long)w->packed_room);
 }
 
+/* A table in the arena that kernels read a row a token of: the embedding where there is none in VRAM, and that of per-layer ones. */
+static bool reads_rows(const struct gpu_weights *w, const struct plan *plan, const struct model_tensor *t)
+{
+    if (!placement_inputs(w->model, plan, w->self)) return false;
+    return t->role == TENSOR_PER_LAYER_EMBED ||
+           (t->role == TENSOR_EMBED && plan_processor_memory(plan->embed) != plan_processor_memory(w->self));
+}
+
 /* Where the matrices of units that are computed here but lie in the arena are. */
 static int take_streamed(struct gpu_weights *w, const struct plan *plan, const void *region,
                          uint64_t region_bytes, struct helm_err *err)
@@ -79,13 +87,17 @@ static int take_streamed(struct gpu_weights *w, const struct plan *plan, const v
         const struct placement *p = &host.place[i];
         const struct model_tensor *t = placement_tensor(w->model, p);
         const uint32_t unit = model_tensor_unit(t);
-        if (t->layer < 0 || !plan_computes(plan, w->self, unit)) continue;
-        if (placement_lies(plan->unit[unit].home[0], t->role, plan_processor_memory(w->self))) continue;
+        if (t->layer < 0 && !reads_rows(w, plan, t)) continue;
+        if (t->layer >= 0 && !plan_computes(plan, w->self, unit)) continue;
+        if (t->layer >= 0 &&
+            placement_lies(plan->unit[unit].home[0], t->role, plan_processor_memory(w->self)))
+            continue;
         const char *at = (const char *)region + p->offset;
         struct gpu_matrix *m = &w->matrix[cell_of(t)];
         *m = matrix_in(t, p->format);
         const bool packed = p->format == FORMAT_BF16_PACKED;
-        m->host = packed ? at + packed_groups_at(m->rows) : at;
+        if (t->layer < 0) m->data = at;
+        if (t->layer >= 0) m->host = packed ? at + packed_groups_at(m->rows) : at;
         if (packed) m->offset = (const uint32_t *)(const void *)at;
         if (w->host_end == 0) w->host_first = p->offset;
         w->host_end = p->offset + p->bytes;

@@ -3,7 +3,8 @@
  *
  * Gemma 4 has heads of another size and number in layers without a window, where v may be k; v is normed; scores are not scaled;
  * a factor multiplies each layer's output; logits have a soft cap. Its experts (26B-A4B) stand beside a dense MLP, each with norms
- * of its own; its layers that read another one's cache and its per-layer embeddings (E2B, E4B) are refused by name.
+ * of its own. In its small models (E2B, E4B) the last layers read the cache of others before them, and have wider MLPs in E2B; each
+ * layer adds what it makes of an embedding of its own of the token.
  *
  * Published config.json files of Gemma 3 leave out what transformers assumes of the architecture (heads, vocabulary); those
  * numbers are in `start`, and every tensor is held against them. Constant tables and pure functions; see arch.h. */
@@ -46,10 +47,10 @@ static const struct arch_key gemma3_keys[] = {
           .why = "a soft cap of logits is not supported"),
     END};
 
+#define PER_LAYER_MAX 4096
 /* head_dim and kv_heads are those of layers without a window. */
 static const struct arch_key gemma4_keys[] = {
-    COUNT(intermediate, MODEL_INTERMEDIATE_MAX, KEY_NEEDED, NAMED("intermediate_size"),
-          GGUF("feed_forward_length")),
+    COUNT(intermediate, MODEL_INTERMEDIATE_MAX, KEY_NEEDED_IN_CONFIG, NAMED("intermediate_size")),
     COUNT(layers, MODEL_LAYERS_MAX, KEY_NEEDED, NAMED("num_hidden_layers"), GGUF("block_count")),
     COUNT(hidden, MODEL_HIDDEN_MAX, KEY_NEEDED, NAMED("hidden_size"), GGUF("embedding_length")),
     COUNT(vocab, MODEL_VOCAB_MAX, KEY_NEEDED, NAMED("vocab_size")),
@@ -78,10 +79,12 @@ static const struct arch_key gemma4_keys[] = {
             GGUF("expert_used_count")),
     OR_NONE(expert_intermediate, MODEL_INTERMEDIATE_MAX, NAMED("moe_intermediate_size"), .null_is_zero = true,
             GGUF("expert_feed_forward_length")),
-    FIXED(0, NAMED("hidden_size_per_layer_input"), GGUF("embedding_length_per_layer_input"),
-          .why = "per-layer embeddings (E2B, E4B) are not supported"),
-    FIXED(0, NAMED("num_kv_shared_layers"), GGUF("attention.shared_kv_layers"),
-          .why = "layers that read the cache of another one (E2B, E4B) are not supported"),
+    OR_NONE(per_layer, PER_LAYER_MAX, NAMED("hidden_size_per_layer_input"),
+            GGUF("embedding_length_per_layer_input")),
+    OR_NONE(per_layer_vocab, MODEL_VOCAB_MAX, NAMED("vocab_size_per_layer_input")),
+    OR_NONE(reading_layers, MODEL_LAYERS_MAX, NAMED("num_kv_shared_layers"),
+            GGUF("attention.shared_kv_layers")),
+    FLAG(reading_wide, NAMED("use_double_wide_mlp")),
     END};
 
 /* ---- tensors ---- */
@@ -132,7 +135,14 @@ static const struct math_part window =
     ATTENTION_OF("attention in a window", USUAL_QKV, .rope = 1, .windowed = true);
 static const struct math_part dense =
     PART("MLP", UNIT_MLP, GATE_UP, DOWN, ADD_NORMED("add down", TENSOR_MLP_OUT_NORM));
-enum { PART_WINDOW = MATH_PART_SPARSE, PART_K_ALONE, PART_EXPERTS };
+enum {
+    PART_WINDOW = MATH_PART_SPARSE,
+    PART_K_ALONE,
+    PART_EXPERTS,
+    PART_READS,
+    PART_WINDOW_READS,
+    PART_PER_LAYER
+};
 static const struct math_part *const gemma3_parts[] = {
     [MATH_PART_ATTENTION] = &full, [MATH_PART_DENSE] = &dense, [PART_WINDOW] = &window, NULL};
 
@@ -162,14 +172,43 @@ static const struct math_part sparse4 =
          OP(MATH_ADD_NORMED, "add both", .in = BUFFER_OUT, .in_norm = TENSOR_DENSE_OUT_NORM,
             .other = BUFFER_SUM, .other_norm = TENSOR_EXPERTS_OUT_NORM, .norm = TENSOR_MLP_OUT_NORM,
             .out_factor = TENSOR_LAYER_SCALE, .out = {BUFFER_X}, .residual = true));
+/* Layers that read another one's cache. */
+#define Q_ALONE                                                                                              \
+    OP(MATH_LINEAR, "q", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 1, .weight = {TENSOR_Q},       \
+       .bias = {TENSOR_Q_BIAS}, .out = {BUFFER_Q})
+#define READING_OF(called, ...)                                                                              \
+    PART(called, UNIT_ATTENTION, Q_ALONE, ATTEND(.q_norm = TENSOR_Q_NORM, .other_cache = true, __VA_ARGS__), \
+         TO_OUT("o", BUFFER_A, TENSOR_O, TENSOR_O_BIAS), ADD_NORMED("add o", TENSOR_ATTN_OUT_NORM))
+static const struct math_part reads = READING_OF("attention to another layer's cache", .rope = 0);
+static const struct math_part window_reads =
+    READING_OF("attention to another layer's cache in a window", .rope = 1, .windowed = true);
+/* After a dense MLP: a gate of the residual stream times the layer's part of the per-layer embeddings. */
+static const struct math_part per_layer =
+    PART("MLP and per-layer embedding", UNIT_MLP, GATE_UP, DOWN, ADD_NORMED("add down", TENSOR_MLP_OUT_NORM),
+         OP(MATH_LINEAR, "per-layer gate", .in = BUFFER_X, .weights = 1, .weight = {TENSOR_PER_LAYER_GATE},
+            .out = {BUFFER_GATE}, .activation = ACTIVATION_GELU_TANH, .times = BUFFER_PER_LAYER),
+         TO_OUT("per-layer out", BUFFER_GATE, TENSOR_PER_LAYER_OUT, TENSOR_NONE),
+         OP(MATH_ADD_NORMED, "add per-layer", .in = BUFFER_OUT, .norm = TENSOR_PER_LAYER_OUT_NORM,
+            .out_factor = TENSOR_LAYER_SCALE, .out = {BUFFER_X}, .residual = true));
+static const struct math_part inputs4 =
+    PART("per-layer inputs", UNIT_PARTS,
+         OP(MATH_LINEAR, "per-layer projection", .in = BUFFER_X, .weights = 1,
+            .weight = {TENSOR_PER_LAYER_PROJ}, .out = {BUFFER_PER_LAYER}),
+         OP(MATH_PER_LAYER, "per-layer embedding", .in = BUFFER_PER_LAYER, .norm = TENSOR_PER_LAYER_NORM,
+            .weights = 1, .weight = {TENSOR_PER_LAYER_EMBED}, .out = {BUFFER_PER_LAYER}));
 static const struct math_part *const gemma4_parts[] = {
-    [MATH_PART_ATTENTION] = &full4, [MATH_PART_DENSE] = &dense4, [PART_WINDOW] = &window4,
-    [PART_K_ALONE] = &k_alone,      [PART_EXPERTS] = &sparse4,   NULL};
+    [MATH_PART_ATTENTION] = &full4,      [MATH_PART_DENSE] = &dense4,   [PART_WINDOW] = &window4,
+    [PART_K_ALONE] = &k_alone,           [PART_EXPERTS] = &sparse4,     [PART_READS] = &reads,
+    [PART_WINDOW_READS] = &window_reads, [PART_PER_LAYER] = &per_layer, NULL};
+_Static_assert(sizeof gemma4_parts / sizeof *gemma4_parts == MATH_PARTS_MAX + 1, "kinds of units");
 
 static uint32_t kind(const struct model_config *config, uint32_t layer, enum unit_part part)
 {
+    const bool in_window = config->window && config->window[layer];
+    if (part == UNIT_MLP && config->per_layer) return PART_PER_LAYER;
     if (part == UNIT_MLP) return model_layer_sparse(config, layer) ? PART_EXPERTS : MATH_PART_DENSE;
-    if (config->window && config->window[layer]) return PART_WINDOW;
+    if (model_reads_cache(config, layer)) return in_window ? PART_WINDOW_READS : PART_READS;
+    if (in_window) return PART_WINDOW;
     return config->k_is_v ? PART_K_ALONE : MATH_PART_ATTENTION;
 }
 
@@ -177,6 +216,13 @@ static void fill(const struct model_config *c, struct model_math *math)
 {
     math->embed.out_scale = sqrtf((float)c->hidden);
     math->head.soft_cap = (float)c->logit_cap;
+    for (uint32_t i = 0; i < math->inputs.ops; i++) {
+        struct math_op *op = &math->inputs.op[i];
+        if (op->kind != MATH_PER_LAYER) continue;
+        op->in_scale = 1 / sqrtf((float)c->hidden);
+        op->table_scale = sqrtf((float)c->per_layer);
+        op->out_scale = (float)sqrt(0.5);
+    }
     for (uint32_t p = 0; p < math->parts; p++)
         for (uint32_t i = 0; i < math->part[p].ops; i++)
             if (math->part[p].op[i].kind == MATH_ATTENTION)
@@ -202,6 +248,33 @@ static int gemma3_layers(struct keys *keys, struct model_config *c, struct helm_
     if (rc || (keys->json && json_is_array(json_object_get(keys->json, "layer_types")))) return rc;
     for (uint32_t l = 0; l < c->layers; l++)
         if ((l + 1) % c->full_attention_interval == 0) c->window[l] = 0;
+    return 0;
+}
+
+/* The widths of dense MLPs in a GGUF file: one number, or one for each layer. */
+static int gemma4_widths(struct keys *keys, struct model_config *c, struct helm_err *err)
+{
+    static const char key[] = "gemma4.feed_forward_length";
+    const struct gguf_value *widths = gguf_find(keys->header, key);
+    bool alike = true;
+    if (!widths || widths->type == GGUF_STRING || widths->type == GGUF_ARRAY ||
+        (widths->array && widths->count < c->layers))
+        return helm_fail(err, HELM_E_FORMAT, "key '%s' is no number, nor one for each of %u layers", key,
+                         c->layers);
+    c->widths = calloc(c->layers, sizeof *c->widths);
+    if (!c->widths) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers", c->layers);
+    for (uint32_t l = 0; l < c->layers; l++) {
+        const double width = gguf_number(widths, widths->array ? l : 0);
+        if (!(width >= 1 && width <= MODEL_INTERMEDIATE_MAX))
+            return helm_fail(err, HELM_E_LIMIT, "key '%s' is %g for layer %u, not between 1 and %u", key,
+                             width, l, MODEL_INTERMEDIATE_MAX);
+        c->widths[l] = (uint32_t)width;
+        if (c->widths[l] > c->intermediate) c->intermediate = c->widths[l];
+        alike &= c->widths[l] == c->widths[0];
+    }
+    if (!alike) return 0;
+    free(c->widths);
+    c->widths = NULL;
     return 0;
 }
 
@@ -232,6 +305,8 @@ static int gemma4_gguf(struct keys *keys, struct model_config *c, struct helm_er
         if (rc) return rc;
     }
     c->kv_heads = c->window_heads.kv_heads = 0;
+    const int rc = gemma4_widths(keys, c, err);
+    if (rc) return rc;
     for (uint32_t l = 0; l < c->layers; l++) {
         const double number = gguf_number(heads, heads->array ? l : 0);
         uint32_t *of = gguf_number(flags, l) != 0 ? &c->window_heads.kv_heads : &c->kv_heads;
@@ -263,7 +338,7 @@ static int gemma4_tensors(const struct gguf_files *files, struct model_config *c
         return helm_fail(err, HELM_E_NOT_FOUND, "there is no vector '%s'", ARCH_ROPE_FACTORS);
     for (uint32_t l = 0; l < c->layers; l++) {
         char name[MODEL_NAME_MAX];
-        if (c->window[l]) continue;
+        if (c->window[l] || model_reads_cache(c, l)) continue;
         model_tensor_name(c, TENSOR_V, (int32_t)l, name);
         const bool none = !gguf_files_tensor(files, name, NULL);
         if (first >= 0 && none != c->k_is_v)
@@ -273,6 +348,54 @@ static int gemma4_tensors(const struct gguf_files *files, struct model_config *c
         if (first < 0) first = (int32_t)l;
         c->k_is_v = none;
     }
+    return 0;
+}
+
+/* Layers that read another one's cache: each kind of them has a layer before them that has one. */
+static int gemma4_reading(struct keys *keys, struct model_config *c, struct helm_err *err)
+{
+    char name[KEYS_NAME_MAX];
+    if (c->reading_layers >= c->layers)
+        return helm_fail(err, HELM_E_LIMIT, "'%s' is %u of %u layers: one has to have a cache",
+                         keys_name(keys, AT(reading_layers), name), c->reading_layers, c->layers);
+    if (!c->reading_layers) return 0;
+    c->reads = calloc(c->layers, sizeof *c->reads);
+    if (!c->reads) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers", c->layers);
+    for (uint32_t l = c->layers - c->reading_layers; l < c->layers; l++) c->reads[l] = true;
+    for (uint32_t l = c->layers - c->reading_layers; l < c->layers; l++) {
+        const uint32_t from = model_cache_layer(c, l);
+        if (!model_reads_cache(c, from) && !c->window[from] == !c->window[l]) continue;
+        return helm_fail(
+            err, HELM_E_UNSUPPORTED,
+            "'%s' is %u: layer %u has %s window, and no layer before these whose cache it could read",
+            keys_name(keys, AT(reading_layers), name), c->reading_layers, l, c->window[l] ? "a" : "no");
+    }
+    if (!c->reading_wide) return 0;
+    if (c->intermediate > MODEL_INTERMEDIATE_MAX / 2)
+        return helm_fail(err, HELM_E_LIMIT, "'%s' is %u, and twice as many in %u layers, more than %u",
+                         keys_name(keys, AT(intermediate), name), c->intermediate, c->reading_layers,
+                         MODEL_INTERMEDIATE_MAX);
+    c->widths = calloc(c->layers, sizeof *c->widths);
+    if (!c->widths) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers", c->layers);
+    for (uint32_t l = 0; l < c->layers; l++)
+        c->widths[l] = model_reads_cache(c, l) ? 2 * c->intermediate : c->intermediate;
+    c->intermediate *= 2;
+    return 0;
+}
+
+/* Per-layer embeddings: a row of each token, and no experts beside them. */
+static int gemma4_per_layer(struct keys *keys, const struct model_config *c, struct helm_err *err)
+{
+    char name[KEYS_NAME_MAX];
+    if (!c->per_layer) return 0;
+    if (c->router.experts)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "'%s' is %u: per-layer embeddings with experts are not supported",
+                         keys_name(keys, AT(per_layer), name), c->per_layer);
+    if (keys->json && c->per_layer_vocab != c->vocab)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "'%s' is %u, but 'vocab_size' %u: each token has a row of per-layer embeddings",
+                         keys_name(keys, AT(per_layer_vocab), name), c->per_layer_vocab, c->vocab);
     return 0;
 }
 
@@ -314,6 +437,8 @@ static int gemma4_layers(struct keys *keys, struct model_config *c, struct helm_
     int rc = layers_with_window(keys, c, 0, c->layers, 1, err);
     if (!rc) rc = gemma4_experts(keys, c, err);
     if (!rc) rc = (keys->json ? gemma4_windows : gemma4_gguf)(keys, c, err);
+    if (!rc) rc = gemma4_per_layer(keys, c, err);
+    if (!rc) rc = gemma4_reading(keys, c, err);
     if (rc) return rc;
     const struct model_heads *w = &c->window_heads;
     if (!w->kv_heads || !c->kv_heads)
@@ -377,6 +502,7 @@ const struct arch arch_gemma4 = {.architecture = "Gemma4ForCausalLM",
                                  .skipped = skipped,
                                  .embed = &embed,
                                  .head = &head,
+                                 .inputs = &inputs4,
                                  .parts = gemma4_parts,
                                  .kind = kind,
                                  .layers = gemma4_layers,

@@ -272,7 +272,7 @@ static void price_link(const struct pricing *p, uint32_t unit, double window, st
     if (math->state == STATE_FIXED) /* read and written in place, which the GPU waits for */
         u->borrow_gpu = step->rows * (double)math->state_bytes *
                         (1 / link->h2d.value + 1 / rate_or(&link->d2h, link->h2d.value));
-    if (math->state == STATE_FIXED || step->kv.two) return; /* no pages are borrowed */
+    if (math->state != STATE_PAGES || step->kv.two) return; /* no pages are borrowed */
     double n = pricing_tokens_a_row(step), before = fmax(0, step->context - n);
     if (window > 0) before = fmin(before, window);
     u->borrow = step->rows * before * pricing_kv_bytes(p) / link->h2d.value +
@@ -286,7 +286,7 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, uint
 {
     const struct model_config *c = &p->model->config;
     const struct part_operations *o = &p->part[kind];
-    const bool attends = p->model->math.part[kind].state == STATE_PAGES; /* and rotates */
+    const bool attends = p->model->math.part[kind].attends; /* and rotates */
     const struct model_heads heads = model_heads_of(c, window > 0);
     double rotated = ROTATED * heads.head_dim * (c->heads + 2.0 * heads.kv_heads);
     spent_bytes(r, 2.0 * p->step->rows * (double)p->model->math.part[kind].state_bytes, r->read, s);
@@ -376,7 +376,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     const uint32_t kind = model_unit_kind(p->model, unit);
     const struct part_operations *o = &p->part[kind];
     const struct math_part *math = &p->model->math.part[kind];
-    const bool mlp = unit_part(unit) == UNIT_MLP, attends = math->state == STATE_PAGES;
+    const bool mlp = unit_part(unit) == UNIT_MLP, attends = math->attends;
     double window = p->model->config.window ? p->model->config.window[unit_layer(unit)] : 0;
     struct weights w = {.products = 0};
     u->experts = math->experts;
@@ -515,6 +515,12 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
         unit->cpu_packed = cost_rates_packed_cpu(&p, u);
         unit->gpu_packed = cost_rates_packed(&p, u, PLAN_HOME_GPU);
         price_unit(&p, u, unit);
+    }
+    for (uint32_t l = 0; l < model->config.layers; l++) {
+        const uint32_t from = model_cache_layer(&model->config, l);
+        if (from == l) continue;
+        table->unit[unit_of(l, UNIT_ATTENTION)].together = true;
+        table->unit[unit_of(from, UNIT_ATTENTION)].together = true;
     }
     price_embed(&p, analysed, &table->embed);
     price_head(&p, analysed, &table->head);

@@ -90,6 +90,7 @@ struct cost_unit {
     bool gpu_packed;               /* `gpu` is */
     bool experts;                  /* it is a mixture */
     bool stays;                    /* it is not streamed in such a step: experts but of a chunk */
+    bool together;                 /* attention to a cache that several layers read: all on one processor */
     bool cpu_measured;             /* `cpu` is the model's own program's time, not by rates; */
     bool gpu_measured;             /* and `gpu`, by which `stream` and `mixed` are moved */
     double gpu_beside;             /* times as long as `gpu` while the link copies; 0: not measured */

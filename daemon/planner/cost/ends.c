@@ -78,12 +78,35 @@ void price_head(const struct pricing *p, const struct analyse_table *analysed, s
     if (u->gpu_measured) u->gpu = u->stream = u->gpu + p->profile->link.hand_over.value;
 }
 
+/* What MLP halves take of the tokens: a product of the embedding, and rows of a table in host memory. */
+static void add_inputs(const struct pricing *p, struct spent *cpu, struct spent *gpu)
+{
+    const struct math_part *inputs = &p->model->math.inputs;
+    for (uint32_t i = 0; i < inputs->ops; i++) {
+        const struct math_op *op = &inputs->op[i];
+        const struct model_tensor *t = model_find(p->model, op->weight[0], -1);
+        const double bytes = (double)t->bytes, parameters = (double)t->rows * (double)t->cols,
+                     rows = p->step->tokens * bytes / (double)t->rows;
+        spent_operations(&p->cpu, program_ops_count(op, PROCESSOR_CPU, p->tier), cpu);
+        if (p->device) spent_operations(&p->kernel, program_ops_count(op, PROCESSOR_GPU, p->tier), gpu);
+        if (op->kind == MATH_LINEAR) {
+            spent_linear(&p->with[t->format].cpu, bytes, parameters, p->step->tokens, cpu);
+            if (p->device) spent_linear(&p->with[t->format].kernel, bytes, parameters, p->step->tokens, gpu);
+        } else {
+            spent_bytes(&p->cpu, rows, p->cpu.read, cpu);
+            if (p->device) spent_bytes(&p->kernel, rows, p->profile->link.h2d.value, gpu);
+        }
+    }
+}
+
 void price_embed(const struct pricing *p, const struct analyse_table *analysed, struct cost_unit *u)
 {
     double row = (double)p->model->config.hidden * (sizeof(float) + dtype_bytes(p->model->config.dtype));
+    struct spent cpu = {0}, gpu = {0};
+    add_inputs(p, &cpu, &gpu);
     u->bytes = analysed->embed.stored;
     u->cpu = u->cpu_beside =
-        program_ops_count(&p->model->math.embed, PROCESSOR_CPU, p->tier) * p->cpu.operation +
+        cpu.total + program_ops_count(&p->model->math.embed, PROCESSOR_CPU, p->tier) * p->cpu.operation +
         p->step->tokens * row / p->cpu.read;
     /* Beside a GPU worker, which looks for the step, the CPU worker has slept. (Before a prompt both have:
      * cost_ttft.) */
@@ -93,7 +116,7 @@ void price_embed(const struct pricing *p, const struct analyse_table *analysed, 
     const double begin = measured_begin(p);
     if (p->device)
         u->gpu = u->stream =
-            p->profile->link.hand_over.value +
+            gpu.total + p->profile->link.hand_over.value +
             (begin > 0 ? begin
                        : (p->first + p->chained) * p->kernel.operation + p->step->tokens * row / p->gpu.read);
     if (p->device && p->tier == OP_TIER_CHUNK)

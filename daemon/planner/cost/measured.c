@@ -72,7 +72,7 @@ static bool ask(const struct pricing *p, uint32_t unit, struct asked *asked)
 {
     const uint32_t *windows = p->model->config.window;
     asked->head = unit == unit_count(p->model->config.layers);
-    asked->attends = !asked->head && model_unit_math(p->model, unit)->state == STATE_PAGES;
+    asked->attends = !asked->head && model_unit_math(p->model, unit)->attends;
     asked->few = p->step->tokens <= ENGINE_FEW_TOKENS;
     asked->window = asked->attends && windows ? windows[unit_layer(unit)] : 0;
     return !asked->attends || strcmp(p->profile->programs->kv_dtype, kv_dtype_name(p->step->kv_dtype)) == 0;

@@ -144,6 +144,19 @@ uint64_t ledger_packed_head_bytes(const struct ledger_case *c)
                           plan_home_memory(PLAN_HOME_GPU), &c->wish->parts);
 }
 
+struct ledger_inputs ledger_inputs_bytes(const struct ledger_case *c)
+{
+    const struct math_part *inputs = &c->model->math.inputs;
+    struct ledger_inputs bytes = {0};
+    for (uint32_t i = 0; i < inputs->ops; i++) {
+        const struct model_tensor *t = model_find(c->model, inputs->op[i].weight[0], -1);
+        *(inputs->op[i].kind == MATH_PER_LAYER ? &bytes.table : &bytes.product) +=
+            placement_rounded(PLAN_HOST, t->bytes);
+    }
+    if (inputs->ops) bytes.embedding = c->table->embed.stored;
+    return bytes;
+}
+
 uint64_t ledger_gpu_host_bytes(const struct ledger_case *c)
 {
     return c->machine->device.kind == LEDGER_DEVICE_EMULATED ? GPU_LOAD_STAGING_BYTES : DRIVER_BYTES;
@@ -324,7 +337,10 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
     char what[48], from[LEDGER_FROM_TEXT];
     struct ledger *host = &plan->memory[PLAN_HOST];
     host->limit = ledger_host_limit(c, from);
-    ledger_add(host, "weights", weights);
+    const struct placements in_host = placements_in(plan, PLAN_HOST);
+    const struct placement *table = placement_find(&in_host, TENSOR_PER_LAYER_EMBED, -1);
+    ledger_add(host, "weights", weights - (table ? table->bytes : 0));
+    if (table) ledger_add(host, "per-layer embeddings, a row a token", table->bytes);
     snprintf(what, sizeof what,
              plan_kv_tiered(plan) ? "KV cache of all layers, %u pages of %u tokens"
                                   : "KV cache, %u pages of %u tokens",

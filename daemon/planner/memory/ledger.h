@@ -113,6 +113,11 @@ uint64_t ledger_packed_head_bytes(const struct ledger_case *c);
 /* Host memory that every plan needs: processes, and the arena without lanes, cache and weights. */
 HELM_MUST_CHECK int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes,
                                             struct helm_err *err);
+/* What model_math.inputs read: tables in host memory, what is multiplied wherever MLP halves are computed, and the embedding. */
+struct ledger_inputs {
+    uint64_t table, product, embedding;
+};
+struct ledger_inputs ledger_inputs_bytes(const struct ledger_case *c);
 /* The GPU worker's share of host memory: driver and staging. */
 uint64_t ledger_gpu_host_bytes(const struct ledger_case *c);
 /* The GPU worker's host memory for draws, where it has the head: GPU_DRAW_SLOT_BYTES for each slot, then the drawing

@@ -186,10 +186,16 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
                      lane_bytes(w->step_tokens, c->model->config.hidden);
     uint64_t work =
         device->library_bytes + device->graph_bytes + device->context_bytes + workspace_of(c, wish, false);
-    s->cpu_any = (struct search_bytes){.host = ledger_cpu_buffer_bytes(c, w->step_tokens)};
+    const struct ledger_inputs inputs = ledger_inputs_bytes(c);
+    /* a device that has the embedding leaves the CPU without one */
+    s->cpu_any = (struct search_bytes){.host = ledger_cpu_buffer_bytes(c, w->step_tokens) + inputs.product +
+                                               (wish->device && wish->cpu ? inputs.embedding : 0)};
     const bool there = w->pack_gpu || c->table->blocks;
     if (there) work += expanded_bytes(c, s->ring_max, true);
-    s->gpu_any = on_device(c, work, ledger_gpu_host_bytes(c) + (wish->cpu ? lanes : 0));
+    s->gpu_any = on_device(c, work + inputs.product,
+                           ledger_gpu_host_bytes(c) + (wish->cpu      ? lanes
+                                                       : inputs.table ? ledger_cpu_buffer_bytes(c, 0)
+                                                                      : 0));
     /* Streamed weights are loaded by the CPU worker, which is there for that even if it computes nothing. */
     s->stream_any = on_device(c, borrowed + (there ? 0 : expanded_bytes(c, s->ring_max, false)),
                               ledger_cpu_buffer_bytes(c, 0) + (wish->cpu ? 0 : lanes));
@@ -223,6 +229,7 @@ int memory_build(const struct ledger_case *c, const struct memory_wish *wish, st
         if (keeps_pages(c, l) && !ledger_keeps_window(c, wish->pages, l))
             fixed += ledger_kv_layer_bytes(c, wish->pages);
     if (ledger_places(c, wish->ctx)) fixed += ARENA_HUGE_PAGE;
+    fixed += ledger_inputs_bytes(c).table;
     s->unit = memory->unit;
     s->host_limit = take_off(ledger_host_limit(c, from), fixed + wish->less_host, &memory->host_missing);
     s->vram_limit =

@@ -45,7 +45,7 @@ static void add_unit(struct digest *digest, const struct model *model, uint32_t 
     for (uint32_t i = 0; i < u->tensor_count; i++) add_tensor(digest, u->tensor[i]);
     add_number(digest, math->state);
     add_number(digest, math->state_bytes);
-    if (math->state == STATE_PAGES) {
+    if (math->attends) {
         add_number(digest, c->heads);
         add_number(digest, c->window ? c->window[unit_layer(unit)] : 0);
     }

@@ -158,8 +158,8 @@ int space_open_strategy(struct space *s, const struct search_problem *problem, e
     return rc;
 }
 
-int search_run(const struct search_problem *problem, enum search_strategy strategy,
-               struct search_found *found, struct helm_err *err)
+static int run_one(const struct search_problem *problem, enum search_strategy strategy,
+                   struct search_found *found, struct helm_err *err)
 {
     struct space s;
     memset(found, 0, sizeof *found);
@@ -188,6 +188,49 @@ out:
     space_close(&s);
     if (rc) search_found_free(found);
     return rc;
+}
+
+static bool any_together(const struct cost_table *table)
+{
+    for (uint32_t u = 0; u < table->units; u++)
+        if (table->unit[u].together) return true;
+    return false;
+}
+
+/* The better of two: that fits, then the faster one, then the one that lacks less. */
+static bool is_better(const struct search_found *a, const struct search_found *b)
+{
+    if (a->feasible != b->feasible) return a->feasible;
+    if (a->feasible) return a->seconds < b->seconds;
+    return a->more_vram < b->more_vram || (a->more_vram == b->more_vram && a->more_host < b->more_host);
+}
+
+/* Units that have to be together are on either processor. */
+int search_run(const struct search_problem *problem, enum search_strategy strategy,
+               struct search_found *found, struct helm_err *err)
+{
+    static const unsigned both[] = {ON_GPU | ON_STREAM, ON_CPU};
+    struct search_found other;
+    if (problem->together || !any_together(problem->decode)) return run_one(problem, strategy, found, err);
+    memset(found, 0, sizeof *found);
+    for (size_t i = 0; i < sizeof both / sizeof *both; i++) {
+        struct search_problem one = *problem;
+        one.together = both[i];
+        if (!(strategies[strategy].homes & both[i]) || (!problem->device && both[i] != ON_CPU)) continue;
+        const int rc = run_one(&one, strategy, &other, err);
+        if (rc) {
+            search_found_free(found);
+            return rc;
+        }
+        const bool better = !found->tried || is_better(&other, found);
+        other.exact &= !found->tried || found->exact;
+        struct search_found *worse = better ? found : &other;
+        const uint64_t tried = found->tried + other.tried;
+        search_found_free(worse);
+        if (better) *found = other;
+        found->tried = tried ? tried : 1;
+    }
+    return 0;
 }
 
 void search_found_free(struct search_found *found)

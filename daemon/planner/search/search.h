@@ -49,6 +49,8 @@ struct search_problem {
     bool tied;         /* embedding and head are the same bytes and stay together */
     bool whole_layers; /* no cuts inside layers */
     bool no_stream;
+    unsigned
+        together; /* homes of units that are together (cost_unit), as a set; 0: search_run tries both processors */
 };
 
 /* Plans whose times differ by less than this part are alike: then the one with fewer changes of home counts,

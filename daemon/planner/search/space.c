@@ -108,7 +108,10 @@ int space_open(struct space *s, const struct search_problem *problem, unsigned a
         s->item[i] = (struct space_item){.first = i * step, .count = step, .allowed = allowed};
         for (uint32_t u = 0; u < step; u++) {
             add_unit(s, i * step + u, &s->item[i]);
-            if (s->table->unit[i * step + u].stays) s->item[i].allowed &= ~(1u << PLAN_HOME_STREAM);
+            const struct cost_unit *unit = &s->table->unit[i * step + u];
+            if (unit->stays) s->item[i].allowed &= ~(1u << PLAN_HOME_STREAM);
+            if (unit->together && problem->together)
+                s->item[i].allowed &= problem->together, s->restricted = true;
         }
     }
     for (int e = 0; e < 2; e++)
@@ -142,6 +145,8 @@ int space_open_prefill(struct space *s, const struct cost_table *prefill, const 
         if (home == PLAN_HOME_STREAM &&
             (unit_part(u) == UNIT_ATTENTION || (unit->packed && !unit->cpu_packed)))
             allowed = 1u << PLAN_HOME_STREAM;
+        /* a cache that several layers read is borrowed by none */
+        if (unit->together && home == PLAN_HOME_CPU) allowed = 1u << PLAN_HOME_CPU;
         s->item[u] = (struct space_item){.first = u, .count = 1, .allowed = allowed};
         add_unit(s, u, &s->item[u]);
     }
@@ -306,6 +311,8 @@ double space_try(struct space *s, const enum plan_home *home, const struct space
 double space_try_tally(struct space *s, const enum plan_home *home, const struct space_tally *tally,
                        const struct space_ends *ends, uint64_t ring, double give_up)
 {
+    for (uint32_t i = 0; s->restricted && i < s->items; i++)
+        if (!(s->item[i].allowed & 1u << home[s->item[i].first])) return INFINITY;
     /* with the ring that these homes need: a change of them may have brought in the first of one */
     const struct search_bytes bytes = space_tally_bytes(s, tally, ends, &ring);
     if (!space_fits(s, bytes)) return INFINITY;

@@ -47,6 +47,7 @@ struct space {
     const struct search_memory *memory; /* NULL: all fits (prefill) */
     const bool *kv_cpu;                 /* prefill */
     bool cold;
+    bool restricted; /* some item's homes are fewer than the strategy's */
     double hand_over;
     /* 0 to 1: what part of a hand-over costs nothing where the link is behind (bound_floors) */
     double overlap;

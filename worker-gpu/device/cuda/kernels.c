@@ -165,6 +165,8 @@ static int run_ends(struct device *d, const struct op *op, struct helm_err *err)
     case OP_EMBED:
         return gpuk_embed(&e->step, op->tokens, e->table, e->format, e->vocab, e->hidden, e->scale, e->x,
                           op->flags, STREAM(d), err);
+    case OP_PER_LAYER:
+        return gpuk_per_layer(&op->as.per_layer, op->tokens, op->flags, STREAM(d), err);
     case OP_ROPE_TABLE:
         return gpuk_rope_table(&r->step, op->tokens, r->inv_freq, r->head_dim, r->scale, r->table, op->flags,
                                STREAM(d), err);
@@ -219,6 +221,7 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     case OP_KV_QUERY:
         return run_rows(d, op, err);
     case OP_EMBED:
+    case OP_PER_LAYER:
     case OP_ROPE_TABLE:
     case OP_GATHER:
     case OP_SOFT_CAP:

@@ -72,7 +72,7 @@ static void rope_append_token(struct emulated_math *math, const struct gpuk_atte
         emulated_store(math, q_out, ((size_t)t * a->heads + h) * dim, dtype, head, dim);
     }
     const uint32_t position = a->step.position[t], page = pages_of(&a->step, t)[position / kv->page_tokens];
-    if (page == GPUK_PAGE_ABSENT) return;
+    if (page == GPUK_PAGE_ABSENT || !a->k) return;
     const struct side to = side_of(&a->kv, is_host(page));
     const uint32_t own = page & ~GPUK_PAGE_HOST, token = position % kv->page_tokens;
     for (uint32_t h = 0; h < kv->kv_heads; h++) {

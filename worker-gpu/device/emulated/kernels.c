@@ -346,6 +346,28 @@ static void run_embed(struct emulated_math *math, const struct op *op)
     }
 }
 
+static void run_per_layer(struct emulated_math *math, const struct op *op)
+{
+    const struct gpuk_per_layer *c = &op->as.per_layer;
+    const uint32_t width = c->layers * c->width;
+    const struct tensor_matrix table = {.format = c->format,
+                                        .data = c->table,
+                                        .bytes = tensor_format_bytes(c->format, c->vocab, width),
+                                        .rows = c->vocab,
+                                        .cols = width};
+    float *row = emulated_scratch(math, SCRATCH_Y, width * sizeof(float));
+    for (uint32_t t = 0, n = emulated_count(c->step.counts, op->tokens); t < n && row; t++) {
+        float *x = c->x + (size_t)t * c->stride;
+        const uint32_t id = c->step.token_id[t];
+        if (id >= c->vocab || tensor_format_read_row(&table, id, row, NULL))
+            for (uint32_t i = 0; i < width; i++) row[i] = NAN;
+        for (uint32_t i = 0; i < width; i++) x[i] *= c->in_scale;
+        for (uint32_t at = 0; at < width; at += c->width)
+            math->vector->rmsnorm(x + at, x + at, c->norm, c->width, c->eps);
+        for (uint32_t i = 0; i < width; i++) x[i] = (x[i] + c->table_scale * row[i]) * c->out_scale;
+    }
+}
+
 static void run_gather(struct emulated_math *math, const struct op *op)
 {
     (void)math;
@@ -398,6 +420,7 @@ static void run_running_mean(struct emulated_math *math, const struct op *op)
 
 static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_EMBED] = run_embed,
+    [OP_PER_LAYER] = run_per_layer,
     [OP_NORM] = run_norm,
     [OP_ADD_NORMED] = run_add_normed,
     [OP_ROPE_APPEND] = emulated_run_rope_append,

@@ -174,9 +174,8 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
     int rc = gpuk_attention_check("decode attention", args, tokens, err);
     if (rc) return rc;
     const bool alone = args->order >= GPUK_ORDER_ALONE, chained = args->order >= GPUK_ORDER_CHAINED_NEAR;
-    if (alone && !fused && (!args->k || !args->v))
-        return helm_fail(err, HELM_E_USAGE,
-                         "decode attention: as if alone, without the token's key and value");
+    if (!args->k != !args->v || (fused && !args->k))
+        return helm_fail(err, HELM_E_USAGE, "decode attention: without the token's key and value");
     if (chained && (partial_m || args->step.row_begin))
         return helm_fail(err, HELM_E_USAGE, "decode attention: as in a chain, but of a part of the context");
     if (tokens > 65535 || (fused && tokens != 1))

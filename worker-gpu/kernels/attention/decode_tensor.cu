@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(THREADS, 1) decode_tensor_kernel(const __grid_
     u.first = first, u.begin = cut.begin_of(blockIdx.x);
     u.piece = blockIdx.x, u.pieces = cut.pieces;
     u.owner = blockIdx.x == cut.pieces - 1, u.appends = chunk == 0;
-    u.end = cut.end_of(blockIdx.x) - (u.owner && (p.fused || a.order >= GPUK_ORDER_ALONE) ? 1 : 0);
+    u.end = cut.end_of(blockIdx.x) - (u.owner && gpuk_own_cells(&a, p.fused) ? 1 : 0);
 
     const uint32_t base = u.begin + warp * S::TILE;
     if (works && base < u.end) { /* earlier positions are in the cache already: on their way while we wait */

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     const uint32_t t = blockIdx.x, head_dim = a.kv.layout.head_dim, kv_heads = a.kv.layout.kv_heads;
     if (t >= a.step.counts[0]) return;
     const uint32_t task = blockIdx.y * WARPS + (threadIdx.x >> 5);
-    if (task >= a.heads + 2 * kv_heads) return;
+    if (task >= a.heads + (a.k ? 2 * kv_heads : 0)) return;
     const uint32_t turning = gpuk_rope_dims(&a);
     const float *table = a.rope_table + (size_t)t * 2 * (turning / 2);
     float *own = shared[threadIdx.x >> 5], v[N];
@@ -98,7 +98,8 @@ template <typename C, uint32_t N>
 static int run_append(const struct gpuk_attention *args, uint32_t tokens, void *q_out, enum dtype q_dtype,
                       uint32_t flags, void *stream, struct helm_err *err)
 {
-    dim3 grid(tokens, div_up(args->heads + 2 * args->kv.layout.kv_heads, WARPS)), block(WARPS * 32);
+    dim3 grid(tokens, div_up(args->heads + (args->k ? 2 * args->kv.layout.kv_heads : 0), WARPS)),
+        block(WARPS * 32);
     if (q_dtype == DTYPE_F32)
         return gpuk_launch("rope", rope_append_kernel<C, float, N>, grid, block, 0, flags, stream, err, *args,
                            (float *)q_out);

@@ -205,8 +205,7 @@ __device__ __forceinline__ void stream_attend(const decode_params &p, const stre
     const uint32_t to = shared_address(values), step = STREAM_WARPS * S::TILE;
     const uint32_t page_shift = 31 - __clz((int)kv.layout.page_tokens);
     const kv_steps<C> steps(kv.layout);
-    const bool own =
-        (p.fused || p.a.order >= GPUK_ORDER_ALONE) && u.owner; /* the token's own position is not read */
+    const bool own = gpuk_own_cells(&p.a, p.fused) && u.owner; /* the token's own position is not read */
 
     stream_warp<C, HEAD> w;
     uint32_t base = u.begin + warp * S::TILE;

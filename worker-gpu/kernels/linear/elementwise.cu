@@ -27,6 +27,30 @@ __global__ void embed_kernel(const uint32_t *count, const uint32_t *ids, const u
             id < vocab ? scale * D::number(table + id * D::bytes(hidden), i) : __int_as_float(0x7fc00000);
 }
 
+/* A block a token and layer. */
+template <typename D>
+__global__ void __launch_bounds__(THREADS) per_layer_kernel(const __grid_constant__ struct gpuk_per_layer a)
+{
+    __shared__ float scratch[32];
+    let_next_start();
+    wait_for_previous();
+    const uint32_t t = blockIdx.x, at = blockIdx.y * a.width;
+    if (beyond(a.step.counts, t)) return;
+    const uint32_t id = a.step.token_id[t];
+    const unsigned char *row = (const unsigned char *)a.table + id * (size_t)D::bytes(a.layers * a.width);
+    float *x = a.x + (size_t)t * a.stride + at;
+    float squares = 0;
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS) {
+        const float v = __ldcg(x + i) * a.in_scale;
+        squares += v * v;
+    }
+    const float scale = a.in_scale * rsqrtf(block_sum(squares, scratch) / (float)a.width + a.eps);
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
+        x[i] = id < a.vocab ? (__ldcg(x + i) * scale * a.norm[i] + a.table_scale * D::number(row, at + i)) *
+                                  a.out_scale
+                            : __int_as_float(0x7fc00000);
+}
+
 /* ---- norm --------------------------------------------------------------------------------------- */
 
 template <typename T>
@@ -217,6 +241,22 @@ extern "C" int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const v
                        step->counts, step->token_id, (const unsigned char *)table, vocab, hidden, scale, x);
 }
 
+typedef void (*per_layer_function)(struct gpuk_per_layer);
+#define PER_LAYER(D) per_layer_kernel<D>
+static const per_layer_function per_layer_kernels[FORMAT_COUNT] = BY_FORMAT(PER_LAYER, nullptr);
+
+extern "C" int gpuk_per_layer(const struct gpuk_per_layer *args, uint32_t tokens, uint32_t flags,
+                              void *stream, struct helm_err *err)
+{
+    const int rc = check_shape("per-layer embedding", tokens, args->width, err);
+    if (rc) return rc;
+    if ((unsigned)args->format >= FORMAT_COUNT || !per_layer_kernels[args->format])
+        return helm_fail(err, HELM_E_UNSUPPORTED, "per-layer embedding: a table of %s",
+                         tensor_format_name(args->format));
+    return gpuk_launch("per-layer embedding", per_layer_kernels[args->format], dim3(tokens, args->layers),
+                       dim3(THREADS), 0, flags, stream, err, *args);
+}
+
 extern "C" int gpuk_rmsnorm(const uint32_t *count, uint32_t tokens, const float *x, const float *norm,
                             float eps, uint32_t hidden, void *out, enum dtype out_dtype, uint32_t flags,
                             void *stream, struct helm_err *err)
@@ -342,6 +382,8 @@ int gpuk_prepare_elementwise(const struct gpuk_device *, struct helm_err *err)
     int rc = HELM_OK;
 #define PREPARE(kernel) rc = rc ? rc : gpuk_prepare(#kernel, kernel, 0, err)
     for (const embed_function kernel : embed_kernels)
+        if (kernel) PREPARE(kernel);
+    for (const per_layer_function kernel : per_layer_kernels)
         if (kernel) PREPARE(kernel);
     PREPARE((rmsnorm_kernel<__nv_bfloat16>));
     PREPARE((rmsnorm_kernel<__half>));

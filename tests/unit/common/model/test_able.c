@@ -53,7 +53,7 @@ static void what_is_asked_for_is_named(void **state)
         {{.kind = MATH_EXPERTS_DOWN, .out_scale = 2}, false, "a scaled output"},
         {{.kind = MATH_LINEAR, .soft_cap = 30}, true, "a soft cap"},
         {{.kind = MATH_ATTENTION, .no_rope = true}, true, "attention without RoPE"},
-        {{.kind = MATH_ATTENTION, .cache_back = 1}, false, "the cache of another layer"},
+        {{.kind = MATH_LINEAR, .times = BUFFER_PER_LAYER, .activation = ACTIVATION_RELU}, true, "a gate by"},
         {{.kind = MATH_EMBED, .positions = TENSOR_POSITIONS}, true, "learned positions"},
         {{.kind = MATH_RUNNING_MEAN}, true, "a state of fixed size"},
     };
