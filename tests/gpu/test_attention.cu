@@ -306,6 +306,24 @@ static void test_decode(struct test_context *t, const attention_case &c, const s
     check_close(t, gm, bare.m, 1e-5, what);
     check_close(t, gs, sums, 2e-5, what);
     check_close(t, o, bare.out, tolerance(bare), what);
+
+    /* another layer that reads these cells: it appends none */
+    name_case(c, "decode without keys of its own", what, sizeof what);
+    struct gpuk_attention reader = a.args;
+    reader.k = reader.v = nullptr;
+    const std::vector<unsigned char> cells[2] = {a.pool->read<unsigned char>(),
+                                                 a.pool_host->read<unsigned char>()};
+    GPUK(gpuk_rope_append(&reader, a.step.tokens, rotated.at, DTYPE_F32, 0, t->stream, &err));
+    reader.q = rotated.as<float>();
+    for (int order = GPUK_ORDER_TOGETHER; order <= GPUK_ORDER_ALONE; order++) {
+        reader.order = (enum gpuk_order)order;
+        GPUK(gpuk_attention_decode(device, &reader, a.step.tokens, false, out.as<float>(), nullptr, nullptr,
+                                   workspace.at, 0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        check_close(t, out.read<float>(), whole.out, tolerance(whole), what);
+    }
+    check(t, a.pool->read<unsigned char>() == cells[0] && a.pool_host->read<unsigned char>() == cells[1],
+          what);
 }
 
 /* Some pages are absent: those in front, as a row's beginning says, or any. What attention gives of the others, merged

@@ -202,6 +202,35 @@ static void test_add_normed(struct test_context *t, uint32_t hidden, bool in_pla
     check_close(t, out.read<float>(), expected, 4e-6, two ? "add two normed" : "add normed");
 }
 
+/* Each layer's part is normed and has its part of the token's row added; what lies between the rows, and rows beyond the count, stay. */
+static void test_per_layer(struct test_context *t, uint32_t layers, uint32_t width)
+{
+    const uint32_t tokens = 9, count = 7, vocab = 50, all = layers * width, stride = all + 8;
+    test_step step(t, {3, 40}, {4, 3}, 8);
+    for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+        auto table = random_elements(t, (size_t)vocab * all, dtype);
+        auto values = to_double(table, dtype);
+        auto x = random_floats(t, (size_t)tokens * stride), norm = random_floats(t, width);
+        gpu_buffer dtable(table), dx(x), dnorm(norm);
+        struct gpuk_per_layer a = {};
+        a.step = step.step, a.table = dtable.at, a.format = (enum tensor_format)dtype, a.vocab = vocab;
+        a.layers = layers, a.width = width, a.stride = stride, a.norm = dnorm.as<float>(), a.eps = 1e-5f;
+        a.in_scale = 0.25f, a.table_scale = 3, a.out_scale = 0.5f, a.x = dx.as<float>();
+        GPUK(gpuk_per_layer(&a, tokens, 0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        std::vector<double> expected(x.begin(), x.end());
+        for (uint32_t n = 0; n < count; n++)
+            for (uint32_t l = 0; l < layers; l++) {
+                double *at = &expected[(size_t)n * stride + l * width];
+                for (uint32_t i = 0; i < width; i++) at[i] *= 0.25;
+                const std::vector<double> y = normed_row(at, norm.data(), width);
+                for (uint32_t i = 0; i < width; i++)
+                    at[i] = (y[i] + 3 * values[(size_t)step.ids[n] * all + l * width + i]) * 0.5;
+            }
+        check_close(t, dx.read<float>(), expected, 4e-6, "per-layer embedding");
+    }
+}
+
 /* Rows beyond the count stay. */
 static void test_soft_cap(struct test_context *t, uint32_t width)
 {
@@ -229,6 +258,8 @@ void test_elementwise(struct test_context *t)
     test_add_normed(t, 7, false, true, false);
     test_add_normed(t, 2816, true, true, true);
     test_add_normed(t, 7, false, false, true);
+    test_per_layer(t, 5, 256);
+    test_per_layer(t, 3, 7);
     test_soft_cap(t, 7);
     test_soft_cap(t, 1031);
 }

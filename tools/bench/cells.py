@@ -87,7 +87,8 @@ SETS = {
                lengths("27b-ud", "27b-UD-Q2_K_XL", False, 4096, "8GiB") + lengths("30b-q4", "30b-a3b-Q4_K_M", True, 4096, "all"),
     # Gemma 4, whose layers without a window have heads of 512, beside llama.cpp
     "gemma": lengths("26b-q4", "26b-a4b-Q4_K_M", True, 33024, "8GiB") + lengths("31b-q4", "31b-Q4_K_M", False, 33024, "12GiB") +
-             lengths("12b-q4", "12b-Q4_K_M", False, 33024, "8GiB"),
+             lengths("12b-q4", "12b-Q4_K_M", False, 33024, "8GiB") + lengths("e4b-q4", "e4b-Q4_K_M", False, 33024, "all", "2GiB") +
+             lengths("e2b-q4", "e2b-Q4_K_M", False, 33024, "all"),
     # forecasts without a card (--device cpu): three formats, a hybrid, a mixture, a short context and a long one
     "cpu-forecast": [cell for kind in ("0.6b-BF16", "0.6b-Q4_K_M", "0.6b-Q8_0", "0.8b") for cell in over(kind, kind, "all", (256, 4096), 1, 32)] +
                     experts("30b-a3b-Q4_K_M:2", "30b-a3b-Q4_K_M:2", ("all", 1)),

@@ -190,6 +190,11 @@ out:
     return rc;
 }
 
+static uint64_t smaller_of(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 static bool any_together(const struct cost_table *table)
 {
     for (uint32_t u = 0; u < table->units; u++)
@@ -197,12 +202,20 @@ static bool any_together(const struct cost_table *table)
     return false;
 }
 
-/* The better of two: that fits, then the faster one, then the one that lacks less. */
-static bool is_better(const struct search_found *a, const struct search_found *b)
+/* The better of two, of which one is kept; where none fits, what would do is the least of both. */
+static void take_better(struct search_found *best, struct search_found *other)
 {
-    if (a->feasible != b->feasible) return a->feasible;
-    if (a->feasible) return a->seconds < b->seconds;
-    return a->more_vram < b->more_vram || (a->more_vram == b->more_vram && a->more_host < b->more_host);
+    const bool better = other->feasible && (!best->feasible || other->seconds < best->seconds);
+    const struct search_found all = {.exact = best->exact && other->exact,
+                                     .more_vram = smaller_of(best->more_vram, other->more_vram),
+                                     .more_host = smaller_of(best->more_host, other->more_host),
+                                     .tried = best->tried + other->tried};
+    search_found_free(better ? best : other);
+    if (better) *best = *other;
+    best->exact = all.exact;
+    best->more_vram = all.more_vram;
+    best->more_host = all.more_host;
+    best->tried = all.tried;
 }
 
 /* Units that have to be together are on either processor. */
@@ -212,7 +225,7 @@ int search_run(const struct search_problem *problem, enum search_strategy strate
     static const unsigned both[] = {ON_GPU | ON_STREAM, ON_CPU};
     struct search_found other;
     if (problem->together || !any_together(problem->decode)) return run_one(problem, strategy, found, err);
-    memset(found, 0, sizeof *found);
+    *found = (struct search_found){.exact = true, .more_vram = UINT64_MAX, .more_host = UINT64_MAX};
     for (size_t i = 0; i < sizeof both / sizeof *both; i++) {
         struct search_problem one = *problem;
         one.together = both[i];
@@ -222,13 +235,7 @@ int search_run(const struct search_problem *problem, enum search_strategy strate
             search_found_free(found);
             return rc;
         }
-        const bool better = !found->tried || is_better(&other, found);
-        other.exact &= !found->tried || found->exact;
-        struct search_found *worse = better ? found : &other;
-        const uint64_t tried = found->tried + other.tried;
-        search_found_free(worse);
-        if (better) *found = other;
-        found->tried = tried ? tried : 1;
+        take_better(found, &other);
     }
     return 0;
 }

@@ -57,6 +57,8 @@ static uint32_t draw(uint32_t below)
     random_state ^= random_state << 17;
     return (uint32_t)((random_state >> 33) % below);
 }
+static bool torn_apart_never; /* all attention from the second layer on is on one processor */
+
 static double between(double low, double high)
 {
     return low + (high - low) * draw(1000001) / 1000000.0;
@@ -105,6 +107,7 @@ static void make_small(struct small *s, uint32_t layers, bool whole_layers)
                                .stream = (bytes + kv + (packed ? crossing + bytes : 0)) / gpu_rate + 3e-5,
                                .link = crossing / link_rate + 1e-5};
         if (in_vram) s->unit[u].gpu += 0.3 * bytes / gpu_rate;
+        s->unit[u].together = torn_apart_never && u > 1 && unit_part(u) == UNIT_ATTENTION;
         s->unit[u].cpu_beside = (bytes + kv) / cpu_rate * slow + 1e-5;
         s->unit[u].link_beside = crossing / link_rate * link_slow + 1e-5;
         s->bytes[3 * u + PLAN_HOME_CPU] = (struct search_bytes){0, (uint64_t)(bytes + kv)};
@@ -201,6 +204,8 @@ static void brute_force(const struct small *s, unsigned homes, unsigned ends, st
             gpu = gpu || rest % 3 != PLAN_HOME_CPU;
             stream = stream || rest % 3 == PLAN_HOME_STREAM;
         }
+        for (uint32_t u = 2; u < s->table.units; u++)
+            allowed = allowed && (!s->unit[u].together || on_gpu(home[u]) == on_gpu(home[2]));
         if (!allowed || (stream && s->problem.no_stream)) continue;
         for (int e = 0; e < 4; e++) {
             enum plan_processor embed = (enum plan_processor)(e & 1), head = (enum plan_processor)(e >> 1);
@@ -281,6 +286,21 @@ static void small_spaces_are_searched_to_the_end(void **state)
     }
     print_message("%d random machines, %d of them with a plan: the best one every time\n", all, solved);
     assert_true(solved > all / 2 && solved < all);
+}
+
+/* Attention to a cache that several layers read. */
+static void units_that_are_together_stay_so(void **state)
+{
+    (void)state;
+    int feasible;
+    torn_apart_never = true;
+    compare(3, false, SEARCH_BEST, 7, 3, 40, &feasible);
+    assert_true(feasible > 10);
+    compare(5, true, SEARCH_BEST, 7, 3, 20, &feasible);
+    assert_true(feasible > 5);
+    compare(3, false, SEARCH_ALL_CPU, 1, 1, 20, &feasible);
+    compare(3, false, SEARCH_STREAM, 1u << PLAN_HOME_GPU | 1u << PLAN_HOME_STREAM, 2, 20, &feasible);
+    torn_apart_never = false;
 }
 
 static void the_other_strategies_too(void **state)
@@ -520,6 +540,7 @@ int main(void)
         cmocka_unit_test(prices_are_kept_and_floors_are_below_them),
         cmocka_unit_test(small_spaces_are_searched_to_the_end),
         cmocka_unit_test(the_other_strategies_too),
+        cmocka_unit_test(units_that_are_together_stay_so),
         cmocka_unit_test(every_thesis_split_is_tried),
         cmocka_unit_test(bound_and_large_search_hold_on_small_spaces),
         cmocka_unit_test(large_spaces_are_near_their_bound_and_quick),
