@@ -166,7 +166,7 @@ static int create_activations(struct engine *engine, struct helm_err *err)
     const struct cpu_activations_case size = {.config = &engine->model.config,
                                               .unit_tokens = plan_most_tokens(plan, engine->base.self),
                                               .end_tokens = embed || head ? h->step_tokens : 0,
-                                              .sampled_rows = head ? h->slots : 0};
+                                              .sampled_rows = head ? h->samples : 0};
     const struct cpu_room room = cpu_room_of(&size, placements_formats(&engine->weights.host));
     engine->run.thread_bytes = room.thread;
     return activations_create(&size, engine->weights.formats, &engine->kernels, room.activations,

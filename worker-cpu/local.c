@@ -43,6 +43,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     local->pages_per_slot = pages_per_slot;
     struct arena_spec spec = plan_arena_spec(&plan, &model.config);
     spec.slots = o->slots;
+    spec.samples = engine_samples(o->slots, o->draft_tokens);
     spec.context_tokens = o->context_tokens;
     spec.step_tokens = o->step_tokens;
     spec.kv.page_tokens = page_tokens;
@@ -81,13 +82,14 @@ int local_step(struct local *local, const struct step_row *rows, uint32_t row_co
     struct arena_control *control = arena_control_of(&local->arena);
     if (row_count > ARENA_STEP_ROWS)
         return helm_fail(err, HELM_E_LIMIT, "%u rows, a step has at most %d", row_count, ARENA_STEP_ROWS);
-    uint32_t serial = ++local->serial, tokens = 0;
+    uint32_t serial = ++local->serial, tokens = 0, drafts = 0;
     struct step *step = &control->step[serial % ARENA_STEP_RING];
-    for (uint32_t i = 0; i < row_count; i++) tokens += rows[i].count;
+    for (uint32_t i = 0; i < row_count; i++) tokens += rows[i].count, drafts += rows[i].drafts;
     step->serial = serial;
     step->epoch = arena_header_of(&local->arena)->epoch;
     step->row_count = row_count;
     step->token_count = tokens;
+    step->draft_count = drafts;
     memcpy(step->row, rows, row_count * sizeof *rows);
     *result = &control->result[serial % ARENA_STEP_RING];
     return engine_step(&local->engine, serial, err);

@@ -17,9 +17,10 @@ struct local_options {
     uint32_t threads; /* 0: one a core */
     const int *node;  /* NUMA node, -1: none; NULL: the one with the most memory available */
     uint32_t slots, context_tokens, step_tokens;
-    uint32_t snapshots;   /* of fixed states */
-    uint32_t page_tokens; /* 0: KV_PAGE_TOKENS_DEFAULT */
-    uint32_t spin_us;     /* 0: POOL_SPIN_US_DEFAULT */
+    uint32_t snapshots;    /* of fixed states */
+    uint32_t draft_tokens; /* plan.h */
+    uint32_t page_tokens;  /* 0: KV_PAGE_TOKENS_DEFAULT */
+    uint32_t spin_us;      /* 0: POOL_SPIN_US_DEFAULT */
     bool pin;
     bool blank;         /* matrices are zeros and not read */
     struct model *made; /* in the place of `folder`, likewise blank: taken (engine.h) */

@@ -20,18 +20,18 @@ static_assert(ARENA_STEP_ROWS <= GPUK_FEW_ROWS, "one launch for all samples of a
 int gpu_draw_open(struct gpu_engine *g, struct helm_err *err)
 {
     struct gpu_draw *draw = &g->draw;
-    uint32_t slots = arena_header_of(g->base.arena)->slots;
+    uint32_t samples = arena_header_of(g->base.arena)->samples;
     void *pinned = NULL;
-    uint64_t rooms = slots * sizeof *draw->room;
+    uint64_t rooms = samples * sizeof *draw->room;
     int rc = device_host_alloc(g->device, rooms + 64, &pinned, err);
     if (rc) return rc;
     memset(pinned, 0, (size_t)rooms + 64);
     draw->room = pinned;
     draw->done = (_Atomic uint32_t *)((char *)pinned + rooms);
-    draw->times = malloc((size_t)slots * SAMPLING_CHANGES_MAX * sizeof *draw->times);
+    draw->times = malloc((size_t)samples * SAMPLING_CHANGES_MAX * sizeof *draw->times);
     if (!draw->times)
-        return helm_fail(err, HELM_E_NOMEM, "no memory for the changed logits of %u rows", slots);
-    for (uint32_t i = 0; i < slots; i++)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for the changed logits of %u rows", samples);
+    for (uint32_t i = 0; i < samples; i++)
         draw->changes[i] = (struct sampling_changes){.token = draw->room[i].token,
                                                      .times = draw->times + (size_t)i * SAMPLING_CHANGES_MAX};
     return 0;
@@ -47,7 +47,7 @@ void gpu_draw_close(struct gpu_engine *g)
 
 /* ---- asking ---- */
 
-/* A sampled row, with its sequence's parameters for the draw. */
+/* A sampled position, with its sequence's parameters for the draw. */
 struct sample {
     const struct sampling_params *params;
     struct sampling_tokens tokens;
@@ -57,14 +57,15 @@ struct sample {
 static struct sample sample_of(const struct gpu_engine *g, uint32_t i, struct step_result *result)
 {
     const struct arena *arena = g->base.arena;
-    const struct batch_row *row = &g->batch.row[g->batch.sample_row[i]];
+    const struct batch_sample *sample = &g->batch.sample[i];
+    const struct batch_row *row = &g->batch.row[sample->row];
     const struct arena_slot *slot = arena_slot_of(arena, row->slot);
-    uint32_t length = row->start + row->count;
+    uint32_t length = row->start + sample->at;
     return (struct sample){.params = &slot->sampling,
                            .tokens = {arena_history_of(arena, row->slot), length,
                                       slot->prompt_count < length ? slot->prompt_count : length,
                                       row->masked ? arena_mask_of(arena, row->slot) : NULL},
-                           .out = result ? &result->row[row->result] : NULL};
+                           .out = result ? &result->row[sample->result] : NULL};
 }
 
 static int copy_row(struct gpu_engine *g, uint32_t i, struct helm_err *err)

@@ -12,9 +12,9 @@ struct gpu_engine;
 struct gpuk_token;
 
 struct gpu_draw {
-    struct gpuk_few_room *room; /* pinned, [slots] */
+    struct gpuk_few_room *room; /* pinned, [samples] */
     _Atomic uint32_t *done;     /* pinned: becomes 1 when all of it is there */
-    uint32_t *times;            /* [slots][SAMPLING_CHANGES_MAX] */
+    uint32_t *times;            /* [samples][SAMPLING_CHANGES_MAX] */
     struct sampling_changes changes[ARENA_STEP_ROWS];
     struct gpuk_few few[ARENA_STEP_ROWS]; /* few[i].row: index of the sample */
     uint32_t few_count;

@@ -189,8 +189,9 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     int rc = register_region(g, GPU_REGION_FRONT, 0, h->region[ARENA_REGION_KV].offset, false, err);
     if (!rc) rc = allocate_device(g, err);
     if (rc) return rc;
-    gpu_block_place(g->buffers.work.tokens, h->slots, gpu_block_line(h->pages_per_slot, h->window_page_count),
-                    plan_kv_tiered(&g->plan), &block);
+    gpu_block_place(g->buffers.work.tokens, h->samples,
+                    gpu_block_line(h->pages_per_slot, h->window_page_count), plan_kv_tiered(&g->plan),
+                    &block);
     uint64_t results = (block.bytes + 63) / 64 * 64, /* of a step, and of one behind it */
         inv_freq = results + GPU_FOLLOW_PLACES * ARENA_STEP_ROWS * sizeof(struct gpuk_token),
              end = inv_freq + (model_ropes(c) * dim * sizeof(float) + 63) / 64 * 64;

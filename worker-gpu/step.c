@@ -115,10 +115,7 @@ void gpu_step_fill(const struct gpu_engine *g, const struct gpu_program *p)
                    pages_of(g, row) * sizeof(uint32_t));
     }
     row_first[batch->row_count] = batch->token_count;
-    for (uint32_t i = 0; i < batch->sample_count; i++) {
-        const struct batch_row *row = &batch->row[batch->sample_row[i]];
-        sample[i] = row->token_first + row->count - 1;
-    }
+    for (uint32_t i = 0; i < batch->sample_count; i++) sample[i] = batch_sample_token(batch, i);
     for (uint32_t sub = 0; b->subs > 1 && sub * GPU_SUB_TOKENS < batch->token_count; sub++)
         fill_sub(g, b, sub);
 }
@@ -177,7 +174,9 @@ static int wait_for_end(struct gpu_engine *g, const struct step *step, const _At
 /* Whether a chunk's prompt goes on, most likely with another chunk: a row of it yields no token yet. */
 static bool goes_on(const struct gpu_program *p, const struct batch *batch)
 {
-    return p->tier == GPU_TIER_CHUNK && batch->sample_count < batch->row_count;
+    bool on = false;
+    for (uint32_t r = 0; r < batch->row_count; r++) on |= !batch->row[r].sample;
+    return p->tier == GPU_TIER_CHUNK && on;
 }
 
 /* Launches the batch's step, from its block on. */

@@ -1,6 +1,7 @@
 /* See arena_spec.h. Pure. */
 #include "common/plan/arena_spec.h"
 
+#include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
 #include "common/plan/state.h"
 
@@ -19,6 +20,7 @@ struct arena_spec plan_arena_spec(const struct plan *plan, const struct model_co
 {
     const uint32_t mixed = plan_mixed_units(plan);
     return (struct arena_spec){.slots = plan->slots,
+                               .samples = engine_samples(plan->slots, plan->draft_tokens),
                                .context_tokens = plan->context_tokens,
                                .step_tokens = plan->step_tokens,
                                .hidden = config->hidden,

@@ -10,6 +10,13 @@
 
 /* Steps of 2 to 16 tokens are a tier of their own on both processors; longer ones are chunks. */
 #define ENGINE_FEW_TOKENS 16
+/* Drafts of a step at most (docs/speculation.md): with a known token they are a step of few tokens. */
+#define ENGINE_DRAFTS_MAX (ENGINE_FEW_TOKENS - 1)
+/* Positions that a step samples at most: a token of each slot, and with drafts a step of few tokens. */
+static inline uint32_t engine_samples(uint32_t slots, uint32_t draft_tokens)
+{
+    return draft_tokens && slots < ENGINE_FEW_TOKENS ? ENGINE_FEW_TOKENS : slots;
+}
 /* The GPU's shortest chunk. A prefill list begins at this many tokens or more: shorter steps are captured graphs. */
 #define GPU_CHUNK_TOKENS (ENGINE_FEW_TOKENS + 1)
 /* A longer chunk is computed in sub-chunks on the GPU, each operation for all of them. */

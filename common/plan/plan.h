@@ -138,6 +138,7 @@ struct plan {
     uint32_t expert_parts;
     bool has_states; /* its units say what each layer keeps of a sequence; otherwise all keep pages */
     uint32_t state_snapshots; /* that host memory has room for; 0 where no state is fixed */
+    uint32_t draft_tokens; /* of a sequence in a step at most (docs/speculation.md); 0: no step has drafts */
     /* Layers with a window of window_tokens keep STATE_WINDOW: pages of pools of their own, with this many (state.h); 0: they
      * keep all pages, as others do */
     uint32_t window_tokens, window_page_count;
@@ -354,7 +355,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "state_snapshots": N (default 0), "window_tokens", "window_page_count": N (where a layer's kind is "window"),
  *    "vram_page_count": N, "kv_direct_permille": 0 to 1000, "kv_direct_positions", "kv_direct_window": N,
  *    "kv_piece_pages": N (default of all: 0), "kv_free_places": N (default: plan_free_places),
- *    "invariant": true | false (default),
+ *    "invariant": true | false (default), "draft_tokens": 0 (default) to 15,
  *    "stages": {"decode": [{"layers": [first, last], "ops": "all" (default) | "attention" | "mlp",
  *                           "home": "gpu"|"gpu1"|"cpu"|"stream"|"mixed", "bytes": N,
  *                           "format": "bf16-packed" (default: as stored; in this list alone)}, ...],

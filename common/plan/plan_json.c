@@ -8,6 +8,7 @@
 #include "common/formats/kv_dtype.h"
 #include "common/model/arch.h"
 #include "common/model/router.h"
+#include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
 #include "common/plan/stages.h"
 #include "common/plan/state.h"
@@ -122,6 +123,7 @@ json_t *plan_to_json(const struct plan *plan)
     if (plan->expert_parts > 1) set(json, "expert_parts", plan->expert_parts);
     if (plan->has_states) json_object_set_new(json, "states", plan_states_to_json(plan));
     if (plan->state_snapshots) set(json, "state_snapshots", plan->state_snapshots);
+    if (plan->draft_tokens) set(json, "draft_tokens", plan->draft_tokens);
     if (plan->window_page_count) set(json, "window_tokens", plan->window_tokens);
     if (plan->window_page_count) set(json, "window_page_count", plan->window_page_count);
     if (plan->invariant) json_object_set_new(json, "invariant", json_true());
@@ -335,7 +337,8 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
                                    {"slots", 1, PLAN_SLOTS_MAX, &plan->slots},
                                    {"page_tokens", 1, PLAN_PAGE_TOKENS_MAX, &plan->page_tokens},
                                    {"page_count", 0, UINT32_MAX, &plan->page_count}},
-                       parts[] = {{"expert_parts", 1, MODEL_EXPERTS_CHOSEN_MAX, &plan->expert_parts}};
+                       parts[] = {{"expert_parts", 1, MODEL_EXPERTS_CHOSEN_MAX, &plan->expert_parts},
+                                  {"draft_tokens", 0, ENGINE_DRAFTS_MAX, &plan->draft_tokens}};
     plan->expert_parts = 1;
     int rc = GET(json, true, fields, err);
     if (rc) return rc;

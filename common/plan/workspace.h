@@ -44,7 +44,7 @@ void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t line, bool two_tab
 
 struct gpu_workspace_case {
     const struct model_config *config;
-    uint32_t step_tokens, slots, line; /* gpu_block_line */
+    uint32_t step_tokens, slots, line; /* slots: or samples, if they are more; gpu_block_line */
     uint32_t chunk_bytes;              /* of a number in a chunk's activations: workspace_chunk_bytes */
     uint32_t query_bytes;              /* of a number in a chunk's queries: kv_query_dtype */
     bool layers, head;                 /* whether the GPU computes some */

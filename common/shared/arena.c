@@ -47,6 +47,11 @@ static int check_range(const char *what, uint64_t value, uint64_t min, uint64_t 
                      (unsigned long long)value, (unsigned long long)min, (unsigned long long)max);
 }
 
+static uint32_t samples_of(const struct arena_spec *spec)
+{
+    return spec->samples ? spec->samples : spec->slots;
+}
+
 static int check_spec(const struct arena_spec *spec, struct helm_err *err)
 {
     const struct kv_layout *kv = &spec->kv;
@@ -55,6 +60,7 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         uint64_t value, min, max;
     } fields[] = {
         {"slots", spec->slots, 1, ARENA_SLOTS_MAX},
+        {"samples", samples_of(spec), 1, ARENA_STEP_ROWS},
         {"context_tokens", spec->context_tokens, 1, TOKENS_MAX},
         {"step_tokens", spec->step_tokens, 1, TOKENS_MAX},
         {"hidden", spec->hidden, 1, WIDTH_MAX},
@@ -176,7 +182,7 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
     rc = lane_regions(spec, lanes_bytes, err);
     if (rc) return rc;
 
-    uint64_t logits_bytes = (uint64_t)spec->slots * spec->vocab * sizeof(float);
+    uint64_t logits_bytes = (uint64_t)samples_of(spec) * spec->vocab * sizeof(float);
     if (logits_bytes < 2 * (uint64_t)spec->hidden * sizeof(float))
         logits_bytes = 2 * (uint64_t)spec->hidden * sizeof(float);
 
@@ -219,6 +225,7 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
     header->magic = ARENA_MAGIC;
     header->abi = ARENA_ABI;
     header->slots = spec->slots;
+    header->samples = samples_of(spec);
     header->context_tokens = spec->context_tokens;
     header->step_tokens = spec->step_tokens;
     header->pages_per_slot = (uint32_t)pages_per_slot;
@@ -327,6 +334,7 @@ static int check_header(const struct arena_header *header, uint64_t file_bytes, 
         return helm_fail(err, HELM_E_MISMATCH, "arena: header says %llu bytes, the file has %llu",
                          (unsigned long long)header->total_bytes, (unsigned long long)file_bytes);
     const struct arena_spec spec = {.slots = header->slots,
+                                    .samples = header->samples,
                                     .context_tokens = header->context_tokens,
                                     .step_tokens = header->step_tokens,
                                     .hidden = header->hidden,

@@ -20,6 +20,7 @@ struct arena {
 /* What to lay out. kv.layers etc. describe the host KV pool; weight_bytes may be 0. */
 struct arena_spec {
     uint32_t slots, context_tokens, step_tokens, hidden, vocab;
+    uint32_t samples; /* as in the header; 0: slots */
     uint32_t lanes[ARENA_LANE_KINDS];
     struct kv_layout kv;
     uint32_t page_count;
@@ -35,7 +36,7 @@ struct arena_spec {
 
 /* Computes every region's place into *header without creating anything (the ledger uses it too). Overflow is
  * HELM_E_LIMIT. Regions start on whole pages (kv, weights: on 2 MiB) in the order of their ids; logits has
- * one row of vocab floats a slot (all together at least two of hidden floats), pooled one of hidden doubles; the
+ * one row of vocab floats a sample (all together at least two of hidden floats), pooled one of hidden doubles; the
  * total is a multiple of 2 MiB. */
 HELM_MUST_CHECK int arena_plan(const struct arena_spec *spec, struct arena_header *header,
                                struct helm_err *err);
@@ -145,9 +146,9 @@ static inline struct lane *arena_lane_of(const struct arena *a, uint32_t link)
 }
 /* All lanes as arena_create leaves them: nobody touches them meanwhile. */
 void arena_empty_lanes(const struct arena *arena);
-static inline float *arena_logits_of(const struct arena *a, uint32_t slot)
+static inline float *arena_logits_of(const struct arena *a, uint32_t sample)
 {
-    return (float *)arena_region_ptr(a, ARENA_REGION_LOGITS) + (uint64_t)slot * arena_header_of(a)->vocab;
+    return (float *)arena_region_ptr(a, ARENA_REGION_LOGITS) + (uint64_t)sample * arena_header_of(a)->vocab;
 }
 
 /* [hidden] */

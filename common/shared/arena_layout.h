@@ -12,7 +12,7 @@
  *   slots               helmd                     workers   sampling parameters; only of a slot in no step
  *   masks               helmd                     workers   tokens that a slot's next one is drawn from, a bit an id;
  *                                                           only of a slot in no step that samples
- *   history             helmd, the head's worker  workers   token ids of each slot, see below
+ *   history             helmd, the head's worker  workers   token ids of each slot, drafts included, see below
  *   page_table          helmd                     workers   KV page numbers of each slot, then likewise of windows
  *   vram_table          helmd                     workers   of the same pages, their places in VRAM: two tiers only
  *   lanes               one worker each           another   activation hand-over, see lane.h
@@ -41,6 +41,7 @@
  *   of a row that follows       the head's worker  when it takes the row
  *   every other known token     helmd              when the sequence enters its slot, when a result is taken
  *                                                  and no row for the token was rung, before workers start
+ *   of a draft                  helmd              when the row is rung; no other step has the slot then
  *
  * Two steps share the ring only where no worker's part of the second touches what another worker's part of
  * the first may still read or write: a step in front of another has one token a row, and both are of the
@@ -86,6 +87,12 @@
  * entry of `left` is the state after that many of the row's tokens. Operations write it as they pass; the
  * state after all tokens is copied after the step. A worker rings `done` when its parts are there.
  *
+ * Drafts. The last `drafts` tokens of a row are guesses that helmd has put into the history behind the
+ * known tokens. The row is sampled after its last known token and after each draft, each time as it would be
+ * with the tokens up to there alone. helmd keeps the drafts that were sampled; the next row of the slot
+ * begins where the first wrong one stood, or with fixed states where a snapshot was left in front of the
+ * drafts. Pages and states behind that position mean nothing.
+ *
  * Windows. Layers that keep a window have a page table of their own, with an entry for each page of the
  * sequence. An entry in front of state_window_hidden(start) of a row means nothing: its page is others'.
  * Entries from there on stay as they are while a step in flight may read them.
@@ -102,12 +109,13 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         17u
+#define ARENA_ABI         18u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
 #define ARENA_STEP_ROWS   ARENA_SLOTS_MAX
 #define ARENA_STEP_FETCH  32 /* pages that a step brings to VRAM at most */
+#define ARENA_STEP_DRAFTS 15 /* drafts of a step at most: ENGINE_DRAFTS_MAX */
 #define ARENA_ROW_STATES  8  /* snapshots that a row leaves at most */
 #define ARENA_KV_TOKENS   16 /* of a step whose queries go to the CPU: ENGINE_FEW_TOKENS */
 #define ARENA_EXPERT_NONE 0xffffffffu
@@ -160,6 +168,7 @@ struct arena_header {
     uint32_t snapshot_count;
     /* Layers that keep a window (state_layout.h): its tokens, pages of each of their pools, the host's layers; 0: none does */
     uint32_t window_tokens, window_page_count, window_layers;
+    uint32_t samples; /* rows of logits: a step samples at most as many positions; >= slots */
     struct kv_layout kv;
     uint32_t window_kv_heads, window_head_dim; /* of cells of windows */
     struct state_layout state;                 /* slots: of the CPU's layers */
@@ -192,6 +201,7 @@ struct step_row {
     uint32_t flags;
     uint32_t host_tokens; /* 0 with one tier; whole pages, <= start; see above */
     uint32_t direct_from; /* whole pages, <= host_tokens */
+    uint32_t drafts;      /* with STEP_ROW_SAMPLE alone: of `count` the last so many are drafts; < count */
     uint32_t
         state_from; /* the snapshot, from 1 on, that it begins with; STATE_NO_SNAPSHOT: it goes on from its slot */
     struct step_state left[ARENA_ROW_STATES]; /* `at` rises; the first of STATE_NO_SNAPSHOT ends them */
@@ -233,8 +243,8 @@ struct step {
     uint32_t token_count; /* sum of count, <= header.step_tokens */
     uint32_t flags;       /* enum step_flags */
     uint32_t fetch_count;
-    uint32_t page; /* of STEP_KV_MOVES */
-    uint32_t reserved;
+    uint32_t page;        /* of STEP_KV_MOVES */
+    uint32_t draft_count; /* sum of drafts */
     struct step_row row[ARENA_STEP_ROWS];
     struct step_fetch fetch[ARENA_STEP_FETCH];
 };
@@ -254,7 +264,8 @@ struct step_result {
                             it already) to ringing done */
     uint64_t linear_ns, attention_ns, sample_ns; /* parts of compute_ns, by thread 0's clock */
     uint64_t weight_bytes; /* read from memory for this step; packed weights count as packed */
-    struct step_result_row row[ARENA_STEP_ROWS];
+    /* [row_count], after their last known token; then of the step's drafts, row by row, after each */
+    struct step_result_row row[ARENA_STEP_ROWS + ARENA_STEP_DRAFTS];
 };
 
 /* A worker's part of a step. */
@@ -295,7 +306,7 @@ struct arena_slot {
 static_assert(sizeof(struct doorbell) == 8, "doorbell is two words");
 static_assert(sizeof(struct kv_layout) == 20, "header layout");
 static_assert(offsetof(struct arena_header, total_bytes) == 8, "header layout");
-static_assert(offsetof(struct arena_header, kv) == 96, "header layout");
+static_assert(offsetof(struct arena_header, kv) == 100, "header layout");
 static_assert(offsetof(struct arena_header, region) == 144, "header layout");
 static_assert(sizeof(struct arena_header) == 144 + 16 * ARENA_REGION_COUNT, "header layout");
 static_assert(sizeof(struct arena_header) <= 4096, "the header has the first page for itself");
@@ -304,7 +315,7 @@ static_assert(sizeof(struct arena_times) == 32, "times layout");
 static_assert(sizeof(struct arena_done) == 64 + 32 * ARENA_STEP_RING, "one cache line per doorbell");
 static_assert(offsetof(struct arena_control, step) == 64 + sizeof(struct arena_done) * ARENA_WORKERS_MAX,
               "one cache line per doorbell");
-static_assert(sizeof(struct step_row) == 28 + 8 * ARENA_ROW_STATES, "step row layout");
+static_assert(sizeof(struct step_row) == 32 + 8 * ARENA_ROW_STATES, "step row layout");
 static_assert(offsetof(struct step, row) == 32, "step layout");
 static_assert(sizeof(struct step) == 32 + sizeof(struct step_row) * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH,
               "step layout");

@@ -59,6 +59,10 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     if (in->count == 0 || in->count > h->step_tokens - batch->token_count) return false;
     if ((follows || batch->assisted) && in->count != 1) return false;
     if (pools && (in->flags & STEP_ROW_SAMPLE || pools == POOLS)) return false;
+    if (in->drafts &&
+        (in->drafts >= in->count || (in->flags & (STEP_ROW_SAMPLE | STEP_ROW_MASKED)) != STEP_ROW_SAMPLE))
+        return false;
+    if (in->flags & STEP_ROW_SAMPLE && in->drafts >= h->samples - batch->sample_count) return false;
     if (in->start >= h->context_tokens || in->count > h->context_tokens - in->start) return false;
     const uint32_t *history = arena_history_of(arena, in->slot);
     const uint32_t *pages = arena_page_table_of(arena, in->slot);
@@ -87,11 +91,33 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
                               .count = in->count,
                               .token_first = batch->token_count,
                               .sample = (in->flags & STEP_ROW_SAMPLE) != 0,
+                              .drafts = in->drafts,
                               .follows = follows,
                               .masked = (in->flags & STEP_ROW_MASKED) != 0,
                               .pools = pools};
     memcpy(row->left, in->left, sizeof row->left);
     return true;
+}
+
+/* Where a row is sampled: after its last known token, whose result is the row's, and after each of its drafts, whose results
+ * are from `drafted` on. */
+static void add_samples(struct batch *batch, const struct batch_row *row, uint32_t drafted)
+{
+    for (uint32_t i = 0; i <= row->drafts; i++)
+        batch->sample[batch->sample_count++] =
+            (struct batch_sample){.row = batch->row_count,
+                                  .at = row->count - row->drafts + i,
+                                  .result = i ? drafted + i - 1 : row->result};
+}
+
+/* HELM_E_LIMIT: the rows' drafts are not as many as the step says, or too many. */
+static int check_drafts(const struct step *step, struct helm_err *err)
+{
+    uint64_t drafts = 0;
+    for (uint32_t i = 0; i < step->row_count; i++) drafts += step->row[i].drafts;
+    if (drafts == step->draft_count && drafts <= ARENA_STEP_DRAFTS) return 0;
+    return helm_fail(err, HELM_E_LIMIT, "step %u has %u drafts, its rows %llu, at most %d are taken",
+                     step->serial, step->draft_count, (unsigned long long)drafts, ARENA_STEP_DRAFTS);
 }
 
 /* What the step as a whole says of the two tiers. */
@@ -146,20 +172,23 @@ int batch_take(const struct arena *arena, uint32_t vocab, const struct step *ste
     if ((rows < 1 && !(step->flags & STEP_KV_MOVES)) || rows > ARENA_STEP_ROWS)
         return helm_fail(err, HELM_E_LIMIT, "step %u has %u rows, not between 1 and %d", step->serial, rows,
                          ARENA_STEP_ROWS);
+    rc = check_drafts(step, err);
+    if (rc) return rc;
     batch->token_count = batch->row_count = batch->sample_count = batch->pool_count = 0;
     batch->flags = step->flags;
     batch->assisted = (step->flags & STEP_KV_ASSISTED) != 0;
-    for (uint32_t i = 0; i < rows; i++) {
+    uint32_t drafted = rows; /* results of drafts are behind those of rows */
+    for (uint32_t i = 0; i < rows; drafted += step->row[i++].drafts) {
         struct step_result_row *out = &result->row[i];
         struct batch_row *row = &batch->row[batch->row_count];
-        memset(out, 0, sizeof *out);
-        out->slot = step->row[i].slot;
-        if (!take_row(arena, vocab, &step->row[i], &used, batch, row)) {
-            out->status = STEP_ROW_BAD;
-            continue;
-        }
+        const bool taken = take_row(arena, vocab, &step->row[i], &used, batch, row);
+        const struct step_result_row begun = {.slot = step->row[i].slot,
+                                              .status = taken ? STEP_ROW_OK : STEP_ROW_BAD};
+        *out = begun;
+        for (uint32_t k = 0; k < step->row[i].drafts; k++) result->row[drafted + k] = begun;
+        if (!taken) continue;
         row->result = i;
-        if (row->sample) batch->sample_row[batch->sample_count++] = batch->row_count;
+        if (row->sample) add_samples(batch, row, drafted);
         batch->pool_count += row->pools != 0;
         batch->token_count += row->count;
         batch->row_count++;

@@ -20,9 +20,17 @@ struct batch_row {
     uint32_t token_first; /* index of its first token in the step */
     uint32_t result;      /* row of the step it came from */
     bool sample;
-    bool follows;   /* STEP_ROW_FOLLOWS */
-    bool masked;    /* STEP_ROW_MASKED */
-    uint32_t pools; /* STEP_ROW_POOL_MEAN, STEP_ROW_POOL_LAST or 0 */
+    uint32_t drafts; /* as in struct step_row */
+    bool follows;    /* STEP_ROW_FOLLOWS */
+    bool masked;     /* STEP_ROW_MASKED */
+    uint32_t pools;  /* STEP_ROW_POOL_MEAN, STEP_ROW_POOL_LAST or 0 */
+};
+
+/* A position that is sampled. */
+struct batch_sample {
+    uint32_t row;    /* index into batch.row */
+    uint32_t at;     /* tokens of the row up to it: it is after the last of them */
+    uint32_t result; /* row of the result */
 };
 
 struct batch {
@@ -32,7 +40,7 @@ struct batch {
     uint32_t flags;             /* of the step */
     struct batch_row row[ARENA_STEP_ROWS];
     uint32_t row_count;
-    uint32_t sample_row[ARENA_STEP_ROWS]; /* rows that are sampled, in order */
+    struct batch_sample sample[ARENA_STEP_ROWS]; /* in the order of tokens */
     uint32_t sample_count;
     uint32_t pool_count; /* rows that are pooled */
     bool assisted;       /* STEP_KV_ASSISTED: every worker walks the hand-overs of queries */
@@ -47,6 +55,12 @@ static inline uint32_t batch_direct_from(const struct batch_row *row, uint32_t w
     if (!window) return row->direct_from;
     if (hidden >= host) return row->host_tokens; /* it sees none of them */
     return (hidden + (uint32_t)(((uint64_t)(host - hidden) * direct + host / 2) / host)) * page_tokens;
+}
+
+/* The token of the step after which sample `i` is drawn. */
+static inline uint32_t batch_sample_token(const struct batch *batch, uint32_t i)
+{
+    return batch->row[batch->sample[i].row].token_first + batch->sample[i].at - 1;
 }
 
 /* The snapshot that a row leaves after `at` of its tokens; STATE_NO_SNAPSHOT: none. */

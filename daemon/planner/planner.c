@@ -404,6 +404,7 @@ void planner_adopt(const struct plan *plan, const struct model *model, struct le
     if (plan->context_tokens) w->ctx = plan->context_tokens;
     if (plan->step_tokens) w->step_tokens = plan->step_tokens;
     if (plan->slots) w->slots = plan->slots;
+    if (plan->draft_tokens) w->draft_tokens = plan->draft_tokens;
     if (plan->page_tokens) w->page_tokens = plan->page_tokens;
     if (plan->page_count) w->page_count = plan->page_count;
     w->vram_page_count = plan_kv_places(plan);

@@ -188,13 +188,14 @@ uint32_t pair_ring_tiers(struct pair *pair, const struct step_row *rows, uint32_
                          const struct pair_tiers *tiers, const struct step_result **result)
 {
     struct arena_control *control = arena_control_of(&pair->arena);
-    uint32_t serial = ++pair->serial, tokens = 0;
+    uint32_t serial = ++pair->serial, tokens = 0, drafts = 0;
     struct step *step = &control->step[serial % ARENA_STEP_RING];
-    for (uint32_t i = 0; i < row_count; i++) tokens += rows[i].count;
+    for (uint32_t i = 0; i < row_count; i++) tokens += rows[i].count, drafts += rows[i].drafts;
     step->serial = serial;
     step->epoch = arena_header_of(&pair->arena)->epoch;
     step->row_count = row_count;
     step->token_count = tokens;
+    step->draft_count = drafts;
     step->flags = tiers->flags;
     step->fetch_count = tiers->fetch_count;
     memcpy(step->fetch, tiers->fetch, tiers->fetch_count * sizeof *step->fetch);

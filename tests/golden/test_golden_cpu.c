@@ -348,6 +348,11 @@ static void bad_rows_are_refused_one_by_one(void **state)
         {.slot = 3, .start = 0, .count = UINT32_MAX},
         {.slot = 1, .start = 2, .count = 2},  /* a token outside the vocabulary */
         {.slot = 2, .start = 30, .count = 3}, /* a page that does not exist */
+        /* no known token; drafts that are not sampled, or by a mask; more samples than there are logits for */
+        {.slot = 3, .start = 0, .count = 3, .drafts = 3, .flags = STEP_ROW_SAMPLE},
+        {.slot = 3, .start = 0, .count = 3, .drafts = 1},
+        {.slot = 3, .start = 0, .count = 3, .drafts = 1, .flags = STEP_ROW_SAMPLE | STEP_ROW_MASKED},
+        {.slot = 3, .start = 0, .count = 8, .drafts = 3, .flags = STEP_ROW_SAMPLE},
     };
     const struct step_result *result;
     assert_int_equal(local_step(local, &good, 1, &result, &err), 0);
@@ -361,7 +366,14 @@ static void bad_rows_are_refused_one_by_one(void **state)
         assert_int_equal(result->row[0].sampled.token, token);
         assert_int_equal(result->row[1].status, STEP_ROW_BAD);
         assert_int_equal(result->row[1].slot, bad[i].slot);
+        for (uint32_t k = 0; k < bad[i].drafts; k++) {
+            assert_int_equal(result->row[2 + k].status, STEP_ROW_BAD);
+            assert_int_equal(result->row[2 + k].slot, bad[i].slot);
+        }
     }
+    const struct step_row many = {
+        .slot = 3, .start = 0, .count = 20, .drafts = ARENA_STEP_DRAFTS + 1, .flags = STEP_ROW_SAMPLE};
+    assert_int_equal(local_step(local, &many, 1, &result, &err), HELM_E_LIMIT);
     assert_int_equal(local_step(local, &bad[0], 1, &result, &err), 0);
     assert_int_equal(result->row[0].status, STEP_ROW_BAD);
     arena_control_of(&local->arena)->step[(local->serial + 1) % ARENA_STEP_RING] =
@@ -372,10 +384,70 @@ static void bad_rows_are_refused_one_by_one(void **state)
     free(local);
 }
 
+/* Rows with drafts beside each other: each draft is sampled as if the tokens up to it were all, penalties included. */
+static void drafts_are_sampled_as_known_tokens(void **state)
+{
+    (void)state;
+    enum { PROMPT = 9, DRAFTS = 3, SLOTS = 3 };
+    struct helm_err err = {0};
+    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+    const struct local_options options = {.folder = "tests/data/golden/qwen3",
+                                          .kernels = "avx2", /* sums in fp32, for one token and several */
+                                          .kv_dtype = KV_F32,
+                                          .threads = 2,
+                                          .slots = SLOTS,
+                                          .draft_tokens = DRAFTS,
+                                          .context_tokens = 64,
+                                          .step_tokens = 48};
+    if (local_open(&options, local, &err)) fail_msg("%s", err.text);
+    struct step_row rows[SLOTS];
+    struct sampling_result alone[SLOTS][DRAFTS + 1];
+    const struct step_result *result;
+    for (uint32_t s = 0; s < SLOTS; s++) {
+        struct arena_slot *slot = arena_slot_of(&local->arena, s);
+        slot->sampling.temperature = s ? 1.2f : 0;
+        slot->sampling.repetition_penalty = s == 2 ? 1.5f : 1;
+        slot->sampling.logprobs = 3;
+        slot->sampling.seed = s;
+        slot->prompt_count = PROMPT;
+        for (uint32_t i = 0; i < 64; i++) arena_history_of(&local->arena, s)[i] = (i * 5 + s) % 40;
+    }
+    for (uint32_t i = 0; i <= DRAFTS; i++) {
+        for (uint32_t s = 0; s < SLOTS; s++)
+            rows[s] = (struct step_row){.slot = s,
+                                        .start = i ? PROMPT + i - 1 : 0,
+                                        .count = i ? 1 : PROMPT,
+                                        .flags = STEP_ROW_SAMPLE};
+        assert_int_equal(local_step(local, rows, SLOTS, &result, &err), 0);
+        for (uint32_t s = 0; s < SLOTS; s++) alone[s][i] = result->row[s].sampled;
+    }
+    /* slot 0 has one draft, 1 none, 2 all; the last rows again, whose pages are written over */
+    static const uint32_t drafts[SLOTS] = {1, 0, DRAFTS};
+    for (uint32_t s = 0; s < SLOTS; s++)
+        rows[s] = (struct step_row){.slot = s,
+                                    .start = PROMPT - 2,
+                                    .count = 2 + drafts[s],
+                                    .drafts = drafts[s],
+                                    .flags = STEP_ROW_SAMPLE};
+    assert_int_equal(local_step(local, rows, SLOTS, &result, &err), 0);
+    assert_int_equal(result->row_count, SLOTS);
+    for (uint32_t s = 0, drafted = SLOTS; s < SLOTS; drafted += drafts[s++])
+        for (uint32_t i = 0; i <= drafts[s]; i++) {
+            const struct step_result_row *got = &result->row[i ? drafted + i - 1 : s];
+            assert_int_equal(got->slot, s);
+            assert_int_equal(got->status, STEP_ROW_OK);
+            assert_int_equal(got->sampled.token, alone[s][i].token);
+            assert_true(fabs((double)(got->sampled.logprob - alone[s][i].logprob)) < 1e-4);
+        }
+    local_close(local);
+    free(local);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_rows_are_refused_one_by_one),
+        cmocka_unit_test(drafts_are_sampled_as_known_tokens),
         cmocka_unit_test(qwen2_agrees),
 #ifndef FEW_MODELS
         cmocka_unit_test(qwen3_agrees),

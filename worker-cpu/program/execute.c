@@ -99,10 +99,7 @@ static void norm_rows(const struct run *run, uint32_t first, uint32_t last, floa
     const struct program_entry *e = run->entry;
     for (uint32_t t = first; t < last; t++, to += e->width) {
         uint32_t from = t;
-        if (e->sampled) { /* the last token of each sampled row */
-            const struct run_row *row = &run->row[run->batch.sample_row[t]];
-            from = row->in->token_first + row->in->count - 1;
-        }
+        if (e->sampled) from = batch_sample_token(&run->batch, t);
         const float *x = e->in + (size_t)from * e->width, eps = (float)run->config->norm_eps;
         if (e->layer_norm)
             run->kernels->vector->layernorm(to, x, e->norm, e->norm_bias, e->width, eps);
@@ -167,13 +164,14 @@ static void chunk_add_normed(void *ctx, uint32_t chunk, uint32_t thread)
 static void chunk_sample(void *ctx, uint32_t chunk, uint32_t thread)
 {
     struct run *run = ctx;
-    const struct run_row *row = &run->row[run->batch.sample_row[chunk]];
-    const struct arena_slot *slot = arena_slot_of(run->arena, row->in->slot);
-    struct step_result_row *out = &run->result->row[row->in->result];
-    uint32_t length = row->in->start + row->in->count;
-    const struct sampling_tokens tokens = {arena_history_of(run->arena, row->in->slot), length,
+    const struct batch_sample *sample = &run->batch.sample[chunk];
+    const struct batch_row *row = &run->batch.row[sample->row];
+    const struct arena_slot *slot = arena_slot_of(run->arena, row->slot);
+    struct step_result_row *out = &run->result->row[sample->result];
+    uint32_t length = row->start + sample->at;
+    const struct sampling_tokens tokens = {arena_history_of(run->arena, row->slot), length,
                                            slot->prompt_count < length ? slot->prompt_count : length,
-                                           row->in->masked ? arena_mask_of(run->arena, row->in->slot) : NULL};
+                                           row->masked ? arena_mask_of(run->arena, row->slot) : NULL};
     int rc =
         sampling_draw(&slot->sampling, run->act->buffer[BUFFER_LOGITS] + (size_t)chunk * run->config->vocab,
                       run->config->vocab, &tokens, run->thread[thread].scratch, &out->sampled);

@@ -50,7 +50,7 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, enum 
 {
     const struct gpu_workspace_case c = {.config = &model->config,
                                          .step_tokens = arena->step_tokens,
-                                         .slots = arena->slots,
+                                         .slots = arena->samples,
                                          .line =
                                              gpu_block_line(arena->pages_per_slot, arena->window_page_count),
                                          .chunk_bytes = workspace_chunk_bytes(model),

@@ -229,7 +229,7 @@ int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_
     program->attending = kind->attending;
     program->tokens = tier == GPU_TIER_CHUNK ? source->buffers->work.tokens : tier_tokens[tier];
     if (tier == GPU_TIER_1 && source->plan->invariant) program->tokens = GPU_STEADY_FEW; /* its kernels */
-    program->samples = program->tokens < h->slots ? program->tokens : h->slots;
+    program->samples = program->tokens < h->samples ? program->tokens : h->samples;
     program->stream_bytes = source->ring[phase].weight_bytes;
     const bool both = kind->attending == GPU_ATTENDS_ASSISTED && !h->window_page_count &&
                       model_window(&source->model->config);

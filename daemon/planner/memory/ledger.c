@@ -162,10 +162,15 @@ uint64_t ledger_gpu_host_bytes(const struct ledger_case *c)
     return c->machine->device.kind == LEDGER_DEVICE_EMULATED ? GPU_LOAD_STAGING_BYTES : DRIVER_BYTES;
 }
 
+static uint32_t samples_of(const struct ledger_wish *wish)
+{
+    return engine_samples(wish->slots, wish->draft_tokens);
+}
+
 uint64_t ledger_draw_bytes(const struct ledger_case *c)
 {
     uint64_t scratch = sampling_scratch_bytes(c->model->config.vocab) + 2 * SCRATCH_ALIGN;
-    return (uint64_t)c->wish->slots * GPU_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * scratch;
+    return (uint64_t)samples_of(c->wish) * GPU_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * scratch;
 }
 
 static uint64_t cpu_bytes(const struct ledger_case *c, const struct cpu_activations_case *size,
@@ -180,7 +185,7 @@ uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most)
     const struct cpu_activations_case size = {.config = &c->model->config,
                                               .unit_tokens = most,
                                               .end_tokens = c->wish->step_tokens,
-                                              .sampled_rows = c->wish->slots};
+                                              .sampled_rows = samples_of(c->wish)};
     const unsigned packed = c->wish->pack_cpu ? format_bit(FORMAT_BF16_PACKED) : 0;
     return cpu_bytes(c, &size, model_formats(c->model) | packed);
 }
@@ -190,7 +195,7 @@ uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger
     const struct gpu_workspace_case size = {
         .config = &c->model->config,
         .step_tokens = what->step_tokens,
-        .slots = c->wish->slots,
+        .slots = samples_of(c->wish),
         .line = gpu_block_line(kv_pages_for(what->ctx, c->wish->page_tokens), what->windows),
         .chunk_bytes = workspace_chunk_bytes(c->model),
         .query_bytes = (uint32_t)dtype_bytes(kv_query_dtype(c->wish->kv_dtype)),
@@ -224,6 +229,7 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
     const struct model_config *m = &c->model->config;
     const unsigned both = 1u << PLAN_CPU0 | 1u << plan_home_processor(PLAN_HOME_GPU);
     const struct arena_spec spec = {.slots = c->wish->slots,
+                                    .samples = samples_of(c->wish),
                                     .context_tokens = ctx,
                                     .step_tokens = c->wish->step_tokens,
                                     .hidden = m->hidden,
@@ -365,7 +371,7 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
                                                   .end_tokens = head || plan->embed == PLAN_CPU0
                                                                     ? plan->step_tokens
                                                                     : 0,
-                                                  .sampled_rows = head ? plan->slots : 0};
+                                                  .sampled_rows = head ? samples_of(c->wish) : 0};
         ledger_add(host, "activations (estimate)", cpu_bytes(c, &size, placements_formats(&in)));
     }
     for (int p = 0; p < PLAN_PROCESSORS; p++) {
@@ -397,6 +403,7 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     plan->context_tokens = ctx;
     plan->step_tokens = c->wish->step_tokens;
     plan->slots = c->wish->slots;
+    plan->draft_tokens = c->wish->draft_tokens;
     plan->page_tokens = c->wish->page_tokens;
     plan->page_count = page_count;
     plan->state_snapshots = ledger_stated_snapshots(c);

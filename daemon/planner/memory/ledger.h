@@ -33,6 +33,7 @@
 struct ledger_wish {
     enum kv_dtype kv_dtype;
     uint32_t slots;
+    uint32_t draft_tokens;      /* plan.h */
     uint32_t step_tokens;       /* 0: choose (planner_make only) */
     uint32_t ctx;               /* 0: choose */
     uint32_t page_count;        /* 0: choose (--kv-tokens or a plan from a file states it) */

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
+#include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
 #include "common/plan/stages.h"
 #include "tests/written_plans.h"
@@ -64,7 +65,14 @@ static void a_plan_survives_the_round_trip(void **state)
     struct plan plan, again;
     struct plan_stage stage;
     struct helm_err err = {0};
+    json_object_set_new(json, "draft_tokens", json_integer(ENGINE_DRAFTS_MAX + 1));
+    assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "'draft_tokens' is 16"));
+    json_object_set_new(json, "draft_tokens", json_integer(ENGINE_DRAFTS_MAX));
     if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
+    assert_int_equal(plan.draft_tokens, ENGINE_DRAFTS_MAX);
+    assert_int_equal(engine_samples(plan.slots, plan.draft_tokens), ENGINE_FEW_TOKENS);
+    assert_int_equal(engine_samples(plan.slots, 0), plan.slots);
     assert_int_equal(plan.layers, 28);
     assert_int_equal(plan.slots, 8);
     assert_int_equal(plan.page_count, 1024);
@@ -84,6 +92,7 @@ static void a_plan_survives_the_round_trip(void **state)
     json_t *printed = plan_to_json(&plan);
     assert_non_null(printed);
     assert_int_equal(plan_from_json(printed, &again, &err), 0);
+    assert_int_equal(again.draft_tokens, plan.draft_tokens);
     json_t *reprinted = plan_to_json(&again);
     assert_true(json_equal(printed, reprinted));
     assert_true(json_equal(json_object_get(printed, "host"), json_object_get(json, "host")));
