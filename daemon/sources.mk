@@ -93,12 +93,14 @@ DAEMON_SRC := \
   daemon/steps/admission.c \
   daemon/steps/batcher.c \
   daemon/steps/batcher_again.c \
+  daemon/steps/batcher_drafts.c \
   daemon/steps/batcher_moves.c \
   daemon/steps/batcher_requests.c \
   daemon/steps/batcher_results.c \
   daemon/steps/batcher_workers.c \
   daemon/steps/check.c \
   daemon/steps/divergence.c \
+  daemon/steps/drafts.c \
   daemon/steps/kv_pages.c \
   daemon/steps/kv_places.c \
   daemon/steps/pace.c \

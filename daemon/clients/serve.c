@@ -93,6 +93,8 @@ void serve_done(void *context, const struct sequence *seq)
     usage.prompt_tokens = seq->prompt_count;
     usage.completion_tokens = sequence_output_count(seq);
     usage.cached_tokens = seq->found;
+    usage.drafted_tokens = seq->drafted;
+    usage.accepted_tokens = seq->accepted;
     done.id = seq->id;
     done.finish_reason = seq->finish;
     done.usage = &usage;
@@ -306,6 +308,7 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
     struct request_error error;
     const struct request_limits limits = {.vocab = serve->model->config.vocab,
                                           .context = serve->context,
+                                          .draft_tokens = serve->batcher->with.plan->draft_tokens,
                                           .names_users = frame->names_users};
     int rc = request_parse(frame->data, frame->size, &limits, &request, &error);
     struct asker asker = {.client = frame->client,

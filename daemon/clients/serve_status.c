@@ -99,6 +99,10 @@ static void fill_cache(Helm__V1__Status *status, const struct serve *serve)
     status->kv_pages_cached = serve->batcher->pages.known.resting;
     status->prefix_hits_total = m->prefix_hits_total;
     status->tokens_cached_total = m->tokens_found_total;
+    status->speculate = (char *)(serve->batcher->with.speculates ? "ngram" : "off");
+    status->draft_tokens = plan->draft_tokens;
+    status->tokens_drafted_total = m->tokens_drafted_total;
+    status->tokens_accepted_total = m->tokens_accepted_total;
     status->prefix_evictions_total = serve->batcher->pages.evicted;
     const struct snapshots *snapshots = &serve->batcher->snapshots;
     status->snapshots = snapshots_known(snapshots);

@@ -4,6 +4,7 @@
  * both know the same options, bounds and messages. */
 #include "daemon/start/config.h"
 #include "common/base/cpu.h"
+#include "common/plan/engine_limits.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/clients/endpoint.h"
 #include "daemon/planner/page_size.h"
@@ -75,6 +76,14 @@ static void table_build(struct option_table *t, struct config *c)
          "host memory for states of fixed size, as hybrid models have, at positions\n"
          "that later prompts may go on from (default: as memory allows)",
          .target = &c->snapshot_bytes},
+        {"speculate", 0, ARGS_CHOICE, "off|ngram",
+         "guess several tokens of an answer at once from what the text said before,\n"
+         "and keep those that the model would have drawn (default off)",
+         .target = &c->speculate_name, .choices = "off|ngram"},
+        {"draft-tokens", 0, ARGS_U64, "N",
+         "guessed tokens of a sequence in a step at most; 0: none, whatever requests say\n"
+         "(default 4 with --speculate ngram, else 0)",
+         .target = &c->draft_tokens, .max = ENGINE_DRAFTS_MAX},
         {"prefix-cache", 0, ARGS_CHOICE, "on|off|peer",
          "do not compute the beginning of a prompt that is in the KV pool\n"
          "already: whoever had it computed (on), or the same user or\n"
@@ -315,6 +324,11 @@ static int config_check(struct config *c, struct helm_err *err)
     for (int i = 0; i < PREFIX_SHARINGS; i++)
         if (strcmp(c->prefix_cache_name, prefix_sharing_name((enum prefix_sharing)i)) == 0)
             c->sharing = (enum prefix_sharing)i;
+    c->speculates = strcmp(c->speculate_name, "off") != 0;
+    if (c->draft_tokens == CONFIG_NO_DRAFTS) c->draft_tokens = c->speculates ? CONFIG_DRAFTS : 0;
+    if (c->speculates && !c->draft_tokens)
+        return helm_fail(err, HELM_E_USAGE, "--speculate %s needs --draft-tokens 1 or more",
+                         c->speculate_name);
     c->no_graphs = strcmp(c->gpu_graphs_name, "off") == 0;
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
     c->pack = strcmp(c->pack_name, "off") != 0;
@@ -343,6 +357,8 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .log_level_name = "info",
                               .kernels = "",
                               .prefix_cache_name = "on",
+                              .speculate_name = "off",
+                              .draft_tokens = CONFIG_NO_DRAFTS,
                               .parallel = 8,
                               .queue = 256,
                               .strategy_name = "best",

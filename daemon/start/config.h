@@ -45,6 +45,9 @@ struct config {
     uint64_t kv_tokens;                     /* in the KV pool; 0: chosen */
     uint64_t snapshot_bytes;                /* of fixed states; 0: chosen */
     uint64_t step_tokens;                   /* 0: the planner's choice */
+    const char *speculate_name;
+    bool speculates;       /* requests that do not say have drafts */
+    uint64_t draft_tokens; /* CONFIG_NO_DRAFTS: not given */
     uint64_t parallel, queue, spin_us, drain_seconds;
     uint64_t step_timeout_ms; /* 0: computed from the model's size */
     uint64_t restart_limit;
@@ -60,6 +63,8 @@ struct config {
 
 #define CONFIG_NO_FD     UINT64_MAX
 #define CONFIG_NO_NODE   UINT64_MAX
+#define CONFIG_NO_DRAFTS UINT64_MAX
+#define CONFIG_DRAFTS    4 /* of a sequence in a step, if requests have some by default */
 #define CONFIG_QUEUE_MAX 4096
 #define CONFIG_SLOTS_MAX 64
 #define CONFIG_STALL_MS  500

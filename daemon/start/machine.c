@@ -118,6 +118,7 @@ int machine_look(struct helmd *d, struct helm_err *err)
     *request = (struct planner_request){.model = &d->model,
                                         .wish = {.kv_dtype = c->kv_dtype,
                                                  .slots = (uint32_t)c->parallel,
+                                                 .draft_tokens = (uint32_t)c->draft_tokens,
                                                  .step_tokens = (uint32_t)c->step_tokens,
                                                  .batch = (uint32_t)c->batch,
                                                  .ctx = (uint32_t)c->ctx,

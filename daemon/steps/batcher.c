@@ -12,6 +12,7 @@
 #include "daemon/steps/scheduler.h"
 
 static_assert(BATCHER_STEPS <= ARENA_STEP_RING, "every step in flight has a place in the ring");
+static_assert(ENGINE_DRAFTS_MAX == ARENA_STEP_DRAFTS, "a sequence alone may have all drafts of a step");
 
 int batcher_init(struct batcher *batcher, const struct batcher_options *options, struct helm_err *err)
 {
@@ -35,6 +36,12 @@ int batcher_init(struct batcher *batcher, const struct batcher_options *options,
         rc = windows_init(&batcher->pages.windows, options->plan, &batcher->pages.known,
                           header->slots * header->pages_per_slot, err);
     if (!rc) rc = snapshots_init(&batcher->snapshots, options->plan, header->kv.page_tokens, err);
+    if (!rc && options->plan->draft_tokens && batcher->snapshots.on && !batcher->snapshots.count)
+        rc = helm_fail(
+            err, HELM_E_LIMIT,
+            "drafts of up to %u tokens need a snapshot to go back to, and --state-snapshots has room "
+            "for none",
+            options->plan->draft_tokens);
     if (!rc) rc = tiers_init(&batcher->tiers, options->plan, options->arena, err);
     if (rc) batcher_free(batcher);
     return rc;
@@ -129,7 +136,7 @@ void batcher_send_tokens(struct batcher *batcher)
     batcher->unsent_count = 0;
     for (uint32_t i = 0; i < count; i++) {
         struct sequence *seq = batcher->unsent[i].seq;
-        const struct step_result_row *got = &batcher->result.row[batcher->unsent[i].row];
+        const struct step_result_row *got = batcher->unsent[i].got;
         int rc = batcher->with.sink.token(batcher->with.sink.context, seq, batcher->unsent[i].index,
                                           &got->sampled);
         if (rc == HELM_E_PEER) batcher_cancel_client(batcher, seq->client, "the client has gone");
@@ -229,6 +236,7 @@ static uint32_t batcher_fill_view(struct batcher *batcher)
                                            .running = running,
                                            .held = sequence_is_held(seq),
                                            .tokens = seq->token_count + seq->asked,
+                                           .again = seq->redo > seq->rung ? seq->redo - seq->rung : 0,
                                            .cached = seq->rung,
                                            .cut = snapshots_cut(&batcher->snapshots, seq),
                                            .pages = seq->pages,
@@ -239,6 +247,7 @@ static uint32_t batcher_fill_view(struct batcher *batcher)
                                            .prompt = seq->prompt_count,
                                            .list = seq->list};
     }
+    batcher_find_drafts(batcher, n);
     return n;
 }
 
@@ -273,7 +282,7 @@ static bool batcher_waits_for_mask(const struct batcher *batcher, uint64_t now_u
 /* Whether another step may be rung now: with none in flight, or behind one that computes no prompt. */
 static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
 {
-    if (batcher_waits_for_mask(batcher, now_us)) return false;
+    if (batcher_waits_for_mask(batcher, now_us) || batcher_waits_for_drafts(batcher)) return false;
     if (!batcher->in_flight) return true;
     if (batcher->move.rung || (batcher->move.flags && !batcher->move.yields)) return false;
     const struct step *last = &batcher_flight_of(batcher, batcher->serial)->step;
@@ -309,8 +318,9 @@ static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
     uint32_t decoding = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct scheduler_seq *s = &batcher->view[i];
-        const bool decodes =
-            batcher->with.plan->invariant ? s->cached >= s->prompt : s->tokens - s->cached == 1;
+        const bool decodes = batcher->with.plan->invariant
+                                 ? s->cached >= s->prompt
+                                 : s->tokens - s->cached <= 1 + s->again + s->drafts;
         if (!s->running || s->held || !decodes) continue;
         positions += s->tokens;
         decoding++;
@@ -342,11 +352,15 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
         (struct step_row){.slot = seq->slot,
                           .start = row->start,
                           .count = row->count,
+                          .drafts = row->drafts,
                           .flags = last | (masked ? STEP_ROW_MASKED : 0) |
                                    (row->start >= seq->token_count ? STEP_ROW_FOLLOWS : 0)};
-    snapshots_row(&batcher->snapshots, seq, &step->row[step->row_count - 1]);
-    step->token_count += row->count;
-    seq->rung = row->start + row->count;
+    struct step_row *added = &step->row[step->row_count - 1];
+    snapshots_row(&batcher->snapshots, seq, added);
+    batcher_write_drafts(batcher, seq, added);
+    step->token_count += added->count;
+    step->draft_count += added->drafts;
+    seq->rung = added->start + added->count;
     seq->asked += sample;
 }
 
@@ -450,8 +464,11 @@ static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
     if (!batcher_make_room(batcher, &plan, flags)) return false;
     batcher->turn++;
     struct step *step = &batcher_flight_of(batcher, batcher->serial + 1)->step;
-    step->row_count = step->token_count = step->fetch_count = 0;
+    step->row_count = step->token_count = step->fetch_count = step->draft_count = 0;
     step->flags = flags;
+    for (uint32_t i = 0; i < plan.row_count; i++)
+        if (plan.row[i].drafts)
+            snapshots_reserve(&batcher->snapshots, batcher->seq[batcher->view_index[plan.row[i].seq]]);
     for (uint32_t i = 0; i < plan.row_count; i++)
         batcher_add_row(batcher, step, batcher->seq[batcher->view_index[plan.row[i].seq]], &plan.row[i]);
     batcher->prompt_turn += plan.prompts;

@@ -28,6 +28,11 @@
  * for BATCHER_MASK_WAIT_US while a mask is due. A client that was later than that last time is not waited for, and one
  * that sends none for BATCHER_MASK_LIMIT_US loses its request.
  *
+ * Drafts. A row of an answer may have guesses of the tokens behind the known ones (batcher_drafts.c). It is sampled after each;
+ * those that were sampled are kept, and the sequence goes back to the last right position: the rest of the row is computed
+ * over, in pages by the next row, and fixed states begin with a snapshot that the row left in front of its drafts
+ * (snapshots.h).
+ *
  * Answers again. Of an invariant plan the pages of an answer are not those of a prompt with the same tokens. While there is
  * nothing else to do they are computed again as a prompt's, for later prompts that contain the answer
  * (batcher_again.c).
@@ -82,6 +87,7 @@ struct batcher_options {
     uint32_t workers; /* that take part in every step */
     uint32_t queue_limit;
     enum prefix_sharing sharing;
+    bool speculates; /* requests that do not say have drafts */
     struct batcher_sink sink;
 };
 
@@ -132,8 +138,10 @@ struct batcher {
     struct step_result result;                     /* copied out of shared memory before it is believed */
     struct {
         struct sequence *seq;
-        uint32_t index, row;
-    } unsent[ARENA_STEP_ROWS]; /* tokens of that result that wait until the next step was rung */
+        uint32_t index;
+        const struct step_result_row *got;
+    } unsent[ARENA_STEP_ROWS +
+             ARENA_STEP_DRAFTS]; /* tokens of that result that wait until the next step was rung */
     uint32_t unsent_count;
     struct {
         uint32_t flags; /* of STEP_KV_MOVES; 0: none */

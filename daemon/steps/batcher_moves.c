@@ -13,7 +13,7 @@ bool batcher_move(struct batcher *batcher, uint32_t flags, uint32_t page)
 void batcher_ring_move(struct batcher *batcher, uint64_t now_us)
 {
     struct step *step = &batcher_flight_of(batcher, batcher->serial + 1)->step;
-    step->row_count = step->token_count = step->fetch_count = 0;
+    step->row_count = step->token_count = step->fetch_count = step->draft_count = 0;
     step->flags = batcher->move.flags;
     step->page = batcher->move.page;
     batcher->move.rung = true;

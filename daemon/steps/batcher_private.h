@@ -23,6 +23,26 @@ void batcher_send_tokens(struct batcher *batcher);
 /* Rings the step that was formed in the place of the next serial. */
 void batcher_ring(struct batcher *batcher, uint64_t now_us);
 
+/* What a row sampled: after its last known token, and after each draft. */
+struct batcher_sampled {
+    const struct step_result_row *row, *drafted;
+};
+static inline const struct step_result_row *batcher_sample_of(const struct batcher_sampled *sampled,
+                                                              uint32_t i)
+{
+    return i ? &sampled->drafted[i - 1] : sampled->row;
+}
+
+/* batcher_drafts.c. Whether the next step should wait for a token in flight, since the drafts are found by it. */
+bool batcher_waits_for_drafts(const struct batcher *batcher);
+/* Adds drafts to the first `count` sequences of the view. */
+void batcher_find_drafts(struct batcher *batcher, uint32_t count);
+/* Those that the row has, which is about to be rung, into the history. */
+void batcher_write_drafts(const struct batcher *batcher, struct sequence *seq, const struct step_row *row);
+/* How many of a row's drafts were right: the first so many were sampled. */
+uint32_t batcher_keep_drafts(struct batcher *batcher, struct sequence *seq, const struct step_row *row,
+                             const struct batcher_sampled *sampled);
+
 /* batcher_moves.c: rings the move that waits, with nothing in flight; takes the end of the one that was rung. */
 void batcher_ring_move(struct batcher *batcher, uint64_t now_us);
 void batcher_end_move(struct batcher *batcher, uint64_t now_us);

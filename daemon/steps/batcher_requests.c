@@ -36,6 +36,11 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     /* what it goes on from after it gave its slot away: snapshots are known by pages */
     if (batcher->snapshots.on && !seq->pooling && seq->scope == SEQUENCE_NO_SCOPE)
         seq->scope = PREFIX_OWN_SCOPES + seq->id;
+    const bool by_default = batcher->with.speculates || seq->prediction_count;
+    seq->speculates =
+        batcher->with.plan->draft_tokens && !seq->pooling &&
+        (request->speculate == REQUEST_SPECULATE_DEFAULT ? by_default
+                                                         : request->speculate == REQUEST_SPECULATE_NGRAM);
     snapshots_mark(&batcher->snapshots, seq);
     prefix_begin(seq);
     seq->admission = admission_enter(&batcher->admission, asker->client, asker->peer);

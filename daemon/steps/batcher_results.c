@@ -9,6 +9,16 @@
 /* A step rung this soon after the end of the one before waited only for helmd. */
 #define BACK_TO_BACK_US 2000
 
+static int batcher_check_sample(const struct batcher *batcher, const struct step *step, uint32_t row,
+                                const struct step_result_row *got, struct helm_err *err)
+{
+    if (got->status != STEP_ROW_OK ||
+        (got->sampled.token < batcher->with.model->vocab && got->sampled.top_count <= SAMPLING_LOGPROBS_MAX))
+        return 0;
+    return helm_fail(err, HELM_E_PEER, "row %u of step %u sampled token %u of a vocabulary of %u", row,
+                     step->serial, got->sampled.token, batcher->with.model->vocab);
+}
+
 static int batcher_check_result(const struct batcher *batcher, struct helm_err *err)
 {
     const struct step_result *r = &batcher->result;
@@ -16,24 +26,26 @@ static int batcher_check_result(const struct batcher *batcher, struct helm_err *
     if (r->serial != s->serial || r->epoch != s->epoch || r->row_count != s->row_count)
         return helm_fail(err, HELM_E_PEER, "answer to step %u of epoch %u with %u rows is marked %u, %u, %u",
                          s->serial, s->epoch, s->row_count, r->serial, r->epoch, r->row_count);
-    for (uint32_t i = 0; i < s->row_count; i++) {
+    uint32_t drafted = s->row_count;
+    for (uint32_t i = 0; i < s->row_count; drafted += s->row[i++].drafts) {
         const struct step_result_row *row = &r->row[i];
         if (row->slot != s->row[i].slot || row->status > STEP_ROW_BAD)
             return helm_fail(err, HELM_E_PEER,
                              "row %u of step %u is for slot %u with status %u, expected slot %u", i,
                              s->serial, row->slot, row->status, s->row[i].slot);
-        if (!(s->row[i].flags & STEP_ROW_SAMPLE) || row->status != STEP_ROW_OK) continue;
-        if (row->sampled.token >= batcher->with.model->vocab ||
-            row->sampled.top_count > SAMPLING_LOGPROBS_MAX)
-            return helm_fail(err, HELM_E_PEER, "row %u of step %u sampled token %u of a vocabulary of %u", i,
-                             s->serial, row->sampled.token, batcher->with.model->vocab);
+        const struct batcher_sampled sampled = {row, &r->row[drafted]};
+        for (uint32_t k = 0; k <= s->row[i].drafts && s->row[i].flags & STEP_ROW_SAMPLE; k++) {
+            int rc = batcher_check_sample(batcher, s, i, batcher_sample_of(&sampled, k), err);
+            if (rc) return rc;
+        }
     }
     return 0;
 }
 
-static void batcher_take_token(struct batcher *batcher, struct sequence *seq, uint32_t row, uint64_t now_us)
+static void batcher_take_token(struct batcher *batcher, struct sequence *seq,
+                               const struct step_result_row *got, uint64_t now_us)
 {
-    const struct sampling_result *sampled = &batcher->result.row[row].sampled;
+    const struct sampling_result *sampled = &got->sampled;
     struct helm_err err = {0};
     uint32_t index = sequence_output_count(seq);
     if (index == 0) batcher->with.metrics->tokens_prompt_total += seq->prompt_count;
@@ -54,7 +66,7 @@ static void batcher_take_token(struct batcher *batcher, struct sequence *seq, ui
         arena_history_of(batcher->with.arena, seq->slot)[seq->token_count - 1] = sampled->token;
     batcher->unsent[batcher->unsent_count].seq = seq;
     batcher->unsent[batcher->unsent_count].index = index;
-    batcher->unsent[batcher->unsent_count++].row = row;
+    batcher->unsent[batcher->unsent_count++].got = got;
 }
 
 /* The slot's place in `pooled` belongs to the sequence until another step with the slot is formed. */
@@ -112,8 +124,22 @@ static void batcher_observe(struct batcher *batcher, const struct batcher_flight
     observe_step(batcher->with.observe, &flight->step, batcher->times, (double)step_ns / 1e9);
 }
 
-/* Takes the result of row `i` of a step: its sequence may have left, or have ended, meanwhile. */
-static void batcher_take_row(struct batcher *batcher, const struct step_row *row, uint32_t i, uint64_t now_us)
+/* Takes the drafts of a row that were right. Returns the position up to which the sequence is computed now: fixed states are
+ * those in front of the drafts unless all were right. */
+static uint32_t batcher_take_drafts(struct batcher *batcher, struct sequence *seq, const struct step_row *row,
+                                    const struct batcher_sampled *sampled, uint32_t kept, uint64_t now_us)
+{
+    const uint32_t known = row->start + row->count - row->drafts, right = known + kept;
+    for (uint32_t k = 0; k < kept && !batcher_ended(seq); k++)
+        batcher_take_token(batcher, seq, batcher_sample_of(sampled, k), now_us);
+    if (!row->drafts) return right;
+    seq->redo = right;
+    return seq->rung = batcher->snapshots.on && kept < row->drafts ? known : right;
+}
+
+/* Takes the result of a row of a step: its sequence may have left, or have ended, meanwhile. */
+static void batcher_take_row(struct batcher *batcher, const struct step_row *row,
+                             const struct batcher_sampled *sampled, uint64_t now_us)
 {
     struct batcher_slot *slot = &batcher->slot[row->slot];
     struct sequence *seq = slot->owner;
@@ -123,12 +149,14 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
         if (!slot->steps) batcher_free_left(batcher, row->slot);
         return;
     }
-    const struct step_result_row *got = &batcher->result.row[i];
-    const bool ok = got->status == STEP_ROW_OK;
     seq->asked -= (row->flags & STEP_ROW_SAMPLE) != 0;
+    const uint32_t kept = batcher_keep_drafts(batcher, seq, row, sampled),
+                   computed = batcher_take_drafts(batcher, seq, row, sampled, kept, now_us);
+    const struct step_result_row *got = batcher_sample_of(sampled, kept);
+    const bool ok = got->status == STEP_ROW_OK;
     const uint32_t *pages = batcher_row_of(batcher, row->slot);
     if (ok)
-        prefix_computed(&batcher->pages, pages, seq, row->start + row->count);
+        prefix_computed(&batcher->pages, pages, seq, computed);
     else
         prefix_forget(&batcher->pages, pages, seq);
     prefix_pass(&batcher->pages, &batcher->snapshots, pages, seq);
@@ -145,7 +173,7 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
     else if (seq->pooling && row->start + row->count == seq->prompt_count)
         batcher_take_pooled(batcher, seq);
     else if (row->flags & STEP_ROW_SAMPLE)
-        batcher_take_token(batcher, seq, i, now_us);
+        batcher_take_token(batcher, seq, got, now_us);
 }
 
 int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken, struct helm_err *err)
@@ -160,7 +188,8 @@ int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken, s
     /* as many rows as were asked for: a result of all has 11 KiB */
     const struct step_result *written = &control->result[flight->step.serial % ARENA_STEP_RING];
     memcpy(&batcher->result, written,
-           offsetof(struct step_result, row) + flight->step.row_count * sizeof written->row[0]);
+           offsetof(struct step_result, row) +
+               (flight->step.row_count + flight->step.draft_count) * sizeof written->row[0]);
     rc = batcher_check_result(batcher, err);
     if (rc) return rc;
     *taken = true;
@@ -173,7 +202,12 @@ int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken, s
     }
     batcher_observe(batcher, flight, now_us);
     if (batcher->in_flight) batcher_begin_oldest(batcher, now_us);
-    for (uint32_t i = 0; i < flight->step.row_count; i++)
-        batcher_take_row(batcher, &flight->step.row[i], i, now_us);
+    const struct step_result_row *drafted = &batcher->result.row[flight->step.row_count];
+    for (uint32_t i = 0; i < flight->step.row_count; i++) {
+        const struct step_row *row = &flight->step.row[i];
+        const struct batcher_sampled sampled = {&batcher->result.row[i], drafted};
+        drafted += row->drafts;
+        batcher_take_row(batcher, row, &sampled, now_us);
+    }
     return 0;
 }

@@ -85,7 +85,7 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
         }
         if (!anew) batcher_keep_whole_pages(batcher, seq);
         seq->rung = seq->cached;
-        seq->asked = 0;
+        seq->asked = seq->draft_count = seq->redo = 0;
     }
     if (!loss->kv_intact) kv_pages_forget_all(&batcher->pages);
     snapshots_lost(&batcher->snapshots, loss->kv_intact);

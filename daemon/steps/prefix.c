@@ -54,6 +54,7 @@ void prefix_begin(struct sequence *seq)
 {
     seq->cached = seq->rung = seq->asked = seq->pages = seq->state_at = seq->window_first = 0;
     seq->state_before = seq->left[0].end = 0;
+    seq->redo = seq->draft_count = 0;
     seq->page_end = seq->scope;
 }
 

@@ -43,8 +43,9 @@ enum frame_bytes {
                      FRAME_TAG + FRAME_VARINT64 + SAMPLING_BIAS_MAX * FRAME_BIAS,
     FRAME_GENERATE = 2 * FRAME_LENGTH /* its own and of a packed prompt */ + 4 * (FRAME_TAG + FRAME_VARINT) +
                      FRAME_LENGTH + REQUEST_STOP_MAX * FRAME_TOKEN + FRAME_LENGTH +
-                     REQUEST_MARKS_MAX * FRAME_TOKEN + FRAME_LENGTH + SAMPLING_LOGPROBS_MAX * FRAME_TOKEN +
-                     FRAME_LENGTH + REQUEST_LABEL_MAX,
+                     REQUEST_MARKS_MAX * FRAME_TOKEN + FRAME_LENGTH + FRAME_TAG + FRAME_VARINT +
+                     REQUEST_PREDICTION_MAX * FRAME_TOKEN + FRAME_LENGTH +
+                     SAMPLING_LOGPROBS_MAX * FRAME_TOKEN + FRAME_LENGTH + REQUEST_LABEL_MAX,
     FRAME_MASK =
         3 * FRAME_LENGTH + FRAME_TAG + FRAME_VARINT + REQUEST_MASK_MAX * FRAME_TOKEN, /* and its bits */
     FRAME_SHAPE = 2 * FRAME_LENGTH + REQUEST_WEIGHTS_MAX + FRAME_LENGTH + REQUEST_KV_DTYPE_MAX +
@@ -88,7 +89,7 @@ static uint64_t frame_request_id(const uint8_t *data, size_t size)
 /* For a prompt with a tag for each token protobuf-c keeps an entry of 32 bytes a token, in blocks that
  * double, beside the token itself. */
 #define UNPACK_TOKEN          80
-#define UNPACK_WITHOUT_PROMPT ((size_t)1 << 20)
+#define UNPACK_WITHOUT_PROMPT (((size_t)1 << 20) + (size_t)REQUEST_PREDICTION_MAX * UNPACK_TOKEN)
 
 static size_t unpack_max(const struct request_limits *limits)
 {
@@ -234,23 +235,52 @@ static int parse_mask(const Helm__V1__Mask *in, const struct request_limits *lim
     return 0;
 }
 
+/* Tokens of a text, as a copy. */
+static int copy_tokens(const char *name, const uint32_t *tokens, size_t count,
+                       const struct request_limits *limits, uint32_t **out, struct request_error *error)
+{
+    for (size_t i = 0; i < count; i++)
+        if (tokens[i] >= limits->vocab)
+            return REFUSE_BOUND("%s[%zu] is token %u, the vocabulary has %u", name, i, tokens[i],
+                                limits->vocab);
+    *out = malloc(count * sizeof **out);
+    if (!*out)
+        return request_refuse(error, HELM_E_NOMEM, HELM__V1__ERROR_CODE__ERROR_FAILED, "no memory for the %s",
+                              name);
+    memcpy(*out, tokens, count * sizeof **out);
+    return 0;
+}
+
 static int parse_prompt(const uint32_t *prompt, size_t count, const struct request_limits *limits,
                         struct request_generate *out, struct request_error *error)
 {
     if (count == 0) return REFUSE_BOUND("prompt is empty, at least one token is needed");
     if (count > REQUEST_PROMPT_MAX)
         return REFUSE_TOO_LARGE("prompt has %zu tokens, at most %u fit a request", count, REQUEST_PROMPT_MAX);
-    for (size_t i = 0; i < count; i++)
-        if (prompt[i] >= limits->vocab)
-            return REFUSE_BOUND("prompt[%zu] is token %u, the vocabulary has %u", i, prompt[i],
-                                limits->vocab);
-    out->prompt = malloc(count * sizeof *out->prompt);
-    if (!out->prompt)
-        return request_refuse(error, HELM_E_NOMEM, HELM__V1__ERROR_CODE__ERROR_FAILED,
-                              "no memory for the prompt");
-    memcpy(out->prompt, prompt, count * sizeof *out->prompt);
-    out->prompt_count = (uint32_t)count;
-    return 0;
+    int rc = copy_tokens("prompt", prompt, count, limits, &out->prompt, error);
+    if (!rc) out->prompt_count = (uint32_t)count;
+    return rc;
+}
+
+static int parse_speculate(const Helm__V1__Generate *in, const struct request_limits *limits,
+                           struct request_generate *out, struct request_error *error)
+{
+    static const enum request_speculate kinds[] = {
+        [HELM__V1__SPECULATE__SPECULATE_DEFAULT] = REQUEST_SPECULATE_DEFAULT,
+        [HELM__V1__SPECULATE__SPECULATE_OFF] = REQUEST_SPECULATE_OFF,
+        [HELM__V1__SPECULATE__SPECULATE_NGRAM] = REQUEST_SPECULATE_NGRAM};
+    if ((size_t)in->speculate >= sizeof kinds / sizeof *kinds)
+        return REFUSE_BOUND("speculate is %d, must be 0 (default), 1 (off) or 2 (ngram)", (int)in->speculate);
+    out->speculate = kinds[in->speculate];
+    if (out->speculate == REQUEST_SPECULATE_NGRAM && !limits->draft_tokens)
+        return REFUSE_BOUND("speculate is ngram, but helmd has no room for drafts: it needs --draft-tokens");
+    if (in->n_prediction > REQUEST_PREDICTION_MAX)
+        return REFUSE_TOO_LARGE("prediction has %zu tokens, at most %d are taken", in->n_prediction,
+                                REQUEST_PREDICTION_MAX);
+    if (!in->n_prediction) return 0;
+    int rc = copy_tokens("prediction", in->prediction, in->n_prediction, limits, &out->prediction, error);
+    if (!rc) out->prediction_count = (uint32_t)in->n_prediction;
+    return rc;
 }
 
 static int parse_room(const Helm__V1__Generate *in, const struct request_limits *limits,
@@ -345,6 +375,7 @@ static int parse_generate(const Helm__V1__Request *body, const struct request_li
     if (!rc && in->mask) rc = parse_mask(in->mask, limits, &out->mask, error);
     if (!rc) rc = parse_room(in, limits, out, error);
     if (!rc) rc = parse_prompt(in->prompt, in->n_prompt, limits, out, error);
+    if (!rc) rc = parse_speculate(in, limits, out, error);
     return rc ? rc : parse_marks(in, out, error);
 }
 
@@ -534,6 +565,7 @@ int request_parse(const uint8_t *data, size_t size, const struct request_limits 
 void request_free(struct request *request)
 {
     free(request->generate.prompt);
+    free(request->generate.prediction);
     free(request->generate.mask);
     free(request->mask);
     free(request->session.tokens);

@@ -15,16 +15,17 @@
 #include "common/sampling/sampling.h"
 #include "proto/helm.pb-c.h"
 
-#define REQUEST_VERSION    1
-#define REQUEST_FRAME_MAX  ((size_t)8 << 20)  /* whatever the context */
-#define REQUEST_UNPACK_MAX ((size_t)64 << 20) /* the same */
-#define REQUEST_PROMPT_MAX ((uint32_t)1 << 21)
-#define REQUEST_STOP_MAX   64
-#define REQUEST_MARKS_MAX  64
-#define REQUEST_LABEL_MAX  64
-#define REQUEST_USER_MAX   64
-#define REQUEST_MASK_MAX   512                   /* ids of a mask that lists them */
-#define REQUEST_PIECE      ((uint32_t)256 << 10) /* bytes of a session's page that cross at once, at most */
+#define REQUEST_VERSION        1
+#define REQUEST_FRAME_MAX      ((size_t)8 << 20)  /* whatever the context */
+#define REQUEST_UNPACK_MAX     ((size_t)64 << 20) /* the same */
+#define REQUEST_PROMPT_MAX     ((uint32_t)1 << 21)
+#define REQUEST_STOP_MAX       64
+#define REQUEST_MARKS_MAX      64
+#define REQUEST_PREDICTION_MAX 16384
+#define REQUEST_LABEL_MAX      64
+#define REQUEST_USER_MAX       64
+#define REQUEST_MASK_MAX       512                   /* ids of a mask that lists them */
+#define REQUEST_PIECE          ((uint32_t)256 << 10) /* bytes of a session's page that cross at once, at most */
 
 enum request_kind {
     REQUEST_NONE,
@@ -43,6 +44,9 @@ enum request_kind {
     REQUEST_SESSION_END
 };
 
+/* Where a request's drafts come from (docs/speculation.md). */
+enum request_speculate { REQUEST_SPECULATE_DEFAULT, REQUEST_SPECULATE_OFF, REQUEST_SPECULATE_NGRAM };
+
 enum request_pooling { REQUEST_POOL_NONE, REQUEST_POOL_MEAN, REQUEST_POOL_LAST };
 
 struct request_generate {
@@ -55,6 +59,8 @@ struct request_generate {
     bool has_seed;
     uint32_t stop[REQUEST_STOP_MAX], stop_count;
     uint32_t mark[REQUEST_MARKS_MAX], mark_count; /* positions in the prompt, rising */
+    enum request_speculate speculate;
+    uint32_t *prediction, prediction_count; /* that the answer may repeat; owned */
     bool ignore_eos;
     uint32_t deadline_ms;
     char label[REQUEST_LABEL_MAX + 1];
@@ -92,8 +98,8 @@ struct request {
 };
 
 struct request_limits {
-    uint32_t vocab, context;
-    bool names_users; /* the sender may set `user` */
+    uint32_t vocab, context, draft_tokens; /* draft_tokens: of the plan */
+    bool names_users;                      /* the sender may set `user` */
 };
 
 struct request_error {

@@ -35,6 +35,12 @@ static const struct scheduler_seq *seq_of(const struct draft *d, const struct me
     return &d->seqs[m->seq];
 }
 
+/* Whether all that it has to go is one row of an answer. */
+static bool decodes(const struct scheduler_seq *s)
+{
+    return s->tokens - s->cached <= 1 + s->again + s->drafts;
+}
+
 static void draft_insert(struct draft *d, uint32_t seq)
 {
     uint32_t at = d->members++;
@@ -104,7 +110,7 @@ static void draft_give_decodes(struct draft *d)
 {
     for (uint32_t i = 0; i < d->members; i++) {
         const struct scheduler_seq *s = seq_of(d, &d->member[i]);
-        if (!d->member[i].out && !s->held && s->tokens - s->cached == 1) draft_give(d, i, 1);
+        if (!d->member[i].out && !s->held && decodes(s)) draft_give(d, i, s->tokens - s->cached);
     }
 }
 
@@ -211,8 +217,7 @@ static bool draft_fills_next_page(const struct draft *d, const struct member *m)
 static bool draft_wants_prefill(const struct draft *d, const struct member *m)
 {
     const struct scheduler_seq *s = seq_of(d, m);
-    const bool prompt =
-        is_apart(d) ? s->cached < s->prompt && s->list == d->step->list : s->tokens - s->cached > 1;
+    const bool prompt = is_apart(d) ? s->cached < s->prompt && s->list == d->step->list : !decodes(s);
     return !m->out && !s->held && m->given == 0 && prompt && !draft_fills_next_page(d, m);
 }
 
@@ -391,11 +396,13 @@ void scheduler_form_step(const struct scheduler_seq *seqs, uint32_t count,
         const struct member *m = &d.member[i];
         const struct scheduler_seq *s = seq_of(&d, m);
         if (m->out || m->given == 0) continue;
+        const uint32_t end = s->cached + m->given, known = s->tokens - s->drafts;
         step->row[step->row_count++] = (struct scheduler_row){.seq = m->seq,
                                                               .start = s->cached,
                                                               .count = m->given,
                                                               .pages = m->pages,
-                                                              .sample = s->cached + m->given == s->tokens};
+                                                              .sample = end >= known,
+                                                              .drafts = end > known ? end - known : 0};
         step->token_count += m->given;
     }
 }

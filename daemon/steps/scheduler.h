@@ -3,7 +3,8 @@
  * Called by batcher.c with a view of every open sequence, as it will be when the steps in flight are done;
  * touches nothing but its output.
  * Rules:
- *   1. Decode first: every running sequence with one token to go gets it, oldest first.
+ *   1. Decode first: every running sequence with one token to go gets it, oldest first. With it go its drafts, and the tokens
+ *      that are computed again in front of it.
  *   2. The rest of step_tokens goes to prompts, in chunks, peers taking turns (`turn` rotates from step to
  *      step), within a peer its clients, within a client the oldest request first. Beside rows that decode, prompts get
  *      at most prompt_tokens, since each of those rows waits for the whole step.
@@ -40,7 +41,9 @@ struct scheduler_seq {
     uint64_t client_turn, peer_turn;
     bool running;    /* has a slot */
     bool held;       /* gets nothing now, but its pages may be taken */
-    uint32_t tokens; /* known tokens: prompt and output so far */
+    uint32_t tokens; /* known tokens: prompt and output so far; then its drafts */
+    uint32_t drafts; /* of `tokens`, the last so many are drafts (docs/speculation.md) */
+    uint32_t again;  /* behind `cached`, so many are computed again after a draft was wrong */
     uint32_t cached; /* of these, how many have KV; < tokens */
     uint32_t cut;    /* its row ends there at most, if that is above `cached` (snapshots.h) */
     uint32_t pages;  /* held now; 0 when not running */
@@ -75,6 +78,7 @@ struct scheduler_row {
     uint32_t start, count;
     uint32_t pages; /* that the sequence must hold for this row */
     bool sample;
+    uint32_t drafts; /* the last of `count` */
 };
 
 /* To be carried out in this order: preempt, admit, then rows. No sequence is both in `preempt` and in `row`. A

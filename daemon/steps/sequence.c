@@ -20,6 +20,10 @@ int sequence_create(struct request_generate *request, struct sequence **out, str
     seq->mask_there = seq->mask != NULL;
     request->mask = NULL;
     request->prompt_count = 0;
+    seq->prediction = request->prediction;
+    seq->prediction_count = request->prediction_count;
+    request->prediction = NULL;
+    request->prediction_count = 0;
     seq->max_tokens = request->max_tokens;
     seq->sampling = request->sampling;
     memcpy(seq->stop, request->stop, request->stop_count * sizeof *seq->stop);
@@ -38,6 +42,7 @@ void sequence_free(struct sequence *seq)
     if (!seq) return;
     free(seq->tokens);
     free(seq->mask);
+    free(seq->prediction);
     free(seq->embedding);
     free(seq);
 }
@@ -118,5 +123,6 @@ void sequence_timings(const struct sequence *seq, uint64_t now_us, Helm__V1__Tim
 const char *sequence_state_name(const struct sequence *seq)
 {
     if (seq->slot == SEQUENCE_NO_SLOT) return "queued";
-    return seq->token_count > seq->cached + 1 || sequence_output_count(seq) == 0 ? "prefill" : "decode";
+    const uint32_t computed = seq->cached > seq->redo ? seq->cached : seq->redo;
+    return seq->token_count > computed + 1 || sequence_output_count(seq) == 0 ? "prefill" : "decode";
 }

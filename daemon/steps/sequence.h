@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/plan/engine_limits.h"
 #include "common/sampling/sampling.h"
 #include "common/shared/arena_layout.h"
 #include "daemon/steps/request.h"
@@ -72,12 +73,21 @@ struct sequence {
      * left, its position and, once that is known, its number; number of the newest in its answer; and those that its row in
      * flight leaves, until the first whose end is 0 */
     uint32_t state_from, state_at;
+    uint32_t state_back; /* taken for the row that is formed: it leaves it in front of its drafts */
     uint64_t state_before, state_trail;
     struct sequence_state left[ARENA_ROW_STATES];
     uint32_t mark[REQUEST_MARKS_MAX],
         mark_count; /* ends of pages of its prompt where it leaves one, rising */
     uint32_t reach; /* the most that `cached` was */
     uint32_t found; /* tokens of the prompt that it did not compute: their pages were there */
+
+    /* Speculation (drafts.h): whether its rows have drafts, and a text that its answer may repeat, owned */
+    bool speculates;
+    uint32_t *prediction, prediction_count;
+    uint32_t draft[ENGINE_DRAFTS_MAX], draft_count; /* of the row that is formed, or in flight */
+    uint32_t draft_most;                            /* that it gets next; 0: as many as the plan allows */
+    uint32_t redo; /* tokens up to here were computed, and right: those behind `cached` are computed again */
+    uint64_t drafted, accepted; /* so far */
 
     /* Embed: how the prompt's hidden states become `embedding`, [hidden], owned; NULL until they have. Nothing is sampled. */
     enum request_pooling pooling;

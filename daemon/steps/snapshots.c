@@ -295,26 +295,60 @@ static uint32_t places_in(const struct snapshots *all, const struct sequence *se
 {
     const uint32_t end = row->start + row->count;
     if (!all->on || seq->scope == SEQUENCE_NO_SCOPE) return 0;
-    const uint32_t count = chosen_in(all, seq, row->start, end, ARENA_ROW_STATES, position);
-    if (count || end <= seq->prompt_count || seq->apart || end % all->answer_every) return count;
-    *position = end;
+    const uint32_t most = ARENA_ROW_STATES - (row->drafts > 0); /* one is in front of the drafts */
+    const uint32_t count = chosen_in(all, seq, row->start, end, most, position);
+    const bool few = row->drafts || seq->redo > row->start;
+    const uint32_t last = few ? end / all->answer_every * all->answer_every : end;
+    if (count || last <= row->start || last <= seq->prompt_count || seq->apart || last % all->answer_every)
+        return count;
+    *position = last;
     return 1;
+}
+
+/* The row leaves this snapshot, which is chosen unless it only serves to go back. */
+static void add_left(struct sequence *seq, struct step_row *row, uint32_t *left, uint32_t to,
+                     uint32_t position, bool is_chosen)
+{
+    row->left[*left] = (struct step_state){.to = to, .at = position - row->start};
+    seq->left[(*left)++] = (struct sequence_state){.end = position};
+    if (is_chosen) seq->state_at = position;
+}
+
+uint32_t snapshots_room(const struct snapshots *all)
+{
+    uint32_t room = 0;
+    for (uint32_t i = 1; all->on && i <= all->count; i++) room += !at(all, i)->pins;
+    return room;
+}
+
+void snapshots_reserve(struct snapshots *all, struct sequence *seq)
+{
+    if (!all->on) return;
+    seq->state_back = snapshots_take_empty(all);
+    if (seq->state_back) return;
+    log_error("snapshots: drafts were found for more sequences than can go back: aborting");
+    abort();
 }
 
 void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row *row)
 {
     uint32_t position[ARENA_ROW_STATES], to[ARENA_ROW_STATES], left = 0;
-    const uint32_t places = places_in(all, seq, row, position);
+    uint32_t back = seq->state_back;
+    const uint32_t places = places_in(all, seq, row, position), known = row->start + row->count - row->drafts;
     row->state_from = seq->state_from; /* with its pin */
-    seq->state_from = STATE_NO_SNAPSHOT;
+    seq->state_from = seq->state_back = STATE_NO_SNAPSHOT;
     for (uint32_t i = places; i-- > 0;)
         to[i] = snapshots_take_empty(all); /* if there are few, the last ones */
     for (uint32_t i = 0; i < places; i++) {
-        if (!to[i]) continue;
-        row->left[left] = (struct step_state){.to = to[i], .at = position[i] - row->start};
-        seq->left[left++] = (struct sequence_state){.end = position[i]};
-        seq->state_at = position[i];
+        if (back && position[i] >= known) {
+            add_left(seq, row, &left, back, known, position[i] == known);
+            back = STATE_NO_SNAPSHOT;
+            if (position[i] == known && to[i]) snapshots_give_back(all, to[i]);
+            if (position[i] == known) continue;
+        }
+        if (to[i]) add_left(seq, row, &left, to[i], position[i], true);
     }
+    if (back) add_left(seq, row, &left, back, known, false);
     if (left && left < ARENA_ROW_STATES) seq->left[left].end = 0;
 }
 
@@ -352,7 +386,8 @@ static void replace_answers(struct snapshots *all, struct sequence *seq, uint32_
 }
 
 /* The snapshot that is known by this page's number from now on. */
-static void leave(struct snapshots *all, struct sequence *seq, uint32_t snapshot, struct sequence_state state)
+static uint32_t leave(struct snapshots *all, struct sequence *seq, uint32_t snapshot,
+                      struct sequence_state state)
 {
     const uint32_t left = enter(all, snapshot, state.page, state.end);
     follow(all, seq, left);
@@ -361,20 +396,24 @@ static void leave(struct snapshots *all, struct sequence *seq, uint32_t snapshot
     touch(all, left);
     seq->state_before = state.page;
     replace_answers(all, seq, state.end);
+    return left;
 }
 
 void snapshots_done(struct snapshots *all, const struct step_row *row, struct sequence *seq)
 {
+    const bool goes_back = seq && row->drafts && seq->cached < row->start + row->count;
     if (row->state_from) unpin(all, row->state_from);
+    if (goes_back && seq->state_at > seq->cached) seq->state_at = seq->cached;
     for (uint32_t i = 0; i < ARENA_ROW_STATES && row->left[i].to; i++) {
+        const uint32_t to = row->left[i].to, end = row->start + row->left[i].at;
         /* a row too many stands after the last token that is known: its page has no number */
-        const bool stays = seq && seq->cached == row->start + row->count &&
-                           seq->left[i].end == row->start + row->left[i].at &&
-                           seq->left[i].end <= seq->token_count && seq->left[i].page;
-        if (stays)
-            leave(all, seq, row->left[i].to, seq->left[i]);
-        else
-            snapshots_give_back(all, row->left[i].to);
+        const bool stays = seq && end <= seq->cached && seq->left[i].end == end && end <= seq->token_count &&
+                           seq->left[i].page;
+        const bool begins = goes_back && end == seq->cached;
+        const uint32_t left = stays ? leave(all, seq, to, seq->left[i]) : to;
+        if (begins) seq->state_from = left;
+        if (begins && stays) at(all, left)->pins++;
+        if (!begins && !stays) snapshots_give_back(all, to);
     }
 }
 

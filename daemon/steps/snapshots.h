@@ -77,11 +77,16 @@ uint32_t snapshots_next(const struct snapshots *all, const struct sequence *seq)
 uint32_t snapshots_chosen(const struct snapshots *all, const struct sequence *seq, uint32_t after);
 /* Where the sequence's next row must end at most, since it can leave no more snapshots; 0: anywhere. */
 uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq);
+/* Sequences whose next rows may have drafts: each leaves a snapshot in front of these, to go back to. It is taken for one of them
+ * before any row of its step is filled in; not more than there is room for. */
+uint32_t snapshots_room(const struct snapshots *all);
+void snapshots_reserve(struct snapshots *all, struct sequence *seq);
 /* Fills in what a row that is about to be rung says of states. */
 void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row *row);
 /* The page of this number, which the sequence's row has computed, ends at `end`. */
 void snapshots_page(struct sequence *seq, uint32_t end, uint64_t number);
-/* The row's step is done, and prefix_computed has taken it. seq NULL: it has left its slot, or the row failed. */
+/* The row's step is done, and prefix_computed has taken it. If that is less than the row, drafts were wrong: the next row begins
+ * with the snapshot in front of them. seq NULL: it has left its slot, or the row failed. */
 void snapshots_done(struct snapshots *all, const struct step_row *row, struct sequence *seq);
 
 /* For sessions, and the check (check.h): an empty one, pinned (STATE_NO_SNAPSHOT: all are pinned); then known by its page's

@@ -239,10 +239,20 @@ static void load(struct fake *f, const Helm__Control__V1__Load *request)
     if (fault("garbage")) zmq_send(f->socket, "\xff\xff\xff\xff", 4, 0);
 }
 
-static void sample(struct fake *f, const struct step_row *row, uint64_t hash, struct sampling_result *out)
+/* The hash in front of this token. */
+static uint64_t hash_before(uint64_t hash, uint32_t token)
+{
+    uint64_t inverse = 1099511628211u;
+    for (int i = 0; i < 6; i++) inverse *= 2 - 1099511628211u * inverse;
+    return (hash * inverse) ^ token;
+}
+
+/* After the row's first `tokens` tokens. */
+static void sample(struct fake *f, const struct step_row *row, uint32_t tokens, uint64_t hash,
+                   struct sampling_result *out)
 {
     const struct arena_slot *slot = arena_slot_of(&f->arena, row->slot);
-    uint32_t count = row->start + row->count, vocab = arena_header_of(&f->arena)->vocab;
+    uint32_t count = row->start + tokens, vocab = arena_header_of(&f->arena)->vocab;
     memset(out, 0, sizeof *out);
     out->token = 2 + (uint32_t)((hash >> 20) % (vocab - 2));
     if (fault("eos_at") && count - slot->prompt_count + 1 == (uint32_t)fault("eos_at")) out->token = 1;
@@ -368,10 +378,20 @@ static void run_step(struct fake *f, uint32_t serial)
         result->epoch = step->epoch;
         result->row_count = step->row_count;
         result->compute_ns = 1000;
+        uint32_t drafted = step->row_count;
         for (uint32_t i = 0; i < step->row_count; i++) {
             const struct step_row *row = &step->row[i];
             result->row[i].slot = row->slot;
-            if (row->flags & STEP_ROW_SAMPLE) sample(f, row, hash[i], &result->row[i].sampled);
+            for (uint32_t k = row->drafts; row->flags & STEP_ROW_SAMPLE; k--) {
+                struct step_result_row *out = &result->row[k ? drafted + k - 1 : i];
+                const uint32_t tokens = row->count - row->drafts + k;
+                out->slot = row->slot;
+                sample(f, row, tokens, hash[i], &out->sampled);
+                if (!k) break;
+                hash[i] =
+                    hash_before(hash[i], arena_history_of(&f->arena, row->slot)[row->start + tokens - 1]);
+            }
+            drafted += row->drafts;
         }
         if (fault_now(f, "bad_result")) result->row[0].sampled.token = UINT32_MAX;
         doorbell_ring(&control->drawn_bell, serial);

@@ -272,6 +272,7 @@ class Client:
             setattr(r.generate.sampling, key, value)
         r.generate.stop_token_ids.extend(fields.pop("stop", []))
         r.generate.marks.extend(fields.pop("marks", []))
+        r.generate.prediction.extend(fields.pop("prediction", []))
         for key, value in fields.items():
             setattr(r.generate, key, value)
         self.streams[r.request_id] = Stream()

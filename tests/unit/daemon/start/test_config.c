@@ -103,6 +103,27 @@ static void what_the_planner_is_told(void **state)
     config_free(&c);
 }
 
+static void drafts_are_off_unless_asked_for(void **state)
+{
+    (void)state;
+    struct config c;
+    struct helm_err err = {0};
+    assert_int_equal(READ(&c, &err, "--model", "/m"), 0);
+    assert_true(!c.speculates && c.draft_tokens == 0);
+    config_free(&c);
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--speculate", "ngram"), 0);
+    assert_true(c.speculates && c.draft_tokens == CONFIG_DRAFTS);
+    config_free(&c);
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--draft-tokens", "15"), 0);
+    assert_true(!c.speculates && c.draft_tokens == 15); /* of requests that ask */
+    config_free(&c);
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--draft-tokens", "16"), HELM_E_USAGE);
+    config_free(&c);
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--speculate", "ngram", "--draft-tokens", "0"),
+                     HELM_E_USAGE);
+    config_free(&c);
+}
+
 static void the_file_fills_in_and_the_command_line_wins(void **state)
 {
     (void)state;
@@ -193,6 +214,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_command_line_is_read),
         cmocka_unit_test(what_the_planner_is_told),
+        cmocka_unit_test(drafts_are_off_unless_asked_for),
         cmocka_unit_test(the_file_fills_in_and_the_command_line_wins),
         cmocka_unit_test(a_bad_file_names_its_line),
         cmocka_unit_test(what_makes_no_sense_is_refused),

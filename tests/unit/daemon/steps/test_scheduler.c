@@ -93,6 +93,38 @@ static void a_prompt_holds_up_others_no_longer_than_allowed(void **state)
     assert_int_equal(row_of(&step, 1)->count, 1);
 }
 
+/* A row of an answer has its newest token, in front of it what is computed again, behind it drafts. */
+static void drafts_go_with_the_newest_token(void **state)
+{
+    (void)state;
+    struct scheduler_seq seqs[] = {running(1, 1, 54, 46, 4), running(2, 1, 500, 100, 7)};
+    struct scheduler_limits limits = usual;
+    struct scheduler_step step;
+    seqs[0].again = 3;
+    seqs[0].drafts = 4;
+    scheduler_form_step(seqs, 2, &limits, &step);
+    assert_int_equal(row_of(&step, 0)->start, 46);
+    assert_int_equal(row_of(&step, 0)->count, 8);
+    assert_int_equal(row_of(&step, 0)->drafts, 4);
+    assert_true(row_of(&step, 0)->sample);
+    assert_int_equal(row_of(&step, 1)->count, 56); /* a prompt beside it */
+    assert_int_equal(row_of(&step, 1)->drafts, 0);
+    limits.pages_free = 0; /* drafts take no pages of others: its own four hold 64 positions */
+    seqs[0] = running(1, 1, 68, 59, 4);
+    seqs[0].again = 1;
+    seqs[0].drafts = 7;
+    scheduler_form_step(seqs, 1, &limits, &step);
+    assert_int_equal(step.preempt_count, 0);
+    assert_int_equal(row_of(&step, 0)->count, 5);
+    assert_int_equal(row_of(&step, 0)->drafts, 3);
+    assert_true(row_of(&step, 0)->sample);
+    limits.step_tokens = 1; /* what is computed again may take more than a step */
+    scheduler_form_step(seqs, 1, &limits, &step);
+    assert_int_equal(row_of(&step, 0)->count, 1);
+    assert_int_equal(row_of(&step, 0)->drafts, 0);
+    assert_false(row_of(&step, 0)->sample);
+}
+
 static void the_last_chunk_samples(void **state)
 {
     (void)state;
@@ -500,6 +532,7 @@ int main(void)
         cmocka_unit_test(nothing_to_do_is_an_empty_step),
         cmocka_unit_test(decodes_come_before_prompts),
         cmocka_unit_test(a_prompt_holds_up_others_no_longer_than_allowed),
+        cmocka_unit_test(drafts_go_with_the_newest_token),
         cmocka_unit_test(the_last_chunk_samples),
         cmocka_unit_test(clients_take_turns_with_prompts),
         cmocka_unit_test(slots_go_to_the_client_with_the_fewest),

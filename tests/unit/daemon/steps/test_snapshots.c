@@ -37,7 +37,8 @@ struct rig {
     uint64_t slot[SEQS],
         snapshot[SNAPSHOTS + 1]; /* what workers keep: a hash of all tokens up to a position */
     struct flying flying[SEQS];
-    uint32_t random, from_snapshot, made, lost;
+    uint32_t random, from_snapshot, made, lost, drafted, gone_back;
+    bool drafts; /* rows of answers have some */
 };
 
 static uint32_t draw(struct rig *r, uint32_t below)
@@ -118,6 +119,18 @@ static uint32_t left_by(const struct step_row *row)
     return count;
 }
 
+/* Drafts for a row of an answer that ends with its newest token, behind the known ones. */
+static uint32_t draft_at_random(struct rig *r, struct sequence *seq, uint32_t end)
+{
+    if (!r->drafts || end != seq->token_count || end <= seq->prompt_count || !snapshots_room(&r->snapshots))
+        return 0;
+    uint32_t drafts = draw(r, 2) * draw(r, 8);
+    if (drafts > CONTEXT - 1 - end) drafts = CONTEXT - 1 - end;
+    for (uint32_t t = 0; t < drafts; t++) seq->tokens[end + t] = draw(r, 5);
+    if (drafts) snapshots_reserve(&r->snapshots, seq);
+    return drafts;
+}
+
 /* Rings a row of at most `most` tokens; workers compute it. False: there is no room, or nothing to do. */
 static bool ring(struct rig *r, uint32_t i, uint32_t most)
 {
@@ -126,9 +139,14 @@ static bool ring(struct rig *r, uint32_t i, uint32_t most)
     const uint32_t cut = snapshots_cut(&r->snapshots, seq);
     if (cut > seq->rung && count > cut - seq->rung) count = cut - seq->rung;
     if (count > most) count = most;
+    const uint32_t room = (seq->pages + r->pages.free_count) * PAGE;
+    const uint32_t drafts =
+        count && seq->rung + count + 8 <= room ? draft_at_random(r, seq, seq->rung + count) : 0;
+    count += drafts;
     const uint32_t end = seq->rung + count;
     if (!count || kv_pages_grow(&r->pages, r->table[i], &seq->pages, (end + PAGE - 1) / PAGE)) return false;
-    struct step_row row = {.slot = i, .start = seq->rung, .count = count};
+    struct step_row row = {.slot = i, .start = seq->rung, .count = count, .drafts = drafts};
+    r->drafted += drafts > 0;
     snapshots_row(&r->snapshots, seq, &row);
     if (row.start == 0) assert_int_equal(row.state_from, STATE_NO_SNAPSHOT);
     if (row.start == 0) r->slot[i] = 0;
@@ -154,11 +172,22 @@ static void done(struct rig *r, uint32_t i, bool ok, bool more)
     struct flying *f = &r->flying[i];
     struct sequence *seq = f->left ? NULL : &r->seq[i];
     if (!f->row.count) return;
-    if (seq && ok) prefix_computed(&r->pages, r->table[i], seq, f->row.start + f->row.count);
+    uint32_t computed = f->row.start + f->row.count;
+    if (seq &&
+        f->row.drafts) { /* so many of them were right; the state is that in front of them, unless all were */
+        const uint32_t known = computed - f->row.drafts, kept = draw(r, f->row.drafts + 1);
+        ok = true;
+        seq->token_count += kept;
+        seq->redo = known + kept;
+        computed = seq->rung = kept < f->row.drafts ? known : computed;
+        r->gone_back += kept < f->row.drafts;
+        more = true;
+    }
+    if (seq && ok) prefix_computed(&r->pages, r->table[i], seq, computed);
     if (seq && !ok) prefix_forget(&r->pages, r->table[i], seq);
     snapshots_done(&r->snapshots, &f->row, ok ? seq : NULL);
-    if (seq && more && seq->rung == seq->token_count && seq->token_count < CONTEXT)
-        seq->tokens[seq->token_count++] = draw(r, 5);
+    const bool goes_on = f->row.drafts || (seq && seq->rung == seq->token_count);
+    if (seq && more && goes_on && seq->token_count < CONTEXT) seq->tokens[seq->token_count++] = draw(r, 5);
     *f = (struct flying){0};
 }
 
@@ -238,11 +267,13 @@ static void every_row_begins_with_its_tokens_state(void **state)
     struct rig *r = malloc(sizeof *r);
     assert_non_null(r);
     rig_open(r);
+    r->drafts = true;
     for (uint32_t n = 0; n < OPERATIONS; n++) {
         operate(r);
         if (n % 16 == 0) check_pins(r);
     }
     assert_true(r->from_snapshot > 500 && r->made > 1000 && r->lost > 5);
+    assert_true(r->drafted > 1000 && r->gone_back > 500);
     for (uint32_t i = 0; i < SEQS; i++)
         if (r->open[i]) leave(r, i);
     check_pins(r);
