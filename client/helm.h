@@ -95,7 +95,16 @@ struct helm_sampling {
 
 struct helm_grammar; /* grammar.h */
 
-#define HELM_MARKS_MAX 64 /* of a request */
+#define HELM_MARKS_MAX      64    /* of a request */
+#define HELM_PREDICTION_MAX 16384 /* likewise, tokens */
+
+/* Whether several tokens of an answer are tried at once: those that the model would draw are kept, so the answer is the same. */
+enum helm_speculate {
+    HELM_SPECULATE_DEFAULT = 0, /* as helmd's --speculate says; with a prediction: HELM_SPECULATE_NGRAM */
+    HELM_SPECULATE_OFF = 1,
+    HELM_SPECULATE_NGRAM =
+        2, /* what followed when the text last read like this; HELM_E_FORMAT if helmd has no room */
+};
 
 /* What to generate. Zero-initialise; pointers are borrowed for the call, but for the grammar's. */
 struct helm_generate_request {
@@ -116,6 +125,10 @@ struct helm_generate_request {
      * prompts compute less; for others they change nothing. */
     const uint32_t *marks;
     size_t mark_count;
+    enum helm_speculate speculate;
+    const uint32_t
+        *prediction; /* a text that the answer may repeat, at most HELM_PREDICTION_MAX tokens; may be NULL */
+    size_t prediction_count;
     const char *label; /* shown by `helm-cli ps`; at most 64 bytes; may be NULL */
     /* What the output fits as a whole, unless it ends early (HELM_FINISH_LENGTH and the like); NULL: any. Its vocabulary must
      * be of this model, its ends those that stop this request, and it must outlive the request. Before each token the
@@ -163,6 +176,7 @@ struct helm_done {
     enum helm_finish finish;
     uint32_t prompt_tokens, completion_tokens;
     uint32_t cached_tokens; /* of the prompt: not computed for this request (--prefix-cache) */
+    uint64_t drafted_tokens, accepted_tokens; /* tokens that were tried beside the newest; that were right */
     struct helm_timings timings;
     uint64_t seed; /* that was used */
     /* Of HELM_FINISH_ERROR and HELM_FINISH_CANCELLED: why; of HELM_FINISH_LENGTH: that the context is full; never NULL */
@@ -301,6 +315,9 @@ struct helm_status {
      * room for, bytes of each; sequences that began with one, and those that gave their place to others. */
     uint32_t snapshots, snapshots_total;
     uint64_t snapshot_bytes, snapshot_hits_total, snapshots_dropped_total;
+    const char *speculate; /* "off", "ngram": of requests that do not say */
+    uint32_t draft_tokens; /* of a sequence in a step at most; 0: no request has drafts */
+    uint64_t tokens_drafted_total, tokens_accepted_total;
 };
 HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out,
                                 struct helm_err *err);

@@ -198,6 +198,8 @@ static void on_done(void *user, uint64_t number, const struct helm_done *done)
     s->result->id = done->id;
     s->result->prompt_tokens = done->prompt_tokens;
     s->result->cached_tokens = done->cached_tokens;
+    s->result->drafted_tokens = done->drafted_tokens;
+    s->result->accepted_tokens = done->accepted_tokens;
     s->result->timings = done->timings;
     s->result->finish = helm_finish_name(done->finish);
     if (s->ended) return;
@@ -241,6 +243,7 @@ static int send_request(struct stream *s, struct helm_err *err)
         .stop_count = s->request->ends && !o->ignore_eos ? s->request->ends->count : 0,
         .logprobs = (uint32_t)o->logprobs,
         .ignore_eos = o->ignore_eos,
+        .speculate = sampling_speculate(o),
         .label = s->request->label,
         .grammar = s->request->grammar,
     };
@@ -361,14 +364,17 @@ void stream_print_stats(const struct stream_result *result)
                 result->prompt_tokens, result->token_count, result->finish);
         return;
     }
-    char cached[48] = "";
+    char cached[48] = "", drafts[80] = "";
     if (result->cached_tokens) snprintf(cached, sizeof cached, " (%u of them cached)", result->cached_tokens);
+    if (result->drafted_tokens)
+        snprintf(drafts, sizeof drafts, ", %llu of %llu drafts right",
+                 (unsigned long long)result->accepted_tokens, (unsigned long long)result->drafted_tokens);
     fprintf(
         stderr,
-        "[%u prompt tokens%s at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s; ended "
+        "[%u prompt tokens%s at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s%s; ended "
         "by %s]\n",
         result->prompt_tokens, cached, t->prefill_tok_s, t->ttft_ms, result->token_count, t->decode_tok_s,
-        result->finish);
+        drafts, result->finish);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------------- */
@@ -403,13 +409,14 @@ int stream_print_json(const struct stream_result *r, struct helm_err *err)
     cli_text_json(&line, r->text.data, r->text.length);
     cli_text_printf(&line, ",\"finish_reason\":\"%s\"", r->finish);
     add_logprobs(r, &line);
-    cli_text_printf(
-        &line,
-        ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%zu,\"cached_tokens\":%u},\"timings\":{"
-        "\"ttft_ms\":%.3f,"
-        "\"tpot_ms\":%.3f,\"prefill_tok_s\":%.3f,\"decode_tok_s\":%.3f}}\n",
-        r->prompt_tokens, r->token_count, r->cached_tokens, finite_value(t->ttft_ms),
-        finite_value(t->tpot_ms), finite_value(t->prefill_tok_s), finite_value(t->decode_tok_s));
+    cli_text_printf(&line,
+                    ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%zu,\"cached_tokens\":%u,"
+                    "\"drafted_tokens\":%llu,\"accepted_tokens\":%llu},\"timings\":{"
+                    "\"ttft_ms\":%.3f,"
+                    "\"tpot_ms\":%.3f,\"prefill_tok_s\":%.3f,\"decode_tok_s\":%.3f}}\n",
+                    r->prompt_tokens, r->token_count, r->cached_tokens, (unsigned long long)r->drafted_tokens,
+                    (unsigned long long)r->accepted_tokens, finite_value(t->ttft_ms),
+                    finite_value(t->tpot_ms), finite_value(t->prefill_tok_s), finite_value(t->decode_tok_s));
     int rc = cli_text_write(&line, err);
     cli_text_free(&line);
     return rc;

@@ -70,6 +70,8 @@ static void deliver_done(const struct connection_request *request, const Helm__V
         done.prompt_tokens = from->usage->prompt_tokens;
         done.completion_tokens = from->usage->completion_tokens;
         done.cached_tokens = from->usage->cached_tokens;
+        done.drafted_tokens = from->usage->drafted_tokens;
+        done.accepted_tokens = from->usage->accepted_tokens;
     }
     if (from->timings) {
         const Helm__V1__Timings *t = from->timings;
@@ -147,6 +149,9 @@ static int check_lists(const struct helm_generate_request *what, struct helm_err
     if (what->mark_count > HELM_MARKS_MAX)
         return helm_fail(err, HELM_E_LIMIT, "%zu marks exceed the limit of %d", what->mark_count,
                          HELM_MARKS_MAX);
+    if (what->prediction_count > HELM_PREDICTION_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "a prediction of %zu tokens exceeds the limit of %d",
+                         what->prediction_count, HELM_PREDICTION_MAX);
     if (what->logprobs_of_count > TOP_MAX)
         return helm_fail(err, HELM_E_LIMIT, "logprobs of %zu tokens exceed the limit of %d",
                          what->logprobs_of_count, TOP_MAX);
@@ -226,6 +231,9 @@ int helm_generate(struct helm_client *client, const struct helm_generate_request
     generate.logprobs_of = (uint32_t *)what->logprobs_of;
     generate.n_marks = what->mark_count;
     generate.marks = (uint32_t *)what->marks;
+    generate.speculate = (Helm__V1__Speculate)what->speculate;
+    generate.n_prediction = what->prediction_count;
+    generate.prediction = (uint32_t *)what->prediction;
     generate.ignore_eos = what->ignore_eos;
     generate.deadline_ms = what->deadline_ms;
     if (what->label) generate.label = (char *)what->label;

@@ -84,7 +84,9 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
         SAME(from, kv_places_total), SAME(from, prefix_hits_total), SAME(from, prefix_evictions_total),
         SAME(from, tokens_cached_total), SAME(from, snapshots), SAME(from, snapshots_total),
         SAME(from, snapshots_dropped_total), SAME(from, snapshot_bytes), SAME(from, snapshot_hits_total),
-        SAME(from, experts_used_total), SAME(from, experts_present_total), SAME(from, experts_moved_total),
+        TEXT(from, speculate), SAME(from, draft_tokens), SAME(from, tokens_drafted_total),
+        SAME(from, tokens_accepted_total), SAME(from, experts_used_total), SAME(from, experts_present_total),
+        SAME(from, experts_moved_total),
         /* counters */
         SAME(from, requests_total), SAME(from, tokens_prompt_total), SAME(from, tokens_output_total),
         SAME(from, steps_total), SAME(from, preemptions_total), SAME(from, restarts_total),

@@ -448,6 +448,7 @@ void ask_free(struct ask *ask)
 {
     for (size_t i = 0; i < ask->prompt_count; i++) free(ask->prompt[i].ids);
     free(ask->prompt);
+    free(ask->prediction.data);
     json_decref(ask->body);
     json_numbers_free(ask->numbers);
     json_decref(ask->extra);

@@ -89,6 +89,11 @@ struct ask_prompt {
     size_t mark_count;
 };
 
+struct ask_ids {
+    uint32_t *data; /* owned */
+    size_t count;
+};
+
 struct ask {
     enum ask_kind kind;
     const _Atomic bool *gone; /* another thread says that nobody waits for it; set before ask_read, or NULL */
@@ -117,6 +122,7 @@ struct ask {
     struct helm_logit_bias bias[ASK_BIASES];
     const char *stop[ASK_STOPS];
     size_t stop_count;
+    struct ask_ids prediction; /* tokens that the answer may repeat */
     struct ask_prompt *prompt; /* [prompt_count] */
     size_t prompt_count, prompt_space;
     /* of ASK_EMBEDS, whose prompts are what is embedded */

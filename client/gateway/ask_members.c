@@ -55,7 +55,6 @@ static const struct member_row rows[] = {
     {"cache_salt", TEXTS, HINT, NULL},
     {"id_slot", TEXTS, HINT, "-1"},
     {"priority", TEXTS, HINT, "0"},
-    {"prediction", CHATS, HINT, NULL},
     {"provider", CHATS, HINT, NULL},
     {"models", CHATS, HINT, NULL},
     {"route", CHATS, HINT, NULL},

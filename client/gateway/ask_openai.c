@@ -1,5 +1,6 @@
 /* The fields of /v1/chat/completions and /v1/completions, in one table. See ask.h. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/gateway/ask.h"
 #include "common/base/units.h"
@@ -49,6 +50,49 @@ bool ask_take_user(struct ask_reader *r, const json_t *value)
     return true;
 }
 
+/* One text of a prediction. What is beyond a request's limit could only help further on. */
+static bool add_prediction(struct ask_reader *r, const json_t *text)
+{
+    struct ask_ids *to = &r->ask->prediction;
+    uint32_t *ids = NULL, *grown;
+    size_t count = 0;
+    struct helm_err err = {0};
+    if (!json_is_string(text)) return ask_wrong_type(r, "a text");
+    if (helm_tokenizer_encode(r->model->tokenizer, json_string_value(text), json_string_length(text), 0, &ids,
+                              &count, &err))
+        return refuse(r->refusal, 400, "invalid_value", r->param, "'prediction': %.300s", err.text);
+    if (count > HELM_PREDICTION_MAX - to->count) count = HELM_PREDICTION_MAX - to->count;
+    grown = count ? realloc(to->data, (to->count + count) * sizeof *grown) : NULL;
+    if (grown) {
+        memcpy(grown + to->count, ids, count * sizeof *grown);
+        to->data = grown;
+        to->count += count;
+    }
+    free(ids);
+    return true;
+}
+
+/* A text that the answer may repeat: {"type": "content", "content": TEXT or [{"type": "text", "text": TEXT}]}. It only makes
+ * the answer faster, so without memory for it there is none. */
+static bool take_prediction(struct ask_reader *r, const json_t *value)
+{
+    const char *type = json_string_value(json_object_get(value, "type"));
+    const json_t *content = json_object_get(value, "content"), *part;
+    size_t index;
+    if (json_is_null(value)) return true;
+    if (!json_is_object(value)) return ask_wrong_type(r, "an object");
+    if (type && strcmp(type, "content") != 0)
+        return refuse(r->refusal, 400, "invalid_value", r->param,
+                      "'prediction': its type is not \"content\"");
+    if (!content) return true;
+    if (!json_is_array(content)) return add_prediction(r, content);
+    json_array_foreach(content, index, part)
+    {
+        if (!add_prediction(r, json_object_get(part, "text"))) return false;
+    }
+    return true;
+}
+
 static const struct ask_field stream_rows[] = {{"include_usage", BOTH, ASK_FLAG(include_usage)}};
 static const struct ask_fields stream_options = {ASK_ROWS(stream_rows)};
 
@@ -75,6 +119,7 @@ static const struct ask_field rows[] = {
     {"parallel_tool_calls", CHATS, ask_take_parallel},
     {"response_format", CHATS, ask_take_response_format},
     {"user", BOTH, ask_take_user},
+    {"prediction", CHATS, take_prediction},
     /* beyond OpenAI, by the names that vLLM and llama.cpp give them */
     {"top_k", BOTH, ask_take_top_k},
     {"min_p", BOTH, ASK_MIN_P},

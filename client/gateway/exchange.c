@@ -212,6 +212,8 @@ static void on_done(void *user, uint64_t request, const struct helm_done *done)
     if (c->over || c->exchange->over || c->exchange->dropped) return;
     c->reported = true;
     c->cached_tokens = done->cached_tokens;
+    c->drafted_tokens = done->drafted_tokens;
+    c->accepted_tokens = done->accepted_tokens;
     if (done->finish == HELM_FINISH_ERROR || done->finish == HELM_FINISH_CANCELLED) {
         char text[HELM_ERR_TEXT];
         snprintf(text, sizeof text, "the generation %s%s%s",
@@ -245,6 +247,8 @@ static int send_choice(struct choice *c, struct helm_err *err)
         .prompt_count = ask->prompt[c->prompt].count,
         .marks = ask->prompt[c->prompt].marks,
         .mark_count = ask->prompt[c->prompt].mark_count,
+        .prediction = ask->prediction.data,
+        .prediction_count = ask->prediction.count,
         .max_tokens = ask->max_tokens,
         .sampling = ask->sampling,
         .stop_tokens = model->ends.ids, /* a grammar's vocabulary has them as ends, too */

@@ -73,6 +73,7 @@ struct choice {
     enum helm_finish finish;
     bool reported; /* the daemon ended it and said: */
     uint32_t cached_tokens;
+    uint64_t drafted_tokens, accepted_tokens;
     /* [embedding_count] of ASK_EMBEDS, of unit length; all else but `number` and `over` is unused */
     float *embedding;
     size_t embedding_count;

@@ -208,6 +208,16 @@ static void add_usage(struct exchange *ex)
                     completion, prompt + completion);
     if (cached >= 0)
         cli_text_printf(&ex->out, ",\"prompt_tokens_details\":{\"cached_tokens\":%lld}", (long long)cached);
+    uint64_t drafted = 0, accepted = 0;
+    for (uint32_t i = 0; i < ex->choice_count; i++) {
+        drafted += ex->choices[i].drafted_tokens;
+        accepted += ex->choices[i].accepted_tokens;
+    }
+    if (drafted)
+        cli_text_printf(&ex->out,
+                        ",\"completion_tokens_details\":{\"accepted_prediction_tokens\":%llu,"
+                        "\"rejected_prediction_tokens\":%llu}",
+                        (unsigned long long)accepted, (unsigned long long)(drafted - accepted));
     cli_text_printf(&ex->out, "}");
 }
 

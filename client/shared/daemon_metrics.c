@@ -45,6 +45,12 @@ static void write_tokens(const struct helm_status *s, struct cli_text *out)
                        "Tokens of prompts that were not computed: their pages were there.");
     exposition_counter(out, "helm_prefix_evictions_total", (double)s->prefix_evictions_total,
                        "Pages that prompts could find and that were given to others.");
+    if (s->draft_tokens) {
+        exposition_counter(out, "helm_drafted_tokens_total", (double)s->tokens_drafted_total,
+                           "Tokens of answers that were guessed and computed.");
+        exposition_counter(out, "helm_accepted_tokens_total", (double)s->tokens_accepted_total,
+                           "Guessed tokens that were right.");
+    }
     if (!s->snapshots_total) return;
     exposition_gauge(out, "helm_snapshots", s->snapshots, "States of fixed size that prompts can find.");
     exposition_gauge(out, "helm_snapshot_bytes", (double)s->snapshot_bytes * s->snapshots,

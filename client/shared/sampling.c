@@ -48,8 +48,17 @@ void sampling_fill_table(struct sampling_options *options, struct args_option ta
          .target = &options->ignore_eos},
         {"show-special", 0, ARGS_FLAG, NULL, "keep special tokens such as <|im_end|> in the text",
          .target = &options->show_special},
+        {"speculate", 0, ARGS_CHOICE, "off|ngram",
+         "try tokens that the text said before, and keep those that fit (default: as helmd does)",
+         .target = &options->speculate, .choices = "off|ngram"},
     };
     memcpy(table, rows, sizeof rows);
+}
+
+enum helm_speculate sampling_speculate(const struct sampling_options *options)
+{
+    if (!options->speculate) return HELM_SPECULATE_DEFAULT;
+    return strcmp(options->speculate, "ngram") == 0 ? HELM_SPECULATE_NGRAM : HELM_SPECULATE_OFF;
 }
 
 /* What a checkpoint may say of sampling: bounds, and the value that means "off". */

@@ -320,7 +320,7 @@ def member_tests(stage):
               "/api/chat": {"messages": HELLO, "stream": False}, "/api/generate": {"prompt": "Hello", "stream": False}}
     hints = {"metadata": ({"a": "b"}, (chat, responses, messages, "/v1/completions")), "store": (True, (chat,)), "prompt_cache_retention": ("24h", (chat, responses)),
              "service_tier": ("flex", (chat, responses, messages)), "safety_identifier": ("x", (chat, responses)), "verbosity": ("low", (chat,)),
-             "prediction": ({}, (chat,)), "transforms": (["middle-out"], (chat,)), "models": (["a"], (chat,)), "keep_alive": ("5m", (chat,)), "cache_prompt": (False, (chat,)), "context_management": ({"edits": []}, (messages,))}
+             "transforms": (["middle-out"], (chat,)), "models": (["a"], (chat,)), "keep_alive": ("5m", (chat,)), "cache_prompt": (False, (chat,)), "context_management": ({"edits": []}, (messages,))}
     for name, (value, paths) in hints.items():
         for path in paths:
             a = g.post(path, {**bodies[path], name: value})

@@ -6,7 +6,8 @@ from .connection import FINISH, Client
 from .text import Chat, Detokenizer, Tokenizer
 
 # fields of Generate; other options are Sampling's
-GENERATE = ("max_tokens", "stop_token_ids", "logprobs", "logprobs_of", "ignore_eos", "deadline_ms", "label", "marks")
+GENERATE = ("max_tokens", "stop_token_ids", "logprobs", "logprobs_of", "ignore_eos", "deadline_ms", "label", "marks", "speculate",
+            "prediction")
 
 
 @dataclass
