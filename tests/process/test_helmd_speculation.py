@@ -11,7 +11,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import gateway_harness  # noqa: E402
-from helmd_harness import (DATA, SLOW, VOCAB, Client, check, expected_tokens, pb, plan_json, run_tests, running,  # noqa: E402
+from helmd_harness import (DATA, SLOW, VOCAB, Client, Daemon, check, expected_tokens, pb, plan_json, run_tests, running,  # noqa: E402
                            same, status_of, wait_until)
 
 OFF, NGRAM = pb.SPECULATE_OFF, pb.SPECULATE_NGRAM
@@ -297,6 +297,24 @@ def test_a_hybrids_draft_may_be_wrong_at_every_place():
         second = answer(c, turn, 20, speculate=OFF)
         same(second.tokens, plain, "the next turn")
         check(second.done.usage.cached_tokens >= 64, f"{second.done.usage.cached_tokens} tokens found")
+
+
+def test_a_hybrid_needs_a_snapshot_to_go_back_to():
+    """With two for three sequences one of them has no drafts in a step; with none helmd does not start."""
+    prompts = [case["prompt"] for case in cases_of("qwen35") if len(case["prompt"]) <= 64][:3]
+    with start_real("qwen35", "cpu") as d:
+        plain = [answer(Client(d.endpoint), p, 24, speculate=OFF).tokens for p in prompts]
+        each = status_of(d).snapshot_bytes
+    with start_real("qwen35", "cpu", "--state-snapshots", 2 * each) as d:
+        same(status_of(d).snapshots_total, 2, "snapshots")
+        c = Client(d.endpoint)
+        streams = [c.generate(p, 24, seed=7, ignore_eos=True, prediction=wrong_at(plain[n], 5, 12, vocab=64))
+                   for n, p in enumerate(prompts)]
+        c.run(*streams)
+        same([s.tokens for s in streams], plain, "tokens")
+    d = Daemon("--device", "cpu", "--state-snapshots", 1, *EXACT, *DRAFTS, real=True, model=os.path.join(GOLDEN, "qwen35"))
+    check("--state-snapshots has room for none" in d.ready, d.ready)
+    d.close()
 
 
 def test_ngrams_speed_up_what_is_said_again():
