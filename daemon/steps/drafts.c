@@ -31,24 +31,27 @@ static void look_in(const struct sequence *seq, const uint32_t *text, uint32_t c
     }
 }
 
-/* Whether the answer is the prediction's beginning so far: then it goes on as that does, however short it is. */
-static bool follows_prediction(const struct sequence *seq)
+/* The prediction's next place, if the answer is at it: of its last tokens at least half stand in the prediction where they stand in
+ * the answer. It comes first if all of them do, otherwise after all other places. */
+static void follow_prediction(const struct sequence *seq, struct place *best)
 {
-    const uint32_t output = sequence_output_count(seq);
-    for (uint32_t i = 0; i < output && i < seq->prediction_count; i++)
-        if (seq->prediction[i] != seq->tokens[seq->prompt_count + i]) return false;
-    return output < seq->prediction_count;
+    const uint32_t output = sequence_output_count(seq), *answer = seq->tokens + seq->prompt_count;
+    uint32_t same = 0, last = 0;
+    if (output >= seq->prediction_count) return;
+    for (uint32_t i = output > DRAFTS_ALIGNED ? output - DRAFTS_ALIGNED : 0; i < output; i++, last++)
+        same += seq->prediction[i] == answer[i];
+    if (!same || 2 * same < last) return;
+    *best = (struct place){.text = seq->prediction,
+                           .at = output,
+                           .count = seq->prediction_count,
+                           .match = same == last ? DRAFTS_MATCH_MAX : 1};
 }
 
 uint32_t drafts_find(const struct sequence *seq, uint32_t most, uint32_t *draft)
 {
     struct place best = {0};
     uint32_t count = 0;
-    if (follows_prediction(seq))
-        best = (struct place){.text = seq->prediction,
-                              .at = sequence_output_count(seq),
-                              .count = seq->prediction_count,
-                              .match = DRAFTS_MATCH_MAX};
+    follow_prediction(seq, &best);
     look_in(seq, seq->prediction, seq->prediction_count, &best);
     look_in(seq, seq->tokens, seq->token_count, &best);
     if (!best.match) return 0;

@@ -10,6 +10,7 @@
 
 #define DRAFTS_MATCH_LEAST 2  /* tokens: one alone is found everywhere */
 #define DRAFTS_MATCH_MAX   32 /* that are compared */
+#define DRAFTS_ALIGNED     8 /* last tokens of the answer that are compared with the prediction, place by place */
 #define DRAFTS_LOOK        65536
 
 /* Up to `most` drafts behind the sequence's known tokens; how many. */

@@ -52,6 +52,18 @@ static void a_prediction_is_followed_and_searched(void **state)
     check(LIST(1, 2, 3, 4, 1, 2), 2, LIST(1, 2, 9), 4, LIST(9)); /* followed, whatever the text says */
 }
 
+/* A prediction with wrong tokens is followed place by place, as long as half of the last ones were right. */
+static void a_prediction_may_be_partly_wrong(void **state)
+{
+    (void)state;
+    check(LIST(9, 1, 2, 6), 3, LIST(1, 2, 3, 4, 5), 2, LIST(4, 5));
+    check(LIST(9, 1, 6, 7), 3, LIST(1, 2, 3, 4, 5), 2, NONE);
+    check(LIST(9, 6, 2), 2, LIST(1, 2, 3, 4, 5), 2, LIST(3, 4));
+    check(LIST(9, 6), 1, LIST(1, 2, 3, 4, 5), 2, NONE);
+    check(LIST(9, 2, 6, 8, 1, 2, 6), 3, LIST(1, 2, 3, 4, 5), 2,
+          LIST(8, 1)); /* two tokens of the text say more */
+}
+
 /* However long the text, the look goes back so far and no further. */
 static void a_look_is_bounded(void **state)
 {
@@ -88,6 +100,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(the_longest_end_is_looked_for),
                                        cmocka_unit_test(a_prediction_is_followed_and_searched),
+                                       cmocka_unit_test(a_prediction_may_be_partly_wrong),
                                        cmocka_unit_test(a_look_is_bounded),
                                        cmocka_unit_test(the_number_follows_what_was_right)};
     return cmocka_run_group_tests(tests, NULL, NULL);
