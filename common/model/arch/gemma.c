@@ -179,9 +179,9 @@ static const struct math_part sparse4 =
 #define READING_OF(called, ...)                                                                              \
     PART(called, UNIT_ATTENTION, Q_ALONE, ATTEND(.q_norm = TENSOR_Q_NORM, .other_cache = true, __VA_ARGS__), \
          TO_OUT("o", BUFFER_A, TENSOR_O, TENSOR_O_BIAS), ADD_NORMED("add o", TENSOR_ATTN_OUT_NORM))
-static const struct math_part reads = READING_OF("attention to another layer's cache", .rope = 0);
+static const struct math_part reads = READING_OF("attention, shared cache", .rope = 0);
 static const struct math_part window_reads =
-    READING_OF("attention to another layer's cache in a window", .rope = 1, .windowed = true);
+    READING_OF("attention in a window, shared", .rope = 1, .windowed = true);
 /* After a dense MLP: a gate of the residual stream times the layer's part of the per-layer embeddings. */
 static const struct math_part per_layer =
     PART("MLP and per-layer embedding", UNIT_MLP, GATE_UP, DOWN, ADD_NORMED("add down", TENSOR_MLP_OUT_NORM),
