@@ -409,14 +409,16 @@ int stream_print_json(const struct stream_result *r, struct helm_err *err)
     cli_text_json(&line, r->text.data, r->text.length);
     cli_text_printf(&line, ",\"finish_reason\":\"%s\"", r->finish);
     add_logprobs(r, &line);
-    cli_text_printf(&line,
-                    ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%zu,\"cached_tokens\":%u,"
-                    "\"drafted_tokens\":%llu,\"accepted_tokens\":%llu},\"timings\":{"
-                    "\"ttft_ms\":%.3f,"
-                    "\"tpot_ms\":%.3f,\"prefill_tok_s\":%.3f,\"decode_tok_s\":%.3f}}\n",
-                    r->prompt_tokens, r->token_count, r->cached_tokens, (unsigned long long)r->drafted_tokens,
-                    (unsigned long long)r->accepted_tokens, finite_value(t->ttft_ms),
-                    finite_value(t->tpot_ms), finite_value(t->prefill_tok_s), finite_value(t->decode_tok_s));
+    cli_text_printf(&line, ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%zu,\"cached_tokens\":%u",
+                    r->prompt_tokens, r->token_count, r->cached_tokens);
+    if (r->drafted_tokens)
+        cli_text_printf(&line, ",\"drafted_tokens\":%llu,\"accepted_tokens\":%llu",
+                        (unsigned long long)r->drafted_tokens, (unsigned long long)r->accepted_tokens);
+    cli_text_printf(
+        &line,
+        "},\"timings\":{\"ttft_ms\":%.3f,\"tpot_ms\":%.3f,\"prefill_tok_s\":%.3f,\"decode_tok_s\":%.3f}}\n",
+        finite_value(t->ttft_ms), finite_value(t->tpot_ms), finite_value(t->prefill_tok_s),
+        finite_value(t->decode_tok_s));
     int rc = cli_text_write(&line, err);
     cli_text_free(&line);
     return rc;
