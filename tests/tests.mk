@@ -52,6 +52,7 @@ PARTS_asan_helmd_split := every_plan streamed_weights either_worker refused_befo
 PARTS_asan_helmd_states := begin_at mix_no preempted session tiers least_used invariant refused
 PARTS_asan_helmd_tiers := every_way far_beyond come_back either_worker not_believed prefixes run_short whatever real_workers_that
 PARTS_asan_helmd_windows := several_windows prompts left preempted session invariant ledger
+PARTS_asan_helmd_speculation := several end_where pages_of workers_death refused a_hybrids gateways
 PARTS_asan_scaled := fp8_of_blocks wrong
 PARTS_asan_quantize := every_mixture tokens_and other_tokenizers prices importance wrong
 PARTS_asan_weights := tied_head
