@@ -312,7 +312,7 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                             [BUFFER_DELTA] = c->delta.value_heads * c->delta.value_dim,
                                             [BUFFER_SHARED] = c->shared_intermediate,
                                             [BUFFER_SHARED_UP] = c->shared_intermediate,
-                                            [BUFFER_GATE] = mlp,
+                                            [BUFFER_GATE] = (uint32_t)larger(mlp, c->per_layer),
                                             [BUFFER_UP] = mlp,
                                             [BUFFER_ROUTER] = c->router.experts,
                                             [BUFFER_CHOICE] = 3 * chosen,
