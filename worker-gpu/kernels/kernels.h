@@ -321,7 +321,7 @@ struct gpuk_attention {
     const float *gate;
     uint32_t gate_stride;
     /* fp32, q[token * q_stride + head * head_dim + d], k and v likewise. k and v NULL: the tokens' cells are in the cache already,
-     * as another layer left them, and nothing is appended; not `fused` */
+     * as another layer left them, and nothing is appended; neither `fused` nor in a chain's order */
     const float *q, *k, *v;
     uint32_t q_stride, kv_stride;
     enum gpuk_order order; /* decode's */

@@ -520,6 +520,11 @@ static int check(struct device *d, const struct op *op, struct helm_err *err)
                              blocks_tokens(op->as.matmul.format), tensor_format_name(op->as.matmul.format));
         if (!op->as.matmul.accumulate || op->as.matmul.out_dtype == DTYPE_F32) return 0;
         return helm_fail(err, HELM_E_UNSUPPORTED, "matmul: sums are kept in f32 only");
+    case OP_ATTEND_DECODE:
+        if (op->as.attention.args.k ||
+            (!op->as.attention.fused && op->as.attention.args.order < GPUK_ORDER_CHAINED_NEAR))
+            return 0;
+        return helm_fail(err, HELM_E_USAGE, "decode attention: without the token's key and value");
     case OP_ROPE_APPEND:
         if (head_dim <= GPUK_HEAD_DIM_MAX) return 0;
         return helm_fail(err, HELM_E_UNSUPPORTED, "head_dim %u, at most %d", head_dim, GPUK_HEAD_DIM_MAX);

@@ -174,7 +174,7 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
     int rc = gpuk_attention_check("decode attention", args, tokens, err);
     if (rc) return rc;
     const bool alone = args->order >= GPUK_ORDER_ALONE, chained = args->order >= GPUK_ORDER_CHAINED_NEAR;
-    if (!args->k != !args->v || (fused && !args->k))
+    if (!args->k != !args->v || ((fused || chained) && !args->k))
         return helm_fail(err, HELM_E_USAGE, "decode attention: without the token's key and value");
     if (chained && (partial_m || args->step.row_begin))
         return helm_fail(err, HELM_E_USAGE, "decode attention: as in a chain, but of a part of the context");

@@ -269,6 +269,34 @@ static void runs_of_two_become_chains(void **state)
     device_close(d);
 }
 
+/* Of an invariant plan. A chain's attention takes the tokens' own cells from their keys and values, so a layer that reads another
+ * one's cache, and has none, is left in its order; the device refuses it otherwise. */
+static void attention_without_keys_has_no_chains_order(void **state)
+{
+    (void)state;
+    struct device *d = open_emulated(0, 0, 1000);
+    const struct plan plan = {.invariant = true};
+    struct gpu_program program = {.tier = GPU_TIER_2};
+    struct gpu_source source = {.device = d, .plan = &plan};
+    struct helm_err err = {0};
+    struct lowering low = {.source = &source, .program = &program, .err = &err};
+    const float own[1] = {0};
+    add_all(&low, "bqbq");
+    assert_int_equal(low.rc, 0);
+    for (uint32_t i = 0; i < 4; i += 2) program.entry[i].op.as.attention.args.order = GPUK_ORDER_ALONE;
+    struct gpuk_attention *with = &program.entry[0].op.as.attention.args,
+                          *without = &program.entry[2].op.as.attention.args;
+    with->k = with->v = own;
+    lower_attention_chained(&low);
+    assert_int_equal(program.as_chained, 1);
+    assert_int_equal(with->order, GPUK_ORDER_CHAINED);
+    assert_int_equal(without->order, GPUK_ORDER_ALONE);
+    without->order = GPUK_ORDER_CHAINED;
+    assert_int_equal(d->ops->run(d, &program.entry[2].op, &err), HELM_E_USAGE);
+    gpu_program_free(&program, d);
+    device_close(d);
+}
+
 /* ---- the emulated device ---- */
 
 struct setup {
@@ -411,6 +439,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chains_end_where_something_stands_between),
         cmocka_unit_test(runs_of_two_become_chains),
+        cmocka_unit_test(attention_without_keys_has_no_chains_order),
         cmocka_unit_test(lists_are_run_in_order),
         cmocka_unit_test(lists_that_no_chain_takes_are_refused),
         cmocka_unit_test(every_cut_has_room),
