@@ -60,6 +60,19 @@ static void force_try(struct forced *f, enum plan_processor embed, enum plan_pro
     f->any = true;
 }
 
+/* Units on the GPU; where one of them attends to a cache that several layers read, the layers (or units) of all those. */
+static void put_on_gpu(struct forced *f, uint32_t first, uint32_t step)
+{
+    const struct cost_table *prices = f->problem->decode;
+    bool together = false;
+    for (uint32_t i = 0; i < step; i++) together |= prices->unit[first + i].together;
+    for (uint32_t u = 0; u < prices->units; u += step) {
+        bool goes = u == first;
+        for (uint32_t i = 0; together && i < step; i++) goes |= prices->unit[u + i].together;
+        for (uint32_t i = 0; goes && i < step; i++) f->home[u + i] = PLAN_HOME_GPU;
+    }
+}
+
 /* Where the CPU alone is fastest (or the emulated device computes on the same CPU) but the device was asked
  * for by name, or two tiers were: the fastest of head and embedding on it, of one unit (or layer) on it with or without them,
  * and of all. */
@@ -74,11 +87,11 @@ void forced_find(const struct making *m, const struct spec *spec, const struct s
     if (!problem->tied) force_try(&f, cpu, gpu);
     force_try(&f, gpu, gpu);
     for (uint32_t u = 0; u < units; u += step) {
-        for (uint32_t i = 0; i < step; i++) f.home[u + i] = PLAN_HOME_GPU;
+        put_on_gpu(&f, u, step);
         force_try(&f, cpu, cpu);
         force_try(&f, gpu, gpu);
         if (!problem->tied) force_try(&f, cpu, gpu);
-        for (uint32_t i = 0; i < step; i++) f.home[u + i] = PLAN_HOME_CPU;
+        for (uint32_t i = 0; i < units; i++) f.home[i] = PLAN_HOME_CPU;
     }
     for (uint32_t u = 0; u < units; u++) f.home[u] = PLAN_HOME_GPU;
     force_try(&f, gpu, gpu);

@@ -108,6 +108,8 @@ static void need_of_split(struct space *s, const struct split *split, const stru
                           uint64_t ring, void *context)
 {
     struct search_found *found = context;
+    put_split(s->scratch, s->table->units, split->gpu, split->first);
+    if (!space_allows(s, s->scratch)) return;
     struct search_bytes b = split_bytes(s, split, ends, ring);
     uint64_t more_vram = b.vram > s->memory->vram_limit ? b.vram - s->memory->vram_limit : 0;
     uint64_t more_host = b.host > s->memory->host_limit ? b.host - s->memory->host_limit : 0;

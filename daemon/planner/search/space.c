@@ -308,11 +308,17 @@ double space_try(struct space *s, const enum plan_home *home, const struct space
     return space_try_tally(s, home, &tally, ends, ring, give_up);
 }
 
+bool space_allows(const struct space *s, const enum plan_home *home)
+{
+    for (uint32_t i = 0; s->restricted && i < s->items; i++)
+        if (!(s->item[i].allowed & 1u << home[s->item[i].first])) return false;
+    return true;
+}
+
 double space_try_tally(struct space *s, const enum plan_home *home, const struct space_tally *tally,
                        const struct space_ends *ends, uint64_t ring, double give_up)
 {
-    for (uint32_t i = 0; s->restricted && i < s->items; i++)
-        if (!(s->item[i].allowed & 1u << home[s->item[i].first])) return INFINITY;
+    if (!space_allows(s, home)) return INFINITY;
     /* with the ring that these homes need: a change of them may have brought in the first of one */
     const struct search_bytes bytes = space_tally_bytes(s, tally, ends, &ring);
     if (!space_fits(s, bytes)) return INFINITY;
