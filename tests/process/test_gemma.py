@@ -152,7 +152,7 @@ def test_what_is_not_computed_is_refused_by_name():
 
 # ---- Gemma 4 ----
 
-EMULATED = (*SIZES, "--device", "emulated")
+EMULATED = (*SIZES, "--device", os.environ.get("HELM_TEST_DEVICE", "emulated"))  # cuda, on a machine that has one
 # Cells of two sizes share no page: layers with a window keep it.
 WINDOWS = {"states": [{"layers": [n, n], "kind": "pages" if n % 2 else "window"} for n in range(4)],
            "window_tokens": 40, "window_page_count": 16, "page_count": 16}
