@@ -200,8 +200,10 @@ def test_published_shapes_are_planned():
             path = os.path.join(folder, size + ".gguf")
             subprocess.run([sys.executable, make, "--size", size, "--type", "Q4_K_M", "--hole", "--out", path], check=True,
                            stdout=subprocess.DEVNULL, timeout=60)
-            for vram in "16G", "2G", "0":
-                more = ["--strategy", "all-cpu"] if vram == "0" else ["--vram", vram]
+            for vram in "16G", "2G", "0", "all":
+                # all but the table needs 2.01 and 3.69 GiB
+                more = {"0": ["--strategy", "all-cpu"],
+                        "all": ["--strategy", "all-gpu", "--vram", {"e2b": "2100M", "e4b": "3800M"}[size]]}.get(vram, ["--vram", vram])
                 run = subprocess.run([plan, "--model", path, "--profile", PROFILE, "--ctx", "8192", "--host-memory", "16G", *more],
                                      capture_output=True, text=True, timeout=60)
                 check(run.returncode == 0 and "per-layer embeddings, a row a token" in run.stdout, f"{size}, {vram}: {run}")

@@ -82,7 +82,7 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
             bytes_add_tensor(model, &table->embed, t);
         else if (t->role == TENSOR_HEAD)
             bytes_add_tensor(model, &table->head, t);
-        else
+        else if (!model_is_input(model, t->role)) /* those are the ledger's (ledger_inputs_bytes) */
             bytes_add_tensor(model, &table->final_norm, t);
     }
     for (uint32_t u = 1; u <= units; u++) bytes_add(&table->before[u], &table->before[u - 1]);

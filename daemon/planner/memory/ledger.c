@@ -147,11 +147,15 @@ uint64_t ledger_packed_head_bytes(const struct ledger_case *c)
 struct ledger_inputs ledger_inputs_bytes(const struct ledger_case *c)
 {
     const struct math_part *inputs = &c->model->math.inputs;
+    const enum plan_memory device =
+        plan_home_memory(PLAN_HOME_GPU); /* rounded up to no less than the host's */
     struct ledger_inputs bytes = {0};
     for (uint32_t i = 0; i < inputs->ops; i++) {
-        const struct model_tensor *t = model_find(c->model, inputs->op[i].weight[0], -1);
-        *(inputs->op[i].kind == MATH_PER_LAYER ? &bytes.table : &bytes.product) +=
-            placement_rounded(PLAN_HOST, t->bytes);
+        const struct math_op *op = &inputs->op[i];
+        const struct model_tensor *t = model_find(c->model, op->weight[0], -1);
+        *(op->kind == MATH_PER_LAYER ? &bytes.table : &bytes.product) += placement_rounded(device, t->bytes);
+        if (op->norm != TENSOR_NONE)
+            bytes.product += placement_vector_room(model_find(c->model, op->norm, -1), device);
     }
     if (inputs->ops) bytes.embedding = c->table->embed.stored;
     return bytes;
