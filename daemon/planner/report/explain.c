@@ -288,6 +288,15 @@ static bool place_fits(const struct reckoning *k, const struct memory *memory,
            sum.host <= memory->search.host_limit;
 }
 
+/* Whether both processors attend to a cache that several layers read, which no plan has. */
+static bool is_torn(const struct cost_table *table, const enum plan_home *home)
+{
+    unsigned on = 0;
+    for (uint32_t u = 0; u < table->units; u++)
+        if (table->unit[u].together) on |= 1u << (home[u] == PLAN_HOME_CPU);
+    return on == 3;
+}
+
 /* The fastest that fits of all places for both ends and the run; where none fits, the fastest of all. */
 static struct explain_split explain_split(struct reckoning *k, const struct memory *memory,
                                           const struct cost_table *table, uint32_t gpu_layers)
@@ -304,7 +313,7 @@ static struct explain_split explain_split(struct reckoning *k, const struct memo
         if (gpu_layers == layers && place.first) continue;
         place_homes(&place, layers, k->home);
         const struct cost_plan plan = {.home = k->home, .embed = place.embed, .head = place.head};
-        const bool fits = place_fits(k, memory, &place);
+        const bool fits = !is_torn(table, k->home) && place_fits(k, memory, &place);
         if (fits < best.fits) continue;
         const double seconds = cost_seconds(table, &plan, fits == best.fits ? best.decode_s : INFINITY);
         if (fits == best.fits && seconds >= best.decode_s) continue;

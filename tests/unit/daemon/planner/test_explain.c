@@ -286,6 +286,24 @@ static void every_split_is_reckoned(void **state)
     case_close(&c);
 }
 
+/* Layers 3 to 5 read the caches of 1 and 2. */
+static void no_split_tears_a_shared_cache_apart(void **state)
+{
+    (void)state;
+    static const bool there_is[] = {true, true, false, false, false, true, true};
+    struct explain_case c;
+    struct explain x;
+    case_open(&c, "../golden/gemma4e", "thesis-rtx4060-laptop", 0);
+    case_make(&c);
+    explain(&c, &x);
+    for (uint32_t g = 0; g <= c.plan.layers; g++) {
+        assert_true(isfinite(x.split[g].decode_s));
+        assert_int_equal(x.split[g].fits, there_is[g]);
+    }
+    explain_free(&x);
+    case_close(&c);
+}
+
 static void batches_are_counted_in_tokens_a_second(void **state)
 {
     (void)state;
@@ -448,6 +466,7 @@ int main(void)
         cmocka_unit_test(json_form_is_fixed),
         cmocka_unit_test(strategies_stand_beside_the_winner),
         cmocka_unit_test(every_split_is_reckoned),
+        cmocka_unit_test(no_split_tears_a_shared_cache_apart),
         cmocka_unit_test(batches_are_counted_in_tokens_a_second),
         cmocka_unit_test(bars_are_finite_whatever_the_spread),
         cmocka_unit_test(a_refusal_is_four_members),
