@@ -75,10 +75,10 @@ struct model_config {
     double embedding_scale, residual_scale, attention_scale, logit_scale;
     double logit_cap; /* soft cap of logits; 0: none */
     bool *
-        reads; /* [layers], owned: it has no k and v, but reads the cache of another layer (model_cache_layer); NULL: none does */
-    uint32_t reading_layers; /* what that is made of: the last ones */
-    bool reading_wide;       /* whose MLPs are twice as wide */
-    uint32_t per_layer;      /* numbers of each layer's embedding of a token; 0: there are none */
+        reads; /* [layers], owned: the layer reads another one's cache (model_cache_layer); NULL: none does */
+    uint32_t reading_layers; /* number of these layers, which are the last */
+    bool reading_wide;       /* their MLPs are twice as wide as the others' */
+    uint32_t per_layer;      /* numbers of a token's embedding for each layer; 0: there are none */
     uint32_t per_layer_vocab;
     bool k_is_v;          /* layers without a window have no v of their own */
     uint32_t max_context; /* max_position_embeddings, or what YaRN extends it to */
@@ -281,8 +281,8 @@ static inline uint32_t model_kv_width(const struct model_config *config)
     const uint32_t own = config->kv_heads * config->head_dim, window = w.kv_heads * w.head_dim;
     return own > window ? own : window;
 }
-/* Whether a layer reads the cache of another one. That one: the last before it, of those with a window or without as it, that has
- * its own; or the layer itself. */
+/* Whether a layer reads the cache of another one. model_cache_layer: the last layer before it that has a cache and is of its kind,
+ * with a window or without; the layer itself if it has one. */
 static inline bool model_reads_cache(const struct model_config *config, uint32_t layer)
 {
     return config->reads && layer < config->layers && config->reads[layer];

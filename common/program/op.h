@@ -8,7 +8,7 @@
  *               one token            few tokens                     a chunk
  *   CPU LINEAR  NORM?, LINEAR        NORM, LINEAR                   NORM, LINEAR
  *    of gates   LINEAR               LINEAR                         LINEAR (gates joined with ups come ready for it)
- *   GPU LINEAR  GEMV, SWIGLU?        GEMM_SMALL, SWIGLU?            NORM?, MATMUL, a BIAS each, SWIGLU? (few: of what is no product)
+ *   GPU LINEAR  GEMV, SWIGLU?        GEMM_SMALL, SWIGLU?            NORM?, MATMUL, a BIAS each, SWIGLU? (few: the per-layer gate's)
  *   CPU ATTEND  ROPE_APPEND, ATTEND  ROPE_APPEND, ATTEND            ROPE_APPEND, ATTEND
  *   GPU ATTEND  ROPE_APPEND?, ATTEND_DECODE  ROPE_APPEND, ATTEND_DECODE  ROPE_APPEND, ATTEND_PREFILL (one: to another layer's cache)
  *    assisted   ROPE_APPEND, KV_QUERY, ATTEND_DECODE, ATTEND_MERGE (one or few tokens; by the CPU: ATTEND_HOST)

@@ -144,7 +144,7 @@ static inline struct lane *arena_lane_of(const struct arena *a, uint32_t link)
 {
     return arena_lane_at(a, ARENA_LANE_STEP, link);
 }
-/* All lanes as arena_create leaves them: nobody touches them meanwhile. */
+/* Empties all lanes, as arena_create does. No worker may use one meanwhile. */
 void arena_empty_lanes(const struct arena *arena);
 static inline float *arena_logits_of(const struct arena *a, uint32_t sample)
 {

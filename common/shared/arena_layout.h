@@ -142,7 +142,7 @@ enum arena_region_id {
     ARENA_REGION_COUNT
 };
 
-/* What lanes carry. Of each kind there is one for each link, from one worker to another, up to the last that is used. */
+/* Contents of a lane. Each kind has a lane for each link from one worker to another, up to the last link that is used. */
 enum arena_lane_kind { ARENA_LANE_STEP, ARENA_LANE_KV, ARENA_LANE_EXPERTS, ARENA_LANE_KINDS };
 
 struct arena_region {

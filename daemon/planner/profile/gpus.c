@@ -1,8 +1,8 @@
 /* A profile's list of GPUs. See gpus.h. Called by profile.c, and by json.c, which knows a machine with one GPU; owns nothing.
  *
- * An entry is what helm-profile says of a GPU, with its link to the host. It may have members "cpu", "formats" and "kv": what
- * of these was measured with this GPU, in the stead of the machine's, which were measured with the first. A format's rates of
- * another GPU are unknown where the entry says none; the CPU's beside its link are taken to be the first's. */
+ * An entry is what helm-profile says of a GPU, with its link to the host. It may have members "cpu", "formats" and "kv": members
+ * that were measured with this GPU. They replace the machine's, which were measured with the first GPU. Without them the rates of
+ * formats on another GPU are unknown, and the CPU is taken to be as fast beside its link as beside the first's. */
 #include "daemon/planner/profile/gpus.h"
 
 #include <stdio.h>
