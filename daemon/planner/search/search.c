@@ -51,14 +51,15 @@ struct split {
     struct space_tally items;
 };
 
-/* Units [from, from + 2) from the CPU to the GPU. */
+/* Units [from, from + 2) from the GPU to the CPU. */
 static void move_layer(const struct space *s, uint32_t from, struct space_tally *sum)
 {
     for (uint32_t i = from * s->items / s->table->units; i < (from + 2) * s->items / s->table->units; i++)
-        space_tally_move(s, sum, i, PLAN_HOME_CPU, PLAN_HOME_GPU);
+        space_tally_move(s, sum, i, PLAN_HOME_GPU, PLAN_HOME_CPU);
 }
 
-/* Calls `visit` for each split and place of the ends; the ring is what prefill keeps. Sums are kept from one
+/* Calls `visit` for each split and place of the ends, the most layers on the GPU first: the first that fits is mostly the
+ * fastest, and the sums of the others say that they are slower. The ring is what prefill keeps. Sums are kept from one
  * split to the next: adding them up anew would take most of the time where few splits fit. */
 typedef void (*split_visit)(struct space *s, const struct split *split, const struct space_ends *ends,
                             uint64_t ring, void *context);
@@ -67,11 +68,11 @@ static void each_split(struct space *s, split_visit visit, void *context)
 {
     uint32_t units = s->table->units;
     struct space_tally sum[2];
-    put_split(s->scratch, units, 0, true);
+    put_split(s->scratch, units, units, true);
     sum[0] = sum[1] = space_tally_of(s, s->scratch);
-    for (uint32_t gpu = 0; gpu <= units; gpu += 2) {
-        for (int first = 0; first < 2 && gpu; first++)
-            move_layer(s, first ? gpu - 2 : units - gpu, &sum[first]);
+    for (uint32_t cpu = 0; cpu <= units; cpu += 2) {
+        const uint32_t gpu = units - cpu;
+        for (int first = 0; first < 2 && cpu; first++) move_layer(s, first ? gpu : cpu - 2, &sum[first]);
         for (int first = 0; first < 2; first++)
             for (uint32_t e = 0; e < s->ends_count; e++) {
                 const struct split split = {.gpu = gpu,
