@@ -74,6 +74,7 @@ struct sequence {
      * flight leaves, until the first whose end is 0 */
     uint32_t state_from, state_at;
     uint32_t state_back; /* taken for the row that is formed: it leaves it in front of its drafts */
+    uint32_t state_was;  /* state_at before the row in flight, which has drafts */
     uint64_t state_before, state_trail;
     struct sequence_state left[ARENA_ROW_STATES];
     uint32_t mark[REQUEST_MARKS_MAX],

@@ -337,6 +337,7 @@ void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row 
     const uint32_t places = places_in(all, seq, row, position), known = row->start + row->count - row->drafts;
     row->state_from = seq->state_from; /* with its pin */
     seq->state_from = seq->state_back = STATE_NO_SNAPSHOT;
+    seq->state_was = seq->state_at;
     for (uint32_t i = places; i-- > 0;)
         to[i] = snapshots_take_empty(all); /* if there are few, the last ones */
     for (uint32_t i = 0; i < places; i++) {
@@ -403,7 +404,7 @@ void snapshots_done(struct snapshots *all, const struct step_row *row, struct se
 {
     const bool goes_back = seq && row->drafts && seq->cached < row->start + row->count;
     if (row->state_from) unpin(all, row->state_from);
-    if (goes_back && seq->state_at > seq->cached) seq->state_at = seq->cached;
+    if (goes_back && seq->state_at > seq->cached) seq->state_at = seq->state_was;
     for (uint32_t i = 0; i < ARENA_ROW_STATES && row->left[i].to; i++) {
         const uint32_t to = row->left[i].to, end = row->start + row->left[i].at;
         /* a row too many stands after the last token that is known: its page has no number */
@@ -411,6 +412,7 @@ void snapshots_done(struct snapshots *all, const struct step_row *row, struct se
                            seq->left[i].page;
         const bool begins = goes_back && end == seq->cached;
         const uint32_t left = stays ? leave(all, seq, to, seq->left[i]) : to;
+        if (stays && end > seq->state_at) seq->state_at = end;
         if (begins) seq->state_from = left;
         if (begins && stays) at(all, left)->pins++;
         if (!begins && !stays) snapshots_give_back(all, to);

@@ -23,6 +23,7 @@ struct stage {
     void *zmq, *client[CLIENTS];
     struct arena arena;
     struct batcher batcher;
+    struct plan plan; /* without drafts */
     struct workers workers;
     struct metrics metrics;
     struct model model;
@@ -52,6 +53,7 @@ static struct stage *stage_open(void)
     if (arena_create(&spec, &s->arena, &err) || client_socket_open(&clients, &s->serve.clients, &err))
         fail_msg("%s", err.text);
     s->batcher.with.arena = &s->arena;
+    s->batcher.with.plan = &s->plan;
     s->model.config.vocab = spec.vocab;
     s->serve.batcher = &s->batcher;
     s->serve.workers = &s->workers;

@@ -186,6 +186,7 @@ static void done(struct rig *r, uint32_t i, bool ok, bool more)
     if (seq && ok) prefix_computed(&r->pages, r->table[i], seq, computed);
     if (seq && !ok) prefix_forget(&r->pages, r->table[i], seq);
     snapshots_done(&r->snapshots, &f->row, ok ? seq : NULL);
+    if (seq) assert_int_equal(seq->state_at % PAGE, 0); /* pages from there on have their tokens */
     const bool goes_on = f->row.drafts || (seq && seq->rung == seq->token_count);
     if (seq && more && goes_on && seq->token_count < CONTEXT) seq->tokens[seq->token_count++] = draw(r, 5);
     *f = (struct flying){0};

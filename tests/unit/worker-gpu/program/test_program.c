@@ -87,6 +87,7 @@ static void workspace_is_as_charged(void **state)
             struct model model = {.config = shapes[s]};
             struct gpu_buffers buffers = {0};
             const struct arena_header h = {.slots = 8,
+                                           .samples = 8,
                                            .step_tokens = tokens[t],
                                            .context_tokens = 8192,
                                            .pages_per_slot = 8192 / 32,
@@ -113,10 +114,8 @@ static void workspace_is_as_charged(void **state)
         }
     plan.device[PLAN_GPU0].vram_page_count = 0;
     /* without chains there are no lists */
-    const struct arena_header h = {.slots = 8,
-                                   .step_tokens = 1,
-                                   .pages_per_slot = 1,
-                                   .kv = {.dtype = DTYPE_BF16}};
+    const struct arena_header h = {
+        .slots = 8, .samples = 8, .step_tokens = 1, .pages_per_slot = 1, .kv = {.dtype = DTYPE_BF16}};
     struct model model = {.config = shapes[0]};
     struct gpu_buffers with = {0}, without = {0};
     model.config.layers = 36;
