@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/share.h"
+
 /* ---- the table -------------------------------------------------------------------------------------- */
 
 struct user *users_enter(struct users *users, const char *name)
@@ -77,9 +79,8 @@ struct user *users_largest(const struct users *users)
 
 /* ---- generations ------------------------------------------------------------------------------------ */
 
-/* As helmd shares its queue (daemon/steps/admission.h): half of the places are for whoever comes. Beyond that no user has
- * more than an equal share, and in the last sixteenth no more than the places that are free, so that each newcomer leaves
- * places for the next one. */
+/* As helmd shares its queue: half of the places are for whoever comes. Beyond that no user has more than its share
+ * (common/base/share.h), and never more than half. */
 int users_check_generations(const struct users *users, const struct user *user, uint32_t more,
                             struct helm_err *err)
 {
@@ -90,9 +91,8 @@ int users_check_generations(const struct users *users, const struct user *user, 
     if (open + more > places)
         return helm_fail(err, HELM_E_BUSY, "%u of %u generations are open already: try again later", open,
                          places);
-    const uint32_t reserve = places / 16, equal = (places - reserve) / sharers;
-    uint32_t share = equal < places / 2 ? equal : places / 2;
-    if (open + more > places - reserve && share > places - open) share = places - open;
+    uint32_t share = share_now(places, places / 16, open, more, sharers);
+    if (share > places / 2) share = places / 2;
     if (user->generations + more <= (open + more > places / 2 ? share : places / 2)) return 0;
     return helm_fail(
         err, HELM_E_BUSY,

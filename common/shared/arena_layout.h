@@ -87,11 +87,11 @@
  * entry of `left` is the state after that many of the row's tokens. Operations write it as they pass; the
  * state after all tokens is copied after the step. A worker rings `done` when its parts are there.
  *
- * Drafts. The last `drafts` tokens of a row are guesses that helmd has put into the history behind the
+ * Drafts. The last `drafts` tokens of a row are guesses that helmd has put into the history after the
  * known tokens. The row is sampled after its last known token and after each draft, each time as it would be
  * with the tokens up to there alone. helmd keeps the drafts that were sampled; the next row of the slot
  * begins where the first wrong one stood, or with fixed states where a snapshot was left in front of the
- * drafts. Pages and states behind that position mean nothing.
+ * drafts. Pages and states after that position mean nothing.
  *
  * Windows. Layers that keep a window have a page table of their own, with an entry for each page of the
  * sequence. An entry in front of state_window_hidden(start) of a row means nothing: its page is others'.

@@ -177,7 +177,7 @@ int batch_take(const struct arena *arena, uint32_t vocab, const struct step *ste
     batch->token_count = batch->row_count = batch->sample_count = batch->pool_count = 0;
     batch->flags = step->flags;
     batch->assisted = (step->flags & STEP_KV_ASSISTED) != 0;
-    uint32_t drafted = rows; /* results of drafts are behind those of rows */
+    uint32_t drafted = rows; /* results of drafts come after those of rows */
     for (uint32_t i = 0; i < rows; drafted += step->row[i++].drafts) {
         struct step_result_row *out = &result->row[i];
         struct batch_row *row = &batch->row[batch->row_count];

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/share.h"
 #include "common/shared/arena_layout.h"
 
 #define NONE       UINT32_MAX
@@ -52,11 +53,6 @@ static const struct admission_peer *peer_of(const struct admission *admission, u
     return NULL;
 }
 
-static uint32_t share_of(uint32_t places, uint32_t sharers)
-{
-    return places > sharers ? places / sharers : 1;
-}
-
 int admission_check(const struct admission *admission, uint64_t client, uint64_t peer, struct helm_err *err)
 {
     uint32_t queue = admission->queue_limit, places = admission->slots + queue, open = admission->open;
@@ -67,10 +63,10 @@ int admission_check(const struct admission *admission, uint64_t client, uint64_t
     if (open <= admission->slots + queue / 2) return 0;
     const struct admission_client *c = client_of(admission, client, peer);
     const struct admission_peer *p = peer_of(admission, peer);
-    const uint32_t shared = places - queue / 16, more_clients = open >= places - queue / 8;
-    const uint32_t equal = share_of(shared, admission->peers + !p), left = places - open;
-    const uint32_t peers_share = open < shared || equal < left ? equal : left;
-    const uint32_t clients_share = share_of(equal, (p ? p->clients : 0) + !c + more_clients);
+    const uint32_t reserve = queue / 16, more_clients = open >= places - queue / 8;
+    const uint32_t peers = admission->peers + !p, clients = (p ? p->clients : 0) + !c + more_clients;
+    const uint32_t peers_share = share_now(places, reserve, open, 1, peers);
+    const uint32_t clients_share = share_of(share_of(places - reserve, peers), clients);
     const uint32_t of_peer = p ? p->open : 0, of_client = c ? c->open : 0;
     const bool peers_fault = of_peer >= peers_share;
     if (!peers_fault && of_client < clients_share) return 0;

@@ -318,9 +318,7 @@ static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
     uint32_t decoding = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct scheduler_seq *s = &batcher->view[i];
-        const bool decodes = batcher->with.plan->invariant
-                                 ? s->cached >= s->prompt
-                                 : s->tokens - s->cached <= 1 + s->again + s->drafts;
+        const bool decodes = batcher->with.plan->invariant ? s->cached >= s->prompt : scheduler_decodes(s);
         if (!s->running || s->held || !decodes) continue;
         positions += s->tokens;
         decoding++;

@@ -28,7 +28,7 @@
  * for BATCHER_MASK_WAIT_US while a mask is due. A client that was later than that last time is not waited for, and one
  * that sends none for BATCHER_MASK_LIMIT_US loses its request.
  *
- * Drafts. A row of an answer may have guesses of the tokens behind the known ones (batcher_drafts.c). It is sampled after each;
+ * Drafts. A row of an answer may have guesses of the tokens after the known ones (batcher_drafts.c). It is sampled after each;
  * those that were sampled are kept, and the sequence goes back to the last right position: the rest of the row is computed
  * over, in pages by the next row, and fixed states begin with a snapshot that the row left in front of its drafts
  * (snapshots.h).

@@ -25,7 +25,7 @@ bool batcher_waits_for_drafts(const struct batcher *batcher)
 /* A sequence of the view whose row is one of an answer. */
 static bool decodes(const struct scheduler_seq *s)
 {
-    return s->running && !s->held && s->cached >= s->prompt && s->tokens - s->cached <= 1 + s->again;
+    return s->running && !s->held && s->cached >= s->prompt && scheduler_decodes(s);
 }
 
 /* Drafts that a step has room for, in all. */

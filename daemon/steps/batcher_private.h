@@ -23,7 +23,7 @@ void batcher_send_tokens(struct batcher *batcher);
 /* Rings the step that was formed in the place of the next serial. */
 void batcher_ring(struct batcher *batcher, uint64_t now_us);
 
-/* What a row sampled: after its last known token, and after each draft. */
+/* The results of a row: after its last known token, and after each draft. */
 struct batcher_sampled {
     const struct step_result_row *row, *drafted;
 };

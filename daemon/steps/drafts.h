@@ -13,7 +13,7 @@
 #define DRAFTS_ALIGNED     8 /* last tokens of the answer that are compared with the prediction, place by place */
 #define DRAFTS_LOOK        65536
 
-/* Up to `most` drafts behind the sequence's known tokens; how many. */
+/* Finds up to `most` drafts, to come after the sequence's known tokens; how many. */
 uint32_t drafts_find(const struct sequence *seq, uint32_t most, uint32_t *draft);
 /* How many drafts the sequence's next row may have, of at most `most`, after `kept` of `drafts` were right: twice as many
  * after a row of right ones, else one more than were right. */

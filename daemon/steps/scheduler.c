@@ -35,12 +35,6 @@ static const struct scheduler_seq *seq_of(const struct draft *d, const struct me
     return &d->seqs[m->seq];
 }
 
-/* Whether all that it has to go is one row of an answer. */
-static bool decodes(const struct scheduler_seq *s)
-{
-    return s->tokens - s->cached <= 1 + s->again + s->drafts;
-}
-
 static void draft_insert(struct draft *d, uint32_t seq)
 {
     uint32_t at = d->members++;
@@ -110,7 +104,7 @@ static void draft_give_decodes(struct draft *d)
 {
     for (uint32_t i = 0; i < d->members; i++) {
         const struct scheduler_seq *s = seq_of(d, &d->member[i]);
-        if (!d->member[i].out && !s->held && decodes(s)) draft_give(d, i, s->tokens - s->cached);
+        if (!d->member[i].out && !s->held && scheduler_decodes(s)) draft_give(d, i, s->tokens - s->cached);
     }
 }
 
@@ -217,7 +211,8 @@ static bool draft_fills_next_page(const struct draft *d, const struct member *m)
 static bool draft_wants_prefill(const struct draft *d, const struct member *m)
 {
     const struct scheduler_seq *s = seq_of(d, m);
-    const bool prompt = is_apart(d) ? s->cached < s->prompt && s->list == d->step->list : !decodes(s);
+    const bool prompt =
+        is_apart(d) ? s->cached < s->prompt && s->list == d->step->list : !scheduler_decodes(s);
     return !m->out && !s->held && m->given == 0 && prompt && !draft_fills_next_page(d, m);
 }
 

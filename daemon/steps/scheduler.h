@@ -43,7 +43,7 @@ struct scheduler_seq {
     bool held;       /* gets nothing now, but its pages may be taken */
     uint32_t tokens; /* known tokens: prompt and output so far; then its drafts */
     uint32_t drafts; /* of `tokens`, the last so many are drafts (docs/speculation.md) */
-    uint32_t again;  /* behind `cached`, so many are computed again after a draft was wrong */
+    uint32_t again;  /* so many after `cached` are computed again, since a draft was wrong */
     uint32_t cached; /* of these, how many have KV; < tokens */
     uint32_t cut;    /* its row ends there at most, if that is above `cached` (snapshots.h) */
     uint32_t pages;  /* held now; 0 when not running */
@@ -53,6 +53,12 @@ struct scheduler_seq {
     /* of an invariant plan: tokens of the prompt, and the list that computes them */
     uint32_t prompt, list;
 };
+
+/* Whether all that it has to go is one row of an answer: its newest token, what is computed again, its drafts. */
+static inline bool scheduler_decodes(const struct scheduler_seq *s)
+{
+    return s->tokens - s->cached <= 1 + s->again + s->drafts;
+}
 
 struct scheduler_limits {
     uint32_t slots;       /* in all */

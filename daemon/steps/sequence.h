@@ -87,7 +87,7 @@ struct sequence {
     uint32_t *prediction, prediction_count;
     uint32_t draft[ENGINE_DRAFTS_MAX], draft_count; /* of the row that is formed, or in flight */
     uint32_t draft_most;                            /* that it gets next; 0: as many as the plan allows */
-    uint32_t redo; /* tokens up to here were computed, and right: those behind `cached` are computed again */
+    uint32_t redo; /* tokens up to here were computed, and right: those after `cached` are computed again */
     uint64_t drafted, accepted; /* so far */
 
     /* Embed: how the prompt's hidden states become `embedding`, [hidden], owned; NULL until they have. Nothing is sampled. */

@@ -202,7 +202,8 @@ static void test_add_normed(struct test_context *t, uint32_t hidden, bool in_pla
     check_close(t, out.read<float>(), expected, 4e-6, two ? "add two normed" : "add normed");
 }
 
-/* Each layer's part is normed and has its part of the token's row added; what lies between the rows, and rows beyond the count, stay. */
+/* Each layer's part is normed and has its part of the token's row added.
+ * Numbers between the rows stay as they are, and so do rows beyond the count. */
 static void test_per_layer(struct test_context *t, uint32_t layers, uint32_t width)
 {
     const uint32_t tokens = 9, count = 7, vocab = 50, all = layers * width, stride = all + 8;

@@ -303,31 +303,38 @@ def test_gemma4_keeps_windows_whatever_the_context():
         check(d.process.wait(60) != 0 and "heads of another size" in d.log(), d.log())
 
 
-def test_published_shapes_of_gemma4_are_planned():
-    """Pages that a pool has beside the least bring windows with them, whose cells are larger: all of it has room."""
+def planned(size, said, *rows):
+    """Plans of a published shape's file of Q4_K_M, one for each row of options, say so."""
     make, plan = os.path.join(DATA, "../../tools/bench/make_gguf.py"), os.path.join(BIN, "helm-plan")
     with tempfile.TemporaryDirectory() as folder:
-        for size in "12b", "26b-a4b":
-            path = os.path.join(folder, size + ".gguf")
-            subprocess.run([sys.executable, make, "--size", size, "--type", "Q4_K_M", "--hole", "--out", path], check=True,
-                           stdout=subprocess.DEVNULL, timeout=60)
-            for context in 4096, 8192:
-                run = subprocess.run([plan, "--model", path, "--profile", PROFILE, "--ctx", str(context), "--host-memory", "60G"],
-                                     capture_output=True, text=True, timeout=60)
-                check(run.returncode == 0 and "windows of" in run.stdout, f"{size}, {context}: {run}")
+        path = os.path.join(folder, size + ".gguf")
+        subprocess.run([sys.executable, make, "--size", size, "--type", "Q4_K_M", "--hole", "--out", path], check=True,
+                       stdout=subprocess.DEVNULL, timeout=60)
+        for row in rows:
+            run = subprocess.run([plan, "--model", path, "--profile", PROFILE, *row], capture_output=True, text=True, timeout=60)
+            check(run.returncode == 0 and said in run.stdout, f"{size}, {row}: {run}")
 
 
-def test_a_session_of_two_kinds_of_cells_is_saved_and_restored():
-    prompt = golden("gemma4")[7]["prompt"][:270]
+def session_comes_back(model, prompt):
     for options in (*CPU, *LOAD), (*EMULATED, *LOAD):
         with tempfile.TemporaryDirectory() as folder:
             path, words = os.path.join(folder, "session"), ["--tokens", ",".join(map(str, prompt))]
-            with running(*options, real=True, model=GEMMA4) as d:
+            with running(*options, real=True, model=model) as d:
                 tokens, _ = greedy(d, prompt)
                 check("256 of 270 tokens" in cli(d, "session", "save", path, *words), "saved")
-            with running(*options, real=True, model=GEMMA4) as d:
+            with running(*options, real=True, model=model) as d:
                 check("256 of 270 tokens" in cli(d, "session", "restore", path), "restored")
                 same(greedy(d, prompt), (tokens, 256), "the same tokens, and how many were there")
+
+
+def test_published_shapes_of_gemma4_are_planned():
+    """Pages that a pool has beside the least bring windows with them, whose cells are larger: all of it has room."""
+    for size in "12b", "26b-a4b":
+        planned(size, "windows of", *(("--ctx", str(context), "--host-memory", "60G") for context in (4096, 8192)))
+
+
+def test_a_session_of_two_kinds_of_cells_is_saved_and_restored():
+    session_comes_back(GEMMA4, golden("gemma4")[7]["prompt"][:270])
 
 
 def test_what_gemma4_is_not_computed_of_is_refused_by_name():

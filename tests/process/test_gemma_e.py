@@ -10,9 +10,9 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from helmd_harness import BIN, DATA, PROFILE, Client, check, plan_json, run_tests, running, same  # noqa: E402
-from test_gemma import BF16, EMULATED, numbers, refused, write_gguf4  # noqa: E402
-from test_helmd_sessions import cli, greedy  # noqa: E402
+from helmd_harness import BIN, Client, check, plan_json, run_tests, running, same  # noqa: E402
+from test_gemma import BF16, EMULATED, numbers, planned, refused, session_comes_back, write_gguf4  # noqa: E402
+from test_helmd_sessions import cli  # noqa: E402
 from test_architectures import CPU, GOLDEN, LOAD, SIZES, agrees, golden, number, read_safetensors  # noqa: E402
 
 MODEL = os.path.join(GOLDEN, "gemma4e")
@@ -180,33 +180,15 @@ def test_eight_sequences_have_the_tokens_of_each_alone():
 
 
 def test_a_session_is_saved_and_restored():
-    prompt = golden("gemma4e")[7]["prompt"][:270]
-    for options in (*CPU, *LOAD), (*EMULATED, *LOAD):
-        with tempfile.TemporaryDirectory() as folder:
-            path, words = os.path.join(folder, "session"), ["--tokens", ",".join(map(str, prompt))]
-            with running(*options, real=True, model=MODEL) as d:
-                tokens, _ = greedy(d, prompt)
-                check("256 of 270 tokens" in cli(d, "session", "save", path, *words), "saved")
-            with running(*options, real=True, model=MODEL) as d:
-                check("256 of 270 tokens" in cli(d, "session", "restore", path), "restored")
-                same(greedy(d, prompt), (tokens, 256), "the same tokens, and how many were there")
+    session_comes_back(MODEL, golden("gemma4e")[7]["prompt"][:270])
 
 
 def test_published_shapes_are_planned():
     """On machines that hold all but the table in VRAM, that stream or split, and that have none."""
-    make, plan = os.path.join(DATA, "../../tools/bench/make_gguf.py"), os.path.join(BIN, "helm-plan")
-    with tempfile.TemporaryDirectory() as folder:
-        for size in "e2b", "e4b":
-            path = os.path.join(folder, size + ".gguf")
-            subprocess.run([sys.executable, make, "--size", size, "--type", "Q4_K_M", "--hole", "--out", path], check=True,
-                           stdout=subprocess.DEVNULL, timeout=60)
-            for vram in "16G", "2G", "0", "all":
-                # all but the table needs 2.01 and 3.69 GiB
-                more = {"0": ["--strategy", "all-cpu"],
-                        "all": ["--strategy", "all-gpu", "--vram", {"e2b": "2100M", "e4b": "3800M"}[size]]}.get(vram, ["--vram", vram])
-                run = subprocess.run([plan, "--model", path, "--profile", PROFILE, "--ctx", "8192", "--host-memory", "16G", *more],
-                                     capture_output=True, text=True, timeout=60)
-                check(run.returncode == 0 and "per-layer embeddings, a row a token" in run.stdout, f"{size}, {vram}: {run}")
+    for size, least in ("e2b", "2100M"), ("e4b", "3800M"):  # all but the table needs 2.01 and 3.69 GiB
+        planned(size, "per-layer embeddings, a row a token",
+                *(("--ctx", "8192", "--host-memory", "16G", *more) for more in (
+                    ("--vram", "16G"), ("--vram", "2G"), ("--strategy", "all-cpu"), ("--strategy", "all-gpu", "--vram", least))))
 
 
 if __name__ == "__main__":

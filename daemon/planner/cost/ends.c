@@ -78,7 +78,7 @@ void price_head(const struct pricing *p, const struct analyse_table *analysed, s
     if (u->gpu_measured) u->gpu = u->stream = u->gpu + p->profile->link.hand_over.value;
 }
 
-/* What MLP halves take of the tokens: a product of the embedding, and rows of a table in host memory. */
+/* The inputs that MLP halves take of the tokens: a product of the embedding, and rows of a table in host memory. */
 static void add_inputs(const struct pricing *p, struct spent *cpu, struct spent *gpu)
 {
     const struct math_part *inputs = &p->model->math.inputs;

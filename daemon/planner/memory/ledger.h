@@ -114,7 +114,7 @@ uint64_t ledger_packed_head_bytes(const struct ledger_case *c);
 /* Host memory that every plan needs: processes, and the arena without lanes, cache and weights. */
 HELM_MUST_CHECK int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes,
                                             struct helm_err *err);
-/* What model_math.inputs read: tables in host memory, what is multiplied wherever MLP halves are computed, and the embedding. */
+/* The bytes that model_math.inputs read: tables in host memory, what is multiplied wherever MLP halves are computed, and the embedding. */
 struct ledger_inputs {
     uint64_t table, product, embedding;
 };

@@ -26,7 +26,7 @@ static bool is_named(const json_t *gpu, const char *name, uint32_t *seen)
     return strcmp(name + length, numbered) == 0 || (!name[length] && *seen == 1);
 }
 
-/* Of a list, or its length: none is meant. */
+/* An entry of a list, or its length, which means none. */
 static int choose(const json_t *gpus, const char *name, size_t *chosen, struct helm_err *err)
 {
     char there[160] = "none";

@@ -108,6 +108,23 @@ static void generations_are_shared(void **state)
     for (int i = 0; i < USERS; i++) users_leave(&users, user[i]);
 }
 
+static void as_many_users_as_places_have_one_each(void **state)
+{
+    (void)state;
+    struct users users = {0};
+    struct user *user[USERS_GENERATIONS_MAX];
+    for (int i = 0; i < USERS_GENERATIONS_MAX; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "%d", i);
+        user[i] = users_enter(&users, name);
+        assert_int_equal(fill(&users, user[i], 1), 1);
+    }
+    for (int i = 0; i < USERS_GENERATIONS_MAX; i++) {
+        users_close_generation(&users, user[i]);
+        users_leave(&users, user[i]);
+    }
+}
+
 static void several_at_once_are_checked_together(void **state)
 {
     (void)state;
@@ -249,6 +266,7 @@ int main(void)
         cmocka_unit_test(addresses_are_users),
         cmocka_unit_test(bodies_count_for_their_user),
         cmocka_unit_test(generations_are_shared),
+        cmocka_unit_test(as_many_users_as_places_have_one_each),
         cmocka_unit_test(several_at_once_are_checked_together),
         cmocka_unit_test(users_take_turns),
         cmocka_unit_test(one_user_does_not_take_all_threads),

@@ -144,7 +144,7 @@ static void check_made(const struct drawn *d, struct plan *plan, const struct ar
     check_ledger(&plan->memory[PLAN_VRAM0]);
     assert_int_equal(arena_plan(spec, &header, &err), 0);
     assert_true(header.total_bytes <= plan->memory[PLAN_HOST].total);
-    assert_true(plan->window_page_count || /* each sequence may leave its window behind */
+    assert_true(plan->window_page_count || /* each sequence may give up what left its window */
                 plan->page_count >= d->r.batch * kv_pages_for(plan->context_tokens, plan->page_tokens));
     assert_true(!d->r.device_required || plan_uses(plan, PLAN_GPU0));
     assert_true((plan->device[PLAN_GPU0].ring_bytes > 0) == plan_has_home(plan, PLAN_HOME_STREAM));

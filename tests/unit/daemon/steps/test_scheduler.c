@@ -93,7 +93,7 @@ static void a_prompt_holds_up_others_no_longer_than_allowed(void **state)
     assert_int_equal(row_of(&step, 1)->count, 1);
 }
 
-/* A row of an answer has its newest token, in front of it what is computed again, behind it drafts. */
+/* A row of an answer has its newest token, before it what is computed again, after it drafts. */
 static void drafts_go_with_the_newest_token(void **state)
 {
     (void)state;
