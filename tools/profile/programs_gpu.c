@@ -12,7 +12,8 @@
 
 #define CONTEXT_SHORT  256
 #define CONTEXT_LONG   4096
-#define POSITIONS      16384
+#define CONTEXT_FAR    32768 /* of one token: attention is most of its step there, and has other pieces */
+#define POSITIONS      CONTEXT_FAR
 #define PAGE           KV_PAGE_TOKENS_DEFAULT
 #define READ_LEAST     (512 * MIB) /* that one token reads of all layers: past the caches of any device */
 #define READ_EMULATED  (8 * MIB)
@@ -112,10 +113,10 @@ static int open_programs(struct gpu_measuring *m, struct helm_err *err)
 {
     const uint32_t most = m->request->model->config.max_context;
     m->step_tokens = m->request->emulated ? STEP_EMULATED : STEP_MOST;
-    m->context = CONTEXT_LONG + PAGE;
+    m->context = (m->request->emulated ? CONTEXT_LONG : CONTEXT_FAR) + PAGE;
     if (most && m->context > most) m->context = most;
     if (m->step_tokens > m->context) m->step_tokens = m->context;
-    m->positions = m->request->emulated ? POSITIONS / 4 : POSITIONS;
+    m->positions = m->request->emulated ? CONTEXT_LONG : POSITIONS;
     int rc = choose_layers(m, err);
     json_t *request = rc ? NULL : describe(m);
     if (!rc && !request) rc = helm_fail(err, HELM_E_NOMEM, "no memory to say what is measured");
@@ -169,11 +170,12 @@ static void keep(struct gpu_measuring *m, const struct profile_device_cell *cell
 
 /* ---- cells ---- */
 
-static uint32_t context_of(const struct gpu_measuring *m, uint32_t tokens, int which)
+static uint32_t context_of(const struct gpu_measuring *m, uint32_t tokens, uint32_t which)
 {
+    static const uint32_t contexts[] = {CONTEXT_SHORT, CONTEXT_LONG, CONTEXT_FAR};
     const uint32_t rows = tokens <= ENGINE_FEW_TOKENS ? tokens : 1;
     uint32_t context = which ? m->positions / rows : CONTEXT_SHORT;
-    if (context > CONTEXT_LONG) context = CONTEXT_LONG;
+    if (context > contexts[which]) context = contexts[which];
     if (context > m->context) context = m->context;
     return context < tokens / rows ? tokens / rows : context;
 }
@@ -198,21 +200,24 @@ static int run_cells(struct gpu_measuring *m, struct helm_err *err)
     uint32_t runs = VARIANT_BASE + 1; /* of a cell: the whole twice */
     int rc = 0;
     for (uint32_t k = 0; k <= PROGRAMS_KINDS_MAX; k++) runs += m->units[k] > 0;
-    for (uint32_t i = 0, left = PROFILE_PROGRAM_COUNTS * PROFILE_PROGRAM_CONTEXTS;
+    for (uint32_t i = 0, left = PROFILE_PROGRAM_COUNTS * PROFILE_PROGRAM_CONTEXTS + 1;
          i < PROFILE_PROGRAM_COUNTS && !rc; i++) {
-        const uint32_t tokens = profile_program_counts[i];
+        const uint32_t tokens = profile_program_counts[i],
+                       contexts = PROFILE_PROGRAM_CONTEXTS + (tokens == 1);
         bool measured = false;
-        for (int which = 0; which < PROFILE_PROGRAM_CONTEXTS && !rc; which++, left--) {
+        for (uint32_t which = 0; which < contexts && !rc; which++, left--) {
             const double time = m->end_s - units_now_s(), share = time / left;
             const struct profile_device_cell cell = {.tokens = tokens,
                                                      .context = context_of(m, tokens, which),
                                                      .seconds = fmax(CELL_LEAST_S, fmin(share, CELL_S))};
-            if (tokens > m->step_tokens || (which && cell.context == context_of(m, tokens, 0))) continue;
+            if (tokens > m->step_tokens || (which && cell.context == context_of(m, tokens, which - 1)))
+                continue;
             if (i && (time <= 0 || 2 * runs * expected_s(m, tokens) > SHARES * share)) continue;
             rc = profile_device_cell(m->request->device, &cell, m->variant, variants, err);
             if (rc) break;
             keep(m, &cell, measured);
-            m->cell_s[i] = profile_samples_value(&m->variant[0]).value;
+            if (which < PROFILE_PROGRAM_CONTEXTS)
+                m->cell_s[i] = profile_samples_value(&m->variant[0]).value;
             if (!which) m->short_s[i] = m->cell_s[i];
             measured = true;
         }
