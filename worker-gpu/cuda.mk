@@ -188,8 +188,8 @@ $(CUDA_DEVICE_TESTS): $(CUDA_DEVICE_OBJ) \
 cuda: $(CUDA_PROGRAMS:%=$(BIN)/%)
 all: cuda
 # needs a GPU; without one every line says SKIP
-check-gpu: $(CUDA_PROGRAMS:%=$(BIN)/%) $(CUDA_DEVICE_TESTS)
-	HELM_CHECK_LOGS=$(BUILD)/logs/gpu tests/gpu/check.sh $(BIN)
+check-gpu: $(CUDA_PROGRAMS:%=$(BIN)/%) $(CUDA_DEVICE_TESTS) programs $(OBJ)/pyproto/helm_pb2.py
+	HELM_CHECK_LOGS=$(BUILD)/logs/gpu HELM_PYPROTO=$(OBJ)/pyproto tests/gpu/check.sh $(BIN)
 gpu-bundle: $(CUDA_PROGRAMS:%=$(BIN)/%) $(CUDA_DEVICE_TESTS)
 	tools/gpu-bundle.sh $(BIN) $(BUILD)/helm-gpu-check.tar.xz
 endif

@@ -5,7 +5,7 @@
 #   check.sh [--need-gpu] [--full-bench] [--only NAME,NAME...] [BIN]
 #
 # NAME: kernels, or kernels-TEST of one of `helm-test-gpu-kernels --list`; device, home, split, stream, tiers, gguf, masks (needs
-# helmd in BIN: gpu-bundle.sh --programs), bench, and of compute-sanitizer TOOL-GROUP (racecheck-linear), TOOL for all its groups,
+# helmd in BIN: gpu-bundle.sh --programs), models or models-TEST (golden models through helmd, in a tree), bench, and of compute-sanitizer TOOL-GROUP (racecheck-linear), TOOL for all its groups,
 # or GROUP for all tools. TOOL: racecheck, memcheck, initcheck, synccheck; GROUP: chain, linear, attention, delta, elementwise, packed,
 # blocks, integer, experts, experts_few.
 # BIN: the folder of the helm-test-gpu-* programs; else bin/ beside this script. Runs in the folder that has
@@ -167,6 +167,16 @@ elif selected masks; then
     verdict SKIP masks 0 "there is no helmd in $bin"
     count 2
 fi
+export HELM_BIN=$bin HELM_PYPROTO=${HELM_PYPROTO:-$PWD/build/release/pyproto}
+for test in architectures gemma gemma_e grid_formats helmd_hybrids; do
+    if [ -x "$bin/helmd" ] && [ -f "$HELM_PYPROTO/helm_pb2.py" ] && [ -f tests/process/test_$test.py ]; then
+        beside "models-$test" 240 '^[0-9]+ passed' tests/process/test_$test.py
+    elif selected "models-$test"; then
+        verdict SKIP "models-$test" 0 "there is no helmd in $bin or no helm_pb2.py in $HELM_PYPROTO"
+        count 2
+    fi
+done
+beside_end
 if [ "$device" = cuda ]; then
     rm -f "$logs/bench.log"
     sanitize chain=chain linear=linear attention=attention delta=delta elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks,gemm_blocks,scales integer=gemm_integer experts=experts experts_few=experts_few

@@ -30,6 +30,7 @@ TEST_BIN = os.environ.get("HELM_TEST_BIN") or os.path.join(os.path.dirname(BIN),
 DATA = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data")
 DEMO = os.path.join(os.path.dirname(os.path.dirname(DATA)), "tools", "models", "demo")
 PROFILE = os.path.join(DATA, "profiles", "described.json")  # of no machine there is: nothing is measured for it
+DEVICE = os.environ.get("HELM_TEST_DEVICE", "emulated")  # that tests with a device of their own run on: cuda, where there is one
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 READY_S = 120 * SLOW  # that a start may take, on a machine with much else to do
 VOCAB = 100

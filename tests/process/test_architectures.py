@@ -11,7 +11,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import processor  # noqa: E402
 from gguf_edit import Gguf, string  # noqa: E402
 from test_helmd_sessions import ask, save  # noqa: E402
-from helmd_harness import BIN, DATA, PROFILE, Client, check, plan_json, run_tests, running, same  # noqa: E402
+from helmd_harness import BIN, DATA, DEVICE, PROFILE, Client, check, plan_json, run_tests, running, same  # noqa: E402
 
 GOLDEN = os.path.join(DATA, "golden")
 SIZES = ["--parallel", 1, "--step-tokens", 64, "--kv-dtype", "f32", "--threads", 1]
@@ -84,7 +84,7 @@ def test_a_session_of_the_other_table_is_another_models():
 def test_phi3_on_the_emulated_gpu():
     case = golden("phi3")[6]
     for homes in "gg", "cs":
-        agrees(os.path.join(GOLDEN, "phi3"), case, 0.4, *SIZES, "--device", "emulated",
+        agrees(os.path.join(GOLDEN, "phi3"), case, 0.4, *SIZES, "--device", DEVICE,
                plan=plan_json(2, homes, "g", "g", kv_dtype="f32", ring_bytes=1 << 20, slots=1))
 
 
@@ -95,7 +95,7 @@ def test_a_model_that_gpus_cannot_compute_is_planned_on_the_cpu():
         model, case = os.path.join(GOLDEN, name), golden(name)[6]
         log = agrees(model, case, 0.4, *SIZES, *LOAD)
         check(why in log and "everything is planned on the CPU" in log, f"{name}: {log}")
-        with running(*SIZES, "--device", "emulated", real=True, model=model, wait=False) as d:
+        with running(*SIZES, "--device", DEVICE, real=True, model=model, wait=False) as d:
             check(processor.ended(d.process, 60) != 0 and why in d.log() and "by GPU workers" in d.log(), f"{name}: {d.log()}")
         common = [os.path.join(BIN, "helm-plan"), "--model", model, "--profile", PROFILE]
         run = processor.run(common + ["--json"], capture_output=True, text=True, timeout=60)

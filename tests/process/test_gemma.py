@@ -11,7 +11,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_edit import Gguf, string  # noqa: E402
-from helmd_harness import BIN, DATA, PROFILE, check, plan_json, run_tests, running, same  # noqa: E402
+from helmd_harness import BIN, DATA, DEVICE, PROFILE, check, plan_json, run_tests, running, same  # noqa: E402
 from test_helmd_sessions import cli, greedy  # noqa: E402
 from test_architectures import BF16, CPU, F32, GOLDEN, LOAD, SIZES, agrees, golden, number, read_safetensors  # noqa: E402
 
@@ -72,15 +72,15 @@ def write_gguf(path, leave_out=(), **more):
 def test_every_placement_computes_the_same():
     case = golden("gemma3")[6]  # a prompt of 130: three windows of 40, chunks of 64
     for homes, embed, head in ("gggg", "g", "g"), ("cgsg", "g", "c"), ("sscg", "c", "g"):
-        agrees(GEMMA3, case, 0.1, *SIZES, "--device", "emulated",
+        agrees(GEMMA3, case, 0.1, *SIZES, "--device", DEVICE,
                plan=plan_json(4, homes, embed, head, kv_dtype="f32", ring_bytes=1 << 20, slots=1))
-    agrees(GEMMA3, case, 0.4, *SIZES, "--device", "emulated",
+    agrees(GEMMA3, case, 0.4, *SIZES, "--device", DEVICE,
            plan=plan_json(4, "cccc", "c", "c", prefill="ssss", prefill_from=17, kv_dtype="f32", ring_bytes=1 << 20, slots=1))
 
 
 def test_a_planned_model_computes_the_same():
     """With windows' pages used again: the longest prompt leaves its windows seven times."""
-    agrees(GEMMA3, golden("gemma3")[7], 0.4, *SIZES, *LOAD, "--device", "emulated")
+    agrees(GEMMA3, golden("gemma3")[7], 0.4, *SIZES, *LOAD, "--device", DEVICE)
     agrees(GEMMA3, golden("gemma3")[7], 0.4, *CPU, *LOAD)
 
 
@@ -89,7 +89,7 @@ def test_a_gguf_file_computes_the_same():
         path = os.path.join(folder, "gemma3.gguf")
         write_gguf(path)
         agrees(path, golden("gemma3")[6], 0.1, *CPU, *LOAD)
-        agrees(path, golden("gemma3")[6], 0.4, *SIZES, *LOAD, "--device", "emulated")
+        agrees(path, golden("gemma3")[6], 0.4, *SIZES, *LOAD, "--device", DEVICE)
 
 
 def write_published(folder):
@@ -152,7 +152,7 @@ def test_what_is_not_computed_is_refused_by_name():
 
 # ---- Gemma 4 ----
 
-EMULATED = (*SIZES, "--device", os.environ.get("HELM_TEST_DEVICE", "emulated"))  # cuda, on a machine that has one
+EMULATED = (*SIZES, "--device", DEVICE)
 # Cells of two sizes share no page: layers with a window keep it.
 WINDOWS = {"states": [{"layers": [n, n], "kind": "pages" if n % 2 else "window"} for n in range(4)],
            "window_tokens": 40, "window_page_count": 16, "page_count": 16}

@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from helmd_harness import BIN, Client, check, plan_json, run_tests, running, same  # noqa: E402
+from helmd_harness import BIN, DEVICE, Client, check, plan_json, run_tests, running, same  # noqa: E402
 from test_gemma import BF16, EMULATED, numbers, planned, refused, session_comes_back, write_gguf4  # noqa: E402
 from test_helmd_sessions import cli  # noqa: E402
 from test_architectures import CPU, GOLDEN, LOAD, SIZES, agrees, golden, number, read_safetensors  # noqa: E402
@@ -162,7 +162,7 @@ def test_eight_sequences_have_the_tokens_of_each_alone():
     """Of different lengths, which leave their windows at different steps; bit for bit where the plan is invariant."""
     many = ["--parallel", 8, *SIZES[2:]]
     prompts = [golden("gemma4e")[7]["prompt"][n:n + 20 + 30 * n] for n in range(8)]
-    for options in ("--device", "cpu"), ("--device", "emulated"):
+    for options in ("--device", "cpu"), ("--device", DEVICE):
         with running(*many, *options, *LOAD, "--invariant", "on", real=True, model=MODEL) as d:
             c = Client(d.endpoint)
             alone = []

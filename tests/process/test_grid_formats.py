@@ -11,7 +11,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_edit import Gguf  # noqa: E402
-from helmd_harness import check, format_tokens, plan_json, run_tests, same  # noqa: E402
+from helmd_harness import DEVICE, check, format_tokens, plan_json, run_tests, same  # noqa: E402
 
 MODEL = "tests/data/golden-gguf/qwen3-Q2_K/model.gguf"
 LAYERS, VALUES = 3, 256
@@ -98,8 +98,8 @@ def test_blocks_of_grids_answer_as_their_values():
         expected = format_tokens(wide, "cpu")
         check(len(set(expected)) > 3, f"tokens that say something: {expected}")
         same(format_tokens(blocks, "cpu"), expected, "the CPU")
-        same(format_tokens(blocks, "emulated", plan=plan_json(LAYERS, "ggg", embed="g", head="g")), expected, "the emulated device")
-        same(format_tokens(blocks, "emulated", plan=plan_json(LAYERS, "cgc", embed="c", head="g")), expected, "both")
+        same(format_tokens(blocks, DEVICE, plan=plan_json(LAYERS, "ggg", embed="g", head="g")), expected, "the emulated device")
+        same(format_tokens(blocks, DEVICE, plan=plan_json(LAYERS, "cgc", embed="c", head="g")), expected, "both")
 
 
 if __name__ == "__main__":

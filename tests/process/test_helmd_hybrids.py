@@ -12,7 +12,7 @@ import tempfile
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import hybrid_files  # noqa: E402
 import processor  # noqa: E402
-from helmd_harness import BIN, SLOW, Client, Daemon, check, plan_json, run_tests, running, same, status_of  # noqa: E402
+from helmd_harness import BIN, DEVICE, SLOW, Client, Daemon, check, plan_json, run_tests, running, same, status_of  # noqa: E402
 
 NAMES = ["qwen35", "qwen35moe", "qwen3next"]
 FOLDER = tempfile.TemporaryDirectory(prefix="helm-hybrids-")
@@ -49,7 +49,7 @@ PLANS = {"gpu": plan_json(4, "gggg", "g", "g", **SMALL),
 def start(model, *options, plan=None, **sizes):
     if not plan:
         return running("--device", "cpu", *OPTIONS, *options, real=True, model=model)
-    return running("--device", "emulated", *OPTIONS, *options, real=True, model=model, plan={**PLANS[plan], **sizes})
+    return running("--device", DEVICE, *OPTIONS, *options, real=True, model=model, plan={**PLANS[plan], **sizes})
 
 
 def misses(d, name, cases=None):
@@ -114,7 +114,7 @@ def test_a_gpus_states_are_kept_apart():
             check(max(found) >= 128 and min(found) == 0, f"tokens found: {found}")
     few = {**SMALL, "context_tokens": 192, "page_count": 7}
     prompts = [case["prompt"] for case in cases_of("qwen35") if len(case["prompt"]) in (16, 33, 64)]
-    with running("--device", "emulated", *OPTIONS, "--invariant", "on", real=True, model=os.path.join(hybrid_files.GOLDEN, "qwen35"),
+    with running("--device", DEVICE, *OPTIONS, "--invariant", "on", real=True, model=os.path.join(hybrid_files.GOLDEN, "qwen35"),
                  plan=plan_json(4, "gcgg", "g", "g", **few)) as d:
         together, alone, _ = answers(d, prompts, 110)
         check(status_of(d).preemptions_total > 0, "nothing was preempted")
