@@ -17,11 +17,13 @@ const uint64_t block_grid_iq1[2048] = {BLOCK_GRID_IQ1(OF_IQ1)};
 const uint32_t block_grid_iq3_xxs[256] = {BLOCK_GRID_IQ3_XXS(OF_IQ3_XXS)};
 const uint32_t block_grid_iq3_s[512] = {BLOCK_GRID_IQ3_S(OF_IQ3_S)};
 
-#define AS_IT_IS(entry) entry,
-const uint16_t block_entries_iq2_xxs[256] = {BLOCK_GRID_IQ2_XXS(AS_IT_IS)};
-const uint16_t block_entries_iq2_xs[512] = {BLOCK_GRID_IQ2_XS(AS_IT_IS)};
-const uint16_t block_entries_iq2_s[1024] = {BLOCK_GRID_IQ2_S(AS_IT_IS)};
-const uint16_t block_entries_iq1[2048] = {BLOCK_GRID_IQ1(AS_IT_IS)};
+#define PAIR(entry, i) (((entry) >> 4 * (i)&3) | ((entry) >> (4 * (i) + 2) & 3) << 4)
+#define AS_PAIRS(entry)                                                                                      \
+    (uint32_t)(PAIR(entry, 0) | PAIR(entry, 1) << 8 | PAIR(entry, 2) << 16 | PAIR(entry, 3) << 24),
+const uint32_t block_pairs_iq2_xxs[256] = {BLOCK_GRID_IQ2_XXS(AS_PAIRS)};
+const uint32_t block_pairs_iq2_xs[512] = {BLOCK_GRID_IQ2_XS(AS_PAIRS)};
+const uint32_t block_pairs_iq2_s[1024] = {BLOCK_GRID_IQ2_S(AS_PAIRS)};
+const uint32_t block_pairs_iq1[2048] = {BLOCK_GRID_IQ1(AS_PAIRS)};
 
 #define TWO(entry, bit)   (((entry) >> (bit)&7) | ((entry) >> ((bit) + 4) & 7) << 3)
 #define FIRST_TWO(entry)  TWO(entry, 0),

@@ -22,11 +22,11 @@
 extern const uint64_t block_grid_iq2_xxs[256], block_grid_iq2_xs[512], block_grid_iq2_s[1024],
     block_grid_iq1[2048];
 extern const uint32_t block_grid_iq3_xxs[256], block_grid_iq3_s[512];
-/* As they are here; of IQ3 the first two and the last two levels of each entry, three bits each. Seven signs
- * and the eighth, which makes the count of negative numbers even. For kernels that look them up in registers.
- */
-extern const uint16_t block_entries_iq2_xxs[256], block_entries_iq2_xs[512], block_entries_iq2_s[1024],
-    block_entries_iq1[2048];
+/* The bits of two neighbouring numbers in a byte: from bit 0 and bit 4 on. Of IQ3 the first two and the last two levels of each entry,
+ * three bits each. Seven signs and the eighth, which makes the count of negative numbers even. For kernels that
+ * choose levels by bits. */
+extern const uint32_t block_pairs_iq2_xxs[256], block_pairs_iq2_xs[512], block_pairs_iq2_s[1024],
+    block_pairs_iq1[2048];
 extern const uint8_t block_twos_iq3_xxs[2][256], block_twos_iq3_s[2][512], block_even[128];
 
 /* Sixteen entries, four a word, the first highest. */

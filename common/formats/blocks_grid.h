@@ -202,11 +202,14 @@ static inline block_bytes iq1_m_scale_numbers(const uint8_t *block)
     return block_both(block_odd(block_spread_threes(block_word_at(block + 48))),
                       block_odd(block_spread_threes(block_word_at(block + 52))));
 }
+static inline uint16_t iq1_m_half(const uint8_t *block)
+{
+    return (uint16_t)(block[49] >> 4 | (block[51] & 0xf0) | (block[53] & 0xf0) << 4 |
+                      (block[55] & 0xf0) << 8);
+}
 static inline float iq1_m_scale_of(const uint8_t *block)
 {
-    const uint8_t half[2] = {(uint8_t)(block[49] >> 4 | (block[51] & 0xf0)),
-                             (uint8_t)(block[53] >> 4 | (block[55] & 0xf0))};
-    return block_half(half) * 0.125f;
+    return convert_f16_f32(iq1_m_half(block)) * 0.125f;
 }
 
 /* ---- all ---- */

@@ -24,9 +24,18 @@
         __builtin_unreachable();                                                                             \
     }
 INLINE __m128i grid_scale_numbers(const uint8_t *w, const enum tensor_format format){
-    GRID_SWITCH(format, __m128i, scale_numbers(w))} INLINE
-    float grid_scale(const uint8_t *w,
-                     const enum tensor_format format){GRID_SWITCH(format, float, scale_of(w))}
+    GRID_SWITCH(format, __m128i, scale_numbers(w))}
+/* The scale of scales: a half times a number of the format. */
+INLINE uint16_t grid_half(const uint8_t *w, const enum tensor_format format)
+{
+    return format == FORMAT_IQ1_M ? iq1_m_half(w) : block_half_at(w);
+}
+INLINE float grid_by(const enum tensor_format format)
+{
+    return format == FORMAT_IQ3_S ? 1 : format == FORMAT_IQ3_XXS ? 0.25f : 0.125f;
+}
+INLINE
+float grid_scale(const uint8_t *w, const enum tensor_format format){GRID_SWITCH(format, float, scale_of(w))}
 /* Whether an eighth is added to numbers or taken from them instead of a sign. */
 INLINE bool has_eighths(const enum tensor_format format)
 {

@@ -14,7 +14,7 @@ INLINE void grid_values(uint16_t *to, const size_t step, const uint8_t *block, s
     for (; blocks; blocks--, block += decode_bytes(256, format), scale += groups) {
         __m512i v[1][4];
         grid_rows(v, NULL, &block, 1, format);
-        grid_in_order(v[0]);
+        grid_in_order(v[0], format);
         UNROLL for (size_t k = 0; k < 4; k++)
             _mm512_store_si512(number + 64 * k, _mm512_sub_epi8(v[0][k], less));
         UNROLL for (size_t i = 0; i < 8; i++, to += step)

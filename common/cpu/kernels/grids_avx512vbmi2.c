@@ -24,8 +24,8 @@ static size_t ordered_bytes(size_t cols)
     return cols / 256 * ORDERED * sizeof(float);
 }
 
-/* Lane s of part 4 f + b is column 16 s + 4 b + f, divided by 256^b. */
-static void order(float *to, const float *x, size_t cols)
+/* Lane s of part 4 f + b is the number that byte 4 s + b of vector f has, divided by 256^b. */
+INLINE void order_as(float *to, const float *x, size_t cols, const enum tensor_format format)
 {
     const __m512i sixteens =
         _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
@@ -33,13 +33,20 @@ static void order(float *to, const float *x, size_t cols)
         vec sum = vec_zero();
         for (int f = 0; f < 4; f++)
             for (int b = 0; b < 4; b++) {
-                const vec part = _mm512_i32gather_ps(sixteens, x + c + 4 * b + f, 4);
+                const int at = has_fours(format) ? 4 * b + f : f / 2 * 8 + 2 * b + f % 2;
+                const vec part = _mm512_i32gather_ps(sixteens, x + c + at, 4);
                 vec_store(to + 64 * f + 16 * b, vec_mul(part, vec_set1(1.0f / (float)(1 << 8 * b))));
                 sum = vec_add(sum, part);
             }
         vec_store(to + 256, sum);
     }
 }
+#define ORDER(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                    \
+    static void format_##_order(float *to, const float *x, size_t cols)                                      \
+    {                                                                                                        \
+        order_as(to, x, cols, FORMAT_##FORMAT_NAME);                                                         \
+    }
+BLOCK_GRID_FORMATS(ORDER)
 
 #define MOST_SUMS (FEW_ROWS * FEW_TOKENS)
 INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, const char *x, size_t ldx,
@@ -93,6 +100,6 @@ BLOCK_GRID_FORMATS(GEMV_FUNCTIONS)
                              .few = format_##_few,                                                           \
                              .apart = 4,                                                                     \
                              .streams = GEMV_STREAMS,                                                        \
-                             .order = order,                                                                 \
+                             .order = format_##_order,                                                       \
                              .ordered_bytes = ordered_bytes},
 const struct linear_kernel grids_avx512vbmi2[BLOCK_FORMAT_COUNT] = {BLOCK_GRID_FORMATS(ROW)};

@@ -14,7 +14,7 @@ INLINE void unpack_numbers(char *to, const uint8_t *const row[LANES], const enum
         grid_rows(number, NULL, row + r, GRID_ROWS, format);
         UNROLL for (size_t s = 0; s < GRID_ROWS; s++)
         {
-            grid_in_order(number[s]);
+            grid_in_order(number[s], format);
             UNROLL for (size_t k = 0; k < 4; k++) numbers[k][r + s] =
                 _mm512_castsi512_ps(_mm512_sub_epi8(number[s][k], less));
         }

@@ -61,7 +61,9 @@ INLINE void to_sixteens(__m512i v[4])
 /* Numbers of grids are transposed in each sixteen instead (grids512.h), whose lanes are in order. */
 INLINE void order_numbers(__m512i v[4], const enum tensor_format format)
 {
-    const __m512i bytes = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400),
+    const __m512i bytes = format == FORMAT_IQ3_XXS || format == FORMAT_IQ3_S
+                              ? _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400)
+                              : _mm512_set4_epi32(0x0f0d0b09, 0x0e0c0a08, 0x07050301, 0x06040200),
                   lanes = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     if (!is_grid(format)) {
         to_sixteens(v);
