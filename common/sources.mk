@@ -51,6 +51,7 @@ MODEL_SRC := \
   common/model/arch.c \
   common/model/arch/dots.c \
   common/model/arch/gemma.c \
+  common/model/arch/glm.c \
   common/model/arch/gpt_oss.c \
   common/model/arch/granite.c \
   common/model/arch/llama.c \

@@ -20,6 +20,7 @@ static const struct arch *const archs[] = {
     &arch_opt,                                                             /* arch/opt.c */
     &arch_granite,                                                         /* arch/granite.c */
     &arch_gemma3,     &arch_gemma4,                                        /* arch/gemma.c */
+    &arch_glm4_moe,                                                        /* arch/glm.c */
     &arch_state_test,                                                      /* arch/state_test.c */
 };
 #define ARCH_COUNT (sizeof archs / sizeof *archs)
@@ -67,6 +68,10 @@ const char *arch_names(char *text, size_t size, bool gguf)
             bool known = !name || archs[i]->for_tests;
             for (size_t j = 0; j < count && !known; j++) known = strcmp(seen[j], name) == 0;
             if (known || used >= size) continue;
+            if (used + strlen(name) + sizeof ", , ..." > size) { /* and more than the text has room for */
+                snprintf(text + used, size - used, ", ...");
+                return text;
+            }
             const int n = snprintf(text + used, size - used, "%s%s", count ? ", " : "", name);
             used += n > 0 ? (size_t)n : 0;
             seen[count++] = name;

@@ -112,6 +112,7 @@ extern const struct arch arch_opt;
 extern const struct arch arch_granite;
 extern const struct arch arch_qwen35, arch_qwen35_moe, arch_qwen3_next; /* arch/qwen35.c */
 extern const struct arch arch_gemma3, arch_gemma4;                      /* arch/gemma.c */
+extern const struct arch arch_glm4_moe;                                 /* arch/glm.c */
 extern const struct arch arch_state_test;
 /* The registry: index from 0, NULL behind the last. */
 const struct arch *arch_at(uint32_t index);
@@ -120,7 +121,7 @@ const struct arch *arch_find(const char *architecture, bool *outer);
 const struct arch *arch_find_type(const char *model_type);
 /* Of a configuration that names it. */
 const struct arch *arch_of(const struct model_config *config);
-/* "LlamaForCausalLM, ..." or "llama, ..." for messages. */
+/* "LlamaForCausalLM, MistralForCausalLM" or "llama, mistral3" for messages, with "..." for those that `text` has no room for. */
 const char *arch_names(char *text, size_t size, bool gguf);
 
 /* ---- names in files ---- */

@@ -43,6 +43,8 @@ static void put_key(struct describing *d, const struct model_config *c, const st
     switch (row->kind) {
     case KEY_U32:
         memcpy(&number, from, sizeof number);
+        if (row->at == offsetof(struct model_config, draft_layers))
+            number = 0; /* their tensors are skipped */
         if (number) gguf_put_u32(d->values, key_of(d, row->gguf[0]), number);
         break;
     case KEY_DOUBLE:
@@ -70,7 +72,8 @@ static void put_rope(struct describing *d, const struct model_config *c)
 {
     const struct rope_config *rope = &c->rope[0];
     gguf_put_f32(d->values, key_of(d, "rope.freq_base"), (float)rope->theta);
-    gguf_put_u32(d->values, key_of(d, "rope.dimension_count"), c->head_dim);
+    if (!c->partial_rope) /* else the table of keys has it */
+        gguf_put_u32(d->values, key_of(d, "rope.dimension_count"), c->head_dim);
     if (rope->kind != ROPE_LINEAR && rope->kind != ROPE_YARN) return;
     gguf_put_text(d->values, key_of(d, "rope.scaling.type"), rope->kind == ROPE_YARN ? "yarn" : "linear");
     gguf_put_f32(d->values, key_of(d, "rope.scaling.factor"), (float)rope->factor);

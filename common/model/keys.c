@@ -413,6 +413,17 @@ int layers_with_experts(const struct keys *keys, struct model_config *config, co
     return 0;
 }
 
+int layers_shared_experts(const struct keys *keys, struct model_config *config, struct helm_err *err)
+{
+    char name[KEYS_NAME_MAX];
+    const uint64_t shared = (uint64_t)config->shared_experts * config->expert_intermediate;
+    if (shared > MODEL_INTERMEDIATE_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "'%s' makes shared experts of %llu, the limit is %u",
+                         NAME(shared_experts, name), (unsigned long long)shared, MODEL_INTERMEDIATE_MAX);
+    config->shared_intermediate = (uint32_t)shared;
+    return 0;
+}
+
 uint32_t layers_usual_kind(const struct model_config *config, uint32_t layer, enum unit_part part)
 {
     if (part == UNIT_ATTENTION) return MATH_PART_ATTENTION;

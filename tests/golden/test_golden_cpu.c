@@ -37,7 +37,8 @@ static const char *const models[] = {"qwen3",     "qwen2-bias", "llama3-ropescal
                                      "qwen2moe",  "dots1",      "phi3",
                                      "opt",       "granite",    "qwen35",
                                      "qwen35moe", "qwen3next",  "gemma3",
-                                     "gemma4",    "gemma4moe",  "gemma4e"};
+                                     "gemma4",    "gemma4moe",  "gemma4e",
+                                     "glm4moe"};
 
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
 
@@ -310,6 +311,13 @@ static void gemma4e_agrees(void **state)
     (void)state;
     run_model(17);
 }
+/* GLM-4.5: a part of each head turned, experts chosen by sigmoids beside a shared one. */
+#define FAMILIES 18
+static void families_agree(void **state)
+{
+    (void)state;
+    for (size_t m = FAMILIES; m < sizeof models / sizeof *models; m++) run_model(m);
+}
 /* MXFP4 experts, sinks, windows, biases everywhere. */
 static void gptoss_agrees(void **state)
 {
@@ -468,6 +476,7 @@ int main(void)
         cmocka_unit_test(gemma4_agrees),
         cmocka_unit_test(gemma4moe_agrees),
         cmocka_unit_test(gemma4e_agrees),
+        cmocka_unit_test(families_agree),
 #endif
     };
     return cmocka_run_group_tests_name("golden/cpu", tests, NULL, NULL);

@@ -73,6 +73,30 @@
     COUNT(expert_intermediate, MODEL_INTERMEDIATE_MAX, needed, NAMED(__VA_ARGS__),                           \
           GGUF("expert_feed_forward_length"))
 
+/* DeepSeek-V3's: chosen by sigmoids within groups, beside experts that every token has, after leading dense layers. */
+#define GGUF_SIGMOID 2 /* of key expert_gating_func */
+#define SIGMOID_EXPERTS_KEYS(...)                                                                            \
+    EXPERTS_KEYS(__VA_ARGS__), EXPERT_WIDTH_KEY(KEY_NEEDED, "moe_intermediate_size"),                        \
+        OR_NONE(shared_experts, MODEL_INTERMEDIATE_MAX, .need = KEY_STATED, NAMED("n_shared_experts"),       \
+                GGUF("expert_shared_count"), .null_is_zero = true),                                          \
+        OR_NONE(leading_dense, MODEL_LAYERS_MAX, NAMED("first_k_dense_replace"),                             \
+                GGUF("leading_dense_block_count")),                                                          \
+        COUNT(router.groups, MODEL_EXPERT_GROUPS_MAX, KEY_OPTIONAL, NAMED("n_group"),                        \
+              GGUF("expert_group_count"), .zero_is_none = true),                                             \
+        COUNT(router.groups_chosen, MODEL_EXPERT_GROUPS_MAX, KEY_OPTIONAL, NAMED("topk_group"),              \
+              GGUF("expert_group_used_count"), .zero_is_none = true),                                        \
+        FLAG(router.normalise, NAMED("norm_topk_prob"), GGUF("expert_weights_norm")),                        \
+        KEY(KEY_FLOAT, .at = AT(router.scale), NAMED("routed_scaling_factor"), GGUF("expert_weights_scale"), \
+            .max = 1e6),                                                                                     \
+        FIXED(GGUF_SIGMOID, GGUF("expert_gating_func"))
+/* Of those experts' tensors. */
+#define SHARED_EXPERTS_NAMES                                                                                 \
+    {.role = TENSOR_SHARED_GATE, .name = "mlp.shared_experts.gate_proj.weight"},                             \
+        {.role = TENSOR_SHARED_UP, .name = "mlp.shared_experts.up_proj.weight"},                             \
+    {                                                                                                        \
+        .role = TENSOR_SHARED_DOWN, .name = "mlp.shared_experts.down_proj.weight"                            \
+    }
+
 /* ---- operations ---- */
 
 #define OP(what, called, ...)                                                                                \
@@ -148,6 +172,10 @@ static const struct math_op usual_head __attribute__((unused)) = USUAL_HEAD;
 #define SHARED_SPARSE                                                                                        \
     PART("MLP of experts", UNIT_MLP, SHARED_GATE_UP, SHARED_WEIGHT, USUAL_ROUTER,                            \
          EXPERTS_GATE_UP(ACTIVATION_SILU), USUAL_EXPERTS_DOWN, SHARED_DOWN)
+/* With one whose weight is 1. */
+#define BESIDE_SPARSE                                                                                        \
+    PART("MLP of experts", UNIT_MLP, SHARED_GATE_UP, USUAL_ROUTER, EXPERTS_GATE_UP(ACTIVATION_SILU),         \
+         USUAL_EXPERTS_DOWN, SHARED_DOWN)
 /* The list `parts` of a file whose layers have attention, and a dense MLP or experts. */
 #define SPARSE_PARTS                                                                                         \
     [MATH_PART_ATTENTION] = &attention, [MATH_PART_DENSE] = &dense, [MATH_PART_SPARSE] = &sparse

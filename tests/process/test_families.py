@@ -1,0 +1,224 @@
+#!/usr/bin/python3
+"""Families of models that the same operations compute (GLM-4.5) through helmd: every placement on the emulated GPU and the CPU, GGUF
+files, what is refused. References: tests/data/golden (tests/golden/test_golden_cpu.c walks them with every kernel)."""
+import json
+import os
+import re
+import struct
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
+from gguf_edit import Gguf, string  # noqa: E402
+from helmd_harness import BIN, DEVICE, check, plan_json, run_tests, same  # noqa: E402
+from test_architectures import BF16, CPU, F32, GOLDEN, LOAD, SIZES, agrees, golden, number, read_safetensors  # noqa: E402
+
+EMULATED = (*SIZES, "--device", DEVICE)
+WORST = 0.6  # of long prompts: 16-bit products may choose another expert where margins are small
+MIXED = {"mixed": {"slots": 3, "direct_permille": 0, "moves": 1, "move_cost": 1}}
+
+
+# ---- files of a family ----
+
+NAMES = {"embed_tokens.": "token_embd.", "lm_head.": "output.", "self_attn.q_proj.": "attn_q.", "self_attn.k_proj.": "attn_k.",
+         "self_attn.v_proj.": "attn_v.", "self_attn.o_proj.": "attn_output.", "self_attn.q_norm.": "attn_q_norm.",
+         "self_attn.k_norm.": "attn_k_norm.", "input_layernorm.": "attn_norm.", "post_attention_layernorm.": "ffn_norm.",
+         "mlp.gate_proj.": "ffn_gate.", "mlp.up_proj.": "ffn_up.", "mlp.down_proj.": "ffn_down.", "mlp.gate.weight": "ffn_gate_inp.weight",
+         "mlp.gate.e_score_correction_bias": "exp_probs_b.bias", "mlp.shared_experts.gate_proj.": "ffn_gate_shexp.",
+         "mlp.shared_experts.up_proj.": "ffn_up_shexp.", "mlp.shared_experts.down_proj.": "ffn_down_shexp.",
+         "mlp.experts.gate_proj.": "ffn_gate_exps.", "mlp.experts.up_proj.": "ffn_up_exps.", "mlp.experts.down_proj.": "ffn_down_exps."}
+
+
+def glm4moe_keys(c):
+    return {"rope.dimension_count": int(c["head_dim"] * c["partial_rotary_factor"]), "expert_count": c["n_routed_experts"],
+            "expert_used_count": c["num_experts_per_tok"], "expert_feed_forward_length": c["moe_intermediate_size"],
+            "expert_shared_count": c["n_shared_experts"], "leading_dense_block_count": c["first_k_dense_replace"],
+            "expert_gating_func": 2, "expert_weights_scale": c["routed_scaling_factor"], "expert_weights_norm": True}
+
+
+# By its folder in tests/data/golden. arch: in GGUF files, whose keys beside the usual ones `keys` gives; names: of theirs that are not as
+# above; homes: of layers, or of halves of them
+FAMILIES = {
+    "glm4moe": {"arch": "glm4moe", "keys": glm4moe_keys, "names": {"post_attention_layernorm.": "post_attention_norm."}, "layers": 3,
+                "homes": ("ggg", "cgg", "scc", "gcgcgc", "gggcsc"), "mixed": "gggmgm",
+                "lack": ("rope.dimension_count", "expert_used_count", "blk.1.exp_probs_b.bias", "blk.2.ffn_up_shexp.weight",
+                         "blk.1.attn_k.bias", "blk.1.attn_k_norm.weight", "blk.2.post_attention_norm.weight")},
+}
+
+
+def config_of(name):
+    with open(os.path.join(GOLDEN, name, "config.json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def value(v):
+    return struct.pack("<IB", 7, v) if isinstance(v, bool) else number(v)
+
+
+def wide(data):
+    return b"".join(b"\0\0" + data[i:i + 2] for i in range(0, len(data), 2))
+
+
+def gguf_tensors(name, family):
+    """Vectors and routers in fp32; all experts' matrices in one tensor."""
+    tensors, experts = [], {}
+    for old, (shape, data) in read_safetensors(os.path.join(GOLDEN, name)).items():
+        new = old.replace("model.layers.", "blk.").replace("model.", "")
+        if new.startswith("norm."):
+            new = "output_" + new
+        of_one = re.sub(r"\.experts\.\d+\.", ".experts.", new)
+        for a, b in {**NAMES, **family["names"]}.items():
+            of_one = of_one.replace(a, b)
+        if ".experts." in new:
+            experts.setdefault(of_one, [of_one, [*shape[::-1], 0], BF16, b""])
+            experts[of_one][1][2] += 1
+            experts[of_one][3] += data
+        elif len(shape) == 1 or "gate_inp" in of_one:
+            tensors.append([of_one, shape[::-1], F32, wide(data)])
+        else:
+            tensors.append([of_one, shape[::-1], BF16, data])
+    return tensors + list(experts.values())
+
+
+def write_gguf(name, path, leave_out=(), added=(), **more):
+    family, c = FAMILIES[name], config_of(name)
+    keys = {"block_count": c["num_hidden_layers"], "embedding_length": c["hidden_size"], "feed_forward_length": c["intermediate_size"],
+            "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
+            "attention.key_length": c["head_dim"], "attention.value_length": c["head_dim"],
+            "context_length": c["max_position_embeddings"], "attention.layer_norm_rms_epsilon": c["rms_norm_eps"],
+            "rope.freq_base": c["rope_theta"], **family["keys"](c), **more}
+    every = {f"{family['arch']}.{k}": value(v) for k, v in keys.items() if k not in leave_out}
+    with open(path, "wb") as file:
+        file.write(Gguf(b"GGUF" + struct.pack("<IQQ", 3, 0, 0)).bytes(
+            {"general.architecture": string(family["arch"]), **every},
+            [t for t in gguf_tensors(name, family) if t[0] not in leave_out] + list(added)))
+
+
+def write_folder(name, folder, changes, added=None):
+    """Its weights, and tensors beside them, with members of its configuration changed; None: left out."""
+    header, data = {}, b""
+    for tensor, (shape, part) in {**read_safetensors(os.path.join(GOLDEN, name)), **(added or {})}.items():
+        header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [len(data), len(data) + len(part)]}
+        data += part
+    text = json.dumps(header).encode()
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump({k: v for k, v in {**config_of(name), **changes}.items() if v is not None}, file)
+
+
+def inspected(path):
+    run = processor.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+    return run.returncode, run.stdout + run.stderr
+
+
+# ---- of every family ----
+
+def placed(family, homes, embed="g", head="g", **more):
+    return plan_json(family["layers"], homes, embed, head, **{"kv_dtype": "f32", "ring_bytes": 1 << 20, "slots": 1, **more})
+
+
+def test_every_placement_computes_the_same():
+    for name, family in FAMILIES.items():
+        model, case = os.path.join(GOLDEN, name), golden(name)[5]
+        for homes in family["homes"]:
+            ends = ("g", "g") if homes[0] == "g" else ("c", "g")
+            agrees(model, case, 0.4, *EMULATED, plan=placed(family, homes, *ends))
+        agrees(model, golden(name)[6], WORST, *EMULATED,
+               plan=placed(family, "c" * family["layers"], "c", "c", prefill="s" * family["layers"], prefill_from=17))
+        if "mixed" in family:
+            agrees(model, case, 0.4, *EMULATED, plan=placed(family, family["mixed"], **MIXED))
+
+
+def test_a_planned_model_computes_the_same():
+    for name in FAMILIES:
+        model = os.path.join(GOLDEN, name)
+        agrees(model, golden(name)[5], 0.1, *CPU, *LOAD, "--activations", "exact")
+        agrees(model, golden(name)[7], WORST, *CPU, *LOAD)
+        for options in (), ("--gpu-chains", "off"), ("--invariant", "on"):
+            agrees(model, golden(name)[6], WORST, *EMULATED, *LOAD, *options)
+
+
+def test_gguf_files_compute_the_same():
+    with tempfile.TemporaryDirectory() as folder:
+        for name in FAMILIES:
+            path = os.path.join(folder, name + ".gguf")
+            write_gguf(name, path)
+            agrees(path, golden(name)[4], 0.4, *CPU, *LOAD)
+            agrees(path, golden(name)[5], 0.4, *EMULATED, *LOAD)
+
+
+def test_gguf_files_that_lack_a_part_are_refused_by_name():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "file.gguf")
+        for name, family in FAMILIES.items():
+            for part in family["lack"]:
+                write_gguf(name, path, [part])
+                code, said = inspected(path)
+                check(code == 1 and f"{part}'" in said, f"{name} without {part}: {code}, {said[-300:]}")
+
+
+# ---- GLM-4.5 ----
+
+def test_the_layer_of_drafts_is_skipped_and_counted():
+    case = golden("glm4moe")[4]
+    with tempfile.TemporaryDirectory() as folder:
+        at, of = "model.layers.3.", [64]
+        write_folder("glm4moe", folder, {"num_nextn_predict_layers": 1},
+                     {at + "eh_proj.weight": ([64, 128], bytes(2 * 64 * 128)), at + "enorm.weight": (of, bytes(128)),
+                      at + "input_layernorm.weight": (of, bytes(128)), at + "shared_head.norm.weight": (of, bytes(128))})
+        agrees(folder, case, 0.4, *CPU, *LOAD)
+        code, said = inspected(folder)
+        check(code == 0 and "4 more tensors" in said and at + "e" in said, said)
+        path = os.path.join(folder, "file.gguf")
+        added = [["blk.3.nextn.eh_proj.weight", [128, 64], BF16, bytes(2 * 64 * 128)], ["blk.3.attn_norm.weight", of, F32, bytes(256)]]
+        write_gguf("glm4moe", path, added=added, block_count=4, nextn_predict_layers=1)
+        agrees(path, case, 0.4, *CPU, *LOAD)
+        code, said = inspected(path)
+        check(code == 0 and "2 more tensors" in said and "blk.3.nextn.eh_proj.weight" in said, said)
+        write_gguf("glm4moe", path, added=added)
+        code, said = inspected(path)
+        check(code == 1 and "blk.3." in said, said)
+
+
+def test_glm_without_norms_of_heads_is_told_by_its_files():
+    """GLM-4.5-Air has none."""
+    norms = [f"blk.{layer}.attn_{n}_norm.weight" for layer in range(3) for n in "qk"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "file.gguf")
+        write_gguf("glm4moe", path, norms)
+        code, said = inspected(path)
+        check(code == 0 and "norms on q and k" not in said, said)
+        write_gguf("glm4moe", path, norms[:2])
+        code, said = inspected(path)
+        check(code == 1 and "blk.1.attn_" in said, said)
+
+
+def test_files_are_written_as_they_are_read():
+    with tempfile.TemporaryDirectory() as folder:
+        for name in FAMILIES:
+            path = os.path.join(folder, name + ".gguf")
+            run = processor.run([os.path.join(BIN, "helm-quantize"), "--model", os.path.join(GOLDEN, name), "--to", "BF16", "--out", path],
+                                capture_output=True, text=True, timeout=60)
+            same(run.returncode, 0, run.stderr)
+            agrees(path, golden(name)[3], 0.4, *CPU, *LOAD)
+
+
+def test_configurations_that_are_not_computed_are_refused_by_name():
+    for name, change, why in (
+            ("glm4moe", {"partial_rotary_factor": None}, "'partial_rotary_factor' is missing"),
+            ("glm4moe", {"partial_rotary_factor": 0.3}, "'partial_rotary_factor' is 0.3"),
+            ("glm4moe", {"hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
+            ("glm4moe", {"n_group": 3}, "'n_group' 3"),
+            ("glm4moe", {"num_experts_per_tok": 9}, "'num_experts_per_tok' is 9"),
+            ("glm4moe", {"n_shared_experts": None}, "'n_shared_experts' is missing"),
+            ("glm4moe", {"attention_bias": False}, "self_attn.q_proj.bias")):
+        with tempfile.TemporaryDirectory() as folder:
+            write_folder(name, folder, change)
+            code, said = inspected(folder)
+            check(code == 1 and why in said, f"{name} {change}: {code}, {said[-300:]}")
+
+
+if __name__ == "__main__":
+    run_tests(dict(globals()))
