@@ -100,10 +100,12 @@ struct helm_grammar; /* grammar.h */
 
 /* Whether several tokens of an answer are tried at once: those that the model would draw are kept, so the answer is the same. */
 enum helm_speculate {
-    HELM_SPECULATE_DEFAULT = 0, /* as helmd's --speculate says; with a prediction: HELM_SPECULATE_NGRAM */
+    /* As helmd's --speculate says. If that is off, a request with a prediction has HELM_SPECULATE_NGRAM */
+    HELM_SPECULATE_DEFAULT = 0,
     HELM_SPECULATE_OFF = 1,
     HELM_SPECULATE_NGRAM =
         2, /* what followed when the text last read like this; HELM_E_FORMAT if helmd has no room */
+    HELM_SPECULATE_AUTO = 3, /* the same, with as many drafts as make the answer faster, or none */
 };
 
 /* What to generate. Zero-initialise; pointers are borrowed for the call, but for the grammar's. */
@@ -315,7 +317,7 @@ struct helm_status {
      * room for, bytes of each; sequences that began with one, and those that gave their place to others. */
     uint32_t snapshots, snapshots_total;
     uint64_t snapshot_bytes, snapshot_hits_total, snapshots_dropped_total;
-    const char *speculate; /* "off", "ngram": of requests that do not say */
+    const char *speculate; /* "off", "ngram", "auto": of requests that do not say */
     uint32_t draft_tokens; /* of a sequence in a step at most; 0: no request has drafts */
     uint64_t tokens_drafted_total, tokens_accepted_total;
 };

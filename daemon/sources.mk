@@ -27,6 +27,7 @@ DAEMON_SRC := \
   daemon/observe/forecast.c \
   daemon/observe/metrics.c \
   daemon/observe/observe.c \
+  daemon/observe/step_prices.c \
   daemon/planner/activations/choice.c \
   daemon/planner/activations/decision.c \
   daemon/planner/activations/verdict.c \
@@ -100,6 +101,7 @@ DAEMON_SRC := \
   daemon/steps/batcher_workers.c \
   daemon/steps/check.c \
   daemon/steps/divergence.c \
+  daemon/steps/draft_count.c \
   daemon/steps/drafts.c \
   daemon/steps/kv_pages.c \
   daemon/steps/kv_places.c \

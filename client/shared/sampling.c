@@ -48,9 +48,10 @@ void sampling_fill_table(struct sampling_options *options, struct args_option ta
          .target = &options->ignore_eos},
         {"show-special", 0, ARGS_FLAG, NULL, "keep special tokens such as <|im_end|> in the text",
          .target = &options->show_special},
-        {"speculate", 0, ARGS_CHOICE, "off|ngram",
-         "try tokens that the text said before, and keep those that fit (default: as helmd does)",
-         .target = &options->speculate, .choices = "off|ngram"},
+        {"speculate", 0, ARGS_CHOICE, "off|ngram|auto",
+         "try tokens that the text said before, and keep those that fit;\n"
+         "auto: as many as make the answer faster (default: as helmd does)",
+         .target = &options->speculate, .choices = "off|ngram|auto"},
     };
     memcpy(table, rows, sizeof rows);
 }
@@ -58,7 +59,8 @@ void sampling_fill_table(struct sampling_options *options, struct args_option ta
 enum helm_speculate sampling_speculate(const struct sampling_options *options)
 {
     if (!options->speculate) return HELM_SPECULATE_DEFAULT;
-    return strcmp(options->speculate, "ngram") == 0 ? HELM_SPECULATE_NGRAM : HELM_SPECULATE_OFF;
+    if (strcmp(options->speculate, "off") == 0) return HELM_SPECULATE_OFF;
+    return strcmp(options->speculate, "auto") == 0 ? HELM_SPECULATE_AUTO : HELM_SPECULATE_NGRAM;
 }
 
 /* What a checkpoint may say of sampling: bounds, and the value that means "off". */

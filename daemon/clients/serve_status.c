@@ -99,7 +99,7 @@ static void fill_cache(Helm__V1__Status *status, const struct serve *serve)
     status->kv_pages_cached = serve->batcher->pages.known.resting;
     status->prefix_hits_total = m->prefix_hits_total;
     status->tokens_cached_total = m->tokens_found_total;
-    status->speculate = (char *)(serve->batcher->with.speculates ? "ngram" : "off");
+    status->speculate = (char *)request_speculate_name(serve->batcher->with.speculate);
     status->draft_tokens = plan->draft_tokens;
     status->tokens_drafted_total = m->tokens_drafted_total;
     status->tokens_accepted_total = m->tokens_accepted_total;

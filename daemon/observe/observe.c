@@ -11,6 +11,7 @@ void observe_init(struct observe *o, uint32_t cpu, uint32_t gpu, uint64_t max_st
     o->gpu = gpu;
     o->max_stall = (double)max_stall_ms / 1e3;
     memset(&o->drift, 0, sizeof o->drift);
+    step_prices_begin(&o->forecast, &o->prices);
     observe_lost(o);
 }
 
@@ -65,6 +66,7 @@ double observe_planned(struct observe *o, const struct step *step)
         return f.seconds;
     }
     for (uint32_t i = 0; i < step->row_count; i++) samples += step->row[i].flags & STEP_ROW_SAMPLE;
+    samples += step->draft_count;                                 /* STEP_ROW_SAMPLE is 1 */
     const uint32_t own = step->token_count / step->row_count + 1; /* every row is priced alike */
     const struct cost_step cost = {.tokens = step->token_count,
                                    .rows = step->row_count,
@@ -131,8 +133,24 @@ static void take_prompts(struct observe *o, const struct step *step, double seco
     }
 }
 
+/* Steps of answers alone, with drafts or without. */
+static void take_few(struct observe *o, const struct step *step, double seconds)
+{
+    uint32_t copies = 0;
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct step_row *row = &step->row[i];
+        if (row->start == 0 || !(row->flags & STEP_ROW_SAMPLE)) return;
+        copies += (row->drafts > 0) + (row->state_from != 0);
+    }
+    const struct cost_step cost = {.tokens = step->token_count,
+                                   .rows = step->row_count,
+                                   .context = (uint32_t)mean_context(step)};
+    step_prices_take(&o->prices, &cost, copies, seconds);
+}
+
 void observe_step(struct observe *o, const struct step *step, const struct arena_times *done, double seconds)
 {
+    take_few(o, step, seconds);
     if (is_decode(step))
         take_decode(o, step, done, seconds);
     else

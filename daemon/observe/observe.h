@@ -6,6 +6,7 @@
 #include "common/shared/arena_layout.h"
 #include "daemon/observe/drift.h"
 #include "daemon/observe/forecast.h"
+#include "daemon/observe/step_prices.h"
 
 #define OBSERVE_NO_WORKER UINT32_MAX
 
@@ -19,6 +20,7 @@ struct observe_prompt {
 struct observe {
     struct forecast forecast;
     struct drift drift;
+    struct step_prices prices;
     uint32_t cpu, gpu; /* indices of their times; OBSERVE_NO_WORKER */
     double max_stall;  /* seconds; 0: no bound */
     struct observe_prompt prompt[ARENA_SLOTS_MAX];

@@ -46,8 +46,8 @@ struct config {
     uint64_t snapshot_bytes;                /* of fixed states; 0: chosen */
     uint64_t step_tokens;                   /* 0: the planner's choice */
     const char *speculate_name;
-    bool speculates;       /* requests that do not say have drafts */
-    uint64_t draft_tokens; /* CONFIG_NO_DRAFTS: not given */
+    enum request_speculate speculate; /* of requests that do not say */
+    uint64_t draft_tokens;            /* CONFIG_NO_DRAFTS: not given */
     uint64_t parallel, queue, spin_us, drain_seconds;
     uint64_t step_timeout_ms; /* 0: computed from the model's size */
     uint64_t restart_limit;

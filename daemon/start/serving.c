@@ -63,7 +63,7 @@ int serving_open_steps(struct helmd *d, struct helm_err *err)
         .workers = d->workers.count,
         .queue_limit = (uint32_t)d->config.queue,
         .sharing = d->config.sharing,
-        .speculates = d->config.speculates,
+        .speculate = d->config.speculate,
         .sink = {.context = &d->serve, .token = serve_token, .done = serve_done, .moved = serve_moved}};
     const struct sessions_sink answering = serve_session_sink(&d->serve);
     struct activations *a = &d->activations;

@@ -499,6 +499,7 @@ void batcher_pump(struct batcher *batcher, uint64_t now_us)
     batcher_send_tokens(batcher); /* while the workers compute */
     batcher_reap(batcher, now_us);
     if (open && batcher_again_begin(batcher)) batcher_ring_next(batcher, now_us);
+    batcher_watch_drafts(batcher, serial != batcher->serial);
     while (serial != batcher->serial) {
         struct batcher_flight *flight = batcher_flight_of(batcher, ++serial);
         if (!flight->step.row_count) continue; /* a move computes nothing */

@@ -48,6 +48,7 @@
 #include "common/base/err.h"
 #include "common/model/model.h"
 #include "daemon/steps/admission.h"
+#include "daemon/steps/draft_count.h"
 #include "daemon/steps/kv_pages.h"
 #include "daemon/observe/metrics.h"
 #include "daemon/observe/observe.h"
@@ -87,7 +88,7 @@ struct batcher_options {
     uint32_t workers; /* that take part in every step */
     uint32_t queue_limit;
     enum prefix_sharing sharing;
-    bool speculates; /* requests that do not say have drafts */
+    enum request_speculate speculate; /* of requests that do not say */
     struct batcher_sink sink;
 };
 
@@ -96,6 +97,13 @@ struct batcher_flight {
     struct step step;       /* as sent */
     uint64_t begun_us;      /* when it was rung, or the one in front of it was done */
     double planned_seconds; /* 0: unknown */
+};
+
+/* Numbers of drafts that follow prices (batcher_drafts.c). */
+struct batcher_drafts {
+    struct draft_probe probe;
+    bool probes;            /* the next step is one of a probe */
+    uint32_t rows, context; /* whose prices were missing for the next step; 0 rows: none were */
 };
 
 struct batcher_slot {
@@ -135,7 +143,8 @@ struct batcher {
     uint64_t done_us;                              /* when the last step taken was done */
     struct arena_times times[ARENA_WORKERS_MAX];   /* what the workers wrote of it */
     struct pace pace;                              /* when the oldest in flight should be done */
-    struct step_result result;                     /* copied out of shared memory before it is believed */
+    struct batcher_drafts drafts;
+    struct step_result result; /* copied out of shared memory before it is believed */
     struct {
         struct sequence *seq;
         uint32_t index;

@@ -1,25 +1,122 @@
-/* Speculation: which sequences of a step get drafts, and which of these were right. See batcher.h. Called by batcher.c and
- * batcher_results.c; owns nothing.
+/* Speculation: which sequences of a step get drafts, how many, and which of these were right. See batcher.h. Called by batcher.c,
+ * batcher_requests.c and batcher_results.c; owns nothing.
  *
  * A step with drafts is one of few tokens: all rows of answers have ENGINE_FEW_TOKENS together, so with many sequences none
- * has a draft. A row with drafts needs all tokens in front of them, so a sequence that speculates has one step in flight at
- * most. A constrained sequence has no drafts: only its client knows which tokens a draft may be followed by. */
+ * has a draft. A row with drafts needs all tokens in front of them, so a sequence that gets drafts has one step in flight at
+ * most. A constrained sequence has no drafts: only its client knows which tokens a draft may be followed by.
+ *
+ * The number of drafts of a `priced` sequence is chosen by draft_count.h, for all such sequences together. It is chosen before
+ * their tokens have come, since only sequences that get drafts wait for them, and again by the drafts that were found. Steps
+ * without drafts are rung ahead of time; then what the drafts would have been is compared with what comes. */
 #include <string.h>
 
 #include "common/plan/schedule.h"
 #include "daemon/steps/batcher_private.h"
 #include "daemon/steps/drafts.h"
 
+void batcher_begin_drafts(const struct batcher *batcher, struct sequence *seq, enum request_speculate asked)
+{
+    enum request_speculate kind = asked == REQUEST_SPECULATE_DEFAULT ? batcher->with.speculate : asked;
+    if (asked == REQUEST_SPECULATE_DEFAULT && kind <= REQUEST_SPECULATE_OFF && seq->prediction_count)
+        kind = REQUEST_SPECULATE_NGRAM;
+    const uint32_t most = batcher->with.plan->draft_tokens;
+    seq->speculates = most && !seq->pooling && kind > REQUEST_SPECULATE_OFF;
+    seq->priced = kind == REQUEST_SPECULATE_AUTO;
+    seq->draft_most = seq->priced ? 0 : most;
+    draft_rate_begin(&seq->rate);
+}
+
 static bool speculates(const struct sequence *seq)
 {
     return seq->speculates && !seq->mask && !batcher_ended(seq) && seq->slot != SEQUENCE_NO_SLOT;
 }
 
-bool batcher_waits_for_drafts(const struct batcher *batcher)
+/* Whether its next row is one of its answer. */
+static bool answers(const struct sequence *seq)
 {
-    for (uint32_t i = 0; i < batcher->seq_count; i++)
-        if (batcher->seq[i]->asked > 0 && speculates(batcher->seq[i])) return true;
+    return seq->slot != SEQUENCE_NO_SLOT && !batcher_ended(seq) && !seq->again && !seq->pooling &&
+           seq->rung >= seq->prompt_count;
+}
+
+/* Drafts that may be kept of those after its next token. */
+static uint32_t drafts_left(const struct sequence *seq)
+{
+    const uint32_t next = sequence_output_count(seq) + seq->asked + 1;
+    return seq->max_tokens > next ? seq->max_tokens - next : 0;
+}
+
+/* ---- numbers that follow prices ---- */
+
+/* The priced sequences of a step, and the step without their drafts. */
+struct priced {
+    struct draft_step step;
+    struct draft_row row[ENGINE_FEW_TOKENS];
+    struct sequence *seq[ENGINE_FEW_TOKENS];
+    uint32_t count;
+    uint64_t positions; /* of all rows */
+    double seconds[ENGINE_FEW_TOKENS + 1];
+};
+
+/* A row of the step. `most`: drafts that it may have, if it is priced; others have `tokens` with theirs. */
+static void priced_add(struct priced *p, struct sequence *seq, uint32_t tokens, uint32_t most)
+{
+    p->step.rows++;
+    p->step.tokens += tokens;
+    p->positions += seq->token_count;
+    if (!most || p->count == ENGINE_FEW_TOKENS) return;
+    p->row[p->count] = (struct draft_row){.right = draft_rate_right(&seq->rate), .most = most};
+    p->seq[p->count++] = seq;
+}
+
+/* Whether the step's prices are known, and it has room for drafts of priced sequences. */
+static bool priced_open(struct batcher *batcher, struct priced *p)
+{
+    struct step_prices *prices = &batcher->with.observe->prices;
+    const uint32_t few = plan_decode_tokens(batcher->with.plan);
+    if (!p->count || p->step.tokens >= few || few > ENGINE_FEW_TOKENS) return false;
+    const uint32_t context = (uint32_t)(p->positions / p->step.rows);
+    p->step.room = few - p->step.tokens;
+    p->step.copy = prices->copy;
+    p->step.seconds = p->seconds;
+    if (step_prices_get(prices, p->step.rows, context, p->seconds)) return true;
+    batcher->drafts.rows = p->step.rows;
+    batcher->drafts.context = context;
     return false;
+}
+
+/* Part of the gain that is left if drafts are not always found. */
+static bool pays_to_wait(const struct priced *p, double gain)
+{
+    double found = 0;
+    for (uint32_t i = 0; i < p->count; i++)
+        if (p->row[i].drafts && draft_rate_found(&p->seq[i]->rate) > found)
+            found = draft_rate_found(&p->seq[i]->rate);
+    return 1 + found * (gain - 1) >= DRAFT_GAIN_LEAST;
+}
+
+/* How many drafts priced sequences get once their tokens have come. */
+static void count_ahead(struct batcher *batcher)
+{
+    struct priced p = {0};
+    if (batcher->drafts.probes) return; /* counted already */
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        struct sequence *seq = batcher->seq[i];
+        if (!answers(seq)) continue;
+        const uint32_t most = batcher->with.plan->draft_tokens, left = drafts_left(seq);
+        const bool priced = seq->priced && speculates(seq);
+        if (priced) seq->draft_most = 0;
+        priced_add(&p, seq, 1 + (seq->redo > seq->rung ? seq->redo - seq->rung : 0),
+                   !priced       ? 0
+                   : left < most ? left
+                                 : most);
+    }
+    if (!priced_open(batcher, &p)) return;
+    const double gain = draft_count_choose(&p.step, 0, p.row, p.count);
+    if (!pays_to_wait(&p, gain)) {
+        batcher->drafts.probes = draft_probe_choose(&batcher->drafts.probe, &p.step, p.row, p.count);
+        if (!batcher->drafts.probes) return;
+    }
+    for (uint32_t i = 0; i < p.count; i++) p.seq[i]->draft_most = p.row[i].drafts;
 }
 
 /* A sequence of the view whose row is one of an answer. */
@@ -27,6 +124,62 @@ static bool decodes(const struct scheduler_seq *s)
 {
     return s->running && !s->held && s->cached >= s->prompt && scheduler_decodes(s);
 }
+
+/* Of the drafts that were found for sequences of the view, those that pay. */
+static void count_found(struct batcher *batcher, uint32_t count)
+{
+    struct priced p = {0};
+    if (batcher->drafts.probes) return;
+    for (uint32_t i = 0; i < count; i++) {
+        struct sequence *seq = batcher->seq[batcher->view_index[i]];
+        const struct scheduler_seq *view = &batcher->view[i];
+        if (!decodes(view)) continue;
+        const uint32_t tokens = 1 + view->again;
+        if (seq->priced)
+            priced_add(&p, seq, tokens, seq->draft_count);
+        else
+            priced_add(&p, seq, tokens + seq->draft_count, 0);
+    }
+    const bool known = priced_open(batcher, &p);
+    if (known) draft_count_choose(&p.step, 0, p.row, p.count);
+    for (uint32_t i = 0; i < p.count; i++) p.seq[i]->draft_count = known ? p.row[i].drafts : 0;
+}
+
+bool batcher_waits_for_drafts(struct batcher *batcher)
+{
+    count_ahead(batcher);
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        const struct sequence *seq = batcher->seq[i];
+        if (seq->asked > 0 && speculates(seq) && (seq->draft_count || seq->draft_most)) return true;
+    }
+    return false;
+}
+
+void batcher_watch_drafts(struct batcher *batcher, bool rung)
+{
+    struct batcher_drafts *drafts = &batcher->drafts;
+    struct observe *observe = batcher->with.observe;
+    uint32_t rows = 0;
+    if (rung) drafts->probes = false;
+    if (drafts->rows) step_prices_make(&observe->prices, &observe->forecast, drafts->rows, drafts->context);
+    drafts->rows = 0;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) rows += answers(batcher->seq[i]);
+    for (uint32_t i = 0; i < batcher->seq_count && rows < ENGINE_FEW_TOKENS; i++) {
+        struct sequence *seq = batcher->seq[i];
+        if (!seq->priced || !speculates(seq) || !answers(seq) || seq->looked_at == seq->token_count) continue;
+        seq->looked_found = drafts_find(seq, 1, seq->draft);
+        seq->looked_at = seq->token_count;
+    }
+}
+
+void batcher_compare_draft(struct sequence *seq, uint32_t token)
+{
+    if (seq->looked_at == seq->token_count)
+        draft_rate_take(&seq->rate, seq->looked_found, seq->looked_found && seq->draft[0] == token);
+    seq->looked_at = 0;
+}
+
+/* ---- drafts of a step ---- */
 
 /* Drafts that a step has room for, in all. */
 static uint32_t room_of(const struct batcher *batcher, uint32_t count)
@@ -41,26 +194,44 @@ static uint32_t room_of(const struct batcher *batcher, uint32_t count)
     return room < ARENA_STEP_DRAFTS ? room : ARENA_STEP_DRAFTS;
 }
 
+/* Whether drafts are to be found for a sequence of the view: its newest token is known. */
+static bool wants_drafts(const struct batcher *batcher, uint32_t at)
+{
+    const struct sequence *seq = batcher->seq[batcher->view_index[at]];
+    return decodes(&batcher->view[at]) && !seq->asked && seq->draft_most && speculates(seq);
+}
+
+static void find_of(struct sequence *seq, uint32_t most)
+{
+    seq->draft_count = most ? drafts_find(seq, most, seq->draft) : 0;
+    if (!most) return;
+    seq->looked_at = seq->token_count;
+    seq->looked_found = seq->draft_count > 0;
+}
+
 void batcher_find_drafts(struct batcher *batcher, uint32_t count)
 {
-    const uint32_t most = batcher->with.plan->draft_tokens;
-    uint32_t wanting = 0, room = most ? room_of(batcher, count) : 0;
+    uint32_t wanting = 0, room = batcher->with.plan->draft_tokens ? room_of(batcher, count) : 0;
     uint32_t back = batcher->snapshots.on ? snapshots_room(&batcher->snapshots) : UINT32_MAX;
-    for (uint32_t i = 0; i < count; i++)
-        wanting += decodes(&batcher->view[i]) && speculates(batcher->seq[batcher->view_index[i]]);
+    for (uint32_t i = 0; i < count; i++) wanting += wants_drafts(batcher, i);
+    if (!wanting) return;
     for (uint32_t i = 0; i < count; i++) {
         struct sequence *seq = batcher->seq[batcher->view_index[i]];
-        struct scheduler_seq *view = &batcher->view[i];
-        if (!decodes(view) || !speculates(seq)) continue;
-        const uint32_t left = seq->max_tokens - sequence_output_count(seq) - 1, share = room / wanting--;
-        uint32_t each = seq->draft_most ? seq->draft_most : most;
+        if (!wants_drafts(batcher, i)) continue;
+        const uint32_t left = drafts_left(seq), share = seq->priced ? room : room / wanting;
+        uint32_t each = back ? seq->draft_most : 0;
         if (each > left) each = left;
         if (each > share) each = share;
-        seq->draft_count = each && back ? drafts_find(seq, each, seq->draft) : 0;
+        find_of(seq, each);
         room -= seq->draft_count;
         back -= seq->draft_count > 0;
-        view->drafts = seq->draft_count;
-        view->tokens += seq->draft_count;
+        wanting--;
+    }
+    count_found(batcher, count);
+    for (uint32_t i = 0; i < count; i++) {
+        if (!wants_drafts(batcher, i)) continue;
+        batcher->view[i].drafts = batcher->seq[batcher->view_index[i]]->draft_count;
+        batcher->view[i].tokens += batcher->view[i].drafts;
     }
 }
 
@@ -81,8 +252,9 @@ uint32_t batcher_keep_drafts(struct batcher *batcher, struct sequence *seq, cons
         if (got->status != STEP_ROW_OK || got->sampled.token != seq->draft[kept]) break;
         kept++;
     }
-    seq->draft_most = drafts_next(batcher->with.plan->draft_tokens, row->drafts, kept);
-    seq->draft_count = 0;
+    draft_rate_take(&seq->rate, row->drafts, kept);
+    if (!seq->priced) seq->draft_most = drafts_next(batcher->with.plan->draft_tokens, row->drafts, kept);
+    seq->draft_count = seq->looked_at = 0;
     seq->drafted += row->drafts;
     seq->accepted += kept;
     batcher->with.metrics->tokens_drafted_total += row->drafts;

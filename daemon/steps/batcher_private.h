@@ -33,8 +33,10 @@ static inline const struct step_result_row *batcher_sample_of(const struct batch
     return i ? &sampled->drafted[i - 1] : sampled->row;
 }
 
-/* batcher_drafts.c. Whether the next step should wait for a token in flight, since the drafts are found by it. */
-bool batcher_waits_for_drafts(const struct batcher *batcher);
+/* batcher_drafts.c. Whether a new sequence's rows have drafts, as its request says. */
+void batcher_begin_drafts(const struct batcher *batcher, struct sequence *seq, enum request_speculate asked);
+/* Whether the next step should wait for a token in flight, since the drafts are found by it. */
+bool batcher_waits_for_drafts(struct batcher *batcher);
 /* Adds drafts to the first `count` sequences of the view. */
 void batcher_find_drafts(struct batcher *batcher, uint32_t count);
 /* Those that the row has, which is about to be rung, into the history. */
@@ -42,6 +44,11 @@ void batcher_write_drafts(const struct batcher *batcher, struct sequence *seq, c
 /* How many of a row's drafts were right: the first so many were sampled. */
 uint32_t batcher_keep_drafts(struct batcher *batcher, struct sequence *seq, const struct step_row *row,
                              const struct batcher_sampled *sampled);
+/* The sequence's next token is known: whether a draft would have been right. Before it is appended. */
+void batcher_compare_draft(struct sequence *seq, uint32_t token);
+/* While the workers compute: makes prices that were missing, and finds the drafts of sequences whose steps have none, for their
+ * rates. `rung`: a step was rung since the last call. */
+void batcher_watch_drafts(struct batcher *batcher, bool rung);
 
 /* batcher_moves.c: rings the move that waits, with nothing in flight; takes the end of the one that was rung. */
 void batcher_ring_move(struct batcher *batcher, uint64_t now_us);

@@ -5,7 +5,7 @@
 #include <sys/random.h>
 
 #include "common/plan/schedule.h"
-#include "daemon/steps/batcher.h"
+#include "daemon/steps/batcher_private.h"
 
 int batcher_submit(struct batcher *batcher, struct request_generate *request, const struct asker *asker,
                    uint64_t now_us, const struct sequence **out, struct helm_err *err)
@@ -36,11 +36,7 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     /* what it goes on from after it gave its slot away: snapshots are known by pages */
     if (batcher->snapshots.on && !seq->pooling && seq->scope == SEQUENCE_NO_SCOPE)
         seq->scope = PREFIX_OWN_SCOPES + seq->id;
-    const bool by_default = batcher->with.speculates || seq->prediction_count;
-    seq->speculates =
-        batcher->with.plan->draft_tokens && !seq->pooling &&
-        (request->speculate == REQUEST_SPECULATE_DEFAULT ? by_default
-                                                         : request->speculate == REQUEST_SPECULATE_NGRAM);
+    batcher_begin_drafts(batcher, seq, request->speculate);
     snapshots_mark(&batcher->snapshots, seq);
     prefix_begin(seq);
     seq->admission = admission_enter(&batcher->admission, asker->client, asker->peer);

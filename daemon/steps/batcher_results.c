@@ -48,6 +48,7 @@ static void batcher_take_token(struct batcher *batcher, struct sequence *seq,
     const struct sampling_result *sampled = &got->sampled;
     struct helm_err err = {0};
     uint32_t index = sequence_output_count(seq);
+    batcher_compare_draft(seq, sampled->token);
     if (index == 0) batcher->with.metrics->tokens_prompt_total += seq->prompt_count;
     int rc = sequence_append(seq, sampled->token, batcher->with.model->eos, batcher->with.model->eos_count,
                              now_us, &err);
@@ -122,6 +123,7 @@ static void batcher_observe(struct batcher *batcher, const struct batcher_flight
     batcher->done_us = now_us;
     metrics_add_step(batcher->with.metrics, &batcher->result, batcher->times, workers, step_ns);
     observe_step(batcher->with.observe, &flight->step, batcher->times, (double)step_ns / 1e9);
+    draft_probe_save(&batcher->drafts.probe, (double)step_ns / 1e9);
 }
 
 /* Takes the drafts of a row that were right. Returns the position up to which the sequence is computed now: fixed states are

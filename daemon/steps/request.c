@@ -262,18 +262,30 @@ static int parse_prompt(const uint32_t *prompt, size_t count, const struct reque
     return rc;
 }
 
+const char *request_speculate_name(enum request_speculate speculate)
+{
+    static const char *const names[REQUEST_SPECULATES] = {[REQUEST_SPECULATE_DEFAULT] = "default",
+                                                          [REQUEST_SPECULATE_OFF] = "off",
+                                                          [REQUEST_SPECULATE_NGRAM] = "ngram",
+                                                          [REQUEST_SPECULATE_AUTO] = "auto"};
+    return names[speculate];
+}
+
 static int parse_speculate(const Helm__V1__Generate *in, const struct request_limits *limits,
                            struct request_generate *out, struct request_error *error)
 {
     static const enum request_speculate kinds[] = {
         [HELM__V1__SPECULATE__SPECULATE_DEFAULT] = REQUEST_SPECULATE_DEFAULT,
         [HELM__V1__SPECULATE__SPECULATE_OFF] = REQUEST_SPECULATE_OFF,
-        [HELM__V1__SPECULATE__SPECULATE_NGRAM] = REQUEST_SPECULATE_NGRAM};
+        [HELM__V1__SPECULATE__SPECULATE_NGRAM] = REQUEST_SPECULATE_NGRAM,
+        [HELM__V1__SPECULATE__SPECULATE_AUTO] = REQUEST_SPECULATE_AUTO};
     if ((size_t)in->speculate >= sizeof kinds / sizeof *kinds)
-        return REFUSE_BOUND("speculate is %d, must be 0 (default), 1 (off) or 2 (ngram)", (int)in->speculate);
+        return REFUSE_BOUND("speculate is %d, must be 0 (default), 1 (off), 2 (ngram) or 3 (auto)",
+                            (int)in->speculate);
     out->speculate = kinds[in->speculate];
-    if (out->speculate == REQUEST_SPECULATE_NGRAM && !limits->draft_tokens)
-        return REFUSE_BOUND("speculate is ngram, but helmd has no room for drafts: it needs --draft-tokens");
+    if (out->speculate > REQUEST_SPECULATE_OFF && !limits->draft_tokens)
+        return REFUSE_BOUND("speculate is %s, but helmd has no room for drafts: it needs --draft-tokens",
+                            request_speculate_name(out->speculate));
     if (in->n_prediction > REQUEST_PREDICTION_MAX)
         return REFUSE_TOO_LARGE("prediction has %zu tokens, at most %d are taken", in->n_prediction,
                                 REQUEST_PREDICTION_MAX);

@@ -44,8 +44,16 @@ enum request_kind {
     REQUEST_SESSION_END
 };
 
-/* Where a request's drafts come from (docs/speculation.md). */
-enum request_speculate { REQUEST_SPECULATE_DEFAULT, REQUEST_SPECULATE_OFF, REQUEST_SPECULATE_NGRAM };
+/* Where a request's drafts come from (docs/speculation.md), and how many there are. */
+enum request_speculate {
+    REQUEST_SPECULATE_DEFAULT,
+    REQUEST_SPECULATE_OFF,
+    REQUEST_SPECULATE_NGRAM, /* what was said before; as many as were right lately */
+    REQUEST_SPECULATE_AUTO, /* the same; the number with which a step makes the most tokens a second (draft_count.h) */
+    REQUEST_SPECULATES
+};
+/* "off", "ngram", "auto". */
+const char *request_speculate_name(enum request_speculate speculate);
 
 enum request_pooling { REQUEST_POOL_NONE, REQUEST_POOL_MEAN, REQUEST_POOL_LAST };
 

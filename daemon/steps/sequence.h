@@ -12,6 +12,7 @@
 #include "common/plan/engine_limits.h"
 #include "common/sampling/sampling.h"
 #include "common/shared/arena_layout.h"
+#include "daemon/steps/draft_count.h"
 #include "daemon/steps/request.h"
 #include "proto/helm.pb-c.h"
 
@@ -84,9 +85,16 @@ struct sequence {
 
     /* Speculation (drafts.h): whether its rows have drafts, and a text that its answer may repeat, owned */
     bool speculates;
+    bool
+        priced; /* the number of its drafts follows prices and `rate`; else what was right last (drafts_next) */
     uint32_t *prediction, prediction_count;
     uint32_t draft[ENGINE_DRAFTS_MAX], draft_count; /* of the row that is formed, or in flight */
-    uint32_t draft_most;                            /* that it gets next; 0: as many as the plan allows */
+    uint32_t draft_most;                            /* that it gets next */
+    struct draft_rate rate;                         /* priced: how good they are */
+    /* priced: with these known tokens drafts were looked for, of which the first is draft[0]; 0: its token has come. The rate
+     * learns from it whether or not the step has drafts */
+    uint32_t looked_at;
+    bool looked_found;
     uint32_t redo; /* tokens up to here were computed, and right: those after `cached` are computed again */
     uint64_t drafted, accepted; /* so far */
 

@@ -14,7 +14,7 @@ import gateway_harness  # noqa: E402
 from helmd_harness import (DATA, SLOW, VOCAB, Client, Daemon, check, expected_tokens, pb, plan_json, run_tests, running,  # noqa: E402
                            same, status_of, wait_until)
 
-OFF, NGRAM = pb.SPECULATE_OFF, pb.SPECULATE_NGRAM
+OFF, NGRAM, AUTO = pb.SPECULATE_OFF, pb.SPECULATE_NGRAM, pb.SPECULATE_AUTO
 DRAFTS = ("--draft-tokens", 5)
 
 
@@ -160,12 +160,40 @@ def test_preempted_sequences_keep_their_tokens():
                 same(s.tokens, wants[n], f"stream {n}: {s.error}")
 
 
+def test_numbers_of_drafts_follow_acceptance():
+    """Steps take as long with drafts as without, so right ones are many. Wrong ones are given up; right ones that come late are found."""
+    prompt, count = [5, 6, 7, 8, 9] * 6, 300
+    want = expected_tokens(prompt, count)
+    late = wrong_at(want, *range(count // 2))
+    for kind in PLANS:
+        with start(kind, "--speculate", "auto", faults="step_us=1000") as d:
+            c = Client(d.endpoint)
+            for title, text, least, most in (("right", want, 200, count), ("wrong", wrong_at(want, *range(count)), 0, 0),
+                                             ("right late", late, 80, count // 2)):
+                s = c.generate(prompt, count, prediction=text, ignore_eos=True)
+                c.run(s)
+                same(s.tokens, want, f"{kind}, {title}: {s.error}")
+                drafted, right = used(s)
+                check(least <= right <= most, f"{kind}, {title}: {right} of {drafted} drafts were right")
+                check(drafted <= right + 60, f"{kind}, {title}: {drafted - right} wrong drafts")
+            streams, wants = [], []
+            for n in range(6):
+                wants.append(expected_tokens(prompt[n:], 100, seed=n))
+                streams.append(c.generate(prompt[n:], 100, seed=n, prediction=wrong_at(wants[n], *range(9, 100, 3 + 5 * n)), ignore_eos=True,
+                                          speculate=(pb.SPECULATE_DEFAULT, NGRAM, AUTO, OFF)[n % 4]))
+            c.run(*streams)
+            for n, s in enumerate(streams):
+                same(s.tokens, wants[n], f"{kind}, stream {n}: {s.error}")
+            same(status_of(d).speculate, "auto", "status")
+
+
 def test_what_cannot_be_is_refused_with_the_reason():
     with running() as d:
         c = Client(d.endpoint)
-        s = c.generate([5], 4, speculate=NGRAM)
-        c.run(s)
-        check("--draft-tokens" in s.error.message, s.error)
+        for how, name in ((NGRAM, "ngram"), (AUTO, "auto")):
+            s = c.generate([5], 4, speculate=how)
+            c.run(s)
+            check("--draft-tokens" in s.error.message and name in s.error.message, s.error)
         s = c.generate([5], 4, prediction=expected_tokens([5], 4), ignore_eos=True)
         c.run(s)
         same((s.tokens, used(s)), (expected_tokens([5], 4), (0, 0)), "a prediction where there are no drafts")
@@ -274,6 +302,27 @@ def test_hybrids_have_the_same_tokens():
     check_model("qwen35", "split", "greedy")
     check_model("qwen3next", "cpu", "greedy")
     check_model("qwen35moe", "gpu", "seeded")
+
+
+def test_numbers_by_prices_have_the_same_tokens():
+    """Whatever numbers of drafts are chosen, alone, in a batch and after a death."""
+    count = 40
+    for name, kind in (("qwen3", "cpu"), ("qwen35", "split")):
+        prompts = [case["prompt"] for case in cases_of(name) if len(case["prompt"]) <= 64][:3]
+        with start_real(name, kind, "--speculate", "auto") as d:
+            c = Client(d.endpoint)
+            plain = [answer(c, p, count, speculate=OFF, logprobs=2) for p in prompts]
+            texts = [wrong_at(s.tokens, *range(3 + n, count, 7), vocab=64) for n, s in enumerate(plain)]
+            for n, p in enumerate(prompts):
+                got = answer(c, p, count, prediction=texts[n], logprobs=2)
+                same(got.tokens, plain[n].tokens, f"{name} {kind}: prompt {n} alone")
+                same([t.logprob for t in got.first], [t.logprob for t in plain[n].first], f"{name} {kind}: logprobs of prompt {n}")
+            streams = [c.generate(p, count, seed=7, ignore_eos=True, prediction=texts[n]) for n, p in enumerate(prompts)]
+            while sum(len(s.tokens) for s in streams) < count:
+                c.receive(60)
+            os.kill(d.children()["worker"], signal.SIGKILL)
+            c.run(*streams, timeout=60)
+            same([s.tokens for s in streams], [s.tokens for s in plain], f"{name} {kind}: a batch, whose worker was killed")
 
 
 def test_a_hybrids_draft_may_be_wrong_at_every_place():

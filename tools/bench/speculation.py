@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """What drafts gain on a running helmd: the same answer without drafts and with predictions of known quality. See docs/speculation.md.
 
-    speculation.py [--endpoint E] [--tokens N] [--prompt N] [--rounds N]
+    speculation.py [--endpoint E] [--speculate ngram|auto] [--tokens N] [--prompt N] [--rounds N]
 
 The answer is known from a first run, so a prediction can be wrong at places that are chosen: all of it right, one token wrong (a text
 quoted with an edit), each token right with probability 0.8 or 0.5, or none. Prints for each the time and the workers' processor time of a
@@ -14,7 +14,7 @@ import time
 
 from helm_client.connection import Client, default_endpoint
 
-OFF, NGRAM = 1, 2
+OFF, KINDS = 1, {"ngram": 2, "auto": 3}
 
 
 def processor_seconds(pids):
@@ -44,11 +44,12 @@ def median(values):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--endpoint", default=default_endpoint())
+    parser.add_argument("--speculate", choices=KINDS, default="ngram")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    client, rng, n = Client(options.endpoint), random.Random(5), options.tokens
+    client, rng, n = Client(options.endpoint, timeout_ms=120000), random.Random(5), options.tokens
     while client.status().state != "ready":
         time.sleep(0.2)
     pids = [w.pid for w in client.status().workers]
@@ -66,7 +67,7 @@ def main():
     for _ in range(options.rounds):
         _, (plain_s, plain_busy), _ = generate(client, pids, prompt, n, speculate=OFF)
         for name, prediction in predictions.items():
-            tokens, (seconds, spent), drafts[name] = generate(client, pids, prompt, n, prediction=prediction)
+            tokens, (seconds, spent), drafts[name] = generate(client, pids, prompt, n, prediction=prediction, speculate=KINDS[options.speculate])
             times[name].append(seconds / plain_s)
             busy[name].append(spent / plain_busy)
             if tokens != want:

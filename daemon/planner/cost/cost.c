@@ -443,7 +443,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
 
 static int check_step(const struct model *model, const struct cost_step *step, struct helm_err *err)
 {
-    if (step->tokens == 0 || step->rows == 0 || step->rows > step->tokens || step->samples > step->rows)
+    if (step->tokens == 0 || step->rows == 0 || step->rows > step->tokens || step->samples > step->tokens)
         return helm_fail(err, HELM_E_LIMIT, "no step: %u tokens in %u rows, %u of them sampled", step->tokens,
                          step->rows, step->samples);
     if ((uint64_t)step->context * step->rows < step->tokens)

@@ -28,10 +28,10 @@ struct cost_experts {
  * share of its own none is faster. */
 #define COST_DIRECT_BEST UINT32_MAX
 
-/* One step: `tokens` over all rows. Decode: one token a row, so tokens == rows == batch. */
+/* One step: `tokens` over all rows. Decode without drafts: one token a row, so tokens == rows == batch. */
 struct cost_step {
     uint32_t tokens, rows;
-    uint32_t samples; /* rows whose logits are needed */
+    uint32_t samples; /* tokens whose logits are needed: of a row one, with drafts each */
     uint32_t context; /* positions that a row's last token attends to, itself included */
     enum kv_dtype kv_dtype;
     /* [units + 1]: in which a unit's matrices lie where it has a home, and the head's last; PLAN_AS_STORED: as
@@ -46,6 +46,11 @@ struct cost_step {
         one_as_few; /* its GPU computes one token with the kernels of a few, but for products with blocks, in chains */
     uint32_t prompt;
 };
+/* Whether a step decodes: a token a row, or drafts as well, which are all sampled. Others have tokens of prompts. */
+static inline bool cost_step_decodes(const struct cost_step *step)
+{
+    return step->tokens == step->rows || step->tokens == step->samples;
+}
 
 /* The part of its bytes that a unit's weights have when packed, on the link (common/formats/packed.h). It is known
  * only once they are packed, and the plan is made before: this is the part of bf16 weights of language models, within

@@ -91,7 +91,7 @@ static bool look_up(const struct pricing *p, const struct asked *asked, const st
 /* A prompt of few tokens in an invariant plan: it is a chunk there. */
 static bool is_short_chunk(const struct cost_step *step)
 {
-    return step->invariant && step->tokens <= ENGINE_FEW_TOKENS && step->tokens > step->rows;
+    return step->invariant && step->tokens <= ENGINE_FEW_TOKENS && !cost_step_decodes(step);
 }
 
 /* ---- the GPU ---- */

@@ -220,7 +220,7 @@ static struct leftover leftover_of(const struct walk *w, const struct cost_table
 static uint32_t list_of(const struct plan *plan, const struct cost_step *step)
 {
     if (!plan->invariant) return plan_phase_for(plan, step->tokens);
-    if (step->tokens == step->rows && !step->prompt) return 0;
+    if (cost_step_decodes(step) && !step->prompt) return 0;
     return plan_list_phase(plan, plan_prompt_list(plan, step->prompt ? step->prompt : step->tokens));
 }
 

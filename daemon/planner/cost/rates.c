@@ -412,7 +412,7 @@ int cost_rates_of(struct pricing *p, struct helm_err *err)
     p->tier = step->tokens == 1                   ? OP_TIER_ONE
               : step->tokens <= ENGINE_FEW_TOKENS ? OP_TIER_FEW
                                                   : OP_TIER_CHUNK;
-    if (step->invariant && step->tokens > step->rows) p->tier = OP_TIER_CHUNK;
+    if (step->invariant && !cost_step_decodes(step)) p->tier = OP_TIER_CHUNK;
     if (step->one_as_few && p->tier == OP_TIER_ONE && !has_chained_blocks(p)) p->tier = OP_TIER_FEW;
     list_operations(p);
     int rc = rates_of_cpu(p, err);

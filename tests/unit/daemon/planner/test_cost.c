@@ -335,7 +335,7 @@ static void refusals_say_what_is_missing(void **state)
     struct priced *p = *state;
     static const struct cost_step bad[] = {{0, 0, 0, 1, .kv_dtype = KV_F16},
                                            {1, 2, 1, 1, .kv_dtype = KV_F16},
-                                           {4, 1, 2, 4, .kv_dtype = KV_F16},
+                                           {4, 1, 5, 4, .kv_dtype = KV_F16},
                                            {4, 1, 1, 3, .kv_dtype = KV_F16}};
     struct cost_table table;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)

@@ -109,13 +109,16 @@ static void drafts_are_off_unless_asked_for(void **state)
     struct config c;
     struct helm_err err = {0};
     assert_int_equal(READ(&c, &err, "--model", "/m"), 0);
-    assert_true(!c.speculates && c.draft_tokens == 0);
+    assert_true(c.speculate == REQUEST_SPECULATE_OFF && c.draft_tokens == 0);
     config_free(&c);
     assert_int_equal(READ(&c, &err, "--model", "/m", "--speculate", "ngram"), 0);
-    assert_true(c.speculates && c.draft_tokens == CONFIG_DRAFTS);
+    assert_true(c.speculate == REQUEST_SPECULATE_NGRAM && c.draft_tokens == CONFIG_DRAFTS);
+    config_free(&c);
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--speculate", "auto"), 0);
+    assert_true(c.speculate == REQUEST_SPECULATE_AUTO && c.draft_tokens == 15);
     config_free(&c);
     assert_int_equal(READ(&c, &err, "--model", "/m", "--draft-tokens", "15"), 0);
-    assert_true(!c.speculates && c.draft_tokens == 15); /* of requests that ask */
+    assert_true(c.speculate == REQUEST_SPECULATE_OFF && c.draft_tokens == 15); /* of requests that ask */
     config_free(&c);
     assert_int_equal(READ(&c, &err, "--model", "/m", "--draft-tokens", "16"), HELM_E_USAGE);
     config_free(&c);
