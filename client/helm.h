@@ -179,6 +179,8 @@ struct helm_done {
     uint32_t prompt_tokens, completion_tokens;
     uint32_t cached_tokens; /* of the prompt: not computed for this request (--prefix-cache) */
     uint64_t drafted_tokens, accepted_tokens; /* tokens that were tried beside the newest; that were right */
+    double
+        draft_gain; /* speed of steps with drafts, divided by that of steps without by forecast; 0: unknown */
     struct helm_timings timings;
     uint64_t seed; /* that was used */
     /* Of HELM_FINISH_ERROR and HELM_FINISH_CANCELLED: why; of HELM_FINISH_LENGTH: that the context is full; never NULL */
@@ -320,6 +322,8 @@ struct helm_status {
     const char *speculate; /* "off", "ngram", "auto": of requests that do not say */
     uint32_t draft_tokens; /* of a sequence in a step at most; 0: no request has drafts */
     uint64_t tokens_drafted_total, tokens_accepted_total;
+    /* Of requests in steps with drafts: seconds, and those that steps without would have taken for the same tokens by forecast */
+    double seconds_with_drafts, seconds_without_drafts;
 };
 HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out,
                                 struct helm_err *err);

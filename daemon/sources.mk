@@ -123,6 +123,7 @@ DAEMON_SRC := \
 # helm-plan: plans explained and drawn
 EXPLAIN_SRC := \
   daemon/planner/report/curve.c \
+  daemon/planner/report/drafts.c \
   daemon/planner/report/explain.c \
   daemon/planner/report/json.c \
   daemon/planner/report/plot.c \

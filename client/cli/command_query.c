@@ -84,14 +84,16 @@ static void status_json(const struct helm_status *s, const struct helm_model_inf
                     ",\"snapshots\":%u,\"snapshots_total\":%u,\"snapshot_bytes\":%" PRIu64
                     ",\"snapshot_hits_total\":%" PRIu64 ",\"snapshots_dropped_total\":%" PRIu64
                     ",\"draft_tokens\":%u,\"tokens_drafted_total\":%" PRIu64
-                    ",\"tokens_accepted_total\":%" PRIu64 ",",
+                    ",\"tokens_accepted_total\":%" PRIu64
+                    ",\"seconds_with_drafts\":%.6f,\"seconds_without_drafts\":%.6f,",
                     s->uptime_ms, s->running, s->queued, s->queue_limit, s->kv_pages_used, s->kv_pages_total,
                     s->requests_total, s->tokens_prompt_total, s->tokens_output_total, s->steps_total,
                     s->seconds_linear, s->seconds_attention, s->seconds_sample, s->seconds_idle,
                     s->seconds_steps, s->load_seconds_left, s->kv_token_bytes, s->kv_pages_cached,
                     s->prefix_hits_total, s->tokens_cached_total, s->prefix_evictions_total, s->snapshots,
                     s->snapshots_total, s->snapshot_bytes, s->snapshot_hits_total, s->snapshots_dropped_total,
-                    s->draft_tokens, s->tokens_drafted_total, s->tokens_accepted_total);
+                    s->draft_tokens, s->tokens_drafted_total, s->tokens_accepted_total,
+                    s->seconds_with_drafts, s->seconds_without_drafts);
     cli_text_printf(out,
                     "\"kv_places_used\":%u,\"kv_places_total\":%u,\"kv_pages_host\":%u,"
                     "\"kv_pages_moved_out_total\":%" PRIu64 ",\"kv_pages_fetched_total\":%" PRIu64
@@ -230,6 +232,9 @@ static void status_table(const struct helm_status *s, const struct helm_model_in
         query_add_clean(out, s->speculate);
         cli_text_printf(out, ", %u a step at most; %" PRIu64 " of %" PRIu64 " were right", s->draft_tokens,
                         s->tokens_accepted_total, s->tokens_drafted_total);
+        if (s->seconds_with_drafts > 0)
+            cli_text_printf(out, "; %.2f times the forecast speed of steps without",
+                            s->seconds_without_drafts / s->seconds_with_drafts);
     }
     if (s->activations[0]) {
         cli_text_printf(out, "\nproducts   ");

@@ -200,6 +200,7 @@ static void on_done(void *user, uint64_t number, const struct helm_done *done)
     s->result->cached_tokens = done->cached_tokens;
     s->result->drafted_tokens = done->drafted_tokens;
     s->result->accepted_tokens = done->accepted_tokens;
+    s->result->draft_gain = done->draft_gain;
     s->result->timings = done->timings;
     s->result->finish = helm_finish_name(done->finish);
     if (s->ended) return;
@@ -364,17 +365,18 @@ void stream_print_stats(const struct stream_result *result)
                 result->prompt_tokens, result->token_count, result->finish);
         return;
     }
-    char cached[48] = "", drafts[80] = "";
+    char cached[48] = "", drafts[80] = "", gain[64] = "";
     if (result->cached_tokens) snprintf(cached, sizeof cached, " (%u of them cached)", result->cached_tokens);
     if (result->drafted_tokens)
         snprintf(drafts, sizeof drafts, ", %llu of %llu drafts right",
                  (unsigned long long)result->accepted_tokens, (unsigned long long)result->drafted_tokens);
-    fprintf(
-        stderr,
-        "[%u prompt tokens%s at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s%s; ended "
-        "by %s]\n",
-        result->prompt_tokens, cached, t->prefill_tok_s, t->ttft_ms, result->token_count, t->decode_tok_s,
-        drafts, result->finish);
+    if (result->draft_gain > 0)
+        snprintf(gain, sizeof gain, " (%.2f times the forecast without)", result->draft_gain);
+    fprintf(stderr,
+            "[%u prompt tokens%s at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s%s%s; "
+            "ended by %s]\n",
+            result->prompt_tokens, cached, t->prefill_tok_s, t->ttft_ms, result->token_count, t->decode_tok_s,
+            drafts, gain, result->finish);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------------- */
@@ -414,6 +416,7 @@ int stream_print_json(const struct stream_result *r, struct helm_err *err)
     if (r->drafted_tokens)
         cli_text_printf(&line, ",\"drafted_tokens\":%llu,\"accepted_tokens\":%llu",
                         (unsigned long long)r->drafted_tokens, (unsigned long long)r->accepted_tokens);
+    if (r->draft_gain > 0) cli_text_printf(&line, ",\"draft_gain\":%.3f", finite_value(r->draft_gain));
     cli_text_printf(
         &line,
         "},\"timings\":{\"ttft_ms\":%.3f,\"tpot_ms\":%.3f,\"prefill_tok_s\":%.3f,\"decode_tok_s\":%.3f}}\n",

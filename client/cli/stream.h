@@ -45,6 +45,7 @@ struct stream_result {
     bool reported;            /* the daemon said how it ended: prompt_tokens and timings are its own */
     uint32_t prompt_tokens, cached_tokens;
     uint64_t drafted_tokens, accepted_tokens;
+    double draft_gain;
     struct helm_timings timings;
     int signal_number; /* that ended it, or 0 */
 };

@@ -44,6 +44,20 @@ static void add_head(const struct top_view *v, struct cli_text *out)
     cli_text_printf(out, ", context %u\n", v->model->context);
 }
 
+/* Drafts since the screen before, and the speed of steps with them compared with steps without by forecast. */
+static void add_drafts(const struct top_view *v, struct cli_text *out)
+{
+    const struct helm_status *s = v->now, *b = v->before;
+    const double drafted = (double)s->tokens_drafted_total - (b ? (double)b->tokens_drafted_total : 0),
+                 right = (double)s->tokens_accepted_total - (b ? (double)b->tokens_accepted_total : 0),
+                 with = s->seconds_with_drafts - (b ? b->seconds_with_drafts : 0),
+                 without = s->seconds_without_drafts - (b ? b->seconds_without_drafts : 0);
+    cli_text_printf(out, "drafts     %8.1f a second, %.0f %% right", rate_of(0, drafted, v->seconds),
+                    drafted > 0 ? 100 * share(right / drafted) : 0);
+    if (with > 0) cli_text_printf(out, ", %.2f times the forecast speed without", without / with);
+    cli_text_printf(out, "\n");
+}
+
 static void add_speed(const struct top_view *v, struct cli_text *out)
 {
     const struct helm_status *s = v->now, *b = v->before;
@@ -66,6 +80,7 @@ static void add_speed(const struct top_view *v, struct cli_text *out)
     }
     cli_text_printf(out, "requests   %8u running, %u queued of %u, %" PRIu64 " since the start\n", s->running,
                     s->queued, s->queue_limit, s->requests_total);
+    if (s->draft_tokens) add_drafts(v, out);
     cli_text_printf(out, "KV pages   ");
     add_bar(out, s->kv_pages_total ? (double)s->kv_pages_used / s->kv_pages_total : 0);
     cli_text_printf(out, "  %u of %u, %u more kept for prefixes\n", s->kv_pages_used, s->kv_pages_total,

@@ -72,6 +72,7 @@ static void deliver_done(const struct connection_request *request, const Helm__V
         done.cached_tokens = from->usage->cached_tokens;
         done.drafted_tokens = from->usage->drafted_tokens;
         done.accepted_tokens = from->usage->accepted_tokens;
+        done.draft_gain = from->usage->draft_gain;
     }
     if (from->timings) {
         const Helm__V1__Timings *t = from->timings;

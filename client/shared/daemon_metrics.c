@@ -50,6 +50,10 @@ static void write_tokens(const struct helm_status *s, struct cli_text *out)
                            "Tokens of answers that were guessed and computed.");
         exposition_counter(out, "helm_accepted_tokens_total", (double)s->tokens_accepted_total,
                            "Guessed tokens that were right.");
+        exposition_counter(out, "helm_with_drafts_seconds_total", s->seconds_with_drafts,
+                           "Seconds of requests in steps with guessed tokens.");
+        exposition_counter(out, "helm_without_drafts_seconds_total", s->seconds_without_drafts,
+                           "Seconds that steps without would have taken for the same tokens, by forecast.");
     }
     if (!s->snapshots_total) return;
     exposition_gauge(out, "helm_snapshots", s->snapshots, "States of fixed size that prompts can find.");

@@ -95,6 +95,7 @@ void serve_done(void *context, const struct sequence *seq)
     usage.cached_tokens = seq->found;
     usage.drafted_tokens = seq->drafted;
     usage.accepted_tokens = seq->accepted;
+    if (seq->with_drafts_s > 0) usage.draft_gain = seq->without_drafts_s / seq->with_drafts_s;
     done.id = seq->id;
     done.finish_reason = seq->finish;
     done.usage = &usage;

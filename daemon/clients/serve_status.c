@@ -103,6 +103,8 @@ static void fill_cache(Helm__V1__Status *status, const struct serve *serve)
     status->draft_tokens = plan->draft_tokens;
     status->tokens_drafted_total = m->tokens_drafted_total;
     status->tokens_accepted_total = m->tokens_accepted_total;
+    status->seconds_with_drafts = m->with_drafts_s;
+    status->seconds_without_drafts = m->without_drafts_s;
     status->prefix_evictions_total = serve->batcher->pages.evicted;
     const struct snapshots *snapshots = &serve->batcher->snapshots;
     status->snapshots = snapshots_known(snapshots);

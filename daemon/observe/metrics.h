@@ -38,6 +38,7 @@ struct metrics {
     uint64_t prefix_hits_total,
         tokens_found_total; /* requests whose prompts' pages were there; tokens of these */
     uint64_t tokens_drafted_total, tokens_accepted_total;
+    double with_drafts_s, without_drafts_s; /* as Status has them */
     uint64_t busy_ns, linear_ns, attention_ns, sample_ns;
     uint64_t step_ns;                   /* steps from one to the next, as helmd sees them */
     uint64_t nobody_ns;                 /* the part of step_ns in which no worker computed */

@@ -4,27 +4,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "common/plan/state.h"
-
-/* Fixed states that a device keeps cross its link. Those of the CPU are read and written in memory. */
-static double copy_seconds(const struct forecast *f)
-{
-    const struct profile *profile = f->c.profile;
-    double seconds = 0;
-    for (int p = 0; p < PLAN_PROCESSORS; p++) {
-        const double bytes = (double)plan_state_layout(f->c.plan, (enum plan_processor)p).slot_bytes;
-        if (bytes > 0)
-            seconds += plan_processor_has_memory((enum plan_processor)p)
-                           ? bytes / profile->link.d2h.value
-                           : 2 * bytes / profile->cpu.gemv.value;
-    }
-    return seconds;
-}
-
 void step_prices_begin(const struct forecast *forecast, struct step_prices *prices)
 {
     memset(prices, 0, sizeof *prices);
-    prices->copy = copy_seconds(forecast);
+    prices->copy = cost_copy_states(forecast->c.profile, forecast->c.plan);
 }
 
 static uint32_t logarithm(uint32_t context)

@@ -179,6 +179,32 @@ void batcher_compare_draft(struct sequence *seq, uint32_t token)
     seq->looked_at = 0;
 }
 
+/* ---- what drafts gain ---- */
+
+void batcher_time_drafts(struct batcher *batcher, const struct step *step, double seconds)
+{
+    struct batcher_drafts *drafts = &batcher->drafts;
+    double price[ENGINE_FEW_TOKENS + 1];
+    uint64_t positions = 0;
+    draft_probe_save(&drafts->probe, seconds);
+    drafts->seconds = drafts->plain_seconds = 0;
+    if (!step->draft_count) return;
+    for (uint32_t i = 0; i < step->row_count; i++) positions += step->row[i].start;
+    const uint32_t context = (uint32_t)(positions / step->row_count);
+    if (!step_prices_get(&batcher->with.observe->prices, step->row_count, context, price)) return;
+    drafts->seconds = seconds;
+    drafts->plain_seconds = price[step->row_count];
+}
+
+void batcher_count_gain(struct batcher *batcher, struct sequence *seq, uint32_t tokens)
+{
+    const double with = batcher->drafts.seconds, without = tokens * batcher->drafts.plain_seconds;
+    seq->with_drafts_s += with;
+    seq->without_drafts_s += without;
+    batcher->with.metrics->with_drafts_s += with;
+    batcher->with.metrics->without_drafts_s += without;
+}
+
 /* ---- drafts of a step ---- */
 
 /* Drafts that a step has room for, in all. */

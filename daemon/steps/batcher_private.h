@@ -44,6 +44,9 @@ void batcher_write_drafts(const struct batcher *batcher, struct sequence *seq, c
 /* How many of a row's drafts were right: the first so many were sampled. */
 uint32_t batcher_keep_drafts(struct batcher *batcher, struct sequence *seq, const struct step_row *row,
                              const struct batcher_sampled *sampled);
+/* A step is done that took `seconds`. Then, of each of its rows: it made `tokens` tokens. For what drafts gain. */
+void batcher_time_drafts(struct batcher *batcher, const struct step *step, double seconds);
+void batcher_count_gain(struct batcher *batcher, struct sequence *seq, uint32_t tokens);
 /* The sequence's next token is known: whether a draft would have been right. Before it is appended. */
 void batcher_compare_draft(struct sequence *seq, uint32_t token);
 /* While the workers compute: makes prices that were missing, and finds the drafts of sequences whose steps have none, for their

@@ -123,7 +123,7 @@ static void batcher_observe(struct batcher *batcher, const struct batcher_flight
     batcher->done_us = now_us;
     metrics_add_step(batcher->with.metrics, &batcher->result, batcher->times, workers, step_ns);
     observe_step(batcher->with.observe, &flight->step, batcher->times, (double)step_ns / 1e9);
-    draft_probe_save(&batcher->drafts.probe, (double)step_ns / 1e9);
+    batcher_time_drafts(batcher, &flight->step, (double)step_ns / 1e9);
 }
 
 /* Takes the drafts of a row that were right. Returns the position up to which the sequence is computed now: fixed states are
@@ -154,6 +154,7 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
     seq->asked -= (row->flags & STEP_ROW_SAMPLE) != 0;
     const uint32_t kept = batcher_keep_drafts(batcher, seq, row, sampled),
                    computed = batcher_take_drafts(batcher, seq, row, sampled, kept, now_us);
+    if (row->flags & STEP_ROW_SAMPLE) batcher_count_gain(batcher, seq, 1 + kept);
     const struct step_result_row *got = batcher_sample_of(sampled, kept);
     const bool ok = got->status == STEP_ROW_OK;
     const uint32_t *pages = batcher_row_of(batcher, row->slot);

@@ -97,6 +97,8 @@ struct sequence {
     bool looked_found;
     uint32_t redo; /* tokens up to here were computed, and right: those after `cached` are computed again */
     uint64_t drafted, accepted; /* so far */
+    /* Seconds of steps with drafts, and what steps without would have taken for the same tokens by the plan's forecast */
+    double with_drafts_s, without_drafts_s;
 
     /* Embed: how the prompt's hidden states become `embedding`, [hidden], owned; NULL until they have. Nothing is sampled. */
     enum request_pooling pooling;

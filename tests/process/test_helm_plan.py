@@ -131,6 +131,24 @@ def test_snapshots_are_a_line_of_the_ledger():
         check(f"fixed states of {slots} slots" in out, f"{slots} slots: {out}")
 
 
+def test_steps_with_drafts_have_forecasts():
+    """Alone as many as asked for, with several sequences as many as a step of 16 tokens has room for; a hybrid pays for its snapshots."""
+    for name, batch, count in (("qwen3", 1, 6), ("qwen3", 5, 3), ("qwen3", 16, 1), ("qwen35", 1, 6)):
+        for invariant in ("on", "off"):
+            words = ("--model", "tests/data/golden/" + name, "--profile", PROFILE, "--batch", batch, "--invariant", invariant)
+            p = json.loads(run(*words, "--draft-tokens", 5, "--json")[1])
+            rows, title = p["with_drafts"], f"{name}, {batch} at once, invariant {invariant}"
+            same(([r["drafts"] for r in rows], p["draft_tokens"]), (list(range(count)), 5), title)
+            check(math.isclose(rows[0]["tok_s_all_right"], p["decode_tok_s"]["value"], rel_tol=1e-6), title)
+            for r in rows:
+                most = 1e3 * batch * (1 + r["drafts"]) / r["step_ms"]
+                check(r["step_ms"] > 0 and r["tok_s_half_right"] <= r["tok_s_most_right"] <= r["tok_s_all_right"], f"{title}: {r}")
+                same(math.isclose(r["tok_s_all_right"], most, rel_tol=1e-6), name == "qwen3" or not r["drafts"], f"{title}: {r}")
+            same("decode with drafts" in run(*words, "--draft-tokens", 5)[1], True, "the table")
+            check("with_drafts" not in json.loads(run(*words, "--json")[1]), "asked for none")
+    same(run("--model", "tests/data/golden/qwen3", "--draft-tokens", 16)[0], 2, "too many")
+
+
 def test_more_vram_than_the_card_has():
     status, _, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[1]), "--vram", "100GiB")
     check(status == 0 and "--vram 100.00 GiB: the profile's GPU has 24.00 GiB" in err, f"{status}: {err}")

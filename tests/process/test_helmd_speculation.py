@@ -176,6 +176,7 @@ def test_numbers_of_drafts_follow_acceptance():
                 drafted, right = used(s)
                 check(least <= right <= most, f"{kind}, {title}: {right} of {drafted} drafts were right")
                 check(drafted <= right + 60, f"{kind}, {title}: {drafted - right} wrong drafts")
+                same(s.done.usage.draft_gain > 0, drafted > 0, f"{kind}, {title}: gain {s.done.usage.draft_gain}")
             streams, wants = [], []
             for n in range(6):
                 wants.append(expected_tokens(prompt[n:], 100, seed=n))
@@ -184,7 +185,8 @@ def test_numbers_of_drafts_follow_acceptance():
             c.run(*streams)
             for n, s in enumerate(streams):
                 same(s.tokens, wants[n], f"{kind}, stream {n}: {s.error}")
-            same(status_of(d).speculate, "auto", "status")
+            st = status_of(d)
+            same((st.speculate, st.seconds_with_drafts > 0, st.seconds_without_drafts > 0), ("auto", True, True), "status")
 
 
 def test_what_cannot_be_is_refused_with_the_reason():

@@ -3,7 +3,8 @@
 
     speculation.py [--endpoint E] [--speculate ngram|auto] [--tokens N] [--prompt N] [--rounds N]
 
-The answer is known from a first run, so a prediction can be wrong at places that are chosen: all of it right, one token wrong (a text
+The answer is drawn with temperature 1 and a seed, so that a model with random weights does not repeat itself, and predictions are
+the only source of drafts. It is known from a first run, so a prediction can be wrong at places that are chosen: all of it right, one token wrong (a text
 quoted with an edit), each token right with probability 0.8 or 0.5, or none. Prints for each the time and the workers' processor time of a
 token, both as parts of those without drafts in the same round, and how many drafts were right. Processor time is what counts on a machine
 that does other things as well. Every answer must be the first run's: with --invariant on it always is."""
@@ -28,7 +29,7 @@ def processor_seconds(pids):
 def generate(client, pids, prompt, count, **fields):
     """Tokens, seconds and processor seconds from the first token on, drafts and right ones."""
     tokens, begun = [], None
-    for token in client.stream(prompt, count, {"has_seed": True}, ignore_eos=True, **fields):
+    for token in client.stream(prompt, count, {"has_seed": True, "temperature": 1.0}, ignore_eos=True, **fields):
         tokens.append(token.token)
         begun = begun or (time.monotonic(), processor_seconds(pids))
     spent = time.monotonic() - begun[0], processor_seconds(pids) - begun[1]

@@ -43,7 +43,7 @@
 struct options {
     const char *model, *profile, *now, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
         *kv_tiers, *kv_page_tokens, *activations, *invariant;
-    uint64_t vram_bytes, host_memory_bytes, snapshot_bytes, ctx, batch, parallel, prompt, at, node;
+    uint64_t vram_bytes, host_memory_bytes, snapshot_bytes, ctx, batch, parallel, prompt, at, node, drafts;
     bool json, node_given, vram_given, prompt_given, strategy_given, exact;
 };
 
@@ -298,6 +298,7 @@ static int run(const struct options *o, const struct args_spec *spec)
                                 .wish = {.kv_dtype = kv_dtype_named(o->kv_dtype),
                                          .slots = (uint32_t)(o->batch > o->parallel ? o->batch : o->parallel),
                                          .ctx = (uint32_t)o->ctx,
+                                         .draft_tokens = (uint32_t)o->drafts,
                                          .batch = (uint32_t)o->batch,
                                          .pack = strcmp(o->pack, "off") != 0,
                                          .pack_cpu = true, /* the profile says whether it can */
@@ -423,6 +424,10 @@ int main(int argc, char **argv)
          "sequences that have slots, and room for states of fixed size, as helmd's\n"
          "(default 8, and no fewer than --batch)",
          .target = &o.parallel, .min = 1, .max = ARENA_SLOTS_MAX},
+        {"draft-tokens", 0, ARGS_U64, "N",
+         "drafts of a sequence in a step at most, as helmd's: forecasts of steps with them\n"
+         "(default 0)",
+         .target = &o.drafts, .max = ENGINE_DRAFTS_MAX},
         {"prompt", 0, ARGS_U64, "N",
          "prompt that the first token is forecast for (default 128); decode is forecast right\n"
          "after it (default: half way through the context; with --ctx at its end)",

@@ -228,6 +228,9 @@ HELM_MUST_CHECK int cost_one(const struct cost_case *c, const struct cost_step *
 /* A decode step of `batch` rows, each with `context` positions. */
 HELM_MUST_CHECK int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context,
                                 struct cost_forecast *forecast, struct helm_err *err);
+/* Seconds to copy a sequence's fixed states into a snapshot, or back: over the link of the device that keeps them, in memory
+ * where the CPU does. 0: the plan has none. */
+double cost_copy_states(const struct profile *profile, const struct plan *plan);
 /* From a prompt of one row to its first token, on an idle machine: chunks of step_tokens, one after another,
  * each by the list that its size calls for. */
 HELM_MUST_CHECK int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens,

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/plan/state.h"
 #include "common/plan/schedule.h"
 #include "daemon/planner/cost/rates.h"
 
@@ -283,6 +284,19 @@ int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context, str
 {
     const struct cost_step step = {.tokens = batch, .rows = batch, .samples = batch, .context = context};
     return cost_one(c, &step, forecast, err);
+}
+
+double cost_copy_states(const struct profile *profile, const struct plan *plan)
+{
+    double seconds = 0;
+    for (int p = 0; p < PLAN_PROCESSORS; p++) {
+        const double bytes = (double)plan_state_layout(plan, (enum plan_processor)p).slot_bytes;
+        if (bytes > 0)
+            seconds += plan_processor_has_memory((enum plan_processor)p)
+                           ? bytes / profile->link.d2h.value
+                           : 2 * bytes / profile->cpu.gemv.value;
+    }
+    return seconds;
 }
 
 /* The sleepers among helmd and the workers: they sleep when a prompt comes, and helmd until it knows how long steps

@@ -453,6 +453,11 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     if (!rc) explain_formats(request, x);
     if (!rc) explain_experts(request->model, x->batch, &x->experts);
     if (!rc) rc = explain_mixed(&k, x, err);
+    const struct cost_case c = {.model = request->model,
+                                .analysed = &k.analysed,
+                                .profile = request->profile,
+                                .plan = plan};
+    if (!rc) rc = explain_drafts(&c, x, err);
     x->strategies = x->experts.layers ? SEARCH_STRATEGIES : SEARCH_EXPERTS_CPU;
     if (!rc) rc = explain_lists(&k, x, err);
     if (!rc) rc = explain_splits(&k, x, err);

@@ -93,6 +93,10 @@ struct explain {
     uint32_t strategies;                            /* the last two, of experts, count where there are some */
     struct explain_point point[EXPLAIN_POINTS_MAX]; /* contexts rising, the last one the plan's */
     uint32_t point_count;
+    /* Of a plan with drafts: seconds of decode steps by the drafts of each sequence, from 0 on, without copies of fixed states; and
+     * those of a copy */
+    double draft_step_s[ENGINE_DRAFTS_MAX + 1], state_copy_s;
+    uint32_t draft_steps;
     struct explain_split *split; /* [layers + 1]; NULL without a device */
     struct cost_span *span;      /* of one decode step */
     uint32_t span_count;
@@ -106,6 +110,10 @@ void explain_free(struct explain *explain);
 
 /* report/curve.c: token/s over context, the rest of *explain being there. */
 HELM_MUST_CHECK int explain_curve(struct explain *explain, struct helm_err *err);
+/* report/drafts.c: steps with drafts. Then token/s of the batch with `drafts` drafts, below draft_steps, of which each is right
+ * with probability `right` if those in front of it are. */
+HELM_MUST_CHECK int explain_drafts(const struct cost_case *c, struct explain *explain, struct helm_err *err);
+double explain_draft_rate(const struct explain *explain, uint32_t drafts, double right);
 /* The sizes of a request for another plan beside this one: the same context, all else free. */
 void explain_other_sizes(const struct plan *plan, struct planner_request *request);
 /* Tokens a second of the batch. */

@@ -71,6 +71,18 @@ static json_t *curve_to_json(const struct explain *x)
     return array;
 }
 
+static json_t *drafts_to_json(const struct explain *x)
+{
+    json_t *array = json_array();
+    for (uint32_t d = 0; d < x->draft_steps; d++)
+        json_array_append_new(array, json_pack("{s:i, s:o, s:o, s:o, s:o}", "drafts", (int)d, "step_ms",
+                                               number(1e3 * x->draft_step_s[d]), "tok_s_half_right",
+                                               number(explain_draft_rate(x, d, 0.5)), "tok_s_most_right",
+                                               number(explain_draft_rate(x, d, 0.8)), "tok_s_all_right",
+                                               number(explain_draft_rate(x, d, 1))));
+    return array;
+}
+
 /* Milliseconds. In the rest no processor computes: it waits for the link or for kernels to be queued, threads wake up,
  * helmd works. */
 static json_t *parts_to_json(const struct cost_forecast *f)
@@ -105,6 +117,7 @@ json_t *explain_to_json(const struct explain *x)
         "rates", formats_to_json(x), "strategies", strategies_to_json(x), "profile", profile->fingerprint,
         "machine", profile->machine, "assumed", "batch", (json_int_t)x->asked, "context",
         (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
+    if (more && x->draft_steps) json_object_set_new(more, "with_drafts", drafts_to_json(x));
     if (more && x->batch < x->asked) json_object_set_new(more, "at_once", json_integer(x->batch));
     if (more && x->experts.mixed)
         json_object_set_new(more, "mixed_forecast",

@@ -278,6 +278,18 @@ static void print_curve(const struct explain *x, FILE *out)
     fputc('\n', out);
 }
 
+static void print_drafts(const struct explain *x, FILE *out)
+{
+    if (!x->draft_steps) return;
+    fprintf(out,
+            "decode with drafts, token/s if each is right with probability\n  %-10s %10s %10s %10s %10s\n",
+            "drafts", "step, ms", "0.5", "0.8", "1");
+    for (uint32_t d = 0; d < x->draft_steps; d++)
+        fprintf(out, "  %-10u %10.3f %10.2f %10.2f %10.2f\n", d, 1e3 * x->draft_step_s[d],
+                explain_draft_rate(x, d, 0.5), explain_draft_rate(x, d, 0.8), explain_draft_rate(x, d, 1));
+    fputc('\n', out);
+}
+
 void explain_print(const struct explain *x, FILE *out)
 {
     char text[UNITS_TEXT];
@@ -316,6 +328,7 @@ void explain_print(const struct explain *x, FILE *out)
     print_cache(x, out);
     fputc('\n', out);
     print_curve(x, out);
+    print_drafts(x, out);
     for (uint32_t i = 0; i < x->list_count; i++) {
         const struct explain_list *list = &x->list[i];
         if (list->from_tokens == UINT32_MAX)

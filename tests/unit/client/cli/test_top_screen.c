@@ -33,6 +33,11 @@ static const struct helm_status before = {.version = "1",
                                           .worker_count = 1};
 static const struct helm_status now = {.version = "1",
                                        .state = "ready",
+                                       .draft_tokens = 4,
+                                       .tokens_drafted_total = 60,
+                                       .tokens_accepted_total = 45,
+                                       .seconds_with_drafts = 2,
+                                       .seconds_without_drafts = 3,
                                        .uptime_ms = 5000,
                                        .tokens_output_total = 180,
                                        .tokens_prompt_total = 250,
@@ -82,6 +87,7 @@ static void rates_between_two_looks(void **state)
     shows(&view, (const char *const[]){
                      "    40.0 generated, 100.0 of prompts, 40.0 steps", "    40.0 for 1 at once after 256",
                      "after 57 ms of 128", "drifting   slow link", "1 running, 3 queued of 64",
+                     "drafts         30.0 a second, 75 % right, 1.50 times the forecast speed without\n",
                      "[#####...............]  25 %  25 of 100",
                      "cpu        [##########..........]  50 %  waiting  25 %, reads 20.0 GB/s\n",
                      "link 1.0 GB/s, VRAM 8.00 GiB, restarting, restarts 2", "10/10", "4/9", "a?[2Jb", NULL});

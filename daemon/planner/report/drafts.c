@@ -1,0 +1,33 @@
+/* Decode steps with drafts (docs/speculation.md): their seconds, and token/s by how often drafts are right. See explain.h. Called by
+ * explain.c; owns nothing. */
+#include <math.h>
+
+#include "common/plan/schedule.h"
+#include "daemon/planner/report/explain.h"
+
+int explain_drafts(const struct cost_case *c, struct explain *x, struct helm_err *err)
+{
+    const uint32_t few = plan_decode_tokens(x->plan);
+    x->state_copy_s = cost_copy_states(c->profile, x->plan);
+    for (uint32_t drafts = 0; x->plan->draft_tokens && drafts <= x->plan->draft_tokens; drafts++) {
+        const struct cost_step step = {.tokens = x->batch * (1 + drafts),
+                                       .rows = x->batch,
+                                       .samples = x->batch * (1 + drafts),
+                                       .context = x->context};
+        struct cost_forecast f;
+        if (step.tokens > few) break;
+        int rc = cost_one(c, &step, &f, err);
+        if (rc) return rc;
+        x->draft_step_s[x->draft_steps++] = f.seconds;
+    }
+    return 0;
+}
+
+double explain_draft_rate(const struct explain *x, uint32_t drafts, double right)
+{
+    const double all = pow(right, drafts);
+    const double copies = drafts && x->state_copy_s > 0 ? x->batch * (2 - all) * x->state_copy_s : 0;
+    double tokens = 0;
+    for (uint32_t i = 0; i <= drafts; i++) tokens += pow(right, i);
+    return x->batch * tokens / (x->draft_step_s[drafts] + copies);
+}
