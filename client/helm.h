@@ -322,7 +322,7 @@ struct helm_status {
     const char *speculate; /* "off", "ngram", "auto": of requests that do not say */
     uint32_t draft_tokens; /* of a sequence in a step at most; 0: no request has drafts */
     uint64_t tokens_drafted_total, tokens_accepted_total;
-    /* Of requests in steps with drafts: seconds, and those that steps without would have taken for the same tokens by forecast */
+    /* Seconds of requests in steps with drafts, and those that steps without would have taken for the same tokens by forecast */
     double seconds_with_drafts, seconds_without_drafts;
 };
 HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out,

@@ -104,7 +104,7 @@ struct batcher_drafts {
     struct draft_probe probe;
     bool probes;            /* the next step is one of a probe */
     uint32_t rows, context; /* whose prices were missing for the next step; 0 rows: none were */
-    /* Of the step whose result is taken, if it had drafts: its time, and a forecast of one without; 0: unknown */
+    /* The time of the step whose result is taken, if it had drafts, and a forecast of one without; 0: unknown */
     double seconds, plain_seconds;
 };
 

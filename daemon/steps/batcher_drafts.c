@@ -125,7 +125,7 @@ static bool decodes(const struct scheduler_seq *s)
     return s->running && !s->held && s->cached >= s->prompt && scheduler_decodes(s);
 }
 
-/* Of the drafts that were found for sequences of the view, those that pay. */
+/* Drops the drafts of sequences of the view that were found but do not pay. */
 static void count_found(struct batcher *batcher, uint32_t count)
 {
     struct priced p = {0};

@@ -1,4 +1,5 @@
-/* When the oldest step in flight should end: as long after it began as the steps like it before.
+/* When the oldest step in flight should end: as long after it began as the steps like it before. Steps of few tokens alternate if
+ * their drafts are right at times, so each number of tokens has its own.
  *
  * Called by batcher.c, which tells it of steps, and by loop.c, which looks for the end without pause around
  * that time: waking up takes longer than everything else between two steps. Pure; owns nothing. */
@@ -6,6 +7,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "common/plan/engine_limits.h"
 
 /* Polling begins this long before the expected end and ends this long after it: at least PACE_MARGIN_US, or the step's
  * time by PACE_MARGIN. */
@@ -15,11 +18,15 @@
  * workers that compute on all of them: their other threads then wait for the one that was held up. */
 #define PACE_LONGEST_US 8000
 
-struct pace {
-    uint32_t rows, tokens;       /* of the oldest step in flight, or the last one */
-    uint64_t begun_us;           /* when it was rung, or the one before it was done */
+struct pace_size {
     uint64_t last_us, before_us; /* what the last two steps of this size took; 0: there was none */
-    uint64_t from_us, until_us;  /* the end is looked for between these; both 0: it is not */
+};
+struct pace {
+    uint32_t rows, tokens; /* of the oldest step in flight, or the last one */
+    uint64_t begun_us;     /* when it was rung, or the one before it was done */
+    struct pace_size few[ENGINE_FEW_TOKENS +
+                         1];    /* of so many rows, by tokens; of more tokens, as many as the last one, [0] */
+    uint64_t from_us, until_us; /* the end is looked for between these; both 0: it is not */
 };
 
 /* A step was rung and none was in flight, or the one before it is done. */

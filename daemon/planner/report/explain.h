@@ -93,7 +93,7 @@ struct explain {
     uint32_t strategies;                            /* the last two, of experts, count where there are some */
     struct explain_point point[EXPLAIN_POINTS_MAX]; /* contexts rising, the last one the plan's */
     uint32_t point_count;
-    /* Of a plan with drafts: seconds of decode steps by the drafts of each sequence, from 0 on, without copies of fixed states; and
+    /* A plan with drafts has these: seconds of decode steps by the drafts of each sequence, from 0 on, without copies of fixed states; and
      * those of a copy */
     double draft_step_s[ENGINE_DRAFTS_MAX + 1], state_copy_s;
     uint32_t draft_steps;

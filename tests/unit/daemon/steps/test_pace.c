@@ -81,6 +81,31 @@ static void test_other_steps_begin_anew(void **state)
     assert_true(pace.from_us == 0);
 }
 
+/* Drafts make steps of one sequence longer and shorter in turn. */
+static void test_numbers_of_few_tokens_alternate(void **state)
+{
+    (void)state;
+    struct pace pace = {0};
+    uint64_t now = 5;
+    for (int i = 0; i < 2; i++)
+        for (uint32_t tokens = 1; tokens <= 16; tokens++)
+            now = step(&pace, 1, tokens, now, 1000 * tokens / 2);
+    for (uint32_t tokens = 1; tokens <= 16; tokens++) {
+        const uint64_t takes = 1000 * tokens / 2;
+        pace_begin(&pace, 1, tokens, now);
+        assert_true(pace.from_us > now && pace.from_us < now + takes && pace.until_us > now + takes);
+        pace_end(&pace, now += takes);
+    }
+    for (int i = 0; i < 2; i++) {
+        now = step(&pace, 1, 500, now, 4000); /* longer ones begin anew */
+        pace_begin(&pace, 1, 400, now);
+        assert_true(pace.from_us == 0);
+        pace_end(&pace, now += 4000);
+    }
+    pace_begin(&pace, 2, 16, now); /* another row */
+    assert_true(pace.from_us == 0);
+}
+
 static void test_one_held_up_widens_nothing(void **state)
 {
     (void)state;
@@ -109,8 +134,11 @@ static void test_only_a_free_cpu_looks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steps_end_as_those_before), cmocka_unit_test(test_long_steps_are_slept_through),
-        cmocka_unit_test(test_other_steps_begin_anew),    cmocka_unit_test(test_one_held_up_widens_nothing),
+        cmocka_unit_test(test_steps_end_as_those_before),
+        cmocka_unit_test(test_long_steps_are_slept_through),
+        cmocka_unit_test(test_other_steps_begin_anew),
+        cmocka_unit_test(test_one_held_up_widens_nothing),
+        cmocka_unit_test(test_numbers_of_few_tokens_alternate),
         cmocka_unit_test(test_only_a_free_cpu_looks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
