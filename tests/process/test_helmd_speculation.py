@@ -189,6 +189,18 @@ def test_numbers_of_drafts_follow_acceptance():
             same((st.speculate, st.seconds_with_drafts > 0, st.seconds_without_drafts > 0), ("auto", True, True), "status")
 
 
+def test_steps_that_take_as_long_as_their_tokens_do():
+    """Drafts do not pay where each token takes as long as the one before, but for probes; right and wrong ones change no token."""
+    prompt, count = [5, 6, 7, 8, 9] * 6, 200
+    want = expected_tokens(prompt, count)
+    with start("cpu", "--speculate", "auto", faults="token_us=1000") as d:
+        c = Client(d.endpoint)
+        for text in (want, wrong_at(want, *range(0, count, 3)), wrong_at(want, *range(count))):
+            s = c.generate(prompt, count, prediction=text, ignore_eos=True)
+            c.run(s)
+            same(s.tokens, want, f"{s.error}")
+
+
 def test_what_cannot_be_is_refused_with_the_reason():
     with running() as d:
         c = Client(d.endpoint)
