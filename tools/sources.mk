@@ -42,6 +42,7 @@ PROFILE_SRC := \
   tools/profile/wake.c
 
 CUDA_BENCH_SRC := \
+  tools/bench/gpu/bench_attention.cu \
   tools/bench/gpu/bench_batch.cu \
   tools/bench/gpu/bench_chain.cu \
   tools/bench/gpu/bench_kernels.cu \

@@ -55,11 +55,16 @@ struct gpu_buffer {
     gpu_buffer &operator=(const gpu_buffer &) = delete;
     ~gpu_buffer() { cudaFree(at); }
     template <typename T> T *as() const { return (T *)at; }
-    template <typename T> std::vector<T> read() const
+    template <typename T> void read(std::vector<T> &v) const
     {
-        std::vector<T> v(bytes / sizeof(T));
+        v.resize(bytes / sizeof(T));
         CUDA(cudaDeviceSynchronize());
         CUDA(cudaMemcpy(v.data(), at, v.size() * sizeof(T), cudaMemcpyDeviceToHost));
+    }
+    template <typename T> std::vector<T> read() const
+    {
+        std::vector<T> v;
+        read(v);
         return v;
     }
 };
@@ -188,16 +193,20 @@ static inline std::vector<double> to_double(const std::vector<unsigned char> &v,
     return out;
 }
 
-/* The bytes of `pages` pages of a KV cache, random cells of size 1; and what their numbers are, in order. */
+/* The bytes of `pages` pages of a KV cache, random cells of size 1; and what their numbers are, in order. They repeat
+ * after a prime number of numbers, so that no step from row to row, head, layer or page leads to the same ones. */
 static inline std::vector<unsigned char> random_cells(struct test_context *t, const struct kv_layout &l,
                                                       uint32_t pages)
 {
-    const size_t bytes = pages * kv_page_bytes(&l);
-    if (kv_dtype_is_plain(l.dtype))
-        return random_elements(t, bytes / kv_number_bytes(l.dtype, 1), (int)l.dtype);
-    std::vector<unsigned char> v(bytes);
-    for (unsigned char &byte : v) byte = (unsigned char)(random_below(t, 255) - 127);
-    for (size_t rows = 0; rows < bytes; rows += kv_head_bytes(&l))
+    const size_t bytes = pages * kv_page_bytes(&l), number = kv_number_bytes(l.dtype, 1),
+                 period = std::min(bytes, (size_t)1048583 * number);
+    std::vector<unsigned char> some, v;
+    if (kv_dtype_is_plain(l.dtype)) some = random_elements(t, period / number, (int)l.dtype);
+    while (some.size() < period) some.push_back((unsigned char)(random_below(t, 255) - 127));
+    v.reserve(bytes);
+    while (v.size() < bytes)
+        v.insert(v.end(), some.begin(), some.begin() + (ptrdiff_t)std::min(period, bytes - v.size()));
+    for (size_t rows = 0; rows < bytes && !kv_dtype_is_plain(l.dtype); rows += kv_head_bytes(&l))
         for (size_t at = kv_scales_at(&l); at + 1 < kv_head_bytes(&l); at += 2) {
             const uint16_t half = convert_f32_f16((float)(1 + random_uniform(t)) / 254);
             memcpy(&v[rows + at], &half, 2);

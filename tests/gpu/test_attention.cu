@@ -29,6 +29,16 @@ struct attended {
     std::vector<double> out, m, s;
     double pairs;
 };
+/* term(0) + term(1) + .., eight sums side by side: most of the time of these tests would be such sums otherwise. */
+template <typename F> static double add_up(uint32_t count, F term)
+{
+    double sums[8] = {};
+    uint32_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (uint32_t j = 0; j < 8; j++) sums[j] += term(i + j);
+    for (; i < count; i++) sums[i % 8] += term(i);
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
 /* One case's inputs on both sides. */
 struct attention_test {
     const attention_case &c;
@@ -39,6 +49,7 @@ struct attention_test {
     uint32_t turning; /* numbers of a head; of half of the cases fewer than all */
     gpu_buffer *dq, *dk, *dv, *dq_norm, *dk_norm, *dinv, *dsinks, *dgate, *table, *pool, *pool_host;
     struct gpuk_attention args;
+    std::vector<unsigned char> cells[2]; /* what is in pool and pool_host, as far as it is known */
     static const uint32_t layer = 1, host_layer = 3;
 
     attention_test(struct test_context *t, const attention_case &from)
@@ -61,8 +72,8 @@ struct attention_test {
         gate = random_floats(t, q.size() + step.tokens * 4, 3); /* rows apart */
         dgate = new gpu_buffer(gate);
         table = new gpu_buffer((size_t)step.tokens * c.head_dim * 4);
-        pool = new gpu_buffer(random_cells(t, layout, step.pages));
-        pool_host = new gpu_buffer(random_cells(t, host_layout, step.pages));
+        cells[0] = random_cells(t, layout, step.pages), cells[1] = random_cells(t, host_layout, step.pages);
+        pool = new gpu_buffer(cells[0]), pool_host = new gpu_buffer(cells[1]);
         args = {};
         args.step = step.step;
         args.kv = {layout, pool->at, pool_host->as<char>() + host_layer * kv_layer_bytes(&layout), layer,
@@ -124,6 +135,7 @@ struct attention_test {
         return kv_offset(host ? &host_layout : &layout, page & ~GPUK_PAGE_HOST, host ? host_layer : layer,
                          is_value, kv_head);
     }
+    void read_cells() { pool->read(cells[0]), pool_host->read(cells[1]); }
     /* Reads a row of the cache as it is in `bytes` (pool, host pool). */
     void row(const std::vector<unsigned char> bytes[2], uint32_t r, uint32_t position, uint32_t is_value,
              uint32_t kv_head, double *out) const
@@ -134,12 +146,11 @@ struct attention_test {
         for (uint32_t d = 0; d < c.head_dim; d++)
             out[d] = kv_cell_value(&layout, rows, position % c.page_tokens, d);
     }
-    /* Checks the step's appended rows; everything else in the cache must be as it was. */
-    void check_cache(struct test_context *t, const std::vector<unsigned char> before[2],
-                     const char *what) const
+    /* Checks the step's appended rows, which `cells` has from now on; everything else in the cache must be as it was. */
+    void check_cache(struct test_context *t, const char *what)
     {
-        std::vector<unsigned char> now[2] = {pool->read<unsigned char>(), pool_host->read<unsigned char>()},
-                                   old[2] = {before[0], before[1]};
+        const std::vector<unsigned char> now[2] = {pool->read<unsigned char>(),
+                                                   pool_host->read<unsigned char>()};
         std::vector<double> got, expected, x(c.head_dim);
         bool bits = true;
         for (uint32_t n = 0; n < step.tokens; n++)
@@ -159,8 +170,8 @@ struct attention_test {
                 const uint64_t at = rows + token * numbers,
                                scales_at = rows + kv_scales_at(&layout) + token * scales;
                 int which = page & GPUK_PAGE_HOST ? 1 : 0;
-                memcpy(&old[which][at], &now[which][at], numbers);
-                if (scales) memcpy(&old[which][scales_at], &now[which][scales_at], scales);
+                memcpy(&cells[which][at], &now[which][at], numbers);
+                if (scales) memcpy(&cells[which][scales_at], &now[which][scales_at], scales);
                 for (uint32_t d = 0; is_value && !args.v_normed && scales && d < c.head_dim;
                      d += KV_Q8_0_VALUES) {
                     int8_t number[KV_Q8_0_VALUES];
@@ -176,15 +187,15 @@ struct attention_test {
         check_close(t, got, expected, rounding[c.dtype], text);
         check(t, bits, text);
         snprintf(text, sizeof text, "%s: the rest of the cache is untouched", what);
-        check(t, old[0] == now[0] && old[1] == now[1], text);
+        check(t, cells[0] == now[0] && cells[1] == now[1], text);
     }
-    /* Queries q (double, [token][head][head_dim]) attend to the cache as it is now. only: of the pages table entries of which are
+    /* Queries q (double, [token][head][head_dim]) attend to `cells`. only: of the pages table entries of which are
      * true there, without sinks and gates. */
     struct attended attend(const std::vector<double> &queries, const std::vector<bool> *only = nullptr) const
     {
         struct attended a = {std::vector<double>(queries.size(), 0), {}, {}, 0};
         double variance = 0, norm = 0;
-        std::vector<unsigned char> bytes[2] = {pool->read<unsigned char>(), pool_host->read<unsigned char>()};
+        const double scale = (double)args.scale;
         const uint32_t group = c.heads / c.kv_heads;
         std::vector<double> keys, values, x(c.head_dim), open(c.head_dim, 1);
         for (uint32_t n = 0; n < step.tokens; n++) {
@@ -195,9 +206,9 @@ struct attention_test {
                     keys.clear(), values.clear();
                     for (uint32_t p = first; p <= last; p++) {
                         if (only && !(*only)[entry_of(step.token_row[n], p)]) continue;
-                        row(bytes, step.token_row[n], p, 0, h / group, x.data());
+                        row(cells, step.token_row[n], p, 0, h / group, x.data());
                         keys.insert(keys.end(), x.begin(), x.end());
-                        row(bytes, step.token_row[n], p, 1, h / group, x.data());
+                        row(cells, step.token_row[n], p, 1, h / group, x.data());
                         values.insert(values.end(), x.begin(), x.end());
                     }
                 }
@@ -205,10 +216,11 @@ struct attention_test {
                 double *o = &a.out[((size_t)n * c.heads + h) * c.head_dim], most = -INFINITY, sum = 0;
                 std::vector<double> score(keys.size() / c.head_dim), squares(score.size());
                 for (size_t p = 0; p < score.size(); p++) {
-                    for (uint32_t d = 0; d < c.head_dim; d++) {
-                        const double product = query[d] * keys[p * c.head_dim + d] * (double)args.scale;
-                        score[p] += product, squares[p] += product * product;
-                    }
+                    const double *key = &keys[p * c.head_dim];
+                    score[p] = add_up(c.head_dim, [&](uint32_t d) { return query[d] * key[d]; }) * scale;
+                    squares[p] = add_up(c.head_dim,
+                                        [&](uint32_t d) { return query[d] * key[d] * query[d] * key[d]; }) *
+                                 scale * scale;
                     most = fmax(most, score[p]);
                 }
                 for (double x1 : score) sum += exp(x1 - most);
@@ -221,11 +233,11 @@ struct attention_test {
                     open[d] = 1 / (1 + exp(-(double)gate[n * args.gate_stride + h * c.head_dim + d]));
                 for (size_t p = 0; p < score.size(); p++) {
                     const double weight = exp(score[p] - most) / all;
-                    double apart = 0;
-                    for (uint32_t d = 0; d < c.head_dim; d++) {
-                        const double by = (values[p * c.head_dim + d] - o[d]) * open[d];
-                        apart += by * by;
-                    }
+                    const double *value = &values[p * c.head_dim];
+                    const double apart = add_up(c.head_dim, [&](uint32_t d) {
+                        const double by = (value[d] - o[d]) * open[d];
+                        return by * by;
+                    });
                     variance += weight * weight * apart * squares[p];
                 }
                 for (uint32_t d = 0; d < c.head_dim; d++) o[d] *= open[d], norm += o[d] * o[d];
@@ -262,8 +274,6 @@ static void test_decode(struct test_context *t, const attention_case &c, const s
                        c.head_dim % 32 == 0 && c.page_tokens % 16 == 0;
     const auto tolerance = [&](const struct attended &by) { return pairs ? 2e-5 + by.pairs : 1e-5; };
     name_case(c, fused ? "decode fused" : "decode", what, sizeof what);
-    std::vector<unsigned char> before[2] = {a.pool->read<unsigned char>(),
-                                            a.pool_host->read<unsigned char>()};
     const size_t heads = (size_t)a.step.tokens * c.heads;
     gpu_buffer workspace(gpuk_attention_workspace_bytes(a.step.tokens, c.heads, c.head_dim));
     CUDA(cudaMemset(workspace.at, 0, gpuk_attention_counter_bytes(a.step.tokens, c.heads)));
@@ -286,7 +296,7 @@ static void test_decode(struct test_context *t, const attention_case &c, const s
         else
             check_same(t, first, got, what);
     }
-    a.check_cache(t, before, what);
+    a.check_cache(t, what);
     const struct attended whole = a.attend(a.queries());
     check_close(t, first, whole.out, tolerance(whole), what);
 
@@ -311,8 +321,6 @@ static void test_decode(struct test_context *t, const attention_case &c, const s
     name_case(c, "decode without keys of its own", what, sizeof what);
     struct gpuk_attention reader = a.args;
     reader.k = reader.v = nullptr;
-    const std::vector<unsigned char> cells[2] = {a.pool->read<unsigned char>(),
-                                                 a.pool_host->read<unsigned char>()};
     GPUK(gpuk_rope_append(&reader, a.step.tokens, rotated.at, DTYPE_F32, 0, t->stream, &err));
     reader.q = rotated.as<float>();
     for (int order = GPUK_ORDER_TOGETHER; order <= GPUK_ORDER_ALONE; order++) {
@@ -322,7 +330,7 @@ static void test_decode(struct test_context *t, const attention_case &c, const s
         CUDA(cudaStreamSynchronize(t->stream));
         check_close(t, out.read<float>(), whole.out, tolerance(whole), what);
     }
-    check(t, a.pool->read<unsigned char>() == cells[0] && a.pool_host->read<unsigned char>() == cells[1],
+    check(t, a.pool->read<unsigned char>() == a.cells[0] && a.pool_host->read<unsigned char>() == a.cells[1],
           what);
 }
 
@@ -361,6 +369,7 @@ static void test_absent(struct test_context *t, const attention_case &c, const s
     GPUK(gpuk_attention_decode(device, &args, tokens, false, o.as<float>(), m.as<float>(), s.as<float>(),
                                workspace.at, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
+    a.read_cells();
     const struct attended whole = a.attend(a.queries()), part = a.attend(a.queries(), &absent);
     std::vector<float> other;
     for (size_t i = 0; i < heads; i++) {
@@ -416,8 +425,6 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
     char what[200];
     attention_test a(t, c);
     name_case(c, tensor ? "prefill tensor" : "prefill", what, sizeof what);
-    std::vector<unsigned char> before[2] = {a.pool->read<unsigned char>(),
-                                            a.pool_host->read<unsigned char>()};
     const enum dtype q_dtype = kv_query_dtype((uint32_t)c.dtype);
     gpu_buffer rotated(a.q.size() * dtype_bytes(q_dtype));
     /* capacities larger than the step, as in a tier */
@@ -426,7 +433,7 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
     std::vector<float> first;
     for (int run = 0; run < 2; run++) { /* the second in parts: the same bits */
         gpu_buffer out(a.q.size() * 4);
-        const struct gpuk_prefill whole = {a.args, rotated.at, out.at, DTYPE_F32, rows, {}};
+        const struct gpuk_prefill whole = {a.args, rotated.at, out.at, DTYPE_F32, rows, {}, nullptr};
         GPUK(gpuk_attention_prefill(device, &whole, tokens, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
         auto got = run == 0 ? out.read<float>() : attend_in_parts(t, a, device, whole, tokens);
@@ -435,7 +442,7 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
         else
             check_same(t, first, got, what);
     }
-    a.check_cache(t, before, what);
+    a.check_cache(t, what);
     auto queries = to_double(rotated.read<unsigned char>(), q_dtype);
     check_close(t, queries, a.queries(),
                 q_dtype == DTYPE_BF16  ? 4e-3
@@ -444,9 +451,19 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
                 what);
     const std::vector<double> expected = a.attend(queries).out;
     check_close(t, first, expected, !tensor ? 1e-5 : c.dtype == KV_BF16 ? 4e-3 : 6e-4, what);
+    /* positions in ranges, as many as a large device takes */
+    if (tensor) {
+        gpu_buffer workspace(GPUK_MATMUL_WORKSPACE), out(a.q.size() * 4);
+        struct gpuk_device large = *device;
+        large.sm_count = 132;
+        const struct gpuk_prefill whole = {a.args, rotated.at, out.at, DTYPE_F32, rows, {}, workspace.at};
+        GPUK(gpuk_attention_prefill(&large, &whole, tokens, 0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        check_close(t, out.read<float>(), expected, c.dtype == KV_BF16 ? 4e-3 : 6e-4, what);
+    }
     /* and in the dtype of activations */
     gpu_buffer half(a.q.size() * 2);
-    const struct gpuk_prefill narrow = {a.args, rotated.at, half.at, DTYPE_BF16, rows, {}};
+    const struct gpuk_prefill narrow = {a.args, rotated.at, half.at, DTYPE_BF16, rows, {}, nullptr};
     GPUK(gpuk_attention_prefill(device, &narrow, tokens, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     check_close(t, to_double(half.read<unsigned char>(), DTYPE_BF16), expected, 6e-3, what);
@@ -501,6 +518,8 @@ void test_attention(struct test_context *t)
 {
     struct gpuk_device plain = t->device;
     plain.tensor_cores = false;
+    struct gpuk_device little = t->device; /* as cards for consumers have */
+    if (little.shared_bytes_max > 99 << 10) little.shared_bytes_max = 99 << 10;
     struct gpuk_device many = t->device,
                        many_plain = plain; /* as many pieces of the context as there can be */
     many.sm_count = many_plain.sm_count = 132;
@@ -510,10 +529,10 @@ void test_attention(struct test_context *t)
                                   {6, 2, 7, 16},    {16, 1, 256, 8}, {2, 2, 200, 32},  {20, 2, 128, 16},
                                   {10, 1, 64, 512}, {3, 1, 1, 4},    {16, 2, 512, 16}, {3, 1, 512, 8},
                                   {2, 2, 300, 8}};
-    const uint32_t small_shapes[][4] = {
-        {8, 2, 128, 16}, {10, 1, 64, 256}, {4, 4, 64, 4}, {6, 2, 7, 8}, {3, 1, 512, 16}};
+    const uint32_t small_shapes[][4] = {{8, 2, 128, 16}, {10, 1, 64, 256}, {4, 4, 64, 4},
+                                        {6, 2, 7, 8},    {3, 1, 512, 16},  {2, 1, 256, 32}};
     const uint32_t(*shape)[4] = t->small ? small_shapes : shapes;
-    const size_t shape_count = t->few ? 2 : t->small ? 5 : 13;
+    const size_t shape_count = t->few ? 2 : t->small ? 6 : 13;
     test_splits(t, &many, &many_plain);
     test_splits(t, &t->device, &plain);
     test_long(t, &many, &many_plain);
@@ -542,10 +561,9 @@ void test_attention(struct test_context *t)
                 i + (size_t)dtype; /* small: of a shape every other one, of the next those between */
             for (const auto &decode : decodes)
                 if (turn++ % 2 == 0 || !t->small || t->few) test_decode(t, decode.c, decode.device);
-            const bool tensor =
-                t->device.tensor_cores && dtype != KV_F32 &&
-                (dim == 64 || dim == 128 || (dim == 256 && t->device.shared_bytes_max >= 128 << 10) ||
-                 (dim == 512 && t->device.shared_bytes_max >= (dtype == KV_Q8_0 ? 224 : 160) << 10));
+            const bool tensor = t->device.tensor_cores && dtype != KV_F32 &&
+                                (dim == 64 || dim == 128 ||
+                                 ((dim == 256 || dim == 512) && t->device.shared_bytes_max >= 96 << 10));
             const std::vector<attention_case> cases = {
                 {dtype, heads, kv, dim, page, 0, norm, {0}, {t->small ? 70u : 200u}},
                 {dtype, heads, kv, dim, page, 0, norm, {37, 0, 100}, {65, 5, t->small ? 16u : 64u}},
@@ -558,6 +576,7 @@ void test_attention(struct test_context *t)
                 if (t->few ? c.start.size() == 3 : t->small && place == 2) continue;
                 test_prefill(t, c, &t->device, tensor);
                 if (tensor && (!t->small || t->few || place == 0)) test_prefill(t, c, &plain, false);
+                if (tensor && dim > 128 && (!t->small || place == 1)) test_prefill(t, c, &little, true);
             }
         }
     }

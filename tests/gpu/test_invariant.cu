@@ -211,7 +211,8 @@ static std::vector<uint16_t> prefill(struct test_context *t, attending &x, uint3
     const struct gpuk_attention a = x.args(first, count, true);
     const struct gpuk_prefill prefill = {a,      q.at,
                                          out.at, DTYPE_BF16 == (int)x.layout.dtype ? DTYPE_BF16 : DTYPE_F16,
-                                         1,      {}};
+                                         1,      {},
+                                         nullptr};
     GPUK(gpuk_attention_prefill(&t->device, &prefill, count, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     return out.read<uint16_t>();

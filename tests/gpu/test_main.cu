@@ -8,6 +8,8 @@
  * under compute-sanitizer; --few the fewest and smallest that still meet every kernel, for its tools that
  * follow each access to shared memory; --stress repeats thousands of times what must give the same bits each
  * time. */
+#include <limits.h>
+#include <malloc.h>
 #include <time.h>
 
 #include "tests/gpu/harness.cuh"
@@ -113,6 +115,8 @@ int main(int argc, char **argv)
             return 2;
         }
     }
+    /* caches of hundreds of megabytes come and go: their memory stays with the program */
+    mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, INT_MAX);
     setvbuf(stdout, NULL, _IOLBF, 0); /* what ended is known of a run that is cut off */
     t.random = seed | 1;
     int devices = 0;

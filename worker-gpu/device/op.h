@@ -70,7 +70,8 @@ struct op_rope_table {
     float scale;
     float *table;
 };
-/* ROPE_APPEND writes q; ATTEND_PREFILL reads it. ATTEND_DECODE of one token is fused or takes args.q as they
+/* ROPE_APPEND writes q; ATTEND_PREFILL reads it, and may take the op's workspace, of the device's ask.matmul_workspace (NULL: sums
+ * have one order). ATTEND_DECODE of one token is fused or takes args.q as they
  * left it; with partial_m and partial_s its results are partial. */
 struct op_attention {
     struct gpuk_attention args;

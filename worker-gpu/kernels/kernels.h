@@ -403,6 +403,9 @@ struct gpuk_prefill {
     enum dtype out_dtype;
     uint32_t rows; /* capacity of the step's */
     struct gpuk_part part;
+    /* GPUK_MATMUL_WORKSPACE bytes: a sequence's positions may be cut into ranges that are attended to side by side, as many as the
+     * tokens of the launch leave multiprocessors idle for. NULL, and in parts: sums have one order, whatever tokens there are. */
+    void *workspace;
 };
 HELM_MUST_CHECK int gpuk_attention_prefill(const struct gpuk_device *device,
                                            const struct gpuk_prefill *prefill, uint32_t tokens,

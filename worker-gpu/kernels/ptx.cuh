@@ -54,8 +54,7 @@ __device__ __forceinline__ void ask_l2(const void *p)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-/* __syncthreads of the block's first `count` threads, whole warps; meetings of other numbers are others (1 to
- * 15). */
+/* __syncthreads of `count` of the block's threads, whole warps; meetings of other numbers are others (1 to 15). */
 __device__ __forceinline__ void threads_meet(uint32_t number, uint32_t count)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(count) : "memory");
@@ -418,6 +417,13 @@ template <> struct warpgroup_unit<__half> {
     }
 };
 
+/* 2^x, off by about 2^-22 of it; 0 below 2^-126. */
+__device__ __forceinline__ float exp2_near(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 /* a * b + c of pairs of f16. */
 __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c)
 {

@@ -52,6 +52,7 @@ struct op measure_attend_prefill(const struct measure_work *w, uint32_t layer)
     const struct measure_kernels *k = w->m->kernels;
     return (struct op){.kind = OP_ATTEND_PREFILL,
                        .tokens = w->tokens,
+                       .workspace = k->matmul_work,
                        .as.attention = {.args = measure_attention_args(w->m, layer, w->heads),
                                         .q = k->q,
                                         .out = k->a,

@@ -188,6 +188,7 @@ void make_attend_prefill(struct lowering *low, const struct making *m)
     struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
     e->sub = m->sub;
     e->op.as.attention = attention;
+    if (!low->source->plan->invariant) e->op.workspace = gpu_area(low->source->buffers, GPU_AREA_MATMUL);
     e->supply = pieces;
 }
 

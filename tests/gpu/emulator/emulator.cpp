@@ -289,7 +289,7 @@ void __syncthreads(void)
 }
 void threads_meet(uint32_t number, uint32_t count)
 {
-    if (number == 0 || number > 15 || count % 32 != 0 || emu->current >= count) abort();
+    if (number == 0 || number > 15 || count % 32 != 0 || count > emu->threads) abort();
     turn t = {&emu->some_generation[number], emu->some_generation[number]};
     arrive(&emu->some_arrived[number], &emu->some_generation[number], count);
     emulator_wait(turned, &t);

@@ -253,6 +253,10 @@ template <typename T> struct warpgroup_unit {
         }
     }
 };
+static inline float exp2_near(float x)
+{
+    return exp2f(x);
+}
 static inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c)
 {
     uint32_t d = 0;

@@ -1,13 +1,14 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch] [--chains]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--attention]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, whole decode steps as one captured
  * graph, kernel by kernel and as one chain, steps of 1 to 16 sequences and each of their kernels over all
  * layers (cold: every layer has its own weights; bench_batch.cu; --batch: nothing but these), decode attention over a long
- * context, prefill. --quick: fewer repeats. How long layers of other shapes and formats take, experts and delta nets among
- * them, `helm-profile --programs` measures with the worker's own programs.
+ * context, prefill. --attention: prefill attention alone, over cases of it (bench_attention.cu). --quick: fewer repeats. How long
+ * layers of other shapes and formats take, experts and delta nets among them, `helm-profile --programs` measures with the worker's
+ * own programs.
  *
  * Times are medians of repeated graph replays by CUDA events. Exit 1: the check failed. */
 #include <math.h>
@@ -223,7 +224,8 @@ static void bench_prefill(struct bench *b, struct bench_model *m)
             for (uint32_t l = 0; l < s->layers; l++) {
                 struct gpuk_attention a = {};
                 a.step = m->step, a.kv = m->kv, a.kv.layer = l, a.heads = s->heads, a.scale = 0.088f;
-                const struct gpuk_prefill prefill = {a, m->q16, m->a16, DTYPE_BF16, 1, {}};
+                const struct gpuk_prefill prefill = {
+                    a, m->q16, m->a16, DTYPE_BF16, 1, {}, m->matmul_workspace};
                 GPUK(gpuk_attention_prefill(m->device, &prefill, n, 0, b->stream, &err));
             }
         });
@@ -257,17 +259,20 @@ static void bench_long(struct bench *b, struct bench_model *m)
 int main(int argc, char **argv)
 {
     struct bench b = {};
-    bool quick = false, batch = false, chains = false;
+    bool quick = false, batch = false, chains = false, attention = false;
     const struct {
         const char *name;
         bool *on;
-    } options[] = {{"--quick", &quick}, {"--batch", &batch}, {"--chains", &chains}};
+    } options[] = {{"--quick", &quick},
+                   {"--batch", &batch},
+                   {"--chains", &chains},
+                   {"--attention", &attention}};
     for (int i = 1; i < argc; i++) {
         bool known = false;
         for (const auto &o : options)
             if (strcmp(argv[i], o.name) == 0) *o.on = known = true;
         if (known) continue;
-        fprintf(stderr, "usage: %s [--quick] [--batch] [--chains]\n", argv[0]);
+        fprintf(stderr, "usage: %s [--quick] [--batch] [--chains] [--attention]\n", argv[0]);
         return 2;
     }
     int bad = 0;
@@ -278,6 +283,7 @@ int main(int argc, char **argv)
     CUDA(cudaEventCreate(&b.end));
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
+    if (attention) return bench_attention(&b) ? 1 : 0;
     measure_limits(&b);
     const uint32_t early = early_of(&b);
     const struct bench_shape shapes[] = {{"Qwen3-8B", 36, 4096, 12288, 32, 8, 128, 151936},

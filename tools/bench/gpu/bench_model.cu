@@ -374,7 +374,7 @@ void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flag
                           &err));
         enqueue_product(m, tokens, {w->qkv, m->h, m->q, qkv, s->hidden, DTYPE_F32, false});
         GPUK(gpuk_rope_append(&a, tokens, m->q16, DTYPE_BF16, 0, m->stream, &err));
-        const struct gpuk_prefill prefill = {a, m->q16, m->a16, DTYPE_BF16, 1, {}};
+        const struct gpuk_prefill prefill = {a, m->q16, m->a16, DTYPE_BF16, 1, {}, m->matmul_workspace};
         GPUK(gpuk_attention_prefill(m->device, &prefill, tokens, flags, m->stream, &err));
         enqueue_product(m, tokens, {w->o, m->a16, m->x, s->hidden, q, DTYPE_F32, true});
         GPUK(gpuk_rmsnorm(count, tokens, m->x, m->ones, 1e-6f, s->hidden, m->h, DTYPE_BF16, 0, m->stream,

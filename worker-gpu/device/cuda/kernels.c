@@ -28,7 +28,8 @@ static int run_attention(struct device *d, const struct op *op, struct helm_err 
                                          .out = a->out,
                                          .out_dtype = a->out_dtype,
                                          .rows = a->rows,
-                                         .part = a->part};
+                                         .part = a->part,
+                                         .workspace = op->workspace};
     return gpuk_attention_prefill(caps, &prefill, op->tokens, op->flags, STREAM(d), err);
 }
 
