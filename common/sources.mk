@@ -55,11 +55,15 @@ MODEL_SRC := \
   common/model/arch/gpt_oss.c \
   common/model/arch/granite.c \
   common/model/arch/llama.c \
+  common/model/arch/minimax.c \
   common/model/arch/mixtral.c \
+  common/model/arch/olmo.c \
   common/model/arch/opt.c \
   common/model/arch/phi3.c \
   common/model/arch/qwen.c \
   common/model/arch/qwen35.c \
+  common/model/arch/seed_oss.c \
+  common/model/arch/smollm3.c \
   common/model/arch/state_test.c \
   common/model/checkpoint.c \
   common/model/config.c \

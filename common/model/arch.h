@@ -79,7 +79,8 @@ struct arch {
     const char
         *gguf_told_by; /* a key of this architecture that is there and not 0, where several share the name */
     bool for_tests;    /* messages do not name it */
-    bool gguf_interleaved;     /* rows of q and k are as model_tensor.interleaved_heads says */
+    bool gguf_interleaved;     /* rows of q and k are as model_tensor.interleaved_heads says, */
+    bool interleaved;          /* in safetensors files, too */
     struct model_config start; /* what absent keys mean */
     void (*gguf_start)(
         struct model_config *config); /* the same of GGUF files, where it differs; NULL: it does not */
@@ -105,14 +106,18 @@ struct arch {
 };
 
 /* arch/llama.c, qwen.c, dots.c, mixtral.c, gpt_oss.c; one a line from here on */
-extern const struct arch arch_llama, arch_mistral, arch_qwen2, arch_qwen3, arch_qwen2_moe, arch_qwen3_moe,
-    arch_dots1, arch_mixtral, arch_gpt_oss;
+extern const struct arch arch_llama, arch_mistral, arch_ministral3, arch_qwen2, arch_qwen3, arch_qwen2_moe,
+    arch_qwen3_moe, arch_dots1, arch_mixtral, arch_gpt_oss;
 extern const struct arch arch_phi3;
 extern const struct arch arch_opt;
 extern const struct arch arch_granite;
 extern const struct arch arch_qwen35, arch_qwen35_moe, arch_qwen3_next; /* arch/qwen35.c */
 extern const struct arch arch_gemma3, arch_gemma4;                      /* arch/gemma.c */
-extern const struct arch arch_glm4_moe;                                 /* arch/glm.c */
+extern const struct arch arch_minimax_m2;                               /* arch/minimax.c */
+extern const struct arch arch_glm4, arch_glm4_moe;                      /* arch/glm.c */
+extern const struct arch arch_smollm3;
+extern const struct arch arch_seed_oss;
+extern const struct arch arch_olmo2, arch_olmo3; /* arch/olmo.c */
 extern const struct arch arch_state_test;
 /* The registry: index from 0, NULL behind the last. */
 const struct arch *arch_at(uint32_t index);

@@ -275,8 +275,24 @@ out:
     return rc;
 }
 
+/* Rows of q and k, of which those that turn may lie interleaved in files. */
+static void mark_interleaved(struct model *model)
+{
+    const struct model_config *c = &model->config;
+    const struct arch *arch = arch_of(c);
+    if (c->gguf ? !arch->gguf_interleaved : !arch->interleaved) return;
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        struct model_tensor *t = &model->tensors[i];
+        const bool q = t->role == TENSOR_Q || t->role == TENSOR_Q_BIAS,
+                   k = t->role == TENSOR_K || t->role == TENSOR_K_BIAS;
+        if (q || k) t->interleaved_heads = q ? c->heads : c->kv_heads;
+        if (q || k) t->interleaved_rows = c->rope[0].dims;
+    }
+}
+
 int checkpoint_finish(struct model *model, struct helm_err *err)
 {
+    mark_interleaved(model);
     int rc = scaled_finish(model, err);
     if (!rc) rc = check_complete(model, err);
     if (rc) return rc;

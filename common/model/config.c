@@ -37,8 +37,17 @@ static const struct arch *named_arch(const json_t *root, const char *type, const
     return NULL;
 }
 
-/* The text's own keys, with those of the whole where it has none. *text is the caller's. */
-static int open_text(const json_t *root, const struct arch *arch, json_t **text, struct helm_err *err)
+/* Which of those that the same architecture has as its text is of this model_type; NULL: none. */
+static const struct arch *text_of(const struct arch *arch, const char *type)
+{
+    if (!type || strcmp(type, arch->model_type) == 0) return arch;
+    if (arch->text_type && strcmp(type, arch->text_type) == 0) return arch;
+    const struct arch *other = arch_find_type(type);
+    return other && other->outer[0] && strcmp(other->outer[0], arch->outer[0]) == 0 ? other : NULL;
+}
+
+/* The text's own keys, with those of the whole where it has none. *text is the caller's; *arch becomes the text's. */
+static int open_text(const json_t *root, const struct arch **arch, json_t **text, struct helm_err *err)
 {
     json_t *inner = json_object_get(root, "text_config"),
            *tied = json_object_get(root, "tie_word_embeddings");
@@ -47,8 +56,8 @@ static int open_text(const json_t *root, const struct arch *arch, json_t **text,
         return helm_fail(err, HELM_E_FORMAT, "'text_config' is missing, or not an object");
     int rc = json_get_string(inner, "model_type", false, &type, err);
     if (rc) return rc;
-    if (type && strcmp(type, arch->model_type) != 0 &&
-        (!arch->text_type || strcmp(type, arch->text_type) != 0))
+    *arch = text_of(*arch, type);
+    if (!*arch)
         return helm_fail(err, HELM_E_UNSUPPORTED, "'text_config': model_type '%.60s' is not supported here",
                          type);
     *text = json_copy(inner);
@@ -71,7 +80,7 @@ static int read_architecture(json_t *root, const struct arch **arch, json_t **te
     if (!*arch)
         return helm_fail(err, HELM_E_UNSUPPORTED, "architecture '%.60s' is not supported (supported: %s)",
                          name, arch_names(known, sizeof known, false));
-    if (outer) return open_text(root, *arch, text, err);
+    if (outer) return open_text(root, arch, text, err);
     if (type && strcmp(type, (*arch)->model_type) != 0)
         return helm_fail(err, HELM_E_MISMATCH, "architecture '%s' contradicts 'model_type' '%.60s'",
                          (*arch)->architecture, type);

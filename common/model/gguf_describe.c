@@ -11,6 +11,7 @@
 #include "common/model/fused.h"
 #include "common/model/gguf_model.h"
 #include "common/model/gguf_write.h"
+#include "common/model/keys.h"
 
 /* What GGUF's blocks are since 2023; llama.cpp asks for it. */
 #define QUANTIZATION_VERSION 2
@@ -72,7 +73,7 @@ static void put_rope(struct describing *d, const struct model_config *c)
 {
     const struct rope_config *rope = &c->rope[0];
     gguf_put_f32(d->values, key_of(d, "rope.freq_base"), (float)rope->theta);
-    if (!c->partial_rope) /* else the table of keys has it */
+    if (!keys_reads_gguf(d->arch, "rope.dimension_count"))
         gguf_put_u32(d->values, key_of(d, "rope.dimension_count"), c->head_dim);
     if (rope->kind != ROPE_LINEAR && rope->kind != ROPE_YARN) return;
     gguf_put_text(d->values, key_of(d, "rope.scaling.type"), rope->kind == ROPE_YARN ? "yarn" : "linear");
@@ -81,6 +82,8 @@ static void put_rope(struct describing *d, const struct model_config *c)
     gguf_put_u32(d->values, key_of(d, "rope.scaling.original_context_length"), rope->original_context);
     gguf_put_f32(d->values, key_of(d, "rope.scaling.yarn_beta_fast"), (float)rope->beta_fast);
     gguf_put_f32(d->values, key_of(d, "rope.scaling.yarn_beta_slow"), (float)rope->beta_slow);
+    if (rope->attention_factor == 1 && keys_reads_gguf(d->arch, "rope.scaling.yarn_log_multiplier"))
+        gguf_put_f32(d->values, key_of(d, "rope.scaling.yarn_log_multiplier"), 1);
 }
 
 /* ---- reading it again ---- */

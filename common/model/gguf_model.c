@@ -150,16 +150,6 @@ static int read_ropes(struct model *model, bool headers, const struct gguf_files
     return rc;
 }
 
-static void mark_interleaved(struct model *model)
-{
-    const struct model_config *c = &model->config;
-    for (uint32_t i = 0; i < model->tensor_count; i++) {
-        struct model_tensor *t = &model->tensors[i];
-        if (t->role == TENSOR_Q || t->role == TENSOR_Q_BIAS) t->interleaved_heads = c->heads;
-        if (t->role == TENSOR_K || t->role == TENSOR_K_BIAS) t->interleaved_heads = c->kv_heads;
-    }
-}
-
 static int read_tensors(struct model *model, const struct gguf_files *files, struct helm_err *err)
 {
     int rc = checkpoint_start(model, err);
@@ -173,7 +163,6 @@ static int read_tensors(struct model *model, const struct gguf_files *files, str
         const uint64_t end = part->data_offset + (last ? last->begin + last->bytes : 0);
         if (model->shards[p].bytes < end) model->shards[p].bytes = end;
     }
-    if (!rc && arch_of(&model->config)->gguf_interleaved) mark_interleaved(model);
     return rc ? rc : checkpoint_finish(model, err);
 }
 

@@ -206,7 +206,7 @@ static int read_gguf(const struct keys *keys, const struct arch_key *row, struct
     return rc;
 }
 
-static bool reads_gguf_key(const struct arch *arch, const char *name)
+bool keys_reads_gguf(const struct arch *arch, const char *name)
 {
     for (const struct arch_key *row = arch->keys; row->kind; row++)
         for (int i = 0; i < 2 && row->gguf[i]; i++)
@@ -218,7 +218,7 @@ int keys_read(const struct keys *keys, struct model_config *config, struct helm_
 {
     int rc = 0;
     for (const struct arch_key *row = demands; keys->header && row->kind && !rc; row++)
-        if (!reads_gguf_key(keys->arch, row->gguf[0])) rc = read_gguf(keys, row, config, err);
+        if (!keys_reads_gguf(keys->arch, row->gguf[0])) rc = read_gguf(keys, row, config, err);
     for (const struct arch_key *row = keys->arch->keys; row->kind && !rc; row++)
         rc = keys->json ? read_json(keys->json, row, config, err) : read_gguf(keys, row, config, err);
     return rc;

@@ -22,6 +22,9 @@ struct keys {
 const char *keys_row_name(const struct keys *keys, const struct arch_key *row, char name[KEYS_NAME_MAX]);
 const char *keys_name(const struct keys *keys, size_t member, char name[KEYS_NAME_MAX]);
 
+/* Whether its table has this key of GGUF files. */
+bool keys_reads_gguf(const struct arch *arch, const char *name);
+
 /* All rows of the architecture's table; from a GGUF file also those of keys that only some architectures compute by. */
 HELM_MUST_CHECK int keys_read(const struct keys *keys, struct model_config *config, struct helm_err *err);
 /* Numbers that follow from others, and whether all of them fit together. Before the architecture's `layers`. */

@@ -29,6 +29,11 @@ uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_
     return count;
 }
 
+float math_growth(float growth, uint32_t context, uint32_t position)
+{
+    return growth != 0 ? 1 + growth * logf(1 + (float)(position / context)) : 1;
+}
+
 /* Takes out what the configuration has not. */
 static void keep_existing(const struct model_config *config, struct math_op *op)
 {
@@ -42,6 +47,7 @@ static void keep_existing(const struct model_config *config, struct math_op *op)
 static bool exists(const struct model_config *config, const struct math_op *op)
 {
     const enum tensor_role role = op->weights ? op->weight[0] : op->router;
+    if (op->kind == MATH_ADD_NORMED && op->norm == TENSOR_NONE) return config->q_growth != 0;
     return role == TENSOR_NONE || role == TENSOR_HEAD || model_role_exists(config, role);
 }
 
@@ -135,6 +141,10 @@ static void build_part(const struct model_config *config, const struct math_part
         keep_existing(config, op);
         build_state(config, to, op);
         if (op->kind == MATH_ATTENTION) build_heads(config, op);
+        if (op->kind == MATH_ADD_NORMED && op->norm == TENSOR_NONE) {
+            op->growth = (float)config->q_growth;
+            op->growth_context = config->rope[0].original_context;
+        }
         if (op->kind == MATH_ROUTE) routed = op->norm;
         if (op->kind == MATH_EXPERTS_GLU) op->own_norm = op->norm != routed;
     }

@@ -64,7 +64,8 @@ struct model_config {
     uint32_t draft_layers; /* layers behind the last, which only drafts use: their tensors are skipped */
     /* What `window` and `sparse` are made of */
     uint32_t sliding_window, window_layers, sparse_step, leading_dense, shared_experts;
-    uint32_t full_attention_interval; /* each such layer attends (of hybrids), or has no window; 0: all do */
+    uint32_t
+        full_attention_interval; /* each such layer attends (of hybrids), or has no window, or no RoPE; 0: all do */
     bool use_window;
     struct model_delta delta;
     bool *recurrent;      /* [layers]: of hybrids, the layer is a gated delta net; NULL: none is */
@@ -74,6 +75,8 @@ struct model_config {
     /* Multipliers of the embedding, of what is added to the residual stream, of attention's scores, of logits; 0: none */
     double embedding_scale, residual_scale, attention_scale, logit_scale;
     double logit_cap; /* soft cap of logits; 0: none */
+    double
+        q_growth; /* q grows with each original context (rope[0]) behind it: math_growth (unit.h); 0: it does not */
     bool *
         reads; /* [layers], owned: the layer reads another one's cache (model_cache_layer); NULL: none does */
     uint32_t reading_layers; /* number of these layers, which are the last */
@@ -86,7 +89,8 @@ struct model_config {
     /* Kinds of layers name theirs (math_op.rope). The second is that of layers with a window; its theta is 0 where all have the
      * first. */
     struct rope_config rope[MODEL_ROPES_MAX];
-    bool qk_norm;                        /* RMSNorm over each head of q and k before RoPE (Qwen3) */
+    bool qk_norm;                        /* RMSNorm over each head of q and k before RoPE (Qwen3), */
+    bool whole_norms;                    /* or over all heads of one together (MiniMax-M2) */
     bool q_bias, k_bias, v_bias, o_bias; /* attention biases */
     bool mlp_bias;
     bool tied_head;   /* lm_head is embed_tokens */
@@ -165,6 +169,7 @@ struct model_tensor {
     /* Heads whose rows (of a bias: values) lie interleaved in the file: rows 2i and 2i + 1 of a head are its rows i and
      * i + half of it; 0: rows are in order. model_shards_read brings them in order. */
     uint32_t interleaved_heads;
+    uint32_t interleaved_rows; /* of each such head, the first ones, which turn; 0: all */
     /* In a file that has a tensor for each expert: pieces[piece .. piece + experts) of equal bytes, which make up the
      * tensor in this order; piece_count 0: the tensor is one run of the file. `shard` and `offset` are the first's. */
     uint32_t piece, piece_count;

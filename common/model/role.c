@@ -18,6 +18,8 @@ enum dim {
     DIM_Q,
     DIM_KV,
     DIM_HEAD,
+    DIM_Q_NORM, /* of each head, or of all together */
+    DIM_K_NORM,
     DIM_HEADS,
     DIM_INTERMEDIATE,
     DIM_EXPERTS,        /* their number */
@@ -43,6 +45,8 @@ static const size_t dims[][2] = {
     [DIM_Q] = {AT(heads), AT(head_dim)},
     [DIM_KV] = {AT(kv_heads), AT(head_dim)},
     [DIM_HEAD] = {AT(head_dim), NONE},
+    [DIM_Q_NORM] = {AT(head_dim), NONE},
+    [DIM_K_NORM] = {AT(head_dim), NONE},
     [DIM_HEADS] = {AT(heads), NONE},
     [DIM_INTERMEDIATE] = {AT(intermediate), NONE},
     [DIM_EXPERTS] = {AT(router.experts), NONE},
@@ -102,9 +106,9 @@ static const struct role roles[TENSOR_ROLE_COUNT] = {
     [TENSOR_V_BIAS] = {"self_attn.v_proj.bias", "attn_v.bias", ATTENTION, DIM_ONE, DIM_KV, IF(v_bias)},
     [TENSOR_O_BIAS] = {"self_attn.o_proj.bias", "attn_output.bias", ATTENTION, DIM_ONE, DIM_HIDDEN,
                        IF(o_bias)},
-    [TENSOR_Q_NORM] = {"self_attn.q_norm.weight", "attn_q_norm.weight", ATTENTION, DIM_ONE, DIM_HEAD,
+    [TENSOR_Q_NORM] = {"self_attn.q_norm.weight", "attn_q_norm.weight", ATTENTION, DIM_ONE, DIM_Q_NORM,
                        IF(qk_norm)},
-    [TENSOR_K_NORM] = {"self_attn.k_norm.weight", "attn_k_norm.weight", ATTENTION, DIM_ONE, DIM_HEAD,
+    [TENSOR_K_NORM] = {"self_attn.k_norm.weight", "attn_k_norm.weight", ATTENTION, DIM_ONE, DIM_K_NORM,
                        IF(qk_norm)},
     [TENSOR_SINKS] = {"self_attn.sinks", "attn_sinks.weight", ATTENTION, DIM_ONE, DIM_HEADS, IF(sinks)},
     [TENSOR_DELTA_QKV] = {"linear_attn.in_proj_qkv.weight", "attn_qkv.weight", ATTENTION, DIM_CHANNELS,
@@ -256,6 +260,8 @@ static uint64_t dim_of(const struct model_config *config, enum dim dim, int32_t 
         model_heads_of(config, within && config->window && config->window[layer]);
     if (dim == DIM_INTERMEDIATE && within && config->widths) return config->widths[layer];
     uint64_t product = 1;
+    if (dim == DIM_Q_NORM) dim = config->whole_norms ? DIM_Q : DIM_HEAD;
+    if (dim == DIM_K_NORM) dim = config->whole_norms ? DIM_KV : DIM_HEAD;
     if (dim == DIM_Q) return (uint64_t)config->heads * heads.head_dim;
     if (dim == DIM_KV) return (uint64_t)heads.kv_heads * heads.head_dim;
     if (dim == DIM_HEAD) return heads.head_dim;

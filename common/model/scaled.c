@@ -350,8 +350,7 @@ static int64_t read_some(const struct model_shards *shards, const struct model_t
     if (r.count > left) r.count = left;
     if (r.count > RUN_BYTES / t->cols + 1) r.count = RUN_BYTES / t->cols + 1;
     if (t->interleaved_heads) { /* as in shards.c */
-        const uint64_t head = t->rows / t->interleaved_heads, i = first % head;
-        r.first = first - i + (i < head / 2 ? 2 * i : 2 * (i - head / 2) + 1);
+        r.first = model_shards_row(t, t->rows, first);
         r.count = 1;
     }
     const int rc = t->format == FORMAT_FP8

@@ -45,6 +45,14 @@ static int read_pieces(const struct model_shards *shards, const struct model_ten
     return rc;
 }
 
+uint64_t model_shards_row(const struct model_tensor *t, uint64_t rows, uint64_t row)
+{
+    const uint64_t head = rows / t->interleaved_heads, i = row % head,
+                   half = (t->interleaved_rows ? t->interleaved_rows : head) / 2;
+    if (i >= 2 * half) return row;
+    return row - i + (i < half ? 2 * i : 2 * (i - half) + 1);
+}
+
 static int read_whole(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
                       uint64_t bytes, void *to, struct helm_err *err)
 {
@@ -54,11 +62,9 @@ static int read_whole(const struct model_shards *shards, const struct model_tens
     const int fd = shards->fd[t->shard];
     if (!t->interleaved_heads) return file_pread_all(fd, to, (size_t)bytes, t->offset + from, t->name, err);
     const uint64_t rows = t->rows > 1 ? t->rows : t->cols, row_bytes = t->bytes / rows;
-    const uint64_t head = rows / t->interleaved_heads;
     int rc = 0;
     for (uint64_t at = from, part; at < from + bytes && !rc; at += part) {
-        const uint64_t row = at / row_bytes, i = row % head, inside = at % row_bytes;
-        const uint64_t there = row - i + (i < head / 2 ? 2 * i : 2 * (i - head / 2) + 1);
+        const uint64_t there = model_shards_row(t, rows, at / row_bytes), inside = at % row_bytes;
         part = row_bytes - inside;
         if (part > from + bytes - at) part = from + bytes - at;
         rc = file_pread_all(fd, (char *)to + (at - from), (size_t)part,

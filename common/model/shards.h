@@ -29,5 +29,7 @@ struct model_rows {
 };
 HELM_MUST_CHECK int model_shards_read_rows(const struct model_shards *shards, const struct model_rows *what,
                                            void *to, struct helm_err *err);
+/* Where in its file row `row` of `rows` lies, of a tensor with interleaved heads. */
+uint64_t model_shards_row(const struct model_tensor *tensor, uint64_t rows, uint64_t row);
 /* Accepts a zeroed struct. */
 void model_shards_close(struct model_shards *shards);

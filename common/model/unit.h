@@ -151,7 +151,7 @@ enum math_kind {
     MATH_EXPERTS_GLU, /* of each chosen expert: out = activation(its gate * input) * (its up * input) */
     MATH_EXPERTS_DOWN, /* out = the sum, in the order of choice, of weight * (the expert's down * its input); or is added to out */
     MATH_WEIGH,      /* out *= sigmoid of (router * input) */
-    MATH_ADD_NORMED, /* out += norm of input, or of the sum of two normed inputs */
+    MATH_ADD_NORMED, /* out += norm of input, or of the sum of two normed inputs; not residual: in place */
     MATH_RUNNING_MEAN, /* state += input; out = state / (position + 1): the sum of a sequence's inputs is its state */
     MATH_PER_LAYER, /* of each layer: out = (norm of in_scale * input + table_scale * the token's row of weight) * out_scale */
     MATH_DELTA, /* the short convolution of q, k and v, then the gated delta rule of each v head, whose output is normed and
@@ -207,6 +207,9 @@ struct math_op {
      * `other` by other_norm, added; without `other` it is `in` itself */
     enum tensor_role out_factor, in_norm, other_norm;
     enum model_buffer other;
+    /* and, in place alone: times 1 + growth * log(1 + floor(position / growth_context)); 0: as it is; filled in */
+    float growth;
+    uint32_t growth_context;
     /* ATTENTION */
     enum tensor_role q_norm, k_norm; /* of each head */
     bool v_normed;                   /* each head of v has an RMS norm without a weight */
@@ -238,6 +241,8 @@ static inline uint32_t math_biases(const struct math_op *op)
 {
     return op->kind == MATH_ROUTE ? 2 : op->weights;
 }
+/* What multiplies the numbers of a position. */
+float math_growth(float growth, uint32_t context, uint32_t position);
 /* The tensors that an operation names, TENSOR_NONE left out: their number. */
 #define MATH_ROLES_MAX (2 * MATH_WEIGHTS_MAX + 15)
 uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_MAX]);

@@ -38,7 +38,9 @@ static const char *const models[] = {"qwen3",     "qwen2-bias", "llama3-ropescal
                                      "opt",       "granite",    "qwen35",
                                      "qwen35moe", "qwen3next",  "gemma3",
                                      "gemma4",    "gemma4moe",  "gemma4e",
-                                     "glm4moe"};
+                                     "glm4moe",   "minimaxm2",  "glm4",
+                                     "smollm3",   "seedoss",    "olmo2",
+                                     "olmo3",     "ministral3"};
 
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
 
@@ -311,7 +313,8 @@ static void gemma4e_agrees(void **state)
     (void)state;
     run_model(17);
 }
-/* GLM-4.5: a part of each head turned, experts chosen by sigmoids beside a shared one. */
+/* A part of each head turned, also interleaved; experts chosen by sigmoids beside a shared one and alone; norms of q and k as
+ * wholes; layers in which nothing turns; norms of outputs alone; q that grows. */
 #define FAMILIES 18
 static void families_agree(void **state)
 {

@@ -198,7 +198,9 @@ static void workers_take_what_the_ledger_says(void **state)
                                          "mixtral",   "opt",       "phi3",    "qwen2-bias",
                                          "qwen2moe",  "qwen3",     "qwen35",  "qwen35moe",
                                          "qwen3moe",  "qwen3next", "gemma3",  "gemma4",
-                                         "gemma4moe", "gemma4e",   "glm4moe"};
+                                         "gemma4moe", "gemma4e",   "glm4moe", "minimaxm2",
+                                         "glm4",      "smollm3",   "seedoss", "olmo2",
+                                         "olmo3",     "ministral3"};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         uint32_t run = 0;
         char folder[64];

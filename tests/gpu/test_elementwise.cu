@@ -202,6 +202,31 @@ static void test_add_normed(struct test_context *t, uint32_t hidden, bool in_pla
     check_close(t, out.read<float>(), expected, 4e-6, two ? "add two normed" : "add normed");
 }
 
+/* Rows that stand among others, normed or as they are, grown by their positions; what is between them stays, and rows beyond the
+ * count. */
+static void test_in_place(struct test_context *t, uint32_t width, bool norm, float growth)
+{
+    const uint32_t tokens = 5, count = 4, stride = width + 12;
+    const std::vector<uint32_t> position = {7, 99, 100, 350, 0};
+    auto x = random_floats(t, (size_t)tokens * stride), weight = random_floats(t, width);
+    gpu_buffer dx(x), dweight(weight), dposition(position), counter(std::vector<uint32_t>{count});
+    struct gpuk_add_normed a = {};
+    a.in = a.out = dx.as<float>(), a.norm = norm ? dweight.as<float>() : nullptr, a.eps = 1e-5f;
+    a.width = width, a.stride = stride, a.position = dposition.as<uint32_t>(), a.growth = growth;
+    a.growth_context = 100;
+    GPUK(gpuk_add_normed(&a, counter.as<uint32_t>(), tokens, 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    std::vector<double> expected(x.begin(), x.end());
+    for (uint32_t n = 0; n < count; n++) {
+        double *at = &expected[(size_t)n * stride];
+        const double by = 1 + growth * log(1 + floor(position[n] / 100.0));
+        const std::vector<double> y =
+            norm ? normed_row(at, weight.data(), width) : std::vector<double>(at, at + width);
+        for (uint32_t i = 0; i < width; i++) at[i] = y[i] * by;
+    }
+    check_close(t, dx.read<float>(), expected, 4e-6, norm ? "norm in place" : "grow in place");
+}
+
 /* Each layer's part is normed and has its part of the token's row added.
  * Numbers between the rows stay as they are, and so do rows beyond the count. */
 static void test_per_layer(struct test_context *t, uint32_t layers, uint32_t width)
@@ -259,6 +284,9 @@ void test_elementwise(struct test_context *t)
     test_add_normed(t, 7, false, true, false);
     test_add_normed(t, 2816, true, true, true);
     test_add_normed(t, 7, false, false, true);
+    test_in_place(t, 6144, true, 0);
+    test_in_place(t, 36, false, 0.1f);
+    test_in_place(t, 300, true, 0.4f);
     test_per_layer(t, 5, 256);
     test_per_layer(t, 3, 7);
     test_soft_cap(t, 7);

@@ -135,7 +135,7 @@ static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
     }
 }
 
-/* Normed in place, then added to the residual stream. */
+/* Normed in place, then added to the residual stream, or grown. */
 static void chunk_add_normed(void *ctx, uint32_t chunk, uint32_t thread)
 {
     (void)thread;
@@ -152,7 +152,12 @@ static void chunk_add_normed(void *ctx, uint32_t chunk, uint32_t thread)
             v->rmsnorm(other, other, e->other_norm, e->width, (float)run->config->norm_eps);
             v->add(in, other, e->width);
         }
-        v->rmsnorm(in, in, e->norm, e->width, (float)run->config->norm_eps);
+        if (e->norm) v->rmsnorm(in, in, e->norm, e->width, (float)run->config->norm_eps);
+        if (!e->residual) { /* in place */
+            const float by = math_growth(e->growth, e->growth_context, run->batch.position[t]);
+            for (uint32_t i = 0; e->growth != 0 && i < e->width; i++) in[i] *= by;
+            continue;
+        }
         float *x = e->out + (size_t)t * e->width;
         v->add(x, in, e->width);
         for (uint32_t i = 0; e->vector && i < e->width; i++) x[i] *= *e->vector;

@@ -385,17 +385,20 @@ static void make_add_normed(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
     struct program_entry *e = lower_entry(low, OP_ADD_NORMED, m->layer);
-    e->norm = weights_vector(s->weights, m->op->norm, m->layer);
+    if (m->op->norm != TENSOR_NONE) e->norm = weights_vector(s->weights, m->op->norm, m->layer);
     e->in = s->act->buffer[m->op->in];
     e->out = s->act->buffer[m->op->out[0]];
     e->width = s->act->width[m->op->in];
+    e->residual = m->op->residual;
+    e->growth = m->op->growth;
+    e->growth_context = m->op->growth_context;
     if (m->op->out_factor != TENSOR_NONE) e->vector = weights_vector(s->weights, m->op->out_factor, m->layer);
     if (m->op->other != BUFFER_NONE) {
         e->other = s->act->buffer[m->op->other];
         e->in_norm = weights_vector(s->weights, m->op->in_norm, m->layer);
         e->other_norm = weights_vector(s->weights, m->op->other_norm, m->layer);
     }
-    if (!e->norm || !e->in || !e->vector != !m->op->out_factor ||
+    if (!e->norm != !m->op->norm || (e->residual && !e->norm) || !e->in || !e->vector != !m->op->out_factor ||
         (e->other && (!e->in_norm || !e->other_norm)))
         lower_unsupported(low, m->layer, "an output's norm without weight");
 }

@@ -57,7 +57,7 @@ struct program_delta {
 struct program_entry {
     enum op_kind kind;
     bool sampled;                /* runs over the sampled rows, not over the tokens */
-    bool residual;               /* LINEAR, sums of experts: adds to out */
+    bool residual;               /* LINEAR, sums of experts, ADD_NORMED: adds to out */
     bool gated;                  /* LINEAR: segments 0 and 1 are gate and up */
     enum activation activation;  /* LINEAR: of segment 0, times segment 1 if it is gated */
     bool layer_norm;             /* NORM: LayerNorm; else RMS */
@@ -105,6 +105,8 @@ struct program_entry {
     /* ADD_NORMED: its input is that of in_norm plus that of other_norm; other NULL: there is one alone */
     const float *in_norm, *other_norm;
     float *other;
+    float growth; /* ADD_NORMED that is not residual: as in struct math_op */
+    uint32_t growth_context;
     const float *scale_of; /* ROUTE: of the chosen experts' weights, or NULL */
     /* EMBED: learned positions or NULL. WEIGH: the normed input's factors. ROUTE: added for the choice, or NULL. */
     const float *vector;

@@ -231,11 +231,16 @@ HELM_MUST_CHECK int gpuk_rmsnorm(const uint32_t *count, uint32_t tokens, const f
                                  float eps, uint32_t hidden, void *out, enum dtype out_dtype, uint32_t flags,
                                  void *stream, struct helm_err *err);
 /* out[t] = (x[t] + rmsnorm(y[t]) * norm) * *factor, dense rows of fp32 of `width`; out may be x. y is `in`, or, with `other`, the
- * sum rmsnorm(in[t]) * in_norm + rmsnorm(other[t]) * other_norm. factor NULL: 1. */
+ * sum rmsnorm(in[t]) * in_norm + rmsnorm(other[t]) * other_norm. factor NULL: 1. x NULL: out[t] = rmsnorm(in[t]) * norm, or
+ * in[t] where norm is NULL, times 1 + growth * log(1 + floor(position[t] / growth_context)) where growth is not 0; rows are `stride`
+ * apart (0: width), and out may be in. */
 struct gpuk_add_normed {
     const float *in, *in_norm, *other, *other_norm, *norm, *x, *factor;
     float eps;
-    uint32_t width;
+    uint32_t width, stride;
+    const uint32_t *position;
+    float growth;
+    uint32_t growth_context;
     float *out;
 };
 HELM_MUST_CHECK int gpuk_add_normed(const struct gpuk_add_normed *args, const uint32_t *count,

@@ -197,6 +197,27 @@ static void make_swiglu(struct lowering *low, const struct making *m)
                            .out_stride = out.stride};
 }
 
+/* Of q or k, all heads together. */
+static void make_in_place(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct gpu_program *p = low->program;
+    const struct math_op *math = m->at->math;
+    const struct place x = making_place(low, m, math->in);
+    const struct gpuk_step step =
+        gpu_block_step(&p->block, gpu_area(s->buffers, GPU_AREA_BLOCK), p->step.pages_per_slot, m->sub);
+    const uint32_t heads = math->in == BUFFER_Q ? s->model->config.heads : s->model->config.kv_heads;
+    making_op(low, m)->as.add_normed = (struct gpuk_add_normed){.in = (const float *)(void *)x.at,
+                                                                .norm = making_vector(low, m, math->norm),
+                                                                .eps = (float)s->model->config.norm_eps,
+                                                                .width = heads * s->model->config.head_dim,
+                                                                .stride = x.stride,
+                                                                .position = step.position,
+                                                                .growth = math->growth,
+                                                                .growth_context = math->growth_context,
+                                                                .out = (float *)(void *)x.at};
+}
+
 /* The residual stream, or a decode tier's last lane, out of itself and the normed output. */
 static void make_add_normed(struct lowering *low, const struct making *m)
 {
@@ -204,6 +225,10 @@ static void make_add_normed(struct lowering *low, const struct making *m)
     float *x = (float *)(void *)making_place(low, m, BUFFER_X).at;
     const struct math_op *math = m->at->math;
     const bool two = math->other != BUFFER_NONE;
+    if (!math->residual) {
+        make_in_place(low, m);
+        return;
+    }
     making_op(low, m)->as.add_normed =
         (struct gpuk_add_normed){.in = (const float *)(void *)making_place(low, m, math->in).at,
                                  .in_norm = making_vector(low, m, math->in_norm),

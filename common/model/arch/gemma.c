@@ -115,15 +115,10 @@ static const char *const skipped[] = {"vision_tower.",       "multi_modal_projec
 
 /* ---- a layer ---- */
 
-#define TO_OUT(called, input, matrix, vector)                                                                \
-    OP(MATH_LINEAR, called, .in = (input), .weights = 1, .weight = {matrix}, .bias = {vector},               \
-       .out = {BUFFER_OUT})
-#define ADD_NORMED(called, vector)                                                                           \
-    OP(MATH_ADD_NORMED, called, .in = BUFFER_OUT, .norm = (vector), .out = {BUFFER_X}, .residual = true)
 #define ATTENTION_OF(called, products, ...)                                                                  \
     PART(called, UNIT_ATTENTION, products,                                                                   \
-         ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM, __VA_ARGS__),                              \
-         TO_OUT("o", BUFFER_A, TENSOR_O, TENSOR_O_BIAS), ADD_NORMED("add o", TENSOR_ATTN_OUT_NORM))
+         ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM, __VA_ARGS__), USUAL_O_TO_OUT,              \
+         ADD_NORMED("add o", TENSOR_ATTN_OUT_NORM))
 #define GATE_UP                                                                                              \
     OP(MATH_LINEAR, "gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .weights = 2,                        \
        .weight = {TENSOR_GATE, TENSOR_UP}, .out = {BUFFER_GATE, BUFFER_UP},                                  \
@@ -178,7 +173,7 @@ static const struct math_part sparse4 =
        .bias = {TENSOR_Q_BIAS}, .out = {BUFFER_Q})
 #define READING_OF(called, ...)                                                                              \
     PART(called, UNIT_ATTENTION, Q_ALONE, ATTEND(.q_norm = TENSOR_Q_NORM, .other_cache = true, __VA_ARGS__), \
-         TO_OUT("o", BUFFER_A, TENSOR_O, TENSOR_O_BIAS), ADD_NORMED("add o", TENSOR_ATTN_OUT_NORM))
+         USUAL_O_TO_OUT, ADD_NORMED("add o", TENSOR_ATTN_OUT_NORM))
 static const struct math_part reads = READING_OF("attention, shared cache", .rope = 0);
 static const struct math_part window_reads =
     READING_OF("attention in a window, shared", .rope = 1, .windowed = true);

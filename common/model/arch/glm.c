@@ -1,12 +1,19 @@
-/* GLM-4.5, 4.6 and 4.7: a part of each head turns; biases of q, k and v; norms of heads in some; leading dense layers, then experts
- * chosen by a sigmoid and a bias, beside one that every token has with weight 1.
+/* GLM-4 and its later mixtures of experts.
  *
- * The layer of drafts after the last one is skipped. Constant tables and pure functions; see arch.h. */
+ *   GLM-4 (0414)  a part of each head turns, neighbours together, whose rows lie interleaved in files; norms of what halves add, too;
+ *                 gate and up in one tensor
+ *   GLM-4.5       also 4.6 and 4.7: a part of each head turns; biases of q, k and v; norms of heads in some; leading dense layers, then
+ *                 experts chosen by a sigmoid and a bias, beside one that every token has with weight 1
+ *
+ * A layer of drafts after the last one is skipped. Constant tables and pure functions; see arch.h. */
 #include "common/model/arch/usual.h"
 #include "common/model/gguf_model.h"
 
 /* ---- keys ---- */
 
+static const struct arch_key dense_keys[] = {
+    USUAL_KEYS(KEY_STATED, KEY_OPTIONAL), SILU_KEY, QKV_BIAS_KEYS("attention_bias"),
+    COUNT(rope[0].dims, MODEL_HEAD_DIM_MAX, KEY_NEEDED_IN_GGUF, GGUF("rope.dimension_count")), END};
 static const struct arch_key moe_keys[] = {USUAL_KEYS(KEY_STATED, KEY_OPTIONAL),
                                            SILU_KEY,
                                            QKV_BIAS_KEYS("attention_bias"),
@@ -19,6 +26,14 @@ static const struct arch_key moe_keys[] = {USUAL_KEYS(KEY_STATED, KEY_OPTIONAL),
 
 /* ---- tensors ---- */
 
+static const struct arch_name dense_names[] = {{TENSOR_ATTN_OUT_NORM, "post_self_attn_layernorm.weight",
+                                                "post_attention_norm.weight"},
+                                               {TENSOR_MLP_OUT_NORM, "post_mlp_layernorm.weight",
+                                                "post_ffw_norm.weight"},
+                                               {.role = TENSOR_NONE}};
+static const struct fused_tensor fused[] = {{"mlp.gate_up_proj.weight", "ffn_up.weight", FUSED_ROWS,
+                                             FUSED_ROLES(TENSOR_GATE, TENSOR_UP)},
+                                            {.roles = 0}};
 static const struct arch_name moe_names[] = {{TENSOR_MLP_NORM, NULL, "post_attention_norm.weight"},
                                              SHARED_EXPERTS_NAMES,
                                              {.role = TENSOR_NONE}};
@@ -31,6 +46,14 @@ static const struct math_part attention =
 static const struct math_part dense = USUAL_DENSE;
 static const struct math_part sparse = BESIDE_SPARSE;
 static const struct math_part *const parts[] = {SPARSE_PARTS, NULL};
+
+static const struct math_part normed_attention =
+    PART("attention", UNIT_ATTENTION, USUAL_QKV, ATTEND(), USUAL_O_TO_OUT,
+         ADD_NORMED("add o", TENSOR_ATTN_OUT_NORM));
+static const struct math_part normed_dense =
+    PART("MLP", UNIT_MLP, USUAL_GATE_UP, TO_OUT("down", BUFFER_GATE, TENSOR_DOWN, TENSOR_NONE),
+         ADD_NORMED("add down", TENSOR_MLP_OUT_NORM));
+static const struct math_part *const dense_parts[] = {&normed_attention, &normed_dense, NULL};
 
 /* ---- which layer is what ---- */
 
@@ -57,7 +80,23 @@ static void moe_gguf(struct model_config *c)
     c->router.normalise = false;
 }
 
-/* ---- the architecture ---- */
+/* ---- the architectures ---- */
+
+const struct arch arch_glm4 = {.architecture = "Glm4ForCausalLM",
+                               .model_type = "glm4",
+                               .gguf = {"glm4"},
+                               .gguf_interleaved = true,
+                               .interleaved = true,
+                               .start = {ROPE_START(10000), .max_context = 131072, .norm_eps = 1.5625e-7,
+                                         .partial_rope = true, .normed_outputs = true},
+                               .keys = dense_keys,
+                               .names = dense_names,
+                               .fused = fused,
+                               .embed = &usual_embed,
+                               .head = &usual_head,
+                               .parts = dense_parts,
+                               .kind = layers_usual_kind,
+                               .layers = layers_without_window};
 
 const struct arch arch_glm4_moe = {.architecture = "Glm4MoeForCausalLM",
                                    .model_type = "glm4_moe",

@@ -114,6 +114,13 @@
        .out = {BUFFER_Q, BUFFER_K, BUFFER_V})
 /* The rest of its fields may follow: norms of heads, sinks, a scale. */
 #define ATTEND(...) OP(MATH_ATTENTION, "attention", .in = BUFFER_Q, .out = {BUFFER_A}, __VA_ARGS__)
+/* Norms of q and k as wholes, before that. */
+#define NORM_WHOLE(called, buffer, vector)                                                                   \
+    OP(MATH_ADD_NORMED, called, .in = (buffer), .norm = (vector), .out = {buffer})
+#define NORM_Q_K                                                                                             \
+    NORM_WHOLE("norm of q", BUFFER_Q, TENSOR_Q_NORM), NORM_WHOLE("norm of k", BUFFER_K, TENSOR_K_NORM)
+/* q by its position (model_config.q_growth). */
+#define GROW_Q OP(MATH_ADD_NORMED, "scale of q", .in = BUFFER_Q, .out = {BUFFER_Q})
 #define USUAL_O                                                                                              \
     OP(MATH_LINEAR, "o", .in = BUFFER_A, .weights = 1, .weight = {TENSOR_O}, .bias = {TENSOR_O_BIAS},        \
        .out = {BUFFER_X}, .residual = true)
@@ -124,6 +131,13 @@
 #define USUAL_DOWN                                                                                           \
     OP(MATH_LINEAR, "down", .in = BUFFER_GATE, .weights = 1, .weight = {TENSOR_DOWN},                        \
        .bias = {TENSOR_DOWN_BIAS}, .out = {BUFFER_X}, .residual = true)
+/* Of halves whose output is normed before it is added (normed_outputs). */
+#define TO_OUT(called, input, matrix, vector)                                                                \
+    OP(MATH_LINEAR, called, .in = (input), .weights = 1, .weight = {matrix}, .bias = {vector},               \
+       .out = {BUFFER_OUT})
+#define ADD_NORMED(called, vector)                                                                           \
+    OP(MATH_ADD_NORMED, called, .in = BUFFER_OUT, .norm = (vector), .out = {BUFFER_X}, .residual = true)
+#define USUAL_O_TO_OUT TO_OUT("o", BUFFER_A, TENSOR_O, TENSOR_O_BIAS)
 /* Of sparse layers. The choice and all gates read the same input, by the same norm, before anything is added to it. Choice,
  * gates and downs of experts stand together, as chains have them. */
 #define USUAL_ROUTER                                                                                         \

@@ -264,17 +264,23 @@ static void run_add_normed(struct emulated_math *math, const struct op *op)
     float *row = emulated_scratch(math, SCRATCH_Y, c->width * sizeof(float));
     float *other = emulated_scratch(math, SCRATCH_Y2, c->width * sizeof(float));
     for (uint32_t t = 0, n = emulated_count(op->count, op->tokens); t < n && row && other; t++) {
-        const size_t at = (size_t)t * c->width;
+        const size_t at = (size_t)t * (c->stride ? c->stride : c->width);
         const float *in = c->in + at;
+        const float by = c->factor        ? *c->factor
+                         : c->growth != 0 ? math_growth(c->growth, c->growth_context, c->position[t])
+                                          : 1;
         if (c->other) {
             math->vector->rmsnorm(row, in, c->in_norm, c->width, c->eps);
             math->vector->rmsnorm(other, c->other + at, c->other_norm, c->width, c->eps);
             math->vector->add(row, other, c->width);
             in = row;
         }
-        math->vector->rmsnorm(row, in, c->norm, c->width, c->eps);
-        math->vector->add(row, c->x + at, c->width);
-        for (uint32_t i = 0; i < c->width; i++) c->out[at + i] = c->factor ? row[i] * *c->factor : row[i];
+        if (c->norm)
+            math->vector->rmsnorm(row, in, c->norm, c->width, c->eps);
+        else
+            memcpy(row, in, c->width * sizeof(float));
+        if (c->x) math->vector->add(row, c->x + at, c->width);
+        for (uint32_t i = 0; i < c->width; i++) c->out[at + i] = row[i] * by;
     }
 }
 

@@ -111,10 +111,11 @@ __global__ void __launch_bounds__(THREADS)
 {
     __shared__ float scratch[32];
     let_next_start();
-    const float by = a.factor ? *a.factor : 1.0f;
+    float by = a.factor ? *a.factor : 1.0f;
     wait_for_previous();
     if (beyond(count, blockIdx.x)) return;
-    const size_t at = (size_t)blockIdx.x * a.width;
+    const size_t at = (size_t)blockIdx.x * (a.stride ? a.stride : a.width);
+    if (a.growth != 0) by = 1.0f + a.growth * logf(1.0f + (float)(a.position[blockIdx.x] / a.growth_context));
     float squares = 0, others = 0, in_scale = 1, other_scale = 0;
     const auto row = [&](uint32_t i) {
         const float v = __ldcg(a.in + at + i);
@@ -136,8 +137,10 @@ __global__ void __launch_bounds__(THREADS)
         squares += v * v;
     }
     const float scale = norm_scale(squares, a.width, a.eps, scratch);
-    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
-        a.out[at + i] = (__ldcg(a.x + at + i) + row(i) * scale * a.norm[i]) * by;
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS) {
+        const float normed = a.norm ? row(i) * scale * a.norm[i] : row(i);
+        a.out[at + i] = (a.x ? __ldcg(a.x + at + i) + normed : normed) * by;
+    }
 }
 
 __global__ void __launch_bounds__(THREADS)

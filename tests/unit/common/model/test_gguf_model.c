@@ -90,7 +90,7 @@ static void test_architectures(void **state)
     static const char *const interleaved[] = {"llama", "mistral3"};
     for (int i = 0; i < 2; i++) {
         accept(&(struct recipe){.arch = interleaved[i], .biases = true}, &m);
-        assert_string_equal(m.config.architecture, i ? "MistralForCausalLM" : "LlamaForCausalLM");
+        assert_string_equal(m.config.architecture, i ? "Ministral3ForCausalLM" : "LlamaForCausalLM");
         assert_int_equal(model_find(&m, TENSOR_Q, 0)->interleaved_heads, HEADS);
         assert_int_equal(model_find(&m, TENSOR_K_BIAS, 0)->interleaved_heads, 2);
         assert_false(m.config.tied_head);
@@ -110,7 +110,7 @@ static void test_architectures(void **state)
     refuse(&(struct recipe){.arch = "nemotron_h"}, HELM_E_UNSUPPORTED,
            "architecture 'nemotron_h' is not supported (supported: llama, mistral3, qwen2, qwen3, qwen2moe, "
            "qwen3moe, dots1, gpt-oss, qwen35, qwen35moe, qwen3next, phi3, opt, granite, gemma3, gemma4, "
-           "glm4moe)");
+           "minimax-m2, glm4, glm4moe, smollm3, seed_oss, olmo2)");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "token_embd.weight"}, HELM_E_NOT_FOUND,
            "no matrix 'token_embd.weight'");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "blk.0.ffn_up.weight"}, HELM_E_NOT_FOUND,
@@ -155,8 +155,10 @@ static void test_keys(void **state)
 {
     (void)state;
     struct model m;
+    refuse(&(struct recipe){.arch = "llama", .keys = temperature, .key_count = 1}, HELM_E_UNSUPPORTED,
+           "key 'llama.attention.temperature_scale'");
     refuse(&(struct recipe){.arch = "mistral3", .keys = temperature, .key_count = 1}, HELM_E_UNSUPPORTED,
-           "key 'mistral3.attention.temperature_scale'");
+           "'mistral3.attention.temperature_scale' is 0.1: scaling attention by position needs YaRN");
     refuse(&(struct recipe){.arch = "qwen2", .keys = part_of_head, .key_count = 1}, HELM_E_UNSUPPORTED,
            "key 'qwen2.rope.dimension_count' is 8, but heads have 16 values");
     refuse(&(struct recipe){.arch = "qwen2", .keys = value_length, .key_count = 1}, HELM_E_UNSUPPORTED,

@@ -1,4 +1,4 @@
-/* Configurations of Phi-3, OPT, Granite and the hybrids: what their keys mean, and what is refused by name. Each begins with the config.json of
+/* Configurations of Phi-3, OPT, Granite, the hybrids and other families: what their keys mean, and what is refused by name. Each begins with the config.json of
  * the reference in tests/data/golden. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -157,6 +157,48 @@ static void hybrids_are_read(void **state)
     model_config_free(&c);
 }
 
+/* Tables of RoPE: OLMo 3's windows have one that is not scaled; SmolLM3's layers without RoPE one in which nothing turns. */
+static void families_have_second_tables(void **state)
+{
+    (void)state;
+    struct model_config c;
+    float plain[16], scaled[16], still[16], scale = 0;
+    accept("olmo3",
+           "{\"layer_types\": \"DELETE\", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 8, "
+           "\"original_max_position_embeddings\": 128, \"attention_factor\": 1.2}}",
+           &c);
+    for (uint32_t l = 0; l < c.layers; l++) assert_int_equal(c.window[l], l == 3 ? 0 : 40);
+    rope_inv_freq(&c, 0, 128, scaled, &scale);
+    assert_true(fabsf(scale - 1.2f) < 1e-6f);
+    rope_inv_freq(&c, 1, 128, plain, &scale);
+    assert_true(scale == 1 && plain[15] > 7 * scaled[15] && plain[0] == 1);
+    model_config_free(&c);
+    accept("smollm3", "{\"no_rope_layers\": [1, 1, 1, 0], \"num_key_value_heads\": null}", &c);
+    rope_inv_freq(&c, 1, 128, still, &scale);
+    for (int i = 0; i < 16; i++) assert_true(still[i] == 0);
+    assert_true(scale == 1 && c.kv_heads == 2);
+    model_config_free(&c);
+}
+
+/* The text of a Mistral 3 is a Mistral or a Ministral 3, by its model_type; q grows where its rope_parameters say so. */
+#define MISTRAL3 "\"architectures\": [\"Mistral3ForConditionalGeneration\"], \"model_type\": \"mistral3\", "
+static void the_text_of_mistral3_tells_which_it_is(void **state)
+{
+    (void)state;
+    struct model_config c;
+    accept("ministral3", "{" MISTRAL3 "\"text_config\": {\"model_type\": \"ministral3\"}}", &c);
+    assert_string_equal(c.architecture, "Ministral3ForCausalLM");
+    assert_true(c.q_growth == 0.4 && c.rope[0].attention_factor == 1 && c.rope[0].original_context == 128);
+    assert_int_equal(c.window[0], 0);
+    model_config_free(&c);
+    accept("ministral3", "{" MISTRAL3 "\"text_config\": {\"model_type\": \"mistral\"}}", &c);
+    assert_string_equal(c.architecture, "MistralForCausalLM");
+    assert_true(c.q_growth == 0);
+    model_config_free(&c);
+    assert_true(math_growth(0, 128, 4000) == 1 && math_growth(0.5f, 128, 127) == 1);
+    assert_true(fabsf(math_growth(0.5f, 128, 300) - (1 + 0.5f * logf(3))) < 1e-6f);
+}
+
 static void what_is_not_computed_is_refused(void **state)
 {
     (void)state;
@@ -236,6 +278,8 @@ int main(void)
         cmocka_unit_test(opt_is_read),
         cmocka_unit_test(granite_is_read),
         cmocka_unit_test(hybrids_are_read),
+        cmocka_unit_test(families_have_second_tables),
+        cmocka_unit_test(the_text_of_mistral3_tells_which_it_is),
         cmocka_unit_test(what_is_not_computed_is_refused),
     };
     return cmocka_run_group_tests_name("model/other_archs", tests, NULL, NULL);
