@@ -55,7 +55,7 @@ static const struct tok_gguf_kind kinds[] = {
      .splits = {CONTRACTION
                 "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" LINES}},
     {.name = "gpt-4o",
-     .aliases = "llama4 kanana2 talkie",
+     .aliases = "llama4 kanana2 talkie minimax-m2",
      .splits = {CASED(CONTRACTION "?") "|\\p{N}{1,3}|" SIGNS "[\\r\\n/]*|" LINES}},
     {.name = "tekken",
      .ignore_merges = true,
@@ -71,8 +71,9 @@ static const struct tok_gguf_kind kinds[] = {
           "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
           "| ?[\\p{P}\\p{S}]+[\\r\\n]*|" LINES}},
     {.name = "glm4",
-     .aliases = "chatglm-bpe",
+     .aliases = "chatglm-bpe dbrx smaug-bpe", /* OLMo 2 and 3; SmolLM3 */
      .splits = {CONTRACTION "|" WORD "|\\p{N}{1,3}|" SIGNS "[\\r\\n]*|" LINES}},
+    {.name = "seed-coder", .splits = {CONTRACTION "|" WORD "|\\p{N}|" SIGNS "|" LINES}},
 };
 
 const struct tok_gguf_kind *tok_gguf_kind(size_t index)

@@ -226,6 +226,7 @@ static void test_kinds(void **state)
         {"deepseek-llm", "ab 12!?\nc", "ab| |1|2|!?|\n|c"},
         {"deepseek-v3", "ab 1234!x \xE4\xB8\x80\xE4\xB8\x80y", "ab| |123|4|!x| |\xE4\xB8\x80\xE4\xB8\x80|y"},
         {"glm4", "it's 12345", "it|'s| |123|45"},
+        {"seed-coder", "it's 12 (x).\n\ny", "it|'s| |1|2| (|x|).|\n\n|y"},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         const struct tok_gguf_kind *kind = tok_gguf_kind_named(cases[i].name);
@@ -249,9 +250,10 @@ static void test_kinds(void **state)
     }
     assert_null(tok_gguf_kind(COUNT(cases))); /* no kind is left out */
     assert_null(tok_gguf_kind_named("falcon"));
-    static const char *const aliases[][2] = {{"llama3", "llama-bpe"},       {"llama-v3", "llama-bpe"},
-                                             {"deepseek-r1-qwen", "qwen2"}, {"llama4", "gpt-4o"},
-                                             {"chatglm-bpe", "glm4"},       {"phi-2", "gpt-2"}};
+    static const char *const aliases[][2] = {
+        {"llama3", "llama-bpe"}, {"llama-v3", "llama-bpe"}, {"deepseek-r1-qwen", "qwen2"},
+        {"llama4", "gpt-4o"},    {"chatglm-bpe", "glm4"},   {"phi-2", "gpt-2"},
+        {"dbrx", "glm4"},        {"smaug-bpe", "glm4"},     {"minimax-m2", "gpt-4o"}};
     for (size_t i = 0; i < COUNT(aliases); i++)
         assert_ptr_equal(tok_gguf_kind_named(aliases[i][0]), tok_gguf_kind_named(aliases[i][1]));
 }
@@ -263,7 +265,7 @@ static void test_refusals(void **state)
     bpe_file(&f, "falcon", "");
     refused(&f, HELM_E_UNSUPPORTED,
             "'falcon' is not supported (supported: gpt-2, llama-bpe, qwen2, qwen35, gpt-4o, tekken, "
-            "deepseek-llm, deepseek-v3, glm4)");
+            "deepseek-llm, deepseek-v3, glm4, seed-coder)");
     bpe_file(&f, NULL, "");
     refused(&f, HELM_E_NOT_FOUND, "tokenizer.ggml.pre");
     vocab_start(&f);
