@@ -160,7 +160,7 @@ def placed(family, homes, embed="g", head="g", **more):
 
 def test_every_placement_computes_the_same():
     for name, family in FAMILIES.items():
-        model, case = os.path.join(GOLDEN, name), golden(name)[5]
+        model, case = os.path.join(GOLDEN, name), golden(name)[4]
         for homes in family["homes"]:
             ends = ("g", "g") if homes[0] == "g" else ("c", "g")
             agrees(model, case, 0.4, *EMULATED, plan=placed(family, homes, *ends))
@@ -173,9 +173,9 @@ def test_every_placement_computes_the_same():
 def test_a_planned_model_computes_the_same():
     for name in FAMILIES:
         model = os.path.join(GOLDEN, name)
-        agrees(model, golden(name)[5], 0.1, *CPU, *LOAD, "--activations", "exact")
+        agrees(model, golden(name)[4], 0.1, *CPU, *LOAD)
         agrees(model, golden(name)[7], WORST, *CPU, *LOAD)
-        for options in (), ("--gpu-chains", "off"), ("--invariant", "on"):
+        for options in (), ("--invariant", "on"):
             agrees(model, golden(name)[6], WORST, *EMULATED, *LOAD, *options)
 
 
@@ -185,7 +185,7 @@ def test_gguf_files_compute_the_same():
             path = os.path.join(folder, name + ".gguf")
             write_gguf(name, path)
             agrees(path, golden(name)[4], 0.4, *CPU, *LOAD)
-            agrees(path, golden(name)[5], 0.4, *EMULATED, *LOAD)
+            agrees(path, golden(name)[4], 0.4, *EMULATED, *LOAD)
 
 
 def test_gguf_files_that_lack_a_part_are_refused_by_name():
@@ -244,7 +244,7 @@ def test_files_are_written_as_they_are_read():
                 check(run.returncode == 1 and "GGUF files hold 2 matrices in 'ffn_up.weight'" in run.stderr, run.stderr)
                 continue
             same(run.returncode, 0, run.stderr)
-            agrees(path, golden(name)[3], 0.4, *CPU, *LOAD)
+            agrees(path, golden(name)[4], 0.4, *CPU, *LOAD)
 
 
 def test_configurations_that_are_not_computed_are_refused_by_name():
