@@ -64,6 +64,7 @@ uint64_t content_of_config(const struct model_config *c)
         sum += content_of(delta, sizeof delta, 8);
     }
     if (c->per_layer) sum += content_of(&c->per_layer, sizeof c->per_layer, 11);
+    if (c->q_growth != 0) sum += content_of(&c->q_growth, sizeof c->q_growth, 14);
     if (c->reads) sum += content_of(c->reads, c->layers * sizeof *c->reads, 13);
     if (c->widths) sum += content_of(c->widths, c->layers * sizeof *c->widths, 12);
     if (c->recurrent) sum += content_of(c->recurrent, c->layers * sizeof *c->recurrent, 9);

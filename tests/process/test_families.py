@@ -90,6 +90,8 @@ def config_of(name):
 
 
 def value(v):
+    if isinstance(v, bytes):
+        return v
     return struct.pack("<IB", 7, v) if isinstance(v, bool) else number(v)
 
 
@@ -232,6 +234,21 @@ def test_glm_without_norms_of_heads_is_told_by_its_files():
         write_gguf("glm4moe", path, norms[:2])
         code, said = inspected(path)
         check(code == 1 and "blk.1.attn_" in said, said)
+
+
+def test_windows_of_olmo3_in_gguf_files_are_every_nth_or_listed():
+    flags = struct.pack("<IIQ4B", 9, 7, 4, 1, 0, 1, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "file.gguf")
+        for pattern, why in ((4, "a window of 40 in 3 of 4 layers"), (2, "a window of 40 in 2 of 4 layers"),
+                             (flags, "a window of 40 in 2 of 4 layers"), (0, "olmo2.attention.sliding_window_pattern' is no number from 1"),
+                             (flags[:-4].replace(b"\4", b"\2") + flags[-2:], "nor one for each of 4 layers")):
+            write_gguf("olmo3", path, **{"attention.sliding_window_pattern": pattern})
+            code, said = inspected(path)
+            check(code == ("olmo2." in why or "nor one" in why) and why in said, f"{pattern}: {code}, {said[-300:]}")
+        write_gguf("olmo3", path, ["attention.sliding_window"])
+        code, said = inspected(path)
+        check(code == 0 and "Olmo2ForCausalLM" in said and "full attention in every layer" in said, said)
 
 
 def test_files_are_written_as_they_are_read():
