@@ -9,6 +9,9 @@
  * cores rounds weights (p) to the queries' 16-bit dtype, and q8_0's keys and values to f16: 4e-3 for bf16, 6e-4 for
  * f16 and q8_0; appended rows: half a unit of the last place, of q8_0 half a 127th of the largest of 32. Values are
  * appended as they come, so those of q8_0 have the very bits of kv_q8_0_write. */
+#include <atomic>
+#include <thread>
+
 #include "tests/gpu/harness.cuh"
 
 struct attention_case {
@@ -189,62 +192,77 @@ struct attention_test {
         snprintf(text, sizeof text, "%s: the rest of the cache is untouched", what);
         check(t, cells[0] == now[0] && cells[1] == now[1], text);
     }
-    /* Queries q (double, [token][head][head_dim]) attend to `cells`. only: of the pages table entries of which are
-     * true there, without sinks and gates. */
+    /* The heads of token n that share a kv head. variance, norm: each head's part of what `pairs` is made of. */
+    void attend_group(const std::vector<double> &queries, const std::vector<bool> *only, uint32_t n,
+                      uint32_t kv_head, struct attended &a, double *variance, double *norm) const
+    {
+        const double scale = (double)args.scale;
+        const uint32_t group = c.heads / c.kv_heads, last = step.position[n],
+                       first = c.window && last + 1 > c.window ? last + 1 - c.window : 0;
+        std::vector<double> keys, values, open(c.head_dim, 1);
+        for (uint32_t p = first; p <= last; p++) {
+            if (only && !(*only)[entry_of(step.token_row[n], p)]) continue;
+            const size_t at = keys.size();
+            keys.resize(at + c.head_dim), values.resize(at + c.head_dim);
+            row(cells, step.token_row[n], p, 0, kv_head, &keys[at]);
+            row(cells, step.token_row[n], p, 1, kv_head, &values[at]);
+        }
+        std::vector<double> score(keys.size() / c.head_dim), squares(score.size());
+        for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
+            const size_t head = (size_t)n * c.heads + h;
+            const double *query = &queries[head * c.head_dim];
+            double *o = &a.out[head * c.head_dim], most = -INFINITY, sum = 0;
+            for (size_t p = 0; p < score.size(); p++) {
+                const double *key = &keys[p * c.head_dim];
+                score[p] = add_up(c.head_dim, [&](uint32_t d) { return query[d] * key[d]; }) * scale;
+                squares[p] =
+                    add_up(c.head_dim, [&](uint32_t d) { return query[d] * key[d] * query[d] * key[d]; }) *
+                    scale * scale;
+                most = fmax(most, score[p]);
+            }
+            for (double x1 : score) sum += exp(x1 - most);
+            const double all = sum + (args.sinks && !only ? exp((double)sinks[h] - most) : 0);
+            for (size_t p = 0; p < score.size(); p++) {
+                const double weight = exp(score[p] - most) / all;
+                for (uint32_t d = 0; d < c.head_dim; d++) o[d] += weight * values[p * c.head_dim + d];
+            }
+            for (uint32_t d = 0; d < c.head_dim && args.gate && !only; d++)
+                open[d] = 1 / (1 + exp(-(double)gate[n * args.gate_stride + h * c.head_dim + d]));
+            for (size_t p = 0; p < score.size(); p++) {
+                const double weight = exp(score[p] - most) / all;
+                const double *value = &values[p * c.head_dim];
+                const double apart = add_up(c.head_dim, [&](uint32_t d) {
+                    const double by = (value[d] - o[d]) * open[d];
+                    return by * by;
+                });
+                variance[head] += weight * weight * apart * squares[p];
+            }
+            for (uint32_t d = 0; d < c.head_dim; d++) o[d] *= open[d], norm[head] += o[d] * o[d];
+            a.m[head] = most, a.s[head] = sum;
+        }
+    }
+    /* Queries q (double, [token][head][head_dim]) attend to `cells`, on all processors. only: of the pages table entries of which
+     * are true there, without sinks and gates. */
     struct attended attend(const std::vector<double> &queries, const std::vector<bool> *only = nullptr) const
     {
-        struct attended a = {std::vector<double>(queries.size(), 0), {}, {}, 0};
-        double variance = 0, norm = 0;
-        const double scale = (double)args.scale;
-        const uint32_t group = c.heads / c.kv_heads;
-        std::vector<double> keys, values, x(c.head_dim), open(c.head_dim, 1);
-        for (uint32_t n = 0; n < step.tokens; n++) {
-            uint32_t last = step.position[n],
-                     first = c.window && last + 1 > c.window ? last + 1 - c.window : 0;
-            for (uint32_t h = 0; h < c.heads; h++) {
-                if (h % group == 0) {
-                    keys.clear(), values.clear();
-                    for (uint32_t p = first; p <= last; p++) {
-                        if (only && !(*only)[entry_of(step.token_row[n], p)]) continue;
-                        row(cells, step.token_row[n], p, 0, h / group, x.data());
-                        keys.insert(keys.end(), x.begin(), x.end());
-                        row(cells, step.token_row[n], p, 1, h / group, x.data());
-                        values.insert(values.end(), x.begin(), x.end());
-                    }
-                }
-                const double *query = &queries[((size_t)n * c.heads + h) * c.head_dim];
-                double *o = &a.out[((size_t)n * c.heads + h) * c.head_dim], most = -INFINITY, sum = 0;
-                std::vector<double> score(keys.size() / c.head_dim), squares(score.size());
-                for (size_t p = 0; p < score.size(); p++) {
-                    const double *key = &keys[p * c.head_dim];
-                    score[p] = add_up(c.head_dim, [&](uint32_t d) { return query[d] * key[d]; }) * scale;
-                    squares[p] = add_up(c.head_dim,
-                                        [&](uint32_t d) { return query[d] * key[d] * query[d] * key[d]; }) *
-                                 scale * scale;
-                    most = fmax(most, score[p]);
-                }
-                for (double x1 : score) sum += exp(x1 - most);
-                const double all = sum + (args.sinks && !only ? exp((double)sinks[h] - most) : 0);
-                for (size_t p = 0; p < score.size(); p++) {
-                    const double weight = exp(score[p] - most) / all;
-                    for (uint32_t d = 0; d < c.head_dim; d++) o[d] += weight * values[p * c.head_dim + d];
-                }
-                for (uint32_t d = 0; d < c.head_dim && args.gate && !only; d++)
-                    open[d] = 1 / (1 + exp(-(double)gate[n * args.gate_stride + h * c.head_dim + d]));
-                for (size_t p = 0; p < score.size(); p++) {
-                    const double weight = exp(score[p] - most) / all;
-                    const double *value = &values[p * c.head_dim];
-                    const double apart = add_up(c.head_dim, [&](uint32_t d) {
-                        const double by = (value[d] - o[d]) * open[d];
-                        return by * by;
-                    });
-                    variance += weight * weight * apart * squares[p];
-                }
-                for (uint32_t d = 0; d < c.head_dim; d++) o[d] *= open[d], norm += o[d] * o[d];
-                a.m.push_back(most), a.s.push_back(sum);
-            }
-        }
-        a.pairs = norm > 0 ? 0x1p-16 * sqrt(variance / 3 / norm) : 0;
+        const size_t heads = (size_t)step.tokens * c.heads, groups = (size_t)step.tokens * c.kv_heads;
+        struct attended a = {std::vector<double>(queries.size(), 0), std::vector<double>(heads),
+                             std::vector<double>(heads), 0};
+        std::vector<double> variance(heads, 0), norm(heads, 0);
+        std::atomic<size_t> next(0);
+        std::vector<std::thread> others;
+        const auto work = [&] {
+            for (size_t i = next++; i < groups; i = next++)
+                attend_group(queries, only, (uint32_t)(i / c.kv_heads), (uint32_t)(i % c.kv_heads), a,
+                             variance.data(), norm.data());
+        };
+        while (others.size() + 1 < std::min(groups, (size_t)std::thread::hardware_concurrency()))
+            others.emplace_back(work);
+        work();
+        for (std::thread &other : others) other.join();
+        double above = 0, below = 0;
+        for (size_t i = 0; i < heads; i++) above += variance[i], below += norm[i];
+        a.pairs = below > 0 ? 0x1p-16 * sqrt(above / 3 / below) : 0;
         return a;
     }
     std::vector<double> queries() const
@@ -437,10 +455,8 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
         GPUK(gpuk_attention_prefill(device, &whole, tokens, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
         auto got = run == 0 ? out.read<float>() : attend_in_parts(t, a, device, whole, tokens);
-        if (run == 0)
-            first = got;
-        else
-            check_same(t, first, got, what);
+        if (run == 0) first = got;
+        check_same(t, first, got, what);
     }
     a.check_cache(t, what);
     auto queries = to_double(rotated.read<unsigned char>(), q_dtype);

@@ -80,6 +80,12 @@ static void print_lane(const struct gpu_printing *p, const struct gpu_entry *e)
             query ? e->op.as.move.width : e->op.as.merge.heads);
 }
 
+/* A chunk's attention may cut positions into ranges. */
+static void print_ranges(const struct gpu_printing *p, const struct gpu_entry *e)
+{
+    if (e->op.workspace && !e->op.as.attention.part.before) fprintf(p->out, ", positions in ranges");
+}
+
 static void print_chain(const struct gpu_printing *p, const struct gpu_entry *e)
 {
     fprintf(p->out, " %u operations, one kernel", e->op.as.chain.count);
@@ -91,7 +97,7 @@ static void (*const print_of[OP_KIND_COUNT])(const struct gpu_printing *p, const
     [OP_WORD_WAIT] = print_number,  [OP_WORD_WRITE] = print_number, [OP_CHAIN] = print_chain,
     [OP_STREAM_COPY] = print_slice, [OP_EXPAND] = print_slice,      [OP_KV_IN] = print_number,
     [OP_KV_QUERY] = print_lane,     [OP_ATTEND_MERGE] = print_lane, [OP_KV_OUT] = print_number,
-    [OP_RECORD] = print_event,      [OP_FOLLOW] = print_event,
+    [OP_RECORD] = print_event,      [OP_FOLLOW] = print_event,      [OP_ATTEND_PREFILL] = print_ranges,
 };
 
 /* For which steps it is issued. */

@@ -442,6 +442,23 @@ static void long_contexts_are_attended_to_apart(void **state)
     free(text);
 }
 
+/* An invariant plan's chunks attend in one order, whatever tokens there are. */
+static void positions_are_in_ranges(void **state)
+{
+    (void)state;
+    struct plan_unit unit[WRITTEN_UNITS(4)];
+    struct plan plan = {.layers = 4,
+                        .unit = units_all(unit, 4, PLAN_HOME_GPU),
+                        .embed = PLAN_GPU0,
+                        .head = PLAN_GPU0};
+    for (int invariant = 0; invariant < 2; invariant++) {
+        plan.invariant = invariant;
+        char *text = printed(&plan, 0);
+        assert_int_equal(strstr(text, "attend, positions in ranges") == NULL, invariant);
+        free(text);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -453,6 +470,7 @@ int main(void)
         cmocka_unit_test(packed_slices_are_expanded_before_their_use),
         cmocka_unit_test(what_another_list_computes_is_passed),
         cmocka_unit_test(long_contexts_are_attended_to_apart),
+        cmocka_unit_test(positions_are_in_ranges),
     };
     return cmocka_run_group_tests_name("worker-gpu/program", tests, NULL, NULL);
 }
