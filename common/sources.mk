@@ -168,6 +168,7 @@ KERNEL_SRC := \
   common/cpu/kernels/gemv_blocks_amxint8.c \
   common/cpu/kernels/grids_avx512bf16vbmi2.c \
   common/cpu/kernels/grids_avx512vbmi2.c \
+  common/cpu/kernels/int8_gathers_avx512vnnivbmi2.c \
   common/cpu/kernels/int8_gemm_avx2.c \
   common/cpu/kernels/int8_gemm_avx512vnni.c \
   common/cpu/kernels/int8_gemm_avx512vnnivbmi2.c \

@@ -17,13 +17,21 @@ const uint64_t block_grid_iq1[2048] = {BLOCK_GRID_IQ1(OF_IQ1)};
 const uint32_t block_grid_iq3_xxs[256] = {BLOCK_GRID_IQ3_XXS(OF_IQ3_XXS)};
 const uint32_t block_grid_iq3_s[512] = {BLOCK_GRID_IQ3_S(OF_IQ3_S)};
 
-#define PAIR(entry, i) (((entry) >> 4 * (i)&3) | ((entry) >> (4 * (i) + 2) & 3) << 4)
-#define AS_PAIRS(entry)                                                                                      \
-    (uint32_t)(PAIR(entry, 0) | PAIR(entry, 1) << 8 | PAIR(entry, 2) << 16 | PAIR(entry, 3) << 24),
-const uint32_t block_pairs_iq2_xxs[256] = {BLOCK_GRID_IQ2_XXS(AS_PAIRS)};
-const uint32_t block_pairs_iq2_xs[512] = {BLOCK_GRID_IQ2_XS(AS_PAIRS)};
-const uint32_t block_pairs_iq2_s[1024] = {BLOCK_GRID_IQ2_S(AS_PAIRS)};
-const uint32_t block_pairs_iq1[2048] = {BLOCK_GRID_IQ1(AS_PAIRS)};
+#define AS_IT_IS(entry) entry,
+const uint16_t block_entries_iq2_s[1024] = {BLOCK_GRID_IQ2_S(AS_IT_IS)};
+const uint16_t block_entries_iq1[2048] = {BLOCK_GRID_IQ1(AS_IT_IS)};
+
+#define FIRST_HALF(entry)  (entry) & 255,
+#define SECOND_HALF(entry) (entry) >> 8,
+const uint8_t block_halves_iq2_xxs[2][256] = {{BLOCK_GRID_IQ2_XXS(FIRST_HALF)},
+                                              {BLOCK_GRID_IQ2_XXS(SECOND_HALF)}};
+const uint8_t block_halves_iq2_xs[2][512] = {{BLOCK_GRID_IQ2_XS(FIRST_HALF)},
+                                             {BLOCK_GRID_IQ2_XS(SECOND_HALF)}};
+
+#define SPREAD(entry)                                                                                        \
+    (uint32_t)(((entry)&15) | ((entry) >> 4 & 15) << 8 | ((entry) >> 8 & 15) << 16 | ((entry) >> 12) << 24),
+const uint32_t block_spread_iq2_s[1024] = {BLOCK_GRID_IQ2_S(SPREAD)};
+const uint32_t block_spread_iq1[2048] = {BLOCK_GRID_IQ1(SPREAD)};
 
 #define TWO(entry, bit)   (((entry) >> (bit)&7) | ((entry) >> ((bit) + 4) & 7) << 3)
 #define FIRST_TWO(entry)  TWO(entry, 0),

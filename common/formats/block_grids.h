@@ -22,12 +22,13 @@
 extern const uint64_t block_grid_iq2_xxs[256], block_grid_iq2_xs[512], block_grid_iq2_s[1024],
     block_grid_iq1[2048];
 extern const uint32_t block_grid_iq3_xxs[256], block_grid_iq3_s[512];
-/* The bits of two neighbouring numbers in a byte: from bit 0 and bit 4 on. Of IQ3 the first two and the last two levels of each entry,
- * three bits each. Seven signs and the eighth, which makes the count of negative numbers even. For kernels that
- * choose levels by bits. */
-extern const uint32_t block_pairs_iq2_xxs[256], block_pairs_iq2_xs[512], block_pairs_iq2_s[1024],
-    block_pairs_iq1[2048];
-extern const uint8_t block_twos_iq3_xxs[2][256], block_twos_iq3_s[2][512], block_even[128];
+/* As they are here, to be read one by one, and to be gathered, the bits of two neighbouring numbers in a byte. For kernels that look
+ * them up in registers: both bytes of each entry; of IQ3 the first two and the last two levels, three bits each; seven signs and
+ * the eighth, which makes the count of negative numbers even. */
+extern const uint16_t block_entries_iq2_s[1024], block_entries_iq1[2048];
+extern const uint32_t block_spread_iq2_s[1024], block_spread_iq1[2048];
+extern const uint8_t block_halves_iq2_xxs[2][256], block_halves_iq2_xs[2][512], block_twos_iq3_xxs[2][256],
+    block_twos_iq3_s[2][512], block_even[128];
 
 /* Sixteen entries, four a word, the first highest. */
 #define BLOCK_GRID_FOUR(X, four)                                                                             \

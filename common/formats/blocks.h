@@ -32,15 +32,19 @@
     X(q6_k, Q6_K, 256, 210, 16)
 /* Scales that are numbers of 8 bits themselves, times one of the matrix; which quantize.c does not write. */
 #define BLOCK_FLOAT_FORMATS(X) X(nvfp4, NVFP4, NVFP4_VALUES, NVFP4_BYTES, NVFP4_GROUP)
-/* Those whose numbers are places in grids, which quantize.c does not write. */
+/* Those whose numbers are places in grids, which quantize.c does not write. LARGE: in grids of 1,024 or 2,048 entries. */
+#define BLOCK_GRID_1024_FORMATS(X) X(iq2_s, IQ2_S, 256, 82, 16)
+#define BLOCK_GRID_2048_FORMATS(X)                                                                           \
+    X(iq1_s, IQ1_S, 256, 50, 32)                                                                             \
+    X(iq1_m, IQ1_M, 256, 56, 16)
+#define BLOCK_LARGE_GRID_FORMATS(X) BLOCK_GRID_1024_FORMATS(X) BLOCK_GRID_2048_FORMATS(X)
 #define BLOCK_GRID_FORMATS(X)                                                                                \
     X(iq2_xxs, IQ2_XXS, 256, 66, 32)                                                                         \
     X(iq2_xs, IQ2_XS, 256, 74, 16)                                                                           \
-    X(iq2_s, IQ2_S, 256, 82, 16)                                                                             \
+    BLOCK_GRID_1024_FORMATS(X)                                                                               \
     X(iq3_xxs, IQ3_XXS, 256, 98, 32)                                                                         \
     X(iq3_s, IQ3_S, 256, 110, 32)                                                                            \
-    X(iq1_s, IQ1_S, 256, 50, 32)                                                                             \
-    X(iq1_m, IQ1_M, 256, 56, 16)
+    BLOCK_GRID_2048_FORMATS(X)
 #define BLOCK_WRITTEN_FORMATS(X)                                BLOCK_NIBBLE_FORMATS(X) BLOCK_OTHER_FORMATS(X)
 #define BLOCK_PLAIN_FORMATS(X)                                  BLOCK_WRITTEN_FORMATS(X) BLOCK_FLOAT_FORMATS(X)
 #define BLOCK_READ_FORMATS(X)                                   BLOCK_FLOAT_FORMATS(X) BLOCK_GRID_FORMATS(X)

@@ -16,6 +16,9 @@
 #include "common/cpu/kernels/blocks_grid_words.h"
 
 #define GRID_ROWS 4 /* taken apart side by side */
+#ifndef GRID_GATHERS
+#define GRID_GATHERS 0
+#endif
 
 INLINE bool has_fours(const enum tensor_format format)
 {
@@ -32,6 +35,9 @@ INLINE bool has_fours(const enum tensor_format format)
                                  from)
 /* The same bits of all bytes of a lane: bit `a` and on of even lanes, bit `b` of odd ones. */
 #define GRID_LANE_BITS(from, a, b) GRID_BITS(from, a, a, a, a, b, b, b, b)
+
+/* Bits of the first where those of the third are set, else of the second: for vpternlog. */
+#define GRID_CHOOSE 0xe4
 
 /* ---- entries ---- */
 
@@ -71,10 +77,10 @@ INLINE __m512i grid_stored(const uint8_t *w, const enum tensor_format format)
     }
 }
 
-/* Places of 32 entries of eight, which are words: a byte, or a byte and further bits. */
+/* Places of 32 entries of eight, which are words: a byte, or a byte and further bits; of IQ2_XS with others above them. */
 INLINE __m512i grid_places(const uint8_t *w, __m512i stored, const enum tensor_format format)
 {
-    if (format == FORMAT_IQ2_XS) return _mm512_and_si512(stored, _mm512_set1_epi16(511));
+    if (format == FORMAT_IQ2_XS) return stored;
     if (format == FORMAT_IQ2_XXS) {
         const __m512i bytes =
             _mm512_set4_epi32((int)0x800b800a, (int)0x80098008, (int)0x80038002, (int)0x80018000);
@@ -91,15 +97,42 @@ INLINE __m512i grid_places(const uint8_t *w, __m512i stored, const enum tensor_f
                                      _mm512_set1_epi16(bits), 0xf8); /* a | b & c */
 }
 
-/* Entries of even places of eight, e[0], and of odd ones, e[1]: eight numbers in a lane. */
-INLINE void grid_entries(__m512i e[2], __m512i places, const enum tensor_format format)
+/* Entries that are not looked up in registers, but in memory. */
+INLINE bool grid_is_fetched(const enum tensor_format format)
 {
-    const uint32_t *grid = format == FORMAT_IQ2_XXS  ? block_pairs_iq2_xxs
-                           : format == FORMAT_IQ2_XS ? block_pairs_iq2_xs
-                           : format == FORMAT_IQ2_S  ? block_pairs_iq2_s
-                                                     : block_pairs_iq1;
-    e[0] = _mm512_i32gather_epi32(_mm512_and_si512(places, _mm512_set1_epi32(0xffff)), grid, 4);
-    e[1] = _mm512_i32gather_epi32(_mm512_srli_epi32(places, 16), grid, 4);
+    return has_eighths(format) || format == FORMAT_IQ2_S;
+}
+INLINE __m512i grid_fetch(const uint16_t place[32], const enum tensor_format format)
+{
+    const uint16_t *grid = format == FORMAT_IQ2_S ? block_entries_iq2_s : block_entries_iq1;
+    __m128i eight[4];
+    UNROLL for (int i = 0; i < 4; i++, place += 8)
+    {
+        eight[i] = _mm_cvtsi32_si128(grid[place[0]]);
+#define INSERT(n) eight[i] = _mm_insert_epi16(eight[i], grid[place[n]], n);
+        INSERT(1) INSERT(2) INSERT(3) INSERT(4) INSERT(5) INSERT(6) INSERT(7)
+#undef INSERT
+    }
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_set_m128i(eight[1], eight[0])),
+                              _mm256_set_m128i(eight[3], eight[2]), 1);
+}
+
+/* Entries of 32 places each of two rows, which are words: in place of them, and looked up in registers. */
+INLINE void grid_look_up_two(__m512i words[2], const enum tensor_format format)
+{
+    const bool large = format == FORMAT_IQ2_XS;
+    const __m512i first = _mm512_set1_epi16(0xff), a = words[0], b = words[1],
+                  places = _mm512_ternarylogic_epi32(a, _mm512_slli_epi16(b, 8), first, GRID_CHOOSE);
+    const __mmask64 upper =
+        large ? _mm512_movepi8_mask(_mm512_ternarylogic_epi32(_mm512_srli_epi16(a, 1),
+                                                              _mm512_slli_epi16(b, 7), first, GRID_CHOOSE))
+              : 0;
+    __m512i half[2];
+    UNROLL for (int i = 0; i < 2; i++) half[i] =
+        large ? grid_look_up_bytes(block_halves_iq2_xs[i], 512, places, upper)
+              : grid_look_up_bytes(block_halves_iq2_xxs[i], 256, places, upper);
+    words[0] = _mm512_ternarylogic_epi32(half[0], _mm512_slli_epi16(half[1], 8), first, GRID_CHOOSE);
+    words[1] = _mm512_ternarylogic_epi32(_mm512_srli_epi16(half[0], 8), half[1], first, GRID_CHOOSE);
 }
 
 /* ---- signs ---- */
@@ -180,29 +213,37 @@ INLINE void grid_numbers_of_fours(__m512i v[4], const uint8_t *w, __m512i stored
         _mm512_mask_sub_epi8(v[f], _mm512_test_epi8_mask(signs, _mm512_set1_epi16((short)(0x1001 << f))),
                              twice, v[f]);
 }
-/* The same of places of eight. A byte has levels of two numbers in bits 0 and 4 and on, and their signs in bits 2 and 3, of IQ1
- * the eighth's in bit 3. */
-INLINE void grid_numbers_of_eights(__m512i v[4], const uint8_t *w, __m512i stored,
+/* The same of places of eight. `words` are entries; where they are gathered places, which have entries of eight numbers in a lane,
+ * the bits of two in a byte. A byte of an index has levels of two numbers, and from bit 4 on their signs, of IQ1 in bit 5 the
+ * eighth's. */
+INLINE void grid_numbers_of_eights(__m512i v[4], const uint8_t *w, __m512i stored, __m512i words,
                                    const enum tensor_format format)
 {
     const bool one = has_eighths(format);
     __m512i entries[2], signs[2];
-    grid_entries(entries, grid_places(w, stored, format), format);
+    if (GRID_GATHERS && grid_is_fetched(format)) {
+        const uint32_t *grid = one ? block_spread_iq1 : block_spread_iq2_s;
+        entries[0] = _mm512_i32gather_epi32(_mm512_and_si512(words, _mm512_set1_epi32(0xffff)), grid, 4);
+        entries[1] = _mm512_i32gather_epi32(_mm512_srli_epi32(words, 16), grid, 4);
+    } else {
+        entries[0] = GRID_BITS(words, 0, 4, 8, 12, 32, 36, 40, 44);
+        entries[1] = GRID_BITS(words, 16, 20, 24, 28, 48, 52, 56, 60);
+    }
     if (one) {
-        const int each = format == FORMAT_IQ1_M ? 4 : 0, first = format == FORMAT_IQ1_M ? 0 : 12;
+        const int each = format == FORMAT_IQ1_M ? 4 : 0, first = format == FORMAT_IQ1_M ? -2 : 10;
         signs[0] = GRID_LANE_BITS(stored, first, first + 2 * each);
         signs[1] = GRID_LANE_BITS(stored, first + each, first + 3 * each);
     } else {
         const __m512i bytes = grid_signs(w, stored, format);
-        signs[0] = GRID_BITS(bytes, -2, 0, 2, 4, 14, 16, 18, 20);
-        signs[1] = GRID_BITS(bytes, 6, 8, 10, 12, 22, 24, 26, 28);
+        signs[0] = GRID_BITS(bytes, -4, -2, 0, 2, 12, 14, 16, 18);
+        signs[1] = GRID_BITS(bytes, 4, 6, 8, 10, 20, 22, 24, 26);
     }
     UNROLL for (int i = 0; i < 2; i++)
     {
-        const __m512i index = _mm512_ternarylogic_epi32(entries[i], signs[i], _mm512_set1_epi8(one ? 8 : 12),
-                                                        0xf8); /* a | b & c */
-        v[2 * i] = _mm512_permutexvar_epi8(index, grid_chooser(2, 0, one ? 3 : 2, format));
-        v[2 * i + 1] = _mm512_permutexvar_epi8(index, grid_chooser(2, 4, 3, format));
+        const __m512i index =
+            _mm512_ternarylogic_epi32(entries[i], signs[i], _mm512_set1_epi8(15), GRID_CHOOSE);
+        v[2 * i] = _mm512_permutexvar_epi8(index, grid_chooser(2, 0, one ? 5 : 4, format));
+        v[2 * i + 1] = _mm512_permutexvar_epi8(index, grid_chooser(2, 2, 5, format));
     }
 }
 
@@ -263,16 +304,30 @@ INLINE void grid_rows(__m512i number[][4], vec *scale, const uint8_t *const *row
         __asm__(""
                 : "+m"(by)); /* a load spreads them, the compiler would do it with the port that permutes */
     }
+    __m512i stored[GRID_ROWS], words[GRID_ROWS + 1];
+    _Alignas(64) uint16_t place[GRID_ROWS][32];
+    const bool fetched = grid_is_fetched(format) && !GRID_GATHERS;
     UNROLL for (size_t s = 0; s < S; s++)
     {
-        const __m512i stored = grid_stored(row[s], format);
+        stored[s] = grid_stored(row[s], format);
+        if (!has_fours(format)) words[s] = grid_places(row[s], stored[s], format);
+        if (fetched) _mm512_store_si512(place[s], words[s]);
+    }
+    __asm__("" : "+m"(place)); /* the compiler would take places out of a register one by one */
+    UNROLL for (size_t s = 0; s < S; s++)
+    {
+        if (fetched) words[s] = grid_fetch(place[s], format);
+        if (!has_fours(format) && !grid_is_fetched(format) && s % 2 == 0) {
+            if (s + 1 == S) words[s + 1] = words[s];
+            grid_look_up_two(words + s, format);
+        }
         if (has_fours(format))
-            grid_numbers_of_fours(number[s], row[s], stored, format);
+            grid_numbers_of_fours(number[s], row[s], stored[s], format);
         else
-            grid_numbers_of_eights(number[s], row[s], stored, format);
+            grid_numbers_of_eights(number[s], row[s], stored[s], words[s], format);
         if (scale)
             scale[s] =
-                vec_mul(_mm512_cvtepi32_ps(grid_whole_scales(row[s], stored, format)), vec_set1(by[s]));
+                vec_mul(_mm512_cvtepi32_ps(grid_whole_scales(row[s], stored[s], format)), vec_set1(by[s]));
     }
 }
 /* The same, rows `stride` bytes apart. */

@@ -2,7 +2,7 @@
  * kernels of them. Included behind what gemv_chunks.h asks for but row_sum and has_two_sums, and
  *   order_as         of the format that is its last argument
  *   NAME, FEATURES   of the kernels
- *   APART            theirs (linear.h)
+ *   APART, BEATEN    theirs (linear.h), the latter of a format; none without it
  *   KERNELS          their table, by the formats' numbers in int8.h
  *   FORMATS          of which formats */
 #pragma once
@@ -20,6 +20,9 @@ INLINE vec row_sum(vec total, vec least, const enum tensor_format format)
 
 #include "common/cpu/kernels/gemv_chunks.h"
 
+#ifndef BEATEN
+#define BEATEN(format) 0
+#endif
 #define FUNCTIONS(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                \
     static void format_##_order(float *to, const float *x, size_t cols)                                      \
     {                                                                                                        \
@@ -36,6 +39,7 @@ FORMATS(FUNCTIONS)
 #define ROW(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                      \
     [INT8_##FORMAT_NAME] = {.name = NAME,                                                                    \
                             .features = FEATURES,                                                            \
+                            .beaten = BEATEN(FORMAT_##FORMAT_NAME),                                          \
                             .inputs = LINEAR_INT8,                                                           \
                             .format = FORMAT_##FORMAT_NAME,                                                  \
                             .schedule = LINEAR_ONE_TOKEN,                                                    \

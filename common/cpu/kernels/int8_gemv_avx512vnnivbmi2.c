@@ -1,19 +1,11 @@
 /* One token's products of grids' blocks with activations of 8 bits, with AVX512-VNNI and VBMI. Called through
- * the table of linear.c after the CPU check. grids512.h has the numbers in the order of int8_gemv512.h. */
+ * the table of linear.c after the CPU check. */
 #include "common/cpu/kernels/lanes512.h"
 
-#include "common/cpu/kernels/grids512.h"
-#define NAME     "avx512-vbmi2"
-#define FEATURES (FEATURES_VNNI | CPU_AVX512_VBMI2)
-#define KERNELS  int8_avx512vnnivbmi2_gemv
-#define FORMATS  BLOCK_GRID_FORMATS
-#include "common/cpu/kernels/int8_gemv512.h"
-
-INLINE void take_rows(__m512i number[][4], struct row_scales *scales, const uint8_t *w, size_t stride,
-                      const size_t blocks, const size_t S, const enum tensor_format format)
-{
-    vec scale[GEMV_STREAMS];
-    (void)blocks;
-    grid_rows_at(number, scale, w, stride, S, format);
-    UNROLL for (size_t s = 0; s < S; s++) scales[s] = (struct row_scales){scale[s], vec_zero()};
-}
+#define NAME    "avx512-vbmi2"
+#define KERNELS int8_avx512vnnivbmi2_gemv
+#define FORMATS BLOCK_GRID_FORMATS
+/* Where entries are gathered faster (int8_gathers_avx512vnnivbmi2.c). */
+#define BEATEN(format)                                                                                       \
+    ((format) == FORMAT_IQ2_S || (format) == FORMAT_IQ1_S || (format) == FORMAT_IQ1_M ? CPU_AVX512_FP16 : 0)
+#include "common/cpu/kernels/int8_grids512.h"

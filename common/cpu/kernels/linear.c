@@ -25,9 +25,12 @@
 #define INT8_FAST(format, FORMAT_NAME, values, bytes, group)      &int8_avx2_gemv[INT8_##FORMAT_NAME],
 #define INT8_VNNI(format, FORMAT_NAME, values, bytes, group)                                                 \
     &int8_avx512vnni_gemv[INT8_##FORMAT_NAME], &int8_avx512vnni_gemm[INT8_##FORMAT_NAME],
+#define INT8_GATHERS(format, FORMAT_NAME, values, bytes, group)                                              \
+    &int8_avx512vnnivbmi2_gathers[INT8_##FORMAT_NAME],
 #define INT8_VBMI2(format, FORMAT_NAME, values, bytes, group)                                                \
     &int8_avx512vnnivbmi2_gemv[INT8_##FORMAT_NAME], &int8_avx512vnnivbmi2_gemm[INT8_##FORMAT_NAME],
-#define PLAIN(kernels) &(kernels)[FORMAT_BF16], &(kernels)[FORMAT_F16], &(kernels)[FORMAT_F32]
+#define INT8_GRIDS(VBMI2) BLOCK_LARGE_GRID_FORMATS(INT8_GATHERS) BLOCK_GRID_FORMATS(VBMI2)
+#define PLAIN(kernels)    &(kernels)[FORMAT_BF16], &(kernels)[FORMAT_F16], &(kernels)[FORMAT_F32]
 
 /* Slowest first: the choice takes the last that fits. OpenBLAS is never chosen by itself. Measured on one Zen
  * 5 core, 1536 x 1024, GFLOP/s at 8 / 16 / 128 / 512 tokens (helm-bench-kernels shows it for any machine):
@@ -68,7 +71,7 @@ static const struct linear_kernel *const table[] = {PLAIN(linear_ref_gemv),
                                                                 INT8_NARROW_FORMATS(INT8_GEMM_AVX2)
                                                                     INT8_FORMATS(INT8_FAST)
                                                                         INT8_PLAIN_FORMATS(INT8_VNNI)
-                                                                            BLOCK_GRID_FORMATS(INT8_VBMI2)};
+                                                                            INT8_GRIDS(INT8_VBMI2)};
 
 const struct linear_kernel *const *linear_kernels(size_t *count)
 {
@@ -123,7 +126,7 @@ int linear_choose(enum tensor_format format, enum linear_schedule schedule, enum
     return helm_fail(
         err, HELM_E_NOT_FOUND,
         "linear kernel \"%s\" is none of ref, openblas, avx2, avx512, avx512-bf16, amx-bf16, amx-int8, "
-        "avx512-vbmi2, avx512-vnni",
+        "avx512-vbmi2, avx512-vnni, avx512-gather",
         name);
 }
 

@@ -30,7 +30,8 @@ extern const struct linear_kernel grids_avx512vbmi2[BLOCK_FORMAT_COUNT],
 /* With activations of 8 bits, by their numbers in int8.h: of one token, of several. */
 extern const struct linear_kernel int8_ref[INT8_FORMAT_COUNT][2];
 extern const struct linear_kernel int8_avx2_gemv[INT8_FORMAT_COUNT], int8_avx512vnni_gemv[INT8_FORMAT_COUNT];
-extern const struct linear_kernel int8_avx512vnnivbmi2_gemv[INT8_FORMAT_COUNT],
+extern const struct linear_kernel int8_avx512vnnivbmi2_gathers[INT8_FORMAT_COUNT], /* of large grids alone */
+    int8_avx512vnnivbmi2_gemv[INT8_FORMAT_COUNT],
     int8_avx512vnnivbmi2_gemm[INT8_FORMAT_COUNT]; /* of grids alone */
 extern const struct linear_kernel int8_avx2_gemm[INT8_FORMAT_COUNT], int8_avx512vnni_gemm[INT8_FORMAT_COUNT];
 /* Decoding to bf16. */
