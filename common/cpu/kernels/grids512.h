@@ -1,14 +1,15 @@
 /* Blocks whose numbers are places in grids (common/formats/blocks_grid.h), 256 numbers at a time, with
  * AVX-512 VBMI.
  *
- * A block becomes four vectors of 64 numbers. A lane of 32 bits has numbers of sixteen neighbours, lane s of number 16 s and on,
- * in all four vectors, and groups' scales are applied to lanes. Where a place is of four numbers byte 4 s + b of vector f is number
- * 16 s + 4 b + f; where it is of eight, number 16 s + 8 (f / 2) + 2 b + f % 2. In these orders a byte of an entry has numbers of
- * two vectors, and a permutation of 64 levels chooses each vector's: by bits of the six that it looks at.
+ * A block becomes four vectors of 64 numbers. A lane of 32 bits has numbers of sixteen neighbours, lane s of number
+ * 16 s and on, in all four vectors, and groups' scales are applied to lanes. Where a place is of four numbers byte
+ * 4 s + b of vector f is number 16 s + 4 b + f; where it is of eight, number 16 s + 8 (f / 2) + 2 b + f % 2. In these
+ * orders a byte of an entry has numbers of two vectors, and a permutation of 64 levels chooses each vector's: by bits
+ * of the six that it looks at. Entries of eight leave bits for signs, so that levels are chosen with them.
  *
- * Entries of four (IQ3) are looked up in registers, those of eight are gathered. In the latter the bits that are free take signs,
- * so that levels are chosen with them. Bits are moved to where they are needed by multishifts, whose tables below are all that
- * formats differ in, beside the grids.
+ * Entries of up to 512 places are looked up in registers by bytes, IQ2's of two rows at once. Larger grids (IQ2_S's and
+ * IQ1's) are read in memory, one by one or, where GRID_GATHERS is 1, by instructions that gather. Bits are moved to where
+ * they are needed by multishifts, whose tables are what formats differ in.
  *
  * Included after lanes512.h. `format` is a constant wherever these are inlined. */
 #pragma once
@@ -25,7 +26,7 @@ INLINE bool has_fours(const enum tensor_format format)
     return format == FORMAT_IQ3_XXS || format == FORMAT_IQ3_S;
 }
 
-/* Of each qword of `from`, to the low bits of each byte those from bit `at` on; `at` of the eight bytes. */
+/* Each byte of a qword takes bits of the same qword of `from`: the eight from bit a, b, ... on, to the left of bit 63 bit 0. */
 #define GRID_BITS(from, a, b, c, d, e, f, g, h)                                                              \
     _mm512_multishift_epi64_epi8(_mm512_set1_epi64(                                                          \
                                      (long long)((uint64_t)((h)&63) << 56 | (uint64_t)((g)&63) << 48 |       \
@@ -56,8 +57,8 @@ INLINE __m512i grid_look_up_bytes(const uint8_t *grid, const int entries, __m512
     return entries == 256 ? found[0] : _mm512_mask_blend_epi8(upper, found[0], found[1]);
 }
 
-/* What a block stores of each 32 numbers, widened to a qword: of IQ2_XXS, IQ2_XS all; of IQ2_S signs; of others signs and scales,
- * and of IQ1 further bits of places. IQ3_S has none. */
+/* Bits that a block stores of each 32 numbers, widened to a qword: of IQ2_XXS and IQ2_XS all, of IQ2_S signs, of others signs and
+ * scales, with IQ1 further bits of places. IQ3_S has none. */
 INLINE __m512i grid_stored(const uint8_t *w, const enum tensor_format format)
 {
     switch (format) {
@@ -86,15 +87,21 @@ INLINE __m512i grid_places(const uint8_t *w, __m512i stored, const enum tensor_f
             _mm512_set4_epi32((int)0x800b800a, (int)0x80098008, (int)0x80038002, (int)0x80018000);
         return _mm512_shuffle_epi8(stored, bytes);
     }
-    const uint8_t *bytes = format == FORMAT_IQ1_M ? w : w + 2;
-    const __m512i low = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)bytes)),
-                  from = format == FORMAT_IQ2_S
-                             ? _mm512_cvtepu8_epi64(_mm_loadl_epi64((const void *)(w + 66)))
-                             : stored;
-    const int each = format == FORMAT_IQ2_S ? 2 : format == FORMAT_IQ1_S ? 3 : 4;
-    const short bits = format == FORMAT_IQ2_S ? 0x300 : 0x700;
-    return _mm512_ternarylogic_epi32(low, GRID_BITS(from, 0, 0, 0, each, 0, 2 * each, 0, 3 * each),
-                                     _mm512_set1_epi16(bits), 0xf8); /* a | b & c */
+    const __m512i low =
+        _mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)(format == FORMAT_IQ1_M ? w : w + 2)));
+    const int each = format == FORMAT_IQ1_S ? 3 : 4;
+    __m512i high = GRID_BITS(stored, 0, 0, 0, each, 0, 2 * each, 0, 3 * each);
+    if (format == FORMAT_IQ2_S) { /* its byte in four words */
+#define EIGHT_TIMES(byte) (long long)((byte)*UINT64_C(0x0101010101010101))
+        const __m512i bytes = _mm512_set_epi64(EIGHT_TIMES(7), EIGHT_TIMES(6), EIGHT_TIMES(5), EIGHT_TIMES(4),
+                                               EIGHT_TIMES(3), EIGHT_TIMES(2), EIGHT_TIMES(1), 0);
+#undef EIGHT_TIMES
+        high = _mm512_maskz_permutexvar_epi8(0x5555555555555555, bytes,
+                                             _mm512_castsi128_si512(_mm_loadl_epi64((const void *)(w + 66))));
+        high = _mm512_sllv_epi16(high, _mm512_set1_epi64(0x0002000400060008));
+    }
+    return _mm512_ternarylogic_epi32(low, high, _mm512_set1_epi16(format == FORMAT_IQ2_S ? 0x300 : 0x700),
+                                     0xf8); /* a | b & c */
 }
 
 /* Entries that are not looked up in registers, but in memory. */
