@@ -52,7 +52,7 @@ enum op_kind {
     OP_EXPERTS_GLU, /* of each chosen expert glu(gate, up); on the GPU of one and few tokens also the choice */
     OP_EXPERTS_DOWN, /* of each chosen expert down: of one token (GPU: of few) summed by weight into x */
     OP_EXPERTS_SUM,  /* those of several tokens, likewise */
-    OP_ADD_NORMED, /* x[t] += rmsnorm(in[t]) * norm, or of two normed inputs' sum; then times a factor, if there is one */
+    OP_ADD_NORMED, /* x[t] += rmsnorm(in[t]) * norm, or of two normed inputs' sum, times a factor, if there is one; or in place */
     OP_PER_LAYER, /* out[t] of each layer: the norm of a part of in[t], plus a part of token t's row of a table */
     OP_WEIGH, /* the shared expert's activations times its weight: sigmoid of a product with the normed x */
     OP_RUNNING_MEAN, /* out[t] = the mean of all inputs of the sequence up to t, whose sum is its state */

@@ -2,6 +2,7 @@
  * with a window to one without; where RoPE is scaled, windows' is not.
  *
  * GGUF files call both `olmo2`; a window tells OLMo 3. Constant tables and pure functions; see arch.h. */
+#include <math.h>
 #include <stdio.h>
 
 #include "common/model/arch/usual.h"
@@ -66,7 +67,7 @@ static int olmo3_layers(struct keys *keys, struct model_config *c, struct helm_e
                          name, c->layers);
     const double step = pattern && !pattern->array ? gguf_number(pattern, 0) : 4;
     for (uint32_t l = 0; l < c->layers && !types; l++)
-        if (pattern && pattern->array ? gguf_number(pattern, l) == 0 : (l + 1) % (uint64_t)step == 0)
+        if (pattern && pattern->array ? gguf_number(pattern, l) == 0 : fmod(l + 1, step) == 0)
             c->window[l] = 0;
     c->rope[1] = (struct rope_config){.kind = ROPE_DEFAULT,
                                       .theta = c->rope[0].theta,
