@@ -42,6 +42,7 @@ ONLY_release := structured mixed_types
 # of these scripts (words of their names, as on the scripts' command lines) that reach what no other sanitized test does.
 PARTS_asan_activations := int8_as_asked auto_beside files_that_are_no
 PARTS_asan_architectures := longrope lack
+PARTS_asan_families := lack skipped windows_of written configurations
 PARTS_asan_helm_plan := every_strategy written_plan the_table more_vram usage this_machine headers weights_that_are takes_what
 PARTS_asan_helmd_chats := marks_are full never several
 PARTS_asan_helmd_devices := each_device cannot
