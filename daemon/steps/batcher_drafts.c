@@ -159,14 +159,17 @@ void batcher_watch_drafts(struct batcher *batcher, bool rung)
 {
     struct batcher_drafts *drafts = &batcher->drafts;
     struct observe *observe = batcher->with.observe;
-    uint32_t rows = 0;
+    uint32_t rows = 0, searched = 0;
     if (rung) drafts->probes = false;
     if (drafts->rows) step_prices_make(&observe->prices, &observe->forecast, drafts->rows, drafts->context);
     drafts->rows = 0;
     for (uint32_t i = 0; i < batcher->seq_count; i++) rows += answers(batcher->seq[i]);
     for (uint32_t i = 0; i < batcher->seq_count && rows < ENGINE_FEW_TOKENS; i++) {
-        struct sequence *seq = batcher->seq[i];
+        struct sequence *seq = batcher->seq[(batcher->turn + i) % batcher->seq_count];
         if (!seq->priced || !speculates(seq) || !answers(seq) || seq->looked_at == seq->token_count) continue;
+        /* long texts take turns: helmd should be done before the step is */
+        searched += seq->token_count + seq->prediction_count;
+        if (searched > DRAFTS_LOOK && searched > seq->token_count + seq->prediction_count) return;
         seq->looked_found = drafts_find(seq, 1, seq->draft);
         seq->looked_at = seq->token_count;
     }

@@ -189,6 +189,21 @@ def test_numbers_of_drafts_follow_acceptance():
             same((st.speculate, st.seconds_with_drafts > 0, st.seconds_without_drafts > 0), ("auto", True, True), "status")
 
 
+def test_long_texts_take_turns():
+    """Six predictions of 16,384 tokens are more than are searched while a step is computed. Each sequence has drafts all the same."""
+    count = 120
+    with start("cpu", "--speculate", "auto", "--parallel", 6, faults="step_us=1000") as d:
+        c, streams, wants = Client(d.endpoint), [], []
+        for n in range(6):
+            wants.append(expected_tokens([5 + n, 6], count, seed=n))
+            text = wrong_at(wants[n], *range(20)) + [2] * (16384 - count)
+            streams.append(c.generate([5 + n, 6], count, seed=n, prediction=text, ignore_eos=True))
+        c.run(*streams)
+        for n, s in enumerate(streams):
+            same(s.tokens, wants[n], f"stream {n}: {s.error}")
+            check(used(s)[1] > 0, f"stream {n}: {used(s)} drafts")
+
+
 def test_steps_that_take_as_long_as_their_tokens_do():
     """Drafts do not pay where each token takes as long as the one before, but for probes; right and wrong ones change no token."""
     prompt, count = [5, 6, 7, 8, 9] * 6, 200
