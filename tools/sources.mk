@@ -23,11 +23,9 @@ PROOF_SRC := \
 PROFILE_SRC := \
   common/measure/reader.c \
   tools/interrupt/interrupt.c \
-  tools/profile/attend.c \
   tools/profile/checkpoint.c \
   tools/profile/cpu.c \
   tools/profile/device.c \
-  tools/profile/format_link.c \
   tools/profile/formats.c \
   tools/profile/host.c \
   tools/profile/kv.c \
@@ -38,8 +36,7 @@ PROFILE_SRC := \
   tools/profile/programs_all.c \
   tools/profile/programs_gpu.c \
   tools/profile/samples.c \
-  tools/profile/steps.c \
-  tools/profile/wake.c
+  tools/profile/steps.c
 
 CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_attention.cu \

@@ -20,17 +20,16 @@
 #include "tools/profile/profile_tool.h"
 #include "common/cpu/pin.h"
 
-#define LONG          (PROFILE_SANITIZED ? 1024 : 4096) /* positions that one query attends to */
-#define CHUNK_START   1024                              /* positions before a chunk */
-#define FILL_BYTES    (16 * MIB)
-#define READ_CHUNK    (256 * KIB)
-#define LINEARS       4 /* of a decoded layer: q k v; o; gate up; down */
-#define GEMV_S        2.0
-#define LINEAR_S      0.6  /* of steps of each number of tokens, all visits together */
-#define LINEAR_QUICK  0.25 /* seconds, the same in a hurry */
-#define VISITS        3
-#define STEP_S_MOST   5.0 /* a step expected to take longer is left out, */
-#define PACKED_S_MOST 1.0 /* with packed weights */
+#define LONG         (PROFILE_SANITIZED ? 1024 : 4096) /* positions that one query attends to */
+#define CHUNK_START  1024                              /* positions before a chunk */
+#define FILL_BYTES   (16 * MIB)
+#define READ_CHUNK   (256 * KIB)
+#define LINEARS      4 /* of a decoded layer: q k v; o; gate up; down */
+#define GEMV_S       2.0
+#define LINEAR_S     0.6  /* of steps of each number of tokens, all visits together */
+#define LINEAR_QUICK 0.25 /* seconds, the same in a hurry */
+#define VISITS       3
+#define STEP_S_MOST  5.0 /* a step expected to take longer is left out */
 
 /* In an order in which those that are left out, because they would take too long or the time is over, are
  * between others. */
@@ -41,14 +40,6 @@ static bool is_brief_count(uint32_t tokens)
 {
     return tokens == 4 || tokens == 32 || tokens == 128;
 }
-/* For steps beside copies: prompts that CPU and link share, a short one, whose steps take as long as reading
- * the weights, and one whose steps are work. */
-static const uint32_t counts_beside[] = {32, 128};
-#define COUNTS_BESIDE (sizeof counts_beside / sizeof *counts_beside)
-/* For steps with packed weights: from those that are reading to those that are work. */
-static const uint32_t counts_packed[] = {4, 32, 128};
-#define COUNTS_PACKED (sizeof counts_packed / sizeof *counts_packed)
-
 /* Steps of one number of tokens. */
 struct many {
     uint32_t tokens;
@@ -69,9 +60,7 @@ struct profile_cpu_run {
     struct profile_samples operation;
     struct profile_samples once; /* seconds of a step beside its entries */
     struct many many[TOKEN_COUNTS];
-    double beside[COUNTS_BESIDE];               /* operations a second in this turn's step beside copies */
-    struct profile_samples kept[COUNTS_BESIDE]; /* of a step's speed, beside copies: each turn's */
-    double params;                              /* of a layer's matrices */
+    double params;  /* of a layer's matrices */
     bool cached[2]; /* [packed]: so few weights that caches hold a part of them that counts */
 };
 
@@ -276,7 +265,7 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->read : NULL, err);
         if (rc || !r->packed) continue;
         rc = one_step(r, true, company != NULL, err);
-        if (!rc) rc = look_at_copies(company, &copied, company ? &company->packed : NULL, err);
+        if (!rc) rc = look_at_copies(company, &copied, NULL, err);
     }
     return rc;
 }
@@ -404,71 +393,6 @@ static int measure_linear(struct profile_cpu_run *r, struct profile_cpu *cpu, st
     return rc;
 }
 
-static struct many *many_of(struct profile_cpu_run *r, uint32_t tokens)
-{
-    for (size_t i = 0; i < TOKEN_COUNTS; i++)
-        if (r->many[i].tokens == tokens && r->many[i].spent_s > 0) return &r->many[i];
-    return NULL;
-}
-
-/* A rate by what is kept of cpu->linear: the median of turns. */
-static void kept_put(const struct profile_samples *kept, uint32_t tokens, const struct profile_cpu *cpu,
-                     struct profile_table *table)
-{
-    const double linear = profile_table_at(&cpu->linear, tokens).value;
-    struct profile_value value = profile_samples_value(kept);
-    value.value *= linear, value.low *= linear, value.high *= linear;
-    profile_table_put(table, tokens, value);
-}
-
-/* Steps with packed weights, each right after one with plain ones: two numbers taken seconds apart differ by
- * more than packing does to them. */
-static int measure_linear_packed(struct profile_cpu_run *r, struct profile_cpu *cpu, struct helm_err *err)
-{
-    const double most_s = r->quick ? LINEAR_QUICK : LINEAR_S;
-    int rc = 0;
-    for (size_t i = 0; i < COUNTS_PACKED && r->packed && !rc; i++) {
-        struct many *m = many_of(r, counts_packed[i]);
-        struct profile_samples kept = {.count = 0};
-        if (!m) continue;
-        if (cpu->linear_packed.count && (profile_late(r->progress) || m->step_s > PACKED_S_MOST)) continue;
-        for (double begin = units_now_s(); !rc && (kept.count == 0 || units_now_s() - begin < most_s);) {
-            double plain = 0, packed = 0;
-            rc = many_step(r, m, false, true, &plain, err);
-            if (!rc) rc = many_step(r, m, true, false, &packed, err);
-            if (!rc) profile_samples_add(&kept, packed / plain);
-        }
-        if (rc) break;
-        many_put(m, cpu);
-        kept_put(&kept, m->tokens, cpu, &cpu->linear_packed);
-        profile_say(r->progress, "CPU: %u tokens at once, packed weights, %.4g of %.4g GFLOP/s", m->tokens,
-                    profile_table_at(&cpu->linear_packed, m->tokens).value * 1e-9,
-                    profile_table_at(&cpu->linear, m->tokens).value * 1e-9);
-    }
-    return rc;
-}
-
-/* What steps beside copies keep of their speed is a turn's own: the step alone that it is compared with
- * follows within a tenth of a second. */
-int profile_cpu_linear_turn(struct profile_cpu_run *r, struct profile_company *company,
-                            struct profile_cpu *cpu, struct helm_err *err)
-{
-    struct profile_copied copied = {.bytes = 0};
-    int rc = look_at_copies(company, &copied, NULL, err);
-    for (size_t i = 0; i < COUNTS_BESIDE && !rc; i++) {
-        struct many *m = many_of(r, counts_beside[i]);
-        double alone = 0;
-        if (!m) continue;
-        rc = many_step(r, m, false, !company, company ? &r->beside[i] : &alone, err);
-        if (!rc) rc = look_at_copies(company, &copied, company ? &company->chunk : NULL, err);
-        if (rc || company) continue;
-        many_put(m, cpu);
-        profile_samples_add(&r->kept[i], r->beside[i] / alone);
-        kept_put(&r->kept[i], m->tokens, cpu, &cpu->linear_beside);
-    }
-    return rc;
-}
-
 int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, struct helm_err *err)
 {
     struct profile_cpu *cpu = &profile->cpu;
@@ -495,8 +419,6 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     struct profile_value once = profile_samples_value(&r->once), *sum = &profile->step;
     *sum = (struct profile_value){sum->value + once.value, sum->low + once.low, sum->high + once.high,
                                   PROFILE_ESTIMATE};
-    rc = profile_pool_wake(&r->reader, engine->pool, &r->steps.allowed, r->quick, &cpu->wake, err);
-    if (!rc) rc = measure_attention(r, cpu, err);
-    if (!rc) rc = measure_linear(r, cpu, err);
-    return rc ? rc : measure_linear_packed(r, cpu, err);
+    rc = measure_attention(r, cpu, err);
+    return rc ? rc : measure_linear(r, cpu, err);
 }

@@ -24,10 +24,7 @@
 #define LEAST_BYTES    (1152 * MIB)
 #define LEAST_QUICK    ((PROFILE_SANITIZED ? 60 : 192) * MIB)
 #define LEAST_SAMPLES  (PROFILE_SANITIZED ? 1 : 3)
-#define MOST_BYTES                                                                                           \
-    (8 * GIB) /* of all formats, so that each one's are past the caches: for the link beside them */
-#define MOST_QUICK (6 * GIB)
-#define FEW        32 /* tokens up to which a step is repeated, however long it takes */
+#define FEW            32 /* tokens up to which a step is repeated, however long it takes */
 
 /* As cpu.linear_packed: from steps that are reading to those that are work. */
 static const uint32_t counts[] = {4, 32, 128};
@@ -45,37 +42,22 @@ struct formats {
 
 /* ---- weights ---- */
 
-static uint64_t format_bytes(const struct formats *f, uint32_t i)
+/* Bytes of all formats' layers: past the caches. */
+static uint64_t wanted_bytes(const struct formats *f)
 {
-    const double layers = f->shape.layers / f->count;
-    return (uint64_t)(layers * (double)f->shape.layer_bytes * profile_format_part(f->format[i]));
+    const uint64_t caches = PROFILE_CACHES_LEAST * f->options.caches,
+                   least = f->options.quick ? LEAST_QUICK : LEAST_BYTES;
+    return caches > least ? caches : least;
 }
 
-/* Bytes of all formats' layers; for `beside` enough that even the smallest format's layers exceed the caches. */
-static uint64_t wanted_bytes(const struct formats *f, bool beside)
-{
-    const bool quick = f->options.quick;
-    const uint64_t caches = PROFILE_CACHES_LEAST * f->options.caches, most = quick ? MOST_QUICK : MOST_BYTES;
-    uint64_t wanted = quick ? LEAST_QUICK : LEAST_BYTES;
-    double sum = 0, smallest = 1;
-    for (uint32_t i = 0; i < f->count; i++) {
-        const double part = profile_format_part(f->format[i]);
-        sum += part;
-        if (part < smallest) smallest = part;
-    }
-    const uint64_t all = beside ? (uint64_t)((double)caches * sum / smallest) : caches;
-    if (all > wanted) wanted = all < most ? all : most;
-    return caches > wanted ? caches : wanted;
-}
-
-static int open_steps(struct formats *f, bool beside, struct helm_err *err)
+static int open_steps(struct formats *f, struct helm_err *err)
 {
     const uint64_t caches = PROFILE_CACHES_LEAST * f->options.caches;
     struct cgroup_memory memory;
     int rc = node_read_memory(f->options.node, &memory, err);
     if (!rc)
-        rc = profile_shape_choose_formats(wanted_bytes(f, beside), memory.available_bytes / 3, f->format,
-                                          f->count, &f->shape, err);
+        rc = profile_shape_choose_formats(wanted_bytes(f), memory.available_bytes / 3, f->format, f->count,
+                                          &f->shape, err);
     if (!rc) rc = profile_steps_open(&f->options, &f->shape, KV_F16, &f->steps, err);
     if (!rc) rc = profile_steps_fill(&f->steps, f->steps.local.engine.weights.formats, err);
     if (!rc) f->cached = f->steps.local.engine.weights.host.region_bytes < caches;
@@ -159,24 +141,6 @@ static int measure_one(struct formats *f, struct profile_device_run *stream, str
     return rc;
 }
 
-static int measure_link(struct formats *f, struct profile_device_run *device, struct profile *p,
-                        struct helm_err *err)
-{
-    const uint64_t caches = PROFILE_CACHES_LEAST * f->options.caches;
-    bool cached[FORMAT_COUNT], int8[FORMAT_COUNT];
-    for (uint32_t i = 0; i < f->count; i++) {
-        cached[i] = format_bytes(f, i) < caches;
-        int8[i] = has_int8(f, i);
-    }
-    const struct profile_format_link link = {.steps = &f->steps,
-                                             .device = device,
-                                             .format = f->format,
-                                             .cached = cached,
-                                             .int8 = int8,
-                                             .formats = f->count};
-    return profile_format_link_measure(&link, p, err);
-}
-
 static int measure_many(struct formats *f, struct profile *p, struct helm_err *err)
 {
     int rc = 0;
@@ -229,10 +193,9 @@ int profile_formats_measure(const struct profile_cpu_options *options, unsigned 
     int rc = 0;
     for (uint32_t i = 1; i < f->count && device && !rc; i++)
         rc = profile_device_format(device, f->format[i], seconds, profile, err);
-    if (!rc) rc = open_steps(f, device != NULL, err);
+    if (!rc) rc = open_steps(f, err);
     if (!rc) rc = measure_one(f, NULL, profile, err);
     if (!rc && device) rc = measure_one(f, device, profile, err);
-    if (!rc && device) rc = measure_link(f, device, profile, err);
     if (!rc) rc = measure_many(f, profile, err);
     if (!rc) say(f, profile);
     profile_steps_close(&f->steps);

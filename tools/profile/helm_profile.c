@@ -30,10 +30,8 @@
 #include "tools/interrupt/interrupt.h"
 #include "tools/profile/profile_tool.h"
 
-#define BESIDE_S             1.3
-#define BESIDE_QUICK_S       0.4
-#define CHUNK_BESIDE_S       2.5
-#define CHUNK_BESIDE_QUICK_S 1.5
+#define BESIDE_S       1.3
+#define BESIDE_QUICK_S 0.4
 /* A full one of a quiet machine with a GPU takes 45 s. */
 #define LATE_S         55.0
 #define LATE_QUICK_S   38.0
@@ -66,23 +64,6 @@ static bool has_device(const struct tool *t)
     return t->device.ledger.kind != LEDGER_DEVICE_NONE;
 }
 
-/* A prompt's steps, in turns with the same alone. At least one turn; of a machine on which it takes long, no
- * more. */
-static int measure_chunk_beside(struct tool *t, struct profile_cpu_run *cpu, struct profile_company *company,
-                                struct helm_err *err)
-{
-    struct profile *p = &t->profile;
-    double end = units_now_s() + (t->options.quick ? CHUNK_BESIDE_QUICK_S : CHUNK_BESIDE_S);
-    int rc = 0;
-    do {
-        rc = profile_device_stream_start(company->device, err);
-        if (!rc) rc = profile_cpu_linear_turn(cpu, company, &p->cpu, err);
-        if (!rc) rc = profile_device_stream_stop(company->device, err);
-        if (!rc) rc = profile_cpu_linear_turn(cpu, NULL, &p->cpu, err);
-    } while (!rc && units_now_s() < end && !profile_late(&t->progress));
-    return rc;
-}
-
 /* The pair that the planner lives of: the CPU decodes while the link streams. In turns with decoding alone,
  * so that both see the same minutes of a machine that others use, too. */
 static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct profile_company *company,
@@ -97,12 +78,9 @@ static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct pr
         if (!rc) rc = profile_device_stream_stop(company->device, err);
         if (!rc) rc = profile_cpu_gemv(cpu, seconds, NULL, &p->cpu, err);
     }
-    if (!rc) rc = measure_chunk_beside(t, cpu, company, err);
     if (rc) return rc;
     p->link.h2d_beside = profile_samples_value(&company->plain);
-    p->link.h2d_beside_packed = profile_samples_value(&company->packed);
     p->link.h2d_beside_read = profile_samples_value(&company->read);
-    p->link.h2d_beside_chunk = profile_samples_value(&company->chunk);
     profile_say(&t->progress, "both at once: CPU %.4g GB/s (alone %.4g), link %.4g GB/s (alone %.4g)",
                 p->cpu.gemv_beside.value * 1e-9, p->cpu.gemv.value * 1e-9, p->link.h2d_beside.value * 1e-9,
                 p->link.h2d.value * 1e-9);
@@ -110,9 +88,8 @@ static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct pr
                 p->cpu.read_beside.value * 1e-9, profile_table_at(&p->cpu.read, p->cpu.threads).value * 1e-9,
                 p->link.h2d_beside_read.value * 1e-9);
     if (p->cpu.gemv_packed_beside.value > 0)
-        profile_say(&t->progress, "both at once, packed weights: CPU %.4g GB/s (alone %.4g), link %.4g GB/s",
-                    p->cpu.gemv_packed_beside.value * 1e-9, p->cpu.gemv_packed.value * 1e-9,
-                    p->link.h2d_beside_packed.value * 1e-9);
+        profile_say(&t->progress, "both at once, packed weights: CPU %.4g GB/s (alone %.4g)",
+                    p->cpu.gemv_packed_beside.value * 1e-9, p->cpu.gemv_packed.value * 1e-9);
     return 0;
 }
 
@@ -158,24 +135,19 @@ static int open_device(const struct tool *t, struct profile_device_run **device,
     return profile_device_open(&options, device, err);
 }
 
-/* Attention over caches that are no single numbers, and of all types for a GPU. */
+/* Attention over caches that are no single numbers. */
 static int measure_kv(struct tool *t, struct helm_err *err)
 {
     const struct profile_cpu_options options = cpu_options_of(t);
-    int rc =
-        has_device(t) ? profile_attend_measure(&options, KV_F16, &t->profile.cpu.attention_host, err) : 0;
+    int rc = 0;
     for (int d = 0; d < KV_DTYPE_COUNT && !rc; d++) {
         struct profile_kv *kv = &t->profile.kv[d];
         if (kv_dtype_is_plain((uint32_t)d)) continue;
         rc = profile_kv_measure(&options, (enum kv_dtype)d, kv, err);
-        if (!rc && has_device(t))
-            rc = profile_attend_measure(&options, (enum kv_dtype)d, &kv->cpu_attention_host, err);
         if (!rc)
-            profile_say(&t->progress,
-                        "CPU: attention over a cache of %s, %.4g GB/s (f16 %.4g), for a GPU %.4g (%.4g)",
+            profile_say(&t->progress, "CPU: attention over a cache of %s, %.4g GB/s (f16 %.4g)",
                         kv_dtype_name((enum kv_dtype)d), kv->cpu_attention.value * 1e-9,
-                        t->profile.cpu.attention.value * 1e-9, kv->cpu_attention_host.value * 1e-9,
-                        t->profile.cpu.attention_host.value * 1e-9);
+                        t->profile.cpu.attention.value * 1e-9);
     }
     return rc;
 }

@@ -3,13 +3,13 @@
 #include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
 
-enum unit { UNIT_BYTES, UNIT_FLOPS, UNIT_SECONDS, UNIT_FACTOR };
+enum unit { UNIT_BYTES, UNIT_FLOPS, UNIT_SECONDS };
 
 static void print_value(FILE *out, const char *name, const struct profile_value *v, enum unit unit,
                         const char *what)
 {
-    static const char *const text[] = {"GB/s", "GFLOP/s", "us", "times"};
-    static const double factor[] = {1e-9, 1e-9, 1e6, 1};
+    static const char *const text[] = {"GB/s", "GFLOP/s", "us"};
+    static const double factor[] = {1e-9, 1e-9, 1e6};
     if (v->source == PROFILE_UNKNOWN) {
         fprintf(out, "  %-16s %31s  %-8s %s\n", name, "", "unknown", what);
         return;
@@ -34,17 +34,13 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
     if (f->cpu_gemv.source == PROFILE_UNKNOWN && f->gpu_expand.source == PROFILE_UNKNOWN) return;
     fprintf(out, "Weights in %s, bytes as they are stored:\n", tensor_format_name(format));
     print_value(out, "cpu gemv", &f->cpu_gemv, UNIT_BYTES, "one token");
-    if (p->gpu.device != PROFILE_DEVICE_NONE) {
+    if (p->gpu.device != PROFILE_DEVICE_NONE)
         print_value(out, "  beside", &f->cpu_gemv_beside, UNIT_BYTES, "while the link streams");
-        print_value(out, "  link", &f->link_beside, UNIT_BYTES, "meanwhile");
-    }
     print_table(out, "linear", &f->cpu_linear, UNIT_FLOPS, "tok", "of the CPU");
     if (f->cpu_int8_gemv.source != PROFILE_UNKNOWN) {
         print_value(out, "cpu gemv int8", &f->cpu_int8_gemv, UNIT_BYTES, "with activations rounded to int8");
-        if (p->gpu.device != PROFILE_DEVICE_NONE) {
+        if (p->gpu.device != PROFILE_DEVICE_NONE)
             print_value(out, "  beside", &f->cpu_int8_gemv_beside, UNIT_BYTES, "while the link streams");
-            print_value(out, "  link", &f->cpu_int8_link_beside, UNIT_BYTES, "meanwhile");
-        }
         print_table(out, "cpu linear int8", &f->cpu_int8_linear, UNIT_FLOPS, "tok", "by tokens");
     }
     if (p->gpu.device == PROFILE_DEVICE_NONE) return;
@@ -69,10 +65,8 @@ static void print_kv(const struct profile *p, enum kv_dtype dtype, FILE *out)
     print_value(out, "cpu attention", &kv->cpu_attention, UNIT_BYTES, "one query");
     print_value(out, "  chunk", &kv->cpu_attention_flops, UNIT_FLOPS, "");
     if (p->gpu.device == PROFILE_DEVICE_NONE) return;
-    print_value(out, "  for a GPU", &kv->cpu_attention_host, UNIT_BYTES, "in host memory, one query");
     print_value(out, "gpu attention", &kv->gpu_attention, UNIT_BYTES, "one query");
     print_value(out, "  chunk", &kv->gpu_attention_flops, UNIT_FLOPS, "");
-    print_value(out, "  direct", &kv->gpu_attention_direct, UNIT_BYTES, "in host memory, one query");
     print_value(out, "chain attention", &kv->gpu_chain_attention, UNIT_BYTES, "");
     print_value(out, "  two heads", &kv->gpu_chain_attention_pair, UNIT_BYTES, "of a KV head");
 }
@@ -106,14 +100,9 @@ void profile_print(const struct profile *p, FILE *out)
     if (gpu->device != PROFILE_DEVICE_NONE)
         print_value(out, "  beside", &cpu->gemv_packed_beside, UNIT_BYTES, "while the link streams");
     print_table(out, "linear", &cpu->linear, UNIT_FLOPS, "tok", "by tokens");
-    print_table(out, "  packed", &cpu->linear_packed, UNIT_FLOPS, "tok", "by tokens, of packed weights");
     print_value(out, "attention", &cpu->attention, UNIT_BYTES, "KV cache, one query");
     print_value(out, "attention chunk", &cpu->attention_flops, UNIT_FLOPS, "");
-    if (gpu->device != PROFILE_DEVICE_NONE)
-        print_value(out, "for a GPU", &cpu->attention_host, UNIT_BYTES, "KV cache in host memory, one query");
     print_value(out, "operation", &cpu->operation, UNIT_SECONDS, "beside its bytes");
-    print_value(out, "wake", &cpu->wake, UNIT_SECONDS, "later with a unit after a pause");
-    print_table(out, "  beside", &cpu->linear_beside, UNIT_FLOPS, "tok", "while the link streams");
     if (gpu->device != PROFILE_DEVICE_NONE) {
         fprintf(out, "GPU: %s%s%s, %s, %s free\n", gpu->name, gpu->compute[0] ? ", compute capability " : "",
                 gpu->compute, units_format_size(gpu->vram_bytes, size),
@@ -123,16 +112,12 @@ void profile_print(const struct profile *p, FILE *out)
         print_table(out, "linear", &gpu->linear, UNIT_FLOPS, "tok", "by tokens");
         print_table(out, "a product", &gpu->linear_operation, UNIT_SECONDS, "tok", "beside its work");
         print_value(out, "attention", &gpu->attention, UNIT_BYTES, "KV cache, one query");
-        print_value(out, "  direct", &gpu->attention_direct, UNIT_BYTES, "of it in host memory");
         print_value(out, "attention chunk", &gpu->attention_flops, UNIT_FLOPS, "");
         print_table(out, "  by rows", &gpu->attention_rows, UNIT_FLOPS, "row", "queries x heads");
         print_value(out, "operation", &gpu->operation, UNIT_SECONDS, "a kernel in a graph");
         print_value(out, "launch", &gpu->launch, UNIT_SECONDS, "a kernel outside of one");
-        print_value(out, "issue", &gpu->issue, UNIT_SECONDS, "of the host, a kernel of a chunk");
         print_value(out, "begin", &gpu->begin, UNIT_SECONDS, "a chunk with nothing to do, there and back");
         print_value(out, "  captured", &gpu->begin_graph, UNIT_SECONDS, "a step of one token like that");
-        print_table(out, "together", &gpu->together, UNIT_FACTOR, "tok",
-                    "a prompt's layers by the sum of their parts");
         print_value(out, "expand", &gpu->expand, UNIT_BYTES, "packed weights, as they come out");
         print_value(out, "gemv packed", &gpu->gemv_packed, UNIT_BYTES, "one token's products, as if plain");
         print_value(out, "chain gemv", &gpu->chain_gemv, UNIT_BYTES, "one token's operations in one kernel");
@@ -145,10 +130,6 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "to the device", &link->h2d, UNIT_BYTES, "");
         print_value(out, "  beside CPU", &link->h2d_beside, UNIT_BYTES, "while the CPU computes");
         print_value(out, "  beside reads", &link->h2d_beside_read, UNIT_BYTES, "while it reads");
-        print_value(out, "  beside packed", &link->h2d_beside_packed, UNIT_BYTES,
-                    "while it does with packed weights");
-        print_value(out, "  beside a chunk", &link->h2d_beside_chunk, UNIT_BYTES,
-                    "while it computes with many tokens");
         print_value(out, "from the device", &link->d2h, UNIT_BYTES, "");
         print_value(out, "direct", &link->direct, UNIT_BYTES, "kernels that read host memory");
         print_value(out, "latency", &link->latency, UNIT_SECONDS, "of a small copy");
@@ -159,6 +140,7 @@ void profile_print(const struct profile *p, FILE *out)
     for (int d = 0; d < KV_DTYPE_COUNT; d++) print_kv(p, (enum kv_dtype)d, out);
     fprintf(out, "Rest:\n");
     print_value(out, "disk", &p->disk, UNIT_BYTES, "direct reads");
+    print_value(out, "wake", &p->wake, UNIT_SECONDS, "from a ring until a sleeper is there");
     print_value(out, "wake", &p->wake, UNIT_SECONDS, "from a ring until a sleeper is there");
     print_value(out, "step", &p->step, UNIT_SECONDS, "doorbells and the engine, once a step");
 }

@@ -4,8 +4,7 @@
  * measured; steps.c runs the CPU worker's engine over it, for cpu.c, for which packed.c has packed weights,
  * and for formats.c, which measures other formats of weights; device.c asks helm-worker-gpu to measure the
  * device; programs.c, programs_gpu.c and programs_all.c measure a model's own programs; now.c takes what
- * memory gives at a moment; host.c measures reads of a disk and doorbells; wake.c wake-up times; samples.c
- * turns numbers into values; print.c shows them. docs/profile.md says what each number means. */
+ * memory gives at a moment; host.c measures reads of a disk and doorbells; samples.c turns numbers into values; print.c shows them. docs/profile.md says what each number means. */
 #pragma once
 
 #include <jansson.h>
@@ -162,10 +161,10 @@ void profile_cpu_close(struct profile_cpu_run *run);
 HELM_MUST_CHECK int profile_cpu_measure(struct profile_cpu_run *run, struct profile *profile,
                                         struct helm_err *err);
 /* A device whose copies run beside the CPU's steps, and their bytes a second: beside steps of one token with plain
- * weights, with packed ones, beside plain reads, beside steps of many tokens. */
+ * weights, and beside plain reads. */
 struct profile_company {
     struct profile_device_run *device;
-    struct profile_samples plain, packed, read, chunk;
+    struct profile_samples plain, read;
 };
 /* Decodes for about `seconds` more, with plain and packed weights in turns: alone (company NULL, in turns with
  * reads), or beside copies. gemv, gemv_packed and read, or the rates beside copies, are then those of all calls
@@ -173,11 +172,6 @@ struct profile_company {
 HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds,
                                      struct profile_company *company, struct profile_cpu *cpu,
                                      struct helm_err *err);
-/* Half a turn: steps of some of the numbers of tokens of cpu->linear beside copies, then (company NULL) the
- * same alone. After the second half cpu->linear_beside is cpu->linear times the part of the rate that was kept
- * beside copies, the median of all turns. */
-HELM_MUST_CHECK int profile_cpu_linear_turn(struct profile_cpu_run *run, struct profile_company *company,
-                                            struct profile_cpu *cpu, struct helm_err *err);
 
 /* ---- formats.c ---- */
 
@@ -186,21 +180,6 @@ HELM_MUST_CHECK int profile_cpu_linear_turn(struct profile_cpu_run *run, struct 
 HELM_MUST_CHECK int profile_formats_measure(const struct profile_cpu_options *options, unsigned formats,
                                             struct profile_device_run *device, struct profile *profile,
                                             struct helm_err *err);
-
-/* ---- format_link.c ---- */
-
-/* Layers of `steps` are of these formats in turn, bf16 first. cached[i]: caches hold so much of that format's that the link
- * is not measured beside it; int8[i]: it has products with int8 activations. */
-struct profile_format_link {
-    struct profile_steps *steps;
-    struct profile_device_run *device;
-    const enum tensor_format *format;
-    const bool *cached, *int8;
-    uint32_t formats;
-};
-/* Each format's link_beside and cpu_int8_link_beside, from profile->link.h2d_beside. */
-HELM_MUST_CHECK int profile_format_link_measure(const struct profile_format_link *link,
-                                                struct profile *profile, struct helm_err *err);
 
 /* ---- programs.c ---- */
 
@@ -247,12 +226,6 @@ HELM_MUST_CHECK int profile_programs_gpu_measure(const struct profile_programs_g
 HELM_MUST_CHECK int profile_kv_measure(const struct profile_cpu_options *options, enum kv_dtype dtype,
                                        struct profile_kv *kv, struct helm_err *err);
 
-/* ---- attend.c ---- */
-
-/* Bytes of such a cache a second that the CPU attends to for a GPU. The caller is thread 0 of a pool meanwhile. */
-HELM_MUST_CHECK int profile_attend_measure(const struct profile_cpu_options *options, enum kv_dtype dtype,
-                                           struct profile_value *value, struct helm_err *err);
-
 /* ---- packed.c ---- */
 
 struct profile_packed;
@@ -273,18 +246,11 @@ double profile_packed_part(const struct profile_packed *packed);
 
 /* There and back between two threads; from a thread that is not pinned, like the one for disks. */
 HELM_MUST_CHECK int profile_host_doorbell(struct profile_value *value, struct helm_err *err);
+/* From a ring until a thread that slept in futex is there. */
+HELM_MUST_CHECK int profile_host_wake(bool quick, struct profile_value *value, struct helm_err *err);
 /* Direct reads of a file of at least 64 MiB. */
 HELM_MUST_CHECK int profile_host_disk(const char *path, bool quick, struct profile_value *value,
                                       struct helm_err *err);
-
-/* ---- wake.c ---- */
-
-/* By how much a pool is later with a piece of work that comes from elsewhere after a pause than with one that
- * follows another: for its threads sleep. The caller is its thread 0; `cpus`: that the process may use. */
-HELM_MUST_CHECK int profile_pool_wake(const struct reader *reader, struct pool *pool, const cpu_set_t *cpus,
-                                      bool quick, struct profile_value *value, struct helm_err *err);
-/* From a ring until a thread that slept in futex is there. */
-HELM_MUST_CHECK int profile_host_wake(bool quick, struct profile_value *value, struct helm_err *err);
 
 /* ---- device.c ---- */
 

@@ -26,10 +26,10 @@ static int put_blocks(struct measure *m, struct helm_err *err)
 static int measure_few(struct measure *m, struct helm_err *err)
 {
     static const uint32_t tokens[] = {2, 4, 8, 16};
-    double rate = 0, layer_s = 0;
+    double rate = 0;
     int rc = 0;
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens && !rc; i++)
-        rc = measure_linear_at(m, tokens[i], &rate, &layer_s, err);
+        rc = measure_linear_at(m, tokens[i], &rate, err);
     return rc;
 }
 
@@ -38,10 +38,10 @@ static int measure_few(struct measure *m, struct helm_err *err)
 static int measure_short(struct measure *m, bool wide, struct helm_err *err)
 {
     static const uint32_t tokens[] = {32, GPU_SHORT_TOKENS, GPU_WIDE_TOKENS};
-    double rate = 0, layer_s = 0;
+    double rate = 0;
     int rc = 0;
     for (size_t i = 0; i < (m->emulated ? 1 : sizeof tokens / sizeof *tokens) && !rc; i++)
-        if (wide || tokens[i] <= GPU_SHORT_TOKENS) rc = measure_linear_at(m, tokens[i], &rate, &layer_s, err);
+        if (wide || tokens[i] <= GPU_SHORT_TOKENS) rc = measure_linear_at(m, tokens[i], &rate, err);
     return rc;
 }
 

@@ -195,7 +195,7 @@ static int issue_few(const struct measure_work *w, uint32_t index, struct helm_e
 
 /* One operation of a chunk, with what stands before and after it there. Products take whole multiples of
  * GPU_PAD_TOKENS. */
-int measure_issue_many(const struct measure_work *w, uint32_t index, struct helm_err *err)
+static int issue_many(const struct measure_work *w, uint32_t index, struct helm_err *err)
 {
     const char *weight = weight_of(w->m, w->shape, index);
     const struct measure_kernels *k = w->m->kernels;
@@ -243,7 +243,7 @@ static int issue_linears(const struct measure_work *w, struct helm_err *err)
 {
     int rc = 0;
     for (uint32_t i = 0; i < w->ops && !rc; i++)
-        rc = w->tokens <= GPUK_BATCH_MAX ? issue_few(w, i, err) : measure_issue_many(w, i, err);
+        rc = w->tokens <= GPUK_BATCH_MAX ? issue_few(w, i, err) : issue_many(w, i, err);
     return rc;
 }
 
@@ -390,23 +390,22 @@ int measure_gemv_run(struct measure *m, struct measure_samples *least, double *o
     return 0;
 }
 
-/* gpu.launch, and those of measure_gemv_run. `operation`: what a kernel in a graph costs, `launched`: one outside. */
-static int measure_decode(struct measure *m, double *operation, double *launched, struct helm_err *err)
+/* gpu.launch, and those of measure_gemv_run. `operation`: what a kernel in a graph costs. */
+static int measure_decode(struct measure *m, double *operation, struct helm_err *err)
 {
     struct measure_samples launch, tiny;
     int rc = measure_set_step(m, 0, 1, err);
     if (!rc) rc = measure_tiny(m, false, &launch, err);
     if (!rc) rc = measure_tiny(m, true, &tiny, err);
     if (rc) return rc;
-    *launched = measure_median_of(&launch);
     measure_print(m, "gpu.launch", 0, &launch);
     return measure_gemv_run(m, &tiny, operation, err); /* no kernel is cheaper than an empty one */
 }
 
 /* gpu.linear and gpu.linear_operation at one number of tokens. *rate: operations a second in all, so far. A
  * CPU that plays a GPU has no time for whole layers of many tokens, and parts of two shapes cannot be
- * compared: there all counts as work. *layer_s: what a large layer took. */
-int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, double *layer_s, struct helm_err *err)
+ * compared: there all counts as work. */
+int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, struct helm_err *err)
 {
     enum { LARGE, SMALL, COUNT };
     const struct measure_kernels *k = m->kernels;
@@ -426,7 +425,6 @@ int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, double *
     if (!rc) rc = measure_time_works(w, both ? COUNT : 1, tokens <= GPUK_BATCH_MAX, samples, err);
     if (rc) return rc;
     double once = measure_median_of(&samples[LARGE]), each = 0;
-    *layer_s = once / w[LARGE].ops * MEASURE_LAYER_OPS;
     if (both) {
         (void)measure_fit_operation(&amount[LARGE], &amount[SMALL], &samples[LARGE], &samples[SMALL],
                                     MEASURE_OPERATION_LEAST, &fitted);
@@ -444,16 +442,13 @@ int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, double *
     return 0;
 }
 
-static int measure_linear(struct measure *m, struct measure_chunk_parts *parts, struct helm_err *err)
+static int measure_linear(struct measure *m, struct helm_err *err)
 {
     static const uint32_t tokens[] = {2, 4, 8, 16, 32, 64, 128, 256, 512};
-    double rate = 0, layer_s = 0;
+    double rate = 0;
     int rc = 0;
-    for (size_t i = 0; i < sizeof tokens / sizeof *tokens && !rc; i++) {
-        rc = measure_linear_at(m, tokens[i], &rate, &layer_s, err);
-        for (int p = 0; p < MEASURE_CHUNK_SIZES; p++)
-            if (parts[p].tokens == tokens[i]) parts[p].linears_s = layer_s;
-    }
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens && !rc; i++)
+        rc = measure_linear_at(m, tokens[i], &rate, err);
     return rc;
 }
 
@@ -474,13 +469,11 @@ int measure_kernels_lane(struct measure *m, const float *from, float *to, struct
 
 int measure_kernels_run(struct measure *m, struct helm_err *err)
 {
-    struct measure_chunk_parts parts[MEASURE_CHUNK_SIZES] = {{.tokens = 128}, {.tokens = MEASURE_TOKENS_MAX}};
-    double operation = 0, launched = 0;
-    int rc = measure_decode(m, &operation, &launched, err);
-    for (int p = 0; p < MEASURE_CHUNK_SIZES; p++) parts[p].launch_s = launched;
-    if (!rc) rc = measure_linear(m, parts, err);
-    if (!rc) rc = measure_attention_run(m, operation, parts, err);
-    if (!rc) rc = measure_chunks_run(m, parts, err);
+    double operation = 0;
+    int rc = measure_decode(m, &operation, err);
+    if (!rc) rc = measure_linear(m, err);
+    if (!rc) rc = measure_attention_run(m, operation, err);
+    if (!rc) rc = measure_chunks_run(m, err);
     if (!rc) rc = measure_chains_run(m, operation, err);
     if (!rc) rc = measure_kv_run(m, operation, err);
     if (!rc) rc = measure_expand_run(m, operation, err);

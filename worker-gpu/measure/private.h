@@ -170,8 +170,6 @@ struct gpuk_linear_args measure_linear_args(const struct measure *m, const struc
 double measure_ops_bytes(const struct measure_shape *shape, enum tensor_format format, uint32_t ops);
 double measure_ops_values(const struct measure_shape *shape, uint32_t ops);
 uint32_t measure_layers_of(const struct measure *m, const struct measure_shape *shape);
-/* A chunk's attention over cache number `layer`. */
-struct op measure_attend_prefill(const struct measure_work *w, uint32_t layer);
 /* Attention of one token or several over cache number `layer` of measure_kv_layers, which lie in the weights.
  */
 struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t layer, uint32_t heads);
@@ -185,36 +183,23 @@ bool measure_reads(const struct measure *m, const struct measure_shape *shape, e
  * gpu.read, in turns with them. */
 HELM_MUST_CHECK int measure_gemv_run(struct measure *m, struct measure_samples *least, double *operation,
                                      struct helm_err *err);
-/* gpu.linear and gpu.linear_operation of `tokens` tokens. *rate: operations a second of the last one, 0 at first;
- * *layer_s: what a large layer took. */
-HELM_MUST_CHECK int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, double *layer_s,
-                                      struct helm_err *err);
+/* gpu.linear and gpu.linear_operation of `tokens` tokens. *rate: operations a second of the last one, 0 at first. */
+HELM_MUST_CHECK int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, struct helm_err *err);
 /* Seconds of a kernel that does nothing: samples. */
 HELM_MUST_CHECK int measure_tiny(struct measure *m, bool captured, struct measure_samples *samples,
                                  struct helm_err *err);
-/* One operation of a chunk, with what stands before and after it there. */
-HELM_MUST_CHECK int measure_issue_many(const struct measure_work *w, uint32_t index, struct helm_err *err);
 /* w->ops kernels that do next to nothing. */
 HELM_MUST_CHECK int measure_issue_tiny(const struct measure_work *w, struct helm_err *err);
 
 /* ---- measure/chunks.c ---- */
 
-/* Seconds of the parts of a large layer of a chunk, each measured alone: its products with norms and activations,
- * attention behind a context, a kernel that does nothing. 0: unmeasured. */
-struct measure_chunk_parts {
-    uint32_t tokens;
-    double linears_s, attention_s, launch_s;
-};
-#define MEASURE_CHUNK_SIZES 2
-/* gpu.begin, gpu.begin_graph, gpu.issue, gpu.together */
-HELM_MUST_CHECK int measure_chunks_run(struct measure *m, const struct measure_chunk_parts *parts,
-                                       struct helm_err *err);
+/* gpu.begin, gpu.begin_graph */
+HELM_MUST_CHECK int measure_chunks_run(struct measure *m, struct helm_err *err);
 
 /* ---- measure/attention.c ---- */
 
-/* gpu.attention, gpu.attention_direct, gpu.attention_flops, gpu.attention_rows; `operation`: what a kernel in a graph costs. */
-HELM_MUST_CHECK int measure_attention_run(struct measure *m, double operation,
-                                          struct measure_chunk_parts *parts, struct helm_err *err);
+/* gpu.attention, gpu.attention_flops, gpu.attention_rows; `operation`: what a kernel in a graph costs. */
+HELM_MUST_CHECK int measure_attention_run(struct measure *m, double operation, struct helm_err *err);
 /* Those of attention again, of caches of other types than f16. */
 HELM_MUST_CHECK int measure_kv_run(struct measure *m, double operation, struct helm_err *err);
 

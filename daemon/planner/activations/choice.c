@@ -71,7 +71,6 @@ void activations_rates(const struct profile *profile, const enum linear_inputs i
         if (f->cpu_int8_gemv.value <= 0) continue; /* it has no such kernels */
         f->cpu_gemv = f->cpu_int8_gemv;
         f->cpu_gemv_beside = f->cpu_int8_gemv_beside;
-        f->link_beside = f->cpu_int8_link_beside;
         if (f->cpu_int8_linear.count) f->cpu_linear = f->cpu_int8_linear;
     }
 }

@@ -92,7 +92,7 @@ static void price_assisted(const struct pricing *p, double window, double host, 
 {
     const double position = p->step->rows * pricing_kv_bytes(p),
                  direct = direct_positions(p, window, host) * position, own = host * position - direct;
-    const double reading = direct / cost_attention_direct(p->profile, p->step->kv_dtype);
+    const double reading = direct / cost_rates_direct(&p->profile->link);
     if (!asks(p, window)) {
         u->kv.link = reading;
         u->gpu += reading;
@@ -100,9 +100,8 @@ static void price_assisted(const struct pricing *p, double window, double host, 
         return;
     }
     const double more = ASSIST_OPERATIONS * p->kernel.operation, way = hand_over(p);
-    const double company = p->cpu.attention_beside / p->cpu.attention,
-                 beside = own / (p->cpu.attention_host * company) + p->cpu.operation,
-                 alone = direct > 0 ? beside : own / p->cpu.attention_host + p->cpu.operation;
+    const double beside = own / p->cpu.attention_beside + p->cpu.operation,
+                 alone = direct > 0 ? beside : own / p->cpu.attention + p->cpu.operation;
     const double least = fmax(0, reading - 2 * way); /* of the GPU's part, beyond what lies in VRAM */
     u->kv.way = way;
     u->kv.link = reading;
@@ -134,7 +133,7 @@ void attention_price_host(const struct pricing *p, double window, struct cost_un
     }
     const double rate = cost_rates_copy(&p->profile->link) / (step->rows * pricing_kv_bytes(p)),
                  before = seen(n, step->context, window, step->context),
-                 attending = p->together * fmax(there.memory, there.compute);
+                 attending = fmax(there.memory, there.compute);
     const double reading = host / rate, borrowed = before / rate,
                  storing = step->tokens * pricing_kv_bytes(p) / rate_or(&link->d2h, link->h2d.value);
     const double more = fmax(0, reading - attending) + price_pieces(p, host);
@@ -149,7 +148,7 @@ uint32_t cost_direct_permille(const struct profile *profile, enum kv_dtype kv_dt
 {
     const struct profile_cpu *cpu = &profile->cpu;
     const double company = fmin(1, rate_or(&cpu->gemv_beside, cpu->gemv.value) / cpu->gemv.value),
-                 attend = company * cost_attention_host(profile, kv_dtype),
-                 direct = cost_attention_direct(profile, kv_dtype);
+                 attend = company * cost_attention_cpu(profile, kv_dtype),
+                 direct = cost_rates_direct(&profile->link);
     return direct > 0 ? (uint32_t)(PERMILLE * direct / (direct + attend)) : 0;
 }

@@ -16,7 +16,6 @@
 /* Links that one product with experts in a chain counts as: blocks wait for the choice, and have few rows each. Measured of
  * Qwen3-30B-A3B in Q4_K_M, all in VRAM, on an H100 and an H200: a layer took 57.5 us, 17 more than with one link each. */
 #define LINKS_OF_EXPERTS 3
-#define CALLS_OF_A_SLICE 3 /* beside its kernels: its copy, an event there, waiting for one here */
 /* Kernels' time that a slice of blocks takes in a captured step beside its product: its arrival is waited for, its place set free. Measured of
  * 8B's attention in q4_k, three slices, between two visits of the CPU: 42 us more than in VRAM, of which hand-overs beside
  * copies are 24 (H100); 7 to 9 us a slice in steps of 8B and 32B in three formats (H200). */
@@ -54,25 +53,13 @@ static double activation_bytes(const struct pricing *p, uint32_t kind)
             (p->model->math.part[kind].part == UNIT_MLP ? PASSED * c->intermediate : ROTATED * (q + 2 * kv)));
 }
 
-/* A packed matrix on the CPU. One token's products read it as it is. Several tokens' multiply what each
- * thread unpacked of it. Their time is a measured multiple of a plain matrix's, whatever bounds that; unmeasured, it is
- * longer by reading the matrix from memory once more. */
+/* A packed matrix on the CPU: read at its own rate, and multiplied as a plain one is. */
 static void add_packed(const struct device_rates *r, double bytes, double parameters, double tokens,
                        struct spent *s)
 {
     struct device_rates rates = *r;
-    if (tokens <= 1) {
-        rates.gemv = r->packed;
-        rates.gemv_beside = r->packed_beside;
-    } else if (r->packed_longer > 0) {
-        rates.gemv /= r->packed_longer;
-        rates.gemv_beside /= r->packed_longer;
-        rates.linear /= r->packed_longer;
-    } else {
-        s->total += bytes / r->packed;
-        s->beside += bytes / r->packed_beside;
-        s->memory += bytes / r->packed;
-    }
+    rates.gemv = r->packed;
+    rates.gemv_beside = r->packed_beside;
     spent_linear(&rates, bytes, parameters, tokens, s);
 }
 
@@ -81,7 +68,6 @@ struct weights {
     struct spent cpu, gpu, kernel;
     double products;               /* of the GPU */
     double slices;                 /* in which they cross the link, or are expanded */
-    bool expands;                  /* some of them, before they are multiplied by */
     bool expands_home;             /* also at home in VRAM */
     bool blocks;                   /* some of them are: they are cut by what they expand to */
     bool apart;                    /* experts, whose bytes are too many for a part of a chain */
@@ -176,7 +162,6 @@ static void add_run_gpu(const struct pricing *p, const struct run *run, struct w
     }
     w->products++;
     w->slices += slices_of((uint64_t)expanded, !tensor_format_is_plain(format));
-    w->expands |= with->expands;
     w->expands_home |= with->expands_home;
     w->blocks |= !tensor_format_is_plain(format);
     w->gpu_spread = fmax(w->gpu_spread, with->gpu_spread);
@@ -266,7 +251,7 @@ static void price_link(const struct pricing *p, uint32_t unit, double window, st
     const struct cost_step *step = p->step;
     /* Copies wait in a queue, so only what starts after a pause pays the latency: once a unit. */
     u->link = (double)u->crossing / link->h2d.value + link->latency.value;
-    u->link_beside = (double)u->crossing / p->link_beside + link->latency.value;
+    u->link_beside = (double)u->crossing / cost_rates_copy(link) + link->latency.value;
     if (unit_part(unit) == UNIT_MLP) return;
     const struct math_part *math = &p->model->math.part[model_unit_kind(p->model, unit)];
     if (math->state == STATE_FIXED) /* read and written in place, which the GPU waits for */
@@ -315,7 +300,7 @@ static double packed_in_vram(const struct pricing *p, bool mlp, uint64_t bytes, 
 {
     double more = fmax(0, slices_of(bytes, true) - p->part[mlp ? UNIT_MLP : UNIT_ATTENTION].products);
     if (unit_read_packed(p, mlp)) return fmax(gpu->total, kernel->total) + longer_packed(p, (double)bytes);
-    return p->together * fmax(gpu->total, kernel->total + p->kernel.parts * more * product_of(&p->kernel)) +
+    return fmax(gpu->total, kernel->total + p->kernel.parts * more * product_of(&p->kernel)) +
            expand_seconds(p, (double)bytes);
 }
 
@@ -336,7 +321,7 @@ static void pack_experts(const struct pricing *p, struct experts_parts *e)
 {
     const double packed = p->profile->gpu.gemv_packed.value,
                  seconds = e->bytes / (PACKED_EXPERTS_PART * (packed > 0 ? packed : p->kernel.gemv));
-    e->unit += p->together * (seconds - e->gpu);
+    e->unit += seconds - e->gpu;
     e->gpu = seconds;
     e->bytes = (double)cost_crossing_bytes((uint64_t)e->bytes);
     e->cpu_all = p->tier == OP_TIER_CHUNK;
@@ -345,8 +330,7 @@ static void pack_experts(const struct pricing *p, struct experts_parts *e)
 /* In slices: each beyond one a product is one more. */
 static double in_slices(const struct pricing *p, const struct weights *w, double more)
 {
-    return p->together *
-           fmax(w->gpu.total, w->kernel.total + p->kernel.parts * more * product_of(&p->kernel));
+    return fmax(w->gpu.total, w->kernel.total + p->kernel.parts * more * product_of(&p->kernel));
 }
 
 /* Measured seconds in VRAM, where there are some. Slices add as much as by rates; parts of experts are in proportion. */
@@ -409,30 +393,17 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->gpu = u->gpu_packed && u->experts ? packed_experts_in_vram(p, &w, u->bytes, in_slices(p, &w, more))
              : u->gpu_packed             ? packed_in_vram(p, mlp, u->bytes, &w.gpu, &w.kernel)
              : w.expands_home            ? in_slices(p, &w, more)
-                                         : p->together * w.gpu.total;
+                                         : w.gpu.total;
     u->gpu_bound = spent_bound(&w.gpu);
     u->stream = in_slices(p, &w, more);
     if (w.blocks && p->tier != OP_TIER_CHUNK)
         u->stream += OPERATIONS_OF_A_SLICE * slices * p->kernel.operation;
-    w.experts.unit = p->together * w.kernel.total;
+    w.experts.unit = w.kernel.total;
     take_measured(p, unit, window, u, &w.experts);
     u->stays = u->experts && p->tier != OP_TIER_CHUNK;
     if (u->packed)
         u->stream +=
             (unit_read_packed(p, mlp) ? COST_READ_PACKED_PART : 1) * expand_seconds(p, (double)u->bytes);
-    if (p->tier == OP_TIER_CHUNK) {
-        const double issue = p->profile->gpu.issue.value, parts = p->kernel.parts;
-        const bool expands = w.expands || u->packed;
-        u->issue = (o->gpu * parts + 2 * parts * (w.products - o->products)) * issue;
-        /* a slice's copy, two events, and its product with a norm before it for each part */
-        u->issue_stream =
-            u->issue + (more * (CALLS_OF_A_SLICE + 2 * parts) + w.products * CALLS_OF_A_SLICE) * issue;
-        if (expands) u->issue_stream += slices * issue;
-        if (w.expands_home || u->gpu_packed) {
-            const double home = w.expands_home ? slices : slices_of(u->bytes, true);
-            u->issue += (home + 2 * fmax(0, home - w.products) * parts) * issue;
-        }
-    }
     u->borrow = 0;
     price_link(p, unit, window, u);
     if (attends && p->step->kv.two && !(window > 0 && p->step->kv.windows))
@@ -495,7 +466,6 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
             return rc;
         }
     }
-    if (p.device) p.link_beside = cost_rates_link(&p);
     table->units = units;
     table->tokens = step->tokens;
     table->follows = p.tier != OP_TIER_CHUNK && step->tokens == step->rows && step->tokens == step->samples;

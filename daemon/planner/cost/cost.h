@@ -63,8 +63,6 @@ static inline bool cost_step_decodes(const struct cost_step *step)
  * layers of Qwen3-30B-A3B in Q4_K on an H100's host it was busy 2.83, 2.63, 2.78 and 2.31 ms a token with 0 to 3 of 8 experts read
  * directly; a copy took 13 to 19 us, and an expert on the CPU 27. */
 #define COST_EXPERT_TAKES 0.6
-/* After this time without a unit the CPU's threads sleep. */
-#define COST_CPU_AWAKE_S (CPU_SPIN_QUIET_US * MICRO)
 
 /* An attention half on the GPU whose cache lies partly in the arena alone. Parts of `gpu` and of `stream`: */
 struct cost_kv {
@@ -87,7 +85,6 @@ struct cost_unit {
     struct cost_kv mixed_kv;
     /* Prefill, of the host's cache in two tiers or fixed state: more seconds of the GPU, and of the link as kv.link */
     double borrow_gpu, borrow_link;
-    double issue, issue_stream;    /* of the host, to put its kernels into the queue: a chunk's */
     uint64_t bytes;                /* of weights */
     uint64_t crossing;             /* of them over the link, and in the ring */
     bool packed;                   /* so crossing is less than bytes, and the GPU expands them first */
@@ -115,7 +112,6 @@ struct cost_table {
     double launch;     /* that each end of a step costs where it is the GPU's, and that a step which the GPU
                           computes alone does not wait for: it is launched behind the one before; 0 of
                           steps that are not */
-    double wake;       /* by which the CPU is later with a unit when its threads sleep */
     double begin;      /* by which the GPU's first kernels are later than the prices of the ends say */
     double ready;      /* when it is through with them: of use where the embedding is the CPU's */
     double activation; /* seconds for the step's residual streams to cross once, beyond what hand_over's

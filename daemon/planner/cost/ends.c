@@ -108,8 +108,7 @@ void price_embed(const struct pricing *p, const struct analyse_table *analysed, 
     u->cpu = u->cpu_beside =
         cpu.total + program_ops_count(&p->model->math.embed, PROCESSOR_CPU, p->tier) * p->cpu.operation +
         p->step->tokens * row / p->cpu.read;
-    /* Beside a GPU worker, which looks for the step, the CPU worker has slept. (Before a prompt both have:
-     * cost_ttft.) */
+    /* Beside a GPU worker, which looks for the step, the CPU worker has slept. (Before a prompt both have: cost_ttft.) */
     if (p->device && p->tier == OP_TIER_ONE) u->cpu = u->cpu_beside = u->cpu + p->profile->wake.value;
     u->cpu_bound = u->gpu_bound = "overhead";
     /* The launch's way to the device, what a step begins with, the launch of the chain behind it. */
@@ -119,15 +118,12 @@ void price_embed(const struct pricing *p, const struct analyse_table *analysed, 
             gpu.total + p->profile->link.hand_over.value +
             (begin > 0 ? begin
                        : (p->first + p->chained) * p->kernel.operation + p->step->tokens * row / p->gpu.read);
-    if (p->device && p->tier == OP_TIER_CHUNK)
-        u->issue = u->issue_stream = p->first * p->profile->gpu.issue.value;
 }
 
 void price_rest(const struct pricing *p, struct cost_table *table)
 {
     const struct profile_link *link = &p->profile->link;
     table->step = p->profile->step.value;
-    table->wake = p->profile->cpu.wake.value;
     if (!p->device) return;
     if (table->follows) table->launch = link->hand_over.value;
     /* An empty step, less the price of the ends: its way there and back, its first kernels. They begin with the

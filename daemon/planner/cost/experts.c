@@ -9,10 +9,7 @@
 
 #define CPU_OPERATIONS 3 /* gates and ups, downs, and what each expert's begin costs */
 #define GPU_OPERATIONS 2 /* asking, adding the answer */
-/* Of a copy's rate, what kernels reach that read experts over the link, and of how many launches' time they are later than that
- * in either product: 130 to 150 us for two experts of Qwen3-30B-A3B in Q4_K on an H200, beside a CPU that reads. */
-#define DIRECT_PART   0.95
-#define DIRECT_BEGINS 2
+#define DIRECT_BEGINS  2 /* launches of kernels that read experts over the link, one for either product */
 /* Of several tokens' experts both read for so long that they share what memory gives: 8 tokens of the whole model took 60 and 63 ms. */
 #define DIRECT_TAKES_FEW 0.9
 #define DIRECT_FEW       8 /* tokens of that step; between one and these the part grows along a line */
@@ -90,9 +87,7 @@ struct shares {
 
 static double direct_seconds(const struct pricing *p, double bytes)
 {
-    return bytes > 0 ? bytes / cost_rates_direct(&p->profile->link, DIRECT_PART) +
-                           DIRECT_BEGINS * p->kernel.operation
-                     : 0;
+    return bytes > 0 ? bytes / cost_rates_direct(&p->profile->link) + DIRECT_BEGINS * p->kernel.operation : 0;
 }
 
 /* Seconds of the CPU for its part of the experts, while the GPU's kernels read another one of the same memory. `copies`: these

@@ -138,9 +138,7 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
     double *ends = plan->head == PLAN_CPU0 ? &cpu : &gpu;
     *ends = fmax(*ends, ends == &cpu ? table->head.cpu_spread : table->head.gpu_spread);
     if (streams && one) cpu = fmax(cpu, cost_rates_spread(&profile->cpu.gemv_beside));
-    if (packed)
-        cpu = fmax(cpu, one ? cost_rates_spread(&profile->cpu.gemv_packed)
-                            : spread_at(&profile->cpu.linear_packed, table->tokens));
+    if (packed) cpu = fmax(cpu, cost_rates_spread(&profile->cpu.gemv_packed));
     if (packed && one && streams) cpu = fmax(cpu, cost_rates_spread(&profile->cpu.gemv_packed_beside));
     if (in_vram && one) gpu = fmax(gpu, cost_rates_spread(&profile->gpu.gemv_packed));
     if (in_vram) gpu = fmax(gpu, cost_rates_spread(&profile->gpu.expand));

@@ -18,33 +18,15 @@ static int require(double rate, const char *name, struct helm_err *err)
     return helm_fail(err, HELM_E_FORMAT, "the profile lacks %s: a step cannot be priced without it", name);
 }
 
-/* How many times as long a step's products on the CPU take where their rates are those of `there` as where
- * they are cpu.linear's; at least `least`, since less is noise. `there` was measured at a few numbers of
- * tokens: at one between them the factor is between theirs. (Not the quotient of both rates there: those
- * bend, cpu.linear at points that the other one does not have.) Outside, the nearest one's. */
-static double times_as_long(const struct profile_cpu *cpu, const struct profile_table *there, double least,
-                            uint32_t tokens)
-{
-    struct profile_table factor = *there;
-    for (uint32_t i = 0; i < factor.count; i++) {
-        struct profile_point *at = &factor.point[i];
-        at->y.value = fmax(least, profile_table_at(&cpu->linear, at->x).value / at->y.value);
-    }
-    return profile_table_at(&factor, tokens).value;
-}
-
 /* Rates for the step's type of cache; all 0 for f16, whose rates are the profile's own, and for unmeasured types. */
 static const struct profile_kv *kv_of(const struct pricing *p)
 {
     return &p->profile->kv[p->step->kv_dtype];
 }
 
-double cost_attention_host(const struct profile *profile, enum kv_dtype kv_dtype)
+double cost_attention_cpu(const struct profile *profile, enum kv_dtype kv_dtype)
 {
-    const struct profile_cpu *cpu = &profile->cpu;
-    const struct profile_kv *kv = &profile->kv[kv_dtype];
-    if (kv->cpu_attention.value > 0) return rate_or(&kv->cpu_attention_host, kv->cpu_attention.value);
-    return rate_or(&cpu->attention_host, cpu->attention.value);
+    return rate_or(&profile->kv[kv_dtype].cpu_attention, profile->cpu.attention.value);
 }
 
 static int rates_of_cpu(struct pricing *p, struct helm_err *err)
@@ -57,27 +39,18 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     const double company = r->gemv > 0 ? r->gemv_beside / r->gemv : 1;
     r->packed = cpu->gemv_packed.value;
     r->packed_beside = fmin(r->packed, rate_or(&cpu->gemv_packed_beside, r->packed * company));
-    r->attention = rate_or(&kv_of(p)->cpu_attention, cpu->attention.value);
+    r->attention = cost_attention_cpu(p->profile, p->step->kv_dtype);
     r->attention_flops = rate_or(&kv_of(p)->cpu_attention_flops, cpu->attention_flops.value);
-    r->attention_host = cost_attention_host(p->profile, p->step->kv_dtype);
     r->read = r->gemv;
-    r->linear = r->packed_longer =
-        0; /* one token's are none of its own, whatever step these rates were of before */
+    r->linear = 0; /* one token's are none of its own, whatever step these rates were of before */
     r->operation = cpu->operation.value;
-    r->parts = r->linear_slowed = 1;
+    r->parts = 1;
     int rc = require(r->gemv, "cpu.gemv", err);
     if (!rc) rc = require(r->attention, "cpu.attention", err);
     if (rc) return rc;
     r->attention_beside = r->attention * (r->gemv_beside / r->gemv);
     if (p->step->tokens == 1) return 0;
     r->linear = profile_table_at(&cpu->linear, p->step->tokens).value;
-    /* Contention cannot raise the rate. */
-    if (p->tier == OP_TIER_CHUNK && cpu->linear_beside.count)
-        r->linear_slowed = times_as_long(cpu, &cpu->linear_beside, 1, p->step->tokens);
-    /* Few tokens' products wait for memory, and packed weights have fewer bytes by this part. Nothing else is
-     * faster: once unpacked, they are multiplied as plain ones are. */
-    if (cpu->linear_packed.count)
-        r->packed_longer = times_as_long(cpu, &cpu->linear_packed, COST_PACKED_PART, p->step->tokens);
     rc = require(r->linear, "cpu.linear", err);
     if (!rc) rc = require(r->attention_flops, "cpu.attention_flops", err);
     return rc;
@@ -123,7 +96,6 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     r->operation =
         p->tier == OP_TIER_CHUNK ? rate_or(&gpu->launch, gpu->operation.value) : gpu->operation.value;
     r->parts = ceil((double)p->step->tokens / GPU_SUB_TOKENS);
-    r->linear_slowed = p->together = 1;
     int rc = require(r->gemv, "gpu.gemv", err);
     if (!rc) rc = require(r->attention, "gpu.attention", err);
     if (!rc) rc = require(p->profile->link.h2d.value, "link.h2d", err);
@@ -140,71 +112,20 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     r->linear = profile_table_at(&gpu->linear, part).value;
     r->product = profile_table_at(&gpu->linear_operation, part).value;
     r->attention_flops = attention_flops_of(p);
-    if (p->tier == OP_TIER_CHUNK && gpu->together.count)
-        p->together = profile_table_at(&gpu->together, part).value;
     rc = require(r->linear, "gpu.linear", err);
     if (!rc) rc = require(r->attention_flops, "gpu.attention_flops", err);
     p->kernel = *r;
     return rc;
 }
 
-/* Whether the CPU has packed weights to multiply with in this step, if it has any of its units. */
-static bool any_packed_cpu(const struct pricing *p)
-{
-    for (uint32_t u = 0; u < unit_count(p->model->config.layers); u++)
-        if (cost_rates_packed_cpu(p, u) || cost_rates_packed_mixed(p, u)) return true;
-    return false;
-}
-
-/* Beside one token's products with the model's weights: each format's own rate, for as long as the CPU takes for its
- * bytes. */
-static double beside_formats(const struct pricing *p, double plain)
-{
-    double seconds = 0, bytes = 0;
-    for (uint32_t u = 0; u < unit_count(p->model->config.layers); u++)
-        for (uint32_t i = 0; i < p->model->unit[u].matrix_count; i++) {
-            const struct model_tensor *t = p->model->unit[u].tensor[i];
-            const double s = analyse_read_part(&p->model->config, t, p->step->tokens) * (double)t->bytes /
-                             p->with[t->format].cpu.gemv_beside;
-            seconds += s;
-            bytes += s * rate_or(&p->profile->format[t->format].link_beside, plain);
-        }
-    return seconds > 0 ? bytes / seconds : plain;
-}
-
-/* What the CPU leaves the link of the memory's bandwidth depends on what it computes: packed weights and blocks are
- * fewer bytes, and take it some time to decode. Copies are as fast as alone at most: more is noise. */
-double cost_rates_link(const struct pricing *p)
-{
-    const struct profile_link *link = &p->profile->link;
-    double beside = rate_or(&link->h2d_beside, link->h2d.value);
-    if (p->tier == OP_TIER_CHUNK) beside = rate_or(&link->h2d_beside_chunk, beside);
-    if (p->tier == OP_TIER_ONE)
-        beside = any_packed_cpu(p) ? rate_or(&link->h2d_beside_packed, beside) : beside_formats(p, beside);
-    return fmin(beside, link->h2d.value);
-}
-
 double cost_rates_copy(const struct profile_link *link)
 {
-    return rate_or(&link->h2d_beside, link->h2d.value);
+    return fmin(rate_or(&link->h2d_beside, link->h2d.value), link->h2d.value);
 }
 
-double cost_rates_direct(const struct profile_link *link, double part)
+double cost_rates_direct(const struct profile_link *link)
 {
-    return rate_or(&link->direct, part * cost_rates_copy(link));
-}
-
-/* Decode attention, by kernels that read whole lines of pages in host memory, has this part of a copy's rate where it was not measured: 50 of
- * 54 GB/s on an H100. */
-#define ATTENTION_DIRECT_PART 0.9
-
-double cost_attention_direct(const struct profile *profile, enum kv_dtype kv_dtype)
-{
-    const struct profile_link *link = &profile->link;
-    const double measured =
-        rate_or(&profile->kv[kv_dtype].gpu_attention_direct, profile->gpu.attention_direct.value);
-    return measured > 0 && link->h2d.value > 0 ? cost_rates_copy(link) * fmin(1, measured / link->h2d.value)
-                                               : cost_rates_direct(link, ATTENTION_DIRECT_PART);
+    return rate_or(&link->direct, cost_rates_copy(link));
 }
 
 /* Packed weights are expanded a slice at a time before they are used, once for any number of tokens. If the rate is
@@ -247,7 +168,6 @@ double cost_rates_linear(const struct profile_table *plain, enum tensor_format f
     return fmin(rate / part_of(format), peak);
 }
 
-/* Several tokens' products take a measured multiple of bf16's time, whatever bounds that, as packed ones do. */
 static void cpu_with(const struct pricing *p, enum tensor_format format, uint32_t tokens,
                      struct format_rates *out)
 {
@@ -256,18 +176,13 @@ static void cpu_with(const struct pricing *p, enum tensor_format format, uint32_
     if (r->linear > 0 && !f->cpu_linear.count)
         r->linear = cost_rates_linear(&p->profile->cpu.linear, format, tokens);
     if (f->cpu_gemv.value <= 0) return;
-    if (tokens > 1 && f->cpu_linear.count) {
-        const double longer = times_as_long(&p->profile->cpu, &f->cpu_linear, 0, tokens);
-        r->gemv *= part_of(format) / longer;
-        r->gemv_beside *= part_of(format) / longer;
-        r->linear /= longer;
-        out->cpu_spread = spread_at(&f->cpu_linear, tokens);
-        return;
-    }
     const double company = p->cpu.gemv_beside / p->cpu.gemv;
     r->gemv = f->cpu_gemv.value;
     r->gemv_beside = fmin(r->gemv, rate_or(&f->cpu_gemv_beside, r->gemv * company));
     out->cpu_spread = fmax(cost_rates_spread(&f->cpu_gemv), cost_rates_spread(&f->cpu_gemv_beside));
+    if (tokens == 1 || !f->cpu_linear.count) return;
+    r->linear = profile_table_at(&f->cpu_linear, tokens).value;
+    out->cpu_spread = spread_at(&f->cpu_linear, tokens);
 }
 
 /* One token: as kernels, and in chains where the format was measured in one. */

@@ -30,14 +30,12 @@ static void list_resources(const struct cost_table *table, const struct cost_pla
     const double hand_over = table->hand_over + table->activation;
     s->processors = COST_LINK;
     s->links = 0;
-    s->processor[COST_CPU] = (struct schedule_processor){.wake = table->wake};
-    s->processor[COST_GPU] = (struct schedule_processor){0};
+    s->processor[COST_CPU] = s->processor[COST_GPU] = (struct schedule_processor){0};
     if (!ahead) s->processor[COST_GPU].ready = plan->embed == PLAN_CPU0 ? table->ready : table->begin;
     s->hand_over[COST_CPU][COST_GPU] = s->hand_over[COST_GPU][COST_CPU] = hand_over;
     s->hand_over_more = table->hand_over_more;
     s->ring = larger((double)plan->ring_bytes, RING_LEAST);
     s->held = plan->cold ? smaller(s->ring, (double)plan->held_bytes) : s->ring;
-    s->begin = ahead ? 0 : table->begin;
     s->end = ahead ? 0 : table->step;
     s->cold = plan->cold;
 }
@@ -50,7 +48,6 @@ static struct schedule_task end_task(const struct cost_unit *u, enum plan_proces
         task.beside = u->cpu_beside;
     } else {
         task.seconds = task.beside = larger(u->gpu - launch, 0);
-        task.issue = u->issue;
     }
     return task;
 }
@@ -107,7 +104,6 @@ void schedule_make(const struct cost_table *table, const struct cost_plan *plan,
     list_resources(table, plan, ahead, s);
     s->embed = end_task(&table->embed, plan->embed, launch);
     s->embed.unit = COST_SPAN_EMBED;
-    s->embed.on.alone = table->tokens == 1;
     s->head = end_task(&table->head, plan->head, launch);
     s->head.unit = COST_SPAN_HEAD;
     s->least = 0;
@@ -122,18 +118,14 @@ void schedule_make(const struct cost_table *table, const struct cost_plan *plan,
         if (home == PLAN_HOME_CPU) {
             task->seconds = unit->cpu;
             task->beside = unit->cpu_beside;
-            task->issue = 0;
             task->kv = (struct cost_kv){0};
         } else if (home == PLAN_HOME_GPU) {
             put_on_gpu(unit, plan, unit->gpu, task);
-            task->issue = unit->issue;
         } else if (home == PLAN_HOME_MIXED) {
             task->kv = unit->mixed_kv;
             task->seconds = task->beside = unit->mixed - 2 * task->kv.way - task->kv.cpu;
-            task->issue = unit->issue;
         } else {
             put_on_gpu(unit, plan, unit->stream, task);
-            task->issue = unit->issue_stream;
             put_on_link(table, plan, s, task, &last);
         }
         s->least += schedule_least(task);

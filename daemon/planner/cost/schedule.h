@@ -13,21 +13,18 @@
 
 struct schedule_processor {
     double ready; /* before this moment of a step it has other things to do */
-    double wake;  /* by which it is later after COST_CPU_AWAKE_S without work; 0: it never sleeps */
 };
 
 /* Where a task is; processor and link are indices of the schedule's lists. */
 struct schedule_place {
     uint8_t processor, link;
     bool contends; /* the processor reads the memory that links copy from: each slows the other */
-    bool alone;    /* a single row: too little to wake all threads for */
 };
 
 /* A unit's work: on a processor, and on a link where its weights come by one. */
 struct schedule_task {
     double seconds,
-        beside;   /* of the processor: alone, and while links copy; the same where it does not contend */
-    double issue; /* of the host, to put its kernels into a queue; 0 where there is none */
+        beside; /* of the processor: alone, and while links copy; the same where it does not contend */
     double bytes, rate,
         rate_beside; /* over the link: bytes a second, alone and beside a processor that contends */
     const struct schedule_task *next; /* the task behind it on its link; of the last one the first */
@@ -53,7 +50,6 @@ struct schedule {
     double hand_over_more;                            /* each, while some link copies */
     double ring;                                      /* bytes, of each link's */
     double held;                                      /* of them, at the first step's begin */
-    double begin;                                     /* the host begins to queue kernels */
     double end;   /* seconds of a step in which nothing computes, behind all units */
     double least; /* seconds of tasks and hand-overs at least */
     bool cold;

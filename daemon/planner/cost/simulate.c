@@ -30,13 +30,6 @@ struct link_state {
     bool ended; /* cold: everything is copied */
 };
 
-/* Whether it sleeps when the step begins, when its first unit came and its last one ended. */
-struct processor_state {
-    double busy;
-    bool asleep, used;
-    double first, end;
-};
-
 struct simulation {
     const struct schedule *plan;
     struct cost_result *result; /* NULL: only the time counts */
@@ -44,11 +37,10 @@ struct simulation {
     uint32_t links; /* copied from the schedule: what is asked most often */
     bool cold;
     double ring;
-    double issued; /* until when the host puts the kernels so far into a queue */
-    double least;  /* seconds: what is left of the step's units and hand-overs at least */
+    double least; /* seconds: what is left of the step's units and hand-overs at least */
     double hand_overs;
     struct link_state link[COST_RESOURCES]; /* as the schedule's lists */
-    struct processor_state processor[COST_RESOURCES];
+    double busy[COST_RESOURCES];            /* seconds of each processor */
 };
 
 /* ---- the timeline ---- */
@@ -153,36 +145,20 @@ static void run_alone(struct simulation *s, double seconds)
     s->now += seconds;
 }
 
-/* After a pause a processor's threads sleep, and all of a unit is not under way until they are awake. */
-static void wake(struct simulation *s, struct processor_state *p, double seconds)
-{
-    bool asleep = p->used ? s->now - p->end > COST_CPU_AWAKE_S : p->asleep;
-    if (!p->used) p->first = s->now;
-    p->used = true;
-    if (!asleep) return;
-    run_alone(s, seconds);
-    p->busy += seconds;
-}
-
 /* Slower for as long as a link copies. */
 static void run_contending(struct simulation *s, const struct schedule_task *task)
 {
-    struct processor_state *p = &s->processor[task->on.processor];
     const double begin = s->now;
-    const double wake_s = s->plan->processor[task->on.processor].wake;
-    if (wake_s > 0 && !task->on.alone) wake(s, p, wake_s);
     double seconds = task->seconds, active = run_links(s, task->beside, true);
     if (active > 0)
         seconds = active + (task->beside > active ? (1 - active / task->beside) * task->seconds : 0);
     note_task(s, task, begin, s->now + seconds);
-    p->busy += seconds;
+    s->busy[task->on.processor] += seconds;
     s->now += seconds;
-    if (!task->on.alone) p->end = s->now;
 }
 
-/* The host queues a chunk's kernels one by one from the step's begin on, also while the CPU computes. A processor
- * cannot finish a kernel that is not queued yet. */
-static inline void wait_for_host(struct simulation *s, double until)
+/* Before a moment of the step the processor has other things to do. */
+static inline void wait_until(struct simulation *s, double until)
 {
     if (s->now < until) run_alone(s, until - s->now);
 }
@@ -190,11 +166,9 @@ static inline void wait_for_host(struct simulation *s, double until)
 static void run_queued(struct simulation *s, const struct schedule_task *task)
 {
     double begin = s->now;
-    wait_for_host(s, s->plan->processor[task->on.processor].ready);
-    s->processor[task->on.processor].busy += task->seconds;
+    wait_until(s, s->plan->processor[task->on.processor].ready);
+    s->busy[task->on.processor] += task->seconds;
     run_alone(s, task->seconds);
-    s->issued += task->issue;
-    wait_for_host(s, s->issued);
     note_task(s, task, begin, s->now);
 }
 
@@ -202,7 +176,7 @@ static void run_queued(struct simulation *s, const struct schedule_task *task)
 static void run_streamed(struct simulation *s, const struct schedule_task *task)
 {
     const struct schedule *const plan = s->plan;
-    wait_for_host(s, plan->processor[task->on.processor].ready);
+    wait_until(s, plan->processor[task->on.processor].ready);
     struct link_state link = s->link[task->on.link]; /* a copy, that nothing else points at */
     double begin = s->now, came = s->now, left = task->bytes,
            own = task->bytes / larger(task->seconds, SECONDS_LEAST);
@@ -243,9 +217,7 @@ static void run_streamed(struct simulation *s, const struct schedule_task *task)
     const double last = smaller(plan->link[task->on.link].last, task->seconds);
     const double late = came > begin ? came + last - s->now : 0;
     if (late > 0) run_alone(s, late);
-    s->processor[task->on.processor].busy += task->seconds;
-    s->issued += task->issue;
-    wait_for_host(s, s->issued);
+    s->busy[task->on.processor] += task->seconds;
     note_task(s, task, begin, s->now);
 }
 
@@ -303,12 +275,8 @@ static void begin_step(struct simulation *s)
 {
     const struct schedule *plan = s->plan;
     s->now = s->hand_overs = 0;
-    s->issued = plan->begin;
     s->least = plan->least;
-    for (uint32_t p = 0; p < plan->processors; p++) {
-        s->processor[p].used = false;
-        s->processor[p].busy = 0;
-    }
+    for (uint32_t p = 0; p < plan->processors; p++) s->busy[p] = 0;
     s->link[0].busy = 0;
     for (uint32_t i = 0; i < plan->links; i++) {
         s->link[i].rest = plan->link[i].least;
@@ -380,19 +348,6 @@ static bool run_round(struct simulation *s, double most)
     return same || s->plan->cold;
 }
 
-/* Puts processors to sleep whose pause between the last unit of a step and the first of the next one is too long.
- * Whether there are some. */
-static bool fall_asleep(struct simulation *s)
-{
-    bool some = false;
-    for (uint32_t r = 0; r < s->plan->processors; r++) {
-        struct processor_state *p = &s->processor[r];
-        if (!p->used || p->first + (s->now - p->end) <= COST_CPU_AWAKE_S) continue;
-        p->asleep = some = true;
-    }
-    return some;
-}
-
 static bool run(struct simulation *s)
 {
     const struct schedule *plan = s->plan;
@@ -400,24 +355,13 @@ static bool run(struct simulation *s)
     s->cold = plan->cold;
     s->ring = plan->ring;
     s->link[0] = (struct link_state){.ended = true};
-    bool known = true; /* which processors sleep when a step begins */
-    for (uint32_t r = 0; r < plan->processors; r++) {
-        s->processor[r].asleep = plan->cold;
-        if (plan->processor[r].wake > 0) known = plan->cold;
-    }
     begin_with(s, plan->held);
     for (int i = 0; i < ROUNDS_MAX; i++) {
         if (i == 2) begin_with(s, 0);
-        /* From full rings on, no later step is faster than this one: with processors that are awake, the less. */
+        /* From full rings on, no later step is faster than this one. */
         const double most = i < 2 ? s->give_up * (1 + ROUNDING) : INFINITY;
         bool same = run_round(s, most);
         if (i < 2 && s->now > s->give_up) return false;
-        if (!known && fall_asleep(s)) {
-            begin_with(s, plan->held);
-            same = false;
-            i = -1;
-        }
-        known = true;
         if (same) break;
     }
     return s->now <= s->give_up;
@@ -436,7 +380,7 @@ static bool simulate(struct simulation *s, const struct cost_table *table, const
     s->result->seconds = s->now;
     s->result->hand_overs = s->hand_overs;
     memset(s->result->busy, 0, sizeof s->result->busy);
-    for (uint32_t p = 0; p < schedule.processors; p++) s->result->busy[p] = s->processor[p].busy;
+    for (uint32_t p = 0; p < schedule.processors; p++) s->result->busy[p] = s->busy[p];
     s->result->busy[COST_LINK] = s->link[0].busy; /* of what else it moved, where it copies no weights */
     for (uint32_t i = 0; i < schedule.links; i++)
         s->result->busy[schedule.link[i].resource] = s->link[i].busy;

@@ -10,7 +10,7 @@ void spent_linear(const struct device_rates *r, double bytes, double parameters,
     double memory = r->parts * bytes / r->gemv, memory_beside = r->parts * bytes / r->gemv_beside;
     double compute = r->linear > 0 ? 2 * parameters * tokens / r->linear : 0;
     s->total += fmax(memory, compute);
-    s->beside += fmax(memory_beside, compute * r->linear_slowed);
+    s->beside += fmax(memory_beside, compute);
     *(compute > memory ? &s->compute : &s->memory) += fmax(memory, compute);
 }
 

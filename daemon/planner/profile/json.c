@@ -45,13 +45,9 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, linear, KIND_TABLE, false),
     MEMBER(profile_cpu, attention, KIND_RATE, false),
     MEMBER(profile_cpu, attention_flops, KIND_RATE, false),
-    MEMBER(profile_cpu, attention_host, KIND_RATE, false),
     MEMBER(profile_cpu, operation, KIND_TIME, false),
-    MEMBER(profile_cpu, wake, KIND_TIME, false),
-    MEMBER(profile_cpu, linear_beside, KIND_TABLE, false),
     MEMBER(profile_cpu, gemv_packed, KIND_RATE, false),
     MEMBER(profile_cpu, gemv_packed_beside, KIND_RATE, false),
-    MEMBER(profile_cpu, linear_packed, KIND_TABLE, false),
 };
 static const struct member gpu_member[] = {
     MEMBER(profile_gpu, device, KIND_DEVICE, true),
@@ -72,15 +68,12 @@ static const struct member gpu_member[] = {
     MEMBER(profile_gpu, gemv_packed, KIND_RATE, false),
     MEMBER(profile_gpu, operation, KIND_TIME, false),
     MEMBER(profile_gpu, launch, KIND_TIME, false),
-    MEMBER(profile_gpu, issue, KIND_TIME, false),
     MEMBER(profile_gpu, begin, KIND_TIME, false),
     MEMBER(profile_gpu, begin_graph, KIND_TIME, false),
-    MEMBER(profile_gpu, together, KIND_TABLE, false),
     MEMBER(profile_gpu, chain_gemv, KIND_RATE, false),
     MEMBER(profile_gpu, chain_attention, KIND_RATE, false),
     MEMBER(profile_gpu, chain_operation, KIND_TIME, false),
     MEMBER(profile_gpu, chain_attention_pair, KIND_RATE, false),
-    MEMBER(profile_gpu, attention_direct, KIND_RATE, false),
 };
 static const struct member link_member[] = {
     MEMBER(profile_link, generation, KIND_U32, false),
@@ -90,8 +83,6 @@ static const struct member link_member[] = {
     MEMBER(profile_link, h2d_beside, KIND_RATE, false),
     MEMBER(profile_link, h2d_beside_read, KIND_RATE, false),
     MEMBER(profile_link, direct, KIND_RATE, false),
-    MEMBER(profile_link, h2d_beside_chunk, KIND_RATE, false),
-    MEMBER(profile_link, h2d_beside_packed, KIND_RATE, false),
     MEMBER(profile_link, latency, KIND_TIME, false),
     MEMBER(profile_link, hand_over, KIND_TIME, false),
     MEMBER(profile_link, hand_over_beside, KIND_TIME, false),
@@ -99,7 +90,6 @@ static const struct member link_member[] = {
 static const struct member format_member[] = {
     MEMBER(profile_format, cpu_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_gemv_beside, KIND_RATE, false),
-    MEMBER(profile_format, link_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_linear, KIND_TABLE, false),
     MEMBER(profile_format, gpu_gemv, KIND_RATE, false),
     MEMBER(profile_format, gpu_operation, KIND_TIME, false),
@@ -113,18 +103,15 @@ static const struct member format_member[] = {
     MEMBER(profile_format, gpu_expand, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),
-    MEMBER(profile_format, cpu_int8_link_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_linear, KIND_TABLE, false),
 };
 static const struct member kv_member[] = {
     MEMBER(profile_kv, cpu_attention, KIND_RATE, false),
     MEMBER(profile_kv, cpu_attention_flops, KIND_RATE, false),
-    MEMBER(profile_kv, cpu_attention_host, KIND_RATE, false),
     MEMBER(profile_kv, gpu_attention, KIND_RATE, false),
     MEMBER(profile_kv, gpu_attention_flops, KIND_RATE, false),
     MEMBER(profile_kv, gpu_chain_attention, KIND_RATE, false),
     MEMBER(profile_kv, gpu_chain_attention_pair, KIND_RATE, false),
-    MEMBER(profile_kv, gpu_attention_direct, KIND_RATE, false),
 };
 #define MEMBERS(list) list, sizeof(list) / sizeof *(list)
 
@@ -337,6 +324,21 @@ json_t *profile_one_to_json(const struct profile *profile)
 
 /* ---- in ---- */
 
+/* What earlier versions measured and no forecast goes by any more: profiles that have it are read all the same. */
+static const char *const former[] = {"wake",
+                                     "issue",
+                                     "attention_host",
+                                     "linear_beside",
+                                     "linear_packed",
+                                     "together",
+                                     "attention_direct",
+                                     "h2d_beside_chunk",
+                                     "h2d_beside_packed",
+                                     "link_beside",
+                                     "cpu_int8_link_beside",
+                                     "cpu_attention_host",
+                                     "gpu_attention_direct"};
+
 /* Unknown members are refused. `extra`: names that are known beside the part's, which may be NULL. */
 static int check_names(const json_t *json, const struct part *part, const char *const *extra,
                        struct helm_err *err)
@@ -349,6 +351,8 @@ static int check_names(const json_t *json, const struct part *part, const char *
         for (size_t i = 0; part && i < part->count && !known; i++)
             known = strcmp(key, part->member[i].name) == 0;
         for (size_t i = 0; extra && extra[i] && !known; i++) known = strcmp(key, extra[i]) == 0;
+        for (size_t i = 0; i < sizeof former / sizeof *former && !known; i++)
+            known = strcmp(key, former[i]) == 0;
         if (!known) return helm_fail(err, HELM_E_FORMAT, "'%.40s' is no member of a profile", key);
         if (strcmp(key, "note") == 0 && !json_is_string(value))
             return helm_fail(err, HELM_E_FORMAT, "'note' is not a string");

@@ -33,7 +33,7 @@ static bool is_plain(const struct profile_reads *reads)
     return !profile_format_has_rates(reads->format);
 }
 
-/* What the profile has of them: alone, beside copies, and copies beside them. */
+/* What the profile has of them: alone, beside copies, and copies beside them (plain ones). */
 struct then {
     double read, read_beside, h2d_beside;
 };
@@ -45,9 +45,8 @@ static struct then then_of(const struct profile *p, const struct profile_reads *
         return (struct then){profile_table_at(&p->cpu.read, p->cpu.threads).value, p->cpu.read_beside.value,
                              p->link.h2d_beside_read.value};
     if (reads->inputs == LINEAR_INT8)
-        return (struct then){f->cpu_int8_gemv.value, f->cpu_int8_gemv_beside.value,
-                             f->cpu_int8_link_beside.value};
-    return (struct then){f->cpu_gemv.value, f->cpu_gemv_beside.value, f->link_beside.value};
+        return (struct then){f->cpu_int8_gemv.value, f->cpu_int8_gemv_beside.value, 0};
+    return (struct then){f->cpu_gemv.value, f->cpu_gemv_beside.value, 0};
 }
 
 struct profile_reads profile_reads_of(const struct profile *profile, enum tensor_format format,
@@ -170,10 +169,7 @@ static void move_cpu(struct profile_cpu *cpu, const struct moved *alone, const s
     move_rate(&cpu->gemv_packed, PROFILE_PACKED_PART, alone);
     move_rate(&cpu->gemv_packed_beside, PROFILE_PACKED_PART, beside);
     move_rate(&cpu->attention, 1, alone);
-    move_rate(&cpu->attention_host, 1, alone);
     move_table(&cpu->linear, 2, alone);
-    move_table(&cpu->linear_packed, 2 * PROFILE_PACKED_PART, alone);
-    move_table(&cpu->linear_beside, 2, beside);
     if (cpu->read_beside.value > 0) multiply(&cpu->read_beside, part_of(beside));
 }
 
@@ -209,7 +205,7 @@ static struct moves moves_of(const struct profile *p, const struct profile_now *
 void profile_now_apply(const struct profile *profile, const struct profile_now *now, struct profile *out)
 {
     const struct moves m = moves_of(profile, now);
-    const double link = part_of(&m.h2d), pair = part_of(&m.h2d_beside);
+    const double pair = part_of(&m.h2d_beside);
     *out = *profile;
     out->programs_then = m.read.then, out->programs_now = m.read.now;
     move_cpu(&out->cpu, &m.read, &m.read_beside);
@@ -218,20 +214,11 @@ void profile_now_apply(const struct profile *profile, const struct profile_now *
         if (!profile_format_has_rates((enum tensor_format)f)) continue;
         const struct tensor_format_traits *t = tensor_format_of((enum tensor_format)f);
         move_format(format, (double)t->block_bytes / t->block_values, &m.read, &m.read_beside);
-        multiply(&format->link_beside, pair);
-        multiply(&format->cpu_int8_link_beside, pair);
     }
-    for (int d = 0; d < KV_DTYPE_COUNT; d++) {
-        move_rate(&out->kv[d].cpu_attention, 1, &m.read);
-        move_rate(&out->kv[d].cpu_attention_host, 1, &m.read);
-        multiply(&out->kv[d].gpu_attention_direct, link);
-    }
-    multiply(&out->gpu.attention_direct, link);
-    multiply(&out->link.h2d, link);
+    for (int d = 0; d < KV_DTYPE_COUNT; d++) move_rate(&out->kv[d].cpu_attention, 1, &m.read);
+    multiply(&out->link.h2d, part_of(&m.h2d));
     multiply(&out->link.h2d_beside, pair);
     multiply(&out->link.h2d_beside_read, pair);
-    multiply(&out->link.h2d_beside_chunk, pair);
-    multiply(&out->link.h2d_beside_packed, pair);
     multiply(&out->link.direct, pair);
 }
 

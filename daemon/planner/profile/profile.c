@@ -59,10 +59,13 @@ struct order {
 #fast, "cpu.read of all threads", offsetof(struct type, fast), READ_OF_ALL                           \
     }
 static const struct order orders[] = {
-    BELOW_READ(profile, cpu.gemv),    BELOW_READ(profile, cpu.gemv_packed),
-    ORDER(gpu.gemv, gpu.read),        ORDER(gpu.chain_gemv, gpu.read),
-    ORDER(link.h2d_beside, link.h2d), ORDER(link.h2d_beside_packed, link.h2d),
-    ORDER(cpu.gemv_beside, cpu.gemv), ORDER(cpu.gemv_packed_beside, cpu.gemv_packed),
+    BELOW_READ(profile, cpu.gemv),
+    BELOW_READ(profile, cpu.gemv_packed),
+    ORDER(gpu.gemv, gpu.read),
+    ORDER(gpu.chain_gemv, gpu.read),
+    ORDER(link.h2d_beside, link.h2d),
+    ORDER(cpu.gemv_beside, cpu.gemv),
+    ORDER(cpu.gemv_packed_beside, cpu.gemv_packed),
 };
 /* Rates of bytes as stored: no format's are read faster than memory is. */
 #define OF_FORMAT(fast, limit)                                                                               \
@@ -72,8 +75,6 @@ static const struct order orders[] = {
 static const struct order format_orders[] = {
     BELOW_READ(profile_format, cpu_gemv),
     BELOW_READ(profile_format, cpu_int8_gemv),
-    OF_FORMAT(link_beside, link.h2d),
-    OF_FORMAT(cpu_int8_link_beside, link.h2d),
     OF_FORMAT(gpu_gemv, gpu.read),
     OF_FORMAT(gpu_chain_gemv, gpu.read),
     {.fast = "cpu_gemv_beside",
@@ -140,13 +141,7 @@ static bool settle_orders(const struct profile *profile, void *base, const struc
 
 bool profile_settle(struct profile *profile)
 {
-    struct profile_cpu *cpu = &profile->cpu;
     bool changed = settle_orders(profile, profile, orders, COUNT(orders));
-    for (uint32_t i = 0; i < cpu->linear_packed.count; i++) {
-        struct profile_point *at = &cpu->linear_packed.point[i];
-        const struct profile_value plain = profile_table_at(&cpu->linear, at->x);
-        changed |= settle_value(&at->y, &plain);
-    }
     for (int f = 0; f < FORMAT_COUNT; f++) {
         changed |= settle_orders(profile, &profile->format[f], format_orders, COUNT(format_orders));
     }
@@ -266,11 +261,6 @@ int profile_check(const struct profile *profile, struct helm_err *err)
                              "profile: %s is unknown or 0; the planner cannot do without it", list[i].name);
     }
     int rc = check_orders(profile, profile, orders, COUNT(orders), err);
-    for (uint32_t i = 0; i < cpu->linear_packed.count && !rc; i++) {
-        const struct profile_point *at = &cpu->linear_packed.point[i];
-        struct profile_value plain = profile_table_at(&cpu->linear, at->x);
-        rc = check_order(&at->y, "cpu.linear_packed", &plain, "cpu.linear of as many tokens", err);
-    }
     if (!rc && device) rc = check_gpu(profile, err);
     return rc ? rc : check_formats(profile, err);
 }

@@ -65,18 +65,10 @@ struct profile_cpu {
     struct profile_table linear; /* by tokens (2 and more): operations a second, 2 * rows * cols * tokens */
     struct profile_value attention;       /* KV bytes a second, one query */
     struct profile_value attention_flops; /* a chunk's attention: operations a second */
-    struct profile_value attention_host;  /* as attention, in layers of a GPU; unknown: the same */
     struct profile_value operation;       /* seconds that an operation costs beside its bytes: begin, end */
-    /* Seconds by which it is later with a unit that it computes after a pause, since its threads sleep by
-     * then (common/cpu/pool.h). Unknown: nothing. */
-    struct profile_value wake;
-    /* by tokens: `linear` while the link streams; empty: work is as fast then, only reading is slower */
-    struct profile_table linear_beside;
     /* Packed weights (common/formats/packed.h): one token's products with them, bytes of what they are unpacked a
      * second, and the same while the link streams. Unknown of a processor without kernels for them. */
     struct profile_value gemv_packed, gemv_packed_beside;
-    /* by tokens: `linear` with packed weights; empty: unmeasured */
-    struct profile_table linear_packed;
 };
 #define PROFILE_PACKED_PART                                                                                  \
     0.71 /* bytes of packed weights by plain ones: what rates of packed ones are taken to read */
@@ -107,21 +99,15 @@ struct profile_gpu {
     struct profile_value gemv_packed;
     struct profile_value operation; /* a kernel in a captured graph, beside its bytes */
     struct profile_value launch;    /* a kernel outside a graph (steps of many tokens) */
-    /* A chunk is put into the queue kernel by kernel: seconds that this takes the host for each of them, with
-     * a cold start as in a prompt, and seconds from its first kernel to the host's knowing that the last one
-     * is done, for a chunk that has nothing to do. Unknown: nothing beside `launch`. */
-    struct profile_value issue, begin;
+    /* Seconds from the first kernel of a chunk that has nothing to do, from a cold start as in a prompt, to the host's
+     * knowing that the last one is done. Unknown: nothing beside `launch`. */
+    struct profile_value begin;
     struct profile_value begin_graph; /* the latter of a captured step; unknown: nothing beside `operation` */
-    /* by tokens: how many times as long a prompt's layers take as their operations measured alone, `linear`
-     * and `attention_flops`: under a load that lasts, beside each other. Empty: 1 */
-    struct profile_table together;
     /* The same of one token where its operations are chained (worker-gpu/kernels/kernels.h): unknown of a device that
      * has no chains, which is priced by the values above. An operation in a chain may cost 0. */
     struct profile_value chain_gemv, chain_attention, chain_operation;
     /* chain_attention is for PROFILE_GROUP query heads a KV head, this for PROFILE_PAIR; unknown: the same */
     struct profile_value chain_attention_pair;
-    /* KV bytes a second that one query's attention reads in host memory, alone; unknown: a part of what copies bring */
-    struct profile_value attention_direct;
 };
 #define PROFILE_GROUP 4
 #define PROFILE_PAIR  2
@@ -131,13 +117,10 @@ struct profile_link {
     struct profile_value h2d, d2h;
     struct profile_value h2d_beside; /* while the CPU computes one token with all threads */
     struct profile_value
-        h2d_beside_read; /* while it reads with all threads; unknown: nothing is held against it */
-    struct profile_value h2d_beside_chunk; /* while it computes with many tokens; unknown: as h2d_beside */
-    /* while it computes one token with packed weights; unknown: as h2d_beside */
-    struct profile_value h2d_beside_packed;
-    struct profile_value direct;           /* the GPU's kernels reading host memory */
-    struct profile_value latency;          /* of one small copy */
-    struct profile_value hand_over;        /* activations from one worker to the other, one way */
+        h2d_beside_read;            /* while it reads with all threads; unknown: nothing is held against it */
+    struct profile_value direct;    /* the GPU's kernels reading host memory */
+    struct profile_value latency;   /* of one small copy */
+    struct profile_value hand_over; /* activations from one worker to the other, one way */
     struct profile_value hand_over_beside; /* while copies flow; unknown: the same */
 };
 
@@ -146,7 +129,6 @@ struct profile_link {
 struct profile_format {
     struct profile_value cpu_gemv;        /* one token */
     struct profile_value cpu_gemv_beside; /* while the link streams; unknown: as bf16's share of its speed */
-    struct profile_value link_beside;     /* the link meanwhile; unknown: link.h2d_beside */
     struct profile_table cpu_linear;      /* by tokens: operations a second */
     struct profile_value gpu_gemv,
         gpu_operation; /* one token, kernels of their own: bytes, and a product beside them */
@@ -164,17 +146,16 @@ struct profile_format {
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
     /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels for
      * that. */
-    struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside, cpu_int8_link_beside;
+    struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside;
     struct profile_table cpu_int8_linear;
 };
 
 /* Rates of attention over a cache of one type, where all others in the profile are of f16's. Bytes are of cells as they lie
  * in memory. Unknown: as f16's. */
 struct profile_kv {
-    struct profile_value cpu_attention, cpu_attention_flops, cpu_attention_host;
+    struct profile_value cpu_attention, cpu_attention_flops;
     struct profile_value gpu_attention, gpu_attention_flops;
     struct profile_value gpu_chain_attention, gpu_chain_attention_pair; /* unknown: a kernel of its own */
-    struct profile_value gpu_attention_direct;
 };
 
 struct programs;
@@ -219,8 +200,8 @@ double profile_disturbance(const struct profile *profile);
 /* HELM_E_FORMAT naming the first value that the cost model cannot do without, or that contradicts another.
  * Needed of the CPU: threads, read, gemv, linear, attention, attention_flops; with a device: read, gemv,
  * linear, attention and attention_flops of it, h2d and d2h of its link, and both values "beside". Operation
- * costs, launch, hand_over, latency and step may be 0; direct, disk, what is of chains, of waking up and of a
- * chunk's begin, linear_beside, linear by columns, what is of packed weights and together unknown. */
+ * costs, launch, hand_over, latency and step may be 0; direct, disk, what is of chains, of a chunk's begin and of packed
+ * weights unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
 /* For a measurement that other programs disturbed, so that values contradict each other however often they are taken:
  * each that is too fast for its limit becomes its limit, and the profile counts as disturbed. True: one did. */
@@ -231,7 +212,7 @@ bool profile_settle(struct profile *profile);
  * A value is {"value", "low", "high", "source"}, a table [{"x", "value", ...}, ...]; member names are the fields'. On
  * the way in, low and high may be absent (no spread), so may a value (unknown), fingerprint, made, quick, busy_percent
  * and host_bytes. Members of other names are refused, so that a typing error cannot pass for an unknown value; only
- * "note" (a text, for people) may stand anywhere. NULL: no memory.
+ * "note" (a text, for people) and what earlier versions measured, which is ignored, may stand anywhere. NULL: no memory.
  *
  * A profile that was read is of the machine with one GPU of the list, since the CPU's rates beside the link and the formats'
  * are a pair's. `gpu` names it: "cuda:1" (the second of this kind), "cuda", "emulated", a uuid, a name; "cpu": none; NULL or

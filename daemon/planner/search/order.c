@@ -18,7 +18,6 @@
 
 struct state {
     double seconds, fill; /* bytes in the ring */
-    double cpu_end;       /* seconds at the end of the CPU's last unit */
     double rest[SPACE_FLOORS];
     double judged;
     uint64_t numbers; /* a hash of `left`: states with the same and the same worker are alternatives */
@@ -103,12 +102,10 @@ static void compute(const struct order *o, const struct space *s, const struct s
         pass(o, t, item->seconds[home], o->rate);
     } else if (home == PLAN_HOME_CPU) {
         double beside = 0, alone = item->seconds[home], active;
-        if (t->seconds - t->cpu_end > COST_CPU_AWAKE_S) pass(o, t, s->table->wake, o->rate);
         for (uint32_t n = 0; n < item->count; n++) beside += s->table->unit[item->first + n].cpu_beside;
         active = o->rate_beside > 0 ? smaller(beside, (o->ring - t->fill) / o->rate_beside) : 0;
         t->fill += active * o->rate_beside;
         t->seconds += beside > 0 ? active + (1 - active / beside) * alone : alone;
-        t->cpu_end = t->seconds;
     } else {
         double bytes = (double)item->crossing, own = item->seconds[home], late = 0;
         if (t->fill < bytes && o->rate > 0) late = (bytes - t->fill) / o->rate + smaller(o->slice, own);

@@ -129,10 +129,7 @@ static void prices_go_by_the_chosen_rates(void **state)
     const enum linear_inputs int8[PLAN_PROCESSORS] = {[PLAN_CPU0] = LINEAR_INT8},
                              exact[PLAN_PROCESSORS] = {LINEAR_EXACT};
     struct profile with;
-    s->profile.format[FORMAT_Q4_K].link_beside = made_up_value(45e9);
-    s->profile.format[FORMAT_Q4_K].cpu_int8_link_beside = made_up_value(41e9);
     activations_rates(&s->profile, int8, &with);
-    assert_true(with.format[FORMAT_Q4_K].link_beside.value == 41e9); /* of a CPU that reads faster */
     assert_true(with.format[FORMAT_Q4_K].cpu_gemv.value == 40e9);
     assert_true(with.format[FORMAT_Q4_K].cpu_gemv_beside.value == 30e9);
     assert_true(with.format[FORMAT_Q6_K].cpu_gemv.value == 25e9); /* it has no others */

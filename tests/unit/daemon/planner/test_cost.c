@@ -216,102 +216,30 @@ static void a_chunk_attends_causally(void **state)
                16 * 8e-6);
 }
 
-/* What a chunk costs beside its operations alone, each from a value of its own; without them nothing changes.
- */
-static void a_chunk_costs_what_it_takes_in_a_prompt(void **state)
+/* A step begins as late as an empty one is measured to; without that nothing changes. */
+static void a_step_begins_as_late_as_an_empty_one(void **state)
 {
     struct priced *p = *state;
     const struct cost_step chunk = {512, 1, 1, 512, .kv_dtype = KV_F16},
-                           half = {256, 1, 1, 256, .kv_dtype = KV_F16},
-                           long_chunk = {1024, 1, 1, 1024, .kv_dtype = KV_F16},
                            one = {1, 1, 1, 100, .kv_dtype = KV_F16};
     p->profile = round_numbers();
     price(p, one);
     const struct cost_unit decode = p->table.unit[10];
-    price(p, half);
-    const struct cost_unit half_before = p->table.unit[11];
     price(p, chunk);
-    const struct cost_unit a = p->table.unit[10], m = p->table.unit[11], embed = p->table.embed;
-    assert_true(a.issue == 0 && a.issue_stream == 0 && p->table.begin == 0 && p->table.wake == 0);
-    p->profile.gpu.issue = made_up_value(4e-6);
+    const struct cost_unit a = p->table.unit[10], embed = p->table.embed;
+    assert_true(p->table.begin == 0);
     p->profile.gpu.begin = made_up_value(60e-6);
-    p->profile.cpu.wake = made_up_value(200e-6);
-    p->profile.gpu.together.point[0] = (struct profile_point){128, made_up_value(1.0)};
-    p->profile.gpu.together.point[1] = (struct profile_point){512, made_up_value(1.1)};
-    p->profile.gpu.together.count = 2;
-    p->profile.cpu.linear_beside.point[0] = (struct profile_point){128, made_up_value(0.8e12)};
-    p->profile.cpu.linear_beside.count = 1;
     price(p, chunk);
-    expect("attention, in a prompt", p->table.unit[10].gpu, 1.1 * a.gpu);
-    expect("MLP, in a prompt", p->table.unit[11].gpu, 1.1 * m.gpu);
-    expect("MLP, ring", p->table.unit[11].stream, 1.1 * m.stream);
-    expect("attention's five kernels", p->table.unit[10].issue, 5 * 4e-6);
-    expect("the MLP's four", p->table.unit[11].issue, 4 * 4e-6);
-    /* 19 slices, of which two are the two products that it has anyway */
-    expect("in slices", p->table.unit[11].issue_stream, (4 + 17 * 5 + 2 * 3) * 4e-6);
-    expect("the first kernels", p->table.embed.issue, 3 * 4e-6);
-    assert_true(p->table.embed.gpu == embed.gpu && p->table.unit[10].cpu == a.cpu);
+    assert_true(p->table.embed.gpu == embed.gpu && p->table.unit[10].gpu == a.gpu);
     /* there and back are 7 us each, the first three kernels 8 each: all in the prices of the ends */
     expect("begin", p->table.begin, 60e-6 - 14e-6 - 24e-6);
     expect("ready, but for the way back", p->table.ready, 60e-6 - 7e-6);
-    expect("waking up", p->table.wake, 200e-6);
-    expect("the link beside it", p->table.unit[11].link_beside, m.link_beside);
-    p->profile.link.h2d_beside_chunk = made_up_value(45e9);
-    price(p, chunk);
-    expect("the link beside a chunk", p->table.unit[11].link_beside, MLP / 45e9 + 10e-6);
-    const double work = 2 * 3.0 * 4096 * 12288 * 512 / 1e12;
-    expect("work beside the link", p->table.unit[11].cpu_beside - m.cpu_beside, (1 / 0.8 - 1) * work);
-    price(p, half); /* half way between, in powers of two */
-    expect("256 tokens", p->table.unit[11].gpu, 1.05 * half_before.gpu);
-    price(p, long_chunk); /* every operation in two parts */
-    expect("1,024 tokens", p->table.unit[11].issue, 2 * 4 * 4e-6);
-    expect("in slices of two parts", p->table.unit[11].issue_stream, (8 + 17 * 7 + 2 * 3) * 4e-6);
-    price(p, one); /* captured, and read from memory: nothing of all that */
-    assert_true(p->table.unit[10].gpu == decode.gpu && p->table.unit[10].stream == decode.stream &&
-                p->table.unit[10].cpu_beside == decode.cpu_beside && p->table.unit[10].issue == 0 &&
-                p->table.begin == 0 && p->table.ready == 0);
+    price(p, one); /* captured: nothing of all that */
+    assert_true(p->table.unit[10].gpu == decode.gpu && p->table.begin == 0 && p->table.ready == 0);
     p->profile.gpu.begin_graph = made_up_value(40e-6);
     price(p, one);
     expect("a captured step's begin", p->table.begin, 40e-6 - 14e-6 - 15e-6);
     expect("and when it is ready", p->table.ready, 40e-6 - 7e-6);
-    expect("the link beside decode", p->table.unit[11].link_beside, MLP / 40e9 + 10e-6);
-    /* Faster beside the link than alone is noise. */
-    p->profile.cpu.linear_beside.point[0].y = made_up_value(2e12);
-    price(p, chunk);
-    expect("no company helps", p->table.unit[11].cpu_beside, m.cpu_beside);
-}
-
-/* What the link slows is measured at a few sizes of steps, and is theirs: a short prompt's steps, which read
- * more than they work, are not slowed by what a longer one's were. */
-static void link_slows_by_size(void **state)
-{
-    struct priced *p = *state;
-    static const struct {
-        uint32_t tokens;
-        double rate, slowed;
-    } expected[] = {
-        {20, 0.4e12, 1}, {32, 0.4e12, 1}, {64, 0.9e12, 1.125}, {128, 1e12, 1.25}, {256, 1e12, 1.25}};
-    p->profile = round_numbers();
-    p->profile.cpu.linear.point[0] = (struct profile_point){32, made_up_value(0.4e12)};
-    p->profile.cpu.linear.point[1] = (struct profile_point){64, made_up_value(0.9e12)};
-    p->profile.cpu.linear.point[2] = (struct profile_point){128, made_up_value(1e12)};
-    p->profile.cpu.linear.count = 3;
-    const struct profile alone = p->profile;
-    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
-        const uint32_t n = expected[i].tokens;
-        const struct cost_step step = {n, 1, 1, n, .kv_dtype = KV_F16};
-        p->profile = alone;
-        price(p, step);
-        const struct cost_unit before = p->table.unit[11];
-        p->profile.cpu.linear_beside.point[0] = (struct profile_point){32, made_up_value(0.4e12)};
-        p->profile.cpu.linear_beside.point[1] = (struct profile_point){128, made_up_value(0.8e12)};
-        p->profile.cpu.linear_beside.count = 2;
-        price(p, step);
-        const double work = 2 * 3.0 * 4096 * 12288 * n / expected[i].rate;
-        expect("alone", p->table.unit[11].cpu, before.cpu);
-        expect("beside the link", p->table.unit[11].cpu_beside,
-               before.cpu_beside + (expected[i].slowed - 1) * work);
-    }
 }
 
 /* A layer with a window reads and multiplies what the window shows. */
@@ -413,8 +341,7 @@ int main(void)
         WITH_8B(products_have_a_price_of_their_own),
         WITH_8B(several_tokens_share_the_weights),
         WITH_8B(a_chunk_attends_causally),
-        WITH_8B(a_chunk_costs_what_it_takes_in_a_prompt),
-        WITH_8B(link_slows_by_size),
+        WITH_8B(a_step_begins_as_late_as_an_empty_one),
         WITH_8B(windows_limit_attention),
         WITH_8B(refusals_say_what_is_missing),
         WITH_8B(better_rates_are_never_dearer),

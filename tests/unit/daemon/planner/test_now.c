@@ -78,7 +78,6 @@ static void reads_of_a_format_are_held_against_its_rates(void **state)
     const struct profile_reads exact = profile_reads_of(&p, FORMAT_Q4_K, LINEAR_INT8);
     assert_true(exact.format == FORMAT_Q4_K && exact.inputs == LINEAR_EXACT);
     q4->cpu_int8_gemv = rate(80e9), q4->cpu_int8_gemv_beside = rate(50e9);
-    q4->link_beside = rate(46e9), q4->cpu_int8_link_beside = rate(44e9);
     const struct profile_reads reads = profile_reads_of(&p, FORMAT_Q4_K, LINEAR_INT8);
     assert_true(reads.format == FORMAT_Q4_K && reads.inputs == LINEAR_INT8);
     assert_int_equal(profile_reads_of(&p, FORMAT_BF16, LINEAR_INT8).format, FORMAT_BF16);
@@ -93,18 +92,17 @@ static void reads_of_a_format_are_held_against_its_rates(void **state)
     near("beside copies", f->cpu_int8_gemv_beside.value, 40e9);
     near("exact, which works on a byte for longer", f->cpu_gemv.value, 1e9 / (1 / 50. + 1 / 60. - 1 / 80.));
     near("faster ones in proportion", out.cpu.gemv.value, 75e9);
-    near("copies beside it", f->cpu_int8_link_beside.value, 22e9);
-    near("the furthest, of copies beside it", profile_now_apart(&p, &now), 0.5);
+    near("copies beside it, as alone", out.link.h2d_beside.value, 40e9);
+    near("the furthest, of what it reads", profile_now_apart(&p, &now), 0.25);
     profile_now_decide(&p, &now, &machine);
     assert_string_equal(
         machine.text,
         "one token of q4_k with int8 activations reads host memory at 60 GB/s now, 80 in the profile, "
-        "beside copies 40 (50), copies to the device 50 (50), beside reads 22 (44): the forecast "
+        "beside copies 40 (50), copies to the device 50 (50): the forecast "
         "goes by that, and so does the plan");
     now.reads.inputs = LINEAR_EXACT;
     profile_now_apply(&p, &now, &out);
     near("exact by exact", out.format[FORMAT_Q4_K].cpu_gemv.value, 60e9);
-    near("and its copies", out.format[FORMAT_Q4_K].link_beside.value, 22e9);
 }
 
 /* What only reads moves with memory; what computes beside it keeps its nanoseconds a byte. */
@@ -117,13 +115,10 @@ static void rates_move_as_far_as_they_read(void **state)
     q4->cpu_gemv = rate(50e9); /* 0.01 ns of its 0.02 are reading */
     q4->cpu_int8_gemv = rate(100e9);
     q4->cpu_gemv_beside = rate(40e9);
-    q4->link_beside = rate(44e9);
     q4->gpu_gemv = rate(2e12);
     q4->cpu_linear.point[0] = (struct profile_point){4, rate(4 * 2 / 0.5625 * 25e9)}; /* 25 GB/s of blocks */
     q4->cpu_linear.count = 1;
-    p.kv[KV_Q8_0].cpu_attention_host = rate(100e9);
-    p.gpu.attention_direct = rate(45e9);
-    p.kv[KV_Q8_0].gpu_attention_direct = rate(40e9);
+    p.kv[KV_Q8_0].cpu_attention = rate(100e9);
     p.cpu.linear.point[1] = (struct profile_point){512, rate(2e12)};
     p.cpu.linear.count = 2;
     profile_now_apply(&p, &now, &out);
@@ -136,13 +131,10 @@ static void rates_move_as_far_as_they_read(void **state)
     near("int8", f->cpu_int8_gemv.value, 50e9);
     near("half arithmetic beside", f->cpu_gemv_beside.value, 1e9 / (1 / 40. + 1 / 60. - 1 / 80.));
     near("several tokens", f->cpu_linear.point[0].y.value, 8 / 0.5625 * 1e9 / (0.04 + 0.01));
-    near("cache", out.kv[KV_Q8_0].cpu_attention_host.value, 50e9);
+    near("cache", out.kv[KV_Q8_0].cpu_attention.value, 50e9);
     near("a prompt's products", out.cpu.linear.point[1].y.value, 2e12 / (1 + 0.01 * 2e12 / 512e9));
     near("link", out.link.h2d.value, 45e9);
-    near("attention over the link", out.gpu.attention_direct.value, 45e9 * 45e9 / p.link.h2d.value);
-    near("the same of a cache", out.kv[KV_Q8_0].gpu_attention_direct.value, 40e9 * 45e9 / p.link.h2d.value);
     near("link beside", out.link.h2d_beside.value, 30e9);
-    near("link beside blocks", f->link_beside.value, 33e9);
     near("the device", f->gpu_gemv.value, 2e12);
     near("back to the device", out.link.d2h.value, p.link.d2h.value);
     near("operations", out.cpu.operation.value, p.cpu.operation.value);

@@ -21,7 +21,6 @@ static struct profile whole(void)
         struct profile_format *f = &p.format[formats[i]];
         f->cpu_gemv = made_up_value(60e9 + i);
         f->cpu_gemv_beside = made_up_value(50e9 + i);
-        f->link_beside = made_up_value(45e9 + i);
         f->gpu_gemv = made_up_value(2000e9);
         f->gpu_operation = made_up_value(2.5e-6);
         f->gpu_chain_gemv = made_up_value(2500e9);
@@ -60,7 +59,7 @@ static void json_carries_every_format_both_ways(void **state)
     assert_non_null(json);
     json_t *formats = json_object_get(json, "formats");
     assert_int_equal(json_object_size(formats), 2);
-    assert_int_equal(json_object_size(json_object_get(formats, "q4_k")), 18);
+    assert_int_equal(json_object_size(json_object_get(formats, "q4_k")), 16);
     assert_int_equal(profile_from_json(json, NULL, &again, &err), 0);
     assert_memory_equal(&again.format, &p.format, sizeof p.format);
     assert_int_equal(profile_check(&again, &err), 0);
@@ -90,7 +89,6 @@ static void json_carries_caches(void **state)
     bool table = true;
     snprintf(p.machine, sizeof p.machine, "test");
     p.kv[KV_Q8_0].cpu_attention = made_up_value(40e9);
-    p.kv[KV_Q8_0].cpu_attention_host = made_up_value(50e9);
     p.kv[KV_Q8_0].gpu_chain_attention_pair = made_up_value(900e9);
     json_t *json = profile_to_json(&p);
     assert_int_equal(json_object_size(json_object_get(json, "kv")), 1);

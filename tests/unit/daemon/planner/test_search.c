@@ -73,8 +73,7 @@ struct small {
 };
 
 /* Layers of one shape or of many; links from far slower to faster than the CPU; memory from far too little to
- * plenty; two of three machines slow down where CPU and link work together, every other one's CPU falls
- * asleep. */
+ * plenty; two of three machines slow down where CPU and link work together. */
 static void make_small(struct small *s, uint32_t layers, bool whole_layers)
 {
     double cpu_rate = between(10, 120) * 1e9, gpu_rate = cpu_rate * between(0.5, 30);
@@ -93,7 +92,6 @@ static void make_small(struct small *s, uint32_t layers, bool whole_layers)
                                    .hand_over = between(0, 1) * 1e-4,
                                    .step = 3e-5,
                                    .slice = 8e6 / gpu_rate};
-    if (s->table.hand_over > 0.5e-4) s->table.wake = 3 * s->table.hand_over;
     for (uint32_t u = 0; u < unit_count(layers); u++) {
         double bytes = (unit_part(u) == UNIT_MLP ? 300 : 100) * 1e6 * (different ? between(0.5, 1.5) : 1);
         double kv = unit_part(u) == UNIT_MLP ? 0 : 40e6 * (different ? between(0, 1) : 1);

@@ -204,64 +204,15 @@ static uint32_t draw(uint32_t below)
     return (uint32_t)((random_state >> 33) % below);
 }
 
-/* After a pause the CPU is late, once a visit: units that follow each other at once cost it once. */
-static void a_cpu_that_slept_is_late(void **state)
-{
-    static struct machine m;
-    (void)state;
-    assert_int_equal(lround(COST_CPU_AWAKE_S * 1e6), POOL_SPIN_QUIET_US);
-    make_machine(&m, 4);
-    const enum plan_home apart[] = {C, G, C, G}, once[] = {C, C, G, G}, all[] = {C, C, C, C},
-                         none[] = {G, G, G, G};
-    m.table.wake = 0.25e-3;
-    const double visit = 2 * COST_CPU_AWAKE_S;
-    for (uint32_t u = 0; u < 4; u++) m.unit[u].gpu = visit;
-    expect(seconds_of(&m, apart, 0), 20e-3 + 2 * visit + 2 * 0.25e-3);
-    expect(seconds_of(&m, once, 0), 20e-3 + 2 * visit + 0.25e-3);
-    /* From its last unit of a step to the first of the next it does not fall asleep. */
-    expect(seconds_of(&m, all, 0), 40e-3);
-    const struct cost_plan gpu = {.home = none, .embed = PLAN_GPU0, .head = PLAN_GPU0};
-    expect(cost_seconds(&m.table, &gpu, INFINITY), 4 * visit);
-    /* Nor where a visit of the GPU is short enough, the threads looking for work meanwhile. */
-    for (uint32_t u = 0; u < 4; u++) m.unit[u].gpu = 0.9 * COST_CPU_AWAKE_S;
-    expect(seconds_of(&m, apart, 0), 20e-3 + 1.8 * COST_CPU_AWAKE_S);
-    for (uint32_t u = 0; u < 4; u++) m.unit[u].gpu = 1.1 * COST_CPU_AWAKE_S;
-    expect(seconds_of(&m, apart, 0), 20e-3 + 2.2 * COST_CPU_AWAKE_S + 2 * 0.25e-3);
-    /* A step of its own finds it asleep, whatever its last unit was; what is a row's embedding is one
-     * thread's. */
-    const struct cost_plan cold = {.home = all, .embed = PLAN_CPU0, .head = PLAN_CPU0, .cold = true};
-    expect(cost_seconds(&m.table, &cold, INFINITY), 40e-3 + 0.25e-3);
-    m.table.embed = (struct cost_unit){.cpu = 1e-5, .cpu_beside = 1e-5};
-    const struct cost_plan row = {.home = none, .embed = PLAN_CPU0, .head = PLAN_GPU0, .cold = true};
-    expect(cost_seconds(&m.table, &row, INFINITY), 1e-5 + 4.4 * COST_CPU_AWAKE_S);
-    m.table.tokens = 2;
-    expect(cost_seconds(&m.table, &row, INFINITY), 1e-5 + 4.4 * COST_CPU_AWAKE_S + 0.25e-3);
-    /* The link copies meanwhile: where it is what counts, waking up costs nothing. */
-    make_machine(&m, 2);
-    m.table.wake = 0.25e-3;
-    for (uint32_t u = 0; u < 2; u++) m.unit[u].link = m.unit[u].link_beside = 20e-3;
-    expect(seconds_of(&m, (enum plan_home[]){C, S}, 200 * MB), 20e-3);
-    struct cost_result r = {0};
-    const struct cost_plan mixed = {.home = (enum plan_home[]){C, S},
-                                    .embed = PLAN_CPU0,
-                                    .head = PLAN_CPU0,
-                                    .ring_bytes = 200000000};
-    cost_simulate(&m.table, &mixed, &r);
-    expect(r.busy[COST_CPU], 10.25e-3);
-}
-
-/* A chunk's kernels go into the queue one by one from the step's begin on: the GPU is held up where they are
- * so short that the host does not keep ahead, and only there. */
-static void a_chunk_is_no_faster_than_its_kernels_are_issued(void **state)
+/* The GPU's first unit begins no earlier than a step does on it, nor, after an embedding of the CPU's, than it is ready. */
+static void the_gpu_begins_when_it_is_ready(void **state)
 {
     static struct machine m;
     (void)state;
     make_machine(&m, 4);
     m.table.tokens = 128;
-    const enum plan_home gpu[] = {G, G, G, G}, late[] = {C, G, G, G};
-    const struct cost_plan plan = {.home = gpu, .embed = PLAN_GPU0, .head = PLAN_GPU0, .cold = true},
-                           after = {.home = late, .embed = PLAN_CPU0, .head = PLAN_GPU0, .cold = true};
-    for (uint32_t u = 0; u < 4; u++) m.unit[u].issue = m.unit[u].issue_stream = 0.4e-3;
+    const enum plan_home gpu[] = {G, G, G, G};
+    const struct cost_plan plan = {.home = gpu, .embed = PLAN_GPU0, .head = PLAN_GPU0, .cold = true};
     expect(cost_seconds(&m.table, &plan, INFINITY), 4e-3);
     m.table.begin = 0.3e-3;
     expect(cost_seconds(&m.table, &plan, INFINITY), 4.3e-3);
@@ -272,19 +223,6 @@ static void a_chunk_is_no_faster_than_its_kernels_are_issued(void **state)
     expect(cost_seconds(&m.table, &beside, INFINITY), 4.5e-3);
     m.table.embed.cpu = m.table.embed.cpu_beside = 0.6e-3;
     expect(cost_seconds(&m.table, &beside, INFINITY), 4.6e-3);
-    m.table.embed = (struct cost_unit){0};
-    for (uint32_t u = 0; u < 4; u++) m.unit[u].issue = m.unit[u].issue_stream = 1.5e-3;
-    expect(cost_seconds(&m.table, &plan, INFINITY), 0.3e-3 + 6e-3);
-    /* While the CPU computes the host is done with it. */
-    expect(cost_seconds(&m.table, &after, INFINITY), 13e-3);
-    /* Streamed units alike. */
-    const struct cost_plan ring = {.home = (enum plan_home[]){S, S, S, S},
-                                   .embed = PLAN_GPU0,
-                                   .head = PLAN_GPU0,
-                                   .ring_bytes = 400000000,
-                                   .cold = true};
-    for (uint32_t u = 0; u < 4; u++) m.unit[u].issue_stream = 5e-3;
-    expect(cost_seconds(&m.table, &ring, INFINITY), 0.3e-3 + 20e-3);
 }
 
 static void make_random(struct machine *m, enum plan_home *home, uint32_t units, bool contention)
@@ -440,8 +378,7 @@ int main(void)
         cmocka_unit_test(sharing_memory_slows_both),
         cmocka_unit_test(the_ring_is_filled_across_steps),
         cmocka_unit_test(borrowed_caches_come_over_the_link),
-        cmocka_unit_test(a_cpu_that_slept_is_late),
-        cmocka_unit_test(a_chunk_is_no_faster_than_its_kernels_are_issued),
+        cmocka_unit_test(the_gpu_begins_when_it_is_ready),
         cmocka_unit_test(time_is_between_its_bounds),
         cmocka_unit_test(more_is_never_slower),
         cmocka_unit_test(the_timeline_adds_up),
