@@ -25,7 +25,6 @@ WORKER_GPU_SRC := \
   worker-gpu/measure/chains.c \
   worker-gpu/measure/chunks.c \
   worker-gpu/measure/expand.c \
-  worker-gpu/measure/experts.c \
   worker-gpu/measure/formats.c \
   worker-gpu/measure/kernels.c \
   worker-gpu/measure/measure.c \

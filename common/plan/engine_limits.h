@@ -114,5 +114,9 @@ static inline uint32_t engine_samples(uint32_t slots, uint32_t draft_tokens)
 
 /* Threads of the CPU's pool spin for this long after their last work, then sleep. */
 #define CPU_SPIN_QUIET_US 5000
+/* The CPU's scratch memory begins at multiples of this. */
+#define CPU_SCRATCH_ALIGN 64
+/* Where the CPU attends, it reads runs of this size, where a page's heads have as much (worker-cpu/program/assist.c). */
+#define CPU_RUN_BYTES (32 * 1024)
 /* The profile's price of a hand-over is measured with this many bytes. */
 #define ENGINE_HAND_OVER_BYTES 8192

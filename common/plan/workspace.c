@@ -8,12 +8,11 @@
 #include "common/sampling/sampling.h"
 #include "common/shared/arena_layout.h"
 
-#define HEAD_GROUPS       (ARENA_STEP_ROWS / ENGINE_FEW_TOKENS)
-#define COUNTS            (3 + HEAD_GROUPS) /* tokens, rows, samples; samples of each group */
-#define CPU_ALIGN         16                /* floats: a cache line */
-#define TILE_TOKENS       16                /* kernels of several tokens pad them to a multiple of this, */
-#define TILE_COLUMNS      64                /* and columns, or less */
-#define CPU_SCRATCH_ALIGN 64
+#define HEAD_GROUPS  (ARENA_STEP_ROWS / ENGINE_FEW_TOKENS)
+#define COUNTS       (3 + HEAD_GROUPS) /* tokens, rows, samples; samples of each group */
+#define CPU_ALIGN    16                /* floats: a cache line */
+#define TILE_TOKENS  16                /* kernels of several tokens pad them to a multiple of this, */
+#define TILE_COLUMNS 64                /* and columns, or less */
 
 _Static_assert(GPU_ROW_STATES == ARENA_ROW_STATES, "a row's snapshots");
 

@@ -215,7 +215,7 @@ static int tighten(struct making *m, const struct spec *spec, struct memory_wish
 {
     struct arena_spec arena;
     int rc = 0;
-    for (uint32_t tries = 0; !rc && tries < CANDIDATE_TRIES; tries++) {
+    for (uint32_t tries = 0; !rc && tries < PLANNER_TRIES; tries++) {
         const bool longer = !m->r->wish.step_tokens && m->wish.step_tokens > LEDGER_STEP_TOKENS;
         rc = candidate_search(m, spec, wish, prices, out, err);
         if (rc) break;

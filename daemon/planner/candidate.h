@@ -7,6 +7,7 @@
 
 #include "daemon/planner/memory/memory.h"
 #include "daemon/planner/planner.h"
+#include "daemon/planner/profile/policy.h"
 
 /* The state that all candidates of a request share. */
 struct making {
@@ -42,9 +43,6 @@ struct spec {
 };
 
 #define NEVER UINT64_MAX
-/* Searches for one candidate until the ledger agrees; times that a refusal lets a limit grow until the search agrees. Each leaves a
- * smaller difference; then it counts as not fitting. */
-#define CANDIDATE_TRIES 8
 struct candidate {
     bool fits;
     enum packing packing; /* that it was made with */

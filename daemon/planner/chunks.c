@@ -2,7 +2,7 @@
 #include "daemon/planner/ideas.h"
 
 #include "daemon/planner/prefill.h"
-#include "daemon/planner/profile/worth.h"
+#include "daemon/planner/profile/policy.h"
 
 /* Seconds of a prompt of `prompt` tokens in chunks of `tokens`, which become the plan's. */
 static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, struct plan *plan,

@@ -11,12 +11,10 @@
 #include <stdlib.h>
 
 #include "daemon/planner/formats.h"
-#include "daemon/planner/profile/worth.h"
+#include "daemon/planner/profile/policy.h"
 
 /* Slots for up to an eighth of the experts may cost WORTH_NOTING of a decode step beside the fastest plan if each expert was chosen
- * alike. In published traces an eighth, kept by recency, caught 67 % of the uses; more would catch few more, and a prompt streams
- * all experts of such layers. */
-#define MIXED_EIGHTH 8
+ * alike (MIXED_EIGHTH). */
 
 struct trial {
     double least;   /* what a step takes at least, whatever is read directly; INFINITY: no room */

@@ -7,9 +7,8 @@
 #include <stdlib.h>
 
 #include "common/plan/slots.h"
+#include "daemon/planner/profile/policy.h"
 
-#define MOVES_PART      0.8 /* of a step's time, in which the link brings experts while they move */
-#define MOVES_OF_MISSES 0.7 /* how many come for each miss: in generated traces 0.67 to 0.74 (test_slots.c) */
 #define MOVES_TRIES                                                                                          \
     (2 * PLANNER_SHARES) /* parts of the choices that are found, from those of slots that stay to all */
 

@@ -9,7 +9,7 @@
 #include "common/base/units.h"
 #include "common/plan/slots.h"
 #include "daemon/planner/histogram.h"
-#include "daemon/planner/profile/worth.h"
+#include "daemon/planner/profile/policy.h"
 
 #define DIRECT_STEP (PERMILLE / PLANNER_SHARES / 2)
 /* Of experts' bytes, what sampled ones may come to packed for slots to have room for nearly all (common/plan/slots.c). */

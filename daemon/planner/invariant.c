@@ -8,7 +8,7 @@
 #include "common/base/units.h"
 #include "common/plan/engine_limits.h"
 #include "daemon/planner/profile/programs.h"
-#include "daemon/planner/profile/worth.h"
+#include "daemon/planner/profile/policy.h"
 
 enum invariant_option invariant_option_named(const char *name)
 {
@@ -62,13 +62,13 @@ static int price_batch(const struct planner_request *asked, const struct planner
                    context[] = {typical, typical < PLANNER_SHORT_CONTEXT ? typical : PLANNER_SHORT_CONTEXT};
     const struct planner_request *const by[] = {request, asked};
     int rc = 0;
-    for (int i = 0; i < 4 && !rc; i++) {
-        if ((i / 2 && asked == request) || (i % 2 && context[1] == typical)) continue;
-        struct price price = {.sequences = worst->sequences};
-        rc = price_of(by[i / 2], plan, direct_permille, context[i % 2], &price, err);
-        worst->decode = fmax(worst->decode, price.decode);
-        worst->first = fmax(worst->first, price.first);
-    }
+    for (int b = 0; b < (asked == request ? 1 : 2); b++)
+        for (int c = 0; c < (context[1] == typical ? 1 : 2) && !rc; c++) {
+            struct price price = {.sequences = worst->sequences};
+            rc = price_of(by[b], plan, direct_permille, context[c], &price, err);
+            worst->decode = fmax(worst->decode, price.decode);
+            worst->first = fmax(worst->first, price.first);
+        }
     return rc;
 }
 

@@ -43,7 +43,7 @@ static void log_stages(const struct plan *plan, uint32_t phase, const char *name
         u = plan_stage_at(plan, phase, u, &stage);
         stage_text(&stage, text, sizeof text);
         size_t length = strlen(text);
-        if (used && used + length + 3 > sizeof line) {
+        if (used && used + length + sizeof ", " > sizeof line) {
             log_line(phase == 0, name, line);
             used = 0;
         }

@@ -5,7 +5,7 @@
  * the CPU's weights come next. */
 #include "daemon/planner/formats.h"
 #include "daemon/planner/ideas.h"
-#include "daemon/planner/profile/worth.h"
+#include "daemon/planner/profile/policy.h"
 
 /* Whether plans of this strategy may keep weights packed in VRAM: not the thesis's, nor weights that hardly become smaller, since
  * prices are of such as do. */

@@ -8,13 +8,9 @@
 
 #include "common/base/units.h"
 #include "daemon/planner/cost/rates.h"
-#include "daemon/planner/profile/worth.h"
+#include "daemon/planner/profile/policy.h"
 
 #define PROMPT_TOKENS LEDGER_STEP_TOKENS /* of a chunk */
-/* The CPU takes runs of this size (worker-cpu/program/assist.c), where a page's heads have as much; rates are measured with
- * them. Runs of 8 KiB are read at half the rate of runs of 64 KiB: a run costs as much as this many bytes more. */
-#define RUN_BYTES      (32.0 * KIB)
-#define RUN_MORE_BYTES (10.7 * KIB)
 
 static const char *const cost_names[PAGE_COSTS] = {[PAGE_COST_PLACES] = "places not filled",
                                                    [PAGE_COST_AGAIN] = "prompts' last pages",
@@ -61,11 +57,11 @@ static struct token token_of(const struct page_size_case *c)
     return t;
 }
 
-/* Bytes of the runs that the CPU reads of pages of this size: of one head, or of as many as come to RUN_BYTES, or of all. */
+/* Bytes of the runs that the CPU reads of pages of this size: of one head, or of as many as come to CPU_RUN_BYTES, or of all. */
 static double run_bytes(const struct page_size_case *c, uint32_t tokens)
 {
     const double head = (double)tokens * (double)kv_cell_bytes(c->kv_dtype, c->model->config.head_dim);
-    return head * fmin(c->model->config.kv_heads, ceil(RUN_BYTES / head));
+    return head * fmin(c->model->config.kv_heads, ceil(CPU_RUN_BYTES / head));
 }
 
 /* Seconds with `context` positions. */
@@ -81,7 +77,7 @@ static void price(const struct page_size_case *c, const struct token *t, uint32_
     seconds[PAGE_COST_PLACES] = fmax(0, room - context) * t->cache / t->host_rate;
     seconds[PAGE_COST_AGAIN] = tokens / 2.0 * t->prompt / PLANNER_ANSWER_TOKENS;
     seconds[PAGE_COST_READS] = there * t->cache / t->cache_rate *
-                               fmax(0, (1 + RUN_MORE_BYTES / run) / (1 + RUN_MORE_BYTES / RUN_BYTES) - 1);
+                               fmax(0, (1 + RUN_MORE_BYTES / run) / (1 + RUN_MORE_BYTES / CPU_RUN_BYTES) - 1);
     seconds[PAGE_COST_COPIES] = t->layers * t->latency / tokens;
 }
 
@@ -125,7 +121,7 @@ static void explain(const struct page_size_case *c, uint32_t chosen, struct page
 void page_size_choose(const struct page_size_case *c, struct page_size *size)
 {
     const struct token t = token_of(c);
-    const uint32_t asked = (uint32_t)strtoul(c->option, NULL, 10); /* of "auto" 0 */
+    const uint32_t asked = (uint32_t)strtoul(c->option, NULL, 0); /* of "auto" 0 */
     uint32_t best = 0;
     memset(size, 0, sizeof *size);
     for (uint32_t i = 0; i < PAGE_SIZES; i++) {

@@ -11,7 +11,7 @@
 
 #include "daemon/planner/planner.h"
 
-#define PAGE_SIZE_LEAST   32u
+#define PAGE_SIZE_LEAST   ((uint32_t)KV_PAGE_TOKENS_DEFAULT)
 #define PAGE_SIZES        5 /* 32, 64, ... 512 */
 #define PAGE_SIZE_CHOICES "auto|32|64|128|256|512"
 #define PAGE_SIZE_DEFAULT "auto"

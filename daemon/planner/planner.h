@@ -14,6 +14,7 @@
 #include "daemon/planner/memory/ledger.h"
 #include "daemon/planner/profile/profile.h"
 #include "daemon/planner/search/search.h"
+#include "daemon/planner/profile/policy.h"
 
 /* Why there is no plan, in numbers: helm-plan's {error, needed, available, nearest}. */
 struct planner_refusal {
@@ -59,15 +60,6 @@ struct planner_request {
     struct planner_cache *cache; /* of requests for this model, or NULL */
 };
 
-#define PLANNER_PROMPT_TOKENS                                                                                \
-    128 /* of a short prompt: what TTFT is forecast for, and the list for short prompts is made */
-/* Contexts that plans and page sizes are judged over, each as much as another: this one, so many times as many and so on, and the
- * whole. And the tokens that are decoded after a prompt, where whole requests are judged. */
-#define PLANNER_SHORT_CONTEXT  LEDGER_CTX_LEAST
-#define PLANNER_CONTEXT_GROWTH 4
-#define PLANNER_ANSWER_TOKENS  256
-/* Shares of what the GPU reads directly that are tried are so many parts of all apart, and then finer beside the best. */
-#define PLANNER_SHARES 10
 /* "one", "two", "auto" */
 #define KV_TIERS_CHOICES "auto|one|two"
 #define KV_TIERS_DEFAULT "auto"

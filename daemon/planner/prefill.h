@@ -7,12 +7,9 @@
 
 #include "daemon/planner/memory/ledger.h"
 #include "daemon/planner/search/search.h"
+#include "daemon/planner/profile/policy.h"
 
 #define PREFILL_CHUNK_MAX 4096 /* tokens of a chunk */
-#define PREFILL_VRAM_PARTS                                                                                   \
-    32 /* of the device's memory, a part that a chunk's buffers may take: weights gain more by the rest */
-
-#define PREFILL_MANY_CHUNKS 8 /* of a context: so many make the chunk's part twice as large */
 
 /* Bytes that the buffers of a chunk of `tokens` may take beside a context. */
 uint64_t prefill_buffers_most(const struct ledger_case *c, uint32_t ctx, uint32_t tokens);

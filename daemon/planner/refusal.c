@@ -7,7 +7,7 @@
 
 #include "common/base/units.h"
 
-#define GROW_PARTS (2 * CANDIDATE_TRIES) /* it grows by one of so many, where the search says no number */
+#define GROW_PARTS (2 * PLANNER_TRIES) /* it grows by one of so many, where the search says no number */
 
 /* ---- by how much ---- */
 
@@ -36,7 +36,7 @@ struct growing {
  * where that is nothing though it found no plan (its number is a bound), a part of what it was. */
 static int grow(const struct growing *g, bool vram, uint64_t *more, struct helm_err *err)
 {
-    for (uint32_t tries = 0; tries < CANDIDATE_TRIES && *more != NEVER; tries++) {
+    for (uint32_t tries = 0; tries < PLANNER_TRIES && *more != NEVER; tries++) {
         raise_limits(g->m, vram ? *more : 0, vram ? 0 : *more);
         int rc = candidate_search(g->m, g->spec, g->wish, g->prices, g->made, err);
         if (rc || g->made->fits) return rc;
@@ -68,7 +68,8 @@ static int find_nearest(struct making *m, const struct spec *spec, struct candid
     if (!rc && more->vram > more->host) /* the plan that is described is that of the lesser growth */
         rc = grow(&g, false, &more->host, err);
     if (!rc && more->vram == NEVER && more->host == NEVER) {
-        raise_limits(m, spec->device ? PLAN_BYTES_MAX / 4 : 0, PLAN_BYTES_MAX / 4);
+        const uint64_t plenty = PLAN_BYTES_MAX / PLAN_MEMORIES; /* all memories' together are a plan's, too */
+        raise_limits(m, spec->device ? plenty : 0, plenty);
         rc = candidate_search(m, &at, &wish, &prices, c, err);
         if (!rc && !c->fits)
             rc = helm_fail(err, HELM_E_INTERNAL, "no plan fits, however much memory there were");
@@ -102,7 +103,7 @@ static void add_words(struct words *w, const char *fmt, ...) HELM_PRINTF(2, 3);
 static void add_words(struct words *w, const char *fmt, ...)
 {
     va_list args;
-    if (w->used && w->used + 5 < sizeof w->text)
+    if (w->used && w->used + sizeof ", or " <= sizeof w->text)
         w->used += (size_t)snprintf(w->text + w->used, sizeof w->text - w->used, ", or ");
     va_start(args, fmt);
     int n = vsnprintf(w->text + w->used, sizeof w->text - w->used, fmt, args);

@@ -7,7 +7,7 @@
 #include <math.h>
 
 #include "daemon/planner/ideas.h"
-#include "daemon/planner/profile/worth.h"
+#include "daemon/planner/profile/policy.h"
 
 /* In the order of what they cost to search. `mixed` is tried by experts.c. */
 static const enum search_strategy simpler[] = {SEARCH_ALL_CPU, SEARCH_ALL_GPU, SEARCH_THESIS,

@@ -11,7 +11,7 @@
 #include <math.h>
 
 #include "daemon/planner/prefill.h"
-#include "daemon/planner/profile/worth.h"
+#include "daemon/planner/profile/policy.h"
 
 #define TIERS_SHORT_CONTEXT                                                                                  \
     (2 * PLANNER_SHORT_CONTEXT) /* of the plan that two tiers must not be much slower than */

@@ -32,7 +32,7 @@ EMULATED = ["--device", "emulated", "--quick", "--emulated-copy", str(COPY), *CA
 FULL = bool(os.environ.get("HELM_TEST_FULL"))
 WITH_CPU, WITH_DEVICE = SLOW > 1 or FULL, SLOW == 1 or FULL
 FIRST = CPU if WITH_CPU else EMULATED
-PACKED = ("cpu.gemv_packed", "cpu.gemv_packed_beside", "link.h2d_beside_packed")
+PACKED = ("cpu.gemv_packed", "cpu.gemv_packed_beside")
 
 
 def environment(cache):
@@ -84,9 +84,9 @@ def check_values(what, profile_json, parts, unknown=()):
                 check("%s: %s is unknown" % (what, name), value["source"] == "unknown" and value["value"] == 0, value)
                 continue
             ok = is_value(value)
-            if name in ("cpu.gemv_beside", "cpu.gemv_packed_beside", "cpu.read_beside", "cpu.attention_host") and profile_json["gpu"] is None:
+            if name in ("cpu.gemv_beside", "cpu.gemv_packed_beside", "cpu.read_beside") and profile_json["gpu"] is None:
                 ok = value["source"] == "unknown"
-            elif name == "cpu.attention_host" and SLOW > 1 or not is_alone():  # it may be too late for what is measured last
+            elif not is_alone():  # it may be too late for what is measured last
                 ok = ok or value["source"] == "unknown"
             if name in PACKED and not has_packed_kernels():
                 ok = value["source"] == "unknown" and value["value"] == 0
@@ -108,25 +108,15 @@ def check_cpu(what, p):
     check(what + ": weights pass the caches by", cpu["weight_bytes"] >= 3 * cpu["l3_bytes"] and
           cpu["weight_bytes"] >= 256 << 20, cpu["weight_bytes"])
     linear = {point["x"]: point["value"] for point in cpu["linear"]}
-    packed = {point["x"]: point["value"] for point in cpu["linear_packed"]}
-    if has_packed_kernels():  # 0.7 of the bytes are read; twice that gain is no measurement
-        if SLOW == 1:
-            measured(what + ": packed weights are not read faster than memory", cpu["gemv_packed"]["low"] <= 2.2 *
-                     read["high"], (cpu["gemv_packed"], read))
-            measured(what + ": several tokens with packed weights are measured", packed, cpu)
-        check(what + ": several tokens with packed weights, where they were with plain ones",
-              set(packed) <= {4, 32, 128} & set(linear), (packed, linear))
-        measured(what + ": and at a rate near theirs", all(0.1 * linear[x] < rate < 4 * linear[x]
-                                                           for x, rate in packed.items()), (packed, linear))
-    else:
-        check(what + ": no packed weights", not packed, packed)
+    if has_packed_kernels() and SLOW == 1:  # 0.7 of the bytes are read; twice that gain is no measurement
+        measured(what + ": packed weights are not read faster than memory", cpu["gemv_packed"]["low"] <= 2.2 * read["high"],
+                 (cpu["gemv_packed"], read))
     if SLOW == 1:  # instrumented kernels have other speeds
         measured(what + ": many tokens at once are worth more than two", linear[tokens[-1]] > linear[2], linear)
     check(what + ": waking up and a step have medians inside their spreads", is_value(p["wake"]) and is_value(p["step"]),
           (p["wake"], p["step"]))
     measured(what + ": an operation takes microseconds", 1e-8 < cpu["operation"]["value"] < 5e-3, cpu["operation"])
-    measured(what + ": so does waking up, one thread or the pool", 1e-7 < p["wake"]["value"] < 50e-3 and
-             0 < cpu["wake"]["value"] < 200e-3, (p["wake"], cpu["wake"]))
+    measured(what + ": so does waking up", 1e-7 < p["wake"]["value"] < 50e-3, p["wake"])
     measured(what + ": a step takes microseconds", 1e-7 < p["step"]["value"] < 50e-3, p["step"])
 
 
@@ -180,17 +170,12 @@ def test_emulated(cache):
     check("emulated: caches are those of --caches", p["cpu"]["l3_bytes"] == 20 << 20, p["cpu"]["l3_bytes"])
     check("emulated: takes seconds", spent < 60 * SLOW * THREADS, spent)
     check("emulated: says so", p["gpu"]["device"] == "emulated" and p["gpu"]["vram_free"] <= p["gpu"]["vram_bytes"])
-    chunk = p["cpu"]["linear_beside"]  # too slow a machine leaves it out
-    check_values("emulated", p, ["cpu", "gpu", "link"],
-                 unknown=["link.direct", "gpu.issue"] + ([] if chunk else ["link.h2d_beside_chunk"]))
+    check_values("emulated", p, ["cpu", "gpu", "link"], unknown=["link.direct"])
     check_cpu("emulated", p)
-    check("emulated: work beside copies", [point["x"] for point in chunk] in ([32, 128], [32], [128], []), chunk)
-    rate = p["link"]["h2d_beside_chunk"]["value"]  # of a few samples
-    measured("emulated: and they beside it", not chunk or LEAST / 2 * COPY < rate < 1.5 * COPY, rate)
     measured("emulated: a chunk with nothing to do takes microseconds", 1e-7 < p["gpu"]["begin"]["value"] < 50e-3,
              p["gpu"]["begin"])
     most = 1.02 if p["busy_percent"] < 10 else 1.1  # a profile that others disturbed says so
-    for name in ("h2d", "d2h", "h2d_beside", "h2d_beside_read") + ("h2d_beside_packed",) * has_packed_kernels():
+    for name in ("h2d", "d2h", "h2d_beside", "h2d_beside_read"):
         rate = p["link"][name]["value"]
         measured("emulated: link.%s is what copies are held to" % name, LEAST * COPY < rate < most * COPY, rate)
     measured("emulated: one token's weights are not read faster than VRAM",
@@ -302,7 +287,7 @@ def test_worker():
     at = {a["name"]: a["samples"] for a in answers if "name" in a}
     check("worker: all of a device is measured", rc == 0 and answers[-1] == {"done": "measure"} and
           {"gpu.read", "gpu.gemv", "gpu.linear", "gpu.begin", "link.h2d", "link.d2h"} <= set(at) and
-          all(min(samples) > 0 for name, samples in at.items() if name != "gpu.issue"), at)
+          all(min(samples) > 0 for samples in at.values()), at)
     rc, answers = copies_for(0.3)
     (before, start), (after, end) = (a["samples"] for a in answers if a.get("name") == "link.copied")
     check("worker: they flow on", rc == 0 and before <= after and start <= end, answers)

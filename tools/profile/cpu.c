@@ -89,6 +89,14 @@ static double layers_s(const struct profile_cpu_run *r, unsigned kinds)
     return sum;
 }
 
+/* That the planner counts for a layer of one token. */
+static double layer_operations(const struct profile_cpu_run *r)
+{
+    const struct math_part *part = r->steps.local.engine.model.math.part;
+    return program_part_count(&part[UNIT_ATTENTION], PROCESSOR_CPU, OP_TIER_ONE) +
+           program_part_count(&part[UNIT_MLP], PROCESSOR_CPU, OP_TIER_ONE);
+}
+
 static double layer_bytes(const struct profile_cpu_run *r)
 {
     return (double)r->weight_bytes / layers_of(r);
@@ -240,7 +248,7 @@ static int one_step(struct profile_cpu_run *r, bool packed, bool beside, struct 
     if (packed) return 0;
     profile_samples_add(&r->once, spent - (double)(run->linear_ns + run->attention_ns) * 1e-9);
     if (!beside)
-        profile_samples_add(&r->operation, (rest + LINEARS * r->steps.region_s) / PROFILE_LAYER_OPERATIONS);
+        profile_samples_add(&r->operation, (rest + LINEARS * r->steps.region_s) / layer_operations(r));
     return 0;
 }
 

@@ -50,10 +50,6 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
     print_value(out, "  operation", &f->gpu_chain_operation, UNIT_SECONDS, "");
     print_table(out, "linear", &f->gpu_linear, UNIT_FLOPS, "tok", "of the GPU");
     print_table(out, "a product", &f->gpu_linear_operation, UNIT_SECONDS, "tok", "beside its work");
-    print_table(out, "experts", &f->gpu_experts, UNIT_FLOPS, "tok", "of an expert, in a chunk");
-    print_table(out, "experts", &f->gpu_experts_few, UNIT_BYTES, "tok", "of few tokens");
-    print_table(out, "  operation", &f->gpu_experts_few_operation, UNIT_SECONDS, "tok",
-                "a launch beside its bytes");
     print_value(out, "expand", &f->gpu_expand, UNIT_BYTES, "as 16 bits come out");
 }
 

@@ -11,9 +11,8 @@
  * balance the threads' load better, but cost more to begin and to fold than that gains. */
 #define UNIT_POSITIONS KV_PAGE_TOKENS_DEFAULT
 #define PIECE_UNITS    (EXECUTE_SPLIT_POSITIONS / UNIT_POSITIONS)
-/* A piece takes enough kv heads that their keys of a page are a run of RUN_BYTES, or all: memory delivers runs of 8
+/* A piece takes enough kv heads that their keys of a page are a run of CPU_RUN_BYTES, or all: memory delivers runs of 8
  * KiB at half the speed of runs of 64 KiB. It takes no more, since the results to be folded grow with the heads. */
-#define RUN_BYTES (32 * KIB)
 /* Pieces a thread: with more the last ones end closer together, with fewer there are fewer to begin and to fold. */
 #define PIECES_LEAST 4
 #define PIECES_MOST  8
@@ -41,7 +40,7 @@ static uint32_t heads_together(const struct run *run)
 {
     const uint32_t all = run->config->kv_heads;
     uint32_t heads = 1;
-    while (heads < all && (all % heads || heads * kv_head_bytes(&run->kv) < RUN_BYTES)) heads++;
+    while (heads < all && (all % heads || heads * kv_head_bytes(&run->kv) < CPU_RUN_BYTES)) heads++;
     return heads;
 }
 

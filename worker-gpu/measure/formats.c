@@ -69,7 +69,6 @@ static int measure_all(struct measure *m, struct helm_err *err)
     if (!rc && both_few) rc = measure_few(m, err);
     if (!rc && both_short) rc = measure_short(m, both_wide, err);
     if (!rc && !tensor_format_is_plain(m->format)) rc = measure_expand_blocks(m, operation, err);
-    if (!rc) rc = measure_experts_run(m, err);
     if (!rc && both_one && measure_chains_take(m)) {
         double in_chain = 0;
         rc = measure_chain_layers(m, operation, &in_chain, err);

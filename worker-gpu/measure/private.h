@@ -119,7 +119,6 @@ struct measure_work {
     uint32_t ops;          /* operations of layers, in order, cycling through the weights; read: rows */
     uint32_t rounds;       /* read, a chain: how often */
     uint32_t group_bytes;  /* expanding */
-    uint32_t experts;      /* few tokens' experts: of a launch */
     uint32_t start, heads; /* attention */
     const struct gpuk_chain *chain;
     const struct products *products; /* of packed weights: measure/expand.c */
@@ -229,12 +228,6 @@ HELM_MUST_CHECK int measure_packed_run(struct measure *m, double operation, stru
 
 /* gpu.expand of blocks: slices of whole layers' matrices. */
 HELM_MUST_CHECK int measure_expand_blocks(struct measure *m, double operation, struct helm_err *err);
-
-/* ---- measure/experts.c ---- */
-
-/* gpu.experts_few, gpu.experts_few_operation, gpu.experts, of another format than bf16: nothing where there is no room for
- * experts. */
-HELM_MUST_CHECK int measure_experts_run(struct measure *m, struct helm_err *err);
 
 /* ---- measure/formats.c ---- */
 

@@ -5,7 +5,7 @@
 
 #include "common/model/arch.h"
 #include "daemon/planner/cost/analyse.h"
-#include "daemon/planner/profile/worth.h"
+#include "daemon/planner/profile/policy.h"
 
 enum activations_option activations_option_named(const char *name)
 {

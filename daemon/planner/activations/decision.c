@@ -91,7 +91,8 @@ void activations_look(const struct model *model, const struct plan *plan, struct
     char on[ROUNDING_TEXT];
     *again = false;
     if (!units) {
-        if (strncmp(a->text, "exact", 5) != 0) say(a, "exact: the plan multiplies no blocks with int8");
+        if (strncmp(a->text, "exact", strlen("exact")) != 0)
+            say(a, "exact: the plan multiplies no blocks with int8");
         return;
     }
     int rc = verdict_key(model, a->kernels, a->key, &err);

@@ -12,7 +12,7 @@ struct activations {
     enum linear_inputs inputs[PLAN_PROCESSORS]; /* to plan with */
     bool can[PLAN_PROCESSORS];                  /* there are kernels of int8 */
     const char *kernels;                        /* --kernels, borrowed */
-    char key[VERDICT_KEY];                      /* "": the model has none, so nothing is kept */
+    char key[DIGEST_TEXT];                      /* "": the model has none, so nothing is kept */
     struct verdict before;                      /* of a check that was interrupted; positions 0: none */
     bool checks;                                /* the check has to run when the workers are ready */
     bool waits;                                 /* it goes on between requests, */

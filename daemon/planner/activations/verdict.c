@@ -15,11 +15,9 @@
 #include "common/model/mixture.h"
 #include "daemon/planner/profile/profile.h"
 
-#define VERSION      1 /* of the file, and of how is measured */
-#define FILE_BYTES   ((size_t)4096)
-#define PATH_TEXT    4096
-#define SAMPLES      16 /* of a file, evenly spread */
-#define SAMPLE_BYTES 4096
+#define VERSION   1 /* of the file, and of how is measured */
+#define PATH_TEXT 4096
+#define SAMPLES   16 /* of a file, evenly spread */
 
 double verdict_kl(const struct verdict *v)
 {
@@ -52,7 +50,7 @@ static void add_text(struct digest *digest, const char *text)
 static int add_shard(const struct model *model, const struct model_shard *shard, struct digest *digest,
                      struct helm_err *err)
 {
-    unsigned char sample[SAMPLE_BYTES];
+    unsigned char sample[4096];
     struct stat st;
     uint64_t bytes = 0;
     int fd = -1;
@@ -62,8 +60,8 @@ static int add_shard(const struct model *model, const struct model_shard *shard,
     add_text(digest, shard->file);
     digest_add(digest, &bytes, sizeof bytes);
     if (!rc) digest_add(digest, &st.st_mtim, sizeof st.st_mtim);
-    for (uint64_t i = 0; i < SAMPLES && bytes >= SAMPLE_BYTES && !rc; i++) {
-        rc = file_pread_all(fd, sample, sizeof sample, (bytes - SAMPLE_BYTES) / (SAMPLES - 1) * i,
+    for (uint64_t i = 0; i < SAMPLES && bytes >= sizeof sample && !rc; i++) {
+        rc = file_pread_all(fd, sample, sizeof sample, (bytes - sizeof sample) / (SAMPLES - 1) * i,
                             shard->file, err);
         if (!rc) digest_add(digest, sample, sizeof sample);
     }
@@ -71,7 +69,7 @@ static int add_shard(const struct model *model, const struct model_shard *shard,
     return rc;
 }
 
-int verdict_key(const struct model *model, const char *kernels, char key[VERDICT_KEY], struct helm_err *err)
+int verdict_key(const struct model *model, const char *kernels, char key[DIGEST_TEXT], struct helm_err *err)
 {
     struct digest digest = digest_begin();
     char version[64];
@@ -94,7 +92,7 @@ int verdict_key(const struct model *model, const char *kernels, char key[VERDICT
 
 static int path_of(const char *key, char path[PATH_TEXT], struct helm_err *err)
 {
-    char name[VERDICT_KEY + 16];
+    char name[DIGEST_TEXT + 16];
     snprintf(name, sizeof name, "activations-%s", key);
     return profile_cache_file(name, path, PATH_TEXT, err);
 }
@@ -132,7 +130,7 @@ int verdict_read(const char *key, struct verdict *v, struct helm_err *err)
     int rc = path_of(key, path, err);
     if (rc) return rc;
     if (access(path, F_OK)) return helm_fail(err, HELM_E_NOT_FOUND, "there is no %s", path);
-    rc = json_read_file(path, FILE_BYTES, &json, err);
+    rc = json_read_file(path, PROFILE_SMALL_BYTES_MAX, &json, err);
     if (!rc && (rc = from_json(json, key, v, err))) helm_err_prefix(err, "%s", path);
     json_decref(json);
     if (rc) memset(v, 0, sizeof *v);

@@ -6,12 +6,12 @@
 #pragma once
 
 #include "common/model/model.h"
+#include "common/base/digest.h"
+#include "daemon/planner/profile/policy.h"
 
 /* The most that the mean divergence of the next token's distribution may be, in nats. */
-#define VERDICT_KL_MAX    0.001
-#define VERDICT_KL_HUGE   1e6 /* what stands for one that is not finite */
-#define VERDICT_LEAST     128 /* positions that say enough */
-#define VERDICT_POSITIONS 65536
+#define VERDICT_KL_MAX  0.001
+#define VERDICT_KL_HUGE 1e6 /* what stands for one that is not finite */
 
 struct verdict {
     double one_token, tokens;          /* mean divergences: of steps of one row, of several */
@@ -30,8 +30,7 @@ bool verdict_holds(const struct verdict *verdict, uint32_t units);
 
 /* What a verdict is of, as hexadecimal digits: the model's files (names, sizes, times, a sample of their bytes), the
  * mixture that they are converted to, the kernels asked for, HELM's version. */
-#define VERDICT_KEY 40
-HELM_MUST_CHECK int verdict_key(const struct model *model, const char *kernels, char key[VERDICT_KEY],
+HELM_MUST_CHECK int verdict_key(const struct model *model, const char *kernels, char key[DIGEST_TEXT],
                                 struct helm_err *err);
 /* HELM_E_NOT_FOUND: there is none. */
 HELM_MUST_CHECK int verdict_read(const char *key, struct verdict *verdict, struct helm_err *err);

@@ -13,14 +13,6 @@
 #include "daemon/planner/cost/measured.h"
 #include "daemon/planner/cost/spent.h"
 
-/* Links that one product with experts in a chain counts as: blocks wait for the choice, and have few rows each. Measured of
- * Qwen3-30B-A3B in Q4_K_M, all in VRAM, on an H100 and an H200: a layer took 57.5 us, 17 more than with one link each. */
-#define LINKS_OF_EXPERTS 3
-/* Kernels' time that a slice of blocks takes in a captured step beside its product: its arrival is waited for, its place set free. Measured of
- * 8B's attention in q4_k, three slices, between two visits of the CPU: 42 us more than in VRAM, of which hand-overs beside
- * copies are 24 (H100); 7 to 9 us a slice in steps of 8B and 32B in three formats (H200). */
-#define OPERATIONS_OF_A_SLICE 2
-
 /* `elsewhere`: positions of each row that another processor attends to. */
 static void add_attention(const struct pricing *p, const struct device_rates *r, double window,
                           double elsewhere, struct spent *s)
@@ -305,22 +297,21 @@ static double packed_in_vram(const struct pricing *p, bool mlp, uint64_t bytes, 
 }
 
 /* Experts that lie packed in VRAM: one and a few tokens' are read so by a kernel of its own behind one that chooses; a chunk's, all of
- * them, are expanded. The kernel's rate beside that of dense packed products is a guess, not measured. */
-#define PACKED_EXPERTS_PART 0.7
+ * them, are expanded. */
 static double packed_experts_in_vram(const struct pricing *p, const struct weights *w, uint64_t bytes,
                                      double sliced)
 {
     const double packed = p->profile->gpu.gemv_packed.value;
     if (p->tier == OP_TIER_CHUNK) return sliced + expand_seconds(p, (double)bytes);
     return w->kernel.total - w->experts.gpu + p->kernel.operation +
-           w->experts.bytes / (PACKED_EXPERTS_PART * (packed > 0 ? packed : p->kernel.gemv));
+           w->experts.bytes / (packed > 0 ? packed : p->kernel.gemv);
 }
 
 /* What the same kernel takes of experts in slots that are packed, and the bytes that direct reads have. A chunk's are the CPU's. */
 static void pack_experts(const struct pricing *p, struct experts_parts *e)
 {
     const double packed = p->profile->gpu.gemv_packed.value,
-                 seconds = e->bytes / (PACKED_EXPERTS_PART * (packed > 0 ? packed : p->kernel.gemv));
+                 seconds = e->bytes / (packed > 0 ? packed : p->kernel.gemv);
     e->unit += seconds - e->gpu;
     e->gpu = seconds;
     e->bytes = (double)cost_crossing_bytes((uint64_t)e->bytes);
@@ -396,8 +387,6 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
                                          : w.gpu.total;
     u->gpu_bound = spent_bound(&w.gpu);
     u->stream = in_slices(p, &w, more);
-    if (w.blocks && p->tier != OP_TIER_CHUNK)
-        u->stream += OPERATIONS_OF_A_SLICE * slices * p->kernel.operation;
     w.experts.unit = w.kernel.total;
     take_measured(p, unit, window, u, &w.experts);
     u->stays = u->experts && p->tier != OP_TIER_CHUNK;

@@ -8,6 +8,7 @@
 #include "common/plan/plan.h"
 #include "daemon/planner/cost/analyse.h"
 #include "daemon/planner/profile/profile.h"
+#include "daemon/planner/profile/policy.h"
 
 /* A cache with two tiers: positions of each row that lie in the arena alone, and how many of 1,000 of them the GPU
  * reads itself where the CPU attends to the others, which it does not in layers of a window up to direct_window (plan.h).
@@ -52,17 +53,8 @@ static inline bool cost_step_decodes(const struct cost_step *step)
     return step->tokens == step->rows || step->tokens == step->samples;
 }
 
-/* The part of its bytes that a unit's weights have when packed, on the link (common/formats/packed.h). It is known
- * only once they are packed, and the plan is made before: this is the part of bf16 weights of language models, within
- * a hundredth (docs/planner-prices.md). */
+/* On the link, and in the ring, packed weights have this part of their bytes. */
 #define COST_PACKED_PART PROFILE_PACKED_PART
-/* Reading packed weights directly takes longer than reading plain ones by this part of the time to expand them.
- * Measured on an H200, slices of 8B's shapes: 0.57 to 0.61 (docs/results/h200-2026-11-20.md). */
-#define COST_READ_PACKED_PART 0.6
-/* Of the CPU's time for an expert's bytes, what bringing them over the link takes from it, by direct reads or by copies. Of twelve
- * layers of Qwen3-30B-A3B in Q4_K on an H100's host it was busy 2.83, 2.63, 2.78 and 2.31 ms a token with 0 to 3 of 8 experts read
- * directly; a copy took 13 to 19 us, and an expert on the CPU 27. */
-#define COST_EXPERT_TAKES 0.6
 
 /* An attention half on the GPU whose cache lies partly in the arena alone. Parts of `gpu` and of `stream`: */
 struct cost_kv {

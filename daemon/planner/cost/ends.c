@@ -136,8 +136,7 @@ void price_rest(const struct pricing *p, struct cost_table *table)
     double crossing = (double)p->step->tokens * p->model->config.hidden * sizeof(float);
     double rate = fmin(link->h2d.value, rate_or(&link->d2h, link->h2d.value));
     struct spent slice = {0};
-    /* Each visit of the GPU launches a chain, and has two hand-overs. */
-    table->hand_over = link->hand_over.value + (p->chained ? p->kernel.operation / 2 : 0);
+    table->hand_over = link->hand_over.value;
     table->hand_over_more = fmax(0, link->hand_over_beside.value - link->hand_over.value);
     table->activation = fmax(0, crossing - ENGINE_HAND_OVER_BYTES) / rate;
     bool packed = false;

@@ -7,28 +7,10 @@
 #include "common/base/units.h"
 #include "daemon/planner/cost/larger.h"
 
-#define CPU_OPERATIONS 3 /* gates and ups, downs, and what each expert's begin costs */
 #define GPU_OPERATIONS 2 /* asking, adding the answer */
 #define DIRECT_BEGINS  2 /* launches of kernels that read experts over the link, one for either product */
-/* Of several tokens' experts both read for so long that they share what memory gives: 8 tokens of the whole model took 60 and 63 ms. */
-#define DIRECT_TAKES_FEW 0.9
-#define DIRECT_FEW       8 /* tokens of that step; between one and these the part grows along a line */
 
 /* ---- rates ---- */
-
-/* Few tokens' experts on the GPU, in kernels of their own: bytes alone count, whatever number of tokens chose an expert. */
-static void experts_few(const struct pricing *p, const struct profile_format *of, struct format_rates *with)
-{
-    struct device_rates *kernel = &with->kernel;
-    if (p->tier == OP_TIER_CHUNK || !of->gpu_experts_few.count || !of->gpu_experts_few_operation.count)
-        return;
-    const double rate = profile_table_at(&of->gpu_experts_few, p->step->tokens).value;
-    kernel->gemv_beside *= rate / kernel->gemv;
-    kernel->gemv = rate;
-    kernel->linear = 0;
-    kernel->product = profile_table_at(&of->gpu_experts_few_operation, p->step->tokens).value;
-    if (p->tier == OP_TIER_FEW) with->gpu = *kernel;
-}
 
 /* How many times as long as one token's a CPU's product with an expert of two tokens takes: by the kernel of several, which of fewer
  * tokens than were measured takes as long as of these, since it decodes the weights once. */
@@ -67,14 +49,10 @@ int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT
     int rc = cost_rates_of(&of, err);
     const struct rates_size size = {step.tokens, of.tier};
     for (int f = 0; f < FORMAT_COUNT && !rc; f++) {
-        const struct profile_table *grouped = &p->profile->format[f].gpu_experts;
         cost_rates_with(&of, (enum tensor_format)f, &size, &with[f]);
         if (step.tokens == 1 && all > 1 && !tensor_format_of((enum tensor_format)f)->variable)
             experts_of_several(several, longer_of_two(p->profile, (enum tensor_format)f, &with[f].cpu),
                                &with[f].cpu);
-        if (p->tier == OP_TIER_CHUNK && grouped->count)
-            with[f].gpu.linear = with[f].kernel.linear = profile_table_at(grouped, step.tokens).value;
-        experts_few(p, &p->profile->format[f], &with[f]);
     }
     return rc;
 }
@@ -95,20 +73,24 @@ static double direct_seconds(const struct pricing *p, double bytes)
 static double cpu_seconds(const struct pricing *p, const struct experts_parts *parts, double part,
                           double direct, bool copies)
 {
-    const double more = fmin(1, (p->step->tokens - 1.0) / (DIRECT_FEW - 1)),
-                 takes = COST_EXPERT_TAKES + more * (DIRECT_TAKES_FEW - COST_EXPERT_TAKES);
+    /* of several tokens' experts both read for so long that they share what memory gives */
+    const double takes = p->step->tokens == 1 ? COST_EXPERT_TAKES : 1;
     return part * (copies ? parts->cpu_beside : parts->cpu) + takes * direct * parts->cpu;
 }
 
-/* Seconds behind the hand-over in which both are done with these numbers of experts out of `all`, and of the CPU alone. */
-static double both(const struct pricing *p, const struct experts_parts *parts, const struct shares *s,
-                   double all, bool beside)
+/* Seconds behind the hand-over in which the CPU is done with these numbers of experts out of `all`, and the GPU. */
+static double cpu_behind(const struct pricing *p, const struct experts_parts *parts, const struct shares *s,
+                         double all, bool beside)
 {
-    const double vram = s->hits / all * parts->gpu, link = direct_seconds(p, s->direct / all * parts->bytes),
-                 cpu = (s->cpu > 0 ? cpu_seconds(p, parts, s->cpu / all, s->direct / all, beside) : 0) +
-                       CPU_OPERATIONS * p->cpu.operation;
-    return larger(cpu, parts->launches + parts->beside + larger(vram, link) -
-                           2 * p->profile->link.hand_over.value);
+    return (s->cpu > 0 ? cpu_seconds(p, parts, s->cpu / all, s->direct / all, beside) : 0) +
+           EXPERTS_OPERATIONS * p->cpu.operation;
+}
+
+static double gpu_behind(const struct pricing *p, const struct experts_parts *parts, const struct shares *s,
+                         double all)
+{
+    const double vram = s->hits / all * parts->gpu, link = direct_seconds(p, s->direct / all * parts->bytes);
+    return parts->launches + parts->beside + larger(vram, link) - 2 * p->profile->link.hand_over.value;
 }
 
 /* When the GPU reads `direct` of `missing` ones itself. */
@@ -116,25 +98,23 @@ static double with_direct(const struct pricing *p, const struct experts_parts *p
                           double missing, double direct, bool beside)
 {
     const struct shares s = {.hits = all - missing, .direct = direct, .cpu = missing - direct};
-    return both(p, parts, &s, all, beside);
+    return larger(cpu_behind(p, parts, &s, all, beside), gpu_behind(p, parts, &s, all));
 }
 
 /* The least of that over all shares, of which any part of an expert may be one: with more read directly the GPU takes longer, the
- * CPU less long, so behind none at all it is where both take as long, or all. */
+ * CPU less long, so it is where both take as long, or at an end. */
 static double with_best(const struct pricing *p, const struct experts_parts *parts, double all,
                         double missing, bool beside)
 {
     double low = 0, high = missing;
-    double least = fmin(with_direct(p, parts, all, missing, 0, beside),
-                        with_direct(p, parts, all, missing, missing, beside));
     for (int i = 0; i < DBL_MANT_DIG /* until a number's digits end */; i++) {
-        const double a = low + (high - low) / 3, b = high - (high - low) / 3,
-                     at_a = with_direct(p, parts, all, missing, a, beside),
-                     at_b = with_direct(p, parts, all, missing, b, beside);
-        least = fmin(least, fmin(at_a, at_b));
-        *(at_a < at_b ? &high : &low) = at_a < at_b ? b : a;
+        const double direct = (low + high) / 2;
+        const struct shares s = {.hits = all - missing, .direct = direct, .cpu = missing - direct};
+        *(gpu_behind(p, parts, &s, all) < cpu_behind(p, parts, &s, all, beside) ? &low : &high) = direct;
     }
-    return least;
+    return fmin(with_direct(p, parts, all, missing, high, beside),
+                fmin(with_direct(p, parts, all, missing, 0, beside),
+                     with_direct(p, parts, all, missing, missing, beside)));
 }
 
 /* The same of whole ones, which one token's are. */

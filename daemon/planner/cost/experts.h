@@ -6,8 +6,7 @@
 
 #include "daemon/planner/cost/rates.h"
 
-/* Rates of experts' products: those of a step of as many tokens as one of the chosen experts has, and on the GPU what was
- * measured of experts. */
+/* Rates of experts' products: those of a step of as many tokens as one of the chosen experts has. */
 HELM_MUST_CHECK int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT],
                                   struct helm_err *err);
 

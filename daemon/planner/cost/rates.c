@@ -1,7 +1,7 @@
 /* What a profile says of steps of one size, as rates; where packed weights are worth it. See cost/rates.h and
  * cost.h; docs/planner-prices.md has what each rate stands for. */
 #include "daemon/planner/cost/rates.h"
-#include "daemon/planner/profile/worth.h"
+#include "daemon/planner/profile/policy.h"
 
 #include <math.h>
 

@@ -4,8 +4,6 @@
 
 #include <math.h>
 
-#define RING_LEAST 4096 /* bytes; streaming through no ring at all would never end */
-
 /* By home and, of embedding and head, by processor. The link is the first of the list where there is one. */
 static const struct schedule_place place_of[PLAN_HOMES] = {
     [PLAN_HOME_CPU] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true},
@@ -34,7 +32,7 @@ static void list_resources(const struct cost_table *table, const struct cost_pla
     if (!ahead) s->processor[COST_GPU].ready = plan->embed == PLAN_CPU0 ? table->ready : table->begin;
     s->hand_over[COST_CPU][COST_GPU] = s->hand_over[COST_GPU][COST_CPU] = hand_over;
     s->hand_over_more = table->hand_over_more;
-    s->ring = larger((double)plan->ring_bytes, RING_LEAST);
+    s->ring = larger((double)plan->ring_bytes, COST_RING_LEAST);
     s->held = plan->cold ? smaller(s->ring, (double)plan->held_bytes) : s->ring;
     s->end = ahead ? 0 : table->step;
     s->cold = plan->cold;

@@ -16,7 +16,6 @@
 #include "daemon/planner/cost/larger.h"
 #include "daemon/planner/cost/schedule.h"
 
-#define EPS_BYTES  1e-3 /* less is nothing: what rounding leaves */
 #define ROUNDS_MAX 12
 
 /* `fill` bytes of the ring are copied and not yet computed with; `left` of task `at` to copy. Where no task needs a link,
@@ -79,7 +78,7 @@ static inline void copy(struct link_state *link, double bytes, bool cold)
 {
     link->fill += bytes;
     link->left -= bytes;
-    if (link->left > EPS_BYTES) return;
+    if (link->left > BYTES_LEAST) return;
     link->fill += link->left;
     link->at = link->at->next;
     if (link->at == link->first) link->ended = cold;
@@ -91,7 +90,7 @@ static double run_link(struct simulation *s, uint32_t i, double seconds, bool be
 {
     struct link_state *const now = &s->link[i];
     const double space = s->ring - now->fill;
-    if (!s->result && !now->ended && now->owed <= 0 && space > EPS_BYTES && seconds > 0) {
+    if (!s->result && !now->ended && now->owed <= 0 && space > BYTES_LEAST && seconds > 0) {
         const double rate =
             beside ? now->at->rate_beside : now->at->rate; /* mostly this is all that is copied: */
         if (smaller(now->left, space) / rate > seconds) {
@@ -108,7 +107,7 @@ static double run_link(struct simulation *s, uint32_t i, double seconds, bool be
     note_copy(s, i, COST_SPAN_CACHE, s->now, s->now + active);
     while (!link.ended && active < seconds) {
         double room = ring - link.fill;
-        if (room <= EPS_BYTES) break;
+        if (room <= BYTES_LEAST) break;
         const struct schedule_task *task = link.at;
         double rate = beside ? task->rate_beside : task->rate;
         double bytes = smaller(link.left, room), dt = bytes / rate;
@@ -128,7 +127,7 @@ static double run_link(struct simulation *s, uint32_t i, double seconds, bool be
 /* All of them. Returns how long the longest copies. */
 static inline double run_links(struct simulation *s, double seconds, bool beside)
 {
-    double longest = (s->link[0].ended || s->ring - s->link[0].fill <= EPS_BYTES) &&
+    double longest = (s->link[0].ended || s->ring - s->link[0].fill <= BYTES_LEAST) &&
                              s->link[0].owed <= 0 /* most are full */
                          ? 0
                          : run_link(s, 0, seconds, beside);
@@ -180,15 +179,15 @@ static void run_streamed(struct simulation *s, const struct schedule_task *task)
     struct link_state link = s->link[task->on.link]; /* a copy, that nothing else points at */
     double begin = s->now, came = s->now, left = task->bytes,
            own = task->bytes / larger(task->seconds, SECONDS_LEAST);
-    bool all_came = link.fill >= left - EPS_BYTES;
-    while (left > EPS_BYTES) {
+    bool all_came = link.fill >= left - BYTES_LEAST;
+    while (left > BYTES_LEAST) {
         const struct schedule_task *next = link.at;
         double room = s->ring - link.fill, copied = link.ended || link.owed > 0 ? 0 : next->rate, used = own;
-        if (room <= EPS_BYTES && copied > own) copied = own;
-        if (link.fill <= EPS_BYTES && copied < own) used = copied;
+        if (room <= BYTES_LEAST && copied > own) copied = own;
+        if (link.fill <= BYTES_LEAST && copied < own) used = copied;
         double net = copied - used, dt = left / used;
         if (copied > 0) dt = smaller(dt, link.left / copied);
-        if (net > 0 && room > EPS_BYTES) dt = smaller(dt, room / net);
+        if (net > 0 && room > BYTES_LEAST) dt = smaller(dt, room / net);
         if (net < 0 && !all_came) dt = smaller(dt, link.fill / -net);
         if (link.owed > 0) dt = smaller(dt, link.owed);
         left -= used * dt;
@@ -207,7 +206,7 @@ static void run_streamed(struct simulation *s, const struct schedule_task *task)
         if (link.fill < 0) link.fill = 0;
         for (uint32_t i = 0; i + 1 < s->links; i++) run_link(s, i < task->on.link ? i : i + 1, dt, false);
         s->now += dt;
-        if (!all_came && link.fill >= left - EPS_BYTES) {
+        if (!all_came && link.fill >= left - BYTES_LEAST) {
             all_came = true;
             came = s->now;
         }
@@ -225,7 +224,7 @@ static void run_streamed(struct simulation *s, const struct schedule_task *task)
 static void hand_over(struct simulation *s, double seconds)
 {
     for (uint32_t i = 0; i < s->links && s->plan->hand_over_more > 0; i++) {
-        if (s->link[i].ended || s->ring - s->link[i].fill <= EPS_BYTES) continue;
+        if (s->link[i].ended || s->ring - s->link[i].fill <= BYTES_LEAST) continue;
         seconds += s->plan->hand_over_more;
         break;
     }
@@ -328,7 +327,7 @@ static void begin_with(struct simulation *s, double fill)
                                     .first = first,
                                     .left = first->bytes,
                                     .slowest = plan->link[i].slowest};
-        for (double rest = fill; rest > EPS_BYTES && !link->ended;) {
+        for (double rest = fill; rest > BYTES_LEAST && !link->ended;) {
             double bytes = smaller(rest, link->left);
             rest -= bytes;
             copy(link, bytes, s->cold);

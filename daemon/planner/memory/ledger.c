@@ -26,10 +26,7 @@
 #include "common/sampling/sampling.h"
 #include "common/base/units.h"
 #include "common/shared/kv_layout.h"
-
-#define PROCESS_BYTES (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
-#define DRIVER_BYTES  (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
-#define SCRATCH_ALIGN 64
+#include "daemon/planner/profile/policy.h"
 
 uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TEXT])
 {
@@ -173,7 +170,7 @@ static uint32_t samples_of(const struct ledger_wish *wish)
 
 uint64_t ledger_draw_bytes(const struct ledger_case *c)
 {
-    uint64_t scratch = sampling_scratch_bytes(c->model->config.vocab) + 2 * SCRATCH_ALIGN;
+    uint64_t scratch = sampling_scratch_bytes(c->model->config.vocab) + 2 * CPU_SCRATCH_ALIGN;
     return (uint64_t)samples_of(c->wish) * GPU_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * scratch;
 }
 

@@ -18,17 +18,14 @@
 #include "common/plan/placement.h"
 #include "daemon/planner/cost/analyse.h"
 #include "daemon/planner/memory/packed_sample.h"
+#include "daemon/planner/profile/policy.h"
 
 #define LEDGER_CTX_DEFAULT_MAX 8192
-#define LEDGER_CTX_LEAST       256
 #define LEDGER_POOL_TOKENS     (2 * LEDGER_CTX_DEFAULT_MAX) /* in the KV pool by default */
-#define LEDGER_STEP_TOKENS     512 /* in a step where no weights are streamed for it */
 #define LEDGER_WINDOWS                                                                                       \
     2 /* pages of windows by default: what all slots need, and as much for those that rest */
 /* Pools are rounded up to a huge page in the arena, and allocations on the device to its own granularity. */
 #define LEDGER_ROUNDING_BYTES (2 * ARENA_HUGE_PAGE)
-/* Of fixed states by default, for each slot, in at most one of as many parts of the host memory that is left. */
-#define LEDGER_SNAPSHOTS 4
 
 struct ledger_wish {
     enum kv_dtype kv_dtype;

@@ -10,13 +10,11 @@
 #include "common/plan/state.h"
 #include "common/plan/workspace.h"
 #include "common/program/slices.h"
+#include "daemon/planner/profile/policy.h"
 
-/* The smallest ring: this part of the largest half layer, as a power of two. And no ring takes more than this part of the device's
- * memory. */
-#define RING_PARTS 4
+/* No ring takes more than RING_PARTS of the device's memory. */
 #define RING_STEPS (2 * RING_PARTS) /* the largest one, in sizes of the smallest: two half layers */
 #define RING_USUAL 2                /* the one of a plan that streams in prefill only, likewise */
-#define RING_LEAST (64 * KIB)
 
 uint64_t memory_ring_least(const struct model *m)
 {
@@ -36,7 +34,7 @@ uint64_t memory_ring_least(const struct model *m)
  * beyond the step's end: in the order of the half layer itself. */
 void memory_ring_sizes(const struct ledger_case *c, uint64_t *granule, uint64_t *largest)
 {
-    uint64_t bytes = RING_LEAST, least = memory_ring_least(c->model), unit = 0;
+    uint64_t bytes = COST_RING_LEAST, least = memory_ring_least(c->model), unit = 0;
     for (uint32_t u = 0; u < unit_count(c->table->layers); u++) {
         uint64_t stored = analyse_units_stored(c->table, u, u);
         if (stored > unit) unit = stored;
@@ -218,7 +216,7 @@ int memory_build(const struct ledger_case *c, const struct memory_wish *wish, st
     memset(memory, 0, sizeof *memory);
     int rc = ledger_fixed_host_bytes(c, wish->ctx, &fixed, err);
     if (rc) return rc;
-    if (ledger_kv_layer_bytes(c, wish->pages) > PLAN_BYTES_MAX / (4 * MODEL_LAYERS_MAX))
+    if (ledger_kv_layer_bytes(c, wish->pages) > PLAN_BYTES_MAX / 2 / (UNIT_PARTS * MODEL_LAYERS_MAX))
         return helm_fail(err, HELM_E_LIMIT, "a KV pool of %u pages of %u tokens is no machine's", wish->pages,
                          c->wish->page_tokens);
     memory->unit = calloc((size_t)unit_count(c->table->layers) * SEARCH_HOMES, sizeof *memory->unit);

@@ -12,12 +12,7 @@
 #include "common/base/units.h"
 #include "common/model/model.h"
 #include "common/plan/placement.h"
-
-#define PACKED_SAMPLE_BYTES (64 * MIB)
-/* Fewer groups than this, unless they are all, are no sample. */
-#define PACKED_SAMPLE_LEAST 8
-/* By how many standard errors a part is above the mean of what was looked at. */
-#define PACKED_SAMPLE_ERRORS 3
+#include "daemon/planner/profile/policy.h"
 
 struct packed_sample {
     struct packed_parts parts;

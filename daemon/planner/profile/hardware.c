@@ -1,5 +1,6 @@
 /* Which hardware this is: the fingerprint that a profile is kept under. See profile.h. Reads /proc and /sys;
  * a fact that the system does not give is digested as "?", so that it counts when it appears. */
+#include <ctype.h>
 #include <dirent.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -110,7 +111,7 @@ static void add_memory(struct facts *facts, const char *root)
 {
     char value[LINE_TEXT], path[128], list[LINE_TEXT];
     read_field(root, "/proc/meminfo", "MemTotal", value);
-    facts_add(facts, "memory: %llu GiB\n", (strtoull(value, NULL, 10) + GIB / KIB / 2) / (GIB / KIB));
+    facts_add(facts, "memory: %llu GiB\n", (strtoull(value, NULL, 0) + GIB / KIB / 2) / (GIB / KIB));
     for (int node = 0; node < NODES_MAX; node++) {
         snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", node);
         if (read_line(root, path, list)[0] == '?') continue;
@@ -177,7 +178,7 @@ void profile_cpu_name(char name[PROFILE_TEXT])
 {
     cpu_model_name(name, PROFILE_TEXT);
     for (char *at = name; *at; at++)
-        if ((unsigned char)*at < 0x20 || (unsigned char)*at >= 0x7f) *at = '?';
+        if (!isascii(*at) || !isprint(*at)) *at = '?';
 }
 
 /* Bytes of the last-level cache of this CPU, 0 if another CPU has named it already. */
@@ -189,7 +190,7 @@ static uint64_t last_cache_of(int cpu)
     for (int i = 0; i < CACHES_MAX; i++) {
         char *end;
         snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cache/index%d/size", cpu, i);
-        uint64_t bytes = strtoull(read_line("", path, text), &end, 10);
+        uint64_t bytes = strtoull(read_line("", path, text), &end, 0);
         bytes *= *end == 'K' ? KIB : *end == 'M' ? MIB : *end == 'G' ? GIB : 1;
         if (bytes > size) {
             size = bytes;
@@ -197,7 +198,7 @@ static uint64_t last_cache_of(int cpu)
         }
     }
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cache/index%d/shared_cpu_list", cpu, last);
-    if (last < 0 || strtol(read_line("", path, text), NULL, 10) != cpu) return 0;
+    if (last < 0 || strtol(read_line("", path, text), NULL, 0) != cpu) return 0;
     return size;
 }
 

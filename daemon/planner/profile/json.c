@@ -1,5 +1,6 @@
 /* Profiles as JSON, of a machine with one GPU or none. See profile.h. Called by gpus.c, for all readers and writers of
  * profiles; one list of members serves both ways. */
+#include <ctype.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -97,9 +98,6 @@ static const struct member format_member[] = {
     MEMBER(profile_format, gpu_chain_operation, KIND_TIME, false),
     MEMBER(profile_format, gpu_linear, KIND_TABLE, false),
     MEMBER(profile_format, gpu_linear_operation, KIND_TABLE, false),
-    MEMBER(profile_format, gpu_experts, KIND_TABLE, false),
-    MEMBER(profile_format, gpu_experts_few, KIND_TABLE, false),
-    MEMBER(profile_format, gpu_experts_few_operation, KIND_TABLE, false),
     MEMBER(profile_format, gpu_expand, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),
@@ -336,6 +334,9 @@ static const char *const former[] = {"wake",
                                      "h2d_beside_packed",
                                      "link_beside",
                                      "cpu_int8_link_beside",
+                                     "gpu_experts",
+                                     "gpu_experts_few",
+                                     "gpu_experts_few_operation",
                                      "cpu_attention_host",
                                      "gpu_attention_direct"};
 
@@ -422,7 +423,7 @@ static int text_from_json(const json_t *json, char *out, size_t size, struct hel
     if (length >= size)
         return helm_fail(err, HELM_E_LIMIT, "%zu bytes long, more than %zu", length, size - 1);
     for (size_t i = 0; i < length; i++) {
-        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f)
+        if (iscntrl((unsigned char)text[i]))
             return helm_fail(err, HELM_E_FORMAT, "contains a control character");
     }
     memcpy(out, text, length + 1);

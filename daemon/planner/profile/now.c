@@ -7,10 +7,9 @@
 
 #include "common/base/json.h"
 #include "common/base/units.h"
-#include "daemon/planner/profile/worth.h"
+#include "daemon/planner/profile/policy.h"
 
-#define FILE_BYTES_MAX 4096
-#define RATE_MAX       1e18
+#define RATE_MAX 1e18
 
 static const struct {
     const char *name;
@@ -121,7 +120,7 @@ int profile_now_read(const char *path, struct profile_now *now, struct helm_err 
 {
     json_t *json = NULL;
     *now = (struct profile_now){0};
-    int rc = json_read_file(path, FILE_BYTES_MAX, &json, err);
+    int rc = json_read_file(path, PROFILE_SMALL_BYTES_MAX, &json, err);
     if (!rc) rc = profile_now_from_json(json, now, err);
     json_decref(json);
     return rc ? helm_err_prefix(err, "%s", path) : 0;

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -16,10 +17,7 @@
 #include "common/base/json.h"
 #include "common/base/units.h"
 
-#define PATH_TEXT 4096
-/* How far two measurements may contradict what cannot be: they were taken after one another, on a machine
- * that may have been busy with something else during one of them. */
-#define SLACK           3.0
+#define PATH_TEXT       4096
 #define DISTURBANCE_MAX 0.75
 
 struct profile_value profile_table_at(const struct profile_table *table, uint32_t x)
@@ -92,7 +90,7 @@ static const struct profile_value *value_at(const void *base, size_t at)
 
 static bool in_order(const struct profile_value *fast, const struct profile_value *limit)
 {
-    return !known(fast) || !known(limit) || fast->value <= SLACK * limit->value;
+    return !known(fast) || !known(limit) || fast->value <= PROFILE_SLACK * limit->value;
 }
 
 static int check_order(const struct profile_value *fast, const char *fast_name,
@@ -312,7 +310,8 @@ static int open_beside(const char *path, char beside[PATH_TEXT], int *fd, struct
 {
     *fd = -1;
     if (snprintf(beside, PATH_TEXT, "%s.XXXXXX", path) >= PATH_TEXT)
-        return helm_fail(err, HELM_E_LIMIT, "the profile's path is longer than %d bytes", PATH_TEXT - 8);
+        return helm_fail(err, HELM_E_LIMIT, "the profile's path is longer than %zu bytes",
+                         PATH_TEXT - sizeof ".XXXXXX");
     *fd = mkstemp(beside);
     return *fd < 0 ? helm_fail_errno(err, "creating %s", beside) : 0;
 }
@@ -336,14 +335,17 @@ int profile_write_json(const char *path, json_t *json, struct helm_err *err)
     char beside[PATH_TEXT];
     int fd = -1, rc = 0;
     char *text = NULL;
-    if (json) text = json_dumps(json, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
+    if (json)
+        text = json_dumps(json, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(FLT_DECIMAL_DIG));
     json_decref(json);
     if (!text) return helm_fail(err, HELM_E_NOMEM, "no memory to print %s", path);
     rc = open_beside(path, beside, &fd, err);
     if (rc) goto out;
     rc = write_all(fd, text, strlen(text), beside, err);
     if (!rc) rc = write_all(fd, "\n", 1, beside, err);
-    if (!rc && fchmod(fd, 0644)) rc = helm_fail_errno(err, "%s", beside); /* nothing secret; mkstemp: 0600 */
+    if (!rc &&
+        fchmod(fd, S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH)) /* nothing secret; mkstemp: the owner's alone */
+        rc = helm_fail_errno(err, "%s", beside);
     if (close(fd) && !rc) rc = helm_fail_errno(err, "writing %s", beside);
     if (!rc && rename(beside, path)) rc = helm_fail_errno(err, "renaming %s to %s", beside, path);
     if (rc) unlink(beside);
@@ -364,7 +366,8 @@ static int make_folders(char *path, struct helm_err *err)
         if (*at && *at != '/') continue;
         char saved = *at;
         *at = '\0';
-        if (mkdir(path, 0777) && errno != EEXIST) return helm_fail_errno(err, "making the folder %s", path);
+        if (mkdir(path, ACCESSPERMS) && errno != EEXIST)
+            return helm_fail_errno(err, "making the folder %s", path);
         *at = saved;
         if (!saved) return 0;
     }

@@ -14,6 +14,7 @@
 #include "common/base/units.h"
 #include "common/formats/kv_dtype.h"
 #include "common/formats/tensor_format.h"
+#include "daemon/planner/profile/policy.h"
 
 #define PROFILE_VERSION 1
 /* The method of measuring: a fact of the fingerprint, so a new one has machines measured again. */
@@ -23,7 +24,7 @@
 #define PROFILE_GPUS_MAX   16 /* in a file's list */
 /* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
  * machine is found quiet, which is below PROFILE_QUIET. */
-#define PROFILE_BUSY  10
+#define PROFILE_BUSY  ((uint32_t)(PERCENT * WORTH_MUCH))
 #define PROFILE_QUIET (PROFILE_BUSY / 2)
 
 enum profile_source {
@@ -70,10 +71,6 @@ struct profile_cpu {
      * second, and the same while the link streams. Unknown of a processor without kernels for them. */
     struct profile_value gemv_packed, gemv_packed_beside;
 };
-#define PROFILE_PACKED_PART                                                                                  \
-    0.71 /* bytes of packed weights by plain ones: what rates of packed ones are taken to read */
-/* Beside its weights and its cache, a layer of one token costs the CPU this many times cpu.operation. */
-#define PROFILE_LAYER_OPERATIONS 6
 
 enum profile_device { PROFILE_DEVICE_NONE, PROFILE_DEVICE_CUDA, PROFILE_DEVICE_EMULATED };
 struct profile_gpu {
@@ -137,12 +134,6 @@ struct profile_format {
     /* by tokens; empty: several tokens are multiplied by what gpu_expand makes. More than 16 are a chunk's, up to the most
      * that the device multiplies by blocks as they lie */
     struct profile_table gpu_linear, gpu_linear_operation;
-    /* by tokens of an expert on average: operations a second of a chunk's gates, ups and downs; empty: as those of a dense
-     * step of as many tokens */
-    struct profile_table gpu_experts;
-    /* by tokens, up to 16: bytes a second of their experts, each of one token, and what a launch costs beside; empty: as a dense
-     * product of one token */
-    struct profile_table gpu_experts_few, gpu_experts_few_operation;
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
     /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels for
      * that. */
@@ -226,6 +217,8 @@ HELM_MUST_CHECK int profile_from_json(const json_t *json, const char *gpu, struc
 void *profile_find(struct profile *profile, const char *name, bool *table);
 /* From JSON text of a file or a program; profile_check has accepted it. `what` is named in errors. */
 #define PROFILE_BYTES_MAX ((size_t)MIB)
+/* Of files beside profiles that hold a few numbers. */
+#define PROFILE_SMALL_BYTES_MAX ((size_t)4096)
 HELM_MUST_CHECK int profile_parse(const char *what, const char *text, size_t bytes, struct profile *profile,
                                   struct helm_err *err);
 /* From a file; profile_check has accepted it. `gpu`: as above. */

@@ -8,8 +8,7 @@
 #include <string.h>
 
 #include "daemon/planner/profile/profile.h"
-
-#define TOKENS_BEYOND 4.0 /* times the most tokens of any cell: up to there a line is drawn on */
+#include "daemon/planner/profile/policy.h"
 
 /* ---- kinds ---- */
 
@@ -220,7 +219,7 @@ bool programs_at(const struct programs_times *times, double tokens, double conte
         if (i && cell[i].tokens == cell[i - 1].tokens) continue;
         if (i == 0 || cell[high].tokens < tokens) low = high, high = i;
     }
-    if (tokens > TOKENS_BEYOND * cell[high].tokens) return false;
+    if (tokens > PROGRAMS_BEYOND * cell[high].tokens) return false;
     const struct programs_price a = at_context(times, low, context);
     *price = at_context(times, high, context);
     if (low == high || tokens <= cell[0].tokens) {

@@ -1,4 +1,5 @@
 /* Measured programs as JSON. See programs.h. Called by helm-profile, helmd and helm-plan; owns nothing. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,9 +9,11 @@
 #include "common/base/units.h"
 #include "daemon/planner/profile/programs.h"
 
-#define NUMBERS     6
 #define SECONDS_MAX 3600.0
 #define COUNT_MAX   ((uint64_t)1 << 24)
+
+/* Of a cell, in order. */
+enum { TOKENS, CONTEXT, SECONDS, LOW, HIGH, BESIDE, NUMBERS };
 
 static const char *const ways[PROGRAMS_WAYS] = {"exact",           "int8",           "packed",
                                                 "invariant_exact", "invariant_int8", "invariant_packed"};
@@ -61,20 +64,21 @@ static int cell_from_json(const json_t *json, struct programs_cell *cell, struct
         sound = json_is_number(json_array_get(json, i));
         value[i] = json_number_value(json_array_get(json, i));
     }
-    sound = sound && value[0] >= 1 && value[0] <= COUNT_MAX && value[0] == floor(value[0]) && value[1] >= 0 &&
-            value[1] <= COUNT_MAX && value[1] == floor(value[1]) && value[2] > 0 && value[2] <= SECONDS_MAX &&
-            value[3] > 0 && value[3] <= value[2] && value[4] >= value[2] && value[4] <= SECONDS_MAX &&
-            value[5] >= 0 && value[5] <= SECONDS_MAX;
+    sound = sound && value[TOKENS] >= 1 && value[TOKENS] <= COUNT_MAX &&
+            value[TOKENS] == floor(value[TOKENS]) && value[CONTEXT] >= 0 && value[CONTEXT] <= COUNT_MAX &&
+            value[CONTEXT] == floor(value[CONTEXT]) && value[SECONDS] > 0 && value[SECONDS] <= SECONDS_MAX &&
+            value[LOW] > 0 && value[LOW] <= value[SECONDS] && value[HIGH] >= value[SECONDS] &&
+            value[HIGH] <= SECONDS_MAX && value[BESIDE] >= 0 && value[BESIDE] <= SECONDS_MAX;
     if (!sound)
         return helm_fail(err, HELM_E_FORMAT,
                          "a cell is not [tokens, context, seconds, low, high, beside] with low <= seconds <= "
                          "high, all up to an hour");
-    *cell = (struct programs_cell){.tokens = (uint32_t)value[0],
-                                   .context = (uint32_t)value[1],
-                                   .seconds = value[2],
-                                   .low = value[3],
-                                   .high = value[4],
-                                   .beside = value[5]};
+    *cell = (struct programs_cell){.tokens = (uint32_t)value[TOKENS],
+                                   .context = (uint32_t)value[CONTEXT],
+                                   .seconds = value[SECONDS],
+                                   .low = value[LOW],
+                                   .high = value[HIGH],
+                                   .beside = value[BESIDE]};
     return 0;
 }
 
@@ -103,12 +107,11 @@ static int times_from_json(const json_t *json, struct programs_times *times, str
 static int kind_from_json(const json_t *json, struct programs_kind *kind, struct helm_err *err)
 {
     const char *name = "", *signature = "";
-    char *end;
+    int length = 0;
     int rc = json_get_string(json, "name", true, &name, err);
     if (!rc) rc = json_get_string(json, "signature", true, &signature, err);
     if (rc) return rc;
-    kind->signature = strtoull(signature, &end, 16);
-    if (!*signature || *end)
+    if (sscanf(signature, "%16" SCNx64 "%n", &kind->signature, &length) != 1 || signature[length])
         return helm_fail(err, HELM_E_FORMAT, "'signature' is '%.40s', no hexadecimal number", signature);
     snprintf(kind->name, sizeof kind->name, "%.63s", name);
     for (int w = 0; w < PROGRAMS_WAYS && !rc; w++)

@@ -169,11 +169,7 @@ static double dual_value(struct dual *d, const struct bound_prices *p, double *o
     return value;
 }
 
-#define PRICE_FIRST  SECONDS_LEAST /* a byte: a terabyte a second */
-#define PRICE_GROWTH 8 /* from one price to the next, until the cheapest choice is within the limit */
-/* Then intervals become smaller as often: of prices by half, of mixtures by the golden section. Any price gives a bound, and none
- * need be the very best. */
-#define STEPS 10
+#define PRICE_FIRST SECONDS_LEAST /* a byte: a terabyte a second */
 
 static double best_price(struct dual *d, struct bound_prices *p, bool host);
 
@@ -194,12 +190,12 @@ static double best_price(struct dual *d, struct bound_prices *p, bool host)
 {
     double over, low = 0, high = PRICE_FIRST, best = at_price(d, p, host, 0, &over);
     if (over <= 0) return best;
-    for (; over > 0 && high < BOUND_PRICE_LAST && best < d->frame->enough; high *= PRICE_GROWTH) {
+    for (; over > 0 && high < PRICE_LAST && best < d->frame->enough; high *= PRICE_GROWTH) {
         best = larger(best, at_price(d, p, host, high, &over));
         if (over <= 0) break;
         low = high;
     }
-    for (int i = 0; i < STEPS && over <= 0 && best < d->frame->enough; i++) {
+    for (int i = 0; i < PRICE_STEPS && over <= 0 && best < d->frame->enough; i++) {
         double middle = (low + high) / 2, over_middle;
         best = larger(best, at_price(d, p, host, middle, &over_middle));
         *(over_middle > 0 ? &low : &high) = middle;
@@ -224,7 +220,7 @@ static double best_mixture(struct dual *d, bool host)
         double a = 0, b = 1, x = 1 - GOLDEN_SECTION, y = GOLDEN_SECTION;
         double at_x = at_mixture(d, floor, x, host), at_y = at_mixture(d, floor, y, host);
         best = larger(best, larger(at_mixture(d, floor, 0, host), at_mixture(d, floor, 1, host)));
-        for (int i = 0; i < STEPS && best < d->frame->enough; i++) {
+        for (int i = 0; i < PRICE_STEPS && best < d->frame->enough; i++) {
             best = larger(best, larger(at_x, at_y));
             if (at_x < at_y) {
                 a = x;

@@ -10,10 +10,9 @@
 #include <string.h>
 
 #include "daemon/planner/cost/larger.h"
-#include "daemon/planner/profile/worth.h"
+#include "daemon/planner/profile/policy.h"
 
 #define EXCHANGE_MAX 4 /* items of the first kind in an exchange; 1, 2 and 4 are tried */
-#define RING_PART    3 /* rings that are tried grow by this part, a dozen from the least to the largest */
 
 /* ---- groups ---- */
 
@@ -162,7 +161,7 @@ static double estimate(const struct frame *f, const struct totals *base, const s
         uses |= t.sum[AT + h] > ROUNDING ? 1u << h : 0; /* whole numbers, but for rounding */
     const double over =
         larger(0, t.sum[VRAM] + f->once[uses].vram) + larger(0, t.sum[HOST] + f->once[uses].host);
-    if (over * BOUND_PRICE_LAST >= limit) return INFINITY;
+    if (over * PRICE_LAST >= limit) return INFINITY;
     /* The GPU is visited whenever the ring is full, and once for what is at home there. */
     if (uses & 1u << PLAN_HOME_CPU) {
         if (uses & 1u << PLAN_HOME_GPU) visits = 1;
@@ -170,7 +169,7 @@ static double estimate(const struct frame *f, const struct totals *base, const s
     }
     for (int k = 0; k < SPACE_FLOORS; k++)
         most = larger(most, t.sum[k] + f->floor[k] + f->weight[k] * visits * f->hand_over);
-    return most + over * BOUND_PRICE_LAST;
+    return most + over * PRICE_LAST;
 }
 
 struct move {
@@ -339,7 +338,7 @@ static void find_by_price(struct mixing *m, const struct bound_prices *p, struct
 {
     static const double nudge[] = {1 - WORTH_NOTING, 1 + WORTH_NOTING};
     struct counts begun[4];
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof begun / sizeof *begun; i++) {
         struct candidate c = {.ends = best->ends, .ring = best->ring};
         struct bound_prices q = *p;
         bool known = false;
@@ -347,7 +346,7 @@ static void find_by_price(struct mixing *m, const struct bound_prices *p, struct
         q.weight[SPACE_FLOORS - 1] *= nudge[i >> 1];
         all_by_price(m, &q, &c.counts);
         begun[i] = c.counts;
-        for (int j = 0; j < i; j++) known |= memcmp(&begun[j], &begun[i], sizeof begun[i]) == 0;
+        for (size_t j = 0; j < i; j++) known |= memcmp(&begun[j], &begun[i], sizeof begun[i]) == 0;
         if (known) continue;
         settle_counts(m, &c);
         if (c.estimate < best->estimate) *best = c;
@@ -374,7 +373,7 @@ void counts_find(struct mixing *m)
     for (uint32_t e = 0; e < s->ends_count; e++) {
         uint64_t ring[BOUND_RINGS_MAX];
         const struct candidate *before = NULL; /* of the same ends and a smaller ring */
-        uint32_t rings = bound_rings(s, allowed, &s->ends[e], RING_PART, ring);
+        uint32_t rings = bound_rings(s, allowed, &s->ends[e], SEARCH_RING_PART, ring);
         for (uint32_t r = 0; r < rings; r++) {
             struct candidate *c = &m->candidate[m->candidates];
             struct bound_prices prices;

@@ -12,24 +12,17 @@
 
 #include "common/base/random.h"
 #include "daemon/planner/cost/larger.h"
+#include "daemon/planner/profile/policy.h"
 
-/* Effort: a search of 36 to 80 layers takes 5 to 40 ms with these, and comes within 4 % of the bound (test_search.c). */
-#define TRIED_LEAST 8  /* candidates that are put in order, however slow their estimates */
-#define IMPROVED    3  /* orders that are improved by exchanges */
-#define PATIENCE    2  /* after this part of it without a gain improving ends */
-#define DRAWS_EACH  20 /* exchanges drawn for each that is tried: memory forbids most where it is full */
-#define NEAR        8 /* half of the exchanges are with an item no further away: delays of the link are local */
+#define PATIENCE 2 /* after this part of it without a gain improving ends */
+/* What is drawn: as often as not two items change places. */
+enum { ONE_MOVES, BOTH_MOVE, PLACES_CHANGE, PLACES_CHANGE_TOO, EXCHANGES };
 
 /* ---- exchanges ---- */
 
-static uint32_t draw(uint64_t *random, uint32_t below)
-{
-    return (uint32_t)(random_next(random) >> 33) % below;
-}
-
 static enum plan_home draw_home(const struct space_item *item, uint64_t *random)
 {
-    uint32_t h = draw(random, SPACE_HOMES);
+    uint32_t h = random_below(random, SPACE_HOMES);
     while (!(item->allowed & 1u << h)) h = (h + 1) % SPACE_HOMES;
     return (enum plan_home)h;
 }
@@ -37,12 +30,12 @@ static enum plan_home draw_home(const struct space_item *item, uint64_t *random)
 /* An item and another one, near it as often as not. */
 static void draw_pair(const struct space *s, uint64_t *random, uint32_t *a, uint32_t *b)
 {
-    *a = draw(random, s->items);
-    if (draw(random, 2)) {
-        *b = draw(random, s->items);
+    *a = random_below(random, s->items);
+    if (random_below(random, 2)) {
+        *b = random_below(random, s->items);
     } else {
-        uint32_t to = *a + draw(random, 2 * NEAR + 1);
-        *b = to >= NEAR && to - NEAR < s->items ? to - NEAR : *a;
+        uint32_t to = *a + random_below(random, 2 * ORDER_NEAR + 1);
+        *b = to >= ORDER_NEAR && to - ORDER_NEAR < s->items ? to - ORDER_NEAR : *a;
     }
 }
 
@@ -61,7 +54,7 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
                     uint32_t budget)
 {
     const uint64_t all = s->tried + 2 * budget, patience = budget / PATIENCE + 1;
-    uint64_t random = 0x9e3779b97f4a7c15, end = s->tried + patience, tries = (uint64_t)DRAWS_EACH * patience;
+    uint64_t random = RANDOM_RATIO, end = s->tried + patience, tries = (uint64_t)ORDER_DRAWS * patience;
     bound_floors(s, ring);
     double now = space_try(s, home, ends, ring, INFINITY);
     uint32_t changes = space_changes(s, home, ends), a, b;
@@ -71,11 +64,11 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
         draw_pair(s, &random, &a, &b);
         const struct space_item *x = &s->item[a], *y = &s->item[b];
         enum plan_home at_x = home[x->first], at_y = home[y->first], to_x = at_y, to_y = at_x;
-        uint32_t what = draw(&random, 4);
-        if (what == 0) {
+        const uint32_t what = random_below(&random, EXCHANGES);
+        if (what == ONE_MOVES) {
             to_x = draw_home(x, &random);
             to_y = at_y;
-        } else if (what == 1) {
+        } else if (what == BOTH_MOVE) {
             to_x = draw_home(x, &random);
             to_y = draw_home(y, &random);
         }
@@ -105,7 +98,7 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
         if (then < now * (1 - ROUNDING) || (then <= now * (1 + ROUNDING) && then_changes <= changes)) {
             if (then < now * (1 - ROUNDING)) {
                 end = s->tried + patience < all ? s->tried + patience : all;
-                tries = (uint64_t)DRAWS_EACH * patience;
+                tries = (uint64_t)ORDER_DRAWS * patience;
             }
             now = then;
             changes = then_changes;
@@ -209,7 +202,7 @@ static void try_orders(struct mixing *m)
     uint32_t starts = 0, work = SPACE_WORK / s->table->units;
     for (uint32_t i = 0; i < m->candidates; i++) {
         const struct candidate *c = &m->candidate[i];
-        if (c->estimate > s->fastest && i >= TRIED_LEAST) break;
+        if (c->estimate > s->fastest && i >= PLANNER_TRIES) break;
         bound_floors(s, c->ring);
         order_find(m, c);
         enum plan_home *home = m->orders + (size_t)starts * s->table->units;
@@ -219,15 +212,15 @@ static void try_orders(struct mixing *m)
                                          .home = home};
     }
     qsort(start, starts, sizeof *start, by_seconds);
-    for (uint32_t i = 0; i < starts && i < IMPROVED; i++) {
+    for (uint32_t i = 0; i < starts && i < ORDER_IMPROVED; i++) {
         memcpy(m->home, start[i].home, s->table->units * sizeof *m->home);
-        improve(s, m->home, start[i].from->ends, start[i].from->ring, work / (IMPROVED + 1));
+        improve(s, m->home, start[i].from->ends, start[i].from->ring, work / (ORDER_IMPROVED + 1));
     }
     if (!s->found) return;
     memcpy(m->home, s->home, s->table->units * sizeof *m->home);
     try_other_rings(s, m->home);
     memcpy(m->home, s->home, s->table->units * sizeof *m->home);
-    improve(s, m->home, s->at, s->ring, work / (IMPROVED + 1));
+    improve(s, m->home, s->at, s->ring, work / (ORDER_IMPROVED + 1));
     simplify(s, m->home, work);
 }
 

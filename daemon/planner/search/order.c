@@ -13,7 +13,6 @@
 
 #include "daemon/planner/cost/larger.h"
 
-#define WIDTH  24 /* states that are kept after each item: the time of an order grows with it */
 #define NOBODY UINT32_MAX
 
 struct state {
@@ -33,12 +32,12 @@ struct note {
 };
 
 struct order {
-    struct state states[2][WIDTH], *now, *next;
-    uint64_t next_numbers[WIDTH]; /* by what `next` is looked through: the worker's added */
-    double next_judged[WIDTH];
+    struct state states[2][ORDER_WIDTH], *now, *next;
+    uint64_t next_numbers[ORDER_WIDTH]; /* by what `next` is looked through: the worker's added */
+    double next_judged[ORDER_WIDTH];
     uint32_t worst; /* the first of `next` that is judged worst */
     uint32_t count, next_count;
-    struct note *note; /* [items * WIDTH * SPACE_HOMES] */
+    struct note *note; /* [items * ORDER_WIDTH * SPACE_HOMES] */
     uint32_t notes;
     /* of the candidate */
     double ring, rate, rate_beside, slice;
@@ -47,7 +46,7 @@ struct order {
 int order_open(struct order **order, uint32_t items, struct helm_err *err)
 {
     *order = calloc(1, sizeof **order);
-    if (*order) (*order)->note = malloc((size_t)items * WIDTH * SPACE_HOMES * sizeof(struct note));
+    if (*order) (*order)->note = malloc((size_t)items * ORDER_WIDTH * SPACE_HOMES * sizeof(struct note));
     if (*order && (*order)->note) return 0;
     order_close(*order);
     *order = NULL;
@@ -122,12 +121,12 @@ static void find_worst(struct order *o)
         if (o->next_judged[i] > o->next_judged[o->worst]) o->worst = i;
 }
 
-/* Where a state so judged is kept: of the best WIDTH, and of those with the same numbers left one. NOBODY: it is not. */
+/* Where a state so judged is kept: of the best ORDER_WIDTH, and of those with the same numbers left one. NOBODY: it is not. */
 static uint32_t keep(struct order *o, uint64_t numbers, double judged)
 {
     uint32_t at = 0;
     while (at < o->next_count && o->next_numbers[at] != numbers) at++;
-    if (at == WIDTH) at = o->worst;
+    if (at == ORDER_WIDTH) at = o->worst;
     if (at < o->next_count && o->next_judged[at] <= judged) return NOBODY;
     o->next_numbers[at] = numbers;
     o->next_judged[at] = judged;

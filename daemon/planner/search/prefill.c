@@ -6,10 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RUNS 32 /* places that are tried where a run of a model of many layers may end */
-#define CROSSING_PART                                                                                        \
-    10 /* a step is a part of so many shorter than the one before, until a list no longer pays */
-
 /* Layers whose cache is the CPU's: where decode attends on it. */
 static void caches_on_cpu(const struct search_found *decode, uint32_t layers, bool *kv_cpu)
 {
@@ -26,7 +22,8 @@ static void all_to(const struct space *s, const struct search_found *decode, enu
 /* Every split of a mixture in two runs: the CPU's part first or last, while the link copies for the rest. */
 static void try_runs(struct space *s, const struct search_found *decode, enum plan_home *home)
 {
-    for (uint32_t step = s->items > 2 * RUNS ? s->items / RUNS : 1, at = step; at < s->items; at += step)
+    for (uint32_t step = s->items > 2 * PREFILL_RUNS ? s->items / PREFILL_RUNS : 1, at = step; at < s->items;
+         at += step)
         for (int first = 0; first < 2; first++) {
             all_to(s, decode, PLAN_HOME_STREAM, home);
             for (uint32_t u = 0; u < s->items; u++)
@@ -115,7 +112,7 @@ int search_crossing(const struct search_crossover *crossover, uint32_t from, uin
     int rc = gain_at(&x, to, &gain, err);
     if (rc || gain <= 0) return rc;
     while (faster > from) {
-        uint32_t below = faster - (faster > CROSSING_PART ? faster / CROSSING_PART : 1);
+        uint32_t below = faster - (faster > PREFILL_STEP_PART ? faster / PREFILL_STEP_PART : 1);
         if (below < from) below = from;
         rc = gain_at(&x, below, &gain, err);
         if (rc) return rc;

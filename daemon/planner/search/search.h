@@ -5,6 +5,7 @@
 #pragma once
 
 #include "daemon/planner/cost/cost.h"
+#include "daemon/planner/profile/policy.h"
 
 /* Bytes by home. What is fixed (context, workspace, activations ...) is already taken off the limits; the KV
  * of a layer is with its attention unit: with `gpu` and `stream` in VRAM, with `cpu` on the host. */
@@ -52,10 +53,6 @@ struct search_problem {
     unsigned
         together; /* homes of units that are together (cost_unit), as a set; 0: search_run tries both processors */
 };
-
-/* Plans whose times differ by less than this part are alike: then the one with fewer changes of home counts,
- * then the one with less VRAM. */
-#define SEARCH_ALIKE 1e-3
 
 struct search_found {
     bool feasible;

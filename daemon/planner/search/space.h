@@ -11,9 +11,8 @@
 #define SPACE_HOMES    SEARCH_HOMES        /* PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM */
 #define SPACE_USES     (1u << SPACE_HOMES) /* sets of homes, as bits 1 << home */
 #define SPACE_ENDS_MAX 4                   /* each of two on either of two processors */
-#define SPACE_FLOORS   3
-#define SPACE_WORK                                                                                           \
-    400000 /* simulations of a small space, item steps of them of a large one: tens of milliseconds */
+/* Lower bounds of a step's time: no waiting, CPU and link together, a link that is never still (docs/planner.md). */
+enum space_floor { SPACE_FLOOR_WORK, SPACE_FLOOR_BOTH, SPACE_FLOOR_LINK, SPACE_FLOORS };
 
 struct space_item {
     uint32_t first, count; /* units */
@@ -28,7 +27,6 @@ struct space_item {
 };
 
 /* The price of a plan that was tried: searches come back to half of theirs. INFINITY: it takes longer than `limit`. */
-#define SPACE_PRICED 8192
 struct space_priced {
     uint64_t key;
     double seconds, limit;
@@ -158,8 +156,7 @@ struct bound_part {
 };
 /* What there is beside items: floors, what is left of each limit for the items; a bound as high as `enough` need not be made
  * higher. */
-#define BOUND_PLENTY     0x1p62 /* bytes */
-#define BOUND_PRICE_LAST 1e3    /* seconds a byte: more than any choice of homes pays for one */
+#define BOUND_PLENTY ((double)PLAN_BYTES_MAX)
 struct bound_frame {
     double floor[SPACE_FLOORS];
     double vram, host, enough;

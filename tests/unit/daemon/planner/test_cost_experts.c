@@ -137,42 +137,19 @@ static void large_experts_are_kernels(void **state)
     assert_int_equal(close_mixture(&at), 0);
 }
 
-/* A chunk's products with experts take what was measured of these, by tokens of an expert: 2,048 tokens are 128 each. Fewer
- * than a chunk's are not priced by it. */
-static void a_chunk_is_priced_by_its_experts_rate(void **state)
+/* A chunk's products with experts go by the rate of as many tokens as one of them has: of 2,048, 128. */
+static void a_chunk_is_priced_by_the_tokens_of_an_expert(void **state)
 {
     struct mixture m = *(const struct mixture *)*state;
-    struct profile_table *rate = &m.profile.format[FORMAT_BF16].gpu_experts;
-    const double flops = 2.0 * 3 * 768 * 2048 * 8 * 2048, few = price_mlp(&m, 16, 0).gpu;
+    struct profile_table *rate = &m.profile.gpu.linear;
+    const double flops = 2.0 * 3 * 768 * 2048 * 8 * 2048;
     rate->count = 2;
     rate->point[0] = (struct profile_point){8, made_up_value(1e12)};
     rate->point[1] = (struct profile_point){128, made_up_value(20e12)};
+    m.profile.gpu.linear_operation.count = 0;
     const double fast = price_mlp(&m, 2048, 0).gpu;
     rate->point[1] = (struct profile_point){128, made_up_value(10e12)};
     expect("half the rate, twice the time", price_mlp(&m, 2048, 0).gpu - fast, flops / 20e12);
-    const double slow = price_mlp(&m, 128, 0).gpu;
-    rate->point[0] = (struct profile_point){8, made_up_value(0.5e12)};
-    expect("128 tokens are 8 each", price_mlp(&m, 128, 0).gpu - slow, flops / 16 / 1e12);
-    expect("16 tokens", price_mlp(&m, 16, 0).gpu, few);
-}
-
-/* A few tokens' experts take their bytes and two launches, as measured of these; a chunk's do not. */
-static void few_tokens_are_priced_by_their_experts_rate(void **state)
-{
-    struct mixture m = *(const struct mixture *)*state;
-    struct profile_format *of = &m.profile.format[FORMAT_BF16];
-    const double bytes = 128 * (1 - pow(1 - 8.0 / 128, 16)) * EXPERT, chunk = price_mlp(&m, 512, 0).gpu;
-    of->gpu_experts_few.count = of->gpu_experts_few_operation.count = 2;
-    for (uint32_t i = 0; i < 2; i++) {
-        of->gpu_experts_few.point[i] = (struct profile_point){i ? 8 : 1, made_up_value(i ? 800e9 : 200e9)};
-        of->gpu_experts_few_operation.point[i] = (struct profile_point){i ? 8 : 1, made_up_value(6e-6)};
-    }
-    const double before = price_mlp(&m, 16, 0).gpu;
-    of->gpu_experts_few.point[1].y.value = 400e9;
-    expect("half the rate", price_mlp(&m, 16, 0).gpu - before, bytes / 800e9);
-    of->gpu_experts_few_operation.point[1].y.value = 10e-6;
-    expect("longer launches", price_mlp(&m, 16, 0).gpu - before, bytes / 800e9 + 2 * 4e-6);
-    expect("a chunk", price_mlp(&m, 512, 0).gpu, chunk);
 }
 
 /* Experts that two tokens choose take the CPU longer than those of one. */
@@ -231,8 +208,8 @@ static void both_memories_work_at_once(void **state)
                            half = price_mixed(m, 1, 500, 0);
     expect("none in VRAM", none.mixed, own + 2 * way + cpu + 8 * EXPERT / 100e9);
     expect("all in VRAM", all.mixed, own + 2 * way + fmax(cpu, launches + 8 * EXPERT / 1000e9 - 2 * way));
-    /* four over the link, at 0.95 of a copy's rate beside the CPU, and two launches later */
-    const double direct = 0.95 * m->profile.link.h2d_beside.value, begins = 2 * 5e-6;
+    /* four over the link, at a copy's rate beside the CPU, and two launches later */
+    const double direct = m->profile.link.h2d_beside.value, begins = 2 * 5e-6;
     expect("half of them read directly", half.mixed, own + launches + begins + 4 * EXPERT / direct);
     expect("copies wait for it, and slow no one more", half.mixed_kv.cpu_beside, half.mixed_kv.cpu);
     expect("what the link has to do", half.mixed_kv.link, begins + 4 * EXPERT / direct);
@@ -358,8 +335,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(steps_read_what_their_tokens_choose, open_mixture, close_mixture),
         cmocka_unit_test(large_experts_are_kernels),
         cmocka_unit_test(shared_experts_are_read_by_every_token),
-        cmocka_unit_test_setup_teardown(a_chunk_is_priced_by_its_experts_rate, open_mixture, close_mixture),
-        cmocka_unit_test_setup_teardown(few_tokens_are_priced_by_their_experts_rate, open_mixture,
+        cmocka_unit_test_setup_teardown(a_chunk_is_priced_by_the_tokens_of_an_expert, open_mixture,
                                         close_mixture),
         cmocka_unit_test_setup_teardown(experts_of_two_tokens_take_longer, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture),

@@ -153,11 +153,11 @@ static void windows_hide_the_arenas_part(void **state)
     step.kv.direct_window = HERE + 512;
     price(&p, step);
     assert_true(p.table.unit[2].kv.way == 0);
-    assert_near(p.table.unit[2].kv.link, 512 * KV / 36e9);
+    assert_near(p.table.unit[2].kv.link, 512 * KV / 40e9);
     step.kv.direct_window = 0;
     step.kv.direct_permille = 250; /* of what it sees */
     price(&p, step);
-    assert_near(p.table.unit[2].kv.link, 512 * KV / 4 / 36e9);
+    assert_near(p.table.unit[2].kv.link, 512 * KV / 4 / 40e9);
     close_case(&p);
 }
 

@@ -33,11 +33,7 @@ static struct profile whole(void)
         f->gpu_linear.point[0] = (struct profile_point){2, made_up_value(3e12)};
         f->gpu_linear.point[1] = (struct profile_point){16, made_up_value(20e12)};
         f->gpu_linear_operation.point[0] = (struct profile_point){2, made_up_value(3e-6)};
-        f->gpu_experts.point[0] = (struct profile_point){128, made_up_value(300e12)};
-        f->gpu_experts_few.point[0] = (struct profile_point){8, made_up_value(1200e9)};
-        f->gpu_experts_few_operation.point[0] = (struct profile_point){8, made_up_value(7e-6)};
-        f->cpu_linear.count = f->gpu_linear_operation.count = f->gpu_experts.count = 1;
-        f->gpu_experts_few.count = f->gpu_experts_few_operation.count = 1;
+        f->cpu_linear.count = f->gpu_linear_operation.count = 1;
         f->gpu_linear.count = 2;
     }
     return p;
@@ -59,7 +55,7 @@ static void json_carries_every_format_both_ways(void **state)
     assert_non_null(json);
     json_t *formats = json_object_get(json, "formats");
     assert_int_equal(json_object_size(formats), 2);
-    assert_int_equal(json_object_size(json_object_get(formats, "q4_k")), 16);
+    assert_int_equal(json_object_size(json_object_get(formats, "q4_k")), 13);
     assert_int_equal(profile_from_json(json, NULL, &again, &err), 0);
     assert_memory_equal(&again.format, &p.format, sizeof p.format);
     assert_int_equal(profile_check(&again, &err), 0);
