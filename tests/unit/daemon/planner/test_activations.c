@@ -24,7 +24,7 @@
 static const struct made_up_shape shape = {4, 512, 1024, 8, 4, 64, 2000, false};
 
 struct stage {
-    char root[TREE_PATH], key[VERDICT_KEY];
+    char root[TREE_PATH], key[DIGEST_TEXT];
     struct made_up made;
     struct model_shard shard;
     struct profile profile;
@@ -169,7 +169,7 @@ static void keys_name_files_mixtures_and_kernels(void **state)
     struct stage *s = *state;
     struct model *m = &s->made.model;
     struct helm_err err = {0};
-    char key[6][VERDICT_KEY];
+    char key[6][DIGEST_TEXT];
     assert_int_equal(verdict_key(m, "", key[0], &err), 0);
     assert_int_equal(verdict_key(m, "avx2", key[1], &err), 0);
     m->laid = mixture_named("q4_k_m");
