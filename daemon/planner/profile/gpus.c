@@ -75,8 +75,7 @@ static void drop_first(json_t *family)
     {
         json_object_foreach_safe(rates, next, key, value)
         {
-            if (strncmp(key, "gpu_", strlen("gpu_")) == 0 || strstr(key, "link_beside"))
-                json_object_del(rates, key);
+            if (strncmp(key, "gpu_", strlen("gpu_")) == 0) json_object_del(rates, key);
         }
     }
 }

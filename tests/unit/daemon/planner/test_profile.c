@@ -162,7 +162,6 @@ static json_t *two_gpus(void)
     p.format[FORMAT_Q4_K].cpu_gemv = measured(90e9);
     p.format[FORMAT_Q4_K].gpu_gemv = measured(3000e9);
     p.format[FORMAT_Q6_K] = p.format[FORMAT_Q4_K];
-    p.format[FORMAT_Q6_K].link_beside = measured(40e9);
     json_t *json = profile_to_json(&p), *gpus = json_object_get(json, "gpus"),
            *second = json_deep_copy(json_array_get(gpus, 0));
     assert_non_null(second);
@@ -204,7 +203,6 @@ static void one_gpu_of_a_list_is_planned_for(void **state)
         /* rates of formats are not the first one's, where nothing is said */
         assert_true(p.format[FORMAT_Q6_K].cpu_gemv.value == 90e9 &&
                     p.format[FORMAT_Q6_K].gpu_gemv.value == 0);
-        assert_int_equal(p.format[FORMAT_Q6_K].link_beside.source, PROFILE_UNKNOWN);
         assert_string_equal(p.fingerprint, ""); /* nothing else was measured with this one */
         assert_int_equal(profile_check(&p, &err), 0);
     }
@@ -390,8 +388,12 @@ static void former_values_are_ignored(void **state)
     struct profile p = whole(), again;
     json_t *json = profile_to_json(&p);
     assert_int_equal(profile_from_json(json, NULL, &p, &err), 0);
-    for (size_t i = 0; i < sizeof former / sizeof *former; i++)
-        json_object_set_new(json_object_get(json, former[i].object), former[i].name, json_string("old"));
+    json_t *gpu = json_array_get(json_object_get(json, "gpus"), 0);
+    for (size_t i = 0; i < sizeof former / sizeof *former; i++) {
+        json_t *object = strcmp(former[i].object, "cpu") == 0 ? json_object_get(json, "cpu") : gpu;
+        if (strcmp(former[i].object, "link") == 0) object = json_object_get(gpu, "link");
+        assert_int_equal(json_object_set_new(object, former[i].name, json_string("old")), 0);
+    }
     assert_int_equal(profile_from_json(json, NULL, &again, &err), 0);
     assert_memory_equal(&again, &p, sizeof p);
     json_decref(json);
