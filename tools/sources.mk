@@ -23,6 +23,7 @@ PROOF_SRC := \
 PROFILE_SRC := \
   common/measure/reader.c \
   tools/interrupt/interrupt.c \
+  tools/profile/attend.c \
   tools/profile/checkpoint.c \
   tools/profile/cpu.c \
   tools/profile/device.c \

@@ -49,7 +49,7 @@ static struct token token_of(const struct page_size_case *c)
         or_infinite(device ? rate_or(&p->cpu.gemv_beside, p->cpu.gemv.value) + p->link.h2d_beside.value
                            : p->cpu.gemv.value);
     t.cache = (double)model_kv_bytes_per_token(config, model_paged_layers(config), c->kv_dtype);
-    t.cache_rate = or_infinite(t.cpu ? cost_attention_cpu(p, c->kv_dtype) : p->gpu.attention.value);
+    t.cache_rate = or_infinite(t.cpu ? cost_attention_host(p, c->kv_dtype) : p->gpu.attention.value);
     t.latency = t.two ? p->link.latency.value : 0;
     const struct profile_table *linear = device ? &p->gpu.linear : &p->cpu.linear;
     t.prompt = fmax(weights / or_infinite(profile_table_at(linear, PROMPT_TOKENS).value),

@@ -6,7 +6,7 @@
 #include <math.h>
 
 #define DIRECT_COARSE (PERMILLE / PLANNER_SHARES)
-#define DIRECT_STEP   (DIRECT_COARSE / 2)
+#define DIRECT_STEP   (DIRECT_COARSE / 4)
 
 /* ---- a plan over contexts ---- */
 

@@ -273,7 +273,7 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->read : NULL, err);
         if (rc || !r->packed) continue;
         rc = one_step(r, true, company != NULL, err);
-        if (!rc) rc = look_at_copies(company, &copied, NULL, err);
+        if (!rc) rc = look_at_copies(company, &copied, company ? &company->packed : NULL, err);
     }
     return rc;
 }

@@ -26,7 +26,7 @@
 #define LEAST_SAMPLES  (PROFILE_SANITIZED ? 1 : 3)
 #define FEW            32 /* tokens up to which a step is repeated, however long it takes */
 
-/* As cpu.linear_packed: from steps that are reading to those that are work. */
+/* From steps that are reading to those that are work. */
 static const uint32_t counts[] = {4, 32, 128};
 #define COUNTS (sizeof counts / sizeof *counts)
 

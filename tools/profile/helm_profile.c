@@ -80,6 +80,7 @@ static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct pr
     }
     if (rc) return rc;
     p->link.h2d_beside = profile_samples_value(&company->plain);
+    p->link.h2d_beside_packed = profile_samples_value(&company->packed);
     p->link.h2d_beside_read = profile_samples_value(&company->read);
     profile_say(&t->progress, "both at once: CPU %.4g GB/s (alone %.4g), link %.4g GB/s (alone %.4g)",
                 p->cpu.gemv_beside.value * 1e-9, p->cpu.gemv.value * 1e-9, p->link.h2d_beside.value * 1e-9,
@@ -88,8 +89,9 @@ static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct pr
                 p->cpu.read_beside.value * 1e-9, profile_table_at(&p->cpu.read, p->cpu.threads).value * 1e-9,
                 p->link.h2d_beside_read.value * 1e-9);
     if (p->cpu.gemv_packed_beside.value > 0)
-        profile_say(&t->progress, "both at once, packed weights: CPU %.4g GB/s (alone %.4g)",
-                    p->cpu.gemv_packed_beside.value * 1e-9, p->cpu.gemv_packed.value * 1e-9);
+        profile_say(&t->progress, "both at once, packed weights: CPU %.4g GB/s (alone %.4g), link %.4g GB/s",
+                    p->cpu.gemv_packed_beside.value * 1e-9, p->cpu.gemv_packed.value * 1e-9,
+                    p->link.h2d_beside_packed.value * 1e-9);
     return 0;
 }
 
@@ -135,19 +137,24 @@ static int open_device(const struct tool *t, struct profile_device_run **device,
     return profile_device_open(&options, device, err);
 }
 
-/* Attention over caches that are no single numbers. */
+/* Attention over caches that are no single numbers, and of all types for a GPU. */
 static int measure_kv(struct tool *t, struct helm_err *err)
 {
     const struct profile_cpu_options options = cpu_options_of(t);
-    int rc = 0;
+    int rc =
+        has_device(t) ? profile_attend_measure(&options, KV_F16, &t->profile.cpu.attention_host, err) : 0;
     for (int d = 0; d < KV_DTYPE_COUNT && !rc; d++) {
         struct profile_kv *kv = &t->profile.kv[d];
         if (kv_dtype_is_plain((uint32_t)d)) continue;
         rc = profile_kv_measure(&options, (enum kv_dtype)d, kv, err);
+        if (!rc && has_device(t))
+            rc = profile_attend_measure(&options, (enum kv_dtype)d, &kv->cpu_attention_host, err);
         if (!rc)
-            profile_say(&t->progress, "CPU: attention over a cache of %s, %.4g GB/s (f16 %.4g)",
+            profile_say(&t->progress,
+                        "CPU: attention over a cache of %s, %.4g GB/s (f16 %.4g), for a GPU %.4g (%.4g)",
                         kv_dtype_name((enum kv_dtype)d), kv->cpu_attention.value * 1e-9,
-                        t->profile.cpu.attention.value * 1e-9);
+                        t->profile.cpu.attention.value * 1e-9, kv->cpu_attention_host.value * 1e-9,
+                        t->profile.cpu.attention_host.value * 1e-9);
     }
     return rc;
 }

@@ -61,8 +61,10 @@ static void print_kv(const struct profile *p, enum kv_dtype dtype, FILE *out)
     print_value(out, "cpu attention", &kv->cpu_attention, UNIT_BYTES, "one query");
     print_value(out, "  chunk", &kv->cpu_attention_flops, UNIT_FLOPS, "");
     if (p->gpu.device == PROFILE_DEVICE_NONE) return;
+    print_value(out, "  for a GPU", &kv->cpu_attention_host, UNIT_BYTES, "in host memory, one query");
     print_value(out, "gpu attention", &kv->gpu_attention, UNIT_BYTES, "one query");
     print_value(out, "  chunk", &kv->gpu_attention_flops, UNIT_FLOPS, "");
+    print_value(out, "  direct", &kv->gpu_attention_direct, UNIT_BYTES, "in host memory, one query");
     print_value(out, "chain attention", &kv->gpu_chain_attention, UNIT_BYTES, "");
     print_value(out, "  two heads", &kv->gpu_chain_attention_pair, UNIT_BYTES, "of a KV head");
 }
@@ -98,6 +100,8 @@ void profile_print(const struct profile *p, FILE *out)
     print_table(out, "linear", &cpu->linear, UNIT_FLOPS, "tok", "by tokens");
     print_value(out, "attention", &cpu->attention, UNIT_BYTES, "KV cache, one query");
     print_value(out, "attention chunk", &cpu->attention_flops, UNIT_FLOPS, "");
+    if (gpu->device != PROFILE_DEVICE_NONE)
+        print_value(out, "for a GPU", &cpu->attention_host, UNIT_BYTES, "KV cache in host memory, one query");
     print_value(out, "operation", &cpu->operation, UNIT_SECONDS, "beside its bytes");
     if (gpu->device != PROFILE_DEVICE_NONE) {
         fprintf(out, "GPU: %s%s%s, %s, %s free\n", gpu->name, gpu->compute[0] ? ", compute capability " : "",
@@ -108,6 +112,7 @@ void profile_print(const struct profile *p, FILE *out)
         print_table(out, "linear", &gpu->linear, UNIT_FLOPS, "tok", "by tokens");
         print_table(out, "a product", &gpu->linear_operation, UNIT_SECONDS, "tok", "beside its work");
         print_value(out, "attention", &gpu->attention, UNIT_BYTES, "KV cache, one query");
+        print_value(out, "  direct", &gpu->attention_direct, UNIT_BYTES, "of it in host memory");
         print_value(out, "attention chunk", &gpu->attention_flops, UNIT_FLOPS, "");
         print_table(out, "  by rows", &gpu->attention_rows, UNIT_FLOPS, "row", "queries x heads");
         print_value(out, "operation", &gpu->operation, UNIT_SECONDS, "a kernel in a graph");
@@ -126,6 +131,8 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "to the device", &link->h2d, UNIT_BYTES, "");
         print_value(out, "  beside CPU", &link->h2d_beside, UNIT_BYTES, "while the CPU computes");
         print_value(out, "  beside reads", &link->h2d_beside_read, UNIT_BYTES, "while it reads");
+        print_value(out, "  beside packed", &link->h2d_beside_packed, UNIT_BYTES,
+                    "while it does with packed weights");
         print_value(out, "from the device", &link->d2h, UNIT_BYTES, "");
         print_value(out, "direct", &link->direct, UNIT_BYTES, "kernels that read host memory");
         print_value(out, "latency", &link->latency, UNIT_SECONDS, "of a small copy");

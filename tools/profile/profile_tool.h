@@ -164,7 +164,7 @@ HELM_MUST_CHECK int profile_cpu_measure(struct profile_cpu_run *run, struct prof
  * weights, and beside plain reads. */
 struct profile_company {
     struct profile_device_run *device;
-    struct profile_samples plain, read;
+    struct profile_samples plain, packed, read;
 };
 /* Decodes for about `seconds` more, with plain and packed weights in turns: alone (company NULL, in turns with
  * reads), or beside copies. gemv, gemv_packed and read, or the rates beside copies, are then those of all calls
@@ -225,6 +225,12 @@ HELM_MUST_CHECK int profile_programs_gpu_measure(const struct profile_programs_g
 /* The CPU's values of a type of cache. The caller becomes thread 0 of an engine that is gone at the end. */
 HELM_MUST_CHECK int profile_kv_measure(const struct profile_cpu_options *options, enum kv_dtype dtype,
                                        struct profile_kv *kv, struct helm_err *err);
+
+/* ---- attend.c ---- */
+
+/* Bytes of such a cache a second that the CPU attends to for a GPU. The caller is thread 0 of a pool meanwhile. */
+HELM_MUST_CHECK int profile_attend_measure(const struct profile_cpu_options *options, enum kv_dtype dtype,
+                                           struct profile_value *value, struct helm_err *err);
 
 /* ---- packed.c ---- */
 

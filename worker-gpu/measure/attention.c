@@ -128,6 +128,61 @@ static int measure_one(struct measure *m, double operation, struct helm_err *err
     return 0;
 }
 
+/* ---- a cache in host memory ---- */
+
+static struct kv_layout direct_layout(const struct measure *m)
+{
+    struct kv_layout l = {.layers = 1,
+                          .kv_heads = MEASURE_KV_HEADS,
+                          .head_dim = MEASURE_HEAD_DIM,
+                          .page_tokens = MEASURE_PAGE_TOKENS,
+                          .dtype = m->kv};
+    const uint64_t layers = m->host_bytes / (kv_page_bytes(&l) * MEASURE_PAGES);
+    l.layers = layers > MEASURE_KV_LAYERS ? MEASURE_KV_LAYERS : (uint32_t)layers;
+    return l;
+}
+
+/* Layers' parts of pages lie as the arena's do, with other layers' between them. */
+static int issue_direct(const struct measure_work *w, struct helm_err *err)
+{
+    const struct kv_layout host = direct_layout(w->m);
+    int rc = 0;
+    for (uint32_t i = 0; i < w->ops && !rc; i++) {
+        struct op op = attend_decode(w, 0);
+        op.as.attention.args.kv.pool_host = w->m->host + i % host.layers * kv_layer_bytes(&host);
+        op.as.attention.args.kv.host_stride = kv_page_bytes(&host);
+        rc = device_run(w->m->device, &op, err);
+    }
+    return rc;
+}
+
+/* gpu.attention_direct: all pages but the last, to which the token is appended. */
+static int measure_direct(struct measure *m, double operation, struct helm_err *err)
+{
+    const struct measure_kernels *k = m->kernels;
+    const struct kv_layout host = direct_layout(m);
+    struct measure_samples samples;
+    const struct measure_work w = {.m = m,
+                                   .issue = issue_direct,
+                                   .tokens = 1,
+                                   .heads = MEASURE_HEADS,
+                                   .ops = m->emulated && host.layers ? 1 : host.layers};
+    if (w.ops == 0) return 0; /* too little host memory for a cache */
+    int rc = measure_set_step(m, MEASURE_CONTEXT - 1, 1, err);
+    if (rc) return rc;
+    for (uint32_t i = 0; i + 1 < MEASURE_PAGES; i++) k->block_host->page_table[i] |= GPUK_PAGE_HOST;
+    rc = device_copy(m->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, k->block, k->block_host,
+                     sizeof *k->block_host, err);
+    if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
+    if (!rc) rc = measure_time_works(&w, 1, true, &samples, err);
+    if (rc) return rc;
+    measure_to_rate(&samples,
+                    (double)(MEASURE_PAGES - 1) / MEASURE_PAGES * measure_attention_bytes(m) * w.ops,
+                    operation * w.ops);
+    measure_print(m, "gpu.attention_direct", 0, &samples);
+    return 0;
+}
+
 static uint32_t most_tokens(const struct measure *m)
 {
     return m->emulated ? 32 : MEASURE_TOKENS_MAX;
@@ -140,6 +195,7 @@ int measure_attention_run(struct measure *m, double operation, struct helm_err *
     } few[] = {{32, MEASURE_HEADS_PAIR}, {64, MEASURE_HEADS}, {128, MEASURE_HEADS}, {256, MEASURE_HEADS}};
     const uint32_t most = most_tokens(m);
     int rc = measure_one(m, operation, err);
+    if (!rc) rc = measure_direct(m, operation, err);
     for (size_t i = 0; i < sizeof few / sizeof *few && !rc; i++)
         if (few[i].tokens * few[i].heads < most * MEASURE_HEADS)
             rc = measure_chunk(m, few[i].tokens, few[i].heads, "gpu.attention_rows",
@@ -147,13 +203,14 @@ int measure_attention_run(struct measure *m, double operation, struct helm_err *
     return rc ? rc : measure_chunk(m, most, MEASURE_HEADS, "gpu.attention_flops", 0, err);
 }
 
-/* The same of a cache of q8_0: one token's, in chains too, and a chunk's. */
+/* The same of a cache of q8_0: one token's, in host memory and in chains too, and a chunk's. */
 int measure_kv_run(struct measure *m, double operation, struct helm_err *err)
 {
     const double budget_s = m->budget_s;
     m->budget_s = measure_budget_s(m) * KV_PART;
     m->kv = KV_Q8_0;
     int rc = measure_one(m, operation, err);
+    if (!rc) rc = measure_direct(m, operation, err);
     if (!rc) rc = measure_chunk(m, most_tokens(m), MEASURE_HEADS, "gpu.attention_flops", 0, err);
     if (!rc) rc = measure_chains_kv_run(m, operation, err);
     m->kv = KV_F16;

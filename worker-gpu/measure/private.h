@@ -197,7 +197,7 @@ HELM_MUST_CHECK int measure_chunks_run(struct measure *m, struct helm_err *err);
 
 /* ---- measure/attention.c ---- */
 
-/* gpu.attention, gpu.attention_flops, gpu.attention_rows; `operation`: what a kernel in a graph costs. */
+/* gpu.attention, gpu.attention_direct, gpu.attention_flops, gpu.attention_rows; `operation`: what a kernel in a graph costs. */
 HELM_MUST_CHECK int measure_attention_run(struct measure *m, double operation, struct helm_err *err);
 /* Those of attention again, of caches of other types than f16. */
 HELM_MUST_CHECK int measure_kv_run(struct measure *m, double operation, struct helm_err *err);

@@ -92,7 +92,7 @@ static void price_assisted(const struct pricing *p, double window, double host, 
 {
     const double position = p->step->rows * pricing_kv_bytes(p),
                  direct = direct_positions(p, window, host) * position, own = host * position - direct;
-    const double reading = direct / cost_rates_direct(&p->profile->link);
+    const double reading = direct / cost_rates_direct(p->profile, p->step->kv_dtype);
     if (!asks(p, window)) {
         u->kv.link = reading;
         u->gpu += reading;
@@ -100,8 +100,9 @@ static void price_assisted(const struct pricing *p, double window, double host, 
         return;
     }
     const double more = ASSIST_OPERATIONS * p->kernel.operation, way = hand_over(p);
-    const double beside = own / p->cpu.attention_beside + p->cpu.operation,
-                 alone = direct > 0 ? beside : own / p->cpu.attention + p->cpu.operation;
+    const double company = p->cpu.attention_beside / p->cpu.attention,
+                 beside = own / (p->cpu.attention_host * company) + p->cpu.operation,
+                 alone = direct > 0 ? beside : own / p->cpu.attention_host + p->cpu.operation;
     const double least = fmax(0, reading - 2 * way); /* of the GPU's part, beyond what lies in VRAM */
     u->kv.way = way;
     u->kv.link = reading;
@@ -148,7 +149,7 @@ uint32_t cost_direct_permille(const struct profile *profile, enum kv_dtype kv_dt
 {
     const struct profile_cpu *cpu = &profile->cpu;
     const double company = fmin(1, rate_or(&cpu->gemv_beside, cpu->gemv.value) / cpu->gemv.value),
-                 attend = company * cost_attention_cpu(profile, kv_dtype),
-                 direct = cost_rates_direct(&profile->link);
+                 attend = company * cost_attention_host(profile, kv_dtype),
+                 direct = cost_rates_direct(profile, kv_dtype);
     return direct > 0 ? (uint32_t)(PERMILLE * direct / (direct + attend)) : 0;
 }

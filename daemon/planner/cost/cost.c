@@ -13,6 +13,9 @@
 #include "daemon/planner/cost/measured.h"
 #include "daemon/planner/cost/spent.h"
 
+/* Of a captured step's slice of blocks, beside its product: one waits for its arrival, one sets its place free. */
+#define OPERATIONS_OF_A_SLICE 2
+
 /* `elsewhere`: positions of each row that another processor attends to. */
 static void add_attention(const struct pricing *p, const struct device_rates *r, double window,
                           double elsewhere, struct spent *s)
@@ -45,13 +48,20 @@ static double activation_bytes(const struct pricing *p, uint32_t kind)
             (p->model->math.part[kind].part == UNIT_MLP ? PASSED * c->intermediate : ROTATED * (q + 2 * kv)));
 }
 
-/* A packed matrix on the CPU: read at its own rate, and multiplied as a plain one is. */
+/* A packed matrix on the CPU. One token's products read it as it is. Several tokens' multiply what each thread unpacked of
+ * it: longer than plain ones by reading the matrix once more. */
 static void add_packed(const struct device_rates *r, double bytes, double parameters, double tokens,
                        struct spent *s)
 {
     struct device_rates rates = *r;
-    rates.gemv = r->packed;
-    rates.gemv_beside = r->packed_beside;
+    if (tokens <= 1) {
+        rates.gemv = r->packed;
+        rates.gemv_beside = r->packed_beside;
+    } else {
+        s->total += bytes / r->packed;
+        s->beside += bytes / r->packed_beside;
+        s->memory += bytes / r->packed;
+    }
     spent_linear(&rates, bytes, parameters, tokens, s);
 }
 
@@ -243,7 +253,7 @@ static void price_link(const struct pricing *p, uint32_t unit, double window, st
     const struct cost_step *step = p->step;
     /* Copies wait in a queue, so only what starts after a pause pays the latency: once a unit. */
     u->link = (double)u->crossing / link->h2d.value + link->latency.value;
-    u->link_beside = (double)u->crossing / cost_rates_copy(link) + link->latency.value;
+    u->link_beside = (double)u->crossing / p->link_beside + link->latency.value;
     if (unit_part(unit) == UNIT_MLP) return;
     const struct math_part *math = &p->model->math.part[model_unit_kind(p->model, unit)];
     if (math->state == STATE_FIXED) /* read and written in place, which the GPU waits for */
@@ -387,6 +397,8 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
                                          : w.gpu.total;
     u->gpu_bound = spent_bound(&w.gpu);
     u->stream = in_slices(p, &w, more);
+    if (w.blocks && p->tier != OP_TIER_CHUNK)
+        u->stream += OPERATIONS_OF_A_SLICE * slices * p->kernel.operation;
     w.experts.unit = w.kernel.total;
     take_measured(p, unit, window, u, &w.experts);
     u->stays = u->experts && p->tier != OP_TIER_CHUNK;
@@ -455,6 +467,7 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
             return rc;
         }
     }
+    if (p.device) p.link_beside = cost_rates_link(&p);
     table->units = units;
     table->tokens = step->tokens;
     table->follows = p.tier != OP_TIER_CHUNK && step->tokens == step->rows && step->tokens == step->samples;

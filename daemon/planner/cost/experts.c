@@ -65,7 +65,7 @@ struct shares {
 
 static double direct_seconds(const struct pricing *p, double bytes)
 {
-    return bytes > 0 ? bytes / cost_rates_direct(&p->profile->link) + DIRECT_BEGINS * p->kernel.operation : 0;
+    return bytes > 0 ? bytes / cost_rates_direct(p->profile, KV_F16) + DIRECT_BEGINS * p->kernel.operation : 0;
 }
 
 /* Seconds of the CPU for its part of the experts, while the GPU's kernels read another one of the same memory. `copies`: these
@@ -73,8 +73,9 @@ static double direct_seconds(const struct pricing *p, double bytes)
 static double cpu_seconds(const struct pricing *p, const struct experts_parts *parts, double part,
                           double direct, bool copies)
 {
-    /* of several tokens' experts both read for so long that they share what memory gives */
-    const double takes = p->step->tokens == 1 ? COST_EXPERT_TAKES : 1;
+    /* The more tokens, the longer both read at once, until they share what memory gives. */
+    const double few = fmin(1, (p->step->tokens - 1.0) / (ENGINE_FEW_TOKENS - 1)),
+                 takes = COST_EXPERT_TAKES + few * (1 - COST_EXPERT_TAKES);
     return part * (copies ? parts->cpu_beside : parts->cpu) + takes * direct * parts->cpu;
 }
 

@@ -24,9 +24,12 @@ static const struct profile_kv *kv_of(const struct pricing *p)
     return &p->profile->kv[p->step->kv_dtype];
 }
 
-double cost_attention_cpu(const struct profile *profile, enum kv_dtype kv_dtype)
+double cost_attention_host(const struct profile *profile, enum kv_dtype kv_dtype)
 {
-    return rate_or(&profile->kv[kv_dtype].cpu_attention, profile->cpu.attention.value);
+    const struct profile_cpu *cpu = &profile->cpu;
+    const struct profile_kv *kv = &profile->kv[kv_dtype];
+    if (kv->cpu_attention.value > 0) return rate_or(&kv->cpu_attention_host, kv->cpu_attention.value);
+    return rate_or(&cpu->attention_host, cpu->attention.value);
 }
 
 static int rates_of_cpu(struct pricing *p, struct helm_err *err)
@@ -39,7 +42,8 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     const double company = r->gemv > 0 ? r->gemv_beside / r->gemv : 1;
     r->packed = cpu->gemv_packed.value;
     r->packed_beside = fmin(r->packed, rate_or(&cpu->gemv_packed_beside, r->packed * company));
-    r->attention = cost_attention_cpu(p->profile, p->step->kv_dtype);
+    r->attention = rate_or(&kv_of(p)->cpu_attention, cpu->attention.value);
+    r->attention_host = cost_attention_host(p->profile, p->step->kv_dtype);
     r->attention_flops = rate_or(&kv_of(p)->cpu_attention_flops, cpu->attention_flops.value);
     r->read = r->gemv;
     r->linear = 0; /* one token's are none of its own, whatever step these rates were of before */
@@ -118,14 +122,34 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     return rc;
 }
 
+/* Whether the CPU has packed weights to multiply with in this step, if it has any of its units. */
+static bool any_packed_cpu(const struct pricing *p)
+{
+    for (uint32_t u = 0; u < unit_count(p->model->config.layers); u++)
+        if (cost_rates_packed_cpu(p, u) || cost_rates_packed_mixed(p, u)) return true;
+    return false;
+}
+
+double cost_rates_link(const struct pricing *p)
+{
+    const struct profile_link *link = &p->profile->link;
+    const double beside = cost_rates_copy(link);
+    if (p->tier != OP_TIER_ONE || !any_packed_cpu(p)) return beside;
+    return fmin(rate_or(&link->h2d_beside_packed, beside), link->h2d.value);
+}
+
 double cost_rates_copy(const struct profile_link *link)
 {
     return fmin(rate_or(&link->h2d_beside, link->h2d.value), link->h2d.value);
 }
 
-double cost_rates_direct(const struct profile_link *link)
+double cost_rates_direct(const struct profile *profile, enum kv_dtype kv_dtype)
 {
-    return rate_or(&link->direct, cost_rates_copy(link));
+    const struct profile_link *link = &profile->link;
+    const double measured =
+        rate_or(&profile->kv[kv_dtype].gpu_attention_direct, profile->gpu.attention_direct.value);
+    return measured > 0 && link->h2d.value > 0 ? cost_rates_copy(link) * fmin(1, measured / link->h2d.value)
+                                               : rate_or(&link->direct, cost_rates_copy(link));
 }
 
 /* Packed weights are expanded a slice at a time before they are used, once for any number of tokens. If the rate is

@@ -13,6 +13,7 @@ struct device_rates {
     double packed, packed_beside; /* the CPU's, one token: the same of packed ones; 0: not known */
     double linear;                /* operations, 0 for one token: reading is all there is */
     double attention, attention_beside, attention_flops;
+    double attention_host; /* the CPU's, in layers of the GPU */
     double read;      /* activations */
     double operation; /* seconds */
     double product;   /* seconds of a product beside its work, 0: an operation as others are */
@@ -52,6 +53,7 @@ struct pricing {
     uint32_t first; /* operations of a step on the GPU, before its layers */
     struct device_rates cpu, gpu;
     struct device_rates kernel;      /* the GPU's of operations that are kernels of their own: not chained */
+    double link_beside;              /* copies to the GPU while the CPU computes, as this step has it do */
     double expand;                   /* packed weights on the GPU, bytes of what they are expanded to */
     const struct format_rates *with; /* [FORMAT_COUNT]: of layers' products */
     /* [FORMAT_COUNT]: of experts', each with its share of the tokens */
@@ -72,12 +74,15 @@ struct rates_size {
  * own bytes. After cost_rates_of. */
 void cost_rates_with(const struct pricing *p, enum tensor_format format, const struct rates_size *size,
                      struct format_rates *out);
-/* Bytes a second of host memory, while the CPU reads there too, that copies bring, and that the GPU's kernels read: as many where
- * the profile does not say. */
+/* Bytes a second of host memory, while the CPU reads there too, that copies bring; and the same as this step has it: packed
+ * weights on the CPU leave the link more of the memory's bandwidth. After cost_rates_of. */
 double cost_rates_copy(const struct profile_link *link);
-double cost_rates_direct(const struct profile_link *link);
-/* Bytes of such a cache a second that the CPU attends to where nothing else reads. */
-double cost_attention_cpu(const struct profile *profile, enum kv_dtype kv_dtype);
+double cost_rates_link(const struct pricing *p);
+/* Bytes a second that the GPU's kernels read there meanwhile: as attention over such a cache does, whose rate alone is to a
+ * copy's as this one is to a copy's then; else the profile's, else as many as copies bring. */
+double cost_rates_direct(const struct profile *profile, enum kv_dtype kv_dtype);
+/* Bytes of such a cache a second that the CPU attends to in layers of the GPU, where nothing else reads. */
+double cost_attention_host(const struct profile *profile, enum kv_dtype kv_dtype);
 /* Operations a second of several tokens' products with weights of a format whose own were not measured, by bf16's. */
 double cost_rates_linear(const struct profile_table *plain, enum tensor_format format, uint32_t tokens);
 /* Relative half-width of a rate's samples. */

@@ -46,6 +46,7 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, linear, KIND_TABLE, false),
     MEMBER(profile_cpu, attention, KIND_RATE, false),
     MEMBER(profile_cpu, attention_flops, KIND_RATE, false),
+    MEMBER(profile_cpu, attention_host, KIND_RATE, false),
     MEMBER(profile_cpu, operation, KIND_TIME, false),
     MEMBER(profile_cpu, gemv_packed, KIND_RATE, false),
     MEMBER(profile_cpu, gemv_packed_beside, KIND_RATE, false),
@@ -75,6 +76,7 @@ static const struct member gpu_member[] = {
     MEMBER(profile_gpu, chain_attention, KIND_RATE, false),
     MEMBER(profile_gpu, chain_operation, KIND_TIME, false),
     MEMBER(profile_gpu, chain_attention_pair, KIND_RATE, false),
+    MEMBER(profile_gpu, attention_direct, KIND_RATE, false),
 };
 static const struct member link_member[] = {
     MEMBER(profile_link, generation, KIND_U32, false),
@@ -84,6 +86,7 @@ static const struct member link_member[] = {
     MEMBER(profile_link, h2d_beside, KIND_RATE, false),
     MEMBER(profile_link, h2d_beside_read, KIND_RATE, false),
     MEMBER(profile_link, direct, KIND_RATE, false),
+    MEMBER(profile_link, h2d_beside_packed, KIND_RATE, false),
     MEMBER(profile_link, latency, KIND_TIME, false),
     MEMBER(profile_link, hand_over, KIND_TIME, false),
     MEMBER(profile_link, hand_over_beside, KIND_TIME, false),
@@ -106,10 +109,12 @@ static const struct member format_member[] = {
 static const struct member kv_member[] = {
     MEMBER(profile_kv, cpu_attention, KIND_RATE, false),
     MEMBER(profile_kv, cpu_attention_flops, KIND_RATE, false),
+    MEMBER(profile_kv, cpu_attention_host, KIND_RATE, false),
     MEMBER(profile_kv, gpu_attention, KIND_RATE, false),
     MEMBER(profile_kv, gpu_attention_flops, KIND_RATE, false),
     MEMBER(profile_kv, gpu_chain_attention, KIND_RATE, false),
     MEMBER(profile_kv, gpu_chain_attention_pair, KIND_RATE, false),
+    MEMBER(profile_kv, gpu_attention_direct, KIND_RATE, false),
 };
 #define MEMBERS(list) list, sizeof(list) / sizeof *(list)
 
@@ -323,22 +328,9 @@ json_t *profile_one_to_json(const struct profile *profile)
 /* ---- in ---- */
 
 /* What earlier versions measured and no forecast goes by any more: profiles that have it are read all the same. */
-static const char *const former[] = {"wake",
-                                     "issue",
-                                     "attention_host",
-                                     "linear_beside",
-                                     "linear_packed",
-                                     "together",
-                                     "attention_direct",
-                                     "h2d_beside_chunk",
-                                     "h2d_beside_packed",
-                                     "link_beside",
-                                     "cpu_int8_link_beside",
-                                     "gpu_experts",
-                                     "gpu_experts_few",
-                                     "gpu_experts_few_operation",
-                                     "cpu_attention_host",
-                                     "gpu_attention_direct"};
+static const char *const former[] = {
+    "wake",          "issue",        "linear_beside",        "linear_packed", "together",        "h2d_beside_chunk",
+    "link_beside",   "gpu_experts",  "cpu_int8_link_beside", "gpu_experts_few", "gpu_experts_few_operation"};
 
 /* Unknown members are refused. `extra`: names that are known beside the part's, which may be NULL. */
 static int check_names(const json_t *json, const struct part *part, const char *const *extra,

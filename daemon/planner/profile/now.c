@@ -168,6 +168,7 @@ static void move_cpu(struct profile_cpu *cpu, const struct moved *alone, const s
     move_rate(&cpu->gemv_packed, PROFILE_PACKED_PART, alone);
     move_rate(&cpu->gemv_packed_beside, PROFILE_PACKED_PART, beside);
     move_rate(&cpu->attention, 1, alone);
+    move_rate(&cpu->attention_host, 1, alone);
     move_table(&cpu->linear, 2, alone);
     if (cpu->read_beside.value > 0) multiply(&cpu->read_beside, part_of(beside));
 }
@@ -204,7 +205,7 @@ static struct moves moves_of(const struct profile *p, const struct profile_now *
 void profile_now_apply(const struct profile *profile, const struct profile_now *now, struct profile *out)
 {
     const struct moves m = moves_of(profile, now);
-    const double pair = part_of(&m.h2d_beside);
+    const double link = part_of(&m.h2d), pair = part_of(&m.h2d_beside);
     *out = *profile;
     out->programs_then = m.read.then, out->programs_now = m.read.now;
     move_cpu(&out->cpu, &m.read, &m.read_beside);
@@ -214,10 +215,16 @@ void profile_now_apply(const struct profile *profile, const struct profile_now *
         const struct tensor_format_traits *t = tensor_format_of((enum tensor_format)f);
         move_format(format, (double)t->block_bytes / t->block_values, &m.read, &m.read_beside);
     }
-    for (int d = 0; d < KV_DTYPE_COUNT; d++) move_rate(&out->kv[d].cpu_attention, 1, &m.read);
-    multiply(&out->link.h2d, part_of(&m.h2d));
+    for (int d = 0; d < KV_DTYPE_COUNT; d++) {
+        move_rate(&out->kv[d].cpu_attention, 1, &m.read);
+        move_rate(&out->kv[d].cpu_attention_host, 1, &m.read);
+        multiply(&out->kv[d].gpu_attention_direct, link);
+    }
+    multiply(&out->gpu.attention_direct, link);
+    multiply(&out->link.h2d, link);
     multiply(&out->link.h2d_beside, pair);
     multiply(&out->link.h2d_beside_read, pair);
+    multiply(&out->link.h2d_beside_packed, pair);
     multiply(&out->link.direct, pair);
 }
 

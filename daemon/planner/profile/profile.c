@@ -62,6 +62,7 @@ static const struct order orders[] = {
     ORDER(gpu.gemv, gpu.read),
     ORDER(gpu.chain_gemv, gpu.read),
     ORDER(link.h2d_beside, link.h2d),
+    ORDER(link.h2d_beside_packed, link.h2d),
     ORDER(cpu.gemv_beside, cpu.gemv),
     ORDER(cpu.gemv_packed_beside, cpu.gemv_packed),
 };

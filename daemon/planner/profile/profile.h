@@ -66,6 +66,7 @@ struct profile_cpu {
     struct profile_table linear; /* by tokens (2 and more): operations a second, 2 * rows * cols * tokens */
     struct profile_value attention;       /* KV bytes a second, one query */
     struct profile_value attention_flops; /* a chunk's attention: operations a second */
+    struct profile_value attention_host;  /* as attention, in layers of a GPU; unknown: the same */
     struct profile_value operation;       /* seconds that an operation costs beside its bytes: begin, end */
     /* Packed weights (common/formats/packed.h): one token's products with them, bytes of what they are unpacked a
      * second, and the same while the link streams. Unknown of a processor without kernels for them. */
@@ -105,6 +106,8 @@ struct profile_gpu {
     struct profile_value chain_gemv, chain_attention, chain_operation;
     /* chain_attention is for PROFILE_GROUP query heads a KV head, this for PROFILE_PAIR; unknown: the same */
     struct profile_value chain_attention_pair;
+    /* KV bytes a second that one query's attention reads in host memory, alone; unknown: as copies bring */
+    struct profile_value attention_direct;
 };
 #define PROFILE_GROUP 4
 #define PROFILE_PAIR  2
@@ -115,6 +118,8 @@ struct profile_link {
     struct profile_value h2d_beside; /* while the CPU computes one token with all threads */
     struct profile_value
         h2d_beside_read;            /* while it reads with all threads; unknown: nothing is held against it */
+    /* while it computes one token with packed weights; unknown: as h2d_beside */
+    struct profile_value h2d_beside_packed;
     struct profile_value direct;    /* the GPU's kernels reading host memory */
     struct profile_value latency;   /* of one small copy */
     struct profile_value hand_over; /* activations from one worker to the other, one way */
@@ -144,9 +149,10 @@ struct profile_format {
 /* Rates of attention over a cache of one type, where all others in the profile are of f16's. Bytes are of cells as they lie
  * in memory. Unknown: as f16's. */
 struct profile_kv {
-    struct profile_value cpu_attention, cpu_attention_flops;
+    struct profile_value cpu_attention, cpu_attention_flops, cpu_attention_host;
     struct profile_value gpu_attention, gpu_attention_flops;
     struct profile_value gpu_chain_attention, gpu_chain_attention_pair; /* unknown: a kernel of its own */
+    struct profile_value gpu_attention_direct;
 };
 
 struct programs;

@@ -75,9 +75,9 @@ static void without_rates_all_bytes_are_alike(void **state)
     expect("attention, GPU", a->gpu, attention / 1000e9 + 1000 * KV / 500e9 + 4 * 5e-6);
     expect("MLP, GPU", m->gpu, mlp / 1000e9 + 2 * 5e-6);
     expect("MLP, link", m->link, mlp / 50e9 + 10e-6);
-    /* cut by what they expand to, 32 MiB: q k 2, v 1, o 1; gate and up 6, down 3 */
-    expect("attention, ring", a->stream, a->gpu + (4 - 3) * 5e-6);
-    expect("MLP, ring", m->stream, m->gpu + (9 - 2) * 5e-6);
+    /* cut by what they expand to, 32 MiB: q k 2, v 1, o 1; gate and up 6, down 3; each has two events */
+    expect("attention, ring", a->stream, a->gpu + (4 - 3 + 2 * 4) * 5e-6);
+    expect("MLP, ring", m->stream, m->gpu + (9 - 2 + 2 * 9) * 5e-6);
     expect("head, GPU", h->gpu, LOGIT * Q6 / 1000e9 + 151936 * 4 / 1000e9 + 2 * 5e-6 + 7e-6);
 }
 
@@ -116,7 +116,7 @@ static void chains_are_for_formats_that_go_into_them(void **state)
     const struct cost_unit *m = &p->table.unit[11];
     expect("MLP, half chained", m->gpu, GATES * Q4 / 900e9 + 2e-6 + DOWN * Q6 / 700e9 + 7e-6 + NORM / 1250e9);
     expect("MLP, ring", m->stream,
-           GATES * Q4 / 600e9 + 6e-6 + DOWN * Q6 / 700e9 + 7e-6 + NORM / 1000e9 + (9 - 2) * 5e-6);
+           GATES * Q4 / 600e9 + 6e-6 + DOWN * Q6 / 700e9 + 7e-6 + NORM / 1000e9 + (9 - 2 + 2 * 9) * 5e-6);
 }
 
 static void several_tokens_go_by_each_formats_rate(void **state)

@@ -92,7 +92,15 @@ static void the_gpu_reads_its_share_itself(void **state)
     assert_near(two.kv.link, bytes / 4 / 40e9); /* as copies beside the CPU */
     assert_near(two.kv.cpu, bytes * 3 / 4 / 40e9 + 10e-6 - there);
     assert_near(two.kv.cpu_beside, two.kv.cpu);
-    p.profile.link.direct = made_up_value(20e9); /* where kernels have a rate of their own */
+    p.profile.gpu.attention_direct =
+        made_up_value(30e9); /* where it is measured, that part of a copy's 50 GB/s counts */
+    two = unit_of_step(&p, step, 0);
+    assert_near(two.kv.link, bytes / 4 / (40e9 * 30 / 50));
+    p.profile.gpu.attention_direct = made_up_value(90e9); /* more than copies bring is none of the link */
+    two = unit_of_step(&p, step, 0);
+    assert_near(two.kv.link, bytes / 4 / 40e9);
+    p.profile.gpu.attention_direct = (struct profile_value){0};
+    p.profile.link.direct = made_up_value(20e9); /* of any kernel */
     two = unit_of_step(&p, step, 0);
     assert_near(two.kv.link, bytes / 4 / 20e9);
     step.kv.direct_permille = 900; /* the GPU is the later one */
@@ -116,19 +124,31 @@ static void the_share_that_ends_with_the_cpu(void **state)
     assert_int_equal(cost_direct_permille(&p.profile, KV_F16), 200);
     p.profile.kv[KV_Q8_0].cpu_attention = made_up_value(25e9);
     assert_int_equal(cost_direct_permille(&p.profile, KV_Q8_0), 333);
+    p.profile.kv[KV_Q8_0].gpu_attention_direct = made_up_value(25e9); /* 20 beside the CPU, whose 25 are 20 */
+    assert_int_equal(cost_direct_permille(&p.profile, KV_Q8_0), 500);
     close_case(&p);
 }
 
-/* The CPU attends to a cache at the rate of its type; types without one have f16's. */
-static void attention_goes_by_the_type_of_the_cache(void **state)
+/* What was measured of the CPU's attention for a GPU prices that alone, of this type of cache or, of single numbers, all. */
+static void attention_for_a_gpu_has_its_own_rate(void **state)
 {
     (void)state;
     struct priced p;
     open_case(&p);
-    assert_near(cost_attention_cpu(&p.profile, KV_BF16), 50e9);
-    assert_near(cost_attention_cpu(&p.profile, KV_Q8_0), 50e9);
+    const struct cost_unit before = unit_of_step(&p, tiered, 0);
+    p.profile.cpu.attention_host = made_up_value(64e9);
+    const struct cost_unit two = unit_of_step(&p, tiered, 0);
+    const double there = HERE * KV / 500e9;
+    assert_near(two.kv.cpu, HOST * KV / 64e9 + 10e-6 - there);
+    assert_near(two.kv.cpu_beside, HOST * KV / (0.8 * 64e9) + 10e-6 - there);
+    assert_near(two.cpu, before.cpu);
+    assert_near(cost_attention_host(&p.profile, KV_BF16), 64e9);
+    assert_near(cost_attention_host(&p.profile, KV_Q8_0), 64e9);
     p.profile.kv[KV_Q8_0].cpu_attention = made_up_value(25e9);
-    assert_near(cost_attention_cpu(&p.profile, KV_Q8_0), 25e9);
+    assert_near(cost_attention_host(&p.profile, KV_Q8_0), 25e9);
+    p.profile.kv[KV_Q8_0].cpu_attention_host = made_up_value(30e9);
+    assert_near(cost_attention_host(&p.profile, KV_Q8_0), 30e9);
+    assert_int_equal(cost_direct_permille(&p.profile, KV_Q8_0), 625); /* 40 of 40 + 30 * 0.8 */
     close_case(&p);
 }
 
@@ -370,7 +390,7 @@ int main(void)
         cmocka_unit_test(the_cpu_attends_to_the_arenas_part),
         cmocka_unit_test(the_gpu_reads_its_share_itself),
         cmocka_unit_test(the_share_that_ends_with_the_cpu),
-        cmocka_unit_test(attention_goes_by_the_type_of_the_cache),
+        cmocka_unit_test(attention_for_a_gpu_has_its_own_rate),
         cmocka_unit_test(windows_hide_the_arenas_part),
         cmocka_unit_test(chunks_read_the_arenas_part),
         cmocka_unit_test(a_step_waits_for_the_cpu_in_every_layer),

@@ -118,7 +118,9 @@ static void rates_move_as_far_as_they_read(void **state)
     q4->gpu_gemv = rate(2e12);
     q4->cpu_linear.point[0] = (struct profile_point){4, rate(4 * 2 / 0.5625 * 25e9)}; /* 25 GB/s of blocks */
     q4->cpu_linear.count = 1;
-    p.kv[KV_Q8_0].cpu_attention = rate(100e9);
+    p.kv[KV_Q8_0].cpu_attention_host = rate(100e9);
+    p.gpu.attention_direct = rate(45e9);
+    p.kv[KV_Q8_0].gpu_attention_direct = rate(40e9);
     p.cpu.linear.point[1] = (struct profile_point){512, rate(2e12)};
     p.cpu.linear.count = 2;
     profile_now_apply(&p, &now, &out);
@@ -131,9 +133,11 @@ static void rates_move_as_far_as_they_read(void **state)
     near("int8", f->cpu_int8_gemv.value, 50e9);
     near("half arithmetic beside", f->cpu_gemv_beside.value, 1e9 / (1 / 40. + 1 / 60. - 1 / 80.));
     near("several tokens", f->cpu_linear.point[0].y.value, 8 / 0.5625 * 1e9 / (0.04 + 0.01));
-    near("cache", out.kv[KV_Q8_0].cpu_attention.value, 50e9);
+    near("cache", out.kv[KV_Q8_0].cpu_attention_host.value, 50e9);
     near("a prompt's products", out.cpu.linear.point[1].y.value, 2e12 / (1 + 0.01 * 2e12 / 512e9));
     near("link", out.link.h2d.value, 45e9);
+    near("attention over the link", out.gpu.attention_direct.value, 45e9 * 45e9 / p.link.h2d.value);
+    near("the same of a cache", out.kv[KV_Q8_0].gpu_attention_direct.value, 40e9 * 45e9 / p.link.h2d.value);
     near("link beside", out.link.h2d_beside.value, 30e9);
     near("the device", f->gpu_gemv.value, 2e12);
     near("back to the device", out.link.d2h.value, p.link.d2h.value);

@@ -100,7 +100,7 @@ static void the_cpu_alone_is_faster(void **state)
     double bytes = 0;
     for (uint32_t u = 0; u < UNITS; u++) bytes += matrices_of(&b, u);
     close_to(slow.decode.seconds - fast.decode.seconds, bytes / 105e9 - bytes / CPU_PACKED);
-    close_to(fast.ttft.seconds, slow.ttft.seconds); /* which work bounds */
+    close_to(fast.ttft.seconds - slow.ttft.seconds, bytes / CPU_PACKED); /* several tokens are unmeasured */
     const struct cost_crossing before = cost_bytes_of(&b.made.analysed, &raw, PLAN_HOME_CPU),
                                after = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_CPU);
     assert_int_equal(before.bytes, before.crossing);

@@ -66,6 +66,7 @@ static struct profile whole(void)
     p.gpu.chain_attention = measured(2900e9);
     p.gpu.chain_operation = measured(0.9e-6);
     p.gpu.chain_attention_pair = measured(3600e9);
+    p.gpu.attention_direct = measured(46e9);
     add_point(&p.gpu.linear_operation, 128, 6.5e-6);
     add_point(&p.gpu.attention_rows, 4096, 40e12);
     p.cpu.gemv_packed = measured(135e9);
@@ -73,6 +74,7 @@ static struct profile whole(void)
     p.gpu.begin = measured(50e-6);
     p.gpu.begin_graph = measured(30e-6);
     p.wake = measured(45e-6);
+    p.link.h2d_beside_packed = measured(53e9);
     p.link.generation = 5;
     p.link.width = 16;
     p.link.h2d = measured(55.4e9);
@@ -378,12 +380,9 @@ static void former_values_are_ignored(void **state)
     } former[] = {{"cpu", "wake"},
                   {"cpu", "linear_beside"},
                   {"cpu", "linear_packed"},
-                  {"cpu", "attention_host"},
                   {"gpu", "together"},
                   {"gpu", "issue"},
-                  {"gpu", "attention_direct"},
-                  {"link", "h2d_beside_chunk"},
-                  {"link", "h2d_beside_packed"}};
+                  {"link", "h2d_beside_chunk"}};
     struct helm_err err = {0};
     struct profile p = whole(), again;
     json_t *json = profile_to_json(&p);
@@ -429,6 +428,10 @@ static void check_names_what_is_missing_or_contradicts(void **state)
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "cpu.gemv_packed_beside"));
     p = whole();
+    p.link.h2d_beside_packed = measured(170e9);
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "link.h2d_beside_packed"));
+    p = whole();
     p.link.h2d_beside = measured(170e9);
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "link.h2d_beside"));
@@ -445,7 +448,7 @@ static void check_names_what_is_missing_or_contradicts(void **state)
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     p = whole(); /* what may be missing */
     p.gpu.chain_gemv = p.gpu.chain_attention = p.gpu.chain_operation = (struct profile_value){0};
-    p.cpu.gemv_packed = p.cpu.gemv_packed_beside = (struct profile_value){0};
+    p.cpu.gemv_packed = p.cpu.gemv_packed_beside = p.link.h2d_beside_packed = (struct profile_value){0};
     p.gpu.gemv_packed = (struct profile_value){0};
     p.disk = p.link.direct = p.step = p.cpu.operation = (struct profile_value){0};
     p.gpu.operation = p.gpu.launch = p.link.latency = p.link.hand_over = (struct profile_value){0};
@@ -492,12 +495,14 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_true(fabs(again.gpu.chain_attention.high / p.gpu.chain_attention.high - 1) < 1e-8);
     assert_true(fabs(again.gpu.chain_operation.low / p.gpu.chain_operation.low - 1) < 1e-8);
     assert_true(fabs(again.gpu.chain_attention_pair.value / p.gpu.chain_attention_pair.value - 1) < 1e-8);
+    assert_true(fabs(again.gpu.attention_direct.value / p.gpu.attention_direct.value - 1) < 1e-8);
     assert_true(fabs(again.gpu.gemv_packed.value / 3200e9 - 1) < 1e-8);
     assert_int_equal(again.gpu.linear_operation.count, 1);
     assert_true(fabs(again.gpu.linear_operation.point[0].y.value / 6.5e-6 - 1) < 1e-8);
     assert_true(again.gpu.attention_rows.count == 1 && again.gpu.attention_rows.point[0].x == 4096);
     assert_true(fabs(again.cpu.gemv_packed.value / 135e9 - 1) < 1e-8);
     assert_true(fabs(again.cpu.gemv_packed_beside.value / 95e9 - 1) < 1e-8);
+    assert_true(fabs(again.link.h2d_beside_packed.value / 53e9 - 1) < 1e-8);
     assert_true(fabs(again.gpu.begin.value / 50e-6 - 1) < 1e-8);
     assert_true(fabs(again.gpu.begin_graph.value / 30e-6 - 1) < 1e-8);
     assert_true(fabs(again.wake.value / 45e-6 - 1) < 1e-8);

@@ -85,6 +85,7 @@ static void json_carries_caches(void **state)
     bool table = true;
     snprintf(p.machine, sizeof p.machine, "test");
     p.kv[KV_Q8_0].cpu_attention = made_up_value(40e9);
+    p.kv[KV_Q8_0].cpu_attention_host = made_up_value(50e9);
     p.kv[KV_Q8_0].gpu_chain_attention_pair = made_up_value(900e9);
     json_t *json = profile_to_json(&p);
     assert_int_equal(json_object_size(json_object_get(json, "kv")), 1);
