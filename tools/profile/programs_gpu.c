@@ -216,8 +216,7 @@ static int run_cells(struct gpu_measuring *m, struct helm_err *err)
             rc = profile_device_cell(m->request->device, &cell, m->variant, variants, err);
             if (rc) break;
             keep(m, &cell, measured);
-            if (which < PROFILE_PROGRAM_CONTEXTS)
-                m->cell_s[i] = profile_samples_value(&m->variant[0]).value;
+            if (which < PROFILE_PROGRAM_CONTEXTS) m->cell_s[i] = profile_samples_value(&m->variant[0]).value;
             if (!which) m->short_s[i] = m->cell_s[i];
             measured = true;
         }

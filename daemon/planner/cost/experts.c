@@ -65,7 +65,8 @@ struct shares {
 
 static double direct_seconds(const struct pricing *p, double bytes)
 {
-    return bytes > 0 ? bytes / cost_rates_direct(p->profile, KV_F16) + DIRECT_BEGINS * p->kernel.operation : 0;
+    return bytes > 0 ? bytes / cost_rates_direct(p->profile, KV_F16) + DIRECT_BEGINS * p->kernel.operation
+                     : 0;
 }
 
 /* Seconds of the CPU for its part of the experts, while the GPU's kernels read another one of the same memory. `copies`: these

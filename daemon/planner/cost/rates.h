@@ -14,10 +14,10 @@ struct device_rates {
     double linear;                /* operations, 0 for one token: reading is all there is */
     double attention, attention_beside, attention_flops;
     double attention_host; /* the CPU's, in layers of the GPU */
-    double read;      /* activations */
-    double operation; /* seconds */
-    double product;   /* seconds of a product beside its work, 0: an operation as others are */
-    double parts;     /* of the step, each of which reads all weights */
+    double read;           /* activations */
+    double operation;      /* seconds */
+    double product;        /* seconds of a product beside its work, 0: an operation as others are */
+    double parts;          /* of the step, each of which reads all weights */
 };
 
 /* What products with weights of one format are priced by. */

@@ -327,10 +327,18 @@ json_t *profile_one_to_json(const struct profile *profile)
 
 /* ---- in ---- */
 
-/* What earlier versions measured and no forecast goes by any more: profiles that have it are read all the same. */
-static const char *const former[] = {
-    "wake",          "issue",        "linear_beside",        "linear_packed", "together",        "h2d_beside_chunk",
-    "link_beside",   "gpu_experts",  "cpu_int8_link_beside", "gpu_experts_few", "gpu_experts_few_operation"};
+/* Earlier versions measured these, and no forecast goes by them any more: profiles that have them are read all the same. */
+static const char *const former[] = {"wake",
+                                     "issue",
+                                     "linear_beside",
+                                     "linear_packed",
+                                     "together",
+                                     "h2d_beside_chunk",
+                                     "link_beside",
+                                     "gpu_experts",
+                                     "cpu_int8_link_beside",
+                                     "gpu_experts_few",
+                                     "gpu_experts_few_operation"};
 
 /* Unknown members are refused. `extra`: names that are known beside the part's, which may be NULL. */
 static int check_names(const json_t *json, const struct part *part, const char *const *extra,

@@ -57,14 +57,10 @@ struct order {
 #fast, "cpu.read of all threads", offsetof(struct type, fast), READ_OF_ALL                           \
     }
 static const struct order orders[] = {
-    BELOW_READ(profile, cpu.gemv),
-    BELOW_READ(profile, cpu.gemv_packed),
-    ORDER(gpu.gemv, gpu.read),
-    ORDER(gpu.chain_gemv, gpu.read),
-    ORDER(link.h2d_beside, link.h2d),
-    ORDER(link.h2d_beside_packed, link.h2d),
-    ORDER(cpu.gemv_beside, cpu.gemv),
-    ORDER(cpu.gemv_packed_beside, cpu.gemv_packed),
+    BELOW_READ(profile, cpu.gemv),    BELOW_READ(profile, cpu.gemv_packed),
+    ORDER(gpu.gemv, gpu.read),        ORDER(gpu.chain_gemv, gpu.read),
+    ORDER(link.h2d_beside, link.h2d), ORDER(link.h2d_beside_packed, link.h2d),
+    ORDER(cpu.gemv_beside, cpu.gemv), ORDER(cpu.gemv_packed_beside, cpu.gemv_packed),
 };
 /* Rates of bytes as stored: no format's are read faster than memory is. */
 #define OF_FORMAT(fast, limit)                                                                               \

@@ -117,12 +117,12 @@ struct profile_link {
     struct profile_value h2d, d2h;
     struct profile_value h2d_beside; /* while the CPU computes one token with all threads */
     struct profile_value
-        h2d_beside_read;            /* while it reads with all threads; unknown: nothing is held against it */
+        h2d_beside_read; /* while it reads with all threads; unknown: nothing is held against it */
     /* while it computes one token with packed weights; unknown: as h2d_beside */
     struct profile_value h2d_beside_packed;
-    struct profile_value direct;    /* the GPU's kernels reading host memory */
-    struct profile_value latency;   /* of one small copy */
-    struct profile_value hand_over; /* activations from one worker to the other, one way */
+    struct profile_value direct;           /* the GPU's kernels reading host memory */
+    struct profile_value latency;          /* of one small copy */
+    struct profile_value hand_over;        /* activations from one worker to the other, one way */
     struct profile_value hand_over_beside; /* while copies flow; unknown: the same */
 };
 

@@ -377,12 +377,8 @@ static void former_values_are_ignored(void **state)
     (void)state;
     static const struct {
         const char *object, *name;
-    } former[] = {{"cpu", "wake"},
-                  {"cpu", "linear_beside"},
-                  {"cpu", "linear_packed"},
-                  {"gpu", "together"},
-                  {"gpu", "issue"},
-                  {"link", "h2d_beside_chunk"}};
+    } former[] = {{"cpu", "wake"},     {"cpu", "linear_beside"}, {"cpu", "linear_packed"},
+                  {"gpu", "together"}, {"gpu", "issue"},         {"link", "h2d_beside_chunk"}};
     struct helm_err err = {0};
     struct profile p = whole(), again;
     json_t *json = profile_to_json(&p);
