@@ -112,12 +112,12 @@ static int try_places(struct tiering *k, struct spec *what, struct helm_err *err
     return 0;
 }
 
-/* Seconds that a short context's step may take with longer chunks: a little more than with the shortest, and no more than
- * WORTH_ROOM allows a plan that keeps to it with those. */
+/* Seconds that a short context's step may take with longer chunks: what a plan may that keeps to a short context's speed, or,
+ * where the best takes longer than that, a little more than it. */
 static double most_at_short(const struct tiering *k)
 {
-    const double now = k->best.score.at_short, most = now / (1 - WORTH_NOTING);
-    return now <= k->least ? fmin(most, k->least) : most;
+    const double now = k->best.score.at_short;
+    return now <= k->least ? k->least : now / (1 - WORTH_NOTING);
 }
 
 /* With the places that are best, and where that is not better with the least, which leave a short context more weights. Half as many

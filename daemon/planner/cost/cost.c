@@ -48,21 +48,16 @@ static double activation_bytes(const struct pricing *p, uint32_t kind)
             (p->model->math.part[kind].part == UNIT_MLP ? PASSED * c->intermediate : ROTATED * (q + 2 * kv)));
 }
 
-/* A packed matrix on the CPU. One token's products read it as it is. Several tokens' multiply what each thread unpacked of
- * it: longer than plain ones by reading the matrix once more. */
+/* A packed matrix on the CPU. One token's products unpack it while they wait for its bytes. Several tokens' multiply what
+ * each thread unpacked. */
 static void add_packed(const struct device_rates *r, double bytes, double parameters, double tokens,
                        struct spent *s)
 {
-    struct device_rates rates = *r;
-    if (tokens <= 1) {
-        rates.gemv = r->packed;
-        rates.gemv_beside = r->packed_beside;
-    } else {
-        s->total += bytes / r->packed;
-        s->beside += bytes / r->packed_beside;
-        s->memory += bytes / r->packed;
-    }
-    spent_linear(&rates, bytes, parameters, tokens, s);
+    const double work = tokens > 1 ? 2 * parameters * tokens / r->peak : 0, reading = bytes / r->packed;
+    s->total += reading + work;
+    s->beside += bytes / r->packed_beside + work;
+    s->memory += reading;
+    s->compute += work;
 }
 
 /* A half layer's weights: what they take, and what the GPU's program has of them. */

@@ -32,6 +32,16 @@ double cost_attention_host(const struct profile *profile, enum kv_dtype kv_dtype
     return rate_or(&cpu->attention_host, cpu->attention.value);
 }
 
+/* A table of bf16 is bounded by the bytes of bf16 before its peak, which is arithmetic's. Where there are fewer bytes, as many
+ * operations a second more are done, up to the peak. */
+static double peak_of(const struct profile_table *plain, uint32_t tokens)
+{
+    double peak = profile_table_at(plain, tokens).value;
+    for (uint32_t i = 0; i < plain->count; i++)
+        if (plain->point[i].x > tokens) peak = fmax(peak, plain->point[i].y.value);
+    return peak;
+}
+
 static int rates_of_cpu(struct pricing *p, struct helm_err *err)
 {
     const struct profile_cpu *cpu = &p->profile->cpu;
@@ -55,6 +65,7 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     r->attention_beside = r->attention * (r->gemv_beside / r->gemv);
     if (p->step->tokens == 1) return 0;
     r->linear = profile_table_at(&cpu->linear, p->step->tokens).value;
+    r->peak = peak_of(&cpu->linear, p->step->tokens);
     rc = require(r->linear, "cpu.linear", err);
     if (!rc) rc = require(r->attention_flops, "cpu.attention_flops", err);
     return rc;
@@ -180,16 +191,10 @@ static double part_of(enum tensor_format format)
     return (double)t->block_bytes / (t->block_values * 2.0);
 }
 
-/* bf16's table is bounded by the bytes of bf16 before its peak. Blocks have fewer: they do as many operations a second more, up
- * to the peak, which is arithmetic's. */
 double cost_rates_linear(const struct profile_table *plain, enum tensor_format format, uint32_t tokens)
 {
     const double rate = profile_table_at(plain, tokens).value;
-    double peak = rate;
-    if (tensor_format_is_plain(format)) return rate;
-    for (uint32_t i = 0; i < plain->count; i++)
-        if (plain->point[i].x > tokens) peak = fmax(peak, plain->point[i].y.value);
-    return fmin(rate / part_of(format), peak);
+    return tensor_format_is_plain(format) ? rate : fmin(rate / part_of(format), peak_of(plain, tokens));
 }
 
 static void cpu_with(const struct pricing *p, enum tensor_format format, uint32_t tokens,

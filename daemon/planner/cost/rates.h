@@ -12,6 +12,7 @@ struct device_rates {
     double gemv, gemv_beside;     /* weights, each read once a step */
     double packed, packed_beside; /* the CPU's, one token: the same of packed ones; 0: not known */
     double linear;                /* operations, 0 for one token: reading is all there is */
+    double peak;                  /* the CPU's, of operations that wait for no memory */
     double attention, attention_beside, attention_flops;
     double attention_host; /* the CPU's, in layers of the GPU */
     double read;           /* activations */
