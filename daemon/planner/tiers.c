@@ -121,7 +121,8 @@ static double most_at_short(const struct tiering *k)
 }
 
 /* With the places that are best, and where that is not better with the least, which leave a short context more weights. Half as many
- * tokens more each time, then a third: every second length is a power of two. */
+ * tokens more each time, then up to the
+ * next power of two. */
 static int try_chunks(struct tiering *k, struct spec what, struct helm_err *err)
 {
     const uint32_t most = what.ctx < PREFILL_CHUNK_MAX ? what.ctx : PREFILL_CHUNK_MAX;
@@ -132,7 +133,7 @@ static int try_chunks(struct tiering *k, struct spec what, struct helm_err *err)
         struct spec few;
         bool taken;
         k->session_least = fmin(k->session_least, k->best.score.session);
-        what.step += what.step & (what.step - 1) ? what.step / 3 : what.step / 2;
+        what.step += what.step & (what.step - 1) ? what.step & -what.step : what.step / 2;
         if (what.step > most) break;
         rc = try_two(k, what, &ignored, &taken, err);
         few = what;

@@ -6,7 +6,6 @@
 #include <math.h>
 
 #define DIRECT_COARSE (PERMILLE / PLANNER_SHARES)
-#define DIRECT_STEP   (DIRECT_COARSE / 4)
 
 /* ---- a plan over contexts ---- */
 
@@ -69,7 +68,8 @@ static int try_share(const struct making *m, struct plan *plan, uint32_t share, 
     return 0;
 }
 
-/* One processor's time falls with the share, the other's rises: the least is beside the least of a coarse grid. */
+/* One processor's time falls with the share, the other's rises: the least is beside the least of a coarse grid. From
+ * there steps are half as long each time, to about a hundredth. */
 static int choose_share(const struct making *m, struct plan *plan, struct helm_err *err)
 {
     double least = INFINITY;
@@ -77,9 +77,11 @@ static int choose_share(const struct making *m, struct plan *plan, struct helm_e
     int rc = 0;
     for (uint32_t share = 0; share <= PERMILLE && !rc; share += DIRECT_COARSE)
         rc = try_share(m, plan, share, &least, &best, err);
-    const uint32_t from = best > DIRECT_COARSE ? best - DIRECT_COARSE : 0, to = best + DIRECT_COARSE;
-    for (uint32_t share = from; share < to && share <= PERMILLE && !rc; share += DIRECT_STEP)
-        if (share % DIRECT_COARSE) rc = try_share(m, plan, share, &least, &best, err);
+    for (uint32_t step = DIRECT_COARSE / 2; step >= PERMILLE / PERCENT && !rc; step /= 2) {
+        const uint32_t below = best > step ? best - step : 0, above = best + step;
+        rc = try_share(m, plan, below, &least, &best, err);
+        if (!rc && above <= PERMILLE) rc = try_share(m, plan, above, &least, &best, err);
+    }
     plan->kv_direct_permille = best;
     return rc;
 }

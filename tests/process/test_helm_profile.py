@@ -204,29 +204,12 @@ def test_emulated(cache):
     test_helm_profile_formats.test_emulated(cache, "--emulated-copy", str(COPY))  # the rest of the profile stays as it is
 
 
-def test_disk(cache):
-    with tempfile.NamedTemporaryFile(dir=".") as f:
-        f.write(os.urandom(1 << 20) * 80)
-        f.flush()
-        os.fsync(f.fileno())
-        rc, out, err, _ = profile(cache, *FIRST, "--disk", f.name, "--json")
-        if rc == 1 and "direct reads" in err:
-            check("disk: a file system without direct reads is named", f.name in err, err)
-            return
-        check("disk: measured, although the rest is cached", rc == 0 and json.loads(out)["disk"]["source"] == "measured"
-              and json.loads(out)["disk"]["value"] > 0, err)
-
-
 def test_refusals(cache):
     for args, said in ((["--device", "tpu"], "tpu"), (["--device", "cuda:x"], "cuda:x"),
                        (["--threads", "0"], "--threads"), (["--device", "cpu", "--emulated-copy", "1MB"], "emulated"),
-                       (["extra"], "extra"), (["--now", "--device", "cpu", "--formats", "q4_k,q6_k"], "one format"),
-                       (["--disk", "README.md", "--device", "cpu", "--quick", "--force"],
-                                              "64 MiB")):
+                       (["extra"], "extra"), (["--now", "--device", "cpu", "--formats", "q4_k,q6_k"], "one format")):
         rc, out, err, _ = profile(cache, *args)
-        ok = rc == 2 and said in err and out == ""
-        ok = ok or (rc == 1 and args[0] == "--disk" and "direct reads" in err)
-        check("refused: " + " ".join(args), ok, (rc, err))
+        check("refused: " + " ".join(args), rc == 2 and said in err and out == "", (rc, err))
     rc, out, err, _ = profile(cache, "--device", "emulated", "--worker-dir", "/nonexistent")
     check("refused: a device without helm-worker-gpu", rc == 1 and "helm-worker-gpu" in err, (rc, err))
     # what could not be kept in the end is not measured first
@@ -319,5 +302,4 @@ with tempfile.TemporaryDirectory() as cache_folder:
     test_helm_profile_formats.test_refusals(cache_folder)
     test_helm_profile_formats.test_worker()
     test_refusals(cache_folder)
-    test_disk(cache_folder)
 sum_up()

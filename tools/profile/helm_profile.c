@@ -41,7 +41,7 @@
 #define PATH_TEXT      4096
 
 struct options {
-    const char *device, *out, *disk, *worker_dir, *formats, *model, *activations, *weights, *kv_dtype, *on;
+    const char *device, *out, *worker_dir, *formats, *model, *activations, *weights, *kv_dtype, *on;
     uint64_t threads, node, caches, copy_bytes_per_s;
     bool force, json, quick, brief, node_given, now, programs;
 };
@@ -441,9 +441,6 @@ static int run(struct tool *t, struct helm_err *err)
     if (rc) return rc;
     if (o->programs) return get_programs(t, fingerprint, err);
     bool keep = find_place(t, fingerprint, path);
-    struct profile_value disk = {0};
-    if (o->disk) rc = profile_host_disk(o->disk, o->quick, &disk, err); /* before this thread is pinned */
-    if (rc) return rc;
     bool cached = keep && take_cached(t, path);
     if (!cached) {
         keep = keep && can_keep(t, path);
@@ -452,9 +449,8 @@ static int run(struct tool *t, struct helm_err *err)
         snprintf(t->profile.fingerprint, sizeof t->profile.fingerprint, "%s", fingerprint);
         describe_machine(t);
     }
-    if (o->disk) t->profile.disk = disk;
     /* What there is is kept, whatever becomes of the formats. */
-    rc = write_profile(t, keep && (!cached || o->disk) ? path : NULL, err);
+    rc = write_profile(t, keep && !cached ? path : NULL, err);
     if (!rc && profile_formats_lacking(&t->profile, t->formats)) {
         rc = measure_formats(t, err);
         if (!rc) rc = write_profile(t, keep ? path : NULL, err);
@@ -513,7 +509,6 @@ int main(int argc, char **argv)
          .target = &o->caches},
         {"out", 'o', ARGS_TEXT, "FILE", "write the profile there, too", .target = &o->out},
         {"json", 0, ARGS_FLAG, NULL, "print JSON instead of a table", .target = &o->json},
-        {"disk", 0, ARGS_TEXT, "FILE", "measure direct reads of this large file", .target = &o->disk},
         {"formats", 0, ARGS_TEXT, "NAME,...",
          "also these formats of weights (q4_k,q6_k), where the profile lacks them", .target = &o->formats},
         {"model", 0, ARGS_TEXT, "PATH",

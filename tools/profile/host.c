@@ -1,13 +1,8 @@
-/* What the host itself does: doorbells, waking up, direct reads of a disk. See
- * profile_tool.h. Called by cpu.c and helm_profile.c; owns its threads while it measures. */
-#include <errno.h>
-#include <fcntl.h>
+/* The host's own times: doorbells, waking up. See profile_tool.h. Called by cpu.c and helm_profile.c; owns its threads while
+ * it measures. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "common/shared/doorbell.h"
 #include "common/base/units.h"
@@ -121,69 +116,5 @@ int profile_host_wake(bool quick, struct profile_value *value, struct helm_err *
     *value = profile_samples_value(&samples);
 out:
     free(s);
-    return rc;
-}
-
-/* ---- disk ---- */
-
-#define DISK_THREADS 4
-#define DISK_BLOCK   (4 * MIB)
-#define DISK_LEAST   (64 * MIB)
-
-struct disk {
-    int fd;
-    uint64_t bytes;
-    _Atomic uint64_t at, done;
-    _Atomic int error;
-    _Atomic bool stop;
-};
-
-static void *disk_main(void *arg)
-{
-    struct disk *d = arg;
-    void *buffer = aligned_alloc(4096, DISK_BLOCK);
-    if (!buffer) atomic_store(&d->error, ENOMEM);
-    while (buffer && !atomic_load(&d->stop) && !atomic_load(&d->error)) {
-        uint64_t at = atomic_fetch_add(&d->at, DISK_BLOCK) % (d->bytes / DISK_BLOCK * DISK_BLOCK);
-        ssize_t n = pread(d->fd, buffer, DISK_BLOCK, (off_t)at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) atomic_store(&d->error, errno);
-        if (n > 0) atomic_fetch_add(&d->done, (uint64_t)n);
-    }
-    free(buffer);
-    return NULL;
-}
-
-int profile_host_disk(const char *path, bool quick, struct profile_value *value, struct helm_err *err)
-{
-    struct disk d = {.fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT)};
-    struct profile_samples samples = {.count = 0};
-    pthread_t thread[DISK_THREADS];
-    struct stat st;
-    int rc = 0, started = 0;
-    if (d.fd < 0) return helm_fail_errno(err, "--disk %s: cannot be opened for direct reads", path);
-    if (fstat(d.fd, &st)) {
-        rc = helm_fail_errno(err, "--disk %s", path);
-    } else if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size < DISK_LEAST) {
-        rc = helm_fail(err, HELM_E_USAGE, "--disk %s: not a regular file of at least 64 MiB", path);
-    } else {
-        d.bytes = (uint64_t)st.st_size;
-        for (; started < DISK_THREADS && !rc; started += !rc)
-            rc = pin_create_thread(&thread[started], -1, disk_main, &d, err);
-    }
-    for (int i = 0; i < (quick ? 5 : 20) && !rc && !atomic_load(&d.error); i++) {
-        double begin = units_now_s();
-        uint64_t before = atomic_load(&d.done);
-        units_sleep_ms(100);
-        double rate = (double)(atomic_load(&d.done) - before) / (units_now_s() - begin);
-        if (i) profile_samples_add(&samples, rate);
-    }
-    atomic_store(&d.stop, true);
-    for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);
-    close(d.fd);
-    if (!rc && atomic_load(&d.error))
-        rc =
-            helm_fail(err, HELM_E_IO, "--disk %s: reading failed: %s", path, strerror(atomic_load(&d.error)));
-    if (!rc) *value = profile_samples_value(&samples);
     return rc;
 }

@@ -4,7 +4,7 @@
  * measured; steps.c runs the CPU worker's engine over it, for cpu.c, for which packed.c has packed weights,
  * and for formats.c, which measures other formats of weights; device.c asks helm-worker-gpu to measure the
  * device; programs.c, programs_gpu.c and programs_all.c measure a model's own programs; now.c takes what
- * memory gives at a moment; host.c measures reads of a disk and doorbells; samples.c turns numbers into values; print.c shows them. docs/profile.md says what each number means. */
+ * memory gives at a moment; host.c measures doorbells; samples.c turns numbers into values; print.c shows them. docs/profile.md says what each number means. */
 #pragma once
 
 #include <jansson.h>
@@ -250,13 +250,10 @@ double profile_packed_part(const struct profile_packed *packed);
 
 /* ---- host.c ---- */
 
-/* There and back between two threads; from a thread that is not pinned, like the one for disks. */
+/* There and back between two threads; from a thread that is not pinned. */
 HELM_MUST_CHECK int profile_host_doorbell(struct profile_value *value, struct helm_err *err);
 /* From a ring until a thread that slept in futex is there. */
 HELM_MUST_CHECK int profile_host_wake(bool quick, struct profile_value *value, struct helm_err *err);
-/* Direct reads of a file of at least 64 MiB. */
-HELM_MUST_CHECK int profile_host_disk(const char *path, bool quick, struct profile_value *value,
-                                      struct helm_err *err);
 
 /* ---- device.c ---- */
 

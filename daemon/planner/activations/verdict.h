@@ -5,13 +5,15 @@
  * and measured anew. */
 #pragma once
 
+#include <float.h>
+
 #include "common/model/model.h"
 #include "common/base/digest.h"
 #include "daemon/planner/profile/policy.h"
 
 /* The most that the mean divergence of the next token's distribution may be, in nats. */
 #define VERDICT_KL_MAX  0.001
-#define VERDICT_KL_HUGE 1e6 /* what stands for one that is not finite */
+#define VERDICT_KL_HUGE FLT_MAX /* stands for one that is not finite */
 
 struct verdict {
     double one_token, tokens;          /* mean divergences: of steps of one row, of several */

@@ -49,15 +49,18 @@ static double activation_bytes(const struct pricing *p, uint32_t kind)
 }
 
 /* A packed matrix on the CPU. One token's products unpack it while they wait for its bytes. Several tokens' multiply what
- * each thread unpacked. */
+ * each thread unpacked, and are no faster than plain ones. */
 static void add_packed(const struct device_rates *r, double bytes, double parameters, double tokens,
                        struct spent *s)
 {
-    const double work = tokens > 1 ? 2 * parameters * tokens / r->peak : 0, reading = bytes / r->packed;
-    s->total += reading + work;
-    s->beside += bytes / r->packed_beside + work;
-    s->memory += reading;
+    struct spent plain = {0};
+    if (tokens > 1) spent_linear(r, bytes, parameters, tokens, &plain);
+    const double work = tokens > 1 ? 2 * parameters * tokens / r->peak : 0,
+                 total = fmax(plain.total, bytes / r->packed + work);
+    s->total += total;
+    s->beside += fmax(plain.beside, bytes / r->packed_beside + work);
     s->compute += work;
+    s->memory += total - work;
 }
 
 /* A half layer's weights: what they take, and what the GPU's program has of them. */

@@ -8,7 +8,6 @@
 #include "daemon/planner/cost/larger.h"
 
 #define SCHEDULE_UNITS_MAX (UNIT_PARTS * MODEL_LAYERS_MAX)
-#define SCHEDULE_UNITS_FEW 256 /* of most models: a frame of a few pages */
 #define SCHEDULE_NO_LINK   UINT8_MAX
 
 struct schedule_processor {

@@ -366,10 +366,9 @@ static bool run(struct simulation *s)
     return s->now <= s->give_up;
 }
 
-/* The list stands in the caller's frame, whose pages are all touched: models of few units get a small one. */
-static bool simulate(struct simulation *s, const struct cost_table *table, const struct cost_plan *plan,
-                     struct schedule_task *task)
+static bool simulate(struct simulation *s, const struct cost_table *table, const struct cost_plan *plan)
 {
+    struct schedule_task task[SCHEDULE_UNITS_MAX]; /* what is used is filled in */
     struct schedule schedule;
     schedule.task = task;
     schedule_make(table, plan, &schedule);
@@ -386,24 +385,12 @@ static bool simulate(struct simulation *s, const struct cost_table *table, const
     return in_time;
 }
 
-static bool simulate_few(struct simulation *s, const struct cost_table *table, const struct cost_plan *plan)
-{
-    struct schedule_task task[SCHEDULE_UNITS_FEW];
-    return simulate(s, table, plan, task);
-}
-
-static bool simulate_many(struct simulation *s, const struct cost_table *table, const struct cost_plan *plan)
-{
-    struct schedule_task task[SCHEDULE_UNITS_MAX];
-    return simulate(s, table, plan, task);
-}
-
 void cost_simulate(const struct cost_table *table, const struct cost_plan *plan, struct cost_result *result)
 {
     struct simulation s; /* what is used is filled in */
     s.result = result;
     s.give_up = INFINITY;
-    (table->units <= SCHEDULE_UNITS_FEW ? simulate_few : simulate_many)(&s, table, plan);
+    simulate(&s, table, plan);
 }
 
 double cost_seconds(const struct cost_table *table, const struct cost_plan *plan, double give_up)
@@ -411,6 +398,6 @@ double cost_seconds(const struct cost_table *table, const struct cost_plan *plan
     struct simulation s;
     s.result = NULL;
     s.give_up = give_up;
-    bool in_time = (table->units <= SCHEDULE_UNITS_FEW ? simulate_few : simulate_many)(&s, table, plan);
+    bool in_time = simulate(&s, table, plan);
     return in_time ? s.now : INFINITY;
 }

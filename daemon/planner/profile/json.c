@@ -30,9 +30,9 @@ struct member {
 static const struct member top_member[] = {
     MEMBER(profile, fingerprint, KIND_TEXT, false), MEMBER(profile, machine, KIND_TEXT, true),
     MEMBER(profile, made, KIND_TEXT, false),        MEMBER(profile, quick, KIND_BOOL, false),
-    MEMBER(profile, brief, KIND_BOOL, false),       MEMBER(profile, disk, KIND_RATE, false),
-    MEMBER(profile, step, KIND_TIME, false),        MEMBER(profile, host_bytes, KIND_U64, false),
-    MEMBER(profile, wake, KIND_TIME, false),        MEMBER(profile, busy_percent, KIND_U32, false),
+    MEMBER(profile, brief, KIND_BOOL, false),       MEMBER(profile, step, KIND_TIME, false),
+    MEMBER(profile, host_bytes, KIND_U64, false),   MEMBER(profile, wake, KIND_TIME, false),
+    MEMBER(profile, busy_percent, KIND_U32, false),
 };
 static const struct member cpu_member[] = {
     MEMBER(profile_cpu, name, KIND_TEXT, true),
@@ -329,6 +329,7 @@ json_t *profile_one_to_json(const struct profile *profile)
 
 /* Earlier versions measured these, and no forecast goes by them any more: profiles that have them are read all the same. */
 static const char *const former[] = {"wake",
+                                     "disk",
                                      "issue",
                                      "linear_beside",
                                      "linear_packed",

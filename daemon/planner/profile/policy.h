@@ -6,6 +6,7 @@
 #pragma once
 
 #include "common/base/units.h"
+#include "common/plan/engine_limits.h"
 
 /* ---- differences that count: parts of a time or of a size ---- */
 
@@ -34,16 +35,17 @@
 /* ---- what is planned for ---- */
 
 /* Contexts that plans and page sizes are judged over, each as much as another: the least one that is
- * served, so many times as many and so on, and the whole. An answer is as long as a short context, where
+ * served, so many times as many and so on, and the whole. So far a line through two measured programs is drawn on, too. An
+ * answer is as long as a short context, where
  * whole requests are judged. */
 #define LEDGER_CTX_LEAST       256
 #define PLANNER_SHORT_CONTEXT  LEDGER_CTX_LEAST
 #define PLANNER_CONTEXT_GROWTH 4
 #define PLANNER_ANSWER_TOKENS  PLANNER_SHORT_CONTEXT
-/* Tokens of a short prompt: what TTFT is forecast for, and the list for short prompts is made. */
-#define PLANNER_PROMPT_TOKENS 128
+/* Tokens of a short prompt, half of a short context: what TTFT is forecast for, and the list for short prompts is made. */
+#define PLANNER_PROMPT_TOKENS (PLANNER_SHORT_CONTEXT / 2)
 /* Tokens of a chunk for which no weights are streamed: with more the GPU's products are no faster. */
-#define LEDGER_STEP_TOKENS 512
+#define LEDGER_STEP_TOKENS GPU_SUB_TOKENS
 /* A chunk's buffers may take this part of the device's memory, since weights gain more by the rest; twice
  * as much where a context has so many chunks, which gain as much as a token's decode loses. */
 #define PREFILL_VRAM_PARTS  32
@@ -74,8 +76,8 @@
  * search agrees; candidates that are put in order, however slow their estimates. Each leaves a smaller
  * difference. */
 #define PLANNER_TRIES 8
-/* Shares of what the GPU reads directly that are tried are so many parts of all apart, and then half as
- * many beside the best. */
+/* Tries along a line are so many parts of it apart: shares of what the GPU reads directly, and then half of that beside the
+ * best; lengths of prompts, until a list no longer pays; moves of experts. */
 #define PLANNER_SHARES 10
 /* Simulations of a small space, item steps of them of a large one: tens of milliseconds. Prices that are
  * kept: searches come back to half of theirs. */
@@ -97,18 +99,14 @@
 #define PRICE_GROWTH 8
 #define PRICE_LAST   1e3
 #define PRICE_STEPS  10
-/* Of lists for prompts: places where a run of a model of many layers may end; a step is a part of so many
- * shorter than the one before, until a list no longer pays. */
-#define PREFILL_RUNS      32
-#define PREFILL_STEP_PART 10
+/* In lists for prompts, places where a run of a model of many layers may end. */
+#define PREFILL_RUNS 32
 
 /* ---- what is believed of a measurement ---- */
 
 /* How far two measurements may contradict what cannot be: they were taken after one another, on a machine
  * that may have been busy with something else during one of them. */
 #define PROFILE_SLACK 3.0
-/* Times the most tokens of a measured program: up to there a line is drawn on. */
-#define PROGRAMS_BEYOND 4.0
 /* Samples of packed weights: a tenth of a second's reading; fewer groups are no sample, unless they are
  * all; and a part counts as so many standard errors above the mean. */
 #define PACKED_SAMPLE_BYTES  (64 * MIB)

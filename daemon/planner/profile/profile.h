@@ -168,7 +168,6 @@ struct profile {
     struct profile_cpu cpu;
     struct profile_gpu gpu;    /* that is planned for, of those in the file */
     struct profile_link link;  /* all 0 without a device */
-    struct profile_value disk; /* direct reads of a file */
     struct profile_value step; /* of helmd and the doorbells, a step */
     struct profile_value wake; /* from a ring until a sleeping thread runs; unknown: nothing */
     struct profile_format format[FORMAT_COUNT]; /* bf16's and packed bf16's are those above: unknown here */
@@ -197,14 +196,14 @@ double profile_disturbance(const struct profile *profile);
 /* HELM_E_FORMAT naming the first value that the cost model cannot do without, or that contradicts another.
  * Needed of the CPU: threads, read, gemv, linear, attention, attention_flops; with a device: read, gemv,
  * linear, attention and attention_flops of it, h2d and d2h of its link, and both values "beside". Operation
- * costs, launch, hand_over, latency and step may be 0; direct, disk, what is of chains, of a chunk's begin and of packed
+ * costs, launch, hand_over, latency and step may be 0; direct, what is of chains, of a chunk's begin and of packed
  * weights unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
 /* For a measurement that other programs disturbed, so that values contradict each other however often they are taken:
  * each that is too fast for its limit becomes its limit, and the profile counts as disturbed. True: one did. */
 bool profile_settle(struct profile *profile);
 /* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "busy_percent", "host_bytes", "cpu": {...},
- *  "gpus": [{..., "link": {...}}, ...], "disk", "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}
+ *  "gpus": [{..., "link": {...}}, ...], "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}
  *
  * A value is {"value", "low", "high", "source"}, a table [{"x", "value", ...}, ...]; member names are the fields'. On
  * the way in, low and high may be absent (no spread), so may a value (unknown), fingerprint, made, quick, busy_percent

@@ -219,7 +219,7 @@ bool programs_at(const struct programs_times *times, double tokens, double conte
         if (i && cell[i].tokens == cell[i - 1].tokens) continue;
         if (i == 0 || cell[high].tokens < tokens) low = high, high = i;
     }
-    if (tokens > PROGRAMS_BEYOND * cell[high].tokens) return false;
+    if (tokens > PLANNER_CONTEXT_GROWTH * cell[high].tokens) return false;
     const struct programs_price a = at_context(times, low, context);
     *price = at_context(times, high, context);
     if (low == high || tokens <= cell[0].tokens) {

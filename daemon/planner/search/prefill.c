@@ -112,7 +112,7 @@ int search_crossing(const struct search_crossover *crossover, uint32_t from, uin
     int rc = gain_at(&x, to, &gain, err);
     if (rc || gain <= 0) return rc;
     while (faster > from) {
-        uint32_t below = faster - (faster > PREFILL_STEP_PART ? faster / PREFILL_STEP_PART : 1);
+        uint32_t below = faster - (faster > PLANNER_SHARES ? faster / PLANNER_SHARES : 1);
         if (below < from) below = from;
         rc = gain_at(&x, below, &gain, err);
         if (rc) return rc;

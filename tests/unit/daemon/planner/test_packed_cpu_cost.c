@@ -12,7 +12,7 @@ static void same_but_for_the_cpu(const struct cost_unit *a, const struct cost_un
 }
 
 /* One token's products at the rate of packed weights, alone and beside the link; several tokens' read them at that rate, and then
- * multiply as fast as arithmetic allows. */
+ * multiply as fast as arithmetic allows, but are no faster than plain ones. */
 static void packed_units_have_their_prices(void **state)
 {
     (void)state;
@@ -41,9 +41,9 @@ static void packed_units_have_their_prices(void **state)
                 const struct profile_table *linear = &b.profile.cpu.linear;
                 const double work = tokens / profile_table_at(linear, tokens).value,
                              most = tokens / profile_table_at(linear, 512).value;
-                close_to(z->cpu, a->cpu + bytes * (1 / CPU_PACKED + most - fmax(1 / 105e9, work)));
-                close_to(z->cpu_beside,
-                         a->cpu_beside + bytes * (1 / CPU_PACKED_BESIDE + most - fmax(1 / 80e9, work)));
+                close_to(z->cpu, a->cpu + bytes * fmax(0, 1 / CPU_PACKED + most - fmax(1 / 105e9, work)));
+                close_to(z->cpu_beside, a->cpu_beside + bytes * fmax(0, 1 / CPU_PACKED_BESIDE + most -
+                                                                            fmax(1 / 80e9, work)));
             }
         }
         cost_table_free(&raw);

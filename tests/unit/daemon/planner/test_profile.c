@@ -84,7 +84,7 @@ static struct profile whole(void)
     p.link.direct = (struct profile_value){51e9, 51e9, 51e9, PROFILE_TEXT_SAYS};
     p.link.latency = measured(2e-6);
     p.link.hand_over = measured(3.5e-6);
-    p.disk = (struct profile_value){3.2e9, 3.2e9, 3.2e9, PROFILE_SHEET};
+    p.gpu.launch = (struct profile_value){3.2e-6, 3.2e-6, 3.2e-6, PROFILE_SHEET};
     p.step = (struct profile_value){20e-6, 10e-6, 40e-6, PROFILE_ESTIMATE};
     return p;
 }
@@ -128,7 +128,7 @@ static void json_carries_every_member_both_ways(void **state)
     assert_string_equal(again.gpu.uuid, p.gpu.uuid);
     assert_true(again.cpu.read.point[1].y.high == p.cpu.read.point[1].y.high);
     assert_int_equal(again.link.direct.source, PROFILE_TEXT_SAYS);
-    assert_int_equal(again.disk.source, PROFILE_SHEET);
+    assert_int_equal(again.gpu.launch.source, PROFILE_SHEET);
     assert_true(again.step.low == p.step.low);
     assert_int_equal(again.gpu.context_bytes, p.gpu.context_bytes);
     assert_false(again.quick);
@@ -446,7 +446,7 @@ static void check_names_what_is_missing_or_contradicts(void **state)
     p.gpu.chain_gemv = p.gpu.chain_attention = p.gpu.chain_operation = (struct profile_value){0};
     p.cpu.gemv_packed = p.cpu.gemv_packed_beside = p.link.h2d_beside_packed = (struct profile_value){0};
     p.gpu.gemv_packed = (struct profile_value){0};
-    p.disk = p.link.direct = p.step = p.cpu.operation = (struct profile_value){0};
+    p.link.direct = p.step = p.cpu.operation = (struct profile_value){0};
     p.gpu.operation = p.gpu.launch = p.link.latency = p.link.hand_over = (struct profile_value){0};
     assert_int_equal(profile_check(&p, &err), 0);
 }
