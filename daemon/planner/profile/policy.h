@@ -77,7 +77,7 @@
  * difference. */
 #define PLANNER_TRIES 8
 /* Tries along a line are so many parts of it apart: shares of what the GPU reads directly, and then half of that beside the
- * best; lengths of prompts, until a list no longer pays; moves of experts. */
+ * best; lengths of prompts, until a list no longer pays; moves of experts; prices and mixtures of the bound. */
 #define PLANNER_SHARES 10
 /* Simulations of a small space, item steps of them of a large one: tens of milliseconds. Prices that are
  * kept: searches come back to half of theirs. */
@@ -93,12 +93,10 @@
 #define ORDER_NEAR     8
 /* Rings that are tried grow by this part, a dozen from the least to the largest. */
 #define SEARCH_RING_PART 3
-/* Prices of the bound grow by this until the cheapest choice is within the limit, up to what no choice of
- * homes pays for a byte. Then intervals become smaller as often. Any price gives a bound, and none need
- * be the very best. */
+/* Prices of the bound grow by this until the cheapest choice is within the limit, up to a second a byte, which no choice of homes
+ * pays. Any price gives a bound, and none need be the very best. */
 #define PRICE_GROWTH 8
-#define PRICE_LAST   1e3
-#define PRICE_STEPS  10
+#define PRICE_LAST   1.0
 /* In lists for prompts, places where a run of a model of many layers may end. */
 #define PREFILL_RUNS 32
 

@@ -195,7 +195,7 @@ static double best_price(struct dual *d, struct bound_prices *p, bool host)
         if (over <= 0) break;
         low = high;
     }
-    for (int i = 0; i < PRICE_STEPS && over <= 0 && best < d->frame->enough; i++) {
+    for (int i = 0; i < PLANNER_SHARES && over <= 0 && best < d->frame->enough; i++) {
         double middle = (low + high) / 2, over_middle;
         best = larger(best, at_price(d, p, host, middle, &over_middle));
         *(over_middle > 0 ? &low : &high) = middle;
@@ -220,7 +220,7 @@ static double best_mixture(struct dual *d, bool host)
         double a = 0, b = 1, x = 1 - GOLDEN_SECTION, y = GOLDEN_SECTION;
         double at_x = at_mixture(d, floor, x, host), at_y = at_mixture(d, floor, y, host);
         best = larger(best, larger(at_mixture(d, floor, 0, host), at_mixture(d, floor, 1, host)));
-        for (int i = 0; i < PRICE_STEPS && best < d->frame->enough; i++) {
+        for (int i = 0; i < PLANNER_SHARES && best < d->frame->enough; i++) {
             best = larger(best, larger(at_x, at_y));
             if (at_x < at_y) {
                 a = x;
