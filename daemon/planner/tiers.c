@@ -26,8 +26,9 @@ struct tiering {
     struct making *m;
     const struct spec *spec;
     struct packing_known like; /* the plan for a short context, whose weights are where two tiers have them */
-    double least;         /* seconds that a step of a short context takes at most, unless all take longer */
-    double most;          /* seconds that it may take with longer chunks */
+    double least; /* seconds that a step of a short context takes at most, unless all take longer */
+    double
+        most; /* seconds that it may take with longer chunks: `least`, or where all take longer a little more than now */
     double session_least; /* of the plans that were the best */
     struct scored best;
 };
@@ -36,7 +37,7 @@ struct tiering {
 static bool better_chunks(const struct tiering *k, const struct scored *c)
 {
     const struct score *now = &k->best.score, *then = &c->score;
-    if (c->c.plan.step_tokens <= k->best.c.plan.step_tokens || then->at_short > k->most) return false;
+    if (c->c.plan.step_tokens < k->best.c.plan.step_tokens || then->at_short > k->most) return false;
     return then->session < now->session || (then->session <= (1 + WORTH_NOTING) * k->session_least &&
                                             then->prompt <= (1 - WORTH_MUCH) * now->prompt);
 }
@@ -112,34 +113,27 @@ static int try_places(struct tiering *k, struct spec *what, struct helm_err *err
     return 0;
 }
 
-/* Seconds that a short context's step may take with longer chunks: what a plan may that keeps to a short context's speed, or,
- * where the best takes longer than that, a little more than it. */
-static double most_at_short(const struct tiering *k)
-{
-    const double now = k->best.score.at_short;
-    return now <= k->least ? k->least : now / (1 - WORTH_NOTING);
-}
-
-/* With the places that are best, and where that is not better with the least, which leave a short context more weights. Half as many
- * tokens more each time, then up to the
- * next power of two. */
+/* With the places that are best. Where that is not better, or costs a short context more than WORTH_NOTING, with the least as well,
+ * which leave it more weights. Half as many tokens more each time, then up to the next power of two. */
 static int try_chunks(struct tiering *k, struct spec what, struct helm_err *err)
 {
     const uint32_t most = what.ctx < PREFILL_CHUNK_MAX ? what.ctx : PREFILL_CHUNK_MAX;
+    const double near = k->best.score.at_short / (1 - WORTH_NOTING);
     uint32_t missed = 0, ignored;
-    k->most = most_at_short(k);
+    k->most = k->best.score.at_short <= k->least ? k->least : near;
     int rc = tiers_score_session(k->m, &k->best.c.plan, what.ctx, &k->best.score, err);
     while (!rc && missed < CHUNKS_MISSED) {
         struct spec few;
-        bool taken;
+        bool taken, taken_few = false;
         k->session_least = fmin(k->session_least, k->best.score.session);
         what.step += what.step & (what.step - 1) ? what.step & -what.step : what.step / 2;
         if (what.step > most) break;
         rc = try_two(k, what, &ignored, &taken, err);
         few = what;
         few.places = 1;
-        if (!rc && !taken && what.places > 1) rc = try_two(k, few, &ignored, &taken, err);
-        missed = taken ? 0 : missed + 1;
+        if (!rc && what.places > 1 && (!taken || k->best.score.at_short > near))
+            rc = try_two(k, few, &ignored, &taken_few, err);
+        missed = taken || taken_few ? 0 : missed + 1;
     }
     return rc;
 }

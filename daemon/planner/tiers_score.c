@@ -5,8 +5,6 @@
 
 #include <math.h>
 
-#define DIRECT_COARSE (PERMILLE / PLANNER_SHARES)
-
 /* ---- a plan over contexts ---- */
 
 /* Each once: 256, 1,024, ... and the whole; 0: no more. */
@@ -68,19 +66,19 @@ static int try_share(const struct making *m, struct plan *plan, uint32_t share, 
     return 0;
 }
 
-/* One processor's time falls with the share, the other's rises: the least is beside the least of a coarse grid. From
- * there steps are half as long each time, to about a hundredth. */
+/* One processor's time falls with the share, the other's rises: from the best of both ends and the middle steps are half as long each
+ * time, to about a hundredth. */
 static int choose_share(const struct making *m, struct plan *plan, struct helm_err *err)
 {
     double least = INFINITY;
     uint32_t best = 0;
     int rc = 0;
-    for (uint32_t share = 0; share <= PERMILLE && !rc; share += DIRECT_COARSE)
+    for (uint32_t share = 0; share <= PERMILLE && !rc; share += PERMILLE / 2)
         rc = try_share(m, plan, share, &least, &best, err);
-    for (uint32_t step = DIRECT_COARSE / 2; step >= PERMILLE / PERCENT && !rc; step /= 2) {
-        const uint32_t below = best > step ? best - step : 0, above = best + step;
-        rc = try_share(m, plan, below, &least, &best, err);
-        if (!rc && above <= PERMILLE) rc = try_share(m, plan, above, &least, &best, err);
+    for (uint32_t step = PERMILLE / 2 / 2; step >= PERMILLE / PERCENT && !rc; step /= 2) {
+        const uint32_t from = best;
+        if (from >= step) rc = try_share(m, plan, from - step, &least, &best, err);
+        if (!rc && from + step <= PERMILLE) rc = try_share(m, plan, from + step, &least, &best, err);
     }
     plan->kv_direct_permille = best;
     return rc;

@@ -76,8 +76,8 @@
  * search agrees; candidates that are put in order, however slow their estimates. Each leaves a smaller
  * difference. */
 #define PLANNER_TRIES 8
-/* Tries along a line are so many parts of it apart: shares of what the GPU reads directly, and then half of that beside the
- * best; lengths of prompts, until a list no longer pays; moves of experts; prices and mixtures of the bound. */
+/* Tries along a line are so many parts of it apart: shares of what the GPU reads directly, lengths of prompts, until a list no longer
+ * pays, moves of experts, prices and mixtures of the bound. */
 #define PLANNER_SHARES 10
 /* Simulations of a small space, item steps of them of a large one: tens of milliseconds. Prices that are
  * kept: searches come back to half of theirs. */
