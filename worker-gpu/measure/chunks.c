@@ -1,4 +1,4 @@
-/* What a step costs beside its operations: how late it begins and ends. See measure.h.
+/* A step's cost beside its operations: how late it begins and ends. See measure.h.
  *
  * Called by measure/kernels.c; owns nothing. */
 #include <stdlib.h>

@@ -13,7 +13,7 @@
 #include "daemon/planner/cost/measured.h"
 #include "daemon/planner/cost/spent.h"
 
-/* Of a captured step's slice of blocks, beside its product: one waits for its arrival, one sets its place free. */
+/* A captured step's slice of blocks has two operations beside its product: one waits for its arrival, one sets its place free. */
 #define OPERATIONS_OF_A_SLICE 2
 
 /* `elsewhere`: positions of each row that another processor attends to. */

@@ -13,7 +13,7 @@
 /* Two searches for nearly the same end so far apart (docs/planner.md: 0.9 % above the bound in the mean):
  * less is no difference. */
 #define WORTH_NOTING 0.02
-/* What a short context may lose so that long ones gain, and what a longer chunk must gain, which takes
+/* A short context may lose this so that long ones gain, and a longer chunk must gain it, which takes
  * room. */
 #define WORTH_ROOM 0.03
 /* Worth other tokens, or weights that are loaded in another form: forecasts err by 1.5 % in the median
@@ -83,7 +83,7 @@
  * kept: searches come back to half of theirs. */
 #define SPACE_WORK   400000
 #define SPACE_PRICED 8192
-/* Of a large space: states that are kept after each item, orders that are improved by exchanges,
+/* In a large space: states that are kept after each item, orders that are improved by exchanges,
  * exchanges drawn for each that is tried (memory forbids most where it is full), half of them with an
  * item no further away (delays of the link are local). A search of 36 to 80 layers takes 5 to 40 ms with
  * these, and comes within 4 % of the bound (test_search.c). */
@@ -131,8 +131,8 @@
 /* Operations of the CPU for experts in both memories: gates and ups, downs, and what each expert's begin
  * costs. */
 #define EXPERTS_OPERATIONS 3
-/* Of the CPU's time for an expert's bytes, what bringing them over the link takes from it, by direct
- * reads or by copies. Of twelve layers of Qwen3-30B-A3B in Q4_K on an H100's host it was busy 2.83, 2.63,
+/* A part of the CPU's time for an expert's bytes that bringing them over the link takes from it, by direct
+ * reads or by copies. In twelve layers of Qwen3-30B-A3B in Q4_K on an H100's host it was busy 2.83, 2.63,
  * 2.78 and 2.31 ms a token with 0 to 3 of 8 experts read directly; a copy took 13 to 19 us, and an expert
  * on the CPU 27. */
 #define COST_EXPERT_TAKES 0.6

@@ -222,7 +222,7 @@ HELM_MUST_CHECK int profile_from_json(const json_t *json, const char *gpu, struc
 void *profile_find(struct profile *profile, const char *name, bool *table);
 /* From JSON text of a file or a program; profile_check has accepted it. `what` is named in errors. */
 #define PROFILE_BYTES_MAX ((size_t)MIB)
-/* Of files beside profiles that hold a few numbers. */
+/* The most of files beside profiles that hold a few numbers. */
 #define PROFILE_SMALL_BYTES_MAX ((size_t)4096)
 HELM_MUST_CHECK int profile_parse(const char *what, const char *text, size_t bytes, struct profile *profile,
                                   struct helm_err *err);

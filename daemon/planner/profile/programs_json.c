@@ -12,7 +12,7 @@
 #define SECONDS_MAX 3600.0
 #define COUNT_MAX   ((uint64_t)1 << 24)
 
-/* Of a cell, in order. */
+/* A cell's numbers, in order. */
 enum { TOKENS, CONTEXT, SECONDS, LOW, HIGH, BESIDE, NUMBERS };
 
 static const char *const ways[PROGRAMS_WAYS] = {"exact",           "int8",           "packed",

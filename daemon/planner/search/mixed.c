@@ -15,7 +15,7 @@
 #include "daemon/planner/profile/policy.h"
 
 #define PATIENCE 2 /* after this part of it without a gain improving ends */
-/* What is drawn: as often as not two items change places. */
+/* Draws: as often as not two items change places. */
 enum { ONE_MOVES, BOTH_MOVE, PLACES_CHANGE, PLACES_CHANGE_TOO, EXCHANGES };
 
 /* ---- exchanges ---- */

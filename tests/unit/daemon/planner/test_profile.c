@@ -371,7 +371,7 @@ static void bad_input_is_refused_by_name(void **state)
     refuses("cpu", "linear", many, HELM_E_LIMIT, "17 points");
 }
 
-/* What earlier versions measured is ignored where it was, whatever it says. */
+/* Values that earlier versions measured are ignored where they were, whatever they say. */
 static void former_values_are_ignored(void **state)
 {
     (void)state;
