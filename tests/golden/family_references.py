@@ -34,7 +34,8 @@ SEEDOSS = dict(BASE, architectures=["SeedOssForCausalLM"], model_type="seed_oss"
 # No norms of inputs; norms of q and k, all heads of one together; of the third a window in three of four layers.
 OLMO2 = dict(BASE, architectures=["Olmo2ForCausalLM"], model_type="olmo2", num_attention_heads=4, num_key_value_heads=2)
 OLMO3 = dict(BASE, architectures=["Olmo3ForCausalLM"], model_type="olmo3", num_hidden_layers=4, sliding_window=40,
-             layer_types=["sliding_attention"] * 3 + ["full_attention"])
+             layer_types=["sliding_attention"] * 3 + ["full_attention"],
+             rope_parameters={kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")})
 # YaRN whose multipliers cancel each other; q grows with each 128 tokens before it.
 MINISTRAL3 = dict(BASE, architectures=["Ministral3ForCausalLM"], model_type="ministral3", sliding_window=None,
                   rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
@@ -145,11 +146,12 @@ def yarn(freq, rope, theta):
 
 def frequencies(c, layer):
     rope = c.get("rope_parameters", {})
+    rope = rope.get("full_attention", rope)  # of all layers alike
     dims, theta = int(c["head_dim"] * c.get("partial_rotary_factor", 1)), rope.get("rope_theta", c.get("rope_theta"))
     freq = 1 / theta ** (np.arange(0, dims, 2) / dims)
     if "no_rope_layer_interval" in c and (layer + 1) % c["no_rope_layer_interval"] == 0:
         return 0 * freq
-    return yarn(freq, rope, theta) if rope else freq
+    return yarn(freq, rope, theta) if "factor" in rope else freq
 
 
 def attention(h, w, c, layer):

@@ -69,11 +69,13 @@ static int olmo3_layers(struct keys *keys, struct model_config *c, struct helm_e
     for (uint32_t l = 0; l < c->layers && !types; l++)
         if (pattern && pattern->array ? gguf_number(pattern, l) == 0 : fmod(l + 1, step) == 0)
             c->window[l] = 0;
-    c->rope[1] = (struct rope_config){.kind = ROPE_DEFAULT,
-                                      .theta = c->rope[0].theta,
-                                      .factor = 1,
-                                      .attention_factor = 1,
-                                      .truncate = true};
+    const json_t *parameters = keys->json ? json_object_get(keys->json, "rope_parameters") : NULL;
+    if (!json_object_get(parameters, "sliding_attention"))
+        c->rope[1] = (struct rope_config){.kind = ROPE_DEFAULT,
+                                          .theta = c->rope[0].theta,
+                                          .factor = 1,
+                                          .attention_factor = 1,
+                                          .truncate = true};
     return 0;
 }
 
@@ -95,6 +97,8 @@ const struct arch arch_olmo3 = {.architecture = "Olmo3ForCausalLM",
                                 .model_type = "olmo3",
                                 OLMO,
                                 .gguf_told_by = "attention.sliding_window",
-                                .start = {START, .sliding_window = 4096},
+                                .start = {START, .sliding_window = 4096,
+                                          .rope[1] = {.theta = 500000, .factor = 1, .attention_factor = 1,
+                                                      .truncate = true}},
                                 .keys = olmo3_keys,
                                 .layers = olmo3_layers};

@@ -164,7 +164,8 @@ static void families_have_second_tables(void **state)
     struct model_config c;
     float plain[16], scaled[16], still[16], scale = 0;
     accept("olmo3",
-           "{\"layer_types\": \"DELETE\", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 8, "
+           "{\"layer_types\": \"DELETE\", \"rope_parameters\": \"DELETE\", "
+           "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 8, "
            "\"original_max_position_embeddings\": 128, \"attention_factor\": 1.2}}",
            &c);
     for (uint32_t l = 0; l < c.layers; l++) assert_int_equal(c.window[l], l == 3 ? 0 : 40);
@@ -172,6 +173,13 @@ static void families_have_second_tables(void **state)
     assert_true(fabsf(scale - 1.2f) < 1e-6f);
     rope_inv_freq(&c, 1, 128, plain, &scale);
     assert_true(scale == 1 && plain[15] > 7 * scaled[15] && plain[0] == 1);
+    model_config_free(&c);
+    accept("olmo3",
+           "{\"rope_theta\": \"DELETE\", \"rope_parameters\": {"
+           "\"full_attention\": {\"rope_type\": \"default\", \"rope_theta\": 20000}, "
+           "\"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 5000}}}",
+           &c);
+    assert_true(c.rope[0].theta == 20000 && c.rope[1].theta == 5000);
     model_config_free(&c);
     accept("smollm3", "{\"no_rope_layers\": [1, 1, 1, 0], \"num_key_value_heads\": null}", &c);
     rope_inv_freq(&c, 1, 128, still, &scale);
