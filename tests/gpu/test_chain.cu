@@ -22,6 +22,7 @@ struct chain_model {
     bool shared = false;  /* beside a dense MLP of as many rows, in front of and behind the sparse one */
     bool weighed = false; /* which has a weight of its own */
     bool split = false;   /* v is a product of its own, maybe of the other format */
+    int rows = -1;        /* the plain format of a few rows more of the same x, which pass by the ring */
 };
 
 /* A chain takes rows whose columns are a multiple of this: of plain formats, whole 16 bytes. */
@@ -44,7 +45,8 @@ struct chain_test {
     std::vector<float> state_before;
     std::vector<unsigned char> pool_before[2];
     gpu_buffer *state, *before, *weights, *others, *norms, *table, *pools[2], *pools_before[2], *workspace,
-        *attention, *router = nullptr, *choice = nullptr, *act = nullptr, *biases = nullptr, *room = nullptr;
+        *attention, *router = nullptr, *choice = nullptr, *act = nullptr, *biases = nullptr, *room = nullptr,
+        *few_rows = nullptr;
     uint32_t most_cols;
     std::vector<struct gpuk_chain_op> ops;
 
@@ -77,7 +79,7 @@ struct chain_test {
         const uint32_t q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim;
         const size_t x_at = place("x", m.hidden), qkv_at = place("qkv", q + 2 * kv),
                      attended_at = place("attended", q), inner_at = place("inner", m.inner),
-                     scores_at = place("scores", m.experts + 1),
+                     scores_at = place("scores", m.experts + 1), rows_at = place("rows", 2 * ROWS),
                      logits_at = place("logits", m.vocab + 2 * m.vocab / 3 + 5);
         state_before = random_floats(t, logits_at + places.back().count);
         before = new gpu_buffer(state_before), state = new gpu_buffer(state_before);
@@ -134,6 +136,7 @@ struct chain_test {
             }
             add(t, qkv, qkv_at + q + kv, kv);
             push(qkv);
+            if (m.rows >= 0) push_rows(t, qkv, rows_at);
             struct gpuk_chain_op op = {};
             op.kind = GPUK_CHAIN_ATTENTION;
             op.attention.out = float_at(attended_at);
@@ -180,7 +183,7 @@ struct chain_test {
     {
         for (gpu_buffer *b :
              {state, before, weights, others, norms, table, pools[0], pools[1], pools_before[0],
-              pools_before[1], workspace, attention, router, choice, act, biases, room})
+              pools_before[1], workspace, attention, router, choice, act, biases, room, few_rows})
             delete b;
     }
     struct gpuk_linear_args linear(struct test_context *t, size_t x, uint32_t cols, bool norm)
@@ -212,6 +215,24 @@ struct chain_test {
         op.kind = GPUK_CHAIN_LINEAR;
         op.linear = a;
         ops.push_back(op);
+    }
+
+    static const uint32_t ROWS = 37;
+    /* Two matrices of a few rows of the same x as `beside`. */
+    void push_rows(struct test_context *t, struct gpuk_linear_args beside, size_t out)
+    {
+        const enum tensor_format format = (enum tensor_format)m.rows;
+        const size_t bytes = tensor_format_row_bytes(format, m.hidden);
+        if (!few_rows) few_rows = new gpu_buffer(random_elements(t, (size_t)ROWS * m.hidden, format, 0.06f));
+        beside.format = format, beside.segments = 0;
+        for (uint32_t rows : {ROWS, 1 + random_below(t, ROWS)}) {
+            const float *bias = m.bias ? before->as<float>() + random_below(t, 8) : nullptr;
+            beside.segment[beside.segments++] = {few_rows->as<char>() + (ROWS - rows) * bytes, nullptr, bias,
+                                                 float_at(out), rows};
+            out += ROWS;
+        }
+        push(beside);
+        ops.back().kind = GPUK_CHAIN_ROWS;
     }
 
     struct gpuk_experts experts_of(struct test_context *t, enum tensor_format format, uint32_t rows,
@@ -514,13 +535,14 @@ static void test_sparse(struct test_context *t)
         if (f % 4 == 2)
             m.other = unit < 256 ? FORMAT_Q8_0 : format == FORMAT_Q6_K ? FORMAT_Q4_K : FORMAT_Q6_K;
         if (format < FORMAT_Q8_0) m.other = -1;
+        if (format >= FORMAT_Q8_0) m.rows = f % 4 - 1;
         chain_test c(t, m);
         struct gpuk_device few = t->device;
         few.sm_count = (int)(2 + random_below(t, 5)), few.gemv_slots = (int)random_below(t, 6);
         few.chain_words = f % 3 == 0 ? 2 : f % 3 == 1 ? -1 : 1;
         test_cut(t, c, &few, 0, c.ops.size(), 2);
         if (!t->small || (!t->few && f % 2 == 1))
-            test_cut(t, c, &t->device, 2, 4 + 2 * m.shared + m.weighed, 2);
+            test_cut(t, c, &t->device, 2 + (m.rows >= 0), 4 + 2 * m.shared + m.weighed, 2);
     }
     /* rows of several tiles, as Mixtral's; real widths where there is a GPU */
     chain_model wide = {DTYPE_BF16, DTYPE_BF16, 256, 4736, 2,    1,     64,    1,
@@ -528,8 +550,8 @@ static void test_sparse(struct test_context *t)
     wide.experts = 4, wide.chosen = 2, wide.shared = wide.weighed = true;
     std::vector<chain_model> models = {wide};
     wide.dtype = FORMAT_Q4_K, wide.heads = 4, wide.hidden = 2048, wide.inner = 768, wide.layers = 3,
-    wide.experts = 128, wide.chosen = 8;
-    if (!t->small) models.push_back(wide), wide.dtype = DTYPE_BF16, models.push_back(wide);
+    wide.experts = 128, wide.chosen = 8, wide.rows = FORMAT_F16;
+    if (!t->small) models.push_back(wide), wide.dtype = DTYPE_BF16, wide.rows = -1, models.push_back(wide);
     for (const chain_model &m : models) {
         if (t->few) break;
         chain_test c(t, m);
@@ -613,7 +635,7 @@ void test_chain(struct test_context *t)
         if (i % 2) { /* of two formats, as files have them */
             m.other = unit < 256 ? FORMAT_Q8_0 : format == FORMAT_Q6_K ? FORMAT_Q4_K : FORMAT_Q6_K;
         }
-        m.split = i % 2 || i % 4 == 0;
+        m.split = i % 2 || i % 4 == 0, m.rows = (int)(i + 1) % 4 - 1;
         chain_test c(t, m);
         struct gpuk_device few = t->device;
         few.sm_count = (int)(2 + random_below(t, 5)), few.gemv_slots = (int)random_below(t, 6);

@@ -14,14 +14,24 @@ static bool is_operation(const struct gpu_entry *e)
            e->op.kind == OP_DELTA || (e->op.kind == OP_ATTEND_DECODE && e->op.as.attention.fused);
 }
 
-/* `next`: the entry behind it in the chain, or NULL; the product in front of experts' gates is their router's. */
-static struct gpuk_chain_op operation_of(const struct gpu_entry *e, const struct gpu_entry *next)
+/* A product in a chain: that in front of experts' gates is their router's; plain numbers among blocks pass by the ring. */
+static enum gpuk_chain_kind product_of(const struct gpu_entry *e, const struct gpu_entry *next,
+                                       enum tensor_format chain)
+{
+    const bool blocks = chain != FORMAT_COUNT && !tensor_format_is_plain(chain);
+    if (next && next->op.kind == OP_EXPERTS_GLU) return GPUK_CHAIN_ROUTER;
+    /* few tokens have other bits */
+    return blocks && e->op.kind == OP_GEMV && tensor_format_is_plain(e->op.as.linear.format) ? GPUK_CHAIN_ROWS
+                                                                                             : GPUK_CHAIN_LINEAR;
+}
+
+/* `next`: the entry behind it in the chain, or NULL; chain: the format of the chain's first weights, FORMAT_COUNT: none yet. */
+static struct gpuk_chain_op operation_of(const struct gpu_entry *e, const struct gpu_entry *next,
+                                         enum tensor_format chain)
 {
     const struct op_attention *a = &e->op.as.attention;
     if (e->op.kind == OP_GEMV || e->op.kind == OP_GEMM_SMALL)
-        return (struct gpuk_chain_op){.kind = next && next->op.kind == OP_EXPERTS_GLU ? GPUK_CHAIN_ROUTER
-                                                                                      : GPUK_CHAIN_LINEAR,
-                                      .linear = e->op.as.linear};
+        return (struct gpuk_chain_op){.kind = product_of(e, next, chain), .linear = e->op.as.linear};
     if (e->op.kind == OP_EXPERTS_GLU)
         return (struct gpuk_chain_op){.kind = GPUK_CHAIN_EXPERTS_GLU,
                                       .glu = {.args = e->op.as.experts_glu.few,
@@ -38,7 +48,8 @@ static struct gpuk_chain_op operation_of(const struct gpu_entry *e, const struct
 }
 
 /* Rows in the ring come and go, expanded ones too. */
-static bool is_taken(const struct gpu_program *p, struct device *d, const struct gpu_entry *e)
+static bool is_taken(const struct gpu_program *p, struct device *d, const struct gpu_entry *e,
+                     enum tensor_format chain)
 {
     if (!is_operation(e) || e->slice) return false;
     const struct gpuk_attention *a = &e->op.as.attention.args;
@@ -48,7 +59,7 @@ static bool is_taken(const struct gpu_program *p, struct device *d, const struct
     /* one of samples, or of other bits than few tokens have */
     if (e->op.kind == OP_GEMM_SMALL && (e->op.count || !d->ask.chain_as_few(d, &e->op.as.linear)))
         return false;
-    const struct gpuk_chain_op op = operation_of(e, NULL);
+    const struct gpuk_chain_op op = operation_of(e, NULL, chain);
     return d->ask.chain_takes(d, &op);
 }
 
@@ -72,7 +83,7 @@ void lower_attention_chained(struct lowering *low)
         struct gpu_entry *e = &p->entry[i];
         if (e->op.kind != OP_ATTEND_DECODE || !is_as_few(d, e + 1)) continue;
         if (!e->op.as.attention.args.k) continue; /* a chain takes the tokens' own cells from their keys */
-        const struct gpuk_chain_op op = operation_of(e, NULL);
+        const struct gpuk_chain_op op = operation_of(e, NULL, FORMAT_COUNT);
         if (!d->ask.chain_takes(d, &op)) continue;
         e->op.as.attention.args.order = apart ? GPUK_ORDER_CHAINED_NEAR : GPUK_ORDER_CHAINED;
         p->as_chained++;
@@ -102,7 +113,7 @@ static uint32_t sparse_of(struct device *d, const struct gpu_entry *e, uint32_t 
         return 0;
     struct gpuk_chain_op op[WEIGHED];
     for (uint32_t i = 0; i < count; i++) {
-        op[i] = operation_of(&e[i], i + 1 < count ? &e[i + 1] : NULL);
+        op[i] = operation_of(&e[i], i + 1 < count ? &e[i + 1] : NULL, FORMAT_COUNT);
         if (e[i].slice || !d->ask.chain_takes(d, &op[i])) return 0;
     }
     for (uint32_t i = 0; i < count; i++)
@@ -110,12 +121,12 @@ static uint32_t sparse_of(struct device *d, const struct gpu_entry *e, uint32_t 
     return count;
 }
 
-/* Whether the next operation's weights go together with those before it, `format`, which becomes its. */
+/* Whether the next operation's weights go together with those before it, of which the first have `format`. */
 static bool mixes(const struct gpuk_chain_op *op, enum tensor_format *format)
 {
     const enum tensor_format own = gpuk_chain_format(op);
     if (own == FORMAT_COUNT) return true;
-    if (*format != FORMAT_COUNT && !gpuk_chain_mixes(*format, own)) return false;
+    if (*format != FORMAT_COUNT) return gpuk_chain_mixes(*format, own);
     *format = own;
     return true;
 }
@@ -129,11 +140,11 @@ static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t f
         const struct gpu_entry *e = &p->entry[i];
         const uint32_t sparse = sparse_of(d, e, p->tail - i);
         step = sparse ? sparse : 1;
-        if (!sparse && !is_taken(p, d, e)) break;
+        if (!sparse && !is_taken(p, d, e, format)) break;
         enum tensor_format all = format;
         bool goes = true;
         for (uint32_t n = 0; n < step && goes; n++) {
-            const struct gpuk_chain_op op = operation_of(&e[n], n + 1 < step ? &e[n + 1] : NULL);
+            const struct gpuk_chain_op op = operation_of(&e[n], n + 1 < step ? &e[n + 1] : NULL, format);
             goes = mixes(&op, &all);
         }
         if (!goes) break;
@@ -202,8 +213,11 @@ int gpu_program_write_chains(const struct gpu_source *s, struct gpu_program *p, 
         struct gpu_entry *e = &p->entry[i];
         if (e->op.kind != OP_CHAIN) continue;
         uint32_t count = e->op.as.chain.count;
-        for (uint32_t n = 0; n < count; n++)
-            op[n] = operation_of(&e[1 + n], n + 1 < count ? &e[2 + n] : NULL);
+        enum tensor_format format = FORMAT_COUNT;
+        for (uint32_t n = 0; n < count; n++) {
+            op[n] = operation_of(&e[1 + n], n + 1 < count ? &e[2 + n] : NULL, format);
+            if (format == FORMAT_COUNT) format = gpuk_chain_format(&op[n]);
+        }
         uint64_t bytes = ask->chain_bytes(op, count);
         if (bytes > room - at)
             rc = helm_fail(err, HELM_E_INTERNAL, "%u chains of %u operations take more than %llu bytes",

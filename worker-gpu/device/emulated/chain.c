@@ -33,6 +33,14 @@ static bool takes_linear(const struct gpuk_linear_args *a)
     return ok;
 }
 
+static bool takes_rows(const struct gpuk_linear_args *a)
+{
+    uint32_t rows = 0;
+    for (uint32_t s = 0; s < a->segments; s++) rows += a->segment[s].rows;
+    return tensor_format_is_plain(a->format) && !a->residual && !a->swiglu && rows <= GPUK_CHAIN_ROWS_MAX &&
+           takes_linear(a);
+}
+
 /* Every expert in its slot, all whole 16 bytes from each other. */
 static bool takes_experts(const struct gpuk_experts *e)
 {
@@ -49,6 +57,8 @@ bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op)
         return takes_linear(&op->linear);
     case GPUK_CHAIN_ROUTER:
         return op->linear.format == FORMAT_F32 && takes_linear(&op->linear);
+    case GPUK_CHAIN_ROWS:
+        return takes_rows(&op->linear);
     case GPUK_CHAIN_EXPERTS_GLU:
         return takes_experts(&op->glu.args.gate) && takes_experts(&op->glu.args.up) &&
                op->glu.args.gate.format == op->glu.args.up.format &&

@@ -31,13 +31,14 @@ enum gpuk_chain_kind {
     GPUK_CHAIN_CONVOLVE, /* a gated delta net's, */
     GPUK_CHAIN_DELTA,    /* and its rule; in chains without experts and with them */
     GPUK_CHAIN_WEIGH,    /* a shared expert's weight: no link, the router's product has one more row */
+    GPUK_CHAIN_ROWS,     /* a product with a few rows of plain numbers in a chain of blocks: read past the ring */
     GPUK_CHAIN_KINDS
 };
 struct gpuk_chain_op {
     enum gpuk_chain_kind kind;
     union {
         struct gpuk_linear_args
-            linear; /* as gpuk_gemv takes it; ROUTER: fp32, one matrix, its rows the experts */
+            linear; /* as gpuk_gemv takes it; ROUTER: fp32, one matrix, its rows the experts; ROWS: no residual */
         struct {
             struct gpuk_attention args; /* as gpuk_attention_decode takes it, one token, fused */
             float *out;
@@ -60,13 +61,13 @@ struct gpuk_chain {
     uint32_t count;   /* operations of the list */
     uint32_t links;   /* of them, those that are one of the chain: not weights of shared experts */
     int variant;      /* of the kernel; the launcher's own */
-    bool sparse;      /* it has experts */
+    bool sparse;      /* it has experts, or ROWS */
     uint32_t warps, askers, slots, pitch, shared_bytes, blocks, meetings, linears, region_bytes, norm_bytes;
 };
 /* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
  * shared memory; of experts: every one in its slot, of another format than fp32. A list may be cut at operations that cannot; those go as kernels of
  * their own. Operations of one chain have caches of one dtype, attention of one step block, and weights of one plain
- * format or of blocks of any (a router's apart). */
+ * format or of blocks of any (a router's and ROWS apart). */
 static inline bool gpuk_chain_mixes(enum tensor_format a, enum tensor_format b)
 {
     return a == b || (!tensor_format_is_plain(a) && !tensor_format_is_plain(b));
@@ -115,6 +116,12 @@ static inline bool gpuk_chain_whole(const struct gpuk_chain_op *op, uint32_t cou
            g->gate.rows == of->down.down.cols && g->gate.experts == of->down.down.experts;
 }
 bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op);
+/* Rows of a product that passes by the ring at most, and whether an operation is one. */
+#define GPUK_CHAIN_ROWS_MAX 256
+static inline bool gpuk_chain_passes_ring(const struct gpuk_chain_op *op)
+{
+    return op->kind == GPUK_CHAIN_ROUTER || op->kind == GPUK_CHAIN_ROWS;
+}
 /* Numbers of a head at most: attention of wider ones is a kernel between chains. */
 #define GPUK_CHAIN_HEAD_DIM_MAX 256
 /* Pieces of a head's context that attention in a chain hands from block to block at most. */

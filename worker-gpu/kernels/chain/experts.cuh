@@ -11,10 +11,14 @@
 struct chain_sums {
     float *partial, *squares;
 };
-/* Whether an operation of this kind takes x with the weights of a norm. */
+/* Whether weights of an operation of this kind are read past the ring; whether it takes x with the weights of a norm. */
+__device__ __forceinline__ bool chain_passes_ring(uint32_t kind)
+{
+    return kind == GPUK_CHAIN_ROUTER || kind == GPUK_CHAIN_ROWS;
+}
 __device__ __forceinline__ bool chain_takes_x(uint32_t kind)
 {
-    return kind == GPUK_CHAIN_LINEAR || kind == GPUK_CHAIN_ROUTER;
+    return kind == GPUK_CHAIN_LINEAR || chain_passes_ring(kind);
 }
 
 /* Four numbers to their place among x. */
@@ -93,31 +97,52 @@ template <typename S> __device__ __forceinline__ float x_scale(const linear_para
     return rsqrtf(sum / (float)p.cols + p.eps);
 }
 
-/* ---- the router */
+/* ---- the router, and others of few rows */
 
-/* Row `row` of a router's product; behind its experts' that of a shared expert's weight; NULL: there is none. */
-__device__ __forceinline__ const unsigned char *router_row(const chain_item &item, uint32_t row)
+/* Row `row` of the product, of matrix `matrix`; behind a router's experts' that of a shared expert's weight; weight NULL: there
+ * is none. */
+struct router_place {
+    const unsigned char *weight;
+    uint32_t matrix, row;
+};
+__device__ __forceinline__ router_place router_row(const chain_item &item, uint32_t row)
 {
     const linear_params &p = item.linear;
-    if (row < p.segment[0].rows) return p.segment[0].weight + row * p.row_bytes;
-    return row == p.segment[0].rows ? reinterpret_cast<const unsigned char *>(item.share_weight) : nullptr;
+    uint32_t s = 0;
+    while (s + 1 < p.segments && row >= p.segment[s].rows) row -= p.segment[s++].rows;
+    if (row < p.segment[s].rows) return {p.segment[s].weight + row * p.row_bytes, s, row};
+    return {row == p.segment[s].rows ? reinterpret_cast<const unsigned char *>(item.share_weight) : nullptr, s, row};
 }
 /* Asks for the rows that the block will multiply. */
 __device__ __forceinline__ void chain_router_ask(const chain_item &item)
 {
-    for (uint32_t row = blockIdx.x; row <= item.linear.segment[0].rows; row += gridDim.x) {
-        const unsigned char *from = router_row(item, row);
-        if (from && threadIdx.x * 128 < item.linear.row_bytes) ask_l2(from + threadIdx.x * 128);
+    for (uint32_t row = blockIdx.x;; row += gridDim.x) {
+        const unsigned char *from = router_row(item, row).weight;
+        if (!from) return;
+        if (threadIdx.x * 128 < item.linear.row_bytes) ask_l2(from + threadIdx.x * 128);
     }
 }
-/* The thread's parts of the products of x, with the norm's weights, with a row of fp32 weights in device memory (NULL:
- * none), and of x's squares; and x (NULL: not) into shared memory. All that is loaded at once is on its way together. */
+/* Four neighbours of a row of plain numbers. */
+__device__ __forceinline__ float4 router_quad(const unsigned char *row, uint32_t format, uint32_t f)
+{
+    if (format == FORMAT_F32) return __ldg(reinterpret_cast<const float4 *>(row) + f);
+    const uint2 two = __ldg(reinterpret_cast<const uint2 *>(row) + f);
+    float4 v;
+    if (format == FORMAT_F16)
+        element<__half>::unpack(two.x, v.x, v.y), element<__half>::unpack(two.y, v.z, v.w);
+    else
+        element<__nv_bfloat16>::unpack(two.x, v.x, v.y), element<__nv_bfloat16>::unpack(two.y, v.z, v.w);
+    return v;
+}
+/* The thread's parts of the products of x, with the norm's weights, with a row of weights in device memory (NULL: none), and
+ * of x's squares; and x (NULL: not) into shared memory. All that is loaded at once is on its way together. */
 struct chain_dot {
     float dot, squares;
 };
 template <typename S, typename D>
 __device__ __forceinline__ chain_dot chain_row(const linear_params &p, const chain_source &from,
-                                               const float4 *norm, const float4 *weight, float4 *x4)
+                                               const float4 *norm, const unsigned char *weight, uint32_t format,
+                                               float4 *x4)
 {
     const uint32_t quads = p.cols / 4, batch = 2;
     chain_dot sum = {0, 0};
@@ -127,7 +152,7 @@ __device__ __forceinline__ chain_dot chain_row(const linear_params &p, const cha
 #pragma unroll
         for (uint32_t j = 0; j < batch; j++) {
             const uint32_t f = f0 + j * S::THREADS < quads ? f0 + j * S::THREADS : 0;
-            if (weight) w[j] = __ldg(weight + f);
+            if (weight) w[j] = router_quad(weight, format, f);
             if (from.words)
                 words_get(from.words + 4 * f, word[j]), words_get(from.words + 4 * f + 2, word[j] + 2);
             else
@@ -158,23 +183,24 @@ template <typename S, typename D>
 __device__ __forceinline__ void take_words(const linear_params &p, const chain_source &from,
                                            const float4 *norm, float *x, float *squares)
 {
-    const chain_dot sum = chain_row<S, D>(p, from, norm, nullptr, reinterpret_cast<float4 *>(x));
+    const chain_dot sum =
+        chain_row<S, D>(p, from, norm, nullptr, FORMAT_F32, reinterpret_cast<float4 *>(x));
     if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = sum.squares;
 }
-/* x into shared memory, where the gates and ups find it, and the block's rows of the router's product: the whole block a
- * row. Logits go as words with this tag, too, where the item has words. */
+/* x into shared memory, where the gates and ups find it, or the next product, and the block's rows of the product: the whole
+ * block a row. Logits go as words with this tag, too, where the item has words. */
 template <typename S, typename D>
 __device__ __forceinline__ void chain_router(const chain_item &item, const chain_source &from,
                                              const float4 *norm, float *x, const chain_sums &sums,
                                              uint32_t tag)
 {
     const linear_params &p = item.linear;
-    const uint32_t warp = threadIdx.x >> 5, rows = p.segment[0].rows;
+    const uint32_t warp = threadIdx.x >> 5;
     bool first = true;
-    for (uint32_t row = blockIdx.x; first || row <= rows; row += gridDim.x, first = false) {
-        const unsigned char *weight = router_row(item, row);
+    for (uint32_t n = blockIdx.x;; n += gridDim.x, first = false) {
+        const auto [weight, matrix, row] = router_row(item, n);
         if (!first && !weight) break;
-        const chain_dot part = chain_row<S, D>(p, from, norm, reinterpret_cast<const float4 *>(weight),
+        const chain_dot part = chain_row<S, D>(p, from, norm, weight, item.where.format,
                                                first ? reinterpret_cast<float4 *>(x) : nullptr);
         if (!first) S::meet(); /* the row in front has been stored */
         if ((threadIdx.x & 31) == 0) {
@@ -186,13 +212,14 @@ __device__ __forceinline__ void chain_router(const chain_item &item, const chain
         float sum = 0;
 #pragma unroll
         for (uint32_t w = 0; w < S::WARPS; w++) sum += sums.partial[w];
-        const float *bias = row < rows ? p.segment[0].bias : nullptr;
+        const linear_segment &to = p.segment[matrix];
+        const float *bias = row < to.rows ? to.bias : nullptr;
         const float logit = sum * x_scale<S>(p, sums.squares) + (bias ? bias[row] : 0.0f);
-        if (row == rows) {
+        if (row == to.rows) {
             *item.share = 1.0f / (1.0f + expf(-logit));
             continue;
         }
-        p.segment[0].out[row] = logit;
+        to.out[row] = logit;
         if (item.words_out) word_put(item.words_out + row, logit, tag);
     }
 }

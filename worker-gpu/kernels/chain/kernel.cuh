@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 const chain_item &next = items[(number + 1) & 1];
                 if (number + 1 < q.count && next.kind == GPUK_CHAIN_ATTENTION && token->counts)
                     chain_attention_ask<S>(next, *token, reinterpret_cast<unsigned char *>(region));
-                if (SPARSE && number + 1 < q.count && next.kind == GPUK_CHAIN_ROUTER) chain_router_ask(next);
+                if (SPARSE && number + 1 < q.count && chain_passes_ring(next.kind)) chain_router_ask(next);
                 copies_commit();
             });
         };
@@ -424,7 +424,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         } else if (SPARSE && item.kind != GPUK_CHAIN_ATTENTION) {
             wait();
             copies_commit();
-            if (item.kind == GPUK_CHAIN_ROUTER) {
+            if (chain_passes_ring(item.kind)) {
                 chain_router<S, X>(item, source(item.linear.x), norm, region, work.sums, work.tag);
             } else {
                 if (item.kind == GPUK_CHAIN_EXPERTS_GLU) { /* x is there since the router's */
@@ -449,7 +449,9 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         } else {
             wait();
         }
-        if (item.kind == GPUK_CHAIN_ATTENTION || chain_is_delta(item.kind)) {
+        const bool fetches = SPARSE && item.kind == GPUK_CHAIN_ROWS && item.next_norm_quads > 0;
+        if (fetches) S::meet(); /* all are through with its own norm */
+        if (item.kind == GPUK_CHAIN_ATTENTION || chain_is_delta(item.kind) || fetches) {
             fetch_norm(item.next_norm, item.next_norm_quads);
             copies_commit();
         }

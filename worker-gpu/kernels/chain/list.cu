@@ -86,13 +86,23 @@ static bool takes_down(const struct gpuk_experts_down *d)
 {
     return takes_experts(&d->down) && d->choice.chosen > 0 && d->choice.chosen <= MODEL_EXPERTS_CHOSEN_MAX;
 }
-/* A router's weights are read past the ring, as numbers of 32 bits. */
+/* Weights that are read past the ring: plain numbers, of up to `most` rows. */
+static bool takes_past_ring(const struct gpuk_linear_args *a, uint32_t most)
+{
+    uint32_t rows = 0;
+    size_t bits = (size_t)a->x | (size_t)a->norm;
+    if (!tensor_format_is_plain(a->format) || a->segments < 1 || a->segments > GPUK_SEGMENTS_MAX) return false;
+    for (uint32_t s = 0; s < a->segments; s++) {
+        rows += a->segment[s].rows, bits |= (size_t)a->segment[s].weight;
+        if (a->segment[s].rows == 0 || a->segment[s].rows > most) return false;
+    }
+    return !a->residual && !a->swiglu && rows <= most && a->cols > 0 &&
+           a->cols <= chain_shaped::THREADS * 32 &&
+           (bits | tensor_format_row_bytes(a->format, a->cols)) % 16 == 0;
+}
 static bool takes_router(const struct gpuk_linear_args *a)
 {
-    return a->format == FORMAT_F32 && a->segments == 1 && !a->residual && !a->swiglu &&
-           a->segment[0].rows > 0 && a->segment[0].rows <= MODEL_EXPERTS_MAX && a->cols % 4 == 0 &&
-           a->cols <= chain_shaped::THREADS * 32 &&
-           ((size_t)a->segment[0].weight | (size_t)a->x | (size_t)a->norm) % 16 == 0;
+    return a->format == FORMAT_F32 && a->segments == 1 && takes_past_ring(a, MODEL_EXPERTS_MAX);
 }
 
 /* Bytes of x of a linear operation, or of one like it: whole lines, of each chosen expert. */
@@ -132,6 +142,8 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
         return x_bytes_of(op);
     case GPUK_CHAIN_ROUTER: /* its x is that of the gates and ups behind it */
         return takes_router(&op->linear) ? 16 : 0;
+    case GPUK_CHAIN_ROWS: /* x as plain numbers, which take more room than for blocks */
+        return takes_past_ring(&op->linear, GPUK_CHAIN_ROWS_MAX) ? div_up(op->linear.cols, 1024) * 4096 : 0;
     case GPUK_CHAIN_EXPERTS_GLU:
         return takes_glu(&op->glu.args, &op->glu.router) ? x_bytes_of(op) : 0;
     case GPUK_CHAIN_EXPERTS_DOWN:
@@ -295,7 +307,8 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
 static const char *const names[GPUK_CHAIN_KINDS] = {"linear",           "attention",
                                                     "router",           "experts' gates",
                                                     "experts' downs",   "convolution",
-                                                    "gated delta rule", "shared expert's weight"};
+                                                    "gated delta rule", "shared expert's weight",
+                                                    "rows"};
 
 /* What all operations of a chain share. */
 struct chain_plan {
@@ -308,6 +321,7 @@ static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_
                       struct chain_plan *plan, struct helm_err *err)
 {
     *plan = {-1, -1, 128, 0, 0, false, false};
+    bool rows = false;
     for (uint32_t i = 0; i < count; i++) {
         const char *name = (unsigned)op[i].kind < GPUK_CHAIN_KINDS ? names[op[i].kind] : "unknown";
         if (!gpuk_chain_takes(device, &op[i]))
@@ -320,7 +334,7 @@ static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_
         plan->region = std::max(plan->region, region_of(&op[i]));
         plan->norm = std::max(plan->norm, norm_bytes_of(&op[i]));
         plan->tiled += has_tiles(&op[i]);
-        plan->sparse |= op[i].kind == GPUK_CHAIN_ROUTER;
+        plan->sparse |= gpuk_chain_passes_ring(&op[i]), rows |= op[i].kind == GPUK_CHAIN_ROWS;
         const bool attends = op[i].kind == GPUK_CHAIN_ATTENTION;
         if (!attends && !has_tiles(&op[i])) continue;
         int *all = attends ? &plan->cache : &plan->family;
@@ -332,10 +346,14 @@ static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_
                              count, name);
         *all = own;
     }
+    if (rows && plan->family != CHAIN_BLOCKS)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "chain: rows past the ring without weights of blocks");
     uint32_t with_held = plan->region;
-    for (uint32_t i = 1; i < count; i++)
-        if (op[i].kind == GPUK_CHAIN_ATTENTION && held_at(&op[i - 1], &op[i]))
-            with_held = std::max(with_held, held_at(&op[i - 1], &op[i]) + held_bytes<chain_shaped>());
+    const std::vector<struct chain_link> links = chain_links(op, count);
+    for (uint32_t i = 1; i < links.size(); i++)
+        if (links[i].op->kind == GPUK_CHAIN_ATTENTION && held_at(links[i - 1].op, links[i].op))
+            with_held =
+                std::max(with_held, held_at(links[i - 1].op, links[i].op) + held_bytes<chain_shaped>());
     plan->holds = chain_shared_bytes(2 * chain_shaped::WARPS, PITCH_MIN, with_held, plan->norm) <=
                   (size_t)device->shared_bytes_max;
     if (plan->holds) plan->region = with_held;
@@ -369,6 +387,7 @@ static int linear_item(const struct gpuk_chain_op *op, uint32_t blocks, uint32_t
     if (op->kind == GPUK_CHAIN_EXPERTS_GLU)
         params.pairs *= chosen_of(op), params.segment[0].pair_end = params.segment[1].pair_end = params.pairs;
     item->linear = params;
+    item->where.format = args.format;
     if (!has_tiles(op)) return HELM_OK;
     item->where = weights_of(op, &params, blocks, *start, pitch);
     if (chosen_of(op)) item->experts = experts_of(op, &item->where);

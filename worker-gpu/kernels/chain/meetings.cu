@@ -63,7 +63,7 @@ static struct touched numbers(const float *from, uint64_t count)
 static struct touches touches_of(const struct gpuk_chain_op *op)
 {
     struct touches t = {};
-    t.all = op->kind != GPUK_CHAIN_ROUTER && !has_tiles(op);
+    t.all = !gpuk_chain_passes_ring(op) && !has_tiles(op);
     if (t.all) return t;
     const struct gpuk_linear_args a = linear_of(op);
     const uint64_t vectors = chosen_of(op) ? chosen_of(op) : 1;
@@ -117,7 +117,7 @@ std::vector<struct chain_link> chain_links(const struct gpuk_chain_op *op, uint3
         }
         links.push_back({&op[i], weigh});
         weigh = nullptr;
-        if (op[i].kind != GPUK_CHAIN_ROUTER || links.size() < 2) continue;
+        if (!gpuk_chain_passes_ring(&op[i]) || links.size() < 2) continue;
         struct chain_link &front = links[links.size() - 2];
         if (front.op->kind == GPUK_CHAIN_LINEAR && same_input(&front.op->linear, &op[i].linear) &&
             !depends(touches_of(front.op), touches_of(&op[i]), false, false))
@@ -142,10 +142,10 @@ bool chain_same_threads(const struct chain_weights *w)
 /* Whether x of `b`, as it lies in shared memory, is that of `a`. */
 static bool keeps_x(const struct gpuk_chain_op *a, const struct gpuk_chain_op *b)
 {
-    if (b->kind != GPUK_CHAIN_LINEAR || (a->kind != GPUK_CHAIN_LINEAR && a->kind != GPUK_CHAIN_ROUTER))
-        return false;
+    const bool past = gpuk_chain_passes_ring(a);
+    if (b->kind != GPUK_CHAIN_LINEAR || (a->kind != GPUK_CHAIN_LINEAR && !past)) return false;
     return same_input(&a->linear, &b->linear) &&
-           (a->kind == GPUK_CHAIN_ROUTER || chain_family(a->linear.format) == chain_family(b->linear.format));
+           (past || chain_family(a->linear.format) == chain_family(b->linear.format));
 }
 uint32_t chain_meetings(const struct gpuk_device *device, const std::vector<struct chain_link> &links,
                         const std::vector<bool> &added, uint64_t *words, struct chain_item *items)

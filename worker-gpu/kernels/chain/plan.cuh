@@ -41,7 +41,7 @@ static inline struct gpuk_linear_args linear_of(const struct gpuk_chain_op *op)
 /* Whether the weights of its norm are fetched ahead. */
 static inline bool has_norm(const struct gpuk_chain_op *op)
 {
-    return (op->kind == GPUK_CHAIN_LINEAR || op->kind == GPUK_CHAIN_ROUTER) && op->linear.norm;
+    return (op->kind == GPUK_CHAIN_LINEAR || gpuk_chain_passes_ring(op)) && op->linear.norm;
 }
 
 /* Words of results that go on without a meeting, of a chain with experts: logits, and x. */
@@ -56,8 +56,8 @@ struct chain_link {
     const struct gpuk_weigh *weigh; /* of a router's product: the weight that is one more row of it */
 };
 /* A list's operations in the order in which a chain has them. A shared expert's weight is no link, but a row of the router's
- * product behind it. A product in front of that product follows it, while logits go from block to block: of the same x, and
- * neither needs the other's. */
+ * product behind it. A product in front of that product, or of ROWS, follows it, which has put x into shared memory: of the same
+ * x, and neither needs the other's. */
 std::vector<struct chain_link> chain_links(const struct gpuk_chain_op *op, uint32_t count);
 
 /* Joins operations by words where that can be, in a chain with experts, and plans where blocks meet: items have their weights.
