@@ -74,6 +74,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/experts/chunk.cu \
   worker-gpu/kernels/experts/digits.cu \
   worker-gpu/kernels/experts/experts.cu \
+  worker-gpu/kernels/experts/once.cu \
   worker-gpu/kernels/experts/packed.cu \
   worker-gpu/kernels/experts/plain.cu \
   worker-gpu/kernels/experts/route.cu \
@@ -88,6 +89,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/linear/gemm_stream.cu \
   worker-gpu/kernels/linear/gemm_wide.cu \
   worker-gpu/kernels/linear/gemv_bulk.cu \
+  worker-gpu/kernels/linear/gemv_once.cu \
   worker-gpu/kernels/linear/gemv_groups.cu \
   worker-gpu/kernels/linear/gemv_plain.cu \
   worker-gpu/kernels/linear/linear.cu \

@@ -46,7 +46,7 @@ struct chain_test {
     std::vector<unsigned char> pool_before[2];
     gpu_buffer *state, *before, *weights, *others, *norms, *table, *pools[2], *pools_before[2], *workspace,
         *attention, *router = nullptr, *choice = nullptr, *act = nullptr, *biases = nullptr, *room = nullptr,
-        *few_rows = nullptr;
+                    *few_rows = nullptr;
     uint32_t most_cols;
     std::vector<struct gpuk_chain_op> ops;
 

@@ -461,7 +461,7 @@ static void test_format(struct test_context *t, enum tensor_format format)
     for (int word = 0; word < 2; word++) {
         const bool bulk = t->device.bulk_copy && (loose || word == 0);
         args.segment[0].weight = (const void *)(uintptr_t)(256 + 4 * word);
-        check(t, strcmp(gpuk_linear_kernel(&t->device, &args, GPUK_ONE), bulk ? "bulk" : "plain") == 0, what);
+        check(t, strcmp(gpuk_linear_kernel(&t->device, &args, GPUK_ONE), bulk ? "once" : "plain") == 0, what);
     }
     snprintf(what, sizeof what, "%s is expanded for a chunk, and has no rows of 40 columns", name_of(format));
     check(t, !gpuk_linear_takes(&t->device, &args, GPUK_CHUNK), what);

@@ -122,8 +122,9 @@ struct linear_kernel {
     int (*prepare)(const struct gpuk_device *device, struct helm_err *err);
 };
 typedef const struct linear_kernel linear_kernels[FORMAT_COUNT];
-extern linear_kernels gemv_plain_kernels, gemv_bulk_kernels, gemv_groups_kernels, gemm_plain_kernels,
-    gemm_tensor_kernels, gemm_integer_kernels, gemm_stream_kernels, gemm_blocks_kernels, gemm_wide_kernels;
+extern linear_kernels gemv_once_kernels, gemv_plain_kernels, gemv_bulk_kernels, gemv_groups_kernels,
+    gemm_plain_kernels, gemm_tensor_kernels, gemm_integer_kernels, gemm_stream_kernels, gemm_blocks_kernels,
+    gemm_wide_kernels;
 
 /* The warps of a block where gemv_bulk streams bf16 of this shape in tiles of 1 KB; else 0. */
 uint32_t gemv_bulk_warps(const struct linear_call &call);

@@ -12,8 +12,8 @@ __global__ void __launch_bounds__(THREADS)
     weigh_kernel(const uint32_t *count, const __grid_constant__ struct gpuk_weigh q, bool vector)
 {
     __shared__ float scratch[32];
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     if (count && blockIdx.x >= *count) return;
     const float *x = q.x + (size_t)blockIdx.x * q.width;
     float squares = 0, product = 0;

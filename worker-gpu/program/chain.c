@@ -21,8 +21,9 @@ static enum gpuk_chain_kind product_of(const struct gpu_entry *e, const struct g
     const bool blocks = chain != FORMAT_COUNT && !tensor_format_is_plain(chain);
     if (next && next->op.kind == OP_EXPERTS_GLU) return GPUK_CHAIN_ROUTER;
     /* few tokens have other bits */
-    return blocks && e->op.kind == OP_GEMV && tensor_format_is_plain(e->op.as.linear.format) ? GPUK_CHAIN_ROWS
-                                                                                             : GPUK_CHAIN_LINEAR;
+    return blocks && e->op.kind == OP_GEMV && tensor_format_is_plain(e->op.as.linear.format)
+               ? GPUK_CHAIN_ROWS
+               : GPUK_CHAIN_LINEAR;
 }
 
 /* `next`: the entry behind it in the chain, or NULL; chain: the format of the chain's first weights, FORMAT_COUNT: none yet. */
@@ -153,11 +154,19 @@ static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t f
     return i - first;
 }
 
+/* Small experts' kernels, and those of what stands beside them, are faster than links. */
+static bool has_experts(const struct gpu_program *p)
+{
+    for (uint32_t i = 0; i < p->tail; i++)
+        if (p->entry[i].op.kind == OP_EXPERTS_GLU) return true;
+    return false;
+}
+
 void lower_chains(struct lowering *low)
 {
     struct gpu_program *p = low->program;
     struct device *d = low->source->device;
-    if (p->tier != GPU_TIER_1) return;
+    if (p->tier != GPU_TIER_1 || has_experts(p)) return;
     /* no more chains than half the entries */
     uint32_t capacity = p->count + p->count / 2 + 1, count = 0, tail = 0;
     struct gpu_entry *entry = malloc(capacity * sizeof *entry);

@@ -25,7 +25,6 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
     const uint32_t kv_head = blockIdx.y / p.group_chunks, chunk = blockIdx.y - kv_head * p.group_chunks;
     const uint32_t group = a.heads / l.kv_heads, head0 = kv_head * group + chunk * G;
     const uint32_t heads = group - chunk * G < G ? group - chunk * G : G;
-    let_next_start();
     const bool counts = t < a.step.counts[0];
     const uint32_t position = counts ? a.step.position[t] : 0;
     const uint32_t row = counts ? a.step.token_row[t] : 0;
@@ -37,6 +36,7 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
     const uint32_t per_piece = div_up(visible, pieces);
     pieces = div_up(visible, per_piece);
     wait_for_previous();
+    let_next_start();
     if (!counts || !has_token(a, false, position) || blockIdx.x >= pieces) return;
     const uint32_t begin = first + blockIdx.x * per_piece;
     const uint32_t end = begin + per_piece < position + 1 ? begin + per_piece : position + 1;

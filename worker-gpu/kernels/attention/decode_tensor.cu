@@ -67,7 +67,6 @@ __global__ void __launch_bounds__(THREADS, 1) decode_tensor_kernel(const __grid_
     const uint32_t t = blockIdx.z, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const uint32_t kv_head = blockIdx.y / p.group_chunks, chunk = blockIdx.y - kv_head * p.group_chunks;
     const uint32_t group = a.heads / l.kv_heads, in_group = chunk * STREAM_HEADS;
-    let_next_start();
     const bool counts = t < a.step.counts[0];
     const uint32_t position = counts ? a.step.position[t] : 0, end = position + 1;
     const uint32_t row = counts ? a.step.token_row[t] : 0;
@@ -108,6 +107,7 @@ __global__ void __launch_bounds__(THREADS, 1) decode_tensor_kernel(const __grid_
         }
     }
     wait_for_previous();
+    let_next_start();
     if (!works) return;
     stream_place place = {t,
                           position,

@@ -111,7 +111,8 @@ __device__ __forceinline__ router_place router_row(const chain_item &item, uint3
     uint32_t s = 0;
     while (s + 1 < p.segments && row >= p.segment[s].rows) row -= p.segment[s++].rows;
     if (row < p.segment[s].rows) return {p.segment[s].weight + row * p.row_bytes, s, row};
-    return {row == p.segment[s].rows ? reinterpret_cast<const unsigned char *>(item.share_weight) : nullptr, s, row};
+    return {row == p.segment[s].rows ? reinterpret_cast<const unsigned char *>(item.share_weight) : nullptr,
+            s, row};
 }
 /* Asks for the rows that the block will multiply. */
 __device__ __forceinline__ void chain_router_ask(const chain_item &item)
@@ -141,8 +142,8 @@ struct chain_dot {
 };
 template <typename S, typename D>
 __device__ __forceinline__ chain_dot chain_row(const linear_params &p, const chain_source &from,
-                                               const float4 *norm, const unsigned char *weight, uint32_t format,
-                                               float4 *x4)
+                                               const float4 *norm, const unsigned char *weight,
+                                               uint32_t format, float4 *x4)
 {
     const uint32_t quads = p.cols / 4, batch = 2;
     chain_dot sum = {0, 0};
@@ -183,8 +184,7 @@ template <typename S, typename D>
 __device__ __forceinline__ void take_words(const linear_params &p, const chain_source &from,
                                            const float4 *norm, float *x, float *squares)
 {
-    const chain_dot sum =
-        chain_row<S, D>(p, from, norm, nullptr, FORMAT_F32, reinterpret_cast<float4 *>(x));
+    const chain_dot sum = chain_row<S, D>(p, from, norm, nullptr, FORMAT_F32, reinterpret_cast<float4 *>(x));
     if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = sum.squares;
 }
 /* x into shared memory, where the gates and ups find it, or the next product, and the block's rows of the product: the whole

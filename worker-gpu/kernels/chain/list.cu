@@ -91,7 +91,8 @@ static bool takes_past_ring(const struct gpuk_linear_args *a, uint32_t most)
 {
     uint32_t rows = 0;
     size_t bits = (size_t)a->x | (size_t)a->norm;
-    if (!tensor_format_is_plain(a->format) || a->segments < 1 || a->segments > GPUK_SEGMENTS_MAX) return false;
+    if (!tensor_format_is_plain(a->format) || a->segments < 1 || a->segments > GPUK_SEGMENTS_MAX)
+        return false;
     for (uint32_t s = 0; s < a->segments; s++) {
         rows += a->segment[s].rows, bits |= (size_t)a->segment[s].weight;
         if (a->segment[s].rows == 0 || a->segment[s].rows > most) return false;
@@ -304,10 +305,14 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
 }
 
 /* What an operation is called in messages. */
-static const char *const names[GPUK_CHAIN_KINDS] = {"linear",           "attention",
-                                                    "router",           "experts' gates",
-                                                    "experts' downs",   "convolution",
-                                                    "gated delta rule", "shared expert's weight",
+static const char *const names[GPUK_CHAIN_KINDS] = {"linear",
+                                                    "attention",
+                                                    "router",
+                                                    "experts' gates",
+                                                    "experts' downs",
+                                                    "convolution",
+                                                    "gated delta rule",
+                                                    "shared expert's weight",
                                                     "rows"};
 
 /* What all operations of a chain share. */

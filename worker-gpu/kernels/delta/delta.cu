@@ -14,10 +14,10 @@ __global__ void __launch_bounds__(CONV_WARPS * 32)
 {
     const gpuk_delta &d = p.d;
     const uint32_t head = blockIdx.y * CONV_WARPS + (threadIdx.x >> 5), first = blockIdx.x * run;
-    let_next_start();
     if (head >= 2 * d.key_heads + d.value_heads) return;
     const conv_head<STEPS> own(p, head);
     wait_for_previous();
+    let_next_start();
     const uint32_t count = d.step.counts[0], end = first + run < count ? first + run : count;
     conv_columns<STEPS> c;
     uint32_t of = UINT32_MAX; /* the row whose columns these are */
@@ -52,13 +52,13 @@ __global__ void __launch_bounds__(512) delta_rule_kernel(const __grid_constant__
     SHARED_DYNAMIC(float, memory);
     const gpuk_delta &d = p.d;
     const uint32_t head = blockIdx.x, row = blockIdx.y;
-    let_next_start();
     const bool counts = row < d.step.counts[1];
     const uint32_t first = counts ? d.step.row_first[row] : 0, end = counts ? d.step.row_first[row + 1] : 0;
     char *record = counts ? delta_record(d, row) : nullptr;
     const bool mine = counts && first < end && !delta_is_chunked(end - first, chunks);
     if (mine) rule_ask(d, delta_matrix(d, record, head), blockDim.x);
     wait_for_previous();
+    let_next_start();
     if (first >= end) return;
     const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
     /* a thread has the same channels of all, and the record's own come last */

@@ -4,7 +4,7 @@
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/experts/experts.cuh"
 
-static const experts_kernels *const few[] = {&experts_digits_kernels, &experts_bulk_kernels,
+static const experts_kernels *const few[] = {&experts_once_kernels, &experts_digits_kernels, &experts_bulk_kernels,
                                              &experts_packed_kernels, &experts_plain_kernels};
 static const experts_chunk_kernels *const chunks[] = {&experts_wide_kernels, &experts_tensor_kernels,
                                                       &experts_each_kernels};

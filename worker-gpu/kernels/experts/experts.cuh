@@ -320,8 +320,8 @@ struct experts_kernel {
     int (*prepare)(const struct gpuk_device *device, struct helm_err *err);
 };
 typedef const struct experts_kernel experts_kernels[FORMAT_COUNT];
-extern experts_kernels experts_digits_kernels, experts_bulk_kernels, experts_packed_kernels,
-    experts_plain_kernels;
+extern experts_kernels experts_once_kernels, experts_digits_kernels, experts_bulk_kernels,
+    experts_packed_kernels, experts_plain_kernels;
 
 /* Chunks' gate and up, or down. */
 struct experts_chunk_params {

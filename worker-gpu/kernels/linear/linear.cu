@@ -18,7 +18,7 @@ static linear_kernels matmul_kernels = BY_FORMAT(MATMUL, {});
 /* Fastest first. */
 static const int KERNELS_MAX = 4;
 static const struct linear_kernel *const table[GPUK_SCHEDULES][KERNELS_MAX] = {
-    {gemv_bulk_kernels, gemv_groups_kernels, gemv_plain_kernels},
+    {gemv_once_kernels, gemv_bulk_kernels, gemv_groups_kernels, gemv_plain_kernels},
     {gemm_integer_kernels, gemm_stream_kernels, gemm_tensor_kernels, gemm_plain_kernels},
     {gemm_blocks_kernels},
     {gemm_wide_kernels},
