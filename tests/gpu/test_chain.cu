@@ -305,6 +305,7 @@ struct chain_test {
     {
         for (size_t i = first; i < first + count; i++) {
             struct gpuk_experts_glu glu = ops[i].glu.args;
+            struct gpuk_experts_down down;
             switch (ops[i].kind) {
             case GPUK_CHAIN_ATTENTION:
                 GPUK(gpuk_attention_decode(device, &ops[i].attention.args, 1, true, ops[i].attention.out,
@@ -317,8 +318,10 @@ struct chain_test {
                 glu.router = &ops[i].glu.router;
                 GPUK(gpuk_experts_glu(device, &glu, 1, nullptr, room->at, 0, t->stream, &err));
                 break;
-            case GPUK_CHAIN_EXPERTS_DOWN:
-                GPUK(gpuk_experts_down(device, &ops[i].down, 1, nullptr, room->at, 0, t->stream, &err));
+            case GPUK_CHAIN_EXPERTS_DOWN: /* makes the choice again */
+                down = ops[i].down, down.router = &ops[i - 1].glu.router;
+                down.logits = ops[i - 1].glu.args.logits, down.choice_bias = ops[i - 1].glu.args.choice_bias;
+                GPUK(gpuk_experts_down(device, &down, 1, nullptr, room->at, 0, t->stream, &err));
                 break;
             default:
                 GPUK(gpuk_gemv(device, &ops[i].linear, workspace->at, 0, t->stream, &err));

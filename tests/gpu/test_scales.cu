@@ -165,7 +165,8 @@ static std::vector<float> run_experts(const product_of &p, const gpu_buffer &wei
     const gpu_buffer dx(p.x), out(numbers * 4), residual(std::vector<float>(numbers, 0)),
         workspace(gpuk_experts_workspace_bytes(TOKENS, 1, p.m.cols));
     const struct gpuk_experts_down args = {e.matrix,        e.choice, dx.as<float>(), residual.as<float>(),
-                                           out.as<float>(), p.m.rows};
+                                           out.as<float>(), p.m.rows, nullptr,        nullptr,
+                                           nullptr};
     GPUK(gpuk_experts_down(&p.device, &args, TOKENS, e.count.as<uint32_t>(), workspace.at, 0, p.t->stream,
                            &err));
     CUDA(cudaStreamSynchronize(p.t->stream));

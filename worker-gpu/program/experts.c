@@ -279,6 +279,7 @@ void make_experts_down(struct lowering *low, const struct making *m)
                                                .sums = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_SUM)}};
         return;
     }
+    const bool routes = !is_routed(low, m);
     op->workspace = gpu_area(b, GPU_AREA_EXPERTS);
     op->as.experts_down = (struct op_experts_down){
         .few = {.down = down,
@@ -286,7 +287,10 @@ void make_experts_down(struct lowering *low, const struct making *m)
                 .act = gpu_area(b, GPU_AREA_FEW_ACT),
                 .residual = added_to(low, m),
                 .out = !m->at->math->residual || making_mixed(low, m) ? sum_of(low, m) : m->x_out,
-                .out_stride = c->hidden}};
+                .out_stride = c->hidden,
+                .router = routes ? &c->router : NULL,
+                .logits = routes ? gpu_area(b, GPU_AREA_ROUTER) : NULL,
+                .choice_bias = routes ? choice_bias_of(low, m->at->layer) : NULL}};
 }
 
 void make_experts_sum(struct lowering *low, const struct making *m)

@@ -306,10 +306,10 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
     const unsigned char *ring_at = m.ring + (size_t)warp * q.slots * 2 * q.pitch;
     bulk_sum *done = m.done + warp * q.done_most();
 
-    let_next_start();
     if (lane == 0) bulk_barriers_open(barriers, q.slots);
     __syncwarp();
     wait_for_previous();
+    let_next_start();
     const uint32_t tokens = experts_tokens(p), pairs = tokens * p.choice.chosen;
     if (p.routes) {
         m.list.route(p, tokens, reinterpret_cast<float *>(m.ring));

@@ -394,9 +394,9 @@ __global__ void __launch_bounds__(THREADS, 1) experts_digits(const __grid_consta
     block.barriers = {shared_address(m.barriers), q.stages};
     block.step_expert = gridDim.x / q.row_tiles, block.step_tile = gridDim.x % q.row_tiles;
 
-    let_next_start();
     if (threadIdx.x == 0) block.barriers.open(q.tiles);
     wait_for_previous();
+    let_next_start();
     const uint32_t tokens = experts_tokens(p), pairs = tokens * p.choice.chosen;
     block.tokens = tokens;
     float4 v[LOADS];

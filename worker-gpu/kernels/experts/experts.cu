@@ -4,8 +4,9 @@
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/experts/experts.cuh"
 
-static const experts_kernels *const few[] = {&experts_once_kernels, &experts_digits_kernels, &experts_bulk_kernels,
-                                             &experts_packed_kernels, &experts_plain_kernels};
+static const experts_kernels *const few[] = {&experts_once_kernels, &experts_digits_kernels,
+                                             &experts_bulk_kernels, &experts_packed_kernels,
+                                             &experts_plain_kernels};
 static const experts_chunk_kernels *const chunks[] = {&experts_wide_kernels, &experts_tensor_kernels,
                                                       &experts_each_kernels};
 
@@ -137,6 +138,8 @@ extern "C" int gpuk_experts_down(const struct gpuk_device *device, const struct 
     struct experts_params &p = call.params;
     p.down = true, p.x = args->act, p.residual = args->residual, p.out = args->out,
     p.out_stride = args->out_stride;
+    if (args->router && experts_ranks(*args->router))
+        p.again = true, p.router = *args->router, p.logits = args->logits, p.choice_bias = args->choice_bias;
     return launch_few(&call, workspace, flags, stream, err);
 }
 

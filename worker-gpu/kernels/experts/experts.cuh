@@ -35,6 +35,7 @@ struct experts_params {
     enum glu_kind glu;
     bool down;
     bool routes; /* the choice is made first */
+    bool again;  /* of down: may be made again, before the kernel in front has ended */
     struct model_router router;
     const float *logits, *choice_bias;
     experts_role ahead;   /* weight NULL: none */

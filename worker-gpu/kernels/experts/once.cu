@@ -3,8 +3,8 @@
  *
  * Gates and ups: each block makes the choice for itself, then each warp asks for two rows of an expert's gate and the same of
  * its up. Of down a warp has an expert, whose activations it alone needs, and the block's rows of it; sums of experts meet in
- * shared memory in order of choice. Every expert lies in its slot; what the blocks of gates know of the choice lets them ask
- * for downs into the L2. */
+ * shared memory in order of choice. Its blocks begin when those of the gates have what they waited for, so that the router's
+ * logits are there: they make the choice again, and their weights are on the way while activations are computed. */
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/experts/experts.cuh"
 #include "worker-gpu/kernels/tile.cuh"
@@ -29,7 +29,8 @@ struct experts_once_memory {
         const experts_params &p = q.of;
         const uint32_t vectors = p.down ? warps : 1, sums = p.down ? 2 * q.pairs * warps : warps;
         x = at, ring = x + (size_t)vectors * q.lines * blocks_x::LINE_QUADS * 16;
-        sums_at(ring + (size_t)warps * (p.down ? 1 : 2) * q.pitch, sums, p.routes ? 2 * p.experts : 0);
+        sums_at(ring + (size_t)warps * (p.down ? 1 : 2) * q.pitch, sums,
+                p.routes || p.again ? 2 * p.experts : 0);
         barriers = reinterpret_cast<uint64_t *>(id + 32);
         return (size_t)(reinterpret_cast<unsigned char *>(barriers + warps) - at);
     }
@@ -41,32 +42,20 @@ struct experts_once_memory {
 };
 static_assert(MODEL_EXPERTS_CHOSEN_MAX <= 32, "a choice has room");
 
-/* The choice, for the block: made here, or as a kernel in front has left it. */
+/* The choice, for the block: made here, or as a kernel in front has left it. Of down weights, too. */
 __device__ __forceinline__ void once_choice(const experts_params &p, const experts_once_memory &m)
 {
     const uint32_t i = threadIdx.x, chosen = p.choice.chosen;
-    if (!p.routes) {
+    if (!p.routes && !p.again) {
         if (i < chosen) m.id[i] = __ldcg(p.choice.id + i);
         if (i < chosen && p.down) m.weight[i] = __ldcg(p.choice.weight + i);
         __syncthreads();
         return;
     }
-    const bool stores = blockIdx.x == 0;
-    experts_rank(p.router, p.logits, p.choice_bias, m.scratch, m.id, m.weight, blockDim.x, stores);
+    const bool stores = p.routes && blockIdx.x == 0;
+    experts_rank(p.router, p.logits, p.choice_bias, m.scratch, m.id, m.weight, blockDim.x, stores || p.down);
     __syncwarp();
     if (stores && i < chosen) p.choice.id[i] = m.id[i], p.choice.weight[i] = m.weight[i];
-}
-/* Asks for the block's share of the downs that are read next. */
-__device__ __forceinline__ void once_ahead(const experts_params &p, const uint32_t *id)
-{
-    const uint32_t piece = 4 << 10, each = div_up((uint32_t)p.ahead_bytes, piece);
-    for (uint32_t i = threadIdx.x * gridDim.x + blockIdx.x; i < p.choice.chosen * each;
-         i += blockDim.x * gridDim.x) {
-        const uint64_t at = (uint64_t)(i % each) * piece, left = (p.ahead_bytes & ~15ull) - at;
-        if (id[i / each] < p.experts)
-            bulk_ask_l2(p.ahead.weight + id[i / each] * p.ahead.stride + at,
-                        left < piece ? (uint32_t)left : piece);
-    }
 }
 
 template <typename D>
@@ -101,7 +90,6 @@ __global__ void __launch_bounds__(GLU_WARPS * 32)
             bulk_copy(shared_address(ring) + r * q.pitch, w[r].from, w[r].bytes, barrier);
     }
     __syncwarp();
-    if (p.ahead.weight) once_ahead(p, m.id);
     float4 *x4 = reinterpret_cast<float4 *>(m.x);
     const float squares = warp_sum(blocks_x::put_all(p.x, p.norm, p.cols, x4, threadIdx.x, GLU_WARPS * 32));
     if (lane == 0) m.sums[warp] = squares;
@@ -146,8 +134,7 @@ __global__ void __launch_bounds__(DOWN_WARPS * 32)
     unsigned char *ring = m.ring + (size_t)warp * q.pitch;
     if (lane == 0) bulk_barriers_open(barrier, 1);
     __syncwarp();
-    wait_for_previous();
-    let_next_start();
+    if (!p.again) wait_for_previous();
     once_choice(p, m);
     const uint32_t expert = m.id[warp];
     const bool there = expert < p.experts;
@@ -159,6 +146,8 @@ __global__ void __launch_bounds__(DOWN_WARPS * 32)
         bulk_copy(shared_address(ring), w.from, w.bytes, barrier);
     }
     __syncwarp();
+    if (p.again) wait_for_previous();
+    let_next_start();
     float total = threadIdx.x < rows && p.residual ? __ldcg(p.residual + mine) : 0.0f;
     float4 *x4 = reinterpret_cast<float4 *>(m.x) + (size_t)warp * q.lines * D::LINE_QUADS;
     blocks_x::put_all(p.x + (uint64_t)warp * p.cols, nullptr, p.cols, x4, lane, 32);

@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(THREADS) packed_glu(const __grid_constant__ pa
     __shared__ float scratch[32];
     __shared__ uint4 room[WARPS][32 * ROOM_PITCH / 16];
     const experts_params &p = q.p;
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t pair = blockIdx.y, token = pair / p.choice.chosen, warp = threadIdx.x >> 5,
                    lane = threadIdx.x & 31, units = p.rows / q.unit_rows;
     if (token >= experts_tokens(p)) return;
@@ -203,8 +203,8 @@ __global__ void __launch_bounds__(THREADS) packed_down(const __grid_constant__ p
     SHARED_DYNAMIC(float, sums); /* [units][chosen][UNIT_ROWS_MAX] */
     __shared__ uint4 room[WARPS][32 * ROOM_PITCH / 16];
     const experts_params &p = q.p;
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t token = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
                    chosen = p.choice.chosen, units = p.rows / q.unit_rows, first = blockIdx.x * q.units;
     if (token >= experts_tokens(p)) return;

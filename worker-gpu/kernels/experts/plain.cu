@@ -14,8 +14,8 @@ static const uint32_t THREADS = 256, WARPS = THREADS / 32, EACH = 8;
 __global__ void __launch_bounds__(THREADS) experts_norm(const __grid_constant__ experts_params p, float *to)
 {
     __shared__ float scratch[32];
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t t = blockIdx.x;
     if (t >= experts_tokens(p)) return;
     const float *from = p.x + (uint64_t)t * p.x_stride;
@@ -71,8 +71,8 @@ __device__ __forceinline__ void down_of(const experts_params &p, uint32_t token,
 template <typename D, bool VECTOR>
 __global__ void __launch_bounds__(THREADS) experts_plain(const __grid_constant__ experts_params p)
 {
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t tokens = experts_tokens(p),
                    each = p.down ? div_up(p.rows, 2) : p.choice.chosen * p.rows; /* of a token */
     for (uint32_t u = blockIdx.x * WARPS + (threadIdx.x >> 5); u < tokens * each; u += gridDim.x * WARPS)
