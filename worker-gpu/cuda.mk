@@ -77,7 +77,7 @@ cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
 CUDA_KERNEL_GROUPS := asking chains experts few gemm nineties
 kernels_of = $(1:%=worker-gpu/kernels/%.cu)
 CUDA_GROUP_asking := $(call kernels_of,attention/decode_tensor formats/expand linear/gemv_groups)
-CUDA_GROUP_chains := $(call kernels_of,chain/chain chain/list chain/meetings chain/sparse)
+CUDA_GROUP_chains := $(call kernels_of,chain/chain chain/list chain/meetings)
 CUDA_GROUP_experts := $(call kernels_of,experts/experts experts/chunk experts/packed experts/plain experts/route experts/share)
 CUDA_GROUP_few := $(call kernels_of,attention/merge delta/chunk delta/delta linear/elementwise linear/linear attention/rope experts/router_logits select weigh)
 CUDA_GROUP_gemm := $(call kernels_of,attention/decode linear/gemm_blocks linear/gemm_small linear/gemv_bulk linear/gemv_plain)
@@ -102,7 +102,7 @@ CUDA_EMULATED_OBJ := $(patsubst %,$(OBJ)/emulated/%.o,$(CUDA_EMULATED_SRC))
 EMULATED_OPT := -Og
 $(OBJ)/emulated/tests/gpu/emulator/emulator.cpp.o: EMULATED_OPT := -O2
 # These take half of the time to compile, little of them runs, and the tests take a few seconds longer.
-EMULATED_QUICK := chain/chain chain/sparse $(addprefix experts/,bulk chunk digits plain wide) $(addprefix linear/,gemm_integer gemm_small gemv_bulk)
+EMULATED_QUICK := chain/chain $(addprefix experts/,bulk chunk digits once plain wide) $(addprefix linear/,gemm_integer gemm_small gemv_bulk gemv_once)
 $(EMULATED_QUICK:%=$(OBJ)/emulated/worker-gpu/kernels/%.cu.o): EMULATED_OPT := -O0 -U_FORTIFY_SOURCE
 $(OBJ)/emulated/%.o: %
 	@mkdir -p $(@D)

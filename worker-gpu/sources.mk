@@ -67,7 +67,6 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/chain/chain.cu \
   worker-gpu/kernels/chain/list.cu \
   worker-gpu/kernels/chain/meetings.cu \
-  worker-gpu/kernels/chain/sparse.cu \
   worker-gpu/kernels/delta/chunk.cu \
   worker-gpu/kernels/delta/delta.cu \
   worker-gpu/kernels/experts/bulk.cu \

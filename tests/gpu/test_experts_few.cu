@@ -15,6 +15,7 @@ struct few_case {
     uint32_t experts, chosen, rows, cols, tokens, count;
     enum glu_kind glu;
     bool absent, biases, norm;
+    bool whole = false; /* every expert in its place, without a table of slots */
 };
 
 struct few_test {
@@ -182,21 +183,23 @@ static void test_down(const few_test &f)
 
 static void test_few(struct test_context *t, const struct gpuk_device *device, const few_case &c)
 {
-    const bool packed = tensor_format_of(c.format)->variable && !c.absent; /* without slots */
+    const bool whole = c.whole || (tensor_format_of(c.format)->variable && !c.absent); /* without slots */
     std::vector<uint32_t> slot = random_slots(t, c.experts, c.absent);
-    for (uint32_t e = 0; e < c.experts && packed; e++) slot[e] = e;
+    for (uint32_t e = 0; e < c.experts && whole; e++) slot[e] = e;
     for (uint32_t e = 0; e < c.experts; e++)
         if (slot[e] == GPUK_SLOT_ABSENT && random_below(t, 2)) slot[e] = GPUK_SLOT_HOST | e;
     const std::vector<uint32_t> id = random_choice(t, c.experts, c.chosen, c.tokens);
     const std::vector<float> weight = random_floats(t, id.size());
     gpu_buffer slots(slot), ids(id), weights(weight),
         workspace(gpuk_experts_workspace_bytes(c.tokens, c.chosen, c.cols));
-    few_test f = {t, device, c, slot, id, weight, packed ? nullptr : &slots, &ids, &weights, &workspace, {}};
+    few_test f = {t, device, c, slot, id, weight, whole ? nullptr : &slots, &ids, &weights, &workspace, {}};
     snprintf(f.what, sizeof f.what, "%u of %u tokens, %u of %u experts of %s %u x %u%s%s%s%s, %d blocks, %s",
              c.count, c.tokens, c.chosen, c.experts, name_of(c.format), c.rows, c.cols,
              c.absent ? ", some absent, some in host memory" : "", c.biases ? ", biases" : "",
              c.norm ? ", norm" : "", c.glu ? ", clamped" : "", device->sm_count,
-             device->bulk_copy ? "bulk" : "plain");
+             c.whole             ? "whole"
+             : device->bulk_copy ? "bulk"
+                                 : "plain");
     test_glu(f);
     if (c.rows % tensor_format_of(c.format)->block_values == 0) test_down(f);
 }
@@ -272,6 +275,30 @@ static void test_routed(struct test_context *t, const struct gpuk_device *device
     check_same(t, act[0], act[1], "activations by the kernel's own choice");
 }
 
+/* Downs of one token make the gates' choice again where they may, with the same results. */
+static void test_again(struct test_context *t, const struct gpuk_device *device, enum tensor_format format)
+{
+    const uint32_t experts = 40, chosen = 5, rows = 33, cols = 256;
+    const struct model_router router = {ROUTER_SOFTMAX, experts, chosen, true, 1.5f, 1, 1};
+    std::vector<uint32_t> slot(experts);
+    for (uint32_t e = 0; e < experts; e++) slot[e] = e;
+    const test_role down(t, format, experts, rows, cols, slot, true);
+    gpu_buffer logits(random_floats(t, experts)), act(random_floats(t, chosen * cols)), ids(chosen * 4),
+        weights(chosen * 4), out(rows * 4), workspace(gpuk_experts_workspace_bytes(1, chosen, cols));
+    struct gpuk_experts_down args = {};
+    args.down = down.on_device(nullptr), args.act = act.as<float>(), args.out = out.as<float>();
+    args.choice = {chosen, ids.as<uint32_t>(), weights.as<float>(), nullptr}, args.out_stride = rows;
+    GPUK(gpuk_route(&router, nullptr, 1, logits.as<float>(), nullptr, &args.choice, 0, t->stream, &err));
+    std::vector<float> result[2];
+    for (int way = 0; way < 2; way++) {
+        if (way == 1) args.router = &router, args.logits = logits.as<float>();
+        GPUK(gpuk_experts_down(device, &args, 1, nullptr, workspace.at, 0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        result[way] = out.read<float>();
+    }
+    check_same(t, result[0], result[1], "downs that make the choice again");
+}
+
 /* Who has which of the chosen experts: as experts/share.h defines it, with the choice made here or before. */
 static void test_ask(struct test_context *t, uint32_t tokens, uint32_t experts, uint32_t direct_permille,
                      bool routes)
@@ -340,6 +367,9 @@ void test_experts_few(struct test_context *t)
         const uint32_t block = tensor_format_of(format)->block_values, rows = block > 32 ? block : 96;
         const bool odd = f % 2 != 0;
         test_few(t, &few, {format, 6, 2, rows, block > 32 ? 512u : 352u, 1, 1, GLU_SILU, false, odd, true});
+        test_few(t, &few,
+                 {format, 6, 3, rows, block > 32 ? 512u : 352u, 1, 1, odd ? GLU_CLAMPED : GLU_SILU, false,
+                  !odd, odd, true});
         if (f % 3 == 0 || !t->few)
             test_few(t, &t->device,
                      {format, 5, 3, rows, 256, 5, 4, odd ? GLU_CLAMPED : GLU_SILU, true, !odd, odd});
@@ -350,9 +380,10 @@ void test_experts_few(struct test_context *t)
         const few_case large[] = {{format, 32, 8, rows, 2048, 16, 16, GLU_SILU, false, false, true},
                                   {format, 8, 2, 768, 1024, 16, 11, GLU_SILU, false, false, true},
                                   {format, 16, 8, 768, 2048, 1, 1, GLU_SILU, false, false, true},
+                                  {format, 16, 8, 768, 2048, 1, 1, GLU_SILU, false, true, true, true},
                                   {format, 6, 4, 192, 2880, 2, 2, GLU_CLAMPED, true, true, true},
                                   {format, 6, 4, 2880, 352, 3, 3, GLU_CLAMPED, true, true, true}};
-        for (uint32_t i = 0; i < (block <= 32 ? 5 : 3); i++) test_few(t, &t->device, large[i]);
+        for (uint32_t i = 0; i < (block <= 32 ? 6 : 4); i++) test_few(t, &t->device, large[i]);
     }
     /* packed: units of one, two and four rows, some tokens, more experts than a block has warps */
     test_few(t, &few, {FORMAT_BF16_PACKED, 3, 2, 256, 1024, 1, 1, GLU_SILU, false, true, true});
@@ -375,6 +406,8 @@ void test_experts_few(struct test_context *t)
 #endif
     for (uint32_t tokens : {1u, 7u})
         for (struct gpuk_device *device : {&t->device, &plain}) test_routed(t, device, tokens);
+    for (const enum tensor_format format : {FORMAT_Q4_K, FORMAT_Q6_K, FORMAT_BF16})
+        test_again(t, &few, format);
     for (uint32_t tokens : {1u, 5u, 16u})
         for (uint32_t direct : {0u, 400u, 1000u})
             for (uint32_t experts : {6u, 70u}) test_ask(t, tokens, experts, direct, tokens != 5);

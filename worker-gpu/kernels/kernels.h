@@ -20,7 +20,8 @@
  * GPUK_EARLY (only where the device says early_launch): the launch may begin before the kernel in
  * front of it in the stream has finished (programmatic dependent launch). It fetches weights, then waits by
  * itself for the predecessor's results. Set it only when the operation just before in the stream is one of
- * these launchers. */
+ * these launchers. GPUK_BESIDE beside it: gpuk_gemv's x is no result of that operation, a gpuk_gemv, gpuk_weigh or
+ * gpuk_experts_down of one token: these let the next one start when all that is older is there, so products need not wait. */
 #pragma once
 
 #include <stdbool.h>
@@ -49,7 +50,7 @@ extern "C" {
 /* A page that is elsewhere: its positions are left out (partial results are merged by the caller). */
 #define GPUK_PAGE_ABSENT 0xffffffffu
 
-enum gpuk_flags { GPUK_EARLY = 1u << 0 };
+enum gpuk_flags { GPUK_EARLY = 1u << 0, GPUK_BESIDE = 1u << 1 };
 
 /* What launchers must know of the device; filled in once by gpuk_open. */
 struct gpuk_device {
@@ -80,8 +81,6 @@ struct gpuk_device {
     int gemm_integer; /* few tokens' products with blocks by whole numbers: negative: none; 1, 2: 16 rows by 1 or 2; 3: all that
                           can be */
     int experts_wide; /* tokens of an expert on average from which warpgroups take a chunk's; negative: any number */
-    int chain_words; /* of chains with experts: negative: all results wait for a meeting of the blocks; 1: logits go
-                             from block to block as words; 2: x, too */
     int experts_digits; /* negative: a few tokens' experts of blocks by one token's instructions */
 };
 /* HELM_E_UNSUPPORTED, with what to do: HELM has no code for a device of this capability, or this build has none. */

@@ -14,33 +14,11 @@ static bool is_operation(const struct gpu_entry *e)
            e->op.kind == OP_DELTA || (e->op.kind == OP_ATTEND_DECODE && e->op.as.attention.fused);
 }
 
-/* A product in a chain: that in front of experts' gates is their router's; plain numbers among blocks pass by the ring. */
-static enum gpuk_chain_kind product_of(const struct gpu_entry *e, const struct gpu_entry *next,
-                                       enum tensor_format chain)
-{
-    const bool blocks = chain != FORMAT_COUNT && !tensor_format_is_plain(chain);
-    if (next && next->op.kind == OP_EXPERTS_GLU) return GPUK_CHAIN_ROUTER;
-    /* few tokens have other bits */
-    return blocks && e->op.kind == OP_GEMV && tensor_format_is_plain(e->op.as.linear.format)
-               ? GPUK_CHAIN_ROWS
-               : GPUK_CHAIN_LINEAR;
-}
-
-/* `next`: the entry behind it in the chain, or NULL; chain: the format of the chain's first weights, FORMAT_COUNT: none yet. */
-static struct gpuk_chain_op operation_of(const struct gpu_entry *e, const struct gpu_entry *next,
-                                         enum tensor_format chain)
+static struct gpuk_chain_op operation_of(const struct gpu_entry *e)
 {
     const struct op_attention *a = &e->op.as.attention;
     if (e->op.kind == OP_GEMV || e->op.kind == OP_GEMM_SMALL)
-        return (struct gpuk_chain_op){.kind = product_of(e, next, chain), .linear = e->op.as.linear};
-    if (e->op.kind == OP_EXPERTS_GLU)
-        return (struct gpuk_chain_op){.kind = GPUK_CHAIN_EXPERTS_GLU,
-                                      .glu = {.args = e->op.as.experts_glu.few,
-                                              .router = *e->op.as.experts_glu.few.router}};
-    if (e->op.kind == OP_WEIGH)
-        return (struct gpuk_chain_op){.kind = GPUK_CHAIN_WEIGH, .weigh = e->op.as.weigh};
-    if (e->op.kind == OP_EXPERTS_DOWN)
-        return (struct gpuk_chain_op){.kind = GPUK_CHAIN_EXPERTS_DOWN, .down = e->op.as.experts_down.few};
+        return (struct gpuk_chain_op){.kind = GPUK_CHAIN_LINEAR, .linear = e->op.as.linear};
     if (e->op.kind == OP_CONVOLVE || e->op.kind == OP_DELTA)
         return (struct gpuk_chain_op){.kind = e->op.kind == OP_DELTA ? GPUK_CHAIN_DELTA : GPUK_CHAIN_CONVOLVE,
                                       .delta = e->op.as.delta};
@@ -49,8 +27,7 @@ static struct gpuk_chain_op operation_of(const struct gpu_entry *e, const struct
 }
 
 /* Rows in the ring come and go, expanded ones too. */
-static bool is_taken(const struct gpu_program *p, struct device *d, const struct gpu_entry *e,
-                     enum tensor_format chain)
+static bool is_taken(const struct gpu_program *p, struct device *d, const struct gpu_entry *e)
 {
     if (!is_operation(e) || e->slice) return false;
     const struct gpuk_attention *a = &e->op.as.attention.args;
@@ -60,7 +37,7 @@ static bool is_taken(const struct gpu_program *p, struct device *d, const struct
     /* one of samples, or of other bits than few tokens have */
     if (e->op.kind == OP_GEMM_SMALL && (e->op.count || !d->ask.chain_as_few(d, &e->op.as.linear)))
         return false;
-    const struct gpuk_chain_op op = operation_of(e, NULL, chain);
+    const struct gpuk_chain_op op = operation_of(e);
     return d->ask.chain_takes(d, &op);
 }
 
@@ -84,50 +61,19 @@ void lower_attention_chained(struct lowering *low)
         struct gpu_entry *e = &p->entry[i];
         if (e->op.kind != OP_ATTEND_DECODE || !is_as_few(d, e + 1)) continue;
         if (!e->op.as.attention.args.k) continue; /* a chain takes the tokens' own cells from their keys */
-        const struct gpuk_chain_op op = operation_of(e, NULL, FORMAT_COUNT);
+        const struct gpuk_chain_op op = operation_of(e);
         if (!d->ask.chain_takes(d, &op)) continue;
         e->op.as.attention.args.order = apart ? GPUK_ORDER_CHAINED_NEAR : GPUK_ORDER_CHAINED;
         p->as_chained++;
     }
 }
 
-#define SPARSE  3            /* operations of a sparse MLP: the router's product, gates and ups, downs; */
-#define WEIGHED (SPARSE + 2) /* with a shared expert's weight before them and its down after them */
-
-/* What one token reads of experts by gates and downs. */
-static uint64_t experts_bytes(const struct gpuk_experts_glu *glu, const struct gpuk_experts_down *down)
-{
-    return glu->choice.chosen * (glu->gate.stride + glu->up.stride + down->down.stride);
-}
-
-/* How many entries from `e` on are a sparse MLP that a chain takes as a whole: one piece with every expert, of a size of which
- * its links are faster than kernels; 0: they are none. */
-static uint32_t sparse_of(struct device *d, const struct gpu_entry *e, uint32_t left)
-{
-    const uint32_t first = e[0].op.kind == OP_WEIGH, count = first ? WEIGHED : SPARSE;
-    const struct gpu_entry *router = &e[first], *glu = router + 1, *down = router + 2;
-    /* (in both memories the choice is made in front of the gates) */
-    if (left < count || router->op.kind != OP_GEMV || glu->op.kind != OP_EXPERTS_GLU ||
-        down->op.kind != OP_EXPERTS_DOWN || (first && down[1].op.kind != OP_GEMV) ||
-        !glu->op.as.experts_glu.few.router ||
-        experts_bytes(&glu->op.as.experts_glu.few, &down->op.as.experts_down.few) > GPU_CHAIN_EXPERTS_BYTES)
-        return 0;
-    struct gpuk_chain_op op[WEIGHED];
-    for (uint32_t i = 0; i < count; i++) {
-        op[i] = operation_of(&e[i], i + 1 < count ? &e[i + 1] : NULL, FORMAT_COUNT);
-        if (e[i].slice || !d->ask.chain_takes(d, &op[i])) return 0;
-    }
-    for (uint32_t i = 0; i < count; i++)
-        if (!gpuk_chain_whole(op, count, i)) return 0;
-    return count;
-}
-
-/* Whether the next operation's weights go together with those before it, of which the first have `format`. */
+/* Whether the next operation's weights go together with those before it, `format`, which becomes its. */
 static bool mixes(const struct gpuk_chain_op *op, enum tensor_format *format)
 {
     const enum tensor_format own = gpuk_chain_format(op);
     if (own == FORMAT_COUNT) return true;
-    if (*format != FORMAT_COUNT) return gpuk_chain_mixes(*format, own);
+    if (*format != FORMAT_COUNT && !gpuk_chain_mixes(*format, own)) return false;
     *format = own;
     return true;
 }
@@ -136,25 +82,15 @@ static bool mixes(const struct gpuk_chain_op *op, enum tensor_format *format)
 static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t first)
 {
     enum tensor_format format = FORMAT_COUNT;
-    uint32_t i = first, step;
-    for (; i < p->tail; i += step) {
-        const struct gpu_entry *e = &p->entry[i];
-        const uint32_t sparse = sparse_of(d, e, p->tail - i);
-        step = sparse ? sparse : 1;
-        if (!sparse && !is_taken(p, d, e, format)) break;
-        enum tensor_format all = format;
-        bool goes = true;
-        for (uint32_t n = 0; n < step && goes; n++) {
-            const struct gpuk_chain_op op = operation_of(&e[n], n + 1 < step ? &e[n + 1] : NULL, format);
-            goes = mixes(&op, &all);
-        }
-        if (!goes) break;
-        format = all;
+    uint32_t i = first;
+    for (; i < p->tail && is_taken(p, d, &p->entry[i]); i++) {
+        const struct gpuk_chain_op op = operation_of(&p->entry[i]);
+        if (!mixes(&op, &format)) break;
     }
     return i - first;
 }
 
-/* Small experts' kernels, and those of what stands beside them, are faster than links. */
+/* Mixtures have none: their operations are small, and kernels that begin early are faster than links. */
 static bool has_experts(const struct gpu_program *p)
 {
     for (uint32_t i = 0; i < p->tail; i++)
@@ -222,11 +158,7 @@ int gpu_program_write_chains(const struct gpu_source *s, struct gpu_program *p, 
         struct gpu_entry *e = &p->entry[i];
         if (e->op.kind != OP_CHAIN) continue;
         uint32_t count = e->op.as.chain.count;
-        enum tensor_format format = FORMAT_COUNT;
-        for (uint32_t n = 0; n < count; n++) {
-            op[n] = operation_of(&e[1 + n], n + 1 < count ? &e[2 + n] : NULL, format);
-            if (format == FORMAT_COUNT) format = gpuk_chain_format(&op[n]);
-        }
+        for (uint32_t n = 0; n < count; n++) op[n] = operation_of(&e[1 + n]);
         uint64_t bytes = ask->chain_bytes(op, count);
         if (bytes > room - at)
             rc = helm_fail(err, HELM_E_INTERNAL, "%u chains of %u operations take more than %llu bytes",

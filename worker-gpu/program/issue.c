@@ -340,11 +340,32 @@ static bool is_issued(const struct gpu_source *s, const struct gpu_entry *e, con
     }
 }
 
+/* Whether the product `e` need not wait for what the launch in front makes: both of one token, of which kernels.h says that they
+ * let others start as GPUK_BESIDE asks. */
+static bool is_beside(const struct gpu_entry *front, const struct gpu_entry *e)
+{
+    const float *x = e->op.as.linear.x, *end = x + e->op.as.linear.cols;
+    if (e->op.kind != OP_GEMV || !front) return false;
+    if (front->op.kind == OP_WEIGH) {
+        const struct gpuk_weigh *w = &front->op.as.weigh;
+        return w->dtype == DTYPE_F32 && ((const float *)w->act >= end || (const float *)w->act + w->n <= x);
+    }
+    if (front->op.kind == OP_EXPERTS_DOWN) {
+        const struct gpuk_experts_down *d = &front->op.as.experts_down.few;
+        return !front->op.as.experts_down.is_chunk && (d->out >= end || d->out + d->down.rows <= x);
+    }
+    if (front->op.kind != OP_GEMV) return false;
+    const struct gpuk_linear_args *a = &front->op.as.linear;
+    for (uint32_t i = 0; i < (a->swiglu ? 1 : a->segments); i++)
+        if (a->segment[i].out < end && x < a->segment[i].out + a->segment[i].rows) return false;
+    return true;
+}
+
 int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_issue *issue,
                       struct helm_err *err)
 {
     struct issuing of = {.source = s, .program = p, .issue = issue};
-    bool after_launch = false; /* only behind another kernel may one start early */
+    const struct gpu_entry *front = NULL; /* a launch: only behind another kernel may one start early */
     int rc = 0;
     for (uint32_t i = 0, step; i < p->tail && !rc; i += step) {
         const struct gpu_entry *e = &p->entry[i];
@@ -355,9 +376,10 @@ int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, c
         if (issue->alone && is_between_others(s, e)) continue;
         set_tokens(&of, e);
         if (of.tokens == 0) continue;
-        of.flags = after_launch && s->device->early_launch ? GPUK_EARLY : 0;
+        of.flags = front && s->device->early_launch ? GPUK_EARLY : 0;
+        if (of.flags && p->tier == GPU_TIER_1 && is_beside(front, e)) of.flags |= GPUK_BESIDE;
         rc = issue_entry(&of, e, err);
-        if (!is_copy(e)) after_launch = op_traits_of(e->op.kind)->launch;
+        if (!is_copy(e)) front = op_traits_of(e->op.kind)->launch ? e : NULL;
     }
     return rc;
 }

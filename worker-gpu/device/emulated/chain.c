@@ -33,41 +33,12 @@ static bool takes_linear(const struct gpuk_linear_args *a)
     return ok;
 }
 
-static bool takes_rows(const struct gpuk_linear_args *a)
-{
-    uint32_t rows = 0;
-    for (uint32_t s = 0; s < a->segments; s++) rows += a->segment[s].rows;
-    return tensor_format_is_plain(a->format) && !a->residual && !a->swiglu && rows <= GPUK_CHAIN_ROWS_MAX &&
-           takes_linear(a);
-}
-
-/* Every expert in its slot, all whole 16 bytes from each other. */
-static bool takes_experts(const struct gpuk_experts *e)
-{
-    return !e->slot && in_bulk(e->weight) && e->stride % BULK == 0 &&
-           !tensor_format_of(e->format)->variable &&
-           tensor_format_bytes(e->format, e->rows, e->cols) % BULK == 0;
-}
-
 bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op)
 {
     (void)d;
     switch (op->kind) {
     case GPUK_CHAIN_LINEAR:
         return takes_linear(&op->linear);
-    case GPUK_CHAIN_ROUTER:
-        return op->linear.format == FORMAT_F32 && takes_linear(&op->linear);
-    case GPUK_CHAIN_ROWS:
-        return takes_rows(&op->linear);
-    case GPUK_CHAIN_EXPERTS_GLU:
-        return takes_experts(&op->glu.args.gate) && takes_experts(&op->glu.args.up) &&
-               op->glu.args.gate.format == op->glu.args.up.format &&
-               op->glu.args.gate.stride == op->glu.args.up.stride &&
-               op->glu.router.experts == op->glu.args.gate.experts;
-    case GPUK_CHAIN_EXPERTS_DOWN:
-        return takes_experts(&op->down.down);
-    case GPUK_CHAIN_WEIGH:
-        return op->weigh.dtype == DTYPE_F32 && in_bulk(op->weigh.weight);
     case GPUK_CHAIN_CONVOLVE:
     case GPUK_CHAIN_DELTA: /* as many numbers as a GPU's registers hold */
         return op->delta.key_dim <= DELTA_HEAD_MAX / 2 && op->delta.value_dim <= DELTA_HEAD_MAX / 2;
@@ -96,9 +67,6 @@ static int check_list(struct device *d, const struct gpuk_chain_op *op, uint32_t
         const struct gpuk_chain_op **like = &first[op[i].kind == GPUK_CHAIN_ATTENTION];
         if (!emulated_chain_takes(d, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "operation %u of a chain cannot be taken", i);
-        if (!gpuk_chain_whole(op, count, i))
-            return helm_fail(err, HELM_E_UNSUPPORTED,
-                             "operation %u of a chain stands without what belongs to it", i);
         if (op[i].kind != GPUK_CHAIN_ATTENTION && gpuk_chain_format(&op[i]) == FORMAT_COUNT) continue;
         if (*like && !mixes(*like, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "operation %u of a chain is of another format", i);
@@ -139,21 +107,9 @@ void emulated_run_chain(struct emulated_math *math, const struct op *task)
     }
     for (uint32_t i = 0; i < list->count && !math->broken; i++) {
         const struct gpuk_chain_op *op = &list->op[i];
-        struct gpuk_experts_glu glu;
         switch (op->kind) {
         case GPUK_CHAIN_ATTENTION:
             emulated_run_fused(math, &op->attention.args, op->attention.out, list->attention_workspace);
-            break;
-        case GPUK_CHAIN_EXPERTS_GLU:
-            glu = op->glu.args;
-            glu.router = &op->glu.router;
-            emulated_experts_glu(math, &glu, 1);
-            break;
-        case GPUK_CHAIN_EXPERTS_DOWN:
-            emulated_experts_down(math, &op->down, 1);
-            break;
-        case GPUK_CHAIN_WEIGH:
-            emulated_weigh(math, &op->weigh, 1);
             break;
         case GPUK_CHAIN_CONVOLVE:
             emulated_convolve(math, &op->delta);

@@ -1,21 +1,20 @@
-/* Chains: the kernels of those without experts, and their launcher; chain/list.cu writes the lists. chains.h says what they
+/* Chains: their kernels, and their launcher; chain/list.cu writes the lists. chains.h says what they
  * mean. */
 #include "worker-gpu/kernels/chain/kernel.cuh"
 
 /* [chain_family][enum kv_dtype] */
-static chain_functions kernels = {CHAIN_KERNELS(chain_shaped, decode_bf16, false),
-                                  CHAIN_KERNELS(chain_shaped, decode_f16, false),
-                                  CHAIN_KERNELS(chain_shaped, decode_f32, false),
-                                  CHAIN_KERNELS(chain_shaped, decode_blocks, false)};
+static chain_functions kernels = {CHAIN_KERNELS(chain_shaped, decode_bf16),
+                                  CHAIN_KERNELS(chain_shaped, decode_f16),
+                                  CHAIN_KERNELS(chain_shaped, decode_f32),
+                                  CHAIN_KERNELS(chain_shaped, decode_blocks)};
 
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (const chain_functions *table : {&kernels, &chain_sparse_kernels})
-        for (const auto &family : *table)
-            for (const chain_function kernel : family)
-                if (!rc && kernel && device->bulk_copy)
-                    rc = gpuk_prepare("chain", kernel, (size_t)device->shared_bytes_max, err);
+    for (const auto &family : kernels)
+        for (const chain_function kernel : family)
+            if (!rc && kernel && device->bulk_copy)
+                rc = gpuk_prepare("chain", kernel, (size_t)device->shared_bytes_max, err);
     return rc;
 }
 
@@ -23,7 +22,7 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flags, vo
                               struct helm_err *err)
 {
     const struct chain_params p = {(unsigned char *)(uintptr_t)chain->list,
-                                   chain->links,
+                                   chain->count,
                                    chain->meetings,
                                    chain->linears,
                                    chain->slots,
@@ -31,9 +30,7 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flags, vo
                                    chain->pitch,
                                    chain->region_bytes,
                                    chain->norm_bytes};
-    const chain_function kernel =
-        (chain->sparse ? chain_sparse_kernels
-                       : kernels)[chain->variant / KV_DTYPE_COUNT][chain->variant % KV_DTYPE_COUNT];
+    const chain_function kernel = kernels[chain->variant / KV_DTYPE_COUNT][chain->variant % KV_DTYPE_COUNT];
     /* Begun early, blocks come to be resident together without being launched so: those of the kernel in front, which wait for
      * nothing behind them, end, and nothing else begins before this kernel has ended. */
     return gpuk_launch("chain", kernel, dim3(chain->blocks), dim3(chain->warps * 32), chain->shared_bytes,

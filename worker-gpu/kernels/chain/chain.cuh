@@ -8,7 +8,6 @@
 #include "worker-gpu/kernels/chain/chains.h"
 #include "worker-gpu/kernels/delta/delta.cuh"
 #include "worker-gpu/kernels/formats/decode.cuh"
-#include "worker-gpu/kernels/experts/experts.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
 /* A block's warps: W that compute, P that ask for weights. B: bytes of one row of a tile, which is that of a
@@ -21,21 +20,6 @@ template <uint32_t W, uint32_t P, uint32_t B, uint32_t C> struct chain_shape {
     /* those that compute, as a team (attention/decode.cuh) */
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
     static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
-};
-
-/* A divisor, and 2^32 by it, rounded up: divisions of the rest of what is asked for would take as long as a copy's begin. */
-struct chain_divisor {
-    uint32_t by, inverse;
-    static chain_divisor of(uint32_t by)
-    {
-        return {by, by > 1 ? (uint32_t)((((uint64_t)1 << 32) + by - 1) / by) : 0};
-    }
-    /* at most one too many by the rounding */
-    __device__ __forceinline__ uint32_t into(uint32_t n) const
-    {
-        const uint32_t times = by > 1 ? (uint32_t)((uint64_t)n * inverse >> 32) : n;
-        return times * by > n ? times - 1 : times;
-    }
 };
 
 /* Where the tiles of one linear operation lie. Pairs go round the blocks, from block `start` on: what one
@@ -54,28 +38,8 @@ struct alignas(16) chain_weights {
     uint32_t ask_pairs, ask_chunks; /* as many tiles on as warps ask */
     uint32_t use_pairs, use_chunks; /* and as warps that compute take */
     uint32_t format;
-    uint16_t loose; /* 1: tiles that do not begin on 16 bytes; 2: each matrix's elsewhere from 16 on */
-    uint16_t
-        joined; /* of chains with experts: tiles of two whole rows that lie one behind the other: one copy */
-    /* Experts, whose matrices are where the token's choice says: bytes from one's to the next one's; how many are
-     * chosen, 0: not of experts. Pairs of gates and ups go round all chosen experts' rows; a pair of rows of downs is
-     * of all chosen experts, whose tiles stand one behind the other. */
-    uint64_t stride;
-    uint32_t chosen;
-    uint32_t downs;     /* they are downs, not gates and ups */
-    chain_divisor each; /* rows of an expert's gates; tiles of a row of an expert's downs */
+    uint32_t loose; /* tiles that do not begin on 16 bytes */
 };
-/* What gates and ups and downs have beside a linear operation. */
-struct chain_experts {
-    struct model_router router;
-    const float *logits, *choice_bias;
-    struct gpuk_choice choice;
-    const float *bias[2]; /* gates' and ups', or downs': [expert][rows] */
-    uint32_t rows;        /* of an expert */
-    chain_divisor quads;  /* of downs: of x, from one expert's to the next one's */
-    enum glu_kind glu;
-};
-
 /* Of an item. Blocks meet only before an operation that reads what others stored, or stores over what others read, since they
  * met last (chain/meetings.cu). */
 enum {
@@ -90,21 +54,10 @@ struct alignas(16) chain_item {
     const float *next_norm; /* of the linear operation behind this one */
     uint32_t held_at;       /* attention: where in the region keys and values are held; 0: nowhere */
     uint64_t *piece_words;  /* attention: [head][GPUK_CHAIN_PIECES][head_dim + 2], for all of the chain */
-    /* Results that go on as words, each with the operation's tag, so that no block waits for a meeting; NULL: the
-     * blocks meet behind the operation. And where those of the operation in front come from. */
-    uint64_t *words_out;
-    const uint64_t *words_in;
-    uint32_t words_back; /* how many links in front of this one their writer is */
     uint32_t flags;
-    const float *times;        /* linear: x is to be multiplied by this number; NULL: by none */
-    const float *share_weight; /* router: one more row, whose sigmoid goes to: */
-    float *share;
     chain_weights where; /* linear */
     union {
-        struct {
-            linear_params linear; /* routers' too; of experts what is like it */
-            chain_experts experts;
-        };
+        linear_params linear;
         decode_params attention;
         delta_params delta;
     };
@@ -115,7 +68,6 @@ struct chain_header {
     uint32_t unused[30];
     gpuk_step step; /* of the attention operations, which may differ in their page tables */
     uint32_t attends;
-    float share; /* a shared expert's weight, from the router's product to the product with it */
 };
 static const size_t CHAIN_HEADER_BYTES = 256;
 static_assert(sizeof(chain_header) <= CHAIN_HEADER_BYTES, "the lists begin behind the header");
@@ -157,9 +109,6 @@ struct alignas(16) chain_token {
     uint32_t tag;  /* of operation 0 of this launch; the others' are that and their number */
     uint32_t page; /* of the position */
     uint32_t held_pages[HELD_POSITIONS_MAX]; /* of the unit's first positions */
-    /* the experts that the token chose last; for the warps that ask: a copy that is kept until all of them have it */
-    uint32_t expert[MODEL_EXPERTS_CHOSEN_MAX], asked[MODEL_EXPERTS_CHOSEN_MAX];
-    float expert_weight[MODEL_EXPERTS_CHOSEN_MAX];
 };
 
 /* A block's share of an operation's pairs: first, first + gridDim.x, ... */
@@ -182,9 +131,8 @@ __device__ __forceinline__ tile_walk walk_to(uint32_t tile, uint32_t chunks)
 struct chain_ring {
     const unsigned char *at;
     uint32_t address, full, free; /* shared memory; a byte's, barriers' */
-    uint32_t hurry;         /* a barrier whose phase says whether few tiles may be on their way: 1, 3, ... */
-    uint32_t chosen, taken; /* ones whose phases end when experts have been chosen, and all that ask know */
-    uint32_t pitch;         /* from a tile's first row to its second: half a slot */
+    uint32_t hurry; /* a barrier whose phase says whether few tiles may be on their way: 1, 3, ... */
+    uint32_t pitch; /* from a tile's first row to its second: half a slot */
     uint32_t slots, slot, parity; /* the warp's next */
 };
 __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles, uint64_t *barriers,
@@ -193,18 +141,15 @@ __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles
     ring.pitch = pitch;
     ring.at = tiles, ring.address = shared_address(tiles);
     ring.full = shared_address(barriers), ring.free = ring.full + 8 * slots,
-    ring.hurry = ring.free + 8 * slots, ring.chosen = ring.hurry + 8, ring.taken = ring.chosen + 8;
+    ring.hurry = ring.free + 8 * slots;
     ring.slots = slots, ring.slot = first, ring.parity = 0;
 }
-/* Makes the barriers; the block meets behind it. All lanes of a warp arrive (tile.cuh says why), also of those that hand over
- * a choice of experts and that take it. */
-__device__ __forceinline__ void ring_barriers_open(const chain_ring &ring, uint32_t askers)
+/* Makes the barriers; the block meets behind it. All lanes of a warp arrive (tile.cuh says why). */
+__device__ __forceinline__ void ring_barriers_open(const chain_ring &ring)
 {
     bulk_barriers_open(ring.full, ring.slots);
     for (uint32_t s = 0; s < ring.slots; s++) barrier_open(ring.free + 8 * s, WARP_ARRIVALS);
     barrier_open(ring.hurry, 1);
-    barrier_open(ring.chosen, WARP_ARRIVALS);
-    barrier_open(ring.taken, askers * WARP_ARRIVALS);
     barriers_opened();
 }
 __device__ __forceinline__ void ring_next(chain_ring &ring, uint32_t tiles)
@@ -229,28 +174,15 @@ __device__ __forceinline__ uint32_t chain_tiles_of(uint32_t bytes, uint32_t row,
 struct ask_walk {
     chain_weights *w; /* the operation's, the warp's own in shared memory: start and whole are first and pairs
                          of the block's share */
-    chain_weights r;  /* of chains with experts: a copy of it in registers */
     const chain_weights *end; /* of the list's */
     uint32_t left;            /* operations behind this one */
     tile_walk at;             /* at.pair >= w->whole: there is nothing more */
-    const uint32_t *choice;   /* chain_token's asked */
-    uint32_t expert;          /* the lane's of the last choice */
-    uint32_t askers, slots;
-    uint32_t usual,
-        few; /* of chains with experts: the operation's tiles that all may have on their way; while blocks wait
-                                 for each other */
-    uint32_t chosen, choices; /* the ring's barriers, how often they have been waited for */
 };
-/* The walk's operation, where it is read fastest. */
-template <bool SPARSE> __device__ __forceinline__ const chain_weights &ask_of(const ask_walk &k)
-{
-    return SPARSE ? k.r : *k.w;
-}
 /* Goes on to the next operation when the walk is through with this one. */
-template <bool SPARSE> __device__ __forceinline__ void ask_settle(ask_walk &k)
+__device__ __forceinline__ void ask_settle(ask_walk &k)
 {
     const uint32_t words = sizeof(chain_weights) / 16, lane = threadIdx.x & 31;
-    while (k.at.pair >= ask_of<SPARSE>(k).whole && k.left > 0) {
+    while (k.at.pair >= k.w->whole && k.left > 0) {
         /* how far beyond the operation's last tile the walk is */
         const uint32_t rest = (k.at.pair - k.w->whole) * k.w->chunks + k.at.chunk;
         __syncwarp();
@@ -264,54 +196,21 @@ template <bool SPARSE> __device__ __forceinline__ void ask_settle(ask_walk &k)
         __syncwarp();
         if (lane == 0) k.w->start = first, k.w->whole = pairs;
         __syncwarp();
-        if (SPARSE) k.r = *k.w;
         k.at = walk_to(rest, k.w->chunks);
-        if (SPARSE) { /* slots of small tiles are half empty */
-            k.usual = chain_tiles_of(CHAIN_FLIGHT, k.w->tile, k.askers, k.slots);
-            k.few = chain_tiles_of(CHAIN_FLIGHT_HURRY, k.w->tile, k.askers, k.slots);
-        }
-        /* gates and ups: which ones is only known now, and the same for the downs behind them */
-        if (!SPARSE || !k.w->chosen || k.w->downs) continue;
-        bulk_wait(k.chosen, k.choices++ & 1);
-        k.expert = k.choice[lane];
-        barrier_arrive(k.chosen + 8);
-        __syncwarp();
     }
 }
-template <bool SPARSE>
 __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const chain_weights *records,
                                          uint32_t count, uint32_t first)
 {
-    k.w = own, k.end = records + count, k.left = count, k.choices = 0;
+    k.w = own, k.end = records + count, k.left = count;
     k.at = {0, first};
     if ((threadIdx.x & 31) == 0) own->chunks = 1 << 16, own->whole = 0;
     __syncwarp();
-    if (SPARSE) k.r = *k.w;
-    ask_settle<SPARSE>(k);
+    ask_settle(k);
 }
-/* Whose a tile is of the experts that were chosen. */
-__device__ __forceinline__ uint32_t tile_choice(const chain_weights &w, uint32_t pair, uint32_t chunk)
+/* First bytes of tile `chunk` of both rows of pair `pair`; the second NULL where there is none. */
+__device__ __forceinline__ linear_pair tile_rows(const chain_weights &w, uint32_t pair, uint32_t chunk)
 {
-    return w.each.into(w.downs ? chunk : pair);
-}
-/* First bytes of a tile of expert `expert`. */
-__device__ __forceinline__ linear_pair tile_rows_of_expert(const chain_weights &w, uint32_t pair,
-                                                           uint32_t chunk, uint32_t expert)
-{
-    const uint32_t rest = (w.downs ? chunk : pair) - tile_choice(w, pair, chunk) * w.each.by,
-                   row = w.downs ? pair : rest, tile = w.downs ? rest : chunk;
-    const unsigned char *a =
-        w.base[0] + expert * w.stride + (uint64_t)row * w.pair_bytes + (uint64_t)tile * w.tile;
-    const bool alone = w.downs && w.odd && pair + 1 == w.end[0];
-    return {a, alone ? nullptr : a + w.to_second};
-}
-/* First bytes of tile `chunk` of both rows of pair `pair`; the second NULL where there is none. expert: of weights of
- * experts, whose. */
-template <bool SPARSE>
-__device__ __forceinline__ linear_pair tile_rows(const chain_weights &w, uint32_t pair, uint32_t chunk,
-                                                 uint32_t expert)
-{
-    if (SPARSE && w.chosen) return tile_rows_of_expert(w, pair, chunk, expert);
     const uint32_t s = (pair >= w.end[0] ? 1 : 0) + (pair >= w.end[1] ? 1 : 0) + (pair >= w.end[2] ? 1 : 0);
     const unsigned char *base = s < 2 ? (s == 0 ? w.base[0] : w.base[1]) : s == 2 ? w.base[2] : w.base[3];
     const unsigned char *a = base + (uint64_t)pair * w.pair_bytes + (uint64_t)chunk * w.tile;
@@ -319,84 +218,54 @@ __device__ __forceinline__ linear_pair tile_rows(const chain_weights &w, uint32_
     const bool alone = (w.odd >> s & 1) && pair + 1 == end;
     return {a, alone ? nullptr : a + w.to_second};
 }
-struct chain_beside {
-    uint32_t a, b;
-};
-/* Bytes from 16 on where both rows of a loose tile begin. Experts' matrices are whole 16 bytes from each other. */
-template <bool SPARSE>
-__device__ __forceinline__ chain_beside tile_beside(const chain_weights &w, uint32_t pair, uint32_t chunk)
+__device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t chunk)
 {
-    if (!SPARSE || !w.chosen) {
-        const linear_pair rows = tile_rows<SPARSE>(w, pair, chunk, 0);
-        return {(uint32_t)(size_t)rows.a & 15, (uint32_t)(size_t)rows.b & 15};
-    }
-    const uint32_t tile = w.downs ? chunk - w.each.into(chunk) * w.each.by : chunk,
-                   at = (uint32_t)(size_t)w.base[0] + pair * w.pair_bytes + tile * w.tile;
-    return {at & 15, (at + (uint32_t)w.to_second) & 15};
-}
-template <bool SPARSE> __device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t chunk)
-{
-    if (SPARSE && w.downs) {
-        const uint32_t tile = chunk - w.each.into(chunk) * w.each.by;
-        return tile + 1 == w.each.by ? w.last_bytes : w.tile;
-    }
     return chunk + 1 == w.chunks ? w.last_bytes : w.tile;
 }
 /* Starts the copy of the tile the walk is at (one lane) and goes on. */
-template <bool SPARSE>
 __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pitch, uint32_t full)
 {
-    const chain_weights &w = ask_of<SPARSE>(k);
+    const chain_weights &w = *k.w;
     const uint32_t pair = w.start + k.at.pair * gridDim.x;
-    uint32_t expert = 0;
-    if (SPARSE && w.chosen) expert = __shfl_sync(0xffffffffu, k.expert, tile_choice(w, pair, k.at.chunk));
     if ((threadIdx.x & 31) == 0) {
-        const linear_pair rows = tile_rows<SPARSE>(w, pair, k.at.chunk, expert);
-        const uint32_t bytes = tile_length<SPARSE>(w, k.at.chunk);
-        const bool joined = SPARSE && w.joined;
-        const tile_window a = tile_window_of(rows.a, joined && rows.b ? 2 * bytes : bytes),
-                          b = tile_window_of(rows.b, bytes);
-        const bool two = rows.b && !joined;
-        bulk_expect(full, two ? a.bytes + b.bytes : a.bytes);
+        const linear_pair rows = tile_rows(w, pair, k.at.chunk);
+        const uint32_t bytes = tile_length(w, k.at.chunk);
+        const tile_window a = tile_window_of(rows.a, bytes), b = tile_window_of(rows.b, bytes);
+        bulk_expect(full, rows.b ? a.bytes + b.bytes : a.bytes);
         bulk_copy(slot, a.from, a.bytes, full);
-        if (two) bulk_copy(slot + pitch, b.from, b.bytes, full);
+        if (rows.b) bulk_copy(slot + pitch, b.from, b.bytes, full);
     }
     k.at.pair += w.ask_pairs;
     k.at.chunk += w.ask_chunks;
     if (k.at.chunk >= w.chunks) k.at.chunk -= w.chunks, k.at.pair++;
-    if (k.at.pair >= w.whole) ask_settle<SPARSE>(k);
+    if (k.at.pair >= w.whole) ask_settle(k);
 }
 /* An asking warp's life. The first round finds every slot free. */
-template <typename S, bool SPARSE>
 __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *own,
-                                               const chain_weights *records, uint32_t count,
-                                               const uint32_t *choice, uint32_t number, uint32_t askers)
+                                               const chain_weights *records, uint32_t count, uint32_t number,
+                                               uint32_t askers)
 {
     ask_walk ask;
-    ask.choice = choice, ask.expert = 0, ask.chosen = ring.chosen, ask.askers = askers,
-    ask.slots = ring.slots;
-    ask_open<SPARSE>(ask, own, records, count, number);
+    ask_open(ask, own, records, count, number);
     const uint32_t usual = chain_tiles_of(CHAIN_FLIGHT, ring.pitch, askers, ring.slots),
                    few = chain_tiles_of(CHAIN_FLIGHT_HURRY, ring.pitch, askers, ring.slots);
     uint32_t asked = 0; /* tiles */
     for (bool first = true;; first = false) {
         const uint32_t round = ring.parity;
-        while (ring.parity == round && ask.at.pair < ask_of<SPARSE>(ask).whole) {
+        while (ring.parity == round && ask.at.pair < ask.w->whole) {
             if (!first) bulk_wait(ring.free + 8 * ring.slot, round ^ 1);
             /* at most `most` tiles in flight: an earlier one must have arrived */
-            const bool hurried = bulk_over(ring.hurry, 0);
-            const uint32_t most = SPARSE ? (hurried ? ask.few : ask.usual) : hurried ? few : usual;
+            const uint32_t most = bulk_over(ring.hurry, 0) ? few : usual;
             if (asked >= most) {
                 const bool wraps = ring.slot < most;
                 bulk_wait(ring.full + 8 * (ring.slot + (wraps ? ring.slots : 0) - most), round ^ wraps);
             }
             asked += askers;
             __syncwarp(); /* no lane waits for a phase that others have left behind */
-            ask_tile<SPARSE>(ask, ring.address + ring.slot * 2 * ring.pitch, ring.pitch,
-                             ring.full + 8 * ring.slot);
+            ask_tile(ask, ring.address + ring.slot * 2 * ring.pitch, ring.pitch, ring.full + 8 * ring.slot);
             ring_next(ring, askers);
         }
-        if (ask.at.pair >= ask_of<SPARSE>(ask).whole) return;
+        if (ask.at.pair >= ask.w->whole) return;
     }
 }
 
@@ -454,7 +323,7 @@ static const uint32_t CHAIN_SUMS = 768; /* sums of tiles that wait for the end o
 
 /* Shared memory: ring [slot][2][pitch], a region for x or attention, the next norm's weights, partial
  * [2][CHAIN_SUMS], squares [32], items [2], each asking warp's chain_weights, the token, barriers [2][slot]
- * and those of haste and of experts. */
+ * and that of haste. */
 static inline size_t chain_shared_bytes(uint32_t slots, uint32_t pitch, uint32_t region_bytes,
                                         uint32_t norm_bytes)
 {

@@ -10,14 +10,13 @@
  * launch's number, are known from any reading before a block's own last arrival. Everything that is written
  * in a launch (x, q, k, v, pieces of attention) is read past the L1.
  *
- * Included by chain.cu and chain/sparse.cu, which have the kernels of chains without and with experts (SPARSE): these need
- * registers that others keep what they compute in. */
+ * Included by chain.cu. */
 #pragma once
 
 #include "worker-gpu/kernels/chain/chain.cuh"
 #include "worker-gpu/kernels/chain/attention.cuh"
 #include "worker-gpu/kernels/chain/delta.cuh"
-#include "worker-gpu/kernels/chain/experts.cuh"
+#include "worker-gpu/kernels/chain/x.cuh"
 
 struct chain_params {
     unsigned char *list;
@@ -38,18 +37,17 @@ __device__ __noinline__ float2 chain_blocks(uint32_t tile_a, uint32_t tile_b, ui
 }
 
 /* A lane's part of the sums of the tile `at`, whose pair counts from the operation's first, in a slot. */
-template <bool SPARSE, typename D>
+template <typename D>
 __device__ __forceinline__ void chain_tile_of(const chain_weights &w, tile_place tile, tile_walk at,
                                               const float4 *x4, float &a, float &b)
 {
     typedef chain_lines_of<D> L;
-    const uint32_t bytes = tile_length<SPARSE>(w, at.chunk);
+    const uint32_t bytes = tile_length(w, at.chunk);
     const float4 *with = x4 + at.chunk * L::quads(w.tile);
     if (D::LOOSE && w.loose) {
-        const chain_beside beside = tile_beside<SPARSE>(w, at.pair, at.chunk);
-        tile.a += beside.a, tile.b += beside.b;
+        const linear_pair rows = tile_rows(w, at.pair, at.chunk);
+        tile.a += (size_t)rows.a & 15, tile.b += (size_t)rows.b & 15;
     }
-    if (SPARSE && w.joined) tile.b = tile.a + bytes;
     if constexpr (D::SCALED) {
         SHARED_DYNAMIC(unsigned char, shared);
         const float2 sum =
@@ -80,113 +78,21 @@ template <> struct chain_any_blocks<decode_blocks> {
     static const bool value = true;
 };
 /* The same, of blocks of whatever format the operation says. */
-template <bool SPARSE, typename D>
+template <typename D>
 __device__ __forceinline__ void chain_tile(const chain_weights &w, tile_place tile, tile_walk at,
                                            const float4 *x4, float &a, float &b)
 {
 #define BLOCKS(name, NAME)                                                                                   \
     case FORMAT_##NAME:                                                                                      \
-        return chain_tile_of<SPARSE, decode_##name>(w, tile, at, x4, a, b);
+        return chain_tile_of<decode_##name>(w, tile, at, x4, a, b);
     if constexpr (chain_any_blocks<D>::value) {
         switch (w.format) {
             DECODE_BLOCKS(BLOCKS)
         }
     } else {
-        chain_tile_of<SPARSE, D>(w, tile, at, x4, a, b);
+        chain_tile_of<D>(w, tile, at, x4, a, b);
     }
 #undef BLOCKS
-}
-
-/* A warp's tiles of blocks in one operation where all are the same chunk of their rows, so that they meet the same x. */
-struct chain_run {
-    uint32_t full, slots, pitch; /* of the ring */
-    uint32_t bytes;              /* of a tile's row */
-    const unsigned char *x;      /* what it meets */
-    /* where from 16 bytes on the next tile's first row begins; from one tile's to the next one's; from its first to its second */
-    uint32_t beside, step, apart;
-    bool joined;
-};
-/* Two tiles at once, or one where no more than one is there. slot, parity: of the next tile, and they go on. */
-template <typename D>
-__device__ __forceinline__ void chain_run_two(chain_run &r, uint32_t warps, uint32_t there, uint32_t &slot,
-                                              uint32_t &parity, float sum[4])
-{
-    SHARED_DYNAMIC(unsigned char, shared);
-    uint32_t row[4], done[2];
-#pragma unroll
-    for (uint32_t n = 0; n < 2; n++) {
-        if (n < there) {
-            bulk_wait(r.full + 8 * slot, parity);
-            done[n] = r.full + 8 * (r.slots + slot);
-            row[2 * n] = slot * 2 * r.pitch, row[2 * n + 1] = row[2 * n] + r.pitch;
-            if (D::LOOSE) row[2 * n] += r.beside, row[2 * n + 1] += (r.beside + r.apart) & 15;
-            if (r.joined) row[2 * n + 1] = row[2 * n] + r.bytes;
-            r.beside = (r.beside + r.step) & 15;
-            slot += warps;
-            if (slot >= r.slots) slot -= r.slots, parity ^= 1;
-        } else {
-            done[n] = 0, row[2 * n] = row[0], row[2 * n + 1] = row[1];
-        }
-    }
-    sum[0] = sum[1] = sum[2] = sum[3] = 0;
-#pragma unroll 1
-    for (uint32_t from = 0, x = 0; from < r.bytes; from += D::LINE_BYTES, x += D::LINE_QUADS * 16)
-        D::lines_add(row, shared + from, r.bytes - from, reinterpret_cast<const float4 *>(r.x + x), sum);
-    __syncwarp(); /* all lanes have read the slots */
-#pragma unroll
-    for (uint32_t n = 0; n < 2; n++) {
-        if (n < there)
-            barrier_arrive(done[n]);
-        else
-            sum[2 * n] = sum[2 * n + 1] = 0;
-    }
-}
-/* The tiles `tile`, `tile` + warps, ... before `end`, the first of chunk at.chunk of pair at.pair, in a function of its own as
- * chain_blocks is: its loop has what it needs in registers. place, and what it returns: the ring's slot, and its parity in the
- * highest bit. x, sums: places in shared memory, bytes; sums: of the first tile. */
-template <typename D>
-__device__ __noinline__ uint32_t chain_run_as(const chain_weights *of, uint32_t full, uint32_t slots,
-                                              uint32_t pitch, tile_walk at, uint32_t place, uint32_t tile,
-                                              uint32_t end, uint32_t warps, uint32_t x, uint32_t sums)
-{
-    SHARED_DYNAMIC(unsigned char, shared);
-    const chain_weights &w = *of;
-    uint32_t slot = place & 0x7fffffffu, parity = place >> 31;
-    chain_run r = {full,
-                   slots,
-                   pitch,
-                   tile_length<true>(w, at.chunk),
-                   shared + x + at.chunk * (w.tile / D::LINE_BYTES) * D::LINE_QUADS * 16,
-                   D::LOOSE && w.loose ? tile_beside<true>(w, at.pair, at.chunk).a : 0,
-                   (uint32_t)(w.use_pairs * gridDim.x * w.pair_bytes & 15),
-                   (uint32_t)w.to_second & 15,
-                   w.joined != 0};
-#pragma unroll 1
-    for (; tile < end; tile += TILES_FOLDED * warps, sums += TILES_FOLDED * warps * 8) {
-        const uint32_t left = (end - tile + warps - 1) / warps;
-        float sum[2 * TILES_FOLDED] = {0};
-        chain_run_two<D>(r, warps, left, slot, parity, sum);
-        if (left > 2) chain_run_two<D>(r, warps, left - 2, slot, parity, sum + 4);
-        const float total = tiles_fold(sum);
-        const uint32_t number = tiles_folded() / 2;
-        if (tiles_fold_first() && number < left)
-            *reinterpret_cast<float *>(shared + sums + number * warps * 8 + tiles_folded() % 2 * 4) = total;
-    }
-    return slot | parity << 31;
-}
-/* The same, of blocks of whatever format the operation says. */
-__device__ __forceinline__ uint32_t chain_run_of(const chain_weights *of, uint32_t full, uint32_t slots,
-                                                 uint32_t pitch, tile_walk at, uint32_t place, uint32_t tile,
-                                                 uint32_t end, uint32_t warps, uint32_t x, uint32_t sums)
-{
-#define BLOCKS(name, NAME)                                                                                   \
-    case FORMAT_##NAME:                                                                                      \
-        return chain_run_as<decode_##name>(of, full, slots, pitch, at, place, tile, end, warps, x, sums);
-    switch (of->format) {
-        DECODE_BLOCKS(BLOCKS)
-    }
-#undef BLOCKS
-    return place;
 }
 
 /* What a block's rows are computed with: x and places for sums in shared memory. */
@@ -200,9 +106,9 @@ struct chain_work {
 
 /* The block's rows of one linear operation, x being in shared memory. beside(): once for each thread, when it has some
  * time. */
-template <typename S, typename D, bool SPARSE, typename Beside>
-__device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &token, chain_work &work,
-                                           chain_ring &ring, const Beside &beside)
+template <typename S, typename D, typename Beside>
+__device__ __forceinline__ void chain_rows(const chain_item &item, chain_work &work, chain_ring &ring,
+                                           const Beside &beside)
 {
     const linear_params &p = item.linear;
     const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks;
@@ -215,46 +121,15 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
     tile_walk use = walk_to(tile, chunks);
     bool had_time = false;
     uint32_t batch = 0;
-    /* All of the warp's tiles meet the same x, and two have room. */
-    constexpr bool RUNS = SPARSE && chain_any_blocks<D>::value;
-    const bool same_x =
-        RUNS && item.where.use_chunks == 0 && ring.slots >= 2 * S::WARPS && item.where.loose < 2;
-    if (SPARSE && work.rest == S::WARPS - 1) { /* the warp that has fewest tiles */
-        if (item.kind == GPUK_CHAIN_EXPERTS_GLU)
-            chain_weigh(item.experts, token, work.sums.partial + (work.which ^ 1) * CHAIN_SUMS);
-        if (p.norm && lane == 0) work.sums.squares[S::WARPS] = x_scale<S>(p, work.sums.squares);
-    }
     do {
         float *sums = work.sums.partial + work.which * CHAIN_SUMS;
         const uint32_t end = batch + batch_pairs < pairs ? batch + batch_pairs : pairs;
         /* what will be added to this thread's rows is on its way while the products are computed */
         const uint32_t mine = batch + threadIdx.x, pair = first + mine * gridDim.x;
         float2 add = make_float2(0, 0);
-        if (mine < end) add = chain_addends<SPARSE>(item, token, pair);
+        if (mine < end) add = linear_addends(p, pair, 0);
         const uint32_t from_tile = batch * chunks, end_tile = end * chunks;
-        if constexpr (RUNS) {
-            SHARED_DYNAMIC(unsigned char, shared);
-            while (same_x && (!had_time || tile < end_tile)) {
-                uint32_t some = end_tile; /* the first few before there is time */
-                if (!had_time && tile + TILES_FOLDED * S::WARPS < end_tile)
-                    some = tile + TILES_FOLDED * S::WARPS;
-                if (tile < some) {
-                    const auto place = [&](const void *p) {
-                        return (uint32_t)(reinterpret_cast<const unsigned char *>(p) - shared);
-                    };
-                    const uint32_t at =
-                        chain_run_of(&item.where, ring.full, ring.slots, ring.pitch,
-                                     {first + use.pair * gridDim.x, use.chunk}, ring.slot | ring.parity << 31,
-                                     tile, some, S::WARPS, place(x4), place(sums + (tile - from_tile) * 2));
-                    const uint32_t times = (some - tile + S::WARPS - 1) / S::WARPS;
-                    tile += times * S::WARPS, use.pair += times * item.where.use_pairs;
-                    ring.slot = at & 0x7fffffffu, ring.parity = at >> 31;
-                }
-                if (!had_time) beside();
-                had_time = true;
-            }
-        }
-        while (!same_x && (!had_time || tile < end_tile)) {
+        while (!had_time || tile < end_tile) {
             float sum[2 * TILES_FOLDED] = {0};
             const uint32_t begin = tile;
             /* not unrolled: code that is not at hand costs more than it saves */
@@ -267,8 +142,8 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
                 if (tile >= end_tile) continue;
                 bulk_wait(ring.full + 8 * ring.slot, ring.parity);
                 const unsigned char *from = ring.at + (size_t)ring.slot * 2 * ring.pitch;
-                chain_tile<SPARSE, D>(item.where, {from, from + ring.pitch},
-                                      {first + use.pair * gridDim.x, use.chunk}, x4, a, b);
+                chain_tile<D>(item.where, {from, from + ring.pitch},
+                              {first + use.pair * gridDim.x, use.chunk}, x4, a, b);
                 __syncwarp(); /* all lanes have read the slot */
                 barrier_arrive(ring.free + 8 * ring.slot);
                 ring_next(ring, S::WARPS);
@@ -285,21 +160,18 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
         S::meet();
         if (mine < end) { /* a batch has at most as many pairs as threads compute */
             const float2 *from = reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks;
-            const float scale = !SPARSE  ? x_scale<S>(p, work.sums.squares)
-                                : p.norm ? work.sums.squares[S::WARPS]
-                                         : 1.0f;
+            const float scale = x_scale<S>(p, work.sums.squares);
             float a = 0, b = 0;
 #pragma unroll 8
             for (uint32_t c = 0; c < chunks; c++) a += from[c].x, b += from[c].y;
-            chain_store<SPARSE>(item, token, pair, __fmaf_rn(a, scale, add.x), __fmaf_rn(b, scale, add.y),
-                                work.tag);
+            linear_store(p, pair, 0, __fmaf_rn(a, scale, add.x), __fmaf_rn(b, scale, add.y));
         }
         work.which ^= 1;
     } while ((batch += batch_pairs) < pairs);
     work.rest = tile - pairs * chunks;
 }
 
-template <typename S, typename D, typename C, bool SPARSE>
+template <typename S, typename D, typename C>
 __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_constant__ chain_params q)
 {
 #if defined(HELM_CUDA_EMULATED) || __CUDA_ARCH__ >= 900
@@ -320,12 +192,11 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     chain_ring ring;
     const bool asks = warp >= S::WARPS;
     ring_open(ring, shared, barriers, q.slots, q.pitch, asks ? warp - S::WARPS : warp);
-    if (threadIdx.x == S::THREADS) ring_barriers_open(ring, q.askers);
+    if (threadIdx.x == S::THREADS) ring_barriers_open(ring);
     __syncthreads();
     if (asks) {
         const uint32_t asker = warp - S::WARPS;
-        if (asker < q.askers)
-            ask_everything<S, SPARSE>(ring, asked + asker, weights, q.linears, token->asked, asker, q.askers);
+        if (asker < q.askers) ask_everything(ring, asked + asker, weights, q.linears, asker, q.askers);
         return;
     }
     const auto fetch =
@@ -360,7 +231,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     copies_commit();
     copies_wait<0>();
     S::meet();
-    if (chain_takes_x(items[0].kind) && items[0].linear.norm) {
+    if (items[0].kind == GPUK_CHAIN_LINEAR && items[0].linear.norm) {
         fetch_norm(items[0].linear.norm, items[0].linear.cols / 4);
         copies_commit();
         copies_wait<0>();
@@ -375,7 +246,6 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                                        token->hurried = now;
     };
     chain_work work = {region, {partial, squares}, 0, warp, 0};
-    uint32_t choices = 0;
     for (uint32_t number = 0; number < q.count; number++) {
         const chain_item &item = items[number & 1];
         const auto wait = [&] {
@@ -389,29 +259,22 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 ask_l2(list + (size_t)(number + 2) * sizeof(chain_item) + 128 * threadIdx.x);
         };
         work.tag = token->tag + number + 1;
-        const auto source = [&](const float *x) {
-            return chain_source{x, item.words_in, work.tag - item.words_back};
-        };
         const auto rows = [&] {
             copies_wait<0>();
             S::meet();
             hurry(false);
-            chain_rows<S, D, SPARSE>(item, *token, work, ring, [&] {
+            chain_rows<S, D>(item, work, ring, [&] {
                 fetch_norm(item.next_norm, item.next_norm_quads);
                 const chain_item &next = items[(number + 1) & 1];
                 if (number + 1 < q.count && next.kind == GPUK_CHAIN_ATTENTION && token->counts)
                     chain_attention_ask<S>(next, *token, reinterpret_cast<unsigned char *>(region));
-                if (SPARSE && number + 1 < q.count && chain_passes_ring(next.kind)) chain_router_ask(next);
                 copies_commit();
             });
         };
         if (item.kind == GPUK_CHAIN_LINEAR) {
             wait();
             copies_commit();
-            if (SPARSE && item.words_in)
-                take_words<S, X>(item.linear, source(item.linear.x), norm, region, squares);
-            else if (!(item.flags & CHAIN_KEEPS_X))
-                take_x<S, X>(item.linear, norm, SPARSE ? item.times : nullptr, region, squares);
+            if (!(item.flags & CHAIN_KEEPS_X)) take_x<S, X>(item.linear, norm, region, squares);
             rows();
         } else if (chain_is_delta(item.kind)) {
             if (item.kind == GPUK_CHAIN_CONVOLVE) chain_delta_ask<S>(item.delta);
@@ -421,21 +284,6 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 chain_convolve<S>(item.delta);
             else
                 chain_rule<S>(item.delta, region);
-        } else if (SPARSE && item.kind != GPUK_CHAIN_ATTENTION) {
-            wait();
-            copies_commit();
-            if (chain_passes_ring(item.kind)) {
-                chain_router<S, X>(item, source(item.linear.x), norm, region, work.sums, work.tag);
-            } else {
-                if (item.kind == GPUK_CHAIN_EXPERTS_GLU) { /* x is there since the router's */
-                    hurry(false);
-                    chain_choose<S>(item.experts, source(item.experts.logits), *token,
-                                    partial + (work.which ^ 1) * CHAIN_SUMS, ring, choices++);
-                } else {
-                    take_act<S, X>(item, region);
-                }
-                rows();
-            }
         } else if (token->counts) {
             cut_once<S>(item.attention.a, *token);
             const attention_cut &cut = token->cut;
@@ -449,9 +297,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         } else {
             wait();
         }
-        const bool fetches = SPARSE && item.kind == GPUK_CHAIN_ROWS && item.next_norm_quads > 0;
-        if (fetches) S::meet(); /* all are through with its own norm */
-        if (item.kind == GPUK_CHAIN_ATTENTION || chain_is_delta(item.kind) || fetches) {
+        if (item.kind == GPUK_CHAIN_ATTENTION || chain_is_delta(item.kind)) {
             fetch_norm(item.next_norm, item.next_norm_quads);
             copies_commit();
         }
@@ -471,10 +317,9 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
 
 typedef void (*chain_function)(chain_params);
 /* Of one family, by enum kv_dtype. */
-#define CHAIN_KERNELS(S, D, SPARSE)                                                                          \
+#define CHAIN_KERNELS(S, D)                                                                                  \
     {                                                                                                        \
-        chain_kernel<S, D, kv_plain<__nv_bfloat16>, SPARSE>, chain_kernel<S, D, kv_plain<__half>, SPARSE>,   \
-            chain_kernel<S, D, kv_plain<float>, SPARSE>, chain_kernel<S, D, kv_q8_0, SPARSE>                 \
+        chain_kernel<S, D, kv_plain<__nv_bfloat16>>, chain_kernel<S, D, kv_plain<__half>>,                   \
+            chain_kernel<S, D, kv_plain<float>>, chain_kernel<S, D, kv_q8_0>                                 \
     }
 typedef const chain_function chain_functions[CHAIN_FAMILIES][KV_DTYPE_COUNT];
-extern chain_functions chain_sparse_kernels; /* NULL: no chain of the family has experts */

@@ -44,11 +44,10 @@ static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pi
     double rows_bytes = 0, taken = 0;
     for (uint32_t i = 0; i < count; i++) {
         if (!has_tiles(&op[i])) continue;
-        const struct gpuk_linear_args a = linear_of(&op[i]);
-        const uint32_t row_bytes = (uint32_t)tensor_format_row_bytes(a.format, a.cols),
-                       times = chosen_of(&op[i]) ? chosen_of(&op[i]) : 1;
+        const struct gpuk_linear_args &a = op[i].linear;
+        const uint32_t row_bytes = (uint32_t)tensor_format_row_bytes(a.format, a.cols);
         for (uint32_t s = 0; s < a.segments; s++) {
-            const double rows = (double)times * a.segment[s].rows;
+            const double rows = a.segment[s].rows;
             rows_bytes += rows * row_bytes;
             taken += rows * chunks_of(lines_by_format[a.format], row_bytes, most_of(&a, pitch)) * pitch;
         }
@@ -62,66 +61,18 @@ static uint32_t attention_bytes(uint32_t heads, uint32_t head_dim)
     return (chain_attention_floats(chain_shaped::WARPS, heads, head_dim) * 4 + 127) / 128 * 128;
 }
 
-/* Whether the experts of a role can be tiles of a chain: every one in its slot, all whole 16 bytes from each other. */
-static bool takes_experts(const struct gpuk_experts *e)
-{
-    const struct tensor_format_traits *traits =
-        (unsigned)e->format < FORMAT_COUNT ? tensor_format_of(e->format) : nullptr;
-    if (!traits || e->format == FORMAT_F32 || traits->variable || traits->group_rows != 1 || e->slot ||
-        e->rows == 0 || e->rows > 1u << 20 || e->cols == 0 || e->cols > 1u << 20 ||
-        e->cols % traits->block_values != 0 || e->cols % 4 != 0)
-        return false;
-    return ((size_t)e->weight | e->stride | tensor_format_bytes(e->format, e->rows, e->cols)) % 16 == 0;
-}
-static bool takes_glu(const struct gpuk_experts_glu *g, const struct model_router *router)
+/* Bytes of x of a linear operation: whole lines. */
+static uint32_t x_bytes_of(const struct gpuk_linear_args *a)
 {
     struct helm_err unused = {};
-    return takes_experts(&g->gate) && takes_experts(&g->up) && !gpuk_check_router(router, &unused) &&
-           experts_ranks(*router) && router->experts == g->gate.experts &&
-           router->chosen == g->choice.chosen && g->gate.experts == g->up.experts &&
-           g->gate.format == g->up.format && g->gate.rows == g->up.rows && g->gate.cols == g->up.cols &&
-           g->gate.stride == g->up.stride;
-}
-static bool takes_down(const struct gpuk_experts_down *d)
-{
-    return takes_experts(&d->down) && d->choice.chosen > 0 && d->choice.chosen <= MODEL_EXPERTS_CHOSEN_MAX;
-}
-/* Weights that are read past the ring: plain numbers, of up to `most` rows. */
-static bool takes_past_ring(const struct gpuk_linear_args *a, uint32_t most)
-{
-    uint32_t rows = 0;
-    size_t bits = (size_t)a->x | (size_t)a->norm;
-    if (!tensor_format_is_plain(a->format) || a->segments < 1 || a->segments > GPUK_SEGMENTS_MAX)
-        return false;
-    for (uint32_t s = 0; s < a->segments; s++) {
-        rows += a->segment[s].rows, bits |= (size_t)a->segment[s].weight;
-        if (a->segment[s].rows == 0 || a->segment[s].rows > most) return false;
-    }
-    return !a->residual && !a->swiglu && rows <= most && a->cols > 0 &&
-           a->cols <= chain_shaped::THREADS * 32 &&
-           (bits | tensor_format_row_bytes(a->format, a->cols)) % 16 == 0;
-}
-static bool takes_router(const struct gpuk_linear_args *a)
-{
-    return a->format == FORMAT_F32 && a->segments == 1 && takes_past_ring(a, MODEL_EXPERTS_MAX);
-}
-
-/* Bytes of x of a linear operation, or of one like it: whole lines, of each chosen expert. */
-static uint32_t x_bytes_of(const struct gpuk_chain_op *op)
-{
-    struct helm_err unused = {};
-    const struct gpuk_linear_args a = linear_of(op);
     struct linear_params params;
-    if (gpuk_linear_params("chain", &a, &params, &unused)) return 0;
-    const struct chain_lines &lines = lines_by_format[a.format];
-    if (!lines.bytes || !(lines.loose ? gpuk_linear_begins(&a) : gpuk_linear_aligned(&a))) return 0;
-    if (((size_t)a.x | (size_t)a.norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
-    const uint32_t row_bytes = (uint32_t)params.row_bytes,
-                   experts = op->kind == GPUK_CHAIN_EXPERTS_DOWN ? chosen_of(op) : 1;
-    if (experts * chunks_of(lines, row_bytes, chain_shaped::TILE) > CHAIN_SUMS / 2) return 0;
-    /* tiles of one size may end a line each behind an expert's row */
-    const uint32_t behind = experts > 1 ? chunks_of(lines, row_bytes, PITCH_MIN) - 1 : 0;
-    return experts * (div_up(row_bytes, lines.bytes) + behind) * lines.x_bytes;
+    if (gpuk_linear_params("chain", a, &params, &unused)) return 0;
+    const struct chain_lines &lines = lines_by_format[a->format];
+    if (!lines.bytes || !(lines.loose ? gpuk_linear_begins(a) : gpuk_linear_aligned(a))) return 0;
+    if (((size_t)a->x | (size_t)a->norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
+    const uint32_t row_bytes = (uint32_t)params.row_bytes;
+    if (chunks_of(lines, row_bytes, chain_shaped::TILE) > CHAIN_SUMS / 2) return 0;
+    return div_up(row_bytes, lines.bytes) * lines.x_bytes;
 }
 
 /* Shared memory of a gated delta net's rule, of heads that a block's registers hold. */
@@ -140,20 +91,10 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
     struct helm_err unused = {};
     switch (op->kind) {
     case GPUK_CHAIN_LINEAR:
-        return x_bytes_of(op);
-    case GPUK_CHAIN_ROUTER: /* its x is that of the gates and ups behind it */
-        return takes_router(&op->linear) ? 16 : 0;
-    case GPUK_CHAIN_ROWS: /* x as plain numbers, which take more room than for blocks */
-        return takes_past_ring(&op->linear, GPUK_CHAIN_ROWS_MAX) ? div_up(op->linear.cols, 1024) * 4096 : 0;
-    case GPUK_CHAIN_EXPERTS_GLU:
-        return takes_glu(&op->glu.args, &op->glu.router) ? x_bytes_of(op) : 0;
-    case GPUK_CHAIN_EXPERTS_DOWN:
-        return takes_down(&op->down) ? x_bytes_of(op) : 0;
+        return x_bytes_of(&op->linear);
     case GPUK_CHAIN_CONVOLVE:
     case GPUK_CHAIN_DELTA:
         return delta_bytes(&op->delta);
-    case GPUK_CHAIN_WEIGH: /* a row of the router's behind it */
-        return op->weigh.dtype == DTYPE_F32 && (size_t)op->weigh.weight % 16 == 0 ? 16 : 0;
     default:
         break;
     }
@@ -172,7 +113,7 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
 /* And the weights of its norm. */
 static uint32_t norm_bytes_of(const struct gpuk_chain_op *op)
 {
-    return has_norm(op) ? (op->linear.cols * 4 + 127) / 128 * 128 : 0;
+    return has_tiles(op) && op->linear.norm ? (op->linear.cols * 4 + 127) / 128 * 128 : 0;
 }
 
 extern "C" bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op)
@@ -206,16 +147,13 @@ static uint64_t words_of(const struct gpuk_chain_op *op, uint32_t count)
 extern "C" size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count)
 {
     if (!op) return list_bytes(count);
-    const struct sparse_words sparse = sparse_words_of(op, count);
-    return list_bytes(count) + (words_of(op, count) * sizeof(uint64_t) + 255) / 256 * 256 +
-           ((sparse.logits + sparse.x) * sizeof(uint64_t) + 255) / 256 * 256;
+    return list_bytes(count) + (words_of(op, count) * sizeof(uint64_t) + 255) / 256 * 256;
 }
 
-static struct chain_weights weights_of(const struct gpuk_chain_op *op, const struct linear_params *p,
+static struct chain_weights weights_of(const struct gpuk_linear_args *args, const struct linear_params *p,
                                        uint32_t blocks, uint32_t start, uint32_t pitch)
 {
     struct chain_weights w = {};
-    const struct gpuk_linear_args like = linear_of(op), *args = &like;
     const struct chain_lines &lines = lines_by_format[args->format];
     const uint32_t row_bytes = (uint32_t)p->row_bytes, most = most_of(args, pitch);
     w.pair_bytes = args->swiglu ? row_bytes : 2 * row_bytes;
@@ -234,17 +172,7 @@ static struct chain_weights weights_of(const struct gpuk_chain_op *op, const str
     w.tile = tile_of(lines, row_bytes, most);
     w.last_bytes = row_bytes - (w.chunks - 1) * w.tile;
     w.loose = !gpuk_linear_aligned(args) || (w.chunks > 1 && w.tile % 16 != 0); /* or tiles do not */
-    for (uint32_t s = 1; s < args->segments && !args->swiglu; s++)
-        if (w.loose && ((uintptr_t)w.base[s] ^ (uintptr_t)w.base[0]) % 16) w.loose = 2;
-    w.joined = !args->swiglu && w.chunks == 1;
-    w.chosen = chosen_of(op);
-    if (op->kind == GPUK_CHAIN_EXPERTS_GLU) {
-        w.stride = op->glu.args.gate.stride, w.each = chain_divisor::of(op->glu.args.gate.rows);
-    } else if (op->kind == GPUK_CHAIN_EXPERTS_DOWN) {
-        w.stride = op->down.down.stride, w.each = chain_divisor::of(w.chunks), w.chunks *= w.chosen,
-        w.downs = 1;
-    }
-    w.part = w.tile % 2048 == 0 ? 2048 : lines.within(chain_shaped::PART); /* whole parts are quickest */
+    w.part = w.tile % 2048 == 0 ? 2048 : lines.within(chain_shaped::PART);      /* whole parts are quickest */
     w.start = start;
     w.whole = p->pairs / blocks;
     w.extra = p->pairs % blocks;
@@ -305,41 +233,26 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
 }
 
 /* What an operation is called in messages. */
-static const char *const names[GPUK_CHAIN_KINDS] = {"linear",
-                                                    "attention",
-                                                    "router",
-                                                    "experts' gates",
-                                                    "experts' downs",
-                                                    "convolution",
-                                                    "gated delta rule",
-                                                    "shared expert's weight",
-                                                    "rows"};
+static const char *const names[GPUK_CHAIN_KINDS] = {"linear", "attention", "convolution", "gated delta rule"};
 
 /* What all operations of a chain share. */
 struct chain_plan {
     int family, cache; /* -1: of none */
     uint32_t region, norm, tiled;
-    bool sparse;
     bool holds; /* keys and values, where that leaves room for enough tiles */
 };
 static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_op *op, uint32_t count,
                       struct chain_plan *plan, struct helm_err *err)
 {
-    *plan = {-1, -1, 128, 0, 0, false, false};
-    bool rows = false;
+    *plan = {-1, -1, 128, 0, 0, false};
     for (uint32_t i = 0; i < count; i++) {
         const char *name = (unsigned)op[i].kind < GPUK_CHAIN_KINDS ? names[op[i].kind] : "unknown";
         if (!gpuk_chain_takes(device, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u (%s) cannot be part of one",
                              i, count, name);
-        if (!gpuk_chain_whole(op, count, i))
-            return helm_fail(err, HELM_E_UNSUPPORTED,
-                             "chain: operation %u of %u (%s) stands without what belongs to it", i, count,
-                             name);
         plan->region = std::max(plan->region, region_of(&op[i]));
         plan->norm = std::max(plan->norm, norm_bytes_of(&op[i]));
         plan->tiled += has_tiles(&op[i]);
-        plan->sparse |= gpuk_chain_passes_ring(&op[i]), rows |= op[i].kind == GPUK_CHAIN_ROWS;
         const bool attends = op[i].kind == GPUK_CHAIN_ATTENTION;
         if (!attends && !has_tiles(&op[i])) continue;
         int *all = attends ? &plan->cache : &plan->family;
@@ -351,14 +264,10 @@ static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_
                              count, name);
         *all = own;
     }
-    if (rows && plan->family != CHAIN_BLOCKS)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "chain: rows past the ring without weights of blocks");
     uint32_t with_held = plan->region;
-    const std::vector<struct chain_link> links = chain_links(op, count);
-    for (uint32_t i = 1; i < links.size(); i++)
-        if (links[i].op->kind == GPUK_CHAIN_ATTENTION && held_at(links[i - 1].op, links[i].op))
-            with_held =
-                std::max(with_held, held_at(links[i - 1].op, links[i].op) + held_bytes<chain_shaped>());
+    for (uint32_t i = 1; i < count; i++)
+        if (op[i].kind == GPUK_CHAIN_ATTENTION && held_at(&op[i - 1], &op[i]))
+            with_held = std::max(with_held, held_at(&op[i - 1], &op[i]) + held_bytes<chain_shaped>());
     plan->holds = chain_shared_bytes(2 * chain_shaped::WARPS, PITCH_MIN, with_held, plan->norm) <=
                   (size_t)device->shared_bytes_max;
     if (plan->holds) plan->region = with_held;
@@ -366,36 +275,15 @@ static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_
     return HELM_OK;
 }
 
-/* What experts' items have beside a linear one's; w: their tiles. */
-static struct chain_experts experts_of(const struct gpuk_chain_op *op, const struct chain_weights *w)
-{
-    struct chain_experts e = {};
-    if (op->kind == GPUK_CHAIN_EXPERTS_GLU) {
-        const struct gpuk_experts_glu *g = &op->glu.args;
-        e.router = op->glu.router, e.logits = g->logits, e.choice_bias = g->choice_bias, e.choice = g->choice;
-        e.bias[0] = g->gate.bias, e.bias[1] = g->up.bias, e.rows = g->gate.rows, e.glu = g->glu;
-    } else {
-        const struct chain_lines &lines = lines_by_format[op->down.down.format];
-        e.bias[0] = op->down.down.bias, e.rows = op->down.down.rows;
-        e.quads = chain_divisor::of(w->each.by * (w->tile / lines.bytes) * (lines.x_values / 4));
-    }
-    return e;
-}
 /* The item of an operation with weights; start: the block its pairs begin with. */
-static int linear_item(const struct gpuk_chain_op *op, uint32_t blocks, uint32_t pitch, uint32_t *start,
+static int linear_item(const struct gpuk_linear_args *args, uint32_t blocks, uint32_t pitch, uint32_t *start,
                        struct chain_item *item, struct helm_err *err)
 {
-    const struct gpuk_linear_args args = linear_of(op);
     struct linear_params params;
-    const int rc = gpuk_linear_params("chain", &args, &params, err);
+    const int rc = gpuk_linear_params("chain", args, &params, err);
     if (rc) return rc;
-    if (op->kind == GPUK_CHAIN_EXPERTS_GLU)
-        params.pairs *= chosen_of(op), params.segment[0].pair_end = params.segment[1].pair_end = params.pairs;
     item->linear = params;
-    item->where.format = args.format;
-    if (!has_tiles(op)) return HELM_OK;
-    item->where = weights_of(op, &params, blocks, *start, pitch);
-    if (chosen_of(op)) item->experts = experts_of(op, &item->where);
+    item->where = weights_of(args, &params, blocks, *start, pitch);
     *start = (uint32_t)(((uint64_t)*start + params.pairs) % blocks);
     return HELM_OK;
 }
@@ -430,47 +318,37 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
         return helm_fail(err, HELM_E_UNSUPPORTED, "chain: %u operations take too much shared memory together",
                          count);
     uint64_t *words = (uint64_t *)((unsigned char *)memory + bytes);
-    const std::vector<struct chain_link> links = chain_links(op, count);
-    const size_t words_bytes = (words_of(op, count) * sizeof(uint64_t) + 255) / 256 * 256,
-                 all_words = gpuk_chain_bytes(op, count) - bytes;
+    const size_t all_words = gpuk_chain_bytes(op, count) - bytes;
     struct chain_item *items = (struct chain_item *)(weights + plan.tiled);
     struct chain_weights *next = weights;
-    float *share = &((struct chain_header *)memory)->share;
     uint32_t start = 0;
-    std::vector<bool> added(links.size());
-    const struct gpuk_weigh *weighed = nullptr; /* what the last weight is of */
-    for (uint32_t i = 0; i < links.size(); i++) {
+    std::vector<bool> added(count);
+    for (uint32_t i = 0; i < count; i++) {
         struct chain_item *item = &items[i];
-        const struct gpuk_chain_op *link = links[i].op;
+        const struct gpuk_chain_op *link = &op[i];
         item->kind = link->kind;
         if (link->kind == GPUK_CHAIN_ATTENTION) {
             if (attention_item(link, attention_workspace, words, header, item))
                 return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u is of another step", i,
                                  count);
-            item->held_at = i > 0 && plan.holds ? held_at(links[i - 1].op, link) : 0;
+            item->held_at = i > 0 && plan.holds ? held_at(&op[i - 1], link) : 0;
         } else if (link->kind == GPUK_CHAIN_CONVOLVE || link->kind == GPUK_CHAIN_DELTA) {
             item->delta = delta_params_of(&link->delta);
         } else {
-            added[i] = i > 0 && chain_adds_to(links[i - 1].op, link);
+            added[i] = i > 0 && chain_adds_to(&op[i - 1], link);
             if (added[i]) start = items[i - 1].where.start;
-            rc = linear_item(link, blocks, ring.pitch, &start, item, err);
+            rc = linear_item(&link->linear, blocks, ring.pitch, &start, item, err);
             if (rc) return rc;
             if (added[i])
                 added[i] = chain_same_threads(&items[i - 1].where) && chain_same_threads(&item->where);
-            if (has_tiles(link)) *next++ = item->where;
+            *next++ = item->where;
         }
-        if (links[i].weigh)
-            weighed = links[i].weigh, item->share_weight = weighed->weight, item->share = share;
-        if (link->kind == GPUK_CHAIN_LINEAR && weighed && link->linear.x == weighed->act) item->times = share;
     }
     *chain = {};
-    chain->meetings =
-        chain_meetings(device, links, added, (uint64_t *)((unsigned char *)words + words_bytes), items);
+    chain->meetings = chain_meetings(op, count, added, items);
     chain->list = memory;
     chain->count = count;
-    chain->links = (uint32_t)links.size();
     chain->variant = plan.family * KV_DTYPE_COUNT + (plan.cache < 0 ? 0 : plan.cache);
-    chain->sparse = plan.sparse;
     chain->warps = chain_shaped::LAUNCHED / 32;
     chain->slots = ring.slots;
     chain->pitch = ring.pitch;

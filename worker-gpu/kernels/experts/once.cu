@@ -9,8 +9,10 @@
 #include "worker-gpu/kernels/experts/experts.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-static const uint32_t GLU_WARPS = 16, GLU_PAIRS = 2, DOWN_PAIRS = 8, DOWN_WARPS = 16;
-static const size_t ONCE_SHARED = 100 << 10; /* two blocks to a multiprocessor */
+#include <stdlib.h>
+
+static const uint32_t GLU_LEAST = 8, GLU_MOST = 24, GLU_PAIRS = 2, DOWN_PAIRS = 8, DOWN_WARPS = 16;
+static const size_t ONCE_SHARED = 112 << 10; /* two blocks to a multiprocessor */
 
 struct experts_once_params {
     struct experts_params of;
@@ -58,22 +60,22 @@ __device__ __forceinline__ void once_choice(const experts_params &p, const exper
     if (stores && i < chosen) p.choice.id[i] = m.id[i], p.choice.weight[i] = m.weight[i];
 }
 
-template <typename D>
-__global__ void __launch_bounds__(GLU_WARPS * 32)
+template <typename D, bool FOUR>
+__global__ void __launch_bounds__(GLU_MOST * 32)
     experts_once_glu(const __grid_constant__ experts_once_params q)
 {
     const experts_params &p = q.of;
     SHARED_DYNAMIC(unsigned char, shared);
     experts_once_memory m;
-    m.lay(shared, q, GLU_WARPS);
-    const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
-                   barrier = shared_address(m.barriers + warp), row_bytes = (uint32_t)p.row_bytes;
+    const uint32_t warps = blockDim.x >> 5, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    m.lay(shared, q, warps);
+    const uint32_t barrier = shared_address(m.barriers + warp), row_bytes = (uint32_t)p.row_bytes;
     if (lane == 0) bulk_barriers_open(barrier, 1);
     __syncwarp();
     wait_for_previous();
     let_next_start();
     once_choice(p, m);
-    const uint32_t task = blockIdx.x * GLU_WARPS + warp, j = task / q.pairs,
+    const uint32_t task = blockIdx.x * warps + warp, j = task / q.pairs,
                    row = (task - j * q.pairs) * GLU_PAIRS,
                    expert = j < p.choice.chosen ? m.id[j] : GPUK_SLOT_ABSENT, left = p.rows - row,
                    rows = expert >= p.experts ? 0
@@ -91,36 +93,48 @@ __global__ void __launch_bounds__(GLU_WARPS * 32)
     }
     __syncwarp();
     float4 *x4 = reinterpret_cast<float4 *>(m.x);
-    const float squares = warp_sum(blocks_x::put_all(p.x, p.norm, p.cols, x4, threadIdx.x, GLU_WARPS * 32));
+    const float squares = warp_sum(blocks_x::put_all(p.x, p.norm, p.cols, x4, threadIdx.x, blockDim.x));
     if (lane == 0) m.sums[warp] = squares;
     __syncthreads();
     if (rows == 0) return;
     float scale = 1;
     if (p.norm) {
         float all = 0;
-#pragma unroll
-        for (uint32_t w = 0; w < GLU_WARPS; w++) all += m.sums[w];
+        for (uint32_t w = 0; w < warps; w++) all += m.sums[w];
         scale = rsqrtf(all / (float)p.cols + p.eps);
     }
     bulk_wait(barrier, 0);
-    for (uint32_t r = 0; r < rows; r++) {
-        const unsigned char *gate = ring + beside + r * row_bytes, *up = gate + q.pitch;
-        float a = 0, b = 0;
-        const float4 *x = x4;
+    /* gate's and up's first row, then their second */
+    uint32_t row_at[4];
+    for (uint32_t r = 0; r < 4; r++)
+        row_at[r] =
+            (uint32_t)(ring - shared) + beside + (r & 1) * q.pitch + (r / 2 < rows ? r / 2 * row_bytes : 0);
+    float sum[4] = {0, 0, 0, 0};
+    const float4 *x = x4;
+    if (FOUR) {
 #pragma unroll 1
         for (uint32_t at = 0; at < row_bytes; at += D::LINE_BYTES, x += D::LINE_QUADS)
-            D::line_add(gate + at, up + at, row_bytes - at, x, a, b);
-        a = warp_sum(a) * scale, b = warp_sum(b) * scale;
-        if (lane > 0) continue;
-        const uint64_t bias = (uint64_t)expert * p.rows + row + r;
-        if (p.role[0].bias) a += p.role[0].bias[bias];
-        if (p.role[1].bias) b += p.role[1].bias[bias];
-        p.out[(uint64_t)j * p.rows + row + r] = glu_value(p.glu, a, b);
+            D::lines_add(row_at, shared + at, row_bytes - at, x, sum);
+    } else {
+#pragma unroll
+        for (uint32_t r = 0; r < 4; r += 2, x = x4)
+#pragma unroll 1
+            for (uint32_t at = 0; at < row_bytes; at += D::LINE_BYTES, x += D::LINE_QUADS)
+                D::line_add(shared + row_at[r] + at, shared + row_at[r + 1] + at, row_bytes - at, x, sum[r],
+                            sum[r + 1]);
     }
+#pragma unroll
+    for (uint32_t r = 0; r < 4; r++) sum[r] = warp_sum(sum[r]) * scale;
+    if (lane >= rows) return;
+    float gate = lane ? sum[2] : sum[0], up = lane ? sum[3] : sum[1];
+    const uint64_t at = (uint64_t)expert * p.rows + row + lane;
+    if (p.role[0].bias) gate += p.role[0].bias[at];
+    if (p.role[1].bias) up += p.role[1].bias[at];
+    p.out[(uint64_t)j * p.rows + row + lane] = glu_value(p.glu, gate, up);
 }
 
 template <typename D>
-__global__ void __launch_bounds__(DOWN_WARPS * 32)
+__global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
     experts_once_down(const __grid_constant__ experts_once_params q)
 {
     const experts_params &p = q.of;
@@ -179,6 +193,13 @@ __global__ void __launch_bounds__(DOWN_WARPS * 32)
 
 /* ---- launcher */
 
+/* A trial: 1: as many warps as even shares want; 2: four rows at once. */
+static int once_trial()
+{
+    const char *said = getenv("HELM_ONCE");
+    return said ? atoi(said) : 0;
+}
+
 /* How it is run; false: not here. */
 template <typename D>
 static bool shape_of(const struct experts_call &call, experts_once_params *q, uint32_t *blocks,
@@ -189,8 +210,8 @@ static bool shape_of(const struct experts_call &call, experts_once_params *q, ui
     const uint32_t chosen = p.choice.chosen, row_pairs = div_up(p.rows, 2), sms = (uint32_t)device->sm_count;
     size_t bits = (size_t)p.x | (size_t)p.norm;
     for (uint32_t r = 0; r < (p.down ? 1u : 2u); r++) bits |= (size_t)p.role[r].weight | p.role[r].stride;
-    if (!device->bulk_copy || p.tokens != 1 || p.slot || p.role[0].host || bits % 16 != 0 ||
-        p.cols % 4 != 0 || (D::LOOSE ? false : p.row_bytes % 16 != 0) || p.row_bytes > 1u << 16 ||
+    if (!device->bulk_copy || p.tokens != 1 || p.slot || bits % 16 != 0 || p.cols % 4 != 0 ||
+        (D::LOOSE ? false : p.row_bytes % 16 != 0) || p.row_bytes > 1u << 16 ||
         (p.routes && !experts_ranks(p.router)))
         return false;
     *q = {p, div_up((uint32_t)p.row_bytes, D::LINE_BYTES), 0, 0};
@@ -205,7 +226,8 @@ static bool shape_of(const struct experts_call &call, experts_once_params *q, ui
     } else {
         q->pairs = div_up(p.rows, GLU_PAIRS);
         q->pitch = (GLU_PAIRS * (uint32_t)p.row_bytes + slack + 15) / 16 * 16;
-        *blocks = div_up(chosen * q->pairs, GLU_WARPS), *warps = GLU_WARPS;
+        *warps = once_trial() & 1 ? even_warps(chosen * q->pairs, sms, 1, GLU_LEAST, GLU_MOST) : 16;
+        *blocks = div_up(chosen * q->pairs, *warps);
     }
     experts_once_memory m;
     *shared = m.lay(nullptr, *q, *warps);
@@ -224,13 +246,16 @@ template <typename D> static int once_launch(const struct experts_call &call, st
     uint32_t blocks = 0, warps = 0;
     size_t shared = 0;
     shape_of<D>(call, &q, &blocks, &warps, &shared);
-    return gpuk_launch("experts", q.of.down ? experts_once_down<D> : experts_once_glu<D>, dim3(blocks),
-                       dim3(warps * 32), shared, call.flags, call.stream, err, q);
+    return gpuk_launch("experts",
+                       q.of.down          ? experts_once_down<D>
+                       : once_trial() & 2 ? experts_once_glu<D, true>
+                                          : experts_once_glu<D, false>,
+                       dim3(blocks), dim3(warps * 32), shared, call.flags, call.stream, err, q);
 }
 template <typename D> static int once_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (const auto kernel : {experts_once_down<D>, experts_once_glu<D>}) {
+    for (const auto kernel : {experts_once_down<D>, experts_once_glu<D, false>, experts_once_glu<D, true>}) {
         if (!rc && device->bulk_copy) rc = gpuk_prepare("experts", kernel, ONCE_SHARED, err);
         if (!rc && device->bulk_copy) rc = gpuk_prefer_shared("experts", kernel, err);
     }

@@ -116,7 +116,6 @@ __global__ void __launch_bounds__(WARPS * 32, 2) gemv_bulk(const __grid_constant
     const uint32_t barrier_address = shared_address(barriers + warp * q.slots);
     const block_share share = share_of(q);
 
-    let_next_start();
     tile_walk ask = {0, 0}; /* next tile to ask for */
     walk_next(ask, q.chunks, warp);
     if (lane == 0) bulk_barriers_open(barrier_address, q.slots);
@@ -136,10 +135,12 @@ __global__ void __launch_bounds__(WARPS * 32, 2) gemv_bulk(const __grid_constant
     float squares;
     if constexpr (D::SCALED) {
         wait_for_previous();
+        let_next_start();
         squares = blocks_x::put_all(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
     } else {
         x_put_norm<D>(p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
         wait_for_previous();
+        let_next_start();
         squares = x_put<D>(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
     }
     /* also the barrier after which every warp may read x */

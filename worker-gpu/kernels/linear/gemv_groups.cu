@@ -92,7 +92,6 @@ __global__ void __launch_bounds__(WARPS * 32, WARPS <= 8 ? 2 : 1)
                    units = (uint32_t)((uint64_t)q.units * (blockIdx.x + 1) / gridDim.x) - first,
                    runs = p.swiglu ? 2 * units : units;
 
-    let_next_start();
     if (BULK) {
         if (lane == 0) bulk_barriers_open(barrier_address, slots);
         __syncwarp();
@@ -128,6 +127,7 @@ __global__ void __launch_bounds__(WARPS * 32, WARPS <= 8 ? 2 : 1)
     for (uint32_t t = threadIdx.x; t < q.threads; t += WARPS * 32)
         x_put_norm<typename D::plain>(p.norm, p.cols, x4, t, q.threads);
     wait_for_previous();
+    let_next_start();
     for (uint32_t t = threadIdx.x; t < q.threads; t += WARPS * 32) {
         const float part = warp_sum(x_put<typename D::plain>(p.x, p.norm, p.cols, x4, t, q.threads));
         if (lane == 0) scratch[t / 32] = part;

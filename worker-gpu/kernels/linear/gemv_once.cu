@@ -8,13 +8,16 @@
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-static const uint32_t WARPS_MOST = 16, PARTS_MOST = 4, ROWS_WARPS = 4, ROWS_MOST = 512;
-static const size_t ONCE_SHARED = 100 << 10; /* two blocks to a multiprocessor */
+#include <stdlib.h>
+
+static const uint32_t WARPS_LEAST = 8, WARPS_MOST = 24, PARTS_MOST = 4, ROWS_WARPS = 4, ROWS_MOST = 512;
+static const size_t ONCE_SHARED = 112 << 10; /* two blocks to a multiprocessor */
 
 struct once_params {
     linear_params linear;
     uint32_t lines, parts; /* of a row; warps that share a pair */
     uint32_t each, pitch;  /* lines of a part at most; bytes from a part's first row to its second */
+    bool beside;           /* GPUK_BESIDE */
 };
 /* Shared memory, in this order. */
 struct once_memory {
@@ -58,12 +61,14 @@ __global__ void __launch_bounds__(WARPS_MOST * 32) gemv_once(const __grid_consta
         }
     }
     __syncwarp();
-    wait_for_previous();
-    let_next_start();
     const uint32_t mine = blockIdx.x * groups + threadIdx.x; /* the pair that this thread brings to an end */
     const bool ends = threadIdx.x < groups && mine < p.pairs;
     float2 add = make_float2(0, 0);
-    if (ends) add = linear_addends(p, mine, 0);
+    if (!q.beside) {
+        wait_for_previous();
+        let_next_start();
+        if (ends) add = linear_addends(p, mine, 0);
+    }
     float4 *x4 = reinterpret_cast<float4 *>(m.x);
     const float squares = warp_sum(blocks_x::put_all(p.x, p.norm, p.cols, x4, threadIdx.x, blockDim.x));
     if (lane == 0) m.squares[warp] = squares;
@@ -79,6 +84,11 @@ __global__ void __launch_bounds__(WARPS_MOST * 32) gemv_once(const __grid_consta
     const float keep = lane < 16 ? a : b, give = lane < 16 ? b : a,
                 sum = tile_fold(keep + __shfl_xor_sync(0xffffffffu, give, 16));
     if ((lane & 15) == 0) m.sums[warp * 2 + lane / 16] = sum;
+    if (q.beside) {
+        wait_for_previous();
+        let_next_start();
+        if (ends) add = linear_addends(p, mine, 0);
+    }
     __syncthreads();
     if (!ends) return;
     float scale = 1;
@@ -98,7 +108,8 @@ __global__ void __launch_bounds__(WARPS_MOST * 32) gemv_once(const __grid_consta
 /* ---- few rows of plain numbers: a warp a row */
 
 template <typename T>
-__global__ void __launch_bounds__(ROWS_WARPS * 32) gemv_rows(const __grid_constant__ linear_params p)
+__global__ void __launch_bounds__(ROWS_WARPS * 32)
+    gemv_rows(const __grid_constant__ linear_params p, bool beside)
 {
     const uint32_t VALUES = 16 / sizeof(T), HELD = 16; /* of a unit; units of a lane that wait in registers */
     const uint32_t row = blockIdx.x * ROWS_WARPS + (threadIdx.x >> 5), lane = threadIdx.x & 31,
@@ -112,9 +123,10 @@ __global__ void __launch_bounds__(ROWS_WARPS * 32) gemv_rows(const __grid_consta
 #pragma unroll
     for (uint32_t i = 0; i < HELD; i++)
         w[i] = i * 32 + lane < units ? load_weight16(weight + (i * 32 + lane) * 16) : make_uint4(0, 0, 0, 0);
-    wait_for_previous();
-    let_next_start();
-    if (!works) return;
+    if (!beside) {
+        wait_for_previous();
+        let_next_start();
+    }
     float dot = 0, squares = 0;
     const auto add = [&](const uint4 &numbers, uint32_t unit) {
         float f[VALUES];
@@ -135,7 +147,11 @@ __global__ void __launch_bounds__(ROWS_WARPS * 32) gemv_rows(const __grid_consta
         if (i * 32 + lane < units) add(w[i], i * 32 + lane);
     for (uint32_t unit = held + lane; unit < units; unit += 32) add(load_weight16(weight + unit * 16), unit);
     dot = warp_sum(dot), squares = warp_sum(squares);
-    if (lane > 0) return;
+    if (beside) {
+        wait_for_previous();
+        let_next_start();
+    }
+    if (lane > 0 || !works) return;
     if (p.norm) dot *= rsqrtf(squares / (float)p.cols + p.eps);
     to.out[of] = dot + (to.bias ? to.bias[of] : 0.0f);
 }
@@ -154,14 +170,16 @@ static bool once_shape(const struct linear_call &call, once_params *q, uint32_t 
         ((size_t)args->x | (size_t)args->norm) % 16 != 0 ||
         !(D::LOOSE ? gpuk_linear_begins(args) : gpuk_linear_aligned(args)) || p.row_bytes > 1u << 20)
         return false;
-    *q = {p, div_up((uint32_t)p.row_bytes, D::LINE_BYTES), 1, 0, 0};
+    *q = {p, div_up((uint32_t)p.row_bytes, D::LINE_BYTES), 1, 0, 0, false};
     /* a warp has two lines, or one where there are warps to spare */
-    while (q->parts < PARTS_MOST && (div_up(q->lines, q->parts) > 2 ||
-                                     (q->lines > q->parts && p.pairs * q->parts * 2 <= sms * WARPS_MOST)))
+    while (q->parts < PARTS_MOST &&
+           (div_up(q->lines, q->parts) > 2 || (q->lines > q->parts && p.pairs * q->parts * 2 <= sms * 16)))
         q->parts *= 2;
     q->each = div_up(q->lines, q->parts);
     q->pitch = (q->each * D::LINE_BYTES + (D::LOOSE ? TILE_SLACK : 0) + 15) / 16 * 16;
-    *warps = div_up(p.pairs * q->parts, WARPS_MOST) < sms ? WARPS_MOST / 2 : WARPS_MOST;
+    *warps = even_warps(p.pairs * q->parts, sms, q->parts, WARPS_LEAST, WARPS_MOST);
+    const char *trial = getenv("HELM_ONCE");
+    if (!trial || !(atoi(trial) & 4)) *warps = div_up(p.pairs * q->parts, 16) < sms ? 8 : 16;
     *blocks = div_up(p.pairs, *warps / q->parts);
     once_memory m;
     *shared = m.lay(nullptr, *q, *warps);
@@ -180,6 +198,7 @@ template <typename D> static int once_launch(const struct linear_call &call, str
     uint32_t warps = 0, blocks = 0;
     size_t shared = 0;
     once_shape<D>(call, &q, &warps, &blocks, &shared);
+    q.beside = call.flags & GPUK_BESIDE;
     return gpuk_launch("gemv", gemv_once<D>, dim3(blocks), dim3(warps * 32), shared, call.flags, call.stream,
                        err, q);
 }
@@ -205,7 +224,8 @@ template <typename D> static bool rows_takes(const struct linear_call &call)
 template <typename D> static int rows_launch(const struct linear_call &call, struct helm_err *err)
 {
     return gpuk_launch("gemv", gemv_rows<typename D::value>, dim3(div_up(rows_of(call), ROWS_WARPS)),
-                       dim3(ROWS_WARPS * 32), 0, call.flags, call.stream, err, call.params);
+                       dim3(ROWS_WARPS * 32), 0, call.flags, call.stream, err, call.params,
+                       (call.flags & GPUK_BESIDE) != 0);
 }
 template <typename D> static int rows_prepare(const struct gpuk_device *, struct helm_err *err)
 {

@@ -118,14 +118,10 @@ static void chains_end_where_something_stands_between(void **state)
     lowers_to("cgscsgcs", 'c', 'g', 200 * 1024, "<<[2].*o><.*[2]>><.*o>>.");
     /* a ring that holds everything orders nothing, yet the slices in it are no part of a chain */
     lowers_to("gssggssg", 'g', 'g', 64 << 20, "[3]ooooo[5]ooooo[3]>");
-    /* experts with their router; where they are the CPU's its product is too */
-    model_lowers_to("tests/data/golden/qwen3moe", "gggggg", 'g', 'g', 0, "[18]>");
-    model_lowers_to("tests/data/golden/qwen3moe", "gggcgg", 'g', 'g', 0, "<[9]>><[7]>>");
+    /* none of mixtures */
+    model_lowers_to("tests/data/golden/qwen3moe", "gggggg", 'g', 'g', 0, "oooooooooooooo>");
     /* gated delta nets are two operations between their products, a chain of their own where those are streamed */
     model_lowers_to("tests/data/golden/qwen35", "gggggggg", 'g', 'g', 0, "[24]>");
-    /* a shared expert with a weight of its own stands in the chain of its layer */
-    model_lowers_to("tests/data/golden/qwen35moe", "gggggggg", 'g', 'g', 0, "[40]>");
-    model_lowers_to("tests/data/golden/qwen2moe", "gggg", 'g', 'g', 0, "[19]>");
     model_lowers_to("tests/data/golden/qwen35", "gcgcgcgc", 'g', 'c', 0, "<[4]><[4]><[4]><[3]>>>");
     model_lowers_to("tests/data/golden/qwen35", "sgggggsg", 'g', 'g', 200 * 1024, ".*o[2].*[14].oo.*[3]>.");
 }
@@ -138,32 +134,8 @@ static bool takes_narrow(struct device *d, const struct gpuk_chain_op *op)
     return op->kind == GPUK_CHAIN_ATTENTION || op->linear.cols < 100;
 }
 
-static bool takes_all(struct device *d, const struct gpuk_chain_op *op)
-{
-    (void)d;
-    (void)op;
-    return true;
-}
-
-/* A sparse MLP's second and third operation, of Mixtral's form; x: 96 MiB of experts a token, X: 416. */
-static void add_experts(struct gpu_entry *e, char letter)
-{
-    static const struct model_router router = {.experts = 8, .chosen = 2};
-    const struct gpuk_experts matrix = {.experts = 8,
-                                        .rows = 64,
-                                        .cols = 64,
-                                        .stride = (uint64_t)(letter == 'X' ? 96 : 16) << 20};
-    const struct gpuk_choice choice = {.chosen = 2};
-    if (letter == 'd')
-        e->op.as.experts_down.few = (struct gpuk_experts_down){.down = matrix, .choice = choice};
-    else
-        e->op.as.experts_glu.few =
-            (struct gpuk_experts_glu){.gate = matrix, .up = matrix, .choice = choice, .router = &router};
-}
-
 /* g: a linear of bf16, f: of f32, w: one that is not taken, s: of the ring, a: fused attention, b: attention
- * of a batch, q and p: a batch's linear of Q4_K and of bf16 in an invariant plan, h: one of Q4_K for samples, e: an event; r: a router's product, x or X: gates of few or many bytes, d: downs; m: a shared
- * expert's weight, t: the product with what it weighs. The tail is what stands
+ * of a batch, q and p: a batch's linear of Q4_K and of bf16 in an invariant plan, h: one of Q4_K for samples, e: an event; x: experts' gates. The tail is what stands
  * behind '/'. */
 static void add_all(struct lowering *low, const char *list)
 {
@@ -175,29 +147,20 @@ static void add_all(struct lowering *low, const char *list)
         }
         struct gpu_entry *e = lower_add(low,
                                         *c == 'e'                ? OP_RECORD
-                                        : *c == 'x' || *c == 'X' ? OP_EXPERTS_GLU
-                                        : *c == 'd'              ? OP_EXPERTS_DOWN
-                                        : *c == 'm'              ? OP_WEIGH
+                                        : *c == 'x'              ? OP_EXPERTS_GLU
                                         : *c == 'a' || *c == 'b' ? OP_ATTEND_DECODE
                                         : strchr("pqh", *c)      ? OP_GEMM_SMALL
                                                                  : OP_GEMV,
                                         (int32_t)(c - list));
         if (e->op.kind == OP_ATTEND_DECODE) e->op.as.attention.fused = *c == 'a';
-        if (e->op.kind == OP_EXPERTS_GLU || e->op.kind == OP_EXPERTS_DOWN) add_experts(e, *c);
-        static float act[64];
-        if (*c == 'm')
-            e->op.as.weigh = (struct gpuk_weigh){.width = 64, .act = act, .dtype = DTYPE_F32, .n = 64};
         if (e->op.kind != OP_GEMV && e->op.kind != OP_GEMM_SMALL) continue;
-        if (*c == 't') e->op.as.linear.x = act;
         static const uint32_t samples = 1;
         if (*c == 'h') e->op.count = &samples;
         e->slice = *c == 's';
         e->op.as.linear.segments = 1;
         e->op.as.linear.segment[0].rows = 8;
         e->op.as.linear.steady = e->op.kind == OP_GEMM_SMALL;
-        e->op.as.linear.format = *c == 'f' || *c == 'r'   ? FORMAT_F32
-                                 : *c == 'q' || *c == 'h' ? FORMAT_Q4_K
-                                                          : FORMAT_BF16;
+        e->op.as.linear.format = *c == 'f' ? FORMAT_F32 : *c == 'q' || *c == 'h' ? FORMAT_Q4_K : FORMAT_BF16;
         e->op.as.linear.cols = *c == 'w' ? 200 : *c == 'q' || *c == 'h' ? 256 : 64;
     }
     if (!strchr(list, '/')) p->tail = p->count;
@@ -254,15 +217,8 @@ static void runs_of_two_become_chains(void **state)
     chains_to(d, GPU_TIER_1, "qbppqq", "qbpp2qq", 2, 3);
     d->ask.chain_takes = takes_narrow;
     chains_to(d, GPU_TIER_1, "ggwag", "2ggw2ag", 4, 1);
-    /* a sparse MLP is a part of a chain as a whole, and where it is of few bytes */
-    d->ask.chain_takes = takes_all;
-    chains_to(d, GPU_TIER_1, "grxdg", "5grxdg", 5, 0);
-    chains_to(d, GPU_TIER_1, "ggrXdgg", "2ggrXd2gg", 4, 1);
-    /* with a shared expert's weight too, if the product with what it weighs is in it */
-    chains_to(d, GPU_TIER_1, "ggmrxdtgg", "9ggmrxdtgg", 9, 0);
-    chains_to(d, GPU_TIER_1, "ggmrxdg", "2ggm4rxdg", 6, 0);
-    chains_to(d, GPU_TIER_1, "ggmrxds", "2ggm3rxds", 5, 1);
-    chains_to(d, GPU_TIER_1, "ggmrXdtg", "2ggmrXd2tg", 4, 1);
+    /* a mixture's operations are kernels of their own, also those that stand beside its experts */
+    chains_to(d, GPU_TIER_1, "gagxg", "gagxg", 0, 4);
     d->ask.chain_takes = takes;
     d->no_chains = "of this test";
     chains_to(d, GPU_TIER_1, "gag/e", "gag/e", 0, 3);
