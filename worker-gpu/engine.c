@@ -368,8 +368,9 @@ static void report_decode(struct gpu_engine *g, const char *device)
 {
     const struct gpu_program *p = &g->program[0][GPU_TIER_1];
     struct engine_report *report = &g->base.report;
-    const char *why =
-        g->device->no_chains ? g->device->no_chains : "no two neighbours of them can be chained";
+    const char *why = g->device->no_chains                     ? g->device->no_chains
+                      : g->source.model->config.router.experts ? "mixtures are faster so"
+                                                               : "no two neighbours of them can be chained";
     uint32_t packed = 0;
     for (uint32_t i = 0; i < p->count; i++) packed += gpu_entry_trusts(&p->entry[i]);
     if (g->plan.invariant && p->chains)

@@ -102,7 +102,8 @@ void lower_chains(struct lowering *low)
 {
     struct gpu_program *p = low->program;
     struct device *d = low->source->device;
-    if (p->tier != GPU_TIER_1 || has_experts(p)) return;
+    const bool chains = !d->no_chains && !has_experts(p);
+    if (p->tier != GPU_TIER_1) return;
     /* no more chains than half the entries */
     uint32_t capacity = p->count + p->count / 2 + 1, count = 0, tail = 0;
     struct gpu_entry *entry = malloc(capacity * sizeof *entry);
@@ -111,7 +112,7 @@ void lower_chains(struct lowering *low)
         return;
     }
     for (uint32_t i = 0; i < p->count;) {
-        uint32_t run = i < p->tail && !d->no_chains ? run_of(p, d, i) : 0;
+        uint32_t run = i < p->tail && chains ? run_of(p, d, i) : 0;
         if (i == p->tail) tail = count;
         if (run >= 2) {
             struct gpu_entry *chain = &entry[count++];

@@ -45,8 +45,8 @@
  * where the device has the same bits there (device_asked.chain_as_few), and attention beside them, whose order few tokens then
  * have, too (enum gpuk_order).
  *
- * Chains (chains.h): of the tier of one token, operations of layers and head with nothing between them, a sparse MLP's
- * where every expert of the layer is here, are done by one kernel, where the device has it. OP_CHAIN stands in front
+ * Chains (chains.h): of the tier of one token, operations of layers and head with nothing between them are done by one
+ * kernel, where the device has it and the model is no mixture of experts. OP_CHAIN stands in front
  * of them; they stay in the list, as what the chain consists of. (The head in one is computed in any case, as in
  * every graph.) Events of the ring, words and lanes end a chain; slices of streamed weights, each between two events,
  * stay kernels of their own.
