@@ -217,11 +217,14 @@ struct chain_test {
                     size_t count) const
     {
         for (size_t i = first; i < first + count; i++) {
-            if (ops[i].kind == GPUK_CHAIN_ATTENTION)
-                GPUK(gpuk_attention_decode(device, &ops[i].attention.args, 1, true, ops[i].attention.out,
-                                           nullptr, nullptr, attention->at, 0, t->stream, &err));
-            else
+            if (ops[i].kind != GPUK_CHAIN_ATTENTION) {
                 GPUK(gpuk_gemv(device, &ops[i].linear, workspace->at, 0, t->stream, &err));
+                continue;
+            }
+            struct gpuk_attention a = ops[i].attention.args; /* as it is, and as mixtures have it */
+            a.order = i % 2 ? GPUK_ORDER_CHAINED : GPUK_ORDER_TOGETHER;
+            GPUK(gpuk_attention_decode(device, &a, 1, true, ops[i].attention.out, nullptr, nullptr,
+                                       attention->at, 0, t->stream, &err));
         }
     }
 };

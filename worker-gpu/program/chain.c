@@ -98,12 +98,26 @@ static bool has_experts(const struct gpu_program *p)
     return false;
 }
 
+/* Without chains, attention to a short context as in one: by many blocks. (Long ones have another program.) */
+static void attend_alone(struct gpu_program *p, struct device *d)
+{
+    for (uint32_t i = 0; i < p->tail && p->attending == GPU_ATTENDS_USUALLY; i++) {
+        struct gpu_entry *e = &p->entry[i];
+        struct gpuk_attention *a = &e->op.as.attention.args;
+        if (e->op.kind != OP_ATTEND_DECODE || !e->op.as.attention.fused || a->order != GPUK_ORDER_TOGETHER)
+            continue;
+        const struct gpuk_chain_op op = operation_of(e);
+        if (d->ask.chain_takes && d->ask.chain_takes(d, &op)) a->order = GPUK_ORDER_CHAINED;
+    }
+}
+
 void lower_chains(struct lowering *low)
 {
     struct gpu_program *p = low->program;
     struct device *d = low->source->device;
-    const bool chains = !d->no_chains && !has_experts(p);
+    const bool mixture = has_experts(p), chains = !d->no_chains && !mixture;
     if (p->tier != GPU_TIER_1) return;
+    if (mixture && !d->no_chains) attend_alone(p, d);
     /* no more chains than half the entries */
     uint32_t capacity = p->count + p->count / 2 + 1, count = 0, tail = 0;
     struct gpu_entry *entry = malloc(capacity * sizeof *entry);

@@ -6,13 +6,16 @@
  * the same order. Pieces of a head meet in global memory: whichever block is last adds them in a chain's order. Launched by
  * attention/decode.cu for the tokens below gpuk_attention's `chained`; the others are the other kernels'. No number of the
  * cache is read before the kernel in front is through: it may be the one that appends, and several tokens may be of one
- * sequence. */
+ * sequence.
+ *
+ * And decode attention of one token that is no part of a chain (`fused`), as in mixtures: short contexts are read sooner by a
+ * block a head and piece. */
 #include "worker-gpu/kernels/chain/attention.cuh"
 
 typedef chain_shaped S;
 
 /* A piece of several of each of a unit's heads: kept, and in the last block to come all added up, as finish_words does. */
-struct keep_pieces {
+template <int G> struct keep_pieces {
     static const bool SEVERAL = true;
     const decode_params &p;
     uint32_t t;
@@ -28,7 +31,7 @@ struct keep_pieces {
         for (uint32_t i = threadIdx.x; i < heads * head_dim; i += S::THREADS) {
             const uint32_t g = i / head_dim, d = i - g * head_dim;
             const size_t at = first + g * GPUK_SPLITS_MAX + unit.piece;
-            const head_sum b = head_sum_of<CHAIN_GROUP, S::WARPS>(g, d, head_dim, os, ms, ss);
+            const head_sum b = head_sum_of<G, S::WARPS>(g, d, head_dim, os, ms, ss);
             p.piece_o[at * head_dim + d] = b.value;
             if (d == 0) p.piece_m[at] = b.most, p.piece_s[at] = b.sum;
         }
@@ -44,6 +47,7 @@ struct keep_pieces {
             const size_t at = first + g * GPUK_SPLITS_MAX;
             const float *m = p.piece_m + at, *s = p.piece_s + at, *o = p.piece_o + at * head_dim + d;
             head_sum b = {__ldcg(m + last), __ldcg(s + last), __ldcg(o + (size_t)last * head_dim)};
+#pragma unroll 4
             for (uint32_t c = 0; c < last; c++)
                 add_piece(b, __ldcg(m + c), __ldcg(s + c), __ldcg(o + (size_t)c * head_dim));
             put_out(p, (size_t)t * p.a.heads + head + g, d, b.value, b.most, b.sum);
@@ -65,8 +69,22 @@ __device__ __forceinline__ void ask_rows(const gpuk_kv &kv, const uint32_t *page
     }
 }
 
-/* blocks: a chain's. */
-template <typename C>
+/* A block a head and piece, of one token: pieces for half a multiprocessor's blocks. */
+static const uint32_t ALONE_PIECES = 16, ALONE_LEAST = 64;
+__device__ __forceinline__ void cut_alone(const gpuk_attention &a, uint32_t blocks, attention_cut &cut)
+{
+    const uint32_t visible = cut.end - cut.first, most = div_up(visible, ALONE_LEAST);
+    uint32_t pieces = 2 * blocks / a.heads;
+    if (pieces > ALONE_PIECES) pieces = ALONE_PIECES;
+    if (pieces > most) pieces = most;
+    if (pieces < 1) pieces = 1;
+    cut.words = true, cut.heads = 1, cut.chunks = a.heads / a.kv.layout.kv_heads;
+    cut.per_piece = div_up(visible, pieces), cut.pieces = div_up(visible, cut.per_piece);
+    cut.units = a.heads * cut.pieces;
+}
+
+/* blocks: a chain's. G: heads of a unit; 1: of one token, fused. */
+template <typename C, int G>
 __global__ void __launch_bounds__(S::THREADS, 2)
     attention_chained_kernel(const __grid_constant__ decode_params p, uint32_t blocks)
 {
@@ -74,10 +92,11 @@ __global__ void __launch_bounds__(S::THREADS, 2)
     __shared__ chain_token token;
     const gpuk_attention &a = p.a;
     const uint32_t t = blockIdx.y;
-    let_next_start();
     const bool counts = t < a.step.counts[0] && has_token(a, true, a.step.position[t]);
     attention_cut cut = cut_of(a, counts ? a.step.position[t] : 0, true, blocks);
-    if (cut.heads == 1) {
+    if (G == 1) {
+        cut_alone(a, blocks, cut);
+    } else if (cut.heads == 1) {
         const uint32_t kv_heads = a.kv.layout.kv_heads;
         cut.heads = CHAIN_GROUP, cut.chunks = div_up(a.heads / kv_heads, CHAIN_GROUP);
         cut.units = kv_heads * cut.chunks * cut.pieces;
@@ -96,22 +115,26 @@ __global__ void __launch_bounds__(S::THREADS, 2)
         ask_rows(a.kv, pages, unit);
     }
     wait_for_previous();
+    let_next_start();
     if (!works) return;
     S::meet();
     const attention_seat seat = {t, 0};
-    const keep_pieces pass = {p, t, cut};
-    chain_attend<S, C, CHAIN_GROUP>(p, seat, token, cut, shared, pass, [] {});
+    const keep_pieces<G> pass = {p, t, cut};
+    chain_attend<S, C, G>(p, seat, token, cut, shared, pass, [] {});
 }
 
 typedef void (*chained_kernel)(decode_params, uint32_t);
-#define KERNEL(C) attention_chained_kernel<C>
-static const chained_kernel kernels[KV_DTYPE_COUNT] = BY_KV_DTYPE(KERNEL);
+#define KERNEL(C) attention_chained_kernel<C, CHAIN_GROUP>
+#define ALONE(C)  attention_chained_kernel<C, 1>
+/* [of one token, fused] */
+static const chained_kernel kernels[2][KV_DTYPE_COUNT] = {BY_KV_DTYPE(KERNEL), BY_KV_DTYPE(ALONE)};
 
 int decode_chained_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (int i = 0; i < KV_DTYPE_COUNT && !rc && device->bulk_copy; i++)
-        rc = gpuk_prepare("decode attention, chained", kernels[i], 0, err);
+    for (int i = 0; i < 2 * KV_DTYPE_COUNT && !rc && device->bulk_copy; i++)
+        rc = gpuk_prepare("decode attention, chained", kernels[i / KV_DTYPE_COUNT][i % KV_DTYPE_COUNT], 0,
+                          err);
     return rc;
 }
 
@@ -128,8 +151,10 @@ int decode_chained_launch(const struct gpuk_device *device, const decode_params 
     /* and keep_pieces' word behind a unit's */
     const size_t bytes = (chain_attention_floats(S::WARPS, CHAIN_GROUP, l->head_dim) + 1) * sizeof(float);
     /* units of short contexts; of long ones the blocks take several each */
-    const uint32_t group = params->a.heads / l->kv_heads,
-                   units = l->kv_heads * div_up(group, CHAIN_GROUP) * CHAIN_PIECES;
-    return gpuk_launch("decode attention, chained", kernels[l->dtype], dim3(units, tokens), dim3(S::THREADS),
-                       bytes, flags, stream, err, *params, (uint32_t)device->sm_count);
+    const uint32_t group = params->a.heads / l->kv_heads, sms = (uint32_t)device->sm_count;
+    const uint32_t pieces = div_up(2 * sms, params->a.heads),
+                   units = params->fused ? params->a.heads * (pieces < ALONE_PIECES ? pieces : ALONE_PIECES)
+                                         : l->kv_heads * div_up(group, CHAIN_GROUP) * CHAIN_PIECES;
+    return gpuk_launch("decode attention, chained", kernels[params->fused][l->dtype], dim3(units, tokens),
+                       dim3(S::THREADS), bytes, flags, stream, err, *params, (uint32_t)device->sm_count);
 }

@@ -11,7 +11,7 @@
 
 #include <stdlib.h>
 
-static const uint32_t GLU_LEAST = 8, GLU_MOST = 24, GLU_PAIRS = 2, DOWN_PAIRS = 8, DOWN_WARPS = 16;
+static const uint32_t GLU_LEAST = 8, GLU_MOST = 24, GLU_PAIRS = 2, DOWN_PAIRS = 8, DOWN_WARPS = 8;
 static const size_t ONCE_SHARED = 112 << 10; /* two blocks to a multiprocessor */
 
 struct experts_once_params {
@@ -29,7 +29,7 @@ struct experts_once_memory {
     __host__ __device__ size_t lay(unsigned char *at, const experts_once_params &q, uint32_t warps)
     {
         const experts_params &p = q.of;
-        const uint32_t vectors = p.down ? warps : 1, sums = p.down ? 2 * q.pairs * warps : warps;
+        const uint32_t vectors = p.down ? warps : 1, sums = p.down ? div_up(q.pairs, 2) * 4 * warps : warps;
         x = at, ring = x + (size_t)vectors * q.lines * blocks_x::LINE_QUADS * 16;
         sums_at(ring + (size_t)warps * (p.down ? 1 : 2) * q.pitch, sums,
                 p.routes || p.again ? 2 * p.experts : 0);
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(GLU_MOST * 32)
     p.out[(uint64_t)j * p.rows + row + lane] = glu_value(p.glu, gate, up);
 }
 
-template <typename D>
-__global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
+template <typename D, bool FOUR>
+__global__ void __launch_bounds__(DOWN_WARPS * 32, FOUR ? 3 : 4)
     experts_once_down(const __grid_constant__ experts_once_params q)
 {
     const experts_params &p = q.of;
@@ -167,17 +167,27 @@ __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
     blocks_x::put_all(p.x + (uint64_t)warp * p.cols, nullptr, p.cols, x4, lane, 32);
     __syncwarp();
     if (there) bulk_wait(barrier, 0);
-    for (uint32_t r = 0; r < rows; r += 2) {
-        float a = 0, b = 0;
-        const unsigned char *first = ring + beside + r * row_bytes,
-                            *second = r + 1 < rows ? first + row_bytes : first;
+    const uint32_t first = (uint32_t)(ring - shared) + beside;
+    for (uint32_t r = 0; r < rows; r += FOUR ? 4 : 2) {
+        float sums[4] = {0, 0, 0, 0};
+        uint32_t row_at[4];
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++) row_at[k] = first + (r + k < rows ? r + k : r) * row_bytes;
         const float4 *x = x4;
 #pragma unroll 1
-        for (uint32_t at = 0; there && at < row_bytes; at += D::LINE_BYTES, x += D::LINE_QUADS)
-            D::line_add(first + at, second + at, row_bytes - at, x, a, b);
-        const float keep = lane < 16 ? a : b, give = lane < 16 ? b : a,
-                    sum = tile_fold(keep + __shfl_xor_sync(0xffffffffu, give, 16));
-        if ((lane & 15) == 0) m.sums[(r + lane / 16) * chosen + warp] = sum;
+        for (uint32_t at = 0; there && at < row_bytes; at += D::LINE_BYTES, x += D::LINE_QUADS) {
+            if (FOUR)
+                D::lines_add(row_at, shared + at, row_bytes - at, x, sums);
+            else
+                D::line_add(shared + row_at[0] + at, shared + row_at[1] + at, row_bytes - at, x, sums[0],
+                            sums[1]);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < (FOUR ? 4 : 2); k += 2) {
+            const float keep = lane < 16 ? sums[k] : sums[k + 1], give = lane < 16 ? sums[k + 1] : sums[k],
+                        sum = tile_fold(keep + __shfl_xor_sync(0xffffffffu, give, 16));
+            if ((lane & 15) == 0) m.sums[(r + k + lane / 16) * chosen + warp] = sum;
+        }
     }
     __syncthreads();
     if (threadIdx.x >= rows) return;
@@ -193,11 +203,11 @@ __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
 
 /* ---- launcher */
 
-/* A trial: 1: as many warps as even shares want; 2: four rows at once. */
+/* A trial: 1: as many warps as even shares want; 2: four rows at once; 4: even shares of gemv_once, too; 8: four rows of downs. */
 static int once_trial()
 {
     const char *said = getenv("HELM_ONCE");
-    return said ? atoi(said) : 0;
+    return said ? atoi(said) : 13;
 }
 
 /* How it is run; false: not here. */
@@ -247,7 +257,7 @@ template <typename D> static int once_launch(const struct experts_call &call, st
     size_t shared = 0;
     shape_of<D>(call, &q, &blocks, &warps, &shared);
     return gpuk_launch("experts",
-                       q.of.down          ? experts_once_down<D>
+                       q.of.down ? once_trial() & 8 ? experts_once_down<D, true> : experts_once_down<D, false>
                        : once_trial() & 2 ? experts_once_glu<D, true>
                                           : experts_once_glu<D, false>,
                        dim3(blocks), dim3(warps * 32), shared, call.flags, call.stream, err, q);
@@ -255,7 +265,8 @@ template <typename D> static int once_launch(const struct experts_call &call, st
 template <typename D> static int once_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (const auto kernel : {experts_once_down<D>, experts_once_glu<D, false>, experts_once_glu<D, true>}) {
+    for (const auto kernel : {experts_once_down<D, false>, experts_once_down<D, true>,
+                              experts_once_glu<D, false>, experts_once_glu<D, true>}) {
         if (!rc && device->bulk_copy) rc = gpuk_prepare("experts", kernel, ONCE_SHARED, err);
         if (!rc && device->bulk_copy) rc = gpuk_prefer_shared("experts", kernel, err);
     }

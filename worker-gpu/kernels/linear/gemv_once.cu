@@ -179,7 +179,7 @@ static bool once_shape(const struct linear_call &call, once_params *q, uint32_t 
     q->pitch = (q->each * D::LINE_BYTES + (D::LOOSE ? TILE_SLACK : 0) + 15) / 16 * 16;
     *warps = even_warps(p.pairs * q->parts, sms, q->parts, WARPS_LEAST, WARPS_MOST);
     const char *trial = getenv("HELM_ONCE");
-    if (!trial || !(atoi(trial) & 4)) *warps = div_up(p.pairs * q->parts, 16) < sms ? 8 : 16;
+    if (trial && !(atoi(trial) & 4)) *warps = div_up(p.pairs * q->parts, 16) < sms ? 8 : 16;
     *blocks = div_up(p.pairs, *warps / q->parts);
     once_memory m;
     *shared = m.lay(nullptr, *q, *warps);
