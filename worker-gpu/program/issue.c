@@ -2,8 +2,6 @@
  *
  * Run once per decode tier, under capture, and once per step for a chunk (for every program where graphs are
  * not wanted). Called by step.c and engine.c. */
-#include <stdlib.h>
-
 #include "common/base/round.h"
 #include "worker-gpu/program/pieces.h"
 #include "worker-gpu/program/tiers.h"
@@ -363,22 +361,6 @@ static bool is_beside(const struct gpu_entry *front, const struct gpu_entry *e)
     return true;
 }
 
-/* A trial: operations of one token that HELM_MOE_SKIP leaves out. */
-static bool is_left_out(const struct gpu_program *p, const struct gpu_entry *e)
-{
-    const char *said = getenv("HELM_MOE_SKIP");
-    const struct gpuk_linear_args *a = &e->op.as.linear;
-    const int bit = e->op.kind == OP_ATTEND_DECODE          ? 1
-                    : e->op.kind == OP_EXPERTS_GLU          ? 4
-                    : e->op.kind == OP_EXPERTS_DOWN         ? 8
-                    : e->op.kind != OP_GEMV || e->layer < 0 ? 0
-                    : a->format == FORMAT_F32               ? 2
-                    : a->residual                           ? 32
-                    : a->norm                               ? 16
-                                                            : 0;
-    return said && p->tier == GPU_TIER_1 && (atoi(said) & bit);
-}
-
 int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_issue *issue,
                       struct helm_err *err)
 {
@@ -390,7 +372,6 @@ int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, c
         step = e->op.kind == OP_CHAIN ? 1 + e->op.as.chain.count : 1;
         if (e->head && e->group * GPUK_BATCH_MAX >= issue->samples) continue;
         if (!is_issued(s, e, issue)) continue;
-        if (is_left_out(p, e)) continue;
         if (e->again && issue->tokens <= GPU_SUB_TOKENS) continue;
         if (issue->alone && is_between_others(s, e)) continue;
         set_tokens(&of, e);

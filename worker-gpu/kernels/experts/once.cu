@@ -9,8 +9,6 @@
 #include "worker-gpu/kernels/experts/experts.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-#include <stdlib.h>
-
 static const uint32_t GLU_LEAST = 8, GLU_MOST = 24, GLU_PAIRS = 2, DOWN_PAIRS = 8, DOWN_WARPS = 8;
 static const size_t ONCE_SHARED = 112 << 10; /* two blocks to a multiprocessor */
 
@@ -60,7 +58,7 @@ __device__ __forceinline__ void once_choice(const experts_params &p, const exper
     if (stores && i < chosen) p.choice.id[i] = m.id[i], p.choice.weight[i] = m.weight[i];
 }
 
-template <typename D, bool FOUR>
+template <typename D>
 __global__ void __launch_bounds__(GLU_MOST * 32)
     experts_once_glu(const __grid_constant__ experts_once_params q)
 {
@@ -111,18 +109,12 @@ __global__ void __launch_bounds__(GLU_MOST * 32)
             (uint32_t)(ring - shared) + beside + (r & 1) * q.pitch + (r / 2 < rows ? r / 2 * row_bytes : 0);
     float sum[4] = {0, 0, 0, 0};
     const float4 *x = x4;
-    if (FOUR) {
+#pragma unroll
+    for (uint32_t r = 0; r < 4; r += 2, x = x4)
 #pragma unroll 1
         for (uint32_t at = 0; at < row_bytes; at += D::LINE_BYTES, x += D::LINE_QUADS)
-            D::lines_add(row_at, shared + at, row_bytes - at, x, sum);
-    } else {
-#pragma unroll
-        for (uint32_t r = 0; r < 4; r += 2, x = x4)
-#pragma unroll 1
-            for (uint32_t at = 0; at < row_bytes; at += D::LINE_BYTES, x += D::LINE_QUADS)
-                D::line_add(shared + row_at[r] + at, shared + row_at[r + 1] + at, row_bytes - at, x, sum[r],
-                            sum[r + 1]);
-    }
+            D::line_add(shared + row_at[r] + at, shared + row_at[r + 1] + at, row_bytes - at, x, sum[r],
+                        sum[r + 1]);
 #pragma unroll
     for (uint32_t r = 0; r < 4; r++) sum[r] = warp_sum(sum[r]) * scale;
     if (lane >= rows) return;
@@ -133,8 +125,8 @@ __global__ void __launch_bounds__(GLU_MOST * 32)
     p.out[(uint64_t)j * p.rows + row + lane] = glu_value(p.glu, gate, up);
 }
 
-template <typename D, bool FOUR>
-__global__ void __launch_bounds__(DOWN_WARPS * 32, FOUR ? 3 : 4)
+template <typename D>
+__global__ void __launch_bounds__(DOWN_WARPS * 32, 3)
     experts_once_down(const __grid_constant__ experts_once_params q)
 {
     const experts_params &p = q.of;
@@ -168,7 +160,7 @@ __global__ void __launch_bounds__(DOWN_WARPS * 32, FOUR ? 3 : 4)
     __syncwarp();
     if (there) bulk_wait(barrier, 0);
     const uint32_t first = (uint32_t)(ring - shared) + beside;
-    for (uint32_t r = 0; r < rows; r += FOUR ? 4 : 2) {
+    for (uint32_t r = 0; r < rows; r += 4) {
         float sums[4] = {0, 0, 0, 0};
         uint32_t row_at[4];
 #pragma unroll
@@ -176,14 +168,10 @@ __global__ void __launch_bounds__(DOWN_WARPS * 32, FOUR ? 3 : 4)
         const float4 *x = x4;
 #pragma unroll 1
         for (uint32_t at = 0; there && at < row_bytes; at += D::LINE_BYTES, x += D::LINE_QUADS) {
-            if (FOUR)
-                D::lines_add(row_at, shared + at, row_bytes - at, x, sums);
-            else
-                D::line_add(shared + row_at[0] + at, shared + row_at[1] + at, row_bytes - at, x, sums[0],
-                            sums[1]);
+            D::lines_add(row_at, shared + at, row_bytes - at, x, sums);
         }
 #pragma unroll
-        for (uint32_t k = 0; k < (FOUR ? 4 : 2); k += 2) {
+        for (uint32_t k = 0; k < 4; k += 2) {
             const float keep = lane < 16 ? sums[k] : sums[k + 1], give = lane < 16 ? sums[k + 1] : sums[k],
                         sum = tile_fold(keep + __shfl_xor_sync(0xffffffffu, give, 16));
             if ((lane & 15) == 0) m.sums[(r + k + lane / 16) * chosen + warp] = sum;
@@ -202,13 +190,6 @@ __global__ void __launch_bounds__(DOWN_WARPS * 32, FOUR ? 3 : 4)
 }
 
 /* ---- launcher */
-
-/* A trial: 1: as many warps as even shares want; 2: four rows at once; 4: even shares of gemv_once, too; 8: four rows of downs. */
-static int once_trial()
-{
-    const char *said = getenv("HELM_ONCE");
-    return said ? atoi(said) : 13;
-}
 
 /* How it is run; false: not here. */
 template <typename D>
@@ -236,7 +217,7 @@ static bool shape_of(const struct experts_call &call, experts_once_params *q, ui
     } else {
         q->pairs = div_up(p.rows, GLU_PAIRS);
         q->pitch = (GLU_PAIRS * (uint32_t)p.row_bytes + slack + 15) / 16 * 16;
-        *warps = once_trial() & 1 ? even_warps(chosen * q->pairs, sms, 1, GLU_LEAST, GLU_MOST) : 16;
+        *warps = even_warps(chosen * q->pairs, sms, 1, GLU_LEAST, GLU_MOST);
         *blocks = div_up(chosen * q->pairs, *warps);
     }
     experts_once_memory m;
@@ -256,17 +237,13 @@ template <typename D> static int once_launch(const struct experts_call &call, st
     uint32_t blocks = 0, warps = 0;
     size_t shared = 0;
     shape_of<D>(call, &q, &blocks, &warps, &shared);
-    return gpuk_launch("experts",
-                       q.of.down ? once_trial() & 8 ? experts_once_down<D, true> : experts_once_down<D, false>
-                       : once_trial() & 2 ? experts_once_glu<D, true>
-                                          : experts_once_glu<D, false>,
-                       dim3(blocks), dim3(warps * 32), shared, call.flags, call.stream, err, q);
+    return gpuk_launch("experts", q.of.down ? experts_once_down<D> : experts_once_glu<D>, dim3(blocks),
+                       dim3(warps * 32), shared, call.flags, call.stream, err, q);
 }
 template <typename D> static int once_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (const auto kernel : {experts_once_down<D, false>, experts_once_down<D, true>,
-                              experts_once_glu<D, false>, experts_once_glu<D, true>}) {
+    for (const auto kernel : {experts_once_down<D>, experts_once_glu<D>}) {
         if (!rc && device->bulk_copy) rc = gpuk_prepare("experts", kernel, ONCE_SHARED, err);
         if (!rc && device->bulk_copy) rc = gpuk_prefer_shared("experts", kernel, err);
     }

@@ -8,8 +8,6 @@
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-#include <stdlib.h>
-
 static const uint32_t WARPS_LEAST = 8, WARPS_MOST = 24, PARTS_MOST = 4, ROWS_WARPS = 4, ROWS_MOST = 512;
 static const size_t ONCE_SHARED = 112 << 10; /* two blocks to a multiprocessor */
 
@@ -178,8 +176,6 @@ static bool once_shape(const struct linear_call &call, once_params *q, uint32_t 
     q->each = div_up(q->lines, q->parts);
     q->pitch = (q->each * D::LINE_BYTES + (D::LOOSE ? TILE_SLACK : 0) + 15) / 16 * 16;
     *warps = even_warps(p.pairs * q->parts, sms, q->parts, WARPS_LEAST, WARPS_MOST);
-    const char *trial = getenv("HELM_ONCE");
-    if (trial && !(atoi(trial) & 4)) *warps = div_up(p.pairs * q->parts, 16) < sms ? 8 : 16;
     *blocks = div_up(p.pairs, *warps / q->parts);
     once_memory m;
     *shared = m.lay(nullptr, *q, *warps);
