@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "tests/gpu/harness.cuh"
+#include "worker-gpu/kernels/chain/chains.h"
 
 struct attention_case {
     int dtype;
@@ -303,6 +304,21 @@ static void test_decode(struct test_context *t, const attention_case &c, const s
         args.q = rotated.as<float>();
     }
     std::vector<float> first;
+    struct gpuk_chain_op op = {};
+    op.kind = GPUK_CHAIN_ATTENTION, op.attention.args = args;
+    const bool spreads = fused && gpuk_chain_takes(device, &op);
+    for (int run = 0; spreads && run < 2; run++) {
+        struct gpuk_attention spread = args;
+        gpu_buffer out(a.q.size() * 4);
+        spread.order = GPUK_ORDER_SPREAD;
+        GPUK(gpuk_attention_decode(device, &spread, 1, true, out.as<float>(), nullptr, nullptr, workspace.at,
+                                   0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        const auto got = out.read<float>();
+        if (run == 1) check_same(t, first, got, what);
+        first = got;
+    }
+    if (!first.empty()) check_close(t, first, a.attend(a.queries()).out, 1e-5, what);
     for (int run = 0; run < 2; run++) {
         gpu_buffer out(a.q.size() * 4);
         GPUK(gpuk_attention_decode(device, &args, a.step.tokens, fused, out.as<float>(), nullptr, nullptr,

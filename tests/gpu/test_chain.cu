@@ -222,7 +222,7 @@ struct chain_test {
                 continue;
             }
             struct gpuk_attention a = ops[i].attention.args; /* as it is, and as mixtures have it */
-            a.order = i % 2 ? GPUK_ORDER_CHAINED : GPUK_ORDER_TOGETHER;
+            a.order = i % 2 ? GPUK_ORDER_SPREAD : GPUK_ORDER_TOGETHER;
             GPUK(gpuk_attention_decode(device, &a, 1, true, ops[i].attention.out, nullptr, nullptr,
                                        attention->at, 0, t->stream, &err));
         }

@@ -191,9 +191,3 @@ static __host__ __device__ inline uint32_t div_up(uint32_t a, uint32_t b)
 {
     return (a + b - 1) / b;
 }
-/* Warps of a block, a multiple of `unit`, so that `tasks`, one a warp, give each of `sms` multiprocessors as many. */
-static inline uint32_t even_warps(uint32_t tasks, uint32_t sms, uint32_t unit, uint32_t least, uint32_t most)
-{
-    const uint32_t own = div_up(tasks, sms), warps = div_up(own, div_up(own, most));
-    return div_up(warps < least ? least : warps, unit) * unit;
-}

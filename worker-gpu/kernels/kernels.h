@@ -305,7 +305,8 @@ enum gpuk_order {
      * where there are any, are still those that gpuk_rope_append took: it has the bits of one token, fused. */
     GPUK_ORDER_ALONE,
     GPUK_ORDER_CHAINED_NEAR, /* tokens at positions below GPU_APART_POSITION have the bits of attention in a chain (chains.h) */
-    GPUK_ORDER_CHAINED /* all have */
+    GPUK_ORDER_CHAINED, /* all have */
+    GPUK_ORDER_SPREAD   /* one token, fused, of a short context: a block a head and piece; no other has its bits */
 };
 /* Attention of one layer. Shapes come from kv.layout. */
 struct gpuk_attention {

@@ -99,7 +99,7 @@ static bool has_experts(const struct gpu_program *p)
 }
 
 /* Without chains, attention to a short context as in one: by many blocks. (Long ones have another program.) */
-static void attend_alone(struct gpu_program *p, struct device *d)
+static void attend_spread(struct gpu_program *p, struct device *d)
 {
     for (uint32_t i = 0; i < p->tail && p->attending == GPU_ATTENDS_USUALLY; i++) {
         struct gpu_entry *e = &p->entry[i];
@@ -107,7 +107,7 @@ static void attend_alone(struct gpu_program *p, struct device *d)
         if (e->op.kind != OP_ATTEND_DECODE || !e->op.as.attention.fused || a->order != GPUK_ORDER_TOGETHER)
             continue;
         const struct gpuk_chain_op op = operation_of(e);
-        if (d->ask.chain_takes && d->ask.chain_takes(d, &op)) a->order = GPUK_ORDER_CHAINED;
+        if (d->ask.chain_takes && d->ask.chain_takes(d, &op)) a->order = GPUK_ORDER_SPREAD;
     }
 }
 
@@ -117,7 +117,7 @@ void lower_chains(struct lowering *low)
     struct device *d = low->source->device;
     const bool mixture = has_experts(p), chains = !d->no_chains && !mixture;
     if (p->tier != GPU_TIER_1) return;
-    if (mixture && !d->no_chains) attend_alone(p, d);
+    if (mixture && !d->no_chains) attend_spread(p, d);
     /* no more chains than half the entries */
     uint32_t capacity = p->count + p->count / 2 + 1, count = 0, tail = 0;
     struct gpu_entry *entry = malloc(capacity * sizeof *entry);

@@ -178,6 +178,8 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
         return helm_fail(err, HELM_E_USAGE, "decode attention: without the token's key and value");
     if (chained && (partial_m || args->step.row_begin))
         return helm_fail(err, HELM_E_USAGE, "decode attention: as in a chain, but of a part of the context");
+    if (args->order == GPUK_ORDER_SPREAD && !fused)
+        return helm_fail(err, HELM_E_USAGE, "decode attention: spread, but not of one token, fused");
     if (tokens > 65535 || (fused && tokens != 1))
         return helm_fail(err, HELM_E_LIMIT, "decode attention: %u tokens (65535 at most, 1 when fused)",
                          tokens);
@@ -189,7 +191,7 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
     p.partial_s = partial_s;
     p.group_chunks = div_up(group, group_sizes[size]);
     if (chained) rc = decode_chained_launch(device, &p, tokens, flags, stream, err);
-    if (rc || args->order == GPUK_ORDER_CHAINED) return rc;
+    if (rc || args->order >= GPUK_ORDER_CHAINED) return rc;
     if (decode_tensor_fits(device, args)) return decode_tensor_launch(device, &p, tokens, flags, stream, err);
     uint32_t blocks = l->kv_heads * p.group_chunks;
     uint32_t splits = 2 * (uint32_t)device->sm_count / (blocks * (alone ? 1 : tokens));

@@ -8,8 +8,8 @@
  * cache is read before the kernel in front is through: it may be the one that appends, and several tokens may be of one
  * sequence.
  *
- * And decode attention of one token that is no part of a chain (`fused`), as in mixtures: short contexts are read sooner by a
- * block a head and piece. */
+ * And decode attention of one token that is no part of a chain, as in mixtures (GPUK_ORDER_SPREAD): short contexts are read
+ * sooner by a block a head and piece. */
 #include "worker-gpu/kernels/chain/attention.cuh"
 
 typedef chain_shaped S;
@@ -70,12 +70,12 @@ __device__ __forceinline__ void ask_rows(const gpuk_kv &kv, const uint32_t *page
 }
 
 /* A block a head and piece, of one token: pieces for half a multiprocessor's blocks. */
-static const uint32_t ALONE_PIECES = 16, ALONE_LEAST = 64;
-__device__ __forceinline__ void cut_alone(const gpuk_attention &a, uint32_t blocks, attention_cut &cut)
+static const uint32_t SPREAD_PIECES = 16, SPREAD_LEAST = 64;
+__device__ __forceinline__ void cut_spread(const gpuk_attention &a, uint32_t blocks, attention_cut &cut)
 {
-    const uint32_t visible = cut.end - cut.first, most = div_up(visible, ALONE_LEAST);
+    const uint32_t visible = cut.end - cut.first, most = div_up(visible, SPREAD_LEAST);
     uint32_t pieces = 2 * blocks / a.heads;
-    if (pieces > ALONE_PIECES) pieces = ALONE_PIECES;
+    if (pieces > SPREAD_PIECES) pieces = SPREAD_PIECES;
     if (pieces > most) pieces = most;
     if (pieces < 1) pieces = 1;
     cut.words = true, cut.heads = 1, cut.chunks = a.heads / a.kv.layout.kv_heads;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void cut_alone(const gpuk_attention &a, uint32_t bloc
     cut.units = a.heads * cut.pieces;
 }
 
-/* blocks: a chain's. G: heads of a unit; 1: of one token, fused. */
+/* blocks: a chain's. G: heads of a unit; 1: spread. */
 template <typename C, int G>
 __global__ void __launch_bounds__(S::THREADS, 2)
     attention_chained_kernel(const __grid_constant__ decode_params p, uint32_t blocks)
@@ -92,10 +92,10 @@ __global__ void __launch_bounds__(S::THREADS, 2)
     __shared__ chain_token token;
     const gpuk_attention &a = p.a;
     const uint32_t t = blockIdx.y;
-    const bool counts = t < a.step.counts[0] && has_token(a, true, a.step.position[t]);
+    const bool counts = t < a.step.counts[0] && (G == 1 || has_token(a, true, a.step.position[t]));
     attention_cut cut = cut_of(a, counts ? a.step.position[t] : 0, true, blocks);
     if (G == 1) {
-        cut_alone(a, blocks, cut);
+        cut_spread(a, blocks, cut);
     } else if (cut.heads == 1) {
         const uint32_t kv_heads = a.kv.layout.kv_heads;
         cut.heads = CHAIN_GROUP, cut.chunks = div_up(a.heads / kv_heads, CHAIN_GROUP);
@@ -125,9 +125,9 @@ __global__ void __launch_bounds__(S::THREADS, 2)
 
 typedef void (*chained_kernel)(decode_params, uint32_t);
 #define KERNEL(C) attention_chained_kernel<C, CHAIN_GROUP>
-#define ALONE(C)  attention_chained_kernel<C, 1>
-/* [of one token, fused] */
-static const chained_kernel kernels[2][KV_DTYPE_COUNT] = {BY_KV_DTYPE(KERNEL), BY_KV_DTYPE(ALONE)};
+#define SPREAD(C) attention_chained_kernel<C, 1>
+/* [spread] */
+static const chained_kernel kernels[2][KV_DTYPE_COUNT] = {BY_KV_DTYPE(KERNEL), BY_KV_DTYPE(SPREAD)};
 
 int decode_chained_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
@@ -151,10 +151,11 @@ int decode_chained_launch(const struct gpuk_device *device, const decode_params 
     /* and keep_pieces' word behind a unit's */
     const size_t bytes = (chain_attention_floats(S::WARPS, CHAIN_GROUP, l->head_dim) + 1) * sizeof(float);
     /* units of short contexts; of long ones the blocks take several each */
+    const bool spread = params->a.order == GPUK_ORDER_SPREAD;
     const uint32_t group = params->a.heads / l->kv_heads, sms = (uint32_t)device->sm_count;
     const uint32_t pieces = div_up(2 * sms, params->a.heads),
-                   units = params->fused ? params->a.heads * (pieces < ALONE_PIECES ? pieces : ALONE_PIECES)
-                                         : l->kv_heads * div_up(group, CHAIN_GROUP) * CHAIN_PIECES;
-    return gpuk_launch("decode attention, chained", kernels[params->fused][l->dtype], dim3(units, tokens),
+                   units = spread ? params->a.heads * (pieces < SPREAD_PIECES ? pieces : SPREAD_PIECES)
+                                  : l->kv_heads * div_up(group, CHAIN_GROUP) * CHAIN_PIECES;
+    return gpuk_launch("decode attention, chained", kernels[spread][l->dtype], dim3(units, tokens),
                        dim3(S::THREADS), bytes, flags, stream, err, *params, (uint32_t)device->sm_count);
 }

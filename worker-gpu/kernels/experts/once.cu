@@ -9,8 +9,8 @@
 #include "worker-gpu/kernels/experts/experts.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-static const uint32_t GLU_LEAST = 8, GLU_MOST = 24, GLU_PAIRS = 2, DOWN_PAIRS = 8, DOWN_WARPS = 8;
-static const size_t ONCE_SHARED = 112 << 10; /* two blocks to a multiprocessor */
+static const uint32_t GLU_WARPS = 16, GLU_PAIRS = 2, DOWN_PAIRS = 8, DOWN_WARPS = 8;
+static const size_t ONCE_SHARED = 100 << 10; /* two blocks to a multiprocessor */
 
 struct experts_once_params {
     struct experts_params of;
@@ -27,7 +27,7 @@ struct experts_once_memory {
     __host__ __device__ size_t lay(unsigned char *at, const experts_once_params &q, uint32_t warps)
     {
         const experts_params &p = q.of;
-        const uint32_t vectors = p.down ? warps : 1, sums = p.down ? div_up(q.pairs, 2) * 4 * warps : warps;
+        const uint32_t vectors = p.down ? warps : 1, sums = p.down ? 2 * q.pairs * warps : warps;
         x = at, ring = x + (size_t)vectors * q.lines * blocks_x::LINE_QUADS * 16;
         sums_at(ring + (size_t)warps * (p.down ? 1 : 2) * q.pitch, sums,
                 p.routes || p.again ? 2 * p.experts : 0);
@@ -59,7 +59,7 @@ __device__ __forceinline__ void once_choice(const experts_params &p, const exper
 }
 
 template <typename D>
-__global__ void __launch_bounds__(GLU_MOST * 32)
+__global__ void __launch_bounds__(GLU_WARPS * 32)
     experts_once_glu(const __grid_constant__ experts_once_params q)
 {
     const experts_params &p = q.of;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(GLU_MOST * 32)
 }
 
 template <typename D>
-__global__ void __launch_bounds__(DOWN_WARPS * 32, 3)
+__global__ void __launch_bounds__(DOWN_WARPS * 32, 4)
     experts_once_down(const __grid_constant__ experts_once_params q)
 {
     const experts_params &p = q.of;
@@ -160,22 +160,16 @@ __global__ void __launch_bounds__(DOWN_WARPS * 32, 3)
     __syncwarp();
     if (there) bulk_wait(barrier, 0);
     const uint32_t first = (uint32_t)(ring - shared) + beside;
-    for (uint32_t r = 0; r < rows; r += 4) {
-        float sums[4] = {0, 0, 0, 0};
-        uint32_t row_at[4];
-#pragma unroll
-        for (uint32_t k = 0; k < 4; k++) row_at[k] = first + (r + k < rows ? r + k : r) * row_bytes;
+    for (uint32_t r = 0; r < rows; r += 2) {
+        const uint32_t one = first + r * row_bytes, other = r + 1 < rows ? one + row_bytes : one;
+        float a = 0, b = 0;
         const float4 *x = x4;
 #pragma unroll 1
-        for (uint32_t at = 0; there && at < row_bytes; at += D::LINE_BYTES, x += D::LINE_QUADS) {
-            D::lines_add(row_at, shared + at, row_bytes - at, x, sums);
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < 4; k += 2) {
-            const float keep = lane < 16 ? sums[k] : sums[k + 1], give = lane < 16 ? sums[k + 1] : sums[k],
-                        sum = tile_fold(keep + __shfl_xor_sync(0xffffffffu, give, 16));
-            if ((lane & 15) == 0) m.sums[(r + k + lane / 16) * chosen + warp] = sum;
-        }
+        for (uint32_t at = 0; there && at < row_bytes; at += D::LINE_BYTES, x += D::LINE_QUADS)
+            D::line_add(shared + one + at, shared + other + at, row_bytes - at, x, a, b);
+        const float keep = lane < 16 ? a : b, give = lane < 16 ? b : a,
+                    sum = tile_fold(keep + __shfl_xor_sync(0xffffffffu, give, 16));
+        if ((lane & 15) == 0) m.sums[(r + lane / 16) * chosen + warp] = sum;
     }
     __syncthreads();
     if (threadIdx.x >= rows) return;
@@ -217,7 +211,7 @@ static bool shape_of(const struct experts_call &call, experts_once_params *q, ui
     } else {
         q->pairs = div_up(p.rows, GLU_PAIRS);
         q->pitch = (GLU_PAIRS * (uint32_t)p.row_bytes + slack + 15) / 16 * 16;
-        *warps = even_warps(chosen * q->pairs, sms, 1, GLU_LEAST, GLU_MOST);
+        *warps = GLU_WARPS;
         *blocks = div_up(chosen * q->pairs, *warps);
     }
     experts_once_memory m;

@@ -133,40 +133,6 @@ template <typename F> struct decode_block {
         run_add(b, scales_b, sums_b, x_run, run);
     }
 
-    /* The same of two tiles, whose four rows, `row` bytes from `from` on, meet the same x, which is read once. */
-    static __device__ __forceinline__ void lines_add(const uint32_t row[4], const unsigned char *from,
-                                                     uint32_t bytes, const float4 *x, float sum[4])
-    {
-        const uint32_t lane = threadIdx.x & 31, run = lane % RUNS, at = unit_offset(lane);
-        if (at >= bytes) return;
-        from += at + F::ORIGIN;
-        block_scales scales[4];
-#pragma unroll
-        for (uint32_t r = 0; r < 4; r += 2)
-            F::scales_two(shared_words(from + row[r]), shared_words(from + row[r + 1]), run, scales[r],
-                          scales[r + 1]);
-        blocks_x::sums sums[4][GROUPS] = {};
-        const uint4 *digits = blocks_x::digits(x);
-#pragma unroll
-        for (uint32_t half = 0; half < 2; half++) {
-            uint32_t four[4][4];
-#pragma unroll
-            for (uint32_t r = 0; r < 4; r++) F::whole(shared_words(from + row[r]), run, half, four[r]);
-#pragma unroll
-            for (uint32_t k = 0; k < blocks_x::DIGITS; k++) {
-                const uint4 quad = digits[(2 * k + half) * 32];
-                const uint32_t word[4] = {quad.x, quad.y, quad.z, quad.w}, g = half % GROUPS;
-#pragma unroll
-                for (uint32_t i = 0; i < 4; i++)
-#pragma unroll
-                    for (uint32_t r = 0; r < 4; r++) sums[r][g].add(four[r][i], k, word[i]);
-            }
-        }
-        const blocks_x::run x_run = blocks_x::run_of(x);
-#pragma unroll
-        for (uint32_t r = 0; r < 4; r++) run_add(sum[r], scales[r], sums[r], x_run, run);
-    }
-
     /* ---- for gpuk_expand: half a run a lane, 8 values of its first and 8 of its last 16, so that two lanes store 32
      * bytes that belong together; twice, both loaded before either is stored */
 

@@ -8,8 +8,8 @@
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-static const uint32_t WARPS_LEAST = 8, WARPS_MOST = 24, PARTS_MOST = 4, ROWS_WARPS = 4, ROWS_MOST = 512;
-static const size_t ONCE_SHARED = 112 << 10; /* two blocks to a multiprocessor */
+static const uint32_t WARPS_MOST = 16, PARTS_MOST = 4, ROWS_WARPS = 4, ROWS_MOST = 512;
+static const size_t ONCE_SHARED = 100 << 10; /* two blocks to a multiprocessor */
 
 struct once_params {
     linear_params linear;
@@ -170,12 +170,12 @@ static bool once_shape(const struct linear_call &call, once_params *q, uint32_t 
         return false;
     *q = {p, div_up((uint32_t)p.row_bytes, D::LINE_BYTES), 1, 0, 0, false};
     /* a warp has two lines, or one where there are warps to spare */
-    while (q->parts < PARTS_MOST &&
-           (div_up(q->lines, q->parts) > 2 || (q->lines > q->parts && p.pairs * q->parts * 2 <= sms * 16)))
+    while (q->parts < PARTS_MOST && (div_up(q->lines, q->parts) > 2 ||
+                                     (q->lines > q->parts && p.pairs * q->parts * 2 <= sms * WARPS_MOST)))
         q->parts *= 2;
     q->each = div_up(q->lines, q->parts);
     q->pitch = (q->each * D::LINE_BYTES + (D::LOOSE ? TILE_SLACK : 0) + 15) / 16 * 16;
-    *warps = even_warps(p.pairs * q->parts, sms, q->parts, WARPS_LEAST, WARPS_MOST);
+    *warps = div_up(p.pairs * q->parts, WARPS_MOST) < sms ? WARPS_MOST / 2 : WARPS_MOST;
     *blocks = div_up(p.pairs, *warps / q->parts);
     once_memory m;
     *shared = m.lay(nullptr, *q, *warps);
