@@ -303,38 +303,23 @@ static void test_decode(struct test_context *t, const attention_case &c, const s
         GPUK(gpuk_rope_append(&a.args, a.step.tokens, rotated.at, DTYPE_F32, 0, t->stream, &err));
         args.q = rotated.as<float>();
     }
-    std::vector<float> first, by_heads;
-    struct gpuk_chain_op op = {};
-    op.kind = GPUK_CHAIN_ATTENTION, op.attention.args = args;
-    const bool spreads = fused && gpuk_chain_takes(device, &op);
-    for (int run = 0; spreads && run < 2; run++) {
-        struct gpuk_attention spread = args;
-        gpu_buffer out(a.q.size() * 4);
-        spread.order = GPUK_ORDER_SPREAD;
-        GPUK(gpuk_attention_decode(device, &spread, 1, true, out.as<float>(), nullptr, nullptr, workspace.at,
-                                   0, t->stream, &err));
-        CUDA(cudaStreamSynchronize(t->stream));
-        const auto got = out.read<float>();
-        if (run == 1) check_same(t, by_heads, got, what);
-        by_heads = got;
-    }
-    for (int run = 0; run < 2; run++) {
-        gpu_buffer out(a.q.size() * 4);
+    struct gpuk_chain_op op = {GPUK_CHAIN_ATTENTION, {}};
+    op.attention.args = args;
+    const bool spreads = fused && gpuk_chain_takes(device, &op); /* by heads and pieces: two runs more */
+    std::vector<float> got[4];
+    gpu_buffer out(a.q.size() * 4), dm(heads * 4), ds(heads * 4);
+    for (int run = spreads ? 0 : 2; run < 4; run++) {
+        args.order = run < 2 ? GPUK_ORDER_SPREAD : GPUK_ORDER_TOGETHER;
         GPUK(gpuk_attention_decode(device, &args, a.step.tokens, fused, out.as<float>(), nullptr, nullptr,
                                    workspace.at, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
-        auto got = out.read<float>();
-        if (run == 0)
-            first = got;
-        else
-            check_same(t, first, got, what);
+        got[run] = out.read<float>();
+        if (run % 2) check_same(t, got[run - 1], got[run], what);
     }
     a.check_cache(t, what);
     const struct attended whole = a.attend(a.queries());
-    check_close(t, first, whole.out, tolerance(whole), what);
-    if (spreads) check_close(t, by_heads, whole.out, 1e-5, what);
-
-    gpu_buffer out(a.q.size() * 4), dm(heads * 4), ds(heads * 4);
+    check_close(t, got[2], whole.out, tolerance(whole), what);
+    if (spreads) check_close(t, got[0], whole.out, 1e-5, what);
     GPUK(gpuk_attention_decode(device, &args, a.step.tokens, fused, out.as<float>(), dm.as<float>(),
                                ds.as<float>(), workspace.at, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));

@@ -306,7 +306,7 @@ enum gpuk_order {
     GPUK_ORDER_ALONE,
     GPUK_ORDER_CHAINED_NEAR, /* tokens at positions below GPU_APART_POSITION have the bits of attention in a chain (chains.h) */
     GPUK_ORDER_CHAINED, /* all have */
-    GPUK_ORDER_SPREAD   /* one token, fused, of a short context: a block a head and piece; no other has its bits */
+    GPUK_ORDER_SPREAD /* one token, fused, of a short context: a block a head and piece; no other has its bits */
 };
 /* Attention of one layer. Shapes come from kv.layout. */
 struct gpuk_attention {
