@@ -111,7 +111,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_work &w
                                            const Beside &beside)
 {
     const linear_params &p = item.linear;
-    const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks;
+    const uint32_t chunks = item.where.chunks;
     const float4 *x4 = reinterpret_cast<const float4 *>(work.x);
     uint32_t first, pairs;
     share_of_block(item.where, first, pairs);
