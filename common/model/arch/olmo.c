@@ -93,12 +93,12 @@ const struct arch arch_olmo2 = {.architecture = "Olmo2ForCausalLM",
                                 .start = {START},
                                 .keys = olmo2_keys,
                                 .layers = layers_without_window};
-const struct arch arch_olmo3 = {.architecture = "Olmo3ForCausalLM",
-                                .model_type = "olmo3",
-                                OLMO,
-                                .gguf_told_by = "attention.sliding_window",
-                                .start = {START, .sliding_window = 4096,
-                                          .rope[1] = {.theta = 500000, .factor = 1, .attention_factor = 1,
-                                                      .truncate = true}},
-                                .keys = olmo3_keys,
-                                .layers = olmo3_layers};
+const struct arch arch_olmo3 = {
+    .architecture = "Olmo3ForCausalLM",
+    .model_type = "olmo3",
+    OLMO,
+    .gguf_told_by = "attention.sliding_window",
+    .start = {START, .sliding_window = 4096,
+              .rope[1] = {.theta = 500000, .factor = 1, .attention_factor = 1, .truncate = true}},
+    .keys = olmo3_keys,
+    .layers = olmo3_layers};
