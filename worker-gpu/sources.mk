@@ -33,6 +33,7 @@ WORKER_GPU_SRC := \
   worker-gpu/print.c \
   worker-gpu/program/attention.c \
   worker-gpu/program/chain.c \
+  worker-gpu/program/ends.c \
   worker-gpu/program/expand.c \
   worker-gpu/program/experts.c \
   worker-gpu/program/issue.c \

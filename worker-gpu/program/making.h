@@ -65,6 +65,15 @@ static inline struct op *making_op(struct lowering *low, const struct making *m)
     return &e->op;
 }
 
+/* ---- ends.c ---- */
+
+/* Inputs of each layer by a table; rows of the embedding; the rows that are sampled; logits' soft cap; the greedy token. */
+void make_per_layer(struct lowering *low, const struct making *m);
+void make_embed(struct lowering *low, const struct making *m);
+void make_gather(struct lowering *low, const struct making *m);
+void make_soft_cap(struct lowering *low, const struct making *m);
+void make_argmax(struct lowering *low, const struct making *m);
+
 /* ---- experts.c ---- */
 
 /* A router's logits; the choice; the shared expert's weight; a chunk's groups; a piece of the experts' matrices; the sum of a chunk's. */
