@@ -100,6 +100,9 @@ static int copy_scaling(struct reading *r, json_t *root)
     if (!rc)
         rc = gguf_get_u64(r->header, key_of(r, "rope.scaling.original_context_length"), false, 1,
                           MODEL_CONTEXT_MAX, &context, r->err);
+    /* OLMo 3 has the whole factor there, as config.json says it */
+    if (!rc && strcmp(type, "yarn") == 0 && keys_reads_gguf(r->keys.arch, "rope.scaling.attn_factor"))
+        rc = copy_number(r, "rope.scaling.attn_factor", false, scaling, "attention_factor");
     if (!rc && context)
         rc = set(r, scaling, "original_max_position_embeddings", json_integer((json_int_t)context));
     return rc;
@@ -110,7 +113,9 @@ static int read_rope(struct reading *r, struct model_config *config)
     json_t *root = json_object();
     int rc = copy_number(r, "rope.freq_base", false, root, "rope_theta");
     if (!rc) rc = copy_scaling(r, root);
-    if (!rc && json_object_get(root, "rope_scaling") && config->rope[0].attention_factor != 1)
+    const json_t *scaling = json_object_get(root, "rope_scaling");
+    if (!rc && scaling && !json_object_get(scaling, "attention_factor") &&
+        config->rope[0].attention_factor != 1)
         rc = helm_fail(r->err, HELM_E_UNSUPPORTED, "key '%s' is %g: only a longrope has one of its own",
                        key_of(r, "rope.scaling.attn_factor"), config->rope[0].attention_factor);
     if (!rc) rc = config_read_rope(root, config, r->err);

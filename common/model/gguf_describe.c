@@ -134,7 +134,8 @@ static int compare(const struct model_config *c, const struct model_config *back
                              "quantises at load)",
                              c->architecture, f->roles, f->gguf);
     if (model_ropes(c) > 1 &&
-        (c->attention_scale != back->attention_scale || c->rope[1].kind != back->rope[1].kind))
+        (c->attention_scale != back->attention_scale || c->rope[1].kind != back->rope[1].kind ||
+         (float)c->rope[1].theta != (float)back->rope[1].theta))
         return helm_fail(
             err, HELM_E_UNSUPPORTED,
             "%s with scores divided by the root of %g, or another RoPE in windows: no GGUF key says that",

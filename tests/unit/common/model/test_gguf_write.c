@@ -261,7 +261,11 @@ static void configurations_come_back(void **state)
                                         ", \"ffn_dim\": 512}",
                                         "{\"architectures\": [\"GraniteForCausalLM\"], " SHAPE
                                         ", \"embedding_multiplier\": 12.0, \"residual_multiplier\": 0.25, "
-                                        "\"attention_multiplier\": 0.125, \"logits_scaling\": 8.0}"};
+                                        "\"attention_multiplier\": 0.125, \"logits_scaling\": 8.0}",
+                                        "{\"architectures\": [\"Olmo3ForCausalLM\"], " SHAPE
+                                        ", \"sliding_window\": 64, \"rope_scaling\": {\"rope_type\": "
+                                        "\"yarn\", \"factor\": 8, \"attention_factor\": 1.25, "
+                                        "\"original_max_position_embeddings\": 128}}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct gguf_values values = {0}, file = {0};
         struct model_config config, back;
@@ -337,6 +341,10 @@ static void what_gguf_cannot_say_is_refused(void **state)
         "{\"architectures\": [\"GptOssForCausalLM\"], " SHAPE
         ", \"num_local_experts\": 6, \"num_experts_per_tok\": 2, \"rope_scaling\": {\"rope_type\": \"yarn\", "
         "\"factor\": 32, \"truncate\": true, \"original_max_position_embeddings\": 128}}",
+        "{\"architectures\": [\"Olmo3ForCausalLM\"], " SHAPE
+        ", \"sliding_window\": 64, \"rope_parameters\": {"
+        "\"full_attention\": {\"rope_type\": \"default\", \"rope_theta\": 500000}, "
+        "\"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 5000}}}",
         "{\"architectures\": [\"Qwen2MoeForCausalLM\"], " SHAPE MOE "\"norm_topk_prob\": true}",
         "{\"architectures\": [\"Qwen2MoeForCausalLM\"], " SHAPE MOE "\"mlp_only_layers\": [1]}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
