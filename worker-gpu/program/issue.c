@@ -344,8 +344,8 @@ static bool is_issued(const struct gpu_source *s, const struct gpu_entry *e, con
  * let others start as GPUK_BESIDE asks. */
 static bool is_beside(const struct gpu_entry *front, const struct gpu_entry *e)
 {
-    const float *x = e->op.as.linear.x, *end = x + e->op.as.linear.cols;
     if (e->op.kind != OP_GEMV || !front) return false;
+    const float *x = e->op.as.linear.x, *end = x + e->op.as.linear.cols;
     if (front->op.kind == OP_WEIGH) {
         const struct gpuk_weigh *w = &front->op.as.weigh;
         return w->dtype == DTYPE_F32 && ((const float *)w->act >= end || (const float *)w->act + w->n <= x);
