@@ -291,7 +291,7 @@ double cost_copy_states(const struct profile *profile, const struct plan *plan)
         const double bytes = (double)plan_state_layout(plan, (enum plan_processor)p).slot_bytes;
         if (bytes > 0)
             seconds += plan_processor_has_memory((enum plan_processor)p)
-                           ? bytes / profile->link.d2h.value
+                           ? bytes / rate_or(&profile->link.d2h, profile->link.h2d.value)
                            : 2 * bytes / profile->cpu.gemv.value;
     }
     return seconds;

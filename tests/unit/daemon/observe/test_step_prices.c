@@ -78,6 +78,9 @@ static void forecasts_are_the_cost_models(void **state)
         assert_true(seconds[n] >= forecast_step(&s->observe.forecast, &step));
         assert_true(forecast_step(&s->observe.forecast, &step) > 0);
     }
+    step_prices_make(prices, &s->observe.forecast, 1, 1); /* a row with drafts attends to these, too */
+    assert_true(step_prices_get(prices, 1, 1, seconds));
+    for (uint32_t n = 1; n <= STEP_PRICES_TOKENS; n++) assert_true(prices->row[0].seconds[n] > 0);
     tear_down(s);
 }
 
