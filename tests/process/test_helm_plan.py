@@ -146,6 +146,8 @@ def test_steps_with_drafts_have_forecasts():
                 same(math.isclose(r["tok_s_all_right"], most, rel_tol=1e-6), name == "qwen3" or not r["drafts"], f"{title}: {r}")
             same("decode with drafts" in run(*words, "--draft-tokens", 5)[1], True, "the table")
             check("with_drafts" not in json.loads(run(*words, "--json")[1]), "asked for none")
+    status, out, err = run("--model", "tests/data/golden/qwen3", "--profile", PROFILE, "--draft-tokens", 5, "--at", 1)
+    same(status, 0, err) # drafts attend to themselves, however short the context is
     same(run("--model", "tests/data/golden/qwen3", "--draft-tokens", 16)[0], 2, "too many")
 
 
