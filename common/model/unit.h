@@ -241,7 +241,7 @@ static inline uint32_t math_biases(const struct math_op *op)
 {
     return op->kind == MATH_ROUTE ? 2 : op->weights;
 }
-/* What multiplies the numbers of a position. */
+/* The factor of a position's numbers. */
 float math_growth(float growth, uint32_t context, uint32_t position);
 /* The tensors that an operation names, TENSOR_NONE left out: their number. */
 #define MATH_ROLES_MAX (2 * MATH_WEIGHTS_MAX + 15)

@@ -197,7 +197,7 @@ static void make_swiglu(struct lowering *low, const struct making *m)
                            .out_stride = out.stride};
 }
 
-/* Of q or k, all heads together. */
+/* q or k, all heads together. */
 static void make_in_place(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;

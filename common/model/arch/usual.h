@@ -89,7 +89,7 @@
         KEY(KEY_FLOAT, .at = AT(router.scale), NAMED("routed_scaling_factor"), GGUF("expert_weights_scale"), \
             .max = 1e6),                                                                                     \
         FIXED(GGUF_SIGMOID, GGUF("expert_gating_func"))
-/* Of those experts' tensors. */
+/* Names of those experts' tensors. */
 #define SHARED_EXPERTS_NAMES                                                                                 \
     {.role = TENSOR_SHARED_GATE, .name = "mlp.shared_experts.gate_proj.weight"},                             \
         {.role = TENSOR_SHARED_UP, .name = "mlp.shared_experts.up_proj.weight"},                             \
@@ -131,7 +131,7 @@
 #define USUAL_DOWN                                                                                           \
     OP(MATH_LINEAR, "down", .in = BUFFER_GATE, .weights = 1, .weight = {TENSOR_DOWN},                        \
        .bias = {TENSOR_DOWN_BIAS}, .out = {BUFFER_X}, .residual = true)
-/* Of halves whose output is normed before it is added (normed_outputs). */
+/* Operations of halves whose output is normed before it is added (normed_outputs). */
 #define TO_OUT(called, input, matrix, vector)                                                                \
     OP(MATH_LINEAR, called, .in = (input), .weights = 1, .weight = {matrix}, .bias = {vector},               \
        .out = {BUFFER_OUT})

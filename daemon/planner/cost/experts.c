@@ -80,7 +80,7 @@ static double cpu_seconds(const struct pricing *p, const struct experts_parts *p
     return part * (copies ? parts->cpu_beside : parts->cpu) + takes * direct * parts->cpu;
 }
 
-/* Seconds behind the hand-over in which the CPU is done with these numbers of experts out of `all`, and the GPU. */
+/* Seconds after the hand-over in which the CPU is done with these numbers of experts out of `all`, and the GPU. */
 static double cpu_behind(const struct pricing *p, const struct experts_parts *parts, const struct shares *s,
                          double all, bool beside)
 {

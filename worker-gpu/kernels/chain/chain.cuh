@@ -144,7 +144,7 @@ __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles
     ring.hurry = ring.free + 8 * slots;
     ring.slots = slots, ring.slot = first, ring.parity = 0;
 }
-/* Makes the barriers; the block meets behind it. All lanes of a warp arrive (tile.cuh says why). */
+/* Makes the barriers; the block meets after it. All lanes of a warp arrive (tile.cuh says why). */
 __device__ __forceinline__ void ring_barriers_open(const chain_ring &ring)
 {
     bulk_barriers_open(ring.full, ring.slots);

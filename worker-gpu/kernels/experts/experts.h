@@ -101,7 +101,7 @@ struct gpuk_experts_down {
     const float *residual;
     float *out;
     uint32_t out_stride;
-    /* What gpuk_experts_glu in front, which lets this kernel begin when it has begun itself, makes the choice of: a kernel may
+    /* gpuk_experts_glu in front, which lets this kernel begin when it has begun itself, makes the choice of these: a kernel may
      * make it again instead of waiting for it. router NULL: something else made it. */
     const struct model_router *router;
     const float *logits, *choice_bias;
