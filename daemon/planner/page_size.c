@@ -121,7 +121,7 @@ static void explain(const struct page_size_case *c, uint32_t chosen, struct page
 void page_size_choose(const struct page_size_case *c, struct page_size *size)
 {
     const struct token t = token_of(c);
-    const uint32_t asked = (uint32_t)strtoul(c->option, NULL, 0); /* of "auto" 0 */
+    const uint32_t asked = (uint32_t)strtoul(c->option, NULL, 10); /* of "auto" 0 */
     uint32_t best = 0;
     memset(size, 0, sizeof *size);
     for (uint32_t i = 0; i < PAGE_SIZES; i++) {

@@ -107,7 +107,7 @@ static int take_all(struct taking *k, uint64_t most_bytes, struct helm_err *err)
     }
     if (bytes == 0) return 0;
     k->rate = fmin(1, (double)most_bytes / (double)bytes);
-    for (int r = 0; r < TENSOR_ROLE_COUNT; r++) k->due[r] = k->rate < 1 ? 1 / 2.0 : 0;
+    for (int r = 0; r < TENSOR_ROLE_COUNT; r++) k->due[r] = k->rate < 1 ? 0.5 : 0;
     k->value = malloc(PACKED_ROWS * widest * sizeof *k->value);
     int rc = k->value ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a few rows of weights");
     for (uint32_t i = 0; i < model->tensor_count && !rc; i++)

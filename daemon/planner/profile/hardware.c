@@ -111,7 +111,7 @@ static void add_memory(struct facts *facts, const char *root)
 {
     char value[LINE_TEXT], path[128], list[LINE_TEXT];
     read_field(root, "/proc/meminfo", "MemTotal", value);
-    facts_add(facts, "memory: %llu GiB\n", (strtoull(value, NULL, 0) + GIB / KIB / 2) / (GIB / KIB));
+    facts_add(facts, "memory: %llu GiB\n", (strtoull(value, NULL, 10) + GIB / KIB / 2) / (GIB / KIB));
     for (int node = 0; node < NODES_MAX; node++) {
         snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", node);
         if (read_line(root, path, list)[0] == '?') continue;
@@ -190,7 +190,7 @@ static uint64_t last_cache_of(int cpu)
     for (int i = 0; i < CACHES_MAX; i++) {
         char *end;
         snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cache/index%d/size", cpu, i);
-        uint64_t bytes = strtoull(read_line("", path, text), &end, 0);
+        uint64_t bytes = strtoull(read_line("", path, text), &end, 10);
         bytes *= *end == 'K' ? KIB : *end == 'M' ? MIB : *end == 'G' ? GIB : 1;
         if (bytes > size) {
             size = bytes;
