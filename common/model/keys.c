@@ -329,6 +329,12 @@ int layers_with_window(struct keys *keys, struct model_config *config, uint32_t 
     return 0;
 }
 
+void layers_full_every(const struct keys *keys, struct model_config *config, uint32_t interval)
+{
+    if (keys->json && json_is_array(json_object_get(keys->json, "layer_types"))) return;
+    for (uint64_t i = interval; i <= config->layers; i += interval) config->window[i - 1] = 0;
+}
+
 /* config.json's list: linear_attention or full_attention. */
 static int recurrent_from_types(const json_t *types, struct model_config *config, struct helm_err *err)
 {

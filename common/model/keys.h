@@ -39,6 +39,8 @@ HELM_MUST_CHECK int layers_with_window(struct keys *keys, struct model_config *c
 /* The same without any: the `layers` of an architecture (struct arch) that needs no more. */
 HELM_MUST_CHECK int layers_without_window(struct keys *keys, struct model_config *config,
                                           struct helm_err *err);
+/* No window in every `interval`-th layer, where config.json does not have `layer_types`. */
+void layers_full_every(const struct keys *keys, struct model_config *config, uint32_t interval);
 /* config->recurrent, of hybrids: by config.json's `layer_types` or a GGUF file's list of flags; else all but every
  * full_attention_interval-th layer. */
 HELM_MUST_CHECK int layers_recurrent(const struct keys *keys, struct model_config *config,

@@ -76,7 +76,7 @@ struct model_config {
     double embedding_scale, residual_scale, attention_scale, logit_scale;
     double logit_cap; /* soft cap of logits; 0: none */
     double
-        q_growth; /* q grows with each original context (rope[0]) behind it: math_growth (unit.h); 0: it does not */
+        q_growth; /* q grows with each original context (rope[0]) before it: math_growth (unit.h); 0: it does not */
     bool *
         reads; /* [layers], owned: the layer reads another one's cache (model_cache_layer); NULL: none does */
     uint32_t reading_layers; /* number of these layers, which are the last */

@@ -88,12 +88,9 @@ static uint64_t attention_bytes(const struct model_config *c)
 
 uint64_t workspace_chain_lists(const struct model_config *c)
 {
-    /* with experts a router's product more, and words of logits and of x in each of the chains; with a shared one two */
-    const uint64_t experts = c->router.experts,
-                   layer =
-                       (experts ? 6 : 5) + (c->shared_intermediate ? 2 : 0) + (c->delta.value_heads ? 1 : 0),
-                   words = experts ? round_up((experts + 1 + c->hidden) * sizeof(uint64_t), VRAM_ALIGN) : 0;
-    return round_up((layer * c->layers + 1) * GPU_CHAIN_OP_BYTES + c->layers * words, VRAM_ALIGN);
+    /* a mixture has chains where its experts are on the CPU */
+    const uint64_t layer = c->delta.value_heads ? 6 : 5;
+    return round_up((layer * c->layers + 1) * GPU_CHAIN_OP_BYTES, VRAM_ALIGN);
 }
 
 uint64_t workspace_chain_bytes(const struct model_config *c)

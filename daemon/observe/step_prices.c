@@ -30,11 +30,7 @@ void step_prices_make(struct step_prices *prices, const struct forecast *forecas
     row->context = logarithm(context);
     const uint32_t low = UINT32_C(1) << (row->context - 1), middle = low + low / 2;
     for (uint32_t tokens = rows; tokens <= STEP_PRICES_TOKENS; tokens++) {
-        const uint32_t own = (tokens + rows - 1) / rows; /* a row attends to its own tokens at least */
-        const struct cost_step step = {.tokens = tokens,
-                                       .rows = rows,
-                                       .samples = tokens,
-                                       .context = middle > own ? middle : own};
+        const struct cost_step step = cost_step_drafted(tokens, rows, middle);
         row->seconds[tokens] = forecast_step(forecast, &step);
     }
 }

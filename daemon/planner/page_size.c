@@ -57,7 +57,7 @@ static struct token token_of(const struct page_size_case *c)
     return t;
 }
 
-/* Bytes of the runs that the CPU reads of pages of this size: of one head, or of as many as come to CPU_RUN_BYTES, or of all. */
+/* The CPU reads a page in runs. A run has one head of the page, or as many as come to CPU_RUN_BYTES, or all. Its bytes. */
 static double run_bytes(const struct page_size_case *c, uint32_t tokens)
 {
     const double head = (double)tokens * (double)kv_cell_bytes(c->kv_dtype, c->model->config.head_dim);

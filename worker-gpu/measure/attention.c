@@ -82,7 +82,7 @@ static int issue_attention(const struct measure_work *w, struct helm_err *err)
     return rc;
 }
 
-/* A chunk of `tokens` queries of `heads` heads behind a context: gpu.attention_flops, and a point of gpu.attention_rows
+/* A chunk of `tokens` queries of `heads` heads after a context: gpu.attention_flops, and a point of gpu.attention_rows
  * where there is one. */
 static int measure_chunk(struct measure *m, uint32_t tokens, uint32_t heads, const char *name, uint32_t x,
                          struct helm_err *err)

@@ -365,7 +365,7 @@ int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, c
                       struct helm_err *err)
 {
     struct issuing of = {.source = s, .program = p, .issue = issue};
-    const struct gpu_entry *front = NULL; /* a launch: only behind another kernel may one start early */
+    const struct gpu_entry *front = NULL; /* a launch: only after another kernel may one start early */
     int rc = 0;
     for (uint32_t i = 0, step; i < p->tail && !rc; i += step) {
         const struct gpu_entry *e = &p->entry[i];

@@ -20,9 +20,7 @@ static const struct arch_name names[] = {SHARED_EXPERTS_NAMES, {.role = TENSOR_N
 
 /* ---- a layer ---- */
 
-static const struct math_part attention =
-    PART("attention", UNIT_ATTENTION, USUAL_QKV, ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM),
-         USUAL_O);
+static const struct math_part attention = HEADS_NORMED_ATTENTION;
 static const struct math_part dense = USUAL_DENSE;
 static const struct math_part sparse = BESIDE_SPARSE;
 static const struct math_part *const parts[] = {SPARSE_PARTS, NULL};

@@ -240,10 +240,8 @@ static int gemma3_layers(struct keys *keys, struct model_config *c, struct helm_
     if (!rc && keys->header)
         c->attention_scale = c->layers == LAYERS_OF_27B ? (double)c->hidden / c->heads : c->head_dim;
     if (!rc) rc = layers_with_window(keys, c, 0, c->layers, 1, err);
-    if (rc || (keys->json && json_is_array(json_object_get(keys->json, "layer_types")))) return rc;
-    for (uint32_t l = 0; l < c->layers; l++)
-        if ((l + 1) % c->full_attention_interval == 0) c->window[l] = 0;
-    return 0;
+    if (!rc) layers_full_every(keys, c, c->full_attention_interval);
+    return rc;
 }
 
 /* The widths of dense MLPs in a GGUF file: one number, or one for each layer. */
@@ -419,9 +417,7 @@ static int gemma4_windows(struct keys *keys, struct model_config *c, struct helm
     if (!json_is_object(json_object_get(keys->json, "rope_parameters")))
         return helm_fail(err, HELM_E_FORMAT, "'rope_parameters' is missing");
     if (!c->k_is_v) c->kv_heads = c->window_heads.kv_heads;
-    if (!json_is_array(json_object_get(keys->json, "layer_types")))
-        for (uint32_t l = 0; l < c->layers; l++)
-            if ((l + 1) % c->full_attention_interval == 0) c->window[l] = 0;
+    layers_full_every(keys, c, c->full_attention_interval);
     if (c->window[c->layers - 1])
         return helm_fail(err, HELM_E_UNSUPPORTED, "'layer_types': the last layer has a window");
     return 0;

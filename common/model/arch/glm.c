@@ -40,9 +40,7 @@ static const struct arch_name moe_names[] = {{TENSOR_MLP_NORM, NULL, "post_atten
 
 /* ---- a layer ---- */
 
-static const struct math_part attention =
-    PART("attention", UNIT_ATTENTION, USUAL_QKV, ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM),
-         USUAL_O);
+static const struct math_part attention = HEADS_NORMED_ATTENTION;
 static const struct math_part dense = USUAL_DENSE;
 static const struct math_part sparse = BESIDE_SPARSE;
 static const struct math_part *const parts[] = {SPARSE_PARTS, NULL};

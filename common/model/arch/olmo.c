@@ -58,17 +58,18 @@ static int olmo3_layers(struct keys *keys, struct model_config *c, struct helm_e
     char name[KEYS_NAME_MAX];
     snprintf(name, sizeof name, "%s.attention.sliding_window_pattern", keys->header ? keys->prefix : "");
     const struct gguf_value *pattern = keys->header ? gguf_find(keys->header, name) : NULL;
-    const bool types = keys->json && json_is_array(json_object_get(keys->json, "layer_types"));
     int rc = layers_with_window(keys, c, 0, c->layers, 1, err);
     if (rc) return rc;
     if (pattern && (pattern->type == GGUF_STRING || pattern->type == GGUF_ARRAY ||
-                    (pattern->array ? pattern->count < c->layers : !(gguf_number(pattern, 0) >= 1))))
+                    (pattern->array ? pattern->count < c->layers
+                                    : gguf_number(pattern, 0) < 1 || fmod(gguf_number(pattern, 0), 1) != 0)))
         return helm_fail(err, HELM_E_FORMAT, "key '%s' is no number from 1, nor one for each of %u layers",
                          name, c->layers);
-    const double step = pattern && !pattern->array ? gguf_number(pattern, 0) : 4;
-    for (uint32_t l = 0; l < c->layers && !types; l++)
-        if (pattern && pattern->array ? gguf_number(pattern, l) == 0 : fmod(l + 1, step) == 0)
-            c->window[l] = 0;
+    const bool flags = pattern && pattern->array;
+    for (uint32_t l = 0; l < c->layers && flags; l++)
+        if (gguf_number(pattern, l) == 0) c->window[l] = 0;
+    const double distance = pattern && !flags ? gguf_number(pattern, 0) : 4;
+    if (!flags) layers_full_every(keys, c, (uint32_t)fmin(distance, MODEL_LAYERS_MAX + 1));
     const json_t *parameters = keys->json ? json_object_get(keys->json, "rope_parameters") : NULL;
     if (!json_object_get(parameters, "sliding_attention"))
         c->rope[1] = (struct rope_config){.kind = ROPE_DEFAULT,

@@ -175,7 +175,11 @@ static const struct math_op usual_head __attribute__((unused)) = USUAL_HEAD;
         .ops = sizeof((struct math_op[]){__VA_ARGS__}) / sizeof(struct math_op)                              \
     }
 #define USUAL_ATTENTION PART("attention", UNIT_ATTENTION, USUAL_QKV, ATTEND(), USUAL_O)
-#define USUAL_DENSE     PART("MLP", UNIT_MLP, USUAL_GATE_UP, USUAL_DOWN)
+/* With norms of each head of q and k. */
+#define HEADS_NORMED_ATTENTION                                                                               \
+    PART("attention", UNIT_ATTENTION, USUAL_QKV, ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM),   \
+         USUAL_O)
+#define USUAL_DENSE PART("MLP", UNIT_MLP, USUAL_GATE_UP, USUAL_DOWN)
 #define NO_DENSE                                                                                             \
     {                                                                                                        \
         .name = "none", .part = UNIT_MLP                                                                     \

@@ -52,6 +52,15 @@ static inline bool cost_step_decodes(const struct cost_step *step)
 {
     return step->tokens == step->rows || step->tokens == step->samples;
 }
+/* A step of answers with drafts: `tokens` of all rows together, each sampled. A row attends to its own tokens at least. */
+static inline struct cost_step cost_step_drafted(uint32_t tokens, uint32_t rows, uint32_t context)
+{
+    const uint32_t own = (tokens + rows - 1) / rows;
+    return (struct cost_step){.tokens = tokens,
+                              .rows = rows,
+                              .samples = tokens,
+                              .context = context > own ? context : own};
+}
 
 /* On the link, and in the ring, packed weights have this part of their bytes. */
 #define COST_PACKED_PART PROFILE_PACKED_PART

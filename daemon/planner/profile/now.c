@@ -32,7 +32,7 @@ static bool is_plain(const struct profile_reads *reads)
     return !profile_format_has_rates(reads->format);
 }
 
-/* What the profile has of them: alone, beside copies, and copies beside them (plain ones). */
+/* Their rates in the profile: alone, beside copies, and copies beside them (plain ones). */
 struct then {
     double read, read_beside, h2d_beside;
 };

@@ -10,11 +10,7 @@ int explain_drafts(const struct cost_case *c, struct explain *x, struct helm_err
     const uint32_t few = plan_decode_tokens(x->plan);
     x->state_copy_s = cost_copy_states(c->profile, x->plan);
     for (uint32_t drafts = 0; x->plan->draft_tokens && drafts <= x->plan->draft_tokens; drafts++) {
-        const uint32_t own = 1 + drafts; /* a sequence attends to these at least */
-        const struct cost_step step = {.tokens = x->batch * own,
-                                       .rows = x->batch,
-                                       .samples = x->batch * own,
-                                       .context = x->context > own ? x->context : own};
+        const struct cost_step step = cost_step_drafted(x->batch * (1 + drafts), x->batch, x->context);
         struct cost_forecast f;
         if (step.tokens > few) break;
         int rc = cost_one(c, &step, &f, err);

@@ -5,6 +5,8 @@
  * values each warp has one pair of rows, or a part of their columns, and asks for it before it waits for x; of plain numbers,
  * few rows as a router's, a warp holds one row in registers. The next kernel may begin when this one has x: it then finds
  * places, and what it may read early is older than the kernel in front. */
+#include <type_traits>
+
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
@@ -231,15 +233,12 @@ template <typename D> static int rows_prepare(const struct gpuk_device *, struct
 
 template <typename D> static constexpr struct linear_kernel once_of()
 {
-    if constexpr (D::TILES) {
+    if constexpr (std::is_same<D, decode_f16>::value || std::is_same<D, decode_f32>::value) {
+        return {"rows", rows_takes<D>, rows_launch<D>, rows_prepare<D>};
+    } else if constexpr (D::TILES) {
         if constexpr (D::SCALED) return {"once", once_takes<D>, once_launch<D>, once_prepare<D>};
     }
     return {};
-}
-template <> constexpr struct linear_kernel once_of<decode_f16>() {
-    return {"rows", rows_takes<decode_f16>, rows_launch<decode_f16>, rows_prepare<decode_f16>};
-} template <> constexpr struct linear_kernel once_of<decode_f32>() {
-    return {"rows", rows_takes<decode_f32>, rows_launch<decode_f32>, rows_prepare<decode_f32>};
 }
 #define ONCE(D) once_of<D>()
 linear_kernels gemv_once_kernels = BY_FORMAT(ONCE, {});
