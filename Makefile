@@ -19,11 +19,12 @@ endif
 V ?= 0
 WERROR ?= 0
 Q := $(if $(filter 1,$(V)),,@)
-say = $(if $(filter 1,$(V)),,@printf '  %-5s %s\n' $(1) $(2))
+say = $(if $(filter 1,$(V)),,$(info $(space) $(1)	$(2)))
+# A process to make a folder, or to say what is made, would take longer than make itself for an object.
+folder = $(if $(wildcard $(@D)/),,@mkdir -p $(@D))
 .DEFAULT_GOAL := all
 .SECONDARY:
 .DELETE_ON_ERROR:
-SHELL := /bin/bash
 
 empty :=
 space := $(empty) $(empty)
@@ -126,7 +127,7 @@ GEN_HEADERS := $(GEN)/proto/helm.pb-c.h $(GEN)/proto/control.pb-c.h
 search_opt = $(if $(filter release,$(MODE)),$(if $(filter daemon/planner/search/% daemon/planner/cost/%,$(1)),-O3))
 kernel_isa = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $(1))))))
 $(OBJ)/%.o: %.c | $(GEN_HEADERS)
-	@mkdir -p $(@D)
+	$(folder)
 	$(call say,CC,$<)
 	$(call quick_mark,$*)
 	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(if $(findstring /kernels/,$<)$(findstring /quantize_,$<),$(KERNEL_OPT) $(call kernel_isa,$<)) $(call search_opt,$<) $(call test_opt,$<) $(call mode_opt,$<) -MMD -MP -c -o $@ $<
@@ -136,7 +137,7 @@ define program_rule
 $(BIN)/$(1): $$(call obj_of,$$($(1)_MAIN) $$($(1)_LINK))
 	@mkdir -p $$(@D)
 	$$(call say,LINK,$$@)
-	$$(Q)$$(CC) -o $$@ $$^ $$(PROGRAM_LDFLAGS) $$(LDFLAGS_ALL) $$($(1)_LIBS)
+	$$(Q)$$(CC) -o $$@ $$^ $$(if $$(filter asan,$$(MODE)),$$(TEST_LD)) $$(PROGRAM_LDFLAGS) $$(LDFLAGS_ALL) $$($(1)_LIBS)
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call program_rule,$(p))))
 
@@ -159,9 +160,10 @@ include tests/sanitize.mk worker-gpu/cuda.mk client/libhelm.mk tests/tests.mk
 .PHONY: demo bench dist install uninstall clean check-style format help
 # no more than the demo needs: CUDA code takes minutes to compile
 DEMO_PROGRAMS := helm-cli helm-profile helm-worker-cpu helmd
+demo: SHELL := /bin/bash
 demo:
 	@tools/setup.sh build
-	@set -o pipefail; steps=$$($(MAKE_MODE) -n $(DEMO_PROGRAMS:%=$(BIN)/%) 2>/dev/null | grep -c "^printf '  %-5s" || true); \
+	@set -o pipefail; steps=$$($(MAKE_MODE) -n $(DEMO_PROGRAMS:%=$(BIN)/%) 2>/dev/null | grep -c '^  [A-Z]' || true); \
 	  $(MAKE_MODE) -j$(shell nproc) $(DEMO_PROGRAMS:%=$(BIN)/%) 2>&1 | tools/demo/build-progress.sh $$steps $(BUILD).log || \
 	  { tail -n 30 $(BUILD).log; exit 1; }
 	@rm -f $(BUILD).log

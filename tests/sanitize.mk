@@ -74,7 +74,7 @@ ifneq ($(RELEASE_$(MODE)),)
 release-objects:
 	$(Q)$(MAKE) -s --no-print-directory BUILD=$(BUILD) MODE=release $(RELEASE_$(MODE):%=$(BUILD)/release/%.o)
 $(RELEASE_$(MODE):%=$(OBJ)/%.o): $(OBJ)/%.o: release-objects
-	@mkdir -p $(@D)
+	$(folder)
 	$(Q)cmp -s $(BUILD)/release/$*.o $@ || cp $(BUILD)/release/$*.o $@
 endif
 

@@ -105,7 +105,7 @@ $(OBJ)/emulated/tests/gpu/emulator/emulator.cpp.o: EMULATED_OPT := -O2
 EMULATED_QUICK := chain/chain $(addprefix experts/,bulk chunk digits once plain wide) $(addprefix linear/,gemm_integer gemm_small gemv_bulk gemv_once)
 $(EMULATED_QUICK:%=$(OBJ)/emulated/worker-gpu/kernels/%.cu.o): EMULATED_OPT := -O0 -U_FORTIFY_SOURCE
 $(OBJ)/emulated/%.o: %
-	@mkdir -p $(@D)
+	$(folder)
 	$(call say,CXX,$<)
 	$(Q)$(CXX) -x c++ -std=c++17 -Itests/gpu/emulator -I. -DHELM_CUDA_EMULATED $(CUDA_DEFS) -fno-strict-aliasing -ffp-contract=off \
 	  -g1 $(filter-out -O%,$(OPT)) $(EMULATED_OPT) -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror) -Wno-unknown-pragmas -Wno-format-truncation -Wno-unused-function -Wno-unused-variable \

@@ -29,7 +29,7 @@ while :; do
     [ $status = 0 ] || [ -n "$line" ] || break
     printf '%s\n' "$line" >>"$log"
     case $line in
-    "  CC "* | "  LINK "* | "  AR "* | "  PROTO "* | "  NVCC "* | "  CXX "*)
+    "  "[A-Z]*)
         read -r kind file <<<"$line"
         done_steps=$((done_steps + 1)) last="$kind $file"
         show
