@@ -92,10 +92,6 @@ static inline uint32_t engine_samples(uint32_t slots, uint32_t draft_tokens)
 #define GPU_CHAIN_PIECES     4
 /* From this position on one token's attention is a kernel of its own instead of a part of a chain. */
 #define GPU_APART_POSITION 3072
-/* A chain takes a sparse MLP of which one token reads up to this many bytes of experts; kernels of their own read faster and
- * begin later. On an H100, of bf16: Qwen3-30B-A3B's widths (76 MB) 39 us as links and 53 as kernels, Mixtral's (705 MB) 332 and
- * 291; lines through both meet at 237 MB, and a chain that is cut has to be launched again. */
-#define GPU_CHAIN_EXPERTS_BYTES (UINT64_C(256) << 20)
 /* A chain's list, for each operation: at most. */
 #define GPU_DELTA_CHUNK_BYTES 1024 /* of each token and v head of a gated delta net, of chunks' products */
 #define GPU_CHAIN_OP_BYTES    1280

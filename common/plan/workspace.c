@@ -88,7 +88,6 @@ static uint64_t attention_bytes(const struct model_config *c)
 
 uint64_t workspace_chain_lists(const struct model_config *c)
 {
-    /* a mixture has chains where its experts are on the CPU */
     const uint64_t layer = c->delta.value_heads ? 6 : 5;
     return round_up((layer * c->layers + 1) * GPU_CHAIN_OP_BYTES, VRAM_ALIGN);
 }
@@ -164,8 +163,9 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_INV_FREQ].bytes = model_ropes(m) * model_heads_most(m).head_dim * sizeof(float);
     w->area[GPU_AREA_ATTENTION].bytes = attention_bytes(m);
     w->area[GPU_AREA_CHAINS].bytes =
-        c->chains ? workspace_chain_bytes(m) + ((uint64_t)c->apart + c->tiered) * workspace_chain_lists(m)
-                  : 0;
+        c->chains && !m->router.experts
+            ? workspace_chain_bytes(m) + ((uint64_t)c->apart + c->tiered) * workspace_chain_lists(m)
+            : 0;
     w->area[GPU_AREA_PARTIAL].bytes = c->tiered ? 2 * few * m->heads : 0;
     w->area[GPU_AREA_MATMUL].bytes = c->matmul;
     w->area[GPU_AREA_FEW_QKV].bytes = few * width;

@@ -100,11 +100,10 @@ enum gpu_area {
     GPU_AREA_CHUNK_EXPERTS_SUM,  /* [tokens * chosen][hidden] */
     GPU_AREA_COUNT
 };
-/* Room for a program's lists of chains, however they are cut: of at most five operations a layer (with experts six, with a shared
- * one eight, of a gated delta net one more) and the head; and with
- * what attention in chains needs besides, each layer's in a chain of its own. */
 /* Room for what products of few tokens with experts keep beside: as often as GPU_EXPERTS_INPUTS says their inputs. */
 uint64_t workspace_experts_bytes(const struct model_config *c);
+/* Room for a program's lists of chains, however they are cut: of at most five operations a layer (of a gated delta net one more)
+ * and the head; and with what attention in chains needs besides, each layer's in a chain of its own. Mixtures have none. */
 uint64_t workspace_chain_lists(const struct model_config *c);
 uint64_t workspace_chain_bytes(const struct model_config *c);
 

@@ -90,14 +90,6 @@ static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t f
     return i - first;
 }
 
-/* Mixtures have none: their operations are small, and kernels that begin early are faster than links. */
-static bool has_experts(const struct gpu_program *p)
-{
-    for (uint32_t i = 0; i < p->tail; i++)
-        if (p->entry[i].op.kind == OP_EXPERTS_GLU) return true;
-    return false;
-}
-
 /* Without chains, attention to a short context as in one: by many blocks. (Long ones have another program.) */
 static void attend_spread(struct gpu_program *p, struct device *d)
 {
@@ -115,7 +107,8 @@ void lower_chains(struct lowering *low)
 {
     struct gpu_program *p = low->program;
     struct device *d = low->source->device;
-    const bool mixture = has_experts(p), chains = !d->no_chains && !mixture;
+    /* mixtures have none: their operations are small, and kernels that begin early are faster than links */
+    const bool mixture = low->source->model->config.router.experts > 0, chains = !d->no_chains && !mixture;
     if (p->tier != GPU_TIER_1) return;
     if (mixture && !d->no_chains) attend_spread(p, d);
     /* no more chains than half the entries */

@@ -70,7 +70,6 @@ struct weights {
     double slices;                 /* in which they cross the link, or are expanded */
     bool expands_home;             /* also at home in VRAM */
     bool blocks;                   /* some of them are: they are cut by what they expand to */
-    bool apart;                    /* experts, whose bytes are too many for a part of a chain */
     double cpu_spread, gpu_spread; /* of the formats' rates, the widest */
     struct experts_parts experts;  /* what of all that is products with experts */
 };
@@ -89,29 +88,27 @@ static double expanded_bytes(const struct model_tensor *t)
                                        t->cols);
 }
 
-/* Experts' matrices of a run, on the GPU: computed as they lie, in whatever format, one token's in a chain where those of its
- * format are; of all of a chunk's tokens at once. */
+/* Experts' matrices of a run, on the GPU: computed as they lie, in whatever format, of all of a chunk's tokens at once. */
 static void add_experts_gpu(const struct pricing *p, const struct run *run, struct weights *w)
 {
     const struct model_config *c = &p->model->config;
     const double work = (double)c->router.chosen / (double)c->router.experts;
-    const struct format_rates *with = &p->experts[run->tensor[run->first]->format];
-    struct device_rates kernel = with->kernel, r = p->chained && !w->apart ? with->gpu : kernel;
-    r.parts = kernel.parts = 1;
+    struct device_rates r = p->experts[run->tensor[run->first]->format].kernel;
+    r.parts = 1;
     const double before = w->kernel.total;
     for (uint32_t i = run->first; i < run->end; i++) {
         const struct model_tensor *t = run->tensor[i];
         const double read = (double)t->bytes * analyse_read_part(c, t, p->step->tokens),
                      parameters = (double)t->rows * (double)t->cols * work;
         spent_linear(&r, read, parameters, p->step->tokens, &w->gpu);
-        spent_linear(&kernel, read, parameters, p->step->tokens, &w->kernel);
+        spent_linear(&r, read, parameters, p->step->tokens, &w->kernel);
         w->slices += slices_of(t->bytes, false);
         w->experts.bytes += read;
     }
-    w->experts.gpu += w->kernel.total - before; /* in no chain where the CPU has a part */
-    spent_overhead(&r, (p->chained && !w->apart ? LINKS_OF_EXPERTS : 1) * product_of(&r), &w->gpu);
-    spent_overhead(&kernel, product_of(&kernel), &w->kernel);
-    w->experts.launches += product_of(&kernel);
+    w->experts.gpu += w->kernel.total - before;
+    spent_overhead(&r, product_of(&r), &w->gpu);
+    spent_overhead(&r, product_of(&r), &w->kernel);
+    w->experts.launches += product_of(&r);
     w->products++;
     w->blocks = true; /* slices have been counted */
 }
@@ -219,22 +216,11 @@ static double vector_bytes(const struct model_tensor *t, double read_part)
     return t->rows > 1 ? kept * read_part : (double)t->bytes;
 }
 
-/* Bytes of experts' matrices that one token reads. */
-static double experts_token_bytes(const struct model_config *c, const struct model_unit *u)
-{
-    double sum = 0;
-    for (uint32_t i = 0; i < u->matrix_count; i++)
-        if (arch_role_of_experts(u->tensor[i]->role))
-            sum += (double)u->tensor[i]->bytes * analyse_read_part(c, u->tensor[i], 1);
-    return sum;
-}
-
 static void add_weights(const struct pricing *p, uint32_t unit, struct weights *w)
 {
     const struct model_unit *u = &p->model->unit[unit];
     const struct math_part *math = model_unit_math(p->model, unit);
     uint32_t at = 0;
-    w->apart = experts_token_bytes(&p->model->config, u) > GPU_CHAIN_EXPERTS_BYTES;
     for (uint32_t i = 0; i < math->ops; i++) at += add_operation(p, unit, &math->op[i], at, w);
     for (; at < u->tensor_count; at++) {
         const double bytes = vector_bytes(u->tensor[at], math->read_part);
@@ -380,11 +366,6 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
     if (!p->device) return;
     add_rest(p, &p->gpu, kind, window, &w.gpu);
-    /* A shared expert's weight is a row of the router's product. Where experts are kernels it is one, and the chain after it is
-     * launched. */
-    if (p->chained)
-        spent_overhead(&p->gpu, o->weighs * ((w.apart ? 2 * p->kernel.operation : 0) - p->gpu.operation),
-                       &w.gpu);
     add_rest(p, &p->kernel, kind, window, &w.kernel);
     /* Between slices there are events: nothing to chain. */
     const double slices = w.blocks ? w.slices : slices_of(u->bytes, u->packed),

@@ -183,7 +183,6 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
     if (direct > 0) u->mixed_kv.cpu_beside = u->mixed_kv.cpu; /* copies wait for what kernels read */
     u->mixed_kv.way = way;
     u->mixed_kv.link = direct_seconds(p, direct / chosen * all->bytes);
-    /* asking and adding cut the chain of the units around them: what follows is launched again */
     u->mixed = fmax(0, all->unit - all->gpu - all->launches - all->beside) +
-               (GPU_OPERATIONS + (p->chained ? 1 : 0)) * p->kernel.operation + 2 * way + u->mixed_kv.cpu;
+               GPU_OPERATIONS * p->kernel.operation + 2 * way + u->mixed_kv.cpu;
 }

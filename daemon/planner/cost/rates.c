@@ -115,7 +115,8 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     if (!rc) rc = require(r->attention, "gpu.attention", err);
     if (!rc) rc = require(p->profile->link.h2d.value, "link.h2d", err);
     p->kernel = *r;
-    p->chained = p->tier == OP_TIER_ONE && gpu->chain_gemv.value > 0 && gpu->chain_attention.value > 0;
+    p->chained = p->tier == OP_TIER_ONE && !p->model->config.router.experts && gpu->chain_gemv.value > 0 &&
+                 gpu->chain_attention.value > 0;
     if (p->chained) {
         r->gemv = r->gemv_beside = gpu->chain_gemv.value;
         r->attention = r->attention_beside = chain_attention_of(p);
@@ -315,7 +316,8 @@ bool cost_rates_packed_mixed(const struct pricing *p, uint32_t unit)
 
 bool cost_rates_reads_packed(const struct pricing *p, uint32_t inner)
 {
-    return p->tier == OP_TIER_ONE && (p->chained || p->profile->gpu.gemv_packed.value > 0) &&
+    const struct profile_gpu *gpu = &p->profile->gpu;
+    return p->tier == OP_TIER_ONE && (gpu->chain_gemv.value > 0 || gpu->gemv_packed.value > 0) &&
            p->model->config.hidden % GPU_PACKED_COLS == 0 && inner % GPU_PACKED_COLS == 0;
 }
 
@@ -342,7 +344,6 @@ static void list_operations(struct pricing *p)
             o->products += part->op[n].weights > 0;
             for (uint32_t k = 0; k < count; k++)
                 o->others += op_traits_of(kinds[k])->counts[p->tier] && (routes || !is_of_product(kinds[k]));
-            o->weighs += part->op[n].kind == MATH_WEIGH;
         }
     }
     p->first =

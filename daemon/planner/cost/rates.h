@@ -39,7 +39,6 @@ struct part_operations {
     uint32_t
         products; /* of the GPU's: each is what a slice can be one of, and has a price that holds what it fuses; */
     uint32_t others; /* without those */
-    uint32_t weighs; /* of them, weights of shared experts */
 };
 
 struct pricing {
@@ -59,7 +58,8 @@ struct pricing {
     const struct format_rates *with; /* [FORMAT_COUNT]: of layers' products */
     /* [FORMAT_COUNT]: of experts', each with its share of the tokens */
     const struct format_rates *experts;
-    bool device, chained; /* one token's operations on the GPU are, where nothing is between them */
+    bool device;
+    bool chained; /* one token's operations on the GPU are, where nothing is between them: not a mixture's */
 };
 
 /* Fills what follows the caller's four. HELM_E_FORMAT names a rate that is missing; without a device in the

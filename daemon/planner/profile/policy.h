@@ -124,10 +124,6 @@
 /* Reading packed weights directly takes longer than reading plain ones by this part of the time to expand
  * them. Measured on an H200, slices of 8B's shapes: 0.57 to 0.61 (docs/results/h200-2026-11-20.md). */
 #define COST_READ_PACKED_PART 0.6
-/* Links that one product with experts in a chain counts as: blocks wait for the choice, and have few rows
- * each. Measured of Qwen3-30B-A3B in Q4_K_M, all in VRAM, on an H100 and an H200: a layer took 57.5 us,
- * 17 more than with one link each. */
-#define LINKS_OF_EXPERTS 3
 /* Operations of the CPU for experts in both memories: gates and ups, downs, and what each expert's begin
  * costs. */
 #define EXPERTS_OPERATIONS 3

@@ -105,12 +105,12 @@ static void steps_read_what_their_tokens_choose(void **state)
     expect("a dense layer", dense.cpu, 2 * 10e-6 + (2.0 * 3 * 6144 * 2048 + 2.0 * 2048) / 100e9);
     /* GPU: router, gates with the choice, downs at 5 us; 1,000 GB/s. */
     expect("one token on the GPU", one.gpu, 3 * 5e-6 + (8 * EXPERT + BESIDE) / 1000e9);
-    /* Links of a chain where one token's operations are. */
-    struct mixture chained = *m;
-    chained.profile.gpu.chain_gemv.value = chained.profile.gpu.chain_attention.value = 2000e9;
-    chained.profile.gpu.chain_operation.value = 2e-6;
-    expect("one token in a chain", price_mlp(&chained, 1, 0).gpu,
-           (1 + 2 * 3) * 2e-6 + (8 * EXPERT + BESIDE) / 2000e9);
+    /* Kernels of their own also on a device that has chains, and so is a dense layer beside them. */
+    struct mixture chains = *m;
+    chains.profile.gpu.chain_gemv.value = chains.profile.gpu.chain_attention.value = 2000e9;
+    chains.profile.gpu.chain_operation.value = 2e-6;
+    expect("one token where others have chains", price_mlp(&chains, 1, 0).gpu, one.gpu);
+    expect("a dense layer likewise", price_mlp(&chains, 1, 1).gpu, dense.gpu);
     expect("the link has all of them", one.link, (double)one.crossing / 50e9 + 10e-6);
     assert_true((double)one.crossing > 128 * EXPERT);
     assert_false(one.packed || one.cpu_packed || one.gpu_packed);
@@ -120,21 +120,6 @@ static void steps_read_what_their_tokens_choose(void **state)
     assert_true(two.cpu > 1.8 * one.cpu && two.cpu < 2.1 * one.cpu);
     assert_true(few.cpu > 128 * EXPERT / 100e9 * 0.6 && few.cpu < 128 * EXPERT / 100e9);
     assert_true(chunk.gpu > 128 * EXPERT / 1000e9 && chunk.gpu < 2 * 128 * EXPERT / 1000e9);
-}
-
-/* Experts of many bytes are kernels where all around them is a chain. */
-static void large_experts_are_kernels(void **state)
-{
-    (void)state;
-    struct mixture m;
-    void *at = &m;
-    assert_int_equal(open_as(&m, CONFIG("7168")), 0);
-    m.profile.gpu.chain_gemv.value = m.profile.gpu.chain_attention.value = 2000e9;
-    m.profile.gpu.chain_operation.value = 2e-6;
-    const double experts = 8 * 2.0 * 3 * 7168 * 2048;
-    expect("experts of 705 MB", price_mlp(&m, 1, 0).gpu,
-           2e-6 + BESIDE / 2000e9 + 2 * 5e-6 + experts / 1000e9);
-    assert_int_equal(close_mixture(&at), 0);
 }
 
 /* A chunk's products with experts go by the rate of as many tokens as one of them has: of 2,048, 128. */
@@ -216,11 +201,6 @@ static void both_memories_work_at_once(void **state)
     /* beside seven of the CPU's one over the link takes 0.6 of the CPU's time for one */
     expect("one of them read directly", price_mixed(m, 1, 125, 0).mixed,
            own + 2 * way + cpu + 7.6 * EXPERT / 100e9);
-    /* where the units around it are links of a chain, that is launched again */
-    struct mixture chained = *m;
-    chained.profile.gpu.chain_gemv.value = chained.profile.gpu.chain_attention.value = 2000e9;
-    chained.profile.gpu.chain_operation.value = 2e-6;
-    expect("between chains", price_mixed(&chained, 1, 0, 0).mixed, none.mixed + 5e-6);
     /* the more are there, the sooner; the mean is between the ends */
     double before = none.mixed;
     for (double hit = 0.1; hit < 0.95; hit += 0.1) {
@@ -296,10 +276,6 @@ static void shared_experts_are_read_by_every_token(void **state)
            own + 2 * 7e-6 + 3 * 10e-6 + 8 * EXPERT / 100e9);
     expect("all others in VRAM", price_mixed(&m, 1, 0, 1).mixed,
            own + 4 * 5e-6 + (8 * EXPERT + shared) / 1000e9);
-    /* its weight is a row of the router's product */
-    m.profile.gpu.chain_gemv.value = m.profile.gpu.chain_attention.value = 2000e9;
-    m.profile.gpu.chain_operation.value = 2e-6;
-    expect("chained", price_mlp(&m, 1, 0).gpu, (3 + 2 * 3) * 2e-6 + read / 2000e9);
     assert_int_equal(close_mixture(&at), 0);
 }
 
@@ -333,7 +309,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(bytes_stored_are_not_bytes_read, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(steps_read_what_their_tokens_choose, open_mixture, close_mixture),
-        cmocka_unit_test(large_experts_are_kernels),
         cmocka_unit_test(shared_experts_are_read_by_every_token),
         cmocka_unit_test_setup_teardown(a_chunk_is_priced_by_the_tokens_of_an_expert, open_mixture,
                                         close_mixture),

@@ -135,8 +135,8 @@ static bool takes_narrow(struct device *d, const struct gpuk_chain_op *op)
 }
 
 /* g: a linear of bf16, f: of f32, w: one that is not taken, s: of the ring, a: fused attention, b: attention
- * of a batch, q and p: a batch's linear of Q4_K and of bf16 in an invariant plan, h: one of Q4_K for samples, e: an event; x: experts' gates. The tail is what stands
- * behind '/'. */
+ * of a batch, q and p: a batch's linear of Q4_K and of bf16 in an invariant plan, h: one of Q4_K for samples, e: an event,
+ * x: experts' gates, of a mixture. The tail is what stands behind '/'. */
 static void add_all(struct lowering *low, const char *list)
 {
     struct gpu_program *p = low->program;
@@ -170,7 +170,8 @@ static void chains_to(struct device *d, enum gpu_tier tier, const char *list, co
                       uint32_t chained, uint32_t unchained)
 {
     struct gpu_program program = {.tier = tier};
-    struct gpu_source source = {.device = d};
+    const struct model model = {.config.router.experts = strchr(list, 'x') ? 8 : 0};
+    struct gpu_source source = {.device = d, .model = &model};
     struct helm_err err = {0};
     struct lowering low = {.source = &source, .program = &program, .err = &err};
     char text[64] = "";
