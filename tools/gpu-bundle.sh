@@ -1,25 +1,26 @@
 #!/bin/bash
 # Packs what tests/gpu/check.sh runs, with the libraries a bare GPU machine lacks, into one archive:
 #
-#   make CUDA_ARCH=90 gpu-bundle        (tools/gpu-bundle.sh [--data] [--programs] BIN OUT.tar.xz)
+#   make CUDA_ARCH=90 gpu-bundle        (tools/gpu-bundle.sh [--data] [--programs] [--dir] BIN OUT.tar.xz)
 #
 # --data adds the models of the tests, for a machine without this tree; --programs adds helmd and all that
-# tools/bench/cells.py runs. There:
+# tools/bench/cells.py runs; --dir leaves a folder OUT instead of an archive (tools/bench/device/pack.sh). There:
 #   tar xf helm-gpu-check.tar.xz && helm-gpu-check/check.sh --need-gpu
 #   tools/bench/cells.py --bin helm-gpu-check/bin --out results --set forecast
-# Programs are stripped. The driver, CUDA's own libraries, the C library, OpenBLAS and libnuma are expected there.
+# Programs are stripped, and have machine code alone (tools/bench/device/slim.py). The driver, CUDA's own libraries, the C library, OpenBLAS and libnuma are expected there.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-data=0 more=
+data=0 dir=0 more=
 while [ $# -gt 2 ]; do
     case $1 in
     --data) data=1 ;;
-    --programs) more="helmd helm-cli helm-plan helm-profile helm-quantize helm-bench helm-bench-decode helm-bench-kernels helm-mkmodel helm-worker-cpu helm-worker-gpu" ;;
+    --programs) more="helmd helm-cli helm-plan helm-profile helm-quantize helm-inspect helm-bench helm-bench-decode helm-bench-kernels helm-mkmodel helm-worker-cpu helm-worker-gpu" ;;
+    --dir) dir=1 ;;
     *) break ;;
     esac
     shift
 done
-[ $# -eq 2 ] || { sed -n '2,11p' "$0" >&2; exit 2; }
+[ $# -eq 2 ] || { sed -n '2,12p' "$0" >&2; exit 2; }
 bin=$1 out=$2
 limit=$((40 << 20))
 programs="helm-test-gpu-kernels helm-test-gpu-device helm-test-gpu-home helm-test-gpu-split helm-test-gpu-stream helm-test-gpu-tiers helm-test-gpu-gguf helm-bench-gpu-kernels $more"
@@ -35,6 +36,11 @@ for p in $programs; do
         [[ $name =~ $there ]] || cp -Ln "$path" "$top/lib/$name"
     done
 done
+"$here/bench/device/slim.py" "$top"/bin/*
+if [ $dir = 1 ]; then
+    cp -R "$top" "$out"
+    exit
+fi
 cp "$here/../tests/gpu/check.sh" "$here/../tests/gpu/masks.py" "$top/"
 if [ $data = 1 ]; then
     mkdir -p "$top/tests/data" "$top/tools/models"
