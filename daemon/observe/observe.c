@@ -20,9 +20,9 @@ void observe_lost(struct observe *o)
     memset(o->prompt, 0, sizeof o->prompt);
 }
 
-void observe_enter(struct observe *o, uint32_t slot)
+void observe_enter(struct observe *o, uint32_t slot, uint32_t tokens)
 {
-    memset(&o->prompt[slot], 0, sizeof o->prompt[slot]);
+    o->prompt[slot] = (struct observe_prompt){.given = tokens};
 }
 
 void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns, uint32_t step_flags)
@@ -117,7 +117,7 @@ static void take_prompts(struct observe *o, const struct step *step, double seco
     for (uint32_t i = 0; i < step->row_count; i++) {
         const struct step_row *row = &step->row[i];
         struct observe_prompt *prompt = &o->prompt[row->slot];
-        if (row->start == 0) *prompt = (struct observe_prompt){.alone = true};
+        if (row->start == 0) *prompt = (struct observe_prompt){.given = prompt->given, .alone = true};
         prompt->alone = prompt->alone && step->row_count == 1 && row->start == prompt->tokens;
         if (!prompt->alone) continue;
         const struct cost_step cost = {.tokens = row->count,
@@ -139,7 +139,8 @@ static void take_few(struct observe *o, const struct step *step, double seconds)
     uint32_t copies = 0;
     for (uint32_t i = 0; i < step->row_count; i++) {
         const struct step_row *row = &step->row[i];
-        if (row->start == 0 || !(row->flags & STEP_ROW_SAMPLE)) return;
+        if (row->start == 0 || row->start < o->prompt[row->slot].given || !(row->flags & STEP_ROW_SAMPLE))
+            return;
         copies += (row->drafts > 0) + (row->state_from != 0);
     }
     const struct cost_step cost = {.tokens = step->token_count,

@@ -12,7 +12,8 @@
 
 /* A prompt that is being computed in some slot, for its time to the first token. */
 struct observe_prompt {
-    bool alone; /* so far, no other sequence was in its steps */
+    uint32_t given; /* tokens that its sequence had then: rows that begin before their end are no answer's */
+    bool alone;     /* so far, no other sequence was in its steps */
     uint32_t tokens;
     double measured, planned;
 };
@@ -39,8 +40,8 @@ void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns
 /* Both processors' words on a step (copied out of shared memory) and what it took as a whole. */
 void observe_step(struct observe *observe, const struct step *step, const struct arena_times *done,
                   double seconds);
-/* Another sequence is in this slot now. */
-void observe_enter(struct observe *observe, uint32_t slot);
+/* Another sequence is in this slot now, with `tokens` tokens: its prompt, and its answer so far if it is computed again. */
+void observe_enter(struct observe *observe, uint32_t slot, uint32_t tokens);
 /* The workers were lost: what was being computed begins anew. */
 void observe_lost(struct observe *observe);
 /* Tokens of prompts that a step may hold beside `decoding` sequences that decode; 0: no bound. */

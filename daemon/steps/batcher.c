@@ -114,7 +114,7 @@ static void batcher_enter_slot(struct batcher *batcher, struct sequence *seq, ui
     prefix_begin(seq);
     batcher_write_history(batcher, seq);
     if (!seq->again) admission_give_slot(&batcher->admission, seq->admission);
-    observe_enter(batcher->with.observe, slot);
+    observe_enter(batcher->with.observe, slot, seq->token_count);
     if (seq->started_us == 0) seq->started_us = now_us;
 }
 

@@ -139,12 +139,44 @@ static void fixed_states_have_a_price_of_their_own(void **state)
     tear_down(s);
 }
 
+static void observe_row(struct setting *s, struct step *step, const struct step_row *row)
+{
+    const struct arena_times done[1] = {{.busy_ns = 1}};
+    *step = (struct step){.row_count = 1, .token_count = row->count, .draft_count = row->drafts};
+    step->row[0] = *row;
+    observe_step(&s->observe, step, done, 0.5);
+}
+
+/* Rows that begin in a prompt, also its last one, which samples, are computed as chunks: they say nothing of answers' steps. */
+static void prompts_say_nothing_of_steps_of_few_tokens(void **state)
+{
+    (void)state;
+    struct setting *s = set_up(PLAN_HOME_CPU, 0);
+    struct step_prices *prices = &s->observe.prices;
+    struct step *step = calloc(1, sizeof *step);
+    assert_non_null(step);
+    step_prices_make(prices, &s->observe.forecast, 1, 40);
+    observe_enter(&s->observe, 2, 40); /* 32 of them were in the prefix cache */
+    observe_row(s, step, &(struct step_row){.slot = 2, .start = 32, .count = 8, .flags = STEP_ROW_SAMPLE});
+    for (uint32_t n = 0; n <= STEP_PRICES_TOKENS; n++) assert_int_equal(prices->measured[n].steps, 0);
+    observe_row(
+        s, step,
+        &(struct step_row){.slot = 2, .start = 40, .count = 4, .drafts = 3, .flags = STEP_ROW_SAMPLE});
+    assert_int_equal(prices->measured[4].steps, 1);
+    observe_enter(&s->observe, 2, 44); /* and when its answer is computed again */
+    observe_row(s, step, &(struct step_row){.slot = 2, .start = 40, .count = 4, .flags = STEP_ROW_SAMPLE});
+    assert_int_equal(prices->measured[4].steps, 1);
+    free(step);
+    tear_down(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forecasts_are_the_cost_models),
         cmocka_unit_test(measured_steps_correct_them),
         cmocka_unit_test(fixed_states_have_a_price_of_their_own),
+        cmocka_unit_test(prompts_say_nothing_of_steps_of_few_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
