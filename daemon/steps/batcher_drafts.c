@@ -94,17 +94,29 @@ static bool pays_to_wait(const struct priced *p, double gain)
     return 1 + found * (gain - 1) >= DRAFT_GAIN_LEAST;
 }
 
-/* How many drafts priced sequences get once their tokens have come. */
+/* Sequences that may go back to in front of their drafts once the steps in flight are done, which then have no drafts any more. */
+static uint32_t places_back(const struct batcher *batcher)
+{
+    if (!batcher->snapshots.on) return UINT32_MAX;
+    uint32_t back = snapshots_room(&batcher->snapshots);
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        back += batcher->seq[i]->asked > 0 && batcher->seq[i]->draft_count > 0;
+    return back;
+}
+
+/* How many drafts priced sequences get once their tokens have come: those that find no place to go back to get none. */
 static void count_ahead(struct batcher *batcher)
 {
     struct priced p = {0};
     if (batcher->drafts.probes) return; /* counted already */
+    uint32_t back = places_back(batcher);
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
         struct sequence *seq = batcher->seq[i];
         if (!answers(seq)) continue;
         const uint32_t most = batcher->with.plan->draft_tokens, left = drafts_left(seq);
-        const bool priced = seq->priced && speculates(seq);
-        if (priced) seq->draft_most = 0;
+        const bool speculating = speculates(seq), priced = seq->priced && speculating && back;
+        if (seq->priced && speculating) seq->draft_most = 0;
+        if (back && (priced || (speculating && seq->draft_most))) back--;
         priced_add(&p, seq, 1 + (seq->redo > seq->rung ? seq->redo - seq->rung : 0),
                    !priced       ? 0
                    : left < most ? left

@@ -117,6 +117,32 @@ static void a_preempted_sequence_begins_with_a_snapshot(void **state)
     stage_close(s);
 }
 
+/* A step with drafts pays here, so its sequence waits for its token; unless no snapshot is left to go back to. */
+static void drafts_that_cannot_go_back_are_not_waited_for(void **state)
+{
+    (void)state;
+    for (int room = 0; room < 2; room++) {
+        struct helm_err err = {0};
+        struct stage *s = stage_open_states(16, PREFIX_OFF, 8);
+        struct batcher *batcher = &s->on.batcher;
+        struct step_prices *prices = &s->on.observe.prices;
+        s->on.lists.draft_tokens = 1;
+        batcher->with.speculate = REQUEST_SPECULATE_AUTO;
+        const uint64_t id = submit_sized(s, 1, 40, 20, &err);
+        run_to(s, id, 42);
+        step_prices_make(prices, &s->on.observe.forecast, 1, 43);
+        for (uint32_t n = 1; n <= STEP_PRICES_TOKENS; n++) prices->row[0].seconds[n] = 1e-3;
+        prices->copy = 0;
+        draft_rate_take(&batcher->seq[0]->rate, 8, 8);
+        while (!room && snapshots_take_empty(&batcher->snapshots)) {}
+        assert_true(room ? snapshots_room(&batcher->snapshots) > 0 : !snapshots_room(&batcher->snapshots));
+        step(s);
+        assert_int_equal(batcher->in_flight, room ? 1 : 2);
+        assert_int_equal(batcher->seq[0]->draft_most, room ? 1 : 0);
+        stage_close(s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -124,6 +150,7 @@ int main(void)
         cmocka_unit_test(a_found_prompt_begins_with_a_snapshot),
         cmocka_unit_test(the_same_prompts_are_computed_once),
         cmocka_unit_test(a_preempted_sequence_begins_with_a_snapshot),
+        cmocka_unit_test(drafts_that_cannot_go_back_are_not_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
