@@ -94,6 +94,7 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
     const struct model_config *c = &p->model->config;
     const double work = (double)c->router.chosen / (double)c->router.experts;
     struct device_rates r = p->experts[run->tensor[run->first]->format].kernel;
+    const bool small = p->tier == OP_TIER_ONE && p->profile->gpu.chain_gemv.value > 0; /* small kernels */
     r.parts = 1;
     const double before = w->kernel.total;
     for (uint32_t i = run->first; i < run->end; i++) {
@@ -106,7 +107,7 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
         w->experts.bytes += read;
     }
     w->experts.gpu += w->kernel.total - before;
-    spent_overhead(&r, product_of(&r), &w->gpu);
+    spent_overhead(&r, (small ? OPERATIONS_OF_EXPERTS : 1) * product_of(&r), &w->gpu);
     spent_overhead(&r, product_of(&r), &w->kernel);
     w->experts.launches += product_of(&r);
     w->products++;

@@ -105,11 +105,11 @@ static void steps_read_what_their_tokens_choose(void **state)
     expect("a dense layer", dense.cpu, 2 * 10e-6 + (2.0 * 3 * 6144 * 2048 + 2.0 * 2048) / 100e9);
     /* GPU: router, gates with the choice, downs at 5 us; 1,000 GB/s. */
     expect("one token on the GPU", one.gpu, 3 * 5e-6 + (8 * EXPERT + BESIDE) / 1000e9);
-    /* Kernels of their own also on a device that has chains, and so is a dense layer beside them. */
+    /* Small kernels on a device that has chains, the products with experts three operations each; a dense layer's are usual ones. */
     struct mixture chains = *m;
     chains.profile.gpu.chain_gemv.value = chains.profile.gpu.chain_attention.value = 2000e9;
     chains.profile.gpu.chain_operation.value = 2e-6;
-    expect("one token where others have chains", price_mlp(&chains, 1, 0).gpu, one.gpu);
+    expect("one token where others have chains", price_mlp(&chains, 1, 0).gpu, one.gpu + 2 * 2 * 5e-6);
     expect("a dense layer likewise", price_mlp(&chains, 1, 1).gpu, dense.gpu);
     expect("the link has all of them", one.link, (double)one.crossing / 50e9 + 10e-6);
     assert_true((double)one.crossing > 128 * EXPERT);
