@@ -59,6 +59,8 @@ class Test:
         folder = os.path.abspath(os.path.join(build, self.mode))
         self.program = os.path.abspath(path) if path.endswith((".py", ".sh")) else os.path.join(folder, path)
         self.env = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="stdout", HELM_TEST_BIN=os.path.join(folder, "tests/process"),
+                        # undefined behaviour is a trap (Makefile): a report of where it is
+                        ASAN_OPTIONS="handle_sigill=1:" + os.environ.get("ASAN_OPTIONS", ""),
                         HELM_PYPROTO=os.path.join(folder, "pyproto"),
                         HELM_BIN=os.path.abspath(os.path.join(build, "bin")) if self.mode == "release" else
                         os.path.join(folder, "bin"))

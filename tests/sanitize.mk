@@ -6,6 +6,7 @@
 # every access (MODE=ubsan has all parts). Scopes are not watched: otherwise each step would look up a tile's sums, at known places of
 # the frame, in the shadow. Without these two, -O2 keeps the sums in registers, and pays.
 LESS_asan := -fno-sanitize-address-use-after-scope -fno-sanitize=null$(comma)object-size$(comma)pointer-overflow
+CALLS_asan := --param asan-instrumentation-with-call-threshold=0
 KERNEL_OPT_asan := -O2 -fira-region=one $(LESS_asan)
 KERNEL_OPT_ubsan := -O1 -fira-region=one
 KERNEL_OPT_tsan := $(KERNEL_OPT_ubsan)
@@ -25,7 +26,7 @@ CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx512 attention_avx512
 # compile come first, since `make test` compiles them before everything else (release-for-asan).
 FULL ?=
 RELEASE_OF_asan := $(addprefix common/cpu/kernels/,int8_gemv_avx512vnni int8_gemm_avx512vnni \
-  int8_gemv_avx512vnnivbmi2 int8_gemm_avx512vnnivbmi2 grids_avx512vbmi2 grids_avx512bf16vbmi2 gemm_avx512 gemm_avx512bf16 blocks_avx512 \
+  int8_gathers_avx512vnnivbmi2 int8_gemv_avx512vnnivbmi2 int8_gemm_avx512vnnivbmi2 grids_avx512vbmi2 grids_avx512bf16vbmi2 gemm_avx512 gemm_avx512bf16 blocks_avx512 \
   attention_avx512 attention_avx512bf16vbmi2 attention_amxvbmi2 gemv_avx512 q8_0_avx512) \
   $(addprefix common/formats/,quantize_ref quantize_avx512)
 # gcc's names of instructions and /proc/cpuinfo's differ in '-' and '_' alone. HELM_CPU is for tests, so it counts here too.
@@ -55,7 +56,7 @@ quick_unmark = $(if $(filter $(1),$(QUICK_ANEW)),@rm $(OBJ)/$(1).quick)
 endif
 
 ifeq ($(MODE),asan)
-$(patsubst %,$(OBJ)/%.o,$(CALLED_asan)): KERNEL_OPT += --param asan-instrumentation-with-call-threshold=0
+$(patsubst %,$(OBJ)/%.o,$(CALLED_asan)): KERNEL_OPT += $(CALLS_asan)
 # -O1 takes two thirds of -O2's time to compile these, and they run as long
 $(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES)): KERNEL_OPT += -O1
 # compiled anew when FULL or the processor says otherwise than last time
@@ -79,9 +80,10 @@ $(RELEASE_$(MODE):%=$(OBJ)/%.o): $(OBJ)/%.o: release-objects
 endif
 
 # Tests: at -O0 they compile in a quarter of the time, and most run once. Kernels' tests are not among them, since they compute references.
-test_opt = $(if $(filter release asan,$(MODE)),$(if $(filter tests/unit/% tests/golden/test_%,$(1)),-O0 -U_FORTIFY_SOURCE))
+# The checks of MODE=asan in calls take another tenth off.
+test_opt = $(if $(filter release asan,$(MODE)),$(if $(filter tests/unit/% tests/golden/test_%,$(1)),-O0 -U_FORTIFY_SOURCE $(CALLS_$(MODE))))
 # MODE=asan: sources that wait for others most of the time compile at -O0, in 0.6 of the time. The planner's search and prices run in three
 # quarters of the time without the checks that kernels go without. Workers at -O0 save 9 s to compile; their golden tests run as much longer.
 QUICK_asan := $(filter-out daemon/planner/% client/text/%,$(filter daemon/% client/% tools/%,$(MAIN_SRC) $(ALL_SRC)))
 PLANNER_asan := $(filter daemon/planner/cost/% daemon/planner/search/%,$(DAEMON_SRC))
-mode_opt = $(if $(filter $(QUICK_$(MODE)),$(1)),-O0) $(if $(filter $(PLANNER_$(MODE)),$(1)),$(LESS_asan))
+mode_opt = $(if $(filter $(QUICK_$(MODE)),$(1)),-O0 $(CALLS_$(MODE))) $(if $(filter $(PLANNER_$(MODE)),$(1)),$(LESS_asan))
