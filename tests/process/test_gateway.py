@@ -494,7 +494,8 @@ def private_tests():
 
 
 def main():
-    with helmd.running("--parallel", "8", "--queue", "256", real=True) as daemon, tempfile.TemporaryDirectory() as folder:
+    # drawn at temperature 1 beside each other, two answers are the same again where bits are
+    with helmd.running("--parallel", "8", "--queue", "256", "--invariant", "on", real=True) as daemon, tempfile.TemporaryDirectory() as folder:
         with Gateway(daemon.endpoint, "--request-seconds", "2", "--host", "me.example", "--host", "helm.example") as g:
             said = text_tests(g, daemon.endpoint)
             stream_tests(g, said)
