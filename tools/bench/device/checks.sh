@@ -6,7 +6,7 @@
 #   tools/bench/device/checks.sh [--seconds N] [--sanitize "TOOL-GROUP ..."] [--kernels "TEST ..."] [--references "NAME ..."] [--no-models]
 #
 # A TOOL-GROUP is one of tests/gpu/check.sh; a TEST one of helm-test-gpu-kernels --list (all); a NAME a model of
-# family_references.py or gemma_references.py (olmo3 gemma4moe gemma4e).
+# family_references.py or gemma_references.py (olmo3 gemma4moe gemma4e). An empty list leaves its checks out.
 set -u
 began=$SECONDS limit=390 kernels=all models=1 references="olmo3 gemma4moe gemma4e"
 sanitize="memcheck-attention memcheck-linear memcheck-experts_few memcheck-chain racecheck-attention racecheck-experts_few racecheck-linear"
@@ -46,7 +46,7 @@ reference() {
 
 check=tests/gpu/check.sh
 [ "$kernels" != all ] || kernels=$(build/bin/helm-test-gpu-kernels --list)
-part kernels $check --only "$(for test in $kernels; do printf 'kernels-%s,' "$test"; done)" build/bin &
+[ -z "$kernels" ] || part kernels $check --only "$(for test in $kernels; do printf 'kernels-%s,' "$test"; done)" build/bin &
 # The slowest of the kernels' tests keeps one CPU: the tools of compute-sanitizer run beside it when the others have ended.
 beside=()
 for name in $references; do reference "$name" & beside+=($!); done
