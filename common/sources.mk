@@ -68,6 +68,7 @@ MODEL_SRC := \
   common/model/checkpoint.c \
   common/model/config.c \
   common/model/content.c \
+  common/model/drafts.c \
   common/model/fused.c \
   common/model/gguf.c \
   common/model/gguf_config.c \
@@ -115,6 +116,7 @@ WORKER_SRC := \
   common/worker/batch.c \
   common/worker/pooled.c \
   common/worker/control.c \
+  common/worker/drafting.c \
   common/worker/engine.c \
   common/worker/process.c \
   common/worker/server.c

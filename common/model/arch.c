@@ -210,9 +210,33 @@ static bool makes_cache(const struct arch *arch, const char *own, bool gguf)
     return false;
 }
 
-bool arch_skips_name(const struct model_config *config, const char *name)
+const char *arch_draft_name(const struct model_config *config, const char *name, char buffer[MODEL_NAME_MAX])
 {
-    char buffer[MODEL_NAME_MAX];
+    const struct arch_rename *r = config->drafts && !config->gguf ? arch_of(config)->draft_names : NULL;
+    for (; r && r->from; r++) {
+        const size_t length = strlen(r->from);
+        if (strncmp(name, r->from, length) != 0) continue;
+        snprintf(buffer, MODEL_NAME_MAX, LAYER_PREFIX "%u.%s%.*s", model_answer_layers(config), r->to,
+                 MODEL_NAME_MAX - 64, name + length);
+        return buffer;
+    }
+    return name;
+}
+
+/* A layer of drafts may have copies of the embedding and of the head: those of the model are used. */
+static bool copies_end(const char *own)
+{
+    static const char *const copies[] = {"embed_tokens.", "shared_head.head.", "nextn.embed_tokens.",
+                                         "nextn.shared_head_head."};
+    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
+        if (strncmp(own, copies[i], strlen(copies[i])) == 0) return true;
+    return false;
+}
+
+bool arch_skips_name(const struct model_config *config, const char *in_file)
+{
+    char buffer[MODEL_NAME_MAX], renamed[MODEL_NAME_MAX];
+    const char *name = arch_draft_name(config, in_file, renamed);
     int32_t layer = -1;
     const struct arch *arch = arch_of(config);
     for (const char *const *begin = arch->skipped; begin && *begin; begin++)
@@ -220,6 +244,7 @@ bool arch_skips_name(const struct model_config *config, const char *name)
     const char *own = arch_layer_name(plain_name(name, config->gguf, buffer), config->gguf, &layer);
     if (own && layer >= 0 && model_reads_cache(config, (uint32_t)layer))
         return makes_cache(arch, own, config->gguf);
+    if (own && config->drafts && layer == (int32_t)model_answer_layers(config)) return copies_end(own);
     return own && layer >= (int32_t)config->layers &&
            layer - (int32_t)config->layers < (int32_t)config->draft_layers;
 }

@@ -66,6 +66,11 @@ struct arch_vector {
     enum vector_form form;
 };
 
+/* What a name in files begins with, and what it begins with here, after the prefix of the layer of drafts. */
+struct arch_rename {
+    const char *from, *to;
+};
+
 /* ---- the architecture ---- */
 
 #define ARCH_ALIASES 3
@@ -92,6 +97,10 @@ struct arch {
     const struct arch_vector *vectors;
     const char *const
         *skipped; /* beginnings of names that belong to other parts: images, drafts; NULL: none */
+    /* Names of the tensors of its layer of drafts, in safetensors files, that are not those of a layer; up to a NULL. No list:
+     * HELM knows no such layer of it. GGUF files have the usual names */
+    const struct arch_rename *draft_names;
+    const struct math_part *hidden_states; /* model_math.hidden_states; NULL: x is them */
     const struct math_op *embed, *head;
     const struct math_part *inputs;       /* model_math.inputs; NULL: none has any */
     const struct math_part *const *parts; /* the kinds of units, up to a NULL */
@@ -159,6 +168,8 @@ bool arch_is_rope_factors(const char *name);
 bool arch_ignores_name(const char *name);
 /* Tensors of parts that are not the text's, or of layers behind the last one (drafts). */
 bool arch_skips_name(const struct model_config *config, const char *name);
+/* The name that a file's tensor of the layer of drafts has here, in `buffer`; or `name` itself. */
+const char *arch_draft_name(const struct model_config *config, const char *name, char buffer[MODEL_NAME_MAX]);
 
 /* ---- roles (role.c) ---- */
 

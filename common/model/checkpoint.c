@@ -331,16 +331,17 @@ static int check_folder(const char *folder, struct helm_err *err)
         folder);
 }
 
-static int read_folder(const char *folder, bool headers, struct model *model, struct helm_err *err)
+static int read_folder(const char *folder, unsigned how, struct model *model, struct helm_err *err)
 {
     bool found;
-    int rc = gguf_model_read(folder, headers, &found, model, err);
+    int rc = gguf_model_read(folder, how, &found, model, err);
     if (rc || found) return rc;
     rc = check_folder(folder, err);
     if (!rc) rc = model_read_config(folder, &model->config, err);
+    if (!rc && how & CHECKPOINT_DRAFTS) rc = checkpoint_add_drafts(&model->config, err);
     if (!rc) rc = checkpoint_name(model, folder, err);
     if (rc) goto out;
-    rc = read_tensors(folder, headers, model, err);
+    rc = read_tensors(folder, how & CHECKPOINT_HEADERS, model, err);
     if (!rc) rc = checkpoint_finish(model, err);
     if (rc) helm_err_prefix(err, "%s", folder);
 out:
@@ -348,14 +349,24 @@ out:
     return rc;
 }
 
-int model_read(const char *path, struct model *model, struct helm_err *err)
+static int read_path(const char *path, unsigned how, struct model *model, struct helm_err *err)
 {
     char *located;
     memset(model, 0, sizeof *model);
     int rc = hub_locate(path, &located, err);
-    if (!rc) rc = read_folder(located, false, model, err);
+    if (!rc) rc = read_folder(located, how, model, err);
     free(located);
     return rc;
+}
+
+int model_read(const char *path, struct model *model, struct helm_err *err)
+{
+    return read_path(path, 0, model, err);
+}
+
+int model_read_drafting(const char *path, struct model *model, struct helm_err *err)
+{
+    return read_path(path, CHECKPOINT_DRAFTS, model, err);
 }
 
 /* One tensor more at the end of the only shard. */
@@ -432,10 +443,10 @@ static int read_headers(const char *folder, struct model *model, bool *derived, 
 {
     struct model_config config = {0};
     bool found = false;
-    int rc = gguf_model_read(folder, true, &found, model, err);
+    int rc = gguf_model_read(folder, CHECKPOINT_HEADERS, &found, model, err);
     if (rc || found) return rc;
     rc = has_safetensors(folder, &found, err);
-    if (rc || found) return rc ? rc : read_folder(folder, true, model, err);
+    if (rc || found) return rc ? rc : read_folder(folder, CHECKPOINT_HEADERS, model, err);
     rc = model_read_config(folder, &config, err);
     if (!rc) rc = model_from_config(&config, model, err);
     if (!rc) rc = checkpoint_name(model, folder, err);

@@ -252,7 +252,7 @@ int model_read_config(const char *folder, struct model_config *config, struct he
     struct model model;
     bool found = false;
     memset(config, 0, sizeof *config);
-    int rc = gguf_model_read(folder, true, &found, &model, err);
+    int rc = gguf_model_read(folder, CHECKPOINT_HEADERS, &found, &model, err);
     if (rc) return rc;
     if (found) {
         *config = model.config;

@@ -166,8 +166,9 @@ static int read_tensors(struct model *model, const struct gguf_files *files, str
     return rc ? rc : checkpoint_finish(model, err);
 }
 
-int gguf_model_read(const char *path, bool headers, bool *found, struct model *model, struct helm_err *err)
+int gguf_model_read(const char *path, unsigned how, bool *found, struct model *model, struct helm_err *err)
 {
+    const bool headers = how & CHECKPOINT_HEADERS;
     struct gguf_files files = {0};
     char file[MODEL_NAME_MAX];
     memset(model, 0, sizeof *model);
@@ -178,6 +179,7 @@ int gguf_model_read(const char *path, bool headers, bool *found, struct model *m
     if (!rc) rc = name_files(file, model, err);
     if (!rc) rc = read_headers(model, headers, &files, err);
     if (!rc) rc = gguf_config_read(&files, &model->config, err);
+    if (!rc && how & CHECKPOINT_DRAFTS) rc = checkpoint_add_drafts(&model->config, err);
     if (!rc) rc = read_ropes(model, headers, &files, err);
     if (!rc) rc = read_tensors(model, &files, err);
     for (uint32_t i = 0; i < files.count; i++) gguf_free(&files.part[i]);

@@ -132,7 +132,7 @@ static void build_part(const struct model_config *config, const struct math_part
     to->ops = 0;
     to->read_part = 1;
     for (uint32_t i = 0; i < from->ops; i++) {
-        if (!exists(config, &from->op[i])) continue;
+        if ((from->drafts && !config->drafts) || !exists(config, &from->op[i])) continue;
         to->op[to->ops] = from->op[i];
         to->experts |= from->op[i].kind == MATH_ROUTE;
         to->beside |= from->op[i].kind == MATH_LINEAR;
@@ -162,5 +162,8 @@ void model_math_build(const struct model_config *config, struct model_math *math
         math->parts++;
     }
     if (arch->inputs && config->per_layer) build_part(config, arch->inputs, &math->inputs);
+    if (arch->hidden_states) build_part(config, arch->hidden_states, &math->hidden_states);
+    math->draft_head = math->head;
+    math->draft_head.norm = math->draft_head.norm_bias = TENSOR_NONE;
     if (arch->fill) arch->fill(config, math);
 }

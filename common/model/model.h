@@ -61,7 +61,8 @@ struct model_config {
     uint32_t heads, kv_heads, head_dim;
     struct model_heads window_heads; /* of layers with a window; zeros: as the others' */
     uint32_t positions;              /* rows of learned position embeddings; 0: there are none */
-    uint32_t draft_layers; /* layers behind the last, which only drafts use: their tensors are skipped */
+    /* Of `layers` the last ones, which make drafts: 1, or 0 if they are not read. Layers after those, whose tensors are skipped */
+    uint32_t drafts, draft_layers;
     /* What `window` and `sparse` are made of */
     uint32_t sliding_window, window_layers, sparse_step, leading_dense, shared_experts;
     uint32_t
@@ -222,6 +223,9 @@ struct model {
  * header; never the weights. Of a GGUF file, or the first of several that it is split into, or a folder with one and
  * no safetensors file: its header. On failure *model is zeroed. model_free accepts a zeroed struct. */
 HELM_MUST_CHECK int model_read(const char *path, struct model *model, struct helm_err *err);
+/* The same with the layer that makes drafts (docs/speculation.md), which becomes the last one: config.drafts is 1. HELM_E_UNSUPPORTED:
+ * the model has none, or none that HELM knows. */
+HELM_MUST_CHECK int model_read_drafting(const char *path, struct model *model, struct helm_err *err);
 /* For planning, which needs no weights: a shard may end after its header, and of a folder without any
  * safetensors file the tensors are those that config.json implies, in its dtype (*derived is then true). The
  * model can be planned for, not loaded. */
@@ -266,6 +270,11 @@ static inline enum glu_kind math_glu(const struct math_op *op)
                                                     : GLU_SILU;
 }
 
+/* Layers that a token passes through on its way to the head: those that make drafts come after them. */
+static inline uint32_t model_answer_layers(const struct model_config *config)
+{
+    return config->layers - config->drafts;
+}
 /* Heads of layers with a window, or of the others. */
 static inline struct model_heads model_heads_of(const struct model_config *config, bool window)
 {

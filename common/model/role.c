@@ -15,6 +15,7 @@ enum dim {
     DIM_VOCAB,
     DIM_POSITIONS,
     DIM_HIDDEN,
+    DIM_PAIR, /* of two hidden states */
     DIM_Q,
     DIM_KV,
     DIM_HEAD,
@@ -42,6 +43,7 @@ static const size_t dims[][2] = {
     [DIM_VOCAB] = {AT(vocab), NONE},
     [DIM_POSITIONS] = {AT(positions), NONE},
     [DIM_HIDDEN] = {AT(hidden), NONE},
+    [DIM_PAIR] = {AT(hidden), NONE},
     [DIM_Q] = {AT(heads), AT(head_dim)},
     [DIM_KV] = {AT(kv_heads), AT(head_dim)},
     [DIM_HEAD] = {AT(head_dim), NONE},
@@ -80,6 +82,7 @@ struct role {
 #define DELTA     IF(delta.value_heads)
 #define SPARSE    IF(router.experts)
 #define PER_LAYER IF(per_layer)
+#define DRAFTS    IF(drafts)
 #define MODEL     false, UNIT_PARTS
 static const struct role roles[TENSOR_ROLE_COUNT] = {
     [TENSOR_NONE] = {"none", "none", MODEL, DIM_ONE, DIM_ONE, ALWAYS},
@@ -188,6 +191,13 @@ static const struct role roles[TENSOR_ROLE_COUNT] = {
                               PER_LAYER},
     [TENSOR_PER_LAYER_OUT_NORM] = {"post_per_layer_input_norm.weight", "post_norm.weight", MLP, DIM_ONE,
                                    DIM_HIDDEN, PER_LAYER},
+    [TENSOR_DRAFT_EMBED_NORM] = {"enorm.weight", "nextn.enorm.weight", ATTENTION, DIM_ONE, DIM_HIDDEN,
+                                 DRAFTS},
+    [TENSOR_DRAFT_HIDDEN_NORM] = {"hnorm.weight", "nextn.hnorm.weight", ATTENTION, DIM_ONE, DIM_HIDDEN,
+                                  DRAFTS},
+    [TENSOR_DRAFT_PROJ] = {"eh_proj.weight", "nextn.eh_proj.weight", ATTENTION, DIM_HIDDEN, DIM_PAIR, DRAFTS},
+    [TENSOR_DRAFT_OUT_NORM] = {"shared_head.norm.weight", "nextn.shared_head_norm.weight", MLP, DIM_ONE,
+                               DIM_HIDDEN, DRAFTS},
 };
 
 /* ---- properties of a role ---- */
@@ -265,6 +275,7 @@ static uint64_t dim_of(const struct model_config *config, enum dim dim, int32_t 
     if (dim == DIM_Q) return (uint64_t)config->heads * heads.head_dim;
     if (dim == DIM_KV) return (uint64_t)heads.kv_heads * heads.head_dim;
     if (dim == DIM_HEAD) return heads.head_dim;
+    if (dim == DIM_PAIR) return 2 * (uint64_t)config->hidden;
     for (int i = 0; i < 2; i++)
         if (dims[dim][i] != NONE) product *= number_at(config, dims[dim][i]);
     return product;
@@ -363,7 +374,7 @@ uint32_t model_mlp_width(const struct model_config *config)
 
 uint32_t model_widest(const struct model_config *config)
 {
-    const uint64_t of[] = {config->hidden,
+    const uint64_t of[] = {config->drafts ? 2 * (uint64_t)config->hidden : config->hidden,
                            (uint64_t)config->heads * model_heads_most(config).head_dim,
                            config->intermediate,
                            config->shared_intermediate,

@@ -64,8 +64,8 @@ int model_sample(struct model *model, const uint32_t *layer, uint32_t count, str
     struct model from = *model; /* whose lists of tensors are let go at the end */
     int rc = count ? 0 : helm_fail(err, HELM_E_LIMIT, "a model of no layers");
     for (uint32_t i = 0; i < count && !rc; i++)
-        if (layer[i] >= c->layers)
-            rc = helm_fail(err, HELM_E_LIMIT, "there is no layer %u of %u", layer[i], c->layers);
+        if (layer[i] >= model_answer_layers(c))
+            rc = helm_fail(err, HELM_E_LIMIT, "there is no layer %u of %u", layer[i], model_answer_layers(c));
     if (rc) {
         model_free(model);
         return rc;
@@ -82,6 +82,7 @@ int model_sample(struct model *model, const uint32_t *layer, uint32_t count, str
     if (!rc) rc = gather(&c->reads, sizeof *c->reads, layer, count, err);
     if (!rc) rc = gather(&c->widths, sizeof *c->widths, layer, count, err);
     c->layers = count;
+    c->drafts = 0;
     if (!rc) rc = gather_tensors(model, &from, layer, count, err);
     if (!rc) model_math_build(c, &model->math);
     if (!rc) rc = model_units_build(model, err);

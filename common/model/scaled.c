@@ -34,9 +34,11 @@ static const struct {
 },
   gguf_names[] = {{".scale", ".weight", SCALED_WHOLE}, {".input_scale", "", SCALED_UNUSED}};
 
-enum scaled_name scaled_name_of(const struct model_config *config, const char *name,
+enum scaled_name scaled_name_of(const struct model_config *config, const char *in_file,
                                 char matrix[MODEL_NAME_MAX])
 {
+    char renamed[MODEL_NAME_MAX];
+    const char *name = arch_draft_name(config, in_file, renamed);
     const size_t length = strlen(name),
                  count = config->gguf ? sizeof gguf_names / sizeof *gguf_names : sizeof names / sizeof *names;
     struct arch_match what;

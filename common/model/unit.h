@@ -81,6 +81,11 @@ enum tensor_role {
     TENSOR_PER_LAYER_GATE,     /* [per_layer, hidden] */
     TENSOR_PER_LAYER_OUT,      /* [hidden, per_layer] */
     TENSOR_PER_LAYER_OUT_NORM, /* [hidden]: of that, before it is added */
+    /* of a layer that makes drafts: of the next token's embedding, of the hidden state, of both together */
+    TENSOR_DRAFT_EMBED_NORM,  /* [hidden] */
+    TENSOR_DRAFT_HIDDEN_NORM, /* [hidden] */
+    TENSOR_DRAFT_PROJ,        /* [hidden, 2 * hidden] */
+    TENSOR_DRAFT_OUT_NORM,    /* [hidden]: of what the layer leaves, before the head */
     TENSOR_ROLE_COUNT
 };
 
@@ -126,12 +131,13 @@ enum model_buffer {
     BUFFER_DELTA,     /* output of a gated delta net [value_heads * value_dim] */
     BUFFER_SHARED,    /* of the shared expert what BUFFER_GATE is of others [shared_intermediate] */
     BUFFER_SHARED_UP, /* likewise */
+    BUFFER_PAIR,      /* of drafts: the normed embedding, then the normed hidden state [2 * hidden] */
     BUFFER_GATE,      /* [intermediate]; of experts [chosen][expert_intermediate] */
     BUFFER_UP,
-    BUFFER_ROUTER,    /* logits of the experts [experts] */
-    BUFFER_CHOICE,    /* ids of the chosen ones, then their weights: [2][chosen] */
-    BUFFER_DOWN,      /* what each chosen one adds, [chosen][hidden]; of several tokens */
-    BUFFER_OUT,       /* a half's output that is normed before it is added [hidden] */
+    BUFFER_ROUTER, /* logits of the experts [experts] */
+    BUFFER_CHOICE, /* ids of the chosen ones, then their weights: [2][chosen] */
+    BUFFER_DOWN,   /* what each chosen one adds, [chosen][hidden]; of several tokens */
+    BUFFER_OUT, /* a half's output that is normed before it is added; of drafts the next token's embedding [hidden] */
     BUFFER_SUM,       /* the sum of the experts, where it is normed by itself [hidden] */
     BUFFER_Q_GATE,    /* [heads * head_dim] */
     BUFFER_DELTA_QKV, /* [channels] */
@@ -152,6 +158,7 @@ enum math_kind {
     MATH_EXPERTS_DOWN, /* out = the sum, in the order of choice, of weight * (the expert's down * its input); or is added to out */
     MATH_WEIGH,      /* out *= sigmoid of (router * input) */
     MATH_ADD_NORMED, /* out += norm of input, or of the sum of two normed inputs; not residual: in place */
+    MATH_JOIN,       /* out = norm of `other` by other_norm, then norm of input by in_norm */
     MATH_RUNNING_MEAN, /* state += input; out = state / (position + 1): the sum of a sequence's inputs is its state */
     MATH_PER_LAYER, /* of each layer: out = (norm of in_scale * input + table_scale * the token's row of weight) * out_scale */
     MATH_DELTA, /* the short convolution of q, k and v, then the gated delta rule of each v head, whose output is normed and
@@ -255,6 +262,7 @@ struct math_part {
     enum unit_part part;
     struct math_op op[MATH_OPS_MAX];
     uint32_t ops;
+    bool drafts;  /* of layers that make drafts (model_config.drafts) */
     bool experts; /* filled in: it has a router, */
     bool beside;  /* and matrices that are no expert's */
     bool attends; /* filled in: to pages or windows, of its own or of another layer's */
@@ -274,6 +282,10 @@ struct model_math {
     /* Before any layer: what each worker that computes MLP halves makes of the step's tokens, from x as embed leaves it. No
      * ops: nothing */
     struct math_part inputs;
+    /* Drafts: what makes of x, after the last of the answer's layers, the hidden states that these begin with; no ops: it is them. The
+     * layers that make drafts follow, then this head, without a norm of its own: the layers' last operation is the norm. */
+    struct math_part hidden_states;
+    struct math_op draft_head;
 };
 
 /* ---- the table ---- */

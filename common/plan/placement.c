@@ -148,11 +148,12 @@ bool placement_reads_tokens(const struct model *model, const struct plan *plan, 
     return plan->embed == processor || placement_inputs(model, plan, processor);
 }
 
-/* The embedding's memory, and host memory where a processor that reads its rows has none. */
+/* The embedding's memory, that of a head which makes drafts, and host memory where a processor that reads its rows has none. */
 static bool embeds_from(const struct laying *l, enum plan_memory memory)
 {
     const enum plan_memory home = plan_processor_memory(l->plan->embed);
     if (home == memory) return true;
+    if (l->plan->draft_layers && plan_processor_memory(l->plan->head) == memory) return true;
     for (int p = 0; memory == PLAN_HOST && p < PLAN_PROCESSORS; p++)
         if (plan_processor_memory((enum plan_processor)p) != home &&
             placement_inputs(l->model, l->plan, (enum plan_processor)p))

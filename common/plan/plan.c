@@ -145,7 +145,10 @@ void plan_set_head_format(struct plan *plan, enum tensor_format format)
 
 void plan_set_homes(struct plan *plan, uint32_t phase, const enum plan_home *home)
 {
-    for (uint32_t u = 0; u < unit_count(plan->layers); u++) plan->unit[u].home[phase] = home[u];
+    const uint32_t answer = plan_answer_units(plan);
+    for (uint32_t u = 0; u < answer; u++) plan->unit[u].home[phase] = home[u];
+    for (uint32_t u = answer; u < unit_count(plan->layers); u++)
+        plan->unit[u].home[phase] = plan_processor_home(plan->head);
 }
 
 /* ---- the KV cache ---- */
@@ -371,9 +374,27 @@ static int check_phase(const struct plan *plan, uint32_t phase, struct helm_err 
     return check_against_decode(plan, phase, err);
 }
 
+/* Layers that make drafts: where the head is, whose processor has the hidden states, and with one tier of the cache. */
+static int check_drafts(const struct plan *plan, struct helm_err *err)
+{
+    const enum plan_home with_head = plan_processor_home(plan->head);
+    if (plan->draft_layers && plan_kv_tiered(plan))
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "layer %u makes drafts: such plans have one tier of the cache, this one has two",
+                         plan->layers - 1);
+    for (uint32_t u = plan_answer_units(plan); u < unit_count(plan->layers); u++)
+        for (uint32_t p = 0; p < plan_phase_count(plan); p++)
+            if (plan->unit[u].home[p] != with_head)
+                return helm_fail(err, HELM_E_FORMAT,
+                                 "layer %u makes drafts: its home is '%s', but the head's is '%s'",
+                                 unit_layer(u), plan_home_name(plan->unit[u].home[p]),
+                                 plan_home_name(with_head));
+    return 0;
+}
+
 int plan_check(const struct plan *plan, struct helm_err *err)
 {
-    if (!plan->layers || !plan->unit) return helm_fail(err, HELM_E_LIMIT, "no stages");
+    if (plan->layers <= plan->draft_layers || !plan->unit) return helm_fail(err, HELM_E_LIMIT, "no stages");
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
         int rc = check_phase(plan, p, err);
         if (rc && p) helm_err_prefix(err, "prefill list %u", p);
@@ -385,6 +406,7 @@ int plan_check(const struct plan *plan, struct helm_err *err)
     int rc = plan_check_windows(plan, err);
     if (!rc) rc = plan_check_tiers(plan, err);
     if (!rc) rc = check_mixed(plan, err);
+    if (!rc) rc = check_drafts(plan, err);
     return rc ? rc : check_formats(plan, err);
 }
 
@@ -439,7 +461,7 @@ static struct plan_span *span_of(struct plan_span *spans, uint32_t *count, enum 
 int plan_spans(const struct plan *plan, uint32_t phase, struct plan_span **out, uint32_t *count,
                struct helm_err *err)
 {
-    const uint32_t units = unit_count(plan->layers);
+    const uint32_t units = plan_answer_units(plan);
     uint32_t ticket[PLAN_LINKS] = {0};
     bool later[PLAN_LINKS] = {false}; /* some hand-over behind this one goes by the same lane */
     *count = 0;

@@ -107,6 +107,8 @@ struct plan_device {
 struct placement;
 struct plan {
     uint32_t layers;
+    uint32_t
+        draft_layers; /* of them the last ones, which make drafts: 1 or 0. They lie and are computed where the head is */
     uint32_t context_tokens, step_tokens, slots;
     uint32_t page_tokens, page_count;
     struct plan_device device[PLAN_PROCESSORS];
@@ -202,10 +204,16 @@ void plan_set_unit_format(struct plan *plan, uint32_t unit, enum tensor_format f
 void plan_set_head_format(struct plan *plan, enum tensor_format format);
 /* Drops the placements alone, for callers that change the memory that weights are in. */
 void plan_drop_placements(struct plan *plan);
-/* The list of a phase: a home for each unit. */
+/* Units that a token passes through on its way to the head; those of layers that make drafts come after them. */
+static inline uint32_t plan_answer_units(const struct plan *plan)
+{
+    return unit_count(plan->layers - plan->draft_layers);
+}
+/* The list of a phase: a home for each of those units. Others are at home with the head. */
 void plan_set_homes(struct plan *plan, uint32_t phase, const enum plan_home *home);
 
-/* The way of one step through the processors: spans of one processor each, in order; neighbours differ.
+/* The way of one step through the processors: spans of one processor each, in order; neighbours differ. Layers that make drafts have
+ * none: the head's processor computes them after the step.
  * Between two spans the residual stream of all the step's tokens is handed over by the lane of that link
  * (lane.h). */
 struct plan_span {
@@ -348,7 +356,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
 #define PLAN_TEXT_MAX ((size_t)16 << 20)
 /* The JSON form, which people edit and helm-plan prints (it adds members; unknown ones are ignored):
  *
- *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
+ *   {"layers": 28, "draft_layers": 0 (default) or 1, of them the last, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
  *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32" | "q8_0",
  *    "states": [{"layers": [first, last], "kind": "pages" | "window" | "fixed" | "none", "bytes": N}, ...] (state.h;
  *      default: pages),

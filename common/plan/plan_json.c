@@ -123,6 +123,7 @@ json_t *plan_to_json(const struct plan *plan)
     if (plan->expert_parts > 1) set(json, "expert_parts", plan->expert_parts);
     if (plan->has_states) json_object_set_new(json, "states", plan_states_to_json(plan));
     if (plan->state_snapshots) set(json, "state_snapshots", plan->state_snapshots);
+    if (plan->draft_layers) set(json, "draft_layers", plan->draft_layers);
     if (plan->draft_tokens) set(json, "draft_tokens", plan->draft_tokens);
     if (plan->window_page_count) set(json, "window_tokens", plan->window_tokens);
     if (plan->window_page_count) set(json, "window_page_count", plan->window_page_count);
@@ -338,6 +339,7 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
                                    {"page_tokens", 1, PLAN_PAGE_TOKENS_MAX, &plan->page_tokens},
                                    {"page_count", 0, UINT32_MAX, &plan->page_count}},
                        parts[] = {{"expert_parts", 1, MODEL_EXPERTS_CHOSEN_MAX, &plan->expert_parts},
+                                  {"draft_layers", 0, 1, &plan->draft_layers},
                                   {"draft_tokens", 0, ENGINE_DRAFTS_MAX, &plan->draft_tokens}};
     plan->expert_parts = 1;
     int rc = GET(json, true, fields, err);

@@ -34,6 +34,7 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_EXPERTS_ADD] = {"add asked experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
     [OP_EXPERTS_TAKE] = {"take asked experts", OP_QUEUE_COMPUTE, SEVERAL, .outer = true},
     [OP_EXPERTS_GROUP] = {"group by expert", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_JOIN] = {"join", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_LANE_READ] = {"take from lane", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
     [OP_LANE_WRITE] = {"put in lane", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
     [OP_LINEAR] = {"linear", OP_QUEUE_COMPUTE, ALWAYS},
@@ -178,6 +179,9 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
         break;
     case MATH_PER_LAYER:
         add(&list, OP_PER_LAYER);
+        break;
+    case MATH_JOIN:
+        add(&list, OP_JOIN);
         break;
     case MATH_WEIGH:
         add(&list, OP_WEIGH);

@@ -23,6 +23,7 @@
  *   both RUNNING_MEAN  RUNNING_MEAN      RUNNING_MEAN               RUNNING_MEAN
  *   both DELTA   CONVOLVE, DELTA         as one                     as one
  *   both PER_LAYER  PER_LAYER            PER_LAYER                  PER_LAYER
+ *   both JOIN    JOIN                    JOIN                       JOIN
  *    CPU gated   GATE behind ATTEND      as one                     as one (a GPU's ATTEND does it)
  *    mixed       EXPERTS_ASK behind ROUTE's, before any group; EXPERTS_ADD behind DOWN's (by the CPU: EXPERTS_TAKE and its own)
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
@@ -58,7 +59,8 @@ enum op_kind {
     OP_RUNNING_MEAN, /* out[t] = the mean of all inputs of the sequence up to t, whose sum is its state */
     OP_CONVOLVE,     /* q, k and v of a gated delta net by the sequence's last columns, which are its state */
     OP_DELTA,        /* the gated delta rule of each v head, whose matrix is its state; normed and gated */
-    OP_LANE_READ,    /* x = what the other worker put into the lane */
+    OP_JOIN, /* of drafts: out[t] = the normed embedding of the next token, then the normed hidden state */
+    OP_LANE_READ, /* x = what the other worker put into the lane */
     OP_LANE_WRITE,
     /* of the CPU */
     OP_LINEAR,

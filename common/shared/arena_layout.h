@@ -42,6 +42,8 @@
  *   every other known token     helmd              when the sequence enters its slot, when a result is taken
  *                                                  and no row for the token was rung, before workers start
  *   of a draft                  helmd              when the row is rung; no other step has the slot then
+ *   after a row that makes      the head's worker  while it makes drafts: the sampled token and these; helmd writes them
+ *   drafts                                         again when it takes the result
  *
  * Two steps share the ring only where no worker's part of the second touches what another worker's part of
  * the first may still read or write: a step in front of another has one token a row, and both are of the
@@ -93,6 +95,11 @@
  * begins where the first wrong one stood, or with fixed states where a snapshot was left in front of the
  * drafts. Pages and states after that position mean nothing.
  *
+ * Drafts that are made. In a plan with a layer that makes drafts the head's worker computes it for all tokens of each step, so that its
+ * cache follows. For a row with drafts_next it makes that many guesses of the tokens after the one that it sampled
+ * after the last right draft. They are in the result's `made`, row by row; ARENA_NO_DRAFT where it made fewer, since the
+ * row's pages end or nothing was sampled. No other step has the slot meanwhile.
+ *
  * Windows. Layers that keep a window have a page table of their own, with an entry for each page of the
  * sequence. An entry in front of state_window_hidden(start) of a row means nothing: its page is others'.
  * Entries from there on stay as they are while a step in flight may read them.
@@ -109,7 +116,7 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         18u
+#define ARENA_ABI         19u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -119,6 +126,7 @@
 #define ARENA_ROW_STATES  8  /* snapshots that a row leaves at most */
 #define ARENA_KV_TOKENS   16 /* of a step whose queries go to the CPU: ENGINE_FEW_TOKENS */
 #define ARENA_EXPERT_NONE 0xffffffffu
+#define ARENA_NO_DRAFT    0xffffffffu
 #define ARENA_HUGE_PAGE   ((uint64_t)2 << 20)
 
 enum arena_region_id {
@@ -204,6 +212,8 @@ struct step_row {
     uint32_t drafts;      /* with STEP_ROW_SAMPLE alone: of `count` the last so many are drafts; < count */
     uint32_t
         state_from; /* the snapshot, from 1 on, that it begins with; STATE_NO_SNAPSHOT: it goes on from its slot */
+    uint32_t
+        drafts_next; /* with STEP_ROW_SAMPLE, without a mask: drafts that are made for the slot's next row */
     struct step_state left[ARENA_ROW_STATES]; /* `at` rises; the first of STATE_NO_SNAPSHOT ends them */
 };
 /* A page of the arena and the place in VRAM that it is copied to. */
@@ -263,7 +273,9 @@ struct step_result {
     uint64_t compute_ns; /* from seeing the step (or from the end of the one before, where the device had
                             it already) to ringing done */
     uint64_t linear_ns, attention_ns, sample_ns; /* parts of compute_ns, by thread 0's clock */
-    uint64_t weight_bytes; /* read from memory for this step; packed weights count as packed */
+    uint64_t weight_bytes;            /* read from memory for this step; packed weights count as packed */
+    uint32_t made[ARENA_STEP_DRAFTS]; /* of rows with drafts_next, one row's behind another's */
+    uint32_t reserved_made;
     /* [row_count], after their last known token; then of the step's drafts, row by row, after each */
     struct step_result_row row[ARENA_STEP_ROWS + ARENA_STEP_DRAFTS];
 };
@@ -315,11 +327,11 @@ static_assert(sizeof(struct arena_times) == 32, "times layout");
 static_assert(sizeof(struct arena_done) == 64 + 32 * ARENA_STEP_RING, "one cache line per doorbell");
 static_assert(offsetof(struct arena_control, step) == 64 + sizeof(struct arena_done) * ARENA_WORKERS_MAX,
               "one cache line per doorbell");
-static_assert(sizeof(struct step_row) == 32 + 8 * ARENA_ROW_STATES, "step row layout");
+static_assert(sizeof(struct step_row) == 36 + 8 * ARENA_ROW_STATES, "step row layout");
 static_assert(offsetof(struct step, row) == 32, "step layout");
 static_assert(sizeof(struct step) == 32 + sizeof(struct step_row) * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH,
               "step layout");
-static_assert(offsetof(struct step_result, row) == 56, "result layout");
+static_assert(offsetof(struct step_result, row) == 120, "result layout");
 static_assert(sizeof(struct step_result_row) == 20 + 8 * SAMPLING_LOGPROBS_MAX, "result row layout");
 static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX + 4 * SAMPLING_LOGPROBS_MAX,
               "slot layout");

@@ -62,6 +62,7 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     if (in->drafts &&
         (in->drafts >= in->count || (in->flags & (STEP_ROW_SAMPLE | STEP_ROW_MASKED)) != STEP_ROW_SAMPLE))
         return false;
+    if (in->drafts_next && (in->flags & (STEP_ROW_SAMPLE | STEP_ROW_MASKED)) != STEP_ROW_SAMPLE) return false;
     if (in->flags & STEP_ROW_SAMPLE && in->drafts >= h->samples - batch->sample_count) return false;
     if (in->start >= h->context_tokens || in->count > h->context_tokens - in->start) return false;
     const uint32_t *history = arena_history_of(arena, in->slot);
@@ -92,6 +93,7 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
                               .token_first = batch->token_count,
                               .sample = (in->flags & STEP_ROW_SAMPLE) != 0,
                               .drafts = in->drafts,
+                              .drafts_next = in->drafts_next,
                               .follows = follows,
                               .masked = (in->flags & STEP_ROW_MASKED) != 0,
                               .pools = pools};
@@ -113,8 +115,12 @@ static void add_samples(struct batch *batch, const struct batch_row *row, uint32
 /* HELM_E_LIMIT: the rows' drafts are not as many as the step says, or too many. */
 static int check_drafts(const struct step *step, struct helm_err *err)
 {
-    uint64_t drafts = 0;
+    uint64_t drafts = 0, next = 0;
     for (uint32_t i = 0; i < step->row_count; i++) drafts += step->row[i].drafts;
+    for (uint32_t i = 0; i < step->row_count; i++) next += step->row[i].drafts_next;
+    if (next > ARENA_STEP_DRAFTS)
+        return helm_fail(err, HELM_E_LIMIT, "step %u asks for %llu drafts, at most %d are made", step->serial,
+                         (unsigned long long)next, ARENA_STEP_DRAFTS);
     if (drafts == step->draft_count && drafts <= ARENA_STEP_DRAFTS) return 0;
     return helm_fail(err, HELM_E_LIMIT, "step %u has %u drafts, its rows %llu, at most %d are taken",
                      step->serial, step->draft_count, (unsigned long long)drafts, ARENA_STEP_DRAFTS);
@@ -197,6 +203,7 @@ int batch_take(const struct arena *arena, uint32_t vocab, const struct step *ste
     result->epoch = step->epoch;
     result->row_count = rows;
     result->reserved = 0;
+    for (uint32_t i = 0; i < ARENA_STEP_DRAFTS; i++) result->made[i] = ARENA_NO_DRAFT;
     return 0;
 }
 

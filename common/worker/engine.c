@@ -56,7 +56,7 @@ int engine_wait_drawn(const struct worker_engine *engine, const struct step *ste
 
 int engine_read_model(const char *path, const struct plan *plan, struct model *model, struct helm_err *err)
 {
-    int rc = model_read(path, model, err);
+    int rc = (plan && plan->draft_layers ? model_read_drafting : model_read)(path, model, err);
     if (!rc && plan) rc = model_cut_experts(model, plan_expert_parts(plan), err);
     if (!rc && plan) rc = plan_check_states(plan, model, err);
     if (rc) model_free(model);
@@ -76,6 +76,9 @@ int engine_check_plan(const struct plan *plan, const struct model_config *c, str
     if (plan->layers != c->layers)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", plan->layers,
                          c->layers);
+    if (plan->draft_layers != c->drafts)
+        return helm_fail(err, HELM_E_MISMATCH, "%u layers of the plan make drafts, %u of the model",
+                         plan->draft_layers, c->drafts);
     int rc = plan_check(plan, err);
     return rc ? helm_err_prefix(err, "plan") : 0;
 }

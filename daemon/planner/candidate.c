@@ -134,12 +134,13 @@ static int apply(const struct making *m, const struct search_found *found, struc
 {
     plan->prefill_count = 0;
     plan->layers = m->table.layers;
+    plan->draft_layers = m->r->model->config.drafts;
     int rc = plan->unit ? 0 : plan_make_units(plan, PLAN_HOME_CPU, err);
     if (rc) return rc;
-    plan_set_homes(plan, 0, found->home);
-    plan_formats_clear(plan);
     plan->embed = found->embed;
     plan->head = found->head;
+    plan_set_homes(plan, 0, found->home);
+    plan_formats_clear(plan);
     plan_device_at(plan, PLAN_HOME_STREAM)->ring_bytes = found->ring_bytes;
     plan->step_tokens = m->wish.step_tokens;
     plan->expert_parts = model_expert_parts(&m->r->model->config);

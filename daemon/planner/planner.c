@@ -385,6 +385,10 @@ static int check_plan(const struct planner_request *r, struct plan *plan, struct
     if (plan->layers != m->layers)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", plan->layers,
                          m->layers);
+    if (plan->draft_layers != m->drafts)
+        return helm_fail(err, HELM_E_MISMATCH,
+                         "%u layers of the plan make drafts, %u of the model (--speculate mtp)",
+                         plan->draft_layers, m->drafts);
     if (plan->context_tokens > m->max_context)
         return helm_fail(err, HELM_E_LIMIT, "'context_tokens' is %u; the model was made for at most %u",
                          plan->context_tokens, m->max_context);

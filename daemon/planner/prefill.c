@@ -133,7 +133,7 @@ int prefill_choose(const struct ledger_case *c, const struct profile *profile,
     struct choice choice = {.c = c,
                             .profile = profile,
                             .decode = decode,
-                            .units = unit_count(c->table->layers),
+                            .units = unit_count(model_answer_layers(&c->model->config)),
                             .format = format};
     uint32_t brief = plan->step_tokens < PLANNER_PROMPT_TOKENS ? plan->step_tokens : PLANNER_PROMPT_TOKENS;
     const enum plan_home *before = decode->home;

@@ -6,7 +6,8 @@
  *
  * Attention's output has a gate, and a part of each head turns. A gated delta net keeps a matrix of each v head and the last
  * inputs of its convolution (common/cpu/kernels/delta.h). Published checkpoints of Qwen3.5 are the text part of a model with
- * images; that and the drafts' layer are skipped. Constant tables and pure functions; see arch.h. */
+ * images, which is skipped. A layer after the last one makes drafts from hidden states after the final norm. Constant tables and pure
+ * functions; see arch.h. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,11 +51,22 @@ static const struct arch_key next_keys[] = {MIXTURE_KEYS, FLAG(router.normalise,
 static const struct arch_name names[] = {{TENSOR_MLP_NORM, NULL, "post_attention_norm.weight"},
                                          {.role = TENSOR_NONE}};
 
+/* The file's names of the drafts' layer: the rest of it is as in any other. */
+static const struct arch_rename draft_names[] = {{"mtp.layers.0.", ""},
+                                                 {"mtp.fc.", "eh_proj."},
+                                                 {"mtp.pre_fc_norm_embedding.", "enorm."},
+                                                 {"mtp.pre_fc_norm_hidden.", "hnorm."},
+                                                 {"mtp.norm.", "shared_head.norm."},
+                                                 {NULL, NULL}};
+
 static const struct arch_vector vectors[] = {{TENSOR_ATTN_NORM, VECTOR_LESS_ONE},
                                              {TENSOR_MLP_NORM, VECTOR_LESS_ONE},
                                              {TENSOR_Q_NORM, VECTOR_LESS_ONE},
                                              {TENSOR_K_NORM, VECTOR_LESS_ONE},
                                              {TENSOR_FINAL_NORM, VECTOR_LESS_ONE},
+                                             {TENSOR_DRAFT_EMBED_NORM, VECTOR_LESS_ONE},
+                                             {TENSOR_DRAFT_HIDDEN_NORM, VECTOR_LESS_ONE},
+                                             {TENSOR_DRAFT_OUT_NORM, VECTOR_LESS_ONE},
                                              {TENSOR_DELTA_DECAY, VECTOR_LOGARITHM},
                                              {.role = TENSOR_NONE}};
 
@@ -121,12 +133,12 @@ static const struct fused_tensor fused_next[] = {
 
 /* ---- a layer ---- */
 
-static const struct math_part attention =
-    PART("attention", UNIT_ATTENTION,
-         OP(MATH_LINEAR, "q gate k v", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 4,
-            .weight = {TENSOR_Q, TENSOR_Q_GATE, TENSOR_K, TENSOR_V},
-            .out = {BUFFER_Q, BUFFER_Q_GATE, BUFFER_K, BUFFER_V}),
-         ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM, .output_gate = BUFFER_Q_GATE), USUAL_O);
+#define GATED_QKV                                                                                            \
+    OP(MATH_LINEAR, "q gate k v", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 4,                    \
+       .weight = {TENSOR_Q, TENSOR_Q_GATE, TENSOR_K, TENSOR_V},                                              \
+       .out = {BUFFER_Q, BUFFER_Q_GATE, BUFFER_K, BUFFER_V})
+#define GATED_ATTEND ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM, .output_gate = BUFFER_Q_GATE)
+static const struct math_part attention = PART("attention", UNIT_ATTENTION, GATED_QKV, GATED_ATTEND, USUAL_O);
 static const struct math_part delta =
     PART("gated delta net", UNIT_ATTENTION,
          OP(MATH_LINEAR, "qkv z alpha beta", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 4,
@@ -139,15 +151,31 @@ static const struct math_part delta =
             .out = {BUFFER_X}, .residual = true));
 static const struct math_part dense = USUAL_DENSE;
 static const struct math_part sparse = SHARED_SPARSE;
-enum { PART_DELTA = MATH_PART_SPARSE + 1 };
-static const struct math_part *const parts[] = {SPARSE_PARTS, [PART_DELTA] = &delta, NULL};
+/* The layer that makes drafts: its input, then the layer as others are, then the norm in front of the head. */
+static const struct math_part hidden_states =
+    PART("hidden states", UNIT_MLP, NORM_WHOLE("final norm", BUFFER_X, TENSOR_FINAL_NORM));
+static const struct math_part draft_attention =
+    DRAFT_PART("drafts' attention", UNIT_ATTENTION, DRAFT_INPUT, GATED_QKV, GATED_ATTEND, USUAL_O);
+static const struct math_part draft_dense =
+    DRAFT_PART("drafts' MLP", UNIT_MLP, USUAL_GATE_UP, USUAL_DOWN, DRAFT_OUTPUT);
+static const struct math_part draft_sparse =
+    DRAFT_PART("drafts' MLP of experts", UNIT_MLP, SHARED_GATE_UP, SHARED_WEIGHT, USUAL_ROUTER,
+               EXPERTS_GATE_UP(ACTIVATION_SILU), USUAL_EXPERTS_DOWN, SHARED_DOWN, DRAFT_OUTPUT);
+enum { PART_DELTA = MATH_PART_SPARSE + 1, PART_DRAFTS };
+static const struct math_part *const parts[] = {SPARSE_PARTS,
+                                                [PART_DELTA] = &delta,
+                                                [PART_DRAFTS + MATH_PART_ATTENTION] = &draft_attention,
+                                                [PART_DRAFTS + MATH_PART_DENSE] = &draft_dense,
+                                                [PART_DRAFTS + MATH_PART_SPARSE] = &draft_sparse,
+                                                NULL};
 
 /* ---- which layer is what ---- */
 
 static uint32_t kind(const struct model_config *config, uint32_t layer, enum unit_part part)
 {
     if (part == UNIT_ATTENTION && config->recurrent && config->recurrent[layer]) return PART_DELTA;
-    return layers_usual_kind(config, layer, part);
+    const uint32_t usual = layers_usual_kind(config, layer, part);
+    return layer >= model_answer_layers(config) ? PART_DRAFTS + usual : usual;
 }
 
 /* Numbers of heads, and what follows from them. */
@@ -231,7 +259,7 @@ static const char *const skipped[] = {"model.visual.", "visual.", "mtp.", "model
                        .partial_rope = true
 #define LAYER                                                                                                \
     .names = names, .vectors = vectors, .skipped = skipped, .embed = &usual_embed, .head = &usual_head,      \
-    .parts = parts, .kind = kind
+    .parts = parts, .kind = kind, .draft_names = draft_names, .hidden_states = &hidden_states
 
 const struct arch arch_qwen35 = {.architecture = "Qwen3_5ForCausalLM",
                                  .model_type = "qwen3_5_text",

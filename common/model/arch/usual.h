@@ -52,7 +52,7 @@
         REAL(norm_eps, 1e-12, 1, NAMED("rms_norm_eps"), GGUF("attention.layer_norm_rms_epsilon"),            \
              .need = KEY_NEEDED_IN_GGUF),                                                                    \
         FLAG(tied_head, NAMED("tie_word_embeddings")),                                                       \
-        OR_NONE(draft_layers, MODEL_LAYERS_MAX, NAMED("num_nextn_predict_layers"),                           \
+        OR_NONE(draft_layers, MODEL_LAYERS_MAX, NAMED("num_nextn_predict_layers", "mtp_num_hidden_layers"),  \
                 GGUF("nextn_predict_layers"), .zero_is_none = true)
 /* Layers' activation in config.json; GGUF files have no key of it. */
 #define SILU_KEY KEY(KEY_WORD, NAMED("hidden_act"), .words = "silu swish")
@@ -194,6 +194,20 @@ static const struct math_op usual_head __attribute__((unused)) = USUAL_HEAD;
 #define BESIDE_SPARSE                                                                                        \
     PART("MLP of experts", UNIT_MLP, SHARED_GATE_UP, USUAL_ROUTER, EXPERTS_GATE_UP(ACTIVATION_SILU),         \
          USUAL_EXPERTS_DOWN, SHARED_DOWN)
+#define DRAFT_PART(called, half, ...)                                                                        \
+    {                                                                                                        \
+        .name = (called), .part = (half), .drafts = true, .op = {__VA_ARGS__},                               \
+        .ops = sizeof((struct math_op[]){__VA_ARGS__}) / sizeof(struct math_op)                              \
+    }
+/* Halves of a layer that makes drafts: first, of the attention half, what comes of the next token and the hidden state; last, of the
+ * MLP half. */
+#define DRAFT_INPUT                                                                                          \
+    OP(MATH_EMBED, "next embedding", .weights = 1, .weight = {TENSOR_EMBED}, .out = {BUFFER_OUT}),           \
+        OP(MATH_JOIN, "embedding, hidden state", .in = BUFFER_X, .in_norm = TENSOR_DRAFT_HIDDEN_NORM,        \
+           .other = BUFFER_OUT, .other_norm = TENSOR_DRAFT_EMBED_NORM, .out = {BUFFER_PAIR}),                \
+        OP(MATH_LINEAR, "drafts' input", .in = BUFFER_PAIR, .weights = 1, .weight = {TENSOR_DRAFT_PROJ},     \
+           .out = {BUFFER_X})
+#define DRAFT_OUTPUT NORM_WHOLE("drafts' norm", BUFFER_X, TENSOR_DRAFT_OUT_NORM)
 /* The list `parts` of a file whose layers have attention, and a dense MLP or experts. */
 #define SPARSE_PARTS                                                                                         \
     [MATH_PART_ATTENTION] = &attention, [MATH_PART_DENSE] = &dense, [MATH_PART_SPARSE] = &sparse

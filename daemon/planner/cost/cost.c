@@ -448,7 +448,7 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
         }
     }
     if (p.device) p.link_beside = cost_rates_link(&p);
-    table->units = units;
+    table->units = unit_count(model_answer_layers(&model->config)); /* the search's and the simulation's */
     table->tokens = step->tokens;
     table->follows = p.tier != OP_TIER_CHUNK && step->tokens == step->rows && step->tokens == step->samples;
     uint32_t kind[KINDS_MAX], kinds = 0; /* a unit of each of the last ones */

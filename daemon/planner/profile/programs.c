@@ -94,6 +94,8 @@ void programs_list(const struct model *model, struct programs *programs)
     *programs = (struct programs){.kinds = 0};
     for (uint32_t u = 0; u <= unit_count(model->config.layers); u++) {
         const uint64_t signature = programs_signature(model, u);
+        if (unit_layer(u) >= model_answer_layers(&model->config) && u < unit_count(model->config.layers))
+            continue;
         if (programs->kinds == PROGRAMS_KINDS_MAX || programs_find(programs, signature)) continue;
         struct programs_kind *kind = &programs->kind[programs->kinds++];
         kind->signature = signature;
@@ -105,7 +107,7 @@ uint32_t programs_layers(const struct model *model, const struct programs *progr
 {
     bool there[PROGRAMS_KINDS_MAX] = {false};
     uint32_t count = 0;
-    for (uint32_t l = 0; l < model->config.layers; l++) {
+    for (uint32_t l = 0; l < model_answer_layers(&model->config); l++) {
         bool adds = false;
         for (int part = 0; part < UNIT_PARTS; part++) {
             const struct programs_kind *kind =

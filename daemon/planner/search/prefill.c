@@ -106,7 +106,7 @@ int search_crossing(const struct search_crossover *crossover, uint32_t from, uin
     if (from == 0 || from > to)
         return helm_fail(err, HELM_E_LIMIT, "no crossing between %u and %u tokens", from, to);
     bool kv_cpu[MODEL_LAYERS_MAX];
-    caches_on_cpu(crossover->decode, crossover->model->config.layers, kv_cpu);
+    caches_on_cpu(crossover->decode, model_answer_layers(&crossover->model->config), kv_cpu);
     const struct crossing x = {.c = crossover, .kv_cpu = kv_cpu};
     uint32_t faster = to, not_faster = from - 1;
     int rc = gain_at(&x, to, &gain, err);

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "common/model/arch.h"
+#include "common/model/checkpoint.h"
 
 static const struct model_config all_on = {.architecture = "LlamaForCausalLM",
                                            .layers = 3,
@@ -83,6 +84,54 @@ static void test_nested_names(void **state)
     assert_true(arch_skips_name(&c, "model.layers.4.eh_proj.weight"));
     assert_false(arch_skips_name(&c, "model.layers.5.mlp.up_proj.weight"));
     assert_false(arch_skips_name(&c, "model.layers.2.mlp.up_proj.weight"));
+}
+
+/* The layer that makes drafts has a layer's names, and its end's copies are left where they are. */
+static void a_layer_of_drafts_is_the_last_one(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        enum tensor_role role;
+    } names[] = {{"mtp.fc.weight", TENSOR_DRAFT_PROJ},
+                 {"mtp.pre_fc_norm_embedding.weight", TENSOR_DRAFT_EMBED_NORM},
+                 {"mtp.pre_fc_norm_hidden.weight", TENSOR_DRAFT_HIDDEN_NORM},
+                 {"mtp.norm.weight", TENSOR_DRAFT_OUT_NORM},
+                 {"mtp.layers.0.self_attn.k_proj.weight", TENSOR_K},
+                 {"mtp.layers.0.mlp.down_proj.weight", TENSOR_DOWN}};
+    struct model_config c = {.architecture = "Qwen3_5ForCausalLM",
+                             .layers = 3,
+                             .hidden = 10,
+                             .draft_layers = 1};
+    struct helm_err err;
+    struct arch_match what;
+    char buffer[MODEL_NAME_MAX];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) assert_true(arch_skips_name(&c, names[i].name));
+    assert_int_equal(checkpoint_add_drafts(&c, &err), 0);
+    assert_int_equal(c.layers, 4);
+    assert_int_equal(model_answer_layers(&c), 3);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        assert_false(arch_skips_name(&c, names[i].name));
+        const char *name = arch_draft_name(&c, names[i].name, buffer);
+        assert_true(arch_match(arch_of(&c), name, false, &what));
+        assert_int_equal(what.role, names[i].role);
+        assert_int_equal(what.layer, 3);
+        assert_true(model_expects(&c, what.role, 3));
+        assert_int_equal(model_expects(&c, what.role, 2), what.role == TENSOR_K || what.role == TENSOR_DOWN);
+    }
+    assert_true(arch_skips_name(&c, "mtp.layers.1.self_attn.k_proj.weight"));
+    assert_true(arch_skips_name(&c, "model.layers.3.shared_head.head.weight"));
+    assert_true(arch_skips_name(&c, "model.layers.3.embed_tokens.weight"));
+    c.gguf = true;
+    assert_true(arch_match(arch_of(&c), "blk.3.nextn.eh_proj.weight", true, &what));
+    assert_int_equal(what.role, TENSOR_DRAFT_PROJ);
+    assert_true(arch_skips_name(&c, "blk.3.nextn.shared_head_head.weight"));
+    assert_false(arch_skips_name(&c, "blk.3.attn_q.weight"));
+    assert_int_equal(checkpoint_add_drafts(&c, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "no layer that makes drafts"));
+    c = (struct model_config){.architecture = "Glm4MoeForCausalLM", .layers = 3, .draft_layers = 1};
+    assert_int_equal(checkpoint_add_drafts(&c, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "Glm4MoeForCausalLM"));
 }
 
 static bool all_sparse[] = {true, true, true};
@@ -301,6 +350,7 @@ static void test_dtypes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_layer_of_drafts_is_the_last_one),
         cmocka_unit_test(test_names_and_roles_are_inverses),
         cmocka_unit_test(test_nested_names),
         cmocka_unit_test(test_names_of_experts),
