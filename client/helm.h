@@ -106,6 +106,7 @@ enum helm_speculate {
     HELM_SPECULATE_NGRAM =
         2, /* what followed when the text last read like this; HELM_E_FORMAT if helmd has no room */
     HELM_SPECULATE_AUTO = 3, /* the same, with as many drafts as make the answer faster, or none */
+    HELM_SPECULATE_MTP = 4, /* as the model's own layer of drafts guesses; refused if helmd has not read it */
 };
 
 /* What to generate. Zero-initialise; pointers are borrowed for the call, but for the grammar's. */
@@ -319,7 +320,7 @@ struct helm_status {
      * room for, bytes of each; sequences that began with one, and those that gave their place to others. */
     uint32_t snapshots, snapshots_total;
     uint64_t snapshot_bytes, snapshot_hits_total, snapshots_dropped_total;
-    const char *speculate; /* "off", "ngram", "auto": of requests that do not say */
+    const char *speculate; /* "off", "ngram", "auto", "mtp": of requests that do not say */
     uint32_t draft_tokens; /* of a sequence in a step at most; 0: no request has drafts */
     uint64_t tokens_drafted_total, tokens_accepted_total;
     /* Seconds of requests in steps with drafts, and those that steps without would have taken for the same tokens by forecast */

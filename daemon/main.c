@@ -56,6 +56,14 @@ static int name_folder(struct model *model, struct helm_err *err)
     return 0;
 }
 
+/* With the layer that makes drafts, if they are to come from it. */
+static int read_model(const struct config *c, struct model *model, struct helm_err *err)
+{
+    if (c->speculate != REQUEST_SPECULATE_MTP) return model_read(c->model, model, err);
+    const int rc = model_read_drafting(c->model, model, err);
+    return rc == HELM_E_UNSUPPORTED ? helm_err_prefix(err, "--speculate mtp"), rc : rc;
+}
+
 static void name_skipped(const struct model *model)
 {
     char size[UNITS_TEXT];
@@ -69,7 +77,7 @@ static int start(struct helmd *d, struct helm_err *err)
     const struct config *c = &d->config;
     int rc = end_request_block(err);
     if (!rc) rc = endpoint_check_free(c->rundir, &c->listen, err);
-    if (!rc) rc = model_read(c->model, &d->model, err);
+    if (!rc) rc = read_model(c, &d->model, err);
     if (!rc) name_skipped(&d->model);
     if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = loaded_files_note(&d->model, &d->files, err);

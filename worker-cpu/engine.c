@@ -106,6 +106,19 @@ static int lower_apart(struct program_source source, struct step_programs *progr
     return source.apart ? program_lower_head(&source, true, &programs->head_apart, err) : 0;
 }
 
+/* Programs of the layers that make drafts. */
+static int lower_drafts(struct program_source *source, struct step_programs *programs, struct helm_err *err)
+{
+    int rc = 0;
+    source->drafts = true;
+    for (int t = 0; t < OP_TIER_COUNT && !rc; t++)
+        rc = program_lower_drafts(source, true, (enum op_tier)t, &programs->drafts_first[t], err);
+    for (int t = 0; t <= OP_TIER_FEW && !rc; t++)
+        rc = program_lower_drafts(source, false, (enum op_tier)t, &programs->drafts_next[t], err);
+    if (!rc) rc = program_lower_head(source, false, &programs->drafts_one, err);
+    return rc ? rc : program_lower_head(source, true, &programs->drafts_many, err);
+}
+
 static int lower_programs(struct engine *engine, uint32_t threads, enum linear_inputs inputs,
                           struct helm_err *err)
 {
@@ -137,9 +150,10 @@ static int lower_programs(struct engine *engine, uint32_t threads, enum linear_i
         if (rc) return rc;
     }
     if (plan->head != engine->base.self) return 0;
+    source.assisted = false;
     rc = program_lower_head(&source, false, &programs->head_one, err);
-    if (rc) return rc;
-    return program_lower_head(&source, true, &programs->head_many, err);
+    if (!rc) rc = program_lower_head(&source, true, &programs->head_many, err);
+    return rc || !plan->draft_layers ? rc : lower_drafts(&source, programs, err);
 }
 
 int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err)
@@ -257,7 +271,8 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     return rc;
 }
 
-#define PROGRAMS (PLAN_PHASES_MAX * (OP_TIER_COUNT + 1) + OP_TIER_FEW + 1 + 3)
+#define PROGRAMS                                                                                             \
+    (PLAN_PHASES_MAX * (OP_TIER_COUNT + 1) + OP_TIER_FEW + 1 + 3 + OP_TIER_COUNT + OP_TIER_FEW + 1 + 2)
 
 static uint32_t list_programs(struct step_programs *programs, struct program *list[PROGRAMS])
 {
@@ -269,6 +284,10 @@ static uint32_t list_programs(struct step_programs *programs, struct program *li
     list[count++] = &programs->head_one;
     list[count++] = &programs->head_many;
     list[count++] = &programs->head_apart;
+    for (int t = 0; t < OP_TIER_COUNT; t++) list[count++] = &programs->drafts_first[t];
+    for (int t = 0; t <= OP_TIER_FEW; t++) list[count++] = &programs->drafts_next[t];
+    list[count++] = &programs->drafts_one;
+    list[count++] = &programs->drafts_many;
     return count;
 }
 

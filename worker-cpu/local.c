@@ -19,7 +19,9 @@ static void pack_all(const struct model *model, struct plan *plan)
 int local_open(const struct local_options *o, struct local *local, struct helm_err *err)
 {
     struct model model = {0};
-    struct plan plan = {.invariant = o->invariant, .expert_parts = o->expert_parts};
+    struct plan plan = {.invariant = o->invariant,
+                        .expert_parts = o->expert_parts,
+                        .draft_layers = o->drafts};
     memset(local, 0, sizeof *local);
     local->arena.fd = -1;
     int rc = o->made ? 0 : engine_read_model(o->folder, o->plan ? o->plan : &plan, &model, err);

@@ -19,6 +19,7 @@ struct local_options {
     uint32_t slots, context_tokens, step_tokens;
     uint32_t snapshots;    /* of fixed states */
     uint32_t draft_tokens; /* plan.h */
+    bool drafts;           /* with the layer that makes them */
     uint32_t page_tokens;  /* 0: KV_PAGE_TOKENS_DEFAULT */
     uint32_t spin_us;      /* 0: POOL_SPIN_US_DEFAULT */
     bool pin;

@@ -1,6 +1,7 @@
 # Sources and program of worker-cpu/.
 
 WORKER_CPU_SRC := \
+  worker-cpu/drafts.c \
   worker-cpu/engine.c \
   worker-cpu/kv_pages.c \
   worker-cpu/local.c \

@@ -7,6 +7,7 @@
 #include "common/base/units.h"
 #include "common/plan/schedule.h"
 #include "common/worker/pooled.h"
+#include "worker-cpu/drafts.h"
 #include "worker-cpu/program/state.h"
 
 /* The program of the layers. HELM_E_LIMIT: the plan has none for such a step. */
@@ -77,6 +78,8 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
         if (rc) return rc;
         state_end(run->states, run->pool, batch, run->program[0]->phase);
         if (head && batch->pool_count) pool_rows(run);
+        if (head && programs->plan->draft_layers) rc = drafts_run(run, programs, step, result, &bytes, err);
+        if (rc) return rc;
     }
     result->compute_ns = units_now_ns() - start_ns - run->wait_ns;
     result->linear_ns = run->linear_ns;

@@ -17,6 +17,9 @@ struct step_programs {
     /* Of few tokens, and of as few sampled rows, with one token's kernels, where these are faster up to program.few; empty in an
      * invariant plan, whose own are so. */
     struct program apart[PLAN_PHASES_MAX], head_apart;
+    /* Of the layers that make drafts, where this processor has the head: by the step's hidden states, and by those of drafts; their
+     * heads (drafts.h). Empty in a plan without */
+    struct program drafts_first[OP_TIER_COUNT], drafts_next[OP_TIER_FEW + 1], drafts_one, drafts_many;
 };
 
 /* Runs `step` and fills in *result (in the arena; not yet announced). HELM_E_LIMIT when the step as a whole

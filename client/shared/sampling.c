@@ -48,10 +48,10 @@ void sampling_fill_table(struct sampling_options *options, struct args_option ta
          .target = &options->ignore_eos},
         {"show-special", 0, ARGS_FLAG, NULL, "keep special tokens such as <|im_end|> in the text",
          .target = &options->show_special},
-        {"speculate", 0, ARGS_CHOICE, "off|ngram|auto",
+        {"speculate", 0, ARGS_CHOICE, "off|ngram|auto|mtp",
          "try tokens that the text said before, and keep those that fit;\n"
          "auto: as many as make the answer faster (default: as helmd does)",
-         .target = &options->speculate, .choices = "off|ngram|auto"},
+         .target = &options->speculate, .choices = "off|ngram|auto|mtp"},
     };
     memcpy(table, rows, sizeof rows);
 }
@@ -60,6 +60,7 @@ enum helm_speculate sampling_speculate(const struct sampling_options *options)
 {
     if (!options->speculate) return HELM_SPECULATE_DEFAULT;
     if (strcmp(options->speculate, "off") == 0) return HELM_SPECULATE_OFF;
+    if (strcmp(options->speculate, "mtp") == 0) return HELM_SPECULATE_MTP;
     return strcmp(options->speculate, "auto") == 0 ? HELM_SPECULATE_AUTO : HELM_SPECULATE_NGRAM;
 }
 

@@ -310,6 +310,7 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
     const struct request_limits limits = {.vocab = serve->model->config.vocab,
                                           .context = serve->context,
                                           .draft_tokens = serve->batcher->with.plan->draft_tokens,
+                                          .draft_layers = serve->batcher->with.plan->draft_layers,
                                           .names_users = frame->names_users};
     int rc = request_parse(frame->data, frame->size, &limits, &request, &error);
     struct asker asker = {.client = frame->client,

@@ -469,6 +469,7 @@ static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
             snapshots_reserve(&batcher->snapshots, batcher->seq[batcher->view_index[plan.row[i].seq]]);
     for (uint32_t i = 0; i < plan.row_count; i++)
         batcher_add_row(batcher, step, batcher->seq[batcher->view_index[plan.row[i].seq]], &plan.row[i]);
+    batcher_ask_drafts(batcher, step);
     batcher->prompt_turn += plan.prompts;
     batcher->prompts_last = plan.prompts;
     tiers_fill(&batcher->tiers, batcher_is_decode_list(batcher, &plan), step);

@@ -22,6 +22,7 @@ void batcher_begin_drafts(const struct batcher *batcher, struct sequence *seq, e
     const uint32_t most = batcher->with.plan->draft_tokens;
     seq->speculates = most && !seq->pooling && kind > REQUEST_SPECULATE_OFF;
     seq->priced = kind == REQUEST_SPECULATE_AUTO;
+    seq->makes = kind == REQUEST_SPECULATE_MTP;
     seq->draft_most = seq->priced ? 0 : most;
     draft_rate_begin(&seq->rate);
 }
@@ -244,6 +245,13 @@ static bool wants_drafts(const struct batcher *batcher, uint32_t at)
 
 static void find_of(struct sequence *seq, uint32_t most)
 {
+    if (seq->makes) {
+        seq->draft_count = seq->made_at != seq->token_count ? 0
+                           : seq->made_count < most         ? seq->made_count
+                                                            : most;
+        memcpy(seq->draft, seq->made, seq->draft_count * sizeof *seq->draft);
+        return;
+    }
     seq->draft_count = most ? drafts_find(seq, most, seq->draft) : 0;
     if (!most) return;
     seq->looked_at = seq->token_count;
@@ -276,6 +284,41 @@ void batcher_find_drafts(struct batcher *batcher, uint32_t count)
     }
 }
 
+void batcher_ask_drafts(const struct batcher *batcher, struct step *step)
+{
+    struct sequence *asking[ARENA_STEP_ROWS] = {NULL};
+    uint32_t count = 0, rows = 0;
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        struct sequence *seq = batcher->slot[step->row[i].slot].owner;
+        if (!(step->row[i].flags & STEP_ROW_SAMPLE)) continue;
+        rows++;
+        if (!seq->makes || !speculates(seq)) continue;
+        asking[i] = seq;
+        count++;
+    }
+    const uint32_t most = plan_decode_tokens(batcher->with.plan);
+    uint32_t room = rows < most ? most - rows : 0;
+    if (room > ARENA_STEP_DRAFTS) room = ARENA_STEP_DRAFTS;
+    for (uint32_t i = 0; i < step->row_count && count; i++) {
+        if (!asking[i]) continue;
+        const uint32_t left = drafts_left(asking[i]), share = room / count--;
+        uint32_t each = asking[i]->draft_most < share ? asking[i]->draft_most : share;
+        if (each > left) each = left;
+        step->row[i].drafts_next = each;
+        room -= each;
+    }
+}
+
+void batcher_take_made(struct batcher *batcher, struct sequence *seq, const struct step_row *row,
+                       uint32_t made)
+{
+    const uint32_t *of = batcher->result.made + made;
+    seq->made_count = 0;
+    seq->made_at = seq->token_count;
+    while (seq->made_count < row->drafts_next && of[seq->made_count] != ARENA_NO_DRAFT) seq->made_count++;
+    memcpy(seq->made, of, seq->made_count * sizeof *of);
+}
+
 void batcher_write_drafts(const struct batcher *batcher, struct sequence *seq, const struct step_row *row)
 {
     seq->draft_count = row->drafts;
@@ -294,7 +337,8 @@ uint32_t batcher_keep_drafts(struct batcher *batcher, struct sequence *seq, cons
         kept++;
     }
     draft_rate_take(&seq->rate, row->drafts, kept);
-    if (!seq->priced) seq->draft_most = drafts_next(batcher->with.plan->draft_tokens, row->drafts, kept);
+    if (!seq->priced && !seq->makes)
+        seq->draft_most = drafts_next(batcher->with.plan->draft_tokens, row->drafts, kept);
     seq->draft_count = seq->looked_at = 0;
     seq->drafted += row->drafts;
     seq->accepted += kept;

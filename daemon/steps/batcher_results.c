@@ -39,6 +39,10 @@ static int batcher_check_result(const struct batcher *batcher, struct helm_err *
             if (rc) return rc;
         }
     }
+    for (uint32_t i = 0; i < ARENA_STEP_DRAFTS; i++)
+        if (r->made[i] >= batcher->with.model->vocab && r->made[i] != ARENA_NO_DRAFT)
+            return helm_fail(err, HELM_E_PEER, "step %u made draft %u of a vocabulary of %u", s->serial,
+                             r->made[i], batcher->with.model->vocab);
     return 0;
 }
 
@@ -141,7 +145,7 @@ static uint32_t batcher_take_drafts(struct batcher *batcher, struct sequence *se
 
 /* Takes the result of a row of a step: its sequence may have left, or have ended, meanwhile. */
 static void batcher_take_row(struct batcher *batcher, const struct step_row *row,
-                             const struct batcher_sampled *sampled, uint64_t now_us)
+                             const struct batcher_sampled *sampled, uint32_t made, uint64_t now_us)
 {
     struct batcher_slot *slot = &batcher->slot[row->slot];
     struct sequence *seq = slot->owner;
@@ -177,6 +181,7 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
         batcher_take_pooled(batcher, seq);
     else if (row->flags & STEP_ROW_SAMPLE)
         batcher_take_token(batcher, seq, got, now_us);
+    if (row->drafts_next) batcher_take_made(batcher, seq, row, made);
 }
 
 int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken, struct helm_err *err)
@@ -206,11 +211,13 @@ int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken, s
     batcher_observe(batcher, flight, now_us);
     if (batcher->in_flight) batcher_begin_oldest(batcher, now_us);
     const struct step_result_row *drafted = &batcher->result.row[flight->step.row_count];
+    uint32_t made = 0;
     for (uint32_t i = 0; i < flight->step.row_count; i++) {
         const struct step_row *row = &flight->step.row[i];
         const struct batcher_sampled sampled = {&batcher->result.row[i], drafted};
         drafted += row->drafts;
-        batcher_take_row(batcher, row, &sampled, now_us);
+        batcher_take_row(batcher, row, &sampled, made, now_us);
+        made += row->drafts_next;
     }
     return 0;
 }

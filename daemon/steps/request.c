@@ -267,7 +267,8 @@ const char *request_speculate_name(enum request_speculate speculate)
     static const char *const names[REQUEST_SPECULATES] = {[REQUEST_SPECULATE_DEFAULT] = "default",
                                                           [REQUEST_SPECULATE_OFF] = "off",
                                                           [REQUEST_SPECULATE_NGRAM] = "ngram",
-                                                          [REQUEST_SPECULATE_AUTO] = "auto"};
+                                                          [REQUEST_SPECULATE_AUTO] = "auto",
+                                                          [REQUEST_SPECULATE_MTP] = "mtp"};
     return names[speculate];
 }
 
@@ -278,14 +279,18 @@ static int parse_speculate(const Helm__V1__Generate *in, const struct request_li
         [HELM__V1__SPECULATE__SPECULATE_DEFAULT] = REQUEST_SPECULATE_DEFAULT,
         [HELM__V1__SPECULATE__SPECULATE_OFF] = REQUEST_SPECULATE_OFF,
         [HELM__V1__SPECULATE__SPECULATE_NGRAM] = REQUEST_SPECULATE_NGRAM,
-        [HELM__V1__SPECULATE__SPECULATE_AUTO] = REQUEST_SPECULATE_AUTO};
+        [HELM__V1__SPECULATE__SPECULATE_AUTO] = REQUEST_SPECULATE_AUTO,
+        [HELM__V1__SPECULATE__SPECULATE_MTP] = REQUEST_SPECULATE_MTP};
     if ((size_t)in->speculate >= sizeof kinds / sizeof *kinds)
-        return REFUSE_BOUND("speculate is %d, must be 0 (default), 1 (off), 2 (ngram) or 3 (auto)",
+        return REFUSE_BOUND("speculate is %d, must be 0 (default), 1 (off), 2 (ngram), 3 (auto) or 4 (mtp)",
                             (int)in->speculate);
     out->speculate = kinds[in->speculate];
     if (out->speculate > REQUEST_SPECULATE_OFF && !limits->draft_tokens)
         return REFUSE_BOUND("speculate is %s, but helmd has no room for drafts: it needs --draft-tokens",
                             request_speculate_name(out->speculate));
+    if (out->speculate == REQUEST_SPECULATE_MTP && !limits->draft_layers)
+        return REFUSE_BOUND("speculate is mtp, but helmd has not read a layer that makes drafts: it needs "
+                            "--speculate mtp");
     if (in->n_prediction > REQUEST_PREDICTION_MAX)
         return REFUSE_TOO_LARGE("prediction has %zu tokens, at most %d are taken", in->n_prediction,
                                 REQUEST_PREDICTION_MAX);

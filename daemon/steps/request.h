@@ -50,9 +50,10 @@ enum request_speculate {
     REQUEST_SPECULATE_OFF,
     REQUEST_SPECULATE_NGRAM, /* what was said before; as many as were right lately */
     REQUEST_SPECULATE_AUTO, /* the same; the number with which a step makes the most tokens a second (draft_count.h) */
+    REQUEST_SPECULATE_MTP, /* what the model's own layer of drafts guesses; as many as are allowed */
     REQUEST_SPECULATES
 };
-/* "off", "ngram", "auto". */
+/* "off", "ngram", "auto", "mtp". */
 const char *request_speculate_name(enum request_speculate speculate);
 
 enum request_pooling { REQUEST_POOL_NONE, REQUEST_POOL_MEAN, REQUEST_POOL_LAST };
@@ -106,8 +107,8 @@ struct request {
 };
 
 struct request_limits {
-    uint32_t vocab, context, draft_tokens; /* draft_tokens: of the plan */
-    bool names_users;                      /* the sender may set `user` */
+    uint32_t vocab, context, draft_tokens, draft_layers; /* the latter two: of the plan */
+    bool names_users;                                    /* the sender may set `user` */
 };
 
 struct request_error {

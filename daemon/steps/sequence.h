@@ -85,12 +85,15 @@ struct sequence {
 
     /* Speculation (drafts.h): whether its rows have drafts, and a text that its answer may repeat, owned */
     bool speculates;
+    bool makes; /* its drafts are those of the model's layer */
     bool
         priced; /* the number of its drafts follows prices and `rate`; else what was right last (drafts_next) */
     uint32_t *prediction, prediction_count;
     uint32_t draft[ENGINE_DRAFTS_MAX], draft_count; /* of the row that is formed, or in flight */
     uint32_t draft_most;                            /* that it gets next */
-    struct draft_rate rate;                         /* priced: how good they are */
+    uint32_t made[ENGINE_DRAFTS_MAX], made_count,
+        made_at;            /* with this many known tokens the layer guessed those that follow */
+    struct draft_rate rate; /* priced: how good they are */
     /* priced: with these known tokens drafts were looked for, of which the first is draft[0]; 0: its token has come. The rate
      * learns from it whether or not the step has drafts */
     uint32_t looked_at;

@@ -12,7 +12,7 @@ GOLDEN = "tests/data/golden"
 
 
 def read(name):
-    """The configuration, and tensors as {name: (shape, bytes)}, all of them bf16."""
+    """The configuration, and tensors as {name: (shape, bytes)}, all of them bf16. `name`: of a reference checkpoint, or a whole path."""
     with open(os.path.join(GOLDEN, name, "config.json")) as f:
         config = json.load(f)
     with open(os.path.join(GOLDEN, name, "model.safetensors"), "rb") as f:
@@ -64,7 +64,7 @@ def multimodal(name, folder):
         tensors[f"model.layers.{layer}.mlp.experts.down_proj"] = down
     tensors = {n.replace("model.", "model.language_model.", 1) if n.startswith("model.") else n: t for n, t in tensors.items()}
     tensors["model.visual.blocks.0.attn.qkv.weight"] = ([4, 2], bytes(16))
-    tensors["mtp.layers.0.self_attn.q_proj.weight"] = ([4, 2], bytes(16))
+    tensors.setdefault("mtp.layers.0.self_attn.q_proj.weight", ([4, 2], bytes(16)))
     outer = {"architectures": [config["architectures"][0].replace("ForCausalLM", "ForConditionalGeneration")],
              "model_type": config["model_type"].replace("_text", ""), "text_config": config, "vision_config": {"depth": 1},
              "tie_word_embeddings": config["tie_word_embeddings"]}
@@ -202,17 +202,30 @@ class Converted:
         self.add(blk + "ffn_gate_inp.weight", router[0], array.array("f", floats(router[1])).tobytes(), F32)
         self.vector(blk + "ffn_gate_inp_shexp.weight", floats(self.take(p + "mlp.shared_expert_gate.weight")[1]))
 
+    def drafts(self, n):
+        """The layer that makes drafts, as the last one."""
+        for name in [name for name in self.tensors if name.startswith("mtp.layers.0.")]:
+            self.tensors[name.replace("mtp.layers.0.", f"model.layers.{n}.")] = self.take(name)
+        self.config["layer_types"] = [*self.config["layer_types"], "full_attention"]
+        self.layer(n)
+        self.matrix(f"blk.{n}.nextn.eh_proj.weight", "mtp.fc.weight")
+        for name, source in (("enorm", "pre_fc_norm_embedding"), ("hnorm", "pre_fc_norm_hidden"), ("shared_head_norm", "norm")):
+            self.norm(f"blk.{n}.nextn.{name}.weight", f"mtp.{source}.weight")
+
     def convert(self):
         self.matrix("token_embd.weight", "model.embed_tokens.weight")
         for n in range(self.config["num_hidden_layers"]):
             self.layer(n)
+        if self.config.get("mtp_num_hidden_layers"):
+            self.drafts(self.config["num_hidden_layers"])
         self.norm("output_norm.weight", "model.norm.weight")
         self.matrix("output.weight", "lm_head.weight")
         assert not self.tensors, list(self.tensors)
 
     def numbers(self):
         c = self.config
-        found = {"block_count": c["num_hidden_layers"], "context_length": c["max_position_embeddings"],
+        drafts = c.get("mtp_num_hidden_layers", 0)
+        found = {"block_count": c["num_hidden_layers"] + drafts, **({"nextn_predict_layers": drafts} if drafts else {}), "context_length": c["max_position_embeddings"],
                  "embedding_length": c["hidden_size"], "attention.head_count": c["num_attention_heads"],
                  "attention.head_count_kv": c["num_key_value_heads"], "attention.key_length": c["head_dim"],
                  "attention.value_length": c["head_dim"], "attention.layer_norm_rms_epsilon": c["rms_norm_eps"],

@@ -35,7 +35,7 @@ static void place_token(const struct run *run, const struct tensor_matrix *m, ui
 {
     const struct program_entry *e = run->entry;
     const uint32_t hidden = run->config->hidden;
-    float *x = run->act->buffer[BUFFER_X] + (size_t)t * hidden;
+    float *x = e->out + (size_t)t * hidden;
     read_row(run, m, run->batch.token[t], x);
     for (uint32_t i = 0; e->scale != 0 && i < hidden; i++) x[i] *= e->scale;
     if (e->vector)
@@ -68,6 +68,23 @@ static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
         if (run->entry->gather) place_token(run, m, t);
         for (uint32_t r = 0; r < MODEL_ROPES_MAX; r++)
             if (run->entry->rotates & 1u << r) place_angles(run, r, t);
+    }
+}
+
+/* Of drafts: the normed embedding, then the normed hidden state. */
+static void chunk_join(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const float eps = (float)run->config->norm_eps;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk;
+    if (last > run->batch.token_count) last = run->batch.token_count;
+    for (uint32_t t = first; t < last; t++) {
+        float *out = e->out + (size_t)t * 2 * e->width;
+        run->kernels->vector->rmsnorm(out, e->other + (size_t)t * e->width, e->other_norm, e->width, eps);
+        run->kernels->vector->rmsnorm(out + e->width, e->in + (size_t)t * e->width, e->in_norm, e->width,
+                                      eps);
     }
 }
 
@@ -173,7 +190,7 @@ static void chunk_sample(void *ctx, uint32_t chunk, uint32_t thread)
     const struct batch_row *row = &run->batch.row[sample->row];
     const struct arena_slot *slot = arena_slot_of(run->arena, row->slot);
     struct step_result_row *out = &run->result->row[sample->result];
-    uint32_t length = row->start + sample->at;
+    uint32_t length = row->start + sample->at + run->further;
     const struct sampling_tokens tokens = {arena_history_of(run->arena, row->slot), length,
                                            slot->prompt_count < length ? slot->prompt_count : length,
                                            row->masked ? arena_mask_of(run->arena, row->slot) : NULL};
@@ -284,10 +301,15 @@ static bool fetch_ahead(void *ctx, uint32_t thread, uint32_t piece)
 static struct pool_job job_of(struct run *run, const struct program_entry *e, uint32_t tokens)
 {
     static pool_chunk_fn *const by_tokens[OP_KIND_COUNT] = {
-        [OP_EMBED] = chunk_embed,           [OP_NORM] = chunk_norm,
-        [OP_ROPE_APPEND] = attend_append,   [OP_SAMPLE] = chunk_sample,
-        [OP_LANE_READ] = chunk_move,        [OP_LANE_WRITE] = chunk_move,
-        [OP_ADD_NORMED] = chunk_add_normed, [OP_PER_LAYER] = chunk_per_layer,
+        [OP_EMBED] = chunk_embed,
+        [OP_NORM] = chunk_norm,
+        [OP_ROPE_APPEND] = attend_append,
+        [OP_SAMPLE] = chunk_sample,
+        [OP_LANE_READ] = chunk_move,
+        [OP_LANE_WRITE] = chunk_move,
+        [OP_ADD_NORMED] = chunk_add_normed,
+        [OP_PER_LAYER] = chunk_per_layer,
+        [OP_JOIN] = chunk_join,
     };
     if (e->kind == OP_ATTEND) return attend_job(run);
     if (e->kind == OP_ATTEND_HOST) return assist_job(run, e);

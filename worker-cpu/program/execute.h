@@ -120,6 +120,8 @@ struct run {
     uint32_t attend_count;
     bool steady; /* an invariant plan's prompts: each query as it would be alone */
     struct step_result *result;
+    struct step_result drawn; /* of drafts (drafts.h) */
+    uint32_t further;         /* tokens after the sampled position that are known: 1 of drafts */
 
     /* progress */
     const struct program *program[2]; /* layers, then head (NULL: nothing is sampled) */

@@ -111,6 +111,7 @@ static void make_embed(struct lowering *low, const struct making *m)
         lower_unsupported(low, m->layer, "an embedding that is not here, or not in rows of one size,");
     struct program_entry *e = &low->program->entry[0];
     e->gather = true;
+    e->out = low->source->act->buffer[m->op->out[0]];
     e->scale = m->op->out_scale;
     e->position_first = m->op->position_first;
     e->vector =
@@ -403,6 +404,20 @@ static void make_add_normed(struct lowering *low, const struct making *m)
         lower_unsupported(low, m->layer, "an output's norm without weight");
 }
 
+/* Of drafts: two inputs side by side, each normed. */
+static void make_join(struct lowering *low, const struct making *m)
+{
+    const struct program_source *s = low->source;
+    struct program_entry *e = lower_entry(low, OP_JOIN, m->layer);
+    e->in = s->act->buffer[m->op->in];
+    e->other = s->act->buffer[m->op->other];
+    e->out = s->act->buffer[m->op->out[0]];
+    e->width = s->act->width[m->op->in];
+    e->in_norm = weights_vector(s->weights, m->op->in_norm, m->layer);
+    e->other_norm = weights_vector(s->weights, m->op->other_norm, m->layer);
+    if (!e->in_norm || !e->other_norm) lower_unsupported(low, m->layer, "a norm without weight");
+}
+
 /* Parts of a token's row for each layer: its norm is of in's part. */
 static void make_per_layer(struct lowering *low, const struct making *m)
 {
@@ -458,6 +473,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_ROUTE] = make_route,
     [OP_ADD_NORMED] = make_add_normed,
     [OP_PER_LAYER] = make_per_layer,
+    [OP_JOIN] = make_join,
     [OP_WEIGH] = make_weigh,
     [OP_RUNNING_MEAN] = make_running_mean,
     [OP_CONVOLVE] = make_convolve,
@@ -483,7 +499,8 @@ void lower_op(struct lowering *low, const struct math_op *op, const struct math_
     const struct making making = {.op = op,
                                   .behind = behind,
                                   .layer = layer,
-                                  .sampled = op == &low->source->model->math.head,
+                                  .sampled = op == &low->source->model->math.head ||
+                                             op == &low->source->model->math.draft_head,
                                   .asked = asked};
     enum op_kind kinds[PROGRAM_OPS_MAX];
     const uint32_t count = (asked ? program_ops_mixed : program_ops_of)(op, PROCESSOR_CPU, low->tier, kinds);

@@ -80,7 +80,7 @@ struct program_entry {
     /* LINEAR of several tokens: rows are decoded once for all tiles, of some segment at least */
     bool decoded;
     bool alone;          /* too little work to share */
-    bool gather;         /* EMBED: the embedding is ours */
+    bool gather;         /* EMBED: the embedding is ours, and goes to `out` */
     uint32_t rotates;    /* EMBED: tables that a later ROPE_APPEND reads, as a set */
     bool last;           /* LANE_READ, ATTEND_HOST, EXPERTS_TAKE: the lane's last hand-over of a step */
     uint32_t ticket;     /* of what has a lane or answers */
@@ -102,7 +102,7 @@ struct program_entry {
     uint32_t share;             /* LINEAR: threads it is shared by, 0: all */
     uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
     const float *norm, *norm2; /* NORM, ADD_NORMED, WEIGH: weight or NULL. ROPE_APPEND: of q, of k */
-    /* ADD_NORMED: its input is that of in_norm plus that of other_norm; other NULL: there is one alone */
+    /* ADD_NORMED: its input is that of in_norm plus that of other_norm; other NULL: there is one alone. JOIN: both */
     const float *in_norm, *other_norm;
     float *other;
     float growth; /* ADD_NORMED that is not residual: as in struct math_op */
@@ -110,7 +110,7 @@ struct program_entry {
     const float *scale_of; /* ROUTE: of the chosen experts' weights, or NULL */
     /* EMBED: learned positions or NULL. WEIGH: the normed input's factors. ROUTE: added for the choice, or NULL. */
     const float *vector;
-    float *in;  /* NORM, WEIGH, LINEAR of the one-token tier; ADD_NORMED, which norms it in place */
+    float *in;  /* NORM, WEIGH, JOIN, LINEAR of the one-token tier; ADD_NORMED, which norms it in place */
     float *out; /* NORM; NULL: it is only tiled. WEIGH: what is multiplied, out_width numbers a token */
     uint32_t out_width;
     uint32_t width;                                         /* of in and out */
@@ -156,6 +156,7 @@ struct program_source {
     uint32_t apart;
     const struct activations *act;
     uint32_t threads;
+    bool drafts; /* the head is that of drafts */
     bool coarse; /* one token's chunks in row_granules, as those of many tokens: for comparison */
     /* For its lanes; NULL: the program is printed, not run. Matrices of variable formats then count with their
      * largest size, since they are not loaded. */
@@ -165,6 +166,9 @@ struct program_source {
 /* Our spans of one phase with the hand-overs around them; without the head. Empty when there are none. */
 HELM_MUST_CHECK int program_lower(const struct program_source *source, uint32_t phase, enum op_tier tier,
                                   struct program *program, struct helm_err *err);
+/* The layers that make drafts; the step's own hidden states come first, of drafts of drafts they are ready. Empty: there are none. */
+HELM_MUST_CHECK int program_lower_drafts(const struct program_source *source, bool first, enum op_tier tier,
+                                         struct program *program, struct helm_err *err);
 /* Final norm, head and sampling, for one sampled row or for several. */
 HELM_MUST_CHECK int program_lower_head(const struct program_source *source, bool many,
                                        struct program *program, struct helm_err *err);

@@ -15,20 +15,23 @@ static void add_lane(struct lowering *low, enum op_kind kind, uint32_t lane, uin
     e->last = last;
 }
 
+static void lower_unit(struct lowering *low, uint32_t unit)
+{
+    const struct math_part *math = model_unit_math(low->source->model, unit);
+    uint32_t first = low->program->count;
+    for (uint32_t i = 0; i < math->ops; i++)
+        lower_op(low, &math->op[i], i + 1 < math->ops ? &math->op[i + 1] : NULL, (int32_t)unit_layer(unit),
+                 false);
+    for (; first < low->program->count; first++) low->program->entry[first].unit = unit;
+}
+
 /* The other worker's activations in, our half layers, ours out. */
 static void lower_span(struct lowering *low, const struct plan_span *span)
 {
     const struct model *model = low->source->model;
     if (span->ticket_in) add_lane(low, OP_LANE_READ, span->lane_in, span->ticket_in, span->last_in);
     if (span->embed) lower_op(low, &model->math.embed, NULL, -1, false);
-    for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++) {
-        const struct math_part *math = model_unit_math(model, u);
-        uint32_t first = low->program->count;
-        for (uint32_t i = 0; i < math->ops; i++)
-            lower_op(low, &math->op[i], i + 1 < math->ops ? &math->op[i + 1] : NULL, (int32_t)unit_layer(u),
-                     false);
-        for (; first < low->program->count; first++) low->program->entry[first].unit = u;
-    }
+    for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++) lower_unit(low, u);
     if (span->ticket_out) add_lane(low, OP_LANE_WRITE, span->lane_out, span->ticket_out, false);
 }
 
@@ -94,10 +97,11 @@ static uint32_t few_of(const struct program_source *source)
     return source->plan->invariant ? PROGRAM_FEW_TOKENS : source->apart;
 }
 
+static const uint32_t typical[OP_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, 256};
+
 int program_lower(const struct program_source *source, uint32_t phase, enum op_tier tier,
                   struct program *program, struct helm_err *err)
 {
-    static const uint32_t typical[OP_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, 256};
     struct lowering low = {.source = source,
                            .program = program,
                            .tier = tier,
@@ -126,6 +130,24 @@ int program_lower(const struct program_source *source, uint32_t phase, enum op_t
     return low.rc;
 }
 
+int program_lower_drafts(const struct program_source *source, bool first, enum op_tier tier,
+                         struct program *program, struct helm_err *err)
+{
+    const struct model *model = source->model;
+    struct lowering low = {
+        .source = source, .program = program, .tier = tier, .tokens = typical[tier], .err = err};
+    low.tiled = tier != OP_TIER_ONE;
+    *program = (struct program){.tiled = low.tiled};
+    if (!source->plan->draft_layers) return 0;
+    lower_entry(&low, OP_EMBED, -1);
+    for (uint32_t i = 0; i < model->math.hidden_states.ops && first; i++)
+        lower_op(&low, &model->math.hidden_states.op[i], NULL, -1, false);
+    for (uint32_t u = plan_answer_units(source->plan); u < unit_count(source->plan->layers); u++)
+        lower_unit(&low, u);
+    if (low.rc) program_free(program);
+    return low.rc;
+}
+
 int program_lower_head(const struct program_source *source, bool many, struct program *program,
                        struct helm_err *err)
 {
@@ -137,7 +159,8 @@ int program_lower_head(const struct program_source *source, bool many, struct pr
                            .err = err};
     low.tiled = many && !low.few;
     *program = (struct program){.tiled = low.tiled, .few = low.few ? few_of(source) : 0};
-    lower_op(&low, &source->model->math.head, NULL, -1, false);
+    const struct model_math *math = &source->model->math;
+    lower_op(&low, source->drafts ? &math->draft_head : &math->head, NULL, -1, false);
     if (low.rc) program_free(program);
     return low.rc;
 }

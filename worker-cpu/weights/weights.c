@@ -66,7 +66,8 @@ static bool is_computed(const struct weights *w, const struct model_tensor *t)
     uint32_t layers = w->model->config.layers;
     if (t->layer >= 0) return w->computed[model_tensor_unit(t)];
     bool embed = w->computed[unit_count(layers)], head = w->computed[unit_count(layers) + 1];
-    if (t->role == TENSOR_EMBED) return embed || w->inputs || (head && w->model->config.tied_head);
+    const struct model_config *c = &w->model->config;
+    if (t->role == TENSOR_EMBED) return embed || w->inputs || (head && (c->tied_head || c->drafts));
     if (model_is_input(w->model, t->role)) return w->inputs;
     return head;
 }

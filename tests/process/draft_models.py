@@ -1,0 +1,53 @@
+"""Checkpoints with a layer that makes drafts (multi-token prediction), from reference checkpoints of hybrids without one.
+
+The layer's projection passes on the embedding of the next token, and its norm is that of the model. So it guesses what the model
+would say if its layers added nothing: right always where the model's layers add nothing (`adds` 0), and less often the more they
+add. Whatever it guesses, the model's answers are its own."""
+import random
+import struct
+
+from hybrid_files import read, write_safetensors
+
+OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")  # of what a half layer adds
+
+
+def bf16(values):
+    return b"".join(struct.pack("<f", v)[2:] for v in values)
+
+
+def scaled(data, power):
+    """bf16 numbers times a power of two, which is exact; None: zeros."""
+    if power is None:
+        return bytes(len(data))
+    out = bytearray(data)
+    for i in range(0, len(data), 2):
+        bits = out[i] | out[i + 1] << 8
+        exponent = (bits >> 7 & 255) + power
+        bits = bits & ~(255 << 7) | exponent << 7 if 0 < exponent < 255 else 0
+        out[i:i + 2] = bits.to_bytes(2, "little")
+    return bytes(out)
+
+
+def draft_layer(config, tensors, seed):
+    """Tensors of the layer, as published: a layer of attention like the model's last one, with numbers of its own."""
+    rng, hidden, last = random.Random(seed), config["hidden_size"], config["num_hidden_layers"] - 1
+    made = {}
+    for name, (shape, data) in tensors.items():
+        prefix = f"model.layers.{last}."
+        if name.startswith(prefix):
+            spread = 0.1 if len(shape) == 1 else 1.5 / shape[-1] ** 0.5
+            made["mtp.layers.0." + name[len(prefix):]] = (shape, bf16(rng.gauss(0, spread) for _ in range(len(data) // 2)))
+    made["mtp.fc.weight"] = ([hidden, 2 * hidden], bf16(float(c == r) for r in range(hidden) for c in range(2 * hidden)))
+    made["mtp.pre_fc_norm_embedding.weight"] = ([hidden], bytes(2 * hidden))  # less 1
+    made["mtp.pre_fc_norm_hidden.weight"] = ([hidden], bf16(rng.gauss(0, 0.1) for _ in range(hidden)))
+    made["mtp.norm.weight"] = tensors["model.norm.weight"]
+    return made
+
+
+def draft_model(name, folder, adds=-4, own_adds=None, seed=7):
+    """The checkpoint `name` in `folder`, with such a layer. Powers of two: how much the model's layers add, and that one; None: nothing."""
+    config, tensors = read(name)
+    made = draft_layer(config, tensors, seed)
+    tensors = {n: (s, scaled(d, adds) if n.startswith("model.layers.") and n.endswith(OUTPUTS) else d) for n, (s, d) in tensors.items()}
+    tensors.update({n: (s, scaled(d, own_adds) if n.endswith(OUTPUTS) else d) for n, (s, d) in made.items()})
+    return write_safetensors(folder, {**config, "mtp_num_hidden_layers": 1}, tensors)

@@ -1,0 +1,188 @@
+#!/usr/bin/python3
+"""Drafts by the model's own layer (docs/speculation.md) through real processes: every answer has the tokens, and in an invariant plan
+the logprobs, that it has without. draft_models.py makes the checkpoints: of one the layer is always right, of others as often as the
+model's layers add little."""
+import json
+import os
+import signal
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from draft_models import draft_model  # noqa: E402
+from hybrid_files import multimodal, write_gguf  # noqa: E402
+from helmd_harness import DATA, Client, Daemon, check, pb, run_tests, running, same, status_of, wait_until  # noqa: E402
+
+OFF, NGRAM, MTP = pb.SPECULATE_OFF, pb.SPECULATE_NGRAM, pb.SPECULATE_MTP
+EXACT = ("--kv-dtype", "f32", "--threads", 2, "--activations", "exact", "--kernels", "avx2")
+FOLDER = tempfile.mkdtemp(prefix="helm-mtp-")
+PROMPTS = [[5 + 7 * n + k * k % 50 for k in range(length)] for n, length in enumerate((3, 17, 40))]
+SAMPLINGS = {"greedy": {}, "seeded": {"temperature": 1.5}, "penalties": {"temperature": 0.9, "top_k": 40, "repetition_penalty": 1.3,
+                                                                         "presence_penalty": 0.4, "frequency_penalty": 0.3}}
+
+
+def model(name, adds):
+    folder = os.path.join(FOLDER, f"{name}{adds}")
+    return folder if os.path.exists(folder) else draft_model(name, folder, adds)
+
+
+def start(name, adds, *options, invariant="on", speculate="mtp", ctx=512, **named):
+    return running(*EXACT, "--ctx", ctx, "--device", "cpu", "--speculate", speculate, "--invariant", invariant, *options, real=True, model=model(name, adds), **named)
+
+
+def answer(c, prompt, count, **fields):
+    s = c.generate(prompt, count, seed=7, ignore_eos=True, **fields)
+    c.run(s)
+    check(not s.error, s.error)
+    return s
+
+
+def used(stream):
+    return stream.done.usage.drafted_tokens, stream.done.usage.accepted_tokens
+
+
+def test_a_layer_that_is_right_is_believed():
+    count = 60
+    for name in ("qwen35", "qwen35moe"):
+        with start(name, None) as d:
+            c = Client(d.endpoint)
+            for title, sampling in SAMPLINGS.items():
+                plain = answer(c, PROMPTS[1], count, speculate=OFF, sampling=sampling)
+                got = answer(c, PROMPTS[1], count, sampling=sampling)
+                drafted, right = used(got)
+                same((got.tokens, used(plain)), (plain.tokens, (0, 0)), f"{name} {title}")
+                # 15 steps of 4 tokens; fewer drafts at the end of a page
+                check(drafted >= 36 and right >= drafted - 3, f"{name} {title}: {right} of {drafted} drafts were right")
+            st = status_of(d)
+            same((st.speculate, st.draft_tokens), ("mtp", 3), "status")
+
+
+def check_model(name, adds, *titles, count=40, least=0.1, most=0.95):
+    with start(name, adds) as d:
+        c, drafted, right = Client(d.endpoint), 0, 0
+        for title in titles:
+            fields = {"sampling": SAMPLINGS[title], "logprobs": 2}
+            plain = [answer(c, p, count, speculate=OFF, **fields) for p in PROMPTS]
+            for n, s in enumerate(plain):
+                got = answer(c, PROMPTS[n], count, **fields)
+                same(got.tokens, s.tokens, f"{name} {title}: prompt {n} alone")
+                same([t.logprob for t in got.first], [t.logprob for t in s.first], f"{name} {title}: logprobs of prompt {n}")
+                drafted += used(got)[0]
+                right += used(got)[1]
+            streams = [c.generate(p, count, seed=7, ignore_eos=True, **fields) for p in PROMPTS]
+            c.run(*streams)
+            same([s.tokens for s in streams], [s.tokens for s in plain], f"{name} {title}: a batch")
+            check(all(used(s)[0] for s in streams), f"{name} {title}: drafts of a batch: {[used(s) for s in streams]}")
+        check(least * drafted < right < most * drafted, f"{name}: {right} of {drafted} drafts were right")
+        plain = [answer(c, p, 2 * count, speculate=OFF) for p in PROMPTS]
+        streams = [c.generate(p, 2 * count, seed=7, ignore_eos=True) for p in PROMPTS]
+        killed = 0
+        while not all(s.ended for s in streams):
+            c.receive(60)
+            if sum(len(s.tokens) for s in streams) > (killed + 1) * count and killed < 2:
+                os.kill(d.children()["worker"], signal.SIGKILL)
+                killed += 1
+                wait_until(lambda: status_of(d).restarts_total >= killed and status_of(d).state == "ready", 30)
+        same([s.tokens for s in streams], [s.tokens for s in plain], f"{name}: {killed} workers killed")
+
+
+def test_answers_are_the_same():
+    check_model("qwen35", -4, *SAMPLINGS)
+    check_model("qwen35moe", -4, "greedy", "seeded")
+    check_model("qwen3next", -4, "greedy")
+
+
+def test_each_length_of_an_answer_and_each_number_of_drafts():
+    for most in (1, 5, 15):
+        with start("qwen35", -4, "--draft-tokens", most) as d:
+            c = Client(d.endpoint)
+            want = answer(c, PROMPTS[0], 20, speculate=OFF).tokens
+            for count in range(1, 20):
+                s = answer(c, PROMPTS[0], count)
+                same((s.tokens, s.done.usage.completion_tokens), (want[:count], count), f"{count} tokens with {most} drafts")
+
+
+def test_many_sequences_share_a_step():
+    """More of them than a step has room for drafts of; some without; answers to long prompts in between."""
+    prompts = [[3 + n, 4, 5 + n % 3] * (1 + 3 * (n % 6)) for n in range(20)]
+    with start("qwen35", -4, "--parallel", 12) as d:
+        c = Client(d.endpoint)
+        plain = [answer(c, p, 30, speculate=OFF).tokens for p in prompts]
+        streams = [c.generate(p, 30, seed=7, ignore_eos=True, speculate=(MTP, OFF, NGRAM, MTP)[n % 4]) for n, p in enumerate(prompts)]
+        c.run(*streams)
+        same([s.tokens for s in streams], plain, "tokens")
+
+
+def test_pages_that_others_computed_are_gone_on_from():
+    """A second turn finds the first one's pages, those of drafts among them; so does another prompt that begins alike."""
+    with start("qwen35", -4, invariant="off") as d:
+        c = Client(d.endpoint)
+        first = answer(c, PROMPTS[2], 120, speculate=OFF).tokens
+        turn = PROMPTS[2] + first + [5, 6]
+        want = answer(c, turn, 40, speculate=OFF).tokens
+    with start("qwen35", -4, invariant="off") as d:
+        c = Client(d.endpoint)
+        same(answer(c, PROMPTS[2], 120).tokens, first, "the first turn")
+        second = answer(c, turn, 40)
+        same(second.tokens, want, "the second turn")
+        check(second.done.usage.cached_tokens >= 64 and used(second)[1] > 0, f"{second.done.usage.cached_tokens} found, {used(second)}")
+
+
+def test_preempted_sequences_keep_their_tokens():
+    prompts = [[6 + n, 7] * 20 for n in range(3)]
+    with start("qwen35", -4, "--kv-tokens", 320, "--parallel", 3, ctx=256) as d:
+        c = Client(d.endpoint)
+        wants = [answer(c, p, 150, speculate=OFF).tokens for p in prompts]
+        streams = [c.generate(p, 150, seed=7, ignore_eos=True) for p in prompts]
+        c.run(*streams)
+        same([s.tokens for s in streams], wants, "tokens")
+        check(status_of(d).preemptions_total > 0, "nothing was preempted")
+
+
+def test_every_form_of_a_checkpoint_has_the_layer():
+    """As published, and as a GGUF file: the same answers by as many right drafts."""
+    for name in ("qwen35", "qwen35moe"):
+        plain = model(name, -4)
+        forms = (plain, multimodal(plain, plain + "-outer"), write_gguf(plain + ".gguf", plain))
+        seen = []
+        for form in forms:
+            with running(*EXACT, "--device", "cpu", "--speculate", "mtp", real=True, model=form) as d:
+                got = answer(Client(d.endpoint), PROMPTS[1], 60)
+                seen.append((got.tokens, used(got)))
+        same(seen[1:], seen[:1] * 2, f"{name}: tokens, drafts and right ones")
+
+
+def plan_of(*options, **named):
+    with start("qwen35", -4, "--kv-tokens", 1024, *options, **named) as d:
+        return json.loads(Client(d.endpoint).ask("plan").plan.json)
+
+
+def test_the_ledger_counts_the_layer_and_its_cache():
+    """The same plan with and without: weights of the layer as they lie in the file, pages of one layer more."""
+    without, plan = plan_of("--draft-tokens", 3, speculate="ngram"), plan_of()
+    same((without["layers"], without.get("draft_layers", 0), plan["layers"], plan["draft_layers"]), (4, 0, 5, 1), "layers")
+    lines = [{line["what"].split(",")[0]: line["bytes"] for line in p["host"]["lines"]} for p in (without, plan)]
+    hidden, inner, heads, dim = 64, 96, 2, 64
+    matrices = hidden * (2 * hidden + (2 * heads + 2) * dim + heads * dim + 3 * inner)
+    weights = [sum(v for k, v in l.items() if "weights" in k) for l in lines]
+    check(2 * matrices <= weights[1] - weights[0] <= 2 * matrices + (4 << 20), f"{weights[1] - weights[0]} bytes more of weights, not {2 * matrices}")
+    cache = [sum(v for k, v in l.items() if "KV" in k) for l in lines]
+    same(cache[1] >= 2 * cache[0] - (4 << 20), True, f"the cache of one layer and of two: {cache}; {lines}")
+    same(plan["host"]["total"] > without["host"]["total"], True, "the totals")
+
+
+def test_the_layer_is_read_only_if_it_is_asked_for():
+    with start("qwen35", -4, "--draft-tokens", 3, speculate="ngram") as d:
+        c = Client(d.endpoint)
+        s = c.generate(PROMPTS[0], 4, speculate=MTP)
+        c.run(s)
+        check("--speculate mtp" in s.error.message, s.error)
+        check("mtp." in d.log(), "tensors that are not read")
+    for folder in (os.path.join(DATA, "golden", "qwen35"), None):
+        d = Daemon("--device", "cpu", "--speculate", "mtp", *EXACT, real=True, **({"model": folder} if folder else {}))
+        check("--speculate mtp" in d.ready and "no layer that makes drafts" in d.ready, d.ready)
+        d.close()
+
+
+if __name__ == "__main__":
+    run_tests(dict(globals()))
