@@ -60,7 +60,7 @@ static struct sample sample_of(const struct gpu_engine *g, uint32_t i, struct st
     const struct batch_sample *sample = &g->batch.sample[i];
     const struct batch_row *row = &g->batch.row[sample->row];
     const struct arena_slot *slot = arena_slot_of(arena, row->slot);
-    uint32_t length = row->start + sample->at;
+    uint32_t length = row->start + sample->at + g->draw.further;
     return (struct sample){.params = &slot->sampling,
                            .tokens = {arena_history_of(arena, row->slot), length,
                                       slot->prompt_count < length ? slot->prompt_count : length,

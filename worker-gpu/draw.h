@@ -20,7 +20,8 @@ struct gpu_draw {
     uint32_t few_count;
     uint32_t row[ARENA_STEP_ROWS]; /* samples whose whole row is copied */
     uint32_t row_count;
-    bool copy_rows; /* into the arena, also where candidates suffice: for a caller that wants logits */
+    uint32_t further; /* tokens after a sampled position that are known: of drafts (drafting.h) */
+    bool copy_rows;   /* into the arena, also where candidates suffice: for a caller that wants logits */
     /* of all steps: drawn from candidates, from rows; rows among them that candidates were not enough for */
     uint64_t from_few, from_rows, not_enough;
 };

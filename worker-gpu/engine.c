@@ -347,6 +347,7 @@ static int prepare_programs(struct gpu_engine *g, bool graphs, struct helm_err *
     uint64_t before = d->ops->memory_overhead(d);
     for (uint32_t i = 0; i < PROGRAMS && !rc; i++)
         if (program_at(g, i, &kind)->count) rc = gpu_step_warm(g, program_at(g, i, &kind), err);
+    if (!rc) rc = gpu_drafts_open(g, err);
     uint64_t warm = d->ops->memory_overhead(d); /* libraries load their code with first use */
     if (!rc && warm > before) rc = device_charge(d, DEVICE_CONTEXT, warm - before, err);
     before = warm;
@@ -418,6 +419,7 @@ static void gpu_engine_free(struct worker_engine *base)
     for (uint32_t i = 0; i < GPU_SAMPLERS_MAX; i++) free(g->scratch[i]);
     if (d) {
         gpu_follow_close(g);
+        gpu_drafts_close(g);
         gpu_tiers_close(g);
         struct gpu_program_kind kind;
         for (uint32_t i = 0; i < PROGRAMS; i++) gpu_program_free(program_at(g, i, &kind), d);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "common/cpu/pool.h"
+#include "worker-gpu/drafts.h"
 #include "worker-gpu/draw.h"
 #include "worker-gpu/follow.h"
 #include "worker-gpu/program/expand.h"
@@ -46,6 +47,7 @@ struct gpu_engine {
     struct step_result own_result; /* where the rows are checked when the result is the other worker's */
     struct gpu_draw draw;
     struct gpu_follow follow;
+    struct gpu_drafts drafts;
     struct gpu_tiers tiers;
     struct pool *samplers;
     void *scratch[GPU_SAMPLERS_MAX];

@@ -62,7 +62,7 @@ int gpu_follow_open(struct gpu_engine *g, struct helm_err *err)
     int rc = 0;
     const struct plan_schedule decode = {0};
     const int most = (int)gpu_tier_for(&g->plan, &decode, slots);
-    if (plan_phase_count(&g->plan) > 1) return 0;
+    if (plan_phase_count(&g->plan) > 1 || g->plan.draft_layers) return 0;
     for (int t = 0; t < GPU_TIER_COUNT && !rc; t++) {
         if (t > most || !is_alone(g, &g->program[0][t])) continue;
         for (uint32_t at = 0; at < GPU_FOLLOW_PLACES && !rc; at++)

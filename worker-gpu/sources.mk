@@ -17,6 +17,7 @@ WORKER_GPU_SRC := \
   worker-gpu/device/emulated/queue.c \
   worker-gpu/device/emulated/select.c \
   worker-gpu/device/nvml.c \
+  worker-gpu/drafts.c \
   worker-gpu/draw.c \
   worker-gpu/engine.c \
   worker-gpu/follow.c \

@@ -297,6 +297,9 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
         g->is_short = schedule.is_short;
         struct gpu_program *p = program_of(g, schedule.phase, gpu_tier_for(&g->plan, &schedule, tokens));
         rc = compute(g, step, p, start_ns, result, err);
+        const uint64_t drafts_ns = units_now_ns();
+        if (!rc && head && g->plan.draft_layers) rc = gpu_drafts_run(g, step, p->tier, result, err);
+        result->linear_ns += units_now_ns() - drafts_ns;
     } else if (step->flags & STEP_KV_MOVES) {
         rc = gpu_session_move(g, step, err);
     } else if (g->tiers.on) {

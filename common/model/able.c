@@ -21,7 +21,6 @@ enum want {
     WANT_NO_ROPE,
     WANT_POSITIONS,
     WANT_RUNNING_MEAN,
-    WANT_DRAFTS,
     WANTS
 };
 static const struct {
@@ -42,7 +41,6 @@ static const struct {
     [WANT_NO_ROPE] = {"attention without RoPE", {true, false}},
     [WANT_POSITIONS] = {"learned positions", {true, false}},
     [WANT_RUNNING_MEAN] = {"a state of fixed size", {true, false, true}},
-    [WANT_DRAFTS] = {"a layer that makes drafts", {true, false}},
 };
 
 /* A set of enum want. */
@@ -70,7 +68,6 @@ static uint32_t wants_of(const struct math_op *op)
         [WANT_NO_ROPE] = op->no_rope,
         [WANT_POSITIONS] = op->positions != TENSOR_NONE,
         [WANT_RUNNING_MEAN] = op->kind == MATH_RUNNING_MEAN,
-        [WANT_DRAFTS] = op->kind == MATH_JOIN,
     };
     uint32_t set = 0;
     for (uint32_t i = 0; i < WANTS; i++) set |= want[i] ? 1u << i : 0;

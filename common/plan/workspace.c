@@ -155,8 +155,10 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
                    a = larger(q, delta_values(m)), channels = m->delta.channels,
                    n = larger(model_dense_width(m), m->per_layer), tokens = w->tokens, sub = w->sub_tokens;
     w->area[GPU_AREA_H].bytes = sub * m->hidden * c->chunk_bytes;
-    w->area[GPU_AREA_OUT].bytes = m->normed_outputs ? tokens * m->hidden * sizeof(float) : 0;
-    w->area[GPU_AREA_SUM].bytes = m->router.experts ? w->area[GPU_AREA_OUT].bytes : 0;
+    w->area[GPU_AREA_OUT].bytes = m->normed_outputs || m->drafts ? tokens * m->hidden * sizeof(float) : 0;
+    w->area[GPU_AREA_SUM].bytes = m->normed_outputs && m->router.experts ? w->area[GPU_AREA_OUT].bytes : 0;
+    w->area[GPU_AREA_PAIR].bytes =
+        m->drafts ? 2 * tokens * m->hidden * larger(c->chunk_bytes, sizeof(float)) : 0;
     w->area[GPU_AREA_PER_LAYER].bytes = tokens * workspace_per_layer_width(m) * sizeof(float);
     w->area[GPU_AREA_ROPE_TABLE].bytes =
         model_ropes(m) * tokens * model_heads_most(m).head_dim * sizeof(float);

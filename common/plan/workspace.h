@@ -61,10 +61,11 @@ enum gpu_area {
     GPU_AREA_SAMPLE, /* from here on: of the head; [slots][hidden] */
     GPU_AREA_LOGITS, /* [slots][vocab] */
     GPU_AREA_ARGMAX,
-    GPU_AREA_FEW, /* of draws from candidates */
-    GPU_AREA_H,   /* from here on: of layers; [sub]: normalised input, of the weights' dtype */
-    GPU_AREA_OUT, /* [tokens][hidden]: a half's output that is normed before it is added */
-    GPU_AREA_SUM, /* [tokens][hidden]: the sum of experts that is normed by itself */
+    GPU_AREA_FEW,  /* of draws from candidates */
+    GPU_AREA_H,    /* from here on: of layers; [sub]: normalised input, of the weights' dtype */
+    GPU_AREA_OUT,  /* [tokens][hidden]: a half's output that is normed before it is added */
+    GPU_AREA_SUM,  /* [tokens][hidden]: the sum of experts that is normed by itself */
+    GPU_AREA_PAIR, /* [tokens][2 * hidden]: of drafts, of the weights' dtype */
     GPU_AREA_PER_LAYER, /* [tokens][1 + layers][per_layer]: a gate, then what per-layer embeddings give each layer */
     GPU_AREA_ROPE_TABLE, /* [tables][tokens][head_dim] */
     GPU_AREA_INV_FREQ,   /* [tables][head_dim / 2] */

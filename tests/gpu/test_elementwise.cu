@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "tests/gpu/harness.cuh"
+#include "worker-gpu/kernels/join.h"
 #include "worker-gpu/kernels/kernels_few.h"
 #include "worker-gpu/kernels/weigh.h"
 
@@ -202,6 +203,33 @@ static void test_add_normed(struct test_context *t, uint32_t hidden, bool in_pla
     check_close(t, out.read<float>(), expected, 4e-6, two ? "add two normed" : "add normed");
 }
 
+/* Two inputs side by side, each by its norm; rows beyond the count stay. */
+static void test_join(struct test_context *t, uint32_t width)
+{
+    const uint32_t tokens = 5, count = 4;
+    auto a = random_floats(t, (size_t)tokens * width), b = random_floats(t, (size_t)tokens * width),
+         norm_a = random_floats(t, width), norm_b = random_floats(t, width),
+         before = random_floats(t, (size_t)2 * tokens * width);
+    gpu_buffer da(a), db(b), dnorm_a(norm_a), dnorm_b(norm_b), out(before),
+        counter(std::vector<uint32_t>{count});
+    struct gpuk_join j = {};
+    j.a = da.as<float>(), j.norm_a = dnorm_a.as<float>(), j.b = db.as<float>(),
+    j.norm_b = dnorm_b.as<float>();
+    j.eps = 1e-5f, j.width = width, j.out = out.as<float>(), j.out_dtype = DTYPE_F32;
+    GPUK(gpuk_join(&j, counter.as<uint32_t>(), tokens, 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    std::vector<double> expected(before.begin(), before.end());
+    for (uint32_t n = 0; n < count; n++)
+        for (uint32_t half = 0; half < 2; half++) {
+            const std::vector<float> &in = half ? b : a, &norm = half ? norm_b : norm_a;
+            const std::vector<double> row(in.begin() + (size_t)n * width,
+                                          in.begin() + (size_t)(n + 1) * width),
+                y = normed_row(row.data(), norm.data(), width);
+            for (uint32_t i = 0; i < width; i++) expected[((size_t)2 * n + half) * width + i] = y[i];
+        }
+    check_close(t, out.read<float>(), expected, 4e-6, "join");
+}
+
 /* Rows that stand among others, normed or as they are, grown by their positions; what is between them stays, and rows beyond the
  * count. */
 static void test_in_place(struct test_context *t, uint32_t width, bool norm, float growth)
@@ -284,6 +312,8 @@ void test_elementwise(struct test_context *t)
     test_add_normed(t, 7, false, true, false);
     test_add_normed(t, 2816, true, true, true);
     test_add_normed(t, 7, false, false, true);
+    test_join(t, 2048);
+    test_join(t, 7);
     test_in_place(t, 6144, true, 0);
     test_in_place(t, 36, false, 0.1f);
     test_in_place(t, 300, true, 0.4f);

@@ -11,7 +11,7 @@ import tempfile
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from draft_models import draft_model  # noqa: E402
 from hybrid_files import multimodal, write_gguf  # noqa: E402
-from helmd_harness import DATA, Client, Daemon, check, pb, run_tests, running, same, status_of, wait_until  # noqa: E402
+from helmd_harness import DATA, Client, Daemon, check, pb, plan_json, run_tests, running, same, status_of, wait_until  # noqa: E402
 
 OFF, NGRAM, MTP = pb.SPECULATE_OFF, pb.SPECULATE_NGRAM, pb.SPECULATE_MTP
 EXACT = ("--kv-dtype", "f32", "--threads", 2, "--activations", "exact", "--kernels", "avx2")
@@ -21,13 +21,24 @@ SAMPLINGS = {"greedy": {}, "seeded": {"temperature": 1.5}, "penalties": {"temper
                                                                          "presence_penalty": 0.4, "frequency_penalty": 0.3}}
 
 
-def model(name, adds):
-    folder = os.path.join(FOLDER, f"{name}{adds}")
-    return folder if os.path.exists(folder) else draft_model(name, folder, adds)
+# Homes of four layers and of the one that makes drafts, of the embedding and of the head: on the emulated device alone, with weights
+# that cross the link, and on both processors with either of them at the ends.
+PLANS = {"gpu": ("ggggg", "g", "g"), "stream": ("ssssg", "g", "g"), "split": ("gcgcg", "g", "g"), "cpu ends": ("gcgcc", "c", "c"),
+         "gpu head": ("cgcgg", "c", "g"), "cpu head": ("cgcgc", "g", "c")}
 
 
-def start(name, adds, *options, invariant="on", speculate="mtp", ctx=512, **named):
-    return running(*EXACT, "--ctx", ctx, "--device", "cpu", "--speculate", speculate, "--invariant", invariant, *options, real=True, model=model(name, adds), **named)
+def model(name, adds, own_adds=None):
+    folder = os.path.join(FOLDER, f"{name}{adds}{own_adds}")
+    return folder if os.path.exists(folder) else draft_model(name, folder, adds, own_adds)
+
+
+def start(name, adds, *options, kind="cpu", invariant="on", speculate="mtp", ctx=512, own_adds=None, **named):
+    options = (*EXACT, "--speculate", speculate, "--invariant", invariant, *options)
+    if kind == "cpu":
+        return running(*options, "--ctx", ctx, "--device", "cpu", real=True, model=model(name, adds, own_adds), **named)
+    homes, embed, head = PLANS[kind]
+    plan = plan_json(5, homes, embed, head, kv_dtype="f32", context_tokens=ctx, ring_bytes=1 << 20, draft_layers=1, draft_tokens=3)
+    return running(*options, "--device", "emulated", real=True, model=model(name, adds, own_adds), plan=plan, **named)
 
 
 def answer(c, prompt, count, **fields):
@@ -57,8 +68,8 @@ def test_a_layer_that_is_right_is_believed():
             same((st.speculate, st.draft_tokens), ("mtp", 3), "status")
 
 
-def check_model(name, adds, *titles, count=40, least=0.1, most=0.95):
-    with start(name, adds) as d:
+def check_model(name, adds, *titles, kind="cpu", count=40, least=0.1, most=0.95):
+    with start(name, adds, kind=kind) as d:
         c, drafted, right = Client(d.endpoint), 0, 0
         for title in titles:
             fields = {"sampling": SAMPLINGS[title], "logprobs": 2}
@@ -90,6 +101,30 @@ def test_answers_are_the_same():
     check_model("qwen35", -4, *SAMPLINGS)
     check_model("qwen35moe", -4, "greedy", "seeded")
     check_model("qwen3next", -4, "greedy")
+
+
+def test_answers_are_the_same_on_a_device():
+    for kind, titles in (("gpu", SAMPLINGS), ("stream", ["greedy"]), ("split", ["seeded"]), ("gpu head", ["greedy"]), ("cpu head", ["greedy"]),
+                         ("cpu ends", ["penalties"])):
+        check_model("qwen35", -4, *titles, kind=kind)
+    check_model("qwen35moe", -4, "seeded", kind="gpu")
+
+
+def test_a_device_makes_the_drafts_that_a_cpu_makes():
+    """Of a layer that adds something, from attention and from an MLP or experts: as many are right, but for choices between equals."""
+    for name in ("qwen35", "qwen35moe"):
+        seen = []
+        for kind in ("cpu", "gpu", "split"):
+            with start(name, -5, kind=kind, own_adds=-3) as d:
+                c = Client(d.endpoint)
+                seen.append([used(answer(c, p, 120))[1] for p in PROMPTS])
+        print(f"{name}: right drafts {seen}")
+        check(all(abs(sum(s) - sum(seen[0])) <= sum(seen[0]) / 20 for s in seen), f"{name}: right drafts {seen}")
+        check(sum(seen[0]) > 30, f"{name}: right drafts {seen}")
+    for kind in PLANS:
+        with start("qwen35", None, kind=kind) as d:
+            drafted, right = used(answer(Client(d.endpoint), PROMPTS[2], 60, sampling=SAMPLINGS["seeded"]))
+            check(drafted >= 36 and right >= drafted - 3, f"{kind}: {right} of {drafted} drafts were right")
 
 
 def test_each_length_of_an_answer_and_each_number_of_drafts():

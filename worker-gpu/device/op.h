@@ -11,6 +11,7 @@
 #include "worker-gpu/kernels/chain/chains.h"
 #include "worker-gpu/kernels/delta/delta.h"
 #include "worker-gpu/kernels/experts/share.h"
+#include "worker-gpu/kernels/join.h"
 #include "worker-gpu/kernels/kernels_few.h"
 #include "worker-gpu/kernels/weigh.h"
 
@@ -176,6 +177,7 @@ struct op {
         struct op_embed embed;
         struct op_norm norm;
         struct gpuk_add_normed add_normed;
+        struct gpuk_join join;
         struct gpuk_per_layer per_layer;
         struct op_gather gather;
         struct op_move move;

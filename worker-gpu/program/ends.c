@@ -31,13 +31,31 @@ void make_embed(struct lowering *low, const struct making *m)
     const struct gpu_source *s = low->source;
     const struct gpu_matrix *table = lower_matrix(low, m->at->math->weight[0], -1);
     const float scale = m->at->math->out_scale;
-    making_op(low, m)->as.embed = (struct op_embed){.step = low->program->step,
-                                                    .table = table->data,
-                                                    .format = table->format,
-                                                    .vocab = s->model->config.vocab,
-                                                    .hidden = s->model->config.hidden,
-                                                    .scale = scale != 0 ? scale : 1,
-                                                    .x = gpu_area(s->buffers, GPU_AREA_X)};
+    making_op(low, m)->as.embed =
+        (struct op_embed){.step = low->program->step,
+                          .table = table->data,
+                          .format = table->format,
+                          .vocab = s->model->config.vocab,
+                          .hidden = s->model->config.hidden,
+                          .scale = scale != 0 ? scale : 1,
+                          .x = (float *)(void *)making_place(low, m, m->at->math->out[0]).at};
+}
+
+/* Of all of a step's tokens. */
+void make_join(struct lowering *low, const struct making *m)
+{
+    const struct model_config *c = &low->source->model->config;
+    const struct math_op *math = m->at->math;
+    const struct place out = making_place(low, m, math->out[0]);
+    making_op(low, m)->as.join =
+        (struct gpuk_join){.a = (const float *)(void *)making_place(low, m, math->other).at,
+                           .norm_a = making_vector(low, m, math->other_norm),
+                           .b = (const float *)(void *)making_place(low, m, math->in).at,
+                           .norm_b = making_vector(low, m, math->in_norm),
+                           .eps = (float)c->norm_eps,
+                           .width = c->hidden,
+                           .out = out.at,
+                           .out_dtype = out.dtype};
 }
 
 void make_gather(struct lowering *low, const struct making *m)

@@ -100,7 +100,9 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out);
 void lower_embed(struct lowering *low);
 /* The embedding, and what MLP halves take of the tokens. */
 void lower_inputs(struct lowering *low);
-void lower_head(struct lowering *low);
+/* Of drafts, the hidden states that they begin with; `drafts`: the head after these. */
+void lower_hidden_states(struct lowering *low);
+void lower_head(struct lowering *low, bool drafts);
 
 /* Joins the operations of a whole list to chains where it can (chain.c). */
 void lower_chains(struct lowering *low);

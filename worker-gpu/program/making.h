@@ -70,6 +70,7 @@ static inline struct op *making_op(struct lowering *low, const struct making *m)
 /* Inputs of each layer by a table; rows of the embedding; the rows that are sampled; logits' soft cap; the greedy token. */
 void make_per_layer(struct lowering *low, const struct making *m);
 void make_embed(struct lowering *low, const struct making *m);
+void make_join(struct lowering *low, const struct making *m); /* of drafts */
 void make_gather(struct lowering *low, const struct making *m);
 void make_soft_cap(struct lowering *low, const struct making *m);
 void make_argmax(struct lowering *low, const struct making *m);

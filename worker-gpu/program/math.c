@@ -197,7 +197,7 @@ static void make_swiglu(struct lowering *low, const struct making *m)
                            .out_stride = out.stride};
 }
 
-/* q or k, all heads together. */
+/* q or k, all heads together; or the residual stream. */
 static void make_in_place(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
@@ -206,16 +206,18 @@ static void make_in_place(struct lowering *low, const struct making *m)
     const struct place x = making_place(low, m, math->in);
     const struct gpuk_step step =
         gpu_block_step(&p->block, gpu_area(s->buffers, GPU_AREA_BLOCK), p->step.pages_per_slot, m->sub);
-    const uint32_t heads = math->in == BUFFER_Q ? s->model->config.heads : s->model->config.kv_heads;
-    making_op(low, m)->as.add_normed = (struct gpuk_add_normed){.in = (const float *)(void *)x.at,
-                                                                .norm = making_vector(low, m, math->norm),
-                                                                .eps = (float)s->model->config.norm_eps,
-                                                                .width = heads * s->model->config.head_dim,
-                                                                .stride = x.stride,
-                                                                .position = step.position,
-                                                                .growth = math->growth,
-                                                                .growth_context = math->growth_context,
-                                                                .out = (float *)(void *)x.at};
+    const struct model_config *c = &s->model->config;
+    const uint32_t heads = math->in == BUFFER_Q ? c->heads : c->kv_heads;
+    making_op(low, m)->as.add_normed =
+        (struct gpuk_add_normed){.in = (const float *)(void *)x.at,
+                                 .norm = making_vector(low, m, math->norm),
+                                 .eps = (float)s->model->config.norm_eps,
+                                 .width = math->in == BUFFER_X ? c->hidden : heads * c->head_dim,
+                                 .stride = x.stride,
+                                 .position = step.position,
+                                 .growth = math->growth,
+                                 .growth_context = math->growth_context,
+                                 .out = (float *)(void *)x.at};
 }
 
 /* The residual stream, or a decode tier's last lane, out of itself and the normed output. */
@@ -315,6 +317,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_NORM] = make_norm,
     [OP_ADD_NORMED] = make_add_normed,
     [OP_PER_LAYER] = make_per_layer,
+    [OP_JOIN] = make_join,
     [OP_MATMUL] = make_matmul,
     [OP_ADD_BIAS] = make_bias,
     [OP_SWIGLU] = make_swiglu,
@@ -478,7 +481,9 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
     order_of(part, mixed, order);
     for (uint32_t i = 0; i < part->ops; i++) {
         const struct lower_at at = lower_at(low, unit, order[i]);
-        const bool weighs = at.math->kind == MATH_ROUTE || at.math->kind == MATH_WEIGH;
+        const enum math_kind kind = at.math->kind;
+        const bool whole_step =
+            kind == MATH_ROUTE || kind == MATH_WEIGH || kind == MATH_EMBED || kind == MATH_JOIN;
         struct piece piece = {0};
         check_able(low, &at);
         if (low->rc) return;
@@ -493,7 +498,7 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
             lower_cache_end(low, (uint32_t)at.layer);
         } else if (at.math->state_bytes || at.math->kind == MATH_ADD_NORMED) {
             make_subs(low, &m);
-        } else if (weighs || (mixed && at.math->kind != MATH_LINEAR)) { /* nothing comes in pieces */
+        } else if (whole_step || (mixed && at.math->kind != MATH_LINEAR)) { /* nothing comes in pieces */
             m.sub = GPU_SUB_ALL;
             make(low, &m);
         } else {
@@ -533,9 +538,21 @@ void lower_inputs(struct lowering *low)
     }
 }
 
-void lower_head(struct lowering *low)
+void lower_hidden_states(struct lowering *low)
 {
-    const struct lower_at at = lower_at(low, lower_head_unit(low), 0);
+    const struct math_part *part = &low->source->model->math.hidden_states;
+    for (uint32_t i = 0; i < part->ops && !low->rc; i++) {
+        const struct lower_at at = {.unit = lower_head_unit(low), .op = i, .math = &part->op[i], .layer = -1};
+        struct making m = {.at = &at};
+        check_able(low, &at);
+        if (!low->rc) make_subs(low, &m);
+    }
+}
+
+void lower_head(struct lowering *low, bool drafts)
+{
+    struct lower_at at = lower_at(low, lower_head_unit(low), 0);
+    if (drafts) at.math = &low->source->model->math.draft_head;
     struct making m = {.at = &at, .sub = GPU_SUB_ALL};
     const uint32_t first = low->program->count;
     check_able(low, &at);

@@ -123,6 +123,11 @@ struct place making_place(const struct lowering *low, const struct making *m, en
         return (struct place){making_row(gpu_area(b, buffer == BUFFER_OUT ? GPU_AREA_OUT : GPU_AREA_SUM),
                                          m->sub, c->hidden, sizeof(float)),
                               c->hidden, DTYPE_F32};
+    case BUFFER_PAIR:
+        if (chunk) dtype = read_as(low, m, buffer);
+        return (
+            struct place){making_row(gpu_area(b, GPU_AREA_PAIR), m->sub, 2 * c->hidden, dtype_bytes(dtype)),
+                          2 * c->hidden, dtype};
     case BUFFER_PER_LAYER: /* behind a gate */
         return (struct place){making_row(gpu_area(b, GPU_AREA_PER_LAYER), m->sub,
                                          workspace_per_layer_width(c), sizeof(float)) +

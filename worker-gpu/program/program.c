@@ -154,7 +154,7 @@ static void lower_span(struct lowering *low, const struct plan_span *span, uint3
         leave_out(low, span->first_unit + u, before);
     }
     const uint32_t before = low->program->count;
-    if (span->head) lower_head(low);
+    if (span->head) lower_head(low, false);
     leave_out(low, lower_head_unit(low), before);
     /* Taken long ago; but as long as the word stands, the host sees whose turn it is (step.c). */
     if (span->ticket_in && span->last_in)
@@ -214,15 +214,14 @@ static void lower_step(struct lowering *low, const struct plan_span *spans, uint
     lower_tail(low);
 }
 
-int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_kind *kind,
-                      struct gpu_program *program, struct helm_err *err)
+/* The list's first words, and the block that it reads. */
+static void begin(struct lowering *low, const struct gpu_program_kind *kind)
 {
+    const struct gpu_source *source = low->source;
     const struct arena_header *h = arena_header_of(source->arena);
+    struct gpu_program *program = low->program;
     const uint32_t phase = kind->phase;
     const enum gpu_tier tier = kind->tier;
-    struct lowering low = {.source = source, .program = program, .ring = &source->ring[phase], .err = err};
-    struct plan_span *spans = NULL;
-    uint32_t span_count = 0;
     memset(program, 0, sizeof *program);
     program->phase = phase;
     program->tier = tier;
@@ -238,13 +237,44 @@ int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_
                     both || (tier == GPU_TIER_CHUNK && plan_kv_tiered(source->plan)), &program->block);
     program->step =
         gpu_block_step(&program->block, gpu_area(source->buffers, GPU_AREA_BLOCK), line, GPU_SUB_ALL);
-    low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
+}
+
+int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_kind *kind,
+                      struct gpu_program *program, struct helm_err *err)
+{
+    struct lowering low = {.source = source,
+                           .program = program,
+                           .ring = &source->ring[kind->phase],
+                           .err = err};
+    struct plan_span *spans = NULL;
+    uint32_t span_count = 0;
+    begin(&low, kind);
+    low.rc = plan_spans(source->plan, kind->phase, &spans, &span_count, err);
     if (!low.rc && !(program->turn = calloc((size_t)span_count + 1, sizeof *program->turn)))
         low.rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u spans", span_count);
     if (!low.rc) lower_step(&low, spans, span_count);
     if (!low.rc) lower_attention_chained(&low);
     if (!low.rc) lower_chains(&low);
     free(spans);
+    if (low.rc) gpu_program_free(program, source->device);
+    return low.rc;
+}
+
+int gpu_program_lower_drafts(const struct gpu_source *source, bool first, enum gpu_tier tier,
+                             struct gpu_program *program, struct helm_err *err)
+{
+    const struct plan *plan = source->plan;
+    struct lowering low = {.source = source, .program = program, .ring = &source->ring[0], .err = err};
+    begin(&low, &(struct gpu_program_kind){.tier = tier});
+    program->stream_bytes = 0;
+    lower_add(&low, plan_streams(plan, source->self) ? OP_READ_BLOCK : OP_COPY_BLOCK, -1);
+    for (uint32_t r = 0; r < model_ropes(&source->model->config); r++) add_rope_table(&low, r);
+    if (first) lower_hidden_states(&low);
+    for (uint32_t u = plan_answer_units(plan); u < unit_count(plan->layers) && !low.rc; u++)
+        lower_unit(&low, u, gpu_area(source->buffers, GPU_AREA_X));
+    if (!low.rc) lower_head(&low, true);
+    lower_word(&low, OP_WORD_WRITE, source->end, 1, DEVICE_EQUAL);
+    program->tail = program->count;
     if (low.rc) gpu_program_free(program, source->device);
     return low.rc;
 }

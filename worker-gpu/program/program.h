@@ -276,6 +276,9 @@ static inline bool gpu_program_repeats(const struct plan *plan, const struct gpu
 }
 HELM_MUST_CHECK int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_kind *kind,
                                       struct gpu_program *program, struct helm_err *err);
+/* The layer of drafts and its head, by the step's own hidden states or by those of drafts. Issued anew each time. */
+HELM_MUST_CHECK int gpu_program_lower_drafts(const struct gpu_source *source, bool first, enum gpu_tier tier,
+                                             struct gpu_program *program, struct helm_err *err);
 /* Puts the lists of its chains into the buffers: once, before the program is issued, not under capture. */
 HELM_MUST_CHECK int gpu_program_write_chains(const struct gpu_source *source, struct gpu_program *program,
                                              struct helm_err *err);

@@ -142,6 +142,8 @@ static int run_rows(struct device *d, const struct op *op, struct helm_err *err)
                             op->flags, STREAM(d), err);
     case OP_ADD_NORMED:
         return gpuk_add_normed(&op->as.add_normed, op->count, op->tokens, op->flags, STREAM(d), err);
+    case OP_JOIN:
+        return gpuk_join(&op->as.join, op->count, op->tokens, op->flags, STREAM(d), err);
     case OP_SWIGLU:
         return gpuk_swiglu(op->count, op->tokens, g->in, g->in_dtype, g->glu, g->stride, g->up_at, g->n,
                            g->out, g->out_dtype, g->out_stride, op->flags, STREAM(d), err);
@@ -214,6 +216,7 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
         return run_experts(d, op, err);
     case OP_NORM:
     case OP_ADD_NORMED:
+    case OP_JOIN:
     case OP_SWIGLU:
     case OP_ADD_BIAS:
     case OP_READ_BLOCK:

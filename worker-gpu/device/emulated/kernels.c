@@ -284,6 +284,19 @@ static void run_add_normed(struct emulated_math *math, const struct op *op)
     }
 }
 
+static void run_join(struct emulated_math *math, const struct op *op)
+{
+    const struct gpuk_join *c = &op->as.join;
+    float *row = emulated_scratch(math, SCRATCH_Y, c->width * sizeof(float));
+    for (uint32_t t = 0, n = emulated_count(op->count, op->tokens); t < n && row; t++) {
+        const size_t at = (size_t)t * c->width;
+        math->vector->rmsnorm(row, c->a + at, c->norm_a, c->width, c->eps);
+        emulated_store(math, c->out, 2 * at, c->out_dtype, row, c->width);
+        math->vector->rmsnorm(row, c->b + at, c->norm_b, c->width, c->eps);
+        emulated_store(math, c->out, 2 * at + c->width, c->out_dtype, row, c->width);
+    }
+}
+
 static void run_soft_cap(struct emulated_math *math, const struct op *op)
 {
     (void)math;
@@ -429,6 +442,7 @@ static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_PER_LAYER] = run_per_layer,
     [OP_NORM] = run_norm,
     [OP_ADD_NORMED] = run_add_normed,
+    [OP_JOIN] = run_join,
     [OP_ROPE_APPEND] = emulated_run_rope_append,
     [OP_LANE_READ] = run_move,
     [OP_LANE_WRITE] = run_move,

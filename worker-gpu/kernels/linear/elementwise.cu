@@ -3,6 +3,7 @@
  * One block or more a token; tokens beyond *count are left alone. Launchers below; worker-gpu/kernels/kernels.h says
  * what they mean. */
 #include "worker-gpu/kernels/formats/decode.cuh"
+#include "worker-gpu/kernels/join.h"
 
 static const uint32_t THREADS = 256;
 
@@ -95,6 +96,29 @@ __global__ void __launch_bounds__(THREADS)
             to[i] = element<T>::store(norm ? v * scale * norm[i] : v);
         }
     }
+}
+
+/* A block a token and half of its row. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    join_kernel(const __grid_constant__ struct gpuk_join a, const uint32_t *count)
+{
+    __shared__ float scratch[32];
+    let_next_start();
+    wait_for_previous();
+    if (beyond(count, blockIdx.x)) return;
+    const bool second = blockIdx.y > 0;
+    const float *from = (second ? a.b : a.a) + (size_t)blockIdx.x * a.width,
+                *norm = second ? a.norm_b : a.norm_a;
+    T *to = (T *)a.out + ((size_t)blockIdx.x * 2 + second) * a.width;
+    float squares = 0;
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS) {
+        const float v = __ldcg(from + i);
+        squares += v * v;
+    }
+    const float scale = rsqrtf(block_sum(squares, scratch) / (float)a.width + a.eps);
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
+        to[i] = element<T>::store(__ldcg(from + i) * scale * norm[i]);
 }
 
 /* Dividing by the root of the mean of a row's squares: what each thread's numbers are to be multiplied by. */
@@ -296,6 +320,26 @@ static int copy_rows(const char *what, const uint32_t *count, uint32_t rows, con
                        hidden, out, vector);
 }
 
+extern "C" int gpuk_join(const struct gpuk_join *args, const uint32_t *count, uint32_t tokens, uint32_t flags,
+                         void *stream, struct helm_err *err)
+{
+    const int rc = check_shape("join", tokens, args->width, err);
+    if (rc) return rc;
+#define LAUNCH(T)                                                                                            \
+    gpuk_launch("join", join_kernel<T>, dim3(tokens, 2), dim3(THREADS), 0, flags, stream, err, *args, count)
+    switch (args->out_dtype) {
+    case DTYPE_BF16:
+        return LAUNCH(__nv_bfloat16);
+    case DTYPE_F16:
+        return LAUNCH(__half);
+    case DTYPE_F32:
+        return LAUNCH(float);
+    default:
+        return bad_dtype("join", (int)args->out_dtype, err);
+    }
+#undef LAUNCH
+}
+
 extern "C" int gpuk_add_normed(const struct gpuk_add_normed *args, const uint32_t *count, uint32_t tokens,
                                uint32_t flags, void *stream, struct helm_err *err)
 {
@@ -391,6 +435,9 @@ int gpuk_prepare_elementwise(const struct gpuk_device *, struct helm_err *err)
     PREPARE((rmsnorm_kernel<__nv_bfloat16>));
     PREPARE((rmsnorm_kernel<__half>));
     PREPARE((rmsnorm_kernel<float>));
+    PREPARE((join_kernel<__nv_bfloat16>));
+    PREPARE((join_kernel<__half>));
+    PREPARE((join_kernel<float>));
     PREPARE(add_normed_kernel);
     PREPARE(soft_cap_kernel);
     PREPARE((swiglu_kernel<float, float>));

@@ -26,8 +26,7 @@ static void every_architecture_is_computed_by_the_cpu_and_most_by_gpus(void **st
             for (uint32_t k = 0; k < arch->parts[p]->ops; k++)
                 for (int w = 0; w < ABLE_WORKERS; w++) {
                     struct helm_err err = {0};
-                    const bool drafts = arch->parts[p]->drafts && w != ABLE_CPU && w != ABLE_WORKERS;
-                    if (able_check_op(&arch->parts[p]->op[k], (enum able_worker)w, "x", &err) && !drafts &&
+                    if (able_check_op(&arch->parts[p]->op[k], (enum able_worker)w, "x", &err) &&
                         !gpus_cannot(arch, (enum able_worker)w))
                         fail_msg("%s: %s", arch->architecture, err.text);
                 }

@@ -1,0 +1,89 @@
+/* Drafts by the model's own layer. See drafts.h. */
+#include "worker-gpu/drafts.h"
+
+#include "common/worker/drafting.h"
+#include "worker-gpu/engine.h"
+#include "worker-gpu/step.h"
+
+static int open_one(struct gpu_engine *g, bool first, enum gpu_tier tier, struct gpu_program *p,
+                    struct helm_err *err)
+{
+    if (!gpu_program_exists(&g->plan, arena_header_of(g->base.arena)->step_tokens, 0, tier)) return 0;
+    const int rc = gpu_program_lower_drafts(&g->source, first, tier, p, err);
+    return rc ? rc : gpu_step_warm(g, p, err);
+}
+
+int gpu_drafts_open(struct gpu_engine *g, struct helm_err *err)
+{
+    int rc = 0;
+    if (!g->plan.draft_layers || g->plan.head != g->base.self) return 0;
+    for (int t = 0; t < GPU_TIER_COUNT && !rc; t++)
+        rc = open_one(g, true, (enum gpu_tier)t, &g->drafts.first[t], err);
+    for (int t = 0; t < GPU_TIER_CHUNK && !rc; t++)
+        rc = open_one(g, false, (enum gpu_tier)t, &g->drafts.next[t], err);
+    return rc;
+}
+
+void gpu_drafts_close(struct gpu_engine *g)
+{
+    for (int t = 0; t < GPU_TIER_COUNT; t++) gpu_program_free(&g->drafts.first[t], g->device);
+    for (int t = 0; t < GPU_TIER_CHUNK; t++) gpu_program_free(&g->drafts.next[t], g->device);
+}
+
+/* The batch through the layer, and its samples drawn. */
+static int run(struct gpu_engine *g, const struct gpu_program *p, struct helm_err *err)
+{
+    const struct batch *batch = &g->batch;
+    const struct gpu_issue issue = {.tokens = batch->token_count,
+                                    .rows = batch->row_count,
+                                    .samples = batch->sample_count,
+                                    .is_short = g->is_short,
+                                    .batch = batch};
+    gpu_step_fill(g, p);
+    atomic_store_explicit(g->source.end, 0, memory_order_release);
+    int rc = gpu_program_issue(&g->source, p, &issue, err);
+    if (!rc) rc = gpu_draw_queue(g, err);
+    if (!rc) rc = device_word_poll(g->device, g->source.end, 1, g->wait_ms, err);
+    return rc ? rc : gpu_draw_finish(g, gpu_follow_tokens(g, 0), &g->drafts.drawn, err);
+}
+
+/* Hidden states of these tokens, which the program has left, become the first ones. They rise, so none is overwritten before it is copied. */
+static int gather(struct gpu_engine *g, const struct gpu_program *ran, const uint32_t *from, uint32_t count,
+                  struct helm_err *err)
+{
+    const size_t hidden = g->model.config.hidden;
+    float *x = gpu_area(&g->buffers, GPU_AREA_X);
+    int rc = 0;
+    for (uint32_t i = 0; i < count && !rc; i++) {
+        const struct op move = {.kind = OP_LANE_READ,
+                                .tokens = 1,
+                                .count = ran->step.counts + 2, /* samples: there is one at least */
+                                .as.move = {.from = x + from[i] * hidden,
+                                            .to = x + i * hidden,
+                                            .width = (uint32_t)hidden}};
+        if (from[i] != i) rc = device_run(g->device, &move, err);
+    }
+    return rc;
+}
+
+int gpu_drafts_run(struct gpu_engine *g, const struct step *step, enum gpu_tier tier,
+                   struct step_result *result, struct helm_err *err)
+{
+    struct draftings drafts;
+    uint32_t from[ARENA_STEP_DRAFTS];
+    struct batch *batch = &g->batch;
+    const struct plan_schedule few = {0};
+    drafting_begin(g->base.arena, g->model.config.vocab, step, result, batch, &drafts);
+    for (uint32_t i = 0; i < drafts.count; i++) from[i] = batch_sample_token(batch, i);
+    g->draw.further = DRAFTING_FURTHER;
+    const struct gpu_program *ran = &g->drafts.first[tier];
+    int rc = run(g, ran, err);
+    if (!rc) rc = gather(g, ran, from, drafts.count, err);
+    while (!rc && drafting_next(g->base.arena, g->drafts.drawn.row, batch, &drafts, result)) {
+        rc = gather(g, ran, drafts.from, drafts.count, err);
+        ran = &g->drafts.next[gpu_tier_for(&g->plan, &few, drafts.count)];
+        if (!rc) rc = run(g, ran, err);
+    }
+    g->draw.further = 0;
+    return rc;
+}
