@@ -123,7 +123,8 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
 static int kv_pool_bytes(const struct kv_layout *kv, uint32_t page_count, uint64_t *bytes)
 {
     uint64_t product = kv_head_bytes(kv); /* at most 2^34 */
-    if (units_mul(product, 2ull * kv->kv_heads, &product) || units_mul(product, kv->layers, &product))
+    if (units_mul(product, (uint64_t)kv_kinds(kv) * kv->kv_heads, &product) ||
+        units_mul(product, kv->layers, &product))
         return -1;
     return units_mul(product, page_count, bytes);
 }

@@ -179,7 +179,8 @@ struct arena_header {
     uint32_t samples; /* rows of logits: a step samples at most as many positions; >= slots */
     struct kv_layout kv;
     uint32_t window_kv_heads, window_head_dim; /* of cells of windows */
-    struct state_layout state;                 /* slots: of the CPU's layers */
+    uint32_t reserved;
+    struct state_layout state; /* slots: of the CPU's layers */
     struct arena_region region[ARENA_REGION_COUNT];
 };
 
@@ -316,11 +317,11 @@ struct arena_slot {
 };
 
 static_assert(sizeof(struct doorbell) == 8, "doorbell is two words");
-static_assert(sizeof(struct kv_layout) == 20, "header layout");
+static_assert(sizeof(struct kv_layout) == 24, "header layout");
 static_assert(offsetof(struct arena_header, total_bytes) == 8, "header layout");
 static_assert(offsetof(struct arena_header, kv) == 100, "header layout");
-static_assert(offsetof(struct arena_header, region) == 144, "header layout");
-static_assert(sizeof(struct arena_header) == 144 + 16 * ARENA_REGION_COUNT, "header layout");
+static_assert(offsetof(struct arena_header, region) == 152, "header layout");
+static_assert(sizeof(struct arena_header) == 152 + 16 * ARENA_REGION_COUNT, "header layout");
 static_assert(sizeof(struct arena_header) <= 4096, "the header has the first page for itself");
 static_assert(offsetof(struct arena_control, done) == 64, "one cache line per doorbell");
 static_assert(sizeof(struct arena_times) == 32, "times layout");

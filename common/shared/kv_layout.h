@@ -10,7 +10,10 @@
  * so that one head's keys of a page are contiguous (a dot product streams them) and so are its values. Scales lie
  * behind all numbers and not each in front of its 32 as in GGUF's blocks of 34 bytes: numbers begin on 32 bytes then,
  * loads of 16 or 32 of them are aligned, and a page's scales are a few whole cache lines. Rows of quantised cells take
- * whole 16 bytes. A sequence's page table maps position / page_tokens to a page number. Header-only, no state. */
+ * whole 16 bytes.
+ *
+ * Of latent attention (`latent` is not 0) a value is the first numbers of its position's key, and there are no rows of V: what
+ * reads values finds the keys' rows. A sequence's page table maps position / page_tokens to a page number. Header-only, no state. */
 #pragma once
 
 #include <stddef.h>
@@ -26,7 +29,20 @@ struct kv_layout {
     uint32_t head_dim;
     uint32_t page_tokens; /* a power of two */
     uint32_t dtype;       /* enum kv_dtype */
+    uint32_t
+        latent; /* numbers of a value, which are the first of its key; 0: values have rows of their own */
 };
+
+/* What a layer keeps of a head: K and V, or both in one. */
+KV_INLINE uint32_t kv_kinds(const struct kv_layout *l)
+{
+    return l->latent ? 1 : 2;
+}
+/* The most of a head's numbers that are a value's. */
+KV_INLINE uint32_t kv_value_dim(const struct kv_layout *l)
+{
+    return l->latent ? l->latent : l->head_dim;
+}
 
 /* One head's rows in a page: bytes of the numbers, behind which the scales begin, and of both. */
 KV_INLINE uint64_t kv_scales_at(const struct kv_layout *l)
@@ -40,7 +56,7 @@ KV_INLINE uint64_t kv_head_bytes(const struct kv_layout *l)
 }
 KV_INLINE uint64_t kv_layer_bytes(const struct kv_layout *l)
 {
-    return 2 * l->kv_heads * kv_head_bytes(l);
+    return (uint64_t)kv_kinds(l) * l->kv_heads * kv_head_bytes(l);
 }
 KV_INLINE uint64_t kv_page_bytes(const struct kv_layout *l)
 {
@@ -52,7 +68,7 @@ KV_INLINE uint64_t kv_offset(const struct kv_layout *l, uint32_t page, uint32_t 
                              uint32_t kv_head)
 {
     return page * kv_page_bytes(l) + layer * kv_layer_bytes(l) +
-           ((uint64_t)is_value * l->kv_heads + kv_head) * kv_head_bytes(l);
+           ((uint64_t)(is_value && !l->latent) * l->kv_heads + kv_head) * kv_head_bytes(l);
 }
 
 /* The plain definition of a cell: its number d as a float. `rows`: as kv_offset says; token: in the page. */

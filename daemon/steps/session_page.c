@@ -141,7 +141,7 @@ bool session_page_is_finite(const struct session_page *p, const unsigned char *b
 {
     const uint64_t head_bytes = kv_head_bytes(&p->kv);
     for (*layer = 0; *layer < p->kv.layers; ++*layer)
-        for (uint32_t h = 0; h < 2 * p->kv.kv_heads; h++)
+        for (uint32_t h = 0; h < kv_kinds(&p->kv) * p->kv.kv_heads; h++)
             if (!rows_are_finite(&p->kv, bytes + *layer * kv_layer_bytes(&p->kv) + h * head_bytes))
                 return false;
     return true;

@@ -22,7 +22,7 @@ struct cells {
 
 static inline size_t value_distance(const struct kv_layout *kv)
 {
-    return kv->kv_heads * kv_head_bytes(kv);
+    return kv->latent ? 0 : kv->kv_heads * kv_head_bytes(kv);
 }
 static inline size_t scales_of(const struct kv_layout *kv)
 {

@@ -41,6 +41,20 @@ static void test_rows_tile_the_pool(void **state)
     }
 }
 
+/* Values are the first numbers of keys: nothing lies between the keys' rows. */
+static void test_latents_have_rows_of_keys_alone(void **state)
+{
+    (void)state;
+    const struct kv_layout l = {3, 1, 576, 16, KV_F16, 512}, two = {3, 1, 576, 16, KV_F16};
+    assert_int_equal(kv_value_dim(&l), 512);
+    assert_int_equal(kv_value_dim(&two), 576);
+    assert_true(kv_layer_bytes(&l) == 16 * 576 * 2 && 2 * kv_page_bytes(&l) == kv_page_bytes(&two));
+    for (uint32_t layer = 0; layer < 3; layer++) {
+        assert_true(kv_offset(&l, 2, layer, 0, 0) == (6 + layer) * kv_layer_bytes(&l));
+        assert_true(kv_offset(&l, 2, layer, 1, 0) == kv_offset(&l, 2, layer, 0, 0));
+    }
+}
+
 static void test_large_pools(void **state)
 {
     (void)state;
@@ -272,6 +286,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows_tile_the_pool),
+        cmocka_unit_test(test_latents_have_rows_of_keys_alone),
         cmocka_unit_test(test_large_pools),
         cmocka_unit_test(test_append_rounds_to_nearest_even),
         cmocka_unit_test(test_append_keeps_nan_and_f32),
