@@ -49,6 +49,7 @@ COMMON_SRC := \
 MODEL_SRC := \
   common/model/able.c \
   common/model/arch.c \
+  common/model/arch/deepseek.c \
   common/model/arch/dots.c \
   common/model/arch/gemma.c \
   common/model/arch/glm.c \

@@ -63,6 +63,7 @@ CUDA_TEST_SRC := \
   tests/gpu/test_gemm_blocks.cu \
   tests/gpu/test_gemm_integer.cu \
   tests/gpu/test_gemv_packed.cu \
+  tests/gpu/test_heads.cu \
   tests/gpu/test_invariant.cu \
   tests/gpu/test_linear.cu \
   tests/gpu/test_main.cu \
@@ -79,7 +80,7 @@ kernels_of = $(1:%=worker-gpu/kernels/%.cu)
 CUDA_GROUP_asking := $(call kernels_of,attention/decode_tensor formats/expand linear/gemv_groups)
 CUDA_GROUP_chains := $(call kernels_of,chain/chain chain/list chain/meetings)
 CUDA_GROUP_experts := $(call kernels_of,experts/experts experts/chunk experts/packed experts/plain experts/route experts/share)
-CUDA_GROUP_few := $(call kernels_of,attention/merge delta/chunk delta/delta linear/elementwise linear/linear attention/rope experts/router_logits select weigh)
+CUDA_GROUP_few := $(call kernels_of,attention/merge delta/chunk delta/delta linear/elementwise linear/heads linear/linear attention/rope experts/router_logits select weigh)
 CUDA_GROUP_gemm := $(call kernels_of,attention/decode linear/gemm_blocks linear/gemm_small linear/gemv_bulk linear/gemv_plain)
 CUDA_GROUP_nineties := $(call kernels_of,chain/attention experts/bulk experts/digits)
 CUDA_GROUP_tests := $(filter-out %/test_gemv_packed.cu,$(CUDA_TEST_SRC))

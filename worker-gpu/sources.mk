@@ -13,6 +13,7 @@ WORKER_GPU_SRC := \
   worker-gpu/device/emulated/device.c \
   worker-gpu/device/emulated/experts.c \
   worker-gpu/device/emulated/graph.c \
+  worker-gpu/device/emulated/heads.c \
   worker-gpu/device/emulated/kernels.c \
   worker-gpu/device/emulated/queue.c \
   worker-gpu/device/emulated/select.c \
@@ -93,6 +94,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/linear/gemv_once.cu \
   worker-gpu/kernels/linear/gemv_groups.cu \
   worker-gpu/kernels/linear/gemv_plain.cu \
+  worker-gpu/kernels/linear/heads.cu \
   worker-gpu/kernels/linear/linear.cu \
   worker-gpu/kernels/linear/matmul.cu \
   worker-gpu/kernels/open.cu \

@@ -10,22 +10,23 @@
 /* In the order of messages, a family a line. Mixtral is behind Mistral: where GGUF files call several the same, the last that a
  * key tells is meant (gguf_config.c). */
 static const struct arch *const archs[] = {
-    &arch_llama,      &arch_mistral,    &arch_ministral3,                  /* arch/llama.c */
-    &arch_qwen2,      &arch_qwen3,      &arch_qwen2_moe,  &arch_qwen3_moe, /* arch/qwen.c */
-    &arch_dots1,                                                           /* arch/dots.c */
-    &arch_mixtral,                                                         /* arch/mixtral.c */
-    &arch_gpt_oss,                                                         /* arch/gpt_oss.c */
-    &arch_qwen35,     &arch_qwen35_moe, &arch_qwen3_next,                  /* arch/qwen35.c */
-    &arch_phi3,                                                            /* arch/phi3.c */
-    &arch_opt,                                                             /* arch/opt.c */
-    &arch_granite,                                                         /* arch/granite.c */
-    &arch_gemma3,     &arch_gemma4,                                        /* arch/gemma.c */
-    &arch_minimax_m2,                                                      /* arch/minimax.c */
-    &arch_glm4,       &arch_glm4_moe,                                      /* arch/glm.c */
-    &arch_smollm3,                                                         /* arch/smollm3.c */
-    &arch_seed_oss,                                                        /* arch/seed_oss.c */
-    &arch_olmo2,      &arch_olmo3,                                         /* arch/olmo.c */
-    &arch_state_test,                                                      /* arch/state_test.c */
+    &arch_llama,       &arch_mistral,     &arch_ministral3,                     /* arch/llama.c */
+    &arch_qwen2,       &arch_qwen3,       &arch_qwen2_moe,     &arch_qwen3_moe, /* arch/qwen.c */
+    &arch_dots1,                                                                /* arch/dots.c */
+    &arch_mixtral,                                                              /* arch/mixtral.c */
+    &arch_gpt_oss,                                                              /* arch/gpt_oss.c */
+    &arch_qwen35,      &arch_qwen35_moe,  &arch_qwen3_next,                     /* arch/qwen35.c */
+    &arch_phi3,                                                                 /* arch/phi3.c */
+    &arch_opt,                                                                  /* arch/opt.c */
+    &arch_granite,                                                              /* arch/granite.c */
+    &arch_gemma3,      &arch_gemma4,                                            /* arch/gemma.c */
+    &arch_minimax_m2,                                                           /* arch/minimax.c */
+    &arch_glm4,        &arch_glm4_moe,                                          /* arch/glm.c */
+    &arch_deepseek_v2, &arch_deepseek_v3, &arch_glm4_moe_lite,                  /* arch/deepseek.c */
+    &arch_smollm3,                                                              /* arch/smollm3.c */
+    &arch_seed_oss,                                                             /* arch/seed_oss.c */
+    &arch_olmo2,       &arch_olmo3,                                             /* arch/olmo.c */
+    &arch_state_test,                                                           /* arch/state_test.c */
 };
 #define ARCH_COUNT (sizeof archs / sizeof *archs)
 

@@ -82,8 +82,9 @@ struct arch {
     const char *outer[ARCH_ALIASES], *text_type;
     const char *gguf[ARCH_ALIASES]; /* general.architecture; the first is written */
     const char
-        *gguf_told_by; /* a key of this architecture that is there and not 0, where several share the name */
-    bool for_tests;    /* messages do not name it */
+        *gguf_told_by; /* a key of this architecture that is there and not 0, where several share the name; */
+    uint32_t gguf_told_is;     /* or is this; 0: any number tells */
+    bool for_tests;            /* messages do not name it */
     bool gguf_interleaved;     /* rows of q and k are as model_tensor.interleaved_heads says, */
     bool interleaved;          /* in safetensors files, too */
     struct model_config start; /* what absent keys mean */
@@ -120,10 +121,11 @@ extern const struct arch arch_llama, arch_mistral, arch_ministral3, arch_qwen2, 
 extern const struct arch arch_phi3;
 extern const struct arch arch_opt;
 extern const struct arch arch_granite;
-extern const struct arch arch_qwen35, arch_qwen35_moe, arch_qwen3_next; /* arch/qwen35.c */
-extern const struct arch arch_gemma3, arch_gemma4;                      /* arch/gemma.c */
-extern const struct arch arch_minimax_m2;                               /* arch/minimax.c */
-extern const struct arch arch_glm4, arch_glm4_moe;                      /* arch/glm.c */
+extern const struct arch arch_qwen35, arch_qwen35_moe, arch_qwen3_next;          /* arch/qwen35.c */
+extern const struct arch arch_gemma3, arch_gemma4;                               /* arch/gemma.c */
+extern const struct arch arch_minimax_m2;                                        /* arch/minimax.c */
+extern const struct arch arch_glm4, arch_glm4_moe;                               /* arch/glm.c */
+extern const struct arch arch_deepseek_v2, arch_deepseek_v3, arch_glm4_moe_lite; /* arch/deepseek.c */
 extern const struct arch arch_smollm3;
 extern const struct arch arch_seed_oss;
 extern const struct arch arch_olmo2, arch_olmo3; /* arch/olmo.c */
@@ -177,9 +179,11 @@ const char *arch_draft_name(const struct model_config *config, const char *name,
 bool arch_role_per_layer(enum tensor_role role);
 /* True for roles that workers keep as fp32 beside their matrices: norms, biases, routers. */
 bool arch_role_is_vector(enum tensor_role role);
-/* Dimensions of its tensor in a file: 3 of experts' in GGUF files; else 1 or 2. */
+/* Dimensions of its tensor in a file: 3 of experts' and of heads' in GGUF files; else 1 or 2. */
 uint32_t arch_role_rank(enum tensor_role role, bool gguf);
 bool arch_role_of_experts(enum tensor_role role);
+/* A matrix for each head, the heads' rows one after another. */
+bool arch_role_of_heads(enum tensor_role role);
 /* The weights of a convolution, which safetensors files have with a dimension of 1 between its two. */
 bool arch_role_of_channels(enum tensor_role role);
 /* A vector that files have also as a matrix of one row. */

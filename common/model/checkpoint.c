@@ -234,7 +234,7 @@ static uint64_t config_pieces(const struct model_config *config)
     }
     for (const struct fused_tensor *f = arch_of(config)->fused; f && f->roles; f++) {
         uint64_t rows, cols;
-        for (uint32_t k = 0; f->part == FUSED_RUNS && k < f->roles; k++)
+        for (uint32_t k = f->part == FUSED_HEADS; f->run && k < f->roles; k++)
             for (uint32_t l = 0;
                  l < config->layers && model_expected_shape(config, f->role[k], (int32_t)l, &rows, &cols);
                  l++)
@@ -275,7 +275,8 @@ out:
     return rc;
 }
 
-/* Rows of q and k, of which those that turn may lie interleaved in files. */
+/* Rows of q and k, of which those that turn may lie interleaved in files: the first ones of a head, or with latent attention the
+ * last. */
 static void mark_interleaved(struct model *model)
 {
     const struct model_config *c = &model->config;
@@ -283,10 +284,11 @@ static void mark_interleaved(struct model *model)
     if (c->gguf ? !arch->gguf_interleaved : !arch->interleaved) return;
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         struct model_tensor *t = &model->tensors[i];
-        const bool q = t->role == TENSOR_Q || t->role == TENSOR_Q_BIAS,
+        const bool q = t->role == TENSOR_Q || t->role == TENSOR_Q_BIAS || t->role == TENSOR_Q_B,
                    k = t->role == TENSOR_K || t->role == TENSOR_K_BIAS;
         if (q || k) t->interleaved_heads = q ? c->heads : c->kv_heads;
         if (q || k) t->interleaved_rows = c->rope[0].dims;
+        if (q || k) t->interleaved_from = q ? c->latent.nope : c->latent.rank;
     }
 }
 

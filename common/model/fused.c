@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/file.h"
+#include "common/formats/convert.h"
 #include "common/model/arch.h"
 
 #define BLOCK_VALUES 32
@@ -35,7 +36,7 @@ const struct fused_tensor *fused_of(const struct model_config *config, uint32_t 
 {
     const bool blocks = config->experts_format == FORMAT_MXFP4;
     for (const struct fused_tensor *f = arch_of(config)->fused; f && f->roles; f++) {
-        const bool experts = f->part != FUSED_IN_TURN && f->part != FUSED_ROWS && f->part != FUSED_RUNS;
+        const bool experts = f->part == FUSED_BLOCKS || f->part == FUSED_SCALES || f->part == FUSED_COLUMNS;
         if (!(config->gguf ? f->gguf : f->name) || !model_role_exists(config, f->role[0])) continue;
         if (experts && blocks == (f->part == FUSED_COLUMNS)) continue;
         if (index-- == 0) return f;
@@ -48,6 +49,13 @@ uint32_t fused_shape(const struct model_config *config, const struct fused_tenso
     const uint64_t experts = config->router.experts;
     uint64_t rows = 0, cols = 0;
     (void)model_expected_shape(config, what->role[0], -1, &rows, &cols);
+    if (what->part == FUSED_HEADS) {
+        shape[0] = config->heads * cols;
+        shape[1] = rows / config->heads;
+        (void)model_expected_shape(config, what->role[1], -1, &rows, &cols);
+        shape[0] += rows;
+        return 2;
+    }
     if (what->part == FUSED_ROWS || what->part == FUSED_RUNS) {
         const bool vector = arch_role_is_vector(what->role[0]);
         uint64_t all = vector ? cols : rows, more;
@@ -151,6 +159,42 @@ static int read_in_turn(const struct reading *r, uint64_t row, uint8_t *to, stru
     return rc;
 }
 
+static void put_value(uint8_t *to, enum dtype dtype, uint64_t i, float value)
+{
+    const uint16_t half = dtype == DTYPE_BF16 ? convert_f32_bf16(value) : convert_f32_f16(value);
+    if (dtype == DTYPE_F32)
+        memcpy(to + i * sizeof value, &value, sizeof value);
+    else
+        memcpy(to + i * sizeof half, &half, sizeof half);
+}
+
+/* The same of a head's columns, each of which is a row of the file in a format of its own. */
+static int read_turned(const struct reading *r, uint64_t first, uint64_t count, uint8_t *to,
+                       struct helm_err *err)
+{
+    const struct model_tensor *t = r->t;
+    const uint64_t rows = t->rows / t->experts, head = first / rows, from = first % rows, cols = t->cols,
+                   stored = cols * tensor_format_row_bytes(t->file_format, rows),
+                   at = t->offset + head * t->head_rows * (stored / cols);
+    float *values = malloc((size_t)(rows * sizeof *values));
+    uint8_t *file = malloc((size_t)stored);
+    int rc = values && file ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for rows of %s", t->name);
+    if (!rc) rc = file_pread_all(r->fds[t->shard], file, (size_t)stored, at, t->name, err);
+    const struct tensor_matrix in_file = {.format = t->file_format,
+                                          .data = file,
+                                          .bytes = stored,
+                                          .rows = (uint32_t)cols,
+                                          .cols = (uint32_t)rows};
+    for (uint64_t c = 0; c < cols && !rc; c++) {
+        rc = tensor_format_read_row(&in_file, c, values, err);
+        for (uint64_t row = 0; row < count && !rc; row++)
+            put_value(to, tensor_format_value(t->format), row * cols + c, values[from + row]);
+    }
+    free(file);
+    free(values);
+    return rc;
+}
+
 /* As many whole rows from `first` on as are read at once, `most` at most; returns how many, or an error. */
 static int64_t read_some(const struct reading *r, uint64_t first, uint64_t most, uint8_t *to,
                          struct helm_err *err)
@@ -163,6 +207,9 @@ static int64_t read_some(const struct reading *r, uint64_t first, uint64_t most,
     if (t->stored == STORED_COLUMNS) {
         count = most < left ? most : left;
         rc = read_columns(r, first, count, to, err);
+    } else if (t->stored == STORED_TURNED) {
+        count = most < left ? most : left;
+        rc = read_turned(r, first, count, to, err);
     } else if (t->stored == STORED_BLOCKS_APART) {
         rc = read_blocks(r, first, count, to, err);
     } else {

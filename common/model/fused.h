@@ -14,6 +14,7 @@ enum fused_part {
     FUSED_COLUMNS, /* 16 or 32 bits, [experts][cols][rows] */
     FUSED_IN_TURN, /* biases, [experts][rows] */
     FUSED_ROWS,    /* a matrix, or vector, whose roles' rows (values) follow each other */
+    FUSED_HEADS, /* of each head the columns of role[0], then the rows of role[1], as `run` and `row` say of these */
     FUSED_RUNS /* a matrix, or all experts', in which runs of rows of the roles take turns, as `row` says */
 };
 #define FUSED_ROLES_MAX 3
@@ -23,7 +24,7 @@ struct fused_tensor {
     enum fused_part part;
     uint32_t roles; /* whose rows take turns, or follow each other */
     enum tensor_role role[FUSED_ROLES_MAX];
-    /* RUNS: as many rows lie together in the file as in the matrix of role[number], whose number of rows is a multiple of it; and
+    /* RUNS, HEADS: as many rows lie together in the file as in the matrix of role[number], whose number of rows is a multiple of it; and
      * where in the file a run's first row lies. */
     uint64_t (*run)(const struct model_config *config);
     uint64_t (*row)(const struct model_config *config, uint32_t number, uint64_t row);

@@ -50,7 +50,7 @@ static int find_architecture(struct reading *r)
             continue;
         }
         rc = gguf_get_u64(r->header, key_of(r, arch->gguf_told_by), false, 0, UINT32_MAX, &number, r->err);
-        if (number) told = arch;
+        if (arch->gguf_told_is ? number == arch->gguf_told_is : number != 0) told = arch;
     }
     if (rc) return rc;
     r->keys = (struct keys){.arch = told    ? told
@@ -182,6 +182,7 @@ static int check_heads(struct reading *r, const struct model_config *config)
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         uint64_t number = config->head_dim;
         if (i == 1 && dims && dims <= config->head_dim && dims % 2 == 0) continue;
+        if (config->latent.rank) continue; /* its own keys say both */
         int rc = gguf_get_u64(r->header, key_of(r, keys[i]), false, 0, UINT32_MAX, &number, r->err);
         if (!rc && number != config->head_dim)
             rc = helm_fail(r->err, HELM_E_UNSUPPORTED, "key '%s' is %llu, but heads have %u values", r->key,

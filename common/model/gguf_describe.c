@@ -127,6 +127,11 @@ static bool same_layers(const struct model_config *a, const struct model_config 
 static int compare(const struct model_config *c, const struct model_config *back, struct helm_err *err)
 {
     const struct rope_config *rope = &c->rope[0];
+    if (c->latent.rank)
+        return helm_fail(
+            err, HELM_E_UNSUPPORTED,
+            "%s: no GGUF file of latent attention is written (helmd --weights quantises at load)",
+            c->architecture);
     for (const struct fused_tensor *f = arch_of(c)->fused; f && f->roles; f++)
         if (f->part == FUSED_ROWS && f->gguf)
             return helm_fail(err, HELM_E_UNSUPPORTED,

@@ -231,6 +231,16 @@ int keys_read(const struct keys *keys, struct model_config *config, struct helm_
 static int check_heads(const struct keys *keys, struct model_config *c, struct helm_err *err)
 {
     char a[KEYS_NAME_MAX], b[KEYS_NAME_MAX], d[KEYS_NAME_MAX];
+    if (c->latent.rank) {
+        c->kv_heads = 1;
+        c->head_dim = c->latent.rank + c->rope[0].dims;
+        if (c->rope[0].dims % 2)
+            return helm_fail(err, HELM_E_FORMAT, "'%s' is %u; rotary embeddings need an even one",
+                             NAME(rope[0].dims, a), c->rope[0].dims);
+        if (c->head_dim > MODEL_HEAD_DIM_MAX)
+            return helm_fail(err, HELM_E_LIMIT, "'%s' + '%s' is %u, the limit is %d", NAME(latent.rank, a),
+                             NAME(rope[0].dims, b), c->head_dim, MODEL_HEAD_DIM_MAX);
+    }
     if (c->kv_heads == 0) c->kv_heads = c->window_heads.kv_heads ? c->window_heads.kv_heads : c->heads;
     if (c->heads % c->kv_heads != 0)
         return helm_fail(err, HELM_E_FORMAT, "'%s' %u is not a multiple of '%s' %u", NAME(heads, a), c->heads,

@@ -121,8 +121,18 @@ static void build_heads(const struct model_config *config, struct math_op *op)
     const struct model_heads heads = model_heads_of(config, op->windowed);
     op->kv_heads = heads.kv_heads;
     op->head_dim = heads.head_dim;
+    op->latent = config->latent.rank;
     if (config->rope[op->rope].dims != heads.head_dim) op->rope_dims = config->rope[op->rope].dims;
     if (op->score_scale == 0) op->score_scale = 1.0f / sqrtf((float)heads.head_dim);
+}
+
+/* Of a head's numbers those that the weight multiplies, and those that turn and are left to attention. */
+static void build_linear_heads(const struct model_config *config, struct math_op *op)
+{
+    const struct model_latent *latent = &config->latent;
+    const bool to_latent = op->weight[0] == TENSOR_K_B;
+    op->head_in = to_latent ? latent->nope + config->rope[0].dims : config->head_dim;
+    op->head_out = to_latent ? config->head_dim : latent->value;
 }
 
 static void build_part(const struct model_config *config, const struct math_part *from, struct math_part *to)
@@ -141,6 +151,7 @@ static void build_part(const struct model_config *config, const struct math_part
         keep_existing(config, op);
         build_state(config, to, op);
         if (op->kind == MATH_ATTENTION) build_heads(config, op);
+        if (op->kind == MATH_LINEAR_HEADS) build_linear_heads(config, op);
         if (op->kind == MATH_ADD_NORMED && op->norm == TENSOR_NONE) {
             op->growth = (float)config->q_growth;
             op->growth_context = config->rope[0].original_context;

@@ -26,11 +26,12 @@ struct rope_config {
     double low_freq_factor, high_freq_factor; /* llama3 */
     double beta_fast, beta_slow;              /* yarn */
     double attention_factor;                  /* yarn, longrope: multiplies cos and sin; resolved, never 0 */
-    double part;                              /* ROPE_PART: pairs that turn, of all; the others stay */
-    bool truncate;                            /* yarn: floor/ceil of the correction range */
-    uint32_t original_context;                /* llama3, yarn, longrope */
-    uint32_t dims;                            /* of each head that turn, the first ones; 0: all */
-    bool pairs;                               /* neighbours turn together; false: value i and i + dims / 2 */
+    double mscale_all;         /* yarn: of latent attention's scores (rope_score_factor); 0: none */
+    double part;               /* ROPE_PART: pairs that turn, of all; the others stay */
+    bool truncate;             /* yarn: floor/ceil of the correction range */
+    uint32_t original_context; /* llama3, yarn, longrope */
+    uint32_t dims;             /* of each head that turn, the first ones; 0: all */
+    bool pairs;                /* neighbours turn together; false: value i and i + dims / 2 */
     /* [dims / 2], of ROPE_FACTORS and ROPE_LONG: what each inverse frequency is divided by; of a longrope those up to the
      * original context, and those of longer ones. */
     float *factors, *long_factors;
@@ -45,6 +46,15 @@ struct model_delta {
     uint32_t conv;                   /* tokens that the convolution sees */
     uint32_t channels;               /* that it goes over: q, k and v of all heads */
     enum head_order order;
+};
+
+/* Latent attention: every head's keys and values are products of one latent of `rank` numbers a position, which the cache
+ * keeps with one rotated key that all heads share (rope[0].dims numbers). Heads attend in the latent's space: kv_heads is 1
+ * and head_dim rank + rope[0].dims. */
+struct model_latent {
+    uint32_t rank;        /* 0: attention is not latent */
+    uint32_t q_rank;      /* q comes through so many numbers; 0: straight from the input */
+    uint32_t nope, value; /* numbers of a head that do not turn, of q and k; of v */
 };
 
 /* Heads of a kind of layers' keys and values. */
@@ -69,6 +79,7 @@ struct model_config {
         full_attention_interval; /* each such layer attends (of hybrids), or has no window, or no RoPE; 0: all do */
     bool use_window;
     struct model_delta delta;
+    struct model_latent latent;
     bool *recurrent;      /* [layers]: of hybrids, the layer is a gated delta net; NULL: none is */
     bool gated_attention; /* attention's output has a gate, whose rows lie with those of q */
     bool normed_outputs;  /* the halves' outputs are normed before they are added */
@@ -132,6 +143,7 @@ enum tensor_stored {
     STORED_COLUMNS,      /* each expert's columns one behind another */
     STORED_IN_TURN,      /* single values of two tensors in turn, as biases of gate and up */
     STORED_SCALED,       /* numbers of 8 or 4 bits, scales in tensors of their own (scaled.h); in pieces */
+    STORED_TURNED,       /* each head's columns are rows of the file */
 };
 /* The scales of a STORED_SCALED tensor. */
 struct model_scaled {
@@ -170,7 +182,8 @@ struct model_tensor {
     /* Heads whose rows (of a bias: values) lie interleaved in the file: rows 2i and 2i + 1 of a head are its rows i and
      * i + half of it; 0: rows are in order. model_shards_read brings them in order. */
     uint32_t interleaved_heads;
-    uint32_t interleaved_rows; /* of each such head, the first ones, which turn; 0: all */
+    uint32_t interleaved_rows; /* of each such head, those which turn; 0: all */
+    uint32_t interleaved_from; /* the first of these */
     /* In a file that has a tensor for each expert: pieces[piece .. piece + experts) of equal bytes, which make up the
      * tensor in this order; piece_count 0: the tensor is one run of the file. `shard` and `offset` are the first's. */
     uint32_t piece, piece_count;
@@ -179,6 +192,10 @@ struct model_tensor {
     uint32_t turns,
         turn; /* rows (STORED_IN_TURN: values) turn, turn + turns, ... of the file's are its own; 0: all */
     struct model_piece scales; /* STORED_BLOCKS_APART; offset 0: not found yet */
+    /* STORED_TURNED: `experts` heads, of each so many rows in the file, the first `cols` of which are its columns; their
+     * format, of `rows` / heads values */
+    uint32_t head_rows;
+    enum tensor_format file_format;
     struct model_scaled scaled;
     /* What is above of files (`stored` and the like) is that of whole experts */
     enum tensor_cut cut;
@@ -282,6 +299,11 @@ static inline struct model_heads model_heads_of(const struct model_config *confi
                ? config->window_heads
                : (struct model_heads){.kv_heads = config->kv_heads, .head_dim = config->head_dim};
 }
+/* Numbers of q before it meets the latent; 0 where attention is not latent. */
+static inline uint32_t model_latent_q(const struct model_config *config)
+{
+    return config->latent.rank ? config->heads * (config->latent.nope + config->rope[0].dims) : 0;
+}
 /* The most of any layer: numbers of a head, kv heads, numbers of all kv heads. */
 static inline struct model_heads model_heads_most(const struct model_config *config)
 {
@@ -366,5 +388,7 @@ static inline uint32_t model_rope_dims(const struct model_config *config, uint32
 {
     return config->rope[table].dims ? config->rope[table].dims : model_heads_of(config, table > 0).head_dim;
 }
+/* What multiplies scores of latent attention: the square of YaRN's factor of all dimensions (DeepSeek-V2); 1: none. */
+double rope_score_factor(const struct rope_config *rope);
 /* Whether a run of this context takes a longrope's long factors; cells of its cache mean something else then. */
 bool rope_is_long(const struct model_config *config, uint32_t context);

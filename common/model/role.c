@@ -19,6 +19,11 @@ enum dim {
     DIM_Q,
     DIM_KV,
     DIM_HEAD,
+    DIM_O,      /* the input of o */
+    DIM_Q_RANK, /* of latent attention */
+    DIM_RANK,
+    DIM_K_B,
+    DIM_NOPE,
     DIM_Q_NORM, /* of each head, or of all together */
     DIM_K_NORM,
     DIM_HEADS,
@@ -47,6 +52,11 @@ static const size_t dims[][2] = {
     [DIM_Q] = {AT(heads), AT(head_dim)},
     [DIM_KV] = {AT(kv_heads), AT(head_dim)},
     [DIM_HEAD] = {AT(head_dim), NONE},
+    [DIM_O] = {AT(heads), AT(head_dim)},
+    [DIM_Q_RANK] = {AT(latent.q_rank), NONE},
+    [DIM_RANK] = {AT(latent.rank), NONE},
+    [DIM_K_B] = {AT(heads), AT(latent.rank)},
+    [DIM_NOPE] = {AT(latent.nope), NONE},
     [DIM_Q_NORM] = {AT(head_dim), NONE},
     [DIM_K_NORM] = {AT(head_dim), NONE},
     [DIM_HEADS] = {AT(heads), NONE},
@@ -80,6 +90,7 @@ struct role {
 #define ATTENTION true, UNIT_ATTENTION
 #define MLP       true, UNIT_MLP
 #define DELTA     IF(delta.value_heads)
+#define LATENT    IF(latent.rank)
 #define SPARSE    IF(router.experts)
 #define PER_LAYER IF(per_layer)
 #define DRAFTS    IF(drafts)
@@ -103,7 +114,7 @@ static const struct role roles[TENSOR_ROLE_COUNT] = {
                        IF(gated_attention)},
     [TENSOR_K] = {"self_attn.k_proj.weight", "attn_k.weight", ATTENTION, DIM_KV, DIM_HIDDEN, ALWAYS},
     [TENSOR_V] = {"self_attn.v_proj.weight", "attn_v.weight", ATTENTION, DIM_KV, DIM_HIDDEN, ALWAYS},
-    [TENSOR_O] = {"self_attn.o_proj.weight", "attn_output.weight", ATTENTION, DIM_HIDDEN, DIM_Q, ALWAYS},
+    [TENSOR_O] = {"self_attn.o_proj.weight", "attn_output.weight", ATTENTION, DIM_HIDDEN, DIM_O, ALWAYS},
     [TENSOR_Q_BIAS] = {"self_attn.q_proj.bias", "attn_q.bias", ATTENTION, DIM_ONE, DIM_Q, IF(q_bias)},
     [TENSOR_K_BIAS] = {"self_attn.k_proj.bias", "attn_k.bias", ATTENTION, DIM_ONE, DIM_KV, IF(k_bias)},
     [TENSOR_V_BIAS] = {"self_attn.v_proj.bias", "attn_v.bias", ATTENTION, DIM_ONE, DIM_KV, IF(v_bias)},
@@ -114,6 +125,16 @@ static const struct role roles[TENSOR_ROLE_COUNT] = {
     [TENSOR_K_NORM] = {"self_attn.k_norm.weight", "attn_k_norm.weight", ATTENTION, DIM_ONE, DIM_K_NORM,
                        IF(qk_norm)},
     [TENSOR_SINKS] = {"self_attn.sinks", "attn_sinks.weight", ATTENTION, DIM_ONE, DIM_HEADS, IF(sinks)},
+    [TENSOR_Q_A] = {"self_attn.q_a_proj.weight", "attn_q_a.weight", ATTENTION, DIM_Q_RANK, DIM_HIDDEN,
+                    IF(latent.q_rank)},
+    [TENSOR_Q_A_NORM] = {"self_attn.q_a_layernorm.weight", "attn_q_a_norm.weight", ATTENTION, DIM_ONE,
+                         DIM_Q_RANK, IF(latent.q_rank)},
+    [TENSOR_Q_B] = {"self_attn.q_b_proj.weight", "attn_q_b.weight", ATTENTION, DIM_Q, DIM_Q_RANK,
+                    IF(latent.q_rank)},
+    [TENSOR_KV_NORM] = {"self_attn.kv_a_layernorm.weight", "attn_kv_a_norm.weight", ATTENTION, DIM_ONE,
+                        DIM_RANK, LATENT},
+    [TENSOR_K_B] = {"self_attn.k_b_proj.weight", "attn_k_b.weight", ATTENTION, DIM_K_B, DIM_NOPE, LATENT},
+    [TENSOR_V_B] = {"self_attn.v_b_proj.weight", "attn_v_b.weight", ATTENTION, DIM_O, DIM_RANK, LATENT},
     [TENSOR_DELTA_QKV] = {"linear_attn.in_proj_qkv.weight", "attn_qkv.weight", ATTENTION, DIM_CHANNELS,
                           DIM_HIDDEN, DELTA},
     [TENSOR_DELTA_Z] = {"linear_attn.in_proj_z.weight", "attn_gate.weight", ATTENTION, DIM_DELTA_VALUES,
@@ -233,10 +254,15 @@ bool arch_role_of_one_row(enum tensor_role role)
     return role == TENSOR_SHARE;
 }
 
+bool arch_role_of_heads(enum tensor_role role)
+{
+    return role == TENSOR_K_B || role == TENSOR_V_B;
+}
+
 uint32_t arch_role_rank(enum tensor_role role, bool gguf)
 {
     const bool vector = roles[role].rows == DIM_ONE && (gguf || !arch_role_of_one_row(role));
-    return gguf && arch_role_of_experts(role) ? 3 : vector ? 1 : 2;
+    return gguf && (arch_role_of_experts(role) || arch_role_of_heads(role)) ? 3 : vector ? 1 : 2;
 }
 
 const char *arch_role_name(enum tensor_role role)
@@ -272,7 +298,10 @@ static uint64_t dim_of(const struct model_config *config, enum dim dim, int32_t 
     uint64_t product = 1;
     if (dim == DIM_Q_NORM) dim = config->whole_norms ? DIM_Q : DIM_HEAD;
     if (dim == DIM_K_NORM) dim = config->whole_norms ? DIM_KV : DIM_HEAD;
-    if (dim == DIM_Q) return (uint64_t)config->heads * heads.head_dim;
+    const struct model_latent *latent = &config->latent;
+    if (dim == DIM_Q && latent->rank) return model_latent_q(config);
+    if (dim == DIM_O && latent->rank) return (uint64_t)config->heads * latent->value;
+    if (dim == DIM_Q || dim == DIM_O) return (uint64_t)config->heads * heads.head_dim;
     if (dim == DIM_KV) return (uint64_t)heads.kv_heads * heads.head_dim;
     if (dim == DIM_HEAD) return heads.head_dim;
     if (dim == DIM_PAIR) return 2 * (uint64_t)config->hidden;
@@ -377,6 +406,8 @@ uint32_t model_widest(const struct model_config *config)
     const uint64_t of[] = {config->drafts ? 2 * (uint64_t)config->hidden : config->hidden,
                            (uint64_t)config->heads * model_heads_most(config).head_dim,
                            config->intermediate,
+                           config->latent.q_rank,
+                           (uint64_t)config->heads * config->latent.value,
                            config->shared_intermediate,
                            config->per_layer,
                            (uint64_t)config->delta.value_heads * config->delta.value_dim};
@@ -394,5 +425,6 @@ uint32_t model_window(const struct model_config *config)
 
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype)
 {
-    return 2u * (uint64_t)layers * config->kv_heads * kv_cell_bytes(kv_dtype, config->head_dim);
+    const uint32_t rows = config->latent.rank ? 1 : 2; /* K and V */
+    return (uint64_t)rows * layers * config->kv_heads * kv_cell_bytes(kv_dtype, config->head_dim);
 }

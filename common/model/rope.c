@@ -70,6 +70,13 @@ static void yarn_frequencies(const struct rope_config *rope, uint32_t dim, float
     }
 }
 
+double rope_score_factor(const struct rope_config *rope)
+{
+    if (rope->kind != ROPE_YARN || rope->mscale_all == 0 || rope->factor <= 1) return 1;
+    const double mscale = 0.1 * rope->mscale_all * log(rope->factor) + 1;
+    return mscale * mscale;
+}
+
 static bool is_long(const struct rope_config *rope, uint32_t context)
 {
     return rope->kind == ROPE_LONG && context > rope->original_context;

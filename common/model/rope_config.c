@@ -144,6 +144,7 @@ static int read_yarn(const json_t *scaling, const struct model_config *config, s
                         : yarn_mscale(rope->factor, 1);
     }
     rope->attention_factor = attention;
+    rope->mscale_all = mscale_all;
     return 0;
 }
 
@@ -241,9 +242,9 @@ static bool same_rope(const struct rope_config *a, const struct rope_config *b, 
     return a->kind == b->kind && a->theta == b->theta && a->factor == b->factor &&
            a->low_freq_factor == b->low_freq_factor && a->high_freq_factor == b->high_freq_factor &&
            a->beta_fast == b->beta_fast && a->beta_slow == b->beta_slow &&
-           a->attention_factor == b->attention_factor && a->truncate == b->truncate &&
-           a->original_context == b->original_context && a->dims == b->dims && a->part == b->part &&
-           same_factors(a->factors, b->factors, head_dim / 2) &&
+           a->attention_factor == b->attention_factor && a->mscale_all == b->mscale_all &&
+           a->truncate == b->truncate && a->original_context == b->original_context && a->dims == b->dims &&
+           a->part == b->part && same_factors(a->factors, b->factors, head_dim / 2) &&
            same_factors(a->long_factors, b->long_factors, head_dim / 2);
 }
 

@@ -47,9 +47,9 @@ static int read_pieces(const struct model_shards *shards, const struct model_ten
 
 uint64_t model_shards_row(const struct model_tensor *t, uint64_t rows, uint64_t row)
 {
-    const uint64_t head = rows / t->interleaved_heads, i = row % head,
-                   half = (t->interleaved_rows ? t->interleaved_rows : head) / 2;
-    if (i >= 2 * half) return row;
+    const uint64_t head = rows / t->interleaved_heads, from = t->interleaved_from, in_head = row % head,
+                   i = in_head - from, half = (t->interleaved_rows ? t->interleaved_rows : head) / 2;
+    if (in_head < from || i >= 2 * half) return row;
     return row - i + (i < half ? 2 * i : 2 * (i - half) + 1);
 }
 

@@ -60,10 +60,12 @@ static int check_shape(const struct model_config *config, const struct safetenso
                        enum tensor_role role, uint64_t rows, uint64_t cols, struct helm_err *err)
 {
     char found[SAFETENSORS_RANK_MAX * 24], implied[SAFETENSORS_RANK_MAX * 24];
-    const uint32_t experts = config->router.experts;
+    const bool of_heads = arch_role_of_heads(role);
+    const uint32_t parts = of_heads ? config->heads : config->router.experts;
     struct safetensors_entry wanted = {.rank = arch_role_rank(role, config->gguf)};
-    if (wanted.rank == 3) wanted.shape[0] = experts;
-    if (wanted.rank > 1) wanted.shape[wanted.rank - 2] = arch_role_of_experts(role) ? rows / experts : rows;
+    if (wanted.rank == 3) wanted.shape[0] = parts;
+    if (wanted.rank > 1)
+        wanted.shape[wanted.rank - 2] = arch_role_of_experts(role) || wanted.rank == 3 ? rows / parts : rows;
     wanted.shape[wanted.rank - 1] = cols;
     if (entry->rank == wanted.rank &&
         memcmp(entry->shape, wanted.shape, wanted.rank * sizeof *wanted.shape) == 0)
@@ -135,7 +137,7 @@ static int check_fused(const struct model_config *config, const struct safetenso
         return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies %s%s", entry->name,
                          found, source_of(config), implied,
                          keys_text(config, fused->role[0], true, true, keys, sizeof keys));
-    const bool rows = fused->part == FUSED_ROWS || fused->part == FUSED_RUNS;
+    const bool rows = fused->part == FUSED_ROWS || fused->run;
     /* rows are taken by their bytes: what files keep in other blocks than memory is not */
     if (rows && entry->format != FORMAT_COUNT && !tensor_format_of(entry->format)->file_values) return 0;
     if (bytes ? strcmp(entry->dtype_text, "U8") == 0
@@ -187,6 +189,23 @@ static int take_runs(struct model *model, const struct fused_tensor *fused, uint
     return 0;
 }
 
+/* Columns of each of its heads are rows of the file; of blocks, which run along these, 16-bit numbers are made. */
+static int take_turned(struct model *model, const struct fused_tensor *fused, struct model_tensor *tensor,
+                       struct helm_err *err)
+{
+    const struct model_config *config = &model->config;
+    uint64_t shape[4];
+    (void)fused_shape(config, fused, shape);
+    (void)model_expected_shape(config, tensor->role, tensor->layer, &tensor->rows, &tensor->cols);
+    tensor->stored = STORED_TURNED;
+    tensor->experts = config->heads;
+    tensor->head_rows = (uint32_t)(shape[0] / config->heads);
+    tensor->file_format = tensor->format;
+    if (!tensor_format_is_plain(tensor->format)) tensor->format = FORMAT_F16;
+    tensor->bytes = tensor_format_bytes(tensor->format, tensor->rows, tensor->cols);
+    return checkpoint_add(model, tensor, err);
+}
+
 /* One role's part of a tensor that has one or two: new, or the other half of one that is there. */
 static int take_fused_role(struct model *model, const struct fused_tensor *fused, uint32_t number,
                            const struct model_tensor *file, struct helm_err *err)
@@ -199,7 +218,8 @@ static int take_fused_role(struct model *model, const struct fused_tensor *fused
     struct model_tensor tensor = *file;
     tensor.role = role;
     if (fused->part == FUSED_ROWS) return take_rows(model, fused, number, &tensor, err);
-    if (fused->part == FUSED_RUNS) return take_runs(model, fused, number, &tensor, err);
+    if (fused->part == FUSED_HEADS && number == 0) return take_turned(model, fused, &tensor, err);
+    if (fused->run) return take_runs(model, fused, number, &tensor, err);
     tensor.stored = apart                          ? STORED_BLOCKS_APART
                     : fused->part == FUSED_COLUMNS ? STORED_COLUMNS
                                                    : STORED_IN_TURN;

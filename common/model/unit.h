@@ -24,8 +24,8 @@ enum tensor_role {
     TENSOR_ATTN_NORM_BIAS,
     TENSOR_ATTN_OUT_NORM, /* [hidden]: of attention's output, before it is added */
     TENSOR_Q_GATE,        /* [heads * head_dim, hidden]: of attention's output */
-    TENSOR_Q,             /* [heads * head_dim, hidden] */
-    TENSOR_K,             /* [kv_heads * head_dim, hidden] */
+    TENSOR_Q, /* [heads * head_dim, hidden]; with latent attention [heads * (nope + rope), hidden] */
+    TENSOR_K, /* [kv_heads * head_dim, hidden] */
     TENSOR_V,
     TENSOR_O, /* [hidden, heads * head_dim] */
     TENSOR_Q_BIAS,
@@ -35,6 +35,13 @@ enum tensor_role {
     TENSOR_Q_NORM,
     TENSOR_K_NORM, /* [head_dim] */
     TENSOR_SINKS,  /* [heads]: a score that joins each head's softmax, of no position */
+    /* of latent attention (model_latent), beside K, whose row is the latent and the shared rotated key, and O */
+    TENSOR_Q_A,      /* [q_rank, hidden] */
+    TENSOR_Q_A_NORM, /* [q_rank] */
+    TENSOR_Q_B,      /* [heads * (nope + rope), q_rank] */
+    TENSOR_KV_NORM,  /* [rank]: of the latent */
+    TENSOR_K_B,      /* [heads * rank, nope]: head by head */
+    TENSOR_V_B,      /* [heads * value, rank] */
     /* of gated delta nets (model_delta) */
     TENSOR_DELTA_QKV,       /* [channels, hidden]: q and k of all key heads, v of all value heads */
     TENSOR_DELTA_Z,         /* [value_heads * value_dim, hidden]: the gate of the output */
@@ -128,6 +135,9 @@ enum model_buffer {
     BUFFER_K, /* [kv_heads * head_dim] */
     BUFFER_V,
     BUFFER_A,         /* attention output [heads * head_dim] */
+    BUFFER_Q_LOW,     /* latent attention: Q_A's product [q_rank], */
+    BUFFER_Q_HEADS,   /* q before it meets the latent [heads * (nope + rope)], */
+    BUFFER_VALUES,    /* the output in heads' own numbers [heads * value] */
     BUFFER_DELTA,     /* output of a gated delta net [value_heads * value_dim] */
     BUFFER_SHARED,    /* of the shared expert what BUFFER_GATE is of others [shared_intermediate] */
     BUFFER_SHARED_UP, /* likewise */
@@ -151,6 +161,8 @@ enum model_buffer {
 enum math_kind {
     MATH_EMBED,  /* out = embedding row of the token */
     MATH_LINEAR, /* of each weight: out = weight * input + bias; gated: out[0] = activation(out[0]) * out[1] */
+    MATH_LINEAR_HEADS, /* of each head: out = its rows of the weight * the first numbers of its input; numbers beyond
+                          these follow the product, as far as the output has room for them */
     MATH_ATTENTION, /* norm of each head of q and k, RoPE, append k and v to the cache, causal GQA attention of q */
     MATH_ROUTE, /* out = the experts chosen by router * input + bias[0], with bias[1] for the choice, and their
                        weights (router.h) */
@@ -230,6 +242,11 @@ struct math_op {
     float score_scale;           /* of q * k; 0: 1 / sqrt(head_dim) */
     enum model_buffer output_gate; /* its sigmoid multiplies the output */
     bool other_cache;              /* k and v are those of another layer (model_cache_layer) */
+    /* Values are the first so many numbers of keys, which k's norm is of; numbers from there on turn. 0: v has its own, and
+     * the first numbers turn; filled in */
+    uint32_t latent;
+    /* LINEAR_HEADS: numbers of a head in the input, in the output; filled in */
+    uint32_t head_in, head_out;
     /* DELTA: vectors, of all heads; in the order of the file */
     enum tensor_role conv, decay, time_bias, head_norm;
     enum head_order head_order;

@@ -45,8 +45,10 @@ void placement_packing(const struct model *model, bool *link, bool *cpu)
         if (t->layer < 0 || u >= units || arch_role_is_vector(t->role)) continue;
         const bool takes = placement_takes(model, t, FORMAT_BF16_PACKED),
                    runs = t->cols % PACKED_CPU_COLS == 0;
-        link[u] &= takes && (runs || !arch_role_of_experts(t->role)); /* as experts/packed.cu takes them */
-        cpu[u] &= takes && runs;
+        const bool heads = arch_role_of_heads(t->role); /* whose product takes rows of one size alone */
+        link[u] &=
+            takes && !heads && (runs || !arch_role_of_experts(t->role)); /* as experts/packed.cu takes them */
+        cpu[u] &= takes && !heads && runs;
     }
 }
 

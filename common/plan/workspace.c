@@ -126,6 +126,7 @@ static void size_head(const struct gpu_workspace_case *c, struct gpu_workspace *
 
 uint32_t workspace_attention_width(const struct model_config *c)
 {
+    if (c->latent.rank) return c->heads * c->head_dim + c->head_dim + model_latent_q(c) + c->latent.q_rank;
     return c->heads * (c->gated_attention ? 2 : 1) * model_heads_most(c).head_dim + 2 * model_kv_width(c);
 }
 
@@ -173,11 +174,14 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_FEW_QKV].bytes = few * width;
     w->area[GPU_AREA_FEW_Q].bytes = few * q;
     w->area[GPU_AREA_FEW_A].bytes = few * a;
+    w->area[GPU_AREA_FEW_VALUES].bytes = few * m->heads * m->latent.value;
     w->area[GPU_AREA_FEW_DELTA].bytes = few * channels;
     w->area[GPU_AREA_FEW_ACT].bytes = few * larger(model_mlp_width(m), m->per_layer);
     w->area[GPU_AREA_FEW_SHARED].bytes = few * m->shared_intermediate;
     w->area[GPU_AREA_CHUNK_QKV].bytes = tokens * width * sizeof(float);
     w->area[GPU_AREA_CHUNK_A].bytes = m->gated_attention || channels ? tokens * a * c->chunk_bytes : 0;
+    w->area[GPU_AREA_CHUNK_LOW].bytes = tokens * m->latent.q_rank * sizeof(float);
+    w->area[GPU_AREA_CHUNK_VALUES].bytes = tokens * m->heads * m->latent.value * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_DELTA].bytes =
         sub * (channels * sizeof(float) + (uint64_t)m->delta.value_heads * GPU_DELTA_CHUNK_BYTES);
     w->area[GPU_AREA_CHUNK_Q].bytes = (c->tiered ? tokens : sub) * q * c->query_bytes;
@@ -307,6 +311,9 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                             [BUFFER_K] = kv,
                                             [BUFFER_V] = kv,
                                             [BUFFER_A] = q,
+                                            [BUFFER_Q_LOW] = c->latent.q_rank,
+                                            [BUFFER_Q_HEADS] = model_latent_q(c),
+                                            [BUFFER_VALUES] = c->heads * c->latent.value,
                                             [BUFFER_DELTA] = c->delta.value_heads * c->delta.value_dim,
                                             [BUFFER_SHARED] = c->shared_intermediate,
                                             [BUFFER_SHARED_UP] = c->shared_intermediate,

@@ -79,15 +79,18 @@ enum gpu_area {
     GPU_AREA_SLOTS,   /* [experts]: where those of a layer lie that are in both memories, in this step */
     GPU_AREA_MATMUL,
     /* Decode tiers, the attention half and the MLP half of a chunk take the same place in turn. */
-    GPU_AREA_FEW_QKV, /* ENGINE_FEW_TOKENS tokens: [q | gate? | k | v], or [q k v | z | alpha | beta] of a gated delta net */
+    GPU_AREA_FEW_QKV, /* ENGINE_FEW_TOKENS tokens: [q | gate? | k | v], with latent attention [q | k | q of heads | q_rank], or [q k v | z | alpha | beta] of a gated delta net */
     GPU_AREA_FEW_Q,
-    GPU_AREA_FEW_A,     /* attention's output, or a gated delta net's */
-    GPU_AREA_FEW_DELTA, /* [channels]: q k v of a gated delta net after the convolution */
+    GPU_AREA_FEW_A,      /* attention's output, or a gated delta net's */
+    GPU_AREA_FEW_VALUES, /* of latent attention: heads' own outputs, [heads][value] */
+    GPU_AREA_FEW_DELTA,  /* [channels]: q k v of a gated delta net after the convolution */
     GPU_AREA_FEW_ACT,
     GPU_AREA_FEW_SHARED, /* the shared expert's, of its own length */
     GPU_AREA_CHUNK_QKV, /* [tokens], as FEW_QKV; a sub-chunk's attention output, of the weights' dtype, takes the place
                              of its q k v unless there is: */
     GPU_AREA_CHUNK_A, /* [tokens]: output that a gate multiplies, or a gated delta net's, of the weights' dtype */
+    GPU_AREA_CHUNK_LOW,    /* [tokens][q_rank]: what q of latent attention comes through */
+    GPU_AREA_CHUNK_VALUES, /* [tokens], as FEW_VALUES, of the weights' dtype */
     GPU_AREA_CHUNK_DELTA, /* [sub][channels], as FEW_DELTA; then the products of keys and queries of its chunks */
     GPU_AREA_CHUNK_Q,     /* [sub], with two tiers [tokens]: rotated, of the cache's dtype */
     GPU_AREA_CHUNK_PART, /* with two tiers: attention over the pieces so far, [tokens][heads][head_dim], behind the whole

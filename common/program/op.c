@@ -29,6 +29,7 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_CONVOLVE] = {"convolve", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_DELTA] = {"gated delta rule", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_GATE] = {"gate", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_LINEAR_HEADS] = {"linear of heads", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_LOGITS] = {"router logits", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_EXPERTS_ASK] = {"ask for experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
     [OP_EXPERTS_ADD] = {"add asked experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
@@ -135,7 +136,7 @@ static void add_gpu_chunk(struct list *list, const struct math_op *math)
 static void add_gpu(struct list *list, const struct math_op *math, enum op_tier tier)
 {
     if (math->kind == MATH_ATTENTION) {
-        if (tier != OP_TIER_ONE || math->other_cache) add(list, OP_ROPE_APPEND);
+        if (tier != OP_TIER_ONE || math->other_cache || math->latent) add(list, OP_ROPE_APPEND);
         add(list, tier == OP_TIER_CHUNK ? OP_ATTEND_PREFILL : OP_ATTEND_DECODE);
     } else if (is_sampled(math)) {
         if (tier != OP_TIER_ONE) add(list, OP_GATHER);
@@ -173,6 +174,9 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
     case MATH_EXPERTS_DOWN:
         add(&list, OP_EXPERTS_DOWN);
         if (gpu ? chunk : tier != OP_TIER_ONE) add(&list, OP_EXPERTS_SUM);
+        break;
+    case MATH_LINEAR_HEADS:
+        add(&list, OP_LINEAR_HEADS);
         break;
     case MATH_ADD_NORMED:
         add(&list, OP_ADD_NORMED);

@@ -48,6 +48,7 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                                               mixed ? PLAN_LINKS : 0},
                                     .kv = {.layers = plan_kv_layers(&pair->plan, PLAN_HOST),
                                            .kv_heads = model->config.kv_heads,
+                                           .latent = model->config.latent.rank,
                                            .head_dim = model->config.head_dim,
                                            .page_tokens = pair->plan.page_tokens,
                                            .dtype = o->kv_dtype},

@@ -32,15 +32,16 @@
 #define ALL_MODES "qwen3"
 #endif
 
-static const char *const models[] = {"qwen3",     "qwen2-bias", "llama3-ropescaled",
-                                     "qwen3moe",  "mixtral",    "gptoss",
-                                     "qwen2moe",  "dots1",      "phi3",
-                                     "opt",       "granite",    "qwen35",
-                                     "qwen35moe", "qwen3next",  "gemma3",
-                                     "gemma4",    "gemma4moe",  "gemma4e",
-                                     "glm4moe",   "minimaxm2",  "glm4",
-                                     "smollm3",   "seedoss",    "olmo2",
-                                     "olmo3",     "ministral3"};
+static const char *const models[] = {"qwen3",      "qwen2-bias", "llama3-ropescaled",
+                                     "qwen3moe",   "mixtral",    "gptoss",
+                                     "qwen2moe",   "dots1",      "phi3",
+                                     "opt",        "granite",    "qwen35",
+                                     "qwen35moe",  "qwen3next",  "gemma3",
+                                     "gemma4",     "gemma4moe",  "gemma4e",
+                                     "glm4moe",    "minimaxm2",  "glm4",
+                                     "smollm3",    "seedoss",    "olmo2",
+                                     "olmo3",      "ministral3", "deepseekv2",
+                                     "deepseekv3", "glm47flash"};
 
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
 

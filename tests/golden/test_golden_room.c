@@ -194,13 +194,14 @@ static bool run_place(const char *folder, const struct place *p)
 static void workers_take_what_the_ledger_says(void **state)
 {
     (void)state;
-    static const char *const models[] = {"dots1",     "gptoss",    "granite", "llama3-ropescaled",
-                                         "mixtral",   "opt",       "phi3",    "qwen2-bias",
-                                         "qwen2moe",  "qwen3",     "qwen35",  "qwen35moe",
-                                         "qwen3moe",  "qwen3next", "gemma3",  "gemma4",
-                                         "gemma4moe", "gemma4e",   "glm4moe", "minimaxm2",
-                                         "glm4",      "smollm3",   "seedoss", "olmo2",
-                                         "olmo3",     "ministral3"};
+    static const char *const models[] = {"dots1",     "gptoss",     "granite",    "llama3-ropescaled",
+                                         "mixtral",   "opt",        "phi3",       "qwen2-bias",
+                                         "qwen2moe",  "qwen3",      "qwen35",     "qwen35moe",
+                                         "qwen3moe",  "qwen3next",  "gemma3",     "gemma4",
+                                         "gemma4moe", "gemma4e",    "glm4moe",    "minimaxm2",
+                                         "glm4",      "smollm3",    "seedoss",    "olmo2",
+                                         "olmo3",     "ministral3", "deepseekv2", "deepseekv3",
+                                         "glm47flash"};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         uint32_t run = 0;
         char folder[64];

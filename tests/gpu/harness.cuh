@@ -299,5 +299,6 @@ void test_experts_few(struct test_context *t);
 void test_gemm_blocks(struct test_context *t);
 void test_gemm_integer(struct test_context *t);
 void test_gemv_packed(struct test_context *t);
+void test_heads(struct test_context *t);
 void test_invariant(struct test_context *t);
 void test_scales(struct test_context *t);

@@ -20,6 +20,8 @@ struct attention_case {
     uint32_t heads, kv_heads, head_dim, page_tokens, window;
     bool norm;
     std::vector<uint32_t> start, count;
+    uint32_t
+        latent; /* numbers of a value, which are the first of its key; the others turn; 0: values are of their own */
 };
 
 /* Attention by the reference: normalised outputs, with sinks and gated; maxima and sums, without.
@@ -59,14 +61,16 @@ struct attention_test {
     attention_test(struct test_context *t, const attention_case &from)
         : c(from), step(t, from.start, from.count, from.page_tokens, 3)
     {
-        layout = {2, c.kv_heads, c.head_dim, c.page_tokens, (uint32_t)c.dtype};
+        layout = {2, c.kv_heads, c.head_dim, c.page_tokens, (uint32_t)c.dtype, c.latent};
         host_layout = layout, host_layout.layers = 5;
         q = random_floats(t, (size_t)step.tokens * c.heads * c.head_dim, 3);
         k = random_floats(t, (size_t)step.tokens * c.kv_heads * c.head_dim, 3);
         v = random_floats(t, (size_t)step.tokens * c.kv_heads * c.head_dim, 3);
         q_norm = random_floats(t, c.head_dim, 2), k_norm = random_floats(t, c.head_dim, 2);
         ones.assign(c.head_dim, 1);
-        turning = c.head_dim >= 4 && random_below(t, 2) ? c.head_dim / 4 * 2 : c.head_dim;
+        turning = c.latent                                ? c.head_dim - c.latent
+                  : c.head_dim >= 4 && random_below(t, 2) ? c.head_dim / 4 * 2
+                                                          : c.head_dim;
         inv.resize(turning / 2 + 1);
         for (uint32_t i = 0; i < turning / 2; i++) inv[i] = (float)pow(10000, -2.0 * i / turning);
         dq = new gpu_buffer(q), dk = new gpu_buffer(k), dv = new gpu_buffer(v);
@@ -88,13 +92,13 @@ struct attention_test {
         args.sinks = random_below(t, 2) ? dsinks->as<float>() : nullptr;
         args.q_norm = c.norm ? dq_norm->as<float>() : nullptr;
         args.k_norm = c.norm ? dk_norm->as<float>() : nullptr;
-        args.v_normed = random_below(t, 2);
+        args.v_normed = !c.latent && random_below(t, 2);
         args.eps = 1e-6f;
         args.rope_table = table->as<float>();
         args.rope_dims = turning == c.head_dim ? 0 : turning;
         args.gate = random_below(t, 2) ? dgate->as<float>() : nullptr;
         args.gate_stride = c.heads * c.head_dim + 4;
-        args.q = dq->as<float>(), args.k = dk->as<float>(), args.v = dv->as<float>();
+        args.q = dq->as<float>(), args.k = dk->as<float>(), args.v = (c.latent ? dk : dv)->as<float>();
         args.q_stride = c.heads * c.head_dim, args.kv_stride = c.kv_heads * c.head_dim;
         if (c.head_dim > 1)
             GPUK(gpuk_rope_table(&step.step, step.tokens, dinv->as<float>(), turning, 1.0f,
@@ -112,16 +116,18 @@ struct attention_test {
               double *out) const
     {
         double squares = 0;
-        for (uint32_t d = 0; d < c.head_dim; d++) squares += (double)x[d] * x[d];
+        const uint32_t normed = c.latent ? c.latent : c.head_dim;
+        for (uint32_t d = 0; d < normed; d++) squares += (double)x[d] * x[d];
         std::vector<double> h(c.head_dim);
         for (uint32_t d = 0; d < c.head_dim; d++)
-            h[d] = norm ? x[d] / sqrt(squares / c.head_dim + 1e-6) * (*norm)[d] : (double)x[d];
+            h[d] = norm && d < normed ? x[d] / sqrt(squares / normed + 1e-6) * (*norm)[d] : (double)x[d];
         uint32_t half = turning / 2;
         for (uint32_t d = 0; d < c.head_dim; d++) out[d] = h[d];
         for (uint32_t i = 0; i < half && rotate; i++) {
             double angle = (double)((float)position * inv[i]);
-            out[i] = h[i] * cos(angle) - h[i + half] * sin(angle);
-            out[i + half] = h[i + half] * cos(angle) + h[i] * sin(angle);
+            const uint32_t a = c.latent + i, b = a + half;
+            out[a] = h[a] * cos(angle) - h[b] * sin(angle);
+            out[b] = h[b] * cos(angle) + h[a] * sin(angle);
         }
     }
     size_t entry_of(uint32_t row, uint32_t position) const
@@ -158,7 +164,7 @@ struct attention_test {
         std::vector<double> got, expected, x(c.head_dim);
         bool bits = true;
         for (uint32_t n = 0; n < step.tokens; n++)
-            for (uint32_t h = 0; h < 2 * c.kv_heads; h++) {
+            for (uint32_t h = 0; h < kv_kinds(&layout) * c.kv_heads; h++) {
                 uint32_t is_value = h >= c.kv_heads, kv_head = h % c.kv_heads;
                 const float *from = &(is_value ? v : k)[((size_t)n * c.kv_heads + kv_head) * c.head_dim];
                 const auto norm = is_value ? (args.v_normed ? &ones : nullptr) : c.norm ? &k_norm : nullptr;
@@ -279,16 +285,17 @@ struct attention_test {
 
 static void name_case(const attention_case &c, const char *kind, char *what, size_t size)
 {
-    snprintf(what, size, "%s %s heads %u/%u dim %u page %u window %u, rows %zu, first from %u + %u%s", kind,
-             kv_dtype_name((enum kv_dtype)c.dtype), c.heads, c.kv_heads, c.head_dim, c.page_tokens, c.window,
-             c.start.size(), c.start[0], c.count[0], c.norm ? " norm" : "");
+    snprintf(what, size,
+             "%s %s heads %u/%u dim %u latent %u page %u window %u, rows %zu, first from %u + %u%s", kind,
+             kv_dtype_name((enum kv_dtype)c.dtype), c.heads, c.kv_heads, c.head_dim, c.latent, c.page_tokens,
+             c.window, c.start.size(), c.start[0], c.count[0], c.norm ? " norm" : "");
 }
 
 static void test_decode(struct test_context *t, const attention_case &c, const struct gpuk_device *device)
 {
     char what[200];
     attention_test a(t, c);
-    const bool fused = a.step.tokens == 1;
+    const bool fused = a.step.tokens == 1 && !c.latent;
     const bool pairs = device->tensor_cores && (c.dtype == KV_BF16 || c.dtype == KV_Q8_0) &&
                        c.head_dim % 32 == 0 && c.page_tokens % 16 == 0;
     const auto tolerance = [&](const struct attended &by) { return pairs ? 2e-5 + by.pairs : 1e-5; };
@@ -531,6 +538,33 @@ static void test_long(struct test_context *t, const struct gpuk_device *many, co
         }
 }
 
+/* Values that are the first numbers of keys: of DeepSeek's size, and of others that the kernels of usual heads take. */
+static void test_latent(struct test_context *t, const struct gpuk_device *device,
+                        const struct gpuk_device *plain)
+{
+    const uint32_t shapes[][4] = {{16, 576, 512, 16}, {5, 96, 64, 16}, {3, 576, 512, 8}, {7, 320, 256, 32}};
+    const uint32_t far = t->few ? 90 : t->small ? 400 : 2500;
+    for (int dtype = 0; dtype < KV_DTYPE_COUNT; dtype++)
+        for (size_t i = 0; i < (t->few ? 1 : t->small ? 2 : 4); i++) {
+            const uint32_t heads = shapes[i][0], dim = shapes[i][1], latent = shapes[i][2],
+                           page = shapes[i][3];
+            const attention_case one = {dtype, heads, 1, dim, page, 0, true, {far}, {1}, latent},
+                                 few = {dtype,     heads, 1, dim, page, 0, true, {0, 17, far / 2},
+                                        {3, 1, 2}, latent},
+                                 many = {dtype, heads,   1,
+                                         dim,   page,    0,
+                                         true,  {37, 0}, {t->small ? 40u : 130u, 5},
+                                         latent};
+            const bool tensor = device->tensor_cores && dtype != KV_F32 && dim == 576 &&
+                                device->shared_bytes_max >= 200 << 10;
+            test_decode(t, one, device);
+            test_decode(t, few, plain);
+            test_absent(t, few, device, i % 2 == 0);
+            test_prefill(t, many, device, tensor);
+            if (tensor) test_prefill(t, many, plain, false);
+        }
+}
+
 void test_attention(struct test_context *t)
 {
     struct gpuk_device plain = t->device;
@@ -553,6 +587,7 @@ void test_attention(struct test_context *t)
     test_splits(t, &many, &many_plain);
     test_splits(t, &t->device, &plain);
     test_long(t, &many, &many_plain);
+    test_latent(t, &many, &many_plain);
     for (int dtype = 0; dtype < KV_DTYPE_COUNT; dtype++) {
         for (size_t i = 0; i < shape_count; i++) {
             if (t->small && shape[i][2] > 256 && dtype == KV_BF16) continue; /* as F16 */

@@ -82,6 +82,7 @@ static const struct {
              {"gemm_blocks", test_gemm_blocks},
              {"gemm_integer", test_gemm_integer},
              {"gemv_packed", test_gemv_packed},
+             {"heads", test_heads},
              {"invariant", test_invariant},
              {"scales", test_scales},
              {"blocks", test_blocks}};

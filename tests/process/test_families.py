@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Families of models that the same operations compute (GLM, MiniMax-M2, SmolLM3, Seed-OSS, OLMo, Ministral 3) through helmd: every placement on the emulated GPU and the CPU, GGUF
+"""Families of models that the same operations compute (GLM, MiniMax-M2, SmolLM3, Seed-OSS, OLMo, Ministral 3, DeepSeek) through helmd: every placement on the emulated GPU and the CPU, GGUF
 files, what is refused. References: tests/data/golden (tests/golden/test_golden_cpu.c walks them with every kernel)."""
 import json
 import os
@@ -52,6 +52,44 @@ def ministral3_keys(c):
             "attention.temperature_scale": rope["llama_4_scaling_beta"]}
 
 
+# Latent attention. Newer files have its two parts apart, K_B's turned; older ones have the tensor of both, and heads' own sizes.
+LATENT = {"self_attn.q_a_proj.": "attn_q_a.", "self_attn.q_a_layernorm.": "attn_q_a_norm.", "self_attn.q_b_proj.": "attn_q_b.",
+          "self_attn.kv_a_proj_with_mqa.": "attn_kv_a_mqa.", "self_attn.kv_a_layernorm.": "attn_kv_a_norm.",
+          "self_attn.kv_b_proj.": "attn_kv_b."}
+
+
+def latent_keys(c, apart, gating):
+    nope, rope, value, rank = (c[n] for n in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"))
+    own = {"attention.key_length": nope + rope, "attention.value_length": value}
+    keys = {"attention.head_count_kv": 1, "attention.key_length": rank + rope, "attention.value_length": rank,
+            "attention.key_length_mla": nope + rope, "attention.value_length_mla": value} if apart else own
+    yarn = c.get("rope_parameters", {})
+    if "factor" in yarn:
+        keys.update({"rope.scaling.type": "yarn", "rope.scaling.factor": yarn["factor"],
+                     "rope.scaling.original_context_length": yarn["original_max_position_embeddings"],
+                     "rope.scaling.yarn_log_multiplier": 0.1 * yarn["mscale_all_dim"]})
+    if c["q_lora_rank"]:
+        keys["attention.q_lora_rank"] = c["q_lora_rank"]
+    return {**keys, **experts_keys(c), "attention.kv_lora_rank": rank, "rope.dimension_count": rope, "expert_gating_func": gating,
+            "expert_shared_count": c["n_shared_experts"], "leading_dense_block_count": c["first_k_dense_replace"],
+            "expert_weights_scale": c["routed_scaling_factor"], "expert_weights_norm": c["norm_topk_prob"],
+            "expert_group_count": c["n_group"], "expert_group_used_count": c["topk_group"]}
+
+
+def parted(tensor, c):
+    """The rows of kv_b of each head: the first ones as columns, and the others."""
+    name, _, kind, data = tensor
+    heads, nope, value, rank = (c[n] for n in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank"))
+    row, keys, values = 2 * rank, b"", b""
+    for head in range(heads):
+        at = head * (nope + value) * row
+        rows = [data[at + r * row:at + (r + 1) * row] for r in range(nope + value)]
+        keys += b"".join(rows[r][2 * i:2 * i + 2] for i in range(rank) for r in range(nope))
+        values += b"".join(rows[nope:])
+    return [[name.replace("kv_b", "k_b"), [nope, rank, heads], kind, keys],
+            [name.replace("kv_b", "v_b"), [rank, value, heads], kind, values]]
+
+
 W123 = {"block_sparse_moe.gate.": "ffn_gate_inp.", "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
         "block_sparse_moe.experts.w1.": "ffn_gate_exps.", "block_sparse_moe.experts.w3.": "ffn_up_exps.",
         "block_sparse_moe.experts.w2.": "ffn_down_exps."}
@@ -79,6 +117,14 @@ FAMILIES = {
               "lack": ("blk.1.post_ffw_norm.weight", "blk.0.post_attention_norm.weight", "blk.1.attn_k_norm.weight")},
     "olmo3": {"arch": "olmo2", "keys": lambda c: {"attention.sliding_window": c["sliding_window"]}, "names": AFTER, "layers": 4,
               "homes": ("cgsg", "gcsccgcs"), "lack": ("blk.3.attn_q_norm.weight",)},
+    "deepseekv2": {"arch": "deepseek2", "keys": lambda c: latent_keys(c, False, 1), "names": LATENT, "layers": 3, "homes": ("cgg", "scc", "gcgcgc", "gggcsc"), "mixed": "gggmgm",
+                   "lack": ("attention.kv_lora_rank", "rope.dimension_count", "blk.1.attn_kv_a_mqa.weight",
+                            "blk.0.attn_q.weight", "blk.2.ffn_gate_shexp.weight")},
+    "deepseekv3": {"arch": "deepseek2", "keys": lambda c: latent_keys(c, True, 2), "names": LATENT, "layers": 3, "homes": ("cgg", "scc", "gcgcgc", "gggcsc"), "mixed": "gggmgm",
+                   "apart": True, "lack": ("attention.kv_lora_rank", "blk.1.attn_k_b.weight", "blk.2.attn_v_b.weight",
+                                           "blk.0.attn_q_a_norm.weight", "blk.1.exp_probs_b.bias", "blk.0.attn_kv_a_norm.weight")},
+    "glm47flash": {"arch": "deepseek2", "keys": lambda c: latent_keys(c, True, 2), "names": LATENT, "layers": 3, "homes": ("cgg", "scc", "gcgcgc", "gggcsc"), "mixed": "gggmgm",
+                   "apart": True, "lack": ("attention.kv_lora_rank", "blk.1.attn_kv_a_mqa.weight", "blk.2.attn_q_b.weight")},
     "ministral3": {"arch": "mistral3", "keys": ministral3_keys, "names": {}, "layers": 2, "homes": ("cs", "gcsc"),
                    "interleaved": True, "lack": ("rope.scaling.factor", "blk.0.attn_v.weight")},
 }
@@ -117,6 +163,8 @@ def gguf_tensors(name, family):
             tensors.append([of_one, shape[::-1], BF16, interleave(data, shape[0] // 32)])
         elif len(shape) == 1 or "gate_inp" in of_one:
             tensors.append([of_one, shape[::-1], F32, wide(data)])
+        elif family.get("apart") and "attn_kv_b" in of_one:
+            tensors += parted([of_one, shape[::-1], BF16, data], config_of(name))
         else:
             tensors.append([of_one, shape[::-1], BF16, data])
     return tensors + list(experts.values())
@@ -126,7 +174,7 @@ def write_gguf(name, path, leave_out=(), added=(), **more):
     family, c = FAMILIES[name], config_of(name)
     keys = {"block_count": c["num_hidden_layers"], "embedding_length": c["hidden_size"], "feed_forward_length": c["intermediate_size"],
             "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
-            "attention.key_length": c["head_dim"], "attention.value_length": c["head_dim"],
+            "attention.key_length": c.get("head_dim"), "attention.value_length": c.get("head_dim"),
             "context_length": c["max_position_embeddings"], "attention.layer_norm_rms_epsilon": c["rms_norm_eps"],
             "rope.freq_base": c.get("rope_theta", 10000.0), **family["keys"](c), **more}
     every = {f"{family['arch']}.{k}": value(v) for k, v in keys.items() if k not in leave_out}
@@ -146,7 +194,7 @@ def write_folder(name, folder, changes, added=None):
     with open(os.path.join(folder, "model.safetensors"), "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text + data)
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
-        json.dump({k: v for k, v in {**config_of(name), **changes}.items() if v is not None}, file)
+        json.dump({k: v for k, v in {**config_of(name), **changes}.items() if v is not None or k not in changes}, file)
 
 
 def inspected(path):

@@ -89,7 +89,8 @@ static int add_fused(struct job *job, enum tensor_role role, int32_t layer, bool
 {
     static const enum made_values values[] = {
         [FUSED_BLOCKS] = MADE_BLOCKS, [FUSED_SCALES] = MADE_SCALES, [FUSED_COLUMNS] = MADE_MATRIX,
-        [FUSED_IN_TURN] = MADE_BIAS,  [FUSED_ROWS] = MADE_MATRIX,   [FUSED_RUNS] = MADE_MATRIX};
+        [FUSED_IN_TURN] = MADE_BIAS,  [FUSED_ROWS] = MADE_MATRIX,   [FUSED_RUNS] = MADE_MATRIX,
+        [FUSED_HEADS] = MADE_MATRIX};
     const struct model_config *config = job->request->config;
     const struct fused_tensor *fused;
     *is_part = false;

@@ -58,7 +58,8 @@ static uint64_t cache_bytes(const struct gpu_measuring *m)
                                  .kv_heads = c->kv_heads,
                                  .head_dim = c->head_dim,
                                  .page_tokens = PAGE,
-                                 .dtype = kv_dtype_named(m->request->kv_dtype)};
+                                 .dtype = kv_dtype_named(m->request->kv_dtype),
+                                 .latent = c->latent.rank};
     return kv_page_bytes(&kv) * (m->positions / PAGE + ENGINE_FEW_TOKENS);
 }
 

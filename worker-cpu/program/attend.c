@@ -47,7 +47,7 @@ void attend_append(void *ctx, uint32_t chunk, uint32_t thread)
     const struct program_entry *e = run->entry;
     const struct model_config *c = run->config;
     const struct vector_variant *vec = run->kernels->vector;
-    uint32_t first = chunk * e->chunk, last = first + e->chunk, dim = e->head_dim;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk, dim = e->head_dim, turns = e->latent;
     float eps = (float)c->norm_eps;
     if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++) {
@@ -59,15 +59,15 @@ void attend_append(void *ctx, uint32_t chunk, uint32_t thread)
         const struct cells cells = cells_of(run, e, run->row[run->batch.token_row[t]].in);
         for (uint32_t h = 0; h < c->heads; h++) {
             if (e->norm) vec->rmsnorm(q + h * dim, q + h * dim, e->norm, dim, eps);
-            if (!e->no_rope) vec->rope(q + h * dim, cosine, sine, e->rope_dims);
+            if (!e->no_rope) vec->rope(q + h * dim + turns, cosine, sine, e->rope_dims);
         }
         for (uint32_t h = 0; h < e->kv_heads && !e->other_cache; h++) {
             if (e->v_is_k) memcpy(v + h * dim, k + h * dim, dim * sizeof *v);
             if (e->v_normed) vec->rmsnorm(v + h * dim, v + h * dim, run->ones, dim, eps);
-            if (e->norm2) vec->rmsnorm(k + h * dim, k + h * dim, e->norm2, dim, eps);
-            if (!e->no_rope) vec->rope(k + h * dim, cosine, sine, e->rope_dims);
+            if (e->norm2) vec->rmsnorm(k + h * dim, k + h * dim, e->norm2, e->latent ? e->latent : dim, eps);
+            if (!e->no_rope) vec->rope(k + h * dim + turns, cosine, sine, e->rope_dims);
             append_head(run, &cells, 0, h, run->batch.position[t], k + h * dim);
-            append_head(run, &cells, 1, h, run->batch.position[t], v + h * dim);
+            if (!e->latent) append_head(run, &cells, 1, h, run->batch.position[t], v + h * dim);
         }
     }
 }
@@ -201,7 +201,8 @@ static void cut(struct run *run)
     for (uint32_t r = 0; r < run->attend_count; r++) {
         struct run_attend *row = &run->attend[r];
         uint32_t length = row->in->start + row->first + row->count;
-        uint64_t row_bytes = 2 * (uint64_t)length * kv_cell_bytes(run->kv.dtype, run->entry->head_dim);
+        uint64_t row_bytes =
+            (uint64_t)kv_kinds(&run->kv) * length * kv_cell_bytes(run->kv.dtype, run->entry->head_dim);
         row->splits = 1;
         if (row->count == 1 && !run->steady && whole < 2 * run->threads) {
             uint32_t wanted = run_ceil_div(4 * run->threads, whole);

@@ -161,6 +161,31 @@ void cut_rows(struct lowering *low, struct program_entry *e, bool router)
     free(size);
 }
 
+void cut_heads(struct lowering *low, struct program_entry *e)
+{
+    const struct program_segment *g = &e->segment[0];
+    const uint32_t heads = low->source->model->config.heads, rows = g->matrix.rows / heads;
+    const uint64_t granule = granule_of(low, g), units = (rows + granule - 1) / granule;
+    e->bytes = segment_bytes(low, &g->matrix);
+    if (tensor_format_of(g->matrix.format)->group_rows > 1 && rows % granule)
+        lower_unsupported(low, e->layer, "heads of rows that are no whole groups of the format");
+    uint64_t pieces = e->bytes / heads / GEMV_CHUNK_BYTES_MIN;
+    if (pieces > units) pieces = units;
+    if (pieces < 1) pieces = 1;
+    e->chunks = (uint32_t)pieces;
+    e->bound = malloc((pieces + 1) * sizeof *e->bound);
+    if (pieces * heads > POOL_CHUNKS_MAX) lower_unsupported(low, e->layer, "heads of so many rows");
+    if (!e->bound) {
+        low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for %u pieces of heads", e->chunks);
+        return;
+    }
+    for (uint64_t i = 0; i < pieces; i++) e->bound[i] = (uint32_t)(i * units / pieces * granule);
+    e->bound[pieces] = rows;
+    const uint64_t worth = e->bytes / GEMV_SHARE_BYTES, threads = low->source->threads;
+    e->share = (uint32_t)(worth < 1 ? 1 : worth < threads ? worth : threads);
+    e->alone = !low->tiled && !low->few && e->share == 1;
+}
+
 /* In how many pieces `bytes` of one of an expert's matrices are cut, for one token: so many that each thread has as many of all
  * chosen ones together; where the GPU asks for some, of any number of them, if pieces are long enough then. */
 static uint64_t pieces_of_one(const struct lowering *low, const struct program_entry *e, uint64_t bytes)

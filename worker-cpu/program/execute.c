@@ -316,6 +316,11 @@ static struct pool_job job_of(struct run *run, const struct program_entry *e, ui
     if (e->kind == OP_RUNNING_MEAN) return state_job(run, e);
     if (delta_is(e->kind)) return delta_job(run, e);
     if (experts_are(e)) return experts_job(run, e);
+    if (e->kind == OP_LINEAR_HEADS)
+        return (struct pool_job){.run = linear_heads,
+                                 .chunks = e->chunks * run->config->heads,
+                                 .alone = e->alone,
+                                 .width = tokens == 1 ? e->share : 0};
     if (e->kind == OP_LINEAR) {
         const struct program *p = run->program[run->program_index];
         const bool tiled = p->tiled;
@@ -412,6 +417,11 @@ static struct scratch_size scratch_needed(const struct run *run, const struct pr
                 size.scratch = most_of(size.scratch, (size_t)e->width * sizeof(float));
             for (uint32_t s = 0; s < e->segment_count; s++) {
                 const struct program_segment *g = &e->segment[s];
+                if (e->kind == OP_LINEAR_HEADS) {
+                    size.ordered = most_of(size.ordered, linear_few_ordered_bytes(g, PROGRAM_FEW_TOKENS));
+                    size.scratch = most_of(size.scratch, LINEAR_FEW_SCRATCH_BYTES);
+                    continue;
+                }
                 if (programs[p]->few && !experts_are(e)) {
                     size.ordered = most_of(size.ordered, linear_few_ordered_bytes(g, programs[p]->few));
                     size.scratch = most_of(size.scratch, LINEAR_FEW_SCRATCH_BYTES);

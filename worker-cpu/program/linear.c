@@ -14,6 +14,7 @@
 
 #include <xmmintrin.h>
 #include <math.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "common/base/units.h"
@@ -303,6 +304,59 @@ void linear_few(void *ctx, uint32_t chunk, uint32_t thread)
     if (e->activation == ACTIVATION_NONE || !clip_rows(g, from, to, &first, &last)) return;
     for (uint32_t t = 0; t < tokens; t++)
         activate(run, e, g->out + (size_t)t * g->out_width + first, factors_of(e, t, first), last - first);
+}
+
+/* ---- a matrix for each head ---- */
+
+/* Inputs of a head's tokens as its kernel reads them. */
+static struct few_in head_inputs(const struct run *run, const struct linear_kernel *k, const float *x,
+                                 uint32_t count, uint32_t thread)
+{
+    const struct program_entry *e = run->entry;
+    struct run_thread *t = &run->thread[thread];
+    if (!k->order) return (struct few_in){x, e->width};
+    t->ordered_by = NULL; /* nothing that an entry of LINEAR would find */
+    return (struct few_in){t->ordered,
+                           linear_order_few(k, t->ordered, x, e->width, count, e->segment[0].matrix.cols)};
+}
+
+/* Rows [first, last) of a head, tokens [token, token + count). */
+static void head_few(const struct run *run, uint32_t head, uint32_t first, uint32_t last, uint32_t token,
+                     uint32_t count, uint32_t thread)
+{
+    const struct program_entry *e = run->entry;
+    const struct program_segment *g = &e->segment[0];
+    const struct linear_kernel *k = g->kernels->one;
+    const uint32_t all = g->matrix.rows / run->config->heads, each = few_rows(g, last - first);
+    const float *x = e->in + (size_t)token * e->width + (size_t)head * e->head_in;
+    float *out = g->out + (size_t)token * g->out_width + (size_t)head * e->head_out,
+          *sum = run->thread[thread].scratch;
+    const struct few_in in = head_inputs(run, k, x, count, thread);
+    for (uint32_t row = first; row < last; row += each) {
+        const uint32_t rows = last - row < each ? last - row : each;
+        const char *w = linear_row_at(g, head * all + row);
+        if (k->few && count > 1)
+            k->few(sum, rows, w, in.x, in.ldx, rows, g->matrix.cols, count);
+        else
+            for (uint32_t t = 0; t < count; t++)
+                k->gemv(sum + (size_t)t * rows, w, in.x + t * in.ldx, rows, g->matrix.cols, &run->reads.gemv);
+        for (uint32_t t = 0; t < count; t++)
+            memcpy(out + (size_t)t * g->out_width + row, sum + (size_t)t * rows, rows * sizeof *sum);
+    }
+    /* numbers that are not multiplied, once */
+    for (uint32_t t = 0; t < count && last == all && all < e->head_out; t++)
+        memcpy(out + (size_t)t * g->out_width + all, x + (size_t)t * e->width + g->matrix.cols,
+               (e->head_out - all) * sizeof *out);
+}
+
+void linear_heads(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    const struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const uint32_t tokens = run_tokens(run, e), piece = chunk % e->chunks;
+    for (uint32_t t = 0; t < tokens; t += PROGRAM_FEW_TOKENS)
+        head_few(run, chunk / e->chunks, e->bound[piece], e->bound[piece + 1], t,
+                 tokens - t < PROGRAM_FEW_TOKENS ? tokens - t : PROGRAM_FEW_TOKENS, thread);
 }
 
 /* ---- several tokens ---- */

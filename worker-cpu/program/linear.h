@@ -26,6 +26,9 @@ void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread);
 /* A chunk of an entry of a program of a few tokens that have the bits of one: as linear_one_token's. */
 void linear_few(void *ctx, uint32_t chunk, uint32_t thread);
 
+/* A chunk of a LINEAR_HEADS entry: piece chunk % chunks of head chunk / chunks. Any number of tokens, each with the bits of one. */
+void linear_heads(void *ctx, uint32_t chunk, uint32_t thread);
+
 /* While a thread waits: fetches what it will read first of run->ahead into its L2, so that memory has
  * something to do meanwhile. A pool_idle_fn. */
 bool linear_fetch_ahead(void *ctx, uint32_t thread, uint32_t piece);

@@ -33,5 +33,7 @@ void cut_tiles(struct program_entry *e, const struct linear_kernel *kernel);
 /* Cuts the entry's rows into chunks: a share for each thread that its bytes are worth, in whole row granules, the same cuts in
  * each share. */
 void cut_rows(struct lowering *low, struct program_entry *e, bool router);
+/* Cuts a head's rows. */
+void cut_heads(struct lowering *low, struct program_entry *e);
 /* Cuts an expert's rows. */
 void cut_experts(struct lowering *low, struct program_entry *e);

@@ -7,6 +7,10 @@ static const char *const role_text[TENSOR_ROLE_COUNT] = {[TENSOR_Q] = "q",
                                                          [TENSOR_V] = "v",
                                                          [TENSOR_O] = "o",
                                                          [TENSOR_Q_GATE] = "q gate",
+                                                         [TENSOR_Q_A] = "q a",
+                                                         [TENSOR_Q_B] = "q b",
+                                                         [TENSOR_K_B] = "k b",
+                                                         [TENSOR_V_B] = "v b",
                                                          [TENSOR_DELTA_QKV] = "qkv",
                                                          [TENSOR_DELTA_Z] = "z",
                                                          [TENSOR_DELTA_ALPHA] = "alpha",
@@ -59,6 +63,15 @@ static void print_linear(const struct program_entry *e, bool tiled, FILE *out)
     if (e->share) fprintf(out, ", %u thread%s", e->share, e->share == 1 ? "" : "s");
 }
 
+static void print_linear_heads(const struct program_entry *e, bool tiled, FILE *out)
+{
+    const struct program_segment *g = &e->segment[0];
+    (void)tiled;
+    fprintf(out, " %s %ux%u %s %s, %u of %u numbers of a head; %u pieces of each", role_text[g->role],
+            g->matrix.rows, g->matrix.cols, tensor_format_name(g->matrix.format), g->kernels->one->name,
+            g->matrix.cols, e->head_in, e->chunks);
+}
+
 static void print_experts(const struct program_entry *e, bool tiled, FILE *out)
 {
     fprintf(out, " %u of %u,", e->chosen, e->experts);
@@ -93,11 +106,17 @@ static void print_attend_host(const struct program_entry *e, bool tiled, FILE *o
 
 /* What an entry says beside its name. */
 static void (*const print_of[OP_KIND_COUNT])(const struct program_entry *e, bool tiled, FILE *out) = {
-    [OP_EMBED] = print_embed,         [OP_NORM] = print_norm,
-    [OP_LINEAR] = print_linear,       [OP_ROPE_APPEND] = print_rope_append,
-    [OP_ATTEND] = print_attend,       [OP_LANE_READ] = print_lane,
-    [OP_EXPERTS_GLU] = print_experts, [OP_EXPERTS_DOWN] = print_experts,
-    [OP_LANE_WRITE] = print_lane,     [OP_ATTEND_HOST] = print_attend_host,
+    [OP_EMBED] = print_embed,
+    [OP_NORM] = print_norm,
+    [OP_LINEAR] = print_linear,
+    [OP_LINEAR_HEADS] = print_linear_heads,
+    [OP_ROPE_APPEND] = print_rope_append,
+    [OP_ATTEND] = print_attend,
+    [OP_LANE_READ] = print_lane,
+    [OP_EXPERTS_GLU] = print_experts,
+    [OP_EXPERTS_DOWN] = print_experts,
+    [OP_LANE_WRITE] = print_lane,
+    [OP_ATTEND_HOST] = print_attend_host,
 };
 
 void program_print(const struct program *program, const char *title, FILE *out)

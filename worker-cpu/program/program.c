@@ -164,7 +164,7 @@ static void make_linear(struct lowering *low, const struct making *m)
     e->sampled = m->sampled;
     e->residual = m->op->residual;
     e->in = low->source->act->buffer[in];
-    e->width = input_width(low, m->op, in, m->layer);
+    e->width = input_width(low, m->op, m->op->in, m->layer);
     e->soft_cap = m->op->soft_cap;
     e->gated = m->op->gated;
     e->activation = m->op->activation;
@@ -185,6 +185,22 @@ static void make_linear(struct lowering *low, const struct making *m)
     low->program->bytes += e->bytes;
 }
 
+/* Each head's rows times its own part of the input. */
+static void make_linear_heads(struct lowering *low, const struct making *m)
+{
+    const struct program_source *s = low->source;
+    struct program_entry *e = lower_entry(low, OP_LINEAR_HEADS, m->layer);
+    e->in = s->act->buffer[m->op->in];
+    e->width = s->act->width[m->op->in];
+    e->head_in = m->op->head_in;
+    e->head_out = m->op->head_out;
+    add_segment(low, e, m->op, 0, m->layer);
+    e->segment[0].out_width = s->model->config.heads * e->head_out;
+    if (low->rc) return;
+    cut_heads(low, e);
+    low->program->bytes += e->bytes;
+}
+
 /* Head norms and rotations in one pass, which also fills the cache. */
 static void make_rope_append(struct lowering *low, const struct making *m)
 {
@@ -199,6 +215,7 @@ static void make_rope_append(struct lowering *low, const struct making *m)
     e->rope = m->op->rope;
     e->kv_heads = m->op->kv_heads;
     e->head_dim = m->op->head_dim;
+    e->latent = m->op->latent;
     e->v_is_k = m->op->v_is_k;
     e->v_normed = m->op->v_normed;
     e->rope_dims = m->op->rope_dims ? m->op->rope_dims : e->head_dim;
@@ -467,6 +484,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_EMBED] = make_embed,
     [OP_NORM] = make_norm,
     [OP_LINEAR] = make_linear,
+    [OP_LINEAR_HEADS] = make_linear_heads,
     [OP_ROPE_APPEND] = make_rope_append,
     [OP_ATTEND] = make_attend,
     [OP_SAMPLE] = make_sample,

@@ -66,7 +66,10 @@ struct program_entry {
     bool v_normed;               /* ROPE_APPEND: by a norm without a weight */
     bool other_cache;            /* ROPE_APPEND: q alone, k and v are another layer's */
     uint32_t kv_heads, head_dim; /* ROPE_APPEND, ATTEND */
-    float soft_cap;              /* LINEAR: of its products; 0: none */
+    uint32_t latent;             /* ROPE_APPEND: as in struct math_op */
+    uint32_t head_in,
+        head_out;   /* LINEAR_HEADS: numbers of a head in `in` and `out`; bound cuts a head's rows */
+    float soft_cap; /* LINEAR: of its products; 0: none */
     /* LINEAR: times_width numbers a token, of which the first rows multiply what the activation gives; or NULL */
     const float *times;
     uint32_t times_width;

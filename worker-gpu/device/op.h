@@ -12,6 +12,7 @@
 #include "worker-gpu/kernels/delta/delta.h"
 #include "worker-gpu/kernels/experts/share.h"
 #include "worker-gpu/kernels/join.h"
+#include "worker-gpu/kernels/linear/heads.h"
 #include "worker-gpu/kernels/kernels_few.h"
 #include "worker-gpu/kernels/weigh.h"
 
@@ -168,6 +169,7 @@ struct op {
         struct gpuk_linear_args linear; /* GEMV, GEMM_SMALL, LOGITS */
         struct op_route route;
         struct gpuk_weigh weigh;
+        struct gpuk_heads heads; /* LINEAR_HEADS */
         struct gpuk_experts_ask experts_ask;
         struct gpuk_experts_add experts_add;
         struct op_experts_group experts_group;

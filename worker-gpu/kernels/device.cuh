@@ -176,6 +176,7 @@ static int gpuk_prefer_shared(const char *what, void (*kernel)(P...), struct hel
 bool gpuk_wide_built();
 /* Each kernel file's share of gpuk_open. */
 int gpuk_prepare_linear(const struct gpuk_device *device, struct helm_err *err);
+int gpuk_prepare_heads(struct helm_err *err);
 int gpuk_prepare_expand(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_elementwise(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_rope(const struct gpuk_device *device, struct helm_err *err);

@@ -40,7 +40,7 @@ extern "C" {
 #include "common/plan/engine_limits.h"
 
 #define GPUK_BATCH_MAX    ENGINE_FEW_TOKENS /* tokens of the small-batch tier */
-#define GPUK_HEAD_DIM_MAX 512               /* of attention */
+#define GPUK_HEAD_DIM_MAX 576               /* of attention */
 #define GPUK_SEGMENTS_MAX 4
 #define GPUK_SPLITS_MAX   GPU_ATTENTION_SPLITS /* pieces of one sequence's context in decode attention */
 #define GPUK_TOKEN_NONE   0xffffffffu
@@ -316,11 +316,11 @@ struct gpuk_attention {
     uint32_t window;              /* 0 = full */
     float scale;                  /* 1 / sqrt(head_dim) */
     const float *sinks;           /* [heads]: a score of no position that joins each head's sum; or NULL */
-    const float *q_norm, *k_norm; /* [head_dim] or NULL */
+    const float *q_norm, *k_norm; /* [head_dim], of latent attention k's [latent]; or NULL */
     bool v_normed;                /* each head of v has an RMS norm without a weight */
     float eps;
     const float *rope_table; /* [token][rope_dims] */
-    uint32_t rope_dims;      /* numbers of a head that turn, the first ones; 0: all */
+    uint32_t rope_dims; /* numbers of a head that turn, the first ones from kv.layout.latent on; 0: all */
     /* fp32, gate[token * gate_stride + head * head_dim + d]: its sigmoid multiplies the output, but not partial results; NULL:
      * there is none */
     const float *gate;

@@ -70,7 +70,8 @@ extern "C" int gpuk_open(struct gpuk_device *device, struct helm_err *err)
         (rc = gpuk_prepare_attention_merge(device, err)) ||
         (rc = gpuk_prepare_attention_prefill(device, err)) || (rc = gpuk_prepare_chain(device, err)) ||
         (rc = gpuk_prepare_select(device, err)) || (rc = gpuk_prepare_experts(device, err)) ||
-        (rc = gpuk_prepare_weigh(err)) || (rc = gpuk_prepare_delta(device, err)))
+        (rc = gpuk_prepare_weigh(err)) || (rc = gpuk_prepare_heads(err)) ||
+        (rc = gpuk_prepare_delta(device, err)))
         return rc;
     return HELM_OK;
 }

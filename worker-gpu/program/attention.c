@@ -30,7 +30,8 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
     const struct place q = making_place(low, m, BUFFER_Q);
     const struct math_op *math = m->at->math;
     const uint32_t turning = math->rope_dims ? math->rope_dims : math->head_dim;
-    const bool gated = math->output_gate != BUFFER_NONE, own = !math->other_cache;
+    const bool gated = math->output_gate != BUFFER_NONE, own = !math->other_cache,
+               k_alone = math->v_is_k || math->latent;
     const uint32_t cache = model_cache_layer(c, (uint32_t)m->at->layer);
     struct gpuk_attention a = {
         .step =
@@ -50,7 +51,7 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
         .gate_stride = q.stride,
         .q = (const float *)(void *)q.at,
         .k = own ? (const float *)(void *)making_place(low, m, BUFFER_K).at : NULL,
-        .v = own ? (const float *)(void *)making_place(low, m, math->v_is_k ? BUFFER_K : BUFFER_V).at : NULL,
+        .v = own ? (const float *)(void *)making_place(low, m, k_alone ? BUFFER_K : BUFFER_V).at : NULL,
         .q_stride = q.stride,
         .kv_stride = q.stride,
         .order = s->plan->invariant ? GPUK_ORDER_ALONE : GPUK_ORDER_TOGETHER};
@@ -100,8 +101,8 @@ void make_attend_decode(struct lowering *low, const struct making *m)
     const struct model_config *c = &low->source->model->config;
     const bool assisted = is_assisted(low, m);
     struct op_attention a = {.args = attention_of(low, m),
-                             .fused =
-                                 low->program->tier == GPU_TIER_1 && !assisted && !m->at->math->other_cache,
+                             .fused = low->program->tier == GPU_TIER_1 && !assisted &&
+                                      !m->at->math->other_cache && !m->at->math->latent,
                              .partial_m = assisted ? partial_of(low, false) : NULL,
                              .partial_s = assisted ? partial_of(low, true) : NULL,
                              .out = making_place(low, m, BUFFER_A).at};

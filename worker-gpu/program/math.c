@@ -117,7 +117,7 @@ static void make_norm(struct lowering *low, const struct making *m)
     e->op.as.norm = (struct op_norm){.x = (const float *)(void *)making_place(low, m, m->at->math->in).at,
                                      .norm = making_vector(low, m, m->at->math->norm),
                                      .eps = (float)c->norm_eps,
-                                     .width = c->hidden,
+                                     .width = making_place(low, m, m->at->math->in).stride,
                                      .out = gpu_area(low->source->buffers,
                                                      experts ? GPU_AREA_CHUNK_EXPERTS_X : GPU_AREA_H),
                                      .out_dtype = dtype};
@@ -158,6 +158,29 @@ static void make_matmul(struct lowering *low, const struct making *m)
         end = p->data + tensor_format_bytes(m->piece->format, p->rows, cols);
         out_end = out.at + p->rows * dtype_bytes(out.dtype);
     }
+}
+
+/* Rows of a piece, of each head its own part of the input. */
+static void make_linear_heads(struct lowering *low, const struct making *m)
+{
+    const struct math_op *math = m->at->math;
+    const struct place in = making_place(low, m, math->in), out = making_place(low, m, math->out[0]);
+    const struct piece_part *p = &m->piece->part[0];
+    making_op(low, m)->as.heads =
+        (struct gpuk_heads){.format = m->piece->format,
+                            .weight = p->data,
+                            .first = p->row,
+                            .count = p->rows,
+                            .rows = p->matrix->rows / low->source->model->config.heads,
+                            .cols = p->matrix->cols,
+                            .head_in = math->head_in,
+                            .head_out = math->head_out,
+                            .x = in.at,
+                            .out = out.at,
+                            .x_dtype = in.dtype,
+                            .out_dtype = out.dtype,
+                            .x_stride = in.stride,
+                            .out_stride = out.stride};
 }
 
 /* The operation's bias number m->bias, where the piece has its weight. */
@@ -319,6 +342,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_PER_LAYER] = make_per_layer,
     [OP_JOIN] = make_join,
     [OP_MATMUL] = make_matmul,
+    [OP_LINEAR_HEADS] = make_linear_heads,
     [OP_ADD_BIAS] = make_bias,
     [OP_SWIGLU] = make_swiglu,
     [OP_ROPE_APPEND] = make_rope_append,
@@ -502,7 +526,8 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
             m.sub = GPU_SUB_ALL;
             make(low, &m);
         } else {
-            (at.math->kind == MATH_LINEAR ? make_pieces : make_experts)(low, &m, &piece);
+            const bool product = at.math->kind == MATH_LINEAR || at.math->kind == MATH_LINEAR_HEADS;
+            (product ? make_pieces : make_experts)(low, &m, &piece);
         }
     }
 }

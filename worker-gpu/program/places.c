@@ -41,7 +41,10 @@ static uint32_t before(const struct model_config *c, const struct model_heads *h
     case BUFFER_K:
         return q + gate;
     case BUFFER_V:
+    case BUFFER_Q_HEADS: /* of latent attention, where there is no v */
         return q + gate + kv;
+    case BUFFER_Q_LOW:
+        return q + gate + kv + model_latent_q(c);
     case BUFFER_DELTA_Z:
         return z;
     case BUFFER_DELTA_ALPHA:
@@ -101,7 +104,18 @@ struct place making_place(const struct lowering *low, const struct making *m, en
     case BUFFER_Q_GATE:
     case BUFFER_K:
     case BUFFER_V:
+    case BUFFER_Q_HEADS:
         return side_by_side(low, m, buffer, workspace_attention_width(c));
+    case BUFFER_Q_LOW: /* beside what else is a product of its input; a chunk's norm takes rows one after another */
+        if (!chunk) return side_by_side(low, m, buffer, workspace_attention_width(c));
+        return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_LOW), m->sub, c->latent.q_rank,
+                                         sizeof(float)),
+                              c->latent.q_rank, DTYPE_F32};
+    case BUFFER_VALUES:
+        if (chunk) dtype = read_as(low, m, buffer);
+        return (struct place){making_row(gpu_area(b, chunk ? GPU_AREA_CHUNK_VALUES : GPU_AREA_FEW_VALUES),
+                                         m->sub, c->heads * c->latent.value, dtype_bytes(dtype)),
+                              c->heads * c->latent.value, dtype};
     case BUFFER_DELTA_QKV:
     case BUFFER_DELTA_Z:
     case BUFFER_DELTA_ALPHA:

@@ -95,6 +95,7 @@ bool lower_reads(const struct lowering *low, const struct math_op *math, const s
                  enum gpuk_schedule schedule)
 {
     struct device *d = low->source->device;
+    if (math->kind == MATH_LINEAR_HEADS) return !tensor_format_of(piece->format)->variable;
     if (math->kind != MATH_LINEAR) /* experts: packed ones are expanded for a chunk */
         return !tensor_format_of(piece->format)->variable || schedule == GPUK_ONE || schedule == GPUK_FEW;
     struct gpuk_linear_args args = {.format = piece->format,

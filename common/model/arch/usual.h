@@ -74,8 +74,11 @@
           GGUF("expert_feed_forward_length"))
 
 /* DeepSeek-V3's: chosen by sigmoids within groups, beside experts that every token has, after leading dense layers. */
-#define GGUF_SIGMOID 2 /* of key expert_gating_func */
+#define GGUF_SOFTMAX 1 /* of key expert_gating_func */
+#define GGUF_SIGMOID 2
 #define SIGMOID_EXPERTS_KEYS(...)                                                                            \
+    GROUPED_EXPERTS_KEYS(__VA_ARGS__), FIXED(GGUF_SIGMOID, GGUF("expert_gating_func"))
+#define GROUPED_EXPERTS_KEYS(...)                                                                            \
     EXPERTS_KEYS(__VA_ARGS__), EXPERT_WIDTH_KEY(KEY_NEEDED, "moe_intermediate_size"),                        \
         OR_NONE(shared_experts, MODEL_INTERMEDIATE_MAX, .need = KEY_STATED, NAMED("n_shared_experts"),       \
                 GGUF("expert_shared_count"), .null_is_zero = true),                                          \
@@ -87,8 +90,7 @@
               GGUF("expert_group_used_count"), .zero_is_none = true),                                        \
         FLAG(router.normalise, NAMED("norm_topk_prob"), GGUF("expert_weights_norm")),                        \
         KEY(KEY_FLOAT, .at = AT(router.scale), NAMED("routed_scaling_factor"), GGUF("expert_weights_scale"), \
-            .max = 1e6),                                                                                     \
-        FIXED(GGUF_SIGMOID, GGUF("expert_gating_func"))
+            .max = 1e6)
 /* Names of those experts' tensors. */
 #define SHARED_EXPERTS_NAMES                                                                                 \
     {.role = TENSOR_SHARED_GATE, .name = "mlp.shared_experts.gate_proj.weight"},                             \

@@ -26,7 +26,9 @@ void attention_price(const struct pricing *p, const struct device_rates *r, doub
 {
     const struct model_config *c = &p->model->config;
     const struct model_heads heads = model_heads_of(c, window > 0);
-    const double cells = 2.0 * heads.kv_heads * (double)kv_cell_bytes(p->step->kv_dtype, heads.head_dim);
+    const double cells = (c->latent.rank ? 1.0 : 2.0) *
+                         heads.kv_heads * /* of latent attention values are keys */
+                         (double)kv_cell_bytes(p->step->kv_dtype, heads.head_dim);
     const double n = pricing_tokens_a_row(p->step), context = p->step->context;
     const double positions = (window > 0 ? fmin(context, window + n - 1) : context) - elsewhere;
     out->memory = p->step->rows * positions * cells / r->attention;

@@ -55,7 +55,8 @@ static struct kv_layout kv_of(const struct ledger_case *c, uint32_t layers, bool
                               .kv_heads = heads.kv_heads,
                               .head_dim = heads.head_dim,
                               .page_tokens = c->wish->page_tokens,
-                              .dtype = c->wish->kv_dtype};
+                              .dtype = c->wish->kv_dtype,
+                              .latent = c->model->config.latent.rank};
 }
 
 static uint64_t times(uint64_t count, uint64_t bytes)

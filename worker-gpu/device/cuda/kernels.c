@@ -203,6 +203,8 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
         return run_attention(d, op, err);
     case OP_MATMUL:
         return run_matmul(d, op, err);
+    case OP_LINEAR_HEADS:
+        return gpuk_heads(&op->as.heads, op->tokens, op->count, op->flags, STREAM(d), err);
     case OP_LOGITS:
         return run_logits(d, op, op->workspace, GPUK_MATMUL_WORKSPACE, err);
     case OP_ROUTE:

@@ -51,13 +51,11 @@ static const float *value_of(const struct emulated_math *math, const struct gpuk
 static void turn_head(const struct emulated_math *math, const struct gpuk_attention *a, uint32_t token,
                       const float *in, const float *norm, float *out)
 {
-    const uint32_t dim = a->kv.layout.head_dim, turning = gpuk_rope_dims(a);
+    const uint32_t dim = a->kv.layout.head_dim, turning = gpuk_rope_dims(a), latent = a->kv.layout.latent;
     const float *table = a->rope_table + (size_t)token * (turning / 2 * 2);
-    if (norm)
-        math->vector->rmsnorm(out, in, norm, dim, a->eps);
-    else
-        memcpy(out, in, dim * sizeof(float));
-    math->vector->rope(out, table, table + turning / 2, turning);
+    memcpy(out, in, dim * sizeof(float));
+    if (norm) math->vector->rmsnorm(out, out, norm, latent ? latent : dim, a->eps);
+    math->vector->rope(out + latent, table, table + turning / 2, turning);
 }
 
 /* Heads of q go to q_out, of `dtype`. */
@@ -79,6 +77,7 @@ static void rope_append_token(struct emulated_math *math, const struct gpuk_atte
         size_t at = (size_t)t * a->kv_stride + h * dim;
         turn_head(math, a, t, a->k + at, a->k_norm, head);
         kv_append(&to.layout, to.pool, &own, to.layer, false, h, token, head);
+        if (kv->latent) continue;
         kv_append(&to.layout, to.pool, &own, to.layer, true, h, token, value_of(math, a, a->v + at, head));
     }
 }

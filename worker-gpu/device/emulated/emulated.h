@@ -73,7 +73,7 @@ size_t emulated_experts_workspace(uint32_t tokens, uint32_t chosen, uint32_t col
 /* A linear of any number of tokens: for experts. */
 void emulated_linear(struct emulated_math *math, const struct gpuk_linear_args *args, uint32_t tokens,
                      uint32_t x_stride, uint32_t out_stride);
-emulated_run_fn emulated_run_convolve, emulated_run_delta;
+emulated_run_fn emulated_run_heads, emulated_run_convolve, emulated_run_delta;
 emulated_run_fn emulated_run_rope_append, emulated_run_attend_decode, emulated_run_attend_prefill,
     emulated_run_attend_merge, emulated_run_argmax, emulated_run_few, emulated_run_chain;
 /* One token's operations, at once: for chains. */

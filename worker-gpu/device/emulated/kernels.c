@@ -450,6 +450,7 @@ static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_READ_BLOCK] = run_move,
     [OP_ROPE_TABLE] = run_rope_table,
     [OP_RUNNING_MEAN] = run_running_mean,
+    [OP_LINEAR_HEADS] = emulated_run_heads,
     [OP_CONVOLVE] = emulated_run_convolve,
     [OP_DELTA] = emulated_run_delta,
     [OP_GEMV] = run_gemv,

@@ -128,14 +128,15 @@ typedef void (*decode_kernel)(decode_params);
 #define KERNELS(C)                                                                                           \
     {                                                                                                        \
         PAIR(C, 1, DIMS_USUAL), PAIR(C, 4, DIMS_USUAL), PAIR(C, 8, DIMS_USUAL), PAIR(C, 1, DIMS_WIDE),       \
-            PAIR(C, 4, DIMS_WIDE)                                                                            \
+            PAIR(C, 4, DIMS_WIDE), PAIR(C, 1, DIMS_MOST), PAIR(C, 2, DIMS_MOST)                              \
     }
-/* [enum kv_dtype][shape][cells are read 16 bytes at a time]: query heads of a block, of usual heads and of wide ones */
-static const uint32_t SHAPES = 5, SHAPE_WIDE = 3, group_sizes[SHAPES] = {1, 4, 8, 1, 4};
+/* [enum kv_dtype][shape][cells are read 16 bytes at a time]: query heads of a block, of usual heads, of wide ones and of wider */
+static const uint32_t SHAPES = 7, SHAPE_WIDE = 3, SHAPE_MOST = 5, group_sizes[SHAPES] = {1, 4, 8, 1, 4, 1, 2};
 static const decode_kernel kernels[KV_DTYPE_COUNT][SHAPES][2] = BY_KV_DTYPE(KERNELS);
 static uint32_t shape_of(uint32_t group, uint32_t head_dim)
 {
     const bool wide = head_dim > HEAD_DIM_USUAL;
+    if (head_dim > HEAD_DIM_WIDE) return SHAPE_MOST + (group > 1);
     return (wide ? SHAPE_WIDE : 0) + (group == 1 ? 0 : group <= 4 || wide ? 1 : 2);
 }
 

@@ -33,9 +33,10 @@ __device__ __forceinline__ float blend(float a, float by_a, float b, float by_b)
     return __fmaf_rn(a, by_a, __fmul_rn(b, by_b));
 }
 
-/* Dimensions of a head that a lane holds in sums: 8, or 16 of heads of more than a warp's 256. Dimension j of a lane: those of
- * 8 are neighbours, or every 32nd (`step` 1 or 32); the other 8 stand 256 further. */
-static const int DIMS_USUAL = 8, DIMS_WIDE = GPUK_HEAD_DIM_MAX / 32;
+/* Dimensions of a head that a lane holds in sums: 8, 16 of heads of more than a warp's 256, 24 of more than 512. Dimension j of
+ * a lane: those of 8 are neighbours, or every 32nd (`step` 1 or 32); the next 8 stand 256 further. */
+static const int DIMS_USUAL = 8, DIMS_WIDE = 16, DIMS_MOST = 24;
+static_assert(GPUK_HEAD_DIM_MAX <= 32 * DIMS_MOST, "a lane's share of a head");
 static __host__ __device__ inline uint32_t lane_dim(uint32_t first, uint32_t step, int j)
 {
     return first + (uint32_t)(j & 7) * step + (uint32_t)(j >> 3) * 256;

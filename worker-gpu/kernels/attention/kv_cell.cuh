@@ -20,8 +20,13 @@
 #include "worker-gpu/kernels/device.cuh"
 
 /* Dimensions of a head that a lane holds, where a warp holds a head: those of most models, and of wide heads. */
-static const uint32_t HEAD_STEPS = 8, HEAD_STEPS_WIDE = GPUK_HEAD_DIM_MAX / 32;
-static const uint32_t HEAD_DIM_USUAL = 32 * HEAD_STEPS;
+static const uint32_t HEAD_STEPS = 8, HEAD_STEPS_WIDE = 16, HEAD_STEPS_MOST = GPUK_HEAD_DIM_MAX / 32;
+static const uint32_t HEAD_DIM_USUAL = 32 * HEAD_STEPS, HEAD_DIM_WIDE = 32 * HEAD_STEPS_WIDE;
+/* Which of three kernels takes heads of this size. */
+static inline uint32_t head_width(uint32_t head_dim)
+{
+    return head_dim > HEAD_DIM_WIDE ? 2 : head_dim > HEAD_DIM_USUAL ? 1 : 0;
+}
 
 /* First byte of the K (or V) rows of `page` of this layer for one kv head. */
 __device__ __forceinline__ unsigned char *kv_rows(const gpuk_kv &kv, uint32_t page, uint32_t is_value,
@@ -29,7 +34,8 @@ __device__ __forceinline__ unsigned char *kv_rows(const gpuk_kv &kv, uint32_t pa
 {
     if (page & GPUK_PAGE_HOST)
         return (unsigned char *)kv.pool_host + (page & ~GPUK_PAGE_HOST) * kv.host_stride +
-               ((uint64_t)is_value * kv.layout.kv_heads + kv_head) * kv_head_bytes(&kv.layout);
+               ((uint64_t)(is_value && !kv.layout.latent) * kv.layout.kv_heads + kv_head) *
+                   kv_head_bytes(&kv.layout);
     return (unsigned char *)kv.pool + kv_offset(&kv.layout, page, kv.layer, is_value, kv_head);
 }
 
@@ -186,10 +192,11 @@ struct kv_q8_0 {
 template <typename C> struct kv_steps {
     uint32_t number, scale; /* from a position's to the next one's in the page */
     uint64_t scales_at;     /* from a head's rows to their scales */
-    uint64_t to_values;     /* from keys to values */
+    uint64_t to_values;     /* from keys to values; 0: they are keys' first numbers */
     __device__ __forceinline__ kv_steps(const kv_layout &l)
         : number(l.head_dim * C::NUMBER_BYTES), scale(C::SCALED ? l.head_dim / KV_Q8_0_VALUES * 2 : 0),
-          scales_at((uint64_t)l.page_tokens * number), to_values(l.kv_heads * kv_head_bytes(&l))
+          scales_at((uint64_t)l.page_tokens * number),
+          to_values(l.latent ? 0 : l.kv_heads * kv_head_bytes(&l))
     {
     }
 };

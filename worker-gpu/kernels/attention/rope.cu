@@ -32,13 +32,14 @@ __global__ void __launch_bounds__(WARPS * 32)
     const uint32_t t = blockIdx.x, head_dim = a.kv.layout.head_dim, kv_heads = a.kv.layout.kv_heads;
     if (t >= a.step.counts[0]) return;
     const uint32_t task = blockIdx.y * WARPS + (threadIdx.x >> 5);
-    if (task >= a.heads + (a.k ? 2 * kv_heads : 0)) return;
+    const uint32_t latent = a.kv.layout.latent;
+    if (task >= a.heads + (a.k ? kv_kinds(&a.kv.layout) * kv_heads : 0)) return;
     const uint32_t turning = gpuk_rope_dims(&a);
     const float *table = a.rope_table + (size_t)t * 2 * (turning / 2);
     float *own = shared[threadIdx.x >> 5], v[N];
     if (task < a.heads) {
         head_load(a.q + (size_t)t * a.q_stride + (size_t)task * head_dim, query_norm(a), table, turning,
-                  head_dim, own, v);
+                  head_dim, own, v, latent);
         Q *to = q_out + ((size_t)t * a.heads + task) * head_dim;
 #pragma unroll
         for (uint32_t j = 0; j < N; j++)
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
     const uint32_t is_value = task >= a.heads + kv_heads, head = task - a.heads - is_value * kv_heads;
     const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)head * head_dim;
-    head_load(from, cell_norm(a, is_value), is_value ? nullptr : table, turning, head_dim, own, v);
+    head_load(from, cell_norm(a, is_value), is_value ? nullptr : table, turning, head_dim, own, v, latent);
     const uint32_t *pages =
         a.step.page_table + (size_t)a.step.row_slot[a.step.token_row[t]] * a.step.pages_per_slot;
     kv_store<C>(a.kv, pages, a.step.position[t], is_value, head, v);
@@ -74,7 +75,7 @@ int gpuk_attention_check(const char *what, const struct gpuk_attention *args, ui
                          l->page_tokens, args->kv.layer, l->layers);
     if (l->dtype >= KV_DTYPE_COUNT)
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: cache dtype %u is none", what, l->dtype);
-    if (args->rope_dims > l->head_dim)
+    if (args->rope_dims > l->head_dim - (l->latent < l->head_dim ? l->latent : l->head_dim))
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: %u of %u numbers of a head turn", what,
                          args->rope_dims, l->head_dim);
     if (!kv_dtype_takes(l->dtype, l->head_dim))
@@ -98,7 +99,9 @@ template <typename C, uint32_t N>
 static int run_append(const struct gpuk_attention *args, uint32_t tokens, void *q_out, enum dtype q_dtype,
                       uint32_t flags, void *stream, struct helm_err *err)
 {
-    dim3 grid(tokens, div_up(args->heads + (args->k ? 2 * args->kv.layout.kv_heads : 0), WARPS)),
+    dim3 grid(tokens,
+              div_up(args->heads + (args->k ? kv_kinds(&args->kv.layout) * args->kv.layout.kv_heads : 0),
+                     WARPS)),
         block(WARPS * 32);
     if (q_dtype == DTYPE_F32)
         return gpuk_launch("rope", rope_append_kernel<C, float, N>, grid, block, 0, flags, stream, err, *args,
@@ -114,10 +117,10 @@ typedef int (*append_run)(const struct gpuk_attention *, uint32_t, void *, enum 
                           struct helm_err *);
 #define RUN(C)                                                                                               \
     {                                                                                                        \
-        run_append<C, HEAD_STEPS>, run_append<C, HEAD_STEPS_WIDE>                                            \
+        run_append<C, HEAD_STEPS>, run_append<C, HEAD_STEPS_WIDE>, run_append<C, HEAD_STEPS_MOST>            \
     }
-/* [enum kv_dtype][the head is wide] */
-static const append_run append_runs[KV_DTYPE_COUNT][2] = BY_KV_DTYPE(RUN);
+/* [enum kv_dtype][head_width] */
+static const append_run append_runs[KV_DTYPE_COUNT][3] = BY_KV_DTYPE(RUN);
 
 extern "C" int gpuk_rope_append(const struct gpuk_attention *args, uint32_t tokens, void *q_out,
                                 enum dtype q_dtype, uint32_t flags, void *stream, struct helm_err *err)
@@ -125,8 +128,7 @@ extern "C" int gpuk_rope_append(const struct gpuk_attention *args, uint32_t toke
     int rc = gpuk_attention_check("rope", args, tokens, err);
     if (rc) return rc;
     const struct kv_layout *l = &args->kv.layout;
-    return append_runs[l->dtype][l->head_dim > HEAD_DIM_USUAL](args, tokens, q_out, q_dtype, flags, stream,
-                                                               err);
+    return append_runs[l->dtype][head_width(l->head_dim)](args, tokens, q_out, q_dtype, flags, stream, err);
 }
 
 template <typename C, uint32_t N> static int prepare_append_of(struct helm_err *err)
@@ -136,8 +138,9 @@ template <typename C, uint32_t N> static int prepare_append_of(struct helm_err *
 }
 template <typename C> static int prepare_append(struct helm_err *err)
 {
-    const int rc = prepare_append_of<C, HEAD_STEPS>(err);
-    return rc ? rc : prepare_append_of<C, HEAD_STEPS_WIDE>(err);
+    int rc = prepare_append_of<C, HEAD_STEPS>(err);
+    if (!rc) rc = prepare_append_of<C, HEAD_STEPS_WIDE>(err);
+    return rc ? rc : prepare_append_of<C, HEAD_STEPS_MOST>(err);
 }
 
 int gpuk_prepare_rope(const struct gpuk_device *, struct helm_err *err)

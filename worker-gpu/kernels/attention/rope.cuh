@@ -25,30 +25,34 @@ __device__ __forceinline__ head_norm cell_norm(const gpuk_attention &a, bool is_
 }
 
 /* Loads a head's x (dimension lane + 32 j), applies the norm (if any) and the rotation (if table) of the first `turning`
- * dimensions. `shared` holds head_dim floats of this warp's own. The result is in v and, with a rotation, was exchanged there. */
+ * dimensions. `shared` holds head_dim floats of this warp's own. The result is in v and, with a rotation, was exchanged there.
+ * latent not 0: the norm is of so many dimensions, and those from there on turn. */
 template <uint32_t N>
 __device__ __forceinline__ void head_load(const float *x, const head_norm &norm, const float *table,
-                                          uint32_t turning, uint32_t head_dim, float *shared, float (&v)[N])
+                                          uint32_t turning, uint32_t head_dim, float *shared, float (&v)[N],
+                                          uint32_t latent = 0)
 {
-    const uint32_t lane = threadIdx.x & 31, half = turning / 2;
+    const uint32_t lane = threadIdx.x & 31, half = turning / 2, normed = latent ? latent : head_dim;
     float squares = 0, weight[N], c[N], s[N];
     /* everything is on its way before the first is used */
 #pragma unroll
     for (uint32_t j = 0; j < N; j++) {
         const uint32_t d = lane + 32 * j;
         v[j] = d < head_dim ? __ldcg(x + d) : 0.0f;
-        weight[j] = norm.weight && d < head_dim ? norm.weight[d] : 1.0f;
-        const bool turns = table && d < 2 * half; /* nor the last one of an odd number */
-        const uint32_t i = d < half ? d : d - half;
+        weight[j] = norm.weight && d < normed ? norm.weight[d] : 1.0f;
+        const bool turns = table && d - latent < 2 * half; /* nor the last one of an odd number */
+        const uint32_t i = d - latent < half ? d - latent : d - latent - half;
         c[j] = turns ? __ldcg(table + i) : 1.0f;
         s[j] = turns ? __ldcg(table + half + i) : 0.0f;
     }
 #pragma unroll
-    for (uint32_t j = 0; j < N; j++) squares = __fmaf_rn(v[j], v[j], squares);
+    for (uint32_t j = 0; j < N; j++)
+        if (!latent || lane + 32 * j < normed) squares = __fmaf_rn(v[j], v[j], squares);
     if (norm.normed) {
-        float scale = rsqrtf(__fadd_rn(warp_sum(squares) / (float)head_dim, norm.eps));
+        float scale = rsqrtf(__fadd_rn(warp_sum(squares) / (float)normed, norm.eps));
 #pragma unroll
-        for (uint32_t j = 0; j < N; j++) v[j] = __fmul_rn(__fmul_rn(v[j], scale), weight[j]);
+        for (uint32_t j = 0; j < N; j++)
+            if (!latent || lane + 32 * j < normed) v[j] = __fmul_rn(__fmul_rn(v[j], scale), weight[j]);
     }
     if (!table) return;
 #pragma unroll
@@ -57,9 +61,9 @@ __device__ __forceinline__ void head_load(const float *x, const head_norm &norm,
     __syncwarp();
 #pragma unroll
     for (uint32_t j = 0; j < N; j++) {
-        const uint32_t d = lane + 32 * j;
-        if (d >= 2 * half) continue;
-        const float other = d < half ? -shared[d + half] : shared[d - half];
+        const uint32_t d = lane + 32 * j, in_turn = d - latent; /* below: more than any */
+        if (in_turn >= 2 * half) continue;
+        const float other = in_turn < half ? -shared[d + half] : shared[d - half];
         v[j] = __fmaf_rn(v[j], c[j], __fmul_rn(other, s[j]));
     }
     __syncwarp();

@@ -110,7 +110,7 @@ static void test_architectures(void **state)
     refuse(&(struct recipe){.arch = "nemotron_h"}, HELM_E_UNSUPPORTED,
            "architecture 'nemotron_h' is not supported (supported: llama, mistral3, qwen2, qwen3, qwen2moe, "
            "qwen3moe, dots1, gpt-oss, qwen35, qwen35moe, qwen3next, phi3, opt, granite, gemma3, gemma4, "
-           "minimax-m2, glm4, glm4moe, smollm3, seed_oss, olmo2)");
+           "minimax-m2, glm4, glm4moe, deepseek2, smollm3, seed_oss, olmo2)");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "token_embd.weight"}, HELM_E_NOT_FOUND,
            "no matrix 'token_embd.weight'");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "blk.0.ffn_up.weight"}, HELM_E_NOT_FOUND,

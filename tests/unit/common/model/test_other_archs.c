@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
+#include "common/model/arch.h"
 #include "common/model/model.h"
 
 /* The reference's configuration with the members of `patch` in place; "DELETE" removes one. */
@@ -207,6 +208,41 @@ static void the_text_of_mistral3_tells_which_it_is(void **state)
     assert_true(fabsf(math_growth(0.5f, 128, 300) - (1 + 0.5f * logf(3))) < 1e-6f);
 }
 
+/* Latent attention is that of many heads over one, whose key is the latent and the shared key; scores are those of a head's own
+ * size, times YaRN's factor squared. */
+static void latent_attention_is_of_one_kv_head(void **state)
+{
+    (void)state;
+    struct model_config c;
+    struct model_math math;
+    uint64_t rows, cols;
+    accept("deepseekv3", "{}", &c);
+    assert_true(c.kv_heads == 1 && c.head_dim == 96 && c.rope[0].dims == 32 && c.heads == 4);
+    assert_int_equal(model_kv_bytes_per_token(&c, 3, KV_F16), 3 * 96 * 2);
+    assert_true(model_expected_shape(&c, TENSOR_Q_B, 0, &rows, &cols) && rows == 4 * 64 && cols == 32);
+    assert_true(model_expected_shape(&c, TENSOR_K_B, 0, &rows, &cols) && rows == 4 * 64 && cols == 32);
+    assert_true(model_expected_shape(&c, TENSOR_V_B, 0, &rows, &cols) && rows == 4 * 32 && cols == 64);
+    assert_true(model_expected_shape(&c, TENSOR_O, 0, &rows, &cols) && cols == 4 * 32);
+    assert_false(model_expects(&c, TENSOR_Q, 0));
+    model_math_build(&c, &math);
+    const struct math_part *part = &math.part[arch_of(&c)->kind(&c, 0, UNIT_ATTENTION)];
+    const double mscale = 0.1 * log(8) + 1;
+    assert_int_equal(part->ops, 6);
+    assert_true(part->op[2].kind == MATH_LINEAR_HEADS && part->op[2].head_in == 64 &&
+                part->op[2].head_out == 96);
+    assert_true(part->op[3].kind == MATH_ATTENTION && part->op[3].latent == 64 &&
+                part->op[3].rope_dims == 32);
+    assert_true(fabs((double)part->op[3].score_scale - mscale * mscale / 8) < 1e-6);
+    assert_true(part->op[4].kind == MATH_LINEAR_HEADS && part->op[4].head_in == 96 &&
+                part->op[4].head_out == 32);
+    assert_int_equal(part->state, STATE_PAGES);
+    model_config_free(&c);
+    accept("deepseekv2", "{}", &c);
+    assert_true(!c.choice_bias && c.router.score == ROUTER_SOFTMAX && !c.router.normalise);
+    assert_true(model_expects(&c, TENSOR_Q, 0) && !model_expects(&c, TENSOR_Q_A, 0));
+    model_config_free(&c);
+}
+
 static void what_is_not_computed_is_refused(void **state)
 {
     (void)state;
@@ -287,6 +323,7 @@ int main(void)
         cmocka_unit_test(granite_is_read),
         cmocka_unit_test(hybrids_are_read),
         cmocka_unit_test(families_have_second_tables),
+        cmocka_unit_test(latent_attention_is_of_one_kv_head),
         cmocka_unit_test(the_text_of_mistral3_tells_which_it_is),
         cmocka_unit_test(what_is_not_computed_is_refused),
     };
