@@ -59,7 +59,7 @@ enum op_kind {
     OP_RUNNING_MEAN, /* out[t] = the mean of all inputs of the sequence up to t, whose sum is its state */
     OP_CONVOLVE,     /* q, k and v of a gated delta net by the sequence's last columns, which are its state */
     OP_DELTA,        /* the gated delta rule of each v head, whose matrix is its state; normed and gated */
-    OP_JOIN,         /* of drafts: out[t] = the normed embedding of the next token, then the normed hidden state */
+    OP_JOIN, /* of drafts: out[t] = the normed embedding of the next token, then the normed hidden state */
     OP_LINEAR_HEADS, /* a product of each head's part of the input with rows of its own */
     OP_LANE_READ,    /* x = what the other worker put into the lane */
     OP_LANE_WRITE,
