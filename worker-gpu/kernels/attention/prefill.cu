@@ -111,7 +111,7 @@ static const tensor_shape tensor_shapes[] = {
     SHAPE(KV_Q8_0, kv_q8_0, 64, 64, 4, 2, 3, true),   SHAPE(KV_Q8_0, kv_q8_0, 128, 64, 8, 2, 1, true),
     SHAPE(KV_Q8_0, kv_q8_0, 256, 32, 8, 2, 1, false), SHAPE(KV_Q8_0, kv_q8_0, 256, 32, 4, 2, 1, false),
     SHAPE(KV_Q8_0, kv_q8_0, 512, 32, 4, 2, 1, false), SHAPE(KV_Q8_0, kv_q8_0, 512, 16, 2, 2, 1, true),
-    SHAPE(KV_Q8_0, kv_q8_0, 576, 32, 4, 2, 1, false)};
+    SHAPE(KV_Q8_0, kv_q8_0, 576, 32, 2, 2, 1, false)};
 
 /* In how many ranges a launch cuts positions: as many as multiprocessors have room for and the workspace does. */
 static const uint32_t RANGES_MAX = 16;
