@@ -94,6 +94,7 @@ MODEL_SRC := \
   common/model/safetensors.c \
   common/model/sample.c \
   common/model/scaled.c \
+  common/model/share.c \
   common/model/shards.c \
   common/model/take.c \
   common/model/unit.c \
@@ -105,6 +106,7 @@ MODEL_SRC := \
   common/plan/plan.c \
   common/plan/plan_json.c \
   common/plan/schedule.c \
+  common/plan/share.c \
   common/plan/slots.c \
   common/plan/stages.c \
   common/plan/state.c \

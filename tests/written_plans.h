@@ -12,6 +12,7 @@ static inline enum plan_home home_of_letter(char letter)
     return letter == 'g'   ? PLAN_HOME_GPU
            : letter == 's' ? PLAN_HOME_STREAM
            : letter == 'm' ? PLAN_HOME_MIXED
+           : letter == 'h' ? PLAN_HOME_SHARED
                            : PLAN_HOME_CPU;
 }
 
@@ -34,7 +35,7 @@ static inline struct plan_unit *units_of_homes(struct plan_unit *unit, uint32_t 
     return unit;
 }
 
-/* A letter for each unit, over and over: c(pu), g(pu), s(tream), m(ixed). */
+/* A letter for each unit, over and over: c(pu), g(pu), s(tream), m(ixed), (s)h(ared). */
 static inline struct plan_unit *units_of_letters(struct plan_unit *unit, uint32_t layers, const char *letters,
                                                  size_t count)
 {

@@ -46,6 +46,7 @@ WORKER_GPU_SRC := \
   worker-gpu/program/print.c \
   worker-gpu/program/program.c \
   worker-gpu/program/ring.c \
+  worker-gpu/program/share.c \
   worker-gpu/program/states.c \
   worker-gpu/program/supply.c \
   worker-gpu/program/tiers.c \

@@ -480,6 +480,7 @@ void model_free(struct model *model)
     free(model->by_role);
     free(model->unit);
     free(model->unit_tensor);
+    free(model->shared);
     memset(model, 0, sizeof *model);
 }
 

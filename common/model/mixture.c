@@ -5,6 +5,7 @@
 #include <strings.h>
 
 #include "common/model/arch.h"
+#include "common/model/share.h"
 
 /* In which layers a rule holds, of n. */
 enum where {
@@ -158,7 +159,7 @@ static enum tensor_format wanted(const struct mixture *m, const struct model_con
     enum tensor_format format = wanted_of_mixtures(m, c, t);
     if (format != FORMAT_COUNT) return format;
     const bool down = t->role == TENSOR_DOWN_EXPERTS || t->role == TENSOR_SHARED_DOWN;
-    const enum tensor_role role = down ? TENSOR_DOWN : t->role;
+    const enum tensor_role role = down ? TENSOR_DOWN : share_role_of(t->role);
     format = m->base;
     for (int i = 0; i < RULES_MAX && m->rule[i].role != TENSOR_NONE; i++) {
         const struct rule *r = &m->rule[i];

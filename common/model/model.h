@@ -115,9 +115,11 @@ struct model_config {
     uint32_t expert_parts; /* experts that one of the files is cut into (parts.h); 0 or 1: they are whole */
     bool experts_bias;     /* router and experts have biases */
     bool choice_bias;      /* the choice of them has one */
-    uint32_t shared_intermediate; /* of the expert that every token has beside its own; 0: there is none */
-    bool shared_weighed;          /* a token gives it a weight; else 1 */
-    bool sinks;                   /* attention has */
+    /* Of the expert that every token has beside its own; of a dense MLP that two processors compute, the
+     * first one's rows (share.h); 0: there is none */
+    uint32_t shared_intermediate;
+    bool shared_weighed;               /* a token gives it a weight; else 1 */
+    bool sinks;                        /* attention has */
     enum tensor_format experts_format; /* of matrices that only config.json is there of */
     /* The format of matrices whose numbers and scales are apart in files: FP8, NVFP4; 0: neither. Rows and columns of FP8's
      * scales; 0: config.json does not say */
@@ -162,12 +164,15 @@ struct model_scale {
     enum dtype dtype;
 };
 
-/* How a tensor of experts in parts, or of their router, comes from one of whole experts (parts.h). */
+/* How a tensor of experts in parts, or of their router, comes from one of whole experts (parts.h); how one
+ * of a shared MLP comes from the whole one (share.h). */
 enum tensor_cut {
-    CUT_NONE,     /* it is the same bytes */
-    CUT_COLUMNS,  /* each part's rows are a part of its expert's columns */
-    CUT_REPEATED, /* each part has its expert's row */
-    CUT_FIRST,    /* the first part has its expert's row, the others zeros */
+    CUT_NONE,       /* it is the same bytes */
+    CUT_COLUMNS,    /* each part's rows are a part of its expert's columns */
+    CUT_REPEATED,   /* each part has its expert's row */
+    CUT_FIRST,      /* the first part has its expert's row, the others zeros */
+    CUT_OF_ROWS,    /* neighbouring rows of the whole, */
+    CUT_OF_COLUMNS, /* neighbouring columns */
 };
 
 struct model_tensor {
@@ -199,7 +204,8 @@ struct model_tensor {
     struct model_scaled scaled;
     /* What is above of files (`stored` and the like) is that of whole experts */
     enum tensor_cut cut;
-    uint32_t parts, part_rows; /* of an expert; rows of a part */
+    uint32_t parts, part_rows;     /* of an expert; rows of a part */
+    uint64_t cut_first, cut_whole; /* CUT_OF_...: the first of them, and how many the whole has */
 };
 
 struct model_shard {
@@ -221,6 +227,9 @@ struct model {
     uint32_t scale_count;
     struct model_shard *shards;
     uint32_t shard_count;
+    /* [layers], owned: two processors compute the layer's MLP, whose math is the last part (share.h); NULL: of
+     * none */
+    bool *shared;
     struct model_unit *unit;                 /* [unit_count(config.layers)] */
     const struct model_tensor **unit_tensor; /* what unit[].tensor point into */
     uint64_t weight_bytes;                   /* sum over tensors */

@@ -123,6 +123,11 @@ struct model_tensor parts_whole(const struct model_tensor *t)
 {
     struct model_tensor whole = *t;
     whole.cut = CUT_NONE;
+    if (t->cut == CUT_OF_ROWS || t->cut == CUT_OF_COLUMNS) {
+        *(t->cut == CUT_OF_ROWS ? &whole.rows : &whole.cols) = t->cut_whole;
+        whole.bytes = tensor_format_bytes(t->format, whole.rows, whole.cols);
+        return whole;
+    }
     if (t->cut == CUT_COLUMNS) {
         whole.rows /= t->parts;
         whole.cols *= t->parts;
@@ -135,6 +140,13 @@ struct model_tensor parts_whole(const struct model_tensor *t)
 
 struct parts_place parts_place_of(const struct model_tensor *t, uint64_t row)
 {
+    const uint64_t row_bytes = tensor_format_row_bytes(t->format, t->cols);
+    if (t->cut == CUT_OF_ROWS)
+        return (struct parts_place){.at = (t->cut_first + row) * row_bytes, .bytes = row_bytes};
+    if (t->cut == CUT_OF_COLUMNS)
+        return (struct parts_place){.at = row * tensor_format_row_bytes(t->format, t->cut_whole) +
+                                          tensor_format_row_bytes(t->format, t->cut_first),
+                                    .bytes = row_bytes};
     const uint64_t part = row / t->part_rows % t->parts,
                    whole = row / t->part_rows / t->parts * t->part_rows + row % t->part_rows,
                    bytes = t->bytes / (t->rows > 1 ? t->rows : t->cols);

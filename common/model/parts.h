@@ -25,8 +25,8 @@ uint32_t model_parts_wanted(const struct model *model);
 /* Makes `parts` of each expert, in whatever number of parts they were before: 1 makes them whole again. HELM_E_UNSUPPORTED:
  * they cannot be cut so. Only the plan of a model that has none yet may be made from it. */
 HELM_MUST_CHECK int model_cut_experts(struct model *model, uint32_t parts, struct helm_err *err);
-/* The tensor of whole experts, as the files have it, that a cut one is made of; and where row `row` of the cut one (of a
- * vector: its value) lies in it. */
+/* The tensor of whole experts, or of a whole MLP, as the files have it, that a cut one is made of; and where
+ * row `row` of the cut one (of a vector: its value) lies in it. */
 struct model_tensor parts_whole(const struct model_tensor *tensor);
 struct parts_place {
     uint64_t at, bytes; /* of the whole tensor */

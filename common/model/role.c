@@ -166,6 +166,13 @@ static const struct role roles[TENSOR_ROLE_COUNT] = {
                           IF(mlp_bias)},
     [TENSOR_UP_BIAS] = {"mlp.up_proj.bias", "ffn_up.bias", MLP, DIM_ONE, DIM_INTERMEDIATE, IF(mlp_bias)},
     [TENSOR_DOWN_BIAS] = {"mlp.down_proj.bias", "ffn_down.bias", MLP, DIM_ONE, DIM_HIDDEN, IF(mlp_bias)},
+    /* parts of tensors of the files */
+    [TENSOR_OWN_GATE] = {"mlp.own_gate_proj.weight", "ffn_own_gate.weight", MLP, DIM_SHARED, DIM_HIDDEN,
+                         IF(shared_intermediate)},
+    [TENSOR_OWN_UP] = {"mlp.own_up_proj.weight", "ffn_own_up.weight", MLP, DIM_SHARED, DIM_HIDDEN,
+                       IF(shared_intermediate)},
+    [TENSOR_OWN_DOWN] = {"mlp.own_down_proj.weight", "ffn_own_down.weight", MLP, DIM_HIDDEN, DIM_SHARED,
+                         IF(shared_intermediate)},
     [TENSOR_ROUTER] = {"mlp.gate.weight", "ffn_gate_inp.weight", MLP, DIM_EXPERTS, DIM_HIDDEN, SPARSE},
     [TENSOR_ROUTER_BIAS] = {"mlp.gate.bias", "ffn_gate_inp.bias", MLP, DIM_ONE, DIM_EXPERTS,
                             IF(experts_bias)},

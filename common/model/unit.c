@@ -82,7 +82,9 @@ int model_units_build(struct model *model, struct helm_err *err)
         struct model_unit *unit = &model->unit[u];
         unit->part = unit_part(u);
         unit->layer = unit_layer(u);
-        unit->kind = kind(&model->config, unit->layer, unit->part);
+        unit->kind = unit->part == UNIT_MLP && model->shared && model->shared[unit->layer]
+                         ? model->math.parts - 1
+                         : kind(&model->config, unit->layer, unit->part);
         fill_unit(model, unit, at);
         at += unit->tensor_count;
     }

@@ -62,6 +62,10 @@ enum tensor_role {
     TENSOR_GATE_BIAS,
     TENSOR_UP_BIAS,
     TENSOR_DOWN_BIAS,
+    /* of a dense MLP that two processors compute (share.h): its first rows; the roles above are the others' */
+    TENSOR_OWN_GATE,
+    TENSOR_OWN_UP,       /* [shared_intermediate, hidden] */
+    TENSOR_OWN_DOWN,     /* [hidden, shared_intermediate] */
     TENSOR_ROUTER,       /* [experts, hidden]; from here on: of sparse layers */
     TENSOR_ROUTER_BIAS,  /* [experts] */
     TENSOR_GATE_EXPERTS, /* [experts * expert_intermediate, hidden], expert by expert */
@@ -139,7 +143,8 @@ enum model_buffer {
     BUFFER_Q_HEADS,   /* q before it meets the latent [heads * (nope + rope)], */
     BUFFER_VALUES,    /* the output in heads' own numbers [heads * value] */
     BUFFER_DELTA,     /* output of a gated delta net [value_heads * value_dim] */
-    BUFFER_SHARED,    /* of the shared expert what BUFFER_GATE is of others [shared_intermediate] */
+    /* Of the shared expert, or of a shared MLP's first rows, what BUFFER_GATE is of others [shared_intermediate] */
+    BUFFER_SHARED,
     BUFFER_SHARED_UP, /* likewise */
     BUFFER_PAIR,      /* of drafts: the normed embedding, then the normed hidden state [2 * hidden] */
     BUFFER_GATE,      /* [intermediate]; of experts [chosen][expert_intermediate] */

@@ -3,15 +3,19 @@
 
 #include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
+#include "common/plan/share.h"
 #include "common/plan/state.h"
 
 uint32_t plan_lanes_of(const struct plan *plan, enum arena_lane_kind kind)
 {
-    const struct plan_home_row *mixed = &plan_home_rows[PLAN_HOME_MIXED];
+    const bool mixed = plan_mixed_units(plan) > 0;
+    const struct plan_home_row *home = &plan_home_rows[mixed ? PLAN_HOME_MIXED : PLAN_HOME_SHARED];
     unsigned tiered = 0; /* devices, of which the CPU may be asked to attend */
     if (kind == ARENA_LANE_STEP) return plan_lanes(plan);
     if (kind == ARENA_LANE_EXPERTS)
-        return plan_mixed_units(plan) ? plan_lanes_between(1u << mixed->processor | 1u << mixed->helper) : 0;
+        return mixed || plan_shared_units(plan)
+                   ? plan_lanes_between(1u << home->processor | 1u << home->helper)
+                   : 0;
     for (int p = 0; p < PLAN_PROCESSORS; p++) tiered |= (unsigned)(plan->device[p].vram_page_count > 0) << p;
     return plan_lanes_between(tiered | 1u << PLAN_CPU0);
 }

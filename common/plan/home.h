@@ -8,7 +8,9 @@
  *
  * A processor's weights and caches are resident in its own memory. A home on another memory has a route by
  * which weights reach the processor. Of experts at home on `mixed` all lie in host memory and some in VRAM as well:
- * the GPU computes with these, and with those that it is told to read over the link, the CPU with the others. */
+ * the GPU computes with these, and with those that it is told to read over the link, the CPU with the others.
+ * Rows of a dense MLP at home on `shared` lie in one memory each: the first ones in VRAM, where the GPU
+ * computes with them, the others in host memory, where the CPU does at the same time (common/model/share.h). */
 #pragma once
 
 #include <stdbool.h>
@@ -19,7 +21,8 @@ enum plan_processor { PLAN_CPU0, PLAN_GPU0, PLAN_GPU1, PLAN_PROCESSORS };
 enum plan_route {
     PLAN_RESIDENT, /* the processor reads the weights where they lie */
     PLAN_STREAMED, /* they are copied through a ring in the processor's memory */
-    PLAN_SLOTS /* of experts: some lie in slots in the processor's memory, too; the helper computes with others */
+    PLAN_SLOTS, /* of experts: some lie in slots in the processor's memory, too; the helper computes with others */
+    PLAN_ROWS /* of a dense MLP: the first lie in the processor's memory alone; the helper has the others */
 };
 /* `cpu` is 0: a plan that says nothing of a home computes there. */
 enum plan_home {
@@ -27,6 +30,7 @@ enum plan_home {
     PLAN_HOME_GPU,
     PLAN_HOME_STREAM,
     PLAN_HOME_MIXED,
+    PLAN_HOME_SHARED,
     PLAN_HOME_GPU1,
     PLAN_HOMES
 };
@@ -92,7 +96,7 @@ enum plan_processor plan_first_device(void);
 uint32_t plan_link_of(enum plan_processor from, enum plan_processor to);
 
 /* "unknown" of a number that is none. */
-const char *plan_home_name(enum plan_home home);                /* "cpu", "gpu", "stream", "mixed", "gpu1" */
+const char *plan_home_name(enum plan_home home); /* "cpu", "gpu", "stream", "mixed", "shared", "gpu1" */
 const char *plan_processor_name(enum plan_processor processor); /* "cpu", "gpu", "gpu1" */
 const char *plan_memory_name(enum plan_memory memory);          /* "host", "vram", "vram1" */
 /* By name; PLAN_HOMES, PLAN_PROCESSORS, PLAN_MEMORIES: there is none. */

@@ -9,6 +9,7 @@
 #include "common/base/units.h"
 #include "common/formats/packed.h"
 #include "common/model/arch.h"
+#include "common/model/share.h"
 #include "common/plan/engine_limits.h"
 
 /* ---- sizes ---- */
@@ -133,6 +134,9 @@ static int lay(struct laying *l, const struct model_tensor *t, enum tensor_forma
 
 bool placement_lies(enum plan_home home, enum tensor_role role, enum plan_memory memory)
 {
+    if (plan_home_rows[home].route == PLAN_ROWS)
+        return memory == (share_is_own(role) ? plan_processor_memory(plan_home_processor(home))
+                                             : plan_home_memory(home));
     if (plan_home_memory(home) == memory) return true;
     return plan_home_rows[home].route == PLAN_SLOTS && !arch_role_of_experts(role) &&
            plan_processor_memory(plan_home_processor(home)) == memory;

@@ -9,6 +9,7 @@
 #include "common/base/units.h"
 #include "common/model/router.h"
 #include "common/plan/placement.h"
+#include "common/plan/share.h"
 #include "common/plan/state.h"
 
 /* ---- phases and homes ---- */
@@ -407,6 +408,7 @@ int plan_check(const struct plan *plan, struct helm_err *err)
     if (!rc) rc = plan_check_tiers(plan, err);
     if (!rc) rc = check_mixed(plan, err);
     if (!rc) rc = check_drafts(plan, err);
+    if (!rc) rc = plan_check_shared(plan, err);
     return rc ? rc : check_formats(plan, err);
 }
 

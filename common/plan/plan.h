@@ -12,7 +12,7 @@
  * It also says where the KV cache of a layer is: with the worker that computes its attention half in decode.
  * A prefill list has the same units on `gpu`, and may compute the others by either worker (`cpu` or
  * `stream`), with one exception: where the cache is in VRAM no other processor can attend. Only the decode list has MLP
- * halves on `mixed`.
+ * halves on `mixed` or `shared`; others have the latter on `stream`.
  *
  * Weights lie in memory in one of three ways: as they are stored in the files, converted as the plan's mixture says
  * (common/model/mixture.h), or converted without loss to another format (common/formats/tensor_format.h), in which
@@ -138,6 +138,9 @@ struct plan {
     /* Experts that each of the files is cut into (common/model/parts.h); 0 or 1: they are whole. What is said of experts
      * here is said of such. */
     uint32_t expert_parts;
+    /* Of each unit that the decode list has at home on `shared`: how many of its MLP's rows lie in VRAM, the
+     * first ones; 0 where there are none (share.h) */
+    uint32_t shared_rows;
     bool has_states; /* its units say what each layer keeps of a sequence; otherwise all keep pages */
     uint32_t state_snapshots; /* that host memory has room for; 0 where no state is fixed */
     uint32_t draft_tokens; /* of a sequence in a step at most (docs/speculation.md); 0: no step has drafts */
@@ -365,7 +368,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "kv_piece_pages": N (default of all: 0), "kv_free_places": N (default: plan_free_places),
  *    "invariant": true | false (default), "draft_tokens": 0 (default) to 15,
  *    "stages": {"decode": [{"layers": [first, last], "ops": "all" (default) | "attention" | "mlp",
- *                           "home": "gpu"|"gpu1"|"cpu"|"stream"|"mixed", "bytes": N,
+ *                           "home": "gpu"|"gpu1"|"cpu"|"stream"|"mixed"|"shared", "bytes": N,
  *                           "format": "bf16-packed" (default: as stored; in this list alone)}, ...],
  *               "prefill_short": the same (optional), "prefill": the same (optional)},
  *    "prefill_short_from_tokens", "prefill_from_tokens": N | null (default null: that list is not used),
@@ -378,6 +381,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *                "move_cost": N (in 1,000ths of what a hit saves; default 600),
  *                "hit_permille": N (default 0: as if each expert was chosen alike), "first": [[EXPERT, ...], ...] (default: the lowest)} (where there are "mixed" stages),
  *    "expert_parts": N (into which each expert is cut, and of which "mixed" speaks; default 1: whole),
+ *    "shared_rows": N (rows of an MLP in VRAM, where there are "shared" stages),
  *    "activations": {"cpu": "exact" | "int8", "gpu", "gpu1": the same} (default of each: exact),
  *    "weights": "q4_k_m" (a mixture that weights stored as single numbers are converted to; default: none),
  *    "placements": [[TENSOR, FORMAT, "host" | "vram" | "vram1", OFFSET, BYTES], ...] (default: helmd makes them),

@@ -121,6 +121,7 @@ json_t *plan_to_json(const struct plan *plan)
     add_devices(json, plan);
     if (plan_experts(plan)->slots) json_object_set_new(json, "mixed", experts_to_json(plan));
     if (plan->expert_parts > 1) set(json, "expert_parts", plan->expert_parts);
+    if (plan->shared_rows) set(json, "shared_rows", plan->shared_rows);
     if (plan->has_states) json_object_set_new(json, "states", plan_states_to_json(plan));
     if (plan->state_snapshots) set(json, "state_snapshots", plan->state_snapshots);
     if (plan->draft_layers) set(json, "draft_layers", plan->draft_layers);
@@ -340,6 +341,7 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
                                    {"page_count", 0, UINT32_MAX, &plan->page_count}},
                        parts[] = {{"expert_parts", 1, MODEL_EXPERTS_CHOSEN_MAX, &plan->expert_parts},
                                   {"draft_layers", 0, 1, &plan->draft_layers},
+                                  {"shared_rows", 1, MODEL_INTERMEDIATE_MAX, &plan->shared_rows},
                                   {"draft_tokens", 0, ENGINE_DRAFTS_MAX, &plan->draft_tokens}};
     plan->expert_parts = 1;
     int rc = GET(json, true, fields, err);

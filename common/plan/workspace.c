@@ -189,6 +189,8 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
         c->tiered ? tokens * (q + (uint64_t)m->heads * GPU_PART_FLOATS) * sizeof(float) : 0;
     w->area[GPU_AREA_CHUNK_ACT].bytes = tokens * n * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_GATES].bytes = sub * 2 * n * c->chunk_bytes;
+    w->area[GPU_AREA_CHUNK_SHARED].bytes = tokens * m->shared_intermediate * c->chunk_bytes;
+    w->area[GPU_AREA_CHUNK_SHARED_GATES].bytes = sub * 2 * m->shared_intermediate * c->chunk_bytes;
 }
 
 static void size_experts(const struct gpu_workspace_case *c, struct gpu_workspace *w)
@@ -201,9 +203,6 @@ static void size_experts(const struct gpu_workspace_case *c, struct gpu_workspac
     w->area[GPU_AREA_GROUPS].bytes = (m->router.experts + 1 + 2 * pairs) * number;
     w->area[GPU_AREA_EXPERTS].bytes = workspace_experts_bytes(m);
     w->area[GPU_AREA_SLOTS].bytes = m->router.experts * sizeof(uint32_t);
-    w->area[GPU_AREA_CHUNK_SHARED].bytes = tokens * m->shared_intermediate * c->chunk_bytes;
-    w->area[GPU_AREA_CHUNK_SHARED_GATES].bytes =
-        2ull * w->sub_tokens * m->shared_intermediate * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_EXPERTS_X].bytes = tokens * m->hidden * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_EXPERTS_ACT].bytes = pairs * m->expert_intermediate * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_EXPERTS_SUM].bytes = pairs * m->hidden * number;
@@ -232,6 +231,15 @@ static uint64_t place_attention(const struct gpu_workspace_case *c, struct gpu_w
     return larger(end, place_areas(w, GPU_AREA_CHUNK_PART, GPU_AREA_CHUNK_PART, part));
 }
 
+/* A chunk's first rows of a shared MLP, of which the others take the rest of ACT; gates are joined before the
+ * next ones come. */
+static void place_own_rows(struct gpu_workspace *w)
+{
+    const uint64_t rest = w->area[GPU_AREA_CHUNK_ACT].bytes - w->area[GPU_AREA_CHUNK_SHARED].bytes;
+    w->area[GPU_AREA_CHUNK_SHARED].at = w->area[GPU_AREA_CHUNK_ACT].at + rest; /* tokens are multiples */
+    w->area[GPU_AREA_CHUNK_SHARED_GATES].at = w->area[GPU_AREA_CHUNK_GATES].at;
+}
+
 void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspace *w)
 {
     memset(w, 0, sizeof *w);
@@ -247,6 +255,10 @@ void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspac
     w->bytes =
         larger(larger(place_areas(w, GPU_AREA_FEW_QKV, GPU_AREA_FEW_SHARED, at), place_attention(c, w, at)),
                place_areas(w, GPU_AREA_CHUNK_ACT, GPU_AREA_CHUNK_GATES, at));
+    if (!c->config->router.experts) {
+        place_own_rows(w);
+        return;
+    }
     const uint64_t shared = place_areas(w, GPU_AREA_CHUNK_SHARED, GPU_AREA_CHUNK_SHARED, at);
     w->bytes =
         larger(w->bytes, place_areas(w, GPU_AREA_CHUNK_SHARED_GATES, GPU_AREA_CHUNK_SHARED_GATES, shared));

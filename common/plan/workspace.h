@@ -95,9 +95,11 @@ enum gpu_area {
     GPU_AREA_CHUNK_Q,     /* [sub], with two tiers [tokens]: rotated, of the cache's dtype */
     GPU_AREA_CHUNK_PART, /* with two tiers: attention over the pieces so far, [tokens][heads][head_dim], behind the whole
                              chunk's output in the place of its q k v; then [tokens][heads][GPU_PART_FLOATS] */
-    GPU_AREA_CHUNK_ACT,    /* [tokens][intermediate] */
-    GPU_AREA_CHUNK_GATES,  /* [sub][gate | up] */
-    GPU_AREA_CHUNK_SHARED, /* [tokens][shared_intermediate], likewise; from here on instead of the former */
+    GPU_AREA_CHUNK_ACT,   /* [tokens][intermediate] */
+    GPU_AREA_CHUNK_GATES, /* [sub][gate | up] */
+    /* [tokens][shared_intermediate], likewise. From here on instead of the former, but of an MLP's first rows at
+     * their end */
+    GPU_AREA_CHUNK_SHARED,
     GPU_AREA_CHUNK_SHARED_GATES, /* [sub][gate | up]; what follows takes its place */
     GPU_AREA_CHUNK_EXPERTS_X,    /* [tokens][hidden]: normalised, of the weights' dtype */
     GPU_AREA_CHUNK_EXPERTS_ACT,  /* [tokens * chosen][expert_intermediate], likewise */

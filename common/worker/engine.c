@@ -7,6 +7,7 @@
 #include "common/model/model.h"
 #include "common/model/parts.h"
 #include "common/plan/arena_spec.h"
+#include "common/plan/share.h"
 #include "common/plan/state.h"
 
 #define LOOK_MS 100 /* how often a worker that waits for tokens looks whether it should end */
@@ -58,6 +59,7 @@ int engine_read_model(const char *path, const struct plan *plan, struct model *m
 {
     int rc = (plan && plan->draft_layers ? model_read_drafting : model_read)(path, model, err);
     if (!rc && plan) rc = model_cut_experts(model, plan_expert_parts(plan), err);
+    if (!rc && plan) rc = plan_share_model(plan, model, err);
     if (!rc && plan) rc = plan_check_states(plan, model, err);
     if (rc) model_free(model);
     return rc;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/model/parts.h"
+#include "common/plan/share.h"
 #include "common/plan/state.h"
 #include "worker-cpu/engine.h"
 #include "worker-gpu/engine.h"
@@ -38,14 +39,14 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
     const struct packed_parts parts = {part, part, part};
     int rc = pair->plan.placement ? 0 : placement_make(model, &parts, &pair->plan, err);
     if (rc) return rc;
-    const uint32_t mixed = plan_mixed_units(&pair->plan);
+    const uint32_t mixed = plan_mixed_units(&pair->plan), shared = plan_shared_units(&pair->plan);
     const struct arena_spec spec = {.slots = o->slots,
                                     .context_tokens = o->context_tokens,
                                     .step_tokens = o->step_tokens,
                                     .hidden = model->config.hidden,
                                     .vocab = model->config.vocab,
                                     .lanes = {PLAN_LINKS, o->vram_pages ? PLAN_LINKS : 0,
-                                              mixed ? PLAN_LINKS : 0},
+                                              mixed || shared ? PLAN_LINKS : 0},
                                     .kv = {.layers = plan_kv_layers(&pair->plan, PLAN_HOST),
                                            .kv_heads = model->config.kv_heads,
                                            .latent = model->config.latent.rank,
@@ -126,6 +127,8 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     rc = plan_copy(o->plan, &pair->plan, err);
     if (rc) goto out;
     pair->plan.layers = model.config.layers;
+    rc = plan_share_model(&pair->plan, &model, err);
+    if (rc) goto out;
     pair->plan.slots = o->slots;
     pair->plan.context_tokens = o->context_tokens;
     pair->plan.step_tokens = o->step_tokens;

@@ -31,11 +31,11 @@
 #define GAP   0.05
 
 /* `homes`: of the units in turn, over and over; behind a slash those of chunks. experts: of those in both memories. parts: of
- * each expert. */
+ * each expert. rows: of the GPU, of MLPs that are shared. */
 struct placed {
     const char *homes;
     const struct plan_experts *experts;
-    uint32_t parts;
+    uint32_t parts, rows;
     bool rings;
 };
 static int try_pair(const char *path, const struct placed *placed, struct pair *pair, struct helm_err *err)
@@ -51,7 +51,8 @@ static int try_pair(const char *path, const struct placed *placed, struct pair *
     struct plan plan = {.layers = layers,
                         .unit = units_of_letters(unit, layers, homes, length),
                         .device[PLAN_GPU0].ring_bytes = 2 * MIB,
-                        .expert_parts = placed->parts};
+                        .expert_parts = placed->parts,
+                        .shared_rows = placed->rows};
     if (placed->experts) plan.device[PLAN_GPU0].experts = *placed->experts;
     plan.embed = plan_home_processor(unit[0].home[0]);
     plan.head = plan_home_processor(unit[unit_count(layers) - 1].home[0]);
@@ -81,12 +82,12 @@ static void open_pair(const char *path, const struct placed *placed, struct pair
     if (try_pair(path, placed, pair, &err)) fail_msg("%s, %s: %s", path, placed->homes, err.text);
 }
 
-static void refuse_pair(const char *path, const char *homes, const char *text)
+static void refuse_placed(const char *path, const struct placed *placed, const char *text)
 {
     struct helm_err err = {0};
     struct pair *pair = calloc(1, sizeof *pair);
     assert_non_null(pair);
-    assert_int_equal(try_pair(path, &(struct placed){.homes = homes}, pair, &err), HELM_E_UNSUPPORTED);
+    assert_int_equal(try_pair(path, placed, pair, &err), HELM_E_UNSUPPORTED);
     if (!strstr(err.text, text)) fail_msg("'%s' is not in '%s'", text, err.text);
     free(pair);
 }
@@ -301,16 +302,55 @@ static void experts_are_not_streamed_for_one_token(void **state)
 {
     (void)state;
     need_device();
-    refuse_pair("tests/data/golden-gguf/mixtral-Q4_K_M/model.gguf", "gs",
-                "layer 0: experts are streamed by lists for prompts alone");
+    refuse_placed("tests/data/golden-gguf/mixtral-Q4_K_M/model.gguf", &(struct placed){.homes = "gs"},
+                  "layer 0: experts are streamed by lists for prompts alone");
 }
 
-/* All in VRAM; without experts, whose homes tests above vary, also streamed and over both processors. */
+/* Dense MLPs of which the GPU has the first rows and the CPU the others (common/model/share.h): in every layer or
+ * between those of one home, with chunks that take both or that stream the CPU's rows, numbers and blocks. */
+static void shared_mlps_agree(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *folder;
+        struct placed placed;
+    } cases[] = {{"tests/data/golden/qwen3", {.homes = "gh/gs", .rows = 320}},
+                 {"tests/data/golden/qwen3", {.homes = "gh", .rows = 64}},
+                 {"tests/data/golden/qwen3", {.homes = "ghccgsch", .rows = 640}},
+                 {"tests/data/golden/llama3-ropescaled", {.homes = "chsh/csss", .rows = 128}},
+                 {"tests/data/golden-gguf/llama-Q4_K_M", {.homes = "gh/gs", .rows = 256}},
+                 {"tests/data/golden-gguf/llama-Q4_K_M", {.homes = "gh", .rows = 512}},
+                 {"tests/data/golden-gguf/qwen3-Q2_K", {.homes = "gggh/gggs", .rows = 256}}};
+    need_device();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases && (ALL_HOMES || i == 0); i++)
+        run_placed(cases[i].folder, &cases[i].placed);
+}
+
+/* Parts of whole blocks; MLPs alone, and no mixture's. */
+static void mlps_that_cannot_be_shared_are_refused(void **state)
+{
+    (void)state;
+    need_device();
+    refuse_placed("tests/data/golden-gguf/llama-Q4_K_M/model.gguf",
+                  &(struct placed){.homes = "gh", .rows = 300}, "are whole blocks of");
+    refuse_placed("tests/data/golden/qwen3", &(struct placed){.homes = "gh", .rows = 704},
+                  "cannot be shared at row 704");
+    refuse_placed("tests/data/golden/mixtral", &(struct placed){.homes = "gh", .rows = 64},
+                  "only a dense MLP");
+    refuse_placed("tests/data/golden/gemma3", &(struct placed){.homes = "gh", .rows = 64},
+                  "only a dense MLP");
+}
+
+/* All in VRAM; without experts, whose homes tests above vary, also streamed, over both processors, and shared by
+ * them. */
 static void run_homes(const char *folder, const char *name)
 {
     const bool experts = strstr(name, "moe") || strstr(name, "mixtral");
     run_file(folder, "g", NULL);
     run_file(folder, experts ? "gc/gs" : "gsc", NULL);
+    /* of odd rows no two parts are whole blocks */
+    if (!experts && !strstr(name, "oddrows"))
+        run_placed(folder, &(struct placed){.homes = "gh/gs", .rows = 512});
 }
 static void collection_agrees(void **state)
 {
@@ -328,6 +368,8 @@ int main(void)
                                        cmocka_unit_test(hybrids_agree),
                                        cmocka_unit_test(experts_in_parts_agree),
                                        cmocka_unit_test(experts_are_not_streamed_for_one_token),
+                                       cmocka_unit_test(shared_mlps_agree),
+                                       cmocka_unit_test(mlps_that_cannot_be_shared_are_refused),
                                        cmocka_unit_test(collection_agrees)};
     if (getenv("HELM_TEST_FILTER")) cmocka_set_test_filter(getenv("HELM_TEST_FILTER"));
     return cmocka_run_group_tests_name("golden/gguf-gpu", tests, NULL, NULL);

@@ -4,15 +4,23 @@
 #include <string.h>
 
 #include "common/plan/schedule.h"
+#include "common/plan/share.h"
 #include "worker-cpu/program/lower.h"
 
-static void add_lane(struct lowering *low, enum op_kind kind, uint32_t lane, uint32_t ticket, bool last)
+/* A hand-over of the residual stream. */
+struct hand_over {
+    enum arena_lane_kind lanes;
+    uint32_t lane, ticket;
+    bool last;
+};
+
+static void add_lane(struct lowering *low, enum op_kind kind, const struct hand_over *how)
 {
     const struct arena *arena = low->source->arena;
     struct program_entry *e = lower_entry(low, kind, -1);
-    e->lane = arena ? arena_lane_of(arena, lane) : NULL;
-    e->ticket = ticket;
-    e->last = last;
+    e->lane = arena ? arena_lane_at(arena, how->lanes, how->lane) : NULL;
+    e->ticket = how->ticket;
+    e->last = how->last;
 }
 
 static void lower_unit(struct lowering *low, uint32_t unit)
@@ -29,10 +37,12 @@ static void lower_unit(struct lowering *low, uint32_t unit)
 static void lower_span(struct lowering *low, const struct plan_span *span)
 {
     const struct model *model = low->source->model;
-    if (span->ticket_in) add_lane(low, OP_LANE_READ, span->lane_in, span->ticket_in, span->last_in);
+    const struct hand_over in = {ARENA_LANE_STEP, span->lane_in, span->ticket_in, span->last_in},
+                           out = {ARENA_LANE_STEP, span->lane_out, span->ticket_out, false};
+    if (span->ticket_in) add_lane(low, OP_LANE_READ, &in);
     if (span->embed) lower_op(low, &model->math.embed, NULL, -1, false);
     for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++) lower_unit(low, u);
-    if (span->ticket_out) add_lane(low, OP_LANE_WRITE, span->lane_out, span->ticket_out, false);
+    if (span->ticket_out) add_lane(low, OP_LANE_WRITE, &out);
 }
 
 /* What MLP halves of these spans take of the tokens, from their embedding, which is then here whoever has it. */
@@ -55,6 +65,29 @@ static void lower_mixed(struct lowering *low, uint32_t unit)
     for (uint32_t i = 0; i < math->ops; i++)
         lower_op(low, &math->op[i], i + 1 < math->ops ? &math->op[i + 1] : NULL, (int32_t)unit_layer(unit),
                  true);
+}
+
+/* A dense MLP of which the other worker has the first rows: x comes by lane, and the sum of the others goes back in its place. */
+static void lower_shared(struct lowering *low, uint32_t unit)
+{
+    const struct program_source *s = low->source;
+    const struct math_part *math = model_unit_math(s->model, unit);
+    const enum plan_processor device = plan_home_processor(PLAN_HOME_SHARED);
+    const uint32_t ticket = plan_shared_index(s->plan, unit) + 1;
+    const struct hand_over in = {ARENA_LANE_EXPERTS, plan_link_of(device, s->self), ticket,
+                                 ticket == plan_shared_units(s->plan)},
+                           out = {ARENA_LANE_EXPERTS, plan_link_of(s->self, device), ticket, false};
+    struct math_op op[MATH_OPS_MAX];
+    uint32_t ops = 0;
+    for (uint32_t i = 0; i < math->ops; i++) {
+        if (share_is_own(math->op[i].weight[0])) continue;
+        op[ops] = math->op[i];
+        op[ops++].residual = false;
+    }
+    add_lane(low, OP_LANE_READ, &in);
+    for (uint32_t i = 0; i < ops; i++)
+        lower_op(low, &op[i], i + 1 < ops ? &op[i + 1] : NULL, (int32_t)unit_layer(unit), false);
+    add_lane(low, OP_LANE_WRITE, &out);
 }
 
 /* Its attention to the positions that lie in the arena alone. */
@@ -85,7 +118,7 @@ static void lower_asked(struct lowering *low, uint32_t phase, const struct plan_
 {
     for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++)
         if (plan_home_rows[low->source->plan->unit[u].home[phase]].helper == low->source->self)
-            lower_mixed(low, u);
+            (low->source->plan->unit[u].home[phase] == PLAN_HOME_SHARED ? lower_shared : lower_mixed)(low, u);
         else if (low->source->assisted && unit_part(u) == UNIT_ATTENTION)
             lower_attend_host(low, unit_layer(u));
 }

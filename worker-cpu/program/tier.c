@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "common/model/share.h"
 #include "common/plan/schedule.h"
 
 enum op_tier program_tier_of(uint32_t tokens)
@@ -28,6 +29,7 @@ static uint32_t apart_of(const struct program_source *s, const struct math_op *o
                          uint32_t most)
 {
     if (op->kind == MATH_EMBED || op->kind == MATH_ATTENTION || op->kind == MATH_ROUTE) return most;
+    if (share_is_own(op->weight[0])) return most;    /* another processor's */
     if (op->weight[0] == TENSOR_ROUTER) return most; /* next to nothing, whatever multiplies it */
     for (uint32_t w = 0; w < op->weights; w++) {
         const struct tensor_matrix *m = weights_matrix(s->weights, op->weight[w], layer);
@@ -47,9 +49,10 @@ int program_apart(const struct program_source *source, uint32_t phase, uint32_t 
     for (uint32_t s = 0; s < count; s++)
         for (uint32_t u = spans[s].first_unit; u < spans[s].first_unit + spans[s].unit_count; u++) {
             const struct math_part *math = model_unit_math(source->model, u);
-            const bool ours = spans[s].processor == source->self,
-                       asked = plan_home_rows[source->plan->unit[u].home[phase]].helper == source->self;
-            if (asked) most = 0; /* experts that the GPU asks for: experts.c chooses for each */
+            const enum plan_home home = source->plan->unit[u].home[phase];
+            const bool asked = plan_home_rows[home].helper == source->self, shared = home == PLAN_HOME_SHARED,
+                       ours = spans[s].processor == source->self || (asked && shared);
+            if (asked && !shared) most = 0; /* experts that the GPU asks for: experts.c chooses for each */
             for (uint32_t i = 0; i < math->ops && ours; i++)
                 most = apart_of(source, &math->op[i], (int32_t)unit_layer(u), most);
         }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "common/model/able.h"
+#include "common/model/share.h"
 #include "worker-gpu/program/making.h"
 
 /* ---- places ---- */
@@ -499,12 +500,15 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
 {
     const struct math_part *part = model_unit_math(low->source->model, unit);
     const bool chunk = making_tier(low) == OP_TIER_CHUNK,
-               mixed = low->source->plan->unit[unit].home[low->program->phase] == PLAN_HOME_MIXED;
+               mixed = low->source->plan->unit[unit].home[low->program->phase] == PLAN_HOME_MIXED,
+               shares = lower_shares(low, unit);
     struct making m = {0};
     uint32_t order[MATH_OPS_MAX];
     order_of(part, mixed, order);
+    if (shares) lower_share_begin(low, unit);
     for (uint32_t i = 0; i < part->ops; i++) {
         const struct lower_at at = lower_at(low, unit, order[i]);
+        if (shares && !share_is_own(at.math->weight[0])) continue; /* the helper's */
         const enum math_kind kind = at.math->kind;
         const bool whole_step =
             kind == MATH_ROUTE || kind == MATH_WEIGH || kind == MATH_EMBED || kind == MATH_JOIN;
@@ -513,7 +517,7 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
         if (low->rc) return;
         m.at = &at;
         m.piece = &piece;
-        m.x_out = i + 1 < part->ops ? gpu_area(low->source->buffers, GPU_AREA_X) : out;
+        m.x_out = shares || i + 1 < part->ops ? gpu_area(low->source->buffers, GPU_AREA_X) : out;
         if (at.math->kind == MATH_ATTENTION) {
             lower_cache_begin(low, (uint32_t)at.layer);
             const bool whole = chunk && plan_kv_tiered(low->source->plan) &&
@@ -530,6 +534,7 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
             (product ? make_pieces : make_experts)(low, &m, &piece);
         }
     }
+    if (shares) lower_share_end(low, unit, out);
 }
 
 void lower_embed(struct lowering *low)
