@@ -60,6 +60,7 @@ DAEMON_SRC := \
   daemon/planner/memory/ledger.c \
   daemon/planner/memory/memory.c \
   daemon/planner/memory/packed_sample.c \
+  daemon/planner/memory/shared.c \
   daemon/planner/memory/states.c \
   daemon/planner/packed_look.c \
   daemon/planner/packing.c \
@@ -82,6 +83,7 @@ DAEMON_SRC := \
   daemon/planner/search/prefill.c \
   daemon/planner/search/search.c \
   daemon/planner/search/space.c \
+  daemon/planner/shared.c \
   daemon/planner/strategies.c \
   daemon/planner/tiers.c \
   daemon/planner/tiers_score.c \

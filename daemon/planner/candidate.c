@@ -92,6 +92,7 @@ struct cost_step making_step(const struct making *m, const struct spec *spec,
                               .context = context,
                               .kv_dtype = m->wish.kv_dtype,
                               .format = format,
+                              .shared_rows = spec->shared_rows,
                               .kv = cost_tiers_of(&cache, m->batch, m->batch, context)};
 }
 

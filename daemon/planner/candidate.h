@@ -37,8 +37,9 @@ struct spec {
     bool packs_cpu; /* the CPU reads packed weights beside the device, where it may */
     enum packing packing;
     uint32_t ctx;
-    uint32_t places;    /* 0: the cache has one tier; else two, with at least so many places */
-    uint32_t priced_at; /* positions that the step to be made fast attends to; 0: as the request says */
+    uint32_t places;      /* 0: the cache has one tier; else two, with at least so many places */
+    uint32_t priced_at;   /* positions that the step to be made fast attends to; 0: as the request says */
+    uint32_t shared_rows; /* of MLPs that two processors share, the GPU's (shared.c); 0: none is shared */
     uint32_t step; /* tokens of a chunk, where the request leaves them open; 0: the best for long prompts */
 };
 

@@ -4,7 +4,12 @@
  * The search's bound (search/bound.c) over all that such plans choose from: each half layer at each home, with weights in VRAM plain
  * or packed, and with one tier of the cache or two. With two tiers a step is faster the more places there are, so a layer counts at the
  * price of up to twice as many as it takes memory for, and layers may have different numbers. No ring takes room, and any is as large
- * as the largest. A mixture of experts can lie in ways that are not among these: of it nothing is known. */
+ * as the largest. A mixture of experts can lie in ways that are not among these: of it nothing is known.
+ *
+ * An MLP of which the GPU computes the part k of the rows and the CPU the others takes max((1 - k) c, k g) at
+ * least, and so (1 - k) w c + k (1 - w) g for any w from 0 to 1: as a mixture of both homes at w and 1 - w of
+ * their seconds, if rings are of any size. The bound is the higher of those for two w: 1, where the CPU is what
+ * takes longest, and g / (c + g), where both take as long. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +32,11 @@ struct fewer {
     struct bound_choice *choice; /* [items][variants * SPACE_HOMES] */
     uint32_t *first;             /* [parts]: an item of each */
 };
+
+static bool may_share(const struct fewer *f)
+{
+    return f->m.batch <= ENGINE_FEW_TOKENS && analyse_shares(&f->m.table);
+}
 
 /* Prices with `priced` places, and bytes with `places` of them; 0: the cache has one tier. */
 static int add_variant(struct fewer *f, enum packing packing, uint32_t places, uint32_t priced,
@@ -52,7 +62,9 @@ static int add_variant(struct fewer *f, enum packing packing, uint32_t places, u
                                            .memory = &f->memory[v].search,
                                            .device = true,
                                            .tied = m->table.tied};
-    return rc ? rc : space_open_strategy(&f->space[v], &problem, SEARCH_BEST, err);
+    if (!rc) rc = space_open_strategy(&f->space[v], &problem, SEARCH_BEST, err);
+    if (!rc && may_share(f)) bound_floors(&f->space[v], UINT64_MAX);
+    return rc;
 }
 
 static int add_variants(struct fewer *f, struct helm_err *err)
@@ -77,9 +89,24 @@ static bool same_kind(const struct fewer *f, uint32_t a, uint32_t b)
     return true;
 }
 
-static int list_parts(struct fewer *f, struct helm_err *err)
+/* What counts of an item's seconds at a home: all, or of an MLP that may be shared the part w or 1 - w. */
+static double counted(const struct fewer *f, uint32_t v, uint32_t item, int home, bool even)
+{
+    const struct space_item *at = &f->space[v].item[item];
+    const struct cost_unit *unit = &f->prices[v].unit[at->first];
+    if (!may_share(f) || unit_part(at->first) != UNIT_MLP || !f->m.table.mlp_rows[unit_layer(at->first)])
+        return 1;
+    const double w = even ? unit->gpu / (unit->cpu + unit->gpu) : 1;
+    return home == PLAN_HOME_CPU ? w : home == PLAN_HOME_GPU ? 1 - w : 1;
+}
+
+static int list_parts(struct fewer *f, bool even, struct helm_err *err)
 {
     const uint32_t items = f->space[0].items, each = f->variants * SPACE_HOMES;
+    free(f->part);
+    free(f->first);
+    free(f->choice);
+    f->parts = 0;
     f->part = calloc(items, sizeof *f->part);
     f->first = calloc(items, sizeof *f->first);
     f->choice = calloc((size_t)items * each, sizeof *f->choice);
@@ -98,7 +125,9 @@ static int list_parts(struct fewer *f, struct helm_err *err)
                 const struct space_item *item = &f->space[v].item[i];
                 if (!(item->allowed & 1u << h)) continue;
                 *at = (struct bound_choice){.vram = (double)item->vram[h], .host = (double)item->host[h]};
-                memcpy(at++->floor, item->floor[h], sizeof at->floor);
+                const double part = counted(f, v, i, h, even);
+                for (int k = 0; k < SPACE_FLOORS; k++) at->floor[k] = part * item->floor[h][k];
+                at++;
             }
         f->part[p].choices = (uint32_t)(at - f->part[p].choice);
     }
@@ -136,10 +165,13 @@ int fewer_bound(const struct planner_request *r, double enough, double *seconds,
         making_settle(&f->m);
         rc = add_variants(f, err);
     }
-    if (!rc) rc = list_parts(f, err);
-    double least = rc ? 0 : enough;
-    for (uint32_t e = 0; e < f->space[0].ends_count; e++) least = fmin(least, bound_of_ends(f, e, least));
-    *seconds = least;
+    for (int even = 0; even <= (!rc && may_share(f)) && !rc; even++) {
+        rc = list_parts(f, even, err);
+        double least = rc ? 0 : enough;
+        for (uint32_t e = 0; e < f->space[0].ends_count && !rc; e++)
+            least = fmin(least, bound_of_ends(f, e, least));
+        *seconds = fmax(*seconds, least);
+    }
     for (uint32_t v = 0; v < f->variants; v++) {
         space_close(&f->space[v]);
         memory_free(&f->memory[v]);

@@ -128,8 +128,8 @@ void formats_set_host(const struct ledger_case *c, struct plan *plan)
 {
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         bool on_cpu = false;
-        /* those in both memories are as experts_slots.c has them */
-        if (is_resident(plan, u) || plan->unit[u].home[0] == PLAN_HOME_MIXED) continue;
+        /* those of two processors are as experts_slots.c and shared.c have them */
+        if (is_resident(plan, u) || plan_home_rows[plan->unit[u].home[0]].helper != PLAN_PROCESSORS) continue;
         for (uint32_t p = 0; p < plan_phase_count(plan); p++)
             on_cpu |= plan_home_processor(plan->unit[u].home[p]) == PLAN_CPU0;
         const bool packed =

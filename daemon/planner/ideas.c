@@ -15,6 +15,7 @@ static const idea_try for_each_context[] = {
 /* For the context that was chosen. */
 static const idea_try for_the_context[] = {
     experts_try,   /* a layer's experts in both memories */
+    shared_try,    /* rows of a layer's dense MLP on both processors */
     cpu_alone_try, /* no device */
 };
 #define COUNT(list) (sizeof(list) / sizeof *(list))

@@ -41,6 +41,9 @@ bool tiers_may_be_two(const struct making *m, const struct spec *spec);
 /* experts.c: a layer's experts in both memories. */
 HELM_MUST_CHECK int experts_try(struct making *m, const struct spec *spec, struct candidate *best,
                                 struct helm_err *err);
+/* shared.c: dense MLPs that GPU and CPU compute together. */
+HELM_MUST_CHECK int shared_try(struct making *m, const struct spec *spec, struct candidate *best,
+                               struct helm_err *err);
 /* For a plan of `experts-cpu`, of a model with shared experts: these in VRAM, and one slot a layer that never changes. */
 HELM_MUST_CHECK int experts_try_shared(struct making *m, const struct spec *spec, struct candidate *best,
                                        struct helm_err *err);

@@ -5,6 +5,7 @@
 
 #include "common/base/log.h"
 #include "common/base/units.h"
+#include "common/plan/share.h"
 #include "common/plan/stages.h"
 #include "common/shared/kv_layout.h"
 #include "daemon/planner/cost/cost.h"
@@ -98,6 +99,9 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
              plan_processor_name(plan->head));
     if (plan_expert_parts(plan) > 1)
         log_info("plan: each expert is in %u parts, and VRAM has slots for parts", plan_expert_parts(plan));
+    if (plan->shared_rows)
+        log_info("plan: GPU and CPU compute %u MLPs together, %u of %u rows on the GPU",
+                 plan_shared_units(plan), plan->shared_rows, r->model->config.intermediate);
     for (int p = 0; p < PLAN_PROCESSORS; p++)
         if (plan->device[p].ring_bytes)
             log_info("plan: streamed weights pass through a ring of %s",

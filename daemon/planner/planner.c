@@ -9,6 +9,7 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "common/shared/kv_layout.h"
+#include "common/plan/share.h"
 #include "common/plan/state.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/ideas.h"
@@ -26,6 +27,14 @@ enum kv_tiers kv_tiers_named(const char *name)
     int t = 0;
     while (t + 1 < KV_TIERS_COUNT && strcmp(name, tiers_names[t]) != 0) t++;
     return (enum kv_tiers)t;
+}
+
+enum share_option share_option_named(const char *name)
+{
+    static const char *const names[SHARE_OPTIONS] = {"auto", "on", "off"};
+    int s = 0;
+    while (s + 1 < SHARE_OPTIONS && strcmp(name, names[s]) != 0) s++;
+    return (enum share_option)s;
 }
 
 /* ---- checking the request ---- */
@@ -95,6 +104,13 @@ void making_settle(struct making *m)
     m->asked.free_places = plan_free_places(m->asked.slots, m->asked.page_tokens);
     m->asked.pack = m->asked.pack && cost_packing_pays(m->r->profile);
     m->of = known_case(m);
+}
+
+static int check_shared(const struct making *m, struct helm_err *err)
+{
+    if (m->r->share != SHARE_ON || analyse_shares(&m->table)) return 0;
+    return helm_fail(err, HELM_E_UNSUPPORTED,
+                     "--share on is for dense MLPs of gate, up and down: this model has none");
 }
 
 static int check_mixed(const struct planner_request *r, struct helm_err *err)
@@ -213,6 +229,7 @@ static int make_one(const struct planner_request *r, struct plan *plan, struct a
     if (!rc) rc = check_mixed(r, err);
     if (!rc) rc = check_profile(r, err);
     if (!rc) rc = making_open(r, &m, err);
+    if (!rc) rc = check_shared(&m, err);
     if (!rc) {
         making_settle(&m);
         rc = make(&m, plan, spec, err);
@@ -437,6 +454,20 @@ static void take_formats(const struct planner_request *r, struct plan *plan)
         if (formats_packed_on_cpu(plan, u)) plan_set_unit_format(plan, u, PLAN_AS_STORED);
 }
 
+/* As workers do, whose model is cut as the plan says. */
+static int check_placements(const struct model *model, const struct plan *plan, struct helm_err *err)
+{
+    const struct model *of;
+    struct model cut;
+    if (!plan->placement) return 0;
+    int rc = plan_share_copy(plan, model, &cut, &of, err);
+    if (rc) return rc;
+    rc = placement_check(of, plan, err);
+    if (rc) helm_err_prefix(err, "where a plan has no 'placements' they are made anew");
+    model_share_free(&cut);
+    return rc;
+}
+
 int planner_take(const struct planner_request *request, struct plan *plan, struct arena_spec *spec,
                  struct helm_err *err)
 {
@@ -454,8 +485,7 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     rc = check_ring(&m, plan, err);
     if (!rc) rc = formats_name_weights(r.model, plan, err);
     if (!rc) rc = formats_check(&m.c, plan, err);
-    if (!rc && plan->placement && (rc = placement_check(r.model, plan, err)))
-        helm_err_prefix(err, "where a plan has no 'placements' they are made anew");
+    if (!rc) rc = check_placements(r.model, plan, err);
     if (rc) goto out;
     analyse_fill_units(&m.table, plan);
     rc = ledger_fit(&m.c, r.wish.ctx, plan, spec, err);

@@ -35,12 +35,18 @@ struct histogram;
 /* Whether the cache of the GPU's layers lies wholly in VRAM, or has a second tier in the arena (plan.h). */
 enum kv_tiers { KV_TIERS_ONE, KV_TIERS_TWO, KV_TIERS_AUTO, KV_TIERS_COUNT };
 
+/* Whether GPU and CPU may compute dense MLPs together (shared.c): where that is faster; in any case; not. */
+enum share_option { SHARE_AUTO, SHARE_ON, SHARE_OFF, SHARE_OPTIONS };
+#define SHARE_CHOICES "auto|on|off"
+enum share_option share_option_named(const char *name); /* one of the choices */
+
 struct planner_request {
     const struct model *model;
     struct ledger_wish wish;
     struct ledger_machine machine;
     const struct histogram *experts; /* what of experts was used so far; NULL: not known */
     bool one_memory;                 /* a layer's experts are wholly in one memory */
+    enum share_option share;         /* of plans of the strategy `best` that use the device */
     bool device_required;            /* a plan without the device is refused, not made */
     char no_device[160];             /* without a device: why there is none */
     const struct profile *profile;   /* of the machine that is planned for, multiplying as `inputs` says */

@@ -32,7 +32,7 @@ struct config {
     uint64_t max_stall_ms;  /* that a prompt may hold up decoding sequences; 0: without bound */
     enum activations_option activations;
     bool no_graphs, no_chains, pack, pack_all, exact;
-    const char *invariant_name;
+    const char *invariant_name, *share_name;
     enum invariant_option invariant;
     const struct mixture *weights; /* NULL: as stored */
     enum prefix_sharing sharing;

@@ -169,5 +169,6 @@ int machine_look(struct helmd *d, struct helm_err *err)
         request->experts = &d->experts;
     }
     request->one_memory = c->invariant == INVARIANT_ON;
+    request->share = share_option_named(c->share_name);
     return 0;
 }

@@ -42,7 +42,7 @@
 
 struct options {
     const char *model, *profile, *now, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
-        *kv_tiers, *kv_page_tokens, *activations, *invariant;
+        *kv_tiers, *kv_page_tokens, *activations, *invariant, *share;
     uint64_t vram_bytes, host_memory_bytes, snapshot_bytes, ctx, batch, parallel, prompt, at, node, drafts;
     bool json, node_given, vram_given, prompt_given, strategy_given, exact;
 };
@@ -308,6 +308,7 @@ static int run(const struct options *o, const struct args_spec *spec)
                                          .snapshot_bytes = o->snapshot_bytes},
                                 .profile = &profile,
                                 .one_memory = invariant.option == INVARIANT_ON,
+                                .share = share_option_named(o->share),
                                 .strategy = strategy_of(o->strategy),
                                 .tiers = kv_tiers_named(o->kv_tiers),
                                 .batch = (uint32_t)o->batch,
@@ -383,6 +384,7 @@ int main(int argc, char **argv)
                         .weights = "stored",
                         .activations = "auto",
                         .invariant = "auto",
+                        .share = "auto",
                         .kv_dtype = "f16",
                         .kv_tiers = KV_TIERS_DEFAULT,
                         .kv_page_tokens = PAGE_SIZE_DEFAULT,
@@ -439,6 +441,9 @@ int main(int argc, char **argv)
          "on the GPU; mixed: a layer's experts in both memories (default best)",
          .target = &o.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream|experts-cpu|mixed",
          .given = &o.strategy_given},
+        {"share", 0, ARGS_CHOICE, SHARE_CHOICES,
+         "whether GPU and CPU compute the rows of a dense MLP together, as helmd's (default auto)",
+         .target = &o.share, .choices = SHARE_CHOICES},
         {"pack", 0, ARGS_CHOICE, "auto|all|off",
          "whether bf16 weights are packed, in VRAM and in host memory, as helmd's (default auto)",
          .target = &o.pack, .choices = "auto|all|off"},

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/model/arch.h"
+#include "common/model/share.h"
 #include "common/plan/home.h"
 #include "common/plan/placement.h"
 #include "daemon/planner/profile/programs.h"
@@ -61,12 +62,18 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
     table->packs_cpu = calloc((size_t)units + 1, sizeof *table->packs_cpu);
     table->packs_vram = calloc((size_t)units + 1, sizeof *table->packs_vram);
     table->signature = calloc((size_t)units + 1, sizeof *table->signature);
-    if (!table->before || !table->packs || !table->packs_cpu || !table->packs_vram || !table->signature) {
+    table->mlp_rows = calloc((size_t)table->layers + 1, sizeof *table->mlp_rows);
+    if (!table->before || !table->packs || !table->packs_cpu || !table->packs_vram || !table->signature ||
+        !table->mlp_rows) {
         analyse_table_free(table);
         return helm_fail(err, HELM_E_NOMEM, "no memory for a table of layers");
     }
     placement_packing(model, table->packs, table->packs_cpu);
     for (uint32_t u = 0; u <= units; u++) table->signature[u] = programs_signature(model, u);
+    for (uint32_t l = 0; l < table->layers; l++) {
+        const struct model_tensor *down = model_find(model, TENSOR_DOWN, (int32_t)l);
+        if (down && share_takes_layer(model, l)) table->mlp_rows[l] = (uint32_t)down->cols;
+    }
     for (uint32_t u = 0; u < units; u++)
         table->packs_vram[u] =
             table->packs[u] && (!model->config.router.experts ||
@@ -98,8 +105,22 @@ void analyse_table_free(struct analyse_table *table)
     free(table->packs);
     free(table->packs_cpu);
     free(table->packs_vram);
+    free(table->mlp_rows);
     free(table->signature);
     *table = (struct analyse_table){0};
+}
+
+bool analyse_shares(const struct analyse_table *table)
+{
+    bool shares = false;
+    for (uint32_t l = 0; l < table->layers; l++) shares |= table->mlp_rows[l] > 0;
+    return shares;
+}
+
+double analyse_own_part(const struct analyse_table *table, uint32_t unit, uint32_t rows)
+{
+    const uint32_t all = unit_part(unit) == UNIT_MLP ? table->mlp_rows[unit_layer(unit)] : 0;
+    return rows < all ? (double)rows / all : 0;
 }
 
 struct analyse_bytes analyse_units(const struct analyse_table *table, uint32_t first, uint32_t last)
@@ -119,8 +140,13 @@ uint64_t analyse_token_bytes(const struct analyse_table *table, const struct pla
 {
     uint64_t sum = home == plan_processor_home(plan->head) ? table->head.stored : 0;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
-        if (plan->unit[u].home[0] != home) continue;
         const struct analyse_bytes bytes = analyse_units(table, u, u);
+        const double own = analyse_own_part(table, u, plan->shared_rows);
+        if (plan->unit[u].home[0] == PLAN_HOME_SHARED && home == PLAN_HOME_GPU)
+            sum += (uint64_t)(own * (double)bytes.token);
+        if (plan->unit[u].home[0] == PLAN_HOME_SHARED && home == PLAN_HOME_CPU)
+            sum += (uint64_t)((1 - own) * (double)bytes.token);
+        if (plan->unit[u].home[0] != home) continue;
         sum += home == PLAN_HOME_STREAM ? bytes.stored : bytes.token;
     }
     return sum;

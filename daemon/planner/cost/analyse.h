@@ -33,6 +33,8 @@ struct analyse_table {
     /* [unit_count(layers)]: of the former, those that plans pack in VRAM: of mixtures the experts, beside which all else is little
      * and is read faster plain, but of those with shared ones none */
     bool *packs_vram;
+    /* [layers]: of MLPs that two processors can share (common/model/share.h) the rows; of others 0 */
+    uint32_t *mlp_rows;
     uint64_t *signature; /* [unit_count(layers) + 1]: of units and the head (programs_signature) */
     bool packs_head;     /* the head can lie packed in VRAM */
     bool blocks;         /* matrices of layers lie as blocks, which chunks expand */
@@ -49,6 +51,11 @@ double analyse_read_part(const struct model_config *config, const struct model_t
 /* Bytes of a home's units in the decode list, as stored, and of the head where the home is that of its processor:
  * what is read (or copied) for one decoded token. Of experts the chosen ones are read, but all are copied. */
 uint64_t analyse_token_bytes(const struct analyse_table *table, const struct plan *plan, enum plan_home home);
+
+/* Whether some MLP can be shared; the part of a unit's rows that is the GPU's where `rows` of them are, 0: it
+ * cannot be so. */
+bool analyse_shares(const struct analyse_table *table);
+double analyse_own_part(const struct analyse_table *table, uint32_t unit, uint32_t rows);
 
 /* Bytes of units first to last. */
 struct analyse_bytes analyse_units(const struct analyse_table *table, uint32_t first, uint32_t last);

@@ -341,6 +341,24 @@ static void take_measured_cpu(const struct pricing *p, uint32_t unit, struct cos
     e->cpu *= u->cpu / by_rates, e->cpu_beside *= u->cpu_beside / beside;
 }
 
+#define SHARED_OPERATIONS                                                                                    \
+    3 /* of the GPU: x to the lane, adding the CPU's sum, the launch of the chain after it */
+
+/* An MLP of two processors, as a unit of the CPU: its rows' part of what all take, less operations; no less
+ * than the GPU needs beside the hand-overs. Whatever the whole unit's prices come from, rates or programs, the
+ * parts' do. */
+static void price_shared(const struct pricing *p, uint32_t unit, struct cost_unit *u)
+{
+    const double own = analyse_own_part(p->analysed, unit, p->step->shared_rows),
+                 once = p->part[model_unit_kind(p->model, unit)].cpu * p->cpu.operation,
+                 gpu = own * u->gpu + SHARED_OPERATIONS * p->kernel.operation -
+                       2 * p->profile->link.hand_over.value;
+    u->shared = u->shared_beside = INFINITY;
+    if (own <= 0 || !p->device) return;
+    u->shared = fmax(once + (1 - own) * fmax(0, u->cpu - once), gpu);
+    u->shared_beside = fmax(once + (1 - own) * fmax(0, u->cpu_beside - once), gpu);
+}
+
 static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit *u)
 {
     const uint32_t kind = model_unit_kind(p->model, unit);
@@ -391,6 +409,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
         attention_price_host(p, window, u);
     if (u->experts && cost_rates_packed_mixed(p, unit)) pack_experts(p, &w.experts);
     if (u->experts && p->step->experts.slots) experts_price(p, &w.experts, u);
+    if (p->step->shared_rows) price_shared(p, unit, u);
 }
 
 static int check_step(const struct model *model, const struct cost_step *step, struct helm_err *err)

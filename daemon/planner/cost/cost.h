@@ -40,6 +40,7 @@ struct cost_step {
     const enum tensor_format (*format)[PLAN_HOMES];
     struct cost_tiers kv;
     struct cost_experts experts;
+    uint32_t shared_rows; /* of MLPs that two processors share, the GPU's (plan.h); 0: none is */
     /* `invariant`: of an invariant plan (common/plan/schedule.h). `prompt`: the step is a chunk of a prompt of this
      * many tokens in all; 0: of as many as the step has, or no prompt where each row has one token */
     bool invariant;
@@ -84,6 +85,8 @@ struct cost_unit {
     struct cost_kv kv; /* two tiers */
     double mixed; /* experts in both memories: on the GPU, with what the CPU computes of them, which is: */
     struct cost_kv mixed_kv;
+    double shared,
+        shared_beside; /* an MLP of two processors: the CPU's rows, or what the GPU's take in addition */
     /* Prefill, of the host's cache in two tiers or fixed state: more seconds of the GPU, and of the link as kv.link */
     double borrow_gpu, borrow_link;
     uint64_t bytes;                /* of weights */
@@ -194,6 +197,10 @@ struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t tokens, uint32
 
 /* What the plan says of experts in both memories. */
 struct cost_experts cost_experts_of(const struct plan *plan, const struct model *model);
+
+/* Where decode shares an MLP and a list streams it, the CPU's rows alone cross the link. */
+void cost_stream_rest(const struct analyse_table *analysed, const struct plan *plan,
+                      struct cost_table *table);
 
 /* What a list of the plan says, as the simulation wants it. home: [unit_count(layers)], kv_cpu: [layers], both the
  * caller's; *out borrows them. Cold when phase is not 0. */

@@ -52,6 +52,18 @@ struct cost_experts cost_experts_of(const struct plan *plan, const struct model 
                                  .hit = plan_hit_rate(plan, model->config.router.experts)};
 }
 
+void cost_stream_rest(const struct analyse_table *analysed, const struct plan *plan, struct cost_table *table)
+{
+    for (uint32_t u = 0; u < table->units; u++) {
+        struct cost_unit *unit = &table->unit[u];
+        const double rest = 1 - analyse_own_part(analysed, u, plan->shared_rows);
+        if (plan->unit[u].home[0] != PLAN_HOME_SHARED) continue;
+        unit->link *= rest;
+        unit->link_beside *= rest;
+        unit->crossing = (uint64_t)(rest * (double)unit->crossing);
+    }
+}
+
 void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES])
 {
     const uint32_t units = unit_count(plan->layers);
@@ -233,6 +245,7 @@ static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_
     step.format = w->format;
     step.kv = cost_tiers_of(c->plan, step.tokens, step.rows, step.context);
     step.experts = cost_experts_of(c->plan, c->model);
+    step.shared_rows = c->plan->shared_rows;
     struct cost_table table = {0};
     struct cost_result result = {.done = w->done};
     struct cost_plan plan;
@@ -241,6 +254,7 @@ static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_
     cost_plan_of(c->plan, list_of(c->plan, &step), w->home, w->kv_cpu, &plan);
     int rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
     if (rc) return rc;
+    cost_stream_rest(c->analysed, c->plan, &table);
     plan.held_bytes = leftover_of(w, &table, NULL, false).held;
     plan.link_late = w->link_late;
     cost_simulate(&table, &plan, &result);

@@ -9,7 +9,9 @@ static const struct schedule_place place_of[PLAN_HOMES] = {
     [PLAN_HOME_CPU] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true},
     [PLAN_HOME_GPU] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK},
     [PLAN_HOME_STREAM] = {.processor = COST_GPU, .link = 0},
-    [PLAN_HOME_MIXED] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK}};
+    [PLAN_HOME_MIXED] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK},
+    /* with a hand-over from the GPU and one back, as the CPU's own */
+    [PLAN_HOME_SHARED] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true}};
 
 /* Whether the GPU computes all of a step, which is launched behind the one before (worker-gpu/follow.h). */
 static bool is_ahead(const struct cost_table *table, const struct cost_plan *plan)
@@ -116,6 +118,10 @@ void schedule_make(const struct cost_table *table, const struct cost_plan *plan,
         if (home == PLAN_HOME_CPU) {
             task->seconds = unit->cpu;
             task->beside = unit->cpu_beside;
+            task->kv = (struct cost_kv){0};
+        } else if (home == PLAN_HOME_SHARED) {
+            task->seconds = unit->shared;
+            task->beside = unit->shared_beside;
             task->kv = (struct cost_kv){0};
         } else if (home == PLAN_HOME_GPU) {
             put_on_gpu(unit, plan, unit->gpu, task);

@@ -392,8 +392,8 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
     ledger_add(host, "processes (estimate)", PROCESS_BYTES);
 }
 
-int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count, struct plan *plan,
-                 struct arena_spec *spec, struct helm_err *err)
+int ledger_write_cut(const struct ledger_case *c, uint32_t ctx, uint32_t page_count, struct plan *plan,
+                     struct arena_spec *spec, struct helm_err *err)
 {
     struct arena_header header;
     int rc = plan->placement ? 0 : placement_make(c->model, &c->wish->parts, plan, err);

@@ -139,6 +139,9 @@ uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger
  * when weights or arena cannot be laid out at all. */
 HELM_MUST_CHECK int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                  struct plan *plan, struct arena_spec *spec, struct helm_err *err);
+/* The same of a model that is cut as workers cut theirs (memory/shared.c). */
+HELM_MUST_CHECK int ledger_write_cut(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
+                                     struct plan *plan, struct arena_spec *spec, struct helm_err *err);
 bool ledger_fits(const struct plan *plan);
 /* The first memory whose ledger is over its limit; PLAN_MEMORIES: none is. */
 enum plan_memory ledger_over(const struct plan *plan);

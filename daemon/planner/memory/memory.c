@@ -235,6 +235,7 @@ int memory_build(const struct ledger_case *c, const struct memory_wish *wish, st
     if (wish->device) memory_ring_sizes(c, &s->ring_granule, &s->ring_max);
     if (wish->prefill) s->ring_least = RING_USUAL * s->ring_granule;
     fill_units(c, wish, memory->unit);
+    if (wish->shared_rows) memory_share_units(c, wish->shared_rows, memory->unit);
     fill_ends(c, wish, s);
     fill_first(c, wish, s);
     return 0;

@@ -10,9 +10,12 @@
 
 struct memory_wish {
     uint32_t ctx, pages;
-    bool device;        /* may be used */
-    bool cpu;           /* may compute beside the device: lanes are needed */
-    bool prefill;       /* weights at home in the arena may be streamed for long prompts: keeps a ring */
+    bool device;  /* may be used */
+    bool cpu;     /* may compute beside the device: lanes are needed */
+    bool prefill; /* weights at home in the arena may be streamed for long prompts: keeps a ring */
+    /* `cpu` of an MLP that two processors can share stands for `shared`, with this many rows in VRAM; 0: it does
+     * not */
+    uint32_t shared_rows;
     uint64_t less_vram; /* taken off the limits: by how much an earlier sum was too small */
     uint64_t less_host;
 };
@@ -25,6 +28,8 @@ struct memory {
 HELM_MUST_CHECK int memory_build(const struct ledger_case *c, const struct memory_wish *wish,
                                  struct memory *memory, struct helm_err *err);
 void memory_free(struct memory *memory);
+/* Units that are shared so, as memory_build has them. */
+void memory_share_units(const struct ledger_case *c, uint32_t rows, struct search_bytes *unit);
 
 /* The least bytes of a ring that can stream this model. A slice is some rows of an operation (of gate and up as many
  * of each), and while one slice is computed the next must have its place. */

@@ -45,6 +45,7 @@ static double unit_seconds(const struct cost_unit *unit, enum plan_home home)
 {
     if (home == PLAN_HOME_STREAM) return unit->stream;
     if (home == PLAN_HOME_MIXED) return unit->mixed;
+    if (home == PLAN_HOME_SHARED) return unit->shared;
     return home == PLAN_HOME_CPU ? unit->cpu : unit->gpu;
 }
 
@@ -107,6 +108,7 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
                                    .format = format,
                                    .kv = cost_tiers_of(k->plan, list->tokens, list->rows, list->context),
                                    .experts = cost_experts_of(k->plan, k->request->model),
+                                   .shared_rows = k->plan->shared_rows,
                                    .invariant = k->plan->invariant,
                                    .one_as_few = k->plan->invariant && plan_device_computes(k->plan)};
     struct cost_result result = {.done = k->done, .span = span, .span_max = span_max};
@@ -118,6 +120,7 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
     cost_plan_of(k->plan, phase, k->home, k->kv_cpu, &plan);
     int rc = price(k, &step, &table, err);
     if (rc) return rc;
+    cost_stream_rest(&k->analysed, k->plan, &table);
     cost_simulate(&table, &plan, &result);
     *span_count = result.span_count;
     if (!isfinite(result.seconds)) {

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "common/plan/share.h"
 #include "daemon/planner/report/explain.h"
 
 #define WIDTH 72
@@ -11,7 +12,8 @@
 static void print_sums(const struct explain_list *list, FILE *out)
 {
     char text[UNITS_TEXT], stages[32];
-    static const enum plan_home homes[] = {PLAN_HOME_GPU, PLAN_HOME_CPU, PLAN_HOME_STREAM, PLAN_HOME_MIXED};
+    static const enum plan_home homes[] = {PLAN_HOME_GPU, PLAN_HOME_CPU, PLAN_HOME_STREAM, PLAN_HOME_MIXED,
+                                           PLAN_HOME_SHARED};
     for (size_t h = 0; h < sizeof homes / sizeof *homes; h++) {
         uint64_t bytes = 0;
         uint32_t count = 0;
@@ -190,6 +192,15 @@ static void print_experts(const struct explain *x, FILE *out)
     fputc('\n', out);
 }
 
+/* MLPs that both processors compute. */
+static void print_shared(const struct plan *plan, const struct model *model, FILE *out)
+{
+    const uint32_t all = model->config.intermediate, units = plan_shared_units(plan);
+    if (units)
+        fprintf(out, "shared   %u MLPs: the GPU computes %u of %u rows, %.1f %%, the CPU the others\n", units,
+                plan->shared_rows, all, 100.0 * plan->shared_rows / all);
+}
+
 /* Rates of formats that are not bf16. */
 static void print_formats(const struct explain *x, FILE *out)
 {
@@ -314,6 +325,7 @@ void explain_print(const struct explain *x, FILE *out)
     fprintf(out, "first    %.1f ms (%.1f to %.1f) after a prompt of %u %s\n", 1e3 * p->ttft.seconds,
             1e3 * p->ttft.low, 1e3 * p->ttft.high, x->prompt, how_many(x->prompt, "token", "tokens"));
     print_experts(x, out);
+    print_shared(x->plan, x->request->model, out);
     print_moved("link", &x->crossing, out);
     print_moved("cpu", &x->reading, out);
     print_packed(x, out);

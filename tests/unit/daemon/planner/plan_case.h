@@ -48,6 +48,7 @@ static inline void bench_open(struct bench *b, const struct made_up_shape *shape
                                                         .machine_bytes = 256 * GIB,
                                                         .available_bytes = host}},
                                  .device_required = true,
+                                 .share = SHARE_OFF, /* test_shared.c has those */
                                  .no_device = "there is none here",
                                  .profile = &b->profile,
                                  .refusal = &b->refusal};
