@@ -93,8 +93,9 @@ def expected_tokens(prompt, count, seed=0, eos_at=0):
 
 
 def stages(layers, homes):
-    """A list of stages: `homes` has one letter a layer, c(pu), g(pu), G(pu1), s(tream) or m(ixed), or two: its attention, its MLP."""
-    names = {"c": "cpu", "g": "gpu", "G": "gpu1", "s": "stream", "m": "mixed"}
+    """A list of stages: `homes` has one letter a layer, c(pu), g(pu), G(pu1), s(tream), m(ixed) or (s)h(ared), or two: its attention, its
+    MLP."""
+    names = {"c": "cpu", "g": "gpu", "G": "gpu1", "s": "stream", "m": "mixed", "h": "shared"}
     halves = homes if len(homes) == 2 * layers else "".join(h + h for h in homes)
     out = []
     for n in range(layers):

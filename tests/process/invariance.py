@@ -42,6 +42,8 @@ SHAPES = {
     "packed": pair("gcgcgcgc", "c", "g", packed="g"),
     "tiers": pair("ggggcccc", "g", "c", vram_page_count=20, kv_direct_permille=1000),
 }
+# MLPs of which the GPU has the first rows, beside whole ones; prompts stream the CPU's rows
+SHAPES["shared"] = pair("ghgcghsh" + "ghccghgh", "g", "g", prefill="gsgsgsss" + "gsccgsgs", prefill_from=40, ring_bytes=8 << 20, shared_rows=256)
 for name in "ref", "avx2", "avx512", "avx512-bf16", "avx512-vnni":
     SHAPES["cpu-" + name] = {"options": SHAPES["cpu"]["options"] + ("--kernels", name)}
     SHAPES["q4-" + name] = {"options": SHAPES["cpu"]["options"] + ("--kernels", name, "--weights", "q4_k_m", "--activations", "int8")}
@@ -54,7 +56,7 @@ SHAPES["experts"] = {"options": SHAPES["cpu"]["options"], "model": os.path.join(
 SHAPES["gpu-experts"] = {**SHAPES["experts"], "options": ("--device", "emulated", *SHAPES["cpu"]["options"][4:])}
 # blocks: one sequence's products in chains, several's as a few tokens'
 SHAPES["gpu-q4"] = {"options": ("--device", "emulated", *SHAPES["cpu"]["options"][4:], "--weights", "q4_k_m")}
-EMULATED = "pair", "phases", "gpu", "packed", "tiers", "gpu-q4"
+EMULATED = "pair", "phases", "gpu", "packed", "tiers", "shared", "gpu-q4"
 for name in EMULATED:
     SHAPES["cuda-" + name] = {**SHAPES[name], "options": ("--device", "cuda", *SHAPES[name]["options"][2:])}
 NAMED = {"all": [name for name in SHAPES if not name.startswith("cuda-")], "cuda": ["cuda-" + name for name in EMULATED]}

@@ -28,6 +28,10 @@ def test_streams_are_as_alone_on_a_pair():
     short("phases")
 
 
+def test_streams_are_as_alone_where_mlps_are_shared():
+    short("shared")
+
+
 def test_streams_are_as_alone_with_two_tiers():
     short("tiers")
 
