@@ -38,7 +38,7 @@ static void add_unit(struct digest *digest, const struct model *model, uint32_t 
         if (math->op[i].kind != MATH_ATTENTION) continue;
         add_number(digest, math->op[i].kv_heads);
         add_number(digest, math->op[i].head_dim);
-        add_number(digest, math->op[i].latent);
+        if (math->op[i].latent) add_number(digest, math->op[i].latent); /* profiles of before know none */
         add_number(digest, math->op[i].v_is_k);
         add_number(digest, math->op[i].v_normed);
     }
