@@ -26,6 +26,7 @@
 #define FEW_S         0.002 /* a sample of a captured step takes about so long, */
 #define CHUNK_S       0.02  /* one of a chunk: a device at work for longer is slower */
 #define SAMPLES_LEAST 3
+#define SAMPLES_CHUNK 2
 #define SAMPLES_MOST  9
 #define BESIDE_MORE   1.3 /* times the copies that a sample is expected to last for */
 #define BESIDE_BYTES  2e9
@@ -252,19 +253,20 @@ static int run_program(struct gpu_engine *g, const struct gpu_program *program, 
     return rc;
 }
 
-/* Samples of a program, in about this time. */
+/* Samples of a program, in about this time. Long ones, which hardly differ, run less often. */
 static int sample_program(struct gpu_engine *g, const struct gpu_program *program, double limit_s,
                           struct measure_samples *samples, struct helm_err *err)
 {
     const double begin_s = units_now_s(), least_s = program->graph ? FEW_S : CHUNK_S;
+    const uint32_t least = program->graph ? SAMPLES_LEAST : SAMPLES_CHUNK;
     double once = 0;
     int rc = run_program(g, program, 1, &once, err); /* finds all in its place */
-    if (!rc) rc = run_program(g, program, 1, &once, err);
+    if (!rc && program->graph) rc = run_program(g, program, 1, &once, err);
     uint32_t times = (uint32_t)fmin(REPEATS_MAX, ceil(fmin(least_s, limit_s / SAMPLES_LEAST) / once));
     if (times < 1) times = 1;
     for (uint32_t n = 0; n < SAMPLES_MOST && !rc; n++) {
         double seconds = 0;
-        if (n >= SAMPLES_LEAST && units_now_s() - begin_s > limit_s) break;
+        if (n >= least && units_now_s() - begin_s > limit_s) break;
         rc = run_program(g, program, times, &seconds, err);
         if (!rc) measure_add(samples, seconds);
     }
@@ -316,13 +318,14 @@ static int run_variant(struct measure *m, const struct gpu_program_kind *kind, c
     return rc;
 }
 
-/* Leaves out of a step what this variant lacks: 0 nothing, 1 everything, 2 and more a kind. False: the step has none of it. */
-static bool leave_out(struct measure_programs *p, uint32_t variant)
+/* Leaves out of a step what this variant lacks: 0 nothing, 1 everything, 2 and more a kind. False: the step has none of it. A
+ * chunk that goes on has no head. */
+static bool leave_out(struct measure_programs *p, uint32_t variant, bool chunk)
 {
     bool some = variant == 0;
     for (uint32_t u = 0; u <= p->units; u++) {
         p->left_out[u] = variant == 1 || (variant >= 2 && p->kind[u] == variant - 2);
-        some |= p->left_out[u];
+        some |= p->left_out[u] && (!chunk || u < p->units);
     }
     return some;
 }
@@ -351,7 +354,7 @@ int measure_programs_cell(struct measure *m, const char *text, struct helm_err *
     for (uint32_t i = 0; i <= (cell.beside ? 0 : variants) && !rc; i++) { /* the whole step first and last */
         struct measure_samples samples = {.count = 0};
         const uint32_t v = i % variants;
-        if (!leave_out(p, v)) continue;
+        if (!leave_out(p, v, cell.tokens > ENGINE_FEW_TOKENS)) continue;
         rc = run_variant(m, &kind, &cell, cell.beside ? cell.seconds : cell.seconds / (variants + 1),
                          &samples, err);
         if (!rc) measure_print(m, "program", v, &samples);

@@ -9,11 +9,9 @@
 #define DIFFERENT   256 /* blocks, strewn over all that is filled */
 #define BLOCK_BYTES 256 /* of the largest, at most */
 #define BLOCK_MOST  256 /* values, likewise */
-/* What the largest value of a block may be. */
-#define LARGEST_LEAST 0x1p-10f
-#define LARGEST_MOST  0x1p-2f
+#define LEAST_PART  256 /* of what the largest value of a block may be */
 
-static bool is_fit(enum tensor_format format, const void *block)
+static bool is_fit(enum tensor_format format, float most, const void *block)
 {
     const struct tensor_format_traits *t = tensor_format_of(format);
     const struct tensor_matrix matrix = {
@@ -24,17 +22,17 @@ static bool is_fit(enum tensor_format format, const void *block)
         if (!isfinite(value[i])) return false;
         largest = fmaxf(largest, fabsf(value[i]));
     }
-    return largest >= LARGEST_LEAST && largest <= LARGEST_MOST;
+    return largest >= most / LEAST_PART && largest <= most;
 }
 
-void random_blocks_fill(enum tensor_format format, void *out, uint64_t bytes)
+void random_blocks_fill(enum tensor_format format, float most, void *out, uint64_t bytes)
 {
     const uint64_t size = tensor_format_of(format)->block_bytes;
     uint64_t state = RANDOM_SEED;
     unsigned char block[DIFFERENT][BLOCK_BYTES];
     for (int n = 0; n < DIFFERENT; n++) do {
             for (uint64_t i = 0; i < size; i++) block[n][i] = (unsigned char)(random_next(&state) >> 32);
-        } while (!is_fit(format, block[n]));
+        } while (!is_fit(format, most, block[n]));
     for (uint64_t at = 0; at + size <= bytes; at += size)
         memcpy((char *)out + at, block[random_next(&state) >> 40 & (DIFFERENT - 1)], size);
 }

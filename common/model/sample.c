@@ -93,3 +93,18 @@ int model_sample(struct model *model, const uint32_t *layer, uint32_t count, str
     if (rc) model_free(model);
     return rc;
 }
+
+float model_sample_value(enum tensor_role role, uint32_t random)
+{
+    const float small = 0x1p-4f;
+    switch (role) {
+    case TENSOR_ROUTER:
+        return (float)(int32_t)random * 0x1p-36f;
+    case TENSOR_DELTA_DECAY: /* above 0 states would grow beyond all numbers */
+        return -small;
+    case TENSOR_LAYER_SCALE: /* of the embedding, too */
+        return 1;
+    default:
+        return small;
+    }
+}

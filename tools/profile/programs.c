@@ -125,16 +125,14 @@ static void note_kinds(struct measuring *m, const struct model *model)
     }
 }
 
-/* Routers of ones would have all tokens choose the same experts. */
-static void fill_routers(struct measuring *m)
+static void fill_vectors(struct measuring *m)
 {
     const struct weights *w = &m->steps.local.engine.weights;
     for (uint32_t i = 0; i < w->vector_count; i++) {
         const struct model_tensor *t = placement_tensor(w->model, &w->vector_place[i]);
         float *at = w->vectors + w->vector_place[i].offset / sizeof *at;
-        if (t->role != TENSOR_ROUTER) continue;
         for (uint64_t n = 0; n < t->rows * t->cols; n++)
-            at[n] = (float)(int32_t)(uint32_t)random_next(&m->random) * 0x1p-36f;
+            at[n] = model_sample_value(t->role, (uint32_t)random_next(&m->random));
     }
 }
 
@@ -158,7 +156,7 @@ static int open_engine(struct measuring *m, struct helm_err *err)
     if (!rc) rc = profile_steps_fill(&m->steps, engine->weights.formats, err);
     if (!rc) rc = profile_packed_open(&m->steps.local.engine, count, &m->packed, err);
     if (rc) return rc;
-    fill_routers(m);
+    fill_vectors(m);
     const struct step_programs *p = &engine->programs[0];
     m->head_entries = p->head_one.count + p->head_many.count + p->head_apart.count;
     m->head_ns = calloc(m->head_entries + 1u, sizeof *m->head_ns);

@@ -7,11 +7,12 @@
 
 /* 20 s together with what is read. On the device; on the CPU as most plans run them and as invariant ones do, alone or beside a
  * device. */
-#define GPU_S       4.5 /* most plans' of it two thirds */
+#define GPU_S       6.0 /* most plans' of it two thirds */
+#define GPU_ALONE_S 9.0 /* where nothing is measured on the CPU */
 #define EMULATED_S  2.0
 #define CPU_S       11.0
 #define INVARIANT_S 7.0
-#define BESIDE_GPU  0.6 /* of the CPU's time */
+#define BESIDE_GPU  0.55 /* of the CPU's time */
 
 int profile_programs_model(const char *path, const char *weights, struct model *model, struct helm_err *err)
 {
@@ -34,7 +35,7 @@ static int measure_on_device(const struct profile_programs_all *all, struct prof
                                            .emulated = emulated};
     const struct profile_progress *progress = all->cpu.progress;
     struct helm_err why = {0};
-    const double begin_s = units_now_s(), all_s = emulated ? EMULATED_S : GPU_S;
+    const double begin_s = units_now_s(), all_s = emulated ? EMULATED_S : all->on_cpu ? GPU_S : GPU_ALONE_S;
     int rc = 0;
     for (int w = 0; w < PROGRAMS_GPU_WAYS && !rc; w++) {
         request.way = (enum programs_gpu_way)w;
@@ -62,7 +63,8 @@ int profile_programs_all(const struct profile_programs_all *all, struct programs
                                        .kv_dtype = kv_dtype_named(all->kv_dtype)};
     const double begin_s = units_now_s(), part = all->on_device ? BESIDE_GPU : 1;
     profile_say(all->cpu.progress, "the model's programs: measuring them (up to %.0f s)",
-                (all->on_device ? GPU_S : 0) + (all->on_cpu ? part * (CPU_S + INVARIANT_S) : 0));
+                (all->on_device ? all->on_cpu ? GPU_S : GPU_ALONE_S : 0) +
+                    (all->on_cpu ? part * (CPU_S + INVARIANT_S) : 0));
     pin_prefer_node(all->cpu.node);
     int rc = all->accelerator->ledger.kind != LEDGER_DEVICE_NONE
                  ? profile_device_open(&all->device, &request.device, err)

@@ -28,6 +28,9 @@
 #define CHUNK_BESIDE   512 /* tokens */
 #define VARIANT_BASE   2   /* all, nothing, then a kind each */
 
+/* In the order of their worth: the next token, rows that decode together, a prompt's chunks, then what lies between. */
+static const uint32_t counts[PROFILE_PROGRAM_COUNTS] = {1, 16, 64, 512, 2048, 4, 2, 8};
+
 struct gpu_measuring {
     const struct profile_programs_gpu *request;
     struct programs *programs;
@@ -187,24 +190,25 @@ static double expected_s(const struct gpu_measuring *m, uint32_t tokens)
 {
     uint32_t below = PROFILE_PROGRAM_COUNTS;
     for (uint32_t i = 0; i < PROFILE_PROGRAM_COUNTS; i++)
-        if (m->cell_s[i] > 0 && profile_program_counts[i] <= tokens &&
-            (below == PROFILE_PROGRAM_COUNTS || profile_program_counts[i] > profile_program_counts[below]))
+        if (m->cell_s[i] > 0 && counts[i] <= tokens &&
+            (below == PROFILE_PROGRAM_COUNTS || counts[i] > counts[below]))
             below = i;
     if (below == PROFILE_PROGRAM_COUNTS) return 0;
-    const double times = (double)tokens / profile_program_counts[below];
+    const double times = (double)tokens / counts[below];
     return m->cell_s[below] * (tokens > GPU_SUB_TOKENS ? times : sqrt(times));
 }
 
 static int run_cells(struct gpu_measuring *m, struct helm_err *err)
 {
     const uint32_t variants = PROGRAMS_KINDS_MAX + 1 + VARIANT_BASE;
-    uint32_t runs = VARIANT_BASE + 1; /* of a cell: the whole twice */
+    uint32_t kinds = 0;
     int rc = 0;
-    for (uint32_t k = 0; k <= PROGRAMS_KINDS_MAX; k++) runs += m->units[k] > 0;
+    for (uint32_t k = 0; k <= PROGRAMS_KINDS_MAX; k++) kinds += m->units[k] > 0;
     for (uint32_t i = 0, left = PROFILE_PROGRAM_COUNTS * PROFILE_PROGRAM_CONTEXTS + 1;
          i < PROFILE_PROGRAM_COUNTS && !rc; i++) {
-        const uint32_t tokens = profile_program_counts[i],
-                       contexts = PROFILE_PROGRAM_CONTEXTS + (tokens == 1);
+        const uint32_t tokens = counts[i], contexts = PROFILE_PROGRAM_CONTEXTS + (tokens == 1);
+        /* the whole twice; of a chunk no head */
+        const uint32_t runs = VARIANT_BASE + 1 + kinds - (tokens > ENGINE_FEW_TOKENS);
         bool measured = false;
         for (uint32_t which = 0; which < contexts && !rc; which++, left--) {
             const double time = m->end_s - units_now_s(), share = time / left;
@@ -230,7 +234,7 @@ static int run_beside(struct gpu_measuring *m, struct helm_err *err)
 {
     int rc = 0;
     for (uint32_t i = 0; i < PROFILE_PROGRAM_COUNTS && !rc; i++) {
-        const uint32_t tokens = profile_program_counts[i];
+        const uint32_t tokens = counts[i];
         const struct profile_device_cell cell = {.tokens = tokens,
                                                  .context = context_of(m, tokens, 0),
                                                  .seconds = BESIDE_S,

@@ -168,15 +168,16 @@ static void fill_chunk(void *ctx, uint32_t chunk, uint32_t thread)
     memcpy(f->data + at, f->piece, left < f->piece_bytes ? left : f->piece_bytes);
 }
 
-/* All matrices of a format, whose blocks are those of `piece`, over and over. */
-static void fill_format(struct profile_steps *s, enum tensor_format format, const char *piece,
-                        uint64_t piece_bytes)
+/* All matrices of a format, or its embeddings, whose blocks are those of `piece`, over and over. */
+static void fill_format(struct profile_steps *s, enum tensor_format format, bool embeddings,
+                        const char *piece, uint64_t piece_bytes)
 {
     const struct engine *engine = &s->local.engine;
+    const void *embed = engine->weights.matrix[TENSOR_EMBED].data; /* a tied head's, too */
     for (uint32_t i = 0; i < (engine->model.config.layers + 1) * TENSOR_ROLE_COUNT; i++) {
         const struct tensor_matrix *m = &engine->weights.matrix[i];
         struct fill fill = {.matrix = m, .piece = piece, .piece_bytes = piece_bytes, .data = (char *)m->data};
-        if (m->data && m->format == format)
+        if (m->data && m->format == format && (m->data == embed) == embeddings)
             pool_run_region(engine->pool, fill_chunk, &fill,
                             (uint32_t)((m->bytes + piece_bytes - 1) / piece_bytes));
     }
@@ -191,8 +192,10 @@ int profile_steps_fill(struct profile_steps *s, unsigned formats, struct helm_er
         if (!(formats & format_bit((enum tensor_format)f))) continue;
         const uint64_t block = tensor_format_of((enum tensor_format)f)->block_bytes,
                        bytes = PIECE_BYTES / block * block;
-        random_blocks_fill((enum tensor_format)f, piece, bytes);
-        fill_format(s, (enum tensor_format)f, piece, bytes);
+        random_blocks_fill((enum tensor_format)f, RANDOM_WEIGHTS, piece, bytes);
+        fill_format(s, (enum tensor_format)f, false, piece, bytes);
+        random_blocks_fill((enum tensor_format)f, RANDOM_EMBEDDINGS, piece, bytes);
+        fill_format(s, (enum tensor_format)f, true, piece, bytes);
     }
     free(piece);
     return rc;

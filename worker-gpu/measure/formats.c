@@ -16,7 +16,7 @@ static int put_blocks(struct measure *m, struct helm_err *err)
                    room = m->host_bytes < PIECE_BYTES ? m->host_bytes : PIECE_BYTES,
                    piece = room / block * block;
     int rc = 0;
-    random_blocks_fill(m->format, m->host, piece);
+    random_blocks_fill(m->format, RANDOM_WEIGHTS, m->host, piece);
     for (uint64_t at = 0; at < m->weight_bytes && !rc; at += piece)
         rc = device_copy(m->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, m->weights + at, m->host,
                          m->weight_bytes - at < piece ? m->weight_bytes - at : piece, err);

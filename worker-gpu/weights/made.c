@@ -1,17 +1,16 @@
 /* Weights of a model that only exists to be measured. See weights.h; called by weights/load.c.
  *
  * Matrices are random blocks, the same few over and over: what is multiplied decides neither time nor, but for zeros, power.
- * Vectors are small, norms among them: what layers add is little beside the embedding, so that tokens stay as different as that
- * makes them. Routers are random numbers. Else many tokens would choose the same experts. */
+ * Embeddings are larger, and vectors as common/model/sample.h says why. */
 #include <string.h>
 
 #include "common/base/units.h"
 #include "common/formats/random_blocks.h"
 #include "common/model/arch.h"
+#include "common/model/sample.h"
 #include "worker-gpu/weights/weights.h"
 
 #define MADE_PIECE (4 * MIB)
-#define VECTORS    0.0625f
 
 static uint32_t random_of(uint32_t *state)
 {
@@ -31,7 +30,9 @@ static int fill_matrix(struct gpu_weights *w, const struct gpu_weights_place *p,
     return rc;
 }
 
-static int fill_matrices(struct gpu_weights *w, enum tensor_format format, char *piece, struct helm_err *err)
+/* All matrices of a format, or its embeddings. */
+static int fill_matrices(struct gpu_weights *w, enum tensor_format format, bool embeddings, char *piece,
+                         struct helm_err *err)
 {
     const uint64_t block = tensor_format_of(format)->block_bytes, bytes = MADE_PIECE / block * block;
     bool filled = false;
@@ -39,7 +40,9 @@ static int fill_matrices(struct gpu_weights *w, enum tensor_format format, char 
     for (uint32_t i = 0; i < w->place_count && !rc; i++) {
         const struct gpu_weights_place *p = &w->place[i];
         if (p->format != format || arch_role_is_vector(p->tensor->role)) continue;
-        if (!filled) random_blocks_fill(format, piece, bytes);
+        if ((p->tensor->role == TENSOR_EMBED) != embeddings) continue;
+        if (!filled)
+            random_blocks_fill(format, embeddings ? RANDOM_EMBEDDINGS : RANDOM_WEIGHTS, piece, bytes);
         filled = true;
         rc = fill_matrix(w, p, piece, bytes, err);
     }
@@ -57,8 +60,7 @@ static int fill_vectors(struct gpu_weights *w, struct helm_err *err)
         const uint64_t count = p->tensor->rows * p->tensor->cols;
         if (!arch_role_is_vector(p->tensor->role)) continue;
         float *at = (float *)(void *)((char *)host + (p->offset - w->vector_at));
-        for (uint64_t n = 0; n < count; n++)
-            at[n] = p->tensor->role == TENSOR_ROUTER ? (float)(int32_t)random_of(&state) * 0x1p-36f : VECTORS;
+        for (uint64_t n = 0; n < count; n++) at[n] = model_sample_value(p->tensor->role, random_of(&state));
     }
     if (!rc)
         rc = device_copy(w->device, DEVICE_COPY, DEVICE_TO_DEVICE, (char *)w->memory + w->vector_at, host,
@@ -75,9 +77,9 @@ int gpu_weights_make(struct gpu_weights *w, struct helm_err *err)
     int rc = device_alloc(w->device, DEVICE_WEIGHTS, w->bytes, &w->memory, err);
     if (!rc) rc = device_host_alloc(w->device, MADE_PIECE, &piece, err);
     if (!rc) rc = fill_vectors(w, err);
-    for (int f = 0; f < FORMAT_COUNT && !rc; f++)
-        if (!tensor_format_of((enum tensor_format)f)->variable)
-            rc = fill_matrices(w, (enum tensor_format)f, piece, err);
+    for (int f = 0; f < 2 * FORMAT_COUNT && !rc; f++)
+        if (!tensor_format_of((enum tensor_format)(f / 2))->variable)
+            rc = fill_matrices(w, (enum tensor_format)(f / 2), f % 2, piece, err);
     if (piece) w->device->ops->host_free(w->device, piece);
     if (!rc) gpu_weights_fill_tables(w, w->memory);
     return rc;

@@ -205,9 +205,10 @@ static struct programs_price at_context(const struct programs_times *times, uint
     return price;
 }
 
-/* Along the line in logarithms through (x0, y0) and (x1, y1). */
+/* Along the line through (x0, y0) and (x1, y1), in logarithms where x0 is less than a chunk that others consist of. */
 static double along(double x, double x0, double y0, double x1, double y1)
 {
+    if (x0 >= LEDGER_STEP_TOKENS) return y0 + (x - x0) / (x1 - x0) * (y1 - y0);
     return exp(log(y0) + (log(x) - log(x0)) / (log(x1) - log(x0)) * (log(y1) - log(y0)));
 }
 

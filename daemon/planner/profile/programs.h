@@ -12,7 +12,7 @@
 #include "common/model/model.h"
 
 /* Of the file, and of the method of measuring: a new one has models measured again. */
-#define PROGRAMS_VERSION   2
+#define PROGRAMS_VERSION   3
 #define PROGRAMS_NAME_TEXT 64
 #define PROGRAMS_KINDS_MAX 32 /* more kinds than that have prices by rates */
 #define PROGRAMS_CELLS_MAX 32
@@ -91,8 +91,9 @@ struct programs_price {
 };
 /* Puts a cell in its place, in that of one of the same step; ignored where the table is full. */
 void programs_put(struct programs_times *times, const struct programs_cell *cell);
-/* The time of a step. Straight lines lead from one context to the other and on, and in the logarithms of both from one number
- * of tokens to the next. False: unmeasured, also of more than four times as many tokens as any cell has. */
+/* The time of a step. Straight lines lead from one context to the other and on, and from one number of tokens to the next: in the
+ * logarithms of both, and from LEDGER_STEP_TOKENS on, of which longer chunks consist, as they are. False: unmeasured, also of more than
+ * four times as many tokens as any cell has. */
 bool programs_at(const struct programs_times *times, double tokens, double context,
                  struct programs_price *price);
 

@@ -59,11 +59,26 @@ static void a_sample_has_its_layers_kinds(void **state)
     model_free(&model);
 }
 
+static void values_keep_tokens_different(void **state)
+{
+    (void)state;
+    const float norm = model_sample_value(TENSOR_ATTN_NORM, 1),
+                low = model_sample_value(TENSOR_ROUTER, 0x80000000u),
+                high = model_sample_value(TENSOR_ROUTER, 0x7fffffffu);
+    assert_true(norm > 0 && norm < 0.1f);
+    assert_true(model_sample_value(TENSOR_MLP_NORM, 2) == norm); /* whatever is random */
+    assert_true(model_sample_value(TENSOR_LAYER_SCALE, 1) == 1);
+    assert_true(model_sample_value(TENSOR_DELTA_DECAY, 1) < 0); /* states do not grow */
+    assert_true(low < 0 && high > 0 && high < norm);
+    assert_true(model_sample_value(TENSOR_ROUTER, 12345) != model_sample_value(TENSOR_ROUTER, 54321));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_layer_reads_the_last_cache_of_its_kind),
         cmocka_unit_test(a_sample_has_its_layers_kinds),
+        cmocka_unit_test(values_keep_tokens_different),
     };
     return cmocka_run_group_tests_name("common/model/sample", tests, NULL, NULL);
 }

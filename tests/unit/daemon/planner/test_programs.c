@@ -71,6 +71,11 @@ static void tokens_are_lines_in_logarithms(void **state)
     expect("128: the line goes on", at(&t, 128, 256), 64e-3);
     expect("256", at(&t, 256, 256), 128e-3);
     assert_true(at(&t, 257, 256) < 0); /* too far */
+    struct programs_times chunks = {.count = 0};
+    put(&chunks, 64, 64, 10e-3), put(&chunks, 512, 512, 12e-3), put(&chunks, 2048, 2048, 28e-3);
+    expect("up to 512 as fewer", at(&chunks, 128, 128), 10e-3 * pow(1.2, 1 / 3.0));
+    expect("longer chunks consist of others", at(&chunks, 1280, 1280), 20e-3);
+    expect("as far again", at(&chunks, 3584, 3584), 44e-3);
     struct programs_times one = {.count = 0};
     put(&one, 1, 256, 1e-3);
     expect("nothing between", at(&one, 1, 256), 1e-3);
@@ -212,24 +217,24 @@ static void files_are_read_back_or_refused(void **state)
         "",
         "[]",
         "{\"helm_programs\": 99}",
-        "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
+        "{\"helm_programs\": 3, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
         "\"f16\", "
         "\"busy_percent\": 0, \"kinds\": [{\"name\": \"x\", \"signature\": \"12\", \"exact\": [[1, 2, 3]]}]}",
-        "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
+        "{\"helm_programs\": 3, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
         "\"f16\", "
         "\"busy_percent\": 0, \"kinds\": [{\"name\": \"x\", \"signature\": \"12\", \"exact\": [[1, 2, -3, 1, "
         "1, 0]]}]}",
-        "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
+        "{\"helm_programs\": 3, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
         "\"f16\", "
         "\"busy_percent\": 0, \"kinds\": [{\"name\": \"x\", \"signature\": \"12\", \"gpu\": [[1, 2, 0, 0, 0, "
         "0]]}]}",
-        "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
+        "{\"helm_programs\": 3, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
         "\"f16\", "
         "\"busy_percent\": 0, \"gpu_begin\": [[0, 0, 1, 1, 1, 0]], \"kinds\": []}",
-        "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
+        "{\"helm_programs\": 3, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
         "\"f16\", "
         "\"busy_percent\": 0, \"kinds\": [{\"name\": \"x\", \"signature\": \"xyz\"}]}",
-        "{\"helm_programs\": 2, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
+        "{\"helm_programs\": 3, \"fingerprint\": \"0\", \"key\": \"0\", \"made\": \"\", \"kv_dtype\": "
         "\"f16\", "
         "\"busy_percent\": 0, \"kinds\": [{\"name\": \"x\", \"signature\": \"12\", \"exact\": [[1, 2, 1, 1, "
         "1, 0], [1, 2, 1, "

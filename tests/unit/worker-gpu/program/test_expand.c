@@ -171,7 +171,7 @@ static void blocks_are_multiplied_as_they_lie(void **state)
     uint16_t *x = malloc(TOKENS * BLOCK_COLS * sizeof *x);
     float *out[2] = {calloc(TOKENS * ROWS, sizeof(float)), calloc(TOKENS * ROWS, sizeof(float))};
     assert_true(blocks && expanded && x && out[0] && out[1]);
-    random_blocks_fill(FORMAT_Q4_K, blocks, bytes);
+    random_blocks_fill(FORMAT_Q4_K, RANDOM_WEIGHTS, blocks, bytes);
     for (uint32_t i = 0; i < TOKENS * BLOCK_COLS; i++)
         x[i] = (uint16_t)(0x3f00 + i * 37 % 256 + i % 2 * 0x8000);
     struct op op = {.kind = OP_EXPAND, .as.expand.parts = 1};
