@@ -138,11 +138,11 @@ enum model_buffer {
     BUFFER_Q, /* [heads * head_dim] */
     BUFFER_K, /* [kv_heads * head_dim] */
     BUFFER_V,
-    BUFFER_A,         /* attention output [heads * head_dim] */
-    BUFFER_Q_LOW,     /* latent attention: Q_A's product [q_rank], */
-    BUFFER_Q_HEADS,   /* q before it meets the latent [heads * (nope + rope)], */
-    BUFFER_VALUES,    /* the output in heads' own numbers [heads * value] */
-    BUFFER_DELTA,     /* output of a gated delta net [value_heads * value_dim] */
+    BUFFER_A,       /* attention output [heads * head_dim] */
+    BUFFER_Q_LOW,   /* latent attention: Q_A's product [q_rank], */
+    BUFFER_Q_HEADS, /* q before it meets the latent [heads * (nope + rope)], */
+    BUFFER_VALUES,  /* the output in heads' own numbers [heads * value] */
+    BUFFER_DELTA,   /* output of a gated delta net [value_heads * value_dim] */
     /* Of the shared expert, or of a shared MLP's first rows, what BUFFER_GATE is of others [shared_intermediate] */
     BUFFER_SHARED,
     BUFFER_SHARED_UP, /* likewise */

@@ -54,7 +54,7 @@ static void share(const struct making *m, uint32_t rows, struct plan *plan)
 {
     plan->shared_rows = 0;
     plan_drop_placements(plan);
-    for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(plan->layers); u += UNIT_PARTS) {
+    for (uint32_t u = unit_of(0, UNIT_MLP); u < plan_answer_units(plan); u += UNIT_PARTS) {
         if (plan->unit[u].home[0] != PLAN_HOME_CPU || analyse_own_part(&m->table, u, rows) <= 0) continue;
         plan->shared_rows = rows;
         plan->unit[u].home[0] = PLAN_HOME_SHARED;
