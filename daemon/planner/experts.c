@@ -165,7 +165,7 @@ static int try_beside_best(struct making *m, const struct spec *spec, struct can
 
 int experts_try(struct making *m, const struct spec *spec, struct candidate *best, struct helm_err *err)
 {
-    if (!m->r->model->config.router.experts || !spec->device) return 0;
+    if (!m->r->model->config.router.experts || m->r->model->config.drafts || !spec->device) return 0;
     if (spec->strategy == SEARCH_BEST) return try_beside_best(m, spec, best, err);
     if (spec->strategy != SEARCH_MIXED || !best->fits) return experts_try_shared(m, spec, best, err);
     int rc = choose(m, spec->ctx, best->seconds, best, err);

@@ -119,6 +119,11 @@ static int check_mixed(const struct planner_request *r, struct helm_err *err)
     if (!r->model->config.router.experts)
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "--strategy mixed is for mixtures of experts: this model has none");
+    if (r->model->config.drafts)
+        return helm_fail(
+            err, HELM_E_UNSUPPORTED,
+            "--strategy mixed with --speculate mtp: a plan with a layer of drafts has each layer's "
+            "experts in one memory");
     if (r->one_memory)
         return helm_fail(
             err, HELM_E_USAGE,
@@ -222,6 +227,9 @@ static int make_one(const struct planner_request *r, struct plan *plan, struct a
             err, HELM_E_UNSUPPORTED,
             "--kv-tiers two: %u layers of the model read the cache of others, which cannot have two tiers",
             r->model->config.reading_layers);
+    if (!rc && r->tiers == KV_TIERS_TWO && r->model->config.drafts)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED,
+                       "--kv-tiers two: a plan with a layer of drafts (--speculate mtp) has one tier");
     if (!rc && !device && r->device_required) rc = helm_fail(err, HELM_E_UNSUPPORTED, "%s", r->no_device);
     if (!rc && r->device_required && r->strategy == SEARCH_ALL_CPU)
         rc = helm_fail(err, HELM_E_USAGE,

@@ -127,6 +127,27 @@ def test_a_device_makes_the_drafts_that_a_cpu_makes():
             check(drafted >= 36 and right >= drafted - 3, f"{kind}: {right} of {drafted} drafts were right")
 
 
+def test_the_planner_places_the_layer_with_the_head():
+    """Whatever it is asked for: one device, weights that cross the link, a memory too small for all layers. Experts in both memories and a
+    cache in two tiers are refused."""
+    asked = ({}, {"--strategy": "stream"}, {"--vram": "13MiB"})
+    for more in asked:
+        options = [x for pair in more.items() for x in pair]
+        with running(*EXACT, "--device", "emulated", "--speculate", "mtp", "--ctx", 512, *options, real=True, model=model("qwen35moe", None)) as d:
+            c = Client(d.endpoint)
+            plan = json.loads(c.ask("plan").plan.json)
+            last = plan["stages"]["decode"][-1]
+            same((plan["draft_layers"], last["layers"][1], last["home"]), (1, 4, plan["head"]), f"{more}: {plan['stages']}")
+            drafted, right = used(answer(c, PROMPTS[1], 40))
+            check(drafted >= 24 and right >= drafted - 3, f"{more}: {right} of {drafted} drafts were right")
+    d = Daemon(*EXACT, "--device", "emulated", "--speculate", "mtp", "--kv-tiers", "two", real=True, model=model("qwen35", None))
+    check("has one tier" in d.ready, d.ready)
+    d.close()
+    d = Daemon(*EXACT, "--device", "emulated", "--speculate", "mtp", "--strategy", "mixed", real=True, model=model("qwen35moe", None))
+    check("--strategy mixed" in d.ready and "--speculate mtp" in d.ready, d.ready)
+    d.close()
+
+
 def test_each_length_of_an_answer_and_each_number_of_drafts():
     for most in (1, 5, 15):
         with start("qwen35", -4, "--draft-tokens", most) as d:

@@ -202,9 +202,9 @@ static const struct math_op usual_head __attribute__((unused)) = USUAL_HEAD;
         .ops = sizeof((struct math_op[]){__VA_ARGS__}) / sizeof(struct math_op)                              \
     }
 /* Halves of a layer that makes drafts: first, of the attention half, what comes of the next token and the hidden state; last, of the
- * MLP half. */
+ * MLP half. The embedding is the model's: it is named, but none of the layer's weights. */
 #define DRAFT_INPUT                                                                                          \
-    OP(MATH_EMBED, "next embedding", .weights = 1, .weight = {TENSOR_EMBED}, .out = {BUFFER_OUT}),           \
+    OP(MATH_EMBED, "next embedding", .weight = {TENSOR_EMBED}, .out = {BUFFER_OUT}),                         \
         OP(MATH_JOIN, "embedding, hidden state", .in = BUFFER_X, .in_norm = TENSOR_DRAFT_HIDDEN_NORM,        \
            .other = BUFFER_OUT, .other_norm = TENSOR_DRAFT_EMBED_NORM, .out = {BUFFER_PAIR}),                \
         OP(MATH_LINEAR, "drafts' input", .in = BUFFER_PAIR, .weights = 1, .weight = {TENSOR_DRAFT_PROJ},     \
