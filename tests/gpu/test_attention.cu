@@ -588,6 +588,9 @@ void test_attention(struct test_context *t)
     test_splits(t, &t->device, &plain);
     test_long(t, &many, &many_plain);
     test_latent(t, &many, &many_plain);
+    /* a block that reads its queries for each tile, of a short row beside a long one: some ranges have no positions */
+    if (t->few && t->device.tensor_cores && t->device.shared_bytes_max >= 96 << 10)
+        test_prefill(t, {KV_F16, 2, 1, 256, 32, 0, false, {100, 0}, {16, 5}}, &t->device, true);
     for (int dtype = 0; dtype < KV_DTYPE_COUNT; dtype++) {
         for (size_t i = 0; i < shape_count; i++) {
             if (t->small && shape[i][2] > 256 && dtype == KV_BF16) continue; /* as F16 */

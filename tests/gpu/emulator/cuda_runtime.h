@@ -82,6 +82,12 @@ void __syncthreads(void);
 void __syncwarp(void);
 void threads_meet(uint32_t number, uint32_t count); /* as in worker-gpu/kernels/ptx.cuh */
 unsigned char *emulator_shared(void);               /* the block's dynamic shared memory */
+/* A thread's asynchronous copies that it has not waited for, of which it may leave none to the end. */
+struct emulator_copies {
+    bool open;       /* some since the last commit */
+    uint32_t groups; /* bit n: the n-th last commit's */
+};
+emulator_copies &emulator_copies_left(void);
 
 template <typename T> static inline T __shfl_xor_sync(unsigned, T value, int mask)
 {

@@ -40,6 +40,7 @@ struct block_state {
     bool done[THREADS_MAX];
     bool (*ready[THREADS_MAX])(void *); /* what a fiber waits for; none: it may run */
     void *argument[THREADS_MAX];
+    emulator_copies copies[THREADS_MAX];
     uint32_t threads, current, alive, arrived, generation;
     uint32_t some_arrived[16], some_generation[16]; /* at threads_meet */
     uint64_t progress;
@@ -295,10 +296,24 @@ void threads_meet(uint32_t number, uint32_t count)
     emulator_wait(turned, &t);
 }
 
+static void say(const char *what, const block_state *b)
+{
+    fprintf(stderr, "emulator: block (%u, %u, %u) %s\n", b->index.x, b->index.y, b->index.z, what);
+}
+
+emulator_copies &emulator_copies_left(void)
+{
+    return emu->copies[emu->current];
+}
+
 static void fiber_main(void)
 {
     thread_function(thread_argument);
     const uint32_t index = emu->current;
+    if (emu->copies[index].open || emu->copies[index].groups) {
+        say("has a thread that ends with asynchronous copies on their way", emu);
+        abort();
+    }
     warp_state *w = &emu->warp[index / 32];
     emu->done[index] = true;
     emu->progress++;
@@ -327,7 +342,7 @@ static void open_block(size_t at, dim3 index, uint32_t threads)
     ASAN_POISON_MEMORY_REGION(b->shared + shared_bytes, SHARED_BYTES + GUARD_BYTES - shared_bytes);
     for (uint32_t i = 0; i < threads; i++) {
         if (!b->stack[i]) b->stack[i] = aligned_alloc(64, STACK_BYTES);
-        b->done[i] = false, b->ready[i] = nullptr;
+        b->done[i] = false, b->ready[i] = nullptr, b->copies[i] = {false, 0};
         void **top = (void **)((char *)b->stack[i] + STACK_BYTES - i % 32 * STACK_APART) -
                      2; /* 16-byte aligned at the call */
         *top = (void *)fiber_main;
@@ -354,11 +369,6 @@ static bool run_block(block_state *b)
         } while (b->progress != last);
     }
     return b->progress != before;
-}
-
-static void say(const char *what, const block_state *b)
-{
-    fprintf(stderr, "emulator: block (%u, %u, %u) %s\n", b->index.x, b->index.y, b->index.z, what);
 }
 
 void __trap(void)

@@ -154,13 +154,21 @@ static inline bool bulk_over(uint32_t barrier, uint32_t parity)
 static inline void copy16_async(uint32_t to, const void *from, bool valid)
 {
     if (to % 16 != 0 || (valid && (size_t)from % 16 != 0)) abort();
+    emulator_copies_left().open = true;
     if (valid)
         emulator_within(from, 16), memcpy(emulator_shared() + to, from, 16);
     else
         memset(emulator_shared() + to, 0, 16);
 }
-static inline void copies_commit() {}
-template <int N> static inline void copies_wait() {}
+static inline void copies_commit()
+{
+    emulator_copies &left = emulator_copies_left();
+    left = {false, left.groups << 1 | left.open};
+}
+template <int N> static inline void copies_wait()
+{
+    emulator_copies_left().groups &= (1u << N) - 1;
+}
 
 /* ---- matrix instructions
  * ------------------------------------------------------------------------------------ */

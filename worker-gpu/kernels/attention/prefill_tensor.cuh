@@ -357,6 +357,8 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         const uint32_t values = ring.template next<true>(source);
         if (seen) sums.add(x, values, first_unit);
     }
+    /* a range without positions has met for none: its queries may still be on their way */
+    if constexpr (!S::HELD) copies_wait<0>();
     if (p.ranges > 1) {
         const size_t before = (size_t)blockIdx.z * a.step.counts[0] * a.heads;
         sums.store(p, w, p.o + before * S::HEAD, p.state + before * GPU_PART_FLOATS, query, first_dim, c);
