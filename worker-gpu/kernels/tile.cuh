@@ -137,17 +137,20 @@ __device__ __forceinline__ void tile_add_as(const tile_place &tile, uint32_t byt
     }
 }
 
-/* The same after the first exchange: the lower half of the warp holds parts of the first row's sum, the upper
- * of the second's. Every lane has taken a sum of what every other read, so the tile's slot may be filled
- * again. */
+/* The first exchange of two rows' sums: the lower half of the warp holds parts of the first row's, the upper of the second's. */
+__device__ __forceinline__ float tile_halves(float sum_a, float sum_b)
+{
+    const bool first = (threadIdx.x & 31) < 16;
+    const float keep = first ? sum_a : sum_b, give = first ? sum_b : sum_a;
+    return keep + __shfl_xor_sync(0xffffffffu, give, 16);
+}
+/* A tile's after it. Every lane has taken a sum of what every other read, so the tile's slot may be filled again. */
 template <typename D, uint32_t TILE>
 __device__ __forceinline__ float tile_sums(const tile_place &tile, uint32_t bytes, const float4 *x)
 {
-    const uint32_t lane = threadIdx.x & 31;
     float sum_a, sum_b;
     tile_add_as<D, TILE, false>(tile, bytes, x, sum_a, sum_b);
-    const float keep = lane < 16 ? sum_a : sum_b, give = lane < 16 ? sum_b : sum_a;
-    return keep + __shfl_xor_sync(0xffffffffu, give, 16);
+    return tile_halves(sum_a, sum_b);
 }
 /* The rest of the way: lane 0 ends with the first row's sum, lane 16 with the second's. */
 __device__ __forceinline__ float tile_fold(float keep)
@@ -155,6 +158,16 @@ __device__ __forceinline__ float tile_fold(float keep)
 #pragma unroll
     for (int mask = 8; mask > 0; mask >>= 1) keep += __shfl_xor_sync(0xffffffffu, keep, mask);
     return keep;
+}
+
+/* The norm's factor of x, by the squares of a block's warps, in their order; 1 without a norm. P: norm, cols and eps. */
+template <typename P>
+__device__ __forceinline__ float norm_scale(const P &p, const float *squares, uint32_t warps)
+{
+    if (!p.norm) return 1.0f;
+    float sum = 0;
+    for (uint32_t w = 0; w < warps; w++) sum += squares[w];
+    return rsqrtf(sum / (float)p.cols + p.eps);
 }
 
 /* Sums of several tiles brought together at once, lanes that are 2 apart first (of blocks of 256 these have the same words,

@@ -95,12 +95,7 @@ __global__ void __launch_bounds__(GLU_WARPS * 32)
     if (lane == 0) m.sums[warp] = squares;
     __syncthreads();
     if (rows == 0) return;
-    float scale = 1;
-    if (p.norm) {
-        float all = 0;
-        for (uint32_t w = 0; w < warps; w++) all += m.sums[w];
-        scale = rsqrtf(all / (float)p.cols + p.eps);
-    }
+    const float scale = norm_scale(p, m.sums, warps);
     bulk_wait(barrier, 0);
     /* gate's and up's first row, then their second */
     uint32_t row_at[4];
@@ -167,8 +162,7 @@ __global__ void __launch_bounds__(DOWN_WARPS * 32, 4)
 #pragma unroll 1
         for (uint32_t at = 0; there && at < row_bytes; at += D::LINE_BYTES, x += D::LINE_QUADS)
             D::line_add(shared + one + at, shared + other + at, row_bytes - at, x, a, b);
-        const float keep = lane < 16 ? a : b, give = lane < 16 ? b : a,
-                    sum = tile_fold(keep + __shfl_xor_sync(0xffffffffu, give, 16));
+        const float sum = tile_fold(tile_halves(a, b));
         if ((lane & 15) == 0) m.sums[(r + lane / 16) * chosen + warp] = sum;
     }
     __syncthreads();

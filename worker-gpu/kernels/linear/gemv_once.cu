@@ -81,8 +81,7 @@ __global__ void __launch_bounds__(WARPS_MOST * 32) gemv_once(const __grid_consta
         for (uint32_t at = 0; at < bytes; at += D::LINE_BYTES, x += D::LINE_QUADS)
             D::line_add(tile.a + at, tile.b + at, bytes - at, x, a, b);
     }
-    const float keep = lane < 16 ? a : b, give = lane < 16 ? b : a,
-                sum = tile_fold(keep + __shfl_xor_sync(0xffffffffu, give, 16));
+    const float sum = tile_fold(tile_halves(a, b));
     if ((lane & 15) == 0) m.sums[warp * 2 + lane / 16] = sum;
     if (q.beside) {
         wait_for_previous();
@@ -91,12 +90,7 @@ __global__ void __launch_bounds__(WARPS_MOST * 32) gemv_once(const __grid_consta
     }
     __syncthreads();
     if (!ends) return;
-    float scale = 1;
-    if (p.norm) {
-        float all = 0;
-        for (uint32_t w = 0; w < warps; w++) all += m.squares[w];
-        scale = rsqrtf(all / (float)p.cols + p.eps);
-    }
+    const float scale = norm_scale(p, m.squares, warps);
     a = b = 0;
     for (uint32_t k = 0; k < q.parts; k++) {
         const float *of = m.sums + (threadIdx.x * q.parts + k) * 2;
