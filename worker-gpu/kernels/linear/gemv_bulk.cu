@@ -97,6 +97,40 @@ __device__ __forceinline__ void tile_ask(const linear_params &p, const block_sha
     if (rows.b) bulk_ask_l2(b.from, b.bytes);
 }
 
+/* A warp opens its barriers and asks for its first tiles, as many as it has slots, then for those that are to be in the L2. `ask`
+ * is the first tile that has no slot yet. */
+template <typename D, uint32_t WARPS, uint32_t TILE>
+__device__ __forceinline__ void ring_fill(const bulk_params &q, const block_share &share, uint32_t ring,
+                                          uint32_t barriers, tile_walk &ask)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    if (lane == 0) bulk_barriers_open(barriers, q.slots);
+    __syncwarp();
+    for (uint32_t s = 0; s < q.slots; s++) {
+        if (ask.pair < share.pairs && lane == 0)
+            tile_copy<D, TILE>(q.linear, share, ask, ring + s * 2 * tile_pitch<D>(TILE), barriers + 8 * s);
+        walk_step(ask, q.chunks, q.step);
+    }
+    if (lane >= q.ahead_tiles) return;
+    tile_walk w = ask;
+    walk_far(w, q.chunks, WARPS * lane);
+    if (w.pair < share.pairs) tile_ask<D, TILE>(q.linear, share, w);
+}
+
+/* x to shared memory after the kernel in front; the thread's part of its squares. The norm's weights wait in x's place, but for
+ * blocks; x is scaled by the mean square at the very end. */
+template <typename D, uint32_t WARPS>
+__device__ __forceinline__ float x_take(const linear_params &p, float4 *x4)
+{
+    if constexpr (!D::SCALED) x_put_norm<D>(p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
+    wait_for_previous();
+    let_next_start();
+    if constexpr (D::SCALED)
+        return blocks_x::put_all(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
+    else
+        return x_put<D>(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
+}
+
 /* Two blocks fit a multiprocessor, where x leaves room: the next launch's fills its ring meanwhile.
  * Shared memory: ring [warp][slot][2][tile_pitch], x [chunks * floats of a tile], partial [2][PARTIAL_FLOATS],
  * 32 floats for reductions, barriers [warp][slot]. */
@@ -118,33 +152,10 @@ __global__ void __launch_bounds__(WARPS * 32, 2) gemv_bulk(const __grid_constant
 
     tile_walk ask = {0, 0}; /* next tile to ask for */
     walk_next(ask, q.chunks, warp);
-    if (lane == 0) bulk_barriers_open(barrier_address, q.slots);
-    __syncwarp();
-    for (uint32_t s = 0; s < q.slots; s++) {
-        if (ask.pair < share.pairs && lane == 0)
-            tile_copy<D, TILE>(p, share, ask, ring_address + s * 2 * pitch, barrier_address + 8 * s);
-        walk_step(ask, q.chunks, q.step);
-    }
-    if (lane < q.ahead_tiles) {
-        tile_walk w = ask;
-        walk_far(w, q.chunks, WARPS * lane);
-        if (w.pair < share.pairs) tile_ask<D, TILE>(p, share, w);
-    }
-    /* The norm's weights wait in x's place, but for blocks; x is scaled by the mean square at the very end. */
+    ring_fill<D, WARPS, TILE>(q, share, ring_address, barrier_address, ask);
     float4 *x4 = reinterpret_cast<float4 *>(x);
-    float squares;
-    if constexpr (D::SCALED) {
-        wait_for_previous();
-        let_next_start();
-        squares = blocks_x::put_all(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
-    } else {
-        x_put_norm<D>(p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
-        wait_for_previous();
-        let_next_start();
-        squares = x_put<D>(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
-    }
     /* also the barrier after which every warp may read x */
-    squares = block_sum(squares, scratch);
+    const float squares = block_sum(x_take<D, WARPS>(p, x4), scratch);
     const float scale = p.norm ? rsqrtf(squares / (float)p.cols + p.eps) : 1.0f;
 
     tile_walk use = {0, 0};
