@@ -4,6 +4,8 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "daemon/planner/cost/cost.h"
+
 void draft_rate_begin(struct draft_rate *rate)
 {
     *rate = (struct draft_rate){.right = DRAFT_RATE_RIGHT, .tried = 1, .found = 1, .looked = 1};
@@ -33,19 +35,6 @@ double draft_rate_found(const struct draft_rate *rate)
     return rate->found / rate->looked;
 }
 
-/* Tokens that a row's drafts add on average, and right ones that are computed again because a later one is wrong. */
-static double tokens_of(const struct draft_row *row, double *again)
-{
-    double sum = 0, reached = 1;
-    *again = 0;
-    for (uint32_t i = 0; i < row->drafts; i++) {
-        *again += i * reached * (1 - row->right);
-        reached *= row->right;
-        sum += reached;
-    }
-    return sum;
-}
-
 /* Tokens that drafts of all rows add, and the seconds of a step with them. */
 static double step_of(const struct draft_step *step, const struct draft_row *row, uint32_t count,
                       double *seconds)
@@ -56,7 +45,7 @@ static double step_of(const struct draft_step *step, const struct draft_row *row
         double again;
         if (!row[i].drafts) continue;
         drafts += row[i].drafts;
-        more += tokens_of(&row[i], &again);
+        more += cost_draft_tokens(row[i].drafts, row[i].right, &again);
         copies += 2 - pow(row[i].right, row[i].drafts);
         redone += again;
     }

@@ -63,6 +63,20 @@ static inline struct cost_step cost_step_drafted(uint32_t tokens, uint32_t rows,
                               .context = context > own ? context : own};
 }
 
+/* Tokens that a row's drafts add on average, each right with probability `right` if those in front of it are. *again: right ones that
+ * are computed again where the model has fixed states, since a later one is wrong. */
+static inline double cost_draft_tokens(uint32_t drafts, double right, double *again)
+{
+    double sum = 0, reached = 1;
+    *again = 0;
+    for (uint32_t i = 0; i < drafts; i++) {
+        *again += i * reached * (1 - right);
+        reached *= right;
+        sum += reached;
+    }
+    return sum;
+}
+
 /* On the link, and in the ring, packed weights have this part of their bytes. */
 #define COST_PACKED_PART PROFILE_PACKED_PART
 

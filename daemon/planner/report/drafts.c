@@ -22,9 +22,10 @@ int explain_drafts(const struct cost_case *c, struct explain *x, struct helm_err
 
 double explain_draft_rate(const struct explain *x, uint32_t drafts, double right)
 {
-    const double all = pow(right, drafts);
-    const double copies = drafts && x->state_copy_s > 0 ? x->batch * (2 - all) * x->state_copy_s : 0;
-    double tokens = 0;
-    for (uint32_t i = 0; i <= drafts; i++) tokens += pow(right, i);
-    return x->batch * tokens / (x->draft_step_s[drafts] + copies);
+    double again, seconds = x->draft_step_s[drafts];
+    const double tokens = 1 + cost_draft_tokens(drafts, right, &again);
+    if (drafts && x->state_copy_s > 0)
+        seconds += x->batch * (2 - pow(right, drafts)) * x->state_copy_s +
+                   again * (x->draft_step_s[drafts] - x->draft_step_s[0]) / drafts;
+    return x->batch * tokens / seconds;
 }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/planner/report/explain.h"
 #include "daemon/steps/draft_count.h"
 
 #define MOST    ENGINE_DRAFTS_MAX
@@ -214,6 +215,29 @@ static void probes_keep_within_their_part_of_the_time(void **state)
     }
 }
 
+/* helm-plan's table of drafts goes by what decides how many there are, with fixed states and without. */
+static void forecasts_count_as_choices_do(void **state)
+{
+    (void)state;
+    static const double rights[] = {0, 0.3, 0.8, 1};
+    for (int copies = 0; copies < 2; copies++)
+        for (uint32_t batch = 1; batch <= 2; batch++) {
+            struct explain x = {.batch = batch, .state_copy_s = copies * 0.2, .draft_steps = 4};
+            double seconds[ENGINE_FEW_TOKENS + 1];
+            for (uint32_t n = 0; n <= ENGINE_FEW_TOKENS; n++) seconds[n] = 1 + 0.1 * n;
+            for (uint32_t d = 0; d < x.draft_steps; d++) x.draft_step_s[d] = seconds[batch * (1 + d)];
+            const struct draft_step step = {
+                .rows = batch, .tokens = batch, .room = MOST, .seconds = seconds, .copy = x.state_copy_s};
+            for (size_t k = 0; k < sizeof rights / sizeof *rights; k++)
+                for (uint32_t d = 0; d < x.draft_steps; d++) {
+                    struct draft_row row[2];
+                    row[0] = row[1] = (struct draft_row){.right = rights[k], .most = MOST, .drafts = d};
+                    assert_float_equal(explain_draft_rate(&x, d, rights[k]),
+                                       draft_count_gain(&step, row, batch) * batch / seconds[batch], 1e-9);
+                }
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -222,6 +246,7 @@ int main(void)
         cmocka_unit_test(a_text_with_an_edit_is_drafted_on_both_sides),
         cmocka_unit_test(several_sequences_share_a_step_by_what_they_keep),
         cmocka_unit_test(probes_keep_within_their_part_of_the_time),
+        cmocka_unit_test(forecasts_count_as_choices_do),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
