@@ -18,7 +18,7 @@ MEMBERS = {"activations", "activations_why", "invariant_why", "layers", "context
            "ring_bytes", "placements", "embed", "head", "host", "vram",
            "decode_tok_s", "ttft_ms", "parts", "link", "cpu", "gpu", "rates", "strategies", "profile", "machine", "assumed",
            "kv_tiers", "over_context"}
-MAY_BE = {"invariant", "page_tokens_why", "vram_page_count", "kv_free_places", "kv_direct_permille", "kv_direct_positions", "kv_direct_window",
+MAY_BE = {"shared_rows", "invariant", "page_tokens_why", "vram_page_count", "kv_free_places", "kv_direct_permille", "kv_direct_positions", "kv_direct_window",
           "at_once", "kv_piece_pages", "prefill_from_tokens", "prefill_short_from_tokens", "head_format"}
 
 
@@ -115,13 +115,15 @@ def check_object(p, layers, strategy="best"):
     least = streamed * 70 // 100 if packed_units(p, "stream") else streamed
     check(least <= p["link"]["link_bytes"] <= streamed, f"link: {p['link']}")
     computed = sum(s["bytes"] for s in p["stages"]["decode"] if s["home"] == "cpu")
+    both = sum(s["bytes"] for s in p["stages"]["decode"] if s["home"] == "shared")  # a part each
     cpu = p["cpu"]  # with the head, where that is there; it is never packed
-    check(cpu["weight_bytes"] >= computed and (p["head"] == "cpu" or cpu["weight_bytes"] == computed), f"cpu: {cpu}")
+    check(cpu["weight_bytes"] >= computed and (p["head"] == "cpu" or cpu["weight_bytes"] - computed <= both), f"cpu: {cpu}")
     saved = cpu["weight_bytes"] - cpu["read_bytes"]
     check(0 <= saved <= computed * 30 // 100 if packed_units(p, "cpu") else saved == 0, f"cpu: {cpu}")
     there = sum(s["bytes"] for s in p["stages"]["decode"] if s["home"] == "gpu")
     gpu = p["gpu"]  # likewise, and packed if it says so
-    check(gpu["weight_bytes"] >= there and (p["head"] == "gpu" or gpu["weight_bytes"] == there), f"gpu: {gpu}")
+    check(gpu["weight_bytes"] >= there and (p["head"] == "gpu" or gpu["weight_bytes"] - there <= both), f"gpu: {gpu}")
+    same(both > 0, "shared_rows" in p, "a share of shared MLPs")
     packs = packed_units(p, "gpu") > 0 or "head_format" in p
     saved = gpu["weight_bytes"] - gpu["read_bytes"]
     check(0 < saved <= gpu["weight_bytes"] * 30 // 100 if packs else saved == 0, f"gpu: {gpu}")

@@ -97,7 +97,7 @@ def test_more_memory_is_never_slower():
 
 
 def test_packed_weights_cross_in_fewer_bytes():
-    options = ("--vram", "8GiB", "--ctx", 2048)
+    options = ("--vram", "8GiB", "--ctx", 2048, "--share", "off")  # what is shared is not packed
     raw, packed = (plan("qwen3-8b", "thesis-rtx3090", "--pack", how, *options) for how in ("off", "auto"))
     check_object(raw, 36)
     check_object(packed, 36)
@@ -117,7 +117,7 @@ def test_the_cpu_computes_with_packed_weights_where_that_pays():
     with open(profile("thesis-rtx3090")) as f:
         machine = json.load(f)
     gemv = machine["cpu"]["gemv"]["value"]
-    options = ("--vram", "8GiB", "--ctx", 2048, "--kv-tiers", "one")
+    options = ("--vram", "8GiB", "--ctx", 2048, "--kv-tiers", "one", "--share", "off")
     with tempfile.TemporaryDirectory() as folder:
         def planned(gain, *more):
             if "--pack" not in more:
