@@ -168,7 +168,7 @@ elif selected masks; then
     count 2
 fi
 export HELM_BIN=$bin HELM_PYPROTO=${HELM_PYPROTO:-$PWD/build/release/pyproto}
-for test in architectures families gemma gemma_e grid_formats helmd_hybrids; do
+for test in architectures families gemma gemma_e grid_formats helmd_hybrids helmd_mtp helmd_shared latent; do
     if [ -x "$bin/helmd" ] && [ -f "$HELM_PYPROTO/helm_pb2.py" ] && [ -f tests/process/test_$test.py ]; then
         beside "models-$test" 240 '^[0-9]+ passed' tests/process/test_$test.py
     elif selected "models-$test"; then

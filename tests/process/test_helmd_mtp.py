@@ -11,7 +11,7 @@ import tempfile
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from draft_models import draft_model  # noqa: E402
 from hybrid_files import multimodal, write_gguf  # noqa: E402
-from helmd_harness import DATA, Client, Daemon, check, pb, plan_json, run_tests, running, same, status_of, wait_until  # noqa: E402
+from helmd_harness import DATA, DEVICE, Client, Daemon, check, pb, plan_json, run_tests, running, same, status_of, wait_until  # noqa: E402
 
 OFF, NGRAM, MTP = pb.SPECULATE_OFF, pb.SPECULATE_NGRAM, pb.SPECULATE_MTP
 EXACT = ("--kv-dtype", "f32", "--threads", 2, "--activations", "exact", "--kernels", "avx2")
@@ -21,7 +21,7 @@ SAMPLINGS = {"greedy": {}, "seeded": {"temperature": 1.5}, "penalties": {"temper
                                                                          "presence_penalty": 0.4, "frequency_penalty": 0.3}}
 
 
-# Homes of four layers and of the one that makes drafts, of the embedding and of the head: on the emulated device alone, with weights
+# Homes of four layers and of the one that makes drafts, of the embedding and of the head: on the device alone, with weights
 # that cross the link, and on both processors with either of them at the ends.
 PLANS = {"gpu": ("ggggg", "g", "g"), "stream": ("ssssg", "g", "g"), "split": ("gcgcg", "g", "g"), "cpu ends": ("gcgcc", "c", "c"),
          "gpu head": ("cgcgg", "c", "g"), "cpu head": ("cgcgc", "g", "c")}
@@ -38,7 +38,7 @@ def start(name, adds, *options, kind="cpu", invariant="on", speculate="mtp", ctx
         return running(*options, "--ctx", ctx, "--device", "cpu", real=True, model=model(name, adds, own_adds), **named)
     homes, embed, head = PLANS[kind]
     plan = plan_json(5, homes, embed, head, kv_dtype="f32", context_tokens=ctx, ring_bytes=1 << 20, draft_layers=1, draft_tokens=3)
-    return running(*options, "--device", "emulated", real=True, model=model(name, adds, own_adds), plan=plan, **named)
+    return running(*options, "--device", DEVICE, real=True, model=model(name, adds, own_adds), plan=plan, **named)
 
 
 def answer(c, prompt, count, **fields):

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Dense MLPs of which the GPU has the first rows and the CPU the others, through helmd and both workers on the emulated device: the
 references' tokens, by a plan written by hand and by one that the planner makes when it is asked to; workers that are killed; found
-prefixes, sessions and drafts; what is refused. `--device cuda` in the stead of the emulated one: on a machine with a GPU."""
+prefixes, sessions and drafts; what is refused."""
 import json
 import os
 import signal
@@ -17,7 +17,7 @@ from test_helmd_sessions import restore, save
 MODEL, LAYERS, ROWS = os.path.join(h.DATA, "golden", "qwen3"), 4, 704
 BLOCKS = os.path.join(h.DATA, "golden-gguf", "llama-Q4_K_M", "model.gguf")
 _, WORST, MEAN, GAP = golden.CLASSES["bf16"]
-DEVICE = sys.argv[2] if sys.argv[1:2] == ["--device"] else "emulated"
+DEVICE = h.DEVICE
 VRAM = "64M" if DEVICE == "emulated" else "2G"  # with a GPU's context
 counts = {True: 0, False: 0}
 
