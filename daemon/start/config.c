@@ -119,8 +119,8 @@ static void table_build(struct option_table *t, struct config *c)
          "best)",
          .target = &c->strategy_name, .choices = "best|all-gpu|all-cpu|thesis|stream|experts-cpu|mixed"},
         {"share", 0, ARGS_CHOICE, SHARE_CHOICES,
-         "whether GPU and CPU compute the rows of a dense MLP together: auto where that is faster\n"
-         "(default auto)",
+         "whether GPU and CPU compute the rows of a dense MLP together: auto where the forecast gains\n"
+         "(default off)",
          .target = &c->share_name, .choices = SHARE_CHOICES},
         {"experts-histogram", 0, ARGS_TEXT, "FILE",
          "uses of experts, as helm-cli experts --histogram wrote them: which are in VRAM at first",
@@ -378,7 +378,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .weights_name = "stored",
                               .activations_name = "auto",
                               .invariant_name = "auto",
-                              .share_name = "auto",
+                              .share_name = "off",
                               .now = "auto",
                               .batch = 1,
                               .prompt = 128,

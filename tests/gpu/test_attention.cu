@@ -20,8 +20,8 @@ struct attention_case {
     uint32_t heads, kv_heads, head_dim, page_tokens, window;
     bool norm;
     std::vector<uint32_t> start, count;
-    uint32_t
-        latent; /* numbers of a value, which are the first of its key; the others turn; 0: values are of their own */
+    /* numbers of a value, which are the first of its key; the others turn; 0: values are of their own */
+    uint32_t latent = 0;
 };
 
 /* Attention by the reference: normalised outputs, with sinks and gated; maxima and sums, without.

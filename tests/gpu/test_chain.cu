@@ -77,7 +77,7 @@ struct chain_test {
                      logits_at = place("logits", m.vocab + 2 * m.vocab / 3 + 5);
         state_before = random_floats(t, logits_at + places.back().count);
         before = new gpu_buffer(state_before), state = new gpu_buffer(state_before);
-        layout = {m.layers + 1, m.kv_heads, m.head_dim, m.page_tokens, (uint32_t)m.cache};
+        layout = {m.layers + 1, m.kv_heads, m.head_dim, m.page_tokens, (uint32_t)m.cache, 0};
         for (int i = 0; i < 2; i++) {
             pool_before[i] = random_cells(t, layout, step.pages);
             pools[i] = new gpu_buffer(pool_before[i]), pools_before[i] = new gpu_buffer(pool_before[i]);

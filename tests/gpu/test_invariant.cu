@@ -93,7 +93,7 @@ struct attending {
 
     attending(struct test_context *t, const std::vector<uint32_t> &start, const std::vector<uint32_t> &count,
               int dtype, uint32_t head_dim, uint32_t seen)
-        : step(t, start, count, PAGE), layout{1, KV_HEADS, head_dim, PAGE, (uint32_t)dtype}, window(seen),
+        : step(t, start, count, PAGE), layout{1, KV_HEADS, head_dim, PAGE, (uint32_t)dtype, 0}, window(seen),
           width(HEADS * head_dim), kv_width(KV_HEADS * head_dim),
           q(random_floats(t, (size_t)step.tokens * width, 3)),
           k(random_floats(t, (size_t)step.tokens * kv_width)), v(random_floats(t, k.size())),

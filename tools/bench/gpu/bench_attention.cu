@@ -65,7 +65,7 @@ static std::vector<float> outputs(struct bench *b, const void *out, size_t count
 static int bench_row_of(struct bench *b, const attention_row &r, void *workspace)
 {
     const uint32_t page = KV_PAGE_TOKENS_DEFAULT, pages = (r.context + r.queries + page - 1) / page;
-    const struct kv_layout layout = {1, r.kv_heads, r.head_dim, page, (uint32_t)r.dtype};
+    const struct kv_layout layout = {1, r.kv_heads, r.head_dim, page, (uint32_t)r.dtype, 0};
     const std::vector<unsigned char> head =
         random_bytes(kv_head_bytes(&layout), r.dtype, kv_scales_at(&layout));
     std::vector<unsigned char> all(kv_page_bytes(&layout) * pages);

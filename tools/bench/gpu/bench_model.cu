@@ -61,7 +61,7 @@ void bench_model_open(struct bench_model *m, struct bench_shape s, struct gpuk_d
     allocate(&m->rope_table, (size_t)chunk * s.head_dim * 4);
 
     const uint32_t page = KV_PAGE_TOKENS_DEFAULT;
-    m->kv.layout = {s.layers, s.kv_heads, s.head_dim, page, KV_BF16};
+    m->kv.layout = {s.layers, s.kv_heads, s.head_dim, page, KV_BF16, 0};
     m->kv.pool = random_weights(m, context / page * kv_page_bytes(&m->kv.layout) / 2);
     m->step.pages_per_slot = context / page;
     const size_t step_bytes =
