@@ -75,3 +75,6 @@ class Socket:
                 self.linger = linger
             _checked(_zmq.zmq_close(self._socket))
             object.__setattr__(self, "_socket", None)
+
+    def __del__(self):
+        self.close(0)
