@@ -5,10 +5,19 @@
 #include "worker-gpu/engine.h"
 #include "worker-gpu/step.h"
 
+/* Whether there are steps of this tier, whichever list they have: chunks of prompts may all be of other lists than the first. */
+static bool occurs(const struct gpu_engine *g, enum gpu_tier tier)
+{
+    const uint32_t most = arena_header_of(g->base.arena)->step_tokens;
+    for (uint32_t p = 0; p < plan_phase_count(&g->plan); p++)
+        if (gpu_program_exists(&g->plan, most, p, tier)) return true;
+    return false;
+}
+
 static int open_one(struct gpu_engine *g, bool first, enum gpu_tier tier, struct gpu_program *p,
                     struct helm_err *err)
 {
-    if (!gpu_program_exists(&g->plan, arena_header_of(g->base.arena)->step_tokens, 0, tier)) return 0;
+    if (!occurs(g, tier)) return 0;
     const int rc = gpu_program_lower_drafts(&g->source, first, tier, p, err);
     return rc ? rc : gpu_step_warm(g, p, err);
 }
