@@ -35,7 +35,7 @@ struct fewer {
 
 static bool may_share(const struct fewer *f)
 {
-    return f->m.batch <= ENGINE_FEW_TOKENS && analyse_shares(&f->m.table);
+    return f->m.r->share != SHARE_OFF && f->m.batch <= ENGINE_FEW_TOKENS && analyse_shares(&f->m.table);
 }
 
 /* Prices with `priced` places, and bytes with `places` of them; 0: the cache has one tier. */
