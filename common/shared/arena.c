@@ -74,6 +74,7 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         {"kv.head_dim", kv->head_dim, 1, KV_FIELD_MAX},
         {"kv.page_tokens", kv->page_tokens, 1, KV_FIELD_MAX},
         {"kv.dtype", kv->dtype, 0, KV_DTYPE_COUNT - 1},
+        {"kv.latent", kv->latent, 0, kv->head_dim},
         {"vram_page_count", spec->vram_page_count, 0, spec->page_count},
         {"window_page_count", spec->window_page_count, 0, spec->page_count},
         {"window_tokens", spec->window_tokens, spec->window_page_count ? 1 : 0,

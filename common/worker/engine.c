@@ -115,7 +115,8 @@ int engine_check_arena(const struct arena *arena, const struct plan *plan, const
                   {"window_kv_heads", h->window_kv_heads, model_heads_of(c, true).kv_heads},
                   {"window_head_dim", h->window_head_dim, model_heads_of(c, true).head_dim},
                   {"kv.kv_heads", h->kv.kv_heads, c->kv_heads},
-                  {"kv.head_dim", h->kv.head_dim, c->head_dim}};
+                  {"kv.head_dim", h->kv.head_dim, c->head_dim},
+                  {"kv.latent", h->kv.latent, c->latent.rank}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].arena != fields[i].expected)
             return helm_fail(err, HELM_E_MISMATCH, "the arena's %s is %llu, the model's %llu", fields[i].what,
