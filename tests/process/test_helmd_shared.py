@@ -62,7 +62,8 @@ def run_written(cases):
         for worker in ("gpu", "cpu"):
             before = daemon.children()
             os.kill(before[worker], signal.SIGKILL)
-            h.wait_until(lambda: all(daemon.children().get(w, p) != p for w, p in before.items()), 20 * h.SLOW)
+            check("%s worker killed: another one comes" % worker,
+                  h.wait_until(lambda: daemon.children().get(worker, before[worker]) != before[worker], 20))
             agrees(daemon, "%s worker killed" % worker, cases[:1])
         places = {(role, memory) for role, _, memory, *_ in ((p[0], 0, p[2]) for p in plan_of(daemon)["placements"]) if "layers.0.mlp" in role}
         check("each part lies in one memory", places == {("model.layers.0.mlp." + part, memory) for memory, parts in (
