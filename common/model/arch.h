@@ -66,7 +66,7 @@ struct arch_vector {
     enum vector_form form;
 };
 
-/* What a name in files begins with, and what it begins with here, after the prefix of the layer of drafts. */
+/* The beginning of a name in files, and its beginning here, after the prefix of the layer of drafts. */
 struct arch_rename {
     const char *from, *to;
 };

@@ -126,7 +126,7 @@ static void build_heads(const struct model_config *config, struct math_op *op)
     if (op->score_scale == 0) op->score_scale = 1.0f / sqrtf((float)heads.head_dim);
 }
 
-/* Of a head's numbers those that the weight multiplies, and those that turn and are left to attention. */
+/* A head's numbers that the weight multiplies, and those that turn and are left to attention. */
 static void build_linear_heads(const struct model_config *config, struct math_op *op)
 {
     const struct model_latent *latent = &config->latent;

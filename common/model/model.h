@@ -71,7 +71,7 @@ struct model_config {
     uint32_t heads, kv_heads, head_dim;
     struct model_heads window_heads; /* of layers with a window; zeros: as the others' */
     uint32_t positions;              /* rows of learned position embeddings; 0: there are none */
-    /* Of `layers` the last ones, which make drafts: 1, or 0 if they are not read. Layers after those, whose tensors are skipped */
+    /* The last ones of `layers`, which make drafts: 1, or 0 if they are not read. Layers after those, whose tensors are skipped */
     uint32_t drafts, draft_layers;
     /* What `window` and `sparse` are made of */
     uint32_t sliding_window, window_layers, sparse_step, leading_dense, shared_experts;
@@ -115,7 +115,7 @@ struct model_config {
     uint32_t expert_parts; /* experts that one of the files is cut into (parts.h); 0 or 1: they are whole */
     bool experts_bias;     /* router and experts have biases */
     bool choice_bias;      /* the choice of them has one */
-    /* Of the expert that every token has beside its own; of a dense MLP that two processors compute, the
+    /* The expert that every token has beside its own; of a dense MLP that two processors compute, the
      * first one's rows (share.h); 0: there is none */
     uint32_t shared_intermediate;
     bool shared_weighed;               /* a token gives it a weight; else 1 */
@@ -397,7 +397,7 @@ static inline uint32_t model_rope_dims(const struct model_config *config, uint32
 {
     return config->rope[table].dims ? config->rope[table].dims : model_heads_of(config, table > 0).head_dim;
 }
-/* What multiplies scores of latent attention: the square of YaRN's factor of all dimensions (DeepSeek-V2); 1: none. */
+/* The factor of latent attention's scores: the square of YaRN's factor of all dimensions (DeepSeek-V2); 1: none. */
 double rope_score_factor(const struct rope_config *rope);
 /* Whether a run of this context takes a longrope's long factors; cells of its cache mean something else then. */
 bool rope_is_long(const struct model_config *config, uint32_t context);

@@ -143,7 +143,7 @@ enum model_buffer {
     BUFFER_Q_HEADS, /* q before it meets the latent [heads * (nope + rope)], */
     BUFFER_VALUES,  /* the output in heads' own numbers [heads * value] */
     BUFFER_DELTA,   /* output of a gated delta net [value_heads * value_dim] */
-    /* Of the shared expert, or of a shared MLP's first rows, what BUFFER_GATE is of others [shared_intermediate] */
+    /* BUFFER_GATE's like for the shared expert, or for a shared MLP's first rows [shared_intermediate] */
     BUFFER_SHARED,
     BUFFER_SHARED_UP, /* likewise */
     BUFFER_PAIR,      /* of drafts: the normed embedding, then the normed hidden state [2 * hidden] */

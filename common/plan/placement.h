@@ -9,7 +9,7 @@
  * of per-layer embeddings, in host memory, and their projection, in the memory of each processor that makes these inputs. Each begins at a
  * multiple of placement_align. Of experts in both memories (`mixed`) all matrices are in host memory, and what is no expert's, a
  * shared one's, in VRAM too. Of an MLP at home on `shared` the first rows are in VRAM, the others in
- * host memory. q k v, and gate up, lie one behind the other, so that a product can take them
+ * host memory. q k v, and gate up, lie one after the other, so that a product can take them
  * as one. Of a tied model the embedding's matrix is named, for the head too.
  *
  * Formats of variable size: how small a matrix becomes is known when it is loaded, so `bytes` is its room. In

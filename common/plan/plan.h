@@ -138,7 +138,7 @@ struct plan {
     /* Experts that each of the files is cut into (common/model/parts.h); 0 or 1: they are whole. What is said of experts
      * here is said of such. */
     uint32_t expert_parts;
-    /* Of each unit that the decode list has at home on `shared`: how many of its MLP's rows lie in VRAM, the
+    /* For each unit that the decode list has at home on `shared`: how many of its MLP's rows lie in VRAM, the
      * first ones; 0 where there are none (share.h) */
     uint32_t shared_rows;
     bool has_states; /* its units say what each layer keeps of a sequence; otherwise all keep pages */

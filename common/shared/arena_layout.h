@@ -275,7 +275,7 @@ struct step_result {
                             it already) to ringing done */
     uint64_t linear_ns, attention_ns, sample_ns; /* parts of compute_ns, by thread 0's clock */
     uint64_t weight_bytes;            /* read from memory for this step; packed weights count as packed */
-    uint32_t made[ARENA_STEP_DRAFTS]; /* of rows with drafts_next, one row's behind another's */
+    uint32_t made[ARENA_STEP_DRAFTS]; /* of rows with drafts_next, one row's after another's */
     uint32_t reserved_made;
     /* [row_count], after their last known token; then of the step's drafts, row by row, after each */
     struct step_result_row row[ARENA_STEP_ROWS + ARENA_STEP_DRAFTS];

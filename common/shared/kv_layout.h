@@ -12,7 +12,7 @@
  * loads of 16 or 32 of them are aligned, and a page's scales are a few whole cache lines. Rows of quantised cells take
  * whole 16 bytes.
  *
- * Of latent attention (`latent` is not 0) a value is the first numbers of its position's key, and there are no rows of V: what
+ * In latent attention (`latent` is not 0) a value is the first numbers of its position's key, and there are no rows of V: what
  * reads values finds the keys' rows. A sequence's page table maps position / page_tokens to a page number. Header-only, no state. */
 #pragma once
 
@@ -33,7 +33,7 @@ struct kv_layout {
         latent; /* numbers of a value, which are the first of its key; 0: values have rows of their own */
 };
 
-/* What a layer keeps of a head: K and V, or both in one. */
+/* A layer keeps this of a head: K and V, or both in one. */
 KV_INLINE uint32_t kv_kinds(const struct kv_layout *l)
 {
     return l->latent ? 1 : 2;

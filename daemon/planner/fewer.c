@@ -89,7 +89,7 @@ static bool same_kind(const struct fewer *f, uint32_t a, uint32_t b)
     return true;
 }
 
-/* What counts of an item's seconds at a home: all, or of an MLP that may be shared the part w or 1 - w. */
+/* The part of an item's seconds that counts at a home: all, or of an MLP that may be shared w or 1 - w. */
 static double counted(const struct fewer *f, uint32_t v, uint32_t item, int home, bool even)
 {
     const struct space_item *at = &f->space[v].item[item];

@@ -67,7 +67,7 @@ static uint64_t value_rows(const struct model_config *c)
 {
     return c->latent.value;
 }
-/* Of each head the rows that make keys of the latent, then those that make values. */
+/* Each head has the rows that make keys of the latent, then those that make values. */
 static uint64_t value_row(const struct model_config *c, uint32_t number, uint64_t row)
 {
     const uint64_t rows = c->latent.value;
@@ -151,7 +151,7 @@ static int read_layer_types(struct keys *keys, struct model_config *c, struct he
     return 0;
 }
 
-/* Of GGUF files: a head's size is with the numbers that turn; YaRN's multiplier of scores is a tenth of config.json's, and that
+/* GGUF files: a head's size is with the numbers that turn; YaRN's multiplier of scores is a tenth of config.json's, and that
  * of cos and sin cancels it. */
 static int finish_gguf(struct keys *keys, struct model_config *c, struct helm_err *err)
 {
