@@ -43,7 +43,6 @@ int drafts_run(struct run *run, const struct step_programs *programs, const stru
     drafting_begin(run->arena, run->config->vocab, step, result, batch, &drafts);
     rc = execute(run, &programs->drafts_first[tier], NULL, bytes, err);
     if (rc || !drafts.count) return rc;
-    for (uint32_t i = 0; i < drafts.count; i++) drafts.from[i] = batch_sample_token(batch, i);
     run->result = &run->drawn;
     run->further = DRAFTING_FURTHER;
     const struct program *layer = NULL; /* the first drafts' hidden states are there */

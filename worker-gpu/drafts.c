@@ -79,15 +79,13 @@ int gpu_drafts_run(struct gpu_engine *g, const struct step *step, enum gpu_tier 
                    struct step_result *result, struct helm_err *err)
 {
     struct draftings drafts;
-    uint32_t from[ARENA_STEP_DRAFTS];
     struct batch *batch = &g->batch;
     const struct plan_schedule few = {0};
     drafting_begin(g->base.arena, g->model.config.vocab, step, result, batch, &drafts);
-    for (uint32_t i = 0; i < drafts.count; i++) from[i] = batch_sample_token(batch, i);
     g->draw.further = DRAFTING_FURTHER;
     const struct gpu_program *ran = &g->drafts.first[tier];
     int rc = run(g, ran, err);
-    if (!rc) rc = gather(g, ran, from, drafts.count, err);
+    if (!rc) rc = gather(g, ran, drafts.from, drafts.count, err);
     while (!rc && drafting_next(g->base.arena, g->drafts.drawn.row, batch, &drafts, result)) {
         rc = gather(g, ran, drafts.from, drafts.count, err);
         ran = &g->drafts.next[gpu_tier_for(&g->plan, &few, drafts.count)];

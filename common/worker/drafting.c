@@ -59,6 +59,7 @@ void drafting_begin(const struct arena *arena, uint32_t vocab, const struct step
     shift_tokens(arena, vocab, result, batch);
     memcpy(batch->sample, last, drafts->count * sizeof *last);
     batch->sample_count = drafts->count;
+    for (uint32_t i = 0; i < drafts->count; i++) drafts->from[i] = batch_sample_token(batch, i);
 }
 
 bool drafting_next(const struct arena *arena, const struct step_result_row *drawn, struct batch *batch,

@@ -19,8 +19,8 @@ struct drafting {
 struct draftings {
     struct drafting list[ARENA_STEP_DRAFTS];
     uint32_t count, made; /* rows that go on; drafts of each so far */
-    uint32_t from
-        [ARENA_STEP_DRAFTS]; /* of each the sample of the batch before, whose hidden state it goes on with */
+    /* of each the token of the batch before whose hidden state it goes on with */
+    uint32_t from[ARENA_STEP_DRAFTS];
 };
 
 /* The tokens that a draw at a sample is made from: as of a step's own (sampling.h), and the one after them. */

@@ -98,6 +98,14 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* Dividing by the root of the mean of a row's squares: what each thread's numbers are to be multiplied by. */
+__device__ __forceinline__ float norm_scale(float squares, uint32_t width, float eps, float *scratch)
+{
+    const float sum = block_sum(squares, scratch);
+    __syncthreads(); /* the scratch may be used again */
+    return rsqrtf(sum / (float)width + eps);
+}
+
 /* A block a token and half of its row. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
@@ -116,17 +124,9 @@ __global__ void __launch_bounds__(THREADS)
         const float v = __ldcg(from + i);
         squares += v * v;
     }
-    const float scale = rsqrtf(block_sum(squares, scratch) / (float)a.width + a.eps);
+    const float scale = norm_scale(squares, a.width, a.eps, scratch);
     for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
         to[i] = element<T>::store(__ldcg(from + i) * scale * norm[i]);
-}
-
-/* Dividing by the root of the mean of a row's squares: what each thread's numbers are to be multiplied by. */
-__device__ __forceinline__ float norm_scale(float squares, uint32_t width, float eps, float *scratch)
-{
-    const float sum = block_sum(squares, scratch);
-    __syncthreads(); /* the scratch may be used again */
-    return rsqrtf(sum / (float)width + eps);
 }
 
 /* A block a token. */
