@@ -29,6 +29,8 @@
 #define WORK     8   /* requests on open connections, some 50 us each; a new connection counts as two: */
 #define WORK_NEW 2   /* more than 4 would find places that are taken by those whose bytes are still unread */
 #define HEALTH   64  /* answers to /health, some 20 us each */
+/* In a full house, as many turns hear others before one gives way: who hung up leaves without that. */
+#define HEAR_FIRST 32
 
 /* ---- lists ------------------------------------------------------------------------------------------ */
 
@@ -114,10 +116,11 @@ static void hear(struct peers *p, struct peer *peer)
 void arrivals_event(struct gateway *g, struct peer *peer, uint32_t events)
 {
     struct peers *p = &g->peers;
+    const bool gone = (events & (EPOLLHUP | EPOLLERR)) != 0; /* hears no answer; after EPOLLRDHUP it may */
     int bytes = 0;
-    peer->leaves |= (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+    peer->leaves |= gone || (events & EPOLLRDHUP) != 0;
     if (peer->started) return;
-    if (peer->leaves && ioctl(peer->fd, FIONREAD, &bytes) == 0 && bytes == 0)
+    if (gone || (peer->leaves && ioctl(peer->fd, FIONREAD, &bytes) == 0 && bytes == 0))
         turn_away(p, peer);
     else if (peer->waits == &p->silent)
         hear(p, peer);
@@ -166,8 +169,9 @@ bool arrivals_may_go(struct gateway *g, struct exchange *ex)
 static void accept_some(struct gateway *g)
 {
     struct peers *p = &g->peers;
+    const bool unheard = p->unheard && p->unheard <= HEAR_FIRST;
     p->knocked = false;
-    for (int i = 0; i < ACCEPTS; i++) {
+    for (int i = 0; i < ACCEPTS && !(unheard && p->waiting >= p->waiting_max); i++) {
         struct sockaddr_storage at = {0};
         socklen_t size = sizeof at;
         const int fd = accept4(p->listen_fd, (struct sockaddr *)&at, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);

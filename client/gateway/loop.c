@@ -200,6 +200,7 @@ int loop_run(struct gateway *g)
         turn_us = units_now_us();
         if (count < 0 && errno != EINTR) rc = helm_fail_errno(&err, "epoll_wait");
         for (int i = 0; i < count; i++) handle(g, &events[i]);
+        g->peers.unheard = count == EVENTS ? g->peers.unheard + 1 : 0;
         arrivals_serve(g);
         rc = rc ? rc : reconnect(g, &err);
         if (units_now_us() - tick_us < TICK_US) continue;

@@ -72,6 +72,7 @@ struct peers {
     struct peer_list silent, health;
     struct peer_address *turn, *turn_last;
     uint32_t waiting, waiting_max, answered;
+    uint32_t unheard; /* turns in a row in which more had news than the loop hears in one */
     int work;
     uint64_t turned_away;            /* for /metrics: too many waited */
     uint64_t stall_us;               /* longest time of a head's receipt, and without a byte of a body */

@@ -6,8 +6,11 @@ HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lie
 """
 import json
 import os
+import resource
+import signal
 import socket
 import statistics
+import struct
 import sys
 import threading
 import time
@@ -101,6 +104,33 @@ def crowd_tests(n):
               all(f.statuses == {200} for f in busy), busy)
 
 
+def reset_tests(n):
+    """A crowd that is gone takes no place from the next one: 3,000 connections wait, all are reset while the gateway stands
+    still, and as many come. Together they are more than may wait."""
+    def crowd():
+        for _ in range(3000):
+            s = socket.create_connection(("127.0.0.1", n.g.port), timeout=60 * SLOW)
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            s.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            yield s
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (8192, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    gone = list(crowd())
+    os.kill(n.g.process.pid, signal.SIGSTOP)
+    for s in gone:
+        s.close()
+    stay = list(crowd())
+    os.kill(n.g.process.pid, signal.SIGCONT)
+    without = 0
+    for s in stay:
+        try:
+            without += not s.recv(65536)
+        except OSError:
+            without += 1
+        s.close()
+    check("who comes after a crowd that is gone is answered", without == 0, "%d of %d are not" % (without, len(stay)))
+
+
 def leaving_tests(n):
     """A thread drops the body of a client that is gone, before the work and in the middle of it."""
     data = json.dumps({"prompt": "x", "max_tokens": 2, "guided_json": {"enum": ["%d" % i * 40 for i in range(15000)]}}).encode()
@@ -182,6 +212,7 @@ def main():
     with Neighbourhood() as n:
         attack_tests(n)
         crowd_tests(n)
+        reset_tests(n)
         leaving_tests(n)
         stopped_tests(n)
         gone_tests(n)
