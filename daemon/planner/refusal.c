@@ -145,10 +145,12 @@ int refusal_write(struct making *m, const struct spec *t, struct candidate *c, s
     if (rc) return rc;
     c->fits = false;
     if (!m->r->sizes_alone) name_nearest(m, t, more, &would);
-    ledger_describe(&m->c, plan, text, sizeof text);
     const bool host = ledger_refused(plan) == PLAN_HOST;
     const struct ledger *ledger = &plan->memory[ledger_refused(plan)];
     uint64_t enough = host ? more->host : more->vram, needed = ledger->total;
+    const int used = snprintf(text, sizeof text, "%s", t->device ? ". It " : ". All on the CPU: ");
+    ledger_describe(&m->c, plan, text + used, 332);
+    if (ledger->total <= ledger->limit) *text = 0; /* no search came as far as to count */
     if (enough != NEVER && !units_add(ledger->limit, enough, &enough) && enough > needed) needed = enough;
     if (refusal) {
         *refusal = (struct planner_refusal){.refused = true,
@@ -158,10 +160,8 @@ int refusal_write(struct making *m, const struct spec *t, struct candidate *c, s
         snprintf(refusal->nearest, sizeof refusal->nearest, "%s", would.text);
     }
     if (!t->device)
-        return helm_fail(err, HELM_E_CAPACITY,
-                         "does not fit with a context of %u; nearest would be %s. All on the CPU: %.330s",
+        return helm_fail(err, HELM_E_CAPACITY, "does not fit with a context of %u; nearest would be %s%s",
                          t->ctx, would.text, text);
-    return helm_fail(err, HELM_E_CAPACITY,
-                     "no plan (%s) fits with a context of %u; nearest would be %s. It %.330s",
+    return helm_fail(err, HELM_E_CAPACITY, "no plan (%s) fits with a context of %u; nearest would be %s%s",
                      search_strategy_name(t->strategy), t->ctx, would.text, text);
 }
