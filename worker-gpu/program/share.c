@@ -32,14 +32,15 @@ void lower_share_begin(struct lowering *low, uint32_t unit)
     lower_word(low, OP_WORD_WRITE, &lane->bell.value, ticket, DEVICE_EQUAL);
 }
 
-/* Where the device's kernels can wait for a word this one does, unless it is a chunk's, of many blocks;
- * else its queue. */
+/* Where the device's kernels can wait for a word this one does, unless it is a chunk's, of many blocks, or
+ * slices are copied meanwhile: in a captured graph a copy that waits for a kernel seems to wait for the whole
+ * run of kernels after it too, up to the next node of the queue (docs/planner-plan.md). Else its queue. */
 void lower_share_end(struct lowering *low, uint32_t unit, float *out)
 {
     const struct gpu_source *s = low->source;
     const uint32_t ticket = plan_shared_index(s->plan, unit) + 1;
     struct lane *lane = lane_of(low, unit, true);
-    const bool waits = s->device->rings && low->program->tier != GPU_TIER_CHUNK;
+    const bool waits = s->device->rings && low->program->tier != GPU_TIER_CHUNK && !low->ring->count;
     if (!waits) lower_word(low, OP_WORD_WAIT, &lane->bell.value, ticket, DEVICE_AT_LEAST);
     lower_add(low, OP_EXPERTS_ADD, (int32_t)unit_layer(unit))->op.as.experts_add =
         (struct gpuk_experts_add){.x = gpu_area(s->buffers, GPU_AREA_X),
