@@ -4,6 +4,7 @@ flags(): those that HELM's programs see, the kernel's in /proc/cpuinfo less thos
 clock(): seconds for limits of time. While more tasks want to run than there are processors, a second counts as the part of
 one that a task gets, so that a limit holds beside other work too.
 Others: whether other programs ran meanwhile. Rates that were measured beside them compare with nothing."""
+import contextlib
 import os
 import resource
 import subprocess
@@ -189,13 +190,21 @@ def ended(process, seconds):
     return status
 
 
+def feed(stream, text):
+    with contextlib.suppress(BrokenPipeError), stream:
+        stream.write(text)
+
+
 def finish(process, seconds, text=None):
-    """As process.communicate(text, seconds), but the seconds are those of clock()."""
-    given = [text]
+    """As process.communicate(text, seconds), but the seconds are those of clock(). A thread writes the text, since
+    communicate() forgets the rest of it after a timeout (seen in Python 3.11)."""
+    if text:
+        threading.Thread(target=feed, args=(process.stdin, text), daemon=True).start()
+        process.stdin = None
 
     def attempt(slice_s):
         try:
-            return process.communicate(given.pop() if given else None, timeout=slice_s)
+            return process.communicate(timeout=slice_s)
         except subprocess.TimeoutExpired:
             return None
 
