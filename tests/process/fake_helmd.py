@@ -51,6 +51,7 @@ class FakeDaemon(threading.Thread):
         self.users = {}        # daemon's id -> the user who was named
         self.cancelled = []
         self.masks = []        # of every constrained Generate the first, and those that came later
+        self.due = {}          # (client, request_id) of a constrained one -> the token that its last mask is for
         self.late = []         # daemon's ids whose cancel has not taken effect yet
         self.last_id = 6
         self.quit = False
@@ -109,6 +110,7 @@ class FakeDaemon(threading.Thread):
                                            bytes_per_second_planned=80e9)]))
         elif kind == "mask":
             self.masks.append(request.mask)
+            self.due[client, number] = request.mask.index
         elif kind == "list":
             self.send(client, number, list=pb.List(entries=[
                 pb.ListEntry(id=k, state="decode", label=v[2].label, user=self.users[k], prompt_tokens=len(v[2].prompt),
@@ -134,6 +136,7 @@ class FakeDaemon(threading.Thread):
             self.generated.append(request.generate)
             if request.generate.HasField("mask"):
                 self.masks.append(request.generate.mask)
+                self.due[client, number] = 0
             code = {13: pb.ERROR_BUSY, 14: pb.ERROR_CONTEXT}.get(request.generate.prompt[0])
             if code:
                 self.send(client, number, error=pb.Error(code=code, message="refused \x1b[31mas told"))
@@ -148,6 +151,8 @@ class FakeDaemon(threading.Thread):
             client, number, generate, sent, at = entry
             how, rest = generate.prompt[0], list(generate.prompt[1:]) or [7]
             if time.monotonic() < at:
+                continue
+            if how == 11 and self.due.get((client, number), sent) < sent < len(rest):  # as helmd, it waits for the mask
                 continue
             if how == 18 or (how == 19 and sent >= len(rest)):
                 continue
