@@ -122,7 +122,7 @@
  * models, within a hundredth. */
 #define PROFILE_PACKED_PART 0.71
 /* Reading packed weights directly takes longer than reading plain ones by this part of the time to expand
- * them. Measured on an H200, slices of 8B's shapes: 0.57 to 0.61 (docs/results/h200-2026-11-20.md). */
+ * them. Measured on an H200, slices of 8B's shapes: 0.57 to 0.61 (docs/results/h200.md). */
 #define COST_READ_PACKED_PART 0.6
 /* Operations that one token's product with experts in VRAM counts as, where it is a small kernel: blocks wait for the choice, and have
  * few rows each. Measured of Qwen3-30B-A3B in Q4_K_M on an H200: a layer is 17.9 us faster without gates and ups, 9.3 without
