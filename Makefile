@@ -205,6 +205,8 @@ check-style:
 	@tools/check-includes.py
 	@! find tests/process -name 'test_*' ! -perm -100 | grep . || { echo 'tests that cannot be run as programs' >&2; exit 1; }
 	@tools/check-parameters.py
+	@tools/check-links.py
+	@tools/models-table.py
 format:
 	@clang-format -i $(STYLE_SRC)
 
@@ -230,6 +232,6 @@ help:
 	@echo "make test-compilers  the programs by newer compilers   [COMPILERS='testing:gcc trixie:clang']"
 	@echo "make test-readme   README's commands, word by word in fresh roots   [SUITES=...] [HOW='root user'] [BESIDE='quiet busy'] [README_TEST=0] [HELM_CPU=...]"
 	@echo "make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR), with manual pages and shells' completion      make uninstall"
-	@echo "make check-style   formatting, file sizes, header comments      make format, make clean"
+	@echo "make check-style   formatting, file sizes, header comments, links      make format, make clean"
 
 -include $(shell find $(OBJ) -name '*.d' 2>/dev/null)

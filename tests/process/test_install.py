@@ -156,7 +156,7 @@ def main():
         check("... every program", set(PROGRAMS) <= set(os.listdir(usr + "/bin")))
         docs = usr + "/share/doc/helm"
         links = [l for l in ("README.md", "CHANGELOG.md", "helmd.ini", "docs/operations.md", "docs/client.md", "docs/notes/README.md",
-                             "docs/images/plan-qwen3-14b-rtx3090.svg") if not os.path.exists(os.path.join(docs, l))]
+                             "docs/images/plan-qwen3-8b-rtx4060-laptop.svg") if not os.path.exists(os.path.join(docs, l))]
         check("... the documents, where they refer to each other", not links, links)
         unit = open(usr + "/lib/systemd/system/helmd.service").read()
         check("... the unit names its own place", "/usr/bin/helmd" in unit and "@PREFIX@" not in unit)

@@ -9,7 +9,9 @@
  * interleaved in files. A head's q meets the latent through its rows of K_B; its output, the mean of latents, goes through its rows
  * of V_B. Both are parts of one tensor in files, of which K_B's lie turned (FUSED_HEADS); newer GGUF files have them apart.
  *
- * A layer of drafts after the last one is skipped. Constant tables and pure functions; see arch.h. */
+ * A layer of drafts after the last one is skipped. Constant tables and pure functions; see arch.h.
+ *
+ * Models: DeepSeek-V2-Lite, V3 and R1, GLM-4.7-Flash. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,9 @@
 /* dots.llm1: leading dense layers, then experts chosen by a sigmoid and a bias within groups, beside experts that every token
  * has with weight 1.
  *
- * Constant tables and pure functions; see arch.h. */
+ * Constant tables and pure functions; see arch.h.
+ *
+ * Models: dots.llm1. */
 #include "common/model/arch/usual.h"
 
 /* ---- keys ---- */

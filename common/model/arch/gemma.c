@@ -7,7 +7,9 @@
  * layer adds what it makes of an embedding of its own of the token.
  *
  * Published config.json files of Gemma 3 leave out what transformers assumes of the architecture (heads, vocabulary); those
- * numbers are in `start`, and every tensor is held against them. Constant tables and pure functions; see arch.h. */
+ * numbers are in `start`, and every tensor is held against them. Constant tables and pure functions; see arch.h.
+ *
+ * Models: Gemma 3, Gemma 4 (E2B, E4B, 12B, 31B, 26B-A4B). */
 #include <math.h>
 
 #include "common/base/json.h"

@@ -5,7 +5,9 @@
  *   GLM-4.5       also 4.6 and 4.7: a part of each head turns; biases of q, k and v; norms of heads in some; leading dense layers, then
  *                 experts chosen by a sigmoid and a bias, beside one that every token has with weight 1
  *
- * A layer of drafts after the last one is skipped. Constant tables and pure functions; see arch.h. */
+ * A layer of drafts after the last one is skipped. Constant tables and pure functions; see arch.h.
+ *
+ * Models: GLM-4, GLM-4.5, 4.6 and 4.7. */
 #include "common/model/arch/usual.h"
 #include "common/model/gguf_model.h"
 

@@ -1,7 +1,9 @@
 /* gpt-oss: attention with sinks, a window in every second layer; experts with biases and a clamped activation, whose matrices
  * are MXFP4 in published files.
  *
- * Constant tables and pure functions; see arch.h. */
+ * Constant tables and pure functions; see arch.h.
+ *
+ * Models: gpt-oss. */
 #include "common/model/arch/usual.h"
 
 /* ---- keys ---- */

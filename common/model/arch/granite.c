@@ -2,7 +2,9 @@
  * and a divisor of logits.
  *
  * CPU workers compute them; GPU workers refuse scaled outputs by name (able.c). Constant tables and pure functions; see
- * arch.h. */
+ * arch.h.
+ *
+ * Models: Granite 3 (CPU alone). */
 #include "common/model/arch/usual.h"
 
 /* ---- keys ---- */

@@ -1,6 +1,8 @@
 /* Mixtral: Mistral with experts instead of the MLP.
  *
- * GGUF files call it `llama`; its experts tell it. Constant tables and pure functions; see arch.h. */
+ * GGUF files call it `llama`; its experts tell it. Constant tables and pure functions; see arch.h.
+ *
+ * Models: Mixtral. */
 #include "common/model/arch/usual.h"
 
 /* ---- keys ---- */

@@ -1,7 +1,9 @@
 /* OLMo 2 and 3: norms of what a half adds, none of its input; norms of q and k, all heads of one together. OLMo 3 has three layers
  * with a window to one without; where RoPE is scaled, windows' is not.
  *
- * GGUF files call both `olmo2`; a window tells OLMo 3. Constant tables and pure functions; see arch.h. */
+ * GGUF files call both `olmo2`; a window tells OLMo 3. Constant tables and pure functions; see arch.h.
+ *
+ * Models: OLMo 2 and 3. */
 #include <math.h>
 #include <stdio.h>
 

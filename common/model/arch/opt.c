@@ -3,7 +3,9 @@
  * Models that differ in more than size are refused by name: norms after the halves and an embedding narrower than the layers
  * (OPT-350M), norms without weights (Galactica's kin). There are no GGUF files of OPT from elsewhere; keys and tensors are called
  * as llama.cpp calls those of similar models, and helm-quantize writes such files. Constant tables and pure functions; see
- * arch.h. */
+ * arch.h.
+ *
+ * Models: OPT (CPU alone). */
 #include "common/base/json.h"
 #include "common/model/arch/usual.h"
 

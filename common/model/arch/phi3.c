@@ -3,7 +3,9 @@
  * A longrope has two tables, one of factors up to the original context and one beyond it. transformers takes one by the length
  * of each sequence; here the context that a run is planned for decides, once: `short` where it is at most the original
  * context, `long` above (rope_is_long). A part of each head (partial_rotary_factor, Phi-4-mini) is refused by name. Constant
- * tables and pure functions; see arch.h. */
+ * tables and pure functions; see arch.h.
+ *
+ * Models: Phi-3, Phi-4. */
 #include "common/model/arch/usual.h"
 
 /* ---- keys ---- */

@@ -5,7 +5,9 @@
  *   Qwen2-MoE  as Qwen2; experts, and one more that every token has with a weight of its own
  *   Qwen3-MoE  as Qwen3; experts
  *
- * Constant tables and pure functions; see arch.h. */
+ * Constant tables and pure functions; see arch.h.
+ *
+ * Models: Qwen2, Qwen2.5, Qwen3; mixtures: Qwen2-MoE, Qwen3-MoE. */
 #include "common/model/arch/usual.h"
 
 /* ---- keys ---- */

@@ -7,7 +7,9 @@
  * Attention's output has a gate, and a part of each head turns. A gated delta net keeps a matrix of each v head and the last
  * inputs of its convolution (common/cpu/kernels/delta.h). Published checkpoints of Qwen3.5 are the text part of a model with
  * images, which is skipped. A layer after the last one makes drafts from hidden states after the final norm. Constant tables and pure
- * functions; see arch.h. */
+ * functions; see arch.h.
+ *
+ * Models: Qwen3.5, Qwen3.6, their mixtures, Qwen3-Next. */
 #include <stdlib.h>
 #include <string.h>
 

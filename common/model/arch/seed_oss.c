@@ -1,6 +1,8 @@
 /* Seed-OSS: a Llama with biases of q, k and v, and of o and the MLP where its configuration says so.
  *
- * Constant tables and pure functions; see arch.h. */
+ * Constant tables and pure functions; see arch.h.
+ *
+ * Models: Seed-OSS. */
 #include "common/model/arch/usual.h"
 
 static const struct arch_key keys_of_both[] = {USUAL_KEYS(KEY_STATED, KEY_OPTIONAL),
