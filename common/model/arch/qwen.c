@@ -7,7 +7,7 @@
  *
  * Constant tables and pure functions; see arch.h.
  *
- * Models: Qwen2, Qwen2.5, Qwen3; mixtures: Qwen2-MoE, Qwen3-MoE. */
+ * Models: Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE. */
 #include "common/model/arch/usual.h"
 
 /* ---- keys ---- */
