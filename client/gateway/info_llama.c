@@ -26,7 +26,7 @@ void info_props(struct exchange *ex)
     const struct inquiry_fact *plan = g->cli.client ? ex->facts[INQUIRY_PLAN] : NULL; /* away: no slots */
     cli_text_printf(out, "{\"default_generation_settings\":{\"n_ctx\":%u,\"params\":", g->model.context);
     add_sampling(out, &g->model.defaults);
-    cli_text_printf(out, "},\"total_slots\":%u,\"model_alias\":", plan ? plan->plan->batch : 0);
+    cli_text_printf(out, "},\"total_slots\":%u,\"model_alias\":", plan ? plan->slots : 0);
     voice_add_string(out, g->model.name);
     voice_add_member(out, ",\"model_path\":", g->folder);
     voice_add_member(out, ",\"modalities\":{\"vision\":false,\"audio\":false},\"chat_template\":",

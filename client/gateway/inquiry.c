@@ -59,14 +59,14 @@ struct inquiry_fact *inquiry_last(struct inquiry *q, enum inquiry_question which
     return fact;
 }
 
-/* A line for every matrix is too much for every two seconds. */
-static char *shown_plan(const struct helm_plan_info *plan)
+/* What is asked often of a plan. A line for every matrix is too much for every two seconds. */
+static void read_plan(struct inquiry_fact *fact)
 {
-    json_t *json = json_loads(plan->json, 0, NULL);
+    json_t *json = json_loads(fact->plan->json, 0, NULL);
     json_object_del(json, "placements");
-    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    fact->slots = (uint32_t)json_integer_value(json_object_get(json, "slots"));
+    fact->shown = json ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
-    return text;
 }
 
 static void keep(struct inquiry *q, enum inquiry_question which, void *answer)
@@ -80,10 +80,12 @@ static void keep(struct inquiry *q, enum inquiry_question which, void *answer)
     fact->at_us = units_now_us();
     fact->any = answer;
     const struct inquiry_fact *before = q->known[which]; /* only this thread changes it */
-    if (which == INQUIRY_PLAN && before && before->shown && strcmp(before->plan->json, fact->plan->json) == 0)
+    if (which == INQUIRY_PLAN && before && before->shown && strcmp(before->plan->json, fact->plan->json) == 0) {
         fact->shown = strdup(before->shown);
-    else if (which == INQUIRY_PLAN)
-        fact->shown = shown_plan(fact->plan);
+        fact->slots = before->slots;
+    } else if (which == INQUIRY_PLAN) {
+        read_plan(fact);
+    }
     pthread_mutex_lock(&q->lock);
     struct inquiry_fact *old = q->known[which];
     q->known[which] = fact;

@@ -29,7 +29,8 @@ struct inquiry_fact {
         struct helm_plan_info *plan;
         struct helm_list *list;
     };
-    char *shown; /* of a plan: its JSON without the list of placements; NULL: it is no JSON */
+    char *shown;    /* of a plan: its JSON without the list of placements; NULL: it is no JSON */
+    uint32_t slots; /* of a plan: sequences that decode together at most; 0: it does not say */
 };
 
 /* Connects with the options of `cli`, asks for the first time and starts the thread. */

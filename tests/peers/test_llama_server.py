@@ -58,10 +58,10 @@ def models(g):
     return all([m["id"] for m in g.get(path).json["data"]] == ["demo"] for path in ("/models", "/v1/models"))
 
 
-@case("`/props`, `/slots`", "otherwise")
+@case("`/props`; `/slots` lists open requests", "otherwise")
 def props(g):
     props = g.get("/props").json
-    return props["total_slots"] == 1 and props["default_generation_settings"]["n_ctx"] == 512 and g.get("/slots").json == []
+    return props["total_slots"] == 4 and props["default_generation_settings"]["n_ctx"] == 512 and g.get("/slots").json == []
 
 
 @case("a page at `/`", "holds")
