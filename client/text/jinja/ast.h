@@ -84,18 +84,18 @@ struct jinja_parser {
     char macro_uses; /* of the innermost macro being parsed */
 };
 
-/* What fails records why in the run and gives NULL or false; given NULL as a part, so does what follows. */
 struct jinja_node *jinja_parse_node(struct jinja_parser *p, enum jinja_node_kind kind);
-HELM_MUST_CHECK bool jinja_parse_add(struct jinja_parser *p, struct jinja_nodes *list,
-                                     struct jinja_node *node);
+void jinja_parse_add(struct jinja_parser *p, struct jinja_nodes *list, struct jinja_node *node);
 bool jinja_parse_is_op(const struct jinja_parser *p, char op);
 bool jinja_parse_is_name(const struct jinja_parser *p, const char *name);
 bool jinja_parse_skip_op(struct jinja_parser *p, char op);
 bool jinja_parse_skip_name(struct jinja_parser *p, const char *name);
-HELM_MUST_CHECK bool jinja_parse_expect_op(struct jinja_parser *p, char op);
-/* "unexpected X, expected `wanted`" */
-bool jinja_parse_unexpected(struct jinja_parser *p, const char *wanted);
-HELM_MUST_CHECK bool jinja_parse_enter(struct jinja_parser *p); /* one level deeper; leave with p->depth-- */
+void jinja_parse_expect_op(struct jinja_parser *p, char op);
+/* The name or number that is the current token, consumed. */
+struct jinja_value jinja_parse_token(struct jinja_parser *p);
+/* Fails with "unexpected X, expected `wanted`". */
+_Noreturn void jinja_parse_unexpected(struct jinja_parser *p, const char *wanted);
+void jinja_parse_enter(struct jinja_parser *p); /* one level deeper; leave with p->depth-- */
 
 /* `condition`: "x if y" may follow. */
 struct jinja_node *jinja_parse_expression(struct jinja_parser *p, bool condition);

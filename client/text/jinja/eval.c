@@ -7,54 +7,45 @@
 
 /* ---- scopes */
 
-int jinja_scope_new(struct jinja_run *run, struct jinja_scope *outer, struct jinja_scope **out)
+struct jinja_scope *jinja_scope_new(struct jinja_run *run, struct jinja_scope *outer)
 {
     struct jinja_scope *scope = jinja_alloc(run, sizeof *scope);
-    if (!scope) return run->code;
     scope->outer = outer;
-    *out = scope;
-    return 0;
+    return scope;
 }
 
 static struct jinja_value *scope_find(const struct jinja_scope *scope, const struct jinja_value *name)
 {
     for (size_t i = 0; i < scope->names.count; i++)
-        if (scope->names.key[i].as.text.bytes == name->as.text.bytes &&
-            memcmp(scope->names.key[i].as.text.data, name->as.text.data, name->as.text.bytes) == 0)
-            return &scope->names.value[i];
+        if (jinja_same_text(&scope->names.key[i], name)) return &scope->names.value[i];
     return NULL;
 }
 
-int jinja_scope_set(struct jinja_run *run, struct jinja_scope *scope, struct jinja_value name,
-                    struct jinja_value value)
+void jinja_scope_set(struct jinja_run *run, struct jinja_scope *scope, struct jinja_value name,
+                     struct jinja_value value)
 {
     struct jinja_value *old = scope_find(scope, &name);
-    int rc = old ? 0 : jinja_dict_append(run, &scope->names, name, value);
-    if (old) *old = value;
-    return rc ? rc : jinja_step(run, scope->names.count / 16 + name.as.text.bytes / 64);
+    if (old)
+        *old = value;
+    else
+        jinja_dict_append(run, &scope->names, name, value);
+    jinja_step(run, scope->names.count / 16 + name.as.text.bytes / 64);
 }
 
-static int lookup(struct jinja_run *run, const struct jinja_scope *scope, const struct jinja_value *name,
-                  struct jinja_value *out)
+static struct jinja_value lookup(struct jinja_run *run, const struct jinja_scope *scope,
+                                 const struct jinja_value *name)
 {
     static const char *const known[] = {"cycler", "joiner", "lipsum", "self"};
     for (const struct jinja_scope *s = scope; s; s = s->outer) {
         const struct jinja_value *found = scope_find(s, name);
-        int rc = jinja_step(run, s->names.count / 16 + name->as.text.bytes / 64);
-        if (rc) return rc;
-        if (!found) continue;
-        *out = *found;
-        return 0;
+        jinja_step(run, s->names.count / 16 + name->as.text.bytes / 64);
+        if (found) return *found;
     }
     const struct jinja_function *function = jinja_find_function(jinja_global_table, name);
-    if (function) {
-        *out = (struct jinja_value){.type = JINJA_FUNCTION, .as.function = function};
-        return 0;
-    }
+    if (function) return (struct jinja_value){.type = JINJA_FUNCTION, .as.function = function};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (jinja_text_is(name, known[i])) return jinja_fail(run, HELM_E_UNSUPPORTED, "'%s'", known[i]);
-    return jinja_undefined(run, out, "'%.*s' is undefined",
-                           (int)(name->as.text.bytes < 100 ? name->as.text.bytes : 100), name->as.text.data);
+        if (jinja_text_is(name, known[i])) jinja_fail(run, HELM_E_UNSUPPORTED, "'%s'", known[i]);
+    return jinja_undefined(run, "'%.*s' is undefined", JINJA_SHOWN(name));
 }
 
 /* ---- functions with named parameters */
@@ -74,65 +65,62 @@ static int parameter_index(const struct jinja_function *function, const struct j
     return -1;
 }
 
-int jinja_invoke(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_function *function,
-                 struct jinja_value self, const struct jinja_call *call, struct jinja_value *out)
+/* The call's arguments as the function's parameters. */
+static void bind(struct jinja_run *run, const struct jinja_function *function, const struct jinja_call *call,
+                 struct jinja_value a[JINJA_PARAMETERS_MAX])
+{
+    int known = 0;
+    while (known < JINJA_PARAMETERS_MAX && function->parameters[known]) known++;
+    if (call->positional_count > (size_t)known)
+        jinja_fail(run, HELM_E_FORMAT, "'%s' takes at most %d arguments, not %zu", function->name, known,
+                   call->positional_count);
+    for (size_t i = 0; i < call->positional_count; i++) a[i] = call->positional[i];
+    for (size_t i = 0; i < call->keyword_count; i++) {
+        const struct jinja_value *name = &call->keyword_names[i];
+        int at = parameter_index(function, name);
+        if (at < 0 || a[at].type != JINJA_ABSENT)
+            jinja_fail(run, HELM_E_FORMAT, "'%s' got %s argument '%.*s'", function->name,
+                       at < 0 ? "an unknown" : "twice the", JINJA_SHOWN(name));
+        a[at] = call->keyword_values[i];
+    }
+    for (int i = 0; i < function->required; i++)
+        if (a[i].type == JINJA_ABSENT)
+            jinja_fail(run, HELM_E_FORMAT, "'%s' needs the argument '%s'", function->name,
+                       function->parameters[i]);
+}
+
+/* Calls `function` with its parameters bound and checked. */
+static struct jinja_value invoke(struct jinja_run *run, struct jinja_scope *scope,
+                                 const struct jinja_function *function, struct jinja_value self,
+                                 const struct jinja_call *call)
 {
     static const struct jinja_call no_call = {0};
     struct jinja_value a[JINJA_PARAMETERS_MAX];
     if (!call) call = &no_call;
-    struct jinja_callable c = {run, scope, function->name, function->which, self, a, call};
-    int known = 0;
-    for (int i = 0; i < JINJA_PARAMETERS_MAX; i++) {
-        a[i] = (struct jinja_value){.type = JINJA_ABSENT};
-        known += function->parameters[i] != NULL;
-    }
-    *out = jinja_none();
-    if (!function->raw) {
-        if (call->positional_count > (size_t)known)
-            return jinja_fail(run, HELM_E_FORMAT, "'%s' takes at most %d arguments, not %zu", function->name,
-                              known, call->positional_count);
-        for (size_t i = 0; i < call->positional_count; i++) a[i] = call->positional[i];
-        for (size_t i = 0; i < call->keyword_count; i++) {
-            const struct jinja_value *name = &call->keyword_names[i];
-            int at = parameter_index(function, name);
-            if (at < 0 || a[at].type != JINJA_ABSENT)
-                return jinja_fail(run, HELM_E_FORMAT, "'%s' got %s argument '%.*s'", function->name,
-                                  at < 0 ? "an unknown" : "twice the",
-                                  (int)(name->as.text.bytes < 100 ? name->as.text.bytes : 100),
-                                  name->as.text.data);
-            a[at] = call->keyword_values[i];
-        }
-        for (int i = 0; i < function->required; i++)
-            if (a[i].type == JINJA_ABSENT)
-                return jinja_fail(run, HELM_E_FORMAT, "'%s' needs the argument '%s'", function->name,
-                                  function->parameters[i]);
-    }
-    return function->call(&c, out);
+    const struct jinja_callable c = {run, scope, function->name, function->which, self, a, call};
+    for (int i = 0; i < JINJA_PARAMETERS_MAX; i++) a[i] = (struct jinja_value){.type = JINJA_ABSENT};
+    if (!function->raw) bind(run, function, call, a);
+    return function->call(&c);
 }
 
-int jinja_parameter_whole(const struct jinja_callable *c, int index, int64_t fallback, int64_t *out)
+int64_t jinja_parameter_whole(const struct jinja_callable *c, int index, int64_t fallback)
 {
     const struct jinja_value *v = &c->a[index];
-    *out = fallback;
-    if (v->type == JINJA_ABSENT || v->type == JINJA_NONE) return 0;
+    if (v->type == JINJA_ABSENT || v->type == JINJA_NONE) return fallback;
     if (!jinja_is_whole(v))
-        return jinja_fail(c->run, HELM_E_FORMAT, "'%s': argument %d is a '%s', not a whole number", c->name,
-                          index + 1, jinja_type_name(v));
-    *out = jinja_whole(v);
-    return 0;
+        jinja_fail(c->run, HELM_E_FORMAT, "'%s': argument %d is a '%s', not a whole number", c->name,
+                   index + 1, jinja_type_name(v));
+    return jinja_whole(v);
 }
 
-int jinja_parameter_text(const struct jinja_callable *c, int index, const char *fallback,
-                         struct jinja_value *out)
+struct jinja_value jinja_parameter_text(const struct jinja_callable *c, int index, const char *fallback)
 {
     const struct jinja_value *v = &c->a[index];
-    *out = fallback ? jinja_text(fallback, strlen(fallback)) : jinja_none();
-    if (v->type == JINJA_ABSENT) return 0;
+    if (v->type == JINJA_ABSENT) return fallback ? jinja_text(fallback, strlen(fallback)) : jinja_none();
     if (v->type != JINJA_TEXT)
-        return jinja_fail(c->run, HELM_E_FORMAT, "'%s': argument %d is a '%s', not a text", c->name,
-                          index + 1, jinja_type_name(v));
-    *out = *v;
-    return 0;
+        jinja_fail(c->run, HELM_E_FORMAT, "'%s': argument %d is a '%s', not a text", c->name, index + 1,
+                   jinja_type_name(v));
+    return *v;
 }
 
 bool jinja_parameter_truth(const struct jinja_callable *c, int index, bool fallback)
@@ -140,273 +128,222 @@ bool jinja_parameter_truth(const struct jinja_callable *c, int index, bool fallb
     return c->a[index].type == JINJA_ABSENT ? fallback : jinja_truth(&c->a[index]);
 }
 
-int jinja_bind_method(struct jinja_run *run, struct jinja_value self, const struct jinja_function *function,
-                      struct jinja_value *out)
+struct jinja_value jinja_given(struct jinja_run *run, const struct jinja_call *call)
 {
-    struct jinja_bound *bound = jinja_alloc(run, sizeof *bound);
-    if (!bound) return run->code;
-    *bound = (struct jinja_bound){self, function};
-    *out = (struct jinja_value){.type = JINJA_METHOD, .as.method = bound};
-    return 0;
+    struct jinja_list *list = jinja_list_new(run, JINJA_LIST_TUPLE, call->positional_count);
+    for (size_t i = 0; i < call->positional_count; i++) jinja_list_add(run, list, call->positional[i]);
+    return jinja_list_value(list);
 }
 
-int jinja_apply_filter(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_value *name,
-                       struct jinja_value input, const struct jinja_call *call, struct jinja_value *out)
+struct jinja_value jinja_apply_filter(struct jinja_run *run, struct jinja_scope *scope,
+                                      const struct jinja_value *name, struct jinja_value input,
+                                      const struct jinja_call *call)
 {
     const struct jinja_function *function = jinja_find_function(jinja_text_filters, name);
     if (!function) function = jinja_find_function(jinja_sequence_filters, name);
-    if (function) return jinja_invoke(run, scope, function, input, call, out);
-    return jinja_fail(run, HELM_E_UNSUPPORTED, "the filter '%.*s'",
-                      (int)(name->as.text.bytes < 100 ? name->as.text.bytes : 100), name->as.text.data);
+    if (!function) jinja_fail(run, HELM_E_UNSUPPORTED, "the filter '%.*s'", JINJA_SHOWN(name));
+    return invoke(run, scope, function, input, call);
 }
 
-int jinja_apply_test(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_value *name,
-                     struct jinja_value input, const struct jinja_call *call, bool *out)
+bool jinja_apply_test(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_value *name,
+                      struct jinja_value input, const struct jinja_call *call)
 {
-    struct jinja_value result;
     const struct jinja_function *function = jinja_find_function(jinja_test_table, name);
-    *out = false;
-    if (!function)
-        return jinja_fail(run, HELM_E_UNSUPPORTED, "the test '%.*s'",
-                          (int)(name->as.text.bytes < 100 ? name->as.text.bytes : 100), name->as.text.data);
-    int rc = jinja_invoke(run, scope, function, input, call, &result);
-    if (!rc) *out = jinja_truth(&result);
-    return rc;
+    if (!function) jinja_fail(run, HELM_E_UNSUPPORTED, "the test '%.*s'", JINJA_SHOWN(name));
+    const struct jinja_value result = invoke(run, scope, function, input, call);
+    return jinja_truth(&result);
 }
 
-int jinja_call_value(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_value *callee,
-                     const struct jinja_call *call, struct jinja_value *out)
+struct jinja_value jinja_call_value(struct jinja_run *run, struct jinja_scope *scope,
+                                    const struct jinja_value *callee, const struct jinja_call *call)
 {
     switch (callee->type) {
     case JINJA_FUNCTION:
-        return jinja_invoke(run, scope, callee->as.function, jinja_none(), call, out);
+        return invoke(run, scope, callee->as.function, jinja_none(), call);
     case JINJA_METHOD:
-        return jinja_invoke(run, scope, callee->as.method->function, callee->as.method->self, call, out);
+        return invoke(run, scope, callee->as.method->function, callee->as.method->self, call);
     case JINJA_MACRO:
-        return jinja_call_macro(run, callee->as.macro, call, out);
+        return jinja_call_macro(run, callee->as.macro, call);
     case JINJA_UNDEFINED:
-        return jinja_fail_undefined(run, callee);
+        jinja_fail_undefined(run, callee);
     case JINJA_LOOP:
-        return jinja_fail(run, HELM_E_UNSUPPORTED, "a recursive loop ('loop()')");
+        jinja_fail(run, HELM_E_UNSUPPORTED, "a recursive loop ('loop()')");
     default:
-        return jinja_fail(run, HELM_E_FORMAT, "a '%s' cannot be called", jinja_type_name(callee));
+        jinja_fail(run, HELM_E_FORMAT, "a '%s' cannot be called", jinja_type_name(callee));
     }
 }
 
 /* ---- expressions */
 
-int jinja_eval_arguments(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_arguments *args,
-                         struct jinja_call *out)
+struct jinja_call jinja_eval_arguments(struct jinja_run *run, struct jinja_scope *scope,
+                                       const struct jinja_arguments *args)
 {
-    *out = (struct jinja_call){0};
-    if (!args) return 0;
+    if (!args) return (struct jinja_call){0};
     size_t positional = args->positional.count, keyword = args->keyword_values.count;
     /* one more: the call block's caller goes there */
     struct jinja_value *values = jinja_alloc(run, (positional + keyword + 1) * sizeof *values);
-    if (!values) return run->code;
-    int rc = 0;
-    for (size_t i = 0; !rc && i < positional; i++)
-        rc = jinja_eval(run, scope, args->positional.item[i], &values[i]);
-    for (size_t i = 0; !rc && i < keyword; i++)
-        rc = jinja_eval(run, scope, args->keyword_values.item[i], &values[positional + i]);
-    out->positional = values;
-    out->positional_count = positional;
-    out->keyword_names = args->keyword_names;
-    out->keyword_values = values + positional;
-    out->keyword_count = keyword;
-    return rc;
+    for (size_t i = 0; i < positional; i++) values[i] = jinja_eval(run, scope, args->positional.item[i]);
+    for (size_t i = 0; i < keyword; i++)
+        values[positional + i] = jinja_eval(run, scope, args->keyword_values.item[i]);
+    return (struct jinja_call){.positional = values,
+                               .positional_count = positional,
+                               .keyword_names = args->keyword_names,
+                               .keyword_values = values + positional,
+                               .keyword_count = keyword};
 }
 
-static int eval_items(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                      struct jinja_value *out)
+static struct jinja_value eval_items(struct jinja_run *run, struct jinja_scope *scope,
+                                     const struct jinja_node *node)
 {
-    struct jinja_list *list;
-    struct jinja_value item;
-    int rc = jinja_list_new(run, node->kind == JINJA_NODE_LIST ? JINJA_LIST_PLAIN : JINJA_LIST_TUPLE,
-                            node->list.count, &list);
-    for (size_t i = 0; !rc && i < node->list.count; i++) {
-        rc = jinja_eval(run, scope, node->list.item[i], &item);
-        if (!rc) rc = jinja_list_add(run, list, item);
-    }
-    if (!rc) *out = jinja_list_value(list);
-    return rc;
+    const bool tuple = node->kind == JINJA_NODE_TUPLE;
+    struct jinja_list *list =
+        jinja_list_new(run, tuple ? JINJA_LIST_TUPLE : JINJA_LIST_PLAIN, node->list.count);
+    for (size_t i = 0; i < node->list.count; i++)
+        jinja_list_add(run, list, jinja_eval(run, scope, node->list.item[i]));
+    return jinja_list_value(list);
 }
 
-static int eval_dict(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                     struct jinja_value *out)
+static struct jinja_value eval_dict(struct jinja_run *run, struct jinja_scope *scope,
+                                    const struct jinja_node *node)
 {
-    struct jinja_dict *dict;
-    struct jinja_value key, value;
-    int rc = jinja_dict_new(run, node->list.count / 2, &dict);
-    for (size_t i = 0; !rc && i + 1 < node->list.count; i += 2) {
-        rc = jinja_eval(run, scope, node->list.item[i], &key);
-        if (!rc) rc = jinja_eval(run, scope, node->list.item[i + 1], &value);
-        if (!rc) rc = jinja_dict_set(run, dict, key, value);
+    struct jinja_dict *dict = jinja_dict_new(run, node->list.count / 2);
+    for (size_t i = 0; i + 1 < node->list.count; i += 2) {
+        const struct jinja_value key = jinja_eval(run, scope, node->list.item[i]);
+        jinja_dict_set(run, dict, key, jinja_eval(run, scope, node->list.item[i + 1]));
     }
-    if (!rc) *out = jinja_dict_value(dict);
-    return rc;
+    return jinja_dict_value(dict);
 }
 
-static int eval_concat(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                       struct jinja_value *out)
+static struct jinja_value eval_concat(struct jinja_run *run, struct jinja_scope *scope,
+                                      const struct jinja_node *node)
 {
     struct jinja_buffer buffer = {0};
-    struct jinja_value part;
-    int rc = 0;
-    for (size_t i = 0; !rc && i < node->list.count; i++) {
-        rc = jinja_eval(run, scope, node->list.item[i], &part);
-        if (!rc) rc = jinja_print(run, &buffer, &part);
+    for (size_t i = 0; i < node->list.count; i++) {
+        const struct jinja_value part = jinja_eval(run, scope, node->list.item[i]);
+        jinja_print(run, &buffer, &part);
     }
-    *out = jinja_buffer_text(&buffer);
-    return rc;
+    return jinja_buffer_text(&buffer);
 }
 
-static int eval_compare(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                        struct jinja_value *out)
+static bool eval_compare(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node)
 {
-    struct jinja_value left, right;
-    bool holds = true;
-    int rc = jinja_eval(run, scope, node->a, &left);
-    for (size_t i = 0; !rc && holds && i < node->list.count; i++) {
+    struct jinja_value left = jinja_eval(run, scope, node->a);
+    for (size_t i = 0; i < node->list.count; i++) {
         const struct jinja_node *step = node->list.item[i];
-        rc = jinja_eval(run, scope, step->a, &right);
-        if (!rc) rc = jinja_compare(run, step->op, &left, &right, &holds);
+        const struct jinja_value right = jinja_eval(run, scope, step->a);
+        if (!jinja_compare(run, step->op, &left, &right)) return false;
         left = right;
     }
-    *out = jinja_bool(holds);
-    return rc;
+    return true;
 }
 
-static int eval_condition(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                          struct jinja_value *out)
+static struct jinja_value eval_condition(struct jinja_run *run, struct jinja_scope *scope,
+                                         const struct jinja_node *node)
 {
-    int rc = jinja_eval(run, scope, node->b, out);
-    if (rc) return rc;
-    if (jinja_truth(out)) return jinja_eval(run, scope, node->a, out);
-    if (node->c) return jinja_eval(run, scope, node->c, out);
-    return jinja_undefined(run, out,
+    const struct jinja_value condition = jinja_eval(run, scope, node->b);
+    if (jinja_truth(&condition)) return jinja_eval(run, scope, node->a);
+    if (node->c) return jinja_eval(run, scope, node->c);
+    return jinja_undefined(run,
                            "the inline if-expression on line %u evaluated to false and no else section "
                            "was defined",
                            node->line);
 }
 
-static int eval_slice(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                      struct jinja_value *out)
+static struct jinja_value eval_slice(struct jinja_run *run, struct jinja_scope *scope,
+                                     const struct jinja_node *node)
 {
     const struct jinja_node *const part[3] = {node->b, node->c, node->d};
-    struct jinja_value object, bounds[3];
-    int rc = jinja_eval(run, scope, node->a, &object);
-    for (int i = 0; !rc && i < 3; i++) {
-        bounds[i] = jinja_none();
-        if (part[i]) rc = jinja_eval(run, scope, part[i], &bounds[i]);
-    }
-    return rc ? rc : jinja_slice(run, &object, bounds, out);
+    const struct jinja_value object = jinja_eval(run, scope, node->a);
+    struct jinja_value bounds[3];
+    for (int i = 0; i < 3; i++) bounds[i] = part[i] ? jinja_eval(run, scope, part[i]) : jinja_none();
+    return jinja_slice(run, &object, bounds);
 }
 
 /* A call, a filter or a test: `a` with its arguments. */
-static int eval_applied(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                        struct jinja_value *out)
+static struct jinja_value eval_applied(struct jinja_run *run, struct jinja_scope *scope,
+                                       const struct jinja_node *node)
 {
-    struct jinja_value input;
-    struct jinja_call call;
-    bool holds = false;
-    int rc = jinja_eval(run, scope, node->a, &input);
-    if (!rc) rc = jinja_eval_arguments(run, scope, node->args, &call);
+    const struct jinja_value input = jinja_eval(run, scope, node->a);
+    const struct jinja_call call = jinja_eval_arguments(run, scope, node->args);
     run->line = node->line;
-    if (rc) return rc;
-    if (node->kind == JINJA_NODE_CALL) return jinja_call_value(run, scope, &input, &call, out);
-    if (node->kind == JINJA_NODE_FILTER)
-        return jinja_apply_filter(run, scope, &node->value, input, &call, out);
-    rc = jinja_apply_test(run, scope, &node->value, input, &call, &holds);
-    *out = jinja_bool(holds != (node->op == 'n'));
-    return rc;
+    if (node->kind == JINJA_NODE_CALL) return jinja_call_value(run, scope, &input, &call);
+    if (node->kind == JINJA_NODE_FILTER) return jinja_apply_filter(run, scope, &node->value, input, &call);
+    return jinja_bool(jinja_apply_test(run, scope, &node->value, input, &call) != (node->op == 'n'));
 }
 
-static int eval_pair(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                     struct jinja_value *out)
+static struct jinja_value eval_pair(struct jinja_run *run, struct jinja_scope *scope,
+                                    const struct jinja_node *node)
 {
-    struct jinja_value a, b;
-    int rc = jinja_eval(run, scope, node->a, &a);
-    if (!rc) rc = jinja_eval(run, scope, node->b, &b);
+    const struct jinja_value a = jinja_eval(run, scope, node->a), b = jinja_eval(run, scope, node->b);
     run->line = node->line;
-    if (rc) return rc;
-    return node->kind == JINJA_NODE_BINARY ? jinja_binary(run, node->op, &a, &b, out)
-                                           : jinja_getitem(run, &a, &b, out);
+    return node->kind == JINJA_NODE_BINARY ? jinja_binary(run, node->op, &a, &b) : jinja_getitem(run, &a, &b);
 }
 
-static int eval_node(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                     struct jinja_value *out)
+static struct jinja_value eval_node(struct jinja_run *run, struct jinja_scope *scope,
+                                    const struct jinja_node *node)
 {
     struct jinja_value a;
-    int rc;
     switch (node->kind) {
     case JINJA_NODE_CONST:
-        *out = node->value;
-        return 0;
+        return node->value;
     case JINJA_NODE_NAME:
-        return lookup(run, scope, &node->value, out);
+        return lookup(run, scope, &node->value);
     case JINJA_NODE_PIPED:
-        *out = *run->piped;
-        return 0;
+        return *run->piped;
     case JINJA_NODE_LIST:
     case JINJA_NODE_TUPLE:
-        return eval_items(run, scope, node, out);
+        return eval_items(run, scope, node);
     case JINJA_NODE_DICT:
-        return eval_dict(run, scope, node, out);
+        return eval_dict(run, scope, node);
     case JINJA_NODE_NEG:
     case JINJA_NODE_POS:
-        rc = jinja_eval(run, scope, node->a, &a);
-        return rc ? rc : jinja_negate(run, &a, node->kind == JINJA_NODE_NEG, out);
+        a = jinja_eval(run, scope, node->a);
+        return jinja_negate(run, &a, node->kind == JINJA_NODE_NEG);
     case JINJA_NODE_NOT:
-        rc = jinja_eval(run, scope, node->a, &a);
-        *out = jinja_bool(rc ? false : !jinja_truth(&a));
-        return rc;
+        a = jinja_eval(run, scope, node->a);
+        return jinja_bool(!jinja_truth(&a));
     case JINJA_NODE_AND:
     case JINJA_NODE_OR:
-        rc = jinja_eval(run, scope, node->a, out);
-        if (rc || jinja_truth(out) != (node->kind == JINJA_NODE_AND)) return rc;
-        return jinja_eval(run, scope, node->b, out);
+        a = jinja_eval(run, scope, node->a);
+        return jinja_truth(&a) == (node->kind == JINJA_NODE_AND) ? jinja_eval(run, scope, node->b) : a;
     case JINJA_NODE_BINARY:
     case JINJA_NODE_GETITEM:
-        return eval_pair(run, scope, node, out);
+        return eval_pair(run, scope, node);
     case JINJA_NODE_CONCAT:
-        return eval_concat(run, scope, node, out);
+        return eval_concat(run, scope, node);
     case JINJA_NODE_COMPARE:
-        return eval_compare(run, scope, node, out);
+        return jinja_bool(eval_compare(run, scope, node));
     case JINJA_NODE_COND:
-        return eval_condition(run, scope, node, out);
+        return eval_condition(run, scope, node);
     case JINJA_NODE_GETATTR:
-        rc = jinja_eval(run, scope, node->a, &a);
+        a = jinja_eval(run, scope, node->a);
         run->line = node->line;
-        return rc ? rc : jinja_getattr(run, &a, &node->value, out);
+        return jinja_getattr(run, &a, &node->value);
     case JINJA_NODE_SLICE:
-        return eval_slice(run, scope, node, out);
+        return eval_slice(run, scope, node);
     case JINJA_NODE_CALL:
     case JINJA_NODE_FILTER:
     case JINJA_NODE_TEST:
-        return eval_applied(run, scope, node, out);
+        return eval_applied(run, scope, node);
     default:
-        return jinja_fail(run, HELM_E_INTERNAL, "a statement where an expression should be");
+        jinja_fail(run, HELM_E_INTERNAL, "a statement where an expression should be");
     }
 }
 
-int jinja_eval(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-               struct jinja_value *out)
+struct jinja_value jinja_eval(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node)
 {
-    *out = jinja_none();
     run->line = node->line;
-    int rc = jinja_step(run, 1);
-    if (rc) return rc;
+    jinja_step(run, 1);
     if (++run->depth > JINJA_EVAL_DEPTH_MAX)
-        return jinja_fail(run, HELM_E_LIMIT, "expressions are nested deeper than %d", JINJA_EVAL_DEPTH_MAX);
-    rc = eval_node(run, scope, node, out);
+        jinja_fail(run, HELM_E_LIMIT, "expressions are nested deeper than %d", JINJA_EVAL_DEPTH_MAX);
+    const struct jinja_value value = eval_node(run, scope, node);
     run->depth--;
-    return rc;
+    return value;
 }
 
-int jinja_eval_piped(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                     struct jinja_value piped, struct jinja_value *out)
+struct jinja_value jinja_eval_piped(struct jinja_run *run, struct jinja_scope *scope,
+                                    const struct jinja_node *node, struct jinja_value piped)
 {
     run->piped = &piped; /* the innermost filter takes it before anything else is evaluated */
-    return jinja_eval(run, scope, node, out);
+    return jinja_eval(run, scope, node);
 }

@@ -56,7 +56,7 @@ struct jinja_callable {
 };
 struct jinja_function {
     const char *name;
-    int (*call)(const struct jinja_callable *c, struct jinja_value *out);
+    struct jinja_value (*call)(const struct jinja_callable *c);
     int which; /* of those that share `call`: whatever tells it them apart */
     const char *parameters[JINJA_PARAMETERS_MAX];
     int required; /* of the parameters */
@@ -69,85 +69,66 @@ struct jinja_bound {
 
 /* The end of each table is a NULL name. */
 /* "text".format(...): jinja/format_fields.c */
-HELM_MUST_CHECK int jinja_format_fields(const struct jinja_callable *c, struct jinja_value *out);
+struct jinja_value jinja_format_fields(const struct jinja_callable *c);
 
 extern const struct jinja_function jinja_text_filters[], jinja_sequence_filters[], jinja_text_methods[],
     jinja_test_table[], jinja_global_table[];
 
-/* Calls `function` with its parameters bound and checked. */
-HELM_MUST_CHECK int jinja_invoke(struct jinja_run *run, struct jinja_scope *scope,
-                                 const struct jinja_function *function, struct jinja_value self,
-                                 const struct jinja_call *call, struct jinja_value *out);
 /* NULL: there is none. */
 const struct jinja_function *jinja_find_function(const struct jinja_function *table,
                                                  const struct jinja_value *name);
 /* By name; one that does not exist is HELM_E_UNSUPPORTED. */
-HELM_MUST_CHECK int jinja_apply_filter(struct jinja_run *run, struct jinja_scope *scope,
-                                       const struct jinja_value *name, struct jinja_value input,
-                                       const struct jinja_call *call, struct jinja_value *out);
-HELM_MUST_CHECK int jinja_apply_test(struct jinja_run *run, struct jinja_scope *scope,
-                                     const struct jinja_value *name, struct jinja_value input,
-                                     const struct jinja_call *call, bool *out);
-HELM_MUST_CHECK int jinja_call_value(struct jinja_run *run, struct jinja_scope *scope,
-                                     const struct jinja_value *callee, const struct jinja_call *call,
-                                     struct jinja_value *out);
+struct jinja_value jinja_apply_filter(struct jinja_run *run, struct jinja_scope *scope,
+                                      const struct jinja_value *name, struct jinja_value input,
+                                      const struct jinja_call *call);
+bool jinja_apply_test(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_value *name,
+                      struct jinja_value input, const struct jinja_call *call);
+struct jinja_value jinja_call_value(struct jinja_run *run, struct jinja_scope *scope,
+                                    const struct jinja_value *callee, const struct jinja_call *call);
 
-HELM_MUST_CHECK int jinja_eval(struct jinja_run *run, struct jinja_scope *scope,
-                               const struct jinja_node *node, struct jinja_value *out);
+struct jinja_value jinja_eval(struct jinja_run *run, struct jinja_scope *scope,
+                              const struct jinja_node *node);
 /* The filters of a filter or set block, over the text that its body made. */
-HELM_MUST_CHECK int jinja_eval_piped(struct jinja_run *run, struct jinja_scope *scope,
-                                     const struct jinja_node *node, struct jinja_value piped,
-                                     struct jinja_value *out);
-HELM_MUST_CHECK int jinja_eval_arguments(struct jinja_run *run, struct jinja_scope *scope,
-                                         const struct jinja_arguments *args, struct jinja_call *out);
+struct jinja_value jinja_eval_piped(struct jinja_run *run, struct jinja_scope *scope,
+                                    const struct jinja_node *node, struct jinja_value piped);
+struct jinja_call jinja_eval_arguments(struct jinja_run *run, struct jinja_scope *scope,
+                                       const struct jinja_arguments *args);
 
-/* What a statement asks its loop to do, beside going on; errors are negative. */
-enum { JINJA_FLOW_NEXT = 0, JINJA_FLOW_BREAK = 1, JINJA_FLOW_CONTINUE = 2 };
-HELM_MUST_CHECK int jinja_exec(struct jinja_run *run, struct jinja_scope *scope,
-                               const struct jinja_nodes *body, struct jinja_buffer *out);
-HELM_MUST_CHECK int jinja_call_macro(struct jinja_run *run, const struct jinja_macro *macro,
-                                     const struct jinja_call *call, struct jinja_value *out);
-HELM_MUST_CHECK int jinja_assign(struct jinja_run *run, struct jinja_scope *scope,
-                                 const struct jinja_node *target, struct jinja_value value);
+/* The text that a macro's body makes. */
+struct jinja_value jinja_call_macro(struct jinja_run *run, const struct jinja_macro *macro,
+                                    const struct jinja_call *call);
 
-HELM_MUST_CHECK int jinja_scope_new(struct jinja_run *run, struct jinja_scope *outer,
-                                    struct jinja_scope **out);
-HELM_MUST_CHECK int jinja_scope_set(struct jinja_run *run, struct jinja_scope *scope, struct jinja_value name,
-                                    struct jinja_value value);
+struct jinja_scope *jinja_scope_new(struct jinja_run *run, struct jinja_scope *outer);
+void jinja_scope_set(struct jinja_run *run, struct jinja_scope *scope, struct jinja_value name,
+                     struct jinja_value value);
 
-/* Takes items until `count` passed the loop's test, or there are no more. */
-HELM_MUST_CHECK int jinja_loop_fill(struct jinja_run *run, struct jinja_loop *loop, size_t count);
-/* 1: the loop variable has no such attribute. */
-HELM_MUST_CHECK int jinja_loop_attribute(struct jinja_run *run, const struct jinja_value *loop,
-                                         const struct jinja_value *name, struct jinja_value *out);
-/* 0: *out is the method; 1: the value has none of that name; negative: one that is refused. */
-HELM_MUST_CHECK int jinja_method_find(struct jinja_run *run, const struct jinja_value *self,
-                                      const struct jinja_value *name, struct jinja_value *out);
-HELM_MUST_CHECK int jinja_bind_method(struct jinja_run *run, struct jinja_value self,
-                                      const struct jinja_function *function, struct jinja_value *out);
+/* false: the loop variable has no such attribute. */
+bool jinja_loop_attribute(struct jinja_run *run, const struct jinja_value *loop,
+                          const struct jinja_value *name, struct jinja_value *out);
+/* false: the value has no method of that name. One that is refused is an error. */
+bool jinja_method_find(struct jinja_run *run, const struct jinja_value *self, const struct jinja_value *name,
+                       struct jinja_value *out);
 
 /* ---- shared by filters and methods */
 
-/* What a parameter holds, or `fallback` if it was not given; another type is an error that names it. */
-HELM_MUST_CHECK int jinja_parameter_whole(const struct jinja_callable *c, int index, int64_t fallback,
-                                          int64_t *out);
-HELM_MUST_CHECK int jinja_parameter_text(const struct jinja_callable *c, int index, const char *fallback,
-                                         struct jinja_value *out);
+/* The value of a parameter, or `fallback` if it was not given; another type is an error that names it. */
+int64_t jinja_parameter_whole(const struct jinja_callable *c, int index, int64_t fallback);
+struct jinja_value jinja_parameter_text(const struct jinja_callable *c, int index, const char *fallback);
 bool jinja_parameter_truth(const struct jinja_callable *c, int index, bool fallback);
-HELM_MUST_CHECK int jinja_escape(struct jinja_run *run, struct jinja_value in, struct jinja_value *out);
+struct jinja_value jinja_escape(struct jinja_run *run, struct jinja_value in);
+/* All positional arguments of a call, as a tuple. */
+struct jinja_value jinja_given(struct jinja_run *run, const struct jinja_call *call);
 
 enum jinja_case { JINJA_CASE_UPPER, JINJA_CASE_LOWER, JINJA_CASE_TITLE, JINJA_CASE_CAPITALIZE };
-HELM_MUST_CHECK int jinja_change_case(struct jinja_run *run, struct jinja_value text, enum jinja_case to,
-                                      struct jinja_value *out);
+struct jinja_value jinja_change_case(struct jinja_run *run, struct jinja_value text, enum jinja_case to);
 /* Cuts white space, or the characters of `set`, off the ends. */
-HELM_MUST_CHECK int jinja_strip(struct jinja_run *run, struct jinja_value text, const struct jinja_value *set,
-                                bool left, bool right, struct jinja_value *out);
-HELM_MUST_CHECK int jinja_replace(struct jinja_run *run, struct jinja_value text, struct jinja_value old,
-                                  struct jinja_value fresh, int64_t count, struct jinja_value *out);
-HELM_MUST_CHECK int jinja_split_lines(struct jinja_run *run, struct jinja_value text, bool keep_ends,
-                                      struct jinja_list **out);
-HELM_MUST_CHECK int jinja_join(struct jinja_run *run, struct jinja_value items, struct jinja_value between,
-                               bool strict, struct jinja_value *out);
+struct jinja_value jinja_strip(struct jinja_run *run, struct jinja_value text, const struct jinja_value *set,
+                               bool left, bool right);
+struct jinja_value jinja_replace(struct jinja_run *run, struct jinja_value text, struct jinja_value old,
+                                 struct jinja_value fresh, int64_t count);
+struct jinja_list *jinja_split_lines(struct jinja_run *run, struct jinja_value text, bool keep_ends);
+struct jinja_value jinja_join(struct jinja_run *run, struct jinja_value items, struct jinja_value between,
+                              bool strict);
 /* Every (key, value) of a dict, as tuples. */
-HELM_MUST_CHECK int jinja_dict_items(struct jinja_run *run, const struct jinja_dict *dict,
-                                     enum jinja_list_kind kind, struct jinja_list **out);
+struct jinja_list *jinja_dict_items(struct jinja_run *run, const struct jinja_dict *dict,
+                                    enum jinja_list_kind kind);

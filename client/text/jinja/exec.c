@@ -5,95 +5,81 @@
 #include "client/text/jinja/jinja.h"
 #include "client/text/jinja/eval.h"
 
+/* What a statement asks its loop to do, beside going on. */
+enum flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE };
+static enum flow exec(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_nodes *body,
+                      struct jinja_buffer *out);
+
 /* ---- assigning */
 
-static int unpack(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *target,
-                  struct jinja_value value)
+static void assign(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *target,
+                   struct jinja_value value);
+
+static void unpack(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *target,
+                   struct jinja_value value)
 {
-    struct jinja_list *items;
-    int rc = jinja_collect(run, value, JINJA_LIST_TUPLE, &items);
-    if (rc) return rc;
+    const struct jinja_list *items = jinja_collect(run, value, JINJA_LIST_TUPLE);
     if (items->count != target->list.count)
-        return jinja_fail(run, HELM_E_FORMAT, "%zu values cannot be unpacked into %zu names", items->count,
-                          target->list.count);
-    for (size_t i = 0; !rc && i < items->count; i++)
-        rc = jinja_assign(run, scope, target->list.item[i], items->item[i]);
-    return rc;
+        jinja_fail(run, HELM_E_FORMAT, "%zu values cannot be unpacked into %zu names", items->count,
+                   target->list.count);
+    for (size_t i = 0; i < items->count; i++) assign(run, scope, target->list.item[i], items->item[i]);
 }
 
-int jinja_assign(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *target,
-                 struct jinja_value value)
+static void assign(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *target,
+                   struct jinja_value value)
 {
-    if (target->kind == JINJA_NODE_TUPLE) return unpack(run, scope, target, value);
-    if (target->kind == JINJA_NODE_NAME) return jinja_scope_set(run, scope, target->value, value);
-    struct jinja_value object;
-    int rc = jinja_eval(run, scope, target->a, &object);
-    if (rc) return rc;
-    if (object.type != JINJA_NAMESPACE)
-        return jinja_fail(run, HELM_E_FORMAT, "cannot assign attribute on non-namespace object");
-    return jinja_dict_set(run, object.as.dict, target->value, value);
+    if (target->kind == JINJA_NODE_TUPLE) {
+        unpack(run, scope, target, value);
+    } else if (target->kind == JINJA_NODE_NAME) {
+        jinja_scope_set(run, scope, target->value, value);
+    } else {
+        const struct jinja_value object = jinja_eval(run, scope, target->a);
+        if (object.type != JINJA_NAMESPACE)
+            jinja_fail(run, HELM_E_FORMAT, "cannot assign attribute on non-namespace object");
+        jinja_dict_set(run, object.as.dict, target->value, value);
+    }
 }
 
 /* ---- loops */
 
-int jinja_loop_fill(struct jinja_run *run, struct jinja_loop *loop, size_t count)
+/* The head's test sees the item's names, and not the loop. */
+static bool passes(struct jinja_run *run, struct jinja_loop *loop, struct jinja_value item)
 {
-    struct jinja_value item, holds = jinja_bool(true);
-    int rc = 0;
-    while (!rc && !loop->ended && loop->taken->count < count) {
-        rc = jinja_next(run, &loop->source, &item);
-        if (rc <= 0) {
-            loop->ended = true;
-            return rc;
-        }
-        rc = 0;
-        if (loop->node->c) { /* the head's test sees the item's names, and not the loop */
-            struct jinja_scope *scope;
-            rc = jinja_scope_new(run, loop->scope, &scope);
-            if (!rc) rc = jinja_assign(run, scope, loop->node->a, item);
-            if (!rc) rc = jinja_eval(run, scope, loop->node->c, &holds);
-        }
-        if (!rc && jinja_truth(&holds)) rc = jinja_list_add(run, loop->taken, item);
-    }
-    return rc;
+    if (!loop->node->c) return true;
+    struct jinja_scope *scope = jinja_scope_new(run, loop->scope);
+    assign(run, scope, loop->node->a, item);
+    const struct jinja_value holds = jinja_eval(run, scope, loop->node->c);
+    return jinja_truth(&holds);
 }
 
-static int exec_loop(struct jinja_run *run, struct jinja_loop *loop, struct jinja_buffer *out, bool *ran)
+/* Takes items until `count` passed the loop's test, or there are no more. */
+static void loop_fill(struct jinja_run *run, struct jinja_loop *loop, size_t count)
 {
-    const struct jinja_node *node = loop->node;
-    const struct jinja_value name = jinja_text("loop", 4), value = {.type = JINJA_LOOP, .as.loop = loop};
-    for (loop->index0 = 0;; loop->index0++) {
-        struct jinja_scope *scope;
-        int rc = jinja_loop_fill(run, loop, loop->index0 + 1);
-        if (rc || loop->taken->count <= loop->index0) return rc;
-        *ran = true;
-        rc = jinja_scope_new(run, loop->scope, &scope);
-        if (!rc) rc = jinja_scope_set(run, scope, name, value);
-        if (!rc) rc = jinja_assign(run, scope, node->a, loop->taken->item[loop->index0]);
-        if (!rc) rc = jinja_exec(run, scope, &node->list, out);
-        if (rc < 0) return rc;
-        if (rc == JINJA_FLOW_BREAK) return 0;
+    struct jinja_value item;
+    while (!loop->ended && loop->taken->count < count) {
+        loop->ended = !jinja_next(run, &loop->source, &item);
+        if (!loop->ended && passes(run, loop, item)) jinja_list_add(run, loop->taken, item);
     }
 }
 
-static int exec_for(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                    struct jinja_buffer *out)
+static enum flow exec_for(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
+                          struct jinja_buffer *out)
 {
-    struct jinja_value source;
-    bool ran = false;
     struct jinja_loop *loop = jinja_alloc(run, sizeof *loop);
-    if (!loop) return run->code;
-    loop->node = node;
-    loop->scope = scope;
-    loop->changed.type = JINJA_ABSENT;
-    int rc = jinja_eval(run, scope, node->b, &source);
-    if (!rc) rc = jinja_iterate(run, source, &loop->source);
-    if (!rc) rc = jinja_list_new(run, JINJA_LIST_PLAIN, 0, &loop->taken);
-    if (!rc) rc = exec_loop(run, loop, out, &ran);
-    if (rc || ran || !node->other.count) return rc;
-    struct jinja_scope *inner;
-    rc = jinja_scope_new(run, scope, &inner);
-    return rc ? rc : jinja_exec(run, inner, &node->other, out);
+    const struct jinja_value name = jinja_text("loop", 4), value = {.type = JINJA_LOOP, .as.loop = loop};
+    *loop = (struct jinja_loop){.node = node, .scope = scope, .changed.type = JINJA_ABSENT};
+    loop->source = jinja_iterate(run, jinja_eval(run, scope, node->b));
+    loop->taken = jinja_list_new(run, JINJA_LIST_PLAIN, 0);
+    for (loop->index0 = 0;; loop->index0++) {
+        loop_fill(run, loop, loop->index0 + 1);
+        if (loop->taken->count <= loop->index0) break;
+        struct jinja_scope *inner = jinja_scope_new(run, scope);
+        jinja_scope_set(run, inner, name, value);
+        assign(run, inner, node->a, loop->taken->item[loop->index0]);
+        if (exec(run, inner, &node->list, out) == FLOW_BREAK) return FLOW_NEXT;
+    }
+    if (loop->taken->count || !node->other.count) return FLOW_NEXT;
+    return exec(run, jinja_scope_new(run, scope), &node->other, out); /* what it says is for an outer loop */
 }
 
 enum loop_attribute {
@@ -110,29 +96,28 @@ enum loop_attribute {
     DEPTH0
 };
 
-int jinja_loop_attribute(struct jinja_run *run, const struct jinja_value *value,
-                         const struct jinja_value *name, struct jinja_value *out)
+bool jinja_loop_attribute(struct jinja_run *run, const struct jinja_value *value,
+                          const struct jinja_value *name, struct jinja_value *out)
 {
     static const char *const names[] = {"index",     "index0",   "first",    "last",  "length", "revindex",
                                         "revindex0", "previtem", "nextitem", "depth", "depth0"};
     struct jinja_loop *loop = value->as.loop;
-    size_t which = 0, at = loop->index0, ahead;
+    size_t which = 0, at = loop->index0;
     while (which <= DEPTH0 && !jinja_text_is(name, names[which])) which++;
     if (which > DEPTH0) return jinja_method_find(run, value, name, out);
     /* these look ahead: one item, or all */
-    ahead = which == LAST || which == NEXTITEM      ? at + 2
-            : which >= LENGTH && which <= REVINDEX0 ? SIZE_MAX
-                                                    : 0;
-    int rc = jinja_loop_fill(run, loop, ahead);
-    if (rc) return rc;
+    loop_fill(run, loop,
+              which == LAST || which == NEXTITEM      ? at + 2
+              : which >= LENGTH && which <= REVINDEX0 ? SIZE_MAX
+                                                      : 0);
     const struct jinja_list *taken = loop->taken;
     const size_t count = taken->count;
     if (which == FIRST || which == LAST) {
         *out = jinja_bool(which == FIRST ? at == 0 : count <= at + 1);
-    } else if (which == PREVITEM || which == NEXTITEM) {
-        if (which == PREVITEM && at == 0) return jinja_undefined(run, out, "there is no previous item");
-        if (which == NEXTITEM && count <= at + 1) return jinja_undefined(run, out, "there is no next item");
-        *out = taken->item[which == PREVITEM ? at - 1 : at + 1];
+    } else if (which == PREVITEM) {
+        *out = at ? taken->item[at - 1] : jinja_undefined(run, "there is no previous item");
+    } else if (which == NEXTITEM) {
+        *out = count > at + 1 ? taken->item[at + 1] : jinja_undefined(run, "there is no next item");
     } else {
         const size_t number[] = {[INDEX] = at + 1,
                                  [INDEX0] = at,
@@ -143,249 +128,241 @@ int jinja_loop_attribute(struct jinja_run *run, const struct jinja_value *value,
                                  [DEPTH0] = 0};
         *out = jinja_int((int64_t)number[which]);
     }
-    return 0;
+    return true;
 }
 
 /* ---- macros */
 
 /* varargs, kwargs and caller, for a macro that uses them; what it does not use may not be given. */
-static int bind_rest(struct jinja_run *run, const struct jinja_node *node, struct jinja_scope *scope,
-                     const struct jinja_call *call, const bool *used)
+static void bind_rest(struct jinja_run *run, const struct jinja_node *node, struct jinja_scope *scope,
+                      const struct jinja_call *call, const bool *used)
 {
-    struct jinja_list *varargs;
-    struct jinja_dict *kwargs;
-    struct jinja_value caller;
-    int rc = jinja_undefined(run, &caller, "No caller defined");
-    if (!rc) rc = jinja_list_new(run, JINJA_LIST_TUPLE, 0, &varargs);
-    if (!rc) rc = jinja_dict_new(run, 0, &kwargs);
-    for (size_t i = node->other.count; !rc && i < call->positional_count; i++)
-        rc = jinja_list_add(run, varargs, call->positional[i]);
-    for (size_t i = 0; !rc && i < call->keyword_count; i++) {
+    struct jinja_value caller = jinja_undefined(run, "No caller defined");
+    struct jinja_list *varargs = jinja_list_new(run, JINJA_LIST_TUPLE, 0);
+    struct jinja_dict *kwargs = jinja_dict_new(run, 0);
+    for (size_t i = node->other.count; i < call->positional_count; i++)
+        jinja_list_add(run, varargs, call->positional[i]);
+    for (size_t i = 0; i < call->keyword_count; i++) {
         if (used[i]) continue;
         if (jinja_text_is(&call->keyword_names[i], "caller") && (node->op & JINJA_MACRO_USES_CALLER))
             caller = call->keyword_values[i];
         else
-            rc = jinja_dict_set(run, kwargs, call->keyword_names[i], call->keyword_values[i]);
+            jinja_dict_set(run, kwargs, call->keyword_names[i], call->keyword_values[i]);
     }
-    if (rc) return rc;
     const struct jinja_value *name = &node->value;
     if (kwargs->count && !(node->op & JINJA_MACRO_USES_KWARGS))
-        return jinja_fail(run, HELM_E_FORMAT, "macro '%.*s' takes no keyword argument '%.*s'",
-                          (int)name->as.text.bytes, name->as.text.data, (int)kwargs->key[0].as.text.bytes,
-                          kwargs->key[0].as.text.data);
+        jinja_fail(run, HELM_E_FORMAT, "macro '%.*s' takes no keyword argument '%.*s'",
+                   (int)name->as.text.bytes, name->as.text.data, (int)kwargs->key[0].as.text.bytes,
+                   kwargs->key[0].as.text.data);
     if (varargs->count && !(node->op & JINJA_MACRO_USES_VARARGS))
-        return jinja_fail(run, HELM_E_FORMAT, "macro '%.*s' takes not more than %zu arguments",
-                          (int)name->as.text.bytes, name->as.text.data, node->other.count);
+        jinja_fail(run, HELM_E_FORMAT, "macro '%.*s' takes not more than %zu arguments",
+                   (int)name->as.text.bytes, name->as.text.data, node->other.count);
     if (node->op & JINJA_MACRO_USES_VARARGS)
-        rc = jinja_scope_set(run, scope, jinja_text("varargs", 7), jinja_list_value(varargs));
-    if (!rc && (node->op & JINJA_MACRO_USES_KWARGS))
-        rc = jinja_scope_set(run, scope, jinja_text("kwargs", 6), jinja_dict_value(kwargs));
-    if (!rc && (node->op & JINJA_MACRO_USES_CALLER))
-        rc = jinja_scope_set(run, scope, jinja_text("caller", 6), caller);
-    return rc;
+        jinja_scope_set(run, scope, jinja_text("varargs", 7), jinja_list_value(varargs));
+    if (node->op & JINJA_MACRO_USES_KWARGS)
+        jinja_scope_set(run, scope, jinja_text("kwargs", 6), jinja_dict_value(kwargs));
+    if (node->op & JINJA_MACRO_USES_CALLER) jinja_scope_set(run, scope, jinja_text("caller", 6), caller);
 }
 
-static int bind_parameters(struct jinja_run *run, const struct jinja_node *node, struct jinja_scope *scope,
-                           const struct jinja_call *call)
+static void bind_parameters(struct jinja_run *run, const struct jinja_node *node, struct jinja_scope *scope,
+                            const struct jinja_call *call)
 {
     size_t count = node->other.count, defaults = node->args->positional.count;
     bool *used = jinja_alloc(run, call->keyword_count + 1);
-    if (!used) return run->code;
-    int rc = 0;
-    for (size_t i = 0; !rc && i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const struct jinja_value *name = &node->other.item[i]->value;
         struct jinja_value value = {.type = JINJA_ABSENT};
         if (i < call->positional_count) value = call->positional[i];
         for (size_t k = 0; k < call->keyword_count; k++) {
-            const struct jinja_value *keyword = &call->keyword_names[k];
-            if (keyword->as.text.bytes != name->as.text.bytes ||
-                memcmp(keyword->as.text.data, name->as.text.data, name->as.text.bytes) != 0)
-                continue;
+            if (!jinja_same_text(&call->keyword_names[k], name)) continue;
             if (i < call->positional_count || used[k]) continue; /* the rest's check reports it */
             value = call->keyword_values[k];
             used[k] = true;
         }
         if (value.type == JINJA_ABSENT && i + defaults >= count)
-            rc = jinja_eval(run, scope, node->args->positional.item[i + defaults - count], &value);
+            value = jinja_eval(run, scope, node->args->positional.item[i + defaults - count]);
         else if (value.type == JINJA_ABSENT)
-            rc = jinja_undefined(run, &value, "parameter '%.*s' was not provided", (int)name->as.text.bytes,
-                                 name->as.text.data);
-        if (!rc) rc = jinja_scope_set(run, scope, *name, value);
+            value = jinja_undefined(run, "parameter '%.*s' was not provided", (int)name->as.text.bytes,
+                                    name->as.text.data);
+        jinja_scope_set(run, scope, *name, value);
     }
-    return rc ? rc : bind_rest(run, node, scope, call, used);
+    bind_rest(run, node, scope, call, used);
 }
 
-int jinja_call_macro(struct jinja_run *run, const struct jinja_macro *macro, const struct jinja_call *call,
-                     struct jinja_value *out)
+struct jinja_value jinja_call_macro(struct jinja_run *run, const struct jinja_macro *macro,
+                                    const struct jinja_call *call)
 {
-    struct jinja_scope *scope;
     struct jinja_buffer buffer = {0};
     if (++run->macro_depth > JINJA_NESTING_MAX)
-        return jinja_fail(run, HELM_E_LIMIT, "macros call each other deeper than %d", JINJA_NESTING_MAX);
-    int rc = jinja_scope_new(run, macro->scope, &scope);
-    if (!rc) rc = bind_parameters(run, macro->node, scope, call);
-    if (!rc) rc = jinja_exec(run, scope, &macro->node->list, &buffer);
+        jinja_fail(run, HELM_E_LIMIT, "macros call each other deeper than %d", JINJA_NESTING_MAX);
+    struct jinja_scope *scope = jinja_scope_new(run, macro->scope);
+    bind_parameters(run, macro->node, scope, call);
+    (void)exec(run, scope, &macro->node->list, &buffer);
     run->macro_depth--;
-    *out = jinja_buffer_text(&buffer);
-    return rc;
+    return jinja_buffer_text(&buffer);
 }
 
-static int make_macro(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                      struct jinja_value *out)
+static struct jinja_value make_macro(struct jinja_run *run, struct jinja_scope *scope,
+                                     const struct jinja_node *node)
 {
     struct jinja_macro *macro = jinja_alloc(run, sizeof *macro);
-    if (!macro) return run->code;
     *macro = (struct jinja_macro){node, scope};
-    *out = (struct jinja_value){.type = JINJA_MACRO, .as.macro = macro};
-    return 0;
+    return (struct jinja_value){.type = JINJA_MACRO, .as.macro = macro};
 }
 
-static int exec_call_block(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                           struct jinja_buffer *out)
+static void exec_call_block(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
+                            struct jinja_buffer *out)
 {
-    struct jinja_value callee, caller, result;
-    struct jinja_call call;
-    int rc = jinja_eval(run, scope, node->a->a, &callee);
-    if (!rc) rc = jinja_eval_arguments(run, scope, node->a->args, &call);
-    if (!rc) rc = make_macro(run, scope, node->b, &caller);
-    if (rc) return rc;
+    const struct jinja_value callee = jinja_eval(run, scope, node->a->a);
+    struct jinja_call call = jinja_eval_arguments(run, scope, node->a->args);
     size_t count = call.keyword_count;
     struct jinja_value *names = jinja_alloc(run, 2 * (count + 1) * sizeof *names),
                        *values = names + count + 1;
-    if (!names) return run->code;
     for (size_t i = 0; i < count; i++) {
         names[i] = call.keyword_names[i];
         values[i] = call.keyword_values[i];
     }
     names[count] = jinja_text("caller", 6);
-    values[count] = caller;
+    values[count] = make_macro(run, scope, node->b);
     call.keyword_names = names;
     call.keyword_values = values;
     call.keyword_count = count + 1;
-    rc = jinja_call_value(run, scope, &callee, &call, &result);
-    return rc ? rc : jinja_print(run, out, &result);
+    const struct jinja_value result = jinja_call_value(run, scope, &callee, &call);
+    jinja_print(run, out, &result);
 }
 
 /* ---- the other statements */
 
-static int exec_if(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                   struct jinja_buffer *out)
+static enum flow exec_if(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
+                         struct jinja_buffer *out)
 {
     for (size_t i = 0; i < node->list.count; i++) {
         const struct jinja_node *branch = node->list.item[i];
-        struct jinja_value holds = jinja_bool(true);
-        int rc = branch->a ? jinja_eval(run, scope, branch->a, &holds) : 0;
-        if (rc) return rc;
-        if (jinja_truth(&holds)) return jinja_exec(run, scope, &branch->list, out);
+        const struct jinja_value holds = branch->a ? jinja_eval(run, scope, branch->a) : jinja_bool(true);
+        if (jinja_truth(&holds)) return exec(run, scope, &branch->list, out);
     }
-    return 0;
+    return FLOW_NEXT;
 }
 
 /* A body's text, and the filters over it. */
-static int capture(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                   struct jinja_value *out)
+static enum flow capture(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
+                         struct jinja_value *out)
 {
-    struct jinja_scope *inner;
     struct jinja_buffer buffer = {0};
-    int rc = jinja_scope_new(run, scope, &inner);
-    if (!rc) rc = jinja_exec(run, inner, &node->list, &buffer);
+    const enum flow flow = exec(run, jinja_scope_new(run, scope), &node->list, &buffer);
     *out = jinja_buffer_text(&buffer);
-    return rc || !node->b ? rc : jinja_eval_piped(run, scope, node->b, *out, out);
+    if (!flow && node->b) *out = jinja_eval_piped(run, scope, node->b, *out);
+    return flow;
 }
 
-static int exec_with(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                     struct jinja_buffer *out)
+static enum flow exec_with(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
+                           struct jinja_buffer *out)
 {
-    struct jinja_scope *inner;
-    struct jinja_value value;
-    int rc = jinja_scope_new(run, scope, &inner);
+    struct jinja_scope *inner = jinja_scope_new(run, scope);
     /* values are evaluated outside: one does not see another's name */
-    for (size_t i = 0; !rc && i + 1 < node->other.count; i += 2) {
-        rc = jinja_eval(run, scope, node->other.item[i + 1], &value);
-        if (!rc) rc = jinja_assign(run, inner, node->other.item[i], value);
-    }
-    return rc ? rc : jinja_exec(run, inner, &node->list, out);
+    for (size_t i = 0; i + 1 < node->other.count; i += 2)
+        assign(run, inner, node->other.item[i], jinja_eval(run, scope, node->other.item[i + 1]));
+    return exec(run, inner, &node->list, out);
 }
 
-static int exec_node(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                     struct jinja_buffer *out)
+static enum flow exec_node(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
+                           struct jinja_buffer *out)
 {
     struct jinja_value value;
-    int rc;
+    enum flow flow = FLOW_NEXT;
     switch (node->kind) {
     case JINJA_NODE_DATA:
-        return jinja_buffer_add(run, out, node->value.as.text.data, node->value.as.text.bytes);
+        jinja_print(run, out, &node->value);
+        break;
     case JINJA_NODE_PRINT:
-        rc = jinja_eval(run, scope, node->a, &value);
-        return rc ? rc : jinja_print(run, out, &value);
+        value = jinja_eval(run, scope, node->a);
+        jinja_print(run, out, &value);
+        break;
     case JINJA_NODE_IF:
         return exec_if(run, scope, node, out);
     case JINJA_NODE_FOR:
         return exec_for(run, scope, node, out);
     case JINJA_NODE_SET:
-        rc = jinja_eval(run, scope, node->b, &value);
-        return rc ? rc : jinja_assign(run, scope, node->a, value);
+        assign(run, scope, node->a, jinja_eval(run, scope, node->b));
+        break;
     case JINJA_NODE_SETBLOCK:
-        rc = capture(run, scope, node, &value);
-        return rc ? rc : jinja_assign(run, scope, node->a, value);
+        flow = capture(run, scope, node, &value);
+        if (!flow) assign(run, scope, node->a, value);
+        break;
     case JINJA_NODE_FILTERED:
-        rc = capture(run, scope, node, &value);
-        return rc ? rc : jinja_print(run, out, &value);
+        flow = capture(run, scope, node, &value);
+        if (!flow) jinja_print(run, out, &value);
+        break;
     case JINJA_NODE_WITH:
         return exec_with(run, scope, node, out);
     case JINJA_NODE_MACRO:
-        rc = make_macro(run, scope, node, &value);
-        return rc ? rc : jinja_scope_set(run, scope, node->value, value);
+        jinja_scope_set(run, scope, node->value, make_macro(run, scope, node));
+        break;
     case JINJA_NODE_CALLBLOCK:
-        return exec_call_block(run, scope, node, out);
+        exec_call_block(run, scope, node, out);
+        break;
     case JINJA_NODE_SCOPELESS:
-        return jinja_exec(run, scope, &node->list, out);
+        return exec(run, scope, &node->list, out);
     case JINJA_NODE_BREAK:
-        return JINJA_FLOW_BREAK;
+        return FLOW_BREAK;
     case JINJA_NODE_CONTINUE:
-        return JINJA_FLOW_CONTINUE;
+        return FLOW_CONTINUE;
     default:
-        return jinja_fail(run, HELM_E_INTERNAL, "an expression where a statement should be");
+        jinja_fail(run, HELM_E_INTERNAL, "an expression where a statement should be");
     }
+    return flow;
 }
 
-int jinja_exec(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_nodes *body,
-               struct jinja_buffer *out)
+static enum flow exec(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_nodes *body,
+                      struct jinja_buffer *out)
 {
+    enum flow flow = FLOW_NEXT;
     if (++run->depth > JINJA_EVAL_DEPTH_MAX)
-        return jinja_fail(run, HELM_E_LIMIT, "nested deeper than %d", JINJA_EVAL_DEPTH_MAX);
-    int rc = 0;
-    for (size_t i = 0; !rc && i < body->count; i++) {
+        jinja_fail(run, HELM_E_LIMIT, "nested deeper than %d", JINJA_EVAL_DEPTH_MAX);
+    for (size_t i = 0; flow == FLOW_NEXT && i < body->count; i++) {
         run->line = body->item[i]->line;
-        rc = jinja_step(run, 1);
-        if (!rc) rc = exec_node(run, scope, body->item[i], out);
+        jinja_step(run, 1);
+        flow = exec_node(run, scope, body->item[i], out);
     }
     run->depth--;
-    return rc;
+    return flow;
 }
 
-static int set_variables(struct jinja_run *run, const struct jinja_input *input, struct jinja_scope *scope)
+/* ---- the whole */
+
+struct rendering {
+    const struct jinja_template *template;
+    const struct jinja_input *input;
+    struct jinja_buffer text;
+};
+
+static void set_variables(struct jinja_run *run, const struct jinja_input *input, struct jinja_scope *scope)
 {
-    struct jinja_value variables = jinja_none(), text;
     const char *name;
     json_t *value;
-    int rc = 0;
     json_object_foreach((json_t *)input->own, name, value)
-    {
-        rc = jinja_own_text(run, json_string_value(value), json_string_length(value), &text);
-        if (!rc) rc = jinja_scope_set(run, scope, jinja_text(name, strlen(name)), text);
-        if (rc) return rc;
-    }
+        jinja_scope_set(run, scope, jinja_text(name, strlen(name)),
+                        jinja_own_text(run, json_string_value(value), json_string_length(value)));
     run->numbers = input->numbers;
-    rc = jinja_from_json(run, input->variables, &variables);
-    if (!rc && variables.type != JINJA_DICT)
-        rc = jinja_fail(run, HELM_E_INTERNAL, "the variables are no object");
-    for (size_t i = 0; !rc && i < variables.as.dict->count; i++)
-        rc = jinja_scope_set(run, scope, variables.as.dict->key[i], variables.as.dict->value[i]);
-    return rc;
+    const struct jinja_value variables = jinja_from_json(run, input->variables);
+    if (variables.type != JINJA_DICT) jinja_fail(run, HELM_E_INTERNAL, "the variables are no object");
+    for (size_t i = 0; i < variables.as.dict->count; i++)
+        jinja_scope_set(run, scope, variables.as.dict->key[i], variables.as.dict->value[i]);
 }
 
-/* What was rendered as the caller's own memory. */
+static void render_all(struct jinja_run *run, void *what)
+{
+    struct rendering *r = what;
+    run->steps_max = UINT64_MAX; /* steps count what the template does, not the size of what it is given */
+    struct jinja_scope *scope = jinja_scope_new(run, NULL);
+    set_variables(run, r->input, scope);
+    run->steps = 0;
+    run->steps_max = r->input->steps_max ? r->input->steps_max : JINJA_STEPS_MAX;
+    /* a macro sees these; a set does not change them */
+    (void)exec(run, jinja_scope_new(run, scope), &r->template->body, &r->text);
+}
+
+/* The rendered text as the caller's own memory. */
 static int hand_out(const struct jinja_run *run, const struct jinja_buffer *buffer, char **text,
                     unsigned char **own, struct helm_err *err)
 {
@@ -399,35 +376,28 @@ static int hand_out(const struct jinja_run *run, const struct jinja_buffer *buff
     }
     if (buffer->length) memcpy(*text, buffer->data, buffer->length);
     (*text)[buffer->length] = '\0';
-    if (own) jinja_read_marks(run, buffer->data, buffer->length, *own);
+    if (own) jinja_read_marks(run, buffer->data, buffer->length, *own, 0);
     return 0;
 }
 
-static int render(const struct jinja_template *template, const struct jinja_input *input, char **text,
-                  size_t *length, unsigned char **own, struct helm_err *err)
+int jinja_render_marked(const struct jinja_template *template, const struct jinja_input *input, char **text,
+                        size_t *length, unsigned char **own, struct helm_err *err)
 {
     struct jinja_run run = {.err = err,
                             .marks = own != NULL,
                             .own = &template->arena,
                             .own_key = input->own_key,
                             .arena.marked = own != NULL};
-    struct jinja_buffer buffer = {0};
-    struct jinja_scope *scope;
+    struct rendering rendering = {.template = template, .input = input};
     *text = NULL;
     *length = 0;
     if (own) *own = NULL;
     run.arena.bytes_max = input->memory_bytes_max ? input->memory_bytes_max : JINJA_MEMORY_BYTES_MAX;
     run.output_max = input->output_bytes_max ? input->output_bytes_max : JINJA_OUTPUT_BYTES_MAX;
     run.now_s = input->now_s ? input->now_s : (int64_t)time(NULL);
-    run.steps_max = UINT64_MAX; /* steps count what the template does, not the size of what it is given */
-    int rc = jinja_scope_new(&run, NULL, &scope);
-    if (!rc) rc = set_variables(&run, input, scope);
-    run.steps = 0;
-    run.steps_max = input->steps_max ? input->steps_max : JINJA_STEPS_MAX;
-    if (!rc) rc = jinja_scope_new(&run, scope, &scope); /* a macro sees these; a set does not change them */
-    if (!rc) rc = jinja_exec(&run, scope, &template->body, &buffer);
-    if (!rc) rc = hand_out(&run, &buffer, text, own, err);
-    if (!rc) *length = buffer.length;
+    int rc = jinja_try(&run, render_all, &rendering);
+    if (!rc) rc = hand_out(&run, &rendering.text, text, own, err);
+    if (!rc) *length = rendering.text.length;
     jinja_arena_free(&run.arena);
     return rc;
 }
@@ -435,11 +405,5 @@ static int render(const struct jinja_template *template, const struct jinja_inpu
 int jinja_render(const struct jinja_template *template, const struct jinja_input *input, char **text,
                  size_t *length, struct helm_err *err)
 {
-    return render(template, input, text, length, NULL, err);
-}
-
-int jinja_render_marked(const struct jinja_template *template, const struct jinja_input *input, char **text,
-                        size_t *length, unsigned char **own, struct helm_err *err)
-{
-    return render(template, input, text, length, own, err);
+    return jinja_render_marked(template, input, text, length, NULL, err);
 }

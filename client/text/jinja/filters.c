@@ -12,20 +12,22 @@
 
 /* ---- shared with methods */
 
-int jinja_escape(struct jinja_run *run, struct jinja_value in, struct jinja_value *out)
+struct jinja_value jinja_escape(struct jinja_run *run, struct jinja_value in)
 {
     static const char from[] = "&<>'\"";
     static const char *const to[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
     struct jinja_buffer buffer = {0};
-    int rc = jinja_to_text(run, in, &in);
-    for (size_t i = 0; !rc && i < in.as.text.bytes; i++) {
+    in = jinja_to_text(run, in);
+    for (size_t i = 0; i < in.as.text.bytes; i++) {
         const char *c = &in.as.text.data[i], *found = *c ? strchr(from, *c) : NULL;
-        rc = found ? jinja_buffer_add(run, &buffer, to[found - from], strlen(to[found - from]))
-                   : jinja_buffer_add(run, &buffer, c, 1);
+        if (found)
+            jinja_buffer_add(run, &buffer, to[found - from], strlen(to[found - from]));
+        else
+            jinja_buffer_add(run, &buffer, c, 1);
     }
-    *out = jinja_buffer_text(&buffer);
-    out->markup = true;
-    return rc;
+    struct jinja_value out = jinja_buffer_text(&buffer);
+    out.markup = true;
+    return out;
 }
 
 static bool is_letter(uint32_t code)
@@ -38,228 +40,204 @@ static bool is_letter(uint32_t code)
 enum letter { LETTER_LOWER, LETTER_UPPER, LETTER_TITLE };
 
 /* Adds one character in that case. The sharp s is the one common letter whose upper case is two letters. */
-static int add_letter(struct jinja_run *run, struct jinja_buffer *buffer, uint32_t code, enum letter to)
+static void add_letter(struct jinja_run *run, struct jinja_buffer *buffer, uint32_t code, enum letter to)
 {
     char bytes[4];
     utf8proc_int32_t c = (utf8proc_int32_t)code;
-    if (code == 0xDF && to != LETTER_LOWER)
-        return jinja_buffer_add(run, buffer, to == LETTER_UPPER ? "SS" : "Ss", 2);
+    if (code == 0xDF && to != LETTER_LOWER) {
+        jinja_buffer_add(run, buffer, to == LETTER_UPPER ? "SS" : "Ss", 2);
+        return;
+    }
     c = to == LETTER_LOWER   ? utf8proc_tolower(c)
         : to == LETTER_UPPER ? utf8proc_toupper(c)
                              : utf8proc_totitle(c);
-    return jinja_buffer_add(run, buffer, bytes, utf8_put((uint32_t)c, bytes));
+    jinja_buffer_add(run, buffer, bytes, utf8_put((uint32_t)c, bytes));
 }
 
-int jinja_change_case(struct jinja_run *run, struct jinja_value text, enum jinja_case to,
-                      struct jinja_value *out)
+struct jinja_value jinja_change_case(struct jinja_run *run, struct jinja_value text, enum jinja_case to)
 {
     struct jinja_buffer buffer = {0};
-    int rc = 0;
     bool inside = false; /* a word, or past the first character */
-    for (size_t i = 0, size; !rc && i < text.as.text.bytes; i += size) {
+    for (size_t i = 0, size; i < text.as.text.bytes; i += size) {
         uint32_t code = jinja_utf8_decode(text.as.text.data + i, &size);
-        rc = add_letter(run, &buffer, code,
-                        to == JINJA_CASE_UPPER             ? LETTER_UPPER
-                        : to == JINJA_CASE_LOWER || inside ? LETTER_LOWER
-                                                           : LETTER_TITLE);
+        add_letter(run, &buffer, code,
+                   to == JINJA_CASE_UPPER             ? LETTER_UPPER
+                   : to == JINJA_CASE_LOWER || inside ? LETTER_LOWER
+                                                      : LETTER_TITLE);
         inside = to == JINJA_CASE_CAPITALIZE || is_letter(code);
     }
     if (jinja_is_own(run, text.as.text.data, text.as.text.bytes))
         jinja_mark_own(run, buffer.data, buffer.length);
-    *out = jinja_buffer_text(&buffer);
-    return rc;
+    return jinja_buffer_text(&buffer);
 }
 
 /* Whether one character is in the set, or is white space without one. *looked: bytes compared that are not
  * yet counted as steps; counted here, because what one character costs is up to the template. */
-static int in_set(struct jinja_run *run, const struct jinja_value *set, const char *c, size_t size,
-                  size_t *looked, bool *in)
+static bool in_set(struct jinja_run *run, const struct jinja_value *set, const char *c, size_t size,
+                   size_t *looked)
 {
+    bool in;
     *looked += size;
     if (set) {
         const char *found = memmem(set->as.text.data, set->as.text.bytes, c, size);
         *looked += found ? (size_t)(found - set->as.text.data) : set->as.text.bytes;
-        *in = found != NULL;
+        in = found != NULL;
     } else {
-        *in = jinja_is_space(jinja_utf8_decode(c, &size));
+        in = jinja_is_space(jinja_utf8_decode(c, &size));
     }
-    int rc = jinja_step(run, *looked / 64);
+    jinja_step(run, *looked / 64);
     *looked %= 64;
-    return rc;
+    return in;
 }
 
-int jinja_strip(struct jinja_run *run, struct jinja_value text, const struct jinja_value *set, bool left,
-                bool right, struct jinja_value *out)
+struct jinja_value jinja_strip(struct jinja_run *run, struct jinja_value text, const struct jinja_value *set,
+                               bool left, bool right)
 {
     const char *data = text.as.text.data;
     size_t start = 0, end = text.as.text.bytes, looked = 0;
-    bool in = true;
     if (set && set->type != JINJA_TEXT) set = NULL;
-    int rc = jinja_step(run, end / 64); /* the result's characters are counted */
-    while (!rc && left && start < end) {
+    jinja_step(run, end / 64); /* the result's characters are counted */
+    while (left && start < end) {
         size_t size = jinja_utf8_size((unsigned char)data[start]);
-        rc = in_set(run, set, data + start, size, &looked, &in);
-        if (!in) break;
+        if (!in_set(run, set, data + start, size, &looked)) break;
         start += size;
     }
-    while (!rc && right && end > start) {
-        size_t at = end - 1;
-        while (at > start && ((unsigned char)data[at] & 0xC0) == 0x80) at--;
-        rc = in_set(run, set, data + at, end - at, &looked, &in);
-        if (!in) break;
+    while (right && end > start) {
+        size_t at = jinja_utf8_before(data, end);
+        if (!in_set(run, set, data + at, end - at, &looked)) break;
         end = at;
     }
-    if (!rc) *out = jinja_text(data + start, end - start);
-    return rc;
+    return jinja_text(data + start, end - start);
 }
 
-int jinja_replace(struct jinja_run *run, struct jinja_value text, struct jinja_value old,
-                  struct jinja_value fresh, int64_t count, struct jinja_value *out)
+struct jinja_value jinja_replace(struct jinja_run *run, struct jinja_value text, struct jinja_value old,
+                                 struct jinja_value fresh, int64_t count)
 {
     struct jinja_buffer buffer = {0};
     const char *data = text.as.text.data;
     size_t at = 0, end = text.as.text.bytes;
-    int rc = jinja_step(run, end / 64);
-    while (!rc && count != 0) {
+    jinja_step(run, end / 64);
+    while (count != 0) {
         const char *found =
             old.as.text.bytes ? memmem(data + at, end - at, old.as.text.data, old.as.text.bytes) : data + at;
         if (!found) break;
-        rc = jinja_buffer_add(run, &buffer, data + at, (size_t)(found - data) - at);
-        if (!rc) rc = jinja_buffer_add(run, &buffer, fresh.as.text.data, fresh.as.text.bytes);
-        if (!rc) rc = jinja_step(run, 1);
+        jinja_buffer_add(run, &buffer, data + at, (size_t)(found - data) - at);
+        jinja_buffer_add(run, &buffer, fresh.as.text.data, fresh.as.text.bytes);
+        jinja_step(run, 1);
         at = (size_t)(found - data) + old.as.text.bytes;
         count -= count > 0;
         if (old.as.text.bytes) continue;
         /* an empty text stands between any two characters, and at both ends */
         if (at >= end) break;
         size_t size = jinja_utf8_size((unsigned char)data[at]);
-        if (!rc) rc = jinja_buffer_add(run, &buffer, data + at, size);
+        jinja_buffer_add(run, &buffer, data + at, size);
         at += size;
     }
-    if (!rc) rc = jinja_buffer_add(run, &buffer, data + at, end - at);
-    *out = jinja_buffer_text(&buffer);
-    return rc;
+    jinja_buffer_add(run, &buffer, data + at, end - at);
+    return jinja_buffer_text(&buffer);
 }
 
-int jinja_split_lines(struct jinja_run *run, struct jinja_value text, bool keep_ends, struct jinja_list **out)
+struct jinja_list *jinja_split_lines(struct jinja_run *run, struct jinja_value text, bool keep_ends)
 {
     const char *data = text.as.text.data;
     size_t start = 0, end = text.as.text.bytes;
-    int rc = jinja_list_new(run, JINJA_LIST_PLAIN, 0, out);
-    if (!rc) rc = jinja_step(run, end / 64);
-    for (size_t i = 0, size; !rc && i < end; i += size) {
+    struct jinja_list *lines = jinja_list_new(run, JINJA_LIST_PLAIN, 0);
+    jinja_step(run, end / 64);
+    for (size_t i = 0, size; i < end; i += size) {
         uint32_t code = jinja_utf8_decode(data + i, &size);
         if (!((code >= 0x0A && code <= 0x0D) || (code >= 0x1C && code <= 0x1E) || code == 0x85 ||
               code == 0x2028 || code == 0x2029))
             continue;
         if (code == '\r' && i + 1 < end && data[i + 1] == '\n') size = 2;
-        rc = jinja_list_add(run, *out, jinja_text(data + start, (keep_ends ? i + size : i) - start));
+        jinja_list_add(run, lines, jinja_text(data + start, (keep_ends ? i + size : i) - start));
         start = i + size;
     }
-    if (!rc && start < end) rc = jinja_list_add(run, *out, jinja_text(data + start, end - start));
-    return rc;
+    if (start < end) jinja_list_add(run, lines, jinja_text(data + start, end - start));
+    return lines;
 }
 
 /* ---- filters; each has the parameters that the table names */
 
-static int filter_case(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_case(const struct jinja_callable *c)
 {
-    struct jinja_value text;
-    int rc = jinja_to_text(c->run, c->self, &text);
-    return rc ? rc : jinja_change_case(c->run, text, (enum jinja_case)c->which, out);
+    return jinja_change_case(c->run, jinja_to_text(c->run, c->self), (enum jinja_case)c->which);
 }
 
 /* Jinja's own rule, not str.title: words begin after white space, '-' or an opening bracket. */
-static int filter_title(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_title(const struct jinja_callable *c)
 {
-    struct jinja_value text;
+    const struct jinja_value text = jinja_to_text(c->run, c->self);
     struct jinja_buffer buffer = {0};
     bool start = true;
-    int rc = jinja_to_text(c->run, c->self, &text);
-    for (size_t i = 0, size; !rc && i < text.as.text.bytes; i += size) {
+    for (size_t i = 0, size; i < text.as.text.bytes; i += size) {
         uint32_t code = jinja_utf8_decode(text.as.text.data + i, &size);
-        rc = add_letter(c->run, &buffer, code, start ? LETTER_UPPER : LETTER_LOWER);
+        add_letter(c->run, &buffer, code, start ? LETTER_UPPER : LETTER_LOWER);
         start = jinja_is_space(code) || (code && code < 0x80 && strchr("-({[<", (int)code));
     }
-    *out = jinja_buffer_text(&buffer);
-    return rc;
+    return jinja_buffer_text(&buffer);
 }
 
-static int filter_trim(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_trim(const struct jinja_callable *c)
 {
-    struct jinja_value text;
-    int rc = jinja_to_text(c->run, c->self, &text);
-    return rc ? rc : jinja_strip(c->run, text, &c->a[0], true, true, out);
+    return jinja_strip(c->run, jinja_to_text(c->run, c->self), &c->a[0], true, true);
 }
 
-static int filter_replace(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_replace(const struct jinja_callable *c)
 {
-    struct jinja_value text, old, fresh;
-    int64_t count;
-    int rc = jinja_parameter_whole(c, 2, -1, &count);
-    if (!rc) rc = jinja_to_text(c->run, c->self, &text);
-    if (!rc) rc = jinja_to_text(c->run, c->a[0], &old);
-    if (!rc) rc = jinja_to_text(c->run, c->a[1], &fresh);
-    return rc ? rc : jinja_replace(c->run, text, old, fresh, count, out);
+    const int64_t count = jinja_parameter_whole(c, 2, -1);
+    const struct jinja_value text = jinja_to_text(c->run, c->self), old = jinja_to_text(c->run, c->a[0]);
+    return jinja_replace(c->run, text, old, jinja_to_text(c->run, c->a[1]), count);
 }
 
-static int filter_string(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_string(const struct jinja_callable *c)
 {
-    return jinja_to_text(c->run, c->self, out);
+    return jinja_to_text(c->run, c->self);
 }
 
-static int filter_safe(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_safe(const struct jinja_callable *c)
 {
-    int rc = jinja_to_text(c->run, c->self, out);
-    out->markup = true;
-    return rc;
+    struct jinja_value text = jinja_to_text(c->run, c->self);
+    text.markup = true;
+    return text;
 }
 
 /* `which`: even where it is escaped already. */
-static int filter_escape(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_escape(const struct jinja_callable *c)
 {
-    *out = c->self;
-    return c->self.type == JINJA_TEXT && c->self.markup && !c->which ? 0 : jinja_escape(c->run, c->self, out);
+    const bool escaped = c->self.type == JINJA_TEXT && c->self.markup && !c->which;
+    return escaped ? c->self : jinja_escape(c->run, c->self);
 }
 
-static int filter_indent(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_indent(const struct jinja_callable *c)
 {
-    struct jinja_value text, width = c->a[0];
-    struct jinja_list *lines;
     struct jinja_buffer pad = {0}, buffer = {0};
-    int64_t spaces = 4;
-    bool first = jinja_parameter_truth(c, 1, false), blank = jinja_parameter_truth(c, 2, false);
+    const bool first = jinja_parameter_truth(c, 1, false), blank = jinja_parameter_truth(c, 2, false);
     if (c->self.type != JINJA_TEXT)
-        return jinja_fail(c->run, HELM_E_FORMAT, "'indent' of a '%s'", jinja_type_name(&c->self));
+        jinja_fail(c->run, HELM_E_FORMAT, "'indent' of a '%s'", jinja_type_name(&c->self));
     /* Jinja adds a line end before it splits, so that one at the end makes an empty last line */
-    const struct jinja_value line_end = jinja_text("\n", 1);
-    int rc = jinja_binary(c->run, '+', &c->self, &line_end, &text);
-    if (!rc && width.type == JINJA_TEXT)
-        rc = jinja_print(c->run, &pad, &width);
-    else if (!rc)
-        rc = jinja_parameter_whole(c, 0, 4, &spaces);
-    for (int64_t i = 0; !rc && width.type != JINJA_TEXT && i < spaces; i++)
-        rc = jinja_buffer_add(c->run, &pad, " ", 1);
-    if (!rc) rc = jinja_split_lines(c->run, text, false, &lines);
-    if (rc) return rc;
-    for (size_t i = 0; !rc && i < lines->count; i++) {
-        if (i) rc = jinja_buffer_add(c->run, &buffer, "\n", 1);
-        if (!rc && (i ? blank || lines->item[i].as.text.bytes : first))
-            rc = jinja_buffer_add(c->run, &buffer, pad.data, pad.length);
-        if (!rc) rc = jinja_print(c->run, &buffer, &lines->item[i]);
+    const struct jinja_value line_end = jinja_text("\n", 1),
+                             text = jinja_binary(c->run, '+', &c->self, &line_end);
+    if (c->a[0].type == JINJA_TEXT)
+        jinja_print(c->run, &pad, &c->a[0]);
+    else
+        for (int64_t i = jinja_parameter_whole(c, 0, 4); i > 0; i--) jinja_buffer_add(c->run, &pad, " ", 1);
+    const struct jinja_list *lines = jinja_split_lines(c->run, text, false);
+    for (size_t i = 0; i < lines->count; i++) {
+        if (i) jinja_buffer_add(c->run, &buffer, "\n", 1);
+        if (i ? blank || lines->item[i].as.text.bytes : first)
+            jinja_buffer_add(c->run, &buffer, pad.data, pad.length);
+        jinja_print(c->run, &buffer, &lines->item[i]);
     }
-    *out = jinja_buffer_text(&buffer);
-    return rc;
+    return jinja_buffer_text(&buffer);
 }
 
-static int filter_wordcount(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_wordcount(const struct jinja_callable *c)
 {
-    struct jinja_value text;
+    const struct jinja_value text = jinja_to_text(c->run, c->self);
     int64_t words = 0;
     bool inside = false;
-    int rc = jinja_to_text(c->run, c->self, &text);
-    if (!rc) rc = jinja_step(c->run, text.as.text.bytes / 64);
-    for (size_t i = 0, size; !rc && i < text.as.text.bytes; i += size) {
+    jinja_step(c->run, text.as.text.bytes / 64);
+    for (size_t i = 0, size; i < text.as.text.bytes; i += size) {
         uint32_t code = jinja_utf8_decode(text.as.text.data + i, &size);
         bool word = code == '_' || is_letter(code) || (code < 0x80 && code >= '0' && code <= '9') ||
                     (code >= 0x80 && utf8proc_category((utf8proc_int32_t)code) >= UTF8PROC_CATEGORY_LU &&
@@ -267,16 +245,14 @@ static int filter_wordcount(const struct jinja_callable *c, struct jinja_value *
         words += word && !inside;
         inside = word;
     }
-    *out = jinja_int(words);
-    return rc;
+    return jinja_int(words);
 }
 
-static int filter_default(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_default(const struct jinja_callable *c)
 {
     bool use =
         c->self.type == JINJA_UNDEFINED || (jinja_parameter_truth(c, 1, false) && !jinja_truth(&c->self));
-    *out = !use ? c->self : c->a[0].type == JINJA_ABSENT ? jinja_text("", 0) : c->a[0];
-    return 0;
+    return !use ? c->self : c->a[0].type == JINJA_ABSENT ? jinja_text("", 0) : c->a[0];
 }
 
 /* The number that a text spells, white space and '_' between digits allowed. */
@@ -309,92 +285,67 @@ static bool spelled_number(const struct jinja_value *text, int base, bool whole,
     return *after == '\0' && after != clean && !(whole && errno == ERANGE);
 }
 
-static int filter_int(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_int(const struct jinja_callable *c)
 {
-    const struct jinja_value *v = &c->self;
-    int64_t base, i;
+    const struct jinja_value *v = &c->self, fallback = c->a[0].type == JINJA_ABSENT ? jinja_int(0) : c->a[0];
+    const int64_t base = jinja_parameter_whole(c, 1, 10);
+    int64_t i;
     double d = NAN;
-    int rc = jinja_parameter_whole(c, 1, 10, &base);
-    if (!rc && v->type == JINJA_TEXT) rc = jinja_step(c->run, v->as.text.bytes / 64);
-    if (rc) return rc;
+    if (v->type == JINJA_TEXT) jinja_step(c->run, v->as.text.bytes / 64);
     if (base != 0 && (base < 2 || base > 36))
-        return jinja_fail(c->run, HELM_E_FORMAT, "'int': a base of %lld", (long long)base);
-    *out = c->a[0].type == JINJA_ABSENT ? jinja_int(0) : c->a[0];
-    if (v->type == JINJA_UNDEFINED) return jinja_fail_undefined(c->run, v);
-    if (jinja_is_whole(v)) {
-        *out = jinja_int(jinja_whole(v));
-    } else if (v->type == JINJA_WIDE) {
-        *out = *v;
-    } else if (v->type == JINJA_FLOAT) {
-        d = v->as.number;
-    } else if (v->type == JINJA_TEXT) {
-        if (spelled_number(v, (int)base, true, &i, &d))
-            *out = jinja_int(i);
-        else if (!spelled_number(v, 10, false, &i, &d))
-            d = NAN;
-    }
-    if (isfinite(d) && fabs(d) >= 0x1p63) return jinja_fail_wide(c->run);
-    if (isinf(d) && v->type == JINJA_FLOAT)
-        return jinja_fail(c->run, HELM_E_FORMAT, "'int' of what is not finite");
-    if (isfinite(d)) *out = jinja_int((int64_t)d);
-    return 0;
+        jinja_fail(c->run, HELM_E_FORMAT, "'int': a base of %lld", (long long)base);
+    if (v->type == JINJA_UNDEFINED) jinja_fail_undefined(c->run, v);
+    if (jinja_is_whole(v)) return jinja_int(jinja_whole(v));
+    if (v->type == JINJA_WIDE) return *v;
+    if (v->type == JINJA_FLOAT) d = v->as.number;
+    if (v->type == JINJA_TEXT && spelled_number(v, (int)base, true, &i, &d)) return jinja_int(i);
+    if (v->type == JINJA_TEXT && !spelled_number(v, 10, false, &i, &d)) d = NAN;
+    if (isfinite(d) && fabs(d) >= 0x1p63) jinja_fail_wide(c->run);
+    if (isinf(d) && v->type == JINJA_FLOAT) jinja_fail(c->run, HELM_E_FORMAT, "'int' of what is not finite");
+    return isfinite(d) ? jinja_int((int64_t)d) : fallback;
 }
 
-static int filter_float(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_float(const struct jinja_callable *c)
 {
     int64_t i;
     double d;
-    *out = c->a[0].type == JINJA_ABSENT ? jinja_float(0) : c->a[0];
-    if (c->self.type == JINJA_UNDEFINED) return jinja_fail_undefined(c->run, &c->self);
-    if (c->self.type == JINJA_TEXT) {
-        int rc = jinja_step(c->run, c->self.as.text.bytes / 64);
-        if (rc) return rc;
-    }
-    if (c->self.type == JINJA_WIDE && fabs(c->self.as.number) >= DBL_MAX) return jinja_fail_wide(c->run);
-    if (jinja_is_number(&c->self))
-        *out = jinja_float(jinja_number(&c->self));
-    else if (c->self.type == JINJA_TEXT && spelled_number(&c->self, 10, false, &i, &d))
-        *out = jinja_float(d);
-    return 0;
+    if (c->self.type == JINJA_UNDEFINED) jinja_fail_undefined(c->run, &c->self);
+    if (c->self.type == JINJA_TEXT) jinja_step(c->run, c->self.as.text.bytes / 64);
+    if (c->self.type == JINJA_WIDE && fabs(c->self.as.number) >= DBL_MAX) jinja_fail_wide(c->run);
+    if (jinja_is_number(&c->self)) return jinja_float(jinja_number(&c->self));
+    if (c->self.type == JINJA_TEXT && spelled_number(&c->self, 10, false, &i, &d)) return jinja_float(d);
+    return c->a[0].type == JINJA_ABSENT ? jinja_float(0) : c->a[0];
 }
 
-static int filter_abs(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_abs(const struct jinja_callable *c)
 {
     bool negative = jinja_is_number(&c->self) && jinja_number(&c->self) < 0;
-    if (c->self.type == JINJA_WIDE && !negative) {
-        *out = c->self;
-        return 0;
-    }
-    return jinja_negate(c->run, &c->self, negative, out);
+    return c->self.type == JINJA_WIDE && !negative ? c->self : jinja_negate(c->run, &c->self, negative);
 }
 
-static int filter_round(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_round(const struct jinja_callable *c)
 {
-    struct jinja_value method;
-    int64_t precision;
-    int rc = jinja_parameter_whole(c, 0, 0, &precision);
-    if (!rc) rc = jinja_parameter_text(c, 1, "common", &method);
-    if (rc) return rc;
-    if (c->self.type == JINJA_WIDE) return jinja_fail_wide(c->run);
+    const int64_t precision = jinja_parameter_whole(c, 0, 0);
+    const struct jinja_value method = jinja_parameter_text(c, 1, "common");
+    if (c->self.type == JINJA_WIDE) jinja_fail_wide(c->run);
     if (!jinja_is_number(&c->self))
-        return jinja_fail(c->run, HELM_E_FORMAT, "'round': a '%s' is no number", jinja_type_name(&c->self));
+        jinja_fail(c->run, HELM_E_FORMAT, "'round': a '%s' is no number", jinja_type_name(&c->self));
     if (precision < 0 || precision > 15)
-        return jinja_fail(c->run, HELM_E_UNSUPPORTED, "'round' to %lld digits", (long long)precision);
+        jinja_fail(c->run, HELM_E_UNSUPPORTED, "'round' to %lld digits", (long long)precision);
     double number = jinja_number(&c->self), scale = pow(10, (double)precision);
     if (jinja_text_is(&method, "common")) {
         char text[400]; /* printf rounds the exact value, halves to even, as Python does */
+        if (jinja_is_whole(&c->self)) return jinja_int(jinja_whole(&c->self));
         snprintf(text, sizeof text, "%.*f", (int)precision, number);
-        *out = jinja_is_whole(&c->self) ? jinja_int(jinja_whole(&c->self)) : jinja_float(strtod(text, NULL));
-        return 0;
+        return jinja_float(strtod(text, NULL));
     }
     bool up = jinja_text_is(&method, "ceil");
     if (!up && !jinja_text_is(&method, "floor"))
-        return jinja_fail(c->run, HELM_E_FORMAT, "'round': the method is common, ceil or floor");
-    *out = jinja_float((up ? ceil(number * scale) : floor(number * scale)) / scale);
-    return 0;
+        jinja_fail(c->run, HELM_E_FORMAT, "'round': the method is common, ceil or floor");
+    return jinja_float((up ? ceil(number * scale) : floor(number * scale)) / scale);
 }
 
-static int filter_tojson(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_tojson(const struct jinja_callable *c)
 {
     struct jinja_buffer buffer = {0};
     struct jinja_json_style style = {.ascii = jinja_parameter_truth(c, 0, false),
@@ -403,35 +354,26 @@ static int filter_tojson(const struct jinja_callable *c, struct jinja_value *out
                                      .key_separator = jinja_text(": ", 2)};
     if (style.indent.type == JINJA_ABSENT) style.indent = jinja_none();
     if (style.indent.type != JINJA_NONE && style.indent.type != JINJA_TEXT && !jinja_is_whole(&style.indent))
-        return jinja_fail(c->run, HELM_E_FORMAT, "'tojson': an indent of a '%s'",
-                          jinja_type_name(&style.indent));
+        jinja_fail(c->run, HELM_E_FORMAT, "'tojson': an indent of a '%s'", jinja_type_name(&style.indent));
     style.item_separator = style.indent.type == JINJA_NONE ? jinja_text(", ", 2) : jinja_text(",", 1);
     if (c->a[2].type != JINJA_ABSENT && c->a[2].type != JINJA_NONE) {
         const struct jinja_value *pair = &c->a[2];
         if (!jinja_is_sequence_kind(pair) || pair->as.list->count != 2 ||
             pair->as.list->item[0].type != JINJA_TEXT || pair->as.list->item[1].type != JINJA_TEXT)
-            return jinja_fail(c->run, HELM_E_FORMAT, "'tojson': separators are two texts");
+            jinja_fail(c->run, HELM_E_FORMAT, "'tojson': separators are two texts");
         style.item_separator = pair->as.list->item[0];
         style.key_separator = pair->as.list->item[1];
     }
-    int rc = jinja_json(c->run, &buffer, &c->self, &style, 0);
-    *out = jinja_buffer_text(&buffer);
-    return rc;
+    jinja_json(c->run, &buffer, &c->self, &style, 0);
+    return jinja_buffer_text(&buffer);
 }
 
-static int filter_format(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_format(const struct jinja_callable *c)
 {
-    struct jinja_value text, arguments;
-    struct jinja_list *list;
-    int rc = jinja_to_text(c->run, c->self, &text);
-    if (!rc && c->raw->keyword_count)
-        return jinja_fail(c->run, HELM_E_UNSUPPORTED, "'format' with named arguments");
-    if (!rc) rc = jinja_list_new(c->run, JINJA_LIST_TUPLE, c->raw->positional_count, &list);
-    for (size_t i = 0; !rc && i < c->raw->positional_count; i++)
-        rc = jinja_list_add(c->run, list, c->raw->positional[i]);
-    if (rc) return rc;
-    arguments = jinja_list_value(list);
-    return jinja_format(c->run, &text, &arguments, out);
+    const struct jinja_value text = jinja_to_text(c->run, c->self);
+    if (c->raw->keyword_count) jinja_fail(c->run, HELM_E_UNSUPPORTED, "'format' with named arguments");
+    const struct jinja_value arguments = jinja_given(c->run, c->raw);
+    return jinja_format(c->run, &text, &arguments);
 }
 
 const struct jinja_function jinja_text_filters[] = {

@@ -4,22 +4,19 @@
 /* ---- what several filters do */
 
 /* "a.b.0" looked up in an item: an attribute, or an index. `fallback` for what is not there. */
-static int find_attribute(struct jinja_run *run, const struct jinja_value *item,
-                          const struct jinja_value *path, const struct jinja_value *fallback,
-                          struct jinja_value *out)
+static struct jinja_value find_attribute(struct jinja_run *run, struct jinja_value object,
+                                         const struct jinja_value *path, const struct jinja_value *fallback)
 {
-    *out = *item;
-    if (path->type == JINJA_ABSENT || path->type == JINJA_NONE) return 0;
-    if (jinja_is_whole(path)) return jinja_getitem(run, item, path, out);
+    if (path->type == JINJA_ABSENT || path->type == JINJA_NONE) return object;
+    if (jinja_is_whole(path)) return jinja_getitem(run, &object, path);
     if (path->type != JINJA_TEXT)
-        return jinja_fail(run, HELM_E_FORMAT, "an attribute's name is a '%s'", jinja_type_name(path));
+        jinja_fail(run, HELM_E_FORMAT, "an attribute's name is a '%s'", jinja_type_name(path));
     const char *at = path->as.text.data, *end = at + path->as.text.bytes;
     for (;;) {
         const char *dot = at < end ? memchr(at, '.', (size_t)(end - at)) : NULL;
         size_t length = (size_t)((dot ? dot : end) - at);
-        int rc = jinja_step(run, 1 + length / 64);
-        if (rc) return rc;
-        struct jinja_value part = jinja_text(at, length), object = *out;
+        jinja_step(run, 1 + length / 64);
+        struct jinja_value part = jinja_text(at, length);
         bool digits = length > 0 && length < 10;
         int64_t index = 0;
         for (size_t i = 0; i < length; i++) {
@@ -27,361 +24,287 @@ static int find_attribute(struct jinja_run *run, const struct jinja_value *item,
             if (digits) index = index * 10 + (at[i] - '0');
         }
         if (digits) part = jinja_int(index);
-        rc = jinja_getitem(run, &object, &part, out);
-        if (rc) return rc;
-        if (out->type == JINJA_UNDEFINED && fallback && fallback->type != JINJA_ABSENT) *out = *fallback;
-        if (!dot) break;
+        object = jinja_getitem(run, &object, &part);
+        if (object.type == JINJA_UNDEFINED && fallback && fallback->type != JINJA_ABSENT) object = *fallback;
+        if (!dot) return object;
         at = dot + 1;
     }
-    return 0;
 }
 
 /* What an item is compared by: its attribute, texts without regard to case unless case_sensitive. */
-static int sort_key(const struct jinja_callable *c, const struct jinja_value *item,
-                    const struct jinja_value *path, bool case_sensitive, struct jinja_value *out)
+static struct jinja_value sort_key(const struct jinja_callable *c, struct jinja_value item,
+                                   const struct jinja_value *path, bool case_sensitive)
 {
-    int rc = find_attribute(c->run, item, path, NULL, out);
-    if (rc || case_sensitive || out->type != JINJA_TEXT) return rc;
-    return jinja_change_case(c->run, *out, JINJA_CASE_LOWER, out);
+    const struct jinja_value key = find_attribute(c->run, item, path, NULL);
+    return case_sensitive || key.type != JINJA_TEXT ? key : jinja_change_case(c->run, key, JINJA_CASE_LOWER);
 }
 
 /* Stable merge sort of `order` (indexes into key) by key. */
-static int merge_sort(struct jinja_run *run, const struct jinja_value *key, size_t *order, size_t *spare,
-                      size_t count, bool reverse)
+static void merge_sort(struct jinja_run *run, const struct jinja_value *key, size_t *order, size_t *spare,
+                       size_t count, bool reverse)
 {
-    if (count < 2) return 0;
+    if (count < 2) return;
     size_t half = count / 2;
-    int rc = merge_sort(run, key, order, spare, half, reverse);
-    if (!rc) rc = merge_sort(run, key, order + half, spare, count - half, reverse);
-    if (rc) return rc;
+    merge_sort(run, key, order, spare, half, reverse);
+    merge_sort(run, key, order + half, spare, count - half, reverse);
     memcpy(spare, order, half * sizeof *order);
     size_t i = 0, j = half, k = 0;
     while (i < half && j < count) {
-        int sign;
-        rc = jinja_order(run, &key[order[j]], &key[spare[i]], "<", &sign);
-        if (rc) return rc;
+        const int sign = jinja_order(run, &key[order[j]], &key[spare[i]], "<");
         bool right = reverse ? sign > 0 && sign != 2 : sign < 0;
         order[k++] = right ? order[j++] : spare[i++];
     }
     memcpy(order + k, spare + i, (half - i) * sizeof *order);
-    return 0;
 }
 
-static int sort_items(struct jinja_run *run, struct jinja_list *items, const struct jinja_value *keys,
-                      bool reverse)
+/* The items in the order of their keys. */
+static struct jinja_value sort_items(const struct jinja_callable *c, struct jinja_list *items,
+                                     const struct jinja_value *path, bool case_sensitive, bool reverse)
 {
     size_t count = items->count;
-    size_t *order = jinja_alloc(run, 2 * (count + 1) * sizeof *order);
-    struct jinja_value *sorted = jinja_alloc(run, (count + 1) * sizeof *sorted);
-    if (!order || !sorted) return run->code;
+    struct jinja_value *keys = jinja_alloc(c->run, (count + 1) * sizeof *keys);
+    for (size_t i = 0; i < count; i++) keys[i] = sort_key(c, items->item[i], path, case_sensitive);
+    size_t *order = jinja_alloc(c->run, 2 * (count + 1) * sizeof *order);
+    struct jinja_value *sorted = jinja_alloc(c->run, (count + 1) * sizeof *sorted);
     for (size_t i = 0; i < count; i++) order[i] = i;
-    int rc = merge_sort(run, keys, order, order + count + 1, count, reverse);
-    for (size_t i = 0; !rc && i < count; i++) sorted[i] = items->item[order[i]];
-    if (!rc && count) items->item = sorted;
-    return rc;
+    merge_sort(c->run, keys, order, order + count + 1, count, reverse);
+    for (size_t i = 0; i < count; i++) sorted[i] = items->item[order[i]];
+    if (count) items->item = sorted;
+    return jinja_list_value(items);
 }
 
-int jinja_join(struct jinja_run *run, struct jinja_value items, struct jinja_value between, bool strict,
-               struct jinja_value *out)
+struct jinja_value jinja_join(struct jinja_run *run, struct jinja_value items, struct jinja_value between,
+                              bool strict)
 {
-    struct jinja_iterator it;
+    struct jinja_iterator it = jinja_iterate(run, items);
     struct jinja_value item;
     struct jinja_buffer buffer = {0};
-    bool first = true;
-    int rc = jinja_iterate(run, items, &it);
-    while (!rc && (rc = jinja_next(run, &it, &item)) == 1) {
-        rc = first ? 0 : jinja_print(run, &buffer, &between);
-        first = false;
-        if (!rc && strict && item.type != JINJA_TEXT)
-            rc = jinja_fail(run, HELM_E_FORMAT, "'join' expects texts, not a '%s'", jinja_type_name(&item));
-        if (!rc) rc = jinja_print(run, &buffer, &item);
+    for (bool first = true; jinja_next(run, &it, &item); first = false) {
+        if (!first) jinja_print(run, &buffer, &between);
+        if (strict && item.type != JINJA_TEXT)
+            jinja_fail(run, HELM_E_FORMAT, "'join' expects texts, not a '%s'", jinja_type_name(&item));
+        jinja_print(run, &buffer, &item);
     }
-    *out = jinja_buffer_text(&buffer);
-    return rc;
+    return jinja_buffer_text(&buffer);
 }
 
-int jinja_dict_items(struct jinja_run *run, const struct jinja_dict *dict, enum jinja_list_kind kind,
-                     struct jinja_list **out)
+struct jinja_list *jinja_dict_items(struct jinja_run *run, const struct jinja_dict *dict,
+                                    enum jinja_list_kind kind)
 {
-    int rc = jinja_list_new(run, kind, dict->count, out);
-    for (size_t i = 0; !rc && i < dict->count; i++) {
-        struct jinja_list *pair;
-        rc = jinja_list_new(run, JINJA_LIST_TUPLE, 2, &pair);
-        if (!rc) rc = jinja_list_add(run, pair, dict->key[i]);
-        if (!rc) rc = jinja_list_add(run, pair, dict->value[i]);
-        if (!rc) rc = jinja_list_add(run, *out, jinja_list_value(pair));
+    struct jinja_list *items = jinja_list_new(run, kind, dict->count);
+    for (size_t i = 0; i < dict->count; i++) {
+        struct jinja_list *pair = jinja_list_new(run, JINJA_LIST_TUPLE, 2);
+        jinja_list_add(run, pair, dict->key[i]);
+        jinja_list_add(run, pair, dict->value[i]);
+        jinja_list_add(run, items, jinja_list_value(pair));
     }
-    return rc;
+    return items;
 }
 
 /* ---- filters */
 
-static int filter_length(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_length(const struct jinja_callable *c)
 {
-    size_t length;
-    int rc = jinja_length(c->run, &c->self, &length);
-    *out = jinja_int((int64_t)length);
-    return rc;
+    return jinja_int((int64_t)jinja_length(c->run, &c->self));
 }
 
-static int filter_join(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_list *collect(const struct jinja_callable *c)
 {
-    struct jinja_value between = jinja_text("", 0), items = c->self;
-    int rc = c->a[0].type == JINJA_ABSENT ? 0 : jinja_to_text(c->run, c->a[0], &between);
-    if (!rc && c->a[1].type != JINJA_ABSENT && c->a[1].type != JINJA_NONE) {
-        struct jinja_list *list;
-        rc = jinja_collect(c->run, items, JINJA_LIST_PLAIN, &list);
-        for (size_t i = 0; !rc && i < list->count; i++) {
-            struct jinja_value item = list->item[i];
-            rc = find_attribute(c->run, &item, &c->a[1], NULL, &list->item[i]);
-        }
-        if (!rc) items = jinja_list_value(list);
+    return jinja_collect(c->run, c->self, JINJA_LIST_PLAIN);
+}
+
+static struct jinja_value filter_join(const struct jinja_callable *c)
+{
+    const bool divided = c->a[0].type != JINJA_ABSENT;
+    const struct jinja_value between = divided ? jinja_to_text(c->run, c->a[0]) : jinja_text("", 0);
+    struct jinja_value items = c->self;
+    if (c->a[1].type != JINJA_ABSENT && c->a[1].type != JINJA_NONE) {
+        struct jinja_list *list = collect(c);
+        for (size_t i = 0; i < list->count; i++)
+            list->item[i] = find_attribute(c->run, list->item[i], &c->a[1], NULL);
+        items = jinja_list_value(list);
     }
-    return rc ? rc : jinja_join(c->run, items, between, false, out);
+    return jinja_join(c->run, items, between, false);
 }
 
-static int filter_first(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_first(const struct jinja_callable *c)
 {
-    struct jinja_iterator it;
-    int rc = jinja_iterate(c->run, c->self, &it);
-    if (!rc) rc = jinja_next(c->run, &it, out);
-    if (rc) return rc < 0 ? rc : 0;
-    return jinja_undefined(c->run, out, "No first item, sequence was empty.");
+    struct jinja_iterator it = jinja_iterate(c->run, c->self);
+    struct jinja_value first;
+    if (jinja_next(c->run, &it, &first)) return first;
+    return jinja_undefined(c->run, "No first item, sequence was empty.");
 }
 
-static int filter_last(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_last(const struct jinja_callable *c)
 {
-    struct jinja_list *list;
     if (c->self.type == JINJA_LIST && c->self.as.list->kind == JINJA_LIST_GENERATOR)
-        return jinja_fail(c->run, HELM_E_FORMAT, "'last': a generator cannot be reversed");
-    int rc = jinja_collect(c->run, c->self, JINJA_LIST_PLAIN, &list);
-    if (rc) return rc;
-    if (!list->count) return jinja_undefined(c->run, out, "No last item, sequence was empty.");
-    *out = list->item[list->count - 1];
-    return 0;
+        jinja_fail(c->run, HELM_E_FORMAT, "'last': a generator cannot be reversed");
+    const struct jinja_list *list = collect(c);
+    if (!list->count) return jinja_undefined(c->run, "No last item, sequence was empty.");
+    return list->item[list->count - 1];
 }
 
-static int filter_list(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_list(const struct jinja_callable *c)
 {
-    struct jinja_list *list;
-    int rc = jinja_collect(c->run, c->self, JINJA_LIST_PLAIN, &list);
-    if (!rc) *out = jinja_list_value(list);
-    return rc;
+    return jinja_list_value(collect(c));
 }
 
-static int filter_reverse(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_reverse(const struct jinja_callable *c)
 {
-    struct jinja_list *list, *reversed;
-    int rc = jinja_collect(c->run, c->self, JINJA_LIST_PLAIN, &list);
-    if (!rc) rc = jinja_list_new(c->run, JINJA_LIST_GENERATOR, list->count, &reversed);
-    for (size_t i = 0; !rc && i < list->count; i++)
-        rc = jinja_list_add(c->run, reversed, list->item[list->count - 1 - i]);
-    if (rc) return rc;
-    *out = jinja_list_value(reversed);
-    return c->self.type == JINJA_TEXT ? jinja_join(c->run, *out, jinja_text("", 0), false, out) : 0;
+    const struct jinja_list *list = collect(c);
+    struct jinja_list *reversed = jinja_list_new(c->run, JINJA_LIST_GENERATOR, list->count);
+    for (size_t i = list->count; i > 0; i--) jinja_list_add(c->run, reversed, list->item[i - 1]);
+    const struct jinja_value value = jinja_list_value(reversed);
+    return c->self.type == JINJA_TEXT ? jinja_join(c->run, value, jinja_text("", 0), false) : value;
 }
 
-static int filter_items(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_items(const struct jinja_callable *c)
 {
-    struct jinja_list *list;
-    int rc;
-    if (c->self.type == JINJA_UNDEFINED)
-        rc = jinja_list_new(c->run, JINJA_LIST_GENERATOR, 0, &list);
-    else if (c->self.type == JINJA_DICT)
-        rc = jinja_dict_items(c->run, c->self.as.dict, JINJA_LIST_GENERATOR, &list);
-    else
-        return jinja_fail(c->run, HELM_E_FORMAT, "'items': a '%s' is no mapping", jinja_type_name(&c->self));
-    if (!rc) *out = jinja_list_value(list);
-    return rc;
+    if (c->self.type == JINJA_DICT)
+        return jinja_list_value(jinja_dict_items(c->run, c->self.as.dict, JINJA_LIST_GENERATOR));
+    if (c->self.type != JINJA_UNDEFINED)
+        jinja_fail(c->run, HELM_E_FORMAT, "'items': a '%s' is no mapping", jinja_type_name(&c->self));
+    return jinja_list_value(jinja_list_new(c->run, JINJA_LIST_GENERATOR, 0));
 }
 
-static int filter_dictsort(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_dictsort(const struct jinja_callable *c)
 {
-    struct jinja_value by, part;
-    struct jinja_list *items;
-    bool case_sensitive = jinja_parameter_truth(c, 0, false);
-    int rc = jinja_parameter_text(c, 1, "key", &by);
-    if (rc) return rc;
+    const struct jinja_value by = jinja_parameter_text(c, 1, "key");
     if (c->self.type != JINJA_DICT)
-        return jinja_fail(c->run, HELM_E_FORMAT, "'dictsort': a '%s' is no dict", jinja_type_name(&c->self));
+        jinja_fail(c->run, HELM_E_FORMAT, "'dictsort': a '%s' is no dict", jinja_type_name(&c->self));
     if (!jinja_text_is(&by, "key") && !jinja_text_is(&by, "value"))
-        return jinja_fail(c->run, HELM_E_FORMAT, "'dictsort': by is key or value");
-    part = jinja_int(jinja_text_is(&by, "value"));
-    rc = jinja_dict_items(c->run, c->self.as.dict, JINJA_LIST_PLAIN, &items);
-    if (rc) return rc;
-    struct jinja_value *keys = jinja_alloc(c->run, (items->count + 1) * sizeof *keys);
-    if (!keys) return c->run->code;
-    for (size_t i = 0; !rc && i < items->count; i++)
-        rc = sort_key(c, &items->item[i], &part, case_sensitive, &keys[i]);
-    if (!rc) rc = sort_items(c->run, items, keys, jinja_parameter_truth(c, 2, false));
-    if (!rc) *out = jinja_list_value(items);
-    return rc;
+        jinja_fail(c->run, HELM_E_FORMAT, "'dictsort': by is key or value");
+    const struct jinja_value part = jinja_int(jinja_text_is(&by, "value"));
+    return sort_items(c, jinja_dict_items(c->run, c->self.as.dict, JINJA_LIST_PLAIN), &part,
+                      jinja_parameter_truth(c, 0, false), jinja_parameter_truth(c, 2, false));
 }
 
-static int filter_sort(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_sort(const struct jinja_callable *c)
 {
-    struct jinja_list *items;
-    bool case_sensitive = jinja_parameter_truth(c, 1, false);
-    int rc = jinja_collect(c->run, c->self, JINJA_LIST_PLAIN, &items);
-    if (rc) return rc;
+    struct jinja_list *items = collect(c);
     if (c->a[2].type == JINJA_TEXT && memchr(c->a[2].as.text.data, ',', c->a[2].as.text.bytes))
-        return jinja_fail(c->run, HELM_E_UNSUPPORTED, "'sort' by several attributes");
-    struct jinja_value *keys = jinja_alloc(c->run, (items->count + 1) * sizeof *keys);
-    if (!keys) return c->run->code;
-    for (size_t i = 0; !rc && i < items->count; i++)
-        rc = sort_key(c, &items->item[i], &c->a[2], case_sensitive, &keys[i]);
-    if (!rc) rc = sort_items(c->run, items, keys, jinja_parameter_truth(c, 0, false));
-    if (!rc) *out = jinja_list_value(items);
-    return rc;
+        jinja_fail(c->run, HELM_E_UNSUPPORTED, "'sort' by several attributes");
+    return sort_items(c, items, &c->a[2], jinja_parameter_truth(c, 1, false),
+                      jinja_parameter_truth(c, 0, false));
 }
 
-static int filter_unique(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_unique(const struct jinja_callable *c)
 {
-    struct jinja_list *items, *unique;
-    struct jinja_dict *seen;
-    bool case_sensitive = jinja_parameter_truth(c, 0, false);
-    int rc = jinja_collect(c->run, c->self, JINJA_LIST_PLAIN, &items);
-    if (!rc) rc = jinja_list_new(c->run, JINJA_LIST_GENERATOR, 0, &unique);
-    if (!rc) rc = jinja_dict_new(c->run, 0, &seen);
-    for (size_t i = 0; !rc && i < items->count; i++) {
-        const struct jinja_value *before;
-        struct jinja_value key;
-        rc = sort_key(c, &items->item[i], &c->a[1], case_sensitive, &key);
-        if (!rc) rc = jinja_dict_find(c->run, seen, key, &before);
-        if (rc || before) continue;
-        rc = jinja_dict_set(c->run, seen, key, jinja_none());
-        if (!rc) rc = jinja_list_add(c->run, unique, items->item[i]);
+    const bool case_sensitive = jinja_parameter_truth(c, 0, false);
+    const struct jinja_list *items = collect(c);
+    struct jinja_list *unique = jinja_list_new(c->run, JINJA_LIST_GENERATOR, 0);
+    struct jinja_dict *seen = jinja_dict_new(c->run, 0);
+    for (size_t i = 0; i < items->count; i++) {
+        const struct jinja_value key = sort_key(c, items->item[i], &c->a[1], case_sensitive);
+        if (jinja_dict_find(c->run, seen, key)) continue;
+        jinja_dict_set(c->run, seen, key, jinja_none());
+        jinja_list_add(c->run, unique, items->item[i]);
     }
-    if (!rc) *out = jinja_list_value(unique);
-    return rc;
+    return jinja_list_value(unique);
 }
 
-static int filter_extreme(const struct jinja_callable *c, struct jinja_value *out)
+/* min and max: `which` is the sign of what is better. */
+static struct jinja_value filter_extreme(const struct jinja_callable *c)
 {
-    int wanted = c->which;
-    struct jinja_list *items;
-    struct jinja_value best_key;
-    bool case_sensitive = jinja_parameter_truth(c, 0, false);
-    int rc = jinja_collect(c->run, c->self, JINJA_LIST_PLAIN, &items);
-    if (!rc && !items->count) return jinja_undefined(c->run, out, "No aggregated item, sequence was empty.");
-    for (size_t i = 0; !rc && i < items->count; i++) {
-        struct jinja_value key;
-        int sign = wanted;
-        rc = sort_key(c, &items->item[i], &c->a[1], case_sensitive, &key);
-        if (!rc && i) rc = jinja_order(c->run, &key, &best_key, wanted < 0 ? "<" : ">", &sign);
-        if (rc || sign != wanted) continue;
+    const bool case_sensitive = jinja_parameter_truth(c, 0, false);
+    const struct jinja_list *items = collect(c);
+    struct jinja_value best, best_key;
+    if (!items->count) return jinja_undefined(c->run, "No aggregated item, sequence was empty.");
+    for (size_t i = 0; i < items->count; i++) {
+        const struct jinja_value key = sort_key(c, items->item[i], &c->a[1], case_sensitive);
+        if (i && jinja_order(c->run, &key, &best_key, c->which < 0 ? "<" : ">") != c->which) continue;
         best_key = key;
-        *out = items->item[i];
+        best = items->item[i];
     }
-    return rc;
+    return best;
 }
 
-static int filter_sum(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_sum(const struct jinja_callable *c)
 {
-    struct jinja_list *items;
     struct jinja_value total = c->a[1].type == JINJA_ABSENT ? jinja_int(0) : c->a[1];
-    int rc = jinja_collect(c->run, c->self, JINJA_LIST_PLAIN, &items);
-    for (size_t i = 0; !rc && i < items->count; i++) {
-        struct jinja_value item, before = total;
-        rc = find_attribute(c->run, &items->item[i], &c->a[0], NULL, &item);
-        if (!rc) rc = jinja_binary(c->run, '+', &before, &item, &total);
+    const struct jinja_list *items = collect(c);
+    for (size_t i = 0; i < items->count; i++) {
+        const struct jinja_value item = find_attribute(c->run, items->item[i], &c->a[0], NULL);
+        total = jinja_binary(c->run, '+', &total, &item);
     }
-    *out = total;
-    return rc;
+    return total;
 }
 
-static int filter_attr(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_attr(const struct jinja_callable *c)
 {
-    struct jinja_value name;
-    int rc = jinja_parameter_text(c, 0, NULL, &name);
-    if (rc) return rc;
-    if (c->self.type == JINJA_DICT) { /* unlike a.b, this sees no keys */
-        rc = jinja_method_find(c->run, &c->self, &name, out);
-        return rc <= 0 ? rc
-                       : jinja_undefined(c->run, out, "'dict object' has no attribute '%.*s'",
-                                         (int)(name.as.text.bytes < 100 ? name.as.text.bytes : 100),
-                                         name.as.text.data);
-    }
-    return jinja_getattr(c->run, &c->self, &name, out);
+    const struct jinja_value name = jinja_parameter_text(c, 0, NULL);
+    struct jinja_value method;
+    if (c->self.type != JINJA_DICT) return jinja_getattr(c->run, &c->self, &name);
+    if (jinja_method_find(c->run, &c->self, &name, &method))
+        return method; /* unlike a.b, this sees no keys */
+    return jinja_undefined(c->run, "'dict object' has no attribute '%.*s'", JINJA_SHOWN(&name));
 }
 
 /* ---- map, select, reject */
 
 /* What is false (none, 0) has no items here, and is no error: so Jinja has it. */
-static int collect_true(const struct jinja_callable *c, struct jinja_list **items)
+static struct jinja_list *collect_true(const struct jinja_callable *c)
 {
-    if (!jinja_truth(&c->self)) return jinja_list_new(c->run, JINJA_LIST_PLAIN, 0, items);
-    return jinja_collect(c->run, c->self, JINJA_LIST_PLAIN, items);
+    return jinja_truth(&c->self) ? collect(c) : jinja_list_new(c->run, JINJA_LIST_PLAIN, 0);
+}
+
+/* The first argument of a call, which loses it; NULL: there is none. */
+static const struct jinja_value *take_argument(struct jinja_call *call)
+{
+    if (!call->positional_count) return NULL;
+    call->positional_count--;
+    return call->positional++;
 }
 
 /* map(attribute='a', default=x), or map('filter', arguments...) */
-static int filter_map(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_map(const struct jinja_callable *c)
 {
-    const struct jinja_call *call = c->raw;
-    struct jinja_value path = {.type = JINJA_ABSENT}, fallback = {.type = JINJA_ABSENT}, item, mapped;
-    struct jinja_list *items, *result;
-    for (size_t i = 0; i < call->keyword_count && !call->positional_count; i++) {
-        bool attribute = jinja_text_is(&call->keyword_names[i], "attribute");
-        if (!attribute && !jinja_text_is(&call->keyword_names[i], "default"))
-            return jinja_fail(c->run, HELM_E_FORMAT, "'map' got the unknown argument '%.*s'",
-                              (int)call->keyword_names[i].as.text.bytes, call->keyword_names[i].as.text.data);
-        *(attribute ? &path : &fallback) = call->keyword_values[i];
+    struct jinja_call call = *c->raw;
+    const struct jinja_value *filter = take_argument(&call);
+    struct jinja_value path = {.type = JINJA_ABSENT}, fallback = {.type = JINJA_ABSENT};
+    for (size_t i = 0; i < call.keyword_count && !filter; i++) {
+        const struct jinja_value *name = &call.keyword_names[i];
+        bool attribute = jinja_text_is(name, "attribute");
+        if (!attribute && !jinja_text_is(name, "default"))
+            jinja_fail(c->run, HELM_E_FORMAT, "'map' got the unknown argument '%.*s'",
+                       (int)name->as.text.bytes, name->as.text.data);
+        *(attribute ? &path : &fallback) = call.keyword_values[i];
     }
-    if (path.type == JINJA_ABSENT && (!call->positional_count || call->positional[0].type != JINJA_TEXT))
-        return jinja_fail(c->run, HELM_E_FORMAT, "'map' needs a filter's name or attribute=");
-    struct jinja_call inner = *call;
-    if (call->positional_count) {
-        inner.positional++;
-        inner.positional_count--;
-    }
-    int rc = collect_true(c, &items);
-    if (!rc) rc = jinja_list_new(c->run, JINJA_LIST_GENERATOR, items->count, &result);
-    for (size_t i = 0; !rc && i < items->count; i++) {
-        item = items->item[i];
-        rc = path.type != JINJA_ABSENT
-                 ? find_attribute(c->run, &item, &path, &fallback, &mapped)
-                 : jinja_apply_filter(c->run, c->scope, &call->positional[0], item, &inner, &mapped);
-        if (!rc) rc = jinja_list_add(c->run, result, mapped);
-    }
-    if (!rc) *out = jinja_list_value(result);
-    return rc;
+    if (path.type == JINJA_ABSENT && (!filter || filter->type != JINJA_TEXT))
+        jinja_fail(c->run, HELM_E_FORMAT, "'map' needs a filter's name or attribute=");
+    const struct jinja_list *items = collect_true(c);
+    struct jinja_list *result = jinja_list_new(c->run, JINJA_LIST_GENERATOR, items->count);
+    for (size_t i = 0; i < items->count; i++)
+        jinja_list_add(c->run, result,
+                       path.type != JINJA_ABSENT
+                           ? find_attribute(c->run, items->item[i], &path, &fallback)
+                           : jinja_apply_filter(c->run, c->scope, filter, items->item[i], &call));
+    return jinja_list_value(result);
 }
 
 /* select and reject, with PICK_BY_ATTRIBUTE selectattr and rejectattr: ([attribute,] [test, arguments...]) */
 enum { PICK_KEEPS = 1, PICK_BY_ATTRIBUTE = 2 };
-static int filter_pick(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value filter_pick(const struct jinja_callable *c)
 {
-    bool keep = c->which & PICK_KEEPS;
+    const bool keep = c->which & PICK_KEEPS;
     struct jinja_call inner = *c->raw;
-    struct jinja_value path = {.type = JINJA_ABSENT};
-    const struct jinja_value *test = NULL;
-    struct jinja_list *items, *result;
+    const struct jinja_value whole = {.type = JINJA_ABSENT}, *path = &whole;
     if (c->which & PICK_BY_ATTRIBUTE) {
-        if (!inner.positional_count)
-            return jinja_fail(c->run, HELM_E_FORMAT, "'%s' needs an attribute", c->name);
-        path = inner.positional[0];
-        inner.positional++;
-        inner.positional_count--;
+        path = take_argument(&inner);
+        if (!path) jinja_fail(c->run, HELM_E_FORMAT, "'%s' needs an attribute", c->name);
     }
-    if (inner.positional_count) {
-        test = inner.positional;
-        if (test->type != JINJA_TEXT)
-            return jinja_fail(c->run, HELM_E_FORMAT, "'%s': a test is a name", c->name);
-        inner.positional++;
-        inner.positional_count--;
+    const struct jinja_value *test = take_argument(&inner);
+    if (test && test->type != JINJA_TEXT)
+        jinja_fail(c->run, HELM_E_FORMAT, "'%s': a test is a name", c->name);
+    const struct jinja_list *items = collect_true(c);
+    struct jinja_list *result = jinja_list_new(c->run, JINJA_LIST_GENERATOR, 0);
+    for (size_t i = 0; i < items->count; i++) {
+        const struct jinja_value value = find_attribute(c->run, items->item[i], path, NULL);
+        const bool holds =
+            test ? jinja_apply_test(c->run, c->scope, test, value, &inner) : jinja_truth(&value);
+        if (holds == keep) jinja_list_add(c->run, result, items->item[i]);
     }
-    int rc = collect_true(c, &items);
-    if (!rc) rc = jinja_list_new(c->run, JINJA_LIST_GENERATOR, 0, &result);
-    for (size_t i = 0; !rc && i < items->count; i++) {
-        struct jinja_value value;
-        bool holds = false;
-        rc = find_attribute(c->run, &items->item[i], &path, NULL, &value);
-        if (!rc && test) rc = jinja_apply_test(c->run, c->scope, test, value, &inner, &holds);
-        if (!test) holds = jinja_truth(&value);
-        if (!rc && holds == keep) rc = jinja_list_add(c->run, result, items->item[i]);
-    }
-    if (!rc) *out = jinja_list_value(result);
-    return rc;
+    return jinja_list_value(result);
 }
 
 const struct jinja_function jinja_sequence_filters[] = {

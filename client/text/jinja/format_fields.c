@@ -39,7 +39,8 @@ static size_t character_bytes(const char *at, const char *end)
     return n;
 }
 
-static int read_specification(struct jinja_run *run, const char *at, const char *end, struct specification *s)
+static void read_specification(struct jinja_run *run, const char *at, const char *end,
+                               struct specification *s)
 {
     const char *begin = at;
     *s = (struct specification){.fill = jinja_text(" ", 1), .precision = -1, .given = at < end};
@@ -64,55 +65,46 @@ static int read_specification(struct jinja_run *run, const char *at, const char 
     if (at < end && *at == '.') {
         at++;
         if (at == end || *at < '0' || *at > '9')
-            return jinja_fail(run, HELM_E_FORMAT, "'format': a specification without its precision");
+            jinja_fail(run, HELM_E_FORMAT, "'format': a specification without its precision");
         s->precision = read_number(&at, end);
     }
     if (at < end && strchr("sdxf", *at)) s->kind = *at++;
     if (s->width > WIDTH_MAX || s->precision > WIDTH_MAX)
-        return jinja_fail(run, HELM_E_LIMIT, "'format': a width of more than %d", WIDTH_MAX);
-    if (at == end) return 0;
-    return jinja_fail(run, HELM_E_UNSUPPORTED, "'format' with the specification '%.*s'", (int)(end - begin),
-                      begin);
-}
-
-static int add_fill(struct jinja_run *run, struct jinja_buffer *out, const struct specification *s, int count)
-{
-    int rc = 0;
-    for (int i = 0; i < count && !rc; i++)
-        rc = jinja_buffer_add(run, out, s->fill.as.text.data, s->fill.as.text.bytes);
-    return rc;
+        jinja_fail(run, HELM_E_LIMIT, "'format': a width of more than %d", WIDTH_MAX);
+    if (at != end)
+        jinja_fail(run, HELM_E_UNSUPPORTED, "'format' with the specification '%.*s'", (int)(end - begin),
+                   begin);
 }
 
 /* `sign` bytes of the body stand before what '=' fills in. */
-static int add_aligned(struct jinja_run *run, struct jinja_buffer *out, const struct specification *s,
-                       const struct jinja_value *body, size_t sign)
+static void add_aligned(struct jinja_run *run, struct jinja_buffer *out, const struct specification *s,
+                        const struct jinja_value *body, size_t sign)
 {
     const int missing = s->width > (int)body->as.text.chars ? s->width - (int)body->as.text.chars : 0;
     const int left = s->align == '^' ? missing / 2 : s->align == '<' ? 0 : missing;
     const char *data = body->as.text.data;
     if (s->align != '=') sign = 0;
-    int rc = jinja_buffer_add(run, out, data, sign);
-    if (!rc) rc = add_fill(run, out, s, left);
-    if (!rc) rc = jinja_buffer_add(run, out, data + sign, body->as.text.bytes - sign);
-    return rc ? rc : add_fill(run, out, s, missing - left);
+    jinja_buffer_add(run, out, data, sign);
+    for (int i = 0; i < left; i++) jinja_print(run, out, &s->fill);
+    jinja_buffer_add(run, out, data + sign, body->as.text.bytes - sign);
+    for (int i = left; i < missing; i++) jinja_print(run, out, &s->fill);
 }
 
-static int add_text(struct jinja_run *run, struct jinja_buffer *out, struct specification *s,
-                    const struct jinja_value *value)
+static void add_text(struct jinja_run *run, struct jinja_buffer *out, struct specification *s,
+                     const struct jinja_value *value)
 {
     struct jinja_value body = *value;
     if (s->kind && s->kind != 's')
-        return jinja_fail(run, HELM_E_FORMAT, "'format': the kind '%c' of a text", s->kind);
-    if (s->align == '=' || s->sign)
-        return jinja_fail(run, HELM_E_FORMAT, "'format': a number's sign of a text");
+        jinja_fail(run, HELM_E_FORMAT, "'format': the kind '%c' of a text", s->kind);
+    if (s->align == '=' || s->sign) jinja_fail(run, HELM_E_FORMAT, "'format': a number's sign of a text");
     if (s->precision >= 0)
         body = jinja_text(body.as.text.data, jinja_text_offset(&body, (size_t)s->precision));
     if (!s->align || s->align == '0') s->align = '<';
-    return add_aligned(run, out, s, &body, 0);
+    add_aligned(run, out, s, &body, 0);
 }
 
-static int add_number(struct jinja_run *run, struct jinja_buffer *out, struct specification *s,
-                      const struct jinja_value *value)
+static void add_number(struct jinja_run *run, struct jinja_buffer *out, struct specification *s,
+                       const struct jinja_value *value)
 {
     char text[2 * WIDTH_MAX + 400], *digits = text + 1;
     const bool whole = jinja_is_whole(value);
@@ -120,9 +112,9 @@ static int add_number(struct jinja_run *run, struct jinja_buffer *out, struct sp
     bool negative = number < 0;
     if (s->kind == 's' || (!whole && s->kind && s->kind != 'f') ||
         (whole && s->kind != 'f' && s->precision >= 0))
-        return jinja_fail(run, HELM_E_FORMAT, "'format': such a specification of a number");
+        jinja_fail(run, HELM_E_FORMAT, "'format': such a specification of a number");
     if (!isfinite(number) || (!whole && !s->kind && s->precision >= 0))
-        return jinja_fail(run, HELM_E_UNSUPPORTED, "'format' of such a number");
+        jinja_fail(run, HELM_E_UNSUPPORTED, "'format' of such a number");
     if (s->kind == 'f') {
         negative = signbit(number);
         snprintf(digits, sizeof text - 1, "%.*f", s->precision < 0 ? 6 : s->precision, fabs(number));
@@ -131,37 +123,39 @@ static int add_number(struct jinja_run *run, struct jinja_buffer *out, struct sp
         const uint64_t size = n < 0 ? 0 - (uint64_t)n : (uint64_t)n;
         snprintf(digits, sizeof text - 1, s->kind == 'x' ? "%llx" : "%llu", (unsigned long long)size);
     } else {
-        char whole_text[40];
-        jinja_float_text(fabs(number), whole_text);
+        jinja_float_text(fabs(number), digits);
         negative = signbit(number);
-        snprintf(digits, sizeof text - 1, "%s", whole_text);
     }
     const char sign = negative ? '-' : s->sign;
     if (sign) *--digits = sign;
     if (!s->align) s->align = '>';
     if (s->align == '0') s->align = '=';
     const struct jinja_value body = jinja_text(digits, strlen(digits));
-    return add_aligned(run, out, s, &body, sign ? 1 : 0);
+    add_aligned(run, out, s, &body, sign ? 1 : 0);
 }
 
-static int add_value(struct jinja_run *run, struct jinja_buffer *out, struct specification *s,
-                     const struct jinja_value *value)
+static void add_value(struct jinja_run *run, struct jinja_buffer *out, struct specification *s,
+                      const struct jinja_value *value)
 {
-    if (value->type == JINJA_TEXT) return add_text(run, out, s, value);
-    if (value->type == JINJA_WIDE && s->given) return jinja_fail_wide(run);
-    if (jinja_is_number(value) && value->type != JINJA_WIDE && (value->type != JINJA_BOOL || s->given))
-        return add_number(run, out, s, value);
-    if (!s->given) return jinja_print(run, out, value);
-    return jinja_fail(run, HELM_E_FORMAT, "'format': a specification of a %s", jinja_type_name(value));
+    if (value->type == JINJA_WIDE && s->given) jinja_fail_wide(run);
+    if (value->type == JINJA_TEXT)
+        add_text(run, out, s, value);
+    else if (jinja_is_number(value) && value->type != JINJA_WIDE && (value->type != JINJA_BOOL || s->given))
+        add_number(run, out, s, value);
+    else if (!s->given)
+        jinja_print(run, out, value);
+    else
+        jinja_fail(run, HELM_E_FORMAT, "'format': a specification of a %s", jinja_type_name(value));
 }
 
 /* ---- fields ---- */
 
 /* What the field's first word means: the next argument, one by its number, or one by its name. */
-static int find_argument(struct fields *f, const char *name, size_t length, struct jinja_value *out)
+static struct jinja_value find_argument(struct fields *f, const char *name, size_t length)
 {
     struct jinja_run *run = f->c->run;
     const struct jinja_call *call = f->c->raw;
+    const struct jinja_value word = jinja_text(name, length);
     const char *at = name;
     size_t index = f->next;
     const bool number = length > 0 && *name >= '0' && *name <= '9';
@@ -170,97 +164,83 @@ static int find_argument(struct fields *f, const char *name, size_t length, stru
     f->counted = f->counted || !length;
     f->stated = f->stated || number;
     if (f->counted && f->stated)
-        return jinja_fail(run, HELM_E_FORMAT, "'format': fields with numbers beside fields without");
+        jinja_fail(run, HELM_E_FORMAT, "'format': fields with numbers beside fields without");
     if (!length || (number && at == name + length)) {
         if (index >= call->positional_count)
-            return jinja_fail(run, HELM_E_FORMAT, "'format': no argument for field %zu", index);
-        *out = call->positional[index];
-        return 0;
+            jinja_fail(run, HELM_E_FORMAT, "'format': no argument for field %zu", index);
+        return call->positional[index];
     }
-    for (size_t i = 0; i < call->keyword_count; i++) {
-        const struct jinja_value *key = &call->keyword_names[i];
-        if (key->as.text.bytes != length || memcmp(key->as.text.data, name, length) != 0) continue;
-        *out = call->keyword_values[i];
-        return 0;
-    }
-    return jinja_fail(run, HELM_E_FORMAT, "'format': no argument '%.*s'", (int)length, name);
+    for (size_t i = 0; i < call->keyword_count; i++)
+        if (jinja_same_text(&call->keyword_names[i], &word)) return call->keyword_values[i];
+    jinja_fail(run, HELM_E_FORMAT, "'format': no argument '%.*s'", (int)length, name);
 }
 
 /* ".name" and "[key]" behind it. */
-static int follow_path(struct jinja_run *run, const char *at, const char *end, struct jinja_value *value)
+static struct jinja_value follow_path(struct jinja_run *run, const char *at, const char *end,
+                                      struct jinja_value value)
 {
     while (at < end) {
         const bool key = *at++ == '[';
-        const char *stop = at;
+        const char *stop = at, *digits = at;
         while (stop < end && (key ? *stop != ']' : *stop != '.' && *stop != '[')) stop++;
         if (stop == at || (key && stop == end))
-            return jinja_fail(run, HELM_E_FORMAT, "'format': a field with an empty name");
-        const char *digits = at;
+            jinja_fail(run, HELM_E_FORMAT, "'format': a field with an empty name");
         const int index = read_number(&digits, stop);
         const struct jinja_value name =
             key && digits == stop ? jinja_int(index) : jinja_text(at, (size_t)(stop - at));
-        struct jinja_value next;
-        int rc = key ? jinja_getitem(run, value, &name, &next) : jinja_getattr(run, value, &name, &next);
-        if (rc) return rc;
-        *value = next;
+        value = key ? jinja_getitem(run, &value, &name) : jinja_getattr(run, &value, &name);
         at = stop + key;
         if (at < end && *at != '.' && *at != '[')
-            return jinja_fail(run, HELM_E_FORMAT, "'format': only '.' or '[' may follow ']'");
+            jinja_fail(run, HELM_E_FORMAT, "'format': only '.' or '[' may follow ']'");
     }
-    return 0;
+    return value;
 }
 
 /* Between the braces. */
-static int add_field(struct fields *f, const char *at, const char *end, struct jinja_buffer *out)
+static void add_field(struct fields *f, const char *at, const char *end, struct jinja_buffer *out)
 {
     struct jinja_run *run = f->c->run;
-    const char *word = at, *path, *stop;
-    struct jinja_value value, text;
+    const char *path, *stop;
     struct specification s;
     for (stop = at; stop < end && *stop != '!' && *stop != ':';) stop += 1;
     for (path = at; path < stop && *path != '.' && *path != '[';) path++;
-    int rc = find_argument(f, word, (size_t)(path - word), &value);
-    if (!rc) rc = follow_path(run, path, stop, &value);
-    if (rc) return rc;
+    struct jinja_value value = find_argument(f, at, (size_t)(path - at));
+    value = follow_path(run, path, stop, value);
     if (stop < end && *stop == '!') {
         struct jinja_buffer shown = {0};
         if (stop + 1 == end || !strchr("rs", stop[1]) || (stop + 2 < end && stop[2] != ':'))
-            return jinja_fail(run, HELM_E_UNSUPPORTED, "'format' with such a conversion");
-        rc = stop[1] == 'r' ? jinja_repr(run, &shown, &value) : jinja_print(run, &shown, &value);
-        text = jinja_buffer_text(&shown);
-        value = text;
+            jinja_fail(run, HELM_E_UNSUPPORTED, "'format' with such a conversion");
+        (stop[1] == 'r' ? jinja_repr : jinja_print)(run, &shown, &value);
+        value = jinja_buffer_text(&shown);
         stop += 2;
     }
     if (stop < end) stop++; /* the colon */
-    if (!rc) rc = read_specification(run, stop, end, &s);
-    return rc ? rc : add_value(run, out, &s, &value);
+    read_specification(run, stop, end, &s);
+    add_value(run, out, &s, &value);
 }
 
-int jinja_format_fields(const struct jinja_callable *c, struct jinja_value *out)
+struct jinja_value jinja_format_fields(const struct jinja_callable *c)
 {
     const char *at = c->self.as.text.data, *end = at + c->self.as.text.bytes;
     struct fields f = {.c = c};
     struct jinja_buffer buffer = {0};
-    int rc = 0;
-    while (at < end && !rc) {
+    while (at < end) {
         const char *brace = at;
         while (brace < end && *brace != '{' && *brace != '}') brace++;
-        rc = jinja_buffer_add(c->run, &buffer, at, (size_t)(brace - at));
-        if (rc || brace == end) break;
+        jinja_buffer_add(c->run, &buffer, at, (size_t)(brace - at));
+        if (brace == end) break;
         if (brace + 1 < end && brace[1] == *brace) { /* twice: itself */
-            rc = jinja_buffer_add(c->run, &buffer, brace, 1);
+            jinja_buffer_add(c->run, &buffer, brace, 1);
             at = brace + 2;
             continue;
         }
         const char *close = brace + 1;
         while (close < end && *close != '}' && *close != '{') close++;
         if (*brace == '}' || close == end)
-            return jinja_fail(c->run, HELM_E_FORMAT, "'format': a single '%c'", *brace);
-        if (*close == '{')
-            return jinja_fail(c->run, HELM_E_UNSUPPORTED, "'format' with a field inside a field");
-        rc = add_field(&f, brace + 1, close, &buffer);
+            jinja_fail(c->run, HELM_E_FORMAT, "'format': a single '%c'", *brace);
+        if (*close == '{') jinja_fail(c->run, HELM_E_UNSUPPORTED, "'format' with a field inside a field");
+        add_field(&f, brace + 1, close, &buffer);
         at = close + 1;
     }
-    *out = jinja_buffer_text(&buffer);
-    return rc ? rc : c->run->code;
+    return jinja_buffer_text(&buffer);
 }

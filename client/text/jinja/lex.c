@@ -21,16 +21,11 @@ struct lexer {
     int open_count;
 };
 
-static int add_token(struct lexer *lx, struct jinja_token token)
+static void add_token(struct lexer *lx, struct jinja_token token)
 {
-    int rc = jinja_grow(lx->run, &lx->tokens, sizeof token, lx->count, &lx->space);
-    if (!rc) lx->tokens[lx->count++] = token;
-    return rc;
-}
-
-static int add_kind(struct lexer *lx, enum jinja_token_kind kind)
-{
-    return add_token(lx, (struct jinja_token){.kind = kind, .line = lx->line});
+    jinja_grow(lx->run, &lx->tokens, sizeof token, lx->count, &lx->space);
+    token.line = lx->line;
+    lx->tokens[lx->count++] = token;
 }
 
 static void advance_to(struct lexer *lx, size_t to)
@@ -56,7 +51,7 @@ static size_t skip_space(const struct lexer *lx, size_t at)
 }
 
 /* The text before a tag, cut as the tag's sign asks. `print`: {{ leaves indentation alone. */
-static int add_data(struct lexer *lx, size_t end, char sign, bool print)
+static void add_data(struct lexer *lx, size_t end, char sign, bool print)
 {
     const char *text = lx->text + lx->at;
     size_t length = end - lx->at;
@@ -70,12 +65,8 @@ static int add_data(struct lexer *lx, size_t end, char sign, bool print)
             jinja_space_before(text + line_start, length - line_start) == length - line_start)
             length = line_start;
     }
-    int rc = 0;
-    if (length)
-        rc = add_token(lx, (struct jinja_token){
-                               .kind = JINJA_TOKEN_DATA, .line = lx->line, .text = text, .length = length});
+    if (length) add_token(lx, (struct jinja_token){.kind = JINJA_TOKEN_DATA, .text = text, .length = length});
     advance_to(lx, end);
-    return rc;
 }
 
 /* Where the text goes on after a tag's end at `at`: "-" eats white space, "+" nothing, otherwise one line end
@@ -103,7 +94,7 @@ static size_t raw_begin(const struct lexer *lx, size_t at)
     return tag_end(lx, skip_space(lx, p + 3), "%}", false, false);
 }
 
-static int lex_raw(struct lexer *lx)
+static void lex_raw(struct lexer *lx)
 {
     uint32_t line = lx->line;
     for (size_t p = lx->at; p + 1 < lx->length; p++) {
@@ -113,38 +104,38 @@ static int lex_raw(struct lexer *lx)
         if (!starts_with(lx, name, "endraw")) continue;
         size_t after = tag_end(lx, skip_space(lx, name + 6), "%}", true, true);
         if (!after) continue;
-        int rc = add_data(lx, p, sign, false);
+        add_data(lx, p, sign, false);
         advance_to(lx, after);
-        return rc;
+        return;
     }
     lx->run->line = line;
-    return jinja_fail(lx->run, HELM_E_FORMAT, "'raw' has no end");
+    jinja_fail(lx->run, HELM_E_FORMAT, "'raw' has no end");
 }
 
-static int lex_comment(struct lexer *lx)
+static void lex_comment(struct lexer *lx)
 {
     for (size_t p = lx->at; p + 1 < lx->length; p++) {
         if (lx->text[p] != '#' || lx->text[p + 1] != '}') continue;
         size_t end = p > lx->at && (lx->text[p - 1] == '-' || lx->text[p - 1] == '+') ? p - 1 : p;
         advance_to(lx, tag_end(lx, end, "#}", true, true));
-        return 0;
+        return;
     }
     lx->run->line = lx->line;
-    return jinja_fail(lx->run, HELM_E_FORMAT, "a comment has no end");
+    jinja_fail(lx->run, HELM_E_FORMAT, "a comment has no end");
 }
 
 /* ---- literals */
 
 /* One escape of a string literal: text[*at] is what follows the backslash. */
-static int lex_escape(struct lexer *lx, const char *text, size_t length, size_t *at, char *out, size_t *used)
+static void lex_escape(struct lexer *lx, const char *text, size_t length, size_t *at, char *out, size_t *used)
 {
     static const char plain[] = "\\\\''\"\"a\ab\bf\fn\nr\rt\tv\v";
     char c = text[(*at)++];
-    if (c == '\n') return 0; /* a line that goes on */
+    if (c == '\n') return; /* a line that goes on */
     for (size_t i = 0; i < sizeof plain - 1; i += 2) {
         if (plain[i] != c) continue;
         out[(*used)++] = plain[i + 1];
-        return 0;
+        return;
     }
     uint32_t code = 0;
     if (c >= '0' && c <= '7') {
@@ -155,34 +146,30 @@ static int lex_escape(struct lexer *lx, const char *text, size_t length, size_t 
         int digits = c == 'x' ? 2 : c == 'u' ? 4 : 8;
         for (int i = 0; i < digits; i++) {
             int digit = *at < length ? units_hex_digit(text[*at]) : -1;
-            if (digit < 0)
-                return jinja_fail(lx->run, HELM_E_FORMAT, "a truncated \\%c escape in a string", c);
+            if (digit < 0) jinja_fail(lx->run, HELM_E_FORMAT, "a truncated \\%c escape in a string", c);
             code = code * 16 + (uint32_t)digit;
             (*at)++;
         }
         if (code > 0x10FFFF || (code >= 0xD800 && code < 0xE000))
-            return jinja_fail(lx->run, HELM_E_FORMAT, "\\%c%0*X in a string is no character", c, digits,
-                              (unsigned)code);
+            jinja_fail(lx->run, HELM_E_FORMAT, "\\%c%0*X in a string is no character", c, digits,
+                       (unsigned)code);
     } else if (c == 'N') {
-        return jinja_fail(lx->run, HELM_E_UNSUPPORTED, "the escape \\N{...} in a string");
+        jinja_fail(lx->run, HELM_E_UNSUPPORTED, "the escape \\N{...} in a string");
     } else { /* Python keeps the backslash of an escape that it does not know */
         out[(*used)++] = '\\';
         out[(*used)++] = c;
-        return 0;
+        return;
     }
     *used += utf8_put(code, out + *used);
-    return 0;
 }
 
-static int lex_string(struct lexer *lx)
+static void lex_string(struct lexer *lx)
 {
     char quote = lx->text[lx->at];
-    size_t start = lx->at + 1, end = start;
+    size_t start = lx->at + 1, end = start, used = 0;
     while (end < lx->length && lx->text[end] != quote) end += lx->text[end] == '\\' ? 2 : 1;
-    if (end >= lx->length) return jinja_fail(lx->run, HELM_E_FORMAT, "a string has no end");
+    if (end >= lx->length) jinja_fail(lx->run, HELM_E_FORMAT, "a string has no end");
     char *out = jinja_alloc(lx->run, end - start + 1);
-    if (!out) return lx->run->code;
-    size_t used = 0;
     for (size_t i = start; i < end;) {
         if (lx->text[i] != '\\') {
             out[used++] = lx->text[i++];
@@ -190,14 +177,11 @@ static int lex_string(struct lexer *lx)
         }
         size_t next = i + 1 - start;
         /* what an escape becomes is never longer than the escape */
-        int rc = lex_escape(lx, lx->text + start, end - start, &next, out, &used);
-        if (rc) return rc;
+        lex_escape(lx, lx->text + start, end - start, &next, out, &used);
         i = start + next;
     }
-    int rc = add_token(
-        lx, (struct jinja_token){.kind = JINJA_TOKEN_STRING, .line = lx->line, .text = out, .length = used});
+    add_token(lx, (struct jinja_token){.kind = JINJA_TOKEN_STRING, .text = out, .length = used});
     advance_to(lx, end + 1);
-    return rc;
 }
 
 static bool is_digit(char c, int base)
@@ -220,7 +204,7 @@ static size_t digits_end(const struct lexer *lx, size_t at, int base)
     return at;
 }
 
-static int lex_number(struct lexer *lx)
+static void lex_number(struct lexer *lx)
 {
     char clean[128];
     size_t used = 0, start = lx->at, end;
@@ -231,7 +215,7 @@ static int lex_number(struct lexer *lx)
         base = mark == 'x' ? 16 : mark == 'o' ? 8 : 2;
         start += 2;
         end = digits_end(lx, start, base);
-        if (end == start) return jinja_fail(lx->run, HELM_E_FORMAT, "a number without digits");
+        if (end == start) jinja_fail(lx->run, HELM_E_FORMAT, "a number without digits");
     } else {
         end = digits_end(lx, start, 10);
         /* after a dot a number is an index ("a.0.1"), not a fraction */
@@ -252,25 +236,25 @@ static int lex_number(struct lexer *lx)
         if (!is_float && lx->text[start] == '0' && end > start + 1)
             for (size_t i = start; i < end; i++)
                 if (lx->text[i] != '0' && lx->text[i] != '_')
-                    return jinja_fail(lx->run, HELM_E_FORMAT, "a whole number that starts with 0");
+                    jinja_fail(lx->run, HELM_E_FORMAT, "a whole number that starts with 0");
     }
     for (size_t i = start; i < end; i++) {
         if (lx->text[i] == '_') continue;
         if (used + 1 >= sizeof clean)
-            return jinja_fail(lx->run, HELM_E_LIMIT, "a number of more than %zu digits", sizeof clean - 2);
+            jinja_fail(lx->run, HELM_E_LIMIT, "a number of more than %zu digits", sizeof clean - 2);
         clean[used++] = lx->text[i];
     }
     clean[used] = '\0';
-    struct jinja_token token = {.kind = is_float ? JINJA_TOKEN_FLOAT : JINJA_TOKEN_INTEGER, .line = lx->line};
+    struct jinja_token token = {.kind = is_float ? JINJA_TOKEN_FLOAT : JINJA_TOKEN_INTEGER};
     errno = 0;
     if (is_float)
         token.number = strtod(clean, NULL);
     else
         token.integer = strtoll(clean, NULL, base);
     if (!is_float && errno == ERANGE)
-        return jinja_fail(lx->run, HELM_E_LIMIT, "the whole number %.40s has more than 64 bits", clean);
+        jinja_fail(lx->run, HELM_E_LIMIT, "the whole number %.40s has more than 64 bits", clean);
     advance_to(lx, end);
-    return add_token(lx, token);
+    add_token(lx, token);
 }
 
 static size_t name_end(const struct lexer *lx, size_t at)
@@ -291,7 +275,7 @@ static size_t name_end(const struct lexer *lx, size_t at)
     return at;
 }
 
-static int lex_operator(struct lexer *lx)
+static void lex_operator(struct lexer *lx)
 {
     static const char twos[] = "==!=<=>=**//", codes[] = "ENLGPD", ones[] = "+-*/%~[](){}<>=.:|,";
     char c = lx->text[lx->at], op = '\0';
@@ -304,66 +288,59 @@ static int lex_operator(struct lexer *lx)
     if (!op && memchr(ones, c, sizeof ones - 1)) op = c;
     if (!op) {
         size_t bytes = jinja_utf8_size((unsigned char)c);
-        return jinja_fail(lx->run, HELM_E_FORMAT, "unexpected character '%.*s'", (int)bytes,
-                          lx->text + lx->at);
+        jinja_fail(lx->run, HELM_E_FORMAT, "unexpected character '%.*s'", (int)bytes, lx->text + lx->at);
     }
     if (op == '(' || op == '[' || op == '{') {
         if (lx->open_count == JINJA_LEX_OPEN_MAX)
-            return jinja_fail(lx->run, HELM_E_LIMIT, "brackets are nested deeper than %d",
-                              JINJA_LEX_OPEN_MAX);
+            jinja_fail(lx->run, HELM_E_LIMIT, "brackets are nested deeper than %d", JINJA_LEX_OPEN_MAX);
         lx->open[lx->open_count++] = op == '(' ? ')' : op == '[' ? ']' : '}';
     } else if (op == ')' || op == ']' || op == '}') {
         if (!lx->open_count || lx->open[--lx->open_count] != op)
-            return jinja_fail(lx->run, HELM_E_FORMAT, "unexpected '%c'", op);
+            jinja_fail(lx->run, HELM_E_FORMAT, "unexpected '%c'", op);
     }
-    int rc = add_token(lx, (struct jinja_token){.kind = JINJA_TOKEN_OPERATOR, .op = op, .line = lx->line});
+    add_token(lx, (struct jinja_token){.kind = JINJA_TOKEN_OPERATOR, .op = op});
     lx->at += size;
-    return rc;
 }
 
 /* Tokens up to the tag's end mark, which counts only outside brackets. */
-static int lex_tag(struct lexer *lx, bool print)
+static void lex_tag(struct lexer *lx, bool print)
 {
-    int rc = 0;
     uint32_t line = lx->line;
     lx->open_count = 0;
-    while (!rc && lx->at < lx->length) {
+    while (lx->at < lx->length) {
         lx->run->line = lx->line;
         size_t after = lx->open_count ? 0 : tag_end(lx, lx->at, print ? "}}" : "%}", !print, !print);
         if (after) {
-            rc = add_kind(lx, print ? JINJA_TOKEN_PRINT_END : JINJA_TOKEN_BLOCK_END);
+            add_token(lx,
+                      (struct jinja_token){.kind = print ? JINJA_TOKEN_PRINT_END : JINJA_TOKEN_BLOCK_END});
             advance_to(lx, after);
-            return rc;
+            return;
         }
         size_t next = skip_space(lx, lx->at);
         if (next > lx->at) {
             advance_to(lx, next);
             continue;
         }
-        char c = lx->text[lx->at];
-        if (c >= '0' && c <= '9') {
-            rc = lex_number(lx);
-        } else if (c == '\'' || c == '"') {
-            rc = lex_string(lx);
+        const char *at = lx->text + lx->at;
+        if (*at >= '0' && *at <= '9') {
+            lex_number(lx);
+        } else if (*at == '\'' || *at == '"') {
+            lex_string(lx);
         } else if ((next = name_end(lx, lx->at)) > lx->at) {
-            rc = add_token(lx, (struct jinja_token){.kind = JINJA_TOKEN_NAME,
-                                                    .line = lx->line,
-                                                    .text = lx->text + lx->at,
-                                                    .length = next - lx->at});
+            add_token(lx,
+                      (struct jinja_token){.kind = JINJA_TOKEN_NAME, .text = at, .length = next - lx->at});
             lx->at = next;
         } else {
-            rc = lex_operator(lx);
+            lex_operator(lx);
         }
     }
-    if (rc) return rc;
     lx->run->line = line;
-    return jinja_fail(lx->run, HELM_E_FORMAT, "a tag has no end ('%s')", print ? "}}" : "%}");
+    jinja_fail(lx->run, HELM_E_FORMAT, "a tag has no end ('%s')", print ? "}}" : "%}");
 }
 
-static int lex_all(struct lexer *lx)
+static void lex_all(struct lexer *lx)
 {
-    int rc = 0;
-    while (!rc && lx->at < lx->length) {
+    while (lx->at < lx->length) {
         size_t p = lx->at;
         char mark = '\0';
         for (; p + 1 < lx->length; p++) {
@@ -371,52 +348,39 @@ static int lex_all(struct lexer *lx)
             if (lx->text[p] == '{' && (mark == '{' || mark == '%' || mark == '#')) break;
         }
         if (p + 1 >= lx->length) { /* no tag follows */
-            rc = add_data(lx, lx->length, '+', true);
+            add_data(lx, lx->length, '+', true);
             break;
         }
         char sign = sign_at(lx, p + 2);
-        rc = add_data(lx, p, sign, mark == '{');
-        if (rc) break;
+        add_data(lx, p, sign, mark == '{');
         size_t raw = mark == '%' ? raw_begin(lx, p) : 0;
+        advance_to(lx, raw ? raw : p + 2 + (sign != '\0'));
         if (raw) {
-            advance_to(lx, raw);
-            rc = lex_raw(lx);
-            continue;
+            lex_raw(lx);
+        } else if (mark == '#') {
+            lex_comment(lx);
+        } else {
+            const bool print = mark == '{';
+            add_token(lx, (struct jinja_token){.kind = print ? JINJA_TOKEN_PRINT_BEGIN
+                                                             : JINJA_TOKEN_BLOCK_BEGIN});
+            lex_tag(lx, print);
         }
-        advance_to(lx, p + 2 + (sign != '\0'));
-        if (mark == '#') {
-            rc = lex_comment(lx);
-            continue;
-        }
-        rc = add_kind(lx, mark == '{' ? JINJA_TOKEN_PRINT_BEGIN : JINJA_TOKEN_BLOCK_BEGIN);
-        if (!rc) rc = lex_tag(lx, mark == '{');
     }
-    return rc ? rc : add_kind(lx, JINJA_TOKEN_END);
+    add_token(lx, (struct jinja_token){.kind = JINJA_TOKEN_END});
 }
 
-int jinja_lex(struct jinja_run *run, const char *source, size_t length, struct jinja_token **tokens,
-              size_t *count)
+const struct jinja_token *jinja_lex(struct jinja_run *run, const char *source, size_t length)
 {
     struct lexer lx = {.run = run, .line = 1};
-    *tokens = NULL;
-    *count = 0;
     char *text = jinja_alloc(run, length + 1);
-    if (!text) return run->code;
     for (size_t i = 0; i < length; i++) {
-        if (source[i] == '\r') {
-            text[lx.length++] = '\n';
-            if (i + 1 < length && source[i + 1] == '\n') i++;
-        } else {
-            text[lx.length++] = source[i];
-        }
+        text[lx.length++] = source[i] == '\r' ? '\n' : source[i];
+        if (source[i] == '\r' && i + 1 < length && source[i + 1] == '\n') i++;
     }
     /* as keep_trailing_newline=False has it: one line end at the very end is not part of the text */
     if (lx.length && text[lx.length - 1] == '\n') lx.length--;
     lx.text = text;
-    int rc = lex_all(&lx);
+    lex_all(&lx);
     run->line = 0;
-    if (rc) return rc;
-    *tokens = lx.tokens;
-    *count = lx.count;
-    return 0;
+    return lx.tokens;
 }

@@ -38,5 +38,4 @@ struct jinja_token {
 };
 
 /* `source` is valid UTF-8 and outlives the tokens. The last token is JINJA_TOKEN_END. */
-HELM_MUST_CHECK int jinja_lex(struct jinja_run *run, const char *source, size_t length,
-                              struct jinja_token **tokens, size_t *count);
+const struct jinja_token *jinja_lex(struct jinja_run *run, const char *source, size_t length);

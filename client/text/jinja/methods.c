@@ -5,89 +5,63 @@
 
 /* ---- lists */
 
-static int list_count(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value list_count(const struct jinja_callable *c)
 {
     int64_t count = 0;
-    int rc = 0;
-    for (size_t i = 0; !rc && i < c->self.as.list->count; i++) {
-        bool same;
-        rc = jinja_equal(c->run, &c->self.as.list->item[i], &c->a[0], &same);
-        count += same;
-    }
-    *out = jinja_int(count);
-    return rc;
+    for (size_t i = 0; i < c->self.as.list->count; i++)
+        count += jinja_equal(c->run, &c->self.as.list->item[i], &c->a[0]);
+    return jinja_int(count);
 }
 
-static int list_index(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value list_index(const struct jinja_callable *c)
 {
-    for (size_t i = 0; i < c->self.as.list->count; i++) {
-        bool same;
-        int rc = jinja_equal(c->run, &c->self.as.list->item[i], &c->a[0], &same);
-        *out = jinja_int((int64_t)i);
-        if (rc || same) return rc;
-    }
-    return jinja_fail(c->run, HELM_E_FORMAT, "'index': the item is not in the list");
+    for (size_t i = 0; i < c->self.as.list->count; i++)
+        if (jinja_equal(c->run, &c->self.as.list->item[i], &c->a[0])) return jinja_int((int64_t)i);
+    jinja_fail(c->run, HELM_E_FORMAT, "'index': the item is not in the list");
 }
 
 /* ---- dicts */
 
-static int dict_get(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value dict_get(const struct jinja_callable *c)
 {
-    const struct jinja_value *found;
-    int rc = jinja_dict_find(c->run, c->self.as.dict, c->a[0], &found);
-    *out = found ? *found : c->a[1].type == JINJA_ABSENT ? jinja_none() : c->a[1];
-    return rc;
+    const struct jinja_value *found = jinja_dict_find(c->run, c->self.as.dict, c->a[0]);
+    return found ? *found : c->a[1].type == JINJA_ABSENT ? jinja_none() : c->a[1];
 }
 
-static int dict_items(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value dict_items(const struct jinja_callable *c)
 {
-    struct jinja_list *list;
-    int rc = jinja_dict_items(c->run, c->self.as.dict, JINJA_LIST_ITEMS, &list);
-    if (!rc) *out = jinja_list_value(list);
-    return rc;
+    return jinja_list_value(jinja_dict_items(c->run, c->self.as.dict, JINJA_LIST_ITEMS));
 }
 
-static int dict_side(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value dict_side(const struct jinja_callable *c)
 {
     enum jinja_list_kind kind = (enum jinja_list_kind)c->which;
     const struct jinja_dict *dict = c->self.as.dict;
-    struct jinja_list *list;
-    int rc = jinja_list_new(c->run, kind, dict->count, &list);
-    for (size_t i = 0; !rc && i < dict->count; i++)
-        rc = jinja_list_add(c->run, list, kind == JINJA_LIST_KEYS ? dict->key[i] : dict->value[i]);
-    if (!rc) *out = jinja_list_value(list);
-    return rc;
+    struct jinja_list *list = jinja_list_new(c->run, kind, dict->count);
+    for (size_t i = 0; i < dict->count; i++)
+        jinja_list_add(c->run, list, kind == JINJA_LIST_KEYS ? dict->key[i] : dict->value[i]);
+    return jinja_list_value(list);
 }
 
-static int itself(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value itself(const struct jinja_callable *c)
 {
-    *out = c->self; /* values do not change, so a copy is the same */
-    return 0;
+    return c->self; /* values do not change, so a copy is the same */
 }
 
 /* ---- the loop variable */
 
-static int loop_cycle(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value loop_cycle(const struct jinja_callable *c)
 {
-    if (!c->raw->positional_count) return jinja_fail(c->run, HELM_E_FORMAT, "no items for cycling given");
-    *out = c->raw->positional[c->self.as.loop->index0 % c->raw->positional_count];
-    return 0;
+    if (!c->raw->positional_count) jinja_fail(c->run, HELM_E_FORMAT, "no items for cycling given");
+    return c->raw->positional[c->self.as.loop->index0 % c->raw->positional_count];
 }
 
-static int loop_changed(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value loop_changed(const struct jinja_callable *c)
 {
-    struct jinja_list *now;
-    struct jinja_value *last = &c->self.as.loop->changed, given;
-    bool same = false;
-    int rc = jinja_list_new(c->run, JINJA_LIST_TUPLE, c->raw->positional_count, &now);
-    for (size_t i = 0; !rc && i < c->raw->positional_count; i++)
-        rc = jinja_list_add(c->run, now, c->raw->positional[i]);
-    if (rc) return rc;
-    given = jinja_list_value(now);
-    if (last->type != JINJA_ABSENT) rc = jinja_equal(c->run, last, &given, &same);
-    *last = given;
-    *out = jinja_bool(!same);
-    return rc;
+    struct jinja_value *last = &c->self.as.loop->changed;
+    const struct jinja_value before = *last;
+    *last = jinja_given(c->run, c->raw);
+    return jinja_bool(before.type == JINJA_ABSENT || !jinja_equal(c->run, &before, last));
 }
 
 /* ---- tables, and the names of methods that exist in Python and are not offered here */
@@ -129,8 +103,8 @@ struct methods {
     const char *const *refused;
 };
 
-int jinja_method_find(struct jinja_run *run, const struct jinja_value *self, const struct jinja_value *name,
-                      struct jinja_value *out)
+bool jinja_method_find(struct jinja_run *run, const struct jinja_value *self, const struct jinja_value *name,
+                       struct jinja_value *out)
 {
     static const char *const none[] = {NULL};
     static const struct methods of_text = {jinja_text_methods, refused_of_text},
@@ -141,15 +115,20 @@ int jinja_method_find(struct jinja_run *run, const struct jinja_value *self, con
                                     : self->type == JINJA_LOOP     ? &of_loop
                                     : jinja_is_sequence_kind(self) ? &of_list
                                                                    : NULL;
-    if (!methods) return 1;
+    if (!methods) return false;
     const struct jinja_function *method = jinja_find_function(methods->offered, name);
-    if (method) return jinja_bind_method(run, *self, method, out);
+    if (method) {
+        struct jinja_bound *bound = jinja_alloc(run, sizeof *bound);
+        *bound = (struct jinja_bound){*self, method};
+        *out = (struct jinja_value){.type = JINJA_METHOD, .as.method = bound};
+        return true;
+    }
     const char *const *refused = methods->refused;
     while (*refused && !jinja_text_is(name, *refused)) refused++;
-    if (!*refused) return 1;
+    if (!*refused) return false;
+    if (self->type == JINJA_TEXT)
+        jinja_fail(run, HELM_E_UNSUPPORTED, "the method '%s' of a %s", *refused, jinja_type_name(self));
     /* the sandbox's way: what would change a value is not there, and says so when it is used */
-    if (self->type != JINJA_TEXT)
-        return jinja_undefined(run, out, "templates may not change a %s with '%s'", jinja_type_name(self),
-                               *refused);
-    return jinja_fail(run, HELM_E_UNSUPPORTED, "the method '%s' of a %s", *refused, jinja_type_name(self));
+    *out = jinja_undefined(run, "templates may not change a %s with '%s'", jinja_type_name(self), *refused);
+    return true;
 }

@@ -6,37 +6,39 @@
 /* The `which` of most methods: the end that they begin at, or cut off. */
 enum { LEFT = 1, RIGHT = 2, FIND_MUST = 4 /* as LEFT, and it is an error to find nothing */ };
 
-static int method_case(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_case(const struct jinja_callable *c)
 {
-    return jinja_change_case(c->run, c->self, (enum jinja_case)c->which, out);
+    return jinja_change_case(c->run, c->self, (enum jinja_case)c->which);
 }
 
-static int method_strip(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_strip(const struct jinja_callable *c)
 {
     const struct jinja_value *set = &c->a[0];
     if (set->type != JINJA_ABSENT && set->type != JINJA_NONE && set->type != JINJA_TEXT)
-        return jinja_fail(c->run, HELM_E_FORMAT, "'%s': the characters are a '%s'", c->name,
-                          jinja_type_name(set));
-    return jinja_strip(c->run, c->self, set, c->which & LEFT, c->which & RIGHT, out);
+        jinja_fail(c->run, HELM_E_FORMAT, "'%s': the characters are a '%s'", c->name, jinja_type_name(set));
+    return jinja_strip(c->run, c->self, set, c->which & LEFT, c->which & RIGHT);
 }
 
-/* The part of a text between the optional start and end arguments (a[1], a[2]); *skipped: characters before
- * it. False: the start lies past the end. */
-static int bounds(const struct jinja_callable *c, struct jinja_value *part, int64_t *skipped, bool *valid)
+/* The part of a text between the optional start and end arguments (a[1], a[2]). */
+struct part {
+    struct jinja_value text;
+    int64_t skipped; /* characters before it */
+    bool valid;      /* false: the start lies past the end */
+};
+
+static struct part part_of(const struct jinja_callable *c)
 {
-    int64_t length = c->self.as.text.chars, start, end;
-    int rc = jinja_parameter_whole(c, 1, 0, &start);
-    if (!rc) rc = jinja_parameter_whole(c, 2, length, &end);
-    if (rc) return rc;
+    const int64_t length = c->self.as.text.chars;
+    int64_t start = jinja_parameter_whole(c, 1, 0), end = jinja_parameter_whole(c, 2, length);
     if (start < 0) start = start + length < 0 ? 0 : start + length;
     if (end < 0) end = end + length < 0 ? 0 : end + length;
     if (end > length) end = length;
-    *valid = start <= end;
-    *skipped = start;
-    if (!*valid) return 0;
+    struct part part = {.skipped = start, .valid = start <= end};
+    if (!part.valid) return part;
     size_t from = jinja_text_offset(&c->self, (size_t)start), to = jinja_text_offset(&c->self, (size_t)end);
-    *part = jinja_text(c->self.as.text.data + from, to - from);
-    return jinja_step(c->run, to / 64);
+    part.text = jinja_text(c->self.as.text.data + from, to - from);
+    jinja_step(c->run, to / 64);
+    return part;
 }
 
 static bool ends_fit(const struct jinja_value *text, const struct jinja_value *affix, bool at_end)
@@ -46,238 +48,190 @@ static bool ends_fit(const struct jinja_value *text, const struct jinja_value *a
     return memcmp(text->as.text.data + (at_end ? text->as.text.bytes - n : 0), affix->as.text.data, n) == 0;
 }
 
-static int method_has_affix(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_has_affix(const struct jinja_callable *c)
 {
-    bool at_end = c->which == RIGHT;
-    struct jinja_value part;
-    int64_t skipped;
-    bool valid, found = false;
-    int rc = bounds(c, &part, &skipped, &valid);
-    if (rc) return rc;
+    const struct part part = part_of(c);
     const struct jinja_value *affix = &c->a[0];
     size_t count = 1;
+    bool found = false;
     if (affix->type == JINJA_LIST && affix->as.list->kind == JINJA_LIST_TUPLE) {
         count = affix->as.list->count;
         affix = affix->as.list->item;
     }
     for (size_t i = 0; i < count; i++) {
         if (affix[i].type != JINJA_TEXT)
-            return jinja_fail(c->run, HELM_E_FORMAT, "'%s' expects a text or a tuple of texts, not a '%s'",
-                              c->name, jinja_type_name(&affix[i]));
-        rc = jinja_step(c->run, 1 + affix[i].as.text.bytes / 64);
-        if (rc) return rc;
-        found |= valid && ends_fit(&part, &affix[i], at_end);
+            jinja_fail(c->run, HELM_E_FORMAT, "'%s' expects a text or a tuple of texts, not a '%s'", c->name,
+                       jinja_type_name(&affix[i]));
+        jinja_step(c->run, 1 + affix[i].as.text.bytes / 64);
+        found |= part.valid && ends_fit(&part.text, &affix[i], c->which == RIGHT);
     }
-    *out = jinja_bool(found);
-    return 0;
+    return jinja_bool(found);
 }
 
-static int method_remove_affix(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_remove_affix(const struct jinja_callable *c)
 {
-    bool at_end = c->which == RIGHT;
-    struct jinja_value affix;
-    int rc = jinja_parameter_text(c, 0, NULL, &affix);
-    if (rc) return rc;
-    const char *data = c->self.as.text.data;
-    size_t n = ends_fit(&c->self, &affix, at_end) ? affix.as.text.bytes : 0;
-    *out = jinja_text(data + (at_end ? 0 : n), c->self.as.text.bytes - n);
-    return jinja_step(c->run, c->self.as.text.bytes / 64);
+    const bool at_end = c->which == RIGHT;
+    const struct jinja_value affix = jinja_parameter_text(c, 0, NULL);
+    const size_t n = ends_fit(&c->self, &affix, at_end) ? affix.as.text.bytes : 0;
+    jinja_step(c->run, c->self.as.text.bytes / 64);
+    return jinja_text(c->self.as.text.data + (at_end ? 0 : n), c->self.as.text.bytes - n);
 }
 
-static const char *find_last(const char *data, size_t bytes, const struct jinja_value *what)
+/* The first place of a text in another one; `last`: the last one, which takes a comparison at every place. */
+static const char *find(const char *data, size_t bytes, const struct jinja_value *what, bool last)
 {
+    const size_t width = what->as.text.bytes;
+    if (!last) return width ? memmem(data, bytes, what->as.text.data, width) : data;
     for (size_t at = bytes + 1; at-- > 0;)
-        if (what->as.text.bytes <= bytes - at &&
-            memcmp(data + at, what->as.text.data, what->as.text.bytes) == 0)
-            return data + at;
+        if (width <= bytes - at && memcmp(data + at, what->as.text.data, width) == 0) return data + at;
     return NULL;
 }
 
-/* find_last compares at every place. */
-static int charge_last(struct jinja_run *run, const struct jinja_value *text, const struct jinja_value *what)
+/* Of looking for the last place. */
+static void charge_last(const struct jinja_callable *c, const struct jinja_value *what)
 {
-    return jinja_step(run, (uint64_t)text->as.text.bytes / 64 * (1 + what->as.text.bytes / 64));
+    jinja_step(c->run, (uint64_t)c->self.as.text.bytes / 64 * (1 + what->as.text.bytes / 64));
 }
 
-static int method_find(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_find(const struct jinja_callable *c)
 {
-    bool last = c->which == RIGHT;
-    struct jinja_value part, what;
-    int64_t skipped;
-    bool valid;
-    int rc = jinja_parameter_text(c, 0, NULL, &what);
-    if (!rc) rc = bounds(c, &part, &skipped, &valid);
-    if (!rc && last) rc = charge_last(c->run, &c->self, &what);
-    if (rc) return rc;
-    const char *data = valid ? part.as.text.data : NULL, *found = NULL;
-    if (valid && last)
-        found = find_last(data, part.as.text.bytes, &what);
-    else if (valid)
-        found = what.as.text.bytes ? memmem(data, part.as.text.bytes, what.as.text.data, what.as.text.bytes)
-                                   : data;
+    const bool last = c->which == RIGHT;
+    const struct jinja_value what = jinja_parameter_text(c, 0, NULL);
+    const struct part part = part_of(c);
+    if (last) charge_last(c, &what);
+    const char *data = part.text.as.text.data,
+               *found = part.valid ? find(data, part.text.as.text.bytes, &what, last) : NULL;
     if (!found && c->which == FIND_MUST)
-        return jinja_fail(c->run, HELM_E_FORMAT, "'%s': substring not found", c->name);
-    *out = jinja_int(found ? skipped + (int64_t)jinja_utf8_count(data, (size_t)(found - data)) : -1);
-    return 0;
+        jinja_fail(c->run, HELM_E_FORMAT, "'%s': substring not found", c->name);
+    return jinja_int(found ? part.skipped + (int64_t)jinja_utf8_count(data, (size_t)(found - data)) : -1);
 }
 
-static int method_count(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_count(const struct jinja_callable *c)
 {
-    struct jinja_value part, what;
-    int64_t skipped, count = 0;
-    bool valid;
-    int rc = jinja_parameter_text(c, 0, NULL, &what);
-    if (!rc) rc = bounds(c, &part, &skipped, &valid);
-    if (!rc && valid && !what.as.text.bytes) count = (int64_t)part.as.text.chars + 1;
-    if (!rc && valid && what.as.text.bytes) {
-        const char *at = part.as.text.data, *end = at + part.as.text.bytes;
-        while ((at = memmem(at, (size_t)(end - at), what.as.text.data, what.as.text.bytes))) {
-            at += what.as.text.bytes;
-            count++;
-        }
+    const struct jinja_value what = jinja_parameter_text(c, 0, NULL);
+    const struct part part = part_of(c);
+    int64_t count = 0;
+    if (!part.valid) return jinja_int(0);
+    if (!what.as.text.bytes) return jinja_int((int64_t)part.text.as.text.chars + 1);
+    const char *at = part.text.as.text.data, *end = at + part.text.as.text.bytes;
+    while ((at = memmem(at, (size_t)(end - at), what.as.text.data, what.as.text.bytes))) {
+        at += what.as.text.bytes;
+        count++;
     }
-    *out = jinja_int(count);
-    return rc;
+    return jinja_int(count);
 }
 
-static int method_replace(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_replace(const struct jinja_callable *c)
 {
-    struct jinja_value old, fresh;
-    int64_t count;
-    int rc = jinja_parameter_text(c, 0, NULL, &old);
-    if (!rc) rc = jinja_parameter_text(c, 1, NULL, &fresh);
-    if (!rc) rc = jinja_parameter_whole(c, 2, -1, &count);
-    return rc ? rc : jinja_replace(c->run, c->self, old, fresh, count, out);
+    const struct jinja_value old = jinja_parameter_text(c, 0, NULL), fresh = jinja_parameter_text(c, 1, NULL);
+    return jinja_replace(c->run, c->self, old, fresh, jinja_parameter_whole(c, 2, -1));
 }
 
-static int method_join(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_join(const struct jinja_callable *c)
 {
-    return jinja_join(c->run, c->a[0], c->self, true, out);
+    return jinja_join(c->run, c->a[0], c->self, true);
 }
 
-static int method_splitlines(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_splitlines(const struct jinja_callable *c)
 {
-    struct jinja_list *lines;
-    int rc = jinja_split_lines(c->run, c->self, jinja_parameter_truth(c, 0, false), &lines);
-    if (!rc) *out = jinja_list_value(lines);
-    return rc;
+    return jinja_list_value(jinja_split_lines(c->run, c->self, jinja_parameter_truth(c, 0, false)));
 }
 
 /* Words between white space; after `most` cuts the rest is one piece. */
-static int split_space(struct jinja_run *run, struct jinja_value text, int64_t most, bool from_right,
-                       struct jinja_list *list)
+static void split_space(struct jinja_run *run, struct jinja_value text, int64_t most, bool from_right,
+                        struct jinja_list *list)
 {
     const char *data = text.as.text.data;
-    size_t start = 0, end = text.as.text.bytes;
-    int rc = 0;
-    while (!rc) {
+    size_t start = 0, end = text.as.text.bytes, size;
+    for (;; most -= most > 0) {
         if (from_right)
             end -= jinja_space_after(data, end);
         else
             start += jinja_space_before(data + start, end - start);
-        if (start >= end) break;
-        size_t from = start, to = end, size;
-        if (most == 0) {
-            if (!from_right) to = end;
-            return jinja_list_add(run, list, jinja_text(data + from, to - from));
-        }
-        if (from_right) {
-            from = end;
-            while (from > start) {
-                size_t before = from - 1;
-                while (before > start && ((unsigned char)data[before] & 0xC0) == 0x80) before--;
-                if (jinja_is_space(jinja_utf8_decode(data + before, &size))) break;
-                from = before;
-            }
+        if (start >= end) return;
+        size_t from = start, to = end;
+        if (most != 0 && from_right) {
+            for (from = end; from > start; from = jinja_utf8_before(data, from))
+                if (jinja_is_space(jinja_utf8_decode(data + jinja_utf8_before(data, from), &size))) break;
             end = from;
-        } else {
+        } else if (most != 0) {
             to = start;
             while (to < end && !jinja_is_space(jinja_utf8_decode(data + to, &size))) to += size;
             start = to;
         }
-        rc = jinja_list_add(run, list, jinja_text(data + from, to - from));
-        most -= most > 0;
+        jinja_list_add(run, list, jinja_text(data + from, to - from));
+        if (most == 0) return;
     }
-    return rc;
 }
 
-static int split_by(struct jinja_run *run, struct jinja_value text, const struct jinja_value *by,
-                    int64_t most, bool from_right, struct jinja_list *list)
+static void split_by(struct jinja_run *run, struct jinja_value text, const struct jinja_value *by,
+                     int64_t most, bool from_right, struct jinja_list *list)
 {
     const char *data = text.as.text.data;
     size_t start = 0, end = text.as.text.bytes, width = by->as.text.bytes;
-    int rc = 0;
-    for (; !rc && most != 0; most -= most > 0) {
-        const char *found = from_right ? find_last(data, end, by)
-                                       : memmem(data + start, end - start, by->as.text.data, width);
+    for (; most != 0; most -= most > 0) {
+        const char *found = find(data + start, end - start, by, from_right);
         if (!found) break;
         size_t at = (size_t)(found - data);
-        rc = from_right ? jinja_list_add(run, list, jinja_text(data + at + width, end - at - width))
-                        : jinja_list_add(run, list, jinja_text(data + start, at - start));
-        if (from_right)
+        if (from_right) {
+            jinja_list_add(run, list, jinja_text(data + at + width, end - at - width));
             end = at;
-        else
+        } else {
+            jinja_list_add(run, list, jinja_text(data + start, at - start));
             start = at + width;
+        }
     }
-    return rc ? rc : jinja_list_add(run, list, jinja_text(data + start, end - start));
+    jinja_list_add(run, list, jinja_text(data + start, end - start));
 }
 
-static int method_split(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_split(const struct jinja_callable *c)
 {
-    bool from_right = c->which == RIGHT;
-    struct jinja_list *list;
-    int64_t most;
+    const bool from_right = c->which == RIGHT;
     const struct jinja_value *by = &c->a[0];
-    bool space = by->type == JINJA_ABSENT || by->type == JINJA_NONE;
-    int rc = jinja_parameter_whole(c, 1, -1, &most);
-    if (!rc) rc = jinja_step(c->run, c->self.as.text.bytes / 64);
-    if (!rc) rc = jinja_list_new(c->run, JINJA_LIST_PLAIN, 0, &list);
-    if (rc) return rc;
+    const bool space = by->type == JINJA_ABSENT || by->type == JINJA_NONE;
+    const int64_t most = jinja_parameter_whole(c, 1, -1);
+    jinja_step(c->run, c->self.as.text.bytes / 64);
+    struct jinja_list *list = jinja_list_new(c->run, JINJA_LIST_PLAIN, 0);
     if (!space && by->type != JINJA_TEXT)
-        return jinja_fail(c->run, HELM_E_FORMAT, "'%s': the separator is a '%s'", c->name,
-                          jinja_type_name(by));
-    if (!space && !by->as.text.bytes)
-        return jinja_fail(c->run, HELM_E_FORMAT, "'%s': empty separator", c->name);
-    if (!space && from_right) rc = charge_last(c->run, &c->self, by);
-    if (rc) return rc;
-    rc = space ? split_space(c->run, c->self, most, from_right, list)
-               : split_by(c->run, c->self, by, most, from_right, list);
-    for (size_t i = 0; !rc && from_right && i < list->count / 2; i++) {
+        jinja_fail(c->run, HELM_E_FORMAT, "'%s': the separator is a '%s'", c->name, jinja_type_name(by));
+    if (!space && !by->as.text.bytes) jinja_fail(c->run, HELM_E_FORMAT, "'%s': empty separator", c->name);
+    if (!space && from_right) charge_last(c, by);
+    if (space)
+        split_space(c->run, c->self, most, from_right, list);
+    else
+        split_by(c->run, c->self, by, most, from_right, list);
+    for (size_t i = 0; from_right && i < list->count / 2; i++) {
         struct jinja_value swap = list->item[i];
         list->item[i] = list->item[list->count - 1 - i];
         list->item[list->count - 1 - i] = swap;
     }
-    if (!rc) *out = jinja_list_value(list);
-    return rc;
+    return jinja_list_value(list);
 }
 
-static int method_partition(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_partition(const struct jinja_callable *c)
 {
-    bool last = c->which == RIGHT;
-    struct jinja_value by;
-    struct jinja_list *list;
-    int rc = jinja_parameter_text(c, 0, NULL, &by);
-    if (!rc && !by.as.text.bytes) return jinja_fail(c->run, HELM_E_FORMAT, "'%s': empty separator", c->name);
-    if (!rc) rc = charge_last(c->run, &c->self, &by);
-    if (!rc) rc = jinja_list_new(c->run, JINJA_LIST_TUPLE, 3, &list);
-    if (rc) return rc;
+    const bool last = c->which == RIGHT;
+    const struct jinja_value by = jinja_parameter_text(c, 0, NULL);
+    if (!by.as.text.bytes) jinja_fail(c->run, HELM_E_FORMAT, "'%s': empty separator", c->name);
+    charge_last(c, &by);
+    struct jinja_list *list = jinja_list_new(c->run, JINJA_LIST_TUPLE, 3);
     const char *data = c->self.as.text.data;
-    size_t bytes = c->self.as.text.bytes;
-    const char *found =
-        last ? find_last(data, bytes, &by) : memmem(data, bytes, by.as.text.data, by.as.text.bytes);
-    size_t at = found ? (size_t)(found - data) : last ? 0 : bytes;
-    size_t after = found ? at + by.as.text.bytes : at;
-    rc = jinja_list_add(c->run, list, jinja_text(data, at));
-    if (!rc) rc = jinja_list_add(c->run, list, found ? by : jinja_text("", 0));
-    if (!rc) rc = jinja_list_add(c->run, list, jinja_text(data + after, bytes - after));
-    if (!rc) *out = jinja_list_value(list);
-    return rc;
+    const size_t bytes = c->self.as.text.bytes;
+    const char *found = find(data, bytes, &by, last);
+    const size_t at = found  ? (size_t)(found - data)
+                      : last ? 0
+                             : bytes,
+                 after = found ? at + by.as.text.bytes : at;
+    jinja_list_add(c->run, list, jinja_text(data, at));
+    jinja_list_add(c->run, list, found ? by : jinja_text("", 0));
+    jinja_list_add(c->run, list, jinja_text(data + after, bytes - after));
+    return jinja_list_value(list);
 }
 
 enum character_class { CLASS_DIGIT, CLASS_LETTER, CLASS_ALNUM, CLASS_SPACE };
 
 /* Are all characters of that class, and is there one? */
-static int method_all_are(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_all_are(const struct jinja_callable *c)
 {
     enum character_class wanted = (enum character_class)c->which;
     bool all = c->self.as.text.bytes > 0;
@@ -292,18 +246,15 @@ static int method_all_are(const struct jinja_callable *c, struct jinja_value *ou
                   ? letter
                   : letter || digit || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
     }
-    *out = jinja_bool(all);
-    return jinja_step(c->run, c->self.as.text.bytes / 64);
+    jinja_step(c->run, c->self.as.text.bytes / 64);
+    return jinja_bool(all);
 }
 
-static int method_is_case(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value method_is_case(const struct jinja_callable *c)
 {
     const char *test = c->which == JINJA_CASE_UPPER ? "upper" : "lower";
-    struct jinja_value name = jinja_text(test, strlen(test));
-    bool holds = false;
-    int rc = jinja_apply_test(c->run, c->scope, &name, c->self, NULL, &holds);
-    *out = jinja_bool(holds);
-    return rc;
+    const struct jinja_value name = jinja_text(test, strlen(test));
+    return jinja_bool(jinja_apply_test(c->run, c->scope, &name, c->self, NULL));
 }
 
 #define NEEDS(what)  .parameters = {what}, .required = 1

@@ -8,73 +8,57 @@ typedef struct jinja_node *operand_fn(struct jinja_parser *p);
 static operand_fn parse_or, parse_primary;
 static struct jinja_node *parse_unary(struct jinja_parser *p, bool filters);
 
-/* NULL `a`: it failed. */
 static struct jinja_node *pair(struct jinja_parser *p, enum jinja_node_kind kind, struct jinja_node *a,
                                struct jinja_node *b)
 {
-    struct jinja_node *node = a ? jinja_parse_node(p, kind) : NULL;
-    if (!node) return NULL;
+    struct jinja_node *node = jinja_parse_node(p, kind);
     node->a = a;
     node->b = b;
     return node;
 }
 
-static struct jinja_value token_text(const struct jinja_token *token)
-{
-    return jinja_text(token->text, token->length);
-}
-
 /* ---- brackets */
 
-static bool parse_items(struct jinja_parser *p, char close, struct jinja_nodes *list)
+/* Items up to `close`, divided by commas; with `pairs` each is KEY: VALUE. */
+static void parse_items(struct jinja_parser *p, char close, bool pairs, struct jinja_nodes *list)
 {
     while (!jinja_parse_is_op(p, close)) {
-        if (list->count && !jinja_parse_expect_op(p, ',')) return false;
+        if (list->count) jinja_parse_expect_op(p, ',');
         if (jinja_parse_is_op(p, close)) break;
-        if (!jinja_parse_add(p, list, jinja_parse_expression(p, true))) return false;
+        jinja_parse_add(p, list, jinja_parse_expression(p, true));
+        if (!pairs) continue;
+        jinja_parse_expect_op(p, ':');
+        jinja_parse_add(p, list, jinja_parse_expression(p, true));
     }
-    return jinja_parse_expect_op(p, close);
-}
-
-static bool parse_dict(struct jinja_parser *p, struct jinja_nodes *list)
-{
-    while (!jinja_parse_is_op(p, '}')) {
-        if (list->count && !jinja_parse_expect_op(p, ',')) return false;
-        if (jinja_parse_is_op(p, '}')) break;
-        if (!jinja_parse_add(p, list, jinja_parse_expression(p, true)) || !jinja_parse_expect_op(p, ':') ||
-            !jinja_parse_add(p, list, jinja_parse_expression(p, true)))
-            return false;
-    }
-    return jinja_parse_expect_op(p, '}');
+    jinja_parse_expect_op(p, close);
 }
 
 /* The arguments of a call, a filter or a test, after its '('. */
-static bool parse_arguments(struct jinja_parser *p, struct jinja_arguments **out)
+static struct jinja_arguments *parse_arguments(struct jinja_parser *p)
 {
-    struct jinja_arguments *args = *out = jinja_alloc(p->run, sizeof *args);
+    struct jinja_arguments *args = jinja_alloc(p->run, sizeof *args);
     size_t name_space = 0, count = 0;
-    if (!args) return false;
     while (!jinja_parse_is_op(p, ')')) {
-        if (count++ && !jinja_parse_expect_op(p, ',')) return false;
+        if (count++) jinja_parse_expect_op(p, ',');
         if (jinja_parse_is_op(p, ')')) break;
         if (jinja_parse_is_op(p, '*') || jinja_parse_is_op(p, JINJA_OP_POW))
-            return !jinja_fail(p->run, HELM_E_UNSUPPORTED, "unpacking arguments with * or **");
-        bool keyword = p->token->kind == JINJA_TOKEN_NAME && p->token[1].kind == JINJA_TOKEN_OPERATOR &&
-                       p->token[1].op == '=';
-        const struct jinja_value name = token_text(p->token);
-        if (keyword)
-            p->token += 2;
-        else if (args->keyword_values.count)
-            return !jinja_fail(p->run, HELM_E_FORMAT, "an argument without a name follows one with a name");
-        if (!jinja_parse_add(p, keyword ? &args->keyword_values : &args->positional,
-                             jinja_parse_expression(p, true)))
-            return false;
-        if (!keyword) continue;
-        size_t names = args->keyword_values.count - 1;
-        if (jinja_grow(p->run, &args->keyword_names, sizeof name, names, &name_space)) return false;
-        args->keyword_names[names] = name;
+            jinja_fail(p->run, HELM_E_UNSUPPORTED, "unpacking arguments with * or **");
+        if (p->token->kind == JINJA_TOKEN_NAME && p->token[1].kind == JINJA_TOKEN_OPERATOR &&
+            p->token[1].op == '=') {
+            const struct jinja_value name = jinja_parse_token(p);
+            const size_t names = args->keyword_values.count;
+            p->token++;
+            jinja_parse_add(p, &args->keyword_values, jinja_parse_expression(p, true));
+            jinja_grow(p->run, &args->keyword_names, sizeof name, names, &name_space);
+            args->keyword_names[names] = name;
+        } else if (args->keyword_values.count) {
+            jinja_fail(p->run, HELM_E_FORMAT, "an argument without a name follows one with a name");
+        } else {
+            jinja_parse_add(p, &args->positional, jinja_parse_expression(p, true));
+        }
     }
-    return jinja_parse_expect_op(p, ')');
+    jinja_parse_expect_op(p, ')');
+    return args;
 }
 
 /* ---- primary expressions and what follows them */
@@ -95,123 +79,114 @@ static bool constant_name(const struct jinja_token *token, struct jinja_value *v
 }
 
 /* 'one' 'two' is one text, as in Python. */
-static bool parse_strings(struct jinja_parser *p, struct jinja_value *value)
+static struct jinja_value parse_strings(struct jinja_parser *p)
 {
+    const struct jinja_value first = jinja_parse_token(p);
     struct jinja_buffer joined = {0};
-    *value = token_text(p->token++);
-    if (p->token->kind != JINJA_TOKEN_STRING) return true;
-    int rc = jinja_buffer_add(p->run, &joined, value->as.text.data, value->as.text.bytes);
-    for (; !rc && p->token->kind == JINJA_TOKEN_STRING; p->token++)
-        rc = jinja_buffer_add(p->run, &joined, p->token->text, p->token->length);
-    *value = jinja_buffer_text(&joined);
-    return !rc;
+    if (p->token->kind != JINJA_TOKEN_STRING) return first;
+    jinja_buffer_add(p->run, &joined, first.as.text.data, first.as.text.bytes);
+    for (; p->token->kind == JINJA_TOKEN_STRING; p->token++)
+        jinja_buffer_add(p->run, &joined, p->token->text, p->token->length);
+    return jinja_buffer_text(&joined);
 }
 
-static struct jinja_node *parse_name(struct jinja_parser *p, struct jinja_node *node)
+static void parse_name(struct jinja_parser *p, struct jinja_node *node)
 {
-    const struct jinja_token *token = p->token++;
-    if (constant_name(token, &node->value)) return node;
+    const bool constant = constant_name(p->token, &node->value);
+    const struct jinja_value name = jinja_parse_token(p);
+    if (constant) return;
     node->kind = JINJA_NODE_NAME;
-    node->value = token_text(token);
-    if (jinja_text_is(&node->value, "varargs")) p->macro_uses |= JINJA_MACRO_USES_VARARGS;
-    if (jinja_text_is(&node->value, "kwargs")) p->macro_uses |= JINJA_MACRO_USES_KWARGS;
-    if (jinja_text_is(&node->value, "caller")) p->macro_uses |= JINJA_MACRO_USES_CALLER;
-    return node;
+    node->value = name;
+    if (jinja_text_is(&name, "varargs")) p->macro_uses |= JINJA_MACRO_USES_VARARGS;
+    if (jinja_text_is(&name, "kwargs")) p->macro_uses |= JINJA_MACRO_USES_KWARGS;
+    if (jinja_text_is(&name, "caller")) p->macro_uses |= JINJA_MACRO_USES_CALLER;
 }
 
 static struct jinja_node *parse_primary(struct jinja_parser *p)
 {
     const struct jinja_token *token = p->token;
     struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_CONST);
-    if (!node) return NULL;
-    if (token->kind == JINJA_TOKEN_NAME) return parse_name(p, node);
-    if (token->kind == JINJA_TOKEN_STRING) return parse_strings(p, &node->value) ? node : NULL;
-    if (token->kind == JINJA_TOKEN_INTEGER || token->kind == JINJA_TOKEN_FLOAT) {
-        node->value =
-            token->kind == JINJA_TOKEN_INTEGER ? jinja_int(token->integer) : jinja_float(token->number);
+    if (token->kind == JINJA_TOKEN_NAME) {
+        parse_name(p, node);
+    } else if (token->kind == JINJA_TOKEN_STRING) {
+        node->value = parse_strings(p);
+    } else if (token->kind == JINJA_TOKEN_INTEGER || token->kind == JINJA_TOKEN_FLOAT) {
+        const bool whole = token->kind == JINJA_TOKEN_INTEGER;
+        node->value = whole ? jinja_int(token->integer) : jinja_float(token->number);
         p->token++;
-        return node;
-    }
-    if (jinja_parse_skip_op(p, '[')) {
+    } else if (jinja_parse_skip_op(p, '[')) {
         node->kind = JINJA_NODE_LIST;
-        return parse_items(p, ']', &node->list) ? node : NULL;
-    }
-    if (jinja_parse_skip_op(p, '{')) {
+        parse_items(p, ']', false, &node->list);
+    } else if (jinja_parse_skip_op(p, '{')) {
         node->kind = JINJA_NODE_DICT;
-        return parse_dict(p, &node->list) ? node : NULL;
-    }
-    if (!jinja_parse_skip_op(p, '(')) {
+        parse_items(p, '}', true, &node->list);
+    } else if (!jinja_parse_skip_op(p, '(')) {
         jinja_parse_unexpected(p, "an expression");
-        return NULL;
-    }
-    if (jinja_parse_skip_op(p, ')')) {
+    } else if (jinja_parse_skip_op(p, ')')) {
         node->kind = JINJA_NODE_TUPLE;
-        return node;
+    } else {
+        node = jinja_parse_tuple(p, true, NULL);
+        jinja_parse_expect_op(p, ')');
     }
-    node = jinja_parse_tuple(p, true, NULL);
-    return node && jinja_parse_expect_op(p, ')') ? node : NULL;
+    return node;
 }
 
-/* What stands between '[' and ']' after `object`. */
+/* The subscript between '[' and ']' after `object`. */
 static struct jinja_node *parse_subscript(struct jinja_parser *p, struct jinja_node *object)
 {
     struct jinja_node *part[3] = {NULL, NULL, NULL};
     int at = 0;
-    bool slice = false, ok = true;
-    while (ok && !jinja_parse_is_op(p, ']')) {
+    bool slice = false;
+    while (!jinja_parse_is_op(p, ']')) {
         if (jinja_parse_skip_op(p, ':')) {
             slice = true;
-            if (++at > 2) ok = jinja_parse_unexpected(p, "']'");
-        } else if (part[at]) {
-            ok = jinja_parse_is_op(p, ',')
-                     ? !jinja_fail(p->run, HELM_E_UNSUPPORTED, "several subscripts in one pair of brackets")
-                     : jinja_parse_unexpected(p, "']'");
+            if (++at > 2) jinja_parse_unexpected(p, "']'");
+        } else if (!part[at]) {
+            part[at] = jinja_parse_expression(p, true);
+        } else if (jinja_parse_is_op(p, ',')) {
+            jinja_fail(p->run, HELM_E_UNSUPPORTED, "several subscripts in one pair of brackets");
         } else {
-            ok = (part[at] = jinja_parse_expression(p, true)) != NULL;
+            jinja_parse_unexpected(p, "']'");
         }
     }
-    if (ok && !slice && !part[0]) ok = jinja_parse_unexpected(p, "a subscript");
-    struct jinja_node *node =
-        pair(p, slice ? JINJA_NODE_SLICE : JINJA_NODE_GETITEM, ok ? object : NULL, part[0]);
-    if (!node) return NULL;
+    if (!slice && !part[0]) jinja_parse_unexpected(p, "a subscript");
+    struct jinja_node *node = pair(p, slice ? JINJA_NODE_SLICE : JINJA_NODE_GETITEM, object, part[0]);
     node->c = part[1];
     node->d = part[2];
-    return jinja_parse_expect_op(p, ']') ? node : NULL;
+    jinja_parse_expect_op(p, ']');
+    return node;
 }
 
 static struct jinja_node *parse_call(struct jinja_parser *p, struct jinja_node *callee)
 {
     struct jinja_node *node = pair(p, JINJA_NODE_CALL, callee, NULL);
-    return node && parse_arguments(p, &node->args) ? node : NULL;
+    node->args = parse_arguments(p);
+    return node;
 }
 
 static struct jinja_node *parse_attribute(struct jinja_parser *p, struct jinja_node *object)
 {
     struct jinja_node *node = pair(p, JINJA_NODE_GETATTR, object, NULL);
-    if (!node) return NULL;
     if (p->token->kind == JINJA_TOKEN_NAME) {
-        node->value = token_text(p->token);
+        node->value = jinja_parse_token(p);
     } else if (p->token->kind == JINJA_TOKEN_INTEGER) {
         node->kind = JINJA_NODE_GETITEM;
         node->b = jinja_parse_node(p, JINJA_NODE_CONST);
-        if (!node->b) return NULL;
-        node->b->value = jinja_int(p->token->integer);
+        node->b->value = jinja_int((p->token++)->integer);
     } else {
         jinja_parse_unexpected(p, "a name or a number after '.'");
-        return NULL;
     }
-    p->token++;
     return node;
 }
 
 static struct jinja_node *parse_postfix(struct jinja_parser *p, struct jinja_node *node)
 {
     for (;;) {
-        if (node && jinja_parse_skip_op(p, '.'))
+        if (jinja_parse_skip_op(p, '.'))
             node = parse_attribute(p, node);
-        else if (node && jinja_parse_skip_op(p, '['))
+        else if (jinja_parse_skip_op(p, '['))
             node = parse_subscript(p, node);
-        else if (node && jinja_parse_skip_op(p, '('))
+        else if (jinja_parse_skip_op(p, '('))
             node = parse_call(p, node);
         else
             return node;
@@ -219,65 +194,68 @@ static struct jinja_node *parse_postfix(struct jinja_parser *p, struct jinja_nod
 }
 
 /* The name of a filter or test; dots are part of it. */
-static bool parse_dotted_name(struct jinja_parser *p, const char *wanted, struct jinja_value *out)
+static struct jinja_value parse_dotted_name(struct jinja_parser *p, const char *wanted)
 {
     struct jinja_buffer name = {0};
-    int rc = 0;
     do {
-        if (p->token->kind != JINJA_TOKEN_NAME) return jinja_parse_unexpected(p, wanted);
-        if (name.length) rc = jinja_buffer_add(p->run, &name, ".", 1);
-        if (!rc) rc = jinja_buffer_add(p->run, &name, p->token->text, p->token->length);
+        if (p->token->kind != JINJA_TOKEN_NAME) jinja_parse_unexpected(p, wanted);
+        if (name.length) jinja_buffer_add(p->run, &name, ".", 1);
+        jinja_buffer_add(p->run, &name, p->token->text, p->token->length);
         p->token++;
-    } while (!rc && jinja_parse_skip_op(p, '.'));
-    *out = jinja_buffer_text(&name);
-    return !rc;
+    } while (jinja_parse_skip_op(p, '.'));
+    return jinja_buffer_text(&name);
 }
 
 static struct jinja_node *parse_filter(struct jinja_parser *p, struct jinja_node *input)
 {
     struct jinja_node *node = pair(p, JINJA_NODE_FILTER, input, NULL);
-    if (!node || !parse_dotted_name(p, "a filter's name", &node->value)) return NULL;
-    return !jinja_parse_skip_op(p, '(') || parse_arguments(p, &node->args) ? node : NULL;
+    node->value = parse_dotted_name(p, "a filter's name");
+    if (jinja_parse_skip_op(p, '(')) node->args = parse_arguments(p);
+    return node;
+}
+
+/* Whether a test's argument without brackets begins here. */
+static bool at_argument(const struct jinja_parser *p)
+{
+    enum jinja_token_kind kind = p->token->kind;
+    bool starts = kind == JINJA_TOKEN_NAME || kind == JINJA_TOKEN_STRING || kind == JINJA_TOKEN_INTEGER ||
+                  kind == JINJA_TOKEN_FLOAT || jinja_parse_is_op(p, '[') || jinja_parse_is_op(p, '{');
+    return starts && !jinja_parse_is_name(p, "else") && !jinja_parse_is_name(p, "or") &&
+           !jinja_parse_is_name(p, "and");
 }
 
 static struct jinja_node *parse_test(struct jinja_parser *p, struct jinja_node *input)
 {
     struct jinja_node *node = pair(p, JINJA_NODE_TEST, input, NULL);
-    if (node && jinja_parse_skip_name(p, "not")) node->op = 'n';
-    if (!node || !parse_dotted_name(p, "a test's name", &node->value)) return NULL;
-    if (jinja_parse_skip_op(p, '(')) return parse_arguments(p, &node->args) ? node : NULL;
-    enum jinja_token_kind kind = p->token->kind;
-    bool starts = kind == JINJA_TOKEN_NAME || kind == JINJA_TOKEN_STRING || kind == JINJA_TOKEN_INTEGER ||
-                  kind == JINJA_TOKEN_FLOAT || jinja_parse_is_op(p, '[') || jinja_parse_is_op(p, '{');
-    if (!starts || jinja_parse_is_name(p, "else") || jinja_parse_is_name(p, "or") ||
-        jinja_parse_is_name(p, "and"))
-        return node;
-    if (jinja_parse_is_name(p, "is")) {
-        jinja_parse_unexpected(p, "one test (\"is\" cannot be chained)");
-        return NULL;
+    if (jinja_parse_skip_name(p, "not")) node->op = 'n';
+    node->value = parse_dotted_name(p, "a test's name");
+    if (jinja_parse_skip_op(p, '(')) {
+        node->args = parse_arguments(p);
+    } else if (at_argument(p)) {
+        if (jinja_parse_is_name(p, "is")) jinja_parse_unexpected(p, "one test (\"is\" cannot be chained)");
+        node->args = jinja_alloc(p->run, sizeof *node->args);
+        jinja_parse_enter(p);
+        jinja_parse_add(p, &node->args->positional, parse_postfix(p, parse_primary(p)));
+        p->depth--;
     }
-    node->args = jinja_alloc(p->run, sizeof *node->args);
-    bool ok = node->args && jinja_parse_enter(p) &&
-              jinja_parse_add(p, &node->args->positional, parse_postfix(p, parse_primary(p)));
-    p->depth--;
-    return ok ? node : NULL;
+    return node;
 }
 
 struct jinja_node *jinja_parse_filters(struct jinja_parser *p, struct jinja_node *node, bool inline_first)
 {
     if (inline_first) node = parse_filter(p, node);
-    while (node && jinja_parse_skip_op(p, '|')) node = parse_filter(p, node);
+    while (jinja_parse_skip_op(p, '|')) node = parse_filter(p, node);
     return node;
 }
 
 static struct jinja_node *parse_filters_and_tests(struct jinja_parser *p, struct jinja_node *node)
 {
     for (;;) {
-        if (node && jinja_parse_skip_op(p, '|'))
+        if (jinja_parse_skip_op(p, '|'))
             node = parse_filter(p, node);
-        else if (node && jinja_parse_skip_name(p, "is"))
+        else if (jinja_parse_skip_name(p, "is"))
             node = parse_test(p, node);
-        else if (node && jinja_parse_skip_op(p, '('))
+        else if (jinja_parse_skip_op(p, '('))
             node = parse_call(p, node);
         else
             return node;
@@ -290,8 +268,8 @@ static struct jinja_node *parse_filters_and_tests(struct jinja_parser *p, struct
 static struct jinja_node *binary(struct jinja_parser *p, enum jinja_node_kind kind, char op,
                                  struct jinja_node *left, operand_fn *operand)
 {
-    struct jinja_node *right = operand(p), *node = right ? pair(p, kind, left, right) : NULL;
-    if (node) node->op = op;
+    struct jinja_node *right = operand(p), *node = pair(p, kind, left, right);
+    node->op = op;
     return node;
 }
 
@@ -299,11 +277,11 @@ static struct jinja_node *binary(struct jinja_parser *p, enum jinja_node_kind ki
 static struct jinja_node *prefix(struct jinja_parser *p, enum jinja_node_kind kind, operand_fn *operand)
 {
     struct jinja_node *node = jinja_parse_node(p, kind);
-    if (!node) return NULL;
     p->token++;
-    node->a = jinja_parse_enter(p) ? operand(p) : NULL;
+    jinja_parse_enter(p);
+    node->a = operand(p);
     p->depth--;
-    return node->a ? node : NULL;
+    return node;
 }
 
 static struct jinja_node *parse_signed(struct jinja_parser *p)
@@ -329,7 +307,7 @@ static struct jinja_node *parse_filtered(struct jinja_parser *p)
 static struct jinja_node *parse_chain(struct jinja_parser *p, const char *ops, operand_fn *operand)
 {
     struct jinja_node *node = operand(p);
-    while (node && p->token->kind == JINJA_TOKEN_OPERATOR && strchr(ops, p->token->op)) {
+    while (p->token->kind == JINJA_TOKEN_OPERATOR && strchr(ops, p->token->op)) {
         char op = (p->token++)->op;
         node = binary(p, JINJA_NODE_BINARY, op, node, operand);
     }
@@ -349,11 +327,11 @@ static struct jinja_node *parse_product(struct jinja_parser *p)
 static struct jinja_node *parse_concat(struct jinja_parser *p)
 {
     struct jinja_node *first = parse_product(p);
-    if (!first || !jinja_parse_is_op(p, '~')) return first;
+    if (!jinja_parse_is_op(p, '~')) return first;
     struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_CONCAT);
-    bool ok = node && jinja_parse_add(p, &node->list, first);
-    while (ok && jinja_parse_skip_op(p, '~')) ok = jinja_parse_add(p, &node->list, parse_product(p));
-    return ok ? node : NULL;
+    jinja_parse_add(p, &node->list, first);
+    while (jinja_parse_skip_op(p, '~')) jinja_parse_add(p, &node->list, parse_product(p));
+    return node;
 }
 
 static struct jinja_node *parse_sum(struct jinja_parser *p)
@@ -376,13 +354,12 @@ static char take_comparison(struct jinja_parser *p)
 static struct jinja_node *parse_compare(struct jinja_parser *p)
 {
     struct jinja_node *first = parse_sum(p), *node = NULL;
-    for (char op; first && (op = take_comparison(p));) {
+    for (char op; (op = take_comparison(p));) {
         struct jinja_node *step = jinja_parse_node(p, JINJA_NODE_STEP);
         if (!node) node = pair(p, JINJA_NODE_COMPARE, first, NULL);
-        if (!step || !node) return NULL;
         step->op = op;
         step->a = parse_sum(p);
-        if (!step->a || !jinja_parse_add(p, &node->list, step)) return NULL;
+        jinja_parse_add(p, &node->list, step);
     }
     return node ? node : first;
 }
@@ -395,31 +372,32 @@ static struct jinja_node *parse_not(struct jinja_parser *p)
 static struct jinja_node *parse_and(struct jinja_parser *p)
 {
     struct jinja_node *node = parse_not(p);
-    while (node && jinja_parse_skip_name(p, "and")) node = binary(p, JINJA_NODE_AND, '\0', node, parse_not);
+    while (jinja_parse_skip_name(p, "and")) node = binary(p, JINJA_NODE_AND, '\0', node, parse_not);
     return node;
 }
 
 static struct jinja_node *parse_or(struct jinja_parser *p)
 {
     struct jinja_node *node = parse_and(p);
-    while (node && jinja_parse_skip_name(p, "or")) node = binary(p, JINJA_NODE_OR, '\0', node, parse_and);
+    while (jinja_parse_skip_name(p, "or")) node = binary(p, JINJA_NODE_OR, '\0', node, parse_and);
     return node;
 }
 
 static struct jinja_node *parse_condition(struct jinja_parser *p)
 {
     struct jinja_node *node = parse_or(p);
-    while (node && jinja_parse_skip_name(p, "if")) {
+    while (jinja_parse_skip_name(p, "if")) {
         node = pair(p, JINJA_NODE_COND, node, NULL);
-        if (!node || !(node->b = parse_or(p))) return NULL;
-        if (jinja_parse_skip_name(p, "else") && !(node->c = jinja_parse_expression(p, true))) return NULL;
+        node->b = parse_or(p);
+        if (jinja_parse_skip_name(p, "else")) node->c = jinja_parse_expression(p, true);
     }
     return node;
 }
 
 struct jinja_node *jinja_parse_expression(struct jinja_parser *p, bool condition)
 {
-    struct jinja_node *node = !jinja_parse_enter(p) ? NULL : condition ? parse_condition(p) : parse_or(p);
+    jinja_parse_enter(p);
+    struct jinja_node *node = condition ? parse_condition(p) : parse_or(p);
     p->depth--;
     return node;
 }
@@ -432,46 +410,42 @@ static bool at_tuple_end(const struct jinja_parser *p, const char *end)
 
 struct jinja_node *jinja_parse_tuple(struct jinja_parser *p, bool condition, const char *end)
 {
-    if (at_tuple_end(p, end)) {
-        jinja_parse_unexpected(p, "an expression");
-        return NULL;
-    }
+    if (at_tuple_end(p, end)) jinja_parse_unexpected(p, "an expression");
     struct jinja_node *first = jinja_parse_expression(p, condition);
-    if (!first || !jinja_parse_is_op(p, ',')) return first;
+    if (!jinja_parse_is_op(p, ',')) return first;
     struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_TUPLE);
-    bool ok = node && jinja_parse_add(p, &node->list, first);
-    while (ok && jinja_parse_skip_op(p, ',') && !at_tuple_end(p, end))
-        ok = jinja_parse_add(p, &node->list, jinja_parse_expression(p, condition));
-    return ok ? node : NULL;
+    jinja_parse_add(p, &node->list, first);
+    while (jinja_parse_skip_op(p, ',') && !at_tuple_end(p, end))
+        jinja_parse_add(p, &node->list, jinja_parse_expression(p, condition));
+    return node;
 }
 
 static struct jinja_node *parse_one_target(struct jinja_parser *p, bool attributes)
 {
     struct jinja_value constant;
-    struct jinja_node *node = NULL;
     if (jinja_parse_skip_op(p, '(')) {
-        if (jinja_parse_enter(p)) node = jinja_parse_target(p, attributes);
+        jinja_parse_enter(p);
+        struct jinja_node *inner = jinja_parse_target(p, attributes);
         p->depth--;
-        return node && jinja_parse_expect_op(p, ')') ? node : NULL;
+        jinja_parse_expect_op(p, ')');
+        return inner;
     }
     if (p->token->kind != JINJA_TOKEN_NAME || constant_name(p->token, &constant))
         jinja_parse_unexpected(p, "a name to assign to");
-    else
-        node = parse_primary(p);
-    if (!node || !attributes || !jinja_parse_skip_op(p, '.')) return node;
-    if (p->token->kind == JINJA_TOKEN_NAME) return parse_attribute(p, node);
-    jinja_parse_unexpected(p, "an attribute's name");
-    return NULL;
+    struct jinja_node *node = parse_primary(p);
+    if (!attributes || !jinja_parse_skip_op(p, '.')) return node;
+    if (p->token->kind != JINJA_TOKEN_NAME) jinja_parse_unexpected(p, "an attribute's name");
+    return parse_attribute(p, node);
 }
 
 struct jinja_node *jinja_parse_target(struct jinja_parser *p, bool attributes)
 {
     struct jinja_node *first = parse_one_target(p, attributes);
-    if (!first || !jinja_parse_is_op(p, ',')) return first;
+    if (!jinja_parse_is_op(p, ',')) return first;
     struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_TUPLE);
-    bool ok = node && jinja_parse_add(p, &node->list, first);
-    while (ok && jinja_parse_skip_op(p, ',') &&
-           (p->token->kind == JINJA_TOKEN_NAME || jinja_parse_is_op(p, '(')) && !jinja_parse_is_name(p, "in"))
-        ok = jinja_parse_add(p, &node->list, parse_one_target(p, attributes));
-    return ok ? node : NULL;
+    jinja_parse_add(p, &node->list, first);
+    while (jinja_parse_skip_op(p, ',') && (p->token->kind == JINJA_TOKEN_NAME || jinja_parse_is_op(p, '(')) &&
+           !jinja_parse_is_name(p, "in"))
+        jinja_parse_add(p, &node->list, parse_one_target(p, attributes));
+    return node;
 }

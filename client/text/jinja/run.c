@@ -15,36 +15,37 @@ struct jinja_chunk {
     _Alignas(ALIGNMENT) char data[]; /* then, in an arena with marks, a bit for each of its bytes */
 };
 
-int jinja_fail(struct jinja_run *run, int code, const char *fmt, ...)
+int jinja_try(struct jinja_run *run, void (*work)(struct jinja_run *run, void *what), void *what)
 {
-    if (run->code) return run->code;
-    run->code = code;
+    if (setjmp(run->failed)) return run->code;
+    work(run, what);
+    return 0;
+}
+
+void jinja_fail(struct jinja_run *run, int code, const char *fmt, ...)
+{
     char words[HELM_ERR_TEXT];
     va_list args;
     va_start(args, fmt);
     vsnprintf(words, sizeof words, fmt, args);
     va_end(args);
-    return run->line ? helm_fail(run->err, code, "line %u: %s", run->line, words)
-                     : helm_fail(run->err, code, "%s", words);
+    run->code = run->line ? helm_fail(run->err, code, "line %u: %s", run->line, words)
+                          : helm_fail(run->err, code, "%s", words);
+    longjmp(run->failed, 1);
 }
 
 void *jinja_alloc(struct jinja_run *run, size_t bytes)
 {
     struct jinja_arena *arena = &run->arena;
     size_t rounded = bytes > SIZE_MAX / 2 ? bytes : (bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1);
-    if (rounded > arena->bytes_max || arena->bytes > arena->bytes_max - rounded) {
+    if (rounded > arena->bytes_max || arena->bytes > arena->bytes_max - rounded)
         jinja_fail(run, HELM_E_LIMIT, "the template needs more than %zu bytes of memory", arena->bytes_max);
-        return NULL;
-    }
     if (rounded > arena->free_bytes) {
         /* chunks grow with what is in use, so that a large rendering does not make thousands of them */
         size_t space = CHUNK_BYTES + arena->bytes / 4;
         if (rounded > space) space = rounded;
         struct jinja_chunk *chunk = malloc(sizeof *chunk + space + (arena->marked ? space / 8 + 1 : 0));
-        if (!chunk) {
-            jinja_fail(run, HELM_E_NOMEM, "no memory for the template's values");
-            return NULL;
-        }
+        if (!chunk) jinja_fail(run, HELM_E_NOMEM, "no memory for the template's values");
         *chunk = (struct jinja_chunk){arena->chunks, space};
         if (arena->marked) memset(chunk->data + space, 0, space / 8 + 1);
         arena->chunks = chunk;
@@ -57,17 +58,15 @@ void *jinja_alloc(struct jinja_run *run, size_t bytes)
     return place;
 }
 
-int jinja_grow(struct jinja_run *run, void *array, size_t item_bytes, size_t count, size_t *space)
+void jinja_grow(struct jinja_run *run, void *array, size_t item_bytes, size_t count, size_t *space)
 {
-    if (count < *space) return 0;
+    if (count < *space) return;
     size_t wanted = *space ? 2 * *space : 4;
     void *old, *grown = jinja_alloc(run, wanted * item_bytes);
-    if (!grown) return run->code;
     memcpy(&old, array, sizeof old);
     if (count) memcpy(grown, old, count * item_bytes);
     memcpy(array, &grown, sizeof grown);
     *space = wanted;
-    return 0;
 }
 
 void jinja_arena_free(struct jinja_arena *arena)
@@ -80,13 +79,12 @@ void jinja_arena_free(struct jinja_arena *arena)
     *arena = (struct jinja_arena){0};
 }
 
-int jinja_step(struct jinja_run *run, uint64_t steps)
+void jinja_step(struct jinja_run *run, uint64_t steps)
 {
     run->steps += steps;
     if (run->steps > run->steps_max || run->steps < steps)
-        return jinja_fail(run, HELM_E_LIMIT, "the template takes more than %llu steps",
-                          (unsigned long long)run->steps_max);
-    return 0;
+        jinja_fail(run, HELM_E_LIMIT, "the template takes more than %llu steps",
+                   (unsigned long long)run->steps_max);
 }
 
 /* ---- marks */
@@ -114,9 +112,8 @@ static void set_bits(unsigned char *bits, size_t from, size_t count)
         bits[from / 8] |= (unsigned char)(1u << from % 8);
 }
 
-/* Sets the bits to[at..at + length) of bytes that are marked. */
-static void gather_marks(const struct jinja_run *run, const char *text, size_t length, unsigned char *to,
-                         size_t at)
+void jinja_read_marks(const struct jinja_run *run, const char *text, size_t length, unsigned char *to,
+                      size_t at)
 {
     if (!run->marks || !length) return;
     const struct jinja_chunk *chunk = chunk_of(&run->arena, text);
@@ -148,35 +145,27 @@ void jinja_mark_own(struct jinja_run *run, const char *text, size_t length)
     if (chunk) set_bits((unsigned char *)chunk->data + chunk->bytes, (size_t)(text - chunk->data), length);
 }
 
-void jinja_read_marks(const struct jinja_run *run, const char *text, size_t length, unsigned char *to)
-{
-    gather_marks(run, text, length, to, 0);
-}
-
 /* `to` is fresh: none of its bytes has a mark. */
 static void copy_marks(struct jinja_run *run, const char *to, const char *from, size_t length)
 {
     struct jinja_chunk *chunk = run->marks ? chunk_of(&run->arena, to) : NULL;
     if (chunk)
-        gather_marks(run, from, length, (unsigned char *)chunk->data + chunk->bytes,
-                     (size_t)(to - chunk->data));
+        jinja_read_marks(run, from, length, (unsigned char *)chunk->data + chunk->bytes,
+                         (size_t)(to - chunk->data));
 }
 
 /* ---- text that grows */
 
-int jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const char *text, size_t length)
+void jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const char *text, size_t length)
 {
-    if (length == 0) return 0;
-    int rc = jinja_step(run, length / 64);
-    if (rc) return rc;
+    if (length == 0) return;
+    jinja_step(run, length / 64);
     if (length > run->output_max || buffer->length > run->output_max - length)
-        return jinja_fail(run, HELM_E_LIMIT, "the template makes a text of more than %zu bytes",
-                          run->output_max);
+        jinja_fail(run, HELM_E_LIMIT, "the template makes a text of more than %zu bytes", run->output_max);
     if (buffer->length + length > buffer->space) {
         size_t space = buffer->space ? 2 * buffer->space : 256;
         while (space < buffer->length + length) space *= 2;
         char *grown = jinja_alloc(run, space);
-        if (!grown) return run->code;
         if (buffer->length) memcpy(grown, buffer->data, buffer->length);
         copy_marks(run, grown, buffer->data, buffer->length);
         buffer->data = grown;
@@ -185,7 +174,6 @@ int jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const c
     memcpy(buffer->data + buffer->length, text, length);
     copy_marks(run, buffer->data + buffer->length, text, length);
     buffer->length += length;
-    return 0;
 }
 
 size_t jinja_utf8_count(const char *text, size_t bytes)
@@ -213,8 +201,7 @@ size_t jinja_space_after(const char *text, size_t bytes)
 {
     size_t end = bytes;
     while (end > 0) {
-        size_t at = end - 1, size;
-        while (at > 0 && ((unsigned char)text[at] & 0xC0) == 0x80) at--;
+        size_t at = jinja_utf8_before(text, end), size;
         if (!jinja_is_space(jinja_utf8_decode(text + at, &size))) break;
         end = at;
     }

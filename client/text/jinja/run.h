@@ -1,9 +1,12 @@
 /* The working state of one parse or one rendering: its memory, its limits, its error.
  *
  * Called by every jinja_*.c. All memory comes from the arena and goes at once with it; nothing is freed
- * singly. Every failure passes through jinja_fail, which puts the template's line before the words. */
+ * singly. Every failure passes through jinja_fail, which puts the template's line before the words and
+ * returns to jinja_try: no function below it returns after a failure, so none has a result to be checked.
+ * Whatever needs giving back is therefore the arena's, or is owned by the caller of jinja_try. */
 #pragma once
 
+#include <setjmp.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -23,8 +26,9 @@ struct jinja_value;
 struct jinja_run {
     struct jinja_arena arena;
     struct helm_err *err;
-    int code;      /* of the first failure */
-    uint32_t line; /* of what is being parsed or evaluated */
+    jmp_buf failed; /* where jinja_fail returns to: jinja_try */
+    int code;       /* of the failure */
+    uint32_t line;  /* of what is being parsed or evaluated */
     uint64_t steps, steps_max;
     size_t output_max;
     int depth, macro_depth;
@@ -36,26 +40,27 @@ struct jinja_run {
     const struct json_numbers *numbers;
 };
 
-/* Records the failure "line N: ..." and returns code. The first one stands. */
-int jinja_fail(struct jinja_run *run, int code, const char *fmt, ...) HELM_PRINTF(3, 4);
+/* Calls `work` with `what`: 0, or the code of the failure that ended it. */
+HELM_MUST_CHECK int jinja_try(struct jinja_run *run, void (*work)(struct jinja_run *run, void *what),
+                              void *what);
+/* Records the failure "line N: ..." and goes back to jinja_try. */
+_Noreturn void jinja_fail(struct jinja_run *run, int code, const char *fmt, ...) HELM_PRINTF(3, 4);
 
-/* Zeroed, aligned for anything; NULL after recording the failure (return run->code). */
+/* Zeroed, aligned for anything. */
 void *jinja_alloc(struct jinja_run *run, size_t bytes);
 /* Room for one more item in the array that the pointer at `array` names: `count` of `*space` are in use. */
-HELM_MUST_CHECK int jinja_grow(struct jinja_run *run, void *array, size_t item_bytes, size_t count,
-                               size_t *space);
+void jinja_grow(struct jinja_run *run, void *array, size_t item_bytes, size_t count, size_t *space);
 void jinja_arena_free(struct jinja_arena *arena);
 
 /* Counts work; HELM_E_LIMIT past steps_max. */
-HELM_MUST_CHECK int jinja_step(struct jinja_run *run, uint64_t steps);
+void jinja_step(struct jinja_run *run, uint64_t steps);
 
 /* Text that grows in the arena. Zero-initialise. */
 struct jinja_buffer {
     char *data;
     size_t length, space;
 };
-HELM_MUST_CHECK int jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const char *text,
-                                     size_t length);
+void jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const char *text, size_t length);
 
 /* ---- marks: a bit for each byte of the arena, set where the template itself wrote it. Copies carry their marks; parts of
  * a text lie where the text does. All else, what came with the variables and what was computed from it, has none. */
@@ -64,8 +69,9 @@ HELM_MUST_CHECK int jinja_buffer_add(struct jinja_run *run, struct jinja_buffer 
 bool jinja_is_own(const struct jinja_run *run, const char *text, size_t length);
 /* Of bytes in the run's arena. */
 void jinja_mark_own(struct jinja_run *run, const char *text, size_t length);
-/* Bit i of `to` (zeroed, (length + 7) / 8 bytes) becomes the mark of byte i. */
-void jinja_read_marks(const struct jinja_run *run, const char *text, size_t length, unsigned char *to);
+/* Sets bit `at` + i of `to` (zeroed) where byte i has a mark. */
+void jinja_read_marks(const struct jinja_run *run, const char *text, size_t length, unsigned char *to,
+                      size_t at);
 
 /* ---- UTF-8, checked when it came in */
 
@@ -79,6 +85,13 @@ static inline uint32_t jinja_utf8_decode(const char *text, size_t *size)
     uint32_t code;
     *size = utf8_get(text, &code);
     return code;
+}
+/* Where the last character before `end` begins. */
+static inline size_t jinja_utf8_before(const char *text, size_t end)
+{
+    size_t at = end - 1;
+    while (at > 0 && ((unsigned char)text[at] & 0xC0) == 0x80) at--;
+    return at;
 }
 size_t jinja_utf8_count(const char *text, size_t bytes);
 /* What Python's str.isspace and str.strip take for white space. */

@@ -3,95 +3,78 @@
 
 #include "client/text/jinja/eval.h"
 
-static int say(struct jinja_value *out, bool holds)
-{
-    *out = jinja_bool(holds);
-    return 0;
-}
-
 /* Is the value of one of the types whose bits `which` has? */
-static int test_type(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value test_type(const struct jinja_callable *c)
 {
-    return say(out, c->which >> c->self.type & 1);
+    return jinja_bool(c->which >> c->self.type & 1);
 }
 
-static int test_truth(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value test_truth(const struct jinja_callable *c)
 {
-    return say(out, c->self.type == JINJA_BOOL && c->self.as.boolean == c->which);
+    return jinja_bool(c->self.type == JINJA_BOOL && c->self.as.boolean == c->which);
 }
 
-static int test_sequence(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value test_sequence(const struct jinja_callable *c)
 {
     enum jinja_type t = c->self.type;
-    return say(out, t == JINJA_TEXT || t == JINJA_DICT || t == JINJA_UNDEFINED ||
-                        jinja_is_sequence_kind(&c->self));
+    return jinja_bool(t == JINJA_TEXT || t == JINJA_DICT || t == JINJA_UNDEFINED ||
+                      jinja_is_sequence_kind(&c->self));
 }
 
-static int test_escaped(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value test_escaped(const struct jinja_callable *c)
 {
-    return say(out, c->self.type == JINJA_TEXT && c->self.markup);
+    return jinja_bool(c->self.type == JINJA_TEXT && c->self.markup);
 }
 
-static int test_sameas(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value test_sameas(const struct jinja_callable *c)
 {
-    bool same = false;
-    int rc = c->self.type == c->a[0].type ? jinja_equal(c->run, &c->self, &c->a[0], &same) : 0;
-    if (c->self.type == JINJA_LIST || c->self.type == JINJA_DICT)
-        same = c->a[0].type == c->self.type && c->self.as.dict == c->a[0].as.dict;
-    *out = jinja_bool(same);
-    return rc;
+    if (c->self.type != c->a[0].type) return jinja_bool(false);
+    const bool equal = jinja_equal(c->run, &c->self, &c->a[0]);
+    const bool holds_values = c->self.type == JINJA_LIST || c->self.type == JINJA_DICT;
+    return jinja_bool(holds_values ? c->self.as.dict == c->a[0].as.dict : equal);
 }
 
 /* Is `which` the rest of a division by the argument, or by 2? */
-static int test_remainder(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value test_remainder(const struct jinja_callable *c)
 {
     const struct jinja_value two = jinja_int(2), wanted = jinja_int(c->which);
-    struct jinja_value rest;
-    bool same = false;
-    if (c->self.type == JINJA_TEXT)
-        return jinja_fail(c->run, HELM_E_FORMAT, "'%s': a text is no number", c->name);
-    int rc = jinja_binary(c->run, '%', &c->self, c->a[0].type == JINJA_ABSENT ? &two : &c->a[0], &rest);
-    if (!rc) rc = jinja_equal(c->run, &rest, &wanted, &same);
-    *out = jinja_bool(same);
-    return rc;
+    if (c->self.type == JINJA_TEXT) jinja_fail(c->run, HELM_E_FORMAT, "'%s': a text is no number", c->name);
+    const struct jinja_value rest =
+        jinja_binary(c->run, '%', &c->self, c->a[0].type == JINJA_ABSENT ? &two : &c->a[0]);
+    return jinja_bool(jinja_equal(c->run, &rest, &wanted));
 }
 
-static int test_compare(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value test_compare(const struct jinja_callable *c)
 {
-    bool holds = false;
-    int rc = jinja_compare(c->run, (char)c->which, &c->self, &c->a[0], &holds);
-    *out = jinja_bool(holds);
-    return rc;
+    return jinja_bool(jinja_compare(c->run, (char)c->which, &c->self, &c->a[0]));
 }
 
 /* str.islower and str.isupper: cased letters, all of one case, at least one. */
-static int test_case(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value test_case(const struct jinja_callable *c)
 {
-    bool upper = c->which == JINJA_CASE_UPPER;
-    struct jinja_value text;
+    const bool upper = c->which == JINJA_CASE_UPPER;
+    const struct jinja_value text = jinja_to_text(c->run, c->self);
     bool any = false, other = false;
-    int rc = jinja_to_text(c->run, c->self, &text);
-    if (!rc) rc = jinja_step(c->run, text.as.text.bytes / 64);
-    for (size_t i = 0, size; !rc && i < text.as.text.bytes; i += size) {
+    jinja_step(c->run, text.as.text.bytes / 64);
+    for (size_t i = 0, size; i < text.as.text.bytes; i += size) {
         uint32_t code = jinja_utf8_decode(text.as.text.data + i, &size);
         utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)code);
         any |= category == (upper ? UTF8PROC_CATEGORY_LU : UTF8PROC_CATEGORY_LL);
         other |= category == (upper ? UTF8PROC_CATEGORY_LL : UTF8PROC_CATEGORY_LU) ||
                  category == UTF8PROC_CATEGORY_LT;
     }
-    *out = jinja_bool(any && !other);
-    return rc;
+    return jinja_bool(any && !other);
 }
 
-static int test_filter(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value test_filter(const struct jinja_callable *c)
 {
-    return say(out, c->self.type == JINJA_TEXT && (jinja_find_function(jinja_text_filters, &c->self) ||
-                                                   jinja_find_function(jinja_sequence_filters, &c->self)));
+    return jinja_bool(c->self.type == JINJA_TEXT && (jinja_find_function(jinja_text_filters, &c->self) ||
+                                                     jinja_find_function(jinja_sequence_filters, &c->self)));
 }
 
-static int test_test(const struct jinja_callable *c, struct jinja_value *out)
+static struct jinja_value test_test(const struct jinja_callable *c)
 {
-    return say(out, c->self.type == JINJA_TEXT && jinja_find_function(jinja_test_table, &c->self));
+    return jinja_bool(c->self.type == JINJA_TEXT && jinja_find_function(jinja_test_table, &c->self));
 }
 
 #define ITERABLE                                                                                             \

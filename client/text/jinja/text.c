@@ -8,9 +8,9 @@
 #include "client/text/jinja/jinja.h"
 #include "client/text/jinja/value.h"
 
-static int add_text(struct jinja_run *run, struct jinja_buffer *buffer, const char *text)
+static void add_text(struct jinja_run *run, struct jinja_buffer *buffer, const char *text)
 {
-    return jinja_buffer_add(run, buffer, text, strlen(text));
+    jinja_buffer_add(run, buffer, text, strlen(text));
 }
 
 void jinja_float_text(double number, char text[40])
@@ -46,11 +46,11 @@ static bool is_printable(uint32_t code)
     return !(hidden >> utf8proc_category((utf8proc_int32_t)code) & 1);
 }
 
-static int repr_text(struct jinja_run *run, struct jinja_buffer *buffer, const char *data, size_t bytes)
+static void repr_text(struct jinja_run *run, struct jinja_buffer *buffer, const char *data, size_t bytes)
 {
     char quote = memchr(data, '\'', bytes) && !memchr(data, '"', bytes) ? '"' : '\'';
-    int rc = jinja_buffer_add(run, buffer, &quote, 1);
-    for (size_t i = 0, size; !rc && i < bytes; i += size) {
+    jinja_buffer_add(run, buffer, &quote, 1);
+    for (size_t i = 0, size; i < bytes; i += size) {
         uint32_t code = jinja_utf8_decode(data + i, &size);
         char escape[16];
         if (code == '\n' || code == '\r' || code == '\t')
@@ -64,130 +64,135 @@ static int repr_text(struct jinja_run *run, struct jinja_buffer *buffer, const c
                                       : "\\U%08x",
                      code);
         else {
-            rc = jinja_buffer_add(run, buffer, data + i, size);
+            jinja_buffer_add(run, buffer, data + i, size);
             continue;
         }
-        rc = add_text(run, buffer, escape);
+        add_text(run, buffer, escape);
     }
-    return rc ? rc : jinja_buffer_add(run, buffer, &quote, 1);
+    jinja_buffer_add(run, buffer, &quote, 1);
 }
 
-static int repr_items(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_list *list,
-                      const char *open, const char *close)
+static void repr_items(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_list *list,
+                       const char *open, const char *close)
 {
-    int rc = add_text(run, buffer, open);
-    for (size_t i = 0; !rc && i < list->count; i++) {
-        if (i) rc = add_text(run, buffer, ", ");
-        if (!rc) rc = jinja_repr(run, buffer, &list->item[i]);
+    add_text(run, buffer, open);
+    for (size_t i = 0; i < list->count; i++) {
+        if (i) add_text(run, buffer, ", ");
+        jinja_repr(run, buffer, &list->item[i]);
     }
-    return rc ? rc : add_text(run, buffer, close);
+    add_text(run, buffer, close);
 }
 
-static int repr_list(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_list *list)
+static void repr_list(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_list *list)
 {
+    static const char *const brackets[][2] = {[JINJA_LIST_PLAIN] = {"[", "]"},
+                                              [JINJA_LIST_TUPLE] = {"(", ")"},
+                                              [JINJA_LIST_KEYS] = {"dict_keys([", "])"},
+                                              [JINJA_LIST_VALUES] = {"dict_values([", "])"},
+                                              [JINJA_LIST_ITEMS] = {"dict_items([", "])"}};
     char words[96];
-    switch (list->kind) {
-    case JINJA_LIST_PLAIN:
-        return repr_items(run, buffer, list, "[", "]");
-    case JINJA_LIST_TUPLE:
-        return repr_items(run, buffer, list, "(", list->count == 1 ? ",)" : ")");
-    case JINJA_LIST_RANGE:
-        snprintf(words, sizeof words, list->range[2] == 1 ? "range(%lld, %lld)" : "range(%lld, %lld, %lld)",
-                 (long long)list->range[0], (long long)list->range[1], (long long)list->range[2]);
-        return add_text(run, buffer, words);
-    case JINJA_LIST_KEYS:
-        return repr_items(run, buffer, list, "dict_keys([", "])");
-    case JINJA_LIST_VALUES:
-        return repr_items(run, buffer, list, "dict_values([", "])");
-    case JINJA_LIST_ITEMS:
-        return repr_items(run, buffer, list, "dict_items([", "])");
-    default:
-        return jinja_fail(run, HELM_E_UNSUPPORTED, "printing a generator (put '|list' after it)");
+    if (list->kind == JINJA_LIST_GENERATOR)
+        jinja_fail(run, HELM_E_UNSUPPORTED, "printing a generator (put '|list' after it)");
+    if (list->kind != JINJA_LIST_RANGE) {
+        const bool single = list->kind == JINJA_LIST_TUPLE && list->count == 1;
+        repr_items(run, buffer, list, brackets[list->kind][0], single ? ",)" : brackets[list->kind][1]);
+        return;
     }
+    snprintf(words, sizeof words, list->range[2] == 1 ? "range(%lld, %lld)" : "range(%lld, %lld, %lld)",
+             (long long)list->range[0], (long long)list->range[1], (long long)list->range[2]);
+    add_text(run, buffer, words);
 }
 
-static int repr_dict(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_dict *dict)
+static void repr_dict(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_dict *dict)
 {
-    int rc = add_text(run, buffer, "{");
-    for (size_t i = 0; !rc && i < dict->count; i++) {
-        if (i) rc = add_text(run, buffer, ", ");
-        if (!rc) rc = jinja_repr(run, buffer, &dict->key[i]);
-        if (!rc) rc = add_text(run, buffer, ": ");
-        if (!rc) rc = jinja_repr(run, buffer, &dict->value[i]);
+    add_text(run, buffer, "{");
+    for (size_t i = 0; i < dict->count; i++) {
+        if (i) add_text(run, buffer, ", ");
+        jinja_repr(run, buffer, &dict->key[i]);
+        add_text(run, buffer, ": ");
+        jinja_repr(run, buffer, &dict->value[i]);
     }
-    return rc ? rc : add_text(run, buffer, "}");
+    add_text(run, buffer, "}");
 }
 
-int jinja_repr(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value)
+/* Values that hold values, one level deeper. */
+static void repr_inside(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value)
+{
+    if (++run->depth > JINJA_EVAL_DEPTH_MAX)
+        jinja_fail(run, HELM_E_LIMIT, "values are nested deeper than %d", JINJA_EVAL_DEPTH_MAX);
+    if (value->type == JINJA_LIST) {
+        repr_list(run, buffer, value->as.list);
+    } else {
+        if (value->type == JINJA_NAMESPACE) add_text(run, buffer, "<Namespace ");
+        repr_dict(run, buffer, value->as.dict);
+        if (value->type == JINJA_NAMESPACE) add_text(run, buffer, ">");
+    }
+    run->depth--;
+}
+
+void jinja_repr(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value)
 {
     char number[40];
-    int rc = jinja_step(run, 1);
-    if (rc) return rc;
+    jinja_step(run, 1);
     switch (value->type) {
     case JINJA_UNDEFINED:
-        return add_text(run, buffer, "Undefined");
+        add_text(run, buffer, "Undefined");
+        break;
     case JINJA_NONE:
-        return add_text(run, buffer, "None");
+        add_text(run, buffer, "None");
+        break;
     case JINJA_BOOL:
-        return add_text(run, buffer, value->as.boolean ? "True" : "False");
+        add_text(run, buffer, value->as.boolean ? "True" : "False");
+        break;
     case JINJA_INT:
         snprintf(number, sizeof number, "%lld", (long long)value->as.integer);
-        return add_text(run, buffer, number);
+        add_text(run, buffer, number);
+        break;
     case JINJA_FLOAT:
     case JINJA_WIDE:
-        if (value->as.written) return add_text(run, buffer, value->as.written);
-        jinja_float_text(value->as.number, number);
-        return add_text(run, buffer, number);
+        if (!value->as.written) jinja_float_text(value->as.number, number);
+        add_text(run, buffer, value->as.written ? value->as.written : number);
+        break;
     case JINJA_TEXT:
-        if (value->markup) rc = add_text(run, buffer, "Markup(");
-        if (!rc) rc = repr_text(run, buffer, value->as.text.data, value->as.text.bytes);
-        return rc || !value->markup ? rc : add_text(run, buffer, ")");
+        if (value->markup) add_text(run, buffer, "Markup(");
+        repr_text(run, buffer, value->as.text.data, value->as.text.bytes);
+        if (value->markup) add_text(run, buffer, ")");
+        break;
     case JINJA_LIST:
     case JINJA_DICT:
     case JINJA_NAMESPACE:
+        repr_inside(run, buffer, value);
         break;
     default:
-        return jinja_fail(run, HELM_E_UNSUPPORTED, "printing a %s", jinja_type_name(value));
+        jinja_fail(run, HELM_E_UNSUPPORTED, "printing a %s", jinja_type_name(value));
     }
-    if (++run->depth > JINJA_EVAL_DEPTH_MAX)
-        return jinja_fail(run, HELM_E_LIMIT, "values are nested deeper than %d", JINJA_EVAL_DEPTH_MAX);
-    if (value->type == JINJA_LIST) {
-        rc = repr_list(run, buffer, value->as.list);
-    } else {
-        if (value->type == JINJA_NAMESPACE) rc = add_text(run, buffer, "<Namespace ");
-        if (!rc) rc = repr_dict(run, buffer, value->as.dict);
-        if (!rc && value->type == JINJA_NAMESPACE) rc = add_text(run, buffer, ">");
-    }
-    run->depth--;
-    return rc;
 }
 
-int jinja_print(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value)
+void jinja_print(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value)
 {
     if (value->type == JINJA_TEXT)
-        return jinja_buffer_add(run, buffer, value->as.text.data, value->as.text.bytes);
-    return value->type == JINJA_UNDEFINED ? 0 : jinja_repr(run, buffer, value);
+        jinja_buffer_add(run, buffer, value->as.text.data, value->as.text.bytes);
+    else if (value->type != JINJA_UNDEFINED)
+        jinja_repr(run, buffer, value);
 }
 
-int jinja_to_text(struct jinja_run *run, struct jinja_value value, struct jinja_value *out)
+struct jinja_value jinja_to_text(struct jinja_run *run, struct jinja_value value)
 {
     struct jinja_buffer buffer = {0};
-    *out = value;
-    if (value.type == JINJA_TEXT) return 0;
-    int rc = jinja_print(run, &buffer, &value);
-    *out = jinja_buffer_text(&buffer);
-    return rc;
+    if (value.type == JINJA_TEXT) return value;
+    jinja_print(run, &buffer, &value);
+    return jinja_buffer_text(&buffer);
 }
 
 /* ---- JSON */
 
-static int json_text(struct jinja_run *run, struct jinja_buffer *buffer, const char *data, size_t bytes,
-                     bool ascii)
+static void json_text(struct jinja_run *run, struct jinja_buffer *buffer, const char *data, size_t bytes,
+                      bool ascii)
 {
     static const char short_codes[] = "\"\\\b\f\n\r\t", short_names[] = "\"\\bfnrt";
-    int rc = add_text(run, buffer, "\"");
     size_t plain = 0; /* start of what needs no escape */
-    for (size_t i = 0, size; !rc && i < bytes; i += size) {
+    add_text(run, buffer, "\"");
+    for (size_t i = 0, size; i < bytes; i += size) {
         char escape[16];
         uint32_t code = jinja_utf8_decode(data + i, &size);
         const char *found = code && code < 0x80 ? strchr(short_codes, (int)code) : NULL;
@@ -199,134 +204,121 @@ static int json_text(struct jinja_run *run, struct jinja_buffer *buffer, const c
         else
             snprintf(escape, sizeof escape, "\\u%04x\\u%04x", 0xD800 + ((code - 0x10000) >> 10),
                      0xDC00 + ((code - 0x10000) & 0x3FF));
-        rc = jinja_buffer_add(run, buffer, data + plain, i - plain);
-        if (!rc) rc = add_text(run, buffer, escape);
+        jinja_buffer_add(run, buffer, data + plain, i - plain);
+        add_text(run, buffer, escape);
         plain = i + size;
     }
-    if (!rc) rc = jinja_buffer_add(run, buffer, data + plain, bytes - plain);
-    return rc ? rc : add_text(run, buffer, "\"");
+    jinja_buffer_add(run, buffer, data + plain, bytes - plain);
+    add_text(run, buffer, "\"");
 }
 
-static int json_number(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value)
+static void json_number(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value)
 {
     const double number = value->as.number;
     char text[40];
-    if (value->as.written) return add_text(run, buffer, value->as.written);
     jinja_float_text(number, text);
     if (isnan(number)) strcpy(text, "NaN");
     if (isinf(number)) strcpy(text, number < 0 ? "-Infinity" : "Infinity");
-    return add_text(run, buffer, text);
+    add_text(run, buffer, value->as.written ? value->as.written : text);
 }
 
 /* A line end and the indentation of `level`, where there is one. */
-static int json_newline(struct jinja_run *run, struct jinja_buffer *buffer,
-                        const struct jinja_json_style *style, int level)
+static void json_newline(struct jinja_run *run, struct jinja_buffer *buffer,
+                         const struct jinja_json_style *style, int level)
 {
-    if (style->indent.type == JINJA_NONE) return 0;
-    int rc = add_text(run, buffer, "\n");
-    for (int i = 0; !rc && i < level; i++) {
-        if (style->indent.type == JINJA_TEXT) {
-            rc = jinja_print(run, buffer, &style->indent);
-            continue;
-        }
-        for (int64_t k = 0; !rc && k < jinja_whole(&style->indent); k++) rc = add_text(run, buffer, " ");
+    if (style->indent.type == JINJA_NONE) return;
+    add_text(run, buffer, "\n");
+    for (int i = 0; i < level; i++) {
+        if (style->indent.type == JINJA_TEXT)
+            jinja_print(run, buffer, &style->indent);
+        else
+            for (int64_t k = 0; k < jinja_whole(&style->indent); k++) add_text(run, buffer, " ");
     }
-    return rc;
 }
 
-static int json_list(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_list *list,
-                     const struct jinja_json_style *style, int level)
+static void json_list(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_list *list,
+                      const struct jinja_json_style *style, int level)
 {
-    if (list->count == 0) return add_text(run, buffer, "[]");
-    int rc = add_text(run, buffer, "[");
-    for (size_t i = 0; !rc && i < list->count; i++) {
-        if (i) rc = jinja_print(run, buffer, &style->item_separator);
-        if (!rc) rc = json_newline(run, buffer, style, level + 1);
-        if (!rc) rc = jinja_json(run, buffer, &list->item[i], style, level + 1);
+    add_text(run, buffer, "[");
+    for (size_t i = 0; i < list->count; i++) {
+        if (i) jinja_print(run, buffer, &style->item_separator);
+        json_newline(run, buffer, style, level + 1);
+        jinja_json(run, buffer, &list->item[i], style, level + 1);
     }
-    if (!rc) rc = json_newline(run, buffer, style, level);
-    return rc ? rc : add_text(run, buffer, "]");
+    if (list->count) json_newline(run, buffer, style, level);
+    add_text(run, buffer, "]");
 }
 
-static int json_key(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *key,
-                    bool ascii)
+static void json_key(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *key,
+                     bool ascii)
 {
-    if (key->type == JINJA_TEXT) return json_text(run, buffer, key->as.text.data, key->as.text.bytes, ascii);
-    if (key->type == JINJA_NONE) return add_text(run, buffer, "\"null\"");
-    if (key->type == JINJA_BOOL) return add_text(run, buffer, key->as.boolean ? "\"true\"" : "\"false\"");
-    if (!jinja_is_number(key))
-        return jinja_fail(run, HELM_E_FORMAT, "tojson: a %s cannot be a key", jinja_type_name(key));
-    int rc = add_text(run, buffer, "\"");
-    if (!rc) rc = key->type == JINJA_FLOAT ? json_number(run, buffer, key) : jinja_repr(run, buffer, key);
-    return rc ? rc : add_text(run, buffer, "\"");
+    if (key->type == JINJA_TEXT) {
+        json_text(run, buffer, key->as.text.data, key->as.text.bytes, ascii);
+        return;
+    }
+    if (key->type != JINJA_NONE && !jinja_is_number(key))
+        jinja_fail(run, HELM_E_FORMAT, "tojson: a %s cannot be a key", jinja_type_name(key));
+    add_text(run, buffer, "\"");
+    if (key->type == JINJA_NONE || key->type == JINJA_BOOL)
+        add_text(run, buffer, key->type == JINJA_NONE ? "null" : key->as.boolean ? "true" : "false");
+    else if (key->type == JINJA_FLOAT)
+        json_number(run, buffer, key);
+    else
+        jinja_repr(run, buffer, key);
+    add_text(run, buffer, "\"");
 }
 
 /* Indexes of the pairs by key, for sort_keys: insertion, since these dicts are small. */
-static int sorted_order(struct jinja_run *run, const struct jinja_dict *dict, size_t **out)
+static size_t *sorted_order(struct jinja_run *run, const struct jinja_dict *dict)
 {
     size_t *order = jinja_alloc(run, (dict->count + 1) * sizeof *order);
-    *out = order;
-    if (!order) return run->code;
     for (size_t i = 0; i < dict->count; i++) {
         size_t at = i;
-        for (int rc, sign; at > 0; at--) {
-            rc = jinja_order(run, &dict->key[order[at - 1]], &dict->key[i], "<", &sign);
-            if (rc) return rc;
-            if (sign <= 0) break;
+        for (; at > 0 && jinja_order(run, &dict->key[order[at - 1]], &dict->key[i], "<") > 0; at--)
             order[at] = order[at - 1];
-        }
         order[at] = i;
     }
-    return 0;
+    return order;
 }
 
-static int json_dict(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_dict *dict,
-                     const struct jinja_json_style *style, int level)
+static void json_dict(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_dict *dict,
+                      const struct jinja_json_style *style, int level)
 {
-    size_t *order = NULL;
-    if (dict->count == 0) return add_text(run, buffer, "{}");
-    int rc = style->sort_keys ? sorted_order(run, dict, &order) : 0;
-    if (!rc) rc = add_text(run, buffer, "{");
-    for (size_t i = 0; !rc && i < dict->count; i++) {
+    const size_t *order = style->sort_keys && dict->count ? sorted_order(run, dict) : NULL;
+    add_text(run, buffer, "{");
+    for (size_t i = 0; i < dict->count; i++) {
         size_t k = order ? order[i] : i;
-        if (i) rc = jinja_print(run, buffer, &style->item_separator);
-        if (!rc) rc = json_newline(run, buffer, style, level + 1);
-        if (!rc) rc = json_key(run, buffer, &dict->key[k], style->ascii);
-        if (!rc) rc = jinja_print(run, buffer, &style->key_separator);
-        if (!rc) rc = jinja_json(run, buffer, &dict->value[k], style, level + 1);
+        if (i) jinja_print(run, buffer, &style->item_separator);
+        json_newline(run, buffer, style, level + 1);
+        json_key(run, buffer, &dict->key[k], style->ascii);
+        jinja_print(run, buffer, &style->key_separator);
+        jinja_json(run, buffer, &dict->value[k], style, level + 1);
     }
-    if (!rc) rc = json_newline(run, buffer, style, level);
-    return rc ? rc : add_text(run, buffer, "}");
+    if (dict->count) json_newline(run, buffer, style, level);
+    add_text(run, buffer, "}");
 }
 
-int jinja_json(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value,
-               const struct jinja_json_style *style, int level)
+void jinja_json(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value,
+                const struct jinja_json_style *style, int level)
 {
-    int rc = jinja_step(run, 1);
-    if (rc) return rc;
-    switch (value->type) {
-    case JINJA_NONE:
-        return add_text(run, buffer, "null");
-    case JINJA_BOOL:
-        return add_text(run, buffer, value->as.boolean ? "true" : "false");
-    case JINJA_INT:
-        return jinja_repr(run, buffer, value);
-    case JINJA_FLOAT:
-    case JINJA_WIDE:
-        return json_number(run, buffer, value);
-    case JINJA_TEXT:
-        return json_text(run, buffer, value->as.text.data, value->as.text.bytes, style->ascii);
-    case JINJA_LIST:
-        if (!jinja_list_holds(value->as.list)) break;
-        if (level >= JINJA_NESTING_MAX)
-            return jinja_fail(run, HELM_E_LIMIT, "tojson: nested deeper than %d", JINJA_NESTING_MAX);
-        return json_list(run, buffer, value->as.list, style, level);
-    case JINJA_DICT:
-        if (level >= JINJA_NESTING_MAX)
-            return jinja_fail(run, HELM_E_LIMIT, "tojson: nested deeper than %d", JINJA_NESTING_MAX);
-        return json_dict(run, buffer, value->as.dict, style, level);
-    default:
-        break;
-    }
-    return jinja_fail(run, HELM_E_FORMAT, "tojson: a %s is not JSON", jinja_type_name(value));
+    const bool list = value->type == JINJA_LIST && jinja_list_holds(value->as.list);
+    jinja_step(run, 1);
+    if ((list || value->type == JINJA_DICT) && level >= JINJA_NESTING_MAX)
+        jinja_fail(run, HELM_E_LIMIT, "tojson: nested deeper than %d", JINJA_NESTING_MAX);
+    if (value->type == JINJA_NONE)
+        add_text(run, buffer, "null");
+    else if (value->type == JINJA_BOOL)
+        add_text(run, buffer, value->as.boolean ? "true" : "false");
+    else if (value->type == JINJA_INT)
+        jinja_repr(run, buffer, value);
+    else if (value->type == JINJA_FLOAT || value->type == JINJA_WIDE)
+        json_number(run, buffer, value);
+    else if (value->type == JINJA_TEXT)
+        json_text(run, buffer, value->as.text.data, value->as.text.bytes, style->ascii);
+    else if (list)
+        json_list(run, buffer, value->as.list, style, level);
+    else if (value->type == JINJA_DICT)
+        json_dict(run, buffer, value->as.dict, style, level);
+    else
+        jinja_fail(run, HELM_E_FORMAT, "tojson: a %s is not JSON", jinja_type_name(value));
 }

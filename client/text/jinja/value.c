@@ -15,7 +15,7 @@ struct jinja_value jinja_text(const char *data, size_t bytes)
                                 .as.text = {data, (uint32_t)bytes, (uint32_t)jinja_utf8_count(data, bytes)}};
 }
 
-int jinja_undefined(struct jinja_run *run, struct jinja_value *out, const char *fmt, ...)
+struct jinja_value jinja_undefined(struct jinja_run *run, const char *fmt, ...)
 {
     char words[256];
     va_list args;
@@ -24,124 +24,102 @@ int jinja_undefined(struct jinja_run *run, struct jinja_value *out, const char *
     va_end(args);
     if (length < 0 || (size_t)length >= sizeof words) length = sizeof words - 1;
     char *copy = jinja_alloc(run, (size_t)length + 1);
-    if (!copy) return run->code;
     memcpy(copy, words, (size_t)length);
-    *out = jinja_text(copy, (size_t)length);
-    out->type = JINJA_UNDEFINED;
-    return 0;
+    struct jinja_value value = jinja_text(copy, (size_t)length);
+    value.type = JINJA_UNDEFINED;
+    return value;
 }
 
-int jinja_list_new(struct jinja_run *run, enum jinja_list_kind kind, size_t space, struct jinja_list **out)
+struct jinja_list *jinja_list_new(struct jinja_run *run, enum jinja_list_kind kind, size_t space)
 {
     struct jinja_list *list = jinja_alloc(run, sizeof *list);
-    if (!list) return run->code;
     list->kind = kind;
-    if (space) {
-        list->item = jinja_alloc(run, space * sizeof *list->item);
-        if (!list->item) return run->code;
-    }
+    if (space) list->item = jinja_alloc(run, space * sizeof *list->item);
     list->space = space;
-    *out = list;
-    return 0;
+    return list;
 }
 
-int jinja_list_add(struct jinja_run *run, struct jinja_list *list, struct jinja_value item)
+void jinja_list_add(struct jinja_run *run, struct jinja_list *list, struct jinja_value item)
 {
-    int rc = jinja_grow(run, &list->item, sizeof item, list->count, &list->space);
-    if (rc) return rc;
+    jinja_grow(run, &list->item, sizeof item, list->count, &list->space);
     list->item[list->count++] = item;
-    return jinja_step(run, 1);
+    jinja_step(run, 1);
 }
 
-int jinja_dict_new(struct jinja_run *run, size_t space, struct jinja_dict **out)
+struct jinja_dict *jinja_dict_new(struct jinja_run *run, size_t space)
 {
     struct jinja_dict *dict = jinja_alloc(run, sizeof *dict);
-    if (!dict) return run->code;
     if (space) {
         dict->key = jinja_alloc(run, space * sizeof *dict->key);
         dict->value = jinja_alloc(run, space * sizeof *dict->value);
-        if (!dict->key || !dict->value) return run->code;
     }
     dict->space = space;
-    *out = dict;
-    return 0;
+    return dict;
 }
 
-int jinja_dict_append(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
-                      struct jinja_value value)
+void jinja_dict_append(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
+                       struct jinja_value value)
 {
     size_t space = dict->space;
-    int rc = jinja_grow(run, &dict->key, sizeof key, dict->count, &space);
-    if (!rc) rc = jinja_grow(run, &dict->value, sizeof value, dict->count, &dict->space);
-    if (rc) return rc;
+    jinja_grow(run, &dict->key, sizeof key, dict->count, &space);
+    jinja_grow(run, &dict->value, sizeof value, dict->count, &dict->space);
     dict->key[dict->count] = key;
     dict->value[dict->count++] = value;
-    return 0;
 }
 
-static int dict_add(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
-                    struct jinja_value value)
+static void dict_add(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
+                     struct jinja_value value)
 {
-    int rc = jinja_dict_append(run, dict, key, value);
-    return rc ? rc : jinja_step(run, 1);
+    jinja_dict_append(run, dict, key, value);
+    jinja_step(run, 1);
 }
 
 /* Each item looked at is a step: tuples that share tuples are small in memory and endless to walk. */
-static int check_key(struct jinja_run *run, const struct jinja_value *key, int depth)
+static void check_key(struct jinja_run *run, const struct jinja_value *key, int depth)
 {
     bool tuple = key->type == JINJA_LIST && key->as.list->kind == JINJA_LIST_TUPLE;
-    int rc = jinja_step(run, 1);
-    if (rc) return rc;
+    jinja_step(run, 1);
     if (key->type == JINJA_DICT ||
         (key->type == JINJA_LIST && !tuple && key->as.list->kind != JINJA_LIST_GENERATOR))
-        return jinja_fail(run, HELM_E_FORMAT, "a %s cannot be a key", jinja_type_name(key));
+        jinja_fail(run, HELM_E_FORMAT, "a %s cannot be a key", jinja_type_name(key));
     if (tuple && depth >= JINJA_NESTING_MAX)
-        return jinja_fail(run, HELM_E_LIMIT, "a key nested deeper than %d", JINJA_NESTING_MAX);
-    for (size_t i = 0; tuple && !rc && i < key->as.list->count; i++)
-        rc = check_key(run, &key->as.list->item[i], depth + 1);
-    return rc;
+        jinja_fail(run, HELM_E_LIMIT, "a key nested deeper than %d", JINJA_NESTING_MAX);
+    for (size_t i = 0; tuple && i < key->as.list->count; i++)
+        check_key(run, &key->as.list->item[i], depth + 1);
 }
 
-int jinja_dict_find(struct jinja_run *run, const struct jinja_dict *dict, struct jinja_value key,
-                    const struct jinja_value **out)
+const struct jinja_value *jinja_dict_find(struct jinja_run *run, const struct jinja_dict *dict,
+                                          struct jinja_value key)
 {
-    *out = NULL;
-    int rc = check_key(run, &key, 0);
-    if (!rc) rc = jinja_step(run, dict->count / 16);
-    for (size_t i = 0; !rc && i < dict->count; i++) {
-        bool same = false;
-        if ((key.type == JINJA_TEXT) != (dict->key[i].type == JINJA_TEXT)) continue;
-        if (key.type == JINJA_TEXT && key.as.text.bytes != dict->key[i].as.text.bytes) continue;
-        if (key.type == JINJA_TEXT && key.as.text.bytes < 64)
-            same = memcmp(key.as.text.data, dict->key[i].as.text.data, key.as.text.bytes) == 0;
-        else
-            rc = jinja_equal(run, &key, &dict->key[i], &same);
-        if (!rc && same) {
-            *out = &dict->value[i];
-            break;
-        }
+    check_key(run, &key, 0);
+    jinja_step(run, dict->count / 16);
+    for (size_t i = 0; i < dict->count; i++) {
+        const bool text = key.type == JINJA_TEXT;
+        if (text != (dict->key[i].type == JINJA_TEXT)) continue;
+        if (text && key.as.text.bytes != dict->key[i].as.text.bytes) continue;
+        if (text && key.as.text.bytes < 64 ? jinja_same_text(&key, &dict->key[i])
+                                           : jinja_equal(run, &key, &dict->key[i]))
+            return &dict->value[i];
     }
-    return rc;
+    return NULL;
 }
 
-int jinja_dict_set(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
-                   struct jinja_value value)
+void jinja_dict_set(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
+                    struct jinja_value value)
 {
-    const struct jinja_value *old;
-    int rc = jinja_dict_find(run, dict, key, &old);
-    if (rc || !old) return rc ? rc : dict_add(run, dict, key, value);
-    dict->value[old - dict->value] = value;
-    return 0;
+    const struct jinja_value *old = jinja_dict_find(run, dict, key);
+    if (old)
+        dict->value[old - dict->value] = value;
+    else
+        dict_add(run, dict, key, value);
 }
 
-int jinja_own_text(struct jinja_run *run, const char *data, size_t bytes, struct jinja_value *out)
+struct jinja_value jinja_own_text(struct jinja_run *run, const char *data, size_t bytes)
 {
     char *copy = jinja_alloc(run, bytes + 1);
-    if (!copy) return run->code;
     memcpy(copy, data, bytes);
     jinja_mark_own(run, copy, bytes);
-    *out = jinja_text(copy, bytes);
-    return 0;
+    return jinja_text(copy, bytes);
 }
 
 /* A word alone spells no token of its own. */
@@ -155,62 +133,63 @@ static bool is_own(const struct jinja_run *run, const char *key, const struct ji
     return true;
 }
 
-int jinja_from_json(struct jinja_run *run, const json_t *json, struct jinja_value *out)
+static struct jinja_value list_from_json(struct jinja_run *run, const json_t *json)
 {
-    int rc = 0;
-    *out = jinja_none();
+    struct jinja_list *list = jinja_list_new(run, JINJA_LIST_PLAIN, json_array_size(json));
+    for (size_t i = 0; i < json_array_size(json); i++)
+        jinja_list_add(run, list, jinja_from_json(run, json_array_get(json, i)));
+    return jinja_list_value(list);
+}
+
+static struct jinja_value dict_from_json(struct jinja_run *run, const json_t *json)
+{
+    struct jinja_dict *dict = jinja_dict_new(run, json_object_size(json));
+    const char *key;
+    json_t *member;
+    json_object_foreach((json_t *)json, key, member) /* iterating does not change it */
+    {
+        struct jinja_value value = jinja_from_json(run, member);
+        if (is_own(run, key, &value)) value = jinja_own_text(run, value.as.text.data, value.as.text.bytes);
+        dict_add(run, dict, jinja_text(key, strlen(key)), value);
+    }
+    return jinja_dict_value(dict);
+}
+
+struct jinja_value jinja_from_json(struct jinja_run *run, const json_t *json)
+{
+    struct jinja_value value;
     switch (json_typeof(json)) {
     case JSON_TRUE:
     case JSON_FALSE:
-        *out = jinja_bool(json_is_true(json));
-        break;
+        return jinja_bool(json_is_true(json));
     case JSON_INTEGER:
-        *out = jinja_int(json_integer_value(json));
-        break;
+        return jinja_int(json_integer_value(json));
     case JSON_REAL:
-        *out = jinja_float(json_real_value(json));
-        out->as.written = json_number_text(run->numbers, json);
-        if (out->as.written && !out->as.written[strspn(out->as.written, "-0123456789")])
-            out->type = JINJA_WIDE;
-        break;
+        value = jinja_float(json_real_value(json));
+        value.as.written = json_number_text(run->numbers, json);
+        if (value.as.written && !value.as.written[strspn(value.as.written, "-0123456789")])
+            value.type = JINJA_WIDE;
+        return value;
     case JSON_STRING:
         if (json_string_length(json) > run->arena.bytes_max || json_string_length(json) > UINT32_MAX)
-            return jinja_fail(run, HELM_E_LIMIT, "a text of %zu bytes", json_string_length(json));
-        *out = jinja_text(json_string_value(json), json_string_length(json));
-        break;
-    case JSON_ARRAY: {
-        struct jinja_list *list;
-        struct jinja_value item;
-        rc = jinja_list_new(run, JINJA_LIST_PLAIN, json_array_size(json), &list);
-        for (size_t i = 0; !rc && i < json_array_size(json); i++) {
-            rc = jinja_from_json(run, json_array_get(json, i), &item);
-            if (!rc) rc = jinja_list_add(run, list, item);
-        }
-        if (!rc) *out = jinja_list_value(list);
-        break;
-    }
-    case JSON_OBJECT: {
-        struct jinja_dict *dict;
-        struct jinja_value value;
-        rc = jinja_dict_new(run, json_object_size(json), &dict);
-        json_t *object = (json_t *)json; /* iterating does not change it */
-        for (void *at = json_object_iter(object); !rc && at; at = json_object_iter_next(object, at)) {
-            const char *key = json_object_iter_key(at);
-            rc = jinja_from_json(run, json_object_iter_value(at), &value);
-            if (!rc && is_own(run, key, &value))
-                rc = jinja_own_text(run, value.as.text.data, value.as.text.bytes, &value);
-            if (!rc) rc = dict_add(run, dict, jinja_text(key, strlen(key)), value);
-        }
-        if (!rc) *out = jinja_dict_value(dict);
-        break;
-    }
+            jinja_fail(run, HELM_E_LIMIT, "a text of %zu bytes", json_string_length(json));
+        return jinja_text(json_string_value(json), json_string_length(json));
+    case JSON_ARRAY:
+        return list_from_json(run, json);
+    case JSON_OBJECT:
+        return dict_from_json(run, json);
     default:
-        break;
+        return jinja_none();
     }
-    return rc;
 }
 
 /* ---- asking */
+
+bool jinja_same_text(const struct jinja_value *a, const struct jinja_value *b)
+{
+    return a->as.text.bytes == b->as.text.bytes &&
+           memcmp(a->as.text.data, b->as.text.data, a->as.text.bytes) == 0;
+}
 
 bool jinja_text_is(const struct jinja_value *value, const char *text)
 {
@@ -273,9 +252,9 @@ double jinja_number(const struct jinja_value *v)
     return v->type == JINJA_FLOAT || v->type == JINJA_WIDE ? v->as.number : (double)jinja_whole(v);
 }
 
-int jinja_fail_wide(struct jinja_run *run)
+void jinja_fail_wide(struct jinja_run *run)
 {
-    return jinja_fail(run, HELM_E_LIMIT, "a whole number of more than 64 bits");
+    jinja_fail(run, HELM_E_LIMIT, "a whole number of more than 64 bits");
 }
 
 static void whole_text(const struct jinja_value *v, char text[320])
@@ -319,202 +298,164 @@ static int order_numbers(const struct jinja_value *a, const struct jinja_value *
     return swapped ? -order : order;
 }
 
-static int lists_equal(struct jinja_run *run, const struct jinja_list *a, const struct jinja_list *b,
-                       bool *out)
+static bool lists_equal(struct jinja_run *run, const struct jinja_list *a, const struct jinja_list *b)
 {
-    *out = a == b;
-    if (*out || a->kind != b->kind || a->count != b->count || a->kind == JINJA_LIST_GENERATOR ||
+    if (a == b) return true;
+    if (a->kind != b->kind || a->count != b->count || a->kind == JINJA_LIST_GENERATOR ||
         a->kind == JINJA_LIST_VALUES)
-        return 0;
-    bool same = true;
-    int rc = 0;
-    for (size_t i = 0; !rc && same && i < a->count; i++)
-        rc = jinja_equal(run, &a->item[i], &b->item[i], &same);
-    *out = same;
-    return rc;
+        return false;
+    for (size_t i = 0; i < a->count; i++)
+        if (!jinja_equal(run, &a->item[i], &b->item[i])) return false;
+    return true;
 }
 
-static int dicts_equal(struct jinja_run *run, const struct jinja_dict *a, const struct jinja_dict *b,
-                       bool *out)
+static bool dicts_equal(struct jinja_run *run, const struct jinja_dict *a, const struct jinja_dict *b)
 {
-    bool same = a->count == b->count;
-    int rc = 0;
-    for (size_t i = 0; !rc && same && a != b && i < a->count; i++) {
-        const struct jinja_value *other;
-        rc = jinja_dict_find(run, b, a->key[i], &other);
-        same = other != NULL;
-        if (!rc && same) rc = jinja_equal(run, &a->value[i], other, &same);
+    if (a->count != b->count) return false;
+    for (size_t i = 0; a != b && i < a->count; i++) {
+        const struct jinja_value *other = jinja_dict_find(run, b, a->key[i]);
+        if (!other || !jinja_equal(run, &a->value[i], other)) return false;
     }
-    *out = same;
-    return rc;
+    return true;
 }
 
-static int enter_value(struct jinja_run *run)
+static void enter_value(struct jinja_run *run)
 {
     /* comparing and printing values that hold values: the same guard as for expressions */
     if (++run->depth > JINJA_EVAL_DEPTH_MAX)
-        return jinja_fail(run, HELM_E_LIMIT, "values or expressions are nested deeper than %d",
-                          JINJA_EVAL_DEPTH_MAX);
-    return 0;
+        jinja_fail(run, HELM_E_LIMIT, "values or expressions are nested deeper than %d",
+                   JINJA_EVAL_DEPTH_MAX);
 }
 
-int jinja_equal(struct jinja_run *run, const struct jinja_value *a, const struct jinja_value *b, bool *out)
+bool jinja_equal(struct jinja_run *run, const struct jinja_value *a, const struct jinja_value *b)
 {
-    *out = false;
-    int rc = jinja_step(run, 1);
-    if (rc) return rc;
-    if (jinja_is_number(a) && jinja_is_number(b)) {
-        *out = order_numbers(a, b) == 0;
-        return 0;
-    }
-    if (a->type != b->type) return 0;
+    bool same;
+    jinja_step(run, 1);
+    if (jinja_is_number(a) && jinja_is_number(b)) return order_numbers(a, b) == 0;
+    if (a->type != b->type) return false;
     switch (a->type) {
     case JINJA_UNDEFINED:
     case JINJA_NONE:
-        *out = true;
-        return 0;
+        return true;
     case JINJA_TEXT:
-        *out = a->as.text.bytes == b->as.text.bytes &&
-               memcmp(a->as.text.data, b->as.text.data, a->as.text.bytes) == 0;
-        return jinja_step(run, a->as.text.bytes == b->as.text.bytes ? a->as.text.bytes / 64 : 0);
+        jinja_step(run, a->as.text.bytes == b->as.text.bytes ? a->as.text.bytes / 64 : 0);
+        return jinja_same_text(a, b);
     case JINJA_LIST:
     case JINJA_DICT:
-        rc = enter_value(run);
-        if (!rc)
-            rc = a->type == JINJA_LIST ? lists_equal(run, a->as.list, b->as.list, out)
-                                       : dicts_equal(run, a->as.dict, b->as.dict, out);
+        enter_value(run);
+        same = a->type == JINJA_LIST ? lists_equal(run, a->as.list, b->as.list)
+                                     : dicts_equal(run, a->as.dict, b->as.dict);
         run->depth--;
-        return rc;
+        return same;
     case JINJA_METHOD:
     case JINJA_ABSENT:
-        return 0;
+        return false;
     default:
-        *out = a->as.dict == b->as.dict; /* the same thing, not one that looks the same */
-        return 0;
+        return a->as.dict == b->as.dict; /* the same thing, not one that looks the same */
     }
+}
+
+/* The order of the first items that differ, or of the lengths. */
+static int order_lists(struct jinja_run *run, const struct jinja_list *a, const struct jinja_list *b,
+                       const char *op)
+{
+    for (size_t i = 0; i < a->count && i < b->count; i++)
+        if (!jinja_equal(run, &a->item[i], &b->item[i]))
+            return jinja_order(run, &a->item[i], &b->item[i], op);
+    return (a->count > b->count) - (a->count < b->count);
 }
 
 int jinja_order(struct jinja_run *run, const struct jinja_value *a, const struct jinja_value *b,
-                const char *op, int *order)
+                const char *op)
 {
-    *order = 0;
-    int rc = jinja_step(run, 1);
-    if (rc) return rc;
-    if (jinja_is_number(a) && jinja_is_number(b)) {
-        *order = order_numbers(a, b);
-        return 0;
-    }
+    jinja_step(run, 1);
+    if (jinja_is_number(a) && jinja_is_number(b)) return order_numbers(a, b);
     if (a->type == JINJA_TEXT && b->type == JINJA_TEXT) {
         size_t shorter = a->as.text.bytes < b->as.text.bytes ? a->as.text.bytes : b->as.text.bytes;
         int bytes = memcmp(a->as.text.data, b->as.text.data, shorter);
-        *order = bytes ? (bytes > 0) - (bytes < 0)
-                       : (a->as.text.bytes > b->as.text.bytes) - (a->as.text.bytes < b->as.text.bytes);
-        return jinja_step(run, shorter / 64);
+        jinja_step(run, shorter / 64);
+        return bytes ? (bytes > 0) - (bytes < 0)
+                     : (a->as.text.bytes > b->as.text.bytes) - (a->as.text.bytes < b->as.text.bytes);
     }
     if (a->type == JINJA_UNDEFINED || b->type == JINJA_UNDEFINED)
-        return jinja_fail_undefined(run, a->type == JINJA_UNDEFINED ? a : b);
+        jinja_fail_undefined(run, a->type == JINJA_UNDEFINED ? a : b);
     if (!jinja_is_sequence_kind(a) || !jinja_is_sequence_kind(b) || a->as.list->kind != b->as.list->kind ||
         a->as.list->kind == JINJA_LIST_RANGE)
-        return jinja_fail(run, HELM_E_FORMAT, "'%s' is not supported between '%s' and '%s'", op,
-                          jinja_type_name(a), jinja_type_name(b));
-    const struct jinja_list *x = a->as.list, *y = b->as.list;
-    rc = enter_value(run);
-    bool same = true;
-    size_t i = 0;
-    for (; !rc && i < x->count && i < y->count; i++) {
-        rc = jinja_equal(run, &x->item[i], &y->item[i], &same);
-        if (!same) break;
-    }
-    if (!rc && !same) rc = jinja_order(run, &x->item[i], &y->item[i], op, order);
-    if (!rc && same) *order = (x->count > y->count) - (x->count < y->count);
+        jinja_fail(run, HELM_E_FORMAT, "'%s' is not supported between '%s' and '%s'", op, jinja_type_name(a),
+                   jinja_type_name(b));
+    enter_value(run);
+    const int order = order_lists(run, a->as.list, b->as.list, op);
     run->depth--;
-    return rc;
+    return order;
 }
 
-int jinja_contains(struct jinja_run *run, const struct jinja_value *item, const struct jinja_value *container,
-                   bool *out)
+bool jinja_contains(struct jinja_run *run, const struct jinja_value *item,
+                    const struct jinja_value *container)
 {
-    *out = false;
     if (container->type == JINJA_TEXT) {
         if (item->type != JINJA_TEXT)
-            return jinja_fail(run, HELM_E_FORMAT, "'in' a text requires a text, not '%s'",
-                              jinja_type_name(item));
-        *out = !item->as.text.bytes || memmem(container->as.text.data, container->as.text.bytes,
+            jinja_fail(run, HELM_E_FORMAT, "'in' a text requires a text, not '%s'", jinja_type_name(item));
+        jinja_step(run, 1 + container->as.text.bytes / 64);
+        return !item->as.text.bytes || memmem(container->as.text.data, container->as.text.bytes,
                                               item->as.text.data, item->as.text.bytes) != NULL;
-        return jinja_step(run, 1 + container->as.text.bytes / 64);
     }
-    if (container->type == JINJA_DICT) {
-        const struct jinja_value *found;
-        int rc = jinja_dict_find(run, container->as.dict, *item, &found);
-        *out = found != NULL;
-        return rc;
-    }
+    if (container->type == JINJA_DICT) return jinja_dict_find(run, container->as.dict, *item) != NULL;
     if (container->type != JINJA_LIST && container->type != JINJA_UNDEFINED)
-        return jinja_fail(run, HELM_E_FORMAT, "'in': a '%s' contains nothing", jinja_type_name(container));
-    struct jinja_iterator it;
-    struct jinja_value next;
-    int rc = jinja_iterate(run, *container, &it);
-    while (!rc && !*out && (rc = jinja_next(run, &it, &next)) == 1) rc = jinja_equal(run, item, &next, out);
-    return rc;
+        jinja_fail(run, HELM_E_FORMAT, "'in': a '%s' contains nothing", jinja_type_name(container));
+    struct jinja_iterator it = jinja_iterate(run, *container);
+    for (struct jinja_value next; jinja_next(run, &it, &next);)
+        if (jinja_equal(run, item, &next)) return true;
+    return false;
 }
 
-int jinja_length(struct jinja_run *run, const struct jinja_value *value, size_t *out)
+size_t jinja_length(struct jinja_run *run, const struct jinja_value *value)
 {
-    *out = 0;
-    if (value->type == JINJA_TEXT)
-        *out = value->as.text.chars;
-    else if (value->type == JINJA_DICT)
-        *out = value->as.dict->count;
-    else if (value->type == JINJA_LIST && value->as.list->kind != JINJA_LIST_GENERATOR)
-        *out = value->as.list->count;
-    else if (value->type != JINJA_UNDEFINED)
-        return jinja_fail(run, HELM_E_FORMAT, "a '%s' has no length", jinja_type_name(value));
-    return 0;
+    if (value->type == JINJA_TEXT) return value->as.text.chars;
+    if (value->type == JINJA_DICT) return value->as.dict->count;
+    if (value->type == JINJA_LIST && value->as.list->kind != JINJA_LIST_GENERATOR)
+        return value->as.list->count;
+    if (value->type == JINJA_UNDEFINED) return 0;
+    jinja_fail(run, HELM_E_FORMAT, "a '%s' has no length", jinja_type_name(value));
 }
 
 /* ---- iterating */
 
-int jinja_iterate(struct jinja_run *run, struct jinja_value source, struct jinja_iterator *iterator)
+struct jinja_iterator jinja_iterate(struct jinja_run *run, struct jinja_value source)
 {
-    *iterator = (struct jinja_iterator){.source = source};
-    if (source.type == JINJA_LIST || source.type == JINJA_DICT || source.type == JINJA_TEXT ||
-        source.type == JINJA_UNDEFINED)
-        return 0;
-    return jinja_fail(run, HELM_E_FORMAT, "a '%s' cannot be iterated over", jinja_type_name(&source));
+    if (source.type != JINJA_LIST && source.type != JINJA_DICT && source.type != JINJA_TEXT &&
+        source.type != JINJA_UNDEFINED)
+        jinja_fail(run, HELM_E_FORMAT, "a '%s' cannot be iterated over", jinja_type_name(&source));
+    return (struct jinja_iterator){.source = source};
 }
 
-int jinja_next(struct jinja_run *run, struct jinja_iterator *iterator, struct jinja_value *item)
+bool jinja_next(struct jinja_run *run, struct jinja_iterator *iterator, struct jinja_value *item)
 {
     const struct jinja_value *source = &iterator->source;
-    int rc = jinja_step(run, 1);
-    if (rc) return rc;
+    jinja_step(run, 1);
     if (source->type == JINJA_LIST) {
         struct jinja_list *list = source->as.list;
         size_t *at = list->kind == JINJA_LIST_GENERATOR ? &list->position : &iterator->at;
-        if (*at >= list->count) return 0;
+        if (*at >= list->count) return false;
         *item = list->item[(*at)++];
-        return 1;
+        return true;
     }
     if (source->type == JINJA_DICT) {
-        if (iterator->at >= source->as.dict->count) return 0;
+        if (iterator->at >= source->as.dict->count) return false;
         *item = source->as.dict->key[iterator->at++];
-        return 1;
+        return true;
     }
-    if (source->type != JINJA_TEXT || iterator->at >= source->as.text.bytes) return 0;
+    if (source->type != JINJA_TEXT || iterator->at >= source->as.text.bytes) return false;
     const char *c = source->as.text.data + iterator->at;
     size_t size = jinja_utf8_size((unsigned char)*c);
     *item = jinja_text(c, size);
     iterator->at += size;
-    return 1;
+    return true;
 }
 
-int jinja_collect(struct jinja_run *run, struct jinja_value source, enum jinja_list_kind kind,
-                  struct jinja_list **out)
+struct jinja_list *jinja_collect(struct jinja_run *run, struct jinja_value source, enum jinja_list_kind kind)
 {
-    struct jinja_iterator it;
-    struct jinja_value item;
-    int rc = jinja_iterate(run, source, &it);
-    if (!rc) rc = jinja_list_new(run, kind, 0, out);
-    while (!rc && (rc = jinja_next(run, &it, &item)) == 1) rc = jinja_list_add(run, *out, item);
-    return rc;
+    struct jinja_iterator it = jinja_iterate(run, source);
+    struct jinja_list *list = jinja_list_new(run, kind, 0);
+    for (struct jinja_value item; jinja_next(run, &it, &item);) jinja_list_add(run, list, item);
+    return list;
 }

@@ -110,30 +110,31 @@ static inline struct jinja_value jinja_dict_value(struct jinja_dict *dict)
 /* `data` is borrowed: it must live as long as the run. */
 struct jinja_value jinja_text(const char *data, size_t bytes);
 /* A copy, made from printf's words. */
-HELM_MUST_CHECK int jinja_undefined(struct jinja_run *run, struct jinja_value *out, const char *fmt, ...)
-    HELM_PRINTF(3, 4);
+struct jinja_value jinja_undefined(struct jinja_run *run, const char *fmt, ...) HELM_PRINTF(2, 3);
 
-HELM_MUST_CHECK int jinja_list_new(struct jinja_run *run, enum jinja_list_kind kind, size_t space,
-                                   struct jinja_list **out);
-HELM_MUST_CHECK int jinja_list_add(struct jinja_run *run, struct jinja_list *list, struct jinja_value item);
-HELM_MUST_CHECK int jinja_dict_new(struct jinja_run *run, size_t space, struct jinja_dict **out);
+struct jinja_list *jinja_list_new(struct jinja_run *run, enum jinja_list_kind kind, size_t space);
+void jinja_list_add(struct jinja_run *run, struct jinja_list *list, struct jinja_value item);
+struct jinja_dict *jinja_dict_new(struct jinja_run *run, size_t space);
 /* Adds a key that is not there yet. Counts no step. */
-HELM_MUST_CHECK int jinja_dict_append(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
-                                      struct jinja_value value);
+void jinja_dict_append(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
+                       struct jinja_value value);
 /* Replaces or adds. A key that Python cannot hash is an error. */
-HELM_MUST_CHECK int jinja_dict_set(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
-                                   struct jinja_value value);
-/* *out is NULL where there is none. */
-HELM_MUST_CHECK int jinja_dict_find(struct jinja_run *run, const struct jinja_dict *dict,
-                                    struct jinja_value key, const struct jinja_value **out);
+void jinja_dict_set(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
+                    struct jinja_value value);
+/* NULL: there is none. */
+const struct jinja_value *jinja_dict_find(struct jinja_run *run, const struct jinja_dict *dict,
+                                          struct jinja_value key);
 /* A copy that counts as the template's own words. */
-HELM_MUST_CHECK int jinja_own_text(struct jinja_run *run, const char *data, size_t bytes,
-                                   struct jinja_value *out);
-HELM_MUST_CHECK int jinja_from_json(struct jinja_run *run, const json_t *json, struct jinja_value *out);
+struct jinja_value jinja_own_text(struct jinja_run *run, const char *data, size_t bytes);
+struct jinja_value jinja_from_json(struct jinja_run *run, const json_t *json);
 
 /* ---- asking */
 
+/* A text for "%.*s": at most 100 bytes of it. */
+#define JINJA_SHOWN(value)                                                                                   \
+    (int)((value)->as.text.bytes < 100 ? (value)->as.text.bytes : 100), (value)->as.text.data
 bool jinja_text_is(const struct jinja_value *value, const char *text);
+bool jinja_same_text(const struct jinja_value *a, const struct jinja_value *b); /* of two texts */
 /* "str", "NoneType", ...: for messages. */
 const char *jinja_type_name(const struct jinja_value *value);
 bool jinja_truth(const struct jinja_value *value);
@@ -155,42 +156,36 @@ static inline bool jinja_is_whole(const struct jinja_value *v) /* int or bool */
     return v->type == JINJA_BOOL || v->type == JINJA_INT;
 }
 /* Says that Python could compute it. */
-int jinja_fail_wide(struct jinja_run *run);
+_Noreturn void jinja_fail_wide(struct jinja_run *run);
 int64_t jinja_whole(const struct jinja_value *v); /* of one that jinja_is_whole */
 double jinja_number(const struct jinja_value *v); /* of one that jinja_is_number */
 
-HELM_MUST_CHECK int jinja_equal(struct jinja_run *run, const struct jinja_value *a,
-                                const struct jinja_value *b, bool *out);
-/* *order < 0, 0, > 0, or 2 where a NaN makes every comparison false. Types without an order are an error. */
-HELM_MUST_CHECK int jinja_order(struct jinja_run *run, const struct jinja_value *a,
-                                const struct jinja_value *b, const char *op, int *order);
-HELM_MUST_CHECK int jinja_contains(struct jinja_run *run, const struct jinja_value *item,
-                                   const struct jinja_value *container, bool *out);
-HELM_MUST_CHECK int jinja_length(struct jinja_run *run, const struct jinja_value *value, size_t *out);
+bool jinja_equal(struct jinja_run *run, const struct jinja_value *a, const struct jinja_value *b);
+/* < 0, 0, > 0, or 2 where a NaN makes every comparison false. Types without an order are an error. */
+int jinja_order(struct jinja_run *run, const struct jinja_value *a, const struct jinja_value *b,
+                const char *op);
+bool jinja_contains(struct jinja_run *run, const struct jinja_value *item,
+                    const struct jinja_value *container);
+size_t jinja_length(struct jinja_run *run, const struct jinja_value *value);
 
 /* Items of anything a loop runs over: lists, keys of a dict, characters of a text; nothing of undefined. */
 struct jinja_iterator {
     struct jinja_value source;
     size_t at;
 };
-HELM_MUST_CHECK int jinja_iterate(struct jinja_run *run, struct jinja_value source,
-                                  struct jinja_iterator *iterator);
-/* 1: *item is the next one; 0: there is none; negative: an error. */
-HELM_MUST_CHECK int jinja_next(struct jinja_run *run, struct jinja_iterator *iterator,
-                               struct jinja_value *item);
+struct jinja_iterator jinja_iterate(struct jinja_run *run, struct jinja_value source);
+/* Whether there is a next one. */
+bool jinja_next(struct jinja_run *run, struct jinja_iterator *iterator, struct jinja_value *item);
 /* All items in a fresh list. */
-HELM_MUST_CHECK int jinja_collect(struct jinja_run *run, struct jinja_value source, enum jinja_list_kind kind,
-                                  struct jinja_list **out);
+struct jinja_list *jinja_collect(struct jinja_run *run, struct jinja_value source, enum jinja_list_kind kind);
 
 /* ---- text: jinja/text.c */
 
 /* As str() and as repr() print it. */
-HELM_MUST_CHECK int jinja_print(struct jinja_run *run, struct jinja_buffer *buffer,
-                                const struct jinja_value *value);
-HELM_MUST_CHECK int jinja_repr(struct jinja_run *run, struct jinja_buffer *buffer,
-                               const struct jinja_value *value);
+void jinja_print(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value);
+void jinja_repr(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value);
 /* The value itself if it is a text, else a fresh text of what jinja_print says. */
-HELM_MUST_CHECK int jinja_to_text(struct jinja_run *run, struct jinja_value value, struct jinja_value *out);
+struct jinja_value jinja_to_text(struct jinja_run *run, struct jinja_value value);
 static inline struct jinja_value jinja_buffer_text(const struct jinja_buffer *buffer)
 {
     return jinja_text(buffer->data ? buffer->data : "", buffer->length);
@@ -203,33 +198,30 @@ struct jinja_json_style {
     struct jinja_value indent;                        /* none, a number of spaces, or a text */
     struct jinja_value item_separator, key_separator; /* texts */
 };
-HELM_MUST_CHECK int jinja_json(struct jinja_run *run, struct jinja_buffer *buffer,
-                               const struct jinja_value *value, const struct jinja_json_style *style,
-                               int level);
+void jinja_json(struct jinja_run *run, struct jinja_buffer *buffer, const struct jinja_value *value,
+                const struct jinja_json_style *style, int level);
 
 /* ---- operators: jinja/ops.c */
 
 /* As templates spell it. `text` holds those of one character. */
 const char *jinja_op_text(char op, char text[2]);
 /* Fails with what an undefined value says. */
-int jinja_fail_undefined(struct jinja_run *run, const struct jinja_value *undefined);
+_Noreturn void jinja_fail_undefined(struct jinja_run *run, const struct jinja_value *undefined);
 
-HELM_MUST_CHECK int jinja_binary(struct jinja_run *run, char op, const struct jinja_value *a,
-                                 const struct jinja_value *b, struct jinja_value *out);
-HELM_MUST_CHECK int jinja_compare(struct jinja_run *run, char op, const struct jinja_value *a,
-                                  const struct jinja_value *b, bool *out);
-HELM_MUST_CHECK int jinja_negate(struct jinja_run *run, const struct jinja_value *a, bool minus,
-                                 struct jinja_value *out);
+struct jinja_value jinja_binary(struct jinja_run *run, char op, const struct jinja_value *a,
+                                const struct jinja_value *b);
+bool jinja_compare(struct jinja_run *run, char op, const struct jinja_value *a, const struct jinja_value *b);
+struct jinja_value jinja_negate(struct jinja_run *run, const struct jinja_value *a, bool minus);
 /* a.name; a method is looked for before a dict's key, as in Python's templates. */
-HELM_MUST_CHECK int jinja_getattr(struct jinja_run *run, const struct jinja_value *a,
-                                  const struct jinja_value *name, struct jinja_value *out);
-HELM_MUST_CHECK int jinja_getitem(struct jinja_run *run, const struct jinja_value *a,
-                                  const struct jinja_value *index, struct jinja_value *out);
+struct jinja_value jinja_getattr(struct jinja_run *run, const struct jinja_value *a,
+                                 const struct jinja_value *name);
+struct jinja_value jinja_getitem(struct jinja_run *run, const struct jinja_value *a,
+                                 const struct jinja_value *index);
 /* a[b:c:d]; none for what is not given. */
-HELM_MUST_CHECK int jinja_slice(struct jinja_run *run, const struct jinja_value *a,
-                                const struct jinja_value bounds[3], struct jinja_value *out);
+struct jinja_value jinja_slice(struct jinja_run *run, const struct jinja_value *a,
+                               const struct jinja_value bounds[3]);
 /* "text" % arguments */
-HELM_MUST_CHECK int jinja_format(struct jinja_run *run, const struct jinja_value *format,
-                                 const struct jinja_value *arguments, struct jinja_value *out);
+struct jinja_value jinja_format(struct jinja_run *run, const struct jinja_value *format,
+                                const struct jinja_value *arguments);
 /* Bytes before character `index` of a text. */
 size_t jinja_text_offset(const struct jinja_value *text, size_t index);
