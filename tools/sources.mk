@@ -24,7 +24,6 @@ PROFILE_SRC := \
   common/measure/reader.c \
   tools/interrupt/interrupt.c \
   tools/profile/attend.c \
-  tools/profile/checkpoint.c \
   tools/profile/cpu.c \
   tools/profile/device.c \
   tools/profile/formats.c \
@@ -37,6 +36,7 @@ PROFILE_SRC := \
   tools/profile/programs_all.c \
   tools/profile/programs_gpu.c \
   tools/profile/samples.c \
+  tools/profile/shape.c \
   tools/profile/steps.c
 
 CUDA_BENCH_SRC := \
@@ -56,7 +56,7 @@ helm-bench-decode_LINK := common/measure/reader.c $(COMMON_SRC) $(MODEL_SRC) com
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 
 helm-bench-kernels_MAIN := tools/bench/helm_bench_kernels.c
-helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c
+helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c common/measure/reader.c
 helm-bench-kernels_LIBS := -lnuma -lopenblas -ljansson -lm
 
 helm-inspect_MAIN := tools/inspect/helm_inspect.c

@@ -177,7 +177,7 @@ def interrupt_tests(folder):
         env = dict(os.environ, TMPDIR=work, HOME=work, XDG_CACHE_HOME=folder + "/cache", XDG_STATE_HOME=folder + "/cache")
         p = subprocess.Popen([BIN + "/helm-profile", "--device", "cpu", "--quick", "--threads", "1", "--caches", "4MiB", "--out",
                               work + "/profile.json"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env)
-        begun = processor.until(lambda: [n for n in os.listdir(work) if n.startswith("helm-profile-")] or p.poll() is not None)
+        begun = any(b"CPU: loading" in line for line in iter(p.stderr.readline, b""))
         p.send_signal(number)
         err = processor.finish(p, 60)[1].decode()
         check("helm-profile, interrupted", begun and p.returncode == -number, (begun, p.returncode, err))

@@ -2,11 +2,10 @@
  * run.
  *
  * The threads are a pool, pinned one a core. GEMV reads weight copies that together exceed every cache; its limit is the
- * best of several plain read loops over the same memory, cut among the threads in the same way, run
+ * best of several plain read loops over the same memory by the same threads (common/measure/reader.h), run
  * alternately with it. GEMM (tiling included) is limited by the register-only multiply rate or by reading
  * its weights once, whichever is longer. Every number is the median of several alternating samples. Attention, and
  * several tokens with the bits of one each, are measured by helm-profile with the worker's engine. */
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include "common/base/cpu.h"
 #include "common/base/units.h"
 #include "common/formats/random_blocks.h"
+#include "common/measure/reader.h"
 #include "common/measure/stats.h"
 #include "common/cpu/kernels/linear.h"
 #include "common/cpu/kernels/probe.h"
@@ -23,12 +23,14 @@
 #define SAMPLES_MAX 15
 #define WEIGHTS_MIN ((size_t)640 << 20)
 #define WEIGHTS_MAX ((size_t)4 << 30)
-#define CACHES      8 /* times the last-level cache: what goes round in it is not memory's speed */
+#define READ_CHUNK  ((size_t)256 << 10)
+#define READ_S      0.3 /* to find the fastest loop */
+#define CACHES      8   /* times the last-level cache: what goes round in it is not memory's speed */
 #define COLS_MAX    12288
 #define ROWS_MAX    12288
 #define TOKENS_MAX  512
 
-enum job { JOB_FILL, JOB_READ, JOB_FLOPS, JOB_GEMV, JOB_GEMM };
+enum job { JOB_FILL, JOB_FLOPS, JOB_GEMV, JOB_GEMM };
 
 struct bench {
     unsigned threads, features;
@@ -47,13 +49,10 @@ struct bench {
     enum job job;
     const struct linear_kernel *kernel;
     size_t rows, cols, tokens, copy, copies; /* copies [copy, copy + copies) modulo as many as there are */
-    unsigned streams;
-    size_t ahead;
     struct gemv_reads reads;
-    probe_read_fn *read;
+    struct reader reader; /* of all weights */
     probe_flops_fn *flops;
     size_t rounds;
-    _Atomic uint64_t sink;
     size_t regions; /* of JOB_GEMM that were handed out: tiling and product in turn */
     /* limits */
     double read_gbs;
@@ -98,8 +97,6 @@ static void multiply(struct bench *b, unsigned index, size_t copy)
     w += first * row_bytes;
     if (b->job == JOB_GEMV)
         k->gemv(b->y + first, w, k->order ? b->ordered : b->x, last - first, b->cols, &b->reads);
-    else if (b->job == JOB_READ)
-        b->sink += b->read(w, (last - first) * row_bytes, b->streams, b->ahead);
     else if (last > first)
         k->gemm(b->y + first, b->rows, w, b->tiled, last - first, b->cols, b->tokens, false,
                 b->scratch[index]);
@@ -171,53 +168,21 @@ static void report(struct bench *b, const char *what, double achieved, double li
     fflush(stdout);
 }
 
-/* Keeps the fastest read loop for the shape set in `b`; each goes on where the one before it ended. */
-static double find_read_loop(struct bench *b)
-{
-    static const unsigned streams[] = {1, 2, 4, 8};
-    static const size_t ahead[] = {0, 512, 1024, 2048, 4096, 8192};
-    const size_t all = b->copies;
-    b->copies = WEIGHTS_MIN / copy_bytes(b);
-    const double bytes = (double)copy_bytes(b) * (double)b->copies;
-    double best = 0;
-    unsigned best_streams = 1;
-    size_t best_ahead = 0;
-    b->read = b->features & CPU_AVX512 ? probe_avx512_read : probe_avx2_read;
-    for (size_t s = 0; s < sizeof streams / sizeof *streams; s++)
-        for (size_t a = 0; a < sizeof ahead / sizeof *ahead; a++) {
-            double seconds[3];
-            b->streams = streams[s];
-            b->ahead = ahead[a];
-            for (int i = 0; i < 3; i++, b->copy = (b->copy + b->copies) % all)
-                seconds[i] = run_job(b, JOB_READ);
-            double rate = bytes / stats_quantile(seconds, 3, 0.5) / 1e9;
-            if (rate > best) {
-                best = rate;
-                best_streams = streams[s];
-                best_ahead = ahead[a];
-            }
-        }
-    b->streams = best_streams;
-    b->ahead = best_ahead;
-    b->copies = all, b->copy = 0;
-    return best;
-}
-
-/* What memory gives for this shape, and with a kernel of one token what that reaches. */
+/* The rate of memory, and with a kernel of one token what that reaches with this shape. */
 static void bench_reads(struct bench *b, size_t rows, size_t cols)
 {
     const bool gemv = b->kernel->schedule == LINEAR_ONE_TOKEN;
     if (gemv && b->kernel->order) b->kernel->order(b->ordered, b->x, cols);
     b->rows = rows, b->cols = cols, b->tokens = 1, b->copy = 0;
     b->copies = b->weights_bytes / copy_bytes(b);
-    find_read_loop(b);
+    reader_choose(&b->reader, b->pool, READ_S);
     double read[SAMPLES_MAX], mine[SAMPLES_MAX];
     for (size_t i = 0; i < b->samples; i++) {
-        read[i] = run_job(b, JOB_READ);
+        read[i] = reader_pass(&b->reader, b->pool);
         if (gemv) mine[i] = run_job(b, JOB_GEMV);
     }
     double bytes = (double)matrix_bytes(b) * (double)b->copies / 1e9;
-    b->read_gbs = bytes / stats_quantile(read, b->samples, 0.5);
+    b->read_gbs = reader_bytes(&b->reader) / stats_quantile(read, b->samples, 0.5) / 1e9;
     if (gemv) report(b, "gemv", bytes / stats_quantile(mine, b->samples, 0.5), b->read_gbs, "GB/s");
 }
 
@@ -351,6 +316,7 @@ int main(int argc, char *argv[])
     if (prepare(b, &err)) goto fail;
     if (pool_create(b->threads, b->cpus.cpu, POOL_SPIN_US_DEFAULT, &b->pool, &err)) goto fail;
     run_job(b, JOB_FILL);
+    reader_open(&b->reader, b->weights, b->weights_bytes, READ_CHUNK);
     char text[256];
     if (b->json) {
         printf("[");

@@ -253,7 +253,7 @@ static int measure_formats(struct tool *t, struct helm_err *err)
 static int write_profile(struct tool *t, const char *path, struct helm_err *err)
 {
     struct helm_err why = {0};
-    interrupt_hold(); /* a file has another name until it is whole */
+    interrupt_note(); /* a file has another name until it is whole */
     const int rc = t->options.out ? profile_write(t->options.out, &t->profile, err) : 0;
     const int kept = !rc && path ? profile_write(path, &t->profile, &why) : 0;
     interrupt_release();
@@ -276,7 +276,7 @@ static bool can_keep(struct tool *t, const char *path)
 {
     struct helm_err why = {0};
     int rc = profile_cache_make(path, &why);
-    interrupt_hold(); /* a file of another name is made and removed */
+    interrupt_note(); /* a file of another name is made and removed */
     if (!rc) rc = profile_write_check(path, &why);
     interrupt_release();
     if (rc) profile_say(&t->progress, "not kept: %s", why.text);
@@ -390,7 +390,7 @@ static int get_programs(struct tool *t, const char *fingerprint, struct helm_err
     write_date(t->programs.made, sizeof t->programs.made);
     if (rc) return rc;
     int kept = place ? profile_cache_make(path, &why) : HELM_E_NOT_FOUND;
-    interrupt_hold();
+    interrupt_note();
     if (!kept) kept = profile_write_json(path, programs_to_json(&t->programs), &why);
     interrupt_release();
     profile_say(&t->progress, kept ? "not kept: %s" : "kept: %s", kept ? why.text : path);
@@ -435,7 +435,7 @@ static int run(struct tool *t, struct helm_err *err)
         snprintf(hardware.device, sizeof hardware.device, "%.60s, copies %llu a second", t->device.hardware,
                  (unsigned long long)o->copy_bytes_per_s);
     rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
-    interrupt_hold();
+    interrupt_note();
     if (!rc && o->out) rc = profile_write_check(o->out, err);
     interrupt_release();
     if (rc) return rc;
@@ -538,7 +538,6 @@ int main(int argc, char **argv)
         .epilogue = "exit status: 0 done, 1 failed, 2 usage"};
     struct args_parsed parsed;
     args_parse_main(&spec, argc, argv, &parsed);
-    interrupt_end_process();
     if (!o->caches) o->caches = profile_l3_bytes();
     log_init("helm-profile", LOG_LEVEL_WARN);
     t->progress = (struct profile_progress){.out = stderr,

@@ -143,6 +143,5 @@ void profile_print(const struct profile *p, FILE *out)
     for (int d = 0; d < KV_DTYPE_COUNT; d++) print_kv(p, (enum kv_dtype)d, out);
     fprintf(out, "Rest:\n");
     print_value(out, "wake", &p->wake, UNIT_SECONDS, "from a ring until a sleeper is there");
-    print_value(out, "wake", &p->wake, UNIT_SECONDS, "from a ring until a sleeper is there");
     print_value(out, "step", &p->step, UNIT_SECONDS, "doorbells and the engine, once a step");
 }

@@ -1,10 +1,11 @@
 /* helm-profile: what its files share.
  *
- * helm_profile.c holds the options and the order of work; checkpoint.c makes a model that exists only to be
+ * helm_profile.c holds the options and the order of work; shape.c makes a model that exists only to be
  * measured; steps.c runs the CPU worker's engine over it, for cpu.c, for which packed.c has packed weights,
  * and for formats.c, which measures other formats of weights; device.c asks helm-worker-gpu to measure the
  * device; programs.c, programs_gpu.c and programs_all.c measure a model's own programs; now.c takes what
- * memory gives at a moment; host.c measures doorbells; samples.c turns numbers into values; print.c shows them. docs/profile.md says what each number means. */
+ * memory gives at a moment; host.c measures doorbells; samples.c turns numbers into
+ * values; print.c shows them. docs/profile.md says what each number means. */
 #pragma once
 
 #include <jansson.h>
@@ -54,10 +55,9 @@ struct profile_progress {
 bool profile_late(const struct profile_progress *progress);
 void profile_say(const struct profile_progress *progress, const char *fmt, ...) HELM_PRINTF(2, 3);
 
-/* ---- checkpoint.c ---- */
+/* ---- shape.c ---- */
 
-/* A model folder of `layers` layers of one of the Qwen3 shapes, whose weights are holes in a file: a few KiB
- * of disk. Vectors are ones. */
+/* A model of `layers` layers of one of the Qwen3 shapes. */
 struct profile_shape {
     const char *size; /* of mkmodel: "8b" */
     uint32_t layers;
@@ -87,10 +87,9 @@ HELM_MUST_CHECK int profile_shape_choose(uint64_t bytes, uint64_t most, struct p
 HELM_MUST_CHECK int profile_shape_choose_formats(uint64_t bytes, uint64_t most,
                                                  const enum tensor_format *format, uint32_t formats,
                                                  struct profile_shape *shape, struct helm_err *err);
-#define PROFILE_FOLDER_TEXT 256
-HELM_MUST_CHECK int profile_checkpoint_make(const struct profile_shape *shape,
-                                            char folder[PROFILE_FOLDER_TEXT], struct helm_err *err);
-void profile_checkpoint_remove(const char *folder);
+/* The model, without files (common/model/sample.h). */
+HELM_MUST_CHECK int profile_shape_make(const struct profile_shape *shape, struct model *model,
+                                       struct helm_err *err);
 
 /* ---- steps.c ---- */
 
@@ -198,7 +197,10 @@ HELM_MUST_CHECK int profile_programs_measure(const struct profile_programs *requ
 /* Tokens of a step that is measured, in the order of their worth, and the contexts: a short and a long one. */
 #define PROFILE_PROGRAM_COUNTS   8
 #define PROFILE_PROGRAM_CONTEXTS 2
-extern const uint32_t profile_program_counts[PROFILE_PROGRAM_COUNTS];
+/* Seconds of a step of `tokens` tokens, by the largest number of tokens below that was measured (step_s; 0: not yet): in
+ * proportion, and up to `few` tokens, which wait for memory, by the root of that. 0: unknown. */
+double profile_program_expected(const uint32_t counted[PROFILE_PROGRAM_COUNTS],
+                                const double step_s[PROFILE_PROGRAM_COUNTS], uint32_t tokens, uint32_t few);
 /* Bytes of layers' matrices that a step of one token reads, and all of them: added to. */
 void profile_program_bytes(const struct model *model, const uint32_t *layer, uint32_t layers, uint64_t *read,
                            uint64_t *all);

@@ -35,8 +35,7 @@
 
 /* In the order of their worth: the next token, rows that decode together, a prompt's chunks, then what lies
  * between. Each says what the next larger one takes at most. */
-const uint32_t profile_program_counts[PROFILE_PROGRAM_COUNTS] = {1, 16, 64, 512, 4, 2, 8, 2048};
-#define counts   profile_program_counts
+static const uint32_t counts[PROFILE_PROGRAM_COUNTS] = {1, 16, 64, 512, 4, 2, 8, 2048};
 #define COUNTS   PROFILE_PROGRAM_COUNTS
 #define CONTEXTS PROFILE_PROGRAM_CONTEXTS
 
@@ -125,17 +124,6 @@ static void note_kinds(struct measuring *m, const struct model *model)
     }
 }
 
-static void fill_vectors(struct measuring *m)
-{
-    const struct weights *w = &m->steps.local.engine.weights;
-    for (uint32_t i = 0; i < w->vector_count; i++) {
-        const struct model_tensor *t = placement_tensor(w->model, &w->vector_place[i]);
-        float *at = w->vectors + w->vector_place[i].offset / sizeof *at;
-        for (uint64_t n = 0; n < t->rows * t->cols; n++)
-            at[n] = model_sample_value(t->role, (uint32_t)random_next(&m->random));
-    }
-}
-
 static int open_engine(struct measuring *m, struct helm_err *err)
 {
     const struct profile_programs *r = m->request;
@@ -156,7 +144,6 @@ static int open_engine(struct measuring *m, struct helm_err *err)
     if (!rc) rc = profile_steps_fill(&m->steps, engine->weights.formats, err);
     if (!rc) rc = profile_packed_open(&m->steps.local.engine, count, &m->packed, err);
     if (rc) return rc;
-    fill_vectors(m);
     const struct step_programs *p = &engine->programs[0];
     m->head_entries = p->head_one.count + p->head_many.count + p->head_apart.count;
     m->head_ns = calloc(m->head_entries + 1u, sizeof *m->head_ns);
@@ -233,17 +220,16 @@ static int run_way(struct measuring *m, const struct cell *cell, enum programs_w
 
 /* ---- cells ---- */
 
-/* What a turn of all ways would take, by the largest number of tokens below: chunks in proportion; few tokens, which wait for
- * memory, by the root of that. */
-static double expected_s(const struct measuring *m, uint32_t count)
+double profile_program_expected(const uint32_t counted[PROFILE_PROGRAM_COUNTS],
+                                const double step_s[PROFILE_PROGRAM_COUNTS], uint32_t tokens, uint32_t few)
 {
     uint32_t below = COUNTS;
     for (uint32_t i = 0; i < COUNTS; i++)
-        if (m->step_s[i] > 0 && counts[i] <= counts[count] && (below == COUNTS || counts[i] > counts[below]))
+        if (step_s[i] > 0 && counted[i] <= tokens && (below == COUNTS || counted[i] > counted[below]))
             below = i;
     if (below == COUNTS) return 0;
-    const double times = (double)counts[count] / counts[below];
-    return m->step_s[below] * (counts[count] > ENGINE_FEW_TOKENS ? times : sqrt(times));
+    const double times = (double)tokens / counted[below];
+    return step_s[below] * (tokens > few ? times : sqrt(times));
 }
 
 static void keep(struct measuring *m, const struct cell *cell, bool beside)
@@ -315,7 +301,9 @@ static int run_cells(struct measuring *m, struct helm_err *err)
             const struct cell cell = {i, context_of(m, i, which), which && measured};
             if (counts[i] > TOKENS_MOST || (which && cell.context == context_of(m, i, 0))) continue;
             const double time = m->end_s - units_now_s(), share = time / left;
-            if (i && expected_s(m, i) > (time > 0 ? SHARES * share : 0)) continue;
+            const double turn =
+                profile_program_expected(counts, m->step_s, counts[i], ENGINE_FEW_TOKENS); /* of all ways */
+            if (i && turn > (time > 0 ? SHARES * share : 0)) continue;
             rc = run_cell(m, &cell, share < CELL_S ? share : CELL_S, SHARES * share, false, err);
             measured = true;
         }

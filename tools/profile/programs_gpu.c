@@ -184,20 +184,6 @@ static uint32_t context_of(const struct gpu_measuring *m, uint32_t tokens, uint3
     return context < tokens / rows ? tokens / rows : context;
 }
 
-/* Seconds of a whole step, by the largest number of tokens below that was measured: up to a sub-chunk by the
- * root, since weights are read in any case. */
-static double expected_s(const struct gpu_measuring *m, uint32_t tokens)
-{
-    uint32_t below = PROFILE_PROGRAM_COUNTS;
-    for (uint32_t i = 0; i < PROFILE_PROGRAM_COUNTS; i++)
-        if (m->cell_s[i] > 0 && counts[i] <= tokens &&
-            (below == PROFILE_PROGRAM_COUNTS || counts[i] > counts[below]))
-            below = i;
-    if (below == PROFILE_PROGRAM_COUNTS) return 0;
-    const double times = (double)tokens / counts[below];
-    return m->cell_s[below] * (tokens > GPU_SUB_TOKENS ? times : sqrt(times));
-}
-
 static int run_cells(struct gpu_measuring *m, struct helm_err *err)
 {
     const uint32_t variants = PROGRAMS_KINDS_MAX + 1 + VARIANT_BASE;
@@ -217,7 +203,8 @@ static int run_cells(struct gpu_measuring *m, struct helm_err *err)
                                                      .seconds = fmax(CELL_LEAST_S, fmin(share, CELL_S))};
             if (tokens > m->step_tokens || (which && cell.context == context_of(m, tokens, which - 1)))
                 continue;
-            if (i && (time <= 0 || 2 * runs * expected_s(m, tokens) > SHARES * share)) continue;
+            const double step = profile_program_expected(counts, m->cell_s, tokens, GPU_SUB_TOKENS);
+            if (i && (time <= 0 || 2 * runs * step > SHARES * share)) continue;
             rc = profile_device_cell(m->request->device, &cell, m->variant, variants, err);
             if (rc) break;
             keep(m, &cell, measured);

@@ -7,8 +7,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "common/formats/random_blocks.h"
+#include "common/base/random.h"
 #include "common/base/units.h"
+#include "common/formats/random_blocks.h"
+#include "common/model/sample.h"
 #include "tools/profile/profile_tool.h"
 
 #define STEP_TOKENS 512
@@ -77,19 +79,17 @@ static uint32_t entries_of(const struct engine *engine)
     return most;
 }
 
-static int prepare(struct profile_steps *s, struct helm_err *err)
+/* Vectors have small values (common/model/sample.h). */
+static void fill_vectors(struct profile_steps *s)
 {
-    s->entries = entries_of(&s->local.engine);
-    s->entry_ns = calloc(s->entries, sizeof *s->entry_ns);
-    if (!s->entry_ns) return helm_fail(err, HELM_E_NOMEM, "no memory to measure the CPU");
-    measure_region(s);
-    return 0;
-}
-
-static void note_allowed(struct profile_steps *s)
-{
-    if (sched_getaffinity(0, sizeof s->allowed, &s->allowed))
-        CPU_ZERO(&s->allowed); /* more CPUs than it has room for: none is pinned to */
+    const struct weights *w = &s->local.engine.weights;
+    uint64_t random = RANDOM_SEED;
+    for (uint32_t i = 0; i < w->vector_count; i++) {
+        const struct model_tensor *t = placement_tensor(w->model, &w->vector_place[i]);
+        float *at = w->vectors + w->vector_place[i].offset / sizeof *at;
+        for (uint64_t n = 0; n < t->rows * t->cols; n++)
+            at[n] = model_sample_value(t->role, (uint32_t)random_next(&random));
+    }
 }
 
 int profile_steps_open_made(const struct profile_cpu_options *o, const struct profile_made *made,
@@ -106,33 +106,30 @@ int profile_steps_open_made(const struct profile_cpu_options *o, const struct pr
                                           .invariant = o->invariant,
                                           .pin = true,
                                           .blank = true};
-    note_allowed(s);
+    if (sched_getaffinity(0, sizeof s->allowed, &s->allowed))
+        CPU_ZERO(&s->allowed); /* more CPUs than it has room for: none is pinned to */
     const int rc = local_open(&options, &s->local, err);
     s->open = !rc;
-    return rc ? rc : prepare(s, err);
+    if (rc) return rc;
+    fill_vectors(s);
+    s->entries = entries_of(&s->local.engine);
+    s->entry_ns = calloc(s->entries, sizeof *s->entry_ns);
+    if (!s->entry_ns) return helm_fail(err, HELM_E_NOMEM, "no memory to measure the CPU");
+    measure_region(s);
+    return 0;
 }
 
 int profile_steps_open(const struct profile_cpu_options *o, const struct profile_shape *shape,
                        enum kv_dtype kv_dtype, struct profile_steps *s, struct helm_err *err)
 {
-    char folder[PROFILE_FOLDER_TEXT] = "";
-    note_allowed(s);
-    int rc = profile_checkpoint_make(shape, folder, err);
-    if (rc) return rc;
-    const struct local_options options = {.folder = folder,
-                                          .kv_dtype = kv_dtype,
-                                          .threads = o->threads,
-                                          .node = &o->node,
-                                          .slots = o->sequences ? o->sequences : 1,
-                                          .context_tokens = CONTEXT,
-                                          .step_tokens = STEP_TOKENS,
-                                          .invariant = o->invariant,
-                                          .pin = true,
-                                          .blank = true};
-    rc = local_open(&options, &s->local, err);
-    profile_checkpoint_remove(folder);
-    s->open = !rc;
-    return rc ? rc : prepare(s, err);
+    struct model model = {0};
+    const struct profile_made made = {.model = &model,
+                                      .kv_dtype = kv_dtype,
+                                      .slots = o->sequences ? o->sequences : 1,
+                                      .context_tokens = CONTEXT,
+                                      .step_tokens = STEP_TOKENS};
+    const int rc = profile_shape_make(shape, &model, err);
+    return rc ? rc : profile_steps_open_made(o, &made, s, err);
 }
 
 void profile_steps_close(struct profile_steps *s)

@@ -16,10 +16,13 @@
 #define THREADS 2
 #define TOKENS  40
 
-static void open_engine(const char *folder, struct local *local)
+/* Of a folder, or of a model that was made. */
+static void open_engine(const char *folder, struct model *made, struct local *local)
 {
     struct helm_err err = {0};
     const struct local_options options = {.folder = folder,
+                                          .made = made,
+                                          .blank = made != NULL,
                                           .kv_dtype = KV_F16,
                                           .threads = THREADS,
                                           .slots = 1,
@@ -53,13 +56,12 @@ static void check_same_entries(const struct program *a, const struct program *b)
 static void layers_are_packed(void **state)
 {
     (void)state;
-    char folder[PROFILE_FOLDER_TEXT];
+    struct model model;
     struct local local;
     struct helm_err err = {0};
     const struct profile_shape shape = {.size = "0.6b", .layers = 3, .layer_bytes = 31457280};
-    if (profile_checkpoint_make(&shape, folder, &err)) fail_msg("%s", err.text);
-    open_engine(folder, &local);
-    profile_checkpoint_remove(folder);
+    if (profile_shape_make(&shape, &model, &err)) fail_msg("%s", err.text);
+    open_engine(NULL, &model, &local);
     const uint64_t plain[] = {step(&local, 1), step(&local, 8), step(&local, TOKENS)};
     for (uint32_t layers = 1; layers <= shape.layers; layers++) {
         struct profile_packed *packed = NULL;
@@ -98,7 +100,7 @@ static void shapes_that_do_not_fit_are_left_out(void **state)
     struct local local;
     struct profile_packed *packed = NULL;
     struct helm_err err = {0};
-    open_engine("tests/data/golden/qwen3", &local);
+    open_engine("tests/data/golden/qwen3", NULL, &local);
     bool fits = true;
     for (uint32_t i = 0; i < local.engine.model.tensor_count; i++)
         fits &= local.engine.model.tensors[i].rows == 1 ||
