@@ -383,11 +383,6 @@ static int check_drafts(const struct plan *plan, struct helm_err *err)
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "layer %u makes drafts: such plans have one tier of the cache, this one has two",
                          plan->layers - 1);
-    if (plan->draft_layers && plan_mixed_units(plan))
-        return helm_fail(
-            err, HELM_E_UNSUPPORTED,
-            "layer %u makes drafts: such plans have no layer at home on 'mixed', this one has %u",
-            plan->layers - 1, plan_mixed_units(plan));
     for (uint32_t u = plan_answer_units(plan); u < unit_count(plan->layers); u++)
         for (uint32_t p = 0; p < plan_phase_count(plan); p++)
             if (plan->unit[u].home[p] != with_head)

@@ -113,7 +113,8 @@ static int choose(struct making *m, uint32_t ctx, double other, struct candidate
     struct trials t = {.m = m, .ctx = ctx, .from = &c->plan};
     struct trial best = {.seconds = INFINITY};
     const double slack = m->r->experts ? 0 : WORTH_NOTING;
-    for (uint32_t l = 0; l < c->plan.layers; l++) t.sparse += model_layer_sparse(&m->r->model->config, l);
+    for (uint32_t l = 0; l < model_answer_layers(&m->r->model->config); l++)
+        t.sparse += model_layer_sparse(&m->r->model->config, l);
     int rc = 0;
     for (int packs = 0; packs < PACKS_WAYS && !rc; packs++)
         rc = try_packed(&t, (enum packs)packs, other, slack, &best, err);
@@ -136,7 +137,7 @@ static int choose(struct making *m, uint32_t ctx, double other, struct candidate
 static bool some_outside(const struct model *model, const struct plan *plan)
 {
     bool outside = false;
-    for (uint32_t l = 0; l < plan->layers; l++)
+    for (uint32_t l = 0; l < model_answer_layers(&model->config); l++)
         outside |= model_layer_sparse(&model->config, l) &&
                    plan->unit[unit_of(l, UNIT_MLP)].home[0] != PLAN_HOME_GPU;
     return outside;
@@ -165,7 +166,7 @@ static int try_beside_best(struct making *m, const struct spec *spec, struct can
 
 int experts_try(struct making *m, const struct spec *spec, struct candidate *best, struct helm_err *err)
 {
-    if (!m->r->model->config.router.experts || m->r->model->config.drafts || !spec->device) return 0;
+    if (!m->r->model->config.router.experts || !spec->device) return 0;
     if (spec->strategy == SEARCH_BEST) return try_beside_best(m, spec, best, err);
     if (spec->strategy != SEARCH_MIXED || !best->fits) return experts_try_shared(m, spec, best, err);
     int rc = choose(m, spec->ctx, best->seconds, best, err);

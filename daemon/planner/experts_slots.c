@@ -20,7 +20,7 @@ int experts_place(const struct making *m, const struct plan *from, uint32_t whol
 {
     int rc = plan_copy(from, plan, err);
     plan_drop_placements(plan);
-    for (uint32_t l = 0, seen = 0; l < plan->layers && !rc; l++) {
+    for (uint32_t l = 0, seen = 0; l < model_answer_layers(&m->r->model->config) && !rc; l++) {
         const uint32_t mlp = unit_of(l, UNIT_MLP);
         if (!model_layer_sparse(&m->r->model->config, l)) continue;
         const bool here = seen++ < whole;

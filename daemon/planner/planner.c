@@ -119,11 +119,6 @@ static int check_mixed(const struct planner_request *r, struct helm_err *err)
     if (!r->model->config.router.experts)
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "--strategy mixed is for mixtures of experts: this model has none");
-    if (r->model->config.drafts)
-        return helm_fail(
-            err, HELM_E_UNSUPPORTED,
-            "--strategy mixed with --speculate mtp: a plan with a layer of drafts has each layer's "
-            "experts in one memory");
     if (r->one_memory)
         return helm_fail(
             err, HELM_E_USAGE,
