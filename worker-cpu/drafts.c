@@ -31,8 +31,8 @@ static void gather(struct run *run, const uint32_t *from, uint32_t count)
     for (uint32_t i = 0; i < count; i++) memmove(x + i * hidden, x + from[i] * hidden, hidden * sizeof *x);
 }
 
-int drafts_run(struct run *run, const struct step_programs *programs, const struct step *step,
-               struct step_result *result, uint64_t *bytes, struct helm_err *err)
+int drafts_run(struct run *run, const struct step_programs *programs, struct step_result *result,
+               uint64_t *bytes, struct helm_err *err)
 {
     struct draftings drafts;
     struct batch *batch = &run->batch;
@@ -40,7 +40,7 @@ int drafts_run(struct run *run, const struct step_programs *programs, const stru
     int rc = plan_schedule_of(programs->plan, batch->flags, batch->token_count, &schedule, err);
     if (rc) return rc;
     const enum op_tier tier = schedule.chunk ? OP_TIER_CHUNK : program_tier_of(batch->token_count);
-    drafting_begin(run->arena, run->config->vocab, step, result, batch, &drafts);
+    drafting_begin(run->arena, run->config->vocab, result, batch, &drafts);
     rc = execute(run, &programs->drafts_first[tier], NULL, bytes, err);
     if (rc || !drafts.count) return rc;
     run->result = &run->drawn;

@@ -78,7 +78,7 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
         if (rc) return rc;
         state_end(run->states, run->pool, batch, run->program[0]->phase);
         if (head && batch->pool_count) pool_rows(run);
-        if (head && programs->plan->draft_layers) rc = drafts_run(run, programs, step, result, &bytes, err);
+        if (head && programs->plan->draft_layers) rc = drafts_run(run, programs, result, &bytes, err);
         if (rc) return rc;
     }
     result->compute_ns = units_now_ns() - start_ns - run->wait_ns;

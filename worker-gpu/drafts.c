@@ -5,19 +5,12 @@
 #include "worker-gpu/engine.h"
 #include "worker-gpu/step.h"
 
-/* Whether there are steps of this tier, whichever list they have: chunks of prompts may all be of other lists than the first. */
-static bool occurs(const struct gpu_engine *g, enum gpu_tier tier)
-{
-    const uint32_t most = arena_header_of(g->base.arena)->step_tokens;
-    for (uint32_t p = 0; p < plan_phase_count(&g->plan); p++)
-        if (gpu_program_exists(&g->plan, most, p, tier)) return true;
-    return false;
-}
-
 static int open_one(struct gpu_engine *g, bool first, enum gpu_tier tier, struct gpu_program *p,
                     struct helm_err *err)
 {
-    if (!occurs(g, tier)) return 0;
+    bool occurs = false; /* steps of this tier, in some list */
+    for (uint32_t i = 0; i < plan_phase_count(&g->plan); i++) occurs |= g->program[i][tier].count > 0;
+    if (!occurs) return 0;
     const int rc = gpu_program_lower_drafts(&g->source, first, tier, p, err);
     return rc ? rc : gpu_step_warm(g, p, err);
 }
@@ -39,7 +32,14 @@ void gpu_drafts_close(struct gpu_engine *g)
     for (int t = 0; t < GPU_TIER_CHUNK; t++) gpu_program_free(&g->drafts.next[t], g->device);
 }
 
-/* The batch through the layer, and its samples drawn. */
+int gpu_drafts_settle(struct gpu_engine *g, struct helm_err *err)
+{
+    if (!g->drafts.running) return 0;
+    g->drafts.running = false;
+    return device_word_poll(g->device, g->source.end, 1, g->wait_ms, err);
+}
+
+/* The batch through the layer, and its samples drawn. Without samples nothing waits for the layer. */
 static int run(struct gpu_engine *g, const struct gpu_program *p, struct helm_err *err)
 {
     const struct batch *batch = &g->batch;
@@ -51,8 +51,10 @@ static int run(struct gpu_engine *g, const struct gpu_program *p, struct helm_er
     gpu_step_fill(g, p);
     atomic_store_explicit(g->source.end, 0, memory_order_release);
     int rc = gpu_program_issue(&g->source, p, &issue, err);
-    if (!rc) rc = gpu_draw_queue(g, err);
-    if (!rc) rc = device_word_poll(g->device, g->source.end, 1, g->wait_ms, err);
+    g->drafts.running = !rc;
+    if (rc || !batch->sample_count) return rc;
+    rc = gpu_draw_queue(g, err);
+    if (!rc) rc = gpu_drafts_settle(g, err);
     return rc ? rc : gpu_draw_finish(g, gpu_follow_tokens(g, 0), &g->drafts.drawn, err);
 }
 
@@ -75,18 +77,17 @@ static int gather(struct gpu_engine *g, const struct gpu_program *ran, const uin
     return rc;
 }
 
-int gpu_drafts_run(struct gpu_engine *g, const struct step *step, enum gpu_tier tier,
-                   struct step_result *result, struct helm_err *err)
+int gpu_drafts_run(struct gpu_engine *g, enum gpu_tier tier, struct step_result *result, struct helm_err *err)
 {
     struct draftings drafts;
     struct batch *batch = &g->batch;
     const struct plan_schedule few = {0};
-    drafting_begin(g->base.arena, g->model.config.vocab, step, result, batch, &drafts);
+    drafting_begin(g->base.arena, g->model.config.vocab, result, batch, &drafts);
     g->draw.further = DRAFTING_FURTHER;
     const struct gpu_program *ran = &g->drafts.first[tier];
     int rc = run(g, ran, err);
     if (!rc) rc = gather(g, ran, drafts.from, drafts.count, err);
-    while (!rc && drafting_next(g->base.arena, g->drafts.drawn.row, batch, &drafts, result)) {
+    while (!rc && drafts.count && drafting_next(g->base.arena, g->drafts.drawn.row, batch, &drafts, result)) {
         rc = gather(g, ran, drafts.from, drafts.count, err);
         ran = &g->drafts.next[gpu_tier_for(&g->plan, &few, drafts.count)];
         if (!rc) rc = run(g, ran, err);

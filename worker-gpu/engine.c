@@ -410,7 +410,7 @@ static void gpu_engine_free(struct worker_engine *base)
 {
     struct gpu_engine *g = (struct gpu_engine *)base;
     struct device *d = g->device;
-    if (d && !g->failed && gpu_follow_settle(g, NULL)) g->failed = true;
+    if (d && !g->failed && (gpu_follow_settle(g, NULL) || gpu_drafts_settle(g, NULL))) g->failed = true;
     if (d && g->failed)
         gpu_step_abandon(g);
     else if (d)

@@ -190,12 +190,14 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
                                     .batch = batch,
                                     .fills = g->tiers.on && gpu_fills(batch, g->kv.page_tokens, 0) > 0,
                                     .reads_host = gpu_reads_host(batch)};
+    int rc = gpu_drafts_settle(g, err);
+    if (rc) return rc;
     gpu_step_fill(g, p);
     g->follow.at = 0;
     for (uint32_t r = 0; r < batch->row_count; r++) g->follow.pages[r] = pages_of(g, &batch->row[r]);
     atomic_store_explicit(g->source.sent, 0, memory_order_relaxed);
     atomic_store_explicit(g->source.end, 0, memory_order_release);
-    int rc = gpu_tiers_begin(g, err);
+    rc = gpu_tiers_begin(g, err);
     if (!rc) rc = gpu_states_begin(&g->states, g->device, batch, p->phase, err);
     if (!rc) rc = gpu_slots_begin(&g->slots, err);
     if (!rc) rc = gpu_program_issue_missing(&g->source, p, &g->prefix, err);
@@ -298,7 +300,7 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
         struct gpu_program *p = program_of(g, schedule.phase, gpu_tier_for(&g->plan, &schedule, tokens));
         rc = compute(g, step, p, start_ns, result, err);
         const uint64_t drafts_ns = units_now_ns();
-        if (!rc && head && g->plan.draft_layers) rc = gpu_drafts_run(g, step, p->tier, result, err);
+        if (!rc && head && g->plan.draft_layers) rc = gpu_drafts_run(g, p->tier, result, err);
         result->linear_ns += units_now_ns() - drafts_ns;
     } else if (step->flags & STEP_KV_MOVES) {
         rc = gpu_session_move(g, step, err);

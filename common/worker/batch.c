@@ -183,8 +183,8 @@ int batch_take(const struct arena *arena, uint32_t vocab, const struct step *ste
     batch->token_count = batch->row_count = batch->sample_count = batch->pool_count = 0;
     batch->flags = step->flags;
     batch->assisted = (step->flags & STEP_KV_ASSISTED) != 0;
-    uint32_t drafted = rows; /* results of drafts come after those of rows */
-    for (uint32_t i = 0; i < rows; drafted += step->row[i++].drafts) {
+    uint32_t drafted = rows, made = 0; /* results of drafts come after those of rows */
+    for (uint32_t i = 0; i < rows; made += step->row[i].drafts_next, drafted += step->row[i++].drafts) {
         struct step_result_row *out = &result->row[i];
         struct batch_row *row = &batch->row[batch->row_count];
         const bool taken = take_row(arena, vocab, &step->row[i], &used, batch, row);
@@ -194,6 +194,7 @@ int batch_take(const struct arena *arena, uint32_t vocab, const struct step *ste
         for (uint32_t k = 0; k < step->row[i].drafts; k++) result->row[drafted + k] = begun;
         if (!taken) continue;
         row->result = i;
+        row->made = made;
         if (row->sample) add_samples(batch, row, drafted);
         batch->pool_count += row->pools != 0;
         batch->token_count += row->count;

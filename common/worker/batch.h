@@ -20,7 +20,8 @@ struct batch_row {
     uint32_t token_first; /* index of its first token in the step */
     uint32_t result;      /* row of the step it came from */
     bool sample;
-    uint32_t drafts, drafts_next; /* as in struct step_row */
+    uint32_t drafts, drafts_next; /* as in struct step_row, */
+    uint32_t made;                /* and the place in the result's `made` of the first of drafts_next */
     bool follows;                 /* STEP_ROW_FOLLOWS */
     bool masked;                  /* STEP_ROW_MASKED */
     uint32_t pools;               /* STEP_ROW_POOL_MEAN, STEP_ROW_POOL_LAST or 0 */

@@ -35,16 +35,15 @@ static void shift_tokens(const struct arena *arena, uint32_t vocab, const struct
     }
 }
 
-void drafting_begin(const struct arena *arena, uint32_t vocab, const struct step *step,
-                    const struct step_result *result, struct batch *batch, struct draftings *drafts)
+void drafting_begin(const struct arena *arena, uint32_t vocab, const struct step_result *result,
+                    struct batch *batch, struct draftings *drafts)
 {
     struct batch_sample last[ARENA_STEP_DRAFTS];
-    uint32_t sample = 0, at = 0, of_step = 0;
+    uint32_t sample = 0;
     drafts->count = drafts->made = 0;
     for (uint32_t r = 0; r < batch->row_count; r++) {
         const struct batch_row *row = &batch->row[r];
         bool sampled = false;
-        for (; of_step < row->result; of_step++) at += step->row[of_step].drafts_next;
         const uint32_t kept = row->sample ? kept_of(batch, row, sample, result, &sampled) : 0,
                        tokens = row->count - row->drafts + kept, next = row->start + tokens;
         if (sampled && row->drafts_next && next < arena_header_of(arena)->context_tokens) {
@@ -52,7 +51,7 @@ void drafting_begin(const struct arena *arena, uint32_t vocab, const struct step
                 result->row[batch->sample[sample + kept].result].sampled.token;
             last[drafts->count] = (struct batch_sample){.row = r, .at = tokens, .result = drafts->count};
             drafts->list[drafts->count++] =
-                (struct drafting){.row = *row, .right = next - 1, .wants = row->drafts_next, .at = at};
+                (struct drafting){.row = *row, .right = next - 1, .wants = row->drafts_next};
         }
         if (row->sample) sample += 1 + row->drafts;
     }
@@ -74,7 +73,7 @@ bool drafting_next(const struct arena *arena, const struct step_result_row *draw
         const uint32_t position = d.right + 1 + made, token = drawn[i].sampled.token,
                        pages_end = ((d.row.start + d.row.count - 1) / page + 1) * page;
         if (drawn[i].status != STEP_ROW_OK) continue;
-        result->made[d.at + made] = token;
+        result->made[d.row.made + made] = token;
         if (made + 1 == d.wants || position >= pages_end || position + 1 >= h->context_tokens) continue;
         arena_history_of(arena, d.row.slot)[position + 1] = token; /* penalties count it */
         drafts->list[on] = d;

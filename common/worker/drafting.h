@@ -14,7 +14,7 @@
 struct drafting {
     struct batch_row row; /* as in the step */
     uint32_t right;       /* the last position whose token is right */
-    uint32_t wants, at;   /* drafts; the place of its first one in the result's `made` */
+    uint32_t wants;       /* drafts */
 };
 struct draftings {
     struct drafting list[ARENA_STEP_DRAFTS];
@@ -28,8 +28,8 @@ struct draftings {
 
 /* Makes the first batch of the step's: the same rows, each token the next one; samples of the rows that get drafts. Writes the token that
  * the step sampled to the history of these. */
-void drafting_begin(const struct arena *arena, uint32_t vocab, const struct step *step,
-                    const struct step_result *result, struct batch *batch, struct draftings *drafts);
+void drafting_begin(const struct arena *arena, uint32_t vocab, const struct step_result *result,
+                    struct batch *batch, struct draftings *drafts);
 /* Takes what was drawn for each sample, by number, into the result, and makes the next batch: one token of each row that goes on. False:
  * none does. */
 bool drafting_next(const struct arena *arena, const struct step_result_row *drawn, struct batch *batch,
