@@ -78,12 +78,12 @@ static int start(struct helmd *d, struct helm_err *err)
     int rc = end_request_block(err);
     if (!rc) rc = endpoint_check_free(c->rundir, &c->listen, err);
     if (!rc) rc = read_model(c, &d->model, err);
-    if (!rc) name_skipped(&d->model);
     if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = loaded_files_note(&d->model, &d->files, err);
-    if (!rc) rc = model_identity(&d->model, &d->identity, err);
     if (!rc) rc = machine_look(d, err);
-    if (!rc) rc = planning_make(d, err);
+    if (!rc) rc = planning_make(d, err); /* here it is decided whether the layer of drafts is read */
+    if (!rc) name_skipped(&d->model);
+    if (!rc) rc = model_identity(&d->model, &d->identity, err);
     if (!rc) rc = serving_check_room(d, err);
     if (!rc) rc = end_request_check(err); /* from here on the loop takes it */
     if (!rc) rc = loop_open_signals(&d->signal_fd, err);

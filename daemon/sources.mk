@@ -89,6 +89,7 @@ DAEMON_SRC := \
   daemon/planner/tiers_score.c \
   daemon/planner/unpacking.c \
   daemon/start/config.c \
+  daemon/start/drafts.c \
   daemon/start/loop.c \
   daemon/start/machine.c \
   daemon/start/planning.c \

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "common/base/units.h"
 #include "common/plan/schedule.h"
 #include "common/worker/drafting.h"
 
@@ -46,14 +47,17 @@ int drafts_run(struct run *run, const struct step_programs *programs, struct ste
     run->result = &run->drawn;
     run->further = DRAFTING_FURTHER;
     const struct program *layer = NULL; /* the first drafts' hidden states are there */
+    uint64_t first_ns = 0;
     do {
         const struct program *head = drafts.count == 1 ? &programs->drafts_one : &programs->drafts_many;
         gather(run, drafts.from, drafts.count);
         rc = execute(run, layer, head, bytes, err);
+        if (!first_ns) first_ns = units_now_ns();
         if (rc || !drafting_next(run->arena, run->drawn.row, batch, &drafts, result)) break;
         for (uint32_t r = 0; r < batch->row_count; r++) run->row[r] = (struct run_row){.in = &batch->row[r]};
         layer = &programs->drafts_next[program_tier_of(drafts.count)];
     } while (true);
+    result->further_us = (uint32_t)((units_now_ns() - first_ns) / 1000);
     run->result = result;
     run->further = 0;
     return rc;

@@ -1,6 +1,7 @@
 /* Drafts by the model's own layer. See drafts.h. */
 #include "worker-gpu/drafts.h"
 
+#include "common/base/units.h"
 #include "common/worker/drafting.h"
 #include "worker-gpu/engine.h"
 #include "worker-gpu/step.h"
@@ -86,6 +87,7 @@ int gpu_drafts_run(struct gpu_engine *g, enum gpu_tier tier, struct step_result 
     g->draw.further = DRAFTING_FURTHER;
     const struct gpu_program *ran = &g->drafts.first[tier];
     int rc = run(g, ran, err);
+    const uint64_t first_ns = units_now_ns();
     if (!rc) rc = gather(g, ran, drafts.from, drafts.count, err);
     while (!rc && drafts.count && drafting_next(g->base.arena, g->drafts.drawn.row, batch, &drafts, result)) {
         rc = gather(g, ran, drafts.from, drafts.count, err);
@@ -93,5 +95,6 @@ int gpu_drafts_run(struct gpu_engine *g, enum gpu_tier tier, struct step_result 
         if (!rc) rc = run(g, ran, err);
     }
     g->draw.further = 0;
+    result->further_us = (uint32_t)((units_now_ns() - first_ns) / 1000);
     return rc;
 }

@@ -116,7 +116,7 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         19u
+#define ARENA_ABI         20u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -276,7 +276,7 @@ struct step_result {
     uint64_t linear_ns, attention_ns, sample_ns; /* parts of compute_ns, by thread 0's clock */
     uint64_t weight_bytes;            /* read from memory for this step; packed weights count as packed */
     uint32_t made[ARENA_STEP_DRAFTS]; /* of rows with drafts_next, one row's after another's */
-    uint32_t reserved_made;
+    uint32_t further_us;              /* of compute_ns: to make all of those after the first of each row */
     /* [row_count], after their last known token; then of the step's drafts, row by row, after each */
     struct step_result_row row[ARENA_STEP_ROWS + ARENA_STEP_DRAFTS];
 };

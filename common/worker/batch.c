@@ -203,7 +203,7 @@ int batch_take(const struct arena *arena, uint32_t vocab, const struct step *ste
     result->serial = step->serial;
     result->epoch = step->epoch;
     result->row_count = rows;
-    result->reserved = 0;
+    result->reserved = result->further_us = 0;
     for (uint32_t i = 0; i < ARENA_STEP_DRAFTS; i++) result->made[i] = ARENA_NO_DRAFT;
     return 0;
 }

@@ -44,7 +44,8 @@ void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns
 static bool is_decode(const struct step *step)
 {
     for (uint32_t i = 0; i < step->row_count; i++)
-        if (step->row[i].count != 1 || step->row[i].start == 0 || !(step->row[i].flags & STEP_ROW_SAMPLE))
+        if (step->row[i].count != 1 || step->row[i].start == 0 || step->row[i].drafts_next ||
+            !(step->row[i].flags & STEP_ROW_SAMPLE))
             return false;
     return true;
 }
@@ -55,6 +56,15 @@ static double mean_context(const struct step *step)
     uint64_t positions = 0;
     for (uint32_t i = 0; i < step->row_count; i++) positions += step->row[i].start + step->row[i].count;
     return (double)positions / step->row_count;
+}
+
+/* The most drafts that a row of the step makes for its next one. */
+static uint32_t drafts_made(const struct step *step)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < step->row_count; i++)
+        if (step->row[i].drafts_next > most) most = step->row[i].drafts_next;
+    return most;
 }
 
 double observe_planned(struct observe *o, const struct step *step)
@@ -71,6 +81,7 @@ double observe_planned(struct observe *o, const struct step *step)
     const struct cost_step cost = {.tokens = step->token_count,
                                    .rows = step->row_count,
                                    .samples = samples,
+                                   .drafts = drafts_made(step),
                                    .context = context > own ? context : own};
     return forecast_step(&o->forecast, &cost);
 }
@@ -134,7 +145,7 @@ static void take_prompts(struct observe *o, const struct step *step, double seco
 }
 
 /* Steps of answers alone, with drafts or without. */
-static void take_few(struct observe *o, const struct step *step, double seconds)
+static void take_few(struct observe *o, const struct step *step, double further, double seconds)
 {
     uint32_t copies = 0;
     for (uint32_t i = 0; i < step->row_count; i++) {
@@ -145,13 +156,15 @@ static void take_few(struct observe *o, const struct step *step, double seconds)
     }
     const struct cost_step cost = {.tokens = step->token_count,
                                    .rows = step->row_count,
+                                   .drafts = drafts_made(step),
                                    .context = (uint32_t)mean_context(step)};
-    step_prices_take(&o->prices, &cost, copies, seconds);
+    step_prices_take(&o->prices, &cost, copies, further, seconds);
 }
 
-void observe_step(struct observe *o, const struct step *step, const struct arena_times *done, double seconds)
+void observe_step(struct observe *o, const struct step *step, const struct arena_times *done, double further,
+                  double seconds)
 {
-    take_few(o, step, seconds);
+    take_few(o, step, further, seconds);
     if (is_decode(step))
         take_decode(o, step, done, seconds);
     else

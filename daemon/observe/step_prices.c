@@ -33,6 +33,16 @@ void step_prices_make(struct step_prices *prices, const struct forecast *forecas
         const struct cost_step step = cost_step_drafted(tokens, rows, middle);
         row->seconds[tokens] = forecast_step(forecast, &step);
     }
+    row->first = row->further = 0;
+    if (!forecast->c.model->config.drafts) return;
+    struct cost_step step = cost_step_drafted(rows, rows, middle);
+    double made[2]; /* by the drafts that each row makes, less 1 */
+    for (int i = 0; i < 2; i++) {
+        step.drafts = 1 + i;
+        made[i] = forecast_step(forecast, &step);
+    }
+    row->first = fmax(0, made[0] - row->seconds[rows]);
+    row->further = fmax(0, made[1] - made[0]);
 }
 
 /* The correction of steps of `tokens` tokens: the mean of measured ones. The nearer their number of tokens, the more they count, so
@@ -49,27 +59,38 @@ static double correction(const struct step_prices *prices, uint32_t tokens)
     return weights > 0 ? sum / weights : 1;
 }
 
-bool step_prices_get(const struct step_prices *prices, uint32_t rows, uint32_t context,
-                     double seconds[STEP_PRICES_TOKENS + 1])
+bool step_prices_get(const struct step_prices *prices, uint32_t rows, struct step_prices_row *corrected)
 {
-    if (!step_prices_known(prices, rows, context)) return false;
-    const double *forecast = prices->row[rows - 1].seconds;
-    if (forecast[rows] <= 0) return false;
-    memset(seconds, 0, (STEP_PRICES_TOKENS + 1) * sizeof *seconds);
+    if (rows < 1 || rows > STEP_PRICES_TOKENS) return false;
+    const struct step_prices_row *forecast = &prices->row[rows - 1];
+    if (forecast->seconds[rows] <= 0) return false;
+    const double made = prices->made.steps ? prices->made.ratio : correction(prices, rows);
+    *corrected = (struct step_prices_row){.context = forecast->context,
+                                          .first = forecast->first * made,
+                                          .further = forecast->further * made};
     for (uint32_t n = rows; n <= STEP_PRICES_TOKENS; n++)
-        seconds[n] = fmax(seconds[n - 1], forecast[n] * correction(prices, n));
+        corrected->seconds[n] = fmax(corrected->seconds[n - 1], forecast->seconds[n] * correction(prices, n));
     return true;
 }
 
-void step_prices_take(struct step_prices *prices, const struct cost_step *step, uint32_t copies,
-                      double seconds)
+/* One more measurement of what the forecast says to take so long. */
+static void take_ratio(struct step_prices_ratio *mean, double forecast, double seconds)
 {
-    if (step->tokens > STEP_PRICES_TOKENS || !step_prices_known(prices, step->rows, step->context)) return;
-    const double forecast = prices->row[step->rows - 1].seconds[step->tokens] + copies * prices->copy;
+    double ratio = seconds / forecast;
     if (forecast <= 0 || seconds <= 0) return;
-    uint32_t *steps = &prices->measured[step->tokens].steps;
-    double *mean = &prices->measured[step->tokens].ratio, ratio = seconds / forecast;
-    if (*steps) ratio = fmin(fmax(ratio, *mean / STEP_PRICES_JUMP), *mean * STEP_PRICES_JUMP);
-    if (*steps < STEP_PRICES_STEPS) ++*steps;
-    *mean += (ratio - *mean) / *steps;
+    if (mean->steps)
+        ratio = fmin(fmax(ratio, mean->ratio / STEP_PRICES_JUMP), mean->ratio * STEP_PRICES_JUMP);
+    if (mean->steps < STEP_PRICES_STEPS) ++mean->steps;
+    mean->ratio += (ratio - mean->ratio) / mean->steps;
+}
+
+void step_prices_take(struct step_prices *prices, const struct cost_step *step, uint32_t copies,
+                      double further, double seconds)
+{
+    struct step_prices_row now;
+    if (step->tokens > STEP_PRICES_TOKENS || !step_prices_known(prices, step->rows, step->context)) return;
+    const struct step_prices_row *row = &prices->row[step->rows - 1];
+    if (step->drafts > 1) take_ratio(&prices->made, (step->drafts - 1) * row->further, further);
+    if (step->drafts && step_prices_get(prices, step->rows, &now)) seconds -= further + now.first;
+    take_ratio(&prices->measured[step->tokens], row->seconds[step->tokens] + copies * prices->copy, seconds);
 }

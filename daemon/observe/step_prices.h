@@ -19,13 +19,17 @@
 struct step_prices_row {
     uint32_t context; /* floor of its logarithm + 1; 0: no forecast was made */
     double seconds[STEP_PRICES_TOKENS + 1];
+    double first,
+        further; /* seconds by which a step is longer that makes a draft of each row, and by each further one */
+};
+struct step_prices_ratio {
+    double ratio;   /* of measured seconds to the forecast's */
+    uint32_t steps; /* measured; STEP_PRICES_STEPS: so many or more */
 };
 struct step_prices {
-    struct step_prices_row row[STEP_PRICES_TOKENS]; /* by rows - 1 */
-    struct {
-        double ratio;                   /* of measured seconds to the forecast's */
-        uint32_t steps;                 /* measured; STEP_PRICES_STEPS: so many or more */
-    } measured[STEP_PRICES_TOKENS + 1]; /* by tokens */
+    struct step_prices_row row[STEP_PRICES_TOKENS];            /* by rows - 1 */
+    struct step_prices_ratio measured[STEP_PRICES_TOKENS + 1]; /* by tokens */
+    struct step_prices_ratio made; /* to make drafts, after the first of each row */
     double
         copy; /* seconds to copy the fixed states of a sequence to a snapshot, or back; 0: there are none */
 };
@@ -36,9 +40,10 @@ void step_prices_begin(const struct forecast *forecast, struct step_prices *pric
 bool step_prices_known(const struct step_prices *prices, uint32_t rows, uint32_t context);
 void step_prices_make(struct step_prices *prices, const struct forecast *forecast, uint32_t rows,
                       uint32_t context);
-/* Corrected seconds by tokens, from `rows` on; a step of more tokens is never cheaper. False: forecasts are not made yet. */
-bool step_prices_get(const struct step_prices *prices, uint32_t rows, uint32_t context,
-                     double seconds[STEP_PRICES_TOKENS + 1]);
-/* A step took `seconds`. `copies`: sequences that left or began with a snapshot because of drafts. */
+/* Corrected seconds by tokens, from `rows` on; a step of more tokens is never cheaper; and those to make drafts by the model's own layer.
+ * They are of the context that forecasts were last made for. False: of none yet. */
+bool step_prices_get(const struct step_prices *prices, uint32_t rows, struct step_prices_row *corrected);
+/* A step took `seconds`, of them `further` to make drafts after the first of each row. `copies`: sequences that left or began with a
+ * snapshot because of drafts. */
 void step_prices_take(struct step_prices *prices, const struct cost_step *step, uint32_t copies,
-                      double seconds);
+                      double further, double seconds);

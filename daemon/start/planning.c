@@ -17,6 +17,9 @@ static int plan_from_file(struct helmd *d, struct helm_err *err)
     int rc = json_read_file(d->config.plan_file, PLAN_TEXT_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, &d->plan, err);
     json_decref(json);
+    if (!rc && d->plan.draft_layers && !d->model.config.drafts &&
+        d->config.speculate == REQUEST_SPECULATE_AUTO)
+        rc = drafts_read_layer(d, err);
     if (!rc) rc = model_cut_experts(&d->model, plan_expert_parts(&d->plan), err);
     if (!rc) {
         formats_lay_as_planned(&d->model, &d->plan);
@@ -77,6 +80,7 @@ int planning_make(struct helmd *d, struct helm_err *err)
     if (!rc && !d->activations.decided) activations_look(&d->model, &d->plan, &d->activations, &again);
     if (!rc && again) rc = lay_plan_again(d, err);
     if (!rc) rc = look_at_memory(d, err);
+    if (!rc) rc = drafts_consider_layer(d, lay_plan, err);
     activations_rates(&d->current, d->plan.inputs, &d->profile); /* the plan stands: forecasts */
     if (!rc) rc = forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
     if (rc) return rc;

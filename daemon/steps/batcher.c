@@ -21,6 +21,7 @@ int batcher_init(struct batcher *batcher, const struct batcher_options *options,
     batcher->with = *options;
     batcher->seq_capacity = header->slots + options->queue_limit;
     batcher->next_id = 1;
+    draft_rate_begin_made(&batcher->drafts.made, NULL);
     batcher->seq = calloc(batcher->seq_capacity, sizeof(struct sequence *));
     batcher->view = calloc(batcher->seq_capacity, sizeof *batcher->view);
     batcher->view_index = calloc(batcher->seq_capacity, sizeof *batcher->view_index);

@@ -102,6 +102,7 @@ struct batcher_flight {
 /* Numbers of drafts that follow prices (batcher_drafts.c). */
 struct batcher_drafts {
     struct draft_probe probe;
+    struct draft_rate made; /* of all sequences: how good the layer's are */
     bool probes;            /* the next step is one of a probe */
     uint32_t rows, context; /* whose prices were missing for the next step; 0 rows: none were */
     /* The time of the step whose result is taken, if it had drafts, and a forecast of one without; 0: unknown */

@@ -22,9 +22,10 @@ void batcher_begin_drafts(const struct batcher *batcher, struct sequence *seq, e
     const uint32_t most = batcher->with.plan->draft_tokens;
     seq->speculates = most && !seq->pooling && kind > REQUEST_SPECULATE_OFF;
     seq->priced = kind == REQUEST_SPECULATE_AUTO;
-    seq->makes = kind == REQUEST_SPECULATE_MTP;
+    seq->makes = kind == REQUEST_SPECULATE_MTP || (seq->priced && batcher->with.plan->draft_layers);
     seq->draft_most = seq->priced ? 0 : most;
     draft_rate_begin(&seq->rate);
+    draft_rate_begin_made(&seq->made_rate, &batcher->drafts.made);
 }
 
 static bool speculates(const struct sequence *seq)
@@ -55,7 +56,7 @@ struct priced {
     struct sequence *seq[ENGINE_FEW_TOKENS];
     uint32_t count;
     uint64_t positions; /* of all rows */
-    double seconds[ENGINE_FEW_TOKENS + 1];
+    struct step_prices_row price;
 };
 
 /* A row of the step. `most`: drafts that it may have, if it is priced; others have `tokens` with theirs. */
@@ -65,7 +66,10 @@ static void priced_add(struct priced *p, struct sequence *seq, uint32_t tokens, 
     p->step.tokens += tokens;
     p->positions += seq->token_count;
     if (!most || p->count == ENGINE_FEW_TOKENS) return;
-    p->row[p->count] = (struct draft_row){.right = draft_rate_right(&seq->rate), .most = most};
+    const bool made = seq->makes && !seq->quotes;
+    p->row[p->count] = (struct draft_row){.right = draft_rate_right(made ? &seq->made_rate : &seq->rate),
+                                          .most = most,
+                                          .made = made};
     p->seq[p->count++] = seq;
 }
 
@@ -78,11 +82,15 @@ static bool priced_open(struct batcher *batcher, struct priced *p)
     const uint32_t context = (uint32_t)(p->positions / p->step.rows);
     p->step.room = few - p->step.tokens;
     p->step.copy = prices->copy;
-    p->step.seconds = p->seconds;
-    if (step_prices_get(prices, p->step.rows, context, p->seconds)) return true;
-    batcher->drafts.rows = p->step.rows;
-    batcher->drafts.context = context;
-    return false;
+    p->step.seconds = p->price.seconds;
+    if (!step_prices_known(prices, p->step.rows, context)) {
+        batcher->drafts.rows = p->step.rows;
+        batcher->drafts.context = context;
+    }
+    if (!step_prices_get(prices, p->step.rows, &p->price)) return false;
+    p->step.first = p->price.first;
+    p->step.further = p->price.further;
+    return true;
 }
 
 /* Part of the gain that is left if drafts are not always found. */
@@ -105,7 +113,8 @@ static uint32_t places_back(const struct batcher *batcher)
     return back;
 }
 
-/* How many drafts priced sequences get once their tokens have come: those that find no place to go back to get none. */
+/* How many drafts priced sequences get once their tokens have come: those that find no place to go back to get none. Those whose
+ * drafts the layer makes have their number already (batcher_ask_drafts). */
 static void count_ahead(struct batcher *batcher)
 {
     struct priced p = {0};
@@ -115,10 +124,12 @@ static void count_ahead(struct batcher *batcher)
         struct sequence *seq = batcher->seq[i];
         if (!answers(seq)) continue;
         const uint32_t most = batcher->with.plan->draft_tokens, left = drafts_left(seq);
-        const bool speculating = speculates(seq), priced = seq->priced && speculating && back;
-        if (seq->priced && speculating) seq->draft_most = 0;
+        const bool speculating = speculates(seq), chooses = seq->priced && !seq->makes && speculating,
+                   priced = chooses && back;
+        if (chooses) seq->draft_most = 0;
         if (back && (priced || (speculating && seq->draft_most))) back--;
-        priced_add(&p, seq, 1 + (seq->redo > seq->rung ? seq->redo - seq->rung : 0),
+        const uint32_t again = seq->redo > seq->rung ? seq->redo - seq->rung : 0;
+        priced_add(&p, seq, 1 + again + (chooses ? 0 : seq->draft_most),
                    !priced       ? 0
                    : left < most ? left
                                  : most);
@@ -148,7 +159,7 @@ static void count_found(struct batcher *batcher, uint32_t count)
         const struct scheduler_seq *view = &batcher->view[i];
         if (!decodes(view)) continue;
         const uint32_t tokens = 1 + view->again;
-        if (seq->priced)
+        if (seq->priced && !seq->makes)
             priced_add(&p, seq, tokens, seq->draft_count);
         else
             priced_add(&p, seq, tokens + seq->draft_count, 0);
@@ -168,6 +179,12 @@ bool batcher_waits_for_drafts(struct batcher *batcher)
     return false;
 }
 
+/* Drafts that are found are free, but those of a short match are worse than the layer's. */
+static uint32_t least_match(const struct sequence *seq)
+{
+    return seq->priced && seq->makes ? DRAFTS_MATCH_SURE : 1;
+}
+
 void batcher_watch_drafts(struct batcher *batcher, bool rung)
 {
     struct batcher_drafts *drafts = &batcher->drafts;
@@ -183,7 +200,7 @@ void batcher_watch_drafts(struct batcher *batcher, bool rung)
         /* long texts take turns: helmd should be done before the step is */
         searched += seq->token_count + seq->prediction_count;
         if (searched > DRAFTS_LOOK && searched > seq->token_count + seq->prediction_count) return;
-        seq->looked_found = drafts_find(seq, 1, seq->draft);
+        seq->looked_found = drafts_find(seq, least_match(seq), 1, &seq->looked);
         seq->looked_at = seq->token_count;
     }
 }
@@ -191,7 +208,7 @@ void batcher_watch_drafts(struct batcher *batcher, bool rung)
 void batcher_compare_draft(struct sequence *seq, uint32_t token)
 {
     if (seq->looked_at == seq->token_count)
-        draft_rate_take(&seq->rate, seq->looked_found, seq->looked_found && seq->draft[0] == token);
+        draft_rate_take(&seq->rate, seq->looked_found, seq->looked_found && seq->looked == token);
     seq->looked_at = 0;
 }
 
@@ -200,16 +217,15 @@ void batcher_compare_draft(struct sequence *seq, uint32_t token)
 void batcher_time_drafts(struct batcher *batcher, const struct step *step, double seconds)
 {
     struct batcher_drafts *drafts = &batcher->drafts;
-    double price[ENGINE_FEW_TOKENS + 1];
-    uint64_t positions = 0;
+    struct step_prices_row price;
+    uint32_t made = 0;
     draft_probe_save(&drafts->probe, seconds);
     drafts->seconds = drafts->plain_seconds = 0;
-    if (!step->draft_count) return;
-    for (uint32_t i = 0; i < step->row_count; i++) positions += step->row[i].start;
-    const uint32_t context = (uint32_t)(positions / step->row_count);
-    if (!step_prices_get(&batcher->with.observe->prices, step->row_count, context, price)) return;
+    for (uint32_t i = 0; i < step->row_count; i++) made += step->row[i].drafts_next;
+    if (!step->draft_count && !made) return;
+    if (!step_prices_get(&batcher->with.observe->prices, step->row_count, &price)) return;
     drafts->seconds = seconds;
-    drafts->plain_seconds = price[step->row_count];
+    drafts->plain_seconds = price.seconds[step->row_count];
 }
 
 void batcher_count_gain(struct batcher *batcher, struct sequence *seq, uint32_t tokens)
@@ -245,17 +261,19 @@ static bool wants_drafts(const struct batcher *batcher, uint32_t at)
 
 static void find_of(struct sequence *seq, uint32_t most)
 {
-    if (seq->makes) {
+    seq->from_made = seq->makes && !seq->quotes;
+    if (seq->from_made) {
         seq->draft_count = seq->made_at != seq->token_count ? 0
                            : seq->made_count < most         ? seq->made_count
                                                             : most;
         memcpy(seq->draft, seq->made, seq->draft_count * sizeof *seq->draft);
         return;
     }
-    seq->draft_count = most ? drafts_find(seq, most, seq->draft) : 0;
+    seq->draft_count = most ? drafts_find(seq, least_match(seq), most, seq->draft) : 0;
     if (!most) return;
     seq->looked_at = seq->token_count;
     seq->looked_found = seq->draft_count > 0;
+    seq->looked = seq->draft[0];
 }
 
 void batcher_find_drafts(struct batcher *batcher, uint32_t count)
@@ -284,27 +302,70 @@ void batcher_find_drafts(struct batcher *batcher, uint32_t count)
     }
 }
 
-void batcher_ask_drafts(const struct batcher *batcher, struct step *step)
+/* Rows of a step that is formed, each of which is to get a token, and those of them that the layer is to make drafts for. */
+struct asking {
+    struct sequence *seq[ARENA_STEP_ROWS]; /* by row; NULL: none is made for it */
+    uint32_t rows, count;
+};
+
+static void list_asking(const struct batcher *batcher, const struct step *step, struct asking *a)
 {
-    struct sequence *asking[ARENA_STEP_ROWS] = {NULL};
-    uint32_t count = 0, rows = 0;
+    memset(a, 0, sizeof *a);
     for (uint32_t i = 0; i < step->row_count; i++) {
         struct sequence *seq = batcher->slot[step->row[i].slot].owner;
         if (!(step->row[i].flags & STEP_ROW_SAMPLE)) continue;
-        rows++;
+        a->rows++;
         if (!seq->makes || !speculates(seq)) continue;
-        asking[i] = seq;
-        count++;
+        a->seq[i] = seq;
+        a->count++;
     }
+}
+
+/* Numbers of drafts that follow prices, for the step after this one. Those that were found go first, if they have been right as often. */
+static void count_asked(struct batcher *batcher, const struct asking *a, const struct step *step)
+{
+    struct priced p = {0};
+    uint32_t back = places_back(batcher);
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        struct sequence *seq = batcher->slot[step->row[i].slot].owner;
+        if (!(step->row[i].flags & STEP_ROW_SAMPLE)) continue;
+        const bool priced = a->seq[i] && seq->priced;
+        const uint32_t left = drafts_left(seq), most = batcher->with.plan->draft_tokens;
+        if (priced) {
+            seq->quotes =
+                seq->looked_found && draft_rate_right(&seq->rate) >= draft_rate_right(&seq->made_rate);
+            seq->draft_most = 0;
+        }
+        priced_add(&p, seq, 1 + (priced ? 0 : seq->draft_most),
+                   !priced || !back ? 0
+                   : left < most    ? left
+                                    : most);
+        back -= priced && back;
+    }
+    if (!priced_open(batcher, &p)) return;
+    if (draft_count_choose(&p.step, 0, p.row, p.count) < DRAFT_GAIN_LEAST &&
+        !draft_probe_choose(&batcher->drafts.probe, &p.step, p.row, p.count))
+        return;
+    for (uint32_t i = 0; i < p.count; i++) p.seq[i]->draft_most = p.row[i].drafts;
+}
+
+void batcher_ask_drafts(struct batcher *batcher, struct step *step)
+{
+    struct asking a;
+    list_asking(batcher, step, &a);
+    if (!a.count) return;
+    count_asked(batcher, &a, step);
     const uint32_t most = plan_decode_tokens(batcher->with.plan);
-    uint32_t room = rows < most ? most - rows : 0;
+    uint32_t room = a.rows < most ? most - a.rows : 0;
     if (room > ARENA_STEP_DRAFTS) room = ARENA_STEP_DRAFTS;
-    for (uint32_t i = 0; i < step->row_count && count; i++) {
-        if (!asking[i]) continue;
-        const uint32_t left = drafts_left(asking[i]), share = room / count--;
-        uint32_t each = asking[i]->draft_most < share ? asking[i]->draft_most : share;
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct sequence *seq = a.seq[i];
+        if (!seq) continue;
+        const uint32_t left = drafts_left(seq), share = seq->priced ? room : room / a.count;
+        uint32_t each = seq->draft_most < share ? seq->draft_most : share;
+        a.count--;
         if (each > left) each = left;
-        step->row[i].drafts_next = each;
+        if (!seq->quotes) step->row[i].drafts_next = each;
         room -= each;
     }
 }
@@ -336,7 +397,8 @@ uint32_t batcher_keep_drafts(struct batcher *batcher, struct sequence *seq, cons
         if (got->status != STEP_ROW_OK || got->sampled.token != seq->draft[kept]) break;
         kept++;
     }
-    draft_rate_take(&seq->rate, row->drafts, kept);
+    draft_rate_take(seq->from_made ? &seq->made_rate : &seq->rate, row->drafts, kept);
+    if (seq->from_made) draft_rate_take(&batcher->drafts.made, row->drafts, kept);
     if (!seq->priced && !seq->makes)
         seq->draft_most = drafts_next(batcher->with.plan->draft_tokens, row->drafts, kept);
     seq->draft_count = seq->looked_at = 0;

@@ -42,7 +42,7 @@ void batcher_find_drafts(struct batcher *batcher, uint32_t count);
 /* Those that the row has, which is about to be rung, into the history. */
 void batcher_write_drafts(const struct batcher *batcher, struct sequence *seq, const struct step_row *row);
 /* Has the layer of drafts make those of the next rows, as many as these have room for. */
-void batcher_ask_drafts(const struct batcher *batcher, struct step *step);
+void batcher_ask_drafts(struct batcher *batcher, struct step *step);
 /* What it made for the row, from the place `made` of the result on; its tokens were taken. */
 void batcher_take_made(struct batcher *batcher, struct sequence *seq, const struct step_row *row,
                        uint32_t made);

@@ -126,7 +126,8 @@ static void batcher_observe(struct batcher *batcher, const struct batcher_flight
     observe_settle(batcher->times, workers, step_ns, flight->step.flags);
     batcher->done_us = now_us;
     metrics_add_step(batcher->with.metrics, &batcher->result, batcher->times, workers, step_ns);
-    observe_step(batcher->with.observe, &flight->step, batcher->times, (double)step_ns / 1e9);
+    observe_step(batcher->with.observe, &flight->step, batcher->times, batcher->result.further_us / 1e6,
+                 (double)step_ns / 1e9);
     batcher_time_drafts(batcher, &flight->step, (double)step_ns / 1e9);
 }
 

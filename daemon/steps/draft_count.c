@@ -11,6 +11,15 @@ void draft_rate_begin(struct draft_rate *rate)
     *rate = (struct draft_rate){.right = DRAFT_RATE_RIGHT, .tried = 1, .found = 1, .looked = 1};
 }
 
+void draft_rate_begin_made(struct draft_rate *rate, const struct draft_rate *all)
+{
+    const double right = all ? fmax(draft_rate_right(all), DRAFT_RATE_MADE_LEAST) : DRAFT_RATE_MADE;
+    *rate = (struct draft_rate){.right = right * DRAFT_RATE_MADE_TRIED,
+                                .tried = DRAFT_RATE_MADE_TRIED,
+                                .found = 1,
+                                .looked = 1};
+}
+
 static void decay(double *sum, double *count, bool hit)
 {
     const double keep = 1 - 1.0 / DRAFT_RATE_TOKENS;
@@ -39,12 +48,13 @@ double draft_rate_found(const struct draft_rate *rate)
 static double step_of(const struct draft_step *step, const struct draft_row *row, uint32_t count,
                       double *seconds)
 {
-    uint32_t drafts = 0;
+    uint32_t drafts = 0, made = 0;
     double more = 0, copies = 0, redone = 0;
     for (uint32_t i = 0; i < count; i++) {
         double again;
         if (!row[i].drafts) continue;
         drafts += row[i].drafts;
+        if (row[i].made && row[i].drafts > made) made = row[i].drafts;
         more += cost_draft_tokens(row[i].drafts, row[i].right, &again);
         copies += 2 - pow(row[i].right, row[i].drafts);
         redone += again;
@@ -52,6 +62,7 @@ static double step_of(const struct draft_step *step, const struct draft_row *row
     *seconds = step->seconds[step->tokens + drafts];
     if (step->copy > 0 && drafts)
         *seconds += copies * step->copy + redone * (*seconds - step->seconds[step->tokens]) / drafts;
+    if (made) *seconds += step->first + (made - 1) * step->further;
     return more;
 }
 

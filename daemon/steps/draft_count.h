@@ -18,6 +18,11 @@
  * where they cost next to nothing, otherwise after the first token that a draft would have guessed. */
 #define DRAFT_RATE_TOKENS 40
 #define DRAFT_RATE_RIGHT  0.1
+/* Those of the model's own layer: one that was trained for it is mostly right, so the first sequence begins with such drafts. Later ones
+ * begin with what all have seen, but with so much at least that probes go on. */
+#define DRAFT_RATE_MADE       0.7
+#define DRAFT_RATE_MADE_LEAST 0.25
+#define DRAFT_RATE_MADE_TRIED 2
 
 /* How often the drafts of a sequence are right, and how often there are any: sums that decay. */
 struct draft_rate {
@@ -25,6 +30,8 @@ struct draft_rate {
     double found, looked;
 };
 void draft_rate_begin(struct draft_rate *rate);
+/* `all`: of the sequences before; NULL: it is that one itself. */
+void draft_rate_begin_made(struct draft_rate *rate, const struct draft_rate *all);
 /* Drafts were looked for. Of the `drafts` found, 0 or more, the first `kept` were right. */
 void draft_rate_take(struct draft_rate *rate, uint32_t drafts, uint32_t kept);
 /* The probability that a draft is right if those in front of it are; that there are drafts. */
@@ -34,6 +41,7 @@ double draft_rate_found(const struct draft_rate *rate);
 struct draft_row {
     double right;    /* probability that a draft is right if those in front of it are */
     uint32_t most;   /* drafts that it may have */
+    bool made;       /* the model's own layer is to make them first */
     uint32_t drafts; /* result */
 };
 struct draft_step {
@@ -44,6 +52,8 @@ struct draft_step {
     /* Seconds to copy a row's fixed states: once in front of its drafts, and once more if one of them is wrong. Then right ones
      * are computed again as well. 0: the model has no fixed states. */
     double copy;
+    /* Seconds to make a draft of each row that has `made`, and each further one. So such drafts are chosen one step ahead */
+    double first, further;
 };
 /* Tokens a second with the drafts that rows have, divided by those without. */
 double draft_count_gain(const struct draft_step *step, const struct draft_row *row, uint32_t count);

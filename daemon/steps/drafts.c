@@ -47,14 +47,14 @@ static void follow_prediction(const struct sequence *seq, struct place *best)
                            .match = same == last ? DRAFTS_MATCH_MAX : 1};
 }
 
-uint32_t drafts_find(const struct sequence *seq, uint32_t most, uint32_t *draft)
+uint32_t drafts_find(const struct sequence *seq, uint32_t least, uint32_t most, uint32_t *draft)
 {
     struct place best = {0};
     uint32_t count = 0;
     follow_prediction(seq, &best);
     look_in(seq, seq->prediction, seq->prediction_count, &best);
     look_in(seq, seq->tokens, seq->token_count, &best);
-    if (!best.match) return 0;
+    if (!best.match || best.match < least) return 0;
     for (; count < most && best.at + count < best.count; count++) draft[count] = best.text[best.at + count];
     /* a text that repeats itself goes on as it began */
     for (const uint32_t period = count; best.text == seq->tokens && count < most; count++)

@@ -85,18 +85,20 @@ struct sequence {
 
     /* Speculation (drafts.h): whether its rows have drafts, and a text that its answer may repeat, owned */
     bool speculates;
-    bool makes; /* its drafts are those of the model's layer */
+    bool makes; /* its drafts are those of the model's layer; where `quotes`, what was found instead */
     bool
-        priced; /* the number of its drafts follows prices and `rate`; else what was right last (drafts_next) */
+        priced; /* the number of its drafts follows prices and rates; else what was right last (drafts_next) */
+    bool quotes; /* priced, makes: drafts that were found go first, as the last tokens matched earlier ones */
     uint32_t *prediction, prediction_count;
     uint32_t draft[ENGINE_DRAFTS_MAX], draft_count; /* of the row that is formed, or in flight */
     uint32_t draft_most;                            /* that it gets next */
     uint32_t made[ENGINE_DRAFTS_MAX], made_count,
-        made_at;            /* with this many known tokens the layer guessed those that follow */
-    struct draft_rate rate; /* priced: how good they are */
-    /* priced: with these known tokens drafts were looked for, of which the first is draft[0]; 0: its token has come. The rate
-     * learns from it whether or not the step has drafts */
-    uint32_t looked_at;
+        made_at;                       /* with this many known tokens the layer guessed those that follow */
+    bool from_made;                    /* `draft` is */
+    struct draft_rate rate, made_rate; /* priced: how good those are that were found, and the layer's */
+    /* priced: with these known tokens drafts were looked for, of which this is the first; 0: its token has come. The rate learns
+     * from it whether or not the step has drafts */
+    uint32_t looked_at, looked;
     bool looked_found;
     uint32_t redo; /* tokens up to here were computed, and right: those after `cached` are computed again */
     uint64_t drafted, accepted; /* so far */

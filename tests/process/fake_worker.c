@@ -14,7 +14,8 @@
  * `--probe` prints one device of probe_vram_mib=N (0: none; probe_hang=1: nothing, for ever).
  *
  * Faults: HELM_FAKE_WORKER="key=value ..." in the environment; "gpu.key=value" is for that worker alone.
- * Keys: step_us (time a step takes), token_us (for each token of it besides), load_ms, crash_step=N (abort in
+ * Keys: step_us (time a step takes), token_us (for each token of it besides), draft_us (for each draft that its rows make),
+ * right_permille (so many of 1,000 such drafts are right), load_ms, crash_step=N (abort in
  * step N of each life), crash_epoch=E (only in this epoch), exit_load=1, exit_loaded=1, fault_load=1 (these
  * three from epoch load_from=E to load_to=E, else always), hang_step=N (never answers, nor PING),
  * bad_epoch=1, bad_secret=1, bad_abi=1, bad_result=N, ignore_shutdown=1, eos_at=N (the N-th
@@ -247,6 +248,16 @@ static uint64_t hash_before(uint64_t hash, uint32_t token)
     return (hash * inverse) ^ token;
 }
 
+static uint32_t token_of(const struct fake *f, uint64_t hash)
+{
+    return 2 + (uint32_t)((hash >> 20) % (arena_header_of(&f->arena)->vocab - 2));
+}
+
+static uint64_t hash_after(uint64_t hash, uint32_t token)
+{
+    return (hash ^ token) * 1099511628211u;
+}
+
 /* After the row's first `tokens` tokens. */
 static void sample(struct fake *f, const struct step_row *row, uint32_t tokens, uint64_t hash,
                    struct sampling_result *out)
@@ -254,7 +265,7 @@ static void sample(struct fake *f, const struct step_row *row, uint32_t tokens, 
     const struct arena_slot *slot = arena_slot_of(&f->arena, row->slot);
     uint32_t count = row->start + tokens, vocab = arena_header_of(&f->arena)->vocab;
     memset(out, 0, sizeof *out);
-    out->token = 2 + (uint32_t)((hash >> 20) % (vocab - 2));
+    out->token = token_of(f, hash);
     if (fault("eos_at") && count - slot->prompt_count + 1 == (uint32_t)fault("eos_at")) out->token = 1;
     out->top_count = slot->sampling.logprobs;
     for (uint32_t i = 0; i < out->top_count; i++) {
@@ -262,6 +273,24 @@ static void sample(struct fake *f, const struct step_row *row, uint32_t tokens, 
         out->top[i].logprob = -(float)i - 0.5f;
     }
     out->logprob = -0.5f;
+}
+
+/* Drafts for the row's next one, each right with the probability that is asked for; `hash` is that of its known tokens. `drafted`: the
+ * results after its drafts. */
+static void make_drafts(struct fake *f, const struct step_row *row, uint64_t hash,
+                        const struct step_result_row *drafted, uint32_t sampled, uint32_t *made)
+{
+    const uint32_t *draft = arena_history_of(&f->arena, row->slot) + row->start + row->count - row->drafts;
+    for (uint32_t k = 0; k < row->drafts && sampled == draft[k]; k++) {
+        hash = hash_after(hash, sampled);
+        sampled = drafted[k].sampled.token;
+    }
+    for (uint32_t i = 0; i < row->drafts_next; i++) {
+        hash = hash_after(hash, sampled);
+        sampled = token_of(f, hash);
+        const bool right = (hash * 0x9E3779B97F4A7C15u >> 32) % 1000 < (uint64_t)fault("right_permille");
+        made[i] = right ? sampled : sampled == 2 ? 3 : 2;
+    }
 }
 
 static uint32_t token_at(struct fake *f, const struct step *step, const struct step_row *row,
@@ -368,6 +397,11 @@ static void run_step(struct fake *f, uint32_t serial)
     wait_for_tokens(f, step);
     if (fault("token_us")) sleep_us(fault("token_us") * (long)step->token_count);
     if (fault("step_us")) sleep_us(fault("step_us"));
+    uint32_t drafts = 0;
+    for (uint32_t i = 0; i < step->row_count; i++)
+        if (step->row[i].drafts_next > drafts) drafts = step->row[i].drafts_next;
+    if (drafts && fault("draft_us")) sleep_us(fault("draft_us") * (long)drafts);
+    const uint32_t further_us = drafts > 1 ? (uint32_t)fault("draft_us") * (drafts - 1) : 0;
     fetch_pages(&f->kv, step);
     run_spans(f, step, hash);
     store_pages(&f->kv, step);
@@ -378,7 +412,8 @@ static void run_step(struct fake *f, uint32_t serial)
         result->epoch = step->epoch;
         result->row_count = step->row_count;
         result->compute_ns = 1000;
-        uint32_t drafted = step->row_count;
+        result->further_us = further_us;
+        uint32_t drafted = step->row_count, made = 0;
         for (uint32_t i = 0; i < step->row_count; i++) {
             const struct step_row *row = &step->row[i];
             result->row[i].slot = row->slot;
@@ -391,6 +426,9 @@ static void run_step(struct fake *f, uint32_t serial)
                 hash[i] =
                     hash_before(hash[i], arena_history_of(&f->arena, row->slot)[row->start + tokens - 1]);
             }
+            make_drafts(f, row, hash[i], &result->row[drafted], result->row[i].sampled.token,
+                        &result->made[made]);
+            made += row->drafts_next;
             drafted += row->drafts;
         }
         if (fault_now(f, "bad_result")) result->row[0].sampled.token = UINT32_MAX;

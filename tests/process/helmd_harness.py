@@ -141,7 +141,8 @@ class Daemon:
         self.endpoint = f"ipc://{self.rundir}/helmd.sock"
         workers = BIN if real else os.path.join(self.base, "workers")
         if not base and not real:
-            write_checkpoint(self.model, layers=layers)
+            if not model:
+                write_checkpoint(self.model, layers=layers)
             os.makedirs(workers)
             for name in ["helm-worker-cpu"] + ["helm-worker-gpu"] * gpu:
                 os.symlink(os.path.join(TEST_BIN, "fake_worker"), os.path.join(workers, name))

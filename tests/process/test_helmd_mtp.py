@@ -11,9 +11,9 @@ import tempfile
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from draft_models import draft_model  # noqa: E402
 from hybrid_files import multimodal, write_gguf  # noqa: E402
-from helmd_harness import DATA, DEVICE, Client, Daemon, check, pb, plan_json, run_tests, running, same, status_of, wait_until  # noqa: E402
+from helmd_harness import DATA, DEVICE, PROFILE, Client, Daemon, check, pb, plan_json, run_tests, running, same, status_of, wait_until  # noqa: E402
 
-OFF, NGRAM, MTP = pb.SPECULATE_OFF, pb.SPECULATE_NGRAM, pb.SPECULATE_MTP
+OFF, NGRAM, MTP, AUTO = pb.SPECULATE_OFF, pb.SPECULATE_NGRAM, pb.SPECULATE_MTP, pb.SPECULATE_AUTO
 EXACT = ("--kv-dtype", "f32", "--threads", 2, "--activations", "exact", "--kernels", "avx2")
 FOLDER = tempfile.mkdtemp(prefix="helm-mtp-")
 PROMPTS = [[5 + 7 * n + k * k % 50 for k in range(length)] for n, length in enumerate((3, 17, 40))]
@@ -257,6 +257,86 @@ def test_the_layer_is_read_only_if_it_is_asked_for():
         d = Daemon("--device", "cpu", "--speculate", "mtp", *EXACT, real=True, **({"model": folder} if folder else {}))
         check("--speculate mtp" in d.ready and "no layer that makes drafts" in d.ready, d.ready)
         d.close()
+
+
+# ---- auto ----
+
+STEP_US, TOKEN_US, DRAFT_US = 2000, 200, 300  # of a fake worker's step, of each of its tokens, of each draft that it makes
+
+
+def priced(right, *options, prediction=None, count=300):
+    """Three answers by fake workers whose drafts are right so often (of 1,000): tokens, drafts and right drafts of each."""
+    plan = plan_json(5, "ccccc", "c", "c", kv_dtype="f32", draft_layers=1, draft_tokens=15)
+    faults = f"step_us={STEP_US} token_us={TOKEN_US} draft_us={DRAFT_US} right_permille={right}"
+    with running("--device", "cpu", "--kv-dtype", "f32", "--speculate", "auto", *options, model=model("qwen35", -4), faults=faults, plan=plan) as d:
+        c = Client(d.endpoint)
+        streams = [answer(c, [5 + n, 6, 7], count, prediction=prediction and prediction[n]) for n in range(3)]
+        st = status_of(d)
+        same((st.tokens_drafted_total, st.tokens_accepted_total), tuple(map(sum, zip(*map(used, streams)))), "status")
+        return [s.tokens for s in streams], [used(s) for s in streams]
+
+
+def test_auto_makes_as_many_drafts_as_pay():
+    """By nominal prices: the fastest of all fixed numbers, as expected, and the chosen ones. Sleeps of a busy machine are longer, and the
+    choice goes by what was measured. test_draft_count.c holds the choice to 3 %, with prices that are right."""
+    tokens, mean = [], []
+    for permille in (0, 500, 800, 1000):
+        right, (made, drafts) = permille / 1000, priced(permille)
+        drafted, kept, count = sum(d for d, _ in drafts), sum(k for _, k in drafts), sum(map(len, made))
+        spent = ((count - kept) * (STEP_US + TOKEN_US) + drafted * (TOKEN_US + DRAFT_US)) / count
+        best, most = min(((STEP_US + TOKEN_US + d * (TOKEN_US + DRAFT_US)) / (1 + sum(right**i for i in range(1, d + 1))), d) for d in range(16))
+        print(f"right {right}: {drafts}, {spent / best:.3f} of the time with {most} drafts")
+        check(spent <= (1.02 if not permille else 1.2) * best, f"right {right}: {spent} us a token, {best} with {most} drafts")
+        tokens.append(made)
+        mean.append(drafted / (count - kept))
+    same(tokens[1:], tokens[:1] * 3, "tokens")
+    check(mean[0] < 0.05 and mean[1] > 0.5 and mean[2] > mean[1] and mean[3] > 7, f"drafts of a step: {mean}")
+
+
+def test_auto_takes_drafts_that_are_free_first():
+    """The text is predicted, and the layer always wrong."""
+    answers, _ = priced(0, count=120)
+    again, drafts = priced(0, prediction=answers, count=120)
+    same(again, answers, "tokens")
+    check(all(kept > 60 for _, kept in drafts), f"drafts of a prediction, and right ones: {drafts}")
+
+
+def slow_memory(folder):
+    """The described machine with memory so slow that a step takes as long as its weights are read."""
+    with open(PROFILE) as f:
+        profile = json.load(f)
+    profile["cpu"]["gemv"]["value"] = profile["cpu"]["gemv_beside"]["value"] = 1e8
+    path = os.path.join(folder, "slow.json")
+    with open(path, "w") as f:
+        json.dump(profile, f)
+    return path
+
+
+def test_auto_reads_the_layer_where_its_forecast_is_faster():
+    for profile, layers in ((slow_memory(FOLDER), 1), (PROFILE, 0)):
+        with start("qwen35", None, speculate="auto", profile=profile) as d:
+            c = Client(d.endpoint)
+            same(json.loads(c.ask("plan").plan.json).get("draft_layers", 0), layers, d.log())
+            check(f"the model's layer is {'' if layers else 'not '}read" in d.log(), d.log())
+            plain, got = (answer(c, PROMPTS[1], 60, speculate=s, sampling=SAMPLINGS["seeded"]) for s in (OFF, AUTO))
+            same(got.tokens, plain.tokens, f"{layers} layers")
+            check(not layers or used(got)[0] == used(got)[1] > 0, f"the layer is always right: {used(got)}")
+
+
+def test_auto_answers_are_the_same():
+    """By a layer that is always right, and by one that never is, on a CPU and on a device."""
+    for kind in ("cpu", "gpu", "cpu head"):
+        homes, embed, head = PLANS.get(kind, ("ccccc", "c", "c"))
+        plan = plan_json(5, homes, embed, head, kv_dtype="f32", ring_bytes=1 << 20, draft_layers=1, draft_tokens=15, invariant=True)
+        for own_adds in (None, 2):
+            with running(*EXACT, "--speculate", "auto", "--device", "cpu" if kind == "cpu" else DEVICE, real=True, plan=plan,
+                         model=model("qwen35", None if own_adds is None else -4, own_adds)) as d:
+                c = Client(d.endpoint)
+                plain = [answer(c, p, 60, speculate=OFF, logprobs=2) for p in PROMPTS]
+                streams = [c.generate(p, 60, seed=7, ignore_eos=True, logprobs=2) for p in PROMPTS]
+                c.run(*streams)
+                for s, want in zip(streams, plain):
+                    same((s.tokens, [t.logprob for t in s.first]), (want.tokens, [t.logprob for t in want.first]), f"{kind}, {own_adds}")
 
 
 if __name__ == "__main__":

@@ -442,8 +442,9 @@ static bool priced_alike(const struct pricing *p, uint32_t a, uint32_t b)
 
 #define KINDS_MAX 16 /* of units that prices are looked for among */
 
-int cost_price(const struct model *model, const struct analyse_table *analysed, const struct profile *profile,
-               const struct cost_step *step, struct cost_table *table, struct helm_err *err)
+static int price_step(const struct model *model, const struct analyse_table *analysed,
+                      const struct profile *profile, const struct cost_step *step, struct cost_table *table,
+                      struct helm_err *err)
 {
     struct pricing p = {.model = model, .profile = profile, .step = step, .analysed = analysed};
     uint32_t units = unit_count(model->config.layers);
@@ -469,7 +470,8 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
     if (p.device) p.link_beside = cost_rates_link(&p);
     table->units = unit_count(model_answer_layers(&model->config)); /* the search's and the simulation's */
     table->tokens = step->tokens;
-    table->follows = p.tier != OP_TIER_CHUNK && step->tokens == step->rows && step->tokens == step->samples;
+    table->follows = p.tier != OP_TIER_CHUNK && step->tokens == step->rows && step->tokens == step->samples &&
+                     !model->config.drafts;
     uint32_t kind[KINDS_MAX], kinds = 0; /* a unit of each of the last ones */
     for (uint32_t u = 0; u < units; u++) {
         struct cost_unit *unit = &table->unit[u];
@@ -497,6 +499,52 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
     price_head(&p, analysed, &table->head);
     price_rest(&p, table);
     return 0;
+}
+
+/* `times` passes through the layers that make drafts, as a step with these prices has them, onto the head. On a GPU each is launched
+ * by the host. */
+static void add_passes(const struct cost_table *from, uint32_t units, double times, struct cost_unit *head)
+{
+    head->gpu += times * from->embed.gpu;
+    for (uint32_t u = from->units; u < units; u++) {
+        head->cpu += times * from->unit[u].cpu;
+        head->cpu_beside += times * from->unit[u].cpu_beside;
+        head->gpu += times * from->unit[u].gpu;
+    }
+    head->stream = head->gpu;
+}
+
+/* All tokens of the step pass through the layers that make drafts. Then the head makes the first draft of each row, and each further one
+ * takes a pass of one token a row. */
+static int add_drafts(const struct model *model, const struct analyse_table *analysed,
+                      const struct profile *profile, const struct cost_step *step, struct cost_table *table,
+                      struct helm_err *err)
+{
+    const uint32_t units = unit_count(model->config.layers), rows = step->rows;
+    struct cost_step one = *step;
+    struct cost_table each = {0};
+    struct cost_unit *head = &table->head;
+    if (table->units == units) return 0;
+    add_passes(table, units, 1, head);
+    if (!step->drafts) return 0;
+    one.tokens = one.samples = rows;
+    const int rc = price_step(model, analysed, profile, &one, &each, err);
+    if (rc) return rc;
+    head->cpu += step->drafts * each.head.cpu;
+    head->cpu_beside += step->drafts * each.head.cpu_beside;
+    head->gpu += step->drafts * each.head.gpu;
+    add_passes(&each, units, step->drafts - 1.0, head);
+    cost_table_free(&each);
+    return 0;
+}
+
+int cost_price(const struct model *model, const struct analyse_table *analysed, const struct profile *profile,
+               const struct cost_step *step, struct cost_table *table, struct helm_err *err)
+{
+    int rc = price_step(model, analysed, profile, step, table, err);
+    if (!rc) rc = add_drafts(model, analysed, profile, step, table, err);
+    if (rc) cost_table_free(table);
+    return rc;
 }
 
 void cost_table_free(struct cost_table *table)

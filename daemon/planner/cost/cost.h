@@ -47,6 +47,7 @@ struct cost_step {
     bool
         one_as_few; /* its GPU computes one token with the kernels of a few, but for products with blocks, in chains */
     uint32_t prompt;
+    uint32_t drafts; /* that each row makes for its next step, by the model's layer (model_config.drafts) */
 };
 /* Whether a step decodes: a token a row, or drafts as well, which are all sampled. Others have tokens of prompts. */
 static inline bool cost_step_decodes(const struct cost_step *step)
@@ -120,9 +121,10 @@ struct cost_unit {
 
 struct cost_table {
     uint32_t units;
-    uint32_t tokens;        /* of the step that was priced */
-    bool follows;           /* it decodes: the device can have it before the step in front of it is done */
-    struct cost_unit *unit; /* [units] */
+    uint32_t tokens; /* of the step that was priced */
+    bool follows;    /* it decodes: the device can have it before the step in front of it is done */
+    struct cost_unit *
+        unit; /* [units], then those of layers that make drafts, which are in the head's price: they follow it there */
     struct cost_unit embed, head; /* link unused */
     double hand_over_more;        /* by which a hand-over is longer while the link copies */
     double hand_over, step,

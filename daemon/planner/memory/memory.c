@@ -139,6 +139,14 @@ static void fill_ends(const struct ledger_case *c, const struct memory_wish *wis
     if (c->wish->pack_gpu && t->packs_head)
         s->head[PLAN_HOME_GPU] =
             on_device(c, ledger_packed_head_bytes(c) + t->final_norm.vram + head_work, ledger_draw_bytes(c));
+    /* layers that make drafts go with the head */
+    for (uint32_t u = unit_count(model_answer_layers(&c->model->config)); u < unit_count(t->layers); u++) {
+        const struct search_bytes *unit = &s->unit[u * SEARCH_HOMES];
+        for (size_t h = 0; h < sizeof s->head / sizeof *s->head; h++) {
+            s->head[h] = sum_of(&s->head[h], &unit[h]);
+            s->tied_both[h] = sum_of(&s->tied_both[h], &unit[h]);
+        }
+    }
 }
 
 /* The place of expanded slices, where every unit streams through the largest ring. Where weights at home in VRAM are expanded
@@ -235,8 +243,8 @@ int memory_build(const struct ledger_case *c, const struct memory_wish *wish, st
     if (wish->device) memory_ring_sizes(c, &s->ring_granule, &s->ring_max);
     if (wish->prefill) s->ring_least = RING_USUAL * s->ring_granule;
     fill_units(c, wish, memory->unit);
-    if (wish->shared_rows) memory_share_units(c, wish->shared_rows, memory->unit);
     fill_ends(c, wish, s);
+    if (wish->shared_rows) memory_share_units(c, wish->shared_rows, memory->unit);
     fill_first(c, wish, s);
     return 0;
 }

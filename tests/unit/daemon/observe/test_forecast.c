@@ -338,9 +338,9 @@ static void steps_are_filed_under_what_they_are(void **state)
     struct drift_report report;
     /* a prompt of 600 in two chunks, alone */
     rows(step, 1, &(struct step_row){.slot = 2, .start = 0, .count = 512});
-    observe_step(o, step, done, 0.5);
+    observe_step(o, step, done, 0, 0.5);
     rows(step, 1, &(struct step_row){.slot = 2, .start = 512, .count = 88, .flags = STEP_ROW_SAMPLE});
-    observe_step(o, step, done, 0.25);
+    observe_step(o, step, done, 0, 0.25);
     assert_true(drift_report(&o->drift.ttft[9], &report));
     assert_int_equal(report.count, 1);
     assert_float_equal(report.measured, 0.75, 1e-6);
@@ -353,7 +353,7 @@ static void steps_are_filed_under_what_they_are(void **state)
     const struct step_row pair[] = {{.slot = 2, .start = 600, .count = 1, .flags = STEP_ROW_SAMPLE},
                                     {.slot = 1, .start = 100, .count = 1, .flags = STEP_ROW_SAMPLE}};
     rows(step, 2, pair);
-    observe_step(o, step, done, 0.01);
+    observe_step(o, step, done, 0, 0.01);
     assert_true(drift_report(&o->drift.decode[1], &report));
     assert_float_equal(report.measured, 0.01, 1e-6);
     assert_float_equal(report.shape, 351, 1e-6);
@@ -368,19 +368,19 @@ static void steps_are_filed_under_what_they_are(void **state)
                                      {.slot = 3, .start = 0, .count = 40, .flags = STEP_ROW_SAMPLE}};
     rows(step, 2, mixed);
     assert_true(observe_planned(o, step) > 0);
-    observe_step(o, step, done, 0.1);
+    observe_step(o, step, done, 0, 0.1);
     assert_false(drift_report(&o->drift.ttft[5], &report));
     assert_true(drift_report(&o->drift.decode[1], &report) && report.count == 1);
     /* one that was lost midway, and goes on as if nothing had happened */
     rows(step, 1, &(struct step_row){.slot = 0, .start = 0, .count = 20});
-    observe_step(o, step, done, 0.1);
+    observe_step(o, step, done, 0, 0.1);
     observe_lost(o);
     rows(step, 1, &(struct step_row){.slot = 0, .start = 20, .count = 20, .flags = STEP_ROW_SAMPLE});
-    observe_step(o, step, done, 0.1);
+    observe_step(o, step, done, 0, 0.1);
     assert_false(drift_report(&o->drift.ttft[5], &report));
     /* a prompt of one token is a prompt */
     rows(step, 1, &(struct step_row){.slot = 0, .start = 0, .count = 1, .flags = STEP_ROW_SAMPLE});
-    observe_step(o, step, done, 0.1);
+    observe_step(o, step, done, 0, 0.1);
     assert_true(drift_report(&o->drift.ttft[0], &report) && report.count == 1);
     assert_false(drift_report(&o->drift.decode[0], &report));
     close_forecast(s);

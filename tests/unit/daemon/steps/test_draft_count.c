@@ -44,11 +44,14 @@ static double uniform(uint64_t *random)
     return (double)(*random >> 11) / 9007199254740992.0;
 }
 
-/* An answer. `fixed`: that many drafts in each step; below 0: as chosen. Of the tokens [from, to) none is drafted right. */
+/* An answer. `fixed`: that many drafts in each step; below 0: as chosen. Of the tokens [from, to) none is drafted right. `made`: by the
+ * model's own layer, one step ahead, in these seconds. */
 struct answer {
     uint32_t tokens, from, to;
     double right, copy;
     int fixed;
+    bool made;
+    double first, further;
 };
 
 /* Seconds of the answer. With `copy`, drafts that were right in front of a wrong one are computed again in the next step. */
@@ -81,11 +84,51 @@ static double answer_seconds(const struct answer *a, const double *seconds, uint
     return spent * (a->tokens - 1) / (made - 1);
 }
 
+/* How many drafts a step makes for the next one. */
+static uint32_t drafts_asked(const struct answer *a, const double *seconds, const struct draft_rate *rate,
+                             struct draft_probe *probe)
+{
+    struct draft_row row = {.right = draft_rate_right(rate), .most = MOST, .made = true};
+    const struct draft_step step = {
+        .rows = 1, .tokens = 1, .room = MOST, .seconds = seconds, .first = a->first, .further = a->further};
+    if (a->fixed >= 0) return (uint32_t)a->fixed;
+    if (draft_count_choose(&step, 0, &row, 1) < DRAFT_GAIN_LEAST)
+        (void)draft_probe_choose(probe, &step, &row, 1);
+    return row.drafts;
+}
+
+/* The same of an answer whose drafts are made: while there are none, the layer is not watched. */
+static double made_seconds(const struct answer *a, const double *seconds, struct draft_rate *all,
+                           uint64_t *random)
+{
+    struct draft_rate rate;
+    struct draft_probe probe = {0};
+    uint32_t made = 1, drafts = 0;
+    double spent = 0;
+    draft_rate_begin_made(&rate, all);
+    while (made < a->tokens) {
+        uint32_t kept = 0;
+        while (kept < drafts && uniform(random) < a->right) kept++;
+        if (drafts) draft_rate_take(&rate, drafts, kept);
+        if (drafts) draft_rate_take(all, drafts, kept);
+        const uint32_t next = drafts_asked(a, seconds, &rate, &probe);
+        const double step = seconds[1 + drafts] + (next ? a->first + (next - 1) * a->further : 0);
+        draft_probe_save(&probe, step);
+        spent += step;
+        made += 1 + kept;
+        drafts = next;
+    }
+    return spent * (a->tokens - 1) / (made - 1);
+}
+
 static double mean_seconds(const struct answer *a, const double *seconds)
 {
     uint64_t random = 7;
     double sum = 0;
-    for (int i = 0; i < ANSWERS; i++) sum += answer_seconds(a, seconds, &random);
+    struct draft_rate all;
+    draft_rate_begin_made(&all, NULL);
+    for (int i = 0; i < ANSWERS; i++)
+        sum += a->made ? made_seconds(a, seconds, &all, &random) : answer_seconds(a, seconds, &random);
     return sum / ANSWERS;
 }
 
@@ -128,6 +171,26 @@ static void chosen_numbers_are_as_fast_as_the_best_one(void **state)
             a.copy = 0.15;
             check_answers(&curves[i], &a, 1.03);
         }
+}
+
+/* The layer's drafts cost time of their own: from next to nothing to nearly a step each. */
+static void made_numbers_are_as_fast_as_the_best_one(void **state)
+{
+    (void)state;
+    static const double rights[] = {0, 0.5, 0.8, 1}, costs[][2] = {{0.01, 0.03}, {0.05, 0.15}, {0.1, 0.8}};
+    for (size_t i = 0; i < sizeof curves / sizeof *curves; i++)
+        for (size_t k = 0; k < sizeof rights / sizeof *rights; k++)
+            for (size_t c = 0; c < sizeof costs / sizeof *costs; c++) {
+                struct answer a = {.tokens = 2000,
+                                   .right = rights[k],
+                                   .fixed = -1,
+                                   .made = true,
+                                   .first = costs[c][0],
+                                   .further = costs[c][1]};
+                check_answers(&curves[i], &a, rights[k] > 0 ? 1.03 : 1.01);
+                a.tokens = 200; /* short ones: what all have seen goes on */
+                if (rights[k] == 0) check_answers(&curves[i], &a, 1.01);
+            }
 }
 
 /* The first tokens count, too: an answer of 100 tokens of which none is drafted right takes at most 1 % longer. */
@@ -242,6 +305,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chosen_numbers_are_as_fast_as_the_best_one),
+        cmocka_unit_test(made_numbers_are_as_fast_as_the_best_one),
         cmocka_unit_test(wrong_drafts_cost_a_hundredth_at_most),
         cmocka_unit_test(a_text_with_an_edit_is_drafted_on_both_sides),
         cmocka_unit_test(several_sequences_share_a_step_by_what_they_keep),

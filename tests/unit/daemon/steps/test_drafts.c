@@ -20,7 +20,7 @@ static void check(const uint32_t *text, uint32_t output, const uint32_t *predict
     while (prediction && prediction[seq.prediction_count]) seq.prediction_count++;
     while (expected[count]) count++;
     seq.prompt_count = seq.token_count - output;
-    assert_int_equal(drafts_find(&seq, most, draft), count);
+    assert_int_equal(drafts_find(&seq, 1, most, draft), count);
     assert_memory_equal(draft, expected, count * sizeof *draft);
 }
 #define LIST(...) ((const uint32_t[]){__VA_ARGS__, 0})
@@ -77,9 +77,9 @@ static void a_look_is_bounded(void **state)
     for (uint32_t i = 0; i < count; i++) seq.tokens[i] = 10 + i;
     memcpy(seq.tokens + 20, LIST(1, 2, 3), 3 * sizeof(uint32_t));
     memcpy(seq.tokens + count - 2, LIST(1, 2), 2 * sizeof(uint32_t));
-    assert_int_equal(drafts_find(&seq, 4, draft), 0);
+    assert_int_equal(drafts_find(&seq, 1, 4, draft), 0);
     memcpy(seq.tokens + 200, LIST(1, 2, 3), 3 * sizeof(uint32_t));
-    assert_int_equal(drafts_find(&seq, 4, draft), 4);
+    assert_int_equal(drafts_find(&seq, 1, 4, draft), 4);
     assert_int_equal(draft[0], 3);
     free(seq.tokens);
 }
