@@ -294,7 +294,7 @@ static void envelopes_are_checked(void **state)
 
 /* A Request with all that it may hold. Its prompt and stop ids are written packed, as by protobuf-c, or with
  * a tag before each, which other encoders may do; numbers take the bytes that they need. */
-static size_t largest_frame(uint32_t context, bool packed, uint8_t **out)
+static size_t largest_frame(uint32_t context, uint32_t id, bool packed, uint8_t **out)
 {
     uint8_t *body = malloc((size_t)context * 6 + 65536), *frame = malloc((size_t)context * 6 + 65536 + 32);
     size_t n = 0, head = 0;
@@ -314,8 +314,8 @@ static size_t largest_frame(uint32_t context, bool packed, uint8_t **out)
     e.sampling.has_seed = true;
     e.sampling.seed = UINT64_MAX;
     e.sampling.n_logit_bias = 300;
-    for (uint32_t i = 0; i < 300; i++) e.bias[i].token = UINT32_MAX - 1, e.bias[i].bias = 1;
-    for (uint32_t i = 0; i < 64; i++) e.stop[i] = UINT32_MAX - 1;
+    for (uint32_t i = 0; i < 300; i++) e.bias[i].token = id, e.bias[i].bias = 1;
+    for (uint32_t i = 0; i < 64; i++) e.stop[i] = id;
     e.generate.n_stop_token_ids = packed ? 64 : 0;
     uint32_t marks[REQUEST_MARKS_MAX];
     for (uint32_t i = 0; i < REQUEST_MARKS_MAX; i++) marks[i] = context - REQUEST_MARKS_MAX + i;
@@ -323,19 +323,20 @@ static size_t largest_frame(uint32_t context, bool packed, uint8_t **out)
     e.generate.n_marks = context > 2 * REQUEST_MARKS_MAX ? REQUEST_MARKS_MAX : 0;
     Helm__V1__Mask mask = HELM__V1__MASK__INIT;
     uint32_t allowed[REQUEST_MASK_MAX];
-    for (uint32_t i = 0; i < REQUEST_MASK_MAX; i++) allowed[i] = UINT32_MAX - 1;
+    for (uint32_t i = 0; i < REQUEST_MASK_MAX; i++) allowed[i] = id;
     mask.n_tokens = REQUEST_MASK_MAX;
     mask.tokens = allowed;
     e.generate.mask = &mask;
     e.generate.n_prompt = 0;
     uint32_t *prompt = malloc(context * sizeof *prompt);
-    for (uint32_t i = 0; i < context; i++) prompt[i] = UINT32_MAX - 1;
+    for (uint32_t i = 0; i < context; i++) prompt[i] = id;
     if (packed) {
         e.generate.n_prompt = context - 1;
         e.generate.prompt = prompt;
     }
     n = helm__v1__generate__pack(&e.generate, body);
-    static const uint8_t token[] = {0xfe, 0xff, 0xff, 0xff, 0x0f}; /* UINT32_MAX - 1 */
+    uint8_t token[5];
+    for (int i = 0; i < 5; i++) token[i] = (uint8_t)((id >> 7 * i & 127) | (i < 4) << 7);
     for (uint32_t i = 0; !packed && i < context - 1 + 64; i++) {
         body[n++] = i < context - 1 ? 0x08 : 0x20; /* prompt, stop_token_ids */
         memcpy(body + n, token, sizeof token);
@@ -357,20 +358,23 @@ static size_t largest_frame(uint32_t context, bool packed, uint8_t **out)
 static void the_largest_request_of_any_context_is_taken(void **state)
 {
     (void)state;
-#ifdef __SANITIZE_ADDRESS__ /* the largest mask takes it most of a second each time */
+#ifdef __SANITIZE_ADDRESS__
     static const uint32_t contexts[] = {2, 131072};
 #else
     static const uint32_t contexts[] = {2, 50, 4096, 131072, 1000000};
 #endif
+    /* Of the ids that take five bytes in a frame, the largest once, whose mask has half a GiB; else the least. */
+    const uint32_t most = UINT32_MAX - 1, least = 1u << 28;
     for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++) {
         for (int packed = 0; packed < 2; packed++) {
-            const struct request_limits large = {.vocab = UINT32_MAX,
+            const uint32_t id = i == 0 && packed ? most : least;
+            const struct request_limits large = {.vocab = id + 1,
                                                  .context = contexts[i],
                                                  .names_users = true};
             struct request request;
             struct request_error error;
             uint8_t *frame;
-            size_t size = largest_frame(contexts[i], packed, &frame);
+            size_t size = largest_frame(contexts[i], id, packed, &frame);
             const struct request_limits small = {.vocab = 0, .context = contexts[i]};
             assert_true(size <= request_frame_max(&small));
             if (request_parse(frame, size, &large, &request, &error)) fail_msg("%s", error.text);
