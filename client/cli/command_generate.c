@@ -6,7 +6,6 @@
 #include "client/cli/commands.h"
 #include "client/cli/grammar.h"
 #include "client/cli/stream.h"
-#include "common/base/file.h"
 
 struct generate_options {
     const char *prompt, *tokens, *tokens_file;
@@ -23,14 +22,7 @@ static int read_prompt(struct cli *cli, const struct generate_options *options, 
         return helm_tokenizer_encode(cli->tok, options->prompt, strlen(options->prompt),
                                      HELM_TOKENIZER_ENCODE_PARSE_ADDED | HELM_TOKENIZER_ENCODE_ADD_SPECIAL,
                                      ids, count, err);
-    if (options->tokens)
-        return cli_parse_ids("--tokens", options->tokens, strlen(options->tokens), ids, count, err);
-    char *text = NULL;
-    size_t length = 0;
-    int rc = file_read(options->tokens_file, CLI_TEXT_MAX, &text, &length, err);
-    if (rc == 0) rc = cli_parse_ids(options->tokens_file, text, length, ids, count, err);
-    free(text);
-    return rc;
+    return cli_read_ids(options->tokens, options->tokens_file, ids, count, err);
 }
 
 int command_generate(struct cli *cli, int argc, char *const argv[])

@@ -15,7 +15,6 @@
 #include "client/cli/commands.h"
 #include "client/cli/chat.h"
 #include "client/session/file.h"
-#include "common/base/file.h"
 #include "common/base/units.h"
 
 #define SESSION_ANSWER_MS 60000 /* a step of others', and a page's way out of VRAM, may be in front of it */
@@ -184,16 +183,6 @@ static int tokens_of_text(struct cli *cli, const char *text, uint32_t **ids, siz
     return rc;
 }
 
-static int tokens_of_file(const char *path, uint32_t **ids, size_t *count, struct helm_err *err)
-{
-    char *text = NULL;
-    size_t length = 0;
-    int rc = file_read(path, CLI_TEXT_MAX, &text, &length, err);
-    if (!rc) rc = cli_parse_ids(path, text, length, ids, count, err);
-    free(text);
-    return rc;
-}
-
 static int save(struct cli *cli, const char *path, const char *text, const struct save_options *options)
 {
     struct helm_err err = {0};
@@ -204,9 +193,7 @@ static int save(struct cli *cli, const char *path, const char *text, const struc
     if (status != CLI_EXIT_DONE) return status;
     int rc = text            ? tokens_of_text(cli, text, &ids, &count, &err)
              : options->chat ? tokens_of_chat(cli, options->chat, &ids, &count, &err)
-             : options->tokens
-                 ? cli_parse_ids("--tokens", options->tokens, strlen(options->tokens), &ids, &count, &err)
-                 : tokens_of_file(options->tokens_file, &ids, &count, &err);
+                             : cli_read_ids(options->tokens, options->tokens_file, &ids, &count, &err);
     if (!rc && (count == 0 || count > SESSION_FILE_TOKENS_MAX))
         rc = helm_fail(&err, HELM_E_LIMIT, "a session of %zu tokens, not between 1 and %u", count,
                        SESSION_FILE_TOKENS_MAX);

@@ -127,11 +127,6 @@ bool ask_take_tool_choice(struct ask_reader *r, const json_t *value)
                   "\"function\": {\"name\": ...}} and {\"type\": \"allowed_tools\", ...}");
 }
 
-static const char *tool_name(const json_t *tool)
-{
-    return json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
-}
-
 static bool has_tool(const json_t *tools, const char *name)
 {
     for (size_t i = 0; i < json_array_size(tools); i++)

@@ -54,12 +54,7 @@ static bool find_tokens(struct ask_reader *r)
     return true;
 }
 
-struct ids {
-    uint32_t *data;
-    size_t count;
-};
-
-static bool encode(struct ask_reader *r, const char *text, size_t length, unsigned flags, struct ids *out)
+static bool encode(struct ask_reader *r, const char *text, size_t length, unsigned flags, struct ask_ids *out)
 {
     struct helm_err err = {0};
     const int rc =
@@ -68,11 +63,12 @@ static bool encode(struct ask_reader *r, const char *text, size_t length, unsign
 }
 
 /* One document's question: `head` and `tail` around the part that the request says. */
-static bool add_document(struct ask_reader *r, size_t index, const struct ids *head, const struct ids *tail)
+static bool add_document(struct ask_reader *r, size_t index, const struct ask_ids *head,
+                         const struct ask_ids *tail)
 {
     const json_t *text = ask_document_text(json_array_get(r->ask->documents, index));
     const char *instruct = r->system ? json_string_value(r->system) : instruction;
-    struct ids said = {0};
+    struct ask_ids said = {0};
     if (!text)
         return refuse(r->refusal, 400, "invalid_type", "documents",
                       "documents[%zu] is neither a text nor an object with a 'text'", index);
@@ -106,7 +102,7 @@ static bool add_document(struct ask_reader *r, size_t index, const struct ids *h
 static bool finish(struct ask_reader *r)
 {
     struct ask *ask = r->ask;
-    struct ids head = {0}, tail = {0};
+    struct ask_ids head = {0}, tail = {0};
     const size_t count = json_array_size(ask->documents);
     ask->stream = false;
     ask->max_tokens = 1;

@@ -8,11 +8,6 @@
 
 static const char quote[] = "<|\"|>";
 
-static const char *name_of(const json_t *tool)
-{
-    return json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
-}
-
 static const json_t *parameters_of(const json_t *tool)
 {
     return json_object_get(json_object_get(tool, "function"), "parameters");
@@ -39,7 +34,7 @@ static int check_text(const json_t *tool, const char *key, const json_t *schema,
             return helm_fail(err, HELM_E_UNSUPPORTED,
                              "tool '%.64s': parameter '%.64s': '%s' is not supported where this model writes "
                              "texts without quotes",
-                             name_of(tool), key, keywords[i]);
+                             tool_name(tool), key, keywords[i]);
     return 0;
 }
 
@@ -70,7 +65,7 @@ static int json_value(struct exprs *x, const json_t *tool, const char *key, cons
     }
     const int rc = schema_compile(x, own, out, err);
     json_decref(own);
-    return rc ? helm_err_prefix(err, "tool '%.64s': parameter '%.64s'", name_of(tool), key) : 0;
+    return rc ? helm_err_prefix(err, "tool '%.64s': parameter '%.64s'", tool_name(tool), key) : 0;
 }
 
 /* ---- tags ---- */
@@ -93,7 +88,7 @@ static int one_parameter(struct exprs *x, const struct tool_wish *w, const json_
                          const json_t *schema, uint32_t *out, struct helm_err *err)
 {
     const char *close = w->syntax->value_close;
-    const bool text = answer_parameter_is_text(w->tools, name_of(tool), key);
+    const bool text = answer_parameter_is_text(w->tools, tool_name(tool), key);
     const uint32_t tag = key_tag(x, w, expr_text(x, key, strlen(key)), text);
     const uint32_t line = w->syntax->lines ? expr_text(x, "\n", 1) : expr_seq(x);
     uint32_t value;
@@ -184,7 +179,7 @@ static int bare_member(struct exprs *x, const struct tool_wish *w, const json_t 
                        const json_t *schema, uint32_t *out, struct helm_err *err)
 {
     const char *type = json_string_value(json_object_get(schema, "type"));
-    const bool text = answer_parameter_is_text(w->tools, name_of(tool), key);
+    const bool text = answer_parameter_is_text(w->tools, tool_name(tool), key);
     uint32_t value;
     int rc = text ? check_text(tool, key, schema, err) : 0;
     if (!text && (!type || strcmp(type, "object") == 0 || strcmp(type, "array") == 0))
@@ -192,7 +187,7 @@ static int bare_member(struct exprs *x, const struct tool_wish *w, const json_t 
             err, HELM_E_UNSUPPORTED,
             "tool '%.64s': parameter '%.64s': strict lists and objects are not supported where this "
             "model writes keys without quotes",
-            name_of(tool), key);
+            tool_name(tool), key);
     if (!rc && !text) rc = json_value(x, tool, key, schema, &value, err);
     if (rc) return rc;
     if (text) value = bare_text(x, w, schema);
@@ -226,7 +221,7 @@ int tool_arguments_bare(struct exprs *x, const struct tool_wish *w, const json_t
                 err, HELM_E_UNSUPPORTED,
                 "tool '%.64s': parameter '%.64s' is optional and comes first: strict tools of this "
                 "model need a required one first",
-                name_of(tool), key);
+                tool_name(tool), key);
         if (any) one = MARKERS_SEQ(x, comma(x), one);
         expr_add(x, begin, required ? one : expr_repeat(x, one, 0, 1));
         any = true;

@@ -18,6 +18,11 @@ static uint32_t marker(struct exprs *x, const struct tool_wish *w, const char *s
     return s ? markers_text(x, w->tokenizer, s) : expr_seq(x);
 }
 
+const char *tool_name(const json_t *tool)
+{
+    return json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+}
+
 bool tool_is_strict(const json_t *tool)
 {
     return json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
@@ -98,7 +103,7 @@ static uint32_t named_call(struct exprs *x, const struct tool_wish *w, const cha
 static int one_call(struct exprs *x, const struct tool_wish *w, const json_t *tool, uint32_t *out,
                     struct helm_err *err)
 {
-    const char *name = json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+    const char *name = tool_name(tool);
     uint32_t arguments;
     const int rc = arguments_of(x, w, tool, &arguments, err);
     if (rc) return rc;
@@ -128,7 +133,7 @@ static int any_call(struct exprs *x, const struct tool_wish *w, uint32_t *rule, 
     *rule = exprs_new_rule(x);
     for (size_t i = 0; i < json_array_size(w->tools); i++) {
         const json_t *tool = json_array_get(w->tools, i);
-        const char *name = json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+        const char *name = tool_name(tool);
         uint32_t call;
         if (w->only && strcmp(name, w->only) != 0) continue;
         const int rc = one_call(x, w, tool, &call, err);

@@ -27,6 +27,7 @@ HELM_MUST_CHECK int tool_grammar_free(struct exprs *exprs, const struct tool_wis
 /* Whether some tool is strict. */
 bool tool_grammar_is_strict(const json_t *tools);
 bool tool_is_strict(const json_t *tool);
+const char *tool_name(const json_t *tool);
 
 /* ---- tool_arguments.c ---- */
 

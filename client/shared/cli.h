@@ -119,6 +119,9 @@ HELM_MUST_CHECK int cli_read_all(int fd, const char *what, char **text, size_t *
 /* Ids separated by commas or white space, with or without [ ]; *ids is malloc'd. */
 HELM_MUST_CHECK int cli_parse_ids(const char *what, const char *text, size_t length, uint32_t **ids,
                                   size_t *count, struct helm_err *err);
+/* Those of --tokens, or of the file of --tokens-file; the other one is NULL. */
+HELM_MUST_CHECK int cli_read_ids(const char *tokens, const char *tokens_file, uint32_t **ids, size_t *count,
+                                 struct helm_err *err);
 /* What client/text/growing_text.h grows. */
 HELM_MUST_CHECK int cli_text_check(const struct cli_text *text, struct helm_err *err);
 /* cli_write of all of it. */

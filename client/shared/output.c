@@ -5,8 +5,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "common/base/file.h"
 #include "common/base/printable.h"
 
 void cli_complain(const char *text)
@@ -142,6 +144,18 @@ int cli_parse_ids(const char *what, const char *text, size_t length, uint32_t **
     *ids = list;
     *count = used;
     return 0;
+}
+
+int cli_read_ids(const char *tokens, const char *tokens_file, uint32_t **ids, size_t *count,
+                 struct helm_err *err)
+{
+    char *text = NULL;
+    size_t length = 0;
+    if (tokens) return cli_parse_ids("--tokens", tokens, strlen(tokens), ids, count, err);
+    int rc = file_read(tokens_file, CLI_TEXT_MAX, &text, &length, err);
+    if (!rc) rc = cli_parse_ids(tokens_file, text, length, ids, count, err);
+    free(text);
+    return rc;
 }
 
 int cli_show(const char *data, size_t length, bool raw, struct helm_err *err)
