@@ -80,7 +80,8 @@ static void keep(struct inquiry *q, enum inquiry_question which, void *answer)
     fact->at_us = units_now_us();
     fact->any = answer;
     const struct inquiry_fact *before = q->known[which]; /* only this thread changes it */
-    if (which == INQUIRY_PLAN && before && before->shown && strcmp(before->plan->json, fact->plan->json) == 0) {
+    if (which == INQUIRY_PLAN && before && before->shown &&
+        strcmp(before->plan->json, fact->plan->json) == 0) {
         fact->shown = strdup(before->shown);
         fact->slots = before->slots;
     } else if (which == INQUIRY_PLAN) {
