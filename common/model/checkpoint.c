@@ -441,31 +441,45 @@ static int has_safetensors(const char *folder, bool *found, struct helm_err *err
     return 0;
 }
 
-static int read_headers(const char *folder, struct model *model, bool *derived, struct helm_err *err)
+static int read_headers(const char *folder, unsigned how, struct model *model, bool *derived,
+                        struct helm_err *err)
 {
     struct model_config config = {0};
     bool found = false;
-    int rc = gguf_model_read(folder, CHECKPOINT_HEADERS, &found, model, err);
+    int rc = gguf_model_read(folder, how, &found, model, err);
     if (rc || found) return rc;
     rc = has_safetensors(folder, &found, err);
-    if (rc || found) return rc ? rc : read_folder(folder, CHECKPOINT_HEADERS, model, err);
+    if (rc || found) return rc ? rc : read_folder(folder, how, model, err);
     rc = model_read_config(folder, &config, err);
+    if (!rc && how & CHECKPOINT_DRAFTS) rc = checkpoint_add_drafts(&config, err);
     if (!rc) rc = model_from_config(&config, model, err);
+    model_config_free(&config);
     if (!rc) rc = checkpoint_name(model, folder, err);
     if (rc) model_free(model);
     *derived = !rc;
     return rc;
 }
 
-int model_read_headers(const char *path, struct model *model, bool *derived, struct helm_err *err)
+static int locate_headers(const char *path, unsigned how, struct model *model, bool *derived,
+                          struct helm_err *err)
 {
     char *located;
     memset(model, 0, sizeof *model);
     *derived = false;
     int rc = hub_locate(path, &located, err);
-    if (!rc) rc = read_headers(located, model, derived, err);
+    if (!rc) rc = read_headers(located, CHECKPOINT_HEADERS | how, model, derived, err);
     free(located);
     return rc;
+}
+
+int model_read_headers(const char *path, struct model *model, bool *derived, struct helm_err *err)
+{
+    return locate_headers(path, 0, model, derived, err);
+}
+
+int model_read_drafting_headers(const char *path, struct model *model, bool *derived, struct helm_err *err)
+{
+    return locate_headers(path, CHECKPOINT_DRAFTS, model, derived, err);
 }
 
 void model_free(struct model *model)

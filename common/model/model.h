@@ -257,6 +257,9 @@ HELM_MUST_CHECK int model_read_drafting(const char *path, struct model *model, s
  * model can be planned for, not loaded. */
 HELM_MUST_CHECK int model_read_headers(const char *path, struct model *model, bool *derived,
                                        struct helm_err *err);
+/* The same with the layer that makes drafts, as model_read_drafting has it. */
+HELM_MUST_CHECK int model_read_drafting_headers(const char *path, struct model *model, bool *derived,
+                                                struct helm_err *err);
 /* The tensors that a configuration implies, as if one file held them in the order of use. Takes the
  * configuration (*config is zeroed, also on failure). */
 HELM_MUST_CHECK int model_from_config(struct model_config *config, struct model *model, struct helm_err *err);

@@ -42,7 +42,7 @@
 
 struct options {
     const char *model, *profile, *now, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
-        *kv_tiers, *kv_page_tokens, *activations, *invariant, *share;
+        *kv_tiers, *kv_page_tokens, *activations, *invariant, *share, *speculate;
     uint64_t vram_bytes, host_memory_bytes, snapshot_bytes, ctx, batch, parallel, prompt, at, node, drafts;
     bool json, node_given, vram_given, prompt_given, strategy_given, exact;
 };
@@ -276,6 +276,20 @@ static void look_at_programs(const struct options *o, const struct model *model,
         log_warn("the model's measured programs cannot be used, prices go by rates: %s", why.text);
 }
 
+/* The model with its layer of drafts, if the plan is to have one, or has it. */
+static int read_model(const struct options *o, struct model *model, bool *derived, struct helm_err *err)
+{
+    bool drafts = strcmp(o->speculate, "mtp") == 0;
+    if (o->plan) {
+        json_t *json = NULL;
+        const int rc = json_read_file(o->plan, PLAN_TEXT_MAX, &json, err);
+        if (rc) return helm_err_prefix(err, "--plan %s", o->plan), rc;
+        drafts = json_integer_value(json_object_get(json, "draft_layers")) > 0;
+        json_decref(json);
+    }
+    return (drafts ? model_read_drafting_headers : model_read_headers)(o->model, model, derived, err);
+}
+
 static int run(const struct options *o, const struct args_spec *spec)
 {
     static struct profile measured, current, profile; /* large */
@@ -315,7 +329,7 @@ static int run(const struct options *o, const struct args_spec *spec)
                                 .prompt = (uint32_t)o->prompt,
                                 .refusal = &refusal,
                                 .cache = &cache};
-    int rc = model_read_headers(o->model, &model, &derived, &err);
+    int rc = read_model(o, &model, &derived, &err);
     if (!rc) rc = check_able(o, &r, &able, &err);
     if (!rc && o->profile) rc = profile_read(o->profile, o->device, &measured, &err);
     if (!rc)
@@ -385,6 +399,7 @@ int main(int argc, char **argv)
                         .activations = "auto",
                         .invariant = "auto",
                         .share = "off",
+                        .speculate = "off",
                         .kv_dtype = "f16",
                         .kv_tiers = KV_TIERS_DEFAULT,
                         .kv_page_tokens = PAGE_SIZE_DEFAULT,
@@ -426,6 +441,9 @@ int main(int argc, char **argv)
          "sequences that have slots, and room for states of fixed size, as helmd's\n"
          "(default 8, and no fewer than --batch)",
          .target = &o.parallel, .min = 1, .max = ARENA_SLOTS_MAX},
+        {"speculate", 0, ARGS_CHOICE, "off|mtp",
+         "mtp: with the model's own layer of drafts, as helmd's (default off)", .target = &o.speculate,
+         .choices = "off|mtp"},
         {"draft-tokens", 0, ARGS_U64, "N",
          "drafts of a sequence in a step at most, as helmd's: forecasts of steps with them\n"
          "(default 0)",

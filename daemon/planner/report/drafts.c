@@ -10,19 +10,22 @@ int explain_drafts(const struct cost_case *c, struct explain *x, struct helm_err
     const uint32_t few = plan_decode_tokens(x->plan);
     x->state_copy_s = cost_copy_states(c->profile, x->plan);
     for (uint32_t drafts = 0; x->plan->draft_tokens && drafts <= x->plan->draft_tokens; drafts++) {
-        const struct cost_step step = cost_step_drafted(x->batch * (1 + drafts), x->batch, x->context);
-        struct cost_forecast f;
+        struct cost_step step = cost_step_drafted(x->batch * (1 + drafts), x->batch, x->context);
+        struct cost_forecast f, made;
         if (step.tokens > few) break;
         int rc = cost_one(c, &step, &f, err);
+        step.drafts = c->model->config.drafts ? drafts : 0;
+        if (!rc) rc = cost_one(c, &step, &made, err);
         if (rc) return rc;
-        x->draft_step_s[x->draft_steps++] = f.seconds;
+        x->draft_step_s[x->draft_steps] = f.seconds;
+        x->draft_made_s[x->draft_steps++] = made.seconds - f.seconds;
     }
     return 0;
 }
 
 double explain_draft_rate(const struct explain *x, uint32_t drafts, double right)
 {
-    double again, seconds = x->draft_step_s[drafts];
+    double again, seconds = x->draft_step_s[drafts] + x->draft_made_s[drafts];
     const double tokens = 1 + cost_draft_tokens(drafts, right, &again);
     if (drafts && x->state_copy_s > 0)
         seconds += x->batch * (2 - pow(right, drafts)) * x->state_copy_s +

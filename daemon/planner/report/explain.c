@@ -93,6 +93,19 @@ static double end_seconds(const struct cost_result *result, uint32_t end, const 
     return processor == PLAN_CPU0 ? unit->cpu : unit->gpu;
 }
 
+/* The layer that makes drafts, which is computed after the head, and in its price. Its seconds. */
+static double explain_drafts_stage(const struct reckoning *k, uint32_t phase, const struct cost_table *table,
+                                   struct explain_list *list)
+{
+    struct explain_stage *out = &list->stage[list->stage_count++];
+    plan_stage_at(k->plan, phase, plan_answer_units(k->plan), &out->stage);
+    for (uint32_t u = table->units; u < unit_count(k->plan->layers); u++)
+        out->seconds += unit_seconds(&table->unit[u], out->stage.home);
+    out->bound_by = bound_of(table, &out->stage, out->seconds, 0);
+    note_measured(table, out);
+    return out->seconds;
+}
+
 /* Prices one step by this phase's list. `span` gets its timeline. */
 static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_list *list,
                          struct cost_span *span, uint32_t span_max, uint32_t *span_count,
@@ -114,8 +127,10 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
     struct cost_result result = {.done = k->done, .span = span, .span_max = span_max};
     struct cost_table table = {0};
     struct cost_plan plan;
-    const uint32_t units = unit_count(k->plan->layers);
-    list->stage = calloc(units, sizeof *list->stage);
+    struct plan answer = *k->plan; /* a layer that makes drafts is a stage of its own */
+    answer.layers -= answer.draft_layers;
+    const uint32_t units = unit_count(answer.layers);
+    list->stage = calloc(unit_count(k->plan->layers), sizeof *list->stage);
     if (!list->stage) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", units);
     cost_plan_of(k->plan, phase, k->home, k->kv_cpu, &plan);
     int rc = price(k, &step, &table, err);
@@ -134,7 +149,7 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
     double before = list->embed;
     for (uint32_t u = 0; u < units;) {
         struct explain_stage *out = &list->stage[list->stage_count++];
-        u = plan_stage_at(k->plan, phase, u, &out->stage);
+        u = plan_stage_at(&answer, phase, u, &out->stage);
         if (list->from_tokens) out->stage.format = PLAN_AS_STORED; /* decode's list says formats */
         enum plan_processor worker = plan_home_processor(out->stage.home);
         double end = k->done[plan_stage_last_unit(&out->stage)];
@@ -146,6 +161,7 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
         at = worker;
     }
     list->head = k->done[table.units] - before;
+    if (answer.draft_layers) list->head -= explain_drafts_stage(k, phase, &table, list);
     list->step = result.seconds - k->done[table.units];
     cost_table_free(&table);
     return 0;
@@ -285,8 +301,7 @@ static bool place_fits(const struct reckoning *k, const struct memory *memory,
     const struct search_found found = {.home = (enum plan_home *)k->home,
                                        .embed = place->embed,
                                        .head = place->head};
-    const struct search_bytes sum =
-        memory_sum(memory, &found, k->analysed.tied, unit_count(k->analysed.layers));
+    const struct search_bytes sum = memory_sum(memory, &found, k->analysed.tied, plan_answer_units(k->plan));
     return !memory->vram_missing && !memory->host_missing && sum.vram <= memory->search.vram_limit &&
            sum.host <= memory->search.host_limit;
 }
@@ -304,7 +319,7 @@ static bool is_torn(const struct cost_table *table, const enum plan_home *home)
 static struct explain_split explain_split(struct reckoning *k, const struct memory *memory,
                                           const struct cost_table *table, uint32_t gpu_layers)
 {
-    const uint32_t layers = k->analysed.layers;
+    const uint32_t layers = plan_answer_units(k->plan) / UNIT_PARTS;
     struct explain_split best = {.decode_s = INFINITY};
     for (uint32_t way = 0; way < 8; way++) {
         struct split_place place = {.gpu_layers = gpu_layers,
@@ -349,12 +364,12 @@ static int explain_splits(struct reckoning *k, struct explain *x, struct helm_er
                                      .pages = ledger_least_pages(&c, wish.ctx),
                                      .device = true,
                                      .cpu = true};
-    x->split = calloc((size_t)k->analysed.layers + 1, sizeof *x->split);
-    if (!x->split) return helm_fail(err, HELM_E_NOMEM, "no memory for %u splits", k->analysed.layers);
+    const uint32_t layers = plan_answer_units(k->plan) / UNIT_PARTS;
+    x->split = calloc((size_t)layers + 1, sizeof *x->split);
+    if (!x->split) return helm_fail(err, HELM_E_NOMEM, "no memory for %u splits", layers);
     int rc = price(k, &step, &table, err);
     if (!rc) rc = memory_build(&c, &sums, &memory, err);
-    for (uint32_t g = 0; g <= k->analysed.layers && !rc; g++)
-        x->split[g] = explain_split(k, &memory, &table, g);
+    for (uint32_t g = 0; g <= layers && !rc; g++) x->split[g] = explain_split(k, &memory, &table, g);
     memory_free(&memory);
     cost_table_free(&table);
     return rc;

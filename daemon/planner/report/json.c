@@ -76,10 +76,10 @@ static json_t *drafts_to_json(const struct explain *x)
     json_t *array = json_array();
     for (uint32_t d = 0; d < x->draft_steps; d++)
         json_array_append_new(array, json_pack("{s:i, s:o, s:o, s:o, s:o}", "drafts", (int)d, "step_ms",
-                                               number(1e3 * x->draft_step_s[d]), "tok_s_half_right",
-                                               number(explain_draft_rate(x, d, 0.5)), "tok_s_most_right",
-                                               number(explain_draft_rate(x, d, 0.8)), "tok_s_all_right",
-                                               number(explain_draft_rate(x, d, 1))));
+                                               number(1e3 * (x->draft_step_s[d] + x->draft_made_s[d])),
+                                               "tok_s_half_right", number(explain_draft_rate(x, d, 0.5)),
+                                               "tok_s_most_right", number(explain_draft_rate(x, d, 0.8)),
+                                               "tok_s_all_right", number(explain_draft_rate(x, d, 1))));
     return array;
 }
 

@@ -76,7 +76,7 @@ static void print_head(const struct explain *x, FILE *out)
 
 static void print_misfits(const struct explain *x, const struct axis *ax, FILE *out)
 {
-    uint32_t layers = x->plan->layers;
+    uint32_t layers = plan_answer_units(x->plan) / UNIT_PARTS;
     for (uint32_t g = 0; g <= layers; g++) {
         if (x->split[g].fits) continue;
         uint32_t last = g;
@@ -93,7 +93,7 @@ static void print_misfits(const struct explain *x, const struct axis *ax, FILE *
 static void print_splits(const struct explain *x, FILE *out)
 {
     char text[96];
-    uint32_t layers = x->plan->layers;
+    uint32_t layers = plan_answer_units(x->plan) / UNIT_PARTS;
     double plan = explain_rate(x), most = plan;
     bool drawing = false;
     svg_label(out, PLOT_LEFT, SPLITS_TOP - 18, "", "start",

@@ -296,8 +296,9 @@ static void print_drafts(const struct explain *x, FILE *out)
             "decode with drafts, token/s if each is right with probability\n  %-10s %10s %10s %10s %10s\n",
             "drafts", "step, ms", "0.5", "0.8", "1");
     for (uint32_t d = 0; d < x->draft_steps; d++)
-        fprintf(out, "  %-10u %10.3f %10.2f %10.2f %10.2f\n", d, 1e3 * x->draft_step_s[d],
-                explain_draft_rate(x, d, 0.5), explain_draft_rate(x, d, 0.8), explain_draft_rate(x, d, 1));
+        fprintf(out, "  %-10u %10.3f %10.2f %10.2f %10.2f\n", d,
+                1e3 * (x->draft_step_s[d] + x->draft_made_s[d]), explain_draft_rate(x, d, 0.5),
+                explain_draft_rate(x, d, 0.8), explain_draft_rate(x, d, 1));
     fputc('\n', out);
 }
 
