@@ -35,13 +35,25 @@ struct cost_case making_case(const struct making *m, const struct plan *plan)
                               .plan = plan};
 }
 
+/* Drafts that each row makes in the decode step that plans are compared by, by a layer of the model. */
+static uint32_t drafts_of(const struct making *m)
+{
+    const uint32_t most = m->r->wish.draft_tokens < PLANNER_DRAFTS ? m->r->wish.draft_tokens : PLANNER_DRAFTS;
+    return m->r->model->config.drafts && m->batch * (1 + most) <= ENGINE_FEW_TOKENS ? most : 0;
+}
+
 int making_decode_seconds(const struct making *m, const struct plan *plan, uint32_t context, double *seconds,
                           struct helm_err *err)
 {
     const struct cost_case c = making_case(m, plan);
     struct cost_forecast f;
     if (!context) context = planner_typical_context(m->r, plan->context_tokens);
-    int rc = cost_decode(&c, m->batch, context, &f, err);
+    const struct cost_step step = {.tokens = m->batch,
+                                   .rows = m->batch,
+                                   .samples = m->batch,
+                                   .drafts = drafts_of(m),
+                                   .context = context};
+    int rc = cost_one(&c, &step, &f, err);
     *seconds = f.seconds;
     return rc;
 }
@@ -89,6 +101,7 @@ struct cost_step making_step(const struct making *m, const struct spec *spec,
     return (struct cost_step){.tokens = m->batch,
                               .rows = m->batch,
                               .samples = m->batch,
+                              .drafts = drafts_of(m),
                               .context = context,
                               .kv_dtype = m->wish.kv_dtype,
                               .format = format,

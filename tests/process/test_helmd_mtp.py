@@ -5,13 +5,14 @@ model's layers add little."""
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from draft_models import draft_model  # noqa: E402
 from hybrid_files import multimodal, write_gguf  # noqa: E402
-from helmd_harness import DATA, DEVICE, PROFILE, Client, Daemon, check, pb, plan_json, run_tests, running, same, status_of, wait_until  # noqa: E402
+from helmd_harness import BIN, DATA, DEVICE, PROFILE, Client, Daemon, check, pb, plan_json, run_tests, running, same, status_of, wait_until  # noqa: E402
 
 OFF, NGRAM, MTP, AUTO = pb.SPECULATE_OFF, pb.SPECULATE_NGRAM, pb.SPECULATE_MTP, pb.SPECULATE_AUTO
 EXACT = ("--kv-dtype", "f32", "--threads", 2, "--activations", "exact", "--kernels", "avx2")
@@ -244,6 +245,28 @@ def test_the_ledger_counts_the_layer_and_its_cache():
     cache = [sum(v for k, v in l.items() if "KV" in k) for l in lines]
     same(cache[1] >= 2 * cache[0] - (4 << 20), True, f"the cache of one layer and of two: {cache}; {lines}")
     same(plan["host"]["total"] > without["host"]["total"], True, "the totals")
+
+
+def helm_plan(*options):
+    run = subprocess.run([os.path.join(BIN, "helm-plan"), "--profile", PROFILE, "--model", model("qwen35", -4), *map(str, options)],
+                         capture_output=True, text=True)
+    same(run.returncode, 0, f"helm-plan {options}: {run.stderr}")
+    return run.stdout
+
+
+def test_helm_plan_makes_and_reads_plans_with_the_layer():
+    without, made = (json.loads(helm_plan("--json", "--draft-tokens", 3, "--speculate", s)) for s in ("off", "mtp"))
+    steps = [[row["step_ms"] for row in p["with_drafts"]] for p in (without, made)]
+    check(all(a < b for a, b in zip(*steps)) and steps[1] == sorted(steps[1]), f"the layer takes time, and so does each draft: {steps}")
+    same([s["layers"] for s in made["stages"]["decode"]][-1], [4, 4], "the layer's stage")
+    path = os.path.join(FOLDER, "made.json")
+    with open(path, "w") as f:
+        json.dump(made, f)
+    again = json.loads(helm_plan("--json", "--plan", path))
+    same([again[k] for k in ("layers", "draft_layers", "stages")], [made[k] for k in ("layers", "draft_layers", "stages")], "read again")
+    check("  4 " in helm_plan("--plan", path), "the row of the layer's stage")
+    with running("--kernels", "avx2", "--threads", 2, "--speculate", "auto", "--device", "emulated", real=True, model=model("qwen35", -4), plan=made) as d:
+        check(len(answer(Client(d.endpoint), PROMPTS[0], 10).tokens) == 10, "helmd takes it")
 
 
 def test_the_layer_is_read_only_if_it_is_asked_for():

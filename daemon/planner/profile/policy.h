@@ -26,6 +26,10 @@
  * counts, then the one with less VRAM. No forecast is as good as this. */
 #define SEARCH_ALIKE 1e-3
 
+/* Drafts of each row, if a layer of the model makes them, in the decode step that plans are compared by: what pays most where 80 % of them
+ * are right. Where the head lies counts for each. */
+#define PLANNER_DRAFTS 3
+
 /* ---- numbers as a computer has them ---- */
 
 #define ROUNDING      1e-9  /* sums of the same numbers in another order may differ by this part */
