@@ -88,12 +88,12 @@ PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-cli helm-gatewa
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
-ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(CPU_SRC) $(WORKER_CPU_SRC) $(WORKER_GPU_SRC) worker-gpu/device/cuda/absent.c tests/golden/pair.c $(KERNEL_SRC) $(DAEMON_SRC) $(EXPLAIN_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(SESSION_SRC) $(HUB_SRC) $(GATEWAY_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROFILE_SRC) $(PROOF_SRC) $(QUANTIZE_SRC) $(PROTO_SRC)
+ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(CPU_SRC) $(WORKER_CPU_SRC) $(DISK_SRC) $(WORKER_GPU_SRC) worker-gpu/device/cuda/absent.c tests/golden/pair.c $(KERNEL_SRC) $(DAEMON_SRC) $(EXPLAIN_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(SESSION_SRC) $(HUB_SRC) $(GATEWAY_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROFILE_SRC) $(PROOF_SRC) $(QUANTIZE_SRC) $(PROTO_SRC)
 MAIN_SRC := $(foreach p,$(PROGRAMS),$($(p)_MAIN))
 obj_of = $(patsubst $(OBJ)/gen/%.c,$(OBJ)/gen/%.o,$(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(filter $(GEN)/%,$(1)))
 ALL_OBJ := $(call obj_of,$(ALL_SRC))
 MAIN_OBJ := $(call obj_of,$(MAIN_SRC))
-ALL_LIBS := -lcurl -ledit -lzmq -lsodium -lmicrohttpd -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -ljansson -lutf8proc -lsystemd -linih -lm
+ALL_LIBS := -lcurl -ledit -lzmq -lsodium -lmicrohttpd -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -luring -ljansson -lutf8proc -lsystemd -linih -lm
 
 .PHONY: all built programs lib
 all: built

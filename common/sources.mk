@@ -101,6 +101,7 @@ MODEL_SRC := \
   common/model/vectors.c \
   common/model/weigh.c \
   common/plan/arena_spec.c \
+  common/plan/disk.c \
   common/plan/kv_tiers.c \
   common/plan/placement.c \
   common/plan/plan.c \
@@ -205,3 +206,9 @@ ISA_avx512bf16vbmi2 := $(ISA_avx512bf16) -mavx512vbmi -mavx512vbmi2
 ISA_amx := $(ISA_avx512bf16) -mamx-tile -mamx-bf16
 ISA_amxvbmi2 := $(ISA_avx512bf16vbmi2) -mamx-tile -mamx-bf16
 ISA_amxint8 := $(ISA_amxvbmi2) -mamx-int8
+
+# Reads past the page cache; with it goes liburing.
+DISK_SRC := \
+  common/disk/reader.c \
+  common/disk/threads.c \
+  common/disk/uring.c

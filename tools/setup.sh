@@ -9,7 +9,7 @@
 set -euo pipefail
 kind=${1:-build}
 build="gcc make libc6-dev protobuf-c-compiler protobuf-compiler libzmq3-dev libsodium-dev libxxhash-dev libprotobuf-c-dev libnuma-dev libopenblas-dev
- libpcre2-dev libjansson-dev libutf8proc-dev libsystemd-dev libinih-dev libmicrohttpd-dev libcurl4-openssl-dev libedit-dev ca-certificates"
+ libpcre2-dev libjansson-dev liburing-dev libutf8proc-dev libsystemd-dev libinih-dev libmicrohttpd-dev libcurl4-openssl-dev libedit-dev ca-certificates"
 test="g++ libcmocka-dev python3 python3-zmq python3-protobuf python3-setuptools python3-jsonschema curl util-linux procps"
 deb="dpkg-dev debhelper build-essential pkg-config git"
 deploy="nginx-light haproxy openssl"
@@ -29,7 +29,7 @@ lacking() {
     for tool in "${compiler[0]}" protoc-c; do command -v "$tool" >/dev/null || printf ' %s' "$tool"; done
     command -v "${compiler[0]}" >/dev/null || return 0
     for header in zmq.h sodium.h xxhash.h protobuf-c/protobuf-c.h numa.h cblas.h pcre2.h jansson.h utf8proc.h systemd/sd-daemon.h \
-        ini.h microhttpd.h curl/curl.h histedit.h; do
+        ini.h liburing.h microhttpd.h curl/curl.h histedit.h; do
         echo "#include <$header>" | "${compiler[@]}" -E -DPCRE2_CODE_UNIT_WIDTH=8 - >/dev/null 2>&1 || printf ' %s' "$header"
     done
 }

@@ -177,6 +177,33 @@ static uint32_t most_valuable(const struct expert_slots *s, uint32_t layer, doub
     return best;
 }
 
+/* From now on the slot's expert is absent, and the other one comes. */
+static struct expert_move replace(struct expert_slots *s, uint32_t layer, uint32_t expert, uint32_t slot)
+{
+    struct place *p = &s->place[(uint64_t)layer * s->size.slots + slot];
+    const struct expert_move move = {layer, expert, slot, p->expert};
+    if (p->expert != EXPERT_SLOT_NONE) s->table[index_of(s, layer, p->expert)] = EXPERT_SLOT_NONE;
+    *p = (struct place){expert, true};
+    s->coming[index_of(s, layer, expert)] = true;
+    s->seen.moved++;
+    return move;
+}
+
+bool expert_slots_admit(struct expert_slots *s, uint32_t layer, uint32_t expert, struct expert_move *move)
+{
+    double low = -INFINITY;
+    if (layer >= s->size.layers || expert >= s->size.experts) return false;
+    const uint64_t at = index_of(s, layer, expert);
+    const uint32_t slot = least_slot(s, layer, &low);
+    if (slot == EXPERT_SLOT_NONE || s->table[at] != EXPERT_SLOT_NONE || s->coming[at]) return false;
+    const uint32_t there = s->place[(uint64_t)layer * s->size.slots + slot].expert;
+    const struct known *known = there == EXPERT_SLOT_NONE ? NULL : &s->known[index_of(s, layer, there)];
+    if (known && known->rank > -INFINITY && (known->last == s->seen.steps || s->known[at].rank <= low))
+        return false;
+    *move = replace(s, layer, expert, slot);
+    return true;
+}
+
 uint32_t expert_slots_moves(struct expert_slots *s, uint32_t layer, struct expert_move *move, uint32_t most)
 {
     if (layer >= s->size.layers || !s->seen.moving) return 0;
@@ -185,12 +212,7 @@ uint32_t expert_slots_moves(struct expert_slots *s, uint32_t layer, struct exper
         double high = -INFINITY, low = -INFINITY;
         const uint32_t expert = most_valuable(s, layer, &high), slot = least_slot(s, layer, &low);
         if (expert == EXPERT_SLOT_NONE || slot == EXPERT_SLOT_NONE || high <= low) break;
-        struct place *p = &s->place[(uint64_t)layer * s->size.slots + slot];
-        move[count] = (struct expert_move){layer, expert, slot, p->expert};
-        if (p->expert != EXPERT_SLOT_NONE) s->table[index_of(s, layer, p->expert)] = EXPERT_SLOT_NONE;
-        *p = (struct place){expert, true};
-        s->coming[index_of(s, layer, expert)] = true;
-        s->seen.moved++;
+        move[count] = replace(s, layer, expert, slot);
     }
     return count;
 }

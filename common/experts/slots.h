@@ -1,4 +1,4 @@
-/* Which experts lie in VRAM: each sparse layer's slots, which follow what tokens choose.
+/* Which experts lie in VRAM, or of those on disk in host memory: each sparse layer's slots, which follow what tokens choose.
  *
  * The worker that copies tells what each layer's tokens chose and is told which experts to bring where; the planner's
  * simulation and the tests ask the same functions, so that forecast and worker follow one policy. No clock, no device, no
@@ -57,6 +57,10 @@ void expert_slots_used(struct expert_slots *slots, uint32_t layer, const uint32_
 uint32_t expert_slots_moves(struct expert_slots *slots, uint32_t layer, struct expert_move *move,
                             uint32_t most);
 void expert_slots_arrived(struct expert_slots *slots, const struct expert_move *move);
+/* For experts that have to be brought in any case, as from disk: a slot of the layer for this absent one, of which the step's
+ * choices were said. False: there is none whose expert this step does not use and is worth less. */
+bool expert_slots_admit(struct expert_slots *slots, uint32_t layer, uint32_t expert,
+                        struct expert_move *move);
 /* All layers had their turn. */
 void expert_slots_step(struct expert_slots *slots);
 

@@ -134,6 +134,59 @@ static struct found hits(const struct run *run)
     return found;
 }
 
+/* As for experts on disk: each that is missing is brought at once, into a slot that the step does not use, if there is one. */
+static double hits_admitted(bool sticky, uint32_t slots)
+{
+    static struct trace trace;
+    struct expert_slots *s;
+    struct helm_err err;
+    uint32_t id[CHOSEN], passed = 0;
+    const struct expert_slots_case size = {LAYERS, EXPERTS, slots, EXPERT_HALF_LIFE, 0};
+    assert_int_equal(expert_slots_create(&size, &s, &err), 0);
+    trace_begin(&trace, sticky);
+    struct expert_slots_seen before = {0};
+    for (uint32_t step = 0; step < 1500; step++) {
+        if (step == 300) before = expert_slots_seen(s);
+        for (uint32_t l = 0; l < LAYERS; l++) {
+            const uint32_t *table = expert_slots_table(s, l);
+            choose(&trace, l, id);
+            expert_slots_used(s, l, id, CHOSEN);
+            for (uint32_t i = 0; i < CHOSEN; i++) {
+                struct expert_move move;
+                const bool there = table[id[i]] != EXPERT_SLOT_NONE;
+                if (!expert_slots_admit(s, l, id[i], &move)) {
+                    passed += !there;
+                    continue;
+                }
+                assert_false(there);
+                assert_true(move.layer == l && move.expert == id[i] && move.slot < slots);
+                for (uint32_t k = 0; k < CHOSEN; k++) assert_true(move.evicted != id[k]);
+                assert_false(expert_slots_admit(s, l, id[i], &move)); /* it is under way */
+                expert_slots_arrived(s, &move);
+            }
+        }
+        expert_slots_step(s);
+        if (step % 97 == 0) check_tables(s, slots);
+    }
+    assert_true((passed > 0) == (slots < CHOSEN));
+    const struct expert_slots_seen seen = expert_slots_seen(s);
+    expert_slots_free(s);
+    return (double)(seen.present - before.present) / (double)(seen.used - before.used);
+}
+
+static void missing_experts_are_admitted(void **unused)
+{
+    (void)unused;
+    const double eighth = hits_admitted(true, 16), quarter = hits_admitted(true, 32),
+                 even = hits_admitted(false, 32), few = hits_admitted(true, 3);
+    print_message("admitted: an eighth of the experts %.3f, a quarter %.3f; without order %.3f; three %.3f\n",
+                  eighth, quarter, even, few);
+    assert_true(eighth > 0.60 && eighth < 0.70);
+    assert_true(quarter > 0.76 && quarter < 0.84);
+    assert_true(even > 0.23 && even < 0.27);
+    assert_true(few > 0.02 && few < eighth);
+}
+
 static void sticky_routing_is_followed(void **unused)
 {
     (void)unused;
@@ -244,6 +297,7 @@ static void sizes_are_bounded(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(missing_experts_are_admitted),
         cmocka_unit_test(sticky_routing_is_followed),
         cmocka_unit_test(moves_that_cost_too_much_are_not_made),
         cmocka_unit_test(routing_without_order_moves_nothing),
