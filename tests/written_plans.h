@@ -13,6 +13,7 @@ static inline enum plan_home home_of_letter(char letter)
            : letter == 's' ? PLAN_HOME_STREAM
            : letter == 'm' ? PLAN_HOME_MIXED
            : letter == 'h' ? PLAN_HOME_SHARED
+           : letter == 'd' ? PLAN_HOME_DISK
                            : PLAN_HOME_CPU;
 }
 
@@ -35,7 +36,7 @@ static inline struct plan_unit *units_of_homes(struct plan_unit *unit, uint32_t 
     return unit;
 }
 
-/* A letter for each unit, over and over: c(pu), g(pu), s(tream), m(ixed), (s)h(ared). */
+/* A letter for each unit, over and over: c(pu), g(pu), s(tream), m(ixed), (s)h(ared), d(isk). */
 static inline struct plan_unit *units_of_letters(struct plan_unit *unit, uint32_t layers, const char *letters,
                                                  size_t count)
 {

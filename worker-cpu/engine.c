@@ -8,6 +8,7 @@
 #include "common/base/node.h"
 #include "common/base/units.h"
 #include "common/cpu/pin.h"
+#include "worker-cpu/disk/disk.h"
 #include "worker-cpu/print.h"
 
 #define LANE_SPIN_US      POOL_SPIN_QUIET_US
@@ -129,6 +130,7 @@ static int lower_programs(struct engine *engine, uint32_t threads, enum linear_i
                                     .self = engine->base.self,
                                     .weights = &engine->weights,
                                     .kernels = &engine->kernels,
+                                    .disk = engine->disk,
                                     .inputs = inputs,
                                     .act = &engine->act,
                                     .threads = threads,
@@ -181,7 +183,8 @@ static int create_activations(struct engine *engine, struct helm_err *err)
                                               .unit_tokens = plan_most_tokens(plan, engine->base.self),
                                               .end_tokens = embed || head ? h->step_tokens : 0,
                                               .sampled_rows = head ? h->samples : 0};
-    const struct cpu_room room = cpu_room_of(&size, placements_formats(&engine->weights.host));
+    const struct cpu_room room = cpu_room_of(&size, placements_formats(&engine->weights.host) |
+                                                        placements_formats(&engine->weights.disk));
     engine->run.thread_bytes = room.thread;
     return activations_create(&size, engine->weights.formats, &engine->kernels, room.activations,
                               arena_region_ptr(engine->base.arena, ARENA_REGION_LOGITS), &engine->act, err);
@@ -271,6 +274,17 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     return rc;
 }
 
+static int open_disk(struct engine *engine, struct helm_err *err)
+{
+    char reduced[DISK_REDUCED_TEXT];
+    if (!plan_disk_units(&engine->plan)) return 0;
+    int rc = disk_open(&engine->model, &engine->plan, engine->base.arena, &engine->disk, reduced, err);
+    if (rc) return rc;
+    if (*reduced) engine_reduced(&engine->base.report, "%s", reduced);
+    engine->base.report.vectors_content += disk_content(engine->disk);
+    return 0;
+}
+
 #define PROGRAMS                                                                                             \
     (PLAN_PHASES_MAX * (OP_TIER_COUNT + 1) + OP_TIER_FEW + 1 + 3 + OP_TIER_COUNT + OP_TIER_FEW + 1 + 2)
 
@@ -307,6 +321,7 @@ static int create_run(struct engine *engine, uint32_t spin_us, uint32_t peer_wai
     run->act = &engine->act;
     run->pool = engine->pool;
     run->states = &engine->states;
+    run->disk = engine->disk;
     run->invariant = engine->plan.invariant;
     run->unit_tokens = plan_most_tokens(&engine->plan, engine->base.self);
     run->spin_us = spin_us;
@@ -396,6 +411,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     if (!rc) rc = engine_check_kernels(engine, err);
     if (!rc) rc = populate_kv(engine, err);
     if (!rc) rc = load_weights(engine, o, err);
+    if (!rc) rc = open_disk(engine, err);
     if (!rc) rc = state_open(arena, &engine->plan, &engine->states, err);
     if (!rc) rc = create_activations(engine, err);
     if (!rc) rc = engine_lower(engine, report->threads, err);
@@ -449,6 +465,8 @@ void engine_free(struct engine *engine)
     }
     activations_free(&engine->act);
     state_close(&engine->states);
+    disk_close(engine->disk);
+    engine->disk = NULL;
     weights_free(&engine->weights);
     plan_free(&engine->plan);
     model_free(&engine->model);

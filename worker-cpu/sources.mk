@@ -1,6 +1,8 @@
 # Sources and program of worker-cpu/.
 
 WORKER_CPU_SRC := \
+  worker-cpu/disk/disk.c \
+  worker-cpu/disk/turns.c \
   worker-cpu/drafts.c \
   worker-cpu/engine.c \
   worker-cpu/kv_pages.c \
@@ -25,5 +27,5 @@ WORKER_CPU_SRC := \
   worker-cpu/weights/weights.c
 
 helm-worker-cpu_MAIN := worker-cpu/main.c
-helm-worker-cpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_CPU_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
-helm-worker-cpu_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
+helm-worker-cpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_CPU_SRC) $(DISK_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-worker-cpu_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -luring -ljansson -lm

@@ -22,7 +22,7 @@ uint32_t plan_lanes_of(const struct plan *plan, enum arena_lane_kind kind)
 
 struct arena_spec plan_arena_spec(const struct plan *plan, const struct model_config *config)
 {
-    const uint32_t mixed = plan_mixed_units(plan);
+    const uint32_t counted = plan_slot_units(plan);
     return (struct arena_spec){.slots = plan->slots,
                                .samples = engine_samples(plan->slots, plan->draft_tokens),
                                .context_tokens = plan->context_tokens,
@@ -45,9 +45,9 @@ struct arena_spec plan_arena_spec(const struct plan *plan, const struct model_co
                                .window_head_dim = config->window_heads.head_dim,
                                .vram_page_count = plan_kv_places(plan),
                                .kv_heads_asking = plan_kv_tiered(plan) ? config->heads : 0,
-                               .experts_chosen = mixed ? config->router.chosen : 0,
-                               .experts = mixed ? config->router.experts : 0,
-                               .expert_layers = mixed,
+                               .experts_chosen = counted ? config->router.chosen : 0,
+                               .experts = counted ? config->router.experts : 0,
+                               .expert_layers = counted,
                                .state = plan_state_layout(plan, PLAN_CPU0),
                                .snapshot_count = plan->state_snapshots,
                                .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};

@@ -4,7 +4,7 @@
 #include <string.h>
 
 static const char *const memory_names[PLAN_MEMORIES] = {
-    [PLAN_HOST] = "host", [PLAN_VRAM0] = "vram", [PLAN_VRAM1] = "vram1"};
+    [PLAN_HOST] = "host", [PLAN_VRAM0] = "vram", [PLAN_VRAM1] = "vram1", [PLAN_DISK] = "disk"};
 
 const struct plan_processor_row plan_processor_rows[PLAN_PROCESSORS] = {
     [PLAN_CPU0] = {.name = "cpu", .memory = PLAN_HOST},
@@ -25,6 +25,7 @@ const struct plan_home_row plan_home_rows[PLAN_HOMES + 1] = {
     [PLAN_HOME_MIXED] = {"mixed", PLAN_HOST, PLAN_GPU0, PLAN_SLOTS, PLAN_CPU0},
     [PLAN_HOME_SHARED] = {"shared", PLAN_HOST, PLAN_GPU0, PLAN_ROWS, PLAN_CPU0},
     [PLAN_HOME_GPU1] = {"gpu1", PLAN_VRAM1, PLAN_GPU1, PLAN_RESIDENT, PLAN_PROCESSORS},
+    [PLAN_HOME_DISK] = {"disk", PLAN_DISK, PLAN_CPU0, PLAN_READ, PLAN_PROCESSORS},
     [PLAN_HOMES] = {"unknown", PLAN_MEMORIES, PLAN_PROCESSORS, PLAN_RESIDENT, PLAN_PROCESSORS},
 };
 
@@ -38,7 +39,7 @@ enum plan_home plan_processor_home(enum plan_processor processor)
 enum plan_processor plan_memory_processor(enum plan_memory memory)
 {
     int processor = 0;
-    while (plan_processor_rows[processor].memory != memory) processor++;
+    while (processor < PLAN_PROCESSORS && plan_processor_rows[processor].memory != memory) processor++;
     return (enum plan_processor)processor;
 }
 

@@ -10,19 +10,21 @@
  * which weights reach the processor. Of experts at home on `mixed` all lie in host memory and some in VRAM as well:
  * the GPU computes with these, and with those that it is told to read over the link, the CPU with the others.
  * Rows of a dense MLP at home on `shared` lie in one memory each: the first ones in VRAM, where the GPU
- * computes with them, the others in host memory, where the CPU does at the same time (common/model/share.h). */
+ * computes with them, the others in host memory, where the CPU does at the same time (common/model/share.h).
+ * Experts at home on `disk` stay in the model's files; host memory has slots for some of them (common/plan/disk.h). */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
-enum plan_memory { PLAN_HOST, PLAN_VRAM0, PLAN_VRAM1, PLAN_MEMORIES };
+enum plan_memory { PLAN_HOST, PLAN_VRAM0, PLAN_VRAM1, PLAN_DISK, PLAN_MEMORIES };
 enum plan_processor { PLAN_CPU0, PLAN_GPU0, PLAN_GPU1, PLAN_PROCESSORS };
 enum plan_route {
     PLAN_RESIDENT, /* the processor reads the weights where they lie */
     PLAN_STREAMED, /* they are copied through a ring in the processor's memory */
     PLAN_SLOTS, /* of experts: some lie in slots in the processor's memory, too; the helper computes with others */
-    PLAN_ROWS /* of a dense MLP: the first lie in the processor's memory alone; the helper has the others */
+    PLAN_ROWS, /* of a dense MLP: the first lie in the processor's memory alone; the helper has the others */
+    PLAN_READ  /* of experts: they are read into slots in the processor's memory when tokens choose them */
 };
 /* `cpu` is 0: a plan that says nothing of a home computes there. */
 enum plan_home {
@@ -32,6 +34,7 @@ enum plan_home {
     PLAN_HOME_MIXED,
     PLAN_HOME_SHARED,
     PLAN_HOME_GPU1,
+    PLAN_HOME_DISK,
     PLAN_HOMES
 };
 
@@ -87,7 +90,7 @@ static inline bool plan_home_streams(enum plan_home home, enum plan_processor pr
 }
 /* The home of what a processor has in its own memory. */
 enum plan_home plan_processor_home(enum plan_processor processor);
-/* The processor whose own memory it is. */
+/* The processor whose own memory it is; PLAN_PROCESSORS: the disk's, which is none's. */
 enum plan_processor plan_memory_processor(enum plan_memory memory);
 /* The processor's number among the devices, from 0 on; the first of them. */
 uint32_t plan_device_index(enum plan_processor processor);
@@ -96,9 +99,10 @@ enum plan_processor plan_first_device(void);
 uint32_t plan_link_of(enum plan_processor from, enum plan_processor to);
 
 /* "unknown" of a number that is none. */
-const char *plan_home_name(enum plan_home home); /* "cpu", "gpu", "stream", "mixed", "shared", "gpu1" */
+const char *
+plan_home_name(enum plan_home home); /* "cpu", "gpu", "stream", "mixed", "shared", "gpu1", "disk" */
 const char *plan_processor_name(enum plan_processor processor); /* "cpu", "gpu", "gpu1" */
-const char *plan_memory_name(enum plan_memory memory);          /* "host", "vram", "vram1" */
+const char *plan_memory_name(enum plan_memory memory);          /* "host", "vram", "vram1", "disk" */
 /* By name; PLAN_HOMES, PLAN_PROCESSORS, PLAN_MEMORIES: there is none. */
 enum plan_home plan_home_named(const char *name);
 enum plan_processor plan_processor_named(const char *name);

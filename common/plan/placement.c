@@ -137,6 +137,9 @@ bool placement_lies(enum plan_home home, enum tensor_role role, enum plan_memory
     if (plan_home_rows[home].route == PLAN_ROWS)
         return memory == (share_is_own(role) ? plan_processor_memory(plan_home_processor(home))
                                              : plan_home_memory(home));
+    if (plan_home_rows[home].route == PLAN_READ)
+        return memory == (arch_role_of_experts(role) ? plan_home_memory(home)
+                                                     : plan_processor_memory(plan_home_processor(home)));
     if (plan_home_memory(home) == memory) return true;
     return plan_home_rows[home].route == PLAN_SLOTS && !arch_role_of_experts(role) &&
            plan_processor_memory(plan_home_processor(home)) == memory;

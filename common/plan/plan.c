@@ -260,6 +260,13 @@ uint32_t plan_mixed_units(const struct plan *plan)
     return plan_mixed_index(plan, unit_count(plan->layers));
 }
 
+uint32_t plan_disk_units(const struct plan *plan)
+{
+    uint32_t count = 0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) count += plan->unit[u].home[0] == PLAN_HOME_DISK;
+    return count;
+}
+
 /* ---- lanes ---- */
 
 uint32_t plan_lanes(const struct plan *plan)
@@ -361,6 +368,31 @@ static int check_mixed(const struct plan *plan, struct helm_err *err)
     return check_first(e, units, err);
 }
 
+/* Experts on disk: of MLP halves, in every list, since check_against_decode says that weights do not move. */
+static int check_disk(const struct plan *plan, struct helm_err *err)
+{
+    const uint32_t units = plan_disk_units(plan);
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        if (plan->unit[u].home[0] != PLAN_HOME_DISK) continue;
+        if (unit_part(u) != UNIT_MLP)
+            return helm_fail(err, HELM_E_FORMAT,
+                             "the attention of layer %u has 'disk' as home, which is for experts",
+                             unit_layer(u));
+        if (plan_unit_format(plan, u) != PLAN_AS_STORED)
+            return helm_fail(err, HELM_E_UNSUPPORTED, "layer %u: experts on disk lie as stored, not as '%s'",
+                             unit_layer(u), tensor_format_name(plan_unit_format(plan, u)));
+    }
+    if (units && plan_mixed_units(plan))
+        return helm_fail(
+            err, HELM_E_UNSUPPORTED,
+            "%u layers have 'mixed' as home of their experts and %u 'disk': a plan has one of the two",
+            plan_mixed_units(plan), units);
+    if (!units == !plan_disk_slots(plan)) return 0;
+    return helm_fail(err, HELM_E_FORMAT,
+                     "%u layers have 'disk' as home of their experts, and 'disk_slots' is %u", units,
+                     plan_disk_slots(plan));
+}
+
 /* A phase's list: every unit has a home, and the weights of a phase are where decode has them. */
 static int check_phase(const struct plan *plan, uint32_t phase, struct helm_err *err)
 {
@@ -407,6 +439,7 @@ int plan_check(const struct plan *plan, struct helm_err *err)
     int rc = plan_check_windows(plan, err);
     if (!rc) rc = plan_check_tiers(plan, err);
     if (!rc) rc = check_mixed(plan, err);
+    if (!rc) rc = check_disk(plan, err);
     if (!rc) rc = check_drafts(plan, err);
     if (!rc) rc = plan_check_shared(plan, err);
     return rc ? rc : check_formats(plan, err);

@@ -12,7 +12,7 @@
  * It also says where the KV cache of a layer is: with the worker that computes its attention half in decode.
  * A prefill list has the same units on `gpu`, and may compute the others by either worker (`cpu` or
  * `stream`), with one exception: where the cache is in VRAM no other processor can attend. Only the decode list has MLP
- * halves on `mixed` or `shared`; others have the latter on `stream`.
+ * halves on `mixed` or `shared`; others have the latter on `stream`. An MLP half on `disk` is so in every list.
  *
  * Weights lie in memory in one of three ways: as they are stored in the files, converted as the plan's mixture says
  * (common/model/mixture.h), or converted without loss to another format (common/formats/tensor_format.h), in which
@@ -93,7 +93,7 @@ struct ledger {
  * and takes the rest, so that the lines always add up. */
 void ledger_add(struct ledger *ledger, const char *what, uint64_t bytes);
 
-/* A plan's sizes of one device; none of the CPU. */
+/* A plan's sizes of one device; of the CPU, slots of experts on disk alone. */
 struct plan_device {
     uint64_t
         ring_bytes; /* of its memory that streamed weights pass through; 0 where none are streamed to it */
@@ -101,7 +101,7 @@ struct plan_device {
      * in the arena. Else the cache has two tiers: every page has room for all layers in the arena, where its cells are
      * copied once it is full, and the newest pages of a sequence lie in VRAM too. */
     uint32_t vram_page_count;
-    struct plan_experts experts; /* of units at home on `mixed` */
+    struct plan_experts experts; /* of units at home on `mixed`; of the CPU, slots of those on `disk` */
 };
 
 struct placement;
@@ -275,6 +275,12 @@ static inline struct plan_device *plan_device_at(struct plan *plan, enum plan_ho
 {
     return &plan->device[plan_home_processor(home)];
 }
+/* Units at home on `disk`, and slots of each. */
+uint32_t plan_disk_units(const struct plan *plan);
+static inline uint32_t plan_disk_slots(const struct plan *plan)
+{
+    return plan_device_of(plan, PLAN_HOME_DISK)->experts.slots;
+}
 /* Of the units at home on `mixed`: what is said of their device. */
 static inline const struct plan_experts *plan_experts(const struct plan *plan)
 {
@@ -340,6 +346,11 @@ uint32_t plan_lanes_between(unsigned processors);
 double plan_hit_rate(const struct plan *plan, uint32_t experts);
 /* Units at home on `mixed`; the index of one among them. */
 uint32_t plan_mixed_units(const struct plan *plan);
+/* Units whose experts have slots: at home on `mixed` or on `disk`. */
+static inline uint32_t plan_slot_units(const struct plan *plan)
+{
+    return plan_mixed_units(plan) + plan_disk_units(plan);
+}
 uint32_t plan_mixed_index(const struct plan *plan, uint32_t unit);
 /* Whether some phase has such a home; such a home from which weights are streamed to this processor. */
 bool plan_has_home(const struct plan *plan, enum plan_home home);
@@ -368,7 +379,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "kv_piece_pages": N (default of all: 0), "kv_free_places": N (default: plan_free_places),
  *    "invariant": true | false (default), "draft_tokens": 0 (default) to 15,
  *    "stages": {"decode": [{"layers": [first, last], "ops": "all" (default) | "attention" | "mlp",
- *                           "home": "gpu"|"gpu1"|"cpu"|"stream"|"mixed"|"shared", "bytes": N,
+ *                           "home": "gpu"|"gpu1"|"cpu"|"stream"|"mixed"|"shared"|"disk", "bytes": N,
  *                           "format": "bf16-packed" (default: as stored; in this list alone)}, ...],
  *               "prefill_short": the same (optional), "prefill": the same (optional)},
  *    "prefill_short_from_tokens", "prefill_from_tokens": N | null (default null: that list is not used),
@@ -382,11 +393,12 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *                "hit_permille": N (default 0: as if each expert was chosen alike), "first": [[EXPERT, ...], ...] (default: the lowest)} (where there are "mixed" stages),
  *    "expert_parts": N (into which each expert is cut, and of which "mixed" speaks; default 1: whole),
  *    "shared_rows": N (rows of an MLP in VRAM, where there are "shared" stages),
+ *    "disk_slots": N (experts of a layer that host memory has room for, where there are "disk" stages),
  *    "activations": {"cpu": "exact" | "int8", "gpu", "gpu1": the same} (default of each: exact),
  *    "weights": "q4_k_m" (a mixture that weights stored as single numbers are converted to; default: none),
  *    "placements": [[TENSOR, FORMAT, "host" | "vram" | "vram1", OFFSET, BYTES], ...] (default: helmd makes them),
  *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},
- *    "vram": the same, "vram1": the same (where something is "gpu1")}
+ *    "vram": the same, "vram1": the same (where something is "gpu1"), "disk": the same (where something is "disk")}
  *
  * "stages" may also be an array: the decode list alone. Every member shown without a default is required.
  * Each list covers all layers in order, see plan_check; a ledger's lines add up to its total

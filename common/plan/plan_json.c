@@ -51,6 +51,12 @@ static bool is_said(const struct plan *plan, enum plan_processor processor)
     return plan_device_index(processor) == 0 || plan_uses(plan, processor);
 }
 
+static bool is_said_of(const struct plan *plan, enum plan_memory memory)
+{
+    return memory == PLAN_DISK ? plan_has_home(plan, PLAN_HOME_DISK)
+                               : is_said(plan, plan_memory_processor(memory));
+}
+
 static json_t *inputs_to_json(const struct plan *plan)
 {
     json_t *json = json_object();
@@ -122,6 +128,7 @@ json_t *plan_to_json(const struct plan *plan)
     if (plan_experts(plan)->slots) json_object_set_new(json, "mixed", experts_to_json(plan));
     if (plan->expert_parts > 1) set(json, "expert_parts", plan->expert_parts);
     if (plan->shared_rows) set(json, "shared_rows", plan->shared_rows);
+    if (plan_disk_slots(plan)) set(json, "disk_slots", plan_disk_slots(plan));
     if (plan->has_states) json_object_set_new(json, "states", plan_states_to_json(plan));
     if (plan->state_snapshots) set(json, "state_snapshots", plan->state_snapshots);
     if (plan->draft_layers) set(json, "draft_layers", plan->draft_layers);
@@ -136,7 +143,7 @@ json_t *plan_to_json(const struct plan *plan)
     if (plan->weights) json_object_set_new(json, "weights", json_string(mixture_name(plan->weights)));
     json_object_set_new(json, "activations", inputs_to_json(plan));
     for (int m = 0; m < PLAN_MEMORIES; m++)
-        if (is_said(plan, plan_memory_processor((enum plan_memory)m)))
+        if (is_said_of(plan, (enum plan_memory)m))
             json_object_set_new(json, plan_memory_name((enum plan_memory)m),
                                 ledger_to_json(&plan->memory[m]));
     for (uint32_t p = 1; p < plan_phase_count(plan); p++) {
@@ -282,7 +289,7 @@ static int parse_ledger(const json_t *json, enum plan_memory memory, struct plan
 {
     const json_t *ledger = json_object_get(json, plan_memory_name(memory));
     plan->memory[memory].limit = UINT64_MAX;
-    if (!ledger && !is_said(plan, plan_memory_processor(memory))) return 0;
+    if (!ledger && !is_said_of(plan, memory)) return 0;
     int rc = parse_ledger_body(ledger, &plan->memory[memory], err);
     if (rc) helm_err_prefix(err, "%s ledger", plan_memory_name(memory));
     return rc;
@@ -342,6 +349,8 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
                        parts[] = {{"expert_parts", 1, MODEL_EXPERTS_CHOSEN_MAX, &plan->expert_parts},
                                   {"draft_layers", 0, 1, &plan->draft_layers},
                                   {"shared_rows", 1, MODEL_INTERMEDIATE_MAX, &plan->shared_rows},
+                                  {"disk_slots", 1, MODEL_EXPERTS_MAX,
+                                   &plan_device_at(plan, PLAN_HOME_DISK)->experts.slots},
                                   {"draft_tokens", 0, ENGINE_DRAFTS_MAX, &plan->draft_tokens}};
     plan->expert_parts = 1;
     int rc = GET(json, true, fields, err);

@@ -109,7 +109,8 @@ static int parse_home(const json_t *json, enum plan_home *home, struct helm_err 
     if (rc) return rc;
     *home = plan_home_named(text);
     if (*home < PLAN_HOMES) return 0;
-    return helm_fail(err, HELM_E_FORMAT, "home '%.40s' is none of gpu, cpu, stream, mixed, gpu1", text);
+    return helm_fail(err, HELM_E_FORMAT,
+                     "home '%.40s' is none of gpu, cpu, stream, mixed, shared, disk, gpu1", text);
 }
 
 static int parse_ops(const json_t *json, enum plan_ops *ops, struct helm_err *err)

@@ -68,7 +68,7 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         {"lanes", spec->lanes[ARENA_LANE_STEP], 0, LANES_MAX},
         {"kv lanes", spec->lanes[ARENA_LANE_KV], spec->vram_page_count ? 1 : 0,
          spec->vram_page_count ? LANES_MAX : 0},
-        {"expert lanes", spec->lanes[ARENA_LANE_EXPERTS], spec->expert_layers ? 1 : 0, LANES_MAX},
+        {"expert lanes", spec->lanes[ARENA_LANE_EXPERTS], 0, LANES_MAX},
         {"kv.layers", kv->layers, 0, KV_FIELD_MAX}, /* 0: all layers' pages are in VRAM */
         {"kv.kv_heads", kv->kv_heads, 1, KV_FIELD_MAX},
         {"kv.head_dim", kv->head_dim, 1, KV_FIELD_MAX},

@@ -18,7 +18,7 @@
  *   lanes               one worker each           another   activation hand-over, see lane.h
  *   kv_lanes            one worker each           another   queries, and the partial results for them: two tiers only
  *   expert_lanes        one worker each           another   requests for experts in both memories, and answers
- *   experts             the GPU worker            helmd     counters of the use of such experts, struct arena_experts
+ *   experts             the worker with slots     helmd     counters of the use of experts, struct arena_experts
  *   logits              the head's worker         helmd     whole rows that tokens were drawn from, for its check; a
  *                                                           GPU worker's pooled rows pass through it
  *   pooled              the head's worker         helmd     a slot's pooled hidden states; a running sum until the step
@@ -304,10 +304,10 @@ struct arena_control {
     _Alignas(64) struct doorbell weights_bell;
 };
 
-/* What experts at home in both memories were used for, by decode steps so far: counts that rise. Behind it
- * their uses, 64 bits each, [expert_layers][experts]. */
+/* Uses so far of experts at home in both memories, by decode steps, or on disk, by all steps, in which an expert counts once:
+ * counts that rise. After it the uses of each, 64 bits, [expert_layers][experts]. */
 struct arena_experts {
-    _Atomic uint64_t steps, used, present, moved; /* present: of the uses, in VRAM; moved: brought there */
+    _Atomic uint64_t steps, used, present, moved; /* present: of the uses, in slots; moved: brought there */
 };
 
 struct arena_slot {

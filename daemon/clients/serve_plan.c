@@ -106,7 +106,8 @@ void serve_plan_experts(struct serve_plan *out, const struct plan *plan, const s
         out->expert_uses[i] =
             atomic_load_explicit(&arena_expert_uses_of(arena)[i * parts], memory_order_relaxed);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        if (plan->unit[u].home[0] == PLAN_HOME_MIXED && out->plan.n_expert_layers < MODEL_LAYERS_MAX)
+        if ((plan->unit[u].home[0] == PLAN_HOME_MIXED || plan->unit[u].home[0] == PLAN_HOME_DISK) &&
+            out->plan.n_expert_layers < MODEL_LAYERS_MAX)
             out->expert_layer[out->plan.n_expert_layers++] = unit_layer(u);
     out->plan.expert_layers = out->expert_layer;
     out->plan.experts = h->experts / parts;

@@ -343,6 +343,8 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
     run_clock(run);
     if (run->entry && uses_lane(run->entry)) hand_over_end(run, run->entry);
     if (run->rc) return false;
+    if (run->entry && run->entry->from_disk && experts_again(run, job)) return true;
+    if (run->rc) return false;
     while (run->program_index < 2) {
         const struct program *p = run->program[run->program_index];
         if (p && run->entry_index < p->count) break;
@@ -360,7 +362,7 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
     if (uses_lane(e)) hand_over_begin(run, e);
     if (run->rc) return false;
     *job = job_of(run, e, tokens);
-    return true;
+    return !run->rc;
 }
 
 int execute_run(struct run *run, struct helm_err *err)
@@ -377,6 +379,7 @@ int execute_run(struct run *run, struct helm_err *err)
     pool_run(run->pool, execute_next, run);
     atomic_store_explicit(&run->ahead, NULL, memory_order_relaxed);
     atomic_store_explicit(&run->experts.ahead.down, NULL, memory_order_relaxed);
+    if (run->disk) disk_end_step(run->disk);
     if (run->rc && err) *err = run->err;
     return run->rc;
 }

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "common/base/round.h"
+#include "common/base/units.h"
 #include "common/model/weigh.h"
 #include "worker-cpu/program/linear.h"
 
@@ -180,7 +181,7 @@ static struct chunk_share share_of(const struct run *run, const struct program_e
 /* Chunk `chunk` of one token's experts: those of an expert follow each other, as its rows do. */
 static struct expert_piece piece_of(const struct run *run, const struct program_entry *e, uint32_t chunk)
 {
-    return (struct expert_piece){run->experts.id[chunk / e->chunks], chunk % e->chunks};
+    return (struct expert_piece){run->experts.id[run->experts.turn[chunk / e->chunks]], chunk % e->chunks};
 }
 
 /* What the thread reads behind chunk `chunk`: its next one, or behind gates and ups its first downs. False: neither. */
@@ -188,13 +189,12 @@ static bool behind(const struct run *run, uint32_t chunk, uint32_t thread, struc
 {
     const struct program_entry *e = run->entry,
                                *down = atomic_load_explicit(&run->experts.ahead.down, memory_order_relaxed);
-    const uint32_t count = run->experts.count;
-    if (chunk + 1 < share_of(run, e, count * e->chunks, thread).last) {
+    if (chunk + 1 < share_of(run, e, run->experts.turns * e->chunks, thread).last) {
         *next = rows_of(e, &e->segment[0], piece_of(run, e, chunk + 1));
         return true;
     }
     const struct chunk_share share =
-        down ? share_of(run, down, count * down->chunks, thread) : (struct chunk_share){0, 0};
+        down ? share_of(run, down, run->experts.count * down->chunks, thread) : (struct chunk_share){0, 0};
     if (share.first == share.last) return false;
     *next = rows_of(down, &down->segment[0], piece_of(run, down, share.first));
     return true;
@@ -237,7 +237,7 @@ static void look_ahead(struct run *run, const struct program_entry *e)
     struct run_experts_ahead *ahead = &run->experts.ahead;
     const struct program *p = run->program[run->program_index];
     const struct program_entry *next = run->entry_index < p->count ? &p->entry[run->entry_index] : NULL;
-    if (!next || next->kind != OP_EXPERTS_DOWN || next->alone) return;
+    if (!next || next->kind != OP_EXPERTS_DOWN || next->alone || e->from_disk) return;
     for (uint32_t j = 0; j < run->experts.count && j < e->chosen; j++)
         atomic_store_explicit(&ahead->id[j], run->experts.id[j], memory_order_relaxed);
     atomic_store_explicit(&ahead->count, run->experts.count, memory_order_relaxed);
@@ -262,8 +262,8 @@ static void multiply_one(const struct run *run, const struct program_segment *g,
     const char *w = linear_row_at(g, first);
     for (uint32_t row = 0; row < rows; row += each) {
         const uint32_t here = rows - row < each ? rows - row : each;
-        const char *after = linear_row_at(g, first + row + here);
         const bool last = row + here == rows, ahead = run->reads.across && next;
+        const char *after = last ? NULL : linear_row_at(g, first + row + here);
         reads.next = !last ? after : ahead ? next->w : NULL;
         if (last && ahead) reads.next_stride = next->stride;
         g->kernels->one->gemv(y + row, w, x, here, g->matrix.cols, &reads);
@@ -313,9 +313,9 @@ static void chunk_glu_one(void *ctx, uint32_t chunk, uint32_t thread)
 {
     const struct run *run = ctx;
     const struct program_entry *e = run->entry;
-    const uint32_t j = chunk / e->chunks;
     struct expert_rows next;
-    if (j >= run->experts.count) return; /* none is asked for */
+    if (chunk / e->chunks >= run->experts.turns) return; /* none is asked for */
+    const uint32_t j = run->experts.turn[chunk / e->chunks];
     one_glu(run, piece_of(run, e, chunk), e->in, run->act->buffer[BUFFER_GATE] + (size_t)j * e->expert_rows,
             thread, 0, behind(run, chunk, thread, &next) ? &next : NULL);
 }
@@ -340,9 +340,10 @@ static void chunk_down_one(void *ctx, uint32_t chunk, uint32_t thread)
     const struct program_entry *e = run->entry;
     const struct program_segment *g = &e->segment[0];
     const uint32_t piece = chunk % e->chunks, first = e->bound[piece], rows = e->bound[piece + 1] - first,
-                   j = chunk / e->chunks;
-    if (j < run->experts.count) {
+                   at = chunk / e->chunks;
+    if (at < run->experts.turns) {
         struct expert_rows next;
+        const uint32_t j = run->experts.turn[at];
         const float *in = in_order(run, g, e->in + (size_t)j * g->matrix.cols, thread, j);
         multiply_one(run, g, run->act->buffer[BUFFER_DOWN] + (size_t)j * e->expert_rows + first,
                      piece_of(run, e, chunk), in, behind(run, chunk, thread, &next) ? &next : NULL);
@@ -474,8 +475,8 @@ static void chunk_several(void *ctx, uint32_t chunk, uint32_t thread)
     const struct run *run = ctx;
     const struct program_entry *e = run->entry;
     const struct run_experts *x = &run->experts;
-    if (chunk / e->chunks >= x->active_count) return; /* none is asked for */
-    const uint32_t expert = x->active[chunk / e->chunks], piece = chunk % e->chunks,
+    if (chunk / e->chunks >= x->turns) return; /* none is asked for */
+    const uint32_t expert = x->active[x->turn[chunk / e->chunks]], piece = chunk % e->chunks,
                    end = x->first[expert + 1];
     const struct expert_piece of = {expert, piece};
     const bool few =
@@ -518,11 +519,55 @@ static uint32_t larger_of(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
+/* The region of the experts whose turn it is. */
+static struct pool_job turn_job(const struct run *run, const struct program_entry *e)
+{
+    const struct program *p = run->program[run->program_index];
+    const uint32_t chunks = larger_of(run->experts.turns, 1) * e->chunks;
+    if (p->tiled || p->few) return (struct pool_job){.run = chunk_several, .chunks = chunks};
+    return (struct pool_job){.run = e->kind == OP_EXPERTS_GLU ? chunk_glu_one : chunk_down_one,
+                             .chunks = chunks,
+                             .alone = e->alone,
+                             .width = e->share};
+}
+
+/* Experts on disk that can be computed now. The time in which there are none is no computing. */
+static void take_turn(struct run *run, const struct program_entry *e)
+{
+    const uint64_t start_ns = units_now_ns();
+    struct run_experts *x = &run->experts;
+    run->rc =
+        disk_next(run->disk, e->kind == OP_EXPERTS_GLU ? DISK_GLU : DISK_DOWN, x->turn, &x->turns, &run->err);
+    const uint64_t end_ns = units_now_ns();
+    run->wait_ns += end_ns - start_ns;
+    run->mark_ns = end_ns;
+}
+
+bool experts_again(struct run *run, struct pool_job *job)
+{
+    take_turn(run, run->entry);
+    if (run->rc || !run->experts.turns) return false;
+    *job = turn_job(run, run->entry);
+    return true;
+}
+
+/* The entry's experts, all of which are in memory or sent for now. */
+static struct pool_job begin_turns(struct run *run, const struct program_entry *e, bool several)
+{
+    struct run_experts *x = &run->experts;
+    const bool glu = e->kind == OP_EXPERTS_GLU;
+    x->turns = several ? x->active_count : x->count;
+    for (uint32_t i = 0; i < x->turns; i++) x->turn[i] = i;
+    if (e->from_disk && glu) disk_begin(run->disk, e->layer, several ? x->active : x->id, x->turns);
+    if (e->from_disk) take_turn(run, e);
+    return turn_job(run, e);
+}
+
 struct pool_job experts_job(struct run *run, const struct program_entry *e)
 {
     const uint32_t tokens = run->batch.token_count, pieces = run_ceil_div(tokens, e->chunk);
     const struct program *p = run->program[run->program_index];
-    const bool several = p->tiled || p->few;
+    const bool several = p->tiled || p->few, glu = e->kind == OP_EXPERTS_GLU;
     if (e->kind == OP_EXPERTS_TAKE)
         return (struct pool_job){.run = chunk_take, .chunks = pieces, .alone = tokens <= e->chunk};
     if (e->kind == OP_ROUTE)
@@ -531,18 +576,11 @@ struct pool_job experts_job(struct run *run, const struct program_entry *e)
         return (struct pool_job){.run = chunk_weigh, .chunks = pieces, .alone = tokens <= e->chunk};
     if (e->kind == OP_EXPERTS_SUM)
         return (struct pool_job){.run = chunk_sum, .chunks = pieces, .alone = tokens == 1};
-    if (several) {
-        if (e->kind == OP_EXPERTS_GLU) group(run);
-        return (struct pool_job){.run = chunk_several,
-                                 .chunks = larger_of(run->experts.active_count, 1) * e->chunks};
-    }
-    const bool glu = e->kind == OP_EXPERTS_GLU;
+    if (several && glu) group(run);
+    if (several) return begin_turns(run, e, true);
     if (!e->asked) run->experts.count = e->chosen;
     if (glu) look_ahead(run, e);
     for (uint32_t i = 0; !glu && i < e->chunks; i++)
         atomic_store_explicit(&run->experts.left[i], run->experts.count, memory_order_relaxed);
-    return (struct pool_job){.run = glu ? chunk_glu_one : chunk_down_one,
-                             .chunks = larger_of(run->experts.count, 1) * e->chunks,
-                             .alone = e->alone,
-                             .width = e->share};
+    return begin_turns(run, e, false);
 }

@@ -6,6 +6,9 @@
  * its tokens), and sums are taken in the order of choice, whichever thread computes them. Owns nothing; `ctx` is
  * a struct run.
  *
+ * Experts on disk are computed in turns: those that are in memory, then those that came meanwhile, and so on. A turn is a region
+ * of gates and ups, or of downs. Which experts are in which turn changes no result.
+ *
  * Where the GPU asks for some of a layer's experts (arena_layout.h), its choice comes by a lane instead: of one token those
  * that are asked for stand in front, of several the others have no number. */
 #pragma once
@@ -30,5 +33,7 @@ HELM_MUST_CHECK int experts_end(const struct program_entry *entry, struct helm_e
  * L2. As a pool_idle_fn. */
 bool experts_fetch_ahead(const struct run *run, const struct program_entry *down, uint32_t thread,
                          uint32_t piece);
-/* The region of such an entry. Groups the step's tokens before their gates. */
+/* The region of such an entry. Groups the step's tokens before their gates. run->rc: experts on disk could not be read. */
 struct pool_job experts_job(struct run *run, const struct program_entry *entry);
+/* Of an entry whose experts lie on disk: the region again, for those that came meanwhile; waits for some. False: it is over. */
+bool experts_again(struct run *run, struct pool_job *job);

@@ -9,6 +9,9 @@
 /* Where row `row` of a segment begins: the first of a group, or the end. */
 static inline const char *linear_row_at(const struct program_segment *g, uint32_t row)
 {
+    if (g->place) /* rows of one expert, which is in memory */
+        return g->place[row / g->place_rows] +
+               row % g->place_rows * tensor_format_row_bytes(g->matrix.format, g->matrix.cols);
     return (const char *)g->matrix.data + tensor_format_row_at(&g->matrix, row);
 }
 

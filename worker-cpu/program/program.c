@@ -336,6 +336,20 @@ static void few_of_experts(struct program_entry *e)
     e->few_most = most > 1 ? most : 1;
 }
 
+/* Experts on disk are where they are read to. */
+static void place_experts(const struct lowering *low, const struct making *m, struct program_entry *e)
+{
+    const struct program_source *s = low->source;
+    e->from_disk = s->plan->unit[unit_of((uint32_t)m->layer, UNIT_MLP)].home[0] == PLAN_HOME_DISK;
+    if (!e->from_disk || !s->disk) return;
+    for (uint32_t w = 0; w < e->segment_count; w++) {
+        e->segment[w].place_rows = e->expert_rows;
+        for (int r = 0; r < SLOT_ROLES; r++)
+            if (slot_tensor((enum slot_role)r) == e->segment[w].role)
+                e->segment[w].place = disk_places(s->disk, m->layer, (enum slot_role)r);
+    }
+}
+
 static void make_experts(struct lowering *low, const struct making *m, enum op_kind kind)
 {
     const struct program_source *s = low->source;
@@ -352,6 +366,7 @@ static void make_experts(struct lowering *low, const struct making *m, enum op_k
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     e->decoded = false;
     if (low->rc) return;
+    place_experts(low, m, e);
     few_of_experts(e);
     if (e->segment[0].matrix.rows != (uint64_t)e->experts * e->expert_rows ||
         e->expert_rows % tensor_format_of(e->segment[0].matrix.format)->group_rows) {

@@ -14,6 +14,7 @@
 #include "common/cpu/kernels/kernel_set.h"
 #include "common/plan/workspace.h"
 #include "common/program/op.h"
+#include "worker-cpu/disk/disk.h"
 #include "worker-cpu/weights/weights.h"
 
 #define PROGRAM_SEGMENTS_MAX 4 /* q, its gate, k, v */
@@ -41,6 +42,8 @@ struct activations {
 struct program_segment {
     struct tensor_matrix matrix;
     const struct linear_set *kernels; /* of its format */
+    const char *const *place;         /* of experts on disk, [experts]: where each is; NULL: in `matrix` */
+    uint32_t place_rows;              /* of each */
     const float *bias;                /* or NULL */
     float *out;
     uint32_t out_width;
@@ -125,6 +128,8 @@ struct program_entry {
     /* Experts: segments are all experts' matrices, `expert_rows` rows each. bound cuts those of one expert. */
     uint32_t experts, chosen, expert_rows;
     bool asked; /* by the GPU, for some of them: sums are stored, not added to x */
+    bool
+        from_disk; /* the experts are (worker-cpu/disk): the entry's region runs once for each turn of those that came */
     enum glu_kind glu;
     /* Of several tokens of an expert: kernels multiply them together, each with the bits of one; how many so are faster than by
      * kernels of several. */
@@ -152,6 +157,7 @@ struct program_source {
     enum plan_processor self; /* of the plan, whose programs these are */
     const struct weights *weights;
     const struct kernel_set *kernels;
+    const struct disk *disk;   /* of experts that lie there, or NULL */
     enum linear_inputs inputs; /* which of them */
     bool assisted; /* of decode: with the CPU's part of attention in layers whose cache is the GPU's */
     /* OP_TIER_FEW and the head: up to this many tokens, as in an invariant plan each with the bits of one; 0: with kernels of

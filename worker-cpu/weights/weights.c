@@ -74,6 +74,7 @@ static bool is_computed(const struct weights *w, const struct model_tensor *t)
 
 static void note_computed(struct weights *w, const struct plan *plan)
 {
+    w->formats |= placements_formats(&w->disk);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
         w->computed[u] = plan_computes(plan, PLAN_CPU0, u);
     w->inputs = placement_inputs(w->model, plan, PLAN_CPU0);
@@ -109,6 +110,7 @@ int weights_plan(const struct model *model, const struct plan *plan, struct weig
         return rc;
     }
     w->host = placements_in(plan, PLAN_HOST);
+    w->disk = placements_in(plan, PLAN_DISK);
     weights_digest_places(w);
     note_computed(w, plan);
     return 0;
@@ -249,8 +251,22 @@ static int load_vectors(struct weights *w, const struct model_shards *shards, st
     return rc;
 }
 
+static struct tensor_matrix *matrix_at(struct weights *w, const struct model_tensor *t)
+{
+    return &w->matrix[(uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role];
+}
+
 static void fill_matrix_table(struct weights *w, const char *region)
 {
+    for (uint32_t i = 0; i < w->disk.count; i++) {
+        const struct placement *p = &w->disk.place[i];
+        const struct model_tensor *t = placement_tensor(w->model, p);
+        *matrix_at(w, t) = (struct tensor_matrix){.format = p->format,
+                                                  .data = region,
+                                                  .bytes = p->bytes,
+                                                  .rows = (uint32_t)t->rows,
+                                                  .cols = (uint32_t)t->cols};
+    }
     for (uint32_t i = 0; i < w->host.count; i++) {
         const struct placement *p = &w->host.place[i];
         const struct model_tensor *t = placement_tensor(w->model, p);
@@ -260,7 +276,7 @@ static void fill_matrix_table(struct weights *w, const char *region)
                                              .bytes = p->bytes,
                                              .rows = (uint32_t)t->rows,
                                              .cols = (uint32_t)t->cols};
-        w->matrix[(uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role] = matrix;
+        *matrix_at(w, t) = matrix;
         if (t->role == TENSOR_EMBED && w->model->config.tied_head) w->matrix[TENSOR_HEAD] = matrix;
     }
 }

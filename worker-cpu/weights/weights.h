@@ -19,7 +19,7 @@
 struct weights {
     const struct model *model; /* borrowed, as is the plan, which `host` is of */
     /* [layers + 1][TENSOR_ROLE_COUNT]; the first row is for layer -1. data NULL: the model has none, or it is
-     * not in the region, or made for the GPU alone. */
+     * not in the region, or made for the GPU alone. Of experts on disk the shape counts, not where they lie. */
     struct tensor_matrix *matrix;
     float **vector;                 /* same indexing */
     float *vectors;                 /* the memory behind them */
@@ -27,6 +27,7 @@ struct weights {
     uint32_t vector_count;
     uint64_t vector_bytes;
     struct placements host; /* what the region holds and where */
+    struct placements disk; /* experts that are read when tokens choose them (worker-cpu/disk) */
     uint64_t matrix_bytes;  /* of it, as they are in the files */
     /* [unit_count(layers) + 2]: unit u is computed here in some phase; then embedding, head */
     bool *computed;

@@ -91,7 +91,7 @@ static void placements_are_read_and_written(void **state)
         {"['model.layers.28.mlp.up_proj.weight','bf16','host',64,8]", "is no tensor of a model of 28 layers"},
         {"['the.head','bf16','host',64,8]", "'the.head' is no tensor of a model of 28 layers"},
         {"['lm_head.weight','zip','host',64,8]", "lm_head.weight: 'zip' is no format of weights"},
-        {"['lm_head.weight','bf16','disk',64,8]", "lm_head.weight: 'disk' is no memory"},
+        {"['lm_head.weight','bf16','tape',64,8]", "lm_head.weight: 'tape' is no memory"},
     };
     json_t *json = json_of(good_text);
     struct plan plan, again;

@@ -1,0 +1,247 @@
+/* Golden runs with experts on disk: the same bits as with all of them in memory, for prompts whole and in chunks of odd sizes,
+ * for several sequences at once, with one slot a layer and with more. And what is refused, and what ends a step: a file that was
+ * cut, or written to. Blocks of a GGUF file: test_helmd_disk.py. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/golden/walks.h"
+#include "tests/written_plans.h"
+#include "worker-cpu/local.h"
+
+#define STEP_TOKENS 256
+#define CONTEXT     320
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define LONGEST    40
+#define NEXT_MODEL 3
+#else
+#define LONGEST    70 /* tokens of a prompt */
+#define NEXT_MODEL 1
+#endif
+
+static int step_local(void *local, const struct step_row *rows, uint32_t count,
+                      const struct step_result **result, struct helm_err *err)
+{
+    return local_step(local, rows, count, result, err);
+}
+
+/* slots 0: all experts in memory. */
+struct disk_case {
+    const char *folder;
+    uint32_t slots;
+};
+
+static int open_case(const struct disk_case *c, struct local *local, struct helm_err *err)
+{
+    struct model model;
+    if (model_read(c->folder, &model, err)) return err->code;
+    struct plan plan = {.layers = model.config.layers, .step_tokens = STEP_TOKENS};
+    int rc = plan_make_units(&plan, PLAN_HOME_CPU, err);
+    for (uint32_t l = 0; l < plan.layers && c->slots && !rc; l++)
+        if (model_layer_sparse(&model.config, l)) plan.unit[unit_of(l, UNIT_MLP)].home[0] = PLAN_HOME_DISK;
+    plan_device_at(&plan, PLAN_HOME_DISK)->experts.slots = c->slots;
+    plan_take_states(&plan, &model);
+    const struct local_options options = {.folder = c->folder,
+                                          .plan = &plan,
+                                          .kv_dtype = KV_F16,
+                                          .threads = 2,
+                                          .slots = CASES_MAX,
+                                          .context_tokens = CONTEXT,
+                                          .step_tokens = STEP_TOKENS};
+    if (!rc) rc = plan_check(&plan, err);
+    if (!rc) rc = local_open(&options, local, err);
+    plan_free(&plan);
+    model_free(&model);
+    return rc;
+}
+
+static uint32_t start_walks(const struct walker *on, const struct golden *golden, struct walk *walks)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < golden->count; i++) {
+        if (golden->cases[i].prompt_count > LONGEST) continue;
+        walk_start(on, &walks[count], &golden->cases[i], count, 5);
+        count++;
+    }
+    assert_true(count > 1);
+    return count;
+}
+
+/* All cases, each alone whole, each alone in odd chunks, all together. */
+static uint64_t digest_of(const struct disk_case *c, const struct golden *golden)
+{
+    static const uint32_t whole[] = {0}, odd[] = {7, 1, 33, 16, 64, 2}, mixed[] = {13, 0, 5, 40, 1, 200, 3};
+    struct helm_err err = {0};
+    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+    if (open_case(c, local, &err)) fail_msg("%s, %u slots: %s", c->folder, c->slots, err.text);
+    const struct walker on = {.arena = &local->arena,
+                              .engines = local,
+                              .step = step_local,
+                              .gap_allowed = 0.4,
+                              .margin = 0.1,
+                              .worst = 0.4};
+    struct outcome all = {0};
+    struct walk walks[CASES_MAX];
+    uint32_t count = start_walks(&on, golden, walks);
+    for (uint32_t i = 0; i < count; i++) run_walks(&on, &walks[i], 1, whole, 1, &all);
+    count = start_walks(&on, golden, walks);
+    for (uint32_t i = 0; i < count; i++) run_walks(&on, &walks[i], 1, odd, sizeof odd / sizeof *odd, &all);
+    count = start_walks(&on, golden, walks);
+    run_walks(&on, walks, count, mixed, sizeof mixed / sizeof *mixed, &all);
+    assert_int_equal(all.wrong, 0);
+    assert_true(all.worst <= 0.4);
+    if (c->slots) {
+        const struct arena_experts *seen = arena_experts_of(&local->arena);
+        assert_true(seen->steps > 0 && seen->used > seen->present);
+        assert_true(c->slots < 2 || seen->present > 0);
+    }
+    local_close(local);
+    free(local);
+    return all.digest;
+}
+
+/* Experts in one tensor a role and in one each, beside a shared expert, of hybrids, chosen within groups. */
+static void experts_on_disk_have_the_same_bits(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model;
+        uint32_t slots[2];
+    } cases[] = {{"mixtral", {1, 3}},
+                 {"qwen3moe", {1, 5}},
+                 {"qwen2moe", {2}},
+                 {"qwen35moe", {3}},
+                 {"deepseekv3", {1}}};
+    for (size_t m = 0; m < sizeof cases / sizeof *cases; m += NEXT_MODEL) {
+        char folder[256];
+        struct golden golden;
+        snprintf(folder, sizeof folder, "tests/data/golden/%s", cases[m].model);
+        golden_read(folder, &golden);
+        const struct disk_case memory = {folder, 0};
+        const uint64_t wanted = digest_of(&memory, &golden);
+        for (int i = 0; i < 2 && cases[m].slots[i]; i++) {
+            const struct disk_case disk = {folder, cases[m].slots[i]};
+            if (digest_of(&disk, &golden) != wanted)
+                fail_msg("%s, %u slots: other bits than in memory", cases[m].model, disk.slots);
+        }
+        golden_free(&golden);
+    }
+}
+
+/* ---- faults ---- */
+
+static void copy_file(const char *from, const char *to)
+{
+    char *bytes = malloc(8 << 20);
+    FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
+    assert_true(bytes && in && out);
+    const size_t count = fread(bytes, 1, 8 << 20, in);
+    assert_true(count > 0 && count < 8 << 20 && fwrite(bytes, 1, count, out) == count);
+    fclose(in);
+    assert_int_equal(fclose(out), 0);
+    free(bytes);
+}
+
+/* A step of a token after the file has become another: its text. */
+static void step_after(const char *file, void (*change)(const char *file), struct helm_err *err)
+{
+    char folder[64];
+    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+    const struct step_result *result;
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(file, '/') - file), file);
+    const struct disk_case c = {folder, 1};
+    if (open_case(&c, local, err)) fail_msg("%s", err->text);
+    for (uint32_t i = 0; i < 8; i++) arena_history_of(&local->arena, 0)[i] = 5 + i;
+    arena_slot_of(&local->arena, 0)->prompt_count = 8;
+    struct step_row row = {.slot = 0, .count = 1, .flags = STEP_ROW_SAMPLE};
+    if (local_step(local, &row, 1, &result, err)) fail_msg("%s", err->text);
+    change(file);
+    int rc = 0;
+    for (uint32_t i = 1; i < 8 && !rc; i++) {
+        row.start = i;
+        rc = local_step(local, &row, 1, &result, err);
+    }
+    assert_int_equal(rc, HELM_E_MISMATCH);
+    local_close(local);
+    free(local);
+}
+
+static void cut(const char *file)
+{
+    assert_int_equal(truncate(file, 700000), 0);
+}
+
+/* A file that grows by a byte at its end has the same weights, but is no longer the one that was opened. */
+static void append(const char *file)
+{
+    FILE *f = fopen(file, "ab");
+    assert_true(f && fputc(0, f) == 0);
+    fclose(f);
+}
+
+/* Other bytes, and the time of writing as before. */
+static void overwrite(const char *file)
+{
+    struct stat was;
+    assert_int_equal(stat(file, &was), 0);
+    FILE *f = fopen(file, "r+b");
+    assert_non_null(f);
+    for (long at = 400000; at < was.st_size; at += 64)
+        assert_true(!fseek(f, at, SEEK_SET) && fputc(0x3d, f) == 0x3d);
+    fclose(f);
+    const struct timespec times[2] = {was.st_atim, was.st_mtim};
+    assert_int_equal(utimensat(AT_FDCWD, file, times, 0), 0);
+}
+
+static void a_file_that_changes_ends_the_step(void **state)
+{
+    (void)state;
+    char folder[] = "build/test-disk-XXXXXX", file[64], config[64];
+    struct helm_err err = {0};
+    static const struct {
+        void (*change)(const char *file);
+        const char *says;
+    } cases[] = {{cut, "model.safetensors has no byte "},
+                 {append, "model.safetensors has another size (byte"},
+                 {overwrite, "model.safetensors has other bytes than before (byte"}};
+    assert_non_null(mkdtemp(folder));
+    snprintf(file, sizeof file, "%s/model.safetensors", folder);
+    snprintf(config, sizeof config, "%s/config.json", folder);
+    copy_file("tests/data/golden/mixtral/config.json", config);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        copy_file("tests/data/golden/mixtral/model.safetensors", file);
+        step_after(file, cases[i].change, &err);
+        if (!strstr(err.text, cases[i].says)) fail_msg("'%s' instead of '%s'", err.text, cases[i].says);
+    }
+    unlink(file);
+    unlink(config);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+static void what_is_not_matrix_by_matrix_is_refused(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+    const struct disk_case c = {"tests/data/golden/gptoss", 2};
+    assert_int_equal(open_case(&c, local, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "otherwise than matrix by matrix cannot be read from disk"));
+    free(local);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(experts_on_disk_have_the_same_bits),
+                                       cmocka_unit_test(a_file_that_changes_ends_the_step),
+                                       cmocka_unit_test(what_is_not_matrix_by_matrix_is_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
