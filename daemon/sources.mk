@@ -45,6 +45,7 @@ DAEMON_SRC := \
   daemon/planner/cost/simulate.c \
   daemon/planner/cost/spent.c \
   daemon/planner/cpu_alone.c \
+  daemon/planner/disk.c \
   daemon/planner/experts.c \
   daemon/planner/experts_moves.c \
   daemon/planner/experts_shared.c \
@@ -57,6 +58,7 @@ DAEMON_SRC := \
   daemon/planner/invariant.c \
   daemon/planner/known.c \
   daemon/planner/log.c \
+  daemon/planner/memory/disk.c \
   daemon/planner/memory/ledger.c \
   daemon/planner/memory/memory.c \
   daemon/planner/memory/packed_sample.c \
@@ -67,6 +69,7 @@ DAEMON_SRC := \
   daemon/planner/page_size.c \
   daemon/planner/planner.c \
   daemon/planner/prefill.c \
+  daemon/planner/profile/disk.c \
   daemon/planner/profile/hardware.c \
   daemon/planner/profile/gpus.c \
   daemon/planner/profile/json.c \
@@ -135,5 +138,5 @@ EXPLAIN_SRC := \
   daemon/planner/report/text.c
 
 helmd_MAIN := daemon/main.c
-helmd_LINK := $(COMMON_SRC) $(MODEL_SRC) $(DAEMON_SRC) $(PROTO_SRC)
-helmd_LIBS := -lzmq -lsodium -lprotobuf-c -ljansson -lsystemd -linih -lm
+helmd_LINK := $(COMMON_SRC) $(DISK_SRC) $(MODEL_SRC) $(DAEMON_SRC) $(PROTO_SRC)
+helmd_LIBS := -lzmq -lsodium -lprotobuf-c -luring -ljansson -lsystemd -linih -lm

@@ -50,6 +50,9 @@ HELM_MUST_CHECK int experts_try_shared(struct making *m, const struct spec *spec
 /* chunks.c: longer chunks, of a plan that stands. */
 HELM_MUST_CHECK int chunks_lengthen(struct making *m, struct plan *plan, struct arena_spec *arena,
                                     struct helm_err *err);
+/* disk.c: where nothing fits on the CPU alone, experts on disk. spec->ctx becomes the plan's. */
+HELM_MUST_CHECK int disk_try(struct making *m, struct spec *spec, struct candidate *best,
+                             struct helm_err *err);
 /* cpu_alone.c: no device. */
 HELM_MUST_CHECK int cpu_alone_try(struct making *m, const struct spec *spec, struct candidate *best,
                                   struct helm_err *err);

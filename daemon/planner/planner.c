@@ -176,6 +176,7 @@ static int make_lists(struct making *m, struct candidate *best, struct helm_err 
     m->required = false;
     spec = (struct spec){.strategy = SEARCH_ALL_CPU};
     rc = ideas_run(m, &spec, best, err);
+    if (!rc) rc = disk_try(m, &spec, best, err);
     if (!rc && !best->fits && refused.code) { /* what is missing beside the device is less */
         *err = refused;
         if (r->refusal) *r->refusal = refusal;

@@ -48,6 +48,10 @@ static void table_build(struct option_table *t, struct config *c)
         {"host-memory", 0, ARGS_SIZE, "SIZE",
          "host memory to use at most (default: what the machine and cgroup leave)",
          .target = &c->host_memory_bytes},
+        {"disk-rate", 0, ARGS_SIZE, "SIZE",
+         "bytes a second that the disk gives, for models larger than memory\n"
+         "(default: as the profile says, or measured with the model's files)",
+         .target = &c->disk_bytes_per_s},
         {"ctx", 0, ARGS_U64, "TOKENS",
          "longest sequence (default: the model's, at most 8192, as memory allows)", .target = &c->ctx,
          .min = 16, .max = MODEL_CONTEXT_MAX},

@@ -37,14 +37,14 @@ struct config {
     const struct mixture *weights; /* NULL: as stored */
     enum prefix_sharing sharing;
     struct args_list listen;
-    uint64_t vram_bytes, host_memory_bytes; /* 0: not stated */
-    uint64_t emulated_copy_bytes_per_s;     /* 0: as fast as memory */
-    uint64_t ctx;                           /* 0: chosen from model and memory */
-    uint64_t node;                          /* CONFIG_NO_NODE: chosen */
-    uint64_t threads;                       /* 0: one a physical core */
-    uint64_t kv_tokens;                     /* in the KV pool; 0: chosen */
-    uint64_t snapshot_bytes;                /* of fixed states; 0: chosen */
-    uint64_t step_tokens;                   /* 0: the planner's choice */
+    uint64_t vram_bytes, host_memory_bytes, disk_bytes_per_s; /* 0: not stated */
+    uint64_t emulated_copy_bytes_per_s;                       /* 0: as fast as memory */
+    uint64_t ctx;                                             /* 0: chosen from model and memory */
+    uint64_t node;                                            /* CONFIG_NO_NODE: chosen */
+    uint64_t threads;                                         /* 0: one a physical core */
+    uint64_t kv_tokens;                                       /* in the KV pool; 0: chosen */
+    uint64_t snapshot_bytes;                                  /* of fixed states; 0: chosen */
+    uint64_t step_tokens;                                     /* 0: the planner's choice */
     const char *speculate_name;
     enum request_speculate speculate; /* of requests that do not say */
     uint64_t draft_tokens;            /* CONFIG_NO_DRAFTS: not given */

@@ -93,9 +93,9 @@ def expected_tokens(prompt, count, seed=0, eos_at=0):
 
 
 def stages(layers, homes):
-    """A list of stages: `homes` has one letter a layer, c(pu), g(pu), G(pu1), s(tream), m(ixed) or (s)h(ared), or two: its attention, its
+    """A list of stages: `homes` has one letter a layer, c(pu), g(pu), G(pu1), s(tream), m(ixed), (s)h(ared) or d(isk), or two: its attention, its
     MLP."""
-    names = {"c": "cpu", "g": "gpu", "G": "gpu1", "s": "stream", "m": "mixed", "h": "shared"}
+    names = {"c": "cpu", "g": "gpu", "G": "gpu1", "s": "stream", "m": "mixed", "h": "shared", "d": "disk"}
     halves = homes if len(homes) == 2 * layers else "".join(h + h for h in homes)
     out = []
     for n in range(layers):
@@ -122,7 +122,7 @@ def plan_json(layers, homes, embed, head, prefill=None, prefill_from=None, packe
     if prefill:
         lists["prefill"] = stages(layers, prefill)
     empty = {"limit": None, "lines": [], "total": 0}
-    memories = ["host", "vram"] + ["vram1"] * ("G" in homes + embed + head)
+    memories = ["host", "vram"] + ["vram1"] * ("G" in homes + embed + head) + ["disk"] * ("d" in homes)
     return {"layers": layers, "context_tokens": 512, "step_tokens": 64, "slots": 8, "page_tokens": 32,
             "page_count": 0, "kv_dtype": "f16", "stages": lists, "prefill_from_tokens": prefill_from, "embed": names[embed],
             "head": names[head], **{name: empty for name in memories}, **sizes}

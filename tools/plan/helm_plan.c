@@ -43,7 +43,8 @@
 struct options {
     const char *model, *profile, *now, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
         *kv_tiers, *kv_page_tokens, *activations, *invariant, *share, *speculate;
-    uint64_t vram_bytes, host_memory_bytes, snapshot_bytes, ctx, batch, parallel, prompt, at, node, drafts;
+    uint64_t vram_bytes, host_memory_bytes, disk_bytes_per_s, snapshot_bytes, ctx, batch, parallel, prompt,
+        at, node, drafts;
     bool json, node_given, vram_given, prompt_given, strategy_given, exact;
 };
 
@@ -231,6 +232,15 @@ static int agree(const struct options *o, const struct plan *plan, struct planne
     return 0;
 }
 
+/* How fast the disk gives the model's files, where they may be more than host memory has room for. */
+static int look_at_disk(const struct options *o, const struct model *model, struct profile *measured,
+                        const struct planner_request *r, struct helm_err *err)
+{
+    uint64_t memory = r->machine.memory.available_bytes;
+    if (o->host_memory_bytes && o->host_memory_bytes < memory) memory = o->host_memory_bytes;
+    return profile_disk(model, o->disk_bytes_per_s, o->plan ? 0 : memory, measured, err);
+}
+
 /* What is planned by, and what is forecast by, as helmd has them. */
 static int look_at_now(const struct options *o, struct profile *measured, struct profile *current,
                        struct machine_now *now, struct planner_request *r, struct helm_err *err)
@@ -335,6 +345,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (!rc)
         rc = o->profile ? describe_machine(o, able, &measured, &r, &err)
                         : find_machine(o, able, &measured, &r, &err);
+    if (!rc) rc = look_at_disk(o, &model, &measured, &r, &err);
     if (!rc) rc = look_at_now(o, &measured, &current, &now, &r, &err);
     if (rc) goto out;
     r.wish.threads = measured.cpu.threads;
@@ -429,6 +440,10 @@ int main(int argc, char **argv)
          .target = &o.node, .max = 1023, .given = &o.node_given},
         {"vram", 0, ARGS_SIZE, "SIZE", "VRAM to use at most (default: what is free)", .target = &o.vram_bytes,
          .given = &o.vram_given},
+        {"disk-rate", 0, ARGS_SIZE, "SIZE",
+         "bytes a second that the disk gives, for models larger than memory\n"
+         "(default: as the profile says, or measured with the model's files)",
+         .target = &o.disk_bytes_per_s},
         {"host-memory", 0, ARGS_SIZE, "SIZE",
          "host memory to use at most (default: what the profile says, or is free)",
          .target = &o.host_memory_bytes},

@@ -381,6 +381,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->cpu_spread = w.cpu_spread;
     u->gpu_spread = w.gpu_spread;
     take_measured_cpu(p, unit, u, &w.experts);
+    if (u->experts && p->step->experts.disk_slots) experts_price_disk(p, unit, &w.experts, u);
     u->gpu_bound = "";
     u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
     if (!p->device) return;
@@ -450,6 +451,10 @@ static int price_step(const struct model *model, const struct analyse_table *ana
     uint32_t units = unit_count(model->config.layers);
     memset(table, 0, sizeof *table);
     int rc = check_step(model, step, err);
+    if (!rc && step->experts.disk_slots && profile->disk_read.value <= 0)
+        rc = helm_fail(
+            err, HELM_E_USAGE,
+            "experts lie on disk, whose rate is not known: --disk-rate SIZE states the bytes a second");
     if (!rc) rc = cost_rates_of(&p, err);
     if (rc) return rc;
     table->unit = malloc(units * sizeof *table->unit);

@@ -24,6 +24,9 @@ struct cost_tiers {
 struct cost_experts {
     uint32_t slots, direct_permille;
     double hit;
+    /* Units whose experts lie on disk: slots of each in host memory, 0: there are none; the part of the chosen ones that is there. */
+    uint32_t disk_slots;
+    double disk_hit;
 };
 /* In the place of direct_permille: for each number of missing ones as many as makes the step shortest. No plan is so; with any
  * share of its own none is faster. */
@@ -100,6 +103,8 @@ struct cost_unit {
     struct cost_kv kv; /* two tiers */
     double mixed; /* experts in both memories: on the GPU, with what the CPU computes of them, which is: */
     struct cost_kv mixed_kv;
+    double disk; /* experts on disk: on the CPU, with waiting for those that are read */
+    double disk_wait;
     double shared,
         shared_beside; /* an MLP of two processors: the CPU's rows, or what the GPU's take in addition */
     /* Prefill, of the host's cache in two tiers or fixed state: more seconds of the GPU, and of the link as kv.link */

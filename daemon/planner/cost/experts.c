@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "common/base/units.h"
+#include "common/model/arch.h"
 #include "daemon/planner/cost/larger.h"
 
 #define GPU_OPERATIONS 2 /* asking, adding the answer */
@@ -185,4 +186,27 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
     u->mixed_kv.link = direct_seconds(p, direct / chosen * all->bytes);
     u->mixed = fmax(0, all->unit - all->gpu - all->launches - all->beside) +
                GPU_OPERATIONS * p->kernel.operation + 2 * way + u->mixed_kv.cpu;
+}
+
+#define DISK_LATENCY                                                                                         \
+    1e-4 /* seconds from sending for experts to the first one's being there, beside its bytes */
+
+/* Of the experts that a step's tokens choose, those without a slot are read, all of them at once. Those that are there are
+ * computed meanwhile, and the others as they come: the last one after it has come. */
+void experts_price_disk(const struct pricing *p, uint32_t unit, const struct experts_parts *all,
+                        struct cost_unit *u)
+{
+    const struct model_router *router = &p->model->config.router;
+    const struct model_unit *of = &p->model->unit[unit];
+    const double part = (double)router->chosen / router->experts,
+                 chosen = router->experts * (1 - pow(1 - part, p->step->tokens)),
+                 missing = chosen * (1 - p->step->experts.disk_hit);
+    double bytes = 0;
+    for (uint32_t i = 0; i < of->matrix_count; i++)
+        if (arch_role_of_experts(of->tensor[i]->role)) bytes += (double)of->tensor[i]->bytes;
+    const double read =
+        missing > 0 ? missing * bytes / router->experts / p->profile->disk_read.value + DISK_LATENCY : 0;
+    u->disk = u->cpu;
+    if (read > 0) u->disk += fmax(0, read - all->cpu) + all->cpu / chosen;
+    u->disk_wait = u->disk - u->cpu;
 }

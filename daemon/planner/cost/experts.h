@@ -17,5 +17,8 @@ struct experts_parts {
     double cpu, cpu_beside, gpu, launches, bytes, beside, unit;
     bool cpu_all; /* the GPU takes none, though some lie in its slots */
 };
+/* unit->disk, from its price on the CPU: the missing experts are read while the CPU computes the others. */
+void experts_price_disk(const struct pricing *p, uint32_t unit, const struct experts_parts *all,
+                        struct cost_unit *price);
 /* Adds to a unit's prices those with its experts in both memories: unit->mixed, unit->mixed_kv. Its price on the GPU stands. */
 void experts_price(const struct pricing *p, const struct experts_parts *all, struct cost_unit *unit);

@@ -17,7 +17,9 @@ static enum plan_processor priced_processor(enum plan_processor processor)
 }
 static enum plan_home priced_home(enum plan_home home)
 {
-    return plan_home_memory(home) == PLAN_HOST ? home : PLAN_HOME_GPU;
+    return plan_home_memory(home) == PLAN_HOST || !plan_processor_has_memory(plan_home_processor(home))
+               ? home
+               : PLAN_HOME_GPU;
 }
 
 void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
@@ -49,7 +51,11 @@ struct cost_experts cost_experts_of(const struct plan *plan, const struct model 
 {
     return (struct cost_experts){.slots = plan_experts(plan)->slots,
                                  .direct_permille = plan_experts(plan)->direct_permille,
-                                 .hit = plan_hit_rate(plan, model->config.router.experts)};
+                                 .hit = plan_hit_rate(plan, model->config.router.experts),
+                                 .disk_slots = plan_disk_slots(plan),
+                                 .disk_hit = model->config.router.experts ? (double)plan_disk_slots(plan) /
+                                                                                model->config.router.experts
+                                                                          : 0};
 }
 
 void cost_stream_rest(const struct analyse_table *analysed, const struct plan *plan, struct cost_table *table)
@@ -127,6 +133,20 @@ static bool measured_gpu(const struct cost_table *table, const struct cost_plan 
 /* A processor's seconds of the step are off by its rate's spread. The link's spread counts for the seconds without
  * computing, which were all spent waiting for it. Both spreads include disturbances while they were measured. They are
  * independent, so squares add up. */
+/* Which experts tokens will choose is not known: as many of those that are read may be in memory in truth. */
+#define DISK_HITS_SPREAD 0.5
+
+/* For the part of the step that waits for the disk. */
+static double spread_of_disk(const struct profile *profile, const struct cost_table *table,
+                             const struct cost_plan *plan, double seconds)
+{
+    double waited = 0;
+    for (uint32_t u = 0; u < table->units; u++)
+        waited += plan->home[u] == PLAN_HOME_DISK ? table->unit[u].disk_wait : 0;
+    return seconds > 0 ? hypot(cost_rates_spread(&profile->disk_read), DISK_HITS_SPREAD) * waited / seconds
+                       : 0;
+}
+
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
                         const struct cost_plan *plan, const struct cost_result *result)
 {
@@ -162,9 +182,10 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
     cpu *= result->busy[COST_CPU] / result->seconds;
     gpu *= result->busy[COST_GPU] / result->seconds;
     double link = hypot(cost_rates_spread(&profile->link.h2d), disturbance) * waited / result->seconds;
+    const double disk = spread_of_disk(profile, table, plan, result->seconds);
     double hand_over = cost_rates_spread(&profile->link.hand_over) * result->hand_overs / result->seconds;
     double step = cost_rates_spread(&profile->step) * table->step / result->seconds;
-    return sqrt(cpu * cpu + gpu * gpu + link * link + hand_over * hand_over + step * step);
+    return sqrt(cpu * cpu + gpu * gpu + link * link + hand_over * hand_over + step * step + disk * disk);
 }
 
 /* ---- steps of a plan ---- */

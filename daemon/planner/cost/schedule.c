@@ -11,7 +11,8 @@ static const struct schedule_place place_of[PLAN_HOMES] = {
     [PLAN_HOME_STREAM] = {.processor = COST_GPU, .link = 0},
     [PLAN_HOME_MIXED] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK},
     /* with a hand-over from the GPU and one back, as the CPU's own */
-    [PLAN_HOME_SHARED] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true}};
+    [PLAN_HOME_SHARED] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true},
+    [PLAN_HOME_DISK] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true}};
 
 /* Whether the GPU computes all of a step, which is launched behind the one before (worker-gpu/follow.h). */
 static bool is_ahead(const struct cost_table *table, const struct cost_plan *plan)
@@ -122,6 +123,10 @@ void schedule_make(const struct cost_table *table, const struct cost_plan *plan,
         } else if (home == PLAN_HOME_SHARED) {
             task->seconds = unit->shared;
             task->beside = unit->shared_beside;
+            task->kv = (struct cost_kv){0};
+        } else if (home == PLAN_HOME_DISK) {
+            task->seconds = unit->disk;
+            task->beside = unit->disk + larger(unit->cpu_beside - unit->cpu, 0);
             task->kv = (struct cost_kv){0};
         } else if (home == PLAN_HOME_GPU) {
             put_on_gpu(unit, plan, unit->gpu, task);

@@ -366,7 +366,7 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
     if (on_cpu) {
         ledger_add(host, "norms and biases in fp32",
                    placement_vectors(c->model, plan, PLAN_CPU0, NULL, NULL));
-        const struct placements in = placements_in(plan, PLAN_HOST);
+        const struct placements in = placements_in(plan, PLAN_HOST), disk = placements_in(plan, PLAN_DISK);
         const bool head = plan->head == PLAN_CPU0;
         const struct cpu_activations_case size = {.config = &c->model->config,
                                                   .unit_tokens = plan_most_tokens(plan, PLAN_CPU0),
@@ -374,7 +374,8 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
                                                                     ? plan->step_tokens
                                                                     : 0,
                                                   .sampled_rows = head ? samples_of(c->wish) : 0};
-        ledger_add(host, "activations (estimate)", cpu_bytes(c, &size, placements_formats(&in)));
+        ledger_add(host, "activations (estimate)",
+                   cpu_bytes(c, &size, placements_formats(&in) | placements_formats(&disk)));
     }
     for (int p = 0; p < PLAN_PROCESSORS; p++) {
         const enum plan_processor device = (enum plan_processor)p;
@@ -435,7 +436,7 @@ int ledger_write_cut(const struct ledger_case *c, uint32_t ctx, uint32_t page_co
             write_vram(c, ctx, has_slots ? slots.bytes : 0, gpu, plan);
     }
     write_host(c, &header, on_cpu, on_gpu, plan);
-    return 0;
+    return ledger_write_disk(c->model, plan, err);
 }
 
 bool ledger_fits(const struct plan *plan)

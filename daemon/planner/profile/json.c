@@ -32,7 +32,7 @@ static const struct member top_member[] = {
     MEMBER(profile, made, KIND_TEXT, false),        MEMBER(profile, quick, KIND_BOOL, false),
     MEMBER(profile, brief, KIND_BOOL, false),       MEMBER(profile, step, KIND_TIME, false),
     MEMBER(profile, host_bytes, KIND_U64, false),   MEMBER(profile, wake, KIND_TIME, false),
-    MEMBER(profile, busy_percent, KIND_U32, false),
+    MEMBER(profile, busy_percent, KIND_U32, false), MEMBER(profile, disk_read, KIND_RATE, false),
 };
 static const struct member cpu_member[] = {
     MEMBER(profile_cpu, name, KIND_TEXT, true),

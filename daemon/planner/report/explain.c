@@ -46,6 +46,7 @@ static double unit_seconds(const struct cost_unit *unit, enum plan_home home)
     if (home == PLAN_HOME_STREAM) return unit->stream;
     if (home == PLAN_HOME_MIXED) return unit->mixed;
     if (home == PLAN_HOME_SHARED) return unit->shared;
+    if (home == PLAN_HOME_DISK) return unit->disk;
     return home == PLAN_HOME_CPU ? unit->cpu : unit->gpu;
 }
 
@@ -66,6 +67,8 @@ static const char *bound_of(const struct cost_table *table, const struct plan_st
     }
     if (stage->home == PLAN_HOME_STREAM && wall - hand_over - all > LINK_WAIT_LEAST * wall) return "link";
     if (hand_over > all) return "hand-over";
+    if (stage->home == PLAN_HOME_DISK && table->unit[plan_stage_first_unit(stage)].disk_wait > 0)
+        return "disk";
     int most = 0;
     for (int b = 1; b < BOUNDS; b++)
         if (seconds[b] > seconds[most]) most = b;

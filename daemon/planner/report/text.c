@@ -12,8 +12,8 @@
 static void print_sums(const struct explain_list *list, FILE *out)
 {
     char text[UNITS_TEXT], stages[32];
-    static const enum plan_home homes[] = {PLAN_HOME_GPU, PLAN_HOME_CPU, PLAN_HOME_STREAM, PLAN_HOME_MIXED,
-                                           PLAN_HOME_SHARED};
+    static const enum plan_home homes[] = {PLAN_HOME_GPU,   PLAN_HOME_CPU,    PLAN_HOME_STREAM,
+                                           PLAN_HOME_MIXED, PLAN_HOME_SHARED, PLAN_HOME_DISK};
     for (size_t h = 0; h < sizeof homes / sizeof *homes; h++) {
         uint64_t bytes = 0;
         uint32_t count = 0;
@@ -192,6 +192,19 @@ static void print_experts(const struct explain *x, FILE *out)
     fputc('\n', out);
 }
 
+static void print_disk(const struct explain *x, FILE *out)
+{
+    const uint32_t slots = plan_disk_slots(x->plan), experts = x->request->model->config.router.experts;
+    if (!slots) return;
+    fprintf(out,
+            "disk     experts of %u layers, of each %u of %u in host memory: %.1f %% of the chosen ones "
+            "(each chosen alike: "
+            "assumed)\n"
+            "         the others are read at %.2f GB/s\n",
+            plan_disk_units(x->plan), slots, experts, 100.0 * slots / experts,
+            1e-9 * x->request->profile->disk_read.value);
+}
+
 /* MLPs that both processors compute. */
 static void print_shared(const struct plan *plan, const struct model *model, FILE *out)
 {
@@ -326,6 +339,7 @@ void explain_print(const struct explain *x, FILE *out)
     fprintf(out, "first    %.1f ms (%.1f to %.1f) after a prompt of %u %s\n", 1e3 * p->ttft.seconds,
             1e3 * p->ttft.low, 1e3 * p->ttft.high, x->prompt, how_many(x->prompt, "token", "tokens"));
     print_experts(x, out);
+    print_disk(x, out);
     print_shared(x->plan, x->request->model, out);
     print_moved("link", &x->crossing, out);
     print_moved("cpu", &x->reading, out);
@@ -357,5 +371,6 @@ void explain_print(const struct explain *x, FILE *out)
             print_ledger(index ? "VRAM of the second device" : "VRAM", &x->plan->memory[memory], out);
     }
     print_ledger("host memory", &x->plan->memory[PLAN_HOST], out);
+    if (plan_disk_units(x->plan)) print_ledger("disk", &x->plan->memory[PLAN_DISK], out);
     print_strategies(x, out);
 }

@@ -1,0 +1,102 @@
+/* How fast the disk gives a model's files: large reads past the page cache, as the CPU worker's of experts are (common/disk). See
+ * profile.h. Called by helmd and helm-plan where a model is larger than memory; owns nothing. */
+#include <fcntl.h>
+#include <stdlib.h>
+
+#include "common/base/units.h"
+#include "common/disk/reader.h"
+#include "common/model/shards.h"
+#include "daemon/planner/profile/profile.h"
+
+#define SAMPLES   5
+#define SAMPLE_NS 60000000u /* of a sample: with all of them a third of a second */
+#define STEP      UINT64_C(0x9e3779b97f4a7c15)
+
+struct measuring {
+    struct disk_reader *reader;
+    struct disk_reading read[DISK_DEPTH];
+    char *memory;
+    int fd;
+    uint64_t blocks; /* of the file */
+    uint64_t state;  /* of a walk over them, each as far from the one before as random numbers are */
+};
+
+static void send(struct measuring *m, struct disk_reading *read)
+{
+    m->state += STEP;
+    const uint64_t block = (m->state >> 20) % m->blocks;
+    read->fd = m->fd;
+    read->offset = block * DISK_BLOCK;
+    read->bytes = read->least = DISK_BLOCK;
+    disk_reader_submit(m->reader, read);
+}
+
+/* Bytes a second; 0: a read failed. */
+static double sample(struct measuring *m)
+{
+    const uint64_t begin = units_now_ns();
+    uint64_t bytes = 0, now = begin;
+    while (now - begin < SAMPLE_NS) {
+        struct disk_reading *read = disk_reader_done(m->reader, true);
+        if (!read || read->error || read->ended) return 0;
+        bytes += read->bytes;
+        send(m, read);
+        now = units_now_ns();
+    }
+    return (double)bytes * 1e9 / (double)(now - begin);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static int measure(struct measuring *m, struct profile_value *value, struct helm_err *err)
+{
+    const struct disk_reader_options uring = {.way = DISK_URING, .depth = DISK_DEPTH, .block = DISK_BLOCK},
+                                     threads = {.way = DISK_THREADS,
+                                                .depth = DISK_DEPTH,
+                                                .block = DISK_BLOCK};
+    double rate[SAMPLES];
+    struct helm_err refused;
+    int rc = disk_reader_open(&uring, &m->reader, &refused);
+    if (rc) rc = disk_reader_open(&threads, &m->reader, err);
+    if (rc) return rc;
+    for (uint32_t i = 0; i < DISK_DEPTH; i++) {
+        m->read[i].to = m->memory + (uint64_t)i * DISK_BLOCK;
+        send(m, &m->read[i]);
+    }
+    for (int i = 0; i < SAMPLES; i++) rate[i] = sample(m);
+    disk_reader_close(m->reader);
+    qsort(rate, SAMPLES, sizeof *rate, by_value);
+    if (rate[0] > 0) *value = (struct profile_value){rate[SAMPLES / 2], rate[0], rate[SAMPLES - 1]};
+    return 0;
+}
+
+int profile_disk(const struct model *model, uint64_t stated, uint64_t memory, struct profile *profile,
+                 struct helm_err *err)
+{
+    struct profile_value *value = &profile->disk_read;
+    struct model_shards shards = {0};
+    struct helm_err none;
+    uint32_t largest = 0;
+    if (stated) *value = (struct profile_value){(double)stated, (double)stated, (double)stated};
+    if (value->value > 0 || !model->config.router.experts || model->weight_bytes <= memory) return 0;
+    if (model_shards_open(model, &shards, &none)) return 0;
+    for (uint32_t i = 0; i < shards.count; i++)
+        if (shards.bytes[i] > shards.bytes[largest]) largest = i;
+    struct measuring *m = calloc(1, sizeof *m);
+    if (m) m->memory = aligned_alloc(DISK_ALIGN, (size_t)DISK_DEPTH * DISK_BLOCK);
+    int rc = m && m->memory ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to measure the disk with");
+    if (!rc && shards.count) {
+        m->fd = shards.fd[largest];
+        m->blocks = shards.bytes[largest] / DISK_BLOCK;
+        const int flags = fcntl(m->fd, F_GETFL);
+        if (m->blocks && flags >= 0 && !fcntl(m->fd, F_SETFL, flags | O_DIRECT)) rc = measure(m, value, err);
+    }
+    if (m) free(m->memory);
+    free(m);
+    model_shards_close(&shards);
+    return rc;
+}
