@@ -136,6 +136,8 @@ static bool measured_gpu(const struct cost_table *table, const struct cost_plan 
 /* Which experts tokens will choose is not known: as many of those that are read may be in memory in truth. */
 #define DISK_HITS_SPREAD 0.5
 
+#define DISK_SPREAD_MOST 0.9 /* some of it is always waited for */
+
 /* For the part of the step that waits for the disk. */
 static double spread_of_disk(const struct profile *profile, const struct cost_table *table,
                              const struct cost_plan *plan, double seconds)
@@ -143,8 +145,9 @@ static double spread_of_disk(const struct profile *profile, const struct cost_ta
     double waited = 0;
     for (uint32_t u = 0; u < table->units; u++)
         waited += plan->home[u] == PLAN_HOME_DISK ? table->unit[u].disk_wait : 0;
-    return seconds > 0 ? hypot(cost_rates_spread(&profile->disk_read), DISK_HITS_SPREAD) * waited / seconds
-                       : 0;
+    const double spread =
+        fmin(hypot(cost_rates_spread(&profile->disk_read), DISK_HITS_SPREAD), DISK_SPREAD_MOST);
+    return seconds > 0 ? spread * waited / seconds : 0;
 }
 
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
