@@ -157,15 +157,18 @@ bool placement_reads_tokens(const struct model *model, const struct plan *plan, 
     return plan->embed == processor || placement_inputs(model, plan, processor);
 }
 
-/* The embedding's memory, that of a head which makes drafts, and host memory where a processor that reads its rows has none. */
+/* The embedding's memory, and host memory where a processor that reads its rows has none: for inputs, or with a head that makes drafts,
+ * unless the head is the embedding. */
 static bool embeds_from(const struct laying *l, enum plan_memory memory)
 {
     const enum plan_memory home = plan_processor_memory(l->plan->embed);
     if (home == memory) return true;
-    if (l->plan->draft_layers && plan_processor_memory(l->plan->head) == memory) return true;
+    const bool drafts = l->plan->draft_layers > 0, tied = l->model->config.tied_head;
+    if (drafts && tied && plan_processor_memory(l->plan->head) == memory) return true;
     for (int p = 0; memory == PLAN_HOST && p < PLAN_PROCESSORS; p++)
         if (plan_processor_memory((enum plan_processor)p) != home &&
-            placement_inputs(l->model, l->plan, (enum plan_processor)p))
+            (placement_inputs(l->model, l->plan, (enum plan_processor)p) ||
+             (drafts && !tied && l->plan->head == (enum plan_processor)p)))
             return true;
     return false;
 }

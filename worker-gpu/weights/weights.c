@@ -73,7 +73,8 @@ static int take_vram(struct gpu_weights *w, const struct plan *plan, struct helm
 /* A table in the arena that kernels read a row a token of: the embedding where there is none in VRAM, and that of per-layer ones. */
 static bool reads_rows(const struct gpu_weights *w, const struct plan *plan, const struct model_tensor *t)
 {
-    if (!placement_inputs(w->model, plan, w->self)) return false;
+    const bool drafts = plan->draft_layers && plan->head == w->self && !w->model->config.tied_head;
+    if (!placement_inputs(w->model, plan, w->self) && !drafts) return false;
     return t->role == TENSOR_PER_LAYER_EMBED ||
            (t->role == TENSOR_EMBED && plan_processor_memory(plan->embed) != plan_processor_memory(w->self));
 }

@@ -139,9 +139,7 @@ static void fill_ends(const struct ledger_case *c, const struct memory_wish *wis
     if (c->wish->pack_gpu && t->packs_head)
         s->head[PLAN_HOME_GPU] =
             on_device(c, ledger_packed_head_bytes(c) + t->final_norm.vram + head_work, ledger_draw_bytes(c));
-    /* layers that make drafts go with the head, and read rows of the embedding there (common/plan/placement.c) */
-    if (c->model->config.drafts && !t->tied)
-        s->head[PLAN_HOME_GPU] = sum_of(&s->head[PLAN_HOME_GPU], &s->embed[PLAN_HOME_GPU]);
+    /* layers that make drafts go with the head */
     for (uint32_t u = unit_count(model_answer_layers(&c->model->config)); u < unit_count(t->layers); u++) {
         const struct search_bytes *unit = &s->unit[u * SEARCH_HOMES];
         for (size_t h = 0; h < sizeof s->head / sizeof *s->head; h++) {
