@@ -12,8 +12,8 @@
  * The codes a caller may want to tell apart:
  *   HELM_E_NOT_FOUND   no daemon at the endpoint (connect); no such request (cancel)
  *   HELM_E_PERMISSION  the endpoint may not be opened by this user
- *   HELM_E_PEER        the daemon does not answer in time, went away, or broke protocol; a lost connection stays
- *                      lost: close it and connect again
+ *   HELM_E_PEER        the daemon does not answer in time, went away, or broke protocol; a lost connection
+ *                      stays lost: close it and connect again
  *   HELM_E_BUSY        the daemon's queue is full: try again later
  *   HELM_E_CAPACITY    the request does not fit the context
  *   HELM_E_LIMIT, HELM_E_FORMAT   a field out of its bounds
@@ -98,7 +98,8 @@ struct helm_grammar; /* grammar.h */
 #define HELM_MARKS_MAX      64    /* of a request */
 #define HELM_PREDICTION_MAX 16384 /* likewise, tokens */
 
-/* Whether several tokens of an answer are tried at once: those that the model would draw are kept, so the answer is the same. */
+/* Whether several tokens of an answer are tried at once: those that the model would draw are kept, so the
+ * answer is the same. */
 enum helm_speculate {
     /* As helmd's --speculate says. If that is off, a request with a prediction has HELM_SPECULATE_NGRAM */
     HELM_SPECULATE_DEFAULT = 0,
@@ -118,14 +119,16 @@ struct helm_generate_request {
     const uint32_t *stop_tokens; /* beside the model's own end-of-sequence ids; at most 64 */
     size_t stop_count;
     uint32_t logprobs; /* alternatives reported with each token, 0 .. 20 */
-    /* Instead of the likeliest: the tokens whose logprobs come with each token, in this order; at most 20, with `logprobs` 0 */
+    /* Instead of the likeliest: the tokens whose logprobs come with each token, in this order; at most 20,
+     * with `logprobs` 0 */
     const uint32_t *logprobs_of;
     size_t logprobs_of_count;
     bool ignore_eos;      /* the model's end-of-sequence ids do not stop the request */
     uint32_t deadline_ms; /* 0: none; after it the daemon ends the request as cancelled */
-    /* Positions in the prompt where later prompts may part from it, such as ends of messages (helm_chat_prompt has them): tokens
-     * in front of each, rising, at most HELM_MARKS_MAX. A model with states of fixed size keeps its state there, so that later
-     * prompts compute less; for others they change nothing. */
+    /* Positions in the prompt where later prompts may part from it, such as ends of messages
+     * (helm_chat_prompt has them): tokens in front of each, rising, at most HELM_MARKS_MAX. A model with
+     * states of fixed size keeps its state there, so that later prompts compute less; for others they change
+     * nothing. */
     const uint32_t *marks;
     size_t mark_count;
     enum helm_speculate speculate;
@@ -133,14 +136,16 @@ struct helm_generate_request {
         *prediction; /* a text that the answer may repeat, at most HELM_PREDICTION_MAX tokens; may be NULL */
     size_t prediction_count;
     const char *label; /* shown by `helm-cli ps`; at most 64 bytes; may be NULL */
-    /* What the output fits as a whole, unless it ends early (HELM_FINISH_LENGTH and the like); NULL: any. Its vocabulary must
-     * be of this model, its ends those that stop this request, and it must outlive the request. Before each token the
-     * library tells the daemon which ones are allowed, from inside helm_dispatch: a program that does not dispatch holds up
-     * this request, and loses it after 10 s. Not with ignore_eos. */
+    /* What the output fits as a whole, unless it ends early (HELM_FINISH_LENGTH and the like); NULL: any. Its
+     * vocabulary must be of this model, its ends those that stop this request, and it must outlive the
+     * request. Before each token the library tells the daemon which ones are allowed, from inside
+     * helm_dispatch: a program that does not dispatch holds up this request, and loses it after 10 s. Not
+     * with ignore_eos. */
     struct helm_grammar *grammar;
-    /* For gateways: the user whom the request is for, at most 64 bytes of UTF-8 without control characters; NULL: this program
-     * itself. Users share the daemon as users of the machine do, and `helm-cli ps` shows their names: write no secret. The
-     * daemon refuses it (HELM_E_PERMISSION) unless helm_status.names_users. */
+    /* For gateways: the user whom the request is for, at most 64 bytes of UTF-8 without control characters;
+     * NULL: this program itself. Users share the daemon as users of the machine do, and `helm-cli ps` shows
+     * their names: write no secret. The daemon refuses it (HELM_E_PERMISSION) unless
+     * helm_status.names_users. */
     const char *user;
 };
 
@@ -184,12 +189,13 @@ struct helm_done {
         draft_gain; /* speed of steps with drafts, divided by that of steps without by forecast; 0: unknown */
     struct helm_timings timings;
     uint64_t seed; /* that was used */
-    /* Of HELM_FINISH_ERROR and HELM_FINISH_CANCELLED: why; of HELM_FINISH_LENGTH: that the context is full; never NULL */
+    /* Of HELM_FINISH_ERROR and HELM_FINISH_CANCELLED: why; of HELM_FINISH_LENGTH: that the context is full;
+     * never NULL */
     const char *detail;
 };
 
-/* What the model makes of a text: its last hidden state, behind the final norm, pooled over the prompt's tokens.
- * Zero-initialise; pointers are borrowed for the call. */
+/* What the model makes of a text: its last hidden state, behind the final norm, pooled over the prompt's
+ * tokens. Zero-initialise; pointers are borrowed for the call. */
 enum helm_pooling { HELM_POOLING_MEAN = 0, HELM_POOLING_LAST = 1 }; /* of all tokens; the last token's */
 struct helm_embed_request {
     const uint32_t *prompt; /* token ids, at least one */
@@ -207,8 +213,8 @@ struct helm_embedding {
 };
 
 /* Called from inside the library; any may be NULL. `request` is the number helm_generate gave. Every request
- * ends with exactly one `done`, `error` or `embedding`, after which its number is free. A callback may start and cancel
- * requests; it may not wait, dispatch or disconnect (HELM_E_STATE). */
+ * ends with exactly one `done`, `error` or `embedding`, after which its number is free. A callback may start
+ * and cancel requests; it may not wait, dispatch or disconnect (HELM_E_STATE). */
 struct helm_callbacks {
     /* The daemon queued it under `id` (what `ps` shows); queue_position 0: it runs. */
     void (*accepted)(void *user, uint64_t request, uint64_t id, uint32_t queue_position);
@@ -228,7 +234,8 @@ HELM_MUST_CHECK int helm_generate(struct helm_client *client, const struct helm_
                                   const struct helm_callbacks *callbacks, void *user, int timeout_ms,
                                   uint64_t *request, struct helm_err *err);
 
-/* The same for an embedding: ends with `embedding`, `error`, or `done` where it was cancelled or failed midway. */
+/* The same for an embedding: ends with `embedding`, `error`, or `done` where it was cancelled or failed
+ * midway. */
 HELM_MUST_CHECK int helm_embed(struct helm_client *client, const struct helm_embed_request *what,
                                const struct helm_callbacks *callbacks, void *user, int timeout_ms,
                                uint64_t *request, struct helm_err *err);
@@ -296,19 +303,20 @@ struct helm_status {
     uint64_t prefix_hits_total, tokens_cached_total, prefix_evictions_total;
     const char *activations; /* that blocks are multiplied with, exact or int8, and why */
     const char *invariant;   /* whether tokens depend on nothing but the request, and why: "on: ..." */
-    /* For a KV cache in two tiers (all 0 with one): room for pages in VRAM, pages of running sequences that lie in host
-     * memory alone, and how many were moved there and fetched so far. */
+    /* For a KV cache in two tiers (all 0 with one): room for pages in VRAM, pages of running sequences that
+     * lie in host memory alone, and how many were moved there and fetched so far. */
     uint32_t kv_places_used, kv_places_total, kv_pages_host;
     uint64_t kv_pages_moved_out_total, kv_pages_fetched_total;
     /* Experts of layers in both memories, in decode steps: uses, uses in VRAM, and experts brought there. */
     uint64_t experts_used_total, experts_present_total, experts_moved_total;
     const struct helm_worker_status *workers;
     size_t worker_count;
-    /* Accepted requests by end ("eos", "stop", "length", "cancelled", "error"), others by the error's code. */
+    /* Accepted requests by end ("eos", "stop", "length", "cancelled", "error"), others by the error's
+     * code. */
     const struct helm_count *ended, *refused;
     size_t ended_count, refused_count;
-    /* For requests that are over: seconds until they had a slot, until the first token, per token after it; of steps:
-     * the sequences in them. */
+    /* For requests that are over: seconds until they had a slot, until the first token, per token after it;
+     * of steps: the sequences in them. */
     struct helm_histogram queue_seconds, ttft_seconds, tpot_seconds, step_sequences;
     uint64_t preemptions_total, restarts_total;
     double seconds_waiting; /* of seconds_steps: no processor computed */
@@ -316,14 +324,16 @@ struct helm_status {
     double seconds_link;
     uint32_t kv_page_tokens;
     bool names_users; /* this program may set `user` of its requests */
-    /* States of fixed size at positions (all 0 where the model has none): those that prompts can find, those that there is
-     * room for, bytes of each; sequences that began with one, and those that gave their place to others. */
+    /* States of fixed size at positions (all 0 where the model has none): those that prompts can find, those
+     * that there is room for, bytes of each; sequences that began with one, and those that gave their place
+     * to others. */
     uint32_t snapshots, snapshots_total;
     uint64_t snapshot_bytes, snapshot_hits_total, snapshots_dropped_total;
     const char *speculate; /* "off", "ngram", "auto", "mtp": of requests that do not say */
     uint32_t draft_tokens; /* of a sequence in a step at most; 0: no request has drafts */
     uint64_t tokens_drafted_total, tokens_accepted_total;
-    /* Seconds of requests in steps with drafts, and those that steps without would have taken for the same tokens by forecast */
+    /* Seconds of requests in steps with drafts, and those that steps without would have taken for the same
+     * tokens by forecast */
     double seconds_with_drafts, seconds_without_drafts;
 };
 HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out,

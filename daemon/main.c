@@ -1,9 +1,9 @@
 /* helmd: the coordinator. This file holds the start order and nothing else.
  *
  * configuration -> model -> device, profile, plan and memory ledgers -> run directory and locks -> keeper ->
- * arena -> sockets -> loop -> everything back in reverse. Where the model's check of int8 activations fails: workers
- * and arena back, another plan, arena and workers again (remake). Exit status: 0 ended on request, 2 usage, 4 refused
- * to start, 5 failed. */
+ * arena -> sockets -> loop -> everything back in reverse. Where the model's check of int8 activations fails:
+ * workers and arena back, another plan, arena and workers again (remake). Exit status: 0 ended on request, 2
+ * usage, 4 refused to start, 5 failed. */
 #include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>

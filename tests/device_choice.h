@@ -28,8 +28,8 @@ static inline void need_device(void)
     skip();
 }
 
-/* Whether cases that are alike run, too. The emulated device has the same code for all models and for plans of the same kind:
- * of those `make test` runs some there, `make test-full` all. */
+/* Whether cases that are alike run, too. The emulated device has the same code for all models and for plans
+ * of the same kind: of those `make test` runs some there, `make test-full` all. */
 static inline bool every_case(void)
 {
     return getenv("HELM_TEST_FULL") || strcmp(device_name(), "emulated") != 0;

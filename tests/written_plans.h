@@ -1,4 +1,5 @@
-/* Plans that tests write, as letters or as homes: their units lie in memory of the test, an array of WRITTEN_UNITS. */
+/* Plans that tests write, as letters or as homes: their units lie in memory of the test, an array of
+ * WRITTEN_UNITS. */
 #pragma once
 
 #include <string.h>

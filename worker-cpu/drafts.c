@@ -24,7 +24,8 @@ static int execute(struct run *run, const struct program *layer, const struct pr
     return rc;
 }
 
-/* Hidden states of these tokens become the first ones. They rise, so none is overwritten before it is read. */
+/* Hidden states of these tokens become the first ones. They rise, so none is overwritten before it is
+ * read. */
 static void gather(struct run *run, const uint32_t *from, uint32_t count)
 {
     const size_t hidden = run->config->hidden;

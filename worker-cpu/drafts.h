@@ -3,6 +3,7 @@
 
 #include "worker-cpu/step.h"
 
-/* Computes the drafts into result->made. The batch and x are overwritten; *bytes grows by the weights read. */
+/* Computes the drafts into result->made. The batch and x are overwritten; *bytes grows by the weights
+ * read. */
 HELM_MUST_CHECK int drafts_run(struct run *run, const struct step_programs *programs,
                                struct step_result *result, uint64_t *bytes, struct helm_err *err);

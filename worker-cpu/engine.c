@@ -13,7 +13,8 @@
 
 #define LANE_SPIN_US      POOL_SPIN_QUIET_US
 #define LANE_SPIN_THREADS 4
-/* Small pages are reported from a fiftieth of all pages and this many bytes on. Fewer cost no measurable time. */
+/* Small pages are reported from a fiftieth of all pages and this many bytes on. Fewer cost no measurable
+ * time. */
 #define SMALL_PART  50
 #define SMALL_LEAST (64 * MIB)
 #define TOUCH_BYTES (16 * MIB) /* that a thread makes resident at a time */
@@ -215,8 +216,8 @@ void engine_touch(struct pool *pool, struct engine_touched *touched)
 }
 
 /* What of the cache is there before the first token needs it; kv_filler does the rest. All of it where the
- * GPU reads or writes it: the driver pins the pages as it finds them once the weights' bell has rung, and what
- * was not there would be on small pages ever after. */
+ * GPU reads or writes it: the driver pins the pages as it finds them once the weights' bell has rung, and
+ * what was not there would be on small pages ever after. */
 static uint64_t kv_first_bytes(const struct engine *engine)
 {
     uint64_t bytes = arena_header_of(engine->base.arena)->region[ARENA_REGION_KV].bytes;

@@ -45,8 +45,8 @@ HELM_MUST_CHECK int engine_choose_kernels(struct engine *engine, const char *nam
 HELM_MUST_CHECK int engine_check_kernels(const struct engine *engine, struct helm_err *err);
 HELM_MUST_CHECK int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err);
 
-/* Steps from the next one on multiply with these activations. Returns those in use: EXACT where no format of the
- * weights has kernels of INT8. */
+/* Steps from the next one on multiply with these activations. Returns those in use: EXACT where no format of
+ * the weights has kernels of INT8. */
 enum linear_inputs engine_use(struct engine *engine, enum linear_inputs inputs);
 
 /* Makes a part of an arena resident, with all threads. */

@@ -17,7 +17,8 @@ uint64_t kv_pages_first_bytes(uint64_t bytes)
     return bytes < KV_PAGES_FIRST ? bytes : KV_PAGES_FIRST;
 }
 
-/* The creating thread is pinned to its core, and this thread would inherit that; it may run on any idle core. */
+/* The creating thread is pinned to its core, and this thread would inherit that; it may run on any idle
+ * core. */
 static void run_anywhere(void)
 {
     struct cpu_set usable;

@@ -1,7 +1,8 @@
 /* The CPU engine without helmd: an arena, a plan and a model folder in this process.
  *
  * Called by tests and benchmarks. Slot s owns pages s * pages_per_slot ...; every slot is ready to use,
- * greedy. With fewer pages than that a slot begins at its share of them, and goes on in those of the next ones. */
+ * greedy. With fewer pages than that a slot begins at its share of them, and goes on in those of the next
+ * ones. */
 #pragma once
 
 #include "worker-cpu/engine.h"

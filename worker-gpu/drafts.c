@@ -59,7 +59,8 @@ static int run(struct gpu_engine *g, const struct gpu_program *p, struct helm_er
     return rc ? rc : gpu_draw_finish(g, gpu_follow_tokens(g, 0), &g->drafts.drawn, err);
 }
 
-/* Hidden states of these tokens, which the program has left, become the first ones. They rise, so none is overwritten before it is copied. */
+/* Hidden states of these tokens, which the program has left, become the first ones. They rise, so none is
+ * overwritten before it is copied. */
 static int gather(struct gpu_engine *g, const struct gpu_program *ran, const uint32_t *from, uint32_t count,
                   struct helm_err *err)
 {

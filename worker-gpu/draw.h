@@ -1,8 +1,8 @@
 /* Tokens of a step's sampled rows, from logits that lie on the device.
  *
  * Called by step.c, and by engine.c which owns it. A greedy token is the graph's own argmax. For any other,
- * common/sampling/sampling.h says what of the row the draw needs, and that is put into the compute queue behind the
- * step: candidates found by a kernel, or the whole row copied into the arena. */
+ * common/sampling/sampling.h says what of the row the draw needs, and that is put into the compute queue
+ * behind the step: candidates found by a kernel, or the whole row copied into the arena. */
 #pragma once
 
 #include "common/shared/arena.h"

@@ -145,8 +145,9 @@ static int make_events(struct gpu_engine *g, struct helm_err *err)
     return rc;
 }
 
-/* VRAM of which the first `cleared` bytes are read before they were ever written, and so have to be finite: positions
- * that are masked still meet a weight of 0 in some kernels, and programs run over an empty ring while code is loaded. */
+/* VRAM of which the first `cleared` bytes are read before they were ever written, and so have to be finite:
+ * positions that are masked still meet a weight of 0 in some kernels, and programs run over an empty ring
+ * while code is loaded. */
 static int take_vram(struct gpu_engine *g, enum device_use use, uint64_t bytes, uint64_t cleared,
                      void **memory, struct helm_err *err)
 {
@@ -253,7 +254,8 @@ static int wait_for_weights(struct gpu_engine *g, struct helm_err *err)
     }
 }
 
-/* Registers the arena's memory that the copy queue reads and writes with the device, once its pages are final. */
+/* Registers the arena's memory that the copy queue reads and writes with the device, once its pages are
+ * final. */
 static int register_host_memory(struct gpu_engine *g, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(g->base.arena);
@@ -313,7 +315,8 @@ static int take_batch_memory(struct gpu_engine *g, struct helm_err *err)
 }
 
 #define PROGRAMS (PLAN_PHASES_MAX * GPU_TIER_COUNT + GPU_ATTENDING_COUNT * GPU_TIER_CHUNK)
-/* Every program there may be, by number: those of phases and tiers, then those that attend otherwise than usually. */
+/* Every program there may be, by number: those of phases and tiers, then those that attend otherwise than
+ * usually. */
 static struct gpu_program *program_at(struct gpu_engine *g, uint32_t i, struct gpu_program_kind *kind)
 {
     const uint32_t plain = PLAN_PHASES_MAX * GPU_TIER_COUNT, n = i - plain;

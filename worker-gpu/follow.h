@@ -1,11 +1,11 @@
 /* Steps launched behind the one that runs, before the host has seen that one's end.
  *
- * Between two steps a device would wait for the host to see the end, note the tokens, write the next step's block
- * and launch its graph: 20 to 30 us on an H200, a hundredth of a token of 4B. So a step is put into the device's
- * queue at once where the engine computes everything, the step behind the running one in the ring
- * (STEP_ROW_FOLLOWS) takes the same rows one token further, and the host draws no token of the running one. The
- * argmax turns the running step's block into its successor's: it writes the tokens and moves each position one
- * further. When the step's turn comes it is under way already, or done.
+ * Between two steps a device would wait for the host to see the end, note the tokens, write the next step's
+ * block and launch its graph: 20 to 30 us on an H200, a hundredth of a token of 4B. So a step is put into the
+ * device's queue at once where the engine computes everything, the step behind the running one in the ring
+ * (STEP_ROW_FOLLOWS) takes the same rows one token further, and the host draws no token of the running one.
+ * The argmax turns the running step's block into its successor's: it writes the tokens and moves each
+ * position one further. When the step's turn comes it is under way already, or done.
  *
  * Two programs of each tier take turns, each with an end word and a place for tokens of its own, so that what
  * the host still reads of one step is not written by the next. A page that a row enters is added to the

@@ -1,9 +1,11 @@
-/* A model's own programs on the device: the worker's engine over a few of its layers, as whole steps. See measure.h, which has
- * the protocol; docs/planner-programs.md has the method. Called by measure.c; owns the engine between "programs" and "close".
+/* A model's own programs on the device: the worker's engine over a few of its layers, as whole steps. See
+ * measure.h, which has the protocol; docs/planner-programs.md has the method. Called by measure.c; owns the
+ * engine between "programs" and "close".
  *
- * Half layers cannot be timed one by one: one token's are links of one kernel, a few tokens' are nodes of one graph. So a step
- * is timed whole, then without each kind of half layer, then without any, and helm-profile takes differences. Each such
- * program is lowered, chained and captured as the real one, and runs over and over, one launch behind another. */
+ * Half layers cannot be timed one by one: one token's are links of one kernel, a few tokens' are nodes of one
+ * graph. So a step is timed whole, then without each kind of half layer, then without any, and helm-profile
+ * takes differences. Each such program is lowered, chained and captured as the real one, and runs over and
+ * over, one launch behind another. */
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -130,7 +132,8 @@ static int open_engine(struct measure_programs *p, struct measure *m, const stru
         rc = arena_create(&spec, &p->arena, err);
     }
     if (!rc) arena_share_pages(&p->arena);
-    /* A table that a step reads a row a token from lies in the arena, with nobody to fill it: zeros cost as much. */
+    /* A table that a step reads a row a token from lies in the arena, with nobody to fill it: zeros cost as
+     * much. */
     if (!rc && plan.host_table) doorbell_ring(&arena_control_of(&p->arena)->weights_bell, 1);
     if (!rc && !(p->engine = aligned_alloc(64, round_up(gpu_engine_ops.bytes, 64))))
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for an engine");
@@ -318,8 +321,8 @@ static int run_variant(struct measure *m, const struct gpu_program_kind *kind, c
     return rc;
 }
 
-/* Leaves out of a step what this variant lacks: 0 nothing, 1 everything, 2 and more a kind. False: the step has none of it. A
- * chunk that goes on has no head. */
+/* Leaves out of a step what this variant lacks: 0 nothing, 1 everything, 2 and more a kind. False: the step
+ * has none of it. A chunk that goes on has no head. */
 static bool leave_out(struct measure_programs *p, uint32_t variant, bool chunk)
 {
     bool some = variant == 0;

@@ -9,9 +9,9 @@
 #include "common/base/err.h"
 #include "common/plan/plan.h"
 
-/* Lowers the model on the emulated device, without loading weights, and prints every program: the first device's
- * share of a plan, each phase's programs, with what comes through the ring; plan NULL: everything on the GPU. threads
- * and kernels are the CPU worker's and ignored. */
+/* Lowers the model on the emulated device, without loading weights, and prints every program: the first
+ * device's share of a plan, each phase's programs, with what comes through the ring; plan NULL: everything on
+ * the GPU. threads and kernels are the CPU worker's and ignored. */
 HELM_MUST_CHECK int gpu_print_plan(const char *folder, const struct plan *plan, uint32_t threads,
                                    const char *kernels, FILE *out, struct helm_err *err);
 /* {"devices": [...], "error": TEXT when there is none}, one line. */

@@ -65,7 +65,8 @@ static uint32_t pages_of(const struct gpu_engine *g, const struct batch_row *row
     return (row->start + row->count - 1) / arena_header_of(g->base.arena)->kv.page_tokens + 1;
 }
 
-/* A row's pages of windows. Kernels may read a tile that begins in front of the window, and multiply it by 0. */
+/* A row's pages of windows. Kernels may read a tile that begins in front of the window, and multiply it by
+ * 0. */
 static void fill_windows(const struct gpu_engine *g, const struct gpu_program *p, uint32_t r)
 {
     const struct batch_row *row = &g->batch.row[r];
@@ -131,8 +132,8 @@ static void begin_watch(struct watch *w, struct gpu_engine *g, struct gpu_progra
     watch_begin(w, p, g->batch.token_count, lanes ? word : NULL, g->source.sent, units_now_ns());
 }
 
-/* Waits for the end word. Meanwhile launches the next step when it is rung and follows, notes which worker's turn it
- * is, and checks for failures. */
+/* Waits for the end word. Meanwhile launches the next step when it is rung and follows, notes which worker's
+ * turn it is, and checks for failures. */
 static int wait_for_end(struct gpu_engine *g, const struct step *step, const _Atomic uint32_t *end,
                         struct watch *w, struct helm_err *err)
 {

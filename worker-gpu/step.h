@@ -13,5 +13,6 @@ void gpu_step_fill(const struct gpu_engine *engine, const struct gpu_program *pr
 /* Runs a program over made-up tokens, without hand-overs: of a chunk every size that matrix products take. */
 HELM_MUST_CHECK int gpu_step_warm(struct gpu_engine *engine, const struct gpu_program *program,
                                   struct helm_err *err);
-/* After a failure: lets a queue that waits for a lane run to its end. Its results are not read: the epoch is over. */
+/* After a failure: lets a queue that waits for a lane run to its end. Its results are not read: the epoch is
+ * over. */
 void gpu_step_abandon(struct gpu_engine *engine);

@@ -1,14 +1,15 @@
-/* A step over a cache of two tiers (plan.h, arena_layout.h), of the GPU worker's host side: its page tables, the pages
- * that it fills, those that it fetches.
+/* A step over a cache of two tiers (plan.h, arena_layout.h), of the GPU worker's host side: its page tables,
+ * the pages that it fills, those that it fetches.
  *
- *   page table   of each position's page where the device finds it: a place in VRAM, a page of the arena, or nowhere in
- *                this step, when the CPU attends to it
- *   filled       of the decode tiers: copied to the arena by the compute queue, behind the step's graph and in front of
- *                a step that was launched behind it. The step is done when they are there. (A chunk's are part of its
- *                program.)
+ *   page table   of each position's page where the device finds it: a place in VRAM, a page of the arena, or
+ *                nowhere in this step, when the CPU attends to it
+ *   filled       of the decode tiers: copied to the arena by the compute queue, behind the step's graph and
+ *                in front of a step that was launched behind it. The step is done when they are there. (A
+ *                chunk's are part of its program.)
  *   fetched      by the copy queue, beside the step; the next step begins behind them
  *
- * Called by step.c, follow.c and engine.c. With one tier nothing here is called but for gpu_tiers_open and _close. */
+ * Called by step.c, follow.c and engine.c. With one tier nothing here is called but for gpu_tiers_open and
+ * _close. */
 #pragma once
 
 #include "worker-gpu/program/program.h"
@@ -33,7 +34,8 @@ void gpu_tiers_close(struct gpu_engine *g);
 void gpu_tiers_fill(const struct gpu_engine *g, const struct gpu_program *p, uint32_t r);
 /* Before the step's graph or list: behind what was fetched. */
 HELM_MUST_CHECK int gpu_tiers_begin(struct gpu_engine *g, struct helm_err *err);
-/* Behind the graph of a decode tier's step in `place`, which takes the batch's rows `ahead` tokens further. */
+/* Behind the graph of a decode tier's step in `place`, which takes the batch's rows `ahead` tokens
+ * further. */
 HELM_MUST_CHECK int gpu_tiers_store(struct gpu_engine *g, uint32_t place, uint32_t ahead,
                                     struct helm_err *err);
 HELM_MUST_CHECK int gpu_tiers_fetch(struct gpu_engine *g, const struct step *step, struct helm_err *err);

@@ -32,7 +32,8 @@ void watch_begin(struct watch *w, struct gpu_program *program, uint32_t tokens,
     for (uint32_t i = 0; i < program->turns; i++) program->turn[i].usual_ns = 0;
 }
 
-/* Shorter at once, since sleeping too long holds up the step. Longer only little by little: once is chance. */
+/* Shorter at once, since sleeping too long holds up the step. Longer only little by little: once is
+ * chance. */
 static void remember(struct gpu_turn *turn, uint64_t took_ns)
 {
     if (turn->usual_ns == 0 || took_ns < turn->usual_ns)

@@ -4,10 +4,10 @@
  * hand-over. The lanes' words tell: it waits from publishing a ticket (or the step's beginning) until the
  * next one for it is published. A turn's begin and end are known as exactly as the host polls.
  *
- * The CPU worker computes on every CPU. A polling thread takes one from it, and the worker's other threads then
- * wait for the one that was held up. (Measured, 8B at 8 GiB on 16 CPUs: polling without pause for 10 ms of a
- * step of 61 and every 20 us afterwards was 62,000 preemptions in 3 s.) So the host sleeps through most of the
- * time that such turns took before, and polls often only around the end.
+ * The CPU worker computes on every CPU. A polling thread takes one from it, and the worker's other threads
+ * then wait for the one that was held up. (Measured, 8B at 8 GiB on 16 CPUs: polling without pause for 10 ms
+ * of a step of 61 and every 20 us afterwards was 62,000 preemptions in 3 s.) So the host sleeps through most
+ * of the time that such turns took before, and polls often only around the end.
  *
  * Called by step.c for each step; owns nothing. Pure: the time is the caller's. */
 #pragma once
@@ -22,14 +22,15 @@ struct watch {
     struct gpu_program *program;
     const _Atomic uint32_t *word[PLAN_LINKS], *sent; /* of each turn's lanes; others are not looked at */
     uint32_t turn;
-    uint32_t left
-        [PLAN_LINKS]; /* of the step before, what a turn's `out` still says: it is not taken yet; 0: nothing */
-    bool alone;       /* one worker computes everything */
-    bool waiting;     /* for another worker */
+    uint32_t left[PLAN_LINKS]; /* of the step before, what a turn's `out` still says: it is not taken yet; 0:
+                                  nothing */
+    bool alone;                /* one worker computes everything */
+    bool waiting;              /* for another worker */
     uint64_t since_ns, seen_ns, waited_ns; /* `since` of this turn or of the wait for it */
 };
 
-/* A step of `tokens` begins. word: of the arena's lanes, NULL: there is no other worker; sent: gpu_source.sent. */
+/* A step of `tokens` begins. word: of the arena's lanes, NULL: there is no other worker; sent:
+ * gpu_source.sent. */
 void watch_begin(struct watch *w, struct gpu_program *program, uint32_t tokens,
                  const _Atomic uint32_t *const *word, const _Atomic uint32_t *sent, uint64_t now_ns);
 void watch_look(struct watch *w, uint64_t now_ns);

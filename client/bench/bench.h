@@ -1,7 +1,7 @@
 /* `helm-cli bench` and helm-bench: what their files share.
  *
- * command_bench.c holds the options and the order of work; cells.c makes the matrix and runs it round by round;
- * drive.c sends one cell's requests and times their tokens; read_limit.c measures the machine's read
+ * command_bench.c holds the options and the order of work; cells.c makes the matrix and runs it round by
+ * round; drive.c sends one cell's requests and times their tokens; read_limit.c measures the machine's read
  * bandwidth beside them; bytes.c says which device reads how many bytes of weights for a token; prompt.c
  * makes the prompts; samples.c holds numbers; text.c and json.c report. Everything hangs on one struct bench
  * that the command owns. docs/benchmarking.md says what each number means. */
@@ -46,9 +46,9 @@ uint64_t prompt_checksum(const uint32_t *ids, size_t count);
 /* ---- read_limit.c ---- */
 
 struct read_limit;
-/* `threads` threads, one a core of `node` (-1: any), over `bytes` of memory of their own (`memory` NULL), or of
- * the caller's, which stays his, is touched already and is only read; a rest of less than 2 MiB is left out.
- * Its bytes should be far beyond the caches. */
+/* `threads` threads, one a core of `node` (-1: any), over `bytes` of memory of their own (`memory` NULL), or
+ * of the caller's, which stays his, is touched already and is only read; a rest of less than 2 MiB is left
+ * out. Its bytes should be far beyond the caches. */
 HELM_MUST_CHECK int read_limit_open(uint32_t threads, int node, const void *memory, uint64_t bytes,
                                     struct read_limit **out, struct helm_err *err);
 /* GB/s just now. */

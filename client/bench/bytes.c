@@ -1,9 +1,10 @@
 /* Which device reads how many bytes of weights for one token, and how fast it could. See bench.h.
  *
  * From the plan as the daemon gives it: the stages' weights by home, and the head (final projection), which
- * is read for every token too and has the size of the vocabulary. Of mixtures a token reads the experts that it chooses;
- * of experts in both memories the part that the plan expects in VRAM is the GPU's, of the others the part that it reads
- * directly the link's. The embedding's one row a token, norms and the KV cache are not counted. */
+ * is read for every token too and has the size of the vocabulary. Of mixtures a token reads the experts that
+ * it chooses; of experts in both memories the part that the plan expects in VRAM is the GPU's, of the others
+ * the part that it reads directly the link's. The embedding's one row a token, norms and the KV cache are not
+ * counted. */
 #include <string.h>
 
 #include "common/base/json.h"

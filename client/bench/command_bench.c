@@ -1,8 +1,8 @@
-/* `helm-cli bench` and helm-bench: decode and prefill speed of helmd as a client sees it, over a matrix of models, VRAM
- * ceilings, prompt and output lengths, beside what the machine's memory allows.
+/* `helm-cli bench` and helm-bench: decode and prefill speed of helmd as a client sees it, over a matrix of
+ * models, VRAM ceilings, prompt and output lengths, beside what the machine's memory allows.
  *
- * Start order only: options, matrix, rounds, reports. Called by both programs' mains. Runs against a daemon, or
- * starts a private one for each (model, VRAM) pair. docs/benchmarking.md says what the numbers mean. */
+ * Start order only: options, matrix, rounds, reports. Called by both programs' mains. Runs against a daemon,
+ * or starts a private one for each (model, VRAM) pair. docs/benchmarking.md says what the numbers mean. */
 #include <errno.h>
 #include <float.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* helm-cli chat: what its files share. command_chat.c reads messages and has them answered; chat_commands.c does what
- * begins with a slash; chat_history.c keeps the conversation, also in files. */
+/* helm-cli chat: what its files share. command_chat.c reads messages and has them answered; chat_commands.c
+ * does what begins with a slash; chat_history.c keeps the conversation, also in files. */
 #pragma once
 
 #include "client/cli/line_editor.h"

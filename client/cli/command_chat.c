@@ -1,7 +1,7 @@
 /* helm-cli chat: a conversation with history. See chat.h.
  *
- * On a terminal messages are what the line editor makes of typing and pasting, and those that begin with a slash are
- * commands. From a pipe every line is a message, but for /exit, /reset and /help. */
+ * On a terminal messages are what the line editor makes of typing and pasting, and those that begin with a
+ * slash are commands. From a pipe every line is a message, but for /exit, /reset and /help. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* helm-cli experts: what tokens chose of experts that lie in both memories. A table for people; as a histogram for helmd
- * and helm-plan, whose --experts-histogram reads it. See cli.h and query.h. */
+/* helm-cli experts: what tokens chose of experts that lie in both memories. A table for people; as a
+ * histogram for helmd and helm-plan, whose --experts-histogram reads it. See cli.h and query.h. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

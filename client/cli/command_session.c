@@ -1,8 +1,8 @@
 /* helm-cli session: KV pages of a text, out of a daemon into a file and back. See cli.h.
  *
- * save: the text becomes tokens, the daemon computes of them what its cache has not, and its pages go to a file that has its
- * name once it is whole. restore: the file's pages go into a daemon's cache; whatever text begins with the same tokens is
- * computed from there on. Owns the file and one page's bytes. */
+ * save: the text becomes tokens, the daemon computes of them what its cache has not, and its pages go to a
+ * file that has its name once it is whole. restore: the file's pages go into a daemon's cache; whatever text
+ * begins with the same tokens is computed from there on. Owns the file and one page's bytes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

@@ -1,7 +1,7 @@
 /* helm-cli top: what a daemon does, live in the terminal. See cli.h; top_screen.c makes the lines.
  *
- * Asks for status, requests and plan, shows them, waits, asks again: until q, a signal, or the daemon's end. The
- * terminal's other screen is used, and given back however it ends. */
+ * Asks for status, requests and plan, shows them, waits, asks again: until q, a signal, or the daemon's end.
+ * The terminal's other screen is used, and given back however it ends. */
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>

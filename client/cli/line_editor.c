@@ -142,8 +142,8 @@ static unsigned char end_line(EditLine *el)
     return CC_REFRESH;
 }
 
-/* Enter, unless more is there already: then it is a paste of a terminal without brackets, which ends when nothing follows,
- * and with it the message if a newline was its last. */
+/* Enter, unless more is there already: then it is a paste of a terminal without brackets, which ends when
+ * nothing follows, and with it the message if a newline was its last. */
 static unsigned char on_enter(EditLine *el, int key)
 {
     struct line_editor *e;

@@ -1,4 +1,5 @@
-/* Breaking lines and dimming. See present.h. A word is held until it ends, since only then its line is known. */
+/* Breaking lines and dimming. See present.h. A word is held until it ends, since only then its line is
+ * known. */
 #include "client/cli/present.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* An answer on a terminal: lines broken between words, thinking parts dimmed. Called by stream.c for the chat; keeps what
- * may still become part of a word. */
+/* An answer on a terminal: lines broken between words, thinking parts dimmed. Called by stream.c for the
+ * chat; keeps what may still become part of a word. */
 #pragma once
 
 #include <stdbool.h>

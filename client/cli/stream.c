@@ -19,8 +19,8 @@
 #include "common/base/printable.h"
 #include "common/base/units.h"
 
-/* The longest wait for Done after a cancel. A cancel takes effect when the step under way ends, and a step of a
- * long prompt may take longer than a user wants to wait. */
+/* The longest wait for Done after a cancel. A cancel takes effect when the step under way ends, and a step of
+ * a long prompt may take longer than a user wants to wait. */
 #define CANCEL_WAIT_MS 5000
 
 struct stream {

@@ -44,7 +44,8 @@ static void add_head(const struct top_view *v, struct cli_text *out)
     cli_text_printf(out, ", context %u\n", v->model->context);
 }
 
-/* Drafts since the screen before, and the speed of steps with them compared with steps without by forecast. */
+/* Drafts since the screen before, and the speed of steps with them compared with steps without by
+ * forecast. */
 static void add_drafts(const struct top_view *v, struct cli_text *out)
 {
     const struct helm_status *s = v->now, *b = v->before;

@@ -1,8 +1,9 @@
 /* One connection to helmd: the socket, the open requests, the waiting. See helm.h and connection.h.
  *
- * Called by programs through helm.h and by generate.c and query.c. Owns the ZeroMQ context and sockets and the table of
- * open requests. All but long masks runs in the caller's thread, inside calls that dispatch; messages are handed on in the
- * order they came, and all that came before a loss before the loss is reported. */
+ * Called by programs through helm.h and by generate.c and query.c. Owns the ZeroMQ context and sockets and
+ * the table of open requests. All but long masks runs in the caller's thread, inside calls that dispatch;
+ * messages are handed on in the order they came, and all that came before a loss before the loss is
+ * reported. */
 #include "client/connection/connection.h"
 
 #include <errno.h>
@@ -24,7 +25,7 @@
 
 #define DISPATCH_BATCH 256     /* messages handled before the caller gets a turn */
 #define LINGER_MS      250     /* for a last Cancel to leave; the socket is local */
-#define RECONNECT_MS   3600000 /* it stays lost. Not -1, "never": ZeroMQ would drop what came before the loss */
+#define RECONNECT_MS   3600000 /* it stays lost. By -1, "never", ZeroMQ drops what came before */
 #define HEARTBEAT_MS   5000
 #define HEARTBEAT_GONE 20000
 
@@ -256,7 +257,8 @@ static int receive(struct helm_client *client)
     return 1;
 }
 
-/* Opens the connection's own events: made, refused, gone. An event is two frames: number and value, address. */
+/* Opens the connection's own events: made, refused, gone. An event is two frames: number and value,
+ * address. */
 static int watch_connection(struct helm_client *client)
 {
     /* Which event reports keys that do not fit depends on which side closes first; the message must not. */

@@ -1,8 +1,8 @@
 /* The inside of a connection, shared by the files of libhelm that speak the protocol.
  *
  * connection.c owns the sockets, the table of open requests and the dispatching; generate.c makes Generate
- * and Cancel messages and hands Token, Done and Error to callbacks; constraint.c makes Mask messages; query.c asks
- * questions that have one answer. No other file includes this. */
+ * and Cancel messages and hands Token, Done and Error to callbacks; constraint.c makes Mask messages; query.c
+ * asks questions that have one answer. No other file includes this. */
 #pragma once
 
 #include "client/helm.h"
@@ -64,8 +64,8 @@ void constraint_close(struct constraint *constraint);
 HELM_MUST_CHECK int constraint_mask(struct constraint *constraint, uint32_t index, Helm__V1__Mask **mask,
                                     struct helm_err *err);
 void constraint_message(struct constraint *constraint, uint32_t index, Helm__V1__Mask **mask);
-/* A token came. *more: constraint_message has the mask of the next one. Otherwise there is none, or *thread makes it, which is
- * started when it is first needed: event_fd is raised then. */
+/* A token came. *more: constraint_message has the mask of the next one. Otherwise there is none, or *thread
+ * makes it, which is started when it is first needed: event_fd is raised then. */
 struct constraint_token {
     uint64_t number; /* of the request */
     uint32_t id, index;
@@ -77,8 +77,8 @@ HELM_MUST_CHECK int constraint_take(struct constraint *constraint, const struct 
 HELM_MUST_CHECK int constraint_result(struct constraint *constraint, bool *more, uint32_t *token,
                                       uint32_t *index, struct helm_err *err);
 
-/* generate.c: a token of a request with a constraint: sends the mask of the next one, then hands it on. A constraint that
- * cannot go on ends the request with an error. */
+/* generate.c: a token of a request with a constraint: sends the mask of the next one, then hands it on. A
+ * constraint that cannot go on ends the request with an error. */
 void generate_deliver_constrained(struct helm_client *client, const struct connection_request *request,
                                   const Helm__V1__Response *response, struct mask_thread **thread);
 /* generate.c: sends the masks that the thread has made. Returns how many. */

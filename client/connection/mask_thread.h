@@ -1,8 +1,9 @@
 /* A thread that makes masks which take long, so that the loop of the program goes on for its other requests.
  *
- * Called by constraint.c and generate.c in the caller's thread. A job is part of its constraint. The thread touches a job and
- * its constraint from mask_thread_push until mask_thread_take or mask_thread_remove returns it; the grammar must stay for as
- * long. The job that has used the least time is next: one grammar cannot keep another's requests waiting. */
+ * Called by constraint.c and generate.c in the caller's thread. A job is part of its constraint. The thread
+ * touches a job and its constraint from mask_thread_push until mask_thread_take or mask_thread_remove returns
+ * it; the grammar must stay for as long. The job that has used the least time is next: one grammar cannot
+ * keep another's requests waiting. */
 #pragma once
 
 #include <stdbool.h>

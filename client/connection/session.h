@@ -1,7 +1,8 @@
-/* Sessions over the wire: KV pages out of the daemon and into it (proto/helm.proto, SessionSave and what follows).
+/* Sessions over the wire: KV pages out of the daemon and into it (proto/helm.proto, SessionSave and what
+ * follows).
  *
- * Called by cli/command_session.c. Part of libhelm's inside, not of its API. A client has one session at a time; every call
- * waits for its answer. Owns nothing. */
+ * Called by cli/command_session.c. Part of libhelm's inside, not of its API. A client has one session at a
+ * time; every call waits for its answer. Owns nothing. */
 #pragma once
 
 #include "client/helm.h"
@@ -23,14 +24,14 @@ struct session {
     uint32_t pages;             /* saving: that can be read; restoring: of the tokens */
     uint32_t first;             /* restoring: pages in front of this one are there already */
     uint64_t page_bytes;
-    uint64_t
-        state_bytes; /* of what comes after the pages as one more: fixed states at their end; 0: nothing does */
+    uint64_t state_bytes; /* of what comes after the pages as one more: fixed states at their end; 0: nothing
+                             does */
     uint32_t piece_bytes;
     int timeout_ms;
 };
 
-/* HELM_E_NOT_FOUND: the cache has no page of the tokens. HELM_E_FORMAT: the session is not of what this daemon serves.
- * HELM_E_BUSY: another one is open. */
+/* HELM_E_NOT_FOUND: the cache has no page of the tokens. HELM_E_FORMAT: the session is not of what this
+ * daemon serves. HELM_E_BUSY: another one is open. */
 HELM_MUST_CHECK int session_open_save(struct helm_client *client, const uint32_t *tokens, size_t count,
                                       int timeout_ms, struct session *s, struct helm_err *err);
 HELM_MUST_CHECK int session_open_restore(struct helm_client *client, const struct session_shape *shape,

@@ -1,5 +1,5 @@
-/* The owner of a socket. A prompt goes only to a daemon of this user, of root, or of the owner of a system directory: one
- * that lies in directories that root alone may change, such as /run/helm.
+/* The owner of a socket. A prompt goes only to a daemon of this user, of root, or of the owner of a system
+ * directory: one that lies in directories that root alone may change, such as /run/helm.
  *
  * Called by endpoint.c before a connection, and by connection.c once there is one. Owns nothing. */
 #pragma once

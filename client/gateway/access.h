@@ -21,13 +21,13 @@ struct access {
     uint8_t secret[16]; /* of those hashes: what is shown of a key tells nothing of it */
 };
 
-/* Reads access->file: a line is KEY or NAME KEY; what begins with # is none. Only its owner and group may read it. On
- * failure the keys that were there stay. */
+/* Reads access->file: a line is KEY or NAME KEY; what begins with # is none. Only its owner and group may
+ * read it. On failure the keys that were there stay. */
 HELM_MUST_CHECK int access_read_keys(struct access *access, struct helm_err *err);
 void access_free(struct access *access);
 
-/* Pages of other sites reach a server on this machine by a name of their own: only IP addresses, localhost and --host are
- * taken. NULL: no header. */
+/* Pages of other sites reach a server on this machine by a name of their own: only IP addresses, localhost
+ * and --host are taken. NULL: no header. */
 bool access_host_allowed(const struct access *access, const char *host);
 /* A browser says whose page asks; NULL (it is no browser) and the gateway's own page are allowed. */
 bool access_origin_allowed(const char *origin, const char *host);
@@ -37,7 +37,8 @@ bool access_origin_listed(const struct access *access, const char *origin);
 HELM_MUST_CHECK int access_check_origins(const struct access *access, struct helm_err *err);
 /* The name of the key in an Authorization header ("" for one without), NULL: none fits. */
 const char *access_key_name(const struct access *access, const char *authorization);
-/* The user of the key in either of two headers; NULL: none fits, or none is asked for. Keys with one name are one user. */
+/* The user of the key in either of two headers; NULL: none fits, or none is asked for. Keys with one name are
+ * one user. */
 const char *access_user(const struct access *access, const char *authorization, const char *key);
 /* The same of a bare key. */
 const char *access_name_of(const struct access *access, const char *key);

@@ -84,7 +84,8 @@ static void turn_away(struct peers *p, struct peer *peer)
     peer_free(p, peer);
 }
 
-/* The one that gives way to a new one: of the address that has most the newest that is to be served, or else the oldest. */
+/* The one that gives way to a new one: of the address that has most the newest that is to be served, or else
+ * the oldest. */
 static struct peer *who_gives_way(const struct peers *p)
 {
     const struct peer_address *most = p->addresses;

@@ -1,5 +1,5 @@
-/* Connections that are accepted and not served yet, and requests on others that wait for their turn. Called by loop.c, peer.c and
- * server.c, in the loop.
+/* Connections that are accepted and not served yet, and requests on others that wait for their turn. Called
+ * by loop.c, peer.c and server.c, in the loop.
  *
  * If more connections wait than may, one of the address that has most is closed. */
 #pragma once
@@ -20,7 +20,8 @@ void arrivals_tick(struct gateway *gateway);
 void arrivals_close(struct gateway *gateway);
 /* Whether some wait for the next turn. */
 bool arrivals_wait(const struct peers *peers);
-/* Whether a request that is whole may go on in this turn; false: it waits, and peer_go_on is called when its turn comes. */
+/* Whether a request that is whole may go on in this turn; false: it waits, and peer_go_on is called when its
+ * turn comes. */
 bool arrivals_may_go(struct gateway *gateway, struct exchange *exchange);
 /* Takes one that waits out of what it waits in. */
 void arrivals_forget(struct peers *peers, struct peer *peer);

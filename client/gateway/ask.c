@@ -312,8 +312,8 @@ bool ask_add_text(struct ask_reader *r, const char *text, size_t length, bool sp
     return rc < 0 ? refuse_err(r->refusal, r->param, rc, err.text) : true;
 }
 
-/* Anthropic's clients ask for as many tokens as its own models write: what does not fit ends the answer, not the request.
- * They begin a conversation anew, shortened, when a refusal says "prompt is too long". */
+/* Anthropic's clients ask for as many tokens as its own models write: what does not fit ends the answer, not
+ * the request. They begin a conversation anew, shortened, when a refusal says "prompt is too long". */
 static bool fit_message(struct ask_reader *r)
 {
     struct ask *ask = r->ask;

@@ -145,7 +145,8 @@ struct ask {
 bool ask_read(enum ask_kind kind, const struct ask_model *model, const struct ask_asker *asker,
               const char *text, size_t length, struct ask *ask, struct refusal *refusal);
 void ask_free(struct ask *ask);
-/* A body that names a model and nothing else that matters but `stream`, as Ollama's /api/show and /api/pull have it. */
+/* A body that names a model and nothing else that matters but `stream`, as Ollama's /api/show and /api/pull
+ * have it. */
 bool ask_read_name(const struct ask_model *model, const char *text, size_t length, bool *stream,
                    struct refusal *refusal);
 
@@ -223,8 +224,8 @@ struct ask_fields {
 #define ASK_TOP_LOGPROBS             ASK_WHOLE(top_logprobs, 0, ASK_TOP)
 #define ASK_ABOVE_ZERO               ((double)FLT_MIN) /* 0 on the wire is "off" */
 
-/* Every member of `object` through its row, or through the table of ask_members.c; null is as if it were not there.
- * `place`: "", or the object's own name and a dot. */
+/* Every member of `object` through its row, or through the table of ask_members.c; null is as if it were not
+ * there. `place`: "", or the object's own name and a dot. */
 bool ask_take_fields(struct ask_reader *reader, const char *place, const json_t *object,
                      const struct ask_fields *fields);
 /* Refused: the field that is being read is not `wanted` ("a list"). */
@@ -269,7 +270,8 @@ bool ask_take_top_k(struct ask_reader *reader, const json_t *value);
 bool ask_take_tools(struct ask_reader *reader, const json_t *value);
 /* Adds {"type": "function", "function": ...} to ask->made; takes `function`, whose NULL is no memory. */
 bool ask_add_function(struct ask_reader *reader, json_t *function);
-/* A chat's, of which a type may be missing; those of other types are a service's own: left out, and named as ignored. */
+/* A chat's, of which a type may be missing; those of other types are a service's own: left out, and named as
+ * ignored. */
 bool ask_take_chat_tools(struct ask_reader *reader, const json_t *value);
 bool ask_take_max_tokens(struct ask_reader *reader, const json_t *value); /* -1: as many as fit */
 

@@ -1,8 +1,8 @@
-/* The fields of Anthropic's /v1/messages and /v1/messages/count_tokens: blocks become the messages of a conversation, tools
- * those of a chat. See ask.h.
+/* The fields of Anthropic's /v1/messages and /v1/messages/count_tokens: blocks become the messages of a
+ * conversation, tools those of a chat. See ask.h.
  *
- * Claude Code writes a stamp that changes with each request into its first system block. It is left out, so that the
- * prompt begins as the last one did and its prefix is found again. */
+ * Claude Code writes a stamp that changes with each request into its first system block. It is left out, so
+ * that the prompt begins as the last one did and its prefix is found again. */
 #include <stdio.h>
 #include <string.h>
 
@@ -30,7 +30,8 @@ static bool refuse_block(const struct turn *t, const char *code, const char *tex
     return refuse(t->reader->refusal, 400, code, param, "%s %s", param, text);
 }
 
-/* Blocks are divided by an end of line, except for a model's own texts, which must come back as it wrote them. */
+/* Blocks are divided by an end of line, except for a model's own texts, which must come back as it wrote
+ * them. */
 static void add_line(struct cli_text *to, const json_t *text, bool divide)
 {
     if (divide && to->length) cli_text_add(to, "\n", 1);
@@ -242,8 +243,8 @@ static bool take_system(struct ask_reader *r, const json_t *value)
     return true;
 }
 
-/* {"name", "description", "input_schema"} as chat has it. Tools with a type of their own run at Anthropic, or have a schema
- * that only its models know. */
+/* {"name", "description", "input_schema"} as chat has it. Tools with a type of their own run at Anthropic, or
+ * have a schema that only its models know. */
 static bool take_tools(struct ask_reader *r, const json_t *value)
 {
     size_t index;

@@ -1,5 +1,5 @@
-/* How much a model is to think: reasoning_effort, reasoning.effort, thinking.type, think and enable_thinking are one thing. See
- * ask.h. */
+/* How much a model is to think: reasoning_effort, reasoning.effort, thinking.type, think and enable_thinking
+ * are one thing. See ask.h. */
 #include <string.h>
 
 #include "client/gateway/ask.h"

@@ -1,8 +1,8 @@
-/* What an answer is to look like: response_format, Ollama's format, grammars, tool_choice and strict tools, as one grammar.
- * See ask.h.
+/* What an answer is to look like: response_format, Ollama's format, grammars, tool_choice and strict tools,
+ * as one grammar. See ask.h.
  *
- * Fields are only kept when they are read (their order is the client's); the grammar is made when all of them and the
- * prompt are known, in the thread that reads the body. Thinking in front of the answer is free. */
+ * Fields are only kept when they are read (their order is the client's); the grammar is made when all of them
+ * and the prompt are known, in the thread that reads the body. Thinking in front of the answer is free. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,7 +95,8 @@ static const char *chosen_name(const json_t *choice)
     return json_string_value(json_object_get(function ? function : choice, "name"));
 }
 
-/* OpenAI's {"type": "allowed_tools", "mode", "tools"}; chats have the last two in a member of the type's name. */
+/* OpenAI's {"type": "allowed_tools", "mode", "tools"}; chats have the last two in a member of the type's
+ * name. */
 static bool take_allowed(struct ask_reader *r, const json_t *value)
 {
     const json_t *inner = json_object_get(value, "allowed_tools");

@@ -1,5 +1,5 @@
-/* Requests of /v1/responses and kept responses (responses.h): items that a request takes from them, and items of it that
- * are kept. See ask.h. */
+/* Requests of /v1/responses and kept responses (responses.h): items that a request takes from them, and items
+ * of it that are kept. See ask.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
-/* Members of a body that no row of their dialect's table (ask_*.c) reads. The table here says which are taken,
- * because no value of theirs changes the answer, and which are refused, because some values would. See ask.h.
+/* Members of a body that no row of their dialect's table (ask_*.c) reads. The table here says which are
+ * taken, because no value of theirs changes the answer, and which are refused, because some values would. See
+ * ask.h.
  *
  * A member without a row is unknown. Ollama ignores unknown members, so paths under /api do. Other paths
  * refuse them. */

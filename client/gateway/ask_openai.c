@@ -72,8 +72,8 @@ static bool add_prediction(struct ask_reader *r, const json_t *text)
     return true;
 }
 
-/* A text that the answer may repeat: {"type": "content", "content": TEXT or [{"type": "text", "text": TEXT}]}.
- * It only makes the answer faster, so without memory for it there is none. */
+/* A text that the answer may repeat: {"type": "content", "content": TEXT or [{"type": "text", "text":
+ * TEXT}]}. It only makes the answer faster, so without memory for it there is none. */
 static bool take_prediction(struct ask_reader *r, const json_t *value)
 {
     const char *type = json_string_value(json_object_get(value, "type"));

@@ -1,5 +1,5 @@
-/* The fields of /v1/rerank and its prompts: Qwen3-Reranker's question about each document, whose answer is "yes" or "no". See
- * ask.h. */
+/* The fields of /v1/rerank and its prompts: Qwen3-Reranker's question about each document, whose answer is
+ * "yes" or "no". See ask.h. */
 #include <stdlib.h>
 #include <string.h>
 

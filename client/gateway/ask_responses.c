@@ -1,5 +1,5 @@
-/* The fields of /v1/responses: items and instructions become the messages of a conversation, tools those of a chat,
- * and what the answer repeats of the request is kept. See ask.h.
+/* The fields of /v1/responses: items and instructions become the messages of a conversation, tools those of a
+ * chat, and what the answer repeats of the request is kept. See ask.h.
  *
  * ask_history.c finds what was kept, and keeps what is said. */
 #include <stdio.h>
@@ -30,7 +30,8 @@ static bool refuse_item(const struct items *s, const char *code, const char *tex
     return refuse(s->reader->refusal, 400, code, param, "%s %s", param, text);
 }
 
-/* A text, or a list of texts as `types` name them: joined, in a list of parts as chats have them. NULL: refused. */
+/* A text, or a list of texts as `types` name them: joined, in a list of parts as chats have them. NULL:
+ * refused. */
 static json_t *content_of(const struct items *s, const json_t *value, const char *types)
 {
     size_t index;
@@ -266,8 +267,8 @@ static bool is_offered(const json_t *list, const char *name)
     return false;
 }
 
-/* {"type": "function", "name", ...} as chat has it, one level deeper. A name that two namespaces have is offered with the
- * second one's before it. */
+/* {"type": "function", "name", ...} as chat has it, one level deeper. A name that two namespaces have is
+ * offered with the second one's before it. */
 static bool add_function(struct ask_reader *r, const json_t *tool, const char *space)
 {
     static const char *const keys[] = {"name", "description", "parameters", "strict"};
@@ -400,8 +401,8 @@ static bool check_metadata(struct ask_reader *r, const json_t *metadata)
     return true;
 }
 
-/* A stream says it three times, twice before the first token: what a client that reads slowly may leave waiting has to hold
- * that, or the answer would be dropped after it was begun. */
+/* A stream says it three times, twice before the first token: what a client that reads slowly may leave
+ * waiting has to hold that, or the answer would be dropped after it was begun. */
 static bool check_echo(struct ask_reader *r)
 {
     char *text = r->ask->echo_text = json_dump_numbers(r->ask->echo, JSON_COMPACT, r->ask->numbers);

@@ -1,11 +1,12 @@
-/* Bodies of requests while they are received and read: how much of all, and of one user's, is held. See exchange.h.
+/* Bodies of requests while they are received and read: how much of all, and of one user's, is held. See
+ * exchange.h.
  *
  * Called by server.c and exchange.c, in the loop. */
 #include "client/gateway/gateway.h"
 #include "client/gateway/jobs.h"
 
-/* A body of the user that can be given up: the largest that is not whole, or the latest that no thread reads yet, which is
- * taken out of the queue. */
+/* A body of the user that can be given up: the largest that is not whole, or the latest that no thread reads
+ * yet, which is taken out of the queue. */
 static struct exchange *give_up(struct gateway *g, const struct user *user)
 {
     struct exchange *largest = NULL;
@@ -26,7 +27,8 @@ static void refuse_busy(struct exchange *ex, int status, const char *whose, size
     bodies_free(ex);
 }
 
-/* Makes room for `length` bytes more: the user that holds most gives way. false: that is the exchange's own user. */
+/* Makes room for `length` bytes more: the user that holds most gives way. false: that is the exchange's own
+ * user. */
 static bool make_room(struct exchange *ex, size_t length)
 {
     struct gateway *g = ex->gateway;

@@ -1,7 +1,8 @@
-/* One generation's tokens as text: stop texts, calls of tools, logprobs beside the text they belong to. See exchange.h.
+/* One generation's tokens as text: stop texts, calls of tools, logprobs beside the text they belong to. See
+ * exchange.h.
  *
- * Text goes through three hands: the detokenizer holds back what is no whole character yet, `held` what may be the
- * beginning of a stop text, the parser of answers what may be a tag or a call. */
+ * Text goes through three hands: the detokenizer holds back what is no whole character yet, `held` what may
+ * be the beginning of a stop text, the parser of answers what may be a tag or a call. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,12 +1,14 @@
-/* One request's embeddings, or scores of documents: a few at a time at the daemon, so that a long list leaves others their
- * place in its queue. See exchange.h. Callbacks come from inside helm_dispatch, as exchange.c's do. */
+/* One request's embeddings, or scores of documents: a few at a time at the daemon, so that a long list leaves
+ * others their place in its queue. See exchange.h. Callbacks come from inside helm_dispatch, as exchange.c's
+ * do. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "client/gateway/gateway.h"
 
-/* A copy scaled to unit length, as OpenAI's embeddings are, so that a product is a cosine. All zeroes stay so. */
+/* A copy scaled to unit length, as OpenAI's embeddings are, so that a product is a cosine. All zeroes stay
+ * so. */
 static float *unit_copy(const float *values, size_t count)
 {
     double squares = 0;

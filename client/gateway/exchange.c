@@ -1,6 +1,7 @@
 /* One request's generations: sent, followed, ended. See exchange.h.
  *
- * Callbacks of libhelm come from inside helm_dispatch; they only write and wake, so that libmicrohttpd runs afterwards. */
+ * Callbacks of libhelm come from inside helm_dispatch; they only write and wake, so that libmicrohttpd runs
+ * afterwards. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -12,7 +13,7 @@
 #include "common/base/units.h"
 
 #define JSON_TYPE     "application/json"
-#define END_BYTES     ((size_t)64 << 10) /* an end longer than that is written in a thread: half a millisecond */
+#define END_BYTES     ((size_t)64 << 10) /* a longer end is written in a thread: half a millisecond */
 #define LOGPROB_BYTES 80                 /* of a token with its probability, about */
 #define NUMBER_BYTES  13                 /* of a number of an embedding */
 

@@ -1,8 +1,9 @@
 /* One request of HTTP and its answer, from the first header to the last byte.
  *
- * server.c makes it, feeds it the body and fetches the answer for libmicrohttpd; jobs.c has its body read in a thread;
- * exchange.c starts its generations and ends them; choice.c turns tokens into text; a voice (voice.h) writes them in the
- * client's dialect. All of it but the reading of bodies runs in the gateway's one loop. */
+ * server.c makes it, feeds it the body and fetches the answer for libmicrohttpd; jobs.c has its body read in
+ * a thread; exchange.c starts its generations and ends them; choice.c turns tokens into text; a voice
+ * (voice.h) writes them in the client's dialect. All of it but the reading of bodies runs in the gateway's
+ * one loop. */
 #pragma once
 
 #include <stdatomic.h>
@@ -159,7 +160,8 @@ void exchange_refuse(struct exchange *exchange);
 void exchange_informed(struct exchange *exchange);
 /* In a thread of jobs.c: reads the body, or writes the end. */
 void exchange_work(struct exchange *exchange);
-/* It comes back. The body was read (exchange->ask or ->refusal): sends the generations. Or the end was written. */
+/* It comes back. The body was read (exchange->ask or ->refusal): sends the generations. Or the end was
+ * written. */
 void exchange_start(struct exchange *exchange);
 /* The client went away, or reads too slowly: ends what is under way. */
 void exchange_drop(struct exchange *exchange, const char *why);

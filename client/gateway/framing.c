@@ -107,7 +107,8 @@ static enum known known_name(const struct framing *f)
     return KNOWN_NONE;
 }
 
-/* A byte of a header's name, or of the empty line that ends headers; FRAMING_END and _VALUE follow `at` in the enum. */
+/* A byte of a header's name, or of the empty line that ends headers; FRAMING_END and _VALUE follow `at` in
+ * the enum. */
 static bool take_name(struct framing *f, char c)
 {
     if (f->length == 0 && c == '\r') {

@@ -1,9 +1,10 @@
-/* Requests whose end two readers may find in different places (RFC 9112, 2.2, 5 to 7). A proxy that reads one the other way would
- * send the rest of it as another request. Called by server.c, in the loop; owns the table of sockets that libmicrohttpd reads.
+/* Requests whose end two readers may find in different places (RFC 9112, 2.2, 5 to 7). A proxy that reads one
+ * the other way would send the rest of it as another request. Called by server.c, in the loop; owns the table
+ * of sockets that libmicrohttpd reads.
  *
- * libmicrohttpd takes bare LF as a line's end, cuts values at NUL, joins folded lines, and shows none of that. So its reads are
- * looked at before it: it calls recv(), which framing.c defines. What is not as the RFC's grammar says is answered 400, and its
- * connection is closed. */
+ * libmicrohttpd takes bare LF as a line's end, cuts values at NUL, joins folded lines, and shows none of
+ * that. So its reads are looked at before it: it calls recv(), which framing.c defines. What is not as the
+ * RFC's grammar says is answered 400, and its connection is closed. */
 #pragma once
 
 #include <stdbool.h>
@@ -49,8 +50,9 @@ struct framing {
 bool framing_watch(int fd, struct framing *framing);
 /* Around its runs: only reads between are its own. */
 void framing_reads(bool on);
-/* libmicrohttpd has a request's head, or all of it: the fault that was found so far, in words that live as long as the program;
- * NULL: none. */
+/* libmicrohttpd has a request's head, or all of it: the fault that was found so far, in words that live as
+ * long as the program; NULL: none. */
 const char *framing_fault(const struct framing *framing);
-/* The path of a target, which may be absolute (http://HOST/PATH). NULL: its host is not the one of the header. */
+/* The path of a target, which may be absolute (http://HOST/PATH). NULL: its host is not the one of the
+ * header. */
 const char *framing_path(const char *target, const char *host);

@@ -15,9 +15,9 @@
  *   exchange.c  one request and its generations    choice.c    tokens to text and calls
  *   voice*.c    the dialects of answers            info*.c, metrics.c  what is known of model and daemon
  *
- * One thread runs everything that touches the daemon's connection or libmicrohttpd. Threads of jobs.c read bodies only
- * (JSON, chat template, tokenizer): long prompts do not hold up other clients' tokens. Everything hangs on one struct
- * gateway that main owns. */
+ * One thread runs everything that touches the daemon's connection or libmicrohttpd. Threads of jobs.c read
+ * bodies only (JSON, chat template, tokenizer): long prompts do not hold up other clients' tokens. Everything
+ * hangs on one struct gateway that main owns. */
 #pragma once
 
 #include "client/gateway/access.h"
@@ -72,9 +72,11 @@ const char *gateway_user(const struct exchange *exchange);
 
 /* Tokenizer, chat template and defaults of the daemon's model. Prints nothing. */
 HELM_MUST_CHECK int info_open_model(struct gateway *gateway, const char *name, struct helm_err *err);
-/* pooling.c: how the files at `path` pool embeddings, into model->pooling or ->pooling_why; unchanged where they say nothing. */
+/* pooling.c: how the files at `path` pool embeddings, into model->pooling or ->pooling_why; unchanged where
+ * they say nothing. */
 HELM_MUST_CHECK int info_read_pooling(struct ask_model *model, const char *path, struct helm_err *err);
-/* Whether a request would be taken now, as JSON, and the status. From memory: the inquiry's thread asks every second. */
+/* Whether a request would be taken now, as JSON, and the status. From memory: the inquiry's thread asks every
+ * second. */
 int info_write_health(struct gateway *gateway, struct cli_text *out);
 /* The connection was made anew: HELM_E_MISMATCH where another model is served now. */
 HELM_MUST_CHECK int info_check_model(struct gateway *gateway, const struct helm_model_info *info,

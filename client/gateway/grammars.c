@@ -56,7 +56,8 @@ struct kept_grammar *grammars_find(struct grammars *g, const char *key)
     return kept;
 }
 
-/* Takes out the one used longest ago, if more than are kept are unused, or they hold too much. The lock is held. */
+/* Takes out the one used longest ago, if more than are kept are unused, or they hold too much. The lock is
+ * held. */
 static struct kept_grammar *take_oldest(struct grammars *g)
 {
     struct kept_grammar **oldest = NULL, *out;

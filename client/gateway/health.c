@@ -1,5 +1,5 @@
-/* A plain head is read and answered. See health.h. What another reader could read otherwise is libmicrohttpd's and framing.c's,
- * and access.c's what a page of another site may do. */
+/* A plain head is read and answered. See health.h. What another reader could read otherwise is
+ * libmicrohttpd's and framing.c's, and access.c's what a page of another site may do. */
 #include "client/gateway/health.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
-/* What is known of the model and its daemon: opened at the start, asked for by paths without a body. See gateway.h and
- * routes.h. */
+/* What is known of the model and its daemon: opened at the start, asked for by paths without a body. See
+ * gateway.h and routes.h. */
 #include <ctype.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -283,7 +283,8 @@ static void add_families(struct cli_text *out, const char *family)
     cli_text_printf(out, "]");
 }
 
-/* Ollama's tools look here before they ask: at the context's length, and whether there are tools. Runs in a thread. */
+/* Ollama's tools look here before they ask: at the context's length, and whether there are tools. Runs in a
+ * thread. */
 void info_show(struct exchange *ex)
 {
     const struct gateway *g = ex->gateway;

@@ -1,5 +1,5 @@
-/* Paths that llama.cpp's server has and its tools look at, and what a browser asks before a page of another site may ask.
- * See routes.h. */
+/* Paths that llama.cpp's server has and its tools look at, and what a browser asks before a page of another
+ * site may ask. See routes.h. */
 #include <stdlib.h>
 #include <string.h>
 

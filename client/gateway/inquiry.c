@@ -1,5 +1,5 @@
-/* The thread that asks helmd. See inquiry.h. Owns the thread, its connection and the last answers; exchanges are only passed
- * through. */
+/* The thread that asks helmd. See inquiry.h. Owns the thread, its connection and the last answers; exchanges
+ * are only passed through. */
 #include "client/gateway/inquiry.h"
 
 #include <jansson.h>

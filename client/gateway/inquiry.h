@@ -1,9 +1,9 @@
-/* The gateway's questions to helmd: a thread with a connection of its own asks them, so that a daemon that does not answer
- * holds up nothing in the loop. Called by the loop.
+/* The gateway's questions to helmd: a thread with a connection of its own asks them, so that a daemon that
+ * does not answer holds up nothing in the loop. Called by the loop.
  *
- * An exchange whose route wants answers goes in and comes back with them. While helmd is silent, the last answers serve,
- * from memory and with their age. The thread asks for the status every second in any case: /health never waits. It also makes
- * the loop's connection anew, since that waits, too. */
+ * An exchange whose route wants answers goes in and comes back with them. While helmd is silent, the last
+ * answers serve, from memory and with their age. The thread asks for the status every second in any case:
+ * /health never waits. It also makes the loop's connection anew, since that waits, too. */
 #pragma once
 
 #include <stdatomic.h>
@@ -39,7 +39,8 @@ HELM_MUST_CHECK int inquiry_open(const struct cli *cli, struct inquiry **out, st
 void inquiry_close(struct inquiry **inquiry);
 /* Readable when exchanges came back, or a connection was made. */
 int inquiry_fd(const struct inquiry *inquiry);
-/* exchange->facts of what its route wants: false: at once, since helmd is silent; true: the exchange comes back. */
+/* exchange->facts of what its route wants: false: at once, since helmd is silent; true: the exchange comes
+ * back. */
 bool inquiry_push(struct inquiry *inquiry, struct exchange *exchange);
 /* All that came back, linked by `job`. */
 struct exchange *inquiry_take(struct inquiry *inquiry);

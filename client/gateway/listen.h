@@ -1,5 +1,5 @@
-/* Where the gateway listens. Called by main.c before the daemon is sought, and by server.c; owns nothing. `listen` is
- * "HOST:PORT" or "[ADDRESS]:PORT"; every error names it and what to write instead. */
+/* Where the gateway listens. Called by main.c before the daemon is sought, and by server.c; owns nothing.
+ * `listen` is "HOST:PORT" or "[ADDRESS]:PORT"; every error names it and what to write instead. */
 #pragma once
 
 #include <stdbool.h>

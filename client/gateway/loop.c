@@ -1,7 +1,8 @@
 /* The gateway's one poll loop. See gateway.h.
  *
- * Order of a turn: what came from the daemon, from the threads and of clients that went away only writes and wakes;
- * libmicrohttpd runs after that and is the only one that gives exchanges back, so that none disappears under an event. */
+ * Order of a turn: what came from the daemon, from the threads and of clients that went away only writes and
+ * wakes; libmicrohttpd runs after that and is the only one that gives exchanges back, so that none disappears
+ * under an event. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* helm-gateway: HTTP in front of helmd, for the tools that people already use (docs/gateway.md).
  *
- * Start order: options -> signals -> keys -> address -> daemon (named, or a private one) -> model's texts -> threads -> server ->
- * loop -> everything back in reverse. No logic here. Exit status: as helm-cli's. */
+ * Start order: options -> signals -> keys -> address -> daemon (named, or a private one) -> model's texts ->
+ * threads -> server -> loop -> everything back in reverse. No logic here. Exit status: as helm-cli's. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* Counters of the gateway, and /metrics: these and its daemon's (client/shared/daemon_metrics.c). See metrics.h. */
+/* Counters of the gateway, and /metrics: these and its daemon's (client/shared/daemon_metrics.c). See
+ * metrics.h. */
 #include "client/gateway/metrics.h"
 
 #include <stdlib.h>

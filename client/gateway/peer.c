@@ -1,10 +1,10 @@
-/* Connections: counted, watched, ended. See peer.h. Owns the list of peers and of their addresses; each socket is
- * libmicrohttpd's from MHD_add_connection on.
+/* Connections: counted, watched, ended. See peer.h. Owns the list of peers and of their addresses; each
+ * socket is libmicrohttpd's from MHD_add_connection on.
  *
- * libmicrohttpd stays. Its fault is narrow: it watches sockets edge-triggered and forgets to look again after a short read,
- * so that a hang-up that came with the last bytes is lost. It has sockets from us (MHD_add_connection), and shutdown() is an
- * edge that it does not miss. llhttp, nghttp2 or libevent would bring another parser and another loop for that one edge, and
- * neither places nor bounds, which are below. */
+ * libmicrohttpd stays. Its fault is narrow: it watches sockets edge-triggered and forgets to look again after
+ * a short read, so that a hang-up that came with the last bytes is lost. It has sockets from us
+ * (MHD_add_connection), and shutdown() is an edge that it does not miss. llhttp, nghttp2 or libevent would
+ * bring another parser and another loop for that one edge, and neither places nor bounds, which are below. */
 #include "client/gateway/peer.h"
 
 #include <arpa/inet.h>
@@ -157,7 +157,8 @@ static bool is_young(const struct peer *peer, uint64_t now)
     return age_us < YOUNG_US && (peer->heard_us ? !is_read_out(peer) : age_us < SILENT_US);
 }
 
-/* How willingly it gives way: 0 not at all. Without a key before with one; a head before a body before an answer. */
+/* How willingly it gives way: 0 not at all. Without a key before with one; a head before a body before an
+ * answer. */
 static unsigned willing(const struct peer *peer, uint64_t now)
 {
     const struct exchange *ex = peer->exchange;
@@ -174,8 +175,8 @@ static uint64_t idle_since(const struct peer *peer)
     return peer->exchange->over_us ? peer->exchange->over_us : peer->heard_us;
 }
 
-/* The connection that gives way, among all or among those of one address: the most willing. Among equals, one of the address
- * with the most places, and of those the idlest. */
+/* The connection that gives way, among all or among those of one address: the most willing. Among equals, one
+ * of the address with the most places, and of those the idlest. */
 static struct peer *who_gives_way(const struct peers *p, const struct peer_address *from)
 {
     const uint64_t now = units_now_us();

@@ -1,8 +1,8 @@
 /* A client's connection, from accept to close. Called by arrivals.c, server.c and loop.c, all in the loop.
  *
- * The gateway accepts connections itself and hands their sockets to libmicrohttpd, which misses some hang-ups and has no
- * bound but a number. Each socket is watched here for its life: its place is free again as soon as the client is gone, takes
- * too long for its request, or is the idlest one of a full house. */
+ * The gateway accepts connections itself and hands their sockets to libmicrohttpd, which misses some hang-ups
+ * and has no bound but a number. Each socket is watched here for its life: its place is free again as soon as
+ * the client is gone, takes too long for its request, or is the idlest one of a full house. */
 #pragma once
 
 #include <netinet/in.h>
@@ -31,7 +31,8 @@ struct peer_address {
     uint8_t bytes[16];
     uint32_t places; /* that it takes */
     uint32_t users;  /* peers that point here */
-    /* arrivals.c's: connections that are not served yet, what is to be served in turn, and the next address that has such */
+    /* arrivals.c's: connections that are not served yet, what is to be served in turn, and the next address
+     * that has such */
     uint32_t waiting;
     struct peer_list ready;
     struct peer_address *after;
@@ -67,8 +68,9 @@ struct peers {
     uint32_t places, reserved;
     uint32_t fresh, hung_up; /* that peers_settle looks for */
     uint32_t places_max, address_max;
-    /* arrivals.c's: connections that have said nothing, or asked for /health, and the addresses that have others to be
-     * served, in turn; what is left of a turn's work, and how many were asked for /health in it */
+    /* arrivals.c's: connections that have said nothing, or asked for /health, and the addresses that have
+     * others to be served, in turn; what is left of a turn's work, and how many were asked for /health in
+     * it */
     struct peer_list silent, health;
     struct peer_address *turn, *turn_last;
     uint32_t waiting, waiting_max, answered;
@@ -103,5 +105,6 @@ void peers_settle(struct gateway *gateway);
 void peers_tick(struct gateway *gateway);
 /* It waits for its next request from now on. */
 void peer_waits(struct peer *peer);
-/* Frees its place and ends its socket, which libmicrohttpd closes when it runs next. It must not be suspended. */
+/* Frees its place and ends its socket, which libmicrohttpd closes when it runs next. It must not be
+ * suspended. */
 void peer_end(struct gateway *gateway, struct peer *peer);

@@ -1,5 +1,5 @@
-/* The pooling that a model's files state: a GGUF file's pooling_type, or sentence-transformers' 1_Pooling/config.json.
- * Called by info.c; its result is the default of requests. */
+/* The pooling that a model's files state: a GGUF file's pooling_type, or sentence-transformers'
+ * 1_Pooling/config.json. Called by info.c; its result is the default of requests. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Why a request is refused, before it is written in the shape that its client expects.
  *
- * Called by everything in the gateway that can refuse. Texts are UTF-8; what of them came from a stranger is escaped where
- * they are written. */
+ * Called by everything in the gateway that can refuse. Texts are UTF-8; what of them came from a stranger is
+ * escaped where they are written. */
 #pragma once
 
 #include <stdbool.h>

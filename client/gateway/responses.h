@@ -1,9 +1,9 @@
 /* Responses of /v1/responses that are kept, with the items of their conversations, in bounded memory.
  *
- * Threads that read bodies find what a request goes on with; the loop adds answers, shows them and forgets them. An owner is
- * a user of the gateway: no one finds what another owns. If all of them together exceed the bound, the owner of the most
- * bytes loses its oldest response; so a user within its share loses nothing to others. A response that another one goes on
- * with keeps its items until that one goes, too. */
+ * Threads that read bodies find what a request goes on with; the loop adds answers, shows them and forgets
+ * them. An owner is a user of the gateway: no one finds what another owns. If all of them together exceed the
+ * bound, the owner of the most bytes loses its oldest response; so a user within its share loses nothing to
+ * others. A response that another one goes on with keeps its items until that one goes, too. */
 #pragma once
 
 #include <stdbool.h>
@@ -53,7 +53,8 @@ struct response_new {
     const char *text;             /* the answer, copied */
     size_t length;
 };
-/* Keeps one, and lets go what exceeds the bound. One that exceeds it alone, or for which there is no memory, is not kept. */
+/* Keeps one, and lets go what exceeds the bound. One that exceeds it alone, or for which there is no memory,
+ * is not kept. */
 void responses_add(struct responses *responses, const struct response_new *new);
 
 /* Text and items of a response that the caller holds. */

@@ -232,7 +232,8 @@ size_t routes_row(const struct route *route)
     return route >= routes && route < routes + route_count ? (size_t)(route - routes) : METRICS_ROUTES - 1;
 }
 
-/* "{id}" in a path of the table is any one part. *named is what comes for it, without its end, else untouched. */
+/* "{id}" in a path of the table is any one part. *named is what comes for it, without its end, else
+ * untouched. */
 static bool matches(const char *path, const char *asked, const char **named)
 {
     const char *id = strstr(path, "{id}");

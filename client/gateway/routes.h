@@ -23,8 +23,8 @@ extern const struct route routes[];
 extern const size_t route_count;
 
 /* NULL: there is none. allow[] has the path's methods, "" where there is no such path; *named the name that
- * follows ROUTES_MODEL or ROUTES_PAGE, or begins with what "{id}" stands for, up to its end or a slash. A HEAD is a GET;
- * "/v1" may be missing. */
+ * follows ROUTES_MODEL or ROUTES_PAGE, or begins with what "{id}" stands for, up to its end or a slash. A
+ * HEAD is a GET; "/v1" may be missing. */
 const struct route *routes_find(const char *method, const char *path, const char **named, char allow[64]);
 /* For a path that is in no row. */
 const struct route *routes_stranger(const char *path);

@@ -1,5 +1,5 @@
-/* HTTP by libmicrohttpd. See server.h. Owns connections and exchanges; gives each exchange back when libmicrohttpd is
- * through with it. */
+/* HTTP by libmicrohttpd. See server.h. Owns connections and exchanges; gives each exchange back when
+ * libmicrohttpd is through with it. */
 #include "client/gateway/server.h"
 
 #include <arpa/inet.h>
@@ -381,7 +381,8 @@ void server_admit(struct gateway *g, struct peer *peer)
     peer_admit(g, g->server->http, peer);
 }
 
-/* A long prompt, or a call that is being written: clients and proxies end a stream without data after a minute. */
+/* A long prompt, or a call that is being written: clients and proxies end a stream without data after a
+ * minute. */
 static void break_silence(struct exchange *ex, uint64_t now)
 {
     const char *text = ex->route->voice ? ex->route->voice->silence : NULL;

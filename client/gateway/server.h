@@ -1,12 +1,13 @@
 /* HTTP by libmicrohttpd, run by the loop: headers, bodies in, answers out. Connections are peer.c's.
  *
- * libmicrohttpd has no thread of its own here. While an answer is not known or has nothing new, its connection is suspended.
- * An answer that is over must be fetched within gateway->request_us. */
+ * libmicrohttpd has no thread of its own here. While an answer is not known or has nothing new, its
+ * connection is suspended. An answer that is over must be fetched within gateway->request_us. */
 #pragma once
 
 #include "client/gateway/gateway.h"
 
-/* Takes "HOST:PORT" (HOST an address or localhost; port 0: any), before what takes long; no client can connect yet. */
+/* Takes "HOST:PORT" (HOST an address or localhost; port 0: any), before what takes long; no client can
+ * connect yet. */
 HELM_MUST_CHECK int server_bind(struct gateway *gateway, const char *listen, struct helm_err *err);
 /* Listens there, and writes where that is to at[]. */
 HELM_MUST_CHECK int server_open(struct gateway *gateway, const char *listen, char at[128],

@@ -1,4 +1,5 @@
-/* Arguments that are not JSON as expressions: parameters in tags, objects with bare keys. See tool_grammar.h. */
+/* Arguments that are not JSON as expressions: parameters in tags, objects with bare keys. See
+ * tool_grammar.h. */
 #include <string.h>
 
 #include "client/gateway/tool_grammar.h"
@@ -174,7 +175,8 @@ static uint32_t any_bare(struct exprs *x, const struct tool_wish *w)
     return expr_rule(x, object);
 }
 
-/* Members in the schema's order, of which `first` is the first one that may follow; an optional one may be left out. */
+/* Members in the schema's order, of which `first` is the first one that may follow; an optional one may be
+ * left out. */
 static int bare_member(struct exprs *x, const struct tool_wish *w, const json_t *tool, const char *key,
                        const json_t *schema, uint32_t *out, struct helm_err *err)
 {
@@ -205,7 +207,8 @@ int tool_arguments_bare(struct exprs *x, const struct tool_wish *w, const json_t
         *out = any_bare(x, w);
         return 0;
     }
-    /* rules from the last member to the first: what may follow when something is there already, and when nothing is */
+    /* rules from the last member to the first: what may follow when something is there already, and when
+     * nothing is */
     const json_t *properties = json_object_get(parameters, "properties");
     const uint32_t begin = expr_seq(x);
     bool any = false; /* a member that is always there stands before: a comma goes before each later one */

@@ -1,5 +1,5 @@
-/* Calls of tools as expressions of a grammar: what the parser of answers (client/text/answer/answer.h) reads, in the way that
- * the model writes it. Called by ask_grammar.c; pure.
+/* Calls of tools as expressions of a grammar: what the parser of answers (client/text/answer/answer.h) reads,
+ * in the way that the model writes it. Called by ask_grammar.c; pure.
  *
  *   tool_grammar.c   calls around their arguments      tool_arguments.c  arguments that are not JSON */
 #pragma once

@@ -79,8 +79,8 @@ struct user *users_largest(const struct users *users)
 
 /* ---- generations ------------------------------------------------------------------------------------ */
 
-/* As helmd shares its queue: half of the places are for whoever comes. Beyond that no user has more than its share
- * (common/base/share.h), and never more than half. */
+/* As helmd shares its queue: half of the places are for whoever comes. Beyond that no user has more than its
+ * share (common/base/share.h), and never more than half. */
 int users_check_generations(const struct users *users, const struct user *user, uint32_t more,
                             struct helm_err *err)
 {

@@ -1,7 +1,8 @@
-/* The gateway's users, and what each may take of it: the owners of API keys, or addresses where there are no keys.
+/* The gateway's users, and what each may take of it: the owners of API keys, or addresses where there are no
+ * keys.
  *
- * A user is in the table while a request of it is open. Called by server.c and exchange.c in the loop; the queue of bodies
- * to be read is called by jobs.c, under its lock. Owns the table. */
+ * A user is in the table while a request of it is open. Called by server.c and exchange.c in the loop; the
+ * queue of bodies to be read is called by jobs.c, under its lock. Owns the table. */
 #pragma once
 
 #include <stdbool.h>
@@ -38,8 +39,10 @@ struct users {
 struct user *users_enter(struct users *users, const char *name);
 /* One of its requests is over. NULL is allowed. */
 void users_leave(struct users *users, struct user *user);
-/* The name of a user without a key: the address, or the /64 network of an IPv6 one, since a host has all of that. */
-/* An address as an IPv6 one, in network order, becomes that of its network: /64 of IPv6, all of IPv4 (mapped). True: IPv4. */
+/* The name of a user without a key: the address, or the /64 network of an IPv6 one, since a host has all of
+ * that. */
+/* An address as an IPv6 one, in network order, becomes that of its network: /64 of IPv6, all of IPv4
+ * (mapped). True: IPv4. */
 bool users_network_of(unsigned char address[16]);
 void users_name_address(const char *address, char name[USERS_NAME]);
 
@@ -55,7 +58,8 @@ HELM_MUST_CHECK int users_check_generations(const struct users *users, const str
 void users_open_generation(struct users *users, struct user *user);
 void users_close_generation(struct users *users, struct user *user);
 
-/* Bodies to be read: users take turns, each with its oldest one, and at most `at_once` of a user are read at once. */
+/* Bodies to be read: users take turns, each with its oldest one, and at most `at_once` of a user are read at
+ * once. */
 struct users_queue {
     struct user *first, **last; /* those that have bodies waiting */
     uint32_t at_once;

@@ -1,6 +1,7 @@
 /* How an answer is written: one voice a dialect, a table of functions.
  *
- * Called by exchange.c. Each function appends to exchange->out; memory that was short shows in exchange->out.failed. */
+ * Called by exchange.c. Each function appends to exchange->out; memory that was short shows in
+ * exchange->out.failed. */
 #pragma once
 
 #include "client/gateway/exchange.h"
@@ -13,8 +14,8 @@ struct voice {
     void (*end)(struct exchange *exchange);                           /* all are over; may be NULL */
     void (*whole)(struct exchange *exchange);                         /* the answer in one piece */
     void (*fail)(struct exchange *exchange); /* exchange->refusal as the end of a stream */
-    const char *
-        silence; /* written into a stream that has nothing to say, so that nobody ends it; NULL: nothing can be */
+    const char *silence; /* written into a stream that has nothing to say, so that nobody ends it; NULL:
+                            nothing can be */
 };
 extern const struct voice voice_chat, voice_completion, voice_embeddings, voice_messages, voice_ollama,
     voice_ollama_embed, voice_ollama_embedding, voice_rerank, voice_responses;
@@ -30,7 +31,8 @@ void voice_error_anthropic(struct cli_text *out, const struct refusal *refusal);
 void voice_add_string(struct cli_text *out, const char *text);
 /* The same after `before`, which is JSON: {"key": */
 void voice_add_member(struct cli_text *out, const char *before, const char *text);
-/* The tokens [from, until) with their logprobs, as OpenAI's chats and responses have them, divided by commas. */
+/* The tokens [from, until) with their logprobs, as OpenAI's chats and responses have them, divided by
+ * commas. */
 void voice_add_tokens(struct exchange *exchange, const struct choice *choice, size_t from, size_t until);
 /* A call of a tool began, or has more arguments, since the last event of a stream. */
 bool voice_has_new_calls(const struct choice *choice);

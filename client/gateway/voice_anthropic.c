@@ -1,5 +1,5 @@
-/* Anthropic's Messages: an answer as blocks (thinking, text, tool_use), and the events by which a stream builds them up. See
- * voice.h. There is one choice. Blocks follow each other: one is open at a time. */
+/* Anthropic's Messages: an answer as blocks (thinking, text, tool_use), and the events by which a stream
+ * builds them up. See voice.h. There is one choice. Blocks follow each other: one is open at a time. */
 #include <string.h>
 
 #include "client/gateway/gateway.h"
@@ -87,7 +87,8 @@ static void add_call_head(struct exchange *ex, const struct choice *c, size_t k)
     cli_text_printf(&ex->out, ",\"input\":");
 }
 
-/* An object as the model wrote it; one that was cut with the answer is empty, which the reason for the end tells. */
+/* An object as the model wrote it; one that was cut with the answer is empty, which the reason for the end
+ * tells. */
 static void add_input(struct exchange *ex, const struct choice *c, size_t k)
 {
     size_t length;
@@ -176,7 +177,8 @@ static void text_delta(struct exchange *ex, struct choice *c, uint8_t what, cons
     *sent = text->length;
 }
 
-/* What is new of calls: a block when a name is known, its arguments as they come. `last`: no more comes of them. */
+/* What is new of calls: a block when a name is known, its arguments as they come. `last`: no more comes of
+ * them. */
 static void call_events(struct exchange *ex, struct choice *c, bool last)
 {
     while (c->blocks.calls_done < call_count(c)) {

@@ -1,5 +1,5 @@
-/* The answer of /v1/rerank: documents by their scores, as Jina's and llama.cpp's servers write it. One piece, no stream. See
- * voice.h. */
+/* The answer of /v1/rerank: documents by their scores, as Jina's and llama.cpp's servers write it. One piece,
+ * no stream. See voice.h. */
 #include <stdlib.h>
 
 #include "client/gateway/gateway.h"

@@ -1,5 +1,5 @@
-/* OpenAI's Responses: an answer as items (reasoning, message, function calls), and the events by which a stream builds them up.
- * See voice.h. There is one choice. */
+/* OpenAI's Responses: an answer as items (reasoning, message, function calls), and the events by which a
+ * stream builds them up. See voice.h. There is one choice. */
 #include <stdio.h>
 #include <string.h>
 
@@ -286,7 +286,8 @@ static void arguments_event(struct exchange *ex, struct choice *c, size_t k, boo
     end_event(ex);
 }
 
-/* What is new of calls: an item when a name is known, its arguments as they come. `last`: no more comes of them. */
+/* What is new of calls: an item when a name is known, its arguments as they come. `last`: no more comes of
+ * them. */
 static void call_events(struct exchange *ex, struct choice *c, bool last)
 {
     while (c->items.calls_done < c->call_count) {

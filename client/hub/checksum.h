@@ -1,7 +1,7 @@
 /* The checksum by which the hub names a file: SHA-256 of a large one, git's SHA-1 of a small one.
  *
- * Called by transfer.c, pull.c and probe.c; the caller owns the state. SHA-1 (FIPS 180-4) is what git's ids are; it tells
- * damage, and forgery as far as git does. */
+ * Called by transfer.c, pull.c and probe.c; the caller owns the state. SHA-1 (FIPS 180-4) is what git's ids
+ * are; it tells damage, and forgery as far as git does. */
 #pragma once
 
 #include <sodium/crypto_hash_sha256.h>
@@ -20,7 +20,8 @@ struct checksum {
     uint8_t block[64];
 };
 
-/* `id`: as the hub says it, whose length is its kind's. `bytes`: of the whole file, which git's begins with. */
+/* `id`: as the hub says it, whose length is its kind's. `bytes`: of the whole file, which git's begins
+ * with. */
 void checksum_begin(struct checksum *sum, const char *id, uint64_t bytes);
 void checksum_add(struct checksum *sum, const void *data, size_t bytes);
 /* In lower-case hexadecimal digits. The state is used up. */

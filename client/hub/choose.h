@@ -5,10 +5,10 @@
 
 #include "client/hub/listing.h"
 
-/* chosen[i] of listing->file[i]: with `file` that one, with all parts of a split GGUF file; with `tag` the GGUF file that
- * it means; else a checkpoint's files that HELM reads, else the only GGUF file. `model`: the GGUF file, the first of
- * its parts, borrowed from the listing; NULL: none. HELM_E_USAGE: there are several, each of which `say` has told with its
- * size and a tag. */
+/* chosen[i] of listing->file[i]: with `file` that one, with all parts of a split GGUF file; with `tag` the
+ * GGUF file that it means; else a checkpoint's files that HELM reads, else the only GGUF file. `model`: the
+ * GGUF file, the first of its parts, borrowed from the listing; NULL: none. HELM_E_USAGE: there are several,
+ * each of which `say` has told with its size and a tag. */
 struct choice {
     bool *chosen; /* the caller's, [listing->count] */
     const char *model;

@@ -1,7 +1,7 @@
 /* What a repository of the hub holds, from the hub's answer to /api/models/REPO/revision/REV?blobs=true.
  *
- * Called by pull.c. The text is a stranger's: names that could leave a folder, ids that are no digits and counts beyond
- * bounds are refused. */
+ * Called by pull.c. The text is a stranger's: names that could leave a folder, ids that are no digits and
+ * counts beyond bounds are refused. */
 #pragma once
 
 #include <stdbool.h>

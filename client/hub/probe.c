@@ -1,7 +1,7 @@
 /* The beginnings of a model's files, read as a model. See probe.h.
  *
- * Order: config.json and generation_config.json whole, or of each GGUF file as many bytes as its header has -> into a
- * folder -> model_read_headers. A file that the cache has is read there. */
+ * Order: config.json and generation_config.json whole, or of each GGUF file as many bytes as its header has
+ * -> into a folder -> model_read_headers. A file that the cache has is read there. */
 #include "client/hub/probe.h"
 
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* From the hub into its cache. See pull.h.
  *
- * Order: list the repository -> choose -> can it run? -> is there room? -> each file into blobs/, weights last, then its
- * name in snapshots/ -> the branch's name in refs/. Owns the descriptors while it works. */
+ * Order: list the repository -> choose -> can it run? -> is there room? -> each file into blobs/, weights
+ * last, then its name in snapshots/ -> the branch's name in refs/. Owns the descriptors while it works. */
 #include "client/hub/pull.h"
 
 #include <errno.h>
@@ -52,7 +52,8 @@ static bool is_set(const char *variable)
     return value && *value && strcmp(value, "0") != 0;
 }
 
-/* $HF_TOKEN, $HUGGING_FACE_HUB_TOKEN, the file of $HF_TOKEN_PATH, or `token` beside the cache; "" for none. */
+/* $HF_TOKEN, $HUGGING_FACE_HUB_TOKEN, the file of $HF_TOKEN_PATH, or `token` beside the cache; "" for
+ * none. */
 static int read_token(struct pull *p, struct helm_err *err)
 {
     const char *token = getenv("HF_TOKEN"), *named = getenv("HF_TOKEN_PATH"), *home = getenv("HF_HOME");
@@ -257,8 +258,8 @@ static int check_sum(struct transfer_file *t, uint64_t left, struct helm_err *er
         text, t->id);
 }
 
-/* *right: the cache has what the hub lists. A file of more than RIGHT_BYTES_MAX was compared when it came, and is not read
- * again. */
+/* *right: the cache has what the hub lists. A file of more than RIGHT_BYTES_MAX was compared when it came,
+ * and is not read again. */
 static int look_for(const char *blob, const struct listing_file *f, bool *there, bool *right,
                     struct helm_err *err)
 {

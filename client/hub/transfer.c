@@ -1,4 +1,5 @@
-/* HTTP with the hub. See transfer.h. Owns one libcurl handle; bodies go where the caller wants them as they come. */
+/* HTTP with the hub. See transfer.h. Owns one libcurl handle; bodies go where the caller wants them as they
+ * come. */
 #include "client/hub/transfer.h"
 
 #include <curl/curl.h>

@@ -1,7 +1,8 @@
-/* HTTP with the hub, by libcurl: small answers as text, files to a descriptor, from where they were left, and parts of files.
+/* HTTP with the hub, by libcurl: small answers as text, files to a descriptor, from where they were left, and
+ * parts of files.
  *
- * Called by pull.c and probe.c, on one thread. Redirects are followed here, one by one, so that the token goes to the hub's own
- * host and to no other. */
+ * Called by pull.c and probe.c, on one thread. Redirects are followed here, one by one, so that the token
+ * goes to the hub's own host and to no other. */
 #pragma once
 
 #include <stdbool.h>
@@ -14,7 +15,8 @@
 struct transfer_options {
     const char *endpoint; /* "https://huggingface.co", without a slash at the end */
     const char *token;    /* or NULL */
-    /* Asked some times a second, with the bytes of the file that are there; false ends it (HELM_E_CANCELLED). */
+    /* Asked some times a second, with the bytes of the file that are there; false ends it
+     * (HELM_E_CANCELLED). */
     bool (*go_on)(void *context, uint64_t bytes);
     void *context;
 };
@@ -37,12 +39,12 @@ struct transfer_file {
     uint64_t at;         /* that are there already, and counted in `sum`; where it is afterwards */
     struct checksum sum; /* of the bytes that are there */
 };
-/* Fetches what is missing. A connection that breaks is made again, from where it was. HELM_E_MISMATCH: the hub has
- * another file by now, or a longer one. HELM_E_PERMISSION: it wants a token, or another one. */
+/* Fetches what is missing. A connection that breaks is made again, from where it was. HELM_E_MISMATCH: the
+ * hub has another file by now, or a longer one. HELM_E_PERMISSION: it wants a token, or another one. */
 HELM_MUST_CHECK int transfer_file(struct transfer *transfer, struct transfer_file *file,
                                   struct helm_err *err);
-/* Bytes of a file from its byte `from` on, into `to`, whether or not the server knows ranges. Of `file` the path, the name
- * and the id are read. Errors as transfer_file's. */
+/* Bytes of a file from its byte `from` on, into `to`, whether or not the server knows ranges. Of `file` the
+ * path, the name and the id are read. Errors as transfer_file's. */
 HELM_MUST_CHECK int transfer_part(struct transfer *transfer, const struct transfer_file *file, uint64_t from,
                                   size_t bytes, char *to, struct helm_err *err);
 /* A file's path at the hub, malloc'd. NULL: no memory. */

@@ -108,7 +108,8 @@ static int check_fixed(const struct fixed *f, uint64_t size, struct helm_err *er
         return helm_fail(err, HELM_E_UNSUPPORTED, "a KV cache of '%s' with head_dim %u", f->kv_dtype,
                          f->head_dim);
     struct kv_layout kv = {f->layers, f->kv_heads, f->head_dim, f->page_tokens, (uint32_t)dtype, 0};
-    /* the bounds above keep heads within 2^34 bytes and a page within 2^61; of latent attention it has no rows of values */
+    /* the bounds above keep heads within 2^34 bytes and a page within 2^61; of latent attention it has no
+     * rows of values */
     if (f->kv_heads == 1 && kv_page_bytes(&kv) == 2 * f->page_bytes) kv.latent = f->head_dim;
     if (kv_page_bytes(&kv) != f->page_bytes)
         return helm_fail(err, HELM_E_FORMAT,

@@ -1,7 +1,7 @@
 /* Files of sessions: KV pages of a token sequence, as `helm-cli session save` writes them.
  *
- * Called by cli/command_session.c, and by tests/fuzz/fuzz_session.c with bytes from strangers. Owns nothing but what
- * session_head holds. Numbers are little-endian.
+ * Called by cli/command_session.c, and by tests/fuzz/fuzz_session.c with bytes from strangers. Owns nothing
+ * but what session_head holds. Numbers are little-endian.
  *
  *   bytes            what
  *   8                "HELMKV\r\n"
@@ -16,12 +16,13 @@
  *   4 x tokens       token ids
  *   8                checksum of all so far
  *   pages x          a page's bytes, and 8: their checksum, of which the page's number is part
- *   state, 8         version 3: states of fixed size at the end of the last page, and their checksum, as one page more
+ *   state, 8         version 3: states of fixed size at the end of the last page, and their checksum, as one
+ *                    page more
  *   8                "\r\nVKMLEH"
  *   8                checksum of the head's checksum and every page's, in order
  *
- * and nothing behind that. Checksums are XXH3 of 64 bits (https://xxhash.com): against damage, not against forgers. helmd
- * believes nothing that a file says either. */
+ * and nothing behind that. Checksums are XXH3 of 64 bits (https://xxhash.com): against damage, not against
+ * forgers. helmd believes nothing that a file says either. */
 #pragma once
 
 #include <stddef.h>
@@ -43,8 +44,8 @@ struct session_head {
 };
 void session_head_free(struct session_head *head);
 
-/* Where bytes come from or go to, in order. Returns 0, or a negative code with its reason. read: HELM_E_FORMAT where there are
- * not as many. */
+/* Where bytes come from or go to, in order. Returns 0, or a negative code with its reason. read:
+ * HELM_E_FORMAT where there are not as many. */
 struct session_stream {
     void *context;
     int (*read)(void *context, void *to, size_t bytes, struct helm_err *err);
@@ -58,8 +59,8 @@ struct session_file {
     uint64_t digest; /* of all checksums */
 };
 
-/* `size`: bytes of the whole file, which must be what the head makes it. HELM_E_FORMAT, HELM_E_LIMIT, HELM_E_UNSUPPORTED
- * (another version): the text names what is wrong. On failure *head is empty. */
+/* `size`: bytes of the whole file, which must be what the head makes it. HELM_E_FORMAT, HELM_E_LIMIT,
+ * HELM_E_UNSUPPORTED (another version): the text names what is wrong. On failure *head is empty. */
 HELM_MUST_CHECK int session_file_open(struct session_file *file, const struct session_stream *stream,
                                       uint64_t size, struct session_head *head, struct helm_err *err);
 /* Pages, and the state after them. */

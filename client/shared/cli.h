@@ -1,7 +1,8 @@
 /* What helm-cli, helm-bench and helm-gateway share: a client with options, perhaps with a daemon of its own.
  *
- * session.c connects, starts a private daemon if --model asks for one, and opens tokenizers; signals.c watches
- * signals; output.c prints and reads. Everything hangs on one struct cli that the program's main owns. */
+ * session.c connects, starts a private daemon if --model asks for one, and opens tokenizers; signals.c
+ * watches signals; output.c prints and reads. Everything hangs on one struct cli that the program's main
+ * owns. */
 #pragma once
 
 #include <stdbool.h>
@@ -56,7 +57,8 @@ struct cli {
 
 /* ---- session.c ---- */
 
-/* What --model and --tokenizer mean (common/model/hub.h) from here on: paths. Once is enough; the others here do it. */
+/* What --model and --tokenizer mean (common/model/hub.h) from here on: paths. Once is enough; the others here
+ * do it. */
 HELM_MUST_CHECK int cli_locate(struct cli *cli, struct helm_err *err);
 /* Connects (starting the private daemon first with --model). Prints what is wrong; CLI_EXIT_DONE or another
  * status. */
@@ -70,12 +72,13 @@ bool cli_has_daemon_option(const struct cli *cli);
 /* Ends everything cli_open and its like began. */
 void cli_close(struct cli *cli);
 
-/* The folder or GGUF file of what turns text into tokens and back: tokenizer, chat template, sampling defaults. It is
- * --tokenizer if that is no tokenizer.json, else --model, else the daemon's model folder; malloc'd. Needs cli_open
- * where neither option is given. HELM_E_NOT_FOUND: the daemon's folder cannot be opened on this machine. */
+/* The folder or GGUF file of what turns text into tokens and back: tokenizer, chat template, sampling
+ * defaults. It is --tokenizer if that is no tokenizer.json, else --model, else the daemon's model folder;
+ * malloc'd. Needs cli_open where neither option is given. HELM_E_NOT_FOUND: the daemon's folder cannot be
+ * opened on this machine. */
 HELM_MUST_CHECK int cli_text_folder(struct cli *cli, char **folder, struct helm_err *err);
-/* A model's name by its path: "…/models--ORG--NAME/snapshots/REVISION" is ORG/NAME, as in Hugging Face's cache; else the
- * last part of the path, without .gguf. */
+/* A model's name by its path: "…/models--ORG--NAME/snapshots/REVISION" is ORG/NAME, as in Hugging Face's
+ * cache; else the last part of the path, without .gguf. */
 void cli_name_model(const char *path, char *name, size_t size);
 /* Opens cli->tok from the file that --tokenizer names, else from cli_text_folder. HELM_E_NOT_FOUND: there is
  * no tokenizer.json, or no folder. */
@@ -84,8 +87,8 @@ HELM_MUST_CHECK int cli_open_tokenizer(struct cli *cli, struct helm_err *err);
 HELM_MUST_CHECK int cli_open_chat(struct cli *cli, struct helm_err *err);
 /* Fills cli->ends: needs cli->tok; a chat template shows one of them, where there is any. */
 void cli_find_ends(struct cli *cli);
-/* The conversation as the model's prompt, ending where the answer begins; helm_chat_prompt_free. Needs cli->chat
- * and cli->tok. *at: where the prompt leaves thinking. */
+/* The conversation as the model's prompt, ending where the answer begins; helm_chat_prompt_free. Needs
+ * cli->chat and cli->tok. *at: where the prompt leaves thinking. */
 HELM_MUST_CHECK int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages,
                                     size_t count, struct helm_chat_prompt *prompt, enum reasoning_at *at,
                                     struct helm_err *err);
@@ -100,8 +103,8 @@ int cli_take_signal(struct cli *cli);
 
 /* ---- output.c ---- */
 
-/* "helm-cli: TEXT" on standard error, control characters escaped: the text may come from a daemon or a file. Nothing
- * where there is no text. */
+/* "helm-cli: TEXT" on standard error, control characters escaped: the text may come from a daemon or a file.
+ * Nothing where there is no text. */
 void cli_complain(const char *text);
 /* Prints err and picks the status: no daemon, refused or failed midway. `begun`: tokens were
  * there already. */
@@ -109,10 +112,11 @@ int cli_fail(const struct helm_err *err, bool begun);
 /* Prints "TEXT" and "try 'PROGRAM --help'"; returns CLI_EXIT_USAGE. */
 int cli_usage(const struct args_spec *spec, const char *fmt, ...) HELM_PRINTF(2, 3);
 
-/* write(2) all of it to standard output. HELM_E_IO without a text: the reader (`| head`) has gone, which is no news. */
+/* write(2) all of it to standard output. HELM_E_IO without a text: the reader (`| head`) has gone, which is
+ * no news. */
 HELM_MUST_CHECK int cli_write(const void *data, size_t bytes, struct helm_err *err);
-/* The same of what a model wrote or a checkpoint holds: on a terminal, unless `raw`, each control character but tab and newline,
- * and each byte that is no UTF-8, is \xNN. */
+/* The same of what a model wrote or a checkpoint holds: on a terminal, unless `raw`, each control character
+ * but tab and newline, and each byte that is no UTF-8, is \xNN. */
 HELM_MUST_CHECK int cli_show(const char *data, size_t length, bool raw, struct helm_err *err);
 /* Reads a descriptor to its end; *text is malloc'd and NUL-terminated. */
 HELM_MUST_CHECK int cli_read_all(int fd, const char *what, char **text, size_t *length, struct helm_err *err);

@@ -1,7 +1,7 @@
 /* What helmd counts, as Prometheus's text. See daemon_metrics.h.
  *
- * Names follow Prometheus's conventions: base units (seconds, bytes, ratio) as suffix, _total for what never falls, one
- * family for what is added up. docs/metrics.md lists them by subject. */
+ * Names follow Prometheus's conventions: base units (seconds, bytes, ratio) as suffix, _total for what never
+ * falls, one family for what is added up. docs/metrics.md lists them by subject. */
 #include "client/shared/daemon_metrics.h"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* Prometheus's text format. See exposition.h. Source: Prometheus documentation, "Exposition formats", text format 0.0.4. */
+/* Prometheus's text format. See exposition.h. Source: Prometheus documentation, "Exposition formats", text
+ * format 0.0.4. */
 #include "client/shared/exposition.h"
 
 #include <inttypes.h>

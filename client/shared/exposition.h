@@ -1,7 +1,7 @@
 /* Prometheus's text format (exposition format 0.0.4): families with HELP and TYPE, their samples, histograms.
  *
- * Used by daemon_metrics.c and by the gateway for its own counters. Knows no metric. Numbers that are not finite are
- * written as Prometheus writes them. */
+ * Used by daemon_metrics.c and by the gateway for its own counters. Knows no metric. Numbers that are not
+ * finite are written as Prometheus writes them. */
 #pragma once
 
 #include "client/shared/cli.h"

@@ -1,5 +1,5 @@
-/* Starting and ending a private helmd. See private_daemon.h. Owns the child, its directory, the ready pipe and, until it
- * is ready, the socket on which it says what it is doing, as it would to systemd. */
+/* Starting and ending a private helmd. See private_daemon.h. Owns the child, its directory, the ready pipe
+ * and, until it is ready, the socket on which it says what it is doing, as it would to systemd. */
 #include "client/shared/private_daemon.h"
 
 #include <dirent.h>
@@ -37,7 +37,7 @@ extern char **environ;
 #define ARGS_MAX      (40 + ARGS_LIST_MAX)
 #define LOG_TAIL      4096
 #define STATUS_TEXT   400                         /* of what helmd says it is doing */
-#define CHECKING      "checking int8 activations" /* the begin of its status after loading (daemon/start/loop.c) */
+#define CHECKING      "checking int8 activations" /* its status begins so after loading (loop.c) */
 
 struct private_daemon {
     pid_t pid; /* 0: not running */
@@ -144,7 +144,8 @@ static int make_directory(struct private_daemon *daemon, struct helm_err *err)
     return 0;
 }
 
-/* helmd finds it by $NOTIFY_SOCKET, which it would have from systemd. That nothing can be shown is no reason not to start. */
+/* helmd finds it by $NOTIFY_SOCKET, which it would have from systemd. That nothing can be shown is no reason
+ * not to start. */
 static void open_notify(struct private_daemon *daemon)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -240,7 +241,8 @@ static int spawn(const struct cli *cli, struct private_daemon *daemon, struct he
     return rc;
 }
 
-/* The line on a terminal until helmd is ready: what it says it is doing, then how much of the weights was read. */
+/* The line on a terminal until helmd is ready: what it says it is doing, then how much of the weights was
+ * read. */
 struct progress {
     struct helm_client *client;
     uint64_t begin_us, first_us; /* of the start, of the first bytes */
@@ -266,8 +268,8 @@ static bool takes_long(const char *status)
     return false;
 }
 
-/* Takes all messages, since helmd blocks on a full socket, and shows the last STATUS= among them. What takes long sends
- * many: where a line cannot be redrawn, only the first of them is printed. */
+/* Takes all messages, since helmd blocks on a full socket, and shows the last STATUS= among them. What takes
+ * long sends many: where a line cannot be redrawn, only the first of them is printed. */
 static void take_status(struct private_daemon *daemon, struct progress *progress)
 {
     static const char key[] = "STATUS=";

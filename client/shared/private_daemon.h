@@ -1,7 +1,7 @@
 /* A helmd of one's own: started for one command, ended with it.
  *
- * Called by session.c and by client/bench. It lives in a fresh directory (mode 0700) under $XDG_RUNTIME_DIR or
- * /tmp that holds its socket and its log; both go when it ends, on every way out. It is a process group of
+ * Called by session.c and by client/bench. It lives in a fresh directory (mode 0700) under $XDG_RUNTIME_DIR
+ * or /tmp that holds its socket and its log; both go when it ends, on every way out. It is a process group of
  * its own, so that Ctrl-C reaches helm-cli alone, and dies with helm-cli even when that is killed. */
 #pragma once
 

@@ -24,8 +24,8 @@ void sampling_fill_table(struct sampling_options *options, struct args_option ta
 /* The option for a request. */
 enum helm_speculate sampling_speculate(const struct sampling_options *options);
 
-/* Takes temperature, top-k, top-p, min-p and repetition penalty from the generation_config.json or GGUF file at `path`
- * where the command line did not give them: as published, sampling with do_sample true, greedy otherwise
- * (the repetition penalty either way). No such file: greedy. */
+/* Takes temperature, top-k, top-p, min-p and repetition penalty from the generation_config.json or GGUF file
+ * at `path` where the command line did not give them: as published, sampling with do_sample true, greedy
+ * otherwise (the repetition penalty either way). No such file: greedy. */
 HELM_MUST_CHECK int sampling_apply_checkpoint(const char *path, struct sampling_options *options,
                                               struct helm_err *err);

@@ -166,7 +166,8 @@ static bool is_tokenizer_json(const char *path)
            (length < 5 || strcmp(path + length - 5, ".gguf") != 0);
 }
 
-/* The daemon's model, a folder or a GGUF file, as it is called on the daemon's machine, which need not be this one. */
+/* The daemon's model, a folder or a GGUF file, as it is called on the daemon's machine, which need not be
+ * this one. */
 static int ask_model_folder(struct cli *cli, char **folder, struct helm_err *err)
 {
     struct helm_model_info *info = NULL;

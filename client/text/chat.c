@@ -133,8 +133,8 @@ void helm_chat_close(struct helm_chat **chat)
 
 /* ---- rendering */
 
-/* What a template renders: `variables` (ours) has messages, tools and add_generation_prompt; `extra` is borrowed and may be
- * NULL. */
+/* What a template renders: `variables` (ours) has messages, tools and add_generation_prompt; `extra` is
+ * borrowed and may be NULL. */
 struct conversation {
     json_t *variables;
     json_t *extra;
@@ -271,7 +271,8 @@ static void add_mark(struct helm_chat_prompt *out, size_t at)
     out->marks[out->mark_count++] = (uint32_t)at;
 }
 
-/* A template writes special tokens around messages, and texts spell none: the first after a text is where that ends. */
+/* A template writes special tokens around messages, and texts spell none: the first after a text is where
+ * that ends. */
 static void mark_special(const struct helm_tokenizer *tokenizer, struct helm_chat_prompt *out)
 {
     for (size_t i = 1; i < out->count; i++)
@@ -297,8 +298,8 @@ static int encode_text(const struct helm_chat *chat, const struct helm_tokenizer
     return rc;
 }
 
-/* A template without special tokens: the conversation's beginning is rendered, and marked as far as its tokens are the
- * prompt's. One that the template refuses has no mark. */
+/* A template without special tokens: the conversation's beginning is rendered, and marked as far as its
+ * tokens are the prompt's. One that the template refuses has no mark. */
 static void mark_beginning(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer,
                            const struct conversation *c, unsigned flags, size_t messages,
                            struct helm_chat_prompt *out)

@@ -1,12 +1,12 @@
 /* A checkpoint's chat template, rendered; part of libhelm's public, stable C API.
  *
  * Called by helm-cli's chat command and by programs that link libhelm. A template is read from the
- * checkpoint's folder (chat_template.jinja, else chat_template in tokenizer_config.json), or from its GGUF file
- * (tokenizer.chat_template), and parsed once;
- * rendering turns a list of messages into the text that the model was trained on, and helm_chat_encode into its tokens:
- * what the text of a message spells never becomes a control token. (A rendered text that is encoded by
- * helm_tokenizer_encode has lost that difference.) A construct that is not implemented is HELM_E_UNSUPPORTED
- * and named; depth, steps and output are limited (HELM_E_LIMIT).
+ * checkpoint's folder (chat_template.jinja, else chat_template in tokenizer_config.json), or from its GGUF
+ * file (tokenizer.chat_template), and parsed once; rendering turns a list of messages into the text that the
+ * model was trained on, and helm_chat_encode into its tokens: what the text of a message spells never becomes
+ * a control token. (A rendered text that is encoded by helm_tokenizer_encode has lost that difference.) A
+ * construct that is not implemented is HELM_E_UNSUPPORTED and named; depth, steps and output are limited
+ * (HELM_E_LIMIT).
  *
  * A struct helm_chat is immutable once open: any number of threads may render with one at the same time. */
 #pragma once
@@ -29,7 +29,8 @@ struct helm_chat_message {
     const char *content;
 };
 
-/* Reads and parses the template of the checkpoint at `path`, a folder or a GGUF file. HELM_E_NOT_FOUND: it has none. */
+/* Reads and parses the template of the checkpoint at `path`, a folder or a GGUF file. HELM_E_NOT_FOUND: it
+ * has none. */
 HELM_MUST_CHECK int helm_chat_open(const char *path, struct helm_chat **out, struct helm_err *err);
 
 /* Renders `count` messages, oldest first. With add_generation_prompt the text ends where the assistant's
@@ -41,8 +42,8 @@ HELM_MUST_CHECK int helm_chat_render(const struct helm_chat *chat, const struct 
 
 /* Everything a template may be given, as JSON texts (each at most 64 MiB, nested at most 64 deep). */
 struct helm_chat_input {
-    /* A list of messages; each may hold whatever the template knows: content as a text or a list of parts, tool_calls,
-     * reasoning_content, ... */
+    /* A list of messages; each may hold whatever the template knows: content as a text or a list of parts,
+     * tool_calls, reasoning_content, ... */
     const char *messages;
     const char *tools; /* a list of tools in JSON-schema form, or NULL: the template sees `tools` as none */
     const char *extra; /* an object of further variables, for example {"enable_thinking": false}, or NULL */
@@ -51,9 +52,9 @@ struct helm_chat_input {
         now_s; /* what the template's strftime_now() takes for the current time, in seconds since 1970, in the
                       process's time zone; 0: the clock */
 };
-/* The same with all of that. Beside it the template sees documents (none), and the checkpoint's special tokens
- * (bos_token, eos_token, pad_token, unk_token, ...), which `extra` may replace. With tools, a checkpoint that has a
- * template named "tool_use" is rendered with that one. */
+/* The same with all of that. Beside it the template sees documents (none), and the checkpoint's special
+ * tokens (bos_token, eos_token, pad_token, unk_token, ...), which `extra` may replace. With tools, a
+ * checkpoint that has a template named "tool_use" is rendered with that one. */
 HELM_MUST_CHECK int helm_chat_render_json(const struct helm_chat *chat, const struct helm_chat_input *input,
                                           char **text, size_t *length, struct helm_err *err);
 
@@ -65,8 +66,9 @@ struct helm_chat_prompt {
     size_t length;
     uint32_t *ids;
     size_t count;
-    /* Ends of messages: tokens in front of each, rising. A conversation with another ending begins with the same tokens up to
-     * one of them. They are helm_generate_request.marks; of more than HELM_CHAT_MARKS_MAX the first and the last are here. */
+    /* Ends of messages: tokens in front of each, rising. A conversation with another ending begins with the
+     * same tokens up to one of them. They are helm_generate_request.marks; of more than HELM_CHAT_MARKS_MAX
+     * the first and the last are here. */
     uint32_t marks[HELM_CHAT_MARKS_MAX];
     size_t mark_count;
 };

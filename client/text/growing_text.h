@@ -1,4 +1,5 @@
-/* Text growing in memory. Called by helm-cli, the gateway and the parser of answers; not part of libhelm's API. */
+/* Text growing in memory. Called by helm-cli, the gateway and the parser of answers; not part of libhelm's
+ * API. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* Stop texts: where an output ends although the model goes on.
  *
- * Called by helm-cli and the gateway with the text as it grows. A stop text may span tokens, so text that could be the
- * beginning of one is held back until that is decided. Pure; owns nothing. */
+ * Called by helm-cli and the gateway with the text as it grows. A stop text may span tokens, so text that
+ * could be the beginning of one is held back until that is decided. Pure; owns nothing. */
 #pragma once
 
 #include <stddef.h>

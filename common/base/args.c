@@ -1,4 +1,5 @@
-/* Table-driven command lines: what they mean. See args.h; args_print.c prints them. Called by every main; no state. */
+/* Table-driven command lines: what they mean. See args.h; args_print.c prints them. Called by every main; no
+ * state. */
 #include "common/base/args.h"
 
 #include <signal.h>
@@ -190,7 +191,8 @@ int args_usage_error(const struct args_spec *spec, const struct helm_err *err)
 void args_parse_main(const struct args_spec *spec, int argc, char *const argv[], struct args_parsed *parsed)
 {
     struct helm_err err = {0};
-    /* Some callers leave it ignored: `| head` would be a failed write, and reported. A command's main has decided. */
+    /* Some callers leave it ignored: `| head` would be a failed write, and reported. A command's main has
+     * decided. */
     if (!spec->parent) signal(SIGPIPE, SIG_DFL);
     if (args_parse(spec, argc, argv, parsed, &err)) exit(args_usage_error(spec, &err));
     if (args_answer(spec, parsed)) exit(0);

@@ -81,7 +81,8 @@ struct args_command {
     const char *name, *operands, *help; /* "run", "[PROMPT|-]", "text in, text streamed out" */
 };
 
-/* What --help, --version and, for manual pages and shells' completion, --print-man and --print-options ask for. */
+/* What --help, --version and, for manual pages and shells' completion, --print-man and --print-options ask
+ * for. */
 enum args_question { ARGS_NOTHING, ARGS_HELP, ARGS_VERSION, ARGS_MAN, ARGS_OPTIONS };
 
 struct args_parsed {
@@ -98,13 +99,14 @@ HELM_MUST_CHECK int args_parse(const struct args_spec *spec, int argc, char *con
 void args_print_help(const struct args_spec *spec, FILE *out);
 /* The same as a page for man(1), in roff. */
 void args_print_man(const struct args_spec *spec, FILE *out);
-/* One line an option or command, for shells: "--name", a value's name or its choices ("-" of a flag), help, with tabs. */
+/* One line an option or command, for shells: "--name", a value's name or its choices ("-" of a flag), help,
+ * with tabs. */
 void args_print_options(const struct args_spec *spec, FILE *out);
 /* Prints what was asked for; false: nothing was. */
 bool args_answer(const struct args_spec *spec, const struct args_parsed *parsed);
 
-/* args_parse for main: prints --help or --version ("helmd 0.1.0") and the like to stdout and exits 0; prints an error with
- * a pointer to --help to stderr and exits 2. Returns only when there is work to do. Unless the
+/* args_parse for main: prints --help or --version ("helmd 0.1.0") and the like to stdout and exits 0; prints
+ * an error with a pointer to --help to stderr and exits 2. Returns only when there is work to do. Unless the
  * spec has a parent, SIGPIPE ends the program from here on, in silence; main may say otherwise. */
 void args_parse_main(const struct args_spec *spec, int argc, char *const argv[], struct args_parsed *parsed);
 

@@ -1,4 +1,5 @@
-/* Command lines as people and shells read them: --help, manual pages, lists for completion. See args.h. No state. */
+/* Command lines as people and shells read them: --help, manual pages, lists for completion. See args.h. No
+ * state. */
 #include <stdio.h>
 #include <string.h>
 
@@ -43,8 +44,8 @@ static size_t paragraph(const char *text)
     return length;
 }
 
-/* Bytes of the first part that fits in `room` columns: it ends before a blank, but not between an option and its value nor
- * inside of brackets, as a usage line has them. */
+/* Bytes of the first part that fits in `room` columns: it ends before a blank, but not between an option and
+ * its value nor inside of brackets, as a usage line has them. */
 static size_t fitting(const char *text, size_t length, size_t room)
 {
     size_t fits = 0, word = 0;
@@ -60,8 +61,8 @@ static size_t fitting(const char *text, size_t length, size_t room)
     return fits ? fits : length;
 }
 
-/* The cursor is at column `indent`, where further lines begin, too. A text with a line that is too long is broken anew,
- * paragraph by paragraph. */
+/* The cursor is at column `indent`, where further lines begin, too. A text with a line that is too long is
+ * broken anew, paragraph by paragraph. */
 static void print_indented(FILE *out, const char *text, int indent)
 {
     const size_t room = (size_t)(WIDTH - indent);

@@ -188,8 +188,8 @@ struct memory_search {
     uint64_t room;        /* least limit - used of any group */
 };
 
-/* Page cache that the kernel gives back when a group reaches its limit: both lists of file pages. Shared memory is on
- * neither. v1's plain keys leave out the children, so the totals count where they are there. */
+/* Page cache that the kernel gives back when a group reaches its limit: both lists of file pages. Shared
+ * memory is on neither. v1's plain keys leave out the children, so the totals count where they are there. */
 static uint64_t page_cache(FILE *stat, bool v2)
 {
     static const char *const key[][2] = {{"total_inactive_file", "inactive_file"},

@@ -29,7 +29,8 @@
 #define UP_TO_512  (CPU_AVX2 | CPU_AVX512)
 #define UP_TO_BF16 (UP_TO_512 | CPU_AVX512_BF16)
 
-/* Each feature's name, and the features that the files of its kernels are compiled with: itself and those it includes. */
+/* Each feature's name, and the features that the files of its kernels are compiled with: itself and those it
+ * includes. */
 static const struct {
     unsigned bit;
     const char *name;

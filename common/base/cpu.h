@@ -1,7 +1,7 @@
 /* What processor this is: instruction-set features and the topology a process may use.
  *
- * Called by the CPU worker (kernel choice, pinning), the planner's profile and test programs. The one place that asks the
- * processor for its instructions, once, and that HELM_CPU limits. */
+ * Called by the CPU worker (kernel choice, pinning), the planner's profile and test programs. The one place
+ * that asks the processor for its instructions, once, and that HELM_CPU limits. */
 #pragma once
 
 #include <stdbool.h>
@@ -10,8 +10,8 @@
 
 #include "common/base/err.h"
 
-/* Bits of cpu_features(): set only when the processor has them, the kernel saves their registers (XCR0; for AMX also the
- * arch_prctl permission, which cpu_enable_amx asks for), and HELM_CPU, if set, leaves them. */
+/* Bits of cpu_features(): set only when the processor has them, the kernel saves their registers (XCR0; for
+ * AMX also the arch_prctl permission, which cpu_enable_amx asks for), and HELM_CPU, if set, leaves them. */
 enum cpu_feature {
     CPU_AVX2 = 1u << 0,        /* AVX2 + FMA + F16C */
     CPU_AVX512 = 1u << 1,      /* F, BW, VL, DQ */
@@ -23,9 +23,9 @@ enum cpu_feature {
 };
 unsigned cpu_features(void); /* a HELM_CPU that cpu_read_mask refuses ends the program with status 2 */
 
-/* Features that may be used: "avx2", or several names of cpu_features_text with commas between. Each leaves those that
- * it includes ("avx512-vnni": avx2 and avx512, too), "none" leaves none; NULL or "": all. A name adds nothing that the
- * processor lacks. HELM_E_USAGE names an unknown one. */
+/* Features that may be used: "avx2", or several names of cpu_features_text with commas between. Each leaves
+ * those that it includes ("avx512-vnni": avx2 and avx512, too), "none" leaves none; NULL or "": all. A name
+ * adds nothing that the processor lacks. HELM_E_USAGE names an unknown one. */
 #define CPU_VARIABLE "HELM_CPU"
 HELM_MUST_CHECK int cpu_parse_mask(const char *text, unsigned *mask, struct helm_err *err);
 HELM_MUST_CHECK int cpu_read_mask(unsigned *mask, struct helm_err *err); /* of the environment */
@@ -59,8 +59,8 @@ struct cpu_set {
 };
 HELM_MUST_CHECK int cpu_usable(int node, struct cpu_set *set, struct helm_err *err);
 
-/* Whether --threads has a CPU for each: asked before anything is measured with them. HELM_E_USAGE. A node that cannot be
- * used is for cpu_usable's other callers to refuse. */
+/* Whether --threads has a CPU for each: asked before anything is measured with them. HELM_E_USAGE. A node
+ * that cannot be used is for cpu_usable's other callers to refuse. */
 HELM_MUST_CHECK int cpu_check_threads(int node, uint64_t threads, struct helm_err *err);
 
 /* cpu_usable over a given sysfs root ("/sys"), affinity list (rising) and quota (0: none): for tests. */

@@ -1,7 +1,7 @@
 /* Decimal numbers of any length, as a text has them: compared exactly, asked for single digits.
  *
- * Called where a number may have more digits than 64 bits or a double hold: bounds and constants of schemas, whole numbers in
- * templates. Nothing is copied: a number is a view of its text. */
+ * Called where a number may have more digits than 64 bits or a double hold: bounds and constants of schemas,
+ * whole numbers in templates. Nothing is copied: a number is a view of its text. */
 #pragma once
 
 #include <jansson.h>

@@ -1,5 +1,5 @@
-/* Errors: formatting into caller-owned buffers, as text that may be shown. See err.h. Called by everything; never
- * allocates. */
+/* Errors: formatting into caller-owned buffers, as text that may be shown. See err.h. Called by everything;
+ * never allocates. */
 #include "common/base/err.h"
 
 #include <errno.h>

@@ -19,8 +19,8 @@ static int is_under(const char *path, const char *folder)
 
 #define LFS_POINTER_MAX 1024 /* bytes */
 
-/* The Hugging Face cache keeps ".../models--X/snapshots/REV/FILE -> ../../blobs/HASH", FILE possibly in folders: the
- * one outside target allowed. */
+/* The Hugging Face cache keeps ".../models--X/snapshots/REV/FILE -> ../../blobs/HASH", FILE possibly in
+ * folders: the one outside target allowed. */
 static int is_hub_blob(const char *target, const char *folder)
 {
     const char *snapshots = strstr(folder, "/snapshots/");

@@ -12,8 +12,8 @@
 
 /* Opens folder/name for reading. `name` must be a plain file name (no '/'). A symlink is followed only when
  * its final target lies under the folder itself, or when the folder is a Hugging Face snapshot
- * (".../models--X/snapshots/REV", or one in it) and the target lies under the same ".../models--X/blobs". The target must
- * be a regular file; its size goes to *bytes. */
+ * (".../models--X/snapshots/REV", or one in it) and the target lies under the same ".../models--X/blobs". The
+ * target must be a regular file; its size goes to *bytes. */
 HELM_MUST_CHECK int file_open_inside(const char *folder, const char *name, int *fd, uint64_t *bytes,
                                      struct helm_err *err);
 
@@ -21,7 +21,8 @@ HELM_MUST_CHECK int file_open_inside(const char *folder, const char *name, int *
 HELM_MUST_CHECK int file_read(const char *path, size_t max_bytes, char **text, size_t *length,
                               struct helm_err *err);
 
-/* Whether there is a folder for this file to be written into: asked before what takes long. HELM_E_NOT_FOUND names it. */
+/* Whether there is a folder for this file to be written into: asked before what takes long. HELM_E_NOT_FOUND
+ * names it. */
 HELM_MUST_CHECK int file_check_parent(const char *path, struct helm_err *err);
 
 /* The first line of a file of the system, such as /sys has, without its end; false and "": there is none. */
@@ -34,7 +35,8 @@ bool file_is_folder(const char *path);
 HELM_MUST_CHECK int file_read_inside(const char *folder, const char *name, size_t max_bytes, char **text,
                                      size_t *length, struct helm_err *err);
 
-/* HELM_E_FORMAT: a file ends before what its header says; `header`: inside of it, so that more is expected still. */
+/* HELM_E_FORMAT: a file ends before what its header says; `header`: inside of it, so that more is expected
+ * still. */
 int file_cut_short(const char *what, uint64_t present, uint64_t expected, bool header, struct helm_err *err);
 
 /* pread until `bytes` are in buf; a short file is HELM_E_FORMAT. */

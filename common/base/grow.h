@@ -9,8 +9,8 @@
 
 #define GROW_LEAST 64
 
-/* Room for entry `count` of `array`, which has `space` of them (NULL: 0). Both are variables and are written. False: there is
- * no memory, and both are as they were. */
+/* Room for entry `count` of `array`, which has `space` of them (NULL: 0). Both are variables and are written.
+ * False: there is no memory, and both are as they were. */
 #define GROW(array, count, space)                                                                            \
     ((count) < (space) || __extension__({                                                                    \
          const size_t grow_space = (space) ? 2 * (size_t)(space) : GROW_LEAST;                               \

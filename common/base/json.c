@@ -8,8 +8,8 @@
 
 #include "common/base/file.h"
 
-/* The first pass over the bytes: a hostile nesting is refused before anything recursive sees it, and numbers that jansson
- * cannot hold are found. */
+/* The first pass over the bytes: a hostile nesting is refused before anything recursive sees it, and numbers
+ * that jansson cannot hold are found. */
 struct survey {
     const char *what, *text;
     size_t length;
@@ -38,8 +38,9 @@ static bool is_beyond(const char *text, size_t length)
     return isinf(strtod(number, NULL));
 }
 
-/* The number or word at `at`, with what stands for it: an integer beyond 64 bits is a real number, one beyond a real
- * number's range the largest of those, NaN and Infinity are texts of that name, which no getter takes for a number. */
+/* The number or word at `at`, with what stands for it: an integer beyond 64 bits is a real number, one beyond
+ * a real number's range the largest of those, NaN and Infinity are texts of that name, which no getter takes
+ * for a number. */
 static size_t put_word(struct survey *s, size_t at)
 {
     static const char most[] = "1.7976931348623157e308";

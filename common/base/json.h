@@ -18,18 +18,21 @@
 HELM_MUST_CHECK int json_parse_bounded(const char *what, const char *text, size_t length, size_t max_bytes,
                                        json_t **out, struct helm_err *err);
 
-/* The same of files that Python wrote: NaN, Infinity and -Infinity are texts of that name, which no getter takes for a
- * number. In both, an integer beyond 64 bits is a real number, and one beyond those the largest of them. */
+/* The same of files that Python wrote: NaN, Infinity and -Infinity are texts of that name, which no getter
+ * takes for a number. In both, an integer beyond 64 bits is a real number, and one beyond those the largest
+ * of them. */
 HELM_MUST_CHECK int json_parse_python(const char *what, const char *text, size_t length, size_t max_bytes,
                                       json_t **out, struct helm_err *err);
 
-/* The fewest digits that are read as the same number (0.1 for 0.1), with a point or an exponent. Returns its length. */
+/* The fewest digits that are read as the same number (0.1 for 0.1), with a point or an exponent. Returns its
+ * length. */
 #define JSON_REAL_TEXT 40
 size_t json_real_text(double value, char *out, size_t space);
 /* As json_dumps, with such numbers: for values that are passed on. The caller frees it; NULL: no memory. */
 char *json_dump_text(const json_t *value, size_t flags);
 
-/* Reads a whole regular file (not a symlink out of its folder: see file_read) and parses it as Python does. */
+/* Reads a whole regular file (not a symlink out of its folder: see file_read) and parses it as Python
+ * does. */
 HELM_MUST_CHECK int json_read_file(const char *path, size_t max_bytes, json_t **out, struct helm_err *err);
 
 /* Members of an object. With `required` false an absent or null member leaves *out untouched and returns 0.

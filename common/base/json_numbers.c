@@ -1,5 +1,5 @@
-/* Texts of numbers. See json_numbers.h. An object's members are in the order in which they came, so the numbers of a value are,
- * in its own order, those of its text. */
+/* Texts of numbers. See json_numbers.h. An object's members are in the order in which they came, so the
+ * numbers of a value are, in its own order, those of its text. */
 #include "common/base/grow.h"
 #include "common/base/json_numbers.h"
 
@@ -90,7 +90,8 @@ static bool collect(json_t *value, struct leaves *to)
     return good;
 }
 
-/* The first number at or after `at`, and its length; 0: there is none. NaN and -Infinity are words, not numbers. */
+/* The first number at or after `at`, and its length; 0: there is none. NaN and -Infinity are words, not
+ * numbers. */
 static size_t next_number(const char *text, size_t length, size_t *at)
 {
     bool in_string = false;

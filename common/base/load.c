@@ -1,4 +1,5 @@
-/* Time of processors that others take. See load.h. Reads /proc/stat, which knows of all processes but not whose. */
+/* Time of processors that others take. See load.h. Reads /proc/stat, which knows of all processes but not
+ * whose. */
 #include "common/base/load.h"
 
 #include <stdbool.h>

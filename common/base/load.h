@@ -1,4 +1,5 @@
-/* How busy others keep the processors that this process may use: whether what is measured here is the machine's.
+/* How busy others keep the processors that this process may use: whether what is measured here is the
+ * machine's.
  *
  * Called by helm-profile around its measurements and by helmd before it has one taken again. No state. */
 #pragma once

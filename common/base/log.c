@@ -1,5 +1,5 @@
-/* Log lines, one write(2) each. See log.h. Owns the process's level and name, set before threads start, and the count of
- * dropped lines. */
+/* Log lines, one write(2) each. See log.h. Owns the process's level and name, set before threads start, and
+ * the count of dropped lines. */
 #include "common/base/log.h"
 
 #include <errno.h>
@@ -67,8 +67,8 @@ static size_t put_head(enum log_level level, char *line, size_t size)
                             ts.tv_nsec / 1000000, log_program, log_names[level]);
 }
 
-/* Standard error may be shared with programs that expect it to block, so its own flags stay as they are: a pipe or a
- * terminal is opened once more, without blocking. */
+/* Standard error may be shared with programs that expect it to block, so its own flags stay as they are: a
+ * pipe or a terminal is opened once more, without blocking. */
 static bool write_at_once(const char *line, size_t size)
 {
     struct stat st;

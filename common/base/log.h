@@ -17,9 +17,9 @@ void log_set_level(enum log_level level);
 HELM_MUST_CHECK int log_level_parse(const char *text, enum log_level *level, struct helm_err *err);
 const char *log_level_name(enum log_level level);
 
-/* One line, one write(2): lines of several processes on one terminal do not mix. Control characters are shown as
- * printable.h has them. Never waits: a line for which a pipe, socket or terminal has no room is dropped, and the next one
- * that goes out has a line before it that says how many were. */
+/* One line, one write(2): lines of several processes on one terminal do not mix. Control characters are shown
+ * as printable.h has them. Never waits: a line for which a pipe, socket or terminal has no room is dropped,
+ * and the next one that goes out has a line before it that says how many were. */
 void log_at(enum log_level level, const char *fmt, ...) HELM_PRINTF(2, 3);
 #define log_error(...) log_at(LOG_LEVEL_ERROR, __VA_ARGS__)
 #define log_warn(...)  log_at(LOG_LEVEL_WARN, __VA_ARGS__)

@@ -1,5 +1,5 @@
-/* Numbers that are as good as drawn and always the same: for measurements, made-up weights and searches, never for keys or
- * sampling. Pure, owns nothing. */
+/* Numbers that are as good as drawn and always the same: for measurements, made-up weights and searches,
+ * never for keys or sampling. Pure, owns nothing. */
 #pragma once
 
 #include <stdint.h>

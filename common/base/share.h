@@ -10,8 +10,9 @@ static inline uint32_t share_of(uint32_t places, uint32_t sharers)
     return places > sharers ? places / sharers : 1;
 }
 
-/* The most places that one of `sharers` may hold when it asks for `more`, with `open` ones in use: an equal share of all but
- * the `reserve`. In the reserve that is no more than the places that are free: each newcomer leaves some for the next. */
+/* The most places that one of `sharers` may hold when it asks for `more`, with `open` ones in use: an equal
+ * share of all but the `reserve`. In the reserve that is no more than the places that are free: each newcomer
+ * leaves some for the next. */
 static inline uint32_t share_now(uint32_t places, uint32_t reserve, uint32_t open, uint32_t more,
                                  uint32_t sharers)
 {

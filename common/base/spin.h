@@ -1,9 +1,9 @@
 /* Waiting without sleep, beside other threads that wait.
  *
- * Where threads spin on every CPU, a thread that is woken gets a CPU only at the scheduler's next tick: helmd lost
- * up to 2 ms of a 40 ms step to 16 compute threads on 16 CPUs. So a thread that spins yields now and then, which
- * costs a third of a microsecond when no other thread is ready. Called by doorbells, lanes, the CPU worker's pool
- * and the GPU worker's step; owns nothing. */
+ * Where threads spin on every CPU, a thread that is woken gets a CPU only at the scheduler's next tick: helmd
+ * lost up to 2 ms of a 40 ms step to 16 compute threads on 16 CPUs. So a thread that spins yields now and
+ * then, which costs a third of a microsecond when no other thread is ready. Called by doorbells, lanes, the
+ * CPU worker's pool and the GPU worker's step; owns nothing. */
 #pragma once
 
 #include <sched.h>

@@ -1,4 +1,5 @@
-/* Sizes, counts and digits as people write them. Called by option parsing, ledgers and reports; owns nothing. */
+/* Sizes, counts and digits as people write them. Called by option parsing, ledgers and reports; owns
+ * nothing. */
 #pragma once
 
 #include <stddef.h>
@@ -16,8 +17,8 @@
 #define PERCENT        100                /* of a whole */
 #define PERMILLE       1000               /* of a whole */
 
-/* "8GiB", "8G", "8g", "512MiB", "1.5GiB", "1000000" (bytes), "8GB" (powers of ten). `what` names the option in
- * errors. */
+/* "8GiB", "8G", "8g", "512MiB", "1.5GiB", "1000000" (bytes), "8GB" (powers of ten). `what` names the option
+ * in errors. */
 HELM_MUST_CHECK int units_parse_size(const char *what, const char *text, uint64_t *bytes,
                                      struct helm_err *err);
 

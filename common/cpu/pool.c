@@ -7,8 +7,8 @@
  *   publish  job and `remaining` are written, then the range words (release), then `serial` (release)
  *   claim    the swap acquires the range word, so the claimer sees the job; the job stays valid until the
  *            claimed chunk is done, because `remaining` cannot reach 0 before
- *   finish   each thread subtracts what it did from `remaining` (acquire and release): the thread that reaches
- *            0 sees everything that the region wrote, and publishes the next region after it */
+ *   finish   each thread subtracts what it did from `remaining` (acquire and release): the thread that
+ *            reaches 0 sees everything that the region wrote, and publishes the next region after it */
 #include "common/cpu/pool.h"
 
 #include <xmmintrin.h>
@@ -42,8 +42,8 @@
 #define CROWDED_NS       UINT64_C(100000000)
 #define CROWDED_LOOK_NS  UINT64_C(100000) /* how often a spinning thread looks */
 
-/* Masks of sleeping threads, and of threads to wake: a bit a thread; threads from FAR_INDEX on share the last one.
- * Thread 0 also waits for the end of a run, which is no reason to wake the others. */
+/* Masks of sleeping threads, and of threads to wake: a bit a thread; threads from FAR_INDEX on share the last
+ * one. Thread 0 also waits for the end of a run, which is no reason to wake the others. */
 #define FAR_INDEX  31u
 #define WAKE_FIRST 1u
 #define WAKE_ALL   UINT32_MAX

@@ -3,8 +3,8 @@
  * A region is a number of chunks. Each thread owns a range of them (the same range every time, so its share
  * of the weights stays in its caches), takes them from the front, and when its own are gone takes others'
  * from the back. The thread that finishes the last chunk of a region asks `next` for the following one and
- * publishes it. Threads wait only for chunks that are being computed, never for an idle thread that is asleep or
- * preempted. A chunk's result must not depend on the thread that computes it.
+ * publishes it. Threads wait only for chunks that are being computed, never for an idle thread that is asleep
+ * or preempted. A chunk's result must not depend on the thread that computes it.
  *
  * Called by engine.c (loading), step.c. The pool owns its threads; `ctx` and what it points to belong to the
  * caller. Waiting threads spin for spin_us (longer while nothing else wants their CPUs), then sleep in
@@ -24,10 +24,10 @@
  * spinning thread will need. */
 #define POOL_SPIN_US_DEFAULT 8
 
-/* While nothing else wants their CPUs, waiting threads spin for this long instead: longer than the other worker's
- * turns take. A wake-up costs the publishing thread a system call, and on virtual CPUs each sleeper some 50 us,
- * one after another. Measured, 8B at 8 GiB with ten hand-overs a token, 16 virtual CPUs: 41.1 ms of computing
- * with 100 us, 34.4 ms with 2 ms. */
+/* While nothing else wants their CPUs, waiting threads spin for this long instead: longer than the other
+ * worker's turns take. A wake-up costs the publishing thread a system call, and on virtual CPUs each sleeper
+ * some 50 us, one after another. Measured, 8B at 8 GiB with ten hand-overs a token, 16 virtual CPUs: 41.1 ms
+ * of computing with 100 us, 34.4 ms with 2 ms. */
 #define POOL_SPIN_QUIET_US CPU_SPIN_QUIET_US
 
 struct pool;

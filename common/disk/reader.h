@@ -1,8 +1,9 @@
 /* Reads of files past the page cache: many at once, while the caller does something else.
  *
- * Called by the CPU worker for experts that lie on disk, and by helm-profile. Two ways: io_uring, and a pool of threads with
- * pread(2) where the system refuses io_uring. The caller opens files with O_DIRECT and keeps offset, bytes and memory
- * multiples of DISK_ALIGN. One thread at a time may call. A read belongs to the caller and stays until it is done. */
+ * Called by the CPU worker for experts that lie on disk, and by helm-profile. Two ways: io_uring, and a pool
+ * of threads with pread(2) where the system refuses io_uring. The caller opens files with O_DIRECT and keeps
+ * offset, bytes and memory multiples of DISK_ALIGN. One thread at a time may call. A read belongs to the
+ * caller and stays until it is done. */
 #pragma once
 
 #include <stdbool.h>
@@ -20,8 +21,8 @@ struct disk_reader_options {
     uint32_t depth; /* parts that are under way at once, 1 to DISK_DEPTH_MAX; of THREADS: that many threads */
     uint32_t block; /* bytes of a part, a multiple of DISK_ALIGN */
 };
-/* On the development machine's disk all sizes from 512 KiB and 8 at once on give the same within the noise, fewer give less
- * (docs/disk.md). */
+/* On the development machine's disk all sizes from 512 KiB and 8 at once on give the same within the noise,
+ * fewer give less (docs/disk.md). */
 #define DISK_DEPTH 32
 #define DISK_BLOCK (1u << 20)
 

@@ -1,7 +1,7 @@
 /* Slots of experts. See slots.h.
  *
- * All worths decay alike, so their order does not change with time: an expert's rank is log2 of its worth at its last use
- * plus that time in half-lives, and ranks are compared as they are. */
+ * All worths decay alike, so their order does not change with time: an expert's rank is log2 of its worth at
+ * its last use plus that time in half-lives, and ranks are compared as they are. */
 #include "common/experts/slots.h"
 
 #include <math.h>
@@ -114,7 +114,8 @@ static double rank_of_moved(const struct expert_slots *s, const struct known *k)
     return k->last + 1 == s->seen.steps ? k->before : k->rank;
 }
 
-/* Whether an expert is among the `slots` of its layer that are worth the most: present in a pool without limits. */
+/* Whether an expert is among the `slots` of its layer that are worth the most: present in a pool without
+ * limits. */
 static bool foretold(const struct expert_slots *s, uint32_t layer, uint32_t expert)
 {
     const struct known *known = s->known + index_of(s, layer, 0);

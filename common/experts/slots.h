@@ -1,19 +1,21 @@
-/* Which experts lie in VRAM, or of those on disk in host memory: each sparse layer's slots, which follow what tokens choose.
+/* Which experts lie in VRAM, or of those on disk in host memory: each sparse layer's slots, which follow what
+ * tokens choose.
  *
- * The worker that copies tells what each layer's tokens chose and is told which experts to bring where; the planner's
- * simulation and the tests ask the same functions, so that forecast and worker follow one policy. No clock, no device, no
- * locks: the caller's thread owns it.
+ * The worker that copies tells what each layer's tokens chose and is told which experts to bring where; the
+ * planner's simulation and the tests ask the same functions, so that forecast and worker follow one policy.
+ * No clock, no device, no locks: the caller's thread owns it.
  *
- * An expert's worth is its uses, each counting half as much after every half_life steps (Lee et al., LRFU, IEEE Trans.
- * Computers 50(12), 2001). The most valuable absent expert that was just used takes the slot of the least valuable
- * present one. That pays where recent use foretells use: a copy takes the memory's time that a hit saves. So uses are
- * also counted that a pool without limits would have had present, in which an expert is two steps behind the use that
- * brought it, as here; and those that the slots as they were filled would have had. Nothing moves while
+ * An expert's worth is its uses, each counting half as much after every half_life steps (Lee et al., LRFU,
+ * IEEE Trans. Computers 50(12), 2001). The most valuable absent expert that was just used takes the slot of
+ * the least valuable present one. That pays where recent use foretells use: a copy takes the memory's time
+ * that a hit saves. So uses are also counted that a pool without limits would have had present, in which an
+ * expert is two steps behind the use that brought it, as here; and those that the slots as they were filled
+ * would have had. Nothing moves while
  *
  *     foretold - filled <= cost * (1 - foretold)
  *
- * Routing without order therefore moves nothing, and what the pool was filled with stays. Where it has order, higher bars for
- * single moves lose more hits than they save copies (docs/notes/mixed-experts.md). */
+ * Routing without order therefore moves nothing, and what the pool was filled with stays. Where it has order,
+ * higher bars for single moves lose more hits than they save copies (docs/notes/mixed-experts.md). */
 #pragma once
 
 #include <stdbool.h>
@@ -46,19 +48,20 @@ HELM_MUST_CHECK int expert_slots_create(const struct expert_slots_case *size, st
                                         struct helm_err *err);
 void expert_slots_free(struct expert_slots *slots);
 
-/* Fills empty slots, the experts of the most `uses` first ([layers][experts], what an earlier run counted; NULL: the
- * lowest ids). The caller loads what the tables then say. */
+/* Fills empty slots, the experts of the most `uses` first ([layers][experts], what an earlier run counted;
+ * NULL: the lowest ids). The caller loads what the tables then say. */
 void expert_slots_fill(struct expert_slots *slots, const uint64_t *uses);
 
 /* The experts that a layer's tokens chose in this step, then up to `most` moves, the best first: with
- * expert_slots_arrived before the layer's turn in the next step they are of use at once. The evicted are absent from now
- * on, and those that come until they have arrived. */
+ * expert_slots_arrived before the layer's turn in the next step they are of use at once. The evicted are
+ * absent from now on, and those that come until they have arrived. */
 void expert_slots_used(struct expert_slots *slots, uint32_t layer, const uint32_t *expert, uint32_t count);
 uint32_t expert_slots_moves(struct expert_slots *slots, uint32_t layer, struct expert_move *move,
                             uint32_t most);
 void expert_slots_arrived(struct expert_slots *slots, const struct expert_move *move);
-/* For experts that have to be brought in any case, as from disk: a slot of the layer for this absent one, of which the step's
- * choices were said. False: there is none whose expert this step does not use and is worth less. */
+/* For experts that have to be brought in any case, as from disk: a slot of the layer for this absent one, of
+ * which the step's choices were said. False: there is none whose expert this step does not use and is worth
+ * less. */
 bool expert_slots_admit(struct expert_slots *slots, uint32_t layer, uint32_t expert,
                         struct expert_move *move);
 /* All layers had their turn. */
@@ -69,8 +72,8 @@ const uint32_t *expert_slots_table(const struct expert_slots *slots, uint32_t la
 
 struct expert_slots_seen {
     uint64_t steps, used, present, moved;
-    /* parts of the uses of the last some steps: that a pool without limits would have had present, and that the slots as they
-     * were filled would have had */
+    /* parts of the uses of the last some steps: that a pool without limits would have had present, and that
+     * the slots as they were filled would have had */
     double foretold, filled;
     bool moving; /* it pays */
 };

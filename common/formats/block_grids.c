@@ -1,5 +1,5 @@
-/* Grids of formats of 1 to 3 bits as tables of bytes, which CPU kernels and the formats' reference read. See block_grids.h;
- * constant data. */
+/* Grids of formats of 1 to 3 bits as tables of bytes, which CPU kernels and the formats' reference read. See
+ * block_grids.h; constant data. */
 #include "common/formats/block_grids.h"
 
 #define LEVELS4(levels, entry, bits, first)                                                                  \

@@ -1,15 +1,17 @@
-/* Grids of GGUF's formats of 1 to 3 bits: facts of the format. A block of these has places in a grid instead of numbers; a grid's
- * entry is eight neighbouring numbers' magnitudes (of IQ1 the numbers), or four of IQ3's.
+/* Grids of GGUF's formats of 1 to 3 bits: facts of the format. A block of these has places in a grid instead
+ * of numbers; a grid's entry is eight neighbouring numbers' magnitudes (of IQ1 the numbers), or four of
+ * IQ3's.
  *
- * An entry is 16 bits here: two bits a number of eight, the first lowest, which choose from BLOCK_LEVELS_IQ2 or
- * BLOCK_LEVELS_IQ1, or four bits of four, which choose from BLOCK_LEVELS_IQ3_XXS or BLOCK_LEVELS_IQ3_S. X(entry) makes of it what
- * a reader wants: block_grids.c tables of bytes for CPUs, worker-gpu's blocks_grids.cuh a table of these entries.
- * IQ1_S and IQ1_M have one grid. */
+ * An entry is 16 bits here: two bits a number of eight, the first lowest, which choose from BLOCK_LEVELS_IQ2
+ * or BLOCK_LEVELS_IQ1, or four bits of four, which choose from BLOCK_LEVELS_IQ3_XXS or BLOCK_LEVELS_IQ3_S.
+ * X(entry) makes of it what a reader wants: block_grids.c tables of bytes for CPUs, worker-gpu's
+ * blocks_grids.cuh a table of these entries. IQ1_S and IQ1_M have one grid. */
 #pragma once
 
 #include <stdint.h>
 
-/* Level i in byte i. IQ1's are eight times as large as in its definition: a further eighth is added to or taken from them. */
+/* Level i in byte i. IQ1's are eight times as large as in its definition: a further eighth is added to or
+ * taken from them. */
 #define BLOCK_LEVELS_IQ2     UINT64_C(0x2b1908)
 #define BLOCK_LEVELS_IQ1     UINT64_C(0x0800f8)
 #define BLOCK_LEVELS_IQ3_XXS UINT64_C(0x3e342c241c140c04)
@@ -22,9 +24,10 @@
 extern const uint64_t block_grid_iq2_xxs[256], block_grid_iq2_xs[512], block_grid_iq2_s[1024],
     block_grid_iq1[2048];
 extern const uint32_t block_grid_iq3_xxs[256], block_grid_iq3_s[512];
-/* As they are here, to be read one by one, and to be gathered, the bits of two neighbouring numbers in a byte. For kernels that look
- * them up in registers: both bytes of each entry; of IQ3 the first two and the last two levels, three bits each; seven signs and
- * the eighth, which makes the count of negative numbers even. */
+/* As they are here, to be read one by one, and to be gathered, the bits of two neighbouring numbers in a
+ * byte. For kernels that look them up in registers: both bytes of each entry; of IQ3 the first two and the
+ * last two levels, three bits each; seven signs and the eighth, which makes the count of negative numbers
+ * even. */
 extern const uint16_t block_entries_iq2_s[1024], block_entries_iq1[2048];
 extern const uint32_t block_spread_iq2_s[1024], block_spread_iq1[2048];
 extern const uint8_t block_halves_iq2_xxs[2][256], block_halves_iq2_xs[2][512], block_twos_iq3_xxs[2][256],

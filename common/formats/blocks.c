@@ -1,4 +1,5 @@
-/* Weights in GGUF's blocks of few bits (blocks.h): sizes, reading; quantize.c writes them. See tensor_format.h. */
+/* Weights in GGUF's blocks of few bits (blocks.h): sizes, reading; quantize.c writes them. See
+ * tensor_format.h. */
 #include "common/formats/blocks.h"
 
 #include "common/formats/quantize.h"

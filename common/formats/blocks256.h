@@ -1,5 +1,5 @@
-/* Blocks of 256 values of a row as GGUF files have them: numbers of 2 to 6 bits, a scale for each 16 or 32 of them and
- * one of the scales. See blocks.h. */
+/* Blocks of 256 values of a row as GGUF files have them: numbers of 2 to 6 bits, a scale for each 16 or 32 of
+ * them and one of the scales. See blocks.h. */
 #pragma once
 
 #include "common/formats/blocks32.h"
@@ -72,7 +72,8 @@ static inline void q3_k_numbers(const uint8_t *block, int8_t *number)
     BLOCK_SIXTEENS block_store(number + run * 32 + at, block_two_bits(block + 32, run, at) +
                                                            block_further_bit(block, run, at, 4) - 4);
 }
-/* 16 scales of 6 bits in 12 bytes: four bits of two in each of the first 8, two bits of four in the others. */
+/* 16 scales of 6 bits in 12 bytes: four bits of two in each of the first 8, two bits of four in the
+ * others. */
 static inline block_bytes q3_k_scale_numbers(const uint8_t *block)
 {
     uint64_t low;
@@ -94,8 +95,8 @@ static inline void q4_k_numbers(const uint8_t *block, int8_t *number)
 {
     BLOCK_SIXTEENS block_store(number + run * 32 + at, block_four_bits(block + 16, run, at));
 }
-/* 8 scales and 8 smallest values of 6 bits in 12 bytes: of the first four of each whole in the first 8 bytes, whose
- * two upper bits are those of the others. */
+/* 8 scales and 8 smallest values of 6 bits in 12 bytes: of the first four of each whole in the first 8 bytes,
+ * whose two upper bits are those of the others. */
 static inline void q4_k_scales(const uint8_t *block, float *scale, float *least)
 {
     uint32_t word[3];
@@ -134,8 +135,8 @@ static inline void q6_k_scales(const uint8_t *block, float *scale, float *least)
     memset(least, 0, 16 * sizeof *least);
 }
 
-/* The matrix's scale as fp32; 16 scales, E4M3 without a sign (their lower seven bits, of which all are numbers); runs as those
- * of MXFP4. Files have other blocks, of 64 values (common/model/scaled.h). */
+/* The matrix's scale as fp32; 16 scales, E4M3 without a sign (their lower seven bits, of which all are
+ * numbers); runs as those of MXFP4. Files have other blocks, of 64 values (common/model/scaled.h). */
 #define NVFP4_VALUES      256
 #define NVFP4_BYTES       148
 #define NVFP4_GROUP       16
@@ -148,7 +149,8 @@ static inline void nvfp4_numbers(const uint8_t *block, int8_t *number)
     _Pragma("GCC unroll 8") for (int run = 0; run < 8; run++)
         block_lookup(block + NVFP4_NUMBERS + run * 16, number + run * 32, mxfp4_table);
 }
-/* E4M3's bits are those of an fp16 number 256 times smaller; half of it is for numbers that are twice as large. */
+/* E4M3's bits are those of an fp16 number 256 times smaller; half of it is for numbers that are twice as
+ * large. */
 static inline void nvfp4_scales(const uint8_t *block, float *scale, float *least)
 {
     float by;

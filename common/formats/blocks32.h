@@ -1,5 +1,6 @@
-/* Blocks of 32 values of a row as GGUF files have them: numbers of 4 or 5 bits and a scale, some with a smallest value.
- * See blocks.h. Sixteen numbers at a time, in the compiler's vectors, which any x86-64 has. */
+/* Blocks of 32 values of a row as GGUF files have them: numbers of 4 or 5 bits and a scale, some with a
+ * smallest value. See blocks.h. Sixteen numbers at a time, in the compiler's vectors, which any x86-64
+ * has. */
 #pragma once
 
 #ifdef __SSSE3__

@@ -1,11 +1,12 @@
-/* Blocks of 256 values as GGUF files have them whose numbers are places in grids (block_grids.h): IQ2_XXS to IQ1_M, of 1.6 to 3.4
- * bits a value. See blocks.h.
+/* Blocks of 256 values as GGUF files have them whose numbers are places in grids (block_grids.h): IQ2_XXS to
+ * IQ1_M, of 1.6 to 3.4 bits a value. See blocks.h.
  *
  * Of each format, beside `numbers` and `scales` of blocks.h:
  *   entry(block, i)           the grid's numbers 8 i .. 8 i + 7 of a block, a byte each
- *   signs(block, run)         a bit for each number of a run of 32: of IQ2 and IQ3 it is negative, of IQ1 an eighth is taken
- *                             from it instead of added
- *   scale_numbers(block)      groups' scales as odd whole numbers, a byte each, times which scale_of(block) is a group's scale */
+ *   signs(block, run)         a bit for each number of a run of 32: of IQ2 and IQ3 it is negative, of IQ1 an
+ *                             eighth is taken from it instead of added
+ *   scale_numbers(block)      groups' scales as odd whole numbers, a byte each, times which scale_of(block)
+ *                             is a group's scale */
 #pragma once
 
 #include <stdbool.h>
@@ -26,7 +27,8 @@ static inline uint32_t block_word_at(const uint8_t *from)
     return bits;
 }
 
-/* Four signs of eight numbers of which seven are stored each: the eighth makes the count of negative ones even. */
+/* Four signs of eight numbers of which seven are stored each: the eighth makes the count of negative ones
+ * even. */
 static inline uint32_t block_even_signs(uint32_t sevens)
 {
     const uint32_t bytes =
@@ -162,7 +164,8 @@ static inline float iq3_s_scale_of(const uint8_t *block)
 
 /* ---- less than 2 bits: grids of eight numbers -1, 0 and 1 and an eighth ---- */
 
-/* A word of a run has three further bits of its four places, three bits of its scale, and the eighth's sign. */
+/* A word of a run has three further bits of its four places, three bits of its scale, and the eighth's
+ * sign. */
 static inline uint64_t iq1_s_entry(const uint8_t *block, int i)
 {
     return block_grid_iq1[block[2 + i] | (block_half_at(block + 34 + i / 4 * 2) >> i % 4 * 3 & 7) << 8];

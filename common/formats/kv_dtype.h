@@ -1,9 +1,10 @@
 /* Types of the KV cache: what a position's key or value of one head, a *cell*, is kept as.
  *
- * The one place that knows how many bytes a cell takes. The first three are single numbers, in the order of enum
- * dtype. q8_0 is quantised: 32 neighbouring numbers of a cell are whole numbers of 8 bits and share a scale, an fp16,
- * the largest magnitude over 127. Where both lie is said by common/shared/kv_layout.h. To add a type: a row here and in
- * kv_dtype.c, its numbers in common/cpu/kernels/attention_cells.h and worker-gpu/kernels/attention/kv_cell.cuh. */
+ * The one place that knows how many bytes a cell takes. The first three are single numbers, in the order of
+ * enum dtype. q8_0 is quantised: 32 neighbouring numbers of a cell are whole numbers of 8 bits and share a
+ * scale, an fp16, the largest magnitude over 127. Where both lie is said by common/shared/kv_layout.h. To add
+ * a type: a row here and in kv_dtype.c, its numbers in common/cpu/kernels/attention_cells.h and
+ * worker-gpu/kernels/attention/kv_cell.cuh. */
 #pragma once
 
 #include <stdbool.h>
@@ -60,10 +61,10 @@ const char *kv_dtype_name(enum kv_dtype dtype); /* "f16", "q8_0", ... */
 /* KV_DTYPE_COUNT: no such name. */
 enum kv_dtype kv_dtype_named(const char *name);
 
-/* The definition of q8_0. A block's scale is its largest magnitude over 127 as fp16, its numbers are x over that scale, to the
- * nearest (ties to even), at most 127 of magnitude. A block with a number that is not finite, or with a scale
- * too large for fp16, reads as NaN: its numbers are 0, its scale 0x7e00. fp32 throughout, x times the scale's
- * reciprocal: the same bits on every device. */
+/* The definition of q8_0. A block's scale is its largest magnitude over 127 as fp16, its numbers are x over
+ * that scale, to the nearest (ties to even), at most 127 of magnitude. A block with a number that is not
+ * finite, or with a scale too large for fp16, reads as NaN: its numbers are 0, its scale 0x7e00. fp32
+ * throughout, x times the scale's reciprocal: the same bits on every device. */
 void kv_q8_0_write(const float x[KV_Q8_0_VALUES], int8_t number[KV_Q8_0_VALUES], uint16_t *scale);
 
 #ifdef __cplusplus

@@ -1,6 +1,7 @@
 /* Groups of packed weights: which base, how large, and whether bytes are a group.
  *
- * common/formats/packed.h says the format; tiles are written and read by common/formats/packed_tile.c. No state. */
+ * common/formats/packed.h says the format; tiles are written and read by common/formats/packed_tile.c. No
+ * state. */
 #include "common/formats/packed.h"
 
 #include <string.h>

@@ -1,10 +1,11 @@
 /* Packed weights: bf16 matrices without loss in about 11.3 of 16 bits, as they lie in the arena and cross the
  * link.
  *
- * Called by loaders of weights (packs), by the emulated device and tests (unpacks), by kernels that read
- * the layout below (worker-gpu/kernels/formats/decode_bf16_packed.cuh, common/cpu/kernels/bf16_packed_avx512vbmi2.c)
- * and by tools. Pure functions over caller-owned memory; no state, no allocation; any number of threads may
- * pack different groups at once. Every bit pattern comes back as it was: NaN, Inf, -0 and subnormals too.
+ * Called by loaders of weights (packs), by the emulated device and tests (unpacks), by kernels that read the
+ * layout below (worker-gpu/kernels/formats/decode_bf16_packed.cuh,
+ * common/cpu/kernels/bf16_packed_avx512vbmi2.c) and by tools. Pure functions over caller-owned memory; no
+ * state, no allocation; any number of threads may pack different groups at once. Every bit pattern comes back
+ * as it was: NaN, Inf, -0 and subnormals too.
  *
  * A matrix [rows][cols], row-major and dense, is cut into *groups* of PACKED_ROWS rows; the last may have
  * fewer. A group is a run of rows * cols values (shape does not matter within it) and is packed by itself, so
@@ -21,7 +22,7 @@
  *           0 up to a multiple of PACKED_ALIGN
  *           tiles records of PACKED_TILE_BYTES, values behind the group's last as if they were code 0 and 0:
  *             uint32_t code[3][32]         codes of lane 0 .. 31, below
- *             uint8_t  rest[PACKED_TILE]   sign << 7 | mantissa, in order of values
+ *             uint8_t  rest[PACKED_TILE] sign << 7 | mantissa, in order of values
  *           uint8_t escape[]: exponents in order of values
  *   raw:    0 up to a multiple of PACKED_ALIGN, then the values
  *   0 up to a multiple of PACKED_ALIGN

@@ -1,8 +1,8 @@
 /* Tiles of packed groups: written in plain C and with AVX2, read with SSE2, which every x86-64 has.
  *
- * Called by common/formats/packed.c. A vector holds whole lanes (8 values each): the codes of a lane's four runs are
- * put above each other by shifts, so that only the last of four words has to be spread over the others. With
- * AVX-512 the same way is no more than a tenth faster, so there is none. */
+ * Called by common/formats/packed.c. A vector holds whole lanes (8 values each): the codes of a lane's four
+ * runs are put above each other by shifts, so that only the last of four words has to be spread over the
+ * others. With AVX-512 the same way is no more than a tenth faster, so there is none. */
 #include "common/formats/packed_tile.h"
 
 #include <immintrin.h>
@@ -109,7 +109,8 @@ packed_tile_fn *packed_tile_best(void)
     return cpu_features() & CPU_AVX2 ? packed_tile_avx2 : packed_tile_ref;
 }
 
-/* The codes of lanes `lane` to `lane` + 3, a lane's word i in word[i]: those of (k, i, half) at bit 16 * half + 3 * k. */
+/* The codes of lanes `lane` to `lane` + 3, a lane's word i in word[i]: those of (k, i, half) at bit 16 * half
+ * + 3 * k. */
 static inline void read_codes(const struct packed_tile *tile, uint32_t lane, __m128i word[4])
 {
     word[3] = _mm_setzero_si128();

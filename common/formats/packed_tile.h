@@ -1,7 +1,7 @@
 /* One tile of a packed group (common/formats/packed.h): its record and its escapes.
  *
- * Called by common/formats/packed.c and by the CPU's plain kernel (common/cpu/kernels/bf16_packed_ref.c). Pure functions
- * over caller-owned memory; both writers write the same bytes. */
+ * Called by common/formats/packed.c and by the CPU's plain kernel (common/cpu/kernels/bf16_packed_ref.c).
+ * Pure functions over caller-owned memory; both writers write the same bytes. */
 #pragma once
 
 #include <stdint.h>

@@ -24,8 +24,8 @@ static int read_row(const struct tensor_matrix *m, uint32_t row, float *out, str
 typedef float four_floats __attribute__((vector_size(16)));
 typedef int32_t four_numbers __attribute__((vector_size(16)));
 
-/* False: values that are not finite, or too large. As llama.cpp's quantize_row_q8_0_ref: numbers by the scale before
- * it is rounded to fp16, halves away from 0. */
+/* False: values that are not finite, or too large. As llama.cpp's quantize_row_q8_0_ref: numbers by the scale
+ * before it is rounded to fp16, halves away from 0. */
 static bool write_block(const void *values, enum dtype dtype, uint64_t first, unsigned char *out)
 {
     float value[Q8_0_VALUES], largest = 0;

@@ -1,6 +1,6 @@
-/* Values to GGUF's blocks of few bits: each format's numbers, fit and packing. The counterpart of blocks32.h and
- * blocks256.h; fits are in quantize_fit.h and quantize_steps.h. Included by quantize_ref.c and the like, which say under
- * which name (QUANTIZE) the one function stands.
+/* Values to GGUF's blocks of few bits: each format's numbers, fit and packing. The counterpart of blocks32.h
+ * and blocks256.h; fits are in quantize_fit.h and quantize_steps.h. Included by quantize_ref.c and the like,
+ * which say under which name (QUANTIZE) the one function stands.
  *
  * Sixteen groups are taken at once, whatever block, row or matrix they belong to. */
 #pragma once

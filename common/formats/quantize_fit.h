@@ -1,11 +1,13 @@
 /* Finding the scale of a group of values, and what lies at its number 0, for several groups side by side.
  *
- * A lane of a vector is a group, so that no sum crosses lanes and the result is the same bits on every processor,
- * however wide its vectors are. Included by quantize_ref.c and the like, each compiled with its instruction set.
+ * A lane of a vector is a group, so that no sum crosses lanes and the result is the same bits on every
+ * processor, however wide its vectors are. Included by quantize_ref.c and the like, each compiled with its
+ * instruction set.
  *
- * A value x of weight w is coded as scale * number + least. For given numbers the best scale (and least) are those of
- * weighted least squares; for given scale and least the best numbers are the nearest. A fit begins at several scales
- * around the one that the largest value asks for, and takes turns between the two from the best of them. */
+ * A value x of weight w is coded as scale * number + least. For given numbers the best scale (and least) are
+ * those of weighted least squares; for given scale and least the best numbers are the nearest. A fit begins
+ * at several scales around the one that the largest value asks for, and takes turns between the two from the
+ * best of them. */
 #pragma once
 
 #ifdef __AVX2__
@@ -91,9 +93,10 @@ FIT_INLINE fit_lanes fit_inverse(fit_lanes x)
     return fit_pick(x * x > 0x1p-126f, 1.0f / x, fit_all(0));
 }
 
-/* A code's table, for a search by halves in registers: the numbers, and the bounds behind which each is the nearest. At
- * place i of bound[k] is what a search that has come to i compares with in step k, `8 >> k` further. With AVX2, whose
- * registers hold half a table, two of each: i counts within the half that step 0 has found. */
+/* A code's table, for a search by halves in registers: the numbers, and the bounds behind which each is the
+ * nearest. At place i of bound[k] is what a search that has come to i compares with in step k, `8 >> k`
+ * further. With AVX2, whose registers hold half a table, two of each: i counts within the half that step 0
+ * has found. */
 #define FIT_TABLES (FIT_CODES_MAX / FIT_LANES)
 struct fit_table {
     const struct fit_code *code;
@@ -132,8 +135,8 @@ FIT_INLINE fit_lanes fit_look_up(const fit_lanes *table, fit_mask at, fit_mask u
 }
 #endif
 
-/* The nearest number of the table, and which it is: how many bounds x is above. Four halvings give what fifteen
- * comparisons give elsewhere, also of what is no number (0). */
+/* The nearest number of the table, and which it is: how many bounds x is above. Four halvings give what
+ * fifteen comparisons give elsewhere, also of what is no number (0). */
 struct fit_found {
     fit_lanes number;
     fit_mask index;
@@ -256,7 +259,8 @@ FIT_INLINE void fit_turn(const struct fit_groups *g, const struct fit_code *code
 
 #define FIT_TURNS 3
 
-/* Fits values that are scale * number. A start is the number that the largest value becomes, of either sign. */
+/* Fits values that are scale * number. A start is the number that the largest value becomes, of either
+ * sign. */
 FIT_INLINE void fit_scales(const struct fit_groups *g, const struct fit_code *code, const float *start,
                            int starts, struct fit_result *result)
 {
@@ -277,7 +281,8 @@ FIT_INLINE void fit_scales(const struct fit_groups *g, const struct fit_code *co
     }
 }
 
-/* For values that are scale * number + least. A start says which parts of the range are cut off below and above. */
+/* For values that are scale * number + least. A start says which parts of the range are cut off below and
+ * above. */
 struct fit_cut {
     float below, above;
 };

@@ -234,8 +234,9 @@ static float error_of(const struct quantize_grid *g, int entry, const float *x, 
     return error;
 }
 
-/* Eight values of which an odd number is negative, in two entries of four: that one has a sign turned which loses less by it. The
- * value that is turned asks for another entry, perhaps: of both that which is better. Returns which value. */
+/* Eight values of which an odd number is negative, in two entries of four: that one has a sign turned which
+ * loses less by it. The value that is turned asks for another entry, perhaps: of both that which is better.
+ * Returns which value. */
 static int turn_of_fours(const struct quantize_grid *g, const float *x, const float *w, float scale, float by,
                          uint16_t place[2])
 {

@@ -10,7 +10,8 @@
 
 #include "common/formats/tensor_format.h"
 
-/* Whether there is a quantizer of the format; whether it is only good with importance, as the field has it. */
+/* Whether there is a quantizer of the format; whether it is only good with importance, as the field has
+ * it. */
 bool quantize_grid_writes(enum tensor_format format);
 bool quantize_grid_needs_importance(enum tensor_format format);
 

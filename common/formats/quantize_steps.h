@@ -1,8 +1,8 @@
-/* The second level of blocks of 256: scales of groups become whole numbers of steps, and one step of scales (and one of
- * least values) stands for the block. See quantize_fit.h; included as that is.
+/* The second level of blocks of 256: scales of groups become whole numbers of steps, and one step of scales
+ * (and one of least values) stands for the block. See quantize_fit.h; included as that is.
  *
- * Neighbouring numbers of steps are tried for each group, with numbers and least value that suit them; then both steps
- * are fitted to the whole block by least squares. */
+ * Neighbouring numbers of steps are tried for each group, with numbers and least value that suit them; then
+ * both steps are fitted to the whole block by least squares. */
 #pragma once
 
 #include "common/formats/convert.h"
@@ -14,7 +14,8 @@ struct fit_range {
     int groups; /* of a block */
 };
 
-/* What is found: steps of each block as they are written; by group, its block's steps, and how many of them. */
+/* What is found: steps of each block as they are written; by group, its block's steps, and how many of
+ * them. */
 struct fit_stepped {
     uint16_t step[FIT_GROUPS], depth[FIT_GROUPS];
     struct fit_result unit, count;

@@ -71,18 +71,18 @@ struct tensor_format_traits {
     uint32_t group_rows;
     bool variable;
     enum tensor_format from; /* the format that it is made of without loss; itself: of none */
-    /* For a variable format: whether a matrix of this shape can have it, and bytes of one that can, at most. Others take
-     * whole blocks, and are as long as these. */
+    /* For a variable format: whether a matrix of this shape can have it, and bytes of one that can, at most.
+     * Others take whole blocks, and are as long as these. */
     bool (*takes)(uint64_t rows, uint64_t cols);
     uint64_t (*bytes)(uint64_t rows, uint64_t cols);
     /* For a variable format: where group `group` begins, or the matrix ends (group = all), in bytes from the
      * matrix's first. Trusts the table of offsets. */
     uint64_t (*group_at)(const struct tensor_matrix *matrix, uint32_t group);
-    /* The plain definition of the format: values of row `row` to out[cols]. Reads nothing outside the matrix's
-     * bytes, whatever they are. HELM_E_FORMAT: they are none of this format, or too few. */
+    /* The plain definition of the format: values of row `row` to out[cols]. Reads nothing outside the
+     * matrix's bytes, whatever they are. HELM_E_FORMAT: they are none of this format, or too few. */
     int (*read_row)(const struct tensor_matrix *matrix, uint32_t row, float *out, struct helm_err *err);
-    /* Makes a matrix of this format of values of `dtype` ([rows][cols]); `out` has room for bytes(rows, cols).
-     * *bytes: what it has taken. NULL: it is only read. */
+    /* Makes a matrix of this format of values of `dtype` ([rows][cols]); `out` has room for bytes(rows,
+     * cols). *bytes: what it has taken. NULL: it is only read. */
     int (*write)(const void *values, enum dtype dtype, uint32_t rows, uint32_t cols, void *out,
                  uint64_t *bytes, struct helm_err *err);
 };
@@ -124,7 +124,8 @@ static inline bool tensor_format_takes(enum tensor_format format, uint64_t rows,
     return rows > 0 && cols > 0 && cols % traits->block_values == 0 &&
            rows <= UINT64_MAX / sizeof(float) / cols;
 }
-/* For traits.read_row of a format that is not variable. HELM_E_FORMAT: the row does not lie in the matrix's bytes. */
+/* For traits.read_row of a format that is not variable. HELM_E_FORMAT: the row does not lie in the matrix's
+ * bytes. */
 HELM_MUST_CHECK int tensor_format_check_row(const struct tensor_matrix *matrix, uint32_t row,
                                             struct helm_err *err);
 /* Bytes of a matrix, with its table of offsets if it has one: exact, or the most of a variable format. */

@@ -1,11 +1,12 @@
 /* What workers can compute. See able.h. */
 #include "common/model/able.h"
 
-/* What an operation may ask for beyond the fields that all workers compute: RMS norms of inputs, gated SiLU, clamped SiLU of
- * experts, residual addition, also of a normed output, two RoPE tables, also of a part of each head, a score scale, sinks, norms
- * of heads, of values without a weight, values that are keys, a gate of attention's output, gated delta nets, gated GELU, a
- * scaled embedding, a factor of what a layer leaves, a soft cap of logits, experts' norms of their own and scales, another layer's
- * cache, rows of per-layer embeddings and gates that multiply them. */
+/* What an operation may ask for beyond the fields that all workers compute: RMS norms of inputs, gated SiLU,
+ * clamped SiLU of experts, residual addition, also of a normed output, two RoPE tables, also of a part of
+ * each head, a score scale, sinks, norms of heads, of values without a weight, values that are keys, a gate
+ * of attention's output, gated delta nets, gated GELU, a scaled embedding, a factor of what a layer leaves, a
+ * soft cap of logits, experts' norms of their own and scales, another layer's cache, rows of per-layer
+ * embeddings and gates that multiply them. */
 enum want {
     WANT_NORM_ONE_PLUS,
     WANT_NORM_LAYER,

@@ -1,7 +1,8 @@
-/* What workers can compute of an operation's fields: one table. What none can is refused when a model is read; what one kind of
- * worker cannot is refused by its lowering. Either names the operation.
+/* What workers can compute of an operation's fields: one table. What none can is refused when a model is
+ * read; what one kind of worker cannot is refused by its lowering. Either names the operation.
  *
- * Called by readers of models in this folder, and by the lowerings of both workers. Constant data; pure functions. */
+ * Called by readers of models in this folder, and by the lowerings of both workers. Constant data; pure
+ * functions. */
 #pragma once
 
 #include "common/model/model.h"
@@ -13,7 +14,8 @@ enum able_worker {
     ABLE_WORKERS   /* their number; as an argument: any of them */
 };
 
-/* HELM_E_UNSUPPORTED: this kind of worker cannot compute the operation; `where` names its place in the model. */
+/* HELM_E_UNSUPPORTED: this kind of worker cannot compute the operation; `where` names its place in the
+ * model. */
 HELM_MUST_CHECK int able_check_op(const struct math_op *op, enum able_worker worker, const char *where,
                                   struct helm_err *err);
 /* The same of all of a model's. */

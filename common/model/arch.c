@@ -7,8 +7,8 @@
 
 #include "common/model/fused.h"
 
-/* In the order of messages, a family a line. Mixtral is behind Mistral: where GGUF files call several the same, the last that a
- * key tells is meant (gguf_config.c). */
+/* In the order of messages, a family a line. Mixtral is behind Mistral: where GGUF files call several the
+ * same, the last that a key tells is meant (gguf_config.c). */
 static const struct arch *const archs[] = {
     &arch_llama,       &arch_mistral,     &arch_ministral3,                     /* arch/llama.c */
     &arch_qwen2,       &arch_qwen3,       &arch_qwen2_moe,     &arch_qwen3_moe, /* arch/qwen.c */
@@ -88,7 +88,8 @@ const char *arch_names(char *text, size_t size, bool gguf)
 
 #define LAYER_PREFIX "model.layers."
 #define GGUF_PREFIX  "blk."
-/* What names begin with in checkpoints whose text model lies inside another, and what they begin with alone. */
+/* What names begin with in checkpoints whose text model lies inside another, and what they begin with
+ * alone. */
 static const struct {
     const char *from, *to;
 } nested[] = {{"model.language_model.", "model."},

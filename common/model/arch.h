@@ -1,9 +1,10 @@
 /* What an architecture is: one constant `struct arch` in a file of its own (arch/), and the registry of them.
  *
- * An architecture says, as data: the keys of its configuration in config.json and in GGUF files, its tensors' names in
- * both, its kinds of layers and their operations; and, as one function each, which layer is of which kind. The readers in
- * this folder are driven by that and ask for no architecture by name. To add one: a file in arch/, a line in `archs` of
- * arch.c. Usual rows, which most have, are in arch/usual.h. Constant tables; no state. */
+ * An architecture says, as data: the keys of its configuration in config.json and in GGUF files, its tensors'
+ * names in both, its kinds of layers and their operations; and, as one function each, which layer is of which
+ * kind. The readers in this folder are driven by that and ask for no architecture by name. To add one: a file
+ * in arch/, a line in `archs` of arch.c. Usual rows, which most have, are in arch/usual.h. Constant tables;
+ * no state. */
 #pragma once
 
 #include "common/model/model.h"
@@ -20,8 +21,9 @@ enum key_kind {
     KEY_DOUBLE,
     KEY_FLOAT,
     KEY_BOOL,
-    KEY_WORD, /* one of `words`, or absent; nothing is kept of it */
-    KEY_FIXED, /* is `neutral` wherever it is there: other values are refused, since nothing computes by them */
+    KEY_WORD,  /* one of `words`, or absent; nothing is kept of it */
+    KEY_FIXED, /* is `neutral` wherever it is there: other values are refused, since nothing computes by them
+                */
 };
 /* What the reader demands. GGUF files have defaults of their own for some. */
 enum key_need {
@@ -77,8 +79,8 @@ struct arch_rename {
 struct arch {
     const char *architecture; /* as in "architectures" */
     const char *model_type;
-    /* Architectures with more than text, of which this is the text: their key `text_config` has its configuration, whose
-     * model_type is the one above or `text_type`. */
+    /* Architectures with more than text, of which this is the text: their key `text_config` has its
+     * configuration, whose model_type is the one above or `text_type`. */
     const char *outer[ARCH_ALIASES], *text_type;
     const char *gguf[ARCH_ALIASES]; /* general.architecture; the first is written */
     const char
@@ -94,12 +96,13 @@ struct arch {
     const struct arch_name *names; /* NULL: all are the usual ones */
     const struct fused_tensor
         *fused; /* tensors of files that hold several, or none row by row (fused.h); NULL: none */
-    /* Vectors that files, those of GGUF as said above, store otherwise than they are used (vectors.c), up to TENSOR_NONE; NULL: none */
+    /* Vectors that files, those of GGUF as said above, store otherwise than they are used (vectors.c), up to
+     * TENSOR_NONE; NULL: none */
     const struct arch_vector *vectors;
     const char *const
         *skipped; /* beginnings of names that belong to other parts: images, drafts; NULL: none */
-    /* Names of the tensors of its layer of drafts, in safetensors files, that are not those of a layer; up to a NULL. No list:
-     * HELM knows no such layer of it. GGUF files have the usual names */
+    /* Names of the tensors of its layer of drafts, in safetensors files, that are not those of a layer; up to
+     * a NULL. No list: HELM knows no such layer of it. GGUF files have the usual names */
     const struct arch_rename *draft_names;
     const struct math_part *hidden_states; /* model_math.hidden_states; NULL: x is them */
     const struct math_op *embed, *head;
@@ -132,12 +135,14 @@ extern const struct arch arch_olmo2, arch_olmo3; /* arch/olmo.c */
 extern const struct arch arch_state_test;
 /* The registry: index from 0, NULL behind the last. */
 const struct arch *arch_at(uint32_t index);
-/* By a name in "architectures", or by a model_type; NULL: unknown. *outer: the text is in its `text_config`. */
+/* By a name in "architectures", or by a model_type; NULL: unknown. *outer: the text is in its
+ * `text_config`. */
 const struct arch *arch_find(const char *architecture, bool *outer);
 const struct arch *arch_find_type(const char *model_type);
 /* Of a configuration that names it. */
 const struct arch *arch_of(const struct model_config *config);
-/* "LlamaForCausalLM, MistralForCausalLM" or "llama, mistral3" for messages, with "..." for those that `text` has no room for. */
+/* "LlamaForCausalLM, MistralForCausalLM" or "llama, mistral3" for messages, with "..." for those that `text`
+ * has no room for. */
 const char *arch_names(char *text, size_t size, bool gguf);
 
 /* ---- names in files ---- */
@@ -148,8 +153,9 @@ struct arch_match {
     int32_t layer;  /* -1 where the role has none */
     int32_t expert; /* whose it is; -1: of all, or of none */
 };
-/* Returns false for a name no role has. arch NULL: by the usual names alone. A role that safetensors files have a tensor of
- * for each expert is also matched with a star for the number: the name of all of them together. */
+/* Returns false for a name no role has. arch NULL: by the usual names alone. A role that safetensors files
+ * have a tensor of for each expert is also matched with a star for the number: the name of all of them
+ * together. */
 bool arch_match(const struct arch *arch, const char *name, bool gguf, struct arch_match *what);
 /* What follows the layer's prefix in a name, and that number; NULL: it does not begin so. */
 const char *arch_layer_name(const char *name, bool gguf, int32_t *layer);

@@ -275,8 +275,8 @@ out:
     return rc;
 }
 
-/* Rows of q and k, of which those that turn may lie interleaved in files: the first ones of a head, or with latent attention the
- * last. */
+/* Rows of q and k, of which those that turn may lie interleaved in files: the first ones of a head, or with
+ * latent attention the last. */
 static void mark_interleaved(struct model *model)
 {
     const struct model_config *c = &model->config;

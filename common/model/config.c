@@ -1,5 +1,6 @@
-/* config.json and generation_config.json: which architecture, then its keys by its table (keys.c), and what all have: the
- * type of weights, RoPE, ids. Every number is bounded, every feature either known or refused by name.
+/* config.json and generation_config.json: which architecture, then its keys by its table (keys.c), and what
+ * all have: the type of weights, RoPE, ids. Every number is bounded, every feature either known or refused by
+ * name.
  *
  * Called through model.h by helmd, workers and tools, and by the fuzz target with bytes from memory. The only
  * memory it hands out is config->window (model_config_free). */
@@ -46,7 +47,8 @@ static const struct arch *text_of(const struct arch *arch, const char *type)
     return other && other->outer[0] && strcmp(other->outer[0], arch->outer[0]) == 0 ? other : NULL;
 }
 
-/* The text's own keys, with those of the whole where it has none. *text is the caller's; *arch becomes the text's. */
+/* The text's own keys, with those of the whole where it has none. *text is the caller's; *arch becomes the
+ * text's. */
 static int open_text(const json_t *root, const struct arch **arch, json_t **text, struct helm_err *err)
 {
     json_t *inner = json_object_get(root, "text_config"),
@@ -128,7 +130,8 @@ static bool stores_mxfp4(const struct arch *arch)
     return false;
 }
 
-/* How matrices of experts are stored where the architecture's may be MXFP4; what any may be (scaled.h); nothing else. */
+/* How matrices of experts are stored where the architecture's may be MXFP4; what any may be (scaled.h);
+ * nothing else. */
 static int read_quantization(const json_t *root, const struct arch *arch, struct model_config *config,
                              struct helm_err *err)
 {

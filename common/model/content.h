@@ -1,8 +1,8 @@
 /* Digests of what was read of a model: tells whether it is the same when it is read again.
  *
- * Called by shards.c for every run of bytes, and by both workers' loaders. Pure. A sum of digests of runs, each with its
- * place, so that threads may read in any order; the same cuts into runs give the same sum. XXH3 of 64 bits
- * (https://xxhash.com): against changes, not against forgers. */
+ * Called by shards.c for every run of bytes, and by both workers' loaders. Pure. A sum of digests of runs,
+ * each with its place, so that threads may read in any order; the same cuts into runs give the same sum. XXH3
+ * of 64 bits (https://xxhash.com): against changes, not against forgers. */
 #pragma once
 
 #include "common/model/model.h"

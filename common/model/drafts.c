@@ -1,4 +1,5 @@
-/* A layer that makes drafts becomes one of the model's layers. See model.h. Called by the checkpoint readers; no state. */
+/* A layer that makes drafts becomes one of the model's layers. See model.h. Called by the checkpoint readers;
+ * no state. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -85,7 +85,8 @@ static int take_number(struct cursor *c, uint32_t bytes, const char *what, uint6
     return 0;
 }
 
-/* The name of a key or a tensor. Names appear in messages and on terminals: printable ASCII without blanks only. */
+/* The name of a key or a tensor. Names appear in messages and on terminals: printable ASCII without blanks
+ * only. */
 static int take_name(struct cursor *c, const char *what, char *name, size_t size)
 {
     uint64_t length = 0;

@@ -1,9 +1,10 @@
 /* The header of a GGUF file, checked before anything believes it.
  *
- * A file is: "GGUF", a version, two counts; key/values; descriptions of tensors; then, at the next multiple of the
- * alignment, the tensors' data, each padded to the alignment. Little-endian. Called by gguf_model.c, gguf_config.c,
- * helm-inspect and the fuzz target. Tensors are described as those of safetensors files are. Everything lies in memory
- * that the struct owns, but for values, which gguf_parse borrows from its argument. */
+ * A file is: "GGUF", a version, two counts; key/values; descriptions of tensors; then, at the next multiple
+ * of the alignment, the tensors' data, each padded to the alignment. Little-endian. Called by gguf_model.c,
+ * gguf_config.c, helm-inspect and the fuzz target. Tensors are described as those of safetensors files are.
+ * Everything lies in memory that the struct owns, but for values, which gguf_parse borrows from its
+ * argument. */
 #pragma once
 
 #include <stdbool.h>
@@ -59,11 +60,12 @@ struct gguf {
     uint8_t *bytes;       /* what gguf_read has read */
 };
 
-/* From an open file of `bytes`; `what` names it in errors. `headers`: its data may be missing, in part or all. */
+/* From an open file of `bytes`; `what` names it in errors. `headers`: its data may be missing, in part or
+ * all. */
 HELM_MUST_CHECK int gguf_read(int fd, uint64_t bytes, const char *what, bool headers, struct gguf *header,
                               struct helm_err *err);
-/* The header behind a path that a model is read by, of the first file of several; zeroed: there is no GGUF file. Its
- * data may be missing. (gguf_file.c) */
+/* The header behind a path that a model is read by, of the first file of several; zeroed: there is no GGUF
+ * file. Its data may be missing. (gguf_file.c) */
 HELM_MUST_CHECK int gguf_open(const char *path, struct gguf *header, struct helm_err *err);
 /* The same from a file's first bytes. *more: they are too few, which is also an error. */
 struct gguf_source {
@@ -81,8 +83,8 @@ const struct gguf_value *gguf_find(const struct gguf *header, const char *key);
 /* NULL: no such tensor. */
 const struct safetensors_entry *gguf_find_tensor(const struct gguf *header, const char *name);
 
-/* Single values. An absent key that is not required leaves *out untouched. A whole number in [min, max] of any such
- * type; of an array, which says it for each layer, the number that all its elements are. */
+/* Single values. An absent key that is not required leaves *out untouched. A whole number in [min, max] of
+ * any such type; of an array, which says it for each layer, the number that all its elements are. */
 HELM_MUST_CHECK int gguf_get_u64(const struct gguf *header, const char *key, bool required, uint64_t min,
                                  uint64_t max, uint64_t *out, struct helm_err *err);
 HELM_MUST_CHECK int gguf_get_double(const struct gguf *header, const char *key, bool required, double min,

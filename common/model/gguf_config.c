@@ -1,5 +1,5 @@
-/* The configuration of a model in GGUF files: which architecture, then its keys by its table (keys.c), and what all have:
- * RoPE, ids, and what only the tensors say. Called by gguf_model.c. */
+/* The configuration of a model in GGUF files: which architecture, then its keys by its table (keys.c), and
+ * what all have: RoPE, ids, and what only the tensors say. Called by gguf_model.c. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -33,8 +33,8 @@ static bool has_name(const struct arch *arch, const char *name)
     return false;
 }
 
-/* Of several architectures that files call the same, one that a key tells: the last in the registry, as experts tell more than
- * a window; else one that needs no telling, or the only one. */
+/* Of several architectures that files call the same, one that a key tells: the last in the registry, as
+ * experts tell more than a window; else one that needs no telling, or the only one. */
 static int find_architecture(struct reading *r)
 {
     const struct arch *told = NULL, *plain = NULL, *any = NULL;

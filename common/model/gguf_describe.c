@@ -1,7 +1,7 @@
 /* A configuration as the key/values of a GGUF file: the other way round from gguf_config.c. See gguf_write.h.
  *
- * The architecture's table says which keys there are. What they say is read again and compared, so that nothing is written
- * that a reader would take otherwise. */
+ * The architecture's table says which keys there are. What they say is read again and compared, so that
+ * nothing is written that a reader would take otherwise. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

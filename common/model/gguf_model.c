@@ -1,8 +1,8 @@
 /* A model in GGUF files: which files they are, their headers, and from them the table of tensors.
  *
- * Called through model.h (model_read and the like) and by config.c. Order: the file, or the folder's only one -> the
- * header of each that it is split into -> the configuration -> each tensor against its role's shape. Of the data only
- * RoPE's factors are read. */
+ * Called through model.h (model_read and the like) and by config.c. Order: the file, or the folder's only one
+ * -> the header of each that it is split into -> the configuration -> each tensor against its role's shape.
+ * Of the data only RoPE's factors are read. */
 #include "common/model/gguf_model.h"
 
 #include <stdio.h>

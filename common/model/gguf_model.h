@@ -18,8 +18,8 @@ HELM_MUST_CHECK int gguf_find_file(const char *path, char **folder, char file[MO
 /* Key/values are those of the first file; tensors are in any. NULL: no such tensor. */
 const struct safetensors_entry *gguf_files_tensor(const struct gguf_files *files, const char *name,
                                                   uint32_t *part);
-/* gguf_config.c: all of the configuration but `rope_factors`, which are a tensor's values; and the part of it that keys
- * say. */
+/* gguf_config.c: all of the configuration but `rope_factors`, which are a tensor's values; and the part of it
+ * that keys say. */
 HELM_MUST_CHECK int gguf_config_read(const struct gguf_files *files, struct model_config *config,
                                      struct helm_err *err);
 HELM_MUST_CHECK int gguf_config_keys(const struct gguf *header, struct model_config *config,

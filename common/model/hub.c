@@ -171,8 +171,8 @@ static int locate_existing(const char *text, char **path, struct helm_err *err)
         text, text);
 }
 
-/* The GGUF models of a snapshot, whose names are malloc'd. Links to files are files there; links to folders are not
- * followed. */
+/* The GGUF models of a snapshot, whose names are malloc'd. Links to files are files there; links to folders
+ * are not followed. */
 static int list_ggufs(char snapshot[PATH_MAX], struct hub_files *files, struct helm_err *err)
 {
     char *const roots[] = {snapshot, NULL};

@@ -1,6 +1,7 @@
 /* Tags: which GGUF file of a repository ORG/NAME:TAG means. See hub.h.
  *
- * Called by hub.c, which looks in the cache, and by client/hub/choose.c, which looks in the hub's list. No state. */
+ * Called by hub.c, which looks in the cache, and by client/hub/choose.c, which looks in the hub's list. No
+ * state. */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -46,8 +47,9 @@ static bool names_quantisation(const char *tag)
     return (*tag < '0' || *tag > '9') && strcspn(tag, "0123456789") < strcspn(tag, "_");
 }
 
-/* How far a tag is from naming a file; NO_FIT: it does not. It is a part of the path between separators. The end of a name
- * or of a folder's name is better than its middle, and Q4_K_XL is rather x-Q4_K_XL than x-UD-Q4_K_XL. */
+/* How far a tag is from naming a file; NO_FIT: it does not. It is a part of the path between separators. The
+ * end of a name or of a folder's name is better than its middle, and Q4_K_XL is rather x-Q4_K_XL than
+ * x-UD-Q4_K_XL. */
 static unsigned fit(const char *file, const char *tag)
 {
     const size_t length = stem_length(file), n = strlen(tag);
@@ -115,7 +117,8 @@ static void raise(const char *text, char out[HUB_TAG_MAX])
     out[n] = '\0';
 }
 
-/* "Q4_K_M, Q8_0", each as a tag or, where it has none, as a path: of the files that fit so; and the tag that is nearest. */
+/* "Q4_K_M, Q8_0", each as a tag or, where it has none, as a path: of the files that fit so; and the tag that
+ * is nearest. */
 static void name_tags(const struct hub_files *files, const struct hub_name *name, unsigned how, char *text,
                       size_t size, char near[HUB_TAG_MAX])
 {

@@ -9,8 +9,8 @@
 #include "common/base/json.h"
 #include "common/base/suggest.h"
 
-/* Keys of GGUF files that change what is computed, with the values that change nothing. An architecture that reads one has it
- * in its own table. 0 is as good as absent. */
+/* Keys of GGUF files that change what is computed, with the values that change nothing. An architecture that
+ * reads one has it in its own table. 0 is as good as absent. */
 #define FIXED(key, value, text)                                                                              \
     {                                                                                                        \
         .kind = KEY_FIXED, .gguf = {key}, .neutral = (value), .why = (text)                                  \

@@ -1,6 +1,7 @@
 /* Limits on what a checkpoint may claim. Constants only.
  *
- * Included by model.h, whose readers refuse what is beyond them by name, and by kernels, which count on them. */
+ * Included by model.h, whose readers refuse what is beyond them by name, and by kernels, which count on
+ * them. */
 #pragma once
 
 /* Each is an error that names the value and the limit. */

@@ -1,5 +1,5 @@
-/* The operations that a model's units consist of, in order: its architecture's tables, less what the configuration lacks.
- * See model.h and unit.h.
+/* The operations that a model's units consist of, in order: its architecture's tables, less what the
+ * configuration lacks. See model.h and unit.h.
  *
  * Called when a checkpoint has been read. No state. */
 #include <math.h>
@@ -43,7 +43,8 @@ static void keep_existing(const struct model_config *config, struct math_op *op)
         if (!model_role_exists(config, *optional[i])) *optional[i] = TENSOR_NONE;
 }
 
-/* Whether the configuration has what the operation is about: a layer with experts may have none that is shared. */
+/* Whether the configuration has what the operation is about: a layer with experts may have none that is
+ * shared. */
 static bool exists(const struct model_config *config, const struct math_op *op)
 {
     const enum tensor_role role = op->weights ? op->weight[0] : op->router;

@@ -1,5 +1,5 @@
-/* The mixtures as tables. See mixture.h; the rules are those that llama.cpp's published files follow (src/llama-quant.cpp),
- * held against such files by test_mixture.c. */
+/* The mixtures as tables. See mixture.h; the rules are those that llama.cpp's published files follow
+ * (src/llama-quant.cpp), held against such files by test_mixture.c. */
 #include "common/model/mixture.h"
 
 #include <strings.h>
@@ -134,9 +134,9 @@ static bool holds(enum where where, const struct model_config *c, uint32_t layer
     return in[where];
 }
 
-/* Experts: those of a published MXFP4 file alone are MXFP4, all else has 8 bits. With eight experts attention is
- * small beside them: its k and v take 8 bits, and what brings its output back 5 where most have 4 or fewer.
- * FORMAT_COUNT: no rule of these. */
+/* Experts: those of a published MXFP4 file alone are MXFP4, all else has 8 bits. With eight experts attention
+ * is small beside them: its k and v take 8 bits, and what brings its output back 5 where most have 4 or
+ * fewer. FORMAT_COUNT: no rule of these. */
 static enum tensor_format wanted_of_mixtures(const struct mixture *m, const struct model_config *c,
                                              const struct model_tensor *t)
 {

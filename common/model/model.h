@@ -32,8 +32,8 @@ struct rope_config {
     uint32_t original_context; /* llama3, yarn, longrope */
     uint32_t dims;             /* of each head that turn, the first ones; 0: all */
     bool pairs;                /* neighbours turn together; false: value i and i + dims / 2 */
-    /* [dims / 2], of ROPE_FACTORS and ROPE_LONG: what each inverse frequency is divided by; of a longrope those up to the
-     * original context, and those of longer ones. */
+    /* [dims / 2], of ROPE_FACTORS and ROPE_LONG: what each inverse frequency is divided by; of a longrope
+     * those up to the original context, and those of longer ones. */
     float *factors, *long_factors;
 };
 #define MODEL_ROPES_MAX 2
@@ -48,9 +48,9 @@ struct model_delta {
     enum head_order order;
 };
 
-/* Latent attention: every head's keys and values are products of one latent of `rank` numbers a position, which the cache
- * keeps with one rotated key that all heads share (rope[0].dims numbers). Heads attend in the latent's space: kv_heads is 1
- * and head_dim rank + rope[0].dims. */
+/* Latent attention: every head's keys and values are products of one latent of `rank` numbers a position,
+ * which the cache keeps with one rotated key that all heads share (rope[0].dims numbers). Heads attend in the
+ * latent's space: kv_heads is 1 and head_dim rank + rope[0].dims. */
 struct model_latent {
     uint32_t rank;        /* 0: attention is not latent */
     uint32_t q_rank;      /* q comes through so many numbers; 0: straight from the input */
@@ -71,12 +71,13 @@ struct model_config {
     uint32_t heads, kv_heads, head_dim;
     struct model_heads window_heads; /* of layers with a window; zeros: as the others' */
     uint32_t positions;              /* rows of learned position embeddings; 0: there are none */
-    /* The last ones of `layers`, which make drafts: 1, or 0 if they are not read. Layers after those, whose tensors are skipped */
+    /* The last ones of `layers`, which make drafts: 1, or 0 if they are not read. Layers after those, whose
+     * tensors are skipped */
     uint32_t drafts, draft_layers;
     /* What `window` and `sparse` are made of */
     uint32_t sliding_window, window_layers, sparse_step, leading_dense, shared_experts;
-    uint32_t
-        full_attention_interval; /* each such layer attends (of hybrids), or has no window, or no RoPE; 0: all do */
+    uint32_t full_attention_interval; /* each such layer attends (of hybrids), or has no window, or no RoPE;
+                                         0: all do */
     bool use_window;
     struct model_delta delta;
     struct model_latent latent;
@@ -84,11 +85,12 @@ struct model_config {
     bool gated_attention; /* attention's output has a gate, whose rows lie with those of q */
     bool normed_outputs;  /* the halves' outputs are normed before they are added */
     bool partial_rope;    /* a part of each head turns; its configuration says which (rope[0].dims) */
-    /* Multipliers of the embedding, of what is added to the residual stream, of attention's scores, of logits; 0: none */
+    /* Multipliers of the embedding, of what is added to the residual stream, of attention's scores, of
+     * logits; 0: none */
     double embedding_scale, residual_scale, attention_scale, logit_scale;
     double logit_cap; /* soft cap of logits; 0: none */
-    double
-        q_growth; /* q grows with each original context (rope[0]) before it: math_growth (unit.h); 0: it does not */
+    double q_growth;  /* q grows with each original context (rope[0]) before it: math_growth (unit.h); 0: it
+                         does not */
     bool *
         reads; /* [layers], owned: the layer reads another one's cache (model_cache_layer); NULL: none does */
     uint32_t reading_layers; /* number of these layers, which are the last */
@@ -98,8 +100,8 @@ struct model_config {
     bool k_is_v;          /* layers without a window have no v of their own */
     uint32_t max_context; /* max_position_embeddings, or what YaRN extends it to */
     double norm_eps;
-    /* Kinds of layers name theirs (math_op.rope). The second is that of layers with a window; its theta is 0 where all have the
-     * first. */
+    /* Kinds of layers name theirs (math_op.rope). The second is that of layers with a window; its theta is 0
+     * where all have the first. */
     struct rope_config rope[MODEL_ROPES_MAX];
     bool qk_norm;                        /* RMSNorm over each head of q and k before RoPE (Qwen3), */
     bool whole_norms;                    /* or over all heads of one together (MiniMax-M2) */
@@ -121,8 +123,8 @@ struct model_config {
     bool shared_weighed;               /* a token gives it a weight; else 1 */
     bool sinks;                        /* attention has */
     enum tensor_format experts_format; /* of matrices that only config.json is there of */
-    /* The format of matrices whose numbers and scales are apart in files: FP8, NVFP4; 0: neither. Rows and columns of FP8's
-     * scales; 0: config.json does not say */
+    /* The format of matrices whose numbers and scales are apart in files: FP8, NVFP4; 0: neither. Rows and
+     * columns of FP8's scales; 0: config.json does not say */
     enum tensor_format scaled;
     uint32_t scaled_rows, scaled_cols;
     bool *sparse;               /* [layers]: the layer's MLP is a mixture; NULL: none is */
@@ -131,7 +133,8 @@ struct model_config {
     uint32_t eos_count;
 };
 
-/* A part of a tensor in a file. STORED_SCALED: and where its scales are, and what multiplies all; 0: nowhere. */
+/* A part of a tensor in a file. STORED_SCALED: and where its scales are, and what multiplies all; 0:
+ * nowhere. */
 struct model_piece {
     uint32_t shard;
     uint64_t offset;
@@ -184,21 +187,22 @@ struct model_tensor {
     uint64_t bytes;
     uint32_t shard;  /* index into model.shards */
     uint64_t offset; /* of the first byte, from the start of the shard file */
-    /* Heads whose rows (of a bias: values) lie interleaved in the file: rows 2i and 2i + 1 of a head are its rows i and
-     * i + half of it; 0: rows are in order. model_shards_read brings them in order. */
+    /* Heads whose rows (of a bias: values) lie interleaved in the file: rows 2i and 2i + 1 of a head are its
+     * rows i and i + half of it; 0: rows are in order. model_shards_read brings them in order. */
     uint32_t interleaved_heads;
     uint32_t interleaved_rows; /* of each such head, those which turn; 0: all */
     uint32_t interleaved_from; /* the first of these */
-    /* In a file that has a tensor for each expert: pieces[piece .. piece + experts) of equal bytes, which make up the
-     * tensor in this order; piece_count 0: the tensor is one run of the file. `shard` and `offset` are the first's. */
+    /* In a file that has a tensor for each expert: pieces[piece .. piece + experts) of equal bytes, which
+     * make up the tensor in this order; piece_count 0: the tensor is one run of the file. `shard` and
+     * `offset` are the first's. */
     uint32_t piece, piece_count;
     enum tensor_stored stored;
     uint32_t experts; /* of a tensor that is not STORED_ROWS */
     uint32_t turns,
         turn; /* rows (STORED_IN_TURN: values) turn, turn + turns, ... of the file's are its own; 0: all */
     struct model_piece scales; /* STORED_BLOCKS_APART; offset 0: not found yet */
-    /* STORED_TURNED: `experts` heads, of each so many rows in the file, the first `cols` of which are its columns; their
-     * format, of `rows` / heads values */
+    /* STORED_TURNED: `experts` heads, of each so many rows in the file, the first `cols` of which are its
+     * columns; their format, of `rows` / heads values */
     uint32_t head_rows;
     enum tensor_format file_format;
     struct model_scaled scaled;
@@ -227,8 +231,8 @@ struct model {
     uint32_t scale_count;
     struct model_shard *shards;
     uint32_t shard_count;
-    /* [layers], owned: two processors compute the layer's MLP, whose math is the last part (share.h); NULL: of
-     * none */
+    /* [layers], owned: two processors compute the layer's MLP, whose math is the last part (share.h); NULL:
+     * of none */
     bool *shared;
     struct model_unit *unit;                 /* [unit_count(config.layers)] */
     const struct model_tensor **unit_tensor; /* what unit[].tensor point into */
@@ -245,12 +249,13 @@ struct model {
 };
 
 /* `path` is what --model means (hub.h), here and in model_read_headers: a path, or a name in the hub's cache.
- * Of a folder: config.json, generation_config.json (optional), the index or model.safetensors, and every shard's
- * header; never the weights. Of a GGUF file, or the first of several that it is split into, or a folder with one and
- * no safetensors file: its header. On failure *model is zeroed. model_free accepts a zeroed struct. */
+ * Of a folder: config.json, generation_config.json (optional), the index or model.safetensors, and every
+ * shard's header; never the weights. Of a GGUF file, or the first of several that it is split into, or a
+ * folder with one and no safetensors file: its header. On failure *model is zeroed. model_free accepts a
+ * zeroed struct. */
 HELM_MUST_CHECK int model_read(const char *path, struct model *model, struct helm_err *err);
-/* The same with the layer that makes drafts (docs/speculation.md), which becomes the last one: config.drafts is 1. HELM_E_UNSUPPORTED:
- * the model has none, or none that HELM knows. */
+/* The same with the layer that makes drafts (docs/speculation.md), which becomes the last one: config.drafts
+ * is 1. HELM_E_UNSUPPORTED: the model has none, or none that HELM knows. */
 HELM_MUST_CHECK int model_read_drafting(const char *path, struct model *model, struct helm_err *err);
 /* For planning, which needs no weights: a shard may end after its header, and of a folder without any
  * safetensors file the tensors are those that config.json implies, in its dtype (*derived is then true). The
@@ -265,7 +270,8 @@ HELM_MUST_CHECK int model_read_drafting_headers(const char *path, struct model *
 HELM_MUST_CHECK int model_from_config(struct model_config *config, struct model *model, struct helm_err *err);
 void model_free(struct model *model);
 
-/* Just the configuration (for planning a machine one does not have): of a folder no tensors are read or required. */
+/* Just the configuration (for planning a machine one does not have): of a folder no tensors are read or
+ * required. */
 HELM_MUST_CHECK int model_read_config(const char *path, struct model_config *config, struct helm_err *err);
 void model_config_free(struct model_config *config);
 /* The same from memory; `what` names the source. The fuzz target's entry. */
@@ -283,8 +289,9 @@ unsigned model_formats(const struct model *model);
 enum tensor_format model_main_format(const struct model *model);
 /* Whether workers keep it as fp32 beside their matrices: norms, biases, routers. */
 bool model_tensor_is_vector(const struct model_tensor *tensor);
-/* A vector's numbers as fp32, as they are in the file, into what operations use: some are stored less 1, or as logarithms; those
- * of a convolution, [channels][tokens], become [tokens][channels]. Called by the workers when they have read one. */
+/* A vector's numbers as fp32, as they are in the file, into what operations use: some are stored less 1, or
+ * as logarithms; those of a convolution, [channels][tokens], become [tokens][channels]. Called by the workers
+ * when they have read one. */
 HELM_MUST_CHECK int model_vector_finish(const struct model_config *config, const struct model_tensor *tensor,
                                         float *values, struct helm_err *err);
 /* The tensor with this role and layer (-1 where it has none), or NULL. TENSOR_HEAD of a tied model is its
@@ -329,8 +336,8 @@ static inline uint32_t model_kv_width(const struct model_config *config)
     const uint32_t own = config->kv_heads * config->head_dim, window = w.kv_heads * w.head_dim;
     return own > window ? own : window;
 }
-/* Whether a layer reads the cache of another one. model_cache_layer: the last layer before it that has a cache and is of its kind,
- * with a window or without; the layer itself if it has one. */
+/* Whether a layer reads the cache of another one. model_cache_layer: the last layer before it that has a
+ * cache and is of its kind, with a window or without; the layer itself if it has one. */
 static inline bool model_reads_cache(const struct model_config *config, uint32_t layer)
 {
     return config->reads && layer < config->layers && config->reads[layer];
@@ -346,7 +353,8 @@ static inline uint32_t model_expert_parts(const struct model_config *config)
 {
     return config->expert_parts ? config->expert_parts : 1;
 }
-/* Numbers between an MLP's two halves, of one token: the most of any layer; of a dense one, 0 where none is. */
+/* Numbers between an MLP's two halves, of one token: the most of any layer; of a dense one, 0 where none
+ * is. */
 uint32_t model_mlp_width(const struct model_config *config);
 uint32_t model_dense_width(const struct model_config *config);
 /* Columns of the widest matrix that is no expert's, or more. */
@@ -359,11 +367,12 @@ bool model_expected_shape(const struct model_config *config, enum tensor_role ro
 bool model_role_exists(const struct model_config *config, enum tensor_role role);
 /* Whether it has the tensor in this layer (-1: outside the layers). */
 bool model_expects(const struct model_config *config, enum tensor_role role, int32_t layer);
-/* The file's name of a role ("model.layers.3.mlp.up_proj.weight") into name; config NULL: that of safetensors files. */
+/* The file's name of a role ("model.layers.3.mlp.up_proj.weight") into name; config NULL: that of safetensors
+ * files. */
 void model_tensor_name(const struct model_config *config, enum tensor_role role, int32_t layer,
                        char name[MODEL_NAME_MAX]);
-/* The number of a role's tensors in safetensors files, and the name of one. Where a file has one for each expert,
- * model_tensor_name has a star in the place of the expert's number; else the number is 1. */
+/* The number of a role's tensors in safetensors files, and the name of one. Where a file has one for each
+ * expert, model_tensor_name has a star in the place of the expert's number; else the number is 1. */
 uint32_t model_tensor_parts(const struct model_config *config, enum tensor_role role);
 void model_part_name(const struct model_config *config, enum tensor_role role, int32_t layer, uint32_t part,
                      char name[MODEL_NAME_MAX]);
@@ -372,8 +381,8 @@ bool model_is_input(const struct model *model, enum tensor_role role);
 /* The operations that `config` implies. */
 void model_math_build(const struct model_config *config, struct model_math *math);
 
-/* Where the matrices of a gated delta net's heads, [value_heads][key_dim][value_dim], lie in its state: behind the columns of the
- * convolution, [conv - 1][channels]. */
+/* Where the matrices of a gated delta net's heads, [value_heads][key_dim][value_dim], lie in its state:
+ * behind the columns of the convolution, [conv - 1][channels]. */
 uint64_t model_delta_matrices_at(const struct model_delta *delta);
 /* Of all of it, in one layer of one sequence. */
 uint64_t model_delta_bytes(const struct model_delta *delta);
@@ -400,7 +409,9 @@ static inline uint32_t model_rope_dims(const struct model_config *config, uint32
 {
     return config->rope[table].dims ? config->rope[table].dims : model_heads_of(config, table > 0).head_dim;
 }
-/* The factor of latent attention's scores: the square of YaRN's factor of all dimensions (DeepSeek-V2); 1: none. */
+/* The factor of latent attention's scores: the square of YaRN's factor of all dimensions (DeepSeek-V2); 1:
+ * none. */
 double rope_score_factor(const struct rope_config *rope);
-/* Whether a run of this context takes a longrope's long factors; cells of its cache mean something else then. */
+/* Whether a run of this context takes a longrope's long factors; cells of its cache mean something else
+ * then. */
 bool rope_is_long(const struct model_config *config, uint32_t context);

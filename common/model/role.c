@@ -1,8 +1,8 @@
-/* Roles of tensors: their usual names in both kinds of file, their shapes, and what of the configuration they need. See
- * arch.h and model.h.
+/* Roles of tensors: their usual names in both kinds of file, their shapes, and what of the configuration they
+ * need. See arch.h and model.h.
  *
- * Which roles a model has follows from its operations (math_part) and from this table. Called by the readers in this folder
- * and, through model.h, by planners and workers. Constant data only. */
+ * Which roles a model has follows from its operations (math_part) and from this table. Called by the readers
+ * in this folder and, through model.h, by planners and workers. Constant data only. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>

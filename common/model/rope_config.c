@@ -280,7 +280,8 @@ static void extend_context(const json_t *root, struct model_config *config)
     if (context > config->max_context) config->max_context = (uint32_t)context;
 }
 
-/* Splits parameters that are given for each kind of layers: for layers without a window, and for layers with one. */
+/* Splits parameters that are given for each kind of layers: for layers without a window, and for layers with
+ * one. */
 static int split_kinds(const json_t **parameters, const json_t **windows, struct helm_err *err)
 {
     const json_t *both = *parameters;

@@ -14,7 +14,8 @@ static float orderly(float x)
     return isnan(x) ? -INFINITY : x;
 }
 
-/* The `count` largest of value[0 .. n), of equal ones the lower index; those whose `open` is false are left out. */
+/* The `count` largest of value[0 .. n), of equal ones the lower index; those whose `open` is false are left
+ * out. */
 static uint32_t largest(const float *value, const bool *open, uint32_t n, uint32_t count, uint32_t *index)
 {
     uint32_t have = 0;

@@ -1,7 +1,7 @@
 /* Which experts a token is computed by, and with which weights: the definition that all processors follow.
  *
- * Called by the CPU worker and the emulated device for every token of a sparse layer, and by tests, which hold the
- * CUDA kernel against it. Pure data and functions; thread-safe. */
+ * Called by the CPU worker and the emulated device for every token of a sparse layer, and by tests, which
+ * hold the CUDA kernel against it. Pure data and functions; thread-safe. */
 #pragma once
 
 #include <stdbool.h>
@@ -35,15 +35,15 @@ struct model_router {
     uint32_t experts, chosen; /* chosen <= experts, MODEL_EXPERTS_CHOSEN_MAX */
     bool normalise;           /* the chosen weights are divided by their sum */
     float scale;              /* multiplies the weights, behind normalising; 1: none */
-    /* SIGMOID: experts lie in `groups` equal groups, of which `groups_chosen` are looked at: those whose two largest
-     * scores have the largest sum. 1 and 1: all. */
+    /* SIGMOID: experts lie in `groups` equal groups, of which `groups_chosen` are looked at: those whose two
+     * largest scores have the largest sum. 1 and 1: all. */
     uint32_t groups, groups_chosen;
 };
 
-/* Chooses for one token. logits: [experts]. choice_bias: [experts], added to scores for the choice alone, or NULL. scale:
- * [experts], multiplies the weights of those chosen, or NULL.
- * id, weight: [chosen], the largest first; of equal ones the lower id first. A logit that is not a number counts as
- * the least. Sums are fp32, in the order of id (softmax over all) or of choice. */
+/* Chooses for one token. logits: [experts]. choice_bias: [experts], added to scores for the choice alone, or
+ * NULL. scale: [experts], multiplies the weights of those chosen, or NULL. id, weight: [chosen], the largest
+ * first; of equal ones the lower id first. A logit that is not a number counts as the least. Sums are fp32,
+ * in the order of id (softmax over all) or of choice. */
 void router_choose(const struct model_router *router, const float *logits, const float *choice_bias,
                    const float *scale, uint32_t *id, float *weight);
 

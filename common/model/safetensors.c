@@ -9,7 +9,8 @@
 #include "common/base/json.h"
 #include "common/base/units.h"
 
-/* Bytes of a value of the types that are no format of weights, so that buffers HELM ignores can be measured. */
+/* Bytes of a value of the types that are no format of weights, so that buffers HELM ignores can be
+ * measured. */
 static const struct {
     const char *name;
     uint32_t bytes;
@@ -136,8 +137,8 @@ static int compare_entries(const void *left, const void *right)
     return strcmp(a->name, b->name);
 }
 
-/* The tensors must tile the data: each begins where the one before it ended, the last ends with the file. `begin`: bytes
- * of the file before them. */
+/* The tensors must tile the data: each begins where the one before it ended, the last ends with the file.
+ * `begin`: bytes of the file before them. */
 static int check_tiling(const struct safetensors *header, uint64_t begin, uint64_t data_bytes,
                         struct helm_err *err)
 {

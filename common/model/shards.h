@@ -1,7 +1,7 @@
 /* The files behind a model, open for reading its tensors.
  *
- * Called by both workers' loaders, which read all of them, and by the planner, which looks at some. Any number of
- * threads may read. */
+ * Called by both workers' loaders, which read all of them, and by the planner, which looks at some. Any
+ * number of threads may read. */
 #pragma once
 
 #include <stdatomic.h>

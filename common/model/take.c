@@ -1,5 +1,6 @@
-/* A tensor of a file into the model's table: which it is by its name, whether its shape and type are what the configuration
- * implies, and whether it is one of the model, a piece of one or a part of two. See checkpoint.h.
+/* A tensor of a file into the model's table: which it is by its name, whether its shape and type are what the
+ * configuration implies, and whether it is one of the model, a piece of one or a part of two. See
+ * checkpoint.h.
  *
  * Called for every tensor of a file, by checkpoint.c and gguf_model.c. */
 #include <stdio.h>
@@ -189,7 +190,8 @@ static int take_runs(struct model *model, const struct fused_tensor *fused, uint
     return 0;
 }
 
-/* Columns of each of its heads are rows of the file; of blocks, which run along these, 16-bit numbers are made. */
+/* Columns of each of its heads are rows of the file; of blocks, which run along these, 16-bit numbers are
+ * made. */
 static int take_turned(struct model *model, const struct fused_tensor *fused, struct model_tensor *tensor,
                        struct helm_err *err)
 {

@@ -35,7 +35,8 @@ enum tensor_role {
     TENSOR_Q_NORM,
     TENSOR_K_NORM, /* [head_dim] */
     TENSOR_SINKS,  /* [heads]: a score that joins each head's softmax, of no position */
-    /* of latent attention (model_latent), beside K, whose row is the latent and the shared rotated key, and O */
+    /* of latent attention (model_latent), beside K, whose row is the latent and the shared rotated key, and
+     * O */
     TENSOR_Q_A,      /* [q_rank, hidden] */
     TENSOR_Q_A_NORM, /* [q_rank] */
     TENSOR_Q_B,      /* [heads * (nope + rope), q_rank] */
@@ -62,7 +63,8 @@ enum tensor_role {
     TENSOR_GATE_BIAS,
     TENSOR_UP_BIAS,
     TENSOR_DOWN_BIAS,
-    /* of a dense MLP that two processors compute (share.h): its first rows; the roles above are the others' */
+    /* of a dense MLP that two processors compute (share.h): its first rows; the roles above are the
+     * others' */
     TENSOR_OWN_GATE,
     TENSOR_OWN_UP,       /* [shared_intermediate, hidden] */
     TENSOR_OWN_DOWN,     /* [hidden, shared_intermediate] */
@@ -152,9 +154,10 @@ enum model_buffer {
     BUFFER_ROUTER, /* logits of the experts [experts] */
     BUFFER_CHOICE, /* ids of the chosen ones, then their weights: [2][chosen] */
     BUFFER_DOWN,   /* what each chosen one adds, [chosen][hidden]; of several tokens */
-    BUFFER_OUT, /* a half's output that is normed before it is added; of drafts the next token's embedding [hidden] */
-    BUFFER_SUM,       /* the sum of the experts, where it is normed by itself [hidden] */
-    BUFFER_Q_GATE,    /* [heads * head_dim] */
+    BUFFER_OUT,    /* a half's output that is normed before it is added; of drafts the next token's embedding
+                      [hidden] */
+    BUFFER_SUM,    /* the sum of the experts, where it is normed by itself [hidden] */
+    BUFFER_Q_GATE, /* [heads * head_dim] */
     BUFFER_DELTA_QKV, /* [channels] */
     BUFFER_DELTA_Z,   /* [value_heads * value_dim] */
     BUFFER_DELTA_ALPHA,
@@ -165,21 +168,27 @@ enum model_buffer {
 
 enum math_kind {
     MATH_EMBED,  /* out = embedding row of the token */
-    MATH_LINEAR, /* of each weight: out = weight * input + bias; gated: out[0] = activation(out[0]) * out[1] */
-    MATH_LINEAR_HEADS, /* of each head: out = its rows of the weight * the first numbers of its input; numbers beyond
-                          these follow the product, as far as the output has room for them */
-    MATH_ATTENTION, /* norm of each head of q and k, RoPE, append k and v to the cache, causal GQA attention of q */
-    MATH_ROUTE, /* out = the experts chosen by router * input + bias[0], with bias[1] for the choice, and their
-                       weights (router.h) */
-    MATH_EXPERTS_GLU, /* of each chosen expert: out = activation(its gate * input) * (its up * input) */
-    MATH_EXPERTS_DOWN, /* out = the sum, in the order of choice, of weight * (the expert's down * its input); or is added to out */
-    MATH_WEIGH,      /* out *= sigmoid of (router * input) */
-    MATH_ADD_NORMED, /* out += norm of input, or of the sum of two normed inputs; not residual: in place */
-    MATH_JOIN,       /* out = norm of `other` by other_norm, then norm of input by in_norm */
-    MATH_RUNNING_MEAN, /* state += input; out = state / (position + 1): the sum of a sequence's inputs is its state */
-    MATH_PER_LAYER, /* of each layer: out = (norm of in_scale * input + table_scale * the token's row of weight) * out_scale */
-    MATH_DELTA, /* the short convolution of q, k and v, then the gated delta rule of each v head, whose output is normed and
-                       gated by z (common/cpu/kernels/delta.h); state: the last columns, and a matrix of each v head */
+    MATH_LINEAR, /* of each weight: out = weight * input + bias; gated: out[0] = activation(out[0]) * out[1]
+                  */
+    MATH_LINEAR_HEADS, /* of each head: out = its rows of the weight * the first numbers of its input; numbers
+                          beyond these follow the product, as far as the output has room for them */
+    MATH_ATTENTION, /* norm of each head of q and k, RoPE, append k and v to the cache, causal GQA attention
+                       of q */
+    MATH_ROUTE,     /* out = the experts chosen by router * input + bias[0], with bias[1] for the choice, and
+                       their weights (router.h) */
+    MATH_EXPERTS_GLU,  /* of each chosen expert: out = activation(its gate * input) * (its up * input) */
+    MATH_EXPERTS_DOWN, /* out = the sum, in the order of choice, of weight * (the expert's down * its input);
+                          or is added to out */
+    MATH_WEIGH,        /* out *= sigmoid of (router * input) */
+    MATH_ADD_NORMED,   /* out += norm of input, or of the sum of two normed inputs; not residual: in place */
+    MATH_JOIN,         /* out = norm of `other` by other_norm, then norm of input by in_norm */
+    MATH_RUNNING_MEAN, /* state += input; out = state / (position + 1): the sum of a sequence's inputs is its
+                          state */
+    MATH_PER_LAYER,    /* of each layer: out = (norm of in_scale * input + table_scale * the token's row of
+                          weight) * out_scale */
+    MATH_DELTA, /* the short convolution of q, k and v, then the gated delta rule of each v head, whose output
+                   is normed and gated by z (common/cpu/kernels/delta.h); state: the last columns, and a
+                   matrix of each v head */
     MATH_KINDS
 };
 /* What a layer keeps of a sequence from step to step (docs/state.md). */
@@ -206,7 +215,8 @@ enum activation {
     ACTIVATION_RELU_SQUARED,
     ACTIVATIONS
 };
-/* Which k head a v head has: v heads of one k head stand together (h / ratio), or the k heads take turns (h mod k heads). */
+/* Which k head a v head has: v heads of one k head stand together (h / ratio), or the k heads take turns (h
+ * mod k heads). */
 enum head_order { HEADS_TOGETHER, HEADS_IN_TURN };
 #define MATH_WEIGHTS_MAX 4
 /* An operation is what its fields say: each is one thing, and 0 is "not there". Tables name what is there. */
@@ -227,11 +237,12 @@ struct math_op {
     float table_scale;          /* PER_LAYER: of rows */
     enum model_buffer times;    /* LINEAR: its layer's part of this multiplies what the activation gives */
     float soft_cap;             /* out = cap * tanh(out / cap); 0: none */
-    /* ADD_NORMED: a vector of one number, which multiplies out after that. Its input is the norm of `in` by in_norm and that of
-     * `other` by other_norm, added; without `other` it is `in` itself */
+    /* ADD_NORMED: a vector of one number, which multiplies out after that. Its input is the norm of `in` by
+     * in_norm and that of `other` by other_norm, added; without `other` it is `in` itself */
     enum tensor_role out_factor, in_norm, other_norm;
     enum model_buffer other;
-    /* and, in place alone: times 1 + growth * log(1 + floor(position / growth_context)); 0: as it is; filled in */
+    /* and, in place alone: times 1 + growth * log(1 + floor(position / growth_context)); 0: as it is; filled
+     * in */
     float growth;
     uint32_t growth_context;
     /* ATTENTION */
@@ -247,8 +258,8 @@ struct math_op {
     float score_scale;           /* of q * k; 0: 1 / sqrt(head_dim) */
     enum model_buffer output_gate; /* its sigmoid multiplies the output */
     bool other_cache;              /* k and v are those of another layer (model_cache_layer) */
-    /* Values are the first so many numbers of keys, which k's norm is of; numbers from there on turn. 0: v has its own, and
-     * the first numbers turn; filled in */
+    /* Values are the first so many numbers of keys, which k's norm is of; numbers from there on turn. 0: v
+     * has its own, and the first numbers turn; filled in */
     uint32_t latent;
     /* LINEAR_HEADS: numbers of a head in the input, in the output; filled in */
     uint32_t head_in, head_out;
@@ -265,7 +276,8 @@ struct math_op {
     /* RUNNING_MEAN, DELTA: bytes of its state, and where they lie in the layer's record; filled in */
     uint64_t state_bytes, state_at;
 };
-/* How many of `bias` mean something. A router, which is none of the weights, has two: of its product, of its choice. */
+/* How many of `bias` mean something. A router, which is none of the weights, has two: of its product, of its
+ * choice. */
 static inline uint32_t math_biases(const struct math_op *op)
 {
     return op->kind == MATH_ROUTE ? 2 : op->weights;
@@ -288,7 +300,8 @@ struct math_part {
     bool experts; /* filled in: it has a router, */
     bool beside;  /* and matrices that are no expert's */
     bool attends; /* filled in: to pages or windows, of its own or of another layer's */
-    /* Filled in from its operations: what it keeps of a sequence. Bytes of the record, of STATE_FIXED; else 0 */
+    /* Filled in from its operations: what it keeps of a sequence. Bytes of the record, of STATE_FIXED; else
+     * 0 */
     enum state_kind state;
     uint64_t state_bytes;
     double read_part; /* filled in: of its experts' bytes, what one token reads; 1 where it has none */
@@ -301,11 +314,12 @@ struct model_math {
     struct math_op embed, head;
     struct math_part part[MATH_PARTS_MAX];
     uint32_t parts;
-    /* Before any layer: what each worker that computes MLP halves makes of the step's tokens, from x as embed leaves it. No
-     * ops: nothing */
+    /* Before any layer: what each worker that computes MLP halves makes of the step's tokens, from x as embed
+     * leaves it. No ops: nothing */
     struct math_part inputs;
-    /* Drafts: what makes of x, after the last of the answer's layers, the hidden states that these begin with; no ops: it is them. The
-     * layers that make drafts follow, then this head, without a norm of its own: the layers' last operation is the norm. */
+    /* Drafts: what makes of x, after the last of the answer's layers, the hidden states that these begin
+     * with; no ops: it is them. The layers that make drafts follow, then this head, without a norm of its
+     * own: the layers' last operation is the norm. */
     struct math_part hidden_states;
     struct math_op draft_head;
 };

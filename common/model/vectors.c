@@ -1,4 +1,5 @@
-/* Vectors that are stored otherwise than they are used. See model_vector_finish in model.h. Pure but for scratch. */
+/* Vectors that are stored otherwise than they are used. See model_vector_finish in model.h. Pure but for
+ * scratch. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

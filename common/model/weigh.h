@@ -1,7 +1,7 @@
 /* The weight that a token gives the expert that every token has beside those it chooses.
  *
- * Called by the CPU worker and the emulated device, whose definition it is; tests hold the CUDA kernel against it. Pure;
- * thread-safe. */
+ * Called by the CPU worker and the emulated device, whose definition it is; tests hold the CUDA kernel
+ * against it. Pure; thread-safe. */
 #pragma once
 
 #include <stdint.h>

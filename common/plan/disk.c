@@ -15,7 +15,8 @@ struct disk_source disk_source_of(const struct model *model, const struct disk_r
     return (struct disk_source){t->shard, t->offset + expert * role->bytes};
 }
 
-/* Whether an expert is one run of a file's bytes, and the processor's kernels can read it where such a run begins. */
+/* Whether an expert is one run of a file's bytes, and the processor's kernels can read it where such a run
+ * begins. */
 static int check_role(const struct model *model, const struct disk_role *role, uint32_t experts,
                       struct helm_err *err)
 {

@@ -1,8 +1,9 @@
 /* Experts at home on `disk`: where the file has each, and what host memory has for them.
  *
- * Each such unit has slots for whole experts in the CPU worker's memory, and all units together have DISK_CELLS for experts
- * that no slot is for. A slot, and a cell, has room for the blocks of the file that an expert's matrices lie in, so that reads
- * past the page cache bring them as they are. Called by the planner's ledger and by the CPU worker. Pure. */
+ * Each such unit has slots for whole experts in the CPU worker's memory, and all units together have
+ * DISK_CELLS for experts that no slot is for. A slot, and a cell, has room for the blocks of the file that an
+ * expert's matrices lie in, so that reads past the page cache bring them as they are. Called by the planner's
+ * ledger and by the CPU worker. Pure. */
 #pragma once
 
 #include "common/disk/reader.h"
@@ -37,8 +38,8 @@ static inline uint32_t disk_cells(const struct model_config *config)
     return config->router.chosen > 2 ? config->router.chosen : 2;
 }
 
-/* HELM_E_UNSUPPORTED: experts that cannot be read one by one as they lie; HELM_E_MISMATCH: a unit without experts, or with
- * fewer than slots. */
+/* HELM_E_UNSUPPORTED: experts that cannot be read one by one as they lie; HELM_E_MISMATCH: a unit without
+ * experts, or with fewer than slots. */
 HELM_MUST_CHECK int disk_place(const struct model *model, const struct plan *plan, struct disk_room *room,
                                struct helm_err *err);
 /* The same of one unit, whatever its home: whether it could be on disk. */

@@ -3,15 +3,16 @@
  *
  * Asked by the planner, by helmd and by the workers: code that wants to know where bytes are or what computes
  * asks for the memory or the processor of a home, it does not compare homes. A worker knows its own processor
- * (engine_options.processor) and compares with that. No file but these two names a device. Called by everything that reads a
- * plan; owns nothing.
+ * (engine_options.processor) and compares with that. No file but these two names a device. Called by
+ * everything that reads a plan; owns nothing.
  *
  * A processor's weights and caches are resident in its own memory. A home on another memory has a route by
- * which weights reach the processor. Of experts at home on `mixed` all lie in host memory and some in VRAM as well:
- * the GPU computes with these, and with those that it is told to read over the link, the CPU with the others.
- * Rows of a dense MLP at home on `shared` lie in one memory each: the first ones in VRAM, where the GPU
- * computes with them, the others in host memory, where the CPU does at the same time (common/model/share.h).
- * Experts at home on `disk` stay in the model's files; host memory has slots for some of them (common/plan/disk.h). */
+ * which weights reach the processor. Of experts at home on `mixed` all lie in host memory and some in VRAM as
+ * well: the GPU computes with these, and with those that it is told to read over the link, the CPU with the
+ * others. Rows of a dense MLP at home on `shared` lie in one memory each: the first ones in VRAM, where the
+ * GPU computes with them, the others in host memory, where the CPU does at the same time
+ * (common/model/share.h). Experts at home on `disk` stay in the model's files; host memory has slots for some
+ * of them (common/plan/disk.h). */
 #pragma once
 
 #include <stdbool.h>
@@ -22,7 +23,8 @@ enum plan_processor { PLAN_CPU0, PLAN_GPU0, PLAN_GPU1, PLAN_PROCESSORS };
 enum plan_route {
     PLAN_RESIDENT, /* the processor reads the weights where they lie */
     PLAN_STREAMED, /* they are copied through a ring in the processor's memory */
-    PLAN_SLOTS, /* of experts: some lie in slots in the processor's memory, too; the helper computes with others */
+    PLAN_SLOTS,    /* of experts: some lie in slots in the processor's memory, too; the helper computes with
+                      others */
     PLAN_ROWS, /* of a dense MLP: the first lie in the processor's memory alone; the helper has the others */
     PLAN_READ  /* of experts: they are read into slots in the processor's memory when tokens choose them */
 };
@@ -49,8 +51,9 @@ struct plan_processor_row {
     const char *name;
     enum plan_memory memory;
 };
-/* By which one processor hands activations to another: the arena's lane of this index. The links of a processor come after
- * those between the processors before it, so an arena needs no lanes of processors after the last one that is used. */
+/* By which one processor hands activations to another: the arena's lane of this index. The links of a
+ * processor come after those between the processors before it, so an arena needs no lanes of processors after
+ * the last one that is used. */
 struct plan_link_row {
     enum plan_processor from, to;
 };

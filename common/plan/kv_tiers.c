@@ -1,5 +1,6 @@
-/* Rules of a KV cache with two tiers: places in VRAM, how far they are filled, and which processor reads what lies in the
- * arena alone. See plan.h. Called by the planner, helmd and the workers, so that all of them go by the same numbers; pure. */
+/* Rules of a KV cache with two tiers: places in VRAM, how far they are filled, and which processor reads what
+ * lies in the arena alone. See plan.h. Called by the planner, helmd and the workers, so that all of them go
+ * by the same numbers; pure. */
 
 #include "common/plan/engine_limits.h"
 #include "common/plan/plan.h"

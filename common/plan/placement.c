@@ -1,5 +1,5 @@
-/* Placements of matrices. See placement.h. Called by the planner, both workers and tests; reads no file and no
- * arena. */
+/* Placements of matrices. See placement.h. Called by the planner, both workers and tests; reads no file and
+ * no arena. */
 #include "common/plan/placement.h"
 
 #include <math.h>
@@ -157,8 +157,8 @@ bool placement_reads_tokens(const struct model *model, const struct plan *plan, 
     return plan->embed == processor || placement_inputs(model, plan, processor);
 }
 
-/* The embedding's memory, and host memory where a processor that reads its rows has none: for inputs, or with a head that makes drafts,
- * unless the head is the embedding. */
+/* The embedding's memory, and host memory where a processor that reads its rows has none: for inputs, or with
+ * a head that makes drafts, unless the head is the embedding. */
 static bool embeds_from(const struct laying *l, enum plan_memory memory)
 {
     const enum plan_memory home = plan_processor_memory(l->plan->embed);

@@ -1,25 +1,27 @@
-/* Where every matrix lies: which memory, in which format, from which byte on. This file is the only place that
- * knows the layout.
+/* Where every matrix lies: which memory, in which format, from which byte on. This file is the only place
+ * that knows the layout.
  *
  * helmd makes the list from model and plan, once, and ships it with the plan; workers check it and obey it.
- * The planner's ledger takes its sizes from it. Pure functions of model and plan; the list belongs to the plan.
+ * The planner's ledger takes its sizes from it. Pure functions of model and plan; the list belongs to the
+ * plan.
  *
- * Order: host memory, then VRAM of each device, each in order of use: the embedding (unless it is also the head there), of
- * every unit that is at home in the memory its matrices (q k v o, gate up down), the head. After the embedding come the table
- * of per-layer embeddings, in host memory, and their projection, in the memory of each processor that makes these inputs. Each begins at a
- * multiple of placement_align. Of experts in both memories (`mixed`) all matrices are in host memory, and what is no expert's, a
- * shared one's, in VRAM too. Of an MLP at home on `shared` the first rows are in VRAM, the others in
- * host memory. q k v, and gate up, lie one after the other, so that a product can take them
- * as one. Of a tied model the embedding's matrix is named, for the head too.
+ * Order: host memory, then VRAM of each device, each in order of use: the embedding (unless it is also the
+ * head there), of every unit that is at home in the memory its matrices (q k v o, gate up down), the head.
+ * After the embedding come the table of per-layer embeddings, in host memory, and their projection, in the
+ * memory of each processor that makes these inputs. Each begins at a multiple of placement_align. Of experts
+ * in both memories (`mixed`) all matrices are in host memory, and what is no expert's, a shared one's, in
+ * VRAM too. Of an MLP at home on `shared` the first rows are in VRAM, the others in host memory. q k v, and
+ * gate up, lie one after the other, so that a product can take them as one. Of a tied model the embedding's
+ * matrix is named, for the head too.
  *
  * Formats of variable size: how small a matrix becomes is known when it is loaded, so `bytes` is its room. In
  * host memory it has room for the most, and lies where its room begins. In VRAM the room is what the planner
  * reserves by what weights come to; such matrices are the last there, and stacked: from the first one's
- * offset on lie the tables of all of them, then their groups as they come out of loading. Loading fails
- * with HELM_E_CAPACITY where the stack takes more than the sum of their rooms.
+ * offset on lie the tables of all of them, then their groups as they come out of loading. Loading fails with
+ * HELM_E_CAPACITY where the stack takes more than the sum of their rooms.
  *
- * Vectors (norms, biases) are in no list: each worker has those of the units that it computes as fp32, laid one
- * behind the other by placement_vectors, which the ledger asks too; in VRAM behind the matrices. */
+ * Vectors (norms, biases) are in no list: each worker has those of the units that it computes as fp32, laid
+ * one behind the other by placement_vectors, which the ledger asks too; in VRAM behind the matrices. */
 #pragma once
 
 #include "common/model/model.h"
@@ -33,16 +35,16 @@ struct placement {
     uint64_t offset, bytes;
 };
 
-/* Packed bytes divided by plain bytes, where weights were sampled, without tables of offsets: of the matrices of
- * attention halves, MLP halves and the head; 0: not known. */
+/* Packed bytes divided by plain bytes, where weights were sampled, without tables of offsets: of the matrices
+ * of attention halves, MLP halves and the head; 0: not known. */
 struct packed_parts {
     double attention, mlp, head;
 };
 /* Added to a part for the room in VRAM, since the sample may differ from the rest. */
 #define PLACEMENT_PACKED_SLACK 0.005
-/* The share of escapes among packed bf16 weights (common/formats/packed.h) that is assumed of weights not sampled.
- * It packs large matrices to 0.71 of their bytes, within a hundredth of what language models' come to; small
- * ones to more. */
+/* The share of escapes among packed bf16 weights (common/formats/packed.h) that is assumed of weights not
+ * sampled. It packs large matrices to 0.71 of their bytes, within a hundredth of what language models' come
+ * to; small ones to more. */
 #define PLACEMENT_PACKED_ESCAPES 0.041
 
 /* Where everything that is placed in a memory begins. */
@@ -51,19 +53,21 @@ uint64_t placement_align(enum plan_memory memory);
 uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes);
 /* Whether a matrix of a unit that has this home lies in the memory. */
 bool placement_lies(enum plan_home home, enum tensor_role role, enum plan_memory memory);
-/* Whether a processor makes what each layer takes of the tokens (model_math.inputs): it computes MLP halves of such a model. It
- * reads rows of the embedding, in its own memory or else in host memory, and of the table of per-layer embeddings. */
+/* Whether a processor makes what each layer takes of the tokens (model_math.inputs): it computes MLP halves
+ * of such a model. It reads rows of the embedding, in its own memory or else in host memory, and of the table
+ * of per-layer embeddings. */
 bool placement_inputs(const struct model *model, const struct plan *plan, enum plan_processor processor);
 /* Whether it computes with the tokens' numbers: with those, or with the embedding. */
 bool placement_reads_tokens(const struct model *model, const struct plan *plan,
                             enum plan_processor processor);
-/* Whether a matrix of the model can lie in a format, by how it is stored and by its shape: of experts each begins at a group. */
+/* Whether a matrix of the model can lie in a format, by how it is stored and by its shape: of experts each
+ * begins at a group. */
 bool placement_takes(const struct model *model, const struct model_tensor *tensor, enum tensor_format format);
 /* The format in which a matrix lies: the unit's, or as plan.weights has it. */
 enum tensor_format placement_format(const struct model *model, const struct mixture *weights,
                                     const struct model_tensor *tensor, enum tensor_format format);
-/* For each of the model's units (unit_count(layers)): whether all its matrices can be packed to lie so in VRAM and cross the
- * link, and for the CPU to compute with. Experts that lie in both memories cannot. */
+/* For each of the model's units (unit_count(layers)): whether all its matrices can be packed to lie so in
+ * VRAM and cross the link, and for the CPU to compute with. Experts that lie in both memories cannot. */
 void placement_packing(const struct model *model, bool *link, bool *cpu);
 /* `bytes` of a matrix's placement; a vector's bytes as fp32, rounded up. parts: or NULL. */
 uint64_t placement_room(const struct model_tensor *tensor, enum tensor_format format, enum plan_memory memory,
@@ -74,9 +78,9 @@ uint64_t placement_vector_room(const struct model_tensor *tensor, enum plan_memo
  * a matrix cannot lie as the plan says. */
 HELM_MUST_CHECK int placement_make(const struct model *model, const struct packed_parts *parts,
                                    struct plan *plan, struct helm_err *err);
-/* Checks that the plan's list has exactly the tensors that model and plan need, each once, in its memory and format,
- * with the bytes that it needs, in order and without overlap. Errors name the tensor and the numbers: HELM_E_FORMAT,
- * HELM_E_MISMATCH, HELM_E_LIMIT. */
+/* Checks that the plan's list has exactly the tensors that model and plan need, each once, in its memory and
+ * format, with the bytes that it needs, in order and without overlap. Errors name the tensor and the numbers:
+ * HELM_E_FORMAT, HELM_E_MISMATCH, HELM_E_LIMIT. */
 HELM_MUST_CHECK int placement_check(const struct model *model, const struct plan *plan, struct helm_err *err);
 
 /* The placements of a plan in one memory. */
@@ -89,7 +93,8 @@ struct placements {
 struct placements placements_in(const struct plan *plan, enum plan_memory memory);
 /* The formats of its matrices, as bits (format_bit). */
 unsigned placements_formats(const struct placements *in);
-/* Half layers that lie packed in the memories of devices; *varying: the rooms there of formats of variable size. */
+/* Half layers that lie packed in the memories of devices; *varying: the rooms there of formats of variable
+ * size. */
 uint32_t placements_packed_in_vram(const struct plan *plan, uint64_t *varying);
 /* NULL: not there. */
 const struct placement *placement_find(const struct placements *in, enum tensor_role role, int32_t layer);

@@ -154,7 +154,8 @@ void plan_set_homes(struct plan *plan, uint32_t phase, const enum plan_home *hom
 
 /* ---- the KV cache ---- */
 
-/* Counts those of the layers [0, end) that keep this kind of state with a processor; PLAN_PROCESSORS: with any. */
+/* Counts those of the layers [0, end) that keep this kind of state with a processor; PLAN_PROCESSORS: with
+ * any. */
 static uint32_t keeping(const struct plan *plan, enum state_kind kind, enum plan_processor processor,
                         uint32_t end)
 {
@@ -407,7 +408,8 @@ static int check_phase(const struct plan *plan, uint32_t phase, struct helm_err 
     return check_against_decode(plan, phase, err);
 }
 
-/* Layers that make drafts: where the head is, whose processor has the hidden states, and with one tier of the cache. */
+/* Layers that make drafts: where the head is, whose processor has the hidden states, and with one tier of the
+ * cache. */
 static int check_drafts(const struct plan *plan, struct helm_err *err)
 {
     const enum plan_home with_head = plan_processor_home(plan->head);

@@ -7,16 +7,18 @@
  * Units are numbered through the model (common/model/unit.h).
  *
  * A plan has one list of stages for decode steps and may have further ones for steps of many tokens (phases).
- * A list is the units' homes in that phase; stages of several units exist in the JSON form alone.
- * The decode list says where the bytes are: a unit at home on `gpu` is in VRAM, every other is in the arena.
- * It also says where the KV cache of a layer is: with the worker that computes its attention half in decode.
- * A prefill list has the same units on `gpu`, and may compute the others by either worker (`cpu` or
- * `stream`), with one exception: where the cache is in VRAM no other processor can attend. Only the decode list has MLP
- * halves on `mixed` or `shared`; others have the latter on `stream`. An MLP half on `disk` is so in every list.
+ * A list is the units' homes in that phase; stages of several units exist in the JSON form alone. The decode
+ * list says where the bytes are: a unit at home on `gpu` is in VRAM, every other is in the arena. It also
+ * says where the KV cache of a layer is: with the worker that computes its attention half in decode. A
+ * prefill list has the same units on `gpu`, and may compute the others by either worker (`cpu` or `stream`),
+ * with one exception: where the cache is in VRAM no other processor can attend. Only the decode list has MLP
+ * halves on `mixed` or `shared`; others have the latter on `stream`. An MLP half on `disk` is so in every
+ * list.
  *
- * Weights lie in memory in one of three ways: as they are stored in the files, converted as the plan's mixture says
- * (common/model/mixture.h), or converted without loss to another format (common/formats/tensor_format.h), in which
- * they also cross the link. The plan says which for each unit, for the embedding and for the head. */
+ * Weights lie in memory in one of three ways: as they are stored in the files, converted as the plan's
+ * mixture says (common/model/mixture.h), or converted without loss to another format
+ * (common/formats/tensor_format.h), in which they also cross the link. The plan says which for each unit, for
+ * the embedding and for the head. */
 #pragma once
 
 #include <jansson.h>
@@ -64,8 +66,9 @@ struct plan_unit {
     uint64_t bytes[PLAN_PHASES_MAX], token_bytes[PLAN_PHASES_MAX];
 };
 
-/* Experts of the units that the decode list has at home on `mixed`. All of them lie in host memory; VRAM has slots for
- * copies of some. In a step of few tokens the GPU reads some of the chosen ones that are missing over the link. */
+/* Experts of the units that the decode list has at home on `mixed`. All of them lie in host memory; VRAM has
+ * slots for copies of some. In a step of few tokens the GPU reads some of the chosen ones that are missing
+ * over the link. */
 struct plan_experts {
     uint32_t slots;           /* of each such unit, 1 or more; 0: there are no such units */
     uint32_t direct_permille; /* of the missing ones of a step of few tokens, how many of 1,000 it reads */
@@ -74,8 +77,8 @@ struct plan_experts {
     uint32_t move_cost;
     /* For forecasts: of the chosen ones, how many are in VRAM; 0: as if each was chosen alike */
     uint32_t hit_permille;
-    /* [mixed units][slots]: those in VRAM at first, owned; NULL: of each the lowest numbers, of parts those that are the first
-     * of their experts, then the second */
+    /* [mixed units][slots]: those in VRAM at first, owned; NULL: of each the lowest numbers, of parts those
+     * that are the first of their experts, then the second */
     uint32_t *first;
 };
 
@@ -97,9 +100,10 @@ void ledger_add(struct ledger *ledger, const char *what, uint64_t bytes);
 struct plan_device {
     uint64_t
         ring_bytes; /* of its memory that streamed weights pass through; 0 where none are streamed to it */
-    /* Pages that its memory has room for, of the layers whose cache it holds. 0: all of them, and these layers have no room
-     * in the arena. Else the cache has two tiers: every page has room for all layers in the arena, where its cells are
-     * copied once it is full, and the newest pages of a sequence lie in VRAM too. */
+    /* Pages that its memory has room for, of the layers whose cache it holds. 0: all of them, and these
+     * layers have no room in the arena. Else the cache has two tiers: every page has room for all layers in
+     * the arena, where its cells are copied once it is full, and the newest pages of a sequence lie in VRAM
+     * too. */
     uint32_t vram_page_count;
     struct plan_experts experts; /* of units at home on `mixed`; of the CPU, slots of those on `disk` */
 };
@@ -107,36 +111,38 @@ struct plan_device {
 struct placement;
 struct plan {
     uint32_t layers;
-    uint32_t
-        draft_layers; /* of them the last ones, which make drafts: 1 or 0. They lie and are computed where the head is */
+    uint32_t draft_layers; /* of them the last ones, which make drafts: 1 or 0. They lie and are computed
+                              where the head is */
     uint32_t context_tokens, step_tokens, slots;
     uint32_t page_tokens, page_count;
     struct plan_device device[PLAN_PROCESSORS];
     /* The watermark: places that are kept free as long as pages can lie in the arena alone. */
     uint32_t kv_free_places;
-    /* With two tiers, in steps of few tokens: of the positions that lie in the arena alone, how many of 1,000 the
-     * GPU reads over the link itself. The CPU attends to the others, unless all rows together have no more than
-     * kv_direct_positions there, or the layer's window is no longer than kv_direct_window: the GPU reads all then. */
+    /* With two tiers, in steps of few tokens: of the positions that lie in the arena alone, how many of 1,000
+     * the GPU reads over the link itself. The CPU attends to the others, unless all rows together have no
+     * more than kv_direct_positions there, or the layer's window is no longer than kv_direct_window: the GPU
+     * reads all then. */
     uint32_t kv_direct_permille, kv_direct_positions, kv_direct_window;
-    /* With two tiers: the pages of a piece in which a chunk brings what lies in the arena alone to VRAM (workspace.h); 0:
-     * PLAN_PIECE_POSITIONS. */
+    /* With two tiers: the pages of a piece in which a chunk brings what lies in the arena alone to VRAM
+     * (workspace.h); 0: PLAN_PIECE_POSITIONS. */
     uint32_t kv_piece_pages;
     char kv_dtype[8];
-    /* A token's numbers depend on its sequence alone (schedule.h). With two tiers the CPU attends to nothing then. */
+    /* A token's numbers depend on its sequence alone (schedule.h). With two tiers the CPU attends to nothing
+     * then. */
     bool invariant;
-    /* [unit_count(layers) + 2], owned: the units in order; of the two after them, which are the embedding and the head, only the
-     * format counts. */
+    /* [unit_count(layers) + 2], owned: the units in order; of the two after them, which are the embedding and
+     * the head, only the format counts. */
     struct plan_unit *unit;
     /* What "as in the files" is converted to at load; NULL: it is as in the files */
     const struct mixture *weights;
-    /* How each processor rounds the activations that it multiplies blocks with. LINEAR_INT8: to int8, for the formats
-     * and numbers of tokens that it has kernels for; exact otherwise. */
+    /* How each processor rounds the activations that it multiplies blocks with. LINEAR_INT8: to int8, for the
+     * formats and numbers of tokens that it has kernels for; exact otherwise. */
     enum linear_inputs inputs[PLAN_PROCESSORS];
     /* Tokens of the shortest steps of the phases after decode: rising, all above 1. */
     uint32_t prefill_from[PLAN_PREFILLS_MAX];
     uint32_t prefill_count;
-    /* Experts that each of the files is cut into (common/model/parts.h); 0 or 1: they are whole. What is said of experts
-     * here is said of such. */
+    /* Experts that each of the files is cut into (common/model/parts.h); 0 or 1: they are whole. What is said
+     * of experts here is said of such. */
     uint32_t expert_parts;
     /* For each unit that the decode list has at home on `shared`: how many of its MLP's rows lie in VRAM, the
      * first ones; 0 where there are none (share.h) */
@@ -144,11 +150,11 @@ struct plan {
     bool has_states; /* its units say what each layer keeps of a sequence; otherwise all keep pages */
     uint32_t state_snapshots; /* that host memory has room for; 0 where no state is fixed */
     uint32_t draft_tokens; /* of a sequence in a step at most (docs/speculation.md); 0: no step has drafts */
-    /* Layers with a window of window_tokens keep STATE_WINDOW: pages of pools of their own, with this many (state.h); 0: they
-     * keep all pages, as others do */
+    /* Layers with a window of window_tokens keep STATE_WINDOW: pages of pools of their own, with this many
+     * (state.h); 0: they keep all pages, as others do */
     uint32_t window_tokens, window_page_count;
-    bool
-        host_table; /* host memory has a table of per-layer embeddings, of which devices read rows (placement.h) */
+    bool host_table;           /* host memory has a table of per-layer embeddings, of which devices read rows
+                                  (placement.h) */
     enum plan_processor embed; /* where the embedding is */
     enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
     /* Where every matrix lies, by the lists and formats above (placement.h); NULL: not laid out yet. */
@@ -162,7 +168,8 @@ static inline uint32_t plan_phase_count(const struct plan *plan)
 {
     return 1 + plan->prefill_count;
 }
-/* The fewest and the most tokens of a step of this phase, the longest step that a plan allows not being looked at. */
+/* The fewest and the most tokens of a step of this phase, the longest step that a plan allows not being
+ * looked at. */
 static inline uint32_t plan_phase_from(const struct plan *plan, uint32_t phase)
 {
     return phase ? plan->prefill_from[phase - 1] : 1;
@@ -173,9 +180,9 @@ static inline uint32_t plan_phase_last(const struct plan *plan, uint32_t phase)
 }
 /* The phase of a step of `tokens` tokens. Both workers and helmd ask this function, so they agree. */
 uint32_t plan_phase_for(const struct plan *plan, uint32_t tokens);
-/* The most tokens of any step in which this processor computes a unit or a part of one, up to plan->step_tokens; 0: it
- * computes none. Its buffers for q, k, v, gate and the like are of this size: where the GPU computes every unit of
- * long prompts, the CPU's are as small as for decode. */
+/* The most tokens of any step in which this processor computes a unit or a part of one, up to
+ * plan->step_tokens; 0: it computes none. Its buffers for q, k, v, gate and the like are of this size: where
+ * the GPU computes every unit of long prompts, the CPU's are as small as for decode. */
 uint32_t plan_most_tokens(const struct plan *plan, enum plan_processor processor);
 /* Whether it computes this unit, or a part of it, in some phase. */
 bool plan_computes(const struct plan *plan, enum plan_processor processor, uint32_t unit);
@@ -207,7 +214,8 @@ void plan_set_unit_format(struct plan *plan, uint32_t unit, enum tensor_format f
 void plan_set_head_format(struct plan *plan, enum tensor_format format);
 /* Drops the placements alone, for callers that change the memory that weights are in. */
 void plan_drop_placements(struct plan *plan);
-/* Units that a token passes through on its way to the head; those of layers that make drafts come after them. */
+/* Units that a token passes through on its way to the head; those of layers that make drafts come after
+ * them. */
 static inline uint32_t plan_answer_units(const struct plan *plan)
 {
     return unit_count(plan->layers - plan->draft_layers);
@@ -215,10 +223,9 @@ static inline uint32_t plan_answer_units(const struct plan *plan)
 /* The list of a phase: a home for each of those units. Others are at home with the head. */
 void plan_set_homes(struct plan *plan, uint32_t phase, const enum plan_home *home);
 
-/* The way of one step through the processors: spans of one processor each, in order; neighbours differ. Layers that make drafts have
- * none: the head's processor computes them after the step.
- * Between two spans the residual stream of all the step's tokens is handed over by the lane of that link
- * (lane.h). */
+/* The way of one step through the processors: spans of one processor each, in order; neighbours differ.
+ * Layers that make drafts have none: the head's processor computes them after the step. Between two spans the
+ * residual stream of all the step's tokens is handed over by the lane of that link (lane.h). */
 struct plan_span {
     enum plan_processor processor;
     bool embed, head;
@@ -255,7 +262,8 @@ static inline uint32_t plan_expert_parts(const struct plan *plan)
 {
     return plan->expert_parts ? plan->expert_parts : 1;
 }
-/* The vram_page_count of the device whose layers' cache has two tiers: at most one has. Whether there is one. */
+/* The vram_page_count of the device whose layers' cache has two tiers: at most one has. Whether there is
+ * one. */
 static inline uint32_t plan_kv_places(const struct plan *plan)
 {
     uint32_t places = 0;
@@ -291,55 +299,60 @@ static inline bool plan_kv_assisted(const struct plan *plan)
 {
     return plan_kv_tiered(plan) && plan->kv_direct_permille < 1000;
 }
-/* Layers that have room in the pages of a memory: kv_layout.layers of its pool. The arena's pages have room for the
- * CPU's layers, or for all that keep pages, in the order of the model, where there are two tiers: plan_kv_layer_in_arena. */
+/* Layers that have room in the pages of a memory: kv_layout.layers of its pool. The arena's pages have room
+ * for the CPU's layers, or for all that keep pages, in the order of the model, where there are two tiers:
+ * plan_kv_layer_in_arena. */
 uint32_t plan_kv_layer_in_arena(const struct plan *plan, uint32_t layer);
 uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory);
-/* The least that vram_page_count may be with two tiers: pages that one step of few tokens can append to, for steps in flight
- * two of every sequence. */
+/* The least that vram_page_count may be with two tiers: pages that one step of few tokens can append to, for
+ * steps in flight two of every sequence. */
 uint64_t plan_vram_pages_least(const struct plan *plan);
-/* Whether VRAM has too few places for the pages that the longest chunk appends to beside those: then chunks append in the
- * arena (STEP_KV_ARENA), and long chunks need no more places than short ones. */
+/* Whether VRAM has too few places for the pages that the longest chunk appends to beside those: then chunks
+ * append in the arena (STEP_KV_ARENA), and long chunks need no more places than short ones. */
 bool plan_appends_in_arena(const struct plan *plan);
-/* The first page of a row that has a place behind such a chunk: a row that decodes keeps those it has, of a prompt only the
- * page that is not whole has one. */
+/* The first page of a row that has a place behind such a chunk: a row that decodes keeps those it has, of a
+ * prompt only the page that is not whole has one. */
 static inline uint32_t plan_placed_from(uint32_t page_tokens, uint32_t start, uint32_t count)
 {
     return (count <= page_tokens ? start : start + count) / page_tokens;
 }
-/* What kv_free_places is where a plan says nothing: places that `slots` sequences newly need, on average, while the steps
- * in flight hold those that were given away. When more begin a page at once, the next step waits for these steps. */
+/* What kv_free_places is where a plan says nothing: places that `slots` sequences newly need, on average,
+ * while the steps in flight hold those that were given away. When more begin a page at once, the next step
+ * waits for these steps. */
 uint32_t plan_free_places(uint32_t slots, uint32_t page_tokens);
 /* Places that are filled at most, as long as pages can lie elsewhere. */
 uint32_t plan_places_filled(const struct plan *plan);
-/* For forecasts: positions that lie in the arena alone, of each of `rows` rows of `context` positions. Rows share the
- * places of VRAM evenly and fill them up to the watermark, newest pages first. Whole pages; 0 with one tier. */
+/* For forecasts: positions that lie in the arena alone, of each of `rows` rows of `context` positions. Rows
+ * share the places of VRAM evenly and fill them up to the watermark, newest pages first. Whole pages; 0 with
+ * one tier. */
 uint32_t plan_host_tokens(const struct plan *plan, uint32_t rows, uint32_t context);
-/* In a step of few tokens whose rows have `positions` positions in the arena alone, all together: how many of 1,000 the
- * GPU reads itself, of layers whose window the CPU attends to (plan_assists_layer; 0: the whole context). */
+/* In a step of few tokens whose rows have `positions` positions in the arena alone, all together: how many of
+ * 1,000 the GPU reads itself, of layers whose window the CPU attends to (plan_assists_layer; 0: the whole
+ * context). */
 uint32_t plan_direct_permille(const struct plan *plan, uint64_t positions);
 bool plan_assists_layer(const struct plan *plan, uint32_t window);
-/* Of the layers [0, end), those of the GPU's that the CPU attends to a part of in such a step: their order counts the
- * hand-overs. `window`: [layers], or NULL: none has one. */
+/* Of the layers [0, end), those of the GPU's that the CPU attends to a part of in such a step: their order
+ * counts the hand-overs. `window`: [layers], or NULL: none has one. */
 uint32_t plan_assisted_layers(const struct plan *plan, const uint32_t *window, uint32_t end);
 /* Pages of a memory's pool. */
 uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory);
-/* The processor whose memory holds a layer's state, and, if it keeps pages or a window, the layer's number in that memory's
- * pages of this kind. */
+/* The processor whose memory holds a layer's state, and, if it keeps pages or a window, the layer's number in
+ * that memory's pages of this kind. */
 enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer);
-/* Whether this processor computes anything in any phase (the CPU does for assisted caches), or its worker loads
- * weights into its memory. */
+/* Whether this processor computes anything in any phase (the CPU does for assisted caches), or its worker
+ * loads weights into its memory. */
 bool plan_uses(const struct plan *plan, enum plan_processor processor);
 /* Processors that it uses and whose memory is not the host's. */
 uint32_t plan_devices(const struct plan *plan);
 /* Whether one of them computes a unit in some phase. */
 bool plan_device_computes(const struct plan *plan);
-/* Layers whose KV cache lies in the memory of a device; with two tiers their pages have room in the arena, too. */
+/* Layers whose KV cache lies in the memory of a device; with two tiers their pages have room in the arena,
+ * too. */
 uint32_t plan_device_layers(const struct plan *plan);
 /* In the arena's session region, which has such layers' cells of one page: the first layer of a device. */
 uint32_t plan_session_layer(const struct plan *plan, enum plan_processor processor);
-/* The arena's lanes for this plan: none where one processor is used alone; else up to the last link between two that are used.
- * The same of processors by their numbers, as bits. */
+/* The arena's lanes for this plan: none where one processor is used alone; else up to the last link between
+ * two that are used. The same of processors by their numbers, as bits. */
 uint32_t plan_lanes(const struct plan *plan);
 uint32_t plan_lanes_between(unsigned processors);
 /* The part of the chosen experts that is in VRAM, for forecasts. 0 where there are no such units. */
@@ -355,8 +368,8 @@ uint32_t plan_mixed_index(const struct plan *plan, uint32_t unit);
 /* Whether some phase has such a home; such a home from which weights are streamed to this processor. */
 bool plan_has_home(const struct plan *plan, enum plan_home home);
 bool plan_streams(const struct plan *plan, enum plan_processor processor);
-/* Whether this processor, or any, computes the attention of a layer in some prefill phase whose cache is another's (and so
- * has to borrow it). */
+/* Whether this processor, or any, computes the attention of a layer in some prefill phase whose cache is
+ * another's (and so has to borrow it). */
 bool plan_borrows(const struct plan *plan, enum plan_processor processor);
 bool plan_borrows_kv(const struct plan *plan);
 /* Checks the rules for lists at the top of this file, and the ring's size: HELM_E_FORMAT, HELM_E_LIMIT. */
@@ -370,11 +383,14 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
 #define PLAN_TEXT_MAX ((size_t)16 << 20)
 /* The JSON form, which people edit and helm-plan prints (it adds members; unknown ones are ignored):
  *
- *   {"layers": 28, "draft_layers": 0 (default) or 1, of them the last, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
+ *   {"layers": 28, "draft_layers": 0 (default) or 1, of them the last, "context_tokens": 4096, "step_tokens":
+ *     512, "slots": 8,
  *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32" | "q8_0",
- *    "states": [{"layers": [first, last], "kind": "pages" | "window" | "fixed" | "none", "bytes": N}, ...] (state.h;
+ *    "states": [{"layers": [first, last], "kind": "pages" | "window" | "fixed" | "none", "bytes": N}, ...]
+ *      (state.h;
  *      default: pages),
- *    "state_snapshots": N (default 0), "window_tokens", "window_page_count": N (where a layer's kind is "window"),
+ *    "state_snapshots": N (default 0), "window_tokens", "window_page_count": N (where a layer's kind is
+ *      "window"),
  *    "vram_page_count": N, "kv_direct_permille": 0 to 1000, "kv_direct_positions", "kv_direct_window": N,
  *    "kv_piece_pages": N (default of all: 0), "kv_free_places": N (default: plan_free_places),
  *    "invariant": true | false (default), "draft_tokens": 0 (default) to 15,
@@ -384,21 +400,25 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *               "prefill_short": the same (optional), "prefill": the same (optional)},
  *    "prefill_short_from_tokens", "prefill_from_tokens": N | null (default null: that list is not used),
  *    "ring_bytes": N (default 0),
- *    "devices": {"gpu1": {"ring_bytes", "vram_page_count": N (default 0)}} (of the second device; the members beside it are of "gpu"),
+ *    "devices": {"gpu1": {"ring_bytes", "vram_page_count": N (default 0)}} (of the second device; the members
+ *      beside it are of "gpu"),
  *    "embed": "cpu"|"gpu"|"gpu1" (default: where the first stage is computed),
  *    "head": "cpu"|"gpu"|"gpu1" (default: where the last stage is computed),
  *    "embed_format", "head_format": as a stage's "format",
  *    "mixed": {"slots": N, "direct_permille": 0 to 1000 (default 0), "moves": N (default 0),
  *                "move_cost": N (in 1,000ths of what a hit saves; default 600),
- *                "hit_permille": N (default 0: as if each expert was chosen alike), "first": [[EXPERT, ...], ...] (default: the lowest)} (where there are "mixed" stages),
+ *                "hit_permille": N (default 0: as if each expert was chosen alike), "first": [[EXPERT, ...],
+ *                  ...] (default: the lowest)} (where there are "mixed" stages),
  *    "expert_parts": N (into which each expert is cut, and of which "mixed" speaks; default 1: whole),
  *    "shared_rows": N (rows of an MLP in VRAM, where there are "shared" stages),
  *    "disk_slots": N (experts of a layer that host memory has room for, where there are "disk" stages),
  *    "activations": {"cpu": "exact" | "int8", "gpu", "gpu1": the same} (default of each: exact),
  *    "weights": "q4_k_m" (a mixture that weights stored as single numbers are converted to; default: none),
- *    "placements": [[TENSOR, FORMAT, "host" | "vram" | "vram1", OFFSET, BYTES], ...] (default: helmd makes them),
+ *    "placements": [[TENSOR, FORMAT, "host" | "vram" | "vram1", OFFSET, BYTES], ...] (default: helmd makes
+ *      them),
  *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},
- *    "vram": the same, "vram1": the same (where something is "gpu1"), "disk": the same (where something is "disk")}
+ *    "vram": the same, "vram1": the same (where something is "gpu1"), "disk": the same (where something is
+ *      "disk")}
  *
  * "stages" may also be an array: the decode list alone. Every member shown without a default is required.
  * Each list covers all layers in order, see plan_check; a ledger's lines add up to its total

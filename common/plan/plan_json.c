@@ -1,5 +1,5 @@
-/* Plans as JSON. See plan.h. Called by helmd, the workers, clients and helm-plan; a parsed plan is checked as a whole
- * before the caller gets it. */
+/* Plans as JSON. See plan.h. Called by helmd, the workers, clients and helm-plan; a parsed plan is checked as
+ * a whole before the caller gets it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,8 +44,8 @@ static json_t *placements_to_json(const struct plan *plan)
     return list;
 }
 
-/* Whether the plan says something of the processor and its memory: of the CPU and the first device whether it uses them or
- * not. */
+/* Whether the plan says something of the processor and its memory: of the CPU and the first device whether it
+ * uses them or not. */
 static bool is_said(const struct plan *plan, enum plan_processor processor)
 {
     return plan_device_index(processor) == 0 || plan_uses(plan, processor);

@@ -6,7 +6,8 @@
 #include "common/plan/placement.h"
 
 #define SLOT_ALIGN 16 /* what kernels read an expert by */
-/* Added to what a packed expert comes to by its shape, since experts differ; one that is larger has no slot. */
+/* Added to what a packed expert comes to by its shape, since experts differ; one that is larger has no
+ * slot. */
 #define SLOT_PACKED_SLACK 25 /* a part of so many */
 
 enum tensor_role slot_tensor(enum slot_role role)

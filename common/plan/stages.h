@@ -1,5 +1,5 @@
-/* Stages: neighbouring units of a list that have one home, and in the decode list one format. A list is written, read and
- * printed as stages (the JSON form: plan.h); a plan itself has units alone.
+/* Stages: neighbouring units of a list that have one home, and in the decode list one format. A list is
+ * written, read and printed as stages (the JSON form: plan.h); a plan itself has units alone.
  *
  * Called by plan_json.c and by what prints plans. Pure. */
 #pragma once
@@ -26,7 +26,8 @@ static inline uint32_t plan_stage_last_unit(const struct plan_stage *stage)
     return unit_of(stage->last, stage->ops == PLAN_OPS_ATTENTION ? UNIT_ATTENTION : UNIT_MLP);
 }
 
-/* The longest stage that begins with `unit`; returns the unit after it. From unit 0 on these are the shortest list. */
+/* The longest stage that begins with `unit`; returns the unit after it. From unit 0 on these are the shortest
+ * list. */
 uint32_t plan_stage_at(const struct plan *plan, uint32_t phase, uint32_t unit, struct plan_stage *stage);
 
 /* "decode", "prefill_short", "prefill"; a single prefill list is the one of long prompts. */

@@ -1,7 +1,8 @@
-/* States: the part of a sequence that each layer of a plan keeps, and where fixed states and windows lie (docs/state.md).
+/* States: the part of a sequence that each layer of a plan keeps, and where fixed states and windows lie
+ * (docs/state.md).
  *
- * Called by the planner, which takes it from the model and charges it, by helmd and by the workers, so that all go by the
- * same numbers. Pure but for the plan's own list. */
+ * Called by the planner, which takes it from the model and charges it, by helmd and by the workers, so that
+ * all go by the same numbers. Pure but for the plan's own list. */
 #pragma once
 
 #include "common/model/model.h"
@@ -28,22 +29,24 @@ struct state_layout plan_state_layout(const struct plan *plan, enum plan_process
 bool plan_state_record(const struct plan *plan, enum plan_processor processor, uint32_t layer,
                        struct state_record *record);
 
-/* The records that `keeper` holds of layers that `worker` computes in some phase, in order, in a fresh array (free()). Of the
- * CPU's a GPU is the worker in prompts whose layers it computes. */
+/* The records that `keeper` holds of layers that `worker` computes in some phase, in order, in a fresh array
+ * (free()). Of the CPU's a GPU is the worker in prompts whose layers it computes. */
 HELM_MUST_CHECK int plan_state_records(const struct plan *plan, enum plan_processor keeper,
                                        enum plan_processor worker, struct state_record **records,
                                        uint32_t *count, struct helm_err *err);
 
 /* ---- windows ----
  *
- * A layer with STATE_WINDOW has its cells in pages of a pool that only such layers have. Its page table has an entry for each
- * page of the sequence, as the other one has, but only entries of pages that a step can still see mean anything: a page that
- * has left the window is given to others. A page number means the same page in the pools of all processors. */
+ * A layer with STATE_WINDOW has its cells in pages of a pool that only such layers have. Its page table has
+ * an entry for each page of the sequence, as the other one has, but only entries of pages that a step can
+ * still see mean anything: a page that has left the window is given to others. A page number means the same
+ * page in the pools of all processors. */
 
-/* Whether the model's layer may keep a window. Where all layers of a model have one, the first keeps all pages: so a page is
- * never without cells, in pools, files of sessions and answers. */
+/* Whether the model's layer may keep a window. Where all layers of a model have one, the first keeps all
+ * pages: so a page is never without cells, in pools, files of sessions and answers. */
 bool plan_may_keep_window(const struct model *model, uint32_t layer);
-/* Pages that a sequence keeps at the end of a page, to go on from there: positions of the last window_tokens - 1. */
+/* Pages that a sequence keeps at the end of a page, to go on from there: positions of the last window_tokens
+ * - 1. */
 static inline uint32_t plan_window_kept(const struct plan *plan)
 {
     return plan->window_tokens ? (plan->window_tokens - 2 + plan->page_tokens) / plan->page_tokens : 0;
@@ -54,8 +57,8 @@ uint32_t plan_window_pages_least(uint32_t window_tokens, const struct plan *size
 /* Layers whose windows lie in a processor's memory; those of devices together, and before this one. */
 uint32_t plan_window_layers(const struct plan *plan, enum plan_processor processor);
 uint32_t plan_session_window_layer(const struct plan *plan, enum plan_processor processor);
-/* Bytes of the arena's session region for a page: of the pool where more of its cells lie in devices' memory alone, pages
- * or windows. */
+/* Bytes of the arena's session region for a page: of the pool where more of its cells lie in devices' memory
+ * alone, pages or windows. */
 uint64_t plan_session_bytes(const struct plan *plan, uint64_t layer_bytes, uint64_t window_bytes);
 
 /* "states": [{"layers": [first, last], "kind": "pages" | "fixed" | ..., "bytes": N (of fixed ones)}, ...] */

@@ -1,4 +1,5 @@
-/* Sizes and places of what workers compute in. See workspace.h. Called by the planner and by both workers; pure. */
+/* Sizes and places of what workers compute in. See workspace.h. Called by the planner and by both workers;
+ * pure. */
 #include "common/plan/workspace.h"
 
 #include <string.h>
@@ -218,8 +219,8 @@ static uint64_t place_areas(struct gpu_workspace *w, enum gpu_area first, enum g
     return at;
 }
 
-/* The attention half of a chunk. What is kept between pieces takes what q k v leave behind the output, unless that has an area of
- * its own. */
+/* The attention half of a chunk. What is kept between pieces takes what q k v leave behind the output, unless
+ * that has an area of its own. */
 static uint64_t place_attention(const struct gpu_workspace_case *c, struct gpu_workspace *w, uint64_t at)
 {
     const uint64_t output =
@@ -380,8 +381,9 @@ static uint64_t tile_bytes(const struct cpu_activations *a, enum linear_inputs i
     return numbers * (inputs == LINEAR_INT8 ? 2 : sizeof(float));
 }
 
-/* A thread's scratch: for one use at a time; inputs of a few tokens once more in the order of the kernel, which may add sums of
- * sixteen and fill up to 256; rows of packed weights and blocks that are decoded for several tokens; experts'. */
+/* A thread's scratch: for one use at a time; inputs of a few tokens once more in the order of the kernel,
+ * which may add sums of sixteen and fill up to 256; rows of packed weights and blocks that are decoded for
+ * several tokens; experts'. */
 static uint64_t thread_bytes(const struct model_config *m, bool decodes)
 {
     const uint64_t widest = model_widest(m),

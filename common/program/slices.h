@@ -1,8 +1,8 @@
-/* How weights are cut into slices: those that stream through a device's ring, and those at home in its memory that some step
- * expands, one slice at a time.
+/* How weights are cut into slices: those that stream through a device's ring, and those at home in its memory
+ * that some step expands, one slice at a time.
  *
- * Called by worker-gpu/program/ring.c, which lays slices out and copies them, by its expand.c, and by the planner, which
- * charges what expand.c takes. Pure. */
+ * Called by worker-gpu/program/ring.c, which lays slices out and copies them, by its expand.c, and by the
+ * planner, which charges what expand.c takes. Pure. */
 #pragma once
 
 #include "common/model/model.h"
@@ -21,9 +21,11 @@ struct slice_run {
     uint64_t ring_bytes; /* of no meaning where they are at home */
     bool home;
 };
-/* Whether a chunk multiplies by the operation's weights in this format as they lie: of experts by all but packed ones. */
+/* Whether a chunk multiplies by the operation's weights in this format as they lie: of experts by all but
+ * packed ones. */
 bool slice_lies(const struct math_op *math, enum tensor_format format);
-/* The run's rows, and those of each slice: the matrices one below the other; of those used in pairs, of each. */
+/* The run's rows, and those of each slice: the matrices one below the other; of those used in pairs, of
+ * each. */
 void slice_rows(const struct slice_run *run, uint64_t *rows, uint64_t *each);
 struct slice_part {
     uint32_t matrix, row, rows;
@@ -33,7 +35,8 @@ struct slice_part {
 uint32_t slice_parts(const struct slice_run *run, uint32_t first, uint32_t rows,
                      struct slice_part part[MATH_WEIGHTS_MAX], uint64_t *expanded);
 
-/* Device memory in which slices lie expanded, one after the other, and after it the tables of packed weights that stream. */
+/* Device memory in which slices lie expanded, one after the other, and after it the tables of packed weights
+ * that stream. */
 struct slices_room {
     uint64_t slice, tables;
 };

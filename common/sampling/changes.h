@@ -1,7 +1,8 @@
 /* Which logits penalties and bias change, and what they make of them.
  *
- * Called by common/sampling/sampling.c alone. Pure functions over caller-owned memory. Only tokens of the history and
- * of the bias list change; each one's changes are computed in double and rounded once per step. */
+ * Called by common/sampling/sampling.c alone. Pure functions over caller-owned memory. Only tokens of the
+ * history and of the bias list change; each one's changes are computed in double and rounded once per
+ * step. */
 #pragma once
 
 #include "common/sampling/sampling.h"

@@ -1,8 +1,8 @@
 /* Where falling order is cut: the k-th of floats, of candidates, or the one at which their weights reach a
  * sum.
  *
- * Called by common/sampling/sampling.c; the emulated device does with it what the GPU does. Pure functions over
- * caller-owned memory. */
+ * Called by common/sampling/sampling.c; the emulated device does with it what the GPU does. Pure functions
+ * over caller-owned memory. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,7 +1,8 @@
 /* The passes over a whole row of logits: block maxima, weights, and the gathering of candidates.
  *
- * Called by common/sampling/sampling.c. Owns nothing. The order of operations is written down once (pass_simd.h) and
- * compiled for SSE2, which every x86-64 has, AVX2 and AVX-512: the same bits everywhere, whichever runs. */
+ * Called by common/sampling/sampling.c. Owns nothing. The order of operations is written down once
+ * (pass_simd.h) and compiled for SSE2, which every x86-64 has, AVX2 and AVX-512: the same bits everywhere,
+ * whichever runs. */
 #include "common/sampling/pass.h"
 
 #include <float.h>

@@ -1,7 +1,9 @@
-/* The passes' arithmetic in lanes of one width. Included by pass.c alone, once for each width, with PASS_LANES, PASS_NAME,
- * PASS_OP, the types and casts defined, and load_finite, sum and max of that width before it.
+/* The passes' arithmetic in lanes of one width. Included by pass.c alone, once for each width, with
+ * PASS_LANES, PASS_NAME, PASS_OP, the types and casts defined, and load_finite, sum and max of that width
+ * before it.
  *
- * Lanes do the same multiplications and additions in the same order, without FMA, so that nothing depends on the width. */
+ * Lanes do the same multiplications and additions in the same order, without FMA, so that nothing depends on
+ * the width. */
 
 /* exp((x - top) * inv_temp), from 1 down to about 1e-38 (which weighs 0) for everything far below. x = n ln 2
  * + r, |r| <= ln 2 / 2; adding and subtracting 1.5 * 2^23 rounds to the nearest whole number. */

@@ -4,16 +4,16 @@
  * their order, where x is a token's logit and "falling order" is by falling x, lowest id first on a tie:
  *
  * 1. Non-finite logits: a token whose logit is NaN, +inf or -inf is out: never drawn, never listed. What the
- *    next steps make of a finite logit is cut to the finite range of float. A token that the mask leaves out is out, too,
- *    but listed.
+ *    next steps make of a finite logit is cut to the finite range of float. A token that the mask leaves out
+ *    is out, too, but listed.
  * 2. Repetition penalty: each distinct token of prompt and output, once: x > 0 ? x / penalty : x * penalty.
- * 3. Presence and frequency penalty: each distinct token of the output:
- *    x -= presence + frequency * (times it occurs in the output).
+ * 3. Presence and frequency penalty: each distinct token of the output: x -= presence + frequency * (times it
+ *    occurs in the output).
  * 4. Bias: x += bias for each entry of the list; entries for the same token add up.
- * 5. Temperature 0: the token with the largest x, lowest id on a tie; nothing below happens.
- *    Temperature T: weight = floor(2^40 * exp((x - largest x) / T)), whole numbers, so that sums do not
- *    depend on their order. exp is our own, within 2 ulp, the same bits on every x86-64. A token less than
- *    2^-40 times as likely as the best weighs 0.
+ * 5. Temperature 0: the token with the largest x, lowest id on a tie; nothing below happens. Temperature T:
+ *    weight = floor(2^40 * exp((x - largest x) / T)), whole numbers, so that sums do not depend on their
+ *    order. exp is our own, within 2 ulp, the same bits on every x86-64. A token less than 2^-40 times as
+ *    likely as the best weighs 0.
  * 6. Top-k: the first k in falling order stay.
  * 7. Top-p: of those, the shortest prefix in falling order that weighs at least p times their sum.
  * 8. Min-p: of those, the ones with weight >= floor(2^40 * min_p), min_p times the best token's.
@@ -59,24 +59,24 @@ struct sampling_result {
     struct {
         uint32_t token;
         float logprob;
-    } top
-        [SAMPLING_LOGPROBS_MAX]; /* falling, lowest id first on a tie; or those asked of, in their order: -inf without a
-                                   * finite logit */
+    } top[SAMPLING_LOGPROBS_MAX]; /* falling, lowest id first on a tie; or those asked of, in their order:
+                                   * -inf without a finite logit */
 };
 
 /* Bytes of scratch that a draw needs for this vocabulary; 64-byte aligned. Its content means nothing. */
 size_t sampling_scratch_bytes(uint32_t vocab);
 
-/* A sequence's tokens so far: history[0..count), of which the first `prompt` are the prompt; and which may come next. */
+/* A sequence's tokens so far: history[0..count), of which the first `prompt` are the prompt; and which may
+ * come next. */
 struct sampling_tokens {
     const uint32_t *history;
     uint32_t count, prompt;
     const uint32_t *mask; /* bits, id i is bit i % 32 of word i / 32; NULL: all tokens */
 };
 
-/* Draws one token, whose index is tokens->count. logits[vocab] are as before on return;
- * meanwhile those that penalties and bias change are changed. If no logit (of the mask's tokens) is finite returns -1 (the
- * caller reports a failed step), else 0. */
+/* Draws one token, whose index is tokens->count. logits[vocab] are as before on return; meanwhile those that
+ * penalties and bias change are changed. If no logit (of the mask's tokens) is finite returns -1 (the caller
+ * reports a failed step), else 0. */
 int sampling_draw(const struct sampling_params *params, float *logits, uint32_t vocab,
                   const struct sampling_tokens *tokens, void *scratch, struct sampling_result *result);
 
@@ -94,8 +94,8 @@ int sampling_draw(const struct sampling_params *params, float *logits, uint32_t 
  * Whether the candidates were enough shows only in them (a nucleus may be wide, a penalty may hit too many):
  * then sampling_draw_few says so, and the row is needed. It is needed from the start for a temperature
  * without any of top-k, top-p and min-p; for top-p without top-k together with penalties or bias; for top-k
- * above SAMPLING_FEW_MAX; where more than SAMPLING_CHANGES_MAX tokens change; with a mask; and with logprobs of asked
- * tokens. */
+ * above SAMPLING_FEW_MAX; where more than SAMPLING_CHANGES_MAX tokens change; with a mask; and with logprobs
+ * of asked tokens. */
 #define SAMPLING_FEW_MAX     256
 #define SAMPLING_CHANGES_MAX 4096
 

@@ -154,8 +154,8 @@ static int pools_bytes(const struct arena_spec *spec, uint64_t *bytes, struct he
     return 0;
 }
 
-/* A token in a lane: its residual stream; m, s and o of each of its heads (queries take fewer); its residual stream, and of
- * what is asked ids and weights. */
+/* A token in a lane: its residual stream; m, s and o of each of its heads (queries take fewer); its residual
+ * stream, and of what is asked ids and weights. */
 static int lane_regions(const struct arena_spec *spec, uint64_t bytes[ARENA_LANE_KINDS], struct helm_err *err)
 {
     const uint32_t tokens[] = {spec->step_tokens, ARENA_KV_TOKENS, spec->step_tokens},

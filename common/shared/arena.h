@@ -36,8 +36,8 @@ struct arena_spec {
 
 /* Computes every region's place into *header without creating anything (the ledger uses it too). Overflow is
  * HELM_E_LIMIT. Regions start on whole pages (kv, weights: on 2 MiB) in the order of their ids; logits has
- * one row of vocab floats a sample (all together at least two of hidden floats), pooled one of hidden doubles; the
- * total is a multiple of 2 MiB. */
+ * one row of vocab floats a sample (all together at least two of hidden floats), pooled one of hidden
+ * doubles; the total is a multiple of 2 MiB. */
 HELM_MUST_CHECK int arena_plan(const struct arena_spec *spec, struct arena_header *header,
                                struct helm_err *err);
 
@@ -107,8 +107,8 @@ static inline void *arena_window_pool(const struct arena *a)
     return (char *)arena_region_ptr(a, ARENA_REGION_KV) + state_windows_at(&h->kv, h->page_count);
 }
 
-/* For those who run a worker without helmd: each slot has a part of the pages of its own, as far as they go, and neutral
- * sampling. */
+/* For those who run a worker without helmd: each slot has a part of the pages of its own, as far as they go,
+ * and neutral sampling. */
 void arena_share_pages(const struct arena *arena);
 
 static inline uint32_t *arena_vram_table_of(const struct arena *a, uint32_t slot)

@@ -3,46 +3,47 @@
  * helmd creates the arena, fills in the header and the regions it writes, and hands the descriptor to the
  * workers, which refuse another magic, ABI or size. Every region has exactly one writer:
  *
- *   region              writer                    readers
- *   header              helmd (before spawning)   all
- *   control.step        helmd                     workers   step ring, one doorbell down
- *   control.done[w]     worker w                  helmd     doorbell up (an eventfd wakes helmd's poll loop)
- *   control.result      the head's worker         helmd
- *   control.drawn_bell  the head's worker         workers   the step whose result is written
- *   slots               helmd                     workers   sampling parameters; only of a slot in no step
- *   masks               helmd                     workers   tokens that a slot's next one is drawn from, a bit an id;
- *                                                           only of a slot in no step that samples
- *   history             helmd, the head's worker  workers   token ids of each slot, drafts included, see below
- *   page_table          helmd                     workers   KV page numbers of each slot, then likewise of windows
- *   vram_table          helmd                     workers   of the same pages, their places in VRAM: two tiers only
- *   lanes               one worker each           another   activation hand-over, see lane.h
- *   kv_lanes            one worker each           another   queries, and the partial results for them: two tiers only
- *   expert_lanes        one worker each           another   requests for experts in both memories, and answers
- *   experts             the worker with slots     helmd     counters of the use of experts, struct arena_experts
- *   logits              the head's worker         helmd     whole rows that tokens were drawn from, for its check; a
- *                                                           GPU worker's pooled rows pass through it
- *   pooled              the head's worker         helmd     a slot's pooled hidden states; a running sum until the step
- *                                                           that ends its prompt is done
- *   session             helmd, the GPU worker     both      cells of one page that lies in VRAM alone, while they are
- *                                                           moved: one tier only; see STEP_KV_OUT
- *   snapshots           the layer's worker, helmd both      fixed states of a sequence at a position (state_layout.h); helmd
- *                                                           writes one that no step in flight has (sessions)
- *   state               the layer's worker        itself    fixed states of each slot, of the CPU's layers
- *   kv                  the layer's worker        workers   pages, see kv_layout.h; helmd writes pages that no step in
- *                                                           flight has, before they are known (sessions)
- *   weights             the loading worker        workers   read-only after READY
+ *   region              writer readers
+ *   header              helmd (before spawning) all
+ *   control.step        helmd workers step ring, one doorbell down
+ *   control.done[w]     worker w helmd doorbell up (an eventfd wakes helmd's poll loop)
+ *   control.result      the head's worker helmd
+ *   control.drawn_bell  the head's worker workers the step whose result is written
+ *   slots               helmd workers sampling parameters; only of a slot in no step
+ *   masks               helmd workers tokens that a slot's next one is drawn from, a bit an id; only of a
+ *                       slot in no step that samples
+ *   history             helmd, the head's worker workers token ids of each slot, drafts included, see below
+ *   page_table          helmd workers KV page numbers of each slot, then likewise of windows
+ *   vram_table          helmd workers of the same pages, their places in VRAM: two tiers only
+ *   lanes               one worker each another activation hand-over, see lane.h
+ *   kv_lanes            one worker each another queries, and the partial results for them: two tiers only
+ *   expert_lanes        one worker each another requests for experts in both memories, and answers
+ *   experts             the worker with slots helmd counters of the use of experts, struct arena_experts
+ *   logits              the head's worker helmd whole rows that tokens were drawn from, for its check; a GPU
+ *                       worker's pooled rows pass through it
+ *   pooled              the head's worker helmd a slot's pooled hidden states; a running sum until the step
+ *                       that ends its prompt is done
+ *   session             helmd, the GPU worker both cells of one page that lies in VRAM alone, while they are
+ *                       moved: one tier only; see STEP_KV_OUT
+ *   snapshots           the layer's worker, helmd both fixed states of a sequence at a position
+ *                       (state_layout.h); helmd writes one that no step in flight has (sessions)
+ *   state               the layer's worker itself fixed states of each slot, of the CPU's layers
+ *   kv                  the layer's worker workers pages, see kv_layout.h; helmd writes pages that no step in
+ *                       flight has, before they are known (sessions)
+ *   weights             the loading worker workers read-only after READY
  *
  * Steps in flight. helmd may ring a step while the one before it is computed; every worker computes them in
  * their order. A row whose token the step before samples is flagged STEP_ROW_FOLLOWS: its token is in that
  * step's result, and a worker without the head waits for drawn_bell before it reads the result. Hence the
  * history:
  *
- *   position                    writer             when
- *   of a row that follows       the head's worker  when it takes the row
- *   every other known token     helmd              when the sequence enters its slot, when a result is taken
- *                                                  and no row for the token was rung, before workers start
- *   of a draft                  helmd              when the row is rung; no other step has the slot then
- *   after a row that makes      the head's worker  while it makes drafts: the sampled token and these; helmd writes them
+ *   position                    writer when
+ *   of a row that follows       the head's worker when it takes the row
+ *   every other known token     helmd when the sequence enters its slot, when a result is taken and no row
+ *                               for the token was rung, before workers start
+ *   of a draft                  helmd when the row is rung; no other step has the slot then
+ *   after a row that makes      the head's worker while it makes drafts: the sampled token and these; helmd
+ *                               writes them
  *   drafts                                         again when it takes the result
  *
  * Two steps share the ring only where no worker's part of the second touches what another worker's part of
@@ -69,17 +70,17 @@
  * have their cells in their places, too, by vram_table.
  *
  * In a step flagged STEP_KV_ASSISTED the GPU puts the queries of each of its layers that the plan has the CPU
- * attend to (plan_assists_layer), normed and rotated, into its kv lane to the CPU, [token][head][head_dim], and
- * the CPU answers in that to the GPU with the result over its positions, [token][head]{m, s, o[head_dim]} (thesis
- * 4.18 to 4.20: the maximum score, the sum of exponentials, their sum of values; -inf, 0, 0 for a row without
- * such positions). Tickets count those layers, from 1 on, in both lanes. Of the GPU's other layers all
- * positions below host_tokens are read by its kernel.
+ * attend to (plan_assists_layer), normed and rotated, into its kv lane to the CPU, [token][head][head_dim],
+ * and the CPU answers in that to the GPU with the result over its positions, [token][head]{m, s, o[head_dim]}
+ * (thesis 4.18 to 4.20: the maximum score, the sum of exponentials, their sum of values; -inf, 0, 0 for a row
+ * without such positions). Tickets count those layers, from 1 on, in both lanes. Of the GPU's other layers
+ * all positions below host_tokens are read by its kernel.
  *
- * Experts at home in both memories. In every step the GPU puts each such layer's tokens into its expert lane to the CPU:
- * the residual stream [capacity][hidden], after it for each token and choice which expert the CPU computes
- * (ARENA_EXPERT_NONE: the GPU does), [capacity][experts_chosen], and its weight, likewise; capacity is
- * step_tokens. The CPU answers in that to the GPU with their weighted sum, [token][hidden]. Tickets count those layers,
- * from 1 on, in both lanes. Which of them lie in VRAM the GPU worker alone knows.
+ * Experts at home in both memories. In every step the GPU puts each such layer's tokens into its expert lane
+ * to the CPU: the residual stream [capacity][hidden], after it for each token and choice which expert the CPU
+ * computes (ARENA_EXPERT_NONE: the GPU does), [capacity][experts_chosen], and its weight, likewise; capacity
+ * is step_tokens. The CPU answers in that to the GPU with their weighted sum, [token][hidden]. Tickets count
+ * those layers, from 1 on, in both lanes. Which of them lie in VRAM the GPU worker alone knows.
  *
  * step.fetch: pages of the arena that the GPU copies to places in VRAM by the way; steps behind this one may
  * count on them.
@@ -89,16 +90,17 @@
  * entry of `left` is the state after that many of the row's tokens. Operations write it as they pass; the
  * state after all tokens is copied after the step. A worker rings `done` when its parts are there.
  *
- * Drafts. The last `drafts` tokens of a row are guesses that helmd has put into the history after the
- * known tokens. The row is sampled after its last known token and after each draft, each time as it would be
- * with the tokens up to there alone. helmd keeps the drafts that were sampled; the next row of the slot
- * begins where the first wrong one stood, or with fixed states where a snapshot was left in front of the
- * drafts. Pages and states after that position mean nothing.
+ * Drafts. The last `drafts` tokens of a row are guesses that helmd has put into the history after the known
+ * tokens. The row is sampled after its last known token and after each draft, each time as it would be with
+ * the tokens up to there alone. helmd keeps the drafts that were sampled; the next row of the slot begins
+ * where the first wrong one stood, or with fixed states where a snapshot was left in front of the drafts.
+ * Pages and states after that position mean nothing.
  *
- * Drafts that are made. In a plan with a layer that makes drafts the head's worker computes it for all tokens of each step, so that its
- * cache follows. For a row with drafts_next it makes that many guesses of the tokens after the one that it sampled
- * after the last right draft. They are in the result's `made`, row by row; ARENA_NO_DRAFT where it made fewer, since the
- * row's pages end or nothing was sampled. No other step has the slot meanwhile.
+ * Drafts that are made. In a plan with a layer that makes drafts the head's worker computes it for all tokens
+ * of each step, so that its cache follows. For a row with drafts_next it makes that many guesses of the
+ * tokens after the one that it sampled after the last right draft. They are in the result's `made`, row by
+ * row; ARENA_NO_DRAFT where it made fewer, since the row's pages end or nothing was sampled. No other step
+ * has the slot meanwhile.
  *
  * Windows. Layers that keep a window have a page table of their own, with an entry for each page of the
  * sequence. An entry in front of state_window_hidden(start) of a row means nothing: its page is others'.
@@ -150,7 +152,8 @@ enum arena_region_id {
     ARENA_REGION_COUNT
 };
 
-/* Contents of a lane. Each kind has a lane for each link from one worker to another, up to the last link that is used. */
+/* Contents of a lane. Each kind has a lane for each link from one worker to another, up to the last link that
+ * is used. */
 enum arena_lane_kind { ARENA_LANE_STEP, ARENA_LANE_KV, ARENA_LANE_EXPERTS, ARENA_LANE_KINDS };
 
 struct arena_region {
@@ -174,7 +177,8 @@ struct arena_header {
     /* of experts in both memories: of a token chosen, in a layer, layers; all 0: there are none */
     uint32_t experts_chosen, experts, expert_layers;
     uint32_t snapshot_count;
-    /* Layers that keep a window (state_layout.h): its tokens, pages of each of their pools, the host's layers; 0: none does */
+    /* Layers that keep a window (state_layout.h): its tokens, pages of each of their pools, the host's
+     * layers; 0: none does */
     uint32_t window_tokens, window_page_count, window_layers;
     uint32_t samples; /* rows of logits: a step samples at most as many positions; >= slots */
     struct kv_layout kv;
@@ -188,14 +192,15 @@ struct arena_header {
  * those positions; with STEP_ROW_SAMPLE the logits after the last one become a token. */
 enum step_row_flags {
     STEP_ROW_SAMPLE = 1u << 0,
-    /* For a row of one token: the token is the one that the step before this one samples for the slot, or 0 if that
-     * found none. If the sequence ends with it, or otherwise meanwhile, helmd ignores this row's result. */
+    /* For a row of one token: the token is the one that the step before this one samples for the slot, or 0
+     * if that found none. If the sequence ends with it, or otherwise meanwhile, helmd ignores this row's
+     * result. */
     STEP_ROW_FOLLOWS = 1u << 1,
-    /* With STEP_ROW_SAMPLE: the token is one of the slot's mask. No other step in flight samples for the slot, so such a
-     * row never follows, and none follows it. */
+    /* With STEP_ROW_SAMPLE: the token is one of the slot's mask. No other step in flight samples for the
+     * slot, so such a row never follows, and none follows it. */
     STEP_ROW_MASKED = 1u << 2,
-    /* The hidden states behind the final norm go into the slot's place in `pooled`: all are added (from 0 on where the row
-     * starts at 0), or the row's last one is put there. Neither goes with STEP_ROW_SAMPLE. */
+    /* The hidden states behind the final norm go into the slot's place in `pooled`: all are added (from 0 on
+     * where the row starts at 0), or the row's last one is put there. Neither goes with STEP_ROW_SAMPLE. */
     STEP_ROW_POOL_MEAN = 1u << 3,
     STEP_ROW_POOL_LAST = 1u << 4,
 };
@@ -211,8 +216,8 @@ struct step_row {
     uint32_t host_tokens; /* 0 with one tier; whole pages, <= start; see above */
     uint32_t direct_from; /* whole pages, <= host_tokens */
     uint32_t drafts;      /* with STEP_ROW_SAMPLE alone: of `count` the last so many are drafts; < count */
-    uint32_t
-        state_from; /* the snapshot, from 1 on, that it begins with; STATE_NO_SNAPSHOT: it goes on from its slot */
+    uint32_t state_from;  /* the snapshot, from 1 on, that it begins with; STATE_NO_SNAPSHOT: it goes on from
+                             its slot */
     uint32_t
         drafts_next; /* with STEP_ROW_SAMPLE, without a mask: drafts that are made for the slot's next row */
     struct step_state left[ARENA_ROW_STATES]; /* `at` rises; the first of STATE_NO_SNAPSHOT ends them */
@@ -227,20 +232,22 @@ static inline bool step_reached(uint32_t serial, uint32_t step)
     return (int32_t)(serial - step) >= 0;
 }
 enum step_flags {
-    /* Computed with exact activations, whatever the plan says, by workers that LOAD has prepared for it. Of steps
-     * in flight all are, or none. */
+    /* Computed with exact activations, whatever the plan says, by workers that LOAD has prepared for it. Of
+     * steps in flight all are, or none. */
     STEP_EXACT = 1u << 0,
-    /* The CPU attends to a part of the cache of the GPU's layers: some row has direct_from > 0, and there are at
-     * most ARENA_KV_TOKENS tokens, one a row. */
+    /* The CPU attends to a part of the cache of the GPU's layers: some row has direct_from > 0, and there are
+     * at most ARENA_KV_TOKENS tokens, one a row. */
     STEP_KV_ASSISTED = 1u << 1,
-    /* In an invariant plan (common/plan/schedule.h): all rows are of prompts, and are computed as chunks, by the list
-     * of the plan whose number stands from bit STEP_LIST_SHIFT on. */
+    /* In an invariant plan (common/plan/schedule.h): all rows are of prompts, and are computed as chunks, by
+     * the list of the plan whose number stands from bit STEP_LIST_SHIFT on. */
     STEP_PROMPT = 1u << 2,
-    /* No rows, and no other step is in flight: with one tier the GPU worker copies its layers' cells of step.page to the
-     * session region, or from there, [its layers][as kv_layout.h has a layer]. Other workers have nothing to do. */
+    /* No rows, and no other step is in flight: with one tier the GPU worker copies its layers' cells of
+     * step.page to the session region, or from there, [its layers][as kv_layout.h has a layer]. Other workers
+     * have nothing to do. */
     STEP_KV_OUT = 1u << 3,
     STEP_KV_IN = 1u << 4,
-    /* A chunk of two tiers that appends in the arena: every chunk of a plan whose longest one VRAM has too few places for. */
+    /* A chunk of two tiers that appends in the arena: every chunk of a plan whose longest one VRAM has too
+     * few places for. */
     STEP_KV_ARENA = 1u << 5,
     /* With one of these: step.page is one of windows, and so are the layers, with one tier or two. */
     STEP_KV_WINDOW = 1u << 6,
@@ -304,8 +311,8 @@ struct arena_control {
     _Alignas(64) struct doorbell weights_bell;
 };
 
-/* Uses so far of experts at home in both memories, by decode steps, or on disk, by all steps, in which an expert counts once:
- * counts that rise. After it the uses of each, 64 bits, [expert_layers][experts]. */
+/* Uses so far of experts at home in both memories, by decode steps, or on disk, by all steps, in which an
+ * expert counts once: counts that rise. After it the uses of each, 64 bits, [expert_layers][experts]. */
 struct arena_experts {
     _Atomic uint64_t steps, used, present, moved; /* present: of the uses, in slots; moved: brought there */
 };

@@ -1,19 +1,20 @@
 /* Where each position of each KV page lies: one definition for C and CUDA.
  *
  * The cache is an array of pages; a page holds `page_tokens` consecutive positions of one sequence for all
- * layers of one layer group (the layers one worker computes). Inside a page: [layer in group][K, V][kv_head], each the
- * *rows* of one head:
+ * layers of one layer group (the layers one worker computes). Inside a page: [layer in group][K, V][kv_head],
+ * each the *rows* of one head:
  *
  *   [token in page][head_dim]        numbers of the cells (common/formats/kv_dtype.h)
  *   [token in page][head_dim / 32]   their scales, fp16, of q8_0 alone
  *
- * so that one head's keys of a page are contiguous (a dot product streams them) and so are its values. Scales lie
- * behind all numbers and not each in front of its 32 as in GGUF's blocks of 34 bytes: numbers begin on 32 bytes then,
- * loads of 16 or 32 of them are aligned, and a page's scales are a few whole cache lines. Rows of quantised cells take
- * whole 16 bytes.
+ * so that one head's keys of a page are contiguous (a dot product streams them) and so are its values. Scales
+ * lie behind all numbers and not each in front of its 32 as in GGUF's blocks of 34 bytes: numbers begin on 32
+ * bytes then, loads of 16 or 32 of them are aligned, and a page's scales are a few whole cache lines. Rows of
+ * quantised cells take whole 16 bytes.
  *
- * In latent attention (`latent` is not 0) a value is the first numbers of its position's key, and there are no rows of V: what
- * reads values finds the keys' rows. A sequence's page table maps position / page_tokens to a page number. Header-only, no state. */
+ * In latent attention (`latent` is not 0) a value is the first numbers of its position's key, and there are
+ * no rows of V: what reads values finds the keys' rows. A sequence's page table maps position / page_tokens
+ * to a page number. Header-only, no state. */
 #pragma once
 
 #include <stddef.h>

@@ -1,8 +1,8 @@
 /* A lane hands the activations of a step's tokens from one worker to another, through the arena.
  *
  * There is one lane for each pair of workers and direction (plan_link_of), none when one worker computes
- * everything. One writer, one reader, in plan order. `data` is fp32, [token][hidden]; the word beside it says whether
- * writer or reader is next. Within a step the hand-overs of a lane have tickets 1, 2, ..., n:
+ * everything. One writer, one reader, in plan order. `data` is fp32, [token][hidden]; the word beside it says
+ * whether writer or reader is next. Within a step the hand-overs of a lane have tickets 1, 2, ..., n:
  *
  *   writer  lane_acquire(ticket): ticket 1 waits for word 0 (the reader is done with the step before); a
  *           later one finds ticket - 1, whose reader has answered since by the lane of the other direction
@@ -17,8 +17,8 @@
  * ring. A worker that died leaves a word behind: both are restarted and helmd sets every lane to 0 with the
  * new epoch.
  *
- * A GPU cannot call futex, so waiting is polling: at first continuously, then every LANE_NAP_US. It always ends
- * (HELM_E_PEER). */
+ * A GPU cannot call futex, so waiting is polling: at first continuously, then every LANE_NAP_US. It always
+ * ends (HELM_E_PEER). */
 #pragma once
 
 #include <assert.h>

@@ -7,8 +7,9 @@
 
 #define POOLS (STEP_ROW_POOL_MEAN | STEP_ROW_POOL_LAST)
 
-/* Whether a row's positions lie where it may say they do: in the arena alone whole pages in front of what it computes,
- * from there on in VRAM. A step that appends in the arena finds a page that is not whole in VRAM, and leaves one there. */
+/* Whether a row's positions lie where it may say they do: in the arena alone whole pages in front of what it
+ * computes, from there on in VRAM. A step that appends in the arena finds a page that is not whole in VRAM,
+ * and leaves one there. */
 static bool take_tiers(const struct arena *arena, const struct step_row *in, bool in_arena,
                        uint32_t last_page)
 {
@@ -101,8 +102,8 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     return true;
 }
 
-/* Where a row is sampled: after its last known token, whose result is the row's, and after each of its drafts, whose results
- * are from `drafted` on. */
+/* Where a row is sampled: after its last known token, whose result is the row's, and after each of its
+ * drafts, whose results are from `drafted` on. */
 static void add_samples(struct batch *batch, const struct batch_row *row, uint32_t drafted)
 {
     for (uint32_t i = 0; i <= row->drafts; i++)

@@ -47,8 +47,9 @@ struct batch {
     bool assisted;       /* STEP_KV_ASSISTED: every worker walks the hand-overs of queries */
 };
 
-/* The first position of a row that is not the CPU's in an assisted step, in a layer of this window: direct_from, and of a window
- * (0: none) the same part of the positions that it sees below host_tokens. Whole pages. */
+/* The first position of a row that is not the CPU's in an assisted step, in a layer of this window:
+ * direct_from, and of a window (0: none) the same part of the positions that it sees below host_tokens. Whole
+ * pages. */
 static inline uint32_t batch_direct_from(const struct batch_row *row, uint32_t window, uint32_t page_tokens)
 {
     const uint32_t host = row->host_tokens / page_tokens, direct = row->direct_from / page_tokens,
@@ -79,12 +80,12 @@ static inline uint32_t batch_left_next(const struct batch_row *row, uint32_t fro
     return row->count;
 }
 
-/* Takes every valid row of `step` and begins *result: an invalid row gets STEP_ROW_BAD. Every index is checked before
- * it is used. HELM_E_LIMIT when the step as a whole is malformed. */
+/* Takes every valid row of `step` and begins *result: an invalid row gets STEP_ROW_BAD. Every index is
+ * checked before it is used. HELM_E_LIMIT when the step as a whole is malformed. */
 HELM_MUST_CHECK int batch_take(const struct arena *arena, uint32_t vocab, const struct step *step,
                                struct batch *batch, struct step_result *result, struct helm_err *err);
-/* Called next by workers with the embedding or the head: takes the tokens of rows that follow from the result of the
- * step before, which must be there by now (engine_wait_drawn). head: also writes them to the history, of which this
- * worker is the writer there. HELM_E_PEER when that result is of another step. */
+/* Called next by workers with the embedding or the head: takes the tokens of rows that follow from the result
+ * of the step before, which must be there by now (engine_wait_drawn). head: also writes them to the history,
+ * of which this worker is the writer there. HELM_E_PEER when that result is of another step. */
 HELM_MUST_CHECK int batch_follow(const struct arena *arena, uint32_t vocab, const struct step *step,
                                  bool head, struct batch *batch, struct helm_err *err);

@@ -15,8 +15,8 @@ static uint32_t kept_of(const struct batch *batch, const struct batch_row *row, 
     }
 }
 
-/* The next token of each position: that of the one after it; of a row's last one what was sampled there, or in a prompt what is known.
- * Where neither is, the token itself: nothing reads that cell. */
+/* The next token of each position: that of the one after it; of a row's last one what was sampled there, or
+ * in a prompt what is known. Where neither is, the token itself: nothing reads that cell. */
 static void shift_tokens(const struct arena *arena, uint32_t vocab, const struct step_result *result,
                          struct batch *batch)
 {

@@ -78,10 +78,12 @@ struct worker_engine_ops {
      * with them: they are run next. */
     int (*step)(struct worker_engine *engine, uint32_t serial, struct helm_err *err);
     void (*free)(struct worker_engine *engine);
-    /* Prints the programs that a checkpoint is lowered to: this engine's share of a plan, or with NULL all of it. */
+    /* Prints the programs that a checkpoint is lowered to: this engine's share of a plan, or with NULL all of
+     * it. */
     int (*print_plan)(const char *folder, const struct plan *plan, uint32_t threads, const char *kernels,
                       FILE *out, struct helm_err *err);
-    /* Prints one line of JSON: which devices there are (daemon/children/accelerator.h). NULL: no such engine. */
+    /* Prints one line of JSON: which devices there are (daemon/children/accelerator.h). NULL: no such
+     * engine. */
     void (*probe)(FILE *out);
     /* Measures a device on request, line by line; returns the exit status. NULL: no such engine. */
     int (*measure)(const struct engine_measure_options *options, FILE *in, FILE *out);
@@ -105,13 +107,14 @@ const struct step *engine_step_of(const struct arena *arena, uint32_t serial, st
 struct engine_patience {
     uint32_t spin_us, wait_ms;
 };
-/* Called before a step by a worker with the embedding and without the head: waits until the tokens that its rows follow
- * are known. *waited_ns: how long. HELM_E_PEER when they do not come, HELM_E_CANCELLED when the engine is told to
- * end. */
+/* Called before a step by a worker with the embedding and without the head: waits until the tokens that its
+ * rows follow are known. *waited_ns: how long. HELM_E_PEER when they do not come, HELM_E_CANCELLED when the
+ * engine is told to end. */
 HELM_MUST_CHECK int engine_wait_drawn(const struct worker_engine *engine, const struct step *step,
                                       const struct engine_patience *patience, uint64_t *waited_ns,
                                       struct helm_err *err);
-/* A checkpoint with its experts in the parts that the plan has them in; plan NULL: whole. On failure *model is zeroed. */
+/* A checkpoint with its experts in the parts that the plan has them in; plan NULL: whole. On failure *model
+ * is zeroed. */
 struct model_config;
 HELM_MUST_CHECK int engine_read_model(const char *path, const struct plan *plan, struct model *model,
                                       struct helm_err *err);

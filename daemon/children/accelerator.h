@@ -35,8 +35,8 @@ struct accelerator {
     char why[160]; /* kind NONE: the reason */
 };
 
-/* The NUMA node of weights, caches and compute threads: `wanted`; with -1 the device's; without one, or where that is not
- * known or not allowed, the one with the most memory available. -1: this machine has no NUMA. */
+/* The NUMA node of weights, caches and compute threads: `wanted`; with -1 the device's; without one, or where
+ * that is not known or not allowed, the one with the most memory available. -1: this machine has no NUMA. */
 HELM_MUST_CHECK int accelerator_choose_node(const struct accelerator *accelerator, int wanted, int *node,
                                             struct helm_err *err);
 

@@ -52,8 +52,8 @@ static int watch(struct child_run *run, int out, int words, int end_fd, struct h
     enum { TEXT, WORDS, PARENT, END, COUNT };
     uint64_t end_us = units_now_us() + (uint64_t)run->limit_s * 1000000;
     bool text_ended = false;
-    /* Only the end of the parent's pipe counts, and poll reports it unasked. With POLLIN, unread bytes would keep
-     * poll from sleeping and disturb the measurement. */
+    /* Only the end of the parent's pipe counts, and poll reports it unasked. With POLLIN, unread bytes would
+     * keep poll from sleeping and disturb the measurement. */
     struct pollfd item[COUNT] = {[TEXT] = {.fd = out, .events = POLLIN},
                                  [WORDS] = {.fd = words, .events = POLLIN},
                                  [PARENT] = {.fd = run->parent_fd},

@@ -1,8 +1,8 @@
 /* A program that is run to its end while helmd starts: helm-profile, the probe for devices.
  *
- * Called by profiling.c and accelerator.c before any thread exists. Its words are passed on line by line, and its
- * standard output is kept where that is wanted. It dies with helmd, when helmd is told to end (end_request.h) and
- * when its time is over. */
+ * Called by profiling.c and accelerator.c before any thread exists. Its words are passed on line by line, and
+ * its standard output is kept where that is wanted. It dies with helmd, when helmd is told to end
+ * (end_request.h) and when its time is over. */
 #pragma once
 
 #include <stdbool.h>
@@ -24,5 +24,6 @@ struct child_run {
     int status;               /* of waitpid */
 };
 
-/* HELM_E_CANCELLED: the parent has gone, or helmd was told to end. That the program failed is the caller's to see. */
+/* HELM_E_CANCELLED: the parent has gone, or helmd was told to end. That the program failed is the caller's to
+ * see. */
 HELM_MUST_CHECK int child_run(struct child_run *run, struct helm_err *err);

@@ -1,8 +1,9 @@
 /* SIGTERM, SIGINT and SIGHUP before there is a loop: measuring and planning end in order, too, with status 0.
  *
- * Called by main.c before anything else, and by child_run.c, which waits for a child at start. The signals are only
- * looked at here and stay pending: loop.c takes them from its own descriptor, should one come too late for the start
- * to end. Owns nothing. A child inherits the mask and must clear it before it becomes another program. */
+ * Called by main.c before anything else, and by child_run.c, which waits for a child at start. The signals
+ * are only looked at here and stay pending: loop.c takes them from its own descriptor, should one come too
+ * late for the start to end. Owns nothing. A child inherits the mask and must clear it before it becomes
+ * another program. */
 #pragma once
 
 #include "common/base/err.h"

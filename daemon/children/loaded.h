@@ -1,7 +1,8 @@
 /* What was loaded: that a worker which is started again loads the same.
  *
- * Called by workers.c at every READY. Owns a copy of what the files were like when the model was read. Without this, weights
- * that changed on disk under a running daemon would give other tokens after a worker's death, without a word. */
+ * Called by workers.c at every READY. Owns a copy of what the files were like when the model was read.
+ * Without this, weights that changed on disk under a running daemon would give other tokens after a worker's
+ * death, without a word. */
 #pragma once
 
 #include <stdint.h>
@@ -26,7 +27,7 @@ HELM_MUST_CHECK int loaded_files_note(const struct model *model, struct loaded_f
                                       struct helm_err *err);
 void loaded_files_free(struct loaded_files *files);
 
-/* Holds what a worker says that it loaded `now` against what it loaded before, and keeps it. HELM_E_MISMATCH: it is not the
- * same; the text names the first file that looks changed. */
+/* Holds what a worker says that it loaded `now` against what it loaded before, and keeps it. HELM_E_MISMATCH:
+ * it is not the same; the text names the first file that looks changed. */
 HELM_MUST_CHECK int loaded_check(struct loaded *before, const struct loaded *now,
                                  const struct loaded_files *files, struct helm_err *err);

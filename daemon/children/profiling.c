@@ -25,8 +25,8 @@
 #define LOOK_MS          300 /* whether the machine is quiet */
 #define RETAKE_S         600
 
-/* What is measured and why. `doing` is shown to the waiting user with the line that follows: by systemd, or by
- * helm-cli, which reads NOTIFY_SOCKET when it has started this daemon. */
+/* What is measured and why. `doing` is shown to the waiting user with the line that follows: by systemd, or
+ * by helm-cli, which reads NOTIFY_SOCKET when it has started this daemon. */
 struct job {
     const char *doing;
     unsigned formats; /* beside what every profile has */
@@ -152,8 +152,8 @@ static int read_checked(const char *path, const struct profiling_request *r, str
     return rc ? rc : check_device(path, r, profile, err);
 }
 
-/* Measures something into the cached profile. Where that fails the profile that is there serves, and a warning says that
- * `what` was not measured; an ended start is an error. */
+/* Measures something into the cached profile. Where that fails the profile that is there serves, and a
+ * warning says that `what` was not measured; an ended start is an error. */
 static int measure_into(const struct profiling_request *r, struct job *job, const char *what,
                         struct profile *profile, struct helm_err *err)
 {
@@ -213,8 +213,8 @@ static bool machine_is_quiet(void)
     return load_others(&load) < PROFILE_QUIET;
 }
 
-/* A profile that others disturbed is taken again at a start that finds the machine quiet, at most every RETAKE_S: the one
- * that is there serves until then, and where the second measuring fails. */
+/* A profile that others disturbed is taken again at a start that finds the machine quiet, at most every
+ * RETAKE_S: the one that is there serves until then, and where the second measuring fails. */
 static int retake(const struct profiling_request *r, const char *path, struct profile *profile, bool *fresh,
                   struct helm_err *err)
 {
@@ -267,7 +267,8 @@ static int measure_first(const struct profiling_request *r, struct profile *prof
     return measure(r, &job, profile, err);
 }
 
-/* The cached one, measured first where there is none that can be used. No place for it is no reason not to start. */
+/* The cached one, measured first where there is none that can be used. No place for it is no reason not to
+ * start. */
 static int get_cached(const struct profiling_request *r, const char *fingerprint, struct profile *profile,
                       bool *fresh, struct helm_err *err)
 {

@@ -1,11 +1,11 @@
 /* Which profile is planned with: the file that --profile names, else the cached one of this hardware, else
  * one that is measured now.
  *
- * Called by main.c: for a profile once, after the device is chosen and before planning; for what memory gives now
- * once, when there is a plan. helmd measures nothing itself: it runs `helm-profile`, beside its own program like the
- * workers', reads the profile that it prints, and shows its other lines in the log. That the profile cannot be kept is a
- * warning, and the next start measures again. There is no plan without a profile: a measuring that fails is an error that
- * names the way out, --profile. */
+ * Called by main.c: for a profile once, after the device is chosen and before planning; for what memory gives
+ * now once, when there is a plan. helmd measures nothing itself: it runs `helm-profile`, beside its own
+ * program like the workers', reads the profile that it prints, and shows its other lines in the log. That the
+ * profile cannot be kept is a warning, and the next start measures again. There is no plan without a profile:
+ * a measuring that fails is an error that names the way out, --profile. */
 #pragma once
 
 #include "daemon/children/accelerator.h"
@@ -49,8 +49,8 @@ HELM_MUST_CHECK int profiling_programs(const struct profiling_request *request,
  * plan has a use for it; "on" anywhere, "off" nowhere; or a file, as `helm-profile --now` prints it. The
  * answer is in the log. */
 #define PROFILING_NOW_AUTO "auto"
-/* What memory gives now beside this profile. used: whether steps of the plan read host memory. That it could not be
- * measured is a warning under "auto" and an error under "on". HELM_E_CANCELLED as above. */
+/* What memory gives now beside this profile. used: whether steps of the plan read host memory. That it could
+ * not be measured is a warning under "auto" and an error under "on". HELM_E_CANCELLED as above. */
 HELM_MUST_CHECK int profiling_now(const struct profiling_request *request, const char *option, bool used,
                                   bool fresh, const struct profile *profile, struct machine_now *now,
                                   struct helm_err *err);

@@ -1,8 +1,8 @@
 /* The run directory. See rundir.h. Called by main.c and clients/endpoint.c; owns the lock descriptors.
  *
  * A lock file may be removed by its holder while another daemon waits for it. So a daemon that gets the lock
- * checks that the file it locked is still the one with that name. The keeper of a killed daemon shares the lock
- * until it has tidied up; a starting daemon waits for that, but never for a live daemon. */
+ * checks that the file it locked is still the one with that name. The keeper of a killed daemon shares the
+ * lock until it has tidied up; a starting daemon waits for that, but never for a live daemon. */
 #include "daemon/children/rundir.h"
 
 #include <dirent.h>
@@ -216,7 +216,8 @@ static int add_endpoint(struct rundir *dir, const char *text, struct helm_err *e
     return 0;
 }
 
-/* The lock is shared for a moment, so that a daemon that starts meanwhile finds no holder that lives, and waits. */
+/* The lock is shared for a moment, so that a daemon that starts meanwhile finds no holder that lives, and
+ * waits. */
 static int check_free(const char *path, struct helm_err *err)
 {
     char file[RUNDIR_PATH_MAX + 8];

@@ -30,8 +30,8 @@ struct rundir {
     uint32_t lock_count;
 };
 
-/* Whether what rundir_open will be given is well formed and held by no daemon that lives, before what takes long; makes
- * nothing. HELM_E_USAGE, HELM_E_BUSY. */
+/* Whether what rundir_open will be given is well formed and held by no daemon that lives, before what takes
+ * long; makes nothing. HELM_E_USAGE, HELM_E_BUSY. */
 HELM_MUST_CHECK int rundir_check(const char *option, const struct args_list *listen, struct helm_err *err);
 /* Chooses, makes and checks the directories, resolves `listen` (empty: RUNDIR/helmd.sock), locks every ipc
  * endpoint and removes the socket of a dead daemon. HELM_E_BUSY: a live daemon holds it; HELM_E_PERMISSION:

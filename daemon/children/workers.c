@@ -1,6 +1,5 @@
 /* The workers. See workers.h. Called from the one loop; owns the control socket, the children, their
  * eventfds. Watching them over time and ending them is in workers_watch.c.
- *
  * The topology:      helmd --control (ZeroMQ, both ways)--> every worker
  *                    helmd --arena: step ring, one doorbell--> every worker
  *                    workers --arena: lanes--> each other
@@ -396,12 +395,6 @@ void workers_start(struct workers *workers)
         if (all_down(workers)) workers_plan_restart(workers);
         return;
     }
-}
-
-void workers_tell_keeper(const struct workers *workers)
-{
-    for (uint32_t i = 0; i < workers->count; i++)
-        if (workers->worker[i].pid > 0) keeper_add_worker(workers->keeper, workers->worker[i].pid);
 }
 
 /* ---- receiving: one table of message, states that allow it, handler ----------------------------------- */

@@ -9,8 +9,8 @@
  * killed, and all are started again under the next epoch once the last is reaped. That ends when it happens
  * too often within a minute, or when some starts in a row did not come to READY, however long they took.
  *
- * States of one: down (all start at start_at_us) -> starting (until HELLO) -> loading (until READY) -> ready ->
- * down ... */
+ * States of one: down (all start at start_at_us) -> starting (until HELLO) -> loading (until READY) -> ready
+ * -> down ... */
 #pragma once
 
 #include <stdbool.h>
@@ -148,16 +148,16 @@ uint64_t workers_tick(struct workers *workers, uint64_t now_us, const struct wor
 void workers_kill_head(struct workers *workers, const char *why);
 /* Tells a new keeper of every child. */
 void workers_tell_keeper(const struct workers *workers);
-/* SHUTDOWN, a bounded wait, then SIGKILL: all are reaped. Then workers_renew sets up those of another plan, which the
- * next tick starts; their arena is in the old one's place. */
+/* SHUTDOWN, a bounded wait, then SIGKILL: all are reaped. Then workers_renew sets up those of another plan,
+ * which the next tick starts; their arena is in the old one's place. */
 void workers_end_all(struct workers *workers);
 HELM_MUST_CHECK int workers_renew(struct workers *workers, const struct workers_config *config,
                                   struct helm_err *err);
 /* Ends all and closes everything. */
 void workers_close(struct workers *workers);
 
-/* Why a step has waited for a worker for seconds: "stopped" (by a signal, or a debugger) or "late"; NULL: it has
- * not. */
+/* Why a step has waited for a worker for seconds: "stopped" (by a signal, or a debugger) or "late"; NULL: it
+ * has not. */
 const char *workers_stall(const struct workers *workers);
 bool workers_ready(const struct workers *workers);
 /* Seconds until loading ends at the present rate, of the slowest; 0 when unknown. */

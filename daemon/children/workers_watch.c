@@ -1,4 +1,5 @@
-/* Workers over time: what is due, which worker is late, and the end of all. See workers.h. Called from the one loop.
+/* Workers over time: what is due, which worker is late, and the end of all. See workers.h. Called from the
+ * one loop.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -163,6 +164,12 @@ static bool in_a_step(const struct workers *workers, uint32_t index)
 {
     const struct arena_control *control = arena_control_of(workers->arena);
     return doorbell_read(&control->done[index].bell) != doorbell_read(&control->step_bell);
+}
+
+void workers_tell_keeper(const struct workers *workers)
+{
+    for (uint32_t i = 0; i < workers->count; i++)
+        if (workers->worker[i].pid > 0) keeper_add_worker(workers->keeper, workers->worker[i].pid);
 }
 
 /* Reaps it if it has ended; the keeper drops its pid before the system can reuse it. */

@@ -1,7 +1,7 @@
 /* All connections. See client_socket.h. Owns the listening sockets, the connections and the tables of both.
  *
- * A connection that must end is *doomed* on the spot: its descriptor and buffers are released at once. The connection
- * itself is freed, and `gone` called, later, where no caller still uses it (sweep). */
+ * A connection that must end is *doomed* on the spot: its descriptor and buffers are released at once. The
+ * connection itself is freed, and `gone` called, later, where no caller still uses it (sweep). */
 #include "daemon/clients/client_socket.h"
 
 #include <errno.h>
@@ -210,7 +210,8 @@ static void sweep(struct client_socket *sock)
     while (sock->used && !sock->client[sock->used - 1]) sock->used--;
 }
 
-/* Ends the largest connection of the peer that holds most, until the sum of all buffers is within the bound. */
+/* Ends the largest connection of the peer that holds most, until the sum of all buffers is within the
+ * bound. */
 static void bound_held(struct client_socket *sock)
 {
     while (sock->held > CLIENT_HELD_MAX) {

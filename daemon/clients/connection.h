@@ -1,8 +1,8 @@
 /* One client's connection: bytes in, messages out of them, answers, bytes out.
  *
- * Called by client_socket.c. Owns the descriptor and both buffers. Never blocks. What it holds is bounded: of what comes
- * in one frame that is not whole yet, whose buffer grows with the bytes that are there and not with those that are claimed;
- * of what goes out CONNECTION_ANSWERS_HARD_MAX. */
+ * Called by client_socket.c. Owns the descriptor and both buffers. Never blocks. What it holds is bounded: of
+ * what comes in one frame that is not whole yet, whose buffer grows with the bytes that are there and not
+ * with those that are claimed; of what goes out CONNECTION_ANSWERS_HARD_MAX. */
 #pragma once
 
 #include "daemon/clients/endpoint.h"
@@ -54,8 +54,8 @@ HELM_MUST_CHECK int connection_open(int fd, const struct zmtp_door *door, size_t
 /* Closes and frees what it holds; the struct stays. */
 void connection_shut(struct connection *c);
 
-/* Up to the next event, of at most CONNECTION_READ bytes from the kernel, which are added to *read. A message lies in the
- * connection's buffer until the next call. */
+/* Up to the next event, of at most CONNECTION_READ bytes from the kernel, which are added to *read. A message
+ * lies in the connection's buffer until the next call. */
 enum connection_event connection_take(struct connection *c, struct zmtp_taken *taken, size_t *read);
 
 static inline size_t connection_waiting(const struct connection *c)

@@ -1,7 +1,8 @@
 /* CurveZMQ, the server's half of it (https://rfc.zeromq.org/spec/26), with libsodium's boxes.
  *
- * Called by zmtp.c for endpoints on TCP. Owns the keys of one connection; allocates nothing. Every function that takes
- * bytes from outside checks their sizes first; HELM_E_FORMAT, and why, where they are not what the protocol has. */
+ * Called by zmtp.c for endpoints on TCP. Owns the keys of one connection; allocates nothing. Every function
+ * that takes bytes from outside checks their sizes first; HELM_E_FORMAT, and why, where they are not what the
+ * protocol has. */
 #pragma once
 
 #include <stddef.h>

@@ -161,8 +161,8 @@ static void on_generate(struct serve *serve, struct asker asker, struct request 
         batcher_cancel_client(serve->batcher, asker.client, "the client does not read its answers");
 }
 
-/* Requests belong to their peer: another user, or another key, neither sees nor cancels them. A gateway that asks for none of
- * its users may touch the requests of each. */
+/* Requests belong to their peer: another user, or another key, neither sees nor cancels them. A gateway that
+ * asks for none of its users may touch the requests of each. */
 static bool may_touch(struct asker asker, const struct sequence *seq)
 {
     return asker.admin || asker.peer == seq->peer || asker.peer == seq->sender;

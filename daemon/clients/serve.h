@@ -44,6 +44,7 @@ const char *serve_state_name(const struct serve *serve);
 
 /* For serve_session.c. Whether requests are taken; if not, the asker was told. */
 bool serve_is_open(struct serve *serve, struct asker asker);
-/* An answer that nothing depends on: a client that does not take it loses it. `body`: the message that `kind` says. */
+/* An answer that nothing depends on: a client that does not take it loses it. `body`: the message that `kind`
+ * says. */
 void serve_answer(struct serve *serve, struct asker asker, Helm__V1__Response__BodyCase kind, void *body);
 void serve_error(struct serve *serve, struct asker asker, Helm__V1__ErrorCode code, const char *text);

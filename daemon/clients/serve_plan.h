@@ -22,7 +22,8 @@ struct serve_plan {
 struct serve_plan_shape {
     uint32_t batch, context, prompt;
 };
-/* Adds what the GPU worker has counted of experts in both memories so far; nothing where there is no memory for it. */
+/* Adds what the GPU worker has counted of experts in both memories so far; nothing where there is no memory
+ * for it. */
 void serve_plan_experts(struct serve_plan *out, const struct plan *plan, const struct arena *arena);
 /* `json` and the observations are borrowed. */
 void serve_plan_fill(struct serve_plan *out, struct observe *observe, const char *json,

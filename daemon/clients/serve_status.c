@@ -24,7 +24,8 @@ static const char *const refusals[METRICS_REFUSALS] = {
     [HELM__V1__ERROR_CODE__ERROR_DENIED] = "denied",
 };
 
-/* Those that have names, also those that are 0: a series that begins with its first event has no rate then. */
+/* Those that have names, also those that are 0: a series that begins with its first event has no rate
+ * then. */
 static size_t fill_counts(const char *const *names, const uint64_t *counts, uint32_t limit,
                           Helm__V1__NamedCount *out, Helm__V1__NamedCount **out_at)
 {

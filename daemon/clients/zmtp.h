@@ -1,10 +1,10 @@
 /* ZMTP 3 (https://rfc.zeromq.org/spec/23 and /37), the half of it that a daemon needs: a ROUTER's side of one
  * connection, over bytes that its caller reads and writes.
  *
- * Called by connection.c (and by tests/fuzz/fuzz_zmtp.c). Owns no descriptor and no buffer of messages: a message is one
- * frame, after an empty one at most, and lies where it was read. Of any other nothing is kept while it goes by, so
- * what a peer makes a session hold is one frame of its bound. A message of more than ZMTP_PARTS_MAX parts, or of more bytes
- * than a frame may have, ends the connection. */
+ * Called by connection.c (and by tests/fuzz/fuzz_zmtp.c). Owns no descriptor and no buffer of messages: a
+ * message is one frame, after an empty one at most, and lies where it was read. Of any other nothing is kept
+ * while it goes by, so what a peer makes a session hold is one frame of its bound. A message of more than
+ * ZMTP_PARTS_MAX parts, or of more bytes than a frame may have, ends the connection. */
 #pragma once
 
 #include <stdbool.h>
@@ -48,7 +48,8 @@ enum zmtp_event {
     ZMTP_WANTS, /* more bytes than there are */
     ZMTP_REPLY, /* session->reply is to be sent */
     ZMTP_MESSAGE,
-    ZMTP_END /* the peer broke the protocol or its bounds, or may not come in; a reply may be left to be sent */
+    ZMTP_END /* the peer broke the protocol or its bounds, or may not come in; a reply may be left to be sent
+              */
 };
 
 struct zmtp_taken {

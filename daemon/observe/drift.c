@@ -87,8 +87,8 @@ static void explain_processor(const char *name, double measured, double planned,
                  number(100 * measured / seconds, a));
 }
 
-/* Names the resource that took longer (or shorter) than planned. The GPU's seconds include its waits for the link,
- * so the link is named where the GPU mostly waits for it. */
+/* Names the resource that took longer (or shorter) than planned. The GPU's seconds include its waits for the
+ * link, so the link is named where the GPU mostly waits for it. */
 static void explain(const struct drift_work *m, const struct drift_work *p, char *text, size_t size)
 {
     char a[16], b[16];

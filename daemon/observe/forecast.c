@@ -42,7 +42,8 @@ struct mark {
     uint32_t context, cell;
 };
 
-/* The marks on both sides of a context. Up to `places` all positions have places in VRAM: there the price bends. */
+/* The marks on both sides of a context. Up to `places` all positions have places in VRAM: there the price
+ * bends. */
 static void marks_here(uint32_t context, uint32_t places, struct mark *below, struct mark *above)
 {
     const uint32_t k = context_below(context);
@@ -109,7 +110,8 @@ double forecast_step(const struct forecast *f, const struct cost_step *step)
 }
 
 /* A step with `tokens` tokens of a prompt beside `decoding` other rows, each of which attends to `around`
- * positions. Every row is priced alike: with the mean of the positions attended to, its own tokens included. */
+ * positions. Every row is priced alike: with the mean of the positions attended to, its own tokens
+ * included. */
 static double chunk_seconds(const struct forecast *f, uint32_t tokens, uint32_t decoding, uint32_t around)
 {
     uint32_t rows = decoding + 1, own = tokens / rows + 1;

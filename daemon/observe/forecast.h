@@ -3,8 +3,8 @@
  *
  * Called by observe.c (which compares) and batcher.c (which sizes chunks). Owns its tables; borrows model,
  * plan and profile. Forecasts of decode steps are made at contexts that are powers of two and interpolated
- * between them, which is exact for attention's growth; where a cache of two tiers outgrows its places, on either side of
- * that alone. Those of other steps are made anew each time (some 50 us). */
+ * between them, which is exact for attention's growth; where a cache of two tiers outgrows its places, on
+ * either side of that alone. Those of other steps are made anew each time (some 50 us). */
 #pragma once
 
 #include "common/shared/arena_layout.h"

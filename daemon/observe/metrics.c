@@ -5,7 +5,8 @@
 
 #include "common/base/units.h"
 
-/* Times of one decade three or four times each: quantiles read from them are right within a factor of 1.6 to 2.5. */
+/* Times of one decade three or four times each: quantiles read from them are right within a factor of 1.6 to
+ * 2.5. */
 static const double waits[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
                                1,     2.5,    5,     10,   25,    50,   100, 250,  600};
 static const double tokens[] = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.025,

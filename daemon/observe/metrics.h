@@ -1,5 +1,6 @@
-/* Counters for Status: what was done, how long it took, and where the workers' time went. Plain sums and histograms, written
- * by batcher.c and serve.c and read by serve.c; all run in the one loop, so there is nothing to lock. */
+/* Counters for Status: what was done, how long it took, and where the workers' time went. Plain sums and
+ * histograms, written by batcher.c and serve.c and read by serve.c; all run in the one loop, so there is
+ * nothing to lock. */
 #pragma once
 
 #include <stdint.h>

@@ -121,8 +121,8 @@ static void take_decode(struct observe *o, const struct step *step, const struct
     }
 }
 
-/* Rows that carry prompts: their times add up until the row that samples. A prompt that was not computed from its
- * first token on is none to compare with. */
+/* Rows that carry prompts: their times add up until the row that samples. A prompt that was not computed from
+ * its first token on is none to compare with. */
 static void take_prompts(struct observe *o, const struct step *step, double seconds)
 {
     for (uint32_t i = 0; i < step->row_count; i++) {

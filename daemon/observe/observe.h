@@ -37,11 +37,12 @@ double observe_planned(struct observe *observe, const struct step *step);
  * worker's, where there is one. Of three workers each one's word stands. In a step flagged STEP_KV_ASSISTED
  * both compute at once: then only the first of it. */
 void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns, uint32_t step_flags);
-/* Both processors' words on a step (copied out of shared memory) and what it took as a whole, of which `further` are as step_prices_take
- * has them. */
+/* Both processors' words on a step (copied out of shared memory) and what it took as a whole, of which
+ * `further` are as step_prices_take has them. */
 void observe_step(struct observe *observe, const struct step *step, const struct arena_times *done,
                   double further, double seconds);
-/* Another sequence is in this slot now, with `tokens` tokens: its prompt, and its answer so far if it is computed again. */
+/* Another sequence is in this slot now, with `tokens` tokens: its prompt, and its answer so far if it is
+ * computed again. */
 void observe_enter(struct observe *observe, uint32_t slot, uint32_t tokens);
 /* The workers were lost: what was being computed begins anew. */
 void observe_lost(struct observe *observe);

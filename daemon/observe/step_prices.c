@@ -45,8 +45,8 @@ void step_prices_make(struct step_prices *prices, const struct forecast *forecas
     row->further = fmax(0, made[1] - made[0]);
 }
 
-/* The correction of steps of `tokens` tokens: the mean of measured ones. The nearer their number of tokens, the more they count, so
- * that one step which was held up does not rule its number out. */
+/* The correction of steps of `tokens` tokens: the mean of measured ones. The nearer their number of tokens,
+ * the more they count, so that one step which was held up does not rule its number out. */
 static double correction(const struct step_prices *prices, uint32_t tokens)
 {
     double sum = 0, weights = 0;

@@ -1,6 +1,8 @@
-/* One candidate: prices of the decode step, bytes by unit and home, the search, lists for long prompts, the ledger. See candidate.h.
+/* One candidate: prices of the decode step, bytes by unit and home, the search, lists for long prompts, the
+ * ledger. See candidate.h.
  *
- * The ledger decides. Where it finds more bytes than the search counted, the search runs again and leaves the difference free. */
+ * The ledger decides. Where it finds more bytes than the search counted, the search runs again and leaves the
+ * difference free. */
 #include "daemon/planner/candidate.h"
 
 #include <stdlib.h>
@@ -126,8 +128,8 @@ int making_price_packing(const struct making *m, const struct spec *spec, struct
     return making_price(m, spec, format, prices, err);
 }
 
-/* Not where several sequences decode at once, whose products unpack weights first; and beside a device only where expanding costs
- * it less than the link gains. */
+/* Not where several sequences decode at once, whose products unpack weights first; and beside a device only
+ * where expanding costs it less than the link gains. */
 bool candidate_may_pack_cpu(const struct making *m, const struct spec *spec)
 {
     const struct ledger_wish *asked = &m->r->wish;
@@ -223,8 +225,8 @@ struct memory_wish making_memory_wish(const struct making *m, const struct spec 
                                 .cpu = spec->strategy != SEARCH_ALL_GPU && spec->strategy != SEARCH_STREAM};
 }
 
-/* Wishes for long prompts are given up where nothing fits with them, half of a long chunk after the other, then the ring; both where
- * the plan that was found does without. */
+/* Wishes for long prompts are given up where nothing fits with them, half of a long chunk after the other,
+ * then the ring; both where the plan that was found does without. */
 static int tighten(struct making *m, const struct spec *spec, struct memory_wish *wish,
                    const struct cost_table *prices, struct candidate *out, struct helm_err *err)
 {

@@ -1,8 +1,9 @@
 /* Candidates: plans that an idea of the planner asks for, priced and held to the ledger.
  *
- * Internal to ideas.c and the ideas, refusal.c and planner.c. An idea (ideas.h) writes a spec, candidate_make or packing_best makes
- * a plan of it, and candidate_keep leaves the better one. What was made is in the request's cache: the same spec is never searched
- * twice, neither by two ideas nor for helm-plan's table of strategies. */
+ * Internal to ideas.c and the ideas, refusal.c and planner.c. An idea (ideas.h) writes a spec, candidate_make
+ * or packing_best makes a plan of it, and candidate_keep leaves the better one. What was made is in the
+ * request's cache: the same spec is never searched twice, neither by two ideas nor for helm-plan's table of
+ * strategies. */
 #pragma once
 
 #include "daemon/planner/memory/memory.h"
@@ -19,15 +20,15 @@ struct making {
     struct analyse_table table;
     uint32_t batch;
     bool required; /* a plan must use the device */
-    /* Plans of the strategy `best`: seconds of the fastest restricted strategy's step (strategies.c), which no plan that is made
-     * with a free choice of tiers exceeds. */
+    /* Plans of the strategy `best`: seconds of the fastest restricted strategy's step (strategies.c), which
+     * no plan that is made with a free choice of tiers exceeds. */
     double floor;
     struct planner_cache *cache;
     uint64_t of; /* model, profile and machine, as the cache tells them apart */
 };
 
-/* Weights that a search assumes packed in VRAM: none; all that can be; the same, but at the prices of plain weights, as if nearly
- * all could be made plain again. */
+/* Weights that a search assumes packed in VRAM: none; all that can be; the same, but at the prices of plain
+ * weights, as if nearly all could be made plain again. */
 enum packing { PACKING_NONE, PACKING_ALL, PACKING_UNPRICED };
 
 /* The sizes and choices that a candidate is asked to have. */
@@ -48,8 +49,8 @@ struct candidate {
     bool fits;
     enum packing packing; /* that it was made with */
     double seconds;       /* of the decode step */
-    uint64_t vram,
-        host; /* where it does not fit: by how much each limit would have to grow, the other as it is; or NEVER */
+    uint64_t vram, host;  /* where it does not fit: by how much each limit would have to grow, the other as it
+                             is; or NEVER */
     struct ledger_wish wish;
     struct plan plan;
 };
@@ -69,12 +70,14 @@ uint32_t making_first_ctx(const struct making *m);
 uint32_t making_next_ctx(const struct making *m, uint32_t ctx);
 /* What prices of one of its plans are of. */
 struct cost_case making_case(const struct making *m, const struct plan *plan);
-/* Seconds of the plan's decode step of m->batch sequences with `context` tokens behind each; 0: with the typical one. */
+/* Seconds of the plan's decode step of m->batch sequences with `context` tokens behind each; 0: with the
+ * typical one. */
 HELM_MUST_CHECK int making_decode_seconds(const struct making *m, const struct plan *plan, uint32_t context,
                                           double *seconds, struct helm_err *err);
 /* Positions that a row of the step attends to which a spec's plans are made for. */
 uint32_t making_context(const struct making *m, const struct spec *spec);
-/* The decode step that a spec's plans are made for, with weights in these formats (as cost_step's), and its prices. */
+/* The decode step that a spec's plans are made for, with weights in these formats (as cost_step's), and its
+ * prices. */
 struct cost_step making_step(const struct making *m, const struct spec *spec,
                              const enum tensor_format (*format)[PLAN_HOMES]);
 HELM_MUST_CHECK int making_price(const struct making *m, const struct spec *spec,
@@ -103,22 +106,24 @@ HELM_MUST_CHECK int known_add(const struct making *m, const struct spec *spec, c
                               struct helm_err *err);
 /* What is planned for, in one number: the model's sizes, the profile, the machine. */
 uint64_t known_case(const struct making *m);
-/* forced.c: whether what was found uses the device as it must; the fastest plan that does where the CPU alone is faster. */
+/* forced.c: whether what was found uses the device as it must; the fastest plan that does where the CPU alone
+ * is faster. */
 bool forced_uses(const struct making *m, const struct spec *spec, const struct search_found *found,
                  uint32_t units);
 void forced_find(const struct making *m, const struct spec *spec, const struct search_problem *problem,
                  const struct memory *memory, struct search_found *found);
-/* fewer.c: seconds that no plan of the request is below in a step of its sequences; at most `enough`. 0: it is not known, as of all
- * requests for which there is no bound. */
+/* fewer.c: seconds that no plan of the request is below in a step of its sequences; at most `enough`. 0: it
+ * is not known, as of all requests for which there is no bound. */
 bool fewer_bounded(const struct planner_request *r);
 HELM_MUST_CHECK int fewer_bound(const struct planner_request *r, double enough, double *seconds,
                                 struct helm_err *err);
-/* unpacking.c: takes a plan with all packed in VRAM that can be, whose ledgers with the smallest pool fit. Unpacks as many weights
- * as still fit, and the head if that is faster; a plan of `best` may move its embedding to the CPU for that. */
+/* unpacking.c: takes a plan with all packed in VRAM that can be, whose ledgers with the smallest pool fit.
+ * Unpacks as many weights as still fit, and the head if that is faster; a plan of `best` may move its
+ * embedding to the CPU for that. */
 HELM_MUST_CHECK int unpacking_choose(struct making *m, const struct spec *spec, struct candidate *c,
                                      struct helm_err *err);
 
-/* HELM_E_CAPACITY with every number and the nearest that would fit; fills in the request's refusal. `c` is the spec's candidate,
- * and scratch then. */
+/* HELM_E_CAPACITY with every number and the nearest that would fit; fills in the request's refusal. `c` is
+ * the spec's candidate, and scratch then. */
 HELM_MUST_CHECK int refusal_write(struct making *m, const struct spec *spec, struct candidate *c,
                                   struct helm_err *err);

@@ -1,4 +1,5 @@
-/* The idea of longer chunks for weights in VRAM that a chunk expands. See ideas.h. Called by ideas.c; owns nothing. */
+/* The idea of longer chunks for weights in VRAM that a chunk expands. See ideas.h. Called by ideas.c; owns
+ * nothing. */
 #include "daemon/planner/ideas.h"
 
 #include "daemon/planner/prefill.h"
@@ -16,8 +17,8 @@ static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, st
     return rc;
 }
 
-/* Weights in VRAM that a chunk expands are expanded once for all its tokens: chunks become longer as long as that is
- * worth it and the device has room beside the smallest pool. */
+/* Weights in VRAM that a chunk expands are expanded once for all its tokens: chunks become longer as long as
+ * that is worth it and the device has room beside the smallest pool. */
 int chunks_lengthen(struct making *m, struct plan *plan, struct arena_spec *arena, struct helm_err *err)
 {
     const uint32_t ctx = plan->context_tokens;

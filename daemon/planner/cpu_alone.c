@@ -1,7 +1,7 @@
 /* The idea of leaving the device idle. See ideas.h. Called by ideas.c; lists belong to the plan.
  *
- * `auto` uses the device only where that is faster than the CPU alone. Otherwise the plan is made for the CPU's largest context, and
- * the log says how fast the best plan with the device would be. */
+ * `auto` uses the device only where that is faster than the CPU alone. Otherwise the plan is made for the
+ * CPU's largest context, and the log says how fast the best plan with the device would be. */
 #include "common/base/log.h"
 #include "daemon/planner/ideas.h"
 

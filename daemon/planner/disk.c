@@ -1,10 +1,11 @@
-/* The idea of experts on disk. See ideas.h and common/plan/disk.h. Called by planner.c where nothing else fits; lists belong to
- * the plan.
+/* The idea of experts on disk. See ideas.h and common/plan/disk.h. Called by planner.c where nothing else
+ * fits; lists belong to the plan.
  *
- * All on the CPU, and every layer's experts on disk with as many slots as host memory has room for beside the rest. All layers, since
- * the same memory finds more of what tokens choose as slots of every layer than as whole layers: where tokens choose evenly it finds
- * as much, and tokens choose some experts more often than others. The first context counts for which a layer's slots hold the
- * experts of one token; otherwise the largest with a slot. */
+ * All on the CPU, and every layer's experts on disk with as many slots as host memory has room for beside the
+ * rest. All layers, since the same memory finds more of what tokens choose as slots of every layer than as
+ * whole layers: where tokens choose evenly it finds as much, and tokens choose some experts more often than
+ * others. The first context counts for which a layer's slots hold the experts of one token; otherwise the
+ * largest with a slot. */
 #include "common/base/units.h"
 #include "common/plan/disk.h"
 #include "daemon/planner/ideas.h"

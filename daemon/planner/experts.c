@@ -1,10 +1,12 @@
-/* The idea of a layer's experts in both memories. See ideas.h and plan.h. Called by ideas.c and strategies.c; lists belong to the plan.
+/* The idea of a layer's experts in both memories. See ideas.h and plan.h. Called by ideas.c and strategies.c;
+ * lists belong to the plan.
  *
- * The start is the plan that has all experts on the CPU and all else on the GPU, with lists for prompts that stream them. Each plan
- * tried has the experts of the first n sparse layers in VRAM and all others' in both memories: the rest of VRAM is slots, the same
- * number for each of these layers. Whole layers in VRAM save hand-overs; slots gain where some experts are chosen more often than
- * others, which only counting shows. So without a histogram a price is what a plan takes at worst, and of plans of nearly the same
- * price the one with the most slots is chosen, and one with slots before one without. */
+ * The start is the plan that has all experts on the CPU and all else on the GPU, with lists for prompts that
+ * stream them. Each plan tried has the experts of the first n sparse layers in VRAM and all others' in both
+ * memories: the rest of VRAM is slots, the same number for each of these layers. Whole layers in VRAM save
+ * hand-overs; slots gain where some experts are chosen more often than others, which only counting shows. So
+ * without a histogram a price is what a plan takes at worst, and of plans of nearly the same price the one
+ * with the most slots is chosen, and one with slots before one without. */
 #include "daemon/planner/experts.h"
 
 #include <math.h>
@@ -13,8 +15,8 @@
 #include "daemon/planner/formats.h"
 #include "daemon/planner/profile/policy.h"
 
-/* Slots for up to an eighth of the experts may cost WORTH_NOTING of a decode step beside the fastest plan if each expert was chosen
- * alike (MIXED_EIGHTH). */
+/* Slots for up to an eighth of the experts may cost WORTH_NOTING of a decode step beside the fastest plan if
+ * each expert was chosen alike (MIXED_EIGHTH). */
 
 struct trial {
     double least;   /* what a step takes at least, whatever is read directly; INFINITY: no room */
@@ -31,7 +33,8 @@ struct trials {
     struct trial *with; /* [sparse], by the number of layers wholly in VRAM */
 };
 
-/* The first `whole` sparse layers' experts in VRAM, and slots for the others'; without room for them `least` stays. */
+/* The first `whole` sparse layers' experts in VRAM, and slots for the others'; without room for them `least`
+ * stays. */
 static int lay_whole(struct trials *t, uint32_t whole, struct helm_err *err)
 {
     struct trial *trial = &t->with[whole];
@@ -44,7 +47,8 @@ static int lay_whole(struct trials *t, uint32_t whole, struct helm_err *err)
     return making_decode_seconds(t->m, &best, 0, &trial->least, err);
 }
 
-/* The least whole layers, so the most slots up to an eighth, whose step takes at most `most`; else those of the fastest plan. */
+/* The least whole layers, so the most slots up to an eighth, whose step takes at most `most`; else those of
+ * the fastest plan. */
 static struct trial *best_of(const struct trials *t, double most)
 {
     const uint32_t eighth = t->m->r->model->config.router.experts / MIXED_EIGHTH;
@@ -57,8 +61,8 @@ static struct trial *best_of(const struct trials *t, double most)
     return &t->with[best];
 }
 
-/* Tries every number of layers wholly in VRAM, in the order of what they take at least, until that is more than `slack` above the
- * fastest: the rest cannot be chosen. One is tried at all events. */
+/* Tries every number of layers wholly in VRAM, in the order of what they take at least, until that is more
+ * than `slack` above the fastest: the rest cannot be chosen. One is tried at all events. */
 static int try_numbers(struct trials *t, double slack, double other, struct helm_err *err)
 {
     int rc = 0;
@@ -106,8 +110,9 @@ static int try_packed(struct trials *t, enum packs packs, double other, double s
     return rc;
 }
 
-/* Takes a plan of the strategy `mixed`, which fits with all experts on the CPU. Makes the fastest one with some layers' experts in
- * VRAM and all others' in both memories, or one nearly as fast with more slots. `other`: seconds of the fastest plan so far. */
+/* Takes a plan of the strategy `mixed`, which fits with all experts on the CPU. Makes the fastest one with
+ * some layers' experts in VRAM and all others' in both memories, or one nearly as fast with more slots.
+ * `other`: seconds of the fastest plan so far. */
 static int choose(struct making *m, uint32_t ctx, double other, struct candidate *c, struct helm_err *err)
 {
     struct trials t = {.m = m, .ctx = ctx, .from = &c->plan};
@@ -143,8 +148,8 @@ static bool some_outside(const struct model *model, const struct plan *plan)
     return outside;
 }
 
-/* In the place of a plan of `best`, if that is slower, or not much faster. Where that has two tiers, the best plan with one, as one
- * with experts in both memories has it, may be faster than both. */
+/* In the place of a plan of `best`, if that is slower, or not much faster. Where that has two tiers, the best
+ * plan with one, as one with experts in both memories has it, may be faster than both. */
 static int try_beside_best(struct making *m, const struct spec *spec, struct candidate *best,
                            struct helm_err *err)
 {

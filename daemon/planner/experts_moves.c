@@ -1,5 +1,5 @@
-/* Experts that move: what the link may bring in a step, and from when on that is faster. See experts.h. Called by experts.c; owns
- * nothing. */
+/* Experts that move: what the link may bring in a step, and from when on that is faster. See experts.h.
+ * Called by experts.c; owns nothing. */
 #include "common/base/units.h"
 #include "daemon/planner/experts.h"
 
@@ -12,7 +12,8 @@
 #define MOVES_TRIES                                                                                          \
     (2 * PLANNER_SHARES) /* parts of the choices that are found, from those of slots that stay to all */
 
-/* Bytes of an expert, its gate, up and down as they lie in slots: the mean of the layers, whose formats may differ. */
+/* Bytes of an expert, its gate, up and down as they lie in slots: the mean of the layers, whose formats may
+ * differ. */
 static int expert_bytes(const struct making *m, const struct plan *plan, double *bytes, struct helm_err *err)
 {
     struct slots_place place = {.unit = calloc(plan_mixed_units(plan) + 1, sizeof *place.unit)};
@@ -46,8 +47,8 @@ static int staying_step(const struct making *m, const struct plan *plan, double 
     return making_decode_seconds(m, &now, 0, seconds, err);
 }
 
-/* When recency foretells the part `part` of the choices, above c->found. Where the link brings fewer experts than are to come, as
- * much less is found beyond what slots that stay have. */
+/* When recency foretells the part `part` of the choices, above c->found. Where the link brings fewer experts
+ * than are to come, as much less is found beyond what slots that stay have. */
 static int moving_step(const struct making *m, const struct plan *plan, const struct moves_case *c,
                        double part, struct moving *out, struct helm_err *err)
 {

@@ -1,7 +1,9 @@
-/* The idea of shared experts, or a dense MLP, in VRAM beside experts on the CPU. See ideas.h. Called by experts.c and strategies.c.
+/* The idea of shared experts, or a dense MLP, in VRAM beside experts on the CPU. See ideas.h. Called by
+ * experts.c and strategies.c.
  *
- * These go into VRAM, as all else does, where that is faster and there is room for one slot of each layer, which never changes:
- * kernels read no expert in host memory, and none move. So the forecast of `experts-cpu` is that of other programs' way. */
+ * These go into VRAM, as all else does, where that is faster and there is room for one slot of each layer,
+ * which never changes: kernels read no expert in host memory, and none move. So the forecast of `experts-cpu`
+ * is that of other programs' way. */
 #include <math.h>
 
 #include "daemon/planner/experts.h"

@@ -1,5 +1,5 @@
-/* Slots for experts: plans that have them, their number, the share that is read directly. See experts.h. Called by experts.c; lists
- * belong to the plan. */
+/* Slots for experts: plans that have them, their number, the share that is read directly. See experts.h.
+ * Called by experts.c; lists belong to the plan. */
 #include "daemon/planner/experts.h"
 
 #include <math.h>
@@ -12,7 +12,8 @@
 #include "daemon/planner/profile/policy.h"
 
 #define DIRECT_STEP (PERMILLE / PLANNER_SHARES / 2)
-/* Of experts' bytes, what sampled ones may come to packed for slots to have room for nearly all (common/plan/slots.c). */
+/* Of experts' bytes, what sampled ones may come to packed for slots to have room for nearly all
+ * (common/plan/slots.c). */
 #define PACKED_SLOTS_WORTH (PROFILE_PACKED_PART * (1 + WORTH_NOTING))
 
 int experts_place(const struct making *m, const struct plan *from, uint32_t whole, enum packs packs,

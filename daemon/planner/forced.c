@@ -60,7 +60,8 @@ static void force_try(struct forced *f, enum plan_processor embed, enum plan_pro
     f->any = true;
 }
 
-/* Units on the GPU; where one of them attends to a cache that several layers read, the layers (or units) of all those. */
+/* Units on the GPU; where one of them attends to a cache that several layers read, the layers (or units) of
+ * all those. */
 static void put_on_gpu(struct forced *f, uint32_t first, uint32_t step)
 {
     const struct cost_table *prices = f->problem->decode;
@@ -74,8 +75,8 @@ static void put_on_gpu(struct forced *f, uint32_t first, uint32_t step)
 }
 
 /* Where the CPU alone is fastest (or the emulated device computes on the same CPU) but the device was asked
- * for by name, or two tiers were: the fastest of head and embedding on it, of one unit (or layer) on it with or without them,
- * and of all. */
+ * for by name, or two tiers were: the fastest of head and embedding on it, of one unit (or layer) on it with
+ * or without them, and of all. */
 void forced_find(const struct making *m, const struct spec *spec, const struct search_problem *problem,
                  const struct memory *memory, struct search_found *found)
 {

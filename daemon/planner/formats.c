@@ -24,7 +24,8 @@ int formats_read(const char *name, const struct mixture **weights, struct helm_e
     return helm_fail(err, HELM_E_USAGE, "--weights %s: there are %s", name, names);
 }
 
-/* Whether number `at` of a plan's formats is that of the matrix: numbers of units, the embedding, the head. */
+/* Whether number `at` of a plan's formats is that of the matrix: numbers of units, the embedding, the
+ * head. */
 static bool is_of(const struct model *model, const struct model_tensor *t, uint32_t at)
 {
     const uint32_t units = unit_count(model->config.layers);

@@ -1,8 +1,9 @@
 /* In which formats a plan's weights lie.
  *
- * Called while a plan is made, searched and priced. Weights lie as they are in the files, or as --weights says;
- * of those the planner makes some packed bf16: streamed weights cross the link sooner so, the CPU reads fewer
- * bytes where its kernels are fast enough, and more weights fit into VRAM. Pure; the tables are the caller's. */
+ * Called while a plan is made, searched and priced. Weights lie as they are in the files, or as --weights
+ * says; of those the planner makes some packed bf16: streamed weights cross the link sooner so, the CPU reads
+ * fewer bytes where its kernels are fast enough, and more weights fit into VRAM. Pure; the tables are the
+ * caller's. */
 #pragma once
 
 #include "daemon/planner/memory/ledger.h"
@@ -10,10 +11,12 @@
 
 /* ---- of all weights: --weights ---- */
 
-/* What the option says: "stored" (NULL), or the name of a mixture of blocks. HELM_E_USAGE says which there are. */
+/* What the option says: "stored" (NULL), or the name of a mixture of blocks. HELM_E_USAGE says which there
+ * are. */
 HELM_MUST_CHECK int formats_read(const char *name, const struct mixture **weights, struct helm_err *err);
-/* Has the model's matrices of single numbers lie in the mixture's formats (mixture_format_at_load), with the bytes of
- * those. Sizes and prices are of them from then on; workers convert at load. NULL: leaves them as stored. */
+/* Has the model's matrices of single numbers lie in the mixture's formats (mixture_format_at_load), with the
+ * bytes of those. Sizes and prices are of them from then on; workers convert at load. NULL: leaves them as
+ * stored. */
 void formats_lay(struct model *model, const struct mixture *weights);
 /* The same of what a plan has so: its mixture, and blocks of single stages whose matrices all take them. */
 void formats_lay_as_planned(struct model *model, const struct plan *plan);
@@ -25,14 +28,14 @@ void formats_warn_unmeasured(const struct model *model, const struct profile *pr
 
 /* ---- of a plan; there is room for its formats (plan_formats_clear) ---- */
 
-/* Formats of units at home in VRAM: the first `units` of those that can be packed are, the others are as stored; and
- * the head where it is there. */
+/* Formats of units at home in VRAM: the first `units` of those that can be packed are, the others are as
+ * stored; and the head where it is there. */
 void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, struct plan *plan);
 /* How many of them can be; whether the head can: it is there, and not as the embedding. */
 uint32_t formats_packable(const struct ledger_case *c, const struct plan *plan);
 bool formats_head_packable(const struct ledger_case *c, const struct plan *plan);
-/* Formats of units in host memory, once all lists are final: packed is what every list streams, where the wish is to
- * pack; and what some list gives to the CPU, where that computes with packed weights. */
+/* Formats of units in host memory, once all lists are final: packed is what every list streams, where the
+ * wish is to pack; and what some list gives to the CPU, where that computes with packed weights. */
 void formats_set_host(const struct ledger_case *c, struct plan *plan);
 /* Whether a unit lies packed and some list gives it to the CPU. */
 bool formats_packed_on_cpu(const struct plan *plan, uint32_t unit);

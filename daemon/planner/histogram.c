@@ -71,7 +71,8 @@ void histogram_free(struct histogram *h)
     *h = (struct histogram){0};
 }
 
-/* The most used expert, or part of one, that is not taken, of equals the lowest number. Parts are used as their experts. */
+/* The most used expert, or part of one, that is not taken, of equals the lowest number. Parts are used as
+ * their experts. */
 static uint32_t most_used(const uint64_t *uses, const bool *taken, uint32_t experts, uint32_t parts)
 {
     uint32_t best = UINT32_MAX;

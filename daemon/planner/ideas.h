@@ -1,12 +1,13 @@
 /* The planner's one loop: ideas make candidates, each is priced and held to the ledger, the best stays.
  *
- * Called by planner.c. An idea is a file of at most 200 lines beside this one; ideas.c has the table of them. To add one, write its
- * file and its row. */
+ * Called by planner.c. An idea is a file of at most 200 lines beside this one; ideas.c has the table of them.
+ * To add one, write its file and its row. */
 #pragma once
 
 #include "daemon/planner/candidate.h"
 
-/* The best plan for the spec's strategy: of the largest context for which there is one. spec->ctx becomes the last one tried. */
+/* The best plan for the spec's strategy: of the largest context for which there is one. spec->ctx becomes the
+ * last one tried. */
 HELM_MUST_CHECK int ideas_run(struct making *m, struct spec *spec, struct candidate *best,
                               struct helm_err *err);
 /* The best plan for one context, by the ideas that are tried for each. */
@@ -44,7 +45,8 @@ HELM_MUST_CHECK int experts_try(struct making *m, const struct spec *spec, struc
 /* shared.c: dense MLPs that GPU and CPU compute together. */
 HELM_MUST_CHECK int shared_try(struct making *m, const struct spec *spec, struct candidate *best,
                                struct helm_err *err);
-/* For a plan of `experts-cpu`, of a model with shared experts: these in VRAM, and one slot a layer that never changes. */
+/* For a plan of `experts-cpu`, of a model with shared experts: these in VRAM, and one slot a layer that never
+ * changes. */
 HELM_MUST_CHECK int experts_try_shared(struct making *m, const struct spec *spec, struct candidate *best,
                                        struct helm_err *err);
 /* chunks.c: longer chunks, of a plan that stands. */

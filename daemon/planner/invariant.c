@@ -18,8 +18,8 @@ enum invariant_option invariant_option_named(const char *name)
     return INVARIANT_AUTO;
 }
 
-/* With two tiers the positions left to the CPU depend on a sequence's room in VRAM: in an invariant plan it has
- * none. */
+/* With two tiers the positions left to the CPU depend on a sequence's room in VRAM: in an invariant plan it
+ * has none. */
 static void become(struct plan *plan, bool invariant, uint32_t direct_permille)
 {
     plan->invariant = invariant;
@@ -53,8 +53,8 @@ static int price_of(const struct planner_request *request, struct plan *plan, ui
     return 0;
 }
 
-/* The worse of what a short context and the typical one lose, by rates and as forecasts say it: these go by the model's own programs
- * where there are some, and attention is not alike in error. */
+/* The worse of what a short context and the typical one lose, by rates and as forecasts say it: these go by
+ * the model's own programs where there are some, and attention is not alike in error. */
 static int price_batch(const struct planner_request *asked, const struct planner_request *request,
                        struct plan *plan, uint32_t direct_permille, struct price *worst, struct helm_err *err)
 {
@@ -72,15 +72,16 @@ static int price_batch(const struct planner_request *asked, const struct planner
     return rc;
 }
 
-/* No rates are those of several tokens that the CPU multiplies each as one, nor of a GPU's attention in a chain's order, which it may
- * have where it has chains. */
+/* No rates are those of several tokens that the CPU multiplies each as one, nor of a GPU's attention in a
+ * chain's order, which it may have where it has chains. */
 static bool lacks_rates(const struct profile *profile, const struct plan *plan)
 {
     return plan_most_tokens(plan, PLAN_CPU0) > 0 ||
            (plan_device_computes(plan) && profile->gpu.chain_gemv.value > 0);
 }
 
-/* The most expensive price of several sequences. *known: false where the profile lacks it and nothing was `measured`. */
+/* The most expensive price of several sequences. *known: false where the profile lacks it and nothing was
+ * `measured`. */
 static int price_several(const struct planner_request *request, struct plan *plan, uint32_t direct_permille,
                          bool measured, struct price *worst, bool *known, struct helm_err *err)
 {
@@ -96,7 +97,8 @@ static int price_several(const struct planner_request *request, struct plan *pla
     return rc;
 }
 
-/* Whether the model's own programs price all half layers of the plan, as invariant plans run them and as others do. */
+/* Whether the model's own programs price all half layers of the plan, as invariant plans run them and as
+ * others do. */
 static bool is_measured(const struct planner_request *request, const struct plan *plan)
 {
     const struct programs *programs = request->profile ? request->profile->programs : NULL;

@@ -1,9 +1,11 @@
 /* Whether a plan is invariant (common/plan/schedule.h): what it costs, and the choice.
  *
- * Called by main.c and helm-plan once a plan is made or taken. What differs in an invariant plan, as prices have it: a
- * GPU decodes one token with the kernels of a few, without chains; its chunks are whole sub-chunks; with two tiers the CPU
- * attends to nothing; the CPU multiplies each of several tokens as one. The CPU's one token and its chunks are as
- * fast. Where the model's own programs were measured both ways (profile/programs.h), they are the price, else rates alone. Not priced: sequences that decode while prompts are computed wait for steps of their own. Pure. */
+ * Called by main.c and helm-plan once a plan is made or taken. What differs in an invariant plan, as prices
+ * have it: a GPU decodes one token with the kernels of a few, without chains; its chunks are whole
+ * sub-chunks; with two tiers the CPU attends to nothing; the CPU multiplies each of several tokens as one.
+ * The CPU's one token and its chunks are as fast. Where the model's own programs were measured both ways
+ * (profile/programs.h), they are the price, else rates alone. Not priced: sequences that decode while prompts
+ * are computed wait for steps of their own. Pure. */
 #pragma once
 
 #include "daemon/planner/planner.h"
@@ -18,8 +20,9 @@ struct invariant {
     char text[200]; /* "on: by price; as priced decode takes +0.0 %, ..." */
 };
 
-/* Makes the plan invariant or not, as the option says; INVARIANT_AUTO: as a plan that was given (request) says, else by its
- * price: of a decode step of the sequences that it is made fastest for, and of 2, 4, 8 and 16, as far as it has slots. Where
- * the CPU computes and there are several, that was measured of the model's own programs; if it was not, it is off. */
+/* Makes the plan invariant or not, as the option says; INVARIANT_AUTO: as a plan that was given (request)
+ * says, else by its price: of a decode step of the sequences that it is made fastest for, and of 2, 4, 8 and
+ * 16, as far as it has slots. Where the CPU computes and there are several, that was measured of the model's
+ * own programs; if it was not, it is off. */
 HELM_MUST_CHECK int invariant_decide(const struct planner_request *request, bool given, struct plan *plan,
                                      struct invariant *invariant, struct helm_err *err);

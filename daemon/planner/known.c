@@ -1,7 +1,9 @@
-/* Candidates that were made, by what was asked for: the planner's cache. See candidate.h. Called by candidate.c and planner.c.
+/* Candidates that were made, by what was asked for: the planner's cache. See candidate.h. Called by
+ * candidate.c and planner.c.
  *
- * Owned by the caller of planner_make or, where that gives none, by planner_make for one call. A key is all that a candidate depends
- * on, so that one model's cache serves requests that differ in strategies, tiers and contexts. */
+ * Owned by the caller of planner_make or, where that gives none, by planner_make for one call. A key is all
+ * that a candidate depends on, so that one model's cache serves requests that differ in strategies, tiers and
+ * contexts. */
 #include "daemon/planner/candidate.h"
 
 #include <stdlib.h>

@@ -15,9 +15,10 @@ uint64_t packed_look_first(struct planner_request *request);
  * another with the larger parts, which are then in request->wish.parts. */
 HELM_MUST_CHECK int packed_look_make(struct planner_request *request, struct plan *plan,
                                      struct arena_spec *spec, struct helm_err *err);
-/* The same with large experts in parts (common/model/parts.h) where experts of a layer lie in both memories: parts make finer what slots
- * hold and what the link brings. A plan that has no such layer gains nothing by them, and a chunk adds up more sums: then experts
- * are whole. model: the request's, whose experts are then in plan->expert_parts. */
+/* The same with large experts in parts (common/model/parts.h) where experts of a layer lie in both memories:
+ * parts make finer what slots hold and what the link brings. A plan that has no such layer gains nothing by
+ * them, and a chunk adds up more sums: then experts are whole. model: the request's, whose experts are then
+ * in plan->expert_parts. */
 HELM_MUST_CHECK int parts_look_make(struct model *model, struct planner_request *request, struct plan *plan,
                                     struct arena_spec *spec, struct helm_err *err);
 /* As planner_take, likewise: the room grows. */

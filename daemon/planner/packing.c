@@ -1,14 +1,15 @@
-/* The idea of packed weights. See ideas.h. Called by ideas.c and by the ideas whose candidates may be packed; lists belong to the plan.
+/* The idea of packed weights. See ideas.h. Called by ideas.c and by the ideas whose candidates may be packed;
+ * lists belong to the plan.
  *
- * Where weights may be packed in VRAM there are two plans to choose from: one with none packed and, unless that has everything in
- * VRAM, one searched with all of them packed. In the latter unpacking.c makes plain again what there is room for. Beside a device
- * the CPU's weights come next. */
+ * Where weights may be packed in VRAM there are two plans to choose from: one with none packed and, unless
+ * that has everything in VRAM, one searched with all of them packed. In the latter unpacking.c makes plain
+ * again what there is room for. Beside a device the CPU's weights come next. */
 #include "daemon/planner/formats.h"
 #include "daemon/planner/ideas.h"
 #include "daemon/planner/profile/policy.h"
 
-/* Whether plans of this strategy may keep weights packed in VRAM: not the thesis's, nor weights that hardly become smaller, since
- * prices are of such as do. */
+/* Whether plans of this strategy may keep weights packed in VRAM: not the thesis's, nor weights that hardly
+ * become smaller, since prices are of such as do. */
 static bool packs_on_gpu(const struct making *m, const struct spec *spec)
 {
     const struct ledger_wish *asked = &m->r->wish;
@@ -47,8 +48,8 @@ static bool all_could_be(const struct making *m)
     return sum <= m->machine.device.limit;
 }
 
-/* Whether to make `b` rather than `a`: it is faster by more than the part `gain` of the time; where neither fits, it needs less
- * memory. */
+/* Whether to make `b` rather than `a`: it is faster by more than the part `gain` of the time; where neither
+ * fits, it needs less memory. */
 static bool better(const struct candidate *b, const struct candidate *a, double gain)
 {
     if (a->fits != b->fits) return b->fits;
@@ -92,8 +93,8 @@ int packing_best(struct making *m, const struct spec *asked, const struct packin
     if (rc || like || !spec.device || !best->fits || best->wish.pack_cpu || !has_cpu(m, &best->plan) ||
         !candidate_may_pack_cpu(m, &spec))
         return rc;
-    /* Prompts unpack what the CPU has packed, and loading packs. (Measured, 16 cores and an H200: decode gains what is forecast, from
-     * nothing to a third, as the machine's memory is.) */
+    /* Prompts unpack what the CPU has packed, and loading packs. (Measured, 16 cores and an H200: decode
+     * gains what is forecast, from nothing to a third, as the machine's memory is.) */
     spec.packs_cpu = true;
     return try_packed(m, spec, best->packing == PACKING_NONE ? PACKING_NONE : PACKING_ALL, WORTH_CHANGE, best,
                       err);

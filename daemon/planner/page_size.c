@@ -33,7 +33,8 @@ static double or_infinite(double rate)
     return rate > 0 ? rate : INFINITY;
 }
 
-/* Weights count as 16 bits each: of quantised ones prompts cost more than this says, and nothing else goes by it. */
+/* Weights count as 16 bits each: of quantised ones prompts cost more than this says, and nothing else goes by
+ * it. */
 static struct token token_of(const struct page_size_case *c)
 {
     const struct profile *p = c->profile;
@@ -57,7 +58,8 @@ static struct token token_of(const struct page_size_case *c)
     return t;
 }
 
-/* The CPU reads a page in runs. A run has one head of the page, or as many as come to CPU_RUN_BYTES, or all. Its bytes. */
+/* The CPU reads a page in runs. A run has one head of the page, or as many as come to CPU_RUN_BYTES, or all.
+ * Its bytes. */
 static double run_bytes(const struct page_size_case *c, uint32_t tokens)
 {
     const double head = (double)tokens * (double)kv_cell_bytes(c->kv_dtype, c->model->config.head_dim);

@@ -267,7 +267,8 @@ static int rate_of(const struct planner_request *r, const struct plan *plan, dou
     return rc;
 }
 
-/* The other plan comes in the place of this one if it makes more of the request's tokens a second; it is freed, or this one is. */
+/* The other plan comes in the place of this one if it makes more of the request's tokens a second; it is
+ * freed, or this one is. */
 static void take_faster(struct plan *plan, struct arena_spec *spec, double *rate, struct plan *other,
                         const struct arena_spec *room, double seen)
 {
@@ -280,15 +281,16 @@ static void take_faster(struct plan *plan, struct arena_spec *spec, double *rate
     plan_free(other);
 }
 
-/* The most sequences that a plan for `at_once` may decode together: its pool may have room for more contexts than theirs. */
+/* The most sequences that a plan for `at_once` may decode together: its pool may have room for more contexts
+ * than theirs. */
 static uint32_t most_at_once(const struct planner_request *r, uint32_t at_once, uint32_t ctx)
 {
     const uint32_t contexts = LEDGER_POOL_TOKENS / ctx, most = contexts > at_once ? contexts : at_once;
     return most < r->batch ? most : r->batch;
 }
 
-/* A plan of the same context for `at_once` sequences, in the place of this one if it makes more of the request's; none where it is
- * certain that it makes fewer. */
+/* A plan of the same context for `at_once` sequences, in the place of this one if it makes more of the
+ * request's; none where it is certain that it makes fewer. */
 static int try_fewer(const struct planner_request *r, uint32_t at_once, struct plan *plan,
                      struct arena_spec *spec, double *rate, struct helm_err *err)
 {
@@ -318,8 +320,9 @@ static int try_fewer(const struct planner_request *r, uint32_t at_once, struct p
 
 /* ---- windows ---- */
 
-/* A plan whose layers with a window keep all pages in two tiers, in the place of one that keeps their windows in VRAM, if it decodes
- * faster: places take less of VRAM than the windows of all slots where a window is long. */
+/* A plan whose layers with a window keep all pages in two tiers, in the place of one that keeps their windows
+ * in VRAM, if it decodes faster: places take less of VRAM than the windows of all slots where a window is
+ * long. */
 static int try_pages(const struct planner_request *r, struct plan *plan, struct arena_spec *spec,
                      struct helm_err *err)
 {
@@ -359,8 +362,9 @@ int planner_make(const struct planner_request *request, struct plan *plan, struc
         rc = rate_of(&r, plan, &together, err);
         rate = together;
         if (!rc) rc = try_fewer(&r, 1, plan, spec, &rate, err);
-        /* Half as many at once gain nothing more: then a quarter is tried only where a bound would forbid what gains nothing, or where
-         * one's pool had room for several, so that two at once gain nothing, but more do. */
+        /* Half as many at once gain nothing more: then a quarter is tried only where a bound would forbid
+         * what gains nothing, or where one's pool had room for several, so that two at once gain nothing, but
+         * more do. */
         const bool all = fewer_bounded(&r) || rate > together;
         bool gains = true;
         for (uint32_t n = r.batch / 2; n > 1 && (all || gains) && !rc; n /= 2) {
@@ -441,7 +445,8 @@ void planner_adopt(const struct plan *plan, const struct model *model, struct le
     if (kv_dtype != KV_DTYPE_COUNT) w->kv_dtype = kv_dtype;
 }
 
-/* Removes packing that is not wished for, and that of the CPU's weights where it has no kernels for packed ones. */
+/* Removes packing that is not wished for, and that of the CPU's weights where it has no kernels for packed
+ * ones. */
 static void take_formats(const struct planner_request *r, struct plan *plan)
 {
     if (!r->wish.pack) {

@@ -1,13 +1,14 @@
 /* The plan: which layers, embedding and head are computed where, and what all of it costs in memory and time.
  *
- * Called by main.c once, before anything is allocated, and by helm-plan. The one interface of planning: model,
- * wishes and machine go in; plan, ledgers and the arena's layout come out, or a refusal with numbers. Pure, except
- * for two warnings: the plan does without a device that `auto` has, or there is less host memory than was asked for.
+ * Called by main.c once, before anything is allocated, and by helm-plan. The one interface of planning:
+ * model, wishes and machine go in; plan, ledgers and the arena's layout come out, or a refusal with numbers.
+ * Pure, except for two warnings: the plan does without a device that `auto` has, or there is less host memory
+ * than was asked for.
  *
- * Unless the device is required, a plan of the strategy `best` uses it only if that is faster than the CPU alone;
- * other strategies are made as asked for, or refused. If the device is required, a plan computes at least the head
- * or one unit on it, even if the CPU alone would be faster. The step that is made fastest is one of decode:
- * request.batch rows, each with planner_typical_context positions. */
+ * Unless the device is required, a plan of the strategy `best` uses it only if that is faster than the CPU
+ * alone; other strategies are made as asked for, or refused. If the device is required, a plan computes at
+ * least the head or one unit on it, even if the CPU alone would be faster. The step that is made fastest is
+ * one of decode: request.batch rows, each with planner_typical_context positions. */
 #pragma once
 
 #include "daemon/planner/cost/cost.h"
@@ -24,7 +25,8 @@ struct planner_refusal {
     char nearest[200]; /* "--ctx 4096, or 9.1 GiB of VRAM, or --device cpu" */
 };
 
-/* Candidates that were made, for requests that follow (known.c). Zeroed at first; planner_cache_free at last. */
+/* Candidates that were made, for requests that follow (known.c). Zeroed at first; planner_cache_free at
+ * last. */
 struct planner_cache {
     struct planner_known *first;
     uint32_t count;
@@ -71,22 +73,22 @@ struct planner_request {
 #define KV_TIERS_DEFAULT "auto"
 const char *kv_tiers_name(enum kv_tiers tiers);
 enum kv_tiers kv_tiers_named(const char *name); /* one of the choices */
-/* Positions that a row of that step attends to in a context of `ctx`: all if that was asked for; half if it was chosen,
- * since that is a sequence's mean length. */
+/* Positions that a row of that step attends to in a context of `ctx`: all if that was asked for; half if it
+ * was chosen, since that is a sequence's mean length. */
 uint32_t planner_typical_context(const struct planner_request *request, uint32_t ctx);
 
-/* Sequences of the request's batch that decode at once: as many as the plan's pool has whole contexts for. The others wait until
- * one is done. */
+/* Sequences of the request's batch that decode at once: as many as the plan's pool has whole contexts for.
+ * The others wait until one is done. */
 uint32_t planner_at_once(const struct planner_request *request, const struct plan *plan);
 
-/* Makes a plan. A plan of the strategy `best` is one for fewer sequences at once where those make more tokens a second than all
- * together, whose caches would take the weights' room. HELM_E_USAGE without a profile. If the wish is to pack, it packs where that pays on the profile's
- * machine (cost_packing_pays; for its CPU, if the wish allows it, cost_packing_pays_cpu). plan_free on the caller,
- * also after an error. */
+/* Makes a plan. A plan of the strategy `best` is one for fewer sequences at once where those make more tokens
+ * a second than all together, whose caches would take the weights' room. HELM_E_USAGE without a profile. If
+ * the wish is to pack, it packs where that pays on the profile's machine (cost_packing_pays; for its CPU, if
+ * the wish allows it, cost_packing_pays_cpu). plan_free on the caller, also after an error. */
 HELM_MUST_CHECK int planner_make(const struct planner_request *request, struct plan *plan,
                                  struct arena_spec *spec, struct helm_err *err);
-/* The sizes that a plan states, as wishes: what planner_take goes by. To explain or forecast a plan that was taken,
- * ask with them. */
+/* The sizes that a plan states, as wishes: what planner_take goes by. To explain or forecast a plan that was
+ * taken, ask with them. */
 void planner_adopt(const struct plan *plan, const struct model *model, struct ledger_wish *wish);
 /* Takes a plan from a file: checks that model and machine can run it, and writes its ledgers anew.
  * Its sizes replace the wishes'. Needs no profile. */

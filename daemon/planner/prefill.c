@@ -24,8 +24,9 @@ static int gpu_seconds(const struct ledger_case *c, const struct profile *profil
     return 0;
 }
 
-/* Parts of experts have a sum of each, so that a chunk has room for as many tokens as of whole ones: each chunk streams all. Where
- * the context is long for the chunk a prompt may have many of them, so they may have twice the room. */
+/* Parts of experts have a sum of each, so that a chunk has room for as many tokens as of whole ones: each
+ * chunk streams all. Where the context is long for the chunk a prompt may have many of them, so they may have
+ * twice the room. */
 uint64_t prefill_buffers_most(const struct ledger_case *c, uint32_t ctx, uint32_t tokens)
 {
     const uint64_t most = c->machine->device.limit / PREFILL_VRAM_PARTS;

@@ -48,7 +48,8 @@ static int grow(const struct growing *g, bool vram, uint64_t *more, struct helm_
     return 0;
 }
 
-/* By how much each limit really would have to grow, into *more, and the ledgers of the plan that would be made then, into *c. */
+/* By how much each limit really would have to grow, into *more, and the ledgers of the plan that would be
+ * made then, into *c. */
 static int find_nearest(struct making *m, const struct spec *spec, struct candidate *more,
                         struct candidate *c, struct helm_err *err)
 {

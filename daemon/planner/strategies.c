@@ -1,9 +1,10 @@
 /* The idea of simpler strategies. See ideas.h. Called by ideas.c; lists belong to the plan.
  *
- * The search of `best` has every home in its space, the splits of the thesis among them, but it looks in less memory: its plans have
- * a ring and longer chunks for prompts, and some weights packed. So each restricted strategy is planned as it would be if it was
- * asked for, and its plan is taken if its decode step is faster. By this no restriction of the planner gains anything that counts:
- * such plans stream nothing for prompts, so one must gain more than searches differ by where `best` does. */
+ * The search of `best` has every home in its space, the splits of the thesis among them, but it looks in less
+ * memory: its plans have a ring and longer chunks for prompts, and some weights packed. So each restricted
+ * strategy is planned as it would be if it was asked for, and its plan is taken if its decode step is faster.
+ * By this no restriction of the planner gains anything that counts: such plans stream nothing for prompts, so
+ * one must gain more than searches differ by where `best` does. */
 #include <math.h>
 
 #include "daemon/planner/ideas.h"

@@ -1,11 +1,14 @@
-/* The idea of two tiers of the cache, and with how many places. See ideas.h and plan.h. Called by ideas.c; lists belong to the plan.
+/* The idea of two tiers of the cache, and with how many places. See ideas.h and plan.h. Called by ideas.c;
+ * lists belong to the plan.
  *
- * With one tier a whole context has room in VRAM beside the weights, used or not. With two, VRAM has places for the newest pages,
- * weights keep their room, and a long context costs time only when it is long. So plans are judged over contexts (tiers_score), and
- * one that is slower with a short context than the plan for TIERS_SHORT_CONTEXT by more than WORTH_ROOM counts only where no other is
- * better there. Candidates are made for a short context's step, with the least places, then with twice as many while that is better;
- * with the best number for the steps of longer contexts; and then with longer chunks, which bring weights and old pages less often
- * and take room from both. These are judged by whole sessions. docs/planner-tiers.md has the rules. */
+ * With one tier a whole context has room in VRAM beside the weights, used or not. With two, VRAM has places
+ * for the newest pages, weights keep their room, and a long context costs time only when it is long. So plans
+ * are judged over contexts (tiers_score), and one that is slower with a short context than the plan for
+ * TIERS_SHORT_CONTEXT by more than WORTH_ROOM counts only where no other is better there. Candidates are made
+ * for a short context's step, with the least places, then with twice as many while that is better; with the
+ * best number for the steps of longer contexts; and then with longer chunks, which bring weights and old
+ * pages less often and take room from both. These are judged by whole sessions. docs/planner-tiers.md has the
+ * rules. */
 #include "daemon/planner/tiers.h"
 
 #include <math.h>
@@ -27,13 +30,14 @@ struct tiering {
     const struct spec *spec;
     struct packing_known like; /* the plan for a short context, whose weights are where two tiers have them */
     double least; /* seconds that a step of a short context takes at most, unless all take longer */
-    double
-        most; /* seconds that it may take with longer chunks: `least`, or where all take longer a little more than now */
+    double most;  /* seconds that it may take with longer chunks: `least`, or where all take longer a little
+                     more than now */
     double session_least; /* of the plans that were the best */
     struct scored best;
 };
 
-/* Whether a plan with longer chunks than the best one's is better: of sessions that are alike the one with much shorter long prompts. */
+/* Whether a plan with longer chunks than the best one's is better: of sessions that are alike the one with
+ * much shorter long prompts. */
 static bool better_chunks(const struct tiering *k, const struct scored *c)
 {
     const struct score *now = &k->best.score, *then = &c->score;
@@ -98,7 +102,8 @@ static int find_least(struct tiering *k, struct helm_err *err)
     return rc;
 }
 
-/* From what->places on twice as many each time, until they are no longer worth their weights: then it has the best number. */
+/* From what->places on twice as many each time, until they are no longer worth their weights: then it has the
+ * best number. */
 static int try_places(struct tiering *k, struct spec *what, struct helm_err *err)
 {
     const uint32_t most = ledger_least_pages(&k->m->c, what->ctx);
@@ -113,8 +118,9 @@ static int try_places(struct tiering *k, struct spec *what, struct helm_err *err
     return 0;
 }
 
-/* With the places that are best. Where that is not better, or costs a short context more than WORTH_NOTING, with the least as well,
- * which leave it more weights. Half as many tokens more each time, then up to the next power of two. */
+/* With the places that are best. Where that is not better, or costs a short context more than WORTH_NOTING,
+ * with the least as well, which leave it more weights. Half as many tokens more each time, then up to the
+ * next power of two. */
 static int try_chunks(struct tiering *k, struct spec what, struct helm_err *err)
 {
     const uint32_t most = what.ctx < PREFILL_CHUNK_MAX ? what.ctx : PREFILL_CHUNK_MAX;

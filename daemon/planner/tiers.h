@@ -17,6 +17,7 @@ HELM_MUST_CHECK int tiers_score_session(const struct making *m, const struct pla
                                         struct score *score, struct helm_err *err);
 /* Chooses how much of the arena's part the GPU reads itself, for a plan whose sizes are fixed. */
 HELM_MUST_CHECK int tiers_choose_direct(const struct making *m, struct plan *plan, struct helm_err *err);
-/* The same for the chosen plan, and its ledgers anew, since the choice decides whether the CPU worker is needed. */
+/* The same for the chosen plan, and its ledgers anew, since the choice decides whether the CPU worker is
+ * needed. */
 HELM_MUST_CHECK int tiers_finish(struct making *m, struct plan *plan, struct arena_spec *arena,
                                  struct helm_err *err);

@@ -1,5 +1,5 @@
-/* What a plan with two tiers is worth over contexts, and which processor reads the arena's part of its cache. See tiers.h. Called by
- * tiers.c and ideas.c; owns nothing. */
+/* What a plan with two tiers is worth over contexts, and which processor reads the arena's part of its cache.
+ * See tiers.h. Called by tiers.c and ideas.c; owns nothing. */
 #include "common/base/units.h"
 #include "daemon/planner/tiers.h"
 
@@ -66,8 +66,8 @@ static int try_share(const struct making *m, struct plan *plan, uint32_t share, 
     return 0;
 }
 
-/* One processor's time falls with the share, the other's rises: from the best of both ends and the middle steps are half as long each
- * time, to about a hundredth. */
+/* One processor's time falls with the share, the other's rises: from the best of both ends and the middle
+ * steps are half as long each time, to about a hundredth. */
 static int choose_share(const struct making *m, struct plan *plan, struct helm_err *err)
 {
     double least = INFINITY;
@@ -104,7 +104,8 @@ static int choose_window(const struct making *m, struct plan *plan, struct helm_
     return rc;
 }
 
-/* *gains: a step whose rows have `pages` pages each in the arena alone is faster where the GPU reads all of them. */
+/* *gains: a step whose rows have `pages` pages each in the arena alone is faster where the GPU reads all of
+ * them. */
 static int direct_gains(const struct making *m, struct plan *plan, uint32_t pages, bool *gains,
                         struct helm_err *err)
 {
@@ -135,9 +136,9 @@ static int choose_positions(const struct making *m, struct plan *plan, struct he
     return rc;
 }
 
-/* The way of each layer's pages in a decode step. A step has one share for all layers without a window, since they see the
- * same positions, and the CPU is through with them when the link is, whatever else flows; it goes by the positions that the
- * step's rows have in the arena alone. */
+/* The way of each layer's pages in a decode step. A step has one share for all layers without a window, since
+ * they see the same positions, and the CPU is through with them when the link is, whatever else flows; it
+ * goes by the positions that the step's rows have in the arena alone. */
 int tiers_choose_direct(const struct making *m, struct plan *plan, struct helm_err *err)
 {
     plan->kv_direct_positions = plan->kv_direct_window = 0;

@@ -1,9 +1,10 @@
-/* Which weights in VRAM are packed, where not all need to be. See candidate.h. Called by candidate.c; owns nothing.
+/* Which weights in VRAM are packed, where not all need to be. See candidate.h. Called by candidate.c; owns
+ * nothing.
  *
- * The search assumes that all weights that can be packed are, so that most of them fit in VRAM. Most devices compute
- * faster with plain weights, so the room that is left is then spent on unpacking: only the first half layers stay
- * packed, as few as fit allows, or all of them. Either is tried with the head packed or not, and with an embedding
- * that would be in VRAM there or not; the fastest wins.
+ * The search assumes that all weights that can be packed are, so that most of them fit in VRAM. Most devices
+ * compute faster with plain weights, so the room that is left is then spent on unpacking: only the first half
+ * layers stay packed, as few as fit allows, or all of them. Either is tried with the head packed or not, and
+ * with an embedding that would be in VRAM there or not; the fastest wins.
  */
 #include "daemon/planner/candidate.h"
 

@@ -1,5 +1,5 @@
-/* Whether `--speculate auto` reads the model's layer of drafts: a plan with it, whose steps make drafts, must be faster than the plan
- * without. Called by planning.c, with that plan; see start.h. */
+/* Whether `--speculate auto` reads the model's layer of drafts: a plan with it, whose steps make drafts, must
+ * be faster than the plan without. Called by planning.c, with that plan; see start.h. */
 #include <stdlib.h>
 
 #include "common/base/log.h"
@@ -8,8 +8,9 @@
 #include "daemon/start/start.h"
 #include "daemon/steps/draft_count.h"
 
-/* Tokens a second of the sequences that the plan is for; *drafts: with so many drafts in all, each right as often as is supposed of
- * the layer, chosen as steps choose them. 0: no step of so many rows has drafts, or there is no memory. */
+/* Tokens a second of the sequences that the plan is for; *drafts: with so many drafts in all, each right as
+ * often as is supposed of the layer, chosen as steps choose them. 0: no step of so many rows has drafts, or
+ * there is no memory. */
 static double rate_of(const struct helmd *d, uint32_t *drafts)
 {
     const uint32_t rows = planner_at_once(&d->request, &d->plan);

@@ -266,8 +266,8 @@ static uint64_t loop_check_between(struct loop *loop, uint64_t now_us)
     return 0;
 }
 
-/* The check's steps have the workers for themselves; after the last one requests are served, unless the plan is made
- * anew. A round between requests ends for the first one that comes. */
+/* The check's steps have the workers for themselves; after the last one requests are served, unless the plan
+ * is made anew. A round between requests ends for the first one that comes. */
 static void loop_take_check(struct loop *loop, uint64_t now_us)
 {
     struct workers *workers = loop->serve->workers;
@@ -339,8 +339,8 @@ static void loop_quiet_timer(struct loop *loop)
     if (read(loop->timer_fd, &count, sizeof count) == sizeof count) loop->timer_us = 0;
 }
 
-/* Polls the oldest step around the time when it should end; true: it ended. Sets *looks while polling should go on:
- * then the loop must not sleep. */
+/* Polls the oldest step around the time when it should end; true: it ended. Sets *looks while polling should
+ * go on: then the loop must not sleep. */
 static bool loop_look(struct loop *loop, bool *looks)
 {
     const struct batcher *batcher = loop->serve->batcher;

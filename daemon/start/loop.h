@@ -18,8 +18,8 @@ struct loop {
         *check; /* runs when the workers are ready, before anything is served; NULL: none, or it has ended */
     bool check_waits; /* its time before serving is up: it goes on while nothing else is open */
     void *context;    /* of these two */
-    /* The check has ended, or its round. Has the plan's activations decided, or says in check_waits that the check is to go
-     * on between requests. *again: other workers are on their way. */
+    /* The check has ended, or its round. Has the plan's activations decided, or says in check_waits that the
+     * check is to go on between requests. *again: other workers are on their way. */
     int (*decide)(void *context, bool *again, struct helm_err *err);
     void (*reload)(void *context); /* on SIGHUP */
     struct keeper *keeper;

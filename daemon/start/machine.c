@@ -1,5 +1,5 @@
-/* The machine as helmd sees it before it plans: device, NUMA node, profile, memory; and what helmd asks of a plan.
- * Called by daemon/main.c; see start.h. */
+/* The machine as helmd sees it before it plans: device, NUMA node, profile, memory; and what helmd asks of a
+ * plan. Called by daemon/main.c; see start.h. */
 #include <stdio.h>
 #include <string.h>
 

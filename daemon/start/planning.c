@@ -1,4 +1,5 @@
-/* The plan that helmd runs, from a file or from the planner, and its forecast. Nothing is allocated here but the plan.
+/* The plan that helmd runs, from a file or from the planner, and its forecast. Nothing is allocated here but
+ * the plan.
  *
  * Called by daemon/main.c, and again by serving.c where another plan is needed; see start.h. */
 #include <stdlib.h>
@@ -56,8 +57,8 @@ static int lay_plan_again(struct helmd *d, struct helm_err *err)
     return lay_plan(d, err);
 }
 
-/* What memory gives now, once, where the plan has a use for it: forecasts go by it, and where it is far from the profile's
- * another plan. */
+/* What memory gives now, once, where the plan has a use for it: forecasts go by it, and where it is far from
+ * the profile's another plan. */
 static int look_at_memory(struct helmd *d, struct helm_err *err)
 {
     struct profiling_request profiling = machine_profiling(d, 0);

@@ -1,5 +1,5 @@
-/* Serving a plan: workers, steps, the check of int8 activations, the loop. Where that check fails, another plan takes its
- * place before anything is served. Called by daemon/main.c; see start.h. */
+/* Serving a plan: workers, steps, the check of int8 activations, the loop. Where that check fails, another
+ * plan takes its place before anything is served. Called by daemon/main.c; see start.h. */
 #include <systemd/sd-daemon.h>
 
 #include "common/base/log.h"
@@ -98,8 +98,8 @@ int serving_check_room(const struct helmd *d, struct helm_err *err)
     return rc ? rc : start_check_arena(header.total_bytes, err);
 }
 
-/* Another plan in the place of this one, before anything was served: with exact activations, since the check failed.
- * Clients' sockets stay, and the bound that they have on frames: the context becomes no longer. */
+/* Another plan in the place of this one, before anything was served: with exact activations, since the check
+ * failed. Clients' sockets stay, and the bound that they have on frames: the context becomes no longer. */
 static int remake(struct helmd *d, struct helm_err *err)
 {
     workers_end_all(&d->workers);

@@ -1,7 +1,8 @@
-/* What helmd is made of, and the three parts of its start: what the machine is, which plan it gets, what serves.
+/* What helmd is made of, and the three parts of its start: what the machine is, which plan it gets, what
+ * serves.
  *
- * Private to daemon/main.c and this folder. main.c has the order of the start and owns the one `struct helmd`; every
- * function here fills in the members that its comment names. */
+ * Private to daemon/main.c and this folder. main.c has the order of the start and owns the one `struct
+ * helmd`; every function here fills in the members that its comment names. */
 #pragma once
 
 #include "common/plan/schedule.h"
@@ -66,8 +67,9 @@ struct profiling_request machine_profiling(const struct helmd *d, unsigned forma
 HELM_MUST_CHECK int planning_make(struct helmd *d, struct helm_err *err);
 void planning_free(struct helmd *d);
 
-/* drafts.c: with `--speculate auto`, and a model whose layer of drafts was not read. Lays a second plan by `lay_plan`, with the layer;
- * if its steps with drafts are faster, model, request and plan are those with it from here on. */
+/* drafts.c: with `--speculate auto`, and a model whose layer of drafts was not read. Lays a second plan by
+ * `lay_plan`, with the layer; if its steps with drafts are faster, model, request and plan are those with it
+ * from here on. */
 typedef int drafts_plan_fn(struct helmd *d, struct helm_err *err);
 HELM_MUST_CHECK int drafts_consider_layer(struct helmd *d, drafts_plan_fn *lay_plan, struct helm_err *err);
 /* The same model with its layer of drafts, for a plan that has it. */

@@ -171,8 +171,8 @@ static const struct admission_peer *next_peer(const struct admission *admission)
     return best;
 }
 
-/* The next client of the next peer with a waiting request. Among peers that came at the same time the oldest request
- * decides. */
+/* The next client of the next peer with a waiting request. Among peers that came at the same time the oldest
+ * request decides. */
 static struct admission_client *admission_next(struct admission *admission)
 {
     const struct admission_peer *peer = next_peer(admission);

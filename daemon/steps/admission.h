@@ -1,19 +1,20 @@
 /* Admission control: which clients may queue another request, and in which order waiting requests get slots.
  *
- * Called by batcher.c, which tells it of every request that opens, gets a slot or closes. Owns the tables of clients and
- * peers with open requests. Rules:
+ * Called by batcher.c, which tells it of every request that opens, gets a slot or closes. Owns the tables of
+ * clients and peers with open requests. Rules:
  *   1. No more requests are open than there are slots and places in the queue.
- *   2. While the queue is at most half full any client may take a place. Beyond that no peer may hold more than its
- *      share: all places but the last sixteenth of the queue, shared by the peers that have requests open; and no
- *      client more than its share of that: its peer's, shared by the peer's clients.
- *   3. In the last sixteenth no peer may hold more than the places that are free before it takes one. So each newcomer
- *      leaves a place for the next one, until the last place is taken.
+ *   2. While the queue is at most half full any client may take a place. Beyond that no peer may hold more
+ *      than its share: all places but the last sixteenth of the queue, shared by the peers that have requests
+ *      open; and no client more than its share of that: its peer's, shared by the peer's clients.
+ *   3. In the last sixteenth no peer may hold more than the places that are free before it takes one. So each
+ *      newcomer leaves a place for the next one, until the last place is taken.
  *   4. In the last eighth every peer counts one client more, so that one client cannot keep out the next one.
  *
- * A client is a connection. One that asks for several peers (a gateway for its users) counts as a client of each.
+ * A client is a connection. One that asks for several peers (a gateway for its users) counts as a client of
+ * each.
  *
- * Slots are given in turn (scheduler.h). For that each peer and each client has the time of its last slot, counted in slots
- * given; of one that has just come it is the present. */
+ * Slots are given in turn (scheduler.h). For that each peer and each client has the time of its last slot,
+ * counted in slots given; of one that has just come it is the present. */
 #pragma once
 
 #include <stdbool.h>

@@ -6,39 +6,41 @@
  *
  * Steps in flight. While a step of the plan's decode list with one token a row is computed, the one behind it
  * is rung: its rows are formed as if every token that is being sampled had come, and were none that ends its
- * sequence. So workers do not wait for helmd between tokens. The cost: a sequence that ends otherwise
- * than by its length has a row too many, which is ignored; a new or cancelled request waits for as many
- * steps as are in flight instead of one. Behind a step that computes prompts nothing is rung: it is long
- * beside helmd's turn, and others would wait for two. A request that ends is done with at once; its slot and
- * its pages are free when the last step that has them is done.
+ * sequence. So workers do not wait for helmd between tokens. The cost: a sequence that ends otherwise than by
+ * its length has a row too many, which is ignored; a new or cancelled request waits for as many steps as are
+ * in flight instead of one. Behind a step that computes prompts nothing is rung: it is long beside helmd's
+ * turn, and others would wait for two. A request that ends is done with at once; its slot and its pages are
+ * free when the last step that has them is done.
  *
  * A worker's death costs time, not tokens: the sequences keep their tokens and are computed again by the next
  * workers. Where all KV lies in the arena it is kept when the worker was killed from outside (nothing can be
  * wrong with it: the step that was cut off is simply run again); it is recomputed when a worker failed by
- * itself, or when a part of it was in VRAM. Of a cache in two tiers the pages that are whole are in the arena: only
- * the last, begun one of each sequence is computed again.
+ * itself, or when a part of it was in VRAM. Of a cache in two tiers the pages that are whole are in the
+ * arena: only the last, begun one of each sequence is computed again.
  *
- * Prefixes. Before a step is formed every prompt is given the known pages that go on where it stands (prefix.h). Only
- * full pages are known, and only once the step that filled them is done, so no step in flight writes to a page that
- * others read. What is lost with a worker is known no more: running sequences then compute pages of their own.
+ * Prefixes. Before a step is formed every prompt is given the known pages that go on where it stands
+ * (prefix.h). Only full pages are known, and only once the step that filled them is done, so no step in
+ * flight writes to a page that others read. What is lost with a worker is known no more: running sequences
+ * then compute pages of their own.
  *
- * Constrained requests. The token after next depends on the next one in a way that only the client knows, so no step with
- * a row of such a request is rung ahead, and its next row waits for the mask that the client sends once it has seen the
- * token. The others would go on without it meanwhile, and it would then miss every other step; hence a step is not formed
- * for BATCHER_MASK_WAIT_US while a mask is due. A client that was later than that last time is not waited for, and one
- * that sends none for BATCHER_MASK_LIMIT_US loses its request.
+ * Constrained requests. The token after next depends on the next one in a way that only the client knows, so
+ * no step with a row of such a request is rung ahead, and its next row waits for the mask that the client
+ * sends once it has seen the token. The others would go on without it meanwhile, and it would then miss every
+ * other step; hence a step is not formed for BATCHER_MASK_WAIT_US while a mask is due. A client that was
+ * later than that last time is not waited for, and one that sends none for BATCHER_MASK_LIMIT_US loses its
+ * request.
  *
- * Drafts. A row of an answer may have guesses of the tokens after the known ones (batcher_drafts.c). It is sampled after each;
- * those that were sampled are kept, and the sequence goes back to the last right position: the rest of the row is computed
- * over, in pages by the next row, and fixed states begin with a snapshot that the row left in front of its drafts
- * (snapshots.h).
+ * Drafts. A row of an answer may have guesses of the tokens after the known ones (batcher_drafts.c). It is
+ * sampled after each; those that were sampled are kept, and the sequence goes back to the last right
+ * position: the rest of the row is computed over, in pages by the next row, and fixed states begin with a
+ * snapshot that the row left in front of its drafts (snapshots.h).
  *
- * Answers again. Of an invariant plan the pages of an answer are not those of a prompt with the same tokens. While there is
- * nothing else to do they are computed again as a prompt's, for later prompts that contain the answer
- * (batcher_again.c).
+ * Answers again. Of an invariant plan the pages of an answer are not those of a prompt with the same tokens.
+ * While there is nothing else to do they are computed again as a prompt's, for later prompts that contain the
+ * answer (batcher_again.c).
  *
- * Moves. A page that lies in VRAM alone comes and goes by a step without rows (arena_layout.h). Nothing is in flight with it,
- * since rows that follow look at the step in front of theirs.
+ * Moves. A page that lies in VRAM alone comes and goes by a step without rows (arena_layout.h). Nothing is in
+ * flight with it, since rows that follow look at the step in front of theirs.
  *
  * A step is done when every worker has rung: one of them writes the result, and none may still be reading
  * what the next step overwrites. */
@@ -105,7 +107,8 @@ struct batcher_drafts {
     struct draft_rate made; /* of all sequences: how good the layer's are */
     bool probes;            /* the next step is one of a probe */
     uint32_t rows, context; /* whose prices were missing for the next step; 0 rows: none were */
-    /* The time of the step whose result is taken, if it had drafts, and a forecast of one without; 0: unknown */
+    /* The time of the step whose result is taken, if it had drafts, and a forecast of one without; 0:
+     * unknown */
     double seconds, plain_seconds;
 };
 
@@ -180,9 +183,9 @@ HELM_MUST_CHECK int batcher_cancel(struct batcher *batcher, uint64_t id, const c
 void batcher_cancel_client(struct batcher *batcher, uint64_t client, const char *detail);
 void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, const char *detail);
 
-/* Takes a mask for token `index` of a client's request; *mask is then no longer the caller's. A mask for no open
- * request is dropped: it crossed the request's end. A mask that is not due ends the request, and so does a wrong one
- * (`wrong` says why; NULL: it is right). */
+/* Takes a mask for token `index` of a client's request; *mask is then no longer the caller's. A mask for no
+ * open request is dropped: it crossed the request's end. A mask that is not due ends the request, and so does
+ * a wrong one (`wrong` says why; NULL: it is right). */
 void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint32_t **mask, uint32_t index,
                        const char *wrong, uint64_t now_us);
 
@@ -195,7 +198,8 @@ uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *
 
 /* batcher_again.c. Takes a sequence that ended, reported or not: to be computed again, or to be freed. */
 void batcher_again_take(struct batcher *batcher, struct sequence *seq);
-/* If no request is open, puts one into the list. False: some request is, or there is nothing to compute again. */
+/* If no request is open, puts one into the list. False: some request is, or there is nothing to compute
+ * again. */
 HELM_MUST_CHECK bool batcher_again_begin(struct batcher *batcher);
 /* The most tokens of the next step: step_tokens, or fewer if one is computed again. */
 uint32_t batcher_again_tokens(const struct batcher *batcher, uint32_t step_tokens);
@@ -203,9 +207,9 @@ uint32_t batcher_again_tokens(const struct batcher *batcher, uint32_t step_token
 void batcher_again_yield(struct batcher *batcher);
 void batcher_again_free(struct batcher *batcher);
 
-/* Has a page moved between VRAM and the session region by a step of its own, as soon as no other is in flight; between two of
- * them requests have a step. `flags`: STEP_KV_OUT or STEP_KV_IN. The page has a holder until it is done. One at a time: false
- * while another is under way, or no worker is ready. */
+/* Has a page moved between VRAM and the session region by a step of its own, as soon as no other is in
+ * flight; between two of them requests have a step. `flags`: STEP_KV_OUT or STEP_KV_IN. The page has a holder
+ * until it is done. One at a time: false while another is under way, or no worker is ready. */
 HELM_MUST_CHECK bool batcher_move(struct batcher *batcher, uint32_t flags, uint32_t page);
 
 /* Applies deadlines; returns the time of the next one, or 0. */
@@ -217,19 +221,20 @@ void batcher_pump(struct batcher *batcher, uint64_t now_us);
 const struct batcher_flight *batcher_oldest(const struct batcher *batcher);
 /* Whether every worker has rung for it. */
 bool batcher_step_done(const struct batcher *batcher);
-/* Takes its result if it is done (*taken); its tokens are sent by batcher_pump. HELM_E_PEER: the answer breaks
- * the protocol. */
+/* Takes its result if it is done (*taken); its tokens are sent by batcher_pump. HELM_E_PEER: the answer
+ * breaks the protocol. */
 HELM_MUST_CHECK int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken,
                                         struct helm_err *err);
 
-/* Before workers are spawned: sets the epoch, silences every bell, empties the lanes, and writes the tokens of
- * every slot again. */
+/* Before workers are spawned: sets the epoch, silences every bell, empties the lanes, and writes the tokens
+ * of every slot again. */
 void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch);
 void batcher_worker_ready(struct batcher *batcher);
 /* Whether nothing is open, in flight or waiting to be computed. */
 bool batcher_idle(const struct batcher *batcher);
 /* Steps up to this one were rung by the check (check.h), and are done. */
 void batcher_goes_on(struct batcher *batcher, uint32_t serial);
-/* Steps are as the plan has them from now on. Only while it is idle: pages that were computed exact are forgotten. */
+/* Steps are as the plan has them from now on. Only while it is idle: pages that were computed exact are
+ * forgotten. */
 void batcher_end_exact(struct batcher *batcher);
 void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss);

@@ -1,19 +1,20 @@
-/* With an invariant plan: answers that are computed again, as prompts. See batcher.h. Called by batcher.c, and by
- * batcher_requests.c when a request comes.
+/* With an invariant plan: answers that are computed again, as prompts. See batcher.h. Called by batcher.c,
+ * and by batcher_requests.c when a request comes.
  *
- * An answer is computed a token at a time, which rounds otherwise than a prompt of the same tokens. So the next turn
- * of a chat, whose prompt contains the answer, finds none of the answer's pages. While no request is open, helmd
- * computes them: the sequence that ended stays as a prompt of all its whole pages, of which those of its own prompt
- * are there. It is an internal request: no client sees it, it samples nothing, and it leaves before the first request
- * that comes. Pages that it has computed by then stay known, and the rest is computed later. */
+ * An answer is computed a token at a time, which rounds otherwise than a prompt of the same tokens. So the
+ * next turn of a chat, whose prompt contains the answer, finds none of the answer's pages. While no request
+ * is open, helmd computes them: the sequence that ended stays as a prompt of all its whole pages, of which
+ * those of its own prompt are there. It is an internal request: no client sees it, it samples nothing, and it
+ * leaves before the first request that comes. Pages that it has computed by then stay known, and the rest is
+ * computed later. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/plan/schedule.h"
 #include "daemon/steps/batcher.h"
 
-/* A request that comes waits at most for the step in flight, so such a step has this part of the tokens of one beside
- * which others decode. */
+/* A request that comes waits at most for the step in flight, so such a step has this part of the tokens of
+ * one beside which others decode. */
 #define AGAIN_PART   4
 #define AGAIN_TOKENS 16 /* but of no fewer tokens */
 

@@ -1,13 +1,15 @@
-/* Speculation: which sequences of a step get drafts, how many, and which of these were right. See batcher.h. Called by batcher.c,
- * batcher_requests.c and batcher_results.c; owns nothing.
+/* Speculation: which sequences of a step get drafts, how many, and which of these were right. See batcher.h.
+ * Called by batcher.c, batcher_requests.c and batcher_results.c; owns nothing.
  *
- * A step with drafts is one of few tokens: all rows of answers have ENGINE_FEW_TOKENS together, so with many sequences none
- * has a draft. A row with drafts needs all tokens in front of them, so a sequence that gets drafts has one step in flight at
- * most. A constrained sequence has no drafts: only its client knows which tokens a draft may be followed by.
+ * A step with drafts is one of few tokens: all rows of answers have ENGINE_FEW_TOKENS together, so with many
+ * sequences none has a draft. A row with drafts needs all tokens in front of them, so a sequence that gets
+ * drafts has one step in flight at most. A constrained sequence has no drafts: only its client knows which
+ * tokens a draft may be followed by.
  *
- * The number of drafts of a `priced` sequence is chosen by draft_count.h, for all such sequences together. It is chosen before
- * their tokens have come, since only sequences that get drafts wait for them, and again by the drafts that were found. Steps
- * without drafts are rung ahead of time; then what the drafts would have been is compared with what comes. */
+ * The number of drafts of a `priced` sequence is chosen by draft_count.h, for all such sequences together. It
+ * is chosen before their tokens have come, since only sequences that get drafts wait for them, and again by
+ * the drafts that were found. Steps without drafts are rung ahead of time; then what the drafts would have
+ * been is compared with what comes. */
 #include <string.h>
 
 #include "common/plan/schedule.h"
@@ -103,7 +105,8 @@ static bool pays_to_wait(const struct priced *p, double gain)
     return 1 + found * (gain - 1) >= DRAFT_GAIN_LEAST;
 }
 
-/* Sequences that may go back to in front of their drafts once the steps in flight are done, which then have no drafts any more. */
+/* Sequences that may go back to in front of their drafts once the steps in flight are done, which then have
+ * no drafts any more. */
 static uint32_t places_back(const struct batcher *batcher)
 {
     if (!batcher->snapshots.on) return UINT32_MAX;
@@ -113,8 +116,8 @@ static uint32_t places_back(const struct batcher *batcher)
     return back;
 }
 
-/* How many drafts priced sequences get once their tokens have come: those that find no place to go back to get none. Those whose
- * drafts the layer makes have their number already (batcher_ask_drafts). */
+/* How many drafts priced sequences get once their tokens have come: those that find no place to go back to
+ * get none. Those whose drafts the layer makes have their number already (batcher_ask_drafts). */
 static void count_ahead(struct batcher *batcher)
 {
     struct priced p = {0};
@@ -302,7 +305,8 @@ void batcher_find_drafts(struct batcher *batcher, uint32_t count)
     }
 }
 
-/* Rows of a step that is formed, each of which is to get a token, and those of them that the layer is to make drafts for. */
+/* Rows of a step that is formed, each of which is to get a token, and those of them that the layer is to make
+ * drafts for. */
 struct asking {
     struct sequence *seq[ARENA_STEP_ROWS]; /* by row; NULL: none is made for it */
     uint32_t rows, count;
@@ -321,7 +325,8 @@ static void list_asking(const struct batcher *batcher, const struct step *step, 
     }
 }
 
-/* Numbers of drafts that follow prices, for the step after this one. Those that were found go first, if they have been right as often. */
+/* Numbers of drafts that follow prices, for the step after this one. Those that were found go first, if they
+ * have been right as often. */
 static void count_asked(struct batcher *batcher, const struct asking *a, const struct step *step)
 {
     struct priced p = {0};

@@ -1,5 +1,5 @@
-/* Steps that move a page between VRAM and the arena's session region. See batcher.h. Called by sessions.c, which asks for one,
- * and by batcher.c, which says when it is its turn; owns nothing. */
+/* Steps that move a page between VRAM and the arena's session region. See batcher.h. Called by sessions.c,
+ * which asks for one, and by batcher.c, which says when it is its turn; owns nothing. */
 #include "daemon/steps/batcher_private.h"
 
 bool batcher_move(struct batcher *batcher, uint32_t flags, uint32_t page)

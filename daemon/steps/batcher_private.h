@@ -49,15 +49,17 @@ void batcher_take_made(struct batcher *batcher, struct sequence *seq, const stru
 /* How many of a row's drafts were right: the first so many were sampled. */
 uint32_t batcher_keep_drafts(struct batcher *batcher, struct sequence *seq, const struct step_row *row,
                              const struct batcher_sampled *sampled);
-/* A step is done that took `seconds`. Then, of each of its rows: it made `tokens` tokens. For what drafts gain. */
+/* A step is done that took `seconds`. Then, of each of its rows: it made `tokens` tokens. For what drafts
+ * gain. */
 void batcher_time_drafts(struct batcher *batcher, const struct step *step, double seconds);
 void batcher_count_gain(struct batcher *batcher, struct sequence *seq, uint32_t tokens);
 /* The sequence's next token is known: whether a draft would have been right. Before it is appended. */
 void batcher_compare_draft(struct sequence *seq, uint32_t token);
-/* While the workers compute: makes prices that were missing, and finds the drafts of sequences whose steps have none, for their
- * rates. `rung`: a step was rung since the last call. */
+/* While the workers compute: makes prices that were missing, and finds the drafts of sequences whose steps
+ * have none, for their rates. `rung`: a step was rung since the last call. */
 void batcher_watch_drafts(struct batcher *batcher, bool rung);
 
-/* batcher_moves.c: rings the move that waits, with nothing in flight; takes the end of the one that was rung. */
+/* batcher_moves.c: rings the move that waits, with nothing in flight; takes the end of the one that was
+ * rung. */
 void batcher_ring_move(struct batcher *batcher, uint64_t now_us);
 void batcher_end_move(struct batcher *batcher, uint64_t now_us);

@@ -1,5 +1,5 @@
-/* The batcher's requests: taken, found again, cancelled, timed out. See batcher.h. Called by serve.c and loop.c;
- * batcher.c forms the steps, reports the ends and frees the slots. */
+/* The batcher's requests: taken, found again, cancelled, timed out. See batcher.h. Called by serve.c and
+ * loop.c; batcher.c forms the steps, reports the ends and frees the slots. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -148,7 +148,8 @@ void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint3
     sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
 }
 
-/* When a request that waits for a mask is cancelled, or others stop waiting for it; 0: it waits for no mask. */
+/* When a request that waits for a mask is cancelled, or others stop waiting for it; 0: it waits for no
+ * mask. */
 static uint64_t mask_deadline(struct sequence *seq, uint64_t now_us)
 {
     if (!seq->mask || seq->mask_there) return 0;

@@ -1,5 +1,5 @@
-/* Results of steps: checked, observed, and given to the sequences whose rows they are. See batcher.h. Called from the one loop;
- * owns nothing. */
+/* Results of steps: checked, observed, and given to the sequences whose rows they are. See batcher.h. Called
+ * from the one loop; owns nothing. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -131,8 +131,8 @@ static void batcher_observe(struct batcher *batcher, const struct batcher_flight
     batcher_time_drafts(batcher, &flight->step, (double)step_ns / 1e9);
 }
 
-/* Takes the drafts of a row that were right. Returns the position up to which the sequence is computed now: fixed states are
- * those in front of the drafts unless all were right. */
+/* Takes the drafts of a row that were right. Returns the position up to which the sequence is computed now:
+ * fixed states are those in front of the drafts unless all were right. */
 static uint32_t batcher_take_drafts(struct batcher *batcher, struct sequence *seq, const struct step_row *row,
                                     const struct batcher_sampled *sampled, uint32_t kept, uint64_t now_us)
 {

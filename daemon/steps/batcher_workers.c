@@ -1,5 +1,5 @@
-/* The batcher's view of workers: they start, are ready, are lost; the KV that sequences keep then. See batcher.h.
- * Called by loop.c and workers.c. */
+/* The batcher's view of workers: they start, are ready, are lost; the KV that sequences keep then. See
+ * batcher.h. Called by loop.c and workers.c. */
 #include <stdio.h>
 
 #include "daemon/steps/batcher_private.h"

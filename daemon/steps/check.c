@@ -7,7 +7,8 @@
 
 #include "daemon/steps/divergence.h"
 
-/* Sequences that begin with different tokens, from all over the vocabulary; those of a further round with others. */
+/* Sequences that begin with different tokens, from all over the vocabulary; those of a further round with
+ * others. */
 static uint32_t first_token(const struct check *c, uint32_t sequence)
 {
     const uint32_t even =
@@ -228,7 +229,8 @@ static double mean(const struct check_sums *sums)
     return sums->positions ? fmin(sums->divergence / sums->positions, VERDICT_KL_HUGE) : 0;
 }
 
-/* Whether the time before requests are served has room for the next step and, if it is an exact one, for its pair. */
+/* Whether the time before requests are served has room for the next step and, if it is an exact one, for its
+ * pair. */
 static bool has_time(const struct check *c, uint64_t now_us)
 {
     const uint64_t *took_us = c->took_us[c->count > 1], needs_us = took_us[1] + (c->rounded ? 0 : took_us[0]);

@@ -1,19 +1,23 @@
 /* The model's own check of activations rounded to int8: how far they move the distribution of the next token.
  *
- * Called by loop.c when the workers of a plan with int8 activations are ready for the first time, before any request is
- * served, for CHECK_US at most; if that is too short, again between requests, while nothing else is open. Its steps have
- * the workers and all slots for themselves: sequences of tokens that the model itself draws (temperature 1, fixed seeds)
- * are computed position by position twice, by steps flagged STEP_EXACT, which draw the tokens, and by steps as the plan
- * has them, over the same tokens and pages of their own. After each pair of steps both rows of logits are compared.
- * Some sequences are steps of one row, since one token has other kernels than several; the others go through the model
- * together. The worse mean of the two counts.
+ * Called by loop.c when the workers of a plan with int8 activations are ready for the first time, before any
+ * request is served, for CHECK_US at most; if that is too short, again between requests, while nothing else
+ * is open. Its steps have the workers and all slots for themselves: sequences of tokens that the model itself
+ * draws (temperature 1, fixed seeds) are computed position by position twice, by steps flagged STEP_EXACT,
+ * which draw the tokens, and by steps as the plan has them, over the same tokens and pages of their own.
+ * After each pair of steps both rows of logits are compared. Some sequences are steps of one row, since one
+ * token has other kernels than several; the others go through the model together. The worse mean of the two
+ * counts.
  *
- * Such a run of steps is a round. A round that is interrupted gives its pages back and keeps its sums; the next one draws
- * other sequences. So sums may also come from an earlier start of helmd (verdict.h keeps them).
+ * Such a run of steps is a round. A round that is interrupted gives its pages back and keeps its sums; the
+ * next one draws other sequences. So sums may also come from an earlier start of helmd (verdict.h keeps
+ * them).
  *
- * Where states are of fixed size every sequence has a snapshot for each of the two ways, which its rows begin with and leave.
+ * Where states are of fixed size every sequence has a snapshot for each of the two ways, which its rows begin
+ * with and leave.
  *
- * Owns its rows and tokens, and holds its pages and snapshots during a round; it leaves garbage in slots and page tables. */
+ * Owns its rows and tokens, and holds its pages and snapshots during a round; it leaves garbage in slots and
+ * page tables. */
 #pragma once
 
 #include <stdbool.h>
@@ -76,18 +80,19 @@ struct check_options {
     uint32_t workers; /* that take part in a step */
     uint32_t step_tokens;
 };
-/* Sizes it for the arena. HELM_E_CAPACITY: the KV cache holds too few positions for a verdict, or there are too
- * few snapshots. */
+/* Sizes it for the arena. HELM_E_CAPACITY: the KV cache holds too few positions for a verdict, or there are
+ * too few snapshots. */
 HELM_MUST_CHECK int check_open(const struct check_options *options, struct check *check,
                                struct helm_err *err);
 void check_close(struct check *check);
 
-/* The workers are ready, and no step is in flight; `serial` is that of the last one rung in this epoch. Rings the first
- * step of a round: of the first one, which forgets what was found since check_open, or, if `idle`, of a further one.
- * HELM_E_BUSY: there are no pages or snapshots for it now. */
+/* The workers are ready, and no step is in flight; `serial` is that of the last one rung in this epoch. Rings
+ * the first step of a round: of the first one, which forgets what was found since check_open, or, if `idle`,
+ * of a further one. HELM_E_BUSY: there are no pages or snapshots for it now. */
 HELM_MUST_CHECK int check_begin(struct check *check, uint32_t serial, bool idle, uint64_t now_us);
-/* Looks whether every worker is done with the step in flight; takes it and rings the next. *done: there is none, since
- * the round is over, its time is up, or it has to `yield` to a request. An answer that breaks the protocol: HELM_E_PEER. */
+/* Looks whether every worker is done with the step in flight; takes it and rings the next. *done: there is
+ * none, since the round is over, its time is up, or it has to `yield` to a request. An answer that breaks the
+ * protocol: HELM_E_PEER. */
 HELM_MUST_CHECK int check_take(struct check *check, bool yield, uint64_t now_us, bool *done,
                                struct helm_err *err);
 /* Workers were lost. */

@@ -18,7 +18,8 @@ static uint32_t match_at(const struct sequence *seq, const uint32_t *text, uint3
     return match;
 }
 
-/* The longest match in text[..count), the last of several. The known tokens themselves end at count: no place is there. */
+/* The longest match in text[..count), the last of several. The known tokens themselves end at count: no place
+ * is there. */
 static void look_in(const struct sequence *seq, const uint32_t *text, uint32_t count, struct place *best)
 {
     const uint32_t last = seq->tokens[seq->token_count - 1],
@@ -31,8 +32,9 @@ static void look_in(const struct sequence *seq, const uint32_t *text, uint32_t c
     }
 }
 
-/* The prediction's next place, if the answer is at it: of its last tokens at least half stand in the prediction where they stand in
- * the answer. It comes first if all of them do, otherwise after all other places. */
+/* The prediction's next place, if the answer is at it: of its last tokens at least half stand in the
+ * prediction where they stand in the answer. It comes first if all of them do, otherwise after all other
+ * places. */
 static void follow_prediction(const struct sequence *seq, struct place *best)
 {
     const uint32_t output = sequence_output_count(seq), *answer = seq->tokens + seq->prompt_count;

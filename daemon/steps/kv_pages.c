@@ -1,5 +1,5 @@
-/* The pages of the KV pool and their holders. See kv_pages.h. Called by batcher.c; owns the stack, the counts and the
- * index.
+/* The pages of the KV pool and their holders. See kv_pages.h. Called by batcher.c; owns the stack, the counts
+ * and the index.
  *
  * The stack starts with the lowest page on top, so that a lightly used pool touches only its beginning. */
 #include "daemon/steps/kv_pages.h"

@@ -1,5 +1,5 @@
-/* Which pages of a running sequence have a place in VRAM. See kv_places.h. Called by tiers.c; owns the stack of free
- * places and the ring of those that wait.
+/* Which pages of a running sequence have a place in VRAM. See kv_places.h. Called by tiers.c; owns the stack
+ * of free places and the ring of those that wait.
  *
  * The stack starts with the lowest place on top, so that a lightly used pool touches only its beginning. */
 #include "daemon/steps/kv_places.h"

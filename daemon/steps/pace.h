@@ -1,5 +1,5 @@
-/* When the oldest step in flight should end: as long after it began as the steps like it before. Steps of few tokens alternate if
- * their drafts are right at times, so each number of tokens has its own.
+/* When the oldest step in flight should end: as long after it began as the steps like it before. Steps of few
+ * tokens alternate if their drafts are right at times, so each number of tokens has its own.
  *
  * Called by batcher.c, which tells it of steps, and by loop.c, which looks for the end without pause around
  * that time: waking up takes longer than everything else between two steps. Pure; owns nothing. */
@@ -10,12 +10,13 @@
 
 #include "common/plan/engine_limits.h"
 
-/* Polling begins this long before the expected end and ends this long after it: at least PACE_MARGIN_US, or the step's
- * time by PACE_MARGIN. */
+/* Polling begins this long before the expected end and ends this long after it: at least PACE_MARGIN_US, or
+ * the step's time by PACE_MARGIN. */
 #define PACE_MARGIN_US 100
 #define PACE_MARGIN    32
-/* The end of a longer step is not polled for. Waking up takes less than a hundredth of it, and polling takes a CPU from
- * workers that compute on all of them: their other threads then wait for the one that was held up. */
+/* The end of a longer step is not polled for. Waking up takes less than a hundredth of it, and polling takes
+ * a CPU from workers that compute on all of them: their other threads then wait for the one that was held
+ * up. */
 #define PACE_LONGEST_US 8000
 
 struct pace_size {

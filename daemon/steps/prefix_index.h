@@ -1,9 +1,10 @@
 /* Which KV pages hold which tokens behind which beginning: what lets a prompt find pages that are there.
  *
- * Called by kv_pages.c only, which says when a page becomes known, rests (has no holder) and is taken. A known page
- * has a number, given once and never again, and names the number of the page in front of it; of a first page that is
- * the caller's scope. So a page found by (number in front, tokens) has the very tokens of its whole beginning, and no
- * hash decides about that. Owns its arrays; allocates nothing after prefix_index_init. */
+ * Called by kv_pages.c only, which says when a page becomes known, rests (has no holder) and is taken. A
+ * known page has a number, given once and never again, and names the number of the page in front of it; of a
+ * first page that is the caller's scope. So a page found by (number in front, tokens) has the very tokens of
+ * its whole beginning, and no hash decides about that. Owns its arrays; allocates nothing after
+ * prefix_index_init. */
 #pragma once
 
 #include <stdbool.h>
@@ -12,8 +13,8 @@
 #include "common/base/err.h"
 
 #define PREFIX_NO_PAGE UINT32_MAX
-/* Scopes are below, of each list of the plan as many; those of one sequence alone in the upper half, and in the upper half
- * of that those of what it has behind its prompt; pages' numbers from here on. */
+/* Scopes are below, of each list of the plan as many; those of one sequence alone in the upper half, and in
+ * the upper half of that those of what it has behind its prompt; pages' numbers from here on. */
 #define PREFIX_LIST_SCOPES   ((uint64_t)1 << 37)
 #define PREFIX_OWN_SCOPES    ((uint64_t)1 << 40)
 #define PREFIX_BEHIND_SCOPES (PREFIX_OWN_SCOPES + ((uint64_t)1 << 39))
@@ -50,13 +51,14 @@ static inline uint64_t prefix_index_number(const struct prefix_index *index, uin
     return index->page[page].number;
 }
 
-/* `page` is not known, and no other page is known to hold this. Its number: a new one, or `number` if that is not 0. */
+/* `page` is not known, and no other page is known to hold this. Its number: a new one, or `number` if that is
+ * not 0. */
 uint64_t prefix_index_add(struct prefix_index *index, uint32_t page, uint64_t before, const uint32_t *tokens,
                           uint64_t number);
 /* `page` is known; it rests no more. */
 void prefix_index_remove(struct prefix_index *index, uint32_t page);
 
-/* A known page has lost its last holder (rest), or has a holder again (wake). It rests as if it had come to rest just before
- * page `behind` did, if that rests. PREFIX_NO_PAGE: now. */
+/* A known page has lost its last holder (rest), or has a holder again (wake). It rests as if it had come to
+ * rest just before page `behind` did, if that rests. PREFIX_NO_PAGE: now. */
 void prefix_index_rest_before(struct prefix_index *index, uint32_t page, uint32_t behind);
 void prefix_index_wake(struct prefix_index *index, uint32_t page);

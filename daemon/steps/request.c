@@ -66,8 +66,8 @@ size_t request_frame_max(const struct request_limits *limits)
     return bytes < REQUEST_FRAME_MAX ? bytes : REQUEST_FRAME_MAX;
 }
 
-/* The request's number in a frame that is not unpacked, so that its sender knows which of its requests was refused:
- * encoders write the number before the body. 0: it is not there. */
+/* The request's number in a frame that is not unpacked, so that its sender knows which of its requests was
+ * refused: encoders write the number before the body. 0: it is not there. */
 static uint64_t frame_request_id(const uint8_t *data, size_t size)
 {
     enum { VERSION = 1 << 3, REQUEST_ID = 2 << 3 }; /* tags of varints */

@@ -25,7 +25,7 @@
 #define REQUEST_LABEL_MAX      64
 #define REQUEST_USER_MAX       64
 #define REQUEST_MASK_MAX       512                   /* ids of a mask that lists them */
-#define REQUEST_PIECE          ((uint32_t)256 << 10) /* bytes of a session's page that cross at once, at most */
+#define REQUEST_PIECE          ((uint32_t)256 << 10) /* the most bytes of a session's page at once */
 
 enum request_kind {
     REQUEST_NONE,
@@ -49,8 +49,9 @@ enum request_speculate {
     REQUEST_SPECULATE_DEFAULT,
     REQUEST_SPECULATE_OFF,
     REQUEST_SPECULATE_NGRAM, /* what was said before; as many as were right lately */
-    REQUEST_SPECULATE_AUTO, /* the same; the number with which a step makes the most tokens a second (draft_count.h) */
-    REQUEST_SPECULATE_MTP, /* what the model's own layer of drafts guesses; as many as are allowed */
+    REQUEST_SPECULATE_AUTO,  /* the same; the number with which a step makes the most tokens a second
+                                (draft_count.h) */
+    REQUEST_SPECULATE_MTP,   /* what the model's own layer of drafts guesses; as many as are allowed */
     REQUEST_SPECULATES
 };
 /* "off", "ngram", "auto", "mtp". */
@@ -116,15 +117,16 @@ struct request_error {
     char text[HELM_ERR_TEXT];
 };
 
-/* Bytes of the largest Request for such a model, whichever way its encoder writes lists and numbers, with some room for
- * fields that this version does not know. */
+/* Bytes of the largest Request for such a model, whichever way its encoder writes lists and numbers, with
+ * some room for fields that this version does not know. */
 size_t request_frame_max(const struct request_limits *limits);
 /* Words of a mask: id i is bit i % 32 of word i / 32. */
 static inline uint32_t request_mask_words(uint32_t vocab)
 {
     return vocab / 32 + (vocab % 32 != 0);
 }
-/* 0, or HELM_E_FORMAT/HELM_E_LIMIT/HELM_E_PERMISSION with what to tell the client in *error. request_free either way. */
+/* 0, or HELM_E_FORMAT/HELM_E_LIMIT/HELM_E_PERMISSION with what to tell the client in *error. request_free
+ * either way. */
 HELM_MUST_CHECK int request_parse(const uint8_t *data, size_t size, const struct request_limits *limits,
                                   struct request *request, struct request_error *error);
 void request_free(struct request *request);

@@ -192,8 +192,8 @@ static void draft_admit(struct draft *d)
     }
 }
 
-/* Whether another member has got the tokens that fill the page which this one would fill next, or with fixed states any
- * of those in front of the snapshot that both go on to. */
+/* Whether another member has got the tokens that fill the page which this one would fill next, or with fixed
+ * states any of those in front of the snapshot that both go on to. */
 static bool draft_fills_next_page(const struct draft *d, const struct member *m)
 {
     const uint64_t page = seq_of(d, m)->next_page;
@@ -216,7 +216,8 @@ static bool draft_wants_prefill(const struct draft *d, const struct member *m)
     return !m->out && !s->held && m->given == 0 && prompt && !draft_fills_next_page(d, m);
 }
 
-/* The member that has most of the page that member `at` fills next: it computes in that one's turn, for both. */
+/* The member that has most of the page that member `at` fills next: it computes in that one's turn, for
+ * both. */
 static uint32_t draft_leader(const struct draft *d, uint32_t at)
 {
     const uint64_t page = seq_of(d, &d->member[at])->next_page;
@@ -279,8 +280,8 @@ static bool give_peer(struct draft *d, const struct askers *askers, uint64_t pee
     return false;
 }
 
-/* One chunk for each peer in turn until the budget is gone; the rotation starts `turn` places further on, among the
- * clients of a peer once it has been round the peers. */
+/* One chunk for each peer in turn until the budget is gone; the rotation starts `turn` places further on,
+ * among the clients of a peer once it has been round the peers. */
 static void draft_give_prefills(struct draft *d)
 {
     struct askers askers;
@@ -305,7 +306,8 @@ static bool draft_goes_on(const struct draft *d, const struct member *m)
     return !m->out && !s->held && s->cached >= s->prompt;
 }
 
-/* A token for each, beginning with the one that is next in turn; the rest for sequences that are computed again. */
+/* A token for each, beginning with the one that is next in turn; the rest for sequences that are computed
+ * again. */
 static void draft_give_few(struct draft *d)
 {
     uint32_t wanting = 0;

@@ -3,29 +3,32 @@
  * Called by batcher.c with a view of every open sequence, as it will be when the steps in flight are done;
  * touches nothing but its output.
  * Rules:
- *   1. Decode first: every running sequence with one token to go gets it, oldest first. With it go its drafts, and the tokens
- *      that are computed again in front of it.
+ *   1. Decode first: every running sequence with one token to go gets it, oldest first. With it go its
+ *      drafts, and the tokens that are computed again in front of it.
  *   2. The rest of step_tokens goes to prompts, in chunks, peers taking turns (`turn` rotates from step to
- *      step), within a peer its clients, within a client the oldest request first. Beside rows that decode, prompts get
- *      at most prompt_tokens, since each of those rows waits for the whole step.
- *   3. A waiting sequence gets a slot when one is free and the pages for all its tokens are, but for those that it
- *      will share with running ones, beside those that these are still to take (at least one each). The peer with
- *      the fewest running sequences goes first, of several the one that got a slot longest ago; of its clients likewise,
- *      then the oldest request. So a request waits for at most one slot of each other peer, and of each other client of
- *      its own peer, however much they have queued. A request that does not fit is not overtaken, so none starves.
- *   4. The common beginning of two prompts is computed once: a sequence whose next page another one of this step fills
- *      with the same tokens gets nothing in it, and finds the page when the step is done. Of two that fill the same
- *      page the one that has more of it goes first, in the other one's turn if need be. With fixed states this goes for all
- *      that both have in common up to the next position where the other one leaves a snapshot.
+ *      step), within a peer its clients, within a client the oldest request first. Beside rows that decode,
+ *      prompts get at most prompt_tokens, since each of those rows waits for the whole step.
+ *   3. A waiting sequence gets a slot when one is free and the pages for all its tokens are, but for those
+ *      that it will share with running ones, beside those that these are still to take (at least one each).
+ *      The peer with the fewest running sequences goes first, of several the one that got a slot longest ago;
+ *      of its clients likewise, then the oldest request. So a request waits for at most one slot of each
+ *      other peer, and of each other client of its own peer, however much they have queued. A request that
+ *      does not fit is not overtaken, so none starves.
+ *   4. The common beginning of two prompts is computed once: a sequence whose next page another one of this
+ *      step fills with the same tokens gets nothing in it, and finds the page when the step is done. Of two
+ *      that fill the same page the one that has more of it goes first, in the other one's turn if need be.
+ *      With fixed states this goes for all that both have in common up to the next position where the other
+ *      one leaves a snapshot.
  *   5. A held sequence (its next token's mask has not come) gets nothing and is not admitted; others pass it.
- *   6. In an invariant plan (common/plan/schedule.h) a step has either tokens of prompts alone, all of one list, or
- *      tokens behind prompts: at most few_tokens, and of each sequence as many as are known and not computed. Where
- *      there are both, the two kinds of steps take turns; where more sequences want a token than a step has,
- *      sequences take turns.
+ *   6. In an invariant plan (common/plan/schedule.h) a step has either tokens of prompts alone, all of one
+ *      list, or tokens behind prompts: at most few_tokens, and of each sequence as many as are known and not
+ *      computed. Where there are both, the two kinds of steps take turns; where more sequences want a token
+ *      than a step has, sequences take turns.
  *   7. A row ends at its sequence's `cut`, after the most snapshots of fixed states that a row can leave.
- *   8. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one, which goes
- *      back to waiting and is computed again later (its tokens are kept, so its stream goes on). The oldest is
- *      therefore never stopped, and it fits alone because the pool holds at least one whole context. */
+ *   8. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
+ *      which goes back to waiting and is computed again later (its tokens are kept, so its stream goes on).
+ *      The oldest is therefore never stopped, and it fits alone because the pool holds at least one whole
+ *      context. */
 #pragma once
 
 #include <stdbool.h>
@@ -47,14 +50,16 @@ struct scheduler_seq {
     uint32_t cached; /* of these, how many have KV; < tokens */
     uint32_t cut;    /* its row ends there at most, if that is above `cached` (snapshots.h) */
     uint32_t pages;  /* held now; 0 when not running */
-    /* equal for two sequences whose next page, or page begun, has the same tokens behind the same beginning, with fixed states
-     * all up to the next cut; 0: not a whole page of known tokens, or no other sequence can share it */
+    /* equal for two sequences whose next page, or page begun, has the same tokens behind the same beginning,
+     * with fixed states all up to the next cut; 0: not a whole page of known tokens, or no other sequence can
+     * share it */
     uint64_t next_page;
     /* of an invariant plan: tokens of the prompt, and the list that computes them */
     uint32_t prompt, list;
 };
 
-/* Whether all that it has to go is one row of an answer: its newest token, what is computed again, its drafts. */
+/* Whether all that it has to go is one row of an answer: its newest token, what is computed again, its
+ * drafts. */
 static inline bool scheduler_decodes(const struct scheduler_seq *s)
 {
     return s->tokens - s->cached <= 1 + s->again + s->drafts;
@@ -74,7 +79,8 @@ struct scheduler_limits {
     uint32_t few_tokens;         /* of another one */
     uint64_t few_turn;           /* grows by one each step */
     bool prompts_next;           /* it is the prompts' turn, if there are any */
-    /* Pages that this waiting sequence (an index into the input) is going to share with those that hold them; NULL: none */
+    /* Pages that this waiting sequence (an index into the input) is going to share with those that hold them;
+     * NULL: none */
     uint32_t (*shared)(const void *context, uint32_t seq);
     const void *context;
 };
@@ -87,9 +93,9 @@ struct scheduler_row {
     uint32_t drafts; /* the last of `count` */
 };
 
-/* To be carried out in this order: preempt, admit, then rows. No sequence is both in `preempt` and in `row`. A
- * preempted one counts as if it shared no page, an admitted one as if it had found none: where pages are shared the
- * step is formed again once these are carried out, admissions first. */
+/* To be carried out in this order: preempt, admit, then rows. No sequence is both in `preempt` and in `row`.
+ * A preempted one counts as if it shared no page, an admitted one as if it had found none: where pages are
+ * shared the step is formed again once these are carried out, admissions first. */
 struct scheduler_step {
     uint32_t preempt[SCHEDULER_ROWS_MAX], preempt_count;
     uint32_t admit[SCHEDULER_ROWS_MAX], admit_count;

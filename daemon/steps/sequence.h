@@ -1,8 +1,8 @@
 /* A request's life: its tokens, where its KV stands, when what happened, and how it ends.
  *
- * Made by batcher_requests.c from a checked request; the tokens here are the truth, the arena's history row is a copy
- * that the workers use. That is why neither a dead worker nor a preemption loses a token. Owns its token
- * array. */
+ * Made by batcher_requests.c from a checked request; the tokens here are the truth, the arena's history row
+ * is a copy that the workers use. That is why neither a dead worker nor a preemption loses a token. Owns its
+ * token array. */
 #pragma once
 
 #include <stdbool.h>
@@ -30,7 +30,8 @@ struct asker {
     bool names_users;    /* may name a user */
 };
 
-/* A snapshot that a row leaves: its position, and the number of the page that ends there; 0: not known yet. */
+/* A snapshot that a row leaves: its position, and the number of the page that ends there; 0: not known
+ * yet. */
 struct sequence_state {
     uint32_t end;
     uint64_t page;
@@ -50,29 +51,29 @@ struct sequence {
     uint32_t *tokens; /* prompt, then output */
     uint32_t token_count, token_capacity;
     uint32_t prompt_count, max_tokens;
-    uint32_t cached; /* tokens whose KV is in pages */
-    uint32_t rung;   /* the same once the steps in flight are done */
-    uint32_t asked;  /* tokens that these sample, behind those that are known */
-    uint32_t pages;  /* held */
-    uint32_t
-        window_first; /* its first page that has a page of windows, which all from there on have (windows.h) */
+    uint32_t cached;       /* tokens whose KV is in pages */
+    uint32_t rung;         /* the same once the steps in flight are done */
+    uint32_t asked;        /* tokens that these sample, behind those that are known */
+    uint32_t pages;        /* held */
+    uint32_t window_first; /* its first page that has a page of windows, which all from there on have
+                              (windows.h) */
 
     /* Sequences of one scope find each other's pages (prefix.h); SEQUENCE_NO_SCOPE: finds none */
     uint64_t scope;
     uint64_t restored_scope; /* of its peer's restored sessions, found as well; SEQUENCE_NO_SCOPE: none */
     /* Number of the last full page of `cached`, or the scope; apart: that is of the prompt alone */
     uint64_t page_end;
-    /* in an invariant plan: pages with tokens behind the prompt differ from those of another prompt with these
-     * tokens; */
+    /* in an invariant plan: pages with tokens behind the prompt differ from those of another prompt with
+     * these tokens; */
     bool apart;
     uint32_t list; /* of the plan, that computes the prompt */
-    /* it has ended and is computed again, for later prompts that contain it (batcher_again.c); pages of its old
-     * prompt */
+    /* it has ended and is computed again, for later prompts that contain it (batcher_again.c); pages of its
+     * old prompt */
     bool again;
     uint32_t again_from;
-    /* Fixed states (snapshots.h): the snapshot that its next row begins with, pinned; the last one that it began with or
-     * left, its position and, once that is known, its number; number of the newest in its answer; and those that its row in
-     * flight leaves, until the first whose end is 0 */
+    /* Fixed states (snapshots.h): the snapshot that its next row begins with, pinned; the last one that it
+     * began with or left, its position and, once that is known, its number; number of the newest in its
+     * answer; and those that its row in flight leaves, until the first whose end is 0 */
     uint32_t state_from, state_at;
     uint32_t state_back; /* taken for the row that is formed: it leaves it in front of its drafts */
     uint32_t state_was;  /* state_at before the row in flight, which has drafts */
@@ -85,9 +86,9 @@ struct sequence {
 
     /* Speculation (drafts.h): whether its rows have drafts, and a text that its answer may repeat, owned */
     bool speculates;
-    bool makes; /* its drafts are those of the model's layer; where `quotes`, what was found instead */
-    bool
-        priced; /* the number of its drafts follows prices and rates; else what was right last (drafts_next) */
+    bool makes;  /* its drafts are those of the model's layer; where `quotes`, what was found instead */
+    bool priced; /* the number of its drafts follows prices and rates; else what was right last (drafts_next)
+                  */
     bool quotes; /* priced, makes: drafts that were found go first, as the last tokens matched earlier ones */
     uint32_t *prediction, prediction_count;
     uint32_t draft[ENGINE_DRAFTS_MAX], draft_count; /* of the row that is formed, or in flight */
@@ -96,16 +97,18 @@ struct sequence {
         made_at;                       /* with this many known tokens the layer guessed those that follow */
     bool from_made;                    /* `draft` is */
     struct draft_rate rate, made_rate; /* priced: how good those are that were found, and the layer's */
-    /* priced: with these known tokens drafts were looked for, of which this is the first; 0: its token has come. The rate learns
-     * from it whether or not the step has drafts */
+    /* priced: with these known tokens drafts were looked for, of which this is the first; 0: its token has
+     * come. The rate learns from it whether or not the step has drafts */
     uint32_t looked_at, looked;
     bool looked_found;
     uint32_t redo; /* tokens up to here were computed, and right: those after `cached` are computed again */
     uint64_t drafted, accepted; /* so far */
-    /* Seconds of steps with drafts, and what steps without would have taken for the same tokens by the plan's forecast */
+    /* Seconds of steps with drafts, and what steps without would have taken for the same tokens by the plan's
+     * forecast */
     double with_drafts_s, without_drafts_s;
 
-    /* Embed: how the prompt's hidden states become `embedding`, [hidden], owned; NULL until they have. Nothing is sampled. */
+    /* Embed: how the prompt's hidden states become `embedding`, [hidden], owned; NULL until they have.
+     * Nothing is sampled. */
     enum request_pooling pooling;
     float *embedding;
 
@@ -140,8 +143,8 @@ static inline uint32_t sequence_output_count(const struct sequence *seq)
 /* Adds an output token at `now_us`; sets seq->finish if it is the last. */
 HELM_MUST_CHECK int sequence_append(struct sequence *seq, uint32_t token, const int32_t *eos,
                                     uint32_t eos_count, uint64_t now_us, struct helm_err *err);
-/* Once all of its prompt is computed: turns the pooled states (arena_pooled_of) into its embedding and ends it.
- * HELM_E_FORMAT: a number is not finite. */
+/* Once all of its prompt is computed: turns the pooled states (arena_pooled_of) into its embedding and ends
+ * it. HELM_E_FORMAT: a number is not finite. */
 HELM_MUST_CHECK int sequence_embed(struct sequence *seq, const double *pooled, uint32_t hidden,
                                    struct helm_err *err);
 /* Whether its next token may not be computed yet: the mask is missing, or in use. */

@@ -1,4 +1,5 @@
-/* The pages of the KV cache that hold a session's tokens. See session_cache.h. Called by sessions.c; owns nothing. */
+/* The pages of the KV cache that hold a session's tokens. See session_cache.h. Called by sessions.c; owns
+ * nothing. */
 #include "daemon/steps/session_cache.h"
 
 #include <stdlib.h>

@@ -9,8 +9,8 @@ void session_cache_scopes(const struct sessions *all, const struct asker *asker,
 /* The one of two scopes in which more of the first `count` pages of its tokens is reached. */
 uint64_t session_cache_better(const struct sessions *all, const struct session *s, uint32_t count,
                               const uint64_t scope[2]);
-/* How many of the first `count` pages of its tokens a session can have: with fixed states those up to the last snapshot, with
- * windows up to the last page before which all windows are there. */
+/* How many of the first `count` pages of its tokens a session can have: with fixed states those up to the
+ * last snapshot, with windows up to the last page before which all windows are there. */
 uint32_t session_cache_reached(const struct sessions *all, const struct session *s, uint32_t count);
 /* The first `count` pages of its tokens were used just now. *end: the number of the last one; *last: that
  * page. False: no memory. */

@@ -112,8 +112,8 @@ static bool all_finite32(const unsigned char *bytes, uint64_t count)
     return !bad;
 }
 
-/* The largest finite ones, and the largest scale with which numbers of 8 bits are finite in fp16, which kernels round to:
- * 515. */
+/* The largest finite ones, and the largest scale with which numbers of 8 bits are finite in fp16, which
+ * kernels round to: 515. */
 #define MOST_F16   0x7bffu
 #define MOST_BF16  0x7f7fu
 #define MOST_SCALE 0x6006u

@@ -1,4 +1,5 @@
-/* The state of a session: a snapshot of fixed states, and windows. See session_windows.h. Called by sessions.c; owns nothing. */
+/* The state of a session: a snapshot of fixed states, and windows. See session_windows.h. Called by
+ * sessions.c; owns nothing. */
 #include "daemon/steps/session_windows.h"
 
 #include <string.h>

@@ -19,7 +19,8 @@ enum session_windows_end {
     SESSION_WINDOWS_WAIT, /* s->move and s->held say for which step */
     SESSION_WINDOWS_GONE, /* saving: a page was given to others; restoring: that, or there is no room */
 };
-/* Begins with the session's first one if s->window is 0, and goes on from there: to s->bytes, or from there. */
+/* Begins with the session's first one if s->window is 0, and goes on from there: to s->bytes, or from
+ * there. */
 enum session_windows_end session_windows_go_on(struct sessions *all, struct session *s);
 /* Its bytes of the one that is moved, for the step; that step is done. */
 unsigned char *session_windows_place(const struct sessions *all, const struct session *s);

@@ -1,17 +1,20 @@
-/* Sessions: KV pages that clients take out of the cache and put back (proto/helm.proto, SessionSave and what follows).
+/* Sessions: KV pages that clients take out of the cache and put back (proto/helm.proto, SessionSave and what
+ * follows).
  *
- * Called by serve_session.c (requests), loop.c (time, lost workers, clients that leave) and batcher.c through its sink (a page
- * was moved). Owns the open sessions with a page's bytes each; pages are kv_pages.c's, and none is held while a client is
- * waited for. Rules:
- *   1. Saving goes page by page along the tokens, each looked up when its turn comes. One that was given to others meanwhile
- *      ends the session; what was read before is whole.
- *   2. A page that is restored is complete, and its numbers are finite, before a page is taken for it. It is known in the
- *      scope of the sender's peer alone (prefix_restored_scope), is kept like a page without holders, and is reused
- *      before those in front of it.
- *   3. Restoring empties pages that are kept for others, the oldest first, and never its own: then it is over.
- *   4. Of an invariant plan pages come back to where their bits are those that it would compute: of the same origin, and
- *      found by prompts of the list that they are of.
- *   5. With fixed states a session ends where a snapshot is, which comes after its pages as one more (snapshots.h).
+ * Called by serve_session.c (requests), loop.c (time, lost workers, clients that leave) and batcher.c through
+ * its sink (a page was moved). Owns the open sessions with a page's bytes each; pages are kv_pages.c's, and
+ * none is held while a client is waited for. Rules:
+ *   1. Saving goes page by page along the tokens, each looked up when its turn comes. One that was given to
+ *      others meanwhile ends the session; what was read before is whole.
+ *   2. A page that is restored is complete, and its numbers are finite, before a page is taken for it. It is
+ *      known in the scope of the sender's peer alone (prefix_restored_scope), is kept like a page without
+ *      holders, and is reused before those in front of it.
+ *   3. Restoring empties pages that are kept for others, the oldest first, and never its own: then it is
+ *      over.
+ *   4. Of an invariant plan pages come back to where their bits are those that it would compute: of the same
+ *      origin, and found by prompts of the list that they are of.
+ *   5. With fixed states a session ends where a snapshot is, which comes after its pages as one more
+ *      (snapshots.h).
  *   6. With one tier a page comes and goes through the GPU worker (batcher_move), one session's at a time.
  * Everything is answered through the sink, some of it later. */
 #pragma once
@@ -49,7 +52,8 @@ struct session {
     struct session_tail *tail; /* those whose windows are a part of its state (session_windows.h); owned */
     uint32_t window;           /* of these, that is read or written */
 
-    /* STEP_KV_OUT or STEP_KV_IN, and STEP_KV_WINDOW: it waits for a move, or is moved; 0: it waits for its client */
+    /* STEP_KV_OUT or STEP_KV_IN, and STEP_KV_WINDOW: it waits for a move, or is moved; 0: it waits for its
+     * client */
     uint32_t move;
     bool moves;
     uint32_t held;     /* the page that is moved */

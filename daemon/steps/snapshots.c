@@ -215,13 +215,15 @@ void snapshots_leave(struct snapshots *all, struct sequence *seq)
 
 /* ---- rows ---- */
 
-/* The end of the last page in front of the last of `tokens`, whose logits are wanted, unless it is computed again. */
+/* The end of the last page in front of the last of `tokens`, whose logits are wanted, unless it is computed
+ * again. */
 static uint32_t end_of(const struct snapshots *all, const struct sequence *seq, uint32_t tokens)
 {
     return (tokens - !seq->again) / all->page_tokens * all->page_tokens;
 }
 
-/* The same of what is computed as a prompt: it alone, or after a preemption or a loss with the answer so far. */
+/* The same of what is computed as a prompt: it alone, or after a preemption or a loss with the answer so
+ * far. */
 static uint32_t last_of(const struct snapshots *all, const struct sequence *seq)
 {
     return end_of(all, seq, seq->apart ? seq->prompt_count : seq->token_count);

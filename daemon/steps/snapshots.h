@@ -16,8 +16,8 @@
  * are in use, one of the lowest rank gives its place away, the one used longest ago, of those used together
  * one with a longer one, of these the one that saves the fewest tokens compared with the one in front of it:
  * so a long conversation's are thinned evenly:
- *   1. at no mark, with a longer one after it, or after a conversation that went on without it; and any that was not used since as
- *      many snapshots as there are were;
+ *   1. at no mark, with a longer one after it, or after a conversation that went on without it; and any that
+ *      was not used since as many snapshots as there are were;
  *   2. at a mark, at a prompt's end, or where a sequence began, with longer ones after it;
  *   3. the same among the newest of its conversation (SNAPSHOTS_NEWEST); and any with none after it. */
 #pragma once
@@ -26,7 +26,8 @@
 #include "common/shared/arena.h"
 #include "daemon/steps/sequence.h"
 
-/* Long prompts leave snapshots at multiples of this, or of a step's tokens if these are more (snapshots_prompt_every). */
+/* Long prompts leave snapshots at multiples of this, or of a step's tokens if these are more
+ * (snapshots_prompt_every). */
 #define SNAPSHOTS_PROMPT_TOKENS 1024
 #define SNAPSHOTS_ANSWER_TOKENS 32 /* an answer likewise, of which the newest stays */
 #define SNAPSHOTS_MARK_TOKENS   64 /* a mark nearer to the snapshot in front of it leaves none */
@@ -46,9 +47,9 @@ struct snapshot {
 };
 
 struct snapshots {
-    bool on; /* some layer's state is fixed */
-    bool
-        chooses; /* it is, or some layer keeps a window: positions are chosen where prompts leave what others find */
+    bool on;      /* some layer's state is fixed */
+    bool chooses; /* it is, or some layer keeps a window: positions are chosen where prompts leave what others
+                     find */
     uint32_t count, mask;
     uint32_t page_tokens, prompt_every, answer_every;
     uint64_t clock, hits, dropped; /* hits: begun with; dropped: found no more, for others */
@@ -77,20 +78,21 @@ uint32_t snapshots_next(const struct snapshots *all, const struct sequence *seq)
 uint32_t snapshots_chosen(const struct snapshots *all, const struct sequence *seq, uint32_t after);
 /* Where the sequence's next row must end at most, since it can leave no more snapshots; 0: anywhere. */
 uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq);
-/* Sequences whose next rows may have drafts: each leaves a snapshot in front of these, to go back to. It is taken for one of them
- * before any row of its step is filled in; not more than there is room for. */
+/* Sequences whose next rows may have drafts: each leaves a snapshot in front of these, to go back to. It is
+ * taken for one of them before any row of its step is filled in; not more than there is room for. */
 uint32_t snapshots_room(const struct snapshots *all);
 void snapshots_reserve(struct snapshots *all, struct sequence *seq);
 /* Fills in what a row that is about to be rung says of states. */
 void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row *row);
 /* The page of this number, which the sequence's row has computed, ends at `end`. */
 void snapshots_page(struct sequence *seq, uint32_t end, uint64_t number);
-/* The row's step is done, and prefix_computed has taken it. If that is less than the row, drafts were wrong: the next row begins
- * with the snapshot in front of them. seq NULL: it has left its slot, or the row failed. */
+/* The row's step is done, and prefix_computed has taken it. If that is less than the row, drafts were wrong:
+ * the next row begins with the snapshot in front of them. seq NULL: it has left its slot, or the row
+ * failed. */
 void snapshots_done(struct snapshots *all, const struct step_row *row, struct sequence *seq);
 
-/* For sessions, and the check (check.h): an empty one, pinned (STATE_NO_SNAPSHOT: all are pinned); then known by its page's
- * number, which ends at `end`, and not pinned. */
+/* For sessions, and the check (check.h): an empty one, pinned (STATE_NO_SNAPSHOT: all are pinned); then known
+ * by its page's number, which ends at `end`, and not pinned. */
 uint32_t snapshots_take_empty(struct snapshots *all);
 void snapshots_make_known(struct snapshots *all, uint32_t snapshot, uint64_t number, uint32_t end);
 /* The same that is of no use any more. */

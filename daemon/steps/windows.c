@@ -1,4 +1,5 @@
-/* Pages of windows. See windows.h. Called from the one loop; owns the stack, the counts and the list of those that rest. */
+/* Pages of windows. See windows.h. Called from the one loop; owns the stack, the counts and the list of those
+ * that rest. */
 #include "daemon/steps/windows.h"
 
 #include <stdlib.h>

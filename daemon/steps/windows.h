@@ -49,7 +49,8 @@ static inline bool windows_has(const struct windows *w, uint32_t page)
 void windows_grow(struct windows *w, uint32_t *row, uint32_t from, uint32_t to);
 /* Those of known pages that have one. */
 void windows_share(struct windows *w, uint32_t *row, uint32_t from, uint32_t to);
-/* Gives up those of entries [from, to). stay: those that rest are the newest; else the first that are taken. */
+/* Gives up those of entries [from, to). stay: those that rest are the newest; else the first that are
+ * taken. */
 void windows_leave(struct windows *w, const uint32_t *row, uint32_t from, uint32_t to, bool stay);
 
 /* Single pages of windows, for sessions. An empty one, held; WINDOWS_NONE: all are held. */
@@ -62,5 +63,6 @@ void windows_let(struct windows *w, uint32_t i, bool stay);
 
 /* `page` is known no more, or about to become other positions'. */
 void windows_forget(struct windows *w, uint32_t page);
-/* `page` is not known, but `other` for the same tokens: it has the page of windows from now on, unless it has one. */
+/* `page` is not known, but `other` for the same tokens: it has the page of windows from now on, unless it has
+ * one. */
 void windows_move(struct windows *w, uint32_t page, uint32_t other);

@@ -1,5 +1,6 @@
-/* Any bytes as the body of a request to helm-gateway, with the demo model's tokenizer and template: refused with a status and
- * words that can be written as JSON, or prompts and parameters within their bounds. Byte 0 picks the dialect. */
+/* Any bytes as the body of a request to helm-gateway, with the demo model's tokenizer and template: refused
+ * with a status and words that can be written as JSON, or prompts and parameters within their bounds. Byte 0
+ * picks the dialect. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Fuzz target: the tokenizer and the chat templates that a GGUF file's key/values describe. The input is a whole file.
- * It is refused with an error, or gives a tokenizer that encodes and decodes without harm. */
+/* Fuzz target: the tokenizer and the chat templates that a GGUF file's key/values describe. The input is a
+ * whole file. It is refused with an error, or gives a tokenizer that encodes and decodes without harm. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* What the fuzz targets of grammars share: a text as a grammar over a small vocabulary, refused with words or walked by the
- * tokens that its masks allow, which must be those that trying each of them allows. */
+/* What the fuzz targets of grammars share: a text as a grammar over a small vocabulary, refused with words or
+ * walked by the tokens that its masks allow, which must be those that trying each of them allows. */
 #pragma once
 
 #include <stdint.h>

@@ -1,5 +1,5 @@
-/* Any bytes as a regular expression: refused with words, or masks that are right (fuzz_grammar.h). Byte 0 picks the
- * way through it. */
+/* Any bytes as a regular expression: refused with words, or masks that are right (fuzz_grammar.h). Byte 0
+ * picks the way through it. */
 #include "tests/fuzz/fuzz_grammar.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

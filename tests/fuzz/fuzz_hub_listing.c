@@ -1,5 +1,6 @@
-/* Fuzz target: the hub's list of a repository's files (client/hub/listing.c), and the tags of those that are GGUF models
- * (common/model/hub_tag.c). No accepted name leaves its folder, every id is of digits, every tag means its file. */
+/* Fuzz target: the hub's list of a repository's files (client/hub/listing.c), and the tags of those that are
+ * GGUF models (common/model/hub_tag.c). No accepted name leaves its folder, every id is of digits, every tag
+ * means its file. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* Any bytes as an answer that may hold thinking and calls of tools: the parts are the same however the answer is cut, and
- * arguments that are whole and begin as an object are JSON text, unless the model's own JSON is wrong. Byte 0 picks the family
- * and where the prompt left thinking. */
+/* Any bytes as an answer that may hold thinking and calls of tools: the parts are the same however the answer
+ * is cut, and arguments that are whole and begin as an object are JSON text, unless the model's own JSON is
+ * wrong. Byte 0 picks the family and where the prompt left thinking. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
-/* Fuzz target: zmtp_take over whatever a connection sends, cut into pieces as a socket cuts it. The first byte says where, and
- * whether there are keys. What is kept of it must stay within the bounds, whatever the frames claim. */
+/* Fuzz target: zmtp_take over whatever a connection sends, cut into pieces as a socket cuts it. The first
+ * byte says where, and whether there are keys. What is kept of it must stay within the bounds, whatever the
+ * frames claim. */
 #include <stdlib.h>
 #include <string.h>
 

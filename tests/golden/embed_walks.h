@@ -1,13 +1,14 @@
-/* Prompts whose hidden states are pooled, through both engines, against tests/data/golden/embeddings.json. For
- * test_golden_split.c, which includes it once. Everything asserts; owns nothing. */
+/* Prompts whose hidden states are pooled, through both engines, against tests/data/golden/embeddings.json.
+ * For test_golden_split.c, which includes it once. Everything asserts; owns nothing. */
 #pragma once
 
 #include "tests/golden/pair_walks.h"
 
 #define EMBED_HIDDEN 256
 #define EMBED_CASES  3
-/* Bounds for numbers of 1 to 3: activations and cache are rounded to 16 bits, as for logprobs. On the emulated device
- * and CPUs with bf16 dot products at most 0.020, cosine 0.99998; of a row too many or too few it is below 0.99. */
+/* Bounds for numbers of 1 to 3: activations and cache are rounded to 16 bits, as for logprobs. On the
+ * emulated device and CPUs with bf16 dot products at most 0.020, cosine 0.99998; of a row too many or too few
+ * it is below 0.99. */
 #define EMBED_WORST  0.1
 #define EMBED_COSINE 0.9998
 
@@ -60,7 +61,8 @@ static inline void embed_compare(const struct pair *pair, const struct embed_wal
                  cosine);
 }
 
-/* All of them together in steps of odd chunks, and beside them a request that generates, whose tokens they do not change. */
+/* All of them together in steps of odd chunks, and beside them a request that generates, whose tokens they do
+ * not change. */
 static inline void run_embeddings(struct pair *pair, const struct golden *golden, const char *name)
 {
     static const uint32_t pattern[] = {100, 1, 16, 0, 40, 7, 3};

@@ -15,8 +15,8 @@
 #define CASES_MAX 16
 #define STEPS_MAX 64
 #define TOP       10 /* how many of the reference's logprobs are compared */
-/* Instrumented kernels are many times slower, and one decode step is like another: this number of steps takes the
- * prompt of 16 tokens past the end of its page. */
+/* Instrumented kernels are many times slower, and one decode step is like another: this number of steps takes
+ * the prompt of 16 tokens past the end of its page. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define STEPS_RUN 20
 #else
@@ -26,8 +26,8 @@
 struct golden_step {
     uint32_t token;
     float gap;
-    float
-        margin; /* between the last chosen and the first rejected expert's logit, at the least so far; INFINITY: no experts */
+    float margin; /* between the last chosen and the first rejected expert's logit, at the least so far;
+                     INFINITY: no experts */
     uint32_t top_token[TOP];
     float top_logprob[TOP];
 };
@@ -86,8 +86,8 @@ static void golden_free(struct golden *golden)
     for (uint32_t i = 0; i < golden->count; i++) free(golden->cases[i].prompt);
 }
 
-/* Calls `run` with the folder of each reference in the collection that HELM_GOLDEN_GGUF names, and its name there; skips where it
- * names none. */
+/* Calls `run` with the folder of each reference in the collection that HELM_GOLDEN_GGUF names, and its name
+ * there; skips where it names none. */
 __attribute__((unused)) static void golden_collection(void (*run)(const char *folder, const char *name))
 {
     const char *collection = getenv("HELM_GOLDEN_GGUF");

@@ -110,7 +110,8 @@ enum {
     ONCE = TWICE << 1       /* none: its bits are held to another plan's */
 };
 
-/* One decode step is like another: those that enter a second page are enough but for plans that run GREEDY. */
+/* One decode step is like another: those that enter a second page are enough but for plans that run
+ * GREEDY. */
 #define FEW_STEPS 24
 
 static int runs_of(unsigned modes, int mode)

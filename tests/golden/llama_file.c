@@ -1,12 +1,13 @@
-/* llama_file: an installed llama.cpp (libllama v0.5.0) quantizes a GGUF file, or says what it computes from one.
+/* llama_file: an installed llama.cpp (libllama v0.5.0) quantizes a GGUF file, or says what it computes from
+ * one.
  *
  *   llama_file quantize FROM.gguf TO.gguf TYPE          TYPE: a number of enum llama_ftype
  *   llama_file logits FILE.gguf BACKENDS IDS            BACKENDS: the folder with libggml-*.so; IDS: 1,2,3
  *   cc -std=c11 -O2 -o llama_file llama_file.c -lllama -lggml -lggml-base -lm
  *
- * Started by llama_agrees.py, which compares with HELM. `logits` computes the ids one by one, with an fp32 cache and without
- * flash attention, and prints a line for each: the ten likeliest next tokens, as token:logprob. Exit status: 0, 2 usage, 5 an
- * error. */
+ * Started by llama_agrees.py, which compares with HELM. `logits` computes the ids one by one, with an fp32
+ * cache and without flash attention, and prints a line for each: the ten likeliest next tokens, as
+ * token:logprob. Exit status: 0, 2 usage, 5 an error. */
 #include <ggml-backend.h>
 #include <llama.h>
 #include <math.h>

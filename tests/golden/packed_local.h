@@ -1,5 +1,5 @@
-/* A made model's plan with packed weights, run by the CPU alone. Included behind made_model.h by the golden tests of packed
- * weights; the caller looks at what was loaded and closes. */
+/* A made model's plan with packed weights, run by the CPU alone. Included behind made_model.h by the golden
+ * tests of packed weights; the caller looks at what was loaded and closes. */
 #pragma once
 
 #include "common/base/cpu.h"

@@ -18,7 +18,8 @@ struct pair_options {
     enum kv_dtype kv_dtype;
     uint32_t threads, slots, context_tokens, step_tokens;
     uint32_t page_tokens; /* 0: KV_PAGE_TOKENS_DEFAULT */
-    /* Places in VRAM: two tiers of the cache; 0: one. Slots have none yet: arena_vram_table_of is the caller's. */
+    /* Places in VRAM: two tiers of the cache; 0: one. Slots have none yet: arena_vram_table_of is the
+     * caller's. */
     uint32_t vram_pages, direct_permille, direct_window, piece_pages;
     uint64_t vram_bytes, copy_bytes_per_s;
     uint32_t peer_wait_ms;

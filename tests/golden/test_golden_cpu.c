@@ -54,7 +54,8 @@ static int step_local(void *local, const struct step_row *rows, uint32_t count,
 enum mode { MODE_WHOLE, MODE_ODD, MODE_TOGETHER, MODE_COUNT };
 static const char *const mode_name[] = {"whole", "odd chunks", "together"};
 
-/* With 16-bit activations. Router logits of the hybrids spread by 8, which 16 bits round to within 0.06 (README of the data). */
+/* With 16-bit activations. Router logits of the hybrids spread by 8, which 16 bits round to within 0.06
+ * (README of the data). */
 static double margin_of(const char *model)
 {
     return strcmp(model, "qwen35moe") == 0 || strcmp(model, "qwen3next") == 0 ? 0.1 : 0.05;
@@ -111,8 +112,8 @@ static void run_variant(const char *model, const struct golden *golden, const ch
     for (int f = 0; f < FORMAT_COUNT; f++)
         if (model_formats(&local->engine.model) & format_bit((enum tensor_format)f))
             is_exact &= local->engine.kernels.linear[LINEAR_EXACT][f].tokens->exact_input;
-    /* With gpt-oss's heads of 32 a cell in q8_0 has one scale: logprobs move by 0.47 and by 0.102 in the mean, also
-     * where the scalar reference computes. */
+    /* With gpt-oss's heads of 32 a cell in q8_0 has one scale: logprobs move by 0.47 and by 0.102 in the
+     * mean, also where the scalar reference computes. */
     static const struct tolerance quantised_small = {"q8_0", 0.55, 0.12, 0.55};
     const struct tolerance *tolerance = is_exact ? &exact : tolerance_of_cache(kv_dtype);
     if (tolerance == &quantised && strcmp(model, "gptoss") == 0) tolerance = &quantised_small;
@@ -179,15 +180,16 @@ static void packed_experts_agree_with_a_reference(void **state)
 }
 #endif
 
-/* The slowest variants multiply for qwen2-bias and llama3 as for qwen3; sanitized, qwen2-bias is the one model. */
+/* The slowest variants multiply for qwen2-bias and llama3 as for qwen3; sanitized, qwen2-bias is the one
+ * model. */
 static bool is_left_out(uint32_t number, const char *variant)
 {
     const bool slow = strcmp(variant, "ref") == 0 || strcmp(variant, "openblas") == 0;
     return slow && (number == 1 || number == 2) && LONG_CASE > SHORT_CASE && !getenv("HELM_TEST_FULL");
 }
 
-/* Cache types in turns, so that each goes with each model, and with most variants; with a variant's attention each
- * is in test_attention.c. */
+/* Cache types in turns, so that each goes with each model, and with most variants; with a variant's attention
+ * each is in test_attention.c. */
 static void run_model(uint32_t number)
 {
     const char *model = models[number];
@@ -296,7 +298,8 @@ static void gemma3_agrees(void **state)
     (void)state;
     run_model(14);
 }
-/* Heads of two sizes, v that is k, normed v, a part of the pairs turned, a factor of each layer, a soft cap. */
+/* Heads of two sizes, v that is k, normed v, a part of the pairs turned, a factor of each layer, a soft
+ * cap. */
 static void gemma4_agrees(void **state)
 {
     (void)state;
@@ -314,8 +317,8 @@ static void gemma4e_agrees(void **state)
     (void)state;
     run_model(17);
 }
-/* A part of each head turned, also interleaved; experts chosen by sigmoids beside a shared one and alone; norms of q and k as
- * wholes; layers in which nothing turns; norms of outputs alone; q that grows. */
+/* A part of each head turned, also interleaved; experts chosen by sigmoids beside a shared one and alone;
+ * norms of q and k as wholes; layers in which nothing turns; norms of outputs alone; q that grows. */
 #define FAMILIES 18
 static void families_agree(void **state)
 {
@@ -360,7 +363,8 @@ static void bad_rows_are_refused_one_by_one(void **state)
         {.slot = 3, .start = 0, .count = UINT32_MAX},
         {.slot = 1, .start = 2, .count = 2},  /* a token outside the vocabulary */
         {.slot = 2, .start = 30, .count = 3}, /* a page that does not exist */
-        /* no known token; drafts that are not sampled, or by a mask; more samples than there are logits for */
+        /* no known token; drafts that are not sampled, or by a mask; more samples than there are logits
+         * for */
         {.slot = 3, .start = 0, .count = 3, .drafts = 3, .flags = STEP_ROW_SAMPLE},
         {.slot = 3, .start = 0, .count = 3, .drafts = 1},
         {.slot = 3, .start = 0, .count = 3, .drafts = 1, .flags = STEP_ROW_SAMPLE | STEP_ROW_MASKED},
@@ -396,7 +400,8 @@ static void bad_rows_are_refused_one_by_one(void **state)
     free(local);
 }
 
-/* Rows with drafts beside each other: each draft is sampled as if the tokens up to it were all, penalties included. */
+/* Rows with drafts beside each other: each draft is sampled as if the tokens up to it were all, penalties
+ * included. */
 static void drafts_are_sampled_as_known_tokens(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
-/* Golden runs with experts on disk: the same bits as with all of them in memory, for prompts whole and in chunks of odd sizes,
- * for several sequences at once, with one slot a layer and with more. And what is refused, and what ends a step: a file that was
- * cut, or written to. Blocks of a GGUF file: test_helmd_disk.py. */
+/* Golden runs with experts on disk: the same bits as with all of them in memory, for prompts whole and in
+ * chunks of odd sizes, for several sequences at once, with one slot a layer and with more. And what is
+ * refused, and what ends a step: a file that was cut, or written to. Blocks of a GGUF file:
+ * test_helmd_disk.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
-/* A layer that makes drafts (multi-token prediction) on the CPU against its definition in scalar loops and doubles: from the hidden
- * states that the model's embedding request gives, and the tokens. Prompts in chunks of every size, wrong drafts at every place,
- * going back with fixed states, chains to the end of a page. */
+/* A layer that makes drafts (multi-token prediction) on the CPU against its definition in scalar loops and
+ * doubles: from the hidden states that the model's embedding request gives, and the tokens. Prompts in chunks
+ * of every size, wrong drafts at every place, going back with fixed states, chains to the end of a page. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -143,7 +143,8 @@ static void attend(struct fixture *f, uint32_t position, double *x)
     for (uint32_t i = 0; i < HIDDEN; i++) x[i] += out[i];
 }
 
-/* The layer at a position: from the hidden state there and the token after it to the hidden state of the next draft, in x. */
+/* The layer at a position: from the hidden state there and the token after it to the hidden state of the next
+ * draft, in x. */
 static void layer_at(struct fixture *f, uint32_t position, uint32_t next, const double *hidden, double *x)
 {
     double embedding[HIDDEN], pair[2 * HIDDEN], n[HIDDEN], gate[INNER], up[INNER], out[HIDDEN];
@@ -212,7 +213,8 @@ static void answer(struct fixture *f)
     }
 }
 
-/* Checks what was made after `right`, the last position whose token is known to be right. Returns how many there are. */
+/* Checks what was made after `right`, the last position whose token is known to be right. Returns how many
+ * there are. */
 static uint32_t check_made(struct fixture *f, const struct step_result *result, const struct step_row *row,
                            uint32_t right)
 {
@@ -234,8 +236,8 @@ static uint32_t check_made(struct fixture *f, const struct step_result *result, 
     return made;
 }
 
-/* Slot 2: the prompt in chunks of `chunk`, then the answer by rows of known tokens and drafts, of which the one at `wrong` is wrong in
- * each row. */
+/* Slot 2: the prompt in chunks of `chunk`, then the answer by rows of known tokens and drafts, of which the
+ * one at `wrong` is wrong in each row. */
 static void walk(struct fixture *f, uint32_t chunk, uint32_t wrong, uint32_t most)
 {
     const struct arena *arena = &f->local->arena;

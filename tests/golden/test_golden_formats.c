@@ -1,7 +1,7 @@
 /* Checkpoints whose matrices are of a format with blocks, of every such format that files have: their logits
- * must agree with those of the same numbers written out as fp32. By the CPU alone, with the reference and with
- * the kernels it chooses; one token, a few, a chunk, more than a tile; one row and several. The embedding, which
- * is gathered row by row, is of the format too. */
+ * must agree with those of the same numbers written out as fp32. By the CPU alone, with the reference and
+ * with the kernels it chooses; one token, a few, a chunk, more than a tile; one row and several. The
+ * embedding, which is gathered row by row, is of the format too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,8 +17,8 @@
 #include "tests/golden/made_model.h"
 #include "worker-cpu/local.h"
 
-/* A tensor of the model in `folder` as it is to be written: vectors as they are, matrices through `format` and,
- * `wide`, decoded again. Owned by the caller. */
+/* A tensor of the model in `folder` as it is to be written: vectors as they are, matrices through `format`
+ * and, `wide`, decoded again. Owned by the caller. */
 static char *tensor_bytes(const struct model *model, const struct model_tensor *t, enum tensor_format format,
                           bool wide, uint64_t *bytes, enum tensor_format *written)
 {
@@ -112,8 +112,8 @@ static const struct format_case cases[] = {
 #endif
     {.kernels = "avx2", .threads = 1},
     {.threads = 3}};
-/* Every other format passes every tile with one of the cases, in turns (HELM_TEST_FULL: every format): a long row is the same to
- * all, and every kernel's tiles are test_linear's. Instrumented, one format with each. */
+/* Every other format passes every tile with one of the cases, in turns (HELM_TEST_FULL: every format): a long
+ * row is the same to all, and every kernel's tiles are test_linear's. Instrumented, one format with each. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define LONG_ROWS(format, turn) ((format) == FORMAT_Q4_K)
 #else
@@ -166,7 +166,8 @@ static void check_format(enum tensor_format format)
         print_message("%s, kernels %s: worst difference %.2g of the spread\n", traits->name, said, worst);
         assert_non_null(strstr(said, traits->name));
         assert_int_equal(bytes[0] * traits->block_bytes, bytes[1] * traits->block_values * sizeof(float));
-        /* By itself a processor multiplies several tokens with blocks as bf16 where it does so with bf16 weights. */
+        /* By itself a processor multiplies several tokens with blocks as bf16 where it does so with bf16
+         * weights. */
         assert_true(worst < (!cases[i].kernels && cpu_features() & CPU_AVX512_BF16 ? 0.2 : 1e-4));
     }
     tree_remove(blocks);

@@ -1,9 +1,9 @@
-/* Golden runs of GGUF files, and of mixtures of experts in any, by both engines: on the GPU, streamed to it, and on
- * the CPU beside it. Steps of up to 16 tokens decode blocks exactly and are held to the README's bounds; chunks
- * multiply by what is expanded to 16 bits.
+/* Golden runs of GGUF files, and of mixtures of experts in any, by both engines: on the GPU, streamed to it,
+ * and on the CPU beside it. Steps of up to 16 tokens decode blocks exactly and are held to the README's
+ * bounds; chunks multiply by what is expanded to 16 bits.
  *
- * The device is the emulated one; HELM_TEST_DEVICE=cuda as in test_golden_split.c. All files of the collection are run where
- * HELM_GOLDEN_GGUF names its folder. */
+ * The device is the emulated one; HELM_TEST_DEVICE=cuda as in test_golden_split.c. All files of the
+ * collection are run where HELM_GOLDEN_GGUF names its folder. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,8 +30,8 @@
 #define MEAN  0.002
 #define GAP   0.05
 
-/* `homes`: of the units in turn, over and over; behind a slash those of chunks. experts: of those in both memories. parts: of
- * each expert. rows: of the GPU, of MLPs that are shared. */
+/* `homes`: of the units in turn, over and over; behind a slash those of chunks. experts: of those in both
+ * memories. parts: of each expert. rows: of the GPU, of MLPs that are shared. */
 struct placed {
     const char *homes;
     const struct plan_experts *experts;
@@ -227,8 +227,8 @@ static void windows_in_rings_agree(void **state)
         run_placed("tests/data/golden/gptoss", &(struct placed){.homes = homes[i], .rings = true});
 }
 
-/* One layer's experts in both memories, by number of slots, some read over the link, some moving, in any step; and where
- * chunks stream them. */
+/* One layer's experts in both memories, by number of slots, some read over the link, some moving, in any
+ * step; and where chunks stream them. */
 static void experts_in_both_memories_agree(void **state)
 {
     (void)state;
@@ -249,7 +249,8 @@ static void experts_in_both_memories_agree(void **state)
         run_file(cases[i].folder, cases[i].homes, &cases[i].experts);
 }
 
-/* Gated delta nets and gated attention: on each processor, streamed, and split between them; with experts in any memory. */
+/* Gated delta nets and gated attention: on each processor, streamed, and split between them; with experts in
+ * any memory. */
 static void hybrids_agree(void **state)
 {
     (void)state;
@@ -273,8 +274,8 @@ static void hybrids_agree(void **state)
         run_file(cases[i].folder, cases[i].homes, cases[i].experts);
 }
 
-/* Experts in parts (common/model/parts.h), wherever they are: on each processor, in both memories with slots that move, streamed;
- * of separate tensors, of one for all, with biases. */
+/* Experts in parts (common/model/parts.h), wherever they are: on each processor, in both memories with slots
+ * that move, streamed; of separate tensors, of one for all, with biases. */
 static void experts_in_parts_agree(void **state)
 {
     (void)state;
@@ -306,8 +307,9 @@ static void experts_are_not_streamed_for_one_token(void **state)
                   "layer 0: experts are streamed by lists for prompts alone");
 }
 
-/* Dense MLPs of which the GPU has the first rows and the CPU the others (common/model/share.h): in every layer or
- * between those of one home, with chunks that take both or that stream the CPU's rows, numbers and blocks. */
+/* Dense MLPs of which the GPU has the first rows and the CPU the others (common/model/share.h): in every
+ * layer or between those of one home, with chunks that take both or that stream the CPU's rows, numbers and
+ * blocks. */
 static void shared_mlps_agree(void **state)
 {
     (void)state;
@@ -341,8 +343,8 @@ static void mlps_that_cannot_be_shared_are_refused(void **state)
                   "only a dense MLP");
 }
 
-/* All in VRAM; without experts, whose homes tests above vary, also streamed, over both processors, and shared by
- * them. */
+/* All in VRAM; without experts, whose homes tests above vary, also streamed, over both processors, and shared
+ * by them. */
 static void run_homes(const char *folder, const char *name)
 {
     const bool experts = strstr(name, "moe") || strstr(name, "mixtral");

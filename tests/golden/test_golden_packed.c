@@ -33,8 +33,8 @@
 #define PAIR_MOST  0
 #endif
 
-/* Without packed kernels the scalar ones run, 20 times as long: of more tokens than are multiplied at a time once, in the release
- * build. */
+/* Without packed kernels the scalar ones run, 20 times as long: of more tokens than are multiplied at a time
+ * once, in the release build. */
 #define SCALAR_MOST 110
 
 /* ---- by the CPU alone ---- */

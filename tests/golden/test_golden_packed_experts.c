@@ -1,9 +1,10 @@
-/* The CPU computing with packed experts: the same mixture under plans that differ in that alone, whose logits must agree; by the
- * CPU alone, and beside an emulated device that in prompts streams and expands the experts that the CPU computes with in decode, and
- * has others packed in VRAM, or in slots there.
+/* The CPU computing with packed experts: the same mixture under plans that differ in that alone, whose logits
+ * must agree; by the CPU alone, and beside an emulated device that in prompts streams and expands the experts
+ * that the CPU computes with in decode, and has others packed in VRAM, or in slots there.
  *
- * The golden mixtures have rows that packed kernels do not take, so a small one is made here, whose experts' downs have 768
- * columns, and which has a shared expert. Compared are steps of every tier, as in test_golden_packed.c. */
+ * The golden mixtures have rows that packed kernels do not take, so a small one is made here, whose experts'
+ * downs have 768 columns, and which has a shared expert. Compared are steps of every tier, as in
+ * test_golden_packed.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,8 +30,9 @@
 
 #define EXPERTS_BYTES (3u * (8 * 768 + 256) * 512 * 2) /* of a layer */
 
-/* Instrumented, the emulated device takes many seconds for a plan: those with experts packed in both memories, of which the one whose
- * prompts the CPU computes is left to the release build (blocks_agree_whoever_computes_experts has its homes, sanitized too). */
+/* Instrumented, the emulated device takes many seconds for a plan: those with experts packed in both
+ * memories, of which the one whose prompts the CPU computes is left to the release build
+ * (blocks_agree_whoever_computes_experts has its homes, sanitized too). */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FIRST_PAIR 2
 #define PAIRS      5
@@ -43,7 +45,8 @@
 #define PAIR_MOST  110
 #endif
 
-/* Formats of a plan whose experts are packed or not, at home on the CPU and in VRAM or on the CPU alone; all else as stored. */
+/* Formats of a plan whose experts are packed or not, at home on the CPU and in VRAM or on the CPU alone; all
+ * else as stored. */
 static void format_experts(struct plan *plan, bool packed, bool in_vram)
 {
     for (uint32_t u = 0; u < UNITS; u++) {
@@ -76,7 +79,8 @@ static void packed_experts_and_plain_ones_agree(void **state)
     (void)state;
     float *logits[2] = {calloc((size_t)SAMPLES * VOCAB, sizeof(float)),
                         calloc((size_t)SAMPLES * VOCAB, sizeof(float))};
-    /* kernels of several tokens round their inputs to 16 bits; of packed ones those of one take a few tokens, too */
+    /* kernels of several tokens round their inputs to 16 bits; of packed ones those of one take a few tokens,
+     * too */
     static const struct {
         const char *kernels;
         uint32_t threads;
@@ -159,8 +163,9 @@ static void run_pair(const struct pair_case *c, bool packed, float *logits, uint
     free(pair);
 }
 
-/* Slices of one expert each, and of several; layers whose experts are in VRAM between those that are streamed, plain and packed; and
- * such as are in both memories, of whose chunks the shorter ones are no prompts. */
+/* Slices of one expert each, and of several; layers whose experts are in VRAM between those that are
+ * streamed, plain and packed; and such as are in both memories, of whose chunks the shorter ones are no
+ * prompts. */
 static void a_device_expands_packed_experts(void **state)
 {
     (void)state;
@@ -187,8 +192,9 @@ static void a_device_expands_packed_experts(void **state)
     free(logits[1]);
 }
 
-/* Blocks: where the CPU computes prompts with experts that decode has in both memories, the GPU expands the same weights of the
- * layers after them as where it streams these experts. The longest chunk takes none as they lie. */
+/* Blocks: where the CPU computes prompts with experts that decode has in both memories, the GPU expands the
+ * same weights of the layers after them as where it streams these experts. The longest chunk takes none as
+ * they lie. */
 static void blocks_agree_whoever_computes_experts(void **state)
 {
     (void)state;

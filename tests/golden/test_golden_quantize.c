@@ -1,7 +1,7 @@
-/* Errors beside llama.cpp's own files: of each matrix that a file of the collection has in blocks, HELM's blocks of the same
- * format are no farther from the weights than the file's. The weights are those of the collection's Q8_0 file of the same
- * model: 0.5 % off the original, on the file's side of the comparison only, which is taken off it. Needs HELM_GOLDEN_GGUF,
- * the collection's folder. */
+/* Errors beside llama.cpp's own files: of each matrix that a file of the collection has in blocks, HELM's
+ * blocks of the same format are no farther from the weights than the file's. The weights are those of the
+ * collection's Q8_0 file of the same model: 0.5 % off the original, on the file's side of the comparison
+ * only, which is taken off it. Needs HELM_GOLDEN_GGUF, the collection's folder. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

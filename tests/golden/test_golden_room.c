@@ -1,5 +1,6 @@
-/* Workers take as much as the ledger says, to the byte: golden models by plans with units at every home, as stored, packed and
- * in blocks, with one tier of the cache and two, run by both engines in one process (tests/golden/pair.h). */
+/* Workers take as much as the ledger says, to the byte: golden models by plans with units at every home, as
+ * stored, packed and in blocks, with one tier of the cache and two, run by both engines in one process
+ * (tests/golden/pair.h). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -49,7 +50,8 @@ static bool may_be(const struct model *model, uint32_t unit, enum plan_home home
     return home != PLAN_HOME_STREAM || !experts;
 }
 
-/* The plan of a place: what a unit cannot have is on the GPU instead; fixed states stay with their processor. */
+/* The plan of a place: what a unit cannot have is on the GPU instead; fixed states stay with their
+ * processor. */
 static void write_plan(const struct model *model, const struct place *p, struct plan_unit *unit,
                        struct plan *plan)
 {

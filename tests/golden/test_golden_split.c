@@ -1,13 +1,13 @@
-/* Golden runs over two workers: splits of every reference model between CPU and GPU, every one of one, and the
- * GPU alone.
+/* Golden runs over two workers: splits of every reference model between CPU and GPU, every one of one, and
+ * the GPU alone.
  *
- * Both engines run as threads over one arena (tests/golden/pair.h), with the step protocol and the lanes of the
- * real processes. Checked: tokens and logprobs against the reference, the same bits in a second run, lanes
- * left at 0, ceilings refused with numbers, a peer that does not come.
+ * Both engines run as threads over one arena (tests/golden/pair.h), with the step protocol and the lanes of
+ * the real processes. Checked: tokens and logprobs against the reference, the same bits in a second run,
+ * lanes left at 0, ceilings refused with numbers, a peer that does not come.
  *
- * The device is the emulated one. With HELM_TEST_DEVICE=cuda, in the program that `make
- * BUILD=... .../helm-test-gpu-split` links with the CUDA device, it is the GPU; a build or a machine without
- * one skips, and says why. HELM_TEST_DEVICE=cuda also prints the time of a hand-over. */
+ * The device is the emulated one. With HELM_TEST_DEVICE=cuda, in the program that `make BUILD=...
+ * .../helm-test-gpu-split` links with the CUDA device, it is the GPU; a build or a machine without one skips,
+ * and says why. HELM_TEST_DEVICE=cuda also prints the time of a hand-over. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

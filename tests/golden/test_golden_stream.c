@@ -1,11 +1,8 @@
 /* Golden runs with streamed weights: rings from two slices to more than the model, stages that alternate
  * inside layers, prefill lists that compute on the GPU what decode computes on the CPU, borrowed caches,
- * chunks of several sub-chunks.
- *
- * Both engines run as threads over one arena (letter_plans.h). Checked: tokens and logprobs against the
- * reference, the same bits in a second run, with every ring and with weights in VRAM; what is held to another
- * plan's bits runs once. HELM_TEST_DEVICE=cuda
- * as in test_golden_split.c. */
+ * chunks of several sub-chunks. Both engines run as threads over one arena (letter_plans.h). Checked: tokens
+ * and logprobs against the reference; the same bits in a second run, with every ring, with weights in VRAM.
+ * Whatever is held to another plan's bits runs once. HELM_TEST_DEVICE=cuda as in test_golden_split.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -110,7 +107,8 @@ static void packed_weights_give_the_same_bits(void **state)
         {.decode = "ssssssss", .ring = RING_SOME, .kv_dtype = KV_F16, .step_tokens = 1088},
     };
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i += FEW_PLANS ? 3 : 1) {
-        /* the second's ring lies between its neighbours', the third is below of another model, packed_at_home has the last's chunks */
+        /* the second's ring lies between its neighbours', the third is below of another model, packed_at_home
+         * has the last's chunks */
         if ((i == 1 || i == 2 || i == 6) && !all_plans()) continue;
         const unsigned modes =
             i == 3 && !FEW_PLANS ? ALONE | ODD | TOGETHER | GREEDY | ONCE : TOGETHER | ONCE;
@@ -222,8 +220,9 @@ static void packed_weights_are_fewer_bytes(void **state)
     if (timed) assert_true(seconds[1] < 0.9 * seconds[0]);
 }
 
-/* Cases together, and in turns those with odd numbers alone or all of them greedily, to their last steps, where once is
- * enough. On a GPU, whose kernels are others, the even ones alone beside the latter, and all of it again. */
+/* Cases together, and in turns those with odd numbers alone or all of them greedily, to their last steps,
+ * where once is enough. On a GPU, whose kernels are others, the even ones alone beside the latter, and all of
+ * it again. */
 static unsigned modes_in_turn(size_t plan)
 {
     const bool emulated = strcmp(device_name(), "emulated") == 0;

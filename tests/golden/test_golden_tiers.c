@@ -1,10 +1,10 @@
-/* Golden runs over a cache of two tiers: a pair of CPU worker and GPU worker, a pool in VRAM of a few pages, and every
- * reference case decoded far beyond it.
+/* Golden runs over a cache of two tiers: a pair of CPU worker and GPU worker, a pool in VRAM of a few pages,
+ * and every reference case decoded far beyond it.
  *
- * What helmd decides of places is drawn at random (tests/golden/tier_walks.h): pages move out and come back, the CPU
- * attends to a part of some rows' positions, the GPU reads others over the link, prompts go on over pages that lie in
- * the arena. Checked: tokens and logprobs against the reference within the tolerances of one tier, filled pages in the
- * arena, steps launched behind others, lanes left at 0.
+ * What helmd decides of places is drawn at random (tests/golden/tier_walks.h): pages move out and come back,
+ * the CPU attends to a part of some rows' positions, the GPU reads others over the link, prompts go on over
+ * pages that lie in the arena. Checked: tokens and logprobs against the reference within the tolerances of
+ * one tier, filled pages in the arena, steps launched behind others, lanes left at 0.
  *
  * The device is the emulated one, or the GPU with HELM_TEST_DEVICE=cuda (helm-test-gpu-tiers). */
 #include <setjmp.h>
@@ -144,7 +144,8 @@ static void lanes_are_empty(const struct pair *pair)
         assert_int_equal(doorbell_read(&arena_lane_at(&pair->arena, ARENA_LANE_KV, i)->bell), 0);
 }
 
-/* Returns how many chunks read pages of the arena: a mixture's walk may end, at a choice that is nearly a tie, before one does. */
+/* Returns how many chunks read pages of the arena: a mixture's walk may end, at a choice that is nearly a
+ * tie, before one does. */
 static uint32_t run_tiers(const struct tier_case *c, const struct golden *golden)
 {
     const bool emulated = strcmp(device_name(), "emulated") == 0, assisted = c->direct_permille < 1000;
@@ -226,11 +227,13 @@ static void agree(bool rings)
         /* windows that hide nothing: the GPU reads them alone, or shares them */
         {QWEN2, "gggcgsgg", NULL, KV_F16, 100, 4, false, TOGETHER, false, 0, true, CONTEXT},
         {QWEN2, "gsgggcgg", NULL, KV_BF16, 100, 4, false, TOGETHER, false, 32, true, 0},
-        /* chunks append in the arena: rows that decode beside them keep their places, layers that are the CPU's as ever */
+        /* chunks append in the arena: rows that decode beside them keep their places, layers that are the
+         * CPU's as ever */
         {QWEN3, "gggggggg", NULL, KV_Q8_0, 100, 2, false, ALONE | TOGETHER, true, 64, false, 0},
         {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, true, 0, false, 0},
         {GPTOSS, "gcgcgggg", NULL, KV_F16, 1000, 4, true, TOGETHER | ALONE, true, 0, false, 0},
-        /* windows in rings, which have no second tier: of the GPU's layers, and of the CPU's, borrowed by chunks */
+        /* windows in rings, which have no second tier: of the GPU's layers, and of the CPU's, borrowed by
+         * chunks */
         {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE, false, 0, false, 0, true},
         {GPTOSS, "cgggccgg", "sgggssgg", KV_F32, 200, 4, false, TOGETHER | ALONE, false, 0, false, 0, true},
         {GPTOSS, "gcgcgggg", NULL, KV_F32, 1000, 4, true, TOGETHER | ALONE, true, 0, false, 0, true},
@@ -261,8 +264,8 @@ static void windows_in_rings_agree(void **state)
     agree(true);
 }
 
-/* Steps that are rung behind others: with room for all in VRAM they are launched so, too, and fill pages on their way;
- * tokens are those of steps rung one at a time. */
+/* Steps that are rung behind others: with room for all in VRAM they are launched so, too, and fill pages on
+ * their way; tokens are those of steps rung one at a time. */
 static void steps_follow(void **state)
 {
     (void)state;

@@ -1,9 +1,9 @@
 /* Steps of a pair over a cache of two tiers: what helmd decides of places is drawn at random. For
  * test_golden_tiers.c, which includes it once. Everything asserts; owns nothing.
  *
- * Before each step whole pages of its rows move out of VRAM at random, and what lay in their places is overwritten;
- * others are fetched, for the step after; each row's direct_from is anything. After each step the pages that it has
- * filled must be in the arena as they are in VRAM. */
+ * Before each step whole pages of its rows move out of VRAM at random, and what lay in their places is
+ * overwritten; others are fetched, for the step after; each row's direct_from is anything. After each step
+ * the pages that it has filled must be in the arena as they are in VRAM. */
 #pragma once
 
 #include "tests/golden/pair_walks.h"
@@ -37,7 +37,8 @@ static const struct gpu_engine *gpu_of(const struct tier_run *t)
     return (const struct gpu_engine *)t->pair->server[PAIR_GPU].engine;
 }
 
-/* Places in any order; pages of the arena, too, so that neither side's numbers say anything of the other's. */
+/* Places in any order; pages of the arena, too, so that neither side's numbers say anything of the
+ * other's. */
 static void tier_begin(struct tier_run *t, struct pair *pair, uint64_t seed, bool looks, bool assisted)
 {
     const struct arena_header *h = arena_header_of(&pair->arena);

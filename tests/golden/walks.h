@@ -7,9 +7,9 @@
 #include "common/shared/arena.h"
 #include "tests/golden/golden.h"
 
-/* Tolerances of the README: by whether activations and cache stay fp32, or are rounded to 16 bits. And of a quantised
- * cache: on these models q8_0 moves logprobs by at most 0.33 (mean 0.060) with fp32 activations, and by at most 0.41 (0.057)
- * where activations are rounded too. */
+/* Tolerances of the README: by whether activations and cache stay fp32, or are rounded to 16 bits. And of a
+ * quantised cache: on these models q8_0 moves logprobs by at most 0.33 (mean 0.060) with fp32 activations,
+ * and by at most 0.41 (0.057) where activations are rounded too. */
 struct tolerance {
     const char *name;
     double worst, mean, gap;
@@ -27,8 +27,8 @@ struct walker {
     int (*step)(void *engines, const struct step_row *rows, uint32_t count, const struct step_result **result,
                 struct helm_err *err);
     double gap_allowed; /* between the reference's two best: another token is permitted up to it */
-    /* Experts: where two candidates were closer than this, other ones may have been taken. Then a difference beyond
-     * `worst` ends the case. 0: never. */
+    /* Experts: where two candidates were closer than this, other ones may have been taken. Then a difference
+     * beyond `worst` ends the case. 0: never. */
     double margin, worst;
 };
 
@@ -62,7 +62,8 @@ static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
     return digest;
 }
 
-/* Whether a step with a near choice of experts is further from the reference than the same experts would be. */
+/* Whether a step with a near choice of experts is further from the reference than the same experts would
+ * be. */
 static bool chose_otherwise(const struct walker *on, const struct golden_step *step,
                             const struct step_result_row *row, const float *logits)
 {

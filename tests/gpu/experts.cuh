@@ -1,5 +1,5 @@
-/* Mixtures of experts for their tests: matrices of random values in slots of their own order, some experts absent, and
- * what they are in double.
+/* Mixtures of experts for their tests: matrices of random values in slots of their own order, some experts
+ * absent, and what they are in double.
  *
  * Included by tests/gpu/test_experts*.cu. */
 #pragma once
@@ -45,8 +45,9 @@ struct test_role {
         }
         memory = new gpu_buffer(all), elsewhere = new gpu_buffer(own);
     }
-    /* All experts as one packed matrix, of which the last expert's groups do not become smaller. Each in its place: values in
-     * `memory`, its table `elsewhere`. Else the table and the slots in `memory`, the matrix `elsewhere`. */
+    /* All experts as one packed matrix, of which the last expert's groups do not become smaller. Each in its
+     * place: values in `memory`, its table `elsewhere`. Else the table and the slots in `memory`, the matrix
+     * `elsewhere`. */
     void pack(struct test_context *t, const std::vector<uint32_t> &slot)
     {
         const size_t values = (size_t)experts * rows * cols;
@@ -94,8 +95,8 @@ struct test_role {
                 biases ? biases->as<float>() : nullptr,
                 elsewhere->as<unsigned char>() + lead};
     }
-    /* Row `row` of expert `e` over x, with its bias; *size: the sum of its terms' magnitudes. round: values are what
-     * bf16 makes of them. */
+    /* Row `row` of expert `e` over x, with its bias; *size: the sum of its terms' magnitudes. round: values
+     * are what bf16 makes of them. */
     double product(uint32_t e, uint32_t row, const double *x, double *size, bool round = false) const
     {
         const double *w = &value[((size_t)e * rows + row) * cols];

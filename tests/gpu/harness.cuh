@@ -93,8 +93,8 @@ static inline const char *name_of(int format)
 {
     return tensor_format_name((enum tensor_format)format);
 }
-/* Where a block of a format has its fp16 scales, and the largest of them for values of size 1. None: its first byte is a
- * power of two. */
+/* Where a block of a format has its fp16 scales, and the largest of them for values of size 1. None: its
+ * first byte is a power of two. */
 struct block_scale_places {
     enum tensor_format format;
     uint32_t count, at[2];
@@ -143,8 +143,8 @@ static inline const block_scale_places &scale_places(enum tensor_format format)
     fprintf(stderr, "%s: no row says where its scales are\n", name_of(format));
     exit(2);
 }
-/* Any bytes as blocks (n values, whole blocks), but for what all of a block's values are multiplied by: values are of
- * `scale`'s size. */
+/* Any bytes as blocks (n values, whole blocks), but for what all of a block's values are multiplied by:
+ * values are of `scale`'s size. */
 static inline std::vector<unsigned char> random_blocks(struct test_context *t, size_t n,
                                                        enum tensor_format format, float scale)
 {
@@ -193,8 +193,9 @@ static inline std::vector<double> to_double(const std::vector<unsigned char> &v,
     return out;
 }
 
-/* The bytes of `pages` pages of a KV cache, random cells of size 1; and what their numbers are, in order. They repeat
- * after a prime number of numbers, so that no step from row to row, head, layer or page leads to the same ones. */
+/* The bytes of `pages` pages of a KV cache, random cells of size 1; and what their numbers are, in order.
+ * They repeat after a prime number of numbers, so that no step from row to row, head, layer or page leads to
+ * the same ones. */
 static inline std::vector<unsigned char> random_cells(struct test_context *t, const struct kv_layout &l,
                                                       uint32_t pages)
 {

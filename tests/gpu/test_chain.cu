@@ -1,7 +1,7 @@
 /* Chains: many operations of one token in one launch, against the same operations launched one by one.
  *
- * Chains are cut at random out of small models' layers (q, k, v; attention; o; gate and up; down; a head of odd
- * shape): any order of data that a model has is met, from buffers that later operations overwrite. What
+ * Chains are cut at random out of small models' layers (q, k, v; attention; o; gate and up; down; a head of
+ * odd shape): any order of data that a model has is met, from buffers that later operations overwrite. What
  * the launchers of one operation compute is checked by test_linear.cu and test_attention.cu; here results are
  * near those and the same bits in every run, and the cache is theirs too. Tolerances: without attention 1e-5,
  * as for one product; behind attention a row of the cache may be rounded the other way, which is half a unit

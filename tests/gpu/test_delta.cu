@@ -1,9 +1,10 @@
-/* Gated delta nets against the CPU's definition (common/cpu/kernels/delta_ref.c): convolution, rule, norm and gate of rows
- * alone and several at once, of few and of many tokens, begun and gone on with; the records that they leave, after all tokens and
- * after some; rows of other slots stay as they are.
+/* Gated delta nets against the CPU's definition (common/cpu/kernels/delta_ref.c): convolution, rule, norm and
+ * gate of rows alone and several at once, of few and of many tokens, begun and gone on with; the records that
+ * they leave, after all tokens and after some; rows of other slots stay as they are.
  *
- * Tolerances, of the norm of all numbers. Token by token: 1e-5 (sums of 128 products in fp32, and expf). In chunks products
- * are of numbers of 10 bits: 1.5e-3, and the state's; 16-bit results half a unit of the last place more. */
+ * Tolerances, of the norm of all numbers. Token by token: 1e-5 (sums of 128 products in fp32, and expf). In
+ * chunks products are of numbers of 10 bits: 1.5e-3, and the state's; 16-bit results half a unit of the last
+ * place more. */
 #include "tests/gpu/harness.cuh"
 #include "worker-gpu/kernels/chain/chains.h"
 
@@ -190,8 +191,9 @@ static void test_rows(struct test_context *t, const delta_shape &s, const std::v
     check_close(t, floats_of(before[0]), floats_of(n.state), exact, what);
 }
 
-/* Each row leaves its record after each of these numbers of tokens, below its count: as near to the definition as that after all
- * of them; token by token it has the bits of a shorter row. Nothing else changes by a bit. */
+/* Each row leaves its record after each of these numbers of tokens, below its count: as near to the
+ * definition as that after all of them; token by token it has the bits of a shorter row. Nothing else changes
+ * by a bit. */
 static void test_left(struct test_context *t, const delta_shape &s, const std::vector<uint32_t> &counts,
                       const std::vector<uint32_t> &after, bool steady)
 {
@@ -245,7 +247,8 @@ static void test_left(struct test_context *t, const delta_shape &s, const std::v
     }
 }
 
-/* A prompt cut into steps leaves the bits that it leaves in one, token by token; in chunks what is as near to the definition. */
+/* A prompt cut into steps leaves the bits that it leaves in one, token by token; in chunks what is as near to
+ * the definition. */
 static void test_cuts(struct test_context *t, const delta_shape &s)
 {
     test_rows(t, s, {1, 3, 2, 16, 5}, DTYPE_F32, false);

@@ -169,8 +169,8 @@ static std::vector<double> normed_row(const double *x, const float *norm, uint32
     return out;
 }
 
-/* A normed output, or the sum of two, added to what is there, in place or elsewhere, times a factor or not; rows beyond the count
- * stay. */
+/* A normed output, or the sum of two, added to what is there, in place or elsewhere, times a factor or not;
+ * rows beyond the count stay. */
 static void test_add_normed(struct test_context *t, uint32_t hidden, bool in_place, bool factor, bool two)
 {
     const uint32_t tokens = 5, count = 3;
@@ -230,8 +230,8 @@ static void test_join(struct test_context *t, uint32_t width)
     check_close(t, out.read<float>(), expected, 4e-6, "join");
 }
 
-/* Rows that stand among others, normed or as they are, grown by their positions; what is between them stays, and rows beyond the
- * count. */
+/* Rows that stand among others, normed or as they are, grown by their positions; what is between them stays,
+ * and rows beyond the count. */
 static void test_in_place(struct test_context *t, uint32_t width, bool norm, float growth)
 {
     const uint32_t tokens = 5, count = 4, stride = width + 12;

@@ -1,5 +1,5 @@
-/* The kernel that expands packed weights against the plain reference (common/formats/packed.h), bit for bit: whole
- * matrices, slices of groups, several parts in one launch, few blocks; nothing outside is written. */
+/* The kernel that expands packed weights against the plain reference (common/formats/packed.h), bit for bit:
+ * whole matrices, slices of groups, several parts in one launch, few blocks; nothing outside is written. */
 #include "tests/gpu/harness.cuh"
 
 extern "C" {

@@ -1,5 +1,6 @@
-/* The choice of experts against router_choose; a chunk's groups, its products with experts against sums in double over the
- * same 16-bit values, and their sum: every format and kernel, odd shapes, experts without tokens and without slots. */
+/* The choice of experts against router_choose; a chunk's groups, its products with experts against sums in
+ * double over the same 16-bit values, and their sum: every format and kernel, odd shapes, experts without
+ * tokens and without slots. */
 #include "tests/gpu/experts.cuh"
 
 /* ---- the choice ----------------------------------------------------------------------------------- */
@@ -327,7 +328,8 @@ void test_experts(struct test_context *t)
         if (block <= 32)
             test_chunk(t, &t->device, {format, 8, 4, 192, 2880, 40, 40, GLU_CLAMPED, false, true});
     }
-    /* more than a tile of tokens an expert; columns and rows that are no whole steps; a stride that tensor cores do not take */
+    /* more than a tile of tokens an expert; columns and rows that are no whole steps; a stride that tensor
+     * cores do not take */
     test_chunk(t, &few, {FORMAT_BF16, 2, 1, 72, 40, 150, 149, GLU_SILU, false, true});
     test_chunk(t, &few, {FORMAT_BF16, 2, 1, 24, 88, 230, 229, GLU_SILU, false, true});
     test_chunk(t, &few, {FORMAT_Q6_K, 1, 1, 20, 512, 130, 129, GLU_SILU, false, false});
@@ -341,7 +343,8 @@ void test_experts(struct test_context *t)
         test_chunk(t, &wide, {FORMAT_Q8_0, 1, 1, 32, 256, 190, 190, GLU_SILU, false, false});
         test_chunk(t, &wide, {FORMAT_MXFP4, 1, 1, 224, 320, 270, 269, GLU_CLAMPED, false, true});
         if (!t->few) test_chunk(t, &wide, {FORMAT_Q6_K, 1, 1, 20, 512, 250, 250, GLU_SILU, false, false});
-        /* a unit of one step behind others: where weights have two rooms, tensor cores' other kernel takes it */
+        /* a unit of one step behind others: where weights have two rooms, tensor cores' other kernel takes
+         * it */
         test_chunk(t, &wide, {FORMAT_Q8_0, 2, 1, 32, 320, 20, 20, GLU_SILU, false, false});
     }
     if (!t->few) test_chunk(t, &few, {FORMAT_Q8_0, 70, 3, 32, 64, 90, 80, GLU_SILU, true, false});

@@ -1,6 +1,7 @@
-/* A few tokens' experts against sums in double: every format and kernel, odd shapes, absent experts and such as lie in host
- * memory, fewer tokens than the tier, biases, both gated units; a token has the same bits alone and among others, and in every
- * run; nothing else is written. And which processor has which expert, where two have some. */
+/* A few tokens' experts against sums in double: every format and kernel, odd shapes, absent experts and such
+ * as lie in host memory, fewer tokens than the tier, biases, both gated units; a token has the same bits
+ * alone and among others, and in every run; nothing else is written. And which processor has which expert,
+ * where two have some. */
 #include "tests/gpu/experts.cuh"
 #include "worker-gpu/kernels/experts/share.h"
 
@@ -205,8 +206,8 @@ static void test_few(struct test_context *t, const struct gpuk_device *device, c
 }
 
 #ifdef HELM_CUDA_EMULATED
-/* Tokens that choose an expert more than once end the kernel that has no room for it, before it writes anything elsewhere. On
- * a device the context would be lost. */
+/* Tokens that choose an expert more than once end the kernel that has no room for it, before it writes
+ * anything elsewhere. On a device the context would be lost. */
 static void test_twice(struct test_context *t)
 {
     const uint32_t tokens = 8, chosen = 4, rows = 256, cols = 256;

@@ -1,6 +1,6 @@
-/* Products of a short chunk with blocks as they lie against sums in double over the same 16-bit values: every format,
- * rows and columns that are no whole tiles or units, any number of tokens, columns in parts and whole; the same bits in
- * every run; nothing else is written. */
+/* Products of a short chunk with blocks as they lie against sums in double over the same 16-bit values: every
+ * format, rows and columns that are no whole tiles or units, any number of tokens, columns in parts and
+ * whole; the same bits in every run; nothing else is written. */
 #include "tests/gpu/harness.cuh"
 
 struct product_case {
@@ -101,8 +101,8 @@ void test_gemm_blocks(struct test_context *t)
         test_product(t, &t->device, {format, 1000, 4096, 128, DTYPE_F32, true, true});
         test_product(t, &t->device, {format, 4096, 1024, 200, DTYPE_BF16, false, true});
     }
-    if (t->device
-            .warpgroups) { /* more than a tile of tokens, by the way that a chunk takes; columns that are no whole units */
+    if (t->device.warpgroups) { /* more than a tile of tokens, by the way that a chunk takes; columns that are
+                                   no whole units */
         test_product(t, &few, {FORMAT_Q4_K, 272, 512, 65, DTYPE_F32, false});
         test_product(t, &few, {FORMAT_MXFP4, 40, 832, 270, DTYPE_F32, true, true});
         test_product(t, &few, {FORMAT_Q5_1, 20, 1216, 128, DTYPE_BF16, false});

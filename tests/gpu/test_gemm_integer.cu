@@ -1,6 +1,7 @@
-/* Few tokens' products with blocks by whole numbers (gemm_integer.cu): each token's row of the results has the bits that the
- * token has alone in a chain of `steady` products, however many others there are, whichever blocks there are, and whatever
- * else is in the chain. That the results are right is what test_linear.cu checks. */
+/* Few tokens' products with blocks by whole numbers (gemm_integer.cu): each token's row of the results has
+ * the bits that the token has alone in a chain of `steady` products, however many others there are, whichever
+ * blocks there are, and whatever else is in the chain. That the results are right is what test_linear.cu
+ * checks. */
 #include "tests/gpu/harness.cuh"
 #include "worker-gpu/kernels/chain/chains.h"
 

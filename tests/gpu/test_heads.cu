@@ -1,8 +1,9 @@
-/* The product of each head (worker-gpu/kernels/linear/heads.h) against sums in double: every format whose rows are of one size, whole
- * matrices and pieces of them, inputs and outputs of 16 bits and fp32, tokens of decode and of a chunk.
+/* The product of each head (worker-gpu/kernels/linear/heads.h) against sums in double: every format whose
+ * rows are of one size, whole matrices and pieces of them, inputs and outputs of 16 bits and fp32, tokens of
+ * decode and of a chunk.
  *
- * Tolerance: outputs of fp32 are sums in fp32 in one order, 1e-5 of the outputs' size; of 16 bits half a unit of the last place more.
- * A token has the same bits alone. */
+ * Tolerance: outputs of fp32 are sums in fp32 in one order, 1e-5 of the outputs' size; of 16 bits half a unit
+ * of the last place more. A token has the same bits alone. */
 #include "tests/gpu/harness.cuh"
 #include "worker-gpu/kernels/linear/heads.h"
 

@@ -1,7 +1,9 @@
-/* What invariant plans need of kernels (common/plan/schedule.h): a token has the same bits whichever others are computed with
- * it and at whatever place. Of few tokens' products, of decode and prefill attention, and of the library's products.
+/* What invariant plans need of kernels (common/plan/schedule.h): a token has the same bits whichever others
+ * are computed with it and at whatever place. Of few tokens' products, of decode and prefill attention, and
+ * of the library's products.
  *
- * Each case is run once with all tokens, then with some of them in another order, the others gone or different. */
+ * Each case is run once with all tokens, then with some of them in another order, the others gone or
+ * different. */
 #include "tests/gpu/harness.cuh"
 #include "worker-gpu/kernels/chain/chains.h"
 
@@ -117,7 +119,8 @@ struct attending {
     }
 };
 
-/* Several tokens' rotation and append, then attention; one token's in one kernel; in a chain, between two others' meetings. */
+/* Several tokens' rotation and append, then attention; one token's in one kernel; in a chain, between two
+ * others' meetings. */
 enum way { SEVERAL, FUSED, CHAINED };
 
 static void run_chained(struct test_context *t, const struct gpuk_attention &a, float *out, void *workspace)

@@ -20,7 +20,8 @@ static double silu_of(double x)
     return x / (1 + exp(-x));
 }
 
-/* Adds the products of two rows to sum, their sizes to size. Four sums at a time, which wait less for each other. */
+/* Adds the products of two rows to sum, their sizes to size. Four sums at a time, which wait less for each
+ * other. */
 static void add_products(const double *a, const double *b, uint32_t count, double *sum, double *size)
 {
     double s0 = 0, s1 = 0, s2 = 0, s3 = 0, z0 = 0, z1 = 0, z2 = 0, z3 = 0;
@@ -398,7 +399,8 @@ void test_linear(struct test_context *t)
           "17 tokens are refused");
 }
 
-/* ---- formats of blocks ---------------------------------------------------------------------------------- */
+/* ---- formats of blocks
+ * ---------------------------------------------------------------------------------- */
 
 /* A slice of a matrix expanded, in two parts; rows of its neighbours stand for an embedding. */
 static void test_blocks_read(struct test_context *t, enum tensor_format format, uint32_t rows, uint32_t cols)
@@ -433,8 +435,8 @@ static void test_blocks_read(struct test_context *t, enum tensor_format format, 
     check(t, wrong == 0, what);
 }
 
-/* Rows that begin on 16 bytes and that do not, of part of a line and of several; one block and many; the ways of the
- * bulk kernel. */
+/* Rows that begin on 16 bytes and that do not, of part of a line and of several; one block and many; the ways
+ * of the bulk kernel. */
 static void test_format(struct test_context *t, enum tensor_format format)
 {
     const uint32_t block = tensor_format_of(format)->block_values;

@@ -1,12 +1,15 @@
-/* Blocks whose scales are infinite, no number, negative zero, subnormal or the largest there is: every kernel that decodes
- * blocks gives what is infinite or no number where the plain reference does, and keeps the rows beside as they are.
+/* Blocks whose scales are infinite, no number, negative zero, subnormal or the largest there is: every kernel
+ * that decodes blocks gives what is infinite or no number where the plain reference does, and keeps the rows
+ * beside as they are.
  *
- * A matrix is multiplied twice, with ordinary scales and with every third row's odd: other rows have the same bits in both.
- * Odd rows are compared with sums in double over the reference's values (common/formats), each by its own size. */
+ * A matrix is multiplied twice, with ordinary scales and with every third row's odd: other rows have the same
+ * bits in both. Odd rows are compared with sums in double over the reference's values (common/formats), each
+ * by its own size. */
 #include "tests/gpu/experts.cuh"
 #include "worker-gpu/kernels/chain/chains.h"
 
-/* fp16 scales; where they are no finite numbers one block of a row has them, else all of them: sums are small then. */
+/* fp16 scales; where they are no finite numbers one block of a row has them, else all of them: sums are small
+ * then. */
 static const uint16_t odd_half[] = {0x7c00, 0xfc00, 0x7e00, 0xfd55, 0x8000, 0x0001, 0x83ff, 0x7bff};
 /* MXFP4's scale is a power of two: 2^-128 times whole numbers, which is subnormal, to 2^127 */
 static const unsigned char odd_power[] = {255, 254, 0, 1};
@@ -186,8 +189,8 @@ static std::vector<float> run_experts_chunk(const product_of &p, const gpu_buffe
     return out.read<float>();
 }
 
-/* Which kernel, of how many tokens, whether weights are rounded to bf16 first; how the device is told to take it: false, it has
- * no such kernel. */
+/* Which kernel, of how many tokens, whether weights are rounded to bf16 first; how the device is told to take
+ * it: false, it has no such kernel. */
 static const struct product_way {
     const char *name;
     uint32_t tokens;
@@ -223,8 +226,9 @@ static const struct product_way {
      [](struct gpuk_device *d) { return d->tensor_cores = d->warpgroups = false, true; }},
 };
 
-/* Whether `got` is what row `row` of m times x is. What is smaller than fp32's normal numbers may be lost; what the reference
- * has as infinite because it is beyond fp32 (MXFP4's 2^127 times a number) a sum may have as a number that is not. */
+/* Whether `got` is what row `row` of m times x is. What is smaller than fp32's normal numbers may be lost;
+ * what the reference has as infinite because it is beyond fp32 (MXFP4's 2^127 times a number) a sum may have
+ * as a number that is not. */
 static bool is_right(const odd_blocks &m, uint32_t row, const float *x, float got, const product_way &way)
 {
     if (!m.finite(row)) return !isfinite(got) || (m.format == FORMAT_MXFP4 && fabsf(got) > 0x1p100f);

@@ -1,11 +1,11 @@
-/* Attention's tests: a task over shuffled pages with random queries and cells, buffers with guards, and each variant that this
- * machine runs.
+/* Attention's tests: a task over shuffled pages with random queries and cells, buffers with guards, and each
+ * variant that this machine runs.
  *
  * Tolerances: outputs are convex combinations of values of size about 1. fp32 variants differ from the
  * reference by the rounding of the logits (about 1e-6 of their size) and of the sums, so 2e-5 holds with
- * room; of quantised cells all read the same values. Variants that round many queries and their weights to bf16
- * (8 bits) are held to 2e-2 of the values' size, which the bf16 class of the golden runs needs; with few queries
- * no variant rounds. */
+ * room; of quantised cells all read the same values. Variants that round many queries and their weights to
+ * bf16 (8 bits) are held to 2e-2 of the values' size, which the bf16 class of the golden runs needs; with few
+ * queries no variant rounds. */
 #pragma once
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Problems for tests of linear kernels: weights of any format, activations, and the whole batched path. Included by
- * test_linear.c and test_int8.c, behind cmocka. */
+/* Problems for tests of linear kernels: weights of any format, activations, and the whole batched path.
+ * Included by test_linear.c and test_int8.c, behind cmocka. */
 #pragma once
 
 #include <math.h>
@@ -12,9 +12,10 @@
 
 static const size_t sizes[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 129};
 #define SIZES (sizeof sizes / sizeof *sizes)
-/* Of rows, columns and tokens as places in `sizes` a test takes those with (r + 2 c + t) % SOME(n) == 0, of rows and columns those
- * with (r + c) % SOME_PAIRS == 0, of larger shapes, listed, those with (place + format) % SOME_LISTED == 0. Instrumented, every
- * other two of the three meet once: what is past a buffer's end the page behind it shows in every build. */
+/* Of rows, columns and tokens as places in `sizes` a test takes those with (r + 2 c + t) % SOME(n) == 0, of
+ * rows and columns those with (r + c) % SOME_PAIRS == 0, of larger shapes, listed, those with (place +
+ * format) % SOME_LISTED == 0. Instrumented, every other two of the three meet once: what is past a buffer's
+ * end the page behind it shows in every build. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SOME(n) (2 * SIZES)
 enum { SOME_PAIRS = 3, SOME_LISTED = 2 };
@@ -78,8 +79,8 @@ static bool is_repeated(enum tensor_format format, size_t size)
 }
 
 /* Weights end at an unreadable page, so their start is aligned to one element at most; x has NaN between its
- * rows. Activations, and blocks' values, are rounded to bf16 when `rounded`: then a variant that rounds them itself must
- * agree as closely as one that does not. */
+ * rows. Activations, and blocks' values, are rounded to bf16 when `rounded`: then a variant that rounds them
+ * itself must agree as closely as one that does not. */
 static void problem_make(struct problem *p, enum tensor_format format, size_t rows, size_t cols,
                          size_t tokens, bool rounded)
 {
@@ -100,9 +101,9 @@ static void problem_make(struct problem *p, enum tensor_format format, size_t ro
     fill_weights(p, &seed);
 }
 
-/* The product of two rows in double, and the sum of its terms' sizes, several columns at once. Sanitizers have nothing to
- * find in it, and their checks would be half of what the test computes; without them it is there for wider vectors, too,
- * chosen when the program starts. */
+/* The product of two rows in double, and the sum of its terms' sizes, several columns at once. Sanitizers
+ * have nothing to find in it, and their checks would be half of what the test computes; without them it is
+ * there for wider vectors, too, chosen when the program starts. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define DOT __attribute__((no_sanitize("address", "undefined")))
 #else
@@ -228,8 +229,8 @@ static float *ordered(const struct linear_kernel *v, const float *x, size_t cols
     return to;
 }
 
-/* A token's products are the same bits whichever other tokens are multiplied with it, by the kernel or the steady one
- * beside it: alone, among few, among many, at any place. */
+/* A token's products are the same bits whichever other tokens are multiplied with it, by the kernel or the
+ * steady one beside it: alone, among few, among many, at any place. */
 static void steady_tokens_do_not_depend_on_others(void **state)
 {
     const struct linear_kernel *v = usable(state);

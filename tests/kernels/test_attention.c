@@ -2,8 +2,8 @@
  * ranges and starts; extreme logits; and what must not be touched. */
 #include "tests/kernels/attention_rig.h"
 
-/* Instrumented kernels are many times slower: of the shapes a fifth, with each head size beside each number of
- * tokens' tier and most groups; of windows and ranges every other one. */
+/* Instrumented kernels are many times slower: of the shapes a fifth, with each head size beside each number
+ * of tokens' tier and most groups; of windows and ranges every other one. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define NEXT_SHAPE 5
 #define NEXT_RANGE 2

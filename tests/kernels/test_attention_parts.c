@@ -1,5 +1,5 @@
-/* Attention in parts: partial results merged over random splits, heads computed together, queries whose bits must not depend
- * on their neighbours, sinks, and the merge by hand. */
+/* Attention in parts: partial results merged over random splits, heads computed together, queries whose bits
+ * must not depend on their neighbours, sinks, and the merge by hand. */
 #include "tests/kernels/attention_rig.h"
 
 /* Any split of the range, merged, is the unsplit result: by attention_fold, one part after the other, too. */
@@ -84,7 +84,8 @@ static void test_splits_merge(void **state)
     each_variant(splits_merge);
 }
 
-/* Neighbouring kv heads in one task, with a next task to look ahead to: the bits of a task for each without one. */
+/* Neighbouring kv heads in one task, with a next task to look ahead to: the bits of a task for each without
+ * one. */
 static void heads_together(const struct attention_variant *variant)
 {
     enum { HEADS = 4, TOGETHER = 3, DIM = 128, POSITIONS = 75, PAGE = 32, GROUPS = 3, GROUP_MAX = 12 };
@@ -149,7 +150,8 @@ static void test_heads_together(void **state)
     each_variant(heads_together);
 }
 
-/* A query's bits are the same whichever others are asked with it, also where a window begins and a page ends. */
+/* A query's bits are the same whichever others are asked with it, also where a window begins and a page
+ * ends. */
 static void steady_queries(const struct attention_variant *variant)
 {
     static const struct shape shapes[] = {{128, 2, 32, 70, 130, 0, 0, 0},
@@ -204,7 +206,8 @@ static void test_merge_of_nothing_is_zero(void **state)
     assert_true(out[0] == 0);
 }
 
-/* One position and a sink that is as likely: half of its value. A sink far above takes everything, also alone. */
+/* One position and a sink that is as likely: half of its value. A sink far above takes everything, also
+ * alone. */
 static void sink_takes_its_share(const struct attention_variant *variant)
 {
     const struct shape shape = {32, 2, 16, 1, 0, 0, 0, 0};

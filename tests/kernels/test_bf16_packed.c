@@ -1,6 +1,6 @@
 /* Every kernel of packed bf16 against sums in double of the values that were packed: shapes whose rows begin
- * inside tiles, short last groups, few and many escapes, groups stored raw, special values. Decoded values are the
- * packed ones bit for bit. Groups, x and results end at unreadable pages. */
+ * inside tiles, short last groups, few and many escapes, groups stored raw, special values. Decoded values
+ * are the packed ones bit for bit. Groups, x and results end at unreadable pages. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
-/* Every kernel of gated delta nets in the table against the formulas in double: head sizes of many shapes, runs of tokens, states
- * that go on; and the same bits however a sequence is cut into runs. Buffers end at an unreadable page. */
+/* Every kernel of gated delta nets in the table against the formulas in double: head sizes of many shapes,
+ * runs of tokens, states that go on; and the same bits however a sequence is cut into runs. Buffers end at an
+ * unreadable page. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

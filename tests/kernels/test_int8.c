@@ -1,5 +1,5 @@
-/* Every linear kernel with activations of 8 bits against their plain definition (int8_ref.c), and that against exact
- * products. */
+/* Every linear kernel with activations of 8 bits against their plain definition (int8_ref.c), and that
+ * against exact products. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,8 +20,9 @@ static const struct linear_kernel *reference(const struct linear_kernel *v)
     return ref;
 }
 
-/* magnitude[t][r]: the sum of |x| over the columns, each times the largest |w| of its block: what roundings of sums and of
- * scaled terms, smallest values among them, are in proportion to. Of x and w as they are now. */
+/* magnitude[t][r]: the sum of |x| over the columns, each times the largest |w| of its block: what roundings
+ * of sums and of scaled terms, smallest values among them, are in proportion to. Of x and w as they are
+ * now. */
 static void magnitudes(struct problem *p)
 {
     const size_t values = tensor_format_of(p->format)->block_values, blocks = p->cols / values;
@@ -89,7 +90,8 @@ static void gemv_agrees(void **state)
         one_token(ref, &p, other);
         v->gemv(y, p.w.data, x, rows, p.cols, NULL);
         for (size_t r = 0; r < rows; r++) check(v, &p, 0, r, y[r], other[r]);
-        /* A row's result depends neither on how rows are shared among threads nor on how they are read ahead. */
+        /* A row's result depends neither on how rows are shared among threads nor on how they are read
+         * ahead. */
         const size_t cut = rows / 3;
         const struct gemv_reads reads = {.near = 2048, .far = 1 << 20, .next = (const void *)64};
         if (cut) v->gemv(other, p.w.data, x, cut, p.cols, &reads);
@@ -102,8 +104,8 @@ static void gemv_agrees(void **state)
     }
 }
 
-/* Activations of any size, and such as are no numbers: a column that is infinite or NaN spoils every row, zeros give
- * zeros, and a block's scale is its own. */
+/* Activations of any size, and such as are no numbers: a column that is infinite or NaN spoils every row,
+ * zeros give zeros, and a block's scale is its own. */
 static void odd_activations(void **state)
 {
     const struct linear_kernel *v = usable(state), *ref = reference(v);
@@ -128,7 +130,8 @@ static void odd_activations(void **state)
     for (size_t c = 0; c < p.cols; c++) x[c] = c % BLOCK ? 0 : c % 64 ? 1e-40f : -0.0f;
     one_token(v, &p, y);
     for (size_t r = 0; r < ROWS; r++) assert_true(y[r] == 0);
-    /* The largest, and such as no order of adding up brings past fp32 (fill_blocks: no value is above 1e6). */
+    /* The largest, and such as no order of adding up brings past fp32 (fill_blocks: no value is above
+     * 1e6). */
     static const float large[] = {3e38f, 1e29f};
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
         for (size_t c = 0; c < p.cols; c++) x[c] = c % 2 ? large[i] : -large[i];

@@ -1,6 +1,6 @@
-/* Every linear kernel of the table against its format's plain definition: odd sizes, unaligned weights, poisoned
- * outputs. Those of variable formats and those with activations of 8 bits have tests of their own (test_bf16_packed.c,
- * test_int8.c). */
+/* Every linear kernel of the table against its format's plain definition: odd sizes, unaligned weights,
+ * poisoned outputs. Those of variable formats and those with activations of 8 bits have tests of their own
+ * (test_bf16_packed.c, test_int8.c). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -142,8 +142,8 @@ static void gemv_keeps_infinities_apart(void **state)
     problem_free(&p);
 }
 
-/* x that is no finite number spoils every row, alone and among others, and no other token; an x of zeros is no special case, nor
- * one far above its neighbours. */
+/* x that is no finite number spoils every row, alone and among others, and no other token; an x of zeros is
+ * no special case, nor one far above its neighbours. */
 static void gemv_shows_what_x_is(void **state)
 {
     const struct linear_kernel *v = usable(state);
@@ -174,7 +174,8 @@ static void gemv_shows_what_x_is(void **state)
 static void gemm_agrees(void **state)
 {
     const struct linear_kernel *v = usable(state);
-    /* Every fifth of all combinations, a different fifth in each plane; then shapes past each blocking limit. */
+    /* Every fifth of all combinations, a different fifth in each plane; then shapes past each blocking
+     * limit. */
     static const size_t more[][3] = {{100, 2081, 33}, {49, 4099, 65},  {300, 70, 20},   {33, 100, 600},
                                      {257, 33, 513},  {65, 1056, 300}, {513, 1100, 17}, {50, 2100, 5}};
     const size_t all = SIZES * SIZES * SIZES;
@@ -219,7 +220,8 @@ static void gemm_does_not_depend_on_shares(void **state)
 }
 
 /* Variants that round activations must round to the nearest bf16, ties to even: identity weights show it. */
-/* Gates and ups joined at once, in pieces, are the bits of two products, swiglu and a tile; and nothing else is written. */
+/* Gates and ups joined at once, in pieces, are the bits of two products, swiglu and a tile; and nothing else
+ * is written. */
 static void joined_is_what_parts_make(void **state)
 {
     const struct linear_kernel *v = usable(state);
@@ -326,7 +328,8 @@ static void decode_agrees(void **state)
     }
 }
 
-/* Blocks decoded to AMX's tiles are the rows decoded, laid out anew; rows that are not there are left alone. */
+/* Blocks decoded to AMX's tiles are the rows decoded, laid out anew; rows that are not there are left
+ * alone. */
 static void tiles_are_the_rows_decoded(void **state)
 {
     (void)state;
@@ -436,8 +439,8 @@ static void every_format_is_computed_with(void **state)
     }
 }
 
-/* Blocks are multiplied as bf16 where activations would be rounded to that, with AMX by kernels of their own, else as
- * fp32. */
+/* Blocks are multiplied as bf16 where activations would be rounded to that, with AMX by kernels of their own,
+ * else as fp32. */
 static void rows_follow_the_kernels(void **state)
 {
     (void)state;

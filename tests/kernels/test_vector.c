@@ -92,7 +92,8 @@ static void layernorm_agrees(void **state)
         for (int biased = 0; biased < 2; biased++) {
             v->layernorm(gy.data, x, w, biased ? b : NULL, n, 1e-5f);
             ref->layernorm(gr.data, x, w, biased ? b : NULL, n, 1e-5f);
-            /* 40 and what is left of it: 2^-24 * 40 in each difference, and in their scale (of one value: 1e5 / 300) */
+            /* 40 and what is left of it: 2^-24 * 40 in each difference, and in their scale (of one value: 1e5
+             * / 300) */
             assert_close("layernorm", gy.data, gr.data, n, 2e-5, n == 1 ? 4e-3 : 2e-5);
         }
         v->layernorm(x, x, w, b, n, 1e-5f);

@@ -1,6 +1,8 @@
-/* A crowd of clients in one process: COUNT connections that ask an HTTP server for PATH, each again as soon as it has its
- * answer, until SECONDS after all have begun; on a machine that is so busy that none was answered by then, until one is. `new`: a new connection for each request; `kept`: the same one. Prints how many answers came, and how many
- * connections ended without one. Called by gateway_neighbours.py, for what one client can do to others.
+/* A crowd of clients in one process: COUNT connections that ask an HTTP server for PATH, each again as soon
+ * as it has its answer, until SECONDS after all have begun; on a machine that is so busy that none was
+ * answered by then, until one is. `new`: a new connection for each request; `kept`: the same one. Prints how
+ * many answers came, and how many connections ended without one. Called by gateway_neighbours.py, for what
+ * one client can do to others.
  *
  *     fake_crowd PORT new|kept COUNT SECONDS PATH [ADDRESS it comes from] */
 #include <arpa/inet.h>

@@ -1,9 +1,10 @@
-/* A fake worker's "KV cache": token ids in pages of the arena and of a pool of its own, and of a cache in two tiers what
- * workers do with it (arena_layout.h). Included by fake_worker.c alone; the pool is that file's.
+/* A fake worker's "KV cache": token ids in pages of the arena and of a pool of its own, and of a cache in two
+ * tiers what workers do with it (arena_layout.h). Included by fake_worker.c alone; the pool is that file's.
  *
- * The GPU worker keeps what its places hold, copies every page that a step has filled to the arena, fetches pages as
- * early as a copy may be, and reads each position where the step says. Of steps flagged STEP_KV_ASSISTED the CPU worker
- * reads the positions below direct_from, and the hash of them goes through the kv lanes, layer by layer. */
+ * The GPU worker keeps what its places hold, copies every page that a step has filled to the arena, fetches
+ * pages as early as a copy may be, and reads each position where the step says. Of steps flagged
+ * STEP_KV_ASSISTED the CPU worker reads the positions below direct_from, and the hash of them goes through
+ * the kv lanes, layer by layer. */
 #pragma once
 
 #include <stdio.h>

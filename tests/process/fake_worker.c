@@ -14,12 +14,12 @@
  * `--probe` prints one device of probe_vram_mib=N (0: none; probe_hang=1: nothing, for ever).
  *
  * Faults: HELM_FAKE_WORKER="key=value ..." in the environment; "gpu.key=value" is for that worker alone.
- * Keys: step_us (time a step takes), token_us (for each token of it besides), draft_us (for each draft that its rows make),
- * right_permille (so many of 1,000 such drafts are right), load_ms, crash_step=N (abort in
+ * Keys: step_us (time a step takes), token_us (for each token of it besides), draft_us (for each draft that
+ * its rows make), right_permille (so many of 1,000 such drafts are right), load_ms, crash_step=N (abort in
  * step N of each life), crash_epoch=E (only in this epoch), exit_load=1, exit_loaded=1, fault_load=1 (these
  * three from epoch load_from=E to load_to=E, else always), hang_step=N (never answers, nor PING),
- * bad_epoch=1, bad_secret=1, bad_abi=1, bad_result=N, ignore_shutdown=1, eos_at=N (the N-th
- * output token is token 1), garbage=1 (a frame that is no message, after READY). */
+ * bad_epoch=1, bad_secret=1, bad_abi=1, bad_result=N, ignore_shutdown=1, eos_at=N (the N-th output token is
+ * token 1), garbage=1 (a frame that is no message, after READY). */
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -137,8 +137,8 @@ static enum plan_processor me(void)
     return strcmp(kind, "gpu") == 0 ? PLAN_GPU0 : PLAN_CPU0;
 }
 
-/* The spans of one phase, and whose cells this worker writes in it: a layer's KV goes where decode attends it,
- * whichever worker computes it now. Only cells of each worker's first layer are kept. */
+/* The spans of one phase, and whose cells this worker writes in it: a layer's KV goes where decode attends
+ * it, whichever worker computes it now. Only cells of each worker's first layer are kept. */
 static int take_phase(struct fake *f, uint32_t p, struct helm_err *err)
 {
     int rc = plan_spans(&f->plan, p, &f->phase[p].spans, &f->phase[p].span_count, err);
@@ -275,8 +275,8 @@ static void sample(struct fake *f, const struct step_row *row, uint32_t tokens, 
     out->logprob = -0.5f;
 }
 
-/* Drafts for the row's next one, each right with the probability that is asked for; `hash` is that of its known tokens. `drafted`: the
- * results after its drafts. */
+/* Drafts for the row's next one, each right with the probability that is asked for; `hash` is that of its
+ * known tokens. `drafted`: the results after its drafts. */
 static void make_drafts(struct fake *f, const struct step_row *row, uint64_t hash,
                         const struct step_result_row *drafted, uint32_t sampled, uint32_t *made)
 {
@@ -330,8 +330,8 @@ static bool attend_all(struct fake *f, uint32_t phase, const struct step *step, 
     return own || borrowed;
 }
 
-/* This worker's spans of the step, in the plan's order; the lanes carry one hash a row, 0 until a worker has read
- * KV. */
+/* This worker's spans of the step, in the plan's order; the lanes carry one hash a row, 0 until a worker has
+ * read KV. */
 static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
 {
     uint32_t phase = plan_phase_for(&f->plan, step->token_count);

@@ -1,9 +1,10 @@
 /* The bound over plans of a request. See proof.h. Called by tests; owns its tables.
  *
- * To the homes of search.h each unit whose weights may be packed in VRAM gets a way to lie so, and each layer with experts one for
- * every number of slots, plain and packed: its price with as many experts read over the link as is best for each number of missing
- * ones, and the bytes of the slots. Layers may have different numbers of them, and any layers may be whole: that is more than
- * experts.c can choose from, so the bound holds for what it chooses. */
+ * To the homes of search.h each unit whose weights may be packed in VRAM gets a way to lie so, and each layer
+ * with experts one for every number of slots, plain and packed: its price with as many experts read over the
+ * link as is best for each number of missing ones, and the bytes of the slots. Layers may have different
+ * numbers of them, and any layers may be whole: that is more than experts.c can choose from, so the bound
+ * holds for what it chooses. */
 #include "tests/proof/proof.h"
 
 #include <math.h>
@@ -38,8 +39,8 @@ static int more_used(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* With so many of a layer's experts in VRAM, each of them cut into `parts`, most_hit[0 .. experts * parts]: the largest part of its
- * uses that any layer's most used ones had. */
+/* With so many of a layer's experts in VRAM, each of them cut into `parts`, most_hit[0 .. experts * parts]:
+ * the largest part of its uses that any layer's most used ones had. */
 static void most_hits(const struct histogram *h, uint32_t parts, double *most_hit)
 {
     const uint32_t count = h->experts * parts;
@@ -107,8 +108,8 @@ static bool packs_unit(const struct bounding *b, uint32_t unit)
     return b->packs && b->m->table.packs_vram[unit] && b->m->table.packs_cpu[unit];
 }
 
-/* Prices of all units: at every home; or packed in VRAM, and of those with experts in both memories, with so many slots (0: none),
- * plain or packed. */
+/* Prices of all units: at every home; or packed in VRAM, and of those with experts in both memories, with so
+ * many slots (0: none), plain or packed. */
 static int price(struct bounding *b, bool homes, uint32_t slots, bool packed, struct cost_table *prices,
                  struct helm_err *err)
 {
@@ -154,8 +155,8 @@ static bool may_pack(const struct bounding *b, const struct cost_unit *price)
     return asked->pack && asked->pack_gpu && price->gpu_packed && (b->m->batch == 1 || !price->experts);
 }
 
-/* Fills in the ways of all units with experts in both memories with so many slots; where a unit cannot have packed ones those of
- * plain ones. */
+/* Fills in the ways of all units with experts in both memories with so many slots; where a unit cannot have
+ * packed ones those of plain ones. */
 static int list_slots(struct bounding *b, uint32_t slots, bool packed, struct helm_err *err)
 {
     struct cost_table with;
@@ -173,7 +174,8 @@ static int list_slots(struct bounding *b, uint32_t slots, bool packed, struct he
     return rc;
 }
 
-/* Fills in all ways, and prices of homes, into *homes. The last way is packed in VRAM; where that cannot be another one's. */
+/* Fills in all ways, and prices of homes, into *homes. The last way is packed in VRAM; where that cannot be
+ * another one's. */
 static int list_ways(struct bounding *b, struct cost_table *homes, struct helm_err *err)
 {
     struct cost_table packed;
@@ -208,7 +210,8 @@ static uint64_t above(uint64_t a, uint64_t b)
     return a > b ? a - b : 0;
 }
 
-/* Sums of memory.h may be larger than the ledger: by as much as they are of this plan, limits count as larger. */
+/* Sums of memory.h may be larger than the ledger: by as much as they are of this plan, limits count as
+ * larger. */
 static int widen_limits(struct bounding *b, struct helm_err *err)
 {
     enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];

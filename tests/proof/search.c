@@ -1,8 +1,9 @@
 /* The bound over a space of homes. See proof.h. Called by plan.c and by tests; owns its tables.
  *
- * For every set of homes, place of the ends and range of ring sizes the Lagrange dual over its items (bound_dual), and the least of
- * all. A small ring holds the link up, a large one takes room from weights. A unit in a way beside its homes is the GPU's work, and
- * what is read over the link for it keeps no copy waiting. */
+ * For every set of homes, place of the ends and range of ring sizes the Lagrange dual over its items
+ * (bound_dual), and the least of all. A small ring holds the link up, a large one takes room from weights. A
+ * unit in a way beside its homes is the GPU's work, and what is read over the link for it keeps no copy
+ * waiting. */
 #include "tests/proof/proof.h"
 
 #include <math.h>
@@ -80,8 +81,8 @@ static int open_parts(struct bounding *b, struct helm_err *err)
     return 0;
 }
 
-/* The bound over all plans with this set of homes, these ends and a ring of at least `least`, which memory counts; the floors know
- * how large it is at most. INFINITY: there is none. */
+/* The bound over all plans with this set of homes, these ends and a ring of at least `least`, which memory
+ * counts; the floors know how large it is at most. INFINITY: there is none. */
 static double bound_of_set(struct bounding *b, unsigned uses, const struct space_ends *ends, uint64_t least,
                            double enough)
 {

@@ -1,11 +1,12 @@
 /* helm-bench-kernels: what each linear kernel reaches on this machine, beside the limits measured in the same
  * run.
  *
- * The threads are a pool, pinned one a core. GEMV reads weight copies that together exceed every cache; its limit is the
- * best of several plain read loops over the same memory by the same threads (common/measure/reader.h), run
- * alternately with it. GEMM (tiling included) is limited by the register-only multiply rate or by reading
- * its weights once, whichever is longer. Every number is the median of several alternating samples. Attention, and
- * several tokens with the bits of one each, are measured by helm-profile with the worker's engine. */
+ * The threads are a pool, pinned one a core. GEMV reads weight copies that together exceed every cache; its
+ * limit is the best of several plain read loops over the same memory by the same threads
+ * (common/measure/reader.h), run alternately with it. GEMM (tiling included) is limited by the register-only
+ * multiply rate or by reading its weights once, whichever is longer. Every number is the median of several
+ * alternating samples. Attention, and several tokens with the bits of one each, are measured by helm-profile
+ * with the worker's engine. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -186,8 +187,9 @@ static void bench_reads(struct bench *b, size_t rows, size_t cols)
     if (gemv) report(b, "gemv", bytes / stats_quantile(mine, b->samples, 0.5), b->read_gbs, "GB/s");
 }
 
-/* The register-only rate of the instruction a variant multiplies with. Of numbers of 8 bits: vpdpbusd adds four products a
- * lane and goes where fp32's go; with AVX2 vpmaddubsw and an addition make sixteen products of an instruction. */
+/* The register-only rate of the instruction a variant multiplies with. Of numbers of 8 bits: vpdpbusd adds
+ * four products a lane and goes where fp32's go; with AVX2 vpmaddubsw and an addition make sixteen products
+ * of an instruction. */
 static double peak_gflops(struct bench *b)
 {
     const struct linear_kernel *k = b->kernel;

@@ -1,15 +1,16 @@
 /* llama_bench: llama.cpp as one client sees it, with the time of every token.
  *
  *   llama_bench --model FILE.gguf [options]            llama_bench --help: the options
- *   cc -std=c11 -O3 -o llama_bench llama_bench.c -lllama -lggml -lggml-base -lm      (an installed libllama, v0.5.0)
+ *   cc -std=c11 -O3 -o llama_bench llama_bench.c -lllama -lggml -lggml-base -lm      (an installed libllama,
+ *                                                                                    v0.5.0)
  *
- * Started by people. Beside llama-bench, which gives one time for each generation and leaves out the first token:
- * one request is measured as helm-bench measures it. The context is filled with --depth tokens, which do not count;
- * then come a prompt, whose first token is chosen on the host (TTFT), and further tokens one at a time. Lists of prompts
- * and outputs are cases of one load; of a list of threads, the fastest to decode the first case is taken. Only the
- * library's public interface is called. Prompts are random ids, another prompt each time. All is allocated before the
- * first request, and of each case one request warms up, with no more tokens than are handed over at once. Exit status:
- * 0, 2 usage, 5 an error. */
+ * Started by people. Beside llama-bench, which gives one time for each generation and leaves out the first
+ * token: one request is measured as helm-bench measures it. The context is filled with --depth tokens, which
+ * do not count; then come a prompt, whose first token is chosen on the host (TTFT), and further tokens one at
+ * a time. Lists of prompts and outputs are cases of one load; of a list of threads, the fastest to decode the
+ * first case is taken. Only the library's public interface is called. Prompts are random ids, another prompt
+ * each time. All is allocated before the first request, and of each case one request warms up, with no more
+ * tokens than are handed over at once. Exit status: 0, 2 usage, 5 an error. */
 #define _POSIX_C_SOURCE 200809L
 #include <ggml-backend.h>
 #include <llama.h>
@@ -314,7 +315,8 @@ static void feed_random(struct bench *bench, long count)
     feed(bench, bench->tokens, count);
 }
 
-/* The token after the last one fed. Waits for it. Eight maxima side by side: one would wait for each comparison. */
+/* The token after the last one fed. Waits for it. Eight maxima side by side: one would wait for each
+ * comparison. */
 static llama_token next_token(struct bench *bench)
 {
     const float *logits = llama_get_logits_ith(bench->context, -1);

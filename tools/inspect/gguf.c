@@ -1,5 +1,5 @@
-/* What helm-inspect says of a GGUF file beside what HELM makes of it: its key/values, and the tensors of one that HELM
- * does not load. See inspect.h. */
+/* What helm-inspect says of a GGUF file beside what HELM makes of it: its key/values, and the tensors of one
+ * that HELM does not load. See inspect.h. */
 #include <string.h>
 
 #include "tools/inspect/inspect.h"

@@ -83,7 +83,8 @@ static void place_tensor(struct job *job, const struct made_tensor *tensor)
     job->chunk_count += (to->words + CHUNK_ELEMENTS - 1) / CHUNK_ELEMENTS;
 }
 
-/* What the file has instead of a role's tensor, and is entered with the first of its roles. *is_part: the role is one. */
+/* What the file has instead of a role's tensor, and is entered with the first of its roles. *is_part: the
+ * role is one. */
 static int add_fused(struct job *job, enum tensor_role role, int32_t layer, bool *is_part,
                      struct helm_err *err)
 {

@@ -1,5 +1,5 @@
-/* The parts of helm-mkmodel: which shape, which values, which files. Used by tools/mkmodel/helm_mkmodel.c and its
- * tests.
+/* The parts of helm-mkmodel: which shape, which values, which files. Used by tools/mkmodel/helm_mkmodel.c and
+ * its tests.
  *
  * A made checkpoint depends only on its configuration and seed: never on the number of threads or on timing.
  */
@@ -13,8 +13,8 @@
 #define MKMODEL_ARCHS "qwen3|qwen2|llama|mistral|qwen3_moe|mixtral|gpt_oss|qwen3_5|qwen3_5_moe"
 #define MKMODEL_SIZES "0.6b|0.8b|1.7b|4b|8b|14b|27b|32b|30b-a3b|35b-a3b|8x7b|20b|120b"
 
-/* shape.c: config.json of an architecture at one of the sizes: those of the Qwen3 family, or of a mixture of experts its own.
- * A fresh object. */
+/* shape.c: config.json of an architecture at one of the sizes: those of the Qwen3 family, or of a mixture of
+ * experts its own. A fresh object. */
 HELM_MUST_CHECK int mkmodel_preset(const char *arch, const char *size, enum dtype dtype, json_t **config,
                                    struct helm_err *err);
 /* The object of `path`, with its dtype replaced. */
@@ -36,8 +36,8 @@ struct mkmodel_normal {
 void mkmodel_normal_init(struct mkmodel_normal *normal); /* a few milliseconds: once a run */
 void mkmodel_values_init(struct mkmodel_values *values, const struct mkmodel_normal *normal, uint64_t seed,
                          const char *name, enum dtype dtype, double mean, double spread);
-/* Of MXFP4, in place of that table: any words, of which two bytes are four numbers; and scales, two bytes each, that bring
- * such numbers to about `spread`. */
+/* Of MXFP4, in place of that table: any words, of which two bytes are four numbers; and scales, two bytes
+ * each, that bring such numbers to about `spread`. */
 void mkmodel_values_any(struct mkmodel_values *values);
 void mkmodel_values_scales(struct mkmodel_values *values, double spread);
 /* Elements [first, first + count) into out; first is a multiple of 4. */

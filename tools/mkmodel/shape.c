@@ -1,5 +1,5 @@
-/* Configurations: the Qwen3 family's shapes for any dense architecture, published ones for mixtures of experts, or a file of
- * the user's. See mkmodel.h. */
+/* Configurations: the Qwen3 family's shapes for any dense architecture, published ones for mixtures of
+ * experts, or a file of the user's. See mkmodel.h. */
 #include <stdio.h>
 #include <string.h>
 

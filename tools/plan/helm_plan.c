@@ -1,5 +1,5 @@
-/* helm-plan: where the weights of a model would lie on a machine, which processor would compute each unit, and how fast
- * that would be.
+/* helm-plan: where the weights of a model would lie on a machine, which processor would compute each unit,
+ * and how fast that would be.
  *
  * Options, model, machine, plan, explanation, printing; the work is in daemon/planner. Reads config.json, the
  * tensors' headers, and a few weights where they are there and may be packed in VRAM; with --profile it looks
@@ -55,8 +55,8 @@ static enum search_strategy strategy_of(const char *name)
     return SEARCH_BEST;
 }
 
-/* Whether GPU workers can compute the model; if not, no_device says which operation they cannot, and everything is planned on
- * the CPU, as helmd does. */
+/* Whether GPU workers can compute the model; if not, no_device says which operation they cannot, and
+ * everything is planned on the CPU, as helmd does. */
 static int check_able(const struct options *o, struct planner_request *r, bool *able, struct helm_err *err)
 {
     struct helm_err why = {0};
@@ -215,8 +215,8 @@ static int take_plan(const char *path, struct planner_request *r, struct model *
     return rc ? helm_err_prefix(err, "--plan %s", path) : 0;
 }
 
-/* The plan's sizes stand, and options beside it must agree with them. Unless --ctx is given, attention is forecast
- * for the default context, as when the plan was made. */
+/* The plan's sizes stand, and options beside it must agree with them. Unless --ctx is given, attention is
+ * forecast for the default context, as when the plan was made. */
 static int agree(const struct options *o, const struct plan *plan, struct planner_request *r,
                  struct helm_err *err)
 {

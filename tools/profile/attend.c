@@ -1,8 +1,9 @@
-/* The CPU's attention in a GPU's layers, to cells that lie in the arena alone (worker-cpu/program/assist.h). See
- * profile_tool.h. Called by helm_profile.c.
+/* The CPU's attention in a GPU's layers, to cells that lie in the arena alone (worker-cpu/program/assist.h).
+ * See profile_tool.h. Called by helm_profile.c.
  *
- * Layers of the 8B shape are cut and computed as in such a step, one region after another, with queries that are always
- * there. Its context's pages lie anywhere in a pool that exceeds the caches; all of it is read each time. */
+ * Layers of the 8B shape are cut and computed as in such a step, one region after another, with queries that
+ * are always there. Its context's pages lie anywhere in a pool that exceeds the caches; all of it is read
+ * each time. */
 #include <string.h>
 
 #include "common/base/units.h"

@@ -335,8 +335,8 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
     return rc;
 }
 
-/* One step of m->tokens tokens. *rate: operations a second of all its linears. With `counts` its layers become
- * samples. */
+/* One step of m->tokens tokens. *rate: operations a second of all its linears. With `counts` its layers
+ * become samples. */
 static int many_step(struct profile_cpu_run *r, struct many *m, bool packed, bool counts, double *rate,
                      struct helm_err *err)
 {

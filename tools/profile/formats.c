@@ -1,9 +1,9 @@
 /* Rates of other formats of weights than bf16. See profile_tool.h. Called by helm_profile.c.
  *
- * The CPU's by steps of the worker's engine over a model whose layers are bf16 and each of the formats in turn. A step
- * has the time of both, some milliseconds apart, so what else goes on in the machine meets them alike: a format's rate
- * is that of the profile times the median ratio to bf16's. Blocks are random; the device has its own
- * (worker-gpu/measure/formats.c). */
+ * The CPU's by steps of the worker's engine over a model whose layers are bf16 and each of the formats in
+ * turn. A step has the time of both, some milliseconds apart, so what else goes on in the machine meets them
+ * alike: a format's rate is that of the profile times the median ratio to bf16's. Blocks are random; the
+ * device has its own (worker-gpu/measure/formats.c). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,7 +76,8 @@ static double rate_of(const struct formats *f, uint32_t i)
     return (double)f->shape.layer_bytes / 2 * layers / seconds;
 }
 
-/* Whether a format has products with int8 activations here: then the engine's other programs multiply by it so. */
+/* Whether a format has products with int8 activations here: then the engine's other programs multiply by it
+ * so. */
 static bool has_int8(const struct formats *f, uint32_t i)
 {
     return f->steps.local.engine.programs[LINEAR_INT8].plan && linear_has_int8(f->format[i], cpu_features());

@@ -2,11 +2,17 @@
  * of the hardware (docs/profile.md).
  *
  * Run by people, and by helmd at its first start:
- *   helm-profile --device X [--threads N] [--node N] [--quick]     leaves the profile where profile_cache_path says and
+ *   helm-profile --device X [--threads N] [--node N] [--quick]     leaves the profile where
+ *                                                                  profile_cache_path says and
  *                                                       exits 0; says on stderr what it does
- *   helm-profile --programs --model PATH --device X [--weights NAME] [--kv-dtype T]    prints what the model's own programs
- *                                                       take, measured where the cache has no file of them, as JSON
- *   helm-profile --now --device X [--threads N] [--node N] [--formats NAME [--activations int8]]    prints what memory and
+ *   helm-profile --programs --model PATH --device X [--weights NAME] [--kv-dtype T]    prints what the
+ *                                                                                      model's own programs
+ *                                                       take, measured where the cache has no file of them,
+ *                                                         as JSON
+ *   helm-profile --now --device X [--threads N] [--node N] [--formats NAME [--activations int8]]    prints
+ *                                                                                                   what
+ *                                                                                                   memory
+ *                                                                                                   and
  *                                                       link give at this moment, as JSON, and keeps nothing
  * What cannot be kept is a warning ("not kept: ..."), and is printed all the same.
  * Start order only: options, device, fingerprint, what is cached, or else the measuring. */
@@ -198,8 +204,8 @@ static int measure(struct tool *t, struct helm_err *err)
     return rc;
 }
 
-/* On a machine that does other things, too, two values may contradict each other. `again`: there is time to measure
- * once more; else what is too fast becomes what limits it. True: measure again. */
+/* On a machine that does other things, too, two values may contradict each other. `again`: there is time to
+ * measure once more; else what is too fast becomes what limits it. True: measure again. */
 static bool unsound(struct tool *t, bool again, int *rc, struct helm_err *err)
 {
     *rc = profile_check(&t->profile, err);
@@ -359,8 +365,8 @@ static int print_json(json_t *json, struct helm_err *err)
 
 /* ---- the model's programs ---- */
 
-/* Those that are kept, or measured and kept: as with the profile, a file that cannot be used is measured anew, and no place for
- * one is a warning. */
+/* Those that are kept, or measured and kept: as with the profile, a file that cannot be used is measured
+ * anew, and no place for one is a warning. */
 static int get_programs(struct tool *t, const char *fingerprint, struct helm_err *err)
 {
     char path[PATH_TEXT];

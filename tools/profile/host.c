@@ -1,5 +1,5 @@
-/* The host's own times: doorbells, waking up. See profile_tool.h. Called by cpu.c and helm_profile.c; owns its threads while
- * it measures. */
+/* The host's own times: doorbells, waking up. See profile_tool.h. Called by cpu.c and helm_profile.c; owns
+ * its threads while it measures. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -1,9 +1,10 @@
 /* The CPU's attention over caches of other types than f16. See profile_tool.h. Called by helm_profile.c.
  *
- * An engine of its own, since a cache has one type: two layers of the 4B shape (32 query heads of 8 KV heads, as the 8B
- * shape's). Steps are of sequences in turn, whose pages lie anywhere in the pool, as those of a daemon that has served a
- * while do: what a sequence reads has left the caches before its next turn, since all sequences' cells and each step's
- * weights have passed by. Weights are zeros; only attention's entries are timed. */
+ * An engine of its own, since a cache has one type: two layers of the 4B shape (32 query heads of 8 KV heads,
+ * as the 8B shape's). Steps are of sequences in turn, whose pages lie anywhere in the pool, as those of a
+ * daemon that has served a while do: what a sequence reads has left the caches before its next turn, since
+ * all sequences' cells and each step's weights have passed by. Weights are zeros; only attention's entries
+ * are timed. */
 #include <string.h>
 
 #include "tools/profile/profile_tool.h"

@@ -1,10 +1,11 @@
-/* What the machine's memory gives now: reads by the worker's threads, copies to the device, and both at once. See
- * profile_tool.h. Called by helm_profile.c; owns its memory, its threads and the device's process.
+/* What the machine's memory gives now: reads by the worker's threads, copies to the device, and both at once.
+ * See profile_tool.h. Called by helm_profile.c; owns its memory, its threads and the device's process.
  *
- * Memory is read as the profile has it read, so that what differs is the machine: plain reads as cpu.read, cpu.read_beside and
- * link.h2d_beside_read are measured; one token's products with a format's weights by the worker's engine, as cpu_gemv,
- * cpu_gemv_beside and link_beside of a format. A neighbour that takes cores and no memory slows products and not plain
- * reads. In memory as large as a quick profile's weights. The device opens while the memory is filled. */
+ * Memory is read as the profile has it read, so that what differs is the machine: plain reads as cpu.read,
+ * cpu.read_beside and link.h2d_beside_read are measured; one token's products with a format's weights by the
+ * worker's engine, as cpu_gemv, cpu_gemv_beside and link_beside of a format. A neighbour that takes cores and
+ * no memory slows products and not plain reads. In memory as large as a quick profile's weights. The device
+ * opens while the memory is filled. */
 #include <string.h>
 #include <sys/mman.h>
 

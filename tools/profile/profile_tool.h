@@ -21,8 +21,8 @@
 
 struct profile_device_run;
 
-/* Instrumented products take 10 to 50 times as long, and a sanitized build's rates are no one's: it measures each value
- * in the same way, with fewer weights of a format and one sample where others take several. */
+/* Instrumented products take 10 to 50 times as long, and a sanitized build's rates are no one's: it measures
+ * each value in the same way, with fewer weights of a format and one sample where others take several. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define PROFILE_SANITIZED 1
 #else
@@ -143,7 +143,8 @@ double profile_steps_layer(const struct profile_steps *steps, int32_t layer, uns
 /* Without what empty regions cost: a quarter at most, on a machine so busy that regions were measured at a
  * worse moment. */
 double profile_steps_less(const struct profile_steps *steps, double seconds, uint32_t regions);
-/* Bytes a second of the last step's products, of one token, in layers of the shape's format number `index`. */
+/* Bytes a second of the last step's products, of one token, in layers of the shape's format number
+ * `index`. */
 double profile_steps_read(const struct profile_steps *steps, const struct profile_shape *shape,
                           uint32_t index);
 /* Thread 0 of a pool is the caller, which then has one CPU: that is no way to find out how many there are. */
@@ -159,32 +160,33 @@ void profile_cpu_close(struct profile_cpu_run *run);
 /* Everything of the CPU that is not beside copies; adds the engine's part to profile->step. */
 HELM_MUST_CHECK int profile_cpu_measure(struct profile_cpu_run *run, struct profile *profile,
                                         struct helm_err *err);
-/* A device whose copies run beside the CPU's steps, and their bytes a second: beside steps of one token with plain
- * weights, and beside plain reads. */
+/* A device whose copies run beside the CPU's steps, and their bytes a second: beside steps of one token with
+ * plain weights, and beside plain reads. */
 struct profile_company {
     struct profile_device_run *device;
     struct profile_samples plain, packed, read;
 };
-/* Decodes for about `seconds` more, with plain and packed weights in turns: alone (company NULL, in turns with
- * reads), or beside copies. gemv, gemv_packed and read, or the rates beside copies, are then those of all calls
- * so far. */
+/* Decodes for about `seconds` more, with plain and packed weights in turns: alone (company NULL, in turns
+ * with reads), or beside copies. gemv, gemv_packed and read, or the rates beside copies, are then those of
+ * all calls so far. */
 HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds,
                                      struct profile_company *company, struct profile_cpu *cpu,
                                      struct helm_err *err);
 
 /* ---- formats.c ---- */
 
-/* What the profile says of these formats of weights: of the CPU by the ratio to bf16, so that profile->cpu's rates must
- * be there; of the device, if there is one (else NULL), its own rates. Takes some seconds, however many there are. */
+/* What the profile says of these formats of weights: of the CPU by the ratio to bf16, so that profile->cpu's
+ * rates must be there; of the device, if there is one (else NULL), its own rates. Takes some seconds, however
+ * many there are. */
 HELM_MUST_CHECK int profile_formats_measure(const struct profile_cpu_options *options, unsigned formats,
                                             struct profile_device_run *device, struct profile *profile,
                                             struct helm_err *err);
 
 /* ---- programs.c ---- */
 
-/* The model's own programs on the CPU, those of invariant plans where `cpu` says so: times of *programs, whose kinds are the
- * model's (programs_list), beside what it has. The model is taken. `device`: whose copies flow for what is beside them; NULL:
- * none. All takes about `seconds`, what is loaded included. */
+/* The model's own programs on the CPU, those of invariant plans where `cpu` says so: times of *programs,
+ * whose kinds are the model's (programs_list), beside what it has. The model is taken. `device`: whose copies
+ * flow for what is beside them; NULL: none. All takes about `seconds`, what is loaded included. */
 struct profile_programs {
     struct profile_cpu_options cpu;
     struct model *model;
@@ -194,11 +196,12 @@ struct profile_programs {
 };
 HELM_MUST_CHECK int profile_programs_measure(const struct profile_programs *request,
                                              struct programs *programs, struct helm_err *err);
-/* Tokens of a step that is measured, in the order of their worth, and the contexts: a short and a long one. */
+/* Tokens of a step that is measured, in the order of their worth, and the contexts: a short and a long
+ * one. */
 #define PROFILE_PROGRAM_COUNTS   8
 #define PROFILE_PROGRAM_CONTEXTS 2
-/* Seconds of a step of `tokens` tokens, by the largest number of tokens below that was measured (step_s; 0: not yet): in
- * proportion, and up to `few` tokens, which wait for memory, by the root of that. 0: unknown. */
+/* Seconds of a step of `tokens` tokens, by the largest number of tokens below that was measured (step_s; 0:
+ * not yet): in proportion, and up to `few` tokens, which wait for memory, by the root of that. 0: unknown. */
 double profile_program_expected(const uint32_t counted[PROFILE_PROGRAM_COUNTS],
                                 const double step_s[PROFILE_PROGRAM_COUNTS], uint32_t tokens, uint32_t few);
 /* Bytes of layers' matrices that a step of one token reads, and all of them: added to. */
@@ -230,7 +233,8 @@ HELM_MUST_CHECK int profile_kv_measure(const struct profile_cpu_options *options
 
 /* ---- attend.c ---- */
 
-/* Bytes of such a cache a second that the CPU attends to for a GPU. The caller is thread 0 of a pool meanwhile. */
+/* Bytes of such a cache a second that the CPU attends to for a GPU. The caller is thread 0 of a pool
+ * meanwhile. */
 HELM_MUST_CHECK int profile_attend_measure(const struct profile_cpu_options *options, enum kv_dtype dtype,
                                            struct profile_value *value, struct helm_err *err);
 

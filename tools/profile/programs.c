@@ -1,11 +1,13 @@
-/* The model's own programs on the CPU: each kind of half layer, and the head, in steps of the worker's engine. See
- * profile_tool.h; docs/planner-programs.md has the method. Called by helm_profile.c; owns the engine while it measures.
+/* The model's own programs on the CPU: each kind of half layer, and the head, in steps of the worker's
+ * engine. See profile_tool.h; docs/planner-programs.md has the method. Called by helm_profile.c; owns the
+ * engine while it measures.
  *
- * The engine runs a model of a few of the model's layers that have all kinds among them, as often as caches have to be
- * passed (common/model/sample.h), or all layers of a model that is smaller than that. Weights are random. A step gives one
- * sample of every kind: the mean of its units. Ways of multiplying take turns, so that what else goes on in the machine
- * meets them alike. Time is bounded: what is left is shared by the cells that are left, and those that would take longer
- * than a few shares are left out; programs.h draws lines between the others. */
+ * The engine runs a model of a few of the model's layers that have all kinds among them, as often as caches
+ * have to be passed (common/model/sample.h), or all layers of a model that is smaller than that. Weights are
+ * random. A step gives one sample of every kind: the mean of its units. Ways of multiplying take turns, so
+ * that what else goes on in the machine meets them alike. Time is bounded: what is left is shared by the
+ * cells that are left, and those that would take longer than a few shares are left out; programs.h draws
+ * lines between the others. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,7 +80,8 @@ uint32_t profile_program_repeat(uint32_t *layer, uint32_t few, uint32_t rounds)
     return rounds * few;
 }
 
-/* The layers that have all kinds, over and over until a token's reads pass the caches, or as far as memory goes. */
+/* The layers that have all kinds, over and over until a token's reads pass the caches, or as far as memory
+ * goes. */
 static int choose_layers(const struct measuring *m, uint32_t *layer, uint32_t *count, struct helm_err *err)
 {
     const struct profile_cpu_options *o = &m->request->cpu;

@@ -1,12 +1,12 @@
-/* A model's own programs on both processors, in the time that a first start has for them. See profile_tool.h. Called by
- * helm_profile.c; owns the device's process while it measures. */
+/* A model's own programs on both processors, in the time that a first start has for them. See profile_tool.h.
+ * Called by helm_profile.c; owns the device's process while it measures. */
 #include "common/cpu/pin.h"
 #include "common/model/mixture.h"
 #include "daemon/children/accelerator.h"
 #include "tools/profile/profile_tool.h"
 
-/* 20 s together with what is read. On the device; on the CPU as most plans run them and as invariant ones do, alone or beside a
- * device. */
+/* 20 s together with what is read. On the device; on the CPU as most plans run them and as invariant ones do,
+ * alone or beside a device. */
 #define GPU_S       6.0 /* most plans' of it two thirds */
 #define GPU_ALONE_S 9.0 /* where nothing is measured on the CPU */
 #define EMULATED_S  2.0

@@ -1,9 +1,11 @@
-/* The model's own programs on the device: each kind of half layer, and the head, at home in VRAM. See profile_tool.h;
- * docs/planner-programs.md has the method. Called by helm_profile.c; owns nothing: helm-worker-gpu loads and runs them.
+/* The model's own programs on the device: each kind of half layer, and the head, at home in VRAM. See
+ * profile_tool.h; docs/planner-programs.md has the method. Called by helm_profile.c; owns nothing:
+ * helm-worker-gpu loads and runs them.
  *
- * That worker times whole steps of a few layers, and the same steps without each kind of half layer. A kind's time is
- * that by which a step is longer with it; the times of all kinds together are made what the whole step is longer than one
- * without any, since neighbours overlap. Cells that would take longer than a few shares of the time left are left out. */
+ * That worker times whole steps of a few layers, and the same steps without each kind of half layer. A kind's
+ * time is that by which a step is longer with it; the times of all kinds together are made what the whole
+ * step is longer than one without any, since neighbours overlap. Cells that would take longer than a few
+ * shares of the time left are left out. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -28,7 +30,8 @@
 #define CHUNK_BESIDE   512 /* tokens */
 #define VARIANT_BASE   2   /* all, nothing, then a kind each */
 
-/* In the order of their worth: the next token, rows that decode together, a prompt's chunks, then what lies between. */
+/* In the order of their worth: the next token, rows that decode together, a prompt's chunks, then what lies
+ * between. */
 static const uint32_t counts[PROFILE_PROGRAM_COUNTS] = {1, 16, 64, 512, 2048, 4, 2, 8};
 
 struct gpu_measuring {
@@ -66,7 +69,8 @@ static uint64_t cache_bytes(const struct gpu_measuring *m)
     return kv_page_bytes(&kv) * (m->positions / PAGE + ENGINE_FEW_TOKENS);
 }
 
-/* The layers that have all kinds, over and over until a token's reads pass the caches, or as far as VRAM goes. */
+/* The layers that have all kinds, over and over until a token's reads pass the caches, or as far as VRAM
+ * goes. */
 static int choose_layers(struct gpu_measuring *m, struct helm_err *err)
 {
     const struct profile_programs_gpu *r = m->request;

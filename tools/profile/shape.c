@@ -1,5 +1,5 @@
-/* A model that exists only to be measured: how large it is, and its making, without files. See profile_tool.h. Called by
- * cpu.c, formats.c, now.c and steps.c. */
+/* A model that exists only to be measured: how large it is, and its making, without files. See
+ * profile_tool.h. Called by cpu.c, formats.c, now.c and steps.c. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,8 @@
-/* Steps of the worker's own engine, and where their time goes. See profile_tool.h. Called by cpu.c and formats.c.
+/* Steps of the worker's own engine, and where their time goes. See profile_tool.h. Called by cpu.c and
+ * formats.c.
  *
- * Nothing is imitated: programs, pool, kernels, arena and pages are those of helm-worker-cpu, in this process. The
- * engine notes the time of every entry of a step. */
+ * Nothing is imitated: programs, pool, kernels, arena and pages are those of helm-worker-cpu, in this
+ * process. The engine notes the time of every entry of a step. */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* helm-quantize: a checkpoint or GGUF file of single numbers becomes a GGUF file of a mixture of blocks.
  *
- * Order: options -> the model's headers -> importance -> key/values (configuration and tokenizer, or those of the GGUF
- * file) -> tensors, in threads -> the file takes its name. tools/quantize has the parts. */
+ * Order: options -> the model's headers -> importance -> key/values (configuration and tokenizer, or those of
+ * the GGUF file) -> tensors, in threads -> the file takes its name. tools/quantize has the parts. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

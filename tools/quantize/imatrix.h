@@ -1,6 +1,6 @@
-/* Importance of a model's columns, as llama.cpp's imatrix tool measures it: of each matrix the mean square of what its
- * columns are multiplied by. Files come from strangers: everything is checked before it is used. Called by helm-quantize,
- * tests and the fuzz target. */
+/* Importance of a model's columns, as llama.cpp's imatrix tool measures it: of each matrix the mean square of
+ * what its columns are multiplied by. Files come from strangers: everything is checked before it is used.
+ * Called by helm-quantize, tests and the fuzz target. */
 #pragma once
 
 #include <stddef.h>
@@ -23,8 +23,8 @@ struct imatrix {
     uint32_t count;
 };
 
-/* A file of either kind: GGUF, or the older binary one. What was not measured (no call, all zero) is left out;
- * experts that no token chose have columns of equal importance. On failure *imatrix is zeroed. */
+/* A file of either kind: GGUF, or the older binary one. What was not measured (no call, all zero) is left
+ * out; experts that no token chose have columns of equal importance. On failure *imatrix is zeroed. */
 HELM_MUST_CHECK int imatrix_read(const char *path, struct imatrix *imatrix, struct helm_err *err);
 HELM_MUST_CHECK int imatrix_parse(const char *what, const uint8_t *bytes, size_t length,
                                   struct imatrix *imatrix, struct helm_err *err);

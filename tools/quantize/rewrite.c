@@ -1,5 +1,5 @@
-/* Weights into a GGUF file. See rewrite.h. Threads take runs of rows in the order of the file; the thread that
- * finishes a tensor's last run wakes the thread that reports. */
+/* Weights into a GGUF file. See rewrite.h. Threads take runs of rows in the order of the file; the thread
+ * that finishes a tensor's last run wakes the thread that reports. */
 #include "tools/quantize/rewrite.h"
 
 #include <math.h>
@@ -180,8 +180,8 @@ static void fail(struct writing *w, const struct helm_err *err)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Which row of the model is row `row` of the file, of heads whose rows are written interleaved: 2i is i, 2i + 1 is
- * i + half. */
+/* Which row of the model is row `row` of the file, of heads whose rows are written interleaved: 2i is i, 2i +
+ * 1 is i + half. */
 static uint64_t source_row(const struct rewrite_tensor *t, uint64_t rows, uint64_t row)
 {
     const uint64_t head = rows / t->interleaved_heads, i = row % head;

@@ -1,5 +1,5 @@
-/* A model's weights into a GGUF file, in the formats of a mixture: tensors cut into runs of rows that threads take, and
- * the error of each. Called by helm-quantize. */
+/* A model's weights into a GGUF file, in the formats of a mixture: tensors cut into runs of rows that threads
+ * take, and the error of each. Called by helm-quantize. */
 #pragma once
 
 #include "common/formats/quantize_grid.h"
@@ -26,8 +26,8 @@ struct rewrite {
     struct quantize_grid *grid[FORMAT_COUNT]; /* of the formats that tensors are in */
 };
 
-/* The list of tensors: which there will be, in which format. HELM_E_UNSUPPORTED: one is in blocks already and would be
- * converted, or would be in blocks that need importance and has none. */
+/* The list of tensors: which there will be, in which format. HELM_E_UNSUPPORTED: one is in blocks already and
+ * would be converted, or would be in blocks that need importance and has none. */
 HELM_MUST_CHECK int rewrite_plan(const struct model *model, const struct mixture *mixture, bool interleaved,
                                  const struct imatrix *imatrix, struct rewrite *rewrite,
                                  struct helm_err *err);

@@ -12,7 +12,8 @@
 /* Values of tokenizer.ggml.token_type. */
 enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER_DEFINED, TYPE_UNUSED, TYPE_BYTE };
 
-/* What tells the kinds apart: contractions, runs of digits, letter cases, marks, scripts, signs before line ends. */
+/* What tells the kinds apart: contractions, runs of digits, letter cases, marks, scripts, signs before line
+ * ends. */
 static const char sample[] =
     "Hello World's I'LL don't HTMLParser iPhoneX 3.14159 1234567890 na\u00efve cafe\u0301 "
     "\u041f\u0440\u0438\u0432\u0435\u0442 \u041c\u0418\u0420 "

@@ -1,11 +1,12 @@
 /* Experts at home on disk: read from the model's files past the page cache when tokens choose them.
  *
- * Host memory has slots for some experts of each such layer (common/plan/disk.h), which follow what tokens choose
- * (common/experts/slots.h), and cells for the others while they are computed. A layer's missing experts are all sent for as
- * soon as its choice is known; those that are there are computed meanwhile.
+ * Host memory has slots for some experts of each such layer (common/plan/disk.h), which follow what tokens
+ * choose (common/experts/slots.h), and cells for the others while they are computed. A layer's missing
+ * experts are all sent for as soon as its choice is known; those that are there are computed meanwhile.
  *
- * Opened by engine.c at load, asked by program/experts.c between the regions of a step: by one thread at a time. What is read
- * again has the digest of the first time, and its file the times and the size that it had, or the step fails. */
+ * Opened by engine.c at load, asked by program/experts.c between the regions of a step: by one thread at a
+ * time. What is read again has the digest of the first time, and its file the times and the size that it had,
+ * or the step fails. */
 #pragma once
 
 #include <stdbool.h>
@@ -24,16 +25,17 @@ HELM_MUST_CHECK int disk_open(const struct model *model, const struct plan *plan
 void disk_close(struct disk *disk);
 /* Which files they are: part of what a worker says that it loaded (daemon/children/loaded.h). */
 uint64_t disk_content(const struct disk *disk);
-/* [experts] of a layer: where each one's matrix lies, NULL where it is not in memory. Constant address; the contents are of
- * the step. */
+/* [experts] of a layer: where each one's matrix lies, NULL where it is not in memory. Constant address; the
+ * contents are of the step. */
 const char *const *disk_places(const struct disk *disk, int32_t layer, enum slot_role role);
 
 /* A layer's products with its experts are two stages: gates and ups, then downs. */
 enum disk_stage { DISK_GLU, DISK_DOWN, DISK_STAGES };
 /* The layer's experts that a step needs, each once: what is missing is sent for. */
 void disk_begin(struct disk *disk, int32_t layer, const uint32_t *expert, uint32_t count);
-/* Places in that list whose experts can be computed now, [*count] into `turn`; those of the call before are computed. Waits
- * until there is one; 0: the stage is over. HELM_E_IO: the disk failed; HELM_E_MISMATCH: the file is not what it was. */
+/* Places in that list whose experts can be computed now, [*count] into `turn`; those of the call before are
+ * computed. Waits until there is one; 0: the stage is over. HELM_E_IO: the disk failed; HELM_E_MISMATCH: the
+ * file is not what it was. */
 HELM_MUST_CHECK int disk_next(struct disk *disk, enum disk_stage stage, uint32_t *turn, uint32_t *count,
                               struct helm_err *err);
 /* All layers had their turn. */

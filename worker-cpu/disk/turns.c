@@ -1,8 +1,9 @@
 /* One layer's experts on disk in a step: what is sent for, what has come, what can be computed. See disk.h.
  *
- * An expert that is missing gets a slot if the policy gives it one; its reads bring it there. The others pass through cells:
- * whole, until the layer is done, or where they are more than there are cells in halves, first their gates and ups, then
- * their downs, in the order of the list. A cell whose half is computed takes the next one. Never waits but for a read. */
+ * An expert that is missing gets a slot if the policy gives it one; its reads bring it there. The others pass
+ * through cells: whole, until the layer is done, or where they are more than there are cells in halves, first
+ * their gates and ups, then their downs, in the order of the list. A cell whose half is computed takes the
+ * next one. Never waits but for a read. */
 #include <string.h>
 
 #include "common/model/content.h"

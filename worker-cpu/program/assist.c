@@ -7,13 +7,15 @@
 #include "common/base/units.h"
 #include "worker-cpu/program/linear.h"
 
-/* Pieces begin at multiples of UNIT_POSITIONS and have at least PIECE_UNITS units (of one kv head): shorter ones
- * balance the threads' load better, but cost more to begin and to fold than that gains. */
+/* Pieces begin at multiples of UNIT_POSITIONS and have at least PIECE_UNITS units (of one kv head): shorter
+ * ones balance the threads' load better, but cost more to begin and to fold than that gains. */
 #define UNIT_POSITIONS KV_PAGE_TOKENS_DEFAULT
 #define PIECE_UNITS    (EXECUTE_SPLIT_POSITIONS / UNIT_POSITIONS)
-/* A piece takes enough kv heads that their keys of a page are a run of CPU_RUN_BYTES, or all: memory delivers runs of 8
- * KiB at half the speed of runs of 64 KiB. It takes no more, since the results to be folded grow with the heads. */
-/* Pieces a thread: with more the last ones end closer together, with fewer there are fewer to begin and to fold. */
+/* A piece takes enough kv heads that their keys of a page are a run of CPU_RUN_BYTES, or all: memory delivers
+ * runs of 8 KiB at half the speed of runs of 64 KiB. It takes no more, since the results to be folded grow
+ * with the heads. */
+/* Pieces a thread: with more the last ones end closer together, with fewer there are fewer to begin and to
+ * fold. */
 #define PIECES_LEAST 4
 #define PIECES_MOST  8
 /* What that costs, in twentieths of a unit of all of a piece's heads: a piece, to begin and to fold it; and
@@ -30,7 +32,8 @@ static uint32_t blocks_of(const struct run *run)
     return run->config->kv_heads / run->assist.heads;
 }
 
-/* The most pieces that cut() makes of any step: a piece more than the even share for every block of every row. */
+/* The most pieces that cut() makes of any step: a piece more than the even share for every block of every
+ * row. */
 static uint32_t parts_most(const struct run *run)
 {
     return PIECES_MOST * run->threads + ARENA_KV_TOKENS * blocks_of(run);
@@ -77,8 +80,8 @@ static uint32_t units_of(const struct run_assist_row *row)
     return run_ceil_div(row->to, UNIT_POSITIONS) - row->from / UNIT_POSITIONS;
 }
 
-/* Cuts every row into pieces of at most `piece` units; returns the number of tasks. *longest: units of the longest
- * piece. */
+/* Cuts every row into pieces of at most `piece` units; returns the number of tasks. *longest: units of the
+ * longest piece. */
 static uint32_t cut_by(struct run *run, uint32_t piece, uint32_t *longest)
 {
     uint32_t tasks = 0;
@@ -102,7 +105,8 @@ static uint32_t piece_units(const struct run *run, uint64_t units, uint32_t piec
     return piece < least ? least : (uint32_t)piece;
 }
 
-/* Chooses the cut by which the threads finish first, if each takes equal numbers of pieces and a slow one has begun its last. */
+/* Chooses the cut by which the threads finish first, if each takes equal numbers of pieces and a slow one has
+ * begun its last. */
 static void cut(struct run *run, const struct program_entry *e)
 {
     uint64_t units = 0, least = UINT64_MAX;
@@ -196,9 +200,9 @@ static void answer(struct run *run, const struct piece *p, uint32_t chunk)
     }
 }
 
-/* A piece is done. Pieces are folded two and two, those in turn two and two: in an order that depends on their number
- * alone, most of them by the thread that has both in its caches, and the last ones by several threads. Of two the second
- * to be done folds; where there is no second, the first goes on. */
+/* A piece is done. Pieces are folded two and two, those in turn two and two: in an order that depends on
+ * their number alone, most of them by the thread that has both in its caches, and the last ones by several
+ * threads. Of two the second to be done folds; where there is no second, the first goes on. */
 static void fold(struct run *run, const struct piece *p, uint32_t chunk)
 {
     const struct run_assist *a = &run->assist;

@@ -1,4 +1,5 @@
-/* Attention over a layer's own cells: norms of heads, rope, cells into the cache, queries cut into tasks. See attend.h. */
+/* Attention over a layer's own cells: norms of heads, rope, cells into the cache, queries cut into tasks. See
+ * attend.h. */
 #include "worker-cpu/program/attend.h"
 
 #include <stdatomic.h>

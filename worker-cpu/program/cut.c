@@ -1,5 +1,5 @@
-/* How an operation's rows are cut into chunks of work, which threads take in turn. See lower.h; called by program.c as
- * entries are made. */
+/* How an operation's rows are cut into chunks of work, which threads take in turn. See lower.h; called by
+ * program.c as entries are made. */
 #include "worker-cpu/program/lower.h"
 
 #include <stdlib.h>
@@ -7,15 +7,16 @@
 #include "common/base/round.h"
 #include "common/base/units.h"
 
-/* With one token or a few, a thread takes a third of what is left of its share at a time, but no more than 10 to 20 us of one
- * core's share of the bandwidth, and no less than 3 to 5: what it has begun no other thread takes from it, and on virtual
- * CPUs some threads are slow, two of which share a core for some seconds at 0.6 of the others' speed. Within a share a
- * chunk's reading goes on in the next one, so short chunks cost nothing; the shortest come last, where others steal. */
+/* With one token or a few, a thread takes a third of what is left of its share at a time, but no more than 10
+ * to 20 us of one core's share of the bandwidth, and no less than 3 to 5: what it has begun no other thread
+ * takes from it, and on virtual CPUs some threads are slow, two of which share a core for some seconds at 0.6
+ * of the others' speed. Within a share a chunk's reading goes on in the next one, so short chunks cost
+ * nothing; the shortest come last, where others steal. */
 #define GEMV_CHUNK_BYTES_MAX (128 * KIB)
 #define GEMV_CHUNK_BYTES_MIN (32 * KIB)
 #define GEMV_CHUNK_PART      3
-/* One token's experts: a matrix's rows of a piece. A call begins with its streams' latencies, 0.3 to 0.5 us: calls of 14 and of
- * 27 KiB read 20 and 10 % slower than of 55 or more (notes/cpu-decode.md). */
+/* One token's experts: a matrix's rows of a piece. A call begins with its streams' latencies, 0.3 to 0.5 us:
+ * calls of 14 and of 27 KiB read 20 and 10 % slower than of 55 or more (notes/cpu-decode.md). */
 #define EXPERTS_CALL_BYTES     (64 * KIB)
 #define EXPERTS_CALL_BYTES_MIN (24 * KIB)
 /* Of each thread, where calls twice as long still leave as many. */
@@ -56,8 +57,8 @@ void cut_tiles(struct program_entry *e, const struct linear_kernel *kernel)
     e->chunk = (uint32_t)round_up(TOKENS_A_CHUNK, granule);
 }
 
-/* How a share is cut: its rows' bytes and columns, what chunks are multiples of, and the rows of many tokens' chunk where a
- * share has twice as many. */
+/* How a share is cut: its rows' bytes and columns, what chunks are multiples of, and the rows of many tokens'
+ * chunk where a share has twice as many. */
 struct cut {
     uint64_t row_bytes, cols, granule, call_rows;
 };
@@ -186,8 +187,9 @@ void cut_heads(struct lowering *low, struct program_entry *e)
     e->alone = !low->tiled && !low->few && e->share == 1;
 }
 
-/* In how many pieces `bytes` of one of an expert's matrices are cut, for one token: so many that each thread has as many of all
- * chosen ones together; where the GPU asks for some, of any number of them, if pieces are long enough then. */
+/* In how many pieces `bytes` of one of an expert's matrices are cut, for one token: so many that each thread
+ * has as many of all chosen ones together; where the GPU asks for some, of any number of them, if pieces are
+ * long enough then. */
 static uint64_t pieces_of_one(const struct lowering *low, const struct program_entry *e, uint64_t bytes)
 {
     const uint64_t threads = low->source->threads, even = threads / gcd(threads, e->chosen);
@@ -200,7 +202,8 @@ static uint64_t pieces_of_one(const struct lowering *low, const struct program_e
     return bytes < EXPERTS_CALL_BYTES_MIN ? 1 : bytes / EXPERTS_CALL_BYTES_MIN;
 }
 
-/* The same for several tokens, whose input each piece has to gather: the chosen ones together have several for each thread. */
+/* The same for several tokens, whose input each piece has to gather: the chosen ones together have several
+ * for each thread. */
 static uint64_t pieces_of_several(const struct lowering *low, const struct program_entry *e)
 {
     const uint64_t threads = low->source->threads;

@@ -1,7 +1,7 @@
 /* Gated delta nets, chunk by chunk. See delta.h.
  *
- * A chunk goes through all tokens of its row in their order, so that states need no lock, and results do not depend on how
- * a sequence is cut into steps or steps into chunks. */
+ * A chunk goes through all tokens of its row in their order, so that states need no lock, and results do not
+ * depend on how a sequence is cut into steps or steps into chunks. */
 #include "worker-cpu/program/delta.h"
 
 #include "worker-cpu/program/execute.h"

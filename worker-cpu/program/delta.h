@@ -1,5 +1,5 @@
-/* Hybrids: the convolution and the rule of gated delta nets over a step's rows, each with its state in the row's slot (state.h),
- * and the gate of attention's output. Called by execute.c; owns nothing. */
+/* Hybrids: the convolution and the rule of gated delta nets over a step's rows, each with its state in the
+ * row's slot (state.h), and the gate of attention's output. Called by execute.c; owns nothing. */
 #pragma once
 
 #include "common/cpu/pool.h"

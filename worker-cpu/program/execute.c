@@ -275,8 +275,8 @@ static void run_clock(struct run *run)
         run->linear_ns += spent;
 }
 
-/* The first one-token LINEAR from here on; NULL, too, where cells of the cache come first, which would push it out of the
- * caches again. */
+/* The first one-token LINEAR from here on; NULL, too, where cells of the cache come first, which would push
+ * it out of the caches again. */
 static const struct program_entry *linear_from(const struct run *run, uint32_t program, uint32_t entry)
 {
     for (; program < 2; program++, entry = 0) {
@@ -455,8 +455,8 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
     uint64_t tasks = (uint64_t)most.kv_heads * (run->unit_tokens / EXECUTE_QUERY_TOKENS + ARENA_STEP_ROWS);
     run->threads = pool_threads(run->pool);
     run->kv_heads_group = c->heads / c->kv_heads;
-    /* Splits are made only while there are fewer than 2 tasks a thread: at most 4 a thread plus one round up. Of an
-     * invariant plan every query of a few is split as if it was alone. */
+    /* Splits are made only while there are fewer than 2 tasks a thread: at most 4 a thread plus one round up.
+     * Of an invariant plan every query of a few is split as if it was alone. */
     run->parts_max =
         run->invariant ? PROGRAM_FEW_TOKENS * (4 * run->threads + most.kv_heads) : 8 * run->threads;
     tasks += run->parts_max;

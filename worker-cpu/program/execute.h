@@ -22,8 +22,8 @@ struct run_row {
     const struct batch_row *in;
 };
 
-/* Queries of one sequence and how their attention is cut: all of its part of a step, or in an invariant plan's decode
- * one query. */
+/* Queries of one sequence and how their attention is cut: all of its part of a step, or in an invariant
+ * plan's decode one query. */
 struct run_attend {
     const struct batch_row *in;
     uint32_t first, count; /* of its tokens */
@@ -33,7 +33,8 @@ struct run_attend {
     uint32_t part_first;   /* partial results, when splits > 1 */
 };
 
-/* One layer's attention for the GPU (assist.h): how the step's rows are cut, and the results of the pieces. */
+/* One layer's attention for the GPU (assist.h): how the step's rows are cut, and the results of the
+ * pieces. */
 struct run_assist_row {
     uint32_t from, to;           /* positions */
     uint32_t task_first, splits; /* tasks: blocks of kv heads * splits of them */
@@ -54,7 +55,8 @@ struct run_reads {
     bool across;            /* reads past a chunk's end go on in the thread's next chunk */
 };
 
-/* One token's downs that come next, for threads that wait: what they are of is known before their turn comes. */
+/* One token's downs that come next, for threads that wait: what they are of is known before their turn
+ * comes. */
 struct run_experts_ahead {
     _Atomic(const struct program_entry *) down; /* NULL: something else comes next */
     _Atomic uint32_t count, id[MODEL_EXPERTS_CHOSEN_MAX];
@@ -68,7 +70,8 @@ struct run_experts {
     uint32_t active[MODEL_EXPERTS_MAX];    /* experts that any chose */
     uint32_t active_count;
     uint32_t count; /* of one token, how many: all that are chosen, or that are asked for */
-    /* What a region computes: of one token places in `id`, of several in `active`. All of them; from disk, those that came. */
+    /* What a region computes: of one token places in `id`, of several in `active`. All of them; from disk,
+     * those that came. */
     uint32_t turn[MODEL_EXPERTS_MAX], turns;
     _Atomic uint32_t
         *left; /* of one token's downs, by their pieces: how many experts are still to come; owned */
@@ -77,7 +80,8 @@ struct run_experts {
 
 struct run_thread {
     _Alignas(64) void *scratch; /* for gemm, attention or sampling: one at a time */
-    /* one token's input in the order of a kernel, that of entry number `ordered_turn`; rows decoded for a gemm */
+    /* one token's input in the order of a kernel, that of entry number `ordered_turn`; rows decoded for a
+     * gemm */
     float *ordered;
     gemv_order_fn *ordered_by;
     uint64_t ordered_turn;

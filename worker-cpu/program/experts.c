@@ -1,12 +1,12 @@
 /* Router's choice and experts, chunk by chunk. See experts.h.
  *
- * An expert's rows lie one behind another in the matrix of all, whole groups of a format that has them, so a chunk is rows of a
- * segment as in linear.c. One token's
- * are read by the one-token kernel as they lie, with the next expert's rows fetched ahead. Of several tokens those that
- * chose an expert are gathered, tiled and multiplied by the kernel of several; a single one is multiplied as one token is, and so
- * are, together, as many as that is faster for. Of an invariant plan that does not depend on how many chose it: a few tokens are
- * each multiplied as one is, prompts all by the kernel of several.
- * Everything is in the thread's own memory until it is written to the place of its pair. */
+ * An expert's rows lie one behind another in the matrix of all, whole groups of a format that has them, so a
+ * chunk is rows of a segment as in linear.c. One token's are read by the one-token kernel as they lie, with
+ * the next expert's rows fetched ahead. Of several tokens those that chose an expert are gathered, tiled and
+ * multiplied by the kernel of several; a single one is multiplied as one token is, and so are, together, as
+ * many as that is faster for. Of an invariant plan that does not depend on how many chose it: a few tokens
+ * are each multiplied as one is, prompts all by the kernel of several. Everything is in the thread's own
+ * memory until it is written to the place of its pair. */
 #include "worker-cpu/program/experts.h"
 
 #include <xmmintrin.h>
@@ -184,7 +184,8 @@ static struct expert_piece piece_of(const struct run *run, const struct program_
     return (struct expert_piece){run->experts.id[run->experts.turn[chunk / e->chunks]], chunk % e->chunks};
 }
 
-/* What the thread reads behind chunk `chunk`: its next one, or behind gates and ups its first downs. False: neither. */
+/* What the thread reads behind chunk `chunk`: its next one, or behind gates and ups its first downs. False:
+ * neither. */
 static bool behind(const struct run *run, uint32_t chunk, uint32_t thread, struct expert_rows *next)
 {
     const struct program_entry *e = run->entry,
@@ -200,8 +201,8 @@ static bool behind(const struct run *run, uint32_t chunk, uint32_t thread, struc
     return true;
 }
 
-/* An idle thread fetches its share of the downs while others still have gates and ups: in small pieces, in the order in
- * which it will read them. */
+/* An idle thread fetches its share of the downs while others still have gates and ups: in small pieces, in
+ * the order in which it will read them. */
 #define IDLE_PIECE 1024
 bool experts_fetch_ahead(const struct run *run, const struct program_entry *down, uint32_t thread,
                          uint32_t piece)
@@ -251,7 +252,8 @@ static void add_bias(const struct run *run, const struct program_segment *g, flo
     if (g->bias) run->kernels->vector->add(y, g->bias + row, rows);
 }
 
-/* A piece of an expert's rows times one input, which is as the kernel reads it; `next`: what is read behind, or NULL. */
+/* A piece of an expert's rows times one input, which is as the kernel reads it; `next`: what is read behind,
+ * or NULL. */
 static void multiply_one(const struct run *run, const struct program_segment *g, float *y,
                          struct expert_piece at, const float *x, const struct expert_rows *next)
 {
@@ -272,7 +274,8 @@ static void multiply_one(const struct run *run, const struct program_segment *g,
     add_bias(run, g, y, first, rows);
 }
 
-/* An input as the segment's kernel reads it; of a thread's chunks of an entry with the same number `which` it is the same one. */
+/* An input as the segment's kernel reads it; of a thread's chunks of an entry with the same number `which` it
+ * is the same one. */
 #define INPUT_OWN UINT32_MAX /* of this chunk alone */
 static const float *in_order(const struct run *run, const struct program_segment *g, const float *x,
                              uint32_t thread, uint32_t which)
@@ -418,7 +421,8 @@ static void multiply_few(const struct program_segment *g, const struct places *a
                rows.count - row < each ? rows.count - row : each, cols, count);
 }
 
-/* Rows of an expert times its tokens pair[0 .. count), count <= TOKENS. `few`: as one token's kernel multiplies each. */
+/* Rows of an expert times its tokens pair[0 .. count), count <= TOKENS. `few`: as one token's kernel
+ * multiplies each. */
 static void multiply_several(const struct run *run, struct expert_piece of, const uint32_t *pair,
                              uint32_t count, bool few, uint32_t thread)
 {

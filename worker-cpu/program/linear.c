@@ -5,11 +5,11 @@
  * reads what first is known, because the pool gives each the same chunks every time and only their ends to
  * others.
  *
- * Nothing here knows a format by name. With one token a matrix is multiplied as it lies: a chunk's rows in one
- * call, of a variable format group by group. A kernel that reads its input in an order of its own gets it from
- * each thread for itself when it begins with an entry: that is read from memory that another thread wrote in
- * any case. With several tokens rows of a format that is decoded go to the thread's scratch, a few at a time,
- * and are multiplied with every tile from there. */
+ * Nothing here knows a format by name. With one token a matrix is multiplied as it lies: a chunk's rows in
+ * one call, of a variable format group by group. A kernel that reads its input in an order of its own gets it
+ * from each thread for itself when it begins with an entry: that is read from memory that another thread
+ * wrote in any case. With several tokens rows of a format that is decoded go to the thread's scratch, a few
+ * at a time, and are multiplied with every tile from there. */
 #include "worker-cpu/program/linear.h"
 
 #include <xmmintrin.h>
@@ -67,8 +67,8 @@ static bool first_part(const struct run *run, const struct program_entry *e, uin
     return thread < width && !e->alone && chunk < e->chunks && find_part(e, chunk, 0, part);
 }
 
-/* The part that `thread` reads after segment s of a chunk: of this chunk, of the next in the same share, of its share
- * of the LINEAR after this one. */
+/* The part that `thread` reads after segment s of a chunk: of this chunk, of the next in the same share, of
+ * its share of the LINEAR after this one. */
 static bool part_after(const struct run *run, const struct program_entry *e, uint32_t chunk, uint32_t s,
                        uint32_t thread, struct chunk_part *part)
 {
@@ -78,7 +78,8 @@ static bool part_after(const struct run *run, const struct program_entry *e, uin
     return ahead && first_part(run, ahead, thread, part);
 }
 
-/* An idle thread fetches in small pieces, the streams in turn, so that it begins work as soon as there is any. */
+/* An idle thread fetches in small pieces, the streams in turn, so that it begins work as soon as there is
+ * any. */
 #define IDLE_PIECE 1024
 bool linear_fetch_ahead(void *ctx, uint32_t thread, uint32_t piece)
 {
@@ -156,7 +157,8 @@ static void cap(const struct program_entry *e, float *out, uint32_t rows)
         out[r] = e->soft_cap * tanhf(out[r] / e->soft_cap);
 }
 
-/* Products of rows row .. row + rows, without their biases, to where they belong: scaled, added. from may be out. */
+/* Products of rows row .. row + rows, without their biases, to where they belong: scaled, added. from may be
+ * out. */
 static void put_products(const struct program_entry *e, const struct program_segment *g, uint32_t row,
                          uint32_t rows, const float *from, float *out)
 {
@@ -250,8 +252,8 @@ static struct few_in few_inputs(const struct run *run, const struct program_entr
     return (struct few_in){t->ordered, t->ordered_ldx};
 }
 
-/* How many rows, of `rows`, are multiplied with all tokens before the next ones are read: whole groups, and a multiple of
- * what a kernel reads side by side. */
+/* How many rows, of `rows`, are multiplied with all tokens before the next ones are read: whole groups, and a
+ * multiple of what a kernel reads side by side. */
 static uint32_t few_rows(const struct program_segment *g, uint32_t rows)
 {
     const struct tensor_format_traits *format = tensor_format_of(g->matrix.format);

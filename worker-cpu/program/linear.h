@@ -1,6 +1,7 @@
 /* What execute.c runs of LINEAR entries, chunk by chunk, and how their weights are read ahead.
  *
- * Owns nothing; `ctx` is a struct run. Results do not depend on the thread that computes a chunk, nor on read-ahead.
+ * Owns nothing; `ctx` is a struct run. Results do not depend on the thread that computes a chunk, nor on
+ * read-ahead.
  */
 #pragma once
 
@@ -29,7 +30,8 @@ void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread);
 /* A chunk of an entry of a program of a few tokens that have the bits of one: as linear_one_token's. */
 void linear_few(void *ctx, uint32_t chunk, uint32_t thread);
 
-/* A chunk of a LINEAR_HEADS entry: piece chunk % chunks of head chunk / chunks. Any number of tokens, each with the bits of one. */
+/* A chunk of a LINEAR_HEADS entry: piece chunk % chunks of head chunk / chunks. Any number of tokens, each
+ * with the bits of one. */
 void linear_heads(void *ctx, uint32_t chunk, uint32_t thread);
 
 /* While a thread waits: fetches what it will read first of run->ahead into its L2, so that memory has
@@ -42,16 +44,16 @@ struct run_reads linear_reads_choose(void);
 /* Bytes of one tile of `tokens` tokens as the kernel lays it out. */
 size_t linear_tile_bytes(const struct linear_kernel *kernel, size_t tokens, size_t cols);
 
-/* Bytes of a thread's scratch that a segment needs: for its input in the order of its one-token kernel, and for
- * the rows that are decoded at a time for a gemm. */
+/* Bytes of a thread's scratch that a segment needs: for its input in the order of its one-token kernel, and
+ * for the rows that are decoded at a time for a gemm. */
 size_t linear_ordered_bytes(const struct program_segment *segment);
 size_t linear_decoded_bytes(const struct program_segment *segment);
 /* Scratch of a program of a few tokens: for its inputs in that order, and for the products of some rows. */
 size_t linear_few_ordered_bytes(const struct program_segment *segment, uint32_t tokens);
 #define LINEAR_FEW_SCRATCH_BYTES (PROGRAM_FEW_TOKENS * PROGRAM_ROWS_MAX * sizeof(float))
 
-/* Rows [first, last) of one segment times the tokens of one tile, which its kernel of several has tiled: y[token * ldy +
- * row - first], without bias. */
+/* Rows [first, last) of one segment times the tokens of one tile, which its kernel of several has tiled:
+ * y[token * ldy + row - first], without bias. */
 struct linear_product {
     const struct program_segment *segment;
     uint32_t first, last;

@@ -1,5 +1,5 @@
-/* Inside lowering: what spans.c (in which order), program.c (which entries there are) and cut.c (how their rows are cut) share. An error is kept in
- * `rc`; entries added after it are discarded. */
+/* Inside lowering: what spans.c (in which order), program.c (which entries there are) and cut.c (how their
+ * rows are cut) share. An error is kept in `rc`; entries added after it are discarded. */
 #pragma once
 
 #include "worker-cpu/program/program.h"
@@ -24,14 +24,16 @@ struct lowering {
 void lower_unsupported(struct lowering *low, int32_t layer, const char *what);
 /* Appends an entry, of zeros but for these. */
 struct program_entry *lower_entry(struct lowering *low, enum op_kind kind, int32_t layer);
-/* What an operation becomes; `behind`: the next one of its part, or NULL; asked: by the GPU, for some experts. */
+/* What an operation becomes; `behind`: the next one of its part, or NULL; asked: by the GPU, for some
+ * experts. */
 void lower_op(struct lowering *low, const struct math_op *op, const struct math_op *behind, int32_t layer,
               bool asked);
 
-/* Makes `e` tile for a product's kernel of several tokens, too; a NORM's chunks become multiples of what it tiles at once. */
+/* Makes `e` tile for a product's kernel of several tokens, too; a NORM's chunks become multiples of what it
+ * tiles at once. */
 void cut_tiles(struct program_entry *e, const struct linear_kernel *kernel);
-/* Cuts the entry's rows into chunks: a share for each thread that its bytes are worth, in whole row granules, the same cuts in
- * each share. */
+/* Cuts the entry's rows into chunks: a share for each thread that its bytes are worth, in whole row granules,
+ * the same cuts in each share. */
 void cut_rows(struct lowering *low, struct program_entry *e, bool router);
 /* Cuts a head's rows. */
 void cut_heads(struct lowering *low, struct program_entry *e);

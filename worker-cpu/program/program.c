@@ -1,9 +1,10 @@
 /* Lowering: the operations of the model's units (common/model/unit.h) to flat programs. See program.h.
  *
- * Each operation of the model becomes the entries that program_ops_of names; each kind has one function. A LINEAR has a
- * segment for each weight; gated ones are combined while they are in the cache. With several tokens the NORM before
- * it, with or without a weight, tiles the input for the matrix kernel; gates and ups are tiled by the LINEAR that joins them, but
- * for a shared expert's, whose down comes behind other products. */
+ * Each operation of the model becomes the entries that program_ops_of names; each kind has one function. A
+ * LINEAR has a segment for each weight; gated ones are combined while they are in the cache. With several
+ * tokens the NORM before it, with or without a weight, tiles the input for the matrix kernel; gates and ups
+ * are tiled by the LINEAR that joins them, but for a shared expert's, whose down comes behind other
+ * products. */
 #include "worker-cpu/program/lower.h"
 
 #include <stdio.h>
@@ -120,7 +121,8 @@ static void make_embed(struct lowering *low, const struct making *m)
         lower_unsupported(low, m->layer, "learned positions that are not here");
 }
 
-/* A norm of the residual stream into the buffer of normalised inputs, or to tiles alone; without a weight it only tiles. */
+/* A norm of the residual stream into the buffer of normalised inputs, or to tiles alone; without a weight it
+ * only tiles. */
 static void make_norm(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
@@ -156,7 +158,8 @@ static void tile_joined(struct lowering *low, struct program_entry *e, const str
         e->join = k->join;
 }
 
-/* With several tokens the input has been tiled: by the norm in front, or by the gated product whose output it is. */
+/* With several tokens the input has been tiled: by the norm in front, or by the gated product whose output it
+ * is. */
 static void make_linear(struct lowering *low, const struct making *m)
 {
     const enum model_buffer in = m->op->norm == TENSOR_NONE ? m->op->in : BUFFER_H;

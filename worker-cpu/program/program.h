@@ -1,12 +1,12 @@
 /* A program: the model's arithmetic lowered to a flat list of fused kernel calls with resolved addresses.
  *
  * program_lower turns a model graph and this worker's half layers in one phase of the plan into one list per
- * token tier (1 token; 2 to 16; a chunk), of decode another one for steps in which the CPU attends to a part of the
- * GPU's cache (STEP_KV_ASSISTED); there is one more per head (one sampled row; several). The token
- * loop (step.c, execute.c) walks a list and decides nothing: fusion, order, the size of pieces and how threads
- * share them are settled here. A half layer's entries are the same wherever the halves
- * beside it are computed. Called by engine.c at load and by --print-program. Owns its entries; addresses
- * point into weights, arena and activations, which outlive it. */
+ * token tier (1 token; 2 to 16; a chunk), of decode another one for steps in which the CPU attends to a part
+ * of the GPU's cache (STEP_KV_ASSISTED); there is one more per head (one sampled row; several). The token
+ * loop (step.c, execute.c) walks a list and decides nothing: fusion, order, the size of pieces and how
+ * threads share them are settled here. A half layer's entries are the same wherever the halves beside it are
+ * computed. Called by engine.c at load and by --print-program. Owns its entries; addresses point into
+ * weights, arena and activations, which outlive it. */
 #pragma once
 
 #include <stdio.h>
@@ -17,8 +17,8 @@
 #include "worker-cpu/disk/disk.h"
 #include "worker-cpu/weights/weights.h"
 
-#define PROGRAM_SEGMENTS_MAX 4 /* q, its gate, k, v */
-#define PROGRAM_ROWS_MAX     1024 /* rows of one chunk: a thread's result buffer on its stack has room for them */
+#define PROGRAM_SEGMENTS_MAX 4    /* q, its gate, k, v */
+#define PROGRAM_ROWS_MAX     1024 /* rows of one chunk: a thread's stack has room for their results */
 #define PROGRAM_TILE_TOKENS  CPU_TILE_TOKENS
 
 /* Tiled inputs of products: those that a NORM tiles, and gates joined with ups. */
@@ -26,14 +26,14 @@ enum program_tiled { TILED_NORM, TILED_JOINED, TILED_COUNT };
 
 /* fp32, [tokens][width], private to the worker. */
 struct activations {
-    /* By enum model_buffer. X: unit or end tokens; H: unit tokens or sampled rows; LOGITS: [slots][vocab], in the
-     * arena; all others: unit tokens, as are: */
+    /* By enum model_buffer. X: unit or end tokens; H: unit tokens or sampled rows; LOGITS: [slots][vocab], in
+     * the arena; all others: unit tokens, as are: */
     float *buffer[BUFFER_LOGITS + 1];
     float *cosine[MODEL_ROPES_MAX],
         *sine[MODEL_ROPES_MAX];        /* [unit_tokens][head_dim / 2], of as many numbers as turn */
     uint32_t width[BUFFER_LOGITS + 1]; /* floats a token, by enum model_buffer */
-    /* One matrix input, tiled for the kernel of several tokens of that format; kernels that tile alike share it. Gated products
-     * make theirs (TILED_JOINED) while they read another one. */
+    /* One matrix input, tiled for the kernel of several tokens of that format; kernels that tile alike share
+     * it. Gated products make theirs (TILED_JOINED) while they read another one. */
     void *tiled[TILED_COUNT][FORMAT_COUNT];
     void *memory; /* of all but logits */
     uint64_t bytes;
@@ -73,7 +73,8 @@ struct program_entry {
     uint32_t head_in,
         head_out;   /* LINEAR_HEADS: numbers of a head in `in` and `out`; bound cuts a head's rows */
     float soft_cap; /* LINEAR: of its products; 0: none */
-    /* LINEAR: times_width numbers a token, of which the first rows multiply what the activation gives; or NULL */
+    /* LINEAR: times_width numbers a token, of which the first rows multiply what the activation gives; or
+     * NULL */
     const float *times;
     uint32_t times_width;
     float in_scale, table_scale; /* PER_LAYER: of its input, of the table's rows; scale: of their sum */
@@ -108,13 +109,15 @@ struct program_entry {
     uint32_t share;             /* LINEAR: threads it is shared by, 0: all */
     uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
     const float *norm, *norm2; /* NORM, ADD_NORMED, WEIGH: weight or NULL. ROPE_APPEND: of q, of k */
-    /* ADD_NORMED: its input is that of in_norm plus that of other_norm; other NULL: there is one alone. JOIN: both */
+    /* ADD_NORMED: its input is that of in_norm plus that of other_norm; other NULL: there is one alone. JOIN:
+     * both */
     const float *in_norm, *other_norm;
     float *other;
     float growth; /* ADD_NORMED that is not residual: as in struct math_op */
     uint32_t growth_context;
     const float *scale_of; /* ROUTE: of the chosen experts' weights, or NULL */
-    /* EMBED: learned positions or NULL. WEIGH: the normed input's factors. ROUTE: added for the choice, or NULL. */
+    /* EMBED: learned positions or NULL. WEIGH: the normed input's factors. ROUTE: added for the choice, or
+     * NULL. */
     const float *vector;
     float *in;  /* NORM, WEIGH, JOIN, LINEAR of the one-token tier; ADD_NORMED, which norms it in place */
     float *out; /* NORM; NULL: it is only tiled. WEIGH: what is multiplied, out_width numbers a token */
@@ -125,14 +128,15 @@ struct program_entry {
     struct program_segment segment[PROGRAM_SEGMENTS_MAX];
     uint32_t segment_count;
     uint64_t bytes; /* of weights it reads; variable formats count their groups, experts those of one token */
-    /* Experts: segments are all experts' matrices, `expert_rows` rows each. bound cuts those of one expert. */
+    /* Experts: segments are all experts' matrices, `expert_rows` rows each. bound cuts those of one
+     * expert. */
     uint32_t experts, chosen, expert_rows;
-    bool asked; /* by the GPU, for some of them: sums are stored, not added to x */
-    bool
-        from_disk; /* the experts are (worker-cpu/disk): the entry's region runs once for each turn of those that came */
+    bool asked;     /* by the GPU, for some of them: sums are stored, not added to x */
+    bool from_disk; /* the experts are (worker-cpu/disk): the entry's region runs once for each turn of those
+                       that came */
     enum glu_kind glu;
-    /* Of several tokens of an expert: kernels multiply them together, each with the bits of one; how many so are faster than by
-     * kernels of several. */
+    /* Of several tokens of an expert: kernels multiply them together, each with the bits of one; how many so
+     * are faster than by kernels of several. */
     bool few_together;
     uint32_t few_most;
 };
@@ -160,39 +164,40 @@ struct program_source {
     const struct disk *disk;   /* of experts that lie there, or NULL */
     enum linear_inputs inputs; /* which of them */
     bool assisted; /* of decode: with the CPU's part of attention in layers whose cache is the GPU's */
-    /* OP_TIER_FEW and the head: up to this many tokens, as in an invariant plan each with the bits of one; 0: with kernels of
-     * several. */
+    /* OP_TIER_FEW and the head: up to this many tokens, as in an invariant plan each with the bits of one; 0:
+     * with kernels of several. */
     uint32_t apart;
     const struct activations *act;
     uint32_t threads;
     bool drafts; /* the head is that of drafts */
     bool coarse; /* one token's chunks in row_granules, as those of many tokens: for comparison */
-    /* For its lanes; NULL: the program is printed, not run. Matrices of variable formats then count with their
-     * largest size, since they are not loaded. */
+    /* For its lanes; NULL: the program is printed, not run. Matrices of variable formats then count with
+     * their largest size, since they are not loaded. */
     const struct arena *arena;
 };
 
 /* Our spans of one phase with the hand-overs around them; without the head. Empty when there are none. */
 HELM_MUST_CHECK int program_lower(const struct program_source *source, uint32_t phase, enum op_tier tier,
                                   struct program *program, struct helm_err *err);
-/* The layers that make drafts; the step's own hidden states come first, of drafts of drafts they are ready. Empty: there are none. */
+/* The layers that make drafts; the step's own hidden states come first, of drafts of drafts they are ready.
+ * Empty: there are none. */
 HELM_MUST_CHECK int program_lower_drafts(const struct program_source *source, bool first, enum op_tier tier,
                                          struct program *program, struct helm_err *err);
 /* Final norm, head and sampling, for one sampled row or for several. */
 HELM_MUST_CHECK int program_lower_head(const struct program_source *source, bool many,
                                        struct program *program, struct helm_err *err);
 void program_free(struct program *program);
-/* Up to how many tokens one token's kernels multiply faster, one by one, than those of several: the fewest of all products
- * of the phase (struct linear_kernel's `apart`). 0: there are none, or experts of a layer in both memories, or some are
- * faster together from two on. */
+/* Up to how many tokens one token's kernels multiply faster, one by one, than those of several: the fewest of
+ * all products of the phase (struct linear_kernel's `apart`). 0: there are none, or experts of a layer in
+ * both memories, or some are faster together from two on. */
 HELM_MUST_CHECK int program_apart(const struct program_source *source, uint32_t phase, uint32_t *tokens,
                                   struct helm_err *err);
 uint32_t program_apart_head(const struct program_source *source);
 /* program/print.c: a line for each entry. */
 void program_print(const struct program *program, const char *title, FILE *out);
 
-/* Allocates the buffers (common/plan/workspace.h; huge pages where the system gives them) in `room` bytes. formats:
- * format_bit of the matrices that the worker computes with. */
+/* Allocates the buffers (common/plan/workspace.h; huge pages where the system gives them) in `room` bytes.
+ * formats: format_bit of the matrices that the worker computes with. */
 HELM_MUST_CHECK int activations_create(const struct cpu_activations_case *size, unsigned formats,
                                        const struct kernel_set *kernels, uint64_t room, float *logits,
                                        struct activations *act, struct helm_err *err);

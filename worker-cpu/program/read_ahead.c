@@ -1,5 +1,5 @@
-/* The trial of read-ahead. See read_ahead.h. Passes over the linears alone, alternating between the two distances, so
- * that other processes' load on memory affects both alike. Owns nothing. */
+/* The trial of read-ahead. See read_ahead.h. Passes over the linears alone, alternating between the two
+ * distances, so that other processes' load on memory affects both alike. Owns nothing. */
 #include "worker-cpu/program/read_ahead.h"
 
 #include <string.h>

@@ -1,5 +1,6 @@
-/* Lowering: the order of a step. The spans of this worker with the hand-overs around them, what the other one asks for meanwhile,
- * and what MLP halves take of the tokens first. See program.h and lower.h; program.c has what each operation becomes. */
+/* Lowering: the order of a step. The spans of this worker with the hand-overs around them, what the other one
+ * asks for meanwhile, and what MLP halves take of the tokens first. See program.h and lower.h; program.c has
+ * what each operation becomes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,7 +46,8 @@ static void lower_span(struct lowering *low, const struct plan_span *span)
     if (span->ticket_out) add_lane(low, OP_LANE_WRITE, &out);
 }
 
-/* What MLP halves of these spans take of the tokens, from their embedding, which is then here whoever has it. */
+/* What MLP halves of these spans take of the tokens, from their embedding, which is then here whoever has
+ * it. */
 static void lower_inputs(struct lowering *low, const struct plan_span *spans, uint32_t count)
 {
     const struct math_part *inputs = &low->source->model->math.inputs;
@@ -67,7 +69,8 @@ static void lower_mixed(struct lowering *low, uint32_t unit)
                  true);
 }
 
-/* A dense MLP of which the other worker has the first rows: x comes by lane, and the sum of the others goes back in its place. */
+/* A dense MLP of which the other worker has the first rows: x comes by lane, and the sum of the others goes
+ * back in its place. */
 static void lower_shared(struct lowering *low, uint32_t unit)
 {
     const struct program_source *s = low->source;
@@ -123,8 +126,8 @@ static void lower_asked(struct lowering *low, uint32_t phase, const struct plan_
             lower_attend_host(low, unit_layer(u));
 }
 
-/* How many tokens at most a program of few, or of as few sampled rows, computes as one token's kernels do; 0: it has kernels of
- * several. */
+/* How many tokens at most a program of few, or of as few sampled rows, computes as one token's kernels do; 0:
+ * it has kernels of several. */
 static uint32_t few_of(const struct program_source *source)
 {
     return source->plan->invariant ? PROGRAM_FEW_TOKENS : source->apart;

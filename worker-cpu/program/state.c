@@ -103,7 +103,8 @@ static uint32_t blocks_of(const struct program_entry *e)
     return (e->width + COLUMNS_A_CHUNK - 1) / COLUMNS_A_CHUNK;
 }
 
-/* Some columns of one row's record, over its tokens in order: sums do not depend on how a prompt is cut into steps. */
+/* Some columns of one row's record, over its tokens in order: sums do not depend on how a prompt is cut into
+ * steps. */
 static void chunk_running_mean(void *ctx, uint32_t chunk, uint32_t thread)
 {
     (void)thread;

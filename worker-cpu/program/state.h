@@ -1,7 +1,9 @@
-/* The CPU's fixed states: the records of its layers in the arena's slots, and operations that keep one (docs/state.md).
+/* The CPU's fixed states: the records of its layers in the arena's slots, and operations that keep one
+ * (docs/state.md).
  *
- * state_open at load; state_begin and state_end around each step's program, by step.c; state_job by execute.c. The one place
- * of this worker that knows where a sequence's state lies. Owns the list of records; slots and snapshots are the arena's. */
+ * state_open at load; state_begin and state_end around each step's program, by step.c; state_job by
+ * execute.c. The one place of this worker that knows where a sequence's state lies. Owns the list of records;
+ * slots and snapshots are the arena's. */
 #pragma once
 
 #include "common/cpu/pool.h"
@@ -23,15 +25,16 @@ HELM_MUST_CHECK int state_open(const struct arena *arena, const struct plan *pla
                                struct helm_err *err);
 void state_close(struct states *states);
 
-/* Of the layers that the CPU computes in this phase: rows that begin at position 0 get zeros, and those with state_from that
- * snapshot. */
+/* Of the layers that the CPU computes in this phase: rows that begin at position 0 get zeros, and those with
+ * state_from that snapshot. */
 void state_begin(const struct states *states, struct pool *pool, const struct batch *batch, uint32_t phase);
 /* Rows that leave a snapshot after their last token get it from their slot's records. */
 void state_end(const struct states *states, struct pool *pool, const struct batch *batch, uint32_t phase);
 
 /* The floats of the entry's state that belong to a row's sequence. */
 float *state_of_row(const struct run *run, const struct program_entry *entry, const struct batch_row *row);
-/* `rows` runs of `count` floats, `stride` apart, in the state of the run's entry that belongs to a row's sequence. */
+/* `rows` runs of `count` floats, `stride` apart, in the state of the run's entry that belongs to a row's
+ * sequence. */
 struct state_part {
     const float *from;
     uint32_t rows, count, stride;

@@ -11,8 +11,8 @@
 #include "common/model/content.h"
 #include "common/plan/engine_limits.h"
 
-/* Bytes that one thread populates and reads at a time: a multiple of a huge page, small enough that progress is
- * smooth. */
+/* Bytes that one thread populates and reads at a time: a multiple of a huge page, small enough that progress
+ * is smooth. */
 #define WEIGHTS_PIECE (4 * ARENA_HUGE_PAGE)
 
 static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
@@ -154,8 +154,8 @@ static uint32_t place_find(const struct weights *w, uint64_t offset)
     return low;
 }
 
-/* Loads the part of a matrix in the region's bytes from `first` to `last`: of one in another format than in the
- * file the rows that begin there. */
+/* Loads the part of a matrix in the region's bytes from `first` to `last`: of one in another format than in
+ * the file the rows that begin there. */
 static int load_part(const struct weights_job *job, const struct placement *p, uint64_t first, uint64_t last,
                      struct helm_err *err)
 {

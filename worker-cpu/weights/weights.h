@@ -2,8 +2,8 @@
  *
  * Called by engine.c at load. The region holds every matrix that stays in host memory, where the plan's
  * placements say: this worker loads them all, also those that only the GPU computes with, in the format that
- * they say; weights/pack.c those of variable size. Vectors are kept of what this worker computes in some phase.
- * After loading the region is mapped read-only. `struct weights` owns the vectors and the tables; the
+ * they say; weights/pack.c those of variable size. Vectors are kept of what this worker computes in some
+ * phase. After loading the region is mapped read-only. `struct weights` owns the vectors and the tables; the
  * matrices belong to the arena. */
 #pragma once
 
@@ -19,7 +19,8 @@
 struct weights {
     const struct model *model; /* borrowed, as is the plan, which `host` is of */
     /* [layers + 1][TENSOR_ROLE_COUNT]; the first row is for layer -1. data NULL: the model has none, or it is
-     * not in the region, or made for the GPU alone. Of experts on disk the shape counts, not where they lie. */
+     * not in the region, or made for the GPU alone. Of experts on disk the shape counts, not where they
+     * lie. */
     struct tensor_matrix *matrix;
     float **vector;                 /* same indexing */
     float *vectors;                 /* the memory behind them */

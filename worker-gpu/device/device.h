@@ -2,12 +2,12 @@
  *
  * Implemented twice: cuda/device.c (a GPU) and emulated/device.c (threads of the CPU, reference kernels, the
  * same ceiling). Called by the GPU engine, which never asks which one it has. A device has two queues: work
- * put into one is done in order; work in different queues overlaps unless an event orders it. Calls return
- * at once unless they say otherwise; an error of queued work shows in device->check and in every call after
- * it (a device that failed stays failed: the worker ends and helmd starts another).
+ * put into one is done in order; work in different queues overlaps unless an event orders it. Calls return at
+ * once unless they say otherwise; an error of queued work shows in device->check and in every call after it
+ * (a device that failed stays failed: the worker ends and helmd starts another).
  *
- * One thread uses the compute queue. Others may use the copy queue after device->thread_begin, but not while a
- * graph is being captured.
+ * One thread uses the compute queue. Others may use the copy queue after device->thread_begin, but not while
+ * a graph is being captured.
  *
  * Graphs. What is put into either queue between capture_begin and capture_end is not done but recorded, as
  * one graph with a part of each queue: operations of one part are done in the order they were put, the parts
@@ -27,10 +27,10 @@
  * - Plain (event_create). Recorded in a capture it means a point of that graph, whichever launch: it is
  *   followed in the same capture only, by either queue. Recorded outside it is followed and waited for
  *   outside only; never recorded, it is followed outside without waiting. Recording makes it new, so one
- *   event serves any number of captures, and outside between them. Anything else is HELM_E_STATE.
- *   A plain one made by event_create_sleeping is the same but for the host's wait (event_wait), which takes
- *   no CPU: the thread sleeps until the point is reached. A wait for another may take one all the while, and
- *   be over sooner.
+ *   event serves any number of captures, and outside between them. Anything else is HELM_E_STATE. A plain one
+ *   made by event_create_sleeping is the same but for the host's wait (event_wait), which takes no CPU: the
+ *   thread sleeps until the point is reached. A wait for another may take one all the while, and be over
+ *   sooner.
  * - Crossing (event_create_crossing). Every launch of a graph in which it is recorded records it. Following
  *   it in a capture means: each launch waits for what was recorded last before that launch was called, by a
  *   call or by a launch; for nothing if there was none. Recorded once in a capture at most, and not also
@@ -85,11 +85,11 @@ struct device_copy_2d {
 
 /* What a device is asked about its kernels, as kernels.h has each function. */
 struct device_asked {
-    /* Whether GEMV (GPUK_ONE) or GEMM_SMALL (GPUK_FEW) reads these weights as they are, as gpuk_linear_takes has
-     * it. */
+    /* Whether GEMV (GPUK_ONE) or GEMM_SMALL (GPUK_FEW) reads these weights as they are, as gpuk_linear_takes
+     * has it. */
     bool (*linear_takes)(struct device *d, const struct gpuk_linear_args *args, enum gpuk_schedule schedule);
-    /* For a device that has chains (struct device: no_chains). chain_write puts the list into device memory and
-     * is complete when it returns; not under capture. */
+    /* For a device that has chains (struct device: no_chains). chain_write puts the list into device memory
+     * and is complete when it returns; not under capture. */
     bool (*chain_takes)(struct device *d, const struct gpuk_chain_op *op);
     /* Whether a chain's product has the bits that GEMM_SMALL's has, of these `steady` arguments. */
     bool (*chain_as_few)(struct device *d, const struct gpuk_linear_args *args);

@@ -72,9 +72,9 @@ struct op_rope_table {
     float scale;
     float *table;
 };
-/* ROPE_APPEND writes q; ATTEND_PREFILL reads it, and may take the op's workspace, of the device's ask.matmul_workspace (NULL: sums
- * have one order). ATTEND_DECODE of one token is fused or takes args.q as they
- * left it; with partial_m and partial_s its results are partial. */
+/* ROPE_APPEND writes q; ATTEND_PREFILL reads it, and may take the op's workspace, of the device's
+ * ask.matmul_workspace (NULL: sums have one order). ATTEND_DECODE of one token is fused or takes args.q as
+ * they left it; with partial_m and partial_s its results are partial. */
 struct op_attention {
     struct gpuk_attention args;
     bool fused;
@@ -163,8 +163,8 @@ struct op {
     uint32_t flags;        /* enum gpuk_flags */
     uint32_t tokens;       /* capacity: of tokens, or of the rows that stand for them; GEMV: one */
     const uint32_t *count; /* how many of them are there, on the device; where the arguments have no step */
-    void *
-        workspace; /* of experts of one and few tokens, GEMV, GEMM_SMALL, MATMUL, ATTEND_DECODE, ARGMAX, FEW */
+    void *workspace; /* of experts of one and few tokens, GEMV, GEMM_SMALL, MATMUL, ATTEND_DECODE, ARGMAX, FEW
+                      */
     union {
         struct gpuk_linear_args linear; /* GEMV, GEMM_SMALL, LOGITS */
         struct op_route route;

@@ -1,7 +1,8 @@
-/* For which devices this build has GPU code, from what nvcc was told (CUDA_ARCH). Included by open.cu and its test; pure.
+/* For which devices this build has GPU code, from what nvcc was told (CUDA_ARCH). Included by open.cu and its
+ * test; pure.
  *
- * Machine code runs on devices of its generation (the first digit) and no earlier; PTX, which there is of the newest
- * architecture alone (cuda.mk), becomes machine code on later ones. */
+ * Machine code runs on devices of its generation (the first digit) and no earlier; PTX, which there is of the
+ * newest architecture alone (cuda.mk), becomes machine code on later ones. */
 #pragma once
 
 #include <stdbool.h>

@@ -161,8 +161,8 @@ static int gpuk_prepare(const char *what, void (*kernel)(P...), size_t shared, s
                                     (int)shared);
     return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, what);
 }
-/* Blocks of two launches are on a multiprocessor together only where both want the same division of its memory: as much
- * shared memory as there is. */
+/* Blocks of two launches are on a multiprocessor together only where both want the same division of its
+ * memory: as much shared memory as there is. */
 template <typename... P>
 static int gpuk_prefer_shared(const char *what, void (*kernel)(P...), struct helm_err *err)
 {

@@ -1,5 +1,5 @@
-/* Two inputs side by side, each normed, as a layer of drafts takes an embedding and a hidden state: a part of kernels.h, whose rules
- * hold.
+/* Two inputs side by side, each normed, as a layer of drafts takes an embedding and a hidden state: a part of
+ * kernels.h, whose rules hold.
  *
  * Called by the CUDA device and tests/gpu; the emulated device does the same. */
 #pragma once
@@ -9,7 +9,8 @@
 #include "common/base/err.h"
 #include "common/formats/dtype.h"
 
-/* out[t] = rmsnorm(a[t]) * norm_a, then rmsnorm(b[t]) * norm_b: rows of `width` each, of out 2 * width, of dtype `out_dtype`. */
+/* out[t] = rmsnorm(a[t]) * norm_a, then rmsnorm(b[t]) * norm_b: rows of `width` each, of out 2 * width, of
+ * dtype `out_dtype`. */
 struct gpuk_join {
     const float *a, *norm_a, *b, *norm_b;
     float eps;

@@ -12,16 +12,18 @@
  * has finished.
  *
  * Precision: weights as their format decodes them; the residual stream and decode activations are fp32; sums
- * are fp32. One token's activations against blocks are whole numbers of 22 bits and a sign with a scale for each
- * 32 (blocks_x.cuh: 2^-22 of the largest at most), and sums of 32 products are exact; those of 2 to 16 tokens likewise
- * (gemm_integer.cu). Other batches of 2 to 16 tokens on tensor cores carry activations as a pair (high, low) of 16-bit numbers, about 2^-16 relative. Prefill activations
- * are 16-bit. No float atomics: the same input gives the same bits.
+ * are fp32. One token's activations against blocks are whole numbers of 22 bits and a sign with a scale for
+ * each 32 (blocks_x.cuh: 2^-22 of the largest at most), and sums of 32 products are exact; those of 2 to 16
+ * tokens likewise (gemm_integer.cu). Other batches of 2 to 16 tokens on tensor cores carry activations as a
+ * pair (high, low) of 16-bit numbers, about 2^-16 relative. Prefill activations are 16-bit. No float atomics:
+ * the same input gives the same bits.
  *
- * GPUK_EARLY (only where the device says early_launch): the launch may begin before the kernel in
- * front of it in the stream has finished (programmatic dependent launch). It fetches weights, then waits by
- * itself for the predecessor's results. Set it only when the operation just before in the stream is one of
- * these launchers. GPUK_BESIDE beside it: gpuk_gemv's x is no result of that operation, a gpuk_gemv, gpuk_weigh or
- * gpuk_experts_down of one token: these let the next one start when all that is older is there, so products need not wait. */
+ * GPUK_EARLY (only where the device says early_launch): the launch may begin before the kernel in front of it
+ * in the stream has finished (programmatic dependent launch). It fetches weights, then waits by itself for
+ * the predecessor's results. Set it only when the operation just before in the stream is one of these
+ * launchers. GPUK_BESIDE beside it: gpuk_gemv's x is no result of that operation, a gpuk_gemv, gpuk_weigh or
+ * gpuk_experts_down of one token: these let the next one start when all that is older is there, so products
+ * need not wait. */
 #pragma once
 
 #include <stdbool.h>
@@ -78,12 +80,14 @@ struct gpuk_device {
     int gemm_batch;       /* groups of a reducer that wait for the other slices together */
     int gemm_ahead;       /* groups asked into the L2 beyond the ring before x is there */
     int gemm_blocks;      /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
-    int gemm_integer; /* few tokens' products with blocks by whole numbers: negative: none; 1, 2: 16 rows by 1 or 2; 3: all that
-                          can be */
-    int experts_wide; /* tokens of an expert on average from which warpgroups take a chunk's; negative: any number */
+    int gemm_integer; /* few tokens' products with blocks by whole numbers: negative: none; 1, 2: 16 rows by 1
+                         or 2; 3: all that can be */
+    int experts_wide; /* tokens of an expert on average from which warpgroups take a chunk's; negative: any
+                         number */
     int experts_digits; /* negative: a few tokens' experts of blocks by one token's instructions */
 };
-/* HELM_E_UNSUPPORTED, with what to do: HELM has no code for a device of this capability, or this build has none. */
+/* HELM_E_UNSUPPORTED, with what to do: HELM has no code for a device of this capability, or this build has
+ * none. */
 HELM_MUST_CHECK int gpuk_check_built(int capability, struct helm_err *err);
 /* Reads the current device's properties and loads every kernel, so that no launch loads code later (a first
  * launch would wait for the device, which deadlocks when a stream waits for the host). */
@@ -100,15 +104,15 @@ struct gpuk_step {
     const uint32_t *sample_token; /* [samples] whose logits are wanted */
     const uint32_t *page_table;   /* [slots][pages_per_slot] */
     uint32_t pages_per_slot;
-    /* [rows] or NULL, of decode attention: a row's positions below it are absent, whatever their pages. At most that
-     * of its first token. */
+    /* [rows] or NULL, of decode attention: a row's positions below it are absent, whatever their pages. At
+     * most that of its first token. */
     const uint32_t *row_begin;
 };
 
 /* Where rows leave an operation's fixed state before their last token (docs/state.md). */
 struct gpuk_left {
-    /* [lines of the page table][GPU_ROW_STATES]: after how many tokens of the step, and the snapshot, from 1 on; the first of
-     * snapshot 0 ends them. NULL: no row does */
+    /* [lines of the page table][GPU_ROW_STATES]: after how many tokens of the step, and the snapshot, from 1
+     * on; the first of snapshot 0 ends them. NULL: no row does */
     const uint32_t (*rows)[GPU_ROW_STATES][2];
     char *snapshots; /* the state's place in the first one: device address of mapped host memory */
     uint64_t snapshot_bytes;
@@ -145,7 +149,8 @@ struct gpuk_kv {
 };
 
 /* One weight matrix [rows][cols] of one format (common/formats/tensor_format.h), with its output: whole, or a
- * slice, which is whole groups of rows. Norm weights and biases are fp32 (converted when the model is loaded). */
+ * slice, which is whole groups of rows. Norm weights and biases are fp32 (converted when the model is
+ * loaded). */
 struct gpuk_linear {
     const void *weight; /* of a variable format: where the first group lies, 16-byte aligned */
     /* For a variable format: the first group's entry in the matrix's table of offsets, in device memory; only
@@ -159,8 +164,8 @@ struct gpuk_linear {
 /* y = W x over one to four matrices that share x, with what stands before and after it:
  *   norm       x is normalised first: x[i] * norm[i] / sqrt(mean(x^2) + eps); NULL: x as it is
  *   residual   out[r] = residual[r] + (W x + bias)[r]; may be `out` itself; one matrix only
- *   swiglu     two matrices of equal rows, gate then up: segment[0].out[r] = glu(gate[r], up[r]), silu(gate[r]) * up[r]
- *              where glu is GLU_SILU
+ *   swiglu     two matrices of equal rows, gate then up: segment[0].out[r] = glu(gate[r], up[r]),
+ *              silu(gate[r]) * up[r] where glu is GLU_SILU
  * `out` may be host memory mapped for the device (an activation lane). */
 struct gpuk_linear_args {
     enum tensor_format format; /* of the weights */
@@ -173,9 +178,9 @@ struct gpuk_linear_args {
     const float *residual; /* stride as out_stride */
     bool swiglu;
     enum glu_kind glu; /* with swiglu */
-    bool
-        steady; /* gemm: the kernel is the one of GPUK_BATCH_MAX tokens, however few there are; blocks in a chain: a row's
-                    order of sums is that of this kernel, if it is by whole numbers, whatever else is in the chain */
+    bool steady; /* gemm: the kernel is the one of GPUK_BATCH_MAX tokens, however few there are; blocks in a
+                    chain: a row's order of sums is that of this kernel, if it is by whole numbers, whatever
+                    else is in the chain */
     uint32_t x_stride, out_stride; /* floats; gemm only */
 };
 /* The first bytes of a workspace of linear layers: zero before its first launch; launches leave them zero. */
@@ -188,8 +193,8 @@ static inline size_t gpuk_linear_sums_bytes(uint32_t tokens, uint32_t cols)
                  most = (size_t)GPU_LINEAR_SUMS_BYTES;
     return GPU_LINEAR_SUMS * x < most ? GPU_LINEAR_SUMS * x : x > most ? x : most;
 }
-/* How weights are read. Kernels stand in one table by format and schedule (linear.cu); what has no kernel there
- * is expanded first, to the format's product dtype. */
+/* How weights are read. Kernels stand in one table by format and schedule (linear.cu); what has no kernel
+ * there is expanded first, to the format's product dtype. */
 enum gpuk_schedule {
     GPUK_ONE,   /* one token: gpuk_gemv */
     GPUK_FEW,   /* up to GPUK_BATCH_MAX: gpuk_gemm_small */
@@ -208,8 +213,8 @@ static inline bool gpuk_linear_takes(const struct gpuk_device *device, const str
 }
 /* Whether few tokens' products have the bits of one token's in a chain, of these `steady` arguments. */
 bool gpuk_linear_as_chained(const struct gpuk_device *device, const struct gpuk_linear_args *args);
-/* One token. Packed weights give the same bits as gpuk_expand and then gpuk_gemv would (on this device), where
- * gpuk_gemv streams plain weights by bulk copies; elsewhere those that it would give if it did. */
+/* One token. Packed weights give the same bits as gpuk_expand and then gpuk_gemv would (on this device),
+ * where gpuk_gemv streams plain weights by bulk copies; elsewhere those that it would give if it did. */
 size_t gpuk_gemv_workspace_bytes(uint32_t cols);
 HELM_MUST_CHECK int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_linear_args *args,
                               void *workspace, uint32_t flags, void *stream, struct helm_err *err);
@@ -220,8 +225,8 @@ HELM_MUST_CHECK int gpuk_gemm_small(const struct gpuk_device *device, const stru
                                     uint32_t tokens, const uint32_t *count, void *workspace, uint32_t flags,
                                     void *stream, struct helm_err *err);
 
-/* x[t] = scale * row token_id[t] of table [vocab][hidden], of any format whose rows all have the same bytes; t < tokens
- * (the tier). An id outside the vocabulary gives NaN, so that it cannot pass for text. */
+/* x[t] = scale * row token_id[t] of table [vocab][hidden], of any format whose rows all have the same bytes;
+ * t < tokens (the tier). An id outside the vocabulary gives NaN, so that it cannot pass for text. */
 HELM_MUST_CHECK int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const void *table,
                                enum tensor_format format, uint32_t vocab, uint32_t hidden, float scale,
                                float *x, uint32_t flags, void *stream, struct helm_err *err);
@@ -229,10 +234,11 @@ HELM_MUST_CHECK int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, co
 HELM_MUST_CHECK int gpuk_rmsnorm(const uint32_t *count, uint32_t tokens, const float *x, const float *norm,
                                  float eps, uint32_t hidden, void *out, enum dtype out_dtype, uint32_t flags,
                                  void *stream, struct helm_err *err);
-/* out[t] = (x[t] + rmsnorm(y[t]) * norm) * *factor, dense rows of fp32 of `width`; out may be x. y is `in`, or, with `other`, the
- * sum rmsnorm(in[t]) * in_norm + rmsnorm(other[t]) * other_norm. factor NULL: 1. x NULL: out[t] = rmsnorm(in[t]) * norm, or
- * in[t] where norm is NULL, times 1 + growth * log(1 + floor(position[t] / growth_context)) where growth is not 0; rows are `stride`
- * apart (0: width), and out may be in. */
+/* out[t] = (x[t] + rmsnorm(y[t]) * norm) * *factor, dense rows of fp32 of `width`; out may be x. y is `in`,
+ * or, with `other`, the sum rmsnorm(in[t]) * in_norm + rmsnorm(other[t]) * other_norm. factor NULL: 1. x
+ * NULL: out[t] = rmsnorm(in[t]) * norm, or in[t] where norm is NULL, times 1 + growth * log(1 +
+ * floor(position[t] / growth_context)) where growth is not 0; rows are `stride` apart (0: width), and out may
+ * be in. */
 struct gpuk_add_normed {
     const float *in, *in_norm, *other, *other_norm, *norm, *x, *factor;
     float eps;
@@ -244,9 +250,10 @@ struct gpuk_add_normed {
 };
 HELM_MUST_CHECK int gpuk_add_normed(const struct gpuk_add_normed *args, const uint32_t *count,
                                     uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
-/* Of each token t and layer l < layers, x being row[0 .. width) at x + t * stride + l * width: x = (rmsnorm(in_scale * x) * norm +
- * table_scale * table[token_id[t]][l * width ..]) * out_scale. The table, of a format whose rows are of one size, may lie in mapped
- * host memory: each number is read once. A token that is none has NaNs. */
+/* Of each token t and layer l < layers, x being row[0 .. width) at x + t * stride + l * width: x =
+ * (rmsnorm(in_scale * x) * norm + table_scale * table[token_id[t]][l * width ..]) * out_scale. The table, of
+ * a format whose rows are of one size, may lie in mapped host memory: each number is read once. A token that
+ * is none has NaNs. */
 struct gpuk_per_layer {
     struct gpuk_step step;
     const void *table;
@@ -282,8 +289,8 @@ HELM_MUST_CHECK int gpuk_rope_table(const struct gpuk_step *step, uint32_t token
                                     void *stream, struct helm_err *err);
 
 /* Weights of a format that is not plain to those of its product dtype: as the registry reads them, rounded.
- * format, weight, offset and rows: as in struct gpuk_linear. out: [rows][cols] dense, 16-byte aligned. Bytes are
- * trusted: they must be what the format's write wrote. */
+ * format, weight, offset and rows: as in struct gpuk_linear. out: [rows][cols] dense, 16-byte aligned. Bytes
+ * are trusted: they must be what the format's write wrote. */
 struct gpuk_expand_part {
     enum tensor_format format; /* the same in all parts */
     const void *weight;
@@ -293,20 +300,24 @@ struct gpuk_expand_part {
 };
 #define GPUK_EXPAND_PARTS_MAX 4
 /* One launch for up to GPUK_EXPAND_PARTS_MAX parts, in small blocks without shared memory, so that it runs
- * beside others. blocks: the most that it takes; 0: the number that is fastest when nothing else runs. A launch just
- * behind it in the stream that reads `out` as its weights must not have GPUK_EARLY (it would fetch them too soon). */
+ * beside others. blocks: the most that it takes; 0: the number that is fastest when nothing else runs. A
+ * launch just behind it in the stream that reads `out` as its weights must not have GPUK_EARLY (it would
+ * fetch them too soon). */
 HELM_MUST_CHECK int gpuk_expand(const struct gpuk_device *device, const struct gpuk_expand_part *part,
                                 uint32_t parts, uint32_t blocks, void *stream, struct helm_err *err);
 
 /* The order in which decode attention adds a token's positions up: each has what those above it have. */
 enum gpuk_order {
     GPUK_ORDER_TOGETHER, /* a context is cut by how many tokens there are */
-    /* A token's context is cut as if it was the only one, so that its sums do not depend on others; and not `fused`, k and v,
-     * where there are any, are still those that gpuk_rope_append took: it has the bits of one token, fused. */
+    /* A token's context is cut as if it was the only one, so that its sums do not depend on others; and not
+     * `fused`, k and v, where there are any, are still those that gpuk_rope_append took: it has the bits of
+     * one token, fused. */
     GPUK_ORDER_ALONE,
-    GPUK_ORDER_CHAINED_NEAR, /* tokens at positions below GPU_APART_POSITION have the bits of attention in a chain (chains.h) */
-    GPUK_ORDER_CHAINED, /* all have */
-    GPUK_ORDER_SPREAD /* one token, fused, of a short context: a block a head and piece; no other has its bits */
+    GPUK_ORDER_CHAINED_NEAR, /* tokens at positions below GPU_APART_POSITION have the bits of attention in a
+                                chain (chains.h) */
+    GPUK_ORDER_CHAINED,      /* all have */
+    GPUK_ORDER_SPREAD /* one token, fused, of a short context: a block a head and piece; no other has its bits
+                       */
 };
 /* Attention of one layer. Shapes come from kv.layout. */
 struct gpuk_attention {
@@ -321,12 +332,13 @@ struct gpuk_attention {
     float eps;
     const float *rope_table; /* [token][rope_dims] */
     uint32_t rope_dims; /* numbers of a head that turn, the first ones from kv.layout.latent on; 0: all */
-    /* fp32, gate[token * gate_stride + head * head_dim + d]: its sigmoid multiplies the output, but not partial results; NULL:
-     * there is none */
+    /* fp32, gate[token * gate_stride + head * head_dim + d]: its sigmoid multiplies the output, but not
+     * partial results; NULL: there is none */
     const float *gate;
     uint32_t gate_stride;
-    /* fp32, q[token * q_stride + head * head_dim + d], k and v likewise. k and v NULL: the tokens' cells are in the cache already,
-     * as another layer left them, and nothing is appended; neither `fused` nor in a chain's order */
+    /* fp32, q[token * q_stride + head * head_dim + d], k and v likewise. k and v NULL: the tokens' cells are
+     * in the cache already, as another layer left them, and nothing is appended; neither `fused` nor in a
+     * chain's order */
     const float *q, *k, *v;
     uint32_t q_stride, kv_stride;
     enum gpuk_order order; /* decode's */
@@ -350,19 +362,19 @@ HELM_MUST_CHECK int gpuk_rope_append(const struct gpuk_attention *args, uint32_t
  * pieces that are merged in fixed order by the last block to finish. fused: one token (tokens == 1), args->q,
  * k, v as the linear layers left them; norm, rotation and append are done here. Otherwise args->q is what
  * gpuk_rope_append wrote as f32. partial_m, partial_s [token][head]: if given, out is not divided by the sum,
- * and maximum (of scaled scores) and sum are stored, without sinks: for merging with pages elsewhere. A head that saw
- * nothing: -inf, 0, and out 0. The workspace's first gpuk_attention_counter_bytes bytes must be zero before
- * the first launch; launches leave them zero. */
+ * and maximum (of scaled scores) and sum are stored, without sinks: for merging with pages elsewhere. A head
+ * that saw nothing: -inf, 0, and out 0. The workspace's first gpuk_attention_counter_bytes bytes must be zero
+ * before the first launch; launches leave them zero. */
 size_t gpuk_attention_counter_bytes(uint32_t tokens, uint32_t heads);
 size_t gpuk_attention_workspace_bytes(uint32_t tokens, uint32_t heads, uint32_t head_dim);
 HELM_MUST_CHECK int gpuk_attention_decode(const struct gpuk_device *device, const struct gpuk_attention *args,
                                           uint32_t tokens, bool fused, float *out, float *partial_m,
                                           float *partial_s, void *workspace, uint32_t flags, void *stream,
                                           struct helm_err *err);
-/* Merges what decode attention left as partial results with those of positions elsewhere: of the first *count tokens
- * each head's (m, s, o) with `other`'s, [token][head]{m, s, o[head_dim]}, which may be mapped host memory (thesis 4.18
- * to 4.20). out: as attention writes it, may be `o`; with `sinks` ([heads] or NULL) in the sums, once. A head that saw
- * nothing on either side: 0. */
+/* Merges what decode attention left as partial results with those of positions elsewhere: of the first *count
+ * tokens each head's (m, s, o) with `other`'s, [token][head]{m, s, o[head_dim]}, which may be mapped host
+ * memory (thesis 4.18 to 4.20). out: as attention writes it, may be `o`; with `sinks` ([heads] or NULL) in
+ * the sums, once. A head that saw nothing on either side: 0. */
 struct gpuk_merge {
     const float *o, *m, *s, *other, *sinks;
     const float *gate; /* as attention has it */
@@ -373,9 +385,10 @@ struct gpuk_merge {
 HELM_MUST_CHECK int gpuk_attention_merge(const struct gpuk_merge *merge, const uint32_t *count,
                                          uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
 
-/* A part of prefill attention: the pages in front of a row's tokens that come in pieces, a launch each, and one more for
- * all positions behind them. A launch goes on where the one before it stopped, with its numbers as they were, so parts
- * give the bits of one launch over all. Pieces are numbered through all rows, one behind the other. */
+/* A part of prefill attention: the pages in front of a row's tokens that come in pieces, a launch each, and
+ * one more for all positions behind them. A launch goes on where the one before it stopped, with its numbers
+ * as they were, so parts give the bits of one launch over all. Pieces are numbered through all rows, one
+ * behind the other. */
 struct gpuk_part {
     const uint32_t
         *before; /* [rows + 1] pages in pieces in front of a row's, whole GPU_PREFILL_TILEs; NULL: no parts */
@@ -408,8 +421,9 @@ struct gpuk_prefill {
     enum dtype out_dtype;
     uint32_t rows; /* capacity of the step's */
     struct gpuk_part part;
-    /* GPUK_MATMUL_WORKSPACE bytes: a sequence's positions may be cut into ranges that are attended to side by side, as many as the
-     * tokens of the launch leave multiprocessors idle for. NULL, and in parts: sums have one order, whatever tokens there are. */
+    /* GPUK_MATMUL_WORKSPACE bytes: a sequence's positions may be cut into ranges that are attended to side by
+     * side, as many as the tokens of the launch leave multiprocessors idle for. NULL, and in parts: sums have
+     * one order, whatever tokens there are. */
     void *workspace;
 };
 HELM_MUST_CHECK int gpuk_attention_prefill(const struct gpuk_device *device,
@@ -441,9 +455,10 @@ struct gpuk_matmul; /* opaque: handle and plans' cache */
 struct gpuk_matmul_plan;
 HELM_MUST_CHECK int gpuk_matmul_open(struct gpuk_matmul **matmul, struct helm_err *err);
 void gpuk_matmul_close(struct gpuk_matmul *matmul); /* frees its plans too */
-/* Plans asked for from now on are of one algorithm for all multiples of GPU_STEADY_TOKENS up to `most` tokens, and of no
- * other numbers; each sum is in one piece, whatever row it is of. So a token's products do not depend on its place nor on the
- * number of others. 0: as usually, the library chooses for each number, and may cut long sums as it likes. */
+/* Plans asked for from now on are of one algorithm for all multiples of GPU_STEADY_TOKENS up to `most`
+ * tokens, and of no other numbers; each sum is in one piece, whatever row it is of. So a token's products do
+ * not depend on its place nor on the number of others. 0: as usually, the library chooses for each number,
+ * and may cut long sums as it likes. */
 void gpuk_matmul_steady(struct gpuk_matmul *matmul, uint32_t most);
 #define GPUK_MATMUL_WORKSPACE ((size_t)GPU_MATMUL_WORKSPACE)
 HELM_MUST_CHECK int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, enum dtype out_dtype,
@@ -452,9 +467,10 @@ HELM_MUST_CHECK int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtyp
                                      struct helm_err *err);
 HELM_MUST_CHECK int gpuk_matmul_run(const struct gpuk_matmul_plan *plan, const void *w, const void *x,
                                     void *out, void *workspace, void *stream, struct helm_err *err);
-/* The same with blocks as they lie, of bf16 x and as many tokens at most, where the device takes them (GPUK_SHORT,
- * GPUK_WIDE): reading the weights once takes less than expanding them. `counters`: GPUK_LINEAR_COUNTER_BYTES, zero before the first launch; launches leave them zero. The
- * workspace is as large as that of gpuk_matmul_run. */
+/* The same with blocks as they lie, of bf16 x and as many tokens at most, where the device takes them
+ * (GPUK_SHORT, GPUK_WIDE): reading the weights once takes less than expanding them. `counters`:
+ * GPUK_LINEAR_COUNTER_BYTES, zero before the first launch; launches leave them zero. The workspace is as
+ * large as that of gpuk_matmul_run. */
 #define GPUK_BLOCKS_TOKENS GPU_SHORT_TOKENS
 #define GPUK_WIDE_TOKENS   GPU_WIDE_TOKENS
 struct gpuk_blocks_product {

@@ -1,8 +1,8 @@
-/* The part of rows of logits on the device that a draw needs (common/sampling/sampling.h). A part of kernels.h, whose
- * rules hold.
+/* The part of rows of logits on the device that a draw needs (common/sampling/sampling.h). A part of
+ * kernels.h, whose rules hold.
  *
- * Called by the CUDA device and tests/gpu; the emulated device does the same. Results go into host memory that is
- * mapped for the device, one place a row, so that no copy has to follow. */
+ * Called by the CUDA device and tests/gpu; the emulated device does the same. Results go into host memory
+ * that is mapped for the device, one place a row, so that no copy has to follow. */
 #pragma once
 
 #include "common/base/err.h"

@@ -1,9 +1,9 @@
 /* What the kernels of linear layers share: the argument block on the device and where a row of the
  * concatenated matrices lies.
  *
- * Included by linear.cu, which has the table of kernels, and by the files of the schedules. Rows are worked on in
- * pairs, so that two weights meet each x that is read: neighbours of one matrix, or gate and up of one SwiGLU
- * output. */
+ * Included by linear.cu, which has the table of kernels, and by the files of the schedules. Rows are worked
+ * on in pairs, so that two weights meet each x that is read: neighbours of one matrix, or gate and up of one
+ * SwiGLU output. */
 #pragma once
 
 #include "worker-gpu/kernels/device.cuh"

@@ -54,7 +54,8 @@ __device__ __forceinline__ void ask_l2(const void *p)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-/* __syncthreads of `count` of the block's threads, whole warps; meetings of other numbers are others (1 to 15). */
+/* __syncthreads of `count` of the block's threads, whole warps; meetings of other numbers are others (1 to
+ * 15). */
 __device__ __forceinline__ void threads_meet(uint32_t number, uint32_t count)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(count) : "memory");
@@ -81,8 +82,8 @@ __device__ __forceinline__ uint32_t add_of_lane_before(uint32_t v, uint32_t dist
 
 /* ---- a counter in device memory at which blocks of one launch meet (7.0) ------------------------ */
 
-/* Counts this block in: a block that sees the count also sees what this one wrote before (all its threads, after
- * __syncthreads). */
+/* Counts this block in: a block that sees the count also sees what this one wrote before (all its threads,
+ * after __syncthreads). */
 __device__ __forceinline__ void meet_arrive(uint64_t *counter)
 {
     asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(counter), "l"(1ull) : "memory");
@@ -97,8 +98,8 @@ __device__ __forceinline__ void meet_wait(const uint64_t *counter, uint64_t coun
 {
     while (meet_count(counter) < count) {}
 }
-/* Counts the warp in and returns the count before; one lane, after __syncwarp. Warps that count later see what
- * this warp wrote before, and this warp sees what earlier ones wrote. */
+/* Counts the warp in and returns the count before; one lane, after __syncwarp. Warps that count later see
+ * what this warp wrote before, and this warp sees what earlier ones wrote. */
 __device__ __forceinline__ uint32_t count_arrival(uint32_t *counter)
 {
     uint32_t before;
@@ -192,8 +193,8 @@ __device__ __forceinline__ void bulk_ask_l2(const void *from, uint32_t bytes)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
-/* Waits for the end of the phase of this parity (0, 1, 0, ...); asleep for up to 10 ms at a time, so that others have the
- * places for instructions. */
+/* Waits for the end of the phase of this parity (0, 1, 0, ...); asleep for up to 10 ms at a time, so that
+ * others have the places for instructions. */
 __device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t parity)
 {
 #if __CUDA_ARCH__ >= 900
@@ -291,8 +292,8 @@ __device__ __forceinline__ uint32_t tf32_of(float x)
 #endif
     return rounded;
 }
-/* A warp's fragments: with g = lane / 4 and c = lane % 4, A holds rows g (a[0], a[2]) and g + 8 (a[1], a[3]) of columns c (a[0],
- * a[1]) and c + 4; B rows c (b0) and c + 4 (b1) of column g; D as above. */
+/* A warp's fragments: with g = lane / 4 and c = lane % 4, A holds rows g (a[0], a[2]) and g + 8 (a[1], a[3])
+ * of columns c (a[0], a[1]) and c + 4; B rows c (b0) and c + 4 (b1) of column g; D as above. */
 struct tf32_unit {
     static __device__ __forceinline__ void add(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
     {
@@ -308,10 +309,11 @@ struct tf32_unit {
 
 /* ---- matrix instructions over whole numbers (8.0): bytes, exact sums of 32 bits ----------------------- */
 
-/* A warp's fragments: with g = lane / 4 and t = lane % 4, a word is four neighbouring numbers. Of 32 columns A holds rows g and
- * g + 8 of columns 4 t .. (a[0], a[1]) and of 16 + 4 t .. (a[2], a[3]); B the same columns (b0, b1) of row g of x; of 16 columns
- * a0, a1 and b. D as above. Which columns a word's place stands for is the caller's, as long as A and B agree.
- * A's numbers have no sign where UNSIGNED; B's have one. d = start + A B. */
+/* A warp's fragments: with g = lane / 4 and t = lane % 4, a word is four neighbouring numbers. Of 32 columns
+ * A holds rows g and g + 8 of columns 4 t .. (a[0], a[1]) and of 16 + 4 t .. (a[2], a[3]); B the same columns
+ * (b0, b1) of row g of x; of 16 columns a0, a1 and b. D as above. Which columns a word's place stands for is
+ * the caller's, as long as A and B agree. A's numbers have no sign where UNSIGNED; B's have one. d = start +
+ * A B. */
 template <bool UNSIGNED> struct bytes_unit {
     static __device__ __forceinline__ void add32(int d[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
                                                  int start)
@@ -346,9 +348,10 @@ template <bool UNSIGNED> struct bytes_unit {
 
 /* ---- matrix instructions of a warpgroup (9.0 alone, sm_90a): m64n64k16 over bf16 and f16, fp32 sums --- */
 
-/* Four neighbouring warps, the first at a multiple of four, each have 16 of 64 rows of A in fragments as above, and of D
- * d[4 j + i] of columns 8 j ..; B is read from shared memory. Products run beside the warps: between
- * warpgroup_begin, which follows what the warps wrote to fragments and sums, and a wait nothing may touch these. */
+/* Four neighbouring warps, the first at a multiple of four, each have 16 of 64 rows of A in fragments as
+ * above, and of D d[4 j + i] of columns 8 j ..; B is read from shared memory. Products run beside the warps:
+ * between warpgroup_begin, which follows what the warps wrote to fragments and sums, and a wait nothing may
+ * touch these. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define WARPGROUP_MATRIX 1
 #endif
@@ -377,8 +380,9 @@ __device__ __forceinline__ void warpgroup_take(float d[32])
 #pragma unroll
     for (int i = 0; i < 32; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-/* B of 64 columns: each has 128 bytes, 64 numbers, of which 16 are multiplied from `address` on; eight columns lie in 1,024
- * bytes, which begin at a multiple of that; of a column's eight quads of 16 bytes number q lies at place q ^ (column % 8). */
+/* B of 64 columns: each has 128 bytes, 64 numbers, of which 16 are multiplied from `address` on; eight
+ * columns lie in 1,024 bytes, which begin at a multiple of that; of a column's eight quads of 16 bytes number
+ * q lies at place q ^ (column % 8). */
 __device__ __forceinline__ uint64_t warpgroup_columns(uint32_t address)
 {
     return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
@@ -449,7 +453,8 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t r[4], uint32_t
                  : "memory");
 }
 
-/* Lane 4 g + c holds elements 2 c and 2 c + 1 of row g of an 8 x 8 matrix of 16-bit elements, and gets those of column g. */
+/* Lane 4 g + c holds elements 2 c and 2 c + 1 of row g of an 8 x 8 matrix of 16-bit elements, and gets those
+ * of column g. */
 __device__ __forceinline__ uint32_t transpose_matrix(uint32_t row)
 {
     uint32_t column;

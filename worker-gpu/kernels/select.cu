@@ -1,4 +1,5 @@
-/* From logits to a token on the device: the largest; or what a draw on the host needs of a row (kernels_few.h).
+/* From logits to a token on the device: the largest; or what a draw on the host needs of a row
+ * (kernels_few.h).
  *
  * A row is cut among BLOCKS blocks; the last of them to finish merges in fixed order. A logit and its id make
  * one 64-bit key (larger logit first, then lower id), so that ties cannot depend on timing. Logits that are
@@ -110,8 +111,8 @@ static const uint32_t FEW_BLOCK = 64, FEW_THREADS = 512, FEW_WARPS = FEW_THREADS
 struct few_list {
     struct gpuk_few row[GPUK_FEW_ROWS];
 };
-/* One row's part of the workspace: the largest logit of each block, in the ordered bits of a key; then that of the row;
- * sums of each CUDA block's share. */
+/* One row's part of the workspace: the largest logit of each block, in the ordered bits of a key; then that
+ * of the row; sums of each CUDA block's share. */
 struct few_work {
     uint32_t *tops, *top;
     unsigned long long *sums;

@@ -1,16 +1,18 @@
 /* One tile of two rows of weights in shared memory against x: the inner step of every kernel that streams
  * weights through a ring.
  *
- * Included by gemv_bulk.cu, gemv_groups.cu and chain.cuh, and for arrivals by gemm_stream and gemm_integer; templates are over a decoder (decode.cuh). */
+ * Included by gemv_bulk.cu, gemv_groups.cu and chain.cuh, and for arrivals by gemm_stream and gemm_integer;
+ * templates are over a decoder (decode.cuh). */
 #pragma once
 
 #include "worker-gpu/kernels/device.cuh"
 
 static const uint32_t PARTIAL_FLOATS = 1024; /* sums of tiles that wait for the end of their rows */
 
-/* How a warp that is done with a buffer says so: each lane arrives at the barrier, which is opened for that many. One lane's
- * arrival for all, behind __syncwarp, is as right (it releases what the others did before it) and no faster, but racecheck of
- * compute-sanitizer follows only threads that arrive themselves, and takes the others' accesses for hazards. */
+/* How a warp that is done with a buffer says so: each lane arrives at the barrier, which is opened for that
+ * many. One lane's arrival for all, behind __syncwarp, is as right (it releases what the others did before
+ * it) and no faster, but racecheck of compute-sanitizer follows only threads that arrive themselves, and
+ * takes the others' accesses for hazards. */
 static const uint32_t WARP_ARRIVALS = 32;
 
 /* A warp's place in its walk over a block's tiles. */
@@ -29,8 +31,8 @@ __device__ __forceinline__ void walk_step(tile_walk &w, uint32_t chunks, const t
     if (w.chunk >= chunks) w.chunk -= chunks, w.pair++;
 }
 
-/* Place of float4 number f of x in shared memory. A lane's unit meets one to eight of them; the first ones of all
- * lanes lie together, then the second ones, and so on, so that no read has bank conflicts. */
+/* Place of float4 number f of x in shared memory. A lane's unit meets one to eight of them; the first ones of
+ * all lanes lie together, then the second ones, and so on, so that no read has bank conflicts. */
 template <typename D> __device__ __forceinline__ uint32_t x_place(uint32_t f)
 {
     const uint32_t each = D::UNIT_VALUES / 4, all = 32 * each;
@@ -38,8 +40,8 @@ template <typename D> __device__ __forceinline__ uint32_t x_place(uint32_t f)
     return (f & ~(all - 1)) + (f & (each - 1)) * 32 + (f & (all - 1)) / each;
 }
 
-/* sum + v . v. Spelled out, as is what gemv_bulk and gemv_groups do with it: these two have the same bits whatever
- * else the compiler has to do in either. */
+/* sum + v . v. Spelled out, as is what gemv_bulk and gemv_groups do with it: these two have the same bits
+ * whatever else the compiler has to do in either. */
 __device__ __forceinline__ float add_squares(float sum, const float4 &v)
 {
     return __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmaf_rn(v.x, v.x, sum))));
@@ -51,8 +53,8 @@ __device__ __forceinline__ float add_quad_squares(float sum, const float4 &v)
     return __fadd_rn(sum, __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmul_rn(v.x, v.x)))));
 }
 
-/* x to shared memory as plain numbers take it, for thread `thread` of `threads`: first, and before x is there, the
- * weights of the norm in x's place (of a norm alone) ... */
+/* x to shared memory as plain numbers take it, for thread `thread` of `threads`: first, and before x is
+ * there, the weights of the norm in x's place (of a norm alone) ... */
 template <typename D>
 __device__ __forceinline__ void x_put_norm(const float *norm, uint32_t cols, float4 *x4, uint32_t thread,
                                            uint32_t threads)
@@ -97,8 +99,9 @@ __device__ __forceinline__ tile_window tile_window_of(const unsigned char *first
 struct tile_place {
     const unsigned char *a, *b;
 };
-/* Lines of a tile of `steady` products with blocks, of which chains and gemm_integer, whatever they have in a slot, add up a
- * row in the same order: each lane the runs of its tile's lines, the lanes by halves, the tiles one after another. */
+/* Lines of a tile of `steady` products with blocks, of which chains and gemm_integer, whatever they have in a
+ * slot, add up a row in the same order: each lane the runs of its tile's lines, the lanes by halves, the
+ * tiles one after another. */
 static const uint32_t STEADY_TILE = 2560 /* bytes of one row, at most */, STEADY_LINES = 4;
 static __host__ __device__ inline uint32_t steady_lines(uint32_t lines, uint32_t line_bytes, bool loose)
 {
@@ -107,8 +110,8 @@ static __host__ __device__ inline uint32_t steady_lines(uint32_t lines, uint32_t
     return div_up(lines, div_up(lines, most));
 }
 
-/* A lane's part of the sums of a tile's two rows (of up to TILE bytes; the first `bytes` of each count) against
- * their part of x. WHOLE: bytes is TILE. */
+/* A lane's part of the sums of a tile's two rows (of up to TILE bytes; the first `bytes` of each count)
+ * against their part of x. WHOLE: bytes is TILE. */
 template <typename D, uint32_t TILE, bool WHOLE>
 __device__ __forceinline__ void tile_add_as(const tile_place &tile, uint32_t bytes, const float4 *x,
                                             float &sum_a, float &sum_b)
@@ -137,14 +140,16 @@ __device__ __forceinline__ void tile_add_as(const tile_place &tile, uint32_t byt
     }
 }
 
-/* The first exchange of two rows' sums: the lower half of the warp holds parts of the first row's, the upper of the second's. */
+/* The first exchange of two rows' sums: the lower half of the warp holds parts of the first row's, the upper
+ * of the second's. */
 __device__ __forceinline__ float tile_halves(float sum_a, float sum_b)
 {
     const bool first = (threadIdx.x & 31) < 16;
     const float keep = first ? sum_a : sum_b, give = first ? sum_b : sum_a;
     return keep + __shfl_xor_sync(0xffffffffu, give, 16);
 }
-/* A tile's after it. Every lane has taken a sum of what every other read, so the tile's slot may be filled again. */
+/* A tile's after it. Every lane has taken a sum of what every other read, so the tile's slot may be filled
+ * again. */
 template <typename D, uint32_t TILE>
 __device__ __forceinline__ float tile_sums(const tile_place &tile, uint32_t bytes, const float4 *x)
 {
@@ -160,7 +165,8 @@ __device__ __forceinline__ float tile_fold(float keep)
     return keep;
 }
 
-/* The norm's factor of x, by the squares of a block's warps, in their order; 1 without a norm. P: norm, cols and eps. */
+/* The norm's factor of x, by the squares of a block's warps, in their order; 1 without a norm. P: norm, cols
+ * and eps. */
 template <typename P>
 __device__ __forceinline__ float norm_scale(const P &p, const float *squares, uint32_t warps)
 {
@@ -170,9 +176,9 @@ __device__ __forceinline__ float norm_scale(const P &p, const float *squares, ui
     return rsqrtf(sum / (float)p.cols + p.eps);
 }
 
-/* Sums of several tiles brought together at once, lanes that are 2 apart first (of blocks of 256 these have the same words,
- * which gemm_integer reads once for both): lanes end with sum number tiles_folded of the 8, the first of each four with bits 0
- * and 2. */
+/* Sums of several tiles brought together at once, lanes that are 2 apart first (of blocks of 256 these have
+ * the same words, which gemm_integer reads once for both): lanes end with sum number tiles_folded of the 8,
+ * the first of each four with bits 0 and 2. */
 static const uint32_t TILES_FOLDED = 4;
 __device__ __forceinline__ float tiles_fold(float sum[2 * TILES_FOLDED])
 {

@@ -1,6 +1,7 @@
 /* A shared expert's weight times its activations. See weigh.h.
  *
- * A token's product with the weight's vector is small beside what reads it, so each block of a token makes it for itself. */
+ * A token's product with the weight's vector is small beside what reads it, so each block of a token makes it
+ * for itself. */
 #include "worker-gpu/kernels/weigh.h"
 
 #include "worker-gpu/kernels/device.cuh"

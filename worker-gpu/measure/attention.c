@@ -1,6 +1,6 @@
-/* The device's rates of attention, by the kernels that steps use and by the cache's type. See measure/private.h; called by
- * measure/kernels.c. The weights' memory serves as KV cache. One token's attention is captured, over enough layers to
- * exceed the caches; a chunk's is put into the queue. */
+/* The device's rates of attention, by the kernels that steps use and by the cache's type. See
+ * measure/private.h; called by measure/kernels.c. The weights' memory serves as KV cache. One token's
+ * attention is captured, over enough layers to exceed the caches; a chunk's is put into the queue. */
 #include <math.h>
 
 #include "worker-gpu/measure/private.h"
@@ -82,8 +82,8 @@ static int issue_attention(const struct measure_work *w, struct helm_err *err)
     return rc;
 }
 
-/* A chunk of `tokens` queries of `heads` heads after a context: gpu.attention_flops, and a point of gpu.attention_rows
- * where there is one. */
+/* A chunk of `tokens` queries of `heads` heads after a context: gpu.attention_flops, and a point of
+ * gpu.attention_rows where there is one. */
 static int measure_chunk(struct measure *m, uint32_t tokens, uint32_t heads, const char *name, uint32_t x,
                          struct helm_err *err)
 {

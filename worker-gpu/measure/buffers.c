@@ -154,8 +154,8 @@ int measure_kernels_open(struct measure *m, struct helm_err *err)
     void *pinned = NULL;
     if (!k) return helm_fail(err, HELM_E_NOMEM, "no memory to measure the device's kernels");
     m->kernels = k;
-    /* A device with room has several layers of the large shape, with --quick too: one layer alone would fit the
-     * caches of addresses, and its rate would be too high. */
+    /* A device with room has several layers of the large shape, with --quick too: one layer alone would fit
+     * the caches of addresses, and its rate would be too high. */
     uint64_t budget = !m->emulated ? 2 * GIB : m->options->quick ? 128 * MIB : 256 * MIB;
     int rc = take_weights(m, budget, err);
     k->small = k->large = &shapes[SHAPES - 1];

@@ -1,9 +1,9 @@
 /* How fast the device expands packed weights, and multiplies one token by them. See measure/private.h; called
  * by measure/kernels.c.
  *
- * As steps do it: slices of the ring are expanded one at a time, all to the same place, and whole operations of
- * layers are multiplied. One group of numbers like weights is made and packed on the host and copied to as many
- * places as matrices have groups; slices and matrices lie one behind the other and exceed the caches.
+ * As steps do it: slices of the ring are expanded one at a time, all to the same place, and whole operations
+ * of layers are multiplied. One group of numbers like weights is made and packed on the host and copied to as
+ * many places as matrices have groups; slices and matrices lie one behind the other and exceed the caches.
  */
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* Rates of products with weights of other formats than bf16. See measure/private.h; called by measure.c.
  *
- * The same operations as bf16's, over as many bytes of random blocks in the weights' memory. Blocks take its first
- * half; caches of a chain's attention and expanded weights lie in the other. */
+ * The same operations as bf16's, over as many bytes of random blocks in the weights' memory. Blocks take its
+ * first half; caches of a chain's attention and expanded weights lie in the other. */
 #include "common/base/units.h"
 #include "common/formats/random_blocks.h"
 #include "worker-gpu/measure/private.h"
@@ -33,8 +33,8 @@ static int measure_few(struct measure *m, struct helm_err *err)
     return rc;
 }
 
-/* Chunks that are short enough to be multiplied with blocks as they lie, after few tokens' rate. A CPU that plays a GPU
- * has no time for more than one of them. */
+/* Chunks that are short enough to be multiplied with blocks as they lie, after few tokens' rate. A CPU that
+ * plays a GPU has no time for more than one of them. */
 static int measure_short(struct measure *m, bool wide, struct helm_err *err)
 {
     static const uint32_t tokens[] = {32, GPU_SHORT_TOKENS, GPU_WIDE_TOKENS};
@@ -45,8 +45,8 @@ static int measure_short(struct measure *m, bool wide, struct helm_err *err)
     return rc;
 }
 
-/* Whole layers of the shapes that the device multiplies by as they lie; those of a device that is a CPU are the
- * smallest. */
+/* Whole layers of the shapes that the device multiplies by as they lie; those of a device that is a CPU are
+ * the smallest. */
 static int measure_all(struct measure *m, struct helm_err *err)
 {
     const struct measure_kernels *k = m->kernels;

@@ -1,9 +1,9 @@
 /* The device's rates with weights, by the kernels that steps use. See measure.h.
  *
- * Called by measure.c; attention.c has attention's. Weights are layers of two real shapes, a large and a small one,
- * over the same memory and visited in layer order; decode's kernels are captured as a graph, a chunk's are put into
- * the queue one by one, as the engine does. Both graphs read as many bytes in different numbers of kernels, so two
- * times give two unknowns: the rate, and what a kernel costs beside its bytes. */
+ * Called by measure.c; attention.c has attention's. Weights are layers of two real shapes, a large and a
+ * small one, over the same memory and visited in layer order; decode's kernels are captured as a graph, a
+ * chunk's are put into the queue one by one, as the engine does. Both graphs read as many bytes in different
+ * numbers of kernels, so two times give two unknowns: the rate, and what a kernel costs beside its bytes. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* Measuring a device: the protocol, the link and the hand-over. See measure.h.
  *
- * The thread that keeps copies flowing sleeps in between. The CPU's rates are measured meanwhile, and a spinning
- * thread would take a CPU from the workers' pinned threads (11 to 16 % of those rates, on 16 CPUs). It also wakes
- * rarely, once for several pieces.
+ * The thread that keeps copies flowing sleeps in between. The CPU's rates are measured meanwhile, and a
+ * spinning thread would take a CPU from the workers' pinned threads (11 to 16 % of those rates, on 16 CPUs).
+ * It also wakes rarely, once for several pieces.
  *
  * Owns the device, host memory of the arena's kind (a memfd with huge pages, registered with the driver) and,
  * while copies flow, the thread that keeps them flowing. Compute rates are measure/kernels.c's. */

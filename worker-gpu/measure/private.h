@@ -61,7 +61,8 @@ static inline double measure_sample_s(const struct measure *m)
     return m->budget_s > 0 && m->budget_s / 4 < sample_s ? m->budget_s / 4 : sample_s;
 }
 void measure_add(struct measure_samples *samples, double value);
-/* "gpu.gemv"; of another format than bf16 "formats.q4_K.gpu_gemv", of another cache than f16 "kv.q8_0.gpu_attention". */
+/* "gpu.gemv"; of another format than bf16 "formats.q4_K.gpu_gemv", of another cache than f16
+ * "kv.q8_0.gpu_attention". */
 void measure_print(struct measure *m, const char *name, uint32_t x, const struct measure_samples *samples);
 
 /* ---- measure/buffers.c, measure/kernels.c ---- */
@@ -124,8 +125,8 @@ struct measure_work {
     const struct products *products; /* of packed weights: measure/expand.c */
 };
 #define MEASURE_WORKS_MAX 3
-/* Samples of the seconds of one run of each of these works, in turns, so that other load on the machine disturbs all
- * alike: sample i of one was taken at about the same time as sample i of another. */
+/* Samples of the seconds of one run of each of these works, in turns, so that other load on the machine
+ * disturbs all alike: sample i of one was taken at about the same time as sample i of another. */
 HELM_MUST_CHECK int measure_time_works(const struct measure_work *works, uint32_t count, bool captured,
                                        struct measure_samples *samples, struct helm_err *err);
 double measure_median_of(const struct measure_samples *samples);
@@ -139,8 +140,8 @@ static inline char *measure_room(const struct measure *m)
 void measure_to_rate(struct measure_samples *samples, double amount, double fixed);
 /* The least believed cost of an operation: the result where noise exceeds the difference. */
 #define MEASURE_OPERATION_LEAST 1e-7
-/* The cost of an operation beside its bytes, from each pair of samples of about the same bytes in few and in many
- * operations. False where the numbers of operations hardly differ. */
+/* The cost of an operation beside its bytes, from each pair of samples of about the same bytes in few and in
+ * many operations. False where the numbers of operations hardly differ. */
 struct measure_amount {
     double bytes;
     uint32_t ops;
@@ -178,11 +179,12 @@ double measure_attention_bytes(const struct measure *m);
 
 /* Whether the device multiplies by the weights of all operations of a layer in their own format. */
 bool measure_reads(const struct measure *m, const struct measure_shape *shape, enum gpuk_schedule schedule);
-/* gpu.gemv and gpu.operation, which is also returned; `least`: what an empty kernel in a graph costs. Of bf16 also
- * gpu.read, in turns with them. */
+/* gpu.gemv and gpu.operation, which is also returned; `least`: what an empty kernel in a graph costs. Of bf16
+ * also gpu.read, in turns with them. */
 HELM_MUST_CHECK int measure_gemv_run(struct measure *m, struct measure_samples *least, double *operation,
                                      struct helm_err *err);
-/* gpu.linear and gpu.linear_operation of `tokens` tokens. *rate: operations a second of the last one, 0 at first. */
+/* gpu.linear and gpu.linear_operation of `tokens` tokens. *rate: operations a second of the last one, 0 at
+ * first. */
 HELM_MUST_CHECK int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, struct helm_err *err);
 /* Seconds of a kernel that does nothing: samples. */
 HELM_MUST_CHECK int measure_tiny(struct measure *m, bool captured, struct measure_samples *samples,
@@ -197,7 +199,8 @@ HELM_MUST_CHECK int measure_chunks_run(struct measure *m, struct helm_err *err);
 
 /* ---- measure/attention.c ---- */
 
-/* gpu.attention, gpu.attention_direct, gpu.attention_flops, gpu.attention_rows; `operation`: what a kernel in a graph costs. */
+/* gpu.attention, gpu.attention_direct, gpu.attention_flops, gpu.attention_rows; `operation`: what a kernel in
+ * a graph costs. */
 HELM_MUST_CHECK int measure_attention_run(struct measure *m, double operation, struct helm_err *err);
 /* Those of attention again, of caches of other types than f16. */
 HELM_MUST_CHECK int measure_kv_run(struct measure *m, double operation, struct helm_err *err);
@@ -231,8 +234,8 @@ HELM_MUST_CHECK int measure_expand_blocks(struct measure *m, double operation, s
 
 /* ---- measure/formats.c ---- */
 
-/* Measures the rates by which the planner prices products with weights of this format, in about `seconds`. Overwrites
- * the weights, which are bf16 no more: nothing else can be measured afterwards. */
+/* Measures the rates by which the planner prices products with weights of this format, in about `seconds`.
+ * Overwrites the weights, which are bf16 no more: nothing else can be measured afterwards. */
 HELM_MUST_CHECK int measure_format_run(struct measure *m, enum tensor_format format, double seconds,
                                        struct helm_err *err);
 

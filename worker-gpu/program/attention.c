@@ -1,5 +1,6 @@
-/* Lowering: operations that read a sequence's state: fixed ones, and attention, including its hand-overs to a CPU that attends to a part of the cache. See program.h and
- * making.h; called by math.c, whose table has these functions. */
+/* Lowering: operations that read a sequence's state: fixed ones, and attention, including its hand-overs to a
+ * CPU that attends to a part of the cache. See program.h and making.h; called by math.c, whose table has
+ * these functions. */
 #include <math.h>
 
 #include "worker-gpu/program/making.h"
@@ -65,8 +66,8 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
     return a;
 }
 
-/* A chunk's queries of this sub-chunk, and of two tiers all of them: attention reads what lies in the arena once for
- * the whole step. */
+/* A chunk's queries of this sub-chunk, and of two tiers all of them: attention reads what lies in the arena
+ * once for the whole step. */
 static void *chunk_queries(const struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
@@ -122,8 +123,8 @@ static uint32_t kv_ticket(const struct lowering *low, const struct making *m)
                                 (uint32_t)m->at->layer + 1);
 }
 
-/* Ticket 1 waits until the CPU is through with the step before; a later one's place is free, since the answer to the
- * one before it has been waited for. */
+/* Ticket 1 waits until the CPU is through with the step before; a later one's place is free, since the answer
+ * to the one before it has been waited for. */
 void make_kv_query(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
@@ -193,8 +194,8 @@ void make_attend_prefill(struct lowering *low, const struct making *m)
     e->supply = pieces;
 }
 
-/* A chunk's attention with two tiers: all of it is appended first, so that one launch attends, and what it reads of the
- * arena crosses the link once for all sub-chunks. */
+/* A chunk's attention with two tiers: all of it is appended first, so that one launch attends, and what it
+ * reads of the arena crosses the link once for all sub-chunks. */
 void make_whole_attention(struct lowering *low, struct making *m)
 {
     m->kind = OP_ROPE_APPEND;

@@ -41,8 +41,8 @@ static bool is_taken(const struct gpu_program *p, struct device *d, const struct
     return d->ask.chain_takes(d, &op);
 }
 
-/* Of an invariant plan: whether it is a product that chains have with the bits of few tokens, in the lists of one token and of
- * few alike. */
+/* Of an invariant plan: whether it is a product that chains have with the bits of few tokens, in the lists of
+ * one token and of few alike. */
 static bool is_as_few(struct device *d, const struct gpu_entry *e)
 {
     return e->op.kind == OP_GEMM_SMALL && !e->slice && !e->op.count &&
@@ -91,7 +91,8 @@ static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t f
     return i - first;
 }
 
-/* Without chains, attention to a short context as in one: by many blocks. (Long ones have another program.) */
+/* Without chains, attention to a short context as in one: by many blocks. (Long ones have another
+ * program.) */
 static void attend_spread(struct gpu_program *p, struct device *d)
 {
     for (uint32_t i = 0; i < p->tail && p->attending == GPU_ATTENDS_USUALLY; i++) {

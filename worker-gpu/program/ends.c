@@ -1,4 +1,5 @@
-/* Lowering: the ends of a step but the head's products, and inputs of each layer. See making.h; called by math.c. */
+/* Lowering: the ends of a step but the head's products, and inputs of each layer. See making.h; called by
+ * math.c. */
 #include "worker-gpu/program/making.h"
 
 void make_per_layer(struct lowering *low, const struct making *m)

@@ -1,8 +1,8 @@
 /* What packed weights need on the device: the place where one slice of them lies expanded, and streamed ones
  * their tables of offsets. (Those at home in VRAM have theirs there: weights.h.)
  *
- * Called by engine.c and print.c. Streamed matrices that are packed (common/plan/placement.h) are packed in the
- * ring as well, so a ring holds more of them. The compute queue expands a slice when it has come and just
+ * Called by engine.c and print.c. Streamed matrices that are packed (common/plan/placement.h) are packed in
+ * the ring as well, so a ring holds more of them. The compute queue expands a slice when it has come and just
  * before its use, to one place that every slice takes in turn: its queue does one thing after the other, so
  * nothing is overwritten that is still read, and the ring is free again before the slice is computed with.
  * The link never waits for an expansion. `struct gpu_expand` owns one piece of device memory. */

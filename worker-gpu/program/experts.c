@@ -1,13 +1,14 @@
 /* Lowering: mixtures of experts. See making.h; called by math.c.
  *
- * The router's logits are a product of one or few tokens, with the norm, exact enough to choose by; the experts' gates make the
- * choice before they begin, of a chunk an operation of its own. What was chosen stays in device memory: entries depend on
- * shapes alone. One and few tokens take all experts where they lie; a chunk's tokens are
- * grouped by expert once, and each piece of the matrices is whole experts, whose part of the groups begins at their number.
+ * The router's logits are a product of one or few tokens, with the norm, exact enough to choose by; the
+ * experts' gates make the choice before they begin, of a chunk an operation of its own. What was chosen stays
+ * in device memory: entries depend on shapes alone. One and few tokens take all experts where they lie; a
+ * chunk's tokens are grouped by expert once, and each piece of the matrices is whole experts, whose part of
+ * the groups begins at their number.
  *
- * Experts in both memories (plan.h): behind the router's logits one operation makes the choice of a few tokens, says of each
- * expert whether it lies in a slot, is read in host memory or is the CPU's, and asks for these by lane; what the CPU answers
- * is added last. */
+ * Experts in both memories (plan.h): behind the router's logits one operation makes the choice of a few
+ * tokens, says of each expert whether it lies in a slot, is read in host memory or is the CPU's, and asks for
+ * these by lane; what the CPU answers is added last. */
 #include "worker-gpu/program/making.h"
 
 static struct gpuk_choice choice_of(const struct lowering *low)
@@ -138,8 +139,8 @@ void make_experts_group(struct lowering *low, const struct making *m)
                                   .out = groups_of(low)};
 }
 
-/* One role's matrices of experts in both memories. Of packed ones a chunk's kernels find none (gpu_slots_table_chunk), as if they
- * were plain. */
+/* One role's matrices of experts in both memories. Of packed ones a chunk's kernels find none
+ * (gpu_slots_table_chunk), as if they were plain. */
 static struct gpuk_experts mixed_of(const struct lowering *low, const struct making *m, enum slot_role role)
 {
     const struct gpu_slots *slots = low->source->slots;
@@ -309,14 +310,15 @@ void make_experts_sum(struct lowering *low, const struct making *m)
 
 /* ---- in both memories ---- */
 
-/* The word of a lane that a kernel rings or waits for itself, where the device's do; NULL: the queue does. Chunks' do not: they
- * ask with many blocks. */
+/* The word of a lane that a kernel rings or waits for itself, where the device's do; NULL: the queue does.
+ * Chunks' do not: they ask with many blocks. */
 static uint32_t *bell_of(const struct lowering *low, struct lane *lane)
 {
     return low->source->device->rings && !is_chunk(low) ? (uint32_t *)(void *)&lane->bell.value : NULL;
 }
 
-/* The processor that computes the experts which this one leaves out; the lane from one of the two to the other. */
+/* The processor that computes the experts which this one leaves out; the lane from one of the two to the
+ * other. */
 static enum plan_processor helper_of(const struct lowering *low, const struct making *m)
 {
     return plan_home_rows[low->source->plan->unit[m->at->unit].home[low->program->phase]].helper;
@@ -332,7 +334,8 @@ static uint32_t ticket_of(const struct lowering *low, const struct making *m)
     return plan_mixed_index(low->source->plan, m->at->unit) + 1;
 }
 
-/* In a chunk the choice has been made, and nothing is read in host memory: its tokens would read it again and again. */
+/* In a chunk the choice has been made, and nothing is read in host memory: its tokens would read it again and
+ * again. */
 void make_experts_ask(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;

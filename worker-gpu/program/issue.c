@@ -82,7 +82,8 @@ static void staged_pages(const struct gpu_source *s, const struct gpu_entry *e, 
     *end = out ? (row->start + row->count + page - 1) / page : (row->start + page - 1) / page;
 }
 
-/* `run` pages of a layer that lie one behind the other: from the host's pool, of this layout, to a staging pool, or back. */
+/* `run` pages of a layer that lie one behind the other: from the host's pool, of this layout, to a staging
+ * pool, or back. */
 static int copy_pages(const struct gpu_source *s, const struct kv_layout *host, char *pool, char *staging,
                       uint32_t run, bool out, struct helm_err *err)
 {
@@ -217,9 +218,9 @@ int gpu_program_prime(const struct gpu_source *s, struct gpu_prefix *prefix, str
 /* ---- entries ---- */
 
 /* Up to the last line of the page table that is used. The link takes one copy at a time: behind a slice on
- * its way the block would come up to 0.3 ms late, so where weights are streamed a kernel reads it: as one row,
- * whole vectors; there is room behind the block on both sides. Of the step's number of tokens it matters that
- * it is not 0. */
+ * its way the block would come up to 0.3 ms late, so where weights are streamed a kernel reads it: as one
+ * row, whole vectors; there is room behind the block on both sides. Of the step's number of tokens it matters
+ * that it is not 0. */
 static int issue_block(const struct issuing *i, const struct gpu_entry *e, struct helm_err *err)
 {
     const struct gpu_source *s = i->source;
@@ -255,8 +256,8 @@ static int (*const issue_of[OP_KIND_COUNT])(const struct issuing *i, const struc
     [OP_FOLLOW] = issue_event,     [OP_KV_STORE] = issue_store,
 };
 
-/* A matrix product's tokens are whole multiples, and in an invariant plan those at which the library has one algorithm; short
- * prompts have one number and an algorithm of their own. */
+/* A matrix product's tokens are whole multiples, and in an invariant plan those at which the library has one
+ * algorithm; short prompts have one number and an algorithm of their own. */
 static void pad(const struct issuing *i, struct op *op)
 {
     const struct gpu_source *s = i->source;
@@ -278,7 +279,8 @@ static void set_tokens(struct issuing *i, const struct gpu_entry *e)
 }
 
 /* A chunk's head knows how many samples there are, since its list is issued anew each step; mostly it is one,
- * and then the head's matrix is read at the speed of decode. Of an invariant plan it is computed as for all. */
+ * and then the head's matrix is read at the speed of decode. Of an invariant plan it is computed as for
+ * all. */
 static void set_samples(const struct issuing *i, const struct gpu_entry *e, struct op *op)
 {
     const struct gpu_program *p = i->program;
@@ -289,7 +291,8 @@ static void set_samples(const struct issuing *i, const struct gpu_entry *e, stru
     if (op->tokens == 1 && !invariant) op->kind = OP_GEMV;
 }
 
-/* The choice of a program that runs alone, without asking: kernels behind it read one, of which each token's experts differ. */
+/* The choice of a program that runs alone, without asking: kernels behind it read one, of which each token's
+ * experts differ. */
 static void choose_alone(struct op *op)
 {
     const struct gpuk_experts_ask ask = op->as.experts_ask;
@@ -340,8 +343,8 @@ static bool is_issued(const struct gpu_source *s, const struct gpu_entry *e, con
     }
 }
 
-/* Whether the product `e` need not wait for what the launch in front makes: both of one token, of which kernels.h says that they
- * let others start as GPUK_BESIDE asks. */
+/* Whether the product `e` need not wait for what the launch in front makes: both of one token, of which
+ * kernels.h says that they let others start as GPUK_BESIDE asks. */
 static bool is_beside(const struct gpu_entry *front, const struct gpu_entry *e)
 {
     if (e->op.kind != OP_GEMV || !front) return false;

@@ -1,8 +1,8 @@
-/* Inside lowering: what program.c (spans, phases), math.c and attention.c (what is computed), supply.c (where weights and
- * caches come from) and chain.c (chains) share.
+/* Inside lowering: what program.c (spans, phases), math.c and attention.c (what is computed), supply.c (where
+ * weights and caches come from) and chain.c (chains) share.
  *
- * Entries are added to one list in the order in which they are issued. An error is kept in `rc`; entries added
- * after it are discarded. */
+ * Entries are added to one list in the order in which they are issued. An error is kept in `rc`; entries
+ * added after it are discarded. */
 #pragma once
 
 #include "worker-gpu/program/program.h"
@@ -43,8 +43,8 @@ static inline uint32_t lower_head_unit(const struct lowering *low)
 
 /* ---- supply ---- */
 
-/* An operation's weights, or one slice of them: rows of up to three matrices, all of `format`. Weights of several
- * formats make several pieces. */
+/* An operation's weights, or one slice of them: rows of up to three matrices, all of `format`. Weights of
+ * several formats make several pieces. */
 struct piece_part {
     uint32_t weight; /* which of the operation's */
     const struct gpu_matrix *matrix;
@@ -76,17 +76,17 @@ struct gpu_entry *lower_expand_home(struct lowering *low, uint32_t index);
 void lower_begin_copies(struct lowering *low);
 /* Behind the step block: the copies that may begin before anything is computed. */
 void lower_first_copies(struct lowering *low);
-/* Where a span waits for the CPU: expands its first slice meanwhile. The place that it is expanded to is unused by
- * then, unless weights packed in VRAM are expanded before it. The slice has arrived by then, unless the link is far
- * behind, and then the span would wait for it in any case. */
+/* Where a span waits for the CPU: expands its first slice meanwhile. The place that it is expanded to is
+ * unused by then, unless weights packed in VRAM are expanded before it. The slice has arrived by then, unless
+ * the link is far behind, and then the span would wait for it in any case. */
 void lower_expand_ahead(struct lowering *low, const struct plan_span *span);
 /* Behind all spans: borrowed caches are back. Behind the end word: the tail. */
 void lower_end_caches(struct lowering *low);
 void lower_tail(struct lowering *low);
 
-/* The cache of a layer, a host's layer in its staging pool; the copies to there before the layer's attention, and back
- * behind it. With two tiers: both pools, the second one staged for a chunk; the host's layer with a page table of its
- * own; behind a chunk's attention the copies of the pages that it has filled. */
+/* The cache of a layer, a host's layer in its staging pool; the copies to there before the layer's attention,
+ * and back behind it. With two tiers: both pools, the second one staged for a chunk; the host's layer with a
+ * page table of its own; behind a chunk's attention the copies of the pages that it has filled. */
 void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_attention *a);
 /* What a chunk's attention in pieces is about: own, and the layer in the arena's pages. */
 struct gpu_supply lower_cache_pieces(const struct lowering *low, uint32_t layer);
@@ -97,8 +97,8 @@ void lower_cache_end(struct lowering *low, uint32_t layer);
 
 /* A unit; `out` of the decode tiers: where the residual stream goes, x or a lane. */
 void lower_unit(struct lowering *low, uint32_t unit, float *out);
-/* Whether another processor computes rows of the unit's MLP (share.c); the residual stream to it, before the unit's own products; its sum,
- * added to the stream after them, into `out` as lower_unit has it. */
+/* Whether another processor computes rows of the unit's MLP (share.c); the residual stream to it, before the
+ * unit's own products; its sum, added to the stream after them, into `out` as lower_unit has it. */
 bool lower_shares(const struct lowering *low, uint32_t unit);
 void lower_share_begin(struct lowering *low, uint32_t unit);
 void lower_share_end(struct lowering *low, uint32_t unit, float *out);
@@ -112,6 +112,7 @@ void lower_head(struct lowering *low, bool drafts);
 
 /* Joins the operations of a whole list to chains where it can (chain.c). */
 void lower_chains(struct lowering *low);
-/* Of an invariant plan, before that: attention whose next product is one that chains have with the bits of few tokens gets a
- * chain's order, in the lists of one token and of few; where one of several tokens is far, up to GPU_APART_POSITION. */
+/* Of an invariant plan, before that: attention whose next product is one that chains have with the bits of
+ * few tokens gets a chain's order, in the lists of one token and of few; where one of several tokens is far,
+ * up to GPU_APART_POSITION. */
 void lower_attention_chained(struct lowering *low);

@@ -1,6 +1,7 @@
 /* Inside lowering: what math.c (linears, ends, the walk) and attention.c share of making entries.
  *
- * For each kind of operation there is one function, make_..., that fills in its arguments; math.c's table finds it. */
+ * For each kind of operation there is one function, make_..., that fills in its arguments; math.c's table
+ * finds it. */
 #pragma once
 
 #include "worker-gpu/program/lower.h"
@@ -67,7 +68,8 @@ static inline struct op *making_op(struct lowering *low, const struct making *m)
 
 /* ---- ends.c ---- */
 
-/* Inputs of each layer by a table; rows of the embedding; the rows that are sampled; logits' soft cap; the greedy token. */
+/* Inputs of each layer by a table; rows of the embedding; the rows that are sampled; logits' soft cap; the
+ * greedy token. */
 void make_per_layer(struct lowering *low, const struct making *m);
 void make_embed(struct lowering *low, const struct making *m);
 void make_join(struct lowering *low, const struct making *m); /* of drafts */
@@ -77,7 +79,8 @@ void make_argmax(struct lowering *low, const struct making *m);
 
 /* ---- experts.c ---- */
 
-/* A router's logits; the choice; the shared expert's weight; a chunk's groups; a piece of the experts' matrices; the sum of a chunk's. */
+/* A router's logits; the choice; the shared expert's weight; a chunk's groups; a piece of the experts'
+ * matrices; the sum of a chunk's. */
 void make_router(struct lowering *low, const struct making *m);
 void make_route(struct lowering *low, const struct making *m);
 void make_weigh(struct lowering *low, const struct making *m);
@@ -96,7 +99,8 @@ void make_experts_add(struct lowering *low, const struct making *m);
 void make_running_mean(struct lowering *low, const struct making *m);
 void make_delta(struct lowering *low, const struct making *m);
 
-/* What attention's math becomes: as usual, or with hand-overs to the CPU in layers that it attends to a part of. */
+/* What attention's math becomes: as usual, or with hand-overs to the CPU in layers that it attends to a part
+ * of. */
 uint32_t making_attention_ops(const struct lowering *low, const struct making *m,
                               enum op_kind kinds[PROGRAM_OPS_MAX]);
 void make_rope_append(struct lowering *low, const struct making *m);

@@ -124,7 +124,8 @@ static void make_norm(struct lowering *low, const struct making *m)
                                      .out_dtype = dtype};
 }
 
-/* A piece's matrices over one sub-chunk: one product where they and their outputs lie one behind the other. */
+/* A piece's matrices over one sub-chunk: one product where they and their outputs lie one behind the
+ * other. */
 static void make_matmul(struct lowering *low, const struct making *m)
 {
     const struct math_op *math = m->at->math;
@@ -290,8 +291,8 @@ static void add_head(struct lowering *low, const struct making *m, uint32_t grou
     add_segment(low, m, e, part, &out);
 }
 
-/* In a program of several tokens: the whole matrix in the format in which it lies, for a step that samples one
- * row. False where that is no other than what every step does, or the device does not take it. */
+/* In a program of several tokens: the whole matrix in the format in which it lies, for a step that samples
+ * one row. False where that is no other than what every step does, or the device does not take it. */
 static bool add_head_of_one(struct lowering *low, const struct making *m)
 {
     struct piece whole = {0};
@@ -407,9 +408,9 @@ static void issue_when(const struct lowering *low, uint32_t first, enum gpu_when
     }
 }
 
-/* A chunk's operation over weights at home. Where the device multiplies blocks as they lie by a short chunk's tokens,
- * their whole matrices are issued for one; what is expanded slice by slice is for others then. Returns how many tokens are
- * a short chunk's; 0: none are. */
+/* A chunk's operation over weights at home. Where the device multiplies blocks as they lie by a short chunk's
+ * tokens, their whole matrices are issued for one; what is expanded slice by slice is for others then.
+ * Returns how many tokens are a short chunk's; 0: none are. */
 static uint32_t make_short(struct lowering *low, const struct making *m)
 {
     struct piece whole = {.index = m->piece->index, .first = m->piece->first};
@@ -449,8 +450,8 @@ static void make_pieces(struct lowering *low, struct making *m, struct piece *pi
     }
 }
 
-/* Experts' matrices piece by piece, of all of a chunk's tokens at once, so that each is read once: the norm before the first
- * piece, the sum behind the last. */
+/* Experts' matrices piece by piece, of all of a chunk's tokens at once, so that each is read once: the norm
+ * before the first piece, the sum behind the last. */
 static void make_experts(struct lowering *low, struct making *m, struct piece *piece)
 {
     enum op_kind kinds[PROGRAM_OPS_MAX];
@@ -467,8 +468,9 @@ static void make_experts(struct lowering *low, struct making *m, struct piece *p
     if (sums && !low->rc) make_of[m->kind](low, m);
 }
 
-/* When an operation's turn is where a layer's experts are in both memories: the choice first, since the CPU begins behind it,
- * and the experts' sum late, which waits for the CPU's; what adds both to the residual stream is last. */
+/* When an operation's turn is where a layer's experts are in both memories: the choice first, since the CPU
+ * begins behind it, and the experts' sum late, which waits for the CPU's; what adds both to the residual
+ * stream is last. */
 static int mixed_turn(const struct math_op *math)
 {
     return math->kind == MATH_ROUTE          ? 0

@@ -60,8 +60,8 @@ static int copy_stretch(const struct gpu_source *s, const struct gpu_entry *e, c
     return rc;
 }
 
-/* A row's page between its place in VRAM and the arena, of a layer of the GPU's in a chunk that appends in the arena. Other
- * layers have no places then. */
+/* A row's page between its place in VRAM and the arena, of a layer of the GPU's in a chunk that appends in
+ * the arena. Other layers have no places then. */
 static int copy_placed(const struct gpu_source *s, const struct gpu_entry *e, const struct batch_row *row,
                        uint32_t index, enum device_direction direction, struct helm_err *err)
 {
@@ -71,7 +71,8 @@ static int copy_placed(const struct gpu_source *s, const struct gpu_entry *e, co
     return gpu_copy_page(s, direction, &cells, row->pages[index], row->places[index], err);
 }
 
-/* The first page of a row that the layer sees: of a window the first of its tile, since attention reads whole tiles. */
+/* The first page of a row that the layer sees: of a window the first of its tile, since attention reads whole
+ * tiles. */
 static uint32_t seen_from(const struct gpu_source *s, const struct gpu_entry *e, const struct batch_row *row)
 {
     const struct model_config *c = &s->model->config;

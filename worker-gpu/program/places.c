@@ -1,5 +1,5 @@
-/* Lowering: where the numbers of the model's buffers lie in the device's memory, and as what. See making.h; called by math.c,
- * attention.c and experts.c. */
+/* Lowering: where the numbers of the model's buffers lie in the device's memory, and as what. See making.h;
+ * called by math.c, attention.c and experts.c. */
 #include "worker-gpu/program/making.h"
 
 /* The product that reads a buffer from this operation on; NULL: none does. */
@@ -19,7 +19,8 @@ static enum dtype read_as(const struct lowering *low, const struct making *m, en
     return reader ? making_dtype(low, reader, 0, m->at->layer) : DTYPE_F32;
 }
 
-/* Numbers of a token between a layer's gates and downs: rows are as long as the layer's MLP is wide, whatever others have. */
+/* Numbers of a token between a layer's gates and downs: rows are as long as the layer's MLP is wide, whatever
+ * others have. */
 static uint32_t act_width(const struct lowering *low, const struct making *m)
 {
     const struct math_op *reader = reader_of(low, m, BUFFER_GATE);
@@ -27,7 +28,8 @@ static uint32_t act_width(const struct lowering *low, const struct making *m)
     return gpu_matrix_of(low->source->weights, reader->weight[0], m->at->layer)->cols;
 }
 
-/* Numbers of a row in front of a buffer, where what products leave for attention, or for a gated delta net, stands side by side. */
+/* Numbers of a row in front of a buffer, where what products leave for attention, or for a gated delta net,
+ * stands side by side. */
 static uint32_t before(const struct model_config *c, const struct model_heads *heads,
                        enum model_buffer buffer)
 {
@@ -69,8 +71,8 @@ static struct place side_by_side(const struct lowering *low, const struct making
                           DTYPE_F32};
 }
 
-/* What attention leaves, or a gated delta net: `width` numbers of each token. Without an area of its own a chunk's takes the
- * place of q k v. */
+/* What attention leaves, or a gated delta net: `width` numbers of each token. Without an area of its own a
+ * chunk's takes the place of q k v. */
 static struct place attention_output(const struct lowering *low, const struct making *m,
                                      enum model_buffer buffer, uint32_t width)
 {
@@ -106,7 +108,8 @@ struct place making_place(const struct lowering *low, const struct making *m, en
     case BUFFER_V:
     case BUFFER_Q_HEADS:
         return side_by_side(low, m, buffer, workspace_attention_width(c));
-    case BUFFER_Q_LOW: /* beside what else is a product of its input; a chunk's norm takes rows one after another */
+    case BUFFER_Q_LOW: /* beside what else is a product of its input; a chunk's norm takes rows one after
+                          another */
         if (!chunk) return side_by_side(low, m, buffer, workspace_attention_width(c));
         return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_LOW), m->sub, c->latent.q_rank,
                                          sizeof(float)),

@@ -10,8 +10,8 @@
  *
  * A chunk is computed in sub-chunks of GPU_SUB_TOKENS: each operation, or each slice of it where weights are
  * streamed, does all sub-chunks one after the other, so weights cross the link once however long the chunk.
- * Of all its tokens only the residual stream, q k v (later the attention's output, in the same place) and
- * the product of gate and up are kept; everything else is as large as a sub-chunk.
+ * Of all its tokens only the residual stream, q k v (later the attention's output, in the same place) and the
+ * product of gate and up are kept; everything else is as large as a sub-chunk.
  *
  * Streamed weights: the copy queue fills the ring (ring.h) behind events that the compute queue records when
  * what is overwritten has been used, and the compute queue waits for each slice's arrival; the host waits for
@@ -31,25 +31,26 @@
  * What lies packed in VRAM is multiplied so by one token's products, whole operations at a time, where the
  * device does that; else it is expanded as streamed slices are, to the same place, a slice at a time.
  *
- * Two tiers of the cache (plan.h, arena_layout.h): few tokens' kernels read pages of the arena where they lie, over the
- * link. Of a chunk, whose every 64 queries would read them again, a layer's such pages are brought to VRAM in pieces
- * (pieces.h), the first two beside the computation of the layer before, the others beside attention to the one before each;
- * where no row has any, nothing is copied. What a chunk fills is
- * copied to the arena layer by layer, behind each layer's attention; in the decode tiers the host puts such copies behind
- * the graph, once every page (tiers.h). Each decode tier has one more program for steps in which the CPU attends to a part
- * (STEP_KV_ASSISTED): the queries of a layer that it attends to (plan_assists_layer) go down, the GPU attends to its own positions meanwhile, and what comes up is
- * merged. Of borrowed caches all pages are the arena's, and go through the pool as with one tier; where VRAM has too few places
- * for a chunk (plan_appends_in_arena) all caches are borrowed in chunks.
+ * Two tiers of the cache (plan.h, arena_layout.h): few tokens' kernels read pages of the arena where they
+ * lie, over the link. Of a chunk, whose every 64 queries would read them again, a layer's such pages are
+ * brought to VRAM in pieces (pieces.h), the first two beside the computation of the layer before, the others
+ * beside attention to the one before each; where no row has any, nothing is copied. What a chunk fills is
+ * copied to the arena layer by layer, behind each layer's attention; in the decode tiers the host puts such
+ * copies behind the graph, once every page (tiers.h). Each decode tier has one more program for steps in
+ * which the CPU attends to a part (STEP_KV_ASSISTED): the queries of a layer that it attends to
+ * (plan_assists_layer) go down, the GPU attends to its own positions meanwhile, and what comes up is merged.
+ * Of borrowed caches all pages are the arena's, and go through the pool as with one tier; where VRAM has too
+ * few places for a chunk (plan_appends_in_arena) all caches are borrowed in chunks.
  *
- * Of an invariant plan (common/plan/schedule.h) the program of one token is that of GPU_STEADY_FEW; in chains are products
- * where the device has the same bits there (device_asked.chain_as_few), and attention beside them, whose order few tokens then
- * have, too (enum gpuk_order).
+ * Of an invariant plan (common/plan/schedule.h) the program of one token is that of GPU_STEADY_FEW; in chains
+ * are products where the device has the same bits there (device_asked.chain_as_few), and attention beside
+ * them, whose order few tokens then have, too (enum gpuk_order).
  *
- * Chains (chains.h): of the tier of one token, operations of layers and head with nothing between them are done by one
- * kernel, where the device has it and the model is no mixture of experts. OP_CHAIN stands in front
- * of them; they stay in the list, as what the chain consists of. (The head in one is computed in any case, as in
- * every graph.) Events of the ring, words and lanes end a chain; slices of streamed weights, each between two events,
- * stay kernels of their own.
+ * Chains (chains.h): of the tier of one token, operations of layers and head with nothing between them are
+ * done by one kernel, where the device has it and the model is no mixture of experts. OP_CHAIN stands in
+ * front of them; they stay in the list, as what the chain consists of. (The head in one is computed in any
+ * case, as in every graph.) Events of the ring, words and lanes end a chain; slices of streamed weights, each
+ * between two events, stay kernels of their own.
  *
  * Called by engine.c. Owns entries and graph; addresses point into device memory and the arena, which outlive
  * it. */
@@ -70,8 +71,9 @@
 
 enum gpu_tier { GPU_TIER_1, GPU_TIER_2, GPU_TIER_4, GPU_TIER_8, GPU_TIER_16, GPU_TIER_CHUNK, GPU_TIER_COUNT };
 enum gpu_tier gpu_tier_of(uint32_t tokens);
-/* The tier of a step by its schedule: an invariant plan decodes by the programs of 1, of 8 and of 16 tokens, whose kernels are
- * the same but for how many tokens they have room for, and for chains of products that have the same bits. */
+/* The tier of a step by its schedule: an invariant plan decodes by the programs of 1, of 8 and of 16 tokens,
+ * whose kernels are the same but for how many tokens they have room for, and for chains of products that have
+ * the same bits. */
 enum gpu_tier gpu_tier_for(const struct plan *plan, const struct plan_schedule *schedule, uint32_t tokens);
 
 /* Device memory of a worker beside weights, KV pool and ring, one allocation. */
@@ -94,8 +96,9 @@ static inline float *gpu_rope_table(const struct gpu_buffers *buffers, const str
            (size_t)table * buffers->work.tokens * model_heads_most(config).head_dim;
 }
 
-/* For which steps an entry is issued: of one sample or of several; of up to its when_tokens tokens or of more (in an
- * invariant plan: of short prompts or of others); that fill a page, that read pages of the arena, or either. */
+/* For which steps an entry is issued: of one sample or of several; of up to its when_tokens tokens or of more
+ * (in an invariant plan: of short prompts or of others); that fill a page, that read pages of the arena, or
+ * either. */
 enum gpu_when {
     GPU_WHEN_ANY,
     GPU_WHEN_ONE,
@@ -164,17 +167,19 @@ struct gpu_events gpu_events_place(const struct plan *plan, enum plan_processor 
 /* One span: the ticket it waits for and the one it publishes, each in its lane; 0: none. */
 struct gpu_turn {
     uint32_t in, out, lane_in, lane_out;
-    uint32_t
-        last_out; /* its reader takes it and clears the word, so `sent` says this when it was published; 0: it stays */
+    uint32_t last_out; /* its reader takes it and clears the word, so `sent` says this when it was published;
+                          0: it stays */
     uint64_t usual_ns; /* the wait for `in` in the steps before (watch.c); 0: not known */
 };
 
-/* How a decode program attends. One token's attention in a chain begins while the weights in front of it are still
- * computed with, so it is first over short contexts; over long ones a kernel of its own reads the cache faster. */
+/* How a decode program attends. One token's attention in a chain begins while the weights in front of it are
+ * still computed with, so it is first over short contexts; over long ones a kernel of its own reads the cache
+ * faster. */
 enum gpu_attending {
-    GPU_ATTENDS_USUALLY, /* in a chain where there are chains, several tokens of an invariant plan in its order */
-    GPU_ATTENDS_APART, /* where there are chains: one token from position GPU_APART_POSITION on; several of an invariant
-                             plan, one of which is */
+    GPU_ATTENDS_USUALLY, /* in a chain where there are chains, several tokens of an invariant plan in its
+                            order */
+    GPU_ATTENDS_APART, /* where there are chains: one token from position GPU_APART_POSITION on; several of an
+                          invariant plan, one of which is */
     GPU_ATTENDS_ASSISTED, /* the CPU attends to a part of the cache: two tiers alone */
     GPU_ATTENDING_COUNT
 };
@@ -208,8 +213,8 @@ struct gpu_source {
     struct device *device;
     struct kv_layout kv, window_kv; /* of pages, and of windows, whose pool is behind theirs */
     void *kv_pool, *window_pool;
-    void *staging
-        [GPU_STAGINGS]; /* [page_count] pages of one layer, the arena's page numbers; two tiers: one, of pieces */
+    void *staging[GPU_STAGINGS]; /* [page_count] pages of one layer, the arena's page numbers; two tiers: one,
+                                    of pieces */
     const struct ring_schedule *ring; /* by phase */
     const struct ring_schedule *home; /* slices of what lies packed in VRAM */
     const struct gpu_states *states;  /* fixed ones */
@@ -236,16 +241,17 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, enum 
 /* HELM_E_INTERNAL names the kernel that wants more on this device than the plan charges. */
 HELM_MUST_CHECK int gpu_buffers_check(const struct model_config *config, const struct device *device,
                                       const struct gpu_buffers *buffers, struct helm_err *err);
-/* The workspace of attention of `tokens` tokens (of the decode tiers). Counters, which must stay zero, then partial
- * results: for every tier the latter begin at the same place, so that none writes over another's counters. */
+/* The workspace of attention of `tokens` tokens (of the decode tiers). Counters, which must stay zero, then
+ * partial results: for every tier the latter begin at the same place, so that none writes over another's
+ * counters. */
 void *gpu_attention_work(const struct gpu_source *source, uint32_t tokens);
 /* The arrays of sub-chunk `sub` at `base`, which is the block's own address. */
 struct gpuk_step gpu_block_step(const struct gpu_block *block, const char *base, uint32_t pages_per_slot,
                                 uint32_t sub);
 /* Where pages of windows of a borrowed layer lie. */
 void *gpu_window_staging(const struct gpu_source *source, uint32_t staging);
-/* Bytes of VRAM for borrowed layers: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed; with two tiers
- * always pieces and a tail (plan_staging). */
+/* Bytes of VRAM for borrowed layers: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed; with two
+ * tiers always pieces and a tail (plan_staging). */
 uint64_t gpu_staging_bytes(const struct plan *plan, enum plan_processor self,
                            const struct arena_header *arena);
 
@@ -267,8 +273,8 @@ static inline bool gpu_attends_apart(const struct plan *plan, enum gpu_tier tier
     return (tier == GPU_TIER_1 || (plan->invariant && tier < GPU_TIER_CHUNK)) &&
            position >= GPU_APART_POSITION;
 }
-/* Whether a program that attends so would be the usual one once more: an invariant plan whose attention is in no chain's order
- * attends over long contexts as over short ones. */
+/* Whether a program that attends so would be the usual one once more: an invariant plan whose attention is in
+ * no chain's order attends over long contexts as over short ones. */
 static inline bool gpu_program_repeats(const struct plan *plan, const struct gpu_program *usual,
                                        enum gpu_attending attending)
 {
@@ -276,7 +282,8 @@ static inline bool gpu_program_repeats(const struct plan *plan, const struct gpu
 }
 HELM_MUST_CHECK int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_kind *kind,
                                       struct gpu_program *program, struct helm_err *err);
-/* The layer of drafts and its head, by the step's own hidden states or by those of drafts. Issued anew each time. */
+/* The layer of drafts and its head, by the step's own hidden states or by those of drafts. Issued anew each
+ * time. */
 HELM_MUST_CHECK int gpu_program_lower_drafts(const struct gpu_source *source, bool first, enum gpu_tier tier,
                                              struct gpu_program *program, struct helm_err *err);
 /* Puts the lists of its chains into the buffers: once, before the program is issued, not under capture. */

@@ -157,8 +157,8 @@ static int cut_run(struct cutting *c, const struct run *run)
     return rc;
 }
 
-/* Whether a matrix lies in VRAM in a format that some step expands; for the head, of which few rows are wanted,
- * that is one of variable size. */
+/* Whether a matrix lies in VRAM in a format that some step expands; for the head, of which few rows are
+ * wanted, that is one of variable size. */
 static bool is_expanded(const struct gpu_matrix *m, int32_t layer)
 {
     return !m->host &&
@@ -245,8 +245,8 @@ uint32_t ring_prefix(const struct ring_schedule *decode)
     return count;
 }
 
-/* From which slice on the phase's last ones are used in one go: units next to each other or with one resident half
- * layer between, all of whose slices can be in the ring before the first is used. */
+/* From which slice on the phase's last ones are used in one go: units next to each other or with one resident
+ * half layer between, all of whose slices can be in the ring before the first is used. */
 static uint32_t last_burst(const struct cutting *c, const struct plan *plan, uint32_t phase)
 {
     const struct ring_schedule *s = c->schedule;
@@ -261,9 +261,10 @@ static uint32_t last_burst(const struct cutting *c, const struct plan *plan, uin
     return s->count && s->slice[s->count - 1].after < (int32_t)first ? first : s->count;
 }
 
-/* What of the prefix this phase overwrites, in the order in which its place becomes free. Places that the last burst sets
- * free are taken as free when it is over, so that the next step's first slices come first: the order of the places
- * is another where the last lap ends, and a step that waits for slice 0 waits for all that is copied before it. */
+/* What of the prefix this phase overwrites, in the order in which its place becomes free. Places that the
+ * last burst sets free are taken as free when it is over, so that the next step's first slices come first:
+ * the order of the places is another where the last lap ends, and a step that waits for slice 0 waits for all
+ * that is copied before it. */
 static int add_tail(struct cutting *c, const struct plan *plan, uint32_t phase,
                     const struct ring_schedule *decode)
 {

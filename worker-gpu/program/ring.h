@@ -2,13 +2,13 @@
  * when.
  *
  * Called by program lowering (program*.c) and the engine; pure arithmetic. Each operation of a `stream` unit
- * that has weights (q k v; o; gate and up; down) is cut into slices of some rows. Slices stand in the ring in order of use,
- * one behind the other, and begin again at its start where one does not fit before the end. So the place of
- * every slice, and after whose use it may be overwritten, is known when programs are lowered; every step
- * begins the same way.
+ * that has weights (q k v; o; gate and up; down) is cut into slices of some rows. Slices stand in the ring in
+ * order of use, one behind the other, and begin again at its start where one does not fit before the end. So
+ * the place of every slice, and after whose use it may be overwritten, is known when programs are lowered;
+ * every step begins the same way.
  *
- * Packed matrices (common/formats/packed.h) are cut into the same slices and lie in the ring as they are in the
- * arena: whole groups of rows, whose sizes differ and are known once the arena's weights are there; until
+ * Packed matrices (common/formats/packed.h) are cut into the same slices and lie in the ring as they are in
+ * the arena: whole groups of rows, whose sizes differ and are known once the arena's weights are there; until
  * then the schedule uses their largest size. expand.h expands them.
  *
  * One schedule a phase. Whatever phase a step was of, what is to be in the ring behind it are the first
@@ -68,8 +68,8 @@ struct ring_schedule {
 HELM_MUST_CHECK int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32_t phase,
                               const struct ring_schedule *decode, struct ring_schedule *schedule,
                               struct helm_err *err);
-/* Slices of what lies packed in VRAM (struct gpu_weights), in order of units, the head's last: what is expanded
- * at a time where it cannot be multiplied as it is. They have no place in the ring. */
+/* Slices of what lies packed in VRAM (struct gpu_weights), in order of units, the head's last: what is
+ * expanded at a time where it cannot be multiplied as it is. They have no place in the ring. */
 HELM_MUST_CHECK int ring_plan_home(const struct gpu_weights *weights, const struct plan *plan,
                                    struct ring_schedule *schedule, struct helm_err *err);
 /* How many slices of decode the prefix has. */

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Neighbours in slots and in snapshots become one: each copy waits for the slice that the link has under way. */
+/* Neighbours in slots and in snapshots become one: each copy waits for the slice that the link has under
+ * way. */
 static void join_neighbours(struct gpu_records *s)
 {
     uint32_t count = 0;

@@ -4,8 +4,8 @@
  *   weights   at home in VRAM: whole; streamed: slices of the ring, between waiting for each and setting its
  *             place free; of a format that the device does not multiply by: expanded, slice by slice
  *   copies    of the phase's schedule, each as soon as what it overwrites has been used; the tail's last
- *   caches    of the host's layers: into a staging pool before attention, and back; with two tiers of the GPU's too
- *             what a chunk finds in the arena, and what it fills to the arena */
+ *   caches    of the host's layers: into a staging pool before attention, and back; with two tiers of the
+ *             GPU's too what a chunk finds in the arena, and what it fills to the arena */
 #include "worker-gpu/program/lower.h"
 
 static void add_event(struct lowering *low, enum op_kind kind, enum device_queue queue, uint32_t event)
@@ -161,8 +161,8 @@ static bool is_copied(const struct lowering *low, uint32_t prefix)
     return false;
 }
 
-/* Waits for a slice to arrive. Unless products read it as it is, it is expanded then, and its place in the ring set
- * free. */
+/* Waits for a slice to arrive. Unless products read it as it is, it is expanded then, and its place in the
+ * ring set free. */
 static void add_arrival(struct lowering *low, uint32_t index)
 {
     const struct ring_slice *slice = &low->ring->slice[index];
@@ -175,8 +175,8 @@ static void add_arrival(struct lowering *low, uint32_t index)
     add_copies(low, (int32_t)index);
 }
 
-/* Passes slices at home of units before this one. Where decode has a layer's experts in both memories, a list for prompts may have
- * the CPU compute them: the shared expert's slices lie in VRAM all the same. */
+/* Passes slices at home of units before this one. Where decode has a layer's experts in both memories, a list
+ * for prompts may have the CPU compute them: the shared expert's slices lie in VRAM all the same. */
 static void pass_home(struct lowering *low, uint32_t unit)
 {
     const struct ring_schedule *home = low->source->home;
@@ -277,8 +277,8 @@ void lower_expand_ahead(struct lowering *low, const struct plan_span *span)
 
 /* ---- caches ---- */
 
-/* Whether the layer's cache is the host's, as that of all is in a chunk that appends in the arena; else *kv_layer is its
- * place in VRAM. */
+/* Whether the layer's cache is the host's, as that of all is in a chunk that appends in the arena; else
+ * *kv_layer is its place in VRAM. */
 static bool is_borrowed(const struct lowering *low, uint32_t layer, uint32_t *kv_layer)
 {
     if (plan_kv_of(low->source->plan, layer, kv_layer) != low->source->self) return true;
@@ -288,8 +288,8 @@ static bool is_borrowed(const struct lowering *low, uint32_t layer, uint32_t *kv
     return true;
 }
 
-/* Whether a layer's attention is computed here from a staging pool: a borrowed cache, and of a chunk with two tiers what
- * lies in the arena of any. *own: the cache is the GPU's; *kv_layer: in the arena's pages. */
+/* Whether a layer's attention is computed here from a staging pool: a borrowed cache, and of a chunk with two
+ * tiers what lies in the arena of any. *own: the cache is the GPU's; *kv_layer: in the arena's pages. */
 static bool is_staged(const struct lowering *low, uint32_t layer, bool *own, uint32_t *kv_layer)
 {
     const struct plan *plan = low->source->plan;
@@ -333,8 +333,8 @@ static void add_fetches(struct lowering *low)
     }
 }
 
-/* Both pools of a layer: with few tokens the arena's pages where they lie, of a chunk places of the staging pool. Of one whose
- * cache is the arena's alone the table has pages of the arena only. */
+/* Both pools of a layer: with few tokens the arena's pages where they lie, of a chunk places of the staging
+ * pool. Of one whose cache is the arena's alone the table has pages of the arena only. */
 static void take_tiers(const struct lowering *low, uint32_t layer, bool borrowed, struct gpuk_attention *a)
 {
     const struct gpu_source *s = low->source;
@@ -349,8 +349,8 @@ static void take_tiers(const struct lowering *low, uint32_t layer, bool borrowed
                                             low->program->block.arena_table);
 }
 
-/* Pages of windows lie in a pool of their own, or, borrowed, in the staging memory by the same numbers; their entries stand
- * behind those of pages. */
+/* Pages of windows lie in a pool of their own, or, borrowed, in the staging memory by the same numbers; their
+ * entries stand behind those of pages. */
 static void take_window(const struct lowering *low, uint32_t layer, struct gpuk_attention *a)
 {
     const struct gpu_source *s = low->source;

@@ -1,7 +1,8 @@
 /* Two tiers of the cache (plan.h, arena_layout.h): copies of pages between VRAM's places and the arena.
  *
- * A page has the cells of all layers in the arena, numbered as in the model, and of the GPU's layers in VRAM, numbered as
- * plan_kv_of says. Called by issue.c, of a chunk's layers, and by ../tiers.c, of whole pages. Owns nothing. */
+ * A page has the cells of all layers in the arena, numbered as in the model, and of the GPU's layers in VRAM,
+ * numbered as plan_kv_of says. Called by issue.c, of a chunk's layers, and by ../tiers.c, of whole pages.
+ * Owns nothing. */
 #pragma once
 
 #include "worker-gpu/program/program.h"

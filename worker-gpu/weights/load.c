@@ -1,8 +1,8 @@
 /* Weights into VRAM. See weights.h; called by engine.c.
  *
  * A few threads each take the next piece, read it into one of their two pinned slots and queue its copy; a
- * slot is read into again once its copy is done. So disk, host memory and link work at the same time. A piece is
- * some rows of a matrix; what lies in VRAM in another format is read beside and converted into the slot.
+ * slot is read into again once its copy is done. So disk, host memory and link work at the same time. A piece
+ * is some rows of a matrix; what lies in VRAM in another format is read beside and converted into the slot.
  *
  * Of packed matrices a piece is a run of groups: a thread reads it and measures how small it becomes, waits
  * until the pieces before it have their places, takes the next, and packs it into a slot. Pieces are taken in
@@ -24,8 +24,8 @@
 #define WEIGHTS_PIECE   (4 * MIB)
 #define WEIGHTS_SLOTS   2 /* a reader */
 #define WEIGHTS_READERS 16
-/* As many as GPU_LOAD_STAGING_BYTES has room for, in pieces of the usual size. Those of matrices with very many columns,
- * whose groups are larger than a piece, are fewer. */
+/* As many as GPU_LOAD_STAGING_BYTES has room for, in pieces of the usual size. Those of matrices with very
+ * many columns, whose groups are larger than a piece, are fewer. */
 static_assert(WEIGHTS_READERS * (WEIGHTS_SLOTS + 1) * WEIGHTS_PIECE <= GPU_LOAD_STAGING_BYTES,
               "the planner's staging memory");
 

@@ -1,7 +1,7 @@
 /* Weights of a model that only exists to be measured. See weights.h; called by weights/load.c.
  *
- * Matrices are random blocks, the same few over and over: what is multiplied decides neither time nor, but for zeros, power.
- * Embeddings are larger, and vectors as common/model/sample.h says why. */
+ * Matrices are random blocks, the same few over and over: what is multiplied decides neither time nor, but
+ * for zeros, power. Embeddings are larger, and vectors as common/model/sample.h says why. */
 #include <string.h>
 
 #include "common/base/units.h"

@@ -246,8 +246,8 @@ static int arrive(struct gpu_slots *s, struct helm_err *err)
     return rc;
 }
 
-/* What comes next, and what goes for it. The layer that had the last place in a step is the first in the next one, so that each
- * has its part of what steps bring. */
+/* What comes next, and what goes for it. The layer that had the last place in a step is the first in the next
+ * one, so that each has its part of what steps bring. */
 static void choose(struct gpu_slots *s)
 {
     const uint32_t most = plan_experts(s->plan)->moves, units = s->place.units, turn = s->turn;

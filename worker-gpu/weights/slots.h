@@ -1,10 +1,12 @@
-/* Experts that lie in VRAM beside host memory (plan.h, `mixed`): their slots, filled at load and kept by what tokens choose.
+/* Experts that lie in VRAM beside host memory (plan.h, `mixed`): their slots, filled at load and kept by what
+ * tokens choose.
  *
- * Called by engine.c (load), by step.c at the begin and the end of each step, and by lowering, which takes addresses. What a
- * decode step's tokens chose its kernels leave in host memory. At its end the policy (common/experts/slots.h) says which of
- * them come in the stead of others: at most plan_experts(plan)->moves a step, which the copy queue brings while the next step is
- * computed, and which serve the step behind that. The device's table of what is where is written between steps alone. While
- * experts move kernels read none in host memory: both would wait for each other on the link. */
+ * Called by engine.c (load), by step.c at the begin and the end of each step, and by lowering, which takes
+ * addresses. What a decode step's tokens chose its kernels leave in host memory. At its end the policy
+ * (common/experts/slots.h) says which of them come in the stead of others: at most plan_experts(plan)->moves
+ * a step, which the copy queue brings while the next step is computed, and which serve the step behind that.
+ * The device's table of what is where is written between steps alone. While experts move kernels read none in
+ * host memory: both would wait for each other on the link. */
 #pragma once
 
 #include "common/experts/slots.h"
@@ -20,8 +22,8 @@ struct gpu_slots {
     const struct gpu_weights *weights;
     const struct arena *arena;
     char *memory; /* on the device: place.bytes */
-    /* there: [units][experts], the slot of each expert or GPUK_SLOT_ABSENT; then how many of 1,000 of the missing ones
-     * kernels read in host memory; then [experts]: a table in which all are absent */
+    /* there: [units][experts], the slot of each expert or GPUK_SLOT_ABSENT; then how many of 1,000 of the
+     * missing ones kernels read in host memory; then [experts]: a table in which all are absent */
     uint32_t *table_device;
     void *pinned;
     uint32_t *table,
@@ -41,18 +43,19 @@ HELM_MUST_CHECK int gpu_slots_plan(const struct gpu_weights *weights, const stru
 /* Takes device memory and pinned memory. */
 HELM_MUST_CHECK int gpu_slots_open(struct gpu_slots *slots, struct device *device, const struct arena *arena,
                                    struct helm_err *err);
-/* Once host weights are there and known to the device: fills the slots as the plan says, or after a worker before this one
- * with what was used most. */
+/* Once host weights are there and known to the device: fills the slots as the plan says, or after a worker
+ * before this one with what was used most. */
 HELM_MUST_CHECK int gpu_slots_fill(struct gpu_slots *slots, struct helm_err *err);
-/* For programs that run alone, which do not ask: no expert is in a slot, so that none is read as another, which a packed one
- * cannot be. slot: where steps' kernels find experts. */
+/* For programs that run alone, which do not ask: no expert is in a slot, so that none is read as another,
+ * which a packed one cannot be. slot: where steps' kernels find experts. */
 HELM_MUST_CHECK int gpu_slots_hide(const struct gpu_slots *slots, uint32_t *slot, struct helm_err *err);
 /* Nothing runs on the device any more. */
 void gpu_slots_close(struct gpu_slots *slots);
 
 /* Before a step's program: the device's table, where it has changed. */
 HELM_MUST_CHECK int gpu_slots_begin(struct gpu_slots *slots, struct helm_err *err);
-/* Behind a decode step's launch: starts the copies that the end of the step before chose, which no step reads any more. */
+/* Behind a decode step's launch: starts the copies that the end of the step before chose, which no step reads
+ * any more. */
 HELM_MUST_CHECK int gpu_slots_send(struct gpu_slots *slots, struct helm_err *err);
 /* On the device: how many of 1,000 missing experts kernels read in host memory now. */
 const uint32_t *gpu_slots_direct(const struct gpu_slots *slots);

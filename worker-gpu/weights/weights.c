@@ -1,4 +1,5 @@
-/* What of the weights lies in VRAM where: by the plan's placements. See weights.h; weights/load.c fills it. */
+/* What of the weights lies in VRAM where: by the plan's placements. See weights.h; weights/load.c fills
+ * it. */
 #include "worker-gpu/weights/weights.h"
 
 #include <stdlib.h>
@@ -70,7 +71,8 @@ static int take_vram(struct gpu_weights *w, const struct plan *plan, struct helm
         (unsigned long long)w->packed_table_bytes, (unsigned long long)w->packed_room);
 }
 
-/* A table in the arena that kernels read a row a token of: the embedding where there is none in VRAM, and that of per-layer ones. */
+/* A table in the arena that kernels read a row a token of: the embedding where there is none in VRAM, and
+ * that of per-layer ones. */
 static bool reads_rows(const struct gpu_weights *w, const struct plan *plan, const struct model_tensor *t)
 {
     const bool drafts = plan->draft_layers && plan->head == w->self && !w->model->config.tied_head;

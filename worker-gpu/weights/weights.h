@@ -7,8 +7,8 @@
  *
  * Matrices of variable size (packed, common/formats/packed.h) are stacked in the rooms of all of them: their
  * tables of offsets and then their groups, one matrix behind the other as they come out. Loading fails with
- * HELM_E_CAPACITY where the rooms are not enough. `struct gpu_weights` owns tables and device memory. weights.c
- * finds places, weights/load.c loads, weights/made.c makes some up. */
+ * HELM_E_CAPACITY where the rooms are not enough. `struct gpu_weights` owns tables and device memory.
+ * weights.c finds places, weights/load.c loads, weights/made.c makes some up. */
 #pragma once
 
 #include "common/plan/placement.h"
@@ -18,9 +18,9 @@ struct gpu_matrix {
     const void *data; /* device; NULL: the model has none, or it is not this worker's, or it is streamed */
     const void *host; /* in the arena, of `stream` units; else NULL */
     enum tensor_format format;
-    /* For a variable format, whose groups are at `data` or `host`: the table of offsets in host memory, and on the
-     * device. A streamed matrix has its table in the arena, and expand.h copies it to the device; others have it there
-     * once loaded. */
+    /* For a variable format, whose groups are at `data` or `host`: the table of offsets in host memory, and
+     * on the device. A streamed matrix has its table in the arena, and expand.h copies it to the device;
+     * others have it there once loaded. */
     const uint32_t *offset, *offset_device;
     uint32_t rows, cols;
 };
@@ -56,8 +56,8 @@ struct gpu_weights_place {
     uint64_t table;  /* of packed ones, in bytes among the tables */
 };
 
-/* Checks the plan's placements and takes them; reads and allocates nothing on the device. `region` is where the
- * arena's weights lie and its size (they need not be there yet). */
+/* Checks the plan's placements and takes them; reads and allocates nothing on the device. `region` is where
+ * the arena's weights lie and its size (they need not be there yet). */
 HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct plan *plan,
                                      enum plan_processor self, const void *region, uint64_t region_bytes,
                                      struct gpu_weights *weights, struct helm_err *err);
@@ -66,7 +66,8 @@ HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct pla
 HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device *device, uint32_t threads,
                                      _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
                                      struct helm_err *err);
-/* The same of a model without files, which is only measured: random blocks and small vectors (weights/made.c). */
+/* The same of a model without files, which is only measured: random blocks and small vectors
+ * (weights/made.c). */
 HELM_MUST_CHECK int gpu_weights_make(struct gpu_weights *weights, struct helm_err *err);
 void gpu_weights_free(struct gpu_weights *weights);
 /* Where groups begin: behind the tables. */
@@ -74,9 +75,11 @@ static inline uint64_t gpu_weights_groups_at(const struct gpu_weights *w)
 {
     return w->packed_at + w->packed_table_bytes;
 }
-/* Notes in the tables where matrices and vectors are, from `base` on; for printing programs, too, which load none. */
+/* Notes in the tables where matrices and vectors are, from `base` on; for printing programs, too, which load
+ * none. */
 void gpu_weights_fill_tables(struct gpu_weights *w, const char *base);
-/* The table of a packed matrix in the arena, which the CPU worker wrote: what it says decides where copies read. */
+/* The table of a packed matrix in the arena, which the CPU worker wrote: what it says decides where copies
+ * read. */
 HELM_MUST_CHECK int gpu_weights_check_offsets(const struct gpu_matrix *matrix, struct helm_err *err);
 
 static inline const struct gpu_matrix *gpu_matrix_of(const struct gpu_weights *w, enum tensor_role role,

@@ -1,9 +1,10 @@
 /* A model's answer as it comes, taken apart: what it thinks, what it says, the tools it calls.
  *
- * Called by the gateway and helm-cli with the answer's text in pieces of any size; tells its owner of each part by events as
- * soon as they are certain. The events are the same however the text is cut. Text that could be the beginning of a call is
- * held back until that is decided; what only looks like a call is text. Once a call's name and the beginning of its
- * arguments are known it is a call, and its arguments are told as they come. Pure; bounded by the answer's own length. */
+ * Called by the gateway and helm-cli with the answer's text in pieces of any size; tells its owner of each
+ * part by events as soon as they are certain. The events are the same however the text is cut. Text that
+ * could be the beginning of a call is held back until that is decided; what only looks like a call is text.
+ * Once a call's name and the beginning of its arguments are known it is a call, and its arguments are told as
+ * they come. Pure; bounded by the answer's own length. */
 #pragma once
 
 #include <jansson.h>
@@ -45,5 +46,6 @@ bool answer_is_thinking(const struct answer *answer);
 bool answer_is_calling(const struct answer *answer);
 void answer_close(struct answer *answer); /* NULL is allowed */
 
-/* Whether the tool's schema says that a parameter is a text and nothing else: syntaxes of parameters write it bare then. */
+/* Whether the tool's schema says that a parameter is a text and nothing else: syntaxes of parameters write it
+ * bare then. */
 bool answer_parameter_is_text(const json_t *tools, const char *tool, const char *key);

@@ -1,5 +1,5 @@
-/* Where a call begins: its name, and how its arguments come. See parts.h. Nothing is used up here; what is no call stays
- * text. */
+/* Where a call begins: its name, and how its arguments come. See parts.h. Nothing is used up here; what is no
+ * call stays text. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -27,7 +27,8 @@ static void give_text(struct answer *a, size_t count)
 
 /* ---- text ---- */
 
-/* The first marker of a call; its length in *bytes, or SIZE_MAX. *held: bytes at the end that may begin one. */
+/* The first marker of a call; its length in *bytes, or SIZE_MAX. *held: bytes at the end that may begin
+ * one. */
 static size_t find_marker(struct answer *a, size_t *bytes, size_t *held)
 {
     const struct call_syntax *s = a->wish.calls;

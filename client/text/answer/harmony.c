@@ -1,7 +1,7 @@
 /* Channels of harmony, as gpt-oss writes them. See parts.h.
  *
- * An answer is messages: a header with channel and recipient, <|message|>, a body, a token that ends it. `analysis` is
- * thinking, a recipient functions.NAME is a call, all else is said. */
+ * An answer is messages: a header with channel and recipient, <|message|>, a body, a token that ends it.
+ * `analysis` is thinking, a recipient functions.NAME is a call, all else is said. */
 #include <string.h>
 
 #include "client/text/answer/parts.h"
@@ -110,7 +110,8 @@ static bool header(struct answer *a)
     return true;
 }
 
-/* A call that the model ends is over, whatever its arguments are; one that is cut with the answer stays open. */
+/* A call that the model ends is over, whatever its arguments are; one that is cut with the answer stays
+ * open. */
 static void end_body(struct answer *a, bool cut)
 {
     if (a->target != ANSWER_ARGUMENTS) return;
@@ -136,7 +137,8 @@ static bool body(struct answer *a)
     return true;
 }
 
-/* After <|start|> comes a role; both are no part of a header. false: there is none, or it has not come whole. */
+/* After <|start|> comes a role; both are no part of a header. false: there is none, or it has not come
+ * whole. */
 static bool skip_role(struct answer *a)
 {
     const size_t bytes = strlen(start);

@@ -1,4 +1,5 @@
-/* JSON text as a model writes it: copied without a look at its meaning, so that numbers keep their digits. See parts.h. */
+/* JSON text as a model writes it: copied without a look at its meaning, so that numbers keep their digits.
+ * See parts.h. */
 #include <stdio.h>
 #include <string.h>
 

@@ -21,6 +21,7 @@ uint32_t markers_seq(struct exprs *exprs, const uint32_t *parts, size_t count);
 
 /* The header of a message of harmony: its channel, and <|message|>. */
 uint32_t markers_header(struct exprs *exprs, const struct helm_tokenizer *tokenizer, const char *channel);
-/* An answer that is to fit something: in harmony a message of the final channel, unless the prompt has its header. */
+/* An answer that is to fit something: in harmony a message of the final channel, unless the prompt has its
+ * header. */
 uint32_t markers_final(struct exprs *exprs, const struct helm_tokenizer *tokenizer,
                        const struct reasoning_tags *tags, enum reasoning_at at, uint32_t answer);

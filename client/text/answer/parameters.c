@@ -1,4 +1,5 @@
-/* Arguments that a model does not write as JSON: parameters in tags, and objects with bare keys. See parts.h. */
+/* Arguments that a model does not write as JSON: parameters in tags, and objects with bare keys. See
+ * parts.h. */
 #include <string.h>
 
 #include "client/text/answer/parts.h"

@@ -26,7 +26,8 @@
         CALL("<" DSML "invoke name=\"", "\"", "</" DSML "invoke>"), KEY("<" DSML "parameter name=\"", "\""), \
         .value_close = "</" DSML "parameter>", .tags = true, .kinds = true, .begins = true
 
-/* The first row whose texts a template has is its syntax: a row stands before those whose sign it has, too. */
+/* The first row whose texts a template has is its syntax: a row stands before those whose sign it has,
+ * too. */
 static const struct call_syntax calls[] = {
     {FAMILY("harmony", CALL_CHANNEL), SHOWN(HARMONY_CHANNEL, HARMONY_MESSAGE)},
     {FAMILY("harmony", CALL_CHANNEL), SHOWN(HARMONY_MESSAGE, "analysis")},

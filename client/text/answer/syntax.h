@@ -1,7 +1,7 @@
 /* How families of models write calls of tools and what they think, as two tables.
  *
- * Called by the gateway and helm-cli when a model is opened, and by the parser of answers (answer.h). A family is a row: its
- * chat template's text tells which one it is. docs/tool-calls.md shows the rows. */
+ * Called by the gateway and helm-cli when a model is opened, and by the parser of answers (answer.h). A
+ * family is a row: its chat template's text tells which one it is. docs/tool-calls.md shows the rows. */
 #pragma once
 
 #include <stdbool.h>
@@ -23,8 +23,8 @@ struct call_syntax {
     const char *shown, *shown_too; /* texts of a template that has it; shown_too NULL: one is enough */
     const char *key;               /* CALL_OBJECT, CALL_WHOLE, CALL_LISTED: the arguments' key */
     const char *open, *close;      /* around calls; NULL: none */
-    /* CALL_NAMED, CALL_PARAMETERS, CALL_BARE: before the name; after it (NULL: a blank or a tag ends it, and stays);
-     * after the arguments. NULL or "": nothing */
+    /* CALL_NAMED, CALL_PARAMETERS, CALL_BARE: before the name; after it (NULL: a blank or a tag ends it, and
+     * stays); after the arguments. NULL or "": nothing */
     const char *call_open, *name_end, *call_close;
     bool may_end; /* CALL_LISTED: `close` may be missing */
     bool begins;  /* calls are also written without `open`: call_open begins one */
@@ -42,7 +42,8 @@ const struct call_syntax *call_syntax_of(const char *chat_template);
 const struct call_syntax *call_syntax_row(size_t index);
 /* The families' names with commas between them, for an error. */
 void call_syntax_families(char *text, size_t size);
-/* Whether a special token begins, divides or ends calls of this syntax: it belongs to the answer's text then. */
+/* Whether a special token begins, divides or ends calls of this syntax: it belongs to the answer's text
+ * then. */
 bool call_syntax_has_token(const struct call_syntax *syntax, const char *token);
 
 struct reasoning_tags {
@@ -55,7 +56,8 @@ struct reasoning_tags {
     const char *member; /* of a message, for what it thought */
 };
 
-/* The tags that a template shows; without a sign of any they are <think>'s, which templates of older models leave out. */
+/* The tags that a template shows; without a sign of any they are <think>'s, which templates of older models
+ * leave out. */
 const struct reasoning_tags *reasoning_tags_of(const char *chat_template);
 const struct reasoning_tags *reasoning_tags_row(size_t index);
 bool reasoning_has_token(const struct reasoning_tags *tags, const char *token);

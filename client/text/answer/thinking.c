@@ -1,7 +1,7 @@
 /* The thinking part of an answer, between tags. See parts.h.
  *
- * An answer thinks if it begins with the tag, or if its prompt ended with that; white space around the part belongs to
- * neither. */
+ * An answer thinks if it begins with the tag, or if its prompt ended with that; white space around the part
+ * belongs to neither. */
 #include <string.h>
 
 #include "client/text/answer/parts.h"

@@ -1,5 +1,5 @@
-/* What a grammar and a matcher are made of. Called by grammar.c, mask.c, tests and the gateway, which makes grammars of its
- * own expressions. */
+/* What a grammar and a matcher are made of. Called by grammar.c, mask.c, tests and the gateway, which makes
+ * grammars of its own expressions. */
 #pragma once
 
 #include <pthread.h>
@@ -50,7 +50,8 @@ struct summary {
     uint32_t pushes; /* how much deeper than itself the stack gets */
     size_t bytes;
 };
-/* A set's, made when it is asked for the first time; until that of another set is asked for. The lock is held. */
+/* A set's, made when it is asked for the first time; until that of another set is asked for. The lock is
+ * held. */
 HELM_MUST_CHECK int summary_of(struct helm_grammar *grammar, uint32_t set, const struct summary **out,
                                struct helm_err *err);
 void summaries_drop(struct helm_grammar *grammar);

@@ -205,7 +205,8 @@ uint32_t ranges_invert(const struct expr_range *ranges, uint32_t count, struct e
     return n;
 }
 
-/* ---- texts around a marker: the automaton of Knuth, Morris and Pratt (1977), a rule for each of its states ---- */
+/* ---- texts around a marker: the automaton of Knuth, Morris and Pratt (1977), a rule for each of its states
+ * ---- */
 
 /* How much of `marker` is matched when `c` follows its first `state` characters. */
 static size_t advance(const char *marker, size_t state, char c)

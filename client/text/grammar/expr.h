@@ -1,7 +1,9 @@
-/* What a grammar says, as rules of expressions: the form that regex.c, gbnf.c and schema.c make and nfa.c compiles.
+/* What a grammar says, as rules of expressions: the form that regex.c, gbnf.c and schema.c make and nfa.c
+ * compiles.
  *
- * Everything lies in one `struct exprs`, by number. The first failure (memory, a limit) is kept in it and later calls do
- * nothing, so that a builder checks for errors once, at the end. Characters are Unicode's; a text is their UTF-8. */
+ * Everything lies in one `struct exprs`, by number. The first failure (memory, a limit) is kept in it and
+ * later calls do nothing, so that a builder checks for errors once, at the end. Characters are Unicode's; a
+ * text is their UTF-8. */
 #pragma once
 
 #include <stdbool.h>
@@ -58,8 +60,8 @@ void exprs_free(struct exprs *exprs);
 /* Notes the first failure. */
 void exprs_fail(struct exprs *exprs, int code, const char *fmt, ...) HELM_PRINTF(3, 4);
 
-/* Counts steps before they are made: a reader's loops over what a stranger wrote are charged. Fails beyond EXPR_WORK_MAX, and
- * once *stop is set. */
+/* Counts steps before they are made: a reader's loops over what a stranger wrote are charged. Fails beyond
+ * EXPR_WORK_MAX, and once *stop is set. */
 void exprs_charge(struct exprs *exprs, size_t steps);
 
 /* All return the new expression's number (or any number after a failure). */
@@ -80,8 +82,8 @@ uint32_t expr_byte(struct exprs *exprs, uint32_t low, uint32_t high);
 uint32_t exprs_new_rule(struct exprs *exprs);
 void exprs_define(struct exprs *exprs, uint32_t rule, uint32_t expr);
 
-/* Sorts and joins ranges in place; returns how many are left. Then: all characters but those (surrogates are none);
- * `out` has room for count + 2. */
+/* Sorts and joins ranges in place; returns how many are left. Then: all characters but those (surrogates are
+ * none); `out` has room for count + 2. */
 uint32_t ranges_normalize(struct expr_range *ranges, uint32_t count);
 uint32_t ranges_invert(const struct expr_range *ranges, uint32_t count, struct expr_range *out);
 

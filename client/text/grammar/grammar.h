@@ -1,16 +1,17 @@
-/* Grammars for what a model writes: JSON schemas, regular expressions, GBNF, and which tokens they allow next; part of
- * libhelm's public, stable C API.
+/* Grammars for what a model writes: JSON schemas, regular expressions, GBNF, and which tokens they allow
+ * next; part of libhelm's public, stable C API.
  *
- * Called by programs that put a grammar into helm_generate_request, by helm-cli and the gateway. helmd never sees a
- * grammar: helm_generate sends it the set of allowed tokens for each token to come.
+ * Called by programs that put a grammar into helm_generate_request, by helm-cli and the gateway. helmd never
+ * sees a grammar: helm_generate sends it the set of allowed tokens for each token to come.
  *
- * A struct helm_vocabulary is immutable. A struct helm_grammar remembers what it found out about its states; any number
- * of threads may use one at the same time. A struct helm_matcher is one output's place in its grammar and belongs to one
- * thread at a time. Close matchers before their grammar, grammars before their vocabulary.
+ * A struct helm_vocabulary is immutable. A struct helm_grammar remembers what it found out about its states;
+ * any number of threads may use one at the same time. A struct helm_matcher is one output's place in its
+ * grammar and belongs to one thread at a time. Close matchers before their grammar, grammars before their
+ * vocabulary.
  *
- * What a grammar asks for and is not supported fails at open with HELM_E_UNSUPPORTED and its name; nothing is ignored.
- * docs/grammars.md lists what is. Limits (HELM_E_LIMIT names the one that broke): text HELM_GRAMMAR_TEXT_LIMIT bytes; the
- * states that it becomes; nesting. */
+ * What a grammar asks for and is not supported fails at open with HELM_E_UNSUPPORTED and its name; nothing is
+ * ignored. docs/grammars.md lists what is. Limits (HELM_E_LIMIT names the one that broke): text
+ * HELM_GRAMMAR_TEXT_LIMIT bytes; the states that it becomes; nesting. */
 #pragma once
 
 #include <stdbool.h>
@@ -30,9 +31,10 @@ struct helm_vocabulary; /* opaque */
 struct helm_grammar;    /* opaque */
 struct helm_matcher;    /* opaque */
 
-/* A tokenizer's tokens by their bytes. ends: the ids that end an output (helm_model_info.eos, and stop tokens of a chat
- * template): allowed exactly where the grammar may end; at least one. vocab: rows of the model, which may be more or
- * fewer than the tokenizer has ids; masks have one bit each. The tokenizer must outlive it. */
+/* A tokenizer's tokens by their bytes. ends: the ids that end an output (helm_model_info.eos, and stop tokens
+ * of a chat template): allowed exactly where the grammar may end; at least one. vocab: rows of the model,
+ * which may be more or fewer than the tokenizer has ids; masks have one bit each. The tokenizer must outlive
+ * it. */
 HELM_MUST_CHECK int helm_vocabulary_open(const struct helm_tokenizer *tokenizer, const uint32_t *ends,
                                          size_t end_count, uint32_t vocab, struct helm_vocabulary **out,
                                          struct helm_err *err);
@@ -58,8 +60,9 @@ HELM_MUST_CHECK int helm_matcher_open(struct helm_grammar *grammar, struct helm_
                                       struct helm_err *err);
 /* Frees it; NULL is allowed. */
 void helm_matcher_close(struct helm_matcher *matcher);
-/* Bits of the tokens that may come next: id i is bit i % 32 of bits[i / 32], (vocab + 31) / 32 words. HELM_E_LIMIT: too
- * many ways to read the output so far; HELM_E_UNSUPPORTED: the grammar goes on, but no token of the vocabulary does. */
+/* Bits of the tokens that may come next: id i is bit i % 32 of bits[i / 32], (vocab + 31) / 32 words.
+ * HELM_E_LIMIT: too many ways to read the output so far; HELM_E_UNSUPPORTED: the grammar goes on, but no
+ * token of the vocabulary does. */
 HELM_MUST_CHECK int helm_matcher_mask(struct helm_matcher *matcher, uint32_t *bits, struct helm_err *err);
 /* Goes on by a token. HELM_E_FORMAT: it is not allowed here; the matcher stays where it is. */
 HELM_MUST_CHECK int helm_matcher_take(struct helm_matcher *matcher, uint32_t token, struct helm_err *err);

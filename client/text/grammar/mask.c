@@ -1,10 +1,11 @@
 /* Which tokens may come next. See engine.h.
  *
- * Trying 150,000 tokens at every place would take milliseconds. Most of the answer does not depend on the stack: a token
- * that is read within the rule at its top, and what that calls, is allowed whatever lies below (Dong et al. 2024, XGrammar,
- * section 3.1, call them context-independent). So each set of states has a summary, made once: the tokens that it allows
- * by itself, and the places in the trie where its rule may have ended inside a token. What of those tokens is left goes on
- * behind the rule: a small trie of their rests, walked with the stack that is there. */
+ * Trying 150,000 tokens at every place would take milliseconds. Most of the answer does not depend on the
+ * stack: a token that is read within the rule at its top, and what that calls, is allowed whatever lies below
+ * (Dong et al. 2024, XGrammar, section 3.1, call them context-independent). So each set of states has a
+ * summary, made once: the tokens that it allows by itself, and the places in the trie where its rule may have
+ * ended inside a token. What of those tokens is left goes on behind the rule: a small trie of their rests,
+ * walked with the stack that is there. */
 #include <string.h>
 
 #include "client/text/grammar/engine.h"

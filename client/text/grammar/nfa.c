@@ -87,8 +87,9 @@ static uint32_t tail(struct compiler *c, struct tails *t, uint32_t left)
     return t->state[left];
 }
 
-/* Characters [low, high] whose UTF-8 has 1 + left bytes, the first of them marked with `lead`. Ranges are cut where their
- * first bytes differ, so that whole blocks of continuation bytes are one edge (Pike, Thompson 1993 have the encoding). */
+/* Characters [low, high] whose UTF-8 has 1 + left bytes, the first of them marked with `lead`. Ranges are cut
+ * where their first bytes differ, so that whole blocks of continuation bytes are one edge (Pike, Thompson
+ * 1993 have the encoding). */
 static void add_block(struct compiler *c, struct tails *t, uint32_t from, uint32_t low, uint32_t high,
                       uint32_t left, uint32_t lead)
 {
@@ -144,8 +145,9 @@ static void compile_set(struct compiler *c, const struct expr *e, uint32_t from,
 
 static void compile(struct compiler *c, uint32_t at, uint32_t from, uint32_t to);
 
-/* The turns of a repetition that behave alike for `horizon` bytes: all of those far from its least and its most. Each turn
- * has its states at the same places, so a state's twin lies as far into the first such turn. */
+/* The turns of a repetition that behave alike for `horizon` bytes: all of those far from its least and its
+ * most. Each turn has its states at the same places, so a state's twin lies as far into the first such
+ * turn. */
 static void pair_turns(struct compiler *c, const struct expr *e, uint32_t first, uint32_t turn_states,
                        uint32_t turns)
 {

@@ -1,8 +1,8 @@
 /* Rules as one nondeterministic automaton over bytes, with calls from rule to rule.
  *
- * nfa.c compiles expressions; states.c reads the result. A rule has a state where it begins and one where it ends. Every
- * state that is left can reach its rule's end, so whatever was accepted so far can be completed. No rule calls itself
- * before it has read a byte. */
+ * nfa.c compiles expressions; states.c reads the result. A rule has a state where it begins and one where it
+ * ends. Every state that is left can reach its rule's end, so whatever was accepted so far can be completed.
+ * No rule calls itself before it has read a byte. */
 #pragma once
 
 #include "client/text/grammar/expr.h"
@@ -20,8 +20,8 @@ struct nfa_edge {
 struct nfa {
     struct nfa_edge *edge; /* of state s: edge[first[s] .. first[s + 1]) */
     uint32_t *first;       /* [states + 1] */
-    /* A state from which the next `horizon` bytes may be the same ones: of a long repetition's turns one stands for many
-     * when it comes to which tokens are allowed. NFA_NO_TWIN: none. */
+    /* A state from which the next `horizon` bytes may be the same ones: of a long repetition's turns one
+     * stands for many when it comes to which tokens are allowed. NFA_NO_TWIN: none. */
     uint32_t *twin;
     uint32_t states;
     uint32_t *begin, *end; /* [rules] */

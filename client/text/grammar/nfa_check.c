@@ -1,5 +1,5 @@
-/* An automaton as a whole: what can never end is taken out, and rules that call themselves at once are refused. Called by
- * nfa.c. All of it takes time in proportion to the automaton. */
+/* An automaton as a whole: what can never end is taken out, and rules that call themselves at once are
+ * refused. Called by nfa.c. All of it takes time in proportion to the automaton. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,8 +70,8 @@ static void mark_from(const struct nfa *nfa, const struct incoming *in, uint32_t
     in->pending[(*count)++] = in->from[i];
 }
 
-/* Marks states from which their rule's end can be reached; with `empty`, without reading a byte. rule_of: of states that
- * begin a rule, its number plus one. */
+/* Marks states from which their rule's end can be reached; with `empty`, without reading a byte. rule_of: of
+ * states that begin a rule, its number plus one. */
 static void mark(const struct nfa *nfa, const struct incoming *in, const uint32_t *rule_of, bool empty,
                  bool *marked)
 {

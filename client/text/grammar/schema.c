@@ -103,7 +103,8 @@ static bool is_known_format(const json_t *format)
     return json_is_string(format) && schema_format_pattern(json_string_value(format));
 }
 
-/* What the keywords of one type say without `type`: the texts that fit are some of those that would be allowed. */
+/* What the keywords of one type say without `type`: the texts that fit are some of those that would be
+ * allowed. */
 static uint32_t inferred_types(const json_t *node)
 {
     static const struct {
@@ -295,8 +296,8 @@ static bool add_value(struct schema *s, json_t *seen, const json_t *value)
     return fresh;
 }
 
-/* Whether schemas that each are one constant or a list of them exclude each other, in time that grows as the list does.
- * false: they do not, or are of another kind. */
+/* Whether schemas that each are one constant or a list of them exclude each other, in time that grows as the
+ * list does. false: they do not, or are of another kind. */
 static bool are_other_constants(struct schema *s, const json_t *list)
 {
     json_t *seen = json_object();

@@ -9,10 +9,11 @@
  *   schema_values.c    literals, any JSON
  *   schema_format.c    what `format` names
  *
- * docs/grammars.md lists the keywords. Every other one is refused with its place, except for those that say nothing about
- * a value (title, description, ...; names that begin with "x-") and those whose value excludes nothing. The texts that
- * fit are some of those that JSON allows: members in the schema's order, little white space, numbers of bounded length,
- * no members that the schema does not name unless it says additionalProperties. */
+ * docs/grammars.md lists the keywords. Every other one is refused with its place, except for those that say
+ * nothing about a value (title, description, ...; names that begin with "x-") and those whose value excludes
+ * nothing. The texts that fit are some of those that JSON allows: members in the schema's order, little white
+ * space, numbers of bounded length, no members that the schema does not name unless it says
+ * additionalProperties. */
 #pragma once
 
 #include <jansson.h>
@@ -64,7 +65,8 @@ struct schema {
 
 /* Notes a failure with the path. */
 void schema_refuse(struct schema *s, int code, const char *fmt, ...) HELM_PRINTF(3, 4);
-/* Whether a member of a schema says nothing about a value: an annotation, or a keyword whose value excludes nothing. */
+/* Whether a member of a schema says nothing about a value: an annotation, or a keyword whose value excludes
+ * nothing. */
 bool schema_says_nothing(const json_t *node, const char *name, const json_t *value);
 /* Refuses keywords that are not supported. */
 void schema_check_keywords(struct schema *s, const json_t *node);

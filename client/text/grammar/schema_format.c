@@ -1,5 +1,5 @@
-/* What `format` names, as regular expressions. See schema.h. Each is a part of what its standard allows: dates
- * from 1000 to 2999, times without leap seconds, addresses of the usual characters. */
+/* What `format` names, as regular expressions. See schema.h. Each is a part of what its standard allows:
+ * dates from 1000 to 2999, times without leap seconds, addresses of the usual characters. */
 #include <string.h>
 
 #include "client/text/grammar/schema.h"

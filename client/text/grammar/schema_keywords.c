@@ -1,4 +1,5 @@
-/* Keywords of schemas: which are supported, which say nothing, and values that exclude nothing. See schema.h. */
+/* Keywords of schemas: which are supported, which say nothing, and values that exclude nothing. See
+ * schema.h. */
 #include <stdlib.h>
 #include <string.h>
 

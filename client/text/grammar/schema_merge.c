@@ -1,4 +1,5 @@
-/* Several schemas of one value as one: allOf, and what stands beside a reference or alternatives. See schema.h. */
+/* Several schemas of one value as one: allOf, and what stands beside a reference or alternatives. See
+ * schema.h. */
 #include <string.h>
 
 #include "client/text/grammar/schema.h"

@@ -1,8 +1,8 @@
 /* Numbers in bounds, and multiples. See schema.h.
  *
- * A number is written from its first digit on. Three things alone decide how it may go on: the place of the next digit,
- * whether the digits so far are still the lower or the upper bound's own, and the remainder by `multipleOf`. Bounds are exact,
- * however many digits they have. */
+ * A number is written from its first digit on. Three things alone decide how it may go on: the place of the
+ * next digit, whether the digits so far are still the lower or the upper bound's own, and the remainder by
+ * `multipleOf`. Bounds are exact, however many digits they have. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -182,7 +182,8 @@ static bool take_bound(struct schema *s, const json_t *node, const char *key, st
     return true;
 }
 
-/* The narrower of two keywords, the second of which excludes its number. Draft 4 has a boolean in its place. */
+/* The narrower of two keywords, the second of which excludes its number. Draft 4 has a boolean in its
+ * place. */
 static void take_bounds(struct schema *s, const json_t *node, bool lower, struct bound *a, struct bound *b,
                         struct bound **out)
 {
@@ -196,7 +197,8 @@ static void take_bounds(struct schema *s, const json_t *node, bool lower, struct
     if (!a->given || order == 0 || (order > 0) == lower) *out = b;
 }
 
-/* The bound of a number where the schema has none: 64 bits, or some digits more than the other bound or a multiple has. */
+/* The bound of a number where the schema has none: 64 bits, or some digits more than the other bound or a
+ * multiple has. */
 static void default_bound(const struct span *s, const struct bound *other, bool negative, struct decimal *out)
 {
     static const char nines[] =

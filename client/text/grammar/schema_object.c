@@ -1,7 +1,8 @@
 /* Objects and arrays. See schema.h.
  *
- * An object's members come in the schema's order. Two rules a place say what may follow it: once some member was written,
- * with a comma in front, and before that. So a schema of n members has 3 n rules, however many are optional. */
+ * An object's members come in the schema's order. Two rules a place say what may follow it: once some member
+ * was written, with a comma in front, and before that. So a schema of n members has 3 n rules, however many
+ * are optional. */
 #include <stdlib.h>
 #include <string.h>
 

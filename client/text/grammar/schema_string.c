@@ -1,8 +1,8 @@
 /* Strings of a schema: lengths, patterns, formats, and several of these at once. See schema.h.
  *
- * Several are put together as an automaton: each of its states is a pair of the pattern's and the format's and the number
- * of characters so far. It becomes a rule a state, over the bytes of the JSON text. A pattern that regex.c does not take
- * (look-around) is left out where a known format says as much. */
+ * Several are put together as an automaton: each of its states is a pair of the pattern's and the format's
+ * and the number of characters so far. It becomes a rule a state, over the bytes of the JSON text. A pattern
+ * that regex.c does not take (look-around) is left out where a known format says as much. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,8 @@
 #define PRODUCT_STEPS 64    /* charged for one */
 #define SIDES         2
 
-/* What is known after some bytes. inside: bytes of an escape that are left, or INSIDE_ESCAPE after a backslash. */
+/* What is known after some bytes. inside: bytes of an escape that are left, or INSIDE_ESCAPE after a
+ * backslash. */
 struct point {
     uint32_t set[SIDES], chars, inside;
 };

@@ -1,7 +1,7 @@
 /* Tokens by classes of characters. See slices.h.
  *
- * A token's head is its characters of SLICE_PLAIN up to the first byte that begins no such one. Its classes are those that
- * all of its head is in; they lie within each other, and the narrowest is the last of them. */
+ * A token's head is its characters of SLICE_PLAIN up to the first byte that begins no such one. Its classes
+ * are those that all of its head is in; they lie within each other, and the narrowest is the last of them. */
 #include "client/text/grammar/slices.h"
 
 #include <stdlib.h>

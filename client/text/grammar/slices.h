@@ -1,9 +1,11 @@
-/* The tokens of a vocabulary grouped by their characters: a mask allows or forbids whole groups (slices) at once.
+/* The tokens of a vocabulary grouped by their characters: a mask allows or forbids whole groups (slices) at
+ * once.
  *
- * A place inside a string allows nearly every token that is plain text. Reading one character of a class leads from place
- * to place; where all characters of a class lead on alike, the tokens made of them are allowed up to some number of
- * characters, without a look at each (the idea is llguidance's, which calls them slices). What is left is walked: tokens that
- * begin with other bytes, and what follows the plain characters at the head of a token: few different tails.
+ * A place inside a string allows nearly every token that is plain text. Reading one character of a class
+ * leads from place to place; where all characters of a class lead on alike, the tokens made of them are
+ * allowed up to some number of characters, without a look at each (the idea is llguidance's, which calls them
+ * slices). What is left is walked: tokens that begin with other bytes, and what follows the plain characters
+ * at the head of a token: few different tails.
  *
  * Made by slices.c for vocabulary.c; read by mask.c, summary.c and walk.c. Immutable. */
 #pragma once
@@ -12,7 +14,8 @@
 
 #include "client/text/grammar/tries.h"
 
-/* Characters that stand for themselves in a JSON string, and narrower classes of them; a class comes before what is in it. */
+/* Characters that stand for themselves in a JSON string, and narrower classes of them; a class comes before
+ * what is in it. */
 enum slice_class {
     SLICE_PLAIN,   /* all but control characters, the quote and the backslash */
     SLICE_ASCII,   /* of those, below 0x7f */
@@ -35,11 +38,12 @@ struct slice {
     /* [tokens] ids by rising characters; those of n: [length_at[n] .. length_at[n + 1]) */
     uint32_t *by_length;
     uint32_t length_at[SLICE_CHARS + 2];
-    /* What is walked where the class does not lead on alike: tokens of it and of no narrower one; tokens that begin with
-     * characters of it, not all of a narrower one, and go on with a byte that is none of SLICE_PLAIN. */
+    /* What is walked where the class does not lead on alike: tokens of it and of no narrower one; tokens that
+     * begin with characters of it, not all of a narrower one, and go on with a byte that is none of
+     * SLICE_PLAIN. */
     struct trie own, begun;
-    /* For all tokens that begin with characters of the class: the bytes behind these. [n]: behind n characters; [0]:
-     * behind any number. */
+    /* For all tokens that begin with characters of the class: the bytes behind these. [n]: behind n
+     * characters; [0]: behind any number. */
     struct trie tail[SLICE_CHARS + 1];
 };
 struct slices {

@@ -1,9 +1,10 @@
 /* Where an output may stand in its grammar: every way of reading it so far, as a stack of called rules each.
  *
- * A stack is a node: a set of states and the node that goes on when the rule ends (a graph-structured stack, Tomita 1987:
- * equal ends are one node). A place is a set of nodes that read a byte, with a number; the step from place to place by a
- * byte is remembered. Node 0 is below every stack: to be at it is to have ended. Used by mask.c, for each matcher and for
- * the walks that make summaries. Owns its nodes and places; the states belong to the grammar. */
+ * A stack is a node: a set of states and the node that goes on when the rule ends (a graph-structured stack,
+ * Tomita 1987: equal ends are one node). A place is a set of nodes that read a byte, with a number; the step
+ * from place to place by a byte is remembered. Node 0 is below every stack: to be at it is to have ended.
+ * Used by mask.c, for each matcher and for the walks that make summaries. Owns its nodes and places; the
+ * states belong to the grammar. */
 #pragma once
 
 #include "client/text/grammar/states.h"
@@ -55,7 +56,8 @@ HELM_MUST_CHECK int stacks_alone(struct stacks *stacks, uint32_t node, uint32_t 
 /* The place behind a byte, found for the first time. */
 HELM_MUST_CHECK int stacks_find_step(struct stacks *stacks, uint32_t place, uint8_t byte, uint32_t *to,
                                      struct helm_err *err);
-/* Forgets all but one place, whose number changes. After an error there is none left, and it is STACKS_NOWHERE. */
+/* Forgets all but one place, whose number changes. After an error there is none left, and it is
+ * STACKS_NOWHERE. */
 HELM_MUST_CHECK int stacks_forget(struct stacks *stacks, uint32_t *place, struct helm_err *err);
 
 HELM_MUST_CHECK static inline int stacks_step(struct stacks *stacks, uint32_t place, uint8_t byte,

@@ -1,7 +1,9 @@
-/* Sets of an automaton's states, each with a number: the deterministic automaton, made as far as it is visited.
+/* Sets of an automaton's states, each with a number: the deterministic automaton, made as far as it is
+ * visited.
  *
- * Owned by a struct helm_grammar and guarded by its lock. A set is closed over empty edges and keeps those states that
- * read a byte, call a rule or end their rule. mask.c hangs a summary of the allowed tokens on a set. */
+ * Owned by a struct helm_grammar and guarded by its lock. A set is closed over empty edges and keeps those
+ * states that read a byte, call a rule or end their rule. mask.c hangs a summary of the allowed tokens on a
+ * set. */
 #pragma once
 
 #include "client/text/grammar/nfa.h"
@@ -32,8 +34,8 @@ struct state {
 
 struct states {
     const struct nfa *nfa;
-    /* [count]; item[STATES_NONE] is the empty set. It has room for STATES_MAX from the start, so that no copy makes a token
-     * wait. */
+    /* [count]; item[STATES_NONE] is the empty set. It has room for STATES_MAX from the start, so that no copy
+     * makes a token wait. */
     struct state *item;
     uint32_t count, members;
     uint32_t *table; /* open addressing, of numbers; 0: free */
@@ -50,7 +52,8 @@ struct states {
 HELM_MUST_CHECK int states_open(const struct nfa *nfa, struct states *states, struct helm_err *err);
 /* Summaries are mask.c's to free before. */
 void states_close(struct states *states);
-/* Allows so many steps from here on: a step looks at one state, stack or node of a trie. Then the work that follows fails. */
+/* Allows so many steps from here on: a step looks at one state, stack or node of a trie. Then the work that
+ * follows fails. */
 static inline void states_allow(struct states *states, uint64_t steps)
 {
     states->work = 0;

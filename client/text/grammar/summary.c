@@ -1,8 +1,9 @@
 /* Summaries of sets of states: which tokens a set allows whatever lies below it on the stack. See engine.h.
  *
- * Made once, when a place with the set is first met. Where the characters of a class of tokens (slices.h) lead on alike, the
- * class is allowed up to a number of characters without a look at its tokens. What is left is walked: tokens of a class
- * where some of its characters go on and some do not, and what stands behind plain characters at a token's head. */
+ * Made once, when a place with the set is first met. Where the characters of a class of tokens (slices.h)
+ * lead on alike, the class is allowed up to a number of characters without a look at its tokens. What is left
+ * is walked: tokens of a class where some of its characters go on and some do not, and what stands behind
+ * plain characters at a token's head. */
 #include <stdlib.h>
 
 #include "client/text/grammar/engine.h"

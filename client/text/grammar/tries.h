@@ -1,5 +1,6 @@
-/* Tokens as a trie of their bytes. The children of a node lie side by side: a walk looks at all of them and descends
- * into few. Where a model's weights have gone through the caches, a walk's time is that of waiting for memory.
+/* Tokens as a trie of their bytes. The children of a node lie side by side: a walk looks at all of them and
+ * descends into few. Where a model's weights have gone through the caches, a walk's time is that of waiting
+ * for memory.
  *
  * Made for vocabulary.c, slices.c and summary.c; walked by walk.c. */
 #pragma once
@@ -15,8 +16,8 @@ struct trie_node {
     uint32_t last : 1; /* of its parent's children */
     uint32_t byte : 8;
 };
-/* The root's children come first, then what is below the first one, the second one, and so on; siblings by rising bytes. The
- * root itself is not among them. */
+/* The root's children come first, then what is below the first one, the second one, and so on; siblings by
+ * rising bytes. The root itself is not among them. */
 struct trie {
     struct trie_node *node;
     uint32_t count, tokens;

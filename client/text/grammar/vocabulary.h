@@ -1,7 +1,8 @@
 /* The tokens of a vocabulary by their bytes.
  *
- * Made by vocabulary.c; read by summary.c and mask.c. A special token's bytes are VOCABULARY_SPECIAL, which UTF-8 never has,
- * and its id in three bytes: only a grammar that names it comes there (llguidance marks them the same way). Immutable. */
+ * Made by vocabulary.c; read by summary.c and mask.c. A special token's bytes are VOCABULARY_SPECIAL, which
+ * UTF-8 never has, and its id in three bytes: only a grammar that names it comes there (llguidance marks them
+ * the same way). Immutable. */
 #pragma once
 
 #include "client/text/grammar/grammar.h"

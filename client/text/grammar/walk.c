@@ -84,7 +84,8 @@ static bool seen_before(struct inside *in, uint32_t place, const uint8_t range[2
     return false;
 }
 
-/* Bytes in `range` from `place` on, each of which `more` continuation bytes follow, the first of them in `second`. */
+/* Bytes in `range` from `place` on, each of which `more` continuation bytes follow, the first of them in
+ * `second`. */
 struct lead {
     uint32_t place, more;
     const uint8_t *range, *second; /* [2] each */
@@ -117,8 +118,8 @@ static int lead_bytes(struct walk *w, struct walk_leads *l, struct inside *in, c
     return 0;
 }
 
-/* What UTF-8 has beyond ASCII: ranges of the first and the second byte, and how many follow the first (RFC 3629); wider
- * second ranges first, which cover the narrower. */
+/* What UTF-8 has beyond ASCII: ranges of the first and the second byte, and how many follow the first (RFC
+ * 3629); wider second ranges first, which cover the narrower. */
 static const struct {
     uint8_t first[2], second[2], more;
 } encodings[] = {

@@ -1,6 +1,7 @@
 /* Walks over a trie of tokens, from places of a stack; and where characters of a class lead from a place.
  *
- * Called by summary.c, which notes where the bottom of the stack was reached inside a token, and by mask.c. Owns nothing. */
+ * Called by summary.c, which notes where the bottom of the stack was reached inside a token, and by mask.c.
+ * Owns nothing. */
 #pragma once
 
 #include "client/text/grammar/slices.h"
@@ -46,8 +47,8 @@ HELM_MUST_CHECK static inline int walk_all(struct walk *w, const struct trie *tr
     return trie->count ? walk(w, 0, place, err) : 0;
 }
 
-/* Where the characters of a class lead: all of them to one of `place`, or all nowhere (dead). uneven: neither, or to an end
- * of the rule, or to too many places; the rest says nothing then. */
+/* Where the characters of a class lead: all of them to one of `place`, or all nowhere (dead). uneven:
+ * neither, or to an end of the rule, or to too many places; the rest says nothing then. */
 struct walk_leads {
     uint32_t place[WALK_LEADS], count;
     bool dead, uneven;

@@ -1,5 +1,5 @@
-/* Memory for many small arrays of one owner, which are all given back at once. Used by stacks.c, whose places come and go
- * by the hundred. */
+/* Memory for many small arrays of one owner, which are all given back at once. Used by stacks.c, whose places
+ * come and go by the hundred. */
 #pragma once
 
 #include <stdint.h>

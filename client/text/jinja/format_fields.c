@@ -1,6 +1,6 @@
-/* "text".format(...), as Python's replacement fields have it: {} {0} {name.attribute[key]!r:>8}, with the specifications
- * that templates need: fill, alignment, sign, width, precision, and s, d, x, f. See jinja/eval.h. Called by the method
- * of texts (jinja/methods_text.c).
+/* "text".format(...), as Python's replacement fields have it: {} {0} {name.attribute[key]!r:>8}, with the
+ * specifications that templates need: fill, alignment, sign, width, precision, and s, d, x, f. See
+ * jinja/eval.h. Called by the method of texts (jinja/methods_text.c).
  */
 #include "client/text/jinja/eval.h"
 

@@ -66,8 +66,8 @@ static struct jinja_value call_raise_exception(const struct jinja_callable *c)
     jinja_fail(c->run, HELM_E_MISMATCH, "%.*s", (int)length, words.as.text.data);
 }
 
-/* One conversion of strftime in the C locale, whatever the process has set; `plain`: without leading zeros. 0: not
- * known. */
+/* One conversion of strftime in the C locale, whatever the process has set; `plain`: without leading zeros.
+ * 0: not known. */
 static size_t format_time(char kind, bool plain, const struct tm *t, char text[64])
 {
     const char format[] = {'%', plain ? '-' : kind, plain ? kind : '\0', '\0'};

@@ -8,7 +8,8 @@
  *   value    values, truth, equality, order; text: their text, as Python prints it, and JSON
  *   ops      operators, attributes, subscripts
  *   eval     expressions and calls; exec: statements
- *   filters, filters_seq, tests, methods, methods_text, functions: what templates may call; format, format_fields: "%" and format
+ *   filters, filters_seq, tests, methods, methods_text, functions: what templates may call; format,
+ *     format_fields: "%" and format
  *
  * Semantics are Jinja2 3.1's, over Python's values. Where they differ: computing with whole numbers beyond 64
  * bits is an error (those of JSON are printed and compared as they are), upper and lower case map one
@@ -38,9 +39,10 @@ struct jinja_input {
     const struct json_numbers
         *numbers;  /* texts of its numbers, borrowed; NULL: as their values are written */
     int64_t now_s; /* what strftime_now() sees, seconds since 1970; 0: the clock */
-    /* What counts as the template's own words beside what it says itself: texts of the object `own` (more variables, which
-     * `variables` may replace; NULL: none), and texts of letters, digits, '_' and '-' that are members `own_key` of an
-     * object (NULL: none): the roles of messages, around which templates write the rest of a token. */
+    /* What counts as the template's own words beside what it says itself: texts of the object `own` (more
+     * variables, which `variables` may replace; NULL: none), and texts of letters, digits, '_' and '-' that
+     * are members `own_key` of an object (NULL: none): the roles of messages, around which templates write
+     * the rest of a token. */
     const json_t *own;
     const char *own_key;
     uint64_t steps_max; /* each limit: 0 for the constant above */
@@ -57,8 +59,8 @@ HELM_MUST_CHECK int jinja_parse(const char *text, size_t length, struct jinja_te
 HELM_MUST_CHECK int jinja_render(const struct jinja_template *template, const struct jinja_input *input,
                                  char **text, size_t *length, struct helm_err *err);
 
-/* The same. *own, malloc'd: bit i is set if the template itself wrote byte i of the text; other bytes came with the
- * variables, or were computed. */
+/* The same. *own, malloc'd: bit i is set if the template itself wrote byte i of the text; other bytes came
+ * with the variables, or were computed. */
 HELM_MUST_CHECK int jinja_render_marked(const struct jinja_template *template,
                                         const struct jinja_input *input, char **text, size_t *length,
                                         unsigned char **own, struct helm_err *err);

@@ -62,8 +62,9 @@ struct jinja_buffer {
 };
 void jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const char *text, size_t length);
 
-/* ---- marks: a bit for each byte of the arena, set where the template itself wrote it. Copies carry their marks; parts of
- * a text lie where the text does. All else, what came with the variables and what was computed from it, has none. */
+/* ---- marks: a bit for each byte of the arena, set where the template itself wrote it. Copies carry their
+ * marks; parts of a text lie where the text does. All else, what came with the variables and what was
+ * computed from it, has none. */
 
 /* Whether the template wrote all of these bytes; false without marks. */
 bool jinja_is_own(const struct jinja_run *run, const char *text, size_t length);

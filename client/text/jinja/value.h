@@ -16,7 +16,8 @@ enum jinja_type {
     JINJA_BOOL,
     JINJA_INT,
     JINJA_FLOAT,
-    JINJA_WIDE, /* a whole number of JSON beyond 64 bits: as.written has its digits, as.number is about as large */
+    JINJA_WIDE, /* a whole number of JSON beyond 64 bits: as.written has its digits, as.number is about as
+                   large */
     JINJA_TEXT,
     JINJA_LIST,
     JINJA_DICT,

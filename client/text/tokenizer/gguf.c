@@ -1,9 +1,10 @@
 /* A tokenizer from a GGUF file's key/values (tokenizer.ggml.*, tokenizer.chat_template).
  *
- * Two models: `gpt2`, byte-level BPE whose cuts tokenizer.ggml.pre names (gguf_kinds.c), and `llama`, SentencePiece's
- * BPE, whose merges follow from its tokens' scores: of all pairs that make a token the one of the highest score is
- * merged first. Both become the structs that tokenizer.json becomes, and run through the same code. Everything is
- * checked here: files come from strangers. Called by tokenizer.c and chat.c at open. */
+ * Two models: `gpt2`, byte-level BPE whose cuts tokenizer.ggml.pre names (gguf_kinds.c), and `llama`,
+ * SentencePiece's BPE, whose merges follow from its tokens' scores: of all pairs that make a token the one of
+ * the highest score is merged first. Both become the structs that tokenizer.json becomes, and run through the
+ * same code. Everything is checked here: files come from strangers. Called by tokenizer.c and chat.c at
+ * open. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,8 +46,8 @@ struct reading {
 
 /* ---- values ---- */
 
-/* The list called `key`, of texts or of numbers, `count` of them (0: any number); NULL and 0 in *rc: it is absent, as it
- * may be. */
+/* The list called `key`, of texts or of numbers, `count` of them (0: any number); NULL and 0 in *rc: it is
+ * absent, as it may be. */
 static const struct gguf_value *find_list(const struct gguf *header, const char *key, bool texts,
                                           uint64_t count, bool required, int *rc, struct helm_err *err)
 {

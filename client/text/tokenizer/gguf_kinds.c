@@ -1,7 +1,7 @@
 /* The kinds of pre-tokenizers that GGUF files name (tokenizer.ggml.pre): how each cuts text into words.
  *
- * The expressions are those of the models' own tokenizer.json files, in Oniguruma's syntax; each is a Split that keeps
- * what it matches as words, one after the other. Read by tokenizer/gguf.c. */
+ * The expressions are those of the models' own tokenizer.json files, in Oniguruma's syntax; each is a Split
+ * that keeps what it matches as words, one after the other. Read by tokenizer/gguf.c. */
 #include <string.h>
 
 #include "client/text/tokenizer/gguf_kinds.h"

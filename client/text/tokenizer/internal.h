@@ -139,8 +139,8 @@ HELM_MUST_CHECK int tok_vocab_load(struct tok_vocab *vocab, const struct tok_sli
                                    uint32_t extra_id_end, struct helm_err *err);
 HELM_MUST_CHECK int tok_vocab_load_merges(struct tok_vocab *vocab, const struct tok_slice *json,
                                           struct helm_err *err);
-/* The same from elsewhere: each token's text is appended to vocab->bytes and then named, from `offset` on; then all are
- * indexed. */
+/* The same from elsewhere: each token's text is appended to vocab->bytes and then named, from `offset` on;
+ * then all are indexed. */
 struct tok_listed {
     uint32_t id, offset, length;
 };
@@ -153,7 +153,8 @@ HELM_MUST_CHECK int tok_vocab_spell(struct tok_vocab *vocab, struct tok_token_li
                                     size_t offset, struct helm_err *err);
 HELM_MUST_CHECK int tok_vocab_index(struct tok_vocab *vocab, const struct tok_token_list *list,
                                     uint32_t extra_id_end, struct helm_err *err);
-/* Room for `count` merges; merges by their ids, or by their spelling, the first part of which is `split` bytes. */
+/* Room for `count` merges; merges by their ids, or by their spelling, the first part of which is `split`
+ * bytes. */
 HELM_MUST_CHECK int tok_vocab_reserve_merges(struct tok_vocab *vocab, size_t count, struct helm_err *err);
 HELM_MUST_CHECK int tok_vocab_add_merge(struct tok_vocab *vocab, uint32_t left, uint32_t right, uint32_t rank,
                                         uint32_t id, struct helm_err *err);
@@ -258,8 +259,8 @@ HELM_MUST_CHECK int tok_added_insert(struct tok_added *added, const struct tok_v
 /* The id of the added token spelled exactly so, or HELM_TOKENIZER_NO_ID. */
 uint32_t tok_added_find(const struct tok_added *added, const struct tok_vocab *vocab, const char *text,
                         size_t length);
-/* Cuts text into pieces at the finder's tokens; `first` says that text begins where the whole text begins. With `marks`
- * (NULL: none) control tokens are found only where the text is the template's own. */
+/* Cuts text into pieces at the finder's tokens; `first` says that text begins where the whole text begins.
+ * With `marks` (NULL: none) control tokens are found only where the text is the template's own. */
 HELM_MUST_CHECK int tok_added_split(const struct tok_added *added, const struct tok_finder *finder,
                                     const struct tok_marks *marks, struct tok_slice text, bool first,
                                     struct tok_pieces *pieces, struct helm_err *err);
@@ -303,8 +304,8 @@ HELM_MUST_CHECK int tok_pattern_open(struct tok_pattern *pattern, const char *te
 void tok_pattern_free(struct tok_pattern *pattern);
 HELM_MUST_CHECK int tok_pattern_next(const struct tok_pattern *pattern, struct tok_matcher *matcher,
                                      struct tok_search *search, struct helm_err *err);
-/* Appends the text with `content` in place of each match. *dropped_start is set if the text's beginning has no
- * successor. */
+/* Appends the text with `content` in place of each match. *dropped_start is set if the text's beginning has
+ * no successor. */
 HELM_MUST_CHECK int tok_pattern_replace(const struct tok_pattern *pattern, const struct tok_buffer *content,
                                         struct tok_matcher *matcher, struct tok_slice text,
                                         struct tok_buffer *out, bool *dropped_start, struct helm_err *err);
@@ -332,8 +333,8 @@ struct tok_normalizer {
     bool strip_right;
 };
 
-/* Runs the tokenizer's normalizers over text. The result is out->data unless there are none. *dropped_start: the text's
- * first character has no successor in the result. */
+/* Runs the tokenizer's normalizers over text. The result is out->data unless there are none. *dropped_start:
+ * the text's first character has no successor in the result. */
 HELM_MUST_CHECK int tok_normalize(const struct helm_tokenizer *tokenizer, struct tok_slice text,
                                   struct tok_matcher *matcher, struct tok_buffer *out, bool *dropped_start,
                                   struct helm_err *err);
@@ -356,15 +357,16 @@ struct tok_marks {
 /* Whether the token, found at text[start..stop), counts there. */
 bool tok_marks_allow(const struct tok_marks *marks, const struct tok_added *added, uint32_t index,
                      size_t start, size_t stop);
-/* The marks of a text, which `marks` has, as those of `normalized`, which was made of it. *own is malloc'd. Where
- * normalizing joined what the template wrote with other text, nothing counts as its own. */
+/* The marks of a text, which `marks` has, as those of `normalized`, which was made of it. *own is malloc'd.
+ * Where normalizing joined what the template wrote with other text, nothing counts as its own. */
 HELM_MUST_CHECK int tok_marks_normalize(const struct helm_tokenizer *tokenizer, const struct tok_marks *marks,
                                         struct tok_slice text, const struct tok_buffer *normalized,
                                         struct tok_matcher *matcher, unsigned char **own,
                                         struct helm_err *err);
-/* helm_tokenizer_encode with PARSE_ADDED, for a text of which bit i of `own` says that byte i is the template's own: control
- * tokens are found there alone. These are the special tokens, those that begin with "<|" or its full-width form, and those that
- * the template spells; others are words of the vocabulary and found everywhere. */
+/* helm_tokenizer_encode with PARSE_ADDED, for a text of which bit i of `own` says that byte i is the
+ * template's own: control tokens are found there alone. These are the special tokens, those that begin with
+ * "<|" or its full-width form, and those that the template spells; others are words of the vocabulary and
+ * found everywhere. */
 HELM_MUST_CHECK int tok_encode_marked(const struct helm_tokenizer *tokenizer, struct tok_slice text,
                                       const unsigned char *own, struct tok_slice chat_template,
                                       uint32_t **ids, size_t *count, struct helm_err *err);
@@ -525,7 +527,8 @@ HELM_MUST_CHECK int tok_parse_decoder(struct helm_tokenizer *tokenizer, const js
 HELM_MUST_CHECK int tok_parse_processor(struct helm_tokenizer *tokenizer, const json_t *item,
                                         struct helm_err *err);
 
-/* tokenizer/load.c: added tokens, once vocabulary and normalizers are there; ids are below the vocabulary's id_end. */
+/* tokenizer/load.c: added tokens, once vocabulary and normalizers are there; ids are below the vocabulary's
+ * id_end. */
 struct tok_added_spec {
     const char *text;
     size_t length;

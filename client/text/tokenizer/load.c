@@ -2,8 +2,8 @@
  * read.
  *
  * Added tokens come last: those that are matched in normalized text need the normalizers. Called by
- * tokenizer.c and tokenizer/gguf.c at open; what it builds belongs to the struct helm_tokenizer it is given, also when it fails
- * halfway. */
+ * tokenizer.c and tokenizer/gguf.c at open; what it builds belongs to the struct helm_tokenizer it is given,
+ * also when it fails halfway. */
 #include "client/text/tokenizer/internal.h"
 
 #include <stdlib.h>

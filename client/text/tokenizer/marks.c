@@ -1,8 +1,9 @@
 /* Which bytes of a rendered chat may be control tokens: those that its template wrote itself.
  *
- * A user's text may spell any token. Cutting it off before encoding would change its ordinary tokens where it meets the
- * template's; so the whole text is encoded at once, and a control token that is found where the template did not write it is
- * passed over. Called by tokenizer/added.c (to ask) and tokenizer.c (to encode). Owns nothing that outlives a call. */
+ * A user's text may spell any token. Cutting it off before encoding would change its ordinary tokens where it
+ * meets the template's; so the whole text is encoded at once, and a control token that is found where the
+ * template did not write it is passed over. Called by tokenizer/added.c (to ask) and tokenizer.c (to encode).
+ * Owns nothing that outlives a call. */
 #include "client/text/tokenizer/internal.h"
 
 #include <stdlib.h>

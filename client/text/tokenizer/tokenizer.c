@@ -139,7 +139,8 @@ static int encode_plain(struct encoding *e, const char *text, size_t length, boo
     return rc ? rc : tok_bpe_encode(e->work, &e->words, err);
 }
 
-/* The marks of a section at byte `offset` of the whole text, which became e->normalized; *own is the caller's to free. */
+/* The marks of a section at byte `offset` of the whole text, which became e->normalized; *own is the caller's
+ * to free. */
 static int mark_section(struct encoding *e, size_t offset, const char *text, size_t length,
                         struct tok_marks *marks, unsigned char **own, struct helm_err *err)
 {

@@ -1,10 +1,12 @@
-/* Text to token ids and back, from a Hugging Face tokenizer.json or a GGUF file; part of libhelm's public, stable C API.
+/* Text to token ids and back, from a Hugging Face tokenizer.json or a GGUF file; part of libhelm's public,
+ * stable C API.
  *
  * Called by helm-cli, the gateway, tests and programs that link libhelm. helmd never uses it: it sees ids
  * only. The results are those of the Hugging Face `tokenizers` library for BPE models (byte-level, and
  * SentencePiece style with byte fallback). What a tokenizer.json asks for and is not implemented fails at
- * open with HELM_E_UNSUPPORTED and a name, never later and never approximately. Of GGUF files the models `gpt2`
- * (byte-level BPE) and `llama` (SentencePiece's BPE) are read; control and user-defined tokens are the added ones.
+ * open with HELM_E_UNSUPPORTED and a name, never later and never approximately. Of GGUF files the models
+ * `gpt2` (byte-level BPE) and `llama` (SentencePiece's BPE) are read; control and user-defined tokens are the
+ * added ones.
  *
  * A struct helm_tokenizer is immutable once open: any number of threads may use one at the same time. A
  * struct helm_detokenizer belongs to one thread at a time and must be closed before its tokenizer.
@@ -55,8 +57,8 @@ enum helm_tokenizer_decode_flag {
 /* ---- opening ---- */
 
 /* Opens the tokenizer of a folder or of a GGUF file. A folder: its tokenizer.json and, where they exist,
- * tokenizer_config.json and chat_template.jinja; without tokenizer.json, its only GGUF file. For a split GGUF file,
- * name the first part. */
+ * tokenizer_config.json and chat_template.jinja; without tokenizer.json, its only GGUF file. For a split GGUF
+ * file, name the first part. */
 HELM_MUST_CHECK int helm_tokenizer_open(const char *path, struct helm_tokenizer **out, struct helm_err *err);
 
 /* The same from memory: tokenizer_json is the text of tokenizer.json; config_json (NULL: none) of
@@ -93,8 +95,8 @@ uint32_t helm_tokenizer_token_to_id(const struct helm_tokenizer *tokenizer, cons
  * length may be NULL. */
 const char *helm_tokenizer_id_to_token(const struct helm_tokenizer *tokenizer, uint32_t id, size_t *length);
 
-/* The bytes of text that an id stands for, which need not be whole characters: *bytes is malloc'd, NUL-terminated, *length
- * bytes; none where no token has the id. */
+/* The bytes of text that an id stands for, which need not be whole characters: *bytes is malloc'd,
+ * NUL-terminated, *length bytes; none where no token has the id. */
 HELM_MUST_CHECK int helm_tokenizer_token_bytes(const struct helm_tokenizer *tokenizer, uint32_t id,
                                                char **bytes, size_t *length, struct helm_err *err);
 

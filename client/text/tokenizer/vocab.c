@@ -1,9 +1,9 @@
-/* The model's vocabulary and merges: read from their JSON or handed over one by one, kept in hash tables sized before
- * they are filled.
+/* The model's vocabulary and merges: read from their JSON or handed over one by one, kept in hash tables
+ * sized before they are filled.
  *
  * Spellings lie back to back in one buffer; nothing is allocated per token. Tables are at most half full and
- * probed linearly; a file made to collide runs into TOK_PROBES_MAX. Called by tokenizer/load.c, tokenizer/gguf.c,
- * tokenizer/bpe.c and the queries; struct tok_vocab owns its four arrays. */
+ * probed linearly; a file made to collide runs into TOK_PROBES_MAX. Called by tokenizer/load.c,
+ * tokenizer/gguf.c, tokenizer/bpe.c and the queries; struct tok_vocab owns its four arrays. */
 #include "client/text/tokenizer/internal.h"
 #include "common/base/grow.h"
 

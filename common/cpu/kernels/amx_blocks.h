@@ -1,15 +1,17 @@
-/* The AMX GEMM of many tokens: weights decoded to tiles, a few rows and a block of columns at a time, which all tokens of a
- * chunk then pass. Included by amx_body.h, which says what its macros are.
+/* The AMX GEMM of many tokens: weights decoded to tiles, a few rows and a block of columns at a time, which
+ * all tokens of a chunk then pass. Included by amx_body.h, which says what its macros are.
  *
- * A tile product takes 16 cycles and two operands of 1 KiB. From the L2, which gives about 48 bytes a cycle, both would take
- * longer. So the weights, AMX_PASS row tiles of AMX_STEPS steps, lie in the L1, and activations come from the L2. A block of
- * columns is finished for AMX_ROWS rows before the next one begins: its activations are read from farther away once for all
- * these rows, and fetched during the block before. Sums of AMX_ROWS rows rest in scratch meanwhile. What a pass stores and
- * loads of them alternates, tile by tile: stores that wait for their products would keep loads behind them from beginning.
+ * A tile product takes 16 cycles and two operands of 1 KiB. From the L2, which gives about 48 bytes a cycle,
+ * both would take longer. So the weights, AMX_PASS row tiles of AMX_STEPS steps, lie in the L1, and
+ * activations come from the L2. A block of columns is finished for AMX_ROWS rows before the next one begins:
+ * its activations are read from farther away once for all these rows, and fetched during the block before.
+ * Sums of AMX_ROWS rows rest in scratch meanwhile. What a pass stores and loads of them alternates, tile by
+ * tile: stores that wait for their products would keep loads behind them from beginning.
  *
- * A pass keeps five of the eight tile registers in use: three sums and an operand each of weights and activations. A core
- * renames them, and where its other hyperthread is at work there are few to rename to. With eight in use products and loads
- * then wait for one another, 29 ns a product; with five it is 16 (docs/notes/cpu-prefill.md). Alone on a core both take 7. */
+ * A pass keeps five of the eight tile registers in use: three sums and an operand each of weights and
+ * activations. A core renames them, and where its other hyperthread is at work there are few to rename to.
+ * With eight in use products and loads then wait for one another, 29 ns a product; with five it is 16
+ * (docs/notes/cpu-prefill.md). Alone on a core both take 7. */
 #pragma once
 
 #include <stdbool.h>
@@ -132,7 +134,8 @@ static size_t amx_blocks_scratch_bytes(size_t cols, size_t tokens)
     return amx_panels(chunk) * (AMX_ROWS / 16) * AMX_TILE + 2 * AMX_TILES_BYTES;
 }
 
-/* How many of `rows` rows pass together: AMX_PASS row tiles, or fewer such that no single one is left over. */
+/* How many of `rows` rows pass together: AMX_PASS row tiles, or fewer such that no single one is left
+ * over. */
 static size_t amx_pass_rows(size_t rows)
 {
     const size_t tiles = (rows + 15) / 16;
@@ -151,8 +154,8 @@ static size_t amx_rows_from(const struct amx_decoded *d, size_t r, size_t r1)
     return amx_pass_rows((r < d->split && d->split < r1 ? d->split : r1) - r);
 }
 
-/* The rows of [r0, r1) that pass together from r on, as what is decoded beside, of block `block`. Behind a block's last rows the
- * next one's first follow. */
+/* The rows of [r0, r1) that pass together from r on, as what is decoded beside, of block `block`. Behind a
+ * block's last rows the next one's first follow. */
 static void amx_side_rows(struct amx_side *side, const struct amx_decoded *d, size_t block, size_t r0,
                           size_t r, size_t r1)
 {
@@ -169,7 +172,8 @@ static void amx_side_rows(struct amx_side *side, const struct amx_decoded *d, si
     side->row = 0;
 }
 
-/* Rows [r0, r1), at most AMX_ROWS. For rows past the matrix's end tiles keep old contents, whose sums are not stored. */
+/* Rows [r0, r1), at most AMX_ROWS. For rows past the matrix's end tiles keep old contents, whose sums are not
+ * stored. */
 static void amx_decoded_rows(const struct amx_decoded *d, size_t r0, size_t r1)
 {
     const size_t passes = ((r1 - r0 + 15) / 16 + AMX_PASS - 1) / AMX_PASS,
@@ -211,8 +215,8 @@ static void amx_decoded_rows(const struct amx_decoded *d, size_t r0, size_t r1)
     }
 }
 
-/* Sums [row tile][panel] of `tiles` row tiles, `rows` and `tokens` of them real. y is asked for ahead: it lies in caches farther
- * away, and a store waits as long as a load. */
+/* Sums [row tile][panel] of `tiles` row tiles, `rows` and `tokens` of them real. y is asked for ahead: it
+ * lies in caches farther away, and a store waits as long as a load. */
 static void amx_store_sums(float *y, size_t ldy, const char *sums, size_t rows, size_t tiles, size_t tokens,
                            bool accumulate)
 {

@@ -6,9 +6,10 @@
  * C tile: 16 weight rows x 16 tokens of sums, so weights are never reordered and y is stored transposed.
  *
  * With few tokens reading the weights is what takes the time, and each row is a stream of its own: sixteen at
- * a time are as many as a processor's prefetcher follows, all columns in one go (amx_few). Measured, 8B's layers on
- * two cores of a Sapphire Rapids that read 29 GB/s: 29 GB/s with 2 to 16 tokens and 27 with 32, where blocks of rows and
- * columns read 14. Many tokens pass weights that were copied to tiles, as they pass decoded ones (amx_blocks.h).
+ * a time are as many as a processor's prefetcher follows, all columns in one go (amx_few). Measured, 8B's
+ * layers on two cores of a Sapphire Rapids that read 29 GB/s: 29 GB/s with 2 to 16 tokens and 27 with 32,
+ * where blocks of rows and columns read 14. Many tokens pass weights that were copied to tiles, as they pass
+ * decoded ones (amx_blocks.h).
  *
  * The includer defines TILE_ZERO(t), TILE_LOAD(t, address, stride), TILE_STORE(t, address, stride),
  * TILE_DP(c, a, b), TILE_FENCE() (memory written by code is seen by tiles and the other way round) and
@@ -35,8 +36,8 @@ struct amx_few {
     char *c;          /* sums, a tile a panel */
 };
 
-/* One row tile x up to AMX_FEW panels from `panel` on, all columns. What is fetched behind the last row is the next
- * tile's. */
+/* One row tile x up to AMX_FEW panels from `panel` on, all columns. What is fetched behind the last row is
+ * the next tile's. */
 static inline __attribute__((always_inline)) void amx_few(const struct amx_few *b, size_t panel,
                                                           const size_t panels)
 {

@@ -1,8 +1,9 @@
 /* How activations lie for AMX: written by linear_avx512bf16_tile_blocks, read by amx_body.h.
  *
- * A tile is 16 pairs of columns x 16 tokens of bf16, 1 KiB in a row. Tiles are [block of AMX_STEPS steps][panel][step]: what
- * all tokens have in a block of columns is one run of memory, which fills the sets of the L2 evenly. With whole panels one
- * after another, the same columns of all panels lie a power of two apart, and fall into a few of its sets. */
+ * A tile is 16 pairs of columns x 16 tokens of bf16, 1 KiB in a row. Tiles are [block of AMX_STEPS
+ * steps][panel][step]: what all tokens have in a block of columns is one run of memory, which fills the sets
+ * of the L2 evenly. With whole panels one after another, the same columns of all panels lie a power of two
+ * apart, and fall into a few of its sets. */
 #pragma once
 
 #include <stddef.h>

@@ -1,8 +1,9 @@
-/* What a core decodes beside its tile products, a row at a step of a pass (amx_blocks.h): the next pass's weights. Included by
- * amx_blocks.h.
+/* What a core decodes beside its tile products, a row at a step of a pass (amx_blocks.h): the next pass's
+ * weights. Included by amx_blocks.h.
  *
- * Products wait in the tile unit for 16 cycles each, and vector instructions between them run meanwhile: in pieces that are
- * short beside what a core holds of instructions that are not done (512), hence single rows. */
+ * Products wait in the tile unit for 16 cycles each, and vector instructions between them run meanwhile: in
+ * pieces that are short beside what a core holds of instructions that are not done (512), hence single
+ * rows. */
 #pragma once
 
 #include <stdbool.h>
@@ -12,8 +13,8 @@
 
 #define AMX_PASS 3 /* row tiles that pass together */
 
-/* A format's blocks, and what decodes `rows` rows of `cols` columns, row_bytes apart, to tiles [row tile][step]. What is needed
- * next lies `ahead` bytes from there. */
+/* A format's blocks, and what decodes `rows` rows of `cols` columns, row_bytes apart, to tiles [row
+ * tile][step]. What is needed next lies `ahead` bytes from there. */
 struct amx_blocks {
     size_t values, bytes;
     void (*decode)(void *tiles, const void *w, size_t row_bytes, size_t rows, size_t cols, ptrdiff_t ahead);

@@ -145,7 +145,8 @@ INLINE void pack_values_as(float *packed, const struct cells *cells, size_t head
 PACK(keys)
 PACK(values)
 
-/* One to three tiles of sums side by side: products of `steps` tiles of a, a_step bytes apart, and as many of b. */
+/* One to three tiles of sums side by side: products of `steps` tiles of a, a_step bytes apart, and as many of
+ * b. */
 struct products {
     const char *a, *b;
     size_t a_part, a_step, a_stride, b_part, b_step, b_stride, steps;
@@ -230,8 +231,8 @@ INLINE void values_of(float *o, size_t stride, const struct products *of, const 
     if (tiles > 2) TILE_STORE(2, o + 32, stride * sizeof(float));
 }
 
-/* o[row] = o[row] * fix[row] + sum over keys [lo, hi) of p[row][key] * value; the weights of other keys that are
- * taken together with those are 0. */
+/* o[row] = o[row] * fix[row] + sum over keys [lo, hi) of p[row][key] * value; the weights of other keys that
+ * are taken together with those are 0. */
 static void tile_values(float *o, size_t stride, const float *p, const float *fix, const float *values,
                         uint32_t lo, uint32_t hi)
 {

@@ -1,7 +1,7 @@
 /* Attention for AVX2 + FMA + F16C: 8 lanes, fp32 arithmetic whatever the cache holds.
  *
- * Called through the table in common/cpu/kernels/attention.c. Pure; works in the task's scratch. The method stands in
- * attention_simd.h, the register-blocked products in attention_tile_f32.h. */
+ * Called through the table in common/cpu/kernels/attention.c. Pure; works in the task's scratch. The method
+ * stands in attention_simd.h, the register-blocked products in attention_tile_f32.h. */
 #include "common/cpu/kernels/attention_kernels.h"
 #include "common/cpu/kernels/lanes256.h"
 

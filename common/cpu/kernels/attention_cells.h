@@ -1,8 +1,9 @@
 /* Cells of the KV cache in vectors: where a block of positions lies, and its numbers as floats.
  *
- * Included by the attention_<isa>.c, after lanes256.h or lanes512.h, through their tile kernels and attention_simd.h.
- * Quantised numbers are multiplied by their scales as they are read: exact in fp32, so every sum is that over the
- * cells' values. A block's scales are made floats once, before its numbers are read. */
+ * Included by the attention_<isa>.c, after lanes256.h or lanes512.h, through their tile kernels and
+ * attention_simd.h. Quantised numbers are multiplied by their scales as they are read: exact in fp32, so
+ * every sum is that over the cells' values. A block's scales are made floats once, before its numbers are
+ * read. */
 #pragma once
 
 #include "common/cpu/kernels/attention_kernels.h"
@@ -37,8 +38,8 @@ static const char *page_rows(const struct attention_task *task, uint32_t positio
     return (const char *)task->pool + kv_offset(kv, page, task->layer, 0, task->kv_head);
 }
 
-/* Where the keys' numbers of positions first .. first + count - 1 lie; of the first `skip` < count, which are not read
- * of the cache and which no query may see, another's. */
+/* Where the keys' numbers of positions first .. first + count - 1 lie; of the first `skip` < count, which are
+ * not read of the cache and which no query may see, another's. */
 static void find_keys(const struct attention_task *task, uint32_t first, uint32_t skip, uint32_t count,
                       const char **rows)
 {
@@ -53,7 +54,8 @@ static void find_keys(const struct attention_task *task, uint32_t first, uint32_
     for (uint32_t i = 0; i < skip; i++) rows[i] = rows[skip];
 }
 
-/* The scales of those positions' keys and values as floats, [position][scales], KEYS_BLOCK rows, of the first `skip` 0. */
+/* The scales of those positions' keys and values as floats, [position][scales], KEYS_BLOCK rows, of the first
+ * `skip` 0. */
 static void find_scales(const struct attention_task *task, uint32_t first, uint32_t skip, uint32_t count,
                         float *keys, float *values)
 {
@@ -76,14 +78,15 @@ static void find_scales(const struct attention_task *task, uint32_t first, uint3
     memset(values + count * each, 0, (KEYS_BLOCK - count) * each * sizeof(*values));
 }
 
-/* A number of q8_0 less this is what its byte says with the sign turned over, in the second byte of a float 2^15. */
+/* A number of q8_0 less this is what its byte says with the sign turned over, in the second byte of a float
+ * 2^15. */
 #define CELL_BIAS                                                                                            \
     32896 /* 2^15 + 128: a multiple of 128 by 9 bits, so its product with a scale of 11 is exact */
 
 #ifdef CELL_BYTES
-/* CELL_BYTES numbers of a cell of q8_0, and LANES of them as floats: `part` of those. bias: -CELL_BIAS times the scale. A
- * permutation puts the bytes where a float of 2^15 has its units, and the product with the scale takes the bias off: it is exact,
- * as all of it is. */
+/* CELL_BYTES numbers of a cell of q8_0, and LANES of them as floats: `part` of those. bias: -CELL_BIAS times
+ * the scale. A permutation puts the bytes where a float of 2^15 has its units, and the product with the scale
+ * takes the bias off: it is exact, as all of it is. */
 typedef __m512i cell_bytes;
 INLINE cell_bytes cell_bytes_load(const char *row)
 {

@@ -6,9 +6,10 @@
  * a block of 32 dimensions (scores) or over TILED_KEYS positions (values) are exact; they are multiplied by
  * scales and added in fp32, digits last.
  *
- *   queries  [block of 32 dimensions][fours of them][row][digit][4]   scores: 16 keys x 32 dimensions times 32 dimensions x 16
- *   weights  [block][row][digit][TILED_KEYS]                          values: 12 x 64 positions
- *   values   [block][half][fours of positions][16 dimensions][4]      times 64 positions x 16 dimensions
+ *   queries  [block of 32 dimensions][fours of them][row][digit][4] scores: 16 keys x 32 dimensions times 32
+ *            dimensions x 16
+ *   weights  [block][row][digit][TILED_KEYS] values: 12 x 64 positions
+ *   values   [block][half][fours of positions][16 dimensions][4] times 64 positions x 16 dimensions
  *
  * Positions 16 g + 4 l + 0..3 of a block are its fours 4 l + g, so that digits of weights need no move across
  * quarters of vectors, and a half has dimensions 8 half + {0..3, 16..19, 4..7, 20..23} of the block, so that
@@ -32,7 +33,8 @@
 #define QUERY_BITS   30 /* of four digits */
 #define WEIGHT_BITS  23 /* of three: what a float of 2^23 has room for */
 
-/* What a task works on: of each pass of each head ([head][pass]), and behind it of one pass or all of one head. */
+/* What a task works on: of each pass of each head ([head][pass]), and behind it of one pass or all of one
+ * head. */
 struct tiled_scratch {
     int8_t *q;          /* [TILED_BLOCKS][8][64] */
     float *worth;       /* [row][4]: what a query's unit is */
@@ -101,7 +103,8 @@ INLINE __m512i tiled_digits(__m512i x)
                                       _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
 }
 
-/* The power of two that makes the number of these bits, the largest of its kind, one of that many whole bits. */
+/* The power of two that makes the number of these bits, the largest of its kind, one of that many whole
+ * bits. */
 INLINE float tiled_exponent(uint32_t bits, int whole)
 {
     const vec top = _mm512_castsi512_ps(_mm512_set1_epi32((int)bits));
@@ -147,7 +150,8 @@ static void tiled_queries(int8_t *q, float *worth, const float *const *from, siz
  * queue. */
 typedef int32_t *tiled_sums[2];
 
-/* A product to a tile, whose sums before, if there are any, are stored first. Numbers of tiles are parts of instructions. */
+/* A product to a tile, whose sums before, if there are any, are stored first. Numbers of tiles are parts of
+ * instructions. */
 #define TILED_PRODUCT(to, before, multiply, a_tile, a, a_stride, b_tile, b)                                  \
     do {                                                                                                     \
         if (before) _tile_stored(to, before, 64);                                                            \
@@ -320,8 +324,8 @@ INLINE void tiled_scales_whole(float *scales, vec x[TILED_GROUPS][TILED_BLOCKS],
         vec_store(scales + b * TILED_KEYS + g * LANES, vec_mul(x[g][b], by[b]));
 }
 
-/* A row's weights times a block's scales, as digits: a float of 2^23 and more has its whole number in its lower bits. Positions
- * 16v + 4l + 0..3 of a row lie at 4l + v: as rows are spread. */
+/* A row's weights times a block's scales, as digits: a float of 2^23 and more has its whole number in its
+ * lower bits. Positions 16v + 4l + 0..3 of a row lie at 4l + v: as rows are spread. */
 INLINE void tiled_weights(uint8_t *digit, const float *p, const float *scales)
 {
     __m512i x[4];

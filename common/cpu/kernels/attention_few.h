@@ -1,7 +1,9 @@
-/* Attention of few query rows (decode): K and V are read where they lie, once for as many rows as registers hold.
+/* Attention of few query rows (decode): K and V are read where they lie, once for as many rows as registers
+ * hold.
  *
- * Included once by each attention_<isa>.c through attention_simd.h, which has the rows' spans and vec_exp. A pass has
- * `rows` rows, a power of two up to FEW_ROWS, and every vector of scores has TOGETHER = LANES / rows positions of each:
+ * Included once by each attention_<isa>.c through attention_simd.h, which has the rows' spans and vec_exp. A
+ * pass has `rows` rows, a power of two up to FEW_ROWS, and every vector of scores has TOGETHER = LANES / rows
+ * positions of each:
  *
  *   scores   [position / TOGETHER][row][position % TOGETHER]
  *   maxima, sums, corrections: a vector a pass, lanes as in scores
@@ -9,14 +11,15 @@
  * so that nothing is summed across lanes but the LANES dot products of such a vector, all in one go
  * (vec_reduce_lanes), and the softmax takes all rows at once.
  *
- * Memory is the limit. Pages lie anywhere and a head's rows of one are a few KiB, so the hardware's prefetchers
- * begin anew again and again. While a head's rows of a block are used, those that are used next are asked into the
- * second level cache, in the order in which they lie: the next head's, behind the last head's keys the first head's
- * values, behind its values the next block's keys, and at a task's end the first of the thread's next task
- * (attention_task.next). They are asked for line by line between the products, at the pace at which lines are used: a
- * burst of sixteen fills the queue of misses, which loads of what is there already need, too, and the products wait until
- * memory has answered. A few rows ahead of their use lines are asked into the first level. Rows of heads lie side by side,
- * so what is behind a head's last row is used next. */
+ * Memory is the limit. Pages lie anywhere and a head's rows of one are a few KiB, so the hardware's
+ * prefetchers begin anew again and again. While a head's rows of a block are used, those that are used next
+ * are asked into the second level cache, in the order in which they lie: the next head's, behind the last
+ * head's keys the first head's values, behind its values the next block's keys, and at a task's end the first
+ * of the thread's next task (attention_task.next). They are asked for line by line between the products, at
+ * the pace at which lines are used: a burst of sixteen fills the queue of misses, which loads of what is
+ * there already need, too, and the products wait until memory has answered. A few rows ahead of their use
+ * lines are asked into the first level. Rows of heads lie side by side, so what is behind a head's last row
+ * is used next. */
 #pragma once
 
 #include <float.h>
@@ -61,9 +64,9 @@ INLINE void ask_near(const char *row, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
 }
-/* The rows that are asked for while a block's are used, byte for byte: `bytes` from `at` on of the whole. Lines of the first and
- * of the second half take turns, of f16 two pages of 4 KiB: what the hardware fetches ahead is more with two streams. Where
- * there are none it is rows in use, which costs nothing. */
+/* The rows that are asked for while a block's are used, byte for byte: `bytes` from `at` on of the whole.
+ * Lines of the first and of the second half take turns, of f16 two pages of 4 KiB: what the hardware fetches
+ * ahead is more with two streams. Where there are none it is rows in use, which costs nothing. */
 struct few_asked {
     const char *rows;
     size_t half;
@@ -372,7 +375,8 @@ static const struct few_kernel few_kernels[][KV_DTYPE_COUNT] = {
 #endif
 };
 
-/* The pass that takes a task's rows from `row` on, as many as one takes: how many, and its place in few_kernels. */
+/* The pass that takes a task's rows from `row` on, as many as one takes: how many, and its place in
+ * few_kernels. */
 struct few_width {
     size_t rows, log;
 };

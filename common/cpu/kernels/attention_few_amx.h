@@ -30,7 +30,8 @@ static bool tiled_takes(const struct attention_task *task)
            task->kv->page_tokens >= TILED_GROUP;
 }
 
-/* The block at b, of what [lo, hi) has of it. Where a group is outside it is another, whose scores are masked. */
+/* The block at b, of what [lo, hi) has of it. Where a group is outside it is another, whose scores are
+ * masked. */
 static void tiled_find(struct tiled_place *place, const struct attention_task *task, uint32_t b, uint32_t lo,
                        uint32_t hi)
 {
@@ -76,7 +77,8 @@ struct tiled_turn {
     const struct seen *seen;
 };
 
-/* Group g of the rows that are used i-th in a block, all heads' keys and then values; behind the last the next block's. */
+/* Group g of the rows that are used i-th in a block, all heads' keys and then values; behind the last the
+ * next block's. */
 INLINE const char *tiled_group(const struct tiled_turn *turn, size_t i, size_t g)
 {
     if (i >= 2 * turn->heads) return turn->next->keys[g];

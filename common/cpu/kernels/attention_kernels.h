@@ -1,6 +1,6 @@
 /* The attention kernels that stand in the table of common/cpu/kernels/attention.c: one pair of functions per
- * instruction set, all of the signature in common/cpu/kernels/attention.h. Included by that table and by the files
- * that define them. */
+ * instruction set, all of the signature in common/cpu/kernels/attention.h. Included by that table and by the
+ * files that define them. */
 #pragma once
 
 #include "common/cpu/kernels/attention.h"

@@ -5,9 +5,9 @@
  *
  * - Few rows (tokens * group <= FEW_ROWS_MAX: decode): attention_few.h.
  * - Tiles (prefill): up to TILE_ROWS_MAX query rows at a time against blocks of KEYS_BLOCK positions. A
- *   block's keys are transposed into scratch, its values converted, and both are then used by all the rows
- *   as register-blocked matrix products of TILE_ROWS rows; tiles that see nothing of a block skip it. A query's result
- *   does not depend on the others: what it does not see is added with weight 0.
+ *   block's keys are transposed into scratch, its values converted, and both are then used by all the rows as
+ *   register-blocked matrix products of TILE_ROWS rows; tiles that see nothing of a block skip it. A query's
+ *   result does not depend on the others: what it does not see is added with weight 0.
  *
  * A "row" is one query of one head: row = token * group + head of the group. Sums run in a fixed order that
  * depends only on the task's arguments. */
@@ -235,7 +235,8 @@ static void attend_row_block(const struct attention_task *task, size_t first, si
 
     uint32_t lo = token_span(task, (uint32_t)(first / task->group)).lo;
     uint32_t hi = token_span(task, (uint32_t)((end - 1) / task->group)).hi;
-    /* Blocks begin at multiples of KEYS_BLOCK, so that a query's do not depend on which ones are asked with it. */
+    /* Blocks begin at multiples of KEYS_BLOCK, so that a query's do not depend on which ones are asked with
+     * it. */
     for (uint32_t b = lo / KEYS_BLOCK * KEYS_BLOCK; lo < hi && b < hi; b += KEYS_BLOCK) {
         const uint32_t skip = lo > b ? lo - b : 0, count = min_u32(KEYS_BLOCK, hi - b);
         find_keys(task, b, skip, count, keys);

@@ -1,12 +1,12 @@
-/* The products of attention's tiles, for operands of any type: TILE_ROWS x TILE_VECS accumulators stay in registers over
- * the whole inner loop.
+/* The products of attention's tiles, for operands of any type: TILE_ROWS x TILE_VECS accumulators stay in
+ * registers over the whole inner loop.
  *
  * Included once by an attention_<isa>.c, which defines CHUNK (keys of a chunk) and
  *   tile_operand                          what is multiplied: a vector
  *   tile_operand_at(p), tile_broadcast(p) read from p whole, or the four bytes there in every lane
  *   tile_multiply(acc, x, y)              acc + x * y, lane by lane
- *   TILE_TOGETHER                         how many numbers four bytes of an operand hold: that many dimensions or keys
- *                                         are one step */
+ *   TILE_TOGETHER                         how many numbers four bytes of an operand hold: that many
+ *                                         dimensions or keys are one step */
 #pragma once
 
 INLINE void scores_of(float *p, const float *q, const float *keys, size_t steps, const size_t vecs)
@@ -65,8 +65,8 @@ INLINE void values_of(float *o, size_t stride, const float *p, const float *fix,
         vec_store(o + r * stride + v * LANES, acc[r][v]);
 }
 
-/* o[row] = o[row] * fix[row] + sum over keys [lo, hi) of p[row][key] * value; the weights of other keys that are
- * taken together with those are 0. */
+/* o[row] = o[row] * fix[row] + sum over keys [lo, hi) of p[row][key] * value; the weights of other keys that
+ * are taken together with those are 0. */
 static void tile_values(float *o, size_t stride, const float *p, const float *fix, const float *values,
                         uint32_t lo, uint32_t hi)
 {

@@ -4,9 +4,9 @@
  * mask give their exponents' codes, an expansion puts the next escapes of the list where codes say so, a byte
  * permutation doubles the signs and mantissas into words, and one select joins them. The two halves of a
  * group's rows are read side by side as two streams: their tiles have the same columns, so that x is loaded
- * once for both, and one does not wait for what the other does. Called through the table of linear.c after the
- * CPU check. Columns are a multiple of PACKED_CPU_COLS, so that one of a tile's four runs
- * of values never has two rows. */
+ * once for both, and one does not wait for what the other does. Called through the table of linear.c after
+ * the CPU check. Columns are a multiple of PACKED_CPU_COLS, so that one of a tile's four runs of values never
+ * has two rows. */
 #include <string.h>
 
 #include "common/cpu/kernels/lanes512.h"
@@ -339,7 +339,8 @@ struct few_sums {
     __m512 sum[FEW_MOST][2];
 };
 
-/* A run's values of a row times x of T tokens, ldx floats apart: each token's sums as multiply() adds them. */
+/* A run's values of a row times x of T tokens, ldx floats apart: each token's sums as multiply() adds
+ * them. */
 INLINE void few_run(struct few_sums *sums, size_t token, const uint16_t *value, const float *x, size_t ldx,
                     size_t values, const size_t T)
 {

@@ -1,9 +1,9 @@
 /* GGUF's blocks with AVX2, FMA and F16C. Called through the table of linear.c after the CPU check.
  *
- * One token: 32 neighbouring weights at a time as the 32 bytes of a vector. Lane l of part b of them is weight 4 l + b,
- * in byte b of the dword. So x is brought into that order once, and no byte is widened: a weight is a whole number
- * without sign in the low bits of its byte; a mask and a conversion make it a float, 256^b times too large, which x in
- * its order makes good. Scales are applied to sums of a group. */
+ * One token: 32 neighbouring weights at a time as the 32 bytes of a vector. Lane l of part b of them is
+ * weight 4 l + b, in byte b of the dword. So x is brought into that order once, and no byte is widened: a
+ * weight is a whole number without sign in the low bits of its byte; a mask and a conversion make it a float,
+ * 256^b times too large, which x in its order makes good. Scales are applied to sums of a group. */
 #include "common/cpu/kernels/lanes256.h"
 
 INLINE vec block_numbers(const void *at)

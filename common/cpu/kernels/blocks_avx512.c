@@ -1,7 +1,7 @@
 /* GGUF's blocks with AVX-512 and F16C. Called through the table of linear.c after the CPU check.
  *
- * One token: rows are read as several streams that share x. A row's sums of whole numbers times x are scaled group by
- * group, a chunk of 256 values after another. */
+ * One token: rows are read as several streams that share x. A row's sums of whole numbers times x are scaled
+ * group by group, a chunk of 256 values after another. */
 #include "common/cpu/kernels/lanes512.h"
 
 INLINE vec block_numbers(const void *at)
@@ -10,15 +10,16 @@ INLINE vec block_numbers(const void *at)
 }
 
 #include "common/cpu/kernels/blocks_words512.h"
-/* Measured on one Zen 5 core, which reads 42 GB/s, 4096 columns: 2, 3, 4, 6 streams of Q4_K 24.7, 25.8, 25.6, 23.2 GB/s,
- * of Q6_K 27.5, 30.7, 31.0, 29.4. */
+/* Measured on one Zen 5 core, which reads 42 GB/s, 4096 columns: 2, 3, 4, 6 streams of Q4_K 24.7, 25.8, 25.6,
+ * 23.2 GB/s, of Q6_K 27.5, 30.7, 31.0, 29.4. */
 #define GEMV_STREAMS 4
 #define FEW_ROWS     2
 #define FEW_TOKENS   8
 #include "common/cpu/kernels/gemv_streams.h"
 
 #define CHUNK(format) 256
-/* Floats of a chunk of x: values in the order of words, sums of sixteen, sums of 32 where Q4_K's smallest values lie. */
+/* Floats of a chunk of x: values in the order of words, sums of sixteen, sums of 32 where Q4_K's smallest
+ * values lie. */
 #define ORDERED (256 + 2 * LANES)
 INLINE size_t chunk_x_bytes(const enum tensor_format format)
 {

@@ -1,8 +1,9 @@
-/* GGUF's blocks and Q8_0 decoded to bf16, rounded, for the kernels of many tokens that round activations to bf16: to rows,
- * called through the table of linear.c after the CPU check, and to tiles, called by gemm_amx.c.
+/* GGUF's blocks and Q8_0 decoded to bf16, rounded, for the kernels of many tokens that round activations to
+ * bf16: to rows, called through the table of linear.c after the CPU check, and to tiles, called by
+ * gemm_amx.c.
  *
- * Sixteen values of numbers of 4 bits are a register of words, from which a permutation chooses; others are unpacked to
- * bytes, which stay in L1. */
+ * Sixteen values of numbers of 4 bits are a register of words, from which a permutation chooses; others are
+ * unpacked to bytes, which stay in L1. */
 #include "common/cpu/kernels/lanes512.h"
 
 #include "common/cpu/kernels/blocks_bf16.h"
@@ -102,7 +103,8 @@ INLINE void nvfp4_values(uint16_t *to, const size_t step, const uint8_t *block, 
         }
 }
 
-/* 64 bytes have the low four bits of 128 numbers, 32 the upper two: of the first two groups of 32, then of the others. */
+/* 64 bytes have the low four bits of 128 numbers, 32 the upper two: of the first two groups of 32, then of
+ * the others. */
 INLINE void q6_k_half(int8_t *number, const uint8_t *low, const uint8_t *high)
 {
     const __m512i four = _mm512_set1_epi8(15), two = _mm512_set1_epi8(0x30), bits = _mm512_loadu_si512(low),
@@ -143,8 +145,8 @@ INLINE void q8_0_values(uint16_t *to, const size_t step, const uint8_t *block, s
     }
 }
 
-/* What q4_k_scales and q5_k_scales say, eight and eight at once: beside tile products the port that shuffles is the one that is
- * wanted, so this does so three times. */
+/* What q4_k_scales and q5_k_scales say, eight and eight at once: beside tile products the port that shuffles
+ * is the one that is wanted, so this does so three times. */
 INLINE void k_scales(const uint8_t *block, float *scale, float *least)
 {
     uint32_t both, low, high, last;
@@ -152,7 +154,8 @@ INLINE void k_scales(const uint8_t *block, float *scale, float *least)
     memcpy(&low, block + 4, sizeof low);
     memcpy(&high, block + 8, sizeof high);
     memcpy(&last, block + 12, sizeof last);
-    /* Scales 0 to 3, 4 to 7, smallest values 0 to 3, 4 to 7: six bits, or four and the two upper ones of the first. */
+    /* Scales 0 to 3, 4 to 7, smallest values 0 to 3, 4 to 7: six bits, or four and the two upper ones of the
+     * first. */
     const __m128i first = _mm_mask_set1_epi32(_mm_set1_epi32((int)low), 12, (int)high),
                   six = _mm_setr_epi32(0x3f3f3f3f, 0x30303030, 0x3f3f3f3f, 0x30303030),
                   four = _mm_setr_epi32(0, 0x0f0f0f0f, 0, 0x0f0f0f0f),

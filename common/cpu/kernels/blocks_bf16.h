@@ -2,9 +2,10 @@
  * and to tiles, called by gemm_amx.c. What the files of blocks and of grids share.
  *
  * Included after lanes512.h by files that define NAME and FEATURES of their rows and
- *   format_values(to, step, block, blocks, scale, least)   of each of their formats: decodes `blocks` neighbouring blocks of a row,
- *                                                          whose scales and smallest values are known, 32 values to `to`, the next
- *                                                          to to + step */
+ *   format_values(to, step, block, blocks, scale, least)   of each of their formats: decodes `blocks`
+ *                                                          neighbouring blocks of a row, whose scales and
+ *                                                          smallest values are known, 32 values to `to`, the
+ *                                                          next to to + step */
 #pragma once
 
 #include "common/cpu/kernels/variants.h"
@@ -20,8 +21,8 @@ INLINE vec part(const int8_t *number, const float *scale, const float *least, si
 {
     return vec_fmsub(block_numbers(number), vec_set1(scale[group]), vec_set1(least[group]));
 }
-/* Scales of several blocks are taken apart before their numbers: the way from a scale's bits to what values are made with is
- * long, and those of several blocks hide each other's. */
+/* Scales of several blocks are taken apart before their numbers: the way from a scale's bits to what values
+ * are made with is long, and those of several blocks hide each other's. */
 #define RUN_VALUES  1024
 #define TILE_VALUES 256 /* of a row of tiles */
 

@@ -1,5 +1,5 @@
-/* Scales of blocks of grids (common/formats/blocks_grid.h) by format, which is a constant wherever these are inlined. Included by
- * grids256.h and grids512.h. */
+/* Scales of blocks of grids (common/formats/blocks_grid.h) by format, which is a constant wherever these are
+ * inlined. Included by grids256.h and grids512.h. */
 #pragma once
 
 #include "common/cpu/kernels/blocks_sizes.h"

@@ -1,5 +1,5 @@
-/* GGUF's blocks in plain C, the definition: what the fast kernels are compared with. Called through the table of
- * linear.c. */
+/* GGUF's blocks in plain C, the definition: what the fast kernels are compared with. Called through the table
+ * of linear.c. */
 #include "common/cpu/kernels/variants.h"
 #include "common/formats/blocks.h"
 

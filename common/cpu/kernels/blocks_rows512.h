@@ -19,7 +19,8 @@ struct chunk {
     _Alignas(64) uint32_t fifth[8][ROWS];                    /* Q5_K's fifth bits, of all units */
 };
 
-/* Unit `unit` of a chunk's `steps` steps: blocks from `w` on, rows row_bytes apart. The first unit takes the scales. */
+/* Unit `unit` of a chunk's `steps` steps: blocks from `w` on, rows row_bytes apart. The first unit takes the
+ * scales. */
 typedef void take_fn(struct chunk *to, const uint8_t *w, size_t row_bytes, size_t unit, size_t steps);
 
 /* ---- sixteen rows at once ---- */

@@ -1,12 +1,13 @@
-/* GGUF's blocks (common/formats/blocks.h): rows decoded to fp32, and the table of a file's kernels. A block's numbers are
- * unpacked to bytes, which stay in L1; each becomes its exact value on its way out.
+/* GGUF's blocks (common/formats/blocks.h): rows decoded to fp32, and the table of a file's kernels. A block's
+ * numbers are unpacked to bytes, which stay in L1; each becomes its exact value on its way out.
  *
  * Included after lanes256.h or lanes512.h by files that define
  *   vec block_numbers(const void *at)    LANES numbers of 8 bits as floats
  *   GEMV_FUNCTIONS                       gemv_chunks.h
  *   NAME, FEATURES, STREAMS              of the kernels
  *   ORDER(format), ORDERED_BYTES         the order of x that their gemvs take, or NULL
- *   KERNELS                              their tables, by the formats' numbers in blocks.h: of one token, decoding
+ *   KERNELS                              their tables, by the formats' numbers in blocks.h: of one token,
+ *                                        decoding
  *   FORMATS                              those with kernels of one token */
 #pragma once
 

@@ -1,5 +1,5 @@
-/* Sizes of GGUF's blocks, Q8_0 among them, by format, which is a constant wherever these are inlined. Included behind
- * lanes256.h or lanes512.h by kernels that take blocks apart. */
+/* Sizes of GGUF's blocks, Q8_0 among them, by format, which is a constant wherever these are inlined.
+ * Included behind lanes256.h or lanes512.h by kernels that take blocks apart. */
 #pragma once
 
 #include <stdbool.h>

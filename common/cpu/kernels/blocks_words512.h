@@ -1,14 +1,14 @@
-/* GGUF's blocks for one token with AVX-512: 64 neighbouring weights at a time as the 64 bytes of a vector. Lane l of
- * part b of them is weight 4 l + b, in byte b of the dword. So x is brought into that order once (blocks_avx512.c), and
- * no byte is widened.
+/* GGUF's blocks for one token with AVX-512: 64 neighbouring weights at a time as the 64 bytes of a vector.
+ * Lane l of part b of them is weight 4 l + b, in byte b of the dword. So x is brought into that order once
+ * (blocks_avx512.c), and no byte is widened.
  *
- * A weight is a whole number without sign in some bits of its byte. A mask and a conversion make it a float, 256^b times
- * too large, which x in its order makes good: a power of two rounds nothing. Weights that stand for values of a table
- * choose from a register of sixteen. Scales are applied to sums of a group; what numbers are too large by, and smallest
- * values, to sums of x.
+ * A weight is a whole number without sign in some bits of its byte. A mask and a conversion make it a float,
+ * 256^b times too large, which x in its order makes good: a power of two rounds nothing. Weights that stand
+ * for values of a table choose from a register of sixteen. Scales are applied to sums of a group; what
+ * numbers are too large by, and smallest values, to sums of x.
  *
- * Included by blocks_avx512.c behind lanes512.h. `format` is a constant wherever these are inlined; `k` is which 64 of
- * the chunk of 256. */
+ * Included by blocks_avx512.c behind lanes512.h. `format` is a constant wherever these are inlined; `k` is
+ * which 64 of the chunk of 256. */
 #pragma once
 
 #include "common/cpu/kernels/blocks_sizes.h"
@@ -37,7 +37,8 @@ INLINE __m512i with_bits(__m512i a, __m512i b, uint8_t mask)
 {
     return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)mask), b, a, 0xca);
 }
-/* The weights' bytes. `second`: the block behind `w`, of formats of 32 values; w itself where there is none. */
+/* The weights' bytes. `second`: the block behind `w`, of formats of 32 values; w itself where there is
+ * none. */
 INLINE __m512i words_of(const uint8_t *w, const uint8_t *second, const size_t k,
                         const enum tensor_format format)
 {

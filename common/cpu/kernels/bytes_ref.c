@@ -1,4 +1,5 @@
-/* Q8_0 and FP8 in plain C, the definition: what the fast kernels are compared with. Called through the table of linear.c. */
+/* Q8_0 and FP8 in plain C, the definition: what the fast kernels are compared with. Called through the table
+ * of linear.c. */
 #include "common/cpu/kernels/variants.h"
 #include "common/formats/fp8.h"
 #include "common/formats/q8_0.h"

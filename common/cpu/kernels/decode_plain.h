@@ -1,5 +1,5 @@
-/* Decoder of single numbers: LANES neighbouring values of a row as fp32. Included after lanes256.h or lanes512.h;
- * `format` is a constant wherever these are inlined. */
+/* Decoder of single numbers: LANES neighbouring values of a row as fp32. Included after lanes256.h or
+ * lanes512.h; `format` is a constant wherever these are inlined. */
 #pragma once
 
 #include "common/formats/tensor_format.h"

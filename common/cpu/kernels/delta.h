@@ -1,9 +1,9 @@
-/* Gated delta nets on the CPU: the short convolution in front of a layer's heads, and the gated delta rule of one head. One table
- * of variants, slowest first, chosen at run time.
+/* Gated delta nets on the CPU: the short convolution in front of a layer's heads, and the gated delta rule of
+ * one head. One table of variants, slowest first, chosen at run time.
  *
- * Called by worker-cpu/program/delta.c and by tests/kernels, which walk the table. Kernels are pure but for the state that they
- * are given. Tokens are taken in their order, each by the same additions, so that results do not depend on how a sequence is
- * cut into calls. Definitions: delta_ref.c. */
+ * Called by worker-cpu/program/delta.c and by tests/kernels, which walk the table. Kernels are pure but for
+ * the state that they are given. Tokens are taken in their order, each by the same additions, so that results
+ * do not depend on how a sequence is cut into calls. Definitions: delta_ref.c. */
 #pragma once
 
 #include <stddef.h>
@@ -18,7 +18,8 @@
 #define DELTA_HEAD_MAX   256                    /* numbers of a head's q, k, v; each a multiple of: */
 #define DELTA_HEAD_UNIT  16
 
-/* Some channels of a run of tokens, in place: x = silu(sum over w of weight[w] * x of the token DELTA_COLUMNS - w before). */
+/* Some channels of a run of tokens, in place: x = silu(sum over w of weight[w] * x of the token DELTA_COLUMNS
+ * - w before). */
 struct delta_convolution {
     float *x; /* [tokens][stride]: these channels of the first token */
     size_t stride;
@@ -29,9 +30,10 @@ struct delta_convolution {
     size_t state_stride;
 };
 
-/* A run of tokens of one v head. With q and k of length 1, q by 1 / sqrt(key), b = sigmoid(beta), g = decay * softplus(alpha +
- * dt_bias):
- *   S = e^g S;  d = b (v - S^T k);  S = S + k d^T;  o = S^T q;  out = o / sqrt(mean(o^2) + eps) * norm * silu(z) */
+/* A run of tokens of one v head. With q and k of length 1, q by 1 / sqrt(key), b = sigmoid(beta), g = decay *
+ * softplus(alpha + dt_bias):
+ *   S = e^g S;  d = b (v - S^T k); S = S + k d^T; o = S^T q; out = o / sqrt(mean(o^2) + eps) * norm *
+ * silu(z) */
 struct delta_run {
     uint32_t tokens, key, value; /* numbers of q and of k, of v */
     const float *q, *k, *v;      /* [tokens][stride], of this head */

@@ -1,5 +1,5 @@
-/* Gated delta nets, the definitions: plain loops, sums and functions in double; states are floats between tokens. Owns
- * nothing. See delta.h. */
+/* Gated delta nets, the definitions: plain loops, sums and functions in double; states are floats between
+ * tokens. Owns nothing. See delta.h. */
 #include <math.h>
 
 #include "common/cpu/kernels/delta.h"

@@ -1,5 +1,5 @@
-/* FP8 with AVX-512 and F16C: one token's products, rows decoded to fp32. Called through the table of linear.c after
- * the CPU check. E4M3's bits are those of an fp16 number 256 times smaller. */
+/* FP8 with AVX-512 and F16C: one token's products, rows decoded to fp32. Called through the table of linear.c
+ * after the CPU check. E4M3's bits are those of an fp16 number 256 times smaller. */
 #include "common/cpu/kernels/lanes512.h"
 
 INLINE vec run_numbers(const void *at)

@@ -1,6 +1,6 @@
-/* GEMM for bf16 weights, and for blocks decoded to them, with AMX tiles (tdpbf16ps): activations rounded to bf16, sums in
- * fp32. The algorithm is in amx_body.h and amx_blocks.h; this file gives it the instructions. Decode (GEMV) rounds nothing
- * and stays with the AVX-512 kernel.
+/* GEMM for bf16 weights, and for blocks decoded to them, with AMX tiles (tdpbf16ps): activations rounded to
+ * bf16, sums in fp32. The algorithm is in amx_body.h and amx_blocks.h; this file gives it the instructions.
+ * Decode (GEMV) rounds nothing and stays with the AVX-512 kernel.
  *
  * The process must have asked the kernel for tile state (cpu_enable_amx), and each thread calls thread_begin
  * before its first gemm. Called through the table of linear.c after the CPU check. */

@@ -1,5 +1,5 @@
-/* Several tokens with AVX2, FMA and F16C, activations and sums in fp32. Called through the table of linear.c after the
- * CPU check. */
+/* Several tokens with AVX2, FMA and F16C, activations and sums in fp32. Called through the table of linear.c
+ * after the CPU check. */
 #include "common/cpu/kernels/lanes256.h"
 
 #define NAME         "avx2"

@@ -1,14 +1,16 @@
-/* One to sixteen tokens' products with bf16 weights by AMX (tdpbf16ps), activations exact: a float is the sum of three
- * numbers of bf16, its first eight bits, the next eight and the last. Each is a column of an operand tile, so a token has
- * three sums, which are added in the end. The instruction adds the products of a column in one order whatever other columns
- * there are: a token's bits are the same alone and among others, and weights are read once for all of them.
+/* One to sixteen tokens' products with bf16 weights by AMX (tdpbf16ps), activations exact: a float is the sum
+ * of three numbers of bf16, its first eight bits, the next eight and the last. Each is a column of an operand
+ * tile, so a token has three sums, which are added in the end. The instruction adds the products of a column
+ * in one order whatever other columns there are: a token's bits are the same alone and among others, and
+ * weights are read once for all of them.
  *
- * A tile: 16 weight rows x 32 columns as they lie in memory. B tile: 16 pairs of columns x 16 parts of tokens; C tile: 16
- * rows x 16 parts. Up to five tokens' parts are one B tile, ten tokens' two, sixteen tokens' three; one token's is a tile of
- * four parts, of which the last is zero, so that x stays in L1. Subnormal parts, products and sums are zero.
+ * A tile: 16 weight rows x 32 columns as they lie in memory. B tile: 16 pairs of columns x 16 parts of
+ * tokens; C tile: 16 rows x 16 parts. Up to five tokens' parts are one B tile, ten tokens' two, sixteen
+ * tokens' three; one token's is a tile of four parts, of which the last is zero, so that x stays in L1.
+ * Subnormal parts, products and sums are zero.
  *
- * The process must have asked the kernel for tile state (cpu_enable_amx). Called through the table of linear.c after the CPU
- * check. */
+ * The process must have asked the kernel for tile state (cpu_enable_amx). Called through the table of
+ * linear.c after the CPU check. */
 #include "common/cpu/kernels/amx_tiles.h"
 #include "common/cpu/kernels/lanes512.h"
 #include "common/cpu/kernels/variants.h"
@@ -45,7 +47,8 @@ static size_t group_bytes(size_t tokens, size_t cols)
 
 /* ---- x ---- */
 
-/* Pairs of 32 columns from c on: the part of an even column in the lower half, of the odd one in the upper. */
+/* Pairs of 32 columns from c on: the part of an even column in the lower half, of the odd one in the
+ * upper. */
 INLINE void split_pairs(__m512i part[PARTS], const float *x, size_t c, size_t cols)
 {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
@@ -150,7 +153,8 @@ static void shape_tiles(size_t rows, size_t x_bytes)
     tiles_shape(&shapes);
 }
 
-/* Neighbouring rows against a group, and what is read behind them: rows from `next` on, next_stride bytes apart. */
+/* Neighbouring rows against a group, and what is read behind them: rows from `next` on, next_stride bytes
+ * apart. */
 struct rows {
     const char *w;
     size_t count, cols;

@@ -1,5 +1,5 @@
-/* One token's products with single numbers, with AVX2, FMA and F16C. Called through the table of linear.c after the
- * CPU check. */
+/* One token's products with single numbers, with AVX2, FMA and F16C. Called through the table of linear.c
+ * after the CPU check. */
 #include "common/cpu/kernels/lanes256.h"
 
 #define NAME     "avx2"

@@ -1,5 +1,5 @@
-/* One token's products with single numbers, with AVX-512 and F16C. Called through the table of linear.c after the CPU
- * check. */
+/* One token's products with single numbers, with AVX-512 and F16C. Called through the table of linear.c after
+ * the CPU check. */
 #include "common/cpu/kernels/lanes512.h"
 
 #define NAME     "avx512"

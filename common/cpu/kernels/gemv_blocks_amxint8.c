@@ -56,8 +56,8 @@ static size_t group_bytes(size_t tokens, size_t cols)
     return (digits_bytes(tokens, cols) + steps_of(cols) * tokens * 2 * sizeof(float) + 63) / 64 * 64;
 }
 
-/* The exponent that makes whole numbers of a step's x, and the float that takes it back: no number, and so are all sums, where x
- * is not finite. */
+/* The exponent that makes whole numbers of a step's x, and the float that takes it back: no number, and so
+ * are all sums, where x is not finite. */
 INLINE int to_whole(const vec half[2], float *scale)
 {
     const __m512i bits = _mm512_set1_epi32(0x7fffffff),
@@ -216,7 +216,8 @@ INLINE void side_unit(struct side *s, const struct rows *g)
     g->take(s->to, s->w, s->row_bytes, s->unit++, s->steps);
 }
 
-/* Where a batch of steps lies: their numbers, x of the first panel and of the last one, sums [step][part][row]. */
+/* Where a batch of steps lies: their numbers, x of the first panel and of the last one, sums
+ * [step][part][row]. */
 struct batch {
     const char *numbers, *x, *last;
     size_t panel_bytes, last_bytes; /* of a whole panel; of the last one's step */

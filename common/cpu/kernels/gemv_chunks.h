@@ -3,11 +3,13 @@
  *
  * Included after lanes256.h or lanes512.h, and gemv_streams.h, by files that define, of their format (a
  * constant wherever it is inlined):
- *   CHUNK(format), size_t chunk_x_bytes(format)   columns of a chunk: of all but a row's last one, and of what order makes
- *                                                 of a token's x
+ *   CHUNK(format), size_t chunk_x_bytes(format)   columns of a chunk: of all but a row's last one, and of
+ *                                                 what order makes of a token's x
  *   add_chunk(total, least, w, stride, x, ldx, cols, S, T, format)
- *                                                 adds `cols` columns, CHUNK or a row's last ones, of S rows, `stride` bytes apart, and
- *                                                 T tokens, ldx bytes apart, to their sums, [token][row]: each the same way whatever
+ *                                                 adds `cols` columns, CHUNK or a row's last ones, of S rows,
+ *                                                   `stride` bytes apart, and
+ *                                                 T tokens, ldx bytes apart, to their sums, [token][row]:
+ *                                                   each the same way whatever
  *                                                 S and T are
  *   vec row_sum(total, least, format)             whose lanes are added in the end
  *   bool has_two_sums(format)                     whether it takes both
@@ -45,8 +47,8 @@ struct few_sums {
     vec total[FEW_ROWS * FEW_TOKENS], least[FEW_ROWS * FEW_TOKENS];
 };
 
-/* Columns [from, to) of S neighbouring rows of T tokens; at the end of the row their sums to y. What is fetched are the same
- * columns of the next group. */
+/* Columns [from, to) of S neighbouring rows of T tokens; at the end of the row their sums to y. What is
+ * fetched are the same columns of the next group. */
 INLINE void few_rows(float *y, size_t ldy, struct few_sums *sums, const char *w, const char *x, size_t ldx,
                      size_t cols, size_t from, size_t to, const size_t S, const size_t T,
                      const enum tensor_format format)

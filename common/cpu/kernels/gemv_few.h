@@ -1,6 +1,6 @@
-/* A few tokens' products with single numbers, each token's bits those of one token's kernel (gemv_simd.h): the same sums
- * of even and odd vectors, for FEW_ROWS rows and up to FEW_TOKENS tokens in registers. Rows that stay in L2 are used by
- * all tokens before the next ones are read, so that weights cross memory once.
+/* A few tokens' products with single numbers, each token's bits those of one token's kernel (gemv_simd.h):
+ * the same sums of even and odd vectors, for FEW_ROWS rows and up to FEW_TOKENS tokens in registers. Rows
+ * that stay in L2 are used by all tokens before the next ones are read, so that weights cross memory once.
  *
  * Included by gemv_plain.h behind gemv_simd.h and a decoder. */
 #pragma once

@@ -1,16 +1,17 @@
 /* One token, values decoded to fp32 a vector at a time and summed as they are; see gemv_streams.h.
  *
- * Included after lanes256.h or lanes512.h and a decoder, which defines of its format (a constant wherever it is
- * inlined):
+ * Included after lanes256.h or lanes512.h and a decoder, which defines of its format (a constant wherever it
+ * is inlined):
  *   size_t decode_bytes(values, format)        bytes of neighbouring values of a row, whole blocks of them
  *   vec decode_part(row, i, left, format)      values i .. i + LANES - 1 as fp32, those from `left` on as 0;
  *                                              i is a multiple of LANES
  * Blocks are of 8 * LANES values or a part of that. */
 #pragma once
 
-/* Measured on one Zen 5 core, which reads 45 GB/s with plain loads, AVX-512, bf16 at 12288 / 4096 columns: 3 streams
- * 2 KiB ahead 41.8 / 42.6 GB/s, 2 streams 39.4 / 41.4, 4 streams 38.2 / 39.9, 1 stream 31 / 40; two cores together
- * are limited by memory (50 GB/s) long before that. 128 columns an iteration beat 32 by 4 %. */
+/* Measured on one Zen 5 core, which reads 45 GB/s with plain loads, AVX-512, bf16 at 12288 / 4096 columns: 3
+ * streams 2 KiB ahead 41.8 / 42.6 GB/s, 2 streams 39.4 / 41.4, 4 streams 38.2 / 39.9, 1 stream 31 / 40; two
+ * cores together are limited by memory (50 GB/s) long before that. 128 columns an iteration beat 32 by 4
+ * %. */
 #define GEMV_STREAMS 3
 #define GEMV_BLOCK   ((size_t)8 * LANES)
 #include "common/cpu/kernels/gemv_streams.h"

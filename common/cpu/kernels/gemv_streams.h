@@ -1,11 +1,13 @@
-/* One token: a call's rows are read as several long streams, because one core draws the memory's full bandwidth only
- * with enough lines in flight; what is fetched past a stream's end is what the thread reads next.
+/* One token: a call's rows are read as several long streams, because one core draws the memory's full
+ * bandwidth only with enough lines in flight; what is fetched past a stream's end is what the thread reads
+ * next.
  *
- * Included after lanes256.h or lanes512.h by files that define, of their format (a constant wherever it is inlined):
+ * Included after lanes256.h or lanes512.h by files that define, of their format (a constant wherever it is
+ * inlined):
  *   GEMV_STREAMS                          how many streams
  *   size_t decode_bytes(values, format)   bytes of neighbouring values of a row, whole blocks of them
- *   gemv_rows                             declared here: `S` rows, row_stride rows apart; every row is summed in the
- *                                         same order whatever S is */
+ *   gemv_rows                             declared here: `S` rows, row_stride rows apart; every row is summed
+ *                                         in the same order whatever S is */
 #pragma once
 
 #include "common/cpu/kernels/variants.h"

@@ -75,8 +75,8 @@ INLINE __m256i grid_signs(const uint8_t *w, const enum tensor_format format)
     }
 }
 
-/* Places that are more than a byte: sixteen of them, the `h`th. Bytes or words with further bits are repeated in words and
- * multiplied, so that those of `bits` are a place's. */
+/* Places that are more than a byte: sixteen of them, the `h`th. Bytes or words with further bits are repeated
+ * in words and multiplied, so that those of `bits` are a place's. */
 INLINE bool grid_has_words(const enum tensor_format format)
 {
     return format != FORMAT_IQ2_XXS && format != FORMAT_IQ3_XXS;
@@ -84,7 +84,8 @@ INLINE bool grid_has_words(const enum tensor_format format)
 INLINE __m256i grid_places(const uint8_t *w, const int h, const enum tensor_format format)
 {
 #define BYTES_TWICE(a, b) _mm256_set_m128i(BYTES_EIGHT(b), BYTES_EIGHT(a))
-#define BYTES_EIGHT(a)    _mm_set_epi16(W((a) + 1), W((a) + 1), W((a) + 1), W((a) + 1), W(a), W(a), W(a), W(a))
+#define BYTES_EIGHT(a)    _mm_set_epi16(W_FOUR((a) + 1), W_FOUR(a))
+#define W_FOUR(a)         W(a), W(a), W(a), W(a)
 #define W(byte)           (short)(0x8000 | (byte))
 #define BYTES_FOUR(a)                                                                                        \
     _mm_set_epi16(W((a) + 3), W((a) + 3), W((a) + 2), W((a) + 2), W((a) + 1), W((a) + 1), W(a), W(a))
@@ -132,6 +133,7 @@ INLINE __m256i grid_places(const uint8_t *w, const int h, const enum tensor_form
                            _mm256_and_si256(high, _mm256_set1_epi16((short)bits)));
 #undef BYTES_TWICE
 #undef BYTES_EIGHT
+#undef W_FOUR
 #undef BYTES_FOUR
 #undef WORDS_EIGHT
 #undef V

@@ -1,15 +1,16 @@
 /* Blocks whose numbers are places in grids (common/formats/blocks_grid.h), 256 numbers at a time, with
  * AVX-512 VBMI.
  *
- * A block becomes four vectors of 64 numbers. A lane of 32 bits has numbers of sixteen neighbours, lane s of number
- * 16 s and on, in all four vectors, and groups' scales are applied to lanes. Where a place is of four numbers byte
- * 4 s + b of vector f is number 16 s + 4 b + f; where it is of eight, number 16 s + 8 (f / 2) + 2 b + f % 2. In these
- * orders a byte of an entry has numbers of two vectors, and a permutation of 64 levels chooses each vector's: by bits
- * of the six that it looks at. Entries of eight leave bits for signs, so that levels are chosen with them.
+ * A block becomes four vectors of 64 numbers. A lane of 32 bits has numbers of sixteen neighbours, lane s of
+ * number 16 s and on, in all four vectors, and groups' scales are applied to lanes. Where a place is of four
+ * numbers byte 4 s + b of vector f is number 16 s + 4 b + f; where it is of eight, number 16 s + 8 (f / 2) +
+ * 2 b + f % 2. In these orders a byte of an entry has numbers of two vectors, and a permutation of 64 levels
+ * chooses each vector's: by bits of the six that it looks at. Entries of eight leave bits for signs, so that
+ * levels are chosen with them.
  *
- * Entries of up to 512 places are looked up in registers by bytes, IQ2's of two rows at once. Larger grids (IQ2_S's and
- * IQ1's) are read in memory, one by one or, where GRID_GATHERS is 1, by instructions that gather. Bits are moved to where
- * they are needed by multishifts, whose tables are what formats differ in.
+ * Entries of up to 512 places are looked up in registers by bytes, IQ2's of two rows at once. Larger grids
+ * (IQ2_S's and IQ1's) are read in memory, one by one or, where GRID_GATHERS is 1, by instructions that
+ * gather. Bits are moved to where they are needed by multishifts, whose tables are what formats differ in.
  *
  * Included after lanes512.h. `format` is a constant wherever these are inlined. */
 #pragma once
@@ -26,7 +27,8 @@ INLINE bool has_fours(const enum tensor_format format)
     return format == FORMAT_IQ3_XXS || format == FORMAT_IQ3_S;
 }
 
-/* Each byte of a qword takes bits of the same qword of `from`: the eight from bit a, b, ... on, to the left of bit 63 bit 0. */
+/* Each byte of a qword takes bits of the same qword of `from`: the eight from bit a, b, ... on, to the left
+ * of bit 63 bit 0. */
 #define GRID_BITS(from, a, b, c, d, e, f, g, h)                                                              \
     _mm512_multishift_epi64_epi8(_mm512_set1_epi64(                                                          \
                                      (long long)((uint64_t)((h)&63) << 56 | (uint64_t)((g)&63) << 48 |       \
@@ -57,8 +59,8 @@ INLINE __m512i grid_look_up_bytes(const uint8_t *grid, const int entries, __m512
     return entries == 256 ? found[0] : _mm512_mask_blend_epi8(upper, found[0], found[1]);
 }
 
-/* Bits that a block stores of each 32 numbers, widened to a qword: of IQ2_XXS and IQ2_XS all, of IQ2_S signs, of others signs and
- * scales, with IQ1 further bits of places. IQ3_S has none. */
+/* Bits that a block stores of each 32 numbers, widened to a qword: of IQ2_XXS and IQ2_XS all, of IQ2_S signs,
+ * of others signs and scales, with IQ1 further bits of places. IQ3_S has none. */
 INLINE __m512i grid_stored(const uint8_t *w, const enum tensor_format format)
 {
     switch (format) {
@@ -78,7 +80,8 @@ INLINE __m512i grid_stored(const uint8_t *w, const enum tensor_format format)
     }
 }
 
-/* Places of 32 entries of eight, which are words: a byte, or a byte and further bits; of IQ2_XS with others above them. */
+/* Places of 32 entries of eight, which are words: a byte, or a byte and further bits; of IQ2_XS with others
+ * above them. */
 INLINE __m512i grid_places(const uint8_t *w, __m512i stored, const enum tensor_format format)
 {
     if (format == FORMAT_IQ2_XS) return stored;
@@ -173,8 +176,9 @@ INLINE __m512i grid_signs(const uint8_t *w, __m512i stored, const enum tensor_fo
 
 /* ---- numbers ---- */
 
-/* 64 bytes from which bits `bit` and on of six choose a level of `bits` bits, and bit `sign` its sign: of IQ1 an eighth's, which
- * is added to it or taken from it; `sign` below 0: none. All are increased by number_less. */
+/* 64 bytes from which bits `bit` and on of six choose a level of `bits` bits, and bit `sign` its sign: of IQ1
+ * an eighth's, which is added to it or taken from it; `sign` below 0: none. All are increased by
+ * number_less. */
 INLINE long long grid_chooser8(const int bits, const int bit, const int sign, const int first,
                                const enum tensor_format format)
 {
@@ -220,9 +224,9 @@ INLINE void grid_numbers_of_fours(__m512i v[4], const uint8_t *w, __m512i stored
         _mm512_mask_sub_epi8(v[f], _mm512_test_epi8_mask(signs, _mm512_set1_epi16((short)(0x1001 << f))),
                              twice, v[f]);
 }
-/* The same of places of eight. `words` are entries; where they are gathered places, which have entries of eight numbers in a lane,
- * the bits of two in a byte. A byte of an index has levels of two numbers, and from bit 4 on their signs, of IQ1 in bit 5 the
- * eighth's. */
+/* The same of places of eight. `words` are entries; where they are gathered places, which have entries of
+ * eight numbers in a lane, the bits of two in a byte. A byte of an index has levels of two numbers, and from
+ * bit 4 on their signs, of IQ1 in bit 5 the eighth's. */
 INLINE void grid_numbers_of_eights(__m512i v[4], const uint8_t *w, __m512i stored, __m512i words,
                                    const enum tensor_format format)
 {
@@ -256,7 +260,8 @@ INLINE void grid_numbers_of_eights(__m512i v[4], const uint8_t *w, __m512i store
 
 /* ---- scales ---- */
 
-/* The bit that lane `lane` has its scale from, of the qword that was stored of it or, IQ2_XS, IQ2_S, IQ3_S and IQ1_M, of scales. */
+/* The bit that lane `lane` has its scale from, of the qword that was stored of it or, IQ2_XS, IQ2_S, IQ3_S
+ * and IQ1_M, of scales. */
 INLINE int grid_scale_bit(const int lane, const enum tensor_format format)
 {
     switch (format) {

@@ -1,5 +1,5 @@
-/* Grids' blocks decoded to bf16 with VBMI (blocks_bf16.h). Called through the table of linear.c after the CPU check, and by
- * gemm_amx.c. */
+/* Grids' blocks decoded to bf16 with VBMI (blocks_bf16.h). Called through the table of linear.c after the CPU
+ * check, and by gemm_amx.c. */
 #include "common/cpu/kernels/lanes512.h"
 
 #include "common/cpu/kernels/blocks_bf16.h"

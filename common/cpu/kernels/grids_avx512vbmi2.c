@@ -1,8 +1,9 @@
-/* One token's exact products of grids' blocks, with AVX-512 VBMI. Called through the table of linear.c after the CPU check.
+/* One token's exact products of grids' blocks, with AVX-512 VBMI. Called through the table of linear.c after
+ * the CPU check.
  *
- * Numbers come four vectors a block, whose lanes are sixteens (grids512.h). A mask and a conversion make byte b of each lane a
- * float, 256^b times too large, which x in its order makes good. So sixteen products are added up in each lane before scales are
- * applied, once a block. */
+ * Numbers come four vectors a block, whose lanes are sixteens (grids512.h). A mask and a conversion make byte
+ * b of each lane a float, 256^b times too large, which x in its order makes good. So sixteen products are
+ * added up in each lane before scales are applied, once a block. */
 #include "common/cpu/kernels/lanes512.h"
 
 #include "common/cpu/kernels/grids512.h"

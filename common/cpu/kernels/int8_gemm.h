@@ -1,21 +1,23 @@
 /* Several tokens' products of blocks with activations of 8 bits; int8_ref.c defines the arithmetic.
  *
- * Rows are lanes. PANELS panels of LANES rows are unpacked BLOCKS blocks of 32 columns at a time, which stay in L1, and
- * multiplied with TOKENS tokens at once, all tokens in turn: four neighbouring weights of each row are a vector, with
- * which a token's four numbers, everywhere, are multiplied and added as integers. The numbers are increased by 128 so
- * that they have no sign; what that adds stands with the weights of each group. A group's sum is scaled and added to
- * the tokens' sums.
+ * Rows are lanes. PANELS panels of LANES rows are unpacked BLOCKS blocks of 32 columns at a time, which stay
+ * in L1, and multiplied with TOKENS tokens at once, all tokens in turn: four neighbouring weights of each row
+ * are a vector, with which a token's four numbers, everywhere, are multiplied and added as integers. The
+ * numbers are increased by 128 so that they have no sign; what that adds stands with the weights of each
+ * group. A group's sum is scaled and added to the tokens' sums.
  *
- * Included after lanes256.h or lanes512.h and blocks_words256.h or blocks_words512.h by files that define, of a format
- * that is a constant wherever they are inlined:
+ * Included after lanes256.h or lanes512.h and blocks_words256.h or blocks_words512.h by files that define, of
+ * a format that is a constant wherever they are inlined:
  *   ivec                                       a vector of whole numbers
  *   ivec_load, ivec_store, ivec_to_floats, ivec_of_floats (to nearest)
  *   PANELS, TOKENS, NAME, FEATURES, BEATEN, KERNELS, FORMATS (of which)
- *   unpack_numbers(to, row, format)            a block of LANES rows: dwords of four columns, [column / 4][row]; blocks
- *                                              of 32 columns of them are INT8_PANEL bytes apart
+ *   unpack_numbers(to, row, format)            a block of LANES rows: dwords of four columns, [column /
+ *                                              4][row]; blocks of 32 columns of them are INT8_PANEL bytes
+ *                                              apart
  *   group_extra(w, steps)                      -128 times the sums of each row's numbers
  *   group_sums(sum, w, panel, x, stride, steps, T, format)
- *                                              adds the products of `steps` dwords of each of T tokens to sum[T][PANELS] */
+ *                                              adds the products of `steps` dwords of each of T tokens to
+ *                                                sum[T][PANELS] */
 #pragma once
 
 #include "common/cpu/kernels/int8_gemm_sizes.h"
@@ -23,7 +25,8 @@
 
 /* ---- activations ---- */
 
-/* A block of a token: numbers increased by 128, their scale, the scale times sums of the first 16, the last, all. */
+/* A block of a token: numbers increased by 128, their scale, the scale times sums of the first 16, the last,
+ * all. */
 struct int8_block {
     uint8_t number[INT8_BLOCK];
     float scale, least[3];

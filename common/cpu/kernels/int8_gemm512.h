@@ -1,5 +1,5 @@
-/* Several tokens' products of blocks with activations of 8 bits, with AVX512-VNNI: int8_gemm.h on 16 rows a vector. Included
- * after lanes512.h by files that define the rest of what int8_gemm.h asks for. */
+/* Several tokens' products of blocks with activations of 8 bits, with AVX512-VNNI: int8_gemm.h on 16 rows a
+ * vector. Included after lanes512.h by files that define the rest of what int8_gemm.h asks for. */
 #pragma once
 
 typedef __m512i ivec;

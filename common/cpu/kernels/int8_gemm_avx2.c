@@ -1,8 +1,8 @@
-/* Several tokens' products of blocks with activations of 8 bits, with AVX2: int8_gemm.h on 8 rows a vector. Called through
- * the table of linear.c after the CPU check.
+/* Several tokens' products of blocks with activations of 8 bits, with AVX2: int8_gemm.h on 8 rows a vector.
+ * Called through the table of linear.c after the CPU check.
  *
- * vpmaddubsw adds pairs of products in 16 bits: numbers up to 64 times 255 fit, and several of them where numbers are
- * smaller. Formats with numbers of 8 bits have no kernel here. */
+ * vpmaddubsw adds pairs of products in 16 bits: numbers up to 64 times 255 fit, and several of them where
+ * numbers are smaller. Formats with numbers of 8 bits have no kernel here. */
 #include "common/cpu/kernels/lanes256.h"
 
 #include "common/cpu/kernels/blocks_words256.h"

@@ -1,5 +1,5 @@
-/* Several tokens' products of blocks with activations of 8 bits, with AVX512-VNNI. Called through the table of linear.c
- * after the CPU check. */
+/* Several tokens' products of blocks with activations of 8 bits, with AVX512-VNNI. Called through the table
+ * of linear.c after the CPU check. */
 #include "common/cpu/kernels/lanes512.h"
 
 #include "common/cpu/kernels/int8_words512.h"

@@ -3,8 +3,8 @@
 
 #include "common/cpu/kernels/int8.h"
 
-/* Bytes of a panel's block of 32 columns, of LANES rows: numbers, then, a vector for each of two groups, what their
- * increase adds, scales, smallest values. */
+/* Bytes of a panel's block of 32 columns, of LANES rows: numbers, then, a vector for each of two groups, what
+ * their increase adds, scales, smallest values. */
 #define INT8_NUMBERS (INT8_BLOCK * LANES)
 #define INT8_EXTRA   INT8_NUMBERS
 #define INT8_SCALES  (INT8_EXTRA + 2 * LANES * 4)

@@ -1,14 +1,17 @@
-/* One token's products of blocks with activations of 8 bits, with AVX512-VNNI: int8_ref.c defines the arithmetic.
+/* One token's products of blocks with activations of 8 bits, with AVX512-VNNI: int8_ref.c defines the
+ * arithmetic.
  *
- * 64 weights are the 64 bytes of a vector, whole numbers without sign. A chunk is 256 columns, four such vectors, in an order
- * in which a lane has four of sixteen neighbouring columns, in all four vectors the same sixteen. vpdpbusd multiplies them with
- * numbers of x in that order and adds them up, one vector after another, so lanes become exact sums of sixteen columns, which
- * are scaled once. What numbers are larger by than weights is taken off before, as a multiple of x's sums.
+ * 64 weights are the 64 bytes of a vector, whole numbers without sign. A chunk is 256 columns, four such
+ * vectors, in an order in which a lane has four of sixteen neighbouring columns, in all four vectors the same
+ * sixteen. vpdpbusd multiplies them with numbers of x in that order and adds them up, one vector after
+ * another, so lanes become exact sums of sixteen columns, which are scaled once. What numbers are larger by
+ * than weights is taken off before, as a multiple of x's sums.
  *
- * Included after lanes512.h and blocks_sizes.h by files that define NAME, FEATURES beside FEATURES_VNNI, KERNELS and FORMATS
- * (int8_gemv.h) and
- *   take_rows(number, scales, w, stride, blocks, S, format)   declared here: the numbers and scales of a chunk of S rows;
- *                                                             columns after `blocks` blocks of 32 give 0 */
+ * Included after lanes512.h and blocks_sizes.h by files that define NAME, FEATURES beside FEATURES_VNNI,
+ * KERNELS and FORMATS (int8_gemv.h) and
+ *   take_rows(number, scales, w, stride, blocks, S, format)   declared here: the numbers and scales of a
+ *                                                             chunk of S rows; columns after `blocks` blocks
+ *                                                             of 32 give 0 */
 #pragma once
 
 #define GEMV_STREAMS 4
@@ -47,8 +50,8 @@ INLINE enum layout layout_of(const enum tensor_format format)
 
 /* ---- x ---- */
 
-/* The order of a chunk: dword `d` of the four in quarter `i` of vector `k` to lane 4 i + k of vector d. Lanes are sixteens of
- * columns: number 4 k + i of the chunk. */
+/* The order of a chunk: dword `d` of the four in quarter `i` of vector `k` to lane 4 i + k of vector d. Lanes
+ * are sixteens of columns: number 4 k + i of the chunk. */
 INLINE void to_sixteens(__m512i v[4])
 {
     const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]),
@@ -89,8 +92,8 @@ INLINE __m512i lane_scales(const enum tensor_format format)
     }
 }
 
-/* A chunk of x: its numbers, in order; scales by lanes; where smallest values are in the layout, or with Q2_K by sixteens,
- * what they are multiplied with, else 0; by lanes what is taken off. */
+/* A chunk of x: its numbers, in order; scales by lanes; where smallest values are in the layout, or with Q2_K
+ * by sixteens, what they are multiplied with, else 0; by lanes what is taken off. */
 #define AT_SCALES 256
 #define AT_LEAST  (AT_SCALES + 64)
 #define AT_LESS   (AT_LEAST + 64)

@@ -1,11 +1,11 @@
-/* One token's products of blocks with activations of 8 bits, with AVX2 and F16C. Called through the table of linear.c
- * after the CPU check; int8_ref.c defines the arithmetic.
+/* One token's products of blocks with activations of 8 bits, with AVX2 and F16C. Called through the table of
+ * linear.c after the CPU check; int8_ref.c defines the arithmetic.
  *
- * 32 neighbouring weights are the 32 bytes of a vector (blocks_words256.h). vpmaddubsw multiplies numbers without sign of
- * at most 124 with x's and adds pairs in 16 bits, which hold them; what numbers are larger by than weights is taken off
- * there. Numbers of 8 bits give x their sign first. vpmaddwd then adds pairs of pairs, times the group's whole scale where a
- * format has such: in the upper bytes of words, 256 times too large, which x's scale makes good. All of that is exact. A
- * chunk is 256 columns. */
+ * 32 neighbouring weights are the 32 bytes of a vector (blocks_words256.h). vpmaddubsw multiplies numbers
+ * without sign of at most 124 with x's and adds pairs in 16 bits, which hold them; what numbers are larger by
+ * than weights is taken off there. Numbers of 8 bits give x their sign first. vpmaddwd then adds pairs of
+ * pairs, times the group's whole scale where a format has such: in the upper bytes of words, 256 times too
+ * large, which x's scale makes good. All of that is exact. A chunk is 256 columns. */
 #include "common/cpu/kernels/lanes256.h"
 
 #include "common/cpu/kernels/blocks_words256.h"
@@ -31,8 +31,8 @@ INLINE bool has_whole_scales(const enum tensor_format format)
 
 /* ---- x ---- */
 
-/* A chunk of x: its numbers; scales of 32; scales times sums of 16 or 32 numbers, as smallest values lie; pairs of numbers
- * times what weights' numbers are too large by. */
+/* A chunk of x: its numbers; scales of 32; scales times sums of 16 or 32 numbers, as smallest values lie;
+ * pairs of numbers times what weights' numbers are too large by. */
 #define AT_SCALES 256
 #define AT_LEAST  (AT_SCALES + 32)
 INLINE size_t at_less(const enum tensor_format format)

@@ -1,8 +1,9 @@
-/* One token's products of blocks with activations of 8 bits, with AVX512-VNNI. Called through the table of linear.c after
- * the CPU check.
+/* One token's products of blocks with activations of 8 bits, with AVX512-VNNI. Called through the table of
+ * linear.c after the CPU check.
  *
- * Weights come as 64 neighbouring ones (blocks_words512.h). The order of int8_gemv512.h costs eight permutations a chunk and row,
- * but few tokens share them, and spare three of four conversions and multiplications with scales. */
+ * Weights come as 64 neighbouring ones (blocks_words512.h). The order of int8_gemv512.h costs eight
+ * permutations a chunk and row, but few tokens share them, and spare three of four conversions and
+ * multiplications with scales. */
 #include "common/cpu/kernels/lanes512.h"
 
 #include "common/cpu/kernels/int8_words512.h"
@@ -14,8 +15,8 @@
 
 /* ---- weights ---- */
 
-/* Scales and smallest values of a chunk of `S` rows of Q4_K or Q5_K, in pairs. A row's own are read from memory again, where
- * widening and doubling them takes a load, not the port that permutes vectors. */
+/* Scales and smallest values of a chunk of `S` rows of Q4_K or Q5_K, in pairs. A row's own are read from
+ * memory again, where widening and doubling them takes a load, not the port that permutes vectors. */
 INLINE void k_scales(vec *scales, const uint8_t *w, size_t stride, const size_t S)
 {
     __m512i all = _mm512_castsi128_si512(_mm_loadu_si128((const void *)w));

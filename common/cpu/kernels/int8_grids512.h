@@ -1,6 +1,6 @@
-/* One token's products of grids' blocks with activations of 8 bits, with AVX512-VNNI and VBMI: grids512.h has the numbers
- * in the order of int8_gemv512.h. Included after lanes512.h by files that define GRID_GATHERS, and NAME, KERNELS, FORMATS
- * and BEATEN for int8_gemv.h. */
+/* One token's products of grids' blocks with activations of 8 bits, with AVX512-VNNI and VBMI: grids512.h has
+ * the numbers in the order of int8_gemv512.h. Included after lanes512.h by files that define GRID_GATHERS,
+ * and NAME, KERNELS, FORMATS and BEATEN for int8_gemv.h. */
 #pragma once
 
 #include "common/cpu/kernels/grids512.h"

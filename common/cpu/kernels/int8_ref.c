@@ -1,10 +1,12 @@
-/* Products of blocks with activations of 8 bits, in plain C: the definition, which the fast kernels are compared with.
- * Called through the table of linear.c, by name only.
+/* Products of blocks with activations of 8 bits, in plain C: the definition, which the fast kernels are
+ * compared with. Called through the table of linear.c, by name only.
  *
- * x is rounded block by block of 32: scale = the largest magnitude / 127, numbers = x * (127 / the largest magnitude),
- * to nearest, ties to even. Where that magnitude is below INT8_LEAST numbers and scale are 0; where an x of the block is
- * no finite number they are 0 and NaN, so that every sum is NaN. A group of weights adds
- *   w.scale * x.scale * (the integer sum of w.number * x.number) - w.least * x.scale * (the integer sum of x.number).
+ * x is rounded block by block of 32: scale = the largest magnitude / 127, numbers = x * (127 / the largest
+ * magnitude), to nearest, ties to even. Where that magnitude is below INT8_LEAST numbers and scale are 0;
+ * where an x of the block is no finite number they are 0 and NaN, so that every sum is NaN. A group of
+ * weights adds
+ *   w.scale * x.scale * (the integer sum of w.number * x.number) - w.least * x.scale * (the integer sum of
+ *     x.number).
  * Groups are added in double here. */
 #include <math.h>
 

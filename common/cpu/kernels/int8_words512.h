@@ -1,5 +1,6 @@
-/* Weights of blocks for products of whole numbers with AVX512: 64 at a time as the 64 bytes of a vector, without sign.
- * Included after lanes512.h. `format` is a constant wherever these are inlined; `k` is which 64 of a chunk of 256. */
+/* Weights of blocks for products of whole numbers with AVX512: 64 at a time as the 64 bytes of a vector,
+ * without sign. Included after lanes512.h. `format` is a constant wherever these are inlined; `k` is which 64
+ * of a chunk of 256. */
 #pragma once
 
 INLINE vec block_numbers(const void *at)
@@ -9,8 +10,8 @@ INLINE vec block_numbers(const void *at)
 
 #include "common/cpu/kernels/blocks_words512.h"
 
-/* 64 weights as whole numbers without sign; `second` as words_of says. Of Q4_K the second 32 are 16 times as large where
- * `uneven`. */
+/* 64 weights as whole numbers without sign; `second` as words_of says. Of Q4_K the second 32 are 16 times as
+ * large where `uneven`. */
 INLINE __m512i bytes_of(const uint8_t *w, const uint8_t *second, const size_t k, const bool uneven,
                         const enum tensor_format format)
 {

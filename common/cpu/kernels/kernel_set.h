@@ -21,8 +21,8 @@ struct kernel_set {
 HELM_MUST_CHECK int kernel_set_choose(unsigned features, const char *name, enum kv_dtype kv_dtype,
                                       struct kernel_set *set, struct helm_err *err);
 
-/* Leaves only the steady kernels of several tokens (linear.h), whose bits do not depend on the number of tokens: for
- * invariant plans. HELM_E_UNSUPPORTED where a kernel has no steady form. */
+/* Leaves only the steady kernels of several tokens (linear.h), whose bits do not depend on the number of
+ * tokens: for invariant plans. HELM_E_UNSUPPORTED where a kernel has no steady form. */
 HELM_MUST_CHECK int kernel_set_steady(struct kernel_set *set, struct helm_err *err);
 
 /* HELM_E_UNSUPPORTED names what this processor lacks to compute with the formats of `used`. */
@@ -32,8 +32,8 @@ HELM_MUST_CHECK int kernel_set_need(const struct kernel_set *set, unsigned used,
 /* Whether some format of `used` has kernels of INT8. */
 bool kernel_set_has_int8(const struct kernel_set *set, unsigned used);
 
-/* "bf16 avx512-bf16 vector avx512 attention avx512", with the formats of `used`; of one that is decoded also by
- * what: "bf16-packed avx512-vbmi2+avx512-bf16"; with kernels of INT8 one token's, then several tokens': "q4_k int8
- * avx512-vnni avx512-bf16+amx-bf16". */
+/* "bf16 avx512-bf16 vector avx512 attention avx512", with the formats of `used`; of one that is decoded also
+ * by what: "bf16-packed avx512-vbmi2+avx512-bf16"; with kernels of INT8 one token's, then several tokens':
+ * "q4_k int8 avx512-vnni avx512-bf16+amx-bf16". */
 const char *kernel_set_text(const struct kernel_set *set, enum linear_inputs inputs, unsigned used,
                             char *text, size_t size);

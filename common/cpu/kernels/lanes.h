@@ -1,4 +1,5 @@
-/* What several kernels do with the vectors of lanes256.h or lanes512.h, one of which includes this at its end. */
+/* What several kernels do with the vectors of lanes256.h or lanes512.h, one of which includes this at its
+ * end. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,8 +1,9 @@
-/* Eight floats at once, with AVX2, FMA and F16C. lanes512.h has the same names for sixteen; what is written in them
- * alone stands once for both: lanes.h, gemv_simd.h, gemm_plain.h, attention_simd.h, vector_simd.h.
+/* Eight floats at once, with AVX2, FMA and F16C. lanes512.h has the same names for sixteen; what is written
+ * in them alone stands once for both: lanes.h, gemv_simd.h, gemm_plain.h, attention_simd.h, vector_simd.h.
  *
  * Included only by files compiled with AVX2; static inline so that no object shares code with another ISA's.
- * `left`: how many lanes count; LANES and more are all. Lanes that do not count are read as 0 and not written. */
+ * `left`: how many lanes count; LANES and more are all. Lanes that do not count are read as 0 and not
+ * written. */
 #pragma once
 
 #include <immintrin.h>
@@ -142,7 +143,8 @@ INLINE vec vec_widen_i8(const void *p)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
 }
 
-/* As convert_f32_bf16: nearest even by adding 0x7fff and the last kept bit; NaN keeps its top bits, made quiet. */
+/* As convert_f32_bf16: nearest even by adding 0x7fff and the last kept bit; NaN keeps its top bits, made
+ * quiet. */
 INLINE __m128i vec_to_bf16(vec v)
 {
     __m256i bits = _mm256_castps_si256(v);

@@ -1,6 +1,7 @@
 /* Sixteen floats at once, with AVX-512 F, BW, VL, DQ and F16C: the names of lanes256.h, which explains them.
  *
- * Included only by files compiled with AVX-512; static inline so that no object shares code with another ISA's. */
+ * Included only by files compiled with AVX-512; static inline so that no object shares code with another
+ * ISA's. */
 #pragma once
 
 #include <immintrin.h>

@@ -34,10 +34,10 @@
 
 /* Slowest first: the choice takes the last that fits. OpenBLAS is never chosen by itself. Measured on one Zen
  * 5 core, 1536 x 1024, GFLOP/s at 8 / 16 / 128 / 512 tokens (helm-bench-kernels shows it for any machine):
- *   openblas 0.3.21   f16  40 /  64 / 120 / 129     f32  44 /  68 / 120 / 128     (its kernel there is an AVX2 one)
- *   avx2              f16  99 / 104 / 132 / 135
- *   avx512            f16 184 / 199 / 250 / 266     f32  84 / 124 / 273 / 270     (register-only limit: 266 to 274)
- *   avx512-bf16      bf16 286 / 340 / 507 / 508                                   (register-only limit: 530) */
+ *   openblas 0.3.21   f16 40 / 64 / 120 / 129 f32 44 / 68 / 120 / 128 (its kernel there is an AVX2 one)
+ *   avx2              f16 99 / 104 / 132 / 135
+ *   avx512            f16 184 / 199 / 250 / 266 f32 84 / 124 / 273 / 270 (register-only limit: 266 to 274)
+ *   avx512-bf16      bf16 286 / 340 / 507 / 508 (register-only limit: 530) */
 static const struct linear_kernel *const table[] = {PLAIN(linear_ref_gemv),
                                                     PLAIN(linear_avx2_gemv),
                                                     PLAIN(linear_avx512_gemv),
@@ -146,7 +146,8 @@ static int choose_exact(enum tensor_format format, unsigned features, const char
     memset(set, 0, sizeof *set);
     int rc = choose(format, LINEAR_ONE_TOKEN, LINEAR_EXACT, features, name, &set->one, err);
     if (rc) return rc;
-    /* Over the format's own blocks where there is such a kernel, unless another one's decoder is asked for by name. */
+    /* Over the format's own blocks where there is such a kernel, unless another one's decoder is asked for by
+     * name. */
     if (!name || linear_has(format, LINEAR_TOKENS, LINEAR_EXACT, name) ||
         !linear_has(format, LINEAR_DECODE, LINEAR_EXACT, name))
         rc = choose(format, LINEAR_TOKENS, LINEAR_EXACT, features, name, &set->tokens, err);

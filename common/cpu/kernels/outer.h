@@ -1,8 +1,8 @@
 /* GEMM with tokens as vector lanes: the blocking shared by the AVX2, AVX-512 and AVX512-BF16 variants.
  *
- * A "step" is four bytes: one fp32 value, or a pair of bf16. Activations are tiled as panels of LANES
- * tokens, [panel][step][LANES] times four bytes, so that one vector load brings one step of LANES tokens. A
- * weight step is broadcast from its row-major place, so weights are never reordered; variants without a bf16
+ * A "step" is four bytes: one fp32 value, or a pair of bf16. Activations are tiled as panels of LANES tokens,
+ * [panel][step][LANES] times four bytes, so that one vector load brings one step of LANES tokens. A weight
+ * step is broadcast from its row-major place, so weights are never reordered; variants without a bf16
  * multiplier convert a block of them to fp32 in scratch first and multiply from there. No sum crosses lanes,
  * and each result adds its products in column order wherever its row stands in a share.
  *
@@ -10,11 +10,12 @@
  * OUTER_TOKENS tokens; inside, a register tile of R rows x V panels. Partial sums rest in scratch as
  * [panel][row][LANES] and are transposed into y at the end.
  *
- * The including file has the vectors of lanes256.h or lanes512.h, and defines OUTER_PANELS (the largest V) and these
- * inline functions (no alignment beyond elements is promised to them):
+ * The including file has the vectors of lanes256.h or lanes512.h, and defines OUTER_PANELS (the largest V)
+ * and these inline functions (no alignment beyond elements is promised to them):
  *
  *   vec outer_step(vec acc, vec x, const void *w)        acc + x * broadcast of the four bytes at w
- *   vec outer_half_step(vec acc, vec x, const void *w)   the same with only the first two bytes (pairs, odd cols) */
+ *   vec outer_half_step(vec acc, vec x, const void *w)   the same with only the first two bytes (pairs, odd
+ *                                                        cols) */
 #pragma once
 
 #define OUTER_ROWS   48 /* a multiple of LANES and of every R */

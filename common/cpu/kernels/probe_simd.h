@@ -1,6 +1,7 @@
-/* Best-case read and multiply loops on vectors of any width. Included once by probe_avx2.c and probe_avx512.c, which
- * define READ and FLOPS (their functions of probe.h), PROBE_SUMS (as many as registers hold), PROBE_KEEP (how assembler
- * names such a register), and of whole numbers: the type whole, whole_zero, whole_add, whole_load. */
+/* Best-case read and multiply loops on vectors of any width. Included once by probe_avx2.c and
+ * probe_avx512.c, which define READ and FLOPS (their functions of probe.h), PROBE_SUMS (as many as registers
+ * hold), PROBE_KEEP (how assembler names such a register), and of whole numbers: the type whole, whole_zero,
+ * whole_add, whole_load. */
 #include "common/cpu/kernels/probe.h"
 
 INLINE uint64_t read_streams(const char *p, size_t each, const unsigned streams, size_t ahead)

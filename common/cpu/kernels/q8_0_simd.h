@@ -1,5 +1,5 @@
-/* Q8_0: one token's products, rows decoded to fp32. Included once by q8_0_avx2.c and q8_0_avx512.c, after their vectors, which
- * define NAME, FEATURES, GEMV and DECODE (bytes_simd.h). */
+/* Q8_0: one token's products, rows decoded to fp32. Included once by q8_0_avx2.c and q8_0_avx512.c, after
+ * their vectors, which define NAME, FEATURES, GEMV and DECODE (bytes_simd.h). */
 #include "common/formats/q8_0.h"
 
 #define run_numbers vec_widen_i8

@@ -1,9 +1,10 @@
-/* e^v and silu(gate) * up of vectors of any width: the same bits in every kernel that joins gates and ups. Included behind
- * lanes256.h or lanes512.h by vector_simd.h and by gemm_amx.c. */
+/* e^v and silu(gate) * up of vectors of any width: the same bits in every kernel that joins gates and ups.
+ * Included behind lanes256.h or lanes512.h by vector_simd.h and by gemm_amx.c. */
 #pragma once
 
-/* e^v to about 1 ulp for finite v: v = n ln2 + r, |r| <= ln2 / 2, e^r by its Taylor polynomial of degree 7 (remainder
- * 6e-9), scaled by 2^n. Beyond the limits e^v is 0 or infinite; without them r would be inf - inf. A NaN stays one. */
+/* e^v to about 1 ulp for finite v: v = n ln2 + r, |r| <= ln2 / 2, e^r by its Taylor polynomial of degree 7
+ * (remainder 6e-9), scaled by 2^n. Beyond the limits e^v is 0 or infinite; without them r would be inf - inf.
+ * A NaN stays one. */
 INLINE vec vec_exp(vec v)
 {
     v = vec_min(vec_set1(90.0f), vec_max(vec_set1(-110.0f), v));

@@ -36,8 +36,9 @@ extern const struct linear_kernel int8_avx512vnnivbmi2_gathers[INT8_FORMAT_COUNT
 extern const struct linear_kernel int8_avx2_gemm[INT8_FORMAT_COUNT], int8_avx512vnni_gemm[INT8_FORMAT_COUNT];
 /* Decoding to bf16. */
 extern const struct linear_kernel blocks_avx512bf16[BLOCK_FORMAT_COUNT], q8_0_avx512bf16_decode;
-/* Decoding some columns of some rows, row_bytes apart, to tiles of 16 rows x 32 columns, [row / 16][column / 32][16][32]:
- * by the formats' numbers in int8.h. What is decoded next, which lies `ahead` bytes from there, is fetched. */
+/* Decoding some columns of some rows, row_bytes apart, to tiles of 16 rows x 32 columns, [row / 16][column /
+ * 32][16][32]: by the formats' numbers in int8.h. What is decoded next, which lies `ahead` bytes from there,
+ * is fetched. */
 typedef void blocks_tiles_fn(void *tiles, const void *w, size_t row_bytes, size_t rows, size_t cols,
                              ptrdiff_t ahead);
 extern blocks_tiles_fn *const blocks_tiles[INT8_FORMAT_COUNT];
@@ -69,6 +70,6 @@ extern const struct vector_variant vector_avx512;
 size_t linear_ref_tiled_bytes(size_t tokens, size_t cols);
 gemm_tile_fn linear_ref_tile;
 /* Activations as [panel of 16 tokens][ceil(cols / 32) * 16 pairs][16 tokens][2] bf16, zero-padded: the
- * operand of vdpbf16ps with tokens as lanes, and row for row the B tile of tdpbf16ps. The latter's tiles lie in blocks of
- * columns (amx_panels.h). */
+ * operand of vdpbf16ps with tokens as lanes, and row for row the B tile of tdpbf16ps. The latter's tiles lie
+ * in blocks of columns (amx_panels.h). */
 gemm_tile_fn linear_avx512bf16_tile_panels, linear_avx512bf16_tile_blocks;

@@ -1,7 +1,7 @@
 /* Elementwise operations over fp32 vectors: one table of variants, slowest first, chosen at run time.
  *
- * Called by code that computes on the CPU, by tests/kernels, which walk the table, and by loaders. Kernels are
- * pure. Definitions: vector_ref.c. */
+ * Called by code that computes on the CPU, by tests/kernels, which walk the table, and by loaders. Kernels
+ * are pure. Definitions: vector_ref.c. */
 #pragma once
 
 #include <stddef.h>
@@ -21,11 +21,13 @@ struct vector_variant {
     void (*rope)(float *x, const float *cos, const float *sin, size_t n);
     /* y[i] = g[i] / (1 + exp(-g[i])) * u[i]; y may be g */
     void (*swiglu)(float *y, const float *g, const float *u, size_t n);
-    /* the same of g up to 7 and u within 7: y[i] = g[i] / (1 + exp(-1.702 * g[i])) * (u[i] + 1) (router.h, GLU_CLAMPED) */
+    /* the same of g up to 7 and u within 7: y[i] = g[i] / (1 + exp(-1.702 * g[i])) * (u[i] + 1) (router.h,
+     * GLU_CLAMPED) */
     void (*swiglu_clamped)(float *y, const float *g, const float *u, size_t n);
     /* y[i] = u[i] / (1 + exp(-g[i])); y may be g or u */
     void (*sigmoid)(float *y, const float *g, const float *u, size_t n);
-    /* Activations with u, or with u NULL alone (as if all of u were 1); y may be g. gelu: by tanh; relu: max(g, 0); its square */
+    /* Activations with u, or with u NULL alone (as if all of u were 1); y may be g. gelu: by tanh; relu:
+     * max(g, 0); its square */
     void (*gelu)(float *y, const float *g, const float *u, size_t n);
     void (*relu)(float *y, const float *g, const float *u, size_t n);
     void (*relu_squared)(float *y, const float *g, const float *u, size_t n);

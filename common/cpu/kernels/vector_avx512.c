@@ -1,5 +1,5 @@
-/* Elementwise operations with AVX-512 and F16C. Called through the table of common/cpu/kernels/vector.c after the CPU
- * check. */
+/* Elementwise operations with AVX-512 and F16C. Called through the table of common/cpu/kernels/vector.c after
+ * the CPU check. */
 #include "common/cpu/kernels/lanes512.h"
 
 #define NAME     "avx512"

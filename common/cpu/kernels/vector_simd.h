@@ -1,6 +1,6 @@
-/* Elementwise operations on vectors of any width. Included once by vector_avx2.c and vector_avx512.c behind their
- * vectors. An operation is written for `left` lanes: whole vectors pass the constant LANES, the rest of an array what
- * it has, so that any length takes one path. */
+/* Elementwise operations on vectors of any width. Included once by vector_avx2.c and vector_avx512.c behind
+ * their vectors. An operation is written for `left` lanes: whole vectors pass the constant LANES, the rest of
+ * an array what it has, so that any length takes one path. */
 #include <math.h>
 
 #include "common/cpu/kernels/swiglu_simd.h"
@@ -37,7 +37,8 @@ static void rmsnorm(float *y, const float *x, const float *w, size_t n, float ep
                            vec_mul(vec_mul(vec_load_part(x + i, left), scale), vec_load_part(w + i, left))));
 }
 
-/* Of x, and of its differences from the mean, whose squares are summed: two passes, since a mean may be large. */
+/* Of x, and of its differences from the mean, whose squares are summed: two passes, since a mean may be
+ * large. */
 static void layernorm(float *y, const float *x, const float *w, const float *b, size_t n, float eps)
 {
     vec sum = vec_zero(), squares = vec_zero();

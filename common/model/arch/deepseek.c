@@ -1,13 +1,14 @@
-/* DeepSeek-V2, DeepSeek-V3 and GLM-4.7-Flash: latent attention (struct model_latent), leading dense layers, then experts beside one
- * that every token has with weight 1.
+/* DeepSeek-V2, DeepSeek-V3 and GLM-4.7-Flash: latent attention (struct model_latent), leading dense layers,
+ * then experts beside one that every token has with weight 1.
  *
  *   DeepSeek-V2     experts chosen by softmax, not renormalised; q straight from the input in V2-Lite
  *   DeepSeek-V3     also R1: by a sigmoid and a bias, within groups
  *   GLM-4.7-Flash   as DeepSeek-V3, whose name its GGUF files have
  *
- * The key of a position is its latent, normed, then the key that all heads share, rotated, neighbours together: rows lie
- * interleaved in files. A head's q meets the latent through its rows of K_B; its output, the mean of latents, goes through its rows
- * of V_B. Both are parts of one tensor in files, of which K_B's lie turned (FUSED_HEADS); newer GGUF files have them apart.
+ * The key of a position is its latent, normed, then the key that all heads share, rotated, neighbours
+ * together: rows lie interleaved in files. A head's q meets the latent through its rows of K_B; its output,
+ * the mean of latents, goes through its rows of V_B. Both are parts of one tensor in files, of which K_B's
+ * lie turned (FUSED_HEADS); newer GGUF files have them apart.
  *
  * A layer of drafts after the last one is skipped. Constant tables and pure functions; see arch.h.
  *
@@ -153,8 +154,8 @@ static int read_layer_types(struct keys *keys, struct model_config *c, struct he
     return 0;
 }
 
-/* GGUF files: a head's size is with the numbers that turn; YaRN's multiplier of scores is a tenth of config.json's, and that
- * of cos and sin cancels it. */
+/* GGUF files: a head's size is with the numbers that turn; YaRN's multiplier of scores is a tenth of
+ * config.json's, and that of cos and sin cancels it. */
 static int finish_gguf(struct keys *keys, struct model_config *c, struct helm_err *err)
 {
     char name[KEYS_NAME_MAX];

@@ -1,5 +1,5 @@
-/* dots.llm1: leading dense layers, then experts chosen by a sigmoid and a bias within groups, beside experts that every token
- * has with weight 1.
+/* dots.llm1: leading dense layers, then experts chosen by a sigmoid and a bias within groups, beside experts
+ * that every token has with weight 1.
  *
  * Constant tables and pure functions; see arch.h.
  *

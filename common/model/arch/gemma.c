@@ -1,13 +1,16 @@
-/* Gemma 3 and 4: four norms a layer, of which two are of what a half adds; a gated MLP by GELU; an embedding times sqrt(hidden);
- * five layers with a window to one without, each kind with a RoPE table of its own; a tied head.
+/* Gemma 3 and 4: four norms a layer, of which two are of what a half adds; a gated MLP by GELU; an embedding
+ * times sqrt(hidden); five layers with a window to one without, each kind with a RoPE table of its own; a
+ * tied head.
  *
- * Gemma 4 has heads of another size and number in layers without a window, where v may be k; v is normed; scores are not scaled;
- * a factor multiplies each layer's output; logits have a soft cap. Its experts (26B-A4B) stand beside a dense MLP, each with norms
- * of its own. In its small models (E2B, E4B) the last layers read the cache of others before them, and have wider MLPs in E2B; each
- * layer adds what it makes of an embedding of its own of the token.
+ * Gemma 4 has heads of another size and number in layers without a window, where v may be k; v is normed;
+ * scores are not scaled; a factor multiplies each layer's output; logits have a soft cap. Its experts
+ * (26B-A4B) stand beside a dense MLP, each with norms of its own. In its small models (E2B, E4B) the last
+ * layers read the cache of others before them, and have wider MLPs in E2B; each layer adds what it makes of
+ * an embedding of its own of the token.
  *
- * Published config.json files of Gemma 3 leave out what transformers assumes of the architecture (heads, vocabulary); those
- * numbers are in `start`, and every tensor is held against them. Constant tables and pure functions; see arch.h.
+ * Published config.json files of Gemma 3 leave out what transformers assumes of the architecture (heads,
+ * vocabulary); those numbers are in `start`, and every tensor is held against them. Constant tables and pure
+ * functions; see arch.h.
  *
  * Models: Gemma 3, Gemma 4 (E2B, E4B, 12B, 31B, 26B-A4B). */
 #include <math.h>
@@ -228,8 +231,8 @@ static void fill(const struct model_config *c, struct model_math *math)
 
 /* ---- which layer is what ---- */
 
-/* A window in all but every sixth layer. No key of GGUF files says what divides scores: the model of 62 layers (27B) has another
- * number than a head's size, as llama.cpp reads them. */
+/* A window in all but every sixth layer. No key of GGUF files says what divides scores: the model of 62
+ * layers (27B) has another number than a head's size, as llama.cpp reads them. */
 #define LAYERS_OF_27B 62
 static int gemma3_layers(struct keys *keys, struct model_config *c, struct helm_err *err)
 {

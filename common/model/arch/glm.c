@@ -1,9 +1,10 @@
 /* GLM-4 and its later mixtures of experts.
  *
- *   GLM-4 (0414)  a part of each head turns, neighbours together, whose rows lie interleaved in files; norms of what halves add, too;
- *                 gate and up in one tensor
- *   GLM-4.5       also 4.6 and 4.7: a part of each head turns; biases of q, k and v; norms of heads in some; leading dense layers, then
- *                 experts chosen by a sigmoid and a bias, beside one that every token has with weight 1
+ *   GLM-4 (0414)  a part of each head turns, neighbours together, whose rows lie interleaved in files; norms
+ *                 of what halves add, too; gate and up in one tensor
+ *   GLM-4.5       also 4.6 and 4.7: a part of each head turns; biases of q, k and v; norms of heads in some;
+ *                 leading dense layers, then experts chosen by a sigmoid and a bias, beside one that every
+ *                 token has with weight 1
  *
  * A layer of drafts after the last one is skipped. Constant tables and pure functions; see arch.h.
  *

@@ -1,5 +1,5 @@
-/* gpt-oss: attention with sinks, a window in every second layer; experts with biases and a clamped activation, whose matrices
- * are MXFP4 in published files.
+/* gpt-oss: attention with sinks, a window in every second layer; experts with biases and a clamped
+ * activation, whose matrices are MXFP4 in published files.
  *
  * Constant tables and pure functions; see arch.h.
  *
@@ -70,7 +70,8 @@ static int layers(struct keys *keys, struct model_config *c, struct helm_err *er
     return rc ? rc : layers_with_experts(keys, c, NULL, err);
 }
 
-/* No key of GGUF files says that YaRN's range is not rounded to whole dimensions; a window is there by its key alone. */
+/* No key of GGUF files says that YaRN's range is not rounded to whole dimensions; a window is there by its
+ * key alone. */
 static void gguf_start(struct model_config *c)
 {
     c->rope[0].truncate = false;

@@ -1,8 +1,8 @@
-/* Granite (3 and later, dense): a Llama with four multipliers, of the embedding, of what each half adds, of attention's scores,
- * and a divisor of logits.
+/* Granite (3 and later, dense): a Llama with four multipliers, of the embedding, of what each half adds, of
+ * attention's scores, and a divisor of logits.
  *
- * CPU workers compute them; GPU workers refuse scaled outputs by name (able.c). Constant tables and pure functions; see
- * arch.h.
+ * CPU workers compute them; GPU workers refuse scaled outputs by name (able.c). Constant tables and pure
+ * functions; see arch.h.
  *
  * Models: Granite 3 (CPU alone). */
 #include "common/model/arch/usual.h"

@@ -1,8 +1,8 @@
-/* Llama (2, 3) and Mistral, which differ in the window of attention and in what may have biases. In Ministral 3 and Devstral 2,
- * whose RoPE is YaRN's, q grows with each original context before its position.
+/* Llama (2, 3) and Mistral, which differ in the window of attention and in what may have biases. In Ministral
+ * 3 and Devstral 2, whose RoPE is YaRN's, q grows with each original context before its position.
  *
- * GGUF files call both `llama`, where a window tells Mistral; `mistral3` is Ministral 3, or a Mistral Small, in which nothing
- * grows. Constant tables and pure functions; see arch.h.
+ * GGUF files call both `llama`, where a window tells Mistral; `mistral3` is Ministral 3, or a Mistral Small,
+ * in which nothing grows. Constant tables and pure functions; see arch.h.
  *
  * Models: Llama 2 to 3.3, Mistral, Ministral 3, Devstral 2. */
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* MiniMax-M2: norms of q and k, all heads of one together; a part of each head turns; experts chosen by a sigmoid and a bias in
- * every layer, none that every token has.
+/* MiniMax-M2: norms of q and k, all heads of one together; a part of each head turns; experts chosen by a
+ * sigmoid and a bias in every layer, none that every token has.
  *
  * Constant tables and pure functions; see arch.h.
  *

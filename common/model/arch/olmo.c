@@ -1,5 +1,5 @@
-/* OLMo 2 and 3: norms of what a half adds, none of its input; norms of q and k, all heads of one together. OLMo 3 has three layers
- * with a window to one without; where RoPE is scaled, windows' is not.
+/* OLMo 2 and 3: norms of what a half adds, none of its input; norms of q and k, all heads of one together.
+ * OLMo 3 has three layers with a window to one without; where RoPE is scaled, windows' is not.
  *
  * GGUF files call both `olmo2`; a window tells OLMo 3. Constant tables and pure functions; see arch.h.
  *

@@ -1,9 +1,10 @@
-/* OPT: LayerNorms with biases, learned positions from row 2 on, ReLU without a gate, biases of every product, a tied head.
+/* OPT: LayerNorms with biases, learned positions from row 2 on, ReLU without a gate, biases of every product,
+ * a tied head.
  *
- * Models that differ in more than size are refused by name: norms after the halves and an embedding narrower than the layers
- * (OPT-350M), norms without weights (Galactica's kin). There are no GGUF files of OPT from elsewhere; keys and tensors are called
- * as llama.cpp calls those of similar models, and helm-quantize writes such files. Constant tables and pure functions; see
- * arch.h.
+ * Models that differ in more than size are refused by name: norms after the halves and an embedding narrower
+ * than the layers (OPT-350M), norms without weights (Galactica's kin). There are no GGUF files of OPT from
+ * elsewhere; keys and tensors are called as llama.cpp calls those of similar models, and helm-quantize writes
+ * such files. Constant tables and pure functions; see arch.h.
  *
  * Models: OPT (CPU alone). */
 #include "common/base/json.h"

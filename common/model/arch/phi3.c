@@ -1,16 +1,18 @@
-/* Phi-3 (and Phi-4): q, k and v lie in one tensor of the files, gate and up in another; RoPE may be a longrope.
+/* Phi-3 (and Phi-4): q, k and v lie in one tensor of the files, gate and up in another; RoPE may be a
+ * longrope.
  *
- * A longrope has two tables, one of factors up to the original context and one beyond it. transformers takes one by the length
- * of each sequence; here the context that a run is planned for decides, once: `short` where it is at most the original
- * context, `long` above (rope_is_long). A part of each head (partial_rotary_factor, Phi-4-mini) is refused by name. Constant
- * tables and pure functions; see arch.h.
+ * A longrope has two tables, one of factors up to the original context and one beyond it. transformers takes
+ * one by the length of each sequence; here the context that a run is planned for decides, once: `short` where
+ * it is at most the original context, `long` above (rope_is_long). A part of each head
+ * (partial_rotary_factor, Phi-4-mini) is refused by name. Constant tables and pure functions; see arch.h.
  *
  * Models: Phi-3, Phi-4. */
 #include "common/model/arch/usual.h"
 
 /* ---- keys ---- */
 
-/* GGUF files say a longrope by two tensors (gguf_model.c) and these keys; a window of 0 means that there is none. */
+/* GGUF files say a longrope by two tensors (gguf_model.c) and these keys; a window of 0 means that there is
+ * none. */
 static const struct arch_key keys_of_both[] = {
     USUAL_KEYS(KEY_STATED, KEY_OPTIONAL),
     SILU_KEY,

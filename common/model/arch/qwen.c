@@ -72,8 +72,8 @@ static int dense_layers(struct keys *keys, struct model_config *c, struct helm_e
     return layers_with_window(keys, c, c->window_layers, c->layers, 1, err);
 }
 
-/* A window in layers 0, 2, ... below max_window_layers, if any. Early GGUF files have one width for dense MLPs, for all of a
- * token's experts together, and for the shared one. */
+/* A window in layers 0, 2, ... below max_window_layers, if any. Early GGUF files have one width for dense
+ * MLPs, for all of a token's experts together, and for the shared one. */
 static int qwen2_moe_layers(struct keys *keys, struct model_config *c, struct helm_err *err)
 {
     if (!c->use_window) c->sliding_window = 0;

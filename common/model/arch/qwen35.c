@@ -4,10 +4,10 @@
  *   Qwen3.5-MoE  the same with experts, and one more that every token has with a weight of its own
  *   Qwen3-Next   the same as that; other tensors' names
  *
- * Attention's output has a gate, and a part of each head turns. A gated delta net keeps a matrix of each v head and the last
- * inputs of its convolution (common/cpu/kernels/delta.h). Published checkpoints of Qwen3.5 are the text part of a model with
- * images, which is skipped. A layer after the last one makes drafts from hidden states after the final norm. Constant tables and pure
- * functions; see arch.h.
+ * Attention's output has a gate, and a part of each head turns. A gated delta net keeps a matrix of each v
+ * head and the last inputs of its convolution (common/cpu/kernels/delta.h). Published checkpoints of Qwen3.5
+ * are the text part of a model with images, which is skipped. A layer after the last one makes drafts from
+ * hidden states after the final norm. Constant tables and pure functions; see arch.h.
  *
  * Models: Qwen3.5, Qwen3.6, their mixtures, Qwen3-Next. */
 #include <stdlib.h>
@@ -153,7 +153,8 @@ static const struct math_part delta =
             .out = {BUFFER_X}, .residual = true));
 static const struct math_part dense = USUAL_DENSE;
 static const struct math_part sparse = SHARED_SPARSE;
-/* The layer that makes drafts: its input, then the layer as others are, then the norm in front of the head. */
+/* The layer that makes drafts: its input, then the layer as others are, then the norm in front of the
+ * head. */
 static const struct math_part hidden_states =
     PART("hidden states", UNIT_MLP, NORM_WHOLE("final norm", BUFFER_X, TENSOR_FINAL_NORM));
 static const struct math_part draft_attention =

@@ -1,7 +1,7 @@
 /* SmolLM3: a Llama, in which nothing turns in every fourth layer.
  *
- * These layers have the second table of RoPE, whose frequencies are 0, so that each worker computes them as the others. Constant
- * tables and pure functions; see arch.h.
+ * These layers have the second table of RoPE, whose frequencies are 0, so that each worker computes them as
+ * the others. Constant tables and pure functions; see arch.h.
  *
  * Models: SmolLM3. */
 #include "common/model/arch/usual.h"

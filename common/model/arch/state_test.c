@@ -1,8 +1,10 @@
-/* The architecture that tests of fixed states run: Llama's layers, of which most keep a running mean instead of attention.
+/* The architecture that tests of fixed states run: Llama's layers, of which most keep a running mean instead
+ * of attention.
  *
- * No published model is called so, and messages do not name it. Every `full_attention_interval`-th layer attends, as in
- * hybrids. The others project the normalised input by q, take the mean over all positions so far, of these means again the mean,
- * and project that by o: two states in one record, as gated delta nets have. Constant tables and pure functions; see arch.h. */
+ * No published model is called so, and messages do not name it. Every `full_attention_interval`-th layer
+ * attends, as in hybrids. The others project the normalised input by q, take the mean over all positions so
+ * far, of these means again the mean, and project that by o: two states in one record, as gated delta nets
+ * have. Constant tables and pure functions; see arch.h. */
 #include "common/model/arch/usual.h"
 
 static const struct arch_key state_test_keys[] = {USUAL_KEYS(KEY_OPTIONAL, KEY_OPTIONAL), SILU_KEY,

@@ -1,4 +1,5 @@
-/* Rows that most architectures have: keys and operations. Included by the files beside it; macros and declarations only.
+/* Rows that most architectures have: keys and operations. Included by the files beside it; macros and
+ * declarations only.
  *
  * A row that one architecture has otherwise is written out in its file. */
 #pragma once
@@ -73,7 +74,8 @@
     COUNT(expert_intermediate, MODEL_INTERMEDIATE_MAX, needed, NAMED(__VA_ARGS__),                           \
           GGUF("expert_feed_forward_length"))
 
-/* DeepSeek-V3's: chosen by sigmoids within groups, beside experts that every token has, after leading dense layers. */
+/* DeepSeek-V3's: chosen by sigmoids within groups, beside experts that every token has, after leading dense
+ * layers. */
 #define GGUF_SOFTMAX 1 /* of key expert_gating_func */
 #define GGUF_SIGMOID 2
 #define SIGMOID_EXPERTS_KEYS(...)                                                                            \
@@ -140,8 +142,8 @@
 #define ADD_NORMED(called, vector)                                                                           \
     OP(MATH_ADD_NORMED, called, .in = BUFFER_OUT, .norm = (vector), .out = {BUFFER_X}, .residual = true)
 #define USUAL_O_TO_OUT TO_OUT("o", BUFFER_A, TENSOR_O, TENSOR_O_BIAS)
-/* Of sparse layers. The choice and all gates read the same input, by the same norm, before anything is added to it. Choice,
- * gates and downs of experts stand together, as chains have them. */
+/* Of sparse layers. The choice and all gates read the same input, by the same norm, before anything is added
+ * to it. Choice, gates and downs of experts stand together, as chains have them. */
 #define USUAL_ROUTER                                                                                         \
     OP(MATH_ROUTE, "router", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .router = TENSOR_ROUTER,               \
        .bias = {TENSOR_ROUTER_BIAS, TENSOR_CHOICE_BIAS}, .out = {BUFFER_CHOICE})
@@ -201,8 +203,9 @@ static const struct math_op usual_head __attribute__((unused)) = USUAL_HEAD;
         .name = (called), .part = (half), .drafts = true, .op = {__VA_ARGS__},                               \
         .ops = sizeof((struct math_op[]){__VA_ARGS__}) / sizeof(struct math_op)                              \
     }
-/* Halves of a layer that makes drafts: first, of the attention half, what comes of the next token and the hidden state; last, of the
- * MLP half. The embedding is the model's: it is named, but none of the layer's weights. */
+/* Halves of a layer that makes drafts: first, of the attention half, what comes of the next token and the
+ * hidden state; last, of the MLP half. The embedding is the model's: it is named, but none of the layer's
+ * weights. */
 #define DRAFT_INPUT                                                                                          \
     OP(MATH_EMBED, "next embedding", .weight = {TENSOR_EMBED}, .out = {BUFFER_OUT}),                         \
         OP(MATH_JOIN, "embedding, hidden state", .in = BUFFER_X, .in_norm = TENSOR_DRAFT_HIDDEN_NORM,        \

@@ -1,7 +1,9 @@
-/* Which activations blocks are multiplied with, and why: the option, what the profile says, and the model's own check.
+/* Which activations blocks are multiplied with, and why: the option, what the profile says, and the model's
+ * own check.
  *
- * Called by main.c and helm-plan: before the plan is made, behind it, and when the check has ended. The check itself is
- * daemon/steps/check.h, what it found is kept by daemon/planner/activations/verdict.h. Owns nothing. */
+ * Called by main.c and helm-plan: before the plan is made, behind it, and when the check has ended. The check
+ * itself is daemon/steps/check.h, what it found is kept by daemon/planner/activations/verdict.h. Owns
+ * nothing. */
 #pragma once
 
 #include "daemon/planner/activations/choice.h"
@@ -24,19 +26,20 @@ struct activations {
 /* Before the plan is made: what to plan with. */
 void activations_want(const struct model *model, const struct profile *profile, unsigned features,
                       struct activations *activations);
-/* A hand-written plan keeps its activations where there are kernels for them, unless the option says otherwise. Else,
- * and once the choice is decided, it gets those that are wanted. */
+/* A hand-written plan keeps its activations where there are kernels for them, unless the option says
+ * otherwise. Else, and once the choice is decided, it gets those that are wanted. */
 void activations_take(struct plan *plan, struct activations *activations);
-/* Behind it: looks for what a check has found before. *again: it failed, and the plan has to be made with exact
- * activations, which `inputs` says now. */
+/* Behind it: looks for what a check has found before. *again: it failed, and the plan has to be made with
+ * exact activations, which `inputs` says now. */
 void activations_look(const struct model *model, const struct plan *plan, struct activations *activations,
                       bool *again);
-/* The check was interrupted: keeps what it found so far. It goes on between requests, and at the next start. */
+/* The check was interrupted: keeps what it found so far. It goes on between requests, and at the next
+ * start. */
 void activations_wait(const struct plan *plan, const struct verdict *verdict,
                       struct activations *activations);
-/* The check has ended between requests; says and keeps what it found. True: exact steps end. A plan is not made again while it
- * serves, and an invariant one keeps to exact steps until the next start: its requests have the same bits before and
- * after. */
+/* The check has ended between requests; says and keeps what it found. True: exact steps end. A plan is not
+ * made again while it serves, and an invariant one keeps to exact steps until the next start: its requests
+ * have the same bits before and after. */
 bool activations_decide_between(const struct plan *plan, const struct verdict *verdict,
                                 struct activations *activations);
 /* The check has ended, or (NULL) cannot be. Keeps what it found, says so, and *again as above. */

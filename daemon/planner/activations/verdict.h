@@ -1,8 +1,8 @@
 /* What the model's own check of int8 activations found (daemon/steps/check.h), kept for the next start.
  *
- * Called by main.c, which has it measured, and by helm-plan, which shows it. One small JSON file for each model, mixture
- * and version of HELM, beside the profiles; what cannot be read, is of something else or contradicts itself is refused,
- * and measured anew. */
+ * Called by main.c, which has it measured, and by helm-plan, which shows it. One small JSON file for each
+ * model, mixture and version of HELM, beside the profiles; what cannot be read, is of something else or
+ * contradicts itself is refused, and measured anew. */
 #pragma once
 
 #include <float.h>
@@ -24,14 +24,15 @@ struct verdict {
 /* The worse of both. */
 double verdict_kl(const struct verdict *verdict);
 bool verdict_passes(const struct verdict *verdict);
-/* Whether it is over enough positions to decide. One that is not was interrupted: the next check goes on from it. */
+/* Whether it is over enough positions to decide. One that is not was interrupted: the next check goes on from
+ * it. */
 bool verdict_says_enough(const struct verdict *verdict);
-/* Whether it says enough and covers a plan that computes `units` units with int8 activations: a pass covers fewer units, a failure
- * covers more. */
+/* Whether it says enough and covers a plan that computes `units` units with int8 activations: a pass covers
+ * fewer units, a failure covers more. */
 bool verdict_holds(const struct verdict *verdict, uint32_t units);
 
-/* What a verdict is of, as hexadecimal digits: the model's files (names, sizes, times, a sample of their bytes), the
- * mixture that they are converted to, the kernels asked for, HELM's version. */
+/* What a verdict is of, as hexadecimal digits: the model's files (names, sizes, times, a sample of their
+ * bytes), the mixture that they are converted to, the kernels asked for, HELM's version. */
 HELM_MUST_CHECK int verdict_key(const struct model *model, const char *kernels, char key[DIGEST_TEXT],
                                 struct helm_err *err);
 /* HELM_E_NOT_FOUND: there is none. */

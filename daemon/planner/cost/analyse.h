@@ -30,8 +30,8 @@ struct analyse_table {
     /* [unit_count(layers)]: whose matrices can cross the link packed, and be computed with by the CPU
      * (placement_packing) */
     bool *packs, *packs_cpu;
-    /* [unit_count(layers)]: of the former, those that plans pack in VRAM: of mixtures the experts, beside which all else is little
-     * and is read faster plain, but of those with shared ones none */
+    /* [unit_count(layers)]: of the former, those that plans pack in VRAM: of mixtures the experts, beside
+     * which all else is little and is read faster plain, but of those with shared ones none */
     bool *packs_vram;
     /* [layers]: of MLPs that two processors can share (common/model/share.h) the rows; of others 0 */
     uint32_t *mlp_rows;
@@ -45,11 +45,12 @@ HELM_MUST_CHECK int analyse_table_build(const struct model *model, struct analys
                                         struct helm_err *err);
 void analyse_table_free(struct analyse_table *table);
 
-/* The part of a tensor's bytes that a step of `tokens` tokens reads: 1, or for experts the part that some token
- * chooses, if each token chooses evenly and independently among all. */
+/* The part of a tensor's bytes that a step of `tokens` tokens reads: 1, or for experts the part that some
+ * token chooses, if each token chooses evenly and independently among all. */
 double analyse_read_part(const struct model_config *config, const struct model_tensor *tensor, double tokens);
-/* Bytes of a home's units in the decode list, as stored, and of the head where the home is that of its processor:
- * what is read (or copied) for one decoded token. Of experts the chosen ones are read, but all are copied. */
+/* Bytes of a home's units in the decode list, as stored, and of the head where the home is that of its
+ * processor: what is read (or copied) for one decoded token. Of experts the chosen ones are read, but all are
+ * copied. */
 uint64_t analyse_token_bytes(const struct analyse_table *table, const struct plan *plan, enum plan_home home);
 
 /* Whether some MLP can be shared; the part of a unit's rows that is the GPU's where `rows` of them are, 0: it

@@ -1,9 +1,11 @@
-/* What attention costs. See cost/attention.h; equations are in docs/planner-prices.md. Called by cost.c; owns nothing.
+/* What attention costs. See cost/attention.h; equations are in docs/planner-prices.md. Called by cost.c; owns
+ * nothing.
  *
- * With two tiers a row's oldest positions lie in the arena alone (plan.h, vram_page_count). In a step of few tokens, one a
- * row, the CPU attends to the first of them where they lie while the GPU attends to the others: it reads the last of them
- * over the link and those behind in VRAM. The query goes down, the CPU's part comes up. In other steps the GPU reads all
- * over the link, once for all sub-chunks, in pieces (plan_staging). What a step adds is copied to the arena by the way. */
+ * With two tiers a row's oldest positions lie in the arena alone (plan.h, vram_page_count). In a step of few
+ * tokens, one a row, the CPU attends to the first of them where they lie while the GPU attends to the others:
+ * it reads the last of them over the link and those behind in VRAM. The query goes down, the CPU's part comes
+ * up. In other steps the GPU reads all over the link, once for all sub-chunks, in pieces (plan_staging). What
+ * a step adds is copied to the arena by the way. */
 #include "daemon/planner/cost/attention.h"
 #include "common/base/units.h"
 
@@ -19,8 +21,8 @@ static double attended(double n, double c, double w)
     return in_window * w + rest * (c - in_window) - rest * (rest - 1) / 2;
 }
 
-/* With T 4.5's bytes as they are: 4,096 c for 8 heads of 128 in 16 bits, not 4 c. One query a row reads its context and no
- * more; a chunk's queries share what they read, so that work counts as well. */
+/* With T 4.5's bytes as they are: 4,096 c for 8 heads of 128 in 16 bits, not 4 c. One query a row reads its
+ * context and no more; a chunk's queries share what they read, so that work counts as well. */
 void attention_price(const struct pricing *p, const struct device_rates *r, double window, double elsewhere,
                      struct attention_price *out)
 {
@@ -63,7 +65,8 @@ double attention_elsewhere(const struct pricing *p, double window)
     return one_a_row(p) ? host_positions(p, window) : 0;
 }
 
-/* The query's way to the CPU, or its part's way back: what fits a hand-over's price, and the rest at the link's rate. */
+/* The query's way to the CPU, or its part's way back: what fits a hand-over's price, and the rest at the
+ * link's rate. */
 static double hand_over(const struct pricing *p)
 {
     const struct profile_link *link = &p->profile->link;
@@ -73,7 +76,8 @@ static double hand_over(const struct pricing *p)
                                        fmin(link->h2d.value, rate_or(&link->d2h, link->h2d.value));
 }
 
-/* Positions of each row that a layer of this window has the GPU read itself, of `host` that it sees in the arena alone. */
+/* Positions of each row that a layer of this window has the GPU read itself, of `host` that it sees in the
+ * arena alone. */
 static double direct_positions(const struct pricing *p, double window, double host)
 {
     const struct cost_tiers *kv = &p->step->kv;
@@ -114,7 +118,8 @@ static void price_assisted(const struct pricing *p, double window, double host, 
     u->stream += more + 2 * way + u->kv.cpu;
 }
 
-/* A chunk attends to `positions` positions of each row in pieces: the launches, and the results kept between them. */
+/* A chunk attends to `positions` positions of each row in pieces: the launches, and the results kept between
+ * them. */
 static double price_pieces(const struct pricing *p, double positions)
 {
     const struct model_config *c = &p->model->config;

@@ -1,5 +1,6 @@
-/* Prices of a step's units, by the rates of cost/rates.c. See cost.h; the equations are in docs/planner-prices.md.
- * Called by search.c, cost/plan.c and report/explain.c; owns nothing but the table that it returns. */
+/* Prices of a step's units, by the rates of cost/rates.c. See cost.h; the equations are in
+ * docs/planner-prices.md. Called by search.c, cost/plan.c and report/explain.c; owns nothing but the table
+ * that it returns. */
 #include "daemon/planner/cost/cost.h"
 
 #include <math.h>
@@ -13,7 +14,8 @@
 #include "daemon/planner/cost/measured.h"
 #include "daemon/planner/cost/spent.h"
 
-/* A captured step's slice of blocks has two operations beside its product: one waits for its arrival, one sets its place free. */
+/* A captured step's slice of blocks has two operations beside its product: one waits for its arrival, one
+ * sets its place free. */
 #define OPERATIONS_OF_A_SLICE 2
 
 /* `elsewhere`: positions of each row that another processor attends to. */
@@ -27,7 +29,8 @@ static void add_attention(const struct pricing *p, const struct device_rates *r,
     *(a.compute > a.memory ? &s->compute : &s->memory) += fmax(a.memory, a.compute);
 }
 
-/* Bytes of a number of an activation: written as fp32 and read in 16 bits by a product; read and written by a rotation. */
+/* Bytes of a number of an activation: written as fp32 and read in 16 bits by a product; read and written by a
+ * rotation. */
 #define PASSED  (double)(sizeof(float) + sizeof(uint16_t))
 #define ROTATED (2.0 * sizeof(float))
 
@@ -48,8 +51,8 @@ static double activation_bytes(const struct pricing *p, uint32_t kind)
             (p->model->math.part[kind].part == UNIT_MLP ? PASSED * c->intermediate : ROTATED * (q + 2 * kv)));
 }
 
-/* A packed matrix on the CPU. One token's products unpack it while they wait for its bytes. Several tokens' multiply what
- * each thread unpacked, and are no faster than plain ones. */
+/* A packed matrix on the CPU. One token's products unpack it while they wait for its bytes. Several tokens'
+ * multiply what each thread unpacked, and are no faster than plain ones. */
 static void add_packed(const struct device_rates *r, double bytes, double parameters, double tokens,
                        struct spent *s)
 {
@@ -88,7 +91,8 @@ static double expanded_bytes(const struct model_tensor *t)
                                        t->cols);
 }
 
-/* Experts' matrices of a run, on the GPU: computed as they lie, in whatever format, of all of a chunk's tokens at once. */
+/* Experts' matrices of a run, on the GPU: computed as they lie, in whatever format, of all of a chunk's
+ * tokens at once. */
 static void add_experts_gpu(const struct pricing *p, const struct run *run, struct weights *w)
 {
     const struct model_config *c = &p->model->config;
@@ -114,8 +118,8 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
     w->blocks = true; /* slices have been counted */
 }
 
-/* Tokens of a GPU's product. In a chunk of an invariant plan they are multiples of GPU_STEADY_TOKENS, except on a device whose
- * products give a token the same bits whatever their size (worker-gpu/program/issue.c). */
+/* Tokens of a GPU's product. In a chunk of an invariant plan they are multiples of GPU_STEADY_TOKENS, except
+ * on a device whose products give a token the same bits whatever their size (worker-gpu/program/issue.c). */
 static uint32_t product_tokens(const struct pricing *p)
 {
     const uint32_t tokens = p->step->tokens, few = cost_rates_as_few(p);
@@ -125,7 +129,8 @@ static uint32_t product_tokens(const struct pricing *p)
     return (uint32_t)round_up(tokens, GPU_STEADY_TOKENS);
 }
 
-/* On the GPU, each time it is computed: a product, which in a chunk normalises its input anew, whatever the run. */
+/* On the GPU, each time it is computed: a product, which in a chunk normalises its input anew, whatever the
+ * run. */
 static void add_run_gpu(const struct pricing *p, const struct run *run, struct weights *w)
 {
     const enum tensor_format format = run->tensor[run->first]->format;
@@ -186,7 +191,8 @@ static void add_matrix_cpu(const struct pricing *p, uint32_t unit, const struct 
     w->experts.cpu_beside += both.beside;
 }
 
-/* An operation's weights, of which the unit's next matrices are those that the model has. Returns how many. */
+/* An operation's weights, of which the unit's next matrices are those that the model has. Returns how
+ * many. */
 static uint32_t add_operation(const struct pricing *p, uint32_t unit, const struct math_op *math, uint32_t at,
                               struct weights *w)
 {
@@ -209,7 +215,8 @@ static uint32_t add_operation(const struct pricing *p, uint32_t unit, const stru
     return count;
 }
 
-/* What a token reads of a vector. A router is kept as fp32, and so are experts' biases, of which it reads its own. */
+/* What a token reads of a vector. A router is kept as fp32, and so are experts' biases, of which it reads its
+ * own. */
 static double vector_bytes(const struct model_tensor *t, double read_part)
 {
     const double kept = (double)(t->rows * t->cols) * sizeof(float);
@@ -291,8 +298,8 @@ static double packed_in_vram(const struct pricing *p, bool mlp, uint64_t bytes, 
            expand_seconds(p, (double)bytes);
 }
 
-/* Experts that lie packed in VRAM: one and a few tokens' are read so by a kernel of its own behind one that chooses; a chunk's, all of
- * them, are expanded. */
+/* Experts that lie packed in VRAM: one and a few tokens' are read so by a kernel of its own behind one that
+ * chooses; a chunk's, all of them, are expanded. */
 static double packed_experts_in_vram(const struct pricing *p, const struct weights *w, uint64_t bytes,
                                      double sliced)
 {
@@ -302,7 +309,8 @@ static double packed_experts_in_vram(const struct pricing *p, const struct weigh
            w->experts.bytes / (packed > 0 ? packed : p->kernel.gemv);
 }
 
-/* What the same kernel takes of experts in slots that are packed, and the bytes that direct reads have. A chunk's are the CPU's. */
+/* What the same kernel takes of experts in slots that are packed, and the bytes that direct reads have. A
+ * chunk's are the CPU's. */
 static void pack_experts(const struct pricing *p, struct experts_parts *e)
 {
     const double packed = p->profile->gpu.gemv_packed.value,
@@ -319,7 +327,8 @@ static double in_slices(const struct pricing *p, const struct weights *w, double
     return fmax(w->gpu.total, w->kernel.total + p->kernel.parts * more * product_of(&p->kernel));
 }
 
-/* Measured seconds in VRAM, where there are some. Slices add as much as by rates; parts of experts are in proportion. */
+/* Measured seconds in VRAM, where there are some. Slices add as much as by rates; parts of experts are in
+ * proportion. */
 static void take_measured(const struct pricing *p, uint32_t unit, double window, struct cost_unit *u,
                           struct experts_parts *e)
 {
@@ -345,8 +354,8 @@ static void take_measured_cpu(const struct pricing *p, uint32_t unit, struct cos
     3 /* of the GPU: x to the lane, adding the CPU's sum, the launch of the chain after it */
 
 /* An MLP of two processors, as a unit of the CPU: its rows' part of what all take, less operations; no less
- * than the GPU needs beside the hand-overs. Whatever the whole unit's prices come from, rates or programs, the
- * parts' do. */
+ * than the GPU needs beside the hand-overs. Whatever the whole unit's prices come from, rates or programs,
+ * the parts' do. */
 static void price_shared(const struct pricing *p, uint32_t unit, struct cost_unit *u)
 {
     const double own = analyse_own_part(p->analysed, unit, p->step->shared_rows),
@@ -506,8 +515,8 @@ static int price_step(const struct model *model, const struct analyse_table *ana
     return 0;
 }
 
-/* `times` passes through the layers that make drafts, as a step with these prices has them, onto the head. On a GPU each is launched
- * by the host. */
+/* `times` passes through the layers that make drafts, as a step with these prices has them, onto the head. On
+ * a GPU each is launched by the host. */
 static void add_passes(const struct cost_table *from, uint32_t units, double times, struct cost_unit *head)
 {
     head->gpu += times * from->embed.gpu;
@@ -519,8 +528,8 @@ static void add_passes(const struct cost_table *from, uint32_t units, double tim
     head->stream = head->gpu;
 }
 
-/* All tokens of the step pass through the layers that make drafts. Then the head makes the first draft of each row, and each further one
- * takes a pass of one token a row. */
+/* All tokens of the step pass through the layers that make drafts. Then the head makes the first draft of
+ * each row, and each further one takes a pass of one token a row. */
 static int add_drafts(const struct model *model, const struct analyse_table *analysed,
                       const struct profile *profile, const struct cost_step *step, struct cost_table *table,
                       struct helm_err *err)

@@ -10,26 +10,27 @@
 #include "daemon/planner/profile/profile.h"
 #include "daemon/planner/profile/policy.h"
 
-/* A cache with two tiers: positions of each row that lie in the arena alone, and how many of 1,000 of them the GPU
- * reads itself where the CPU attends to the others, which it does not in layers of a window up to direct_window (plan.h).
- * All 0: one tier. */
+/* A cache with two tiers: positions of each row that lie in the arena alone, and how many of 1,000 of them
+ * the GPU reads itself where the CPU attends to the others, which it does not in layers of a window up to
+ * direct_window (plan.h). All 0: one tier. */
 struct cost_tiers {
     bool two;
     uint32_t host_tokens, direct_permille, direct_window;
     bool windows; /* layers with a window have all they see in their processor's memory */
 };
 
-/* Units whose experts lie in both memories (plan.h): slots of each, the part of the chosen ones that is in VRAM, and
- * how many of 1,000 missing ones the GPU reads itself. All 0: there are none. */
+/* Units whose experts lie in both memories (plan.h): slots of each, the part of the chosen ones that is in
+ * VRAM, and how many of 1,000 missing ones the GPU reads itself. All 0: there are none. */
 struct cost_experts {
     uint32_t slots, direct_permille;
     double hit;
-    /* Units whose experts lie on disk: slots of each in host memory, 0: there are none; the part of the chosen ones that is there. */
+    /* Units whose experts lie on disk: slots of each in host memory, 0: there are none; the part of the
+     * chosen ones that is there. */
     uint32_t disk_slots;
     double disk_hit;
 };
-/* In the place of direct_permille: for each number of missing ones as many as makes the step shortest. No plan is so; with any
- * share of its own none is faster. */
+/* In the place of direct_permille: for each number of missing ones as many as makes the step shortest. No
+ * plan is so; with any share of its own none is faster. */
 #define COST_DIRECT_BEST UINT32_MAX
 
 /* One step: `tokens` over all rows. Decode without drafts: one token a row, so tokens == rows == batch. */
@@ -38,26 +39,28 @@ struct cost_step {
     uint32_t samples; /* tokens whose logits are needed: of a row one, with drafts each */
     uint32_t context; /* positions that a row's last token attends to, itself included */
     enum kv_dtype kv_dtype;
-    /* [units + 1]: in which a unit's matrices lie where it has a home, and the head's last; PLAN_AS_STORED: as
-     * in the files, as all are where this is NULL. */
+    /* [units + 1]: in which a unit's matrices lie where it has a home, and the head's last; PLAN_AS_STORED:
+     * as in the files, as all are where this is NULL. */
     const enum tensor_format (*format)[PLAN_HOMES];
     struct cost_tiers kv;
     struct cost_experts experts;
     uint32_t shared_rows; /* of MLPs that two processors share, the GPU's (plan.h); 0: none is */
-    /* `invariant`: of an invariant plan (common/plan/schedule.h). `prompt`: the step is a chunk of a prompt of this
-     * many tokens in all; 0: of as many as the step has, or no prompt where each row has one token */
+    /* `invariant`: of an invariant plan (common/plan/schedule.h). `prompt`: the step is a chunk of a prompt
+     * of this many tokens in all; 0: of as many as the step has, or no prompt where each row has one token */
     bool invariant;
-    bool
-        one_as_few; /* its GPU computes one token with the kernels of a few, but for products with blocks, in chains */
+    bool one_as_few; /* its GPU computes one token with the kernels of a few, but for products with blocks, in
+                        chains */
     uint32_t prompt;
     uint32_t drafts; /* that each row makes for its next step, by the model's layer (model_config.drafts) */
 };
-/* Whether a step decodes: a token a row, or drafts as well, which are all sampled. Others have tokens of prompts. */
+/* Whether a step decodes: a token a row, or drafts as well, which are all sampled. Others have tokens of
+ * prompts. */
 static inline bool cost_step_decodes(const struct cost_step *step)
 {
     return step->tokens == step->rows || step->tokens == step->samples;
 }
-/* A step of answers with drafts: `tokens` of all rows together, each sampled. A row attends to its own tokens at least. */
+/* A step of answers with drafts: `tokens` of all rows together, each sampled. A row attends to its own tokens
+ * at least. */
 static inline struct cost_step cost_step_drafted(uint32_t tokens, uint32_t rows, uint32_t context)
 {
     const uint32_t own = (tokens + rows - 1) / rows;
@@ -67,8 +70,8 @@ static inline struct cost_step cost_step_drafted(uint32_t tokens, uint32_t rows,
                               .context = context > own ? context : own};
 }
 
-/* Tokens that a row's drafts add on average, each right with probability `right` if those in front of it are. *again: right ones that
- * are computed again where the model has fixed states, since a later one is wrong. */
+/* Tokens that a row's drafts add on average, each right with probability `right` if those in front of it are.
+ * *again: right ones that are computed again where the model has fixed states, since a later one is wrong. */
 static inline double cost_draft_tokens(uint32_t drafts, double right, double *again)
 {
     double sum = 0, reached = 1;
@@ -107,7 +110,8 @@ struct cost_unit {
     double disk_wait;
     double shared,
         shared_beside; /* an MLP of two processors: the CPU's rows, or what the GPU's take in addition */
-    /* Prefill, of the host's cache in two tiers or fixed state: more seconds of the GPU, and of the link as kv.link */
+    /* Prefill, of the host's cache in two tiers or fixed state: more seconds of the GPU, and of the link as
+     * kv.link */
     double borrow_gpu, borrow_link;
     uint64_t bytes;                /* of weights */
     uint64_t crossing;             /* of them over the link, and in the ring */
@@ -126,10 +130,10 @@ struct cost_unit {
 
 struct cost_table {
     uint32_t units;
-    uint32_t tokens; /* of the step that was priced */
-    bool follows;    /* it decodes: the device can have it before the step in front of it is done */
-    struct cost_unit *
-        unit; /* [units], then those of layers that make drafts, which are in the head's price: they follow it there */
+    uint32_t tokens;        /* of the step that was priced */
+    bool follows;           /* it decodes: the device can have it before the step in front of it is done */
+    struct cost_unit *unit; /* [units], then those of layers that make drafts, which are in the head's price:
+                               they follow it there */
     struct cost_unit embed, head; /* link unused */
     double hand_over_more;        /* by which a hand-over is longer while the link copies */
     double hand_over, step,
@@ -204,7 +208,8 @@ double cost_seconds(const struct cost_table *table, const struct cost_plan *plan
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
                         const struct cost_plan *plan, const struct cost_result *result);
 
-/* How many of 1,000 positions in the arena alone the GPU reads in the time in which the CPU attends to the others. */
+/* How many of 1,000 positions in the arena alone the GPU reads in the time in which the CPU attends to the
+ * others. */
 uint32_t cost_direct_permille(const struct profile *profile, enum kv_dtype kv_dtype);
 
 /* ---- whole plans ---- */
@@ -223,13 +228,13 @@ struct cost_experts cost_experts_of(const struct plan *plan, const struct model 
 void cost_stream_rest(const struct analyse_table *analysed, const struct plan *plan,
                       struct cost_table *table);
 
-/* What a list of the plan says, as the simulation wants it. home: [unit_count(layers)], kv_cpu: [layers], both the
- * caller's; *out borrows them. Cold when phase is not 0. */
+/* What a list of the plan says, as the simulation wants it. home: [unit_count(layers)], kv_cpu: [layers],
+ * both the caller's; *out borrows them. Cold when phase is not 0. */
 void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
                   struct cost_plan *out);
 
-/* Bytes of weights that one decode step's units of a home need, and the head if it is there: as they are computed
- * with, and as they are read or (PLAN_HOME_STREAM) cross the link. */
+/* Bytes of weights that one decode step's units of a home need, and the head if it is there: as they are
+ * computed with, and as they are read or (PLAN_HOME_STREAM) cross the link. */
 struct cost_crossing {
     uint64_t bytes, crossing;
 };
@@ -247,14 +252,15 @@ struct cost_forecast {
     double busy[COST_RESOURCES], hand_overs;
     uint32_t steps;
 };
-/* Any step by the list that its size calls for: its tokens, rows, samples and context; the plan says the rest. */
+/* Any step by the list that its size calls for: its tokens, rows, samples and context; the plan says the
+ * rest. */
 HELM_MUST_CHECK int cost_one(const struct cost_case *c, const struct cost_step *step,
                              struct cost_forecast *forecast, struct helm_err *err);
 /* A decode step of `batch` rows, each with `context` positions. */
 HELM_MUST_CHECK int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context,
                                 struct cost_forecast *forecast, struct helm_err *err);
-/* Seconds to copy a sequence's fixed states into a snapshot, or back: over the link of the device that keeps them, in memory
- * where the CPU does. 0: the plan has none. */
+/* Seconds to copy a sequence's fixed states into a snapshot, or back: over the link of the device that keeps
+ * them, in memory where the CPU does. 0: the plan has none. */
 double cost_copy_states(const struct profile *profile, const struct plan *plan);
 /* From a prompt of one row to its first token, on an idle machine: chunks of step_tokens, one after another,
  * each by the list that its size calls for. */

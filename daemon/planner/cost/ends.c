@@ -78,7 +78,8 @@ void price_head(const struct pricing *p, const struct analyse_table *analysed, s
     if (u->gpu_measured) u->gpu = u->stream = u->gpu + p->profile->link.hand_over.value;
 }
 
-/* The inputs that MLP halves take of the tokens: a product of the embedding, and rows of a table in host memory. */
+/* The inputs that MLP halves take of the tokens: a product of the embedding, and rows of a table in host
+ * memory. */
 static void add_inputs(const struct pricing *p, struct spent *cpu, struct spent *gpu)
 {
     const struct math_part *inputs = &p->model->math.inputs;
@@ -108,7 +109,8 @@ void price_embed(const struct pricing *p, const struct analyse_table *analysed, 
     u->cpu = u->cpu_beside =
         cpu.total + program_ops_count(&p->model->math.embed, PROCESSOR_CPU, p->tier) * p->cpu.operation +
         p->step->tokens * row / p->cpu.read;
-    /* Beside a GPU worker, which looks for the step, the CPU worker has slept. (Before a prompt both have: cost_ttft.) */
+    /* Beside a GPU worker, which looks for the step, the CPU worker has slept. (Before a prompt both have:
+     * cost_ttft.) */
     if (p->device && p->tier == OP_TIER_ONE) u->cpu = u->cpu_beside = u->cpu + p->profile->wake.value;
     u->cpu_bound = u->gpu_bound = "overhead";
     /* The launch's way to the device, what a step begins with, the launch of the chain behind it. */
@@ -126,8 +128,8 @@ void price_rest(const struct pricing *p, struct cost_table *table)
     table->step = p->profile->step.value;
     if (!p->device) return;
     if (table->follows) table->launch = link->hand_over.value;
-    /* An empty step, less the price of the ends: its way there and back, its first kernels. They begin with the
-     * step, whichever processor has the embedding. */
+    /* An empty step, less the price of the ends: its way there and back, its first kernels. They begin with
+     * the step, whichever processor has the embedding. */
     const struct profile_value *nothing =
         p->tier == OP_TIER_CHUNK ? &p->profile->gpu.begin : &p->profile->gpu.begin_graph;
     double first = p->first * p->kernel.operation;

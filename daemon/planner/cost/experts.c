@@ -13,8 +13,9 @@
 
 /* ---- rates ---- */
 
-/* How many times as long as one token's a CPU's product with an expert of two tokens takes: by the kernel of several, which of fewer
- * tokens than were measured takes as long as of these, since it decodes the weights once. */
+/* How many times as long as one token's a CPU's product with an expert of two tokens takes: by the kernel of
+ * several, which of fewer tokens than were measured takes as long as of these, since it decodes the weights
+ * once. */
 static double longer_of_two(const struct profile *profile, enum tensor_format format,
                             const struct device_rates *one)
 {
@@ -70,8 +71,8 @@ static double direct_seconds(const struct pricing *p, double bytes)
                      : 0;
 }
 
-/* Seconds of the CPU for its part of the experts, while the GPU's kernels read another one of the same memory. `copies`: these
- * go on all the time. */
+/* Seconds of the CPU for its part of the experts, while the GPU's kernels read another one of the same
+ * memory. `copies`: these go on all the time. */
 static double cpu_seconds(const struct pricing *p, const struct experts_parts *parts, double part,
                           double direct, bool copies)
 {
@@ -81,7 +82,8 @@ static double cpu_seconds(const struct pricing *p, const struct experts_parts *p
     return part * (copies ? parts->cpu_beside : parts->cpu) + takes * direct * parts->cpu;
 }
 
-/* Seconds after the hand-over in which the CPU is done with these numbers of experts out of `all`, and the GPU. */
+/* Seconds after the hand-over in which the CPU is done with these numbers of experts out of `all`, and the
+ * GPU. */
 static double cpu_behind(const struct pricing *p, const struct experts_parts *parts, const struct shares *s,
                          double all, bool beside)
 {
@@ -104,8 +106,8 @@ static double with_direct(const struct pricing *p, const struct experts_parts *p
     return larger(cpu_behind(p, parts, &s, all, beside), gpu_behind(p, parts, &s, all));
 }
 
-/* The least of that over all shares, of which any part of an expert may be one: with more read directly the GPU takes longer, the
- * CPU less long, so it is where both take as long, or at an end. */
+/* The least of that over all shares, of which any part of an expert may be one: with more read directly the
+ * GPU takes longer, the CPU less long, so it is where both take as long, or at an end. */
 static double with_best(const struct pricing *p, const struct experts_parts *parts, double all,
                         double missing, bool beside)
 {
@@ -130,8 +132,9 @@ static double least_whole(const struct pricing *p, const struct experts_parts *p
     return least;
 }
 
-/* One token: the mean over how many of its experts are in VRAM, each with the same chance; of experts in parts, each has as many
- * there as all have, and some one more (gpu_slots_fill). How many the GPU reads itself are whole ones (gpuk_experts_ask). */
+/* One token: the mean over how many of its experts are in VRAM, each with the same chance; of experts in
+ * parts, each has as many there as all have, and some one more (gpu_slots_fill). How many the GPU reads
+ * itself are whole ones (gpuk_experts_ask). */
 static double one_token(const struct pricing *p, const struct experts_parts *times, bool beside,
                         double *direct)
 {
@@ -191,8 +194,8 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
 #define DISK_LATENCY                                                                                         \
     1e-4 /* seconds from sending for experts to the first one's being there, beside its bytes */
 
-/* Of the experts that a step's tokens choose, those without a slot are read, all of them at once. Those that are there are
- * computed meanwhile, and the others as they come: the last one after it has come. */
+/* Of the experts that a step's tokens choose, those without a slot are read, all of them at once. Those that
+ * are there are computed meanwhile, and the others as they come: the last one after it has come. */
 void experts_price_disk(const struct pricing *p, uint32_t unit, const struct experts_parts *all,
                         struct cost_unit *u)
 {

@@ -1,4 +1,5 @@
-/* Prices by measured programs. See cost/measured.h; docs/planner-programs.md has the method. Called by cost.c; owns nothing. */
+/* Prices by measured programs. See cost/measured.h; docs/planner-programs.md has the method. Called by
+ * cost.c; owns nothing. */
 #include "daemon/planner/cost/measured.h"
 
 #include <math.h>
@@ -20,14 +21,16 @@ static const struct programs_times *times_of(const struct pricing *p, uint32_t u
     return own->count || p->step->tokens > 1 ? own : &kind->cpu[way];
 }
 
-/* Positions of a row that a layer sees: a window's are no more than it has, and those of a chunk's own tokens. */
+/* Positions of a row that a layer sees: a window's are no more than it has, and those of a chunk's own
+ * tokens. */
 static double seen(const struct pricing *p, double window)
 {
     const double own = pricing_tokens_a_row(p->step);
     return window > 0 ? fmin(p->step->context, window + own - 1) : p->step->context;
 }
 
-/* By how much attention of a chunk of several rows takes longer than one row's: each has a cache of its own. By rates. */
+/* By how much attention of a chunk of several rows takes longer than one row's: each has a cache of its own.
+ * By rates. */
 static double more_rows(const struct pricing *p, const struct device_rates *rates, double window)
 {
     struct cost_step step = *p->step;
@@ -52,8 +55,8 @@ static double read_bytes(const struct pricing *p, uint32_t unit, bool attends, d
     return bytes;
 }
 
-/* What memory gives now (profile_now_apply): a byte takes as much longer as reading it does; what was faster than the reads
- * that now is held against moves in proportion. */
+/* What memory gives now (profile_now_apply): a byte takes as much longer as reading it does; what was faster
+ * than the reads that now is held against moves in proportion. */
 static double moved(const struct profile *profile, double seconds, double bytes)
 {
     const double then = profile->programs_then, now = profile->programs_now;
@@ -78,8 +81,8 @@ static bool ask(const struct pricing *p, uint32_t unit, struct asked *asked)
     return !asked->attends || strcmp(p->profile->programs->kv_dtype, kv_dtype_name(p->step->kv_dtype)) == 0;
 }
 
-/* By these times, in a cache of so many positions a row: few tokens were measured in a row each, those that share one read its cache
- * once. False: no cell is near. */
+/* By these times, in a cache of so many positions a row: few tokens were measured in a row each, those that
+ * share one read its cache once. False: no cell is near. */
 static bool look_up(const struct pricing *p, const struct asked *asked, const struct programs_times *times,
                     double positions, struct programs_price *price)
 {

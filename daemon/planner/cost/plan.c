@@ -109,7 +109,8 @@ static double spread_at(const struct profile_table *table, uint32_t tokens)
     return cost_rates_spread(&v);
 }
 
-/* What the profile's rates of the CPU are off by in such a step; 0 where all that it computes was measured. */
+/* What the profile's rates of the CPU are off by in such a step; 0 where all that it computes was
+ * measured. */
 static double spread_of_cpu(const struct profile *profile, const struct cost_table *table,
                             const struct cost_plan *plan)
 {
@@ -121,7 +122,8 @@ static double spread_of_cpu(const struct profile *profile, const struct cost_tab
                               : spread_at(&profile->cpu.linear, table->tokens);
 }
 
-/* Whether all that the GPU computes in such a step was measured in VRAM: then its rates' spreads say nothing. */
+/* Whether all that the GPU computes in such a step was measured in VRAM: then its rates' spreads say
+ * nothing. */
 static bool measured_gpu(const struct cost_table *table, const struct cost_plan *plan)
 {
     bool measured = plan->head == PLAN_CPU0 || table->head.gpu_measured || table->head.gpu <= 0;
@@ -130,9 +132,9 @@ static bool measured_gpu(const struct cost_table *table, const struct cost_plan 
     return measured;
 }
 
-/* A processor's seconds of the step are off by its rate's spread. The link's spread counts for the seconds without
- * computing, which were all spent waiting for it. Both spreads include disturbances while they were measured. They are
- * independent, so squares add up. */
+/* A processor's seconds of the step are off by its rate's spread. The link's spread counts for the seconds
+ * without computing, which were all spent waiting for it. Both spreads include disturbances while they were
+ * measured. They are independent, so squares add up. */
 /* Which experts tokens will choose is not known: as many of those that are read may be in memory in truth. */
 #define DISK_HITS_SPREAD 0.5
 
@@ -218,10 +220,10 @@ static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err 
     return 0;
 }
 
-/* The ring holds decode's first slices whenever a step begins (worker-gpu/program/ring.h): of use to a prefill step
- * whose first streamed units are the same. What it overwrites of them is copied again behind its last use,
- * where the prompt goes on only what the next chunk finds there: here is when that is over, from the step's
- * end on. */
+/* The ring holds decode's first slices whenever a step begins (worker-gpu/program/ring.h): of use to a
+ * prefill step whose first streamed units are the same. What it overwrites of them is copied again behind its
+ * last use, where the prompt goes on only what the next chunk finds there: here is when that is over, from
+ * the step's end on. */
 struct leftover {
     uint64_t held;
     double late;
@@ -335,8 +337,9 @@ double cost_copy_states(const struct profile *profile, const struct plan *plan)
     return seconds;
 }
 
-/* The sleepers among helmd and the workers: they sleep when a prompt comes, and helmd until it knows how long steps
- * like this take, from the third of a size on (daemon/steps/pace.h). One after another: the workers, then helmd. */
+/* The sleepers among helmd and the workers: they sleep when a prompt comes, and helmd until it knows how long
+ * steps like this take, from the third of a size on (daemon/steps/pace.h). One after another: the workers,
+ * then helmd. */
 static uint32_t sleepers_of(uint32_t step, uint32_t like_it)
 {
     return (step == 0) + (like_it < 2);

@@ -18,7 +18,8 @@ static int require(double rate, const char *name, struct helm_err *err)
     return helm_fail(err, HELM_E_FORMAT, "the profile lacks %s: a step cannot be priced without it", name);
 }
 
-/* Rates for the step's type of cache; all 0 for f16, whose rates are the profile's own, and for unmeasured types. */
+/* Rates for the step's type of cache; all 0 for f16, whose rates are the profile's own, and for unmeasured
+ * types. */
 static const struct profile_kv *kv_of(const struct pricing *p)
 {
     return &p->profile->kv[p->step->kv_dtype];
@@ -32,8 +33,8 @@ double cost_attention_host(const struct profile *profile, enum kv_dtype kv_dtype
     return rate_or(&cpu->attention_host, cpu->attention.value);
 }
 
-/* A table of bf16 is bounded by the bytes of bf16 before its peak, which is arithmetic's. Where there are fewer bytes, as many
- * operations a second more are done, up to the peak. */
+/* A table of bf16 is bounded by the bytes of bf16 before its peak, which is arithmetic's. Where there are
+ * fewer bytes, as many operations a second more are done, up to the peak. */
 static double peak_of(const struct profile_table *plain, uint32_t tokens)
 {
     double peak = profile_table_at(plain, tokens).value;
@@ -71,9 +72,9 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     return rc;
 }
 
-/* Bytes of cache a second of one token's attention in a chain. A block takes up to PROFILE_GROUP query heads that
- * share a KV head. More are shared by several blocks, each of which reads the cache: 5 as 3 and 2. A block's time
- * grows with its heads, along a line through the two measured points. */
+/* Bytes of cache a second of one token's attention in a chain. A block takes up to PROFILE_GROUP query heads
+ * that share a KV head. More are shared by several blocks, each of which reads the cache: 5 as 3 and 2. A
+ * block's time grows with its heads, along a line through the two measured points. */
 static double chain_attention_of(const struct pricing *p)
 {
     const struct profile_gpu *gpu = &p->profile->gpu;
@@ -164,8 +165,8 @@ double cost_rates_direct(const struct profile *profile, enum kv_dtype kv_dtype)
                                                : rate_or(&link->direct, cost_rates_copy(link));
 }
 
-/* Packed weights are expanded a slice at a time before they are used, once for any number of tokens. If the rate is
- * unmeasured, memory bounds it: packed bytes are read and plain ones written. */
+/* Packed weights are expanded a slice at a time before they are used, once for any number of tokens. If the
+ * rate is unmeasured, memory bounds it: packed bytes are read and plain ones written. */
 static double expand_rate(const struct profile *profile)
 {
     double read = rate_or(&profile->gpu.read, profile->gpu.gemv.value);
@@ -238,7 +239,8 @@ static void gpu_few_with(const struct profile_format *f, uint32_t tokens, struct
     if (f->gpu_linear_operation.count) r->product = profile_table_at(&f->gpu_linear_operation, tokens).value;
 }
 
-/* Whether all of the layers' matrices are blocks that were measured in chains, in which they have the bits of few tokens'. */
+/* Whether all of the layers' matrices are blocks that were measured in chains, in which they have the bits of
+ * few tokens'. */
 static bool has_chained_blocks(const struct pricing *p)
 {
     if (p->model->config.router.experts) return false;

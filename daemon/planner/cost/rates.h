@@ -24,21 +24,21 @@ struct device_rates {
 /* What products with weights of one format are priced by. */
 struct format_rates {
     struct device_rates cpu, gpu,
-        kernel; /* as in struct pricing; `gpu` is chained where the format goes into chains */
-    bool
-        expands; /* the GPU multiplies by values of 16 bits that it makes first: `kernel`'s rates are of those bytes, */
-    bool expands_home;             /* also where they are at home in VRAM: `gpu`'s are, too */
-    double expand;                 /* bytes of these that it makes a second */
+        kernel;        /* as in struct pricing; `gpu` is chained where the format goes into chains */
+    bool expands;      /* the GPU multiplies by values of 16 bits that it makes first: `kernel`'s rates are of
+                     those bytes, */
+    bool expands_home; /* also where they are at home in VRAM: `gpu`'s are, too */
+    double expand;     /* bytes of these that it makes a second */
     double cpu_spread, gpu_spread; /* of the format's own rates, as cost_uncertainty has it; 0: it has none */
 };
 
-/* Operations of a part of the model in the step's tier, each with a beginning and an end that cost something beside its
- * bytes (common/program/op.h). */
+/* Operations of a part of the model in the step's tier, each with a beginning and an end that cost something
+ * beside its bytes (common/program/op.h). */
 struct part_operations {
     uint32_t cpu, gpu;
-    uint32_t
-        products; /* of the GPU's: each is what a slice can be one of, and has a price that holds what it fuses; */
-    uint32_t others; /* without those */
+    uint32_t products; /* of the GPU's: each is what a slice can be one of, and has a price that holds what it
+                          fuses; */
+    uint32_t others;   /* without those */
 };
 
 struct pricing {
@@ -71,27 +71,28 @@ struct rates_size {
     uint32_t tokens;
     enum op_tier tier;
 };
-/* Rates of products with weights of this format, from p's for bf16; a format that the profile lacks has those, by its
- * own bytes. After cost_rates_of. */
+/* Rates of products with weights of this format, from p's for bf16; a format that the profile lacks has
+ * those, by its own bytes. After cost_rates_of. */
 void cost_rates_with(const struct pricing *p, enum tensor_format format, const struct rates_size *size,
                      struct format_rates *out);
-/* Bytes a second of host memory, while the CPU reads there too, that copies bring; and the same as this step has it: packed
- * weights on the CPU leave the link more of the memory's bandwidth. After cost_rates_of. */
+/* Bytes a second of host memory, while the CPU reads there too, that copies bring; and the same as this step
+ * has it: packed weights on the CPU leave the link more of the memory's bandwidth. After cost_rates_of. */
 double cost_rates_copy(const struct profile_link *link);
 double cost_rates_link(const struct pricing *p);
-/* Bytes a second that the GPU's kernels read there meanwhile: as attention over such a cache does, whose rate alone is to a
- * copy's as this one is to a copy's then; else the profile's, else as many as copies bring. */
+/* Bytes a second that the GPU's kernels read there meanwhile: as attention over such a cache does, whose rate
+ * alone is to a copy's as this one is to a copy's then; else the profile's, else as many as copies bring. */
 double cost_rates_direct(const struct profile *profile, enum kv_dtype kv_dtype);
 /* Bytes of such a cache a second that the CPU attends to in layers of the GPU, where nothing else reads. */
 double cost_attention_host(const struct profile *profile, enum kv_dtype kv_dtype);
-/* Operations a second of several tokens' products with weights of a format whose own were not measured, by bf16's. */
+/* Operations a second of several tokens' products with weights of a format whose own were not measured, by
+ * bf16's. */
 double cost_rates_linear(const struct profile_table *plain, enum tensor_format format, uint32_t tokens);
 /* Relative half-width of a rate's samples. */
 double cost_rates_spread(const struct profile_value *value);
 
-/* The tokens of the GPU's program that computes the step, where it has room for more than the step's: behind prompts an
- * invariant plan has programs of 8 and of 16 tokens alone. Else 0: also on the emulated device, whose programs take as long as
- * the tokens that are there. */
+/* The tokens of the GPU's program that computes the step, where it has room for more than the step's: behind
+ * prompts an invariant plan has programs of 8 and of 16 tokens alone. Else 0: also on the emulated device,
+ * whose programs take as long as the tokens that are there. */
 uint32_t cost_rates_as_few(const struct pricing *p);
 
 /* Whether a unit, or the head behind them, lies packed where it has this home. */
@@ -101,8 +102,8 @@ bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home ho
 bool cost_rates_packed_cpu(const struct pricing *p, uint32_t unit);
 /* The same of its experts where they lie packed in both memories. */
 bool cost_rates_packed_mixed(const struct pricing *p, uint32_t unit);
-/* Whether one token's products read packed matrices with `inner` columns as they are (gpuk_linear_takes): devices that have
- * chains, or were measured doing it; whole tiles of every row. */
+/* Whether one token's products read packed matrices with `inner` columns as they are (gpuk_linear_takes):
+ * devices that have chains, or were measured doing it; whole tiles of every row. */
 bool cost_rates_reads_packed(const struct pricing *p, uint32_t inner);
 
 /* Operations of a step's head of this many sampled rows: sizes of step that it knows are one row and few. */

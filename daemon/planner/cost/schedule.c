@@ -1,5 +1,5 @@
-/* From prices and homes to a list of resources and of work on them. See schedule.h. Called by simulate.c, as often as
- * that is. */
+/* From prices and homes to a list of resources and of work on them. See schedule.h. Called by simulate.c, as
+ * often as that is. */
 #include "daemon/planner/cost/schedule.h"
 
 #include <math.h>
@@ -53,7 +53,8 @@ static struct schedule_task end_task(const struct cost_unit *u, enum plan_proces
     return task;
 }
 
-/* What the link copies for a streamed unit: its weights; its borrowed cache in the same time; what comes first. */
+/* What the link copies for a streamed unit: its weights; its borrowed cache in the same time; what comes
+ * first. */
 static void put_on_link(const struct cost_table *table, const struct cost_plan *plan, struct schedule *s,
                         struct schedule_task *task, struct schedule_task **last)
 {

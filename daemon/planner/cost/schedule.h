@@ -1,7 +1,7 @@
 /* A step as the simulator takes it: a list of resources, and the units' work on them in order.
  *
- * schedule.c makes it of prices and homes: the only place of the simulation that knows CPU, GPU and link by name.
- * simulate.c runs it. Lives on the caller's stack; nothing is allocated. */
+ * schedule.c makes it of prices and homes: the only place of the simulation that knows CPU, GPU and link by
+ * name. simulate.c runs it. Lives on the caller's stack; nothing is allocated. */
 #pragma once
 
 #include "daemon/planner/cost/cost.h"

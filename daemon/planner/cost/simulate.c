@@ -1,11 +1,11 @@
-/* One step on a list of resources: processors and links. See cost.h and schedule.h. Called by the search (thousands of
- * times a plan), by forecasts and by reports; owns nothing, allocates nothing.
+/* One step on a list of resources: processors and links. See cost.h and schedule.h. Called by the search
+ * (thousands of times a plan), by forecasts and by reports; owns nothing, allocates nothing.
  *
- * No two processors compute at the same time: each unit needs the one before. The links depend on neither: each copies
- * its streamed units' bytes in order, round and round, as long as its ring has room, and the ring has room again as
- * units are computed. All are fluids: bytes move at rates, and a rate changes when the ring becomes full or empty, when
- * the copying reaches the next unit or when a processor that reads the same memory begins or ends (each has a rate alone
- * and a rate beside the other).
+ * No two processors compute at the same time: each unit needs the one before. The links depend on neither:
+ * each copies its streamed units' bytes in order, round and round, as long as its ring has room, and the ring
+ * has room again as units are computed. All are fluids: bytes move at rates, and a rate changes when the ring
+ * becomes full or empty, when the copying reaches the next unit or when a processor that reads the same
+ * memory begins or ends (each has a rate alone and a rate beside the other).
  *
  * What the ring holds at a step's begin was copied while the step before ended. How a step changes that
  * amount, f, is max(low, min(high, f + d)) for some low, high and d: so the state that repeats is reached
@@ -18,8 +18,8 @@
 
 #define ROUNDS_MAX 12
 
-/* `fill` bytes of the ring are copied and not yet computed with; `left` of task `at` to copy. Where no task needs a link,
- * the first one's state is that of a link that has ended. */
+/* `fill` bytes of the ring are copied and not yet computed with; `left` of task `at` to copy. Where no task
+ * needs a link, the first one's state is that of a link that has ended. */
 struct link_state {
     double fill, left;
     double slowest;    /* as the schedule says */
@@ -232,7 +232,8 @@ static void hand_over(struct simulation *s, double seconds)
     s->hand_overs += seconds;
 }
 
-/* The CPU attends to a part of the cache of a unit that the GPU computes, while that attends too, or waits. */
+/* The CPU attends to a part of the cache of a unit that the GPU computes, while that attends too, or
+ * waits. */
 static void run_assist(struct simulation *s, const struct schedule_task *task)
 {
     const struct cost_kv *kv = &task->kv;
@@ -335,7 +336,8 @@ static void begin_with(struct simulation *s, double fill)
     }
 }
 
-/* Runs a step; whether the rings ended as they began. s->now is above `most` where the step would have been. */
+/* Runs a step; whether the rings ended as they began. s->now is above `most` where the step would have
+ * been. */
 static bool run_round(struct simulation *s, double most)
 {
     double before[COST_RESOURCES];

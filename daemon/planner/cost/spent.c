@@ -1,5 +1,5 @@
-/* Seconds by what they are spent on. See cost/spent.h; docs/planner-prices.md has the equations. Called by cost.c and ends.c;
- * owns nothing. */
+/* Seconds by what they are spent on. See cost/spent.h; docs/planner-prices.md has the equations. Called by
+ * cost.c and ends.c; owns nothing. */
 #include "daemon/planner/cost/spent.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Seconds of one device by what they are spent on, and what adds to them. Private to daemon/planner/cost: cost.c prices half
- * layers with it, ends.c what is before and behind them. */
+/* Seconds of one device by what they are spent on, and what adds to them. Private to daemon/planner/cost:
+ * cost.c prices half layers with it, ends.c what is before and behind them. */
 #pragma once
 
 #include "daemon/planner/cost/rates.h"
@@ -29,8 +29,8 @@ double slices_of(uint64_t bytes, bool packed);
 /* Expanding at `rate` bytes a second, a slice at a time; packed weights at their rate. */
 double expanding_seconds(const struct pricing *p, double rate, double bytes);
 double expand_seconds(const struct pricing *p, double bytes);
-/* How much longer a product of one token takes with whole packed matrices in VRAM than with plain ones; negative
- * where memory alone bounds it. Unmeasured: as with packed slices. */
+/* How much longer a product of one token takes with whole packed matrices in VRAM than with plain ones;
+ * negative where memory alone bounds it. Unmeasured: as with packed slices. */
 double longer_packed(const struct pricing *p, double bytes);
 
 /* ---- ends.c ---- */

@@ -8,8 +8,8 @@
  * CPU computes in decode, the device's for the others. Where the GPU borrows the host's part for long prompts
  * (plan.h), every page has two more layers' room in VRAM: one is copied in while the other is in use.
  *
- * With two tiers a page has room for all layers on the host, and VRAM has places for some: what is left under the
- * device's ceiling becomes places. */
+ * With two tiers a page has room for all layers on the host, and VRAM has places for some: what is left under
+ * the device's ceiling becomes places. */
 #include "daemon/planner/memory/ledger.h"
 
 #include <stdio.h>
@@ -474,7 +474,8 @@ static uint64_t device_page_bytes(const struct plan *plan, enum plan_processor d
     return (plan_layers_of(plan, device) + (plan_borrows(plan, device) ? GPU_STAGINGS : 0u)) * layer_page;
 }
 
-/* The same of its windows: where their cells have no place in pages, there are as many as pages, up to the usual number. */
+/* The same of its windows: where their cells have no place in pages, there are as many as pages, up to the
+ * usual number. */
 static uint64_t window_page_bytes(const struct ledger_case *c, const struct plan *plan,
                                   enum plan_processor processor)
 {

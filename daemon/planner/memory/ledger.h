@@ -2,11 +2,11 @@
  *
  * Called by planner.c and memory.c. Pure: the machine is passed in, so tests can state any. A plan fits when
  * both sums stay under their limits: on the host the lowest of --host-memory, the cgroup's and the machine's
- * free memory, with several NUMA nodes that of the node that weights and cache are bound to; on the device the lower of
- * --vram and what is free there. The limit on locked memory (RLIMIT_MEMLOCK) is none of them: it counts what mlock(2)
- * holds, and HELM locks nothing that way. The arena's weights, cache and lanes are pinned by the CUDA driver's
- * registration, which that limit does not see; they count in full in the host's sum, since pinned pages cannot be
- * swapped out. */
+ * free memory, with several NUMA nodes that of the node that weights and cache are bound to; on the device
+ * the lower of --vram and what is free there. The limit on locked memory (RLIMIT_MEMLOCK) is none of them: it
+ * counts what mlock(2) holds, and HELM locks nothing that way. The arena's weights, cache and lanes are
+ * pinned by the CUDA driver's registration, which that limit does not see; they count in full in the host's
+ * sum, since pinned pages cannot be swapped out. */
 #pragma once
 
 #include <stdbool.h>
@@ -89,21 +89,22 @@ struct plan_staging;
 uint64_t ledger_staging_bytes(const struct ledger_case *c, const struct plan_staging *staging);
 /* Bytes of all slots' records of a layer; 0: its state is not fixed. */
 uint64_t ledger_state_layer_bytes(const struct ledger_case *c, uint32_t layer);
-/* Pages of windows for a pool of page_count pages; 0: windows would take as much as all pages do, and layers keep these. Whether
- * this layer keeps a window then. */
+/* Pages of windows for a pool of page_count pages; 0: windows would take as much as all pages do, and layers
+ * keep these. Whether this layer keeps a window then. */
 uint32_t ledger_window_pages(const struct ledger_case *c, uint32_t page_count);
 bool ledger_keeps_window(const struct ledger_case *c, uint32_t page_count, uint32_t layer);
 /* How many snapshots the wish states; 0: none. */
 uint32_t ledger_stated_snapshots(const struct ledger_case *c);
-/* Places in VRAM that the wish comes to with steps of wish.step_tokens: as many as it says, or as these need; 0: one
- * tier. */
+/* Places in VRAM that the wish comes to with steps of wish.step_tokens: as many as it says, or as these need;
+ * 0: one tier. */
 uint32_t ledger_places(const struct ledger_case *c, uint32_t ctx);
 /* Whether chunks append in the arena with that many (plan_appends_in_arena). */
 bool ledger_appends_in_arena(const struct ledger_case *c, uint32_t ctx);
 /* Captured steps' share for a half layer that the GPU computes; with a ring, whose size is that of its
  * slices: where its weights are streamed. */
 uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes);
-/* Matrices whose rows are used in pairs with this one's, itself among them: two of gate and up, of others one. */
+/* Matrices whose rows are used in pairs with this one's, itself among them: two of gate and up, of others
+ * one. */
 uint32_t ledger_matrices_together(const struct model *model, const struct model_tensor *t);
 /* Room in VRAM for a half layer's matrices, or the head, packed (placement_room). */
 uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit);
@@ -111,21 +112,22 @@ uint64_t ledger_packed_head_bytes(const struct ledger_case *c);
 /* Host memory that every plan needs: processes, and the arena without lanes, cache and weights. */
 HELM_MUST_CHECK int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes,
                                             struct helm_err *err);
-/* The bytes that model_math.inputs read: tables in host memory, what is multiplied wherever MLP halves are computed, and the embedding. */
+/* The bytes that model_math.inputs read: tables in host memory, what is multiplied wherever MLP halves are
+ * computed, and the embedding. */
 struct ledger_inputs {
     uint64_t table, product, embedding;
 };
 struct ledger_inputs ledger_inputs_bytes(const struct ledger_case *c);
 /* The GPU worker's share of host memory: driver and staging. */
 uint64_t ledger_gpu_host_bytes(const struct ledger_case *c);
-/* The GPU worker's host memory for draws, where it has the head: GPU_DRAW_SLOT_BYTES for each slot, then the drawing
- * threads' scratch. */
+/* The GPU worker's host memory for draws, where it has the head: GPU_DRAW_SLOT_BYTES for each slot, then the
+ * drawing threads' scratch. */
 uint64_t ledger_draw_bytes(const struct ledger_case *c);
-/* The CPU worker's private buffers (common/plan/workspace.h), when it computes units in steps of up to `most` tokens, both ends,
- * and packed weights where that is wished. */
+/* The CPU worker's private buffers (common/plan/workspace.h), when it computes units in steps of up to `most`
+ * tokens, both ends, and packed weights where that is wished. */
 uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most);
-/* The GPU worker's buffers in VRAM for steps of `step_tokens` tokens (common/plan/workspace.h), without what the device's
- * libraries take for the products of chunks (ledger_device.library_bytes). */
+/* The GPU worker's buffers in VRAM for steps of `step_tokens` tokens (common/plan/workspace.h), without what
+ * the device's libraries take for the products of chunks (ledger_device.library_bytes). */
 struct ledger_workspace {
     uint32_t step_tokens, ctx;
     bool layers, head; /* whether the GPU computes some */
@@ -142,15 +144,16 @@ HELM_MUST_CHECK int ledger_write(const struct ledger_case *c, uint32_t ctx, uint
 /* The same of a model that is cut as workers cut theirs (memory/shared.c). */
 HELM_MUST_CHECK int ledger_write_cut(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                      struct plan *plan, struct arena_spec *spec, struct helm_err *err);
-/* Its part for experts on disk (memory/disk.c): adds what the files have, and what host memory has for some of them. */
+/* Its part for experts on disk (memory/disk.c): adds what the files have, and what host memory has for some
+ * of them. */
 HELM_MUST_CHECK int ledger_write_disk(const struct model *model, struct plan *plan, struct helm_err *err);
 bool ledger_fits(const struct plan *plan);
 /* The first memory whose ledger is over its limit; PLAN_MEMORIES: none is. */
 enum plan_memory ledger_over(const struct plan *plan);
 /* The one that a refusal of the plan speaks of: where none is over its limit, the device's. */
 enum plan_memory ledger_refused(const struct plan *plan);
-/* Pages of the smallest pool for a context: as stated, or one whole context for each of the batch; no fewer than there
- * are places. */
+/* Pages of the smallest pool for a context: as stated, or one whole context for each of the batch; no fewer
+ * than there are places. */
 uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx);
 
 /* For a plan whose lists stand, with a context: chooses the pools and fills in plan's sizes and ledgers and

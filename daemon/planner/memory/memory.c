@@ -149,8 +149,8 @@ static void fill_ends(const struct ledger_case *c, const struct memory_wish *wis
     }
 }
 
-/* The place of expanded slices, where every unit streams through the largest ring. Where weights at home in VRAM are expanded
- * (`there`) it comes with the first of them, and streamed ones take the same. */
+/* The place of expanded slices, where every unit streams through the largest ring. Where weights at home in
+ * VRAM are expanded (`there`) it comes with the first of them, and streamed ones take the same. */
 static uint64_t expanded_bytes(const struct ledger_case *c, uint64_t ring_max, bool there)
 {
     const struct analyse_table *t = c->table;

@@ -2,8 +2,8 @@
  *
  * Called by helmd and helm-plan before a plan is made, where the weights' files are there. Reads some groups
  * of every kind of matrix, spread over the layers and within them, and measures how they would be packed
- * (common/formats/packed.h): PACKED_SAMPLE_BYTES at most, a tenth of a second's work. The same files give the same
- * parts. Owns nothing. */
+ * (common/formats/packed.h): PACKED_SAMPLE_BYTES at most, a tenth of a second's work. The same files give the
+ * same parts. Owns nothing. */
 #pragma once
 
 #include <stdint.h>
@@ -20,8 +20,8 @@ struct packed_sample {
     uint64_t bytes;             /* that were read */
     uint32_t groups;
 };
-/* Parts are 0 (unknown) for matrices that cannot be packed and for those missing from a truncated file. Reads at most
- * about most_bytes. Fails where a file cannot be read. */
+/* Parts are 0 (unknown) for matrices that cannot be packed and for those missing from a truncated file. Reads
+ * at most about most_bytes. Fails where a file cannot be read. */
 HELM_MUST_CHECK int packed_sample_take(const struct model *model, uint64_t most_bytes,
                                        struct packed_sample *sample, struct helm_err *err);
 /* The same of nothing but the weights that the plan keeps packed in VRAM: layers differ. */

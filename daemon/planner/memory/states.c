@@ -1,4 +1,5 @@
-/* The room of windows and fixed states: pages, slots and snapshots (docs/state.md). See ledger.h. Called by ledger.c and memory.c; owns nothing. */
+/* The room of windows and fixed states: pages, slots and snapshots (docs/state.md). See ledger.h. Called by
+ * ledger.c and memory.c; owns nothing. */
 #include "common/plan/state.h"
 #include "daemon/planner/memory/ledger.h"
 

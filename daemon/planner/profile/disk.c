@@ -1,5 +1,6 @@
-/* How fast the disk gives a model's files: large reads past the page cache, as the CPU worker's of experts are (common/disk). See
- * profile.h. Called by helmd and helm-plan where a model is larger than memory; owns nothing. */
+/* How fast the disk gives a model's files: large reads past the page cache, as the CPU worker's of experts
+ * are (common/disk). See profile.h. Called by helmd and helm-plan where a model is larger than memory; owns
+ * nothing. */
 #include <fcntl.h>
 #include <stdlib.h>
 

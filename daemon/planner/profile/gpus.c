@@ -1,8 +1,10 @@
-/* A profile's list of GPUs. See gpus.h. Called by profile.c, and by json.c, which knows a machine with one GPU; owns nothing.
+/* A profile's list of GPUs. See gpus.h. Called by profile.c, and by json.c, which knows a machine with one
+ * GPU; owns nothing.
  *
- * An entry is what helm-profile says of a GPU, with its link to the host. It may have members "cpu", "formats" and "kv": members
- * that were measured with this GPU. They replace the machine's, which were measured with the first GPU. Without them the rates of
- * formats on another GPU are unknown, and the CPU is taken to be as fast beside its link as beside the first's. */
+ * An entry is what helm-profile says of a GPU, with its link to the host. It may have members "cpu",
+ * "formats" and "kv": members that were measured with this GPU. They replace the machine's, which were
+ * measured with the first GPU. Without them the rates of formats on another GPU are unknown, and the CPU is
+ * taken to be as fast beside its link as beside the first's. */
 #include "daemon/planner/profile/gpus.h"
 
 #include <stdio.h>
@@ -65,7 +67,8 @@ static int overlay(json_t *under, json_t *over, int depth)
     return rc;
 }
 
-/* Takes the first GPU's part out of rates of formats, or of types of the cache: nothing is known of another's. */
+/* Takes the first GPU's part out of rates of formats, or of types of the cache: nothing is known of
+ * another's. */
 static void drop_first(json_t *family)
 {
     const char *name, *key;

@@ -1,6 +1,8 @@
-/* Profiles as JSON of a machine with one GPU or none: what json.c reads and writes, and gpus.c makes lists of.
+/* Profiles as JSON of a machine with one GPU or none: what json.c reads and writes, and gpus.c makes lists
+ * of.
  *
- * {..., "gpu": {...} | null, "link": {...} | null}: files were like that before they had lists, and are read as they are. */
+ * {..., "gpu": {...} | null, "link": {...} | null}: files were like that before they had lists, and are read
+ * as they are. */
 #pragma once
 
 #include "daemon/planner/profile/profile.h"

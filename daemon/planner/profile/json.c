@@ -1,5 +1,5 @@
-/* Profiles as JSON, of a machine with one GPU or none. See profile.h. Called by gpus.c, for all readers and writers of
- * profiles; one list of members serves both ways. */
+/* Profiles as JSON, of a machine with one GPU or none. See profile.h. Called by gpus.c, for all readers and
+ * writers of profiles; one list of members serves both ways. */
 #include <ctype.h>
 #include <math.h>
 #include <stddef.h>
@@ -327,7 +327,8 @@ json_t *profile_one_to_json(const struct profile *profile)
 
 /* ---- in ---- */
 
-/* Earlier versions measured these, and no forecast goes by them any more: profiles that have them are read all the same. */
+/* Earlier versions measured these, and no forecast goes by them any more: profiles that have them are read
+ * all the same. */
 static const char *const former[] = {"wake",
                                      "disk",
                                      "issue",

@@ -143,7 +143,8 @@ static void multiply(struct profile_value *v, double by)
     v->value *= by, v->low *= by, v->high *= by;
 }
 
-/* A rate of the CPU, of which a unit is so many bytes of memory: a byte takes as long as then beside its reading. */
+/* A rate of the CPU, of which a unit is so many bytes of memory: a byte takes as long as then beside its
+ * reading. */
 static void move_rate(struct profile_value *v, double bytes, const struct moved *m)
 {
     const double rate = v->value * bytes;

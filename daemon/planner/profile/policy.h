@@ -1,8 +1,8 @@
 /* Every number of the planner that is a choice, and no fact of a model, a machine or a program: how large it
  * is, and why.
  *
- * Included by all of the planner. What a constant of another file is (sizes of slices, pages of a cache, tokens
- * of a few) is included from there. */
+ * Included by all of the planner. What a constant of another file is (sizes of slices, pages of a cache,
+ * tokens of a few) is included from there. */
 #pragma once
 
 #include "common/base/units.h"
@@ -26,8 +26,8 @@
  * counts, then the one with less VRAM. No forecast is as good as this. */
 #define SEARCH_ALIKE 1e-3
 
-/* Drafts of each row, if a layer of the model makes them, in the decode step that plans are compared by: what pays most where 80 % of them
- * are right. Where the head lies counts for each. */
+/* Drafts of each row, if a layer of the model makes them, in the decode step that plans are compared by: what
+ * pays most where 80 % of them are right. Where the head lies counts for each. */
 #define PLANNER_DRAFTS 3
 
 /* ---- numbers as a computer has them ---- */
@@ -38,15 +38,15 @@
 
 /* ---- what is planned for ---- */
 
-/* Contexts that plans and page sizes are judged over, each as much as another: the least one that is
- * served, so many times as many and so on, and the whole. So far a line through two measured programs is drawn on, too. An
- * answer is as long as a short context, where
- * whole requests are judged. */
+/* Contexts that plans and page sizes are judged over, each as much as another: the least one that is served,
+ * so many times as many and so on, and the whole. So far a line through two measured programs is drawn on,
+ * too. An answer is as long as a short context, where whole requests are judged. */
 #define LEDGER_CTX_LEAST       256
 #define PLANNER_SHORT_CONTEXT  LEDGER_CTX_LEAST
 #define PLANNER_CONTEXT_GROWTH 4
 #define PLANNER_ANSWER_TOKENS  PLANNER_SHORT_CONTEXT
-/* Tokens of a short prompt, half of a short context: what TTFT is forecast for, and the list for short prompts is made. */
+/* Tokens of a short prompt, half of a short context: what TTFT is forecast for, and the list for short
+ * prompts is made. */
 #define PLANNER_PROMPT_TOKENS (PLANNER_SHORT_CONTEXT / 2)
 /* Tokens of a chunk for which no weights are streamed: with more the GPU's products are no faster. */
 #define LEDGER_STEP_TOKENS GPU_SUB_TOKENS
@@ -80,8 +80,8 @@
  * search agrees; candidates that are put in order, however slow their estimates. Each leaves a smaller
  * difference. */
 #define PLANNER_TRIES 8
-/* Tries along a line are so many parts of it apart: shares of what the GPU reads directly, lengths of prompts, until a list no longer
- * pays, moves of experts, prices and mixtures of the bound. */
+/* Tries along a line are so many parts of it apart: shares of what the GPU reads directly, lengths of
+ * prompts, until a list no longer pays, moves of experts, prices and mixtures of the bound. */
 #define PLANNER_SHARES 10
 /* Simulations of a small space, item steps of them of a large one: tens of milliseconds. Prices that are
  * kept: searches come back to half of theirs. */
@@ -97,8 +97,8 @@
 #define ORDER_NEAR     8
 /* Rings that are tried grow by this part, a dozen from the least to the largest. */
 #define SEARCH_RING_PART 3
-/* Prices of the bound grow by this until the cheapest choice is within the limit, up to a second a byte, which no choice of homes
- * pays. Any price gives a bound, and none need be the very best. */
+/* Prices of the bound grow by this until the cheapest choice is within the limit, up to a second a byte,
+ * which no choice of homes pays. Any price gives a bound, and none need be the very best. */
 #define PRICE_GROWTH 8
 #define PRICE_LAST   1.0
 /* In lists for prompts, places where a run of a model of many layers may end. */
@@ -128,9 +128,9 @@
 /* Reading packed weights directly takes longer than reading plain ones by this part of the time to expand
  * them. Measured on an H200, slices of 8B's shapes: 0.57 to 0.61 (docs/results/h200.md). */
 #define COST_READ_PACKED_PART 0.6
-/* Operations that one token's product with experts in VRAM counts as, where it is a small kernel: blocks wait for the choice, and have
- * few rows each. Measured of Qwen3-30B-A3B in Q4_K_M on an H200: a layer is 17.9 us faster without gates and ups, 9.3 without
- * downs; by one operation each they would take 9.7 and 6.5. */
+/* Operations that one token's product with experts in VRAM counts as, where it is a small kernel: blocks wait
+ * for the choice, and have few rows each. Measured of Qwen3-30B-A3B in Q4_K_M on an H200: a layer is 17.9 us
+ * faster without gates and ups, 9.3 without downs; by one operation each they would take 9.7 and 6.5. */
 #define OPERATIONS_OF_EXPERTS 3
 /* Operations of the CPU for experts in both memories: gates and ups, downs, and what each expert's begin
  * costs. */

@@ -2,8 +2,8 @@
  *
  * Read and written as JSON by helm-profile, helmd and helm-plan. Pure data. All rates are bytes or
  * floating-point operations a second, all times seconds. Every value is a median with the spread of its
- * samples (10th and 90th percentile), and says where it comes from. A value of 0 is unmeasured; profile_check says
- * which ones a profile may lack. */
+ * samples (10th and 90th percentile), and says where it comes from. A value of 0 is unmeasured; profile_check
+ * says which ones a profile may lack. */
 #pragma once
 
 #include <jansson.h>
@@ -22,8 +22,8 @@
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 #define PROFILE_GPUS_MAX   16 /* in a file's list */
-/* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
- * machine is found quiet, which is below PROFILE_QUIET. */
+/* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again
+ * when the machine is found quiet, which is below PROFILE_QUIET. */
 #define PROFILE_BUSY  ((uint32_t)(PERCENT * WORTH_MUCH))
 #define PROFILE_QUIET (PROFILE_BUSY / 2)
 
@@ -68,8 +68,9 @@ struct profile_cpu {
     struct profile_value attention_flops; /* a chunk's attention: operations a second */
     struct profile_value attention_host;  /* as attention, in layers of a GPU; unknown: the same */
     struct profile_value operation;       /* seconds that an operation costs beside its bytes: begin, end */
-    /* Packed weights (common/formats/packed.h): one token's products with them, bytes of what they are unpacked a
-     * second, and the same while the link streams. Unknown of a processor without kernels for them. */
+    /* Packed weights (common/formats/packed.h): one token's products with them, bytes of what they are
+     * unpacked a second, and the same while the link streams. Unknown of a processor without kernels for
+     * them. */
     struct profile_value gemv_packed, gemv_packed_beside;
 };
 
@@ -97,12 +98,12 @@ struct profile_gpu {
     struct profile_value gemv_packed;
     struct profile_value operation; /* a kernel in a captured graph, beside its bytes */
     struct profile_value launch;    /* a kernel outside a graph (steps of many tokens) */
-    /* Seconds from the first kernel of a chunk that has nothing to do, from a cold start as in a prompt, to the host's
-     * knowing that the last one is done. Unknown: nothing beside `launch`. */
+    /* Seconds from the first kernel of a chunk that has nothing to do, from a cold start as in a prompt, to
+     * the host's knowing that the last one is done. Unknown: nothing beside `launch`. */
     struct profile_value begin;
     struct profile_value begin_graph; /* the latter of a captured step; unknown: nothing beside `operation` */
-    /* The same of one token where its operations are chained (worker-gpu/kernels/kernels.h): unknown of a device that
-     * has no chains, which is priced by the values above. An operation in a chain may cost 0. */
+    /* The same of one token where its operations are chained (worker-gpu/kernels/kernels.h): unknown of a
+     * device that has no chains, which is priced by the values above. An operation in a chain may cost 0. */
     struct profile_value chain_gemv, chain_attention, chain_operation;
     /* chain_attention is for PROFILE_GROUP query heads a KV head, this for PROFILE_PAIR; unknown: the same */
     struct profile_value chain_attention_pair;
@@ -136,18 +137,18 @@ struct profile_format {
         gpu_operation; /* one token, kernels of their own: bytes, and a product beside them */
     struct profile_value gpu_chain_gemv,
         gpu_chain_operation; /* chained; unknown: the format goes into no chain */
-    /* by tokens; empty: several tokens are multiplied by what gpu_expand makes. More than 16 are a chunk's, up to the most
-     * that the device multiplies by blocks as they lie */
+    /* by tokens; empty: several tokens are multiplied by what gpu_expand makes. More than 16 are a chunk's,
+     * up to the most that the device multiplies by blocks as they lie */
     struct profile_table gpu_linear, gpu_linear_operation;
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
-    /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels for
-     * that. */
+    /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels
+     * for that. */
     struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside;
     struct profile_table cpu_int8_linear;
 };
 
-/* Rates of attention over a cache of one type, where all others in the profile are of f16's. Bytes are of cells as they lie
- * in memory. Unknown: as f16's. */
+/* Rates of attention over a cache of one type, where all others in the profile are of f16's. Bytes are of
+ * cells as they lie in memory. Unknown: as f16's. */
 struct profile_kv {
     struct profile_value cpu_attention, cpu_attention_flops, cpu_attention_host;
     struct profile_value gpu_attention, gpu_attention_flops;
@@ -175,8 +176,9 @@ struct profile {
     struct profile_value wake; /* from a ring until a sleeping thread runs; unknown: nothing */
     struct profile_format format[FORMAT_COUNT]; /* bf16's and packed bf16's are those above: unknown here */
     struct profile_kv kv[KV_DTYPE_COUNT];       /* single numbers' are those above: unknown here */
-    /* Of no file: a model's own programs (programs.h), borrowed; NULL: all is priced by rates. Whether they are those with
-     * int8 activations; bytes a second that memory was read at and is read at now, both 0: the same */
+    /* Of no file: a model's own programs (programs.h), borrowed; NULL: all is priced by rates. Whether they
+     * are those with int8 activations; bytes a second that memory was read at and is read at now, both 0: the
+     * same */
     const struct programs *programs;
     bool programs_int8;
     double programs_then, programs_now;
@@ -189,45 +191,49 @@ unsigned profile_formats_lacking(const struct profile *profile, unsigned formats
 void profile_formats_text(unsigned formats, char text[PROFILE_FORMATS_TEXT]);
 /* Such names to a set. HELM_E_USAGE: one is none, or of a format that has no rates of its own. */
 HELM_MUST_CHECK int profile_formats_read(const char *names, unsigned *formats, struct helm_err *err);
-/* disk.c: the rate at which the disk gives the model's files, if there is none yet: as it is `stated` (0: it is not), or
- * measured with these files, which takes a third of a second. It stays unknown where there are only headers, and of a model
- * that needs no disk: without experts, or of no more bytes than `memory`. */
+/* disk.c: the rate at which the disk gives the model's files, if there is none yet: as it is `stated` (0: it
+ * is not), or measured with these files, which takes a third of a second. It stays unknown where there are
+ * only headers, and of a model that needs no disk: without experts, or of no more bytes than `memory`. */
 struct model;
 HELM_MUST_CHECK int profile_disk(const struct model *model, uint64_t stated, uint64_t memory,
                                  struct profile *profile, struct helm_err *err);
 /* Whether a profile can have rates of this format beside those of bf16. */
 bool profile_format_has_rates(enum tensor_format format);
 
-/* A part of every rate of the CPU and the link by which it may be wrong because others were at work; 0 of a profile that
- * was taken in peace. They only ever make the machine look slower, and they were not there all the time. */
+/* A part of every rate of the CPU and the link by which it may be wrong because others were at work; 0 of a
+ * profile that was taken in peace. They only ever make the machine look slower, and they were not there all
+ * the time. */
 double profile_disturbance(const struct profile *profile);
 
 /* HELM_E_FORMAT naming the first value that the cost model cannot do without, or that contradicts another.
  * Needed of the CPU: threads, read, gemv, linear, attention, attention_flops; with a device: read, gemv,
  * linear, attention and attention_flops of it, h2d and d2h of its link, and both values "beside". Operation
- * costs, launch, hand_over, latency and step may be 0; direct, what is of chains, of a chunk's begin and of packed
- * weights unknown. */
+ * costs, launch, hand_over, latency and step may be 0; direct, what is of chains, of a chunk's begin and of
+ * packed weights unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
-/* For a measurement that other programs disturbed, so that values contradict each other however often they are taken:
- * each that is too fast for its limit becomes its limit, and the profile counts as disturbed. True: one did. */
+/* For a measurement that other programs disturbed, so that values contradict each other however often they
+ * are taken: each that is too fast for its limit becomes its limit, and the profile counts as disturbed.
+ * True: one did. */
 bool profile_settle(struct profile *profile);
 /* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "busy_percent", "host_bytes", "cpu": {...},
  *  "gpus": [{..., "link": {...}}, ...], "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}
  *
- * A value is {"value", "low", "high", "source"}, a table [{"x", "value", ...}, ...]; member names are the fields'. On
- * the way in, low and high may be absent (no spread), so may a value (unknown), fingerprint, made, quick, busy_percent
- * and host_bytes. Members of other names are refused, so that a typing error cannot pass for an unknown value; only
- * "note" (a text, for people) and what earlier versions measured, which is ignored, may stand anywhere. NULL: no memory.
+ * A value is {"value", "low", "high", "source"}, a table [{"x", "value", ...}, ...]; member names are the
+ * fields'. On the way in, low and high may be absent (no spread), so may a value (unknown), fingerprint,
+ * made, quick, busy_percent and host_bytes. Members of other names are refused, so that a typing error cannot
+ * pass for an unknown value; only "note" (a text, for people) and what earlier versions measured, which is
+ * ignored, may stand anywhere. NULL: no memory.
  *
- * A profile that was read is of the machine with one GPU of the list, since the CPU's rates beside the link and the formats'
- * are a pair's. `gpu` names it: "cuda:1" (the second of this kind), "cuda", "emulated", a uuid, a name; "cpu": none; NULL or
- * "auto": the first. HELM_E_NOT_FOUND: there is no such one. Of the others an entry has its own "cpu", "formats" and "kv", as
- * far as they differ. Files from before there were lists have "gpu" and "link", objects or null. */
+ * A profile that was read is of the machine with one GPU of the list, since the CPU's rates beside the link
+ * and the formats' are a pair's. `gpu` names it: "cuda:1" (the second of this kind), "cuda", "emulated", a
+ * uuid, a name; "cpu": none; NULL or "auto": the first. HELM_E_NOT_FOUND: there is no such one. Of the others
+ * an entry has its own "cpu", "formats" and "kv", as far as they differ. Files from before there were lists
+ * have "gpu" and "link", objects or null. */
 json_t *profile_to_json(const struct profile *profile);
 HELM_MUST_CHECK int profile_from_json(const json_t *json, const char *gpu, struct profile *profile,
                                       struct helm_err *err);
-/* The field of this name ("gpu.read", "link.h2d", "formats.q4_K.gpu_gemv"): a struct profile_table, or (*table false)
- * a struct profile_value; NULL: no such name. */
+/* The field of this name ("gpu.read", "link.h2d", "formats.q4_K.gpu_gemv"): a struct profile_table, or
+ * (*table false) a struct profile_value; NULL: no such name. */
 void *profile_find(struct profile *profile, const char *name, bool *table);
 /* From JSON text of a file or a program; profile_check has accepted it. `what` is named in errors. */
 #define PROFILE_BYTES_MAX ((size_t)MIB)
@@ -270,8 +276,8 @@ HELM_MUST_CHECK int profile_fingerprint_under(const struct profile_machine *mach
                                               const struct profile_hardware *hardware, char out[72],
                                               char *facts, size_t facts_size, struct helm_err *err);
 /* Where the cached profile of this fingerprint is: helm/profiles/ in $STATE_DIRECTORY (of a service: there
- * without "helm/"), $XDG_CACHE_HOME or ~/.cache. Nothing is made. HELM_E_NOT_FOUND: there is no such place, since none of
- * these is set, or the home is a folder that does not exist. */
+ * without "helm/"), $XDG_CACHE_HOME or ~/.cache. Nothing is made. HELM_E_NOT_FOUND: there is no such place,
+ * since none of these is set, or the home is a folder that does not exist. */
 HELM_MUST_CHECK int profile_cache_path(const char *fingerprint, char *path, size_t size,
                                        struct helm_err *err);
 /* The same of what else is kept beside profiles: NAME.json. */

@@ -1,6 +1,6 @@
-/* A model's own programs: their kinds, the name of their file, and the time of any step between measured ones. See
- * programs.h; the file itself is programs_json.c's. Called by helm-profile, helmd, helm-plan and the cost model; owns
- * nothing. */
+/* A model's own programs: their kinds, the name of their file, and the time of any step between measured
+ * ones. See programs.h; the file itself is programs_json.c's. Called by helm-profile, helmd, helm-plan and
+ * the cost model; owns nothing. */
 #include "daemon/planner/profile/programs.h"
 
 #include <math.h>
@@ -186,8 +186,8 @@ static struct programs_price price_of(const struct programs_cell *cell)
                                    .spread = (cell->high - cell->low) / 2 / cell->seconds};
 }
 
-/* Of the cells from `first` on that have as many tokens. The line never falls below half of the shorter context's time, nor
- * rises where the longer one was measured to be faster, which is noise. */
+/* Of the cells from `first` on that have as many tokens. The line never falls below half of the shorter
+ * context's time, nor rises where the longer one was measured to be faster, which is noise. */
 static struct programs_price at_context(const struct programs_times *times, uint32_t first, double context)
 {
     const struct programs_cell *a = &times->cell[first], *b = a;
@@ -205,7 +205,8 @@ static struct programs_price at_context(const struct programs_times *times, uint
     return price;
 }
 
-/* Along the line through (x0, y0) and (x1, y1), in logarithms where x0 is less than a chunk that others consist of. */
+/* Along the line through (x0, y0) and (x1, y1), in logarithms where x0 is less than a chunk that others
+ * consist of. */
 static double along(double x, double x0, double y0, double x1, double y1)
 {
     if (x0 >= LEDGER_STEP_TOKENS) return y0 + (x - x0) / (x1 - x0) * (y1 - y0);

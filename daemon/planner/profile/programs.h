@@ -1,8 +1,9 @@
 /* How long a model's own programs take on this machine: seconds of each kind of half layer, and of the head.
  *
- * Measured by helm-profile with the worker's engine (tools/profile/programs.c), kept beside the profile for each model's
- * shapes and formats, read by helmd and helm-plan. cost.c prices what was measured by it, and everything else by the rates
- * of profile.h. Pure data; docs/planner-programs.md has the method and the file. */
+ * Measured by helm-profile with the worker's engine (tools/profile/programs.c), kept beside the profile for
+ * each model's shapes and formats, read by helmd and helm-plan. cost.c prices what was measured by it, and
+ * everything else by the rates of profile.h. Pure data; docs/planner-programs.md has the method and the
+ * file. */
 #pragma once
 
 #include <jansson.h>
@@ -18,8 +19,9 @@
 #define PROGRAMS_CELLS_MAX 32
 #define PROGRAMS_BYTES_MAX ((size_t)MIB)
 
-/* The ways in which the CPU multiplies: with weights as they are stored, the same with activations rounded to int8, packed ones. After
- * them the same in invariant plans (common/plan/schedule.h): way + PROGRAMS_INVARIANT. */
+/* The ways in which the CPU multiplies: with weights as they are stored, the same with activations rounded to
+ * int8, packed ones. After them the same in invariant plans (common/plan/schedule.h): way +
+ * PROGRAMS_INVARIANT. */
 enum programs_way {
     PROGRAMS_EXACT,
     PROGRAMS_INT8,
@@ -28,9 +30,10 @@ enum programs_way {
     PROGRAMS_WAYS = 2 * PROGRAMS_INVARIANT
 };
 
-/* One step's time of such a half layer, the median of its samples, with the 10th and 90th percentile. A step of up to
- * ENGINE_FEW_TOKENS tokens has one token a row, each with `context` positions; a longer one is a chunk of one row whose last
- * token sees `context`. Half layers that read no cache, and the head, have context 0; the head's tokens are sampled rows. */
+/* One step's time of such a half layer, the median of its samples, with the 10th and 90th percentile. A step
+ * of up to ENGINE_FEW_TOKENS tokens has one token a row, each with `context` positions; a longer one is a
+ * chunk of one row whose last token sees `context`. Half layers that read no cache, and the head, have
+ * context 0; the head's tokens are sampled rows. */
 struct programs_cell {
     uint32_t tokens, context;
     double seconds, low, high;
@@ -41,7 +44,8 @@ struct programs_times {
     uint32_t count;
 };
 
-/* Those of the GPU, with all at home in VRAM as it is stored: as most plans run them, and as invariant ones do. */
+/* Those of the GPU, with all at home in VRAM as it is stored: as most plans run them, and as invariant ones
+ * do. */
 enum programs_gpu_way { PROGRAMS_GPU, PROGRAMS_GPU_INVARIANT, PROGRAMS_GPU_WAYS };
 
 struct programs_kind {
@@ -62,8 +66,8 @@ struct programs {
     struct programs_times gpu_begin[PROGRAMS_GPU_WAYS];
 };
 
-/* A digest of all that a half layer's time depends on: its operations, the shapes and formats of its tensors, its window, its state. The
- * unit after the last one is the head. */
+/* A digest of all that a half layer's time depends on: its operations, the shapes and formats of its tensors,
+ * its window, its state. The unit after the last one is the head. */
 uint64_t programs_signature(const struct model *model, uint32_t unit);
 /* The kinds of a model without their times; a model of more kinds has the first ones. */
 void programs_list(const struct model *model, struct programs *programs);
@@ -91,24 +95,27 @@ struct programs_price {
 };
 /* Puts a cell in its place, in that of one of the same step; ignored where the table is full. */
 void programs_put(struct programs_times *times, const struct programs_cell *cell);
-/* The time of a step. Straight lines lead from one context to the other and on, and from one number of tokens to the next: in the
- * logarithms of both, and from LEDGER_STEP_TOKENS on, of which longer chunks consist, as they are. False: unmeasured, also of more than
- * four times as many tokens as any cell has. */
+/* The time of a step. Straight lines lead from one context to the other and on, and from one number of tokens
+ * to the next: in the logarithms of both, and from LEDGER_STEP_TOKENS on, of which longer chunks consist, as
+ * they are. False: unmeasured, also of more than four times as many tokens as any cell has. */
 bool programs_at(const struct programs_times *times, double tokens, double context,
                  struct programs_price *price);
 
 /* ---- the file ---- */
 
-/* {"helm_programs": 2, "fingerprint", "key", "made", "kv_dtype", "busy_percent", "gpu": BOOL, "gpu_begin": [...], "gpu_invariant_begin": [...], "kinds": [{"name", "signature",
- *  "exact" | "int8" | "packed" | "invariant_exact" | ... | "gpu" | "gpu_invariant": [[tokens, context, seconds, low, high, beside], ...]}, ...]}. NULL: no
+/* {"helm_programs": 2, "fingerprint", "key", "made", "kv_dtype", "busy_percent", "gpu": BOOL, "gpu_begin":
+ * [...], "gpu_invariant_begin": [...], "kinds": [{"name", "signature",
+ *  "exact" | "int8" | "packed" | "invariant_exact" | ... | "gpu" | "gpu_invariant": [[tokens, context,
+ *    seconds, low, high, beside], ...]}, ...]}. NULL: no
  *  memory. */
 json_t *programs_to_json(const struct programs *programs);
 /* HELM_E_FORMAT names what is wrong; *programs has no kinds then. */
 HELM_MUST_CHECK int programs_from_json(const json_t *json, struct programs *programs, struct helm_err *err);
 HELM_MUST_CHECK int programs_parse(const char *what, const char *text, size_t bytes,
                                    struct programs *programs, struct helm_err *err);
-/* Reads what is kept of the model's programs on the machine of this fingerprint ("": of none), with this type of cache. *programs has the
- * model's kinds and their key, and `path` their file's name or "", also where it fails. HELM_E_NOT_FOUND: nothing is kept. */
+/* Reads what is kept of the model's programs on the machine of this fingerprint ("": of none), with this type
+ * of cache. *programs has the model's kinds and their key, and `path` their file's name or "", also where it
+ * fails. HELM_E_NOT_FOUND: nothing is kept. */
 HELM_MUST_CHECK int programs_kept(const struct model *model, const char *fingerprint, const char *kv_dtype,
                                   struct programs *programs, char *path, size_t size, struct helm_err *err);
 /* HELM_E_NOT_FOUND: there is none. HELM_E_MISMATCH: it has another key than *programs, which it replaces. */

@@ -1,5 +1,5 @@
-/* Token/s over context: of a plan, and where its cache has two tiers of the plan with one beside it. See explain.h. Called by
- * explain.c; owns nothing. */
+/* Token/s over context: of a plan, and where its cache has two tiers of the plan with one beside it. See
+ * explain.h. Called by explain.c; owns nothing. */
 #include <math.h>
 
 #include "daemon/planner/report/explain.h"

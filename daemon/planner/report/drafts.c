@@ -1,5 +1,5 @@
-/* Decode steps with drafts (docs/speculation.md): their seconds, and token/s by how often drafts are right. See explain.h. Called by
- * explain.c; owns nothing. */
+/* Decode steps with drafts (docs/speculation.md): their seconds, and token/s by how often drafts are right.
+ * See explain.h. Called by explain.c; owns nothing. */
 #include <math.h>
 
 #include "common/plan/schedule.h"

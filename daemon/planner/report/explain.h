@@ -16,8 +16,8 @@ struct explain_stage {
     struct plan_stage stage;
     double seconds;       /* from the end of the stage before to its own: hand-over and waits are in it */
     const char *bound_by; /* "memory", "compute", "overhead", "link", "hand-over" */
-    bool
-        measured; /* all its units are priced by the model's own programs, whose samples spread by this part; */
+    bool measured; /* all its units are priced by the model's own programs, whose samples spread by this part;
+                    */
     double spread; /* else it is priced by the profile's rates */
 };
 
@@ -39,7 +39,8 @@ struct explain_strategy {
     char why[200];           /* where it is not feasible */
 };
 
-/* A number of whole layers on the GPU, the first or the last ones, whichever is faster, and all others on the CPU. */
+/* A number of whole layers on the GPU, the first or the last ones, whichever is faster, and all others on the
+ * CPU. */
 struct explain_split {
     bool fits;
     double decode_s;
@@ -63,13 +64,14 @@ struct explain_format {
     double cpu, gpu; /* bytes a second; gpu: in VRAM, chained where it is, 0 without a device */
 };
 
-/* Mixtures of experts: bytes kept, and bytes that one token and a decode step read if all are chosen evenly. */
+/* Mixtures of experts: bytes kept, and bytes that one token and a decode step read if all are chosen
+ * evenly. */
 struct explain_experts {
     uint32_t layers; /* that are mixtures; 0: none, all else is then 0 */
     uint64_t bytes, token_bytes, step_bytes;
     uint64_t shared_bytes; /* of the expert that every token has, which are none of those */
-    /* of a plan with experts in both memories: layers that have them so, which part of the chosen ones is taken to be in
-     * VRAM, and seconds of a decode step with that and with experts chosen evenly */
+    /* of a plan with experts in both memories: layers that have them so, which part of the chosen ones is
+     * taken to be in VRAM, and seconds of a decode step with that and with experts chosen evenly */
     uint32_t mixed;
     double hit, seconds, seconds_even;
 };
@@ -93,8 +95,8 @@ struct explain {
     uint32_t strategies;                            /* the last two, of experts, count where there are some */
     struct explain_point point[EXPLAIN_POINTS_MAX]; /* contexts rising, the last one the plan's */
     uint32_t point_count;
-    /* A plan with drafts has these: seconds of decode steps by the drafts of each sequence, from 0 on, without copies of fixed states; and
-     * those of a copy */
+    /* A plan with drafts has these: seconds of decode steps by the drafts of each sequence, from 0 on,
+     * without copies of fixed states; and those of a copy */
     double draft_step_s[ENGINE_DRAFTS_MAX + 1], state_copy_s;
     double draft_made_s[ENGINE_DRAFTS_MAX +
                         1]; /* likewise to make them by a layer of the model; 0: they cost nothing */
@@ -112,8 +114,8 @@ void explain_free(struct explain *explain);
 
 /* report/curve.c: token/s over context, the rest of *explain being there. */
 HELM_MUST_CHECK int explain_curve(struct explain *explain, struct helm_err *err);
-/* report/drafts.c: steps with drafts. Then token/s of the batch with `drafts` drafts, below draft_steps, of which each is right
- * with probability `right` if those in front of it are. */
+/* report/drafts.c: steps with drafts. Then token/s of the batch with `drafts` drafts, below draft_steps, of
+ * which each is right with probability `right` if those in front of it are. */
 HELM_MUST_CHECK int explain_drafts(const struct cost_case *c, struct explain *explain, struct helm_err *err);
 double explain_draft_rate(const struct explain *explain, uint32_t drafts, double right);
 /* The sizes of a request for another plan beside this one: the same context, all else free. */
@@ -132,5 +134,6 @@ void explain_print(const struct explain *explain, FILE *out);
 double explain_rate(const struct explain *explain);
 double explain_rate_low(const struct explain *explain);
 double explain_rate_high(const struct explain *explain);
-/* The GGUF file or the checkpoint's folder, without its path, else the architecture; borrowed from the model. */
+/* The GGUF file or the checkpoint's folder, without its path, else the architecture; borrowed from the
+ * model. */
 const char *explain_model_name(const struct explain *explain);

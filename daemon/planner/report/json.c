@@ -83,8 +83,8 @@ static json_t *drafts_to_json(const struct explain *x)
     return array;
 }
 
-/* Milliseconds. In the rest no processor computes: it waits for the link or for kernels to be queued, threads wake up,
- * helmd works. */
+/* Milliseconds. In the rest no processor computes: it waits for the link or for kernels to be queued, threads
+ * wake up, helmd works. */
 static json_t *parts_to_json(const struct cost_forecast *f)
 {
     double computes = f->busy[COST_CPU] + f->busy[COST_GPU];

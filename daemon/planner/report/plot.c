@@ -1,7 +1,7 @@
 /* The picture of a plan. See plot.h. Called by helm-plan.
  *
- * Three panels, one under the other; that of token/s over context is in plot_curve.c. Colours are classes, so that one
- * style sheet serves light and dark pages. */
+ * Three panels, one under the other; that of token/s over context is in plot_curve.c. Colours are classes, so
+ * that one style sheet serves light and dark pages. */
 #include "daemon/planner/report/plot.h"
 
 #include <math.h>

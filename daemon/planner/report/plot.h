@@ -1,5 +1,5 @@
-/* An explained plan as a picture: predicted token/s over every thesis split, one decode step by resource, token/s over
- * context.
+/* An explained plan as a picture: predicted token/s over every thesis split, one decode step by resource,
+ * token/s over context.
  *
  * Called by helm-plan --plot. Writes SVG by hand: text labels, colours for light and dark. Owns nothing. */
 #pragma once

@@ -1,7 +1,7 @@
 /* Token/s over context, as a panel of a plan's picture. See plot.h. Called by plot.c; owns nothing.
  *
- * The context's axis is by its logarithm. The plan is one line; where its cache has two tiers, the plan with one for the same
- * context is a dashed one. */
+ * The context's axis is by its logarithm. The plan is one line; where its cache has two tiers, the plan with
+ * one for the same context is a dashed one. */
 #include <math.h>
 
 #include "daemon/planner/report/plot.h"

@@ -37,8 +37,9 @@ static bool stages_alike(const struct explain_stage *a, const struct explain_sta
            !strcmp(a->bound_by, b->bound_by);
 }
 
-/* Layers from stage `at` on that are two stages each, attention and MLP in different homes, the same in every layer: of
- * a mixture with experts in both memories dozens. 1: fewer than two are, and the stage is printed by itself. */
+/* Layers from stage `at` on that are two stages each, attention and MLP in different homes, the same in every
+ * layer: of a mixture with experts in both memories dozens. 1: fewer than two are, and the stage is printed
+ * by itself. */
 static uint32_t layers_alike(const struct explain_list *list, uint32_t at)
 {
     const struct explain_stage *s = list->stage + at;

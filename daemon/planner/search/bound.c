@@ -2,15 +2,16 @@
  * Called by the files beside it and by the proof (tests/proof/search.c); owns nothing.
  *
  * With c the CPU's seconds alone, g the GPU's (hand-overs and the step's own among them) and l the link's, a
- * step's time is X + Y: X while the CPU computes, Y the rest. (The CPU's attention for a layer of the GPU is of Y, as if
- * neither slowed the other; what the GPU reads of the cache over the link is of l.) The link copies for x of X and at most
- * all of Y, by the factor r slower beside the CPU, which it slows: X >= c + k x, x <= X, Y >= g, x / r + Y >= l. The
- * least X + Y is the largest of three sums over the units ("floors"), whatever their order:
+ * step's time is X + Y: X while the CPU computes, Y the rest. (The CPU's attention for a layer of the GPU is
+ * of Y, as if neither slowed the other; what the GPU reads of the cache over the link is of l.) The link
+ * copies for x of X and at most all of Y, by the factor r slower beside the CPU, which it slows: X >= c + k
+ * x, x <= X, Y >= g, x / r + Y >= l. The least X + Y is the largest of three sums over the units ("floors"),
+ * whatever their order:
  *
  *     c + g        c + (1 - k r) g + k r l        c (1 - 1 / r) / (1 - k) + l
  *
- * k may differ from unit to unit, since formats of weights do: the second floor goes by the least of all, the third,
- * in which each unit stands for itself, by its own.
+ * k may differ from unit to unit, since formats of weights do: the second floor goes by the least of all, the
+ * third, in which each unit stands for itself, by its own.
  *
  * A ring of R bytes tells more: beside one unit on the CPU the link copies no longer than R takes it, so x
  * has a limit a unit; and a streamed unit of more than R bytes keeps the GPU for as long as the rest of it
@@ -61,8 +62,8 @@ static struct factors factors_of(const struct space *s, uint64_t ring)
                             .longest = isfinite(rate) && rate > 0 ? (double)ring / rate : INFINITY};
 }
 
-/* `units` of them, one after another on the CPU without a pause or with: each has its limit. Where copying beside them
- * costs more than it gains, the third floor is for not copying. */
+/* `units` of them, one after another on the CPU without a pause or with: each has its limit. Where copying
+ * beside them costs more than it gains, the third floor is for not copying. */
 static void floors_of_cpu(const struct factors *f, double c, double slow, uint32_t units, double *floor)
 {
     floor[0] = floor[1] = c;
@@ -115,8 +116,8 @@ void bound_floors(struct space *s, uint64_t ring)
         struct space_ends *e = &s->ends[i];
         const struct cost_unit *head = &s->table->head;
         double floor[SPACE_FLOORS] = {0}, rest = e->seconds;
-        /* The head is as the other work on the CPU. What the link slows less than all that counts in the second
-         * floor as if the link had all its speed meanwhile. */
+        /* The head is as the other work on the CPU. What the link slows less than all that counts in the
+         * second floor as if the link had all its speed meanwhile. */
         const double slow = slowed(head->cpu, head->cpu_beside);
         if (e->head == PLAN_CPU0 && head->cpu_beside > 0) {
             floors_of_cpu(&f, head->cpu, slow < 1 ? slow : 0, 1, floor);
@@ -350,8 +351,8 @@ struct relief {
     double rate;
 };
 
-/* Among all moves that free memory: the one that costs least a byte, and the cheapest of those that free `excess`.
- * Returns the most that one frees. */
+/* Among all moves that free memory: the one that costs least a byte, and the cheapest of those that free
+ * `excess`. Returns the most that one frees. */
 static uint64_t find_relief(const struct need *n, uint64_t excess, struct relief *cheap, struct relief *last)
 {
     uint64_t most = 0;

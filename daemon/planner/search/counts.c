@@ -144,8 +144,8 @@ static void frame_open(const struct mixing *m, const struct candidate *c, struct
     }
 }
 
-/* A plan's seconds by its numbers and `times` of some more, memory over its limits priced prohibitively; INFINITY where they are
- * `limit` or more: most are by a floor, and the rest is not added up then. */
+/* A plan's seconds by its numbers and `times` of some more, memory over its limits priced prohibitively;
+ * INFINITY where they are `limit` or more: most are by a floor, and the rest is not added up then. */
 static double estimate(const struct frame *f, const struct totals *base, const struct totals *more,
                        double times, double limit)
 {

@@ -121,7 +121,8 @@ static void find_worst(struct order *o)
         if (o->next_judged[i] > o->next_judged[o->worst]) o->worst = i;
 }
 
-/* Where a state so judged is kept: of the best ORDER_WIDTH, and of those with the same numbers left one. NOBODY: it is not. */
+/* Where a state so judged is kept: of the best ORDER_WIDTH, and of those with the same numbers left one.
+ * NOBODY: it is not. */
 static uint32_t keep(struct order *o, uint64_t numbers, double judged)
 {
     uint32_t at = 0;

@@ -58,9 +58,10 @@ static void move_layer(const struct space *s, uint32_t from, struct space_tally 
         space_tally_move(s, sum, i, PLAN_HOME_GPU, PLAN_HOME_CPU);
 }
 
-/* Calls `visit` for each split and place of the ends, the most layers on the GPU first: the first that fits is mostly the
- * fastest, and the sums of the others say that they are slower. The ring is what prefill keeps. Sums are kept from one
- * split to the next: adding them up anew would take most of the time where few splits fit. */
+/* Calls `visit` for each split and place of the ends, the most layers on the GPU first: the first that fits
+ * is mostly the fastest, and the sums of the others say that they are slower. The ring is what prefill keeps.
+ * Sums are kept from one split to the next: adding them up anew would take most of the time where few splits
+ * fit. */
 typedef void (*split_visit)(struct space *s, const struct split *split, const struct space_ends *ends,
                             uint64_t ring, void *context);
 

@@ -39,8 +39,9 @@ enum search_strategy {
     SEARCH_STRATEGIES
 };
 const char *search_strategy_name(enum search_strategy strategy); /* "best", "all-gpu", ... */
-/* Whether its plans may have the CPU read packed weights: not where others' plans are followed, which read them as they are in the
- * files, nor where a layer's experts lie in both memories, since no kernel of the GPU reads packed ones. */
+/* Whether its plans may have the CPU read packed weights: not where others' plans are followed, which read
+ * them as they are in the files, nor where a layer's experts lie in both memories, since no kernel of the GPU
+ * reads packed ones. */
 bool search_strategy_packs(enum search_strategy strategy);
 
 struct search_problem {
@@ -50,8 +51,8 @@ struct search_problem {
     bool tied;         /* embedding and head are the same bytes and stay together */
     bool whole_layers; /* no cuts inside layers */
     bool no_stream;
-    unsigned
-        together; /* homes of units that are together (cost_unit), as a set; 0: search_run tries both processors */
+    unsigned together; /* homes of units that are together (cost_unit), as a set; 0: search_run tries both
+                          processors */
 };
 
 struct search_found {

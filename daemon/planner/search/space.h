@@ -11,7 +11,8 @@
 #define SPACE_HOMES    SEARCH_HOMES        /* PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM */
 #define SPACE_USES     (1u << SPACE_HOMES) /* sets of homes, as bits 1 << home */
 #define SPACE_ENDS_MAX 4                   /* each of two on either of two processors */
-/* Lower bounds of a step's time: no waiting, CPU and link together, a link that is never still (docs/planner.md). */
+/* Lower bounds of a step's time: no waiting, CPU and link together, a link that is never still
+ * (docs/planner.md). */
 enum space_floor { SPACE_FLOOR_WORK, SPACE_FLOOR_BOTH, SPACE_FLOOR_LINK, SPACE_FLOORS };
 
 struct space_item {
@@ -26,7 +27,8 @@ struct space_item {
     double floor[SPACE_HOMES][SPACE_FLOORS]; /* what it adds to each lower bound, search/bound.c */
 };
 
-/* The price of a plan that was tried: searches come back to half of theirs. INFINITY: it takes longer than `limit`. */
+/* The price of a plan that was tried: searches come back to half of theirs. INFINITY: it takes longer than
+ * `limit`. */
 struct space_priced {
     uint64_t key;
     double seconds, limit;
@@ -107,12 +109,13 @@ static inline void space_tally_move(const struct space *space, struct space_tall
     for (int k = 0; k < SPACE_FLOORS; k++)
         tally->floor[k] += space->item[item].floor[to][k] - space->item[item].floor[from][k];
 }
-/* Whether such homes take longer than both the best and `give_up`, whatever their order; floors are of this ring. */
+/* Whether such homes take longer than both the best and `give_up`, whatever their order; floors are of this
+ * ring. */
 bool space_tally_late(const struct space *space, const struct space_tally *tally,
                       const struct space_ends *ends, double give_up);
 unsigned space_tally_uses(const struct space_tally *tally); /* a set of homes */
-/* What memory counts for such homes. *ring becomes what it has to be: none where nothing is streamed, unless prefill wants one; not
- * less than the least where something is. */
+/* What memory counts for such homes. *ring becomes what it has to be: none where nothing is streamed, unless
+ * prefill wants one; not less than the least where something is. */
 struct search_bytes space_tally_bytes(const struct space *space, const struct space_tally *tally,
                                       const struct space_ends *ends, uint64_t *ring);
 /* Whether space_try would simulate such homes. */
@@ -154,8 +157,8 @@ struct bound_part {
     const struct bound_choice *choice;
     uint32_t choices;
 };
-/* What there is beside items: floors, what is left of each limit for the items; a bound as high as `enough` need not be made
- * higher. */
+/* What there is beside items: floors, what is left of each limit for the items; a bound as high as `enough`
+ * need not be made higher. */
 #define BOUND_PLENTY ((double)PLAN_BYTES_MAX)
 struct bound_frame {
     double floor[SPACE_FLOORS];

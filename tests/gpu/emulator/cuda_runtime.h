@@ -6,8 +6,9 @@
  * have come. Copies are done at once. So indexing, masks, fragments' layouts, phases of barriers and
  * reductions are tested, and reads of shared memory that nothing has written give NaN; races, visibility
  * between the blocks of a cooperative launch (which run together) and speed are not. Every thread that waits
- * for something that cannot come ends the program, and so does a copy to shared memory of what was not allocated, and a block
- * that wrote behind the shared memory that its launch asked for (under AddressSanitizer every access to it). Implementation: emulator.cpp. */
+ * for something that cannot come ends the program, and so does a copy to shared memory of what was not
+ * allocated, and a block that wrote behind the shared memory that its launch asked for (under
+ * AddressSanitizer every access to it). Implementation: emulator.cpp. */
 #pragma once
 
 #include <math.h>
@@ -70,10 +71,11 @@ extern dim3 emulator_thread, emulator_block, emulator_block_dim, emulator_grid_d
 
 /* Gives `words` words to the warp and returns all 32 lanes' ([lane * 8 + word]) when every lane has come. */
 const uint32_t *emulator_exchange(const uint32_t *value, int words);
-/* The product of the warp's fragments a (4 words) and b (2 words) of 16-bit numbers, when every lane has come; number:
- * of each of their 65536 patterns. */
+/* The product of the warp's fragments a (4 words) and b (2 words) of 16-bit numbers, when every lane has
+ * come; number: of each of their 65536 patterns. */
 const double (*emulator_multiply(const uint32_t fragments[6], const float *number))[8];
-/* The same of fragments of 8-bit numbers, a of 4 words where `words` is 2 or of 2 where it is 1; b's are signed. */
+/* The same of fragments of 8-bit numbers, a of 4 words where `words` is 2 or of 2 where it is 1; b's are
+ * signed. */
 const int (*emulator_multiply_bytes(const uint32_t fragments[6], uint32_t words, bool is_signed))[8];
 /* Lets others run until `ready` (called again and again, by others of the block) says so. */
 void emulator_wait(bool (*ready)(void *), void *argument);
@@ -350,7 +352,8 @@ static inline cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, 
     return cudaSuccess;
 }
 
-/* Runs the grid, block after block; those of a cooperative launch together. Each thread is a call of `thread`. */
+/* Runs the grid, block after block; those of a cooperative launch together. Each thread is a call of
+ * `thread`. */
 cudaError_t emulator_launch(const cudaLaunchConfig_t *config, void (*thread)(const void *),
                             const void *argument);
 template <typename... P, typename... A>

@@ -48,8 +48,8 @@ static struct bytes old_kind(int32_t calls, int32_t cols)
     return b;
 }
 
-/* Sums of both matrices, and counts unless `without`; and those of a matrix of three experts, the last of which was never
- * called. */
+/* Sums of both matrices, and counts unless `without`; and those of a matrix of three experts, the last of
+ * which was never called. */
 struct written {
     const char *type;
     float calls;

@@ -1,5 +1,5 @@
-/* A model's own programs, measured by helm-profile: every kind of half layer of models from their configuration alone, in the
- * ways that this processor has; and that time is bounded. */
+/* A model's own programs, measured by helm-profile: every kind of half layer of models from their
+ * configuration alone, in the ways that this processor has; and that time is bounded. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

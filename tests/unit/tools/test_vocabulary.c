@@ -1,4 +1,5 @@
-/* Tokenizers for GGUF files (tools/quantize/vocabulary.c): what goes in comes out, tokens that no file may have are named. */
+/* Tokenizers for GGUF files (tools/quantize/vocabulary.c): what goes in comes out, tokens that no file may
+ * have are named. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,8 +17,8 @@
 
 #define VOCAB 512
 
-/* A folder with the tokenizer of the tests and, unless `letters` is 0, tokens of `letters` letters, joined by a
- * merge. */
+/* A folder with the tokenizer of the tests and, unless `letters` is 0, tokens of `letters` letters, joined by
+ * a merge. */
 static int put(size_t letters, struct gguf_values *values, const char **kind, struct helm_err *err)
 {
     char folder[] = "/tmp/helm-vocabulary-XXXXXX", path[64];

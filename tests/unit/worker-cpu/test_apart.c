@@ -1,5 +1,6 @@
-/* Steps of two to four tokens with blocks, in a plan that is not invariant: one token's kernels, so each sequence's bits are those that
- * it has alone; where kernels of several tokens are faster, as with single numbers, those. */
+/* Steps of two to four tokens with blocks, in a plan that is not invariant: one token's kernels, so each
+ * sequence's bits are those that it has alone; where kernels of several tokens are faster, as with single
+ * numbers, those. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

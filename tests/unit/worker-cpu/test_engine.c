@@ -29,7 +29,8 @@
 #define PAGE_TOKENS 32
 #define WAIT_MS     120000
 
-/* One list of a plan: the engine that computes each unit, 'a' or 'b', and where the embedding and the head are. */
+/* One list of a plan: the engine that computes each unit, 'a' or 'b', and where the embedding and the head
+ * are. */
 struct cut {
     const char *decode, *prefill_short, *prefill;
     uint32_t prefill_short_from, prefill_from; /* 0: no such list */

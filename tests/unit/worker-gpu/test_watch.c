@@ -166,8 +166,9 @@ static void test_words_of_the_step_before(void **state)
     assert_int_equal(watch_end(&w), 300);
 }
 
-/* A second device: the CPU hands over to this one, this one to the other, the other to the CPU and the CPU back, all once.
- * Each turn goes by its own lanes, and the last hand-over in either lane is told apart though readers clear the words. */
+/* A second device: the CPU hands over to this one, this one to the other, the other to the CPU and the CPU
+ * back, all once. Each turn goes by its own lanes, and the last hand-over in either lane is told apart though
+ * readers clear the words. */
 static void test_three_workers(void **state)
 {
     (void)state;

@@ -99,7 +99,8 @@ int bench_chain_check(struct bench_model *m, uint32_t position);
 void bench_batches(struct bench *b, struct bench_model *m);
 int bench_batch_check(struct bench *b, struct bench_model *m);
 
-/* Rows of the table about prefill attention (bench_attention.cu); how many of them differ from the plain kernel's. */
+/* Rows of the table about prefill attention (bench_attention.cu); how many of them differ from the plain
+ * kernel's. */
 int bench_attention(struct bench *b);
 
 /* Whole steps. */

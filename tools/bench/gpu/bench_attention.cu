@@ -1,7 +1,8 @@
-/* Rows of helm-bench-gpu-kernels about prefill attention (--attention): what is reached of the tensor cores for some queries
- * after some context, first in one range of positions, then in as many as the launcher takes (gpuk_prefill.workspace); and how far
- * outputs are from the plain kernel's. Called by bench_kernels.cu. One sequence, scattered pages; random keys, values and queries,
- * so that maxima move and power is that of a model. */
+/* Rows of helm-bench-gpu-kernels about prefill attention (--attention): what is reached of the tensor cores
+ * for some queries after some context, first in one range of positions, then in as many as the launcher takes
+ * (gpuk_prefill.workspace); and how far outputs are from the plain kernel's. Called by bench_kernels.cu. One
+ * sequence, scattered pages; random keys, values and queries, so that maxima move and power is that of a
+ * model. */
 #include <math.h>
 #include <string.h>
 
@@ -24,7 +25,8 @@ static void *device_copy(const void *from, size_t bytes)
     return to;
 }
 
-/* Bytes that are numbers of this type, of about 1; of q8_0 wholes, with scales of 1/64 from `scales_at` on. */
+/* Bytes that are numbers of this type, of about 1; of q8_0 wholes, with scales of 1/64 from `scales_at`
+ * on. */
 static std::vector<unsigned char> random_bytes(size_t bytes, enum kv_dtype dtype, size_t scales_at)
 {
     std::vector<unsigned char> v(bytes);

@@ -1,6 +1,6 @@
 /* Rows of helm-bench-gpu-kernels about steps of 2 to 16 sequences: whole steps, each operation alone over all
- * layers (cold, as bench_kernels.cu says), what the streamed gemm reaches beside the one that loads. Called by
- * bench_kernels.cu. */
+ * layers (cold, as bench_kernels.cu says), what the streamed gemm reaches beside the one that loads. Called
+ * by bench_kernels.cu. */
 #include <string.h>
 
 #include <algorithm>

@@ -5,10 +5,10 @@
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, whole decode steps as one captured
  * graph, kernel by kernel and as one chain, steps of 1 to 16 sequences and each of their kernels over all
- * layers (cold: every layer has its own weights; bench_batch.cu; --batch: nothing but these), decode attention over a long
- * context, prefill. --attention: prefill attention alone, over cases of it (bench_attention.cu). --quick: fewer repeats. How long
- * layers of other shapes and formats take, experts and delta nets among them, `helm-profile --programs` measures with the worker's
- * own programs.
+ * layers (cold: every layer has its own weights; bench_batch.cu; --batch: nothing but these), decode
+ * attention over a long context, prefill. --attention: prefill attention alone, over cases of it
+ * (bench_attention.cu). --quick: fewer repeats. How long layers of other shapes and formats take, experts and
+ * delta nets among them, `helm-profile --programs` measures with the worker's own programs.
  *
  * Times are medians of repeated graph replays by CUDA events. Exit 1: the check failed. */
 #include <math.h>
@@ -68,8 +68,8 @@ double bench_time_graph(struct bench *b, int replays, const std::function<void()
     return seconds;
 }
 
-/* Reads count words of 16 bytes, each thread AHEAD of them at once; the sum goes to *sink once in four billion times, so that the
- * compiler keeps the loads. Blocks of 512 threads at most. */
+/* Reads count words of 16 bytes, each thread AHEAD of them at once; the sum goes to *sink once in four
+ * billion times, so that the compiler keeps the loads. Blocks of 512 threads at most. */
 template <int AHEAD>
 __global__ static void __launch_bounds__(512) bench_read(const uint4 *p, size_t count, uint32_t *sink)
 {

@@ -1,4 +1,5 @@
-/* Calls of CUDA and of launchers where a failure ends the program with its place: tests/gpu and helm-bench-gpu-kernels.
+/* Calls of CUDA and of launchers where a failure ends the program with its place: tests/gpu and
+ * helm-bench-gpu-kernels.
  */
 #pragma once
 

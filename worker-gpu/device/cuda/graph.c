@@ -18,10 +18,10 @@
  *   its nodes are. So the compute stream always waits for a graph's copies: copies that the next launch need
  *   not wait for are put into the copy queue behind the launch, not into the graph.
  * - Operations on words (cuStreamWaitValue32, cuStreamWriteValue32) are captured as nodes of their own kind,
- *   each wait one; no batching is needed. Their documentation warns that the driver does not see an order that
- *   only words make, and may order such tasks so that they never end. Here no work of the device is ordered by
- *   words: a word waited for is written by the host's side, and kernels and copies are ordered by events. A
- *   word's write is a node behind all compute work before it and makes it visible to the host.
+ *   each wait one; no batching is needed. Their documentation warns that the driver does not see an order
+ *   that only words make, and may order such tasks so that they never end. Here no work of the device is
+ *   ordered by words: a word waited for is written by the host's side, and kernels and copies are ordered by
+ *   events. A word's write is a node behind all compute work before it and makes it visible to the host.
  * - Branches of a graph run beside each other where the driver has a channel for each; with
  *   CUDA_DEVICE_MAX_CONNECTIONS at its default of 8 and two branches it has. Were they on one channel, copies
  *   would wait behind a wait for a word: slower, never stuck, since no word depends on a copy put behind it.

@@ -190,7 +190,8 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     switch (op->kind) {
     case OP_GEMV:
         return run_linear(d, op, err);
-    case OP_GEMM_SMALL: /* the streamed kernels multiply no fp32, and the plain ones take 100 us for a router's */
+    case OP_GEMM_SMALL: /* the streamed kernels multiply no fp32, and the plain ones take 100 us for a
+                           router's */
         return is_logits(op) ? run_logits(d, op, (char *)op->workspace + GPUK_LINEAR_COUNTER_BYTES,
                                           gpuk_gemm_small_workspace_bytes(op->tokens, op->as.linear.cols) -
                                               GPUK_LINEAR_COUNTER_BYTES,

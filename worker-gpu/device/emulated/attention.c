@@ -181,8 +181,8 @@ static void carry_sums(const struct attending *x, const struct sums *sums, uint3
         }
 }
 
-/* One kv head page by page from position `begin` on, so that sums do not depend on which pool a page lies in. `pages`: the
- * table without marks. */
+/* One kv head page by page from position `begin` on, so that sums do not depend on which pool a page lies in.
+ * `pages`: the table without marks. */
 static void attend_pages(struct emulated_math *math, const struct attending *x, uint32_t kv_head,
                          uint32_t begin, const uint32_t *pages)
 {

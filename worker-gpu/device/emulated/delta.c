@@ -1,7 +1,7 @@
 /* The emulated device's gated delta nets: the convolution and the rule by the CPU's kernels. See emulated.h.
  *
- * As on a GPU the convolution reads the columns of a record and the rule, which comes after it, replaces them. A row's tokens
- * are computed in runs, each up to where the row leaves its state. */
+ * As on a GPU the convolution reads the columns of a record and the rule, which comes after it, replaces
+ * them. A row's tokens are computed in runs, each up to where the row leaves its state. */
 #include <string.h>
 
 #include "worker-gpu/device/emulated/emulated.h"

@@ -1,5 +1,6 @@
-/* The emulated device's kernels for mixtures of experts: experts.h to the letter, by router_choose, glu_of and the CPU's fp32
- * products. See emulated.h. Called through the table of kernels.c, on the device's thread. */
+/* The emulated device's kernels for mixtures of experts: experts.h to the letter, by router_choose, glu_of
+ * and the CPU's fp32 products. See emulated.h. Called through the table of kernels.c, on the device's
+ * thread. */
 #include <string.h>
 
 #include "common/formats/packed.h"

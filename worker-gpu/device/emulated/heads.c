@@ -1,4 +1,5 @@
-/* The emulated device's product of each head. See emulated.h, and worker-gpu/kernels/linear/heads.h for its meaning. */
+/* The emulated device's product of each head. See emulated.h, and worker-gpu/kernels/linear/heads.h for its
+ * meaning. */
 #include "worker-gpu/device/emulated/emulated.h"
 
 /* Rows first .. last of the matrix, all of one head, by all tokens. */

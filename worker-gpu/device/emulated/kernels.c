@@ -484,9 +484,10 @@ static uint32_t blocks_tokens(enum tensor_format format)
     return format == FORMAT_Q4_K ? GPUK_WIDE_TOKENS : GPUK_BLOCKS_TOKENS;
 }
 
-/* As the table of linear.cu: blocks by one and few tokens; packed weights by one token only, and narrower ones
- * than a GPU's kernel has, so that small models have some that are taken and some that are not. Of blocks a short chunk
- * takes those of 256 values, so that others are expanded, and one of more tokens a part of these. */
+/* As the table of linear.cu: blocks by one and few tokens; packed weights by one token only, and narrower
+ * ones than a GPU's kernel has, so that small models have some that are taken and some that are not. Of
+ * blocks a short chunk takes those of 256 values, so that others are expanded, and one of more tokens a part
+ * of these. */
 static bool linear_takes(struct device *d, const struct gpuk_linear_args *args, enum gpuk_schedule schedule)
 {
     (void)d;

@@ -1,12 +1,12 @@
 /* Decode attention over paged KV: few queries, long context, grouped query heads, exact over any split.
  *
- * A block takes one token, one kv head (or 8 of its query heads, 4 of wide heads) and one piece of the context. A lane holds
- * 8 dimensions, 16 of wide heads, of every query head, so that each key and value is read once, 16 bytes a lane, and used for the
- * whole group; a warp works on 32 / lanes positions at a time. Streaming softmax (running maximum m, sum s,
- * unnormalised output o: Rabe & Staats 2021; FlashAttention, Dao et al. 2022) in powers of two. Pieces meet
- * in global memory: whichever block of a head finishes last merges them in the order of pieces, so
- * the result does not depend on timing. For one token the block also norms and rotates q and k and appends to
- * the cache, which saves a kernel between the products and attention. */
+ * A block takes one token, one kv head (or 8 of its query heads, 4 of wide heads) and one piece of the
+ * context. A lane holds 8 dimensions, 16 of wide heads, of every query head, so that each key and value is
+ * read once, 16 bytes a lane, and used for the whole group; a warp works on 32 / lanes positions at a time.
+ * Streaming softmax (running maximum m, sum s, unnormalised output o: Rabe & Staats 2021; FlashAttention, Dao
+ * et al. 2022) in powers of two. Pieces meet in global memory: whichever block of a head finishes last merges
+ * them in the order of pieces, so the result does not depend on timing. For one token the block also norms
+ * and rotates q and k and appends to the cache, which saves a kernel between the products and attention. */
 #include "worker-gpu/kernels/attention/decode.cuh"
 
 static const uint32_t WARPS = 4;
@@ -130,7 +130,8 @@ typedef void (*decode_kernel)(decode_params);
         PAIR(C, 1, DIMS_USUAL), PAIR(C, 4, DIMS_USUAL), PAIR(C, 8, DIMS_USUAL), PAIR(C, 1, DIMS_WIDE),       \
             PAIR(C, 4, DIMS_WIDE), PAIR(C, 1, DIMS_MOST), PAIR(C, 2, DIMS_MOST)                              \
     }
-/* [enum kv_dtype][shape][cells are read 16 bytes at a time]: query heads of a block, of usual heads, of wide ones and of wider */
+/* [enum kv_dtype][shape][cells are read 16 bytes at a time]: query heads of a block, of usual heads, of wide
+ * ones and of wider */
 static const uint32_t SHAPES = 7, SHAPE_WIDE = 3, SHAPE_MOST = 5, group_sizes[SHAPES] = {1, 4, 8, 1, 4, 1, 2};
 static const decode_kernel kernels[KV_DTYPE_COUNT][SHAPES][2] = BY_KV_DTYPE(KERNELS);
 static uint32_t shape_of(uint32_t group, uint32_t head_dim)

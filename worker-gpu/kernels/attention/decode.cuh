@@ -33,8 +33,9 @@ __device__ __forceinline__ float blend(float a, float by_a, float b, float by_b)
     return __fmaf_rn(a, by_a, __fmul_rn(b, by_b));
 }
 
-/* Dimensions of a head that a lane holds in sums: 8, 16 of heads of more than a warp's 256, 24 of more than 512. Dimension j of
- * a lane: those of 8 are neighbours, or every 32nd (`step` 1 or 32); the next 8 stand 256 further. */
+/* Dimensions of a head that a lane holds in sums: 8, 16 of heads of more than a warp's 256, 24 of more than
+ * 512. Dimension j of a lane: those of 8 are neighbours, or every 32nd (`step` 1 or 32); the next 8 stand 256
+ * further. */
 static const int DIMS_USUAL = 8, DIMS_WIDE = 16, DIMS_MOST = 24;
 static_assert(GPUK_HEAD_DIM_MAX <= 32 * DIMS_MOST, "a lane's share of a head");
 static __host__ __device__ inline uint32_t lane_dim(uint32_t first, uint32_t step, int j)
@@ -67,8 +68,8 @@ struct block_team {
 /* Puts the group's q into shared memory, scaled; with `fused` norms and rotates first, and appends k and v
  * when this block's piece ends with the token's own position (`owner`). With `current`, an owner leaves k and
  * v there too ([2][head_dim] in shared memory), as the cache has them, and only one of its group appends.
- * Without `fused` q is as it is, and with `current` nothing is appended. `page`: that of the position, if known. N:
- * dimensions of a head that a lane holds. */
+ * Without `fused` q is as it is, and with `current` nothing is appended. `page`: that of the position, if
+ * known. N: dimensions of a head that a lane holds. */
 template <typename C, uint32_t N, typename B = block_team>
 __device__ __forceinline__ void
 take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0, uint32_t heads,
@@ -109,7 +110,8 @@ take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0,
     }
 }
 
-/* A lane's D dimensions of a cell, in the vector form as neighbours. scale: what each 8 of them are to be multiplied by. */
+/* A lane's D dimensions of a cell, in the vector form as neighbours. scale: what each 8 of them are to be
+ * multiplied by. */
 template <typename C, bool VECTOR, int D>
 __device__ __forceinline__ void cell_load(const unsigned char *numbers, const unsigned char *scales,
                                           uint32_t first_dim, uint32_t head_dim, float (&v)[D],
@@ -149,7 +151,8 @@ template <int U, int D = DIMS_USUAL> struct attention_cells {
 };
 /* Takes in U positions' keys and values for `heads` heads; `lanes` lanes share a position. query(g, q): the
  * lane's D numbers of head g. Roundings are written out here and where shares are added up: a chain and
- * chain/attention.cu have the same bits, whichever products a compiler would join with sums in one or the other. */
+ * chain/attention.cu have the same bits, whichever products a compiler would join with sums in one or the
+ * other. */
 template <int G, int U, int D, typename Q>
 __device__ __forceinline__ void sums_add(attention_sums<G, D> &a, uint32_t heads, uint32_t lanes,
                                          const attention_cells<U, D> &c, const Q &query)

@@ -11,7 +11,8 @@ static const uint32_t PIECE_MIN = 256; /* positions: merging pieces costs about 
 /* Blocks of a head that read what lies in host memory, at most: a few have the link full. */
 static const uint32_t FAR_PIECES = 4;
 
-/* The first of a row's pages [first, end) that is not in host memory, where those that are come first; by the whole warp. */
+/* The first of a row's pages [first, end) that is not in host memory, where those that are come first; by the
+ * whole warp. */
 __device__ __forceinline__ uint32_t page_near_from(const uint32_t *pages, uint32_t first, uint32_t end)
 {
     uint32_t low = first, high = end;
@@ -25,7 +26,8 @@ __device__ __forceinline__ uint32_t page_near_from(const uint32_t *pages, uint32
     return low;
 }
 
-/* A token's positions [begin, end) in pieces, one a block: what lies in host memory, up to `near`, and what is behind. */
+/* A token's positions [begin, end) in pieces, one a block: what lies in host memory, up to `near`, and what
+ * is behind. */
 struct context_cut {
     uint32_t begin, near, end;
     uint32_t far_pieces, far_each, pieces, near_each;

@@ -1,12 +1,14 @@
-/* Cells of the KV cache (common/formats/kv_dtype.h): how one position's key or value of one head is read and written.
+/* Cells of the KV cache (common/formats/kv_dtype.h): how one position's key or value of one head is read and
+ * written.
  *
- * Included by the attention kernels, which are templates over a cell type. Kernels find rows and walk pages, cells
- * know numbers and scales. To add a type: a struct here, its place in BY_KV_DTYPE, and for 16-bit tensor cores its
- * tiles in kv_tile.cuh. A cell type is a struct of:
+ * Included by the attention kernels, which are templates over a cell type. Kernels find rows and walk pages,
+ * cells know numbers and scales. To add a type: a struct here, its place in BY_KV_DTYPE, and for 16-bit
+ * tensor cores its tiles in kv_tile.cuh. A cell type is a struct of:
  *
  *   NUMBER_BYTES, SCALED     bytes of a number in the rows; whether there are scales behind them
  *   query                    kv_query_dtype as a type: a chunk's queries, and what its tensor cores multiply
- *   HOLDS                    8 numbers are 16 bytes and all of them: unpack(uint4, f) takes them as they were copied
+ *   HOLDS                    8 numbers are 16 bytes and all of them: unpack(uint4, f) takes them as they were
+ *                            copied
  *   number(numbers, scales, d)          one number
  *   piece, none()                       8 neighbours as they lie, in registers; of nothing
  *     load(numbers, scales, d)          d is a multiple of 8, addresses of 16 bytes
@@ -19,7 +21,8 @@
 
 #include "worker-gpu/kernels/device.cuh"
 
-/* Dimensions of a head that a lane holds, where a warp holds a head: those of most models, and of wide heads. */
+/* Dimensions of a head that a lane holds, where a warp holds a head: those of most models, and of wide
+ * heads. */
 static const uint32_t HEAD_STEPS = 8, HEAD_STEPS_WIDE = 16, HEAD_STEPS_MOST = GPUK_HEAD_DIM_MAX / 32;
 static const uint32_t HEAD_DIM_USUAL = 32 * HEAD_STEPS, HEAD_DIM_WIDE = 32 * HEAD_STEPS_WIDE;
 /* Which of three kernels takes heads of this size. */

@@ -1,23 +1,28 @@
 /* Tiles of the KV cache on their way through a warp to tensor cores, for decode attention.
  *
- * Included by attention/stream.cuh; templates over a cell type (kv_cell.cuh) and head_dim. A warp takes a tile of
- * 16 GROUPS positions at a time; each 16 of them lie in one page. Positions are the rows of what is multiplied, query
- * heads its columns (m16n8k16), up to 8 of them:
+ * Included by attention/stream.cuh; templates over a cell type (kv_cell.cuh) and head_dim. A warp takes a
+ * tile of 16 GROUPS positions at a time; each 16 of them lie in one page. Positions are the rows of what is
+ * multiplied, query heads its columns (m16n8k16), up to 8 of them:
  *
- *   scores^T = K Q^T     K's fragments are 16 (q8_0: 8) bytes of a row a lane, straight from global memory into registers:
- *                        which dimension an element of k stands for is free as long as queries agree. An instruction reads
- *                        whole lines of 128 bytes (over the link half a line takes as long), and lanes exchange them
- *   out^T    = V^T P^T   V waits in shared memory, where neighbouring rows' units lie apart so that ldmatrix, which transposes
- *                        it, meets no bank conflict; P^T's fragments are the scores', 8 x 8 of them transposed (movmatrix)
+ *   scores^T = K Q^T     K's fragments are 16 (q8_0: 8) bytes of a row a lane, straight from global memory
+ *                        into registers: which dimension an element of k stands for is free as long as
+ *                        queries agree. An instruction reads whole lines of 128 bytes (over the link half a
+ *                        line takes as long), and lanes exchange them
+ *   out^T    = V^T P^T V waits in shared memory, where neighbouring rows' units lie apart so that ldmatrix,
+ *            which transposes it, meets no bank conflict; P^T's fragments are the scores', 8 x 8 of them
+ *            transposed (movmatrix)
  *
- * Of wide heads a lane has 256 bytes of its keys at a time, in registers: the others come while a tile's values do.
+ * Of wide heads a lane has 256 bytes of its keys at a time, in registers: the others come while a tile's
+ * values do.
  *
- * Q and P go in as high + low 16-bit parts, so that sums are as good as fp32 ones. While a tile is multiplied the next
- * one's keys are on their way, and from then on its values: 64 KB of 8 warps at most, which is what memory wants. Numbers of
- * q8_0 are exact in bf16; scales are applied to sums over their 32 dimensions, and to the weights in front of values.
+ * Q and P go in as high + low 16-bit parts, so that sums are as good as fp32 ones. While a tile is multiplied
+ * the next one's keys are on their way, and from then on its values: 64 KB of 8 warps at most, which is what
+ * memory wants. Numbers of q8_0 are exact in bf16; scales are applied to sums over their 32 dimensions, and
+ * to the weights in front of values.
  *
  * With g = lane / 4 and c = lane % 4, of group r:
- *   scores(x, queries)    x[r][e]: position 16 r + g + 8 (e / 2), head 2 c + e % 2; x as it was where nothing was loaded
+ *   scores(x, queries)    x[r][e]: position 16 r + g + 8 (e / 2), head 2 c + e % 2; x as it was where nothing
+ *                         was loaded
  *   add(o, w, ...)        o[j][e]: dimension(j, e) of head 2 c + e % 2; w as x */
 #pragma once
 
@@ -33,8 +38,9 @@ template <typename C, int HEAD> struct stream_shape {
     static const int PART = HEAD > 256 ? 256 / C::NUMBER_BYTES : HEAD, PARTS = HEAD / PART;
     /* a tile's keys are 32 registers a lane, or one group's */
     static const int GROUPS = 256 / ROW > 1 ? 256 / ROW : 1;
-    /* Values of whole lines lie in shared memory line by line, a line's 16-byte units by the row's lower bits: an asynchronous
-     * copy whose destination crosses lines asks for several parts of the source's. Other rows lie 16 bytes apart. */
+    /* Values of whole lines lie in shared memory line by line, a line's 16-byte units by the row's lower
+     * bits: an asynchronous copy whose destination crosses lines asks for several parts of the source's.
+     * Other rows lie 16 bytes apart. */
     static const bool LINES = ROW % 128 == 0;
     static const uint32_t TILE = STREAM_GROUP * GROUPS, PITCH = LINES ? ROW : ROW + 16;
     static const uint32_t VALUES_BYTES = TILE * (PITCH + SCALES); /* of a warp */
@@ -80,8 +86,8 @@ __device__ __forceinline__ void stream_multiply(float o[4], const uint32_t a[4],
     matrix_unit<T>::add(o, a[0], a[1], a[2], a[3], w.low[0], w.low[1]);
     matrix_unit<T>::add(o, a[0], a[1], a[2], a[3], w.high[0], w.high[1]);
 }
-/* Values' rows [low, high) of a group to shared memory, zeros elsewhere (a weight of 0 times what was never written may
- * be NaN). */
+/* Values' rows [low, high) of a group to shared memory, zeros elsewhere (a weight of 0 times what was never
+ * written may be NaN). */
 template <typename C, int HEAD>
 __device__ __forceinline__ void stream_fetch_rows(uint32_t to, const unsigned char *rows, uint32_t low,
                                                   uint32_t high)
@@ -95,8 +101,9 @@ __device__ __forceinline__ void stream_fetch_rows(uint32_t to, const unsigned ch
     }
 }
 
-/* Rows of keys. A lane's fragment is PIECES pieces of row g, apart by those of the lanes c beside it; what an instruction reads
- * is the same number of pieces of SIDE rows, so that SIDE * 4 lanes have neighbouring bytes of one row. */
+/* Rows of keys. A lane's fragment is PIECES pieces of row g, apart by those of the lanes c beside it; what an
+ * instruction reads is the same number of pieces of SIDE rows, so that SIDE * 4 lanes have neighbouring bytes
+ * of one row. */
 template <int HEAD> struct stream_row {
     static const int PIECES = HEAD / 32, SIDE = HEAD % 128 == 0 ? 4 : HEAD % 64 == 0 ? 2 : 1;
 
@@ -111,7 +118,8 @@ template <int HEAD> struct stream_row {
         const uint32_t g = (threadIdx.x & 31) >> 2;
         return i / SIDE * SIDE + g % SIDE;
     }
-    /* From what was read to what the lane multiplies, by the whole warp: squares of SIDE lanes and pieces are transposed. */
+    /* From what was read to what the lane multiplies, by the whole warp: squares of SIDE lanes and pieces are
+     * transposed. */
     template <typename V> static __device__ __forceinline__ void exchange(V k[PIECES])
     {
         const uint32_t g = (threadIdx.x & 31) >> 2;
@@ -147,7 +155,8 @@ template <int HEAD> struct stream_row {
     }
 };
 
-/* load(r, rows, steps, token, part) and scores(x, queries, part): of a part of the dimensions, the first of which begins sums. */
+/* load(r, rows, steps, token, part) and scores(x, queries, part): of a part of the dimensions, the first of
+ * which begins sums. */
 template <typename C, int HEAD> struct stream_keys;
 template <typename C, int HEAD> struct stream_values;
 
@@ -238,8 +247,8 @@ template <typename T, int HEAD> struct stream_values<kv_plain<T>, HEAD> {
 
 /* ---- q8_0 ---- */
 
-/* Two bytes of four as bf16, chosen by `selector` (0x4b4a: bytes a and b): 128 and a byte's lower bits, less 128 or,
- * where its highest is set, 256. */
+/* Two bytes of four as bf16, chosen by `selector` (0x4b4a: bytes a and b): 128 and a byte's lower bits, less
+ * 128 or, where its highest is set, 256. */
 __device__ __forceinline__ uint32_t q8_bf16s(uint32_t four, uint32_t selector)
 {
     const uint32_t pair = __byte_perm(four, 0x43434343u, selector);

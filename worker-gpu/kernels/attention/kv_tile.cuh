@@ -1,20 +1,22 @@
-/* How prefill attention on tensor cores is cut, and the tiles of the KV cache in shared memory: keys or values of KEYS
- * positions of a head.
+/* How prefill attention on tensor cores is cut, and the tiles of the KV cache in shared memory: keys or
+ * values of KEYS positions of a head.
  *
- * prefill_shape     a kernel's numbers
- * prefill_cells<S>  a block's way through its tiles, one a cell type (kv_cell.cuh). Rows of shared memory are swizzled by
+ * prefill_shape a kernel's numbers prefill_cells<S> a block's way through its tiles, one a cell type
+ * (kv_cell.cuh). Rows of shared memory are swizzled by
  *                   16-byte units (tile_unit), of the type that queries have. Keys, then values, of a tile:
- *   ask(base)           the tile from position `base` on is next: its pages are looked up while others are computed with
+ *   ask(base)           the tile from position `base` on is next: its pages are looked up while others are
+ *                       computed with
  *   fetch<VALUES>(...)  starts copying its keys or its values
- *   settle<VALUES>(...) the thread's own copies that have come become rows; nothing where copies are rows already */
+ *   settle<VALUES>(...) the thread's own copies that have come become rows; nothing where copies are rows
+ *     already */
 #pragma once
 
 #include "worker-gpu/kernels/attention/kv_cell.cuh"
 
-/* HEAD: numbers of a head. KEYS: positions of a tile. WARPS: of 16 queries each; of heads of 512 numbers two warps (SIDES) share
- * 16 queries, each with WIDE of the numbers. STAGES: slots of the ring, each for keys or values of a tile. BLOCKS: of a
- * multiprocessor at a time, for which registers are to suffice. HELD: queries stay in registers; otherwise they are read from
- * shared memory for each tile. */
+/* HEAD: numbers of a head. KEYS: positions of a tile. WARPS: of 16 queries each; of heads of 512 numbers two
+ * warps (SIDES) share 16 queries, each with WIDE of the numbers. STAGES: slots of the ring, each for keys or
+ * values of a tile. BLOCKS: of a multiprocessor at a time, for which registers are to suffice. HELD: queries
+ * stay in registers; otherwise they are read from shared memory for each tile. */
 template <typename CELL, int HEAD_, int KEYS_, int WARPS_, int STAGES_, int BLOCKS_, bool HELD_>
 struct prefill_shape {
     typedef CELL C;
@@ -25,7 +27,8 @@ struct prefill_shape {
     static const uint32_t THREADS = 32 * WARPS * SIDES;
     /* copies that are not in place are settled into one of two slots, and the next ones take their place */
     static const int STAGES = IN_PLACE ? STAGES_ : 2, AHEAD = IN_PLACE ? STAGES - 1 : 2;
-    /* bytes: of a slot; of the ring, with what is not in place after it, then scores on their way between sides */
+    /* bytes: of a slot; of the ring, with what is not in place after it, then scores on their way between
+     * sides */
     static const uint32_t SLOT = KEYS * HEAD * 2, RING = SLOT * STAGES + (IN_PLACE ? 0 : SLOT),
                           EXCHANGE = SIDES > 1 ? THREADS *KEYS / 2 * 4 : 0;
     static const uint32_t QUERIES = ROWS * HEAD * 2, Q_BYTES = HELD ? 0 : QUERIES,
@@ -34,14 +37,15 @@ struct prefill_shape {
     static_assert(GPU_PREFILL_TILE % KEYS == 0 && KEYS % 16 == 0, "pieces are whole tiles");
 };
 
-/* Byte offset of 16-byte unit `unit` of row `row` of a tile: neither copies nor ldmatrix meet bank conflicts. */
+/* Byte offset of 16-byte unit `unit` of row `row` of a tile: neither copies nor ldmatrix meet bank
+ * conflicts. */
 template <int HEAD> __device__ __forceinline__ uint32_t tile_unit(uint32_t row, uint32_t unit)
 {
     return row * (HEAD * 2) + ((unit ^ (row & 7)) << 4);
 }
 
-/* The place `units` units, an even number, further than `place` in its row: tiles begin at multiples of 128 bytes, so a few bits
- * turn. Four places of a row are computed, all others are constants away from these. */
+/* The place `units` units, an even number, further than `place` in its row: tiles begin at multiples of 128
+ * bytes, so a few bits turn. Four places of a row are computed, all others are constants away from these. */
 __device__ __forceinline__ uint32_t units_further(uint32_t place, uint32_t units)
 {
     return (place ^ (units & 7) << 4) + (units / 8 << 7);
@@ -115,8 +119,8 @@ template <typename S, typename T> struct prefill_cells<S, kv_plain<T>> {
     }
 };
 
-/* Numbers come as they lie, beside the slots, and scales into registers; a thread makes rows of what it has fetched
- * itself, rounded to fp16. */
+/* Numbers come as they lie, beside the slots, and scales into registers; a thread makes rows of what it has
+ * fetched itself, rounded to fp16. */
 template <typename S> struct prefill_cells<S, kv_q8_0> {
     static const uint32_t UNITS = S::HEAD / 16, ROWS = tile_rows<S>::ROWS, TIMES = (ROWS * UNITS + 31) / 32,
                           BYTES = S::KEYS * S::HEAD;

@@ -1,5 +1,5 @@
-/* Partial results of attention, merged: those of decode attention with those of positions that another processor has
- * attended to. One warp a head; worker-gpu/kernels/kernels.h says what it means. */
+/* Partial results of attention, merged: those of decode attention with those of positions that another
+ * processor has attended to. One warp a head; worker-gpu/kernels/kernels.h says what it means. */
 #include "worker-gpu/kernels/attention/rope.cuh"
 
 static const uint32_t WARPS = 8;

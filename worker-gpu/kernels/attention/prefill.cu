@@ -2,7 +2,8 @@
  *
  *   plain    a warp takes one query of one head, lane = dimension. Any head_dim and cache dtype, every
  *            device.
- *   tensor   (8.0 and later, 16 bits and q8_0, head_dim 64, 128, 256 or 512) prefill_tensor.cuh, in shapes of the table below.
+ *   tensor   (8.0 and later, 16 bits and q8_0, head_dim 64, 128, 256 or 512) prefill_tensor.cuh, in shapes of
+ *            the table below.
  *
  * Launchers below; worker-gpu/kernels/kernels.h says what they mean. */
 #include "worker-gpu/kernels/attention/prefill_tensor.cuh"
@@ -98,21 +99,23 @@ template <typename S> static constexpr tensor_shape shape(uint32_t dtype)
 {
     return {dtype, S::HEAD, S::ROWS, S::THREADS, S::BLOCKS, S::BYTES, attention_tensor<S>};
 }
-/* head_dim, positions of a tile, warps of 16 queries, slots, blocks of a multiprocessor, whether queries are held. */
+/* head_dim, positions of a tile, warps of 16 queries, slots, blocks of a multiprocessor, whether queries are
+ * held. */
 #define SHAPE(dtype, C, ...) shape<prefill_shape<C, __VA_ARGS__>>(dtype)
 #define SHAPES(dtype, C)                                                                                     \
     SHAPE(dtype, C, 64, 64, 4, 3, 4, true), SHAPE(dtype, C, 128, 64, 4, 3, 2, true),                         \
         SHAPE(dtype, C, 256, 64, 4, 2, 2, false), SHAPE(dtype, C, 512, 64, 4, 2, 1, false),                  \
         SHAPE(dtype, C, 512, 32, 4, 2, 1, true)
-/* Those of q8_0 settle a tile once for all queries of a block, so eight warps are better than four twice. The first that fits is
- * taken; for each type there is one of up to 99 KiB, as cards of 8.6 and 8.9 have. */
+/* Those of q8_0 settle a tile once for all queries of a block, so eight warps are better than four twice. The
+ * first that fits is taken; for each type there is one of up to 99 KiB, as cards of 8.6 and 8.9 have. */
 static const tensor_shape tensor_shapes[] = {
     SHAPES(KV_BF16, kv_plain<__nv_bfloat16>),         SHAPES(KV_F16, kv_plain<__half>),
     SHAPE(KV_Q8_0, kv_q8_0, 64, 64, 4, 2, 3, true),   SHAPE(KV_Q8_0, kv_q8_0, 128, 64, 8, 2, 1, true),
     SHAPE(KV_Q8_0, kv_q8_0, 256, 32, 8, 2, 1, false), SHAPE(KV_Q8_0, kv_q8_0, 256, 32, 4, 2, 1, false),
     SHAPE(KV_Q8_0, kv_q8_0, 512, 32, 4, 2, 1, false), SHAPE(KV_Q8_0, kv_q8_0, 512, 16, 2, 2, 1, true)};
 
-/* In how many ranges a launch cuts positions: as many as multiprocessors have room for and the workspace does. */
+/* In how many ranges a launch cuts positions: as many as multiprocessors have room for and the workspace
+ * does. */
 static const uint32_t RANGES_MAX = 16;
 static uint32_t ranges_of(const struct gpuk_device *device, const struct gpuk_prefill *prefill,
                           const tensor_shape &shape, uint32_t tokens)

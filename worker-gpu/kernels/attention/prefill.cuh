@@ -1,4 +1,5 @@
-/* Common to the kernels of prefill attention: a launch's arguments, its share of an attention in parts, and outputs.
+/* Common to the kernels of prefill attention: a launch's arguments, its share of an attention in parts, and
+ * outputs.
  *
  * Included by prefill.cu and prefill_tensor.cuh. */
 #pragma once
@@ -11,7 +12,8 @@ struct prefill_params {
     void *out;
     int out_dtype;
     gpuk_part part;
-    /* If more than 1: positions are in as many ranges, and each leaves its outputs and state, as parts do, one after the other */
+    /* If more than 1: positions are in as many ranges, and each leaves its outputs and state, as parts do,
+     * one after the other */
     uint32_t ranges;
     float *o, *state;
 };

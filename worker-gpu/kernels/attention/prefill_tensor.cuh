@@ -1,17 +1,19 @@
 /* Prefill attention on tensor cores: FlashAttention-2's shape (Dao 2023).
  *
- * A block takes ROWS queries of one head, a warp 16 of them. Keys and values of a tile pass through a ring of slots by
- * asynchronous copies that follow the page table (kv_tile.cuh): K0 V0 K1 V1 .., AHEAD of them while one is computed with, and the
- * block meets once for each. Scores and weights live in registers only. A warp leaves out tiles that none of its queries sees.
- * The limit is how many fragments a warp can have under way beside its outputs: heads of 256 numbers and more leave no registers
- * for queries, which are read from shared memory for each tile.
+ * A block takes ROWS queries of one head, a warp 16 of them. Keys and values of a tile pass through a ring of
+ * slots by asynchronous copies that follow the page table (kv_tile.cuh): K0 V0 K1 V1 .., AHEAD of them while
+ * one is computed with, and the block meets once for each. Scores and weights live in registers only. A warp
+ * leaves out tiles that none of its queries sees. The limit is how many fragments a warp can have under way
+ * beside its outputs: heads of 256 numbers and more leave no registers for queries, which are read from
+ * shared memory for each tile.
  *
- * With heads of 512 numbers two warps share 16 queries: each multiplies half of the numbers, they add their scores in shared
- * memory, and each has half of the outputs.
+ * With heads of 512 numbers two warps share 16 queries: each multiplies half of the numbers, they add their
+ * scores in shared memory, and each has half of the outputs.
  *
- * A query's sums have the order of its tiles, whatever queries are beside it. Where a launch has fewer blocks than there is room
- * for, and its caller gave a workspace, positions are cut into ranges (grid.z); attention_join adds these up in order. In an
- * attention in parts a block takes up its numbers where the launch before has left them, and leaves them again.
+ * A query's sums have the order of its tiles, whatever queries are beside it. Where a launch has fewer blocks
+ * than there is room for, and its caller gave a workspace, positions are cut into ranges (grid.z);
+ * attention_join adds these up in order. In an attention in parts a block takes up its numbers where the
+ * launch before has left them, and leaves them again.
  *
  * Included by prefill.cu. */
 #pragma once
@@ -21,7 +23,8 @@
 
 static const float LOG2E = 1.44269504088896341f;
 
-/* A block's share: `queries` tokens from token0 on, of one row and head, whose first position is position0. */
+/* A block's share: `queries` tokens from token0 on, of one row and head, whose first position is
+ * position0. */
 struct prefill_work {
     uint32_t token0, queries, position0, head, end;
     part_work part;
@@ -58,8 +61,8 @@ __device__ __forceinline__ bool work_of(const prefill_params &p, prefill_work &w
     return true;
 }
 
-/* A thread of a warp: of queries `query` and query + 8 numbers first_dim + 8 n + c and the next one, its outputs, maxima (times
- * log2 e) and its own shares of the sums. */
+/* A thread of a warp: of queries `query` and query + 8 numbers first_dim + 8 n + c and the next one, its
+ * outputs, maxima (times log2 e) and its own shares of the sums. */
 template <typename S> struct prefill_sums {
     typedef typename S::T T;
     float o[S::WIDE / 8][4], m[2], s[2];
@@ -234,8 +237,8 @@ template <typename S> struct prefill_queries {
     }
 };
 
-/* A warp's scores and those of the other one with its queries, added: x[n][i] is of the same query and position in both. The
- * two warps meet for it; `exchange` is free again when all have met. */
+/* A warp's scores and those of the other one with its queries, added: x[n][i] is of the same query and
+ * position in both. The two warps meet for it; `exchange` is free again when all have met. */
 template <typename S>
 __device__ __forceinline__ void add_scores(float (&x)[S::KEYS / 8][4], unsigned char *exchange)
 {

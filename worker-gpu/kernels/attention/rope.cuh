@@ -24,9 +24,10 @@ __device__ __forceinline__ head_norm cell_norm(const gpuk_attention &a, bool is_
     return is_value ? head_norm{a.v_normed, nullptr, a.eps} : head_norm{a.k_norm != nullptr, a.k_norm, a.eps};
 }
 
-/* Loads a head's x (dimension lane + 32 j), applies the norm (if any) and the rotation (if table) of the first `turning`
- * dimensions. `shared` holds head_dim floats of this warp's own. The result is in v and, with a rotation, was exchanged there.
- * latent not 0: the norm is of so many dimensions, and those from there on turn. */
+/* Loads a head's x (dimension lane + 32 j), applies the norm (if any) and the rotation (if table) of the
+ * first `turning` dimensions. `shared` holds head_dim floats of this warp's own. The result is in v and, with
+ * a rotation, was exchanged there. latent not 0: the norm is of so many dimensions, and those from there on
+ * turn. */
 template <uint32_t N>
 __device__ __forceinline__ void head_load(const float *x, const head_norm &norm, const float *table,
                                           uint32_t turning, uint32_t head_dim, float *shared, float (&v)[N],

@@ -1,18 +1,20 @@
-/* One unit of decode attention over a long context: up to 8 query heads of one kv head, a piece of the positions, by 8
- * warps. Reading is what takes the time, so everything else is arranged around tiles on their way (kv_stream.cuh).
+/* One unit of decode attention over a long context: up to 8 query heads of one kv head, a piece of the
+ * positions, by 8 warps. Reading is what takes the time, so everything else is arranged around tiles on their
+ * way (kv_stream.cuh).
  *
- * Included by attention/decode_tensor.cu, which is a kernel of it, and chain/attention.cuh. Warp w takes the tiles w, w +
- * 8, ... of the piece, each with streaming softmax of its own; then the block adds its warps up. The token's own key and
- * value, where the unit norms and rotates them (fused), are taken from shared memory: another block may be writing them
- * to the cache. So they are where a token is computed as if alone: with the same sums. */
+ * Included by attention/decode_tensor.cu, which is a kernel of it, and chain/attention.cuh. Warp w takes the
+ * tiles w, w + 8, ... of the piece, each with streaming softmax of its own; then the block adds its warps up.
+ * The token's own key and value, where the unit norms and rotates them (fused), are taken from shared memory:
+ * another block may be writing them to the cache. So they are where a token is computed as if alone: with the
+ * same sums. */
 #pragma once
 
 #include "worker-gpu/kernels/attention/decode.cuh"
 #include "worker-gpu/kernels/attention/kv_stream.cuh"
 
-/* Where a unit's numbers lie in shared memory, bytes: fp32 queries [8][HEAD], the token's own key and value, scratch and then
- * queries in parts, maxima and sums [8 warps][8], queries' scales [8], each warp's values. Outputs [8 warps][8][HEAD] take
- * the place of these last; the merge's weights that of the queries. */
+/* Where a unit's numbers lie in shared memory, bytes: fp32 queries [8][HEAD], the token's own key and value,
+ * scratch and then queries in parts, maxima and sums [8 warps][8], queries' scales [8], each warp's values.
+ * Outputs [8 warps][8][HEAD] take the place of these last; the merge's weights that of the queries. */
 template <typename C, int HEAD> struct stream_memory {
     typedef stream_shape<C, HEAD> S;
     static const uint32_t CURRENT = STREAM_HEADS * HEAD * 4, PARTS = CURRENT + 2 * HEAD * 4,
@@ -59,8 +61,8 @@ struct stream_place {
     unsigned char *memory; /* stream_memory::BYTES, shared */
 };
 
-/* Queries as the tensor cores take them, from fp32 ones; f16 first by a power of two that makes the largest about 1, so
- * that none is too large or loses its low part. up[h]: what scores are to be multiplied by. */
+/* Queries as the tensor cores take them, from fp32 ones; f16 first by a power of two that makes the largest
+ * about 1, so that none is too large or loses its low part. up[h]: what scores are to be multiplied by. */
 template <typename C, int HEAD>
 __device__ __forceinline__ void stream_queries(const float *qs, uint32_t heads, unsigned char *parts,
                                                float *up)

@@ -1,20 +1,21 @@
-/* Decode attention of several tokens, each with the bits of one token's in a chain: for invariant plans, whose one token is
- * decoded in chains.
+/* Decode attention of several tokens, each with the bits of one token's in a chain: for invariant plans,
+ * whose one token is decoded in chains.
  *
- * A token's context is cut as a chain's blocks would cut it (chain/attention.cuh). Where a chain has a block for each head's
- * piece, a block here has that piece of several heads of a kv head: keys and values are read once, and each head's sums are in
- * the same order. Pieces of a head meet in global memory: whichever block is last adds them in a chain's order. Launched by
- * attention/decode.cu for the tokens below gpuk_attention's `chained`; the others are the other kernels'. No number of the
- * cache is read before the kernel in front is through: it may be the one that appends, and several tokens may be of one
- * sequence.
+ * A token's context is cut as a chain's blocks would cut it (chain/attention.cuh). Where a chain has a block
+ * for each head's piece, a block here has that piece of several heads of a kv head: keys and values are read
+ * once, and each head's sums are in the same order. Pieces of a head meet in global memory: whichever block
+ * is last adds them in a chain's order. Launched by attention/decode.cu for the tokens below gpuk_attention's
+ * `chained`; the others are the other kernels'. No number of the cache is read before the kernel in front is
+ * through: it may be the one that appends, and several tokens may be of one sequence.
  *
- * And decode attention of one token that is no part of a chain, as in mixtures (GPUK_ORDER_SPREAD): short contexts are read
- * sooner by a block a head and piece. */
+ * And decode attention of one token that is no part of a chain, as in mixtures (GPUK_ORDER_SPREAD): short
+ * contexts are read sooner by a block a head and piece. */
 #include "worker-gpu/kernels/chain/attention.cuh"
 
 typedef chain_shaped S;
 
-/* A piece of several of each of a unit's heads: kept, and in the last block to come all added up, as finish_words does. */
+/* A piece of several of each of a unit's heads: kept, and in the last block to come all added up, as
+ * finish_words does. */
 template <int G> struct keep_pieces {
     static const bool SEVERAL = true;
     const decode_params &p;
@@ -102,7 +103,8 @@ __global__ void __launch_bounds__(S::THREADS, 2)
         cut.units = kv_heads * cut.chunks * cut.pieces;
     }
     const bool works = counts && blockIdx.x < cut.units;
-    if (works) { /* where the cache is, and what of it is there already into the L2, while the kernel in front ends */
+    if (works) { /* where the cache is, and what of it is there already into the L2, while the kernel in front
+                    ends */
         const uint32_t *pages =
             a.step.page_table + (size_t)a.step.row_slot[a.step.token_row[t]] * a.step.pages_per_slot;
         const attention_unit unit = unit_of(cut, blockIdx.x);

@@ -1,13 +1,14 @@
 /* Decode attention as an operation of a chain: one token, norm, rotation and append included.
  *
- * Included by chain/kernel.cuh, and by chain/attention.cu, which has a chain's bits for several tokens. The work is cut
- * into units (some query heads of one kv head, a piece of the context) that go round the blocks; a unit has the whole
- * block. Up to some length each query head is a unit of its own, in as many pieces as there are blocks for: a lane's work
- * on several heads takes longer than reading keys again from the L2. The block that has the last piece of such a head
- * takes the others' as words and merges them. Of longer contexts the last block to be ready merges, which takes two more
- * trips through the L2. Keys and values of earlier positions are there before the block waits for q, k and v: a unit's
- * first positions in shared memory, fetched while these are being computed, more in the L2. Those of the token itself
- * never go through the cache, since the block that appends them may be another. */
+ * Included by chain/kernel.cuh, and by chain/attention.cu, which has a chain's bits for several tokens. The
+ * work is cut into units (some query heads of one kv head, a piece of the context) that go round the blocks;
+ * a unit has the whole block. Up to some length each query head is a unit of its own, in as many pieces as
+ * there are blocks for: a lane's work on several heads takes longer than reading keys again from the L2. The
+ * block that has the last piece of such a head takes the others' as words and merges them. Of longer contexts
+ * the last block to be ready merges, which takes two more trips through the L2. Keys and values of earlier
+ * positions are there before the block waits for q, k and v: a unit's first positions in shared memory,
+ * fetched while these are being computed, more in the L2. Those of the token itself never go through the
+ * cache, since the block that appends them may be another. */
 #pragma once
 
 #include "worker-gpu/kernels/chain/chain.cuh"
@@ -68,7 +69,8 @@ __device__ __forceinline__ lane_place lane_place_of(uint32_t head_dim)
     return p;
 }
 
-/* The cut, and the block's first unit and its first pages, once for neighbours that are cut alike and read the same page table. */
+/* The cut, and the block's first unit and its first pages, once for neighbours that are cut alike and read
+ * the same page table. */
 template <typename S> __device__ __forceinline__ void cut_once(const gpuk_attention &a, chain_token &token)
 {
     const kv_layout &l = a.kv.layout;
@@ -232,13 +234,15 @@ template <typename C, int U> struct cache_rows {
     bool seen[U];
 };
 
-/* Which of a step's tokens (a chain: the only one, 0), and where in the region keys and values are held (0: nowhere). */
+/* Which of a step's tokens (a chain: the only one, 0), and where in the region keys and values are held (0:
+ * nowhere). */
 struct attention_seat {
     uint32_t t, held_at;
 };
 
-/* The block's units of attention of a token. pass(head, heads, unit, os, ms, ss, others): a piece of several of each of the
- * unit's heads, os, ms and ss as in finish_block; for units of one head, or where it takes several (Pass::SEVERAL). */
+/* The block's units of attention of a token. pass(head, heads, unit, os, ms, ss, others): a piece of several
+ * of each of the unit's heads, os, ms and ss as in finish_block; for units of one head, or where it takes
+ * several (Pass::SEVERAL). */
 template <typename S, typename C, int G, typename Pass, typename Wait>
 __device__ __forceinline__ void chain_attend(const decode_params &p, const attention_seat &seat,
                                              const chain_token &token, const attention_cut &cut,

@@ -30,9 +30,9 @@ struct alignas(16) chain_weights {
     uint32_t pair_bytes;
     uint32_t end[GPUK_SEGMENTS_MAX]; /* pairs of this and the matrices before it */
     uint32_t chunks, last_bytes;     /* tiles of a row; bytes of the last */
-    uint32_t tile,
-        part; /* bytes of the other tiles, in lines of chain_lines; of the parts that they are multiplied in */
-    uint32_t odd; /* bit s: the last pair of matrix s has one row */
+    uint32_t tile, part; /* bytes of the other tiles, in lines of chain_lines; of the parts that they are
+                            multiplied in */
+    uint32_t odd;        /* bit s: the last pair of matrix s has one row */
     uint32_t start;
     uint32_t whole, extra;          /* pairs of every block; blocks from the start that have one more */
     uint32_t ask_pairs, ask_chunks; /* as many tiles on as warps ask */
@@ -40,8 +40,8 @@ struct alignas(16) chain_weights {
     uint32_t format;
     uint32_t loose; /* tiles that do not begin on 16 bytes */
 };
-/* Of an item. Blocks meet only before an operation that reads what others stored, or stores over what others read, since they
- * met last (chain/meetings.cu). */
+/* Of an item. Blocks meet only before an operation that reads what others stored, or stores over what others
+ * read, since they met last (chain/meetings.cu). */
 enum {
     CHAIN_MEETS = 1,   /* in front of it */
     CHAIN_ARRIVES = 2, /* behind it, since the next one's blocks meet */
@@ -162,7 +162,8 @@ __device__ __forceinline__ void ring_next(chain_ring &ring, uint32_t tiles)
  * one: results, counters, x. From the end of an operation's rows to the next one's x a block asks for less at
  * a time, which still keeps memory as busy as the ring has room. */
 static const uint32_t CHAIN_FLIGHT = 80 << 10, CHAIN_FLIGHT_HURRY = 20 << 10; /* bytes */
-/* Tiles of `row` bytes a row that are so many bytes: as many of each asking warp, and fewer than there are slots. */
+/* Tiles of `row` bytes a row that are so many bytes: as many of each asking warp, and fewer than there are
+ * slots. */
 __device__ __forceinline__ uint32_t chain_tiles_of(uint32_t bytes, uint32_t row, uint32_t askers,
                                                    uint32_t slots)
 {
@@ -272,14 +273,15 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 /* ---- what chain.cu and chain/list.cu share ------------------------------------------------------------ */
 
 typedef chain_shape<8, 4, 4096, 2560> chain_shaped;
-/* Warps that request tiles of `pitch` bytes a row. Between operations at least one tile of each is in flight. */
+/* Warps that request tiles of `pitch` bytes a row. Between operations at least one tile of each is in
+ * flight. */
 static inline uint32_t chain_askers(uint32_t pitch)
 {
     return pitch < 4096 ? chain_shaped::ASKERS : chain_shaped::ASKERS / 2;
 }
 
-/* A line: what a warp reads at once of a row. The bytes of tiles are whole lines, those that registers hold the
- * same ones in any kernel of the format. */
+/* A line: what a warp reads at once of a row. The bytes of tiles are whole lines, those that registers hold
+ * the same ones in any kernel of the format. */
 struct chain_lines {
     uint32_t bytes, x_values, x_bytes; /* of x that it meets; 0: no chain takes the format */
     bool loose;                        /* rows begin anywhere */

@@ -1,14 +1,17 @@
-/* Chains: consecutive operations of one token in one launch, under the same rules as the launchers of kernels.h.
+/* Chains: consecutive operations of one token in one launch, under the same rules as the launchers of
+ * kernels.h.
  *
- * Called by the CUDA device, by tests/gpu and by tools/bench/gpu; the emulated device has its own of the same lists.
+ * Called by the CUDA device, by tests/gpu and by tools/bench/gpu; the emulated device has its own of the same
+ * lists.
  *
  * One block a multiprocessor stays for all of them. Between operations the blocks meet at a counter in device
- * memory, unless neither needs what the other stores; while they do, and while one of them computes attention, the
- * copy engine brings the weights of the operations behind it into shared memory, so that memory never rests between
- * operations. All blocks must be resident at once: a cooperative launch, one at a time on the device. Results are those of gpuk_gemv,
- * gpuk_attention_decode up to the order of sums, those of gpuk_delta_convolve and gpuk_delta_rule to the bit, and the same bits
- * from run to run. Mixtures of experts have no chains: their operations are small, and kernels that begin early do them in
- * half the time (linear/gemv_once.cu, experts/once.cu). */
+ * memory, unless neither needs what the other stores; while they do, and while one of them computes
+ * attention, the copy engine brings the weights of the operations behind it into shared memory, so that
+ * memory never rests between operations. All blocks must be resident at once: a cooperative launch, one at a
+ * time on the device. Results are those of gpuk_gemv, gpuk_attention_decode up to the order of sums, those of
+ * gpuk_delta_convolve and gpuk_delta_rule to the bit, and the same bits from run to run. Mixtures of experts
+ * have no chains: their operations are small, and kernels that begin early do them in half the time
+ * (linear/gemv_once.cu, experts/once.cu). */
 #pragma once
 
 #include "worker-gpu/kernels/delta/delta.h"
@@ -44,8 +47,9 @@ struct gpuk_chain {
     uint32_t warps, askers, slots, pitch, shared_bytes, blocks, meetings, linears, region_bytes, norm_bytes;
 };
 /* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
- * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of one chain have
- * caches of one dtype, attention of one step block, and weights of one plain format or of blocks of any. */
+ * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of
+ * one chain have caches of one dtype, attention of one step block, and weights of one plain format or of
+ * blocks of any. */
 static inline bool gpuk_chain_mixes(enum tensor_format a, enum tensor_format b)
 {
     return a == b || (!tensor_format_is_plain(a) && !tensor_format_is_plain(b));
@@ -61,7 +65,8 @@ bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_
 /* Pieces of a head's context that attention in a chain hands from block to block at most. */
 #define GPUK_CHAIN_PIECES GPU_CHAIN_PIECES
 /* Device memory of a list of `count` operations, counters included; a multiple of 256. With attention in it
- * also the pieces' words: heads * GPUK_CHAIN_PIECES * (head_dim + 2) * 8 bytes, rounded up to 256. op NULL: the list alone. */
+ * also the pieces' words: heads * GPUK_CHAIN_PIECES * (head_dim + 2) * 8 bytes, rounded up to 256. op NULL:
+ * the list alone. */
 size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 /* Writes the list to `memory` (gpuk_chain_bytes, 256-byte aligned) by a copy on `stream` that is over on
  * return; not under capture. attention_workspace: as in gpuk_attention_decode, of one token.
@@ -69,8 +74,8 @@ size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 HELM_MUST_CHECK int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,
                                      uint32_t count, void *memory, void *attention_workspace, void *stream,
                                      struct gpuk_chain *chain, struct helm_err *err);
-/* Runs it; may be captured. With GPUK_EARLY it is no cooperative launch: nothing else may be begun on the device before it has
- * ended, as in one stream. */
+/* Runs it; may be captured. With GPUK_EARLY it is no cooperative launch: nothing else may be begun on the
+ * device before it has ended, as in one stream. */
 HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flags, void *stream,
                                    struct helm_err *err);
 

@@ -1,7 +1,9 @@
-/* A gated delta net of one token as two links of a chain: the convolution, a head's channels a warp, and the rule, a v head a
- * block. The blocks meet between them: v heads that share a k head read what one warp has made of it.
+/* A gated delta net of one token as two links of a chain: the convolution, a head's channels a warp, and the
+ * rule, a v head a block. The blocks meet between them: v heads that share a k head read what one warp has
+ * made of it.
  *
- * Included by chain/kernel.cuh. Both are functions of their own, so that the chain's other operations keep their registers. */
+ * Included by chain/kernel.cuh. Both are functions of their own, so that the chain's other operations keep
+ * their registers. */
 #pragma once
 
 #include "worker-gpu/kernels/chain/chain.cuh"

@@ -23,8 +23,8 @@ struct chain_params {
     uint32_t count, meetings, linears, slots, askers, pitch, region_bytes, norm_bytes;
 };
 
-/* A tile of blocks in a function of its own: among everything else that the kernel does the compiler lets products wait
- * for one another. Places are bytes from the beginning of shared memory. */
+/* A tile of blocks in a function of its own: among everything else that the kernel does the compiler lets
+ * products wait for one another. Places are bytes from the beginning of shared memory. */
 template <typename D>
 __device__ __noinline__ float2 chain_blocks(uint32_t tile_a, uint32_t tile_b, uint32_t bytes, uint32_t x)
 {
@@ -104,8 +104,8 @@ struct chain_work {
     uint32_t tag;   /* of this operation's words */
 };
 
-/* The block's rows of one linear operation, x being in shared memory. beside(): once for each thread, when it has some
- * time. */
+/* The block's rows of one linear operation, x being in shared memory. beside(): once for each thread, when it
+ * has some time. */
 template <typename S, typename D, typename Beside>
 __device__ __forceinline__ void chain_rows(const chain_item &item, chain_work &work, chain_ring &ring,
                                            const Beside &beside)

@@ -197,7 +197,8 @@ static uint32_t held_at(const struct gpuk_chain_op *front, const struct gpuk_cha
     return before > own ? before : own;
 }
 
-/* One token's step, the same for every attention operation; page tables may differ, whose lines are the same. */
+/* One token's step, the same for every attention operation; page tables may differ, whose lines are the
+ * same. */
 static bool same_step(const struct gpuk_step *a, const struct gpuk_step *b)
 {
     return a->counts == b->counts && a->position == b->position && a->token_row == b->token_row &&

@@ -1,6 +1,7 @@
-/* Where the blocks of a chain meet: before an operation that reads what others stored, or stores over what others read, since
- * they met last. Operations between two meetings are products of one x (q and k, and v of another format; the router's beside a
- * shared expert's), or one that adds to what the same threads have just stored.
+/* Where the blocks of a chain meet: before an operation that reads what others stored, or stores over what
+ * others read, since they met last. Operations between two meetings are products of one x (q and k, and v of
+ * another format; the router's beside a shared expert's), or one that adds to what the same threads have just
+ * stored.
  *
  * Called by chain/list.cu. Addresses say which operation depends on which; a list says nothing about it. */
 #include "worker-gpu/kernels/chain/plan.cuh"
@@ -38,8 +39,8 @@ static bool meet_in(const touched &a, const touched &b)
 {
     return a.from < b.to && b.from < a.to;
 }
-/* Whether one stores what the other reads or stores. residual: of which `b` reads and stores the rows that the same threads of
- * `a` stored. */
+/* Whether one stores what the other reads or stores. residual: of which `b` reads and stores the rows that
+ * the same threads of `a` stored. */
 static bool depends(const struct touches &a, const struct touches &b, bool residual)
 {
     if (a.all || b.all) return true;

@@ -1,15 +1,16 @@
-/* Gated delta nets: prompts in chunks of 64 tokens (Gated Delta Networks, Yang et al. 2024; docs/state.md has the formulas).
- * Products are of tf32 numbers (10 bits) with fp32 sums.
+/* Gated delta nets: prompts in chunks of 64 tokens (Gated Delta Networks, Yang et al. 2024; docs/state.md has
+ * the formulas). Products are of tf32 numbers (10 bits) with fp32 sums.
  *
- *   prepare   a block for each chunk of a v head: T = (I + A)^-1 diag(beta), where A has the decayed products of the chunk's keys
- *             (below the diagonal), and P, the decayed products of queries and keys
- *   pass      a block for some columns of a v head's state, chunk after chunk:
- *             V' = T (V - g K S),  O = g Q S + P V',  S = g_C S + (g_C / g K)^T V'
+ *   prepare   a block for each chunk of a v head: T = (I + A)^-1 diag(beta), where A has the decayed products
+ *             of the chunk's keys (below the diagonal), and P, the decayed products of queries and keys
+ *   pass      a block for some columns of a v head's state, chunk after chunk: V' = T (V - g K S), O = g Q S
+ *             + P V', S = g_C S + (g_C / g K)^T V'
  *   finish    norm and gate of the outputs, which pass leaves in the place of v
  *
- * g: the product of a chunk's decays up to a token; g_C: of all. Only pass goes over the chunks in order; a state's columns do
- * not meet. Its sums stay in registers, all of fp32, and a copy in shared memory is what the next chunk multiplies by. Where a row
- * leaves its state after n tokens of a chunk, pass also makes g_n S + (g_n / g K)^T V' of these; the chunk goes on as it is. */
+ * g: the product of a chunk's decays up to a token; g_C: of all. Only pass goes over the chunks in order; a
+ * state's columns do not meet. Its sums stay in registers, all of fp32, and a copy in shared memory is what
+ * the next chunk multiplies by. Where a row leaves its state after n tokens of a chunk, pass also makes g_n S
+ * + (g_n / g K)^T V' of these; the chunk goes on as it is. */
 #include "worker-gpu/kernels/delta/delta.cuh"
 
 static const uint32_t C = GPUK_DELTA_CHUNK, WARPS = 4,
@@ -27,12 +28,14 @@ __device__ __forceinline__ chunk_place chunk_of(uint32_t first, uint32_t end, ui
     const uint32_t at = first + index * C;
     return {at, end - at < C ? end - at : C};
 }
-/* Where a row's first chunk has its T and P: rows in chunks have 32 tokens or more, so that no two have one place. */
+/* Where a row's first chunk has its T and P: rows in chunks have 32 tokens or more, so that no two have one
+ * place. */
 __device__ __forceinline__ uint32_t chunk_slot(uint32_t first)
 {
     return first / DELTA_CHUNKED_FROM;
 }
-/* The chunk whose slot this is; false: none. It is of the row of the slot's first token or of its last one. */
+/* The chunk whose slot this is; false: none. It is of the row of the slot's first token or of its last
+ * one. */
 __device__ __forceinline__ bool chunk_at_slot(const gpuk_delta &d, uint32_t slot, chunk_place &chunk)
 {
     const uint32_t tokens = d.step.counts[0];
@@ -83,7 +86,8 @@ __device__ __forceinline__ void chunk_gates(const gpuk_delta &d, chunk_place chu
 struct fragment {
     uint32_t a[4];
 };
-/* Some rows of a matrix: in shared memory (SHARED), where those from `count` on are zeros, or in device memory. */
+/* Some rows of a matrix: in shared memory (SHARED), where those from `count` on are zeros, or in device
+ * memory. */
 template <bool SHARED> struct matrix_rows {
     const float *from;
     uint32_t stride, count;
@@ -134,7 +138,8 @@ static size_t prepare_bytes(uint32_t key)
     return (C * (key + KEY_PAD) + prepare_squares(key) + 2 * C) * sizeof(float);
 }
 
-/* The inverse of I + A, both below the diagonal; by the block. Blocks of INNER rows on the diagonal first, a thread a column. */
+/* The inverse of I + A, both below the diagonal; by the block. Blocks of INNER rows on the diagonal first, a
+ * thread a column. */
 __device__ __forceinline__ void invert(const float *a, float *t)
 {
     const uint32_t BLOCKS = C / INNER;
@@ -147,7 +152,8 @@ __device__ __forceinline__ void invert(const float *a, float *t)
         }
     }
     __syncthreads();
-    /* blocks `apart` below the diagonal: -T_ii sum over m of A_im T_mj; the sum first, in their own place above the diagonal */
+    /* blocks `apart` below the diagonal: -T_ii sum over m of A_im T_mj; the sum first, in their own place
+     * above the diagonal */
     for (uint32_t apart = 1; apart < BLOCKS; apart++) {
         const uint32_t numbers = (BLOCKS - apart) * INNER * INNER;
         for (uint32_t n = threadIdx.x; n < numbers; n += THREADS) {
@@ -224,8 +230,9 @@ __global__ void __launch_bounds__(THREADS) delta_prepare_kernel(const __grid_con
 
 static const uint32_t TO_PAD = 4; /* of what A is read from, so that lanes read different banks */
 
-/* TILES: columns of a block in eights. MATRIX: sixteens of key numbers of a warp. STAGED: q, k, T and P of a chunk come into
- * shared memory, those of the next one as soon as there is room; else they are read where they are, by devices with less. */
+/* TILES: columns of a block in eights. MATRIX: sixteens of key numbers of a warp. STAGED: q, k, T and P of a
+ * chunk come into shared memory, those of the next one as soon as there is room; else they are read where
+ * they are, by devices with less. */
 template <uint32_t TILES> struct pass_shape {
     static const uint32_t COLUMNS = TILES * 8, STRIDE = COLUMNS + 8;
     static size_t bytes(uint32_t key, bool staged)
@@ -302,7 +309,8 @@ __device__ __forceinline__ void multiply(float (&d)[TILES][4], uint32_t steps, c
     }
 }
 
-/* The block's columns of a head's matrix after `count` of a chunk's tokens, of which S was before them: summed as pass_chunk does. */
+/* The block's columns of a head's matrix after `count` of a chunk's tokens, of which S was before them:
+ * summed as pass_chunk does. */
 template <uint32_t TILES, uint32_t MATRIX, bool STAGED>
 __device__ __forceinline__ void pass_leave(const gpuk_delta &d, const pass_inputs<STAGED> &in,
                                            const float *values, const float *log_decay, uint32_t count,

@@ -1,6 +1,7 @@
 /* Gated delta nets: the convolution, and the rule token by token; prompts in chunks are delta/chunk.cu's.
  *
- * The convolution also gives q and k their length. The rule has a block for each v head of a row. (delta.cuh) */
+ * The convolution also gives q and k their length. The rule has a block for each v head of a row.
+ * (delta.cuh) */
 #include "worker-gpu/kernels/delta/delta.cuh"
 
 /* ---- convolution ---- */

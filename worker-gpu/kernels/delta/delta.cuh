@@ -1,6 +1,7 @@
 /* What the kernels of gated delta nets share: a row's place, a token's gates, the norm of a head's output.
  *
- * Included by the files beside it and by chain/delta.cuh. Roundings are written out where a chain has the same bits. */
+ * Included by the files beside it and by chain/delta.cuh. Roundings are written out where a chain has the
+ * same bits. */
 #pragma once
 
 #include "worker-gpu/kernels/delta/delta.h"
@@ -145,14 +146,16 @@ __device__ __forceinline__ void conv_token(const delta_params &p, uint32_t t, co
 
 /* ---- the rule, token by token ----
  *
- * A warp has 16 columns of a head's state in registers, through all tokens: the state is read and written once. A lane has four
- * columns of every eighth row, so sums over rows take three exchanges, and warps meet once for some tokens, for the norm of the
- * head's output. A token is computed by the same operations however many there are. */
+ * A warp has 16 columns of a head's state in registers, through all tokens: the state is read and written
+ * once. A lane has four columns of every eighth row, so sums over rows take three exchanges, and warps meet
+ * once for some tokens, for the norm of the head's output. A token is computed by the same operations however
+ * many there are. */
 
 static const uint32_t RULE_COLUMNS = 16; /* of a warp */
 static const uint32_t RULE_GROUPS = 8;   /* of rows, one for four lanes */
 
-/* The columns of record `to` become the last inputs of a row's first `count` tokens: channels `thread`, `thread` + `threads`, ... */
+/* The columns of record `to` become the last inputs of a row's first `count` tokens: channels `thread`,
+ * `thread` + `threads`, ... */
 __device__ __forceinline__ void keep_columns(const delta_params &p, const char *record, char *to,
                                              uint32_t first, uint32_t count, uint32_t thread,
                                              uint32_t threads)
@@ -173,8 +176,8 @@ __device__ __forceinline__ void keep_columns(const delta_params &p, const char *
     }
 }
 
-/* What a block has in shared memory of TOGETHER tokens: q and k [token][key rows, zeros behind key_dim], v and o [token][value],
- * decay and rate [token], squares [token][warp]. */
+/* What a block has in shared memory of TOGETHER tokens: q and k [token][key rows, zeros behind key_dim], v
+ * and o [token][value], decay and rate [token], squares [token][warp]. */
 template <uint32_t ROWS, uint32_t TOGETHER> struct rule_shared {
     static const uint32_t KEY = ROWS * RULE_GROUPS;
     float *q, *k, *v, *o, *decay, *rate, *squares;
@@ -256,7 +259,8 @@ __device__ __forceinline__ void rule_ask(const gpuk_delta &d, const float *matri
     for (uint32_t i = threadIdx.x * 32; i < d.key_dim * d.value_dim; i += threads * 32) ask_l2(matrix + i);
 }
 
-/* Tokens first .. end of a row over a v head, by the threads of team B: value_dim / RULE_COLUMNS warps compute. */
+/* Tokens first .. end of a row over a v head, by the threads of team B: value_dim / RULE_COLUMNS warps
+ * compute. */
 template <typename B, uint32_t ROWS, uint32_t TOGETHER>
 __device__ __forceinline__ void rule_row(const delta_params &p, const rule_shared<ROWS, TOGETHER> &s,
                                          float *matrix, uint32_t head, uint32_t first, uint32_t end)

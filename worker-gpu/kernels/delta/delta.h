@@ -1,7 +1,8 @@
 /* Gated delta nets: a part of kernels.h, whose rules hold. docs/state.md has the formulas.
  *
- * Called by the CUDA device, tests/gpu and tools/bench/gpu; the emulated device does the same by the CPU's kernels
- * (common/cpu/kernels/delta.h). A layer's tokens are those of a step's rows, each with its record in its row's slot. */
+ * Called by the CUDA device, tests/gpu and tools/bench/gpu; the emulated device does the same by the CPU's
+ * kernels (common/cpu/kernels/delta.h). A layer's tokens are those of a step's rows, each with its record in
+ * its row's slot. */
 #pragma once
 
 #include "worker-gpu/kernels/kernels.h"
@@ -15,7 +16,8 @@ extern "C" {
 #define GPUK_DELTA_HEAD_MAX  256 /* numbers of a head's q, k, v; each a multiple of: */
 #define GPUK_DELTA_HEAD_UNIT 16
 
-/* One layer's. Numbers are fp32 unless their dtype is said. channels: q of all k heads, k of all k heads, v of all v heads. */
+/* One layer's. Numbers are fp32 unless their dtype is said. channels: q of all k heads, k of all k heads, v
+ * of all v heads. */
 struct gpuk_delta {
     struct gpuk_step step;
     const uint32_t *row_state; /* [lines of the page table]: a line's slot */
@@ -31,8 +33,9 @@ struct gpuk_delta {
     const float *in, *z, *alpha, *beta; /* [token][in_stride]: as the products leave them */
     uint32_t in_stride;
     float *mixed; /* [token][channels]: what the convolution leaves for the rule */
-    /* gpuk_delta_chunk_bytes, of the tier's tokens: prompts are computed in chunks, where the device has matrix instructions.
-     * NULL: token by token, so that a token has the same bits however a sequence is cut into steps */
+    /* gpuk_delta_chunk_bytes, of the tier's tokens: prompts are computed in chunks, where the device has
+     * matrix instructions. NULL: token by token, so that a token has the same bits however a sequence is cut
+     * into steps */
     float *chunks;
     void *out; /* [token][out_stride] of out_dtype */
     enum dtype out_dtype;
@@ -51,11 +54,12 @@ static inline uint32_t gpuk_delta_key_of(const struct gpuk_delta *d, uint32_t he
     return d->in_turn ? head % d->key_heads : head / (d->value_heads / d->key_heads);
 }
 
-/* mixed = silu of the convolution, q and k of each head of length 1 and q by 1 / sqrt(key_dim). Columns stay as they are. */
+/* mixed = silu of the convolution, q and k of each head of length 1 and q by 1 / sqrt(key_dim). Columns stay
+ * as they are. */
 HELM_MUST_CHECK int gpuk_delta_convolve(const struct gpuk_delta *args, uint32_t tokens, uint32_t flags,
                                         void *stream, struct helm_err *err);
-/* After that: the rule over each row's tokens, the norm and the gate of its output; the record as it is after the row, and
- * where rows leave snapshots as it is there. */
+/* After that: the rule over each row's tokens, the norm and the gate of its output; the record as it is after
+ * the row, and where rows leave snapshots as it is there. */
 HELM_MUST_CHECK int gpuk_delta_rule(const struct gpuk_device *device, const struct gpuk_delta *args,
                                     uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
 

@@ -1,21 +1,22 @@
 /* A few tokens' products with experts by bulk copies (9.0 and later). See experts.h.
  *
- * One launch for all tokens and their experts, of which it learns on the device. A block first makes the list of pairs
- * (token, chosen) in order of experts, so that the rows of an expert are read once for all tokens that chose it. A unit of
- * work is two rows: gate's and up's of one output of an expert, or neighbours of one expert's down. Units go round the
- * warps; each warp streams its own through a private ring that the copy engine fills, a tile at a time (tile.cuh), and
- * multiplies a tile with the vectors of all the pairs that want it. A pair's sum is made in one warp in order of columns,
- * and never depends on other pairs.
+ * One launch for all tokens and their experts, of which it learns on the device. A block first makes the list
+ * of pairs (token, chosen) in order of experts, so that the rows of an expert are read once for all tokens
+ * that chose it. A unit of work is two rows: gate's and up's of one output of an expert, or neighbours of one
+ * expert's down. Units go round the warps; each warp streams its own through a private ring that the copy
+ * engine fills, a tile at a time (tile.cuh), and multiplies a tile with the vectors of all the pairs that
+ * want it. A pair's sum is made in one warp in order of columns, and never depends on other pairs.
  *
- * Of gate and up a block has a share of neighbouring units of all experts', of down some rows of every expert, so that
- * the sum over a token's experts, in order of choice, is its own too. Where the vectors of all pairs of a block have no
- * room in shared memory, it works in rounds of some pairs. */
+ * Of gate and up a block has a share of neighbouring units of all experts', of down some rows of every
+ * expert, so that the sum over a token's experts, in order of choice, is its own too. Where the vectors of
+ * all pairs of a block have no room in shared memory, it works in rounds of some pairs. */
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/experts/launch.cuh"
 #include "worker-gpu/kernels/experts/list.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-/* Over the link whole lines of 128 bytes are asked for: rows that begin and end within a line took twice as long. */
+/* Over the link whole lines of 128 bytes are asked for: rows that begin and end within a line took twice as
+ * long. */
 static const uint32_t HOST_LINE = 128;
 static const uint32_t WARPS = 16, THREADS = WARPS * 32, PAIRS_MAX = GPUK_BATCH_MAX * MODEL_EXPERTS_CHOSEN_MAX;
 static_assert(PAIRS_MAX <= THREADS, "a thread sorts a pair");
@@ -107,7 +108,8 @@ template <typename D> struct experts_bulk_block {
 
     /* ---- the block's work ---- */
 
-    /* Whole experts from list place `expert` on whose pairs have room, at least one; of one that has more, a part. */
+    /* Whole experts from list place `expert` on whose pairs have room, at least one; of one that has more, a
+     * part. */
     __device__ __forceinline__ bulk_round round_of(uint32_t from, uint32_t expert, uint32_t last,
                                                    uint32_t unit_first, uint32_t unit_end) const
     {
@@ -147,7 +149,8 @@ template <typename D> struct experts_bulk_block {
         const uint32_t beside = (uint32_t)((size_t)from & (line - 1));
         return {from - beside, (beside + bytes + line - 1) & ~(line - 1)};
     }
-    /* Starts the copy of tile `chunk` of the warp's unit number `n`, if there is one; the whole warp, tile by tile. */
+    /* Starts the copy of tile `chunk` of the warp's unit number `n`, if there is one; the whole warp, tile by
+     * tile. */
     __device__ __forceinline__ void bring(const bulk_round &r, uint32_t n, uint32_t chunk, uint32_t slot,
                                           uint32_t barrier) const
     {
@@ -366,8 +369,8 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
                     if ((lane & 15) == 0) to->sum[lane / 16] = chunk ? to->sum[lane / 16] + sum : sum;
                     if (lane == 0) to->unit = u, to->vector = v;
                 }
-                /* Every lane has taken sums of what every other read, so the slot may be filled again; the barrier
-                 * says the order to tools that look for races. */
+                /* Every lane has taken sums of what every other read, so the slot may be filled again; the
+                 * barrier says the order to tools that look for races. */
                 __syncwarp();
                 ask_next(slot);
                 if (++slot == q.slots) slot = 0, parity ^= 1;

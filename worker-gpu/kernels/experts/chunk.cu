@@ -1,9 +1,10 @@
 /* A chunk's products with experts on tensor cores, weights read as they lie (8.0 and later). See experts.h.
  *
- * Blocks of threads stay and take items in turn: an expert, some of its rows, 64 or 128 of its tokens; items of the same
- * rows are neighbours, so that weights come from memory once. Each warp has 16 rows and all tokens. Of gate and up these
- * are 8 rows of each, so that both sums of an output meet in one lane. Units of columns of the rows' weights, and steps of
- * the tokens' x, come into shared memory while the ones before are multiplied (fragments.cuh). */
+ * Blocks of threads stay and take items in turn: an expert, some of its rows, 64 or 128 of its tokens; items
+ * of the same rows are neighbours, so that weights come from memory once. Each warp has 16 rows and all
+ * tokens. Of gate and up these are 8 rows of each, so that both sums of an output meet in one lane. Units of
+ * columns of the rows' weights, and steps of the tokens' x, come into shared memory while the ones before are
+ * multiplied (fragments.cuh). */
 #include "worker-gpu/kernels/experts/experts.cuh"
 #include "worker-gpu/kernels/linear/fragments.cuh"
 
@@ -177,7 +178,8 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
             copies_wait<0>();
             __syncthreads(); /* all have what they brought, and are through with what lay there before */
             if (step + 1 < steps) g.bring_x(step + 1);
-            /* of the unit behind this step's last, when the step begins its unit: the other place is free then */
+            /* of the unit behind this step's last, when the step begins its unit: the other place is free
+             * then */
             if (step % G::STEPS == 0 && step + G::STEPS < steps) g.bring_w(step / G::STEPS + 1);
             copies_commit();
             g.multiply(step, sums);
@@ -198,7 +200,8 @@ template <typename D, uint32_t WARPS, uint32_t N> constexpr struct tensor_shape 
 {
     return {WARPS, chunk_tile<N>::TOKENS, experts_gemm<D, WARPS, N>::SHARED, experts_tensor<D, WARPS, N>};
 }
-/* The first is for experts of many tokens, which decodes weights less often; the last for where shared memory is short. */
+/* The first is for experts of many tokens, which decodes weights less often; the last for where shared memory
+ * is short. */
 template <typename D>
 static const struct tensor_shape shapes[] = {shape<D, 8, 16>(), shape<D, 8, 8>(), shape<D, 4, 8>()};
 static const uint32_t TOKENS_MANY = 96, /* of an expert on average */

@@ -1,13 +1,16 @@
-/* A few tokens' products with experts of blocks on the matrix unit (9.0 and later). See experts.h and digits.cuh.
+/* A few tokens' products with experts of blocks on the matrix unit (9.0 and later). See experts.h and
+ * digits.cuh.
  *
- * One launch for all tokens and their experts, of which it learns on the device (experts/list.cuh). An item of work comes in one
- * stage of a ring that the copy engine fills: 16 rows of an expert's gate and up; or of down the block's 16 rows of some
- * experts one behind the other, so that the sum over a token's experts, in order of choice, is its own too. A matrix's 16 rows
- * lie in one piece. A pair's sum is made of units of 256 columns, added up in order, and never depends on other pairs.
+ * One launch for all tokens and their experts, of which it learns on the device (experts/list.cuh). An item
+ * of work comes in one stage of a ring that the copy engine fills: 16 rows of an expert's gate and up; or of
+ * down the block's 16 rows of some experts one behind the other, so that the sum over a token's experts, in
+ * order of choice, is its own too. A matrix's 16 rows lie in one piece. A pair's sum is made of units of 256
+ * columns, added up in order, and never depends on other pairs.
  *
- * Warps have one task each, and wait for others by barriers alone, so that items follow each other: one warp asks for
- * items; eight multiply, each some units of an item; one adds up an item's units and makes what becomes of it. x of all tokens lies
- * in shared memory as digits. Activations are too many: of down the other warps make digits of those of the next item. */
+ * Warps have one task each, and wait for others by barriers alone, so that items follow each other: one warp
+ * asks for items; eight multiply, each some units of an item; one adds up an item's units and makes what
+ * becomes of it. x of all tokens lies in shared memory as digits. Activations are too many: of down the other
+ * warps make digits of those of the next item. */
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/formats/digits.cuh"
 #include "worker-gpu/kernels/experts/launch.cuh"
@@ -39,8 +42,8 @@ struct experts_digits_params {
     __host__ __device__ uint32_t parts() const { return (of.down ? 1 : 2) * units * vectors * DIGITS_ROWS; }
 };
 
-/* Barriers, 8 bytes each: a stage is full, or has been read; parts of an item, of the even and the odd ones, are there, or
- * have been read; likewise its activations. Behind the stages' of each kind. */
+/* Barriers, 8 bytes each: a stage is full, or has been read; parts of an item, of the even and the odd ones,
+ * are there, or have been read; likewise its activations. Behind the stages' of each kind. */
 struct digits_barriers {
     uint32_t at, stages;
 
@@ -186,7 +189,8 @@ template <typename F> struct experts_digits_block {
 
     /* ---- vectors ---- */
 
-    /* Vector v: a token's x; of an item's activations that of the pair so far behind `first` in the sorted list. */
+    /* Vector v: a token's x; of an item's activations that of the pair so far behind `first` in the sorted
+     * list. */
     __device__ __forceinline__ const float *vector_of(uint32_t first, uint32_t v) const
     {
         return p.down ? p.x + (uint64_t)m.list.sorted[first + v] * p.cols : p.x + (uint64_t)v * p.x_stride;
@@ -471,8 +475,8 @@ static bool shape_for(const struct experts_call &call, uint32_t tokens, experts_
     }
 }
 
-/* How it is run; false: not here. A shape is taken with any number of tokens or with none, since a token has the same bits
- * among any others. */
+/* How it is run; false: not here. A shape is taken with any number of tokens or with none, since a token has
+ * the same bits among any others. */
 template <typename F>
 static bool shape_of(const struct experts_call &call, experts_digits_params *q, uint32_t *blocks,
                      size_t *shared)

@@ -1,7 +1,8 @@
-/* What the kernels of mixtures of experts share: their argument block on the device, where an expert's rows lie, an
- * expert's activation, and how a token's experts are chosen.
+/* What the kernels of mixtures of experts share: their argument block on the device, where an expert's rows
+ * lie, an expert's activation, and how a token's experts are chosen.
  *
- * Included by experts*.cu only. common/model/router.c is the definition of the choice and of the activation. No state. */
+ * Included by experts*.cu only. common/model/router.c is the definition of the choice and of the activation.
+ * No state. */
 #pragma once
 
 #include "worker-gpu/kernels/device.cuh"
@@ -86,13 +87,15 @@ __device__ __forceinline__ float experts_most(float v)
     return v;
 }
 
-/* Floats of scratch that a warp's choice takes: of each expert its score and its value, of each group its sum. */
+/* Floats of scratch that a warp's choice takes: of each expert its score and its value, of each group its
+ * sum. */
 static __host__ __device__ inline uint32_t experts_scratch(const struct model_router &router)
 {
     return 2 * router.experts + MODEL_EXPERT_GROUPS_MAX;
 }
 
-/* Leaves open only experts of the best groups: others' values become NaN, which is what `taken` ones are too. */
+/* Leaves open only experts of the best groups: others' values become NaN, which is what `taken` ones are
+ * too. */
 __device__ __forceinline__ void experts_open_groups(const struct model_router &router, float *value,
                                                     float *sums, uint32_t lane)
 {
@@ -131,8 +134,8 @@ struct experts_logits {
     const float *from;
     __device__ __forceinline__ float operator()(uint32_t i) const { return __ldcg(from + i); }
 };
-/* Scores of experts, what they are chosen by (NaN where they may not be), and the lane's largest score. By a warp, or by
- * `threads` threads, the caller `thread` among them. */
+/* Scores of experts, what they are chosen by (NaN where they may not be), and the lane's largest score. By a
+ * warp, or by `threads` threads, the caller `thread` among them. */
 template <typename L>
 __device__ __forceinline__ float experts_score(const struct model_router &router, const L &logits,
                                                const float *choice_bias, float *scratch, uint32_t thread,
@@ -172,8 +175,8 @@ __device__ __forceinline__ float experts_weigh(const struct model_router &router
     return (sum > 0.0f ? w / sum : 1.0f / (float)k) * router.scale;
 }
 
-/* One token's choice by a whole warp: id[chosen] and weight[chosen], in shared memory, for all lanes to read behind a
- * barrier. logits: in device memory. scratch: experts_scratch floats of the warp's own. */
+/* One token's choice by a whole warp: id[chosen] and weight[chosen], in shared memory, for all lanes to read
+ * behind a barrier. logits: in device memory. scratch: experts_scratch floats of the warp's own. */
 __device__ __forceinline__ void experts_choose(const struct model_router &router, const float *logits,
                                                const float *choice_bias, float *scratch, uint32_t *id,
                                                float *weight)
@@ -209,8 +212,8 @@ __device__ __forceinline__ void experts_choose(const struct model_router &router
     if (lane < k) id[lane] = mine, weight[lane] = w;
 }
 
-/* The same by a whole block of `threads`, a multiple of 32, for one token, sooner: an expert's place is how many are
- * better. For routers of few experts without groups. Weights are made only where `weigh`. */
+/* The same by a whole block of `threads`, a multiple of 32, for one token, sooner: an expert's place is how
+ * many are better. For routers of few experts without groups. Weights are made only where `weigh`. */
 static const uint32_t EXPERTS_RANKED_MAX = 256;
 static __host__ __device__ inline bool experts_ranks(const struct model_router &router)
 {
@@ -271,8 +274,8 @@ __device__ __forceinline__ void experts_rank(const struct model_router &router, 
 
 /* ---- chunks: tiles of each expert's tokens ------------------------------------------------------------ */
 
-/* end[e]: tiles of `each` pairs that experts up to e have, with first[] as struct gpuk_groups has it. By a whole block;
- * end: [experts] in shared memory, to be read behind this. */
+/* end[e]: tiles of `each` pairs that experts up to e have, with first[] as struct gpuk_groups has it. By a
+ * whole block; end: [experts] in shared memory, to be read behind this. */
 __device__ __forceinline__ void experts_tiles(const uint32_t *first, uint32_t experts, uint32_t each,
                                               uint32_t *end)
 {

@@ -1,10 +1,11 @@
-/* Launchers of the experts' kernels that copy in bulk, which differ in how a call is run. Included by experts/bulk.cu and
- * experts/digits.cu only. No state. */
+/* Launchers of the experts' kernels that copy in bulk, which differ in how a call is run. Included by
+ * experts/bulk.cu and experts/digits.cu only. No state. */
 #pragma once
 
 #include "worker-gpu/kernels/experts/experts.cuh"
 
-/* PARAMS: the kernel's argument; shape_of(call, &params, &blocks, &shared): how a call is run, false: not here. */
+/* PARAMS: the kernel's argument; shape_of(call, &params, &blocks, &shared): how a call is run, false: not
+ * here. */
 template <typename PARAMS, uint32_t THREADS, auto shape_of, auto kernel> struct experts_launcher {
     static bool takes(const struct experts_call &call)
     {

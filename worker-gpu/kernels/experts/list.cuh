@@ -1,5 +1,5 @@
-/* The list of a few tokens' pairs (token, chosen) in order of experts, as a block makes it in shared memory: the choice
- * itself where it is not made yet, and what is asked into the L2 for the kernel behind.
+/* The list of a few tokens' pairs (token, chosen) in order of experts, as a block makes it in shared memory:
+ * the choice itself where it is not made yet, and what is asked into the L2 for the kernel behind.
  *
  * Included by experts/bulk.cu and experts/digits.cu, whose blocks have as many threads as pairs at least. */
 #pragma once
@@ -35,8 +35,8 @@ struct experts_list {
         return at;
     }
 
-    /* The choice, as gpuk_route makes it; the first block stores it. A warp a token, or all for one. scratch: experts_scratch
-     * floats of each token. */
+    /* The choice, as gpuk_route makes it; the first block stores it. A warp a token, or all for one. scratch:
+     * experts_scratch floats of each token. */
     __device__ __forceinline__ void route(const experts_params &p, uint32_t tokens, float *scratch) const
     {
         const uint32_t chosen = p.choice.chosen, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -103,8 +103,8 @@ struct experts_list {
         __syncthreads();
     }
 
-    /* Asks for the block's share of the matrices that are read next, pieces go round the blocks: as much as stays in the
-     * L2 until it is read. By `threads` threads of each block, this one is number `thread`. */
+    /* Asks for the block's share of the matrices that are read next, pieces go round the blocks: as much as
+     * stays in the L2 until it is read. By `threads` threads of each block, this one is number `thread`. */
     __device__ __forceinline__ void ask_ahead(const experts_params &p, uint32_t thread,
                                               uint32_t threads) const
     {

@@ -1,10 +1,11 @@
-/* One token's products with small experts of blocks: all weights on their way at once (9.0 and later). See experts.h and
- * linear/gemv_once.cu, which says why.
+/* One token's products with small experts of blocks: all weights on their way at once (9.0 and later). See
+ * experts.h and linear/gemv_once.cu, which says why.
  *
- * Gates and ups: each block makes the choice for itself, then each warp asks for two rows of an expert's gate and the same of
- * its up. Of down a warp has an expert, whose activations it alone needs, and the block's rows of it; sums of experts meet in
- * shared memory in order of choice. Its blocks begin when those of the gates have what they waited for, so that the router's
- * logits are there: they make the choice again, and their weights are on the way while activations are computed. */
+ * Gates and ups: each block makes the choice for itself, then each warp asks for two rows of an expert's gate
+ * and the same of its up. Of down a warp has an expert, whose activations it alone needs, and the block's
+ * rows of it; sums of experts meet in shared memory in order of choice. Its blocks begin when those of the
+ * gates have what they waited for, so that the router's logits are there: they make the choice again, and
+ * their weights are on the way while activations are computed. */
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/experts/experts.cuh"
 #include "worker-gpu/kernels/tile.cuh"

@@ -1,11 +1,13 @@
-/* A few tokens' products with experts in packed bf16, as they lie in VRAM, in slots or in host memory. See experts.cu.
+/* A few tokens' products with experts in packed bf16, as they lie in VRAM, in slots or in host memory. See
+ * experts.cu.
  *
- * The matrices of all experts of one role are one packed matrix, each expert a run of its groups. A slot has the run of one; the
- * table of offsets, of all experts, lies in front of the slots as it does in front of a matrix (common/formats/packed.h). A warp has a *unit*: as many
- * neighbouring rows as are whole packed tiles, of one expert for one token. Lanes build their 32 values of a tile in registers and
- * multiply them with x: of gate and up two tiles of the same columns meet the same x, which lies normalised in shared memory; of down
- * a block's warps have the token's experts for the same rows, whose sums are added in the order of choice. Columns are a
- * multiple of 256, so that a tile's runs of 256 values have one row each. */
+ * The matrices of all experts of one role are one packed matrix, each expert a run of its groups. A slot has
+ * the run of one; the table of offsets, of all experts, lies in front of the slots as it does in front of a
+ * matrix (common/formats/packed.h). A warp has a *unit*: as many neighbouring rows as are whole packed tiles,
+ * of one expert for one token. Lanes build their 32 values of a tile in registers and multiply them with x:
+ * of gate and up two tiles of the same columns meet the same x, which lies normalised in shared memory; of
+ * down a block's warps have the token's experts for the same rows, whose sums are added in the order of
+ * choice. Columns are a multiple of 256, so that a tile's runs of 256 values have one row each. */
 #include "worker-gpu/kernels/linear/packed_step.cuh"
 #include "worker-gpu/kernels/experts/experts.cuh"
 
@@ -53,7 +55,8 @@ static __device__ __forceinline__ packed_group group_at(const packed_experts_par
     return g;
 }
 
-/* The lane's values of tile `t` of a unit: of run k the 8 from lane * 8 on, two a word. room: the lane's own, ROOM_PITCH bytes. */
+/* The lane's values of tile `t` of a unit: of run k the 8 from lane * 8 on, two a word. room: the lane's own,
+ * ROOM_PITCH bytes. */
 static __device__ __forceinline__ void tile_values(const packed_group &g, uint32_t t, uint32_t lane,
                                                    unsigned char *room, uint4 unit[RUNS])
 {
@@ -86,7 +89,8 @@ static __device__ __forceinline__ float dot8(const uint4 &w, const float4 &a, co
 
 /* ---- gate and up ------------------------------------------------------------------------------------ */
 
-/* Quad q of a vector in shared memory: quads of even and of odd number apart, so that lanes' neighbours are neighbours. */
+/* Quad q of a vector in shared memory: quads of even and of odd number apart, so that lanes' neighbours are
+ * neighbours. */
 static __device__ __forceinline__ uint32_t quad_at(uint32_t q, uint32_t cols)
 {
     return (q & 1) * (cols / 2) + q / 2 * 4;

@@ -1,8 +1,9 @@
-/* Products with experts for every format, shape, alignment and device: what others fall back to. See experts.cu.
+/* Products with experts for every format, shape, alignment and device: what others fall back to. See
+ * experts.cu.
  *
- * Few tokens: a warp has two rows, gate's and up's of one output or neighbours of down's, of one token; lanes load
- * neighbouring pieces (decode.cuh), x through the L1. Chunks: a warp has the same two rows and some tokens of an expert,
- * so that a weight is decoded once for these. */
+ * Few tokens: a warp has two rows, gate's and up's of one output or neighbours of down's, of one token; lanes
+ * load neighbouring pieces (decode.cuh), x through the L1. Chunks: a warp has the same two rows and some
+ * tokens of an expert, so that a weight is decoded once for these. */
 #include "worker-gpu/kernels/experts/experts.cuh"
 #include "worker-gpu/kernels/linear/plain_rows.cuh"
 

@@ -1,8 +1,9 @@
-/* Which experts tokens are computed by, and the pairs (token, expert) of a chunk in order of experts; and the sum of what
- * a chunk's experts made. See experts.h.
+/* Which experts tokens are computed by, and the pairs (token, expert) of a chunk in order of experts; and the
+ * sum of what a chunk's experts made. See experts.h.
  *
- * Launchers below; called by the CUDA device and tests. A choice is a warp's work. Groups are made without atomics: each
- * expert's block counts the pairs in front of its own, so that order and bits never change from run to run. */
+ * Launchers below; called by the CUDA device and tests. A choice is a warp's work. Groups are made without
+ * atomics: each expert's block counts the pairs in front of its own, so that order and bits never change from
+ * run to run. */
 #include "worker-gpu/kernels/experts/experts.cuh"
 
 static const uint32_t ROUTE_WARPS = 4, GROUP_THREADS = 512, GROUP_WARPS = GROUP_THREADS / 32,
@@ -52,8 +53,8 @@ __device__ __forceinline__ uint32_t warp_count(uint32_t v)
     return v;
 }
 
-/* Block e places the pairs of expert e. A warp has neighbours, counts them first and places them when it knows how many
- * are in front. */
+/* Block e places the pairs of expert e. A warp has neighbours, counts them first and places them when it
+ * knows how many are in front. */
 __global__ void __launch_bounds__(GROUP_THREADS) group_kernel(const __grid_constant__ group_params q)
 {
     __shared__ uint32_t absent[MODEL_EXPERTS_MAX / 32], before_of[GROUP_WARPS], less_of[GROUP_WARPS];

@@ -1,13 +1,14 @@
 /* A router's logits of a chunk, and of a few tokens. See experts.h.
  *
- * Launchers below; called by the CUDA device and tests. Products and sums are fp32, since experts are chosen by what is left
- * of differences. A block has 32 tokens, 128 experts and some columns of x and of the router; sums of a token's squares come
- * with its x. A second kernel adds the columns' sums in order and applies the norm, so that a token has the same bits among
- * any others. */
+ * Launchers below; called by the CUDA device and tests. Products and sums are fp32, since experts are chosen
+ * by what is left of differences. A block has 32 tokens, 128 experts and some columns of x and of the router;
+ * sums of a token's squares come with its x. A second kernel adds the columns' sums in order and applies the
+ * norm, so that a token has the same bits among any others. */
 #include "worker-gpu/kernels/experts/experts.cuh"
 
 static const uint32_t THREADS = 256, TOKENS = 32, EXPERTS = 128, STEP = 32, FINISH_THREADS = 128;
-/* Columns of a block: of a chunk, and of a few tokens, which have fewer blocks otherwise than there are multiprocessors. */
+/* Columns of a block: of a chunk, and of a few tokens, which have fewer blocks otherwise than there are
+ * multiprocessors. */
 static const uint32_t PART = 256, PART_FEW = 64;
 /* From one column to the next in shared memory: a warp's stores, 8 columns of 4 rows, meet all banks. */
 static const uint32_t X_PITCH = TOKENS + 4, W_PITCH = EXPERTS + 4;

@@ -1,13 +1,14 @@
 /* Asking another processor for experts, and adding what it answers. See experts/share.h.
  *
- * Block 0 makes the choice and the list, the others copy x meanwhile. Where the kernel rings it is one block, which copies x
- * first: its stores are on their way to the host while it chooses. Sets of experts are bits in shared memory, so that an
- * expert's rank among the missing ones is a count of bits and the same in every run. */
+ * Block 0 makes the choice and the list, the others copy x meanwhile. Where the kernel rings it is one block,
+ * which copies x first: its stores are on their way to the host while it chooses. Sets of experts are bits in
+ * shared memory, so that an expert's rank among the missing ones is a count of bits and the same in every
+ * run. */
 #include "worker-gpu/kernels/experts/experts.cuh"
 #include "worker-gpu/kernels/experts/share.h"
 
-/* A word in host memory: another processor that sees its value sees all that this thread saw stored before, and the other way
- * round. */
+/* A word in host memory: another processor that sees its value sees all that this thread saw stored before,
+ * and the other way round. */
 #ifdef HELM_CUDA_EMULATED
 static void host_word_ring(uint32_t *word, uint32_t value)
 {

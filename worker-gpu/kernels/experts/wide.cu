@@ -1,9 +1,9 @@
-/* A chunk's products with experts on the matrix instructions of warpgroups (9.0): the first that is asked. See experts.h and
- * wide.cuh.
+/* A chunk's products with experts on the matrix instructions of warpgroups (9.0): the first that is asked.
+ * See experts.h and wide.cuh.
  *
- * An item is an expert, 256 of its rows, up to 128 of its tokens, gathered by their numbers; items of the same rows are
- * neighbours, so that weights come from memory once. Of gate and up a warp has 8 rows of each, so that both sums of an
- * output meet in one lane. */
+ * An item is an expert, 256 of its rows, up to 128 of its tokens, gathered by their numbers; items of the
+ * same rows are neighbours, so that weights come from memory once. Of gate and up a warp has 8 rows of each,
+ * so that both sums of an output meet in one lane. */
 #include "worker-gpu/kernels/experts/experts.cuh"
 #define WIDE_GROUPS 4
 #include "worker-gpu/kernels/linear/wide.cuh"

@@ -1,5 +1,5 @@
-/* Blocks of few bits as kernels read them: common/formats/blocks32.h and blocks256.h have the same in plain C. Included by
- * blocks_grids.cuh, which has those of places in grids.
+/* Blocks of few bits as kernels read them: common/formats/blocks32.h and blocks256.h have the same in plain
+ * C. Included by blocks_grids.cuh, which has those of places in grids.
  *
  * A format's block is runs of 32 neighbouring values. A format says:
  *   VALUES, BYTES   of a block
@@ -8,11 +8,14 @@
  *   BITS, ZERO      of a number as a byte, which is that much more than the number
  *   LEAST, GROUPS   whether values have a least; scales of a run, 1 or 2
  *   four<UP>(w, run, i)   numbers 4 i .. 4 i + 3 of the run as bytes, UP bits to the left
- *   apart(w, run, i)  the same as two words of 16-bit numbers, even ones and odd ones, each times(run) as large
- *   whole(w, run, half, to)  four words of the run's first or last 16 numbers as bytes with a sign; a value is
+ *   apart(w, run, i)  the same as two words of 16-bit numbers, even ones and odd ones, each times(run) as
+ *                     large
+ *   whole(w, run, half, to)  four words of the run's first or last 16 numbers as bytes with a sign; a value
+ *                            is
  *                   scale * (whole_times(run) * byte + whole_zero(run)) - least
  *   whole_four(w, run, i)  word i of these eight
- *   ALONG           whether neighbours of these come from neighbouring words; whole_two(w, run, i) is 2 i and 2 i + 1 then
+ *   ALONG           whether neighbours of these come from neighbouring words; whole_two(w, run, i) is 2 i and
+ *                   2 i + 1 then
  *   scales(w, run); scales_two(wa, wb, run, a, b) of two rows at once
  * Bytes at(x) of w are ORIGIN less than in the block's definition. */
 #pragma once
@@ -33,7 +36,8 @@
     {                                                                                                        \
         return bytes_apart<ZERO>(four<0>(w, run, i));                                                        \
     }
-/* The numbers as bytes with a sign: small ones as they are, others less ZERO, as far up in their bytes as they go. */
+/* The numbers as bytes with a sign: small ones as they are, others less ZERO, as far up in their bytes as
+ * they go. */
 #define BLOCK_WHOLE                                                                                          \
     static const bool ALONG = false;                                                                         \
     static const int WHOLE_UP = LEAST ? 0 : 8 - (int)BITS;                                                   \
@@ -321,7 +325,8 @@ struct block_q2_k {
     BLOCK_APART
     BLOCK_WHOLE
 };
-/* The matrix's scale; 16 scales of E4M3 without a sign, which as fp16 is 256 times smaller; runs as those of MXFP4. */
+/* The matrix's scale; 16 scales of E4M3 without a sign, which as fp16 is 256 times smaller; runs as those of
+ * MXFP4. */
 struct block_nvfp4 {
     static const uint32_t VALUES = 256, BYTES = 148, ALIGN = 4, ORIGIN = 0, BITS = 5, ZERO = 16, GROUPS = 2;
     static const bool LEAST = false;

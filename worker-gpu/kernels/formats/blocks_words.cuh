@@ -1,14 +1,14 @@
 /* Words and small numbers of blocks of few bits (common/formats/blocks.h), for their decoders.
  *
- * A block's fields are read as whole words wherever the block begins: blocks of 2, 18 or 210 bytes stand beside the
- * words of memory, and two neighbouring words are put straight in registers. Numbers stay bytes, four in a word, until
- * a byte permutation makes each an fp32 number. */
+ * A block's fields are read as whole words wherever the block begins: blocks of 2, 18 or 210 bytes stand
+ * beside the words of memory, and two neighbouring words are put straight in registers. Numbers stay bytes,
+ * four in a word, until a byte permutation makes each an fp32 number. */
 #pragma once
 
 #include "worker-gpu/kernels/device.cuh"
 
-/* A block from `origin` on, in device memory or (SHARED) in shared memory, at multiples of ALIGN bytes. Of device
- * memory no word is read that has none of the block's bytes. */
+/* A block from `origin` on, in device memory or (SHARED) in shared memory, at multiples of ALIGN bytes. Of
+ * device memory no word is read that has none of the block's bytes. */
 template <uint32_t ALIGN, bool SHARED> struct block_words {
     static_assert(ALIGN == 1 || ALIGN == 2 || ALIGN == 4 || ALIGN == 16, "");
     const unsigned char *base;
@@ -88,8 +88,8 @@ __device__ __forceinline__ float block_byte(uint32_t four, uint32_t k)
 {
     return __uint_as_float(__byte_perm(four, 0x4b000000u, 0x7440u | k)) - 8388608.0f;
 }
-/* Bits turned to the left (or right, where negative), those of every byte at once: a mask takes what came from its
- * neighbour. */
+/* Bits turned to the left (or right, where negative), those of every byte at once: a mask takes what came
+ * from its neighbour. */
 __device__ __forceinline__ uint32_t block_turned(uint32_t four, int left)
 {
     return __funnelshift_l(four, four, (uint32_t)left);
@@ -108,9 +108,10 @@ __device__ __forceinline__ uint32_t block_lookup(const block_table &t, uint32_t 
     return __byte_perm(first, second, high ? 0x7531u : 0x6420u);
 }
 
-/* Two numbers in 16 bits each, ZERO more than they are, to f16 that are BLOCK_NUMBER times as large: n in 16 bits is
- * n * 2^-24 without more ado. But tensor cores align products by the exponents of what they are given and drop what is far
- * below, and of such an f16, which is no more than its last bits, 17 bits of the sums would be right. */
+/* Two numbers in 16 bits each, ZERO more than they are, to f16 that are BLOCK_NUMBER times as large: n in 16
+ * bits is n * 2^-24 without more ado. But tensor cores align products by the exponents of what they are given
+ * and drop what is far below, and of such an f16, which is no more than its last bits, 17 bits of the sums
+ * would be right. */
 static const float BLOCK_NUMBER = 1.0f / 512;
 template <uint32_t ZERO> __device__ __forceinline__ uint32_t block_halves(uint32_t two)
 {

@@ -1,12 +1,13 @@
-/* One token's x for products with blocks: whole numbers, so that products of four weights are one instruction.
+/* One token's x for products with blocks: whole numbers, so that products of four weights are one
+ * instruction.
  *
- * Included by decode_blocks.cuh. A run of 32 numbers of x has a power of two for a scale, and each number is that many
- * times a whole one of 22 bits and a sign (an error of 2^-22 of the run's largest at most), which lies as DIGITS bytes
- * with signs: of 1, 256 and 65,536. Sums of products in a run are exact. A run with an infinite number or one that is
- * none has NaN for a scale.
+ * Included by decode_blocks.cuh. A run of 32 numbers of x has a power of two for a scale, and each number is
+ * that many times a whole one of 22 bits and a sign (an error of 2^-22 of the run's largest at most), which
+ * lies as DIGITS bytes with signs: of 1, 256 and 65,536. Sums of products in a run are exact. A run with an
+ * infinite number or one that is none has NaN for a scale.
  *
- * In shared memory a line, what 32 lanes meet at once, is for each digit the runs' first 16 bytes, then their last 16,
- * then a blocks_x_run of each. */
+ * In shared memory a line, what 32 lanes meet at once, is for each digit the runs' first 16 bytes, then their
+ * last 16, then a blocks_x_run of each. */
 #pragma once
 
 #include "worker-gpu/kernels/tile.cuh"
@@ -26,8 +27,8 @@ struct blocks_x {
         return reinterpret_cast<const run *>(line + 64 * DIGITS)[threadIdx.x & 31];
     }
 
-    /* Four neighbours of x as whole numbers: a word of each digit; their run's scale, and the sums of its first (the others,
-     * in the lanes of these) 16 numbers, then of the others. */
+    /* Four neighbours of x as whole numbers: a word of each digit; their run's scale, and the sums of its
+     * first (the others, in the lanes of these) 16 numbers, then of the others. */
     struct four {
         uint32_t digit[DIGITS];
         float scale, sum, last;
@@ -45,7 +46,8 @@ struct blocks_x {
         const uint32_t power = max(most & infinite, 22u << 23);
         const float scale = __uint_as_float(power < infinite ? power - (21u << 23) : 0x7fc00000u),
                     inverse = __uint_as_float((275u << 23) - power);
-        /* 1.5 * 2^23 + n has n in its low bits; digits with a sign are those of a number 0x8080 larger, less 128 */
+        /* 1.5 * 2^23 + n has n in its low bits; digits with a sign are those of a number 0x8080 larger, less
+         * 128 */
         const float centre = 12582912.0f;
         const uint32_t off = 0x4b400000u - 0x8080u;
         const uint32_t a = __float_as_uint(__fmaf_rn(v.x, inverse, centre)) - off,
@@ -63,7 +65,8 @@ struct blocks_x {
                 scale * (float)sum,
                 scale * (float)last};
     }
-    /* Quad f of x, v, to its place in the lines from x4 on. Lanes behind the end, whole runs, are not `there`. */
+    /* Quad f of x, v, to its place in the lines from x4 on. Lanes behind the end, whole runs, are not
+     * `there`. */
     static __device__ __forceinline__ void put(float4 *x4, uint32_t f, bool there, const float4 &v)
     {
         const four of = four_of(v);
@@ -75,8 +78,8 @@ struct blocks_x {
         if (i == 0) line[64 * DIGITS + lane] = make_float4(of.scale, of.sum, of.last, 0);
     }
 
-    /* All of x, times the weights of the norm, if there is one; returns the thread's part of the sum of squares then,
-     * else 0. By whole warps. */
+    /* All of x, times the weights of the norm, if there is one; returns the thread's part of the sum of
+     * squares then, else 0. By whole warps. */
     static __device__ __forceinline__ float put_all(const float *x, const float *norm, uint32_t cols,
                                                     float4 *x4, uint32_t thread, uint32_t threads)
     {

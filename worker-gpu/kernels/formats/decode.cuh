@@ -1,23 +1,23 @@
 /* Decoders: how a format's bytes become numbers, for every schedule of linear layers.
  *
- * Included by the schedules (gemv_*.cu, gemm_*.cu, chain.cu, expand.cu, elementwise.cu), which are templates over
- * a decoder: schedules move bytes and add up, decoders know formats. To add a format: a decoder in a file of its own, included
- * here, and its place in BY_FORMAT, from which every schedule has its kernels. A decoder is a struct of what these
- * ask for:
+ * Included by the schedules (gemv_*.cu, gemm_*.cu, chain.cu, expand.cu, elementwise.cu), which are templates
+ * over a decoder: schedules move bytes and add up, decoders know formats. To add a format: a decoder in a
+ * file of its own, included here, and its place in BY_FORMAT, from which every schedule has its kernels. A
+ * decoder is a struct of what these ask for:
  *
  *   value                what tensor cores multiply, and gpuk_expand writes: the registry's product dtype
  *   bytes(c)             of a row, in front of column c
- *   number(row, c)       one number                                           any schedule's slowest way, embedding
- *   piece                PIECE_VALUES values, one lane's, from device memory           gemv_plain, gemm_tensor
+ *   number(row, c)       one number any schedule's slowest way, embedding
+ *   piece                PIECE_VALUES values, one lane's, from device memory gemv_plain, gemm_tensor
  *     piece_at(row, c)     loads it; c is a multiple of PIECE_VALUES
  *     piece_column(c)      the column of its first 4 values; 4 more are PIECE_APART columns on
  *     unpack(piece, f)     as fp32
- *     halves(piece)        as 8 16-bit values; SCALED: each is to be multiplied by its scale, and (LEAST) less its
- *                          least, of .scales, which all pieces of one row's 32 columns share: [0] of the first 16
- *                          columns, [1] of the others; the same where GROUPS is 1
+ *     halves(piece)        as 8 16-bit values; SCALED: each is to be multiplied by its scale, and (LEAST)
+ *                          less its least, of .scales, which all pieces of one row's 32 columns share: [0] of
+ *                          the first 16 columns, [1] of the others; the same where GROUPS is 1
  *     takes_pieces(args)   whether addresses allow it
  *   TILES                whether it has, for gemv_bulk and chains:
- *   unit                 UNIT_VALUES neighbours, one lane's of a tile in shared memory          gemv_bulk, chains
+ *   unit                 UNIT_VALUES neighbours, one lane's of a tile in shared memory gemv_bulk, chains
  *     LINE_BYTES           bytes of 32 units, one of each lane
  *     TILE, TILE_LARGE     bytes of a tile's row: whole lines, and unless LOOSE a multiple of 16
  *     LOOSE                rows need not begin on 16 bytes
@@ -63,8 +63,8 @@ DECODE_BLOCKS(DECODE_BLOCK)
 /* Any of them, in chains, where an operation says which. */
 struct decode_blocks;
 
-/* A table by enum tensor_format: OF(decoder) for each, PACKED for bf16-packed, whose groups have schedules of their
- * own. Where OF has nothing for a decoder, and PACKED may be the same: zeros. */
+/* A table by enum tensor_format: OF(decoder) for each, PACKED for bf16-packed, whose groups have schedules of
+ * their own. Where OF has nothing for a decoder, and PACKED may be the same: zeros. */
 #define BY_FORMAT(OF, ...)                                                                                   \
     {                                                                                                        \
         OF(decode_bf16), OF(decode_f16), OF(decode_f32), __VA_ARGS__, OF(decode_fp8), OF(decode_q8_0),       \

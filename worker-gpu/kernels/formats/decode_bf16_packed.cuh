@@ -1,9 +1,9 @@
 /* The decoder of packed bf16 (common/formats/packed.h): a tile as a warp's lanes see it. See decode.cuh.
  *
- * A lane loads three words of codes and four times 8 signs and mantissas, and builds pairs of values by a shift and
- * two masks. Escapes are a few in a hundred: each lane counts those of each of its runs, and sums over the warp say
- * where in the tile's list they stand. gpuk_expand stores a tile of device memory; what gemv_groups does with tiles
- * in shared memory is in linear/packed_step.cuh. */
+ * A lane loads three words of codes and four times 8 signs and mantissas, and builds pairs of values by a
+ * shift and two masks. Escapes are a few in a hundred: each lane counts those of each of its runs, and sums
+ * over the warp say where in the tile's list they stand. gpuk_expand stores a tile of device memory; what
+ * gemv_groups does with tiles in shared memory is in linear/packed_step.cuh. */
 #pragma once
 
 #include "worker-gpu/kernels/device.cuh"
@@ -39,8 +39,8 @@ static __device__ __forceinline__ uint32_t base_of_pair(uint32_t base)
     return base * (1u << 7 | 1u << 23);
 }
 
-/* A lane's share of a record: u[i] of common/formats/packed.h, and the bytes of each of its four runs. What is above
- * the codes of a half does not matter. */
+/* A lane's share of a record: u[i] of common/formats/packed.h, and the bytes of each of its four runs. What
+ * is above the codes of a half does not matter. */
 struct tile_words {
     uint32_t codes[4];
     uint2 rest[4];
@@ -80,11 +80,11 @@ static __device__ __forceinline__ uint32_t words_pair(const tile_words &w, uint3
 
 /* ---- escapes ------------------------------------------------------------------------------------------
  *
- * Which of a lane's 32 values are escapes, and where in the tile's list they stand. Lists are in order of values,
- * and a lane has four runs of 8 in them: one scan over the warp counts all four, a byte each. */
+ * Which of a lane's 32 values are escapes, and where in the tile's list they stand. Lists are in order of
+ * values, and a lane has four runs of 8 in them: one scan over the warp counts all four, a byte each. */
 
-/* Bit 8 * k + 2 * i + half for each escape: the lane's values in order. codes: u[4] of common/formats/packed.h; what
- * is above the codes of a half does not matter. */
+/* Bit 8 * k + 2 * i + half for each escape: the lane's values in order. codes: u[4] of
+ * common/formats/packed.h; what is above the codes of a half does not matter. */
 static __device__ __forceinline__ uint32_t escape_mask(const uint32_t codes[4])
 {
     uint32_t mask = 0;
@@ -219,7 +219,8 @@ struct decode_bf16_packed {
         return part.offset && (uintptr_t)part.weight % 16 == 0 &&
                (uintptr_t)part.offset % sizeof(uint32_t) == 0;
     }
-    /* Each value is stored as if nothing were an escape, then escapes over it: by the same thread, so behind it. */
+    /* Each value is stored as if nothing were an escape, then escapes over it: by the same thread, so behind
+     * it. */
     static __device__ __forceinline__ void expand(const struct gpuk_expand_part &part, uint32_t group,
                                                   uint32_t tile, uint32_t lane)
     {

@@ -1,9 +1,9 @@
 /* The decoder of blocks of few bits, over a format of blocks_formats.cuh or blocks_grids.cuh. See decode.cuh.
  *
- * A run, 32 neighbouring values, is one lane's unit of a tile. Its numbers stay bytes, four in a word, and are multiplied by
- * those of x (blocks_x.cuh) four at a time; its scales are applied to the sums. A piece is 8 values of a run, 4 of its first
- * and 4 of its last 16, which is what tensor cores' fragments and scales of 16 values ask for; its numbers become fp32 by a
- * byte permutation and a subtraction. */
+ * A run, 32 neighbouring values, is one lane's unit of a tile. Its numbers stay bytes, four in a word, and
+ * are multiplied by those of x (blocks_x.cuh) four at a time; its scales are applied to the sums. A piece is
+ * 8 values of a run, 4 of its first and 4 of its last 16, which is what tensor cores' fragments and scales of
+ * 16 values ask for; its numbers become fp32 by a byte permutation and a subtraction. */
 #pragma once
 
 #include "worker-gpu/kernels/formats/blocks_grids.cuh"
@@ -84,8 +84,9 @@ template <typename F> struct decode_block {
     {
         return lane / RUNS * F::BYTES;
     }
-    /* Adds a run's part to a row's sum, of the run's sums of products. Spelled out, as is what gemm_integer does for several
-     * tokens: both have the same bits. (Times are powers of two, so where they are applied makes no difference.) */
+    /* Adds a run's part to a row's sum, of the run's sums of products. Spelled out, as is what gemm_integer
+     * does for several tokens: both have the same bits. (Times are powers of two, so where they are applied
+     * makes no difference.) */
     static __device__ __forceinline__ void run_add(float &sum, const block_scales &s,
                                                    const blocks_x::sums sums[GROUPS], const blocks_x::run &x,
                                                    uint32_t run)
@@ -133,8 +134,8 @@ template <typename F> struct decode_block {
         run_add(b, scales_b, sums_b, x_run, run);
     }
 
-    /* ---- for gpuk_expand: half a run a lane, 8 values of its first and 8 of its last 16, so that two lanes store 32
-     * bytes that belong together; twice, both loaded before either is stored */
+    /* ---- for gpuk_expand: half a run a lane, 8 values of its first and 8 of its last 16, so that two lanes
+     * store 32 bytes that belong together; twice, both loaded before either is stored */
 
     static const bool EXPANDS = true;
     static const uint32_t GROUP_ROWS = 1, TILE_VALUES = 2 * 512, EXPAND_BLOCKS = 4;

@@ -1,6 +1,6 @@
-/* The decoder of FP8 (common/formats/fp8.h): numbers of E4M3, 128 of which have a scale. See decode.cuh. Its numbers are none that
- * products of whole ones take, so it has the schedules that any values have (gemv_plain and the like), and of many tokens the
- * library's product with what it is expanded to. */
+/* The decoder of FP8 (common/formats/fp8.h): numbers of E4M3, 128 of which have a scale. See decode.cuh. Its
+ * numbers are none that products of whole ones take, so it has the schedules that any values have (gemv_plain
+ * and the like), and of many tokens the library's product with what it is expanded to. */
 #pragma once
 
 #include "common/formats/fp8.h"

@@ -40,8 +40,8 @@ template <typename T> struct decode_plain {
         return *reinterpret_cast<const uint4 *>(line + unit_offset(lane));
     }
     static __device__ __forceinline__ unit unit_none() { return make_uint4(0, 0, 0, 0); }
-    /* The sums of two rows against x, whose float4 number j lies at from[32 * j]; even and odd columns apart, for
-     * shorter chains of additions. */
+    /* The sums of two rows against x, whose float4 number j lies at from[32 * j]; even and odd columns apart,
+     * for shorter chains of additions. */
     static __device__ __forceinline__ void unit_add(const unit &wa, const unit &wb, const float4 *from,
                                                     float2 &a, float2 &b)
     {

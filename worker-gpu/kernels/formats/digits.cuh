@@ -1,9 +1,11 @@
-/* Blocks of few bits times a few vectors on the matrix unit, exact in a run: the inner step of experts/digits.cu.
+/* Blocks of few bits times a few vectors on the matrix unit, exact in a run: the inner step of
+ * experts/digits.cu.
  *
- * As in blocks_x.cuh a run of 32 numbers of x is a power of two times whole numbers of 22 bits and a sign, which are three bytes with
- * signs; here a run's bytes lie as fragments of the matrix unit ask for them. Two vectors' digits are the eight rows of x that a
- * product has (two of them twice), so a run of 16 rows of weights costs one instruction, and its sums are exact. A lane then has
- * two digits of one vector, of two rows of weights. */
+ * As in blocks_x.cuh a run of 32 numbers of x is a power of two times whole numbers of 22 bits and a sign,
+ * which are three bytes with signs; here a run's bytes lie as fragments of the matrix unit ask for them. Two
+ * vectors' digits are the eight rows of x that a product has (two of them twice), so a run of 16 rows of
+ * weights costs one instruction, and its sums are exact. A lane then has two digits of one vector, of two
+ * rows of weights. */
 #pragma once
 
 #include "worker-gpu/kernels/formats/blocks_grids.cuh"
@@ -23,8 +25,9 @@ struct digits_vector {
     {
         return runs_of(cols) * (RUN_BYTES + 12);
     }
-    /* Quad f of a vector of `runs` runs; by a whole warp, whose lanes have neighbours, the first a run's first. Lanes that are
-     * not `there` are whole runs. HALVES: a lane of the matrix unit has four numbers of each half of a run, else eight neighbours. */
+    /* Quad f of a vector of `runs` runs; by a whole warp, whose lanes have neighbours, the first a run's
+     * first. Lanes that are not `there` are whole runs. HALVES: a lane of the matrix unit has four numbers of
+     * each half of a run, else eight neighbours. */
     template <bool HALVES>
     static __device__ __forceinline__ void put(unsigned char *vector, uint32_t runs, uint32_t f, bool there,
                                                const float4 &v)
@@ -42,8 +45,8 @@ struct digits_vector {
     }
 };
 
-/* A lane's numbers of a unit's rows g and g + 8: `fragment` of run k as the matrix unit has them, and what they are to be
- * multiplied by and what is then to be taken off, by row and half of the run. */
+/* A lane's numbers of a unit's rows g and g + 8: `fragment` of run k as the matrix unit has them, and what
+ * they are to be multiplied by and what is then to be taken off, by row and half of the run. */
 template <typename F> struct digits_weights {
     static const bool LEASTS_AT_ONCE = false;
     static const int UP = F::LEAST ? 0 : 8 - (int)F::BITS;
@@ -77,8 +80,9 @@ template <typename F> struct digits_weights {
         return scales[r].least[half];
     }
 };
-/* Rows of Q4_K are often whole lines of 128 bytes, so that all begin in the same bank: of eight rows each reads its four
- * pieces of 32 bytes in an order of its own, and lanes put them right. Numbers in high halves of bytes stay there. */
+/* Rows of Q4_K are often whole lines of 128 bytes, so that all begin in the same bank: of eight rows each
+ * reads its four pieces of 32 bytes in an order of its own, and lanes put them right. Numbers in high halves
+ * of bytes stay there. */
 template <> struct digits_weights<block_q4_k> {
     static const bool LEASTS_AT_ONCE = true;
     uint2 piece[2][4]; /* of two runs each */
@@ -170,9 +174,9 @@ __device__ __forceinline__ void digits_run(digits_weights<F> &w, uint32_t k, con
         }
     }
 }
-/* Sums of a unit's runs, the first `here` of 8 from run `run` on, of 16 rows `row_bytes` apart from `weights` on, with two
- * vectors of `runs` runs, which may be one: to[row] and to[16 + row] (only the first, unless `two`). A vector's sums do not
- * depend on the other. By a whole warp. */
+/* Sums of a unit's runs, the first `here` of 8 from run `run` on, of 16 rows `row_bytes` apart from `weights`
+ * on, with two vectors of `runs` runs, which may be one: to[row] and to[16 + row] (only the first, unless
+ * `two`). A vector's sums do not depend on the other. By a whole warp. */
 template <typename F>
 __device__ __forceinline__ void digits_unit(const unsigned char *weights, uint32_t row_bytes, uint32_t run,
                                             uint32_t here, const unsigned char *first,

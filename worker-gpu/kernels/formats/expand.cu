@@ -1,8 +1,8 @@
-/* Weights of formats that are not plain to the values that they decode to, on their way from where the copy engine
- * put them to where they are multiplied.
+/* Weights of formats that are not plain to the values that they decode to, on their way from where the copy
+ * engine put them to where they are multiplied.
  *
- * A warp expands a tile, which its decoder knows how to (D::expand). Nothing is shared between warps; any number of
- * blocks may run. */
+ * A warp expands a tile, which its decoder knows how to (D::expand). Nothing is shared between warps; any
+ * number of blocks may run. */
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/formats/decode_bf16_packed.cuh"
 

@@ -1,7 +1,7 @@
 /* The small kernels of prefill and of a step's ends: embedding, norms, SwiGLU, biases, gathering, lanes.
  *
- * One block or more a token; tokens beyond *count are left alone. Launchers below; worker-gpu/kernels/kernels.h says
- * what they mean. */
+ * One block or more a token; tokens beyond *count are left alone. Launchers below;
+ * worker-gpu/kernels/kernels.h says what they mean. */
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/join.h"
 

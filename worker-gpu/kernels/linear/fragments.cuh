@@ -1,14 +1,16 @@
-/* Weights in shared memory as fragments of tensor cores: what products of many tokens with weights as they lie share.
+/* Weights in shared memory as fragments of tensor cores: what products of many tokens with weights as they
+ * lie share.
  *
- * Included by gemm_blocks.cu, experts/chunk.cu and wide.cuh. Which k an element of a fragment is does not matter as long as A
- * and B agree: a lane's 16 elements of two rows are 8 neighbours of a run of 32 columns, from its place in its group of four
- * on, and those of x beside them. Where the matrix unit itself reads x from shared memory columns keep their order. */
+ * Included by gemm_blocks.cu, experts/chunk.cu and wide.cuh. Which k an element of a fragment is does not
+ * matter as long as A and B agree: a lane's 16 elements of two rows are 8 neighbours of a run of 32 columns,
+ * from its place in its group of four on, and those of x beside them. Where the matrix unit itself reads x
+ * from shared memory columns keep their order. */
 #pragma once
 
 #include "worker-gpu/kernels/formats/decode.cuh"
 
-/* A lane's 8 values of two rows of blocks, of run `run` of the blocks at `row` and `eighth`: fragments A of two k16, of
- * the bf16 values that gpuk_expand writes. */
+/* A lane's 8 values of two rows of blocks, of run `run` of the blocks at `row` and `eighth`: fragments A of
+ * two k16, of the bf16 values that gpuk_expand writes. */
 template <typename D>
 __device__ __forceinline__ void fragments_of_blocks(const unsigned char *row, const unsigned char *eighth,
                                                     uint32_t run, uint32_t a[2][4])
@@ -47,7 +49,8 @@ __device__ __forceinline__ void fragments_of_plain(const unsigned char *row, con
     a[0][0] = u.x, a[0][1] = v.x, a[0][2] = u.y, a[0][3] = v.y;
     a[1][0] = u.z, a[1][1] = v.z, a[1][2] = u.w, a[1][3] = v.w;
 }
-/* The same two rows' values with the columns in order: fragments A of columns 0 .. 15 and of 16 .. 31 of the run. */
+/* The same two rows' values with the columns in order: fragments A of columns 0 .. 15 and of 16 .. 31 of the
+ * run. */
 template <typename D>
 __device__ __forceinline__ void fragments_in_order(const unsigned char *row, const unsigned char *eighth,
                                                    uint32_t run, uint32_t a[2][4])
@@ -79,8 +82,8 @@ __device__ __forceinline__ void fragments_in_order(const unsigned char *row, con
                                                                   i / 4 * 32 + i / 2 % 2 * 16 + place * 4);
     }
 }
-/* Adds their products with a run of the tokens' x, of which row `token` begins at from + token * PITCH, a lane's part at its
- * place: to sums of N times 8 tokens, as far as there are `tokens`. */
+/* Adds their products with a run of the tokens' x, of which row `token` begins at from + token * PITCH, a
+ * lane's part at its place: to sums of N times 8 tokens, as far as there are `tokens`. */
 template <typename T, uint32_t N, uint32_t PITCH>
 __device__ __forceinline__ void fragments_multiply(const uint32_t a[2][4], const unsigned char *from,
                                                    uint32_t tokens, float sums[N][4])

@@ -1,12 +1,13 @@
-/* Products of up to 64 tokens with blocks as they lie (8.0 and later): prefill of a short prompt, for which writing the
- * weights as 16-bit values and reading them again costs more than the products.
+/* Products of up to 64 tokens with blocks as they lie (8.0 and later): prefill of a short prompt, for which
+ * writing the weights as 16-bit values and reading them again costs more than the products.
  *
- * A block of threads has 128 rows, and of the columns one of some parts; each of its 8 warps has 16 rows and all tokens.
- * Units of 256 columns of the rows' blocks, and steps of 128 columns of the tokens' x, come into shared memory while the
- * ones before are multiplied. A lane decodes 8 values of two rows of a run of 32 columns at a time, to the bf16 values
- * that gpuk_expand writes, as fragments A of m16n8k16: which k an element is does not matter as long as A and B agree, so
- * these are 8 neighbours, and those of x beside them. Where columns are in parts their sums meet in a workspace; the last
- * block of a tile to count, whichever it is, adds all in order and stores, so that the same input gives the same bits. */
+ * A block of threads has 128 rows, and of the columns one of some parts; each of its 8 warps has 16 rows and
+ * all tokens. Units of 256 columns of the rows' blocks, and steps of 128 columns of the tokens' x, come into
+ * shared memory while the ones before are multiplied. A lane decodes 8 values of two rows of a run of 32
+ * columns at a time, to the bf16 values that gpuk_expand writes, as fragments A of m16n8k16: which k an
+ * element is does not matter as long as A and B agree, so these are 8 neighbours, and those of x beside them.
+ * Where columns are in parts their sums meet in a workspace; the last block of a tile to count, whichever it
+ * is, adds all in order and stores, so that the same input gives the same bits. */
 #include "worker-gpu/kernels/linear/fragments.cuh"
 
 static const uint32_t WARPS = 8, THREADS = WARPS * 32, TILE_ROWS = WARPS * 16, UNIT = 256, STEP = 128,
@@ -21,8 +22,8 @@ struct blocks_params {
     uint32_t *counters;                   /* [tile] parts whose sums have come */
 };
 
-/* Bytes of a unit of a row, and from row to row in shared memory: 16 bytes and a multiple of 32, so that 8 rows' words lie
- * in banks of their own. */
+/* Bytes of a unit of a row, and from row to row in shared memory: 16 bytes and a multiple of 32, so that 8
+ * rows' words lie in banks of their own. */
 template <typename D> __host__ __device__ constexpr uint32_t unit_bytes()
 {
     return UNIT / D::VALUES * D::format::BYTES;

@@ -1,14 +1,18 @@
-/* Linear layers with blocks for 2 to 16 tokens, with the bits that each token has alone in a chain (9.0 and later).
+/* Linear layers with blocks for 2 to 16 tokens, with the bits that each token has alone in a chain (9.0 and
+ * later).
  *
- * Tensor cores multiply a run's numbers, which are bytes, by the digits of x (blocks_x.cuh): exact sums, whatever adds
- * them up. Rows are cut into groups of 8 pairs (linear.cuh), columns, where x of 8 tokens has no room in shared memory, into
- * slices of whole tiles. Each block, one a multiprocessor, has one slice, and the blocks of a slice take its groups in turn;
- * of more than 8 tokens each half of the blocks has half. A block's warps have roles:
- *   producers  bring a group's rows part by part into a ring, a row a bulk copy. They begin before the kernel in front has
- *              finished and wait for nothing but free slots.
- *   consumers  share the classes of runs. They put x first, then multiply: decoded bytes are fragments A, digits B.
- *   reducers   take turns with groups: add consumers' sums of a tile in a chain's order, and tiles one after another, or
- *              leave them for the other slices: of these the last to count, whichever it is, adds all tiles in order.
+ * Tensor cores multiply a run's numbers, which are bytes, by the digits of x (blocks_x.cuh): exact sums,
+ * whatever adds them up. Rows are cut into groups of 8 pairs (linear.cuh), columns, where x of 8 tokens has
+ * no room in shared memory, into slices of whole tiles. Each block, one a multiprocessor, has one slice, and
+ * the blocks of a slice take its groups in turn; of more than 8 tokens each half of the blocks has half. A
+ * block's warps have roles:
+ *   producers  bring a group's rows part by part into a ring, a row a bulk copy. They begin before the kernel
+ *              in front has finished and wait for nothing but free slots.
+ *   consumers  share the classes of runs. They put x first, then multiply: decoded bytes are fragments A,
+ *              digits B.
+ *   reducers   take turns with groups: add consumers' sums of a tile in a chain's order, and tiles one after
+ *              another, or leave them for the other slices: of these the last to count, whichever it is, adds
+ *              all tiles in order.
  * The work and the consumers are in gemm_integer.cuh. */
 #include "worker-gpu/kernels/linear/gemm_integer.cuh"
 

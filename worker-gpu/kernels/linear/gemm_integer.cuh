@@ -1,9 +1,10 @@
-/* Few tokens' products with blocks by whole numbers: the work, its division among blocks, shared memory, and the warps that
- * multiply (gemm_integer.cu says how the roles meet).
+/* Few tokens' products with blocks by whole numbers: the work, its division among blocks, shared memory, and
+ * the warps that multiply (gemm_integer.cu says how the roles meet).
  *
- * Included by gemm_integer.cu only. A token's x is the whole numbers of blocks_x.cuh, and sums of a run's products are exact
- * by whatever instruction; what is added up after that has the order of a chain's `steady` product: class c of 32, in a
- * chain lane c, has the runs c of a tile's lines; classes are added by halves, tiles one after another. */
+ * Included by gemm_integer.cu only. A token's x is the whole numbers of blocks_x.cuh, and sums of a run's
+ * products are exact by whatever instruction; what is added up after that has the order of a chain's `steady`
+ * product: class c of 32, in a chain lane c, has the runs c of a tile's lines; classes are added by halves,
+ * tiles one after another. */
 #pragma once
 
 #include "worker-gpu/kernels/formats/decode.cuh"
@@ -13,7 +14,8 @@ static const uint32_t PAIRS = 8,
                       ROWS = 2 * PAIRS; /* of a set, what fragments A are of; a group is SETS of these */
 static const uint32_t TOKENS = 8;       /* of a block */
 static const uint32_t LINE_COLUMNS = 1024, CLASSES = 32;
-/* Warps of each role. A consumer has two classes, 2 apart: of blocks of 256 these have some words in common. */
+/* Warps of each role. A consumer has two classes, 2 apart: of blocks of 256 these have some words in
+ * common. */
 static const uint32_t CONSUMERS = 16, REDUCERS = 2, PRODUCERS = 2,
                       THREADS = 32 * (CONSUMERS + REDUCERS + PRODUCERS);
 static const uint32_t TEAM = 256; /* threads that put a token's x, as many as a chain has */
@@ -37,8 +39,8 @@ struct integer_params {
 /* What comes in one slot: a line of a group's rows. */
 template <typename D> struct integer_part {
     static const uint32_t BYTES = D::LINE_BYTES;
-    /* Rows begin 16 bytes and a multiple of 32 apart, so that 8 rows' words lie in banks of their own; where words are read
-     * by twos 32 and a multiple of 64, so that those of 4 rows do. */
+    /* Rows begin 16 bytes and a multiple of 32 apart, so that 8 rows' words lie in banks of their own; where
+     * words are read by twos 32 and a multiple of 64, so that those of 4 rows do. */
     static constexpr uint32_t pitch()
     {
         const uint32_t apart = D::format::ALONG ? 32 : 16,
@@ -47,9 +49,10 @@ template <typename D> struct integer_part {
     }
 };
 
-/* x in shared memory: of each run and digit the 8 tokens' 32 bytes as fragments of B (which of a run's words a lane has is as in
- * A: where words of weights are read by twos neighbours, else one of each half), then of each run and token its scale
- * and sum (where there are two leasts: sums). Runs are DIGIT_BYTES apart, so that four of a token are stored at once. */
+/* x in shared memory: of each run and digit the 8 tokens' 32 bytes as fragments of B (which of a run's words
+ * a lane has is as in A: where words of weights are read by twos neighbours, else one of each half), then of
+ * each run and token its scale and sum (where there are two leasts: sums). Runs are DIGIT_BYTES apart, so
+ * that four of a token are stored at once. */
 template <typename D> struct integer_x {
     typedef typename D::format F;
     static const uint32_t DIGIT_BYTES = TOKENS * 32, RUN_BYTES = blocks_x::DIGITS * DIGIT_BYTES + 32;
@@ -76,8 +79,8 @@ template <typename D> struct integer_x {
     }
 };
 
-/* Scales of a run of two rows, 8 apart: of each row and group its scale and, where values have one, what is added for each
- * of x, one behind the other. */
+/* Scales of a run of two rows, 8 apart: of each row and group its scale and, where values have one, what is
+ * added for each of x, one behind the other. */
 template <typename F> struct alignas(F::GROUPS == 1 && !F::LEAST ? 8 : 16) integer_scales {
     static const uint32_t EACH = F::LEAST ? 2 : 1;
     float of[2][F::GROUPS][EACH];
@@ -110,7 +113,8 @@ template <typename D> __device__ __forceinline__ integer_share share_of(const in
     return s;
 }
 
-/* Of a block's 8 tokens those that there are: behind the kernel in front, which may be the one that brings the step's counts. */
+/* Of a block's 8 tokens those that there are: behind the kernel in front, which may be the one that brings
+ * the step's counts. */
 __device__ __forceinline__ uint32_t tokens_of(const integer_params &q, const integer_share &s)
 {
     const uint32_t count = __ldcg(q.count), first = s.half * TOKENS;
@@ -168,8 +172,8 @@ struct ring_place {
 
 /* ---- consumers: x ---------------------------------------------------------------------------------- */
 
-/* The block's tokens of the slice's columns, by teams of TEAM threads, and parts of all columns' squares as the threads of a
- * chain have them. */
+/* The block's tokens of the slice's columns, by teams of TEAM threads, and parts of all columns' squares as
+ * the threads of a chain have them. */
 template <typename D>
 __device__ __forceinline__ void take_x(const integer_params &q, const integer_share &s, const integer_x<D> &x)
 {

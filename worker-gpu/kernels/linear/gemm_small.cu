@@ -2,12 +2,13 @@
  * token's.
  *
  *   plain    A warp takes a pair of rows and keeps a sum for each token. Any shape, dtype and device.
- *   tensor   (8.0 and later; values of 16 bits, where addresses allow pieces) m16n8k16. The 8 warps of a block share
- *            its rows and split the columns 64 at a time; sums meet in shared memory. Which k a fragment's
- *            element is does not matter as long as A and B agree, so a thread's 16 bytes of a row, as loaded,
- *            are the fragments of two instructions: no shuffles, no shared memory. Rows g and g + 8 of a
- *            fragment are a pair (linear.cuh), so gate and up of one output meet in one thread. Activations are
- *            high + low 16-bit parts, two products. A first kernel normalises the tokens and lays them out.
+ *   tensor   (8.0 and later; values of 16 bits, where addresses allow pieces) m16n8k16. The 8 warps of a
+ *            block share its rows and split the columns 64 at a time; sums meet in shared memory. Which k a
+ *            fragment's element is does not matter as long as A and B agree, so a thread's 16 bytes of a row,
+ *            as loaded, are the fragments of two instructions: no shuffles, no shared memory. Rows g and g +
+ *            8 of a fragment are a pair (linear.cuh), so gate and up of one output meet in one thread.
+ *            Activations are high + low 16-bit parts, two products. A first kernel normalises the tokens and
+ *            lays them out.
  *   stream   (9.0 and later) gemm_stream.cu, wherever it takes a layer.
  * Launchers below; worker-gpu/kernels/kernels.h says what they mean. */
 #include "worker-gpu/kernels/formats/decode.cuh"
@@ -88,7 +89,8 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- tensor ------------------------------------------------------------------------------------- */
 
-/* A token's values that meet a piece, the 16-bit ones from its columns on; `there`: they are within the row. */
+/* A token's values that meet a piece, the 16-bit ones from its columns on; `there`: they are within the
+ * row. */
 template <typename D, typename T> __device__ __forceinline__ uint4 piece_tokens(const T *from, bool there)
 {
     uint4 v = make_uint4(0, 0, 0, 0);
@@ -98,8 +100,8 @@ template <typename D, typename T> __device__ __forceinline__ uint4 piece_tokens(
                 second = __ldcg(reinterpret_cast<const uint2 *>(from + D::PIECE_APART));
     return make_uint4(first.x, first.y, second.x, second.y);
 }
-/* The sums of a fragment's two rows, of which u and v are pieces: products of 16 columns have a scale of their own.
- * tokens: sums of the tokens over the same columns. */
+/* The sums of a fragment's two rows, of which u and v are pieces: products of 16 columns have a scale of
+ * their own. tokens: sums of the tokens over the same columns. */
 template <typename D>
 __device__ __forceinline__ void add_scaled(float sum[4], const float (*part)[4], const float (*tokens)[4],
                                            const typename D::piece &u, const typename D::piece &v)

@@ -1,7 +1,7 @@
 /* Linear layers for 2 to 16 tokens at the speed of memory (9.0 and later; bf16, f16 and blocks).
  *
- * Columns are cut into slices, rows into groups of 8 pairs (linear.cuh). Each block, one a multiprocessor, has one
- * slice, and the blocks of a slice take its groups in turn. A block's warps have roles:
+ * Columns are cut into slices, rows into groups of 8 pairs (linear.cuh). Each block, one a multiprocessor,
+ * has one slice, and the blocks of a slice take its groups in turn. A block's warps have roles:
  *   producers  bring the slice's part of a group's 16 rows into a slot of the ring, a row a bulk copy. They
  *              begin before the kernel in front has finished and wait for nothing but free slots.
  *   consumers  share the slice's columns, 128 at most each. The tokens' x of these columns stays in their
@@ -12,8 +12,8 @@
  *              in flight, so some groups share one; of the slices the last to count, whichever it is, adds
  *              all in order of slices, applies the norm's factor and stores. So the same input gives the same
  *              bits.
- * Consumers are in gemm_stream_consume.cuh; reducers, and what a block has of the work and of shared memory, in
- * gemm_stream_reduce.cuh; launchers below. */
+ * Consumers are in gemm_stream_consume.cuh; reducers, and what a block has of the work and of shared memory,
+ * in gemm_stream_reduce.cuh; launchers below. */
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/linear/gemm_stream_consume.cuh"
 

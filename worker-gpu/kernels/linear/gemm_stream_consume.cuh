@@ -1,9 +1,9 @@
 /* The streamed gemm's consumers: the warps that multiply (gemm_stream.cu says how the roles meet).
  *
- * Included by gemm_stream.cu only. A consumer has at most RUNS runs of 32 columns. The tokens' x of these stays in its
- * registers, as fragments B of m16n8k16; the weights of a group's 16 rows are fragments A. Which k an element of a
- * fragment is does not matter as long as A and B agree, so fragments are taken as the bytes lie. Numbers of blocks
- * become f16; a run's scales are applied to its sums. */
+ * Included by gemm_stream.cu only. A consumer has at most RUNS runs of 32 columns. The tokens' x of these
+ * stays in its registers, as fragments B of m16n8k16; the weights of a group's 16 rows are fragments A. Which
+ * k an element of a fragment is does not matter as long as A and B agree, so fragments are taken as the bytes
+ * lie. Numbers of blocks become f16; a run's scales are applied to its sums. */
 #pragma once
 
 #include "worker-gpu/kernels/linear/gemm_stream_reduce.cuh"
@@ -34,7 +34,8 @@ __device__ __forceinline__ float range_factor(float most, bool inverse)
     return __uint_as_float((uint32_t)(127 + (inverse ? -power : power)) << 23);
 }
 
-/* A consumer's x, words of two columns as A has them (fragment_columns); a lane has token lane / 4 of each 8. */
+/* A consumer's x, words of two columns as A has them (fragment_columns); a lane has token lane / 4 of each
+ * 8. */
 template <int N> struct stream_x {
     uint32_t high[RUNS][N][4], low[RUNS][N][4];
 };
@@ -55,9 +56,9 @@ __device__ __forceinline__ void trade(bool odd, const uint32_t *had, uint32_t *t
     }
 }
 
-/* The warp's columns are first to first + 32 * runs. A lane's of a run: of plain numbers 8 neighbours (one 16 bytes of a
- * row); of blocks 4 of the first 16, then 4 of the others, even ones of 4 before odd ones. Leaves the tokens' squares
- * and f16's inverse factors in shared memory. */
+/* The warp's columns are first to first + 32 * runs. A lane's of a run: of plain numbers 8 neighbours (one 16
+ * bytes of a row); of blocks 4 of the first 16, then 4 of the others, even ones of 4 before odd ones. Leaves
+ * the tokens' squares and f16's inverse factors in shared memory. */
 template <typename D, int N>
 __device__ __forceinline__ void take_x(const stream_params &q, uint32_t first, uint32_t runs,
                                        float *squares_to, float *factors_to, stream_x<N> &x)
@@ -66,7 +67,8 @@ __device__ __forceinline__ void take_x(const stream_params &q, uint32_t first, u
     const linear_params &p = q.linear;
     const uint32_t lane = threadIdx.x & 31, g = lane >> 2;
     const bool odd = lane & 1;
-    /* of plain numbers a pair of lanes loads 32 bytes that belong together, so that the L2 is asked for them once */
+    /* of plain numbers a pair of lanes loads 32 bytes that belong together, so that the L2 is asked for them
+     * once */
     const uint32_t column = first + (D::SCALED ? (lane & 3) * 4 : (lane >> 1 & 1) * 16 + odd * 4),
                    apart = D::SCALED ? 16 : 8, tokens = *q.count;
     float norm[RUNS][8], v[RUNS][N][8], squares[N], most[N];
@@ -144,8 +146,8 @@ __device__ __forceinline__ uint4 choose(bool first, const uint4 &a, const uint4 
     return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
 }
 
-/* A consumer's place in a slice, and a group's sums. All rows begin in the same bank, so even and odd rows take the two
- * halves of a line in turn. */
+/* A consumer's place in a slice, and a group's sums. All rows begin in the same bank, so even and odd rows
+ * take the two halves of a line in turn. */
 template <typename D, int N, bool BLOCKS = D::SCALED> struct stream_products {
     uint32_t first, lines; /* of the slice */
 

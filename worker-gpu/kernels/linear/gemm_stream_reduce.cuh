@@ -10,7 +10,8 @@
 static const uint32_t PAIRS = 8, ROWS = 2 * PAIRS; /* of a group */
 static const uint32_t CONSUMERS = 8, RUNS = 4 /* of 32 columns, of a consumer */;
 
-/* A line: what slices are whole numbers of. A slice has up to MOST; each has PARTS that consumers can share. */
+/* A line: what slices are whole numbers of. A slice has up to MOST; each has PARTS that consumers can
+ * share. */
 template <typename D, bool BLOCKS = D::SCALED> struct stream_line {
     static const uint32_t BYTES = 128, COLUMNS = 64, PARTS = 1, MOST = 2 * CONSUMERS;
     static const bool LOOSE = false;

@@ -1,9 +1,9 @@
-/* Products of a chunk's tokens with blocks as they lie, on the matrix instructions of warpgroups (9.0): wide.cuh has the
- * loop. gpuk_blocks_run launches it for more tokens than gemm_blocks.cu takes.
+/* Products of a chunk's tokens with blocks as they lie, on the matrix instructions of warpgroups (9.0):
+ * wide.cuh has the loop. gpuk_blocks_run launches it for more tokens than gemm_blocks.cu takes.
  *
- * An item is 256 rows, up to 128 tokens, and of the columns one of some parts, where there would be fewer items than
- * multiprocessors. Sums of parts are left in a workspace; a second kernel, of all multiprocessors again, adds them in order,
- * so that the same input gives the same bits. */
+ * An item is 256 rows, up to 128 tokens, and of the columns one of some parts, where there would be fewer
+ * items than multiprocessors. Sums of parts are left in a workspace; a second kernel, of all multiprocessors
+ * again, adds them in order, so that the same input gives the same bits. */
 #define WIDE_GROUPS 4
 #include "worker-gpu/kernels/linear/wide.cuh"
 
@@ -17,7 +17,8 @@ struct wide_params {
     uint32_t quads;                                        /* in a tile, at most */
 };
 
-/* A quad of a thread's sums: where it is of the tile that begins at these rows and tokens, and which of both are there. */
+/* A quad of a thread's sums: where it is of the tile that begins at these rows and tokens, and which of both
+ * are there. */
 struct wide_quad {
     uint32_t row, token; /* and 8 rows more, one token more */
 
@@ -157,7 +158,8 @@ static bool fits(const struct gpuk_device *device, const struct wide_kernel &k)
     return device->warpgroups && k.kernel && k.shared + OWN <= (uint32_t)device->shared_bytes_max;
 }
 
-/* Parts of the columns, at least two units each: what leaves multiprocessors idle the least, and of equals the fewest. */
+/* Parts of the columns, at least two units each: what leaves multiprocessors idle the least, and of equals
+ * the fewest. */
 static uint32_t parts_of(const struct gpuk_device *device, uint32_t tiles, uint32_t units, uint32_t quads)
 {
     const uint64_t sms = (uint64_t)device->sm_count,

@@ -1,10 +1,10 @@
 /* One token's linear layers by bulk copies (9.0 and later). See linear.cu.
  *
- * Decode moves every weight once a token, so this is as fast as memory lets it be. One block a multiprocessor. Each
- * warp keeps a private ring of slots in shared memory filled by the bulk copy engine: many kilobytes in flight at
- * the cost of no registers, and the ring is filled before the kernel in front has finished. The unit of work is a
- * tile of about 1 KB of two rows; tiles go round the warps, so that they all end together whatever the shape; sums
- * of tiles meet in shared memory and are added in order of columns. */
+ * Decode moves every weight once a token, so this is as fast as memory lets it be. One block a
+ * multiprocessor. Each warp keeps a private ring of slots in shared memory filled by the bulk copy engine:
+ * many kilobytes in flight at the cost of no registers, and the ring is filled before the kernel in front has
+ * finished. The unit of work is a tile of about 1 KB of two rows; tiles go round the warps, so that they all
+ * end together whatever the shape; sums of tiles meet in shared memory and are added in order of columns. */
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
@@ -97,8 +97,8 @@ __device__ __forceinline__ void tile_ask(const linear_params &p, const block_sha
     if (rows.b) bulk_ask_l2(b.from, b.bytes);
 }
 
-/* A warp opens its barriers and asks for its first tiles, as many as it has slots, then for those that are to be in the L2. `ask`
- * is the first tile that has no slot yet. */
+/* A warp opens its barriers and asks for its first tiles, as many as it has slots, then for those that are to
+ * be in the L2. `ask` is the first tile that has no slot yet. */
 template <typename D, uint32_t WARPS, uint32_t TILE>
 __device__ __forceinline__ void ring_fill(const bulk_params &q, const block_share &share, uint32_t ring,
                                           uint32_t barriers, tile_walk &ask)
@@ -117,8 +117,8 @@ __device__ __forceinline__ void ring_fill(const bulk_params &q, const block_shar
     if (w.pair < share.pairs) tile_ask<D, TILE>(q.linear, share, w);
 }
 
-/* x to shared memory after the kernel in front; the thread's part of its squares. The norm's weights wait in x's place, but for
- * blocks; x is scaled by the mean square at the very end. */
+/* x to shared memory after the kernel in front; the thread's part of its squares. The norm's weights wait in
+ * x's place, but for blocks; x is scaled by the mean square at the very end. */
 template <typename D, uint32_t WARPS>
 __device__ __forceinline__ float x_take(const linear_params &p, float4 *x4)
 {
@@ -131,9 +131,9 @@ __device__ __forceinline__ float x_take(const linear_params &p, float4 *x4)
         return x_put<D>(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
 }
 
-/* Two blocks fit a multiprocessor, where x leaves room: the next launch's fills its ring meanwhile.
- * Shared memory: ring [warp][slot][2][tile_pitch], x [chunks * floats of a tile], partial [2][PARTIAL_FLOATS],
- * 32 floats for reductions, barriers [warp][slot]. */
+/* Two blocks fit a multiprocessor, where x leaves room: the next launch's fills its ring meanwhile. Shared
+ * memory: ring [warp][slot][2][tile_pitch], x [chunks * floats of a tile], partial [2][PARTIAL_FLOATS], 32
+ * floats for reductions, barriers [warp][slot]. */
 template <typename D, uint32_t WARPS, uint32_t TILE>
 __global__ void __launch_bounds__(WARPS * 32, 2) gemv_bulk(const __grid_constant__ bulk_params q)
 {
@@ -201,8 +201,9 @@ struct bulk_shape {
     uint32_t warps, tile, slots, ahead_bytes;
     bool contiguous;
 };
-/* A tile of blocks costs a third as much as the products of a line, so that two lines are better, unless warps would
- * have all the whole tiles or all the others: tiles go round the warps, of which there are 8 or 16. */
+/* A tile of blocks costs a third as much as the products of a line, so that two lines are better, unless
+ * warps would have all the whole tiles or all the others: tiles go round the warps, of which there are 8 or
+ * 16. */
 template <typename D> static uint32_t bulk_tile_of(const struct linear_params *params)
 {
     const uint64_t row_bytes = params->row_bytes, large = (row_bytes + D::TILE_LARGE - 1) / D::TILE_LARGE;

@@ -1,15 +1,15 @@
-/* One token's linear layers over formats of groups of rows: what gpuk_expand and then gemv_bulk would compute, to
- * the same bits, without the plain weights in between. See linear.cu.
+/* One token's linear layers over formats of groups of rows: what gpuk_expand and then gemv_bulk would
+ * compute, to the same bits, without the plain weights in between. See linear.cu.
  *
  * A step of a decoder (linear/packed_step.cuh) is two tiles of 1,024 values: each two tiles of 512 columns as
- * gemv_bulk adds them up, whose lanes have the 16-byte units that gemv_bulk's have. So where rows are a multiple of
- * 512 columns each half of a tile is one tile of one row, sums are made in the same order, and a run, a pair of
- * neighbouring rows of one matrix, is a whole number of tiles.
+ * gemv_bulk adds them up, whose lanes have the 16-byte units that gemv_bulk's have. So where rows are a
+ * multiple of 512 columns each half of a tile is one tile of one row, sums are made in the same order, and a
+ * run, a pair of neighbouring rows of one matrix, is a whole number of tiles.
  *
- * One block a multiprocessor has neighbouring runs, of SwiGLU those of gate and of up; their steps go round its
- * warps. Each warp keeps a ring of slots in shared memory that the bulk copy engine fills (9.0), or asynchronous
- * copies of its lanes (8.0). Sums of tiles wait in shared memory until those of a batch of runs are there and are
- * added in order of columns; meanwhile the rings are filled for the next. */
+ * One block a multiprocessor has neighbouring runs, of SwiGLU those of gate and of up; their steps go round
+ * its warps. Each warp keeps a ring of slots in shared memory that the bulk copy engine fills (9.0), or
+ * asynchronous copies of its lanes (8.0). Sums of tiles wait in shared memory until those of a batch of runs
+ * are there and are added in order of columns; meanwhile the rings are filled for the next. */
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/linear/packed_step.cuh"
 #include "worker-gpu/kernels/linear/gemv_groups.cuh"
@@ -215,8 +215,8 @@ template <typename D> static size_t shared_bytes_of(const groups_params &q, uint
     return (size_t)warps * q.slots * (D::SLOT + 8) + (q.linear.cols + sums + 32) * sizeof(float);
 }
 
-/* Warps of a block that does `steps` steps: 24 hide a step's latency best (H200: a tenth faster than 16), unless
- * warps left idle in the last round cost more than that gains. */
+/* Warps of a block that does `steps` steps: 24 hide a step's latency best (H200: a tenth faster than 16),
+ * unless warps left idle in the last round cost more than that gains. */
 static uint32_t warps_for(const struct gpuk_device *device, uint32_t steps)
 {
     if (device->packed_warps) return (uint32_t)device->packed_warps;

@@ -1,7 +1,8 @@
 /* A product of each head. See heads.h.
  *
- * A block takes ROWS rows of one head by some tokens: the rows' numbers are decoded to shared memory, COLS columns at a time, and
- * meet the tokens' there. A thread makes whole sums of its own, so that their order is that of the columns. */
+ * A block takes ROWS rows of one head by some tokens: the rows' numbers are decoded to shared memory, COLS
+ * columns at a time, and meet the tokens' there. A thread makes whole sums of its own, so that their order is
+ * that of the columns. */
 #include "worker-gpu/kernels/linear/heads.h"
 
 #include "worker-gpu/kernels/formats/decode.cuh"

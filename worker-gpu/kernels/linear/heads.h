@@ -8,9 +8,10 @@
 #include "common/base/err.h"
 #include "common/formats/tensor_format.h"
 
-/* Rows first .. first + count of a matrix [heads * rows][cols]: row r of head h times the first cols of the head's numbers, of
- * token t, x[t * x_stride + h * head_in ..], is out[t * out_stride + h * head_out + r]. After a head's last row its numbers beyond
- * the first cols follow the products, as many as the output has room for: head_out - rows. */
+/* Rows first .. first + count of a matrix [heads * rows][cols]: row r of head h times the first cols of the
+ * head's numbers, of token t, x[t * x_stride + h * head_in ..], is out[t * out_stride + h * head_out + r].
+ * After a head's last row its numbers beyond the first cols follow the products, as many as the output has
+ * room for: head_out - rows. */
 struct gpuk_heads {
     enum tensor_format format; /* whose rows are all of one size */
     const void *weight;        /* row `first` */

@@ -1,7 +1,8 @@
 /* Linear layers: the kernels by format and schedule, and the launchers that choose from them.
  *
- * A schedule has a kernel for each format that it takes, and says whether that takes a layer. The first that does is
- * launched. To add a format: decode.cuh. worker-gpu/kernels/kernels.h says what the launchers mean. */
+ * A schedule has a kernel for each format that it takes, and says whether that takes a layer. The first that
+ * does is launched. To add a format: decode.cuh. worker-gpu/kernels/kernels.h says what the launchers
+ * mean. */
 #include "worker-gpu/kernels/formats/decode.cuh"
 
 /* The library multiplies what lies there as plain values. */

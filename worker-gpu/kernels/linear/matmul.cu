@@ -1,7 +1,7 @@
 /* Prefill's matrix products: cuBLASLt behind plans that are made once.
  *
- * Steady plans: each sum is added up in one piece, and products of fewer tokens take the algorithm of the most, so that a
- * token has the same bits in products of any size.
+ * Steady plans: each sum is added up in one piece, and products of fewer tokens take the algorithm of the
+ * most, so that a token has the same bits in products of any size.
  *
  * Row-major out[T][R] = x[T][C] w[R][C]^T is column-major out^T = w^T' x with w stored as C x R and x as C x
  * T, so the library sees op(A) = w transposed, B = x. A plan asks for the library's best algorithm for a
@@ -89,7 +89,8 @@ static cublasStatus_t set_tokens(struct gpuk_matmul_plan *p, uint64_t tokens)
              : cublasLtMatrixLayoutSetAttribute(p->c, CUBLASLT_MATRIX_LAYOUT_COLS, &tokens, sizeof tokens);
 }
 
-/* The first algorithm for the most tokens that takes every smaller multiple, too; then the plan's own number. */
+/* The first algorithm for the most tokens that takes every smaller multiple, too; then the plan's own
+ * number. */
 static int choose_steady(struct gpuk_matmul_plan *p, const cublasLtMatmulHeuristicResult_t *found, int count,
                          struct helm_err *err)
 {

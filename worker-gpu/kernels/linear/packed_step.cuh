@@ -1,5 +1,5 @@
-/* What a warp of gemv_groups reads of packed bf16 in one step: two packed tiles of one run, where they lie, how they
- * come to a slot of the warp's ring, and how they become values.
+/* What a warp of gemv_groups reads of packed bf16 in one step: two packed tiles of one run, where they lie,
+ * how they come to a slot of the warp's ring, and how they become values.
  *
  * Included by gemv_groups.cu. A *run* is a pair of neighbouring rows of one matrix (or its last row alone), a
  * whole number of packed tiles. Where a row has whole ones, a step has the tiles of the same columns of both
@@ -9,9 +9,9 @@
  * the copies (9.0: bulk copies; else it says the others where to copy from). A slot has the records, the
  * first bytes of the lists of escapes, and the step itself, which all lanes read when they compute it.
  *
- * Lanes build their 64 values in registers. Every lane stores its values of a tile to the slot, whose bytes are in
- * registers by then, puts the exponents of its escapes there and loads them again. Groups that are stored raw are
- * loaded as they are. */
+ * Lanes build their 64 values in registers. Every lane stores its values of a tile to the slot, whose bytes
+ * are in registers by then, puts the exponents of its escapes there and loads them again. Groups that are
+ * stored raw are loaded as they are. */
 #pragma once
 
 #include "worker-gpu/kernels/formats/decode.cuh"
@@ -31,7 +31,8 @@ struct alignas(16) packed_step {
 static const uint32_t STEP_RAW = 1 /* of a group that is stored so */,
                       STEP_LONG = 2 /* a list is longer than what is copied */;
 
-/* A tile's list: the number of its escapes, where it begins in the copied bytes, and how many bytes are copied. */
+/* A tile's list: the number of its escapes, where it begins in the copied bytes, and how many bytes are
+ * copied. */
 static __device__ __forceinline__ uint32_t step_count(const packed_step &d, uint32_t t)
 {
     return d.of_list[t] & 0xffff;

@@ -1,7 +1,7 @@
 /* Two rows of weights times one vector, by a warp: every format, shape and alignment, every device.
  *
- * Included by gemv_plain.cu and experts/plain.cu. Lanes load neighbouring pieces of both rows (decode.cuh), x through the
- * L1. */
+ * Included by gemv_plain.cu and experts/plain.cu. Lanes load neighbouring pieces of both rows (decode.cuh), x
+ * through the L1. */
 #pragma once
 
 #include "worker-gpu/kernels/formats/decode.cuh"

@@ -1,13 +1,15 @@
-/* Weights as they lie times some tokens, by the matrix instructions of warpgroups (9.0, sm_90a): the loop of experts/wide.cu
- * and gemm_wide.cu.
+/* Weights as they lie times some tokens, by the matrix instructions of warpgroups (9.0, sm_90a): the loop of
+ * experts/wide.cu and gemm_wide.cu.
  *
- * Included by these two, which say first how many warpgroups a block has (WIDE_GROUPS): four keep a multiprocessor's schedulers
- * busier while they decode, two have registers for twice as many tokens. A block stays and takes items in turn: 64 rows of
- * weights a warpgroup, 128 or 256 rows of x, some or all of the columns. A step is 64 columns: x comes into one of four places in shared memory as the matrix unit
- * reads it, columns of weights come with it, in units of more. What belongs to the step after next is asked for before a
- * step is multiplied, across items, too. Each warp decodes fragments of its 16 rows, 32 columns at a time, to registers,
- * while the products with the 32 before are at work: a weight is decoded once for all of an item's tokens, and x passes no
- * register. Every sum is taken in the order of columns, whatever tokens are beside a token.
+ * Included by these two, which say first how many warpgroups a block has (WIDE_GROUPS): four keep a
+ * multiprocessor's schedulers busier while they decode, two have registers for twice as many tokens. A block
+ * stays and takes items in turn: 64 rows of weights a warpgroup, 128 or 256 rows of x, some or all of the
+ * columns. A step is 64 columns: x comes into one of four places in shared memory as the matrix unit reads
+ * it, columns of weights come with it, in units of more. What belongs to the step after next is asked for
+ * before a step is multiplied, across items, too. Each warp decodes fragments of its 16 rows, 32 columns at a
+ * time, to registers, while the products with the 32 before are at work: a weight is decoded once for all of
+ * an item's tokens, and x passes no register. Every sum is taken in the order of columns, whatever tokens are
+ * beside a token.
  *
  * Templates are over a decoder (decode.cuh) and over work W, which says what the items are:
  *   items                    how many
@@ -15,8 +17,8 @@
  *   rows, two                of a matrix; an item's rows are of two matrices, 8 and 8 in turn
  *   item(index, item)        by all threads
  *   source(item, token)      which row of x
- *   store(item, sums)        a lane's sums[n][4 j + 2 r + i]: of token 64 n + 8 j + 2 (lane % 4) + i, and of rows lane / 4
- *                            and 8 more (r) of the warp's 16 */
+ *   store(item, sums)        a lane's sums[n][4 j + 2 r + i]: of token 64 n + 8 j + 2 (lane % 4) + i, and of
+ *                            rows lane / 4 and 8 more (r) of the warp's 16 */
 #pragma once
 
 #include "worker-gpu/kernels/linear/fragments.cuh"
@@ -44,8 +46,8 @@ struct wide_item {
     uint32_t owner; /* an expert, or a part */
 };
 
-/* Columns of a unit, how many have room, a row's bytes, and from row to row in shared memory: 16 bytes and a multiple of 32,
- * so that 8 rows' words lie in banks of their own. */
+/* Columns of a unit, how many have room, a row's bytes, and from row to row in shared memory: 16 bytes and a
+ * multiple of 32, so that 8 rows' words lie in banks of their own. */
 template <typename D, bool BLOCKS = D::SCALED> struct wide_unit {
     static const uint32_t COLUMNS = 256, BYTES = COLUMNS / D::VALUES * D::format::BYTES,
                           ALIGN = D::format::ALIGN,
@@ -64,8 +66,9 @@ template <typename D, typename W> struct wide_loop {
                           SHARED = WIDE_EIGHT /* to begin where eight tokens do */ +
                                    WIDE_STAGES * WIDE_X_BYTES + unit::ROOMS * W_BYTES;
 
-    /* Whether items of so many steps may follow each other: a unit of one step leaves no time between the use of the unit
-     * before it and the copies of the unit behind it, which go to the same room where there are two. */
+    /* Whether items of so many steps may follow each other: a unit of one step leaves no time between the use
+     * of the unit before it and the copies of the unit behind it, which go to the same room where there are
+     * two. */
     static bool takes_steps(uint32_t steps)
     {
         return steps >= WIDE_STEPS_MIN && (unit::ROOMS > 2 || steps % STEPS != 1);
@@ -202,7 +205,8 @@ template <typename D, typename W> struct wide_loop {
         for (uint32_t step = 0; step < steps; step++) {
             copies_wait<WIDE_AHEAD - 1>();
             bulk_after_stores(); /* the matrix unit reads past the threads' own order */
-            /* all have this step's, and the products of two steps before have been read by all: there goes what is next */
+            /* all have this step's, and the products of two steps before have been read by all: there goes
+             * what is next */
             __syncthreads();
             bring(ahead);
             next(ahead);

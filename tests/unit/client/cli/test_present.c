@@ -1,4 +1,5 @@
-/* Unit tests of client/cli/present.c: where lines are broken, what is dimmed, in whatever pieces the text comes. */
+/* Unit tests of client/cli/present.c: where lines are broken, what is dimmed, in whatever pieces the text
+ * comes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* client/connection/connection.c, generate.c, query.c: requests and their answers, one at a time and many, of an event
- * loop and from callbacks, against a daemon in a thread. */
+/* client/connection/connection.c, generate.c, query.c: requests and their answers, one at a time and many, of
+ * an event loop and from callbacks, against a daemon in a thread. */
 #include "tests/unit/client/connection/connection_case.h"
 
 #include <poll.h>

@@ -1,5 +1,5 @@
-/* client/connection/connection.c: daemons that fall silent, go away, answer with garbage or are not there, and where one
- * is looked for. */
+/* client/connection/connection.c: daemons that fall silent, go away, answer with garbage or are not there,
+ * and where one is looked for. */
 #include "tests/unit/client/connection/connection_case.h"
 
 #include <linux/capability.h>

@@ -1,4 +1,5 @@
-/* The thread of long masks: jobs come back done, the one that used the least time first, and are taken back in any state. */
+/* The thread of long masks: jobs come back done, the one that used the least time first, and are taken back
+ * in any state. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -122,7 +122,8 @@ static void test_conversation(void **state)
     responses_close(r);
 }
 
-/* A long conversation within the bound of a whole: its end stays usable with all that is before it, or goes. */
+/* A long conversation within the bound of a whole: its end stays usable with all that is before it, or
+ * goes. */
 static void test_long_conversation(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Unit tests of client/gateway/users.c: whose a request is, shares of generations, and bodies that are read in turn. */
+/* Unit tests of client/gateway/users.c: whose a request is, shares of generations, and bodies that are read
+ * in turn. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

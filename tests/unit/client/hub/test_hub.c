@@ -1,4 +1,5 @@
-/* Unit tests of common/model/hub.c, hub_tag.c and client/hub: names, tags, the cache's folder, checksums, lists of files. */
+/* Unit tests of common/model/hub.c, hub_tag.c and client/hub: names, tags, the cache's folder, checksums,
+ * lists of files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +24,8 @@ static void sums(const char *data, size_t length, size_t piece, const char *expe
     assert_string_equal(text, expected);
 }
 
-/* FIPS 180-4's examples, what `git hash-object` says, and a million letters in pieces around a block's size. */
+/* FIPS 180-4's examples, what `git hash-object` says, and a million letters in pieces around a block's
+ * size. */
 static void checksums(void **state)
 {
     (void)state;
@@ -41,7 +43,8 @@ static void checksums(void **state)
              "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
         sums(letters, sizeof letters, pieces[i], "de1fbf0c2f34f67f01f355f31ed0cf7319643c5e");
     }
-    /* Lengths at which the padding does and does not fit into the last block: "blob 42" and the like come first. */
+    /* Lengths at which the padding does and does not fit into the last block: "blob 42" and the like come
+     * first. */
     static const struct {
         size_t length;
         const char *id;

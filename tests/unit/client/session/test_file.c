@@ -1,4 +1,5 @@
-/* Unit tests of client/session/file.c: a file read as it was written, and 1,000 damaged ones, each refused with a reason. */
+/* Unit tests of client/session/file.c: a file read as it was written, and 1,000 damaged ones, each refused
+ * with a reason. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* The daemon's answers as Prometheus's text: histograms add up, labels carry nothing that breaks a line, a daemon that is not
- * there or is older is said as such. */
+/* The daemon's answers as Prometheus's text: histograms add up, labels carry nothing that breaks a line, a
+ * daemon that is not there or is older is said as such. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,6 @@
-/* Text of messages never becomes control tokens: each template of tests/data/chat/templates with its family's tokens, written
- * into every place that a caller fills; through byte-level tokenizers and SentencePiece-like ones, whose normalizers move text. */
+/* Text of messages never becomes control tokens: each template of tests/data/chat/templates with its family's
+ * tokens, written into every place that a caller fills; through byte-level tokenizers and SentencePiece-like
+ * ones, whose normalizers move text. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

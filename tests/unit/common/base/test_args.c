@@ -252,7 +252,8 @@ static void test_help(void **state)
     free(text);
 }
 
-/* A text with a line beyond 100 columns is broken anew; other texts, and what brackets hold, stay together. */
+/* A text with a line beyond 100 columns is broken anew; other texts, and what brackets hold, stay
+ * together. */
 static void test_help_width(void **state)
 {
     (void)state;

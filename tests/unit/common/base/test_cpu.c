@@ -135,7 +135,8 @@ static void a_mask_leaves_what_it_names_and_what_that_includes(void **state)
     }
 }
 
-/* What a program gets that runs under `mask`, whatever runs this test: the features, or -1 and its status is 2. */
+/* What a program gets that runs under `mask`, whatever runs this test: the features, or -1 and its status is
+ * 2. */
 static int features_under(const char *mask)
 {
     int found[2], status = 0, features = -1;

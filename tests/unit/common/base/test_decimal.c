@@ -1,4 +1,5 @@
-/* Decimal numbers: the same number however it is written, order against long double, digits by their place. */
+/* Decimal numbers: the same number however it is written, order against long double, digits by their
+ * place. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

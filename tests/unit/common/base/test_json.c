@@ -51,7 +51,8 @@ static void test_parse(void **state)
     }
 }
 
-/* A whole number of any width is JSON, and refused where it is read as one; NaN and Infinity are what Python writes. */
+/* A whole number of any width is JSON, and refused where it is read as one; NaN and Infinity are what Python
+ * writes. */
 static void test_numbers(void **state)
 {
     (void)state;

@@ -38,8 +38,8 @@ static void spin(uint64_t us)
     while (units_now_us() < end) {}
 }
 
-/* A child's time counts as one's own only when it has ended: before that it is another program. On a machine where
- * others are at work the first figure holds them, too: what is known is the difference. */
+/* A child's time counts as one's own only when it has ended: before that it is another program. On a machine
+ * where others are at work the first figure holds them, too: what is known is the difference. */
 static void what_a_child_took_is_ones_own_when_it_has_ended(void **state)
 {
     (void)state;

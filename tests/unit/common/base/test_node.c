@@ -12,7 +12,8 @@
 #include "common/base/units.h"
 #include "tests/unit/common/base/tree.h"
 
-/* MiB; what is free is a quarter of it each: free, active and inactive pages of files, twice as much reclaimable. */
+/* MiB; what is free is a quarter of it each: free, active and inactive pages of files, twice as much
+ * reclaimable. */
 static void write_node(const char *root, int node, const char *cpus, unsigned total, unsigned available)
 {
     char path[96], text[512];
@@ -28,8 +29,8 @@ static void write_node(const char *root, int node, const char *cpus, unsigned to
     tree_write(root, path, text);
 }
 
-/* Two nodes of 16 GiB with 4 and 12 GiB available, of which the kernel keeps half for itself; a third one that has memory
- * and no CPUs. */
+/* Two nodes of 16 GiB with 4 and 12 GiB available, of which the kernel keeps half for itself; a third one
+ * that has memory and no CPUs. */
 static void write_machine(const char *root)
 {
     tree_write(root, "proc/meminfo", "MemTotal:       37748736 kB\nMemAvailable:    9437184 kB\n");

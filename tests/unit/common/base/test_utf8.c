@@ -9,7 +9,8 @@
 
 #include "common/base/utf8.h"
 
-/* Every character is written and read as itself, forwards and backwards, and none of its beginnings is a character. */
+/* Every character is written and read as itself, forwards and backwards, and none of its beginnings is a
+ * character. */
 static void characters_come_back(void **state)
 {
     (void)state;

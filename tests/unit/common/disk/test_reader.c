@@ -1,6 +1,6 @@
-/* Unit tests of the reader, in both ways: bytes as the file has them, whatever sizes of reads, parts and queue; many reads at
- * once; the end of the file inside a block; and each fault: a file that ends too early, a descriptor that cannot be read, a
- * read that fails with EIO. */
+/* Unit tests of the reader, in both ways: bytes as the file has them, whatever sizes of reads, parts and
+ * queue; many reads at once; the end of the file inside a block; and each fault: a file that ends too early,
+ * a descriptor that cannot be read, a read that fails with EIO. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,10 +1,10 @@
-/* Unit tests of common/experts/slots.c: what is present is what came, each expert and slot once; hit rates over generated
- * traces of choices, with and without order in them.
+/* Unit tests of common/experts/slots.c: what is present is what came, each expert and slot once; hit rates
+ * over generated traces of choices, with and without order in them.
  *
- * A trace with order is drawn by how recently an expert was used: a layer's experts stand in a list, the last used in
- * front, and a choice takes the one at a depth that is distributed as in published traces, where an eighth of the experts,
- * kept by recency, has 67 % of what comes and a quarter 81 %. In between it is linear, half of all within the last
- * token's own. */
+ * A trace with order is drawn by how recently an expert was used: a layer's experts stand in a list, the last
+ * used in front, and a choice takes the one at a depth that is distributed as in published traces, where an
+ * eighth of the experts, kept by recency, has 67 % of what comes and a quarter 81 %. In between it is linear,
+ * half of all within the last token's own. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -134,7 +134,8 @@ static struct found hits(const struct run *run)
     return found;
 }
 
-/* As for experts on disk: each that is missing is brought at once, into a slot that the step does not use, if there is one. */
+/* As for experts on disk: each that is missing is brought at once, into a slot that the step does not use, if
+ * there is one. */
 static double hits_admitted(bool sticky, uint32_t slots)
 {
     static struct trace trace;
@@ -206,7 +207,8 @@ static void sticky_routing_is_followed(void **unused)
     assert_true(still.moves == 0 && still.part > 0.2 && still.part < 0.3);
     assert_true(late.part > 0.6 && late.part < quarter.part);
     assert_true(few.part > 0.5 && few.part < quarter.part);
-    /* What is foretold is what moves in the worker find, also where none move, and so is what the slots had. */
+    /* What is foretold is what moves in the worker find, also where none move, and so is what the slots
+     * had. */
     assert_true(late.foretold > late.part - 0.03 && late.foretold < late.part + 0.03);
     assert_true(still.foretold > late.foretold - 0.03 && still.foretold < late.foretold + 0.03);
     assert_true(late.filled > still.part - 0.03 && late.filled < still.part + 0.03);
@@ -214,8 +216,8 @@ static void sticky_routing_is_followed(void **unused)
     assert_true(late.moves > 0.6 * all * (1 - late.part) && late.moves < 0.8 * all * (1 - late.part));
 }
 
-/* Where moves cost more than they save, nothing moves, though routing has order: at this price 0.68 foretold hits are worth
- * (0.68 - 0.25) / (1 - 0.68) = 1.3. */
+/* Where moves cost more than they save, nothing moves, though routing has order: at this price 0.68 foretold
+ * hits are worth (0.68 - 0.25) / (1 - 0.68) = 1.3. */
 static void moves_that_cost_too_much_are_not_made(void **unused)
 {
     (void)unused;
@@ -248,7 +250,8 @@ static void filled_by_uses(void **unused)
         assert_true(table[7] != EXPERT_SLOT_NONE && table[100 + l] != EXPERT_SLOT_NONE);
         assert_true(table[8] == EXPERT_SLOT_NONE);
     }
-    /* Expert 8 is used again and again: once that is foretold, two steps behind, it moves in. The evicted one is absent at once. */
+    /* Expert 8 is used again and again: once that is foretold, two steps behind, it moves in. The evicted one
+     * is absent at once. */
     const uint32_t id = 8, *table = expert_slots_table(s, 2);
     for (uint32_t step = 0; step < 3; step++) {
         assert_int_equal(expert_slots_moves(s, 2, move, 4), 0);

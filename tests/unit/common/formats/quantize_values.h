@@ -1,5 +1,5 @@
-/* The values that quantizers are held to, here and where the reference's errors were measured: the same on every machine,
- * since only sums and products make them. */
+/* The values that quantizers are held to, here and where the reference's errors were measured: the same on
+ * every machine, since only sums and products make them. */
 #pragma once
 
 #include <stdint.h>
@@ -7,7 +7,8 @@
 #define QUANTIZE_ROWS 32
 #define QUANTIZE_COLS 1024
 
-/* Kind 0: near a normal distribution, sums of twelve; kind 1: its cube, whose largest value is thirty times its mean. */
+/* Kind 0: near a normal distribution, sums of twelve; kind 1: its cube, whose largest value is thirty times
+ * its mean. */
 static inline void quantize_fill(float *value, int kind)
 {
     uint32_t seed = 2463534242u;

@@ -1,5 +1,5 @@
-/* GGUF's blocks of few bits: every value of random blocks, with scales that are NaN, infinite, subnormal and zero, is
- * what a second decoder says, which takes one value at a time and computes in double. */
+/* GGUF's blocks of few bits: every value of random blocks, with scales that are NaN, infinite, subnormal and
+ * zero, is what a second decoder says, which takes one value at a time and computes in double. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -182,8 +182,8 @@ static void test_values(void **state)
     for (size_t f = 0; f < sizeof halves / sizeof *halves; f++) check_format(f);
 }
 
-/* Every format of blocks is tested here but Q8_0 and those of grids (test_blocks_grid.c), which are only read; what is wrong in a
- * matrix is refused. */
+/* Every format of blocks is tested here but Q8_0 and those of grids (test_blocks_grid.c), which are only
+ * read; what is wrong in a matrix is refused. */
 static void test_registry(void **state)
 {
     (void)state;

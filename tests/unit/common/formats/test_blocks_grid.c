@@ -1,5 +1,6 @@
-/* GGUF's blocks of places in grids: every value of 1,024 random blocks of each format is what gguf's own decoder made of them
- * (tests/data/golden-blocks), and scales that are no numbers make values that are none. */
+/* GGUF's blocks of places in grids: every value of 1,024 random blocks of each format is what gguf's own
+ * decoder made of them (tests/data/golden-blocks), and scales that are no numbers make values that are
+ * none. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -90,7 +91,8 @@ static void values_are_those_of_gguf(void **state)
     for (size_t f = 0; f < FORMATS; f++) check_golden(formats[f]);
 }
 
-/* Scales of scales that are infinite, no numbers, subnormal and zero: no value of these formats is 0 times a scale. */
+/* Scales of scales that are infinite, no numbers, subnormal and zero: no value of these formats is 0 times a
+ * scale. */
 static void odd_scales(void **state)
 {
     static const uint16_t halves[] = {0x7c00, 0xfc00, 0x7e00, 0x0001, 0x83ff, 0x0000};

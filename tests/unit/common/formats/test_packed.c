@@ -1,6 +1,6 @@
-/* common/formats/packed.c: every group comes back bit for bit, from the plain and from the fast writer the same
- * bytes; sizes are what the header says; layout is what the header says (read here a third way); bytes that
- * are no group are refused without a touch outside them. */
+/* common/formats/packed.c: every group comes back bit for bit, from the plain and from the fast writer the
+ * same bytes; sizes are what the header says; layout is what the header says (read here a third way); bytes
+ * that are no group are refused without a touch outside them. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* Q8_0 as GGUF's files have it: where scale and numbers stand, how they are rounded, what cannot be written. That
- * it reads back within its error is tested with all formats (test_tensor_format.c). */
+/* Q8_0 as GGUF's files have it: where scale and numbers stand, how they are rounded, what cannot be written.
+ * That it reads back within its error is tested with all formats (test_tensor_format.c). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
-/* Values to blocks of few bits: the error over matrices of two kinds is no larger than llama.cpp's on the same values,
- * every variant writes the same bytes, importance makes what matters better, and what has no code is refused. */
+/* Values to blocks of few bits: the error over matrices of two kinds is no larger than llama.cpp's on the
+ * same values, every variant writes the same bytes, importance makes what matters better, and what has no
+ * code is refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,8 +16,8 @@
 #include "common/formats/quantize.h"
 #include "tests/unit/common/formats/quantize_values.h"
 
-/* Relative RMS errors, of values alike and of values with outliers (quantize_values.h). `reference`: of blocks made by
- * ggml's quantizers (ggml_quantize_chunk, commit d99724f2) of the same values. */
+/* Relative RMS errors, of values alike and of values with outliers (quantize_values.h). `reference`: of
+ * blocks made by ggml's quantizers (ggml_quantize_chunk, commit d99724f2) of the same values. */
 static const struct {
     enum tensor_format format;
     double reference[2];
@@ -154,8 +155,8 @@ static void what_cannot_be_coded_is_refused(void **state)
         }
 }
 
-/* Extremes that have a code: zeros stay zeros, the largest give values that are close; those too small for scales of
- * fp16 may become 0. */
+/* Extremes that have a code: zeros stay zeros, the largest give values that are close; those too small for
+ * scales of fp16 may become 0. */
 static void extremes_are_finite(void **state)
 {
     (void)state;

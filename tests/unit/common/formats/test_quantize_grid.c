@@ -1,5 +1,6 @@
-/* Values to places in grids: the weighted error of some blocks is at most 1.05 times that of a search over every entry, sign and scale; importance
- * makes what matters better; what has no code is refused, and zeros stay zeros. */
+/* Values to places in grids: the weighted error of some blocks is at most 1.05 times that of a search over
+ * every entry, sign and scale; importance makes what matters better; what has no code is refused, and zeros
+ * stay zeros. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,8 +42,9 @@ static float normal(void)
     return (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
 }
 
-/* The least error of `dims` magnitudes, one of them perhaps turned (-1: none), at a scale; with a price of turning one, in even
- * grids of eight, where magnitudes are not negative. Errors only grow, so an entry is left when it is worse than another. */
+/* The least error of `dims` magnitudes, one of them perhaps turned (-1: none), at a scale; with a price of
+ * turning one, in even grids of eight, where magnitudes are not negative. Errors only grow, so an entry is
+ * left when it is worse than another. */
 static double entry_error(const struct grid *g, const double *x, const float *w, double scale, bool turns)
 {
     double least = INFINITY;

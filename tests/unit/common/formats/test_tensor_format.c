@@ -1,6 +1,6 @@
-/* The registry of weight formats: names, sizes, and that what a format writes reads back, row by row, over odd
- * shapes; every row of the registry is walked, so a format cannot stand in it untested. Those of grids are only read
- * (test_blocks_grid.c). */
+/* The registry of weight formats: names, sizes, and that what a format writes reads back, row by row, over
+ * odd shapes; every row of the registry is walked, so a format cannot stand in it untested. Those of grids
+ * are only read (test_blocks_grid.c). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* Models in GGUF files, made in memory by a recipe, written, and read as models: what the tests of gguf_model.c begin with. */
+/* Models in GGUF files, made in memory by a recipe, written, and read as models: what the tests of
+ * gguf_model.c begin with. */
 #pragma once
 
 #include <setjmp.h>

@@ -1,5 +1,5 @@
-/* What workers can compute (common/model/able.c): every field that changes a result is known to the table, and what no worker
- * computes is refused with the operation's name. */
+/* What workers can compute (common/model/able.c): every field that changes a result is known to the table,
+ * and what no worker computes is refused with the operation's name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,8 @@
 #include "common/model/able.h"
 #include "common/model/arch.h"
 
-/* OPT has LayerNorms, learned positions and ReLU, which GPU workers have not. A running mean is the emulated device's alone. */
+/* OPT has LayerNorms, learned positions and ReLU, which GPU workers have not. A running mean is the emulated
+ * device's alone. */
 static bool gpus_cannot(const struct arch *arch, enum able_worker worker)
 {
     return (arch == &arch_opt && worker != ABLE_CPU) || (arch == &arch_state_test && worker == ABLE_GPU);

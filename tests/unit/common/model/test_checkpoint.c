@@ -1,5 +1,5 @@
-/* Whole checkpoints: the golden ones load; missing, surplus, misplaced and misshapen tensors are refused with the
- * tensor's name. */
+/* Whole checkpoints: the golden ones load; missing, surplus, misplaced and misshapen tensors are refused with
+ * the tensor's name. */
 #include "tests/unit/common/model/written_checkpoints.h"
 
 static void test_golden_models(void **state)

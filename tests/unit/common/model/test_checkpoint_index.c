@@ -1,5 +1,5 @@
-/* The files of a checkpoint: contradictory indexes, links out of the folder, generation_config.json, weights cut short,
- * and headers without weights. */
+/* The files of a checkpoint: contradictory indexes, links out of the folder, generation_config.json, weights
+ * cut short, and headers without weights. */
 #include "tests/unit/common/model/written_checkpoints.h"
 
 /* The weight_map of the list, to be bent. */

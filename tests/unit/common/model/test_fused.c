@@ -1,5 +1,5 @@
-/* Experts' tensors as gpt-oss's files have them: which ones of the model they are, their values row by row, whatever part is
- * asked for, and what is refused. */
+/* Experts' tensors as gpt-oss's files have them: which ones of the model they are, their values row by row,
+ * whatever part is asked for, and what is refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -90,7 +90,8 @@ static uint8_t *read_tensor(const struct opened *o, enum tensor_role role)
     return all;
 }
 
-/* Value c of row `row` of expert e as the format's description says: numbers two in a byte, the lower half first. */
+/* Value c of row `row` of expert e as the format's description says: numbers two in a byte, the lower half
+ * first. */
 static float mxfp4_value(const struct model_tensor *t, uint64_t file_row, uint64_t c, uint64_t file_rows,
                          uint64_t e)
 {

@@ -145,7 +145,8 @@ static void test_truncated(void **state)
         }
         assert_true(err.code != 0 && strstr(err.text, "f.gguf"));
         assert_false(more);
-        /* The same as the beginning of a whole file: more is asked for exactly while the header is not whole. */
+        /* The same as the beginning of a whole file: more is asked for exactly while the header is not
+         * whole. */
         uint8_t *copy = malloc(length + 1);
         memcpy(copy, built.bytes, length);
         err = (struct helm_err){0};

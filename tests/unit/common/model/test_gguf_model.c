@@ -1,5 +1,5 @@
-/* Models in GGUF files: configuration from keys, tensors by name, one file, a folder with one, several files; and what
- * must be refused, by name. */
+/* Models in GGUF files: configuration from keys, tensors by name, one file, a folder with one, several files;
+ * and what must be refused, by name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -309,7 +309,8 @@ static void v3_keys(struct built *b, const char *arch, uint32_t function)
 KEYS(v3, v3_keys(b, arch, 2))
 KEYS(v3_softmax, v3_keys(b, arch, 1))
 
-/* The expert that every token has: its matrices come first, as they are used; what weighs it is kept with the norms. */
+/* The expert that every token has: its matrices come first, as they are used; what weighs it is kept with the
+ * norms. */
 static void test_shared_experts(void **state)
 {
     (void)state;

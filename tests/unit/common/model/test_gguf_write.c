@@ -1,5 +1,5 @@
-/* GGUF files that are written: values of every type and tensors read back as they were put; a configuration of each
- * architecture comes back the same; a file has its name only when it is whole. */
+/* GGUF files that are written: values of every type and tensors read back as they were put; a configuration
+ * of each architecture comes back the same; a file has its name only when it is whole. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Configurations of Phi-3, OPT, Granite, the hybrids and other families: what their keys mean, and what is refused by name. Each begins with the config.json of
- * the reference in tests/data/golden. */
+/* Configurations of Phi-3, OPT, Granite, the hybrids and other families: what their keys mean, and what is
+ * refused by name. Each begins with the config.json of the reference in tests/data/golden. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -69,7 +69,8 @@ static void a_longrope_has_two_tables(void **state)
     model_config_free(&c);
 }
 
-/* The name and place that transformers 5 has for them; an attention factor of its own; the first name of the type. */
+/* The name and place that transformers 5 has for them; an attention factor of its own; the first name of the
+ * type. */
 static void other_forms_of_a_longrope(void **state)
 {
     (void)state;
@@ -158,7 +159,8 @@ static void hybrids_are_read(void **state)
     model_config_free(&c);
 }
 
-/* Tables of RoPE: OLMo 3's windows have one that is not scaled; SmolLM3's layers without RoPE one in which nothing turns. */
+/* Tables of RoPE: OLMo 3's windows have one that is not scaled; SmolLM3's layers without RoPE one in which
+ * nothing turns. */
 static void families_have_second_tables(void **state)
 {
     (void)state;
@@ -189,7 +191,8 @@ static void families_have_second_tables(void **state)
     model_config_free(&c);
 }
 
-/* The text of a Mistral 3 is a Mistral or a Ministral 3, by its model_type; q grows where its rope_parameters say so. */
+/* The text of a Mistral 3 is a Mistral or a Ministral 3, by its model_type; q grows where its rope_parameters
+ * say so. */
 #define MISTRAL3 "\"architectures\": [\"Mistral3ForConditionalGeneration\"], \"model_type\": \"mistral3\", "
 static void the_text_of_mistral3_tells_which_it_is(void **state)
 {
@@ -208,8 +211,8 @@ static void the_text_of_mistral3_tells_which_it_is(void **state)
     assert_true(fabsf(math_growth(0.5f, 128, 300) - (1 + 0.5f * logf(3))) < 1e-6f);
 }
 
-/* Latent attention is that of many heads over one, whose key is the latent and the shared key; scores are those of a head's own
- * size, times YaRN's factor squared. */
+/* Latent attention is that of many heads over one, whose key is the latent and the shared key; scores are
+ * those of a head's own size, times YaRN's factor squared. */
 static void latent_attention_is_of_one_kv_head(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Large experts in parts (common/model/parts.h): which models' experts are cut, that a cut model's tensors have the bytes of
- * whole experts, from every kind of file, and that the choice of a cut router is the whole one's. */
+/* Large experts in parts (common/model/parts.h): which models' experts are cut, that a cut model's tensors
+ * have the bytes of whole experts, from every kind of file, and that the choice of a cut router is the whole
+ * one's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -189,8 +190,8 @@ static void only_large_experts_are_cut(void **state)
     }
 }
 
-/* With the logits of an expert for each of its parts the choice is its parts, in order, each with its weight; also of ties,
- * of numbers that are none, and where all are. */
+/* With the logits of an expert for each of its parts the choice is its parts, in order, each with its weight;
+ * also of ties, of numbers that are none, and where all are. */
 static void a_cut_router_chooses_parts_of_the_same_experts(void **state)
 {
     (void)state;

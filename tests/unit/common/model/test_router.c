@@ -1,5 +1,6 @@
-/* The choice of experts (common/model/router.h) as published architectures define it, with figures that were worked out by hand:
- * kernels and processors are held against this function, so nothing else may say what it is. */
+/* The choice of experts (common/model/router.h) as published architectures define it, with figures that were
+ * worked out by hand: kernels and processors are held against this function, so nothing else may say what it
+ * is. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,7 +65,8 @@ static void softmax_over_the_chosen(void **state)
            (const double[]){2.0 / 3, 1.0 / 3});
 }
 
-/* DeepSeek-V3: a bias counts for the choice and not for the weight; groups are chosen by the sum of their two best. */
+/* DeepSeek-V3: a bias counts for the choice and not for the weight; groups are chosen by the sum of their two
+ * best. */
 static void sigmoid_with_bias_and_groups(void **state)
 {
     (void)state;

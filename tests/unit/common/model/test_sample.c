@@ -1,5 +1,6 @@
-/* Unit tests of common/model/sample.c: a model of some layers of another one, of Gemma 4's small kind, whose layers read the cache of
- * others, are of two widths, and take a part each of what the model makes of a token. */
+/* Unit tests of common/model/sample.c: a model of some layers of another one, of Gemma 4's small kind, whose
+ * layers read the cache of others, are of two widths, and take a part each of what the model makes of a
+ * token. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* Plans that use two devices: their JSON, the queries that take a processor or a memory, the lanes, what is refused. */
+/* Plans that use two devices: their JSON, the queries that take a processor or a memory, the lanes, what is
+ * refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Unit tests of common/plan/placement.c on the tied and untied reference checkpoints: where everything lies, and
- * what is said of lists that were changed by hand. */
+/* Unit tests of common/plan/placement.c on the tied and untied reference checkpoints: where everything lies,
+ * and what is said of lists that were changed by hand. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,8 @@
 #include "tests/written_formats.h"
 #include "tests/written_plans.h"
 
-/* Where a tensor comes in the order of use of a memory; the head's matrix comes last wherever the head is there. */
+/* Where a tensor comes in the order of use of a memory; the head's matrix comes last wherever the head is
+ * there. */
 static uint32_t rank_of(const struct model *m, const struct plan *plan, enum plan_memory memory,
                         const struct placement *p)
 {
@@ -36,8 +37,8 @@ static bool is_in(const struct model *m, const struct plan *plan, enum plan_memo
     return plan_home_memory(plan->unit[model_tensor_unit(t)].home[0]) == memory;
 }
 
-/* Everything the header promises of one memory, where all lies as stored. Boundaries and sizes are those that the
- * workers laid out for themselves before there was a list. */
+/* Everything the header promises of one memory, where all lies as stored. Boundaries and sizes are those that
+ * the workers laid out for themselves before there was a list. */
 static void check_memory(const struct model *m, const struct plan *plan, enum plan_memory memory)
 {
     const struct placements in = placements_in(plan, memory);
@@ -151,8 +152,8 @@ static void prefill_lists_change_nothing(void **state)
     model_free(&m);
 }
 
-/* In host memory packed ones lie in order among the others, with room for the most. In VRAM they are the last, in
- * order, with room for what they are said to come to. */
+/* In host memory packed ones lie in order among the others, with room for the most. In VRAM they are the
+ * last, in order, with room for what they are said to come to. */
 static void packed_matrices_have_rooms(void **state)
 {
     (void)state;
@@ -215,7 +216,8 @@ static void what_can_be_packed_goes_by_shape(void **state)
     assert_int_equal(model_read("tests/data/golden/qwen3", &m, &err), 0);
     placement_packing(&m, link, cpu);
     for (uint32_t u = 0; u < 8; u++) assert_true(link[u] && cpu[u] == (u % 2 == 0)); /* 256 and 704 columns */
-    /* Attention of layers 0 and 1 gets other rows, and the MLPs of 1 and 2 such; one matrix of the latter does not. */
+    /* Attention of layers 0 and 1 gets other rows, and the MLPs of 1 and 2 such; one matrix of the latter
+     * does not. */
     for (uint32_t i = 0; i < m.tensor_count; i++) {
         struct model_tensor *t = &m.tensors[i];
         bool mlp = unit_part_of_role(t->role) == UNIT_MLP;

@@ -1,4 +1,5 @@
-/* Unit tests of common/plan/plan.c: what plans may say and how much of it, and the sizes that follow from them. */
+/* Unit tests of common/plan/plan.c: what plans may say and how much of it, and the sizes that follow from
+ * them. */
 #include "tests/unit/common/plan/plan_texts.h"
 
 #include "common/plan/engine_limits.h"
@@ -178,7 +179,8 @@ static void rows_share_the_places(void **state)
     assert_int_equal(plan_free_places(64, 32), 4);
 }
 
-/* Few positions the GPU reads itself, of more a part; layers with a short window it has alone, and the others are numbered. */
+/* Few positions the GPU reads itself, of more a part; layers with a short window it has alone, and the others
+ * are numbered. */
 static void layers_and_steps_have_ways(void **state)
 {
     (void)state;

@@ -134,7 +134,8 @@ static void flags_say_it_of_an_invariant_plan(void **state)
     plan_free(&plan);
 }
 
-/* A CPU's chunks give a token the same bits whatever their size: one kind of prompts, whose pages all prompts find. */
+/* A CPU's chunks give a token the same bits whatever their size: one kind of prompts, whose pages all prompts
+ * find. */
 static void prompts_on_a_cpu_are_of_one_kind(void **state)
 {
     (void)state;

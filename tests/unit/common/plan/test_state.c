@@ -1,4 +1,5 @@
-/* Unit tests of common/plan/state.c: what layers keep, as numbers and as JSON; where records lie; pages of hybrids. */
+/* Unit tests of common/plan/state.c: what layers keep, as numbers and as JSON; where records lie; pages of
+ * hybrids. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

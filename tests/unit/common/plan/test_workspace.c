@@ -1,4 +1,5 @@
-/* Unit tests of common/plan/workspace.c: the CPU's activations of a model whose per-layer embeddings are wider than its MLPs. */
+/* Unit tests of common/plan/workspace.c: the CPU's activations of a model whose per-layer embeddings are
+ * wider than its MLPs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

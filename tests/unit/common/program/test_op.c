@@ -138,8 +138,8 @@ static void is_mixed(const struct math_op *math, enum processor_kind processor, 
     assert_string_equal(op_name(kinds[count - 1]), last);
 }
 
-/* Scales of experts make the choice an operation of its own, a norm of their own one more on the CPU; in both memories what asks
- * for experts chooses, and what is asked for comes normed. */
+/* Scales of experts make the choice an operation of its own, a norm of their own one more on the CPU; in both
+ * memories what asks for experts chooses, and what is asked for comes normed. */
 static void experts_with_norms_and_scales_of_their_own(void **state)
 {
     (void)state;

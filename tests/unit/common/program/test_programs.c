@@ -1,5 +1,5 @@
-/* Both workers' programs consist of what program_ops_of says: of every golden model, printed whole, each layer
- * in each size of step. */
+/* Both workers' programs consist of what program_ops_of says: of every golden model, printed whole, each
+ * layer in each size of step. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,7 @@
-/* common/sampling/sampling.c against a brute-force sampler that follows the header's words with a full sort and libm's
- * exp: random vocabularies, ties, every combination of filters; then the draw's distribution, the penalties
- * by hand, logprobs, non-finite logits and reproducibility. Draws from less than a row: test_sampling_few.c.
+/* common/sampling/sampling.c against a brute-force sampler that follows the header's words with a full sort
+ * and libm's exp: random vocabularies, ties, every combination of filters; then the draw's distribution, the
+ * penalties by hand, logprobs, non-finite logits and reproducibility. Draws from less than a row:
+ * test_sampling_few.c.
  *
  * The brute force has another exp, so where the draw or a cut lies within 1e-6 of a border the two may
  * differ: the result must then be what the brute force gives with the number moved by that much, and that

@@ -1,4 +1,5 @@
-/* Unit tests of common/shared/arena.c and the layout; several threads and processes: tests/ipc/test_arena_*.c. */
+/* Unit tests of common/shared/arena.c and the layout; several threads and processes:
+ * tests/ipc/test_arena_*.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
-/* common/shared/kv_layout.h: every row of every page has its own bytes, in the documented order, and large pools do
- * not overflow 32 bits; and kv_append (common/cpu/kernels/attention.c) writes exactly those bytes, rounded to nearest
- * even; and the cache's quantised type does what its definition says. */
+/* common/shared/kv_layout.h: every row of every page has its own bytes, in the documented order, and large
+ * pools do not overflow 32 bits; and kv_append (common/cpu/kernels/attention.c) writes exactly those bytes,
+ * rounded to nearest even; and the cache's quantised type does what its definition says. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -177,8 +177,8 @@ static float random_float(uint64_t *state) /* in [-1, 1) */
     return (float)(*state >> 40) * 0x1p-23f - 1;
 }
 
-/* A block's scale is the nearest fp16 to its largest over 127, and each value is off by half a scale at most; of
- * blocks that small that fp16's unit is not, by a unit more for each number. */
+/* A block's scale is the nearest fp16 to its largest over 127, and each value is off by half a scale at most;
+ * of blocks that small that fp16's unit is not, by a unit more for each number. */
 static void test_q8_0_is_the_nearest(void **state)
 {
     (void)state;

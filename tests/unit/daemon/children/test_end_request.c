@@ -1,4 +1,5 @@
-/* Unit tests of daemon/children/end_request.c, and of what waits for a child at start while the signals wait. */
+/* Unit tests of daemon/children/end_request.c, and of what waits for a child at start while the signals
+ * wait. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* Unit tests of daemon/children/rundir.c: what is removed at the end, and that nothing is that no daemon made. */
+/* Unit tests of daemon/children/rundir.c: what is removed at the end, and that nothing is that no daemon
+ * made. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Unit tests of daemon/clients/client_socket.c, with libzmq on the other end: a client over a bound waits and loses
- * nothing, a frame beyond all bounds costs its connection, and unread answers are bounded. */
+/* Unit tests of daemon/clients/client_socket.c, with libzmq on the other end: a client over a bound waits and
+ * loses nothing, a frame beyond all bounds costs its connection, and unread answers are bounded. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
-/* Unit tests of daemon/clients/curve.c, against a client's half that is written here after the RFC: a client without
- * a key of its own, or with a changed bit, is refused. (test_helmd.py shows that libzmq's clients are accepted.) */
+/* Unit tests of daemon/clients/curve.c, against a client's half that is written here after the RFC: a client
+ * without a key of its own, or with a changed bit, is refused. (test_helmd.py shows that libzmq's clients are
+ * accepted.) */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -75,7 +76,8 @@ static void take_welcome(struct talk *t, const uint8_t welcome[CURVE_WELCOME])
 
 enum { METADATA = 23, INITIATE = 113 + MAC + 128 + METADATA };
 
-/* `vouches_for`: the short-term key that the long-term one vouches for; `server`: the server it is meant for. */
+/* `vouches_for`: the short-term key that the long-term one vouches for; `server`: the server it is meant
+ * for. */
 static void initiate(struct talk *t, const uint8_t *vouches_for, const uint8_t *server,
                      uint8_t data[INITIATE])
 {

@@ -1,4 +1,5 @@
-/* Unit tests of daemon/clients/zmtp.c: the same messages however the bytes are cut, and the bounds of one to the byte. */
+/* Unit tests of daemon/clients/zmtp.c: the same messages however the bytes are cut, and the bounds of one to
+ * the byte. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* Unit tests of daemon/observe/drift.c: medians of kinds of steps, when a drift begins and ends, and what is blamed.
+/* Unit tests of daemon/observe/drift.c: medians of kinds of steps, when a drift begins and ends, and what is
+ * blamed.
  */
 #include <setjmp.h>
 #include <stdarg.h>

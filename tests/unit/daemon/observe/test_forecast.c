@@ -1,5 +1,5 @@
-/* Unit tests of daemon/observe/forecast.c and daemon/observe/observe.c: forecasts agree with the cost model and are made
- * once, chunks keep within their time, and steps are filed under what they are. */
+/* Unit tests of daemon/observe/forecast.c and daemon/observe/observe.c: forecasts agree with the cost model
+ * and are made once, chunks keep within their time, and steps are filed under what they are. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -79,7 +79,8 @@ static void decode_forecasts_are_the_cost_models(void **state)
     free(s);
 }
 
-/* Where a cache of two tiers outgrows its places the time jumps: forecasts are near the cost model on both sides. */
+/* Where a cache of two tiers outgrows its places the time jumps: forecasts are near the cost model on both
+ * sides. */
 static void two_tiers_are_forecast_at_every_depth(void **state)
 {
     (void)state;
@@ -165,8 +166,8 @@ static void chunks_keep_within_their_time(void **state)
     free(s);
 }
 
-/* The link takes longer for the weights than a step may: cutting a chunk would save the other rows no waiting, and
- * make its prompt wait for the weights once for every 16 tokens. */
+/* The link takes longer for the weights than a step may: cutting a chunk would save the other rows no
+ * waiting, and make its prompt wait for the weights once for every 16 tokens. */
 static void a_chunk_that_costs_nothing_more_is_not_cut(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Counters and histograms of helmd: values in their buckets, ends and refusals by number, the steps' time by resource. */
+/* Counters and histograms of helmd: values in their buckets, ends and refusals by number, the steps' time by
+ * resource. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -117,7 +117,8 @@ static void measured_steps_correct_them(void **state)
     tear_down(s);
 }
 
-/* The layer's own time is in every step; drafts that rows make for the next one come on top, the first without a pass of its own. */
+/* The layer's own time is in every step; drafts that rows make for the next one come on top, the first
+ * without a pass of its own. */
 static void drafts_that_are_made_have_a_price(void **state)
 {
     (void)state;
@@ -184,7 +185,8 @@ static void observe_row(struct setting *s, struct step *step, const struct step_
     observe_step(&s->observe, step, done, 0, 0.5);
 }
 
-/* Rows that begin in a prompt, also its last one, which samples, are computed as chunks: they say nothing of answers' steps. */
+/* Rows that begin in a prompt, also its last one, which samples, are computed as chunks: they say nothing of
+ * answers' steps. */
 static void prompts_say_nothing_of_steps_of_few_tokens(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Unit tests of daemon/planner/activations/: what is chosen by a profile's rates, which rates it is priced by, what a
- * verdict says of a plan, and verdicts as files: both ways, and what is refused. */
+/* Unit tests of daemon/planner/activations/: what is chosen by a profile's rates, which rates it is priced
+ * by, what a verdict says of a plan, and verdicts as files: both ways, and what is refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,8 +44,8 @@ static void touch(const struct stage *s, const char *content, time_t time)
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-/* Matrices of layers in q4_k, the head in q6_k; the CPU twice as fast with int8 for the one, as fast for the other. Layers
- * 0 and 1 on the GPU. */
+/* Matrices of layers in q4_k, the head in q6_k; the CPU twice as fast with int8 for the one, as fast for the
+ * other. Layers 0 and 1 on the GPU. */
 static int open_stage(void **state)
 {
     struct stage *s = calloc(1, sizeof *s);
@@ -248,7 +248,8 @@ static void files_that_are_none_are_refused(void **state)
     }
 }
 
-/* One that was interrupted decides nothing, and the next check goes on from it; not where another plan's units are asked. */
+/* One that was interrupted decides nothing, and the next check goes on from it; not where another plan's
+ * units are asked. */
 static void an_interrupted_check_is_gone_on_with(void **state)
 {
     struct stage *s = *state;

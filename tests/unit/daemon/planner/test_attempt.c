@@ -28,7 +28,8 @@
 /* Folder of the model that takes the place of made-up shapes; NULL: none does. */
 static const char *folder;
 
-/* Among the machines from this one on is one whose CPU is faster than its device, which was asked for by name. */
+/* Among the machines from this one on is one whose CPU is faster than its device, which was asked for by
+ * name. */
 #define SHARED_FIRST 430
 
 struct drawn {

@@ -1,5 +1,6 @@
-/* Properties of what is planned, on the machines that come with HELM: no restricted strategy is faster than `best` in the step that
- * plans are compared by, and several sequences together make no fewer tokens a second than one, or than half as many. */
+/* Properties of what is planned, on the machines that come with HELM: no restricted strategy is faster than
+ * `best` in the step that plans are compared by, and several sequences together make no fewer tokens a second
+ * than one, or than half as many. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -158,7 +159,8 @@ static void best_is_the_best(void **state)
     assert_true(bounds && bound_parts / bounds > 0.8);
 }
 
-/* A plan for 5 has room in its pool for 6: together these make more than 10 do with their own plan, and than 5. */
+/* A plan for 5 has room in its pool for 6: together these make more than 10 do with their own plan, and than
+ * 5. */
 static void a_pool_has_room_for_more(void **state)
 {
     (void)state;
@@ -177,7 +179,8 @@ static void a_pool_has_room_for_more(void **state)
     case_close(&c);
 }
 
-/* The case that was reported: two tiers are faster with short contexts, and slower than a split of the thesis in the step that is shown. */
+/* The case that was reported: two tiers are faster with short contexts, and slower than a split of the thesis
+ * in the step that is shown. */
 static void a_long_batch_is_no_slower_than_a_split(void **state)
 {
     (void)state;

@@ -65,7 +65,8 @@ static void one_token_is_chained_where_the_device_can(void **state)
     expect("hand-over of several", p->table.hand_over, 7e-6);
 }
 
-/* A cache of q8_0 has 34 bytes where f16's has 64, and rates of its own where they were measured; f16's otherwise. */
+/* A cache of q8_0 has 34 bytes where f16's has 64, and rates of its own where they were measured; f16's
+ * otherwise. */
 static void attention_goes_by_the_caches_type(void **state)
 {
     struct priced *p = *state;

@@ -1,5 +1,6 @@
-/* Prices of mixtures of experts: bytes stored and bytes a step reads are different things. One token reads the experts that
- * it chooses, several those that any of them chooses, a chunk nearly all; all of them lie somewhere and all cross the link. */
+/* Prices of mixtures of experts: bytes stored and bytes a step reads are different things. One token reads
+ * the experts that it chooses, several those that any of them chooses, a chunk nearly all; all of them lie
+ * somewhere and all cross the link. */
 #include "common/model/arch.h"
 #include "common/model/parts.h"
 #include "daemon/planner/profile/programs.h"
@@ -105,7 +106,8 @@ static void steps_read_what_their_tokens_choose(void **state)
     expect("a dense layer", dense.cpu, 2 * 10e-6 + (2.0 * 3 * 6144 * 2048 + 2.0 * 2048) / 100e9);
     /* GPU: router, gates with the choice, downs at 5 us; 1,000 GB/s. */
     expect("one token on the GPU", one.gpu, 3 * 5e-6 + (8 * EXPERT + BESIDE) / 1000e9);
-    /* Small kernels on a device that has chains, the products with experts three operations each; a dense layer's are usual ones. */
+    /* Small kernels on a device that has chains, the products with experts three operations each; a dense
+     * layer's are usual ones. */
     struct mixture chains = *m;
     chains.profile.gpu.chain_gemv.value = chains.profile.gpu.chain_attention.value = 2000e9;
     chains.profile.gpu.chain_operation.value = 2e-6;
@@ -213,8 +215,9 @@ static void both_memories_work_at_once(void **state)
     assert_true(few.mixed < 0.7 * dense.mixed && few.mixed > 0.4 * dense.mixed);
 }
 
-/* Experts in two parts of which one is in VRAM: a token finds half of them, neither more nor fewer; of those it misses the GPU reads
- * one part. With a quarter in VRAM some experts have a part there, and the mean is between. */
+/* Experts in two parts of which one is in VRAM: a token finds half of them, neither more nor fewer; of those
+ * it misses the GPU reads one part. With a quarter in VRAM some experts have a part there, and the mean is
+ * between. */
 static void parts_are_found_evenly(void **state)
 {
     struct mixture *m = *state;
@@ -231,8 +234,8 @@ static void parts_are_found_evenly(void **state)
     expect("a quarter", price_mixed(m, 1, 0, 0.25).mixed, all + 12 * part / 100e9);
 }
 
-/* The best share takes no longer than any, and no less than the best of all for one number of missing ones: of none found, of
- * which all are missing, and of several tokens. */
+/* The best share takes no longer than any, and no less than the best of all for one number of missing ones:
+ * of none found, of which all are missing, and of several tokens. */
 static void the_best_share_is_no_slower_than_any(void **state)
 {
     const struct mixture *m = *state;

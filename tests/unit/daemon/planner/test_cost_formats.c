@@ -1,5 +1,5 @@
-/* Unit tests of prices by weight format: a mixture as GGUF files have it, against numbers worked out by hand for the 8B
- * shape on a machine of round numbers; and that the search's bound holds for it. */
+/* Unit tests of prices by weight format: a mixture as GGUF files have it, against numbers worked out by hand
+ * for the 8B shape on a machine of round numbers; and that the search's bound holds for it. */
 #include "common/base/units.h"
 #include "tests/unit/daemon/planner/cost_case.h"
 #include "tests/proof/proof.h"
@@ -144,8 +144,8 @@ static void several_tokens_go_by_each_formats_rate(void **state)
            2 * GATES * 4 / 2e12 + 9e-6 + 2 * DOWN * 4 / 4e12 + 5e-6 + NORM / 1000e9 + activations / 1000e9);
 }
 
-/* One token of an invariant plan: where all matrices are blocks that were measured in chains it is that of any plan; else it is
- * priced as a few. */
+/* One token of an invariant plan: where all matrices are blocks that were measured in chains it is that of
+ * any plan; else it is priced as a few. */
 static void one_token_of_an_invariant_plan_has_its_blocks_in_chains(void **state)
 {
     struct priced *p = *state;
@@ -173,7 +173,8 @@ static void one_token_of_an_invariant_plan_has_its_blocks_in_chains(void **state
     expect("attention, in chains", attention, p->table.unit[10].gpu);
 }
 
-/* Several tokens of an invariant plan are computed by a program of 8, at its rate, whatever lies between measured points. */
+/* Several tokens of an invariant plan are computed by a program of 8, at its rate, whatever lies between
+ * measured points. */
 static void four_tokens_of_an_invariant_plan_have_the_rate_of_eight(void **state)
 {
     struct priced *p = *state;
@@ -196,8 +197,8 @@ static void four_tokens_of_an_invariant_plan_have_the_rate_of_eight(void **state
                (NORM + 4 * (6.0 * 4096 + 6.0 * 12288)) / 1000e9);
 }
 
-/* Where the device multiplies a short chunk by blocks as they lie, those at home are not expanded; streamed ones are, and
- * so are those whose products are unmeasured. */
+/* Where the device multiplies a short chunk by blocks as they lie, those at home are not expanded; streamed
+ * ones are, and so are those whose products are unmeasured. */
 static void a_short_chunk_takes_blocks_as_they_lie(void **state)
 {
     struct priced *p = *state;
@@ -230,7 +231,8 @@ static void a_short_chunk_takes_blocks_as_they_lie(void **state)
     expect("longer ones are expanded", p->table.unit[11].gpu, more);
 }
 
-/* Blocks are expanded, each format at its rate, and multiplied as 16 bits; with them v normalises its input anew. */
+/* Blocks are expanded, each format at its rate, and multiplied as 16 bits; with them v normalises its input
+ * anew. */
 static void a_chunk_expands_at_each_formats_rate(void **state)
 {
     struct priced *p = *state;
@@ -267,8 +269,9 @@ static void error_bars_are_those_of_the_formats(void **state)
     assert_true(before < 0.04 && after > 0.2 && after < 0.26);
 }
 
-/* Layers of two mixtures in turns, on machines where the CPU decodes blocks slowly: units differ in what the link slows
- * them by, which the bound takes the least of. No plan is below it, and the chosen one is near it. */
+/* Layers of two mixtures in turns, on machines where the CPU decodes blocks slowly: units differ in what the
+ * link slows them by, which the bound takes the least of. No plan is below it, and the chosen one is near
+ * it. */
 static void the_bound_holds_for_mixtures(void **state)
 {
     struct priced *p = *state;

@@ -71,8 +71,8 @@ static void forecasts_are_the_steps_that_they_are_made_of(void **state)
     assert_int_equal(cost_ttft(&c, 4096, &all, &p->err), 0);
     assert_true(all.steps == 8 && all.seconds > 6 * f.seconds);
     assert_true(all.busy[COST_LINK] > 8 * 36.0 / 36 * 20 * (ATTENTION + MLP) / 50e9 * 0.99);
-    /* The processes that sleep: a worker before the first step, helmd at the end of the first two and of one that is
-     * shorter. */
+    /* The processes that sleep: a worker before the first step, helmd at the end of the first two and of one
+     * that is shorter. */
     struct cost_forecast late;
     p->profile.wake = made_up_value(50e-6);
     assert_int_equal(cost_ttft(&c, 100, &late, &p->err), 0);

@@ -1,5 +1,5 @@
-/* Unit tests of daemon/planner/cost/attention.c and of what steps make of it: prices of a cache with two tiers by hand,
- * simulated steps, whole plans over contexts, the proven bound. */
+/* Unit tests of daemon/planner/cost/attention.c and of what steps make of it: prices of a cache with two
+ * tiers by hand, simulated steps, whole plans over contexts, the proven bound. */
 #include "tests/unit/daemon/planner/cost_case.h"
 #include "tests/written_plans.h"
 #include "daemon/planner/cost/rates.h"
@@ -129,7 +129,8 @@ static void the_share_that_ends_with_the_cpu(void **state)
     close_case(&p);
 }
 
-/* What was measured of the CPU's attention for a GPU prices that alone, of this type of cache or, of single numbers, all. */
+/* What was measured of the CPU's attention for a GPU prices that alone, of this type of cache or, of single
+ * numbers, all. */
 static void attention_for_a_gpu_has_its_own_rate(void **state)
 {
     (void)state;
@@ -152,8 +153,8 @@ static void attention_for_a_gpu_has_its_own_rate(void **state)
     close_case(&p);
 }
 
-/* A layer that sees fewer positions than VRAM has asks in vain, unless its window is left to the GPU; one that sees more asks
- * for the rest alone, of which the GPU has its share. */
+/* A layer that sees fewer positions than VRAM has asks in vain, unless its window is left to the GPU; one
+ * that sees more asks for the rest alone, of which the GPU has its share. */
 static void windows_hide_the_arenas_part(void **state)
 {
     (void)state;
@@ -181,7 +182,8 @@ static void windows_hide_the_arenas_part(void **state)
     close_case(&p);
 }
 
-/* A chunk's host part is read once over the link, in the time of its attention or longer; what it adds is stored. */
+/* A chunk's host part is read once over the link, in the time of its attention or longer; what it adds is
+ * stored. */
 static void chunks_read_the_arenas_part(void **state)
 {
     (void)state;
@@ -261,8 +263,8 @@ static void the_link_does_one_thing_at_a_time(void **state)
 
 /* ---- plans ---- */
 
-/* Whole plans: with every further position a step takes as long or longer; with places for all, what it takes with one
- * tier. */
+/* Whole plans: with every further position a step takes as long or longer; with places for all, what it takes
+ * with one tier. */
 static void plans_slow_down_steadily(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* The idea of experts on disk (daemon/planner/disk.c): what host memory has no room for is planned there, with as many slots as fit,
- * the more memory the more and the faster, down to the rate of all in memory; the price is that of the bytes; and without a disk's
- * rate a refusal as before. */
+/* The idea of experts on disk (daemon/planner/disk.c): what host memory has no room for is planned there,
+ * with as many slots as fit, the more memory the more and the faster, down to the rate of all in memory; the
+ * price is that of the bytes; and without a disk's rate a refusal as before. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -70,7 +70,8 @@ static const struct explain_stage *stage_at(const struct explain_list *list, uin
     return NULL;
 }
 
-/* Stages of the CPU that the model's own programs price say so, with their spread; those of the GPU, and all others, go by rates. */
+/* Stages of the CPU that the model's own programs price say so, with their spread; those of the GPU, and all
+ * others, go by rates. */
 static void measured_stages_say_so(void **state)
 {
     (void)state;

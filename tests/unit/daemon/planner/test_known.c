@@ -1,5 +1,5 @@
-/* Unit tests of daemon/planner/known.c: requests that share a cache get the plans that they get without, and other machines, profiles
- * and wishes are told apart. */
+/* Unit tests of daemon/planner/known.c: requests that share a cache get the plans that they get without, and
+ * other machines, profiles and wishes are told apart. */
 #include "tests/unit/daemon/planner/plan_case.h"
 
 static const struct made_up_shape small = {8, 4096, 12288, 32, 8, 128, 32000, false},
@@ -35,7 +35,8 @@ static uint64_t check_same(const struct planner_request *r, struct planner_cache
     return took;
 }
 
-/* Every strategy after the best plan, as helm-plan asks for them; then tiers, contexts, batches and packing. */
+/* Every strategy after the best plan, as helm-plan asks for them; then tiers, contexts, batches and
+ * packing. */
 static void requests_that_differ_share_a_cache(void **state)
 {
     (void)state;

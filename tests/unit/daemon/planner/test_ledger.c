@@ -1,5 +1,5 @@
-/* Unit tests of daemon/planner/memory/ledger.c and analyse.c, on machines that exist only here: through planner.c
- * without an accelerator, with one line by line. */
+/* Unit tests of daemon/planner/memory/ledger.c and analyse.c, on machines that exist only here: through
+ * planner.c without an accelerator, with one line by line. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Plans with a layer's experts in both memories (daemon/planner/experts.c): made for a mixture that exists only here, checked in
- * all ways that hold for any plan. */
+/* Plans with a layer's experts in both memories (daemon/planner/experts.c): made for a mixture that exists
+ * only here, checked in all ways that hold for any plan. */
 #include "common/model/parts.h"
 #include "common/plan/slots.h"
 #include "daemon/planner/histogram.h"
@@ -51,8 +51,9 @@ static uint32_t mixed_units(struct bench *b, struct plan *plan)
     return plan_mixed_units(plan);
 }
 
-/* What the link brings is 0.8 of a step in which experts move, which is faster than one in which they stay: between one in which all
- * that is foretold is found, and the latter. Each move is priced at 0.6 of what a hit saves, 0.7 of them for a miss. */
+/* What the link brings is 0.8 of a step in which experts move, which is faster than one in which they stay:
+ * between one in which all that is foretold is found, and the latter. Each move is priced at 0.6 of what a
+ * hit saves, 0.7 of them for a miss. */
 static void expect_moves(const struct bench *b, const struct plan *plan, double bytes)
 {
     const struct plan_experts *e = &plan->device[PLAN_GPU0].experts;
@@ -90,8 +91,8 @@ static void slots_fill_what_is_left(void **state)
     }
 }
 
-/* All experts on the CPU: one that every token has stays in VRAM as attention does, where there is room for it. Slots are filled
- * beside it. */
+/* All experts on the CPU: one that every token has stays in VRAM as attention does, where there is room for
+ * it. Slots are filled beside it. */
 static void a_shared_expert_is_no_part_of_slots(void **state)
 {
     (void)state;
@@ -126,7 +127,8 @@ static void a_shared_expert_is_no_part_of_slots(void **state)
     bench_close(&b);
 }
 
-/* Without room for a slot of each layer the refusal says what that would take; with so much there is a plan. */
+/* Without room for a slot of each layer the refusal says what that would take; with so much there is a
+ * plan. */
 static void slots_without_room_are_refused(void **state)
 {
     (void)state;
@@ -151,8 +153,8 @@ static void slots_without_room_are_refused(void **state)
     bench_close(&b);
 }
 
-/* With room for all of them in VRAM no layer's experts are in both memories, though one of many would cost less than what slots
- * may. */
+/* With room for all of them in VRAM no layer's experts are in both memories, though one of many would cost
+ * less than what slots may. */
 static void experts_that_fit_are_whole(void **state)
 {
     (void)state;
@@ -169,7 +171,8 @@ static void experts_that_fit_are_whole(void **state)
     bench_close(&b);
 }
 
-/* What a step brings is counted by experts as they lie: of downs in Q6_K fewer bytes than of gates in bf16. */
+/* What a step brings is counted by experts as they lie: of downs in Q6_K fewer bytes than of gates in
+ * bf16. */
 static void moves_count_all_three_matrices(void **state)
 {
     (void)state;
@@ -193,8 +196,8 @@ static void moves_count_all_three_matrices(void **state)
     bench_close(&b);
 }
 
-/* The best plan has slots where they cost little, though each expert is as likely as any: it is at most that much slower than
- * one without. */
+/* The best plan has slots where they cost little, though each expert is as likely as any: it is at most that
+ * much slower than one without. */
 static void slots_are_worth_a_little(void **state)
 {
     (void)state;
@@ -224,7 +227,8 @@ static uint32_t packed_experts(const struct plan *plan)
     return count;
 }
 
-/* A CPU that reads packed experts fast enough has those that are not in VRAM alone; else both processors have them, plain. */
+/* A CPU that reads packed experts fast enough has those that are not in VRAM alone; else both processors have
+ * them, plain. */
 static void packed_experts_are_for_the_cpu_alone(void **state)
 {
     (void)state;
@@ -294,7 +298,8 @@ static void whole_layers_may_be_packed(void **state)
     assert_true(whole[1] > whole[0] && seconds[1] < 0.95 * seconds[0]);
 }
 
-/* Where both processors read packed experts, those in both memories are packed: more slots, a shorter step, no faster than the bound. */
+/* Where both processors read packed experts, those in both memories are packed: more slots, a shorter step,
+ * no faster than the bound. */
 static void experts_in_both_memories_may_be_packed(void **state)
 {
     (void)state;
@@ -329,8 +334,8 @@ static void experts_in_both_memories_may_be_packed(void **state)
     assert_true(slots[1] > slots[0] && seconds[1] < 0.95 * seconds[0]);
 }
 
-/* Experts of 88 MB, 2 of 8 a token: in parts where some lie in both memories, which is faster than whole ones; whole where all
- * are in VRAM, though they were in parts before. */
+/* Experts of 88 MB, 2 of 8 a token: in parts where some lie in both memories, which is faster than whole
+ * ones; whole where all are in VRAM, though they were in parts before. */
 static void large_experts_are_in_parts(void **state)
 {
     (void)state;

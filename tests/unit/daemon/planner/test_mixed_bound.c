@@ -1,5 +1,5 @@
-/* The bound over plans with experts in both memories: small spaces against brute force over homes, numbers of slots, ends and
- * rings, and made plans against others that are taken for the same model and machine. */
+/* The bound over plans with experts in both memories: small spaces against brute force over homes, numbers of
+ * slots, ends and rings, and made plans against others that are taken for the same model and machine. */
 #include <math.h>
 
 #include "tests/unit/daemon/planner/plan_case.h"
@@ -34,7 +34,8 @@ struct small {
     struct proof_ways all;
 };
 
-/* Experts of 300 MB a layer, of which a token reads a part; more slots take less time. Every other machine's layers are alike. */
+/* Experts of 300 MB a layer, of which a token reads a part; more slots take less time. Every other machine's
+ * layers are alike. */
 static void make_small(struct small *s)
 {
     const double cpu = between(20, 120) * 1e9, gpu = cpu * between(2, 30), link = cpu * between(0.1, 1),
@@ -122,7 +123,8 @@ static double least_of(const struct small *s, const enum plan_home *home, struct
     return least;
 }
 
-/* Attention on the GPU, experts on either processor or in both memories: what the strategy `mixed` may have. */
+/* Attention on the GPU, experts on either processor or in both memories: what the strategy `mixed` may
+ * have. */
 static bool is_mixed_plan(const enum plan_home *home)
 {
     for (uint32_t u = 0; u < UNITS; u += 2)
@@ -130,7 +132,8 @@ static bool is_mixed_plan(const enum plan_home *home)
     return true;
 }
 
-/* The bound is never above the fastest of all plans, for all homes and for those of the strategy `mixed`; and not far below. */
+/* The bound is never above the fastest of all plans, for all homes and for those of the strategy `mixed`; and
+ * not far below. */
 static void no_plan_is_below_the_bound(void **state)
 {
     (void)state;
@@ -199,7 +202,8 @@ static void open_mixture(struct bench *b, struct model *model, uint64_t vram)
     b->r.wish.ctx = 1024;
 }
 
-/* A plan like the made one with the experts of the layers in `whole` (bits) in VRAM and so many slots of the others: whether it fits. */
+/* A plan like the made one with the experts of the layers in `whole` (bits) in VRAM and so many slots of the
+ * others: whether it fits. */
 static bool take(const struct bench *b, const struct plan *made, uint32_t whole, uint32_t slots,
                  struct plan *plan)
 {
@@ -218,8 +222,8 @@ static bool take(const struct bench *b, const struct plan *made, uint32_t whole,
     return planner_take(&r, plan, &spec, &err) == 0;
 }
 
-/* Other layers whole, other numbers of slots, other shares read directly: none that fits is faster than the bound of the made plan,
- * which is not far above it. */
+/* Other layers whole, other numbers of slots, other shares read directly: none that fits is faster than the
+ * bound of the made plan, which is not far above it. */
 static void others_are_not_below_a_made_plans_bound(void **state)
 {
     (void)state;
@@ -281,8 +285,8 @@ static void other_plans_have_bounds(void **state)
     }
 }
 
-/* Qwen3-30B-A3B, 17.7 GiB in Q4_K_M, in cards of a part of its size; and 8B in bf16 in the first of them: the figures of
- * docs/planner-experts.md, less than a tenth above the bound. */
+/* Qwen3-30B-A3B, 17.7 GiB in Q4_K_M, in cards of a part of its size; and 8B in bf16 in the first of them: the
+ * figures of docs/planner-experts.md, less than a tenth above the bound. */
 static void models_in_smaller_cards_are_near_their_bound(void **state)
 {
     (void)state;

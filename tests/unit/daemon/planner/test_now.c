@@ -1,4 +1,5 @@
-/* Unit tests of daemon/planner/profile/now.c: its file, what moves with memory and by how much, what forecasts make of it. */
+/* Unit tests of daemon/planner/profile/now.c: its file, what moves with memory and by how much, what
+ * forecasts make of it. */
 #include "tests/unit/daemon/planner/cost_case.h"
 
 #include <stdio.h>

@@ -11,8 +11,8 @@ static void same_but_for_the_cpu(const struct cost_unit *a, const struct cost_un
     close_to(z->gpu, a->gpu);
 }
 
-/* One token's products at the rate of packed weights, alone and beside the link; several tokens' read them at that rate, and then
- * multiply as fast as arithmetic allows, but are no faster than plain ones. */
+/* One token's products at the rate of packed weights, alone and beside the link; several tokens' read them at
+ * that rate, and then multiply as fast as arithmetic allows, but are no faster than plain ones. */
 static void packed_units_have_their_prices(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Unit tests of daemon/planner/page_size.c: which size is chosen for models and machines, and what its parts go by. */
+/* Unit tests of daemon/planner/page_size.c: which size is chosen for models and machines, and what its parts
+ * go by. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -66,7 +67,8 @@ static void many_heads_have_short_pages(void **state)
     assert_non_null(strstr(size.text, "32 tokens: "));
 }
 
-/* Two heads of 64, as a model of half a billion parameters has: the CPU reads longer runs of longer pages, where it reads. */
+/* Two heads of 64, as a model of half a billion parameters has: the CPU reads longer runs of longer pages,
+ * where it reads. */
 static void few_heads_have_longer_pages(void **state)
 {
     (void)state;

@@ -507,7 +507,8 @@ static void put_times(struct programs *list, int way, double seconds, double eig
         }
 }
 
-/* By what one sequence, several, and a first token cost; where several may run and nothing says what they take, it is off. */
+/* By what one sequence, several, and a first token cost; where several may run and nothing says what they
+ * take, it is off. */
 static void an_invariant_plan_is_chosen_by_all_its_prices(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Unit tests of daemon/planner/report/plot.c: the document is well formed, has all its parts, draws what the numbers
- * say. */
+/* Unit tests of daemon/planner/report/plot.c: the document is well formed, has all its parts, draws what the
+ * numbers say. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -220,8 +220,8 @@ static void hand_written_profiles_may_be_short(void **state)
     json_decref(json);
 }
 
-/* The whole profile, as files were before they had a list of GPUs, with one member replaced by `value` (NULL: removed), is refused
- * with `said` in the error. */
+/* The whole profile, as files were before they had a list of GPUs, with one member replaced by `value` (NULL:
+ * removed), is refused with `said` in the error. */
 static void refuses(const char *object, const char *key, const char *value, int code, const char *said)
 {
     struct profile p = whole(), out;

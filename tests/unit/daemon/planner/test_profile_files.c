@@ -1,4 +1,5 @@
-/* Unit tests of daemon/planner/profile*.c: what is checked and settled, files, fingerprints and where they are kept. */
+/* Unit tests of daemon/planner/profile*.c: what is checked and settled, files, fingerprints and where they
+ * are kept. */
 #include "tests/unit/daemon/planner/written_profiles.h"
 
 static void check_names_what_is_missing_or_contradicts(void **state)

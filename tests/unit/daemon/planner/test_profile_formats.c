@@ -1,4 +1,5 @@
-/* Unit tests of a profile's rates by weight format: JSON both ways, names, what is refused, what is lacking. */
+/* Unit tests of a profile's rates by weight format: JSON both ways, names, what is refused, what is
+ * lacking. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
-/* Unit tests of a model's measured programs: their kinds and layers, the key of their file, the file and its faults, times between
- * cells (daemon/planner/profile/programs*.c), and prices by them (daemon/planner/cost/measured.c). */
+/* Unit tests of a model's measured programs: their kinds and layers, the key of their file, the file and its
+ * faults, times between cells (daemon/planner/profile/programs*.c), and prices by them
+ * (daemon/planner/cost/measured.c). */
 #include "tests/unit/daemon/planner/cost_case.h"
 
 #include <math.h>

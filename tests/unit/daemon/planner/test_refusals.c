@@ -73,7 +73,8 @@ static void what_fits_nowhere_is_refused_with_what_would(void **state)
     bench_close(&b);
 }
 
-/* The best of TIMES times is held to a bound; instrumented, it runs once without one, on one of the machines. */
+/* The best of TIMES times is held to a bound; instrumented, it runs once without one, on one of the
+ * machines. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define TIMES    1
 #define MACHINES 1

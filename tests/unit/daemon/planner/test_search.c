@@ -1,6 +1,6 @@
 /* Unit tests of daemon/planner/search*.c: small spaces against brute force with the same simulation, large
- * ones against their bound and the clock, limits, refusals. HELM_TEST_FULL: three times as many machines, and all of the large
- * spaces, as with HELM_SEARCH=long; else every fourth. */
+ * ones against their bound and the clock, limits, refusals. HELM_TEST_FULL: three times as many machines, and
+ * all of the large spaces, as with HELM_SEARCH=long; else every fourth. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -360,8 +360,8 @@ static void bound_and_large_search_hold_on_small_spaces(void **state)
     (void)state;
     double worst_bound = 0, sum_bound = 0, worst = 0, sum = 0;
     int solved = 0, exact = 0;
-    /* The same spaces however many machines were drawn before. One other draw of 100 held a space that the large search solves 27.5 %
-     * above the best plan, beyond what is allowed below: known, not mended. */
+    /* The same spaces however many machines were drawn before. One other draw of 100 held a space that the
+     * large search solves 27.5 % above the best plan, beyond what is allowed below: known, not mended. */
     random_state = 1;
     for (int i = 0; i < SPACES; i++) {
         struct search_found f;
@@ -488,9 +488,9 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
     assert_true(slowest <= 2.5 * QUICK);
 }
 
-/* A plan has its own price however often and with whatever limit it was tried before, and no floor is above it. (A ring that holds all
- * that is streamed is ahead by a step or more: the simulation, which looks at the steps after a full one, then takes a little less
- * than the floor.) */
+/* A plan has its own price however often and with whatever limit it was tried before, and no floor is above
+ * it. (A ring that holds all that is streamed is ahead by a step or more: the simulation, which looks at the
+ * steps after a full one, then takes a little less than the floor.) */
 static void prices_are_kept_and_floors_are_below_them(void **state)
 {
     static struct small s;

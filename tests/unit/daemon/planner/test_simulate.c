@@ -1,4 +1,5 @@
-/* Unit tests of daemon/planner/cost/simulate.c: closed forms, what more of anything must not do, the timeline. */
+/* Unit tests of daemon/planner/cost/simulate.c: closed forms, what more of anything must not do, the
+ * timeline. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -204,7 +205,8 @@ static uint32_t draw(uint32_t below)
     return (uint32_t)((random_state >> 33) % below);
 }
 
-/* The GPU's first unit begins no earlier than a step does on it, nor, after an embedding of the CPU's, than it is ready. */
+/* The GPU's first unit begins no earlier than a step does on it, nor, after an embedding of the CPU's, than
+ * it is ready. */
 static void the_gpu_begins_when_it_is_ready(void **state)
 {
     static struct machine m;

@@ -2,10 +2,10 @@
  * machines, by its own formulas over the bytes that HELM reads from config.json, and by HELM's search with
  * the thesis's prices.
  *
- * What does not come out as printed is asserted as it does come out, with the reason; docs/thesis-tables.md has
- * the table. Bandwidths are those of the shipped profiles: 45 and 218 GB/s (4.1.2), 936 and 864 (5.1); the
- * two that the text does not give, of the other machines' CPUs, are what its own rows imply, so that those
- * rows are no test of them. */
+ * What does not come out as printed is asserted as it does come out, with the reason; docs/thesis-tables.md
+ * has the table. Bandwidths are those of the shipped profiles: 45 and 218 GB/s (4.1.2), 936 and 864 (5.1);
+ * the two that the text does not give, of the other machines' CPUs, are what its own rows imply, so that
+ * those rows are no test of them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

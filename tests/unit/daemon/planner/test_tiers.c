@@ -1,5 +1,5 @@
-/* Unit tests of daemon/planner/tiers.c: when plans have two tiers of the cache, how many places, what they do over
- * contexts; their ledgers; plans that were edited. */
+/* Unit tests of daemon/planner/tiers.c: when plans have two tiers of the cache, how many places, what they do
+ * over contexts; their ledgers; plans that were edited. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,9 +62,10 @@ static const struct ledger_line *line_of(const struct ledger *ledger, const char
     return NULL;
 }
 
-/* A long context costs when it is long: while it is short it has nearly a short one's speed (the pool that chunks bring a
- * layer's pages to takes 168 MB of VRAM from weights, and longer chunks' buffers a little more), and far more than one tier
- * later. The numbers are what this profile allows: its CPU attends at 86 GB/s. */
+/* A long context costs when it is long: while it is short it has nearly a short one's speed (the pool that
+ * chunks bring a layer's pages to takes 168 MB of VRAM from weights, and longer chunks' buffers a little
+ * more), and far more than one tier later. The numbers are what this profile allows: its CPU attends at 86
+ * GB/s. */
 static void a_long_context_costs_when_it_is_long(void **state)
 {
     (void)state;
@@ -224,7 +225,8 @@ static int take_again(struct explain_case *c, uint32_t places, struct plan *agai
     return rc;
 }
 
-/* A plan's JSON form says all of it; an edited number of places is taken as it is, with ledgers of its own. */
+/* A plan's JSON form says all of it; an edited number of places is taken as it is, with ledgers of its
+ * own. */
 static void edited_plans_are_checked(void **state)
 {
     (void)state;
@@ -308,7 +310,8 @@ static double prompt_at(const struct explain_case *c, uint32_t prompt)
     return p.ttft.seconds;
 }
 
-/* Chunks are as long as whole requests gain more by it than decode loses, and a short context keeps its speed. */
+/* Chunks are as long as whole requests gain more by it than decode loses, and a short context keeps its
+ * speed. */
 static void chunks_weigh_prompts_against_decode(void **state)
 {
     (void)state;
@@ -328,8 +331,8 @@ static void chunks_weigh_prompts_against_decode(void **state)
     case_close(&brief);
 }
 
-/* Of plans with nearly the same decode the one that is slower with long prompts loses. The loser keeps a short context's
- * speed: 38.7 of the 39.89 token/s that it has with --ctx 512 are 97 %. */
+/* Of plans with nearly the same decode the one that is slower with long prompts loses. The loser keeps a
+ * short context's speed: 38.7 of the 39.89 token/s that it has with --ctx 512 are 97 %. */
 static void equal_decode_is_decided_by_long_prompts(void **state)
 {
     (void)state;
@@ -342,8 +345,8 @@ static void equal_decode_is_decided_by_long_prompts(void **state)
     for (uint32_t context = 256; context <= 32768; context *= 4)
         assert_true(rate_at(&long_8b, context) > 0.955 * rate_at(&loser, context));
     assert_true(prompt_at(&long_8b, 16384) < 0.65 * prompt_at(&loser, 16384));
-    /* long chunks take no places, and with the least of these a short context keeps its speed (where all had places, 1,024 were
-     * chosen) */
+    /* long chunks take no places, and with the least of these a short context keeps its speed (where all had
+     * places, 1,024 were chosen) */
     assert_int_equal(long_8b.plan.step_tokens, 1536);
     assert_true(plan_appends_in_arena(&long_8b.plan));
     assert_true(prompt_at(&long_8b, 32768) < 4.3);
@@ -351,8 +354,8 @@ static void equal_decode_is_decided_by_long_prompts(void **state)
     case_close(&loser);
 }
 
-/* Layers with a short window have the GPU alone, a hand-over each less. Places are filled but for one. Where it is faster, a step
- * with few positions in the arena has the GPU for all of them. Returns whether it is. */
+/* Layers with a short window have the GPU alone, a hand-over each less. Places are filled but for one. Where
+ * it is faster, a step with few positions in the arena has the GPU for all of them. Returns whether it is. */
 static bool windows_and_few(uint64_t vram)
 {
     struct explain_case c;
@@ -377,8 +380,8 @@ static bool windows_and_few(uint64_t vram)
     case_close(&c);
     return few > 0;
 }
-/* Layers that keep their window alone have no second tier: the CPU attends to nothing of them. Where they do not say, the plan is
- * at least as fast as one whose layers keep all pages. */
+/* Layers that keep their window alone have no second tier: the CPU attends to nothing of them. Where they do
+ * not say, the plan is at least as fast as one whose layers keep all pages. */
 static void windows_have_no_second_tier(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* What a batcher's tests put beneath it: the demo model's shape, a described machine, an arena of any sizes; no processes. */
+/* What a batcher's tests put beneath it: the demo model's shape, a described machine, an arena of any sizes;
+ * no processes. */
 #pragma once
 
 #include <setjmp.h>

@@ -1,4 +1,5 @@
-/* Sequences whose state is a hash of their tokens, of rows that pass, fail and are lost: for the tests of snapshots. */
+/* Sequences whose state is a hash of their tokens, of rows that pass, fail and are lost: for the tests of
+ * snapshots. */
 #pragma once
 
 #include <setjmp.h>

@@ -1,5 +1,5 @@
-/* Unit tests of daemon/steps/admission.c: which clients may queue another request, and that the place which it names
- * is the one that scheduler.c gives. */
+/* Unit tests of daemon/steps/admission.c: which clients may queue another request, and that the place which
+ * it names is the one that scheduler.c gives. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

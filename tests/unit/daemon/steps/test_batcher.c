@@ -1,5 +1,5 @@
-/* Unit tests of daemon/steps/batcher.c with a worker that answers at once: which request gets a place in the queue,
- * and when its turn comes; and steps that are rung behind others. */
+/* Unit tests of daemon/steps/batcher.c with a worker that answers at once: which request gets a place in the
+ * queue, and when its turn comes; and steps that are rung behind others. */
 #include "batcher_stage.h"
 
 static void a_greedy_client_does_not_keep_others_out(void **state)
@@ -22,8 +22,8 @@ static void a_greedy_client_does_not_keep_others_out(void **state)
     stage_close(s);
 }
 
-/* One sequence: while a step is computed the next one is rung, with a page for its position and the token left
- * open, up to the last token that it may have and no further. */
+/* One sequence: while a step is computed the next one is rung, with a page for its position and the token
+ * left open, up to the last token that it may have and no further. */
 static void the_next_step_is_rung_while_one_is_computed(void **state)
 {
     (void)state;
@@ -217,7 +217,8 @@ static uint64_t prompts_timed(const struct stage *s)
     return sum;
 }
 
-/* A prompt whose beginning is there begins behind it; its time to the first token is no measurement of a prompt's. */
+/* A prompt whose beginning is there begins behind it; its time to the first token is no measurement of a
+ * prompt's. */
 static void a_found_prompt_begins_behind_its_pages(void **state)
 {
     (void)state;
@@ -258,8 +259,8 @@ static void shared_pages_need_no_room(void **state)
     }
 }
 
-/* Two that share pages lose what is in them: each writes to pages of its own from then on, and the one behind goes on
- * from what the other one has computed anew. */
+/* Two that share pages lose what is in them: each writes to pages of its own from then on, and the one behind
+ * goes on from what the other one has computed anew. */
 static void lost_pages_are_shared_no_more(void **state)
 {
     (void)state;
@@ -339,8 +340,8 @@ static void the_queue_position_is_when_its_turn_comes(void **state)
     stage_close(s);
 }
 
-/* In an invariant plan, while there is nothing else to do: an internal request, which yields to the first that
- * comes. */
+/* In an invariant plan, while there is nothing else to do: an internal request, which yields to the first
+ * that comes. */
 static void an_answer_is_computed_again_until_a_request_comes(void **state)
 {
     (void)state;

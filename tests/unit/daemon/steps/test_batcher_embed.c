@@ -1,5 +1,5 @@
-/* Requests for embeddings in the batcher: no token, the pooled sum divided, computed from the first token on whenever a part of
- * it may be lost or found elsewhere. */
+/* Requests for embeddings in the batcher: no token, the pooled sum divided, computed from the first token on
+ * whenever a part of it may be lost or found elsewhere. */
 #include "tests/unit/daemon/steps/batcher_stage.h"
 
 #include <math.h>

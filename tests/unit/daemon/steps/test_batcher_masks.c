@@ -55,7 +55,8 @@ static void each_token_waits_for_its_mask(void **state)
     stage_close(s);
 }
 
-/* Others wait for a mask a little, and then go on without it; a client that was late is waited for no more. */
+/* Others wait for a mask a little, and then go on without it; a client that was late is waited for no
+ * more. */
 static void others_wait_a_little(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Unit tests of the batcher with a state of fixed size: where rows begin after a loss and a preemption, and what they begin with.
- * The worker here is none, so what rows say is what is tested; snapshots' bytes are test_helmd_states.py's. */
+/* Unit tests of the batcher with a state of fixed size: where rows begin after a loss and a preemption, and
+ * what they begin with. The worker here is none, so what rows say is what is tested; snapshots' bytes are
+ * test_helmd_states.py's. */
 #include "tests/unit/daemon/steps/batcher_stage.h"
 
 enum { PAGE = 32, PROMPT = 100 };
@@ -10,7 +11,8 @@ static void run_to(struct stage *s, uint64_t id, uint32_t tokens)
     assert_true(find(&s->on.batcher, id)->token_count >= tokens);
 }
 
-/* A slot is trusted after no loss, even where pages are intact: the step that was cut off may have moved its state on. */
+/* A slot is trusted after no loss, even where pages are intact: the step that was cut off may have moved its
+ * state on. */
 static void after_a_loss_rows_begin_with_snapshots(void **state)
 {
     (void)state;
@@ -117,7 +119,8 @@ static void a_preempted_sequence_begins_with_a_snapshot(void **state)
     stage_close(s);
 }
 
-/* A step with drafts pays here, so its sequence waits for its token; unless no snapshot is left to go back to. */
+/* A step with drafts pays here, so its sequence waits for its token; unless no snapshot is left to go back
+ * to. */
 static void drafts_that_cannot_go_back_are_not_waited_for(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Unit tests of daemon/steps/check.c with a worker whose logits are known: what is rung, what is compared, when it ends. */
+/* Unit tests of daemon/steps/check.c with a worker whose logits are known: what is rung, what is compared,
+ * when it ends. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -199,7 +200,8 @@ static void what_is_off_is_found(void **state)
     stage_close(&s);
 }
 
-/* The token of the beginning is the same for all, so what comes after it says nothing: one position more is computed. */
+/* The token of the beginning is the same for all, so what comes after it says nothing: one position more is
+ * computed. */
 static void sequences_begin_with_bos(void **state)
 {
     (void)state;
@@ -276,7 +278,8 @@ static void its_last_steps_keep_to_the_time(void **state)
     }
 }
 
-/* Between requests: rounds that are interrupted add up, have other sequences, and hold pages only while they run. */
+/* Between requests: rounds that are interrupted add up, have other sequences, and hold pages only while they
+ * run. */
 static void rounds_between_requests_add_up(void **state)
 {
     (void)state;
@@ -384,7 +387,8 @@ static void it_keeps_to_the_places_in_vram(void **state)
     stage_close(&s);
 }
 
-/* Where a state is of fixed size each sequence has one for each way, and with few snapshots there are fewer sequences. */
+/* Where a state is of fixed size each sequence has one for each way, and with few snapshots there are fewer
+ * sequences. */
 static void fixed_states_go_from_row_to_row(void **state)
 {
     (void)state;

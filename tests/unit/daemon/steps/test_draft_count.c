@@ -1,5 +1,6 @@
-/* Unit tests of daemon/steps/draft_count.c: answers of which each draft is right with a given probability are simulated at several
- * prices. The chosen numbers must be as fast as the best fixed number, and must cost next to nothing if no draft is right. */
+/* Unit tests of daemon/steps/draft_count.c: answers of which each draft is right with a given probability are
+ * simulated at several prices. The chosen numbers must be as fast as the best fixed number, and must cost
+ * next to nothing if no draft is right. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,8 +45,8 @@ static double uniform(uint64_t *random)
     return (double)(*random >> 11) / 9007199254740992.0;
 }
 
-/* An answer. `fixed`: that many drafts in each step; below 0: as chosen. Of the tokens [from, to) none is drafted right. `made`: by the
- * model's own layer, one step ahead, in these seconds. */
+/* An answer. `fixed`: that many drafts in each step; below 0: as chosen. Of the tokens [from, to) none is
+ * drafted right. `made`: by the model's own layer, one step ahead, in these seconds. */
 struct answer {
     uint32_t tokens, from, to;
     double right, copy;
@@ -54,7 +55,8 @@ struct answer {
     double first, further;
 };
 
-/* Seconds of the answer. With `copy`, drafts that were right in front of a wrong one are computed again in the next step. */
+/* Seconds of the answer. With `copy`, drafts that were right in front of a wrong one are computed again in
+ * the next step. */
 static double answer_seconds(const struct answer *a, const double *seconds, uint64_t *random)
 {
     struct draft_rate rate;
@@ -193,7 +195,8 @@ static void made_numbers_are_as_fast_as_the_best_one(void **state)
             }
 }
 
-/* The first tokens count, too: an answer of 100 tokens of which none is drafted right takes at most 1 % longer. */
+/* The first tokens count, too: an answer of 100 tokens of which none is drafted right takes at most 1 %
+ * longer. */
 static void wrong_drafts_cost_a_hundredth_at_most(void **state)
 {
     (void)state;

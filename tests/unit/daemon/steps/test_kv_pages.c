@@ -160,7 +160,8 @@ static void known_pages_are_emptied_oldest_and_last_first(void **state)
     kv_pages_free(&pages);
 }
 
-/* Computed twice: the page that rests gives way and its number stays, so what is known behind it is still found. */
+/* Computed twice: the page that rests gives way and its number stays, so what is known behind it is still
+ * found. */
 static void of_two_alike_the_held_one_is_known(void **state)
 {
     (void)state;
@@ -184,7 +185,8 @@ static void of_two_alike_the_held_one_is_known(void **state)
     kv_pages_free(&pages);
 }
 
-/* As sessions lay pages down: the last one is given away first, whenever it came, and never for the one behind it. */
+/* As sessions lay pages down: the last one is given away first, whenever it came, and never for the one
+ * behind it. */
 static void what_is_laid_down_goes_from_its_end(void **state)
 {
     (void)state;

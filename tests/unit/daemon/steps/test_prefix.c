@@ -1,5 +1,5 @@
-/* Unit tests of daemon/steps/prefix.c: what a sequence is given, and a long random run in which every page that a
- * sequence refers to is held against the tokens in front of it. */
+/* Unit tests of daemon/steps/prefix.c: what a sequence is given, and a long random run in which every page
+ * that a sequence refers to is held against the tokens in front of it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -366,7 +366,8 @@ static void save(struct pool *p, const struct sequence *seq)
     }
 }
 
-/* Further pages are always given away before those in front of them, and no page of its own for the next one. */
+/* Further pages are always given away before those in front of them, and no page of its own for the next
+ * one. */
 static void restore(struct pool *p)
 {
     uint64_t end = RESTORED;

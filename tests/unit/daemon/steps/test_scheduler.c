@@ -1,5 +1,5 @@
-/* Unit tests of daemon/steps/scheduler.c: each rule of its header, then a long random run that looks for starvation
- * and for pages given twice. */
+/* Unit tests of daemon/steps/scheduler.c: each rule of its header, then a long random run that looks for
+ * starvation and for pages given twice. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -195,7 +195,8 @@ static void the_youngest_gives_its_pages_to_the_oldest(void **state)
     assert_int_equal(step.admit_count, 0);
 }
 
-/* Two prompts whose next page is the same: one of them fills it, whichever has its turn; others use the time. */
+/* Two prompts whose next page is the same: one of them fills it, whichever has its turn; others use the
+ * time. */
 static void the_same_page_is_filled_once(void **state)
 {
     (void)state;
@@ -279,8 +280,8 @@ static void peers_take_turns_with_prompts_before_clients(void **state)
     for (uint32_t i = 0; i < 4; i++) assert_int_equal(given[i], 2 * 64);
 }
 
-/* One slot is free: with as many running, it is for the one that got a slot longest ago, first among peers, then among
- * clients, then by age. */
+/* One slot is free: with as many running, it is for the one that got a slot longest ago, first among peers,
+ * then among clients, then by age. */
 static void slots_are_given_in_turn(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Unit tests of daemon/steps/snapshots.c with prefix.c: where rows are cut, and a long random run in which the state that every
- * row begins with is held against the tokens in front of it, as workers would have made it. */
+/* Unit tests of daemon/steps/snapshots.c with prefix.c: where rows are cut, and a long random run in which
+ * the state that every row begins with is held against the tokens in front of it, as workers would have made
+ * it. */
 #include "tests/unit/daemon/steps/snapshots_rig.h"
 
 static void mark_at_random(struct rig *r, struct sequence *seq)

@@ -9,7 +9,8 @@ static void put(struct rig *r, uint64_t number, uint32_t end)
     snapshots_make_known(&r->snapshots, snapshot, number, end);
 }
 
-/* A conversation of 150 tokens: snapshots at 16 and 32, which are periodic, a mark at 100, the prompt's end at 148. */
+/* A conversation of 150 tokens: snapshots at 16 and 32, which are periodic, a mark at 100, the prompt's end
+ * at 148. */
 static void converse(struct rig *r, uint32_t kind)
 {
     uint32_t tokens[CONTEXT];
@@ -101,8 +102,9 @@ static void what_sequences_begin_with_stays(void **state)
     rig_close(&r);
 }
 
-/* An agent's turn: each prompt goes on after the one before, and has what was answered in another form. There are more of them than
- * snapshots. Each begins with the prompt before it, and later ones begin near where they part from all that. */
+/* An agent's turn: each prompt goes on after the one before, and has what was answered in another form. There
+ * are more of them than snapshots. Each begins with the prompt before it, and later ones begin near where
+ * they part from all that. */
 static void a_long_conversation_is_thinned(void **state)
 {
     (void)state;

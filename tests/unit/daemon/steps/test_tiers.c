@@ -1,8 +1,9 @@
-/* Unit tests of daemon/steps/tiers.c and kv_places.c, by themselves and beneath a batcher whose worker keeps what it is
- * given in pages and places: every position that a step reads must be where the step says, whatever came and went.
+/* Unit tests of daemon/steps/tiers.c and kv_places.c, by themselves and beneath a batcher whose worker keeps
+ * what it is given in pages and places: every position that a step reads must be where the step says,
+ * whatever came and went.
  *
- * A cell is the hash of all tokens up to its position, so a cell of another beginning is as wrong as one that was never
- * written. Whatever has no owner is overwritten at once, in VRAM and in the arena. */
+ * A cell is the hash of all tokens up to its position, so a cell of another beginning is as wrong as one that
+ * was never written. Whatever has no owner is overwritten at once, in VRAM and in the arena. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,7 +58,8 @@ static void places_wait_for_steps_in_flight(void **state)
     kv_places_free(&places);
 }
 
-/* A slot whose next step appends in the arena: its places are free when that step is done, and one comes back then. */
+/* A slot whose next step appends in the arena: its places are free when that step is done, and one comes back
+ * then. */
 static void places_are_left_to_the_next_step(void **state)
 {
     (void)state;
@@ -160,7 +162,8 @@ static uint32_t hash_on(uint32_t hash, uint32_t token)
 
 /* ---- the worker ---- */
 
-/* Where a step that appends in the arena has a position: its page begun is in VRAM, until the step brings it down. */
+/* Where a step that appends in the arena has a position: its page begun is in VRAM, until the step brings it
+ * down. */
 static uint32_t *cell(struct stage *s, const struct step *step, const struct step_row *row, uint32_t position)
 {
     const uint32_t begun = row->start / PAGE_TOKENS * PAGE_TOKENS;
@@ -174,8 +177,8 @@ static uint32_t *cell(struct stage *s, const struct step *step, const struct ste
     return &s->vram[place][position % PAGE_TOKENS];
 }
 
-/* A step that appended in the arena leaves there what was in VRAM of the page that it went on with, and in VRAM what the
- * next step goes on with. */
+/* A step that appended in the arena leaves there what was in VRAM of the page that it went on with, and in
+ * VRAM what the next step goes on with. */
 static void bring_back(struct stage *s, const struct step_row *row)
 {
     const uint32_t *pages = arena_page_table_of(&s->on.arena, row->slot),
@@ -271,7 +274,8 @@ static void check_row(struct stage *s, const struct step *step, const struct ste
     s->direct_rows += row->direct_from < row->host_tokens;
 }
 
-/* Places that a step writes are no other's, and no step in flight in front of it uses them for another page. */
+/* Places that a step writes are no other's, and no step in flight in front of it uses them for another
+ * page. */
 static void check_places(struct stage *s, const struct step *step)
 {
     uint32_t owner[PLACES];
@@ -451,8 +455,8 @@ static const struct sequence *find(const struct stage *s, uint64_t id)
     return NULL;
 }
 
-/* With two sequences the younger one's pages are moved out first; once it has gone, the older one's come back, the
- * newest first, up to the watermark. */
+/* With two sequences the younger one's pages are moved out first; once it has gone, the older one's come
+ * back, the newest first, up to the watermark. */
 static void the_youngest_gives_first(void **state)
 {
     (void)state;
@@ -478,7 +482,8 @@ static void the_youngest_gives_first(void **state)
     stage_close(s);
 }
 
-/* Killed from outside: whole pages are there, and no more is computed than each sequence's last page. Otherwise all. */
+/* Killed from outside: whole pages are there, and no more is computed than each sequence's last page.
+ * Otherwise all. */
 static void whole_pages_outlive_workers(void **state)
 {
     (void)state;

@@ -1,7 +1,9 @@
-/* Unit tests of worker-cpu/program/assist.c: an engine attends for a GPU that is played here. Cells of the GPU's layers
- * lie in the arena, queries go down, and what comes up must be what the reference makes of the same positions.
+/* Unit tests of worker-cpu/program/assist.c: an engine attends for a GPU that is played here. Cells of the
+ * GPU's layers lie in the arena, queries go down, and what comes up must be what the reference makes of the
+ * same positions.
  *
- * Tolerance: the variants' own (tests/kernels/test_attention.c), for m in units of the scores, for o / s of values. */
+ * Tolerance: the variants' own (tests/kernels/test_attention.c), for m in units of the scores, for o / s of
+ * values. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -381,8 +383,8 @@ static void work_is_cut_evenly(void **state)
         }
         assert_int_equal(job.chunks, tasks);
         assert_true(tasks <= 8 * run->threads + 16 * config.kv_heads);
-        /* Threads that take pieces as they are free are done within the longest piece of each other; of one row's pieces,
-         * which are alike, in as many rounds as there are. */
+        /* Threads that take pieces as they are free are done within the longest piece of each other; of one
+         * row's pieces, which are alike, in as many rounds as there are. */
         const uint64_t share = all / run->threads, rounds = (tasks + run->threads - 1) / run->threads;
         if (share < 128 * 8) continue;
         const uint64_t together = run->assist.heads, unit = 32 * together;
@@ -397,7 +399,8 @@ static void work_is_cut_evenly(void **state)
     free(run);
 }
 
-/* A window leaves the CPU the same part of what it shows below host_tokens as the whole context does, in whole pages. */
+/* A window leaves the CPU the same part of what it shows below host_tokens as the whole context does, in
+ * whole pages. */
 static void windows_are_shared_alike(void **state)
 {
     (void)state;
@@ -436,7 +439,8 @@ static void what_is_not_of_the_plan_is_refused(void **state)
     stage_close(s);
 }
 
-/* A step that appends in the arena has places for the page that it finds begun and for those that it leaves, and no others. */
+/* A step that appends in the arena has places for the page that it finds begun and for those that it leaves,
+ * and no others. */
 static void a_chunk_in_the_arena_has_few_places(void **state)
 {
     (void)state;

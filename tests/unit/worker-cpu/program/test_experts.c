@@ -1,5 +1,6 @@
-/* Unit tests of how one token's experts are cut into pieces (worker-cpu/program/program.c), seen through what is printed of
- * checkpoints whose weights are holes in files. That results do not depend on pieces is in tests/golden. */
+/* Unit tests of how one token's experts are cut into pieces (worker-cpu/program/program.c), seen through what
+ * is printed of checkpoints whose weights are holes in files. That results do not depend on pieces is in
+ * tests/golden. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +11,8 @@
 #include "tests/unit/common/model/build_checkpoint.h"
 #include "worker-cpu/print.h"
 
-/* Rows of an expert's gates are no multiple of what kernels read side by side, nor of any number of threads. */
+/* Rows of an expert's gates are no multiple of what kernels read side by side, nor of any number of
+ * threads. */
 #define CONFIG                                                                                               \
     "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 1024, \"intermediate_size\": 64, "      \
     "\"moe_intermediate_size\": 1000, \"num_experts\": 128, \"num_experts_per_tok\": 3, "                    \

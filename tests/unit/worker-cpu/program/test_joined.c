@@ -1,6 +1,6 @@
-/* Gates and ups of a prompt (worker-cpu/program/linear.c): the logits have the same bits whether one kernel joins and tiles them or
- * several do, one after another, and however many threads share the rows. That the kernel's bits are those of its parts is in
- * tests/kernels/test_linear.c. */
+/* Gates and ups of a prompt (worker-cpu/program/linear.c): the logits have the same bits whether one kernel
+ * joins and tiles them or several do, one after another, and however many threads share the rows. That the
+ * kernel's bits are those of its parts is in tests/kernels/test_linear.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -178,8 +178,8 @@ static void fields_mean_the_same_in_every_tier(void **state)
             off = fmaxf(off, fabsf(one[i] - logits[c][i]));
             other = fmaxf(other, fabsf(logits[0][i] - logits[c][i]));
         }
-        /* Several tokens' inputs are rounded to bf16 on AMX: 2^-9 each, in sums through the layers; what a field changes is
-         * larger. */
+        /* Several tokens' inputs are rounded to bf16 on AMX: 2^-9 each, in sums through the layers; what a
+         * field changes is larger. */
         if (!(most > 0 && off <= 1e-2f * most))
             fail_msg("case %zu: off by %g of %g", c, (double)off, (double)most);
         if (c > 0 && !(other > 0.1f * most)) fail_msg("case %zu has no effect", c);

@@ -1,5 +1,6 @@
-/* Unit tests of how one token's products are cut for threads (worker-cpu/program/program.c), seen through what is printed of a
- * checkpoint whose weights are holes in files. That results do not depend on pieces is in tests/golden. */
+/* Unit tests of how one token's products are cut for threads (worker-cpu/program/program.c), seen through
+ * what is printed of a checkpoint whose weights are holes in files. That results do not depend on pieces is
+ * in tests/golden. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

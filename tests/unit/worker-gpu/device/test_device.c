@@ -1,4 +1,5 @@
-/* Unit tests of worker-gpu/device/device.c and emulated/device.c: order, overlap, words, graphs, ceiling, failure.
+/* Unit tests of worker-gpu/device/device.c and emulated/device.c: order, overlap, words, graphs, ceiling,
+ * failure.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* Unit tests of worker-gpu/device/device.c and emulated/device.c: memory that copies may touch, copies of several
- * pieces, registered regions, the ring's line of the ledger, counters. */
+/* Unit tests of worker-gpu/device/device.c and emulated/device.c: memory that copies may touch, copies of
+ * several pieces, registered regions, the ring's line of the ledger, counters. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

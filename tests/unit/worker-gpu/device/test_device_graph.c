@@ -1,5 +1,5 @@
-/* Unit tests of worker-gpu/device/emulated/queue.c and emulated/graph.c: graphs with a part in each queue, events
- * inside captures and across launches, a ring that is written again and again, and what overlaps. */
+/* Unit tests of worker-gpu/device/emulated/queue.c and emulated/graph.c: graphs with a part in each queue,
+ * events inside captures and across launches, a ring that is written again and again, and what overlaps. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

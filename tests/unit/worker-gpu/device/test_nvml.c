@@ -1,5 +1,5 @@
-/* Unit tests of worker-gpu/device/nvml.c over entries of our own: whose memory it is, and what is said where the
- * library does not know. */
+/* Unit tests of worker-gpu/device/nvml.c over entries of our own: whose memory it is, and what is said where
+ * the library does not know. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

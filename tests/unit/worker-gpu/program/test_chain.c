@@ -120,7 +120,8 @@ static void chains_end_where_something_stands_between(void **state)
     lowers_to("gssggssg", 'g', 'g', 64 << 20, "[3]ooooo[5]ooooo[3]>");
     /* none of mixtures */
     model_lowers_to("tests/data/golden/qwen3moe", "gggggg", 'g', 'g', 0, "oooooooooooooo>");
-    /* gated delta nets are two operations between their products, a chain of their own where those are streamed */
+    /* gated delta nets are two operations between their products, a chain of their own where those are
+     * streamed */
     model_lowers_to("tests/data/golden/qwen35", "gggggggg", 'g', 'g', 0, "[24]>");
     model_lowers_to("tests/data/golden/qwen35", "gcgcgcgc", 'g', 'c', 0, "<[4]><[4]><[4]><[3]>>>");
     model_lowers_to("tests/data/golden/qwen35", "sgggggsg", 'g', 'g', 200 * 1024, ".*o[2].*[14].oo.*[3]>.");
@@ -135,8 +136,8 @@ static bool takes_narrow(struct device *d, const struct gpuk_chain_op *op)
 }
 
 /* g: a linear of bf16, f: of f32, w: one that is not taken, s: of the ring, a: fused attention, b: attention
- * of a batch, q and p: a batch's linear of Q4_K and of bf16 in an invariant plan, h: one of Q4_K for samples, e: an event,
- * x: experts' gates, of a mixture. The tail is what stands behind '/'. */
+ * of a batch, q and p: a batch's linear of Q4_K and of bf16 in an invariant plan, h: one of Q4_K for samples,
+ * e: an event, x: experts' gates, of a mixture. The tail is what stands behind '/'. */
 static void add_all(struct lowering *low, const char *list)
 {
     struct gpu_program *p = low->program;
@@ -226,8 +227,9 @@ static void runs_of_two_become_chains(void **state)
     device_close(d);
 }
 
-/* Of an invariant plan. A chain's attention takes the tokens' own cells from their keys and values, so a layer that reads another
- * one's cache, and has none, is left in its order; the device refuses it otherwise. */
+/* Of an invariant plan. A chain's attention takes the tokens' own cells from their keys and values, so a
+ * layer that reads another one's cache, and has none, is left in its order; the device refuses it
+ * otherwise. */
 static void attention_without_keys_has_no_chains_order(void **state)
 {
     (void)state;

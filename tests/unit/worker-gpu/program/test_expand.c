@@ -1,5 +1,5 @@
-/* Unit tests of worker-gpu/program/expand.c, and of the emulated device's expansion: tables get where slices look for
- * them, tables that are none are refused, and what is expanded is what was packed. */
+/* Unit tests of worker-gpu/program/expand.c, and of the emulated device's expansion: tables get where slices
+ * look for them, tables that are none are refused, and what is expanded is what was packed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -156,8 +156,8 @@ static void tables_that_are_none_are_refused(void **state)
     }
 }
 
-/* Products of a chunk's tokens with blocks as they lie are those with what they are expanded to; of too many tokens they
- * are refused. */
+/* Products of a chunk's tokens with blocks as they lie are those with what they are expanded to; of too many
+ * tokens they are refused. */
 static void blocks_are_multiplied_as_they_lie(void **state)
 {
     (void)state;

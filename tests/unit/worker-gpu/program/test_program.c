@@ -229,8 +229,9 @@ static bool in_order(const char *text, const char *title, const char *const *par
     return at && (!end || at < end);
 }
 
-/* With two tiers a decode tier has one more program, in which queries are down before the GPU attends and what comes up
- * is waited for behind that; chunks attend once for all sub-chunks, and copy what they fill layer by layer. */
+/* With two tiers a decode tier has one more program, in which queries are down before the GPU attends and
+ * what comes up is waited for behind that; chunks attend once for all sub-chunks, and copy what they fill
+ * layer by layer. */
 static void two_tiers_are_printed(void **state)
 {
     (void)state;
@@ -368,8 +369,8 @@ static void packed_slices_are_expanded_before_their_use(void **state)
     free(text);
 }
 
-/* Of experts in both memories the shared one lies in VRAM, too. Where a list for prompts has the CPU compute them, the GPU passes its
- * slices, and expands those of the layers behind as any list does. */
+/* Of experts in both memories the shared one lies in VRAM, too. Where a list for prompts has the CPU compute
+ * them, the GPU passes its slices, and expands those of the layers behind as any list does. */
 static void what_another_list_computes_is_passed(void **state)
 {
     (void)state;

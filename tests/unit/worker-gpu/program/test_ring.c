@@ -1,6 +1,6 @@
-/* Unit tests of worker-gpu/program/ring.c: slices cover every weight once, and a play of copies and uses in any order
- * that events allow never finds another slice's bytes, over any ring, phase after phase; packed matrices too,
- * whose slices have any sizes. */
+/* Unit tests of worker-gpu/program/ring.c: slices cover every weight once, and a play of copies and uses in
+ * any order that events allow never finds another slice's bytes, over any ring, phase after phase; packed
+ * matrices too, whose slices have any sizes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -292,8 +292,8 @@ static void what_a_lap_overwrites_is_not_held(void **state)
     free(s);
 }
 
-/* Slices of 16 KiB, four a lap, nine in all: the last lap has one, where the next step's first belongs. It is copied
- * before those whose places the same layer sets free before it. */
+/* Slices of 16 KiB, four a lap, nine in all: the last lap has one, where the next step's first belongs. It is
+ * copied before those whose places the same layer sets free before it. */
 static void the_next_steps_first_slice_comes_first(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* Unit tests of worker-gpu/program/tiers.c: which pages a step fills, and copies of their cells between VRAM's places and
- * the arena, where either numbers layers in its own way, on the emulated device; and of pieces.c: places of what a chunk
- * brings to VRAM. */
+/* Unit tests of worker-gpu/program/tiers.c: which pages a step fills, and copies of their cells between
+ * VRAM's places and the arena, where either numbers layers in its own way, on the emulated device; and of
+ * pieces.c: places of what a chunk brings to VRAM. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -164,7 +164,8 @@ static void draw_rows(const struct plan *plan, uint32_t *random, struct batch_ro
     }
 }
 
-/* What attention reads of a row while a piece is in VRAM lies in that piece's half; what is in the tail stays. */
+/* What attention reads of a row while a piece is in VRAM lies in that piece's half; what is in the tail
+ * stays. */
 static void check_pieces(const struct plan *plan, const struct batch_row rows[ROWS], bool own)
 {
     static uint32_t table[ROWS][LINE];

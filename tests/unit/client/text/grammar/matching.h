@@ -1,4 +1,5 @@
-/* What the tests of grammars share: a vocabulary of all bytes with some longer tokens, and texts put through grammars. */
+/* What the tests of grammars share: a vocabulary of all bytes with some longer tokens, and texts put through
+ * grammars. */
 #pragma once
 
 #include <setjmp.h>

@@ -1,5 +1,5 @@
-/* Masks: the same tokens as trying each of them byte by byte allows, for random grammars and for those with long repetitions
- * and deep nesting; special tokens, ends, and what a matcher refuses. */
+/* Masks: the same tokens as trying each of them byte by byte allows, for random grammars and for those with
+ * long repetitions and deep nesting; special tokens, ends, and what a matcher refuses. */
 #include "matching.h"
 
 static uint64_t seed = 11;
@@ -44,7 +44,8 @@ static bool allows(struct helm_grammar *g, const uint32_t *tokens, uint32_t coun
     return good;
 }
 
-/* Goes on by tokens at random, and compares the mask at each step. `few`: of the other tokens every seventh is tried. */
+/* Goes on by tokens at random, and compares the mask at each step. `few`: of the other tokens every seventh
+ * is tried. */
 static void check_masks(struct helm_grammar *g, uint32_t steps, bool few)
 {
     const struct helm_vocabulary *v = g->vocabulary;

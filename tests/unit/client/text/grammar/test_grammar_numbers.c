@@ -1,4 +1,5 @@
-/* Numbers in schemas: bounds and multiples against arithmetic, at any width, with decimals; constants that a double would join. */
+/* Numbers in schemas: bounds and multiples against arithmetic, at any width, with decimals; constants that a
+ * double would join. */
 #include "matching.h"
 
 #define CENTS 100

@@ -1,5 +1,6 @@
-/* JSON schemas as people's programs write them: formats beside patterns, lengths of patterns, names of properties, multiples,
- * bounds of 64 bits and more, decimals, annotations and keywords whose value excludes nothing; and the bounds of work. */
+/* JSON schemas as people's programs write them: formats beside patterns, lengths of patterns, names of
+ * properties, multiples, bounds of 64 bits and more, decimals, annotations and keywords whose value excludes
+ * nothing; and the bounds of work. */
 #include "matching.h"
 
 static void test_more(void **state)

@@ -1,6 +1,6 @@
-/* What a mask costs at a vocabulary of 152,000 tokens, invented ones: words of all lengths, punctuation, digits. Times are
- * processor time. Asserted are what opening takes, the longest of the first output, the median of a warm grammar; all of
- * them with room for a slow machine. */
+/* What a mask costs at a vocabulary of 152,000 tokens, invented ones: words of all lengths, punctuation,
+ * digits. Times are processor time. Asserted are what opening takes, the longest of the first output, the
+ * median of a warm grammar; all of them with room for a slow machine. */
 #include "matching.h"
 
 #include <time.h>
@@ -61,7 +61,8 @@ static int by_size(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The longest token that the text goes on with and the grammar allows, as a tokenizer would mostly have it. */
+/* The longest token that the text goes on with and the grammar allows, as a tokenizer would mostly have
+ * it. */
 static uint32_t longest(const struct helm_vocabulary *v, const uint32_t *bits, const char *text)
 {
     uint32_t best = BYTES_END, most = 0;

@@ -1,4 +1,5 @@
-/* Regular expressions and GBNF: texts that fit and texts that do not; random expressions against PCRE2; what is refused. */
+/* Regular expressions and GBNF: texts that fit and texts that do not; random expressions against PCRE2; what
+ * is refused. */
 #include "matching.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8

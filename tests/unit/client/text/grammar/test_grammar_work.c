@@ -1,5 +1,6 @@
-/* What a stranger's grammar may cost: texts that would take minutes or gigabytes are refused before the work, long lists are
- * read in time that grows as they do, and a matcher gives up after a number of steps. Times are processor time. */
+/* What a stranger's grammar may cost: texts that would take minutes or gigabytes are refused before the work,
+ * long lists are read in time that grows as they do, and a matcher gives up after a number of steps. Times
+ * are processor time. */
 #include "matching.h"
 
 #include <stdatomic.h>
@@ -138,7 +139,8 @@ static void test_doubling(void **state)
     free(w.text);
 }
 
-/* A fresh matcher holds nothing; a quick call gives up and says so, and what it left behind serves the whole call. */
+/* A fresh matcher holds nothing; a quick call gives up and says so, and what it left behind serves the whole
+ * call. */
 static void test_steps(void **state)
 {
     (void)state;
@@ -183,7 +185,8 @@ static void test_steps(void **state)
     helm_vocabulary_close(v);
 }
 
-/* All grammars and outputs share one budget: what finds it used up says so, and goes on when there is room again. */
+/* All grammars and outputs share one budget: what finds it used up says so, and goes on when there is room
+ * again. */
 static void test_budget(void **state)
 {
     (void)state;

@@ -246,7 +246,8 @@ static void test_whole_numbers(void **state)
                 NULL, "aabc");
 }
 
-/* Whole numbers of JSON beyond 64 bits: printed, compared and passed on as Python does; what would compute with them is refused. */
+/* Whole numbers of JSON beyond 64 bits: printed, compared and passed on as Python does; what would compute
+ * with them is refused. */
 static void test_wide_numbers(void **state)
 {
     (void)state;

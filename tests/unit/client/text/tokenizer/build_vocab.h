@@ -1,4 +1,5 @@
-/* Makes GGUF files with a vocabulary in memory, well formed or not: what the tests of their tokenizer begin with. */
+/* Makes GGUF files with a vocabulary in memory, well formed or not: what the tests of their tokenizer begin
+ * with. */
 #pragma once
 
 #include <stdint.h>

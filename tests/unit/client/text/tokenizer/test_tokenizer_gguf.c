@@ -1,5 +1,5 @@
-/* Tokenizers of GGUF files: small made vocabularies, both models, every kind, and files that lie. Whole vocabularies are
- * in test_tokenizer_vocab.c. */
+/* Tokenizers of GGUF files: small made vocabularies, both models, every kind, and files that lie. Whole
+ * vocabularies are in test_tokenizer_vocab.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -172,8 +172,10 @@ static void test_scores(void **state)
     helm_tokenizer_close(t);
 }
 
-/* Equal scores: the leftmost pair first. Text never becomes a control token or a byte's, whatever their scores. */
-/* Model `gemma4`: tokens as SentencePiece has them, merges in the file, no space in front unless it says so. */
+/* Equal scores: the leftmost pair first. Text never becomes a control token or a byte's, whatever their
+ * scores. */
+/* Model `gemma4`: tokens as SentencePiece has them, merges in the file, no space in front unless it says
+ * so. */
 static void test_merged(void **state)
 {
     (void)state;
@@ -210,7 +212,8 @@ static void test_ties_and_forgeries(void **state)
     helm_tokenizer_close(t);
 }
 
-/* How each kind cuts: byte-level tokens of one byte and merges of everything, so that ids say where words end. */
+/* How each kind cuts: byte-level tokens of one byte and merges of everything, so that ids say where words
+ * end. */
 static void test_kinds(void **state)
 {
     (void)state;

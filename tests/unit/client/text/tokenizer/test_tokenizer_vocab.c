@@ -1,7 +1,8 @@
-/* Whole vocabularies as GGUF files (Qwen 2, Llama 2's SentencePiece, DeepSeek LLM) against llama.cpp's texts and ids.
+/* Whole vocabularies as GGUF files (Qwen 2, Llama 2's SentencePiece, DeepSeek LLM) against llama.cpp's texts
+ * and ids.
  *
- * The files are too large for the repository: they are read from $HELM_SHARED (default ../shared) and the test says so
- * loudly where they are absent. Small vocabularies are in test_tokenizer_gguf.c. */
+ * The files are too large for the repository: they are read from $HELM_SHARED (default ../shared) and the
+ * test says so loudly where they are absent. Small vocabularies are in test_tokenizer_gguf.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -108,7 +109,8 @@ static void test_qwen2(void **state)
     check_vocabulary("qwen2");
 }
 
-/* The texts recorded with Qwen 3's tokenizer.json, whose vocabulary is Qwen 2's and a few added tokens behind it. */
+/* The texts recorded with Qwen 3's tokenizer.json, whose vocabulary is Qwen 2's and a few added tokens behind
+ * it. */
 static void test_qwen3_texts(void **state)
 {
     (void)state;
