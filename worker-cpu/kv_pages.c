@@ -17,26 +17,13 @@ uint64_t kv_pages_first_bytes(uint64_t bytes)
     return bytes < KV_PAGES_FIRST ? bytes : KV_PAGES_FIRST;
 }
 
-/* The creating thread is pinned to its core, and this thread would inherit that; it may run on any idle
- * core. */
-static void run_anywhere(void)
-{
-    struct cpu_set usable;
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (cpu_usable(-1, &usable, NULL)) return;
-    for (int i = 0; i < usable.count; i++)
-        if (usable.cpu[i] < CPU_SETSIZE) CPU_SET(usable.cpu[i], &set);
-    sched_setaffinity(0, sizeof set, &set);
-    setpriority(PRIO_PROCESS, 0, 19);
-}
-
 static void *fill(void *arg)
 {
     struct kv_filler *filler = arg;
     uint64_t huge = 0, small = 0, start_us = units_now_us();
     char text[UNITS_TEXT], small_text[UNITS_TEXT];
-    run_anywhere();
+    cpu_run_anywhere();
+    setpriority(PRIO_PROCESS, 0, 19);
     for (uint64_t at = 0; at < filler->bytes; at += KV_PAGES_PIECE) {
         if (atomic_load_explicit(&filler->stop, memory_order_relaxed)) return NULL;
         uint64_t left = filler->bytes - at;

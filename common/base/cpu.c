@@ -273,6 +273,12 @@ out:
     return rc;
 }
 
+void cpu_run_anywhere(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(getpid(), sizeof set, &set) == 0) sched_setaffinity(0, sizeof set, &set);
+}
+
 int cpu_check_threads(int node, uint64_t threads, struct helm_err *err)
 {
     struct cpu_set set;

@@ -58,6 +58,9 @@ struct cpu_set {
     int suggested; /* threads to use: min(cores, ceil(cgroup quota)), at least 1 */
 };
 HELM_MUST_CHECK int cpu_usable(int node, struct cpu_set *set, struct helm_err *err);
+/* The calling thread may run from now on wherever the process's main thread may. A thread inherits the mask
+ * of the one that creates it, which may be pinned to its core. */
+void cpu_run_anywhere(void);
 
 /* Whether --threads has a CPU for each: asked before anything is measured with them. HELM_E_USAGE. A node
  * that cannot be used is for cpu_usable's other callers to refuse. */

@@ -77,7 +77,7 @@ void disk_reader_submit(struct disk_reader *r, struct disk_reading *read)
     begin_parts(r);
 }
 
-/* What failed first counts. */
+/* The first failure counts. */
 static void fail(struct disk_reading *read, uint64_t at, int error)
 {
     if (read->error || read->ended) return;
@@ -86,7 +86,7 @@ static void fail(struct disk_reading *read, uint64_t at, int error)
     read->failed_at = at;
 }
 
-/* Takes what came of a part: a short one is begun again behind its end, unless the file ends there. */
+/* Takes what came of a part: a short one is begun again after its end, unless the file ends there. */
 static void take(struct disk_reader *r, struct disk_part *part)
 {
     struct disk_reading *read = part->read;

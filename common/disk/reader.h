@@ -1,9 +1,9 @@
 /* Reads of files past the page cache: many at once, while the caller does something else.
  *
- * Called by the CPU worker for experts that lie on disk, and by helm-profile. Two ways: io_uring, and a pool
- * of threads with pread(2) where the system refuses io_uring. The caller opens files with O_DIRECT and keeps
- * offset, bytes and memory multiples of DISK_ALIGN. One thread at a time may call. A read belongs to the
- * caller and stays until it is done. */
+ * Called by the CPU worker for experts that lie on disk, and by helmd and helm-plan, which measure the disk
+ * with it. Two ways: io_uring, and a pool of threads with pread(2) where the system refuses io_uring. The
+ * caller opens files with O_DIRECT and keeps offset, bytes and memory multiples of DISK_ALIGN. One thread at
+ * a time may call. A read belongs to the caller and stays until it is done. */
 #pragma once
 
 #include <stdbool.h>

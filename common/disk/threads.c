@@ -1,9 +1,11 @@
 /* Parts of reads by threads with pread(2). See queue.h. Owns its threads. */
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "common/base/cpu.h"
 #include "common/disk/queue.h"
 
 struct disk_queue {
@@ -33,6 +35,7 @@ static struct disk_part *take(struct disk_part **first, struct disk_part ***last
 static void *read_parts(void *arg)
 {
     struct disk_queue *q = arg;
+    cpu_run_anywhere();
     pthread_mutex_lock(&q->lock);
     while (!q->stop) {
         struct disk_part *part = take(&q->begun, &q->last);
@@ -74,8 +77,12 @@ static int open_threads(uint32_t depth, struct disk_queue **queue, struct helm_e
     q->last = &q->begun;
     q->done_last = &q->done;
     int rc = 0;
+    sigset_t all, old;
+    sigfillset(&all); /* signals belong to the main thread */
+    pthread_sigmask(SIG_SETMASK, &all, &old);
     while (q->threads < depth && !(rc = pthread_create(&q->thread[q->threads], NULL, read_parts, q)))
         q->threads++;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (rc) {
         close_threads(q);
         errno = rc;

@@ -1,7 +1,7 @@
 /* Experts at home on `disk`: where the file has each, and what host memory has for them.
  *
  * Each such unit has slots for whole experts in the CPU worker's memory, and all units together have
- * DISK_CELLS for experts that no slot is for. A slot, and a cell, has room for the blocks of the file that an
+ * cells for experts that no slot is for. A slot, and a cell, has room for the blocks of the file that an
  * expert's matrices lie in, so that reads past the page cache bring them as they are. Called by the planner's
  * ledger and by the CPU worker. Pure. */
 #pragma once

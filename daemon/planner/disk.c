@@ -6,6 +6,7 @@
  * whole layers: where tokens choose evenly it finds as much, and tokens choose some experts more often than
  * others. The first context counts for which a layer's slots hold the experts of one token; otherwise the
  * largest with a slot. */
+#include "common/base/log.h"
 #include "common/base/units.h"
 #include "common/plan/disk.h"
 #include "daemon/planner/ideas.h"
@@ -14,13 +15,16 @@
 static bool can(const struct making *m, uint64_t *slot_bytes)
 {
     const struct model *model = m->r->model;
-    struct helm_err none;
+    struct helm_err why;
     *slot_bytes = 0;
     if (model_expert_parts(&model->config) > 1 || m->r->profile->disk_read.value <= 0) return false;
     for (uint32_t l = 0; l < model_answer_layers(&model->config); l++) {
         struct disk_unit unit;
         if (!model_layer_sparse(&model->config, l)) continue;
-        if (disk_place_unit(model, unit_of(l, UNIT_MLP), &unit, &none)) return false;
+        if (disk_place_unit(model, unit_of(l, UNIT_MLP), &unit, &why)) {
+            log_info("experts are not planned on disk: %s", why.text);
+            return false;
+        }
         *slot_bytes += unit.slot_bytes;
     }
     return *slot_bytes > 0;

@@ -55,7 +55,7 @@ int drafts_read_layer(struct helmd *d, struct helm_err *err)
     return 0;
 }
 
-/* What another plan overwrites. */
+/* All that another plan overwrites. */
 struct planned {
     struct model model;
     struct plan plan;
@@ -89,6 +89,14 @@ int drafts_consider_layer(struct helmd *d, drafts_plan_fn *lay_plan, struct helm
     struct helm_err why = {0};
     uint32_t drafts = 0, none;
     if (c->speculate != REQUEST_SPECULATE_AUTO || c->plan_file || !d->model.config.draft_layers) return 0;
+    const uint32_t rows = planner_at_once(&d->request, &d->plan);
+    if (rows >= STEP_PRICES_TOKENS) {
+        log_info(
+            "drafts: the model's layer is not read: the plan is for %u sequences at once, drafts are for "
+            "less than %d",
+            rows, STEP_PRICES_TOKENS);
+        return 0;
+    }
     struct planned *without = malloc(sizeof *without); /* large */
     if (!without) return helm_fail(err, HELM_E_NOMEM, "no memory for a second plan");
     const double plain = rate_of(d, &none);
@@ -98,8 +106,10 @@ int drafts_consider_layer(struct helmd *d, drafts_plan_fn *lay_plan, struct helm
         formats_lay(&d->model, c->weights);
         rc = lay_plan(d, &why);
     }
-    const double made = rc ? 0 : rate_of(d, &drafts);
-    if (!rc && drafts && made >= DRAFT_GAIN_LEAST * plain) {
+    const uint32_t ctx = d->plan.context_tokens, had = without->plan.context_tokens;
+    const bool shorter = !rc && ctx < had;
+    const double made = rc || shorter ? 0 : rate_of(d, &drafts);
+    if (drafts && plain > 0 && made >= DRAFT_GAIN_LEAST * plain) {
         model_free(&without->model);
         plan_free(&without->plan);
         log_info("drafts: the model's layer is read: %.1f token/s with %u drafts, if %.0f %% are right; %.1f "
@@ -109,6 +119,9 @@ int drafts_consider_layer(struct helmd *d, drafts_plan_fn *lay_plan, struct helm
         take_back(d, without);
         if (rc)
             log_info("drafts: the model's layer is not read: %s", why.text);
+        else if (shorter)
+            log_info("drafts: the model's layer is not read: it would leave a context of %u tokens, not %u",
+                     ctx, had);
         else
             log_info("drafts: the model's layer is not read: %.1f token/s with it, %.1f without", made,
                      plain);

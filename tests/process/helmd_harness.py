@@ -141,7 +141,7 @@ class Daemon:
         self.endpoint = f"ipc://{self.rundir}/helmd.sock"
         workers = BIN if real else os.path.join(self.base, "workers")
         if not base and not real:
-            if not model:
+            if not os.path.exists(os.path.join(self.model, "config.json")):
                 write_checkpoint(self.model, layers=layers)
             os.makedirs(workers)
             for name in ["helm-worker-cpu"] + ["helm-worker-gpu"] * gpu:

@@ -379,7 +379,6 @@ int execute_run(struct run *run, struct helm_err *err)
     pool_run(run->pool, execute_next, run);
     atomic_store_explicit(&run->ahead, NULL, memory_order_relaxed);
     atomic_store_explicit(&run->experts.ahead.down, NULL, memory_order_relaxed);
-    if (run->disk) disk_end_step(run->disk);
     if (run->rc && err) *err = run->err;
     return run->rc;
 }

@@ -1,4 +1,4 @@
-/* What execute.c runs of mixtures of experts: the choice, the chosen experts' matrices, the sum; the shared
+/* Mixtures of experts as execute.c runs them: the choice, the chosen experts' matrices, the sum; the shared
  * expert's weight.
  *
  * Called by execute.c alone. One token: pieces of rows of the chosen experts, shared by the threads as of one
@@ -37,6 +37,6 @@ bool experts_fetch_ahead(const struct run *run, const struct program_entry *down
 /* The region of such an entry. Groups the step's tokens before their gates. run->rc: experts on disk could
  * not be read. */
 struct pool_job experts_job(struct run *run, const struct program_entry *entry);
-/* Of an entry whose experts lie on disk: the region again, for those that came meanwhile; waits for some.
+/* The region again, of an entry whose experts lie on disk: for those that came meanwhile; waits for some.
  * False: it is over. */
 bool experts_again(struct run *run, struct pool_job *job);

@@ -194,7 +194,7 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
 #define DISK_LATENCY                                                                                         \
     1e-4 /* seconds from sending for experts to the first one's being there, beside its bytes */
 
-/* Of the experts that a step's tokens choose, those without a slot are read, all of them at once. Those that
+/* Those of the experts that a step's tokens choose without a slot are read, all of them at once. Those that
  * are there are computed meanwhile, and the others as they come: the last one after it has come. */
 void experts_price_disk(const struct pricing *p, uint32_t unit, const struct experts_parts *all,
                         struct cost_unit *u)

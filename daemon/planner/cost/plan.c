@@ -132,9 +132,6 @@ static bool measured_gpu(const struct cost_table *table, const struct cost_plan 
     return measured;
 }
 
-/* A processor's seconds of the step are off by its rate's spread. The link's spread counts for the seconds
- * without computing, which were all spent waiting for it. Both spreads include disturbances while they were
- * measured. They are independent, so squares add up. */
 /* Which experts tokens will choose is not known: as many of those that are read may be in memory in truth. */
 #define DISK_HITS_SPREAD 0.5
 
@@ -152,6 +149,9 @@ static double spread_of_disk(const struct profile *profile, const struct cost_ta
     return seconds > 0 ? spread * waited / seconds : 0;
 }
 
+/* A processor's seconds of the step are off by its rate's spread. The link's spread counts for the seconds
+ * without computing, which were all spent waiting for it. Both spreads include disturbances while they were
+ * measured. They are independent, so squares add up. */
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
                         const struct cost_plan *plan, const struct cost_result *result)
 {

@@ -1,9 +1,12 @@
 /* How fast the disk gives a model's files: large reads past the page cache, as the CPU worker's of experts
  * are (common/disk). See profile.h. Called by helmd and helm-plan where a model is larger than memory; owns
  * nothing. */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "common/base/log.h"
 #include "common/base/units.h"
 #include "common/disk/reader.h"
 #include "common/model/shards.h"
@@ -80,11 +83,15 @@ int profile_disk(const struct model *model, uint64_t stated, uint64_t memory, st
 {
     struct profile_value *value = &profile->disk_read;
     struct model_shards shards = {0};
-    struct helm_err none;
+    struct helm_err why;
     uint32_t largest = 0;
     if (stated) *value = (struct profile_value){(double)stated, (double)stated, (double)stated};
-    if (value->value > 0 || !model->config.router.experts || model->weight_bytes <= memory) return 0;
-    if (model_shards_open(model, &shards, &none)) return 0;
+    if (value->value > 0 || !model->config.router.experts || model->weight_bytes <= memory - memory / 4)
+        return 0;
+    if (model_shards_open(model, &shards, &why)) {
+        log_warn("experts are not planned on disk: %s", why.text);
+        return 0;
+    }
     for (uint32_t i = 0; i < shards.count; i++)
         if (shards.bytes[i] > shards.bytes[largest]) largest = i;
     struct measuring *m = calloc(1, sizeof *m);
@@ -94,7 +101,15 @@ int profile_disk(const struct model *model, uint64_t stated, uint64_t memory, st
         m->fd = shards.fd[largest];
         m->blocks = shards.bytes[largest] / DISK_BLOCK;
         const int flags = fcntl(m->fd, F_GETFL);
-        if (m->blocks && flags >= 0 && !fcntl(m->fd, F_SETFL, flags | O_DIRECT)) rc = measure(m, value, err);
+        if (flags < 0 || fcntl(m->fd, F_SETFL, flags | O_DIRECT))
+            log_warn(
+                "experts are not planned on disk: the file system of %s does not read past the page cache "
+                "(O_DIRECT: %s)",
+                model->shards[largest].file, strerror(errno));
+        else if (m->blocks)
+            rc = measure(m, value, err);
+        if (!rc && m->blocks && value->value <= 0 && flags >= 0)
+            log_info("experts are not planned on disk: its rate is not known");
     }
     if (m) free(m->memory);
     free(m);
