@@ -2,7 +2,9 @@
 #include "common/disk/reader.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/disk/queue.h"
 
@@ -43,6 +45,25 @@ int disk_reader_open(const struct disk_reader_options *o, struct disk_reader **r
     }
     *reader = r;
     return 0;
+}
+
+int disk_reader_open_usual(struct disk_reader **reader, struct helm_err *refused, struct helm_err *err)
+{
+    struct disk_reader_options o = {.way = DISK_URING, .depth = DISK_DEPTH, .block = DISK_BLOCK};
+    *refused = (struct helm_err){0};
+    const int rc = disk_reader_open(&o, reader, refused);
+    o.way = DISK_THREADS;
+    if (rc == HELM_E_UNSUPPORTED) return disk_reader_open(&o, reader, err);
+    return rc ? helm_fail(err, rc, "%s", refused->text) : 0;
+}
+
+int disk_reader_direct(int fd, const char *name, struct helm_err *err)
+{
+    const int flags = fcntl(fd, F_GETFL);
+    if (flags >= 0 && !fcntl(fd, F_SETFL, flags | O_DIRECT)) return 0;
+    return helm_fail(err, HELM_E_UNSUPPORTED,
+                     "%s: its file system does not read past the page cache (O_DIRECT: %s)", name,
+                     strerror(errno));
 }
 
 /* Begins as many parts as may be under way. */

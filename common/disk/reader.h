@@ -44,6 +44,13 @@ struct disk_reader;
 /* HELM_E_UNSUPPORTED: the system refuses io_uring; HELM_E_LIMIT, HELM_E_NOMEM, HELM_E_IO. */
 HELM_MUST_CHECK int disk_reader_open(const struct disk_reader_options *options, struct disk_reader **reader,
                                      struct helm_err *err);
+/* The same with DISK_DEPTH and DISK_BLOCK, by threads where the system refuses io_uring: *refused says why;
+ * its code is 0 where it does not. */
+HELM_MUST_CHECK int disk_reader_open_usual(struct disk_reader **reader, struct helm_err *refused,
+                                           struct helm_err *err);
+/* Reads of the descriptor go past the page cache from now on. HELM_E_UNSUPPORTED: the file system of `name`
+ * has no such reads. */
+HELM_MUST_CHECK int disk_reader_direct(int fd, const char *name, struct helm_err *err);
 /* Begins it now, or when others are done. Never waits. */
 void disk_reader_submit(struct disk_reader *reader, struct disk_reading *read);
 /* The next read that is done; wait: waits for one. NULL: none is done, or with `wait` none is under way. */

@@ -78,7 +78,7 @@ static int open_threads(uint32_t depth, struct disk_queue **queue, struct helm_e
     q->done_last = &q->done;
     int rc = 0;
     sigset_t all, old;
-    sigfillset(&all); /* signals belong to the main thread */
+    sigfillset(&all); /* signals belong to the main thread (pin_create_thread needs libnuma) */
     pthread_sigmask(SIG_SETMASK, &all, &old);
     while (q->threads < depth && !(rc = pthread_create(&q->thread[q->threads], NULL, read_parts, q)))
         q->threads++;

@@ -15,6 +15,14 @@ struct disk_source disk_source_of(const struct model *model, const struct disk_r
     return (struct disk_source){t->shard, t->offset + expert * role->bytes};
 }
 
+static int refuse_converted(const struct model_tensor *t, const struct mixture *to, struct helm_err *err)
+{
+    return helm_fail(err, HELM_E_UNSUPPORTED,
+                     "%s: experts on disk are read as the file has them, not converted to %s (helm-quantize "
+                     "writes such a file)",
+                     t->name, mixture_name(to));
+}
+
 /* Whether an expert is one run of a file's bytes, and the processor's kernels can read it where such a run
  * begins. */
 static int check_role(const struct model *model, const struct disk_role *role, uint32_t experts,
@@ -23,12 +31,7 @@ static int check_role(const struct model *model, const struct disk_role *role, u
     const struct model_tensor *t = role->tensor;
     const struct tensor_format_traits *traits = tensor_format_of(t->format);
     const uint64_t step = tensor_format_is_plain(t->format) ? traits->block_bytes : 1;
-    if (model->laid)
-        return helm_fail(
-            err, HELM_E_UNSUPPORTED,
-            "%s: experts on disk are read as the file has them, not converted to %s (helm-quantize "
-            "writes such a file)",
-            t->name, mixture_name(model->laid));
+    if (model->laid) return refuse_converted(t, model->laid, err);
     if (t->cut != CUT_NONE)
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: experts in parts cannot be read from disk", t->name);
     if (t->stored != STORED_ROWS || t->turns || traits->variable ||
@@ -86,10 +89,7 @@ int disk_place(const struct model *model, const struct plan *plan, struct disk_r
         for (int r = 0; r < SLOT_ROLES; r++) {
             const struct model_tensor *t = unit.role[r].tensor;
             if (placement_format(model, plan->weights, t, PLAN_AS_STORED) != t->format)
-                return helm_fail(err, HELM_E_UNSUPPORTED,
-                                 "%s: experts on disk are read as the file has them, not converted to %s "
-                                 "(helm-quantize writes such a file)",
-                                 t->name, mixture_name(plan->weights));
+                return refuse_converted(t, plan->weights, err);
             room->experts_bytes += t->bytes;
         }
         room->slots_bytes += room->slots * unit.slot_bytes;

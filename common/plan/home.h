@@ -101,9 +101,8 @@ enum plan_processor plan_first_device(void);
 /* The index of the link, and of its lane; the two differ. */
 uint32_t plan_link_of(enum plan_processor from, enum plan_processor to);
 
-/* "unknown" of a number that is none. */
-const char *
-plan_home_name(enum plan_home home); /* "cpu", "gpu", "stream", "mixed", "shared", "gpu1", "disk" */
+/* "cpu", "gpu", "stream", "mixed", "shared", "gpu1", "disk"; "unknown" of a number that is none. */
+const char *plan_home_name(enum plan_home home);
 const char *plan_processor_name(enum plan_processor processor); /* "cpu", "gpu", "gpu1" */
 const char *plan_memory_name(enum plan_memory memory);          /* "host", "vram", "vram1", "disk" */
 /* By name; PLAN_HOMES, PLAN_PROCESSORS, PLAN_MEMORIES: there is none. */

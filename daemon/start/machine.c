@@ -107,18 +107,7 @@ static int look_at_programs(struct helmd *d, struct helm_err *err)
     return rc;
 }
 
-/* How fast the disk gives the model's files, where they may be more than host memory has room for. */
-static int look_at_disk(struct helmd *d, struct helm_err *err)
-{
-    const struct config *c = &d->config;
-    uint64_t memory = d->request.machine.memory.available_bytes;
-    if (c->host_memory_bytes && c->host_memory_bytes < memory) memory = c->host_memory_bytes;
-    int rc = profile_disk(&d->model, c->disk_bytes_per_s, c->plan_file ? 0 : memory, &d->measured, err);
-    d->current.disk_read = d->measured.disk_read;
-    return rc;
-}
-
-/* What is known of the machine, and wished of a plan. */
+/* All that is known of the machine, and wished of a plan. */
 int machine_look(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
@@ -164,7 +153,11 @@ int machine_look(struct helmd *d, struct helm_err *err)
         rc = cpu_usable(-1, &cpus, err);
         request->wish.threads = rc ? 1 : (uint32_t)cpus.suggested;
     }
-    if (!rc) rc = look_at_disk(d, err);
+    if (!rc)
+        rc = profile_disk(&d->model, c->disk_bytes_per_s,
+                          c->plan_file ? 0 : request->machine.memory.available_bytes, c->host_memory_bytes,
+                          &d->measured, err);
+    d->current.disk_read = d->measured.disk_read;
     if (rc) return rc;
     accelerator_ledger_measured(&d->measured.gpu, &d->device.ledger);
     request->machine.device = d->device.ledger;

@@ -71,10 +71,8 @@ double draft_count_choose(const struct draft_step *step, uint32_t least, struct 
  * drafts do not pay, a step has some now and then all the same. Such steps cost DRAFT_PROBE_PART of all time
  * at most, by the table. */
 #define DRAFT_PROBE_PART  0.005
-#define DRAFT_PROBE_STEPS 4 /* that the time saved up for probes is at most */
-#define DRAFT_PROBE_KEPT                                                                                     \
-    0.1 /* more tokens a row that drafts must bring: fewer could not gain at any price \
-                               */
+#define DRAFT_PROBE_STEPS 4   /* that the time saved up for probes is at most */
+#define DRAFT_PROBE_KEPT  0.1 /* more tokens a row that drafts must bring: fewer gain at no price */
 struct draft_probe {
     double spare; /* seconds saved up */
 };

@@ -232,15 +232,6 @@ static int agree(const struct options *o, const struct plan *plan, struct planne
     return 0;
 }
 
-/* How fast the disk gives the model's files, where they may be more than host memory has room for. */
-static int look_at_disk(const struct options *o, const struct model *model, struct profile *measured,
-                        const struct planner_request *r, struct helm_err *err)
-{
-    uint64_t memory = r->machine.memory.available_bytes;
-    if (o->host_memory_bytes && o->host_memory_bytes < memory) memory = o->host_memory_bytes;
-    return profile_disk(model, o->disk_bytes_per_s, o->plan ? 0 : memory, measured, err);
-}
-
 /* What is planned by, and what is forecast by, as helmd has them. */
 static int look_at_now(const struct options *o, struct profile *measured, struct profile *current,
                        struct machine_now *now, struct planner_request *r, struct helm_err *err)
@@ -345,7 +336,9 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (!rc)
         rc = o->profile ? describe_machine(o, able, &measured, &r, &err)
                         : find_machine(o, able, &measured, &r, &err);
-    if (!rc) rc = look_at_disk(o, &model, &measured, &r, &err);
+    if (!rc)
+        rc = profile_disk(&model, o->disk_bytes_per_s, o->plan ? 0 : r.machine.memory.available_bytes,
+                          o->host_memory_bytes, &measured, &err);
     if (!rc) rc = look_at_now(o, &measured, &current, &now, &r, &err);
     if (rc) goto out;
     r.wish.threads = measured.cpu.threads;

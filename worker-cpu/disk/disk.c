@@ -1,6 +1,4 @@
 /* Opening and closing of what experts on disk need. See disk.h. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,14 +18,9 @@ static int open_files(struct disk *d, struct helm_err *err)
     if (!rc && !d->file) rc = helm_fail(err, HELM_E_NOMEM, "no memory for a list of files");
     for (uint32_t i = 0; i < d->shards.count && !rc; i++) {
         const char *name = d->model->shards[i].file;
-        const int flags = fcntl(d->shards.fd[i], F_GETFL);
-        if (flags < 0 || fcntl(d->shards.fd[i], F_SETFL, flags | O_DIRECT))
-            rc = helm_fail(
-                err, HELM_E_UNSUPPORTED,
-                "%s: its file system does not read past the page cache (O_DIRECT: %s), which experts on "
-                "disk need",
-                name, strerror(errno));
-        else if (fstat(d->shards.fd[i], &d->file[i]))
+        rc = disk_reader_direct(d->shards.fd[i], name, err);
+        if (rc) break;
+        if (fstat(d->shards.fd[i], &d->file[i]))
             rc = helm_fail_errno(err, "%s: cannot stat", name);
         else if ((uint64_t)d->file[i].st_size != d->model->shards[i].bytes)
             rc = helm_fail(err, HELM_E_MISMATCH, "%s changed its size while it was read", name);
@@ -37,17 +30,12 @@ static int open_files(struct disk *d, struct helm_err *err)
 
 static int open_reader(struct disk *d, char reduced[DISK_REDUCED_TEXT], struct helm_err *err)
 {
-    struct disk_reader_options o = {.way = DISK_URING, .depth = DISK_DEPTH, .block = DISK_BLOCK};
-    struct helm_err refused = {0};
+    struct helm_err refused;
+    const int rc = disk_reader_open_usual(&d->reader, &refused, err);
     *reduced = 0;
-    int rc = disk_reader_open(&o, &d->reader, &refused);
-    if (rc == HELM_E_UNSUPPORTED) {
-        o.way = DISK_THREADS;
-        snprintf(reduced, DISK_REDUCED_TEXT, "experts on disk are read by %u threads: %.80s", o.depth,
+    if (!rc && refused.code)
+        snprintf(reduced, DISK_REDUCED_TEXT, "experts on disk are read by %d threads: %.80s", DISK_DEPTH,
                  refused.text);
-        return disk_reader_open(&o, &d->reader, err);
-    }
-    if (rc && err) *err = refused;
     return rc;
 }
 
@@ -88,11 +76,7 @@ static int take_tables(struct disk *d, struct helm_err *err)
     d->read = calloc(reads, sizeof *d->read);
     if (!d->slots || !d->place || !d->digest || !d->cell || !d->read)
         return helm_fail(err, HELM_E_NOMEM, "no memory for tables of experts on disk");
-    const struct arena_experts *all = arena_experts_of(d->arena);
-    d->before = (struct expert_slots_seen){.steps = atomic_load(&all->steps),
-                                           .used = atomic_load(&all->used),
-                                           .present = atomic_load(&all->present),
-                                           .moved = atomic_load(&all->moved)};
+    d->before = expert_uses_before(d->arena);
     return expert_slots_create(&size, &d->policy, err);
 }
 

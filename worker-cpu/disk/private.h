@@ -4,8 +4,8 @@
 #include <sys/stat.h>
 
 #include "common/disk/reader.h"
-#include "common/experts/slots.h"
 #include "common/model/shards.h"
+#include "common/worker/expert_uses.h"
 #include "worker-cpu/disk/disk.h"
 
 #define DISK_NONE UINT32_MAX

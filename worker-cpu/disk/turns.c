@@ -6,6 +6,7 @@
  * next one. Never waits but for a read. */
 #include <string.h>
 
+#include "common/base/round.h"
 #include "common/model/content.h"
 #include "worker-cpu/disk/private.h"
 
@@ -21,8 +22,7 @@ static void send(struct disk *d, uint32_t need, enum slot_role role, char *to, s
     const uint32_t expert = d->need[need].expert;
     const struct disk_role *of = &unit->role[role];
     const struct disk_source from = disk_source_of(d->model, of, d->experts, expert);
-    const uint64_t inside = from.offset % DISK_ALIGN,
-                   bytes = (inside + of->bytes + DISK_ALIGN - 1) / DISK_ALIGN * DISK_ALIGN;
+    const uint64_t inside = from.offset % DISK_ALIGN, bytes = round_up(inside + of->bytes, DISK_ALIGN);
     *r = (struct disk_read){.read = {.fd = d->shards.fd[from.shard],
                                      .offset = from.offset - inside,
                                      .bytes = bytes,
@@ -207,12 +207,7 @@ int disk_next(struct disk *d, enum disk_stage stage, uint32_t *turn, uint32_t *c
 
 void disk_end_step(struct disk *d)
 {
-    struct arena_experts *all = arena_experts_of(d->arena);
-    const struct expert_slots_seen *before = &d->before;
     expert_slots_step(d->policy);
     const struct expert_slots_seen now = expert_slots_seen(d->policy);
-    atomic_store_explicit(&all->steps, before->steps + now.steps, memory_order_relaxed);
-    atomic_store_explicit(&all->used, before->used + now.used, memory_order_relaxed);
-    atomic_store_explicit(&all->present, before->present + now.present, memory_order_relaxed);
-    atomic_store_explicit(&all->moved, before->moved + now.moved, memory_order_relaxed);
+    expert_uses_write(d->arena, &d->before, &now);
 }

@@ -6,6 +6,7 @@
 
 #include "common/base/log.h"
 #include "common/formats/packed.h"
+#include "common/worker/expert_uses.h"
 
 static uint32_t experts_of(const struct gpu_slots *s)
 {
@@ -78,11 +79,7 @@ int gpu_slots_open(struct gpu_slots *s, struct device *device, const struct aren
     s->device = device;
     s->arena = arena;
     if (!s->place.bytes) return 0;
-    const struct arena_experts *all = arena_experts_of(arena);
-    s->before = (struct expert_slots_seen){.steps = atomic_load(&all->steps),
-                                           .used = atomic_load(&all->used),
-                                           .present = atomic_load(&all->present),
-                                           .moved = atomic_load(&all->moved)};
+    s->before = expert_uses_before(arena);
     int rc = device_alloc(device, DEVICE_WEIGHTS, s->place.bytes, &memory, err);
     s->memory = memory;
     s->table_device = (uint32_t *)(void *)(s->memory + s->place.tables);
@@ -274,7 +271,6 @@ int gpu_slots_send(struct gpu_slots *s, struct helm_err *err)
 static void count(struct gpu_slots *s, uint32_t tokens)
 {
     const uint32_t chosen = s->model->config.router.chosen, experts = experts_of(s);
-    struct arena_experts *all = arena_experts_of(s->arena);
     _Atomic uint64_t *uses = arena_expert_uses_of(s->arena);
     for (uint32_t u = 0; u < s->place.units; u++) {
         const uint32_t *seen = s->seen + (size_t)u * GPUK_BATCH_MAX * chosen;
@@ -290,11 +286,7 @@ static void count(struct gpu_slots *s, uint32_t tokens)
         plan_experts(s->plan)->moves && now.moving ? 0 : plan_experts(s->plan)->direct_permille;
     s->changed |= s->table[table_count(s)] != direct;
     s->table[table_count(s)] = direct;
-    const struct expert_slots_seen *before = &s->before;
-    atomic_store_explicit(&all->steps, before->steps + now.steps, memory_order_relaxed);
-    atomic_store_explicit(&all->used, before->used + now.used, memory_order_relaxed);
-    atomic_store_explicit(&all->present, before->present + now.present, memory_order_relaxed);
-    atomic_store_explicit(&all->moved, before->moved + now.moved, memory_order_relaxed);
+    expert_uses_write(s->arena, &s->before, &now);
 }
 
 int gpu_slots_end(struct gpu_slots *s, uint32_t tokens, struct helm_err *err)

@@ -11,10 +11,14 @@
 #include "common/plan/placement.h"
 #include "daemon/planner/profile/programs.h"
 
+double analyse_chosen_part(const struct model_config *c, double tokens)
+{
+    return 1 - pow(1 - (double)c->router.chosen / (double)c->router.experts, tokens);
+}
+
 double analyse_read_part(const struct model_config *c, const struct model_tensor *t, double tokens)
 {
-    if (!arch_role_of_experts(t->role)) return 1;
-    return 1 - pow(1 - (double)c->router.chosen / (double)c->router.experts, tokens);
+    return arch_role_of_experts(t->role) ? analyse_chosen_part(c, tokens) : 1;
 }
 
 static void bytes_add_tensor(const struct model *model, struct analyse_bytes *sum,

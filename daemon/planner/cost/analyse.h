@@ -45,6 +45,8 @@ HELM_MUST_CHECK int analyse_table_build(const struct model *model, struct analys
                                         struct helm_err *err);
 void analyse_table_free(struct analyse_table *table);
 
+/* The part of a layer's experts that so many tokens choose, each evenly and by itself. */
+double analyse_chosen_part(const struct model_config *config, double tokens);
 /* The part of a tensor's bytes that a step of `tokens` tokens reads: 1, or for experts the part that some
  * token chooses, if each token chooses evenly and independently among all. */
 double analyse_read_part(const struct model_config *config, const struct model_tensor *tensor, double tokens);

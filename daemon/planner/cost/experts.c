@@ -165,8 +165,7 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
 {
     const struct cost_experts *e = &p->step->experts;
     const struct model_router *router = &p->model->config.router;
-    const double part = (double)router->chosen / router->experts,
-                 chosen = router->experts * (1 - pow(1 - part, p->step->tokens)),
+    const double chosen = router->experts * analyse_chosen_part(&p->model->config, p->step->tokens),
                  way = p->profile->link.hand_over.value +
                        fmax(0, (double)p->step->tokens * p->model->config.hidden * sizeof(float) -
                                    ENGINE_HAND_OVER_BYTES) /
@@ -192,7 +191,7 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
 }
 
 #define DISK_LATENCY                                                                                         \
-    1e-4 /* seconds from sending for experts to the first one's being there, beside its bytes */
+    1e-4 /* seconds from sending for experts to the first one's being there, less its bytes */
 
 /* Those of the experts that a step's tokens choose without a slot are read, all of them at once. Those that
  * are there are computed meanwhile, and the others as they come: the last one after it has come. */
@@ -201,8 +200,7 @@ void experts_price_disk(const struct pricing *p, uint32_t unit, const struct exp
 {
     const struct model_router *router = &p->model->config.router;
     const struct model_unit *of = &p->model->unit[unit];
-    const double part = (double)router->chosen / router->experts,
-                 chosen = router->experts * (1 - pow(1 - part, p->step->tokens)),
+    const double chosen = router->experts * analyse_chosen_part(&p->model->config, p->step->tokens),
                  missing = chosen * (1 - p->step->experts.disk_hit);
     double bytes = 0;
     for (uint32_t i = 0; i < of->matrix_count; i++)

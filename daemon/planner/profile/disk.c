@@ -1,34 +1,31 @@
 /* How fast the disk gives a model's files: large reads past the page cache, as the CPU worker's of experts
  * are (common/disk). See profile.h. Called by helmd and helm-plan where a model is larger than memory; owns
  * nothing. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "common/base/units.h"
 #include "common/disk/reader.h"
+#include "common/measure/stats.h"
 #include "common/model/shards.h"
 #include "daemon/planner/profile/profile.h"
 
 #define SAMPLES   5
 #define SAMPLE_NS 60000000u /* of a sample: with all of them a third of a second */
-#define STEP      UINT64_C(0x9e3779b97f4a7c15)
 
 struct measuring {
     struct disk_reader *reader;
     struct disk_reading read[DISK_DEPTH];
     char *memory;
     int fd;
-    uint64_t blocks; /* of the file */
-    uint64_t state;  /* of a walk over them, each as far from the one before as random numbers are */
+    uint32_t blocks; /* of the file */
+    uint64_t state;  /* of the draws of blocks */
 };
 
 static void send(struct measuring *m, struct disk_reading *read)
 {
-    m->state += STEP;
-    const uint64_t block = (m->state >> 20) % m->blocks;
+    const uint64_t block = random_below(&m->state, m->blocks);
     read->fd = m->fd;
     read->offset = block * DISK_BLOCK;
     read->bytes = read->least = DISK_BLOCK;
@@ -50,22 +47,11 @@ static double sample(struct measuring *m)
     return (double)bytes * 1e9 / (double)(now - begin);
 }
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static int measure(struct measuring *m, struct profile_value *value, struct helm_err *err)
 {
-    const struct disk_reader_options uring = {.way = DISK_URING, .depth = DISK_DEPTH, .block = DISK_BLOCK},
-                                     threads = {.way = DISK_THREADS,
-                                                .depth = DISK_DEPTH,
-                                                .block = DISK_BLOCK};
     double rate[SAMPLES];
     struct helm_err refused;
-    int rc = disk_reader_open(&uring, &m->reader, &refused);
-    if (rc) rc = disk_reader_open(&threads, &m->reader, err);
+    const int rc = disk_reader_open_usual(&m->reader, &refused, err);
     if (rc) return rc;
     for (uint32_t i = 0; i < DISK_DEPTH; i++) {
         m->read[i].to = m->memory + (uint64_t)i * DISK_BLOCK;
@@ -73,17 +59,18 @@ static int measure(struct measuring *m, struct profile_value *value, struct helm
     }
     for (int i = 0; i < SAMPLES; i++) rate[i] = sample(m);
     disk_reader_close(m->reader);
-    qsort(rate, SAMPLES, sizeof *rate, by_value);
-    if (rate[0] > 0) *value = (struct profile_value){rate[SAMPLES / 2], rate[0], rate[SAMPLES - 1]};
+    const double median = stats_quantile(rate, SAMPLES, 0.5);
+    if (rate[0] > 0) *value = (struct profile_value){median, rate[0], rate[SAMPLES - 1]};
     return 0;
 }
 
-int profile_disk(const struct model *model, uint64_t stated, uint64_t memory, struct profile *profile,
-                 struct helm_err *err)
+int profile_disk(const struct model *model, uint64_t stated, uint64_t available, uint64_t ceiling,
+                 struct profile *profile, struct helm_err *err)
 {
     struct profile_value *value = &profile->disk_read;
+    const uint64_t memory = ceiling && ceiling < available ? ceiling : available;
     struct model_shards shards = {0};
-    struct helm_err why;
+    struct helm_err why = {0};
     uint32_t largest = 0;
     if (stated) *value = (struct profile_value){(double)stated, (double)stated, (double)stated};
     if (value->value > 0 || !model->config.router.experts || model->weight_bytes <= memory - memory / 4)
@@ -99,16 +86,13 @@ int profile_disk(const struct model *model, uint64_t stated, uint64_t memory, st
     int rc = m && m->memory ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to measure the disk with");
     if (!rc && shards.count) {
         m->fd = shards.fd[largest];
-        m->blocks = shards.bytes[largest] / DISK_BLOCK;
-        const int flags = fcntl(m->fd, F_GETFL);
-        if (flags < 0 || fcntl(m->fd, F_SETFL, flags | O_DIRECT))
-            log_warn(
-                "experts are not planned on disk: the file system of %s does not read past the page cache "
-                "(O_DIRECT: %s)",
-                model->shards[largest].file, strerror(errno));
+        m->blocks = (uint32_t)(shards.bytes[largest] / DISK_BLOCK);
+        m->state = RANDOM_SEED;
+        if (disk_reader_direct(m->fd, model->shards[largest].file, &why))
+            log_warn("experts are not planned on disk: %s", why.text);
         else if (m->blocks)
             rc = measure(m, value, err);
-        if (!rc && m->blocks && value->value <= 0 && flags >= 0)
+        if (!rc && !why.code && value->value <= 0)
             log_info("experts are not planned on disk: its rate is not known");
     }
     if (m) free(m->memory);

@@ -98,8 +98,8 @@ struct explain {
     /* A plan with drafts has these: seconds of decode steps by the drafts of each sequence, from 0 on,
      * without copies of fixed states; and those of a copy */
     double draft_step_s[ENGINE_DRAFTS_MAX + 1], state_copy_s;
-    double draft_made_s[ENGINE_DRAFTS_MAX +
-                        1]; /* likewise to make them by a layer of the model; 0: they cost nothing */
+    /* likewise to make them by a layer of the model; 0: they cost nothing */
+    double draft_made_s[ENGINE_DRAFTS_MAX + 1];
     uint32_t draft_steps;
     struct explain_split *split; /* [layers + 1]; NULL without a device */
     struct cost_span *span;      /* of one decode step */
