@@ -136,9 +136,9 @@ struct helm_generate_request {
         *prediction; /* a text that the answer may repeat, at most HELM_PREDICTION_MAX tokens; may be NULL */
     size_t prediction_count;
     const char *label; /* shown by `helm-cli ps`; at most 64 bytes; may be NULL */
-    /* What the output fits as a whole, unless it ends early (HELM_FINISH_LENGTH and the like); NULL: any. Its
-     * vocabulary must be of this model, its ends those that stop this request, and it must outlive the
-     * request. Before each token the library tells the daemon which ones are allowed, from inside
+    /* The grammar that the output fits as a whole, unless it ends early (HELM_FINISH_LENGTH and the like);
+     * NULL: any. Its vocabulary must be of this model, its ends those that stop this request, and it must
+     * outlive the request. Before each token the library tells the daemon which ones are allowed, from inside
      * helm_dispatch: a program that does not dispatch holds up this request, and loses it after 10 s. Not
      * with ignore_eos. */
     struct helm_grammar *grammar;
@@ -189,12 +189,12 @@ struct helm_done {
         draft_gain; /* speed of steps with drafts, divided by that of steps without by forecast; 0: unknown */
     struct helm_timings timings;
     uint64_t seed; /* that was used */
-    /* Of HELM_FINISH_ERROR and HELM_FINISH_CANCELLED: why; of HELM_FINISH_LENGTH: that the context is full;
-     * never NULL */
+    /* Why it ended, with HELM_FINISH_ERROR and HELM_FINISH_CANCELLED; with HELM_FINISH_LENGTH that the
+     * context is full; never NULL */
     const char *detail;
 };
 
-/* What the model makes of a text: its last hidden state, behind the final norm, pooled over the prompt's
+/* An embedding of a text: the model's last hidden state, after the final norm, pooled over the prompt's
  * tokens. Zero-initialise; pointers are borrowed for the call. */
 enum helm_pooling { HELM_POOLING_MEAN = 0, HELM_POOLING_LAST = 1 }; /* of all tokens; the last token's */
 struct helm_embed_request {

@@ -1,5 +1,5 @@
-/* What an answer is to look like: response_format, Ollama's format, grammars, tool_choice and strict tools,
- * as one grammar. See ask.h.
+/* The form of an answer: response_format, Ollama's format, grammars, tool_choice and strict tools, as one
+ * grammar. See ask.h.
  *
  * Fields are only kept when they are read (their order is the client's); the grammar is made when all of them
  * and the prompt are known, in the thread that reads the body. Thinking in front of the answer is free. */

@@ -1,4 +1,4 @@
-/* What is known of the model and its daemon: opened at the start, asked for by paths without a body. See
+/* Facts of the model and its daemon: opened at the start, asked for by paths without a body. See
  * gateway.h and routes.h. */
 #include <ctype.h>
 #include <sodium.h>

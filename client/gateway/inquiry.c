@@ -59,7 +59,8 @@ struct inquiry_fact *inquiry_last(struct inquiry *q, enum inquiry_question which
     return fact;
 }
 
-/* What is asked often of a plan. A line for every matrix is too much for every two seconds. */
+/* Keeps the parts of a plan that are asked for often: a line for each matrix is too much for every two
+ * seconds. */
 static void read_plan(struct inquiry_fact *fact)
 {
     json_t *json = json_loads(fact->plan->json, 0, NULL);

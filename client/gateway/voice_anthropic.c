@@ -177,7 +177,7 @@ static void text_delta(struct exchange *ex, struct choice *c, uint8_t what, cons
     *sent = text->length;
 }
 
-/* What is new of calls: a block when a name is known, its arguments as they come. `last`: no more comes of
+/* The new parts of calls: a block when a name is known, its arguments as they come. `last`: no more comes of
  * them. */
 static void call_events(struct exchange *ex, struct choice *c, bool last)
 {

@@ -286,7 +286,7 @@ static void arguments_event(struct exchange *ex, struct choice *c, size_t k, boo
     end_event(ex);
 }
 
-/* What is new of calls: an item when a name is known, its arguments as they come. `last`: no more comes of
+/* The new parts of calls: an item when a name is known, its arguments as they come. `last`: no more comes of
  * them. */
 static void call_events(struct exchange *ex, struct choice *c, bool last)
 {

@@ -1,7 +1,8 @@
 /* Whether HELM can run what is about to be downloaded: found out from its configuration or its headers alone.
  *
- * Called by pull.c before it fetches anything else. What it reads lies in a folder of its own in $TMPDIR,
- * which is gone when it returns: a model whose weights are cut off, for the readers of models to judge. */
+ * Called by pull.c before it fetches anything else. Files that it reads lie in a folder of their own in
+ * $TMPDIR, which is gone when it returns: a model whose weights are cut off, for the readers of models to
+ * judge. */
 #pragma once
 
 #include "client/hub/listing.h"

@@ -21,7 +21,7 @@
  *   8                "\r\nVKMLEH"
  *   8                checksum of the head's checksum and every page's, in order
  *
- * and nothing behind that. Checksums are XXH3 of 64 bits (https://xxhash.com): against damage, not against
+ * and nothing after that. Checksums are XXH3 of 64 bits (https://xxhash.com): against damage, not against
  * forgers. helmd believes nothing that a file says either. */
 #pragma once
 

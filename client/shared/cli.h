@@ -57,7 +57,7 @@ struct cli {
 
 /* ---- session.c ---- */
 
-/* What --model and --tokenizer mean (common/model/hub.h) from here on: paths. Once is enough; the others here
+/* --model and --tokenizer mean paths from here on (common/model/hub.h). Once is enough; the others here
  * do it. */
 HELM_MUST_CHECK int cli_locate(struct cli *cli, struct helm_err *err);
 /* Connects (starting the private daemon first with --model). Prints what is wrong; CLI_EXIT_DONE or another
