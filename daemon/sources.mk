@@ -86,6 +86,7 @@ DAEMON_SRC := \
   daemon/planner/search/prefill.c \
   daemon/planner/search/search.c \
   daemon/planner/search/space.c \
+  daemon/planner/second.c \
   daemon/planner/shared.c \
   daemon/planner/strategies.c \
   daemon/planner/tiers.c \

@@ -49,6 +49,7 @@ PARTS_asan_helmd_devices := each_device cannot
 PARTS_asan_helmd_hybrids := snapshots written
 PARTS_asan_helmd_invariant := two_tiers next_turn come_back refused
 PARTS_asan_helmd_phases := killed
+PARTS_asan_helmd_second := different cannot
 PARTS_asan_helmd_split := every_plan streamed_weights either_worker refused_before sigterm not_there
 PARTS_asan_helmd_states := begin_at mix_no preempted session tiers least_used invariant refused
 PARTS_asan_helmd_tiers := every_way far_beyond come_back either_worker not_believed prefixes run_short whatever real_workers_that

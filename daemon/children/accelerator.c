@@ -185,6 +185,7 @@ static void choose_cuda(const struct accelerator_info *device, uint32_t index, u
         log_warn("--vram %s: only %s are free on the GPU", units_format_size(vram_bytes, all),
                  units_format_size(device->vram_free, size));
     choice->info = *device;
+    choice->index = index;
     choice->numa_node = device->numa_node;
     snprintf(choice->name, sizeof choice->name, "cuda:%u", index);
     snprintf(choice->hardware, sizeof choice->hardware, "cuda %.40s %.40s driver %.20s gen %u x%u",
@@ -251,6 +252,8 @@ int accelerator_choose(const char *option, uint64_t vram_bytes, const char *work
                      : helm_fail(&found, HELM_E_PERMISSION, "helm-worker-gpu: %s", strerror(errno));
         if (!rc) rc = probe_run(worker_program, devices, &count, &found);
         if (!rc) rc = choose_probed(option, vram_bytes, devices, count, choice, &found);
+        if (!rc) memcpy(choice->probed, devices, sizeof devices);
+        choice->probed_count = rc ? 0 : count;
         if (rc == HELM_E_CANCELLED) return helm_fail(err, rc, "%s", found.text);
         if (rc && choice->required)
             return helm_fail(err, HELM_E_UNSUPPORTED, "--device %s: %.460s", option, found.text);
@@ -266,6 +269,130 @@ int accelerator_choose(const char *option, uint64_t vram_bytes, const char *work
     }
     log_info("device: %s (%s)", choice->text, choice->name);
     return 0;
+}
+
+/* ---- two of them ---- */
+
+static bool is_cuda(const char *option)
+{
+    return strncmp(option, "cuda:", 5) == 0;
+}
+
+/* Parts of a comma-separated list, of which the first ACCELERATORS_MAX are kept. Returns how many there
+ * are. */
+static uint32_t split(const char *list, char part[ACCELERATORS_MAX][96])
+{
+    uint32_t count = 0;
+    for (const char *at = list;; at++) {
+        const size_t length = strcspn(at, ",");
+        if (count < ACCELERATORS_MAX) snprintf(part[count], sizeof *part, "%.*s", (int)length, at);
+        count++;
+        at += length;
+        if (!*at) return count;
+    }
+}
+
+static int read_ceilings(const char *text, struct accelerator_wish *wish, uint32_t *count,
+                         struct helm_err *err)
+{
+    char part[ACCELERATORS_MAX][96] = {""};
+    *count = text ? split(text, part) : 0;
+    wish->vram_given = text;
+    if (*count > ACCELERATORS_MAX)
+        return helm_fail(err, HELM_E_USAGE, "--vram '%.60s' has %u ceilings: a plan has %d devices at most",
+                         text, *count, ACCELERATORS_MAX);
+    int rc = 0;
+    for (uint32_t i = 0; i < *count && !rc; i++)
+        rc = units_parse_size("--vram", part[i], &wish->vram[i], err);
+    return rc;
+}
+
+/* A list names each device, so that none is there twice. */
+static int check_listed(const char *devices, const struct accelerator_wish *wish, struct helm_err *err)
+{
+    const char *a = wish->device[0], *b = wish->device[1];
+    if (is_cuda(a) && is_cuda(b) && strcmp(a, b) != 0) return 0;
+    if (strcmp(a, "emulated") == 0 && strcmp(b, "emulated") == 0) return 0;
+    return helm_fail(err, HELM_E_USAGE,
+                     "--device '%.60s': a list has two different cuda:N, or is emulated,emulated", devices);
+}
+
+/* One name for as many devices as there are ceilings. */
+static int name_second(uint32_t ceilings, struct accelerator_wish *wish, struct helm_err *err)
+{
+    const char *name = wish->device[0], *second = NULL;
+    const bool any = strcmp(name, "auto") == 0;
+    if (ceilings == 1 || (!ceilings && !any)) return 0;
+    if (any || strcmp(name, "emulated") == 0) second = name;
+    if (strcmp(name, "cuda") == 0) second = "cuda:1";
+    if (!second)
+        return helm_fail(err, HELM_E_USAGE, "--vram has %u ceilings, --device %.60s is one device", ceilings,
+                         name);
+    snprintf(wish->device[1], sizeof wish->device[1], "%s", second);
+    return 0;
+}
+
+int accelerator_wish_read(const char *devices, const char *ceilings, bool described,
+                          struct accelerator_wish *wish, struct helm_err *err)
+{
+    uint32_t count, sizes;
+    *wish = (struct accelerator_wish){.vram_given = false};
+    count = split(devices, wish->device);
+    if (count > ACCELERATORS_MAX)
+        return helm_fail(err, HELM_E_USAGE, "--device '%.60s' names %u devices: a plan has %d at most",
+                         devices, count, ACCELERATORS_MAX);
+    int rc = read_ceilings(ceilings, wish, &sizes, err);
+    for (uint32_t i = 0; i < count && !rc && !described; i++)
+        rc = accelerator_check_option(wish->device[i], err);
+    if (rc) return rc;
+    if (count == 1) return name_second(sizes, wish, err);
+    if (sizes && sizes != count)
+        return helm_fail(err, HELM_E_USAGE, "--vram has %u ceiling, --device names %u devices", sizes, count);
+    return described ? 0 : check_listed(devices, wish, err);
+}
+
+/* The one with the most free memory but the first. */
+static int next_of(const struct accelerator *first, uint32_t *index)
+{
+    *index = UINT32_MAX;
+    for (uint32_t i = 0; i < first->probed_count; i++)
+        if (i != first->index &&
+            (*index == UINT32_MAX || first->probed[i].vram_free > first->probed[*index].vram_free))
+            *index = i;
+    return *index == UINT32_MAX ? HELM_E_NOT_FOUND : 0;
+}
+
+int accelerator_choose_second(const struct accelerator_wish *wish, const struct accelerator *first,
+                              struct accelerator *choice, struct helm_err *err)
+{
+    const char *option = wish->device[1];
+    *choice = (struct accelerator){.numa_node = -1, .ledger.limit = UINT64_MAX};
+    if (!option[0] || first->ledger.kind == LEDGER_DEVICE_NONE) return 0;
+    if (wish->vram[1] && wish->vram[1] < VRAM_LEAST)
+        return helm_fail(err, HELM_E_USAGE, "--vram %llu: less than 1 MiB is no device's memory",
+                         (unsigned long long)wish->vram[1]);
+    if (first->ledger.kind == LEDGER_DEVICE_EMULATED) {
+        choose_emulated(wish->vram[1], choice);
+    } else if (strcmp(option, "auto") == 0) {
+        uint32_t index;
+        const int rc = next_of(first, &index);
+        if (rc && wish->vram_given)
+            return helm_fail(err, HELM_E_UNSUPPORTED, "--vram has 2 ceilings, and there is one GPU");
+        if (rc) return 0;
+        choose_cuda(&first->probed[index], index, wish->vram[1], choice);
+    } else {
+        const int rc = choose_probed(option, wish->vram[1], first->probed, first->probed_count, choice, err);
+        if (rc) return helm_err_prefix(err, "--device %s", option);
+    }
+    log_info("device: a second one: %s (%s)", choice->text, choice->name);
+    return 0;
+}
+
+bool accelerator_alike(const struct accelerator *a, const struct accelerator *b)
+{
+    const struct accelerator_info *x = &a->info, *y = &b->info;
+    return strcmp(x->name, y->name) == 0 && x->vram_bytes == y->vram_bytes &&
+           x->link_generation == y->link_generation && x->link_width == y->link_width;
 }
 
 int accelerator_choose_node(const struct accelerator *accelerator, int wanted, int *node,

@@ -15,6 +15,7 @@
 struct profile_gpu; /* daemon/planner/profile/profile.h */
 
 #define ACCELERATOR_COUNT_MAX     16
+#define ACCELERATORS_MAX          2                   /* that a plan can use */
 #define ACCELERATOR_EMULATED_VRAM ((uint64_t)1 << 30) /* where --vram is not given */
 
 struct accelerator_info {
@@ -31,9 +32,24 @@ struct accelerator {
     char hardware[128];           /* profile_hardware.device: whatever makes a profile of it outdated */
     struct accelerator_info info; /* of a CUDA device, else empty */
     int numa_node;
-    bool required; /* asked for by name */
-    char why[160]; /* kind NONE: the reason */
+    bool required;                                         /* asked for by name */
+    char why[160];                                         /* kind NONE: the reason */
+    struct accelerator_info probed[ACCELERATOR_COUNT_MAX]; /* all that there are, where it was asked */
+    uint32_t probed_count, index;                          /* index: of this one */
 };
+
+/* --device and --vram: a device and its ceiling each. */
+struct accelerator_wish {
+    /* As of one device; the second's "": there is to be none, "auto": if there is one. */
+    char device[ACCELERATORS_MAX][96];
+    uint64_t vram[ACCELERATORS_MAX]; /* 0: not stated */
+    bool vram_given;
+};
+/* `devices`: names, comma-separated. `ceilings`: as many sizes; NULL: not given. `auto`, `cuda` and
+ * `emulated` are as many devices as there are ceilings; `auto` without ceilings as many as there are.
+ * described: names are a profile's, and checked there. HELM_E_USAGE names what is wrong, and the numbers. */
+HELM_MUST_CHECK int accelerator_wish_read(const char *devices, const char *ceilings, bool described,
+                                          struct accelerator_wish *wish, struct helm_err *err);
 
 /* The NUMA node of weights, caches and compute threads: `wanted`; with -1 the device's; without one, or where
  * that is not known or not allowed, the one with the most memory available. -1: this machine has no NUMA. */
@@ -48,6 +64,14 @@ HELM_MUST_CHECK int accelerator_check_option(const char *option, struct helm_err
  * (end_request.h). */
 HELM_MUST_CHECK int accelerator_choose(const char *option, uint64_t vram_bytes, const char *worker_program,
                                        struct accelerator *choice, struct helm_err *err);
+
+/* The second device of the wish, after the first was chosen; kind NONE: there is to be none, or there is none
+ * and it was `auto` without ceilings. */
+HELM_MUST_CHECK int accelerator_choose_second(const struct accelerator_wish *wish,
+                                              const struct accelerator *first, struct accelerator *choice,
+                                              struct helm_err *err);
+/* Whether both are the same model on links alike, so that one's profile is the other's. */
+bool accelerator_alike(const struct accelerator *a, const struct accelerator *b);
 
 /* What the ledger has to know of a CUDA device that is there or described (helm-plan), respectively of an
  * emulated one. `vram_bytes`: --vram, 0 when not given. */

@@ -166,22 +166,12 @@ void worker_send(struct workers *workers, struct worker *w, Helm__Control__V1__C
     }
 }
 
-/* The device of a worker: the plan's first is the one that was chosen, "cuda:N", the next is "cuda:N+1". */
-static const char *device_of(const struct workers_config *c, enum plan_processor processor, char text[32])
-{
-    unsigned first = 0;
-    const uint32_t index = plan_device_index(processor);
-    if (!index || sscanf(c->device, "cuda:%u", &first) != 1) return c->device;
-    snprintf(text, 32, "cuda:%u", first + index);
-    return text;
-}
-
 static void worker_send_load(struct workers *workers, struct worker *w)
 {
     const struct workers_config *c = &workers->config;
     Helm__Control__V1__Load load = HELM__CONTROL__V1__LOAD__INIT;
     const bool gpu = plan_processor_has_memory(w->processor);
-    char device[32];
+    const uint32_t index = gpu ? plan_device_index(w->processor) : 0;
     load.processor = (char *)w->name;
     load.folder = (char *)c->folder;
     load.plan_json = (char *)c->plan_json;
@@ -192,8 +182,8 @@ static void worker_send_load(struct workers *workers, struct worker *w)
     /* What lies in the arena outlives its worker; what lies in VRAM does not. */
     load.weights_ready = gpu ? 0 : w->weights_digest;
     load.kernels = (char *)(gpu ? "" : c->kernels);
-    load.device = (char *)(gpu ? device_of(c, w->processor, device) : "");
-    load.vram_bytes = gpu ? c->vram_bytes : 0;
+    load.device = (char *)(gpu ? c->device[index] : "");
+    load.vram_bytes = gpu ? c->vram_bytes[index] : 0;
     load.copy_bytes_per_s = gpu ? c->copy_bytes_per_s : 0;
     load.no_graphs = gpu && c->no_graphs;
     load.no_chains = gpu && c->no_chains;

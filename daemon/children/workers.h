@@ -37,12 +37,13 @@ struct workers_config {
     const struct plan *plan;
     const char *plan_json;
     const char *kernels;
-    const char *device; /* the first GPU worker's: "cuda:0", "emulated" */
-    uint64_t vram_bytes,
-        copy_bytes_per_s; /* each's ceiling; copy: the emulated device's, 0: as fast as memory */
-    bool no_graphs;       /* the GPU worker issues every step anew */
-    bool no_chains;       /* the GPU worker decodes with a kernel an operation */
-    int32_t node;         /* NUMA node, -1: the workers' choice */
+    /* Each GPU worker's device ("cuda:0", "emulated") and its ceiling, by plan_device_index. */
+    const char *device[PLAN_PROCESSORS];
+    uint64_t vram_bytes[PLAN_PROCESSORS];
+    uint64_t copy_bytes_per_s; /* the emulated device's; 0: as fast as memory */
+    bool no_graphs;            /* the GPU worker issues every step anew */
+    bool no_chains;            /* the GPU worker decodes with a kernel an operation */
+    int32_t node;              /* NUMA node, -1: the workers' choice */
     uint32_t threads, spin_us;
     uint32_t restart_limit;   /* deaths within a minute */
     uint64_t step_timeout_ms; /* 0: from the two below */

@@ -5,10 +5,11 @@
 
 #include "common/base/log.h"
 
-void observe_init(struct observe *o, uint32_t cpu, uint32_t gpu, uint64_t max_stall_ms)
+void observe_init(struct observe *o, uint32_t cpu, uint32_t gpu, uint32_t gpus, uint64_t max_stall_ms)
 {
     o->cpu = cpu;
     o->gpu = gpu;
+    o->gpus = gpus;
     o->max_stall = (double)max_stall_ms / 1e3;
     memset(&o->drift, 0, sizeof o->drift);
     step_prices_begin(&o->forecast, &o->prices);
@@ -105,9 +106,9 @@ static void take_decode(struct observe *o, const struct step *step, const struct
         measured.cpu_busy = (double)done[o->cpu].busy_ns / 1e9;
         measured.cpu_bytes = (double)done[o->cpu].weight_bytes;
     }
-    if (o->gpu != OBSERVE_NO_WORKER) {
-        measured.gpu_busy = (double)done[o->gpu].busy_ns / 1e9;
-        measured.link_bytes = (double)done[o->gpu].link_bytes;
+    for (uint32_t g = 0; g < o->gpus; g++) {
+        measured.gpu_busy += (double)done[o->gpu + g].busy_ns / 1e9;
+        measured.link_bytes += (double)done[o->gpu + g].link_bytes;
     }
     switch (drift_take_decode(&o->drift, step->row_count, context, &measured, &planned)) {
     case DRIFT_BEGINS:

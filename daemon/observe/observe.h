@@ -23,12 +23,13 @@ struct observe {
     struct drift drift;
     struct step_prices prices;
     uint32_t cpu, gpu; /* indices of their times; OBSERVE_NO_WORKER */
+    uint32_t gpus;     /* from `gpu` on */
     double max_stall;  /* seconds; 0: no bound */
     struct observe_prompt prompt[ARENA_SLOTS_MAX];
 };
 
-/* The forecast is opened by the caller (forecast_open), before. */
-void observe_init(struct observe *observe, uint32_t cpu, uint32_t gpu, uint64_t max_stall_ms);
+/* The forecast is opened by the caller (forecast_open), before. gpus: workers of devices, the last of all. */
+void observe_init(struct observe *observe, uint32_t cpu, uint32_t gpu, uint32_t gpus, uint64_t max_stall_ms);
 /* Seconds that a step should take; 0: unknown. */
 double observe_planned(struct observe *observe, const struct step *step);
 /* Holds what the workers say of a step of step_ns against that: no more than all of it; and since they take

@@ -63,7 +63,8 @@ int making_decode_seconds(const struct making *m, const struct plan *plan, uint3
 bool candidate_all_on_gpu(const struct plan *plan)
 {
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        if (plan->unit[u].home[0] != PLAN_HOME_GPU) return false;
+        if (!plan_processor_has_memory(plan_memory_processor(plan_home_memory(plan->unit[u].home[0]))))
+            return false;
     return true;
 }
 
@@ -116,7 +117,10 @@ int making_price(const struct making *m, const struct spec *spec,
                  struct helm_err *err)
 {
     const struct cost_step step = making_step(m, spec, format);
-    return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
+    const int rc = cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
+    for (uint32_t u = 0; u < prices->units && !rc; u++)
+        if (ledger_is_second(&m->c, u)) prices->unit[u].gpu = prices->unit[u].gpu1;
+    return rc;
 }
 
 int making_price_packing(const struct making *m, const struct spec *spec, struct cost_table *prices,
@@ -166,6 +170,15 @@ static int apply(const struct making *m, const struct search_found *found, struc
     return 0;
 }
 
+/* What the search has on `gpu` and is the second device's. */
+static void put_second(const struct making *m, struct plan *plan)
+{
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        for (uint32_t p = 0; p < plan_phase_count(plan) && ledger_is_second(&m->c, u); p++)
+            plan->unit[u].home[p] = PLAN_HOME_GPU1;
+    if (m->wish.second_head && plan->head != PLAN_CPU0) plan->head = plan_home_processor(PLAN_HOME_GPU1);
+}
+
 static uint64_t more_of(uint64_t more, uint64_t missing, uint64_t other_missing)
 {
     uint64_t sum;
@@ -181,9 +194,11 @@ int candidate_search(const struct making *m, const struct spec *spec, const stru
     const struct search_problem problem = {.decode = prices,
                                            .memory = &memory.search,
                                            .device = wish->device,
-                                           .tied = m->table.tied,
+                                           /* a head of the second device's own is there twice */
+                                           .tied = m->table.tied && !m->wish.second_head,
                                            .whole_layers = whole,
-                                           .no_stream = whole};
+                                           .no_stream = whole,
+                                           .second = m->wish.second_units};
     out->vram = out->host = NEVER;
     int rc = memory_build(&m->c, wish, &memory, err);
     if (rc) return rc;
@@ -197,6 +212,7 @@ int candidate_search(const struct making *m, const struct spec *spec, const stru
         struct plan *plan = &out->plan;
         rc = apply(m, &found, plan, err);
         if (!rc && wish->prefill) rc = prefill_choose(&m->c, m->r->profile, &found, plan, err);
+        if (!rc) put_second(m, plan);
         if (!rc && !plan_has_home(plan, PLAN_HOME_STREAM))
             plan_device_at(plan, PLAN_HOME_STREAM)->ring_bytes = 0;
         if (!rc) formats_set_host(&m->c, plan);
@@ -248,6 +264,12 @@ static int tighten(struct making *m, const struct spec *spec, struct memory_wish
         rc = ledger_write(&m->c, spec->ctx, wish->pages, &out->plan, &arena, err);
         if (rc || ledger_fits(&out->plan)) break;
         out->fits = false;
+        if (excess(&out->plan.memory[plan_home_memory(PLAN_HOME_GPU1)])) {
+            if (!longer) break; /* it is the second device that has no room: fewer layers may have */
+            m->wish.step_tokens /= 2;
+            wish->pages = ledger_least_pages(&m->c, spec->ctx);
+            continue;
+        }
         wish->less_vram += out->vram = excess(&out->plan.memory[plan_home_memory(PLAN_HOME_GPU)]);
         wish->less_host += out->host = excess(&out->plan.memory[PLAN_HOST]);
     }

@@ -56,7 +56,7 @@ struct candidate {
 };
 /* Leaves `other` in *best if it is better, and frees the loser. The wish at hand becomes that of *best. */
 void candidate_keep(struct making *m, struct candidate *best, struct candidate *other, bool better);
-/* Every half layer is at home in VRAM. */
+/* Every half layer is at home in VRAM, of whichever device. */
 bool candidate_all_on_gpu(const struct plan *plan);
 /* The wish at hand: what candidates of this many places begin with. */
 void candidate_begin(struct making *m, uint32_t places);

@@ -30,7 +30,7 @@ int cpu_alone_try(struct making *m, const struct spec *spec, struct candidate *b
 {
     struct spec alone = {.strategy = SEARCH_ALL_CPU, .ctx = spec->ctx};
     struct candidate cpu = {.fits = false};
-    if (!best->fits || spec->strategy != SEARCH_BEST || m->required) return 0;
+    if (!best->fits || spec->strategy != SEARCH_BEST || m->required || m->asked.second_units) return 0;
     int rc = packing_best(m, &alone, NULL, &cpu, err);
     const bool better = !rc && cpu.fits && (!plan_devices(&best->plan) || cpu.seconds <= best->seconds);
     if (better) rc = log_other(m, spec, best, cpu.seconds, err);

@@ -119,7 +119,8 @@ static int choose(struct making *m, uint32_t ctx, double other, struct candidate
     struct trial best = {.seconds = INFINITY};
     const double slack = m->r->experts ? 0 : WORTH_NOTING;
     for (uint32_t l = 0; l < model_answer_layers(&m->r->model->config); l++)
-        t.sparse += model_layer_sparse(&m->r->model->config, l);
+        t.sparse +=
+            model_layer_sparse(&m->r->model->config, l) && !ledger_is_second(&m->c, unit_of(l, UNIT_MLP));
     int rc = 0;
     for (int packs = 0; packs < PACKS_WAYS && !rc; packs++)
         rc = try_packed(&t, (enum packs)packs, other, slack, &best, err);
@@ -144,7 +145,8 @@ static bool some_outside(const struct model *model, const struct plan *plan)
     bool outside = false;
     for (uint32_t l = 0; l < model_answer_layers(&model->config); l++)
         outside |= model_layer_sparse(&model->config, l) &&
-                   plan->unit[unit_of(l, UNIT_MLP)].home[0] != PLAN_HOME_GPU;
+                   !plan_processor_has_memory(
+                       plan_memory_processor(plan_home_memory(plan->unit[unit_of(l, UNIT_MLP)].home[0])));
     return outside;
 }
 

@@ -23,7 +23,7 @@ int experts_place(const struct making *m, const struct plan *from, uint32_t whol
     plan_drop_placements(plan);
     for (uint32_t l = 0, seen = 0; l < model_answer_layers(&m->r->model->config) && !rc; l++) {
         const uint32_t mlp = unit_of(l, UNIT_MLP);
-        if (!model_layer_sparse(&m->r->model->config, l)) continue;
+        if (!model_layer_sparse(&m->r->model->config, l) || ledger_is_second(&m->c, mlp)) continue;
         const bool here = seen++ < whole;
         const bool packed = m->table.packs_vram[mlp] &&
                             (here ? packs >= PACKS_WHOLE : packs == PACKS_ALL && m->table.packs_cpu[mlp]);

@@ -151,7 +151,8 @@ static double bound_of_ends(const struct fewer *f, uint32_t ends, double enough)
 
 bool fewer_bounded(const struct planner_request *r)
 {
-    return r->machine.device.kind != LEDGER_DEVICE_NONE && !r->model->config.router.experts;
+    return r->machine.device.kind != LEDGER_DEVICE_NONE && r->machine.second.kind == LEDGER_DEVICE_NONE &&
+           !r->model->config.router.experts;
 }
 
 int fewer_bound(const struct planner_request *r, double enough, double *seconds, struct helm_err *err)

@@ -114,13 +114,23 @@ bool formats_head_packable(const struct ledger_case *c, const struct plan *plan)
     return c->table->packs_head && plan->head != PLAN_CPU0 && !(c->table->tied && plan->embed != PLAN_CPU0);
 }
 
+/* The first of each device's, as many as its part of all. */
 void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, struct plan *plan)
 {
+    uint32_t left[PLAN_MEMORIES] = {0}, all = formats_packable(c, plan), before = 0, given = 0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        left[plan_home_memory(plan->unit[u].home[0])] += c->table->packs_vram[u] && is_resident(plan, u);
+    for (int i = 0; i < PLAN_MEMORIES; i++) {
+        before += left[i];
+        left[i] = all ? (uint32_t)((uint64_t)units * before / all) - given : 0;
+        given += left[i];
+    }
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         if (!is_resident(plan, u)) continue;
-        const bool packed = units && c->table->packs_vram[u];
+        uint32_t *const of = &left[plan_home_memory(plan->unit[u].home[0])];
+        const bool packed = *of && c->table->packs_vram[u];
         plan_set_unit_format(plan, u, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
-        units -= packed;
+        *of -= packed;
     }
     plan_set_head_format(plan, head ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
 }

@@ -55,6 +55,9 @@ HELM_MUST_CHECK int chunks_lengthen(struct making *m, struct plan *plan, struct 
 /* disk.c: where nothing fits on the CPU alone, experts on disk. spec->ctx becomes the plan's. */
 HELM_MUST_CHECK int disk_try(struct making *m, struct spec *spec, struct candidate *best,
                              struct helm_err *err);
+/* second.c: the last layers on a second device, the other ideas for those before. */
+HELM_MUST_CHECK int second_try(struct making *m, const struct spec *spec, struct candidate *best,
+                               struct helm_err *err);
 /* cpu_alone.c: no device. */
 HELM_MUST_CHECK int cpu_alone_try(struct making *m, const struct spec *spec, struct candidate *best,
                                   struct helm_err *err);

@@ -38,11 +38,12 @@ static bool has_cpu(const struct making *m, const struct plan *plan)
     return cpu && packs;
 }
 
-/* Whether all half layers could be in VRAM if they were packed, up to what their weights take. */
+/* Whether all half layers of the first device could be in VRAM if they were packed, up to what their weights
+ * take. */
 static bool all_could_be(const struct making *m)
 {
     uint64_t sum = 0;
-    for (uint32_t u = 0; u < unit_count(m->table.layers); u++)
+    for (uint32_t u = 0; u < unit_count(m->table.layers) && !ledger_is_second(&m->c, u); u++)
         sum +=
             m->table.packs_vram[u] ? ledger_packed_unit_bytes(&m->c, u) : analyse_units(&m->table, u, u).vram;
     return sum <= m->machine.device.limit;

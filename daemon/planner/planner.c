@@ -161,6 +161,7 @@ static int make_lists(struct making *m, struct candidate *best, struct helm_err 
     struct planner_refusal refusal = {0};
     struct spec spec = {.strategy = r->strategy, .device = true};
     int rc = device ? ideas_run(m, &spec, best, err) : 0;
+    if (!rc && device && r->machine.second.kind != LEDGER_DEVICE_NONE) rc = second_try(m, &spec, best, err);
     if (rc || (device && best->fits)) return rc;
     if (device && r->tiers == KV_TIERS_TWO)
         return helm_fail(err, HELM_E_UNSUPPORTED,
@@ -301,6 +302,7 @@ static int try_fewer(const struct planner_request *r, uint32_t at_once, struct p
     fewer.typical = planner_typical_context(r, plan->context_tokens);
     fewer.wish.ctx = plan->context_tokens;
     fewer.refusal = NULL;
+    fewer.second = NULL;
     int rc = 0;
     bool certain = true; /* whichever number of sequences it has room for */
     for (uint32_t n = at_once; n <= most_at_once(r, at_once, plan->context_tokens) && certain && !rc; n++) {
@@ -340,6 +342,7 @@ static int try_pages(const struct planner_request *r, struct plan *plan, struct 
     pages.wish.windows_stand = true;
     pages.wish.ctx = plan->context_tokens;
     pages.refusal = NULL;
+    pages.second = NULL;
     int rc = rate_of(r, plan, &rate, err);
     /* else it does not fit */
     const bool there =
@@ -356,6 +359,7 @@ int planner_make(const struct planner_request *request, struct plan *plan, struc
     struct planner_request r = *request;
     double together, rate;
     if (!r.cache) r.cache = &own;
+    if (r.second) r.second->text[0] = 0;
     int rc = make_one(&r, plan, spec, err);
     if (!rc && (rc = try_pages(&r, plan, spec, err))) plan_free(plan);
     if (!rc && r.strategy == SEARCH_BEST && r.batch >= 2 && !r.wish.page_count) {
@@ -375,6 +379,11 @@ int planner_make(const struct planner_request *request, struct plan *plan, struc
         if (rc) plan_free(plan);
     }
     planner_cache_free(&own);
+    if (!rc && r.second && strncmp(r.second->text, "used", 4) == 0 &&
+        !plan_uses(plan, plan_home_processor(PLAN_HOME_GPU1)))
+        snprintf(r.second->text, sizeof r.second->text, "left out: %s",
+                 plan_kv_tiered(plan) ? "a cache in two tiers is faster"
+                                      : "fewer sequences at once are faster");
     return rc;
 }
 
@@ -425,6 +434,10 @@ static int check_plan(const struct planner_request *r, struct plan *plan, struct
     if (!rc) rc = check_lists(plan, err);
     if (!rc && plan_devices(plan) > 0 && r->machine.device.kind == LEDGER_DEVICE_NONE)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "the plan needs a GPU: %s", r->no_device);
+    if (!rc && plan_uses(plan, plan_home_processor(PLAN_HOME_GPU1)) &&
+        r->machine.second.kind == LEDGER_DEVICE_NONE)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED,
+                       "the plan needs a second GPU: --device names one, or there is one alone");
     return rc;
 }
 

@@ -25,6 +25,11 @@ struct planner_refusal {
     char nearest[200]; /* "--ctx 4096, or 9.1 GiB of VRAM, or --device cpu" */
 };
 
+/* Whether a second device is used, and why: for reports; "" where there is none. */
+struct planner_second {
+    char text[160];
+};
+
 /* Candidates that were made, for requests that follow (known.c). Zeroed at first; planner_cache_free at
  * last. */
 struct planner_cache {
@@ -64,6 +69,7 @@ struct planner_request {
     uint32_t prompt;  /* tokens of the prompt that TTFT is reckoned for; 0: PLANNER_PROMPT_TOKENS */
     bool plan_given;  /* a plan that was taken is explained, not one of the strategies' */
     struct planner_refusal *refusal; /* or NULL */
+    struct planner_second *second;   /* or NULL */
     bool sizes_alone; /* a refusal says sizes, and not what would fit instead, which takes searches */
     struct planner_cache *cache; /* of requests for this model, or NULL */
 };

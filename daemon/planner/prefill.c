@@ -42,7 +42,7 @@ int prefill_step_tokens(const struct ledger_case *c, const struct profile *profi
     uint64_t layers = 0,
              fits = device->limit -
                     (device->limit < device->context_bytes ? device->limit : device->context_bytes);
-    for (uint32_t u = 0; u < unit_count(c->table->layers); u++)
+    for (uint32_t u = 0; u < unit_count(c->table->layers) && !ledger_is_second(c, u); u++)
         layers += c->wish->pack_gpu && c->table->packs_vram[u] ? ledger_packed_unit_bytes(c, u)
                                                                : analyse_units(c->table, u, u).vram;
     *tokens = LEDGER_STEP_TOKENS;

@@ -16,7 +16,7 @@ static const enum search_strategy simpler[] = {SEARCH_ALL_CPU, SEARCH_ALL_GPU, S
 
 static bool applies(const struct making *m, enum search_strategy strategy)
 {
-    if (strategy == SEARCH_ALL_CPU) return !m->required;
+    if (strategy == SEARCH_ALL_CPU) return !m->required && !m->asked.second_units;
     return strategy != SEARCH_EXPERTS_CPU || m->r->model->config.router.experts;
 }
 

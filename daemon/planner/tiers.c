@@ -177,7 +177,8 @@ static int try_all(struct tiering *k, struct helm_err *err)
 bool tiers_may_be_two(const struct making *m, const struct spec *spec)
 {
     return m->r->tiers != KV_TIERS_ONE && spec->device && spec->strategy == SEARCH_BEST &&
-           !m->r->model->config.drafts && !m->r->model->config.reads; /* whose cache is borrowed by none */
+           !m->asked.second_units && !m->r->model->config.drafts &&
+           !m->r->model->config.reads; /* whose cache is borrowed by none */
 }
 
 int tiers_try(struct making *m, const struct spec *spec, struct candidate *best, struct helm_err *err)

@@ -99,7 +99,8 @@ int unpacking_choose(struct making *m, const struct spec *spec, struct candidate
 {
     struct plan *plan = &made->plan;
     const struct choosing c = {.m = m, .spec = spec, .plan = plan};
-    const uint32_t all = plan_units_in(plan, plan_home_memory(PLAN_HOME_GPU), FORMAT_BF16_PACKED);
+    const uint32_t all = plan_units_in(plan, plan_home_memory(PLAN_HOME_GPU), FORMAT_BF16_PACKED) +
+                         plan_units_in(plan, plan_home_memory(PLAN_HOME_GPU1), FORMAT_BF16_PACKED);
     const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
     struct choice best = {.seconds = INFINITY, .units = all, .head = head, .embed = plan->embed};
     bool fits;

@@ -36,11 +36,13 @@ static void table_build(struct option_table *t, struct config *c)
          "(default ipc://RUNDIR/helmd.sock)",
          .target = &c->listen},
         {"device", 0, ARGS_TEXT, "DEVICE",
-         "auto, cpu, cuda[:N] or emulated (default auto: a usable GPU, else cpu)", .target = &c->device},
-        {"vram", 0, ARGS_SIZE, "SIZE",
-         "ceiling for everything allocated on the device\n"
+         "auto, cpu, cuda[:N] or emulated (default auto: usable GPUs, else cpu);\n"
+         "two GPUs: cuda:N,cuda:M",
+         .target = &c->device},
+        {"vram", 0, ARGS_TEXT, "SIZE[,SIZE]",
+         "ceiling for everything allocated on the device; two: on two devices\n"
          "(default: what is free there; emulated: 1 GiB)",
-         .target = &c->vram_bytes},
+         .target = &c->vram},
         {"emulated-copy", 0, ARGS_SIZE, "SIZE",
          "bytes a second that the emulated device copies\n"
          "(default: as fast as memory)",
@@ -315,9 +317,9 @@ static int config_check(struct config *c, struct helm_err *err)
 {
     if (!c->model) return helm_fail(err, HELM_E_USAGE, "--model DIR is required");
     const char *d = c->device;
-    if (c->emulated_copy_bytes_per_s && strcmp(d, "emulated") != 0)
-        return helm_fail(err, HELM_E_USAGE, "--emulated-copy is for --device emulated, not '%s'", d);
-    int rc = accelerator_check_option(d, err);
+    int rc = accelerator_wish_read(d, c->vram, false, &c->devices, err);
+    if (!rc && c->emulated_copy_bytes_per_s && strcmp(c->devices.device[0], "emulated") != 0)
+        rc = helm_fail(err, HELM_E_USAGE, "--emulated-copy is for --device emulated, not '%s'", d);
     if (!rc) rc = cpu_check_threads(c->node == CONFIG_NO_NODE ? -1 : (int)c->node, c->threads, err);
     if (rc) return rc;
     /* Every running sequence must get its token in each step, or a full house would stall. */
@@ -408,8 +410,6 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
     *exit_now = args_answer(&spec, &parsed);
     if (*exit_now) return 0;
     if (config->config_file) rc = config_read_file(config, &table, &spec, err);
-    for (uint32_t i = 0; i < table.count; i++)
-        if (strcmp(table.option[i].name, "vram") == 0) config->vram_given = table.given[i];
     return rc ? rc : config_check(config, err);
 }
 

@@ -11,6 +11,7 @@
 #include "common/base/err.h"
 #include "common/base/log.h"
 #include "common/model/model.h"
+#include "daemon/children/accelerator.h"
 #include "daemon/planner/activations/choice.h"
 #include "daemon/steps/prefix.h"
 #include "daemon/planner/formats.h"
@@ -18,8 +19,8 @@
 #include "daemon/planner/planner.h"
 
 struct config {
-    const char *model, *device, *config_file, *kernels, *rundir, *plan_file, *experts_file, *worker_dir,
-        *kv_dtype_name, *kv_tiers_name, *kv_page_tokens;
+    const char *model, *device, *vram, *config_file, *kernels, *rundir, *plan_file, *experts_file,
+        *worker_dir, *kv_dtype_name, *kv_tiers_name, *kv_page_tokens;
     const char *log_level_name, *curve_secret_key_file, *curve_clients_file;
     const char *admin_group_name, *gateway_group_name;
     uint32_t admin_group, gateway_group; /* ENDPOINT_NO_GROUP (endpoint.h): none */
@@ -37,14 +38,15 @@ struct config {
     const struct mixture *weights; /* NULL: as stored */
     enum prefix_sharing sharing;
     struct args_list listen;
-    uint64_t vram_bytes, host_memory_bytes, disk_bytes_per_s; /* 0: not stated */
-    uint64_t emulated_copy_bytes_per_s;                       /* 0: as fast as memory */
-    uint64_t ctx;                                             /* 0: chosen from model and memory */
-    uint64_t node;                                            /* CONFIG_NO_NODE: chosen */
-    uint64_t threads;                                         /* 0: one a physical core */
-    uint64_t kv_tokens;                                       /* in the KV pool; 0: chosen */
-    uint64_t snapshot_bytes;                                  /* of fixed states; 0: chosen */
-    uint64_t step_tokens;                                     /* 0: the planner's choice */
+    struct accelerator_wish devices;              /* of `device` and `vram` */
+    uint64_t host_memory_bytes, disk_bytes_per_s; /* 0: not stated */
+    uint64_t emulated_copy_bytes_per_s;           /* 0: as fast as memory */
+    uint64_t ctx;                                 /* 0: chosen from model and memory */
+    uint64_t node;                                /* CONFIG_NO_NODE: chosen */
+    uint64_t threads;                             /* 0: one a physical core */
+    uint64_t kv_tokens;                           /* in the KV pool; 0: chosen */
+    uint64_t snapshot_bytes;                      /* of fixed states; 0: chosen */
+    uint64_t step_tokens;                         /* 0: the planner's choice */
     const char *speculate_name;
     enum request_speculate speculate; /* of requests that do not say */
     uint64_t draft_tokens;            /* CONFIG_NO_DRAFTS: not given */
@@ -53,7 +55,6 @@ struct config {
     uint64_t restart_limit;
     uint64_t parent_fd, ready_fd; /* CONFIG_NO_FD: not given */
     bool die_with_parent;
-    bool vram_given;
     enum kv_dtype kv_dtype;
     enum kv_tiers kv_tiers;
     enum log_level log_level;

@@ -78,16 +78,37 @@ static void size_pages(struct helmd *d)
 /* None where GPU workers cannot compute this model; an error where one was asked for by name. */
 static int choose_device(struct helmd *d, const char *gpu_program, struct helm_err *err)
 {
-    const struct config *c = &d->config;
+    const struct accelerator_wish *wish = &d->config.devices;
+    const char *const device = wish->device[0];
     struct helm_err why = {0};
-    const int able = able_check_worker(&d->model.math,
-                                       strcmp(c->device, "emulated") == 0 ? ABLE_EMULATED : ABLE_GPU, &why);
-    if (able && strcmp(c->device, "auto") != 0 && strcmp(c->device, "cpu") != 0)
-        return helm_fail(err, able, "--device %s: %.460s", c->device, why.text);
+    const int able =
+        able_check_worker(&d->model.math, strcmp(device, "emulated") == 0 ? ABLE_EMULATED : ABLE_GPU, &why);
+    if (able && strcmp(device, "auto") != 0 && strcmp(device, "cpu") != 0)
+        return helm_fail(err, able, "--device %s: %.460s", device, why.text);
     if (able) log_warn("device: %s: everything is planned on the CPU", why.text);
-    const int rc = accelerator_choose(able ? "cpu" : c->device, c->vram_given ? c->vram_bytes : 0,
-                                      gpu_program, &d->device, err);
+    int rc = accelerator_choose(able ? "cpu" : device, wish->vram[0], gpu_program, &d->device, err);
+    if (!rc) rc = accelerator_choose_second(wish, &d->device, &d->second, err);
     if (able) snprintf(d->device.why, sizeof d->device.why, "%.150s", why.text);
+    return rc;
+}
+
+/* The second device's rates are the first's where both are the same model; else it is measured as the first
+ * is. */
+static int look_at_second(struct helmd *d, unsigned formats, struct helm_err *err)
+{
+    struct profiling_request profiling = machine_profiling(d, formats);
+    bool fresh;
+    profiling.device = &d->second;
+    d->measured.second = NULL;
+    if (d->second.ledger.kind == LEDGER_DEVICE_NONE) return 0;
+    if (accelerator_alike(&d->device, &d->second)) {
+        log_info("profile: %s is like %s, and is not measured itself", d->second.name, d->device.name);
+        return 0;
+    }
+    log_info("profile: %s (%s) is another model: it has a profile of its own", d->second.name,
+             d->second.info.name);
+    const int rc = profiling_get(&profiling, &d->second_measured, &fresh, err);
+    if (!rc) d->measured.second = &d->second_measured;
     return rc;
 }
 
@@ -133,8 +154,10 @@ int machine_look(struct helmd *d, struct helm_err *err)
                                         .strategy = c->strategy,
                                         .tiers = c->kv_tiers,
                                         .batch = (uint32_t)c->batch,
-                                        .prompt = (uint32_t)c->prompt};
-    const struct profiling_request profiling = machine_profiling(d, formats_of(d));
+                                        .prompt = (uint32_t)c->prompt,
+                                        .second = &d->second_used};
+    const unsigned formats = formats_of(d);
+    const struct profiling_request profiling = machine_profiling(d, formats);
     /* A missing program is reported by the choice of the device. */
     int rc =
         worker_process_find(c->worker_dir, workers_device_program(), gpu_program, sizeof gpu_program, &none);
@@ -146,6 +169,7 @@ int machine_look(struct helmd *d, struct helm_err *err)
     if (c->no_chains) /* what they would take is no price to plan with */
         d->measured.gpu.chain_gemv = d->measured.gpu.chain_attention = d->measured.gpu.chain_operation =
             (struct profile_value){0};
+    if (!rc) rc = look_at_second(d, formats, err);
     if (!rc) rc = look_at_programs(d, err);
     d->current = d->measured;
     if (!rc) rc = node_read_memory(d->node, &request->machine.memory, err);
@@ -160,7 +184,10 @@ int machine_look(struct helmd *d, struct helm_err *err)
     d->current.disk_read = d->measured.disk_read;
     if (rc) return rc;
     accelerator_ledger_measured(&d->measured.gpu, &d->device.ledger);
+    accelerator_ledger_measured(d->measured.second ? &d->measured.second->gpu : &d->measured.gpu,
+                                &d->second.ledger);
     request->machine.device = d->device.ledger;
+    request->machine.second = d->second.ledger;
     request->device_required = d->device.required;
     snprintf(request->no_device, sizeof request->no_device, "%s", d->device.why);
     size_pages(d);

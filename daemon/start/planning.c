@@ -87,6 +87,7 @@ int planning_make(struct helmd *d, struct helm_err *err)
     if (rc) return rc;
     formats_warn_unmeasured(&d->model, &d->profile);
     planner_log(&d->request, &d->plan);
+    if (d->second_used.text[0]) log_info("second device: %s", d->second_used.text);
     log_info("activations: %s", d->activations.text);
     log_info("invariant: %s", d->invariant.text);
     d->typical_context = planner_typical_context(&d->request, d->plan.context_tokens);

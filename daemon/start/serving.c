@@ -26,8 +26,8 @@ static struct workers_config workers_config_of(const struct helmd *d)
                                    .plan = &d->plan,
                                    .plan_json = d->plan_json,
                                    .kernels = d->config.kernels,
-                                   .device = d->device.name,
-                                   .vram_bytes = d->device.ledger.limit,
+                                   .device = {d->device.name, d->second.name},
+                                   .vram_bytes = {d->device.ledger.limit, d->second.ledger.limit},
                                    .copy_bytes_per_s = d->config.emulated_copy_bytes_per_s,
                                    .no_graphs = d->config.no_graphs,
                                    .no_chains = d->config.no_chains,
@@ -69,7 +69,9 @@ int serving_open_steps(struct helmd *d, struct helm_err *err)
     struct activations *a = &d->activations;
     struct helm_err why = {0};
     bool again = false;
-    observe_init(&d->observe, worker_index(d, false), worker_index(d, true), d->config.max_stall_ms);
+    const uint32_t gpu = worker_index(d, true);
+    observe_init(&d->observe, worker_index(d, false), gpu,
+                 gpu == OBSERVE_NO_WORKER ? 0 : d->workers.count - gpu, d->config.max_stall_ms);
     batcher_free(&d->batcher); /* of another plan */
     sessions_free(&d->sessions);
     int rc = batcher_init(&d->batcher, &batching, err);

@@ -31,15 +31,17 @@ struct helmd {
     struct arena arena;
     struct rundir rundir;
     struct keeper keeper;
-    struct accelerator device;
-    int node;                 /* NUMA node of weights, caches and compute threads; -1: none */
-    bool measured_now;        /* the profile is not from a file */
-    struct profile measured;  /* what is planned by: as in the file, or as it would be now */
-    struct profile current;   /* what is forecast by: as it would be now, where that is known */
-    struct profile profile;   /* either, with the rates of the activations that are planned with */
-    struct programs programs; /* of the model on this machine; no kinds: prices go by rates */
+    struct accelerator device, second; /* second: kind NONE, there is one at most */
+    int node;                          /* NUMA node of weights, caches and compute threads; -1: none */
+    bool measured_now;                 /* the profile is not from a file */
+    struct profile measured;           /* what is planned by: as in the file, or as it would be now */
+    struct profile current;            /* what is forecast by: as it would be now, where that is known */
+    struct profile second_measured;    /* of a second device unlike the first */
+    struct profile profile;            /* either, with the rates of the activations that are planned with */
+    struct programs programs;          /* of the model on this machine; no kinds: prices go by rates */
     struct machine_now now;
     struct planner_request request;
+    struct planner_second second_used;
     struct activations activations;
     struct invariant invariant;
     struct page_size page_size;

@@ -9,17 +9,18 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import processor  # noqa: E402
-from helmd_harness import Client, Daemon, check, run_tests, running, same, wait_until, SLOW  # noqa: E402
+from helmd_harness import DEVICE, Client, Daemon, check, run_tests, running, same, wait_until, SLOW  # noqa: E402
 from test_helmd_sessions import restore, save  # noqa: E402
 from test_helmd_split import GOLDEN, check_golden, clear_stretch, demo_plan  # noqa: E402
 
+BOTH = "cuda:0,cuda:1" if DEVICE == "cuda" else "emulated,emulated"
 # homes by layer, embedding, head: c(pu), g(pu), G: gpu1
 SHAPES = [("ggggGGGG", "g", "G"), ("ccggGGcc", "c", "G"), ("gGgGgGgG", "c", "g"), ("GcgGcgGc", "G", "c"),
           ("ccccGGGG", "c", "G"), ("GGGGGGGG", "G", "G")]
 
 
 def devices(homes, embed, head, *options, **sizes):
-    return running("--device", "emulated", *options, real=True, plan=demo_plan(homes, embed, head, **sizes))
+    return running("--device", BOTH, *options, real=True, plan=demo_plan(homes, embed, head, **sizes))
 
 
 def workers_of(homes, embed, head):
@@ -106,13 +107,13 @@ def test_two_tiers_of_the_second_device_alone():
 
 
 def test_what_two_devices_cannot_do_is_named():
-    d = Daemon("--device", "emulated", real=True,
+    d = Daemon("--device", BOTH, real=True,
                plan=demo_plan("ccggGGcc", "c", "G", page_count=64, vram_page_count=32, kv_direct_permille=1000))
     same(processor.ended(d.process, 20 * SLOW), 4, d.log())
     check("two tiers of the KV cache are for plans with one" in d.ready, d.ready)
     same(d.left_behind(), [], "left behind")
     d.close()
-    d = Daemon("--device", "emulated", "--vram", "12MiB", real=True, plan=demo_plan("ggGGGGGG", "c", "c"))
+    d = Daemon("--device", "emulated", "--vram", "12MiB,12MiB", real=True, plan=demo_plan("ggGGGGGG", "c", "c"))
     same(processor.ended(d.process, 20 * SLOW), 4, d.log())
     check("of the second device" in d.ready, d.ready)
     d.close()

@@ -552,11 +552,29 @@ static int add_drafts(const struct model *model, const struct analyse_table *ana
     return 0;
 }
 
+/* What the second device takes: as much as the first, unless the profile has another one's rates. */
+static int add_second(const struct model *model, const struct analyse_table *analysed,
+                      const struct profile *second, const struct cost_step *step, struct cost_table *table,
+                      struct helm_err *err)
+{
+    const uint32_t units = unit_count(model->config.layers);
+    struct cost_table own = {0};
+    const int rc = second ? price_step(model, analysed, second, step, &own, err) : 0;
+    const struct cost_table *from = second ? &own : table;
+    if (rc) return rc;
+    for (uint32_t u = 0; u < units; u++) table->unit[u].gpu1 = from->unit[u].gpu;
+    table->embed.gpu1 = from->embed.gpu;
+    table->head.gpu1 = from->head.gpu;
+    cost_table_free(&own);
+    return 0;
+}
+
 int cost_price(const struct model *model, const struct analyse_table *analysed, const struct profile *profile,
                const struct cost_step *step, struct cost_table *table, struct helm_err *err)
 {
     int rc = price_step(model, analysed, profile, step, table, err);
     if (!rc) rc = add_drafts(model, analysed, profile, step, table, err);
+    if (!rc) rc = add_second(model, analysed, profile->second, step, table, err);
     if (rc) cost_table_free(table);
     return rc;
 }

@@ -99,6 +99,7 @@ struct cost_kv {
 struct cost_unit {
     double cpu, cpu_beside; /* T 4.8, 4.10, 4.13: linears and attention, each the slower of bytes and work */
     double gpu;             /* weights in VRAM, packed or not */
+    double gpu1;            /* the same of a second device; of one like the first, or without, equal */
     double stream;          /* weights in the ring, in slices: gpu, and an operation for each slice more */
     double link, link_beside; /* copying its weights */
     double borrow;     /* link: its KV pages in and out, where the cache is the host's and it is computed
@@ -172,9 +173,9 @@ void cost_table_free(struct cost_table *table);
 
 /* Homes of all units in one phase; which of them hold their KV on the host follows from `kv_cpu`. */
 struct cost_plan {
-    const enum plan_home *home;      /* [units] */
-    const bool *kv_cpu;              /* [layers] whose cache is the CPU's; NULL: as `home` says */
-    enum plan_processor embed, head; /* cpu or gpu */
+    const enum plan_home *home; /* [units] */
+    const bool *kv_cpu;         /* [layers] whose cache is the CPU's; NULL: as `home` says */
+    enum plan_processor embed, head;
     uint64_t ring_bytes;
     bool cold; /* prefill: nothing is copied ahead for the next step, and of this one only what follows */
     uint64_t held_bytes; /* cold: bytes of its first streamed units that the ring holds already */

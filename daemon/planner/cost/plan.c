@@ -10,11 +10,7 @@
 #include "common/plan/schedule.h"
 #include "daemon/planner/cost/rates.h"
 
-/* By whose price a part of a plan is forecast: all devices compute as fast as the one of the profile. */
-static enum plan_processor priced_processor(enum plan_processor processor)
-{
-    return plan_processor_has_memory(processor) ? plan_home_processor(PLAN_HOME_GPU) : processor;
-}
+/* The home by whose format a unit is priced: weights in a second device's memory have that of the first. */
 static enum plan_home priced_home(enum plan_home home)
 {
     return plan_home_memory(home) == PLAN_HOST || !plan_processor_has_memory(plan_home_processor(home))
@@ -27,12 +23,12 @@ void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home,
 {
     *out = (struct cost_plan){.home = home,
                               .kv_cpu = kv_cpu,
-                              .embed = priced_processor(plan->embed),
-                              .head = priced_processor(plan->head),
+                              .embed = plan->embed,
+                              .head = plan->head,
                               .ring_bytes = plan_device_of(plan, PLAN_HOME_STREAM)->ring_bytes,
                               .cold = phase != 0};
     for (uint32_t l = 0; l < plan->layers; l++) kv_cpu[l] = plan_keeper(plan, l) == PLAN_CPU0;
-    for (uint32_t u = 0; u < unit_count(plan->layers); u++) home[u] = priced_home(plan->unit[u].home[phase]);
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) home[u] = plan->unit[u].home[phase];
 }
 
 /* A chunk that appends in the arena finds all that is in front of it there. */
@@ -78,7 +74,7 @@ void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_
     for (uint32_t u = 0; u < units; u++)
         for (uint32_t p = 0; p < plan_phase_count(plan); p++)
             format[u][priced_home(plan->unit[u].home[p])] = plan_unit_format(plan, u);
-    format[units][plan_processor_home(priced_processor(plan->head))] = plan_head_format(plan);
+    format[units][priced_home(plan_processor_home(plan->head))] = plan_head_format(plan);
 }
 
 static uint64_t saving_of(uint64_t bytes, enum tensor_format format)
@@ -170,7 +166,7 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
         *spread = fmax(*spread, spread == &cpu ? table->unit[u].cpu_spread : table->unit[u].gpu_spread);
         packed = packed || (plan->home[u] == PLAN_HOME_CPU && table->unit[u].cpu_packed &&
                             !table->unit[u].cpu_measured);
-        in_vram = in_vram || (plan->home[u] == PLAN_HOME_GPU && table->unit[u].gpu_packed);
+        in_vram = in_vram || (priced_home(plan->home[u]) == PLAN_HOME_GPU && table->unit[u].gpu_packed);
     }
     double *ends = plan->head == PLAN_CPU0 ? &cpu : &gpu;
     *ends = fmax(*ends, ends == &cpu ? table->head.cpu_spread : table->head.gpu_spread);

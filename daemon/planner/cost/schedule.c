@@ -7,9 +7,11 @@
 /* By home and, of embedding and head, by processor. The link is the first of the list where there is one. */
 static const struct schedule_place place_of[PLAN_HOMES] = {
     [PLAN_HOME_CPU] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true},
-    [PLAN_HOME_GPU] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK},
-    [PLAN_HOME_STREAM] = {.processor = COST_GPU, .link = 0},
-    [PLAN_HOME_MIXED] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK},
+    [PLAN_HOME_GPU] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK, .worker = PLAN_GPU0},
+    [PLAN_HOME_STREAM] = {.processor = COST_GPU, .link = 0, .worker = PLAN_GPU0},
+    [PLAN_HOME_MIXED] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK, .worker = PLAN_GPU0},
+    /* no two devices compute at once: they count as one resource */
+    [PLAN_HOME_GPU1] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK, .worker = PLAN_GPU1},
     /* with a hand-over from the GPU and one back, as the CPU's own */
     [PLAN_HOME_SHARED] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true},
     [PLAN_HOME_DISK] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true}};
@@ -28,12 +30,11 @@ static bool is_ahead(const struct cost_table *table, const struct cost_plan *pla
 static void list_resources(const struct cost_table *table, const struct cost_plan *plan, bool ahead,
                            struct schedule *s)
 {
-    const double hand_over = table->hand_over + table->activation;
     s->processors = COST_LINK;
     s->links = 0;
     s->processor[COST_CPU] = s->processor[COST_GPU] = (struct schedule_processor){0};
     if (!ahead) s->processor[COST_GPU].ready = plan->embed == PLAN_CPU0 ? table->ready : table->begin;
-    s->hand_over[COST_CPU][COST_GPU] = s->hand_over[COST_GPU][COST_CPU] = hand_over;
+    s->hand_over = table->hand_over + table->activation;
     s->hand_over_more = table->hand_over_more;
     s->ring = larger((double)plan->ring_bytes, COST_RING_LEAST);
     s->held = plan->cold ? smaller(s->ring, (double)plan->held_bytes) : s->ring;
@@ -48,7 +49,7 @@ static struct schedule_task end_task(const struct cost_unit *u, enum plan_proces
         task.seconds = u->cpu;
         task.beside = u->cpu_beside;
     } else {
-        task.seconds = task.beside = larger(u->gpu - launch, 0);
+        task.seconds = task.beside = larger((plan_device_index(processor) ? u->gpu1 : u->gpu) - launch, 0);
     }
     return task;
 }
@@ -110,7 +111,7 @@ void schedule_make(const struct cost_table *table, const struct cost_plan *plan,
     s->head.unit = COST_SPAN_HEAD;
     s->least = 0;
     s->tasks = table->units;
-    uint8_t at = s->embed.on.processor;
+    uint8_t at = s->embed.on.worker;
     for (uint32_t u = 0; u < s->tasks; u++) {
         const struct cost_unit *unit = &table->unit[u];
         const enum plan_home home = plan->home[u];
@@ -131,6 +132,8 @@ void schedule_make(const struct cost_table *table, const struct cost_plan *plan,
             task->kv = (struct cost_kv){0};
         } else if (home == PLAN_HOME_GPU) {
             put_on_gpu(unit, plan, unit->gpu, task);
+        } else if (home == PLAN_HOME_GPU1) {
+            put_on_gpu(unit, plan, unit->gpu1, task);
         } else if (home == PLAN_HOME_MIXED) {
             task->kv = unit->mixed_kv;
             task->seconds = task->beside = unit->mixed - 2 * task->kv.way - task->kv.cpu;
@@ -139,9 +142,9 @@ void schedule_make(const struct cost_table *table, const struct cost_plan *plan,
             put_on_link(table, plan, s, task, &last);
         }
         s->least += schedule_least(task);
-        if (task->on.processor == at) continue;
-        s->least += s->hand_over[at][task->on.processor];
-        at = task->on.processor;
+        if (task->on.worker == at) continue;
+        s->least += s->hand_over;
+        at = task->on.worker;
     }
     for (uint32_t i = 0; i < s->links; i++) s->link[i].slowest = 1 / s->link[i].slowest;
 }

@@ -17,7 +17,8 @@ struct schedule_processor {
 /* Where a task is; processor and link are indices of the schedule's lists. */
 struct schedule_place {
     uint8_t processor, link;
-    bool contends; /* the processor reads the memory that links copy from: each slows the other */
+    uint8_t worker; /* enum plan_processor: between two of them activations are handed over */
+    bool contends;  /* the processor reads the memory that links copy from: each slows the other */
 };
 
 /* A unit's work: on a processor, and on a link where its weights come by one. */
@@ -45,12 +46,12 @@ struct schedule {
     uint32_t processors, links;
     struct schedule_processor processor[COST_RESOURCES]; /* by resource: processors are the first of them */
     struct schedule_link link[COST_RESOURCES];
-    double hand_over[COST_RESOURCES][COST_RESOURCES]; /* seconds, from processor to processor */
-    double hand_over_more;                            /* each, while some link copies */
-    double ring;                                      /* bytes, of each link's */
-    double held;                                      /* of them, at the first step's begin */
-    double end;   /* seconds of a step in which nothing computes, behind all units */
-    double least; /* seconds of tasks and hand-overs at least */
+    double hand_over;      /* seconds, from one worker to another: between two devices as well */
+    double hand_over_more; /* each, while some link copies */
+    double ring;           /* bytes, of each link's */
+    double held;           /* of them, at the first step's begin */
+    double end;            /* seconds of a step in which nothing computes, behind all units */
+    double least;          /* seconds of tasks and hand-overs at least */
     bool cold;
     struct schedule_task embed, head;
     uint32_t tasks;

@@ -290,16 +290,15 @@ static bool run_step(struct simulation *s, double most)
 {
     const struct schedule *plan = s->plan;
     double *done = s->result ? s->result->done : NULL;
-    uint8_t at = plan->embed.on.processor;
+    uint8_t at = plan->embed.on.worker;
     begin_step(s);
     run_task(s, &plan->embed);
     for (uint32_t i = 0; i < plan->tasks; i++) {
         const struct schedule_task *task = &plan->task[i];
-        if (task->on.processor != at) {
-            const double seconds = plan->hand_over[at][task->on.processor];
-            hand_over(s, seconds);
-            s->least -= seconds;
-            at = task->on.processor;
+        if (task->on.worker != at) {
+            hand_over(s, plan->hand_over);
+            s->least -= plan->hand_over;
+            at = task->on.worker;
         }
         run_task(s, task);
         if (task->on.link != SCHEDULE_NO_LINK) s->link[task->on.link].rest -= task->bytes / task->rate;
@@ -307,7 +306,7 @@ static bool run_step(struct simulation *s, double most)
         if (done) done[i] = s->now;
         if (is_late(s, most)) return false;
     }
-    if (plan->head.on.processor != at) hand_over(s, plan->hand_over[at][plan->head.on.processor]);
+    if (plan->head.on.worker != at) hand_over(s, plan->hand_over);
     run_task(s, &plan->head);
     if (done) done[plan->tasks] = s->now;
     run_alone(s, plan->end);

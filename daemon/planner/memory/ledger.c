@@ -284,11 +284,11 @@ static uint64_t add_states(const struct ledger_case *c, const struct plan *plan,
     return bytes;
 }
 
-/* slots: bytes of those of experts. Every device is taken to be like the machine's, with the same limit. */
+/* slots: bytes of those of experts. */
 static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots, enum plan_processor gpu,
                        struct plan *plan)
 {
-    const struct ledger_device *device = &c->machine->device;
+    const struct ledger_device *device = ledger_device_of(c->machine, gpu);
     const enum plan_memory memory = plan_processor_memory(gpu);
     struct ledger *vram = &plan->memory[memory];
     const struct placements weights = placements_in(plan, memory);
@@ -572,12 +572,14 @@ void ledger_describe(const struct ledger_case *c, const struct plan *plan, char 
 {
     char need[UNITS_TEXT], have[UNITS_TEXT], each[UNITS_TEXT], from[LEDGER_FROM_TEXT];
     const enum plan_memory memory = ledger_refused(plan);
-    const bool host = memory == PLAN_HOST, first = plan_device_index(plan_memory_processor(memory)) == 0;
+    const enum plan_processor owner = plan_memory_processor(memory);
+    const bool host = memory == PLAN_HOST, first = plan_device_index(owner) == 0;
     const struct ledger *ledger = &plan->memory[memory];
     ledger_host_limit(c, from);
     int n = snprintf(text, size, "needs %s%s%s, has %s (%s):", units_format_size(ledger->total, need),
                      host ? "" : " of VRAM", first ? "" : " of the second device",
-                     units_format_size(ledger->limit, have), host ? from : c->machine->device.limit_from);
+                     units_format_size(ledger->limit, have),
+                     host ? from : ledger_device_of(c->machine, owner)->limit_from);
     size_t used = n > 0 ? (size_t)n : 0;
     for (uint32_t i = 0; i < ledger->line_count && used < size; i++) {
         n = snprintf(text + used, size - used, "%s %s %s", i ? "," : "", ledger->line[i].what,

@@ -50,6 +50,10 @@ struct ledger_wish {
     uint64_t snapshot_bytes;    /* for snapshots of fixed states (docs/state.md); 0: choose */
     bool windows_stand; /* windows as a plan from a file says: this many pages, or 0: layers keep all pages */
     uint32_t window_page_count;
+    /* The last half layers that a second device has in its memory, and whether it has the head if a device
+     * has; 0: no second one is used */
+    uint32_t second_units;
+    bool second_head;
 };
 
 /* The accelerator that may be planned for. */
@@ -67,7 +71,13 @@ struct ledger_device {
 struct ledger_machine {
     struct cgroup_memory memory;
     struct ledger_device device;
+    struct ledger_device second; /* kind NONE: there is one device at most */
 };
+static inline const struct ledger_device *ledger_device_of(const struct ledger_machine *machine,
+                                                           enum plan_processor processor)
+{
+    return plan_device_index(processor) ? &machine->second : &machine->device;
+}
 
 struct ledger_case {
     const struct model *model;
@@ -76,6 +86,11 @@ struct ledger_case {
     const struct analyse_table *table;
 };
 
+/* Whether a half layer is the second device's by the wish. */
+static inline bool ledger_is_second(const struct ledger_case *c, uint32_t unit)
+{
+    return unit + c->wish->second_units >= unit_count(c->table->layers);
+}
 /* Where the host's limit comes from: "free of the machine's 23 GiB". Returns the limit. */
 #define LEDGER_FROM_TEXT 96
 uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TEXT]);

@@ -111,6 +111,7 @@ static void fill_units(const struct ledger_case *c, const struct memory_wish *wi
             on_device(c, bytes.vram_vectors + ledger_graph_bytes(c, u, ring),
                       bytes.arena + bytes.vector_bytes + packed_more(c, u, PLAN_HOME_STREAM));
         unit[PLAN_HOME_STREAM] = sum_of(&unit[PLAN_HOME_STREAM], &kv);
+        if (ledger_is_second(c, u)) unit[PLAN_HOME_GPU].vram = 0;
     }
 }
 
@@ -139,6 +140,10 @@ static void fill_ends(const struct ledger_case *c, const struct memory_wish *wis
     if (c->wish->pack_gpu && t->packs_head)
         s->head[PLAN_HOME_GPU] =
             on_device(c, ledger_packed_head_bytes(c) + t->final_norm.vram + head_work, ledger_draw_bytes(c));
+    if (c->wish->second_head) { /* a tied one is there twice */
+        s->head[PLAN_HOME_GPU].vram = 0;
+        s->tied_both[PLAN_HOME_GPU] = sum_of(&s->head[PLAN_HOME_GPU], &s->embed[PLAN_HOME_GPU]);
+    }
     /* layers that make drafts go with the head */
     for (uint32_t u = unit_count(model_answer_layers(&c->model->config)); u < unit_count(t->layers); u++) {
         const struct search_bytes *unit = &s->unit[u * SEARCH_HOMES];
@@ -208,6 +213,20 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
     if (device->kind == LEDGER_DEVICE_EMULATED) s->stream_any.host += s->ring_max;
 }
 
+/* Host memory that a second device takes beside its units: the driver's, its lanes, and an emulated one's
+ * buffers. */
+static uint64_t second_host(const struct ledger_case *c, const struct memory_wish *wish)
+{
+    const struct ledger_device *device = &c->machine->second;
+    const uint32_t lanes = plan_lanes_between((1u << PLAN_PROCESSORS) - 1) -
+                           plan_lanes_between(1u << PLAN_CPU0 | 1u << plan_home_processor(PLAN_HOME_GPU));
+    const uint64_t buffers =
+        device->library_bytes + device->graph_bytes + device->context_bytes + workspace_of(c, wish, true);
+    if (!c->wish->second_units) return 0;
+    return ledger_gpu_host_bytes(c) + lanes * lane_bytes(c->wish->step_tokens, c->model->config.hidden) +
+           (device->kind == LEDGER_DEVICE_EMULATED ? buffers : 0);
+}
+
 /* What is over a limit in any case is missing beside what the search will say. */
 static uint64_t take_off(uint64_t limit, uint64_t bytes, uint64_t *missing)
 {
@@ -235,7 +254,7 @@ int memory_build(const struct ledger_case *c, const struct memory_wish *wish, st
         if (keeps_pages(c, l) && !ledger_keeps_window(c, wish->pages, l))
             fixed += ledger_kv_layer_bytes(c, wish->pages);
     if (ledger_places(c, wish->ctx)) fixed += ARENA_HUGE_PAGE;
-    fixed += ledger_inputs_bytes(c).table;
+    fixed += ledger_inputs_bytes(c).table + second_host(c, wish);
     s->unit = memory->unit;
     s->host_limit = take_off(ledger_host_limit(c, from), fixed + wish->less_host, &memory->host_missing);
     s->vram_limit =

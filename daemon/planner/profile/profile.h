@@ -181,6 +181,8 @@ struct profile {
     const struct programs *programs;
     bool programs_int8;
     double programs_then, programs_now;
+    /* Of no file: the same machine with its second GPU as the only one, borrowed; NULL: both are alike */
+    const struct profile *second;
 };
 
 /* Those of a set of formats (format_bit) that have no rates of their own here and could have. */

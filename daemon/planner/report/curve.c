@@ -33,6 +33,7 @@ static int add_one_tier(struct explain *x, struct helm_err *err)
     struct arena_spec spec;
     explain_other_sizes(x->plan, &r);
     r.refusal = &refusal;
+    r.second = NULL;
     r.tiers = KV_TIERS_ONE;
     int rc = planner_make(&r, &plan, &spec, &refused);
     if (rc == HELM_E_CAPACITY) return 0;

@@ -47,6 +47,7 @@ static double unit_seconds(const struct cost_unit *unit, enum plan_home home)
     if (home == PLAN_HOME_MIXED) return unit->mixed;
     if (home == PLAN_HOME_SHARED) return unit->shared;
     if (home == PLAN_HOME_DISK) return unit->disk;
+    if (home == PLAN_HOME_GPU1) return unit->gpu1;
     return home == PLAN_HOME_CPU ? unit->cpu : unit->gpu;
 }
 
@@ -262,6 +263,7 @@ static int explain_strategy(const struct reckoning *k, const struct explain *x, 
     explain_other_sizes(k->plan, &r);
     r.tiers = out->strategy == SEARCH_BEST && plan_kv_tiered(k->plan) ? KV_TIERS_TWO : KV_TIERS_ONE;
     r.refusal = &refusal;
+    r.second = NULL;
     r.device_required = out->strategy != SEARCH_ALL_CPU && out->strategy != SEARCH_BEST;
     r.sizes_alone = r.device_required; /* others plan without the device, and the log says why */
     int rc = planner_make(&r, &plan, &spec, &refused);
@@ -469,7 +471,12 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     if (!rc) rc = planner_predict(request, plan, x->batch, x->context, x->prompt, &x->prediction, err);
     if (!rc) x->crossing = cost_bytes_of(&k.analysed, plan, PLAN_HOME_STREAM);
     if (!rc) x->reading = cost_bytes_of(&k.analysed, plan, PLAN_HOME_CPU);
-    if (!rc) x->gpu_reading = cost_bytes_of(&k.analysed, plan, PLAN_HOME_GPU);
+    if (!rc) {
+        const struct cost_crossing second = cost_bytes_of(&k.analysed, plan, PLAN_HOME_GPU1);
+        x->gpu_reading = cost_bytes_of(&k.analysed, plan, PLAN_HOME_GPU);
+        x->gpu_reading.bytes += second.bytes;
+        x->gpu_reading.crossing += second.crossing;
+    }
     if (!rc) x->packed_bytes = packed_bytes(&k);
     if (!rc) explain_formats(request, x);
     if (!rc) explain_experts(request->model, x->batch, &x->experts);

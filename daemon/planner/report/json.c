@@ -146,6 +146,9 @@ json_t *explain_to_json(const struct explain *x)
     if (x->request->invariant &&
         json_object_set_new(json, "invariant_why", json_string(x->request->invariant)))
         goto fail;
+    if (x->request->second && x->request->second->text[0] &&
+        json_object_set_new(json, "second_device", json_string(x->request->second->text)))
+        goto fail;
     if (x->request->now && json_object_set_new(json, "now", json_string(x->request->now))) goto fail;
     if (x->request->activations &&
         json_object_set_new(json, "activations_why", json_string(x->request->activations)))

@@ -12,7 +12,7 @@
 static void print_sums(const struct explain_list *list, FILE *out)
 {
     char text[UNITS_TEXT], stages[32];
-    static const enum plan_home homes[] = {PLAN_HOME_GPU,   PLAN_HOME_CPU,    PLAN_HOME_STREAM,
+    static const enum plan_home homes[] = {PLAN_HOME_GPU,   PLAN_HOME_GPU1,   PLAN_HOME_CPU, PLAN_HOME_STREAM,
                                            PLAN_HOME_MIXED, PLAN_HOME_SHARED, PLAN_HOME_DISK};
     for (size_t h = 0; h < sizeof homes / sizeof *homes; h++) {
         uint64_t bytes = 0;
@@ -339,6 +339,8 @@ void explain_print(const struct explain *x, FILE *out)
             x->asked, x->batch);
     fprintf(out, "first    %.1f ms (%.1f to %.1f) after a prompt of %u %s\n", 1e3 * p->ttft.seconds,
             1e3 * p->ttft.low, 1e3 * p->ttft.high, x->prompt, how_many(x->prompt, "token", "tokens"));
+    if (x->request->second && x->request->second->text[0])
+        fprintf(out, "second   %s\n", x->request->second->text);
     print_experts(x, out);
     print_disk(x, out);
     print_shared(x->plan, x->request->model, out);

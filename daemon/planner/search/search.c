@@ -149,6 +149,11 @@ static int take_result(const struct space *s, struct search_found *found, struct
     return 0;
 }
 
+static bool is_second(const struct space *s, const struct search_problem *problem, uint32_t item)
+{
+    return s->item[item].first + problem->second >= s->table->units;
+}
+
 int space_open_strategy(struct space *s, const struct search_problem *problem, enum search_strategy strategy,
                         struct helm_err *err)
 {
@@ -158,7 +163,8 @@ int space_open_strategy(struct space *s, const struct search_problem *problem, e
         rc = space_open(s, problem, strategies[strategy].homes, strategies[strategy].ends,
                         strategies[strategy].ends, err);
     for (uint32_t i = 0; i < s->items && (strategy == SEARCH_EXPERTS_CPU || strategy == SEARCH_MIXED); i++)
-        s->item[i].allowed &= s->table->unit[s->item[i].first].experts ? ON_CPU : ON_GPU;
+        if (!is_second(s, problem, i))
+            s->item[i].allowed &= s->table->unit[s->item[i].first].experts ? ON_CPU : ON_GPU;
     return rc;
 }
 

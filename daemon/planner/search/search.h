@@ -51,6 +51,7 @@ struct search_problem {
     bool tied;         /* embedding and head are the same bytes and stay together */
     bool whole_layers; /* no cuts inside layers */
     bool no_stream;
+    uint32_t second;   /* the last half layers, which a second device has: to the search they are on `gpu` */
     unsigned together; /* homes of units that are together (cost_unit), as a set; 0: search_run tries both
                           processors */
 };

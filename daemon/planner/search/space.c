@@ -114,6 +114,11 @@ int space_open(struct space *s, const struct search_problem *problem, unsigned a
                 s->item[i].allowed &= problem->together, s->restricted = true;
         }
     }
+    for (uint32_t i = 0; i < s->items && problem->second; i++) {
+        if (s->item[i].first + problem->second < s->table->units) continue;
+        s->item[i].allowed = 1u << PLAN_HOME_GPU;
+        s->restricted = true;
+    }
     for (int e = 0; e < 2; e++)
         for (int h = 0; h < 2; h++)
             if ((embeds & 1u << e) && (heads & 1u << h) && (e == h || !problem->tied))

@@ -145,6 +145,51 @@ static void devices_are_chosen(void **state)
     unlink(program);
 }
 
+static void second_is(const char *devices, const char *ceilings, const char *program, const char *name,
+                      uint64_t limit)
+{
+    struct accelerator_wish wish;
+    static struct accelerator first, second;
+    struct helm_err err = {0};
+    if (accelerator_wish_read(devices, ceilings, false, &wish, &err)) fail_msg("%s", err.text);
+    assert_int_equal(accelerator_choose(wish.device[0], wish.vram[0], program, &first, &err), 0);
+    if (accelerator_choose_second(&wish, &first, &second, &err)) fail_msg("%s", err.text);
+    assert_string_equal(second.name, name);
+    assert_true((second.ledger.kind == LEDGER_DEVICE_NONE) == !name[0]);
+    assert_true(second.ledger.limit == limit);
+}
+
+static void a_second_device_is_chosen(void **state)
+{
+    (void)state;
+    const char *program = program_printing(two);
+    static struct accelerator first, second;
+    struct accelerator_wish wish;
+    struct helm_err err = {0};
+    second_is("auto", NULL, program, "cuda:0", 4 * GIB); /* more is free on cuda:1 */
+    second_is("auto", "2GiB", program, "", UINT64_MAX);
+    second_is("auto", "2GiB,1GiB", program, "cuda:0", GIB);
+    second_is("cuda", NULL, program, "", UINT64_MAX);
+    second_is("cuda:1", NULL, program, "", UINT64_MAX);
+    second_is("cuda", "2GiB,3GiB", program, "cuda:1", 3 * GIB);
+    second_is("cuda:1,cuda:0", "2GiB,1GiB", program, "cuda:0", GIB);
+    second_is("emulated", "2GiB,1GiB", program, "emulated", GIB);
+    second_is("emulated,emulated", NULL, program, "emulated", ACCELERATOR_EMULATED_VRAM);
+    assert_int_equal(accelerator_wish_read("cuda:0,cuda:2", NULL, false, &wish, &err), 0);
+    assert_int_equal(accelerator_choose("cuda:0", 0, program, &first, &err), 0);
+    assert_int_equal(accelerator_choose_second(&wish, &first, &second, &err), HELM_E_NOT_FOUND);
+    assert_non_null(strstr(err.text, "no device 2"));
+    unlink(program);
+    program = program_printing("{\"devices\": [{\"name\": \"Only\", \"vram_bytes\": 9000000000, "
+                               "\"vram_free\": 8000000000}]}");
+    second_is("auto", NULL, program, "", UINT64_MAX);
+    assert_int_equal(accelerator_wish_read("auto", "1GiB,1GiB", false, &wish, &err), 0);
+    assert_int_equal(accelerator_choose("auto", 0, program, &first, &err), 0);
+    assert_int_equal(accelerator_choose_second(&wish, &first, &second, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "there is one GPU"));
+    unlink(program);
+}
+
 static void without_a_gpu_auto_says_why(void **state)
 {
     (void)state;
@@ -235,6 +280,7 @@ int main(void)
         cmocka_unit_test(a_probe_is_read),
         cmocka_unit_test(a_bad_probe_is_refused),
         cmocka_unit_test(devices_are_chosen),
+        cmocka_unit_test(a_second_device_is_chosen),
         cmocka_unit_test(without_a_gpu_auto_says_why),
         cmocka_unit_test(a_probe_that_fails_is_warned_of),
         cmocka_unit_test(what_a_probe_says_is_passed_on),

@@ -39,7 +39,7 @@ static struct forecast *open_forecast(struct setting *s)
                             .kv_dtype = "f16",
                             .unit = units_all(s->unit, s->model.config.layers, PLAN_HOME_CPU)};
     if (forecast_open(&s->model, &s->profile, &s->plan, &s->observe.forecast, &err)) fail_msg("%s", err.text);
-    observe_init(&s->observe, 0, OBSERVE_NO_WORKER, 0);
+    observe_init(&s->observe, 0, OBSERVE_NO_WORKER, 0, 0);
     return &s->observe.forecast;
 }
 

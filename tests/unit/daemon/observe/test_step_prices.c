@@ -41,7 +41,7 @@ static struct setting *set_up(enum plan_home home, uint64_t state_bytes)
         s->unit[0].state = (struct plan_state){.kind = STATE_FIXED, .bytes = state_bytes};
     }
     if (forecast_open(&s->model, &s->profile, &s->plan, &s->observe.forecast, &err)) fail_msg("%s", err.text);
-    observe_init(&s->observe, 0, OBSERVE_NO_WORKER, 0);
+    observe_init(&s->observe, 0, OBSERVE_NO_WORKER, 0, 0);
     return s;
 }
 

@@ -60,7 +60,7 @@ static inline void batcher_parts_open(struct batcher_parts *p, const struct batc
     if (forecast_open(&p->model, &p->profile, &p->plan, &p->observe.forecast, &err) ||
         arena_create(&spec, &p->arena, &err))
         fail_msg("%s", err.text);
-    observe_init(&p->observe, 0, OBSERVE_NO_WORKER, 0);
+    observe_init(&p->observe, 0, OBSERVE_NO_WORKER, 0, 0);
     metrics_init(&p->metrics);
     p->lists = p->plan;
     p->lists.page_tokens = c->page_tokens;
