@@ -233,6 +233,28 @@ def test_one_gpu_of_a_profile_is_planned_for():
         check(status == 1 and f"{path}: 'cuda:2' is none of its GPUs, which are: {first['name']}, half of it" in err, f"{status}: {err}")
 
 
+def test_two_gpus_of_a_profile_are_planned_for():
+    """The second is used where it pays, and the plan says why it is not elsewhere."""
+    said = plan("qwen3-14b", "rtx4090-rtx3060", "--vram", "23GiB,11GiB", "--ctx", 4096, "--pack", "off")
+    homes = {stage["home"] for stage in said["stages"]["decode"]}
+    same((homes, said["head"]), ({"gpu", "gpu1"}, "gpu1"), "homes and head")
+    check(said["second_device"].startswith("used: "), said["second_device"])
+    for memory, most in ("vram", 23 << 30), ("vram1", 11 << 30):
+        check(0 < said[memory]["total"] <= said[memory]["limit"] <= most, f"{memory}: {said[memory]}")
+    alone = plan("qwen3-14b", "rtx4090-rtx3060", "--vram", "23GiB", "--ctx", 4096, "--pack", "off")
+    check("second_device" not in alone and said["decode_tok_s"]["value"] > alone["decode_tok_s"]["value"], "one GPU is slower")
+    left = plan("qwen3-4b", "rtx4090-rtx3060", "--ctx", 4096)
+    same({stage["home"] for stage in left["stages"]["decode"]}, {"gpu"}, "homes of what fits in the first")
+    check(left["second_device"].startswith("left out: "), left["second_device"])
+    # a GPU that is alone in its file stands for two
+    both = plan("qwen3-14b", "thesis-rtx3090", "--vram", "16GiB,16GiB", "--ctx", 4096, "--pack", "off")
+    same({stage["home"] for stage in both["stages"]["decode"]}, {"gpu", "gpu1"}, "homes")
+    for options, why in [(("--vram", "1GiB,1GiB,1GiB"), "3 ceilings"), (("--device", "cuda:0,cuda:7"), "'cuda:7' is none of its GPUs"),
+                         (("--device", "cuda:0,cuda:1", "--vram", "8GiB"), "--vram has 1 ceiling, --device names 2 devices")]:
+        status, _, err = run("--model", model("qwen3-8b"), "--profile", profile("rtx4090-rtx3060"), *options)
+        check(status in (1, 2) and why in err, f"{options}: {status}, {err}")
+
+
 def test_this_machine_needs_a_profile():
     with tempfile.TemporaryDirectory() as folder:
         env = {k: v for k, v in os.environ.items() if k != "STATE_DIRECTORY"}

@@ -41,11 +41,12 @@
 #define PATH_TEXT      4096
 
 struct options {
-    const char *model, *profile, *now, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
-        *kv_tiers, *kv_page_tokens, *activations, *invariant, *share, *speculate;
-    uint64_t vram_bytes, host_memory_bytes, disk_bytes_per_s, snapshot_bytes, ctx, batch, parallel, prompt,
-        at, node, drafts;
-    bool json, node_given, vram_given, prompt_given, strategy_given, exact;
+    const char *model, *profile, *now, *strategy, *device, *vram, *plot, *plan, *experts, *pack, *weights,
+        *kv_dtype, *kv_tiers, *kv_page_tokens, *activations, *invariant, *share, *speculate;
+    struct accelerator_wish devices; /* of `device` and `vram` */
+    uint64_t host_memory_bytes, disk_bytes_per_s, snapshot_bytes, ctx, batch, parallel, prompt, at, node,
+        drafts;
+    bool json, node_given, prompt_given, strategy_given, exact;
 };
 
 static enum search_strategy strategy_of(const char *name)
@@ -68,26 +69,52 @@ static int check_able(const struct options *o, struct planner_request *r, bool *
     return 0;
 }
 
-/* The device and the memory of the machine that a profile describes. */
-static int describe_machine(const struct options *o, bool able, const struct profile *profile,
-                            struct planner_request *r, struct helm_err *err)
+/* A GPU that a profile describes, with a ceiling. */
+static void describe_device(const struct profile_gpu *gpu, uint64_t vram, struct ledger_device *ledger)
 {
-    struct cgroup_memory *memory = &r->machine.memory;
-    const struct profile_gpu *gpu = &profile->gpu;
     const struct accelerator_info device = {.vram_bytes = gpu->vram_bytes,
                                             .vram_free = gpu->vram_free,
                                             .context_bytes = gpu->context_bytes};
-    r->machine.device.limit = UINT64_MAX;
-    if (gpu->device == PROFILE_DEVICE_CUDA)
-        accelerator_ledger_cuda(&device, o->vram_bytes, &r->machine.device);
-    else if (gpu->device == PROFILE_DEVICE_EMULATED)
-        accelerator_ledger_emulated(o->vram_bytes, &r->machine.device);
-    else if (o->vram_given)
-        return helm_fail(err, HELM_E_USAGE, "--vram: the profile's machine has no GPU");
     char asked[UNITS_TEXT], there[UNITS_TEXT];
-    if (gpu->device == PROFILE_DEVICE_CUDA && o->vram_bytes > gpu->vram_bytes)
-        log_warn("--vram %s: the profile's GPU has %s", units_format_size(o->vram_bytes, asked),
+    *ledger = (struct ledger_device){.limit = UINT64_MAX};
+    if (gpu->device == PROFILE_DEVICE_CUDA)
+        accelerator_ledger_cuda(&device, vram, ledger);
+    else if (gpu->device == PROFILE_DEVICE_EMULATED)
+        accelerator_ledger_emulated(vram, ledger);
+    if (gpu->device == PROFILE_DEVICE_CUDA && vram > gpu->vram_bytes)
+        log_warn("--vram %s: the profile's GPU has %s", units_format_size(vram, asked),
                  units_format_size(gpu->vram_bytes, there));
+}
+
+/* The second GPU of the file, where the options have one: with one name the next one that there is. A GPU
+ * that is alone in its file stands for two where there are two ceilings. */
+static int describe_second(const struct options *o, struct profile *profile, struct profile *second,
+                           struct planner_request *r, struct helm_err *err)
+{
+    const char *name = o->devices.device[1];
+    const bool any = !strchr(o->device, ','), automatic = strcmp(name, "auto") == 0;
+    struct helm_err none = {0};
+    if (!name[0]) return 0;
+    const int rc = profile_read(o->profile, automatic ? "cuda:1" : name, second, &none);
+    const bool alone = rc == HELM_E_NOT_FOUND && any;
+    if (alone && !o->devices.vram_given) return 0;
+    if (rc && !alone) return helm_fail(err, rc, "%s: %.400s", o->profile, none.text);
+    if (!alone) profile->second = second;
+    describe_device(alone ? &profile->gpu : &second->gpu, o->devices.vram[1], &r->machine.second);
+    return 0;
+}
+
+/* The device and the memory of the machine that a profile describes. */
+static int describe_machine(const struct options *o, bool able, struct profile *profile,
+                            struct profile *second, struct planner_request *r, struct helm_err *err)
+{
+    struct cgroup_memory *memory = &r->machine.memory;
+    if (o->devices.vram_given && profile->gpu.device == PROFILE_DEVICE_NONE)
+        return helm_fail(err, HELM_E_USAGE, "--vram: the profile's machine has no GPU");
+    describe_device(&profile->gpu, o->devices.vram[0], &r->machine.device);
+    const int rc =
+        able && profile->gpu.device != PROFILE_DEVICE_NONE ? describe_second(o, profile, second, r, err) : 0;
+    if (rc) return rc;
     if (able)
         snprintf(r->no_device, sizeof r->no_device, "%s",
                  strcmp(o->device, "cpu") == 0 ? "--device cpu" : "the profile's machine has none");
@@ -107,26 +134,14 @@ static int wanted_node(const struct options *o)
     return o->node_given ? (int)o->node : -1;
 }
 
-/* This machine: its device, its memory, and the profile that helm-profile left of it. */
-static int find_machine(const struct options *o, bool able, struct profile *profile,
-                        struct planner_request *r, struct helm_err *err)
+/* The profile that helm-profile left of this machine with one device. */
+static int read_kept(const struct options *o, const struct accelerator *device, struct profile *profile,
+                     struct ledger_device *ledger, struct helm_err *err)
 {
     struct profile_hardware hardware = {.threads = 0, .node = wanted_node(o)};
-    int node = -1;
-    struct accelerator device = {0};
-    struct helm_err none = {0};
-    char program[PATH_TEXT] = "", path[PATH_TEXT], fingerprint[72];
-    /* A missing program is reported by the choice of the device. */
-    if (worker_process_find(NULL, GPU_WORKER, program, sizeof program, &none)) program[0] = 0;
-    int rc = start_check_proc(err);
-    if (!rc) rc = accelerator_choose(able ? o->device : "cpu", o->vram_bytes, program, &device, err);
-    if (!rc) rc = accelerator_choose_node(&device, wanted_node(o), &node, err);
-    if (!rc) rc = node_read_memory(node, &r->machine.memory, err);
-    if (rc) return rc;
-    r->machine.device = device.ledger;
-    if (able) snprintf(r->no_device, sizeof r->no_device, "%s", device.why);
-    snprintf(hardware.device, sizeof hardware.device, "%s", device.hardware);
-    rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
+    char path[PATH_TEXT], fingerprint[72];
+    snprintf(hardware.device, sizeof hardware.device, "%s", device->hardware);
+    int rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
     if (!rc) rc = profile_cache_path(fingerprint, path, sizeof path, err);
     if (rc) return rc;
     if (access(path, F_OK))
@@ -134,11 +149,43 @@ static int find_machine(const struct options *o, bool able, struct profile *prof
             err, HELM_E_NOT_FOUND,
             "there is no profile of this machine (%.250s): `helm-profile --device %s` makes one in a "
             "minute, --profile FILE takes another machine's",
-            path, device.name[0] ? device.name : "cpu");
+            path, device->name[0] ? device->name : "cpu");
     rc = profile_read(path, NULL, profile, err);
-    if (!rc) accelerator_ledger_measured(&profile->gpu, &r->machine.device);
+    if (!rc) accelerator_ledger_measured(&profile->gpu, ledger);
     return rc ? helm_err_prefix(err, "the profile of this machine cannot be used (helm-profile renews it)")
               : 0;
+}
+
+/* This machine: its devices, its memory, and its profile; a second one's where that is another model. */
+static int find_machine(const struct options *o, bool able, struct profile *profile, struct profile *second,
+                        struct planner_request *r, struct helm_err *err)
+{
+    int node = -1;
+    static struct accelerator device, other; /* large */
+    struct helm_err none = {0};
+    char program[PATH_TEXT] = "";
+    /* A missing program is reported by the choice of the device. */
+    if (worker_process_find(NULL, GPU_WORKER, program, sizeof program, &none)) program[0] = 0;
+    int rc = start_check_proc(err);
+    if (!rc)
+        rc = accelerator_choose(able ? o->devices.device[0] : "cpu", o->devices.vram[0], program, &device,
+                                err);
+    if (!rc) rc = accelerator_choose_second(&o->devices, &device, &other, err);
+    if (!rc) rc = accelerator_choose_node(&device, wanted_node(o), &node, err);
+    if (!rc) rc = node_read_memory(node, &r->machine.memory, err);
+    if (rc) return rc;
+    r->machine.device = device.ledger;
+    r->machine.second = other.ledger;
+    if (able) snprintf(r->no_device, sizeof r->no_device, "%s", device.why);
+    rc = read_kept(o, &device, profile, &r->machine.device, err);
+    if (rc || other.ledger.kind == LEDGER_DEVICE_NONE) return rc;
+    if (accelerator_alike(&device, &other)) {
+        accelerator_ledger_measured(&profile->gpu, &r->machine.second);
+        return 0;
+    }
+    rc = read_kept(o, &other, second, &r->machine.second, err);
+    if (!rc) profile->second = second;
+    return rc;
 }
 
 static int print_json(json_t *json, struct helm_err *err)
@@ -293,13 +340,14 @@ static int read_model(const struct options *o, struct model *model, bool *derive
 
 static int run(const struct options *o, const struct args_spec *spec)
 {
-    static struct profile measured, current, profile; /* large */
+    static struct profile measured, current, profile, second; /* large */
     static struct programs programs;
     struct machine_now now = {.known = false};
     struct helm_err err = {0};
     struct model model = {0};
     struct plan plan = {0};
     struct planner_refusal refusal = {0};
+    struct planner_second second_used = {""};
     struct planner_cache cache = {.first = NULL};
     bool derived = false, again = false, able = true;
     int status = 0;
@@ -329,13 +377,14 @@ static int run(const struct options *o, const struct args_spec *spec)
                                 .batch = (uint32_t)o->batch,
                                 .prompt = (uint32_t)o->prompt,
                                 .refusal = &refusal,
+                                .second = &second_used,
                                 .cache = &cache};
     int rc = read_model(o, &model, &derived, &err);
     if (!rc) rc = check_able(o, &r, &able, &err);
-    if (!rc && o->profile) rc = profile_read(o->profile, o->device, &measured, &err);
+    if (!rc && o->profile) rc = profile_read(o->profile, o->devices.device[0], &measured, &err);
     if (!rc)
-        rc = o->profile ? describe_machine(o, able, &measured, &r, &err)
-                        : find_machine(o, able, &measured, &r, &err);
+        rc = o->profile ? describe_machine(o, able, &measured, &second, &r, &err)
+                        : find_machine(o, able, &measured, &second, &r, &err);
     if (!rc)
         rc = profile_disk(&model, o->disk_bytes_per_s, o->plan ? 0 : r.machine.memory.available_bytes,
                           o->host_memory_bytes, &measured, &err);
@@ -348,6 +397,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     formats_lay(&model, weights);
     look_at_programs(o, &model, &measured, &programs);
     current.programs = measured.programs;
+    current.second = measured.second;
     if (o->experts) {
         rc = histogram_read(o->experts, &model, &experts, &err);
         if (rc) goto out;
@@ -425,14 +475,16 @@ int main(int argc, char **argv)
          "what helm-profile --now printed",
          .target = &o.now},
         {"device", 0, ARGS_TEXT, "NAME",
-         "as helmd's: auto, cpu, cuda[:N], emulated (default auto); of a profile's GPUs also by name or uuid",
+         "as helmd's: auto, cpu, cuda[:N], emulated, or two (default auto); of a profile's GPUs also by "
+         "name\n"
+         "or uuid",
          .target = &o.device},
         {"node", 0, ARGS_U64, "N",
          "NUMA node of this machine's memory and threads, as helmd's\n"
          "(default: the GPU's, else the one with the most memory available)",
          .target = &o.node, .max = 1023, .given = &o.node_given},
-        {"vram", 0, ARGS_SIZE, "SIZE", "VRAM to use at most (default: what is free)", .target = &o.vram_bytes,
-         .given = &o.vram_given},
+        {"vram", 0, ARGS_TEXT, "SIZE[,SIZE]",
+         "VRAM to use at most; two: of two devices (default: what is free)", .target = &o.vram},
         {"disk-rate", 0, ARGS_SIZE, "SIZE",
          "bytes a second that the disk gives, for models larger than memory\n"
          "(default: as the profile says, or measured with the model's files)",
@@ -519,6 +571,8 @@ int main(int argc, char **argv)
         (void)helm_fail(&err, HELM_E_USAGE, "--model DIR is required");
         return args_usage_error(&spec, &err);
     }
+    if (accelerator_wish_read(o.device, o.vram, o.profile, &o.devices, &err))
+        return args_usage_error(&spec, &err);
     if (o.profile && o.node_given) {
         (void)helm_fail(&err, HELM_E_USAGE, "--node chooses a node of this machine: a profile names its own");
         return args_usage_error(&spec, &err);
