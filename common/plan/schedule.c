@@ -65,3 +65,17 @@ uint32_t plan_prompt_flags(uint32_t list)
 {
     return STEP_PROMPT | list << STEP_LIST_SHIFT;
 }
+
+bool plan_overlaps_chunks(const struct plan *plan)
+{
+    if (plan_devices(plan) < 2 || plan->prefill_count || plan->invariant || plan_kv_tiered(plan) ||
+        plan->window_page_count || plan->draft_tokens)
+        return false;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        const struct plan_unit *unit = &plan->unit[u];
+        if (plan_home_memory(unit->home[0]) == PLAN_HOST || plan_home_memory(unit->home[0]) == PLAN_DISK ||
+            (plan->has_states && unit->state.kind == STATE_FIXED))
+            return false;
+    }
+    return true;
+}

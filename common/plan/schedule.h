@@ -35,6 +35,11 @@ uint32_t plan_list_tokens(const struct plan *plan, uint32_t list);
 uint32_t plan_prompt_list(const struct plan *plan, uint32_t prompt_tokens);
 uint32_t plan_decode_tokens(const struct plan *plan);
 
+/* Whether a prompt's next chunk may be rung while the one before is computed, so that two devices, each with
+ * a run of the layers, work at once: where all layers are in their memories, all steps go by one list, and
+ * what a layer keeps of a sequence are pages. */
+bool plan_overlaps_chunks(const struct plan *plan);
+
 /* A step as the ring has it: its flags (enum step_flags of arena_layout.h) say what an invariant plan needs.
  * HELM_E_LIMIT: the plan has no list for such a step. */
 HELM_MUST_CHECK int plan_schedule_of(const struct plan *plan, uint32_t flags, uint32_t tokens,

@@ -280,14 +280,30 @@ static bool batcher_waits_for_mask(const struct batcher *batcher, uint64_t now_u
     return false;
 }
 
-/* Whether another step may be rung now: with none in flight, or behind one that computes no prompt. */
+/* Whether one prompt alone is being computed, and has a chunk to go: another one might find its pages. */
+static bool batcher_has_one_prompt(const struct batcher *batcher)
+{
+    uint32_t prompts = 0, left = 0;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        const struct sequence *seq = batcher->seq[i];
+        if (batcher_ended(seq) || seq->cached >= seq->prompt_count) continue;
+        prompts++;
+        left += seq->rung < seq->prompt_count;
+    }
+    return prompts == 1 && left == 1;
+}
+
+/* Whether another step may be rung now: with none in flight, or behind one that computes no prompt; behind a
+ * chunk of a prompt where devices take turns with it. */
 static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
 {
     if (batcher_waits_for_mask(batcher, now_us) || batcher_waits_for_drafts(batcher)) return false;
     if (!batcher->in_flight) return true;
     if (batcher->move.rung || (batcher->move.flags && !batcher->move.yields)) return false;
     const struct step *last = &batcher_flight_of(batcher, batcher->serial)->step;
-    if (batcher->in_flight >= BATCHER_STEPS || last->token_count != last->row_count) return false;
+    if (batcher->in_flight >= BATCHER_STEPS) return false;
+    if (last->token_count != last->row_count)
+        return plan_overlaps_chunks(batcher->with.plan) && batcher_has_one_prompt(batcher);
     return batcher->with.plan->invariant ? !(last->flags & STEP_PROMPT)
                                          : plan_phase_for(batcher->with.plan, last->token_count) == 0;
 }

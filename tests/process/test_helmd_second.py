@@ -105,6 +105,22 @@ def test_a_session_goes_on_from_two_devices_to_one():
             check(s.done.usage.cached_tokens > 0, f"nothing of the session was used: {s.done}")
 
 
+def test_chunks_of_a_prompt_in_flight_give_the_same_bits():
+    """Two devices each compute a chunk at the same time, of fourteen; one device alone computes one after another."""
+    prompt = GOLDEN[7]["prompt"] + GOLDEN[6]["prompt"] * 2
+    found = {}
+    for vram in RESIDENT, "64MiB":
+        with planned(vram, "--invariant", "off", "--prefix-cache", "off") as d:
+            c = Client(d.endpoint)
+            for length in 870, 129:
+                s = c.generate(prompt[:length], 12, logprobs=1, ignore_eos=True)
+                c.run(s, timeout=120)
+                same(s.done.usage.prompt_tokens, length, "prompt")
+                found.setdefault(length, []).append((s.tokens, [f.logprob for f in s.first]))
+    for length, (two, one) in found.items():
+        same(two, one, f"prompt of {length}")
+
+
 def test_an_invariant_plan_gives_the_same_tokens_alone_and_with_others():
     prompts = [case["prompt"][:40 + 7 * n] for n, case in enumerate(GOLDEN[:3])]
     with planned(RESIDENT, "--invariant", "on") as d:

@@ -194,8 +194,9 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
 struct walk {
     const struct cost_case *c;
     enum kv_dtype kv_dtype;
-    double half_width; /* seconds, so far */
-    double link_late;  /* what the last step left the link to do */
+    double half_width;      /* seconds, so far */
+    double link_late;       /* what the last step left the link to do */
+    double seconds, before; /* of the last step; until a second device's part of it begins */
     enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     bool kv_cpu[MODEL_LAYERS_MAX];
     enum tensor_format format[UNIT_PARTS * MODEL_LAYERS_MAX + 1][PLAN_HOMES];
@@ -206,7 +207,7 @@ static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err 
 {
     w->c = c;
     w->kv_dtype = kv_dtype_named(c->plan->kv_dtype);
-    w->half_width = w->link_late = 0;
+    w->half_width = w->link_late = w->seconds = w->before = 0;
     if (w->kv_dtype == KV_DTYPE_COUNT)
         return helm_fail(err, HELM_E_FORMAT, "the plan's kv_dtype '%s' is none", c->plan->kv_dtype);
     if (c->plan->layers != c->model->config.layers)
@@ -257,6 +258,13 @@ static uint32_t list_of(const struct plan *plan, const struct cost_step *step)
     return plan_list_phase(plan, plan_prompt_list(plan, step->prompt ? step->prompt : step->tokens));
 }
 
+static double before_second(const struct walk *w, uint32_t units)
+{
+    for (uint32_t u = 0; u < units; u++)
+        if (plan_device_index(plan_home_processor(w->home[u])) > 0) return u ? w->done[u - 1] : 0;
+    return 0;
+}
+
 /* asked: its sizes; where the cache is, and in what form, the plan says. */
 static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_forecast *f,
                      struct helm_err *err)
@@ -280,6 +288,8 @@ static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_
     plan.held_bytes = leftover_of(w, &table, NULL, false).held;
     plan.link_late = w->link_late;
     cost_simulate(&table, &plan, &result);
+    w->seconds = result.seconds;
+    w->before = before_second(w, table.units);
     w->link_late = plan.cold ? leftover_of(w, &table, &result, step.samples == 0).late : 0;
     if (isfinite(result.seconds)) {
         f->seconds += result.seconds;
@@ -341,6 +351,20 @@ static uint32_t sleepers_of(uint32_t step, uint32_t like_it)
     return (step == 0) + (like_it < 2);
 }
 
+/* Chunks of a prompt on two devices: each begins a chunk when it is done with the one before and has it, and
+ * at most two are in flight. */
+struct overlap {
+    double first, second; /* when each device is done with its last chunk */
+    double before;        /* when the second was with the chunk before that */
+};
+
+static void overlap_add(struct overlap *o, double before, double seconds)
+{
+    o->first = fmax(o->first, o->before) + before;
+    o->before = o->second;
+    o->second = fmax(o->first, o->second) + seconds - before;
+}
+
 int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens, struct cost_forecast *forecast,
               struct helm_err *err)
 {
@@ -350,6 +374,8 @@ int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens, struct cost_for
     if (prompt_tokens == 0 || chunk == 0)
         return helm_fail(err, HELM_E_LIMIT, "no first token after a prompt of %u tokens in steps of %u",
                          prompt_tokens, chunk);
+    struct overlap overlap = {0};
+    double sum = 0;
     int rc = walk_open(c, &w, err);
     for (uint32_t done = 0, step = 0; done < prompt_tokens && !rc; step++) {
         uint32_t tokens = prompt_tokens - done < chunk ? prompt_tokens - done : chunk;
@@ -361,7 +387,10 @@ int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens, struct cost_for
                                       .context = done,
                                       .prompt = prompt_tokens};
         rc = walk_step(&w, &one, forecast, err);
+        overlap_add(&overlap, w.before, w.seconds);
+        sum += w.seconds;
     }
+    if (!rc && plan_overlaps_chunks(c->plan)) forecast->seconds -= sum - overlap.second;
     if (!rc) finish(&w, forecast);
     return rc;
 }

@@ -179,6 +179,36 @@ static void a_plan_may_need_both(void **state)
     bench_close(&p.b);
 }
 
+static double first_token(struct pair *p, const struct plan *plan, uint32_t prompt)
+{
+    struct planner_prediction seen;
+    struct helm_err err = {0};
+    if (planner_predict(&p->b.r, plan, 1, 128, prompt, &seen, &err)) fail_msg("%s", err.text);
+    return seen.ttft.seconds;
+}
+
+/* Both devices compute, each its chunk: of eight chunks the first and the last are alone on one. */
+static void chunks_of_a_long_prompt_overlap(void **state)
+{
+    (void)state;
+    struct pair p;
+    struct plan two, one;
+    pair_open(&p, &shape_8b, 12 * GIB, 12 * GIB);
+    make_pair(&p, &two);
+    p.b.r.machine.device.limit = 24 * GIB;
+    p.b.r.machine.second = (struct ledger_device){0};
+    make_pair(&p, &one);
+    assert_int_equal(two.step_tokens, 512);
+    assert_int_equal(one.step_tokens, 512);
+    const double brief = first_token(&p, &two, 512) / first_token(&p, &one, 512),
+                 whole = first_token(&p, &two, 4096) / first_token(&p, &one, 4096);
+    print_message("first token, two devices to one: %.3f of one chunk, %.3f of eight\n", brief, whole);
+    assert_true(brief > 1 && brief < 1.05 && whole > 0.5 && whole < 0.65);
+    plan_free(&two);
+    plan_free(&one);
+    bench_close(&p.b);
+}
+
 static void several_sequences_are_planned_for(void **state)
 {
     (void)state;
@@ -201,6 +231,7 @@ int main(void)
         cmocka_unit_test(a_second_device_that_does_not_pay_is_left_out),
         cmocka_unit_test(a_slow_second_device_is_given_the_rest),
         cmocka_unit_test(a_plan_may_need_both),
+        cmocka_unit_test(chunks_of_a_long_prompt_overlap),
         cmocka_unit_test(several_sequences_are_planned_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

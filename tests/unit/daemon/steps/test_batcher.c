@@ -86,6 +86,57 @@ static void who_comes_waits_for_what_is_rung(void **state)
     stage_close(s);
 }
 
+/* All layers in the memories of two devices. */
+static struct stage *stage_open_two(uint32_t pages)
+{
+    struct stage *s = stage_open(pages);
+    const uint32_t units = unit_count(s->on.lists.layers);
+    s->on.lists.embed = PLAN_GPU0;
+    s->on.lists.head = PLAN_GPU1;
+    for (uint32_t u = 0; u < units; u++)
+        s->on.lists.unit[u].home[0] = u < units / 2 ? PLAN_HOME_GPU : PLAN_HOME_GPU1;
+    return s;
+}
+
+/* Two devices each compute a chunk of one prompt; behind its last chunk nothing is rung, nor where another
+ * prompt might find its pages. */
+static void two_devices_have_two_chunks_of_a_prompt(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct stage *s = stage_open_two(16);
+    const uint64_t id = submit_sized(s, 1, 200, 10, &err); /* of 64 tokens each, and 8 */
+    batcher_pump(&s->on.batcher, s->now_us);
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct step *oldest = &batcher_oldest(&s->on.batcher)->step, *last = newest(s);
+        assert_int_equal(s->on.batcher.in_flight, 2);
+        assert_int_equal(oldest->row[0].start, 64 * i);
+        assert_int_equal(last->row[0].start, 64 * (i + 1));
+        assert_int_equal(last->row[0].count, i < 2 ? 64 : 8);
+        assert_int_equal(last->row[0].flags, i < 2 ? 0 : STEP_ROW_SAMPLE);
+        step(s);
+        assert_int_equal(find(&s->on.batcher, id)->cached, 64 * (i + 1));
+    }
+    assert_int_equal(s->on.batcher.in_flight, 1); /* the prompt's end */
+    step(s);
+    assert_int_equal(s->tokens, 1);
+    assert_int_equal(newest(s)->row[0].flags, STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS);
+    for (int i = 0; i < 20; i++) step(s);
+    assert_int_equal(s->tokens, 10);
+    assert_int_equal(s->on.batcher.pages.free_count, 16);
+    submit_sized(s, 1, 100, 10, &err);
+    submit_sized(s, 2, 100, 10, &err);
+    batcher_pump(&s->on.batcher, s->now_us);
+    assert_int_equal(s->on.batcher.in_flight, 1);
+    stage_close(s);
+    s = stage_open_two(16); /* a plan that has something on the CPU */
+    s->on.lists.unit[3].home[0] = PLAN_HOME_CPU;
+    submit_sized(s, 1, 200, 10, &err);
+    batcher_pump(&s->on.batcher, s->now_us);
+    assert_int_equal(s->on.batcher.in_flight, 1);
+    stage_close(s);
+}
+
 /* A sequence that ends while a step is rung with a further token of it: it is told at once, what was computed
  * for it is ignored, and its slot and pages are given away when that is over and not before. */
 static void a_row_too_many_is_ignored(void **state)
@@ -376,6 +427,7 @@ int main(void)
         cmocka_unit_test(a_greedy_client_does_not_keep_others_out),
         cmocka_unit_test(the_next_step_is_rung_while_one_is_computed),
         cmocka_unit_test(who_comes_waits_for_what_is_rung),
+        cmocka_unit_test(two_devices_have_two_chunks_of_a_prompt),
         cmocka_unit_test(a_row_too_many_is_ignored),
         cmocka_unit_test(preemption_waits_for_the_steps_in_flight),
         cmocka_unit_test(steps_in_flight_are_rung_again),
