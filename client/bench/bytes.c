@@ -22,11 +22,12 @@ static void device_add(struct bench_group *group, const char *name, uint64_t byt
         group->device[group->device_count++] = (struct bench_device){.name = name, .token_bytes = bytes};
 }
 
-/* The way by which weights of a home are read; `mixed`: by all three. */
+/* The way by which weights of a home are read; `mixed`: by all three. Two GPUs read as one: a step is on one
+ * at a time. */
 static const char *device_of_home(const char *home)
 {
     if (strcmp(home, "cpu") == 0) return "cpu";
-    if (strcmp(home, "gpu") == 0) return "gpu";
+    if (strcmp(home, "gpu") == 0 || strcmp(home, "gpu1") == 0) return "gpu";
     return strcmp(home, "stream") == 0 ? "link" : NULL;
 }
 
