@@ -68,8 +68,8 @@ uint32_t plan_prompt_flags(uint32_t list)
 
 bool plan_overlaps_chunks(const struct plan *plan)
 {
-    if (plan_devices(plan) < 2 || plan->prefill_count || plan->invariant || plan_kv_tiered(plan) ||
-        plan->window_page_count || plan->draft_tokens)
+    if (plan_devices(plan) < 2 || plan->prefill_count || plan_kv_tiered(plan) || plan->window_page_count ||
+        plan->draft_tokens)
         return false;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         const struct plan_unit *unit = &plan->unit[u];

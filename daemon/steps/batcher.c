@@ -302,10 +302,9 @@ static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
     if (batcher->move.rung || (batcher->move.flags && !batcher->move.yields)) return false;
     const struct step *last = &batcher_flight_of(batcher, batcher->serial)->step;
     if (batcher->in_flight >= BATCHER_STEPS) return false;
-    if (last->token_count != last->row_count)
+    if (last->token_count != last->row_count || last->flags & STEP_PROMPT)
         return plan_overlaps_chunks(batcher->with.plan) && batcher_has_one_prompt(batcher);
-    return batcher->with.plan->invariant ? !(last->flags & STEP_PROMPT)
-                                         : plan_phase_for(batcher->with.plan, last->token_count) == 0;
+    return batcher->with.plan->invariant || plan_phase_for(batcher->with.plan, last->token_count) == 0;
 }
 
 void batcher_begin_oldest(struct batcher *batcher, uint64_t now_us)

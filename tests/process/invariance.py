@@ -57,6 +57,9 @@ SHAPES["gpu-experts"] = {**SHAPES["experts"], "options": ("--device", "emulated"
 # blocks: one sequence's products in chains, several's as a few tokens'
 SHAPES["gpu-q4"] = {"options": ("--device", "emulated", *SHAPES["cpu"]["options"][4:], "--weights", "q4_k_m")}
 EMULATED = "pair", "phases", "gpu", "packed", "tiers", "shared", "gpu-q4"
+# all layers in the memories of two devices, so that two chunks of a prompt are in flight; cuda-two needs two cards
+SHAPES["two"] = {**pair("ggggGGGG", "g", "G"), "options": ("--device", "emulated,emulated")}
+SHAPES["cuda-two"] = {**SHAPES["two"], "options": ("--device", "cuda:0,cuda:1")}
 for name in EMULATED:
     SHAPES["cuda-" + name] = {**SHAPES[name], "options": ("--device", "cuda", *SHAPES[name]["options"][2:])}
 NAMED = {"all": [name for name in SHAPES if not name.startswith("cuda-")], "cuda": ["cuda-" + name for name in EMULATED]}

@@ -32,6 +32,10 @@ def test_streams_are_as_alone_where_mlps_are_shared():
     short("shared")
 
 
+def test_streams_are_as_alone_on_two_devices():
+    short("two")
+
+
 def test_streams_are_as_alone_with_two_tiers():
     short("tiers")
 

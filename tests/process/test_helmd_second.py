@@ -110,15 +110,16 @@ def test_chunks_of_a_prompt_in_flight_give_the_same_bits():
     prompt = GOLDEN[7]["prompt"] + GOLDEN[6]["prompt"] * 2
     found = {}
     for vram in RESIDENT, "64MiB":
-        with planned(vram, "--invariant", "off", "--prefix-cache", "off") as d:
-            c = Client(d.endpoint)
-            for length in 870, 129:
-                s = c.generate(prompt[:length], 12, logprobs=1, ignore_eos=True)
-                c.run(s, timeout=120)
-                same(s.done.usage.prompt_tokens, length, "prompt")
-                found.setdefault(length, []).append((s.tokens, [f.logprob for f in s.first]))
-    for length, (two, one) in found.items():
-        same(two, one, f"prompt of {length}")
+        for invariant in "off", "on":
+            with planned(vram, "--invariant", invariant, "--prefix-cache", "off") as d:
+                c = Client(d.endpoint)
+                for length in 870, 129:
+                    s = c.generate(prompt[:length], 12, logprobs=1, ignore_eos=True)
+                    c.run(s, timeout=120)
+                    same(s.done.usage.prompt_tokens, length, "prompt")
+                    found.setdefault((length, invariant), []).append((s.tokens, [f.logprob for f in s.first]))
+    for case, (two, one) in found.items():
+        same(two, one, f"prompt and invariant: {case}")
 
 
 def test_an_invariant_plan_gives_the_same_tokens_alone_and_with_others():
