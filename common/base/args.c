@@ -69,7 +69,10 @@ static int store(const struct args_option *option, const char *what, const char 
         if (!rc) *(const char **)option->target = text;
         return rc;
     case ARGS_SIZE:
-        return units_parse_size(what, text, option->target, err);
+        rc = units_parse_size(what, text, option->target, err);
+        if (!rc && (double)*(const uint64_t *)option->target < option->min)
+            rc = helm_fail(err, HELM_E_USAGE, "%s: '%.60s' is not at least %.0f", what, text, option->min);
+        return rc;
     case ARGS_U64:
         if (option->value && strcmp(option->value, "TOKENS") == 0)
             return units_parse_tokens(what, text, bounded ? (uint64_t)option->min : 0,

@@ -54,7 +54,7 @@ struct args_option {
     const char *value;   /* how --help calls the value; NULL for a flag */
     const char *help;    /* one line or several ('\n'); --help breaks what exceeds 100 columns */
     void *target;        /* keeps what the caller put there (its default) while the option is absent */
-    double min, max;     /* U64 and DOUBLE; both 0: no bound. U64 beyond 2^53: use 0, 0 */
+    double min, max;     /* U64 and DOUBLE; both 0: no bound. U64 beyond 2^53: use 0, 0. SIZE: the least */
     const char *choices; /* CHOICE: "bf16|fp16" */
     bool *given;         /* may be NULL; set to true when the option is met */
 };

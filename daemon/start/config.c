@@ -53,7 +53,7 @@ static void table_build(struct option_table *t, struct config *c)
         {"disk-rate", 0, ARGS_SIZE, "SIZE",
          "bytes a second that the disk gives, for models larger than memory\n"
          "(default: as the profile says, or measured with the model's files)",
-         .target = &c->disk_bytes_per_s},
+         .target = &c->disk_bytes_per_s, .min = 1},
         {"ctx", 0, ARGS_U64, "TOKENS",
          "longest sequence (default: the model's, at most 8192, as memory allows)", .target = &c->ctx,
          .min = 16, .max = MODEL_CONTEXT_MAX},

@@ -190,12 +190,13 @@ static void what_makes_no_sense_is_refused(void **state)
                  {"--step-tokens", "9000", HELM_E_USAGE},  {"--threads", "-1", HELM_E_USAGE},
                  {"--threads", "1024", HELM_E_USAGE}, /* more CPUs than this process may use */
 
-                 {"--host-memory", "lots", HELM_E_USAGE},  {"--log-level", "loud", HELM_E_USAGE},
-                 {"--strategy", "fast", HELM_E_USAGE},     {"--batch", "0", HELM_E_USAGE},
-                 {"--batch", "9", HELM_E_USAGE},           {"--prompt", "0", HELM_E_USAGE},
-                 {"--max-stall-ms", "-1", HELM_E_USAGE},   {"--gpu-graphs", "maybe", HELM_E_USAGE},
-                 {"--gpu-chains", "maybe", HELM_E_USAGE},  {"--pack", "on", HELM_E_USAGE},
-                 {"--activations", "int4", HELM_E_USAGE},  {"--nothing", "1", HELM_E_USAGE}};
+                 {"--disk-rate", "0", HELM_E_USAGE},       {"--host-memory", "lots", HELM_E_USAGE},
+                 {"--log-level", "loud", HELM_E_USAGE},    {"--strategy", "fast", HELM_E_USAGE},
+                 {"--batch", "0", HELM_E_USAGE},           {"--batch", "9", HELM_E_USAGE},
+                 {"--prompt", "0", HELM_E_USAGE},          {"--max-stall-ms", "-1", HELM_E_USAGE},
+                 {"--gpu-graphs", "maybe", HELM_E_USAGE},  {"--gpu-chains", "maybe", HELM_E_USAGE},
+                 {"--pack", "on", HELM_E_USAGE},           {"--activations", "int4", HELM_E_USAGE},
+                 {"--nothing", "1", HELM_E_USAGE}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct config c;
         struct helm_err err = {0};
