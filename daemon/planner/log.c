@@ -77,21 +77,32 @@ static void log_packing(const struct planner_request *r, const struct plan *plan
     analyse_table_free(&table);
 }
 
+/* A list's bytes by home. */
+static void log_homes(const struct plan *plan, uint32_t phase, const char *name)
+{
+    uint64_t bytes[PLAN_HOMES] = {0};
+    char line[LINE_TEXT] = "", size[UNITS_TEXT];
+    size_t used = 0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        bytes[plan->unit[u].home[phase]] += plan->unit[u].bytes[phase];
+    for (int h = 0; h < PLAN_HOMES && used < sizeof line; h++)
+        if (bytes[h])
+            used += (size_t)snprintf(line + used, sizeof line - used, "%s%s on %s", used ? ", " : "",
+                                     units_format_size(bytes[h], size), plan_home_name((enum plan_home)h));
+    log_info("plan: %s: %s", name, line);
+}
+
 static void log_lists(const struct planner_request *r, const struct plan *plan)
 {
-    char name[48] = "decode", size[PLAN_HOME_STREAM + 1][UNITS_TEXT];
+    char name[48] = "decode", size[2][UNITS_TEXT];
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        uint64_t bytes[PLAN_HOME_STREAM + 1] = {0};
         if (p) snprintf(name, sizeof name, "steps of %u tokens and more", plan_phase_from(plan, p));
-        for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-            if (plan->unit[u].home[p] <= PLAN_HOME_STREAM)
-                bytes[plan->unit[u].home[p]] += plan->unit[u].bytes[p];
-        log_info("plan: %s: %s on gpu, %s on cpu, %s on stream", name,
-                 units_format_size(bytes[PLAN_HOME_GPU], size[PLAN_HOME_GPU]),
-                 units_format_size(bytes[PLAN_HOME_CPU], size[PLAN_HOME_CPU]),
-                 units_format_size(bytes[PLAN_HOME_STREAM], size[PLAN_HOME_STREAM]));
+        log_homes(plan, p, name);
         log_stages(plan, p, name);
     }
+    if (plan_disk_units(plan))
+        log_info("plan: host memory has slots for %u of the %u experts of each of %u layers on disk",
+                 plan_disk_slots(plan), r->model->config.router.experts, plan_disk_units(plan));
     if (plan->weights)
         log_info("plan: weights are quantised at load, as %s: %s in all", mixture_name(plan->weights),
                  units_format_size(r->model->weight_bytes, size[0]));
