@@ -1,84 +1,187 @@
 /* The idea of experts on disk. See ideas.h and common/plan/disk.h. Called by planner.c where nothing else
  * fits; lists belong to the plan.
  *
- * All on the CPU, and every layer's experts on disk with as many slots as host memory has room for beside the
- * rest. All layers, since the same memory finds more of what tokens choose as slots of every layer than as
- * whole layers: where tokens choose evenly it finds as much, and tokens choose some experts more often than
- * others. The first context counts for which a layer's slots hold the experts of one token; otherwise the
- * largest with a slot. */
+ * Experts that no memory has room for are on disk, and the CPU computes them. A device has the first units of
+ * an order: attention halves and dense MLPs, layer by layer, then layers' experts. Each number of them is
+ * tried, none among them, and the fastest plan stays. Host memory is slots, as many as it has room for beside
+ * the rest, the same number for each layer with experts on disk: not whole layers, since the same memory
+ * finds more of what tokens choose as slots of every layer. Where tokens choose evenly it finds as much, and
+ * tokens choose some experts more often than others. The first context counts for which a layer's slots hold
+ * the experts of one token; otherwise the largest with a slot. */
 #include "common/base/log.h"
+#include "common/base/round.h"
 #include "common/base/units.h"
 #include "common/plan/disk.h"
 #include "daemon/planner/ideas.h"
 
-/* Whether each sparse layer's experts can be read one by one, and what a slot in all of them takes. */
-static bool can(const struct making *m, uint64_t *slot_bytes)
+/* What a device has: the first `units` of the order; ends, where it has any. */
+struct split {
+    uint32_t units;
+    enum plan_processor embed, head;
+};
+
+/* With any, the head is there, too; the embedding may be. */
+static struct split split_at(uint32_t units, bool embed)
+{
+    const enum plan_processor gpu = plan_home_processor(PLAN_HOME_GPU);
+    return (struct split){units, units && embed ? gpu : PLAN_CPU0, units ? gpu : PLAN_CPU0};
+}
+
+static bool has_experts(const struct model_config *config, uint32_t unit)
+{
+    return unit_part(unit) == UNIT_MLP && model_layer_sparse(config, unit_layer(unit));
+}
+
+/* Half layers without experts. */
+static uint32_t count_rest(const struct model_config *config)
+{
+    uint32_t rest = 0;
+    for (uint32_t u = 0; u < unit_count(model_answer_layers(config)); u++) rest += !has_experts(config, u);
+    return rest;
+}
+
+/* Whether each sparse layer's experts can be read one by one. */
+static bool can(const struct making *m)
 {
     const struct model *model = m->r->model;
     struct helm_err why;
-    *slot_bytes = 0;
+    bool any = false;
     if (model_expert_parts(&model->config) > 1 || m->r->profile->disk_read.value <= 0) return false;
-    for (uint32_t l = 0; l < model_answer_layers(&model->config); l++) {
+    for (uint32_t u = 0; u < unit_count(model_answer_layers(&model->config)); u++) {
         struct disk_unit unit;
-        if (!model_layer_sparse(&model->config, l)) continue;
-        if (disk_place_unit(model, unit_of(l, UNIT_MLP), &unit, &why)) {
-            log_info("experts are not planned on disk: %s", why.text);
-            return false;
-        }
-        *slot_bytes += unit.slot_bytes;
+        if (!has_experts(&model->config, u)) continue;
+        any = true;
+        if (!disk_place_unit(model, u, &unit, &why)) continue;
+        log_info("experts are not planned on disk: %s", why.text);
+        return false;
     }
-    return *slot_bytes > 0;
+    return any;
 }
 
-static int write_plan(struct making *m, uint32_t ctx, uint32_t slots, struct plan *plan, struct helm_err *err)
+static int write_plan(struct making *m, const struct split *split, uint32_t ctx, uint32_t slots,
+                      struct plan *plan, struct helm_err *err)
 {
     const struct model_config *config = &m->r->model->config;
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     struct arena_spec arena;
+    uint32_t seen[2] = {0, count_rest(config)};
     plan_drop_placements(plan);
     plan->layers = config->layers;
     plan->draft_layers = config->drafts;
     plan->expert_parts = 1;
+    plan->embed = split->embed;
+    plan->head = split->head;
     int rc = plan->unit ? 0 : plan_make_units(plan, PLAN_HOME_CPU, err);
-    for (uint32_t l = 0; l < model_answer_layers(config) && !rc; l++)
-        if (model_layer_sparse(config, l)) plan->unit[unit_of(l, UNIT_MLP)].home[0] = PLAN_HOME_DISK;
+    if (rc) return rc;
+    for (uint32_t u = 0; u < unit_count(model_answer_layers(config)); u++) {
+        const bool experts = has_experts(config, u), here = seen[experts]++ < split->units;
+        home[u] = here ? PLAN_HOME_GPU : experts ? PLAN_HOME_DISK : PLAN_HOME_CPU;
+    }
+    plan_set_homes(plan, 0, home);
     plan_device_at(plan, PLAN_HOME_DISK)->experts.slots = slots;
-    return rc ? rc : ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, &arena, err);
+    return ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, &arena, err);
+}
+
+static void begin(struct making *m, uint32_t step_tokens)
+{
+    candidate_begin(m, 0);
+    m->wish.pack_cpu = m->wish.pack_gpu = false;
+    if (!m->wish.step_tokens) m->wish.step_tokens = step_tokens;
+}
+
+/* Tokens of a chunk, as many as pay with one slot a layer: each chunk reads what has no slot. */
+static int choose_chunk(struct making *m, const struct split *split, uint32_t ctx, uint32_t *tokens,
+                        struct helm_err *err)
+{
+    struct plan plan = {.layers = 0};
+    struct arena_spec arena;
+    begin(m, LEDGER_STEP_TOKENS);
+    int rc = write_plan(m, split, ctx, 1, &plan, err);
+    if (!rc && ledger_fits(&plan)) rc = chunks_lengthen(m, &plan, &arena, err);
+    *tokens = m->wish.step_tokens;
+    plan_free(&plan);
+    return rc;
 }
 
 /* With one slot a layer, then with as many as the rest leaves room for. */
-static int make(struct making *m, uint32_t ctx, uint64_t slot_bytes, struct candidate *out,
-                struct helm_err *err)
+static int make(struct making *m, const struct split *split, uint32_t ctx, uint32_t step_tokens,
+                struct candidate *out, struct helm_err *err)
 {
     const struct ledger *host = &out->plan.memory[PLAN_HOST];
     const uint32_t experts = m->r->model->config.router.experts;
-    candidate_begin(m, 0);
-    m->wish.pack_cpu = m->wish.pack_gpu = false;
-    if (!m->wish.step_tokens) m->wish.step_tokens = LEDGER_STEP_TOKENS;
-    int rc = write_plan(m, ctx, 1, &out->plan, err);
+    struct disk_room room = {.unit = NULL};
+    begin(m, step_tokens);
+    int rc = write_plan(m, split, ctx, 1, &out->plan, err);
     out->fits = !rc && ledger_fits(&out->plan);
-    if (!out->fits) return rc;
+    if (out->fits) rc = disk_place(m->r->model, &out->plan, &room, err);
+    if (rc || !out->fits) return rc;
     const uint64_t left = host->limit - host->total,
-                   more = left > LEDGER_ROUNDING_BYTES ? (left - LEDGER_ROUNDING_BYTES) / slot_bytes : 0;
-    rc = write_plan(m, ctx, more + 1 < experts ? (uint32_t)more + 1 : experts, &out->plan, err);
+                   more =
+                       left > LEDGER_ROUNDING_BYTES ? (left - LEDGER_ROUNDING_BYTES) / room.slots_bytes : 0;
+    rc = write_plan(m, split, ctx, more + 1 < experts ? (uint32_t)more + 1 : experts, &out->plan, err);
     out->wish = m->wish;
     out->fits = !rc && ledger_fits(&out->plan);
+    return rc || !out->fits ? rc : making_decode_seconds(m, &out->plan, 0, &out->seconds, err);
+}
+
+/* The fastest of the context. */
+static int try_context(struct making *m, const struct spec *spec, uint32_t ctx, struct candidate *best,
+                       struct helm_err *err)
+{
+    const struct model_config *config = &m->r->model->config;
+    const uint32_t rest = count_rest(config),
+                   end = spec->device ? unit_count(model_answer_layers(config)) : 1;
+    struct split split = split_at(spec->device ? rest : 0, true);
+    uint32_t step;
+    int rc = choose_chunk(m, &split, ctx, &step, err);
+    bool room = true; /* on the device */
+    for (uint32_t n = m->required; n < end && room && !rc; n++) {
+        if (config->reads && n && n < rest) continue; /* both processors would attend to one cache */
+        room = false;
+        for (int embed = 0; embed < (n ? 2 : 1) && !rc; embed++) {
+            struct candidate now = {.fits = false};
+            if (config->tied_head && embed != (n > 0)) continue;
+            split = split_at(n, embed);
+            rc = make(m, &split, ctx, step, &now, err);
+            const struct ledger *vram = &now.plan.memory[plan_home_memory(PLAN_HOME_GPU)];
+            room |= !n || vram->total <= vram->limit;
+            candidate_keep(m, best, &now, !rc && now.fits && (!best->fits || now.seconds < best->seconds));
+        }
+    }
+    return rc;
+}
+
+int disk_least_host(struct making *m, uint32_t ctx, bool device, uint64_t *bytes, struct helm_err *err)
+{
+    int rc = 0;
+    *bytes = 0;
+    for (int with = device; with >= (device && m->required) && !*bytes && can(m) && !rc; with--) {
+        const struct split split = split_at(with ? count_rest(&m->r->model->config) : 0, false);
+        struct plan plan = {.layers = 0};
+        begin(m, LEDGER_STEP_TOKENS);
+        rc = write_plan(m, &split, ctx, 1, &plan, err);
+        const enum plan_memory over = ledger_over(&plan);
+        const uint64_t total = plan.memory[PLAN_HOST].total;
+        if (!rc && (over == PLAN_HOST || over == PLAN_MEMORIES))
+            *bytes = round_up(total, (total < GIB ? MIB : GIB) / PERCENT + 1); /* as it is printed */
+        plan_free(&plan);
+    }
     return rc;
 }
 
 int disk_try(struct making *m, struct spec *spec, struct candidate *best, struct helm_err *err)
 {
     const struct model_config *config = &m->r->model->config;
-    uint64_t slot_bytes;
     int rc = 0;
-    if (best->fits || spec->device || !can(m, &slot_bytes)) return 0;
+    if (best->fits || !can(m)) return 0;
     for (uint32_t ctx = making_first_ctx(m); ctx && !rc; ctx = making_next_ctx(m, ctx)) {
         struct candidate now = {.fits = false};
-        rc = make(m, ctx, slot_bytes, &now, err);
+        rc = try_context(m, spec, ctx, &now, err);
         const bool enough = now.fits && plan_disk_slots(&now.plan) >= config->router.chosen;
         const bool better = !rc && now.fits && (!best->fits || enough);
         if (better) spec->ctx = ctx;
         candidate_keep(m, best, &now, better);
         if (enough) break;
     }
-    return rc || !best->fits ? rc : making_decode_seconds(m, &best->plan, 0, &best->seconds, err);
+    return rc;
 }

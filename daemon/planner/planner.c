@@ -73,6 +73,13 @@ uint32_t planner_typical_context(const struct planner_request *r, uint32_t ctx)
     return r->wish.ctx || ctx < 2 ? ctx : ctx / 2;
 }
 
+uint64_t planner_room(const struct planner_request *r)
+{
+    const struct ledger_machine *m = &r->machine;
+    const uint64_t free = m->memory.available_bytes, most = r->wish.host_memory_bytes;
+    return (most && most < free ? most : free) + (m->device.kind == LEDGER_DEVICE_CUDA ? m->device.limit : 0);
+}
+
 /* Warns where there is less host memory than was asked for. */
 static void warn_of_memory(const struct planner_request *r)
 {
@@ -151,15 +158,16 @@ static bool packed_on_cpu(const struct plan *plan)
     return false;
 }
 
-/* The best plan that uses the device, if it may; otherwise the CPU's. */
+/* The best plan that uses the device, if it may; otherwise the CPU's; otherwise one with experts on disk. */
 static int make_lists(struct making *m, struct candidate *best, struct helm_err *err)
 {
     const struct planner_request *r = m->r;
     const bool device = r->machine.device.kind != LEDGER_DEVICE_NONE && r->strategy != SEARCH_ALL_CPU,
-               free_choice = r->strategy == SEARCH_BEST && !m->required;
+               free_choice = r->strategy == SEARCH_BEST;
     struct helm_err refused = {0};
     struct planner_refusal refusal = {0};
-    struct spec spec = {.strategy = r->strategy, .device = true};
+    struct spec spec = {.strategy = r->strategy, .device = true},
+                disk = {.strategy = r->strategy, .device = device};
     int rc = device ? ideas_run(m, &spec, best, err) : 0;
     if (!rc && device && r->machine.second.kind != LEDGER_DEVICE_NONE) rc = second_try(m, &spec, best, err);
     if (rc || (device && best->fits)) return rc;
@@ -174,10 +182,9 @@ static int make_lists(struct making *m, struct candidate *best, struct helm_err 
         refused = *err;
         if (r->refusal) refusal = *r->refusal;
     }
-    m->required = false;
     spec = (struct spec){.strategy = SEARCH_ALL_CPU};
-    rc = ideas_run(m, &spec, best, err);
-    if (!rc) rc = disk_try(m, &spec, best, err);
+    rc = m->required ? 0 : ideas_run(m, &spec, best, err);
+    if (!rc) rc = disk_try(m, &disk, best, err);
     if (!rc && !best->fits && refused.code) { /* what is missing beside the device is less */
         *err = refused;
         if (r->refusal) *r->refusal = refusal;
@@ -185,7 +192,9 @@ static int make_lists(struct making *m, struct candidate *best, struct helm_err 
     }
     if (!rc && !best->fits) rc = refusal_write(m, &spec, best, err);
     if (rc) return rc;
-    if (refused.code) log_warn("device: planned on the CPU alone: %s", refused.text);
+    if (refused.code)
+        log_warn("device: planned %s: %s",
+                 plan_devices(&best->plan) ? "with experts on disk" : "on the CPU alone", refused.text);
     if (r->refusal) *r->refusal = (struct planner_refusal){0};
     return 0;
 }

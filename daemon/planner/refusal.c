@@ -128,6 +128,11 @@ static void name_nearest(struct making *m, const struct spec *t, const struct ca
         add_words(would, "%s of VRAM", units_format_size(bytes, size));
     if (more->host != NEVER && more->host && !units_add(ledger_host_limit(&m->c, from), more->host, &bytes))
         add_words(would, "%s of host memory", units_format_size(bytes, size));
+    if (t->strategy == SEARCH_BEST || t->strategy == SEARCH_ALL_CPU) {
+        struct helm_err none;
+        if (!disk_least_host(m, t->ctx, t->device, &bytes, &none) && bytes > ledger_host_limit(&m->c, from))
+            add_words(would, "%s of host memory with experts on disk", units_format_size(bytes, size));
+    }
     if (t->device && t->strategy != SEARCH_BEST && would_fit(m, SEARCH_BEST, true, t->ctx))
         add_words(would, "--strategy best");
     if (t->device && would_fit(m, SEARCH_ALL_CPU, false, t->ctx))

@@ -177,17 +177,16 @@ int machine_look(struct helmd *d, struct helm_err *err)
         rc = cpu_usable(-1, &cpus, err);
         request->wish.threads = rc ? 1 : (uint32_t)cpus.suggested;
     }
-    if (!rc)
-        rc = profile_disk(&d->model, c->disk_bytes_per_s,
-                          c->plan_file ? 0 : request->machine.memory.available_bytes, c->host_memory_bytes,
-                          &d->measured, err);
-    d->current.disk_read = d->measured.disk_read;
     if (rc) return rc;
     accelerator_ledger_measured(&d->measured.gpu, &d->device.ledger);
     accelerator_ledger_measured(d->measured.second ? &d->measured.second->gpu : &d->measured.gpu,
                                 &d->second.ledger);
     request->machine.device = d->device.ledger;
     request->machine.second = d->second.ledger;
+    rc = profile_disk(&d->model, c->disk_bytes_per_s, c->plan_file ? 0 : planner_room(request), &d->measured,
+                      err);
+    d->current.disk_read = d->measured.disk_read;
+    if (rc) return rc;
     request->device_required = d->device.required;
     snprintf(request->no_device, sizeof request->no_device, "%s", d->device.why);
     size_pages(d);

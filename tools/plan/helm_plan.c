@@ -385,9 +385,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (!rc)
         rc = o->profile ? describe_machine(o, able, &measured, &second, &r, &err)
                         : find_machine(o, able, &measured, &second, &r, &err);
-    if (!rc)
-        rc = profile_disk(&model, o->disk_bytes_per_s, o->plan ? 0 : r.machine.memory.available_bytes,
-                          o->host_memory_bytes, &measured, &err);
+    if (!rc) rc = profile_disk(&model, o->disk_bytes_per_s, o->plan ? 0 : planner_room(&r), &measured, &err);
     if (!rc) rc = look_at_now(o, &measured, &current, &now, &r, &err);
     if (rc) goto out;
     r.wish.threads = measured.cpu.threads;
@@ -488,7 +486,7 @@ int main(int argc, char **argv)
         {"disk-rate", 0, ARGS_SIZE, "SIZE",
          "bytes a second that the disk gives, for models larger than memory\n"
          "(default: as the profile says, or measured with the model's files)",
-         .target = &o.disk_bytes_per_s},
+         .target = &o.disk_bytes_per_s, .min = 1},
         {"host-memory", 0, ARGS_SIZE, "SIZE",
          "host memory to use at most (default: what the profile says, or is free)",
          .target = &o.host_memory_bytes},

@@ -64,11 +64,10 @@ static int measure(struct measuring *m, struct profile_value *value, struct helm
     return 0;
 }
 
-int profile_disk(const struct model *model, uint64_t stated, uint64_t available, uint64_t ceiling,
-                 struct profile *profile, struct helm_err *err)
+int profile_disk(const struct model *model, uint64_t stated, uint64_t memory, struct profile *profile,
+                 struct helm_err *err)
 {
     struct profile_value *value = &profile->disk_read;
-    const uint64_t memory = ceiling && ceiling < available ? ceiling : available;
     struct model_shards shards = {0};
     struct helm_err why = {0};
     uint32_t largest = 0;

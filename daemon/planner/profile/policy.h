@@ -54,6 +54,8 @@
  * as much where a context has so many chunks, which gain as much as a token's decode loses. */
 #define PREFILL_VRAM_PARTS  32
 #define PREFILL_MANY_CHUNKS 8
+/* With experts on disk the CPU's buffers may take this part of host memory: more would take slots. */
+#define DISK_CHUNK_PARTS 8
 /* The smallest ring is this part of the largest half layer, which the link copies while the CPU computes
  * one; and no ring is smaller than some copies. */
 #define RING_PARTS      4

@@ -397,6 +397,27 @@ static void explain_experts(const struct model *model, uint32_t batch, struct ex
     }
 }
 
+/* Experts on disk: what each memory has. */
+static void explain_levels(const struct model *model, const struct plan *plan, struct explain_experts *x)
+{
+    const double slots = (double)plan_disk_slots(plan) / model->config.router.experts,
+                 found = cost_experts_of(plan, model).disk_hit;
+    if (!plan_disk_units(plan)) return;
+    for (uint32_t l = 0; l < model_answer_layers(&model->config); l++) {
+        const struct model_unit *unit = &model->unit[unit_of(l, UNIT_MLP)];
+        const enum plan_memory memory = plan_home_memory(plan->unit[unit_of(l, UNIT_MLP)].home[0]);
+        uint64_t bytes = 0;
+        if (!model_layer_sparse(&model->config, l)) continue;
+        for (uint32_t i = 0; i < unit->matrix_count; i++)
+            if (arch_role_of_experts(unit->tensor[i]->role)) bytes += unit->tensor[i]->bytes;
+        const double part = 1.0 / x->layers, here = memory == PLAN_DISK ? found : 0;
+        x->there[memory] += bytes;
+        x->found[memory] += part * (1 - here);
+        x->found[PLAN_HOST] += part * here;
+        if (memory == PLAN_DISK) x->there[PLAN_HOST] += (uint64_t)(slots * (double)bytes);
+    }
+}
+
 /* Experts in both memories: what is assumed, and what a decode step would take if all were chosen evenly. */
 static int explain_mixed(const struct reckoning *k, struct explain *x, struct helm_err *err)
 {
@@ -480,6 +501,7 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     if (!rc) x->packed_bytes = packed_bytes(&k);
     if (!rc) explain_formats(request, x);
     if (!rc) explain_experts(request->model, x->batch, &x->experts);
+    if (!rc) explain_levels(request->model, plan, &x->experts);
     if (!rc) rc = explain_mixed(&k, x, err);
     const struct cost_case c = {.model = request->model,
                                 .analysed = &k.analysed,

@@ -74,6 +74,10 @@ struct explain_experts {
      * taken to be in VRAM, and seconds of a decode step with that and with experts chosen evenly */
     uint32_t mixed;
     double hit, seconds, seconds_even;
+    /* of a plan with experts on disk: by memory, bytes of experts there, slots in host memory among them, and
+     * the part of the chosen ones that is taken to be found there */
+    uint64_t there[PLAN_MEMORIES];
+    double found[PLAN_MEMORIES];
 };
 
 struct explain {

@@ -71,6 +71,17 @@ static json_t *curve_to_json(const struct explain *x)
     return array;
 }
 
+static json_t *levels_to_json(const struct explain *x)
+{
+    json_t *levels = json_object();
+    for (int m = 0; m < PLAN_MEMORIES; m++)
+        if (x->experts.there[m])
+            json_object_set_new(levels, plan_memory_name((enum plan_memory)m),
+                                json_pack("{s:o, s:f}", "bytes", plan_bytes_to_json(x->experts.there[m]),
+                                          "found", x->experts.found[m]));
+    return levels;
+}
+
 static json_t *drafts_to_json(const struct explain *x)
 {
     json_t *array = json_array();
@@ -124,6 +135,7 @@ json_t *explain_to_json(const struct explain *x)
                             json_pack("{s:i, s:f, s:f, s:f}", "layers", (int)x->experts.mixed, "hit_rate",
                                       x->experts.hit, "seconds", x->experts.seconds, "seconds_even",
                                       x->experts.seconds_even));
+    if (more && plan_disk_units(x->plan)) json_object_set_new(more, "experts_by_level", levels_to_json(x));
     if (more && x->experts.layers) {
         const struct model_config *c = &x->request->model->config;
         const uint32_t parts = model_expert_parts(c);

@@ -197,13 +197,16 @@ static void print_disk(const struct explain *x, FILE *out)
 {
     const uint32_t slots = plan_disk_slots(x->plan), experts = x->request->model->config.router.experts;
     if (!slots) return;
-    fprintf(out,
-            "disk     experts of %u layers, of each %u of %u in host memory: %.1f %% of the chosen ones "
-            "(each chosen alike: "
-            "assumed)\n"
-            "         the others are read at %.2f GB/s\n",
-            plan_disk_units(x->plan), slots, experts, 100.0 * slots / experts,
+    fprintf(out, "disk     experts of %u of %u layers, of each %u of %u in host memory; read at %.2f GB/s\n",
+            plan_disk_units(x->plan), x->experts.layers, slots, experts,
             1e-9 * x->request->profile->disk_read.value);
+    for (int m = PLAN_MEMORIES; m-- > 0;) {
+        char text[UNITS_TEXT];
+        if (!x->experts.there[m]) continue;
+        fprintf(out, "         %-6s %10s of experts, %5.1f %% of the chosen ones%s\n",
+                plan_memory_name((enum plan_memory)m), units_format_size(x->experts.there[m], text),
+                100 * x->experts.found[m], m == PLAN_DISK ? " (each chosen alike: assumed)" : "");
+    }
 }
 
 /* MLPs that both processors compute. */

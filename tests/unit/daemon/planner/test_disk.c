@@ -1,6 +1,7 @@
 /* The idea of experts on disk (daemon/planner/disk.c): what host memory has no room for is planned there,
  * with as many slots as fit, the more memory the more and the faster, down to the rate of all in memory; the
- * price is that of the bytes; and without a disk's rate a refusal as before. */
+ * price is that of the bytes; a device has all that is no expert's and whole layers' experts, and takes part
+ * only where that is faster and nothing fits in memory; and without a disk's rate a refusal as before. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -74,6 +75,123 @@ static void more_memory_is_more_slots_and_faster(void **state)
     assert_int_equal(slots, 0); /* the last one has all in memory */
 }
 
+/* ---- with a device ---- */
+
+static void open_device_case(struct explain_case *c, uint64_t host, uint64_t vram)
+{
+    case_open(c, "qwen3-30b-a3b", "thesis-rtx3090", vram);
+    c->request.wish.host_memory_bytes = host;
+    c->request.machine.memory.available_bytes = 200 * GIB;
+    c->profile.disk_read = (struct profile_value){RATE, RATE, RATE};
+}
+
+static double make_with_device(struct explain_case *c, uint64_t host, uint64_t vram)
+{
+    struct planner_prediction p;
+    open_device_case(c, host, vram);
+    case_make(c);
+    assert_true(c->plan.memory[PLAN_HOST].total <= host && c->plan.memory[PLAN_VRAM0].total <= vram);
+    return seconds_of(c, &c->plan, 512, &p);
+}
+
+/* Attention, dense parts and ends in VRAM, and of experts as many whole layers as fit: with more VRAM fewer
+ * are on disk, with enough none is, and then the search's plan stands. */
+static void more_vram_is_fewer_layers_on_disk(void **state)
+{
+    (void)state;
+    double before = INFINITY;
+    uint32_t layers = UINT32_MAX;
+    for (uint64_t gib = 4; gib <= 64; gib *= 2) {
+        struct explain_case c;
+        const double seconds = make_with_device(&c, 16 * GIB, gib * GIB);
+        const struct plan *plan = &c.plan;
+        const uint32_t disk = plan_disk_units(plan);
+        assert_true(seconds < before);
+        assert_true(disk < layers);
+        if (disk) {
+            const uint64_t each = 54 * GIB / plan->layers;
+            assert_int_equal(plan->head, PLAN_GPU0);
+            for (uint32_t l = 0; l < plan->layers && gib > 4; l++) {
+                const enum plan_home experts = plan->unit[unit_of(l, UNIT_MLP)].home[0];
+                assert_int_equal(plan->unit[unit_of(l, UNIT_ATTENTION)].home[0], PLAN_HOME_GPU);
+                assert_int_equal(experts, l < plan->layers - disk ? PLAN_HOME_GPU : PLAN_HOME_DISK);
+            }
+            assert_int_equal(plan->memory[PLAN_DISK].total, disk * each);
+            /* another layer's experts would not fit in VRAM, nor another slot of each in host memory */
+            assert_true(plan->memory[PLAN_VRAM0].total + each > gib * GIB);
+            assert_true(plan->memory[PLAN_HOST].total + disk * each / 128 * 102 / 100 +
+                            LEDGER_ROUNDING_BYTES >
+                        16 * GIB);
+        } else {
+            assert_true(gib >= 48 && !plan_disk_slots(plan));
+        }
+        before = seconds;
+        layers = disk;
+        case_close(&c);
+    }
+    assert_int_equal(layers, 0);
+}
+
+/* Faster than the CPU alone; not planned where memory has room; where the device is required it has a part,
+ * where another strategy is asked for none is planned. */
+static void a_device_takes_part_where_it_gains(void **state)
+{
+    (void)state;
+    struct explain_case with, alone, roomy;
+    struct planner_prediction p;
+    struct helm_err err = {0};
+    struct arena_spec spec;
+    const double seconds = make_with_device(&with, 16 * GIB, 8 * GIB);
+    open_case(&alone, 16 * GIB, RATE);
+    case_make(&alone);
+    assert_true(seconds < 0.95 * seconds_of(&alone, &alone.plan, 512, &p));
+    case_close(&alone);
+    (void)make_with_device(&roomy, 64 * GIB, 8 * GIB);
+    assert_int_equal(plan_disk_units(&roomy.plan), 0);
+    case_close(&roomy);
+    plan_free(&with.plan);
+    with.request.device_required = true;
+    case_make(&with);
+    assert_true(plan_disk_units(&with.plan) > 0 && plan_devices(&with.plan) == 1);
+    plan_free(&with.plan);
+    with.request.strategy = SEARCH_MIXED;
+    assert_int_equal(planner_make(&with.request, &with.plan, &spec, &err), HELM_E_CAPACITY);
+    case_close(&with);
+}
+
+/* Text and JSON: each memory's experts, and the part of the choices that is found there. */
+static void an_explained_plan_has_its_levels(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct explain x;
+    struct helm_err err = {0};
+    char *text;
+    size_t size;
+    (void)make_with_device(&c, 16 * GIB, 8 * GIB);
+    if (explain_make(&c.request, &c.plan, 0, &x, &err)) fail_msg("%s", err.text);
+    const uint32_t disk = plan_disk_units(&c.plan), all = c.plan.layers;
+    const double slots = plan_disk_slots(&c.plan) / 128.0;
+    assert_int_equal(x.experts.there[PLAN_DISK], c.plan.memory[PLAN_DISK].total);
+    assert_int_equal(x.experts.there[PLAN_VRAM0] + x.experts.there[PLAN_DISK], 54 * GIB);
+    assert_true(fabs(x.experts.found[PLAN_VRAM0] - (all - disk) / (double)all) < 1e-9);
+    assert_true(fabs(x.experts.found[PLAN_HOST] - disk * slots / all) < 1e-9);
+    assert_true(fabs(x.experts.found[PLAN_DISK] - disk * (1 - slots) / all) < 1e-9);
+    FILE *out = open_memstream(&text, &size);
+    explain_print(&x, out);
+    fclose(out);
+    assert_non_null(strstr(text, "\n         vram "));
+    assert_non_null(strstr(text, "; read at 3.00 GB/s\n"));
+    free(text);
+    json_t *json = explain_to_json(&x), *levels = json_object_get(json, "experts_by_level");
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(levels, "disk"), "bytes")),
+                     (json_int_t)x.experts.there[PLAN_DISK]);
+    assert_int_equal(json_object_size(levels), 3);
+    json_decref(json);
+    explain_free(&x);
+    case_close(&c);
+}
+
 static void a_plan_is_text_and_back(void **state)
 {
     (void)state;
@@ -132,12 +250,22 @@ static void what_cannot_be_is_refused(void **state)
     (void)state;
     refused(0, 16 * GIB, NULL, "nearest would be 57.");   /* no rate of the disk */
     refused(RATE, 2 * GIB, NULL, "nearest would be 57."); /* what is no expert's does not fit */
+    refused(RATE, 2 * GIB, NULL, "or 4.32 GiB of host memory with experts on disk");
+    struct explain_case c;
+    open_case(&c, (uint64_t)(4.32 * GIB), RATE);
+    c.request.wish.ctx = LEDGER_CTX_LEAST;
+    case_make(&c);
+    assert_int_equal(plan_disk_slots(&c.plan), 1);
+    case_close(&c);
     refused(RATE, 4 * GIB, "qwen3-8b", "of host memory"); /* a dense model */
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(more_memory_is_more_slots_and_faster),
+                                       cmocka_unit_test(more_vram_is_fewer_layers_on_disk),
+                                       cmocka_unit_test(a_device_takes_part_where_it_gains),
+                                       cmocka_unit_test(an_explained_plan_has_its_levels),
                                        cmocka_unit_test(a_plan_is_text_and_back),
                                        cmocka_unit_test(what_cannot_be_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
