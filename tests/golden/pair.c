@@ -39,7 +39,8 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
     const struct packed_parts parts = {part, part, part};
     int rc = pair->plan.placement ? 0 : placement_make(model, &parts, &pair->plan, err);
     if (rc) return rc;
-    const uint32_t mixed = plan_mixed_units(&pair->plan), shared = plan_shared_units(&pair->plan);
+    const uint32_t mixed = plan_mixed_units(&pair->plan), slots = plan_slot_units(&pair->plan),
+                   shared = plan_shared_units(&pair->plan);
     const struct arena_spec spec = {.slots = o->slots,
                                     .context_tokens = o->context_tokens,
                                     .step_tokens = o->step_tokens,
@@ -62,9 +63,9 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                                     .state = plan_state_layout(&pair->plan, PLAN_CPU0),
                                     .vram_page_count = o->vram_pages,
                                     .kv_heads_asking = o->vram_pages ? model->config.heads : 0,
-                                    .experts_chosen = mixed ? model->config.router.chosen : 0,
-                                    .experts = mixed ? model->config.router.experts : 0,
-                                    .expert_layers = mixed,
+                                    .experts_chosen = slots ? model->config.router.chosen : 0,
+                                    .experts = slots ? model->config.router.experts : 0,
+                                    .expert_layers = slots,
                                     .weight_bytes = placements_in(&pair->plan, PLAN_HOST).region_bytes};
     rc = arena_create(&spec, &pair->arena, err);
     for (uint32_t s = 0; s < o->slots && !rc; s++) {

@@ -1,7 +1,7 @@
 /* Golden runs with experts on disk: the same bits as with all of them in memory, for prompts whole and in
- * chunks of odd sizes, for several sequences at once, with one slot a layer and with more. And what is
- * refused, and what ends a step: a file that was cut, or written to. Blocks of a GGUF file:
- * test_helmd_disk.py. */
+ * chunks of odd sizes, for several sequences at once, with one slot a layer and with more, on the CPU alone
+ * and with a device that has all else and a layer's experts. And what is refused, and what ends a step: a
+ * file that was cut, or written to. Blocks of a GGUF file: test_helmd_disk.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/golden/walks.h"
+#include "tests/device_choice.h"
+#include "tests/golden/pair_walks.h"
 #include "tests/written_plans.h"
 #include "worker-cpu/local.h"
 
@@ -35,20 +36,43 @@ static int step_local(void *local, const struct step_row *rows, uint32_t count,
     return local_step(local, rows, count, result, err);
 }
 
-/* slots 0: all experts in memory. */
+/* slots 0: all experts in memory. device: it computes what is no expert's, and the last layer's experts. */
 struct disk_case {
     const char *folder;
     uint32_t slots;
+    bool device;
+};
+struct opened {
+    struct local local;
+    struct pair pair;
 };
 
-static int open_case(const struct disk_case *c, struct local *local, struct helm_err *err)
+static int open_pair(const char *folder, const struct plan *plan, struct pair *pair, struct helm_err *err)
+{
+    const struct pair_options options = {.folder = folder,
+                                         .plan = plan,
+                                         .device = device_name(),
+                                         .copy_rows = true,
+                                         .kv_dtype = KV_F16,
+                                         .threads = 2,
+                                         .slots = CASES_MAX,
+                                         .context_tokens = CONTEXT,
+                                         .step_tokens = STEP_TOKENS,
+                                         .vram_bytes = 256 << 20,
+                                         .peer_wait_ms = 120000};
+    return pair_open(&options, pair, err);
+}
+
+static int open_case(const struct disk_case *c, struct opened *opened, struct helm_err *err)
 {
     struct model model;
     if (model_read(c->folder, &model, err)) return err->code;
     struct plan plan = {.layers = model.config.layers, .step_tokens = STEP_TOKENS};
-    int rc = plan_make_units(&plan, PLAN_HOME_CPU, err);
-    for (uint32_t l = 0; l < plan.layers && c->slots && !rc; l++)
-        if (model_layer_sparse(&model.config, l)) plan.unit[unit_of(l, UNIT_MLP)].home[0] = PLAN_HOME_DISK;
+    int rc = plan_make_units(&plan, c->device ? PLAN_HOME_GPU : PLAN_HOME_CPU, err);
+    if (c->device) plan.embed = plan.head = PLAN_GPU0;
+    for (uint32_t l = 0; l < plan.layers - c->device && !rc; l++)
+        if (model_layer_sparse(&model.config, l))
+            plan.unit[unit_of(l, UNIT_MLP)].home[0] = c->slots ? PLAN_HOME_DISK : PLAN_HOME_CPU;
     plan_device_at(&plan, PLAN_HOME_DISK)->experts.slots = c->slots;
     plan_take_states(&plan, &model);
     const struct local_options options = {.folder = c->folder,
@@ -59,7 +83,9 @@ static int open_case(const struct disk_case *c, struct local *local, struct helm
                                           .context_tokens = CONTEXT,
                                           .step_tokens = STEP_TOKENS};
     if (!rc) rc = plan_check(&plan, err);
-    if (!rc) rc = local_open(&options, local, err);
+    if (!rc)
+        rc = c->device ? open_pair(c->folder, &plan, &opened->pair, err)
+                       : local_open(&options, &opened->local, err);
     plan_free(&plan);
     model_free(&model);
     return rc;
@@ -82,11 +108,11 @@ static uint64_t digest_of(const struct disk_case *c, const struct golden *golden
 {
     static const uint32_t whole[] = {0}, odd[] = {7, 1, 33, 16, 64, 2}, mixed[] = {13, 0, 5, 40, 1, 200, 3};
     struct helm_err err = {0};
-    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
-    if (open_case(c, local, &err)) fail_msg("%s, %u slots: %s", c->folder, c->slots, err.text);
-    const struct walker on = {.arena = &local->arena,
-                              .engines = local,
-                              .step = step_local,
+    struct opened *opened = aligned_alloc(64, (sizeof *opened + 63) / 64 * 64);
+    if (open_case(c, opened, &err)) fail_msg("%s, %u slots: %s", c->folder, c->slots, err.text);
+    const struct walker on = {.arena = c->device ? &opened->pair.arena : &opened->local.arena,
+                              .engines = c->device ? (void *)&opened->pair : &opened->local,
+                              .step = c->device ? step_pair : step_local,
                               .gap_allowed = 0.4,
                               .margin = 0.1,
                               .worst = 0.4};
@@ -101,41 +127,51 @@ static uint64_t digest_of(const struct disk_case *c, const struct golden *golden
     assert_int_equal(all.wrong, 0);
     assert_true(all.worst <= 0.4);
     if (c->slots) {
-        const struct arena_experts *seen = arena_experts_of(&local->arena);
+        const struct arena_experts *seen = arena_experts_of(on.arena);
         assert_true(seen->steps > 0 && seen->used > seen->present);
         assert_true(c->slots < 2 || seen->present > 0);
     }
-    local_close(local);
-    free(local);
+    c->device ? pair_close(&opened->pair) : local_close(&opened->local);
+    free(opened);
     return all.digest;
 }
 
 /* Experts in one tensor a role and in one each, beside a shared expert, of hybrids, chosen within groups. */
-static void experts_on_disk_have_the_same_bits(void **state)
+static const struct {
+    const char *model;
+    uint32_t slots[2];
+} mixtures[] = {
+    {"mixtral", {1, 3}}, {"qwen3moe", {1, 5}}, {"qwen2moe", {2}}, {"qwen35moe", {3}}, {"deepseekv3", {1}}};
+
+static void same_bits(bool device)
 {
-    (void)state;
-    static const struct {
-        const char *model;
-        uint32_t slots[2];
-    } cases[] = {{"mixtral", {1, 3}},
-                 {"qwen3moe", {1, 5}},
-                 {"qwen2moe", {2}},
-                 {"qwen35moe", {3}},
-                 {"deepseekv3", {1}}};
-    for (size_t m = 0; m < sizeof cases / sizeof *cases; m += NEXT_MODEL) {
+    for (size_t m = 0; m < sizeof mixtures / sizeof *mixtures; m += NEXT_MODEL) {
         char folder[256];
         struct golden golden;
-        snprintf(folder, sizeof folder, "tests/data/golden/%s", cases[m].model);
+        snprintf(folder, sizeof folder, "tests/data/golden/%s", mixtures[m].model);
         golden_read(folder, &golden);
-        const struct disk_case memory = {folder, 0};
+        const struct disk_case memory = {folder, 0, device};
         const uint64_t wanted = digest_of(&memory, &golden);
-        for (int i = 0; i < 2 && cases[m].slots[i]; i++) {
-            const struct disk_case disk = {folder, cases[m].slots[i]};
+        for (int i = 0; i < 2 && mixtures[m].slots[i]; i++) {
+            const struct disk_case disk = {folder, mixtures[m].slots[i], device};
             if (digest_of(&disk, &golden) != wanted)
-                fail_msg("%s, %u slots: other bits than in memory", cases[m].model, disk.slots);
+                fail_msg("%s, %u slots: other bits than in memory", mixtures[m].model, disk.slots);
         }
         golden_free(&golden);
     }
+}
+
+static void experts_on_disk_have_the_same_bits(void **state)
+{
+    (void)state;
+    same_bits(false);
+}
+
+static void a_device_takes_part_with_the_same_bits(void **state)
+{
+    (void)state;
+    need_device();
+    same_bits(true);
 }
 
 /* ---- faults ---- */
@@ -156,11 +192,12 @@ static void copy_file(const char *from, const char *to)
 static void step_after(const char *file, void (*change)(const char *file), struct helm_err *err)
 {
     char folder[64];
-    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+    struct opened *opened = aligned_alloc(64, (sizeof *opened + 63) / 64 * 64);
+    struct local *local = &opened->local;
     const struct step_result *result;
     snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(file, '/') - file), file);
-    const struct disk_case c = {folder, 1};
-    if (open_case(&c, local, err)) fail_msg("%s", err->text);
+    const struct disk_case c = {folder, 1, false};
+    if (open_case(&c, opened, err)) fail_msg("%s", err->text);
     for (uint32_t i = 0; i < 8; i++) arena_history_of(&local->arena, 0)[i] = 5 + i;
     arena_slot_of(&local->arena, 0)->prompt_count = 8;
     struct step_row row = {.slot = 0, .count = 1, .flags = STEP_ROW_SAMPLE};
@@ -173,7 +210,7 @@ static void step_after(const char *file, void (*change)(const char *file), struc
     }
     assert_int_equal(rc, HELM_E_MISMATCH);
     local_close(local);
-    free(local);
+    free(opened);
 }
 
 static void cut(const char *file)
@@ -232,16 +269,17 @@ static void what_is_not_matrix_by_matrix_is_refused(void **state)
 {
     (void)state;
     struct helm_err err = {0};
-    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
-    const struct disk_case c = {"tests/data/golden/gptoss", 2};
-    assert_int_equal(open_case(&c, local, &err), HELM_E_UNSUPPORTED);
+    struct opened *opened = aligned_alloc(64, (sizeof *opened + 63) / 64 * 64);
+    const struct disk_case c = {"tests/data/golden/gptoss", 2, false};
+    assert_int_equal(open_case(&c, opened, &err), HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "otherwise than matrix by matrix cannot be read from disk"));
-    free(local);
+    free(opened);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(experts_on_disk_have_the_same_bits),
+                                       cmocka_unit_test(a_device_takes_part_with_the_same_bits),
                                        cmocka_unit_test(a_file_that_changes_ends_the_step),
                                        cmocka_unit_test(what_is_not_matrix_by_matrix_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
