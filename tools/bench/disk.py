@@ -1,13 +1,13 @@
 #!/usr/bin/python3
 """Experts on disk: decode against the bound by bytes, and whether memory is steady.
 
-    disk.py --bin build/bin --model DIR --profile FILE --host-memory 8GiB [--rounds N] [--tokens N] [--helmd OPTION ...]
+    disk.py --bin build/bin --model DIR --profile FILE --host-memory 8GiB [--vram 8GiB] [--rounds N] [--prompt N] [--tokens N] [--helmd OPTION ...]
 
-Serves the model on the CPU with so little host memory that its experts lie on disk, and generates: each round a prompt of other
-random tokens, sampled, so that no loop of tokens chooses the same experts again. A row a round: token/s of decode, the
-bytes that the worker read from disk in the round and their rate over the whole round, the part of the uses that was in memory, the worker's
-resident memory and the page cache after it. At the end the rate at which the disk alone gives the file now (helm-plan measures
-it), and the step's bound: the longer of the bytes read at that rate and the CPU's time by the profile."""
+Serves the model on the CPU, or with --vram on a GPU too, with so little memory that experts lie on disk, and generates: each round a
+prompt of other random tokens, sampled, so that no loop of tokens chooses the same experts again. A row a round: time to the first
+token, token/s of decode, the bytes that the worker read from disk in the round and their rate over the whole round, the part of the
+uses that each memory had, the worker's resident memory and the page cache after it. At the end the rate at which the disk alone gives
+the file now (helm-plan measures it), and the part of it that the rounds read."""
 import argparse
 import json
 import os
@@ -40,17 +40,20 @@ def seen(pid):
     return number_in("/proc/%d/io" % pid, "read_bytes"), number_in("/proc/%d/status" % pid, "VmRSS") << 10, number_in("/proc/meminfo", "Cached") << 10
 
 
-def one_round(options, endpoint, pid):
+def one_round(options, endpoint, pid, vram):
+    """vram: the part of the layers whose experts lie there, of whose uses nothing is counted."""
     before, uses = seen(pid), ask(options, endpoint, "status", "--json")
-    prompt = ",".join(str(random.randrange(100, options.vocabulary)) for _ in range(8))
+    prompt = ",".join(str(random.randrange(100, options.vocabulary)) for _ in range(options.prompt))
     begin = time.monotonic()
     answer = ask(options, endpoint, "generate", "--tokens", prompt, "-n", options.tokens, "--temperature", 1, "--ignore-eos", "--json")
     seconds = time.monotonic() - begin
     after, now = seen(pid), ask(options, endpoint, "status", "--json")
     used, present = (now["experts_%s_total" % k] - uses["experts_%s_total" % k] for k in ("used", "present"))
     read = after[0] - before[0]
-    print("%6.2f token/s  %6.2f GB read, %5.2f GB/s  %5.1f %% in memory  resident %.2f GB, page cache %.2f GB" %
-          (answer["timings"]["decode_tok_s"], read / 1e9, read / 1e9 / seconds, 100 * present / used, after[1] / 1e9, after[2] / 1e9), flush=True)
+    host = (1 - vram) * present / used
+    print("first after %6.0f ms  %6.2f token/s  %6.2f GB read, %5.2f GB/s  %5.1f %% in VRAM, %5.1f %% in host memory, %5.1f %% read  resident %.2f GB, page cache %.2f GB" %
+          (answer["timings"]["ttft_ms"], answer["timings"]["decode_tok_s"], read / 1e9, read / 1e9 / seconds, 100 * vram, 100 * host, 100 * (1 - vram - host),
+           after[1] / 1e9, after[2] / 1e9), flush=True)
     return seconds, read
 
 
@@ -58,15 +61,21 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("bin", "model", "profile", "host-memory"):
         p.add_argument("--" + name, required=True)
+    p.add_argument("--vram")
     p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--prompt", type=int, default=8)
     p.add_argument("--tokens", type=int, default=32)
     p.add_argument("--vocabulary", type=int, default=30000)
     p.add_argument("--helmd", nargs=argparse.REMAINDER, default=[])
     options = p.parse_args()
     random.seed(1)
-    planned = ["--model", options.model, "--device", "cpu", "--profile", options.profile, "--host-memory", options.host_memory, "--ctx", "2048"]
-    plan = subprocess.run([os.path.join(options.bin, "helm-plan"), *planned], capture_output=True, text=True).stdout
-    print("\n".join(l for l in plan.splitlines() if re.match(r"machine|decode  |experts|disk  |         the others|cpu  ", l)))
+    device = ["--device", "cuda", "--vram", options.vram] if options.vram else ["--device", "cpu"]
+    planned = ["--model", options.model, *device, "--profile", options.profile, "--host-memory", options.host_memory, "--ctx", str(max(2048, options.prompt + options.tokens))]
+    ask_plan = [os.path.join(options.bin, "helm-plan"), *planned, "--prompt", str(options.prompt)]
+    plan = subprocess.run(ask_plan, capture_output=True, text=True).stdout
+    print("\n".join(l for l in plan.splitlines() if re.match(r"machine|decode  |first  |experts|disk  |         (disk|vram|host) |cpu  ", l)), flush=True)
+    levels = json.loads(subprocess.run([*ask_plan, "--json"], capture_output=True, text=True).stdout)["experts_by_level"]
+    vram = levels.get("vram", {}).get("found", 0)
     with tempfile.TemporaryDirectory(prefix="helm-disk-") as base, open(base + "/log", "w") as log:
         endpoint = "ipc://%s/s" % base
         helmd = subprocess.Popen([os.path.join(options.bin, "helmd"), *planned, "--parallel", "2", "--listen", endpoint, "--rundir", base + "/r", *options.helmd], stdout=log, stderr=log)
@@ -76,12 +85,12 @@ def main():
                     sys.exit(open(base + "/log").read()[-2000:])
                 time.sleep(1)
             pid = worker_of(helmd.pid)
-            rounds = [one_round(options, endpoint, pid) for _ in range(options.rounds)]
+            rounds = [one_round(options, endpoint, pid, vram) for _ in range(options.rounds)]
         finally:
             helmd.terminate()
             helmd.wait()
     seconds, read = (sum(column) for column in zip(*rounds))
-    again = subprocess.run([os.path.join(options.bin, "helm-plan"), *planned], capture_output=True, text=True).stdout
+    again = subprocess.run(ask_plan, capture_output=True, text=True).stdout
     rate = float(re.search(r"read at ([0-9.]+) GB/s", again).group(1))
     print("disk alone now %.2f GB/s; all rounds read %.2f GB/s, %.0f %% of it" % (rate, read / 1e9 / seconds, 100 * read / 1e9 / seconds / rate))
 
