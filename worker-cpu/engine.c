@@ -279,7 +279,8 @@ static int open_disk(struct engine *engine, struct helm_err *err)
 {
     char reduced[DISK_REDUCED_TEXT];
     if (!plan_disk_units(&engine->plan)) return 0;
-    int rc = disk_open(&engine->model, &engine->plan, engine->base.arena, &engine->disk, reduced, err);
+    int rc = disk_open(&engine->model, &engine->plan, engine->base.arena, engine->pool, &engine->disk,
+                       reduced, err);
     if (rc) return rc;
     if (*reduced) engine_reduced(&engine->base.report, "%s", reduced);
     engine->base.report.vectors_content += disk_content(engine->disk);

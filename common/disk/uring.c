@@ -10,6 +10,15 @@ struct disk_queue {
     struct io_uring ring;
 };
 
+/* Linux before 5.6 has io_uring without plain reads, and cannot be asked. */
+static bool can_read(struct io_uring *ring)
+{
+    struct io_uring_probe *probe = io_uring_get_probe_ring(ring);
+    const bool can = probe && io_uring_opcode_supported(probe, IORING_OP_READ);
+    io_uring_free_probe(probe);
+    return can;
+}
+
 static int open_ring(uint32_t depth, struct disk_queue **queue, struct helm_err *err)
 {
     struct disk_queue *q = calloc(1, sizeof *q);
@@ -18,6 +27,12 @@ static int open_ring(uint32_t depth, struct disk_queue **queue, struct helm_err 
     if (rc) {
         free(q);
         return helm_fail(err, HELM_E_UNSUPPORTED, "io_uring: %s", strerror(-rc));
+    }
+    if (!can_read(&q->ring)) {
+        io_uring_queue_exit(&q->ring);
+        free(q);
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "io_uring: this kernel's has no reads (Linux 5.6 has them)");
     }
     *queue = q;
     return 0;

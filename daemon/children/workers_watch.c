@@ -32,10 +32,11 @@ static uint64_t step_bound_us(const struct workers_config *c, uint32_t tokens, d
 {
     if (c->step_timeout_ms) return c->step_timeout_ms * 1000;
     /* As if memory gave 1 GB/s and the processor 20 GFLOP/s, or all were fifty times slower than planned, and
-     * the machine were busy for ten seconds. */
+     * the machine were busy for ten seconds. A disk may give less than that of memory, so a plan with experts
+     * there goes by what was planned. */
     double work_us = (double)c->token_bytes / 1e3 + (double)c->token_flops * tokens / 20e3;
     double planned_us = planned_seconds * PLANNED_SLACK * 1e6;
-    if (planned_us > 0 && planned_us < work_us) work_us = planned_us;
+    if (planned_us > 0 && (planned_us < work_us || plan_disk_units(c->plan))) work_us = planned_us;
     return 10 * SECOND_US + (uint64_t)work_us;
 }
 

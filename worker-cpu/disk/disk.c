@@ -39,8 +39,20 @@ static int open_reader(struct disk *d, char reduced[DISK_REDUCED_TEXT], struct h
     return rc;
 }
 
+#define PIECE_BYTES (64 * MIB) /* of memory whose pages one thread brings at a time */
+
+/* The kernel's zeros are enough; before Linux 5.14 writing brings the pages. */
+static void bring_piece(void *ctx, uint32_t piece, uint32_t thread)
+{
+    struct disk *d = ctx;
+    const uint64_t at = piece * PIECE_BYTES, left = d->memory_bytes - at,
+                   bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
+    (void)thread;
+    if (madvise(d->memory + at, bytes, MADV_POPULATE_WRITE)) memset(d->memory + at, 0, bytes);
+}
+
 /* Slots and cells, all of whose pages are there from the start. */
-static int take_memory(struct disk *d, struct helm_err *err)
+static int take_memory(struct disk *d, struct pool *pool, struct helm_err *err)
 {
     char text[UNITS_TEXT];
     d->memory_bytes = round_up(d->room.bytes, ARENA_HUGE_PAGE);
@@ -49,8 +61,7 @@ static int take_memory(struct disk *d, struct helm_err *err)
         return helm_fail(err, HELM_E_NOMEM, "no memory for slots of experts (%s)",
                          units_format_size(d->memory_bytes, text));
     madvise(d->memory, d->memory_bytes, MADV_HUGEPAGE);
-    /* the kernel's zeros are enough; before Linux 5.14 writing brings the pages */
-    if (madvise(d->memory, d->memory_bytes, MADV_POPULATE_WRITE)) memset(d->memory, 0, d->memory_bytes);
+    pool_run_region(pool, bring_piece, d, (uint32_t)((d->memory_bytes + PIECE_BYTES - 1) / PIECE_BYTES));
     char *at = d->memory;
     for (uint32_t u = 0; u < d->room.units; u++) {
         d->slots[u] = at;
@@ -81,7 +92,7 @@ static int take_tables(struct disk *d, struct helm_err *err)
 }
 
 int disk_open(const struct model *model, const struct plan *plan, const struct arena *arena,
-              struct disk **disk, char reduced[DISK_REDUCED_TEXT], struct helm_err *err)
+              struct pool *pool, struct disk **disk, char reduced[DISK_REDUCED_TEXT], struct helm_err *err)
 {
     struct disk *d = calloc(1, sizeof *d);
     *disk = NULL;
@@ -94,7 +105,7 @@ int disk_open(const struct model *model, const struct plan *plan, const struct a
                           : helm_fail(err, HELM_E_NOMEM, "no memory for experts on disk");
     if (!rc) rc = open_files(d, err);
     if (!rc) rc = take_tables(d, err);
-    if (!rc) rc = take_memory(d, err);
+    if (!rc) rc = take_memory(d, pool, err);
     if (!rc) rc = open_reader(d, reduced, err);
     if (rc) {
         disk_close(d);

@@ -13,14 +13,17 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/cpu/pool.h"
 #include "common/plan/disk.h"
 #include "common/shared/arena.h"
 
 struct disk;
-/* The files, slots and cells of a plan with such layers. *reduced: why reads are those of threads, or "". */
+/* The files, slots and cells of a plan with such layers; the pool brings their pages. *reduced: why reads are
+ * those of threads, or "". */
 #define DISK_REDUCED_TEXT 160
 HELM_MUST_CHECK int disk_open(const struct model *model, const struct plan *plan, const struct arena *arena,
-                              struct disk **disk, char reduced[DISK_REDUCED_TEXT], struct helm_err *err);
+                              struct pool *pool, struct disk **disk, char reduced[DISK_REDUCED_TEXT],
+                              struct helm_err *err);
 /* Logs what was read. NULL is allowed. */
 void disk_close(struct disk *disk);
 /* Which files they are: part of what a worker says that it loaded (daemon/children/loaded.h). */
