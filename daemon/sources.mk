@@ -70,6 +70,7 @@ DAEMON_SRC := \
   daemon/planner/planner.c \
   daemon/planner/prefill.c \
   daemon/planner/profile/disk.c \
+  daemon/planner/profile/found.c \
   daemon/planner/profile/hardware.c \
   daemon/planner/profile/gpus.c \
   daemon/planner/profile/json.c \

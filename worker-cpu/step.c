@@ -76,7 +76,7 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
         bytes = run->program[0]->bytes + (run->program[1] ? run->program[1]->bytes : 0);
         state_begin(run->states, run->pool, batch, run->program[0]->phase);
         rc = execute_run(run, err);
-        if (run->disk) disk_end_step(run->disk);
+        if (run->disk) disk_end_step(run->disk, batch->token_count);
         if (rc) return rc;
         state_end(run->states, run->pool, batch, run->program[0]->phase);
         if (head && batch->pool_count) pool_rows(run);

@@ -311,7 +311,7 @@ struct arena_control {
     _Alignas(64) struct doorbell weights_bell;
 };
 
-/* Uses so far of experts at home in both memories, by decode steps, or on disk, by all steps, in which an
+/* Uses so far of experts at home in both memories, or on disk, by steps of a few tokens, in which an
  * expert counts once: counts that rise. After it the uses of each, 64 bits, [expert_layers][experts]. */
 struct arena_experts {
     _Atomic uint64_t steps, used, present, moved; /* present: of the uses, in slots; moved: brought there */

@@ -10,6 +10,7 @@
 #include "common/shared/kv_layout.h"
 #include "daemon/planner/cost/cost.h"
 #include "daemon/planner/planner.h"
+#include "daemon/planner/profile/found.h"
 
 #define LINE_TEXT 160 /* stages are printed as many to a line as fit */
 
@@ -92,6 +93,17 @@ static void log_homes(const struct plan *plan, uint32_t phase, const char *name)
     log_info("plan: %s: %s", name, line);
 }
 
+static void log_disk(const struct planner_request *r, const struct plan *plan)
+{
+    const struct profile_found *counted = &r->profile->found;
+    const uint32_t slots = plan_disk_slots(plan), experts = r->model->config.router.experts;
+    log_info(
+        "plan: host memory has slots for %u of the %u experts of each of %u layers on disk; %.1f %% of the "
+        "chosen ones are expected there, %s",
+        slots, experts, plan_disk_units(plan), PERCENT * found_part(counted, slots, experts),
+        counted->uses ? "by what a run counted" : "as if each was chosen alike");
+}
+
 static void log_lists(const struct planner_request *r, const struct plan *plan)
 {
     char name[48] = "decode", size[2][UNITS_TEXT];
@@ -100,9 +112,7 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
         log_homes(plan, p, name);
         log_stages(plan, p, name);
     }
-    if (plan_disk_units(plan))
-        log_info("plan: host memory has slots for %u of the %u experts of each of %u layers on disk",
-                 plan_disk_slots(plan), r->model->config.router.experts, plan_disk_units(plan));
+    if (plan_disk_units(plan) && r->profile) log_disk(r, plan);
     if (plan->weights)
         log_info("plan: weights are quantised at load, as %s: %s in all", mixture_name(plan->weights),
                  units_format_size(r->model->weight_bytes, size[0]));

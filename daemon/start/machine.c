@@ -12,6 +12,7 @@
 #include "common/model/mixture.h"
 #include "daemon/children/end_request.h"
 #include "daemon/planner/packed_look.h"
+#include "daemon/planner/profile/found.h"
 #include "daemon/start/start.h"
 
 #define VRAM_PART 2 /* weights of this part of VRAM leave room for any cache */
@@ -185,7 +186,11 @@ int machine_look(struct helmd *d, struct helm_err *err)
     request->machine.second = d->second.ledger;
     rc = profile_disk(&d->model, c->disk_bytes_per_s, c->plan_file ? 0 : planner_room(request), &d->measured,
                       err);
+    if (!rc && d->measured.disk_read.value > 0 && found_read(&d->model, &d->measured, &none) &&
+        none.code != HELM_E_NOT_FOUND)
+        log_warn("experts are taken to be chosen alike: %s", none.text);
     d->current.disk_read = d->measured.disk_read;
+    d->current.found = d->measured.found;
     if (rc) return rc;
     request->device_required = d->device.required;
     snprintf(request->no_device, sizeof request->no_device, "%s", d->device.why);

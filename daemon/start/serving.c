@@ -4,6 +4,7 @@
 
 #include "common/base/log.h"
 #include "common/base/start.h"
+#include "daemon/planner/profile/found.h"
 #include "daemon/start/start.h"
 
 static int remake(struct helmd *d, struct helm_err *err);
@@ -184,6 +185,26 @@ static int decide(void *context, bool *again, struct helm_err *err)
     return rc;
 }
 
+/* What was found of experts on disk is what the next plan goes by. */
+static void keep_found(const struct helmd *d)
+{
+    const struct arena_experts *seen = arena_experts_of(&d->arena);
+    struct profile_found found = d->measured.found;
+    struct helm_err err = {0};
+    if (!plan_disk_units(&d->plan) || !found.of || atomic_load(&seen->steps) < FOUND_LEAST_STEPS) return;
+    found.slots = plan_disk_slots(&d->plan);
+    found.experts = d->model.config.router.experts;
+    found.uses = atomic_load(&seen->used);
+    found.found = atomic_load(&seen->present);
+    if (!found.found || found.slots == found.experts) return;
+    if (found_write(&found, &err))
+        log_warn("what was found of experts on disk is not kept: %s", err.text);
+    else
+        log_info("experts on disk: %.1f %% of %llu uses were found in %u slots: kept for the next plan",
+                 100.0 * (double)found.found / (double)found.uses, (unsigned long long)found.uses,
+                 found.slots);
+}
+
 int serving_run(struct helmd *d)
 {
     uint64_t watchdog_us = 0;
@@ -203,5 +224,7 @@ int serving_run(struct helmd *d)
                             .ready_fd = d->ready_fd,
                             .drain_us = d->config.drain_seconds * 1000000,
                             .watchdog_us = watchdog_us};
-    return loop_run(&d->loop);
+    const int rc = loop_run(&d->loop);
+    keep_found(d);
+    return rc;
 }

@@ -15,6 +15,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import processor  # noqa: E402
 from helmd_harness import BIN, DATA, DEVICE, PROFILE, Client, Daemon, check, plan_json, run_tests, running, same, wait_until, SLOW  # noqa: E402
 
+CACHE = tempfile.TemporaryDirectory()
+os.environ.update(XDG_CACHE_HOME=CACHE.name, STATE_DIRECTORY="")  # what is found of experts is kept there
 MIXTRAL = os.path.join(DATA, "golden", "mixtral")  # two sparse layers of 8 experts, 2 a token
 LAYERS, EXPERTS, CHOSEN = 2, 8, 2
 SIZES = ["--device", "cpu", "--ctx", 512, "--parallel", 4, "--step-tokens", 64]
@@ -125,6 +127,30 @@ def test_helmd_plans_three_levels():
             refused.close()
         with running(*options, "--host-memory", f"{least.group(1)}MiB", real=True, model=model) as d:
             same(answers(d), found, "tokens with the least memory")
+
+
+def test_what_was_found_is_kept_for_the_next_plan():
+    """By the model, in the folder of profiles: the next plan's forecast counts on it, and says so."""
+    with tempfile.TemporaryDirectory() as cache:
+        env = {"XDG_CACHE_HOME": cache, "STATE_DIRECTORY": ""}
+        with running(*SIZES, real=True, model=MIXTRAL, plan=disk_plan(4), env=env) as d:
+            check("as if each was chosen alike" in d.log(), d.log()[-2000:])
+            c = Client(d.endpoint)
+            c.run(c.generate([5, 6, 7], 200, ignore_eos=True), timeout=60 * SLOW)
+            seen = status(d)
+            d.stop()
+            check(seen["experts_present_total"] > 4 / EXPERTS * seen["experts_used_total"], seen)
+            kept = re.search(r"experts on disk: ([0-9.]+) % of ([0-9]+) uses were found in 4 slots: kept for the next plan", d.log())
+            check(kept, d.log()[-2000:])
+            same(int(kept.group(2)), seen["experts_used_total"], "uses")
+        with running(*SIZES, real=True, model=MIXTRAL, plan=disk_plan(4), env=env) as d:
+            check(f"{kept.group(1)} % of the chosen ones are expected there, by what a run counted" in d.log(), d.log()[-2000:])
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+            json.dump(disk_plan(4), f)
+            f.flush()
+            run = processor.run([os.path.join(BIN, "helm-plan"), "--model", MIXTRAL, "--plan", f.name, "--disk-rate", "1G", "--profile", PROFILE],
+                                capture_output=True, timeout=60 * SLOW, env={**os.environ, **env})
+        check(f"by what a run found in 4 slots: {kept.group(1)} % of {kept.group(2)} uses".encode() in run.stdout, run.stdout + run.stderr)
 
 
 def test_an_invariant_plan_may_have_them():

@@ -41,5 +41,5 @@ void disk_begin(struct disk *disk, int32_t layer, const uint32_t *expert, uint32
  * file is not what it was. */
 HELM_MUST_CHECK int disk_next(struct disk *disk, enum disk_stage stage, uint32_t *turn, uint32_t *count,
                               struct helm_err *err);
-/* All layers had their turn. */
-void disk_end_step(struct disk *disk);
+/* All layers had their turn, in a step of `tokens` tokens: of a few its uses are counted. */
+void disk_end_step(struct disk *disk, uint32_t tokens);

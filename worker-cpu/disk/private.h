@@ -63,7 +63,8 @@ struct disk {
     uint32_t turn[MODEL_EXPERTS_MAX], turns; /* being computed */
     uint32_t computed[DISK_STAGES];
 
-    struct expert_slots_seen before; /* what workers before this one counted */
+    struct expert_slots_seen before;        /* what workers before this one counted */
+    struct expert_slots_seen last, counted; /* by all steps; by those of a few tokens */
     uint64_t bytes_read, reads;
 };
 

@@ -8,6 +8,7 @@
 
 #include "common/base/round.h"
 #include "common/model/content.h"
+#include "common/plan/engine_limits.h"
 #include "worker-cpu/disk/private.h"
 
 static enum disk_stage stage_of(enum slot_role role)
@@ -205,9 +206,16 @@ int disk_next(struct disk *d, enum disk_stage stage, uint32_t *turn, uint32_t *c
     return 0;
 }
 
-void disk_end_step(struct disk *d)
+void disk_end_step(struct disk *d, uint32_t tokens)
 {
     expert_slots_step(d->policy);
     const struct expert_slots_seen now = expert_slots_seen(d->policy);
-    expert_uses_write(d->arena, &d->before, &now);
+    if (tokens <= ENGINE_FEW_TOKENS) {
+        d->counted.steps++;
+        d->counted.used += now.used - d->last.used;
+        d->counted.present += now.present - d->last.present;
+    }
+    d->counted.moved = now.moved;
+    d->last = now;
+    expert_uses_write(d->arena, &d->before, &d->counted);
 }

@@ -24,10 +24,7 @@ struct cost_tiers {
 struct cost_experts {
     uint32_t slots, direct_permille;
     double hit;
-    /* Units whose experts lie on disk: slots of each in host memory, 0: there are none; the part of the
-     * chosen ones that is there. */
-    uint32_t disk_slots;
-    double disk_hit;
+    uint32_t disk_slots; /* of units whose experts lie on disk, in host memory; 0: there are none */
 };
 /* In the place of direct_permille: for each number of missing ones as many as makes the step shortest. No
  * plan is so; with any share of its own none is faster. */

@@ -7,6 +7,7 @@
 #include "common/base/units.h"
 #include "common/model/arch.h"
 #include "daemon/planner/cost/larger.h"
+#include "daemon/planner/profile/found.h"
 
 #define GPU_OPERATIONS 2 /* asking, adding the answer */
 #define DIRECT_BEGINS  2 /* launches of kernels that read experts over the link, one for either product */
@@ -193,15 +194,26 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
 #define DISK_LATENCY                                                                                         \
     1e-4 /* seconds from sending for experts to the first one's being there, less its bytes */
 
-/* Those of the experts that a step's tokens choose without a slot are read, all of them at once. Those that
- * are there are computed meanwhile, and the others as they come: the last one after it has come. */
+/* Experts without a slot that a step's tokens choose. Each token chooses those without one less often than
+ * those with one, as found_part says; of all that there are, many tokens choose all. */
+static double missing_of(const struct pricing *p)
+{
+    const struct model_router *router = &p->model->config.router;
+    const uint32_t slots = p->step->experts.disk_slots, without = router->experts - slots;
+    const double found = found_part(&p->profile->found, slots, router->experts);
+    return without ? without * (1 - pow(1 - fmin(1, router->chosen * (1 - found) / without), p->step->tokens))
+                   : 0;
+}
+
+/* Experts without a slot are read, all of them at once. Those that are there are computed meanwhile, and the
+ * others as they come: the last one after it has come. */
 void experts_price_disk(const struct pricing *p, uint32_t unit, const struct experts_parts *all,
                         struct cost_unit *u)
 {
     const struct model_router *router = &p->model->config.router;
     const struct model_unit *of = &p->model->unit[unit];
     const double chosen = router->experts * analyse_chosen_part(&p->model->config, p->step->tokens),
-                 missing = chosen * (1 - p->step->experts.disk_hit);
+                 missing = missing_of(p);
     double bytes = 0;
     for (uint32_t i = 0; i < of->matrix_count; i++)
         if (arch_role_of_experts(of->tensor[i]->role)) bytes += (double)of->tensor[i]->bytes;

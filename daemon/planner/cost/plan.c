@@ -48,10 +48,7 @@ struct cost_experts cost_experts_of(const struct plan *plan, const struct model 
     return (struct cost_experts){.slots = plan_experts(plan)->slots,
                                  .direct_permille = plan_experts(plan)->direct_permille,
                                  .hit = plan_hit_rate(plan, model->config.router.experts),
-                                 .disk_slots = plan_disk_slots(plan),
-                                 .disk_hit = model->config.router.experts ? (double)plan_disk_slots(plan) /
-                                                                                model->config.router.experts
-                                                                          : 0};
+                                 .disk_slots = plan_disk_slots(plan)};
 }
 
 void cost_stream_rest(const struct analyse_table *analysed, const struct plan *plan, struct cost_table *table)

@@ -156,6 +156,13 @@ struct profile_kv {
     struct profile_value gpu_attention_direct;
 };
 
+/* Uses of experts in slots in host memory that a run counted, with so many slots a layer (found.h); uses 0:
+ * none did. `of`: the model's identity */
+struct profile_found {
+    uint64_t of, uses, found;
+    uint32_t slots, experts;
+};
+
 struct programs;
 struct profile {
     char fingerprint[72]; /* of the hardware; "" for a machine that is described, not measured */
@@ -172,7 +179,8 @@ struct profile {
     struct profile_value step; /* of helmd and the doorbells, a step */
     /* bytes a second of a model's files past the page cache; unknown: nothing is planned on disk */
     struct profile_value disk_read;
-    struct profile_value wake; /* from a ring until a sleeping thread runs; unknown: nothing */
+    struct profile_found found; /* of no file */
+    struct profile_value wake;  /* from a ring until a sleeping thread runs; unknown: nothing */
     struct profile_format format[FORMAT_COUNT]; /* bf16's and packed bf16's are those above: unknown here */
     struct profile_kv kv[KV_DTYPE_COUNT];       /* single numbers' are those above: unknown here */
     /* Of no file: a model's own programs (programs.h), borrowed; NULL: all is priced by rates. Whether they

@@ -9,6 +9,7 @@
 #include "common/base/units.h"
 #include "common/model/arch.h"
 #include "daemon/planner/memory/memory.h"
+#include "daemon/planner/profile/found.h"
 
 #define LINK_WAIT_LEAST 0.02 /* of a stage's time: less waiting for the link than that does not bound it */
 #define BOUNDS          3
@@ -398,10 +399,11 @@ static void explain_experts(const struct model *model, uint32_t batch, struct ex
 }
 
 /* Experts on disk: what each memory has. */
-static void explain_levels(const struct model *model, const struct plan *plan, struct explain_experts *x)
+static void explain_levels(const struct model *model, const struct plan *plan,
+                           const struct profile_found *counted, struct explain_experts *x)
 {
     const double slots = (double)plan_disk_slots(plan) / model->config.router.experts,
-                 found = cost_experts_of(plan, model).disk_hit;
+                 found = found_part(counted, plan_disk_slots(plan), model->config.router.experts);
     if (!plan_disk_units(plan)) return;
     for (uint32_t l = 0; l < model_answer_layers(&model->config); l++) {
         const struct model_unit *unit = &model->unit[unit_of(l, UNIT_MLP)];
@@ -501,7 +503,7 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     if (!rc) x->packed_bytes = packed_bytes(&k);
     if (!rc) explain_formats(request, x);
     if (!rc) explain_experts(request->model, x->batch, &x->experts);
-    if (!rc) explain_levels(request->model, plan, &x->experts);
+    if (!rc) explain_levels(request->model, plan, &request->profile->found, &x->experts);
     if (!rc) rc = explain_mixed(&k, x, err);
     const struct cost_case c = {.model = request->model,
                                 .analysed = &k.analysed,

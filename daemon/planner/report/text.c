@@ -203,10 +203,16 @@ static void print_disk(const struct explain *x, FILE *out)
     for (int m = PLAN_MEMORIES; m-- > 0;) {
         char text[UNITS_TEXT];
         if (!x->experts.there[m]) continue;
-        fprintf(out, "         %-6s %10s of experts, %5.1f %% of the chosen ones%s\n",
+        fprintf(out, "         %-6s %10s of experts, %5.1f %% of the chosen ones\n",
                 plan_memory_name((enum plan_memory)m), units_format_size(x->experts.there[m], text),
-                100 * x->experts.found[m], m == PLAN_DISK ? " (each chosen alike: assumed)" : "");
+                100 * x->experts.found[m]);
     }
+    const struct profile_found *counted = &x->request->profile->found;
+    if (counted->uses)
+        fprintf(out, "         by what a run found in %u slots: %.1f %% of %llu uses\n", counted->slots,
+                100.0 * (double)counted->found / (double)counted->uses, (unsigned long long)counted->uses);
+    else
+        fprintf(out, "         as if each was chosen alike, until a run has counted: mostly more is found\n");
 }
 
 /* MLPs that both processors compute. */

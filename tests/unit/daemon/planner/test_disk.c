@@ -10,7 +10,9 @@
 
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "daemon/planner/profile/found.h"
 #include "tests/unit/daemon/planner/explain_case.h"
 
 #define RATE 3e9
@@ -159,6 +161,67 @@ static void a_device_takes_part_where_it_gains(void **state)
     case_close(&with);
 }
 
+/* ---- what a run found ---- */
+
+/* A token is priced by what was counted with another number of slots, a chunk that chooses all by its slots;
+ * without counts, or with counts of other experts, each is chosen alike. */
+static void what_a_run_found_is_priced(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct planner_prediction even, counted, other;
+    open_case(&c, 16 * GIB, RATE);
+    case_make(&c);
+    const uint32_t slots = plan_disk_slots(&c.plan);
+    const double without = seconds_of(&c, &c.plan, 4096, &even), bytes = 54.0 * GIB * 8 / 128;
+    c.profile.found = (struct profile_found){.uses = 1000, .found = 700, .slots = 13, .experts = 128};
+    assert_true(fabs(found_part(&c.profile.found, 13, 128) - 0.7) < 1e-9);
+    const double found = found_part(&c.profile.found, slots, 128);
+    assert_true(found > 0.7 && found < 0.85 && found_part(&c.profile.found, 128, 128) == 1);
+    const double with = seconds_of(&c, &c.plan, 4096, &counted),
+                 saved = (found - slots / 128.0) * bytes / RATE;
+    assert_true(fabs(without - with - saved) < 0.02 * without);
+    assert_true(fabs(counted.ttft.seconds - even.ttft.seconds) < 0.02 * even.ttft.seconds);
+    c.profile.found.experts = 64;
+    assert_true(seconds_of(&c, &c.plan, 4096, &other) == without);
+    /* all of few uses were found: one slot does not find all; fewer than chance is none */
+    const struct profile_found all = {.uses = 10, .found = 10, .slots = 64, .experts = 128},
+                               few = {.uses = 100, .found = 1, .slots = 64, .experts = 128};
+    assert_true(found_part(&all, 1, 128) < 0.8);
+    assert_true(found_part(&few, 32, 128) == 0.25);
+    case_close(&c);
+}
+
+static void what_a_run_found_is_kept(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/helm-test-found-XXXXXX", path[128], command[64];
+    struct model model;
+    struct helm_err err = {0};
+    static struct profile profile; /* large */
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(setenv("XDG_CACHE_HOME", folder, 1) | unsetenv("STATE_DIRECTORY"), 0);
+    if (model_read("tests/data/golden/mixtral", &model, &err)) fail_msg("%s", err.text);
+    assert_int_equal(found_read(&model, &profile, &err), HELM_E_NOT_FOUND);
+    assert_true(profile.found.of && !profile.found.uses);
+    struct profile_found found = profile.found;
+    found.uses = 1000, found.found = 700, found.slots = 3, found.experts = 8;
+    if (found_write(&found, &err)) fail_msg("%s", err.text);
+    if (found_read(&model, &profile, &err)) fail_msg("%s", err.text);
+    assert_memory_equal(&profile.found, &found, sizeof found);
+    found.found = 1001; /* more than uses */
+    if (found_write(&found, &err)) fail_msg("%s", err.text);
+    assert_int_equal(found_read(&model, &profile, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "'found' is 1001"));
+    assert_true(profile.found.of && !profile.found.uses);
+    snprintf(path, sizeof path, "%s/helm/profiles/experts-%016llx.json", folder,
+             (unsigned long long)found.of);
+    assert_int_equal(unlink(path), 0);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+    model_free(&model);
+}
+
 /* Text and JSON: each memory's experts, and the part of the choices that is found there. */
 static void an_explained_plan_has_its_levels(void **state)
 {
@@ -266,6 +329,8 @@ int main(void)
                                        cmocka_unit_test(more_vram_is_fewer_layers_on_disk),
                                        cmocka_unit_test(a_device_takes_part_where_it_gains),
                                        cmocka_unit_test(an_explained_plan_has_its_levels),
+                                       cmocka_unit_test(what_a_run_found_is_priced),
+                                       cmocka_unit_test(what_a_run_found_is_kept),
                                        cmocka_unit_test(a_plan_is_text_and_back),
                                        cmocka_unit_test(what_cannot_be_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
