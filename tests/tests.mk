@@ -3,7 +3,7 @@
 TEST_SRC := $(shell find tests -name 'test_*.c' | sort)
 TEST_BIN := $(TEST_SRC:%.c=$(OBJ)/%)
 TEST_TOOL_SRC := $(wildcard tests/process/fake_*.c)
-TEST_TOOL_BIN := $(TEST_TOOL_SRC:%.c=$(OBJ)/%)
+TEST_TOOL_BIN := $(TEST_TOOL_SRC:%.c=$(OBJ)/%) $(OBJ)/tests/process/slow_disk.so
 TEST_SCRIPT := $(sort $(wildcard tests/process/test_*.py))
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_REPLAY := $(FUZZ_SRC:%.c=$(OBJ)/%_replay)
@@ -29,7 +29,7 @@ thread_tests = $(filter %_threads,$(unit_tests))
 SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
 # What npm's packages and the page do to the gateway, test_gateway.py does as well, sanitized too. What is installed is the
 # release build. Forecasts and goldens are arithmetic of plans, kernels and commands that other tests sanitize.
-SCRIPT_NOT_SANITIZED := setup against_transformers gateway_agents gateway_neighbours gateway_npm gateway_page golden_cli habits helm_plan_forecasts install python runner
+SCRIPT_NOT_SANITIZED := setup against_transformers gateway_agents gateway_neighbours gateway_npm gateway_page golden_cli habits helm_plan_forecasts helmd_slow_disk install python runner
 # `make test` runs a script in the build that can find more; `make test-full`, with FULL=1, in both. Sanitized alone: what commands, the
 # gateway and the daemon do with whatever is said to them, whose time is spent waiting. The same programs of the release
 # build serve those of ONLY_release, of both, and of SCRIPT_NOT_SANITIZED.
@@ -91,6 +91,9 @@ RUN = tests/run.py --build $(BUILD) --log-dir $(BUILD)/logs --jobs $(shell nproc
 tests: $(filter-out $(if $(FULL),,$(UNIT_ONLY_OTHER_$(MODE):%=$(OBJ)/%)),$(TEST_BIN)) $(TEST_TOOL_BIN)
 # A test is linked in half the time by gold, which is part of binutils. What is installed the usual linker makes.
 TEST_LD := $(if $(shell command -v ld.gold),$(if $(filter fuzz,$(MODE)),,-fuse-ld=gold))
+$(OBJ)/tests/process/%.so: tests/process/%.c
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(CC) -shared -fPIC -O2 -D_GNU_SOURCE -std=gnu11 -Wall -Wextra $(if $(WERROR),-Werror) -o $@ $<
 $(OBJ)/tests/fuzz/%_replay: $(OBJ)/tests/fuzz/%.o $(OBJ)/tests/fuzz/replay.o $(OBJ)/libhelm-all.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) -o $@ $^ $(TEST_LD) $(PROGRAM_LDFLAGS) $(LDFLAGS_ALL) $(ALL_LIBS)
