@@ -76,8 +76,12 @@ uint32_t planner_typical_context(const struct planner_request *r, uint32_t ctx)
 uint64_t planner_room(const struct planner_request *r)
 {
     const struct ledger_machine *m = &r->machine;
-    const uint64_t free = m->memory.available_bytes, most = r->wish.host_memory_bytes;
-    return (most && most < free ? most : free) + (m->device.kind == LEDGER_DEVICE_CUDA ? m->device.limit : 0);
+    const struct ledger_device *const device[] = {&m->device, &m->second};
+    uint64_t room = m->memory.available_bytes;
+    if (r->wish.host_memory_bytes && r->wish.host_memory_bytes < room) room = r->wish.host_memory_bytes;
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++)
+        if (device[i]->kind == LEDGER_DEVICE_CUDA) room += device[i]->limit;
+    return room;
 }
 
 /* Warns where there is less host memory than was asked for. */

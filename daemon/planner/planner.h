@@ -82,7 +82,7 @@ enum kv_tiers kv_tiers_named(const char *name); /* one of the choices */
 /* Positions that a row of that step attends to in a context of `ctx`: all if that was asked for; half if it
  * was chosen, since that is a sequence's mean length. */
 uint32_t planner_typical_context(const struct planner_request *request, uint32_t ctx);
-/* Host memory and a GPU's together, up to their limits. */
+/* Host memory and the GPUs' together, up to their limits. */
 uint64_t planner_room(const struct planner_request *request);
 
 /* Sequences of the request's batch that decode at once: as many as the plan's pool has whole contexts for.

@@ -1,5 +1,5 @@
-/* Which part of the chosen experts was found in slots in host memory, where experts lie on disk (docs/disk.md):
- * counted by helmd while it served the model, kept for the next plan.
+/* Which part of the chosen experts was found in slots in host memory, where experts lie on disk
+ * (docs/disk.md): counted by helmd while it served the model, kept for the next plan.
  *
  * Tokens choose some experts more often than others, and how much so is the model's and the text's: only
  * counting shows it. One small JSON file for each model, beside the profiles; what cannot be read or
@@ -17,10 +17,12 @@
 HELM_MUST_CHECK int found_read(const struct model *model, struct profile *profile, struct helm_err *err);
 /* Keeps it. */
 HELM_MUST_CHECK int found_write(const struct profile_found *found, struct helm_err *err);
-/* The part of one token's experts that is expected in `slots` of `experts` slots. Not counted: slots / experts,
- * as if each was chosen alike. Counted: (slots / experts)^a, where a is what was counted with another number
- * of slots, from FOUND_LEAST to 1. With 0.156 this curve goes through what HELM found with 13 and 41 of 128 slots
- * (docs/disk.md), and with 0.178 through what published traces have with an eighth; with a quarter it is 4
- * points below these. */
+/* The part of one token's experts that is expected in `slots` of `experts` slots.
+ *
+ *   nothing was counted    slots / experts, as if each was chosen alike
+ *   counted                (slots / experts)^a, with the a of what was counted, FOUND_LEAST to 1
+ *
+ * a = 0.156 goes through what HELM found with 13 and 41 of 128 slots (docs/disk.md); a = 0.178 through what
+ * published traces have with an eighth, and is 4 points below theirs with a quarter. */
 #define FOUND_LEAST 0.05
 double found_part(const struct profile_found *found, uint32_t slots, uint32_t experts);

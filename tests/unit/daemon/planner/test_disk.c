@@ -156,6 +156,13 @@ static void a_device_takes_part_where_it_gains(void **state)
     case_make(&with);
     assert_true(plan_disk_units(&with.plan) > 0 && plan_devices(&with.plan) == 1);
     plan_free(&with.plan);
+    /* a second device has no part in it, but its memory counts where weights may lie */
+    with.request.machine.second = with.request.machine.device;
+    assert_true(planner_room(&with.request) == 16 * GIB + 2 * with.request.machine.device.limit);
+    case_make(&with);
+    assert_true(plan_disk_units(&with.plan) > 0 && !plan_uses(&with.plan, PLAN_GPU1));
+    with.request.machine.second = (struct ledger_device){.limit = UINT64_MAX};
+    plan_free(&with.plan);
     with.request.strategy = SEARCH_MIXED;
     assert_int_equal(planner_make(&with.request, &with.plan, &spec, &err), HELM_E_CAPACITY);
     case_close(&with);
