@@ -161,14 +161,18 @@ def test_an_invariant_plan_may_have_them():
 
 
 def test_blocks_of_a_gguf_file():
-    with copied() as folder:
-        out = os.path.join(os.path.dirname(folder), "mixtral-Q8_0.gguf")
-        run = processor.run([os.path.join(BIN, "helm-quantize"), "--model", folder, "--to", "Q8_0", "--out", out], capture_output=True, timeout=60 * SLOW)
-        same(run.returncode, 0, run.stderr)
-        with running(*SIZES, real=True, model=out) as d:
-            wanted = answers(d)
-        with running(*SIZES, real=True, model=out, plan=disk_plan(2)) as d:
-            same(answers(d), wanted, "tokens")
+    """Mixtral on the CPU; gpt-oss, whose safetensors files cannot be read so, beside a device."""
+    beside = [*SIZES[2:], "--device", DEVICE, "--vram", "64M"]
+    for model, to, layers, homes, ends, options in (("mixtral", "Q8_0", 2, "cd", "c", SIZES), ("gptoss", "MXFP4_MOE", 4, "gd", "g", beside)):
+        with tempfile.TemporaryDirectory(prefix="helmd-disk-", dir=os.path.dirname(BIN)) as base:
+            out = f"{base}/{model}-{to}.gguf"
+            run = processor.run([os.path.join(BIN, "helm-quantize"), "--model", os.path.join(DATA, "golden", model), "--to", to, "--out", out],
+                                capture_output=True, timeout=60 * SLOW)
+            same(run.returncode, 0, run.stderr)
+            with running(*options, real=True, model=out, plan=plan_json(layers, homes.replace("d", "c") * layers, ends, ends, slots=4)) as d:
+                wanted = answers(d)
+            with running(*options, real=True, model=out, plan=plan_json(layers, homes * layers, ends, ends, disk_slots=2, slots=4)) as d:
+                same(answers(d), wanted, f"{model}: tokens")
 
 
 def test_what_would_be_converted_is_refused():

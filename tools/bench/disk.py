@@ -73,7 +73,7 @@ def main():
     planned = ["--model", options.model, *device, "--profile", options.profile, "--host-memory", options.host_memory, "--ctx", str(max(2048, options.prompt + options.tokens))]
     ask_plan = [os.path.join(options.bin, "helm-plan"), *planned, "--prompt", str(options.prompt)]
     plan = subprocess.run(ask_plan, capture_output=True, text=True).stdout
-    print("\n".join(l for l in plan.splitlines() if re.match(r"machine|decode  |first  |experts|disk  |         (disk|vram|host) |cpu  ", l)), flush=True)
+    print("\n".join(l for l in plan.splitlines() if re.match(r"machine|decode  |first  |experts|disk  |         (disk|vram|host|by|as) |cpu  ", l)), flush=True)
     levels = json.loads(subprocess.run([*ask_plan, "--json"], capture_output=True, text=True).stdout)["experts_by_level"]
     vram = levels.get("vram", {}).get("found", 0)
     with tempfile.TemporaryDirectory(prefix="helm-disk-") as base, open(base + "/log", "w") as log:
