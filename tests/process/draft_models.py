@@ -3,6 +3,8 @@
 The layer's projection passes on the embedding of the next token, and its norm is that of the model. So it guesses what the model
 would say if its layers added nothing: right always where the model's layers add nothing (`adds` 0), and less often the more they
 add. Whatever it guesses, the model's answers are its own."""
+import array
+import functools
 import random
 import struct
 
@@ -12,24 +14,38 @@ OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj") 
 
 
 def bf16(values):
-    return b"".join(struct.pack("<f", v)[2:] for v in values)
+    values = list(values)
+    return array.array("H", array.array("H", struct.pack(f"<{len(values)}f", *values))[1::2]).tobytes()
+
+
+def times(power):
+    """What becomes of each bf16 number's bits times a power of two."""
+    for bits in range(1 << 16):
+        exponent = (bits >> 7 & 255) + power
+        yield bits & ~(255 << 7) | exponent << 7 if 0 < exponent < 255 else 0
+
+
+@functools.cache
+def products(power):
+    return array.array("H", times(power))
 
 
 def scaled(data, power):
     """bf16 numbers times a power of two, which is exact; None: zeros."""
     if power is None:
         return bytes(len(data))
-    out = bytearray(data)
-    for i in range(0, len(data), 2):
-        bits = out[i] | out[i + 1] << 8
-        exponent = (bits >> 7 & 255) + power
-        bits = bits & ~(255 << 7) | exponent << 7 if 0 < exponent < 255 else 0
-        out[i:i + 2] = bits.to_bytes(2, "little")
-    return bytes(out)
+    return array.array("H", map(products(power).__getitem__, array.array("H", data))).tobytes()
 
 
-def draft_layer(config, tensors, seed):
+@functools.cache
+def reference(name):
+    return read(name)
+
+
+@functools.cache
+def draft_layer(name, seed):
     """Tensors of the layer, as published: a layer of attention like the model's last one, with numbers of its own."""
+    config, tensors = reference(name)
     rng, hidden, last = random.Random(seed), config["hidden_size"], config["num_hidden_layers"] - 1
     made = {}
     for name, (shape, data) in tensors.items():
@@ -46,8 +62,8 @@ def draft_layer(config, tensors, seed):
 
 def draft_model(name, folder, adds=-4, own_adds=None, seed=7):
     """The checkpoint `name` in `folder`, with such a layer. Powers of two: how much the model's layers add, and that one; None: nothing."""
-    config, tensors = read(name)
-    made = draft_layer(config, tensors, seed)
+    config, tensors = reference(name)
+    made = draft_layer(name, seed)
     tensors = {n: (s, scaled(d, adds) if n.startswith("model.layers.") and n.endswith(OUTPUTS) else d) for n, (s, d) in tensors.items()}
     tensors.update({n: (s, scaled(d, own_adds) if n.endswith(OUTPUTS) else d) for n, (s, d) in made.items()})
     return write_safetensors(folder, {**config, "mtp_num_hidden_layers": 1}, tensors)

@@ -189,20 +189,13 @@ class Daemon:
     def children(self):
         """Pids whose parent is helmd: "keeper", each worker as "cpu" or "gpu", and one of them as "worker"."""
         found = {}
-        for path in glob.glob("/proc/[0-9]*/stat"):
-            try:
-                with open(path) as f:
-                    pid, rest = f.read().split(" ", 1)
-                name, rest = rest.rsplit(")", 1)
-                if int(rest.split()[1]) == self.pid and rest.split()[0] != "Z":
-                    with open(f"/proc/{pid}/cmdline", "rb") as f:
-                        line = f.read()
-                    if b"--keeper" in line:
-                        found["keeper"] = int(pid)
-                    elif b"helm-worker-" in line.split(b"\0")[0]:  # else forked, but not yet what it will be
-                        found["worker"] = found[line.split(b"\0")[0].decode()[-3:]] = int(pid)
-            except (FileNotFoundError, ProcessLookupError):
-                pass
+        for pid, parent, _ in processor.stat_rows():
+            if parent == self.pid:
+                line = processor.command_line(pid)
+                if b"--keeper" in line:
+                    found["keeper"] = pid
+                elif b"helm-worker-" in line.split(b"\0")[0]:  # else forked, but not yet what it will be
+                    found["worker"] = found[line.split(b"\0")[0].decode()[-3:]] = pid
         return found
 
     def keeper(self):
@@ -227,19 +220,14 @@ class Daemon:
     def left_behind(self):
         """Everything that should be gone when the daemon is: processes, files, shared memory."""
         left = [p for p in glob.glob(self.rundir + "*") + glob.glob(self.rundir + "/*")]
-        for path in glob.glob("/proc/[0-9]*/environ"):
-            pid = int(path.split("/")[2])
+        for pid in processor.pids():
+            line = processor.command_line(pid)  # empty: of the kernel, or ended
+            if self.base.encode() in line and pid != os.getpid():
+                left.append(f"process {pid}: {line!r}")
             try:
-                with open(f"/proc/{pid}/cmdline", "rb") as f:
-                    line = f.read()
-                with open(f"/proc/{pid}/stat") as f:
-                    state = f.read().rsplit(")", 1)[1].split()[0]
-                if self.base.encode() in line and state != "Z" and pid != os.getpid():
-                    left.append(f"process {pid}: {line!r}")
-                if b"--keeper" in line and state != "Z" and self.base.encode() in b"".join(
-                        os.readlink(fd).encode() for fd in glob.glob(f"/proc/{pid}/fd/*")):
+                if b"--keeper" in line and any(self.base in os.readlink(fd) for fd in glob.glob(f"/proc/{pid}/fd/*")):
                     left.append(f"keeper {pid}")
-            except (FileNotFoundError, ProcessLookupError, PermissionError, OSError):
+            except OSError:
                 pass
         return left
 

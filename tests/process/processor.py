@@ -41,23 +41,24 @@ def share():
 
 
 class Clock:
-    """A thread looks at the share all the time, since who asks twice in a minute would miss what was between."""
+    """A thread looks at the share all the time, since who asks twice in a minute would miss what was between. Who asks does not look:
+    clients ask several times a token."""
 
     def __init__(self):
-        self.lock, self.sum, self.at = threading.Lock(), 0, time.monotonic()
+        self.lock, self.sum, self.at, self.share = threading.Lock(), 0, time.monotonic(), share()
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self):
         while True:
             time.sleep(LOOK_S)
-            self.now()
+            now = share()
+            with self.lock:
+                self.sum += (time.monotonic() - self.at) * now
+                self.at, self.share = time.monotonic(), now
 
     def now(self):
         with self.lock:
-            at = time.monotonic()
-            self.sum += (at - self.at) * share()
-            self.at = at
-            return self.sum
+            return self.sum + (time.monotonic() - self.at) * self.share
 
 
 the_clock = None
@@ -69,15 +70,35 @@ def clock():
     return the_clock.now()
 
 
+def pids():
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def said_of(pid, what):
+    """A file of a process's folder in /proc; nothing where it has ended."""
+    try:
+        fd = os.open("/proc/%d/%s" % (pid, what), os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 1 << 16)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def command_line(pid):
+    """Its arguments, each with a NUL at its end. The kernel's threads and zombies have none."""
+    return said_of(pid, "cmdline")
+
+
 def stat_rows():
     """Each process: its number, its parent's, and its processor seconds with those of its children that it waited for."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open("/proc/%s/stat" % name) as f:
-                fields = f.read().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        yield int(name), int(fields[1]), sum(map(int, fields[11:15])) / TICKS
+    for pid in pids():
+        fields = said_of(pid, "stat").rpartition(b")")[2].split()
+        if fields:
+            yield pid, int(fields[1]), sum(map(int, fields[11:15])) / TICKS
 
 
 def spent_by_tree():
