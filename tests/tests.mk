@@ -36,18 +36,22 @@ SCRIPT_NOT_SANITIZED := setup against_transformers gateway_agents gateway_neighb
 ONLY_asan := cli cli_chat cli_daemons cli_gguf client gateway gateway_doors gateway_families gateway_guards gateway_places gateway_rerank gateway_responses gateway_scripted \
   gateway_users helmd helmd_changed helmd_edges helmd_experts helmd_hostile helmd_plan helmd_prefix helmd_profile helmd_sessions helmd_users pull
 # Arithmetic of workers and files: instrumented, the golden tests run the same workers, and tests/unit and the corpora read the
-# same files and grammars.
-ONLY_release := structured mixed_types
+# same files and grammars. Texts of help, which test_cli.py prints sanitized too, and their width.
+ONLY_release := structured mixed_types cli_output
 # The rest runs in both: deaths and hand-overs in real time, and everything else of the release build. Sanitized, the tests
 # of these scripts (words of their names, as on the scripts' command lines) that reach what no other sanitized test does.
 PARTS_asan_activations := int8_as_asked auto_beside files_that_are_no
 PARTS_asan_architectures := longrope lack
+PARTS_asan_device_programs := cpus_are_added no_room refuses
 PARTS_asan_families := lack skipped windows_of written configurations
+PARTS_asan_gemma := every_placement_of_gemma4 experts_of gemma4s_experts lack_v session refused
+PARTS_asan_gemma_e := every_placement missing not_computed tear the_table session
 PARTS_asan_helm_plan := every_strategy written_plan the_table more_vram usage this_machine headers weights_that_are takes_what
 PARTS_asan_helmd_chats := marks_are full never several
 PARTS_asan_helmd_devices := each_device cannot
 PARTS_asan_helmd_hybrids := snapshots written
 PARTS_asan_helmd_invariant := two_tiers next_turn come_back refused
+PARTS_asan_helmd_mtp := believed experts_in planner_places each_length many_sequences pages_that preempted every_form ledger only_if auto_answers
 PARTS_asan_helmd_phases := killed
 PARTS_asan_helmd_second := different cannot chunks
 PARTS_asan_helmd_split := every_plan streamed_weights either_worker refused_before sigterm not_there
@@ -55,9 +59,11 @@ PARTS_asan_helmd_states := begin_at mix_no preempted session tiers least_used in
 PARTS_asan_helmd_tiers := every_way far_beyond come_back either_worker not_believed prefixes run_short whatever real_workers_that
 PARTS_asan_helmd_windows := several_windows prompts left preempted session invariant ledger
 PARTS_asan_helmd_speculation := several end_where pages_of workers_death refused a_hybrids gateways
+PARTS_asan_latent := every_type two_tiers session prefix not_computed
 PARTS_asan_scaled := fp8_of_blocks wrong
 PARTS_asan_quantize := every_mixture tokens_and other_tokenizers prices importance wrong
 PARTS_asan_weights := tied_head
+PARTS_release_device_programs := each_kind cpus_are_added no_room priced invariance
 PARTS_release_helmd_two_workers := killed failing 64_requests keeper
 script = tests/process/test_$(1).py
 ONLY_OTHER_release := $(ONLY_asan)

@@ -29,6 +29,10 @@ def check(name, ok, detail=""):
 
 
 def sum_up(skipped=0):
+    for command, translator in Translator.running.items():
+        status = translator.end()
+        if status:
+            check("helm-cli %s ends with 0" % " ".join(command), False, status)
     print("%d passed, %d failed, %d skipped" % (counts[True], counts[False], skipped))
     sys.exit(1 if counts[False] else 0)
 
@@ -170,8 +174,35 @@ def cli(*args):
     return subprocess.run([os.path.join(BIN, "helm-cli"), *args], capture_output=True, check=True).stdout.decode()
 
 
+class Translator:
+    """A helm-cli that translates line by line for as long as the test runs: to start one for each text takes most of a test's time."""
+    running = {}
+
+    def __init__(self, *command):
+        self.process = subprocess.Popen([os.path.join(BIN, "helm-cli"), *command, "--jsonl"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    @classmethod
+    def of(cls, *command):
+        if command not in cls.running:
+            cls.running[command] = cls(*command)
+        return cls.running[command]
+
+    def translate(self, value):
+        self.process.stdin.write(json.dumps(value).encode() + b"\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def end(self):
+        self.process.stdin.close()
+        return self.process.wait()
+
+
 def ids_of(text, folder):
-    return json.loads(cli("--model", folder, "tokenize", "--json", "--no-special", text))
+    return Translator.of("--model", folder, "tokenize", "--no-special").translate(text)
+
+
+def text_of(ids, folder):
+    return Translator.of("--tokenizer", folder, "detokenize").translate(ids)
 
 
 class Scripted(FakeDaemon):
@@ -234,4 +265,4 @@ class Stage:
 
     def prompt(self):
         """The last prompt as text."""
-        return json.loads(cli("--tokenizer", self.folder, "detokenize", "--json", ",".join(map(str, self.daemon.prompts[-1]))))
+        return text_of(self.daemon.prompts[-1], self.folder)
