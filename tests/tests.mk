@@ -42,7 +42,7 @@ ONLY_release := structured mixed_types cli_output
 # of these scripts (words of their names, as on the scripts' command lines) that reach what no other sanitized test does.
 PARTS_asan_activations := int8_as_asked auto_beside files_that_are_no
 PARTS_asan_architectures := longrope lack
-PARTS_asan_device_programs := cpus_are_added no_room refuses
+PARTS_asan_device_programs := no_room refuses
 PARTS_asan_families := lack skipped windows_of written configurations
 PARTS_asan_gemma := every_placement_of_gemma4 experts_of gemma4s_experts lack_v session refused
 PARTS_asan_gemma_e := every_placement missing not_computed tear the_table session

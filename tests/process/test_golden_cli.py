@@ -7,6 +7,7 @@ Settings: the machine's fastest kernels with a 16-bit cache (class bf16: top-10 
 float32: 0.02, 0.002, gap 0.05), and of some the fastest with a quantised cache. A case ends at the first permitted difference. Needs HELM_BIN."""
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ CLASSES = {  # name: helmd options, worst, mean, gap
     "float32": (["--kernels", "avx2", "--kv-dtype", "f32"], 0.02, 0.002, 0.05),
     "q8_0": (["--kv-dtype", "q8_0"], 0.55, 0.08, 0.55),  # tests/golden/walks.h
 }
+FULL = bool(os.environ.get("HELM_TEST_FULL"))  # all cases; else every second: test_golden_cpu has all of them
 # Models whose class float32 is run: of the others test_golden_cpu compares the same kernels' numbers (`make test-full`: all).
 PLAIN = ("demo", "llama-Q4_K_M", "qwen3moe")
 QUANTISED = ("qwen2-bias", "demo")  # models whose class q8_0 is run: it is one cache for all of them
@@ -61,15 +63,16 @@ def run_class(model, name, folder, work):
     options, worst_limit, mean_limit, gap_limit = CLASSES[name]
     endpoint = "ipc://" + os.path.join(work, "s")
     given = os.path.join(folder, "model.gguf") if model.startswith("llama-") else folder  # a file, or the folder with one
+    told, tell = os.pipe()
     daemon = subprocess.Popen([os.path.join(BIN, "helmd"), "--model", given, "--device", "cpu", "--listen", endpoint,
-                               "--rundir", os.path.join(work, "r"), "--log-level", "warn",
+                               "--rundir", os.path.join(work, "r"), "--log-level", "warn", "--ready-fd", str(tell),
                                "--profile", os.path.abspath("tests/data/profiles/described.json")] + options,
-                              stdin=subprocess.DEVNULL)
+                              stdin=subprocess.DEVNULL, pass_fds=[tell])
+    os.close(tell)
     try:
-        asked = [os.path.join(BIN, "helm-cli"), "--connect", endpoint, "status", "--json"]
-        ready = processor.until(lambda: b'"ready"' in subprocess.run(asked, capture_output=True).stdout, 90)
-        check("%s, class %s: helmd is ready" % (model, name), ready)
-        cases = json.load(open(os.path.join(folder, "golden.json")))["cases"]
+        said = processor.wait(90, lambda s: os.read(told, 4096) if select.select([told], [], [], s)[0] else None)
+        check("%s, class %s: helmd is ready" % (model, name), (said or b"").startswith(b"ready "), said)
+        cases = json.load(open(os.path.join(folder, "golden.json")))["cases"][::1 if FULL else 2]
         differences, steps, apart = [], 0, []
         for n, case in enumerate(cases):
             answer = generate(endpoint, case["prompt"])
@@ -83,6 +86,7 @@ def run_class(model, name, folder, work):
         check("%s, class %s: log probabilities, mean %.5f, worst %.4f of %d" % (model, name, mean, worst, len(differences)),
               len(differences) > 100 and mean <= mean_limit and worst <= worst_limit, (mean, worst))
     finally:
+        os.close(told)
         daemon.terminate()
         check("%s, class %s: helmd ends with 0" % (model, name), processor.ended(daemon, 30) == 0, daemon.returncode)
 
