@@ -180,6 +180,7 @@ int measure_programs_open(struct measure *m, const char *text, struct helm_err *
     int rc = json_parse_bounded("programs", text, strlen(text), COMMAND_MAX, &json, err);
     if (!rc) rc = parse_request(p, json, &request, err);
     if (!rc) rc = read_model(&request, &model, err);
+    if (!rc) rc = measure_take_memory(m, err); /* copies beside a cell */
     if (!rc) rc = open_engine(p, m, &request, &model, err);
     model_free(&model);
     json_decref(json);

@@ -250,13 +250,52 @@ static void *stream_main(void *arg)
     return NULL;
 }
 
+int measure_take_memory(struct measure *m, struct helm_err *err)
+{
+    const struct engine_measure_options *o = m->options;
+    struct cgroup_memory memory;
+    uint64_t huge = 0, small = 0;
+    if (m->kernels) return 0;
+    int rc = cgroup_read_memory(&memory, err);
+    if (rc) return rc;
+    /* Past every cache of the host, but no more than a quarter of what is free there. */
+    uint64_t most = memory.available_bytes / 4 / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
+    m->host_bytes = (m->emulated ? 256 : 1024) * MIB;
+    if (o->quick) m->host_bytes /= 4;
+    if (m->host_bytes < o->host_bytes) m->host_bytes = round_up(o->host_bytes, ARENA_HUGE_PAGE);
+    if (m->host_bytes > most) m->host_bytes = most;
+    if (m->host_bytes < 4 * MIB)
+        return helm_fail(err, HELM_E_CAPACITY, "%llu bytes of host memory are free: too few to measure with",
+                         (unsigned long long)memory.available_bytes);
+    const struct arena_spec spec = {
+        .slots = 1,
+        .context_tokens = 1,
+        .step_tokens = 1,
+        .hidden = 1,
+        .vocab = 1,
+        .kv = {.layers = 1, .kv_heads = 1, .head_dim = 2, .page_tokens = 1, .dtype = DTYPE_F16},
+        .page_count = 1,
+        .weight_bytes = m->host_bytes + CONTROL_BYTES};
+    rc = arena_create(&spec, &m->arena, err);
+    if (rc) return rc;
+    const struct arena_region *region = &arena_header_of(&m->arena)->region[ARENA_REGION_WEIGHTS];
+    arena_populate(&m->arena, region->offset, m->host_bytes, &huge, &small);
+    m->host = arena_region_ptr(&m->arena, ARENA_REGION_WEIGHTS);
+    random_numbers_fill(m->host, m->host_bytes, 0);
+    rc = m->device->ops->host_register(m->device, "what is copied from", m->host, m->host_bytes, false, err);
+    m->registered = !rc;
+    return rc ? rc : measure_kernels_open(m, err);
+}
+
 static int stream_start(struct stream *s, struct measure *m, struct helm_err *err)
 {
     if (s->started) return helm_fail(err, HELM_E_STATE, "copies are flowing already");
+    int rc = measure_take_memory(m, err);
+    if (rc) return rc;
     memset(s, 0, sizeof *s);
     s->m = m;
     pthread_mutex_init(&s->lock, NULL);
-    const int rc = pin_create_thread(&s->thread, -1, stream_main, s, err);
+    rc = pin_create_thread(&s->thread, -1, stream_main, s, err);
     if (rc) return rc;
     s->started = true;
     while (!atomic_load(&s->flows)) units_sleep_ms(2);
@@ -297,12 +336,14 @@ static void report_context(struct measure *m)
 /* Copies to the device alone, as measure_all has them: what the link gives now. */
 static int measure_link(struct measure *m, struct helm_err *err)
 {
-    return measure_copies(m, DEVICE_TO_DEVICE, "link.h2d", err);
+    int rc = measure_take_memory(m, err);
+    return rc ? rc : measure_copies(m, DEVICE_TO_DEVICE, "link.h2d", err);
 }
 
 static int measure_all(struct measure *m, struct helm_err *err)
 {
-    int rc = measure_kernels_run(m, err);
+    int rc = measure_take_memory(m, err);
+    if (!rc) rc = measure_kernels_run(m, err);
     if (!rc) rc = measure_link(m, err);
     if (!rc) rc = measure_copies(m, DEVICE_TO_HOST, "link.d2h", err);
     if (!rc) rc = measure_latency(m, err);
@@ -321,7 +362,8 @@ static int measure_format(struct measure *m, const char *what, struct helm_err *
                                           : FORMAT_COUNT;
     if (format == FORMAT_COUNT || format == FORMAT_BF16 || tensor_format_of(format)->variable)
         return helm_fail(err, HELM_E_USAGE, "'format %s': a format with rates of its own and seconds", what);
-    return measure_format_run(m, format, seconds, err);
+    int rc = measure_take_memory(m, err);
+    return rc ? rc : measure_format_run(m, format, seconds, err);
 }
 
 static int measure_open(struct measure *m, struct helm_err *err)
@@ -331,40 +373,9 @@ static int measure_open(struct measure *m, struct helm_err *err)
                                            .vram_bytes = o->vram_bytes,
                                            .copy_bytes_per_s = o->copy_bytes_per_s,
                                            .wait_ms = MEASURE_WAIT_MS};
-    struct cgroup_memory memory;
-    uint64_t huge = 0, small = 0;
-    int rc = cgroup_read_memory(&memory, err);
-    if (!rc) rc = device_open(&options, &m->device, err);
-    if (!rc) rc = m->device->ops->event_create(m->device, &m->event, err);
-    if (rc) return rc;
     m->emulated = strcmp(o->device, "emulated") == 0;
-    /* Past every cache of the host, but no more than a quarter of what is free there. */
-    uint64_t most = memory.available_bytes / 4 / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
-    m->host_bytes = (m->emulated ? 256 : 1024) * MIB;
-    if (o->quick) m->host_bytes /= 4;
-    if (m->host_bytes < o->host_bytes) m->host_bytes = round_up(o->host_bytes, ARENA_HUGE_PAGE);
-    if (m->host_bytes > most) m->host_bytes = most;
-    if (m->host_bytes < 4 * MIB)
-        return helm_fail(err, HELM_E_CAPACITY, "%llu bytes of host memory are free: too few to measure with",
-                         (unsigned long long)memory.available_bytes);
-    const struct arena_spec spec = {
-        .slots = 1,
-        .context_tokens = 1,
-        .step_tokens = 1,
-        .hidden = 1,
-        .vocab = 1,
-        .kv = {.layers = 1, .kv_heads = 1, .head_dim = 2, .page_tokens = 1, .dtype = DTYPE_F16},
-        .page_count = 1,
-        .weight_bytes = m->host_bytes + CONTROL_BYTES};
-    rc = arena_create(&spec, &m->arena, err);
-    if (rc) return rc;
-    const struct arena_region *region = &arena_header_of(&m->arena)->region[ARENA_REGION_WEIGHTS];
-    arena_populate(&m->arena, region->offset, m->host_bytes, &huge, &small);
-    m->host = arena_region_ptr(&m->arena, ARENA_REGION_WEIGHTS);
-    random_numbers_fill(m->host, m->host_bytes, 0);
-    rc = m->device->ops->host_register(m->device, "what is copied from", m->host, m->host_bytes, false, err);
-    m->registered = !rc;
-    return rc ? rc : measure_kernels_open(m, err);
+    int rc = device_open(&options, &m->device, err);
+    return rc ? rc : m->device->ops->event_create(m->device, &m->event, err);
 }
 
 static void measure_close(struct measure *m)

@@ -42,6 +42,8 @@ struct measure {
     struct measure_programs *programs; /* of a model, while they are measured */
 };
 
+/* Memory to copy and to compute with, on both sides. The first command that needs it takes it. */
+HELM_MUST_CHECK int measure_take_memory(struct measure *m, struct helm_err *err);
 /* Waits until the queue is empty. */
 HELM_MUST_CHECK int measure_drain(struct measure *m, enum device_queue queue, struct helm_err *err);
 /* Copies the next bytes between host memory and the device, and so on in a circle that no cache holds. */
