@@ -22,7 +22,8 @@
 /* ---- early launch (9.0) ------------------------------------------------------------------------- */
 
 /* Lets the next kernel of the stream start, if it was launched with GPUK_EARLY. Its wait (below) is for this
- * grid's end, so the place in the kernel does not matter for correctness. */
+ * grid's end. One token's kernels wait first and let the next one start then: all that is older than they is
+ * complete when it starts, so it may read that before its own wait, and no line of its L1 is older. */
 __device__ __forceinline__ void let_next_start()
 {
 #if __CUDA_ARCH__ >= 900

@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(THREADS)
                   gpuk_next next, uint32_t *counters, logit_key *keys)
 {
     __shared__ logit_key shared[THREADS / 32];
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t row = blockIdx.y;
     if (row >= *count) return;
     const float *from = logits + (size_t)row * vocab;

@@ -364,11 +364,24 @@ static bool is_beside(const struct gpu_entry *front, const struct gpu_entry *e)
     return true;
 }
 
+/* A launch that writes the step block. Kernels that start early read the block before they wait (kernels.h). */
+static bool writes_block(const struct gpu_entry *e)
+{
+    return e->op.kind == OP_READ_BLOCK || (e->op.kind == OP_ARGMAX && e->op.as.argmax.next.token_id);
+}
+
+/* Whether launches of a program may start early: one token's small kernels gain an eighth of a mixture's step
+ * by it. A chunk's have enough work to hide a launch, and lose. Chains are one kernel each. */
+static bool starts_early(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_entry *e)
+{
+    return s->device->early_launch && p->tier == GPU_TIER_1 && e->op.kind != OP_CHAIN;
+}
+
 int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_issue *issue,
                       struct helm_err *err)
 {
     struct issuing of = {.source = s, .program = p, .issue = issue};
-    const struct gpu_entry *front = NULL; /* a launch: only after another kernel may one start early */
+    const struct gpu_entry *front = NULL; /* a launch after which one may start early */
     int rc = 0;
     for (uint32_t i = 0, step; i < p->tail && !rc; i += step) {
         const struct gpu_entry *e = &p->entry[i];
@@ -379,10 +392,10 @@ int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, c
         if (issue->alone && is_between_others(s, e)) continue;
         set_tokens(&of, e);
         if (of.tokens == 0) continue;
-        of.flags = front && s->device->early_launch ? GPUK_EARLY : 0;
-        if (of.flags && p->tier == GPU_TIER_1 && is_beside(front, e)) of.flags |= GPUK_BESIDE;
+        of.flags = front && starts_early(s, p, e) ? GPUK_EARLY : 0;
+        if (of.flags && is_beside(front, e)) of.flags |= GPUK_BESIDE;
         rc = issue_entry(&of, e, err);
-        if (!is_copy(e)) front = op_traits_of(e->op.kind)->launch ? e : NULL;
+        if (!is_copy(e)) front = op_traits_of(e->op.kind)->launch && !writes_block(e) ? e : NULL;
     }
     return rc;
 }

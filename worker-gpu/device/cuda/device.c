@@ -485,9 +485,7 @@ static int open_context(struct cuda *c, uint64_t vram_bytes, struct helm_err *er
         return helm_fail(err, HELM_E_CAPACITY, "--vram is %llu bytes, the device has %llu",
                          (unsigned long long)vram_bytes, (unsigned long long)properties.totalGlobalMem);
     c->base.ceiling = vram_bytes ? vram_bytes : properties.totalGlobalMem;
-    /* The kernels allow early launch from 9.0 on (c->caps.early_launch). It stays off until the whole decode
-     * step has been seen to give the same bits with it on hardware. */
-    c->base.early_launch = false;
+    c->base.early_launch = c->caps.early_launch;
     c->base.rings = true;
     if (known && ask_management(c->ordinal, &after)) {
         c->own_known = nvml_taken(&before, &after, &context);

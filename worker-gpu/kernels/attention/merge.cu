@@ -7,8 +7,8 @@ static const uint32_t WARPS = 8;
 __global__ void __launch_bounds__(WARPS * 32)
     attention_merge_kernel(const __grid_constant__ gpuk_merge a, const uint32_t *count)
 {
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t t = blockIdx.x, head = blockIdx.y * WARPS + (threadIdx.x >> 5), lane = threadIdx.x & 31;
     if (t >= *count || head >= a.heads) return;
     const size_t at = (size_t)t * a.heads + head;

@@ -9,8 +9,8 @@ static const uint32_t WARPS = 8;
 __global__ void rope_table_kernel(const uint32_t *count, const uint32_t *position, const float *inv_freq,
                                   uint32_t half, float scale, float *table)
 {
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     uint32_t t = blockIdx.x;
     if (t >= *count) return;
     for (uint32_t i = threadIdx.x; i < half; i += blockDim.x) {
@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(WARPS * 32)
     rope_append_kernel(const __grid_constant__ gpuk_attention a, Q *q_out)
 {
     __shared__ float shared[WARPS][32 * N];
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t t = blockIdx.x, head_dim = a.kv.layout.head_dim, kv_heads = a.kv.layout.kv_heads;
     if (t >= a.step.counts[0]) return;
     const uint32_t task = blockIdx.y * WARPS + (threadIdx.x >> 5);

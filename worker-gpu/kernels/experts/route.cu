@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(ROUTE_WARPS * 32) route_kernel(const __grid_co
     SHARED_DYNAMIC(float, scratch);
     __shared__ uint32_t id[ROUTE_WARPS][MODEL_EXPERTS_CHOSEN_MAX];
     __shared__ float weight[ROUTE_WARPS][MODEL_EXPERTS_CHOSEN_MAX];
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
                    token = blockIdx.x * (blockDim.x / 32) + warp;
     if (token >= q.tokens || (q.count && token >= *q.count)) return;
@@ -58,8 +58,8 @@ __device__ __forceinline__ uint32_t warp_count(uint32_t v)
 __global__ void __launch_bounds__(GROUP_THREADS) group_kernel(const __grid_constant__ group_params q)
 {
     __shared__ uint32_t absent[MODEL_EXPERTS_MAX / 32], before_of[GROUP_WARPS], less_of[GROUP_WARPS];
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t e = blockIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5,
                    tokens = q.count && *q.count < q.tokens ? *q.count : q.tokens, pairs = tokens * q.chosen,
                    each = div_up(pairs, 32 * GROUP_WARPS) * 32, begin = warp * each,
@@ -128,8 +128,8 @@ __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant_
 {
     __shared__ uint32_t place[MODEL_EXPERTS_CHOSEN_MAX];
     __shared__ float weight[MODEL_EXPERTS_CHOSEN_MAX];
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t token = blockIdx.x, each = sizeof(V) / sizeof(float),
                    row = (blockIdx.y * SUM_THREADS + threadIdx.x) * each;
     if (q.count && token >= *q.count) return;

@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(THREADS) logits_kernel(const __grid_constant__
     alignas(16) __shared__ float xs[STEP * X_PITCH], ws[STEP * W_PITCH];
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, token = blockIdx.x * TOKENS,
                    part = blockIdx.y, first_expert = blockIdx.z * EXPERTS;
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t tokens = logits_tokens(q);
     if (token >= tokens) return;
     const uint32_t row = warp * 4 + lane / 8, column = lane % 8, expert = first_expert + row,
@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(THREADS) logits_kernel(const __grid_constant__
 __global__ void __launch_bounds__(FINISH_THREADS) logits_finish(const __grid_constant__ logits_params q)
 {
     const uint32_t token = blockIdx.x, e = blockIdx.y * FINISH_THREADS + threadIdx.x;
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     if (token >= logits_tokens(q) || e >= q.experts) return;
     float sum = 0, squares = 0;
 #pragma unroll 16

@@ -110,8 +110,8 @@ static __device__ void ask_list(const ask_params &q, uint32_t tokens)
 __global__ void __launch_bounds__(ASK_THREADS) ask_kernel(const __grid_constant__ ask_params q)
 {
     SHARED_DYNAMIC(float, scratch);
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t tokens = q.count && *q.count < q.tokens ? *q.count : q.tokens,
                    front = gridDim.x > 1; /* blocks that do not copy */
     const uint64_t all = (uint64_t)tokens * q.width, each = (uint64_t)(gridDim.x - front) * ASK_THREADS;
@@ -137,8 +137,8 @@ struct add_params {
 
 __global__ void __launch_bounds__(ADD_THREADS) add_kernel(const __grid_constant__ add_params q)
 {
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t token = blockIdx.x, i = blockIdx.y * ADD_THREADS + threadIdx.x;
     if (q.bell) {
         if (threadIdx.x == 0)

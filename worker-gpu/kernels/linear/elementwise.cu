@@ -18,8 +18,8 @@ template <typename D>
 __global__ void embed_kernel(const uint32_t *count, const uint32_t *ids, const unsigned char *table,
                              uint32_t vocab, uint32_t hidden, float scale, float *x)
 {
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     uint32_t t = blockIdx.x;
     if (beyond(count, t)) return;
     uint32_t id = ids[t];
@@ -33,8 +33,8 @@ template <typename D>
 __global__ void __launch_bounds__(THREADS) per_layer_kernel(const __grid_constant__ struct gpuk_per_layer a)
 {
     __shared__ float scratch[32];
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t t = blockIdx.x, at = blockIdx.y * a.width;
     if (beyond(a.step.counts, t)) return;
     const uint32_t id = a.step.token_id[t];
@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(THREADS)
                    T *out, bool vector)
 {
     __shared__ float scratch[32];
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     if (beyond(count, blockIdx.x)) return;
     const float *from = x + (size_t)blockIdx.x * hidden;
     T *to = out + (size_t)blockIdx.x * hidden;
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(THREADS)
     join_kernel(const __grid_constant__ struct gpuk_join a, const uint32_t *count)
 {
     __shared__ float scratch[32];
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     if (beyond(count, blockIdx.x)) return;
     const bool second = blockIdx.y > 0;
     const float *from = (second ? a.b : a.a) + (size_t)blockIdx.x * a.width,
@@ -134,9 +134,9 @@ __global__ void __launch_bounds__(THREADS)
     add_normed_kernel(const __grid_constant__ struct gpuk_add_normed a, const uint32_t *count)
 {
     __shared__ float scratch[32];
-    let_next_start();
     float by = a.factor ? *a.factor : 1.0f;
     wait_for_previous();
+    let_next_start();
     if (beyond(count, blockIdx.x)) return;
     const size_t at = (size_t)blockIdx.x * (a.stride ? a.stride : a.width);
     if (a.growth != 0) by = 1.0f + a.growth * logf(1.0f + (float)(a.position[blockIdx.x] / a.growth_context));
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS)
     soft_cap_kernel(const uint32_t *count, float *x, uint32_t width, float cap)
 {
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     if (beyond(count, blockIdx.x)) return;
     const uint32_t i = blockIdx.y * THREADS + threadIdx.x;
     float *at = x + (size_t)blockIdx.x * width + i;
@@ -185,8 +185,8 @@ __global__ void __launch_bounds__(THREADS)
     swiglu_kernel(const uint32_t *count, const I *in, enum glu_kind glu, uint32_t stride, uint32_t up_at,
                   uint32_t n, O *out, uint32_t out_stride, bool vector)
 {
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     if (beyond(count, blockIdx.x)) return;
     const I *gate = in + (size_t)blockIdx.x * stride, *up = gate + up_at;
     O *to = out + (size_t)blockIdx.x * out_stride;
@@ -209,8 +209,8 @@ template <typename T>
 __global__ void add_bias_kernel(const uint32_t *count, T *out, uint32_t stride, uint32_t rows,
                                 const float *bias)
 {
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     if (beyond(count, blockIdx.x)) return;
     T *to = out + (size_t)blockIdx.x * stride;
     for (uint32_t i = threadIdx.x; i < rows; i += THREADS)
@@ -224,8 +224,8 @@ __global__ void add_bias_kernel(const uint32_t *count, T *out, uint32_t stride, 
 __global__ void copy_rows_kernel(const uint32_t *count, const uint32_t *index, const float *x,
                                  uint32_t hidden, float *out, bool vector)
 {
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     if (beyond(count, blockIdx.x)) return;
     const float *from = x + (size_t)(index ? index[blockIdx.x] : blockIdx.x) * hidden;
     float *to = out + (size_t)blockIdx.x * hidden;

@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(THREADS)
     pack_kernel(const __grid_constant__ linear_params p, const uint32_t *count, float *plain, T *high, T *low)
 {
     __shared__ float scratch[32];
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t t = blockIdx.x;
     const bool counts = t < *count;
     const float *from = p.x + (size_t)t * p.x_stride;
@@ -61,8 +61,8 @@ template <typename D, int TOKENS>
 __global__ void __launch_bounds__(THREADS)
     gemm_plain(const __grid_constant__ linear_params p, const uint32_t *count, const float *x)
 {
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t lane = threadIdx.x & 31, tokens = *count < TOKENS ? *count : TOKENS;
     for (uint32_t pair = blockIdx.x * WARPS + (threadIdx.x >> 5); pair < p.pairs; pair += gridDim.x * WARPS) {
         linear_pair rows = linear_locate(p, pair);

@@ -9,8 +9,8 @@ static const uint32_t PLAIN_THREADS = 256;
 template <typename D, bool VECTOR>
 __global__ void __launch_bounds__(PLAIN_THREADS) gemv_plain(const __grid_constant__ linear_params p)
 {
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const uint32_t lane = threadIdx.x & 31;
     const uint32_t warps = gridDim.x * (blockDim.x / 32);
     for (uint32_t pair = blockIdx.x * (blockDim.x / 32) + (threadIdx.x >> 5); pair < p.pairs; pair += warps) {
