@@ -1,4 +1,4 @@
-/* What every kernel file shares: element conversions, reductions, early launch, checked launches.
+/* Shared by all kernel files: element conversions, reductions, early launch, checked launches.
  *
  * Included by the .cu files beside it only. No state. */
 #pragma once
@@ -89,7 +89,7 @@ __device__ __forceinline__ float silu(float x)
 {
     return x / (1.0f + expf(-x));
 }
-/* What becomes of a gate and an up. */
+/* The activation of a gate and an up. */
 __device__ __forceinline__ float glu_value(enum glu_kind kind, float gate, float up)
 {
     if (kind == GLU_SILU) return silu(gate) * up;

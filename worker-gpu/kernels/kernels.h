@@ -5,11 +5,11 @@
  * from the caller, sizes from the ..._bytes functions. Arguments are device pointers unless they say
  * otherwise. Every launch is checked; errors are HELM_E_... with the detail in err.
  *
- * What changes from step to step (tokens, positions, page tables, how many of them count) is read from device
- * memory through `struct gpuk_step`; a launch depends only on shapes and on capacities (the token tier), so a
- * captured graph is replayed unchanged. The step block may be written by copies before the graph or by the
- * host, not by a kernel of the same graph: kernels launched early (below) read it before their predecessor
- * has finished.
+ * Inputs that change from step to step (tokens, positions, page tables, how many of them count) are read from
+ * device memory through `struct gpuk_step`; a launch depends only on shapes and on capacities (the token
+ * tier), so a captured graph is replayed unchanged. The step block may be written by copies before the graph
+ * or by the host, not by a kernel of the same graph: kernels launched early (below) read it before their
+ * predecessor has finished.
  *
  * Precision: weights as their format decodes them; the residual stream and decode activations are fp32; sums
  * are fp32. One token's activations against blocks are whole numbers of 22 bits and a sign with a scale for
@@ -54,7 +54,7 @@ extern "C" {
 
 enum gpuk_flags { GPUK_EARLY = 1u << 0, GPUK_BESIDE = 1u << 1 };
 
-/* What launchers must know of the device; filled in once by gpuk_open. */
+/* Properties of the device that launchers need; filled in once by gpuk_open. */
 struct gpuk_device {
     int ordinal;
     int sm_count;
@@ -154,7 +154,7 @@ struct gpuk_kv {
 struct gpuk_linear {
     const void *weight; /* of a variable format: where the first group lies, 16-byte aligned */
     /* For a variable format: the first group's entry in the matrix's table of offsets, in device memory; only
-     * differences to that entry are used, up to the one behind the last group. Otherwise NULL. */
+     * differences to that entry are used, up to the one after the last group. Otherwise NULL. */
     const uint32_t *offset;
     const float *bias; /* [rows] or NULL */
     float *out;        /* out[token * out_stride + row] */
@@ -185,8 +185,8 @@ struct gpuk_linear_args {
 };
 /* The first bytes of a workspace of linear layers: zero before its first launch; launches leave them zero. */
 #define GPUK_LINEAR_COUNTER_BYTES ((size_t)GPU_LINEAR_COUNTER_BYTES)
-/* Behind them, of small batches: inputs, or sums that wait for those of other columns; matrices that need
- * more are taken a part at a time. */
+/* Bytes after them, for small batches: inputs, or sums that wait for those of other columns; matrices that
+ * need more are taken a part at a time. */
 static inline size_t gpuk_linear_sums_bytes(uint32_t tokens, uint32_t cols)
 {
     const size_t x = (size_t)(tokens > 8 ? 16 : 8) * cols * sizeof(float),
@@ -250,7 +250,7 @@ struct gpuk_add_normed {
 };
 HELM_MUST_CHECK int gpuk_add_normed(const struct gpuk_add_normed *args, const uint32_t *count,
                                     uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
-/* Of each token t and layer l < layers, x being row[0 .. width) at x + t * stride + l * width: x =
+/* For each token t and layer l < layers, with row x[0 .. width) at x + t * stride + l * width: x =
  * (rmsnorm(in_scale * x) * norm + table_scale * table[token_id[t]][l * width ..]) * out_scale. The table, of
  * a format whose rows are of one size, may lie in mapped host memory: each number is read once. A token that
  * is none has NaNs. */
@@ -301,8 +301,8 @@ struct gpuk_expand_part {
 #define GPUK_EXPAND_PARTS_MAX 4
 /* One launch for up to GPUK_EXPAND_PARTS_MAX parts, in small blocks without shared memory, so that it runs
  * beside others. blocks: the most that it takes; 0: the number that is fastest when nothing else runs. A
- * launch just behind it in the stream that reads `out` as its weights must not have GPUK_EARLY (it would
- * fetch them too soon). */
+ * launch just after it in the stream that reads `out` as its weights must not have GPUK_EARLY (it would fetch
+ * them too soon). */
 HELM_MUST_CHECK int gpuk_expand(const struct gpuk_device *device, const struct gpuk_expand_part *part,
                                 uint32_t parts, uint32_t blocks, void *stream, struct helm_err *err);
 
@@ -386,9 +386,9 @@ HELM_MUST_CHECK int gpuk_attention_merge(const struct gpuk_merge *merge, const u
                                          uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
 
 /* A part of prefill attention: the pages in front of a row's tokens that come in pieces, a launch each, and
- * one more for all positions behind them. A launch goes on where the one before it stopped, with its numbers
- * as they were, so parts give the bits of one launch over all. Pieces are numbered through all rows, one
- * behind the other. */
+ * one more for all positions after them. A launch goes on where the one before it stopped, with its numbers
+ * as they were, so parts give the bits of one launch over all. Pieces are numbered consecutively through all
+ * rows. */
 struct gpuk_part {
     const uint32_t
         *before; /* [rows + 1] pages in pieces in front of a row's, whole GPU_PREFILL_TILEs; NULL: no parts */

@@ -1,4 +1,4 @@
-/* What the kernels of linear layers share: the argument block on the device and where a row of the
+/* Shared by the kernels of linear layers: the argument block on the device and where a row of the
  * concatenated matrices lies.
  *
  * Included by linear.cu, which has the table of kernels, and by the files of the schedules. Rows are worked
@@ -48,7 +48,7 @@ __device__ __forceinline__ linear_pair linear_locate(const linear_params &p, uin
     return {a, row + 1 < g.rows ? a + p.row_bytes : nullptr};
 }
 
-/* What is added to the two sums of a pair: biases, and the residual of token t. */
+/* Addends of a pair's two sums: biases, and the residual of token t. */
 __device__ __forceinline__ float2 linear_addends(const linear_params &p, uint32_t pair, uint32_t t)
 {
     float2 add = make_float2(0, 0);

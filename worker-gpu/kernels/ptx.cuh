@@ -180,8 +180,8 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_
                  : "memory");
 #endif
 }
-/* What this thread stored to shared memory stays before bulk copies that are started behind it (and a barrier
- * of the warp). */
+/* Orders this thread's stores to shared memory before bulk copies that are started after it (and a barrier of
+ * the warp). */
 __device__ __forceinline__ void bulk_after_stores()
 {
 #if __CUDA_ARCH__ >= 900
@@ -284,7 +284,7 @@ template <> struct matrix_unit<__half> {
 
 /* ---- matrix instructions (8.0): m16n8k8 over tf32, fp32 sums ----------------------------------------- */
 
-/* x with 10 bits behind the point. */
+/* x with 10 bits after the point. */
 __device__ __forceinline__ uint32_t tf32_of(float x)
 {
     uint32_t rounded = __float_as_uint(x);
@@ -310,11 +310,11 @@ struct tf32_unit {
 
 /* ---- matrix instructions over whole numbers (8.0): bytes, exact sums of 32 bits ----------------------- */
 
-/* A warp's fragments: with g = lane / 4 and t = lane % 4, a word is four neighbouring numbers. Of 32 columns
- * A holds rows g and g + 8 of columns 4 t .. (a[0], a[1]) and of 16 + 4 t .. (a[2], a[3]); B the same columns
- * (b0, b1) of row g of x; of 16 columns a0, a1 and b. D as above. Which columns a word's place stands for is
- * the caller's, as long as A and B agree. A's numbers have no sign where UNSIGNED; B's have one. d = start +
- * A B. */
+/* A warp's fragments: with g = lane / 4 and t = lane % 4, a word is four neighbouring numbers. With 32
+ * columns A holds rows g and g + 8 of columns 4 t .. (a[0], a[1]) and of 16 + 4 t .. (a[2], a[3]); B the same
+ * columns (b0, b1) of row g of x; of 16 columns a0, a1 and b. D as above. Which columns a word's place stands
+ * for is the caller's, as long as A and B agree. A's numbers have no sign where UNSIGNED; B's have one. d =
+ * start + A B. */
 template <bool UNSIGNED> struct bytes_unit {
     static __device__ __forceinline__ void add32(int d[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
                                                  int start)
@@ -375,7 +375,7 @@ template <int N> __device__ __forceinline__ void warpgroup_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 #endif
 }
-/* Behind a wait for all: the compiler may use sums from here on and not earlier. */
+/* Follows a wait for all: the compiler may use sums from here on and not earlier. */
 __device__ __forceinline__ void warpgroup_take(float d[32])
 {
 #pragma unroll

@@ -325,7 +325,7 @@ __device__ __forceinline__ unsigned long long warp_total(unsigned long long v)
     return v;
 }
 
-/* Behind few_kernel, which left the rows' tops. Whole numbers: the same sum in any order. */
+/* Runs after few_kernel, which left the rows' tops. Whole numbers: the same sum in any order. */
 __global__ void __launch_bounds__(FEW_THREADS)
     few_sums_kernel(few_list list, const float *logits, uint32_t vocab, struct gpuk_few_room *rooms,
                     uint32_t *counters, char *rows)

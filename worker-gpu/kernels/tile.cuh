@@ -10,9 +10,9 @@
 static const uint32_t PARTIAL_FLOATS = 1024; /* sums of tiles that wait for the end of their rows */
 
 /* How a warp that is done with a buffer says so: each lane arrives at the barrier, which is opened for that
- * many. One lane's arrival for all, behind __syncwarp, is as right (it releases what the others did before
- * it) and no faster, but racecheck of compute-sanitizer follows only threads that arrive themselves, and
- * takes the others' accesses for hazards. */
+ * many. One lane's arrival for all, after __syncwarp, is as right (it releases what the others did before it)
+ * and no faster, but racecheck of compute-sanitizer follows only threads that arrive themselves, and takes
+ * the others' accesses for hazards. */
 static const uint32_t WARP_ARRIVALS = 32;
 
 /* A warp's place in its walk over a block's tiles. */

@@ -1,5 +1,5 @@
-/* What the decode attention kernels share: their arguments, the query on its way into shared memory,
- * streaming softmax of a lane and its warp, and the ways results leave a block.
+/* Shared by the decode attention kernels: their arguments, the query on its way into shared memory, streaming
+ * softmax of a lane and its warp, and the ways results leave a block.
  *
  * Included by attention/decode.cu, attention/decode_tensor.cu and chain/attention.cuh. */
 #pragma once
@@ -232,7 +232,7 @@ __device__ __forceinline__ void sums_fold(attention_sums<G, D> &a, uint32_t head
     }
 }
 
-/* What a sum relative to the maximum m, both in powers of two, is with the head's sink. */
+/* Adds the head's sink to the sum s, which is relative to the maximum m; both are in powers of two. */
 __device__ __forceinline__ float with_sink(const gpuk_attention &a, size_t head, float m, float s)
 {
     return a.sinks && s > 0 ? __fadd_rn(s, exp2_of(__fmaf_rn(a.sinks[head % a.heads], LOG2E, -m))) : s;

@@ -26,8 +26,8 @@ __device__ __forceinline__ uint32_t page_near_from(const uint32_t *pages, uint32
     return low;
 }
 
-/* A token's positions [begin, end) in pieces, one a block: what lies in host memory, up to `near`, and what
- * is behind. */
+/* A token's positions [begin, end) in pieces, one a block: those in host memory, up to `near`, and those
+ * after it. */
 struct context_cut {
     uint32_t begin, near, end;
     uint32_t far_pieces, far_each, pieces, near_each;

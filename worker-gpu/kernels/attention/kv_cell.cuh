@@ -5,7 +5,7 @@
  * cells know numbers and scales. To add a type: a struct here, its place in BY_KV_DTYPE, and for 16-bit
  * tensor cores its tiles in kv_tile.cuh. A cell type is a struct of:
  *
- *   NUMBER_BYTES, SCALED     bytes of a number in the rows; whether there are scales behind them
+ *   NUMBER_BYTES, SCALED     bytes of a number in the rows; whether there are scales after them
  *   query                    kv_query_dtype as a type: a chunk's queries, and what its tensor cores multiply
  *   HOLDS                    8 numbers are 16 bytes and all of them: unpack(uint4, f) takes them as they were
  *                            copied

@@ -12,7 +12,7 @@
  *            which transposes it, meets no bank conflict; P^T's fragments are the scores', 8 x 8 of them
  *            transposed (movmatrix)
  *
- * Of wide heads a lane has 256 bytes of its keys at a time, in registers: the others come while a tile's
+ * A lane has 256 bytes of the keys of wide heads at a time, in registers: the others come while a tile's
  * values do.
  *
  * Q and P go in as high + low 16-bit parts, so that sums are as good as fp32 ones. While a tile is multiplied

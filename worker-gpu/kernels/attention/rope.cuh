@@ -70,7 +70,7 @@ __device__ __forceinline__ void head_load(const float *x, const head_norm &norm,
     __syncwarp();
 }
 
-/* What number `at` of a dense output is multiplied by. */
+/* The factor of number `at` of a dense output. */
 __device__ __forceinline__ float gate_of(const float *gate, uint32_t stride, uint32_t width, size_t at)
 {
     if (!gate) return 1;

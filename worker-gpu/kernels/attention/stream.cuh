@@ -29,7 +29,7 @@ template <typename C, int HEAD> struct stream_memory {
     static_assert(VALUES % 16 == 0 && PARTS % 16 == 0, "copied 16 bytes at a time");
 };
 
-/* What streams: not f32, whose products tensor cores round. */
+/* Whether a type streams: not f32, whose products tensor cores round. */
 template <typename C> struct stream_takes {
     static const bool value = C::SCALED || C::NUMBER_BYTES == 2;
 };
@@ -105,7 +105,7 @@ template <typename C, int HEAD> struct stream_warp {
     typedef stream_shape<C, HEAD> S;
     stream_keys<C, HEAD> keys;
     const unsigned char *rows[S::GROUPS]; /* of the page of the tile's groups; its keys */
-    uint32_t page[S::GROUPS];             /* of the tile behind it */
+    uint32_t page[S::GROUPS];             /* of the tile after it */
     uint32_t seen;                        /* a bit for each group that has a page */
     float o[HEAD / 16][4], m[2], s[2];
 
@@ -131,7 +131,7 @@ template <typename C, int HEAD> struct stream_warp {
             keys.load(r, rows[r], steps, (base + r * STREAM_GROUP) & (kv.layout.page_tokens - 1), 0);
         }
     }
-    /* Of the groups whose first part was loaded another one. */
+    /* Loads another part of the keys of groups whose first part was loaded. */
     __device__ __forceinline__ void load_part(const gpuk_kv &kv, const kv_steps<C> &steps, uint32_t base,
                                               int part)
     {

@@ -4,11 +4,11 @@
  * work is cut into units (some query heads of one kv head, a piece of the context) that go round the blocks;
  * a unit has the whole block. Up to some length each query head is a unit of its own, in as many pieces as
  * there are blocks for: a lane's work on several heads takes longer than reading keys again from the L2. The
- * block that has the last piece of such a head takes the others' as words and merges them. Of longer contexts
- * the last block to be ready merges, which takes two more trips through the L2. Keys and values of earlier
- * positions are there before the block waits for q, k and v: a unit's first positions in shared memory,
- * fetched while these are being computed, more in the L2. Those of the token itself never go through the
- * cache, since the block that appends them may be another. */
+ * block that has the last piece of such a head takes the others' as words and merges them. A longer context
+ * is merged by the last block to be ready, which takes two more trips through the L2. Keys and values of
+ * earlier positions are there before the block waits for q, k and v: a unit's first positions in shared
+ * memory, fetched while these are being computed, more in the L2. Those of the token itself never go through
+ * the cache, since the block that appends them may be another. */
 #pragma once
 
 #include "worker-gpu/kernels/chain/chain.cuh"
@@ -161,7 +161,7 @@ static inline uint32_t chain_attention_floats(uint32_t warps, uint32_t g, uint32
     return most > merge_floats(g) ? most : merge_floats(g);
 }
 
-/* What the last piece of a head has, and one more piece. */
+/* Adds one more piece to the last piece's head. */
 __device__ __forceinline__ void add_piece(head_sum &b, float most, float sum, float value)
 {
     const float now = fmaxf(b.most, most), mine = rescale(b.most, now), theirs = rescale(most, now);

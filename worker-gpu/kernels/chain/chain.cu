@@ -31,8 +31,8 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flags, vo
                                    chain->region_bytes,
                                    chain->norm_bytes};
     const chain_function kernel = kernels[chain->variant / KV_DTYPE_COUNT][chain->variant % KV_DTYPE_COUNT];
-    /* Begun early, blocks come to be resident together without being launched so: those of the kernel in
-     * front, which wait for nothing behind them, end, and nothing else begins before this kernel has
+    /* Begun early, the blocks become resident together without a cooperative launch: blocks of the kernel in
+     * front wait for nothing after them, so they end, and nothing else begins before this kernel has
      * ended. */
     return gpuk_launch("chain", kernel, dim3(chain->blocks), dim3(chain->warps * 32), chain->shared_bytes,
                        flags & GPUK_EARLY ? (uint32_t)GPUK_EARLY : GPUK_TOGETHER, stream, err, p);

@@ -40,18 +40,18 @@ struct alignas(16) chain_weights {
     uint32_t format;
     uint32_t loose; /* tiles that do not begin on 16 bytes */
 };
-/* Of an item. Blocks meet only before an operation that reads what others stored, or stores over what others
- * read, since they met last (chain/meetings.cu). */
+/* Flags of an item. Blocks meet only before an operation that reads what others stored, or stores over what
+ * others read, since they met last (chain/meetings.cu). */
 enum {
     CHAIN_MEETS = 1,   /* in front of it */
-    CHAIN_ARRIVES = 2, /* behind it, since the next one's blocks meet */
+    CHAIN_ARRIVES = 2, /* after it, since the next one's blocks meet */
     CHAIN_KEEPS_X = 4, /* its x in shared memory is that of the operation in front */
     CHAIN_HURRIES = 8  /* the next one takes x */
 };
 struct alignas(16) chain_item {
     uint32_t kind; /* enum gpuk_chain_kind */
     uint32_t next_norm_quads;
-    const float *next_norm; /* of the linear operation behind this one */
+    const float *next_norm; /* of the linear operation after this one */
     uint32_t held_at;       /* attention: where in the region keys and values are held; 0: nowhere */
     uint64_t *piece_words;  /* attention: [head][GPUK_CHAIN_PIECES][head_dim + 2], for all of the chain */
     uint32_t flags;
@@ -176,7 +176,7 @@ struct ask_walk {
     chain_weights *w; /* the operation's, the warp's own in shared memory: start and whole are first and pairs
                          of the block's share */
     const chain_weights *end; /* of the list's */
-    uint32_t left;            /* operations behind this one */
+    uint32_t left;            /* operations after this one */
     tile_walk at;             /* at.pair >= w->whole: there is nothing more */
 };
 /* Goes on to the next operation when the walk is through with this one. */

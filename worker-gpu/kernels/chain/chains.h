@@ -6,9 +6,9 @@
  *
  * One block a multiprocessor stays for all of them. Between operations the blocks meet at a counter in device
  * memory, unless neither needs what the other stores; while they do, and while one of them computes
- * attention, the copy engine brings the weights of the operations behind it into shared memory, so that
- * memory never rests between operations. All blocks must be resident at once: a cooperative launch, one at a
- * time on the device. Results are those of gpuk_gemv, gpuk_attention_decode up to the order of sums, those of
+ * attention, the copy engine brings the weights of the operations after it into shared memory, so that memory
+ * never rests between operations. All blocks must be resident at once: a cooperative launch, one at a time on
+ * the device. Results are those of gpuk_gemv, gpuk_attention_decode up to the order of sums, those of
  * gpuk_delta_convolve and gpuk_delta_rule to the bit, and the same bits from run to run. Mixtures of experts
  * have no chains: their operations are small, and kernels that begin early do them in half the time
  * (linear/gemv_once.cu, experts/once.cu). */

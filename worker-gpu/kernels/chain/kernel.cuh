@@ -95,7 +95,7 @@ __device__ __forceinline__ void chain_tile(const chain_weights &w, tile_place ti
 #undef BLOCKS
 }
 
-/* What a block's rows are computed with: x and places for sums in shared memory. */
+/* Where a block's rows are computed: x and places for sums in shared memory. */
 struct chain_work {
     const float *x;
     chain_sums sums;
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
 }
 
 typedef void (*chain_function)(chain_params);
-/* Of one family, by enum kv_dtype. */
+/* The kernels of one family, by enum kv_dtype. */
 #define CHAIN_KERNELS(S, D)                                                                                  \
     {                                                                                                        \
         chain_kernel<S, D, kv_plain<__nv_bfloat16>>, chain_kernel<S, D, kv_plain<__half>>,                   \

@@ -24,7 +24,7 @@ static uint32_t tile_of(const struct chain_lines &lines, uint32_t row_bytes, uin
     return div_up(div_up(row_bytes, lines.bytes), chunks_of(lines, row_bytes, most)) * lines.bytes;
 }
 
-/* Of `steady` products with blocks tiles do not depend on what else is in the chain. */
+/* With blocks, tiles of `steady` products do not depend on what else is in the chain. */
 static bool is_steady(const struct gpuk_chain_op *op)
 {
     return op->kind == GPUK_CHAIN_LINEAR && op->linear.steady && !tensor_format_is_plain(op->linear.format);
@@ -233,10 +233,10 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
     return best;
 }
 
-/* What an operation is called in messages. */
+/* Names of operations in messages. */
 static const char *const names[GPUK_CHAIN_KINDS] = {"linear", "attention", "convolution", "gated delta rule"};
 
-/* What all operations of a chain share. */
+/* Common to all operations of a chain. */
 struct chain_plan {
     int family, cache; /* -1: of none */
     uint32_t region, norm, tiled;

@@ -8,13 +8,13 @@
 
 #include <algorithm>
 
-/* What an operation's blocks read that the chain's operations store, and what they store. */
+/* Numbers of the chain's operations that an operation's blocks read, and those that they store. */
 struct touched {
     const char *from, *to;
 };
 struct touches {
     touched read[2], stored[GPUK_SEGMENTS_MAX];
-    bool all; /* it is not looked at: blocks meet in front of it and behind it */
+    bool all; /* not looked at: blocks meet before it and after it */
 };
 static struct touched numbers(const float *from, uint64_t count)
 {

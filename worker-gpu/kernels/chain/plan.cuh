@@ -1,4 +1,4 @@
-/* What the files that write chains' lists share: operations as linear ones, and where their blocks meet.
+/* Shared by the files that write chains' lists: operations as linear ones, and where their blocks meet.
  *
  * Included by chain/list.cu and chain/meetings.cu. */
 #pragma once

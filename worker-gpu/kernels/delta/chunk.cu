@@ -51,7 +51,7 @@ __device__ __forceinline__ bool chunk_at_slot(const gpuk_delta &d, uint32_t slot
     }
     return false;
 }
-/* T of a slot and v head, [C][C]; P behind it. */
+/* T of a slot and v head, [C][C]; P after it. */
 __device__ __forceinline__ float *chunk_matrices(const gpuk_delta &d, uint32_t slot, uint32_t head)
 {
     return d.chunks + ((size_t)slot * d.value_heads + head) * 2 * C * C;
@@ -241,7 +241,7 @@ template <uint32_t TILES> struct pass_shape {
                sizeof(float);
     }
 };
-/* What pass multiplies of a chunk, and where it is staged. */
+/* A chunk's inputs of the pass, and where they are staged. */
 template <bool STAGED> struct pass_inputs {
     const float *q, *k, *t, *p;
     float *staged_q, *staged_k, *staged_t, *staged_p;

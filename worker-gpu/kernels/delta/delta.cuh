@@ -1,4 +1,4 @@
-/* What the kernels of gated delta nets share: a row's place, a token's gates, the norm of a head's output.
+/* Shared by the kernels of gated delta nets: a row's place, a token's gates, the norm of a head's output.
  *
  * Included by the files beside it and by chain/delta.cuh. Roundings are written out where a chain has the
  * same bits. */
@@ -166,7 +166,7 @@ __device__ __forceinline__ void keep_columns(const delta_params &p, const char *
         float now[GPUK_DELTA_COLUMNS];
 #pragma unroll
         for (uint32_t w = 0; w < GPUK_DELTA_COLUMNS; w++) {
-            const uint32_t at = w + count; /* of the columns and the tokens behind them */
+            const uint32_t at = w + count; /* of the columns and the tokens after them */
             now[w] = at < GPUK_DELTA_COLUMNS
                          ? __ldcg(columns + (size_t)at * p.channels + c)
                          : __ldcg(p.d.in + (size_t)(first + at - GPUK_DELTA_COLUMNS) * p.d.in_stride + c);
@@ -176,8 +176,8 @@ __device__ __forceinline__ void keep_columns(const delta_params &p, const char *
     }
 }
 
-/* What a block has in shared memory of TOGETHER tokens: q and k [token][key rows, zeros behind key_dim], v
- * and o [token][value], decay and rate [token], squares [token][warp]. */
+/* A block's shared memory for TOGETHER tokens: q and k [token][key rows, zeros after key_dim], v and o
+ * [token][value], decay and rate [token], squares [token][warp]. */
 template <uint32_t ROWS, uint32_t TOGETHER> struct rule_shared {
     static const uint32_t KEY = ROWS * RULE_GROUPS;
     float *q, *k, *v, *o, *decay, *rate, *squares;

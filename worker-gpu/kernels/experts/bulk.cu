@@ -7,9 +7,9 @@
  * engine fills, a tile at a time (tile.cuh), and multiplies a tile with the vectors of all the pairs that
  * want it. A pair's sum is made in one warp in order of columns, and never depends on other pairs.
  *
- * Of gate and up a block has a share of neighbouring units of all experts', of down some rows of every
- * expert, so that the sum over a token's experts, in order of choice, is its own too. Where the vectors of
- * all pairs of a block have no room in shared memory, it works in rounds of some pairs. */
+ * A block's share of gate and up is neighbouring units of all experts'; its share of down is some rows of
+ * every expert, so that the sum over a token's experts, in order of choice, is its own too. Where the vectors
+ * of all pairs of a block have no room in shared memory, it works in rounds of some pairs. */
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/experts/launch.cuh"
 #include "worker-gpu/kernels/experts/list.cuh"
@@ -174,7 +174,7 @@ template <typename D> struct experts_bulk_block {
         bulk_rows from = rows[n % 32];
         const uint32_t line = (uint64_t)from.a & HOST_ROWS ? HOST_LINE : 16;
         from.a = (const unsigned char *)((uint64_t)from.a & ~HOST_ROWS);
-        if (is_pair()) { /* one copy of both rows, which lie one behind the other */
+        if (is_pair()) { /* one copy of both rows, which are neighbours */
             const tile_window both = window_of(from.a, (uint32_t)p.row_bytes * (from.b ? 2 : 1), line);
             bulk_expect(barrier, both.bytes);
             bulk_copy(slot, both.from, both.bytes, barrier);
@@ -255,7 +255,7 @@ template <typename D> struct experts_bulk_block {
 
     /* ---- sums ---- */
 
-    /* What the first `count` sums of the warp's make; the whole warp. */
+    /* Finishes the first `count` sums of the warp's; by the whole warp. */
     __device__ __forceinline__ void finish(const bulk_round &r, uint32_t count) const
     {
         __syncwarp(); /* all sums are there */

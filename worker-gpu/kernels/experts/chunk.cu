@@ -2,7 +2,7 @@
  *
  * Blocks of threads stay and take items in turn: an expert, some of its rows, 64 or 128 of its tokens; items
  * of the same rows are neighbours, so that weights come from memory once. Each warp has 16 rows and all
- * tokens. Of gate and up these are 8 rows of each, so that both sums of an output meet in one lane. Units of
+ * tokens. For gate and up these are 8 rows of each, so that both sums of an output meet in one lane. Units of
  * columns of the rows' weights, and steps of the tokens' x, come into shared memory while the ones before are
  * multiplied (fragments.cuh). */
 #include "worker-gpu/kernels/experts/experts.cuh"
@@ -26,7 +26,7 @@ template <typename D, uint32_t STEP> struct chunk_unit<D, STEP, false> {
                           PITCH = BYTES + 64;
 };
 
-/* What a block works on. */
+/* A block's item of work. */
 struct chunk_item {
     const unsigned char *weight[2]; /* of gate and up; of down, of its first half of rows and again */
     uint32_t expert, row, begin, tokens;
@@ -77,7 +77,7 @@ template <typename D, uint32_t WARPS, uint32_t N> struct experts_gemm {
             const uint32_t row = warp * 16 + i / quads, quad = i % quads;
             const tile_window from = tile_window_of(row_at(row, u), bytes);
             const bool there = quad * 16 < from.bytes;
-            /* plain numbers behind a row's end meet zeros of x and must be numbers */
+            /* plain numbers after a row's end meet zeros of x and must be numbers */
             if (there || !D::SCALED)
                 copy16_async(to + row * unit::PITCH + quad * 16, there ? from.from + quad * 16 : from.from,
                              there);
@@ -178,8 +178,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
             copies_wait<0>();
             __syncthreads(); /* all have what they brought, and are through with what lay there before */
             if (step + 1 < steps) g.bring_x(step + 1);
-            /* of the unit behind this step's last, when the step begins its unit: the other place is free
-             * then */
+            /* the unit after this step's last, when the step begins its unit: the other place is free then */
             if (step % G::STEPS == 0 && step + G::STEPS < steps) g.bring_w(step / G::STEPS + 1);
             copies_commit();
             g.multiply(step, sums);
@@ -191,7 +190,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
 /* ---- launcher ------------------------------------------------------------------------------------- */
 
 typedef void (*tensor_function)(experts_chunk_params);
-/* What a block is like. */
+/* A kernel's block: its size and shared memory. */
 struct tensor_shape {
     uint32_t warps, tokens, shared;
     tensor_function kernel;

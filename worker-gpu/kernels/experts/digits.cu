@@ -2,15 +2,15 @@
  * digits.cuh.
  *
  * One launch for all tokens and their experts, of which it learns on the device (experts/list.cuh). An item
- * of work comes in one stage of a ring that the copy engine fills: 16 rows of an expert's gate and up; or of
- * down the block's 16 rows of some experts one behind the other, so that the sum over a token's experts, in
- * order of choice, is its own too. A matrix's 16 rows lie in one piece. A pair's sum is made of units of 256
+ * of work comes in one stage of a ring that the copy engine fills: 16 rows of an expert's gate and up; or,
+ * for down, the block's 16 rows of some experts in sequence, so that the sum over a token's experts, in order
+ * of choice, is its own too. A matrix's 16 rows lie in one piece. A pair's sum is made of units of 256
  * columns, added up in order, and never depends on other pairs.
  *
  * Warps have one task each, and wait for others by barriers alone, so that items follow each other: one warp
  * asks for items; eight multiply, each some units of an item; one adds up an item's units and makes what
- * becomes of it. x of all tokens lies in shared memory as digits. Activations are too many: of down the other
- * warps make digits of those of the next item. */
+ * becomes of it. x of all tokens lies in shared memory as digits. Activations are too many: for down the
+ * other warps make digits of those of the next item. */
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/formats/digits.cuh"
 #include "worker-gpu/kernels/experts/launch.cuh"
@@ -43,7 +43,7 @@ struct experts_digits_params {
 };
 
 /* Barriers, 8 bytes each: a stage is full, or has been read; parts of an item, of the even and the odd ones,
- * are there, or have been read; likewise its activations. Behind the stages' of each kind. */
+ * are there, or have been read; likewise its activations. The other kinds lie after the stages'. */
 struct digits_barriers {
     uint32_t at, stages;
 
@@ -189,13 +189,12 @@ template <typename F> struct experts_digits_block {
 
     /* ---- vectors ---- */
 
-    /* Vector v: a token's x; of an item's activations that of the pair so far behind `first` in the sorted
-     * list. */
+    /* Vector v: a token's x; for down the activations of pair `first` + v of the sorted list. */
     __device__ __forceinline__ const float *vector_of(uint32_t first, uint32_t v) const
     {
         return p.down ? p.x + (uint64_t)m.list.sorted[first + v] * p.cols : p.x + (uint64_t)v * p.x_stride;
     }
-    /* What the thread has of `count` vectors, groups go round `warps` warps, from group `base` on. */
+    /* Loads the thread's part of `count` vectors; groups go round `warps` warps, from group `base` on. */
     __device__ __forceinline__ void load(float4 v[LOADS], uint32_t first, uint32_t count, uint32_t base,
                                          uint32_t warps) const
     {
@@ -322,7 +321,7 @@ template <typename F> struct experts_digits_block {
             if (++stage == q.stages) stage = 0, turn_of_stage++;
         }
     }
-    /* What an item's parts make, a lane an output at a time. */
+    /* Finishes an item from its parts, a lane an output at a time. */
     __device__ __forceinline__ void finish_item(const digits_item &item, const float *parts) const
     {
         const uint32_t base = pairs_from(item), apart = q.vectors * DIGITS_ROWS,
@@ -351,7 +350,7 @@ template <typename F> struct experts_digits_block {
             p.out[(uint64_t)pair * p.rows + row] = glu_value(p.glu, a, b);
         }
     }
-    /* Of down: 16 rows of all tokens; by a warp. */
+    /* Down's sums over experts: 16 rows of all tokens; by a warp. */
     __device__ __forceinline__ void add_up(uint32_t tile) const
     {
         const uint32_t r = lane % DIGITS_ROWS, row = tile * DIGITS_ROWS + r;

@@ -1,4 +1,4 @@
-/* What the kernels of mixtures of experts share: their argument block on the device, where an expert's rows
+/* Shared by the kernels of mixtures of experts: their argument block on the device, where an expert's rows
  * lie, an expert's activation, and how a token's experts are chosen.
  *
  * Included by experts*.cu only. common/model/router.c is the definition of the choice and of the activation.
@@ -176,7 +176,7 @@ __device__ __forceinline__ float experts_weigh(const struct model_router &router
 }
 
 /* One token's choice by a whole warp: id[chosen] and weight[chosen], in shared memory, for all lanes to read
- * behind a barrier. logits: in device memory. scratch: experts_scratch floats of the warp's own. */
+ * after a barrier. logits: in device memory. scratch: experts_scratch floats of the warp's own. */
 __device__ __forceinline__ void experts_choose(const struct model_router &router, const float *logits,
                                                const float *choice_bias, float *scratch, uint32_t *id,
                                                float *weight)
@@ -220,7 +220,8 @@ static __host__ __device__ inline bool experts_ranks(const struct model_router &
     return router.experts <= EXPERTS_RANKED_MAX && router.experts % 4 == 0 &&
            !(router.score == ROUTER_SIGMOID && router.groups > router.groups_chosen);
 }
-/* Scores and their order, by `threads` threads, all to be met behind; scratch: experts_scratch floats. */
+/* Scores and their order, by `threads` threads, whose caller meets them afterwards; scratch: experts_scratch
+ * floats. */
 template <typename L>
 __device__ __forceinline__ void experts_order_all(const struct model_router &router, const L &logits,
                                                   const float *choice_bias, float *scratch, uint32_t threads)
@@ -230,7 +231,7 @@ __device__ __forceinline__ void experts_order_all(const struct model_router &rou
     for (uint32_t i = threadIdx.x; i < router.experts; i += threads)
         order[i] = experts_order(scratch[router.experts + i]);
 }
-/* id[chosen], by as many threads; to be met behind. */
+/* id[chosen], by as many threads, whose caller meets them afterwards. */
 __device__ __forceinline__ void experts_places(const struct model_router &router, const float *scratch,
                                                uint32_t *id, uint32_t threads)
 {
@@ -275,7 +276,7 @@ __device__ __forceinline__ void experts_rank(const struct model_router &router, 
 /* ---- chunks: tiles of each expert's tokens ------------------------------------------------------------ */
 
 /* end[e]: tiles of `each` pairs that experts up to e have, with first[] as struct gpuk_groups has it. By a
- * whole block; end: [experts] in shared memory, to be read behind this. */
+ * whole block; end: [experts] in shared memory, complete when this returns. */
 __device__ __forceinline__ void experts_tiles(const uint32_t *first, uint32_t experts, uint32_t each,
                                               uint32_t *end)
 {
@@ -295,7 +296,7 @@ __device__ __forceinline__ void experts_tiles(const uint32_t *first, uint32_t ex
 /* The expert of tile `tile`, which is one of them. */
 __device__ __forceinline__ uint32_t experts_of_tile(const uint32_t *end, uint32_t experts, uint32_t tile)
 {
-    uint32_t low = 0, high = experts - 1; /* the first whose end is behind it */
+    uint32_t low = 0, high = experts - 1; /* the first whose end is after it */
     while (low < high) {
         const uint32_t middle = (low + high) / 2;
         if (end[middle] > tile)

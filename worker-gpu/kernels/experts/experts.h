@@ -36,12 +36,12 @@ struct gpuk_experts {
     const void *weight;   /* of slot 0, 16-byte aligned */
     uint64_t stride;      /* bytes from one slot's matrix to the next, a multiple of 16 */
     const float *bias;    /* [experts][rows], by expert; or NULL */
-    /* Of expert 0 in host memory, where slots say so; as far apart; not of chunks. What is beside a matrix is
-     * readable up to whole 128 bytes. */
+    /* Expert 0 in host memory, for slots that lie there; the same stride; not for chunks. Bytes next to a
+     * matrix are readable up to whole 128 bytes. */
     const void *host;
 };
-/* What a step's tokens chose. A token's experts differ: kernels have room for as many pairs of an expert as
- * there are tokens. */
+/* The experts that a step's tokens chose. A token's experts differ: kernels have room for as many pairs of an
+ * expert as there are tokens. */
 struct gpuk_choice {
     uint32_t chosen; /* of each token */
     uint32_t *id;    /* [tokens][chosen] */
@@ -76,8 +76,8 @@ HELM_MUST_CHECK int gpuk_route(const struct model_router *router, const uint32_t
 /* For all launchers here: count NULL means all tokens.
  *
  * act[token][j][row] = glu(gate, up) of expert id[token][j] over x[token * x_stride + i], normalised first if
- * there is a norm (as gpuk_linear_args.norm). Of up to GPUK_BATCH_MAX tokens. An expert that several tokens
- * chose is read once where that is faster. Of an absent expert act is not written. */
+ * there is a norm (as gpuk_linear_args.norm). Up to GPUK_BATCH_MAX tokens. An expert that several tokens
+ * chose is read once where that is faster. An absent expert's act is not written. */
 struct gpuk_experts_glu {
     struct gpuk_experts gate, up; /* of one format and shape */
     enum glu_kind glu;
@@ -90,7 +90,7 @@ struct gpuk_experts_glu {
     uint32_t x_stride;
     float eps;
     float *act; /* dense */
-    /* What reads act next, of the same experts: asked into the L2 meanwhile where that is possible; or
+    /* The same experts' matrices that read act next: asked into the L2 meanwhile where that is possible; or
      * NULL. */
     const struct gpuk_experts *ahead;
 };

@@ -1,5 +1,5 @@
 /* The list of a few tokens' pairs (token, chosen) in order of experts, as a block makes it in shared memory:
- * the choice itself where it is not made yet, and what is asked into the L2 for the kernel behind.
+ * the choice itself where it is not made yet, and what is asked into the L2 for the next kernel.
  *
  * Included by experts/bulk.cu and experts/digits.cu, whose blocks have as many threads as pairs at least. */
 #pragma once
@@ -16,7 +16,7 @@ struct experts_list {
     uint32_t *begin;  /* [pairs + 1] where an expert's pairs begin in `sorted` */
     uint32_t *count;  /* how many experts */
 
-    /* From `at` on, which is on 16 bytes; returns what is behind. */
+    /* Lays the list from `at` on, a multiple of 16 bytes; returns its end. */
     __host__ __device__ unsigned char *lay(unsigned char *at, uint32_t pairs)
     {
         const auto take = [&](size_t words) {
@@ -56,7 +56,7 @@ struct experts_list {
         __syncthreads();
     }
 
-    /* Of four numbers from quad q on, how many are less than `than`. */
+    /* How many of the four numbers of quad q are less than `than`. */
     static __device__ __forceinline__ uint32_t less_of(const uint32_t *from, uint32_t q, uint32_t than)
     {
         const uint4 v = reinterpret_cast<const uint4 *>(from)[q];

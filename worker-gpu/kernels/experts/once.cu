@@ -2,7 +2,7 @@
  * experts.h and linear/gemv_once.cu, which says why.
  *
  * Gates and ups: each block makes the choice for itself, then each warp asks for two rows of an expert's gate
- * and the same of its up. Of down a warp has an expert, whose activations it alone needs, and the block's
+ * and the same of its up. For down a warp has an expert, whose activations it alone needs, and the block's
  * rows of it; sums of experts meet in shared memory in order of choice. Its blocks begin when those of the
  * gates have what they waited for, so that the router's logits are there: they make the choice again, and
  * their weights are on the way while activations are computed. */
@@ -43,7 +43,7 @@ struct experts_once_memory {
 };
 static_assert(MODEL_EXPERTS_CHOSEN_MAX <= 32, "a choice has room");
 
-/* The choice, for the block: made here, or as a kernel in front has left it. Of down weights, too. */
+/* The choice, for the block: made here, or as a kernel in front has left it. Down takes the weights, too. */
 __device__ __forceinline__ void once_choice(const experts_params &p, const experts_once_memory &m)
 {
     const uint32_t i = threadIdx.x, chosen = p.choice.chosen;

@@ -30,7 +30,7 @@ struct packed_group {
     uint32_t base2, tile;
     bool raw;
 };
-/* Of expert `id`, which lies in slot `slot`, from its row `row` on. */
+/* The group of expert `id`, which lies in slot `slot`, from its row `row` on. */
 static __device__ __forceinline__ packed_group group_at(const packed_experts_params &q, uint32_t r,
                                                         uint32_t id, uint32_t slot, uint32_t row)
 {
@@ -70,7 +70,7 @@ static __device__ __forceinline__ void tile_values(const packed_group &g, uint32
     const tile_words words = load_words<false>(g.record + (size_t)tile * PACKED_TILE_BYTES, lane);
     const uint32_t begin = __ldg(g.start + tile), end = __ldg(g.start + tile + 1);
     decode_tile(words, g.base2, room);
-    __syncwarp(); /* escapes' stores, of another type, stay behind those of units */
+    __syncwarp(); /* escapes' stores, of another type, stay after those of units */
     if (end != begin) put_many_escapes(words, g.list + begin, lane, room);
     __syncwarp();
     room_load(room, unit);

@@ -30,7 +30,7 @@ __device__ __forceinline__ uint32_t logits_tokens(const logits_params &q)
     return here < q.tokens ? here : q.tokens;
 }
 
-/* What a thread brings of a step: of one token 4 values, 8 columns apart, and of 4 experts as many. */
+/* A thread's share of a step: 4 values of one token, 8 columns apart, and as many of each of 4 experts. */
 struct logits_step {
     float x[4], w[4][4];
 
@@ -136,7 +136,7 @@ extern "C" int gpuk_router_logits(const struct gpuk_router_logits *args, uint32_
         return helm_fail(err, HELM_E_USAGE, "router: logits of %u tokens for %u experts from %u columns",
                          tokens, args->experts, args->cols);
     const uint32_t part = tokens > GPUK_BATCH_MAX ? PART : PART_FEW, parts = div_up(args->cols, part);
-    /* sums, and the squares behind them, of as many tokens as there is room for at a time */
+    /* sums, and then squares, of as many tokens as there is room for at a time */
     const uint64_t each = (uint64_t)parts * (args->experts + 1) * sizeof(float),
                    room = workspace_bytes / each;
     if (room == 0)

@@ -1,11 +1,11 @@
 /* The GPU's kernels for experts that another processor computes with, too: launchers beside those of
  * experts.h, under the same rules.
  *
- * Which of a layer's experts lie in VRAM a table says, which changes between steps. Of those that a step's
- * tokens choose and that are missing the GPU reads some where they lie in host memory, and asks the other
- * processor for the rest: in common/shared/arena_layout.h's words, through a lane in host memory. Each expert
- * is one processor's, whatever number of tokens chose it. x + (the GPU's sum, in the order of choice) + (the
- * other's sum, in the order of choice): in this order. */
+ * Which of a layer's experts lie in VRAM a table says, which changes between steps. Some chosen experts are
+ * missing there: the GPU reads some of these where they lie in host memory, and asks the other processor for
+ * the rest, in the words of common/shared/arena_layout.h, through a lane in host memory. Each expert is one
+ * processor's, whatever number of tokens chose it. x + (the GPU's sum, in the order of choice) + (the other's
+ * sum, in the order of choice): in this order. */
 #pragma once
 
 #include "worker-gpu/kernels/experts/experts.h"

@@ -2,7 +2,7 @@
  * See experts.h and wide.cuh.
  *
  * An item is an expert, 256 of its rows, up to 128 of its tokens, gathered by their numbers; items of the
- * same rows are neighbours, so that weights come from memory once. Of gate and up a warp has 8 rows of each,
+ * same rows are neighbours, so that weights come from memory once. For gate and up a warp has 8 rows of each,
  * so that both sums of an output meet in one lane. */
 #include "worker-gpu/kernels/experts/experts.cuh"
 #define WIDE_GROUPS 4

@@ -172,7 +172,7 @@ struct block_mxfp4 {
 
 /* ---- 256 values ---- */
 
-/* 8 scales and leasts of 6 bits behind d and dmin. */
+/* 8 scales and leasts of 6 bits after d and dmin. */
 template <typename W> __device__ __forceinline__ block_scales block_scales_k(const W &w, uint32_t run)
 {
     const uint32_t by = run % 4 * 8, d = w.head(0), a = w.head(1) >> by, b = w.head(2) >> by,

@@ -1,5 +1,5 @@
 /* Blocks whose numbers are places in grids as kernels read them: common/formats/blocks_grid.h has the same in
- * plain C. What a format says: blocks_formats.cuh.
+ * plain C. The members of a format: blocks_formats.cuh.
  *
  * A grid's entry stays 16 bits (common/formats/block_grids.h), so the largest is 4 KiB and lanes that look up
  * different entries meet few lines of L1. An entry's bits become selectors of a byte permutation, which takes

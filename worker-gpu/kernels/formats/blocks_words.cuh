@@ -7,8 +7,8 @@
 
 #include "worker-gpu/kernels/device.cuh"
 
-/* A block from `origin` on, in device memory or (SHARED) in shared memory, at multiples of ALIGN bytes. Of
- * device memory no word is read that has none of the block's bytes. */
+/* A block from `origin` on, in device memory or (SHARED) in shared memory, at multiples of ALIGN bytes. Words
+ * of device memory without any of the block's bytes are not read. */
 template <uint32_t ALIGN, bool SHARED> struct block_words {
     static_assert(ALIGN == 1 || ALIGN == 2 || ALIGN == 4 || ALIGN == 16, "");
     const unsigned char *base;

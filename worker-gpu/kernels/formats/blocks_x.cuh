@@ -65,7 +65,7 @@ struct blocks_x {
                 scale * (float)sum,
                 scale * (float)last};
     }
-    /* Quad f of x, v, to its place in the lines from x4 on. Lanes behind the end, whole runs, are not
+    /* Quad f of x, v, to its place in the lines from x4 on. Lanes after the end, whole runs, are not
      * `there`. */
     static __device__ __forceinline__ void put(float4 *x4, uint32_t f, bool there, const float4 &v)
     {

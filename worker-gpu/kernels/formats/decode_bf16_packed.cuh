@@ -39,8 +39,8 @@ static __device__ __forceinline__ uint32_t base_of_pair(uint32_t base)
     return base * (1u << 7 | 1u << 23);
 }
 
-/* A lane's share of a record: u[i] of common/formats/packed.h, and the bytes of each of its four runs. What
- * is above the codes of a half does not matter. */
+/* A lane's share of a record: u[i] of common/formats/packed.h, and the bytes of each of its four runs. Bits
+ * above the codes of a half do not matter. */
 struct tile_words {
     uint32_t codes[4];
     uint2 rest[4];
@@ -64,8 +64,8 @@ static __device__ __forceinline__ tile_words load_words(const unsigned char *rec
     return w;
 }
 
-/* What brings codes of run k to where exponents stand. Products with numbers that the compiler does not know
- * are one instruction with the sum behind them, for another unit of a multiprocessor than those that mask. */
+/* Factors that bring codes of run k to where exponents stand. A product with a number unknown to the compiler
+ * is one instruction with the sum after it, on another unit of a multiprocessor than masks. */
 static __constant__ uint32_t CODE_SHIFT[3] = {1u << 7, 1u << 4, 1u << 1};
 
 /* Pair i of run k. */
@@ -98,8 +98,8 @@ static __device__ __forceinline__ uint32_t escape_mask(const uint32_t codes[4])
     return mask;
 }
 
-/* What the number of an escape among its lane's must be increased by to be its place in the tile's list, for
- * each run k a half of a word. */
+/* An escape's number among its lane's, increased by this, is its place in the tile's list; half a word for
+ * each run k. */
 struct escape_ranks {
     uint32_t low, high;
 };
@@ -219,7 +219,7 @@ struct decode_bf16_packed {
         return part.offset && (uintptr_t)part.weight % 16 == 0 &&
                (uintptr_t)part.offset % sizeof(uint32_t) == 0;
     }
-    /* Each value is stored as if nothing were an escape, then escapes over it: by the same thread, so behind
+    /* Each value is stored as if nothing were an escape, then escapes over it: by the same thread, so after
      * it. */
     static __device__ __forceinline__ void expand(const struct gpuk_expand_part &part, uint32_t group,
                                                   uint32_t tile, uint32_t lane)
@@ -257,7 +257,7 @@ struct decode_bf16_packed {
         const uint32_t mask = escape_mask(words.codes);
         const escape_ranks ranks = rank_escapes(mask, lane);
         const unsigned char *escape = packed + head + (size_t)tiles_of(values) * PACKED_TILE_BYTES + start;
-        __syncwarp(); /* stores of other types stay behind those above, for the compiler too */
+        __syncwarp(); /* stores of other types stay after those above, for the compiler too */
         uint32_t n = 0;
         for (uint32_t left = mask; left; left &= left - 1, n++) {
             const uint32_t bit = (uint32_t)__ffs((int)left) - 1, place = escape_place(bit, lane);

@@ -99,7 +99,7 @@ template <typename F> struct decode_block {
         sum = __fmaf_rn(-run_least(s, 0, run), all, sum);
         if (GROUPS == 2) sum = __fmaf_rn(-run_least(s, GROUPS - 1, run), x.sum[1], sum);
     }
-    /* What is subtracted for each of x, with what the numbers are less than they should be. */
+    /* The amount subtracted for each of x, including the numbers' shortfall. */
     static __device__ __forceinline__ float run_least(const block_scales &s, uint32_t group, uint32_t run)
     {
         return __fmaf_rn(-s.scale[group], F::whole_zero(run), s.least[group]);

@@ -1,4 +1,4 @@
-/* The decoder of single numbers, one behind the other: bf16, f16, f32. See decode.cuh. */
+/* The decoder of single numbers, in sequence: bf16, f16, f32. See decode.cuh. */
 #pragma once
 
 #include "worker-gpu/kernels/linear.cuh"

@@ -127,7 +127,7 @@ template <> struct digits_weights<block_q4_k> {
     {
         return dmin[r] * block_byte(least_bytes[r][k / 4], k % 4);
     }
-    /* What all runs with the lane's parity, `odd`, take off; x_sum: of a unit's runs. */
+    /* The amounts that all runs with the lane's parity, `odd`, take off; x_sum: of a unit's runs. */
     __device__ __forceinline__ void leasts(const float *x_sum, uint32_t odd, float out[2]) const
     {
         out[0] = out[1] = 0;

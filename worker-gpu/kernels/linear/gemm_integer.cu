@@ -269,7 +269,7 @@ template <typename D> static bool is_faster(const struct linear_call &call)
     return D::GROUPS == 1 && !D::LOOSE && (uint64_t)call.params.pairs * 2 * call.params.cols >= FASTER_FROM;
 }
 
-/* Of `steady` products all that it can. */
+/* Whether it takes a product: a `steady` one whenever it can. */
 template <typename D> static bool integer_takes(const struct linear_call &call)
 {
     const struct gpuk_linear_args *args = call.args;

@@ -36,7 +36,7 @@ struct integer_params {
     uint32_t halves;       /* of 8 tokens, for which there is room */
 };
 
-/* What comes in one slot: a line of a group's rows. */
+/* The part in one slot: a line of a group's rows. */
 template <typename D> struct integer_part {
     static const uint32_t BYTES = D::LINE_BYTES;
     /* Rows begin 16 bytes and a multiple of 32 apart, so that 8 rows' words lie in banks of their own; where
@@ -79,14 +79,14 @@ template <typename D> struct integer_x {
     }
 };
 
-/* Scales of a run of two rows, 8 apart: of each row and group its scale and, where values have one, what is
- * added for each of x, one behind the other. */
+/* Scales of a run of two rows, 8 apart: each row's and group's scale and, where values have one, the addend
+ * for each of x, in sequence. */
 template <typename F> struct alignas(F::GROUPS == 1 && !F::LEAST ? 8 : 16) integer_scales {
     static const uint32_t EACH = F::LEAST ? 2 : 1;
     float of[2][F::GROUPS][EACH];
 };
 
-/* What a block has of the work. */
+/* A block's share of the work. */
 struct integer_share {
     uint32_t slice, first_tile, tiles;
     uint32_t first_line, lines, bytes; /* of a row */
@@ -113,8 +113,8 @@ template <typename D> __device__ __forceinline__ integer_share share_of(const in
     return s;
 }
 
-/* Of a block's 8 tokens those that there are: behind the kernel in front, which may be the one that brings
- * the step's counts. */
+/* How many of a block's 8 tokens there are: asked after the kernel in front, which may bring the step's
+ * counts. */
 __device__ __forceinline__ uint32_t tokens_of(const integer_params &q, const integer_share &s)
 {
     const uint32_t count = __ldcg(q.count), first = s.half * TOKENS;
@@ -229,7 +229,7 @@ __device__ __forceinline__ void take_x(const integer_params &q, const integer_sh
         if ((thread & 31) == 0) x.squares[token * (TEAM / 32) + thread / 32] = squares;
     }
 }
-/* What the norm leaves of a token's sums. */
+/* The norm's factor for a token's sums. */
 __device__ __forceinline__ float x_scale(const linear_params &p, const float *squares, uint32_t token)
 {
     if (!p.norm) return 1.0f;

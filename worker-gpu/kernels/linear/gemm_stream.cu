@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(FITTING == 1 ? THREADS_MAX : THREADS_SHARED, F
         barriers_opened();
     }
     if constexpr (!D::SCALED) {
-        /* what lies behind the end of a row in its last line meets zeros of x and must be a number */
+        /* bytes after the end of a row in its last line meet zeros of x and must be numbers */
         const uint32_t rest = (s.lines * L::BYTES - s.bytes) / 16;
         for (uint32_t i = threadIdx.x; i < q.slots * ROWS * rest; i += blockDim.x)
             *reinterpret_cast<uint4 *>(m.ring + i / rest * q.pitch + s.bytes + i % rest * 16) =

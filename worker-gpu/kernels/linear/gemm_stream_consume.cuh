@@ -10,7 +10,7 @@
 
 /* ---- x ------------------------------------------------------------------------------------------- */
 
-/* What tensor cores multiply. */
+/* The type that tensor cores multiply. */
 template <typename D, bool BLOCKS = D::SCALED> struct stream_value {
     typedef typename D::value type;
 };

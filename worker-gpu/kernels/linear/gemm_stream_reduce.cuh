@@ -57,7 +57,7 @@ static __host__ __device__ inline uint32_t unit_floats(uint32_t tiles)
     return tiles * (ROWS * 8 + 8);
 }
 
-/* What a block has of the work. */
+/* A block's share of the work. */
 struct stream_share {
     uint32_t first_line, lines, bytes; /* of a row */
     uint32_t first_group, step, groups;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void load_addends(const linear_params &p, uint32_t gr
         add.of[i] = t < tokens && pair < p.pairs ? linear_addends(p, pair, t) : make_float2(0, 0);
     }
 }
-/* What the norm leaves of the sums: a factor for each of the lane's tokens. */
+/* The norm's factors for the sums of the lane's tokens. */
 template <int N>
 __device__ __forceinline__ void norm_factors(const linear_params &p, const float2 *squares, float *scale)
 {

@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2) gemv_bulk(const __grid_constant
             const tile_place tile = tile_at<D, TILE>(q, share, use, ring + (size_t)slot * 2 * pitch);
             const uint32_t bytes = tile_bytes<TILE>(p, use.chunk);
             float keep = tile_sums<D, TILE>(tile, bytes, x4 + use.chunk * (tile_floats / 4));
-            /* What every lane read of the slot is in its registers, since the exchange took sums of it: the
+            /* Each lane's reads of the slot are in its registers, since the exchange took sums of them: the
              * slot may be filled again. A barrier of the warp alone would not do: it orders loads before
              * later accesses of threads, not before those of the copy engine, and a load may wait in a queue
              * of its own. Here it costs nothing and says the order to tools that look for races. */
@@ -210,8 +210,9 @@ template <typename D> static uint32_t bulk_tile_of(const struct linear_params *p
     return D::SCALED && (row_bytes % D::TILE_LARGE == 0 || large % 2 == 1 || large >= 8) ? D::TILE_LARGE
                                                                                          : D::TILE;
 }
-/* What measured best for whole matrices. Of a slice (some rows of a matrix, as it passes through the ring of
- * streamed weights) a block may have fewer tiles than warps: half the warps meet at barriers sooner. */
+/* The shape that measured best for whole matrices. For a slice (some rows of a matrix, as it passes through
+ * the ring of streamed weights) a block may have fewer tiles than warps: half the warps meet at barriers
+ * sooner. */
 template <typename D>
 static struct bulk_shape bulk_shape_of(const struct gpuk_device *device, const struct linear_params *params)
 {

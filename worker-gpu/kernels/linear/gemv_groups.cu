@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(WARPS * 32, WARPS <= 8 ? 2 : 1)
 static const uint32_t SUMS_MAX = 2048, SUMS_FEW = 768; /* of a batch; where shared memory is short */
 
 typedef void (*groups_function)(groups_params);
-/* What a block is like, in the order in which they are tried. */
+/* Shapes of a block, in the order in which they are tried. */
 struct groups_shape {
     uint32_t warps, slots;
     groups_function bulk, async;

@@ -2,10 +2,10 @@
  *
  * Where a layer's bytes take a microsecond or two, what counts is the way from the end of the kernel in front
  * to this one's. So blocks are small and all of a matrix's are resident together, beside the last ones of the
- * kernel in front. Of blocks of values each warp has one pair of rows, or a part of their columns, and asks
- * for it before it waits for x; of plain numbers, few rows as a router's, a warp holds one row in registers.
- * The next kernel may begin when this one has x: it then finds places, and what it may read early is older
- * than the kernel in front. */
+ * kernel in front. With blocks of values each warp has one pair of rows, or a part of their columns, and asks
+ * for it before it waits for x; with plain numbers and few rows, as a router's, a warp holds one row in
+ * registers. The next kernel may begin when this one has x: it then finds places, and what it may read early
+ * is older than the kernel in front. */
 #include <type_traits>
 
 #include "worker-gpu/kernels/formats/decode.cuh"

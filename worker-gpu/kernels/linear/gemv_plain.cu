@@ -1,7 +1,7 @@
 /* One token's linear layers, a warp a pair of rows: any shape and alignment, every device. See linear.cu.
  *
- * Lanes load neighbouring pieces of both rows (decode.cuh), x through the L1. What devices without bulk
- * copies have for formats without groups, and what others fall back to. */
+ * Lanes load neighbouring pieces of both rows (decode.cuh), x through the L1. Devices without bulk copies use
+ * it for formats without groups, and other kernels fall back to it. */
 #include "worker-gpu/kernels/linear/plain_rows.cuh"
 
 static const uint32_t PLAIN_THREADS = 256;

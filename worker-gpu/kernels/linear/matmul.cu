@@ -1,4 +1,4 @@
-/* Prefill's matrix products: cuBLASLt behind plans that are made once.
+/* Prefill's matrix products: cuBLASLt by plans that are made once.
  *
  * Steady plans: each sum is added up in one piece, and products of fewer tokens take the algorithm of the
  * most, so that a token has the same bits in products of any size.
@@ -132,7 +132,7 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
     /* what the pointers are known to be: rows start at multiples of their length */
     uint32_t in_bytes = p->dtype == DTYPE_F32 ? 4 : 2, out_bytes = p->out_dtype == DTYPE_F32 ? 4 : 2;
     uint32_t w_align = (size_t)p->cols * in_bytes % 16 == 0 ? 16 : in_bytes;
-    /* the output may begin p->rows columns behind another of the same size, as up lies behind gate */
+    /* the output may begin p->rows columns after another of the same size, as up lies after gate */
     bool out_even = (size_t)p->out_stride * out_bytes % 16 == 0 && (size_t)p->rows * out_bytes % 16 == 0;
     uint32_t out_align = out_even ? 16 : out_bytes;
     int count = 0;

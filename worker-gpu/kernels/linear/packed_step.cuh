@@ -1,5 +1,5 @@
-/* What a warp of gemv_groups reads of packed bf16 in one step: two packed tiles of one run, where they lie,
- * how they come to a slot of the warp's ring, and how they become values.
+/* A step of gemv_groups' warp in packed bf16: its two packed tiles of one run, where they lie, how they are
+ * copied to a slot of the warp's ring, and how they become values.
  *
  * Included by gemv_groups.cu. A *run* is a pair of neighbouring rows of one matrix (or its last row alone), a
  * whole number of packed tiles. Where a row has whole ones, a step has the tiles of the same columns of both
@@ -212,7 +212,7 @@ static __device__ void put_many_escapes(const tile_words &words, const unsigned 
     }
 }
 
-/* Tile t of a step that is stored raw, to the lane's room; what is behind the last row is 0. */
+/* Copies tile t, stored raw, of a step to the lane's room; values after the last row are 0. */
 static __device__ __forceinline__ void copy_tile(const packed_step &d, uint32_t t, uint32_t lane,
                                                  unsigned char *room)
 {
@@ -226,7 +226,7 @@ static __device__ __forceinline__ void copy_tile(const packed_step &d, uint32_t 
     room_store(room, unit);
 }
 
-/* A lane's eight units of a step's tiles. What is not there is anything. */
+/* A lane's eight units of a step's tiles. Values of an absent tile are undefined. */
 static __device__ __forceinline__ void decode_step(const packed_step &d, unsigned char *slot, uint32_t lane,
                                                    uint4 unit[2][4])
 {

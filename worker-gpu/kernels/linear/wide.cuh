@@ -5,11 +5,11 @@
  * multiprocessor's schedulers busier while they decode, two have registers for twice as many tokens. A block
  * stays and takes items in turn: 64 rows of weights a warpgroup, 128 or 256 rows of x, some or all of the
  * columns. A step is 64 columns: x comes into one of four places in shared memory as the matrix unit reads
- * it, columns of weights come with it, in units of more. What belongs to the step after next is asked for
- * before a step is multiplied, across items, too. Each warp decodes fragments of its 16 rows, 32 columns at a
- * time, to registers, while the products with the 32 before are at work: a weight is decoded once for all of
- * an item's tokens, and x passes no register. Every sum is taken in the order of columns, whatever tokens are
- * beside a token.
+ * it, columns of weights come with it, in units of more. Bytes of the step after next are asked for before a
+ * step is multiplied, across items, too. Each warp decodes fragments of its 16 rows, 32 columns at a time, to
+ * registers, while the products with the 32 before are at work: a weight is decoded once for all of an item's
+ * tokens, and x passes no register. Every sum is taken in the order of columns, whatever tokens are beside a
+ * token.
  *
  * Templates are over a decoder (decode.cuh) and over work W, which says what the items are:
  *   items                    how many
@@ -67,7 +67,7 @@ template <typename D, typename W> struct wide_loop {
                                    WIDE_STAGES * WIDE_X_BYTES + unit::ROOMS * W_BYTES;
 
     /* Whether items of so many steps may follow each other: a unit of one step leaves no time between the use
-     * of the unit before it and the copies of the unit behind it, which go to the same room where there are
+     * of the unit before it and the copies of the unit after it, which go to the same room where there are
      * two. */
     static bool takes_steps(uint32_t steps)
     {
@@ -137,7 +137,7 @@ template <typename D, typename W> struct wide_loop {
         if (k.there) bring_x(k);
         copies_commit();
     }
-    /* An item's rows of x; they may be used behind the block's next meeting. */
+    /* An item's rows of x; they may be used after the block's next meeting. */
     __device__ __forceinline__ void open(walk &k) const
     {
         k.there = k.index < work.items;
@@ -189,7 +189,7 @@ template <typename D, typename W> struct wide_loop {
             warpgroup_wait<1>(); /* the 32 columns before are done: their fragments may be written */
         }
     }
-    /* An item of up to 64 N tokens, beside the copies of what is behind. */
+    /* Computes an item of up to 64 N tokens while the next ones are copied. */
     template <uint32_t N>
     __device__ __forceinline__ void run_as(walk &ahead, const wide_item &item, uint32_t &stage,
                                            uint32_t &room) const
