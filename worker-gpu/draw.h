@@ -1,8 +1,8 @@
 /* Tokens of a step's sampled rows, from logits that lie on the device.
  *
  * Called by step.c, and by engine.c which owns it. A greedy token is the graph's own argmax. For any other,
- * common/sampling/sampling.h says what of the row the draw needs, and that is put into the compute queue
- * behind the step: candidates found by a kernel, or the whole row copied into the arena. */
+ * common/sampling/sampling.h says which numbers of the row the draw needs; they are asked for in the compute
+ * queue after the step: candidates found by a kernel, or the whole row copied into the arena. */
 #pragma once
 
 #include "common/shared/arena.h"
@@ -28,7 +28,7 @@ struct gpu_draw {
 
 HELM_MUST_CHECK int gpu_draw_open(struct gpu_engine *g, struct helm_err *err);
 void gpu_draw_close(struct gpu_engine *g);
-/* Behind the step's last operation: asks the device for what the batch's samples need. */
+/* After the step's last operation: asks the device for what the batch's samples need. */
 HELM_MUST_CHECK int gpu_draw_queue(struct gpu_engine *g, struct helm_err *err);
 /* When the step's end word is written: draws. found: the argmax of each sample. */
 HELM_MUST_CHECK int gpu_draw_finish(struct gpu_engine *g, const struct gpuk_token *found,

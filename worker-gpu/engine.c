@@ -166,7 +166,7 @@ static int allocate_device(struct gpu_engine *g, struct helm_err *err)
     if (!rc) rc = gpu_states_open(&g->states, d, err);
     if (!rc) rc = take_vram(g, DEVICE_KV, g->staging_bytes, g->staging_bytes, &g->staging, err);
     if (!rc) rc = take_vram(g, DEVICE_RING, g->ring_bytes, g->ring_bytes, &g->ring_memory, err);
-    /* not the tables behind it: the other queue fills those, and waits for nothing */
+    /* not the tables after it: the other queue fills those, and waits for nothing */
     if (!rc) rc = take_vram(g, DEVICE_EXPANDED, g->expand.bytes, g->expand.slice_bytes, &expanded, err);
     g->expand.memory = expanded;
     if (!rc) rc = take_vram(g, DEVICE_WORKSPACE, g->buffers.work.bytes, 0, &memory, err);
@@ -193,7 +193,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     gpu_block_place(g->buffers.work.tokens, h->samples,
                     gpu_block_line(h->pages_per_slot, h->window_page_count), plan_kv_tiered(&g->plan),
                     &block);
-    uint64_t results = (block.bytes + 63) / 64 * 64, /* of a step, and of one behind it */
+    uint64_t results = (block.bytes + 63) / 64 * 64, /* of a step, and of one after it */
         inv_freq = results + GPU_FOLLOW_PLACES * ARENA_STEP_ROWS * sizeof(struct gpuk_token),
              end = inv_freq + (model_ropes(c) * dim * sizeof(float) + 63) / 64 * 64;
     rc = device_host_alloc(d, end + 64, &g->pinned, err);

@@ -31,7 +31,7 @@ struct gpu_engine {
     struct gpu_expand expand;
     struct gpu_buffers buffers;
     struct kv_layout kv, window_kv; /* of pages, and of windows */
-    uint64_t window_at;             /* where the pool of windows begins behind kv_pool */
+    uint64_t window_at;             /* where the pool of windows begins after kv_pool */
     void *kv_pool, *staging, *ring_memory;
     uint64_t kv_bytes, staging_bytes, ring_bytes;
     struct ring_schedule ring[PLAN_PHASES_MAX], home;

@@ -1,4 +1,4 @@
-/* Steps launched behind the one that runs. See follow.h. */
+/* Steps launched after the one that runs. See follow.h. */
 #include "worker-gpu/follow.h"
 
 #include <string.h>
@@ -147,8 +147,8 @@ static int add_entries(struct gpu_engine *g, uint64_t at, const uint32_t *entrie
                        bytes, err);
 }
 
-/* Adds pages that rows enter to the device's table. What the step in front of this one copies of the pinned
- * block may hold them or not: it does not look at them. */
+/* Adds pages that rows enter to the device's table. Copies of the pinned block for the step in front of this
+ * one may hold them or not: that step does not look at them. */
 static int add_pages(struct gpu_engine *g, const struct gpu_program *p, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(g->base.arena);

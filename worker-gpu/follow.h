@@ -1,8 +1,8 @@
-/* Steps launched behind the one that runs, before the host has seen that one's end.
+/* Steps launched after the one that runs, before the host has seen that one's end.
  *
  * Between two steps a device would wait for the host to see the end, note the tokens, write the next step's
  * block and launch its graph: 20 to 30 us on an H200, a hundredth of a token of 4B. So a step is put into the
- * device's queue at once where the engine computes everything, the step behind the running one in the ring
+ * device's queue at once where the engine computes everything, the step after the running one in the ring
  * (STEP_ROW_FOLLOWS) takes the same rows one token further, and the host draws no token of the running one.
  * The argmax turns the running step's block into its successor's: it writes the tokens and moves each
  * position one further. When the step's turn comes it is under way already, or done.
@@ -30,7 +30,7 @@ struct gpu_follow {
     uint32_t pages[ARENA_STEP_ROWS]; /* of each row, how many the device's page table has */
     uint64_t before_ns;              /* when the host saw the end of the last step */
     uint64_t usual_ns;               /* what the last step took whose end was seen */
-    uint64_t launched, steps;        /* so far: behind another, and all */
+    uint64_t launched, steps;        /* so far: after another, and all */
 };
 
 /* Where what a step writes in place `at` finds and says goes. */
@@ -40,10 +40,10 @@ _Atomic uint32_t *gpu_follow_end(const struct gpu_engine *g, uint32_t at);
  * embedding to the argmax. */
 HELM_MUST_CHECK int gpu_follow_open(struct gpu_engine *g, struct helm_err *err);
 void gpu_follow_close(struct gpu_engine *g);
-/* A step of the batch begins. True: it was launched behind the one before, and is the batch's from here on.
+/* A step of the batch begins. True: it was launched after the one before, and is the batch's from here on.
  * Not `running` any more either way. */
 bool gpu_follow_take(struct gpu_engine *g);
-/* Behind the batch's own step, whose draws have been asked for: launches the next one, if it is in the ring
+/* After the batch's own step, whose draws have been asked for: launches the next one, if it is in the ring
  * and follows. *looked: whether it was there to be looked at, so that it need not be again. */
 HELM_MUST_CHECK int gpu_follow_launch(struct gpu_engine *g, const struct step *step, bool *looked,
                                       struct helm_err *err);

@@ -5,7 +5,7 @@
  * Half layers cannot be timed one by one: one token's are links of one kernel, a few tokens' are nodes of one
  * graph. So a step is timed whole, then without each kind of half layer, then without any, and helm-profile
  * takes differences. Each such program is lowered, chained and captured as the real one, and runs over and
- * over, one launch behind another. */
+ * over, one launch after another. */
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@
 #include "worker-gpu/measure/private.h"
 #include "worker-gpu/step.h"
 
-#define REPEATS_MAX   64    /* of a program, behind each other: what a queue has room for */
+#define REPEATS_MAX   64    /* of a program, one after another: a queue has room for them */
 #define FEW_S         0.002 /* a sample of a captured step takes about so long, */
 #define CHUNK_S       0.02  /* one of a chunk: a device at work for longer is slower */
 #define SAMPLES_LEAST 3
@@ -236,7 +236,7 @@ static int take_batch(struct measure_programs *p, const struct cell *cell, struc
     return rc;
 }
 
-/* Seconds of one of `times` launches, one behind another. */
+/* Seconds of one of `times` launches, one after another. */
 static int run_program(struct gpu_engine *g, const struct gpu_program *program, uint32_t times,
                        double *seconds, struct helm_err *err)
 {

@@ -24,7 +24,7 @@ struct pretence {
     struct ring_schedule ring[PLAN_PHASES_MAX], home;
     struct gpu_expand expand;
     struct gpu_slots slots;
-    char *space; /* addresses that nothing is behind */
+    char *space; /* addresses without memory */
     uint64_t space_bytes;
 };
 

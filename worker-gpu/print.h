@@ -1,4 +1,4 @@
-/* What the GPU worker prints about itself: its programs for a checkpoint, the devices there are.
+/* The GPU worker's printed facts: its programs for a checkpoint, the devices there are.
  *
  * Called by the worker's main program through engine.c. Owns nothing. */
 #pragma once

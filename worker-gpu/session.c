@@ -1,6 +1,6 @@
 /* A page between VRAM and the session region. See session.h. Called by step.c; owns nothing.
  *
- * The copy goes through the compute queue, so it is behind whatever the steps before it still write. The
+ * The copy goes through the compute queue, so it is after whatever the steps before it still write. The
  * region lies in front of the KV pool, in what engine.c has registered with the device. */
 #include "worker-gpu/session.h"
 

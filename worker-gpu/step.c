@@ -1,8 +1,8 @@
 /* Running one step. See step.h.
  *
  * The host's part: check the rows, write the step block into pinned memory, launch one graph (or issue a
- * chunk), put behind it what draws need (draw.c) and the next step if that follows (follow.h), wait for the
- * end word, and draw. */
+ * chunk), add what draws need (draw.c) and the next step if that follows (follow.h), wait for the end word,
+ * and draw. */
 #include "worker-gpu/step.h"
 
 #include <string.h>
@@ -208,7 +208,7 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
     return rc;
 }
 
-/* Computes the batch, or the rest of it if it was launched behind the step before. */
+/* Computes the batch, or the rest of it if it was launched after the step before. */
 static int compute(struct gpu_engine *g, const struct step *step, struct gpu_program *p, uint64_t start_ns,
                    struct step_result *result, struct helm_err *err)
 {
@@ -222,9 +222,9 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     const uint64_t before_ns = g->follow.before_ns;
     const bool over = taken && atomic_load_explicit(gpu_follow_end(g, at), memory_order_acquire) == 1;
     if (!rc && head) rc = gpu_draw_queue(g, err);
-    /* behind what draws wait for; a chunk's program has its own */
+    /* after what draws wait for; a chunk's program has its own */
     if (!rc && g->tiers.on && !taken && p->tier != GPU_TIER_CHUNK) rc = gpu_tiers_store(g, at, 0, err);
-    bool saves = false; /* a step launched behind the one before leaves no snapshot */
+    bool saves = false; /* a step launched after the one before leaves no snapshot */
     if (!rc && !taken) rc = gpu_states_end(&g->states, g->device, &g->batch, g->source.moved, &saves, err);
     if (!rc && g->tiers.on) rc = gpu_tiers_fetch(g, step, err);
     if (!rc && !taken) rc = gpu_program_issue_tail(&g->source, p, goes_on(p, &g->batch), &g->prefix, err);
@@ -238,8 +238,8 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     if (!rc && g->tiers.on) rc = gpu_tiers_finish(g, at, err);
     if (!rc && p->tier != GPU_TIER_CHUNK) rc = gpu_slots_end(&g->slots, g->batch.token_count, err);
     if (rc) return rc;
-    /* One that was launched behind another began when that one ended. When it ended was not seen, if that was
-     * before its turn came: then it took as long as the last one that was seen. */
+    /* A step that was launched after another began when that one ended. When it ended was not seen, if that
+     * was before its turn came: then it took as long as the last one that was seen. */
     uint64_t linear_ns = end_ns - start_ns;
     if (taken) linear_ns = over && g->follow.usual_ns ? g->follow.usual_ns : end_ns - before_ns;
     if (!over) g->follow.usual_ns = linear_ns;

@@ -3,10 +3,10 @@
  *
  *   page table   of each position's page where the device finds it: a place in VRAM, a page of the arena, or
  *                nowhere in this step, when the CPU attends to it
- *   filled       of the decode tiers: copied to the arena by the compute queue, behind the step's graph and
- *                in front of a step that was launched behind it. The step is done when they are there. (A
+ *   filled       of the decode tiers: copied to the arena by the compute queue, after the step's graph and
+ *                in front of a step that was launched after it. The step is done when they are there. (A
  *                chunk's are part of its program.)
- *   fetched      by the copy queue, beside the step; the next step begins behind them
+ *   fetched      by the copy queue, beside the step; the next step begins after them
  *
  * Called by step.c, follow.c and engine.c. With one tier nothing here is called but for gpu_tiers_open and
  * _close. */
@@ -23,7 +23,7 @@ struct gpu_tiers {
     bool stores[GPU_TIER_PLACES]; /* the step of this place has filled pages */
     _Atomic uint32_t *stored;     /* pinned, [GPU_TIER_PLACES]: becomes 1 when they are in the arena */
     struct device_event *fetched; /* what the last step fetched is there */
-    bool fetching;                /* and no step has been put behind that yet */
+    bool fetching;                /* and no step has been put after that yet */
     uint32_t window;              /* of the model's layers that have one; 0: none has */
 };
 
@@ -32,10 +32,9 @@ HELM_MUST_CHECK int gpu_tiers_open(struct gpu_engine *g, _Atomic uint32_t *store
 void gpu_tiers_close(struct gpu_engine *g);
 /* Line r of the step block's page tables, from row r of the batch. */
 void gpu_tiers_fill(const struct gpu_engine *g, const struct gpu_program *p, uint32_t r);
-/* Before the step's graph or list: behind what was fetched. */
+/* Before the step's graph or list: after what was fetched. */
 HELM_MUST_CHECK int gpu_tiers_begin(struct gpu_engine *g, struct helm_err *err);
-/* Behind the graph of a decode tier's step in `place`, which takes the batch's rows `ahead` tokens
- * further. */
+/* After the graph of a decode tier's step in `place`, which takes the batch's rows `ahead` tokens further. */
 HELM_MUST_CHECK int gpu_tiers_store(struct gpu_engine *g, uint32_t place, uint32_t ahead,
                                     struct helm_err *err);
 HELM_MUST_CHECK int gpu_tiers_fetch(struct gpu_engine *g, const struct step *step, struct helm_err *err);

@@ -42,7 +42,7 @@ static void remember(struct gpu_turn *turn, uint64_t took_ns)
         turn->usual_ns += (took_ns - turn->usual_ns) / SLOWER_PART;
 }
 
-/* What the turn's lane says of this step. */
+/* This step's `out` of the turn's lane; 0 while it is still the last step's. */
 static uint32_t out_of(struct watch *w, const struct gpu_turn *turn)
 {
     const uint32_t out = read_word(w, turn->lane_out);

@@ -1,4 +1,4 @@
-/* What all devices share: the ceiling, the ledger, counters, waiting for a word. See device.h. */
+/* Shared by all devices: the ceiling, the ledger, counters, waiting for a word. See device.h. */
 #include "worker-gpu/device/device.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What a device must do: memory under a ceiling, copies, events, words in stream order, kernels, graphs.
+/* The interface of a device: memory under a ceiling, copies, events, words in stream order, kernels, graphs.
  *
  * Implemented twice: cuda/device.c (a GPU) and emulated/device.c (threads of the CPU, reference kernels, the
  * same ceiling). Called by the GPU engine, which never asks which one it has. A device has two queues: work
@@ -9,15 +9,15 @@
  * One thread uses the compute queue. Others may use the copy queue after device->thread_begin, but not while
  * a graph is being captured.
  *
- * Graphs. What is put into either queue between capture_begin and capture_end is not done but recorded, as
- * one graph with a part of each queue: operations of one part are done in the order they were put, the parts
+ * Graphs. Work put into either queue between capture_begin and capture_end is not done but recorded, as one
+ * graph with a part of each queue: operations of one part are done in the order they were put, the parts
  * beside each other, ordered by the events between them. Both parts begin at the beginning: a copy that must
- * not overtake a kernel of its graph follows an event recorded behind that kernel. capture_end joins the
- * parts by itself; a part may be empty. A word written by the compute part is seen when that part has come to
- * it, while copies of the copy part may still run. Launching:
+ * not overtake a kernel of its graph follows an event recorded after that kernel. capture_end joins the parts
+ * by itself; a part may be empty. A word written by the compute part is seen when that part has come to it,
+ * while copies of the copy part may still run. Launching:
  * - graph_launch: the whole graph after everything put into either queue before, and before everything put
  *   into either afterwards.
- * - graph_launch_beside: each part only behind earlier work of its own queue and before later work of it; the
+ * - graph_launch_beside: each part only after earlier work of its own queue and before later work of it; the
  *   rest is for events that cross (below). So copies put into the copy queue between two launches (the next
  *   step's first slices) run beside the start of the second. A device may order more than that (CUDA: compute
  *   work after the graph's own copies too).
@@ -51,7 +51,7 @@
 enum device_queue { DEVICE_COMPUTE, DEVICE_COPY, DEVICE_QUEUE_COUNT };
 enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST, DEVICE_DIRECTION_COUNT };
 
-/* What device memory is for: the ledger's lines. */
+/* Uses of device memory: the ledger's lines. */
 enum device_use {
     DEVICE_WEIGHTS,
     DEVICE_KV,
@@ -83,7 +83,7 @@ struct device_copy_2d {
     uint64_t width, height;
 };
 
-/* What a device is asked about its kernels, as kernels.h has each function. */
+/* A device's answers about its kernels, as kernels.h has each function. */
 struct device_asked {
     /* Whether GEMV (GPUK_ONE) or GEMM_SMALL (GPUK_FEW) reads these weights as they are, as gpuk_linear_takes
      * has it. */
@@ -160,7 +160,7 @@ struct device {
     uint32_t nap_us;   /* and how long it sleeps between two looks then */
     bool early_launch; /* GPUK_EARLY may be set */
     bool rings;        /* kernels that ask another worker for something ring and wait themselves */
-    bool loads_code;   /* a first launch loads its code, which must not happen behind a waiting queue */
+    bool loads_code;   /* a first launch loads its code, which must not happen after a waiting queue's work */
     bool emulated;     /* it computes what no GPU has a kernel for (able.h) */
     bool steady; /* a matrix product gives a token the same bits whatever number of tokens it is asked for */
     const char *no_chains; /* why one token's operations are kernels of their own; NULL: they are chained */

@@ -19,9 +19,10 @@ struct nvml_answer {
 /* `bus`: "0000:3b:00.0". False: there is no library, or it does not know the device. */
 bool nvml_ask(const char *bus, struct nvml_answer *answer);
 
-/* What a context that was opened between two answers took: true and of this process alone where the later one
- * lists this process with more than the earlier, in which it may be missing; else false and the difference of
- * what all processes use, which is wrong by what others took or gave back meanwhile. 0: less than before. */
+/* The memory that a context took which was opened between two answers: true and of this process alone where
+ * the later one lists this process with more than the earlier, in which it may be missing; else false and the
+ * difference of what all processes use, which is wrong by what others took or gave back meanwhile. 0: less
+ * than before. */
 bool nvml_taken(const struct nvml_answer *before, const struct nvml_answer *after, uint64_t *bytes);
 
 /* The part of the library's interface that is used, since its header is not required; every call returns 0 on
@@ -40,5 +41,5 @@ struct nvml_entries {
     int (*generation)(void *device, unsigned *generation);
     int (*width)(void *device, unsigned *width);
 };
-/* nvml_ask through these; those behind `memory` may be NULL. */
+/* nvml_ask through these; those after `memory` may be NULL. */
 bool nvml_ask_through(const struct nvml_entries *entries, const char *bus, struct nvml_answer *answer);

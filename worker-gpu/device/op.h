@@ -1,4 +1,4 @@
-/* What a device computes: an operation with its arguments, as device_run takes it.
+/* The operations of a device with their arguments, as device_run takes them.
  *
  * Lowering fills them in (worker-gpu/program), measuring and tests make their own; device/cuda/kernels.c and
  * device/emulated/ run them, as kernels.h defines each. Pure data; addresses are the device's and must stay
@@ -53,7 +53,7 @@ struct op_swiglu {
     enum glu_kind glu;
     uint32_t n, stride, up_at, out_stride;
 };
-/* Of a row the record in its slot: [width] f32 at state + row_state[its line] * slot_bytes. `in` f32. */
+/* The record in a row's slot: [width] f32 at state + row_state[its line] * slot_bytes. `in` f32. */
 struct op_running_mean {
     struct gpuk_step step;
     const uint32_t *row_state;

@@ -1,5 +1,5 @@
-/* What the device's kernels work on while they are measured: weights of a real shape, the buffers of a step,
- * the step block. See measure/private.h. Called by measure.c; measure_kernels_close gives everything back. */
+/* The device's buffers for measuring its kernels: weights of a real shape, the buffers of a step, the step
+ * block. See measure/private.h. Called by measure.c; measure_kernels_close gives everything back. */
 #include <stdlib.h>
 
 #include "common/base/units.h"
@@ -75,7 +75,7 @@ static int take_buffers(struct measure *m, struct helm_err *err)
     return d->ops->clear(d, DEVICE_COMPUTE, k->memory, k->memory_bytes, err);
 }
 
-/* `count` floats of the pinned memory behind the step block, to the device. */
+/* Copies `count` floats of the pinned memory after the step block to the device. */
 static int put_floats(struct measure *m, float *to, const float *from, uint32_t count, struct helm_err *err)
 {
     int rc = device_copy(m->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, to, from, count * sizeof(float), err);

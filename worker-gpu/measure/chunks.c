@@ -42,7 +42,7 @@ static int issue_nothing(struct measure *m, _Atomic uint32_t *word, struct helm_
     return rc ? rc : device_word_write(m->device, word, 1, err);
 }
 
-/* gpu.begin, after a pause as before a prompt; with a graph gpu.begin_graph, one step behind another. */
+/* gpu.begin, after a pause as before a prompt; with a graph gpu.begin_graph, one step after another. */
 static int measure_begin(struct measure *m, uint64_t *others, struct device_graph *graph,
                          struct helm_err *err)
 {

@@ -3,7 +3,7 @@
  *
  * As steps do it: slices of the ring are expanded one at a time, all to the same place, and whole operations
  * of layers are multiplied. One group of numbers like weights is made and packed on the host and copied to as
- * many places as matrices have groups; slices and matrices lie one behind the other and exceed the caches.
+ * many places as matrices have groups; slices and matrices are contiguous and exceed the caches.
  */
 #include <string.h>
 
@@ -53,7 +53,7 @@ static void place_all(const struct measure *m, uint64_t group_bytes, struct plac
     if (m->emulated && p->slices > 2) p->slices = 2;
 }
 
-/* The group and the table are in the host's pinned memory, behind each other. */
+/* The group and the table are in the host's pinned memory, one after the other. */
 static int put_slices(struct measure *m, const struct place *p, uint64_t group_bytes, struct helm_err *err)
 {
     uint32_t *table = (uint32_t *)(void *)(m->host + MIB);
@@ -221,7 +221,7 @@ static bool place_products(const struct measure *m, struct products *p)
     return takes && p->layers > 0;
 }
 
-/* Groups of the width that each matrix has, one behind the other, from pinned memory. */
+/* Groups of the width that each matrix has, contiguous, from pinned memory. */
 static int put_products(struct measure *m, const struct products *p, char *const group[2],
                         struct helm_err *err)
 {

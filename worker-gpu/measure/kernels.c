@@ -20,7 +20,7 @@ static int run_once(const struct measure_work *w, struct device_graph *graph, st
     return graph ? d->ops->graph_launch(d, graph, err) : w->issue(w, err);
 }
 
-/* Seconds of `times` runs, one behind the other. */
+/* Seconds of `times` runs, one after the other. */
 static int time_runs(const struct measure_work *w, struct device_graph *graph, uint32_t times,
                      double *seconds, struct helm_err *err)
 {

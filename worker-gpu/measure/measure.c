@@ -146,7 +146,7 @@ static int measure_latency(struct measure *m, struct helm_err *err)
 /* ---- the hand-over ---- */
 
 /* As in a step: the queue waits for a word, takes a lane, puts one, writes a word; everything is queued
- * ahead. What one way takes is half of there and back. `pieces` of copies flow meanwhile. */
+ * ahead. One way takes half of there and back. `pieces` of copies flow meanwhile. */
 static int measure_hand_over(struct measure *m, const char *name, uint64_t pieces, uint64_t piece,
                              struct helm_err *err)
 {
@@ -325,7 +325,7 @@ static int stream_copied(struct stream *s, struct helm_err *err)
 
 /* ---- everything ---- */
 
-/* What the device takes for itself with all kernels loaded: the planner's line "context". */
+/* Memory that the device takes for itself with all kernels loaded: the planner's line "context". */
 static void report_context(struct measure *m)
 {
     struct measure_samples samples = {.count = 0};

@@ -1,4 +1,4 @@
-/* What a device can do, measured through device.h: for helm-profile, which never touches a device itself.
+/* Rates of a device, measured through device.h: for helm-profile, which never touches a device itself.
  *
  * Called by main's way of --measure (common/worker/process.c), by helm-profile as a child process. Talks in
  * lines on two streams; docs/profile.md has the protocol and what each name means:
@@ -8,7 +8,7 @@
  *   out   {"ready": TEXT} once the device is open to "measure": {"name": "gpu.gemv", "x": 0, "samples":
  *         [...]} for each value, {"done": "measure"} to "link": link.h2d as "measure" has it, {"done":
  *         "link"} to "format NAME SECONDS": values of that format of weights, {"done": "format NAME
- *         SECONDS"}; nothing but other formats is measured behind it to "programs JSON": {"done": "programs
+ *         SECONDS"}; nothing but other formats is measured after it to "programs JSON": {"done": "programs
  *         JSON"} once the model's layers are loaded: {"model": PATH, "weights": NAME, "kv_dtype": NAME,
  *         "invariant": BOOL, "layers": [of the model ...], "kinds": [of each half layer of these, then of the
  *         head ...], "context": N, "step_tokens": N, "positions": N of all rows together} to "cell TOKENS

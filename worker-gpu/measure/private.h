@@ -132,7 +132,7 @@ struct measure_work {
 HELM_MUST_CHECK int measure_time_works(const struct measure_work *works, uint32_t count, bool captured,
                                        struct measure_samples *samples, struct helm_err *err);
 double measure_median_of(const struct measure_samples *samples);
-/* Behind weights of another format there is room for expanded weights and for caches. */
+/* Room for expanded weights and for caches: after weights of another format. */
 static inline char *measure_room(const struct measure *m)
 {
     return m->format == FORMAT_BF16 ? m->weights : m->weights + (m->weight_bytes + 255) / 256 * 256;
@@ -176,13 +176,13 @@ uint32_t measure_layers_of(const struct measure *m, const struct measure_shape *
  */
 struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t layer, uint32_t heads);
 uint32_t measure_kv_layers(const struct measure *m);
-/* Bytes of cache that one token's attention reads behind MEASURE_CONTEXT positions. */
+/* Bytes of cache that one token's attention reads after MEASURE_CONTEXT positions. */
 double measure_attention_bytes(const struct measure *m);
 
 /* Whether the device multiplies by the weights of all operations of a layer in their own format. */
 bool measure_reads(const struct measure *m, const struct measure_shape *shape, enum gpuk_schedule schedule);
-/* gpu.gemv and gpu.operation, which is also returned; `least`: what an empty kernel in a graph costs. Of bf16
- * also gpu.read, in turns with them. */
+/* gpu.gemv and gpu.operation, which is also returned; `least`: what an empty kernel in a graph costs. With
+ * bf16 also gpu.read, in turns with them. */
 HELM_MUST_CHECK int measure_gemv_run(struct measure *m, struct measure_samples *least, double *operation,
                                      struct helm_err *err);
 /* gpu.linear and gpu.linear_operation of `tokens` tokens. *rate: operations a second of the last one, 0 at

@@ -18,7 +18,7 @@ uint32_t making_attention_ops(const struct lowering *low, const struct making *m
                               enum op_kind kinds[PROGRAM_OPS_MAX])
 {
     if (is_assisted(low, m)) return program_ops_assisted(kinds);
-    /* with the bits of rotation, append and attention one behind the other (GPUK_ORDER_ALONE) */
+    /* with the bits of rotation, append and attention one after the other (GPUK_ORDER_ALONE) */
     const enum op_tier tier = low->program->tier == GPU_TIER_1 ? OP_TIER_ONE : making_tier(low);
     return program_ops_of(m->at->math, PROCESSOR_GPU, tier, kinds);
 }
@@ -88,7 +88,7 @@ void make_rope_append(struct lowering *low, const struct making *m)
                               .q = chunk ? chunk_queries(low, m) : gpu_area(s->buffers, GPU_AREA_FEW_Q)};
 }
 
-/* What decode attention of an assisted step leaves beside its outputs: maxima, and behind them sums. */
+/* Decode attention of an assisted step leaves these beside its outputs: maxima, and after them sums. */
 static float *partial_of(const struct lowering *low, bool sums)
 {
     float *maxima = gpu_area(low->source->buffers, GPU_AREA_PARTIAL);

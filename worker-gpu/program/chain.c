@@ -41,8 +41,8 @@ static bool is_taken(const struct gpu_program *p, struct device *d, const struct
     return d->ask.chain_takes(d, &op);
 }
 
-/* Of an invariant plan: whether it is a product that chains have with the bits of few tokens, in the lists of
- * one token and of few alike. */
+/* Whether it is a product that chains have with the bits of few tokens, in an invariant plan's lists of one
+ * token and of few alike. */
 static bool is_as_few(struct device *d, const struct gpu_entry *e)
 {
     return e->op.kind == OP_GEMM_SMALL && !e->slice && !e->op.count &&

@@ -42,7 +42,7 @@ void make_embed(struct lowering *low, const struct making *m)
                           .x = (float *)(void *)making_place(low, m, m->at->math->out[0]).at};
 }
 
-/* Of all of a step's tokens. */
+/* Joins all of a step's tokens. */
 void make_join(struct lowering *low, const struct making *m)
 {
     const struct model_config *c = &low->source->model->config;

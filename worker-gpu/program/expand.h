@@ -1,5 +1,5 @@
-/* What packed weights need on the device: the place where one slice of them lies expanded, and streamed ones
- * their tables of offsets. (Those at home in VRAM have theirs there: weights.h.)
+/* Room on the device for packed weights: the place where one slice of them lies expanded, and the tables of
+ * offsets of streamed ones. (Those at home in VRAM have theirs there: weights.h.)
  *
  * Called by engine.c and print.c. Streamed matrices that are packed (common/plan/placement.h) are packed in
  * the ring as well, so a ring holds more of them. The compute queue expands a slice when it has come and just
@@ -12,7 +12,7 @@
 
 struct gpu_expand {
     uint64_t slice_bytes; /* of the largest one, expanded; 0: nothing is packed */
-    uint64_t bytes;       /* with the tables behind it */
+    uint64_t bytes;       /* with the tables after it */
     char *memory;
 };
 

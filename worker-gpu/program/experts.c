@@ -1,14 +1,14 @@
 /* Lowering: mixtures of experts. See making.h; called by math.c.
  *
  * The router's logits are a product of one or few tokens, with the norm, exact enough to choose by; the
- * experts' gates make the choice before they begin, of a chunk an operation of its own. What was chosen stays
- * in device memory: entries depend on shapes alone. One and few tokens take all experts where they lie; a
+ * experts' gates make the choice before they begin, of a chunk an operation of its own. The choice stays in
+ * device memory: entries depend on shapes alone. One and few tokens take all experts where they lie; a
  * chunk's tokens are grouped by expert once, and each piece of the matrices is whole experts, whose part of
  * the groups begins at their number.
  *
- * Experts in both memories (plan.h): behind the router's logits one operation makes the choice of a few
+ * Experts in both memories (plan.h): after the router's logits one operation makes the choice of a few
  * tokens, says of each expert whether it lies in a slot, is read in host memory or is the CPU's, and asks for
- * these by lane; what the CPU answers is added last. */
+ * these by lane; the CPU's answer is added last. */
 #include "worker-gpu/program/making.h"
 
 static struct gpuk_choice choice_of(const struct lowering *low)
@@ -38,7 +38,7 @@ static bool is_routed(const struct lowering *low, const struct making *m)
     return making_mixed(low, m);
 }
 
-/* What the sum of a token's experts is added to; NULL: nothing. */
+/* The numbers that the sum of a token's experts is added to; NULL: none. */
 static const float *added_to(const struct lowering *low, const struct making *m)
 {
     return m->at->math->residual ? gpu_area(low->source->buffers, GPU_AREA_X) : NULL;
@@ -139,7 +139,7 @@ void make_experts_group(struct lowering *low, const struct making *m)
                                   .out = groups_of(low)};
 }
 
-/* One role's matrices of experts in both memories. Of packed ones a chunk's kernels find none
+/* One role's matrices of experts in both memories. A chunk's kernels find no packed ones
  * (gpu_slots_table_chunk), as if they were plain. */
 static struct gpuk_experts mixed_of(const struct lowering *low, const struct making *m, enum slot_role role)
 {
@@ -149,7 +149,8 @@ static struct gpuk_experts mixed_of(const struct lowering *low, const struct mak
         &slots->place.unit[plan_mixed_index(low->source->plan, m->at->unit)].role[role];
     const uint32_t experts = low->source->model->config.router.experts;
     const bool own =
-        m->at->math->weight[role == SLOT_UP] == slot_tensor(role); /* else it is what is read behind */
+        m->at->math->weight[role == SLOT_UP] == slot_tensor(role); /* false: the down that is read after the
+                                                                    * gates */
     const bool none = is_chunk(low) && tensor_format_of(matrix->format)->variable;
     return (struct gpuk_experts){.format = none ? tensor_format_plain(tensor_format_product(matrix->format))
                                                 : matrix->format,
@@ -205,7 +206,7 @@ static struct gpuk_experts experts_of(struct lowering *low, const struct making 
     return experts;
 }
 
-/* What is read behind the gates. */
+/* The matrices read after the gates. */
 static struct gpuk_experts downs_of(const struct lowering *low, const struct making *m)
 {
     if (making_mixed(low, m)) return mixed_of(low, m, SLOT_DOWN);

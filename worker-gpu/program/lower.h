@@ -29,7 +29,7 @@ void lower_word(struct lowering *low, enum op_kind kind, _Atomic uint32_t *word,
                 enum device_compare compare);
 const struct gpu_matrix *lower_matrix(struct lowering *low, enum tensor_role role, int32_t layer);
 
-/* An operation of the model: of a unit, or the head's, which stands behind the last unit. */
+/* An operation of the model: of a unit, or the head's, which stands after the last unit. */
 struct lower_at {
     uint32_t unit, op;
     const struct math_op *math;
@@ -61,8 +61,8 @@ struct piece {
     bool streamed, home;       /* a slice of the ring, or of weights packed in VRAM */
     uint32_t slice;            /* of the ring */
 };
-/* The operation's next piece, ready to be computed with; false behind the last. *piece begins as zeros. The
- * ring's entries behind the use of a piece are added by the call for the next one. */
+/* The operation's next piece, ready to be computed with; false after the last. *piece begins as zeros. The
+ * ring's entries after the use of a piece are added by the call for the next one. */
 bool lower_next_piece(struct lowering *low, const struct lower_at *at, struct piece *piece);
 /* All of the run from piece->first on where it is at home, in its format. */
 void lower_whole_piece(struct lowering *low, const struct lower_at *at, struct piece *piece);
@@ -72,23 +72,23 @@ bool lower_reads(const struct lowering *low, const struct math_op *math, const s
 /* Expands a slice of weights packed in VRAM. */
 struct gpu_entry *lower_expand_home(struct lowering *low, uint32_t index);
 
-/* First in a step: its copies begin behind the uses of the step before. */
+/* First in a step: its copies begin after the uses of the step before. */
 void lower_begin_copies(struct lowering *low);
-/* Behind the step block: the copies that may begin before anything is computed. */
+/* After the step block: the copies that may begin before anything is computed. */
 void lower_first_copies(struct lowering *low);
 /* Where a span waits for the CPU: expands its first slice meanwhile. The place that it is expanded to is
  * unused by then, unless weights packed in VRAM are expanded before it. The slice has arrived by then, unless
- * the link is far behind, and then the span would wait for it in any case. */
+ * the link is far too slow, and then the span would wait for it in any case. */
 void lower_expand_ahead(struct lowering *low, const struct plan_span *span);
-/* Behind all spans: borrowed caches are back. Behind the end word: the tail. */
+/* After all spans: borrowed caches are back. After the end word: the tail. */
 void lower_end_caches(struct lowering *low);
 void lower_tail(struct lowering *low);
 
 /* The cache of a layer, a host's layer in its staging pool; the copies to there before the layer's attention,
- * and back behind it. With two tiers: both pools, the second one staged for a chunk; the host's layer with a
- * page table of its own; behind a chunk's attention the copies of the pages that it has filled. */
+ * and back after it. With two tiers: both pools, the second one staged for a chunk; the host's layer with a
+ * page table of its own; after a chunk's attention the copies of the pages that it has filled. */
 void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_attention *a);
-/* What a chunk's attention in pieces is about: own, and the layer in the arena's pages. */
+/* The caches of a chunk's attention in pieces: own, and the layer in the arena's pages. */
 struct gpu_supply lower_cache_pieces(const struct lowering *low, uint32_t layer);
 void lower_cache_begin(struct lowering *low, uint32_t layer);
 void lower_cache_end(struct lowering *low, uint32_t layer);
@@ -106,13 +106,13 @@ void lower_share_end(struct lowering *low, uint32_t unit, float *out);
 void lower_embed(struct lowering *low);
 /* The embedding, and what MLP halves take of the tokens. */
 void lower_inputs(struct lowering *low);
-/* Of drafts, the hidden states that they begin with; `drafts`: the head after these. */
+/* The hidden states that drafts begin with; `drafts`: the head after these. */
 void lower_hidden_states(struct lowering *low);
 void lower_head(struct lowering *low, bool drafts);
 
 /* Joins the operations of a whole list to chains where it can (chain.c). */
 void lower_chains(struct lowering *low);
-/* Of an invariant plan, before that: attention whose next product is one that chains have with the bits of
+/* Before that, in an invariant plan: attention whose next product is one that chains have with the bits of
  * few tokens gets a chain's order, in the lists of one token and of few; where one of several tokens is far,
  * up to GPU_APART_POSITION. */
 void lower_attention_chained(struct lowering *low);

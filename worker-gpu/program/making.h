@@ -6,7 +6,7 @@
 
 #include "worker-gpu/program/lower.h"
 
-/* What an operation is made for. */
+/* The context in which an operation is made. */
 struct making {
     const struct lower_at *at;
     enum op_kind kind;
@@ -39,7 +39,7 @@ struct place {
 };
 struct place making_place(const struct lowering *low, const struct making *m, enum model_buffer buffer);
 
-/* What a chunk's input is when it is multiplied by the operation's weights from number `first` on. */
+/* Type of a chunk's input when it is multiplied by the operation's weights from number `first` on. */
 static inline enum dtype making_dtype(const struct lowering *low, const struct math_op *math, uint32_t first,
                                       int32_t layer)
 {
@@ -99,8 +99,8 @@ void make_experts_add(struct lowering *low, const struct making *m);
 void make_running_mean(struct lowering *low, const struct making *m);
 void make_delta(struct lowering *low, const struct making *m);
 
-/* What attention's math becomes: as usual, or with hand-overs to the CPU in layers that it attends to a part
- * of. */
+/* Kinds that attention's math becomes: as usual, or with hand-overs to the CPU in layers that it attends to a
+ * part of. */
 uint32_t making_attention_ops(const struct lowering *low, const struct making *m,
                               enum op_kind kinds[PROGRAM_OPS_MAX]);
 void make_rope_append(struct lowering *low, const struct making *m);

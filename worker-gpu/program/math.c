@@ -124,8 +124,7 @@ static void make_norm(struct lowering *low, const struct making *m)
                                      .out_dtype = dtype};
 }
 
-/* A piece's matrices over one sub-chunk: one product where they and their outputs lie one behind the
- * other. */
+/* A piece's matrices over one sub-chunk: one product where they and their outputs are contiguous. */
 static void make_matmul(struct lowering *low, const struct making *m)
 {
     const struct math_op *math = m->at->math;
@@ -377,7 +376,7 @@ static uint32_t ops_of(const struct lowering *low, const struct making *m,
                                                                        making_tier(low), kinds);
 }
 
-/* What the operation becomes, over m->sub. */
+/* Makes the operation, over m->sub. */
 static void make(struct lowering *low, struct making *m)
 {
     enum op_kind kinds[PROGRAM_OPS_MAX];
@@ -450,8 +449,8 @@ static void make_pieces(struct lowering *low, struct making *m, struct piece *pi
     }
 }
 
-/* Experts' matrices piece by piece, of all of a chunk's tokens at once, so that each is read once: the norm
- * before the first piece, the sum behind the last. */
+/* Experts' matrices piece by piece, with all of a chunk's tokens at once, so that each is read once: the norm
+ * before the first piece, the sum after the last. */
 static void make_experts(struct lowering *low, struct making *m, struct piece *piece)
 {
     enum op_kind kinds[PROGRAM_OPS_MAX];
@@ -469,7 +468,7 @@ static void make_experts(struct lowering *low, struct making *m, struct piece *p
 }
 
 /* When an operation's turn is where a layer's experts are in both memories: the choice first, since the CPU
- * begins behind it, and the experts' sum late, which waits for the CPU's; what adds both to the residual
+ * begins after it, and the experts' sum late, which waits for the CPU's; the addition of both to the residual
  * stream is last. */
 static int mixed_turn(const struct math_op *math)
 {
@@ -488,7 +487,7 @@ static void order_of(const struct math_part *part, bool mixed, uint32_t order[MA
             if (mixed ? mixed_turn(&part->op[i]) == turn : turn == 0) order[count++] = i;
 }
 
-/* What is not computed here is refused, not left out. */
+/* Refuses operations that are not computed here instead of leaving them out. */
 static void check_able(struct lowering *low, const struct lower_at *at)
 {
     char where[32] = "model";

@@ -116,7 +116,7 @@ uint64_t gpu_staging_bytes(const struct plan *plan, enum plan_processor self,
 void *gpu_window_staging(const struct gpu_source *s, uint32_t staging)
 {
     const uint64_t at =
-        plan_kv_tiered(s->plan) ? plan_staging(s->plan).pages * kv_layer_bytes(&s->kv) : 0; /* behind them */
+        plan_kv_tiered(s->plan) ? plan_staging(s->plan).pages * kv_layer_bytes(&s->kv) : 0; /* after them */
     return s->staging[staging] ? (char *)s->staging[staging] + at : NULL;
 }
 

@@ -31,7 +31,7 @@ void gpu_pieces_fill(const struct plan *plan, const struct batch_row *row, uint3
 
 /* ---- copies ---- */
 
-/* A row's pages [from, to), which have places from `place` on one behind the other. */
+/* A row's pages [from, to), whose places are consecutive from `place` on. */
 struct stretch {
     const struct batch_row *row;
     uint32_t from, to, place;
@@ -184,7 +184,7 @@ int gpu_pieces_attend(const struct gpu_source *s, const struct gpu_entry *e, str
         struct device_event *in = s->event[GPU_EVENT_PIECE_IN + i % 2],
                             *used = s->event[GPU_EVENT_PIECE_USED + i % 2];
         part->piece = i;
-        op->flags = 0; /* behind an event */
+        op->flags = 0; /* after an event */
         rc = ops->event_follow(s->device, DEVICE_COMPUTE, in, err);
         if (!rc) rc = device_run(s->device, op, err);
         if (rc || i + 2 >= pieces) continue;

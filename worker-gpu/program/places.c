@@ -12,7 +12,8 @@ static const struct math_op *reader_of(const struct lowering *low, const struct 
     return NULL;
 }
 
-/* What a chunk's numbers in a buffer are: what those weights ask for that are multiplied by them next. */
+/* Type of a chunk's numbers in a buffer: the one that the weights ask for which are multiplied by them
+ * next. */
 static enum dtype read_as(const struct lowering *low, const struct making *m, enum model_buffer buffer)
 {
     const struct math_op *reader = reader_of(low, m, buffer);
@@ -71,8 +72,8 @@ static struct place side_by_side(const struct lowering *low, const struct making
                           DTYPE_F32};
 }
 
-/* What attention leaves, or a gated delta net: `width` numbers of each token. Without an area of its own a
- * chunk's takes the place of q k v. */
+/* The output of attention, or of a gated delta net: `width` numbers of each token. Without an area of its own
+ * a chunk's takes the place of q k v. */
 static struct place attention_output(const struct lowering *low, const struct making *m,
                                      enum model_buffer buffer, uint32_t width)
 {
@@ -82,7 +83,7 @@ static struct place attention_output(const struct lowering *low, const struct ma
     if (making_tier(low) != OP_TIER_CHUNK)
         return (struct place){gpu_area(b, GPU_AREA_FEW_A), width, DTYPE_F32};
     const enum dtype dtype = read_as(low, m, buffer);
-    /* of two tiers all sub-chunks' outputs, one behind the other, when all of q k v has been used */
+    /* with two tiers the outputs of all sub-chunks, contiguous, when all of q k v has been used */
     if (own || plan_kv_tiered(low->source->plan))
         return (struct place){making_row(own ? own : qkv, m->sub, width, dtype_bytes(dtype)), width, dtype};
     return (struct place){making_row(qkv, m->sub, workspace_attention_width(c), sizeof(float)), width, dtype};
@@ -145,7 +146,7 @@ struct place making_place(const struct lowering *low, const struct making *m, en
         return (
             struct place){making_row(gpu_area(b, GPU_AREA_PAIR), m->sub, 2 * c->hidden, dtype_bytes(dtype)),
                           2 * c->hidden, dtype};
-    case BUFFER_PER_LAYER: /* behind a gate */
+    case BUFFER_PER_LAYER: /* after a gate */
         return (struct place){making_row(gpu_area(b, GPU_AREA_PER_LAYER), m->sub,
                                          workspace_per_layer_width(c), sizeof(float)) +
                                   c->per_layer * sizeof(float),

@@ -91,7 +91,7 @@ static void print_chain(const struct gpu_printing *p, const struct gpu_entry *e)
     fprintf(p->out, " %u operations, one kernel", e->op.as.chain.count);
 }
 
-/* What an entry says beside its name. */
+/* Prints an entry's details after its name. */
 static void (*const print_of[OP_KIND_COUNT])(const struct gpu_printing *p, const struct gpu_entry *e) = {
     [OP_GEMV] = print_linear,       [OP_GEMM_SMALL] = print_linear, [OP_MATMUL] = print_matmul,
     [OP_WORD_WAIT] = print_number,  [OP_WORD_WRITE] = print_number, [OP_CHAIN] = print_chain,

@@ -10,13 +10,13 @@
  *
  * A chunk is computed in sub-chunks of GPU_SUB_TOKENS: each operation, or each slice of it where weights are
  * streamed, does all sub-chunks one after the other, so weights cross the link once however long the chunk.
- * Of all its tokens only the residual stream, q k v (later the attention's output, in the same place) and the
- * product of gate and up are kept; everything else is as large as a sub-chunk.
+ * Only the residual stream, q k v (later the attention's output, in the same place) and the product of gate
+ * and up are kept of all its tokens; everything else is as large as a sub-chunk.
  *
- * Streamed weights: the copy queue fills the ring (ring.h) behind events that the compute queue records when
+ * Streamed weights: the copy queue fills the ring (ring.h) after events that the compute queue records when
  * what is overwritten has been used, and the compute queue waits for each slice's arrival; the host waits for
  * nothing. The list's order is one in which every event is recorded before it is followed. Its last part, the
- * tail, copies the next step's first slices: it is put into the copy queue behind the graph, not into it,
+ * tail, copies the next step's first slices: it is put into the copy queue after the graph, not into it,
  * since a graph is not done before its copies are; events that cross lead from the graph to the tail and from
  * there to the next step's graph. Between two chunks of one prompt it is left out as far as the second would
  * only overwrite it (struct gpu_prefix). Borrowed caches (a layer whose KV is the host's, computed here in a
@@ -24,25 +24,25 @@
  * counts as done when what it appended is back.
  *
  * A packed slice is expanded (expand.h) between its arrival and its use, and its place in the ring is free
- * from then on; the first one of a span while that still waits for the CPU. The kernel behind an expansion
+ * from then on; the first one of a span while that still waits for the CPU. The kernel after an expansion
  * never begins early: it would fetch weights that are not there yet. One token's linears that the device
  * multiplies packed (gpuk_linear_takes) read the slice in the ring instead, and nothing is expanded.
  *
- * What lies packed in VRAM is multiplied so by one token's products, whole operations at a time, where the
- * device does that; else it is expanded as streamed slices are, to the same place, a slice at a time.
+ * Matrices packed in VRAM are multiplied so by one token's products, whole operations at a time, where the
+ * device does that; else they are expanded as streamed slices are, to the same place, a slice at a time.
  *
  * Two tiers of the cache (plan.h, arena_layout.h): few tokens' kernels read pages of the arena where they
- * lie, over the link. Of a chunk, whose every 64 queries would read them again, a layer's such pages are
- * brought to VRAM in pieces (pieces.h), the first two beside the computation of the layer before, the others
- * beside attention to the one before each; where no row has any, nothing is copied. What a chunk fills is
- * copied to the arena layer by layer, behind each layer's attention; in the decode tiers the host puts such
- * copies behind the graph, once every page (tiers.h). Each decode tier has one more program for steps in
- * which the CPU attends to a part (STEP_KV_ASSISTED): the queries of a layer that it attends to
+ * lie, over the link. A chunk, whose every 64 queries would read them again, has a layer's such pages brought
+ * to VRAM in pieces (pieces.h), the first two beside the computation of the layer before, the others beside
+ * attention to the one before each; where no row has any, nothing is copied. Pages that a chunk fills are
+ * copied to the arena layer by layer, after each layer's attention; in the decode tiers the host puts such
+ * copies after the graph, once every page (tiers.h). Each decode tier has one more program for steps in which
+ * the CPU attends to a part (STEP_KV_ASSISTED): the queries of a layer that it attends to
  * (plan_assists_layer) go down, the GPU attends to its own positions meanwhile, and what comes up is merged.
- * Of borrowed caches all pages are the arena's, and go through the pool as with one tier; where VRAM has too
- * few places for a chunk (plan_appends_in_arena) all caches are borrowed in chunks.
+ * Borrowed caches have the arena's pages alone, which go through the pool as with one tier; where VRAM has
+ * too few places for a chunk (plan_appends_in_arena) all caches are borrowed in chunks.
  *
- * Of an invariant plan (common/plan/schedule.h) the program of one token is that of GPU_STEADY_FEW; in chains
+ * In an invariant plan (common/plan/schedule.h) the program of one token is that of GPU_STEADY_FEW; in chains
  * are products where the device has the same bits there (device_asked.chain_as_few), and attention beside
  * them, whose order few tokens then have, too (enum gpuk_order).
  *
@@ -138,7 +138,7 @@ struct gpu_entry {
 /* Whether it multiplies by weights of a variable format as they are: it trusts their bytes. */
 bool gpu_entry_trusts(const struct gpu_entry *entry);
 
-/* Events by number. Of a program: a few of its own, then arrival and use of each slice of the longest
+/* Events by number. A program has a few of its own, then arrival and use of each slice of the longest
  * schedule. Crossing ones, between programs: arrival of each slice of the prefix; what a tail waits for, in
  * its order. */
 enum gpu_event {
@@ -193,7 +193,7 @@ struct gpu_program {
     struct gpuk_step step; /* device addresses, of all tokens */
     struct gpu_entry *entry;
     uint32_t count, capacity;
-    uint32_t tail;                       /* its first entry: behind those of the graph */
+    uint32_t tail;                       /* its first entry: after those of the graph */
     uint32_t as_chained;                 /* attention in a chain's order, of an invariant plan */
     uint32_t chains, chained, unchained; /* how many; operations in them; of layers and head, beside them */
     uint64_t stream_bytes;               /* of weights that come through the ring */
@@ -211,7 +211,7 @@ struct gpu_source {
     const struct gpu_buffers *buffers;
     const struct arena *arena;
     struct device *device;
-    struct kv_layout kv, window_kv; /* of pages, and of windows, whose pool is behind theirs */
+    struct kv_layout kv, window_kv; /* of pages, and of windows, whose pool is after theirs */
     void *kv_pool, *window_pool;
     void *staging[GPU_STAGINGS]; /* [page_count] pages of one layer, the arena's page numbers; two tiers: one,
                                     of pieces */
@@ -224,13 +224,13 @@ struct gpu_source {
     struct device_event *const *event;
     struct gpu_events events;
     char *block_host;          /* pinned, at least as large as the largest block */
-    struct gpuk_token *tokens; /* pinned: results of argmax, by sample; behind them the other place's */
+    struct gpuk_token *tokens; /* pinned: results of argmax, by sample; after them the other place's */
     bool follows;              /* its step has the block that the one before leaves (follow.h) */
-    _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done; behind it the other place's */
+    _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done; after it the other place's */
     _Atomic uint32_t *sent;    /* pinned: how many lanes' last hand-overs are published (gpu_turn.last_out) */
     _Atomic uint32_t *moved;   /* pinned: becomes 1 when a session's page is copied (session.h) */
     float rope_scale[MODEL_ROPES_MAX];
-    const bool *left_out; /* [units + 1]: half layers, and the head behind them, that a program which is only
+    const bool *left_out; /* [units + 1]: half layers, and the head after them, that a program which is only
                              measured lacks; NULL: none */
 };
 
@@ -317,7 +317,7 @@ HELM_MUST_CHECK int gpu_program_issue_missing(const struct gpu_source *source,
  * expected to be of the same phase, so that only what this one finds in the ring is worth copying. */
 HELM_MUST_CHECK int gpu_program_issue(const struct gpu_source *source, const struct gpu_program *program,
                                       const struct gpu_issue *issue, struct helm_err *err);
-/* What stands before the tail as a graph, of all the tokens and samples that there may be. */
+/* Captures the entries before the tail as a graph, for all the tokens and samples that there may be. */
 HELM_MUST_CHECK int gpu_program_capture(const struct gpu_source *source, struct gpu_program *program,
                                         struct helm_err *err);
 HELM_MUST_CHECK int gpu_program_issue_tail(const struct gpu_source *source, const struct gpu_program *program,

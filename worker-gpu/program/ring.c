@@ -261,10 +261,10 @@ static uint32_t last_burst(const struct cutting *c, const struct plan *plan, uin
     return s->count && s->slice[s->count - 1].after < (int32_t)first ? first : s->count;
 }
 
-/* What of the prefix this phase overwrites, in the order in which its place becomes free. Places that the
- * last burst sets free are taken as free when it is over, so that the next step's first slices come first:
- * the order of the places is another where the last lap ends, and a step that waits for slice 0 waits for all
- * that is copied before it. */
+/* Adds the slices of the prefix that this phase overwrites, in the order in which their places become free.
+ * Places that the last burst sets free are taken as free when it is over, so that the next step's first
+ * slices come first: the order of the places is another where the last lap ends, and a step that waits for
+ * slice 0 waits for all that is copied before it. */
 static int add_tail(struct cutting *c, const struct plan *plan, uint32_t phase,
                     const struct ring_schedule *decode)
 {
@@ -291,7 +291,7 @@ static int add_tail(struct cutting *c, const struct plan *plan, uint32_t phase,
     }
     s->tail = s->count - own;
     s->count = own;
-    for (uint32_t i = own; i < own + s->tail; i++) /* behind the phase's own copies */
+    for (uint32_t i = own; i < own + s->tail; i++) /* after the phase's own copies */
         if (i && s->slice[i].after < s->slice[i - 1].after) s->slice[i].after = s->slice[i - 1].after;
     return 0;
 }
@@ -309,7 +309,7 @@ int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32
         if (!decode) decode = schedule;
         uint32_t prefix = ring_prefix(decode);
         for (uint32_t i = 0; i < schedule->count && i < prefix; i++) {
-            /* behind a lap of this phase's own it would be overwritten before it is used */
+            /* after a lap of this phase's own it would be overwritten before it is used */
             schedule->slice[i].held =
                 schedule->slice[i].after < 0 && same(&schedule->slice[i], &decode->slice[i]);
             schedule->slice[i].prefix = i;

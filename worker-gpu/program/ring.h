@@ -3,20 +3,20 @@
  *
  * Called by program lowering (program*.c) and the engine; pure arithmetic. Each operation of a `stream` unit
  * that has weights (q k v; o; gate and up; down) is cut into slices of some rows. Slices stand in the ring in
- * order of use, one behind the other, and begin again at its start where one does not fit before the end. So
- * the place of every slice, and after whose use it may be overwritten, is known when programs are lowered;
- * every step begins the same way.
+ * order of use, contiguous, and begin again at its start where one does not fit before the end. So the place
+ * of every slice, and after whose use it may be overwritten, is known when programs are lowered; every step
+ * begins the same way.
  *
  * Packed matrices (common/formats/packed.h) are cut into the same slices and lie in the ring as they are in
  * the arena: whole groups of rows, whose sizes differ and are known once the arena's weights are there; until
  * then the schedule uses their largest size. expand.h expands them.
  *
- * One schedule a phase. Whatever phase a step was of, what is to be in the ring behind it are the first
- * slices of the decode phase, as many as lie there without one overwriting another (the prefix): its tail
- * copies those that it has overwritten, after the last use of what is overwritten. So a step finds the prefix
- * there, or on its way, and the link works while head, sampling and helmd have their turn. A phase that
- * begins with the same slices has them too (`held`). What a tail leaves out, before a step that would not use
- * it, is copied at the beginning of the one that does (struct gpu_prefix). */
+ * One schedule a phase. After a step of any phase the ring shall hold the first slices of the decode phase,
+ * as many as lie there without one overwriting another (the prefix): its tail copies those that it has
+ * overwritten, after the last use of what is overwritten. So a step finds the prefix there, or on its way,
+ * and the link works while head, sampling and helmd have their turn. A phase that begins with the same slices
+ * has them too (`held`). Slices that a tail leaves out, before a step that would not use them, are copied at
+ * the beginning of the one that does (struct gpu_prefix). */
 #pragma once
 
 #include "common/model/model.h"
@@ -24,11 +24,11 @@
 #include "common/plan/engine_limits.h"
 #include "worker-gpu/weights/weights.h"
 
-/* Operation `op` of a unit, or of the head, which stands behind the last unit; and its layer. */
+/* Operation `op` of a unit, or of the head, which stands after the last unit; and its layer. */
 const struct math_op *ring_math_of(const struct model *model, uint32_t unit, uint32_t op);
 int32_t ring_layer_of(const struct model *model, uint32_t unit);
 
-/* An operation's weights from `first` on whose format is one: behind the last of them. They are multiplied by
+/* The end of the run of an operation's weights from `first` on that have one format. They are multiplied by
  * together; files may have others in other formats. Those that are used in pairs are always together. */
 uint32_t ring_run_end(const struct gpu_weights *weights, const struct math_op *math, int32_t layer,
                       uint32_t first);

@@ -34,11 +34,11 @@ HELM_MUST_CHECK int gpu_states_plan(const struct plan *plan, enum plan_processor
 HELM_MUST_CHECK int gpu_states_open(struct gpu_states *states, struct device *device, struct helm_err *err);
 void gpu_states_close(struct gpu_states *states, struct device *device);
 
-/* Whether a row has to be begun or left by copies; such a step cannot be launched behind another
+/* Whether a row has to be begun or left by copies; such a step cannot be launched after another
  * (follow.h). */
 bool gpu_states_moves(const struct gpu_states *states, const struct step_row *row);
-/* In front of a step of this phase: rows at position 0 get zeros, those with state_from that snapshot. What
- * is borrowed is written at once, since no other step is in flight with one of prompts. */
+/* In front of a step of this phase: rows at position 0 get zeros, those with state_from that snapshot.
+ * Borrowed states are written at once, since no other step is in flight with one of prompts. */
 HELM_MUST_CHECK int gpu_states_begin(const struct gpu_states *states, struct device *device,
                                      const struct batch *batch, uint32_t phase, struct helm_err *err);
 /* After it: records of rows that leave a snapshot after their last token, then *word becomes 1. *waits:

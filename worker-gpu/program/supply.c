@@ -334,7 +334,7 @@ static void add_fetches(struct lowering *low)
 }
 
 /* Both pools of a layer: with few tokens the arena's pages where they lie, of a chunk places of the staging
- * pool. Of one whose cache is the arena's alone the table has pages of the arena only. */
+ * pool. For a cache that is the arena's alone the table has pages of the arena only. */
 static void take_tiers(const struct lowering *low, uint32_t layer, bool borrowed, struct gpuk_attention *a)
 {
     const struct gpu_source *s = low->source;
@@ -350,7 +350,7 @@ static void take_tiers(const struct lowering *low, uint32_t layer, bool borrowed
 }
 
 /* Pages of windows lie in a pool of their own, or, borrowed, in the staging memory by the same numbers; their
- * entries stand behind those of pages. */
+ * entries stand after those of pages. */
 static void take_window(const struct lowering *low, uint32_t layer, struct gpuk_attention *a)
 {
     const struct gpu_source *s = low->source;
@@ -472,7 +472,7 @@ void lower_end_caches(struct lowering *low)
     if (!low->borrows) only_when(low, first, GPU_WHEN_FILLS);
 }
 
-/* The tail: behind the program's own copies, each as soon as what it overwrites has been used. Several that
+/* The tail: after the program's own copies, each as soon as what it overwrites has been used. Several that
  * wait for the same use follow one event. */
 void lower_tail(struct lowering *low)
 {

@@ -13,7 +13,7 @@ struct gpu_cells {
     uint32_t layer;    /* in the arena's */
     uint32_t layers;
 };
-/* The run of the GPU's layers that begins at model layer `from` or behind it; false where there is none. */
+/* The run of the GPU's layers that begins at model layer `from` or after it; false where there is none. */
 bool gpu_cells_next(const struct gpu_source *source, uint32_t from, struct gpu_cells *cells);
 
 /* Pages that a step fills which takes the batch's rows, each `ahead` tokens further: how many. */

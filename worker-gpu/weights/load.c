@@ -4,7 +4,7 @@
  * slot is read into again once its copy is done. So disk, host memory and link work at the same time. A piece
  * is some rows of a matrix; what lies in VRAM in another format is read beside and converted into the slot.
  *
- * Of packed matrices a piece is a run of groups: a thread reads it and measures how small it becomes, waits
+ * A piece of packed matrices is a run of groups: a thread reads it and measures how small it becomes, waits
  * until the pieces before it have their places, takes the next, and packs it into a slot. Pieces are taken in
  * order, so a thread never waits for one that has not begun. */
 #include <assert.h>
@@ -95,7 +95,7 @@ static int wait_for_slot(struct reader *r, uint32_t slot, struct helm_err *err)
     return rc;
 }
 
-/* The piece's groups behind all before them: their entries in the table, and in *at where the first is. */
+/* The piece's groups after all before them: their entries in the table, and in *at where the first is. */
 static int place_groups(struct load_job *job, const struct piece *piece, const struct packed_measure *measure,
                         uint64_t *at, struct helm_err *err)
 {

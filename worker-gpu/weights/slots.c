@@ -13,7 +13,7 @@ static uint32_t experts_of(const struct gpu_slots *s)
     return s->model->config.router.experts;
 }
 
-/* Of all experts, where the word behind the table lies. */
+/* Entries for all experts; the word after the table lies there. */
 static uint64_t table_count(const struct gpu_slots *s)
 {
     return (uint64_t)s->place.units * experts_of(s);
@@ -151,7 +151,8 @@ static int bring(const struct gpu_slots *s, uint32_t index, uint32_t expert, uin
     return rc;
 }
 
-/* What the policy says of a layer, for the device. An expert that is too large for its slot is not there. */
+/* Writes the policy's table of a layer, for the device. An expert that is too large for its slot is not
+ * there. */
 static void note(struct gpu_slots *s, uint32_t index)
 {
     const uint32_t *now = expert_slots_table(s->policy, index), experts = experts_of(s);
@@ -243,8 +244,8 @@ static int arrive(struct gpu_slots *s, struct helm_err *err)
     return rc;
 }
 
-/* What comes next, and what goes for it. The layer that had the last place in a step is the first in the next
- * one, so that each has its part of what steps bring. */
+/* Chooses the experts that come next, and those that go for them. The layer that had the last place in a step
+ * is the first in the next one, so that each has its part of what steps bring. */
 static void choose(struct gpu_slots *s)
 {
     const uint32_t most = plan_experts(s->plan)->moves, units = s->place.units, turn = s->turn;

@@ -2,10 +2,10 @@
  * tokens choose.
  *
  * Called by engine.c (load), by step.c at the begin and the end of each step, and by lowering, which takes
- * addresses. What a decode step's tokens chose its kernels leave in host memory. At its end the policy
- * (common/experts/slots.h) says which of them come in the stead of others: at most plan_experts(plan)->moves
- * a step, which the copy queue brings while the next step is computed, and which serve the step behind that.
- * The device's table of what is where is written between steps alone. While experts move kernels read none in
+ * addresses. Kernels of a decode step leave its tokens' choice in host memory. At its end the policy
+ * (common/experts/slots.h) says which of them come instead of others: at most plan_experts(plan)->moves a
+ * step, which the copy queue brings while the next step is computed, and which serve the step after that. The
+ * device's table of what is where is written between steps alone. While experts move kernels read none in
  * host memory: both would wait for each other on the link. */
 #pragma once
 
@@ -37,7 +37,7 @@ struct gpu_slots {
     struct device_event *copied;
 };
 
-/* What it takes, in place.bytes; nothing where the plan has no such experts. */
+/* Bytes that it takes, in place.bytes; 0 where the plan has no such experts. */
 HELM_MUST_CHECK int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan,
                                    struct gpu_slots *slots, struct helm_err *err);
 /* Takes device memory and pinned memory. */
@@ -54,8 +54,8 @@ void gpu_slots_close(struct gpu_slots *slots);
 
 /* Before a step's program: the device's table, where it has changed. */
 HELM_MUST_CHECK int gpu_slots_begin(struct gpu_slots *slots, struct helm_err *err);
-/* Behind a decode step's launch: starts the copies that the end of the step before chose, which no step reads
- * any more. */
+/* After a decode step's launch: starts the copies that the end of the step before chose, whose places no step
+ * reads any more. */
 HELM_MUST_CHECK int gpu_slots_send(struct gpu_slots *slots, struct helm_err *err);
 /* On the device: how many of 1,000 missing experts kernels read in host memory now. */
 const uint32_t *gpu_slots_direct(const struct gpu_slots *slots);

@@ -1,5 +1,4 @@
-/* What of the weights lies in VRAM where: by the plan's placements. See weights.h; weights/load.c fills
- * it. */
+/* Places of the weights in VRAM, by the plan's placements. See weights.h; weights/load.c fills it. */
 #include "worker-gpu/weights/weights.h"
 
 #include <stdlib.h>

@@ -6,7 +6,7 @@
  * second whole copy in host memory.
  *
  * Matrices of variable size (packed, common/formats/packed.h) are stacked in the rooms of all of them: their
- * tables of offsets and then their groups, one matrix behind the other as they come out. Loading fails with
+ * tables of offsets and then their groups, one matrix after the other as they come out. Loading fails with
  * HELM_E_CAPACITY where the rooms are not enough. `struct gpu_weights` owns tables and device memory.
  * weights.c finds places, weights/load.c loads, weights/made.c makes some up. */
 #pragma once
@@ -70,7 +70,7 @@ HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device 
  * (weights/made.c). */
 HELM_MUST_CHECK int gpu_weights_make(struct gpu_weights *weights, struct helm_err *err);
 void gpu_weights_free(struct gpu_weights *weights);
-/* Where groups begin: behind the tables. */
+/* Where groups begin: after the tables. */
 static inline uint64_t gpu_weights_groups_at(const struct gpu_weights *w)
 {
     return w->packed_at + w->packed_table_bytes;

@@ -9,7 +9,7 @@
 
 typedef CUresult stream_word_fn(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags);
 
-/* What is being captured. */
+/* The capture under way. */
 struct cuda_capture {
     bool on, copies; /* the copy queue has been used */
     uint64_t serial; /* of this capture or the last one; the first is 1 */
@@ -24,7 +24,7 @@ struct cuda {
     /* The ends of a capture's copy part; the copy queue where a graph's copies begin and end; either queue
      * before and after a launch. */
     cudaEvent_t fork, join, copies_from, copies_to, before, after;
-    /* Work may be in the copy queue that no launch was ordered behind. */
+    /* Whether work may be in the copy queue after which no launch was ordered. */
     _Atomic bool copies_pending;
     struct gpuk_device caps;
     char no_chains[96];         /* why there are none */

@@ -1,6 +1,6 @@
 /* The CUDA device's events, captures and graphs. See cuda.h; the rules stand in device.h.
  *
- * What this relies on, all of it from the documentation of the runtime (12.0 and later):
+ * The runtime's documentation (12.0 and later) promises all that this relies on:
  * - Capture. While the compute stream captures, an event recorded in it and waited for by the copy stream
  *   makes that stream part of the capture ("Cross-stream Dependencies and Events" in the programming guide).
  *   The recording makes no node; it stands for the nodes the stream has come to. Both are done first, so that
@@ -16,15 +16,15 @@
  *   capture.
  * - Launches of one graph, and launches and operations in one stream, are in order; a graph is done when all
  *   its nodes are. So the compute stream always waits for a graph's copies: copies that the next launch need
- *   not wait for are put into the copy queue behind the launch, not into the graph.
+ *   not wait for are put into the copy queue after the launch, not into the graph.
  * - Operations on words (cuStreamWaitValue32, cuStreamWriteValue32) are captured as nodes of their own kind,
  *   each wait one; no batching is needed. Their documentation warns that the driver does not see an order
  *   that only words make, and may order such tasks so that they never end. Here no work of the device is
  *   ordered by words: a word waited for is written by the host's side, and kernels and copies are ordered by
- *   events. A word's write is a node behind all compute work before it and makes it visible to the host.
+ *   events. A word's write is a node after all compute work before it and makes it visible to the host.
  * - Branches of a graph run beside each other where the driver has a channel for each; with
  *   CUDA_DEVICE_MAX_CONNECTIONS at its default of 8 and two branches it has. Were they on one channel, copies
- *   would wait behind a wait for a word: slower, never stuck, since no word depends on a copy put behind it.
+ *   would wait after a wait for a word: slower, never stuck, since no word depends on a copy put after it.
  * - Copies have pinned memory on the host's side (cudaHostAlloc or cudaHostRegister), else they would not be
  *   asynchronous, and a capture refuses those of pageable memory in part. */
 #include <stdlib.h>
@@ -59,7 +59,7 @@ int cuda_use_queue(struct cuda *c, enum device_queue queue, struct helm_err *err
     }
     if (c->capture.copies) return 0;
     c->capture.copies = true;
-    /* Each launch begins its copies behind what is in the copy queue then. */
+    /* Each launch begins its copies after those in the copy queue then. */
     return cuda_checked(cudaStreamWaitEvent(c->stream[DEVICE_COPY], c->copies_from, cudaEventWaitExternal),
                         "a graph's copies", err);
 }
@@ -233,7 +233,7 @@ void cuda_graph_free(struct device *d, struct device_graph *graph)
 
 /* ---- launches ---- */
 
-/* `to` goes on behind all that is in `from` now. */
+/* `to` goes on after all that is in `from` now. */
 static int order(struct cuda *c, enum device_queue from, cudaEvent_t event, enum device_queue to,
                  struct helm_err *err)
 {

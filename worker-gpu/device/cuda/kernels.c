@@ -129,7 +129,7 @@ static int run_delta(struct device *d, const struct op *op, struct helm_err *err
     return gpuk_delta_rule(&cuda_of(d)->caps, &op->as.delta, op->tokens, op->flags, STREAM(d), err);
 }
 
-/* What takes its input row by row. */
+/* Operations that take their input row by row. */
 static int run_rows(struct device *d, const struct op *op, struct helm_err *err)
 {
     const struct op_norm *n = &op->as.norm;
@@ -155,7 +155,7 @@ static int run_rows(struct device *d, const struct op *op, struct helm_err *err)
     }
 }
 
-/* What a step begins and ends with. */
+/* Operations that a step begins and ends with. */
 static int run_ends(struct device *d, const struct op *op, struct helm_err *err)
 {
     const struct op_embed *e = &op->as.embed;

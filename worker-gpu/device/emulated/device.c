@@ -4,7 +4,7 @@
  * Opened by device_open("emulated"). Everything a GPU does asynchronously happens asynchronously here too:
  * each queue is a thread that takes operations in order (emulated/queue.c); graphs are recorded lists
  * (emulated/graph.c); waiting for a word blocks the queue. An operation that fails fails the device: what is
- * queued behind it is dropped, and every later call says why. Stricter than a GPU where that finds mistakes:
+ * queued after it is dropped, and every later call says why. Stricter than a GPU where that finds mistakes:
  * fresh memory is full of NaN, and copies may only touch memory the device knows. */
 #include <pthread.h>
 #include <stdio.h>
@@ -197,7 +197,7 @@ static bool is_writable(const char *base, uint64_t bytes)
     return at >= end;
 }
 
-/* What the driver would refuse is refused here too. */
+/* Refuses whatever the driver would refuse. */
 static int emulated_host_register(struct device *d, const char *what, void *base, uint64_t bytes,
                                   bool read_only, struct helm_err *err)
 {

@@ -66,7 +66,7 @@ static inline uint32_t emulated_count(const uint32_t *count, uint32_t tokens)
 
 emulated_run_fn emulated_run_route, emulated_run_experts_ask, emulated_run_experts_add,
     emulated_run_experts_group, emulated_run_experts_glu, emulated_run_experts_down, emulated_run_experts_sum;
-/* Of few tokens: for chains. */
+/* Few tokens' products: for chains. */
 void emulated_experts_glu(struct emulated_math *math, const struct gpuk_experts_glu *c, uint32_t tokens);
 void emulated_experts_down(struct emulated_math *math, const struct gpuk_experts_down *c, uint32_t tokens);
 size_t emulated_experts_workspace(uint32_t tokens, uint32_t chosen, uint32_t cols);

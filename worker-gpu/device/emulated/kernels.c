@@ -130,7 +130,7 @@ static const void *weight_of(struct emulated_math *math, const struct gpuk_linea
     return plain_of(math, part, tensor_format_value(a->format));
 }
 
-/* What becomes of gates and ups, into the gates. */
+/* The activation of gates and ups, into the gates. */
 static void emulated_glu(const struct emulated_math *math, enum glu_kind glu, float *gate, const float *up,
                          size_t n)
 {
@@ -485,9 +485,9 @@ static uint32_t blocks_tokens(enum tensor_format format)
 }
 
 /* As the table of linear.cu: blocks by one and few tokens; packed weights by one token only, and narrower
- * ones than a GPU's kernel has, so that small models have some that are taken and some that are not. Of
- * blocks a short chunk takes those of 256 values, so that others are expanded, and one of more tokens a part
- * of these. */
+ * ones than a GPU's kernel has, so that small models have some that are taken and some that are not. A short
+ * chunk takes blocks of 256 values, so that others are expanded, and a chunk of more tokens a part of
+ * these. */
 static bool linear_takes(struct device *d, const struct gpuk_linear_args *args, enum gpuk_schedule schedule)
 {
     (void)d;

@@ -1,6 +1,6 @@
 /* The emulated device's queues: a thread each that does operations in order. See emulated/queue.h.
  *
- * An operation that fails fails the device: what is queued behind it, in both queues, is dropped. */
+ * An operation that fails fails the device: what is queued after it, in both queues, is dropped. */
 #include "worker-gpu/device/emulated/queue.h"
 
 #include <stdlib.h>
@@ -89,9 +89,9 @@ static void sleep_until(uint64_t until_ns)
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) != 0) continue;
 }
 
-/* Takes as long as the bytes take at the speed that is set, or as the memory needs if that is longer. Of
- * copies one behind the other the second begins when the first should have ended: a thread that wakes late
- * makes up for it. */
+/* Takes as long as the bytes take at the speed that is set, or as the memory needs if that is longer. The
+ * second of two consecutive copies begins when the first should have ended: a thread that wakes late makes up
+ * for it. */
 static void do_copy(struct queue *q, const struct device_copy_2d *copy)
 {
     struct emulated *e = q->owner;

@@ -24,8 +24,8 @@ enum task_kind {
     TASK_GRAPH, /* a part of a graph */
 };
 
-/* A place in a queue: behind its first `op` operations, or, with marks, inside the graph that is operation
- * number `op`, behind that many of its marks. */
+/* A place in a queue: after its first `op` operations, or, with marks, inside the graph that is operation
+ * number `op`, after that many of its marks. */
 struct point {
     enum device_queue queue;
     uint64_t op;
