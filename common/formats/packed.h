@@ -9,7 +9,7 @@
  *
  * A matrix [rows][cols], row-major and dense, is cut into *groups* of PACKED_ROWS rows; the last may have
  * fewer. A group is a run of rows * cols values (shape does not matter within it) and is packed by itself, so
- * groups differ in size. A table of offsets, one a group and one behind the last, in units of PACKED_ALIGN
+ * groups differ in size. A table of offsets, one a group and one after the last, in units of PACKED_ALIGN
  * bytes from the matrix's first, says where each lies: any run of whole groups is one run of bytes.
  *
  * Weights of one matrix have few exponents. A packed group has one *base*: the 7 exponents from it on that
@@ -20,9 +20,9 @@
  *   struct packed_header        16 bytes
  *   packed: uint32_t start[tiles + 1]: where in the list each tile's escapes begin; the last is their number
  *           0 up to a multiple of PACKED_ALIGN
- *           tiles records of PACKED_TILE_BYTES, values behind the group's last as if they were code 0 and 0:
+ *           tiles records of PACKED_TILE_BYTES, values after the group's last as if they were code 0 and 0:
  *             uint32_t code[3][32]         codes of lane 0 .. 31, below
- *             uint8_t  rest[PACKED_TILE] sign << 7 | mantissa, in order of values
+ *             uint8_t  rest[PACKED_TILE]   sign << 7 | mantissa, in order of values
  *           uint8_t escape[]: exponents in order of values
  *   raw:    0 up to a multiple of PACKED_ALIGN, then the values
  *   0 up to a multiple of PACKED_ALIGN

@@ -5,33 +5,35 @@
  * lowerings follow it, and the planner prices it. Other entries of a program (hand-overs, copies of streamed
  * weights, events) are the worker's own. Constant tables and pure functions; no state.
  *
- *               one token            few tokens a chunk
- *   CPU LINEAR  NORM?, LINEAR NORM, LINEAR NORM, LINEAR
- *    of gates   LINEAR LINEAR LINEAR (gates joined with ups come ready for it)
- *   GPU LINEAR  GEMV, SWIGLU? GEMM_SMALL, SWIGLU? NORM?, MATMUL, a BIAS each, SWIGLU? (few: the per-layer
- *               gate's)
- *   CPU ATTEND  ROPE_APPEND, ATTEND ROPE_APPEND, ATTEND ROPE_APPEND, ATTEND
- *   GPU ATTEND  ROPE_APPEND?, ATTEND_DECODE ROPE_APPEND, ATTEND_DECODE ROPE_APPEND, ATTEND_PREFILL (one: to
- *               another layer's cache)
- *    assisted   ROPE_APPEND, KV_QUERY, ATTEND_DECODE, ATTEND_MERGE (one or few tokens; by the CPU:
- *               ATTEND_HOST)
- *   CPU ROUTE    NORM, LINEAR, ROUTE as one as one
- *   CPU experts  NORM?, EXPERTS_GLU as one as one (a norm of their own) EXPERTS_DOWN EXPERTS_DOWN,
- *                EXPERTS_SUM EXPERTS_DOWN, EXPERTS_SUM
- *   GPU ROUTE    GEMV, ROUTE? GEMM_SMALL, ROUTE? LOGITS, ROUTE, EXPERTS_GROUP (few: a scale of each expert)
- *   GPU experts  EXPERTS_GLU EXPERTS_GLU NORM, EXPERTS_GLU EXPERTS_DOWN EXPERTS_DOWN EXPERTS_DOWN,
- *                EXPERTS_SUM
- *   both WEIGH   WEIGH WEIGH WEIGH
- *   both ADD_NORMED  ADD_NORMED ADD_NORMED ADD_NORMED
- *   both RUNNING_MEAN  RUNNING_MEAN RUNNING_MEAN RUNNING_MEAN
- *   both DELTA   CONVOLVE, DELTA as one as one
- *   both PER_LAYER  PER_LAYER PER_LAYER PER_LAYER
- *   both JOIN    JOIN JOIN JOIN
- *    CPU gated   GATE behind ATTEND as one as one (a GPU's ATTEND does it)
- *    mixed       EXPERTS_ASK behind ROUTE's, before any group; EXPERTS_ADD behind DOWN's (by the CPU:
+ *               one token            few tokens                     a chunk
+ *   CPU LINEAR  NORM?, LINEAR        NORM, LINEAR                   NORM, LINEAR
+ *    of gates   LINEAR               LINEAR                         LINEAR (gates joined with ups come ready
+ *                                                                   for it)
+ *   GPU LINEAR  GEMV, SWIGLU?        GEMM_SMALL, SWIGLU?            NORM?, MATMUL, a BIAS each, SWIGLU?
+ *                                    (few: the per-layer gate's)
+ *   CPU ATTEND  ROPE_APPEND, ATTEND  ROPE_APPEND, ATTEND            ROPE_APPEND, ATTEND
+ *   GPU ATTEND  ROPE_APPEND?,        ROPE_APPEND, ATTEND_DECODE     ROPE_APPEND, ATTEND_PREFILL
+ *               ATTEND_DECODE        (one: to another layer's cache)
+ *    assisted   ROPE_APPEND, KV_QUERY, ATTEND_DECODE, ATTEND_MERGE
+ *               (one or few tokens; by the CPU: ATTEND_HOST)
+ *   CPU ROUTE    NORM, LINEAR, ROUTE     as one                     as one
+ *   CPU experts  NORM?, EXPERTS_GLU      as one                     as one (a norm of their own)
+ *                EXPERTS_DOWN            EXPERTS_DOWN, EXPERTS_SUM  EXPERTS_DOWN, EXPERTS_SUM
+ *   GPU ROUTE    GEMV, ROUTE?            GEMM_SMALL, ROUTE?         LOGITS, ROUTE, EXPERTS_GROUP
+ *                                        (few: a scale of each expert)
+ *   GPU experts  EXPERTS_GLU             EXPERTS_GLU                NORM, EXPERTS_GLU
+ *                EXPERTS_DOWN            EXPERTS_DOWN               EXPERTS_DOWN, EXPERTS_SUM
+ *   both WEIGH   WEIGH                   WEIGH                      WEIGH
+ *   both ADD_NORMED  ADD_NORMED          ADD_NORMED                 ADD_NORMED
+ *   both RUNNING_MEAN  RUNNING_MEAN      RUNNING_MEAN               RUNNING_MEAN
+ *   both DELTA   CONVOLVE, DELTA         as one                     as one
+ *   both PER_LAYER  PER_LAYER            PER_LAYER                  PER_LAYER
+ *   both JOIN    JOIN                    JOIN                       JOIN
+ *    CPU gated   GATE after ATTEND       as one                     as one (a GPU's ATTEND does it)
+ *    mixed       EXPERTS_ASK after ROUTE's, before any group; EXPERTS_ADD after DOWN's (by the CPU:
  *                EXPERTS_TAKE and its own)
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
- *   GPU head    GEMV, SOFT_CAP?, ARGMAX GATHER, GEMM_SMALL, SOFT_CAP?, ARGMAX as few
+ *   GPU head    GEMV, SOFT_CAP?, ARGMAX  GATHER, GEMM_SMALL, SOFT_CAP?, ARGMAX  as few
  *
  * To add an operation: a kind and its row here; its arguments (struct op) and its run in each device of a
  * worker; its lowering. */
@@ -100,7 +102,7 @@ enum op_kind {
     OP_SOFT_CAP, /* logits = cap * tanh(logits / cap) */
     OP_ARGMAX,
     OP_FEW,          /* the candidates of a draw */
-    OP_CHAIN,        /* the operations behind it as one kernel */
+    OP_CHAIN,        /* the operations after it as one kernel */
     OP_EXPAND,       /* a slice of packed weights to plain ones */
     OP_STREAM_COPY,  /* a slice into the ring; records its arrival */
     OP_KV_IN,        /* a borrowed layer's pages with the cells of earlier steps; records its arrival */
@@ -130,7 +132,7 @@ struct op_traits {
     /* By tier: it has a beginning and an end that cost time beside its bytes. On the CPU a meeting of the
      * threads (one token's norm and choice are done by the thread that goes on), on the GPU a kernel. */
     bool counts[OP_TIER_COUNT];
-    bool launch; /* one of the GPU's launchers, behind which another may begin early */
+    bool launch; /* one of the GPU's launchers, after which another may begin early */
     bool outer;  /* touches what others write or wait for, outside its program: lanes, words, ring, events */
 };
 
@@ -150,7 +152,7 @@ uint32_t program_ops_mixed(const struct math_op *math, enum processor_kind proce
                            enum op_kind kinds[PROGRAM_OPS_MAX]);
 /* The operations with which a step begins on a processor that computes layers. */
 uint32_t program_ops_first(enum processor_kind processor, enum op_kind kinds[PROGRAM_OPS_MAX]);
-/* A GPU multiplies by an operation's weights of one format together, as a run. Returns the index behind the
+/* A GPU multiplies by an operation's weights of one format together, as a run. Returns the index after the
  * last of the run from `first` on. Weights that are used in pairs are always one run. Each run becomes
  * operations of its own. (A CPU's LINEAR takes all weights, whatever their formats.) */
 uint32_t program_run_end(const struct math_op *math, const enum tensor_format format[MATH_WEIGHTS_MAX],

@@ -1,50 +1,55 @@
-/* What lies in the arena: the memory that helmd and its workers share. One definition, checked by every side.
+/* The arena: the memory that helmd and its workers share. One definition, checked by every side.
  *
  * helmd creates the arena, fills in the header and the regions it writes, and hands the descriptor to the
  * workers, which refuse another magic, ABI or size. Every region has exactly one writer:
  *
- *   region              writer readers
- *   header              helmd (before spawning) all
- *   control.step        helmd workers step ring, one doorbell down
- *   control.done[w]     worker w helmd doorbell up (an eventfd wakes helmd's poll loop)
- *   control.result      the head's worker helmd
- *   control.drawn_bell  the head's worker workers the step whose result is written
- *   slots               helmd workers sampling parameters; only of a slot in no step
- *   masks               helmd workers tokens that a slot's next one is drawn from, a bit an id; only of a
- *                       slot in no step that samples
- *   history             helmd, the head's worker workers token ids of each slot, drafts included, see below
- *   page_table          helmd workers KV page numbers of each slot, then likewise of windows
- *   vram_table          helmd workers of the same pages, their places in VRAM: two tiers only
- *   lanes               one worker each another activation hand-over, see lane.h
- *   kv_lanes            one worker each another queries, and the partial results for them: two tiers only
- *   expert_lanes        one worker each another requests for experts in both memories, and answers
- *   experts             the worker with slots helmd counters of the use of experts, struct arena_experts
- *   logits              the head's worker helmd whole rows that tokens were drawn from, for its check; a GPU
- *                       worker's pooled rows pass through it
- *   pooled              the head's worker helmd a slot's pooled hidden states; a running sum until the step
- *                       that ends its prompt is done
- *   session             helmd, the GPU worker both cells of one page that lies in VRAM alone, while they are
- *                       moved: one tier only; see STEP_KV_OUT
- *   snapshots           the layer's worker, helmd both fixed states of a sequence at a position
- *                       (state_layout.h); helmd writes one that no step in flight has (sessions)
- *   state               the layer's worker itself fixed states of each slot, of the CPU's layers
- *   kv                  the layer's worker workers pages, see kv_layout.h; helmd writes pages that no step in
- *                       flight has, before they are known (sessions)
- *   weights             the loading worker workers read-only after READY
+ *   region              writer                    readers
+ *   header              helmd (before spawning)   all
+ *   control.step        helmd                     workers  step ring, one doorbell down
+ *   control.done[w]     worker w                  helmd    doorbell up (an eventfd wakes helmd's poll loop)
+ *   control.result      the head's worker         helmd
+ *   control.drawn_bell  the head's worker         workers  the step whose result is written
+ *   slots               helmd                     workers  sampling parameters; only of a slot in no step
+ *   masks               helmd                     workers  tokens that a slot's next one is drawn from, a bit
+ *                                                          an id; only of a slot in no step that samples
+ *   history             helmd, the head's worker  workers  token ids of each slot, drafts included, see below
+ *   page_table          helmd                     workers  KV page numbers of each slot, then likewise of
+ *                                                          windows
+ *   vram_table          helmd                     workers  of the same pages, their places in VRAM: two tiers
+ *                                                          only
+ *   lanes               one worker each           another  activation hand-over, see lane.h
+ *   kv_lanes            one worker each           another  queries, and the partial results for them: two
+ *                                                          tiers only
+ *   expert_lanes        one worker each           another  requests for experts in both memories, and answers
+ *   experts             the worker with slots     helmd    counters of the use of experts, struct
+ *                                                          arena_experts
+ *   logits              the head's worker         helmd    whole rows that tokens were drawn from, for its
+ *                                                          check; a GPU worker's pooled rows pass through it
+ *   pooled              the head's worker         helmd    a slot's pooled hidden states; a running sum until
+ *                                                          the step that ends its prompt is done
+ *   session             helmd, the GPU worker     both     cells of one page that lies in VRAM alone, while
+ *                                                          they are moved: one tier only; see STEP_KV_OUT
+ *   snapshots           the layer's worker, helmd both     fixed states of a sequence at a position
+ *                                                          (state_layout.h); helmd writes one that no step in
+ *                                                          flight has (sessions)
+ *   state               the layer's worker        itself   fixed states of each slot, of the CPU's layers
+ *   kv                  the layer's worker        workers  pages, see kv_layout.h; helmd writes pages that no
+ *                                                          step in flight has, before they are known
+ *                                                          (sessions)
+ *   weights             the loading worker        workers  read-only after READY
  *
  * Steps in flight. helmd may ring a step while the one before it is computed; every worker computes them in
  * their order. A row whose token the step before samples is flagged STEP_ROW_FOLLOWS: its token is in that
  * step's result, and a worker without the head waits for drawn_bell before it reads the result. Hence the
  * history:
  *
- *   position                    writer when
- *   of a row that follows       the head's worker when it takes the row
- *   every other known token     helmd when the sequence enters its slot, when a result is taken and no row
- *                               for the token was rung, before workers start
- *   of a draft                  helmd when the row is rung; no other step has the slot then
- *   after a row that makes      the head's worker while it makes drafts: the sampled token and these; helmd
- *                               writes them
- *   drafts                                         again when it takes the result
+ *   position                    writer             when
+ *   of a row that follows       the head's worker  when it takes the row
+ *   every other known token     helmd              when the sequence enters its slot, when a result is taken
+ *                                                  and no row for the token was rung, before workers start
+ *   of a draft                  helmd              when the row is rung; no other step has the slot then
+ *   after a row that makes      the head's worker  while it makes drafts: the sampled token and these;
+ *   drafts                                         helmd writes them again when it takes the result
  *
  * Two steps share the ring only where no worker's part of the second touches what another worker's part of
  * the first may still read or write: a step in front of another has one token a row, and both are of the
@@ -54,9 +59,9 @@
  * for the cells of all layers. While it is appended to, and as long as there is room, it has a place in VRAM,
  * too, where the GPU keeps the cells of its layers. When a step has filled a page, the GPU worker copies its
  * cells to the arena before it rings `done`: from then on the place in VRAM may be given away, and a worker's
- * death costs nothing of the page. Of each row of a step the positions below host_tokens are taken from the
- * arena, the others from VRAM by vram_table; entries of positions below host_tokens mean nothing. An entry at
- * or above host_tokens of any step in flight stays as it is.
+ * death costs nothing of the page. Positions below host_tokens of a row are taken from the arena, the others
+ * from VRAM by vram_table; entries of positions below host_tokens mean nothing. An entry at or above
+ * host_tokens of any step in flight stays as it is.
  *
  *   positions                      steps of few tokens                      chunks
  *   below direct_from              the CPU attends (STEP_KV_ASSISTED)       brought to VRAM layer by layer
@@ -66,15 +71,15 @@
  * A chunk that is longer than VRAM has places for is flagged STEP_KV_ARENA (plan_appends_in_arena): the GPU
  * computes each of its layers in VRAM that all layers take in turn, and copies the cells to the arena, whole
  * pages or not. Positions in front of the chunk are taken from the arena as far as their pages are whole,
- * else from the page's place. Of each row the pages from plan_placed_from on, in which the next step goes on,
- * have their cells in their places, too, by vram_table.
+ * else from the page's place. A row's pages from plan_placed_from on, in which the next step goes on, have
+ * their cells in their places, too, by vram_table.
  *
  * In a step flagged STEP_KV_ASSISTED the GPU puts the queries of each of its layers that the plan has the CPU
  * attend to (plan_assists_layer), normed and rotated, into its kv lane to the CPU, [token][head][head_dim],
  * and the CPU answers in that to the GPU with the result over its positions, [token][head]{m, s, o[head_dim]}
  * (thesis 4.18 to 4.20: the maximum score, the sum of exponentials, their sum of values; -inf, 0, 0 for a row
- * without such positions). Tickets count those layers, from 1 on, in both lanes. Of the GPU's other layers
- * all positions below host_tokens are read by its kernel.
+ * without such positions). Tickets count those layers, from 1 on, in both lanes. All positions below
+ * host_tokens of the GPU's other layers are read by its kernel.
  *
  * Experts at home in both memories. In every step the GPU puts each such layer's tokens into its expert lane
  * to the CPU: the residual stream [capacity][hidden], after it for each token and choice which expert the CPU
@@ -82,7 +87,7 @@
  * is step_tokens. The CPU answers in that to the GPU with their weighted sum, [token][hidden]. Tickets count
  * those layers, from 1 on, in both lanes. Which of them lie in VRAM the GPU worker alone knows.
  *
- * step.fetch: pages of the arena that the GPU copies to places in VRAM by the way; steps behind this one may
+ * step.fetch: pages of the arena that the GPU copies to places in VRAM by the way; steps after this one may
  * count on them.
  *
  * Fixed states (state_layout.h). Before a step each worker copies, of its layers, the snapshot `state_from`
@@ -199,7 +204,7 @@ enum step_row_flags {
     /* With STEP_ROW_SAMPLE: the token is one of the slot's mask. No other step in flight samples for the
      * slot, so such a row never follows, and none follows it. */
     STEP_ROW_MASKED = 1u << 2,
-    /* The hidden states behind the final norm go into the slot's place in `pooled`: all are added (from 0 on
+    /* The hidden states after the final norm go into the slot's place in `pooled`: all are added (from 0 on
      * where the row starts at 0), or the row's last one is put there. Neither goes with STEP_ROW_SAMPLE. */
     STEP_ROW_POOL_MEAN = 1u << 3,
     STEP_ROW_POOL_LAST = 1u << 4,
@@ -232,8 +237,8 @@ static inline bool step_reached(uint32_t serial, uint32_t step)
     return (int32_t)(serial - step) >= 0;
 }
 enum step_flags {
-    /* Computed with exact activations, whatever the plan says, by workers that LOAD has prepared for it. Of
-     * steps in flight all are, or none. */
+    /* Computed with exact activations, whatever the plan says, by workers that LOAD has prepared for it.
+     * Either all steps in flight are, or none. */
     STEP_EXACT = 1u << 0,
     /* The CPU attends to a part of the cache of the GPU's layers: some row has direct_from > 0, and there are
      * at most ARENA_KV_TOKENS tokens, one a row. */

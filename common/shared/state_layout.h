@@ -1,16 +1,16 @@
 /* Where the state of a sequence lies, beyond pages: one definition for helmd and all workers (docs/state.md).
  *
- * Pages are kv_layout.h's. A layer with a fixed state has a *record* of one size at every position. Records
- * lie
+ * Pages are kv_layout.h's. A layer with a fixed state has a *record* of one size at every position:
  *
- *   in a slot       [slot][fixed layers of one processor, in order] in the memory of that processor; what the
- *                   CPU keeps a GPU may compute in prompts, where it lies
- *   in a snapshot   [snapshot][fixed layers of the model, in order] in the arena, whichever processor
- *                   computes them
+ *   in a slot      [slot][fixed layers of one processor, in order]  in the memory of that processor; what the
+ *                                                                   CPU keeps a GPU may compute in prompts,
+ *                                                                   where it lies
+ *   in a snapshot  [snapshot][fixed layers of the model, in order]  in the arena, whichever processor
+ *                                                                   computes them
  *
- * each on STATE_ALIGN bytes. A step's row goes on from its slot's records, from zeros if it begins at
- * position 0, or from a snapshot; after some of its tokens it may leave snapshots. Which snapshot stands for
- * which tokens is helmd's alone (daemon/steps/snapshots.h).
+ * Records begin on STATE_ALIGN bytes. A step's row goes on from its slot's records, from zeros if it begins
+ * at position 0, or from a snapshot; after some of its tokens it may leave snapshots. Which snapshot stands
+ * for which tokens is helmd's alone (daemon/steps/snapshots.h).
  *
  * Windows (common/plan/state.h) lie in pages as kv_layout.h has them, of the layers that have one. In each
  * memory their pool begins after that of the other layers' pages. Header-only, no state. */

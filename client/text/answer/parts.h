@@ -1,9 +1,9 @@
 /* What the files of the parser of answers share. See answer.h.
  *
- *   answer.c      events, the order of the parts thinking.c tags around what it thinks
- *   harmony.c     channels calls.c calls between markers, as a state machine
- *   call_head.c   where a call begins, and its name parameters.c arguments in tags or with bare keys
- *   json_copy.c   JSON text as it comes value_type.c what a tool's schema says of a parameter
+ *   answer.c      events, the order of the parts     thinking.c    tags around what it thinks
+ *   harmony.c     channels                           calls.c       calls between markers, as a state machine
+ *   call_head.c   where a call begins, and its name  parameters.c  arguments in tags or with bare keys
+ *   json_copy.c   JSON text as it comes              value_type.c  what a tool's schema says of a parameter
  *
  * Text waits in `rest`. A step looks at its beginning, tells events, drops what it used, and is called again
  * until it needs more. */

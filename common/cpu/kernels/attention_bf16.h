@@ -3,11 +3,11 @@
  * the softmax stay fp32, and each row is normalised by the sum of its rounded weights. Decode is bound by
  * memory and stays as exact as attention_avx512.c.
  *
- *   queries  [tile][pair of dimensions][TILE_ROWS] scaled, rounded; a pair is one 32-bit broadcast
- *   keys     [pair of dimensions][KEYS_BLOCK] the cache's own bits, or quantised ones rounded to bf16,
- *            transposed as 32-bit pairs
- *   weights  [row][key] bf16, over the row's scores: keys 2i, 2i + 1 are one pair
- *   values   [pair of keys][stride] the two keys' bits interleaved
+ *   queries  [tile][pair of dimensions][TILE_ROWS]  scaled, rounded; a pair is one 32-bit broadcast
+ *   keys     [pair of dimensions][KEYS_BLOCK]       the cache's own bits, or quantised ones rounded to bf16,
+ *                                                   transposed as 32-bit pairs
+ *   weights  [row][key]                             bf16, over the row's scores: keys 2i, 2i + 1 are one pair
+ *   values   [pair of keys][stride]                 the two keys' bits interleaved
  *
  * Included by attention_avx512bf16.c and attention_avx512bf16vbmi2.c, which name what it defines (VARIANT).
  * Pure; works in the task's scratch. */

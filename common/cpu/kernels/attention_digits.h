@@ -6,10 +6,10 @@
  * a block of 32 dimensions (scores) or over TILED_KEYS positions (values) are exact; they are multiplied by
  * scales and added in fp32, digits last.
  *
- *   queries  [block of 32 dimensions][fours of them][row][digit][4] scores: 16 keys x 32 dimensions times 32
- *            dimensions x 16
- *   weights  [block][row][digit][TILED_KEYS] values: 12 x 64 positions
- *   values   [block][half][fours of positions][16 dimensions][4] times 64 positions x 16 dimensions
+ *   queries  [block of 32 dimensions][fours of them][row][digit][4]  scores: 16 keys x 32 dimensions times
+ *                                                                    32 dimensions x 16
+ *   weights  [block][row][digit][TILED_KEYS]                         values: 12 x 64 positions
+ *   values   [block][half][fours of positions][16 dimensions][4]     times 64 positions x 16 dimensions
  *
  * Positions 16 g + 4 l + 0..3 of a block are its fours 4 l + g, so that digits of weights need no move across
  * quarters of vectors, and a half has dimensions 8 half + {0..3, 16..19, 4..7, 20..23} of the block, so that
@@ -33,7 +33,7 @@
 #define QUERY_BITS   30 /* of four digits */
 #define WEIGHT_BITS  23 /* of three: what a float of 2^23 has room for */
 
-/* What a task works on: of each pass of each head ([head][pass]), and behind it of one pass or all of one
+/* The scratch of a task: for each pass of each head ([head][pass]), and after it for one pass or all of one
  * head. */
 struct tiled_scratch {
     int8_t *q;          /* [TILED_BLOCKS][8][64] */

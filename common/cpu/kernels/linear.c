@@ -34,10 +34,10 @@
 
 /* Slowest first: the choice takes the last that fits. OpenBLAS is never chosen by itself. Measured on one Zen
  * 5 core, 1536 x 1024, GFLOP/s at 8 / 16 / 128 / 512 tokens (helm-bench-kernels shows it for any machine):
- *   openblas 0.3.21   f16 40 / 64 / 120 / 129 f32 44 / 68 / 120 / 128 (its kernel there is an AVX2 one)
- *   avx2              f16 99 / 104 / 132 / 135
- *   avx512            f16 184 / 199 / 250 / 266 f32 84 / 124 / 273 / 270 (register-only limit: 266 to 274)
- *   avx512-bf16      bf16 286 / 340 / 507 / 508 (register-only limit: 530) */
+ *   openblas 0.3.21   f16  40 /  64 / 120 / 129  f32  44 /  68 / 120 / 128  (an AVX2 kernel there)
+ *   avx2              f16  99 / 104 / 132 / 135
+ *   avx512            f16 184 / 199 / 250 / 266  f32  84 / 124 / 273 / 270  (register-only limit: 266 to 274)
+ *   avx512-bf16      bf16 286 / 340 / 507 / 508                             (register-only limit: 530) */
 static const struct linear_kernel *const table[] = {PLAIN(linear_ref_gemv),
                                                     PLAIN(linear_avx2_gemv),
                                                     PLAIN(linear_avx512_gemv),

@@ -7,8 +7,8 @@
  *
  *   value                what tensor cores multiply, and gpuk_expand writes: the registry's product dtype
  *   bytes(c)             of a row, in front of column c
- *   number(row, c)       one number any schedule's slowest way, embedding
- *   piece                PIECE_VALUES values, one lane's, from device memory gemv_plain, gemm_tensor
+ *   number(row, c)       one number: any schedule's slowest way, embedding
+ *   piece                PIECE_VALUES values, one lane's, from device memory: gemv_plain, gemm_tensor
  *     piece_at(row, c)     loads it; c is a multiple of PIECE_VALUES
  *     piece_column(c)      the column of its first 4 values; 4 more are PIECE_APART columns on
  *     unpack(piece, f)     as fp32
@@ -17,7 +17,7 @@
  *                          the first 16 columns, [1] of the others; the same where GROUPS is 1
  *     takes_pieces(args)   whether addresses allow it
  *   TILES                whether it has, for gemv_bulk and chains:
- *   unit                 UNIT_VALUES neighbours, one lane's of a tile in shared memory gemv_bulk, chains
+ *   unit                 UNIT_VALUES neighbours, one lane's of a tile in shared memory: gemv_bulk, chains
  *     LINE_BYTES           bytes of 32 units, one of each lane
  *     TILE, TILE_LARGE     bytes of a tile's row: whole lines, and unless LOOSE a multiple of 16
  *     LOOSE                rows need not begin on 16 bytes
