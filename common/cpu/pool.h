@@ -43,8 +43,8 @@ struct pool_job {
  * after every chunk of the region before it is done. */
 typedef bool pool_next_fn(void *ctx, uint32_t thread, struct pool_job *job);
 
-/* What a thread does while it waits, piece by piece, 0 first: false when there is no more of it. Any thread,
- * at any time, beside everything else. */
+/* Work of a thread while it waits, piece by piece, 0 first: false when there is no more of it. Any thread, at
+ * any time, beside everything else. */
 typedef bool pool_idle_fn(void *ctx, uint32_t thread, uint32_t piece);
 
 /* Starts threads 1 .. threads-1, thread i pinned to cpu[i] (NULL: none is pinned); the caller is thread 0 and

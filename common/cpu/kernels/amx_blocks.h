@@ -5,8 +5,8 @@
  * both would take longer. So the weights, AMX_PASS row tiles of AMX_STEPS steps, lie in the L1, and
  * activations come from the L2. A block of columns is finished for AMX_ROWS rows before the next one begins:
  * its activations are read from farther away once for all these rows, and fetched during the block before.
- * Sums of AMX_ROWS rows rest in scratch meanwhile. What a pass stores and loads of them alternates, tile by
- * tile: stores that wait for their products would keep loads behind them from beginning.
+ * Sums of AMX_ROWS rows rest in scratch meanwhile. Its stores and loads of them alternate, tile by tile:
+ * stores that wait for their products would keep the loads after them from beginning.
  *
  * A pass keeps five of the eight tile registers in use: three sums and an operand each of weights and
  * activations. A core renames them, and where its other hyperthread is at work there are few to rename to.
@@ -154,8 +154,8 @@ static size_t amx_rows_from(const struct amx_decoded *d, size_t r, size_t r1)
     return amx_pass_rows((r < d->split && d->split < r1 ? d->split : r1) - r);
 }
 
-/* The rows of [r0, r1) that pass together from r on, as what is decoded beside, of block `block`. Behind a
- * block's last rows the next one's first follow. */
+/* The rows of [r0, r1) that pass together from r on, as what is decoded beside, of block `block`. The next
+ * block's first rows follow a block's last ones. */
 static void amx_side_rows(struct amx_side *side, const struct amx_decoded *d, size_t block, size_t r0,
                           size_t r, size_t r1)
 {

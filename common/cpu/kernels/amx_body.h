@@ -36,8 +36,8 @@ struct amx_few {
     char *c;          /* sums, a tile a panel */
 };
 
-/* One row tile x up to AMX_FEW panels from `panel` on, all columns. What is fetched behind the last row is
- * the next tile's. */
+/* One row tile x up to AMX_FEW panels from `panel` on, all columns. The fetch after the last row is the next
+ * tile's. */
 static inline __attribute__((always_inline)) void amx_few(const struct amx_few *b, size_t panel,
                                                           const size_t panels)
 {

@@ -22,7 +22,7 @@ static char *amx_joined_tile(const struct gemm_joined *j, size_t col, size_t pan
            col % width / 32 * AMX_TILE;
 }
 
-/* Sums of `rows` gates and, behind them, ups, of panels [first, first + count) to columns from `at` on. A
+/* Sums of `rows` gates and, after them, ups, of panels [first, first + count) to columns from `at` on. A
  * tile's place is asked for ahead: it lies in caches farther away, and a store waits as long as a load. */
 static void amx_join_sums(const struct gemm_joined *j, const char *sums, size_t rows, size_t at, size_t first,
                           size_t count)

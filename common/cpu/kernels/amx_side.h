@@ -1,4 +1,4 @@
-/* What a core decodes beside its tile products, a row at a step of a pass (amx_blocks.h): the next pass's
+/* Rows that a core decodes beside its tile products, one at a step of a pass (amx_blocks.h): the next pass's
  * weights. Included by amx_blocks.h.
  *
  * Products wait in the tile unit for 16 cycles each, and vector instructions between them run meanwhile: in
@@ -14,7 +14,7 @@
 #define AMX_PASS 3 /* row tiles that pass together */
 
 /* A format's blocks, and what decodes `rows` rows of `cols` columns, row_bytes apart, to tiles [row
- * tile][step]. What is needed next lies `ahead` bytes from there. */
+ * tile][step]. The bytes needed next lie `ahead` bytes from there. */
 struct amx_blocks {
     size_t values, bytes;
     void (*decode)(void *tiles, const void *w, size_t row_bytes, size_t rows, size_t cols, ptrdiff_t ahead);
@@ -54,7 +54,7 @@ static inline size_t amx_side_panel(struct amx_side *s)
     return due - s->row;
 }
 
-/* What is left of it. */
+/* Decodes the rest of it. */
 static inline void amx_side_finish(struct amx_side *s)
 {
     while (s->row < s->rows) {

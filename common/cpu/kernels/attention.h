@@ -46,9 +46,9 @@ struct attention_task {
     float *m, *s;  /* [tokens * kv_heads * group] partial maxima and sums, or NULL; a query with nothing
                       visible in the range has m = -INFINITY, s = 0, o = 0 */
     void *scratch; /* scratch_bytes of the variant, 64-byte aligned */
-    /* What the same thread is likely to attend to next, with its own positions, pages and kv head: the first
-     * of its cells are asked into the cache meanwhile. NULL: not known. Nothing else of it is looked at, and
-     * no result depends on it. */
+    /* The task that the same thread is likely to attend to next, with its own positions, pages and kv head:
+     * the first of its cells are asked into the cache meanwhile. NULL: not known. Nothing else of it is
+     * looked at, and no result depends on it. */
     const struct attention_task *next;
 };
 
@@ -73,7 +73,7 @@ struct attention_parts {
 /* Merges those of `n` = tokens * group queries; writes normalised out (dense). */
 void attention_merge(float *out, const struct attention_parts *parts, size_t n, size_t head_dim);
 
-/* What a query's sum is with its sink: m, s of all its positions. */
+/* A query's sum with its sink: m, s of all its positions. */
 static inline double attention_sum_with(double m, double s, const float *sink)
 {
     return sink ? s + exp((double)*sink - m) : s;

@@ -1,12 +1,12 @@
 /* Attention for AMX: prefill's products on tiles. A cache of f16 is as exact as sums of fp32 need: one of its
  * numbers is the sum of two of bf16, and of queries and weights the two upper parts of bf16 are taken, 16
- * bits; the product of the lower parts is left out. Of bf16 and q8_0 one part is taken of everything, as by
+ * bits; the product of the lower parts is left out. With bf16 and q8_0 one part is taken of everything, as by
  * attention_bf16.h. Each row is normalised by the sum of its weights as they are taken. One token's attention
  * is that of the other files.
  *
  *   queries  [tile of TILE_ROWS][part][32 dimensions][TILE_ROWS][32]   scaled
  *   keys     [part][pair of dimensions][KEYS_BLOCK]                    a pair is 32 bits
- *   weights  [row][TILE_WEIGHTS]: scores, and behind them [part][key] of bf16
+ *   weights  [row][TILE_WEIGHTS]: scores, and after them [part][key] of bf16
  *   values   [part][pair of keys][stride]
  *
  * Five tile registers are in use, not eight (amx_blocks.h says why). Included by attention_amxvbmi2.c and

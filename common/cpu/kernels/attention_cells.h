@@ -17,7 +17,7 @@ static inline uint32_t min_u32(uint32_t a, uint32_t b)
 struct cells {
     const char *const *keys; /* [position]: the key's numbers; up to a vector's end the last again */
     size_t count, distance;  /* positions; bytes from a key's numbers to its value's */
-    const float *key_scales, *value_scales; /* [position][scales], of quantised cells; 0 behind the last */
+    const float *key_scales, *value_scales; /* [position][scales], of quantised cells; 0 after the last */
     size_t scales;                          /* of a cell */
 };
 

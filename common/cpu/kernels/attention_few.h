@@ -13,13 +13,13 @@
  *
  * Memory is the limit. Pages lie anywhere and a head's rows of one are a few KiB, so the hardware's
  * prefetchers begin anew again and again. While a head's rows of a block are used, those that are used next
- * are asked into the second level cache, in the order in which they lie: the next head's, behind the last
- * head's keys the first head's values, behind its values the next block's keys, and at a task's end the first
+ * are asked into the second level cache, in the order in which they lie: the next head's, after the last
+ * head's keys the first head's values, after its values the next block's keys, and at a task's end the first
  * of the thread's next task (attention_task.next). They are asked for line by line between the products, at
  * the pace at which lines are used: a burst of sixteen fills the queue of misses, which loads of what is
  * there already need, too, and the products wait until memory has answered. A few rows ahead of their use
- * lines are asked into the first level. Rows of heads lie side by side, so what is behind a head's last row
- * is used next. */
+ * lines are asked into the first level. Rows of heads lie side by side, so the bytes after a head's last row
+ * are used next. */
 #pragma once
 
 #include <float.h>
@@ -46,7 +46,7 @@ struct few_rows {
     size_t count, next_count, bytes, each;
 };
 
-/* What a pass works on, in the task's scratch. */
+/* The arrays of a pass, in the task's scratch. */
 struct few_pass {
     const float *q; /* [dimension / LANES][row][LANES], scaled */
     float *o;       /* [row][stride] */
@@ -148,7 +148,7 @@ INLINE void few_scores(const struct few_pass *pass, const struct few_rows *block
         vec acc[LANES];
         UNROLL for (size_t i = 0; i < together; i++)
         {
-            const size_t there = k + i < last ? k + i : last; /* behind the last it again: masked below */
+            const size_t there = k + i < last ? k + i : last; /* after the last it again: masked below */
             keys[i] = block->at + there * block->bytes;
             scales[i] = block->scales + there * block->each;
         }
@@ -409,7 +409,7 @@ struct few_scratch {
     float *q, *o;       /* [row][stride], queries as a pass reads them */
     float *p;           /* [row][KEYS_BLOCK], as a pass has them */
     float *m, *s, *fix; /* [row][LANES], of a pass the first */
-    float *scales;      /* of one head's keys or values of a block, and behind them their biases */
+    float *scales;      /* of one head's keys or values of a block, and after them their biases */
     size_t stride;
 };
 

@@ -77,8 +77,8 @@ struct tiled_turn {
     const struct seen *seen;
 };
 
-/* Group g of the rows that are used i-th in a block, all heads' keys and then values; behind the last the
- * next block's. */
+/* Group g of the rows that are used i-th in a block, all heads' keys and then values; after the last the next
+ * block's. */
 INLINE const char *tiled_group(const struct tiled_turn *turn, size_t i, size_t g)
 {
     if (i >= 2 * turn->heads) return turn->next->keys[g];
@@ -91,7 +91,7 @@ INLINE const char *tiled_scales_at(const struct tiled_turn *turn, const char *ro
     return rows + (turn->now->scales[g] - turn->now->keys[g]);
 }
 
-/* What is multiplied in four blocks one after another: a group's keys and a pass's queries. */
+/* The operands of four blocks in sequence: a group's keys and a pass's queries. */
 struct tiled_round {
     const char *keys;
     const int8_t *q;
@@ -195,8 +195,8 @@ INLINE void tiled_values_prepare(const struct tiled_scratch *t, const struct til
 }
 
 /* In quarters of pairs of blocks, eight for a head: weights and values become operands, are multiplied when
- * TILED_LAG more have, half a block at a time, and sums are added to outputs a head later. What one stores
- * the next loads, and tiles are loaded only of what has left the queue of stores. */
+ * TILED_LAG more have, half a block at a time, and sums are added to outputs a head later. Bytes stored by
+ * one are loaded by the next, and tiles are loaded only of what has left the queue of stores. */
 #define TILED_LAG   5
 #define TILED_STEPS (2 * TILED_BLOCKS)
 INLINE void tiled_values(const struct tiled_turn *turn, const size_t passes)

@@ -22,9 +22,9 @@
 #ifndef TILE_ROWS_MAX
 #define TILE_ROWS_MAX 192
 #endif
-/* What tiles lay otherwise than as numbers of fp32 says so: what a row's padded dimensions are a multiple of,
- * the floats of a packed query and of a row's scores and weights, what a thread does before tiles and after
- * them. */
+/* Tiles that are laid otherwise than as numbers of fp32 define these: the granule of a row's padded
+ * dimensions, the floats of a packed query and of a row's scores and weights, a thread's actions before tiles
+ * and after them. */
 #ifndef TILE_DIMS
 #define TILE_DIMS          LANES
 #define TILE_QUERY(stride) (stride)

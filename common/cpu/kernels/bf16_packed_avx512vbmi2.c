@@ -16,7 +16,7 @@
 #define RUN    PACKED_CPU_COLS            /* values of a run */
 #define RUNS   (PACKED_TILE / RUN)        /* of a tile */
 #define LISTED 32                         /* bytes of the list that are read where the next escape stands */
-#define ROOM   (PACKED_TILE + 2 * LISTED) /* of a tile's escapes and what is read behind them */
+#define ROOM   (PACKED_TILE + 2 * LISTED) /* of a tile's escapes and what is read after them */
 /* Tiles ahead of each stream: whole ones, so that none is missed where streams end. Into L1, and where
  * reads have a second level also into L2. */
 #define NEAR      3
@@ -77,7 +77,7 @@ INLINE void order_codes(__m512i to[4], const uint8_t *code)
     to[3] = _mm512_permutex2var_epi64(ab_high, high2, cd_high);
 }
 
-/* room[ROOM]: for escapes behind which less than LISTED bytes may be read. */
+/* room[ROOM]: for escapes after which less than LISTED bytes may be read. */
 INLINE void tile_open(struct tile *t, const struct coded *c, size_t number, uint8_t *room)
 {
     uint32_t start[2];
@@ -140,7 +140,7 @@ INLINE const uint8_t *stream_at(const struct streams *p, size_t s, size_t tile)
     return to < p->bytes || !p->next ? p->record + s * p->bytes + to
                                      : p->next + s * p->bytes + (to - p->bytes);
 }
-/* What is fetched while a tile is multiplied, line by line. */
+/* Places to fetch while a tile is multiplied, line by line. */
 struct ahead {
     const uint8_t *near, *far; /* far: NULL without a second level */
 };

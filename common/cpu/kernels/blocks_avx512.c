@@ -32,7 +32,7 @@ static size_t ordered_bytes(size_t cols)
     return (cols + 255) / 256 * ORDERED * sizeof(float);
 }
 
-/* What lies behind the row's end is zero. `scaled`: part b is divided by 256^b. */
+/* Columns after the row's end are zero. `scaled`: part b is divided by 256^b. */
 INLINE void order_as(float *to, const float *x, size_t cols, const bool scaled)
 {
     const __m512i fours = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);

@@ -145,8 +145,8 @@ INLINE void q8_0_values(uint16_t *to, const size_t step, const uint8_t *block, s
     }
 }
 
-/* What q4_k_scales and q5_k_scales say, eight and eight at once: beside tile products the port that shuffles
- * is the one that is wanted, so this does so three times. */
+/* Reads the scales that q4_k_scales and q5_k_scales read, eight and eight at once: beside tile products the
+ * port that shuffles is the one that is wanted, so this does so three times. */
 INLINE void k_scales(const uint8_t *block, float *scale, float *least)
 {
     uint32_t both, low, high, last;

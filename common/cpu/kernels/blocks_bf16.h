@@ -1,5 +1,5 @@
 /* Blocks decoded to bf16, rounded, for the kernels of many tokens that round activations to bf16: to rows,
- * and to tiles, called by gemm_amx.c. What the files of blocks and of grids share.
+ * and to tiles, called by gemm_amx.c. Shared by the files of blocks and of grids.
  *
  * Included after lanes512.h by files that define NAME and FEATURES of their rows and
  *   format_values(to, step, block, blocks, scale, least)   of each of their formats: decodes `blocks`

@@ -1,5 +1,5 @@
 /* Sizes of GGUF's blocks, Q8_0 among them, by format, which is a constant wherever these are inlined.
- * Included behind lanes256.h or lanes512.h by kernels that take blocks apart. */
+ * Included after lanes256.h or lanes512.h by kernels that take blocks apart. */
 #pragma once
 
 #include <stdbool.h>
@@ -51,7 +51,7 @@ INLINE bool has_least(const enum tensor_format format)
            format == FORMAT_Q5_K;
 }
 
-/* What numbers without sign, as kernels take them out of blocks, are larger by than what scales are for. */
+/* Kernels take numbers without sign out of blocks: this much larger than those that scales are for. */
 INLINE int number_less(const enum tensor_format format)
 {
     switch (format) {

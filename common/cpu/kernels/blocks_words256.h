@@ -1,5 +1,5 @@
 /* GGUF's blocks for one token with AVX2: 32 neighbouring weights at a time as the 32 bytes of a vector, whole
- * numbers without sign in their low bits. Included by blocks_avx2.c and int8_gemv_avx2.c behind lanes256.h.
+ * numbers without sign in their low bits. Included by blocks_avx2.c and int8_gemv_avx2.c after lanes256.h.
  * `format` is a constant wherever these are inlined. */
 #pragma once
 

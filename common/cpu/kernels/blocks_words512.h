@@ -7,7 +7,7 @@
  * for values of a table choose from a register of sixteen. Scales are applied to sums of a group; what
  * numbers are too large by, and smallest values, to sums of x.
  *
- * Included by blocks_avx512.c behind lanes512.h. `format` is a constant wherever these are inlined; `k` is
+ * Included by blocks_avx512.c after lanes512.h. `format` is a constant wherever these are inlined; `k` is
  * which 64 of the chunk of 256. */
 #pragma once
 
@@ -37,7 +37,7 @@ INLINE __m512i with_bits(__m512i a, __m512i b, uint8_t mask)
 {
     return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)mask), b, a, 0xca);
 }
-/* The weights' bytes. `second`: the block behind `w`, of formats of 32 values; w itself where there is
+/* The weights' bytes. `second`: the block after `w`, of formats of 32 values; w itself where there is
  * none. */
 INLINE __m512i words_of(const uint8_t *w, const uint8_t *second, const size_t k,
                         const enum tensor_format format)
@@ -87,8 +87,8 @@ INLINE __m512i words_of(const uint8_t *w, const uint8_t *second, const size_t k,
     }
 }
 
-/* The bits of a byte of words that are its weight. Of Q4_K's second run the high ones, which
- * its scales make good. */
+/* The bits of a byte of words that are its weight. Q4_K's second run has the high ones, which its scales make
+ * good. */
 INLINE unsigned weight_bits(const enum tensor_format format)
 {
     switch (format) {
@@ -109,7 +109,7 @@ INLINE unsigned weight_bits(const enum tensor_format format)
     }
 }
 
-/* What sums of x are multiplied with beside scales or smallest values; 0: nothing. */
+/* The factor of sums of x beside scales or smallest values; 0: none. */
 INLINE float least_factor(const enum tensor_format format)
 {
     switch (format) {

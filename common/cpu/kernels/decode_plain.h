@@ -4,7 +4,7 @@
 
 #include "common/formats/tensor_format.h"
 
-/* Of `values` neighbouring ones. */
+/* Bytes of `values` neighbouring numbers. */
 INLINE size_t decode_bytes(size_t values, const enum tensor_format format)
 {
     return values * (format == FORMAT_F32 ? 4 : 2);

@@ -1,8 +1,8 @@
-/* Gated delta nets on vectors of any width. Included once by delta_avx2.c and delta_avx512.c behind their
+/* Gated delta nets on vectors of any width. Included once by delta_avx2.c and delta_avx512.c after their
  * vectors.
  *
- * The rule reads and writes a head's state twice a token. Of a run of tokens a few are taken together, and
- * some columns of the state at a time: those stay in the first cache through all of these tokens. */
+ * The rule reads and writes a head's state twice a token. A few tokens of a run are taken together, and some
+ * columns of the state at a time: those stay in the first cache through all of these tokens. */
 #include <math.h>
 
 #include "common/cpu/kernels/delta.h"

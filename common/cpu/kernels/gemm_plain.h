@@ -1,6 +1,6 @@
 /* Several tokens' products with single numbers, activations and sums in fp32. Up to DOT_TOKENS tokens run as
  * dot products over several tokens at once; more tokens become vector lanes (outer.h), of the steady kernels
- * all. Included once by gemm_avx2.c and gemm_avx512.c behind their vectors, which define NAME, FEATURES,
+ * all. Included once by gemm_avx2.c and gemm_avx512.c after their vectors, which define NAME, FEATURES,
  * ENTRIES (the table that linear.c knows), DOT_TOKENS, DOT_WIDE and OUTER_PANELS. */
 #include "common/cpu/kernels/decode_plain.h"
 #include "common/cpu/kernels/variants.h"

@@ -153,7 +153,7 @@ static void shape_tiles(size_t rows, size_t x_bytes)
     tiles_shape(&shapes);
 }
 
-/* Neighbouring rows against a group, and what is read behind them: rows from `next` on, next_stride bytes
+/* Neighbouring rows against a group, and the reads after them: rows from `next` on, next_stride bytes
  * apart. */
 struct rows {
     const char *w;
@@ -164,7 +164,7 @@ struct rows {
     size_t x_bytes; /* of a pair's parts */
 };
 
-/* What each row reads some steps later, as many bytes of all together. */
+/* Fetches the bytes that each row reads some steps later, as many of all together. */
 INLINE void fetch(const struct rows *g, size_t step)
 {
     const bool whole = g->count == ROWS;

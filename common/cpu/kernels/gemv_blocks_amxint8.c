@@ -146,8 +146,8 @@ static size_t ordered_few_bytes(size_t tokens, size_t cols)
 
 /* ---- products ---- */
 
-/* Numbers: tile 4; x: 6, of the last panel 7; sums: 0 and 1, of the last panel 2. Of one panel, which is the
- * last one, x: 6, sums: 0 and 1, too. */
+/* Numbers: tile 4; x: 6, of the last panel 7; sums: 0 and 1, of the last panel 2. With one panel, which is
+ * the last one, x: 6, sums: 0 and 1, too. */
 static void shape_tiles(size_t panels, size_t last_rows)
 {
     struct tile_shapes shapes = {.palette = 1};
@@ -159,7 +159,7 @@ static void shape_tiles(size_t panels, size_t last_rows)
     tiles_shape(&shapes);
 }
 
-/* Rows of a matrix against a group of tokens, and what is read behind them. */
+/* Rows of a matrix against a group of tokens, and the reads after them. */
 struct rows {
     const uint8_t *w;
     size_t count, cols, row_bytes, chunk_bytes; /* chunk_bytes: of a row */
@@ -172,7 +172,7 @@ struct rows {
     bool least;
 };
 
-/* What a thread works in. */
+/* A thread's room. */
 struct room {
     struct chunk chunk[2];
     _Alignas(64) int32_t sums[BATCH_PARTS * ROWS];
@@ -180,7 +180,7 @@ struct room {
     _Alignas(64) uint8_t rows[ROWS * CHUNK_BYTES]; /* of a matrix's last ones, if they are fewer */
 };
 
-/* What is taken apart beside products: chunk `c`, unit after unit. */
+/* The work beside products, taking apart: chunk `c`, unit after unit. */
 struct side {
     struct chunk *to;
     const uint8_t *w;
@@ -263,7 +263,7 @@ INLINE void multiply_two(const struct batch *b, size_t s, struct side *side, con
     TILE_STORE(0, sums_of(b, s, 0), LINE);
     TILE_STORE(1, sums_of(b, s + 1, 0), LINE);
 }
-/* Of one step. */
+/* One step. */
 INLINE void multiply_one(const struct batch *b, size_t s, struct side *side, const struct rows *rows,
                          const size_t panels)
 {

@@ -47,8 +47,8 @@ struct few_sums {
     vec total[FEW_ROWS * FEW_TOKENS], least[FEW_ROWS * FEW_TOKENS];
 };
 
-/* Columns [from, to) of S neighbouring rows of T tokens; at the end of the row their sums to y. What is
- * fetched are the same columns of the next group. */
+/* Columns [from, to) of S neighbouring rows of T tokens; at the end of the row their sums to y. The same
+ * columns of the next group are fetched. */
 INLINE void few_rows(float *y, size_t ldy, struct few_sums *sums, const char *w, const char *x, size_t ldx,
                      size_t cols, size_t from, size_t to, const size_t S, const size_t T,
                      const enum tensor_format format)

@@ -2,7 +2,7 @@
  * the same sums of even and odd vectors, for FEW_ROWS rows and up to FEW_TOKENS tokens in registers. Rows
  * that stay in L2 are used by all tokens before the next ones are read, so that weights cross memory once.
  *
- * Included by gemv_plain.h behind gemv_simd.h and a decoder. */
+ * Included by gemv_plain.h after gemv_simd.h and a decoder. */
 #pragma once
 
 /* Sums, weights and an x at once: 24 + 3 + 1 of 32 registers, 12 + 2 + 1 of 16. */
@@ -27,7 +27,7 @@ INLINE void few_step(vec sums[4][3], const char *w, size_t row_bytes, const floa
     }
 }
 
-/* What is fetched are the same columns of the next FEW_ROWS rows. */
+/* The same columns of the next FEW_ROWS rows are fetched. */
 INLINE void few_rows(float *y, size_t ldy, const char *w, const float *x, size_t ldx, size_t cols,
                      const bool fresh, const size_t R, const size_t T, const enum tensor_format format)
 {

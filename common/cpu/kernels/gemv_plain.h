@@ -1,5 +1,5 @@
 /* One token's products with single numbers, and a few tokens' with the same bits. Included once by
- * gemv_avx2.c and gemv_avx512.c behind their vectors, which define NAME, FEATURES and ENTRIES, the table that
+ * gemv_avx2.c and gemv_avx512.c after their vectors, which define NAME, FEATURES and ENTRIES, the table that
  * linear.c knows. */
 #include "common/cpu/kernels/decode_plain.h"
 #include "common/cpu/kernels/gemv_simd.h"

@@ -24,7 +24,7 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
                       const struct gemv_path *path, const size_t S, const bool two_levels,
                       const enum tensor_format format);
 
-/* What is fetched while the streams, `stride` bytes apart, are at `to` of their rows. */
+/* Places to fetch while the streams, `stride` bytes apart, are at `to` of their rows. */
 struct gemv_ahead {
     uintptr_t near, near_stride, far, far_stride;
 };

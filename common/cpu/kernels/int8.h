@@ -1,4 +1,4 @@
-/* What the kernels with activations of 8 bits share; int8_ref.c has the definition. */
+/* Shared by the kernels with activations of 8 bits; int8_ref.c has the definition. */
 #pragma once
 
 #include "common/formats/blocks.h"

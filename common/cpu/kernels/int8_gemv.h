@@ -1,6 +1,6 @@
 /* Rows of one token with activations of 8 bits, of a few tokens with the same bits (gemv_chunks.h), and the
- * table of a file's kernels of them. Included behind what gemv_chunks.h asks for but row_sum and
- * has_two_sums, and
+ * table of a file's kernels of them. Included after what gemv_chunks.h asks for but row_sum and has_two_sums,
+ * and
  *   order_as         of the format that is its last argument
  *   NAME, FEATURES   of the kernels
  *   APART, BEATEN    theirs (linear.h), the latter of a format; none without it

@@ -4,8 +4,8 @@
  * 64 weights are the 64 bytes of a vector, whole numbers without sign. A chunk is 256 columns, four such
  * vectors, in an order in which a lane has four of sixteen neighbouring columns, in all four vectors the same
  * sixteen. vpdpbusd multiplies them with numbers of x in that order and adds them up, one vector after
- * another, so lanes become exact sums of sixteen columns, which are scaled once. What numbers are larger by
- * than weights is taken off before, as a multiple of x's sums.
+ * another, so lanes become exact sums of sixteen columns, which are scaled once. The surplus of numbers over
+ * weights is taken off before, as a multiple of x's sums.
  *
  * Included after lanes512.h and blocks_sizes.h by files that define NAME, FEATURES beside FEATURES_VNNI,
  * KERNELS and FORMATS (int8_gemv.h) and

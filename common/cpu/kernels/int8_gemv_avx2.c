@@ -237,7 +237,7 @@ INLINE struct chunk_scales scales_of_16(const uint8_t *w, const char *x)
 }
 
 #define EIGHT_TIMES(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
-/* Of `blocks` blocks of 32, times x's. */
+/* Scales of `blocks` blocks of 32, times x's. */
 INLINE vec block_scales(vec *least, const uint8_t *w, const char *x, const size_t blocks,
                         const enum tensor_format format)
 {

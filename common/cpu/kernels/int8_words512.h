@@ -10,8 +10,8 @@ INLINE vec block_numbers(const void *at)
 
 #include "common/cpu/kernels/blocks_words512.h"
 
-/* 64 weights as whole numbers without sign; `second` as words_of says. Of Q4_K the second 32 are 16 times as
- * large where `uneven`. */
+/* 64 weights as whole numbers without sign; `second` as words_of says. Q4_K's second 32 are 16 times as large
+ * where `uneven`. */
 INLINE __m512i bytes_of(const uint8_t *w, const uint8_t *second, const size_t k, const bool uneven,
                         const enum tensor_format format)
 {

@@ -1,4 +1,4 @@
-/* What several kernels do with the vectors of lanes256.h or lanes512.h, one of which includes this at its
+/* Common to several kernels over the vectors of lanes256.h or lanes512.h, one of which includes this at its
  * end. */
 #pragma once
 

@@ -35,15 +35,15 @@ struct gemv_reads {
 };
 #define GEMV_NEAR 2048
 #define GEMV_FAR  8192
-/* What usually suits this processor; worker-cpu/program/read_ahead.h tries it out. */
+/* Chooses the reads that usually suit this processor; worker-cpu/program/read_ahead.h tries them out. */
 struct gemv_reads gemv_reads_choose(void);
 
-/* y[r] = sum_c w[r][c] * x[c], r in [0, rows). Activations fp32 throughout: a decode step rounds nothing. Of
- * a variable format the rows are one group. `reads` NULL: 2 KiB near, nothing else. */
+/* y[r] = sum_c w[r][c] * x[c], r in [0, rows). Activations fp32 throughout: a decode step rounds nothing. The
+ * rows of a variable format are one group. `reads` NULL: 2 KiB near, nothing else. */
 typedef void gemv_fn(float *y, const void *w, const float *x, size_t rows, size_t cols,
                      const struct gemv_reads *reads);
 /* A few tokens, y[t * ldy + r] = sum_c w[r][c] * x[t * ldx + c]: each token's bits are those of the gemv
- * beside it. Of a variable format the rows are one group. */
+ * beside it. The rows of a variable format are one group. */
 typedef void gemv_few_fn(float *y, size_t ldy, const void *w, const float *x, size_t ldx, size_t rows,
                          size_t cols, size_t tokens);
 /* x[cols] to `to` (64-byte aligned, of as many bytes as the other says) as a gemv reads its input. */
@@ -65,7 +65,7 @@ typedef void gemm_tile_fn(void *tiled, const float *x, size_t ldx, size_t tokens
                           size_t last, size_t col_first, size_t col_last);
 typedef void gemm_fn(float *y, size_t ldy, const void *w, const void *tiled, size_t rows, size_t cols,
                      size_t tokens, bool accumulate, void *scratch);
-/* Both products of a gated MLP and their joining, silu(gate) * up, to the input of the product behind it: the
+/* Both products of a gated MLP and their joining, silu(gate) * up, to the input of the product after it: the
  * bits of two gemm, a vector kernel's swiglu and a tile. */
 struct gemm_joined {
     const void *gate, *up, *tiled; /* `rows` rows of `cols` columns each; their input, of `tokens` tokens */
@@ -77,8 +77,8 @@ struct gemm_joined {
 };
 typedef void gemm_join_fn(const struct gemm_joined *joined);
 
-/* Rows as single numbers of the kernel's type: values[rows][cols], 64-byte aligned. Of a variable format the
- * rows are one group. */
+/* Rows as single numbers of the kernel's type: values[rows][cols], 64-byte aligned. The rows of a variable
+ * format are one group. */
 typedef void decode_fn(void *values, const void *w, size_t rows, size_t cols);
 
 enum linear_schedule { LINEAR_ONE_TOKEN, LINEAR_TOKENS, LINEAR_DECODE };
@@ -99,14 +99,14 @@ struct linear_kernel {
     uint32_t apart;
     size_t streams;  /* rows it reads side by side, each an equal run of a call's rows: which should be a
                              multiple of it */
-    bool neighbours; /* these are rows one behind another instead, of each tile of so many */
+    bool neighbours; /* these are contiguous rows instead, of each tile of so many */
     size_t col_unit; /* it takes only columns of a multiple of this; 0: any */
     gemv_order_fn
         *order; /* what its input goes through first, once for all rows; NULL: it is read as it is */
     gemv_ordered_bytes_fn *ordered_bytes;
     gemv_order_few_fn *order_few; /* NULL: a few tokens' inputs are each as one's, ldx apart */
     gemv_ordered_few_bytes_fn *ordered_few_bytes;
-    /* TOKENS. Of one kernel a token's bits are the same however many threads share the rows. */
+    /* TOKENS. A token's bits from one kernel are the same however many threads share the rows. */
     bool exact_input;              /* EXACT: activations stay fp32 (golden tolerance class "float32") */
     size_t tile_tokens, tile_cols; /* granules of tile ranges */
     size_t
@@ -144,8 +144,8 @@ bool linear_has(enum tensor_format format, enum linear_schedule schedule, enum l
 HELM_MUST_CHECK int linear_choose(enum tensor_format format, enum linear_schedule schedule,
                                   enum linear_inputs inputs, unsigned features, const char *name,
                                   const struct linear_kernel **kernel, struct helm_err *err);
-/* What the choice for one token needs, at least, where it is not to be the reference: for the planner, which
- * links no kernels. */
+/* Whether the processor has the features that the choice for one token needs where it is not to be the
+ * reference: for the planner, which links no kernels. */
 static inline bool linear_pays(enum tensor_format format, unsigned features)
 {
     static const unsigned needs[FORMAT_COUNT] = {[FORMAT_BF16_PACKED] = CPU_AVX512 | CPU_AVX512_VBMI2};
@@ -170,14 +170,14 @@ static inline size_t linear_stream_bytes(const struct linear_kernel *kernel, siz
     return kernel->neighbours ? row_bytes : rows / kernel->streams * row_bytes;
 }
 
-/* What computes with a format; NULL: this processor has none. */
+/* The kernels of a format; NULL: this processor has none. */
 struct linear_set {
     const struct linear_kernel *one;    /* one token */
     const struct linear_kernel *tokens; /* several, over the format's rows or over those decoded */
     const struct linear_kernel *decode; /* to what `tokens` multiplies; NULL where that is the format */
 };
-/* What computes with a format: kernels called `name` where there are such, else the fastest that `features`
- * allows. Of several tokens the kernel that decodes decides which rows are multiplied. INT8: where a schedule
- * has such a kernel, else what EXACT has. */
+/* Chooses a format's kernels: those called `name` where there are such, else the fastest that `features`
+ * allows. With several tokens the kernel that decodes decides which rows are multiplied. INT8: where a
+ * schedule has such a kernel, else what EXACT has. */
 HELM_MUST_CHECK int linear_choose_set(enum tensor_format format, enum linear_inputs inputs, unsigned features,
                                       const char *name, struct linear_set *set, struct helm_err *err);

@@ -1,5 +1,5 @@
-/* What the machine can do at best, measured with loops that do nothing else: the limits that
- * helm-bench-kernels (and the planner's profile) set beside every kernel's result.
+/* The machine's best rates, measured with loops that do nothing else: the limits that helm-bench-kernels (and
+ * the planner's profile) set beside every kernel's result.
  *
  * Pure functions; callers check the features first. */
 #pragma once

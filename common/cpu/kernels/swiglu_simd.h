@@ -1,5 +1,5 @@
 /* e^v and silu(gate) * up of vectors of any width: the same bits in every kernel that joins gates and ups.
- * Included behind lanes256.h or lanes512.h by vector_simd.h and by gemm_amx.c. */
+ * Included after lanes256.h or lanes512.h by vector_simd.h and by gemm_amx.c. */
 #pragma once
 
 /* e^v to about 1 ulp for finite v: v = n ln2 + r, |r| <= ln2 / 2, e^r by its Taylor polynomial of degree 7

@@ -1,4 +1,4 @@
-/* What each kernel file exports to the tables of linear.c and vector.c. Nothing else includes this but the
+/* Exports of the kernel files to the tables of linear.c and vector.c. Nothing else includes this but the
  * kernels and their tests. */
 #pragma once
 
@@ -21,7 +21,7 @@ extern const struct linear_kernel q8_0_ref_gemv, q8_0_ref_decode;
 extern const struct linear_kernel q8_0_avx2_gemv, q8_0_avx2_decode, q8_0_avx512_gemv, q8_0_avx512_decode;
 extern const struct linear_kernel fp8_ref_gemv, fp8_ref_decode;
 extern const struct linear_kernel fp8_avx2_gemv, fp8_avx2_decode, fp8_avx512_gemv, fp8_avx512_decode;
-/* Of GGUF's blocks, by their numbers in blocks.h: of one token, decoding. */
+/* Kernels of GGUF's blocks, by their numbers in blocks.h: for one token, decoding. */
 extern const struct linear_kernel blocks_ref[BLOCK_FORMAT_COUNT][2], blocks_avx2[2][BLOCK_FORMAT_COUNT],
     blocks_avx512[2][BLOCK_FORMAT_COUNT];
 /* These are for grids alone: one token's products, rows decoded to bf16. */
@@ -37,8 +37,8 @@ extern const struct linear_kernel int8_avx2_gemm[INT8_FORMAT_COUNT], int8_avx512
 /* Decoding to bf16. */
 extern const struct linear_kernel blocks_avx512bf16[BLOCK_FORMAT_COUNT], q8_0_avx512bf16_decode;
 /* Decoding some columns of some rows, row_bytes apart, to tiles of 16 rows x 32 columns, [row / 16][column /
- * 32][16][32]: by the formats' numbers in int8.h. What is decoded next, which lies `ahead` bytes from there,
- * is fetched. */
+ * 32][16][32]: by the formats' numbers in int8.h. The blocks decoded next, which lie `ahead` bytes from
+ * there, are fetched. */
 typedef void blocks_tiles_fn(void *tiles, const void *w, size_t row_bytes, size_t rows, size_t cols,
                              ptrdiff_t ahead);
 extern blocks_tiles_fn *const blocks_tiles[INT8_FORMAT_COUNT];

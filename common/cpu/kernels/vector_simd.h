@@ -1,4 +1,4 @@
-/* Elementwise operations on vectors of any width. Included once by vector_avx2.c and vector_avx512.c behind
+/* Elementwise operations on vectors of any width. Included once by vector_avx2.c and vector_avx512.c after
  * their vectors. An operation is written for `left` lanes: whole vectors pass the constant LANES, the rest of
  * an array what it has, so that any length takes one path. */
 #include <math.h>
@@ -37,8 +37,7 @@ static void rmsnorm(float *y, const float *x, const float *w, size_t n, float ep
                            vec_mul(vec_mul(vec_load_part(x + i, left), scale), vec_load_part(w + i, left))));
 }
 
-/* Of x, and of its differences from the mean, whose squares are summed: two passes, since a mean may be
- * large. */
+/* Sums x, then the squares of its differences from the mean: two passes, since a mean may be large. */
 static void layernorm(float *y, const float *x, const float *w, const float *b, size_t n, float eps)
 {
     vec sum = vec_zero(), squares = vec_zero();
