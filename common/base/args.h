@@ -81,8 +81,8 @@ struct args_command {
     const char *name, *operands, *help; /* "run", "[PROMPT|-]", "text in, text streamed out" */
 };
 
-/* What --help, --version and, for manual pages and shells' completion, --print-man and --print-options ask
- * for. */
+/* Questions of --help, --version and, for manual pages and shells' completion, --print-man and
+ * --print-options. */
 enum args_question { ARGS_NOTHING, ARGS_HELP, ARGS_VERSION, ARGS_MAN, ARGS_OPTIONS };
 
 struct args_parsed {

@@ -1,4 +1,4 @@
-/* What processor this is: instruction-set features and the topology a process may use.
+/* The processor: instruction-set features and the topology a process may use.
  *
  * Called by the CPU worker (kernel choice, pinning), the planner's profile and test programs. The one place
  * that asks the processor for its instructions, once, and that HELM_CPU limits. */
@@ -33,7 +33,8 @@ HELM_MUST_CHECK int cpu_read_mask(unsigned *mask, struct helm_err *err); /* of t
 #define CPU_MASK_TEXT 192
 const char *cpu_mask_text(char *text, size_t size);
 
-/* What cpuid and xgetbv said, and what follows from it: the part of cpu_features() that a test can feed. */
+/* Answers of cpuid and xgetbv, and the features that follow from them: the part of cpu_features() that a test
+ * can feed. */
 struct cpu_id {
     unsigned leaf1_ecx, leaf7_ebx, leaf7_edx, leaf71_eax, xcr0, leaf7_ecx;
 };

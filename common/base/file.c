@@ -32,7 +32,7 @@ static int is_hub_blob(const char *target, const char *folder)
     return is_under(target, blobs);
 }
 
-/* What a repository that was cloned without Git LFS has in a large file's place. */
+/* Refuses the pointer that a repository cloned without Git LFS has in a large file's place. */
 static int refuse_pointer(int fd, const char *path, struct helm_err *err)
 {
     static const char first[] = "version https://git-lfs.github.com/spec/";

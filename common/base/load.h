@@ -15,7 +15,7 @@ struct load {
     uint64_t own_us;   /* of this process and of its children that have ended */
     uint64_t now_us;
 };
-/* Reads the times of the CPUs that the process may use now. What the system does not say is 0. */
+/* Reads the times of the CPUs that the process may use now. Times that the system does not say are 0. */
 void load_begin(struct load *load);
 /* Percent of those CPUs' time that others took since then; 0 where that is not known. */
 uint32_t load_others(const struct load *begin);

@@ -14,7 +14,7 @@
 
 #define NODES_MAX 1024 /* the kernel's own limit */
 
-/* The value behind "key:" in lines of "key: value" or "Node 0 key: value kB". False: there is none. */
+/* The value after "key:" in lines of "key: value" or "Node 0 key: value kB". False: there is none. */
 static bool find_value(const char *root, const char *path, const char *key, char *value, size_t size)
 {
     char full[PATH_MAX], line[4096];
@@ -139,8 +139,8 @@ int node_read_memory_under(const char *root, int node, struct cgroup_memory *mem
     if (own.total == 0)
         return helm_fail(err, HELM_E_NOT_FOUND, "NUMA node %d: no such node, or without memory", node);
     if (nodes < 2) return 0;
-    /* What the kernel says is available of all nodes, by this one's part of what is free: reserves are shared
-     * alike. */
+    /* The memory that the kernel says is available of all nodes, by this one's part of the free memory:
+     * reserves are shared alike. */
     const double part = free ? (double)own.free / (double)free : 0;
     const uint64_t bytes = (uint64_t)(part * (double)memory->machine_available_bytes);
     if (bytes >= memory->available_bytes) return 0;

@@ -1,4 +1,4 @@
-/* What a process that runs for long needs of its surroundings, looked at before anything else.
+/* Needs of a process that runs for long, looked at before anything else.
  *
  * Called first in main by helmd and by the workers; start_check_proc also by helm-profile, helm-plan and
  * helm-cli. */

@@ -15,9 +15,9 @@ struct place {
     bool coming;     /* its bytes are not there yet */
 };
 
-/* Of an expert of a layer. */
+/* The uses of an expert of a layer. */
 struct known {
-    double rank, before; /* behind its last use and before it; -INFINITY: never used */
+    double rank, before; /* after its last use and before it; -INFINITY: never used */
     uint64_t last;       /* the step of that use */
     bool filled;         /* it is one that the slots were filled with */
 };

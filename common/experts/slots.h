@@ -9,8 +9,8 @@
  * IEEE Trans. Computers 50(12), 2001). The most valuable absent expert that was just used takes the slot of
  * the least valuable present one. That pays where recent use foretells use: a copy takes the memory's time
  * that a hit saves. So uses are also counted that a pool without limits would have had present, in which an
- * expert is two steps behind the use that brought it, as here; and those that the slots as they were filled
- * would have had. Nothing moves while
+ * expert arrives two steps after the use that brought it, as here; and those that the slots as they were
+ * filled would have had. Nothing moves while
  *
  *     foretold - filled <= cost * (1 - foretold)
  *

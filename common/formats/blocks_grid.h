@@ -1,7 +1,7 @@
 /* Blocks of 256 values as GGUF files have them whose numbers are places in grids (block_grids.h): IQ2_XXS to
  * IQ1_M, of 1.6 to 3.4 bits a value. See blocks.h.
  *
- * Of each format, beside `numbers` and `scales` of blocks.h:
+ * Each format has, beside `numbers` and `scales` of blocks.h:
  *   entry(block, i)           the grid's numbers 8 i .. 8 i + 7 of a block, a byte each
  *   signs(block, run)         a bit for each number of a run of 32: of IQ2 and IQ3 it is negative, of IQ1 an
  *                             eighth is taken from it instead of added
@@ -55,7 +55,7 @@ static inline block_bytes block_both(uint64_t low, uint64_t high)
     return (block_bytes)(block_pair){low, high};
 }
 
-/* Of 16 bits a byte each: all ones where the bit is set. */
+/* A byte for each of 16 bits: all ones where the bit is set. */
 static inline block_bytes block_mask16(uint32_t bits)
 {
     const block_bytes bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
@@ -193,7 +193,7 @@ static inline uint32_t iq1_m_signs(const uint8_t *block, int run)
     const uint32_t both = block_half_at(block + 32 + 2 * run), signs = both >> 3 & 0x1111;
     return ((signs & 1) | (signs & 0x10) << 4 | (signs & 0x100) << 8 | (signs & 0x1000) << 12) * 255;
 }
-/* Of each 16 bits twelve are four scales; the upper four are of the scale of scales. */
+/* Twelve of each 16 bits are four scales; the upper four are of the scale of scales. */
 static inline uint64_t block_spread_threes(uint64_t twelves)
 {
     const uint64_t all = (twelves & 0xfff) | (twelves & UINT64_C(0xfff0000)) << 16;

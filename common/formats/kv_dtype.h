@@ -51,7 +51,7 @@ KV_INLINE bool kv_dtype_takes(uint32_t dtype, uint32_t head_dim)
 {
     return dtype != KV_Q8_0 || head_dim % KV_Q8_0_VALUES == 0;
 }
-/* What a GPU has a chunk's queries as beside such a cache, and multiplies keys and values as. */
+/* Type of a chunk's queries on a GPU beside such a cache, and of keys and values as they are multiplied. */
 KV_INLINE enum dtype kv_query_dtype(uint32_t dtype)
 {
     return dtype == KV_Q8_0 ? DTYPE_F16 : (enum dtype)dtype;

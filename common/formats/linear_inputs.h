@@ -1,4 +1,4 @@
-/* What a matrix product makes of the activations that it multiplies weights with.
+/* Types of activations that a matrix product multiplies weights with.
  *
  * EXACT: numbers of 16 or 32 bits, as the weights' type asks for. INT8: each block of 32 neighbouring
  * activations is rounded to whole numbers of 8 bits and one fp32 scale, the block's largest magnitude / 127;

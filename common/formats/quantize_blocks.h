@@ -328,7 +328,7 @@ static inline void quantize_iq4_xs(struct batch *b, uint8_t *out)
 
 /* ---- matrices ---- */
 
-/* The next sixteen groups, and zeros behind the last. False: a value that is not finite or too large. */
+/* Loads the next sixteen groups, and zeros after the last. False: a value that is not finite or too large. */
 FIT_INLINE bool load_batch(struct batch *b, const struct quantize_values *v, uint64_t first, int values)
 {
     const uint64_t end = v->count - first;

@@ -1,7 +1,7 @@
 /* Values to blocks whose numbers are places in grids (blocks_grid.h): IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S, for
  * helm-quantize.
  *
- * The sum of squared errors, weighted by importance, is made small. Of a group of values scales are tried
+ * The sum of squared errors, weighted by importance, is made small. Scales for a group of values are tried
  * around the one that the largest asks for; at each, every 8 or 4 values look for the best of the grid's
  * entries that are nearest to where they are, which a table lists; the best scale for these entries is that
  * of least squares. A block's scale of scales is searched in the same way. The same values become the same

@@ -14,8 +14,7 @@ struct fit_range {
     int groups; /* of a block */
 };
 
-/* What is found: steps of each block as they are written; by group, its block's steps, and how many of
- * them. */
+/* The result: steps of each block as they are written; by group, its block's steps, and how many of them. */
 struct fit_stepped {
     uint16_t step[FIT_GROUPS], depth[FIT_GROUPS];
     struct fit_result unit, count;

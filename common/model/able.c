@@ -1,7 +1,7 @@
-/* What workers can compute. See able.h. */
+/* Operations that workers can compute. See able.h. */
 #include "common/model/able.h"
 
-/* What an operation may ask for beyond the fields that all workers compute: RMS norms of inputs, gated SiLU,
+/* Demands of an operation beyond the fields that all workers compute: RMS norms of inputs, gated SiLU,
  * clamped SiLU of experts, residual addition, also of a normed output, two RoPE tables, also of a part of
  * each head, a score scale, sinks, norms of heads, of values without a weight, values that are keys, a gate
  * of attention's output, gated delta nets, gated GELU, a scaled embedding, a factor of what a layer leaves, a

@@ -1,5 +1,5 @@
-/* What workers can compute of an operation's fields: one table. What none can is refused when a model is
- * read; what one kind of worker cannot is refused by its lowering. Either names the operation.
+/* Fields of an operation that workers can compute: one table. A field that no worker can is refused when a
+ * model is read; one that one kind of worker cannot is refused by its lowering. Either names the operation.
  *
  * Called by readers of models in this folder, and by the lowerings of both workers. Constant data; pure
  * functions. */

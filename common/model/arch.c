@@ -7,7 +7,7 @@
 
 #include "common/model/fused.h"
 
-/* In the order of messages, a family a line. Mixtral is behind Mistral: where GGUF files call several the
+/* In the order of messages, a family a line. Mixtral is after Mistral: where GGUF files call several the
  * same, the last that a key tells is meant (gguf_config.c). */
 static const struct arch *const archs[] = {
     &arch_llama,       &arch_mistral,     &arch_ministral3,                     /* arch/llama.c */
@@ -88,8 +88,7 @@ const char *arch_names(char *text, size_t size, bool gguf)
 
 #define LAYER_PREFIX "model.layers."
 #define GGUF_PREFIX  "blk."
-/* What names begin with in checkpoints whose text model lies inside another, and what they begin with
- * alone. */
+/* Prefixes of names in checkpoints whose text model lies inside another, and of the model alone. */
 static const struct {
     const char *from, *to;
 } nested[] = {{"model.language_model.", "model."},

@@ -1,4 +1,4 @@
-/* What an architecture is: one constant `struct arch` in a file of its own (arch/), and the registry of them.
+/* Architectures: one constant `struct arch` in a file of its own (arch/), and the registry of them.
  *
  * An architecture says, as data: the keys of its configuration in config.json and in GGUF files, its tensors'
  * names in both, its kinds of layers and their operations; and, as one function each, which layer is of which
@@ -25,7 +25,7 @@ enum key_kind {
     KEY_FIXED, /* is `neutral` wherever it is there: other values are refused, since nothing computes by them
                 */
 };
-/* What the reader demands. GGUF files have defaults of their own for some. */
+/* Whether the reader demands a key. GGUF files have defaults of their own for some. */
 enum key_need {
     KEY_OPTIONAL,
     KEY_NEEDED,
@@ -39,7 +39,7 @@ struct arch_key {
     enum key_need need;
     size_t at;                       /* of the member of struct model_config */
     const char *name[KEY_NAMES_MAX]; /* in config.json: the first, and others for it */
-    const char *gguf[2];             /* behind the architecture's name and a dot */
+    const char *gguf[2];             /* after the architecture's name and a dot */
     double min, max;                 /* of numbers */
     double neutral;                  /* FIXED */
     const char *words;               /* WORD: "silu swish" */
@@ -54,7 +54,7 @@ struct arch_key {
 struct arch_name {
     enum tensor_role role; /* TENSOR_NONE: the end of a table */
     const char *name,
-        *gguf; /* behind the layer's prefix; NULL: the usual one. A star: the number of an expert */
+        *gguf; /* after the layer's prefix; NULL: the usual one. A star: the number of an expert */
 };
 
 /* A vector that is stored otherwise than it is used. */
@@ -133,13 +133,13 @@ extern const struct arch arch_smollm3;
 extern const struct arch arch_seed_oss;
 extern const struct arch arch_olmo2, arch_olmo3; /* arch/olmo.c */
 extern const struct arch arch_state_test;
-/* The registry: index from 0, NULL behind the last. */
+/* The registry: index from 0, NULL after the last. */
 const struct arch *arch_at(uint32_t index);
 /* By a name in "architectures", or by a model_type; NULL: unknown. *outer: the text is in its
  * `text_config`. */
 const struct arch *arch_find(const char *architecture, bool *outer);
 const struct arch *arch_find_type(const char *model_type);
-/* Of a configuration that names it. */
+/* The architecture that a configuration names. */
 const struct arch *arch_of(const struct model_config *config);
 /* "LlamaForCausalLM, MistralForCausalLM" or "llama, mistral3" for messages, with "..." for those that `text`
  * has no room for. */
@@ -147,7 +147,7 @@ const char *arch_names(char *text, size_t size, bool gguf);
 
 /* ---- names in files ---- */
 
-/* What a tensor's name in a file says, whether or not the configuration has such a tensor. */
+/* The meaning of a tensor's name in a file, whether or not the configuration has such a tensor. */
 struct arch_match {
     enum tensor_role role;
     int32_t layer;  /* -1 where the role has none */
@@ -157,9 +157,9 @@ struct arch_match {
  * have a tensor of for each expert is also matched with a star for the number: the name of all of them
  * together. */
 bool arch_match(const struct arch *arch, const char *name, bool gguf, struct arch_match *what);
-/* What follows the layer's prefix in a name, and that number; NULL: it does not begin so. */
+/* The rest of a name after the layer's prefix, and that layer's number; NULL: it does not begin so. */
 const char *arch_layer_name(const char *name, bool gguf, int32_t *layer);
-/* The name of a role behind the layer's prefix; arch NULL: the usual one. */
+/* The name of a role after the layer's prefix; arch NULL: the usual one. */
 const char *arch_role_own_name(const struct arch *arch, enum tensor_role role, bool gguf);
 /* By the usual names of safetensors files. */
 bool arch_match_name(const char *name, enum tensor_role *role, int32_t *layer);
@@ -167,14 +167,14 @@ bool arch_match_name(const char *name, enum tensor_role *role, int32_t *layer);
 const struct fused_tensor *arch_match_fused(const struct arch *arch, const char *name, bool gguf,
                                             int32_t *layer);
 
-/* What the inverse frequencies of a GGUF file are divided by; the two of a longrope. */
+/* Tensors of a GGUF file that divide the inverse frequencies; the two of a longrope. */
 #define ARCH_ROPE_FACTORS "rope_freqs.weight"
 #define ARCH_ROPE_SHORT   "rope_factors_short.weight"
 #define ARCH_ROPE_LONG    "rope_factors_long.weight"
 bool arch_is_rope_factors(const char *name);
 /* Buffers that old files carry although they are computed ("...rotary_emb.inv_freq"). */
 bool arch_ignores_name(const char *name);
-/* Tensors of parts that are not the text's, or of layers behind the last one (drafts). */
+/* Tensors of parts that are not the text's, or of layers after the last one (drafts). */
 bool arch_skips_name(const struct model_config *config, const char *name);
 /* The name that a file's tensor of the layer of drafts has here, in `buffer`; or `name` itself. */
 const char *arch_draft_name(const struct model_config *config, const char *name, char buffer[MODEL_NAME_MAX]);

@@ -30,8 +30,8 @@ static bool is_unused(const struct model_config *config, const char *name)
            (config->tied_head && arch_match(arch_of(config), name, false, &what) && what.role == TENSOR_HEAD);
 }
 
-/* What the index says of a shard's tensor must be this shard; `found` counts the map's tensors met so far,
- * less the unused ones. */
+/* The file that the index gives a shard's tensor must be this shard; `found` counts the map's tensors met so
+ * far, less the unused ones. */
 static int check_index(const struct model_config *config, const struct checkpoint_index *index,
                        const struct model_shard *shard, const char *name, size_t *found, struct helm_err *err)
 {

@@ -10,10 +10,10 @@
 #define GGUF_ROPE_THETA 10000.0 /* of files that do not say one */
 
 struct arch;
-/* What absent keys mean: where reading begins. */
+/* Sets the meanings of absent keys: where reading begins. */
 void config_start(const struct arch *arch, bool gguf, struct model_config *config);
 /* rope_config.c: both generations of RoPE keys of config.json, `max_context` already read, which YaRN may
- * extend. What the file does not say is as in config->rope[0]. */
+ * extend. Values that the file does not have are as in config->rope[0]. */
 HELM_MUST_CHECK int config_read_rope(const json_t *root, struct model_config *config, struct helm_err *err);
 
 /* Adds the end-of-sequence ids (and the beginning one, if config.json had none) of a generation_config.json.

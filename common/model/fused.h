@@ -1,6 +1,6 @@
 /* Tensors that lie in files otherwise than each role by itself and row by row: experts' gate and up in one
- * tensor, in turn; MXFP4 as numbers and scales apart; 16-bit values column by column; q, k and v one behind
- * the other; runs of rows in turn.
+ * tensor, in turn; MXFP4 as numbers and scales apart; 16-bit values column by column; q, k and v contiguous;
+ * runs of rows in turn.
  *
  * Called by checkpoint.c, which enters such a tensor of a file as one or two of the model, by shards.c, which
  * reads them, and by helm-mkmodel, which writes them. Constant table and pure functions but for reads. */
@@ -8,7 +8,7 @@
 
 #include "common/model/model.h"
 
-/* What a tensor of a file has of its roles. */
+/* How a tensor of a file holds its roles. */
 enum fused_part {
     FUSED_BLOCKS,  /* MXFP4's numbers, U8 [experts][rows][cols / 32][16]: value 2i in the lower half of byte i
                     */
@@ -23,7 +23,7 @@ enum fused_part {
 #define FUSED_ROLES_MAX 3
 /* A row of an architecture's table, which ends with one of no roles. */
 struct fused_tensor {
-    const char *name, *gguf; /* behind the layer's prefix; NULL: no such file has it */
+    const char *name, *gguf; /* after the layer's prefix; NULL: no such file has it */
     enum fused_part part;
     uint32_t roles; /* whose rows take turns, or follow each other */
     enum tensor_role role[FUSED_ROLES_MAX];
@@ -43,7 +43,7 @@ uint64_t fused_expert_rows(const struct model_config *config);
 uint64_t fused_expert_row(const struct model_config *config, uint32_t number, uint64_t row);
 uint64_t fused_down_rows(const struct model_config *config);
 uint64_t fused_same_row(const struct model_config *config, uint32_t number, uint64_t row);
-/* The `index`-th tensor that files of this configuration have instead of single roles'; NULL behind the
+/* The `index`-th tensor that files of this configuration have instead of single roles'; NULL after the
  * last. */
 const struct fused_tensor *fused_of(const struct model_config *config, uint32_t index);
 /* The shape in the file: rank, shape[]. */

@@ -34,7 +34,7 @@ static const char *const tensor_types[] = {
 struct cursor {
     const uint8_t *at;
     uint64_t left;   /* bytes that are there */
-    uint64_t behind; /* bytes that the file has behind those */
+    uint64_t behind; /* bytes that the file has after those */
     uint64_t all;    /* bytes of the file */
     bool more;       /* some of them were needed */
     struct helm_err *err;

@@ -45,7 +45,7 @@ struct gguf_value {
     enum gguf_type type; /* of an array its elements' */
     bool array;
     uint64_t count;      /* of elements; 1 of a single value */
-    const uint8_t *data; /* as in the file: numbers; strings, each behind its length */
+    const uint8_t *data; /* as in the file: numbers; strings, each after its length */
 };
 
 struct gguf {
@@ -64,8 +64,8 @@ struct gguf {
  * all. */
 HELM_MUST_CHECK int gguf_read(int fd, uint64_t bytes, const char *what, bool headers, struct gguf *header,
                               struct helm_err *err);
-/* The header behind a path that a model is read by, of the first file of several; zeroed: there is no GGUF
- * file. Its data may be missing. (gguf_file.c) */
+/* The header of the file that a path means, the first of several; zeroed: there is no GGUF file. Its data may
+ * be missing. (gguf_file.c) */
 HELM_MUST_CHECK int gguf_open(const char *path, struct gguf *header, struct helm_err *err);
 /* The same from a file's first bytes. *more: they are too few, which is also an error. */
 struct gguf_source {
@@ -98,5 +98,5 @@ HELM_MUST_CHECK int gguf_get_string(const struct gguf *header, const char *key, 
 /* Elements of an array or a single value, `index` < count: as they are. */
 uint64_t gguf_whole(const struct gguf_value *value, uint64_t index, bool *negative);
 double gguf_number(const struct gguf_value *value, uint64_t index); /* of any type but strings */
-/* The string at *at, which is moved behind it. */
+/* The string at *at, which is moved after it. */
 const char *gguf_string(const uint8_t **at, uint64_t *length);

@@ -33,8 +33,8 @@ static bool has_name(const struct arch *arch, const char *name)
     return false;
 }
 
-/* Of several architectures that files call the same, one that a key tells: the last in the registry, as
- * experts tell more than a window; else one that needs no telling, or the only one. */
+/* Finds, among several architectures that files call the same, one that a key tells: the last in the
+ * registry, as experts tell more than a window; else one that needs no telling, or the only one. */
 static int find_architecture(struct reading *r)
 {
     const struct arch *told = NULL, *plain = NULL, *any = NULL;
@@ -141,7 +141,7 @@ static int read_ids(struct reading *r, struct model_config *c)
     return 0;
 }
 
-/* What only the tensors say. */
+/* Reads properties that only the tensors show. */
 static int read_tensors(struct reading *r, const struct gguf_files *files, struct model_config *c)
 {
     static const struct {

@@ -1,6 +1,6 @@
 /* A configuration as the key/values of a GGUF file: the other way round from gguf_config.c. See gguf_write.h.
  *
- * The architecture's table says which keys there are. What they say is read again and compared, so that
+ * The architecture's table says which keys there are. The written values are read again and compared, so that
  * nothing is written that a reader would take otherwise. */
 #include <math.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include "common/model/gguf_write.h"
 #include "common/model/keys.h"
 
-/* What GGUF's blocks are since 2023; llama.cpp asks for it. */
+/* The version of GGUF's blocks since 2023; llama.cpp asks for it. */
 #define QUANTIZATION_VERSION 2
 
 struct describing {

@@ -1,5 +1,5 @@
-/* Which GGUF file a path means: the file itself, or a folder's only one. See gguf.h and gguf_model.h. What
- * reads text opens headers here without knowing any model. */
+/* Which GGUF file a path means: the file itself, or a folder's only one. See gguf.h and gguf_model.h. Readers
+ * of text open headers here without knowing any model. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  *
  * Called through model.h (model_read and the like) and by config.c. Order: the file, or the folder's only one
  * -> the header of each that it is split into -> the configuration -> each tensor against its role's shape.
- * Of the data only RoPE's factors are read. */
+ * Only RoPE's factors are read of the data. */
 #include "common/model/gguf_model.h"
 
 #include <stdio.h>
@@ -38,7 +38,7 @@ static int name_files(const char *file, struct model *model, struct helm_err *er
     return 0;
 }
 
-/* What a file says of itself as one of several. */
+/* Checks the place that a file claims among several. */
 static int check_split(const struct model *model, const struct gguf *header, uint32_t index,
                        struct helm_err *err)
 {

@@ -2,8 +2,8 @@
  * and the tensors' bytes follow in any order, from any number of threads.
  *
  * The file grows under a name of its own beside `path` and takes that name once all is there and on the disk;
- * until then a file of that name stays as it is. Called by helm-quantize and tests. What is written is what
- * gguf.h reads. */
+ * until then a file of that name stays as it is. Called by helm-quantize and tests. Files written here can be
+ * read by gguf.h. */
 #pragma once
 
 #include "common/model/gguf.h"
@@ -31,7 +31,7 @@ void gguf_put_values(struct gguf_values *values, const struct gguf_values *from)
 /* As it is in another file. */
 void gguf_put_value(struct gguf_values *values, const struct gguf_value *value);
 
-/* What a model's configuration says, and in which mixture its weights are. HELM_E_UNSUPPORTED: GGUF has no
+/* Puts a model's configuration, and the mixture that its weights are in. HELM_E_UNSUPPORTED: GGUF has no
  * words for something of it. *interleaved: rows of q and k go into the file as model_tensor.interleaved_heads
  * says. (gguf_describe.c) */
 HELM_MUST_CHECK int gguf_put_config(struct gguf_values *values, const struct model_config *config,
@@ -52,8 +52,7 @@ struct gguf_output {
     int fd;
     uint64_t bytes; /* of the whole file */
 };
-/* Header and descriptions, in their order, and room for the data on the disk. On failure nothing is left
- * behind. */
+/* Header and descriptions, in their order, and room for the data on the disk. On failure no file is left. */
 HELM_MUST_CHECK int gguf_output_open(const char *path, const struct gguf_values *values,
                                      struct gguf_output_tensor *tensors, uint32_t count,
                                      struct gguf_output *output, struct helm_err *err);

@@ -25,7 +25,7 @@ struct hub_name {
     char file[HUB_FILE_MAX]; /* "" where none is named */
     char tag[HUB_TAG_MAX];   /* likewise */
 };
-/* HELM_E_USAGE: it is no such name. What is accepted cannot leave the cache's folder. */
+/* HELM_E_USAGE: it is no such name. An accepted name cannot leave the cache's folder. */
 HELM_MUST_CHECK int hub_name_parse(const char *given, struct hub_name *name, struct helm_err *err);
 /* A file's path inside a repository: no part of it is empty, hidden by dots, or holds what folders or
  * terminals obey. */
@@ -56,8 +56,8 @@ HELM_MUST_CHECK int hub_tag_find(const struct hub_files *files, const struct hub
 /* A short tag that means this file alone; "": none does. */
 void hub_tag_of(const struct hub_files *files, size_t which, char tag[HUB_TAG_MAX]);
 
-/* What --model means, malloc'd: a path that exists; of a repository's folder in the cache its snapshot; of a
- * name that is in the cache its snapshot, the file in it, or a snapshot's only GGUF file if that is in a
- * folder; otherwise the text itself, for its reader to refuse. HELM_E_NOT_FOUND: a name that is not in the
- * cache; the error names the command that downloads it. */
+/* The path that --model means, malloc'd: a path that exists; for a repository's folder in the cache its
+ * snapshot; for a name that is in the cache its snapshot, the file in it, or a snapshot's only GGUF file if
+ * that is in a folder; otherwise the text itself, for its reader to refuse. HELM_E_NOT_FOUND: a name that is
+ * not in the cache; the error names the command that downloads it. */
 HELM_MUST_CHECK int hub_locate(const char *text, char **path, struct helm_err *err);

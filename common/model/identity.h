@@ -1,9 +1,9 @@
 /* Which model it is, in 64 bits: what a session's file is bound to (proto/helm.proto, SessionShape).
  *
- * Called once by helmd, at its start. Of the numbers that the arithmetic depends on, every tensor's name,
- * shape and format, and of its bytes the vectors whole and of each matrix IDENTITY_SAMPLE bytes at its
- * beginning and as many in its middle: a few MB of any model. A model that was trained further, merged or
- * converted differs in those. XXH3 of 64 bits: against mistakes, not against forgers. */
+ * Called once by helmd, at its start. It covers the numbers that the arithmetic depends on, every tensor's
+ * name, shape and format, the vectors' bytes and IDENTITY_SAMPLE bytes at the beginning of each matrix and as
+ * many in its middle: a few MB of any model. A model that was trained further, merged or converted differs in
+ * those. XXH3 of 64 bits: against mistakes, not against forgers. */
 #pragma once
 
 #include "common/model/model.h"

@@ -364,7 +364,7 @@ static int recurrent_from_types(const json_t *types, struct model_config *config
     return 0;
 }
 
-/* The same of a GGUF file: a flag for each layer, those of drafts behind the others. */
+/* The same from a GGUF file: a flag for each layer, those of drafts after the others. */
 static int recurrent_from_flags(const struct gguf_value *flags, struct model_config *config,
                                 struct helm_err *err)
 {

@@ -48,7 +48,7 @@ void layers_full_every(const struct keys *keys, struct model_config *config, uin
  * every full_attention_interval-th layer. */
 HELM_MUST_CHECK int layers_recurrent(const struct keys *keys, struct model_config *config,
                                      struct helm_err *err);
-/* config->sparse: every sparse_step-th layer behind the leading_dense ones, less those of config.json's list
+/* config->sparse: every sparse_step-th layer after the leading_dense ones, less those of config.json's list
  * `dense` (NULL: it has none). Without any such layer the configuration becomes a dense one. */
 HELM_MUST_CHECK int layers_with_experts(const struct keys *keys, struct model_config *config,
                                         const char *dense, struct helm_err *err);

@@ -52,7 +52,7 @@ static bool exists(const struct model_config *config, const struct math_op *op)
     return role == TENSOR_NONE || role == TENSOR_HEAD || model_role_exists(config, role);
 }
 
-/* What an operation keeps of a sequence. */
+/* The state of a sequence that an operation keeps. */
 static enum state_kind state_of(const struct math_op *op)
 {
     if (op->kind == MATH_ATTENTION) return op->other_cache ? STATE_NONE : STATE_PAGES;

@@ -168,13 +168,13 @@ static enum tensor_format wanted(const struct mixture *m, const struct model_con
         format = r->format;
         break;
     }
-    /* Of 70B, eight query heads share what this matrix makes: it is small and all of them need it. */
+    /* Eight query heads of 70B share what this matrix makes: it is small and all of them need it. */
     const bool is_70b = c->layers == 80 && c->heads != c->kv_heads;
     if (t->role == TENSOR_V && is_70b && (format == FORMAT_Q3_K || format == FORMAT_Q4_K)) return FORMAT_Q5_K;
     return format;
 }
 
-/* What takes rows that are no whole blocks of 256. */
+/* The format that takes rows that are no whole blocks of 256. */
 static enum tensor_format of_smaller_blocks(enum tensor_format format)
 {
     switch (format) {

@@ -14,13 +14,13 @@ struct mixture;
 const struct mixture *mixture_named(const char *name);
 /* "q4_k_m". */
 const char *mixture_name(const struct mixture *mixture);
-/* Number `i` of them; NULL behind the last. */
+/* Number `i` of them; NULL after the last. */
 const struct mixture *mixture_at(uint32_t i);
 /* Whether it has single numbers: nothing is quantised. */
 bool mixture_is_plain(const struct mixture *mixture);
 /* Whether weights are laid down in it as they are loaded: not in those that are made with importance. */
 bool mixture_lays(const struct mixture *mixture);
-/* What files of it have as "general.file_type". */
+/* The "general.file_type" of its files. */
 uint32_t mixture_file_type(const struct mixture *mixture);
 
 /* The format of a matrix of the model in files of this mixture; rows that are no whole blocks have one that

@@ -74,7 +74,7 @@ struct model_config {
     /* The last ones of `layers`, which make drafts: 1, or 0 if they are not read. Layers after those, whose
      * tensors are skipped */
     uint32_t drafts, draft_layers;
-    /* What `window` and `sparse` are made of */
+    /* `window` and `sparse` are made of these */
     uint32_t sliding_window, window_layers, sparse_step, leading_dense, shared_experts;
     uint32_t full_attention_interval; /* each such layer attends (of hybrids), or has no window, or no RoPE;
                                          0: all do */
@@ -143,9 +143,9 @@ struct model_piece {
 };
 /* How all experts' rows of a tensor lie in its file; model_shards_read makes rows of them (fused.h). */
 enum tensor_stored {
-    STORED_ROWS,         /* one behind another, as here, or in pieces, or of interleaved heads */
+    STORED_ROWS,         /* contiguous, as here, or in pieces, or of interleaved heads */
     STORED_BLOCKS_APART, /* MXFP4: all numbers of blocks, and their scales in another tensor */
-    STORED_COLUMNS,      /* each expert's columns one behind another */
+    STORED_COLUMNS,      /* each expert's columns, contiguous */
     STORED_IN_TURN,      /* single values of two tensors in turn, as biases of gate and up */
     STORED_SCALED,       /* numbers of 8 or 4 bits, scales in tensors of their own (scaled.h); in pieces */
     STORED_TURNED,       /* each head's columns are rows of the file */
@@ -206,7 +206,7 @@ struct model_tensor {
     uint32_t head_rows;
     enum tensor_format file_format;
     struct model_scaled scaled;
-    /* What is above of files (`stored` and the like) is that of whole experts */
+    /* Members above about files (`stored` and the like) are those of whole experts */
     enum tensor_cut cut;
     uint32_t parts, part_rows;     /* of an expert; rows of a part */
     uint64_t cut_first, cut_whole; /* CUT_OF_...: the first of them, and how many the whole has */
@@ -249,9 +249,9 @@ struct model {
 };
 
 /* `path` is what --model means (hub.h), here and in model_read_headers: a path, or a name in the hub's cache.
- * Of a folder: config.json, generation_config.json (optional), the index or model.safetensors, and every
- * shard's header; never the weights. Of a GGUF file, or the first of several that it is split into, or a
- * folder with one and no safetensors file: its header. On failure *model is zeroed. model_free accepts a
+ * Reads of a folder config.json, generation_config.json (optional), the index or model.safetensors, and every
+ * shard's header; never the weights. Reads of a GGUF file, or the first of several that it is split into, or
+ * a folder with one and no safetensors file, its header. On failure *model is zeroed. model_free accepts a
  * zeroed struct. */
 HELM_MUST_CHECK int model_read(const char *path, struct model *model, struct helm_err *err);
 /* The same with the layer that makes drafts (docs/speculation.md), which becomes the last one: config.drafts
@@ -381,10 +381,10 @@ bool model_is_input(const struct model *model, enum tensor_role role);
 /* The operations that `config` implies. */
 void model_math_build(const struct model_config *config, struct model_math *math);
 
-/* Where the matrices of a gated delta net's heads, [value_heads][key_dim][value_dim], lie in its state:
- * behind the columns of the convolution, [conv - 1][channels]. */
+/* Where the matrices of a gated delta net's heads, [value_heads][key_dim][value_dim], lie in its state: after
+ * the columns of the convolution, [conv - 1][channels]. */
 uint64_t model_delta_matrices_at(const struct model_delta *delta);
-/* Of all of it, in one layer of one sequence. */
+/* Bytes of the whole state, in one layer of one sequence. */
 uint64_t model_delta_bytes(const struct model_delta *delta);
 /* The window of the layers that have one, which is the same; 0: none has. */
 uint32_t model_window(const struct model_config *config);

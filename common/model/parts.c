@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-/* What becomes of a role's tensor. Gates and ups lie as they are: a part's rows are neighbours. */
+/* The cut of a role's tensor. Gates and ups lie as they are: a part's rows are neighbours. */
 static const struct {
     enum tensor_role role;
     enum tensor_cut cut;

@@ -11,14 +11,14 @@
 #define MODEL_EXPERTS_CHOSEN_MAX 32
 #define MODEL_EXPERT_GROUPS_MAX  64
 
-/* What becomes of a router's logits. */
+/* Scoring of a router's logits. */
 enum router_score {
     ROUTER_SOFTMAX,        /* probabilities over all experts; the largest are chosen (Qwen3-MoE, Mixtral) */
     ROUTER_CHOSEN_SOFTMAX, /* the largest logits are chosen; softmax over these alone (gpt-oss) */
     ROUTER_SIGMOID, /* a sigmoid of each; chosen by it plus a bias, within the best groups (DeepSeek-V3) */
 };
 
-/* What an expert makes of its gate g and its up u. */
+/* The activation of an expert's gate g and up u. */
 enum glu_kind {
     GLU_SILU,    /* silu(g) * u */
     GLU_CLAMPED, /* g to at most 7, u to within 7; g * sigmoid(1.702 g) * (u + 1) (gpt-oss) */
@@ -34,7 +34,7 @@ struct model_router {
     enum router_score score;
     uint32_t experts, chosen; /* chosen <= experts, MODEL_EXPERTS_CHOSEN_MAX */
     bool normalise;           /* the chosen weights are divided by their sum */
-    float scale;              /* multiplies the weights, behind normalising; 1: none */
+    float scale;              /* multiplies the weights, after normalising; 1: none */
     /* SIGMOID: experts lie in `groups` equal groups, of which `groups_chosen` are looked at: those whose two
      * largest scores have the largest sum. 1 and 1: all. */
     uint32_t groups, groups_chosen;

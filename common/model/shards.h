@@ -1,4 +1,4 @@
-/* The files behind a model, open for reading its tensors.
+/* The files of a model, open for reading its tensors.
  *
  * Called by both workers' loaders, which read all of them, and by the planner, which looks at some. Any
  * number of threads may read. */

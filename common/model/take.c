@@ -151,7 +151,7 @@ static int check_fused(const struct model_config *config, const struct safetenso
                             : "one of single numbers");
 }
 
-/* Its rows are some of the file's, one behind the other. */
+/* Its rows are contiguous rows of the file's. */
 static int take_rows(struct model *model, const struct fused_tensor *fused, uint32_t number,
                      struct model_tensor *tensor, struct helm_err *err)
 {

@@ -12,7 +12,7 @@
 
 #include "common/base/err.h"
 
-/* What a tensor is for. Names in files: the table of roles (role.c) and the architecture's own (arch/). */
+/* The role of a tensor. Names in files: the table of roles (role.c) and the architecture's own (arch/). */
 enum tensor_role {
     TENSOR_NONE,       /* 0, so that tables name only what is there */
     TENSOR_EMBED,      /* [vocab, hidden] */
@@ -191,7 +191,7 @@ enum math_kind {
                    matrix of each v head */
     MATH_KINDS
 };
-/* What a layer keeps of a sequence from step to step (docs/state.md). */
+/* State that a layer keeps of a sequence from step to step (docs/state.md). */
 enum state_kind {
     STATE_NONE,
     STATE_PAGES,  /* K and V of each position: common/shared/kv_layout.h */

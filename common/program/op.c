@@ -57,7 +57,7 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_ARGMAX] = {"argmax", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_FEW] = {"candidates", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_CHAIN] = {"chain of", OP_QUEUE_COMPUTE, ALWAYS},
-    /* what stands behind an expansion would fetch weights early: no launch */
+    /* the launch after an expansion would fetch weights early: no launch */
     [OP_EXPAND] = {"expand", OP_QUEUE_COMPUTE, ALWAYS, .outer = true},
     [OP_STREAM_COPY] = {"  link: copy", OP_QUEUE_LINK, NEVER, .outer = true},
     [OP_KV_IN] = {"  link: borrow the cache, pool", OP_QUEUE_LINK, NEVER, .outer = true},

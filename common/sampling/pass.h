@@ -1,4 +1,4 @@
-/* The passes that sampling makes over a whole row of logits, and what they leave behind.
+/* Sampling's passes over a whole row of logits, and what they leave.
  *
  * Called by common/sampling/sampling.c and the emulated device. Pure functions over caller-owned memory. A
  * row is read in blocks of SAMPLING_BLOCK logits; non-finite logits read as -inf. Results are the same bits

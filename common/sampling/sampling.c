@@ -206,7 +206,7 @@ static float inverse_of(float temperature)
     return inverse < FLT_MAX ? inverse : FLT_MAX;
 }
 
-/* Of the weights at temperature 1. */
+/* The log of the sum of weights at temperature 1. */
 static double log_sum_of(float top, uint64_t weights)
 {
     return (double)top + log((double)weights / (double)SAMPLING_WEIGHT_ONE);
@@ -337,7 +337,7 @@ void sampling_ask(const struct sampling_params *p, uint32_t vocab, const struct 
         ask->need = SAMPLING_NEEDS_ROW;
 }
 
-/* Candidates as penalties and bias leave them; of those that fall behind the last one known nothing can be
+/* Candidates as penalties and bias leave them; of those that fall after the last one known nothing can be
  * said, so they are left out. */
 static size_t take_few(const struct workspace *w, const struct sampling_params *p,
                        const struct sampling_few *few, uint32_t vocab, const struct sampling_changes *changes)

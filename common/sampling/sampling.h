@@ -3,8 +3,8 @@
  * Called by the worker that computes the last stage. Pure functions over caller-owned memory. The steps in
  * their order, where x is a token's logit and "falling order" is by falling x, lowest id first on a tie:
  *
- * 1. Non-finite logits: a token whose logit is NaN, +inf or -inf is out: never drawn, never listed. What the
- *    next steps make of a finite logit is cut to the finite range of float. A token that the mask leaves out
+ * 1. Non-finite logits: a token whose logit is NaN, +inf or -inf is out: never drawn, never listed. The next
+ *    steps' results for finite logits are cut to the finite range of float. A token that the mask leaves out
  *    is out, too, but listed.
  * 2. Repetition penalty: each distinct token of prompt and output, once: x > 0 ? x / penalty : x * penalty.
  * 3. Presence and frequency penalty: each distinct token of the output: x -= presence + frequency * (times it
@@ -85,9 +85,9 @@ int sampling_draw(const struct sampling_params *params, float *logits, uint32_t 
  * For logits that are far away, on a device: sampling_ask says what of a row is enough, the caller fetches
  * that, and sampling_draw_few draws the token that sampling_draw would, with the same logprobs, bit for bit:
  *
- * - Top-k, min-p: the candidates alone, the first ones in falling order. All other tokens come behind them.
+ * - Top-k, min-p: the candidates alone, the first ones in falling order. All other tokens come after them.
  * - Penalties and bias: the logits of the tokens they change too, which are few; no other token moves.
- *   Candidates that fall behind the last of them count no more, so more are asked for.
+ *   Candidates that fall after the last of them count no more, so more are asked for.
  * - Top-p without top-k: the sum of all weights too. Being whole numbers they give the same sum in any order.
  * - Logprobs: the sum of the weights at temperature 1 too.
  *

@@ -17,7 +17,7 @@ struct arena {
     uint64_t bytes;
 };
 
-/* What to lay out. kv.layers etc. describe the host KV pool; weight_bytes may be 0. */
+/* The arena to lay out. kv.layers etc. describe the host KV pool; weight_bytes may be 0. */
 struct arena_spec {
     uint32_t slots, context_tokens, step_tokens, hidden, vocab;
     uint32_t samples; /* as in the header; 0: slots */

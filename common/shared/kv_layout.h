@@ -8,7 +8,7 @@
  *   [token in page][head_dim / 32]   their scales, fp16, of q8_0 alone
  *
  * so that one head's keys of a page are contiguous (a dot product streams them) and so are its values. Scales
- * lie behind all numbers and not each in front of its 32 as in GGUF's blocks of 34 bytes: numbers begin on 32
+ * lie after all numbers and not each in front of its 32 as in GGUF's blocks of 34 bytes: numbers begin on 32
  * bytes then, loads of 16 or 32 of them are aligned, and a page's scales are a few whole cache lines. Rows of
  * quantised cells take whole 16 bytes.
  *
@@ -45,7 +45,7 @@ KV_INLINE uint32_t kv_value_dim(const struct kv_layout *l)
     return l->latent ? l->latent : l->head_dim;
 }
 
-/* One head's rows in a page: bytes of the numbers, behind which the scales begin, and of both. */
+/* One head's rows in a page: bytes of the numbers, after which the scales begin, and of both. */
 KV_INLINE uint64_t kv_scales_at(const struct kv_layout *l)
 {
     return (uint64_t)l->page_tokens * kv_number_bytes(l->dtype, l->head_dim);

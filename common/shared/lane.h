@@ -14,8 +14,8 @@
  * So a ticket depends on the plan alone, never on the step's number: the same words are waited for and
  * written by a captured CUDA graph (cuStreamWaitValue32, cuStreamWriteValue32) in every step. The writer
  * never overwrites what is not taken, the reader never takes anything twice, however many steps are in the
- * ring. A worker that died leaves a word behind: both are restarted and helmd sets every lane to 0 with the
- * new epoch.
+ * ring. A worker that died leaves its word: both are restarted and helmd sets every lane to 0 with the new
+ * epoch.
  *
  * A GPU cannot call futex, so waiting is polling: at first continuously, then every LANE_NAP_US. It always
  * ends (HELM_E_PEER). */

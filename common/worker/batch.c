@@ -127,7 +127,7 @@ static int check_drafts(const struct step *step, struct helm_err *err)
                      step->serial, step->draft_count, (unsigned long long)drafts, ARENA_STEP_DRAFTS);
 }
 
-/* What the step as a whole says of the two tiers. */
+/* Checks the step's own fields of the two tiers. */
 static int check_tiers(const struct arena *arena, const struct step *step, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(arena);
@@ -209,7 +209,7 @@ int batch_take(const struct arena *arena, uint32_t vocab, const struct step *ste
     return 0;
 }
 
-/* What a step sampled for a slot. */
+/* The token that a step sampled for a slot. */
 static const struct step_result_row *row_of(const struct step_result *result, uint32_t slot)
 {
     for (uint32_t i = 0; i < result->row_count && i < ARENA_STEP_ROWS; i++)

@@ -1,7 +1,7 @@
 /* The control loop. See control.h.
  *
- * One poll over the socket and the step thread's eventfd; handlers never block. What is allowed when stands
- * in one table; anything else is a broken protocol and ends the worker. */
+ * One poll over the socket and the step thread's eventfd; handlers never block. One table says which message
+ * is allowed when; anything else is a broken protocol and ends the worker. */
 #include "common/worker/control.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* What both engines check and note alike. See engine.h. */
+/* Checks and notes of both engines. See engine.h. */
 #include "common/worker/engine.h"
 
 #include <stdarg.h>

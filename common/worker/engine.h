@@ -74,7 +74,7 @@ struct worker_engine_ops {
     int (*load)(struct worker_engine *engine, const struct arena *arena, const struct engine_options *options,
                 struct helm_err *err);
     /* Runs the step in ring slot serial % ARENA_STEP_RING and, where this worker has the head, fills in its
-     * result and rings drawn_bell; rings no other bell. It may read the steps behind it in the ring and begin
+     * result and rings drawn_bell; rings no other bell. It may read the steps after it in the ring and begin
      * with them: they are run next. */
     int (*step)(struct worker_engine *engine, uint32_t serial, struct helm_err *err);
     void (*free)(struct worker_engine *engine);

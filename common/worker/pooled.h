@@ -1,7 +1,7 @@
 /* Rows whose hidden states are pooled: the final norm and the sum, by one definition for every worker.
  *
- * Called by the head's worker behind a step's layers; writes the slot's place in the arena's `pooled`,
- * nothing else. */
+ * Called by the head's worker after a step's layers; writes the slot's place in the arena's `pooled`, nothing
+ * else. */
 #pragma once
 
 #include "common/worker/batch.h"

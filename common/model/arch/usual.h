@@ -33,7 +33,7 @@
         .kind = KEY_NONE                                                                                     \
     }
 
-/* What every decoder has. kv_heads, head_dim: whether config.json must say them (enum key_need). */
+/* Keys of every decoder. kv_heads, head_dim: whether config.json must say them (enum key_need). */
 #define USUAL_KEYS(kv_need, head_need)                                                                       \
     COUNT(intermediate, MODEL_INTERMEDIATE_MAX, KEY_NEEDED, NAMED("intermediate_size"),                      \
           GGUF("feed_forward_length")),                                                                      \
@@ -142,8 +142,8 @@
 #define ADD_NORMED(called, vector)                                                                           \
     OP(MATH_ADD_NORMED, called, .in = BUFFER_OUT, .norm = (vector), .out = {BUFFER_X}, .residual = true)
 #define USUAL_O_TO_OUT TO_OUT("o", BUFFER_A, TENSOR_O, TENSOR_O_BIAS)
-/* Of sparse layers. The choice and all gates read the same input, by the same norm, before anything is added
- * to it. Choice, gates and downs of experts stand together, as chains have them. */
+/* Operations of sparse layers. The choice and all gates read the same input, by the same norm, before
+ * anything is added to it. Choice, gates and downs of experts stand together, as chains have them. */
 #define USUAL_ROUTER                                                                                         \
     OP(MATH_ROUTE, "router", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .router = TENSOR_ROUTER,               \
        .bias = {TENSOR_ROUTER_BIAS, TENSOR_CHOICE_BIAS}, .out = {BUFFER_CHOICE})
