@@ -215,9 +215,9 @@ void engine_touch(struct pool *pool, struct engine_touched *touched)
     touched->small_bytes = job.small;
 }
 
-/* What of the cache is there before the first token needs it; kv_filler does the rest. All of it where the
- * GPU reads or writes it: the driver pins the pages as it finds them once the weights' bell has rung, and
- * what was not there would be on small pages ever after. */
+/* Bytes of the cache that are there before the first token needs them; kv_filler does the rest. All of it
+ * where the GPU reads or writes it: the driver pins the pages as it finds them once the weights' bell has
+ * rung, and what was not there would be on small pages ever after. */
 static uint64_t kv_first_bytes(const struct engine *engine)
 {
     uint64_t bytes = arena_header_of(engine->base.arena)->region[ARENA_REGION_KV].bytes;

@@ -1,4 +1,4 @@
-/* The KV pool's memory behind the first answers. See kv_pages.h. */
+/* The KV pool's memory after the first answers. See kv_pages.h. */
 #include "worker-cpu/kv_pages.h"
 
 #include <sched.h>

@@ -1,4 +1,4 @@
-/* The KV pool's memory: its first part before READY, the rest behind the first answers.
+/* The KV pool's memory: its first part before READY, the rest after the first answers.
  *
  * Populating a large pool takes seconds where the machine must first find the memory, and no request needs
  * all of it at once: engine.c populates kv_pages_first_bytes() with the pool's threads, and one background

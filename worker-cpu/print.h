@@ -1,5 +1,5 @@
-/* What a checkpoint and a plan are lowered to, as text. Called by process.c for --print-program; owns nothing
- * that outlives a call. */
+/* A checkpoint and a plan, lowered, as text. Called by process.c for --print-program; owns nothing that
+ * outlives a call. */
 #pragma once
 
 #include <stdint.h>

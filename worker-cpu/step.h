@@ -14,11 +14,11 @@ struct step_programs {
     struct program tier[PLAN_PHASES_MAX][OP_TIER_COUNT]; /* empty: nothing to do, or it cannot occur */
     struct program assisted[OP_TIER_FEW + 1];            /* of decode, for steps flagged STEP_KV_ASSISTED */
     struct program head_one, head_many;
-    /* Of few tokens, and of as few sampled rows, with one token's kernels, where these are faster up to
-     * program.few; empty in an invariant plan, whose own are so. */
+    /* Programs of few tokens, and of as few sampled rows, with one token's kernels, where these are faster up
+     * to program.few; empty in an invariant plan, whose own are so. */
     struct program apart[PLAN_PHASES_MAX], head_apart;
-    /* Of the layers that make drafts, where this processor has the head: by the step's hidden states, and by
-     * those of drafts; their heads (drafts.h). Empty in a plan without */
+    /* Programs of the layers that make drafts, where this processor has the head: by the step's hidden
+     * states, and by those of drafts; their heads (drafts.h). Empty in a plan without */
     struct program drafts_first[OP_TIER_COUNT], drafts_next[OP_TIER_FEW + 1], drafts_one, drafts_many;
 };
 

@@ -18,9 +18,8 @@
  * fold. */
 #define PIECES_LEAST 4
 #define PIECES_MOST  8
-/* What that costs, in twentieths of a unit of all of a piece's heads: a piece, to begin and to fold it; and
- * each unit of the longest, which a thread of 0.6 of the others' speed (two virtual CPUs on one core) ends
- * last. */
+/* Costs in twentieths of a unit of all of a piece's heads: a piece, to begin and to fold it; and each unit of
+ * the longest, which a thread of 0.6 of the others' speed (two virtual CPUs on one core) ends last. */
 #define UNIT_COST  20
 #define PIECE_COST 7
 #define SLOW_COST  13
@@ -202,7 +201,7 @@ static void answer(struct run *run, const struct piece *p, uint32_t chunk)
 
 /* A piece is done. Pieces are folded two and two, those in turn two and two: in an order that depends on
  * their number alone, most of them by the thread that has both in its caches, and the last ones by several
- * threads. Of two the second to be done folds; where there is no second, the first goes on. */
+ * threads. The second of two to be done folds; where there is no second, the first goes on. */
 static void fold(struct run *run, const struct piece *p, uint32_t chunk)
 {
     const struct run_assist *a = &run->assist;
@@ -258,6 +257,6 @@ struct pool_job assist_job(struct run *run, const struct program_entry *e)
 
 int assist_end(const struct program_entry *e, struct helm_err *err)
 {
-    if (e->last) lane_release(e->lane); /* before the answer: behind it the GPU may begin the next step */
+    if (e->last) lane_release(e->lane); /* before the answer: after it the GPU may begin the next step */
     return lane_publish(e->answer, e->ticket, err);
 }

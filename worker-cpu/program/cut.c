@@ -19,7 +19,7 @@
  * calls of 14 and of 27 KiB read 20 and 10 % slower than of 55 or more (notes/cpu-decode.md). */
 #define EXPERTS_CALL_BYTES     (64 * KIB)
 #define EXPERTS_CALL_BYTES_MIN (24 * KIB)
-/* Of each thread, where calls twice as long still leave as many. */
+/* Pieces of each thread, where calls twice as long still leave as many. */
 #define EXPERTS_PIECES 16
 /* The least of several tokens' experts that is worth another piece. */
 #define EXPERTS_PIECE_BYTES (48 * KIB)
@@ -27,7 +27,7 @@
  * and with busy neighbours much faster, because every thread that takes part can be the one that is not
  * running. */
 #define GEMV_SHARE_BYTES (192 * KIB)
-/* Of a router: behind it all threads have its experts. */
+/* A router's least: after it all threads have its experts. */
 #define ROUTER_SHARE_BYTES (64 * KIB)
 /* Multiply-adds of one gemm chunk of many tokens: about 50 us of one core. */
 #define GEMM_CHUNK_OPS (UINT64_C(12) << 20)
@@ -93,7 +93,7 @@ static uint32_t cut_share(const struct lowering *low, uint64_t rows, const struc
     return count;
 }
 
-/* What chunks of this segment's rows should be multiples of, and must be of a format with groups of rows. */
+/* Chunks of this segment's rows should have multiples of this, and must where a format has groups of rows. */
 static uint64_t granule_of(const struct lowering *low, const struct program_segment *g)
 {
     const struct linear_kernel *one = g->kernels->one;

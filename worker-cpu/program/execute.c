@@ -71,7 +71,7 @@ static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
     }
 }
 
-/* Of drafts: the normed embedding, then the normed hidden state. */
+/* Drafts' input: the normed embedding, then the normed hidden state. */
 static void chunk_join(void *ctx, uint32_t chunk, uint32_t thread)
 {
     (void)thread;
@@ -88,7 +88,7 @@ static void chunk_join(void *ctx, uint32_t chunk, uint32_t thread)
     }
 }
 
-/* Of each layer: the norm of the input's part, which is what the table's rows are added to. In place. */
+/* The norm of each layer's part of the input, which the table's rows are added to. In place. */
 static void chunk_per_layer(void *ctx, uint32_t chunk, uint32_t thread)
 {
     struct run *run = ctx;
@@ -290,7 +290,7 @@ static const struct program_entry *linear_from(const struct run *run, uint32_t p
     return NULL;
 }
 
-/* What an idle thread does: a pool_idle_fn. */
+/* The work of an idle thread: a pool_idle_fn. */
 static bool fetch_ahead(void *ctx, uint32_t thread, uint32_t piece)
 {
     const struct run *run = ctx;
@@ -390,12 +390,12 @@ static size_t most_of(size_t most, size_t bytes)
     return bytes > most ? bytes : most;
 }
 
-/* A thread's scratch, in bytes: for one use at a time, and behind that the part that linears keep. */
+/* A thread's scratch, in bytes: for one use at a time, and after that the part that linears keep. */
 struct scratch_size {
     size_t scratch, ordered, decoded, experts;
 };
 
-/* Of the layers' kinds the most. */
+/* The most that a kind of layer needs. */
 static size_t attention_scratch(const struct run *run)
 {
     const struct attention_variant *v = run->kernels->attention;
@@ -455,7 +455,7 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
     run->threads = pool_threads(run->pool);
     run->kv_heads_group = c->heads / c->kv_heads;
     /* Splits are made only while there are fewer than 2 tasks a thread: at most 4 a thread plus one round up.
-     * Of an invariant plan every query of a few is split as if it was alone. */
+     * In an invariant plan every query of a few is split as if it was alone. */
     run->parts_max =
         run->invariant ? PROGRAM_FEW_TOKENS * (4 * run->threads + most.kv_heads) : 8 * run->threads;
     tasks += run->parts_max;

@@ -70,8 +70,8 @@ struct run_experts {
     uint32_t active[MODEL_EXPERTS_MAX];    /* experts that any chose */
     uint32_t active_count;
     uint32_t count; /* of one token, how many: all that are chosen, or that are asked for */
-    /* What a region computes: of one token places in `id`, of several in `active`. All of them; from disk,
-     * those that came. */
+    /* Experts that a region computes: for one token places in `id`, for several in `active`. All of them;
+     * from disk, those that came. */
     uint32_t turn[MODEL_EXPERTS_MAX], turns;
     _Atomic uint32_t
         *left; /* of one token's downs, by their pieces: how many experts are still to come; owned */

@@ -1,10 +1,10 @@
 /* Router's choice and experts, chunk by chunk. See experts.h.
  *
- * An expert's rows lie one behind another in the matrix of all, whole groups of a format that has them, so a
- * chunk is rows of a segment as in linear.c. One token's are read by the one-token kernel as they lie, with
- * the next expert's rows fetched ahead. Of several tokens those that chose an expert are gathered, tiled and
+ * An expert's rows are contiguous in the matrix of all, whole groups of a format that has them, so a chunk is
+ * rows of a segment as in linear.c. One token's are read by the one-token kernel as they lie, with the next
+ * expert's rows fetched ahead. The tokens, of several, that chose an expert are gathered, tiled and
  * multiplied by the kernel of several; a single one is multiplied as one token is, and so are, together, as
- * many as that is faster for. Of an invariant plan that does not depend on how many chose it: a few tokens
+ * many as that is faster for. In an invariant plan that does not depend on how many chose it: a few tokens
  * are each multiplied as one is, prompts all by the kernel of several. Everything is in the thread's own
  * memory until it is written to the place of its pair. */
 #include "worker-cpu/program/experts.h"
@@ -90,7 +90,7 @@ int experts_begin(struct run *run, const struct program_entry *e, struct helm_er
 int experts_end(const struct program_entry *e, struct helm_err *err)
 {
     if (e->kind != OP_EXPERTS_TAKE) return lane_publish(e->answer, e->ticket, err);
-    if (e->last) lane_release(e->lane); /* before the answer: behind it the GPU may begin the next step */
+    if (e->last) lane_release(e->lane); /* before the answer: after it the GPU may begin the next step */
     return 0;
 }
 
@@ -184,8 +184,8 @@ static struct expert_piece piece_of(const struct run *run, const struct program_
     return (struct expert_piece){run->experts.id[run->experts.turn[chunk / e->chunks]], chunk % e->chunks};
 }
 
-/* What the thread reads behind chunk `chunk`: its next one, or behind gates and ups its first downs. False:
- * neither. */
+/* The rows that the thread reads after chunk `chunk`: its next one, or after gates and ups its first downs.
+ * False: neither. */
 static bool behind(const struct run *run, uint32_t chunk, uint32_t thread, struct expert_rows *next)
 {
     const struct program_entry *e = run->entry,
@@ -232,7 +232,7 @@ bool experts_fetch_ahead(const struct run *run, const struct program_entry *down
     return false;
 }
 
-/* Says what is read behind the entry, one token's gates and ups. */
+/* Says what is read after the entry, one token's gates and ups. */
 static void look_ahead(struct run *run, const struct program_entry *e)
 {
     struct run_experts_ahead *ahead = &run->experts.ahead;
@@ -252,8 +252,8 @@ static void add_bias(const struct run *run, const struct program_segment *g, flo
     if (g->bias) run->kernels->vector->add(y, g->bias + row, rows);
 }
 
-/* A piece of an expert's rows times one input, which is as the kernel reads it; `next`: what is read behind,
- * or NULL. */
+/* A piece of an expert's rows times one input, which is as the kernel reads it; `next`: what is read next, or
+ * NULL. */
 static void multiply_one(const struct run *run, const struct program_segment *g, float *y,
                          struct expert_piece at, const float *x, const struct expert_rows *next)
 {
@@ -390,7 +390,7 @@ static float *output_of(const struct run *run, uint32_t pair)
            (size_t)(pair % e->chosen) * e->expert_rows;
 }
 
-/* What a thread has made of its gathered tokens for a kernel's products. */
+/* A thread's gathered tokens, laid out for a kernel's products. */
 struct laid_out {
     const struct linear_kernel *by;
     const float *x; /* of a few: as `by` reads them, ldx floats apart */

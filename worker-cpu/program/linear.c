@@ -136,7 +136,7 @@ static const float *factors_of(const struct program_entry *e, size_t t, uint32_t
     return e->gated ? e->segment[1].out + t * e->segment[1].out_width + first : NULL;
 }
 
-/* What follows from a gate, and its factors if there are any, into the gate. */
+/* Writes the activation of a gate, times its factors if there are any, into the gate. */
 static void activate(const struct run *run, const struct program_entry *e, float *gate, const float *up,
                      uint32_t n)
 {

@@ -1,4 +1,4 @@
-/* What execute.c runs of LINEAR entries, chunk by chunk, and how their weights are read ahead.
+/* The functions that execute.c runs for LINEAR entries, chunk by chunk, and how their weights are read ahead.
  *
  * Owns nothing; `ctx` is a struct run. Results do not depend on the thread that computes a chunk, nor on
  * read-ahead.
@@ -38,7 +38,7 @@ void linear_heads(void *ctx, uint32_t chunk, uint32_t thread);
  * something to do meanwhile. A pool_idle_fn. */
 bool linear_fetch_ahead(void *ctx, uint32_t thread, uint32_t piece);
 
-/* What suits this processor. */
+/* Chooses the reads that suit this processor. */
 struct run_reads linear_reads_choose(void);
 
 /* Bytes of one tile of `tokens` tokens as the kernel lays it out. */

@@ -104,7 +104,7 @@ static void print_attend_host(const struct program_entry *e, bool tiled, FILE *o
     fprintf(out, ", query %u%s", e->ticket, e->last ? ", the last" : "");
 }
 
-/* What an entry says beside its name. */
+/* Prints an entry's details after its name. */
 static void (*const print_of[OP_KIND_COUNT])(const struct program_entry *e, bool tiled, FILE *out) = {
     [OP_EMBED] = print_embed,
     [OP_NORM] = print_norm,

@@ -3,7 +3,7 @@
  * Each operation of the model becomes the entries that program_ops_of names; each kind has one function. A
  * LINEAR has a segment for each weight; gated ones are combined while they are in the cache. With several
  * tokens the NORM before it, with or without a weight, tiles the input for the matrix kernel; gates and ups
- * are tiled by the LINEAR that joins them, but for a shared expert's, whose down comes behind other
+ * are tiled by the LINEAR that joins them, but for a shared expert's, whose down comes after other
  * products. */
 #include "worker-cpu/program/lower.h"
 
@@ -95,9 +95,9 @@ static void add_router(struct lowering *low, struct program_entry *e, const stru
                                  .role = role};
 }
 
-/* What an operation is made of. */
+/* The context in which an operation is made. */
 struct making {
-    const struct math_op *op, *behind; /* and what comes behind it in its part; NULL: nothing */
+    const struct math_op *op, *behind; /* and the next one in its part; NULL: none */
     int32_t layer;
     bool sampled;
     bool asked; /* of experts that the GPU asks for */
@@ -141,8 +141,8 @@ static void make_norm(struct lowering *low, const struct making *m)
     if (!e->norm) lower_unsupported(low, m->layer, "a norm without weight");
 }
 
-/* A product with an activation tiles for the one behind it what it has just joined. Where its kernel does
- * both at once, no gate or up leaves a core's caches. */
+/* A product with an activation tiles the numbers that it has just joined for the next one. Where its kernel
+ * does both at once, no gate or up leaves a core's caches. */
 static void tile_joined(struct lowering *low, struct program_entry *e, const struct making *m)
 {
     const struct program_source *s = low->source;
@@ -391,7 +391,7 @@ static void make_experts_down(struct lowering *low, const struct making *m)
     make_experts(low, m, OP_EXPERTS_DOWN);
 }
 
-/* The choice, behind the linear that makes its logits; and the sum behind several tokens' downs. */
+/* The choice, after the linear that makes its logits; and the sum after several tokens' downs. */
 static void make_route(struct lowering *low, const struct making *m)
 {
     struct program_entry *e = lower_entry(low, OP_ROUTE, m->layer);
@@ -439,7 +439,7 @@ static void make_add_normed(struct lowering *low, const struct making *m)
         lower_unsupported(low, m->layer, "an output's norm without weight");
 }
 
-/* Of drafts: two inputs side by side, each normed. */
+/* Drafts' input: two side by side, each normed. */
 static void make_join(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
@@ -481,7 +481,7 @@ static void make_experts_sum(struct lowering *low, const struct making *m)
     answers(low, m, e);
 }
 
-/* What the GPU asks for, in the stead of norm and router. */
+/* The entry that takes what the GPU asks for, instead of norm and router. */
 static void make_experts_take(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
@@ -521,7 +521,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_EXPERTS_TAKE] = make_experts_take,
 };
 
-/* What is not computed here is refused, not left out. */
+/* Refuses operations that are not computed here instead of leaving them out. */
 static void check_able(struct lowering *low, const struct math_op *op, int32_t layer)
 {
     char where[32] = "model";

@@ -135,7 +135,7 @@ struct program_entry {
     bool from_disk; /* the experts are (worker-cpu/disk): the entry's region runs once for each turn of those
                        that came */
     enum glu_kind glu;
-    /* Of several tokens of an expert: kernels multiply them together, each with the bits of one; how many so
+    /* For several tokens of an expert: kernels multiply them together, each with the bits of one; how many so
      * are faster than by kernels of several. */
     bool few_together;
     uint32_t few_most;

@@ -46,8 +46,8 @@ static void lower_span(struct lowering *low, const struct plan_span *span)
     if (span->ticket_out) add_lane(low, OP_LANE_WRITE, &out);
 }
 
-/* What MLP halves of these spans take of the tokens, from their embedding, which is then here whoever has
- * it. */
+/* Inputs that MLP halves of these spans take of the tokens, from their embedding, which is then here whoever
+ * has it. */
 static void lower_inputs(struct lowering *low, const struct plan_span *spans, uint32_t count)
 {
     const struct math_part *inputs = &low->source->model->math.inputs;
@@ -116,7 +116,7 @@ static void lower_attend_host(struct lowering *low, uint32_t layer)
     e->answer = arena_lane_at(s->arena, ARENA_LANE_KV, plan_link_of(s->self, device));
 }
 
-/* What the other worker asks of us while it computes these half layers. */
+/* Work that the other worker asks of us while it computes these half layers. */
 static void lower_asked(struct lowering *low, uint32_t phase, const struct plan_span *span)
 {
     for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++)

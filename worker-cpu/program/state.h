@@ -25,8 +25,8 @@ HELM_MUST_CHECK int state_open(const struct arena *arena, const struct plan *pla
                                struct helm_err *err);
 void state_close(struct states *states);
 
-/* Of the layers that the CPU computes in this phase: rows that begin at position 0 get zeros, and those with
- * state_from that snapshot. */
+/* Begins the states of the layers that the CPU computes in this phase: rows that begin at position 0 get
+ * zeros, and those with state_from that snapshot. */
 void state_begin(const struct states *states, struct pool *pool, const struct batch *batch, uint32_t phase);
 /* Rows that leave a snapshot after their last token get it from their slot's records. */
 void state_end(const struct states *states, struct pool *pool, const struct batch *batch, uint32_t phase);

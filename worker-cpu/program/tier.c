@@ -17,7 +17,7 @@ bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum op_tier t
     static const uint32_t first[OP_TIER_COUNT] = {1, 2, PROGRAM_FEW_TOKENS + 1},
                           last[OP_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, UINT32_MAX};
     uint32_t from = plan_phase_from(plan, phase), to = plan_list_tokens(plan, phase);
-    if (plan->invariant) /* prompts of this length, in steps of any; few tokens behind them, by the decode
+    if (plan->invariant) /* prompts of this length, in steps of any; few tokens after them, by the decode
                             list */
         return tier == OP_TIER_CHUNK ? from <= to : phase == 0 && first[tier] <= plan_decode_tokens(plan);
     if (from < first[tier]) from = first[tier];
@@ -25,8 +25,7 @@ bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum op_tier t
     return from <= to;
 }
 
-/* Of an operation's weights, the fewest tokens that their kernels multiply apart; `most` where it has
- * none. */
+/* The fewest tokens that the kernels of an operation's weights multiply apart; `most` where it has none. */
 static uint32_t apart_of(const struct program_source *s, const struct math_op *op, int32_t layer,
                          uint32_t most)
 {

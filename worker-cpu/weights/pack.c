@@ -1,9 +1,8 @@
 /* Weights that are packed in host memory: read, packed and written to their places in the arena. See
  * weights.h and common/plan/placement.h. Called by weights.c with the pool that loads the others.
  *
- * Groups of a matrix stand one behind the other and differ in size, so a matrix is one thread's: it reads a
- * group, packs it behind the one before, and notes where it lies. There are many more matrices than
- * threads. */
+ * Groups of a matrix are contiguous and differ in size, so a matrix is one thread's: it reads a group, packs
+ * it after the one before, and notes where it lies. There are many more matrices than threads. */
 #include <stdlib.h>
 
 #include "common/formats/packed.h"

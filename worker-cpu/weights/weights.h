@@ -19,11 +19,11 @@
 struct weights {
     const struct model *model; /* borrowed, as is the plan, which `host` is of */
     /* [layers + 1][TENSOR_ROLE_COUNT]; the first row is for layer -1. data NULL: the model has none, or it is
-     * not in the region, or made for the GPU alone. Of experts on disk the shape counts, not where they
+     * not in the region, or made for the GPU alone. The shape of experts on disk counts, not where they
      * lie. */
     struct tensor_matrix *matrix;
     float **vector;                 /* same indexing */
-    float *vectors;                 /* the memory behind them */
+    float *vectors;                 /* their memory */
     struct placement *vector_place; /* [vector_count]: in that memory */
     uint32_t vector_count;
     uint64_t vector_bytes;
