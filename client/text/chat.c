@@ -16,7 +16,7 @@
 struct helm_chat {
     struct jinja_template *standard,
         *tools;   /* tools: a template of its own for requests with tools, or NULL */
-    char *source; /* of both, one behind the other: which tokens they spell */
+    char *source; /* of both, one after the other: which tokens they spell */
     size_t source_length;
     struct tok_config config;
 };
@@ -133,7 +133,7 @@ void helm_chat_close(struct helm_chat **chat)
 
 /* ---- rendering */
 
-/* What a template renders: `variables` (ours) has messages, tools and add_generation_prompt; `extra` is
+/* The inputs of a template: `variables` (ours) has messages, tools and add_generation_prompt; `extra` is
  * borrowed and may be NULL. */
 struct conversation {
     json_t *variables;

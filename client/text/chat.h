@@ -34,8 +34,8 @@ struct helm_chat_message {
 HELM_MUST_CHECK int helm_chat_open(const char *path, struct helm_chat **out, struct helm_err *err);
 
 /* Renders `count` messages, oldest first. With add_generation_prompt the text ends where the assistant's
- * answer begins. *text is malloc'd (free() it), NUL-terminated, *length bytes. What the template itself
- * refuses (raise_exception) is HELM_E_MISMATCH with the template's words. */
+ * answer begins. *text is malloc'd (free() it), NUL-terminated, *length bytes. A conversation that the
+ * template itself refuses (raise_exception) is HELM_E_MISMATCH with the template's words. */
 HELM_MUST_CHECK int helm_chat_render(const struct helm_chat *chat, const struct helm_chat_message *messages,
                                      size_t count, int add_generation_prompt, char **text, size_t *length,
                                      struct helm_err *err);

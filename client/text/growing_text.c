@@ -8,7 +8,7 @@
 
 #include "common/base/printable.h"
 
-/* Room for `more` bytes and a NUL behind what is there; NULL: none. */
+/* Room for `more` bytes and a NUL after the text; NULL: none. */
 static char *text_reserve(struct cli_text *text, size_t more)
 {
     if (text->space - text->length <= more && !text->failed) {
@@ -21,7 +21,7 @@ static char *text_reserve(struct cli_text *text, size_t more)
     return text->failed ? NULL : text->data + text->length;
 }
 
-/* What was written ends at `end`. */
+/* The written text ends at `end`. */
 static void text_end(struct cli_text *text, char *end)
 {
     *end = 0;

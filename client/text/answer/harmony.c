@@ -43,7 +43,7 @@ static bool word_after(const struct answer *a, size_t length, const char *mark,
     return true;
 }
 
-/* What the body of this header is. */
+/* Reads a header: the kind of the body after it. */
 static void read_header(struct answer *a, size_t length)
 {
     static const char functions[] = "functions.";

@@ -17,7 +17,7 @@ static bool end_keys(struct answer *a)
     return true;
 }
 
-/* What the rest of a key's tag says of its value: DeepSeek's string="true". */
+/* Reads the type that the rest of a key's tag gives its value: DeepSeek's string="true". */
 static void read_attribute(struct answer *a, const char *key, const char *tag, size_t length)
 {
     static const char text[] = "string=\"true\"", json[] = "string=\"false\"";

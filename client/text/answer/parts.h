@@ -1,4 +1,4 @@
-/* What the files of the parser of answers share. See answer.h.
+/* Shared by the files of the parser of answers. See answer.h.
  *
  *   answer.c      events, the order of the parts     thinking.c    tags around what it thinks
  *   harmony.c     channels                           calls.c       calls between markers, as a state machine
@@ -41,7 +41,7 @@ enum call_state {
     CALL_PLAIN,      /* nothing but text follows */
 };
 
-/* What a value of a parameter may be. */
+/* Types that a value of a parameter may have. */
 enum value_type {
     VALUE_STRING = 1,
     VALUE_NUMBER = 2,
@@ -148,7 +148,7 @@ void json_add_escaped(struct cli_text *out, const char *data, size_t length);
 
 /* ---- value_type.c ---- */
 
-/* What the tool's schema says of a parameter; 0: nothing. */
+/* The types that the tool's schema gives a parameter; 0: none. */
 unsigned value_types(const json_t *tools, const char *tool, const char *key);
 /* A parameter's text as JSON. */
 void value_add(struct cli_text *out, unsigned types, const char *text, size_t length);

@@ -1,4 +1,4 @@
-/* What a grammar and a matcher are made of. Called by grammar.c, mask.c, tests and the gateway, which makes
+/* The structs of a grammar and a matcher. Called by grammar.c, mask.c, tests and the gateway, which makes
  * grammars of its own expressions. */
 #pragma once
 
@@ -12,7 +12,7 @@ struct helm_grammar {
     const struct helm_vocabulary *vocabulary;
     struct nfa nfa;
     uint32_t begin; /* set of states */
-    /* What a fresh matcher says: it costs nothing until its first token comes. */
+    /* A fresh matcher's answer: it costs nothing until its first token comes. */
     uint32_t *first; /* [words] of the mask, without ends */
     bool first_ends;
     pthread_mutex_t lock;
@@ -43,7 +43,7 @@ HELM_MUST_CHECK int grammar_open_exprs(const struct helm_vocabulary *vocabulary,
 struct summary {
     uint32_t *bits; /* [words], or NULL: the ids of `list` */
     uint32_t *list, count;
-    struct trie rest; /* of tokens that leave the rule: what is behind its end */
+    struct trie rest; /* of tokens that leave the rule: the bytes after its end */
     /* and further ones, where they lie in the vocabulary's tries: what is below those nodes */
     struct walk_exit *part;
     uint32_t part_count;

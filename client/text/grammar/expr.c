@@ -40,7 +40,7 @@ void exprs_charge(struct exprs *x, size_t steps)
         x->work += (uint32_t)steps;
 }
 
-/* Room for `more` entries behind `count`. */
+/* Room for `more` entries after `count`. */
 static bool reserve(struct exprs *x, void **list, uint32_t *space, size_t wanted, size_t entry, uint32_t max,
                     const char *what)
 {

@@ -1,5 +1,4 @@
-/* What a grammar says, as rules of expressions: the form that regex.c, gbnf.c and schema.c make and nfa.c
- * compiles.
+/* Grammars as rules of expressions: the form that regex.c, gbnf.c and schema.c make and nfa.c compiles.
  *
  * Everything lies in one `struct exprs`, by number. The first failure (memory, a limit) is kept in it and
  * later calls do nothing, so that a builder checks for errors once, at the end. Characters are Unicode's; a

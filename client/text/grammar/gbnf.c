@@ -305,7 +305,7 @@ static uint32_t parse_repeats(struct parser *p, uint32_t item, bool lines)
     return item;
 }
 
-/* A rule goes on behind a line end inside a group and behind '|'. */
+/* A rule goes on after a line end inside a group and after '|'. */
 static uint32_t parse_alternatives(struct parser *p, bool nested)
 {
     const uint32_t alt = expr_alt(p->x);

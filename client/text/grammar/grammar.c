@@ -10,7 +10,7 @@
 #include "client/text/grammar/schema.h"
 
 #define PREPARE_US     150000 /* for summaries when a grammar is opened */
-#define MATCHER_PLACES 512    /* from which on a matcher forgets those behind it */
+#define MATCHER_PLACES 512    /* from which on a matcher forgets those after it */
 #define MATCHER_NODES  16384
 
 /* Finds out what a fresh matcher says, so that the first mask of each output costs no more than a copy. */

@@ -9,7 +9,7 @@
  * grammar and belongs to one thread at a time. Close matchers before their grammar, grammars before their
  * vocabulary.
  *
- * What a grammar asks for and is not supported fails at open with HELM_E_UNSUPPORTED and its name; nothing is
+ * A feature of a grammar that is not supported fails at open with HELM_E_UNSUPPORTED and its name; nothing is
  * ignored. docs/grammars.md lists what is. Limits (HELM_E_LIMIT names the one that broke): text
  * HELM_GRAMMAR_TEXT_LIMIT bytes; the states that it becomes; nesting. */
 #pragma once

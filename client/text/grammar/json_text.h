@@ -5,8 +5,8 @@
 
 #include "client/text/grammar/expr.h"
 
-/* One character of the set, spelled in a JSON string. Of a set of all control characters, such as `all but
- * x`, those without a short escape are left out: a model has no use for them. */
+/* One character of the set, spelled in a JSON string. Control characters without a short escape are left out
+ * of a set of all, such as `all but x`: a model has no use for them. */
 uint32_t json_text_set(struct exprs *exprs, const struct expr_range *ranges, uint32_t count);
 /* One of all of them. */
 uint32_t json_text_any(struct exprs *exprs);

@@ -4,8 +4,8 @@
  * stack: a token that is read within the rule at its top, and what that calls, is allowed whatever lies below
  * (Dong et al. 2024, XGrammar, section 3.1, call them context-independent). So each set of states has a
  * summary, made once: the tokens that it allows by itself, and the places in the trie where its rule may have
- * ended inside a token. What of those tokens is left goes on behind the rule: a small trie of their rests,
- * walked with the stack that is there. */
+ * ended inside a token. The rests of those tokens go on after the rule: a small trie of them, walked with the
+ * stack that is there. */
 #include <string.h>
 
 #include "client/text/grammar/engine.h"
@@ -13,7 +13,7 @@
 
 #define PREPARE_SETS 8192 /* from which on turns of repetitions are not looked for */
 
-/* The set behind a turn of a long repetition whose summary is another turn's: no walk finds it. */
+/* The set after a turn of a long repetition whose summary is another turn's: no walk finds it. */
 static int find_turn(struct helm_grammar *g, uint32_t set, struct helm_err *err)
 {
     uint32_t twin, next;
@@ -53,7 +53,8 @@ int mask_fill_slowly(struct helm_matcher *m, uint32_t *bits, struct helm_err *er
     return rc ? rc : walk_all(&w, &m->grammar->vocabulary->trie, m->place, err);
 }
 
-/* What one way of reading allows. *deep: its stack may become too deep, which summaries do not know. */
+/* Adds the tokens that one way of reading allows. *deep: its stack may become too deep, which summaries do
+ * not know. */
 static int add_way(struct helm_matcher *m, uint32_t node, uint32_t *bits, bool *deep, struct helm_err *err)
 {
     struct helm_grammar *g = m->grammar;

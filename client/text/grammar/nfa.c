@@ -70,7 +70,7 @@ static void add_bytes(struct compiler *c, uint32_t from, uint32_t low, uint32_t 
 
 /* ---- characters as bytes ---- */
 
-/* States behind which 1, 2 or 3 continuation bytes of any value lead to `to`; made when they are needed. */
+/* States after which 1, 2 or 3 continuation bytes of any value lead to `to`; made when they are needed. */
 struct tails {
     uint32_t to, state[4];
     bool made[4];

@@ -15,7 +15,7 @@ enum nfa_edge_kind { NFA_EMPTY, NFA_BYTES, NFA_CALL };
 struct nfa_edge {
     uint8_t kind, low, high; /* bytes */
     uint32_t rule;           /* of a call */
-    uint32_t to;             /* behind it */
+    uint32_t to;             /* after it */
 };
 struct nfa {
     struct nfa_edge *edge; /* of state s: edge[first[s] .. first[s + 1]) */

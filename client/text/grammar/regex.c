@@ -105,7 +105,7 @@ static uint32_t read_hex(struct parser *p, uint32_t digits)
     return value;
 }
 
-/* Behind a backslash: a character, or a class that is added to *set (*single is false then). */
+/* After a backslash: a character, or a class that is added to *set (*single is false then). */
 static uint32_t read_escape(struct parser *p, struct set *set, bool *single)
 {
     static const char from[] = "nrtfv0", to[] = "\n\r\t\f\v";

@@ -103,7 +103,7 @@ static bool is_known_format(const json_t *format)
     return json_is_string(format) && schema_format_pattern(json_string_value(format));
 }
 
-/* What the keywords of one type say without `type`: the texts that fit are some of those that would be
+/* Types that the keywords of one type mean without `type`: the texts that fit are some of those that would be
  * allowed. */
 static uint32_t inferred_types(const json_t *node)
 {

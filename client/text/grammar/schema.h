@@ -21,7 +21,7 @@
 #include "client/text/grammar/expr.h"
 #include "common/base/decimal.h"
 
-/* Of JSON text, and of a value. The expressions are the caller's, also after a failure. */
+/* From JSON text, and from a value. The expressions are the caller's, also after a failure. */
 HELM_MUST_CHECK int schema_parse(struct exprs *exprs, const char *text, size_t length, uint32_t *root,
                                  struct helm_err *err);
 HELM_MUST_CHECK int schema_compile(struct exprs *exprs, const json_t *schema, uint32_t *root,
@@ -80,7 +80,7 @@ bool schema_same_value(struct schema *s, const json_t *a, const json_t *b);
 size_t schema_weight(const json_t *value);
 /* A value of this schema, seen from its parent by `name`. */
 uint32_t schema_node(struct schema *s, const json_t *node, const char *name);
-/* What a node's $ref leads to (itself without one); NULL: refused. */
+/* The node that a node's $ref leads to (itself without one); NULL: refused. */
 const json_t *schema_resolve(struct schema *s, const json_t *node);
 /* The types that a node's `type`, const or enum allow. */
 uint32_t schema_types(struct schema *s, const json_t *node);

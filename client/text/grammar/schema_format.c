@@ -1,4 +1,4 @@
-/* What `format` names, as regular expressions. See schema.h. Each is a part of what its standard allows:
+/* The values of `format`, as regular expressions. See schema.h. Each is a part of what its standard allows:
  * dates from 1000 to 2999, times without leap seconds, addresses of the usual characters. */
 #include <string.h>
 

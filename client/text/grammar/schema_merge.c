@@ -4,7 +4,7 @@
 
 #include "client/text/grammar/schema.h"
 
-/* What becomes of a keyword that both have. */
+/* How a keyword that both have is merged. */
 enum merge_kind {
     MERGE_NOTHING,
     MERGE_LARGER,

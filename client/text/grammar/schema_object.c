@@ -230,7 +230,7 @@ static bool takes_one(struct schema *s, const json_t *node)
     return least > 0;
 }
 
-/* Behind a comma. */
+/* A comma, then the next member. */
 static uint32_t next_member(struct exprs *x, uint32_t rule)
 {
     return SEQ(x, expr_char(x, ','), schema_space(x), expr_rule(x, rule));

@@ -15,7 +15,7 @@
 #define PRODUCT_STEPS 64    /* charged for one */
 #define SIDES         2
 
-/* What is known after some bytes. inside: bytes of an escape that are left, or INSIDE_ESCAPE after a
+/* The state after some bytes. inside: bytes of an escape that are left, or INSIDE_ESCAPE after a
  * backslash. */
 struct point {
     uint32_t set[SIDES], chars, inside;

@@ -74,7 +74,7 @@ struct builder {
     const struct trie_entry *entry; /* [count] sorted by their bytes */
     struct head *head;              /* [count] */
     uint32_t count, words;
-    struct trie_entry *tail; /* [tails] what is behind heads, sorted; id: which entry */
+    struct trie_entry *tail; /* [tails] the bytes after heads, sorted; id: which entry */
     uint32_t tails;
     struct trie_entry *picked; /* [count] scratch */
     struct helm_err *err;

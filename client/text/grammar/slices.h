@@ -4,8 +4,8 @@
  * A place inside a string allows nearly every token that is plain text. Reading one character of a class
  * leads from place to place; where all characters of a class lead on alike, the tokens made of them are
  * allowed up to some number of characters, without a look at each (the idea is llguidance's, which calls them
- * slices). What is left is walked: tokens that begin with other bytes, and what follows the plain characters
- * at the head of a token: few different tails.
+ * slices). The others are walked: tokens that begin with other bytes, and bytes after the plain characters at
+ * the head of a token: few different tails.
  *
  * Made by slices.c for vocabulary.c; read by mask.c, summary.c and walk.c. Immutable. */
 #pragma once
@@ -38,12 +38,12 @@ struct slice {
     /* [tokens] ids by rising characters; those of n: [length_at[n] .. length_at[n + 1]) */
     uint32_t *by_length;
     uint32_t length_at[SLICE_CHARS + 2];
-    /* What is walked where the class does not lead on alike: tokens of it and of no narrower one; tokens that
+    /* Tokens to walk where the class does not lead on alike: tokens of it and of no narrower one; tokens that
      * begin with characters of it, not all of a narrower one, and go on with a byte that is none of
      * SLICE_PLAIN. */
     struct trie own, begun;
-    /* For all tokens that begin with characters of the class: the bytes behind these. [n]: behind n
-     * characters; [0]: behind any number. */
+    /* For all tokens that begin with characters of the class: the bytes after these. [n]: after n characters;
+     * [0]: after any number. */
     struct trie tail[SLICE_CHARS + 1];
 };
 struct slices {

@@ -172,7 +172,7 @@ static int intern(struct stacks *s, uint32_t count, bool ends, uint32_t deepest,
 
 /* ---- closures ---- */
 
-/* What is being gathered in s->list. */
+/* The list being gathered in s->list. */
 struct closure {
     uint32_t count, deepest;
     bool ends;
@@ -205,7 +205,7 @@ static int add(struct stacks *s, struct closure *c, uint32_t node, struct helm_e
     return 0;
 }
 
-/* Nothing is left of a rule behind this set but its end: what was called there need not come back to it. */
+/* Nothing is left of a rule after this set but its end: what was called there need not come back to it. */
 static bool only_ends(const struct state *state)
 {
     return state->ends && !state->reads && state->called && state->call_count == 0;
@@ -234,7 +234,7 @@ static int add_calls(struct stacks *s, struct closure *c, uint32_t node, struct 
     return 0;
 }
 
-/* s->list becomes the nodes that read a byte, of itself, of what it calls and of what goes on behind it. */
+/* s->list becomes the nodes that read a byte, of itself, of what it calls and of what goes on after it. */
 static int close_list(struct stacks *s, struct closure *c, uint32_t *place, struct helm_err *err)
 {
     uint32_t kept = 0;

@@ -48,12 +48,12 @@ HELM_MUST_CHECK int stacks_open(struct states *states, struct stacks *stacks, st
 void stacks_close(struct stacks *stacks);
 HELM_MUST_CHECK int stacks_node(struct stacks *stacks, uint32_t set, uint32_t parent, uint32_t *node,
                                 struct helm_err *err);
-/* The place of these nodes with what they call and what goes on behind them. */
+/* The place of these nodes with what they call and what goes on after them. */
 HELM_MUST_CHECK int stacks_place(struct stacks *stacks, const uint32_t *node, uint32_t count, uint32_t *place,
                                  struct helm_err *err);
 /* The place of one node alone, without that. */
 HELM_MUST_CHECK int stacks_alone(struct stacks *stacks, uint32_t node, uint32_t *place, struct helm_err *err);
-/* The place behind a byte, found for the first time. */
+/* The place after a byte, found for the first time. */
 HELM_MUST_CHECK int stacks_find_step(struct stacks *stacks, uint32_t place, uint8_t byte, uint32_t *to,
                                      struct helm_err *err);
 /* Forgets all but one place, whose number changes. After an error there is none left, and it is

@@ -96,7 +96,7 @@ static int grow_table(struct states *s, struct helm_err *err)
     return 0;
 }
 
-/* What its members say of a set. */
+/* Fills in a set's description from its members. */
 static void describe(const struct nfa *nfa, struct state *state)
 {
     for (uint32_t i = 0; i < state->count; i++) {
@@ -164,7 +164,7 @@ static void add(struct states *s, uint32_t member, uint32_t *count)
 
 static bool is_end(const struct nfa *nfa, uint32_t member)
 {
-    /* a rule's end is the state behind its begin; the end of one rule is the begin of none */
+    /* a rule's end is the state after its begin; the end of one rule is the begin of none */
     uint32_t low = 0, high = nfa->rules;
     while (low < high) {
         const uint32_t mid = low + (high - low) / 2;

@@ -67,7 +67,7 @@ void states_drop(struct states *states, size_t bytes);
 /* The set of these states and what empty edges lead to. */
 HELM_MUST_CHECK int states_of(struct states *states, const uint32_t *member, uint32_t count, uint32_t *set,
                               struct helm_err *err);
-/* The set behind a byte; STATES_NONE: it is not read here. */
+/* The set after a byte; STATES_NONE: it is not read here. */
 HELM_MUST_CHECK int states_step(struct states *states, uint32_t set, uint8_t byte, uint32_t *to,
                                 struct helm_err *err);
 /* Fills in the calls of a set. */

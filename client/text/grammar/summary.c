@@ -1,9 +1,9 @@
 /* Summaries of sets of states: which tokens a set allows whatever lies below it on the stack. See engine.h.
  *
  * Made once, when a place with the set is first met. Where the characters of a class of tokens (slices.h)
- * lead on alike, the class is allowed up to a number of characters without a look at its tokens. What is left
- * is walked: tokens of a class where some of its characters go on and some do not, and what stands behind
- * plain characters at a token's head. */
+ * lead on alike, the class is allowed up to a number of characters without a look at its tokens. The others
+ * are walked: tokens of a class where some of its characters go on and some do not, and the bytes after plain
+ * characters at a token's head. */
 #include <stdlib.h>
 
 #include "client/text/grammar/engine.h"
@@ -63,7 +63,7 @@ static int keep_tokens(const struct helm_vocabulary *v, uint32_t *bits, struct s
     return 0;
 }
 
-/* ---- what goes on behind the rule ---- */
+/* ---- the way on after the rule ---- */
 
 static bool is_small(const struct walk_exit *e)
 {
@@ -71,7 +71,7 @@ static bool is_small(const struct walk_exit *e)
     return e->depth > 0 && trie_tokens_below(e->trie, e->node, &first) <= REST_TOKENS_MAX;
 }
 
-/* The small exits' tokens behind them as one trie: there may be one behind each letter of each word. */
+/* The small exits' tokens after them as one trie: there may be one after each letter of each word. */
 static int merge_small(struct helm_grammar *g, struct summary *s, struct helm_err *err)
 {
     const struct helm_vocabulary *v = g->vocabulary;
@@ -114,9 +114,9 @@ static int keep_exits(struct helm_grammar *g, struct summary *s, struct helm_err
 /* Where the characters of a class lead from a place, one after the other. */
 struct reach {
     uint32_t most;                   /* characters that are allowed; SLICE_CHARS: any number */
-    uint32_t place[SLICE_CHARS + 1]; /* behind n, if `one` */
+    uint32_t place[SLICE_CHARS + 1]; /* after n, if `one` */
     bool even;                       /* all of the class or none go on, up to `most` */
-    bool one, same;                  /* there is one place behind n; it is the same one behind any n */
+    bool one, same;                  /* there is one place after n; it is the same one after any n */
 };
 
 static bool same_places(const struct walk_leads *a, const struct walk_leads *b)
@@ -157,7 +157,7 @@ static int find_reach(struct walk *w, enum slice_class class, uint32_t place, st
     return 0;
 }
 
-/* What is behind heads of the class. */
+/* Walks the bytes after heads of the class. */
 static int walk_tails(struct walk *w, const struct slice *slice, const struct reach *r, struct helm_err *err)
 {
     int rc = 0;

@@ -23,7 +23,7 @@ static uint32_t common_bytes(const struct trie_entry *a, const struct trie_entry
     return n;
 }
 
-/* What is below one node: of `entry`, sorted, [from, to) begin with its bytes, `depth` of them, and are
+/* Adds the nodes below one: entries [from, to), sorted, begin with its bytes, `depth` of them, and are
  * longer. */
 static void add_family(struct trie *trie, const struct trie_entry *entry, uint32_t from, uint32_t to,
                        uint32_t depth)

@@ -11,7 +11,7 @@
 
 struct trie_node {
     uint32_t children; /* the first of them; 0: there are none */
-    uint32_t first;    /* tokens that end here: token[first .. first + count); those below come behind them */
+    uint32_t first;    /* tokens that end here: token[first .. first + count); those below come after them */
     uint32_t count : 23;
     uint32_t last : 1; /* of its parent's children */
     uint32_t byte : 8;
@@ -31,7 +31,7 @@ struct trie_entry {
 /* A trie of `count` tokens, sorted by their bytes. */
 HELM_MUST_CHECK int trie_build(const struct trie_entry *entry, uint32_t count, struct trie *trie,
                                struct helm_err *err);
-/* Tokens that go on behind a node: token[*first .. *first + the result). */
+/* Tokens that go on after a node: token[*first .. *first + the result). */
 uint32_t trie_tokens_below(const struct trie *trie, uint32_t node, uint32_t *first);
 void trie_free(struct trie *trie);
 int trie_entry_order(const void *a, const void *b);

@@ -118,8 +118,8 @@ static int lead_bytes(struct walk *w, struct walk_leads *l, struct inside *in, c
     return 0;
 }
 
-/* What UTF-8 has beyond ASCII: ranges of the first and the second byte, and how many follow the first (RFC
- * 3629); wider second ranges first, which cover the narrower. */
+/* UTF-8 beyond ASCII: ranges of the first and the second byte, and how many follow the first (RFC 3629);
+ * wider second ranges first, which cover the narrower. */
 static const struct {
     uint8_t first[2], second[2], more;
 } encodings[] = {

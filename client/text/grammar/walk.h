@@ -37,7 +37,7 @@ static inline void walk_set_bit(uint32_t *bits, uint32_t id)
     bits[id >> 5] |= 1u << (id & 31);
 }
 
-/* Node `first` of the trie, its siblings behind it and what is below them; their parent is at `place`. */
+/* Node `first` of the trie, its siblings after it and what is below them; their parent is at `place`. */
 HELM_MUST_CHECK int walk(struct walk *w, uint32_t first, uint32_t place, struct helm_err *err);
 /* All of a trie. */
 HELM_MUST_CHECK static inline int walk_all(struct walk *w, const struct trie *trie, uint32_t place,

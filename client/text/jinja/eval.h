@@ -43,7 +43,7 @@ struct jinja_call {
 
 #define JINJA_PARAMETERS_MAX 6
 
-/* What a filter, test, method or function is: its parameters by name (NULL ends them; those not given become
+/* A filter, test, method or function: its parameters by name (NULL ends them; those not given become
  * JINJA_ABSENT), or, with `raw`, the call as it stands. `self`: what it is applied to. */
 struct jinja_callable {
     struct jinja_run *run;

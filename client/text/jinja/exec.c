@@ -5,7 +5,7 @@
 #include "client/text/jinja/jinja.h"
 #include "client/text/jinja/eval.h"
 
-/* What a statement asks its loop to do, beside going on. */
+/* A statement's order to its loop, beside going on. */
 enum flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE };
 static enum flow exec(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_nodes *body,
                       struct jinja_buffer *out);

@@ -31,7 +31,7 @@ static struct jinja_value find_attribute(struct jinja_run *run, struct jinja_val
     }
 }
 
-/* What an item is compared by: its attribute, texts without regard to case unless case_sensitive. */
+/* The key that an item is compared by: its attribute, texts without regard to case unless case_sensitive. */
 static struct jinja_value sort_key(const struct jinja_callable *c, struct jinja_value item,
                                    const struct jinja_value *path, bool case_sensitive)
 {
@@ -242,7 +242,7 @@ static struct jinja_value filter_attr(const struct jinja_callable *c)
 
 /* ---- map, select, reject */
 
-/* What is false (none, 0) has no items here, and is no error: so Jinja has it. */
+/* A false value (none, 0) has no items here, and is no error: so Jinja has it. */
 static struct jinja_list *collect_true(const struct jinja_callable *c)
 {
     return jinja_truth(&c->self) ? collect(c) : jinja_list_new(c->run, JINJA_LIST_PLAIN, 0);

@@ -150,7 +150,7 @@ static void add_value(struct jinja_run *run, struct jinja_buffer *out, struct sp
 
 /* ---- fields ---- */
 
-/* What the field's first word means: the next argument, one by its number, or one by its name. */
+/* The argument that the field's first word means: the next one, one by its number, or one by its name. */
 static struct jinja_value find_argument(struct fields *f, const char *name, size_t length)
 {
     struct jinja_run *run = f->c->run;
@@ -175,7 +175,7 @@ static struct jinja_value find_argument(struct fields *f, const char *name, size
     jinja_fail(run, HELM_E_FORMAT, "'format': no argument '%.*s'", (int)length, name);
 }
 
-/* ".name" and "[key]" behind it. */
+/* Follows ".name" and "[key]" after the value. */
 static struct jinja_value follow_path(struct jinja_run *run, const char *at, const char *end,
                                       struct jinja_value value)
 {

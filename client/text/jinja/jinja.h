@@ -39,10 +39,10 @@ struct jinja_input {
     const struct json_numbers
         *numbers;  /* texts of its numbers, borrowed; NULL: as their values are written */
     int64_t now_s; /* what strftime_now() sees, seconds since 1970; 0: the clock */
-    /* What counts as the template's own words beside what it says itself: texts of the object `own` (more
-     * variables, which `variables` may replace; NULL: none), and texts of letters, digits, '_' and '-' that
-     * are members `own_key` of an object (NULL: none): the roles of messages, around which templates write
-     * the rest of a token. */
+    /* The template's own words beside those in its source: texts of the object `own` (more variables, which
+     * `variables` may replace; NULL: none), and texts of letters, digits, '_' and '-' that are members
+     * `own_key` of an object (NULL: none): the roles of messages, around which templates write the rest of a
+     * token. */
     const json_t *own;
     const char *own_key;
     uint64_t steps_max; /* each limit: 0 for the constant above */

@@ -87,7 +87,7 @@ static const char *find(const char *data, size_t bytes, const struct jinja_value
     return NULL;
 }
 
-/* Of looking for the last place. */
+/* Charges the steps of looking for the last place. */
 static void charge_last(const struct jinja_callable *c, const struct jinja_value *what)
 {
     jinja_step(c->run, (uint64_t)c->self.as.text.bytes / 64 * (1 + what->as.text.bytes / 64));

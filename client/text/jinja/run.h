@@ -68,7 +68,7 @@ void jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const 
 
 /* Whether the template wrote all of these bytes; false without marks. */
 bool jinja_is_own(const struct jinja_run *run, const char *text, size_t length);
-/* Of bytes in the run's arena. */
+/* Marks bytes in the run's arena. */
 void jinja_mark_own(struct jinja_run *run, const char *text, size_t length);
 /* Sets bit `at` + i of `to` (zeroed) where byte i has a mark. */
 void jinja_read_marks(const struct jinja_run *run, const char *text, size_t length, unsigned char *to,
@@ -95,7 +95,7 @@ static inline size_t jinja_utf8_before(const char *text, size_t end)
     return at;
 }
 size_t jinja_utf8_count(const char *text, size_t bytes);
-/* What Python's str.isspace and str.strip take for white space. */
+/* Whether Python's str.isspace and str.strip take it for white space. */
 bool jinja_is_space(uint32_t code);
 /* Bytes of white space at the text's start, at its end. */
 size_t jinja_space_before(const char *text, size_t bytes);

@@ -1,5 +1,5 @@
-/* What values look like: Python's str and repr, and JSON as json.dumps writes it. See jinja/value.h. Called
- * for every {{ }}, by the filters string, join and tojson, and by ~. */
+/* Values as text: Python's str and repr, and JSON as json.dumps writes it. See jinja/value.h. Called for
+ * every {{ }}, by the filters string, join and tojson, and by ~. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

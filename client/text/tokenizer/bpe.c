@@ -135,7 +135,7 @@ static int push_unknown(struct tok_bpe_work *work, const char *text, size_t leng
     bool all = bpe->byte_fallback;
     for (size_t i = 0; i < length && all; i++) all = bpe->fallback_ids[(uint8_t)text[i]] != NONE;
     if (all) {
-        /* An unknown token that waits comes behind these: so it is in Hugging Face. */
+        /* An unknown token that waits comes after these: so it is in Hugging Face. */
         for (size_t i = 0; i < length; i++) {
             int rc = push_symbol(work, bpe->fallback_ids[(uint8_t)text[i]], err);
             if (rc) return rc;
@@ -340,8 +340,8 @@ static size_t next_cut(const struct tok_bpe *bpe, const struct tok_vocab *vocab,
         uint32_t before;
         size_t width = utf8_get_before(text, at, &before);
         bool joined = bpe->joined[before >> 6 & 1023] >> (before & 63) & 1;
-        /* What is no token itself becomes bytes or an unknown token, whose spellings say nothing about the
-         * text. */
+        /* A character that is no token itself becomes bytes or an unknown token, whose spellings say nothing
+         * about the text. */
         bool token = before < 0x80 ? bpe->ascii_ids[before] != NONE
                                    : tok_vocab_find(vocab, text + at - width, width) != NONE;
         if (!joined && token) return at;

@@ -3,7 +3,7 @@
  * Each decoder is a stage that is fed a token's text in chunks, told where the token ends, and told where the
  * list ends. It hands on what no later token can change and holds back the rest: a run of byte tokens until
  * it ends (one bad byte makes all of it U+FFFD), an unfinished character, trailing characters that Strip may
- * still take. Stages that need a whole token (Replace) wait for its end; behind Fuse or ByteLevel, which make
+ * still take. Stages that need a whole token (Replace) wait for its end; after Fuse or ByteLevel, which make
  * one token of all, that is the end of the list. Called by clients; struct helm_detokenizer owns its stages.
  */
 #include "client/text/tokenizer/internal.h"

@@ -4,7 +4,7 @@
  * place says which is the longest spelling that begins there, whatever the text and the spellings are like.
  * (A trie walked from each place, and the automaton run forwards too, may look at as many bytes as the
  * longest spelling has and then begin again at the next place.) States are built level by level from the
- * sorted spellings, so that a state's successors lie one behind the other in order of their bytes. Called by
+ * sorted spellings, so that a state's successors are contiguous, in order of their bytes. Called by
  * tokenizer/load.c (to add and build) and tokenizer/added.c (to search); struct tok_finder owns its arrays.
  */
 #include "client/text/tokenizer/internal.h"

@@ -1,4 +1,4 @@
-/* What a kind of byte-level BPE that a GGUF file names means. The table is in tokenizer/gguf_kinds.c. */
+/* Kinds of byte-level BPE that GGUF files name. The table is in tokenizer/gguf_kinds.c. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,4 +1,4 @@
-/* What the tokenizer's files share; no part of libhelm's interface.
+/* Shared by the tokenizer's files; no part of libhelm's interface.
  *
  * tokenizer.c          open, close, encode, queries: the order in which the parts below run
  * tokenizer/json.c     finds vocab and merges in tokenizer.json and reads their strings and numbers
@@ -338,7 +338,7 @@ struct tok_normalizer {
 HELM_MUST_CHECK int tok_normalize(const struct helm_tokenizer *tokenizer, struct tok_slice text,
                                   struct tok_matcher *matcher, struct tok_buffer *out, bool *dropped_start,
                                   struct helm_err *err);
-/* Of what is not the beginning of a text: nothing is put before it. */
+/* Normalizes text that does not begin a text: nothing is put before it. */
 HELM_MUST_CHECK int tok_normalize_inside(const struct helm_tokenizer *tokenizer, struct tok_slice text,
                                          struct tok_matcher *matcher, struct tok_buffer *out,
                                          struct helm_err *err);

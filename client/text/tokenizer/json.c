@@ -21,7 +21,7 @@ static const char *skip_space(const char *at, const char *end)
     return at;
 }
 
-/* at points at '"'; returns just behind the closing one, or NULL. */
+/* at points at '"'; returns just after the closing one, or NULL. */
 static const char *skip_string(const char *at, const char *end)
 {
     for (at++; at < end; at++) {
@@ -33,7 +33,7 @@ static const char *skip_string(const char *at, const char *end)
     return NULL;
 }
 
-/* Returns just behind the value at `at`, or NULL if the text ends first. */
+/* Returns just after the value at `at`, or NULL if the text ends first. */
 static const char *skip_value(const char *at, const char *end)
 {
     size_t depth = 0;
@@ -148,7 +148,7 @@ static bool scan_hex4(struct tok_scan *scan, uint32_t *value)
     return true;
 }
 
-/* Just behind a backslash. */
+/* Just after a backslash. */
 static int scan_escape(struct tok_scan *scan, uint32_t *codepoint, struct helm_err *err)
 {
     static const char plain[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";

@@ -139,7 +139,7 @@ static int match_once(const struct tok_pattern *pattern, struct tok_matcher *mat
         const PCRE2_SIZE *span = pcre2_get_ovector_pointer(matcher->match_data);
         search->start = span[0];
         search->end = span[1];
-        /* \K in a lookahead may start a match behind its end or before the last one. */
+        /* \K in a lookahead may start a match after its end or before the last one. */
         if (search->start < from || search->end < search->start)
             return helm_fail(err, HELM_E_UNSUPPORTED,
                              "regular expression: a match that ends before it starts");
@@ -175,7 +175,7 @@ int tok_pattern_next(const struct tok_pattern *pattern, struct tok_matcher *matc
             search->matched = true;
             return 0;
         }
-        /* An empty match just behind the last match does not count: look on from the next character. */
+        /* An empty match just after the last match does not count: look on from the next character. */
         uint32_t codepoint;
         search->found = false;
         search->at += search->at < length ? utf8_get(subject + search->at, &codepoint) : 1;

@@ -2,8 +2,9 @@
  *
  * The two agree on most of what tokenizers use. They differ in classes (\s, \w, \h, \v, \b), options ((?m) is
  * PCRE2's
- * (?s)), scripts, \uHHHH and a few quantifiers; each is rewritten to mean what Oniguruma means. What has no
- * equal form is refused by name: never matched approximately. Called by tokenizer/pattern.c; owns nothing. */
+ * (?s)), scripts, \uHHHH and a few quantifiers; each is rewritten to mean what Oniguruma means. Syntax that
+ * has no equal form is refused by name: never matched approximately. Called by tokenizer/pattern.c; owns
+ * nothing. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "client/text/tokenizer/internal.h"
 
@@ -126,7 +127,7 @@ static int translate_code(struct translation *t)
     return put(t, text);
 }
 
-/* What a letter behind a backslash becomes outside of a class and inside; NULL: it has no equal there. */
+/* A letter after a backslash outside of a class and inside; NULL: it has no equal there. */
 struct escape {
     char letter;
     const char *outside, *inside;

@@ -3,10 +3,10 @@
  *
  * Called by helm-cli, the gateway, tests and programs that link libhelm. helmd never uses it: it sees ids
  * only. The results are those of the Hugging Face `tokenizers` library for BPE models (byte-level, and
- * SentencePiece style with byte fallback). What a tokenizer.json asks for and is not implemented fails at
- * open with HELM_E_UNSUPPORTED and a name, never later and never approximately. Of GGUF files the models
- * `gpt2` (byte-level BPE) and `llama` (SentencePiece's BPE) are read; control and user-defined tokens are the
- * added ones.
+ * SentencePiece style with byte fallback). A feature of a tokenizer.json that is not implemented fails at
+ * open with HELM_E_UNSUPPORTED and a name, never later and never approximately. GGUF files of the
+ * models `gpt2` (byte-level BPE) and `llama` (SentencePiece's BPE) are read; control and user-defined tokens
+ * are the added ones.
  *
  * A struct helm_tokenizer is immutable once open: any number of threads may use one at the same time. A
  * struct helm_detokenizer belongs to one thread at a time and must be closed before its tokenizer.
