@@ -110,7 +110,7 @@ enum helm_speculate {
     HELM_SPECULATE_MTP = 4, /* as the model's own layer of drafts guesses; refused if helmd has not read it */
 };
 
-/* What to generate. Zero-initialise; pointers are borrowed for the call, but for the grammar's. */
+/* A request to generate. Zero-initialise; pointers are borrowed for the call, but for the grammar's. */
 struct helm_generate_request {
     const uint32_t *prompt; /* token ids, at least one */
     size_t prompt_count;
@@ -400,7 +400,7 @@ struct helm_plan_info {
     size_t expert_layer_count;
     uint32_t experts;
     const uint64_t *expert_uses;
-    /* What memory gave at the daemon's start, beside its profile; "": a daemon that does not say */
+    /* Memory's rates at the daemon's start, beside its profile; "": a daemon that does not say */
     const char *now;
 };
 HELM_MUST_CHECK int helm_plan_info(struct helm_client *client, int timeout_ms, struct helm_plan_info **out,

@@ -73,7 +73,7 @@ struct bench_options {
     bool keep;
 };
 
-/* What one daemon is started for. */
+/* One daemon, and the cells that it is started for. */
 struct bench_group {
     const char *model; /* as given; NULL with --connect */
     uint64_t vram_bytes;

@@ -1,7 +1,7 @@
 /* Which device reads how many bytes of weights for one token, and how fast it could. See bench.h.
  *
  * From the plan as the daemon gives it: the stages' weights by home, and the head (final projection), which
- * is read for every token too and has the size of the vocabulary. Of mixtures a token reads the experts that
+ * is read for every token too and has the size of the vocabulary. A token reads the experts of a mixture that
  * it chooses; of experts in both memories the part that the plan expects in VRAM is the GPU's, of the others
  * the part that it reads directly the link's. The embedding's one row a token, norms and the KV cache are not
  * counted. */
@@ -31,7 +31,7 @@ static const char *device_of_home(const char *home)
     return strcmp(home, "stream") == 0 ? "link" : NULL;
 }
 
-/* Of experts in both memories: parts of what a token reads. */
+/* Parts of a token's reads of experts in both memories. */
 struct mixed_parts {
     uint64_t hit, direct; /* of 1,000 experts; of 1,000 of those that are not in VRAM */
 };

@@ -53,7 +53,7 @@ static void group_close(struct bench_group *group)
     group->open = false;
 }
 
-/* What the report says of the daemon; asked once, at its first opening. */
+/* The report's facts about the daemon; asked once, at its first opening. */
 static int group_describe(struct bench_group *group, struct helm_err *err)
 {
     struct helm_status *status = NULL;

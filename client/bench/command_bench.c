@@ -74,7 +74,7 @@ static void take_global_options(struct bench *bench, const char *vram)
     o->vram_bytes[0] = bench->base.vram_bytes;
 }
 
-/* What the table of options cannot see. `extra`: operands, which only stand after "--". */
+/* Checks what the table of options cannot see. `extra`: operands, which only stand after "--". */
 static int check_options(struct bench *bench, const struct args_parsed *parsed, const char *vram,
                          const char *prompt, const char *output, struct helm_err *err)
 {
@@ -105,7 +105,7 @@ static int check_options(struct bench *bench, const struct args_parsed *parsed, 
         return helm_fail(err, HELM_E_USAGE, "a matrix of %llu cells: %d at most", (unsigned long long)cells,
                          BENCH_CELLS_MAX);
     o->daemon_arguments = parsed->operand;
-    /* What is measured is computed: prompts of two cells, or of two runs, begin alike. */
+    /* Measured prompts are computed: those of two cells, or of two runs, begin alike. */
     if (!has_argument(&parsed->operand, "--prefix-cache") && extra < ARGS_LIST_MAX)
         o->daemon_arguments.item[o->daemon_arguments.count++] = "--prefix-cache=off";
     bench->base.daemon_arguments = &o->daemon_arguments;

@@ -121,7 +121,7 @@ static int wait_some(struct bench *bench, struct bench_group *group, struct helm
     return helm_dispatch(group->cli.client, 0, err);
 }
 
-/* What the workers did, before and after. */
+/* Adds the workers' counts, before and after. */
 static int add_status(struct bench_group *group, struct bench_cell *cell, int sign, struct helm_err *err)
 {
     struct helm_status *status = NULL;

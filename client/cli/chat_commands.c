@@ -1,4 +1,4 @@
-/* What may be typed in a chat beside messages: one table. See chat.h. */
+/* Commands that may be typed in a chat beside messages: one table. See chat.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -81,7 +81,7 @@ static int read_line(struct chat *chat, char **text, struct helm_err *err)
 
 /* ---- one turn --------------------------------------------------------------------------------------- */
 
-/* What /stats shows: numbers, and words that live as long as the program. */
+/* Keeps what /stats shows: numbers, and words that live as long as the program. */
 static void keep_stats(struct chat *chat, const struct stream_result *result)
 {
     chat->last = *result;

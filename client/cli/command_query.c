@@ -139,7 +139,7 @@ static void status_json(const struct helm_status *s, const struct helm_model_inf
     cli_text_add(out, "}\n", 2);
 }
 
-/* What it does in a step's time: computing, waiting for the other worker; the rest is neither's. */
+/* The worker's part of a step's time: computing, waiting for the other worker; the rest is neither's. */
 static void status_work(const struct helm_worker_status *w, double steps, struct cli_text *out)
 {
     char read[UNITS_TEXT], link[UNITS_TEXT];

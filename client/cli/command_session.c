@@ -96,7 +96,7 @@ static int save_pages(struct cli *cli, const struct session *s, struct session_h
     return rc ? rc : session_file_write_end(&file, err);
 }
 
-/* Has what the cache has not of the tokens computed, by a request for one token behind them. */
+/* Has the tokens that the cache lacks computed, by a request for one token after them. */
 static int compute(struct cli *cli, const struct session_head *head, int *signal_number, struct helm_err *err)
 {
     struct sampling_options options = {.max_tokens = 1, .has_max_tokens = true, .ignore_eos = true};
@@ -142,7 +142,7 @@ static int save_to(struct cli *cli, struct session_head *head, const char *path)
     return ended(path, rc, signal_number, &err);
 }
 
-/* What /save of a chat wrote, as that model's prompt. */
+/* Tokens of a file that /save of a chat wrote, as that model's prompt. */
 static int tokens_of_chat(struct cli *cli, const char *path, uint32_t **ids, size_t *count,
                           struct helm_err *err)
 {

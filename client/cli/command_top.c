@@ -34,7 +34,7 @@ static void forget(struct top *t)
     t->plan = NULL;
 }
 
-/* One look at the daemon. What it does not know while it loads stays unknown. */
+/* One look at the daemon. Values that it does not know while it loads stay unknown. */
 static int look(struct top *t, struct helm_err *err)
 {
     struct helm_client *client = t->cli->client;

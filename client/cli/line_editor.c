@@ -59,7 +59,7 @@ static int fill(struct line_editor *e, int wait_ms)
     }
 }
 
-/* libedit's way to a character. 1, 0 at the end, -1. What is not UTF-8 is dropped. */
+/* libedit's way to a character. 1, 0 at the end, -1. Bytes that are not UTF-8 are dropped. */
 static int get_character(EditLine *el, wchar_t *out)
 {
     struct line_editor *e;

@@ -25,5 +25,5 @@ struct present {
 void present_begin(struct present *present, bool thinking);
 HELM_MUST_CHECK int present_add(struct present *present, const char *text, size_t length,
                                 struct helm_err *err);
-/* What is left of it, and the terminal's own colours. */
+/* Prints the rest of it, and sets the terminal's own colours. */
 HELM_MUST_CHECK int present_end(struct present *present, struct helm_err *err);

@@ -283,7 +283,7 @@ static int watch(struct stream *s, struct helm_err *err)
     return 0;
 }
 
-/* What the detokenizer still holds, and what was held back for a stop text. */
+/* Takes the text that the detokenizer still holds, and the text that was held back for a stop text. */
 static void finish_text(struct stream *s)
 {
     const char *text = "";

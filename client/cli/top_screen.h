@@ -1,4 +1,4 @@
-/* What `helm-cli top` shows: two answers of a daemon, some time apart, as lines of text.
+/* The screen of `helm-cli top`: two answers of a daemon, some time apart, as lines of text.
  *
  * Pure: called by command_top.c and by tests; owns nothing. */
 #pragma once

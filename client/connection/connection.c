@@ -110,8 +110,8 @@ size_t helm_open_requests(const struct helm_client *client)
 
 /* ---- descriptors ------------------------------------------------------------------------------------ */
 
-/* ZeroMQ's descriptor is edge-triggered: any call on the socket may swallow the edge while messages stay
- * behind. The eventfd turns that into a level that the caller can poll. */
+/* ZeroMQ's descriptor is edge-triggered: any call on the socket may swallow the edge while messages remain.
+ * The eventfd turns that into a level that the caller can poll. */
 static void raise_event(struct helm_client *client)
 {
     const uint64_t one = 1;

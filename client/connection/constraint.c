@@ -1,8 +1,8 @@
 /* A generation's place in its grammar, and the masks that say what may follow. See connection.h.
  *
  * Called by generate.c. Owns the matcher and the memory of one mask. Few tokens go as a list of ids, more as
- * bits. What takes longer than a moment is made by the connection's mask thread (mask_thread.c): meanwhile
- * the caller's loop goes on. */
+ * bits. Masks that take longer than a moment are made by the connection's mask thread (mask_thread.c):
+ * meanwhile the caller's loop goes on. */
 #include <stdatomic.h>
 #include <stdlib.h>
 

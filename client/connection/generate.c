@@ -162,7 +162,7 @@ static int check_lists(const struct helm_generate_request *what, struct helm_err
     return check_prompt(what->prompt_count, what->label, what->user, err);
 }
 
-/* What a request was made with, beside its message. */
+/* A request's callbacks and limit, beside its message. */
 struct call {
     const struct helm_callbacks *callbacks;
     void *user;

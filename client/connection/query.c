@@ -1,7 +1,7 @@
 /* Questions with one answer: status, model, list, plan, cancel by the daemon's id. See helm.h.
  *
  * Called by programs, and by connection.c for the handshake. Each answer is copied into one allocation, its
- * strings and arrays behind the struct, so that the caller frees it with one free(). */
+ * strings and arrays after the struct, so that the caller frees it with one free(). */
 #include <stdalign.h>
 #include <stdlib.h>
 #include <string.h>

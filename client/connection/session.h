@@ -10,7 +10,7 @@
 #define SESSION_KV_DTYPE_MAX 8
 #define SESSION_WEIGHTS_MAX  32
 
-/* What pages are of: texts end with a zero and are filled with zeros. */
+/* The model and the cache that pages are of: texts end with a zero and are filled with zeros. */
 struct session_shape {
     uint64_t model;
     char kv_dtype[SESSION_KV_DTYPE_MAX], weights[SESSION_WEIGHTS_MAX];

@@ -7,8 +7,8 @@
 #include "common/base/err.h"
 
 /* The directory of the socket of ipc://PATH, and the socket: trusted owners, and that no others may put
- * another socket there. What is not there is no error: connecting says so. HELM_E_PERMISSION names path,
- * owner and what is expected. */
+ * another socket there. A missing socket is no error: connecting says so. HELM_E_PERMISSION names path, owner
+ * and what is expected. */
 HELM_MUST_CHECK int trust_place(const char *endpoint, struct helm_err *err);
 
 /* The process that listens at the other end of a connected unix socket; any other descriptor is trusted. */

@@ -1,4 +1,4 @@
-/* What a body of HTTP asks for: checked, its text turned into tokens.
+/* The request in a body of HTTP: checked, its text turned into tokens.
  *
  * Called by the gateway's workers, by tests and by the fuzz target; pure, so any number of threads may read
  * bodies with one model at the same time. Every field is read by a row of its dialect's table (ask_openai.c,
@@ -32,7 +32,7 @@ struct kept_grammar;
 #define ASK_VALUES     (1u << 20) /* of JSON in a body: each takes a hundred bytes of memory */
 #define ASK_LABEL      64
 
-/* What the served model is to a request. Borrowed by every ask; owned by struct gateway. */
+/* The served model as requests need it. Borrowed by every ask; owned by struct gateway. */
 struct ask_model {
     char name[256];
     const struct args_list *aliases; /* further names */

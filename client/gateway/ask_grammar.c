@@ -165,7 +165,7 @@ bool ask_choose_tools(struct ask_reader *r)
 
 /* ---- the grammar ---- */
 
-/* What is asked for, as a text by which it is found again. */
+/* The grammar that is asked for, as a text by which it is found again. */
 static char *make_key(const struct ask_reader *r)
 {
     const struct ask *ask = r->ask;

@@ -1,7 +1,7 @@
 /* A conversation as clients send it, made into what chat templates expect, and rendered. See ask.h.
  *
  * Every message is built anew of the members that templates know: parts of text are joined, arguments of
- * calls become objects. What a message holds beside that is refused by its name. */
+ * calls become objects. Any other member of a message is refused by its name. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -50,7 +50,7 @@ bool ask_take_user(struct ask_reader *r, const json_t *value)
     return true;
 }
 
-/* One text of a prediction. What is beyond a request's limit could only help further on. */
+/* One text of a prediction. Tokens beyond a request's limit could only help further on. */
 static bool add_prediction(struct ask_reader *r, const json_t *text)
 {
     struct ask_ids *to = &r->ask->prediction;

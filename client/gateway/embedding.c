@@ -47,7 +47,7 @@ static void on_embedding(void *user, uint64_t request, const struct helm_embeddi
         exchange_fail(ex, HELM_E_NOMEM, "no memory for an embedding");
 }
 
-/* The softmax over the two logits. What the logprobs have in common, the sum over all tokens, falls out. */
+/* The softmax over the two logits. The logprobs' common term, the sum over all tokens, falls out. */
 static void on_token(void *user, uint64_t request, const struct helm_token *token)
 {
     struct choice *c = user;
@@ -57,7 +57,7 @@ static void on_token(void *user, uint64_t request, const struct helm_token *toke
     if (!isnan(yes) && !isnan(no) && (isfinite(yes) || isfinite(no))) c->score = 1 / (1 + exp(no - yes));
 }
 
-/* A score's end. Of an embedding: cancelled, or failed midway. */
+/* A score's end. An embedding's: cancelled, or failed midway. */
 static void on_done(void *user, uint64_t request, const struct helm_done *done)
 {
     struct choice *c = user;

@@ -3,8 +3,8 @@
  * of sockets that libmicrohttpd reads.
  *
  * libmicrohttpd takes bare LF as a line's end, cuts values at NUL, joins folded lines, and shows none of
- * that. So its reads are looked at before it: it calls recv(), which framing.c defines. What is not as the
- * RFC's grammar says is answered 400, and its connection is closed. */
+ * that. So its reads are looked at before it: it calls recv(), which framing.c defines. A head against the
+ * RFC's grammar is answered 400, and its connection is closed. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
-/* A plain head is read and answered. See health.h. What another reader could read otherwise is
- * libmicrohttpd's and framing.c's, and access.c's what a page of another site may do. */
+/* A plain head is read and answered. See health.h. A head that another reader could read otherwise is
+ * libmicrohttpd's and framing.c's; the rights of another site's page are access.c's. */
 #include "client/gateway/health.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* What the gateway counts, and /metrics: that and the daemon's status, as Prometheus reads it. */
+/* The gateway's counters, and /metrics: these and the daemon's status, as Prometheus reads them. */
 #pragma once
 
 #include <stdint.h>

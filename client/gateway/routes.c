@@ -1,4 +1,4 @@
-/* The table of paths, and the work behind those with a body. See routes.h. */
+/* The table of paths, and the work of those with a body. See routes.h. */
 #include "client/gateway/routes.h"
 
 #include <stdio.h>

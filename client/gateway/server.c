@@ -287,7 +287,7 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
             refuse(&ex->refusal, 400, "bad_request", NULL, "%s", fault);
         else
             look_at_headers(ex, path, method);
-        /* what cannot be received is refused at once, and the connection closed behind the answer */
+        /* a body that cannot be received is refused at once, and the connection closed after the answer */
         const bool at_once = fault || ex->refusal.status == 413 || (ex->peer->reserved && ex->refusal.status);
         ex->closes = at_once || ex->peer->reserved;
         if (at_once) {

@@ -162,7 +162,7 @@ static uint32_t as_rule(struct exprs *x, uint32_t e)
     return rule;
 }
 
-/* What follows the marker of a call, or of a list of them. */
+/* The expression after the marker of a call, or of a list of them. */
 static uint32_t after_marker(struct exprs *x, const struct tool_wish *w, uint32_t call)
 {
     const struct call_syntax *s = w->syntax;

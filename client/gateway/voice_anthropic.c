@@ -5,7 +5,7 @@
 #include "client/gateway/gateway.h"
 #include "client/gateway/voice.h"
 
-/* What a block is: struct choice_blocks.open. */
+/* Kinds of blocks: struct choice_blocks.open. */
 enum { BLOCK_NONE, BLOCK_THINKING, BLOCK_TEXT, BLOCK_CALL };
 
 /* Clients send thinking back only with a signature; HELM has none to check. */

@@ -41,7 +41,7 @@ static size_t calls_to_send(const struct choice *c)
     return c->call_count - open;
 }
 
-/* What is new of the text, and arguments that are no object. */
+/* Adds the new text, and arguments that are no object. */
 static void add_text(struct cli_text *out, const struct choice *c)
 {
     struct cli_text text = {0};

@@ -189,7 +189,8 @@ static void add_head(struct exchange *ex, const char *object)
     cli_text_printf(out, ",\"choices\":[");
 }
 
-/* What was not computed of the prompts, or -1: a stop text ended an answer before the daemon said it. */
+/* Tokens of the prompts that were not computed, or -1: a stop text ended an answer before the daemon said
+ * it. */
 static int64_t cached_tokens(const struct exchange *ex)
 {
     int64_t sum = 0;
@@ -248,7 +249,7 @@ static void add_call(struct exchange *ex, const struct choice *c, size_t i, bool
     cli_text_printf(out, "}}");
 }
 
-/* What is new of calls: a name at once, arguments as they come. */
+/* Adds the new parts of calls: a name at once, arguments as they come. */
 static void add_new_calls(struct exchange *ex, struct choice *c)
 {
     struct cli_text *out = &ex->out;

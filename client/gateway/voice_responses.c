@@ -6,7 +6,7 @@
 #include "client/gateway/gateway.h"
 #include "client/gateway/voice.h"
 
-/* What an item is: struct choice_items.what. */
+/* Kinds of items: struct choice_items.what. */
 enum { ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL }; /* ITEM_CALL + k: call k */
 
 /* ---- parts ------------------------------------------------------------------------------------------ */

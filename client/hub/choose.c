@@ -16,7 +16,7 @@ static bool ends_with(const char *text, const char *end)
     return length > tail && strcmp(text + length - tail, end) == 0;
 }
 
-/* What readers of checkpoints and tokenizers open, and shards as the index names them. */
+/* Files that readers of checkpoints and tokenizers open, and shards as the index names them. */
 static bool is_of_checkpoint(const char *name)
 {
     static const char *const names[] = {

@@ -1,4 +1,4 @@
-/* What a repository of the hub holds, from the hub's answer to /api/models/REPO/revision/REV?blobs=true.
+/* The files of a repository of the hub, from the hub's answer to /api/models/REPO/revision/REV?blobs=true.
  *
  * Called by pull.c. The text is a stranger's: names that could leave a folder, ids that are no digits and
  * counts beyond bounds are refused. */

@@ -220,7 +220,7 @@ static bool is_there(const char *path, uint64_t bytes)
 
 /* ---- one file ---- */
 
-/* What an earlier run left, counted again: a checksum is of all bytes. */
+/* Takes up the bytes that an earlier run left, counted again: a checksum is of all bytes. */
 static int take_up(struct pull *p, struct transfer_file *t, struct helm_err *err)
 {
     struct stat st;
@@ -395,7 +395,7 @@ static bool is_of_weights(const char *name)
     return dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".gguf") == 0);
 }
 
-/* What is small and says what the rest is comes first. */
+/* Small files, which say what the rest is, come first. */
 static int fetch_chosen(struct pull *p, struct helm_err *err)
 {
     int rc = 0;

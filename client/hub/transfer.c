@@ -84,7 +84,7 @@ static int add_text(struct answer *a, const char *data, size_t bytes)
     return 0;
 }
 
-/* What the hub's own headers call it is what was listed. */
+/* The id in the hub's own headers must be the listed one. */
 static int check_id(const struct answer *a, struct helm_err *err)
 {
     const struct transfer_file *f = a->asked;

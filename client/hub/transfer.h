@@ -43,8 +43,8 @@ struct transfer_file {
  * hub has another file by now, or a longer one. HELM_E_PERMISSION: it wants a token, or another one. */
 HELM_MUST_CHECK int transfer_file(struct transfer *transfer, struct transfer_file *file,
                                   struct helm_err *err);
-/* Bytes of a file from its byte `from` on, into `to`, whether or not the server knows ranges. Of `file` the
- * path, the name and the id are read. Errors as transfer_file's. */
+/* Bytes of a file from its byte `from` on, into `to`, whether or not the server knows ranges. The path, the
+ * name and the id of `file` are read. Errors as transfer_file's. */
 HELM_MUST_CHECK int transfer_part(struct transfer *transfer, const struct transfer_file *file, uint64_t from,
                                   size_t bytes, char *to, struct helm_err *err);
 /* A file's path at the hub, malloc'd. NULL: no memory. */

@@ -52,7 +52,7 @@ struct session_stream {
     int (*write)(void *context, const void *from, size_t bytes, struct helm_err *err);
 };
 
-/* What was read or written so far. */
+/* The file as far as it was read or written. */
 struct session_file {
     struct session_stream stream;
     uint32_t page;   /* that is next */
@@ -76,7 +76,7 @@ static inline uint64_t session_file_unit_most(const struct session_head *head)
 /* The next page, or the state after them, into `bytes`. */
 HELM_MUST_CHECK int session_file_read_page(struct session_file *file, const struct session_head *head,
                                            void *bytes, struct helm_err *err);
-/* Behind the last page. */
+/* After the last page. */
 HELM_MUST_CHECK int session_file_read_end(struct session_file *file, struct helm_err *err);
 
 /* The same written; the stream's write is called. */

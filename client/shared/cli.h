@@ -1,4 +1,4 @@
-/* What helm-cli, helm-bench and helm-gateway share: a client with options, perhaps with a daemon of its own.
+/* Shared by helm-cli, helm-bench and helm-gateway: a client with options, perhaps with a daemon of its own.
  *
  * session.c connects, starts a private daemon if --model asks for one, and opens tokenizers; signals.c
  * watches signals; output.c prints and reads. Everything hangs on one struct cli that the program's main
@@ -126,7 +126,7 @@ HELM_MUST_CHECK int cli_parse_ids(const char *what, const char *text, size_t len
 /* Those of --tokens, or of the file of --tokens-file; the other one is NULL. */
 HELM_MUST_CHECK int cli_read_ids(const char *tokens, const char *tokens_file, uint32_t **ids, size_t *count,
                                  struct helm_err *err);
-/* What client/text/growing_text.h grows. */
+/* Checks text that client/text/growing_text.h grows. */
 HELM_MUST_CHECK int cli_text_check(const struct cli_text *text, struct helm_err *err);
 /* cli_write of all of it. */
 HELM_MUST_CHECK int cli_text_write(const struct cli_text *text, struct helm_err *err);

@@ -1,4 +1,4 @@
-/* What helmd counts, as Prometheus's text. See daemon_metrics.h.
+/* helmd's counters as Prometheus's text. See daemon_metrics.h.
  *
  * Names follow Prometheus's conventions: base units (seconds, bytes, ratio) as suffix, _total for what never
  * falls, one family for what is added up. docs/metrics.md lists them by subject. */

@@ -1,5 +1,5 @@
-/* What helmd counts, as Prometheus reads it: the one place that makes this text. `helm-cli metrics` prints
- * it, the gateway's /metrics has it behind the gateway's own counters. */
+/* helmd's counters as Prometheus reads them: the one place that makes this text. `helm-cli metrics` prints
+ * it, the gateway's /metrics has it after the gateway's own counters. */
 #pragma once
 
 #include "client/shared/cli.h"

@@ -73,7 +73,7 @@ static int find_program(struct private_daemon *daemon, struct helm_err *err)
     return 0;
 }
 
-/* Removes a directory and what lies in it, to a depth that a killed helmd can leave behind. */
+/* Removes a directory and its entries, to the depth that a killed helmd can leave. */
 static void remove_directory(const char *path, int depth)
 {
     char inner[PATH_MAX];
@@ -113,7 +113,7 @@ static void sweep(const char *parent)
     closedir(dir);
 }
 
-/* What helmd says from here on is refused at once, and does not wait for a reader. */
+/* Messages of helmd from here on are refused at once, and do not wait for a reader. */
 static void close_notify(struct private_daemon *daemon)
 {
     if (daemon->notify_fd >= 0) close(daemon->notify_fd);
@@ -259,7 +259,7 @@ static void show_line(struct progress *progress, const char *line)
     progress->shown = true;
 }
 
-/* What helmd is about that is neither planning nor loading, and takes seconds. */
+/* Whether helmd is busy with something that is neither planning nor loading, and takes seconds. */
 static bool takes_long(const char *status)
 {
     static const char *const begins[] = {"measuring", CHECKING};
@@ -268,8 +268,8 @@ static bool takes_long(const char *status)
     return false;
 }
 
-/* Takes all messages, since helmd blocks on a full socket, and shows the last STATUS= among them. What takes
- * long sends many: where a line cannot be redrawn, only the first of them is printed. */
+/* Takes all messages, since helmd blocks on a full socket, and shows the last STATUS= among them. Long work
+ * sends many: where a line cannot be redrawn, only the first of them is printed. */
 static void take_status(struct private_daemon *daemon, struct progress *progress)
 {
     static const char key[] = "STATUS=";

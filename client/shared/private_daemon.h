@@ -9,7 +9,7 @@
 
 /* Starts helmd (found beside this program) with the options in *cli and waits until it is ready. Needs
  * cli_catch_signals. HELM_E_NOT_FOUND and HELM_E_CAPACITY and so on are helmd's own words; HELM_E_CANCELLED:
- * a signal came, which *signal_number names. On failure nothing is left behind. */
+ * a signal came, which *signal_number names. On failure nothing is left. */
 HELM_MUST_CHECK int private_daemon_start(struct cli *cli, struct private_daemon **out, int *signal_number,
                                          struct helm_err *err);
 

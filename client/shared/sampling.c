@@ -64,7 +64,7 @@ enum helm_speculate sampling_speculate(const struct sampling_options *options)
     return strcmp(options->speculate, "auto") == 0 ? HELM_SPECULATE_AUTO : HELM_SPECULATE_NGRAM;
 }
 
-/* What a checkpoint may say of sampling: bounds, and the value that means "off". */
+/* A checkpoint's defaults of sampling: bounds, and the value that means "off". */
 enum { TEMPERATURE, TOP_P, MIN_P, REPETITION, TOP_K, DEFAULTS };
 static const struct {
     const char *name;
@@ -114,7 +114,7 @@ static int apply_object(const json_t *object, const char *where, struct sampling
     return 0;
 }
 
-/* What a GGUF file says of sampling, by generation_config.json's names. */
+/* Takes a GGUF file's defaults of sampling, by generation_config.json's names. */
 static int apply_gguf(const char *path, struct sampling_options *options, struct helm_err *err)
 {
     static const struct {

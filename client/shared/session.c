@@ -1,4 +1,4 @@
-/* What a command works with: a connection, a private daemon, a tokenizer. See cli.h.
+/* Opens what a command needs: a connection, a private daemon, a tokenizer. See cli.h.
  *
  * Called by the commands; everything lands in struct cli and is given back by cli_close. */
 #include "client/shared/cli.h"

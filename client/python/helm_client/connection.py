@@ -121,7 +121,8 @@ def check_place(path):
 
 
 def check_permission(endpoint):
-    """Whose daemon it is; and ZeroMQ would try again and again without a word where this user may not open the socket."""
+    """The daemon must be a trusted user's; and ZeroMQ would try again and again without a word where this
+    user may not open the socket."""
     if not endpoint.startswith("ipc://"):
         return
     path = endpoint[len("ipc://"):]

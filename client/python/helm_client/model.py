@@ -25,7 +25,7 @@ class Answer:
 
 
 def split_options(options: dict):
-    """What Generate takes, and what Sampling takes."""
+    """Splits options into Generate's and Sampling's."""
     options = dict(options)
     fields = {name: options.pop(name) for name in GENERATE if name in options}
     if options.get("seed") is not None:
@@ -39,7 +39,7 @@ def answer_of(text: str, tokens: List[int], done) -> Answer:
 
 
 class Texts:
-    """What Model and AsyncModel share: prompts to ids, by a folder or GGUF file."""
+    """Shared by Model and AsyncModel: prompts to ids, by a folder or GGUF file."""
 
     def __init__(self, path: str):
         self.tokenizer = Tokenizer(path)
@@ -47,7 +47,7 @@ class Texts:
         self._chat: Optional[Chat] = None
 
     def prompt_ids(self, prompt) -> List[int]:
-        """Of a text, a list of messages, or ids."""
+        """The ids of a text, a list of messages, or ids."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if prompt and isinstance(prompt[0], dict):

@@ -1,4 +1,5 @@
-"""What protoc makes of proto/helm.proto: in an installed package beside this file, from a checkout on the path."""
+"""The module that protoc makes of proto/helm.proto: in an installed package beside this file, from a checkout
+on the path."""
 try:
     from . import helm_pb2 as pb
 except ImportError:

@@ -82,7 +82,7 @@ def _taken(pointer, size):
 
 
 class Tokenizer:
-    """Of a checkpoint's folder or a GGUF file. May be shared by threads."""
+    """The tokenizer of a checkpoint's folder or a GGUF file. May be shared by threads."""
 
     def __init__(self, path: str):
         self._handle = ctypes.c_void_p()
