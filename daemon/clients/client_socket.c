@@ -309,7 +309,7 @@ static void greet(struct client_socket *sock, int fd, bool tcp, uint64_t now_us)
     }
     const struct endpoint_peer user = tcp ? (struct endpoint_peer){0} : endpoint_user(fd, &sock->groups);
     const uint32_t entry = vacant_entry(sock);
-    /* behind those that wait: coming anew is no way to be first */
+    /* after those that wait: coming anew is no way to be first */
     c->served = sock->turn;
     c->handle = ++sock->lives * CLIENT_SOCKET_CLIENTS_MAX + entry;
     c->peer = peers_join(&sock->peers, user.number, sock->turn);
@@ -365,7 +365,7 @@ bool client_socket_ready(const struct client_socket *sock)
     return sock->readies > 0;
 }
 
-/* What is late: greetings, and readers of answers. */
+/* Ends connections that are late: greetings, and readers of answers. */
 static void tick(struct client_socket *sock, uint64_t now_us)
 {
     if (now_us < sock->tick_us) return;
@@ -394,7 +394,7 @@ static void take_event(struct client_socket *sock, const struct epoll_event *eve
     if (event->events & EPOLLOUT) push(sock, c, now_us);
     if (c->doomed) return;
     if (!c->paused)
-        set_ready(sock, c, true); /* an end, too, is behind what there is to be read */
+        set_ready(sock, c, true); /* an end, too, comes after what there is to be read */
     else if (event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
         doom(sock, c, "");
 }
@@ -427,7 +427,7 @@ static struct connection *next_in_turn(struct client_socket *sock)
     return next;
 }
 
-/* What a connection has. True: a message. */
+/* Takes what a connection has. True: a message. */
 static bool take_from(struct client_socket *sock, struct connection *c, struct client_frame *frame)
 {
     struct zmtp_taken taken;

@@ -44,9 +44,9 @@ struct client_frame {
     size_t bytes;        /* of all its parts */
 };
 
-/* What of one frame is taken, when frames of `frame_max` are worth an answer: twice that, so that a prompt
- * that is too long is refused with a reason, and CLIENT_FRAME_TAKEN in any case. A connection that sends a
- * longer one is closed. */
+/* Bytes of one frame that are taken, when frames of `frame_max` are worth an answer: twice that, so that a
+ * prompt that is too long is refused with a reason, and CLIENT_FRAME_TAKEN in any case. A connection that
+ * sends a longer one is closed. */
 size_t client_socket_frame_bound(size_t frame_max);
 
 struct client_socket_options {
@@ -57,7 +57,7 @@ struct client_socket_options {
 };
 HELM_MUST_CHECK int client_socket_open(const struct client_socket_options *options,
                                        struct client_socket **out, struct helm_err *err);
-/* What waits has 200 ms to leave. */
+/* Waiting answers have 200 ms to leave. */
 void client_socket_close(struct client_socket **sock);
 /* Reads the file of clients' public keys again; open connections stay. On an error the old keys hold. Nothing
  * happens without TCP endpoints. */

@@ -16,7 +16,7 @@ static void bytes_free(struct connection_bytes *b)
     *b = (struct connection_bytes){0};
 }
 
-/* Room for `size` bytes behind the last one. */
+/* Room for `size` bytes after the last one. */
 static bool bytes_reserve(struct connection_bytes *b, size_t size)
 {
     if (b->at == b->end) b->at = b->end = 0;

@@ -1,8 +1,8 @@
 /* One client's connection: bytes in, messages out of them, answers, bytes out.
  *
- * Called by client_socket.c. Owns the descriptor and both buffers. Never blocks. What it holds is bounded: of
- * what comes in one frame that is not whole yet, whose buffer grows with the bytes that are there and not
- * with those that are claimed; of what goes out CONNECTION_ANSWERS_HARD_MAX. */
+ * Called by client_socket.c. Owns the descriptor and both buffers. Never blocks. Its memory is bounded: for
+ * what comes in, one frame that is not whole yet, whose buffer grows with the bytes that are there and not
+ * with those that are claimed; for what goes out, CONNECTION_ANSWERS_HARD_MAX. */
 #pragma once
 
 #include "daemon/clients/endpoint.h"

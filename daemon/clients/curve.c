@@ -45,7 +45,7 @@ static void write_number(uint8_t *to, uint64_t value)
     for (int i = 7; i >= 0; i--, value >>= 8) to[i] = (uint8_t)value;
 }
 
-/* Prefixes of 16 bytes have 8 of the command behind them, those of 8 have 16. */
+/* Prefixes of 16 bytes have 8 of the command after them, those of 8 have 16. */
 static void nonce_of(uint8_t nonce[NONCE], const char *prefix, const uint8_t *rest)
 {
     const size_t n = strlen(prefix);

@@ -12,7 +12,7 @@
 
 #define ENDPOINT_NO_GROUP UINT32_MAX
 
-/* Whose a connection is. */
+/* The owner of a connection. */
 struct endpoint_peer {
     uint64_t number; /* the same of all connections of one user, or of one key; 0: not known yet */
     bool administers;

@@ -18,7 +18,7 @@ struct serve_plan {
     uint64_t *expert_uses; /* owned: free() */
 };
 
-/* What the forecast is for. */
+/* The shape that the forecast is for. */
 struct serve_plan_shape {
     uint32_t batch, context, prompt;
 };

@@ -5,7 +5,7 @@
 
 #include "daemon/clients/serve.h"
 
-/* What sessions.c answers through; `serve` outlives it. */
+/* The sink that sessions.c answers through; `serve` outlives it. */
 struct sessions_sink serve_session_sink(struct serve *serve);
 
 void serve_session_save(struct serve *serve, struct asker asker, struct request *request);

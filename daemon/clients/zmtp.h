@@ -2,7 +2,7 @@
  * connection, over bytes that its caller reads and writes.
  *
  * Called by connection.c (and by tests/fuzz/fuzz_zmtp.c). Owns no descriptor and no buffer of messages: a
- * message is one frame, after an empty one at most, and lies where it was read. Of any other nothing is kept
+ * message is one frame, after an empty one at most, and lies where it was read. Nothing is kept of any other
  * while it goes by, so what a peer makes a session hold is one frame of its bound. A message of more than
  * ZMTP_PARTS_MAX parts, or of more bytes than a frame may have, ends the connection. */
 #pragma once
@@ -18,7 +18,7 @@
 #define ZMTP_COMMAND_MAX 1024 /* bytes of a command */
 #define ZMTP_REPLY_MAX   256
 
-/* Whose keys are let in. */
+/* The keys that are let in. */
 struct zmtp_door {
     struct curve_server server;
     bool (*lets_in)(void *context, const uint8_t key[CURVE_KEY]);
@@ -36,7 +36,7 @@ struct zmtp {
     bool opened;
     uint32_t parts;
     uint64_t bytes;
-    uint64_t skip; /* bytes to come of a part that is not kept, and whether it has another behind it */
+    uint64_t skip; /* bytes to come of a part that is not kept, and whether it has another after it */
     bool more;
     struct curve_session curve;
     uint8_t reply[ZMTP_REPLY_MAX]; /* what ZMTP_REPLY has to be sent */
@@ -54,7 +54,7 @@ enum zmtp_event {
 
 struct zmtp_taken {
     size_t used;    /* bytes that are done with, whatever the event is */
-    size_t wants;   /* ZMTP_WANTS: bytes behind those that there must be before it goes on */
+    size_t wants;   /* ZMTP_WANTS: bytes after those that there must be before it goes on */
     uint8_t *frame; /* ZMTP_MESSAGE: within the bytes taken, as are those of `used` */
     size_t size;
     size_t bytes;        /* of all its parts */

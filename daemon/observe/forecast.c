@@ -1,5 +1,5 @@
-/* What the running plan's steps should take. See forecast.h. Called from the one loop; allocates only when it
- * is opened, but for the cost model's own table of a step. */
+/* Forecasts of the running plan's steps. See forecast.h. Called from the one loop; allocates only when it is
+ * opened, but for the cost model's own table of a step. */
 #include "daemon/observe/forecast.h"
 
 #include <math.h>
@@ -52,7 +52,7 @@ static void marks_here(uint32_t context, uint32_t places, struct mark *below, st
     if (places > below->context && places < above->context) *above = (struct mark){places, FORECAST_CONTEXTS};
 }
 
-/* The same behind it, where the arena's part grows with the first position of each page. */
+/* The same after it, where the arena's part grows with the first position of each page. */
 static void marks_beyond(uint32_t context, uint32_t places, struct mark *below, struct mark *above)
 {
     const uint32_t k = context_below(context - 1);

@@ -1,5 +1,5 @@
-/* What the running plan's steps should take: the cost model's answers, remembered, so that each step can be
- * held against one.
+/* Forecasts of the running plan's steps: the cost model's answers, remembered, so that each step can be held
+ * against one.
  *
  * Called by observe.c (which compares) and batcher.c (which sizes chunks). Owns its tables; borrows model,
  * plan and profile. Forecasts of decode steps are made at contexts that are powers of two and interpolated
@@ -12,9 +12,9 @@
 
 #define FORECAST_CONTEXTS 30 /* powers of two up to MODEL_CONTEXT_MAX and beyond */
 #define FORECAST_CELLS                                                                                       \
-    (FORECAST_CONTEXTS + 2)     /* and the last that all has places in, and the one behind it */
+    (FORECAST_CONTEXTS + 2)     /* and the last that all has places in, and the one that follows it */
 #define FORECAST_CHUNK_LEAST 16 /* tokens of a prompt that a step takes whatever others wait for */
-/* What a step that takes longer than it may with those already takes at most, in times of that. */
+/* The most time that a step takes which takes longer than it may with those already, in times of that. */
 #define FORECAST_CHUNK_STRETCH 1.25
 
 struct forecast {

@@ -51,7 +51,7 @@ static bool is_decode(const struct step *step)
     return true;
 }
 
-/* What the rows of a step attend to, in the mean. */
+/* Positions that the rows of a step attend to, in the mean. */
 static double mean_context(const struct step *step)
 {
     uint64_t positions = 0;
@@ -94,7 +94,7 @@ static void take_decode(struct observe *o, const struct step *step, const struct
     double context = mean_context(step);
     forecast_decode(&o->forecast, step->row_count, (uint32_t)(context + 0.5), &f);
     struct drift_work measured = {.seconds = seconds};
-    /* What the GPU worker counts as busy is all that is not the CPU's turn. */
+    /* The GPU worker counts all that is not the CPU's turn as busy. */
     const struct drift_work planned = {.seconds = f.seconds,
                                        .cpu_busy = f.busy[COST_CPU],
                                        .gpu_busy = f.busy[COST_GPU] > 0 ? f.seconds - f.busy[COST_CPU] : 0,

@@ -35,7 +35,7 @@ double observe_planned(struct observe *observe, const struct step *step);
 /* Holds what the workers say of a step of step_ns against that: no more than all of it; and since they take
  * turns, the second of two workers waited while the first computed, also one on a device that cannot tell,
  * but for what the first may have done before the second's part of the step or after it. done[0] is the CPU
- * worker's, where there is one. Of three workers each one's word stands. In a step flagged STEP_KV_ASSISTED
+ * worker's, where there is one. With three workers each one's word stands. In a step flagged STEP_KV_ASSISTED
  * both compute at once: then only the first of it. */
 void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns, uint32_t step_flags);
 /* Both processors' words on a step (copied out of shared memory) and what it took as a whole, of which

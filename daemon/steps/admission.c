@@ -77,7 +77,7 @@ int admission_check(const struct admission *admission, uint64_t client, uint64_t
                      admission->slots, queue, peers_fault ? peers_share : clients_share);
 }
 
-/* Before the holder of the last slot given, behind all others. */
+/* Before the holder of the last slot given, after all others. */
 static uint64_t present(const struct admission *admission)
 {
     return admission->turn - 1;

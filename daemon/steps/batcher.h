@@ -4,24 +4,24 @@
  * thread. Owns the sequences, the page allocator and helmd's regions of the arena (step, slots, history, page
  * table), of which it writes only what no step in flight reads.
  *
- * Steps in flight. While a step of the plan's decode list with one token a row is computed, the one behind it
+ * Steps in flight. While a step of the plan's decode list with one token a row is computed, the one after it
  * is rung: its rows are formed as if every token that is being sampled had come, and were none that ends its
  * sequence. So workers do not wait for helmd between tokens. The cost: a sequence that ends otherwise than by
  * its length has a row too many, which is ignored; a new or cancelled request waits for as many steps as are
- * in flight instead of one. Behind a step that computes prompts nothing is rung: it is long beside helmd's
+ * in flight instead of one. After a step that computes prompts nothing is rung: it is long beside helmd's
  * turn, and others would wait for two. A request that ends is done with at once; its slot and its pages are
  * free when the last step that has them is done.
  *
  * A worker's death costs time, not tokens: the sequences keep their tokens and are computed again by the next
  * workers. Where all KV lies in the arena it is kept when the worker was killed from outside (nothing can be
  * wrong with it: the step that was cut off is simply run again); it is recomputed when a worker failed by
- * itself, or when a part of it was in VRAM. Of a cache in two tiers the pages that are whole are in the
- * arena: only the last, begun one of each sequence is computed again.
+ * itself, or when a part of it was in VRAM. With a cache in two tiers the whole pages are in the arena: only
+ * the last, begun one of each sequence is computed again.
  *
  * Prefixes. Before a step is formed every prompt is given the known pages that go on where it stands
  * (prefix.h). Only full pages are known, and only once the step that filled them is done, so no step in
- * flight writes to a page that others read. What is lost with a worker is known no more: running sequences
- * then compute pages of their own.
+ * flight writes to a page that others read. Pages that are lost with a worker are known no more: running
+ * sequences then compute pages of their own.
  *
  * Constrained requests. The token after next depends on the next one in a way that only the client knows, so
  * no step with a row of such a request is rung ahead, and its next row waits for the mask that the client
@@ -35,7 +35,7 @@
  * position: the rest of the row is computed over, in pages by the next row, and fixed states begin with a
  * snapshot that the row left in front of its drafts (snapshots.h).
  *
- * Answers again. Of an invariant plan the pages of an answer are not those of a prompt with the same tokens.
+ * Answers again. In an invariant plan the pages of an answer are not those of a prompt with the same tokens.
  * While there is nothing else to do they are computed again as a prompt's, for later prompts that contain the
  * answer (batcher_again.c).
  *
@@ -80,7 +80,7 @@ struct batcher_sink {
     void (*moved)(void *context);
 };
 
-/* What a batcher works with; all pointers are borrowed. */
+/* The parts that a batcher works with; all pointers are borrowed. */
 struct batcher_options {
     const struct model_config *model; /* vocabulary and end-of-sequence ids */
     const struct plan *plan;          /* which list computes a step */

@@ -36,7 +36,7 @@ static void again_add(struct batcher *batcher, struct sequence *seq)
     batcher->again[batcher->again_count++] = seq;
 }
 
-/* Whether an answer has pages that its prompt does not fill, and is one that a prompt may go on behind. */
+/* Whether an answer has pages that its prompt does not fill, and is one that a prompt may go on after. */
 static bool is_worth_it(const struct batcher *batcher, const struct sequence *seq)
 {
     const uint32_t page_tokens = page_tokens_of(batcher);

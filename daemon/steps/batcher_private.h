@@ -1,4 +1,4 @@
-/* What the batcher's files have of each other. Included by these alone. */
+/* Shared by the batcher's files. Included by these alone. */
 #pragma once
 
 #include "daemon/steps/batcher.h"
@@ -43,7 +43,7 @@ void batcher_find_drafts(struct batcher *batcher, uint32_t count);
 void batcher_write_drafts(const struct batcher *batcher, struct sequence *seq, const struct step_row *row);
 /* Has the layer of drafts make those of the next rows, as many as these have room for. */
 void batcher_ask_drafts(struct batcher *batcher, struct step *step);
-/* What it made for the row, from the place `made` of the result on; its tokens were taken. */
+/* Takes the drafts made for the row, from the place `made` of the result on; its tokens were taken. */
 void batcher_take_made(struct batcher *batcher, struct sequence *seq, const struct step_row *row,
                        uint32_t made);
 /* How many of a row's drafts were right: the first so many were sampled. */

@@ -113,8 +113,8 @@ static int batcher_check_bells(const struct batcher *batcher, bool *done, struct
     return 0;
 }
 
-/* What the step took: from the one before where they follow on each other, so that what helmd itself needs in
- * between counts. What the workers say of themselves is held against that (observe_settle). */
+/* Observes the step's time: from the one before where they follow on each other, so that what helmd itself
+ * needs in between counts. The workers' own times are held against that (observe_settle). */
 static void batcher_observe(struct batcher *batcher, const struct batcher_flight *flight, uint64_t now_us)
 {
     const struct arena_control *control = arena_control_of(batcher->with.arena);

@@ -120,7 +120,7 @@ static void ring(struct check *c, uint64_t now_us)
     doorbell_ring(&control->step_bell, c->serial);
 }
 
-/* What an earlier start found, as sums. */
+/* Takes an earlier start's findings, as sums. */
 static void begin_sums(struct check *c)
 {
     const struct verdict *v = &c->before;

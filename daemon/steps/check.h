@@ -100,5 +100,5 @@ void check_lost(struct check *check);
 
 /* Positions that were compared so far. */
 uint32_t check_positions(const struct check *check);
-/* What was found so far; of `units` half layers (verdict.h). verdict_says_enough tells whether it decides. */
+/* The findings so far; of `units` half layers (verdict.h). verdict_says_enough tells whether it decides. */
 void check_found(const struct check *check, uint32_t units, struct verdict *verdict);

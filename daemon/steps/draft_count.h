@@ -36,7 +36,7 @@ struct draft_rate {
 void draft_rate_begin(struct draft_rate *rate);
 /* `all`: of the sequences before; NULL: it is that one itself. */
 void draft_rate_begin_made(struct draft_rate *rate, const struct draft_rate *all);
-/* Drafts were looked for. Of the `drafts` found, 0 or more, the first `kept` were right. */
+/* Drafts were looked for. The first `kept` of the `drafts` found, 0 or more, were right. */
 void draft_rate_take(struct draft_rate *rate, uint32_t drafts, uint32_t kept);
 /* The probability that a draft is right if those in front of it are; that there are drafts. */
 double draft_rate_right(const struct draft_rate *rate);

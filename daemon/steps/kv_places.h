@@ -1,7 +1,7 @@
 /* Which pages of a running sequence have a place in VRAM, where the KV cache has two tiers (arena_layout.h):
  * pure bookkeeping.
  *
- * Called by tiers.c, which decides. Owns its arrays; rows of the arena's VRAM table are passed in. Of each
+ * Called by tiers.c, which decides. Owns its arrays; rows of the arena's VRAM table are passed in. Each
  * slot's pages [0, host) lie in the arena alone and [host, end) have a place, whose numbers are row[host ..
  * end): so what lies in the arena alone is always a prefix. A place belongs to one page of one slot. A place
  * that is given away is free once every step is done that was rung by then, since those may read or write it
@@ -47,7 +47,7 @@ void kv_places_move_out(struct kv_places *places, uint32_t slot, const uint32_t 
 /* The step that is rung next appends to the slot's pages in the arena, and its pages below `to` have no place
  * from then on. It may read those that they have: they are free when that step is done. */
 void kv_places_leave(struct kv_places *places, uint32_t slot, const uint32_t *row, uint32_t to);
-/* A place for the last page that the slot has in the arena alone: steps behind the one that copies it there
+/* A place for the last page that the slot has in the arena alone: steps after the one that copies it there
  * find it. HELM_E_BUSY: there is no such page, or no place, or a step in flight may read row[] of that
  * page. */
 HELM_MUST_CHECK int kv_places_fetch(struct kv_places *places, uint32_t slot, uint32_t *row);

@@ -167,7 +167,7 @@ uint64_t prefix_next_page(const struct kv_pages *pages, const struct snapshots *
 void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequence *seq, uint32_t cached)
 {
     const uint32_t page_tokens = pages->known.page_tokens;
-    /* a row too many may stand behind the last token that is known */
+    /* a row too many may stand after the last token that is known */
     uint32_t full = (cached < seq->token_count ? cached : seq->token_count) / page_tokens;
     if (full > behind(pages, seq)) full = behind(pages, seq);
     for (uint32_t i = seq->cached / page_tokens; i < full && seq->scope != SEQUENCE_NO_SCOPE; i++) {
@@ -191,7 +191,7 @@ void prefix_pass(struct kv_pages *pages, const struct snapshots *snapshots, cons
     }
 }
 
-/* Makes the pages behind the prompt of a sequence that is apart known to that sequence alone. */
+/* Makes the pages after the prompt of a sequence that is apart known to that sequence alone. */
 static void keep_behind(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq)
 {
     const uint32_t page_tokens = pages->known.page_tokens, edge = behind(pages, seq);

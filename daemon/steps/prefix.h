@@ -2,11 +2,11 @@
  *
  * Called by batcher.c. A page is known as soon as the step that filled it has succeeded, while its sequence
  * still runs; so prompts that begin alike share what the first of them has computed so far. Only full pages
- * are shared, and at least the last known token is always computed, since its logits are wanted. Of a
- * sequence that is `apart` pages are shared up to the last that its prompt fills; those behind are known only
- * to itself, after it had to give its slot away, in a scope of their own. Where a model has fixed states,
- * pages are shared up to the last whose end has a snapshot (snapshots.h), which the sequence begins with;
- * where layers keep a window, up to the last whose window is there (windows.h). Owns nothing. */
+ * are shared, and at least the last known token is always computed, since its logits are wanted. Pages of a
+ * sequence that is `apart` are shared up to the last that its prompt fills; those after it are known only to
+ * itself, after it had to give its slot away, in a scope of their own. Where a model has fixed states, pages
+ * are shared up to the last whose end has a snapshot (snapshots.h), which the sequence begins with; where
+ * layers keep a window, up to the last whose window is there (windows.h). Owns nothing. */
 #pragma once
 
 #include "daemon/steps/kv_pages.h"
@@ -58,8 +58,8 @@ bool prefix_take(struct kv_pages *pages, struct snapshots *snapshots, uint32_t *
 /* The number of pages held by others that a sequence without a slot would be given. */
 uint32_t prefix_shared(const struct kv_pages *pages, const struct snapshots *snapshots,
                        const struct sequence *seq);
-/* What two sequences have in common that compute the same page next; 0: none. With fixed states a page alone
- * is of no use to the other one: the same tokens up to the next snapshot that both leave. */
+/* A number that two sequences have in common that compute the same page next; 0: none. With fixed states a
+ * page alone is of no use to the other one: the same tokens up to the next snapshot that both leave. */
 uint64_t prefix_next_page(const struct kv_pages *pages, const struct snapshots *snapshots,
                           const struct sequence *seq);
 /* KV of tokens [0, cached) is there now, and good. */

@@ -1,4 +1,4 @@
-/* Which KV pages hold which tokens behind which beginning. See prefix_index.h. Called by kv_pages.c. */
+/* Which KV pages hold which tokens after which beginning. See prefix_index.h. Called by kv_pages.c. */
 #include "daemon/steps/prefix_index.h"
 
 #include <stdlib.h>

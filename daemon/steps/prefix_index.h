@@ -1,4 +1,4 @@
-/* Which KV pages hold which tokens behind which beginning: what lets a prompt find pages that are there.
+/* Which KV pages hold which tokens after which beginning: this lets a prompt find pages that are there.
  *
  * Called by kv_pages.c only, which says when a page becomes known, rests (has no holder) and is taken. A
  * known page has a number, given once and never again, and names the number of the page in front of it; of a
@@ -13,8 +13,8 @@
 #include "common/base/err.h"
 
 #define PREFIX_NO_PAGE UINT32_MAX
-/* Scopes are below, of each list of the plan as many; those of one sequence alone in the upper half, and in
- * the upper half of that those of what it has behind its prompt; pages' numbers from here on. */
+/* Scopes are below, as many for each list of the plan; those of one sequence alone in the upper half, and in
+ * the upper half of that those of its pages after its prompt; pages' numbers from here on. */
 #define PREFIX_LIST_SCOPES   ((uint64_t)1 << 37)
 #define PREFIX_OWN_SCOPES    ((uint64_t)1 << 40)
 #define PREFIX_BEHIND_SCOPES (PREFIX_OWN_SCOPES + ((uint64_t)1 << 39))
@@ -42,9 +42,9 @@ HELM_MUST_CHECK int prefix_index_init(struct prefix_index *index, uint32_t pages
                                       struct helm_err *err);
 void prefix_index_free(struct prefix_index *index);
 
-/* The page that holds these page_tokens tokens behind `before`, or PREFIX_NO_PAGE. */
+/* The page that holds these page_tokens tokens after `before`, or PREFIX_NO_PAGE. */
 uint32_t prefix_index_find(const struct prefix_index *index, uint64_t before, const uint32_t *tokens);
-/* Of (before, tokens), never 0; differs from daemon to daemon. */
+/* The hash of (before, tokens), never 0; differs from daemon to daemon. */
 uint64_t prefix_index_hash(const struct prefix_index *index, uint64_t before, const uint32_t *tokens);
 static inline uint64_t prefix_index_number(const struct prefix_index *index, uint32_t page)
 {

@@ -198,7 +198,7 @@ static int parse_sampling(const Helm__V1__Sampling *in, const struct request_lim
     return 0;
 }
 
-/* What a mask allows, as bits. */
+/* Reads the tokens that a mask allows, as bits. */
 static int parse_mask(const Helm__V1__Mask *in, const struct request_limits *limits, uint32_t **out,
                       struct request_error *error)
 {
@@ -505,7 +505,7 @@ static int parse_cancel(const Helm__V1__Request *in, const struct request_limits
     return 0;
 }
 
-/* What each body becomes, and the function that reads it; NULL: nothing is in it. */
+/* The kind of request that each body becomes, and the function that reads it; NULL: nothing is in it. */
 static const struct {
     enum request_kind kind;
     int (*parse)(const Helm__V1__Request *in, const struct request_limits *limits, struct request *request,

@@ -79,7 +79,7 @@ struct request_generate {
 
 #define REQUEST_WEIGHTS_MAX  32
 #define REQUEST_KV_DTYPE_MAX 8
-/* What a session's pages are of. */
+/* The model and the cache that a session's pages are of. */
 struct request_shape {
     uint64_t model; /* common/model/identity.h */
     char weights[REQUEST_WEIGHTS_MAX], kv_dtype[REQUEST_KV_DTYPE_MAX];

@@ -299,7 +299,7 @@ static void draft_give_prefills(struct draft *d)
 
 /* ---- of an invariant plan ---- */
 
-/* Whether it has a token to be computed behind its prompt. */
+/* Whether it has a token to be computed after its prompt. */
 static bool draft_goes_on(const struct draft *d, const struct member *m)
 {
     const struct scheduler_seq *s = seq_of(d, m);

@@ -15,13 +15,13 @@
  *      other peer, and of each other client of its own peer, however much they have queued. A request that
  *      does not fit is not overtaken, so none starves.
  *   4. The common beginning of two prompts is computed once: a sequence whose next page another one of this
- *      step fills with the same tokens gets nothing in it, and finds the page when the step is done. Of two
- *      that fill the same page the one that has more of it goes first, in the other one's turn if need be.
+ *      step fills with the same tokens gets nothing in it, and finds the page when the step is done. If two
+ *      fill the same page, the one that has more of it goes first, in the other one's turn if need be.
  *      With fixed states this goes for all that both have in common up to the next position where the other
  *      one leaves a snapshot.
  *   5. A held sequence (its next token's mask has not come) gets nothing and is not admitted; others pass it.
  *   6. In an invariant plan (common/plan/schedule.h) a step has either tokens of prompts alone, all of one
- *      list, or tokens behind prompts: at most few_tokens, and of each sequence as many as are known and not
+ *      list, or tokens after prompts: at most few_tokens, and of each sequence as many as are known and not
  *      computed. Where there are both, the two kinds of steps take turns; where more sequences want a token
  *      than a step has, sequences take turns.
  *   7. A row ends at its sequence's `cut`, after the most snapshots of fixed states that a row can leave.
@@ -50,7 +50,7 @@ struct scheduler_seq {
     uint32_t cached; /* of these, how many have KV; < tokens */
     uint32_t cut;    /* its row ends there at most, if that is above `cached` (snapshots.h) */
     uint32_t pages;  /* held now; 0 when not running */
-    /* equal for two sequences whose next page, or page begun, has the same tokens behind the same beginning,
+    /* equal for two sequences whose next page, or page begun, has the same tokens after the same beginning,
      * with fixed states all up to the next cut; 0: not a whole page of known tokens, or no other sequence can
      * share it */
     uint64_t next_page;

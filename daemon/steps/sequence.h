@@ -53,7 +53,7 @@ struct sequence {
     uint32_t prompt_count, max_tokens;
     uint32_t cached;       /* tokens whose KV is in pages */
     uint32_t rung;         /* the same once the steps in flight are done */
-    uint32_t asked;        /* tokens that these sample, behind those that are known */
+    uint32_t asked;        /* tokens that these sample, after those that are known */
     uint32_t pages;        /* held */
     uint32_t window_first; /* its first page that has a page of windows, which all from there on have
                               (windows.h) */
@@ -63,8 +63,8 @@ struct sequence {
     uint64_t restored_scope; /* of its peer's restored sessions, found as well; SEQUENCE_NO_SCOPE: none */
     /* Number of the last full page of `cached`, or the scope; apart: that is of the prompt alone */
     uint64_t page_end;
-    /* in an invariant plan: pages with tokens behind the prompt differ from those of another prompt with
-     * these tokens; */
+    /* in an invariant plan: pages with tokens after the prompt differ from those of another prompt with these
+     * tokens; */
     bool apart;
     uint32_t list; /* of the plan, that computes the prompt */
     /* it has ended and is computed again, for later prompts that contain it (batcher_again.c); pages of its

@@ -24,11 +24,11 @@ struct session_page {
 /* HELM_E_MISMATCH: the arena has no room for what lies in VRAM alone. */
 HELM_MUST_CHECK int session_page_init(struct session_page *p, const struct plan *plan,
                                       const struct arena *arena, enum state_kind kind, struct helm_err *err);
-/* bytes[p->bytes] from the page; where `moves`, behind a step of STEP_KV_OUT. */
+/* bytes[p->bytes] from the page; where `moves`, after a step of STEP_KV_OUT. */
 void session_page_read(const struct session_page *p, uint32_t page, unsigned char *bytes);
 /* And to the page; where `moves`, in front of a step of STEP_KV_IN. */
 void session_page_write(const struct session_page *p, uint32_t page, const unsigned char *bytes);
-/* Whether all its numbers are finite, and scales not negative: kernels multiply what a page has behind a
+/* Whether all its numbers are finite, and scales not negative: kernels multiply what a page has after a
  * sequence's last position by 0. *layer: of one that is not. */
 bool session_page_is_finite(const struct session_page *p, const unsigned char *bytes, uint32_t *layer);
 

@@ -298,7 +298,7 @@ static void send_piece(struct sessions *all, struct session *s)
     s->page++;
 }
 
-/* Its bytes are in s->bytes: the next one lies behind it. */
+/* Its bytes are in s->bytes: the next one lies after it. */
 static void end_load(struct sessions *all, struct session *s, uint32_t page)
 {
     session_page_read(&all->cells, page, s->bytes);
@@ -364,7 +364,7 @@ void sessions_read(struct sessions *all, const struct asker *asker, uint64_t id,
 
 /* ---- restoring ---- */
 
-/* The page lies in the cache, as `page`; further ones lie behind it. */
+/* The page lies in the cache, as `page`; further ones lie after it. */
 static void end_store(struct sessions *all, struct session *s)
 {
     s->page++;

@@ -11,7 +11,7 @@
  *      holders, and is reused before those in front of it.
  *   3. Restoring empties pages that are kept for others, the oldest first, and never its own: then it is
  *      over.
- *   4. Of an invariant plan pages come back to where their bits are those that it would compute: of the same
+ *   4. In an invariant plan pages come back to where their bits are those that it would compute: of the same
  *      origin, and found by prompts of the list that they are of.
  *   5. With fixed states a session ends where a snapshot is, which comes after its pages as one more
  *      (snapshots.h).
