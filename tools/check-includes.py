@@ -5,7 +5,7 @@
 
 Called by `make check-style`. Reads the #include lines of every tracked source outside tests/; a folder is the unit. The
 processes' folders (daemon, worker-cpu, worker-gpu, client) know common and proto; common knows none of them; tools know all.
---draw prints every arrow, folder by folder from the lowest to the highest, with the number of includes behind it."""
+--draw prints every arrow, folder by folder from the lowest to the highest, with its number of includes."""
 import collections
 import os
 import re

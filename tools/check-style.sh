@@ -1,7 +1,7 @@
 #!/bin/bash
-# What clang-format cannot see: every file opens with a comment that says what happens in it, none grows past 600
-# lines, no line past 110 columns (clang-format leaves comments alone), none carries a TODO. Called by `make
-# check-style` with the files.
+# Checks what clang-format cannot see: every file opens with a comment that says what happens in it, none
+# grows past 600 lines, no line past 110 columns (clang-format leaves comments alone), none carries a TODO.
+# Called by `make check-style` with the files.
 awk '
 function say(text) { print text > "/dev/stderr"; bad = 1 }
 function ended() { if (lines > 600) say(file ": " lines " lines (600 at most): does it hold one responsibility?") }

@@ -167,7 +167,8 @@ def relative(said, got):
 
 
 def at_found(row, prepared, sequences):
-    """What helm-plan says at the part of experts that was found. Moves cost nothing in it, so it is too fast where many move."""
+    """helm-plan's speed at the part of experts that was found. Moves cost nothing in it, so it is too fast
+    where many move."""
     if row.get("found") is None or not value(prepared, "plan", "mixed"):
         return
     plan = prepared["plan"]

@@ -187,7 +187,7 @@ static void bench_reads(struct bench *b, size_t rows, size_t cols)
     if (gemv) report(b, "gemv", bytes / stats_quantile(mine, b->samples, 0.5), b->read_gbs, "GB/s");
 }
 
-/* The register-only rate of the instruction a variant multiplies with. Of numbers of 8 bits: vpdpbusd adds
+/* The register-only rate of the instruction a variant multiplies with. For numbers of 8 bits: vpdpbusd adds
  * four products a lane and goes where fp32's go; with AVX2 vpmaddubsw and an addition make sixteen products
  * of an instruction. */
 static double peak_gflops(struct bench *b)

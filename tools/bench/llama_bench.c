@@ -1,8 +1,8 @@
 /* llama_bench: llama.cpp as one client sees it, with the time of every token.
  *
  *   llama_bench --model FILE.gguf [options]            llama_bench --help: the options
- *   cc -std=c11 -O3 -o llama_bench llama_bench.c -lllama -lggml -lggml-base -lm      (an installed libllama,
- *                                                                                    v0.5.0)
+ *   cc -std=c11 -O3 -o llama_bench llama_bench.c -lllama -lggml -lggml-base -lm
+ *     (an installed libllama, v0.5.0)
  *
  * Started by people. Beside llama-bench, which gives one time for each generation and leaves out the first
  * token: one request is measured as helm-bench measures it. The context is filled with --depth tokens, which
@@ -214,7 +214,7 @@ static enum ggml_type kv_type(const char *name)
 
 /* ---- loading ---- */
 
-/* What stays on the CPU; the patterns live as long as the model. */
+/* The tensors that stay on the CPU; the patterns live as long as the model. */
 static const struct llama_model_tensor_buft_override *overrides_of(const struct settings *s)
 {
     static struct llama_model_tensor_buft_override overrides[2 * OVERRIDES_MOST + 1];

@@ -84,7 +84,7 @@ def counts_more(layer, layers):
 
 
 def matrices_of(shape, n, plain, best):
-    """Of one layer's MLP: (name, shape with the input dimension first, type)."""
+    """One layer's MLP: (name, shape with the input dimension first, type)."""
     hidden, _, inner, *_ = shape
     if len(shape) == 6:
         return ("ffn_gate", (hidden, inner), plain), ("ffn_up", (hidden, inner), plain), ("ffn_down", (inner, hidden), best)
@@ -197,7 +197,7 @@ def bf16_exponent(spread):
 
 
 def spread_of(kind, spread):
-    """What values' root mean square comes to where this one is wanted."""
+    """The root mean square of values where this one is wanted."""
     return BF16_SPREAD * 2.0 ** bf16_exponent(spread) if kind == "BF16" else spread
 
 

@@ -18,7 +18,8 @@ def gpu_of(profile):
 
 
 def limits_of(profile):
-    """What the bound divides by, in GB/s: reads of CPU and link beside each other, and of VRAM. None without a device."""
+    """The bound's divisors, in GB/s: reads of CPU and link beside each other, and of VRAM. None without a
+    device."""
     gpu = gpu_of(profile) if profile else None
     return gpu and {"both_gb_s": (profile["cpu"]["gemv_beside"]["value"] + gpu["link"]["h2d_beside"]["value"]) / 1e9,
                     "vram_gb_s": gpu["read"]["value"] / 1e9}

@@ -131,7 +131,7 @@ def spent(before, after, steps):
 
 
 def less(whole, part, tokens):
-    """Of a request for several tokens, less one for the first alone."""
+    """A token's part of a request for several tokens, less one for the first alone."""
     return {key: (whole[key] - part[key]) / tokens for key in whole}
 
 
@@ -189,7 +189,7 @@ class Helm:
                     "again": lambda edited, c=c: self.again(o, model, at[c], path, edited)} for c in cells}
 
     def again(self, o, model, at, path, edited):
-        """What helm-plan says of the same plan with other members."""
+        """helm-plan's figures for the same plan with other members."""
         with open(path + ".edited", "w", encoding="utf-8") as file:
             json.dump(edited, file)
         return self.helm_plan(o, model, [word if word != path else path + ".edited" for word in at])
@@ -237,10 +237,11 @@ class Llama:
     """llama.cpp by llama_bench.c's program, one run a sample, with the fastest of the settings tried once; a card with a ceiling is
     held by occupy_vram, beside it or in --bin.
 
-    What is tried: of --llama-try each; else the fewest layers (a mixture's experts) on the CPU that fit beside the context of all
-    cells of the load, found by what a run leaves free; then threads, in one load, and without flash attention where all is on the
-    card. Cells of first tokens alone (PROMPT_OUTPUT tokens or fewer) get as many tokens at once as fit instead, with their own
-    layers. Files are mapped while settings are tried, and read for the samples."""
+    The settings tried: of --llama-try each; else the fewest layers (a mixture's experts) on the CPU that fit
+    beside the context of all cells of the load, found by what a run leaves free; then threads, in one load,
+    and without flash attention where all is on the card. Cells of first tokens alone (PROMPT_OUTPUT tokens or
+    fewer) get as many tokens at once as fit instead, with their own layers. Files are mapped while settings
+    are tried, and read for the samples."""
     name = "llama.cpp"
     THREADS, BATCHES, PROMPT_OUTPUT, RETRIES = (8, 12, 14, 15, 16), (2048, 1024), 8, 2
 

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""What drafts gain on a running helmd: the same answer without drafts and with predictions of known quality. See docs/speculation.md.
+"""Measures the gain of drafts on a running helmd: the same answer without drafts and with predictions of
+known quality. See docs/speculation.md.
 
     speculation.py [--endpoint E] [--speculate ngram|auto] [--tokens N] [--prompt N] [--rounds N]
 

@@ -1,4 +1,4 @@
-/* What helm-inspect says of a GGUF file beside what HELM makes of it: its key/values, and the tensors of one
+/* helm-inspect's report of a GGUF file beside what HELM makes of it: its key/values, and the tensors of one
  * that HELM does not load. See inspect.h. */
 #include <string.h>
 

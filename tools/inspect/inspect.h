@@ -1,4 +1,4 @@
-/* What helm-inspect prints: a checkpoint as text or as JSON. Used by tools/inspect/helm_inspect.c.
+/* helm-inspect's output: a checkpoint as text or as JSON. Used by tools/inspect/helm_inspect.c.
  *
  * A folder that does not load is reported as far as it could be read, with the reason. Owns nothing. */
 #pragma once

@@ -1,4 +1,4 @@
-/* What a tool does when it is interrupted: nothing of what it had not finished stays.
+/* A tool's end when it is interrupted: nothing of what it had not finished stays.
  *
  * Called by helm-mkmodel and helm-quantize, which stop by themselves and clean up, and by helm-profile while
  * it writes files; otherwise signals end it at once. Owns the handlers of SIGINT, SIGTERM, SIGHUP and

@@ -23,7 +23,7 @@
 #define BIAS_SPREAD 0.02
 #define NORM_SPREAD 0.05
 
-/* What a tensor's 16-bit words are: values of a normal distribution around 1 or 0, or bytes of MXFP4. */
+/* A tensor's 16-bit words: values of a normal distribution around 1 or 0, or bytes of MXFP4. */
 enum made_values { MADE_NORM, MADE_BIAS, MADE_MATRIX, MADE_EMBEDDING, MADE_BLOCKS, MADE_SCALES };
 struct made_tensor {
     char name[MODEL_NAME_MAX];
@@ -74,7 +74,7 @@ static enum made_values values_of(enum tensor_role role)
     }
 }
 
-/* Takes its place behind those that are there. */
+/* Takes its place after those that are there. */
 static void place_tensor(struct job *job, const struct made_tensor *tensor)
 {
     struct made_tensor *to = &job->tensors[job->tensor_count++];
@@ -83,8 +83,8 @@ static void place_tensor(struct job *job, const struct made_tensor *tensor)
     job->chunk_count += (to->words + CHUNK_ELEMENTS - 1) / CHUNK_ELEMENTS;
 }
 
-/* What the file has instead of a role's tensor, and is entered with the first of its roles. *is_part: the
- * role is one. */
+/* Adds the tensor that the file has instead of a role's, and which is entered with the first of its roles.
+ * *is_part: the role is one. */
 static int add_fused(struct job *job, enum tensor_role role, int32_t layer, bool *is_part,
                      struct helm_err *err)
 {

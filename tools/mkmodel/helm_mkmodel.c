@@ -119,8 +119,8 @@ static int prepare_folder(const struct options *options, const struct model_conf
     return rc || !count ? rc : visit_old_files(options->out, OLD_FILES_REMOVE, &count, &bytes, err);
 }
 
-/* What a run that did not end well has written. The folder goes where it is empty then, and was made by this
- * run. */
+/* Removes the files of a run that did not end well. The folder goes where it is empty then, and was made by
+ * this run. */
 static void remove_unfinished(const struct options *options, bool made, bool copied)
 {
     const char *const names[] = {"generation_config.json", "tokenizer.json"};

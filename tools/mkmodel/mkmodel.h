@@ -36,7 +36,7 @@ struct mkmodel_normal {
 void mkmodel_normal_init(struct mkmodel_normal *normal); /* a few milliseconds: once a run */
 void mkmodel_values_init(struct mkmodel_values *values, const struct mkmodel_normal *normal, uint64_t seed,
                          const char *name, enum dtype dtype, double mean, double spread);
-/* Of MXFP4, in place of that table: any words, of which two bytes are four numbers; and scales, two bytes
+/* For MXFP4, in place of that table: any words, of which two bytes are four numbers; and scales, two bytes
  * each, that bring such numbers to about `spread`. */
 void mkmodel_values_any(struct mkmodel_values *values);
 void mkmodel_values_scales(struct mkmodel_values *values, double spread);
@@ -58,8 +58,8 @@ struct mkmodel_result {
     uint64_t bytes, tensors, shards;
     double seconds;
 };
-/* Of the tensors as they will lie in the files, headers not counted. */
+/* Bytes of the tensors as they will lie in the files, headers not counted. */
 HELM_MUST_CHECK int mkmodel_bytes(const struct model_config *config, uint64_t *bytes, struct helm_err *err);
-/* HELM_E_CANCELLED: stopped said so. What a failure leaves is the caller's to remove. */
+/* HELM_E_CANCELLED: stopped said so. The caller removes what a failure leaves. */
 HELM_MUST_CHECK int mkmodel_write(const struct mkmodel_request *request, struct mkmodel_result *result,
                                   struct helm_err *err);

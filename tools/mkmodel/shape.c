@@ -17,7 +17,7 @@ struct size_preset {
     int experts, chosen, expert_intermediate, vocab; /* of mixtures */
     int value_heads;                                 /* of hybrids; they have 16 key heads */
 };
-/* Of an architecture's own sizes in front: Qwen3's of the same names are for those that have none. */
+/* An architecture's own sizes come first: Qwen3's of the same names are for those that have none. */
 static const struct size_preset presets[] = {
     {"0.8b", 24, 1024, 3584, 8, 2, true, "qwen3_5_text", 0, 0, 0, HYBRID_VOCAB, 16},
     {"4b", 32, 2560, 9216, 16, 4, true, "qwen3_5_text", 0, 0, 0, HYBRID_VOCAB, 32},
@@ -52,7 +52,7 @@ static const struct arch_key *key_named(const struct arch *arch, const char *nam
     return NULL;
 }
 
-/* What the number of experts is called; NULL: it is dense. */
+/* The key of the number of experts; NULL: it is dense. */
 static const char *experts_key(const struct arch *arch)
 {
     const struct arch_key *key = key_named(arch, "num_experts");
@@ -84,7 +84,7 @@ static bool put_experts(json_t *root, const char *experts_key, const struct size
     return bad;
 }
 
-/* What gpt-oss's configurations have otherwise. True: no memory. */
+/* Puts the members that gpt-oss's configurations have otherwise. True: no memory. */
 static bool put_gpt_oss(json_t *root, int layers)
 {
     json_t *own =
@@ -107,7 +107,7 @@ static bool put_gpt_oss(json_t *root, int layers)
     return bad;
 }
 
-/* What Qwen3.5's configurations have otherwise. True: no memory. */
+/* Puts the members that Qwen3.5's configurations have otherwise. True: no memory. */
 static bool put_hybrid(json_t *root, const struct size_preset *size)
 {
     json_t *own =
@@ -193,7 +193,7 @@ int mkmodel_config_file(const char *path, enum dtype dtype, json_t **config, str
     int rc = json_read_file(path, 1u << 20, config, err);
     if (rc) return rc;
     if (!json_is_object(*config)) rc = helm_fail(err, HELM_E_FORMAT, "%s: not a JSON object", path);
-    /* Both generations of the key are read; one that contradicts the weights must not stay behind. */
+    /* Both generations of the key are read; one that contradicts the weights must not stay. */
     if (!rc && json_object_set_new(*config, "dtype", json_string(config_dtype(dtype))))
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for a configuration");
     if (!rc && json_object_get(*config, "torch_dtype")) (void)json_object_del(*config, "torch_dtype");

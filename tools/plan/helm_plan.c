@@ -199,7 +199,7 @@ static int print_json(json_t *json, struct helm_err *err)
     return 0;
 }
 
-/* What cannot fit, with its numbers. */
+/* Refuses a plan that cannot fit, with its numbers. */
 static int refuse(const struct options *o, const struct planner_refusal *refusal, struct helm_err *err)
 {
     char text[HELM_ERR_TEXT];
@@ -280,7 +280,7 @@ static int agree(const struct options *o, const struct plan *plan, struct planne
     return 0;
 }
 
-/* What is planned by, and what is forecast by, as helmd has them. */
+/* Finds the rates to plan by, and those to forecast by, as helmd has them. */
 static int look_at_now(const struct options *o, struct profile *measured, struct profile *current,
                        struct machine_now *now, struct planner_request *r, struct helm_err *err)
 {
@@ -312,7 +312,7 @@ static int lay_plan(const struct options *o, const struct profile *measured, str
     return rc;
 }
 
-/* What helm-profile, or helmd, has kept of the model's own programs on the profile's machine. */
+/* Reads the model's own programs on the profile's machine that helm-profile, or helmd, has kept. */
 static void look_at_programs(const struct options *o, const struct model *model, struct profile *measured,
                              struct programs *programs)
 {

@@ -1,11 +1,11 @@
-/* What the CPU does with weights: the worker's own engine over a model that exists only for this. See
+/* The CPU's work with weights: the worker's own engine over a model that exists only for this. See
  * profile_tool.h.
  *
  * Nothing is imitated: programs, pool, kernels, arena and pages are those of helm-worker-cpu, in this
- * process. The engine notes the time of every entry of a step. What one token takes is sampled by whole
- * steps: they are what is forecast, and on a machine that others use, too, most layers alone are lucky, while
- * hardly a step is. Of many tokens at once a layer takes as long as that, and is a sample of its own; but
- * what slows such a machine lasts for longer than a step, so each number of tokens is visited several times.
+ * process. The engine notes the time of every entry of a step. One token's time is sampled by whole steps:
+ * they are what is forecast, and on a machine that others use, too, most layers alone are lucky, while hardly
+ * a step is. With many tokens at once a layer takes as long as that, and is a sample of its own; but what
+ * slows such a machine lasts for longer than a step, so each number of tokens is visited several times.
  */
 #include <sched.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@
  * between others. */
 static const uint32_t token_counts[] = {2, 16, 128, 512, 8, 64, 32, 4, 256};
 #define TOKEN_COUNTS (sizeof token_counts / sizeof *token_counts)
-/* What formats are compared at (formats.c): a brief profile has no others. */
+/* Counts that formats are compared at (formats.c): a brief profile has no others. */
 static bool is_brief_count(uint32_t tokens)
 {
     return tokens == 4 || tokens == 32 || tokens == 128;
@@ -360,7 +360,7 @@ static int many_step(struct profile_cpu_run *r, struct many *m, bool packed, boo
     return 0;
 }
 
-/* What its steps say so far: a point of cpu.linear, and of the most tokens cpu.attention_flops. */
+/* Puts the result of its steps so far: a point of cpu.linear, and for the most tokens cpu.attention_flops. */
 static void many_put(const struct many *m, struct profile_cpu *cpu)
 {
     profile_table_put(&cpu->linear, m->tokens, profile_samples_value(&m->linear));

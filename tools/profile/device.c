@@ -1,6 +1,6 @@
 /* The device's part, measured by helm-worker-gpu, the only program that touches a device. See profile_tool.h
  * and worker-gpu/measure/measure.h, which has the protocol. Called by helm_profile.c; owns the process while
- * it runs. What it prints is bounded and checked. */
+ * it runs. Its output is bounded and checked. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>

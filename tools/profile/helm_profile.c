@@ -2,19 +2,13 @@
  * of the hardware (docs/profile.md).
  *
  * Run by people, and by helmd at its first start:
- *   helm-profile --device X [--threads N] [--node N] [--quick]     leaves the profile where
- *                                                                  profile_cache_path says and
- *                                                       exits 0; says on stderr what it does
- *   helm-profile --programs --model PATH --device X [--weights NAME] [--kv-dtype T]    prints what the
- *                                                                                      model's own programs
- *                                                       take, measured where the cache has no file of them,
- *                                                         as JSON
- *   helm-profile --now --device X [--threads N] [--node N] [--formats NAME [--activations int8]]    prints
- *                                                                                                   what
- *                                                                                                   memory
- *                                                                                                   and
- *                                                       link give at this moment, as JSON, and keeps nothing
- * What cannot be kept is a warning ("not kept: ..."), and is printed all the same.
+ *   helm-profile --device X [--threads N] [--node N] [--quick]
+ *     leaves the profile where profile_cache_path says and exits 0; says on stderr what it does
+ *   helm-profile --programs --model PATH --device X [--weights NAME] [--kv-dtype T]
+ *     prints what the model's own programs take, measured where the cache has no file of them, as JSON
+ *   helm-profile --now --device X [--threads N] [--node N] [--formats NAME [--activations int8]]
+ *     prints what memory and link give at this moment, as JSON, and keeps nothing
+ * A profile that cannot be kept is a warning ("not kept: ..."), and is printed all the same.
  * Start order only: options, device, fingerprint, what is cached, or else the measuring. */
 #include <stdlib.h>
 #include <string.h>
@@ -101,7 +95,7 @@ static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct pr
     return 0;
 }
 
-/* What is known of the device without measuring. */
+/* Fills in the device's properties that are known without measuring. */
 static void describe_device(struct tool *t)
 {
     struct profile_gpu *gpu = &t->profile.gpu;
@@ -455,7 +449,7 @@ static int run(struct tool *t, struct helm_err *err)
         snprintf(t->profile.fingerprint, sizeof t->profile.fingerprint, "%s", fingerprint);
         describe_machine(t);
     }
-    /* What there is is kept, whatever becomes of the formats. */
+    /* A finished profile is kept, whatever becomes of the formats. */
     rc = write_profile(t, keep && !cached ? path : NULL, err);
     if (!rc && profile_formats_lacking(&t->profile, t->formats)) {
         rc = measure_formats(t, err);

@@ -1,5 +1,5 @@
-/* What the machine's memory gives now: reads by the worker's threads, copies to the device, and both at once.
- * See profile_tool.h. Called by helm_profile.c; owns its memory, its threads and the device's process.
+/* The rates of the machine's memory now: reads by the worker's threads, copies to the device, and both at
+ * once. See profile_tool.h. Called by helm_profile.c; owns its memory, its threads and the device's process.
  *
  * Memory is read as the profile has it read, so that what differs is the machine: plain reads as cpu.read,
  * cpu.read_beside and link.h2d_beside_read are measured; one token's products with a format's weights by the

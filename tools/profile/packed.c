@@ -1,9 +1,9 @@
 /* Packed weights for helm-profile's CPU engine: the same layers again, in packed matrices. See
  * profile_tool.h.
  *
- * What is measured are steps of the worker's own programs, lowered over these matrices: they take the place
- * of the engine's programs for a step (profile_packed_swap). Values are of a normal distribution, like those
- * of trained matrices: how often an exponent is not among a group's seven is what unpacking takes time for. A
+ * The measured steps are of the worker's own programs, lowered over these matrices: they take the place of
+ * the engine's programs for a step (profile_packed_swap). Values are of a normal distribution, like those of
+ * trained matrices: how often an exponent is not among a group's seven is what unpacking takes time for. A
  * few groups of each shape are packed and copied to all places: packing gigabytes would take longer than all
  * else here, and kernels read every byte wherever it comes from. */
 #include <stdlib.h>
@@ -106,7 +106,7 @@ static struct tensor_matrix *matrix_of(struct profile_packed *p, uint32_t layer,
     return &p->weights.matrix[(size_t)(layer + 1) * TENSOR_ROLE_COUNT + role];
 }
 
-/* Behind all others; its data is the table of offsets until it is placed. */
+/* Adds it after all others; its data is the table of offsets until it is placed. */
 static int add_matrix(struct profile_packed *p, struct tensor_matrix *m, struct helm_err *err)
 {
     const uint32_t groups = packed_groups(m->rows);

@@ -175,9 +175,9 @@ HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds
 
 /* ---- formats.c ---- */
 
-/* What the profile says of these formats of weights: of the CPU by the ratio to bf16, so that profile->cpu's
- * rates must be there; of the device, if there is one (else NULL), its own rates. Takes some seconds, however
- * many there are. */
+/* Measures the profile's rates of these formats of weights: the CPU's by the ratio to bf16, so that
+ * profile->cpu's rates must be there; the device's own, if there is one (else NULL). Takes some seconds,
+ * however many there are. */
 HELM_MUST_CHECK int profile_formats_measure(const struct profile_cpu_options *options, unsigned formats,
                                             struct profile_device_run *device, struct profile *profile,
                                             struct helm_err *err);
@@ -329,9 +329,9 @@ HELM_MUST_CHECK int profile_programs_all(const struct profile_programs_all *all,
 
 /* ---- now.c ---- */
 
-/* What memory, read so, and link give at this moment, in about half a second and what opening the device
- * takes; `device` NULL: none. The caller becomes thread 0 of a pool. now->reads: exact where the format has
- * no other products. */
+/* Measures the rates of memory, read so, and link at this moment, in about half a second and the time to open
+ * the device; `device` NULL: none. The caller becomes thread 0 of a pool. now->reads: exact where the format
+ * has no other products. */
 HELM_MUST_CHECK int profile_now_measure(const struct profile_cpu_options *cpu,
                                         const struct profile_device_options *device,
                                         const struct profile_reads *reads, struct profile_now *now,

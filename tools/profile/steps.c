@@ -40,7 +40,7 @@ static bool empty_next(void *ctx, uint32_t thread, struct pool_job *job)
     return true;
 }
 
-/* What a region of the pool costs when there is nothing in it. */
+/* The cost of a region of the pool with nothing in it. */
 static void measure_region(struct profile_steps *s)
 {
     struct profile_samples samples = {.count = 0};

@@ -9,7 +9,7 @@
 
 #define SUMS   ".in_sum2"
 #define COUNTS ".counts"
-/* What the text that was measured with never used has some worth in others. */
+/* Columns that the measured text never used have some worth in others. */
 #define LEAST 1e-4f
 
 void imatrix_free(struct imatrix *m)
@@ -67,8 +67,8 @@ static int check_cols(const char *name, uint64_t cols, struct helm_err *err)
 
 /* ---- GGUF ---- */
 
-/* Of several experts, each with its own count: what one was not called for tells nothing about its columns,
- * which are alike then. */
+/* Several experts, each with its own count: one that was not called tells nothing about its columns, which
+ * are alike then. */
 static int take_experts(struct imatrix *m, const char *name, const uint8_t *sums, const uint8_t *counts,
                         uint64_t cols, uint64_t experts, struct helm_err *err)
 {

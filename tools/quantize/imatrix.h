@@ -23,8 +23,9 @@ struct imatrix {
     uint32_t count;
 };
 
-/* A file of either kind: GGUF, or the older binary one. What was not measured (no call, all zero) is left
- * out; experts that no token chose have columns of equal importance. On failure *imatrix is zeroed. */
+/* A file of either kind: GGUF, or the older binary one. Matrices that were not measured (no call, all zero)
+ * are left out; experts that no token chose have columns of equal importance. On failure *imatrix is
+ * zeroed. */
 HELM_MUST_CHECK int imatrix_read(const char *path, struct imatrix *imatrix, struct helm_err *err);
 HELM_MUST_CHECK int imatrix_parse(const char *what, const uint8_t *bytes, size_t length,
                                   struct imatrix *imatrix, struct helm_err *err);

@@ -7,7 +7,7 @@
 #include "common/model/shards.h"
 #include "tools/quantize/imatrix.h"
 
-/* What becomes of one tensor. */
+/* One tensor as it is written. */
 struct rewrite_tensor {
     struct gguf_output_tensor to;
     const struct model_tensor *from; /* NULL: `values` are all of it */

@@ -12,8 +12,8 @@
 /* Values of tokenizer.ggml.token_type. */
 enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER_DEFINED, TYPE_UNUSED, TYPE_BYTE };
 
-/* What tells the kinds apart: contractions, runs of digits, letter cases, marks, scripts, signs before line
- * ends. */
+/* Text that tells the kinds apart: contractions, runs of digits, letter cases, marks, scripts, signs before
+ * line ends. */
 static const char sample[] =
     "Hello World's I'LL don't HTMLParser iPhoneX 3.14159 1234567890 na\u00efve cafe\u0301 "
     "\u041f\u0440\u0438\u0432\u0435\u0442 \u041c\u0418\u0420 "
@@ -135,7 +135,7 @@ static void put_ends(struct gguf_values *v, const struct model_config *config, u
             gguf_put_u32(v, keys[used++], (uint32_t)config->eos[i]);
 }
 
-/* What stands before and after every text is what the file calls the beginning and the end. */
+/* Tokens before and after every text are the file's beginning and end. */
 static void put_roles(struct gguf_values *v, const struct helm_tokenizer *t,
                       const struct model_config *config)
 {

@@ -5,8 +5,9 @@
 
 The library has PTX of a newer version than a driver or assembler may read, compressed, and machine code for other devices: hundreds of
 MB that start slowly or not at all. Each module's PTX of --arch is said to be of the version that --cuda has, assembled with its ptxas, and put
-in the modules' place. What was assembled lies in --work, so that a call that was ended goes on with the next. --first: these modules
-before the others; --only-first: no others, which keep their PTX. `zstd` decompresses. Standard library only."""
+in the modules' place. Assembled code lies in --work, so that a call that was ended goes on with the next.
+--first: these modules before the others; --only-first: no others, which keep their PTX. `zstd` decompresses.
+Standard library only."""
 import argparse
 import concurrent.futures
 import os
@@ -42,7 +43,7 @@ def modules_of(elf):
 
 
 def images(elf, at):
-    """Of the module at `at`: kind, architecture, flags and bytes of each image; its bytes in all."""
+    """The images of the module at `at`: kind, architecture, flags and bytes of each; its bytes in all."""
     magic, _, head, size = FATBIN_HEAD.unpack_from(elf, at)
     if magic != int.from_bytes(FATBIN, "little"):
         sys.exit(f"no module at {at:#x}")

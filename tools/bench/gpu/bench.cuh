@@ -1,4 +1,4 @@
-/* What the files of helm-bench-gpu-kernels share: a synthetic model of a real one's shape, and timing.
+/* Shared by the files of helm-bench-gpu-kernels: a synthetic model of a real one's shape, and timing.
  *
  * Weights are random; nothing is read from disk. */
 #pragma once
