@@ -41,7 +41,7 @@ static struct inspect_report report_of(const char *folder, struct model *model, 
                                    .problem = err};
 }
 
-/* What a mixture of experts with sinks has beside others. */
+/* Members that a mixture of experts with sinks has beside others. */
 static void test_gpt_oss(void **state)
 {
     (void)state;

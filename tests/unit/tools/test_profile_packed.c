@@ -1,5 +1,6 @@
-/* What helm-profile measures packed weights with: an engine's layers once more, packed as far as trained
- * weights are, and programs over them with the same entries; nothing on processors without kernels for them.
+/* The engine that helm-profile measures packed weights with: an engine's layers once more, packed as far as
+ * trained weights are, and programs over them with the same entries; nothing on processors without kernels
+ * for them.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +17,7 @@
 #define THREADS 2
 #define TOKENS  40
 
-/* Of a folder, or of a model that was made. */
+/* An engine of a folder, or of a model that was made. */
 static void open_engine(const char *folder, struct model *made, struct local *local)
 {
     struct helm_err err = {0};

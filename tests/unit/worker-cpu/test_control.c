@@ -177,7 +177,7 @@ static void send_to_worker(struct stage *s, Message *m)
     send_frame(s, frame, helm__control__v1__control__pack(m, frame));
 }
 
-/* All layers at this home, or behind one that the GPU computes. */
+/* All layers at this home, or after one that the GPU computes. */
 static void send_load(struct stage *s, enum plan_home home, uint64_t weights_ready)
 {
     uint32_t split = arena_header_of(&s->arena)->lanes[ARENA_LANE_STEP] > 0;

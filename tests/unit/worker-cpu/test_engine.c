@@ -461,7 +461,7 @@ static void what_is_no_plan_is_refused(void **state)
 }
 
 /* A cache that the GPU borrows from is there as a whole before the bell rings: the driver pins its pages as
- * they are then. Of others the first 256 MiB are, and the rest comes meanwhile. */
+ * they are then. The first 256 MiB of others are there, and the rest comes meanwhile. */
 static void a_borrowed_cache_is_there_at_once(void **state)
 {
     (void)state;

@@ -1,6 +1,5 @@
-/* Whose turn it is, as the lanes' words say it, and how long the host sleeps meanwhile: never while the
- * device computes, nearly all of a turn of the CPU worker that took as long before, and never long past its
- * end. */
+/* The turns, as the lanes' words say them, and how long the host sleeps meanwhile: never while the device
+ * computes, nearly all of a turn of the CPU worker that took as long before, and never long past its end. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* What `helm-cli top` makes of two answers: rates between them, bars, lines cut to the screen. */
+/* The screen of `helm-cli top` from two answers: rates between them, bars, lines cut to the screen. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* What the tests of connections share: the client's side of requests to a fake daemon, with callbacks that
+/* Shared by the tests of connections: the client's side of requests to a fake daemon, with callbacks that
  * check and count. Included by test_connection.c and test_connection_losses.c. */
 #pragma once
 

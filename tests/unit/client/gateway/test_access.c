@@ -1,4 +1,4 @@
-/* Whose requests the gateway takes: hosts, origins, keys and the file that they are in. */
+/* The gateway's access: hosts, origins, keys and the file that they are in. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -111,7 +111,7 @@ static void test_keys(void **state)
     access_free(&access);
 }
 
-/* What helmd and ps are told: a name, or what tells nothing of the key. */
+/* The name that helmd and ps are told, which tells nothing of the key. */
 static void test_users_of_keys(void **state)
 {
     (void)state;

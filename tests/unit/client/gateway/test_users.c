@@ -221,7 +221,7 @@ static void one_user_does_not_take_all_threads(void **state)
     takes(&s, -1);
     users_queue_done(s.user[1]);
     takes(&s, -1);
-    push(&s, 6, 2); /* behind one that may not be taken */
+    push(&s, 6, 2); /* after one that may not be taken */
     takes(&s, 6);
     users_queue_done(s.user[0]);
     push(&s, 7, 0);

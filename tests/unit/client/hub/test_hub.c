@@ -110,7 +110,7 @@ static void say(void *context, const char *line)
 #define TAGS          100
 #define SHA           "0123456789012345678901234567890123456789"
 #define FILE_OF(name) "{\"rfilename\":\"" name "\",\"size\":1024,\"blobId\":\"" SHA "\"}"
-/* `which`: of a repository's file, or its tag behind a colon. */
+/* `which`: a repository's file, or its tag after a colon. */
 static unsigned chosen_of(const char *siblings, const char *which, const char *model, int expected)
 {
     struct listing listing;

@@ -286,7 +286,7 @@ static void test_all_templates(void **state)
     closedir(folder);
 }
 
-/* What is no control token is cut as ever: the same ids as of the whole text, encoded by itself. */
+/* Text that is no control token is cut as ever: the same ids as of the whole text, encoded by itself. */
 static void test_plain_text(void **state)
 {
     static const char text[] = "A\n\nB <TABLE> \u00c9\u0301 \xF0\x9F\x98\x80  <|IM_NOTHING|> [INST";
@@ -314,7 +314,7 @@ static void test_plain_text(void **state)
     }
 }
 
-/* What a template makes of a text, and what it makes of a role. */
+/* Ways of a template with a text, and with a role. */
 static void test_ways(void **state)
 {
     static const struct {
@@ -391,7 +391,7 @@ static void talk(const struct helm_chat *chat, const struct helm_tokenizer *toke
     json_decref(list);
 }
 
-/* What two prompts have in common reaches little further than a mark of the first, or than its end. */
+/* Two prompts' common beginning reaches little further than a mark of the first, or than its end. */
 static void check_near(const char *what, const struct helm_chat_prompt *a, const struct helm_chat_prompt *b)
 {
     size_t common = 0, best = 0;

@@ -135,7 +135,7 @@ static void a_mask_leaves_what_it_names_and_what_that_includes(void **state)
     }
 }
 
-/* What a program gets that runs under `mask`, whatever runs this test: the features, or -1 and its status is
+/* The features that a program gets which runs under `mask`, whatever runs this test, or -1 and its status is
  * 2. */
 static int features_under(const char *mask)
 {

@@ -27,7 +27,7 @@ static struct capture capture_begin(void)
     return capture;
 }
 
-/* What one read(2) gives: a pipe keeps one write(2) of up to PIPE_BUF together. */
+/* The text of one read(2): a pipe keeps one write(2) of up to PIPE_BUF together. */
 static size_t capture_end(struct capture capture, char *text, size_t size)
 {
     assert_true(dup2(capture.saved, STDERR_FILENO) >= 0); /* the pipe's last writer is gone: read ends */

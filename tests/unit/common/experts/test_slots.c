@@ -92,7 +92,7 @@ struct run {
     bool late;       /* what moves comes a step later than it could: as in the worker */
     double cost;     /* 0: EXPERT_COST */
 };
-/* Behind the first 300 steps. */
+/* Results after the first 300 steps. */
 struct found {
     double part, foretold, filled; /* present; as the policy has them at the end */
     double moves;                  /* a step */
@@ -207,8 +207,8 @@ static void sticky_routing_is_followed(void **unused)
     assert_true(still.moves == 0 && still.part > 0.2 && still.part < 0.3);
     assert_true(late.part > 0.6 && late.part < quarter.part);
     assert_true(few.part > 0.5 && few.part < quarter.part);
-    /* What is foretold is what moves in the worker find, also where none move, and so is what the slots
-     * had. */
+    /* The foretold part is the part that moves in the worker find, also where none move, and so is the part
+     * that the slots had. */
     assert_true(late.foretold > late.part - 0.03 && late.foretold < late.part + 0.03);
     assert_true(still.foretold > late.foretold - 0.03 && still.foretold < late.foretold + 0.03);
     assert_true(late.filled > still.part - 0.03 && late.filled < still.part + 0.03);
@@ -250,7 +250,7 @@ static void filled_by_uses(void **unused)
         assert_true(table[7] != EXPERT_SLOT_NONE && table[100 + l] != EXPERT_SLOT_NONE);
         assert_true(table[8] == EXPERT_SLOT_NONE);
     }
-    /* Expert 8 is used again and again: once that is foretold, two steps behind, it moves in. The evicted one
+    /* Expert 8 is used again and again: once that is foretold, after two steps, it moves in. The evicted one
      * is absent at once. */
     const uint32_t id = 8, *table = expert_slots_table(s, 2);
     for (uint32_t step = 0; step < 3; step++) {

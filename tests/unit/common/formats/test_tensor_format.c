@@ -20,8 +20,8 @@ static const uint32_t shapes[][2] = {{1, 1},   {1, 32},   {3, 64},   {16, 1024},
 
 #define LARGEST 0.05f /* of the values that are written */
 
-/* What a value may be off by: f16 rounds to its subnormals' unit, blocks of narrower numbers by the distance
- * between two numbers at most: the outermost values may lie behind the last number. */
+/* The largest error of a value: f16 rounds to its subnormals' unit, blocks of narrower numbers by the
+ * distance between two numbers at most: the outermost values may lie behind the last number. */
 static float tolerance_of(enum tensor_format format)
 {
     static const float steps[FORMAT_COUNT] = {
@@ -121,7 +121,7 @@ static void test_refused_shapes(void **state)
     assert_false(tensor_format_takes(FORMAT_BF16_PACKED, 17, 64));
 }
 
-/* What a loader may lay down as what: exactly what the format's own writer makes. */
+/* Formats that a loader may lay down as others: exactly what the format's own writer makes. */
 static void test_conversions(void **state)
 {
     (void)state;

@@ -63,7 +63,7 @@ static inline void put_tensor(struct built *b, const char *name, uint64_t cols, 
     put(b, type, 4);
     put(b, offset, 8);
 }
-/* `bytes` of data behind the header. */
+/* `bytes` of data after the header. */
 static inline void put_data(struct built *b, uint64_t alignment, size_t bytes)
 {
     while (b->length % alignment) put(b, 0, 1);

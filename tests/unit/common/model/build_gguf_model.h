@@ -20,7 +20,7 @@
 #define VOCAB  96
 #define INNER  32
 
-/* What a made model has besides what every one has. */
+/* A made model's parts besides those that every one has. */
 struct recipe {
     const char *arch;
     void (*keys)(struct built *b, const char *arch); /* more of them; NULL: none */

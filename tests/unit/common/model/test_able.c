@@ -1,5 +1,5 @@
-/* What workers can compute (common/model/able.c): every field that changes a result is known to the table,
- * and what no worker computes is refused with the operation's name. */
+/* Fields that workers can compute (common/model/able.c): every field that changes a result is known to the
+ * table, and one that no worker computes is refused with the operation's name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

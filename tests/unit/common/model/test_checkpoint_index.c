@@ -220,7 +220,7 @@ static void test_truncated_weights(void **state)
     built_end(&b);
 }
 
-/* For planning: files cut off behind their headers, and a folder with a configuration alone. */
+/* For planning: files cut off after their headers, and a folder with a configuration alone. */
 static void test_headers_alone(void **state)
 {
     (void)state;

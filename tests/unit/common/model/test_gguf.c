@@ -13,7 +13,7 @@
 
 static struct built built;
 
-/* From memory that ends where the file does, so that a sanitizer sees what is read behind it. */
+/* Parses from memory that ends where the file does, so that a sanitizer sees reads after it. */
 static int parse_part(const struct built *b, size_t length, struct gguf *header, bool *more,
                       struct helm_err *err)
 {
@@ -129,7 +129,7 @@ static void test_accepts(void **state)
     gguf_free(&h);
 }
 
-/* Cut at every byte: an error, and never a read behind the end. */
+/* Cut at every byte: an error, and never a read after the end. */
 static void test_truncated(void **state)
 {
     (void)state;

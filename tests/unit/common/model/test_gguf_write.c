@@ -45,7 +45,7 @@ static uint32_t files_there(void)
     return count;
 }
 
-/* What was gathered, as a header without tensors. */
+/* Parses the gathered values, as a header without tensors. */
 static void parse(const struct gguf_values *values, struct gguf *header, struct gguf_values *file)
 {
     const uint32_t version = 3;

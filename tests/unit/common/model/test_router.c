@@ -26,7 +26,7 @@ static void choose(const struct model_router *router, const float *logits, const
     }
 }
 
-/* Of equal logits the lower ids, and the largest first; twice the same. */
+/* Equal logits choose the lower ids, and the largest first; twice the same. */
 static void ties_go_to_the_lowest_id(void **state)
 {
     (void)state;
@@ -84,7 +84,7 @@ static void sigmoid_with_bias_and_groups(void **state)
     choose(&router, other, bias, (const uint32_t[]){2, 0}, (const double[]){0.25, 2.0 / 3});
 }
 
-/* What is no number counts as the least; of nothing but that all weights are equal. */
+/* A logit that is no number counts as the least; if all are such, all weights are equal. */
 static void logits_that_are_no_numbers(void **state)
 {
     (void)state;

@@ -163,7 +163,7 @@ static void hand_overs_have_lanes_of_their_own(void **state)
     assert_true(plan_lanes_between(3) == 2 && plan_lanes_between(5) == 4 && plan_lanes_between(6) == 6);
 }
 
-/* What is said of the second device stands under its name, of the first beside it. */
+/* Members of the second device stand under its name, those of the first beside it. */
 static void each_device_has_its_own_room(void **state)
 {
     (void)state;

@@ -127,7 +127,7 @@ static void every_matrix_has_one_place(void **state)
     assert_true(tied && untied);
 }
 
-/* What differs between two plans of the same decode homes changes nothing. */
+/* Prefill lists that differ between two plans of the same decode homes change nothing. */
 static void prefill_lists_change_nothing(void **state)
 {
     (void)state;
@@ -183,7 +183,7 @@ static void packed_matrices_have_rooms(void **state)
             assert_int_equal(p->offset, placement_rounded(p->memory, end));
             end = p->offset + p->bytes;
             packed[p->memory] += expected;
-            if (!host && !expected) assert_int_equal(packed[PLAN_VRAM0], 0); /* all behind these */
+            if (!host && !expected) assert_int_equal(packed[PLAN_VRAM0], 0); /* all after these */
             if (!expected) continue;
             if (host) {
                 assert_int_equal(p->bytes,

@@ -91,7 +91,7 @@ static bool lies(const struct plan *plan, enum tensor_role role, enum plan_memor
     return placement_find(&in, role, 0) != NULL;
 }
 
-/* What every token reads beside them lies in VRAM as well. */
+/* Weights that every token reads beside them lie in VRAM as well. */
 static void shared_experts_lie_in_vram_too(void **state)
 {
     (void)state;

@@ -94,7 +94,7 @@ static void tokens_say_what_computes_a_step(void **state)
     plan_free(&plan);
 }
 
-/* A chunk of one token is a chunk, by the list of its whole prompt; what is behind prompts never is. */
+/* A chunk of one token is a chunk, by the list of its whole prompt; tokens after prompts never are. */
 static void flags_say_it_of_an_invariant_plan(void **state)
 {
     (void)state;

@@ -26,7 +26,7 @@ static const struct {
     {"1 token:", OP_TIER_ONE},  {"2 to 16 tokens:", OP_TIER_FEW}, {"17 or more tokens", OP_TIER_CHUNK},
     {"2 tokens:", OP_TIER_FEW}, {"9 to 16 tokens:", OP_TIER_FEW}, {"a chunk of tokens:", OP_TIER_CHUNK}};
 
-/* The lines of layer 1 from `line` on are these operations; returns the line behind them. */
+/* The lines of layer 1 from `line` on are these operations; returns the line after them. */
 static const char *check_layer(const char *line, const struct model *model, enum processor_kind processor,
                                enum op_tier tier)
 {

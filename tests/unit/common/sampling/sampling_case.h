@@ -1,4 +1,4 @@
-/* What the tests of sampling share: random numbers, parameters that change nothing, one checked draw from a
+/* Shared by the tests of sampling: random numbers, parameters that change nothing, one checked draw from a
  * row. Included by test_sampling.c and test_sampling_few.c. */
 #pragma once
 

@@ -40,8 +40,7 @@ struct few_case {
     uint32_t vocab;
 };
 
-/* What a device would send, with `more` candidates than were asked for, in some order; draws from that. 2:
- * the row is needed. */
+/* Draws from a device's candidates, with `more` than were asked for, in some order. 2: the row is needed. */
 static int draw_few(const struct few_case *c, const struct sampling_params *p,
                     const struct sampling_tokens *tokens, uint32_t more, uint64_t *random,
                     struct sampling_result *result)
@@ -149,7 +148,7 @@ static void test_few_draw_as_the_row(void **state)
     free(c.scratch);
 }
 
-/* What is asked for: the settings of chat models need few, and which do not is written in sampling.h. */
+/* The settings of chat models need few candidates; sampling.h says which settings do not. */
 static void test_what_is_asked_for(void **state)
 {
     (void)state;

@@ -94,7 +94,7 @@ static const char *program_printing(const char *text)
     return program_doing(script);
 }
 
-/* What accelerator_choose("auto") writes to standard error. */
+/* The text that accelerator_choose("auto") writes to standard error. */
 static void choose_and_listen(const char *program, struct accelerator *a, char *said, size_t size)
 {
     struct helm_err err = {0};

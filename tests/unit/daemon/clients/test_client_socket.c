@@ -202,7 +202,7 @@ static void all_parts_count(void **state)
     stage_close(&s);
 }
 
-/* What a connection may leave to wait, and that the last messages of requests have room beyond it. */
+/* Answers that a connection may leave to wait, and that the last messages of requests have room beyond it. */
 static void answers_that_nobody_reads_are_bounded(void **state)
 {
     (void)state;

@@ -38,7 +38,7 @@ static struct stream *greeted(void)
     return s;
 }
 
-/* What came of a stream that is read `piece` bytes at a time. */
+/* The outcome of a stream that is read `piece` bytes at a time. */
 struct outcome {
     struct zmtp session;
     uint32_t messages, replies, odd; /* odd: of too many parts */

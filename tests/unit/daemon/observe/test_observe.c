@@ -1,4 +1,4 @@
-/* What workers say of a step beside what it took: bounded by it, and the GPU worker's turns apart from the
+/* Workers' times of a step beside the step's own: bounded by it, and the GPU worker's turns apart from the
  * CPU worker's. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +25,8 @@ static void test_true_words_stay(void **state)
     settle(done, 41000, 4900, 4400, 41500, 46000);
     assert_true(done[0].busy_ns == 41000 && done[0].wait_ns == 4900);
     assert_true(done[1].busy_ns == 4400 && done[1].wait_ns == 41500);
-    /* The head is the CPU's: the GPU worker was done 8,000 before it, and 5,400 of the CPU's were behind. */
+    /* The head is the CPU's: the GPU worker was done 8,000 before it, and 5,400 of the CPU's came after
+     * that. */
     settle(done, 37800, 2600, 2000, 30400, 40400);
     assert_true(done[1].busy_ns == 2000 && done[1].wait_ns == 30400);
 }

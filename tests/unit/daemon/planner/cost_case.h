@@ -1,4 +1,4 @@
-/* What the tests of prices share: the 8B shape on a machine of round numbers, a step of it priced, times
+/* Shared by the tests of prices: the 8B shape on a machine of round numbers, a step of it priced, times
  * compared. Included by test_cost.c and test_cost_plan.c. */
 #pragma once
 

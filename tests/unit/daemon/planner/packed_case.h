@@ -1,5 +1,5 @@
-/* What the tests of packed weights share: the 8B shape on an H200's machine, a step of it priced, a plan with
- * its forecast, what its host weights take. Included by test_packed*.c. */
+/* Shared by the tests of packed weights: the 8B shape on an H200's machine, a step of it priced, a plan with
+ * its forecast, the bytes of its host weights. Included by test_packed*.c. */
 #pragma once
 
 #include "tests/unit/daemon/planner/plan_case.h"

@@ -1,4 +1,4 @@
-/* What the tests of whole plans share: a machine and a model that exist only here, and a plan that is checked
+/* Shared by the tests of whole plans: a machine and a model that exist only here, and a plan that is checked
  * in all ways that hold for any. Included by test_planner.c and test_refusals.c, and by packed_case.h. */
 #pragma once
 

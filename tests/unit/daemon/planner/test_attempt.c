@@ -163,7 +163,7 @@ static void check_made(const struct drawn *d, struct plan *plan, const struct ar
     check_same_arena(spec, &again);
 }
 
-/* What the refusal says would do, does. */
+/* The memory that the refusal calls enough is enough. */
 static void check_refused(struct drawn *d)
 {
     struct planner_request r = d->r;

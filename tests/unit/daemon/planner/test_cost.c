@@ -99,7 +99,7 @@ static void attention_goes_by_the_caches_type(void **state)
     expect("attention, chained", p->table.unit[10].gpu, ATTENTION / 1250e9 + bytes / 200e9 + 3 * 1e-6);
 }
 
-/* What one token's attention takes in a chain follows the query heads of a KV head, where that was measured.
+/* The time of one token's attention in a chain follows the query heads of a KV head, where that was measured.
  */
 static void attention_in_chains_counts_query_heads(void **state)
 {
@@ -189,7 +189,7 @@ static void several_tokens_share_the_weights(void **state)
     assert_string_equal(m->gpu_bound, "memory");
 }
 
-/* 512 tokens behind 512 others: token i sees 512 + i + 1 positions. */
+/* 512 tokens after 512 others: token i sees 512 + i + 1 positions. */
 static void a_chunk_attends_causally(void **state)
 {
     struct priced *p = *state;

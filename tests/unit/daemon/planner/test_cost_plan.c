@@ -55,8 +55,8 @@ static void forecasts_are_the_steps_that_they_are_made_of(void **state)
     sum += cost_seconds(&p->table, &list, INFINITY);
     assert_int_equal(two.steps, 2);
     expect("a prompt in two chunks", two.seconds, sum);
-    /* Nothing resident behind the last streamed unit that would hide a copy: but the second chunk begins with
-     * other slices than decode, so the first leaves the ring as it is. */
+    /* Nothing is resident after the last streamed unit that would hide a copy: but the second chunk begins
+     * with other slices than decode, so the first leaves the ring as it is. */
     for (uint32_t u = 0; u < 72; u++) home[u] = u % 4 == 3 ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
     plan_set_homes(&plan, 0, home);
     for (uint32_t u = 0; u < 72; u++) home[u] = PLAN_HOME_STREAM;
@@ -83,7 +83,7 @@ static void forecasts_are_the_steps_that_they_are_made_of(void **state)
     p->profile.wake = (struct profile_value){0};
     assert_int_equal(cost_ttft(&c, 2048 + 100, &all, &p->err), 0);
     expect("with a shorter step at its end", two.seconds, all.seconds + 4 * 50e-6);
-    /* What cannot be. */
+    /* Impossible steps. */
     assert_int_equal(cost_ttft(&c, 0, &f, &p->err), HELM_E_LIMIT);
     p->profile.gpu.device = PROFILE_DEVICE_NONE;
     assert_int_equal(cost_decode(&c, 1, 1000, &f, &p->err), HELM_E_MISMATCH);

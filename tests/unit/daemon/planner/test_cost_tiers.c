@@ -129,7 +129,7 @@ static void the_share_that_ends_with_the_cpu(void **state)
     close_case(&p);
 }
 
-/* What was measured of the CPU's attention for a GPU prices that alone, of this type of cache or, of single
+/* A measured rate of the CPU's attention for a GPU prices that alone, for this type of cache or, for single
  * numbers, all. */
 static void attention_for_a_gpu_has_its_own_rate(void **state)
 {
@@ -241,7 +241,7 @@ static void a_step_waits_for_the_cpu_in_every_layer(void **state)
     close_case(&p);
 }
 
-/* What the GPU reads over the link takes it from the copies of weights: a step is at least all of both. */
+/* The GPU's reads over the link take it from the copies of weights: a step is at least all of both. */
 static void the_link_does_one_thing_at_a_time(void **state)
 {
     (void)state;

@@ -324,7 +324,8 @@ static void the_emulated_devices_memory_is_the_hosts(void **state)
     made_up_close(&l.made);
 }
 
-/* What worker-gpu/draw.c takes, a slot: its room in pinned memory, and how often each changed token occurs.
+/* Bytes that worker-gpu/draw.c takes, a slot: its room in pinned memory, and how often each changed token
+ * occurs.
  */
 static void draws_take_host_memory_where_the_head_is_the_gpus(void **state)
 {
@@ -353,7 +354,7 @@ static void draws_take_host_memory_where_the_head_is_the_gpus(void **state)
     made_up_close(&l.made);
 }
 
-/* What the arena is given for weights is what loader and copier lay out in it. */
+/* The arena's room for weights is what loader and copier lay out in it. */
 static void weights_have_room_as_they_are_laid_out(void **state)
 {
     (void)state;

@@ -51,9 +51,9 @@ static uint32_t mixed_units(struct bench *b, struct plan *plan)
     return plan_mixed_units(plan);
 }
 
-/* What the link brings is 0.8 of a step in which experts move, which is faster than one in which they stay:
- * between one in which all that is foretold is found, and the latter. Each move is priced at 0.6 of what a
- * hit saves, 0.7 of them for a miss. */
+/* The link's copies take 0.8 of a step in which experts move. That step is faster than one in which they
+ * stay, and slower than one in which all that is foretold is found. Each move is priced at 0.6 of what a hit
+ * saves, 0.7 of them for a miss. */
 static void expect_moves(const struct bench *b, const struct plan *plan, double bytes)
 {
     const struct plan_experts *e = &plan->device[PLAN_GPU0].experts;
@@ -171,8 +171,7 @@ static void experts_that_fit_are_whole(void **state)
     bench_close(&b);
 }
 
-/* What a step brings is counted by experts as they lie: of downs in Q6_K fewer bytes than of gates in
- * bf16. */
+/* A step's moves are counted by experts as they lie: fewer bytes of downs in Q6_K than of gates in bf16. */
 static void moves_count_all_three_matrices(void **state)
 {
     (void)state;

@@ -58,7 +58,7 @@ static void files_are_read_back_and_checked(void **state)
     assert_int_not_equal(profile_now_read("/nonexistent/now.json", &again, &err), 0);
 }
 
-/* What one token of a model's main format reads, held against what the profile has of it. */
+/* One token's reads of a model's main format, held against the profile's. */
 static void reads_of_a_format_are_held_against_its_rates(void **state)
 {
     (void)state;
@@ -106,7 +106,7 @@ static void reads_of_a_format_are_held_against_its_rates(void **state)
     near("exact by exact", out.format[FORMAT_Q4_K].cpu_gemv.value, 60e9);
 }
 
-/* What only reads moves with memory; what computes beside it keeps its nanoseconds a byte. */
+/* Rates of pure reads move with memory; computing beside them keeps its nanoseconds a byte. */
 static void rates_move_as_far_as_they_read(void **state)
 {
     (void)state;

@@ -58,7 +58,7 @@ static void packed_units_have_their_prices(void **state)
         cost_table_free(&raw);
         cost_table_free(&table);
     }
-    /* What cannot be packed is not, whatever was asked for: a unit with one matrix of another type. */
+    /* A unit that cannot be packed is not, whatever was asked for: a unit with one matrix of another type. */
     for (uint32_t i = 0; i < b.made.model.tensor_count; i++)
         if (b.made.tensor[i].role == TENSOR_K && b.made.tensor[i].layer == 3)
             b.made.tensor[i].format = FORMAT_F16;

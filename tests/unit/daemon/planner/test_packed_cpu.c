@@ -287,7 +287,7 @@ static void columns_have_to_fit(void **state)
     bench_close(&b);
 }
 
-/* What helm-plan says of a plan: bytes as they are computed with and as they are read. */
+/* helm-plan's account of a plan: bytes as they are computed with and as they are read. */
 static void explained_plans_say_what_is_packed(void **state)
 {
     (void)state;

@@ -1,8 +1,8 @@
 /* Unit tests of what packed weights cost that the CPU computes with: one token's products, several tokens',
- * the link beside them, error bars. What plans make of that: test_packed_cpu.c. */
+ * the link beside them, error bars. Plans with them: test_packed_cpu.c. */
 #include "tests/unit/daemon/planner/packed_case.h"
 
-/* What no packed weights of the CPU change. */
+/* Costs that packed weights of the CPU do not change. */
 static void same_but_for_the_cpu(const struct cost_unit *a, const struct cost_unit *z)
 {
     assert_int_equal(z->crossing, a->crossing);

@@ -124,8 +124,8 @@ static uint64_t room_of(const struct model_tensor *t, double part)
     return (groups + 255) / 256 * 256 + (table + 255) / 256 * 256;
 }
 
-/* What does not fit plain fits packed, in about 0.71 of the bytes, or in what was sampled; small matrices
- * take more. */
+/* Weights that do not fit plain fit packed, in about 0.71 of the bytes, or in what was sampled; small
+ * matrices take more. */
 static void rooms_are_those_of_packed_matrices(void **state)
 {
     (void)state;
@@ -253,7 +253,7 @@ static void plans_pack_what_they_must(void **state)
 }
 
 /* The thesis reads weights as they are in the file; all-gpu packs only what would not fit else; a wish not to
- * pack is one. Of a tied model with both ends in VRAM the head is rows that are looked up. */
+ * pack is one. The head of a tied model with both ends in VRAM is rows that are looked up. */
 static void strategies_and_wishes(void **state)
 {
     (void)state;
@@ -438,7 +438,7 @@ static void written_plans_are_checked(void **state)
     bench_close(&b);
 }
 
-/* What a daemon expects of its steps is what the plan was made with. */
+/* A daemon expects of its steps what the plan was made with. */
 static void forecasts_price_them_alike(void **state)
 {
     (void)state;

@@ -28,7 +28,7 @@ static void what_fits_nowhere_is_refused_with_what_would(void **state)
     assert_non_null(strstr(err.text, "context"));
     assert_string_equal(b.refusal.what, "VRAM");
     assert_int_equal(b.refusal.available, 600 * MIB);
-    /* What is named is enough. */
+    /* The named amount is enough. */
     b.r.machine.device.limit = b.refusal.needed;
     struct plan plan;
     make(&b, &plan);
@@ -106,7 +106,7 @@ static void the_largest_model_is_refused_at_once(void **state)
         }
         print_message("%u layers refused in %.1f ms\n", largest.layers, (double)least_us / 1e3);
         assert_true(least_us < LEAST_US);
-        /* What is named is enough. */
+        /* The named amount is enough. */
         bool host = strcmp(b.refusal.what, "VRAM") != 0;
         *(host ? &b.r.machine.memory.available_bytes : &b.r.machine.device.limit) = b.refusal.needed;
         struct plan plan;

@@ -255,7 +255,7 @@ static void compare(uint32_t layers, bool whole_layers, enum search_strategy str
             check_found(&s, &f);
             ++*feasible;
         } else {
-            /* What is said to be enough is, and no more than the largest item too much. */
+            /* The amount said to be enough is, and no more than the largest item too much. */
             assert_true((f.more_vram == UINT64_MAX) == (b.more_vram == UINT64_MAX));
             assert_true((f.more_host == UINT64_MAX) == (b.more_host == UINT64_MAX));
             assert_true(f.more_vram >= b.more_vram && f.more_host >= b.more_host);
@@ -352,7 +352,7 @@ static void every_thesis_split_is_tried(void **state)
     assert_true(solved > 100);
 }
 
-/* What large spaces rely on, where the truth is known: the bound is none that a plan beats, and the search
+/* Large spaces rely on this, where the truth is known: the bound is none that a plan beats, and the search
  * that does not try everything comes near the best plan. */
 static void bound_and_large_search_hold_on_small_spaces(void **state)
 {

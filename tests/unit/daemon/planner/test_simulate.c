@@ -262,7 +262,7 @@ static void time_is_between_its_bounds(void **state)
                                        .head = PLAN_GPU0,
                                        .ring_bytes = 8000000 + 1000000ull * draw(1000),
                                        .cold = draw(4) == 0};
-        bool alone = !plan.cold; /* on the GPU: launched behind another, without the step's own cost */
+        bool alone = !plan.cold; /* on the GPU: launched after another, without the step's own cost */
         for (uint32_t u = 0; u < units; u++) alone = alone && home[u] == G;
         double compute = alone ? 0 : m.table.step, slow = compute;
         cost_simulate(&m.table, &plan, &r);

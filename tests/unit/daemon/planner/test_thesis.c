@@ -2,10 +2,10 @@
  * machines, by its own formulas over the bytes that HELM reads from config.json, and by HELM's search with
  * the thesis's prices.
  *
- * What does not come out as printed is asserted as it does come out, with the reason; docs/thesis-tables.md
- * has the table. Bandwidths are those of the shipped profiles: 45 and 218 GB/s (4.1.2), 936 and 864 (5.1);
- * the two that the text does not give, of the other machines' CPUs, are what its own rows imply, so that
- * those rows are no test of them. */
+ * Results that differ from the printed ones are asserted as they come out, with the reason;
+ * docs/thesis-tables.md has the table. Bandwidths are those of the shipped profiles: 45 and 218 GB/s (4.1.2),
+ * 936 and 864 (5.1); the two that the text does not give, of the other machines' CPUs, are what its own rows
+ * imply, so that those rows are no test of them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,7 +44,7 @@ struct row {
     int machine, model;
     uint32_t cpu_units; /* embedding, blocks, output projection, in this order */
     double predicted_ms, measured_ms;
-    /* What comes out: the formula's result over the printed one, and how exactly that is reproduced. */
+    /* Our result: the formula's over the printed one, and how exactly that is reproduced. */
     double ratio;
 };
 static const struct row rows[] = {
@@ -327,7 +327,7 @@ static void the_search_finds_the_same(void **state)
     }
 }
 
-/* What the profiles say that ship for these machines: sources are marked, the text's numbers are the text's.
+/* The profiles that ship for these machines: sources are marked, the text's numbers are the text's.
  */
 static void profiles_say_where_they_are_from(void **state)
 {

@@ -116,7 +116,7 @@ static void check_ledgers(const struct explain_case *c)
     assert_true(vram->total <= vram->limit && host->total <= host->limit);
 }
 
-/* What is left of VRAM becomes places: no further one would fit. */
+/* The rest of VRAM becomes places: no further one would fit. */
 static void ledgers_count_places_and_all_pages(void **state)
 {
     (void)state;
@@ -331,7 +331,7 @@ static void chunks_weigh_prompts_against_decode(void **state)
     case_close(&brief);
 }
 
-/* Of plans with nearly the same decode the one that is slower with long prompts loses. The loser keeps a
+/* Among plans with nearly the same decode the one that is slower with long prompts loses. The loser keeps a
  * short context's speed: 38.7 of the 39.89 token/s that it has with --ctx 512 are 97 %. */
 static void equal_decode_is_decided_by_long_prompts(void **state)
 {

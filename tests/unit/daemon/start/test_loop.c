@@ -95,7 +95,7 @@ static uint32_t most_in_a_round(struct stage *s, uint32_t each, size_t bytes)
     free(data);
     poll(NULL, 0, 300); /* so that there is more than a round's share; the bounds hold without it, too */
     while (served < each * CLIENTS) {
-        client_socket_flush(s->serve.clients); /* as the loop does before it sleeps, and behind that */
+        client_socket_flush(s->serve.clients); /* as the loop does before it sleeps, and after that */
         client_socket_watch(s->serve.clients);
         uint32_t n = loop_take_clients(&s->loop);
         if (n > most) most = n;

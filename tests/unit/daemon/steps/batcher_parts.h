@@ -1,5 +1,5 @@
-/* What a batcher's tests put beneath it: the demo model's shape, a described machine, an arena of any sizes;
- * no processes. */
+/* The parts beneath a batcher in its tests: the demo model's shape, a described machine, an arena of any
+ * sizes; no processes. */
 #pragma once
 
 #include <setjmp.h>

@@ -110,7 +110,7 @@ static inline uint32_t left_by(const struct step_row *row)
     return count;
 }
 
-/* Drafts for a row of an answer that ends with its newest token, behind the known ones. */
+/* Drafts for a row of an answer that ends with its newest token, after the known ones. */
 static inline uint32_t draft_at_random(struct rig *r, struct sequence *seq, uint32_t end)
 {
     if (!r->drafts || end != seq->token_count || end <= seq->prompt_count || !snapshots_room(&r->snapshots))

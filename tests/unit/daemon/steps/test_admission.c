@@ -238,7 +238,7 @@ static void life_end_first(struct life *life)
     life->running--;
 }
 
-/* What the scheduler does in the end: how many must end before this one gets a slot. */
+/* The scheduler's truth: how many must end before this one gets a slot. */
 static uint32_t ends_in_truth(struct life life, uint32_t seq)
 {
     for (uint32_t ends = 0;; ends++) {

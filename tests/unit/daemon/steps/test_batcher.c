@@ -1,5 +1,5 @@
 /* Unit tests of daemon/steps/batcher.c with a worker that answers at once: which request gets a place in the
- * queue, and when its turn comes; and steps that are rung behind others. */
+ * queue, and when its turn comes; and steps that are rung after others. */
 #include "batcher_stage.h"
 
 static void a_greedy_client_does_not_keep_others_out(void **state)
@@ -55,8 +55,8 @@ static void the_next_step_is_rung_while_one_is_computed(void **state)
     stage_close(s);
 }
 
-/* A new request is in the step behind those that were rung; its prompt is rung behind a step of decoding, and
- * nothing is rung behind its prompt. */
+/* A new request is in the step after those that were rung; its prompt is rung after a step of decoding, and
+ * nothing is rung after its prompt. */
 static void who_comes_waits_for_what_is_rung(void **state)
 {
     (void)state;
@@ -79,7 +79,7 @@ static void who_comes_waits_for_what_is_rung(void **state)
     assert_int_equal(s->on.batcher.in_flight, 2);
     assert_int_equal(newest(s)->row_count, 2);
     for (int r = 0; r < 2; r++) assert_int_equal(newest(s)->row[r].flags, STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS);
-    /* the token behind a step with nothing behind it is helmd's to write */
+    /* the token after a step that nothing follows is helmd's to write */
     const struct sequence *seq = find(&s->on.batcher, second);
     assert_int_equal(arena_history_of(&s->on.arena, seq->slot)[20], 5);
     assert_true(find(&s->on.batcher, first) != NULL);
@@ -252,7 +252,7 @@ static void other_lists_are_not_rung_behind(void **state)
     for (int i = 0; i < 5; i++) step(s);
     (void)submit_sized(s, 2, 20, 100, &err);
     step(s);
-    assert_int_equal(s->on.batcher.in_flight, 1); /* not behind decoding */
+    assert_int_equal(s->on.batcher.in_flight, 1); /* not after decoding */
     step(s);
     assert_int_equal(s->on.batcher.in_flight, 1);
     assert_int_equal(newest(s)->token_count, 21);
@@ -268,7 +268,7 @@ static uint64_t prompts_timed(const struct stage *s)
     return sum;
 }
 
-/* A prompt whose beginning is there begins behind it; its time to the first token is no measurement of a
+/* A prompt whose beginning is there begins after it; its time to the first token is no measurement of a
  * prompt's. */
 static void a_found_prompt_begins_behind_its_pages(void **state)
 {
@@ -291,7 +291,7 @@ static void a_found_prompt_begins_behind_its_pages(void **state)
     stage_close(s);
 }
 
-/* What a prompt shares with those that run needs no room: it waits for the rest alone. */
+/* The pages that a prompt shares with running ones need no room: it waits for the rest alone. */
 static void shared_pages_need_no_room(void **state)
 {
     (void)state;
@@ -310,7 +310,7 @@ static void shared_pages_need_no_room(void **state)
     }
 }
 
-/* Two that share pages lose what is in them: each writes to pages of its own from then on, and the one behind
+/* Two that share pages lose what is in them: each writes to pages of its own from then on, and the one after
  * goes on from what the other one has computed anew. */
 static void lost_pages_are_shared_no_more(void **state)
 {
@@ -339,7 +339,7 @@ static void lost_pages_are_shared_no_more(void **state)
     stage_close(s);
 }
 
-/* What bells may say. */
+/* Bells that lie. */
 static void bells_that_lie_are_found(void **state)
 {
     (void)state;

@@ -77,7 +77,8 @@ static void a_prompt_becomes_an_embedding(void **state)
     }
 }
 
-/* What a worker that died had added is not known: the whole prompt again, though its pages are there. */
+/* Sums that a worker that died had added are not known: the whole prompt again, though its pages are
+ * there. */
 static void a_lost_worker_begins_it_anew(void **state)
 {
     (void)state;

@@ -37,7 +37,7 @@ static void each_token_waits_for_its_mask(void **state)
     const uint64_t id = submit_masked(s, 1, 77, 3);
     batcher_pump(&s->on.batcher, s->now_us);
     for (uint32_t i = 0; i < 20; i++) {
-        assert_int_equal(s->on.batcher.in_flight, 1); /* none is rung behind it */
+        assert_int_equal(s->on.batcher.in_flight, 1); /* none is rung after it */
         assert_int_equal(newest(s)->row_count, 1);
         assert_int_equal(newest(s)->row[0].flags, STEP_ROW_SAMPLE | STEP_ROW_MASKED);
         assert_int_equal(arena_mask_of(&s->on.arena, newest(s)->row[0].slot)[0], i ? 32 | i << 8 : 32);

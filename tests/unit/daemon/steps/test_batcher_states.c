@@ -74,7 +74,7 @@ static void a_found_prompt_begins_with_a_snapshot(void **state)
     stage_close(s);
 }
 
-/* Of prompts that begin alike and come at the same time one computes what they have in common. */
+/* One of the prompts that begin alike and come at the same time computes their common beginning. */
 static void the_same_prompts_are_computed_once(void **state)
 {
     (void)state;

@@ -161,7 +161,6 @@ static void run(struct stage *s, uint64_t step_us, struct verdict *verdict)
                                              (s->check.at ? s->check.first - 1 : 0) * s->check.sequences);
 }
 
-/* What a row's divergence is where its first logit is off. */
 static void every_sequence_has_pages_of_its_own_both_ways(void **state)
 {
     (void)state;
@@ -332,7 +331,7 @@ static void a_round_waits_for_pages(void **state)
     stage_close(&s);
 }
 
-/* What an interrupted check found at the last start counts, in the means as well. */
+/* Findings of an interrupted check at the last start count, in the means as well. */
 static void it_goes_on_from_an_earlier_start(void **state)
 {
     (void)state;

@@ -45,7 +45,7 @@ static double uniform(uint64_t *random)
     return (double)(*random >> 11) / 9007199254740992.0;
 }
 
-/* An answer. `fixed`: that many drafts in each step; below 0: as chosen. Of the tokens [from, to) none is
+/* An answer. `fixed`: that many drafts in each step; below 0: as chosen. None of the tokens [from, to) is
  * drafted right. `made`: by the model's own layer, one step ahead, in these seconds. */
 struct answer {
     uint32_t tokens, from, to;

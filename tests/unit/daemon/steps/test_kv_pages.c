@@ -73,7 +73,7 @@ static uint64_t fill(struct kv_pages *pages, uint32_t *row, uint32_t *held, uint
     return end;
 }
 
-/* What of such a row is found. */
+/* How much of such a row is found. */
 static uint32_t find(struct kv_pages *pages, uint32_t *row, uint32_t *held, uint32_t count, uint32_t first)
 {
     uint32_t tokens[8 * TOKENS];
@@ -105,7 +105,7 @@ static void a_shared_page_is_free_when_the_last_holder_leaves(void **state)
     kv_pages_free(&pages);
 }
 
-/* The same tokens behind others, or in another scope, are another page. */
+/* The same tokens after others, or in another scope, are another page. */
 static void a_page_is_known_behind_its_beginning_alone(void **state)
 {
     (void)state;
@@ -160,7 +160,7 @@ static void known_pages_are_emptied_oldest_and_last_first(void **state)
     kv_pages_free(&pages);
 }
 
-/* Computed twice: the page that rests gives way and its number stays, so what is known behind it is still
+/* Computed twice: the page that rests gives way and its number stays, so pages known after it are still
  * found. */
 static void of_two_alike_the_held_one_is_known(void **state)
 {
@@ -185,8 +185,8 @@ static void of_two_alike_the_held_one_is_known(void **state)
     kv_pages_free(&pages);
 }
 
-/* As sessions lay pages down: the last one is given away first, whenever it came, and never for the one
- * behind it. */
+/* As sessions lay pages down: the last one is given away first, whenever it came, and never for the one after
+ * it. */
 static void what_is_laid_down_goes_from_its_end(void **state)
 {
     (void)state;

@@ -21,7 +21,7 @@ struct pool {
     struct kv_pages pages;
     struct snapshots none; /* no state is fixed: test_snapshots.c */
     uint64_t cell[PAGES][PAGE];
-    uint32_t row[SEQS][2 * ROW]; /* behind the pages, those of windows */
+    uint32_t row[SEQS][2 * ROW]; /* after the pages, those of windows */
     bool windowed;
     uint64_t window_cell[WINDOWS][PAGE];
     struct sequence seq[SEQS];
@@ -86,14 +86,14 @@ static void begin(struct pool *p, uint32_t i, const uint32_t *tokens, uint32_t c
     p->open[i] = true;
 }
 
-/* A step of `count` tokens of it, of which the last one's successor is `next` if it is the last known. */
-/* What a position has behind `hash`: apart, one behind the prompt is the sequence's own. */
+/* The cell of a position after `hash`: apart, one after the prompt is the sequence's own. */
 static uint64_t cell_behind(const struct sequence *seq, uint32_t t, uint64_t hash)
 {
     if (seq->apart && t == seq->prompt_count) hash ^= 1 + seq->id;
     return (hash ^ seq->tokens[t]) * UINT64_C(1099511628211);
 }
 
+/* A step of `count` tokens of it, of which the last one's successor is `next` if it is the last known. */
 static void compute(struct pool *p, uint32_t i, uint32_t count, uint32_t next)
 {
     struct sequence *seq = &p->seq[i];
@@ -190,7 +190,7 @@ static void two_at_once_go_on_from_what_one_has(void **state)
     pool_close(&p);
 }
 
-/* What it computed itself, and finds again after it had to leave, is no gift. */
+/* Pages that it computed itself, and finds again after it had to leave, are no gift. */
 static void own_pages_are_found_again(void **state)
 {
     (void)state;
@@ -472,7 +472,7 @@ static void every_page_holds_the_tokens_of_whoever_refers_to_it(void **state)
     live(false, true);
 }
 
-/* The same of an invariant plan; and pages behind prompts belong to the sequence that computed them. */
+/* The same in an invariant plan; and pages after prompts belong to the sequence that computed them. */
 static void pages_behind_prompts_are_their_sequences_own(void **state)
 {
     (void)state;
@@ -480,7 +480,7 @@ static void pages_behind_prompts_are_their_sequences_own(void **state)
     pool_open(&p);
     p.apart = true;
     begin(&p, 0, prompt, 10,
-          0); /* pages of four: two of the prompt, the third has the first token behind it */
+          0); /* pages of four: two of the prompt, the third has the first token after it */
     compute(&p, 0, 10, prompt[10]);
     for (uint32_t t = 11; t < 16; t++) compute(&p, 0, 1, prompt[t]);
     assert_int_equal(p.seq[0].cached, 15);

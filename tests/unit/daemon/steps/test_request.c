@@ -363,7 +363,7 @@ static void the_largest_request_of_any_context_is_taken(void **state)
 #else
     static const uint32_t contexts[] = {2, 50, 4096, 131072, 1000000};
 #endif
-    /* Of the ids that take five bytes in a frame, the largest once, whose mask has half a GiB; else the
+    /* The largest of the ids that take five bytes in a frame, once, whose mask has half a GiB; else the
      * least. */
     const uint32_t most = UINT32_MAX - 1, least = 1u << 28;
     for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++) {

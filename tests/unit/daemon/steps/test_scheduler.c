@@ -434,7 +434,7 @@ static void everything_ends_whatever_the_pool(void **state)
     live(true);
 }
 
-/* Steps of an invariant plan: prompts of one list, or what is behind prompts, in turn. */
+/* Steps of an invariant plan: prompts of one list, or tokens after prompts, in turn. */
 static void prompts_and_what_is_behind_them_are_apart(void **state)
 {
     (void)state;

@@ -391,7 +391,7 @@ static void work_is_cut_evenly(void **state)
         assert_true(longest * together <= share / 4 + unit);
         if (run->batch.row_count == 1)
             assert_true(rounds * longest * together <= share * 9 / 8 + rounds * unit);
-        /* Long shares are cut finer: a slow thread ends by a part of the longest piece behind the others. */
+        /* Long shares are cut finer: a slow thread ends by a part of the longest piece after the others. */
         if (run->batch.row_count == 1 && share >= 48 * unit)
             assert_true(longest * together <= share / 5 + unit);
     }

@@ -29,7 +29,7 @@ static uint32_t joins_of(struct program *program, bool apart)
         struct program_entry *e = &program->entry[i];
         joins += e->join != NULL;
         if (!program->tiled || e->kind != OP_LINEAR) continue;
-        /* no operation stands between a gated product and the one behind it */
+        /* no operation stands between a gated product and the one after it */
         if (e->gated) assert_int_equal(program->entry[i + 1].tiled, TILED_JOINED);
         assert_int_equal(e->gated, e->tile_count > 0);
         if (apart) e->join = NULL;
@@ -37,7 +37,7 @@ static uint32_t joins_of(struct program *program, bool apart)
     return joins;
 }
 
-/* Logits behind the prompts, [PROMPTS][vocab]; *joins: products that join at once. */
+/* Logits after the prompts, [PROMPTS][vocab]; *joins: products that join at once. */
 static float *logits_of(const char *folder, uint32_t threads, bool apart, uint32_t *vocab, uint32_t *joins)
 {
     struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
@@ -93,7 +93,7 @@ static void bits_do_not_depend_on_how_gates_are_joined(void **state)
     }
 }
 
-/* What an operation's other fields make of a model: in every tier the same. */
+/* Other fields of operations, set in a whole model: in every tier the same. */
 struct fields {
     enum activation activation;
     bool alone, layer_norm, no_rope;
@@ -118,7 +118,7 @@ static void set_fields(struct program *program, const struct fields *f)
     }
 }
 
-/* Logits behind five tokens, together or one by one. */
+/* Logits after five tokens, together or one by one. */
 static void logits_by(struct local *local, uint32_t slot, uint32_t each, float *logits)
 {
     enum { COUNT = 5 };

@@ -1,5 +1,5 @@
-/* Unit tests of worker-cpu/program/read_ahead.c: what is tried, what it leaves behind, and that no result
- * depends on it. */
+/* Unit tests of worker-cpu/program/read_ahead.c: what is tried, what it leaves, and that no result depends on
+ * it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

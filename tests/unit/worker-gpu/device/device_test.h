@@ -1,4 +1,4 @@
-/* What the tests of the device share: opening an emulated one, waiting for a queue, kernels of their own. */
+/* Shared by the tests of the device: opening an emulated one, waiting for a queue, kernels of their own. */
 #pragma once
 
 #include <string.h>
@@ -35,7 +35,7 @@ static inline void drain(struct device *d, enum device_queue queue)
     d->ops->event_free(d, event);
 }
 
-/* What this thread has had of a CPU. */
+/* Time of a CPU that this thread has had. */
 static inline uint64_t cpu_time_us(void)
 {
     struct timespec t;

@@ -182,7 +182,7 @@ static void graphs_replay(void **state)
     device_close(d);
 }
 
-/* A word that does not come fails the device, for good; what is queued behind it is not done. */
+/* A word that does not come fails the device, for good; operations queued after it are not done. */
 static void a_wait_without_end_fails_the_device(void **state)
 {
     (void)state;

@@ -164,7 +164,7 @@ static void the_ring_is_in_the_ledger(void **state)
     device_close(d);
 }
 
-/* Small copies keep the speed that is set, one behind the other. */
+/* Small copies keep the speed that is set, one after the other. */
 static void small_copies_keep_the_speed(void **state)
 {
     (void)state;

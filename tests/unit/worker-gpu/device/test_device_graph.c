@@ -239,7 +239,7 @@ static void the_end_does_not_wait_for_the_tail(void **state)
     ring_close(&t);
 }
 
-/* The tail of a step, put behind its launch: the copies for the next step begin when this step has let the
+/* The tail of a step, put after its launch: the copies for the next step begin when this step has let the
  * slot go, the next step starts beside them, and waits for them only where it needs them. */
 static void events_cross_launches(void **state)
 {
@@ -297,7 +297,7 @@ static void events_cross_launches(void **state)
     ring_close(&t);
 }
 
-/* A launch that is still queued keeps to the recording it was launched behind, not to a later one. */
+/* A launch that is still queued keeps to the recording that it was launched after, not to a later one. */
 static void a_launch_follows_what_was_recorded_before_it(void **state)
 {
     (void)state;

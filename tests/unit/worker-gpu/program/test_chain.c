@@ -50,7 +50,7 @@ static void read_signs(const char *text, char *signs, size_t size)
         if ((chain = strstr(what, "chain of "))) {
             assert_int_equal(sscanf(chain, "chain of %u operations", &count), 1);
             at += (size_t)snprintf(signs + at, size - at, "[%u]", count);
-            for (const char *member = line; count > 0; count--) { /* those behind it are its own */
+            for (const char *member = line; count > 0; count--) { /* those after it are its own */
                 member = strchr(member, '\n') + 1;
                 assert_true(memchr(member, '|', (size_t)(strchr(member, '\n') - member)) != NULL);
             }
@@ -137,7 +137,7 @@ static bool takes_narrow(struct device *d, const struct gpuk_chain_op *op)
 
 /* g: a linear of bf16, f: of f32, w: one that is not taken, s: of the ring, a: fused attention, b: attention
  * of a batch, q and p: a batch's linear of Q4_K and of bf16 in an invariant plan, h: one of Q4_K for samples,
- * e: an event, x: experts' gates, of a mixture. The tail is what stands behind '/'. */
+ * e: an event, x: experts' gates, of a mixture. The tail stands after '/'. */
 static void add_all(struct lowering *low, const char *list)
 {
     struct gpu_program *p = low->program;
@@ -227,7 +227,7 @@ static void runs_of_two_become_chains(void **state)
     device_close(d);
 }
 
-/* Of an invariant plan. A chain's attention takes the tokens' own cells from their keys and values, so a
+/* In an invariant plan. A chain's attention takes the tokens' own cells from their keys and values, so a
  * layer that reads another one's cache, and has none, is left in its order; the device refuses it
  * otherwise. */
 static void attention_without_keys_has_no_chains_order(void **state)

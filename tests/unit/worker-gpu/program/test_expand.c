@@ -25,7 +25,7 @@ struct bench {
     struct gpu_matrix matrix[CELLS];
     struct gpu_weights weights;
     uint16_t *value[PARTS];
-    uint32_t *table[PARTS]; /* in pinned memory, the groups behind them */
+    uint32_t *table[PARTS]; /* in pinned memory, the groups after them */
     void *host;
 };
 
@@ -130,7 +130,7 @@ static void a_slice_is_expanded_as_it_was(void **state)
     bench_close(&b);
 }
 
-/* What the table says decides where copies read: nothing is copied by one that cannot be. */
+/* The table decides where copies read: nothing is copied by one that cannot be. */
 static void tables_that_are_none_are_refused(void **state)
 {
     (void)state;

@@ -207,7 +207,7 @@ static void plans_are_printed(void **state)
                                         "sub-chunk 1"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (!strstr(text, parts[i])) fail_msg("'%s' is missing", parts[i]);
-    assert_null(strstr(text, "copy step block")); /* that would stand in line behind a slice */
+    assert_null(strstr(text, "copy step block")); /* that would stand in line after a slice */
     free(text);
     text = printed(NULL, 0);
     assert_non_null(strstr(text, "copy step block"));
@@ -224,13 +224,13 @@ static void plans_are_printed(void **state)
 static bool in_order(const char *text, const char *title, const char *const *parts, size_t count)
 {
     const char *at = strstr(text, title), *end = at ? strstr(at + 1, " entries") : NULL;
-    if (end) end = strstr(end + 1, " entries"); /* of the program behind this one */
+    if (end) end = strstr(end + 1, " entries"); /* of the program after this one */
     for (size_t i = 0; i < count && at; i++) at = strstr(at + 1, parts[i]);
     return at && (!end || at < end);
 }
 
 /* With two tiers a decode tier has one more program, in which queries are down before the GPU attends and
- * what comes up is waited for behind that; chunks attend once for all sub-chunks, and copy what they fill
+ * what comes up is waited for after that; chunks attend once for all sub-chunks, and copy what they fill
  * layer by layer. */
 static void two_tiers_are_printed(void **state)
 {
@@ -309,8 +309,8 @@ static bool is_product(const char *line)
     return strstr(line, "gemv ") || strstr(line, "gemm small") || strstr(line, "matmul ");
 }
 
-/* Each slice of a packed unit is expanded once, behind its arrival and in front of its products,
- * or read by a product of one token where it lies; of others none is. */
+/* Each slice of a packed unit is expanded once, after its arrival and in front of its products, or read by a
+ * product of one token where it lies; of others none is. */
 static void packed_slices_are_expanded_before_their_use(void **state)
 {
     (void)state;
@@ -359,7 +359,7 @@ static void packed_slices_are_expanded_before_their_use(void **state)
     /* gate and up, down of two units, q k v and o of one: one slice or more each, in every program; of them
      * one token has only down expanded */
     assert_true(expanded >= 5 * 6 + 2 && products >= expanded && read >= 4);
-    /* decode's units 1 and 6 stand behind a hand-over, in prompts it is unit 0: their first slice is expanded
+    /* decode's units 1 and 6 stand after a hand-over, in prompts it is unit 0: their first slice is expanded
      * before it, but by one token */
     assert_int_equal(ahead, 4 * 2);
     free(text);
@@ -369,8 +369,8 @@ static void packed_slices_are_expanded_before_their_use(void **state)
     free(text);
 }
 
-/* Of experts in both memories the shared one lies in VRAM, too. Where a list for prompts has the CPU compute
- * them, the GPU passes its slices, and expands those of the layers behind as any list does. */
+/* The shared one of experts in both memories lies in VRAM, too. Where a list for prompts has the CPU compute
+ * them, the GPU passes its slices, and expands those of the layers after them as any list does. */
 static void what_another_list_computes_is_passed(void **state)
 {
     (void)state;

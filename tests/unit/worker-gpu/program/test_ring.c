@@ -66,8 +66,7 @@ static void set_model(struct setup *s, uint32_t layers)
     s->weights.matrix = s->matrix;
 }
 
-/* Matrices of odd sizes at addresses that nothing is behind; homes by chance, the same ones `gpu` in every
- * phase. */
+/* Matrices of odd sizes at addresses without memory; homes by chance, the same ones `gpu` in every phase. */
 static void make_setup(struct setup *s, uint64_t seed)
 {
     static const enum tensor_role roles[] = {TENSOR_Q,    TENSOR_K,  TENSOR_V,   TENSOR_O,
@@ -253,7 +252,7 @@ static void no_use_finds_other_bytes(void **state)
     free(s);
 }
 
-/* A slice of the prefix that stands where decode has it, but behind a lap: a slice of this phase is copied
+/* A slice of the prefix that stands where decode has it, but after a lap: a slice of this phase is copied
  * over it before it is used, so it has to be copied too. */
 static void what_a_lap_overwrites_is_not_held(void **state)
 {

@@ -164,8 +164,8 @@ static void draw_rows(const struct plan *plan, uint32_t *random, struct batch_ro
     }
 }
 
-/* What attention reads of a row while a piece is in VRAM lies in that piece's half; what is in the tail
- * stays. */
+/* Pages of a row that attention reads while a piece is in VRAM lie in that piece's half; pages in the tail
+ * stay. */
 static void check_pieces(const struct plan *plan, const struct batch_row rows[ROWS], bool own)
 {
     static uint32_t table[ROWS][LINE];

@@ -444,7 +444,7 @@ static void test_thinking_that_the_prompt_began(void **state)
     }
 }
 
-/* What goes on without an end neither stops the parser nor is looked at again and again: 500 KB take a
+/* Text that goes on without an end neither stops the parser nor is looked at again and again: 500 KB take a
  * moment. */
 static void test_long_parts(void **state)
 {

@@ -1,4 +1,4 @@
-/* What the tests of grammars share: a vocabulary of all bytes with some longer tokens, and texts put through
+/* Shared by the tests of grammars: a vocabulary of all bytes with some longer tokens, and texts put through
  * grammars. */
 #pragma once
 

@@ -16,7 +16,7 @@ static const char *const pieces[] = {
     "b",
     "\": \"", "{\"", "\"}", "}}", "[[", "]]", "],", "1,", "12", "123", "  ", " a", "a b c", "aaaaaaaa",
     "bbbbbbbbbbbb", "abababab", "\n  ", "true", "tru", "ue,",
-    /* of each class, and with more behind: slices.h */
+    /* of each class, and with more after: slices.h */
     "AB", "aBc", "a_1", "a1\"", "ab\"", "ab\",", "a b\"}", "a-b", "a-b\n", "ab\\n", "ab\\", "\\\"a", "\x7f",
     "\xc3\xa9\"", "a\xc3\xa9\xe4\xb8\xad", "\xe4\xb8\xad\xe6\x96\x87\",", "b\xe4\xb8", "\xed\xa0\x80",
     "\xf0\x9f\x98\x80", "ab\xf0\x9f\x98\x80)", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
@@ -194,7 +194,7 @@ static void test_depth(void **state)
     helm_vocabulary_close(v);
 }
 
-/* A long output: what is behind is forgotten, the place is not. */
+/* A long output: the past is forgotten, the place is not. */
 static void test_long_output(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* What a mask costs at a vocabulary of 152,000 tokens, invented ones: words of all lengths, punctuation,
+/* The cost of a mask at a vocabulary of 152,000 tokens, invented ones: words of all lengths, punctuation,
  * digits. Times are processor time. Asserted are what opening takes, the longest of the first output, the
  * median of a warm grammar; all of them with room for a slow machine. */
 #include "matching.h"

@@ -1,4 +1,4 @@
-/* What a stranger's grammar may cost: texts that would take minutes or gigabytes are refused before the work,
+/* The cost of a stranger's grammar: texts that would take minutes or gigabytes are refused before the work,
  * long lists are read in time that grows as they do, and a matcher gives up after a number of steps. Times
  * are processor time. */
 #include "matching.h"
@@ -139,7 +139,7 @@ static void test_doubling(void **state)
     free(w.text);
 }
 
-/* A fresh matcher holds nothing; a quick call gives up and says so, and what it left behind serves the whole
+/* A fresh matcher holds nothing; a quick call gives up and says so, and what it found so far serves the whole
  * call. */
 static void test_steps(void **state)
 {

@@ -1,5 +1,5 @@
-/* The template interpreter's limits, and its errors: each with its code, its line and its words. What it
- * renders is compared with jinja2 in test_jinja_golden.c. */
+/* The template interpreter's limits, and its errors: each with its code, its line and its words. Its
+ * renderings are compared with jinja2's in test_jinja_golden.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -135,7 +135,7 @@ static void test_metaspace(void **state)
     check(t, PARSE, "He a\u0301", "▁he|▁a");
     check(t, PARSE, "h\u00E9 z", "▁he|▁|<unk>");
     check(t, PARSE, "he  [MASK] he",
-          "▁he|[MASK]|▁he"); /* lstrip takes the left side only; no prefix behind it */
+          "▁he|[MASK]|▁he"); /* lstrip takes the left side only; no prefix after it */
     check(t, PARSE, "[MASK]he", "[MASK]|he");
     check(t, PARSE, "A\u0301B", "ab");               /* found in the normalized text */
     check(t, PARSE, "ABe ab-", "▁a|b|e|▁|ab|<unk>"); /* single_word refuses the first */

@@ -87,7 +87,7 @@ static void test_unknown(void **state)
     t = open_json(json);
     CHECK_IDS(t, "ac\u00E9", 1, 3, 4, 5);
     CHECK_IDS(t, "\u00E8", 0);    /* one of its bytes has no token */
-    CHECK_IDS(t, "dcb", 3, 0, 2); /* a waiting unknown comes behind the bytes: so it does there */
+    CHECK_IDS(t, "dcb", 3, 0, 2); /* a waiting unknown comes after the bytes: so it does there */
     helm_tokenizer_close(t);
     t = open_json("{\"model\":{\"unk_token\":\"?\",\"vocab\":{\"a\":0},\"merges\":[]}}");
     struct helm_err err = {0};

@@ -47,7 +47,7 @@ static void check(const struct helm_tokenizer *t, unsigned flags, const char *to
     }
     struct helm_detokenizer *d;
     assert_int_equal(helm_detokenizer_open(t, flags, &d, &err), 0);
-    for (int round = 0; round < 2; round++) { /* the second shows that finish leaves nothing behind */
+    for (int round = 0; round < 2; round++) { /* the second shows that finish leaves nothing */
         used = 0;
         whole[0] = '\0';
         for (size_t i = 0; i <= count; i++) {
@@ -154,7 +154,7 @@ static void test_replace(void **state)
     t = open_json(TOKENIZER("{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"[a-b]+\"},\"content\":\"\"}"));
     check(t, 0, "a-b|y", "-|y|");
     helm_tokenizer_close(t);
-    /* behind Fuse all is one token, so it comes at the end */
+    /* after Fuse all is one token, so it comes at the end */
     t = open_json(TOKENIZER(
         "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"},{\"type\":\"Replace\",\"pattern\":{"
         "\"String\":\"yy\"},\"content\":\"Z\"}]}"));

@@ -40,7 +40,7 @@ static const char *const spm_tokens[] = {"<unk>", "<s>", "</s>", "<0x41>", "<0xC
 static const int spm_types[] = {2, 3, 3, 6, 6, 6, 1, 1, 1, 1, 1, 1, 1};
 static const float spm_scores[] = {0, 0, 0, 0, 0, 0, -10, -11, -12, -2, -1, -3, -4};
 
-/* What a test leaves out or puts in another's place: the names of keys, and the file goes on behind them. */
+/* Keys that a test leaves out or puts in another's place: their names, and the file goes on after them. */
 static void bpe_file(struct vocab_file *f, const char *pre, const char *without)
 {
     vocab_start(f);

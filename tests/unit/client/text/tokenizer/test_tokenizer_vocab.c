@@ -109,7 +109,7 @@ static void test_qwen2(void **state)
     check_vocabulary("qwen2");
 }
 
-/* The texts recorded with Qwen 3's tokenizer.json, whose vocabulary is Qwen 2's and a few added tokens behind
+/* The texts recorded with Qwen 3's tokenizer.json, whose vocabulary is Qwen 2's and a few added tokens after
  * it. */
 static void test_qwen3_texts(void **state)
 {
