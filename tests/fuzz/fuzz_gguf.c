@@ -1,5 +1,5 @@
-/* Fuzz target: a GGUF file's header. The input is a whole file. What is accepted must lie in the file,
- * aligned, one tensor behind the other; every value is read, and the configuration that the keys make. */
+/* Fuzz target: a GGUF file's header. The input is a whole file. An accepted file's tensors must lie in it,
+ * aligned and contiguous; every value is read, and the configuration that the keys make. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

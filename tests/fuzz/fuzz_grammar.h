@@ -1,4 +1,4 @@
-/* What the fuzz targets of grammars share: a text as a grammar over a small vocabulary, refused with words or
+/* Shared by the fuzz targets of grammars: a text as a grammar over a small vocabulary, refused with words or
  * walked by the tokens that its masks allow, which must be those that trying each of them allows. */
 #pragma once
 

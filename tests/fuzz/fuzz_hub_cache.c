@@ -1,8 +1,8 @@
 /* Fuzz target: the hub's cache as others left it, and what --model means there (common/model/hub.c).
  *
  * The first line is what --model says ("@" at its head: the cache's folder). Each further one makes something
- * in that folder: NAME/ a folder, NAME=TEXT a file, NAME>TARGET a link. What is found exists, and lies in the
- * cache or is what was asked for. */
+ * in that folder: NAME/ a folder, NAME=TEXT a file, NAME>TARGET a link. A path that is found exists, and lies
+ * in the cache or is what was asked for. */
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>

@@ -1,5 +1,5 @@
-/* Fuzz target: files of importance (tools/quantize/imatrix.c), GGUF and the older kind. What is accepted is
- * finite, not negative, and of mean 1. */
+/* Fuzz target: files of importance (tools/quantize/imatrix.c), GGUF and the older kind. Accepted importance
+ * is finite, not negative, and of mean 1. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>

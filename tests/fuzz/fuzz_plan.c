@@ -1,4 +1,4 @@
-/* Fuzz target: plan_from_json over arbitrary JSON. What it accepts must print, and parse again to the same
+/* Fuzz target: plan_from_json over arbitrary JSON. An accepted plan must print, and parse again to the same
  * plan. */
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-/* Fuzz target: profile_from_json over arbitrary JSON. What it accepts must print, parse again to the same
+/* Fuzz target: profile_from_json over arbitrary JSON. An accepted profile must print, parse again to the same
  * profile, be judged, and give a value at any number of threads or tokens that lies within the table's. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Fuzz target: request_parse over arbitrary frames. What it accepts must keep every bound that batcher.c and
- * the workers rely on; what it refuses must come with a code and a text. */
+/* Fuzz target: request_parse over arbitrary frames. An accepted request must keep every bound that batcher.c
+ * and the workers rely on; a refused one must come with a code and a text. */
 #include <stdlib.h>
 #include <string.h>
 

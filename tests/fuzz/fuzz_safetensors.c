@@ -1,5 +1,5 @@
-/* Fuzz target: a safetensors file's first bytes. The input is a whole file: length word, header, data. What
- * is accepted must tile the data exactly. */
+/* Fuzz target: a safetensors file's first bytes. The input is a whole file: length word, header, data. An
+ * accepted header must tile the data exactly. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* What is accepted, in `data_bytes` of data (or any number of them), begins where the one before ended. */
+/* Each accepted tensor, in `data_bytes` of data (or any number of them), begins where the one before
+ * ended. */
 static void parse(const char *text, size_t length, uint64_t data_bytes)
 {
     struct safetensors header;

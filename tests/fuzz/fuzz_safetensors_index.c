@@ -1,4 +1,4 @@
-/* Fuzz target: model.safetensors.index.json. What is accepted names plain files, each once, in order. */
+/* Fuzz target: model.safetensors.index.json. An accepted index names plain files, each once, in order. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Fuzz target: files of sessions (client/session/file.h). What is accepted, written again, is the same file;
- * what is not has a reason. */
+/* Fuzz target: files of sessions (client/session/file.h). An accepted file, written again, is the same file;
+ * a refused one has a reason. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Fuzz target: zmtp_take over whatever a connection sends, cut into pieces as a socket cuts it. The first
- * byte says where, and whether there are keys. What is kept of it must stay within the bounds, whatever the
- * frames claim. */
+ * byte says where, and whether there are keys. Its memory must stay within the bounds, whatever the frames
+ * claim. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const size_t piece = 1 + (data[0] >> 1);
     zmtp_begin(&session, keys ? &door : NULL, FRAME_MAX);
     zmtp_greet(&session, greeting);
-    /* a buffer of its own, so that a sanitizer sees what is read behind its end */
+    /* a buffer of its own, so that a sanitizer sees what is read after its end */
     uint8_t *held = NULL;
     size_t there = 0, at = 1;
     for (enum zmtp_event event = ZMTP_WANTS; event != ZMTP_END;) {

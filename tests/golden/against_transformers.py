@@ -17,11 +17,12 @@
 
 Plans: all on the GPU; thesis splits; layers alternating, CPU first, then GPU first.
 
-What is compared, after ../../tests/data/golden/README.md: the reference is float32 arithmetic on the stored weights, greedy; of
-each of its steps its ten likeliest tokens' log probabilities, and which token is the likeliest. Where HELM takes
-another token and the reference's two best are close, the case ends, and the rest of it is a new case, whose prompt
-is the reference's tokens so far: so every step is compared, however near the ties. Where they are not close, that is an
-error and the rest is left. A token that HELM does not list among its 20 counts as far off as the 20th, and is counted.
+Compared, after ../../tests/data/golden/README.md: the reference is float32 arithmetic on the stored weights,
+greedy; of each of its steps its ten likeliest tokens' log probabilities, and which token is the likeliest.
+Where HELM takes another token and the reference's two best are close, the case ends, and the rest of it is a
+new case, whose prompt is the reference's tokens so far: so every step is compared, however near the ties.
+Where they are not close, that is an error and the rest is left. A token that HELM does not list among its 20
+counts as far off as the 20th, and is counted.
 
 Tolerances: the README's for 16-bit activations, 0.4 at worst, 0.08 in the mean, tokens equal where the gap exceeds
 0.4. They were set on models of four layers, and hold for every model with a golden.json whatever transformers does in 16
@@ -217,7 +218,7 @@ def plan_json(homes, context):
 
 
 def jobs_of(models, devices, every):
-    """What every model has, in the order of the models; after it the further splits."""
+    """Jobs of every model, in the order of the models; after them the further splits."""
     jobs = []
     for model in models:
         for device in devices:

@@ -1,4 +1,4 @@
-/* Several sequences through a pair, their steps rung one behind the other as helmd rings them, or one at a
+/* Several sequences through a pair, their steps rung one after the other as helmd rings them, or one at a
  * time: the tokens must be the same. For golden tests, each of which includes it once. Everything asserts;
  * owns nothing. */
 #pragma once
@@ -18,7 +18,7 @@
 struct course {
     uint32_t rows;
     bool queued, sampled; /* sampled: drawn on the host */
-    /* before the step of this output token: another one comes with a prompt, which nothing is rung behind; it
+    /* before the step of this output token: another one comes with a prompt, after which nothing is rung; it
      * is in one step of decoding; the last sequence leaves, whose row may be rung. 0: never */
     uint32_t other_at, both_at, leaves_at;
 };
@@ -52,7 +52,7 @@ struct course_step {
     uint32_t count, serial;
     const struct step_result *result;
     uint32_t used; /* rows of slots from here on are of sequences that have left */
-    bool followed; /* a step behind it was rung */
+    bool followed; /* a step after it was rung */
 };
 
 /* Takes the tokens of a step; of those that no row follows the history is ours to write. */
@@ -81,10 +81,10 @@ static inline void course_take_prompt(struct pair *pair, uint32_t slot, uint32_t
 
 static inline void run_course(struct pair *pair, const struct course *c, uint32_t (*tokens)[COURSE_TOKENS])
 {
-    struct step_row rows[2][COURSE_SLOTS]; /* of the step that is computed, and of the one behind it */
+    struct step_row rows[2][COURSE_SLOTS]; /* of the step that is computed, and of the one after it */
     const struct step_result *result[2];
     uint32_t serial[2], count[2] = {0}, now = 0;
-    bool rung = false; /* the step of this token is, behind the one before it */
+    bool rung = false; /* the step of this token is, after the one before it */
     begin_course(pair, c);
     for (uint32_t r = 0; r < c->rows; r++) course_take_prompt(pair, r, course_prompt(c, r), &tokens[r][0]);
     for (uint32_t i = 1; i < COURSE_TOKENS; i++, now = !now) {
@@ -108,7 +108,7 @@ static inline void run_course(struct pair *pair, const struct course *c, uint32_
                                                             .flags = STEP_ROW_SAMPLE};
             serial[now] = pair_ring(pair, rows[now], count[now], &result[now]);
         }
-        /* behind it, unless what comes next is not known to be that */
+        /* after it, unless what comes next is not known to be that */
         rung = c->queued && i + 1 < COURSE_TOKENS && i + 1 != c->other_at && i + 1 != c->both_at;
         if (rung) {
             for (uint32_t r = 0; r < used; r++)

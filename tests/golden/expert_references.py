@@ -3,11 +3,12 @@
 
   expert_references.py --out DIR [qwen3moe] [mixtral] [gptoss] [qwen2moe] [dots1]    (default: all; a minute on a CPU)
 
-Of each architecture a small random checkpoint with the tensor names of published ones, and golden.json: greedy steps of
-transformers in float32 with eager attention and eager experts over the weights as stored (bf16, fp16, and MXFP4 experts in
-bf16 for gpt-oss). `router_margin` of a step: the smallest distance between the last chosen and the first rejected router
-logit (of dots1: score, or sum of a group's two best scores), in any layer, at any position so far.
-tests/data/golden/README.md says how to compare. Needs torch, transformers 5, safetensors."""
+Each architecture has a small random checkpoint with the tensor names of published ones, and golden.json:
+greedy steps of transformers in float32 with eager attention and eager experts over the weights as stored
+(bf16, fp16, and MXFP4 experts in bf16 for gpt-oss). `router_margin` of a step: the smallest distance between
+the last chosen and the first rejected router logit (of dots1: score, or sum of a group's two best scores), in
+any layer, at any position so far. tests/data/golden/README.md says how to compare. Needs torch, transformers
+5, safetensors."""
 import argparse
 import json
 import math
@@ -162,7 +163,7 @@ def load(kind, folder):
 
 
 class Margins:
-    """Of every router the distances of what it sees, kept as forward passes go."""
+    """The distances of what every router sees, kept as forward passes go."""
 
     def __init__(self, model, c):
         self.chosen, self.least, self.count = c["num_experts_per_tok"], math.inf, 0

@@ -3,9 +3,10 @@
 
   hybrid_references.py --out DIR [qwen35] [qwen35moe] [qwen3next]    (default: all; a minute on a CPU)
 
-Of each architecture a small random checkpoint as transformers saves it (bf16), and golden.json as expert_references.py makes
-it: greedy steps in float32 with eager attention and eager experts, the whole sequence again at each step, no cache.
-tests/data/golden/README.md says how to compare. Needs torch, transformers 5.17, safetensors."""
+Each architecture has a small random checkpoint as transformers saves it (bf16), and golden.json as
+expert_references.py makes it: greedy steps in float32 with eager attention and eager experts, the whole
+sequence again at each step, no cache. tests/data/golden/README.md says how to compare. Needs torch,
+transformers 5.17, safetensors."""
 import argparse
 import json
 import math

@@ -36,7 +36,7 @@ static void print_likeliest(const float *logits, int32_t vocabulary)
     for (int32_t i = 0; i < vocabulary; i++) sum += exp((double)logits[i] - most);
     for (int n = 0, last = -1; n < TOP && n < vocabulary; n++) {
         int32_t best = -1;
-        for (int32_t i = 0; i < vocabulary; i++) { /* behind the one before: lower, or as high and later */
+        for (int32_t i = 0; i < vocabulary; i++) { /* after the one before: lower, or as high and later */
             const double v = (double)logits[i];
             if (v > below || (v == below && i <= last)) continue;
             if (best < 0 || v > (double)logits[best]) best = i;

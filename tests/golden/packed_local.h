@@ -1,4 +1,4 @@
-/* A made model's plan with packed weights, run by the CPU alone. Included behind made_model.h by the golden
+/* A made model's plan with packed weights, run by the CPU alone. Included after made_model.h by the golden
  * tests of packed weights; the caller looks at what was loaded and closes. */
 #pragma once
 

@@ -54,7 +54,7 @@ uint32_t pair_ring_tiers(struct pair *pair, const struct step_row *rows, uint32_
                          const struct pair_tiers *tiers, const struct step_result **result);
 /* Until every worker is done with that step. */
 HELM_MUST_CHECK int pair_wait(struct pair *pair, uint32_t serial, struct helm_err *err);
-/* What a worker says of its part of the last step rung. */
+/* A worker's times of its part of the last step rung. */
 const struct arena_times *pair_times(const struct pair *pair, enum pair_worker worker);
 
 /* Runs one step over `rows` with every worker and returns its result, valid until ARENA_STEP_RING steps

@@ -250,7 +250,7 @@ static void qwen2moe_agrees(void **state)
     (void)state;
     run_model(6);
 }
-/* One without, and DeepSeek-V3's routing behind a dense layer. */
+/* One without, and DeepSeek-V3's routing after a dense layer. */
 static void dots1_agrees(void **state)
 {
     (void)state;
@@ -356,7 +356,7 @@ static void bad_rows_are_refused_one_by_one(void **state)
         {.slot = UINT32_MAX, .start = 0, .count = 1},
         {.slot = 0, .start = 5, .count = 1},  /* a slot twice */
         {.slot = 3, .start = 0, .count = 0},  /* nothing */
-        {.slot = 3, .start = 64, .count = 1}, /* behind the context */
+        {.slot = 3, .start = 64, .count = 1}, /* after the context */
         {.slot = 3, .start = 60, .count = 5},
         {.slot = 3, .start = UINT32_MAX, .count = 2},
         {.slot = 3, .start = 0, .count = 28}, /* more tokens than a step holds */

@@ -20,7 +20,7 @@
 #define CONTEXT     1100
 #define SHORT_CASE  64 /* longest prompt for the scalar reference, which is slow */
 /* Instrumented, short cases together alone: their mixed steps have every number of rows that a case alone
- * has; of a model every third of the sets of kernels, of the next those behind them. */
+ * has; for a model every third of the sets of kernels, for the next those after them. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FIRST_TOGETHER 1
 #define LONG_CASE      SHORT_CASE
@@ -30,7 +30,7 @@
 #define LONG_CASE      UINT32_MAX
 #define NEXT_VARIANT   1
 #endif
-/* The README's, of fp32 activations; `rounded` is that of several tokens' in bf16. Of int8 it asks 0.4 at
+/* The README's, of fp32 activations; `rounded` is that of several tokens' in bf16. For int8 it asks 0.4 at
  * worst and a mean of 0.06, between what llama.cpp shows (0.25 to 0.9, 0.05 to 0.11): here 0.49 and 0.079 are
  * found, the same by every kernel. */
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05}, int8 = {"int8", 0.5, 0.085, 0.4};

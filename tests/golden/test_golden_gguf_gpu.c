@@ -30,7 +30,7 @@
 #define MEAN  0.002
 #define GAP   0.05
 
-/* `homes`: of the units in turn, over and over; behind a slash those of chunks. experts: of those in both
+/* `homes`: of the units in turn, over and over; after a slash those of chunks. experts: of those in both
  * memories. parts: of each expert. rows: of the GPU, of MLPs that are shared. */
 struct placed {
     const char *homes;
@@ -124,7 +124,7 @@ static void agree(const char *path, const char *homes, const char *what, const s
     assert_true(o->sum / (double)o->count <= mean);
 }
 
-/* What the GPU worker has counted of experts in both memories, and that hand-overs are over. */
+/* Checks the GPU worker's counts of experts in both memories, and that hand-overs are over. */
 static void check_experts(const struct pair *pair, const struct plan_experts *experts, uint32_t parts)
 {
     const struct arena_experts *seen = arena_experts_of(&pair->arena);
@@ -204,7 +204,7 @@ static void experts_agree(void **state)
                  {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE", "g"},
                  /* bf16, and a dense layer between sparse ones */
                  {"tests/data/golden/qwen3moe", "gcgsgc/gsgsgs"},
-                 /* a shared expert, with its weight and with 1 behind a dense layer */
+                 /* a shared expert, with its weight and with 1 after a dense layer */
                  {"tests/data/golden/qwen2moe", "g"},
                  {"tests/data/golden/qwen2moe", "gc/gs"},
                  {"tests/data/golden/dots1", "gsgcgg/gsgsgg"},

@@ -1,8 +1,8 @@
 /* Weights at home in VRAM that lie packed there: the same bits as plain ones for steps of every tier, fewer
  * bytes of VRAM, and a refusal that names the numbers where the room is too small. Beside a CPU and a link
- * in test_golden_stream.c; here of a model whose rows a GPU's kernel multiplies packed. And what only plans
- * with everything on the GPU have: steps launched behind the one that runs (worker-gpu/follow.h).
- * HELM_TEST_DEVICE=cuda as in test_golden_split.c. */
+ * in test_golden_stream.c; here of a model whose rows a GPU's kernel multiplies packed. Plans with everything
+ * on the GPU alone have steps launched after the one that runs (worker-gpu/follow.h). HELM_TEST_DEVICE=cuda
+ * as in test_golden_split.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -181,7 +181,7 @@ static void too_little_room_is_refused(void **state)
     free(pair);
 }
 
-/* ---- steps launched behind others ---- */
+/* ---- steps launched after others ---- */
 
 static void steps_rung_behind_others_give_the_same_tokens(void **state)
 {
@@ -194,7 +194,7 @@ static void steps_rung_behind_others_give_the_same_tokens(void **state)
                                              {.decode = "ggggggcg", .chains = true}};
     static const struct {
         struct course course;
-        uint32_t least, most; /* that are launched behind others where the GPU is alone */
+        uint32_t least, most; /* launched after others where the GPU is alone */
     } cases[] = {{{.rows = 3, .queued = true, .leaves_at = 15}, 1, COURSE_TOKENS - 2},
                  {{.rows = 1, .queued = true}, 5, COURSE_TOKENS - 2},
                  {{.rows = 3, .queued = true}, 5, COURSE_TOKENS - 2},

@@ -3,8 +3,8 @@
  * computes in decode.
  *
  * The golden models have rows that packed kernels do not take, so a small one is made here. Compared are
- * steps of every tier: one token, a few, a chunk, more than a tile; one row and several. What one token reads
- * is checked against the tables of offsets. */
+ * steps of every tier: one token, a few, a chunk, more than a tile; one row and several. One token's reads
+ * are checked against the tables of offsets. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

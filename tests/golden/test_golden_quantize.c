@@ -75,7 +75,7 @@ static double error_of(const float *values, const float *weights, size_t count)
     return sqrt(off / all);
 }
 
-/* Of HELM's blocks of these weights. */
+/* The error of HELM's blocks of these weights. */
 static double own_error(const float *weights, const struct model_tensor *t)
 {
     struct helm_err err = {0};

@@ -505,7 +505,7 @@ static void a_late_peer_is_a_fault(void **state)
     }
 }
 
-/* What a stage change costs: decode of one token over plans with more and more of them. */
+/* The cost of a stage change: decode of one token over plans with more and more of them. */
 static void hand_overs_are_timed(void **state)
 {
     (void)state;

@@ -71,7 +71,7 @@ static void every_ring_gives_the_same_bits(void **state)
                 run_plan("tests/data/golden/qwen3", &graphs, modes, 140));
 }
 
-/* A plan whose weights cross the link packed against the same one with plain ones. Of sanitized runs the
+/* A plan whose weights cross the link packed against the same one with plain ones. Sanitized runs have the
  * packed one alone: its memory is what is new. */
 static void packed_and_plain(const char *model, const struct case_plan *plain, unsigned modes,
                              uint32_t longest)
@@ -160,7 +160,7 @@ static void packed_at_home_gives_the_same_bits(void **state)
     assert_true(run_plan("tests/data/golden/qwen2-bias", &bias, TOGETHER | ONCE, 140) == packed);
 }
 
-/* What crosses the link in a decode step, the second from the same state on, and how long it takes. */
+/* Bytes that cross the link in a decode step, the second from the same state on, and the time it takes. */
 static uint64_t decode_link_bytes(const struct case_plan *c, uint64_t *weights, double *seconds)
 {
     struct pair *pair = calloc(1, sizeof *pair);
@@ -348,7 +348,7 @@ static void long_chunks_are_cut_inside(void **state)
         run_plan("tests/data/golden/llama3-ropescaled", &borrowed, ALONE | ODD | TOGETHER, UINT32_MAX);
 }
 
-/* What a step says of itself: bytes over the link, and how they get fewer as the ring holds more. */
+/* A step's own counts: bytes over the link, and how they get fewer as the ring holds more. */
 static void times_count_what_crosses_the_link(void **state)
 {
     (void)state;
@@ -477,7 +477,7 @@ static void chunks_of_a_prompt_leave_the_ring_alone(void **state)
     /* The third is of decode's list: it needs two halves, which are missing, and leaves them there. */
     uint64_t halves = link[2];
     assert_true(halves > 0 && halves < weights[2]);
-    assert_int_equal(link[0], weights[0] - (weights[2] - halves) + 2 * 2 * page); /* no prefix behind it */
+    assert_int_equal(link[0], weights[0] - (weights[2] - halves) + 2 * 2 * page); /* no prefix after it */
     /* The fourth ends the prompt and fills the ring for the fifth. */
     assert_true(link[3] > link[1] && link[3] - link[1] >= halves);
     assert_int_equal(link[4], 0);
@@ -535,7 +535,7 @@ static void what_cannot_be_run_is_refused(void **state)
     free(pair);
 }
 
-/* Rung behind others, steps give the same tokens whichever worker has the embedding, the head and the layers,
+/* Rung after others, steps give the same tokens whichever worker has the embedding, the head and the layers,
  * whether tokens are the device's argmax or drawn, and whatever comes in between. */
 static void steps_rung_behind_others_give_the_same_tokens(void **state)
 {

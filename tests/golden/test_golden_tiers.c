@@ -1,10 +1,10 @@
 /* Golden runs over a cache of two tiers: a pair of CPU worker and GPU worker, a pool in VRAM of a few pages,
  * and every reference case decoded far beyond it.
  *
- * What helmd decides of places is drawn at random (tests/golden/tier_walks.h): pages move out and come back,
- * the CPU attends to a part of some rows' positions, the GPU reads others over the link, prompts go on over
- * pages that lie in the arena. Checked: tokens and logprobs against the reference within the tolerances of
- * one tier, filled pages in the arena, steps launched behind others, lanes left at 0.
+ * helmd's decisions about places are drawn at random (tests/golden/tier_walks.h): pages move out and come
+ * back, the CPU attends to a part of some rows' positions, the GPU reads others over the link, prompts go on
+ * over pages that lie in the arena. Checked: tokens and logprobs against the reference within the tolerances
+ * of one tier, filled pages in the arena, steps launched after others, lanes left at 0.
  *
  * The device is the emulated one, or the GPU with HELM_TEST_DEVICE=cuda (helm-test-gpu-tiers). */
 #include <setjmp.h>
@@ -264,7 +264,7 @@ static void windows_in_rings_agree(void **state)
     agree(true);
 }
 
-/* Steps that are rung behind others: with room for all in VRAM they are launched so, too, and fill pages on
+/* Steps that are rung after others: with room for all in VRAM they are launched so, too, and fill pages on
  * their way; tokens are those of steps rung one at a time. */
 static void steps_follow(void **state)
 {

@@ -97,7 +97,7 @@ static void tier_make_room(struct tier_run *t, const struct step_row *rows, uint
     assert_true(t->free_count >= need);
 }
 
-/* The first page of a row that has a place behind the step. */
+/* The first page of a row that has a place after the step. */
 static uint32_t tier_placed(const struct tier_run *t, const struct step_row *row, bool in_arena)
 {
     const uint32_t page_tokens = t->pair->plan.page_tokens;
@@ -140,7 +140,7 @@ static void tier_fetch(struct tier_run *t, uint32_t s, struct pair_tiers *step)
     }
 }
 
-/* What the step has filled is in the arena. */
+/* Checks that the pages that the step has filled are in the arena. */
 static void tier_check_row(struct tier_run *t, const struct step_row *row)
 {
     const struct gpu_engine *g = gpu_of(t);

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What transformers says of prompts: the likeliest tokens of every greedy step, in float32 and as the weights are stored.
+"""transformers' answers to prompts: the likeliest tokens of every greedy step, in float32 and as the weights
+are stored.
 
   transformers_reference.py --job FILE --out DIR [--device cuda|cpu]
 
-Started by against_transformers.py, which owns the job file: a list of {"name", "folder", "prompts", "steps"}. Of every
-model, in that order, DIR/NAME.reference.json appears when it is complete; the GPU holds one model at a time, and nothing
-once this process has ended.
+Started by against_transformers.py, which owns the job file: a list of {"name", "folder", "prompts", "steps"}.
+DIR/NAME.reference.json of every model, in that order, appears when it is complete; the GPU holds one model at
+a time, and nothing once this process has ended.
 
 The reference ("cases", as in a golden.json) is made as golden.json was: the stored 16-bit weights, float32 arithmetic,
 eager attention, no TF32; the prompt in one pass, then a token at a time. "rounded" is transformers at the weights' own type,

@@ -20,7 +20,7 @@ static inline const struct tolerance *tolerance_of_cache(enum kv_dtype dtype)
     return dtype == KV_Q8_0 ? &quantised : &rounded;
 }
 
-/* What runs the steps. */
+/* The engines that run the steps. */
 struct walker {
     const struct arena *arena;
     void *engines;

@@ -44,9 +44,9 @@ selected() { [ -z "$only" ] || [[ $only == *,$1,* || $only == *,${1%%-*},* || $o
 verdict() { printf '%-4s %-21s %5.1f s  %s\n' "$1" "$2" "$3" "$4"; }
 
 # Races that racecheck names and that are none, as pairs of accesses (`between A and B`), each with its reason:
-# - Decoders read blocks of 2-byte alignment as pairs of words. The second word of a tile's last pair may lie behind what was
-#   copied: its bits are shifted out. It was copied there for another warp's tile, whose end racecheck does not see through the
-#   warp that asked for both.
+# - Decoders read blocks of 2-byte alignment as pairs of words. The second word of a tile's last pair may lie after
+#   the copied bytes: its bits are shifted out. It was copied there for another warp's tile, whose end racecheck does not see
+#   through the warp that asked for both.
 known_races='bulk_copy\(.* and .*block_words<\(unsigned int\)2, \(bool\)1>::load<'
 
 # races LOG: every hazard of racecheck's log that is not known, as a line. Status 0: the hazards of its summary are all known.

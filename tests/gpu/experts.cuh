@@ -19,7 +19,7 @@ struct test_role {
     std::vector<float> bias;   /* [experts][rows], or empty */
     gpu_buffer *memory, *elsewhere,
         *biases;           /* elsewhere: every expert in its own order, as host memory has them */
-    uint64_t stride, lead; /* lead: of `elsewhere`, bytes before the first one; behind the last one are 128 */
+    uint64_t stride, lead; /* lead: of `elsewhere`, bytes before the first one; after the last one are 128 */
     uint64_t front = 0;    /* of `memory`, bytes before slot 0: a table of offsets */
 
     test_role(struct test_context *t, enum tensor_format f, uint32_t n, uint32_t r, uint32_t c,

@@ -1,4 +1,4 @@
-/* What the GPU kernel tests share: poisoned device buffers, random inputs, comparison with references in
+/* Shared by the GPU kernel tests: poisoned device buffers, random inputs, comparison with references in
  * double.
  *
  * Included by tests/gpu/test_*.cu. A failed CUDA call or launcher ends the program; a wrong result is
@@ -100,9 +100,9 @@ struct block_scale_places {
     uint32_t count, at[2];
     float most[2];
 };
-/* Of IQ1_M: four bits in the upper halves of four bytes. */
+/* IQ1_M: four bits in the upper halves of four bytes. */
 static const uint32_t SCATTERED = UINT32_MAX;
-/* Of FP8 and NVFP4: as fp32, in front. */
+/* FP8 and NVFP4: as fp32, in front. */
 static const uint32_t SINGLE = UINT32_MAX - 1;
 static inline void put_scale(unsigned char *block, uint32_t at, uint16_t half)
 {

@@ -88,8 +88,8 @@ static void test_decode(struct test_context *t, const attention_case &c, const s
           what);
 }
 
-/* Some pages are absent: those in front, as a row's beginning says, or any. What attention gives of the
- * others, merged with the reference's part of these, is attention of one pass over all. */
+/* Some pages are absent: those in front, as a row's beginning says, or any. Attention over the others, merged
+ * with the reference's part of these, is attention of one pass over all. */
 static void test_absent(struct test_context *t, const attention_case &c, const struct gpuk_device *device,
                         bool in_front)
 {

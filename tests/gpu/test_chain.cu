@@ -1,10 +1,10 @@
 /* Chains: many operations of one token in one launch, against the same operations launched one by one.
  *
  * Chains are cut at random out of small models' layers (q, k, v; attention; o; gate and up; down; a head of
- * odd shape): any order of data that a model has is met, from buffers that later operations overwrite. What
- * the launchers of one operation compute is checked by test_linear.cu and test_attention.cu; here results are
+ * odd shape): any order of data that a model has is met, from buffers that later operations overwrite.
+ * Results of one operation's launchers are checked by test_linear.cu and test_attention.cu; here results are
  * near those and the same bits in every run, and the cache is theirs too. Tolerances: without attention 1e-5,
- * as for one product; behind attention a row of the cache may be rounded the other way, which is half a unit
+ * as for one product; after attention a row of the cache may be rounded the other way, which is half a unit
  * of the last place of one key among many. */
 #include <string>
 
@@ -265,7 +265,7 @@ static void test_cut(struct test_context *t, const chain_test &c, const struct g
     GPUK(gpuk_chain_write(device, &c.ops[first], (uint32_t)count, list.at, c.attention->at, t->stream, &chain,
                           &err));
     check(t, chain.count == count,
-          "a chain has as many operations as its list"); /* programs go on behind them */
+          "a chain has as many operations as its list"); /* programs go on after them */
     std::vector<float> one;
     std::vector<unsigned char> one_cache[2];
     int other = 0;

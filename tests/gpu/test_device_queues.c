@@ -195,7 +195,7 @@ static void a_captured_ring(void **state)
     rig_close(&r);
 }
 
-/* The first slices of the next step are copied behind a step's launch. */
+/* The first slices of the next step are copied after a step's launch. */
 static void a_prefix_across_launches(void **state)
 {
     (void)state;
@@ -234,7 +234,7 @@ static void a_prefix_across_launches(void **state)
     OK(d->ops->graph_launch(d, graph, why));
     (void)wait_for(&r, 0, 0);
     check_seen(&r);
-    /* Steps and their tails put one behind the other without a look: each launch waits for the copies put
+    /* Steps and their tails put one after the other without a look: each launch waits for the copies put
      * before it, though by then the same events have been recorded for the next. */
     memset(r.back, 0, SLICES * r.slice);
     for (uint32_t step = 0; step < STEPS; step++) {
@@ -295,7 +295,7 @@ static void copies_beside_a_waiting_queue(void **state)
     rig_close(&r);
 }
 
-/* What a hand-over takes, idle and while the link is busy; what events between the parts cost. */
+/* Times of a hand-over, idle and while the link is busy, and of events between the parts. */
 static void times_of_words_and_events(void **state)
 {
     (void)state;

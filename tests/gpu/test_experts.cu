@@ -343,7 +343,7 @@ void test_experts(struct test_context *t)
         test_chunk(t, &wide, {FORMAT_Q8_0, 1, 1, 32, 256, 190, 190, GLU_SILU, false, false});
         test_chunk(t, &wide, {FORMAT_MXFP4, 1, 1, 224, 320, 270, 269, GLU_CLAMPED, false, true});
         if (!t->few) test_chunk(t, &wide, {FORMAT_Q6_K, 1, 1, 20, 512, 250, 250, GLU_SILU, false, false});
-        /* a unit of one step behind others: where weights have two rooms, tensor cores' other kernel takes
+        /* a unit of one step after others: where weights have two rooms, tensor cores' other kernel takes
          * it */
         test_chunk(t, &wide, {FORMAT_Q8_0, 2, 1, 32, 320, 20, 20, GLU_SILU, false, false});
     }

@@ -36,7 +36,7 @@ struct integer_test {
             delete biases[s];
         }
     }
-    /* Matrices' results lie one behind the other, out_rows of a token. */
+    /* Matrices' results are contiguous, out_rows of a token. */
     struct gpuk_linear_args args(uint32_t token, const gpu_buffer &out) const
     {
         struct gpuk_linear_args a = {};

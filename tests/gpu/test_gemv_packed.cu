@@ -1,7 +1,7 @@
 /* Linear layers over packed weights against gpuk_expand and then gpuk_gemv, bit for bit: shapes whose tiles
  * end inside rows, odd rows, slices of a matrix, escapes few and many, groups that are stored raw, all
- * fusions, few and many blocks, whole matrices of large models. What is not taken is refused. Nothing beside
- * the outputs is written. */
+ * fusions, few and many blocks, whole matrices of large models. Layers that are not taken are refused.
+ * Nothing beside the outputs is written. */
 #include "tests/gpu/harness.cuh"
 
 extern "C" {

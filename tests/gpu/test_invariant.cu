@@ -1,6 +1,6 @@
-/* What invariant plans need of kernels (common/plan/schedule.h): a token has the same bits whichever others
- * are computed with it and at whatever place. Of few tokens' products, of decode and prefill attention, and
- * of the library's products.
+/* Invariant plans' demand of kernels (common/plan/schedule.h): a token has the same bits whichever others are
+ * computed with it and at whatever place. This holds for few tokens' products, for decode and prefill
+ * attention, and for the library's products.
  *
  * Each case is run once with all tokens, then with some of them in another order, the others gone or
  * different. */
@@ -241,7 +241,7 @@ static void test_prefill(struct test_context *t, int dtype, uint32_t head_dim, u
 /* ---- the library's products ---- */
 
 #ifndef HELM_CUDA_EMULATED
-/* Of up to `tokens` tokens. */
+/* Products of up to `tokens` tokens. */
 static void test_products(struct test_context *t, struct gpuk_matmul *matmul, uint32_t rows, uint32_t cols,
                           uint32_t tokens)
 {

@@ -11,7 +11,7 @@ struct linear_case {
     int dtype;
     uint32_t cols, segments, rows[GPUK_SEGMENTS_MAX], tokens, count;
     bool norm, bias, residual, swiglu, misaligned;
-    uint32_t row = 0; /* a slice: its first row in a matrix that has as many rows again behind it */
+    uint32_t row = 0; /* a slice: its first row in a matrix that has as many rows again after it */
     float x_scale = 1;
 };
 

@@ -226,9 +226,9 @@ static const struct product_way {
      [](struct gpuk_device *d) { return d->tensor_cores = d->warpgroups = false, true; }},
 };
 
-/* Whether `got` is what row `row` of m times x is. What is smaller than fp32's normal numbers may be lost;
- * what the reference has as infinite because it is beyond fp32 (MXFP4's 2^127 times a number) a sum may have
- * as a number that is not. */
+/* Whether `got` is what row `row` of m times x is. A value smaller than fp32's normal numbers may be lost;
+ * where the reference is infinite because it is beyond fp32 (MXFP4's 2^127 times a number) a sum may be a
+ * finite number. */
 static bool is_right(const odd_blocks &m, uint32_t row, const float *x, float got, const product_way &way)
 {
     if (!m.finite(row)) return !isfinite(got) || (m.format == FORMAT_MXFP4 && fabsf(got) > 0x1p100f);

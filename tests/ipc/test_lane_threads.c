@@ -175,7 +175,7 @@ static void steps_repeat_their_tickets(void **state)
     }
 }
 
-/* What was not taken is never written over. */
+/* A message that was not taken is never written over. */
 static void a_full_lane_is_waited_for(void **state)
 {
     (void)state;

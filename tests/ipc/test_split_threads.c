@@ -112,8 +112,8 @@ static void steps_alternate_inside_layers(void **state)
     for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) run_split(&splits[i]);
 }
 
-/* What the CPU loads the other side copies through its ring; in longer steps it also borrows the CPU's
- * cache. */
+/* Weights that the CPU loads the other side copies through its ring; in longer steps it also borrows the
+ * CPU's cache. */
 static void streamed_weights_and_borrowed_caches(void **state)
 {
     (void)state;

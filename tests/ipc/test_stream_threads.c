@@ -195,7 +195,7 @@ static void the_link_works_while_the_cpu_computes(void **state)
     }
 }
 
-/* All of the link's work is behind the CPU's only stage: the ring has been filled by the end of the step
+/* All of the link's work is after the CPU's only stage: the ring has been filled by the end of the step
  * before, and goes on being filled meanwhile. */
 static void the_link_works_between_steps(void **state)
 {

@@ -1,5 +1,5 @@
 /* Problems for tests of linear kernels: weights of any format, activations, and the whole batched path.
- * Included by test_linear.c and test_int8.c, behind cmocka. */
+ * Included by test_linear.c and test_int8.c, after cmocka. */
 #pragma once
 
 #include <math.h>
@@ -12,10 +12,10 @@
 
 static const size_t sizes[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 129};
 #define SIZES (sizeof sizes / sizeof *sizes)
-/* Of rows, columns and tokens as places in `sizes` a test takes those with (r + 2 c + t) % SOME(n) == 0, of
- * rows and columns those with (r + c) % SOME_PAIRS == 0, of larger shapes, listed, those with (place +
- * format) % SOME_LISTED == 0. Instrumented, every other two of the three meet once: what is past a buffer's
- * end the page behind it shows in every build. */
+/* A test takes those rows, columns and tokens, as places in `sizes`, with (r + 2 c + t) % SOME(n) == 0, those
+ * rows and columns with (r + c) % SOME_PAIRS == 0, and those larger shapes, listed, with (place + format) %
+ * SOME_LISTED == 0. Instrumented, every other two of the three meet once: accesses past a buffer's end are
+ * shown by the page after it in every build. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SOME(n) (2 * SIZES)
 enum { SOME_PAIRS = 3, SOME_LISTED = 2 };

@@ -21,7 +21,7 @@ static const struct linear_kernel *reference(const struct linear_kernel *v)
 }
 
 /* magnitude[t][r]: the sum of |x| over the columns, each times the largest |w| of its block: what roundings
- * of sums and of scaled terms, smallest values among them, are in proportion to. Of x and w as they are
+ * of sums and of scaled terms, smallest values among them, are in proportion to. For x and w as they are
  * now. */
 static void magnitudes(struct problem *p)
 {
@@ -294,7 +294,7 @@ static void rounding_stays_within_its_bound(void **state)
     }
 }
 
-/* What the planner asks is what the table has; without such kernels a format's set is exact's. */
+/* The planner's question and the table agree; without such kernels a format's set is exact's. */
 static void choice_falls_back_to_exact(void **state)
 {
     (void)state;

@@ -295,7 +295,7 @@ static void rounding_is_to_nearest_even(void **state)
     problem_free(&p);
 }
 
-/* Rows decoded are the definition's, bit for bit, and nothing behind them is written. */
+/* Rows decoded are the definition's, bit for bit, and nothing after them is written. */
 static void decode_agrees(void **state)
 {
     const struct linear_kernel *v = usable(state);

@@ -7,7 +7,7 @@
 #     BESIDES  quiet; busy: while two other processes compute all the time (quiet)
 #   README_TEST=0 leaves out `make test`, counted as skipped; HELM_CPU=avx2 hides what the processor has beside.
 # Called by `make test-readme`. Every combination has a root of its own; with `make test` it takes half an hour or
-# more. What is followed is the last commit. Needs debootstrap and the network of the archives (root.sh).
+# more. The last commit is followed. Needs debootstrap and the network of the archives (root.sh).
 set -euo pipefail
 work=${1:?usage: test-readme.sh WORK_DIR [SUITES [HOWS [BESIDES]]]} suite=
 here=$(cd "$(dirname "$0")/../.." && pwd)

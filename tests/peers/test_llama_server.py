@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""What llama.cpp's own server tests (tools/server/tests/unit of ggml-org/llama.cpp, read 2026-11-25) ask, asked of helm-gateway with
-the demo model. The cases are written anew; what holds of each is the table of docs/llama-server-tests.md, whose every row must
-have a case here and whose verdict must be the case's: `holds`, `otherwise` (another path, name or shape) or `no`.
+"""Requests of llama.cpp's own server tests (tools/server/tests/unit of ggml-org/llama.cpp, read 2026-11-25),
+asked of helm-gateway with the demo model. The cases are written anew; what holds of each is the table of
+docs/llama-server-tests.md, whose every row must have a case here and whose verdict must be the case's:
+`holds`, `otherwise` (another path, name or shape) or `no`.
 
 HELM_BIN, HELM_PYPROTO as in tests/process. Long form: `make test-llama-server`.
 """

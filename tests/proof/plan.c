@@ -148,7 +148,7 @@ static struct search_bytes packed_bytes(const struct bounding *b, uint32_t unit)
     return bytes;
 }
 
-/* Of one sequence's plans experts may be packed in VRAM, and dense weights of all. */
+/* Experts may be packed in VRAM in plans of one sequence, dense weights in all plans. */
 static bool may_pack(const struct bounding *b, const struct cost_unit *price)
 {
     const struct ledger_wish *asked = &b->m->r->wish;

@@ -19,8 +19,8 @@ struct proof_ways {
         *of; /* [units][count]; NULL for units that have none; units alike have the same ones */
 };
 
-/* What no plan of the strategy's space is faster than, with units in these ways too (NULL: none): at most
- * `enough`. */
+/* A bound that no plan of the strategy's space is faster than, with units in these ways too (NULL: none): at
+ * most `enough`. */
 HELM_MUST_CHECK int proof_search(const struct search_problem *problem, enum search_strategy strategy,
                                  const struct proof_ways *ways, double enough, double *bound,
                                  struct helm_err *err);

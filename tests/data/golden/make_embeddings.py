@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Makes embeddings.json: what the reference model qwen3 makes of three of its prompts, its last hidden states behind the final
-norm, their mean and the last one.
+"""Makes embeddings.json: the hidden states of the reference model qwen3 for three of its prompts after the
+final norm, their mean and the last one.
 
 A forward pass of its own in numpy (float64, the stored bf16 weights; apt-get install python3-numpy), written from the model's
 definition. Before it writes anything it holds its logits against golden.json, which transformers made: the top logprobs of

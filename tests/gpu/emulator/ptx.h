@@ -236,7 +236,7 @@ template <bool UNSIGNED> struct bytes_unit {
         multiply(d, a, b, 0, start, 1);
     }
 };
-/* Of a warpgroup: at once, each warp for itself. */
+/* A warpgroup's: at once, each warp for itself. */
 #define WARPGROUP_MATRIX 1
 static inline void warpgroup_begin() {}
 static inline void warpgroup_commit() {}
