@@ -36,7 +36,7 @@ ptx_alone = $(and $(CUDA_QUICK),$(or $(PTX_READ),$(filter-out $(2),$(1))))
 gencode = $(foreach a,$(1),-gencode=arch=compute_$(a),code=$(if $(call ptx_alone,$(a),$(lastword $(1))),compute,sm)_$(a)) \
   $(if $(PTX_READ),,-gencode=arch=compute_$(lastword $(1)),code=compute_$(lastword $(1)))
 NVCC_CODE := $(call gencode,$(if $(PTX_READ),$(lastword $(CUDA_ARCHS)),$(CUDA_ARCHS)))
-# What the objects are compiled for, all of them anew when something else is asked for.
+# Architectures of the objects, all of which are compiled anew for others.
 CUDA_WANT := $(strip $(CUDA_ARCHS) $(if $(CUDA_QUICK),quick))
 CUDA_TEST_ARCHS := $(subst ;, ,$(CUDA_TEST_ARCH))
 CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,$(if \

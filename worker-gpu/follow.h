@@ -29,7 +29,7 @@ struct gpu_follow {
     uint32_t at;                     /* the place of the step that was launched last; 0: one with a block */
     uint32_t pages[ARENA_STEP_ROWS]; /* of each row, how many the device's page table has */
     uint64_t before_ns;              /* when the host saw the end of the last step */
-    uint64_t usual_ns;               /* what the last step took whose end was seen */
+    uint64_t usual_ns;               /* time of the last step whose end was seen */
     uint64_t launched, steps;        /* so far: after another, and all */
 };
 

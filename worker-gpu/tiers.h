@@ -22,7 +22,7 @@ struct gpu_tiers {
     bool on;                      /* the plan has two tiers */
     bool stores[GPU_TIER_PLACES]; /* the step of this place has filled pages */
     _Atomic uint32_t *stored;     /* pinned, [GPU_TIER_PLACES]: becomes 1 when they are in the arena */
-    struct device_event *fetched; /* what the last step fetched is there */
+    struct device_event *fetched; /* the last step's fetched pages are there */
     bool fetching;                /* and no step has been put after that yet */
     uint32_t window;              /* of the model's layers that have one; 0: none has */
 };

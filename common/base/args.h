@@ -61,7 +61,7 @@ struct args_option {
 
 struct args_spec {
     const char *program; /* "helm-cli", or "helm-cli generate" for a command */
-    const char *usage;   /* what follows the program in the usage line; several lines: one usage line each */
+    const char *usage;   /* usage after the program in its line; several lines: one usage line each */
     const char *about;   /* text under the usage lines; may be NULL */
     const struct args_option *options;
     uint32_t option_count;

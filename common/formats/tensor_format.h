@@ -63,9 +63,9 @@ struct tensor_matrix {
 struct tensor_format_traits {
     const char *name; /* "bf16", "bf16-packed": in plans, reports and options */
     const char *file; /* its dtype in a safetensors file, "BF16"; NULL: no file has it */
-    enum dtype value; /* what its values decode to, exactly */
+    enum dtype value; /* its values decode to this, exactly */
     enum dtype
-        product; /* what a GPU's matrix products of many tokens take them as: rounded, where not `value` */
+        product; /* a GPU's matrix products of many tokens take them as this: rounded, where not `value` */
     uint32_t file_values, file_bytes;   /* of a block in files, where it is another; 0: it is not */
     uint32_t block_values, block_bytes; /* of a variable format: of the values before */
     uint32_t group_rows;

@@ -89,7 +89,7 @@ struct arch {
     bool for_tests;            /* messages do not name it */
     bool gguf_interleaved;     /* rows of q and k are as model_tensor.interleaved_heads says, */
     bool interleaved;          /* in safetensors files, too */
-    struct model_config start; /* what absent keys mean */
+    struct model_config start; /* meanings of absent keys */
     void (*gguf_start)(
         struct model_config *config); /* the same of GGUF files, where it differs; NULL: it does not */
     const struct arch_key *keys;

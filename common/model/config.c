@@ -111,7 +111,7 @@ static int read_dtype(const json_t *root, struct model_config *config, struct he
     int rc = json_get_string(root, "dtype", false, &text, err);
     if (!rc && !text) rc = json_get_string(root, "torch_dtype", false, &text, err);
     if (rc) return rc;
-    config->dtype = DTYPE_F32; /* what transformers assumes when the file is silent */
+    config->dtype = DTYPE_F32; /* transformers assumes it when the file is silent */
     if (!text) return 0;
     const char *name = strncmp(text, "torch.", 6) == 0 ? text + 6 : text;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

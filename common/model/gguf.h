@@ -57,7 +57,7 @@ struct gguf {
     uint32_t count;
     uint64_t alignment;
     uint64_t data_offset; /* of the data, from the start of the file */
-    uint8_t *bytes;       /* what gguf_read has read */
+    uint8_t *bytes;       /* read by gguf_read */
 };
 
 /* From an open file of `bytes`; `what` names it in errors. `headers`: its data may be missing, in part or

@@ -153,7 +153,7 @@ enum tensor_stored {
 /* The scales of a STORED_SCALED tensor. */
 struct model_scaled {
     bool blocks;         /* blocks of a GGUF file */
-    bool divides;        /* what stands for the whole divides */
+    bool divides;        /* the scale for the whole divides */
     uint32_t rows, cols; /* FP8: how many share a scale */
     enum dtype dtype;    /* of these */
 };
@@ -235,7 +235,7 @@ struct model {
      * of none */
     bool *shared;
     struct model_unit *unit;                 /* [unit_count(config.layers)] */
-    const struct model_tensor **unit_tensor; /* what unit[].tensor point into */
+    const struct model_tensor **unit_tensor; /* unit[].tensor point into it */
     uint64_t weight_bytes;                   /* sum over tensors */
     /* Tensors of the files that belong to other parts (images, drafts), which nothing reads */
     uint32_t skipped_count;

@@ -29,7 +29,7 @@ enum dim {
     DIM_HEADS,
     DIM_INTERMEDIATE,
     DIM_EXPERTS,        /* their number */
-    DIM_EXPERT,         /* what is between the halves of one */
+    DIM_EXPERT,         /* the width between the halves of one */
     DIM_EXPERTS_INNER,  /* rows of all experts' gates, */
     DIM_EXPERTS_HIDDEN, /* of all experts' downs */
     DIM_CHANNELS,       /* of gated delta nets */
@@ -37,7 +37,7 @@ enum dim {
     DIM_DELTA_HEADS,
     DIM_DELTA_HEAD,
     DIM_DELTA_VALUES,
-    DIM_SHARED,    /* what is between the halves of the shared one */
+    DIM_SHARED,    /* the width between the halves of the shared one */
     DIM_PER_LAYER, /* of per-layer embeddings: of a layer, of all */
     DIM_PER_LAYERS
 };

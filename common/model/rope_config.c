@@ -29,7 +29,7 @@ static int read_kind(const json_t *scaling, enum rope_kind *kind, struct helm_er
         enum rope_kind kind;
     } kinds[] = {{"default", ROPE_DEFAULT},  {"linear", ROPE_LINEAR},
                  {"llama3", ROPE_LLAMA3},    {"yarn", ROPE_YARN},
-                 {"longrope", ROPE_LONG},    {"su", ROPE_LONG}, /* what it was called first */
+                 {"longrope", ROPE_LONG},    {"su", ROPE_LONG}, /* the name it had at first */
                  {"proportional", ROPE_PART}};
     const char *name = NULL;
     int rc = json_get_string(scaling, "rope_type", false, &name, err);

@@ -26,7 +26,7 @@ static void put(struct model *model, const struct model_tensor *from, int32_t la
     struct model_tensor *t = &model->tensors[model->tensor_count++];
     *t = *from;
     t->layer = layer;
-    /* what has a part for each layer has as many */
+    /* a tensor with a part for each layer has as many */
     if (layer < 0 && model_expected_shape(&model->config, t->role, -1, &t->rows, &t->cols))
         t->bytes = tensor_format_bytes(t->format, t->rows, t->cols);
     else

@@ -153,7 +153,7 @@ enum model_buffer {
     BUFFER_UP,
     BUFFER_ROUTER, /* logits of the experts [experts] */
     BUFFER_CHOICE, /* ids of the chosen ones, then their weights: [2][chosen] */
-    BUFFER_DOWN,   /* what each chosen one adds, [chosen][hidden]; of several tokens */
+    BUFFER_DOWN,   /* the addend of each chosen one, [chosen][hidden]; of several tokens */
     BUFFER_OUT,    /* a half's output that is normed before it is added; of drafts the next token's embedding
                       [hidden] */
     BUFFER_SUM,    /* the sum of the experts, where it is normed by itself [hidden] */

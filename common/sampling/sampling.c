@@ -365,7 +365,7 @@ static size_t take_few(const struct workspace *w, const struct sampling_params *
 static bool is_enough(const struct workspace *w, const struct sampling_row *row,
                       const struct sampling_params *p, const struct sampling_few *few, size_t n)
 {
-    float least = INFINITY; /* what is not among them has no larger logit */
+    float least = INFINITY; /* a token not among them has no larger logit */
     if (few->all) return true;
     if (has_top_k(p, row->vocab)) return n >= p->top_k;
     if (p->top_p < 1)

@@ -40,7 +40,7 @@ bool lane_poll(const _Atomic uint32_t *word, uint32_t value, uint32_t spin_us, i
         }
         uint64_t now_us = units_now_us();
         if (now_us >= deadline || (cancel && atomic_load_explicit(cancel, memory_order_relaxed))) {
-            *last = atomic_load_explicit(word, memory_order_acquire); /* what came with the deadline counts */
+            *last = atomic_load_explicit(word, memory_order_acquire); /* a word at the deadline counts */
             return *last == value;
         }
         if (now_us < spin_until) {

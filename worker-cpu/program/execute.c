@@ -234,7 +234,7 @@ static void hand_over_begin(struct run *run, const struct program_entry *e)
     const uint64_t end_ns = units_now_ns();
     run->wait_ns += end_ns - start_ns;
     if (e->kind == OP_ATTEND_HOST || e->kind == OP_EXPERTS_TAKE)
-        run->mark_ns = end_ns; /* what comes now is work */
+        run->mark_ns = end_ns; /* work begins with this */
 }
 
 /* After it: every chunk is done. */

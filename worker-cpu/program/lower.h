@@ -17,7 +17,7 @@ struct lowering {
     uint32_t asked;  /* layers whose queries come from the GPU, so far */
     uint32_t mixed;  /* layers whose experts it asks for, likewise */
     struct helm_err *err;
-    int rc;                       /* what is added after an error goes nowhere */
+    int rc;                       /* entries added after an error go nowhere */
     struct program_entry nowhere; /* is added to, where there is no memory */
 };
 

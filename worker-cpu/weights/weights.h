@@ -27,7 +27,7 @@ struct weights {
     struct placement *vector_place; /* [vector_count]: in that memory */
     uint32_t vector_count;
     uint64_t vector_bytes;
-    struct placements host; /* what the region holds and where */
+    struct placements host; /* the region's contents and their places */
     struct placements disk; /* experts that are read when tokens choose them (worker-cpu/disk) */
     uint64_t matrix_bytes;  /* of it, as they are in the files */
     /* [unit_count(layers) + 2]: unit u is computed here in some phase; then embedding, head */

@@ -140,7 +140,7 @@ struct device_ops {
     int (*graph_launch)(struct device *d, struct device_graph *graph, struct helm_err *err);
     int (*graph_launch_beside)(struct device *d, struct device_graph *graph, struct helm_err *err);
     void (*graph_free)(struct device *d, struct device_graph *graph); /* when its compute part is done */
-    uint64_t (*memory_overhead)(struct device *d); /* what the driver has taken beyond our allocations, now */
+    uint64_t (*memory_overhead)(struct device *d); /* taken by the driver beyond our allocations, now */
     int (*check)(struct device *d, struct helm_err *err);
     /* Ends what is queued, done or not; returns when nothing runs any more, so that memory and graphs may go.
      * The device is of no use afterwards. Lanes must have been let go before. */
@@ -242,7 +242,7 @@ struct device_info {
     char name[96], uuid[48], compute[16]; /* uuid "GPU-...", compute "9.0" */
     uint64_t vram_bytes, vram_free;
     int numa_node;          /* -1: unknown */
-    uint64_t context_bytes; /* what opening it takes, 0: not known */
+    uint64_t context_bytes; /* taken by opening it; 0: not known */
     char driver[24];        /* "570.86.10", "" where the management library does not say */
     uint32_t link_generation,
         link_width; /* of PCIe, the most that device and board do together; 0: unknown */

@@ -174,7 +174,7 @@ static int cut_operation(struct cutting *c, uint32_t unit, uint32_t op)
     if (c->home && !tensor_format_is_plain(format) &&
         slice_lies(math, format)) /* experts, whatever the step */
         return 0;
-    /* what every token reads beside experts in both memories is in VRAM, whatever list streams these */
+    /* weights that every token reads beside experts in both memories are in VRAM, however these stream */
     if (!c->home &&
         placement_lies(c->plan->unit[unit].home[0], math->weight[0], plan_processor_memory(c->weights->self)))
         return 0;

@@ -60,7 +60,7 @@ struct ring_schedule {
     struct ring_slice *slice; /* [count + tail]: the phase's own, then what it copies for the next step */
     uint32_t count, tail;
     uint64_t weight_bytes; /* of its own slices, held or not; as they are computed with */
-    uint64_t copy_bytes;   /* what a step of this phase copies */
+    uint64_t copy_bytes;   /* copied by a step of this phase */
 };
 
 /* The schedule of a phase; `decode` is that of phase 0, NULL when this is it. Tables of `weights` must have

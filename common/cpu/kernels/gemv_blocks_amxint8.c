@@ -185,7 +185,7 @@ struct side {
     struct chunk *to;
     const uint8_t *w;
     size_t row_bytes, unit, steps;
-    uintptr_t next; /* what is fetched, next_stride bytes apart */
+    uintptr_t next; /* fetched, next_stride bytes apart */
     size_t next_stride;
 };
 

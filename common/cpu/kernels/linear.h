@@ -28,8 +28,9 @@
 
 /* How a gemv reads ahead. Changes no result. */
 struct gemv_reads {
-    const void *next; /* what this thread reads after these rows, in streams next_stride bytes apart; NULL: */
-    size_t next_stride; /* not known */
+    /* rows that this thread reads next, in streams next_stride bytes apart; NULL: not known */
+    const void *next;
+    size_t next_stride;
     uint32_t near,
         far; /* bytes ahead of each stream's position that are fetched into L1 and into L2; far 0: not */
 };
@@ -99,10 +100,10 @@ struct linear_kernel {
     uint32_t apart;
     size_t streams;  /* rows it reads side by side, each an equal run of a call's rows: which should be a
                              multiple of it */
-    bool neighbours; /* these are contiguous rows instead, of each tile of so many */
+    bool neighbours; /* contiguous rows instead, of each tile of so many */
     size_t col_unit; /* it takes only columns of a multiple of this; 0: any */
     gemv_order_fn
-        *order; /* what its input goes through first, once for all rows; NULL: it is read as it is */
+        *order; /* applied to its input first, once for all its rows; NULL: the input is read as it is */
     gemv_ordered_bytes_fn *ordered_bytes;
     gemv_order_few_fn *order_few; /* NULL: a few tokens' inputs are each as one's, ldx apart */
     gemv_ordered_few_bytes_fn *ordered_few_bytes;
@@ -128,7 +129,7 @@ struct linear_kernel {
     /* DECODE */
     decode_fn *decode;
     enum tensor_format
-        rows; /* what it decodes to: single numbers, rounded where bf16 is less than the values are,
+        rows; /* the decoded type: single numbers, rounded where bf16 is less than the values are,
                                 which only kernels do whose products of bf16 round activations too */
 };
 

@@ -18,7 +18,7 @@ static const struct arch_key keys_of_both[] = {
     MULTIPLIER(embedding_scale, NAMED("embedding_multiplier"), GGUF("embedding_scale")),
     MULTIPLIER(residual_scale, NAMED("residual_multiplier"), GGUF("residual_scale")),
     MULTIPLIER(attention_scale, NAMED("attention_multiplier"), GGUF("attention.scale")),
-    MULTIPLIER(logit_scale, NAMED("logits_scaling"), GGUF("logit_scale")), /* what logits are divided by */
+    MULTIPLIER(logit_scale, NAMED("logits_scaling"), GGUF("logit_scale")), /* divides logits */
     END};
 
 /* ---- a layer ---- */

@@ -97,7 +97,7 @@ struct alignas(16) chain_token {
     const uint32_t *pages; /* its sequence's line of a page table, */
     const uint32_t *table; /* of this one: the last operation's that was cut */
     size_t line;           /* entries of a table in front of the line */
-    uint64_t awaited;      /* what the blocks' counter must come to; thread 0's */
+    uint64_t awaited;      /* the count that the blocks' counter must reach; thread 0's */
     uint32_t position;
     bool counts; /* false: the step has no token, attention does nothing */
     attention_cut

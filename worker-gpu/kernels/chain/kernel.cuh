@@ -124,7 +124,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_work &w
     do {
         float *sums = work.sums.partial + work.which * CHAIN_SUMS;
         const uint32_t end = batch + batch_pairs < pairs ? batch + batch_pairs : pairs;
-        /* what will be added to this thread's rows is on its way while the products are computed */
+        /* addends of this thread's rows are on their way while the products are computed */
         const uint32_t mine = batch + threadIdx.x, pair = first + mine * gridDim.x;
         float2 add = make_float2(0, 0);
         if (mine < end) add = linear_addends(p, pair, 0);

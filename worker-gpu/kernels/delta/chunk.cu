@@ -444,7 +444,7 @@ __device__ __forceinline__ void pass_chunk(const delta_params &p, chunk_place ch
             for (uint32_t n = 0; n < TILES; n++) tf32_unit::add(state[m][n], a.a, b[n][0], b[n][1]);
         }
     }
-    __syncthreads(); /* what it read is written again */
+    __syncthreads(); /* its inputs are written again */
     if (more) next.fetch_k_and_p();
 }
 

@@ -304,7 +304,7 @@ __device__ __forceinline__ void rule_row(const delta_params &p, const rule_share
             for (uint32_t w = 0; w < warps; w++) squares = __fadd_rn(squares, s.squares[t * warps + w]);
             delta_finish(d, from + t, head, j, s.o[i], squares);
         }
-        B::meet(); /* what they read may be written again */
+        B::meet(); /* their inputs may be written again */
     }
 #pragma unroll
     for (uint32_t m = 0; m < ROWS; m++) {

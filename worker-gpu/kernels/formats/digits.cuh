@@ -151,7 +151,7 @@ template <typename F>
 __device__ __forceinline__ void digits_run(digits_weights<F> &w, uint32_t k, const unsigned char *digits,
                                            float by, const float *x_sum, float times, digits_sums &sums)
 {
-    const int zero = 0x4b400000; /* what a sum begins at: as fp32 it is then 1.5 * 2^23 more than it is */
+    const int zero = 0x4b400000; /* the start of a sum: as fp32 it is then 1.5 * 2^23 more than it is */
     const uint2 x = *reinterpret_cast<const uint2 *>(digits + k * digits_vector::RUN_BYTES);
     uint32_t a[4];
     w.fragment(k, a);

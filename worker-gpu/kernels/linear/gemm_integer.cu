@@ -175,7 +175,7 @@ __device__ __forceinline__ void reduce(const integer_params &q, const integer_sh
         if (lane == 0) before = count_arrival(counter);
         before = __shfl_sync(0xffffffffu, before, 0);
         if (before + 1 == q.slices) {
-            __syncwarp();                       /* what lane 0 may see now, all may */
+            __syncwarp();                       /* all may see now what lane 0 may */
             if (lane == 0) __stcg(counter, 0u); /* as it was found */
             finish_batch(q, s, tokens, first, step, held, scale);
         }

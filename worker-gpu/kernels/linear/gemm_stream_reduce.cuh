@@ -275,7 +275,7 @@ __device__ __forceinline__ void reduce(const stream_params &q, const stream_shar
         if (lane == 0) before = count_arrival(q.counters + first);
         before = __shfl_sync(0xffffffffu, before, 0);
         if (before + 1 == q.slices) {
-            __syncwarp();                                  /* what lane 0 may see now, all may */
+            __syncwarp();                                  /* all may see now what lane 0 may */
             if (lane == 0) __stcg(q.counters + first, 0u); /* as it was found */
             finish_batch<N>(q, first, step, held, tokens);
         }

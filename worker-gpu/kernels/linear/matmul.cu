@@ -129,7 +129,7 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
     cublasLtMatmulHeuristicResult_t found[STEADY_CHOICES] = {};
     size_t workspace = GPUK_MATMUL_WORKSPACE;
     uint32_t no_parts = CUBLASLT_REDUCTION_SCHEME_NONE;
-    /* what the pointers are known to be: rows start at multiples of their length */
+    /* known alignments of the pointers: rows start at multiples of their length */
     uint32_t in_bytes = p->dtype == DTYPE_F32 ? 4 : 2, out_bytes = p->out_dtype == DTYPE_F32 ? 4 : 2;
     uint32_t w_align = (size_t)p->cols * in_bytes % 16 == 0 ? 16 : in_bytes;
     /* the output may begin p->rows columns after another of the same size, as up lies after gate */
