@@ -105,7 +105,7 @@ enum helm_speculate {
     HELM_SPECULATE_DEFAULT = 0,
     HELM_SPECULATE_OFF = 1,
     HELM_SPECULATE_NGRAM =
-        2, /* what followed when the text last read like this; HELM_E_FORMAT if helmd has no room */
+        2, /* as went on when the text last read like this; HELM_E_FORMAT if helmd has no room */
     HELM_SPECULATE_AUTO = 3, /* the same, with as many drafts as make the answer faster, or none */
     HELM_SPECULATE_MTP = 4, /* as the model's own layer of drafts guesses; refused if helmd has not read it */
 };
@@ -297,7 +297,7 @@ struct helm_status {
     double load_seconds_left; /* while loading */
     double seconds_steps;     /* in which a step was under way */
     const char *kv_dtype;     /* of the KV cache: "f16", "q8_0", ... */
-    uint64_t kv_token_bytes;  /* what a token takes in it, all layers together */
+    uint64_t kv_token_bytes;  /* of a token in it, all layers together */
     const char *prefix_cache; /* "on", "off", "peer" */
     uint32_t kv_pages_cached; /* unused, free for any request, and found by their tokens */
     uint64_t prefix_hits_total, tokens_cached_total, prefix_evictions_total;

@@ -1,6 +1,6 @@
 # Sources of client/: libhelm, helm-cli and helm-gateway.
 
-# What helm-cli, helm-bench and helm-gateway share: a session with a daemon, output, signals, options of sampling.
+# Shared by helm-cli, helm-bench and helm-gateway: sessions with a daemon, output, signals, sampling options.
 CLIENT_SHARED_SRC := \
   client/shared/daemon_metrics.c \
   client/shared/exposition.c \

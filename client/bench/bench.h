@@ -80,7 +80,7 @@ struct bench_group {
     struct cli cli; /* its connection and private daemon while open */
     bool open;
     struct samples load_seconds;
-    /* what the daemon said, from the first time it was open */
+    /* the daemon's answers, from the first time it was open */
     struct helm_model_info *info;
     char *version;
     json_t *stages, *workers;

@@ -30,7 +30,7 @@ struct stream {
     struct helm_detokenizer *detokenizer;
     uint64_t number;
     struct answer *answer; /* NULL: text is shown as it is */
-    bool thinking;         /* what was shown last */
+    bool thinking;         /* the kind shown last */
     size_t printed;        /* bytes of result.text on standard output */
     bool over;             /* done or error came */
     bool ended;            /* by us: later tokens are not part of the result */
@@ -320,7 +320,7 @@ int stream_run(struct cli *cli, const struct stream_request *request, struct str
     if (rc == 0 && cli->tok) rc = open_answer(&s, err);
     if (rc == 0) rc = send_request(&s, err);
     if (rc == 0) rc = watch(&s, err);
-    /* what comes about it later must not find `s`, which ends here */
+    /* later messages about it must not find `s`, which ends here */
     if (s.number && !s.over) (void)!helm_abandon(cli->client, s.number, &(struct helm_err){0});
     finish_text(&s);
     struct helm_err shown = {0};

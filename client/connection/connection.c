@@ -31,7 +31,7 @@
 
 struct helm_client {
     void *context, *socket, *monitor;
-    int epoll_fd; /* what the caller watches: the four below */
+    int epoll_fd; /* the caller watches it: the four below */
     int event_fd; /* raised when messages wait although no descriptor of ZeroMQ says so, or masks are made */
     int timer_fd; /* the earliest deadline of a generation */
     uint64_t timer_us;
@@ -302,7 +302,7 @@ static int watch_connection(struct helm_client *client)
         }
     }
     if (gone) {
-        /* what the daemon sent before it went lies in the socket already: hand it out first */
+        /* messages sent before the daemon went lie in the socket already: hand them out first */
         while (!client->lost && receive(client)) {}
         lose(client, gone);
     }

@@ -97,7 +97,7 @@ struct ask_ids {
 struct ask {
     enum ask_kind kind;
     const _Atomic bool *gone; /* another thread says that nobody waits for it; set before ask_read, or NULL */
-    json_t *body;             /* what the texts below are borrowed from */
+    json_t *body;             /* the texts below are borrowed from it */
     struct json_numbers *numbers; /* of all that is parsed for it */
     json_t *extra;                /* chat_template_kwargs with how much is to be thought (ask_effort.c) */
     json_t *made;    /* tools as chats have them, without those that are no functions: what `tools` is */
@@ -134,7 +134,7 @@ struct ask {
     uint32_t top_n, judged[2]; /* judged: the tokens of "yes" and "no" */
     bool return_documents;
     const json_t *tools;          /* borrowed from body; NULL: none are parsed */
-    struct kept_grammar *grammar; /* what the answer fits; NULL: any */
+    struct kept_grammar *grammar; /* the answer's; NULL: any */
     char label[ASK_LABEL + 1];
     char ignored[512]; /* members that changed nothing, for x-helm-ignored: "store, tools.web_search" */
     char *rendered;    /* of ASK_TEMPLATE */
@@ -177,7 +177,7 @@ struct ask_reader {
     bool has_choice_none, forces_call;                /* tool_choice */
     const char *forced_tool;                          /* the one that is to be called; NULL: any */
     const json_t *allowed_tools;                      /* those that may be called; NULL: all */
-    enum ask_format format;                           /* what the answer is to be */
+    enum ask_format format;                           /* the answer's */
     const json_t *format_value;                       /* schema, expression or grammar */
     const char *format_param;                         /* the field that said so */
     bool raw;                                         /* Ollama: the prompt goes round the chat template */

@@ -144,7 +144,7 @@ static json_t *arguments_object(struct ask *ask, const json_t *value)
     if (json_string_length(value) == 0 || strcmp(json_string_value(value), "null") == 0) return json_object();
     if (json_parse_numbers("arguments", json_string_value(value), json_string_length(value),
                            json_string_length(value), &ask->numbers, &parsed, &err) < 0)
-        return json_incref((json_t *)value); /* what a model wrote wrongly is shown to it as it was */
+        return json_incref((json_t *)value); /* a model's faulty text is shown to it as it was */
     return parsed;
 }
 

@@ -17,7 +17,7 @@
 
 struct items {
     struct ask_reader *reader;
-    const char *place; /* what `index` counts */
+    const char *place; /* the items that `index` counts */
     size_t index;
     json_t *messages;
     const json_t *thought; /* of the assistant's next message */
@@ -45,7 +45,7 @@ static json_t *content_of(const struct items *s, const json_t *value, const char
     json_array_foreach(value, index, part)
     {
         const char *type = json_string_value(json_object_get(part, "type"));
-        const bool refusal = type && strcmp(type, "refusal") == 0; /* what the model said instead */
+        const bool refusal = type && strcmp(type, "refusal") == 0; /* the model's words instead */
         const json_t *text = json_object_get(part, refusal ? "refusal" : "text");
         if (!type || !(refusal || strstr(types, type)) || !json_is_string(text)) {
             refuse_item(s, "unsupported_value", "has a part that is no text; HELM's models read texts");
@@ -166,7 +166,7 @@ static bool take_item(struct items *s, const json_t *item)
                 {"custom_tool_call", take_custom, "|type|call_id|name|input|id|status|namespace|"},
                 {"custom_tool_call_output", take_output, "|type|call_id|output|id|status|name|"},
                 {"reasoning", take_reasoning, "|type|content|id|status|summary|encrypted_content|"}};
-    /* what a service did or keeps for itself: not shown to the model */
+    /* a service's actions and notes: not shown to the model */
     static const char services[] =
         "|web_search_call|file_search_call|code_interpreter_call|image_generation_call|computer_call|"
         "computer_call_output|local_shell_call|local_shell_call_output|shell_call|shell_call_output|"

@@ -46,7 +46,7 @@ struct choice_items {
 struct choice_blocks {
     uint32_t count, calls_done;
     size_t arguments; /* bytes written of the open call's */
-    uint8_t open;     /* what the last one is, until it is closed */
+    uint8_t open;     /* the last one's kind, until it is closed */
 };
 
 /* One generation of an exchange. */
@@ -99,13 +99,13 @@ struct exchange {
     char id[33];
     char user[64];      /* whose key it was, for the log */
     struct user *whose; /* users.h; NULL: it was refused before that was known */
-    char named[256];    /* what routes_find found in the path */
+    char named[256];    /* the name that routes_find found in the path */
     time_t created;
     uint64_t begin_us, first_us, over_us;
     uint64_t unread_us; /* since when there is something to write; 0: there is not */
     uint64_t spoke_us;  /* when a stream was last written */
 
-    struct inquiry_fact *facts[INQUIRY_QUESTIONS]; /* what helmd said, if its route wants that */
+    struct inquiry_fact *facts[INQUIRY_QUESTIONS]; /* helmd's answers, if its route wants them */
     struct cli_text body;
     struct ask ask;
     struct refusal refusal;

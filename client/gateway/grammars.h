@@ -14,7 +14,7 @@
 struct grammars; /* opaque */
 struct kept_grammar {
     struct helm_grammar *grammar;
-    char *key; /* what was asked for, as text */
+    char *key; /* the request, as text */
     uint32_t users;
     uint64_t used; /* when last, by a counter */
     struct grammars *of;

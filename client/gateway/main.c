@@ -110,7 +110,7 @@ static int run(struct gateway *g, const struct options *o)
     if (rc == 0) rc = access_read_keys(&g->access, &err);
     if (rc == 0) rc = server_bind(g, o->listen, &err);
     if (rc < 0) return cli_fail(&err, false);
-    /* what a private helmd says of itself is not for systemd, which waits for the gateway */
+    /* a private helmd's notices are not for systemd, which waits for the gateway */
     const char *told = getenv("NOTIFY_SOCKET");
     char *notify = told ? strdup(told) : NULL;
     unsetenv("NOTIFY_SOCKET");

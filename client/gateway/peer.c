@@ -348,7 +348,7 @@ void peers_settle(struct gateway *g)
             continue;
         else if (!waits(at))
             leave(g, at->exchange);
-        else if (is_read_out(at)) /* what came before the hang-up is no whole request */
+        else if (is_read_out(at)) /* the bytes before the hang-up are no whole request */
             peer_end(g, at);
     }
 }

@@ -69,7 +69,7 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *to, size_t space)
     const size_t count = left < space ? left : space;
     memcpy(to, ex->out.data + ex->sent, count);
     ex->sent += count;
-    if (ex->sent > ex->out.length / 2) { /* what was sent makes room */
+    if (ex->sent > ex->out.length / 2) { /* sent bytes make room */
         ex->out.length -= ex->sent;
         memmove(ex->out.data, ex->out.data + ex->sent, ex->out.length + 1);
         ex->sent = 0;

@@ -208,7 +208,7 @@ int tool_grammar_free(struct exprs *x, const struct tool_wish *w, uint32_t *out,
     uint32_t call;
     int rc = any_call(x, w, &call, err);
     if (rc) return rc;
-    if (!s->open) { /* what does not begin like a call is text */
+    if (!s->open) { /* text does not begin like a call */
         struct expr_range others[5];
         const uint32_t n = ranges_invert(begins, 3, others);
         expr_add(x, alt, unmarked(x, w, call));

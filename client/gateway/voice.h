@@ -9,7 +9,7 @@
 struct voice {
     const char *stream_type;                                          /* of the streamed answer */
     void (*begin)(struct exchange *exchange);                         /* a stream begins; may be NULL */
-    void (*delta)(struct exchange *exchange, struct choice *choice);  /* what is new of it, if anything */
+    void (*delta)(struct exchange *exchange, struct choice *choice);  /* its new part, if any */
     void (*finish)(struct exchange *exchange, struct choice *choice); /* it is over; delta was called */
     void (*end)(struct exchange *exchange);                           /* all are over; may be NULL */
     void (*whole)(struct exchange *exchange);                         /* the answer in one piece */

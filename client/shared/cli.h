@@ -51,7 +51,7 @@ struct cli {
     struct helm_chat *chat;
     const struct reasoning_tags *tags;       /* of the chat template; NULL without one */
     struct ends ends;                        /* tokens that end an answer or a text */
-    char *located_model, *located_tokenizer; /* what `model` and `tokenizer` point to then */
+    char *located_model, *located_tokenizer; /* `model` and `tokenizer` point to these then */
     int signal_fd;                           /* -1: signals act as usual */
 };
 

@@ -49,7 +49,7 @@ struct helm_chat_input {
     const char *extra; /* an object of further variables, for example {"enable_thinking": false}, or NULL */
     int add_generation_prompt;
     int64_t
-        now_s; /* what the template's strftime_now() takes for the current time, in seconds since 1970, in the
+        now_s; /* the template's strftime_now() takes it for the current time, in seconds since 1970, in the
                       process's time zone; 0: the clock */
 };
 /* The same with all of that. Beside it the template sees documents (none), and the checkpoint's special

@@ -14,7 +14,7 @@
 #define CONNECTION_ANSWERS_HARD_MAX ((size_t)4 << 20)  /* with the last ones of requests */
 
 struct connection_bytes {
-    uint8_t *data; /* what counts lies in [at, end) */
+    uint8_t *data; /* the bytes in [at, end) count */
     size_t at, end, capacity;
 };
 

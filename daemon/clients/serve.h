@@ -22,10 +22,10 @@ struct serve {
     struct observe *observe;
     const struct model *model;
     const char *plan_json;
-    const char *now; /* what memory gives, beside the profile, and what goes by it */
+    const char *now; /* memory's rates, beside the profile, and what goes by them */
     enum kv_dtype kv_dtype;
     uint32_t context;
-    uint32_t forecast_batch, forecast_context, forecast_prompt; /* what the forecast in Plan is for */
+    uint32_t forecast_batch, forecast_context, forecast_prompt; /* the shape of the forecast in Plan */
     const char *invariant;                                      /* whether, and why */
     const char *activations;                                    /* which, and why: for Status */
     bool checking; /* the model's own check has the workers, or will */

@@ -39,7 +39,7 @@ struct zmtp {
     uint64_t skip; /* bytes to come of a part that is not kept, and whether it has another after it */
     bool more;
     struct curve_session curve;
-    uint8_t reply[ZMTP_REPLY_MAX]; /* what ZMTP_REPLY has to be sent */
+    uint8_t reply[ZMTP_REPLY_MAX]; /* the bytes to send at ZMTP_REPLY */
     size_t reply_size;
     char why[96]; /* ZMTP_END */
 };

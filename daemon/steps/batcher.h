@@ -147,7 +147,7 @@ struct batcher {
     uint32_t in_flight; /* steps rung and not taken: serial - in_flight + 1 .. serial */
     struct batcher_flight flight[ARENA_STEP_RING]; /* by serial */
     uint64_t done_us;                              /* when the last step taken was done */
-    struct arena_times times[ARENA_WORKERS_MAX];   /* what the workers wrote of it */
+    struct arena_times times[ARENA_WORKERS_MAX];   /* the workers' times of it */
     struct pace pace;                              /* when the oldest in flight should be done */
     struct batcher_drafts drafts;
     struct step_result result; /* copied out of shared memory before it is believed */

@@ -33,7 +33,7 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
         seq->pooling ? SEQUENCE_NO_SCOPE : prefix_scope(batcher->with.sharing, asker->peer, seq->list);
     seq->restored_scope = seq->pooling ? SEQUENCE_NO_SCOPE
                                        : prefix_restored_scope(batcher->with.sharing, asker->peer, seq->list);
-    /* what it goes on from after it gave its slot away: snapshots are known by pages */
+    /* a sequence that gave its slot away goes on from these: snapshots are known by pages */
     if (batcher->snapshots.on && !seq->pooling && seq->scope == SEQUENCE_NO_SCOPE)
         seq->scope = PREFIX_OWN_SCOPES + seq->id;
     batcher_begin_drafts(batcher, seq, request->speculate);

@@ -20,7 +20,7 @@
 #define PACE_LONGEST_US 8000
 
 struct pace_size {
-    uint64_t last_us, before_us; /* what the last two steps of this size took; 0: there was none */
+    uint64_t last_us, before_us; /* times of the last two steps of this size; 0: there was none */
 };
 struct pace {
     uint32_t rows, tokens; /* of the oldest step in flight, or the last one */

@@ -48,10 +48,10 @@ enum request_kind {
 enum request_speculate {
     REQUEST_SPECULATE_DEFAULT,
     REQUEST_SPECULATE_OFF,
-    REQUEST_SPECULATE_NGRAM, /* what was said before; as many as were right lately */
+    REQUEST_SPECULATE_NGRAM, /* from the text before; as many as were right lately */
     REQUEST_SPECULATE_AUTO,  /* the same; the number with which a step makes the most tokens a second
                                 (draft_count.h) */
-    REQUEST_SPECULATE_MTP,   /* what the model's own layer of drafts guesses; as many as are allowed */
+    REQUEST_SPECULATE_MTP,   /* by the model's own layer of drafts; as many as are allowed */
     REQUEST_SPECULATES
 };
 /* "off", "ngram", "auto", "mtp". */

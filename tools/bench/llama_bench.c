@@ -54,7 +54,7 @@ struct option {
     const char *help;
 };
 
-/* what is kept of a case's requests that count; milliseconds */
+/* times of a case's requests that count; milliseconds */
 struct samples {
     double *ttft, *tpot, *decode; /* decode: from the first token to the last, by request */
     int ttft_count, tpot_count, decode_count;

@@ -73,7 +73,7 @@ MEANS = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
 PIECE_BYTES = 1 << 27
 TOPICS = 64
 EMBEDDING = 16.0  # root mean square of a mixture's embeddings; that of all that its layers add is about 1
-# Of the head's values in a topic's columns, beside those in others of 1: about 185 of the 200 likeliest of 151,936 tokens are then in the
+# The head's values in a topic's columns, beside 1 in others: about 185 of the 200 likeliest of 151,936 tokens are then in the
 # topic, since its logits are 2.5 spreads larger (200 = 2,374 Q(z - 2.5) + 149,562 Q(z) for z = 3.91, and blocks' tails are wider).
 TOPIC_LOGITS = 2.5
 pieces = {}  # of each type, width and spread: random blocks

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define BLOCK_BYTES ((size_t)256 << 20)
-#define BLOCK_LEAST ((size_t)2 << 20) /* what the driver hands out at least */
+#define BLOCK_LEAST ((size_t)2 << 20) /* the least that the driver hands out */
 #define POLL_MS     200
 
 static volatile sig_atomic_t stopped;

@@ -13,7 +13,7 @@ static void handle(void (*handler)(int))
 {
     struct sigaction action = {.sa_handler = handler}, before;
     for (size_t i = 0; i < NUMBERS; i++) sigaddset(&action.sa_mask, numbers[i]);
-    for (size_t i = 0; i < NUMBERS; i++) /* what the caller has ignored (nohup) stays ignored */
+    for (size_t i = 0; i < NUMBERS; i++) /* signals that the caller ignored (nohup) stay ignored */
         if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
             sigaction(numbers[i], &action, NULL);
 }

@@ -225,7 +225,7 @@ static int explain(const struct options *o, const struct planner_request *r, con
         return helm_fail(err, HELM_E_LIMIT, "--at %llu: the context is %u tokens", (unsigned long long)o->at,
                          plan->context_tokens);
     uint32_t at = o->at ? (uint32_t)o->at : o->prompt_given ? r->prompt + 1 : 0;
-    log_set_level(LOG_LEVEL_ERROR); /* what the other strategies lack is in the table */
+    log_set_level(LOG_LEVEL_ERROR); /* the table has what the other strategies lack */
     int rc = explain_make(r, plan, at, &x, err);
     if (rc) return rc;
     uint64_t pages = (uint64_t)x.batch * kv_pages_for(x.context, plan->page_tokens);

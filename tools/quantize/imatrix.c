@@ -83,7 +83,7 @@ static int take_experts(struct imatrix *m, const char *name, const uint8_t *sums
         double total = 0;
         memcpy(&calls, counts + e * sizeof calls, sizeof calls);
         for (uint64_t i = 0; i < cols; i++) total += (double)of[i];
-        const bool counts_for = calls > 0 && total != 0; /* what is no number is refused below */
+        const bool counts_for = calls > 0 && total != 0; /* values that are no numbers are refused below */
         called |= counts_for;
         for (uint64_t i = 0; i < cols; i++)
             of[i] = counts_for ? (float)((double)of[i] * (double)cols / total) : 1;

@@ -87,7 +87,7 @@ bool parameters_keys(struct answer *a)
         if (found == CALL_FOUND) return end_keys(a);
     }
     if (found == CALL_MORE) return false;
-    answer_drop(&a->rest, 1); /* what is no parameter */
+    answer_drop(&a->rest, 1); /* a byte of no parameter */
     return true;
 }
 

@@ -28,7 +28,7 @@ enum expr_kind {
     EXPR_SEQ,    /* all children, in order; of none: the empty text */
     EXPR_ALT,    /* one of the children; of none: nothing matches */
     EXPR_REPEAT, /* the one child, min to max times */
-    EXPR_RULE,   /* what rule `first` says */
+    EXPR_RULE,   /* the expression of rule `first` */
     EXPR_TOKEN,  /* the special token with id `first` */
     EXPR_BYTE,   /* one byte from min to max, which need not be a character */
 };

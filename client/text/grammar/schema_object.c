@@ -289,7 +289,7 @@ uint32_t schema_array(struct schema *s, const json_t *node)
     if (x->failed) return 0;
     uint32_t first = (uint32_t)json_array_size(prefix);
     if (first > max) first = max;
-    /* what may follow the listed items, then those from the last to the first */
+    /* items after the listed ones, then those from the last to the first */
     uint32_t tail = expr_seq(x);
     if (!json_is_false(items) && max > first) {
         const uint32_t rule = exprs_new_rule(x), least = min > first ? min - first : 0;

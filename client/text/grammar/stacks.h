@@ -37,7 +37,7 @@ struct stacks {
     struct stack_place *place;
     uint32_t node_count, node_space, place_count, place_space;
     uint32_t *node_table, node_table_size, *place_table, place_table_size; /* of numbers; 0: free */
-    struct words words;                                                    /* what places point to */
+    struct words words;                                                    /* places point to these */
     size_t counted; /* bytes that states->held has of this one */
     /* scratch of closures, and of forgetting */
     uint32_t *list, *mark, list_space, mark_space, round;

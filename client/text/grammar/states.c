@@ -290,7 +290,7 @@ int states_fill_calls(struct states *s, uint32_t set, struct helm_err *err)
             if (nfa->edge[e].kind == NFA_CALL) edge[n++] = nfa->edge[e];
     }
     if (n && !rc) qsort(edge, n, sizeof *edge, by_rule);
-    for (uint32_t i = 0, end; i < n && !rc; i = end) { /* what follows calls of one rule is one set */
+    for (uint32_t i = 0, end; i < n && !rc; i = end) { /* one set follows the calls of a rule */
         for (end = i; end < n && edge[end].rule == edge[i].rule; end++) behind[end - i] = edge[end].to;
         rc = states_of(s, behind, end - i, &call[calls].behind, err);
         if (!rc) rc = states_of(s, &nfa->begin[edge[i].rule], 1, &call[calls].begin, err);

@@ -9,7 +9,7 @@ enum jinja_node_kind {
     /* expressions */
     JINJA_NODE_CONST,   /* value */
     JINJA_NODE_NAME,    /* value: the name, a text */
-    JINJA_NODE_PIPED,   /* what a filter block or set block pipes into its filters */
+    JINJA_NODE_PIPED,   /* text that a filter block or set block pipes into its filters */
     JINJA_NODE_LIST,    /* list */
     JINJA_NODE_TUPLE,   /* list */
     JINJA_NODE_DICT,    /* list: key, value, key, value ... */

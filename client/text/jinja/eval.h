@@ -27,7 +27,7 @@ struct jinja_loop {
     const struct jinja_node *node;
     struct jinja_scope *scope; /* around the loop */
     struct jinja_iterator source;
-    struct jinja_list *taken; /* what passed the test so far */
+    struct jinja_list *taken; /* items that passed the test so far */
     size_t index0;
     bool ended;
     struct jinja_value changed; /* arguments of the last loop.changed() */

@@ -79,7 +79,7 @@ static enum flow exec_for(struct jinja_run *run, struct jinja_scope *scope, cons
         if (exec(run, inner, &node->list, out) == FLOW_BREAK) return FLOW_NEXT;
     }
     if (loop->taken->count || !node->other.count) return FLOW_NEXT;
-    return exec(run, jinja_scope_new(run, scope), &node->other, out); /* what it says is for an outer loop */
+    return exec(run, jinja_scope_new(run, scope), &node->other, out); /* its flow is for an outer loop */
 }
 
 enum loop_attribute {

@@ -38,7 +38,7 @@ struct jinja_input {
     const json_t *variables; /* an object; borrowed for the call */
     const struct json_numbers
         *numbers;  /* texts of its numbers, borrowed; NULL: as their values are written */
-    int64_t now_s; /* what strftime_now() sees, seconds since 1970; 0: the clock */
+    int64_t now_s; /* the time for strftime_now(), seconds since 1970; 0: the clock */
     /* The template's own words beside those in its source: texts of the object `own` (more variables, which
      * `variables` may replace; NULL: none), and texts of letters, digits, '_' and '-' that are members
      * `own_key` of an object (NULL: none): the roles of messages, around which templates write the rest of a

@@ -176,7 +176,7 @@ static void lex_string(struct lexer *lx)
             continue;
         }
         size_t next = i + 1 - start;
-        /* what an escape becomes is never longer than the escape */
+        /* an escape's text is never longer than the escape */
         lex_escape(lx, lx->text + start, end - start, &next, out, &used);
         i = start + next;
     }

@@ -27,7 +27,7 @@ struct symbol {
 
 struct candidate {
     uint64_t key; /* rank << 32 | position of the left symbol */
-    uint32_t id;  /* what the pair becomes */
+    uint32_t id;  /* of the pair's token */
 };
 
 struct cached_word {

@@ -16,7 +16,7 @@ struct stage {
     const struct tok_decoder *decoder;
     struct tok_buffer token;  /* the token so far, for stages that need all of it */
     struct tok_buffer bytes;  /* ByteFallback: the run of bytes; ByteLevel: an unfinished character */
-    struct tok_buffer result; /* what is being handed on */
+    struct tok_buffer result; /* text being handed on */
     size_t index;             /* Metaspace, join: tokens ended */
     uint32_t stripped;        /* Strip: leading characters taken from this token */
     uint32_t held;            /* Strip: trailing characters held back */

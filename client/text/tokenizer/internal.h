@@ -295,7 +295,7 @@ struct tok_search {
     size_t at;
     size_t last_end;
     bool matched;
-    bool found; /* what tok_pattern_next found, and where */
+    bool found; /* whether tok_pattern_next found one, and where */
     size_t start, end;
 };
 
@@ -350,7 +350,7 @@ struct tok_marks {
     const unsigned char *own; /* a bit for each byte, from bit `from` on; NULL: none */
     size_t from;
     const struct tok_vocab *vocab;
-    struct tok_slice chat_template; /* what it says; borrowed */
+    struct tok_slice chat_template; /* its text; borrowed */
     unsigned char
         *known; /* for each added token: 1 a control token, 2 a word, 0 not yet asked; of one call */
 };

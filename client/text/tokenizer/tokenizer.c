@@ -256,7 +256,7 @@ static int encode(const struct helm_tokenizer *tokenizer, struct tok_slice given
         text = repaired.data;
         length = repaired.length;
     }
-    /* what comes first may be short: the role in front of a long message */
+    /* the first part may be short: the role in front of a long message */
     e.matcher.text_length = length;
     if (!rc) rc = tok_ids_reserve(&e.ids, length / 4 + 8, err);
     if (!rc) rc = encode_text(&e, text, length, err);
