@@ -34,7 +34,7 @@ static inline void begin_course(struct pair *pair, const struct course *c)
     for (uint32_t slot = 0; slot < COURSE_SLOTS && slot < h->slots; slot++) {
         uint32_t *history = arena_history_of(&pair->arena, slot);
         for (uint32_t i = 0; i < h->context_tokens; i++)
-            history[i] = UINT32_MAX; /* what is not known is no token */
+            history[i] = UINT32_MAX; /* an unknown one is no token */
         for (uint32_t i = 0; i < course_prompt(c, slot); i++) history[i] = (i * (31 + slot) + 5) % h->vocab;
         *arena_slot_of(&pair->arena, slot) =
             (struct arena_slot){.sampling = {.temperature = c->sampled ? 0.8f : 0,

@@ -156,7 +156,7 @@ static void check_format(enum tensor_format format)
     write_model(wide, format, true);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint64_t bytes[2];
-        /* what decodes the others for it, a row at a time, is test_blocks' */
+        /* decoders of the others for it, a row at a time, are test_blocks' */
         if (cases[i].kernels && strcmp(cases[i].kernels, "ref") == 0 && format != FORMAT_Q8_0) continue;
         struct format_case c = cases[i];
         if (!c.most && !LONG_ROWS(format, i)) c.most = 40;

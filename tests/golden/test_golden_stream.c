@@ -215,7 +215,7 @@ static void packed_weights_are_fewer_bytes(void **state)
     }
     print_message("%llu bytes a step in %.3f s, packed %llu in %.3f s\n", (unsigned long long)raw, seconds[0],
                   (unsigned long long)packed, seconds[1]);
-    assert_int_equal(weights[0], weights[1]); /* what is computed with is as much */
+    assert_int_equal(weights[0], weights[1]); /* the computed bytes are as many */
     assert_true(packed > raw * 6 / 10 && packed < raw * 8 / 10);
     if (timed) assert_true(seconds[1] < 0.9 * seconds[0]);
 }

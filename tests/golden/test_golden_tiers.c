@@ -154,7 +154,7 @@ static uint32_t run_tiers(const struct tier_case *c, const struct golden *golden
     struct tier_run *run = calloc(1, sizeof *run);
     struct outcome all = {0};
     uint64_t start_us = units_now_us();
-    /* what a step appends to, or one of few tokens does, and four pages more */
+    /* pages that a step appends to, or one of few tokens, and four more */
     const uint32_t longest = c->in_arena ? ENGINE_FEW_TOKENS : STEP_TOKENS;
     open_tiers(c, (longest - 1) / page_tokens_of(c) + 1 + 2 * CASES_MAX + 4, pair);
     assert_int_equal(plan_appends_in_arena(&pair->plan), c->in_arena);

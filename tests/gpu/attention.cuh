@@ -51,7 +51,7 @@ struct attention_test {
     uint32_t turning; /* numbers of a head; of half of the cases fewer than all */
     gpu_buffer *dq, *dk, *dv, *dq_norm, *dk_norm, *dinv, *dsinks, *dgate, *table, *pool, *pool_host;
     struct gpuk_attention args;
-    std::vector<unsigned char> cells[2]; /* what is in pool and pool_host, as far as it is known */
+    std::vector<unsigned char> cells[2]; /* the known contents of pool and pool_host */
     static const uint32_t layer = 1, host_layer = 3;
 
     attention_test(struct test_context *t, const attention_case &from)

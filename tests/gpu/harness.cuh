@@ -26,7 +26,7 @@ struct test_context {
     bool small; /* few and small cases: for compute-sanitizer */
     bool few; /* `small`, and no more than what meets every kernel once or twice: for racecheck and synccheck
                */
-    bool stress; /* what must give the same bits again is run thousands of times */
+    bool stress; /* runs that must give the same bits again are thousands */
     int checks, failures;
     double worst; /* error over tolerance, of all checks */
     char worst_what[160];

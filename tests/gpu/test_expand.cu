@@ -45,7 +45,7 @@ struct packed_case {
         GPUK(packed_write_matrix(value.data(), rows, cols, at, offset.data(), &err));
         packed.assign(at, at + packed_at(offset.data(), groups));
     }
-    /* what groups first .. first + n - 1 are, by the reference */
+    /* values of groups first .. first + n - 1, by the reference */
     std::vector<uint16_t> reference(uint32_t first, uint32_t n) const
     {
         const uint64_t from = packed_at(offset.data(), first), to = packed_at(offset.data(), first + n);

@@ -118,7 +118,7 @@ int main(int argc, char **argv)
     }
     /* caches of hundreds of megabytes come and go: their memory stays with the program */
     mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, INT_MAX);
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what ended is known of a run that is cut off */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a run that is cut off has shown what ended */
     t.random = seed | 1;
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {

@@ -177,7 +177,7 @@ static void huge_pages_are_huge_in_the_other_process(void **state)
                       (unsigned long long)WEIGHT_BYTES, (unsigned long long)huge);
         skip();
     }
-    assert_true((uint64_t)here_kib * 1024 >= huge); /* what populate reports is what /proc sees */
+    assert_true((uint64_t)here_kib * 1024 >= huge); /* populate reports what /proc sees */
     assert_int_equal(there, 0);
 }
 

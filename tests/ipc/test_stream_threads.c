@@ -22,7 +22,7 @@
 #define FOLDER   "tests/data/golden/qwen3"
 #define UNITS    8
 #define STEPS    6
-#define STAGE_MS 40 /* what the CPU takes for a stage, and the link for an MLP half */
+#define STAGE_MS 40 /* the CPU's time for a stage, and the link's for an MLP half */
 #define TRIES    6  /* a machine that gives the threads no processor makes a step longer, never shorter */
 
 struct setup {
@@ -187,7 +187,7 @@ static void the_link_works_while_the_cpu_computes(void **state)
                       (double)times.wait_ns * 1e-6);
         assert_true(link > 110 && link < 165);
         assert_true(ms >= 155 && ms < 220);
-        assert_true((double)times.wait_ns * 1e-6 > 100); /* what the GPU did not do itself */
+        assert_true((double)times.wait_ns * 1e-6 > 100); /* time that the GPU did not compute */
         /* of one step's 160 ms; a thread that gets no processor counts less, a stage left out 40 */
         assert_true(times.busy_ns + times.wait_ns > 140000000);
         close_setup(s);

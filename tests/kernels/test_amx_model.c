@@ -235,7 +235,7 @@ static void check_joined(size_t rows, size_t at, size_t out_cols, size_t cols, s
     for (size_t t = 0; t < tokens; t++)
         for (size_t r = 0; r < rows; r++)
             product[t * out_cols + at + r] = y[0][t * rows + r] * y[1][t * rows + r];
-    memset(got.data, 0, out_bytes); /* what is not of these columns stays */
+    memset(got.data, 0, out_bytes); /* other columns stay */
     pack(wanted, product, tokens, out_cols);
     const struct gemm_joined joined = {.gate = gw[0].data,
                                        .up = gw[1].data,

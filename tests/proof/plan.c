@@ -116,7 +116,7 @@ static int price(struct bounding *b, bool homes, uint32_t slots, bool packed, st
     const struct making *m = b->m;
     enum tensor_format format[FORMATS_ROWS][PLAN_HOMES];
     formats_wished(&m->c, format);
-    if (!homes) formats_all_vram(&m->c, format); /* what is not packed has the other prices */
+    if (!homes) formats_all_vram(&m->c, format); /* unpacked weights have the other prices */
     for (uint32_t u = unit_of(0, UNIT_MLP); u < b->units && slots; u += UNIT_PARTS) {
         format[u][PLAN_HOME_CPU] = PLAN_AS_STORED;
         if (packed && packs_unit(b, u)) format[u][PLAN_HOME_MIXED] = FORMAT_BF16_PACKED;

@@ -203,7 +203,7 @@ static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t by)
 }
 static inline float __fmul_rn(float a, float b)
 {
-    return a * b; /* what the host compiler may not fuse: -ffp-contract=off */
+    return a * b; /* the host compiler may not fuse it: -ffp-contract=off */
 }
 static inline float __fadd_rn(float a, float b)
 {

@@ -42,7 +42,7 @@ static void test_daemon_goes_away(void **state)
     uint64_t request = start(client, 5, 0, 0, &last);
     assert_int_equal(helm_wait(client, request, 5000, &err), HELM_E_PEER);
     assert_non_null(strstr(err.text, "went away"));
-    assert_int_equal(last.tokens, 2); /* what it had sent before still comes first */
+    assert_int_equal(last.tokens, 2); /* tokens that it had sent before still come first */
     assert_int_equal(last.errors, 1);
     assert_int_equal(last.code, HELM_E_PEER);
     assert_int_equal(waiting.errors, 1);

@@ -97,7 +97,7 @@ static void test_keys(void **state)
                                         "Bearer anna"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) assert_null(access_key_name(&access, wrong[i]));
     assert_null(access_key_name(&access, NULL));
-    /* what cannot be read changes nothing */
+    /* an unreadable file changes nothing */
     assert_int_equal(read_keys(&access, "other-key-1\n", 0644, &err), HELM_E_PERMISSION);
     assert_int_equal(read_keys(&access, "short\n", 0600, &err), HELM_E_FORMAT);
     assert_int_equal(read_keys(&access, "a name and a-long-key\n", 0600, &err), HELM_E_FORMAT);

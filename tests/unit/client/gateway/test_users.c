@@ -94,7 +94,7 @@ static void generations_are_shared(void **state)
     assert_true(fill(&users, user[2], 5000) < PLACES / 16 - 5);
     assert_int_equal(fill(&users, user[3], 1), 1); /* and so does the next one */
     users_close_generation(&users, user[0]);
-    assert_int_equal(fill(&users, user[0], 1), 0); /* what it gives back beyond its share is for others */
+    assert_int_equal(fill(&users, user[0], 1), 0); /* places beyond its share go to others */
     /* as generations end, all have the same */
     for (int round = 0; round < 2000; round++) {
         const int ends = round % USERS;

@@ -24,7 +24,7 @@
 
 struct family {
     const char *file;
-    bool tools, system;      /* what its conversation may hold */
+    bool tools, system;      /* its conversation may hold these */
     const char *special[12]; /* "+" before one that is not marked special, but spelled by the template */
 };
 static const struct family families[] = {
@@ -481,7 +481,7 @@ static void test_marks_of_a_long_conversation(void **state)
     talk(chat, tokenizer, true, 100, "and what of the day after that?", &prompt);
     talk(chat, tokenizer, true, 1, "and what of the day after that?", &first);
     assert_int_equal(prompt.mark_count, HELM_CHAT_MARKS_MAX);
-    assert_int_equal(prompt.marks[0], first.marks[0]); /* what all conversations have: the system message */
+    assert_int_equal(prompt.marks[0], first.marks[0]); /* common to all conversations: the system message */
     assert_true(prompt.marks[1] > prompt.count / 2 && prompt.marks[63] + 40 > prompt.count);
     helm_chat_prompt_free(&prompt);
     helm_chat_prompt_free(&first);

@@ -17,7 +17,7 @@ static void test_stop_texts(void **state)
     assert_true(stop_text_find(&stop, "xxab", 4, 0) == SIZE_MAX);
     assert_true(stop_text_find(&none, "abc", 3, 0) == SIZE_MAX);
     assert_int_equal(stop_text_held(&stop, "xxSTO", 5, 0), 3);
-    assert_int_equal(stop_text_held(&stop, "xxSTO", 5, 3), 0); /* what came before `from` was decided */
+    assert_int_equal(stop_text_held(&stop, "xxSTO", 5, 3), 0); /* text before `from` was decided */
     assert_int_equal(stop_text_held(&stop, "xxa", 3, 0), 1);
     assert_int_equal(stop_text_held(&none, "xxa", 3, 0), 0);
 }

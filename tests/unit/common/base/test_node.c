@@ -150,7 +150,7 @@ static void one_node_is_the_machine(void **state)
     assert_non_null(strstr(err.text, "no NUMA"));
     assert_int_equal(memory_of(root, 0).available_bytes, 512 * MIB);
     tree_write(root, "sys/devices/system/node/online", "0\n");
-    write_node(root, 0, "0-3", 1024, 100); /* what it says of itself is not asked for */
+    write_node(root, 0, "0-3", 1024, 100); /* its own figures are not asked for */
     assert_int_equal(choose(root, -1), 0);
     assert_int_equal(memory_of(root, 0).available_bytes, 512 * MIB);
     assert_int_equal(memory_of(root, 0).node_bytes, 0);

@@ -89,7 +89,7 @@ struct run {
     bool sticky, still;
     uint32_t slots;  /* of a layer */
     uint32_t budget; /* moves a step, of all layers */
-    bool late;       /* what moves comes a step later than it could: as in the worker */
+    bool late;       /* experts come a step later than they could: as in the worker */
     double cost;     /* 0: EXPERT_COST */
 };
 /* Results after the first 300 steps. */

@@ -427,7 +427,7 @@ static const struct {
     {"{\"model_type\": \"llama\"}", HELM_E_MISMATCH, "contradicts 'model_type' 'llama'"},
     {"{\"model_type\": 1}", HELM_E_FORMAT, "'model_type'"},
     {"{\"num_hidden_layers\": \"DELETE\"}", HELM_E_FORMAT, "'num_hidden_layers' is missing"},
-    /* what decides a shape has no default */
+    /* keys that decide a shape have no default */
     {"{\"hidden_size\": \"DELETE\"}", HELM_E_FORMAT, "'hidden_size' is missing"},
     {"{\"vocab_size\": null}", HELM_E_FORMAT, "'vocab_size' is missing"},
     {"{\"intermediate_size\": \"DELETE\"}", HELM_E_FORMAT, "'intermediate_size' is missing"},

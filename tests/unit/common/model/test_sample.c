@@ -48,7 +48,7 @@ static void a_sample_has_its_layers_kinds(void **state)
         assert_int_equal(model_find(&model, TENSOR_DOWN, (int32_t)l)->cols, caches[l] == l ? 96 : 192);
         assert_int_equal(c->widths[l], caches[l] == l ? 96 : 192);
     }
-    /* what has a part for each layer has as many as there are now */
+    /* a tensor with a part for each layer has as many as there are now */
     const struct model_tensor *table = model_find(&model, TENSOR_PER_LAYER_EMBED, -1),
                               *product = model_find(&model, TENSOR_PER_LAYER_PROJ, -1);
     assert_int_equal(table->rows, c->vocab);

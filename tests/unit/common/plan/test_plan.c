@@ -285,7 +285,7 @@ static void check_formats(json_t *json)
         refuses(json, HELM_E_FORMAT, "is no mixture of blocks");
     }
     json_object_del(json, "weights");
-    /* what blocks are multiplied with: exact, where it does not say */
+    /* inputs that blocks are multiplied with: exact, where it does not say */
     if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
     assert_true(plan.inputs[PLAN_CPU0] == LINEAR_EXACT && plan.inputs[PLAN_GPU0] == LINEAR_EXACT);
     plan_free(&plan);

@@ -37,7 +37,7 @@ static const char *check_layer(const char *line, const struct model *model, enum
             const uint32_t count = program_ops_of(&part->op[i], processor, tier, kinds);
             for (uint32_t k = 0; k < count; k++) {
                 const char *chain = strstr(line, "chain of "), *end = strchr(line, '\n');
-                if (chain && chain < end) line = end + 1; /* what is in it follows */
+                if (chain && chain < end) line = end + 1; /* its operations follow */
                 const char *at = strstr(line, "layer 1    ");
                 end = strchr(line, '\n');
                 const char *wanted = op_name(kinds[k]);

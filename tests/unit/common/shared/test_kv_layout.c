@@ -195,7 +195,7 @@ static void test_q8_0_is_the_nearest(void **state)
             kv_q8_0_write(x, number, &scale);
             assert_int_equal(scale, convert_f32_f16(largest / 127));
             const double unit = (double)convert_f16_f32(scale);
-            const double off = fabs((double)largest / 127 - unit); /* what fp16 has rounded away */
+            const double off = fabs((double)largest / 127 - unit); /* the rounding of fp16 */
             int most = 0;
             for (int i = 0; i < KV_Q8_0_VALUES; i++) {
                 const double error = fabs((double)x[i] - unit * number[i]);

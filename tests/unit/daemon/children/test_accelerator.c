@@ -132,7 +132,7 @@ static void devices_are_chosen(void **state)
     assert_string_equal(a.ledger.limit_from, "--vram");
     assert_int_equal(a.numa_node, 1);
     assert_int_equal(accelerator_choose("cuda:0", 6 * GIB, program, &a, &err), 0);
-    assert_true(a.ledger.limit == 4 * GIB); /* what is free */
+    assert_true(a.ledger.limit == 4 * GIB); /* the free memory */
     assert_int_equal(accelerator_choose("cuda:2", 0, program, &a, &err), HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "no device 2"));
     assert_int_equal(accelerator_choose("cpu", 0, program, &a, &err), 0);

@@ -16,7 +16,7 @@
 #include "common/base/units.h"
 #include "daemon/clients/client_socket.h"
 
-#define FRAME_MAX ((size_t)64 << 10) /* what the daemon would answer */
+#define FRAME_MAX ((size_t)64 << 10) /* the daemon would answer these */
 #define PATIENCE  ((uint64_t)60 * 1000000)
 
 struct stage {

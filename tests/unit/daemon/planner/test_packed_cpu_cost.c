@@ -169,7 +169,7 @@ static void error_bars_are_of_the_rates_that_count(void **state)
             cost_table_free(&table);
         }
     for (int several = 0; several < 2; several++) {
-        assert_true(part[several][0] < 0.031);                           /* what all made-up rates have */
+        assert_true(part[several][0] < 0.031);                           /* all made-up rates have it */
         assert_true(part[several][1] > 0.19 && part[several][1] < 0.21); /* all of the step is the CPU's */
     }
     bench_close(&b);

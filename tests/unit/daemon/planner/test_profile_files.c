@@ -50,7 +50,7 @@ static void check_names_what_is_missing_or_contradicts(void **state)
     p = whole();
     p.gpu.chain_attention = (struct profile_value){0};
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
-    p = whole(); /* what may be missing */
+    p = whole(); /* these may be missing */
     p.gpu.chain_gemv = p.gpu.chain_attention = p.gpu.chain_operation = (struct profile_value){0};
     p.cpu.gemv_packed = p.cpu.gemv_packed_beside = p.link.h2d_beside_packed = (struct profile_value){0};
     p.gpu.gemv_packed = (struct profile_value){0};

@@ -92,7 +92,7 @@ static void json_carries_caches(void **state)
     assert_int_equal(json_object_size(json_object_get(json, "kv")), 1);
     assert_int_equal(profile_from_json(json, NULL, &again, &err), 0);
     const size_t values = KV_DTYPE_COUNT * (sizeof(struct profile_kv) / sizeof(struct profile_value));
-    for (size_t i = 0; i < values; i++) { /* what lies between members is not theirs */
+    for (size_t i = 0; i < values; i++) { /* bytes between members are not theirs */
         const struct profile_value *a = (const struct profile_value *)(const void *)again.kv + i,
                                    *b = (const struct profile_value *)(const void *)p.kv + i;
         assert_true(a->value == b->value && a->low == b->low && a->high == b->high && a->source == b->source);

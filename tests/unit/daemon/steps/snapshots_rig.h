@@ -37,7 +37,7 @@ struct rig {
     struct sequence seq[SEQS];
     bool open[SEQS];
     uint64_t slot[SEQS],
-        snapshot[SNAPSHOTS + 1]; /* what workers keep: a hash of all tokens up to a position */
+        snapshot[SNAPSHOTS + 1]; /* the workers' states: a hash of all tokens up to a position */
     struct flying flying[SEQS];
     uint32_t random, from_snapshot, made, lost, drafted, gone_back;
     bool drafts; /* rows of answers have some */

@@ -177,7 +177,7 @@ static void two_at_once_go_on_from_what_one_has(void **state)
                      prefix_next_page(&p.pages, &p.none, &p.seq[1]));
     compute(&p, 1, 6, 0);
     assert_true(prefix_take(&p.pages, &p.none, p.row[0],
-                            &p.seq[0])); /* what the other one has, for its own beginning of it */
+                            &p.seq[0])); /* the other one's page, for its own beginning of it */
     assert_int_equal(p.seq[0].cached, 12);
     assert_int_equal(p.seq[0].found, 3);
     assert_int_equal(kv_pages_holders(&p.pages, p.row[0][2]), 2);

@@ -118,7 +118,7 @@ static void drafts_go_with_the_newest_token(void **state)
     assert_int_equal(row_of(&step, 0)->count, 5);
     assert_int_equal(row_of(&step, 0)->drafts, 3);
     assert_true(row_of(&step, 0)->sample);
-    limits.step_tokens = 1; /* what is computed again may take more than a step */
+    limits.step_tokens = 1; /* tokens computed again may take more than a step */
     scheduler_form_step(seqs, 1, &limits, &step);
     assert_int_equal(row_of(&step, 0)->count, 1);
     assert_int_equal(row_of(&step, 0)->drafts, 0);

@@ -18,7 +18,7 @@
     "{\"architectures\": [\"Qwen3ForCausalLM\"], \"hidden_size\": 1024, \"intermediate_size\": 16384, "      \
     "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"head_dim\": 64, "   \
     "\"vocab_size\": 64, \"dtype\": \"bfloat16\", \"tie_word_embeddings\": true}"
-#define LONGEST (128 * KIB) /* what a thread has begun, no other takes from it */
+#define LONGEST (128 * KIB) /* a chunk that a thread has begun, no other takes */
 
 /* Chunks of the first operation of this name, the rows of its first, and the threads that share it. */
 static void read_chunks(const char *text, const char *name, unsigned *chunks, unsigned *rows,

@@ -73,7 +73,7 @@ static void what_is_tried_is_kept_and_changes_no_result(void **state)
         assert_true(found.near_rate > 1e6 && found.far_rate > 1e6); /* a byte a microsecond */
         const uint32_t chosen = run->reads.gemv.far;
         assert_true(chosen == 0 || chosen == GEMV_FAR);
-        /* what is clearly faster is what it is to be */
+        /* the clearly faster way is the one to choose */
         if (found.far_rate > 1.1 * found.near_rate) assert_int_equal(chosen, GEMV_FAR);
         if (found.near_rate > 1.1 * found.far_rate) assert_int_equal(chosen, 0);
         for (uint32_t far = 0; far <= GEMV_FAR; far += GEMV_FAR) {

@@ -279,7 +279,7 @@ static void events_cross_launches(void **state)
         OK(d->ops->graph_launch_beside(d, graph, why));
         OK(device_word_poll(d, &started, 1, 5000, why));
         early += units_now_us() - start_us < 40000;
-        /* what follows is put while the step still waits for its slice */
+        /* the next work is put while the step still waits for its slice */
         OK(d->ops->event_follow(d, DEVICE_COPY, freed, why));
         OK(device_word_poll(d, &t.end, 1, 5000, why));
         memset(t.host, (int)step + 1, SLICE);

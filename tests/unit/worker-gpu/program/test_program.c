@@ -331,7 +331,7 @@ static void packed_slices_are_expanded_before_their_use(void **state)
             one = strncmp(line, "1 token", 7) == 0; /* a long context's among them */
         } else if (strstr(line, "wait for arrival of slice")) {
             arrived = true;
-            ready = false; /* what was expanded is used no more */
+            ready = false; /* the expanded slice is used no more */
         } else if (strstr(line, "  expand slice ")) {
             assert_true(arrived);
             arrived = false;

@@ -37,7 +37,7 @@
     "{\"id\": \"1\", \"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": {\"x\": "        \
     "\"}\"}}}"
 #define LCALL "{\"name\": \"f\", \"parameters\": {\"x\": \"}\"}}"
-#define X     "f{\"x\":\"}\"}" /* what it is */
+#define X     "f{\"x\":\"}\"}" /* the same as text */
 
 static const struct {
     const char *template, *said, *thought, *text, *calls; /* calls: NAME and arguments, one after the other */

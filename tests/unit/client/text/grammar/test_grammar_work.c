@@ -232,7 +232,7 @@ static void test_not_wanted(void **state)
     assert_int_equal(grammar_open_exprs(v, &built, root, &g, &err), HELM_E_CANCELLED);
     root = expr_char(&prepared, 'a');
     assert_int_equal(grammar_open_exprs(v, &prepared, root, &g, &err), 0);
-    assert_null(g->states.stop); /* what opened it is over */
+    assert_null(g->states.stop); /* the call that opened it is over */
     helm_grammar_close(g);
     exprs_free(&read);
     exprs_free(&built);

@@ -204,7 +204,7 @@ static void test_limits(void **state)
                  endless[i]);
         expect_error(source, HELM_E_LIMIT, "2000000 steps");
     }
-    /* what is long but cheap to look at is within the limit */
+    /* a long text that is cheap to look at is within the limit */
     expect_text("{{ ((' ' * 64) * 16000 ~ 'x' ~ '\n' * 64).strip(' \n') }}", NULL, "x");
     expect_text("{{ ('\u00e9' * 9999 ~ 'x').strip('\u00e8\u00e9') }}", NULL, "x");
     expect_text("{{ ('x' ~ 'b' * 9999).startswith(('a', 'x' ~ 'b' * 9999)) }}", NULL, "True");

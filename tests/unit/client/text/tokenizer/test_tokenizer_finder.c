@@ -140,7 +140,7 @@ static size_t split(const char *tokens, const char *unit, size_t length, double 
     *seconds = cpu_seconds() - begin;
     size_t count = pieces.count, covered = 0;
     for (size_t i = 0; i < count; i++) covered += pieces.data[i].length;
-    assert_true(covered >= length); /* what rstrip took may be a token, too */
+    assert_true(covered >= length); /* blanks that rstrip took may be a token, too */
     free(pieces.data);
     free(text);
     helm_tokenizer_close(t);

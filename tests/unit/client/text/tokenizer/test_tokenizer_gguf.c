@@ -369,7 +369,7 @@ static void test_hostile_roles(void **state)
         refused(&f, HELM_E_LIMIT, "'tokenizer.ggml.eos_token_id'");
     }
     static const char *const unused[] = {"bos", "eot", "eom", "unknown", "padding", "seperator", "mask"};
-    for (size_t i = 0; i < COUNT(unused); i++) { /* what nothing needs refuses no file */
+    for (size_t i = 0; i < COUNT(unused); i++) { /* unneeded keys refuse no file */
         char key[64];
         snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", unused[i]);
         bpe_file(&f, "gpt-2", "");
