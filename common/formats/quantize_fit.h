@@ -93,7 +93,7 @@ FIT_INLINE fit_lanes fit_inverse(fit_lanes x)
     return fit_pick(x * x > 0x1p-126f, 1.0f / x, fit_all(0));
 }
 
-/* A code's table, for a search by halves in registers: the numbers, and the bounds after which each is the
+/* A code's table, for a search by halves in registers: the numbers, and the bounds beyond which each is the
  * nearest. At place i of bound[k] is what a search that has come to i compares with in step k, `8 >> k`
  * further. With AVX2, whose registers hold half a table, two of each: i counts within the half that step 0
  * has found. */

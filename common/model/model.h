@@ -249,9 +249,9 @@ struct model {
 };
 
 /* `path` is what --model means (hub.h), here and in model_read_headers: a path, or a name in the hub's cache.
- * Reads of a folder config.json, generation_config.json (optional), the index or model.safetensors, and every
- * shard's header; never the weights. Reads of a GGUF file, or the first of several that it is split into, or
- * a folder with one and no safetensors file, its header. On failure *model is zeroed. model_free accepts a
+ * A folder: config.json, generation_config.json (optional), the index or model.safetensors, and every shard's
+ * header are read; never the weights. A GGUF file, or the first of several that it is split into, or a folder
+ * with one and no safetensors file: its header is read. On failure *model is zeroed. model_free accepts a
  * zeroed struct. */
 HELM_MUST_CHECK int model_read(const char *path, struct model *model, struct helm_err *err);
 /* The same with the layer that makes drafts (docs/speculation.md), which becomes the last one: config.drafts

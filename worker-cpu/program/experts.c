@@ -4,9 +4,9 @@
  * rows of a segment as in linear.c. One token's are read by the one-token kernel as they lie, with the next
  * expert's rows fetched ahead. The tokens, of several, that chose an expert are gathered, tiled and
  * multiplied by the kernel of several; a single one is multiplied as one token is, and so are, together, as
- * many as that is faster for. In an invariant plan that does not depend on how many chose it: a few tokens
- * are each multiplied as one is, prompts all by the kernel of several. Everything is in the thread's own
- * memory until it is written to the place of its pair. */
+ * many as that is faster for. In an invariant plan the kernel does not depend on how many chose it: a few
+ * tokens are each multiplied as one is, prompts all by the kernel of several. Everything is in the thread's
+ * own memory until it is written to the place of its pair. */
 #include "worker-cpu/program/experts.h"
 
 #include <xmmintrin.h>

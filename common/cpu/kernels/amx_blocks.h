@@ -5,7 +5,7 @@
  * both would take longer. So the weights, AMX_PASS row tiles of AMX_STEPS steps, lie in the L1, and
  * activations come from the L2. A block of columns is finished for AMX_ROWS rows before the next one begins:
  * its activations are read from farther away once for all these rows, and fetched during the block before.
- * Sums of AMX_ROWS rows rest in scratch meanwhile. Its stores and loads of them alternate, tile by tile:
+ * Sums of AMX_ROWS rows rest in scratch meanwhile. A pass's stores and loads of them alternate, tile by tile:
  * stores that wait for their products would keep the loads after them from beginning.
  *
  * A pass keeps five of the eight tile registers in use: three sums and an operand each of weights and

@@ -40,7 +40,7 @@ static void round_row(struct rounded *to, const float *x, size_t cols)
     for (size_t c = 0; c < cols; c += INT8_BLOCK) round_block(to++, x + c);
 }
 
-/* One block of weights: adds its products. */
+/* One block of weights, for add_block. */
 struct weights {
     float scale[BLOCK_GROUPS_MAX], least[BLOCK_GROUPS_MAX];
     int8_t number[BLOCK_VALUES_MAX];

@@ -7,7 +7,7 @@
  * reductions are tested, and reads of shared memory that nothing has written give NaN; races, visibility
  * between the blocks of a cooperative launch (which run together) and speed are not. Every thread that waits
  * for something that cannot come ends the program, and so does a copy to shared memory of what was not
- * allocated, and a block that wrote after the shared memory that its launch asked for (under AddressSanitizer
+ * allocated, and a block that wrote past the shared memory that its launch asked for (under AddressSanitizer
  * every access to it). Implementation: emulator.cpp. */
 #pragma once
 

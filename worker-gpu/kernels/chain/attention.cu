@@ -150,7 +150,7 @@ int decode_chained_launch(const struct gpuk_device *device, const decode_params 
     if (l->head_dim > GPUK_CHAIN_HEAD_DIM_MAX)
         return helm_fail(err, HELM_E_UNSUPPORTED, "decode attention as in a chain: head_dim %u (1 to %d)",
                          l->head_dim, GPUK_CHAIN_HEAD_DIM_MAX);
-    /* and keep_pieces' word behind a unit's */
+    /* and keep_pieces' word after a unit's */
     const size_t bytes = (chain_attention_floats(S::WARPS, CHAIN_GROUP, l->head_dim) + 1) * sizeof(float);
     /* units of short contexts; of long ones the blocks take several each */
     const bool spread = params->a.order == GPUK_ORDER_SPREAD;

@@ -262,7 +262,7 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
                 bulk_wait(ring.full + 8 * (ring.slot + (wraps ? ring.slots : 0) - most), round ^ wraps);
             }
             asked += askers;
-            __syncwarp(); /* no lane waits for a phase that others have left behind */
+            __syncwarp(); /* no lane waits for a phase that others have passed */
             ask_tile(ask, ring.address + ring.slot * 2 * ring.pitch, ring.pitch, ring.full + 8 * ring.slot);
             ring_next(ring, askers);
         }

@@ -21,7 +21,7 @@ static const uint32_t shapes[][2] = {{1, 1},   {1, 32},   {3, 64},   {16, 1024},
 #define LARGEST 0.05f /* of the values that are written */
 
 /* The largest error of a value: f16 rounds to its subnormals' unit, blocks of narrower numbers by the
- * distance between two numbers at most: the outermost values may lie behind the last number. */
+ * distance between two numbers at most: the outermost values may lie beyond the last number. */
 static float tolerance_of(enum tensor_format format)
 {
     static const float steps[FORMAT_COUNT] = {
