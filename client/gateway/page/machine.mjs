@@ -1,4 +1,4 @@
-// What the machine does: the panel beside the chat, from /status and /props. Called by page.mjs.
+// The machine's state: the panel beside the chat, from /status and /props. Called by page.mjs.
 import { $, add } from "./dom.mjs";
 
 let last = null,

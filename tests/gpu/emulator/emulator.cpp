@@ -2,7 +2,7 @@
  *
  * One host thread; a fiber's stack is its own, switching saves the registers that calls preserve (x86-64). A
  * warp's fibers run one after another until all wait, then the next warp's; the blocks of a cooperative
- * launch take turns in the same way. What a fiber waits for is written down, so that it is not switched to
+ * launch take turns in the same way. A waiting fiber writes down its condition, so that it is not switched to
  * before that has come. State is global because kernels' built-in variables are. */
 #pragma GCC optimize("O2") /* -Og is for the many kernels (cuda.mk); this is their inner loop */
 #include <stdio.h>
@@ -38,7 +38,7 @@ struct block_state {
     dim3 index;
     void *stack[THREADS_MAX], *pointer[THREADS_MAX];
     bool done[THREADS_MAX];
-    bool (*ready[THREADS_MAX])(void *); /* what a fiber waits for; none: it may run */
+    bool (*ready[THREADS_MAX])(void *); /* a fiber's condition; none: it may run */
     void *argument[THREADS_MAX];
     emulator_copies copies[THREADS_MAX];
     uint32_t threads, current, alive, arrived, generation;
@@ -62,7 +62,7 @@ static struct block_pool : std::vector<block_state *> {
 static block_state *emu; /* whose turn it is */
 static void *home;
 static size_t
-    shared_bytes; /* of a block's shared memory those that the launch asked for; a guard is behind them */
+    shared_bytes; /* of a block's shared memory those that the launch asked for; a guard is after them */
 static void (*thread_function)(const void *);
 static const void *thread_argument;
 
