@@ -364,7 +364,7 @@ static bool is_beside(const struct gpu_entry *front, const struct gpu_entry *e)
     return true;
 }
 
-/* A launch that writes the step block. Kernels that start early read the block before they wait (kernels.h). */
+/* A launch that writes the step block, which kernels that start early read before they wait (kernels.h). */
 static bool writes_block(const struct gpu_entry *e)
 {
     return e->op.kind == OP_READ_BLOCK || (e->op.kind == OP_ARGMAX && e->op.as.argmax.next.token_id);

@@ -1,0 +1,102 @@
+/* Unit tests of worker-gpu/program/issue.c: which launches may begin before the one in front has ended. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "worker-gpu/program/program.h"
+
+static uint32_t flags[16], launches;
+
+static int note(struct device *d, const struct op *op, struct helm_err *err)
+{
+    (void)d, (void)err;
+    flags[launches++] = op->flags;
+    return 0;
+}
+static int no_wait(struct device *d, _Atomic uint32_t *word, uint32_t value, struct helm_err *err)
+{
+    (void)d, (void)word, (void)value, (void)err;
+    return 0;
+}
+
+static const struct device_ops noting = {.run = note, .word_write = no_wait};
+static uint32_t token;
+static float x[8], y[8], z[8];
+
+#define ENTRY(kind_, ...)                                                                                    \
+    {                                                                                                        \
+        .op = {.kind = kind_, .tokens = 1, __VA_ARGS__ }                                                     \
+    }
+#define GEMV(from, to)                                                                                       \
+    ENTRY(OP_GEMV, .as.linear = {.x = from, .cols = 8, .segments = 1, .segment = {{.out = to, .rows = 8}}})
+static struct gpu_entry entries[] = {
+    ENTRY(OP_READ_BLOCK, .flags = 0),
+    ENTRY(OP_EMBED, .flags = 0),
+    GEMV(x, y),
+    GEMV(y, z),
+    GEMV(x, y), /* its x is no result of the one in front */
+    ENTRY(OP_CHAIN, .as.chain = {.count = 1}),
+    GEMV(x, y),
+    ENTRY(OP_ARGMAX, .as.argmax = {.next = {.token_id = &token}}),
+    ENTRY(OP_EMBED, .flags = 0),
+    GEMV(x, y),
+};
+
+static void issue_all(bool early_launch, enum gpu_tier tier)
+{
+    static char block[64];
+    static const struct gpu_buffers buffers;
+    static const struct plan plan;
+    struct device device = {.ops = &noting, .early_launch = early_launch};
+    const struct gpu_source source = {.plan = &plan,
+                                      .device = &device,
+                                      .buffers = &buffers,
+                                      .block_host = block};
+    const struct gpu_program program = {.tier = tier,
+                                        .tokens = 1,
+                                        .samples = 1,
+                                        .entry = entries,
+                                        .count = sizeof entries / sizeof *entries,
+                                        .tail = sizeof entries / sizeof *entries};
+    const struct gpu_issue issue = {.tokens = 1, .rows = 1, .samples = 1};
+    struct helm_err err = {0};
+    launches = 0;
+    assert_int_equal(gpu_program_issue(&source, &program, &issue, &err), 0);
+}
+
+/* No launch after one that writes the step block or after a chain, and no chain; a product waits for nothing in front of it
+ * only where its x is older. */
+static void one_tokens_kernels_begin_early(void **state)
+{
+    (void)state;
+    const uint32_t early = GPUK_EARLY, beside = GPUK_EARLY | GPUK_BESIDE;
+    /* a chain's operations are issued with it */
+    const uint32_t expected[] = {0, 0, early, early, beside, 0, 0, 0, early};
+    issue_all(true, GPU_TIER_1);
+    assert_int_equal(launches, sizeof expected / sizeof *expected);
+    assert_memory_equal(flags, expected, sizeof expected);
+}
+
+static void others_do_not(void **state)
+{
+    (void)state;
+    const struct {
+        bool early_launch;
+        enum gpu_tier tier;
+    } cases[] = {{false, GPU_TIER_1}, {true, GPU_TIER_2}, {true, GPU_TIER_16}, {true, GPU_TIER_CHUNK}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        issue_all(cases[c].early_launch, cases[c].tier);
+        for (uint32_t i = 0; i < launches; i++) assert_int_equal(flags[i], 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_tokens_kernels_begin_early),
+        cmocka_unit_test(others_do_not),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
