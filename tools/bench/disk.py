@@ -45,7 +45,7 @@ def one_round(options, endpoint, pid, vram):
     before, uses = seen(pid), ask(options, endpoint, "status", "--json")
     prompt = ",".join(str(random.randrange(100, options.vocabulary)) for _ in range(options.prompt))
     begin = time.monotonic()
-    answer = ask(options, endpoint, "generate", "--tokens", prompt, "-n", options.tokens, "--temperature", 1, "--ignore-eos", "--json")
+    answer = ask(options, endpoint, "generate", "--tokens", prompt, "-n", options.tokens, "--temperature", 1, "--top-k", options.top_k, "--ignore-eos", "--json")
     seconds = time.monotonic() - begin
     after, now = seen(pid), ask(options, endpoint, "status", "--json")
     used, present = (now["experts_%s_total" % k] - uses["experts_%s_total" % k] for k in ("used", "present"))
@@ -64,6 +64,7 @@ def main():
     p.add_argument("--vram")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--prompt", type=int, default=8)
+    p.add_argument("--top-k", type=int, default=0, help="draw among so many tokens: 200 stays in a topic of make_gguf.py --sticky")
     p.add_argument("--tokens", type=int, default=32)
     p.add_argument("--vocabulary", type=int, default=30000)
     p.add_argument("--helmd", nargs=argparse.REMAINDER, default=[])
