@@ -12,7 +12,7 @@
 #include "common/base/json.h"
 #include "common/base/units.h"
 
-#define CASES_MAX 16
+#define CASES_MAX 10 /* the most that a file has; caches for this many slots are filled at each start */
 #define STEPS_MAX 64
 #define TOP       10 /* how many of the reference's logprobs are compared */
 /* Instrumented kernels are many times slower, and one decode step is like another: this number of steps takes
@@ -79,6 +79,18 @@ static void golden_read(const char *folder, struct golden *golden)
     }
     json_decref(json);
     assert_true(golden->count > 0);
+}
+
+/* The context that cases of prompts up to `longest` tokens take. */
+static inline uint32_t golden_context(const struct golden *golden, uint32_t longest)
+{
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < golden->count; i++) {
+        const struct golden_case *one = &golden->cases[i];
+        if (one->prompt_count <= longest && one->prompt_count + one->step_count > most)
+            most = one->prompt_count + one->step_count;
+    }
+    return most;
 }
 
 static void golden_free(struct golden *golden)

@@ -39,7 +39,7 @@ struct case_plan {
     const char *decode, *prefill[PLAN_PREFILLS_MAX];
     uint32_t from[PLAN_PREFILLS_MAX];
     uint64_t ring;
-    uint32_t step_tokens;
+    uint32_t step_tokens, context_tokens; /* 0: 256, CONTEXT */
     bool ends_apart, no_graphs;
     bool pack;
     uint32_t pack_gpu; /* units at home in VRAM that lie packed; the head, too */
@@ -84,7 +84,7 @@ static void open_pair(const char *folder, const struct case_plan *c, struct pair
                                          .kv_dtype = c->kv_dtype,
                                          .threads = 2,
                                          .slots = CASES_MAX,
-                                         .context_tokens = CONTEXT,
+                                         .context_tokens = c->context_tokens ? c->context_tokens : CONTEXT,
                                          .step_tokens = c->step_tokens ? c->step_tokens : 256,
                                          .vram_bytes = vram_bytes,
                                          .copy_bytes_per_s = c->copy_bytes_per_s,
@@ -133,7 +133,9 @@ static uint64_t run_plan(const char *model, const struct case_plan *c, unsigned 
     for (uint32_t i = 0; i < golden->count && !(modes & GREEDY); i++)
         if (golden->cases[i].step_count > FEW_STEPS) golden->cases[i].step_count = FEW_STEPS;
     if (longest > LONG_CASE) longest = LONG_CASE;
-    open_pair(folder, c, pair, vram_of_device(), 0);
+    struct case_plan run = *c;
+    run.context_tokens = golden_context(golden, longest);
+    open_pair(folder, &run, pair, vram_of_device(), 0);
     for (int mode = 0; mode < MODE_COUNT; mode++) {
         if (!(modes >> mode & 1)) continue;
         const int runs = runs_of(modes, mode);
