@@ -138,6 +138,9 @@ int main(int argc, char **argv)
     d.ready_fd = d.parent_fd = d.signal_fd = d.arena.fd = d.keeper.pipe = -1;
     /* glibc would raise this by itself, and keep what large buffers of clients took */
     mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER);
+    /* Workers compute with one thread of OpenBLAS (gemm_openblas.c). Before their main it would make one for
+     * each processor, and each of them spins for tens of milliseconds. */
+    setenv("OPENBLAS_NUM_THREADS", "1", 1);
     int rc = start_process(&err);
     log_init("helmd", LOG_LEVEL_INFO);
     if (!rc) rc = config_read(argc, argv, &d.config, &exit_now, &err);
