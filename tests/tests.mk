@@ -82,7 +82,7 @@ TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/test_stream_threads unit/commo
 TEST_LONGEST := release:tests/golden/test_golden_stream *:tests/process/test_helmd_chaos.py $(addprefix asan:tests/process/test_,cli.py cli_daemons.py gateway.py) \
   release:tests/process/test_helmd_split.py asan:tests/process/test_helm_profile.py $(addprefix asan:tests/process/test_,helmd.py \
   helmd_hostile.py helmd_tiers.py activations.py) tsan:tests/ipc/test_split_threads release:tests/process/test_helmd_invariant.py \
-  *:tests/golden/test_golden_split asan:tests/golden/test_golden_stream *:tests/process/test_helmd_[csfi]* release:tests/golden/test_golden_home \
+  *:tests/golden/test_golden_split asan:tests/golden/test_golden_stream *:tests/process/test_helmd_[cfhimsw]* release:tests/golden/test_golden_home \
   release:helm-test-gpu-emulated release:tests/golden/test_golden_cpu asan:tests/golden/test_golden_* asan:tests/kernels/* \
   release:tests/golden/* release:tests/unit/daemon/planner/test_search
 # Daemons, workers and clients wait for each other, and tests of them for limits of time; devices for copies that are held to a
