@@ -86,6 +86,12 @@ static inline bool plan_processor_has_memory(enum plan_processor processor)
 {
     return plan_processor_memory(processor) != PLAN_HOST;
 }
+/* Whether a unit with this home is wholly a device's, in its own memory. */
+static inline bool plan_home_in_vram(enum plan_home home)
+{
+    return plan_home_rows[home].route == PLAN_RESIDENT &&
+           plan_processor_has_memory(plan_home_rows[home].processor);
+}
 /* Whether the processor computes with weights that come through its ring from this home. */
 static inline bool plan_home_streams(enum plan_home home, enum plan_processor processor)
 {

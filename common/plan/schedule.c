@@ -73,8 +73,7 @@ bool plan_overlaps_chunks(const struct plan *plan)
         return false;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         const struct plan_unit *unit = &plan->unit[u];
-        if (plan_home_memory(unit->home[0]) == PLAN_HOST || plan_home_memory(unit->home[0]) == PLAN_DISK ||
-            (plan->has_states && unit->state.kind == STATE_FIXED))
+        if (!plan_home_in_vram(unit->home[0]) || (plan->has_states && unit->state.kind == STATE_FIXED))
             return false;
     }
     return true;

@@ -63,8 +63,7 @@ int making_decode_seconds(const struct making *m, const struct plan *plan, uint3
 bool candidate_all_on_gpu(const struct plan *plan)
 {
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        if (!plan_processor_has_memory(plan_memory_processor(plan_home_memory(plan->unit[u].home[0]))))
-            return false;
+        if (!plan_home_in_vram(plan->unit[u].home[0])) return false;
     return true;
 }
 

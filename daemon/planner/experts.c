@@ -145,8 +145,7 @@ static bool some_outside(const struct model *model, const struct plan *plan)
     bool outside = false;
     for (uint32_t l = 0; l < model_answer_layers(&model->config); l++)
         outside |= model_layer_sparse(&model->config, l) &&
-                   !plan_processor_has_memory(
-                       plan_memory_processor(plan_home_memory(plan->unit[unit_of(l, UNIT_MLP)].home[0])));
+                   !plan_home_in_vram(plan->unit[unit_of(l, UNIT_MLP)].home[0]);
     return outside;
 }
 
