@@ -9,7 +9,8 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import processor  # noqa: E402
-from helmd_harness import Client, Daemon, check, run_tests, running, same, wait_until, SLOW  # noqa: E402
+import test_golden_cli as golden  # noqa: E402
+from helmd_harness import DATA, Client, Daemon, check, plan_json, run_tests, running, same, wait_until, SLOW  # noqa: E402
 from test_helmd_devices import pid_of  # noqa: E402
 from test_helmd_sessions import restore, save  # noqa: E402
 from test_helmd_split import GOLDEN, LAYERS, SIZES, check_golden, clear_stretch  # noqa: E402
@@ -61,6 +62,29 @@ def test_devices_of_different_sizes():
         check(flat.count("gpu") > flat.count("gpu1") > 0, f"{flat}")
         same((plan["vram"]["limit"], plan["vram1"]["limit"]), (20 << 20, 12 << 20), "ceilings")
         check_golden(d, "20 and 12 MiB")
+
+
+def test_slots_of_experts_are_the_first_devices_alone():
+    """Experts of layer 0 in slots of the first device, all of layer 1 on the second, which holds no more than its ledger says."""
+    model = os.path.join(DATA, "golden", "mixtral")
+    plan = plan_json(2, "gmGG", "g", "G", ring_bytes=4 << 20, mixed={"slots": 3, "direct_permille": 400, "moves": 2, "move_cost": 0})
+    with running("--device", "emulated,emulated", "--vram", "64MiB,64MiB", real=True, model=model, plan=plan) as d:
+        cases = [case for case in json.load(open(os.path.join(model, "golden.json")))["cases"] if len(case["prompt"]) < 200][:3]
+        for n, case in enumerate(cases):
+            _, fine, gap = golden.compare(case, golden.generate(d.endpoint, case["prompt"]), golden.CLASSES["bf16"][3],
+                                          golden.CLASSES["bf16"][1], golden.MARGIN["bf16"])
+            check(fine, f"case {n}: {gap}")
+        c = Client(d.endpoint)
+        plan, status = json.loads(c.ask("plan").plan.json), c.ask("status").status
+        for worker, memory in ("gpu", "vram"), ("gpu1", "vram1"):
+            held = {w.name: w.vram_bytes for w in status.workers}[worker]
+            check(0 < held <= plan[memory]["total"], f"{worker} holds {held} of {plan[memory]}")
+            lines = {line["what"].split(",")[0]: line["bytes"] for line in plan[memory]["lines"]}
+            same("experts" in lines, worker == "gpu", memory)
+            weights = float(re.search(rf"worker {worker}: .*VRAM in use.*: weights ([\d.]+) MiB", d.log())[1])
+            planned = (lines["weights"] + lines.get("experts", 0)) / 2**20
+            check(abs(weights - planned) < 0.02, f"{worker}: weights of {weights} MiB, the ledger has {planned}")
+        check(status.experts_used_total > 0, "experts were counted")
 
 
 def test_a_second_device_that_is_not_needed_is_left_out():

@@ -53,7 +53,8 @@ const uint32_t *gpu_slots_table_chunk(const struct gpu_slots *s, uint32_t index)
 int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan, struct gpu_slots *s,
                    struct helm_err *err)
 {
-    const uint32_t units = plan_mixed_units(plan);
+    const bool here = plan_home_processor(PLAN_HOME_MIXED) == weights->self;
+    const uint32_t units = here ? plan_mixed_units(plan) : 0; /* another device has its own */
     memset(s, 0, sizeof *s);
     s->model = weights->model;
     s->plan = plan;
@@ -62,7 +63,7 @@ int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan, s
     s->move = calloc((size_t)plan_experts(plan)->moves + 1, sizeof *s->move);
     if (!s->place.unit || !s->move)
         return helm_fail(err, HELM_E_NOMEM, "no memory for slots of the experts of %u layers", units);
-    return slots_place(s->model, plan, &s->place, err);
+    return here ? slots_place(s->model, plan, &s->place, err) : 0;
 }
 
 int gpu_slots_open(struct gpu_slots *s, struct device *device, const struct arena *arena,
