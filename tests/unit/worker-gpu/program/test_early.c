@@ -66,8 +66,8 @@ static void issue_all(bool early_launch, enum gpu_tier tier)
     assert_int_equal(gpu_program_issue(&source, &program, &issue, &err), 0);
 }
 
-/* No launch after one that writes the step block or after a chain, and no chain; a product waits for nothing in front of it
- * only where its x is older. */
+/* No chain does, and no launch after a chain or after one that writes the step block. A product need not wait
+ * for the one in front where its x is older. */
 static void one_tokens_kernels_begin_early(void **state)
 {
     (void)state;
