@@ -106,11 +106,11 @@ def main():
     agents = (("Claude Code", "Bash", {"command": COMMAND}, claude, "@anthropic-ai/claude-code@2.1.197", "@anthropic-ai/claude-code-%s/claude" % MACHINE,
                ("-p", "Run the command.", "--model", "demo", "--allowedTools", "Bash", "--max-turns", "4")),
               ("Codex with --oss", "exec_command", {"cmd": COMMAND}, codex_oss, CODEX, CODEX_PROGRAM, ("exec", "--oss", "--local-provider", "ollama", "-m", "demo", *CODEX_WORDS)),
-              ("Codex", "exec_command", {"cmd": COMMAND}, codex, CODEX, CODEX_PROGRAM, ("exec", *CODEX_WORDS)))
-    full = (("opencode", "bash", {"command": COMMAND, "description": "say it"}, opencode, OPENCODE + "@1.18.33", OPENCODE + "/bin/opencode",
+              ("Codex", "exec_command", {"cmd": COMMAND}, codex, CODEX, CODEX_PROGRAM, ("exec", *CODEX_WORDS)),
+              ("opencode", "bash", {"command": COMMAND, "description": "say it"}, opencode, OPENCODE + "@1.18.33", OPENCODE + "/bin/opencode",
                ("run", "--auto", "--title", "task", "Run the command.")),
               ("Cline", "run_commands", {"commands": [COMMAND]}, cline, CLINE + "@3.0.65", CLINE + "/bin/cline", ("Run the command.",)))
-    for name, tool, arguments, set_up, package, program, words in agents + (full if os.environ.get("HELM_TEST_FULL") else ()):
+    for name, tool, arguments, set_up, package, program, words in agents:
         folder = os.path.join(os.path.dirname(BIN), "npm", package.replace("/", "-"))
         why = missing_node() or fetch_packages(folder, [package], (program,))
         if why:
