@@ -146,8 +146,8 @@ static void lower_span(struct lowering *low, const struct plan_span *span, uint3
     }
     if (span->embed && !low->embedded) lower_embed(low);
     struct lane *out = span->ticket_out ? arena_lane_of(s->arena, span->lane_out) : NULL;
-    if (span->ticket_out == 1) lower_word(low, OP_WORD_WAIT, &out->bell.value, 0, DEVICE_EQUAL);
     bool direct = out && span->unit_count && low->program->tier != GPU_TIER_CHUNK && !span->head;
+    if (direct && span->ticket_out == 1) lower_word(low, OP_WORD_WAIT, &out->bell.value, 0, DEVICE_EQUAL);
     for (uint32_t u = 0; u < span->unit_count && !low->rc; u++) {
         const uint32_t before = low->program->count;
         lower_unit(low, span->first_unit + u, direct && u + 1 == span->unit_count ? out->data : x);
@@ -165,6 +165,8 @@ static void lower_span(struct lowering *low, const struct plan_span *span, uint3
                                                                   .lane_out = span->lane_out,
                                                                   .last_out = last_out};
     if (!out) return;
+    /* a chunk is computed while the reader still has the one before */
+    if (!direct && span->ticket_out == 1) lower_word(low, OP_WORD_WAIT, &out->bell.value, 0, DEVICE_EQUAL);
     if (!direct) add_move(low, OP_LANE_WRITE, x, out->data);
     lower_word(low, OP_WORD_WRITE, &out->bell.value, span->ticket_out, DEVICE_EQUAL);
     if (last_out) lower_word(low, OP_WORD_WRITE, s->sent, last_out, DEVICE_EQUAL);
