@@ -32,7 +32,7 @@ static int open_ring(uint32_t depth, struct disk_queue **queue, struct helm_err 
         io_uring_queue_exit(&q->ring);
         free(q);
         return helm_fail(err, HELM_E_UNSUPPORTED,
-                         "io_uring: this kernel's has no reads (Linux 5.6 has them)");
+                         "io_uring: it does not say that it reads (Linux 5.6 and later do)");
     }
     *queue = q;
     return 0;

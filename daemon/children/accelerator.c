@@ -383,6 +383,8 @@ int accelerator_choose_second(const struct accelerator_wish *wish, const struct 
     } else {
         const int rc = choose_probed(option, wish->vram[1], first->probed, first->probed_count, choice, err);
         if (rc) return helm_err_prefix(err, "--device %s", option);
+        if (choice->index == first->index)
+            return helm_fail(err, HELM_E_USAGE, "--device %s: it is the first device, too", option);
     }
     log_info("device: a second one: %s (%s)", choice->text, choice->name);
     return 0;

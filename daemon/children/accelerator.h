@@ -8,6 +8,7 @@
 #pragma once
 
 #include <stddef.h>
+#include <string.h>
 
 #include "common/base/err.h"
 #include "daemon/planner/memory/ledger.h"
@@ -45,6 +46,11 @@ struct accelerator_wish {
     uint64_t vram[ACCELERATORS_MAX]; /* 0: not stated */
     bool vram_given;
 };
+/* Whether nobody named a second device: one that cannot be used is left out, and that is no error. */
+static inline bool accelerator_second_unnamed(const struct accelerator_wish *wish)
+{
+    return strcmp(wish->device[1], "auto") == 0 && !wish->vram_given;
+}
 /* `devices`: names, comma-separated. `ceilings`: as many sizes; NULL: not given. `auto`, `cuda` and
  * `emulated` are as many devices as there are ceilings; `auto` without ceilings as many as there are.
  * described: names are a profile's, and checked there. HELM_E_USAGE names what is wrong, and the numbers. */

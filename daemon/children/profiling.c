@@ -148,7 +148,7 @@ static int read_checked(const char *path, const struct profiling_request *r, str
     const char *const names[] = {r->device->info.uuid, r->device->name, NULL};
     int rc = HELM_E_NOT_FOUND;
     for (size_t i = 0; i < sizeof names / sizeof *names && rc == HELM_E_NOT_FOUND; i++)
-        if (!names[i] || names[i][0]) rc = profile_read(path, names[i], profile, err);
+        if (names[i] ? names[i][0] != 0 : !r->exactly) rc = profile_read(path, names[i], profile, err);
     return rc ? rc : check_device(path, r, profile, err);
 }
 

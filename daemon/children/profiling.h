@@ -17,6 +17,7 @@ struct profiling_request {
     const char *file;                 /* --profile, or NULL */
     const char *program_dir;          /* where helm-profile is; NULL: beside helmd */
     const struct accelerator *device; /* that will be planned for */
+    bool exactly;                     /* no other device's entry of a profile serves */
     uint32_t threads;                 /* as asked for, 0: the worker's choice */
     int node;                         /* NUMA node as asked for, -1: as accelerator_choose_node does */
     uint64_t copy_bytes_per_s;        /* of the emulated device; 0: as fast as memory */

@@ -93,13 +93,21 @@ static int choose_device(struct helmd *d, const char *gpu_program, struct helm_e
     return rc;
 }
 
+/* Chains that will not run are no price to plan with. */
+static void forget_chains(const struct config *c, struct profile *profile)
+{
+    if (!c->no_chains) return;
+    profile->gpu.chain_gemv = profile->gpu.chain_attention = profile->gpu.chain_operation =
+        (struct profile_value){0};
+}
+
 /* The second device's rates are the first's where both are the same model; else it is measured as the first
- * is. */
+ * is. One that nobody named is left out where that fails. */
 static int look_at_second(struct helmd *d, unsigned formats, struct helm_err *err)
 {
     struct profiling_request profiling = machine_profiling(d, formats);
     bool fresh;
-    profiling.device = &d->second;
+    profiling.device = &d->second, profiling.exactly = true;
     d->measured.second = NULL;
     if (d->second.ledger.kind == LEDGER_DEVICE_NONE) return 0;
     if (accelerator_alike(&d->device, &d->second)) {
@@ -109,8 +117,13 @@ static int look_at_second(struct helmd *d, unsigned formats, struct helm_err *er
     log_info("profile: %s (%s) is another model: it has a profile of its own", d->second.name,
              d->second.info.name);
     const int rc = profiling_get(&profiling, &d->second_measured, &fresh, err);
+    forget_chains(&d->config, &d->second_measured);
     if (!rc) d->measured.second = &d->second_measured;
-    return rc;
+    if (!rc || rc == HELM_E_CANCELLED || !accelerator_second_unnamed(&d->config.devices)) return rc;
+    log_warn("device: %s is left out: %s", d->second.name, err->text);
+    d->second.ledger.kind = LEDGER_DEVICE_NONE;
+    *err = (struct helm_err){0};
+    return 0;
 }
 
 /* The model's own programs. A model that VRAM certainly has all room for leaves the CPU nothing to compute:
@@ -167,9 +180,7 @@ int machine_look(struct helmd *d, struct helm_err *err)
     if (!rc) rc = cpu_check_threads(d->node, c->threads, err);
     if (!rc) rc = profiling_get(&profiling, &d->measured, &d->measured_now, err);
     if (!rc) rc = end_request_check(err);
-    if (c->no_chains) /* what they would take is no price to plan with */
-        d->measured.gpu.chain_gemv = d->measured.gpu.chain_attention = d->measured.gpu.chain_operation =
-            (struct profile_value){0};
+    forget_chains(c, &d->measured);
     if (!rc) rc = look_at_second(d, formats, err);
     if (!rc) rc = look_at_programs(d, err);
     d->current = d->measured;

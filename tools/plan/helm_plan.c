@@ -186,7 +186,11 @@ static int find_machine(const struct options *o, bool able, struct profile *prof
     }
     rc = read_kept(o, &other, second, &r->machine.second, err);
     if (!rc) profile->second = second;
-    return rc;
+    if (rc != HELM_E_NOT_FOUND || !accelerator_second_unnamed(&o->devices)) return rc;
+    fprintf(stderr, "helm-plan: %s is left out: %s\n", other.name, err->text);
+    r->machine.second.kind = LEDGER_DEVICE_NONE;
+    *err = (struct helm_err){0};
+    return 0;
 }
 
 static int print_json(json_t *json, struct helm_err *err)

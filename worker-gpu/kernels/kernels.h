@@ -7,9 +7,9 @@
  *
  * Inputs that change from step to step (tokens, positions, page tables, how many of them count) are read from
  * device memory through `struct gpuk_step`; a launch depends only on shapes and on capacities (the token
- * tier), so a captured graph is replayed unchanged. The step block may be written by copies before the graph
- * or by the host, not by a kernel of the same graph: kernels launched early (below) read it before their
- * predecessor has finished.
+ * tier), so a captured graph is replayed unchanged. Kernels launched early (below) read the step block before
+ * their predecessor has finished. So after a kernel that writes the block the next launch must not be early;
+ * copies before the graph and the host may write it.
  *
  * Precision: weights as their format decodes them; the residual stream and decode activations are fp32; sums
  * are fp32. One token's activations against blocks are whole numbers of 22 bits and a sign with a scale for

@@ -126,7 +126,6 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ float4 shared[WARPS][M][N][32];
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2;
     const uint32_t first_pair = blockIdx.x * 8 * M;
-    let_next_start();
     const unsigned char *wa[M], *wb[M];
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -140,6 +139,7 @@ __global__ void __launch_bounds__(THREADS)
         }
     }
     wait_for_previous();
+    let_next_start();
     float sum[M][N][4];
 #pragma unroll
     for (int m = 0; m < M; m++)

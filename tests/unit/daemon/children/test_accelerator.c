@@ -179,6 +179,9 @@ static void a_second_device_is_chosen(void **state)
     assert_int_equal(accelerator_choose("cuda:0", 0, program, &first, &err), 0);
     assert_int_equal(accelerator_choose_second(&wish, &first, &second, &err), HELM_E_NOT_FOUND);
     assert_non_null(strstr(err.text, "no device 2"));
+    assert_int_equal(accelerator_wish_read("cuda:0,cuda:00", NULL, false, &wish, &err), 0);
+    assert_int_equal(accelerator_choose_second(&wish, &first, &second, &err), HELM_E_USAGE);
+    assert_non_null(strstr(err.text, "it is the first device"));
     unlink(program);
     program = program_printing("{\"devices\": [{\"name\": \"Only\", \"vram_bytes\": 9000000000, "
                                "\"vram_free\": 8000000000}]}");

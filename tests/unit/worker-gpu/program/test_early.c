@@ -88,6 +88,7 @@ static void others_do_not(void **state)
     } cases[] = {{false, GPU_TIER_1}, {true, GPU_TIER_2}, {true, GPU_TIER_16}, {true, GPU_TIER_CHUNK}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         issue_all(cases[c].early_launch, cases[c].tier);
+        assert_int_equal(launches, 9);
         for (uint32_t i = 0; i < launches; i++) assert_int_equal(flags[i], 0);
     }
 }
