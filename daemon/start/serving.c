@@ -188,10 +188,12 @@ static int decide(void *context, bool *again, struct helm_err *err)
 /* What was found of experts on disk is what the next plan goes by. */
 static void keep_found(const struct helmd *d)
 {
-    const struct arena_experts *seen = arena_experts_of(&d->arena);
     struct profile_found found = d->measured.found;
     struct helm_err err = {0};
-    if (!plan_disk_units(&d->plan) || !found.of || atomic_load(&seen->steps) < FOUND_LEAST_STEPS) return;
+    /* a plan that could not be made again has left no arena */
+    if (!d->arena.base || !plan_disk_units(&d->plan) || !found.of) return;
+    const struct arena_experts *seen = arena_experts_of(&d->arena);
+    if (atomic_load(&seen->steps) < FOUND_LEAST_STEPS) return;
     found.slots = plan_disk_slots(&d->plan);
     found.experts = d->model.config.router.experts;
     found.uses = atomic_load(&seen->used);

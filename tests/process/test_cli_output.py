@@ -17,7 +17,8 @@ BIN = os.path.dirname(CLI)
 
 def programs():
     """The arguments that print each program's and each command's help."""
-    found = [(path,) for path in sorted(os.path.join(BIN, n) for n in os.listdir(BIN)) if os.access(path, os.X_OK)]
+    found = [(path,) for path in sorted(os.path.join(BIN, n) for n in os.listdir(BIN) if not n.startswith("helm-test-"))
+             if os.access(path, os.X_OK)]
     listed = cli("--print-options")[1].splitlines()
     return found + [(CLI, line.split("\t")[0]) for line in listed if not line.startswith("-") and not line.startswith("help\t")]
 

@@ -272,8 +272,9 @@ int main(int argc, char **argv)
         for (const auto &o : options)
             if (strcmp(argv[i], o.name) == 0) *o.on = known = true;
         if (known) continue;
-        fprintf(stderr, "usage: %s [--quick] [--batch] [--chains] [--attention]\n", argv[0]);
-        return 2;
+        const bool asked = strcmp(argv[i], "--help") == 0;
+        fprintf(asked ? stdout : stderr, "usage: %s [--quick] [--batch] [--chains] [--attention]\n", argv[0]);
+        return asked ? 0 : 2;
     }
     int bad = 0;
     b.repeats = quick ? 3 : 7;
