@@ -169,7 +169,7 @@ static int apply(const struct making *m, const struct search_found *found, struc
     return 0;
 }
 
-/* What the search has on `gpu` and is the second device's. */
+/* Gives the second device its units and head, which the search has on `gpu`. */
 static void put_second(const struct making *m, struct plan *plan)
 {
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)

@@ -1,8 +1,8 @@
 /* Candidates: plans that an idea of the planner asks for, priced and held to the ledger.
  *
  * Internal to ideas.c and the ideas, refusal.c and planner.c. An idea (ideas.h) writes a spec, candidate_make
- * or packing_best makes a plan of it, and candidate_keep leaves the better one. What was made is in the
- * request's cache: the same spec is never searched twice, neither by two ideas nor for helm-plan's table of
+ * or packing_best makes a plan of it, and candidate_keep leaves the better one. The request's cache has the
+ * candidates that were made: no spec is searched twice, by two ideas or for helm-plan's table of
  * strategies. */
 #pragma once
 
@@ -63,14 +63,14 @@ void candidate_begin(struct making *m, uint32_t places);
 
 /* planner.c: checks the request. analyse_table_free(&m->table) on the caller, also after an error. */
 HELM_MUST_CHECK int making_open(const struct planner_request *r, struct making *m, struct helm_err *err);
-/* What planner_make's candidates begin with, beside the request's wish. */
+/* Completes m->asked and m->of for planner_make's candidates. */
 void making_settle(struct making *m);
 /* The contexts that are tried, largest first: the one asked for, or halves of the usual one. 0: no more. */
 uint32_t making_first_ctx(const struct making *m);
 uint32_t making_next_ctx(const struct making *m, uint32_t ctx);
-/* What prices of one of its plans are of. */
+/* The case by which one of its plans is priced. */
 struct cost_case making_case(const struct making *m, const struct plan *plan);
-/* Seconds of the plan's decode step of m->batch sequences with `context` tokens behind each; 0: with the
+/* Seconds of the plan's decode step of m->batch sequences with a context of `context` tokens each; 0: the
  * typical one. */
 HELM_MUST_CHECK int making_decode_seconds(const struct making *m, const struct plan *plan, uint32_t context,
                                           double *seconds, struct helm_err *err);
@@ -104,7 +104,7 @@ HELM_MUST_CHECK int known_find(const struct making *m, const struct spec *spec, 
                                bool *found, struct helm_err *err);
 HELM_MUST_CHECK int known_add(const struct making *m, const struct spec *spec, const struct candidate *made,
                               struct helm_err *err);
-/* What is planned for, in one number: the model's sizes, the profile, the machine. */
+/* A hash of the case: the model's sizes, the profile, the machine. */
 uint64_t known_case(const struct making *m);
 /* forced.c: whether what was found uses the device as it must; the fastest plan that does where the CPU alone
  * is faster. */

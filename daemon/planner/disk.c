@@ -14,7 +14,7 @@
 #include "common/plan/disk.h"
 #include "daemon/planner/ideas.h"
 
-/* What a device has: the first `units` of the order; ends, where it has any. */
+/* A device's part: the first `units` of the order; ends, where it has any. */
 struct split {
     uint32_t units;
     enum plan_processor embed, head;

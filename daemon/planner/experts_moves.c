@@ -27,12 +27,12 @@ static int expert_bytes(const struct making *m, const struct plan *plan, double 
     return rc;
 }
 
-/* Of a step of m->batch sequences in which experts move and kernels read none over the link. */
+/* A step of m->batch sequences in which experts move and kernels read none over the link. */
 struct moving {
     double seconds, most; /* most: moves that the link has time for */
 };
 
-/* What all moves of a step are priced by: choices of the layers in both memories, bytes of an expert. */
+/* The numbers that price all moves of a step: choices of the layers in both memories, bytes of an expert. */
 struct moves_case {
     double choices, bytes, found; /* found: the part of the choices that slots that stay have */
 };

@@ -12,8 +12,8 @@
 #include "daemon/planner/profile/policy.h"
 
 #define DIRECT_STEP (PERMILLE / PLANNER_SHARES / 2)
-/* Of experts' bytes, what sampled ones may come to packed for slots to have room for nearly all
- * (common/plan/slots.c). */
+/* Slots are packed where sampled experts shrink below this part of their bytes: then slots have room for
+ * nearly all (common/plan/slots.c). */
 #define PACKED_SLOTS_WORTH (PROFILE_PACKED_PART * (1 + WORTH_NOTING))
 
 int experts_place(const struct making *m, const struct plan *from, uint32_t whole, enum packs packs,

@@ -1,11 +1,11 @@
-/* What no plan for so many sequences at once decodes a step in less than. See candidate.h. Called by
- * planner.c, which tries fewer sequences at once only where that may gain; owns its tables.
+/* A lower bound of a decode step's seconds, over all plans for so many sequences at once. See candidate.h.
+ * Called by planner.c, which tries fewer sequences at once only where that may gain; owns its tables.
  *
  * The search's bound (search/bound.c) over all that such plans choose from: each half layer at each home,
  * with weights in VRAM plain or packed, and with one tier of the cache or two. With two tiers a step is
  * faster the more places there are, so a layer counts at the price of up to twice as many as it takes memory
  * for, and layers may have different numbers. No ring takes room, and any is as large as the largest. A
- * mixture of experts can lie in ways that are not among these: of it nothing is known.
+ * mixture of experts can lie in ways that are not among these, so it has no bound.
  *
  * An MLP of which the GPU computes the part k of the rows and the CPU the others takes max((1 - k) c, k g) at
  * least, and so (1 - k) w c + k (1 - w) g for any w from 0 to 1: as a mixture of both homes at w and 1 - w of

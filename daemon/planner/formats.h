@@ -11,8 +11,7 @@
 
 /* ---- of all weights: --weights ---- */
 
-/* What the option says: "stored" (NULL), or the name of a mixture of blocks. HELM_E_USAGE says which there
- * are. */
+/* Reads the option: "stored" (NULL), or the name of a mixture of blocks. HELM_E_USAGE lists them. */
 HELM_MUST_CHECK int formats_read(const char *name, const struct mixture **weights, struct helm_err *err);
 /* Has the model's matrices of single numbers lie in the mixture's formats (mixture_format_at_load), with the
  * bytes of those. Sizes and prices are of them from then on; workers convert at load. NULL: leaves them as
@@ -46,7 +45,7 @@ HELM_MUST_CHECK int formats_check(const struct ledger_case *c, const struct plan
 
 #define FORMATS_ROWS (UNIT_PARTS * MODEL_LAYERS_MAX + 1)
 
-/* What the wish is for weights in host memory; as stored in VRAM, and in both. */
+/* The wish for weights in host memory; as stored in VRAM, and in both. */
 void formats_wished(const struct ledger_case *c, enum tensor_format (*format)[PLAN_HOMES]);
 /* In VRAM: packed is all that can be; or as in the plan, where it has them there. */
 void formats_all_vram(const struct ledger_case *c, enum tensor_format (*format)[PLAN_HOMES]);

@@ -1,5 +1,5 @@
-/* What tokens chose of a model's experts, as `helm-cli experts --histogram` writes it: which experts a plan
- * puts into VRAM at first, and how many uses they should catch.
+/* A histogram of the experts that tokens chose, as `helm-cli experts --histogram` writes it. It says which
+ * experts a plan puts into VRAM at first, and how many uses they should catch.
  *
  * Called by main.c and helm-plan, which read a file, and by experts_slots.c. Pure but for the file. */
 #pragma once

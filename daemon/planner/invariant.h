@@ -1,11 +1,11 @@
 /* Whether a plan is invariant (common/plan/schedule.h): what it costs, and the choice.
  *
- * Called by main.c and helm-plan once a plan is made or taken. What differs in an invariant plan, as prices
- * have it: a GPU decodes one token with the kernels of a few, without chains; its chunks are whole
- * sub-chunks; with two tiers the CPU attends to nothing; the CPU multiplies each of several tokens as one.
- * The CPU's one token and its chunks are as fast. Where the model's own programs were measured both ways
- * (profile/programs.h), they are the price, else rates alone. Not priced: sequences that decode while prompts
- * are computed wait for steps of their own. Pure. */
+ * Called by main.c and helm-plan once a plan is made or taken. An invariant plan's prices differ in this: a
+ * GPU decodes one token with the kernels of a few, without chains; its chunks are whole sub-chunks; with two
+ * tiers the CPU attends to nothing; the CPU multiplies each of several tokens as one. The CPU's one token and
+ * its chunks are as fast. Where the model's own programs were measured both ways (profile/programs.h), they
+ * are the price, else rates alone. Not priced: sequences that decode while prompts are computed wait for
+ * steps of their own. Pure. */
 #pragma once
 
 #include "daemon/planner/planner.h"

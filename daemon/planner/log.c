@@ -54,7 +54,7 @@ static void log_stages(const struct plan *plan, uint32_t phase, const char *name
     log_line(phase == 0, name, line);
 }
 
-/* What decode steps move of weights, and as how much. */
+/* Weights that decode steps move, and their packed size. */
 static void log_moved(const char *who, const struct cost_crossing *moved)
 {
     char size[2][UNITS_TEXT];

@@ -6,7 +6,7 @@
 
 #define PLANS_MAX 4 /* plans that are made one after the other, each with larger parts: the last one stands */
 
-/* What PLACEMENT_PACKED_SLACK allows for needs no other plan. */
+/* A rise within PLACEMENT_PACKED_SLACK needs no other plan. */
 static bool raise_part(double *part, double of)
 {
     if (of <= *part * (1 + PLACEMENT_PACKED_SLACK)) return false;

@@ -17,7 +17,7 @@ static const char *const cost_names[PAGE_COSTS] = {[PAGE_COST_PLACES] = "places 
                                                    [PAGE_COST_READS] = "short reads",
                                                    [PAGE_COST_COPIES] = "copies"};
 
-/* What all sizes share. Rates in bytes a second; INFINITY: it costs nothing. */
+/* Numbers that all sizes share. Rates in bytes a second; INFINITY: it costs nothing. */
 struct token {
     double host, vram;           /* bytes of weights */
     double host_rate, vram_rate; /* that a token's weights are read at */

@@ -1,7 +1,7 @@
 /* How many positions a page of the KV cache has: the size with the least extra time of a decoded token.
  *
- * Called by main.c and helm-plan before a plan is made, since all sizes of a plan are in pages. Pure. What a
- * page's size costs and brings, in seconds of a token (docs/planner-tiers.md):
+ * Called by main.c and helm-plan before a plan is made, since all sizes of a plan are in pages. Pure. Costs
+ * that rise or fall with a page's size, in seconds of a token (docs/planner-tiers.md):
  *   places   VRAM that pages of short sequences do not fill: weights that lie in host memory instead. Rises.
  *   again    tokens of a prompt in front of a page that is not whole, which the prefix cache does not share.
  *            Rises.

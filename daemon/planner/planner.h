@@ -103,7 +103,7 @@ void planner_adopt(const struct plan *plan, const struct model *model, struct le
 HELM_MUST_CHECK int planner_take(const struct planner_request *request, struct plan *plan,
                                  struct arena_spec *spec, struct helm_err *err);
 
-/* What a plan will do, with error bars (from the profile's spreads). */
+/* A plan's forecast, with error bars (from the profile's spreads). */
 struct planner_prediction {
     struct cost_forecast decode, ttft; /* of one decode step; of the steps of the prompt together */
 };

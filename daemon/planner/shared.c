@@ -49,7 +49,7 @@ static void price_as_cpu(const struct making *m, uint32_t rows, bool must, struc
     }
 }
 
-/* What the search has on the CPU is shared; prompts have all of it on the GPU. */
+/* Shares the MLPs that the search has on the CPU; prompts have all of them on the GPU. */
 static void share(const struct making *m, uint32_t rows, struct plan *plan)
 {
     plan->shared_rows = 0;
@@ -121,7 +121,7 @@ static struct ledger_wish wish_of(const struct making *m, const struct candidate
     return wish;
 }
 
-/* What GPU and CPU could at most do at the same time, as a part of the step: all that the GPU computes of
+/* The largest part of the step that GPU and CPU could do at the same time: all that the GPU computes of
  * MLPs. */
 static int hidden_part(const struct making *m, const struct spec *spec, double seconds, double *part,
                        struct helm_err *err)

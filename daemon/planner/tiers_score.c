@@ -1,5 +1,5 @@
-/* What a plan with two tiers is worth over contexts, and which processor reads the arena's part of its cache.
- * See tiers.h. Called by tiers.c and ideas.c; owns nothing. */
+/* The score of a plan with two tiers over contexts, and the processor that reads the arena's part of its
+ * cache. See tiers.h. Called by tiers.c and ideas.c; owns nothing. */
 #include "common/base/units.h"
 #include "daemon/planner/tiers.h"
 

@@ -20,8 +20,8 @@ enum activations_option activations_option_named(const char *name);
 double activations_gain(const struct model *model, const struct profile *profile,
                         enum plan_processor processor);
 
-/* What is wanted of each processor. ACTIVATIONS_AUTO: int8 where it gains; ACTIVATIONS_INT8: wherever `can`
- * says that there are kernels. */
+/* Chooses each processor's activations. ACTIVATIONS_AUTO: int8 where it gains; ACTIVATIONS_INT8: wherever
+ * `can` says that there are kernels. */
 void activations_choose(enum activations_option option, const struct model *model,
                         const struct profile *profile, const bool can[PLAN_PROCESSORS],
                         enum linear_inputs inputs[PLAN_PROCESSORS]);

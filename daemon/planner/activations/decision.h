@@ -1,8 +1,8 @@
 /* Which activations blocks are multiplied with, and why: the option, what the profile says, and the model's
  * own check.
  *
- * Called by main.c and helm-plan: before the plan is made, behind it, and when the check has ended. The check
- * itself is daemon/steps/check.h, what it found is kept by daemon/planner/activations/verdict.h. Owns
+ * Called by main.c and helm-plan: before the plan is made, after it, and when the check has ended.
+ * daemon/steps/check.h is the check itself, daemon/planner/activations/verdict.h keeps its findings. Owns
  * nothing. */
 #pragma once
 
@@ -29,8 +29,8 @@ void activations_want(const struct model *model, const struct profile *profile, 
 /* A hand-written plan keeps its activations where there are kernels for them, unless the option says
  * otherwise. Else, and once the choice is decided, it gets those that are wanted. */
 void activations_take(struct plan *plan, struct activations *activations);
-/* Behind it: looks for what a check has found before. *again: it failed, and the plan has to be made with
- * exact activations, which `inputs` says now. */
+/* After the plan is made: looks for an earlier check's findings. *again: that check failed, and the plan has
+ * to be made with exact activations, which `inputs` says now. */
 void activations_look(const struct model *model, const struct plan *plan, struct activations *activations,
                       bool *again);
 /* The check was interrupted: keeps what it found so far. It goes on between requests, and at the next

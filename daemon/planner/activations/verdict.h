@@ -1,8 +1,8 @@
-/* What the model's own check of int8 activations found (daemon/steps/check.h), kept for the next start.
+/* The findings of the model's own check of int8 activations (daemon/steps/check.h), kept for the next start.
  *
  * Called by main.c, which has it measured, and by helm-plan, which shows it. One small JSON file for each
- * model, mixture and version of HELM, beside the profiles; what cannot be read, is of something else or
- * contradicts itself is refused, and measured anew. */
+ * model, mixture and version of HELM, beside the profiles; a file that cannot be read, is of something else
+ * or contradicts itself is refused, and measured anew. */
 #pragma once
 
 #include <float.h>
@@ -31,8 +31,8 @@ bool verdict_says_enough(const struct verdict *verdict);
  * fewer units, a failure covers more. */
 bool verdict_holds(const struct verdict *verdict, uint32_t units);
 
-/* What a verdict is of, as hexadecimal digits: the model's files (names, sizes, times, a sample of their
- * bytes), the mixture that they are converted to, the kernels asked for, HELM's version. */
+/* A verdict's key, a digest in hexadecimal digits: of the model's files (names, sizes, times, a sample of
+ * their bytes), the mixture that they are converted to, the kernels asked for, HELM's version. */
 HELM_MUST_CHECK int verdict_key(const struct model *model, const char *kernels, char key[DIGEST_TEXT],
                                 struct helm_err *err);
 /* HELM_E_NOT_FOUND: there is none. */

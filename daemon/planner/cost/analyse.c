@@ -1,4 +1,4 @@
-/* What a model costs. See analyse.h. Called by the rest of the planner; pure. */
+/* The costs of a model. See analyse.h. Called by the rest of the planner; pure. */
 #include "daemon/planner/cost/analyse.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* What a model costs: bytes by layer and operation, KV bytes by token, activation bytes by step.
+/* The costs of a model: bytes by layer and operation, KV bytes by token, activation bytes by step.
  *
  * Called by the rest of the planner and by main.c. Pure functions over a checked model; no weights are read.
  * The table belongs to the caller: analyse_table_free. */
@@ -51,7 +51,7 @@ double analyse_chosen_part(const struct model_config *config, double tokens);
  * token chooses, if each token chooses evenly and independently among all. */
 double analyse_read_part(const struct model_config *config, const struct model_tensor *tensor, double tokens);
 /* Bytes of a home's units in the decode list, as stored, and of the head where the home is that of its
- * processor: what is read (or copied) for one decoded token. Of experts the chosen ones are read, but all are
+ * processor: those read (or copied) for one decoded token. Only chosen experts are read, but all are
  * copied. */
 uint64_t analyse_token_bytes(const struct analyse_table *table, const struct plan *plan, enum plan_home home);
 

@@ -1,11 +1,11 @@
-/* What attention costs. See cost/attention.h; equations are in docs/planner-prices.md. Called by cost.c; owns
+/* Prices of attention. See cost/attention.h; equations are in docs/planner-prices.md. Called by cost.c; owns
  * nothing.
  *
  * With two tiers a row's oldest positions lie in the arena alone (plan.h, vram_page_count). In a step of few
  * tokens, one a row, the CPU attends to the first of them where they lie while the GPU attends to the others:
- * it reads the last of them over the link and those behind in VRAM. The query goes down, the CPU's part comes
- * up. In other steps the GPU reads all over the link, once for all sub-chunks, in pieces (plan_staging). What
- * a step adds is copied to the arena by the way. */
+ * it reads the last of them over the link and those after them in VRAM. The query goes down, the CPU's part
+ * comes up. In other steps the GPU reads all over the link, once for all sub-chunks, in pieces
+ * (plan_staging). A step's new positions are copied to the arena by the way. */
 #include "daemon/planner/cost/attention.h"
 #include "common/base/units.h"
 

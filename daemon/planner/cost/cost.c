@@ -215,8 +215,8 @@ static uint32_t add_operation(const struct pricing *p, uint32_t unit, const stru
     return count;
 }
 
-/* What a token reads of a vector. A router is kept as fp32, and so are experts' biases, of which it reads its
- * own. */
+/* Bytes that a token reads of a vector. A router is kept as fp32, and so are experts' biases, of which it
+ * reads its own. */
 static double vector_bytes(const struct model_tensor *t, double read_part)
 {
     const double kept = (double)(t->rows * t->cols) * sizeof(float);
@@ -298,8 +298,8 @@ static double packed_in_vram(const struct pricing *p, bool mlp, uint64_t bytes, 
            expand_seconds(p, (double)bytes);
 }
 
-/* Experts that lie packed in VRAM: one and a few tokens' are read so by a kernel of its own behind one that
- * chooses; a chunk's, all of them, are expanded. */
+/* Experts that lie packed in VRAM. A separate kernel reads those of one or a few tokens, after one that
+ * chooses. A chunk expands all of them. */
 static double packed_experts_in_vram(const struct pricing *p, const struct weights *w, uint64_t bytes,
                                      double sliced)
 {
@@ -309,8 +309,8 @@ static double packed_experts_in_vram(const struct pricing *p, const struct weigh
            w->experts.bytes / (packed > 0 ? packed : p->kernel.gemv);
 }
 
-/* What the same kernel takes of experts in slots that are packed, and the bytes that direct reads have. A
- * chunk's are the CPU's. */
+/* Prices experts in packed slots by the same kernel, and direct reads by packed bytes. A chunk's are the
+ * CPU's. */
 static void pack_experts(const struct pricing *p, struct experts_parts *e)
 {
     const double packed = p->profile->gpu.gemv_packed.value,
@@ -552,7 +552,7 @@ static int add_drafts(const struct model *model, const struct analyse_table *ana
     return 0;
 }
 
-/* What the second device takes: as much as the first, unless the profile has another one's rates. */
+/* The second device's seconds: the first one's, unless the profile has rates of another device. */
 static int add_second(const struct model *model, const struct analyse_table *analysed,
                       const struct profile *second, const struct cost_step *step, struct cost_table *table,
                       struct helm_err *err)

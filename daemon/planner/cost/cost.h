@@ -1,4 +1,4 @@
-/* What a step costs: prices of every unit on every resource, and a simulation of the three resources.
+/* The cost of a step: prices of every unit on every resource, and a simulation of the three resources.
  *
  * Called by the search, by forecasts and by reports. Pure. docs/planner-prices.md has the equations and their
  * sources (T: thesis, P: PIPO, C: CPU-GPU distribution). A unit is half a layer (common/plan/plan.h). */
@@ -136,9 +136,8 @@ struct cost_table {
     double hand_over_more;        /* by which a hand-over is longer while the link copies */
     double hand_over, step,
         slice;         /* slice: what the last slice of a streamed unit takes the GPU after it came */
-    double launch;     /* that each end of a step costs where it is the GPU's, and that a step which the GPU
-                          computes alone does not wait for: it is launched behind the one before; 0 of
-                          steps that are not */
+    double launch;     /* in the price of each end on the GPU. A step that the GPU computes alone does not
+                          wait for it, since it is launched after the one before; 0 unless `follows` */
     double begin;      /* by which the GPU's first kernels are later than the prices of the ends say */
     double ready;      /* when it is through with them: of use where the embedding is the CPU's */
     double activation; /* seconds for the step's residual streams to cross once, beyond what hand_over's
@@ -219,15 +218,15 @@ void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_
 /* Where the cache of a step of `rows` rows of `context` positions lies. */
 struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t tokens, uint32_t rows, uint32_t context);
 
-/* What the plan says of experts in both memories. */
+/* The plan's experts in both memories. */
 struct cost_experts cost_experts_of(const struct plan *plan, const struct model *model);
 
 /* Where decode shares an MLP and a list streams it, the CPU's rows alone cross the link. */
 void cost_stream_rest(const struct analyse_table *analysed, const struct plan *plan,
                       struct cost_table *table);
 
-/* What a list of the plan says, as the simulation wants it. home: [unit_count(layers)], kv_cpu: [layers],
- * both the caller's; *out borrows them. Cold when phase is not 0. */
+/* A list of the plan, as the simulation wants it. home: [unit_count(layers)], kv_cpu: [layers], both the
+ * caller's; *out borrows them. Cold when phase is not 0. */
 void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
                   struct cost_plan *out);
 

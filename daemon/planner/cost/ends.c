@@ -113,7 +113,8 @@ void price_embed(const struct pricing *p, const struct analyse_table *analysed, 
      * cost_ttft.) */
     if (p->device && p->tier == OP_TIER_ONE) u->cpu = u->cpu_beside = u->cpu + p->profile->wake.value;
     u->cpu_bound = u->gpu_bound = "overhead";
-    /* The launch's way to the device, what a step begins with, the launch of the chain behind it. */
+    /* The launch's way to the device, the operations that a step begins with, the launch of the chain after
+     * them. */
     const double begin = measured_begin(p);
     if (p->device)
         u->gpu = u->stream =

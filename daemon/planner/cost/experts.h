@@ -1,5 +1,5 @@
-/* What a mixture's products with experts cost, and what a unit costs whose experts lie in both memories: the
- * GPU computes with those in VRAM and reads some of the others over the link, while the CPU computes with the
+/* Costs of a mixture's products with experts, and of a unit whose experts lie in both memories: the GPU
+ * computes with those in VRAM and reads some of the others over the link, while the CPU computes with the
  * rest.
  *
  * Internal to cost.c. Pure. Equations are in docs/planner-experts.md. */

@@ -55,8 +55,8 @@ static double read_bytes(const struct pricing *p, uint32_t unit, bool attends, d
     return bytes;
 }
 
-/* What memory gives now (profile_now_apply): a byte takes as much longer as reading it does; what was faster
- * than the reads that now is held against moves in proportion. */
+/* Seconds at the memory's present rate (profile_now_apply): a byte takes as much longer as reading it does. A
+ * program that was faster than the reads of its time moves in proportion. */
 static double moved(const struct profile *profile, double seconds, double bytes)
 {
     const double then = profile->programs_then, now = profile->programs_now;

@@ -1,4 +1,4 @@
-/* What whole plans cost: decode steps, the first token of a prompt, error bars. See cost.h. Called by helmd,
+/* Costs of whole plans: decode steps, the first token of a prompt, error bars. See cost.h. Called by helmd,
  * helm-plan and the planner; owns nothing. */
 #include "daemon/planner/cost/cost.h"
 
@@ -102,8 +102,7 @@ static double spread_at(const struct profile_table *table, uint32_t tokens)
     return cost_rates_spread(&v);
 }
 
-/* What the profile's rates of the CPU are off by in such a step; 0 where all that it computes was
- * measured. */
+/* The spread of the profile's rates of the CPU in such a step; 0 where all that it computes was measured. */
 static double spread_of_cpu(const struct profile *profile, const struct cost_table *table,
                             const struct cost_plan *plan)
 {
@@ -214,10 +213,10 @@ static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err 
     return 0;
 }
 
-/* The ring holds decode's first slices whenever a step begins (worker-gpu/program/ring.h): of use to a
- * prefill step whose first streamed units are the same. What it overwrites of them is copied again behind its
- * last use, where the prompt goes on only what the next chunk finds there: here is when that is over, from
- * the step's end on. */
+/* The ring holds decode's first slices whenever a step begins (worker-gpu/program/ring.h). A prefill step
+ * uses them if its first streamed units are the same. Those that it overwrites are copied again after its
+ * last use; where the prompt goes on, only those that the next chunk uses. late: seconds from the step's end
+ * until that is over. */
 struct leftover {
     uint64_t held;
     double late;

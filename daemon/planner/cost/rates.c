@@ -1,5 +1,5 @@
-/* What a profile says of steps of one size, as rates; where packed weights are worth it. See cost/rates.h and
- * cost.h; docs/planner-prices.md has what each rate stands for. */
+/* A profile's rates for steps of one size; where packed weights are worth it. See cost/rates.h and cost.h;
+ * docs/planner-prices.md has what each rate stands for. */
 #include "daemon/planner/cost/rates.h"
 #include "daemon/planner/profile/policy.h"
 
@@ -89,7 +89,7 @@ static double chain_attention_of(const struct pricing *p)
     return 1 / (blocks * fmax(seconds, pair / PROFILE_PAIR));
 }
 
-/* What several tokens' attention achieves depends on how many queries of how many heads there are at once. */
+/* The rate of several tokens' attention depends on the queries, times heads, that there are at once. */
 static double attention_flops_of(const struct pricing *p)
 {
     const struct profile_gpu *gpu = &p->profile->gpu;
@@ -323,7 +323,7 @@ bool cost_rates_reads_packed(const struct pricing *p, uint32_t inner)
            p->model->config.hidden % GPU_PACKED_COLS == 0 && inner % GPU_PACKED_COLS == 0;
 }
 
-/* What a product's own price holds: the norm before it, the activation behind it. */
+/* Whether a product's own price holds the operation, as it does the norm before and the activation after. */
 static bool is_of_product(enum op_kind kind)
 {
     return kind == OP_GEMV || kind == OP_GEMM_SMALL || kind == OP_MATMUL || kind == OP_NORM ||

@@ -1,4 +1,4 @@
-/* What a profile says of steps of one size, as rates: what cost.c prices with.
+/* A profile's rates for steps of one size: cost.c prices with them.
  *
  * Called by cost.c alone, where a step is priced. Owns nothing; a `struct pricing` borrows all that it points
  * to. Rates are a second's worth of bytes or operations, times are seconds. */
@@ -21,7 +21,7 @@ struct device_rates {
     double parts;          /* of the step, each of which reads all weights */
 };
 
-/* What products with weights of one format are priced by. */
+/* Rates of products with weights of one format. */
 struct format_rates {
     struct device_rates cpu, gpu,
         kernel;        /* as in struct pricing; `gpu` is chained where the format goes into chains */
@@ -90,12 +90,12 @@ double cost_rates_linear(const struct profile_table *plain, enum tensor_format f
 /* Relative half-width of a rate's samples. */
 double cost_rates_spread(const struct profile_value *value);
 
-/* The tokens of the GPU's program that computes the step, where it has room for more than the step's: behind
- * prompts an invariant plan has programs of 8 and of 16 tokens alone. Else 0: also on the emulated device,
- * whose programs take as long as the tokens that are there. */
+/* The tokens of the GPU's program that computes the step, where it has room for more than the step's: after
+ * prompts an invariant plan has only programs of 8 and of 16 tokens. Otherwise 0: also on the emulated
+ * device, whose programs take as long as the tokens that are there. */
 uint32_t cost_rates_as_few(const struct pricing *p);
 
-/* Whether a unit, or the head behind them, lies packed where it has this home. */
+/* Whether a unit, or the head after them, lies packed where it has this home. */
 bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home home);
 /* Whether the CPU multiplies with this unit's packed weights: a profile that says nothing of that knows no
  * other price than that of plain ones. Asked after cost_rates_of. */

@@ -16,7 +16,7 @@ static const struct schedule_place place_of[PLAN_HOMES] = {
     [PLAN_HOME_SHARED] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true},
     [PLAN_HOME_DISK] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true}};
 
-/* Whether the GPU computes all of a step, which is launched behind the one before (worker-gpu/follow.h). */
+/* Whether the GPU computes all of a step, which is launched after the one before (worker-gpu/follow.h). */
 static bool is_ahead(const struct cost_table *table, const struct cost_plan *plan)
 {
     if (!table->follows || plan->cold || !plan_processor_has_memory(plan->embed) ||
@@ -54,8 +54,8 @@ static struct schedule_task end_task(const struct cost_unit *u, enum plan_proces
     return task;
 }
 
-/* What the link copies for a streamed unit: its weights; its borrowed cache in the same time; what comes
- * first. */
+/* The link's copies for a streamed unit: its weights; its borrowed cache in the same time; before the first
+ * unit, the copies that are late. */
 static void put_on_link(const struct cost_table *table, const struct cost_plan *plan, struct schedule *s,
                         struct schedule_task *task, struct schedule_task **last)
 {
@@ -84,7 +84,7 @@ static void put_on_link(const struct cost_table *table, const struct cost_plan *
     *last = task;
 }
 
-/* A unit on the GPU: what its cache in the arena takes is behind its own seconds. */
+/* A unit on the GPU: the time of its cache in the arena follows its own seconds. */
 static void put_on_gpu(const struct cost_unit *unit, const struct cost_plan *plan, double seconds,
                        struct schedule_task *task)
 {

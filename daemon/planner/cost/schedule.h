@@ -27,8 +27,8 @@ struct schedule_task {
         beside; /* of the processor: alone, and while links copy; the same where it does not contend */
     double bytes, rate,
         rate_beside; /* over the link: bytes a second, alone and beside a processor that contends */
-    const struct schedule_task *next; /* the task behind it on its link; of the last one the first */
-    struct cost_kv kv;                /* behind `seconds`; kv.link from the task's begin on */
+    const struct schedule_task *next; /* the next task on its link; the last one's is the first */
+    struct cost_kv kv;                /* after `seconds`; kv.link from the task's begin on */
     uint32_t unit;
     struct schedule_place on;
 };
@@ -50,7 +50,7 @@ struct schedule {
     double hand_over_more; /* each, while some link copies */
     double ring;           /* bytes, of each link's */
     double held;           /* of them, at the first step's begin */
-    double end;            /* seconds of a step in which nothing computes, behind all units */
+    double end;            /* seconds of a step in which nothing computes, after all units */
     double least;          /* seconds of tasks and hand-overs at least */
     bool cold;
     struct schedule_task embed, head;

@@ -7,9 +7,9 @@
  * becomes full or empty, when the copying reaches the next unit or when a processor that reads the same
  * memory begins or ends (each has a rate alone and a rate beside the other).
  *
- * What the ring holds at a step's begin was copied while the step before ended. How a step changes that
- * amount, f, is max(low, min(high, f + d)) for some low, high and d: so the state that repeats is reached
- * after one step, either from a full ring (where d >= 0) or from an empty one. */
+ * The ring's bytes at a step's begin were copied while the step before ended. How a step changes that amount,
+ * f, is max(low, min(high, f + d)) for some low, high and d: so the state that repeats is reached after one
+ * step, either from a full ring (where d >= 0) or from an empty one. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Seconds of one device by what they are spent on, and what adds to them. Private to daemon/planner/cost:
- * cost.c prices half layers with it, ends.c what is before and behind them. */
+/* Seconds of one device by what they are spent on, and functions that add to them. Private to
+ * daemon/planner/cost: cost.c prices half layers with it, ends.c the ends before and after them. */
 #pragma once
 
 #include "daemon/planner/cost/rates.h"
@@ -19,7 +19,7 @@ void spent_operations(const struct device_rates *r, double count, struct spent *
 /* "memory", "compute" or "overhead", whichever is the most of it. */
 const char *spent_bound(const struct spent *s);
 
-/* Of a product: its price beside its work. */
+/* A product's seconds in addition to its work. */
 static inline double product_of(const struct device_rates *r)
 {
     return r->product > 0 ? r->product : r->operation;

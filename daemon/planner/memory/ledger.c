@@ -465,7 +465,7 @@ uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx)
     return contexts > places ? contexts : places;
 }
 
-/* What a page more takes of VRAM. With two tiers pieces grow with a pool that is smaller than two of them. */
+/* VRAM of one page more. With two tiers pieces grow with a pool that is smaller than two of them. */
 static uint64_t device_page_bytes(const struct plan *plan, enum plan_processor device, uint32_t pages,
                                   uint64_t layer_page)
 {

@@ -63,8 +63,8 @@ static struct search_bytes on_device(const struct ledger_case *c, uint64_t vram,
     return sum_of(&device, &beside);
 }
 
-/* What a unit's matrices take beside their bytes where they are packed: a streamed one's that only crosses
- * the link or is the CPU's in some prompt, a CPU's. */
+/* Bytes that a unit's matrices take in addition where they are packed: a CPU's, and a streamed one's that
+ * only crosses the link or is the CPU's in some prompt. */
 static uint64_t packed_more(const struct ledger_case *c, uint32_t unit, enum plan_home home)
 {
     bool packs = c->wish->pack_cpu && c->table->packs_cpu[unit];
@@ -179,7 +179,7 @@ static uint64_t expanded_bytes(const struct ledger_case *c, uint64_t ring_max, b
     return slices_bytes(&room);
 }
 
-/* What comes with the first unit of a kind. */
+/* Bytes that come with the first unit of a kind. */
 static void fill_first(const struct ledger_case *c, const struct memory_wish *wish, struct search_memory *s)
 {
     const struct ledger_device *device = &c->machine->device;
@@ -227,7 +227,7 @@ static uint64_t second_host(const struct ledger_case *c, const struct memory_wis
            (device->kind == LEDGER_DEVICE_EMULATED ? buffers : 0);
 }
 
-/* What is over a limit in any case is missing beside what the search will say. */
+/* *missing: bytes over the limit in any case, in addition to those that the search will report. */
 static uint64_t take_off(uint64_t limit, uint64_t bytes, uint64_t *missing)
 {
     *missing = bytes > limit ? bytes - limit : 0;

@@ -1,4 +1,4 @@
-/* What weights come to packed. See packed_sample.h. Called by helmd and helm-plan. */
+/* The packed size of weights. See packed_sample.h. Called by helmd and helm-plan. */
 #include "daemon/planner/memory/packed_sample.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* What a model's weights come to when they are packed, by looking at some of them.
+/* The packed size of a model's weights, by looking at some of them.
  *
  * Called by helmd and helm-plan before a plan is made, where the weights' files are there. Reads some groups
  * of every kind of matrix, spread over the layers and within them, and measures how they would be packed

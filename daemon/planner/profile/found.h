@@ -12,8 +12,8 @@
 
 #define FOUND_LEAST_STEPS 64 /* of a few tokens, from which on a run says something */
 
-/* What was counted for this model into profile->found, and which model it is into profile->found.of. Reads a
- * few MB of the model's files. HELM_E_NOT_FOUND: nothing was counted. */
+/* Reads this model's counts into profile->found, and its digest into profile->found.of. That reads a few MB
+ * of the model's files. HELM_E_NOT_FOUND: nothing was counted. */
 HELM_MUST_CHECK int found_read(const struct model *model, struct profile *profile, struct helm_err *err);
 /* Keeps it. */
 HELM_MUST_CHECK int found_write(const struct profile_found *found, struct helm_err *err);

@@ -1,5 +1,5 @@
-/* What the machine's memory gives now, beside what it gave when its profile was taken: hosts that others use,
- * too, move by a third within minutes.
+/* The rates of the machine's memory now, compared with those when its profile was taken: hosts that others
+ * use, too, move by a third within minutes.
  *
  * `helm-profile --now` measures it; helmd and helm-plan read its answer and forecast by a profile whose rates
  * are what they would be now. Pure, but for profile_now_read. docs/planner-prices.md has the rules. */
@@ -49,7 +49,7 @@ void profile_now_apply(const struct profile *profile, const struct profile_now *
 /* How far the furthest rate is from the profile's, as a part of that. */
 double profile_now_apart(const struct profile *profile, const struct profile_now *now);
 
-/* What is known of the machine now, and what follows from it. */
+/* The machine's rates now, if known, and the decision that follows from them. */
 #define PROFILE_NOW_TEXT 384
 struct machine_now {
     bool known, plans; /* plans: the plan is made by these rates, not only forecast */

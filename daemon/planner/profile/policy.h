@@ -1,7 +1,7 @@
 /* Every number of the planner that is a choice, and no fact of a model, a machine or a program: how large it
  * is, and why.
  *
- * Included by all of the planner. What a constant of another file is (sizes of slices, pages of a cache,
+ * Included by all of the planner. A number that another file defines (sizes of slices, pages of a cache,
  * tokens of a few) is included from there. */
 #pragma once
 

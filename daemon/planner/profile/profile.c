@@ -99,7 +99,7 @@ static int check_order(const struct profile_value *fast, const char *fast_name,
                      fast->value, limit_name, limit->value);
 }
 
-/* What limits a value of `base`: the profile, or one of its formats. */
+/* The limit of a value of `base`, which is the profile or one of its formats. */
 static struct profile_value limit_of(const struct profile *profile, const void *base, const struct order *at)
 {
     if (at->limit_at == READ_OF_ALL) return profile_table_at(&profile->cpu.read, profile->cpu.threads);

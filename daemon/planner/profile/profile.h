@@ -183,13 +183,13 @@ struct profile {
     struct profile_value wake;  /* from a ring until a sleeping thread runs; unknown: nothing */
     struct profile_format format[FORMAT_COUNT]; /* bf16's and packed bf16's are those above: unknown here */
     struct profile_kv kv[KV_DTYPE_COUNT];       /* single numbers' are those above: unknown here */
-    /* Of no file: a model's own programs (programs.h), borrowed; NULL: all is priced by rates. Whether they
+    /* In no file: a model's own programs (programs.h), borrowed; NULL: all is priced by rates. Whether they
      * are those with int8 activations; bytes a second that memory was read at and is read at now, both 0: the
      * same */
     const struct programs *programs;
     bool programs_int8;
     double programs_then, programs_now;
-    /* Of no file: the same machine with its second GPU as the only one, borrowed; NULL: both are alike */
+    /* In no file: the same machine with its second GPU as the only one, borrowed; NULL: both are alike */
     const struct profile *second;
 };
 
@@ -236,9 +236,9 @@ bool profile_settle(struct profile *profile);
  *
  * A profile that was read is of the machine with one GPU of the list, since the CPU's rates beside the link
  * and the formats' are a pair's. `gpu` names it: "cuda:1" (the second of this kind), "cuda", "emulated", a
- * uuid, a name; "cpu": none; NULL or "auto": the first. HELM_E_NOT_FOUND: there is no such one. Of the others
- * an entry has its own "cpu", "formats" and "kv", as far as they differ. Files from before there were lists
- * have "gpu" and "link", objects or null. */
+ * uuid, a name; "cpu": none; NULL or "auto": the first. HELM_E_NOT_FOUND: there is no such one. Each other
+ * entry has its own "cpu", "formats" and "kv", where they differ. Files from before there were lists have
+ * "gpu" and "link", objects or null. */
 json_t *profile_to_json(const struct profile *profile);
 HELM_MUST_CHECK int profile_from_json(const json_t *json, const char *gpu, struct profile *profile,
                                       struct helm_err *err);
@@ -294,7 +294,7 @@ HELM_MUST_CHECK int profile_cache_path(const char *fingerprint, char *path, size
 HELM_MUST_CHECK int profile_cache_file(const char *name, char *path, size_t size, struct helm_err *err);
 /* Makes the folders of such a path. Before profile_write. */
 HELM_MUST_CHECK int profile_cache_make(const char *path, struct helm_err *err);
-/* What is known of the processor without measuring: its last-level caches, all of them together; 0 where the
- * system does not say. */
+/* The processor's name, and the bytes of all its last-level caches together, 0 where the system does not say.
+ * Nothing is measured. */
 void profile_cpu_name(char name[PROFILE_TEXT]);
 uint64_t profile_l3_bytes(void);

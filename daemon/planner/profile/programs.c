@@ -186,8 +186,9 @@ static struct programs_price price_of(const struct programs_cell *cell)
                                    .spread = (cell->high - cell->low) / 2 / cell->seconds};
 }
 
-/* Of the cells from `first` on that have as many tokens. The line never falls below half of the shorter
- * context's time, nor rises where the longer one was measured to be faster, which is noise. */
+/* The price at a context, by the cells from `first` on that have as many tokens. The line never falls below
+ * half of the shorter context's time, nor rises where the longer one was measured to be faster, which is
+ * noise. */
 static struct programs_price at_context(const struct programs_times *times, uint32_t first, double context)
 {
     const struct programs_cell *a = &times->cell[first], *b = a;

@@ -12,7 +12,7 @@
 #include "common/base/units.h"
 #include "common/model/model.h"
 
-/* Of the file, and of the method of measuring: a new one has models measured again. */
+/* The version of the file, and of the method of measuring: a new one has models measured again. */
 #define PROGRAMS_VERSION   3
 #define PROGRAMS_NAME_TEXT 64
 #define PROGRAMS_KINDS_MAX 32 /* more kinds than that have prices by rates */

@@ -1,5 +1,5 @@
-/* What a plan does and what else was possible. See explain.h. Called by helm-plan; what is printed of it is
- * in report/text.c, as JSON in report/json.c. */
+/* A plan's work, and its alternatives. See explain.h. Called by helm-plan; report/text.c prints it,
+ * report/json.c makes JSON of it. */
 #include "daemon/planner/report/explain.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@
 #define LINK_WAIT_LEAST 0.02 /* of a stage's time: less waiting for the link than that does not bound it */
 #define BOUNDS          3
 
-/* What the lists, the splits and the timeline are reckoned from. */
+/* Inputs of the lists, the splits and the timeline. */
 struct reckoning {
     const struct planner_request *request;
     const struct plan *plan;

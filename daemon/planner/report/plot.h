@@ -8,7 +8,7 @@
 
 #include "daemon/planner/report/explain.h"
 
-/* The whole document. What cannot be written shows in ferror(out). */
+/* The whole document. A failed write shows in ferror(out). */
 void plot_print(const struct explain *explain, FILE *out);
 /* The same into a file, replaced if it is there. */
 HELM_MUST_CHECK int plot_write(const struct explain *explain, const char *path, struct helm_err *err);

@@ -150,7 +150,7 @@ static bool both_packed(const struct plan *plan)
     return false;
 }
 
-/* What a decode step moves of weights there, and as how much. */
+/* Weights that a decode step moves there, and their packed size. */
 static void print_moved(const char *name, const struct cost_crossing *moved, FILE *out)
 {
     char text[UNITS_TEXT], packed[UNITS_TEXT];
@@ -237,7 +237,7 @@ static void print_formats(const struct explain *x, FILE *out)
     }
 }
 
-/* What lies packed in VRAM: in how much of it, tables and slack included. */
+/* Weights that lie packed in VRAM, and their room there, tables and slack included. */
 static void print_packed(const struct explain *x, FILE *out)
 {
     const struct plan *plan = x->plan;

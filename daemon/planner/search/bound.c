@@ -88,7 +88,7 @@ static void floors_of_gpu(const struct factors *f, double g, double l, double *f
     floor[2] = l;
 }
 
-/* What a streamed item takes the GPU at least, with waiting for what does not fit the ring. */
+/* The least seconds of a streamed item on the GPU, with waiting for bytes that do not fit the ring. */
 static double least_stream(const struct space *s, const struct space_item *item, uint64_t ring)
 {
     double least = 0;
@@ -116,8 +116,8 @@ void bound_floors(struct space *s, uint64_t ring)
         struct space_ends *e = &s->ends[i];
         const struct cost_unit *head = &s->table->head;
         double floor[SPACE_FLOORS] = {0}, rest = e->seconds;
-        /* The head is as the other work on the CPU. What the link slows less than all that counts in the
-         * second floor as if the link had all its speed meanwhile. */
+        /* The head is as the other work on the CPU. Where the link slows it less than all that, the second
+         * floor counts it as if the link had all its speed meanwhile. */
         const double slow = slowed(head->cpu, head->cpu_beside);
         if (e->head == PLAN_CPU0 && head->cpu_beside > 0) {
             floors_of_cpu(&f, head->cpu, slow < 1 ? slow : 0, 1, floor);

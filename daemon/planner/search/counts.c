@@ -84,7 +84,7 @@ static void group_floors(struct mixing *m, uint64_t ring)
 
 /* ---- how many ---- */
 
-/* What the numbers add up to: the floors, bytes, items by home. */
+/* Sums of the numbers: the floors, bytes, items by home. */
 enum { VRAM = SPACE_FLOORS, HOST, STREAMED, AT, SUMS = AT + SPACE_HOMES };
 struct totals {
     double sum[SUMS];
@@ -119,8 +119,7 @@ static struct totals totals_of(const struct mixing *m, const struct counts *c)
     return t;
 }
 
-/* What an estimate needs of a candidate beside its numbers: by the homes that are used, what there is once.
- */
+/* A candidate's constants in an estimate. once: what there is once, by the homes that are used. */
 struct frame {
     double floor[SPACE_FLOORS], weight[SPACE_FLOORS]; /* of the ends; of the hand-overs' time */
     double hand_over;
@@ -317,7 +316,7 @@ static void all_by_price(const struct mixing *m, const struct bound_prices *p, s
     }
 }
 
-/* What a candidate of these ends and this ring takes at least, and the prices by which it does. */
+/* The least seconds of a candidate of these ends and this ring, and the prices that give this bound. */
 static double bound_of(const struct mixing *m, const struct candidate *c, struct bound_prices *prices)
 {
     struct bound_choice choice[GROUPS_MAX * SPACE_HOMES];

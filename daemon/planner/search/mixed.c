@@ -39,7 +39,7 @@ static void draw_pair(const struct space *s, uint64_t *random, uint32_t *a, uint
     }
 }
 
-/* What memory has left for the items of such homes, which fit. */
+/* Memory that is left for the items of such homes, which fit. */
 static struct search_bytes room_of(const struct space *s, const struct space_tally *tally,
                                    const struct space_ends *ends, uint64_t ring)
 {

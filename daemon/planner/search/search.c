@@ -180,7 +180,7 @@ static int run_one(const struct search_problem *problem, enum search_strategy st
         found->exact = true;
     } else {
         rc = exact_search(&s, &found->exact, err);
-        /* What the sums of memory forbid need not be looked for. */
+        /* Where the sums of memory forbid every plan, none is looked for. */
         if (!rc && !found->exact && bound_more(&s, true, NULL, NULL) == 0) rc = mixed_search(&s, err);
     }
     if (!rc) rc = take_result(&s, found, err);

@@ -7,7 +7,7 @@
 #include "daemon/planner/cost/cost.h"
 #include "daemon/planner/profile/policy.h"
 
-/* Bytes by home. What is fixed (context, workspace, activations ...) is already taken off the limits; the KV
+/* Bytes by home. Fixed bytes (context, workspace, activations ...) are already taken off the limits; the KV
  * of a layer is with its attention unit: with `gpu` and `stream` in VRAM, with `cpu` on the host. */
 struct search_bytes {
     uint64_t vram, host;

@@ -49,7 +49,7 @@ struct space {
     bool cold;
     bool restricted; /* some item's homes are fewer than the strategy's */
     double hand_over;
-    /* 0 to 1: what part of a hand-over costs nothing where the link is behind (bound_floors) */
+    /* 0 to 1: the part of a hand-over that costs nothing where the link is late (bound_floors) */
     double overlap;
     uint64_t ring_fixed; /* prefill: the ring that there is */
     struct space_item *item;
@@ -84,7 +84,7 @@ void space_close(struct space *space);
 
 uint32_t space_changes(const struct space *space, const enum plan_home *home, const struct space_ends *ends);
 bool space_fits(const struct space *space, struct search_bytes bytes);
-/* What a plan's items add up to, kept while they change their homes. */
+/* Sums of a plan's items, kept while they change their homes. */
 struct space_tally {
     struct search_bytes items;
     uint32_t count[SPACE_HOMES]; /* items there */
@@ -114,8 +114,8 @@ static inline void space_tally_move(const struct space *space, struct space_tall
 bool space_tally_late(const struct space *space, const struct space_tally *tally,
                       const struct space_ends *ends, double give_up);
 unsigned space_tally_uses(const struct space_tally *tally); /* a set of homes */
-/* What memory counts for such homes. *ring becomes what it has to be: none where nothing is streamed, unless
- * prefill wants one; not less than the least where something is. */
+/* Bytes that memory counts for such homes. *ring becomes the size that it needs: none where nothing is
+ * streamed, unless prefill wants one; not less than the least where something is. */
 struct search_bytes space_tally_bytes(const struct space *space, const struct space_tally *tally,
                                       const struct space_ends *ends, uint64_t *ring);
 /* Whether space_try would simulate such homes. */
@@ -157,8 +157,8 @@ struct bound_part {
     const struct bound_choice *choice;
     uint32_t choices;
 };
-/* What there is beside items: floors, what is left of each limit for the items; a bound as high as `enough`
- * need not be made higher. */
+/* A bound's data other than items: floors, bytes that each limit leaves for the items; a bound as high as
+ * `enough` need not be made higher. */
 #define BOUND_PLENTY ((double)PLAN_BYTES_MAX)
 struct bound_frame {
     double floor[SPACE_FLOORS];
@@ -166,7 +166,7 @@ struct bound_frame {
 };
 struct bound_frame bound_frame_of(const struct space *space, unsigned uses, const struct space_ends *ends,
                                   uint64_t ring);
-/* What a bound is made with: how it mixes the floors, what it charges a byte. */
+/* A bound's prices: how it mixes the floors, what it charges a byte. */
 struct bound_prices {
     double weight[SPACE_FLOORS];
     double vram, host; /* seconds a byte */
