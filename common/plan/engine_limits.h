@@ -1,9 +1,9 @@
 /* Limits of both engines that the planner must know: sizes of slices and sub-chunks, tiers of tokens,
  * boundaries.
  *
- * Included by the planner and by the workers, so that each stands here once. What follows from them (the
- * bytes of a workspace) is computed by functions that both call: common/plan/workspace.h. Constants only;
- * read by CUDA C++ too. */
+ * Included by the planner and by the workers, so that each stands here once. Functions that both call compute
+ * sizes from them (the bytes of a workspace): common/plan/workspace.h. Constants only; read by CUDA C++
+ * too. */
 #pragma once
 
 #include <stdint.h>
@@ -66,7 +66,8 @@ static inline uint32_t engine_samples(uint32_t slots, uint32_t draft_tokens)
 #define GPU_STAGINGS 2
 /* Positions of a piece: on a link of 50 GB/s an 8B model's take 0.35 ms, and two are in VRAM. */
 #define PLAN_PIECE_POSITIONS 4096
-/* What a chunk's attention over pieces keeps of a token's head beside its output: a maximum and sums. */
+/* Numbers that a chunk's attention over pieces keeps of a token's head, without its output: a maximum and
+ * sums. */
 #define GPU_PART_FLOATS 8
 /* Attention of a chunk takes positions in tiles of this size. Pieces end at multiples of it, so that sums
  * have the same order whatever the pieces and pools. */
@@ -112,7 +113,7 @@ static inline uint32_t engine_samples(uint32_t slots, uint32_t draft_tokens)
 /* Products of chunks: the CUDA libraries', and the emulated device's. */
 #define GPU_MATMUL_WORKSPACE          (UINT64_C(32) << 20)
 #define GPU_MATMUL_WORKSPACE_EMULATED UINT64_C(4096)
-/* What the emulated device's threads and queues count as. */
+/* Bytes that the emulated device's threads and queues count as. */
 #define GPU_CONTEXT_EMULATED (UINT64_C(1) << 20)
 
 /* ---- time ---- */

@@ -7,7 +7,7 @@
  * everything that reads a plan; owns nothing.
  *
  * A processor's weights and caches are resident in its own memory. A home on another memory has a route by
- * which weights reach the processor. Of experts at home on `mixed` all lie in host memory and some in VRAM as
+ * which weights reach the processor. Experts at home on `mixed` all lie in host memory, and some in VRAM as
  * well: the GPU computes with these, and with those that it is told to read over the link, the CPU with the
  * others. Rows of a dense MLP at home on `shared` lie in one memory each: the first ones in VRAM, where the
  * GPU computes with them, the others in host memory, where the CPU does at the same time

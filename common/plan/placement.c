@@ -53,7 +53,7 @@ void placement_packing(const struct model *model, bool *link, bool *cpu)
     }
 }
 
-/* What a matrix comes to packed, by its shape: headers and tables of its groups, codes, and some escapes. */
+/* Bytes of a packed matrix, by its shape: headers and tables of its groups, codes, and some escapes. */
 static double packed_by_shape(const struct model_tensor *t)
 {
     const uint32_t values = packed_group_values((uint32_t)t->rows, (uint32_t)t->cols, 0);
@@ -327,7 +327,7 @@ static int check_one(const struct placement *p, const struct placement *wanted, 
                      (unsigned long long)wanted->bytes);
 }
 
-/* Behind the one before it, on a boundary; in VRAM nothing of fixed size is behind what is stacked. */
+/* Each lies after the one before it, on a boundary; in VRAM nothing of fixed size is after the stack. */
 static int check_place(const struct plan *plan, uint32_t i, struct helm_err *err)
 {
     char name[MODEL_NAME_MAX], other[MODEL_NAME_MAX];

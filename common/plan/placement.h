@@ -6,13 +6,13 @@
  * plan.
  *
  * Order: host memory, then VRAM of each device, each in order of use: the embedding (unless it is also the
- * head there), of every unit that is at home in the memory its matrices (q k v o, gate up down), the head.
+ * head there), the matrices of every unit that is at home in the memory (q k v o, gate up down), the head.
  * After the embedding come the table of per-layer embeddings, in host memory, and their projection, in the
- * memory of each processor that makes these inputs. Each begins at a multiple of placement_align. Of experts
- * in both memories (`mixed`) all matrices are in host memory, and what is no expert's, a shared one's, in
- * VRAM too. Of an MLP at home on `shared` the first rows are in VRAM, the others in host memory. q k v, and
- * gate up, lie one after the other, so that a product can take them as one. Of a tied model the embedding's
- * matrix is named, for the head too.
+ * memory of each processor that makes these inputs. Each begins at a multiple of placement_align. A unit with
+ * experts in both memories (`mixed`) has all matrices in host memory, and those of no routed expert in VRAM
+ * too. An MLP at home on `shared` has its first rows in VRAM, the others in host memory. q k v, and gate up,
+ * lie one after the other, so that a product can take them as one. A tied model's list names the embedding's
+ * matrix, for the head too.
  *
  * Formats of variable size: how small a matrix becomes is known when it is loaded, so `bytes` is its room. In
  * host memory it has room for the most, and lies where its room begins. In VRAM the room is what the planner
@@ -21,7 +21,7 @@
  * HELM_E_CAPACITY where the stack takes more than the sum of their rooms.
  *
  * Vectors (norms, biases) are in no list: each worker has those of the units that it computes as fp32, laid
- * one behind the other by placement_vectors, which the ledger asks too; in VRAM behind the matrices. */
+ * one after the other by placement_vectors, which the ledger asks too; in VRAM after the matrices. */
 #pragma once
 
 #include "common/model/model.h"

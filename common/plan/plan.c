@@ -500,7 +500,7 @@ int plan_spans(const struct plan *plan, uint32_t phase, struct plan_span **out, 
 {
     const uint32_t units = plan_answer_units(plan);
     uint32_t ticket[PLAN_LINKS] = {0};
-    bool later[PLAN_LINKS] = {false}; /* some hand-over behind this one goes by the same lane */
+    bool later[PLAN_LINKS] = {false}; /* some later hand-over goes by the same lane */
     *count = 0;
     *out = NULL;
     struct plan_span *spans = calloc((size_t)units + 2, sizeof *spans);

@@ -133,7 +133,7 @@ struct plan {
     /* [unit_count(layers) + 2], owned: the units in order; of the two after them, which are the embedding and
      * the head, only the format counts. */
     struct plan_unit *unit;
-    /* What "as in the files" is converted to at load; NULL: it is as in the files */
+    /* "As in the files" is converted to this at load; NULL: it is as in the files */
     const struct mixture *weights;
     /* How each processor rounds the activations that it multiplies blocks with. LINEAR_INT8: to int8, for the
      * formats and numbers of tokens that it has kernels for; exact otherwise. */
@@ -141,8 +141,8 @@ struct plan {
     /* Tokens of the shortest steps of the phases after decode: rising, all above 1. */
     uint32_t prefill_from[PLAN_PREFILLS_MAX];
     uint32_t prefill_count;
-    /* Experts that each of the files is cut into (common/model/parts.h); 0 or 1: they are whole. What is said
-     * of experts here is said of such. */
+    /* Experts that each of the files is cut into (common/model/parts.h); 0 or 1: they are whole. Experts here
+     * are such parts. */
     uint32_t expert_parts;
     /* For each unit that the decode list has at home on `shared`: how many of its MLP's rows lie in VRAM, the
      * first ones; 0 where there are none (share.h) */
@@ -289,7 +289,7 @@ static inline uint32_t plan_disk_slots(const struct plan *plan)
 {
     return plan_device_of(plan, PLAN_HOME_DISK)->experts.slots;
 }
-/* Of the units at home on `mixed`: what is said of their device. */
+/* The experts of the units at home on `mixed`. */
 static inline const struct plan_experts *plan_experts(const struct plan *plan)
 {
     return &plan_device_of(plan, PLAN_HOME_MIXED)->experts;
@@ -310,15 +310,15 @@ uint64_t plan_vram_pages_least(const struct plan *plan);
 /* Whether VRAM has too few places for the pages that the longest chunk appends to beside those: then chunks
  * append in the arena (STEP_KV_ARENA), and long chunks need no more places than short ones. */
 bool plan_appends_in_arena(const struct plan *plan);
-/* The first page of a row that has a place behind such a chunk: a row that decodes keeps those it has, of a
- * prompt only the page that is not whole has one. */
+/* The first page of a row that has a place after such a chunk: a row that decodes keeps its places, a prompt
+ * has one only for the page that is not whole. */
 static inline uint32_t plan_placed_from(uint32_t page_tokens, uint32_t start, uint32_t count)
 {
     return (count <= page_tokens ? start : start + count) / page_tokens;
 }
-/* What kv_free_places is where a plan says nothing: places that `slots` sequences newly need, on average,
- * while the steps in flight hold those that were given away. When more begin a page at once, the next step
- * waits for these steps. */
+/* The default of kv_free_places: places that `slots` sequences newly need, on average, while the steps in
+ * flight hold those that were given away. When more begin a page at once, the next step waits for these
+ * steps. */
 uint32_t plan_free_places(uint32_t slots, uint32_t page_tokens);
 /* Places that are filled at most, as long as pages can lie elsewhere. */
 uint32_t plan_places_filled(const struct plan *plan);
@@ -331,7 +331,7 @@ uint32_t plan_host_tokens(const struct plan *plan, uint32_t rows, uint32_t conte
  * context). */
 uint32_t plan_direct_permille(const struct plan *plan, uint64_t positions);
 bool plan_assists_layer(const struct plan *plan, uint32_t window);
-/* Of the layers [0, end), those of the GPU's that the CPU attends to a part of in such a step: their order
+/* The number of the GPU's layers in [0, end) that the CPU attends to a part of in such a step: their order
  * counts the hand-overs. `window`: [layers], or NULL: none has one. */
 uint32_t plan_assisted_layers(const struct plan *plan, const uint32_t *window, uint32_t end);
 /* Pages of a memory's pool. */

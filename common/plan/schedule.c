@@ -1,4 +1,4 @@
-/* What computes a step. See schedule.h. Called by the batcher and by both workers. */
+/* The list and the kernels of a step. See schedule.h. Called by the batcher and by both workers. */
 #include "common/plan/schedule.h"
 
 #include "common/shared/arena_layout.h"

@@ -4,14 +4,14 @@
  * token, a few or a chunk. In an *invariant* plan it must not: a token's numbers depend on its sequence
  * alone, not on what is computed beside it. So every position has a schedule of its own. Positions of a
  * prompt are computed as a chunk, by the list for the length of the whole prompt, in steps of such positions
- * alone (STEP_PROMPT). Positions behind it are computed as one token, by the decode list: of one or several
+ * alone (STEP_PROMPT). Positions after it are computed as one token, by the decode list: of one or several
  * sequences, or up to a few of one sequence that is computed again. The kernels of both give a token the same
  * bits whatever else a step has. So it does not matter how a prompt is cut, which sequences share a step,
  * what is found in the cache, and what is computed again.
  *
  * Where a GPU computes, prompts of up to GPU_STEADY_TOKENS tokens have lists of their own: the plan's again,
- * numbered behind those, whose products are computed as is fastest for so few tokens. So a prompt of each
- * kind finds the pages of its kind.
+ * numbered after those, whose products are computed as is fastest for so few tokens. So a prompt of each kind
+ * finds the pages of its kind.
  *
  * helmd forms steps by this, both workers check and choose by it. Pure functions. */
 #pragma once

@@ -9,7 +9,7 @@
 #include "common/plan/plan.h"
 #include "common/shared/state_layout.h"
 
-/* What the model's layer keeps: of the half of a layer that has a state. */
+/* The state that the model's layer keeps, in the half that has one. */
 struct plan_state plan_state_of_layer(const struct model *model, uint32_t layer);
 /* Bytes of one snapshot: of the records of all layers with a fixed state. */
 uint64_t plan_snapshot_bytes(const struct model *model);
@@ -30,7 +30,7 @@ bool plan_state_record(const struct plan *plan, enum plan_processor processor, u
                        struct state_record *record);
 
 /* The records that `keeper` holds of layers that `worker` computes in some phase, in order, in a fresh array
- * (free()). Of the CPU's a GPU is the worker in prompts whose layers it computes. */
+ * (free()). A GPU is the worker of the CPU's records in prompts whose layers it computes. */
 HELM_MUST_CHECK int plan_state_records(const struct plan *plan, enum plan_processor keeper,
                                        enum plan_processor worker, struct state_record **records,
                                        uint32_t *count, struct helm_err *err);

@@ -209,7 +209,7 @@ static void size_experts(const struct gpu_workspace_case *c, struct gpu_workspac
     w->area[GPU_AREA_CHUNK_EXPERTS_SUM].bytes = pairs * m->hidden * number;
 }
 
-/* Areas first .. last one behind the other from `at` on. Returns where they end. */
+/* Areas first .. last, one after the other from `at` on. Returns where they end. */
 static uint64_t place_areas(struct gpu_workspace *w, enum gpu_area first, enum gpu_area last, uint64_t at)
 {
     for (int a = (int)first; a <= (int)last; a++) {
@@ -219,8 +219,8 @@ static uint64_t place_areas(struct gpu_workspace *w, enum gpu_area first, enum g
     return at;
 }
 
-/* The attention half of a chunk. What is kept between pieces takes what q k v leave behind the output, unless
- * that has an area of its own. */
+/* The attention half of a chunk. The partial results between pieces take the rest of q k v's place, after the
+ * output, unless that has an area of its own. */
 static uint64_t place_attention(const struct gpu_workspace_case *c, struct gpu_workspace *w, uint64_t at)
 {
     const uint64_t output =

@@ -1,9 +1,9 @@
-/* What a worker's buffers take beside weights, KV cache and ring: the step block, activations, workspaces of
- * kernels.
+/* Bytes of a worker's buffers other than weights, KV cache and ring: the step block, activations, workspaces
+ * of kernels.
  *
- * Called by the planner, which charges it, and by the workers, which lay their buffers out by it. Pure. What
- * a kernel of the GPU needs for itself stands here as the most that any device asks for (engine_limits.h);
- * the GPU worker holds its device against that before it allocates (gpu_buffers_check). */
+ * Called by the planner, which charges it, and by the workers, which lay their buffers out by it. Pure. The
+ * workspace of a GPU's kernel is the most that any device asks for (engine_limits.h); the GPU worker checks
+ * its device against that before it allocates (gpu_buffers_check). */
 #pragma once
 
 #include <stdbool.h>
@@ -72,8 +72,7 @@ enum gpu_area {
     GPU_AREA_ROPE_TABLE, /* [tables][tokens][head_dim] */
     GPU_AREA_INV_FREQ,   /* [tables][head_dim / 2] */
     GPU_AREA_ATTENTION,
-    GPU_AREA_CHAINS, /* lists of the chains, one behind the other; with two tiers also those of assisted steps
-                      */
+    GPU_AREA_CHAINS,  /* lists of the chains, in order; with two tiers also those of assisted steps */
     GPU_AREA_PARTIAL, /* with two tiers: maxima and sums of partial attention, [tokens][heads] each */
     GPU_AREA_ROUTER,  /* from here on: of mixtures; [tokens][experts] */
     GPU_AREA_CHOICE,  /* ids, then weights: [tokens][chosen] each */
@@ -100,7 +99,7 @@ enum gpu_area {
                               chunks */
     GPU_AREA_CHUNK_Q,      /* [sub], with two tiers [tokens]: rotated, of the cache's dtype */
     GPU_AREA_CHUNK_PART,   /* with two tiers: attention over the pieces so far, [tokens][heads][head_dim],
-                              behind the whole chunk's output in the place of its q k v; then
+                              after the whole chunk's output in the place of its q k v; then
                               [tokens][heads][GPU_PART_FLOATS] */
     GPU_AREA_CHUNK_ACT,    /* [tokens][intermediate] */
     GPU_AREA_CHUNK_GATES,  /* [sub][gate | up] */
@@ -143,7 +142,7 @@ uint32_t workspace_chunk_bytes(const struct model *model);
 
 /* The GPU's staging memory for caches that it borrows from the CPU in long prompts: pools of all pages of a
  * layer, which layers take in turn. With two tiers it is for whatever a chunk reads of the arena, and holds
- * two pieces, which come in turn, and behind them a tail: pages that attention reads when all pieces are done
+ * two pieces, which come in turn, and after them a tail: pages that attention reads when all pieces are done
  * with. */
 struct plan_staging_case {
     uint32_t page_tokens, page_count, piece_pages /* 0: the usual number */, step_tokens, slots;
@@ -181,8 +180,8 @@ struct cpu_activations_case {
     uint32_t end_tokens;   /* of a step it computes embedding or head of; 0: it has neither */
     uint32_t sampled_rows; /* most rows of logits; 0: the head is not here */
 };
-/* fp32, [tokens][width], one behind the other in the order of enum model_buffer from BUFFER_X on; then
- * cosines and sines, [unit_tokens][head_dim / 2] each. Offsets count floats. */
+/* fp32, [tokens][width], one after the other in the order of enum model_buffer from BUFFER_X on; then cosines
+ * and sines, [unit_tokens][head_dim / 2] each. Offsets count floats. */
 struct cpu_activations {
     uint32_t width[BUFFER_LOGITS + 1]; /* floats a token */
     uint64_t at[BUFFER_LOGITS];
