@@ -86,7 +86,7 @@ int accelerator_parse(const char *text, size_t length, struct accelerator_info d
     return rc;
 }
 
-/* What it printed, or why that is nothing. */
+/* The devices that it printed, or the reason why there are none. */
 static int probe_result(struct child_run *p, struct accelerator_info *devices, uint32_t *count,
                         struct helm_err *err)
 {

@@ -3,7 +3,7 @@
  * Called by main.c once, before planning. helmd never loads CUDA: it asks `helm-worker-gpu --probe`, which
  * prints one JSON line, {"devices": [{"name", "uuid", "vram_bytes", "vram_free", "numa_node", "compute",
  * "context_bytes", "driver", "link_generation", "link_width" (the last four optional)}, ...], "error": TEXT
- * (optional: why there is none)}. What the probe prints is bounded and checked; a probe that hangs is killed;
+ * (optional: why there is none)}. The probe's output is bounded and checked; a probe that hangs is killed;
  * its standard error is passed on. */
 #pragma once
 
@@ -79,15 +79,15 @@ HELM_MUST_CHECK int accelerator_choose_second(const struct accelerator_wish *wis
 /* Whether both are the same model on links alike, so that one's profile is the other's. */
 bool accelerator_alike(const struct accelerator *a, const struct accelerator *b);
 
-/* What the ledger has to know of a CUDA device that is there or described (helm-plan), respectively of an
- * emulated one. `vram_bytes`: --vram, 0 when not given. */
+/* Fills in the ledger's device: a CUDA device that is there or described (helm-plan), or an emulated one.
+ * `vram_bytes`: --vram, 0 when not given. */
 void accelerator_ledger_cuda(const struct accelerator_info *device, uint64_t vram_bytes,
                              struct ledger_device *ledger);
 void accelerator_ledger_emulated(uint64_t vram_bytes, struct ledger_device *ledger);
-/* What the profile of a CUDA device measured takes the place of what its probe assumed. */
+/* Replaces the assumptions of a CUDA device's probe by its profile's measurements. */
 void accelerator_ledger_measured(const struct profile_gpu *measured, struct ledger_device *ledger);
 
-/* What a probe printed. HELM_E_NOT_FOUND: no device, with the probe's own reason. */
+/* Reads a probe's output. HELM_E_NOT_FOUND: no device, with the probe's own reason. */
 HELM_MUST_CHECK int accelerator_parse(const char *text, size_t length,
                                       struct accelerator_info devices[ACCELERATOR_COUNT_MAX], uint32_t *count,
                                       struct helm_err *err);

@@ -1,5 +1,5 @@
-/* What a child process says on its standard error, cut into lines: passed on line by line, the last one kept
- * for the message of a child that failed. Used by child_run.c. */
+/* A child process's standard error, cut into lines: passed on line by line, the last one kept for the message
+ * of a child that failed. Used by child_run.c. */
 #pragma once
 
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* What was loaded. See loaded.h. Called by workers.c and main.c; owns what files were like. */
+/* The check that a worker loads the same again. See loaded.h. Called by workers.c and main.c; owns the files'
+ * former state. */
 #include "daemon/children/loaded.h"
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
-/* What was loaded: that a worker which is started again loads the same.
+/* The check that a worker which is started again loads the same.
  *
- * Called by workers.c at every READY. Owns a copy of what the files were like when the model was read.
- * Without this, weights that changed on disk under a running daemon would give other tokens after a worker's
- * death, without a word. */
+ * Called by workers.c at every READY. Owns the state that the files had when the model was read. Without
+ * this, weights that changed on disk under a running daemon would give other tokens after a worker's death,
+ * without a word. */
 #pragma once
 
 #include <stdint.h>
@@ -20,7 +20,7 @@ struct loaded {
 /* The model's files, for a name in the reason. */
 struct loaded_files {
     const struct model *model; /* borrowed */
-    struct stat *file;         /* [shard_count + 1]: behind them the configuration's, if it is a file */
+    struct stat *file;         /* [shard_count + 1]: the last is the configuration's, if it is a file */
 };
 
 HELM_MUST_CHECK int loaded_files_note(const struct model *model, struct loaded_files *files,

@@ -25,8 +25,8 @@
 #define LOOK_MS          300 /* whether the machine is quiet */
 #define RETAKE_S         600
 
-/* What is measured and why. `doing` is shown to the waiting user with the line that follows: by systemd, or
- * by helm-cli, which reads NOTIFY_SOCKET when it has started this daemon. */
+/* A measurement and its reason. `doing` is shown to the waiting user with the line that follows: by systemd,
+ * or by helm-cli, which reads NOTIFY_SOCKET when it has started this daemon. */
 struct job {
     const char *doing;
     unsigned formats; /* beside what every profile has */
@@ -171,7 +171,7 @@ static int measure_into(const struct profiling_request *r, struct job *job, cons
     return 0;
 }
 
-/* What the cached one lacks of the plan's formats is measured into it. */
+/* Measures the plan's formats that the cached profile lacks into it. */
 static int add_formats(const struct profiling_request *r, struct profile *profile, struct helm_err *err)
 {
     const unsigned lacking = profile_formats_lacking(profile, r->formats);

@@ -50,8 +50,8 @@ HELM_MUST_CHECK int profiling_programs(const struct profiling_request *request,
  * plan has a use for it; "on" anywhere, "off" nowhere; or a file, as `helm-profile --now` prints it. The
  * answer is in the log. */
 #define PROFILING_NOW_AUTO "auto"
-/* What memory gives now beside this profile. used: whether steps of the plan read host memory. That it could
- * not be measured is a warning under "auto" and an error under "on". HELM_E_CANCELLED as above. */
+/* The memory's rates now, compared with this profile's. used: whether steps of the plan read host memory. A
+ * failed measurement is a warning under "auto" and an error under "on". HELM_E_CANCELLED as above. */
 HELM_MUST_CHECK int profiling_now(const struct profiling_request *request, const char *option, bool used,
                                   bool fresh, const struct profile *profile, struct machine_now *now,
                                   struct helm_err *err);

@@ -179,7 +179,7 @@ static void worker_send_load(struct workers *workers, struct worker *w)
     load.node = c->node;
     load.spin_us = c->spin_us;
     load.peer_wait_ms = workers_peer_wait_ms(c);
-    /* What lies in the arena outlives its worker; what lies in VRAM does not. */
+    /* Weights in the arena outlive their worker; those in VRAM do not. */
     load.weights_ready = gpu ? 0 : w->weights_digest;
     load.kernels = (char *)(gpu ? "" : c->kernels);
     load.device = (char *)(gpu ? c->device[index] : "");
@@ -430,7 +430,7 @@ static void on_progress(struct workers *workers, struct worker *w, const control
              worker_seconds_left(w, now_us));
 }
 
-/* What the device really holds, beside what the ledger said. */
+/* Logs the VRAM in use, and the ledger's sum. */
 static void log_vram(const struct workers *workers, const struct worker *w,
                      const Helm__Control__V1__Ready *ready)
 {
@@ -508,8 +508,8 @@ static const struct {
      "FAULT", on_fault},
 };
 
-/* Whose connection this is; a new one is the child's whose secret it shows. NULL: a stranger, or what an
- * older worker says late. */
+/* The worker of a connection; a new one is the child's whose secret it shows. NULL: a stranger, or a late
+ * message of an older worker. */
 static struct worker *worker_of(struct workers *workers, const uint8_t *id, size_t id_size,
                                 const control_msg *msg)
 {

@@ -1,4 +1,5 @@
-/* What workers.c (starting, messages, ends) and workers_watch.c (time) share; no other file includes it. */
+/* Declarations that workers.c (starting, messages, ends) and workers_watch.c (time) share; no other file
+ * includes it. */
 #pragma once
 
 #include "daemon/children/workers.h"

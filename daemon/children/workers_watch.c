@@ -71,7 +71,7 @@ static void watch_step(struct workers *workers, struct worker *w, uint64_t now_u
     }
 }
 
-/* The third field of /proc/PID/stat, behind a name that may have anything in it. */
+/* The third field of /proc/PID/stat, after a name that may have anything in it. */
 static bool process_is_stopped(pid_t pid)
 {
     char path[64], text[512];
