@@ -331,7 +331,7 @@ static void loop_set_timer(struct loop *loop, uint64_t from_us)
     loop->timer_us = from_us;
 }
 
-/* What made the descriptor readable; the next step sets it anew. */
+/* Reads the timer that has made the descriptor readable; the next step sets it anew. */
 static void loop_quiet_timer(struct loop *loop)
 {
     uint64_t count;

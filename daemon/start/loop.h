@@ -49,8 +49,8 @@ HELM_MUST_CHECK int loop_open_signals(int *signal_fd, struct helm_err *err);
  * `threads`: of the CPU worker, 0 without one; `gpu`: there is a GPU worker, and `gpu_last`: it is the one
  * that ends the step, on a device of its own. */
 bool loop_may_look(uint32_t cpus, uint32_t threads, bool gpu, bool gpu_last);
-/* Serves what clients have sent, no more than a round's share of it; returns how many frames. What is left is
- * for the next round. */
+/* Serves what clients have sent, no more than a round's share of it; returns how many frames. The rest is for
+ * the next round. */
 uint32_t loop_take_clients(struct loop *loop);
 /* Runs until told to end; returns the exit status. */
 int loop_run(struct loop *loop);

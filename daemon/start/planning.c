@@ -57,8 +57,8 @@ static int lay_plan_again(struct helmd *d, struct helm_err *err)
     return lay_plan(d, err);
 }
 
-/* What memory gives now, once, where the plan has a use for it: forecasts go by it, and where it is far from
- * the profile's another plan. */
+/* Measures the memory's rates, once, where the plan has a use for them: forecasts go by them, and so does
+ * another plan where they are far from the profile's. */
 static int look_at_memory(struct helmd *d, struct helm_err *err)
 {
     struct profiling_request profiling = machine_profiling(d, 0);

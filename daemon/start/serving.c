@@ -52,7 +52,7 @@ int serving_open_workers(struct helmd *d, struct helm_err *err)
     return workers_open(d->zmq, &config, &events, &d->arena, &d->keeper, &d->workers, err);
 }
 
-/* What works for the plan's workers, once they are known. */
+/* Opens the parts that work for the plan's workers, once they are known. */
 int serving_open_steps(struct helmd *d, struct helm_err *err)
 {
     const struct batcher_options batching = {
@@ -117,7 +117,8 @@ static int remake(struct helmd *d, struct helm_err *err)
     return rc;
 }
 
-/* What may change while it serves: the level of log lines, and whose CURVE keys are let in. */
+/* Rereads the options that may change while it serves: the level of log lines, and the CURVE keys that are
+ * let in. */
 static void reload(void *context)
 {
     struct helmd *d = context;
@@ -185,7 +186,7 @@ static int decide(void *context, bool *again, struct helm_err *err)
     return rc;
 }
 
-/* What was found of experts on disk is what the next plan goes by. */
+/* Keeps the hits of experts on disk: the next plan goes by them. */
 static void keep_found(const struct helmd *d)
 {
     struct profile_found found = d->measured.found;

@@ -1,5 +1,4 @@
-/* What helmd is made of, and the three parts of its start: what the machine is, which plan it gets, what
- * serves.
+/* The parts of helmd, and the three stages of its start: the machine, its plan, serving.
  *
  * Private to daemon/main.c and this folder. main.c has the order of the start and owns the one `struct
  * helmd`; every function here fills in the members that its comment names. */
