@@ -19,8 +19,8 @@ static bool is_choice(const struct gpu_entry *e)
     return e->op.kind == OP_EXPERTS_ASK && e->op.as.experts_ask.router;
 }
 
-/* What a program that runs alone leaves out: hand-overs, and what trusts the bytes that come from elsewhere,
- * weights among them. */
+/* Whether a program that runs alone leaves an entry out: a hand-over, or one that trusts bytes that come from
+ * elsewhere, weights among them. */
 static bool is_between_others(const struct gpu_source *s, const struct gpu_entry *e)
 {
     if (e->op.kind == OP_WORD_WRITE) return e->op.as.word.word != s->end;
@@ -28,7 +28,7 @@ static bool is_between_others(const struct gpu_source *s, const struct gpu_entry
     return op_traits_of(e->op.kind)->outer || gpu_entry_trusts(e);
 }
 
-/* What an entry is issued for. */
+/* The step, or the sub-chunk, that an entry is issued for. */
 struct issuing {
     const struct gpu_source *source;
     const struct gpu_program *program;
@@ -46,7 +46,7 @@ static int copy_slice(const struct gpu_source *s, const struct ring_slice *slice
     for (uint32_t i = 0; i < slice->part_count && !rc;) {
         const struct ring_part *first = &slice->part[i];
         uint64_t bytes = first->bytes;
-        /* one copy of what lies one behind the other on both sides */
+        /* one copy of parts that adjoin on both sides */
         for (i++; i < slice->part_count && slice->part[i].from == first->from + bytes &&
                   slice->part[i].at == first->at + bytes;
              i++)
@@ -82,8 +82,7 @@ static void staged_pages(const struct gpu_source *s, const struct gpu_entry *e, 
     *end = out ? (row->start + row->count + page - 1) / page : (row->start + page - 1) / page;
 }
 
-/* `run` pages of a layer that lie one behind the other: from the host's pool, of this layout, to a staging
- * pool, or back. */
+/* `run` adjoining pages of a layer: from the host's pool, of this layout, to a staging pool, or back. */
 static int copy_pages(const struct gpu_source *s, const struct kv_layout *host, char *pool, char *staging,
                       uint32_t run, bool out, struct helm_err *err)
 {
@@ -194,7 +193,7 @@ static bool holds(const struct ring_schedule *ring, uint32_t index)
     return index < ring->count && ring->slice[index].held;
 }
 
-/* What the step before used of these places is behind it, and this program's copies come behind these. */
+/* The step before no longer uses these places, and this program's copies come after these. */
 int gpu_program_issue_missing(const struct gpu_source *s, const struct gpu_program *p,
                               struct gpu_prefix *prefix, struct helm_err *err)
 {
@@ -217,10 +216,10 @@ int gpu_program_prime(const struct gpu_source *s, struct gpu_prefix *prefix, str
 
 /* ---- entries ---- */
 
-/* Up to the last line of the page table that is used. The link takes one copy at a time: behind a slice on
- * its way the block would come up to 0.3 ms late, so where weights are streamed a kernel reads it: as one
- * row, whole vectors; there is room behind the block on both sides. Of the step's number of tokens it matters
- * that it is not 0. */
+/* Copies the block up to the last line of the page table that is used. The link takes one copy at a time:
+ * after a slice on its way the block would come up to 0.3 ms late, so where weights are streamed a kernel
+ * reads it: as one row, whole vectors; there is room after the block on both sides. The step's number of
+ * tokens only has to be other than 0. */
 static int issue_block(const struct issuing *i, const struct gpu_entry *e, struct helm_err *err)
 {
     const struct gpu_source *s = i->source;
@@ -279,7 +278,7 @@ static void set_tokens(struct issuing *i, const struct gpu_entry *e)
 }
 
 /* A chunk's head knows how many samples there are, since its list is issued anew each step; mostly it is one,
- * and then the head's matrix is read at the speed of decode. Of an invariant plan it is computed as for
+ * and then the head's matrix is read at the speed of decode. An invariant plan's head is computed as for
  * all. */
 static void set_samples(const struct issuing *i, const struct gpu_entry *e, struct op *op)
 {
@@ -291,7 +290,7 @@ static void set_samples(const struct issuing *i, const struct gpu_entry *e, stru
     if (op->tokens == 1 && !invariant) op->kind = OP_GEMV;
 }
 
-/* The choice of a program that runs alone, without asking: kernels behind it read one, of which each token's
+/* The choice of a program that runs alone, without asking: kernels after it read one, in which each token's
  * experts differ. */
 static void choose_alone(struct op *op)
 {
@@ -415,7 +414,7 @@ int gpu_program_issue_tail(const struct gpu_source *s, const struct gpu_program 
                            struct gpu_prefix *prefix, struct helm_err *err)
 {
     const struct ring_schedule *ring = &s->ring[p->phase];
-    const struct gpu_entry *follow = NULL; /* for what is overwritten by the copies behind it */
+    const struct gpu_entry *follow = NULL; /* for places that the copies after it overwrite */
     int rc = 0;
     for (uint32_t i = p->tail; i < p->count && !rc; i++) {
         const struct gpu_entry *e = &p->entry[i];

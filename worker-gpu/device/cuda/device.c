@@ -11,7 +11,7 @@
  *   of the system can use host pointers; this is asked and refused otherwise. The driver pins pages as they
  *   are when it is called: they must be touched, bound and made huge before. It takes them from what cgroup
  *   and system allow, not from RLIMIT_MEMLOCK.
- * - Code is loaded with the first launch of a kernel, and that may wait for the device to be idle. Behind a
+ * - Code is loaded with the first launch of a kernel, and that may wait for the device to be idle. After a
  *   queue that waits for the host it would wait for ever, so everything is launched or asked for once at
  *   opening: kernels by gpuk_open, the driver's own (clearing, copies of pieces) by warm_copies; products of
  *   matrices by the engine, which runs every size of chunk once. */
@@ -425,7 +425,7 @@ int device_cuda_list(struct device_info *info, uint32_t most, uint32_t *count, s
 }
 
 /* Each kind of copy once: some are done by kernels of the driver's, whose first launch loads code, which must
- * not happen behind a queue that waits for the host. */
+ * not happen while a queue waits for the host. */
 static int warm_copies(struct cuda *c, struct helm_err *err)
 {
     enum { WIDTH = 64, STRIDE = 256, HEIGHT = 4 };
