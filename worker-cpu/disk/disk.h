@@ -5,8 +5,8 @@
  * experts are all sent for as soon as its choice is known; those that are there are computed meanwhile.
  *
  * Opened by engine.c at load, asked by program/experts.c between the regions of a step: by one thread at a
- * time. What is read again has the digest of the first time, and its file the times and the size that it had,
- * or the step fails. */
+ * time. An expert that is read again has the digest of the first time, and its file the times and the size
+ * that it had, or the step fails. */
 #pragma once
 
 #include <stdbool.h>
